@@ -1,0 +1,96 @@
+# Everything from a fresh clone: Python >= 3.10 and make are all it needs. `make help` lists the targets.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+PYTHON ?= python3
+VENV ?= .venv
+PY := $(VENV)/bin/python
+# Notes of one `make test`: the two logs, coverage data. Nothing else writes there.
+SCRATCH := .make
+# On a terminal pip shows its progress, since torch is large; in a log it speaks only of errors.
+INSTALL := $(PY) -m pip install $(if $(MAKE_TERMOUT),,--quiet --quiet) --disable-pip-version-check -c constraints.txt
+PYTEST := $(PY) -m pytest
+JOBS ?= 2
+SEEDS ?= 20000
+
+.PHONY: help demo test check format test-quick test-serial bench clean install system
+
+help:  ## this list
+	@echo "gangrun: make targets"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "Variables: PYTHON=python3.12 (which python makes $(VENV)), JOBS=2 (quick tests at once), SEEDS=20000 (make bench)"
+
+demo: $(VENV)/.runs  ## train a small model, kill a rank in the middle, watch it come back, compare the weights
+	@$(PY) examples/kill_a_rank/demo.py
+
+test: system check test-quick test-serial  ## all of it: linters, types, layers, house, tests, coverage of core and wire
+	@echo
+	@echo "what ran (quick tests at once, then those that start processes, one at a time):"
+	@tail -n 1 $(SCRATCH)/quick.log
+	@tail -n 1 $(SCRATCH)/serial.log
+
+check: $(VENV)/.tests  ## linters, types, import contracts, house test
+	@echo "ruff: lint"; $(PY) -m ruff check --quiet .
+	@echo "ruff: format"; $(PY) -m ruff format --check --quiet . || { echo "not formatted as the others are: make format"; exit 1; }
+	@echo "mypy: strict"; $(PY) -m mypy
+	@echo "import-linter: layers"; mkdir -p $(SCRATCH); $(VENV)/bin/lint-imports >$(SCRATCH)/imports.log || { sed -n '/^Contracts/,$$p' $(SCRATCH)/imports.log; exit 1; }
+	@echo "house test"; $(PYTEST) -q -p no:cacheprovider tests/test_house.py
+
+format: $(VENV)/.tests  ## put every file into the common form
+	@$(PY) -m ruff check --fix --quiet . ; $(PY) -m ruff format .
+
+test-quick: $(VENV)/.tests  ## tests without real processes, several at once; core and wire must be covered branch by branch
+	@mkdir -p $(SCRATCH) && rm -f $(SCRATCH)/coverage*
+	@$(PYTEST) -m "not serial" -n $(JOBS) --dist worksteal --cov --cov-report= 2>&1 | tee $(SCRATCH)/quick.log
+	@echo "branch coverage of core and wire, which decide and must be 100 %:"
+	@$(PY) -m coverage report --include='gangrun/core/*,gangrun/wire/*' --fail-under=100
+
+test-serial: $(VENV)/.tests  ## tests that start real processes and measure time, one at a time
+	@mkdir -p $(SCRATCH)
+	@$(PYTEST) -m serial --durations=10 2>&1 | tee $(SCRATCH)/serial.log
+
+bench: $(VENV)/.tests  ## benchmarks: a table and JSON under benchmarks/results (not part of CI; minutes)
+	@mkdir -p benchmarks/results
+	@SEEDS=$(SEEDS) $(PY) benchmarks/run_all.py --out benchmarks/results
+
+clean:  ## remove the environment and everything that was generated
+	rm -rf $(VENV) $(SCRATCH) build dist htmlcov .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf *.egg-info benchmarks/results
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+install: $(VENV)/.tests  ## make the environment only
+
+# What tests need from the system. As root it is installed; otherwise the tests that need it say that they skip.
+# One line a tool: a program to look for, and the Debian packages that bring it.
+system:
+	@need() { command -v "$$1" >/dev/null 2>&1 && return; \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
+	    echo "installing $${*:2} (for $$1)"; { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$${@:2}" >/dev/null; } || echo "note: that failed"; \
+	  else echo "note: $$1 is missing; tests that need it will skip (packages: $${*:2})"; fi; }; \
+	need cc gcc libc6-dev
+
+# A python that is too old or without venv is told in words, before anything is half made.
+$(VENV)/bin/python:
+	@command -v $(PYTHON) >/dev/null 2>&1 || { \
+	  echo "make: no '$(PYTHON)' here. Install Python 3.10 or newer, or name one: make PYTHON=/path/to/python3 ..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "make: gangrun needs Python 3.10 or newer, and $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another: make PYTHON=python3.11 ..."; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "make: $(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	@echo "making $(VENV) with $$($(PYTHON) -V 2>&1)"
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+# Two stamps: what the demo needs, and what the tests need besides.
+$(VENV)/.runs: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing gangrun and torch into $(VENV) (the first time, torch takes a while)"
+	@$(INSTALL) -e '.[torch]'
+	@touch $@
+
+$(VENV)/.tests: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing gangrun, torch and what tests it into $(VENV) (the first time, torch takes a while)"
+	@$(INSTALL) -e '.[torch,test]'
+	@touch $@ $(VENV)/.runs

@@ -1,0 +1,146 @@
+"""The paths that are walked often, each beside a yardstick measured in the same run.
+
+Run:  python benchmarks/hot_paths.py [--json FILE]
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def per_call_s(call: Callable[[], object], number: int, repeats: int = 7) -> float:
+    """Median seconds per call."""
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        for _ in range(number):
+            call()
+        times.append((time.perf_counter() - began) / number)
+    return statistics.median(times)
+
+
+def process_s(command: list[str], repeats: int = 9) -> float:
+    """Median seconds of a whole process."""
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def step_report() -> dict:
+    """gangrun.step() beside a system call (os.getppid) and one write of the same bytes."""
+    from gangrun.wire import progress
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "slot"
+        code = (
+            "import time, os, gangrun\n"
+            "step = gangrun.step\n"
+            "for k in range(20000): step(k, 1.0)\n"
+            "best = []\n"
+            "for _ in range(7):\n"
+            "    t = time.perf_counter()\n"
+            "    for k in range(100000): step(k, 1.0)\n"
+            "    best.append((time.perf_counter() - t) / 100000)\n"
+            "print(sorted(best)[3])\n"
+        )
+        slot = progress.Slot(str(path), 0)
+        environment = {**os.environ, "GANGRUN_PROGRESS_SLOT": str(path), "PYTHONPATH": str(ROOT)}
+        ours = float(
+            subprocess.run(
+                [sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True
+            ).stdout
+        )
+        del slot
+    return {"ours_s": ours, "yardstick_s": per_call_s(os.getppid, 100_000), "yardstick": "one system call (getppid)"}
+
+
+def journal_record() -> dict:
+    """A record appended and fsynced beside a bare write and fsync of as many bytes."""
+    from gangrun.adapters.fs.disk import Disk
+    from gangrun.adapters.fs.journal import JournalWriter
+    from gangrun.wire.record import SCHEMA, Record, encode
+
+    line = encode(Record(v=SCHEMA, term=1, n=1, at=1.0, wall=1.0, kind="ProgressMarked", reason="step 100"))
+    with tempfile.TemporaryDirectory(dir=ROOT) as folder:
+        writer = JournalWriter(Disk(), Path(folder) / "1.jsonl")
+        ours = per_call_s(lambda: writer.append(line), 50)
+        fd = os.open(Path(folder) / "bare", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+        def bare() -> None:
+            os.write(fd, line)
+            os.fsync(fd)
+
+        yardstick = per_call_s(bare, 50)
+        os.close(fd)
+    return {"ours_s": ours, "yardstick_s": yardstick, "yardstick": "write + fsync of the same bytes"}
+
+
+def start_up() -> dict:
+    """``gangrun --version`` beside an empty python."""
+    return {
+        "ours_s": process_s([sys.executable, "-m", "gangrun", "--version"]),
+        "yardstick_s": process_s([sys.executable, "-c", "pass"]),
+        "yardstick": "python -c pass",
+    }
+
+
+def decision() -> dict:
+    """One core decision on a run of 2,048 nodes beside building its state once."""
+    from dataclasses import replace
+
+    from gangrun.core.events import ProgressMarked, Stamped
+    from gangrun.core.lifecycle import step
+    from gangrun.core.model import Node, Phase, RunState, Shape
+    from gangrun.core.policy import Policy
+
+    nodes = {f"n{k}": Node(f"n{k}", "i", "b", 1) for k in range(2048)}
+    state = replace(RunState(run="r", shape=Shape(2048, 2048, 1, 8)), phase=Phase.RUNNING, nodes=nodes, attempt=0)
+    policy = Policy()
+    event = Stamped(ProgressMarked(0, 10))
+    return {
+        "ours_s": per_call_s(lambda: step(state, event, 1.0, policy), 2000),
+        "yardstick_s": per_call_s(lambda: replace(state, attempt=1), 2000),
+        "yardstick": "one dataclasses.replace of the state",
+    }
+
+
+def measure() -> dict:
+    rows = {"gangrun.step()": step_report, "journal record": journal_record, "start-up": start_up, "decision": decision}
+    return {name: call() for name, call in rows.items()}
+
+
+def table(result: dict) -> str:
+    lines = [f"{'path':16} {'ours':>12} {'yardstick':>12} {'ratio':>7}  beside"]
+    for name, row in result.items():
+        ratio = row["ours_s"] / row["yardstick_s"]
+        lines.append(
+            f"{name:16} {row['ours_s'] * 1e6:10.2f}us {row['yardstick_s'] * 1e6:10.2f}us {ratio:7.2f}"
+            f"  {row['yardstick']}"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    result = measure()
+    print(table(result))
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

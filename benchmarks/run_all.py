@@ -1,0 +1,33 @@
+"""All benchmarks, a table on stdout and JSON under --out:  make bench  (ROUNDS=20, SEEDS=20000 in the environment)."""
+
+import argparse
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+
+import hot_paths
+import restart
+import simulation
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    result = {"python": sys.version.split()[0], "machine": platform.machine(), "cpus": os.cpu_count()}
+    result["hot_paths"] = hot_paths.measure()
+    print(hot_paths.table(result["hot_paths"]), end="\n\n")
+    result["restart"] = restart.measure(int(os.environ.get("ROUNDS", "20")), ranks=2)
+    print(restart.table(result["restart"]), end="\n\n")
+    result["simulation"] = simulation.measure(int(os.environ.get("SEEDS", "20000")), nodes=128)
+    print(simulation.table(result["simulation"]))
+    path = args.out / "results.json"
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    print(f"\nwritten to {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""gangrun: a resilient launcher for PyTorch training. The public names, fetched when first asked for.
+
+Nothing may be imported here: ``gangrun --version``, ``status`` and every rank's first line pay for this file. What a
+training script calls lives in ``training``; how the house is built is told in ``docs/architecture.md``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gangrun.training.environment import ResumePoint as ResumePoint
+    from gangrun.training.environment import resume_info as resume_info
+    from gangrun.training.step import step as step
+
+__version__ = "0.1.0"
+
+# public name -> the module that has it
+_PUBLIC = {
+    "step": "gangrun.training.step",
+    "resume_info": "gangrun.training.environment",
+    "ResumePoint": "gangrun.training.environment",
+}
+
+__all__ = ["ResumePoint", "__version__", "resume_info", "step"]  # the lazy ones come from _PUBLIC
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'gangrun' has no attribute {name!r}; it offers {', '.join(sorted(__all__))}")
+    value = getattr(importlib.import_module(_PUBLIC[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

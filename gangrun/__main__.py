@@ -1,0 +1,8 @@
+"""``python -m gangrun``: the same as the ``gangrun`` command, for where it is not on the path (room: cli's door)."""
+
+from __future__ import annotations
+
+from gangrun.cli.main import main
+
+if __name__ == "__main__":
+    main()

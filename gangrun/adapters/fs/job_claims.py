@@ -1,0 +1,155 @@
+"""Who holds which place in the sequence of jobs (room: adapters/fs, touches the disk).
+
+Each batch script, and each local ``gangrun run``, claims ``jobs/<seq>.json`` by link before it starts anything; the
+loser leaves. No scheduler is asked here: whether an owner is gone is told by the caller.
+"""
+
+from __future__ import annotations
+
+import errno
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.run_dir import RunPaths
+from gangrun.adapters.fs.terms import LINK_MISSING, UNREADABLE_VOID_AFTER_S, wait
+
+_LOOK_EVERY_S = 0.05
+
+
+class JobClaim(msgspec.Struct, frozen=True):
+    """One process's hold of place ``seq``; ``restart`` is the scheduler's restart count of ``job``."""
+
+    seq: int
+    job: str
+    restart: int
+    host: str
+    pid: int
+    start_ticks: int
+    v: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """The place is ours."""
+
+    claim: JobClaim
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Somebody else has the place (``holder`` None: it cannot be read): leave, with this sentence."""
+
+    holder: JobClaim | None
+    why: str
+
+
+@dataclass(slots=True)
+class JobClaims:
+    """Claims under ``.gangrun/jobs``. Generations of a place (``<seq>.<g>.json``) let a requeued job re-claim it."""
+
+    paths: RunPaths
+    disk: Disk = field(default_factory=Disk)
+    wait: Callable[[float], None] = wait
+
+    def claim(self, wish: JobClaim) -> Claimed | Taken:
+        """Take the place: free, or held by the same job with a lower restart count. An unclear error counts as lost."""
+        generation = 0
+        while True:
+            while self.disk.exists(self.paths.job(wish.seq, generation)):
+                generation += 1
+            if generation > 0:
+                holder = self._read_patiently(wish.seq, generation - 1)
+                if why := _refusal(wish, holder):
+                    return Taken(holder, why)
+            won = self._link(wish, generation)
+            if won is None:
+                return Taken(None, f"place {wish.seq} may or may not be ours: the file system gave no clear answer")
+            if won:
+                return Claimed(wish)
+            # Lost to one that the lookup had not shown: look again from there.
+            if not self.disk.exists(self.paths.job(wish.seq, generation)):
+                return Taken(None, f"place {wish.seq} is taken by a claim that cannot be seen yet")
+
+    def holder(self, seq: int) -> JobClaim | None:
+        """The newest claim of ``seq`` that can be read."""
+        generation = 0
+        found: JobClaim | None = None
+        while self.disk.exists(self.paths.job(seq, generation)):
+            found = self._read_patiently(seq, generation) or found
+            generation += 1
+        return found
+
+    def highest(self) -> int:
+        """The highest place seen claimed; -1: none seen. A lower bound, no proof."""
+        try:
+            names = self.disk.names(self.paths.jobs)
+        except OSError:
+            names = ()
+        seen = (int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdecimal())
+        highest = max(seen, default=-1)
+        while self.disk.exists(self.paths.job(highest + 1)):
+            highest += 1
+        return highest
+
+    def claim_next(self, make: Callable[[int], JobClaim], owner_gone: Callable[[JobClaim], bool]) -> Claimed | Taken:
+        """Take the place after the highest one, if the owner of that one is gone (or there is none)."""
+        highest = self.highest()
+        if highest >= 0:
+            holder = self.holder(highest)
+            if holder is not None and not owner_gone(holder):
+                return Taken(holder, _words(holder))
+        return self.claim(make(highest + 1))
+
+    def _read_patiently(self, seq: int, generation: int) -> JobClaim | None:
+        """Where link is missing a claim may be half-written for a moment; after 5 s it is void."""
+        for _ in range(int(UNREADABLE_VOID_AFTER_S / _LOOK_EVERY_S)):
+            if (found := self._read(seq, generation)) is not None:
+                return found
+            self.wait(_LOOK_EVERY_S)
+        return None
+
+    def _read(self, seq: int, generation: int) -> JobClaim | None:
+        try:
+            return msgspec.json.decode(self.disk.read(self.paths.job(seq, generation)), type=JobClaim)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def _link(self, wish: JobClaim, generation: int) -> bool | None:
+        """None: nobody can tell."""
+        target = self.paths.job(wish.seq, generation)
+        who = zlib.crc32(f"{wish.host}\0{wish.job}".encode("utf-8", "surrogateescape"))
+        temporary = self.paths.temporary(target, f"{who:08x}-{wish.pid}-{wish.start_ticks}")
+        data = msgspec.json.encode(wish) + b"\n"
+        try:
+            self.disk.discard((temporary,))
+            self.disk.write_new(temporary, data)
+            try:
+                self.disk.link(temporary, target)
+            except OSError as error:
+                if error.errno not in LINK_MISSING:
+                    raise
+                self.disk.write_new(target, data)
+            self.disk.fsync_dir(self.paths.jobs)
+        except OSError as error:
+            return False if error.errno == errno.EEXIST else None
+        finally:
+            self.disk.discard((temporary,))
+        return True
+
+
+def _refusal(wish: JobClaim, holder: JobClaim | None) -> str:
+    if holder is None:
+        return f"place {wish.seq} is claimed by a file that cannot be read"
+    if holder.job != wish.job:
+        return _words(holder)
+    if holder.restart >= wish.restart:
+        return f"job {wish.job} (restart {holder.restart}) already runs this: {_words(holder)}"
+    return ""
+
+
+def _words(holder: JobClaim) -> str:
+    return f"place {holder.seq} is held by job {holder.job} (process {holder.pid} on {holder.host})"

@@ -1,0 +1,348 @@
+"""Where everything of a run lies, and how its directory is made and checked (room: adapters/fs, touches the disk).
+
+No other file spells a path of the run directory. Private means 0700/0600 and ours: keys that make agents obey lie here.
+Next: ``terms`` for what stands in ``.gangrun/terms``, ``journal`` for ``.gangrun/journal``.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import os
+import shutil
+import stat
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from urllib.parse import quote
+
+import msgspec
+
+from gangrun.adapters.fs.disk import Disk
+from gangrun.wire import spec as wire_spec
+
+MACHINE_DIR = ".gangrun"
+FILE_NAME_MAX_COUNT = 180
+SUFFIX_BYTES = 5  # random part of a run id: 2^25 per second
+
+
+class RunDirError(Exception):
+    """A run directory that may not or cannot be used: what is wrong, and what to do."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        """``hint`` is one sentence an operator can follow."""
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+def file_name(name: str) -> str:
+    """Any name (a node's, say) as one path component: letters, digits and ``._-`` stay, all else is %-quoted."""
+    quoted = quote(name.encode("utf-8", "surrogateescape"), safe="-_.")
+    if quoted.startswith("."):
+        quoted = "%2E" + quoted[1:]
+    if len(quoted) > FILE_NAME_MAX_COUNT:
+        quoted = f"{quoted[:FILE_NAME_MAX_COUNT]}-{zlib.crc32(quoted.encode()):08x}"
+    return quoted or "%"
+
+
+@dataclass(frozen=True, slots=True)
+class RunPaths:
+    """Every path of one run; ``root`` is ``<runs>/<run id>``."""
+
+    root: Path
+
+    @property
+    def run(self) -> str:
+        """The run id."""
+        return self.root.name
+
+    @property
+    def machine(self) -> Path:
+        """What only gangrun reads."""
+        return self.root / MACHINE_DIR
+
+    @property
+    def spec(self) -> Path:
+        """What the user asked for."""
+        return self.machine / "spec.json"
+
+    @property
+    def environment(self) -> Path:
+        """The user's environment for ranks, secrets left out."""
+        return self.machine / "env.json"
+
+    @property
+    def keys(self) -> Path:
+        """Folder of key files."""
+        return self.machine / "keys"
+
+    @property
+    def client_key(self) -> Path:
+        """The run's CURVE client key pair."""
+        return self.keys / "client.json"
+
+    @property
+    def terms(self) -> Path:
+        """Folder of claims, acts and counters."""
+        return self.machine / "terms"
+
+    def claim(self, term: int) -> Path:
+        """Who holds ``term``."""
+        return self.terms / f"{term}.json"
+
+    def acts(self, term: int) -> Path:
+        """Folder of tickets of ``term``; a file of that name, or mode 0500, is its seal."""
+        return self.terms / f"{term}.acts"
+
+    def acts_kept(self, term: int) -> Path:
+        """Where tickets lie after a seal by removal."""
+        return self.terms / f"{term}.acts.sealed"
+
+    def ticket(self, term: int, n: int) -> Path:
+        """The right to perform act ``n`` of ``term``."""
+        return self.acts(term) / str(n)
+
+    def counter(self, term: int) -> Path:
+        """The holder's sign of life."""
+        return self.terms / f"{term}.counter"
+
+    @property
+    def journals(self) -> Path:
+        """Folder of journals."""
+        return self.machine / "journal"
+
+    def journal(self, term: int) -> Path:
+        """Records of ``term``."""
+        return self.journals / f"{term}.jsonl"
+
+    @property
+    def jobs(self) -> Path:
+        """Folder of job claims."""
+        return self.machine / "jobs"
+
+    def job(self, seq: int, generation: int = 0) -> Path:
+        """Who holds place ``seq`` in the sequence of jobs."""
+        return self.jobs / (f"{seq}.json" if generation == 0 else f"{seq}.{generation}.json")
+
+    def error(self, attempt: int, rank: int) -> Path:
+        """A rank's own account of its death."""
+        return self.machine / "errors" / str(attempt) / f"rank-{rank}.json"
+
+    @property
+    def logs(self) -> Path:
+        """Folder of rank output."""
+        return self.root / "logs"
+
+    def node_log(self, attempt: int, node: str) -> Path:
+        """Output of a node's ranks in one attempt."""
+        return self.logs / str(attempt) / f"{file_name(node)}.log"
+
+    def rank_log(self, attempt: int, rank: int) -> Path:
+        """Output of one rank alone."""
+        return self.logs / str(attempt) / f"rank-{rank}.log"
+
+    def stacks(self, attempt: int, rank: int) -> Path:
+        """Where a rank stood when it hung."""
+        return self.root / "stacks" / str(attempt) / f"rank-{rank}.txt"
+
+    @property
+    def resume(self) -> Path:
+        """Symlink to the checkpoint in use."""
+        return self.root / "resume"
+
+    @property
+    def cancelled(self) -> Path:
+        """Once this exists nothing starts any more."""
+        return self.root / "cancelled"
+
+    def temporary(self, path: Path, nonce: str) -> Path:
+        """A name beside ``path`` that nothing takes for the real one."""
+        return path.with_name(f".{path.name}.{nonce}.tmp")
+
+
+def make_run_id(wall: float, randomness: bytes) -> str:
+    """``20261121-065001-k3f9x``: UTC, then a few random letters; sorts by time."""
+    when = datetime.fromtimestamp(wall, tz=timezone.utc).strftime("%Y%m%d-%H%M%S")
+    return f"{when}-{base64.b32encode(randomness).decode().lower()[:SUFFIX_BYTES]}"
+
+
+def create_run(disk: Disk, runs_dir: Path, wall: float, randomness: Callable[[int], bytes]) -> RunPaths:
+    """Make ``runs_dir`` where needed and a new private run directory in it."""
+    _text_or_refuse(runs_dir)
+    try:
+        os.makedirs(runs_dir, mode=0o755, exist_ok=True)
+        check_runs_dir(disk, runs_dir)
+        for _ in range(16):
+            paths = RunPaths(runs_dir / make_run_id(wall, randomness(SUFFIX_BYTES)))
+            try:
+                disk.mkdir(paths.root)
+            except FileExistsError:
+                continue
+            try:
+                _furnish(disk, paths)
+            except OSError:
+                shutil.rmtree(paths.root, ignore_errors=True)
+                raise
+            return paths
+    except OSError as error:
+        raise no_room(runs_dir, error) from error
+    raise RunDirError(f"no free run id in {runs_dir}", "the source of randomness repeats itself")
+
+
+def _furnish(disk: Disk, paths: RunPaths) -> None:
+    for folder in (paths.machine, paths.keys, paths.terms, paths.journals, paths.jobs, paths.logs):
+        disk.mkdir(folder)
+    for folder in (paths.machine, paths.root, paths.root.parent):
+        disk.fsync_dir(folder)
+
+
+def no_room(runs_dir: Path, error: OSError) -> RunDirError:
+    """Why no run can be made there, and what to do."""
+    hints = {
+        errno.EROFS: "the file system is mounted read-only; choose another with --runs-dir",
+        errno.ENOSPC: "the file system is full; free space there or choose another with --runs-dir",
+        errno.EDQUOT: "your quota is used up; free space there or choose another with --runs-dir",
+        errno.EACCES: "you may not write there; choose another with --runs-dir",
+        errno.EPERM: "you may not write there; choose another with --runs-dir",
+        errno.ENOTDIR: "a part of the path is a file; choose another with --runs-dir",
+        errno.EEXIST: "a file of that name is in the way; choose another with --runs-dir",
+        errno.ENAMETOOLONG: "the path is too long; choose a shorter one with --runs-dir",
+    }
+    hint = hints.get(error.errno or 0, "choose another place with --runs-dir")
+    return RunDirError(f"cannot make a run directory in {runs_dir}: {error.strerror or error}", hint)
+
+
+def _text_or_refuse(path: Path) -> None:
+    try:
+        str(path).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RunDirError(f"{path!r} is not valid UTF-8", "choose a runs directory whose name is") from error
+
+
+def check_runs_dir(disk: Disk, runs_dir: Path) -> None:
+    """Refuse a folder in which anybody could swap our run directory for his own."""
+    disk.lstat(runs_dir)
+    facts = os.stat(runs_dir)
+    if not stat.S_ISDIR(facts.st_mode):
+        raise RunDirError(f"{runs_dir} is not a directory", "choose another with --runs-dir")
+    if facts.st_mode & stat.S_IWOTH and not facts.st_mode & stat.S_ISVTX:
+        raise RunDirError(
+            f"{runs_dir} is world-writable: anybody could put his own run in place of yours",
+            f"chmod o-w {runs_dir}, or choose another with --runs-dir",
+        )
+
+
+def check_private(disk: Disk, paths: RunPaths) -> None:
+    """Refuse a run directory, or keys, that others can read or that are not ours."""
+    if not disk.is_dir(paths.machine):
+        raise RunDirError(f"{paths.root} is not a gangrun run directory", "there is no .gangrun folder in it")
+    for folder in (paths.root, paths.machine, paths.keys):
+        _private_or_refuse(disk, folder, 0o700)
+    for name in disk.names(paths.keys):
+        _private_or_refuse(disk, paths.keys / name, 0o600)
+    if disk.exists(paths.environment):
+        _private_or_refuse(disk, paths.environment, 0o600)
+
+
+def _private_or_refuse(disk: Disk, path: Path, mode: int) -> None:
+    try:
+        facts = disk.lstat(path)
+    except OSError as error:
+        raise RunDirError(f"cannot look at {path}: {error.strerror}", "is this a gangrun run directory?") from error
+    if stat.S_ISLNK(facts.st_mode):
+        raise RunDirError(f"{path} is a symbolic link", "somebody may have redirected it; start a new run")
+    if facts.st_uid != os.geteuid():
+        raise RunDirError(
+            f"{path} belongs to uid {facts.st_uid}, not to you (uid {os.geteuid()})",
+            "only the owner of a run may steer it",
+        )
+    if facts.st_mode & 0o077:
+        raise RunDirError(
+            f"{path} has mode {stat.S_IMODE(facts.st_mode):04o}: others can reach the run's keys or state",
+            f"chmod {mode:o} {path}, and take a new run if others may have read it",
+        )
+
+
+def write_spec(disk: Disk, paths: RunPaths, spec: wire_spec.RunSpec) -> None:
+    """Once; a second time is refused."""
+    try:
+        disk.write_new(paths.spec, wire_spec.encode(spec))
+        disk.fsync_dir(paths.machine)
+    except FileExistsError as error:
+        raise RunDirError(f"{paths.spec} is there already", "a spec is written once; start a new run") from error
+
+
+def read_spec(disk: Disk, paths: RunPaths) -> wire_spec.RunSpec:
+    """The spec; ``RunDirError`` where there is none, ``SpecError`` where it cannot be read as one."""
+    try:
+        return wire_spec.decode(disk.read(paths.spec))
+    except OSError as error:
+        raise RunDirError(f"cannot read {paths.spec}: {error.strerror}", "is this a gangrun run directory?") from error
+
+
+def write_environment(disk: Disk, paths: RunPaths, environment: dict[str, str], nonce: str = "new") -> None:
+    """The user's environment, 0600; the caller has left secrets out."""
+    disk.replace(paths.environment, msgspec.json.encode(environment), paths.temporary(paths.environment, nonce))
+
+
+def read_environment(disk: Disk, paths: RunPaths) -> dict[str, str]:
+    """What ``write_environment`` left."""
+    try:
+        return msgspec.json.decode(disk.read(paths.environment), type=dict[str, str])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise RunDirError(f"cannot read {paths.environment}: {error}", "the run directory is damaged") from error
+
+
+class CancelMark(msgspec.Struct, frozen=True):
+    """Who cancelled the run, and when by the wall clock."""
+
+    by: str
+    wall: float
+
+
+def mark_cancelled(disk: Disk, paths: RunPaths, by: str, wall: float) -> bool:
+    """The first step of any cancel; False: somebody did it before."""
+    try:
+        fd = disk.create(paths.cancelled)
+    except FileExistsError:
+        return False
+    # The name alone is the mark: what follows may fail on a full disk and it still holds.
+    try:
+        disk.write_all(fd, msgspec.json.encode(CancelMark(by, wall)) + b"\n", paths.cancelled)
+        disk.fsync(fd, paths.cancelled)
+        disk.fsync_dir(paths.root)
+    except OSError:
+        return True
+    finally:
+        disk.close(fd)
+    return True
+
+
+def read_cancelled(disk: Disk, paths: RunPaths) -> CancelMark | None:
+    """The mark, or None where none is seen; an unreadable one is a mark all the same."""
+    try:
+        return msgspec.json.decode(disk.read(paths.cancelled), type=CancelMark)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError):
+        return CancelMark("unknown", 0.0)
+
+
+def clear_cancelled(disk: Disk, paths: RunPaths) -> None:
+    """``gangrun resume`` after a cancel, and nothing else, takes the mark away."""
+    try:
+        disk.unlink(paths.cancelled)
+        disk.fsync_dir(paths.root)
+    except FileNotFoundError:
+        return
+
+
+def point_resume(disk: Disk, paths: RunPaths, to: str) -> None:
+    """Let ``resume`` lead to this checkpoint, at once."""
+    temporary = paths.temporary(paths.resume, "new")
+    disk.discard((temporary,))
+    disk.symlink(to, temporary)
+    disk.rename(temporary, paths.resume)

@@ -1,0 +1,309 @@
+"""Claims, tickets and seals: who may act (room: adapters/fs, touches the disk).
+
+This file is section 1 of ``docs/protocol.md`` made of link, mkdir, chmod and rmdir. It never takes a stat or a listing
+as proof that something is *not* there. Next: ``journal`` for what a term wrote, ``store`` for who takes tickets.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.journal import read_history
+from gangrun.adapters.fs.run_dir import RunPaths
+from gangrun.core.actions import StartGang
+from gangrun.ports import Clock, History
+from gangrun.wire import claim as wire_claim
+from gangrun.wire.claim import Claim
+
+UNREADABLE_VOID_AFTER_S = 5.0
+LINK_MISSING = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS})
+DEPOSED = frozenset({errno.EEXIST, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR})
+SEALED_MODE = 0o500
+
+
+class TicketRefused(Exception):
+    """A later term exists or this one is sealed: stop at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What a ticket says it was for; ``attempt`` -1 and ``kind`` "" where that was lost."""
+
+    term: int
+    n: int
+    kind: str = ""
+    attempt: int = -1
+
+    @property
+    def note(self) -> bytes:
+        """As it is written into the ticket."""
+        return f"{self.kind} {self.attempt}\n".encode("ascii", "replace")
+
+    @staticmethod
+    def read(term: int, n: int, note: bytes) -> Ticket:
+        """As much as can be read."""
+        match note.decode("ascii", "replace").split():
+            case [kind, attempt] if attempt.isdecimal() and len(attempt) < 12:
+                return Ticket(term, n, kind, int(attempt))
+        return Ticket(term, n)
+
+
+def wait(seconds: float) -> None:
+    """Sleep, for whoever looks again and again at start."""
+    threading.Event().wait(seconds)
+
+
+@dataclass(slots=True)
+class FsTerms:
+    """``ports.Terms`` over ``.gangrun/terms``; used by one thread."""
+
+    paths: RunPaths
+    clock: Clock
+    disk: Disk = field(default_factory=Disk)
+    wait: Callable[[float], None] = wait
+    _void: set[int] = field(default_factory=set)
+
+    # ---- claims ----
+
+    def newest(self) -> Claim | None:
+        """The newest claim that can be read; None never proves that there is none.
+
+        Waits for a claim that is being written without link; one that stays unreadable for 5 s is void.
+        """
+        for term in sorted(self._seen(), reverse=True):
+            if (found := self._read_patiently(term)) is not None:
+                return found
+        return None
+
+    def highest(self) -> int:
+        """The highest term number whose claim was seen, readable or not; -1: none seen. A lower bound, no proof."""
+        return max(self._seen(), default=-1)
+
+    def _seen(self) -> set[int]:
+        names = self._names(self.paths.terms)
+        seen = {int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdecimal()}
+        # A listing may be a minute old where a lookup of the very name is not.
+        following = max(seen, default=-1) + 1
+        while self.disk.exists(self.paths.claim(following)):
+            seen.add(following)
+            following += 1
+        return seen
+
+    def _names(self, folder: Path) -> tuple[str, ...]:
+        try:
+            return self.disk.names(folder)
+        except OSError:
+            return ()
+
+    def _read_patiently(self, term: int) -> Claim | None:
+        if term in self._void:
+            return None
+        until = self.clock.now() + UNREADABLE_VOID_AFTER_S
+        while True:
+            try:
+                found = wire_claim.decode(self.disk.read(self.paths.claim(term)))
+            except FileNotFoundError:
+                return None
+            except (OSError, wire_claim.ClaimError) as error:
+                if self.clock.now() >= until:
+                    if not isinstance(error, OSError):
+                        self._void.add(term)
+                    return None
+                self.wait(0.05)
+                continue
+            return found if found.term == term else None
+
+    def claim(self, claim: Claim) -> bool:
+        """Take ``claim.term`` by link(2); an ambiguous error counts as lost. True only if it is ours for sure."""
+        target = self.paths.claim(claim.term)
+        who = zlib.crc32(f"{claim.node}\0{claim.job}".encode("utf-8", "surrogateescape"))
+        temporary = self.paths.temporary(target, f"{who:08x}-{claim.pid}-{claim.start_ticks}")
+        data = wire_claim.encode(claim)
+        try:
+            self.disk.discard((temporary,))
+            self.disk.write_new(temporary, data)
+            try:
+                self.disk.link(temporary, target)
+            except OSError as error:
+                if error.errno not in LINK_MISSING:
+                    return False
+                self.disk.write_new(target, data)
+            self.disk.fsync_dir(self.paths.terms)
+        except OSError:
+            return False
+        finally:
+            self.disk.discard((temporary,))
+        return True
+
+    # ---- acts ----
+
+    def open_acts(self, term: int) -> bool:
+        """Make the folder of tickets; False means deposed already. Other errors are raised: nothing may be assumed."""
+        try:
+            self.disk.mkdir(self.paths.acts(term))
+        except FileExistsError:
+            return False
+        self.disk.fsync_dir(self.paths.terms)
+        return True
+
+    def take_ticket(self, ticket: Ticket) -> None:
+        """The right to act once. ``TicketRefused``: deposed. An ``OSError``: not known, may be tried again; if the
+        first try had worked after all, the second is refused, which costs a takeover and never a second act.
+
+        What it is for is written into it for whoever comes later; that may be lost.
+        """
+        path = self.paths.ticket(ticket.term, ticket.n)
+        try:
+            fd = self.disk.create(path)
+        except OSError as error:
+            if error.errno in DEPOSED:
+                why = f"act {ticket.n} of term {ticket.term} was refused: {error.strerror}"
+                raise TicketRefused(why) from error
+            raise
+        try:
+            self.disk.write_all(fd, ticket.note, path)
+        except OSError:
+            return
+        finally:
+            self.disk.close(fd)
+
+    def still_open(self, term: int) -> None:
+        """Raise ``TicketRefused`` if a seal of ``term`` is seen.
+
+        Asked after an fsync it proves that whoever reads the journal after sealing reads that record too, so that a
+        record without acts may be acked: no later holder will miss it.
+        """
+        try:
+            facts = self.disk.stat_fresh(self.paths.acts(term))
+        except OSError as error:
+            if error.errno in DEPOSED or error.errno == errno.ELOOP:
+                raise TicketRefused(f"the acts of term {term}: {error.strerror}") from error
+            raise
+        if not stat.S_ISDIR(facts.st_mode) or not facts.st_mode & stat.S_IWUSR:
+            raise TicketRefused(f"the acts of term {term} are sealed")
+
+    # ---- seal ----
+
+    def seal_before(self, term: int) -> tuple[str, ...]:
+        """Let no earlier term obtain another ticket; returns warnings. ``OSError``: not sealed, do not go on."""
+        by_removal = [k for k in range(term) if not self._seal_by_mode(k)]
+        for k in by_removal:
+            self._seal_by_removal(k)
+        self.disk.fsync_dir(self.paths.terms)
+        if not by_removal:
+            return ()
+        whom = "root, as whom this runs" if os.geteuid() == 0 else "anybody on this file system"
+        return (f"file modes do not bind {whom}: earlier terms were sealed by removing their folders",)
+
+    def _seal_by_mode(self, k: int) -> bool:
+        """Whether mode 0500 alone, or an earlier seal, keeps everybody out.
+
+        The server checks it under the lock under which it creates: who looked the folder up before does not slip in.
+        """
+        acts = self.paths.acts(k)
+        try:
+            self.disk.mkdir(acts, SEALED_MODE)
+        except FileExistsError:
+            pass
+        try:
+            if not stat.S_ISDIR(self.disk.lstat(acts).st_mode):
+                return True  # sealed by removal before
+            self.disk.chmod(acts, SEALED_MODE)
+            self.disk.fsync_dir(acts)
+        except (FileNotFoundError, NotADirectoryError):  # another claimant is at its removal: finish that
+            return False
+        return self._creation_refused(acts)
+
+    def _creation_refused(self, acts: Path) -> bool:
+        trial = acts / ".seal-trial"
+        try:
+            self.disk.close(self.disk.create(trial))
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EPERM):
+                return True
+            if error.errno in (errno.EEXIST, errno.ENOENT, errno.ENOTDIR):
+                return False
+            raise
+        self.disk.discard((trial,))
+        return False
+
+    def _seal_by_removal(self, k: int) -> None:
+        """For root and file systems without modes: remove the folder and put a file in its place.
+
+        A rename would let in whoever had looked the folder up before it moved; a removed folder is dead for them too.
+        The file is only ever created, so: where it stands, every folder that bore the name is dead, also after a crash
+        of the sealer or with two of them. A late ``mkdir`` by the old holder finds the file (EEXIST).
+        """
+        acts, kept = self.paths.acts(k), self.paths.acts_kept(k)
+        try:
+            self.disk.mkdir(kept)
+        except FileExistsError:
+            pass
+        while True:
+            try:
+                self._empty(acts, kept)
+                self.disk.rmdir(acts)
+            except NotADirectoryError:
+                return
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # a ticket taken meanwhile: before the seal, valid
+                    continue
+                raise
+            try:
+                self.disk.write_new(acts, b"sealed\n", 0o400)
+            except FileExistsError:
+                continue
+            return
+
+    def _empty(self, acts: Path, kept: Path) -> None:
+        for name in self.disk.names(acts):
+            try:
+                if name == ".seal-trial":
+                    self.disk.unlink(acts / name)
+                else:
+                    self.disk.rename(acts / name, kept / name)
+            except FileNotFoundError:
+                continue
+
+    # ---- what earlier terms left ----
+
+    def history(self, before: int) -> History:
+        """The journals of all earlier terms; read only after ``seal_before``. ``JournalError``: must not go on."""
+        found = read_history(self.disk, self.paths, before)
+        recorded: dict[int, int] = {}
+        for record in found.records:
+            recorded[record.term] = max([recorded.get(record.term, 0), *(act.n for act in record.actions)])
+        notes, attempt, started = list(found.notes), -1, -1
+        for ticket in self._tickets(before):
+            attempt = max(attempt, ticket.attempt)
+            if ticket.kind == StartGang.__name__:
+                started = max(started, ticket.attempt)
+            if ticket.n > recorded.get(ticket.term, 0):
+                notes.append(
+                    f"term {ticket.term} took the ticket of act {ticket.n} ({ticket.kind or 'unknown'}), but its record"
+                    " is gone: the journal's end was lost after it was durable"
+                )
+        return replace(found, notes=tuple(notes), ticketed_attempt=attempt, started_attempt=started)
+
+    def _tickets(self, before: int) -> Iterator[Ticket]:
+        for term in range(before):
+            for folder in (self.paths.acts(term), self.paths.acts_kept(term)):
+                for name in self._names(folder):
+                    if name.isdecimal():
+                        yield Ticket.read(term, int(name), self._note(folder / name))
+
+    def _note(self, path: Path) -> bytes:
+        try:
+            return self.disk.read(path, limit=4096)
+        except OSError:
+            return b""

@@ -1,0 +1,140 @@
+"""The supervisor's end: one CURVE ROUTER with a key of its own for this term (room: adapters/net).
+
+A thread owns the sockets; it decodes, counts what it drops, and posts the rest in batches. ``send`` may be called from
+any thread and never blocks: where a peer is unknown or does not drain its queue, the message is dropped and counted,
+since everything is said again until it is answered.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+
+import zmq
+
+from gangrun.adapters.net.curve import new_key_pair
+from gangrun.adapters.net.gate import Gate
+from gangrun.adapters.net.sockets import decoded, raise_nofile, server
+from gangrun.ports import AgentSaid, Item
+from gangrun.wire.messages import FromAgent, Message, encode
+
+BATCH_MAX_COUNT = 512
+CLOSE_WITHIN_S = 2.0
+
+
+class RouterRadio:
+    """``ports.Radio``, and the source of ``AgentSaid``."""
+
+    def __init__(self, run: str, client_public: str, host: str, post: Callable[[Sequence[Item]], None]) -> None:
+        """Bind to a free port of ``host``, an address of one interface; ``start`` begins to read."""
+        self.nofile_soft, self.nofile_hard = raise_nofile()
+        self.stats: Counter[str] = Counter()
+        self._run = run
+        self._post = post
+        self._peers: dict[str, bytes] = {}
+        self._outgoing: deque[tuple[bytes, bytes]] = deque()
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._closing = False
+        keys = new_key_pair()
+        self.server_key = keys.public
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._gate = Gate(self._context, client_public)
+        self._socket, self.endpoint = server(self._context, keys, host)
+        self._thread = threading.Thread(target=self._work, name="router", daemon=True)
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """What came and was not believed, by kind."""
+        return {**self.stats, "strangers": self.refused_count}
+
+    @property
+    def refused_count(self) -> int:
+        """Connections that did not hold the run's client key."""
+        return self._gate.refused_count
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    def close(self, flush_s: float = 0.0) -> None:
+        """Say what was queued, wait ``flush_s`` at most until it left, and let go."""
+        self._closing = True
+        self._flush_ms = int(flush_s * 1000)
+        os.eventfd_write(self._bell, 1)
+        if self._thread.is_alive():
+            self._thread.join(CLOSE_WITHIN_S + flush_s)
+
+    _flush_ms = 0
+
+    # ---- Radio ----------------------------------------------------------------------------------------------------
+
+    def bind_peer(self, node: str, peer: bytes) -> None:
+        """Remember that ``node`` now speaks through ``peer``."""
+        self._peers[node] = peer
+
+    def send(self, node: str, message: object) -> None:
+        """Queue one message to the newest peer of ``node``."""
+        peer = self._peers.get(node)
+        if peer is None:
+            self.stats["to nobody"] += 1
+            return
+        assert isinstance(message, Message)
+        first = not self._outgoing
+        self._outgoing.append((peer, encode(self._run, message)))
+        if first:
+            os.eventfd_write(self._bell, 1)
+
+    # ---- the thread -----------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._gate.socket, zmq.POLLIN)
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._bell, zmq.POLLIN)
+        while not self._closing:
+            ready = dict(poller.poll())
+            if self._gate.socket in ready:
+                self._gate.answer()
+            if self._bell in ready:
+                try:
+                    os.eventfd_read(self._bell)
+                except BlockingIOError:
+                    pass
+            self._say()
+            if self._socket in ready:
+                self._hear()
+        self._say()
+        self._gate.close()
+        self._socket.close(self._flush_ms)
+        self._context.term()  # the bell stays open: a late ``send`` must not write to a file that took its number
+
+    def _say(self) -> None:
+        while self._outgoing:
+            peer, data = self._outgoing.popleft()
+            try:
+                self._socket.send_multipart((peer, data), zmq.NOBLOCK)
+            except zmq.Again:
+                self.stats["queue full"] += 1
+            except zmq.ZMQError:
+                self.stats["peer gone"] += 1
+
+    def _hear(self) -> None:
+        heard: list[Item] = []
+        for _ in range(BATCH_MAX_COUNT):
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            if len(frames) != 2:
+                self.stats["wrong number of frames"] += 1
+                continue
+            message = decoded(self._run, frames[1], self.stats)
+            if message is None:
+                continue
+            if isinstance(message, FromAgent):
+                heard.append(AgentSaid(frames[0], message))
+            else:
+                self.stats["not an agent's message"] += 1
+        self._post(heard)

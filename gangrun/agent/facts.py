@@ -1,0 +1,133 @@
+"""What the agent's body tells its brain (room: agent, values only; no clock, file, socket or process).
+
+Past tense, one frozen value each. ``at``-like times are seconds of this host's CLOCK_BOOTTIME. Next: ``brain.local``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gangrun.core.model import Finding, RankExit, RankStack
+from gangrun.wire.messages import Dial, LiveRank, Reading
+
+
+@dataclass(frozen=True, slots=True)
+class TermFound:
+    """What ``FindTerm`` read: the newest claim as an address and the job it is of, or None (yet)."""
+
+    claim: Dial | None
+    job: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SlatePrepared:
+    """``PrepareSlate`` ended; ``why`` names what is left where it is not clean. ``port`` for rank 0's node.
+
+    ``retry_free``: nobody's fault (no port was free), so another start costs nothing.
+    """
+
+    attempt: int
+    ok: bool
+    why: str = ""
+    port: int = 0
+    retry_free: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RanksLaunched:
+    """``LaunchRanks`` ended; where not ok, none of its ranks is left. ``retry_free``: the port was taken meanwhile."""
+
+    attempt: int
+    ok: bool
+    why: str = ""
+    ranks: tuple[LiveRank, ...] = ()
+    retry_free: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnded:
+    """A rank's process ended, with 0 or not; descendants of it may live on until a stop."""
+
+    attempt: int
+    exit: RankExit
+
+
+@dataclass(frozen=True, slots=True)
+class RanksStopped:
+    """``StopRanks`` ended: ok means that no rank of any attempt up to this one, nor a descendant, is left.
+
+    ``leftovers`` are in words; where not ok they name the processes that cannot be killed.
+    """
+
+    attempt: int
+    ok: bool
+    leftovers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StacksTaken:
+    """``TakeStacks`` ended."""
+
+    attempt: int
+    stacks: tuple[RankStack, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """``RunCheck`` ended."""
+
+    ok: bool
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingsTaken:
+    """The newest sample of every live rank of ``attempt``; it rides on the next beat."""
+
+    attempt: int
+    readings: tuple[Reading, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FindingMade:
+    """A check measured something worth telling."""
+
+    finding: Finding
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorExited:
+    """The warden saw its supervisor end; code 75 means that it was deposed."""
+
+    code: int
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorRefused:
+    """The warden did not start the supervisor that was asked for: one still runs there."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class TerminateAsked:
+    """A signal to this agent or its warden: INT is the user's, any other does not say why. A second one hurries."""
+
+    signal: int
+
+
+Fact = (
+    TermFound
+    | SlatePrepared
+    | RanksLaunched
+    | RankEnded
+    | RanksStopped
+    | StacksTaken
+    | Checked
+    | ReadingsTaken
+    | FindingMade
+    | SupervisorExited
+    | SupervisorRefused
+    | TerminateAsked
+)

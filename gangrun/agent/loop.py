@@ -1,0 +1,237 @@
+"""The agent's one loop: hear, let the brain decide, perform (room: agent; torch and adapters may not enter).
+
+It must run in the process's main thread: ranks are forked here and die with the thread that forked them. It waits in
+one place (``Net.wait``); whatever may take long is an errand or a thread of ``ranks``. Next: ``brain`` decides,
+``surroundings`` says what is handed in.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, final
+
+from gangrun.agent import effects, facts
+from gangrun.agent.brain import AgentBrain
+from gangrun.agent.effects import Effect
+from gangrun.agent.errands import Errands
+from gangrun.agent.surroundings import Net, Ranks, WardenEnd
+from gangrun.ports import Clock
+
+TURN_MAX_S = 1.0  # the warden kills an agent that gives no sign of life
+FAREWELL_S = 0.5  # for the last words to leave
+EXIT_ORPHANED = 71
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class AgentLoop:
+    """One incarnation, from its first look for a term to its goodbye."""
+
+    def __init__(
+        self,
+        *,
+        brain: AgentBrain,
+        clock: Clock,
+        net: Net,
+        warden: WardenEnd,
+        ranks: Ranks,
+        find_term: Callable[[], facts.TermFound],
+        check: Callable[[], facts.Checked],
+        say: Callable[[str], None],
+        stacks_within_s: float = 8.0,
+    ) -> None:
+        """``find_term`` and ``check`` may block: they run as errands. ``say``: one line for people."""
+        self.supervisor_pids: set[int] = set()
+        self._brain = brain
+        self._clock = clock
+        self._net = net
+        self._warden = warden
+        self._ranks = ranks
+        self._find_term = find_term
+        self._check = check
+        self._say = say
+        self._stacks_within_s = stacks_within_s
+        self._errands = Errands()
+        self._left: effects.Leave | None = None
+        self._signals: list[int] = []
+        self._asked_to_end = {"signal": 0, "warden": 0}
+        self._parent = os.getppid()
+
+    def run(self) -> int:
+        """Until the end; the exit code."""
+        assert threading.current_thread() is threading.main_thread(), "ranks would die with the thread that forked them"
+        with _Waker(self._signals) as wake:
+            for fd in (wake.fileno(), self._warden.fileno(), self._ranks.fileno(), self._errands.fileno()):
+                self._net.watch(fd)
+            self._perform(self._brain.start(self._clock.now()))
+            while self._left is None:
+                self._turn(wake)
+                if os.getppid() != self._parent:
+                    return self._orphaned()
+        return self._leave(self._left)
+
+    def _turn(self, wake: _Waker) -> None:
+        """Wait for something, then take in all that came before anything is judged by the clock."""
+        self._net.wait(min(TURN_MAX_S, max(0.0, self._brain.next_wake() - self._clock.now())))
+        self._warden.lease.touch()
+        wake.clear()
+        for signum in self._signals[self._asked_to_end["signal"] :]:
+            self._asked("signal", signum)
+        for told in self._warden.receive():
+            self._from_warden(told)
+        for fact in (*self._ranks.take(), *self._errands.take()):
+            self._local(fact)
+        for message in self._net.from_supervisor():
+            self._perform(self._brain.from_supervisor(message, self._clock.now()))
+        for said, route in self._net.from_peers():
+            self._perform(self._brain.from_peer(said, self._clock.now(), route))
+        now = self._clock.now()
+        if now >= self._brain.next_beat_at and self._brain.orders.alive:
+            self._local(facts.ReadingsTaken(self._brain.orders.attempt, self._ranks.readings()))
+        self._perform(self._brain.tick(now))
+
+    # ---- what comes in -----------------------------------------------------------------------------------------
+
+    def _local(self, fact: facts.Fact) -> None:
+        self._perform(self._brain.local(fact, self._clock.now()))
+
+    def _asked(self, source: str, signum: int) -> None:
+        """A signal may reach us and our warden both (scancel signals all): that is one asking, not two."""
+        told_count = max(self._asked_to_end.values())
+        self._asked_to_end[source] += 1
+        if self._asked_to_end[source] > told_count:
+            self._local(facts.TerminateAsked(signum))
+
+    def _from_warden(self, told: dict[str, Any]) -> None:
+        match told.get("op"):
+            case "terminate":
+                self._asked("warden", int(told.get("signal", signal.SIGTERM)))
+            case "supervisor_started":
+                self.supervisor_pids.add(int(told.get("pid", 0)))
+            case "supervisor_exited":
+                self.supervisor_pids.discard(int(told.get("pid", 0)))
+                self._local(facts.SupervisorExited(int(told.get("code", 0)), int(told.get("term", 0))))
+            case "supervisor_refused":
+                self._say(f"the warden started no supervisor: {told.get('why', '')}")
+                self._local(facts.SupervisorRefused(str(told.get("why", ""))))
+            case "hello":
+                self.supervisor_pids.update(told.get("supervisor_pids", ()))
+            case op:
+                self._say(f"the warden says {op}: {told}")
+
+    # ---- what goes out -----------------------------------------------------------------------------------------
+
+    def _perform(self, wanted: Sequence[Effect]) -> None:
+        for effect in wanted:
+            if self._left is None:
+                self._do(effect)
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case effects.SendSupervisor():
+                self._net.say(effect.message)
+            case effects.SendPeer():
+                self._net.say_peer(effect.peer, effect.message, self._clock.now())
+            case effects.ReplyPeer():
+                self._net.reply_peer(effect.route, effect.message)
+            case effects.DialTerm():
+                self._net.dial(effect.endpoint, effect.server_key)
+            case effects.FindTerm():
+                self._errands.ask("find term", self._find_term, lambda _: facts.TermFound(None))
+            case effects.WriteLease():
+                self._warden.lease.renew(int(effect.deadline * 1e9))
+            case effects.SpawnSupervisor():
+                self._spawn(effect)
+            case effects.PrepareSlate():
+                self._ranks.prepare(effect.command)
+            case effects.LaunchRanks():
+                self._launch(effect)
+            case effects.StopRanks():
+                self._ranks.stop(effect.command)
+            case effects.TakeStacks():
+                self._ranks.take_stacks(effect.command, self._stacks_within_s)
+            case effects.RunCheck():
+                self._errands.ask("check", self._check, lambda error: facts.Checked(False, str(error)))
+            case effects.Leave():
+                self._left = effect
+
+    def _spawn(self, wish: effects.SpawnSupervisor) -> None:
+        self._say(f"asking for a supervisor of term {wish.term_min} or later, promised by {len(wish.promises)}")
+        self._tell_warden(
+            {
+                "op": "spawn_supervisor",
+                "term_min": wish.term_min,
+                "promises": list(wish.promises),
+                "promised_at": wish.promised_at,
+            }
+        )
+
+    def _launch(self, wish: effects.LaunchRanks) -> None:
+        attempt = wish.command.attempt
+        try:
+            ranks = self._ranks.launch(wish.command)
+        except RuntimeError as error:
+            self._local(facts.RanksLaunched(attempt, False, str(error)))
+            return
+        self._local(facts.RanksLaunched(attempt, True, ranks=ranks))
+
+    def _tell_warden(self, message: dict[str, Any]) -> None:
+        try:
+            self._warden.send(message)
+        except OSError as error:
+            self._say(f"the warden does not hear: {error}")
+
+    # ---- the end -----------------------------------------------------------------------------------------------
+
+    def _leave(self, left: effects.Leave) -> int:
+        self._say(f"leaving with {left.code}: {left.reason}")
+        self._net.close(FAREWELL_S)
+        self._tell_warden({"op": "goodbye", "code": left.code})
+        self._ranks.close()
+        return left.code
+
+    def _orphaned(self) -> int:
+        """Without a warden nobody would end the lease: no rank may live on."""
+        self._say("the warden is gone: killing all ranks")
+        self._ranks.kill_now()
+        return EXIT_ORPHANED
+
+
+@final
+class _Waker:
+    """Turns signals into a readable file descriptor."""
+
+    def __init__(self, signals: list[int]) -> None:
+        self._signals = signals
+        self._read, self._write = socket.socketpair()
+        self._read.setblocking(False)
+        self._write.setblocking(False)
+
+    def __enter__(self) -> _Waker:
+        self._old_fd = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+        self._old = {signum: signal.signal(signum, self._note) for signum in SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._old_fd)
+        for signum, handler in self._old.items():
+            signal.signal(signum, handler)
+        self._read.close()
+        self._write.close()
+
+    def _note(self, signum: int, _frame: FrameType | None) -> None:
+        self._signals.append(signum)
+
+    def fileno(self) -> int:
+        return self._read.fileno()
+
+    def clear(self) -> None:
+        """Forget what woke us; the signals themselves are in the list."""
+        try:
+            self._read.recv(4096)
+        except BlockingIOError:
+            pass

@@ -1,0 +1,35 @@
+"""What a node must prove before ranks start on it (room: agent; looks through what is handed in). Next: ``loop``.
+
+A refusal names the figure and the cure. What is merely poor is said, not refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gangrun.agent.facts import Checked
+
+NOFILE_SPARE = 1024  # beside one file per agent: journals, logs, libraries
+SKEW_MAX_S = 60.0
+
+
+def preflight(
+    *, nofile_hard: int, agents_count: int, probe: Callable[[], str], skew_s: Callable[[], float | None]
+) -> Checked:
+    """``probe``: what the run directory lacks, "" if nothing; ``skew_s``: the file server's clock less ours, if known.
+
+    May hang where the file system does: run it as an errand.
+    """
+    needed = agents_count + NOFILE_SPARE
+    if nofile_hard < needed:
+        return Checked(
+            False, f"a process may open {nofile_hard} files, a supervisor here needs {needed}: raise `ulimit -Hn`"
+        )
+    lack = probe()
+    if lack:
+        return Checked(False, lack)
+    skew = skew_s()
+    if skew is not None and abs(skew) > SKEW_MAX_S:
+        # wall clocks only annotate, so no promise hangs on this; but times in logs will not fit together
+        return Checked(True, f"this node's clock and the file server's are {abs(skew):.0f} s apart")
+    return Checked(True)

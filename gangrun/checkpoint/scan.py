@@ -1,0 +1,122 @@
+"""Room: checkpoint. Which step directories there are: names and kinds only, nothing is judged here.
+
+Symbolic links are seen and never followed. A directory that cannot be listed is trouble with the storage, never "no
+checkpoints": that difference is what keeps a run from starting again from zero.
+Next: ``dcp_verify`` judges what is found here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from gangrun.checkpoint.dcp_metadata import METADATA_NAME
+from gangrun.core.selection import Kind, shown
+
+MACHINE_FOLDER = ".gangrun"
+STEP_MAX = 10**18
+DEFAULT_PATTERN = r"step-(\d+)"
+
+_DCP_SUFFIX = ".distcp"
+_UNFINISHED_METADATA = ".metadata.tmp"
+
+
+class StorageUnreadable(Exception):
+    """The storage did not answer: nobody can tell what is there. Wait or stop, never conclude."""
+
+
+class BadPattern(ValueError):
+    """The user's ``--checkpoint-pattern`` cannot be used; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepDirectory:
+    """One name that the pattern takes for a step."""
+
+    step: int
+    name: str
+    path: str
+    kind: Kind
+    committed: bool
+    why: str = ""  # why it is unknown, or not committed
+    unreadable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepPattern:
+    """How directory names tell their step; a name must match as a whole."""
+
+    text: str
+    compiled: re.Pattern[str]
+    group: int | str
+
+    def step_of(self, name: str) -> int | None:
+        """The step in a name, or None for a name that is not a step directory's."""
+        match = self.compiled.fullmatch(name)
+        digits = match.group(self.group) if match else None
+        if not digits or not digits.isdecimal() or len(digits) > len(str(STEP_MAX)):
+            return None
+        step = int(digits)
+        return step if step <= STEP_MAX else None
+
+
+def step_pattern(text: str = DEFAULT_PATTERN) -> StepPattern:
+    """Compile a pattern with exactly one group, or with one named ``step``; ``BadPattern`` says what is wrong."""
+    try:
+        compiled = re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise BadPattern(f"checkpoint pattern {shown(text)} is no regular expression: {error}") from None
+    if "step" in compiled.groupindex:
+        return StepPattern(text, compiled, "step")
+    if compiled.groups != 1:
+        found = "none" if not compiled.groups else str(compiled.groups)
+        raise BadPattern(
+            f"checkpoint pattern {shown(text)} needs exactly one group around the step number, or one named step: "
+            rf"it has {found}; for example {DEFAULT_PATTERN}"
+        )
+    return StepPattern(text, compiled, 1)
+
+
+def list_steps(directory: str, pattern: StepPattern) -> list[StepDirectory]:
+    """All step directories, newest first; a directory that is not there yet has none. Raises ``StorageUnreadable``."""
+    found = []
+    try:
+        with os.scandir(directory) as names:
+            listed = list(names)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StorageUnreadable(
+            f"checkpoint directory {shown(directory)} cannot be read ({os.strerror(error.errno or 0)}): "
+            "nobody can tell which checkpoints there are"
+        ) from None
+    for item in listed:
+        step = None if item.name == MACHINE_FOLDER else pattern.step_of(item.name)
+        one = None if step is None else look_at(step, item.path)
+        if one is not None:
+            found.append(one)
+    return sorted(found, key=lambda s: (s.step, s.name), reverse=True)
+
+
+def look_at(step: int, path: str) -> StepDirectory | None:
+    """What stands under one name; None for a plain file, or for what vanished meanwhile."""
+    name = os.path.basename(path)
+
+    if os.path.islink(path):
+        why = "it is a symbolic link, which is not followed"
+        return StepDirectory(step, name, path, Kind.UNKNOWN, False, why)
+    try:
+        inside = os.listdir(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        why = f"it cannot be read ({os.strerror(error.errno or 0)})"
+        # It may well be a committed checkpoint: calling it uncommitted could end in a start from zero.
+        return StepDirectory(step, name, path, Kind.UNKNOWN, True, why, True)
+    if METADATA_NAME in inside:
+        return StepDirectory(step, name, path, Kind.DCP, True)
+    if not inside or _UNFINISHED_METADATA in inside or any(item.endswith(_DCP_SUFFIX) for item in inside):
+        return StepDirectory(step, name, path, Kind.DCP, False, "unfinished (never committed): it has no .metadata")
+    why = "its format is unknown (not a torch.distributed.checkpoint directory)"
+    return StepDirectory(step, name, path, Kind.UNKNOWN, False, why)

@@ -1,0 +1,111 @@
+"""Room: checkpoint. Moves unfinished and invalid step directories out of the way of the next attempt. Never deletes.
+
+A directory above the resume step that no one may resume from would be written into again: half of one save and half of
+another load without any error. Renamed away, late writes of a dead attempt land in files that nobody reads.
+Next: ``store``, which knows what to move.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gangrun.checkpoint.memory import write_json
+from gangrun.checkpoint.scan import MACHINE_FOLDER, StorageUnreadable
+from gangrun.core.selection import Candidate, Kind, shown
+
+FOLDER_NAME = "set-aside"
+RECORD_NAME = "moved.json"
+_TRIES_COUNT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """One directory that was moved, and the command that brings it back."""
+
+    step: int
+    path: str
+    now_at: str
+    why: str
+
+    @property
+    def undo(self) -> str:
+        """Safe to paste: quoted, never overwriting, never moving *into* a directory that took the old name."""
+        return f"mv -nT -- {shlex.quote(self.now_at)} {shlex.quote(self.path)}"
+
+
+def to_move(candidates: Iterable[Candidate], above_step: int) -> list[Candidate]:
+    """Unfinished directories and those found invalid, above a step (-1: all); unknown formats are never touched."""
+    bad = (c for c in candidates if c.kind is not Kind.UNKNOWN and c.judged and not (c.committed and c.valid))
+    return [c for c in bad if c.step > above_step]
+
+
+def set_aside(directory: str, moving: list[Candidate], attempt: str) -> tuple[Moved, ...]:
+    """Move these under ``.gangrun/set-aside/<attempt>/``; raises ``StorageUnreadable`` if one would not go.
+
+    The intent is on disk before the first rename and stays there as the record of what was moved from where.
+    """
+    if not moving:
+        return ()
+    try:
+        folder = _fresh_folder(os.path.join(directory, MACHINE_FOLDER, FOLDER_NAME), attempt)
+        planned = [Moved(c.step, c.path, os.path.join(folder, os.path.basename(c.path)), _why(c)) for c in moving]
+        write_json(folder, RECORD_NAME, {"schema": 1, "attempt": attempt, "moved": [_row(move) for move in planned]})
+        moved = tuple(move for move in planned if _rename(move.path, move.now_at))
+        for changed in (folder, directory):
+            _sync(changed)
+    except OSError as error:
+        raise StorageUnreadable(
+            f"unfinished or invalid checkpoints in {shown(directory)} cannot be moved out of the way "
+            f"({os.strerror(error.errno or 0)}); resuming beside them could mix two saves"
+        ) from None
+    return moved
+
+
+def _fresh_folder(parent: str, attempt: str) -> str:
+    """A directory that this call made, so that no name in it is taken."""
+    os.makedirs(parent, exist_ok=True)
+    for number in range(_TRIES_COUNT):
+        folder = os.path.join(parent, attempt if number == 0 else f"{attempt}.{number}")
+        try:
+            os.mkdir(folder)
+        except FileExistsError:
+            continue
+        return folder
+    raise FileExistsError(17, "too many set-aside directories", parent)
+
+
+def _rename(source: str, target: str) -> bool:
+    """False if the source was gone before. An error may be a lost reply: the target tells what really happened."""
+    try:
+        before = os.lstat(source)
+    except FileNotFoundError:
+        return False
+    try:
+        os.rename(source, target)
+    except OSError:
+        try:
+            there = os.lstat(target)
+        except FileNotFoundError:
+            there = None
+        if there is None or (there.st_dev, there.st_ino) != (before.st_dev, before.st_ino):
+            raise
+    return True
+
+
+def _sync(directory: str) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _why(candidate: Candidate) -> str:
+    return candidate.why_not or "not valid"
+
+
+def _row(move: Moved) -> dict[str, object]:
+    return {"step": move.step, "from": move.path, "to": move.now_at, "why": move.why, "undo": move.undo}

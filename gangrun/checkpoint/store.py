@@ -1,0 +1,303 @@
+"""Room: checkpoint. The room's door: what is there, which one to resume from, and making way for the next attempt.
+
+Everything here reads files and may take as long as the storage likes: never call it from the supervisor's loop. Trouble
+with one checkpoint becomes its reason; trouble with the whole directory is ``StorageUnreadable``: nobody can tell.
+Next: ``scan`` finds, ``dcp_verify`` judges, ``core.selection`` chooses, ``set_aside`` moves.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from threading import Lock
+
+from gangrun.checkpoint.dcp_verify import Judgement, screen, verify
+from gangrun.checkpoint.memory import Memory
+from gangrun.checkpoint.request_record import RequestRecord, load_record, save_record
+from gangrun.checkpoint.scan import StepDirectory, StepPattern, StorageUnreadable, list_steps, look_at, step_pattern
+from gangrun.checkpoint.set_aside import Moved, set_aside, to_move
+from gangrun.core.selection import (
+    Candidate,
+    Choice,
+    Chosen,
+    FromZero,
+    Kind,
+    NoneValid,
+    ResumeKind,
+    ResumeRequest,
+    choose,
+    shown,
+)
+
+LINK_NAME = "resume"
+_TOLD_EVERY_BYTES = 256 * 1024 * 1024
+_NOT_LOOKED_AT = "not looked at: a newer one is valid"
+_NOT_READ = "whole by its structure; its bytes were not checked"
+
+
+class Depth(Enum):
+    """How far a survey goes."""
+
+    STRUCTURE = "structure"  # reads no data
+    NEWEST = "newest"  # reads data, newest first, up to the first valid checkpoint
+    ALL = "all"  # reads everything that is not remembered
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the reading of one checkpoint is."""
+
+    step: int
+    path: str
+    done_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """What was chosen and done. ``notes``: sentences for the log that change nothing."""
+
+    choice: Choice
+    moved: tuple[Moved, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class CheckpointRoom:
+    """One checkpoint directory as one run uses it; not shared between threads."""
+
+    def __init__(
+        self,
+        directory: str,
+        pattern: StepPattern | None = None,
+        *,
+        run_directory: str | None = None,
+        threads_count: int = 4,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        """``run_directory`` keeps explicit resume requests; ``progress`` is called from reading threads, one by one."""
+        self.directory = os.path.abspath(directory)
+        self._pattern = pattern or step_pattern()
+        self._run_directory = run_directory
+        self._threads_count = threads_count
+        self._progress = progress
+        self._memory = Memory(self.directory)
+        self._seen_damaged: set[tuple[str, str | None]] = set()
+        self._notes: list[str] = []
+
+    def survey(self, depth: Depth = Depth.NEWEST) -> list[Candidate]:
+        """Every step directory, newest first, judged to this depth. Raises ``StorageUnreadable``."""
+        self._notes = []
+        return self._judge_all(depth, lambda candidate: True)
+
+    def newest_valid_above(self, step: int) -> Candidate | None:
+        """The newest valid checkpoint above a step, if there is one; what is older is not looked at.
+
+        Made to be asked again and again while ranks run: a save that was found damaged is not read a second time.
+        """
+        self._notes = []
+        ignored = self._record().ignored
+        for found in list_steps(self.directory, self._pattern):
+            if found.step <= step:
+                break
+            read: list[str | None] = []
+
+            def worth_reading(c: Candidate, read: list[str | None] = read) -> bool:
+                worth = (c.step, c.nonce) not in ignored and (c.path, c.nonce) not in self._seen_damaged
+                if worth:
+                    read.append(c.nonce)
+                return worth
+
+            candidate = self._judge(found, worth_reading)
+            if candidate.valid and (candidate.step, candidate.nonce) not in ignored:
+                self._save_memory()
+                return candidate
+            if candidate.level is None and not candidate.unreadable:
+                self._seen_damaged.update((found.path, nonce) for nonce in read)
+        return None
+
+    def choose_and_set_aside(
+        self,
+        request: ResumeRequest,
+        attempt: str,
+        journal_best_step: int = -1,
+        sealed: frozenset[tuple[int, str]] | None = None,
+    ) -> Resume:
+        """Choose the resume point of an attempt and move what is unfinished or invalid above it out of the way.
+
+        Nothing is moved when the run has to stop. Raises ``StorageUnreadable`` where nobody can tell, or nothing moves.
+        """
+        self._notes = []
+        record = self._record() if request.kind is ResumeKind.AUTO else RequestRecord()
+        if journal_best_step <= record.forgotten_best_step:
+            journal_best_step = -1
+        request, candidates = self._gather(request, record)
+        choice = choose(candidates, request, journal_best_step=journal_best_step, sealed=sealed, ignored=record.ignored)
+        if isinstance(choice, NoneValid):
+            self._demand_readable(choice, candidates)
+            return Resume(choice, notes=tuple(self._notes))
+        if request.kind is not ResumeKind.AUTO and self._run_directory is not None:
+            save_record(self._run_directory, _record_of(choice, candidates, journal_best_step))
+        resume_step = choice.checkpoint.step if isinstance(choice, Chosen) else -1
+        ours = [c for c in candidates if os.path.dirname(c.path) == self.directory]
+        moved = set_aside(self.directory, to_move(ours, resume_step), attempt)
+        return Resume(choice, moved, tuple(self._notes))
+
+    def _record(self) -> RequestRecord:
+        return RequestRecord() if self._run_directory is None else load_record(self._run_directory)
+
+    def _gather(self, request: ResumeRequest, record: RequestRecord) -> tuple[ResumeRequest, list[Candidate]]:
+        """Judge what the request needs judged; a path is replaced by the one the candidates bear."""
+        match request.kind:
+            case ResumeKind.NONE:
+                return request, self._judge_all(Depth.STRUCTURE, lambda candidate: False)
+            case ResumeKind.STEP:
+                return request, self._judge_all(Depth.ALL, lambda candidate: candidate.step == request.step)
+            case ResumeKind.PATH:
+                path = self._true_path(request.path)
+                candidates = self._judge_all(Depth.ALL, lambda candidate: candidate.path == path)
+                return replace(request, path=path), candidates + self._elsewhere(path, candidates)
+            case ResumeKind.AUTO:
+                usable = self._judge_all(Depth.NEWEST, lambda c: (c.step, c.nonce) not in record.ignored)
+                return request, usable + (self._elsewhere(record.base_path, usable) if record.base_path else [])
+
+    def _true_path(self, path: str) -> str:
+        """The user's path, links resolved, spelt as the survey spells it if it is one of this directory's."""
+        true = os.path.realpath(path)
+        parent, name = os.path.split(true)
+        return os.path.join(self.directory, name) if parent == os.path.realpath(self.directory) else true
+
+    def _elsewhere(self, path: str, known: list[Candidate]) -> list[Candidate]:
+        """A requested checkpoint that the survey did not meet: judged, or refused with a reason."""
+        if any(candidate.path == path for candidate in known):
+            return []
+        step = self._pattern.step_of(os.path.basename(path))
+        found = None if step is None else look_at(step, path)
+        if found is not None:
+            return [self._judge(found, lambda candidate: True, remembered=False)]
+        if not os.path.isdir(path):
+            why = "it is missing, or is not a directory"
+        else:
+            why = f"its name does not tell its step (checkpoint pattern {shown(self._pattern.text)})"
+        # committed: the run may rest on it, so that its absence must never read as "there was none"
+        return [Candidate(-1 if step is None else step, path, None, False, why, Kind.UNKNOWN)]
+
+    def _judge_all(self, depth: Depth, deep: Callable[[Candidate], bool]) -> list[Candidate]:
+        candidates = []
+        reading = depth is not Depth.STRUCTURE
+        listed = list_steps(self.directory, self._pattern)
+        for found in listed:
+            if depth is Depth.NEWEST and not reading:
+                candidates.append(self._recalled(found))
+                continue
+            candidate = self._judge(found, deep if reading else lambda candidate: False)
+            candidates.append(candidate)
+            if depth is Depth.NEWEST and candidate.valid and deep(candidate):
+                reading = False
+        self._memory.keep_only(found.name for found in listed)
+        self._save_memory()
+        return candidates
+
+    def _judge(self, found: StepDirectory, deep: Callable[[Candidate], bool], *, remembered: bool = True) -> Candidate:
+        if found.kind is Kind.UNKNOWN or not found.committed:
+            return _unjudged(found)
+        judged = self._memory.recall(found.name, found.path) if remembered else None
+        if judged is None:
+            judged = screen(found.path)
+        if judged.level is not None and not judged.deep and deep(_candidate(found, judged)):
+            judged = verify(found.path, self._ticker(found, judged), self._threads_count)
+        if remembered:
+            self._memory.remember(found.name, judged)
+        return _candidate(found, judged)
+
+    def _recalled(self, found: StepDirectory) -> Candidate:
+        """What is older than the newest valid one is not looked at, but what is remembered of it may be told."""
+        if found.kind is Kind.UNKNOWN or not found.committed:
+            return _unjudged(found)
+        judged = self._memory.recall(found.name, found.path)
+        if judged is None:
+            return replace(_unjudged(found), why_not=_NOT_LOOKED_AT, judged=False)
+        return _candidate(found, judged)
+
+    def _ticker(self, found: StepDirectory, judged: Judgement) -> Callable[[int], None] | None:
+        progress = self._progress
+        if progress is None:
+            return None
+        lock, done, told = Lock(), 0, 0
+
+        def tick(count: int) -> None:
+            nonlocal done, told
+            with lock:
+                done += count
+                if done - told >= _TOLD_EVERY_BYTES:
+                    told = done
+                    progress(Progress(found.step, found.path, done, judged.data_bytes))
+
+        progress(Progress(found.step, found.path, 0, judged.data_bytes))
+        return tick
+
+    def _save_memory(self) -> None:
+        trouble = self._memory.save()
+        if trouble:
+            self._notes.append(trouble)
+
+    def _demand_readable(self, choice: NoneValid, candidates: list[Candidate]) -> None:
+        """That none is valid must not be concluded from a storage that would not show them."""
+        hidden = [c for c in candidates if c.unreadable and any(c.path == p.path for p in choice.passed_over)]
+        if hidden:
+            raise StorageUnreadable(
+                f"nobody can tell what to resume from: {len(hidden)} of {len(candidates)} step directories "
+                f"cannot be read; step {hidden[0].step}: {hidden[0].why_not}"
+            )
+
+
+def _unjudged(found: StepDirectory) -> Candidate:
+    return Candidate(
+        found.step, found.path, None, False, found.why, found.kind, found.committed, unreadable=found.unreadable
+    )
+
+
+def _candidate(found: StepDirectory, judged: Judgement) -> Candidate:
+    unread = judged.level is not None and not judged.deep
+    return Candidate(
+        step=found.step,
+        path=found.path,
+        level=judged.level,
+        valid=judged.valid,
+        why_not=_NOT_READ if unread else judged.why,
+        kind=found.kind,
+        nonce=judged.nonce,
+        judged=not unread,
+        unreadable=judged.unreadable,
+    )
+
+
+def _record_of(choice: Chosen | FromZero, candidates: list[Candidate], journal_best_step: int) -> RequestRecord:
+    """What an explicit request puts out of use: every other whole checkpoint at or above the step it asked for."""
+    step, path = (choice.checkpoint.step, choice.checkpoint.path) if isinstance(choice, Chosen) else (-1, "")
+    out_of_use = (c for c in candidates if c.level is not None and c.step >= step and c.path != path)
+    ignored = frozenset((c.step, c.nonce) for c in out_of_use)
+    return RequestRecord(ignored, path, journal_best_step if isinstance(choice, FromZero) else -1)
+
+
+def point_resume_link(run_directory: str, path: str | None) -> None:
+    """Let ``<run>/resume`` point at the checkpoint, in one step; None takes it away. Raises OSError."""
+    link = os.path.join(run_directory, LINK_NAME)
+    if path is None:
+        try:
+            os.unlink(link)
+        except FileNotFoundError:
+            pass
+        return
+    temporary = f"{link}.{os.getpid()}"
+    try:
+        os.unlink(temporary)
+    except FileNotFoundError:
+        pass
+    os.symlink(path, temporary)
+    try:
+        os.replace(temporary, link)
+    except OSError:
+        os.unlink(temporary)
+        raise

@@ -1,0 +1,180 @@
+"""The agent's process (room: cli, as it ties the agent's surroundings to their adapters). Started by its warden.
+
+Exit codes: what the run's farewell says; 71 the warden is gone; 78 the node cannot work for this run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from gangrun.adapters.clock import SystemClock
+from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.probe import probe
+from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, read_spec
+from gangrun.adapters.fs.terms import FsTerms
+from gangrun.adapters.local import box
+from gangrun.adapters.net.agent_net import AgentNet
+from gangrun.adapters.net.curve import KeyRefused, read_client_key
+from gangrun.agent import facts
+from gangrun.agent.brain import AgentBrain
+from gangrun.agent.identity import AgentConfig
+from gangrun.agent.loop import AgentLoop
+from gangrun.agent.preflight import preflight
+from gangrun.agent.rank_env import inherited, shared_memory_root
+from gangrun.agent.ranks import GangSpec, RankGang
+from gangrun.agent.warden_link import AgentEnd
+from gangrun.cli import environment
+from gangrun.cli.process_words import tell, tell_dropped
+from gangrun.cli.wiring import clock_of, disk_of
+from gangrun.wire.messages import Dial
+from gangrun.wire.spec import RunSpec
+
+EXIT_UNUSABLE = 78
+HELLO_WITHIN_MS = 2000
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """What the warden's command line says."""
+
+    run_dir: Path
+    node: str
+    job: str
+    founder: bool
+
+
+def arguments_of(words: list[str]) -> Arguments:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(prog="gangrun-agent")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--node", required=True)
+    parser.add_argument("--job", required=True)
+    parser.add_argument("--seq", type=int, default=0)
+    parser.add_argument("--founder", action="store_true")
+    found = parser.parse_args(words)
+    return Arguments(found.run_dir, found.node, found.job, found.founder)
+
+
+def config_of(arguments: Arguments, spec: RunSpec, incarnation: str, net: AgentNet, previous_died: str) -> AgentConfig:
+    """Who this agent is."""
+    return AgentConfig(
+        node=arguments.node,
+        incarnation=incarnation,
+        boot_id=box.boot_id(),
+        job=arguments.job,
+        job_restart=0,
+        slots_count=spec.slots_per_node,
+        peer=net.address,
+        timing=spec.policy.timing,
+        roster_count=len(spec.nodes),
+        founder=arguments.founder,
+        previous_died=previous_died,
+        nofile_hard=net.nofile_hard,
+    )
+
+
+def gang_of(spec: RunSpec, paths: RunPaths, node: str) -> GangSpec:
+    """What every attempt on this node has in common."""
+    interpreter, command = (spec.command[0], spec.command[1:]) if spec.python else ("", spec.command)
+    return GangSpec(
+        run=spec.run,
+        node=node,
+        command=command,
+        through_boot=spec.python,
+        interpreter=interpreter,
+        working_directory=spec.working_directory,
+        inherited=inherited(),
+        environment=spec.environment,
+        local_root=shared_memory_root(),
+        run_directory=paths.root,
+        log=spec.log,
+        max_restarts_count=spec.policy.restarts_max_count,
+        warden_pid=os.getppid(),
+    )
+
+
+def find_term(paths: RunPaths, clock: SystemClock, disk: Disk) -> facts.TermFound:
+    """The newest claim, as an address."""
+    claim = FsTerms(paths, clock, disk).newest()
+    if claim is None:
+        return facts.TermFound(None)
+    return facts.TermFound(Dial(claim.term, claim.endpoint, claim.server_key), claim.job)
+
+
+def check(paths: RunPaths, clock: SystemClock, net: AgentNet, nodes_count: int, nonce: str) -> facts.Checked:
+    """This node's preflight; may take as long as the file system does."""
+
+    def lacking() -> str:
+        report = probe(paths.machine, clock, nonce)
+        return "" if report.usable else "; ".join(report.lacks)
+
+    return preflight(nofile_hard=net.nofile_hard, agents_count=nodes_count, probe=lacking, skew_s=lambda: None)
+
+
+def main(words: list[str]) -> int:
+    """Serve one node until the run says farewell."""
+    arguments = arguments_of(words)
+    warden = AgentEnd.attach(environment.attachable())
+    if warden is None:
+        _say(arguments.node, "an agent is started by its warden, not by hand: see gangrun run")
+        return EXIT_UNUSABLE
+    clock, paths = clock_of(), RunPaths(arguments.run_dir)
+    disk = disk_of(paths)
+    try:
+        spec, keys = read_spec(disk, paths), read_client_key(paths.client_key)
+    except (RunDirError, KeyRefused) as error:
+        _say(arguments.node, str(error))
+        return EXIT_UNUSABLE
+    incarnation = os.urandom(6).hex()
+    net = AgentNet(spec.run, keys, arguments.node, incarnation, LOOPBACK)
+    told = _hello(warden)
+    brain = AgentBrain(config_of(arguments, spec, incarnation, net, told.previous_died), clock.now())
+    loop: AgentLoop | None = None
+
+    def supervisor_pids() -> tuple[int, ...]:
+        return tuple(loop.supervisor_pids) if loop is not None else told.supervisor_pids
+
+    loop = AgentLoop(
+        brain=brain,
+        clock=clock,
+        net=net,
+        warden=warden,
+        ranks=RankGang(gang_of(spec, paths, arguments.node), clock.now, supervisor_pids),
+        find_term=lambda: find_term(paths, clock, disk),
+        check=lambda: check(paths, clock, net, len(spec.nodes), incarnation),
+        say=lambda sentence: _say(arguments.node, sentence),
+        stacks_within_s=spec.policy.stacks_within_s * 0.8,
+    )
+    loop.supervisor_pids.update(told.supervisor_pids)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    code = loop.run()
+    tell_dropped(f"{arguments.node}:agent", net.dropped)
+    return code
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The warden's first message."""
+
+    previous_died: str = ""
+    supervisor_pids: tuple[int, ...] = ()
+
+
+def _hello(warden: AgentEnd) -> Hello:
+    poller = select.poll()
+    poller.register(warden.fileno(), select.POLLIN)
+    poller.poll(HELLO_WITHIN_MS)
+    for message in warden.receive():
+        if message.get("op") == "hello":
+            return Hello(str(message.get("previous_died") or ""), tuple(message.get("supervisor_pids") or ()))
+    return Hello()
+
+
+def _say(node: str, sentence: str) -> None:
+    tell(f"{node}:agent", sentence)

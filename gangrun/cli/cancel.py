@@ -1,0 +1,87 @@
+"""``gangrun cancel``: end a run for good (room: cli). The mark first, then the owner; see ``steering``."""
+
+from __future__ import annotations
+
+import click
+
+from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.run_dir import mark_cancelled
+from gangrun.cli.errors import DONE, UNKNOWN, UserError
+from gangrun.cli.options import asks, echo_json, json_option, run_argument, runs_dir_option, user_name
+from gangrun.cli.reading import Reading, find, read
+from gangrun.cli.settings import span_s
+from gangrun.cli.status_json import SCHEMA, status_of
+from gangrun.cli.steering import Told, tell_owner, wait_for_end
+from gangrun.cli.terminal import clean
+from gangrun.cli.times import wall_now
+
+SLACK_S = 30.0  # beyond the run's own grace periods
+
+
+@click.command("cancel")
+@run_argument
+@click.option("--wait/--no-wait", "waits", default=True, help="Stay until all ranks are down (default), or only ask.")
+@click.option("--timeout", metavar="TIME", help="Wait no longer than this (default: the run's own grace, and some).")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask, even without RUN.")
+@json_option
+@runs_dir_option
+def command(run: str | None, waits: bool, timeout: str | None, yes: bool, as_json: bool, runs_dir: str | None) -> int:
+    """End a run for good: all ranks are stopped in order, and nothing starts again by itself.
+
+    A script that asked for it may save a checkpoint first. `gangrun resume` takes a cancelled run up again.
+    """
+    timeout_s = None if timeout is None else _span(timeout)
+    paths = find(run, runs_dir, steering=True)
+    reading = read(paths)
+    if run is None and not yes:
+        _ask(reading)
+    if reading.ended:
+        return _say(reading, f"{reading.spec.run} has ended already", as_json=as_json)
+    first = mark_cancelled(Disk(), paths, f"{user_name()} (gangrun cancel)", wall_now())
+    told = tell_owner(reading, again=not first)
+    if told is Told.NOBODY:
+        words = "nobody runs it, so there was nothing to stop; it is marked, and nothing starts it again by itself"
+        return _say(read(paths), f"{reading.spec.run}: {words}", as_json=as_json)
+    if not waits:
+        again = "" if first else " (it was asked before)"
+        return _say(reading, f"{reading.spec.run} is asked to stop{again}", as_json=as_json)
+    if told is Told.ELSEWHERE and reading.owner is not None and not as_json:
+        click.echo(f"its owner is on {clean(reading.owner.host)} and will find the mark; waiting", err=True)
+    last = wait_for_end(paths, timeout_s if timeout_s is not None else _patience_s(reading))
+    if last.ended:
+        return _say(last, f"{last.spec.run} has ended", as_json=as_json)
+    if last.abandoned(wall_now()):
+        return _say(last, f"{last.spec.run}: its owner is gone, and all ranks with it", as_json=as_json)
+    hint = f"gangrun status {last.spec.run} shows how it goes; the cancel stands"
+    raise UserError("not yet", f"{last.spec.run} has not ended in time", hint, UNKNOWN)
+
+
+def _span(text: str) -> float:
+    try:
+        return span_s(text)
+    except ValueError as error:
+        raise UserError("usage", f"--timeout: {error}") from error
+
+
+def _patience_s(reading: Reading) -> float:
+    """As long as an orderly stop may take by the run's own policy."""
+    policy = reading.spec.policy
+    return policy.checkpoint_grace_s + policy.stop_grace_s + policy.timing.fence_after_s + SLACK_S
+
+
+def _ask(reading: Reading) -> None:
+    named = f"{clean(reading.spec.run)} ({clean(reading.spec.name)})"
+    if not asks():
+        raise UserError("usage", "which run? cancel wants a RUN, or -y for the newest", f"the newest is {named}")
+    click.confirm(f"Cancel {named}?", abort=True, err=True)
+
+
+def _say(reading: Reading, words: str, *, as_json: bool) -> int:
+    if as_json:
+        echo_json({"schema": SCHEMA, "message": words, "status": status_of(reading, wall_now())})
+    else:
+        state = (
+            f": {reading.state.phase.value}, {clean(reading.state.reason)}" if reading.ended and reading.state else ""
+        )
+        click.echo(clean(words) + state)
+    return DONE

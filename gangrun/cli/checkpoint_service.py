@@ -1,0 +1,122 @@
+"""The checkpoint file system behind a thread (room: cli, as it ties the checkpoint room to the supervisor's mailbox).
+
+``ports.Checkpoints`` for the real world: each question is answered later, as a core event. A directory that hangs
+keeps this thread waiting and nobody else; questions are answered in order, and a look that was overtaken is skipped.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gangrun.checkpoint.scan import StorageUnreadable, step_pattern
+from gangrun.checkpoint.staging import seal_staging
+from gangrun.checkpoint.store import CheckpointRoom, point_resume_link
+from gangrun.core.events import AttemptSealed, CheckpointSeen, Event, NoneValid, ResumeChosen, Stamped
+from gangrun.core.model import CheckpointRef
+from gangrun.core.selection import Chosen, parse_resume
+from gangrun.core.selection import NoneValid as NoChoice
+
+NO_DIRECTORY = "no checkpoint directory is known (--checkpoint-dir), so the script finds its own way"
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    what: str
+    attempt: int = -1
+    request: str = "auto"
+    step: int = -1
+
+
+class CheckpointService:
+    """Answers through ``post``, which must not block."""
+
+    def __init__(
+        self, directory: str, pattern: str, run: str, run_directory: str, post: Callable[[Stamped], None]
+    ) -> None:
+        self._directory, self._run, self._run_directory, self._post = directory, run, run_directory, post
+        # one room for all questions: it remembers which damaged save it has read already
+        self._room = CheckpointRoom(directory, step_pattern(pattern), run_directory=run_directory)
+        self._questions: queue.Queue[_Question | None] = queue.Queue()
+        self._looks = 0
+        self._thread = threading.Thread(target=self._main, name="checkpoints", daemon=True)
+        self._thread.start()
+
+    def seal(self, attempt: int) -> None:
+        """Answer with ``AttemptSealed``."""
+        self._questions.put(_Question("seal", attempt))
+
+    def choose(self, attempt: int, request: str, best_step: int, sealed: Sequence[tuple[int, str]]) -> None:
+        """Answer with ``ResumeChosen`` or ``NoneValid``."""
+        del sealed  # gangrun's own format has no saver yet: every checkpoint is foreign, and judged by itself
+        self._questions.put(_Question("choose", attempt, request, best_step))
+
+    def look(self, above_step: int) -> None:
+        """Answer with ``CheckpointSeen`` if a newer valid one is there."""
+        if self._directory and self._looks == 0:
+            self._looks += 1
+            self._questions.put(_Question("look", step=above_step))
+
+    def close(self) -> None:
+        """Take no more questions."""
+        self._questions.put(None)
+
+    def _main(self) -> None:
+        while (question := self._questions.get()) is not None:
+            event = self._answer(question)
+            if event is not None:
+                self._post(Stamped(event))
+
+    def _answer(self, question: _Question) -> Event | None:
+        match question.what:
+            case "seal":
+                return self._seal(question.attempt)
+            case "choose":
+                return self._choose(question)
+            case _:
+                return self._look(question.step)
+
+    def _seal(self, attempt: int) -> Event:
+        try:
+            if self._directory:
+                seal_staging(self._directory, self._run, attempt)
+        except StorageUnreadable as error:
+            return NoneValid(attempt, str(error), storage=True)
+        return AttemptSealed(attempt)
+
+    def _choose(self, question: _Question) -> Event:
+        if not self._directory:
+            return ResumeChosen(question.attempt, None, NO_DIRECTORY)
+        try:
+            request = parse_resume(question.request)
+            found = self._room.choose_and_set_aside(request, f"{self._run}-{question.attempt}", question.step)
+        except StorageUnreadable as error:
+            return NoneValid(question.attempt, str(error), storage=True)
+        choice = found.choice
+        passed = tuple((one.step, one.why) for one in choice.passed_over)
+        undo = "".join(
+            f"; moved aside: step {moved.step} ({moved.why}), undo with: {moved.undo}" for moved in found.moved
+        )
+        if isinstance(choice, NoChoice):
+            return NoneValid(question.attempt, choice.reason)
+        ref = choice.checkpoint if isinstance(choice, Chosen) else None
+        self._link(ref)
+        return ResumeChosen(question.attempt, ref, choice.reason + undo, passed)
+
+    def _link(self, ref: CheckpointRef | None) -> None:
+        try:
+            point_resume_link(self._run_directory, ref.path if ref else None)
+        except OSError:
+            return  # a convenience for people: the ranks are told by their environment
+
+    def _look(self, above_step: int) -> Event | None:
+        self._looks = 0
+        try:
+            candidate = self._room.newest_valid_above(above_step)
+        except StorageUnreadable:
+            return None
+        if candidate is None or candidate.level is None:
+            return None
+        return CheckpointSeen(CheckpointRef(candidate.step, candidate.path, candidate.level))

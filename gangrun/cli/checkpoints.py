@@ -1,0 +1,203 @@
+"""``gangrun checkpoints``: which checkpoints are valid, and why the others are not (room: cli; moves nothing)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gangrun.adapters.fs.run_dir import MACHINE_DIR
+from gangrun.checkpoint.request_record import RequestRecord, load_record
+from gangrun.checkpoint.scan import DEFAULT_PATTERN, BadPattern, StorageUnreadable, step_pattern
+from gangrun.checkpoint.store import CheckpointRoom, Depth, Progress
+from gangrun.cli.errors import DONE, RUN_FAILED, UNKNOWN, UserError
+from gangrun.cli.options import echo_json, json_option, look_now, runs_dir_option
+from gangrun.cli.reading import find, patience, read
+from gangrun.cli.status_json import SCHEMA
+from gangrun.cli.status_view import Look
+from gangrun.cli.terminal import clean, size_words, styled, table, wrapped
+from gangrun.cli.times import ago_words
+from gangrun.core.selection import Candidate, Chosen, FromZero, Kind, NoneValid, ResumeRequest, choose
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where to look, and what the run knows of it."""
+
+    directory: str
+    pattern: str
+    run: str = ""
+    run_directory: str = ""
+    best_step: int = -1
+
+
+@click.command("checkpoints")
+@click.argument("where", required=False, metavar="[DIR|RUN]")
+@click.option(
+    "--verify", is_flag=True, help="Read every byte that is not known to be whole; exit 1 if the newest is not."
+)
+@click.option("--checkpoint-pattern", metavar="REGEX", help="Names of checkpoint directories; the group is the step.")
+@json_option
+@runs_dir_option
+def command(
+    where: str | None, verify: bool, checkpoint_pattern: str | None, as_json: bool, runs_dir: str | None
+) -> int:
+    r"""Which checkpoints are there, newest first: valid or not, why not, and which one would be resumed from.
+
+    DIR is a directory of checkpoints; RUN is a run, whose own directory is looked at. Without --verify no data is read:
+    "complete" is what the structure shows, "verified" what was proven before and has not changed since.
+    """
+    place = _place(where, checkpoint_pattern, runs_dir)
+    try:
+        pattern = step_pattern(place.pattern)
+    except BadPattern as error:
+        raise UserError("usage", str(error)) from error
+    try:
+        with patience(place.directory), _progress(shown=verify) as progress:
+            room = CheckpointRoom(
+                place.directory, pattern, run_directory=place.run_directory or None, progress=progress
+            )
+            found = room.survey(Depth.ALL if verify else Depth.STRUCTURE)
+        record = load_record(place.run_directory) if place.run_directory else RequestRecord()
+    except StorageUnreadable as error:
+        raise UserError("storage", str(error), "", UNKNOWN) from error
+    hopeful = [replace(one, valid=True) if _unread(one) else one for one in found]
+    choice = choose(hopeful, ResumeRequest(), journal_best_step=place.best_step, ignored=record.ignored)
+    look = look_now()
+    if as_json:
+        echo_json(_as_json(place, found, choice, verify=verify))
+    else:
+        click.echo("\n".join(page(place, found, choice, look)))
+    if not verify:
+        return DONE
+    newest = next((one for one in found if one.committed), None)
+    return DONE if newest is not None and newest.valid else RUN_FAILED
+
+
+def _unread(one: Candidate) -> bool:
+    """Whole by its structure, and nobody has read its bytes yet: a run would, before it resumes from it."""
+    return one.committed and one.level is not None and not one.judged and not one.valid
+
+
+def _place(where: str | None, pattern: str | None, runs_dir: str | None) -> Place:
+    if where is not None and _is_checkpoint_directory(where):
+        return Place(os.path.abspath(where), pattern or DEFAULT_PATTERN)
+    reading = read(find(where, runs_dir))
+    asked = reading.spec.checkpoint
+    if not asked.directory:
+        hint = "name the directory: gangrun checkpoints DIR (the run was started without --checkpoint-dir)"
+        raise UserError("no checkpoints", f"{reading.spec.run} has no checkpoint directory that gangrun knows of", hint)
+    best = reading.state.best_step if reading.state else -1
+    return Place(asked.directory, pattern or asked.pattern, reading.spec.run, str(reading.paths.root), best)
+
+
+def _is_checkpoint_directory(where: str) -> bool:
+    """A directory that is no run's; a bare word may be a run's name, so a directory here must not hide a run."""
+    try:
+        path = Path(where)
+        is_run = (path / MACHINE_DIR / "spec.json").exists()
+        return bool(where) and path.is_dir() and not is_run
+    except (OSError, ValueError):
+        return False
+
+
+@contextmanager
+def _progress(*, shown: bool) -> Iterator[Callable[[Progress], None] | None]:
+    """A bar on a terminal that may have one; nothing elsewhere."""
+    if not (shown and sys.stderr.isatty() and look_now().color):
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("step {task.fields[step]}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    tasks: dict[str, Any] = {}
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+
+        def progress(one: Progress) -> None:
+            if one.path not in tasks:
+                tasks[one.path] = bars.add_task("", total=one.total_bytes, step=one.step)
+            bars.update(tasks[one.path], completed=one.done_bytes)
+
+        yield progress
+
+
+def _as_json(place: Place, found: Sequence[Candidate], choice: object, *, verify: bool) -> dict[str, Any]:
+    chosen = choice.checkpoint if isinstance(choice, Chosen) else None
+    return {
+        "schema": SCHEMA,
+        "directory": place.directory,
+        "run": place.run or None,
+        "verified": verify,
+        "resume_from": None
+        if chosen is None
+        else {"step": chosen.step, "path": chosen.path, "level": chosen.level.value},
+        "reason": choice.reason if isinstance(choice, Chosen | FromZero | NoneValid) else "",
+        "checkpoints": [_one_as_json(one) for one in found],
+    }
+
+
+def _one_as_json(one: Candidate) -> dict[str, Any]:
+    size_bytes, changed = measure(one.path)
+    return {
+        "step": one.step,
+        "level": one.level.value if one.level else None,
+        "valid": None if _unread(one) else one.valid,
+        "why_not": one.why_not,
+        "kind": one.kind.value,
+        "committed": one.committed,
+        "size_bytes": size_bytes,
+        "changed": changed,
+        "path": one.path,
+    }
+
+
+def page(place: Place, found: Sequence[Candidate], choice: object, look: Look) -> list[str]:
+    """The table, and what would be resumed from."""
+    lines = [f"{clean(place.directory)}{'  (of run ' + clean(place.run) + ')' if place.run else ''}"]
+    if not found:
+        lines.append("  no checkpoints here")
+    else:
+        rows = [_row(one, look) for one in found]
+        lines += ["", *table(("step", "valid", "level", "size", "changed", "directory", "why"), rows, look.columns)]
+        lines[2] = styled(lines[2], "dim", look.color)
+    reason = choice.reason if isinstance(choice, Chosen | FromZero | NoneValid) else ""
+    return [*lines, "", *wrapped(f"a run would go on like this: {clean(reason)}", look.columns, "  ")]
+
+
+def _row(one: Candidate, look: Look) -> tuple[str, ...]:
+    size_bytes, changed = measure(one.path)
+    return (
+        str(one.step),
+        _validity(one),
+        one.level.value if one.level else ("?" if one.kind is Kind.UNKNOWN else "-"),
+        "?" if size_bytes is None else size_words(size_bytes),
+        "?" if changed is None else ago_words(changed, look.now),
+        clean(os.path.basename(one.path)),
+        clean(one.why_not),
+    )
+
+
+def _validity(one: Candidate) -> str:
+    if _unread(one):
+        return "unread"
+    return "yes" if one.valid else ("no" if one.committed else "unfinished")
+
+
+def measure(path: str) -> tuple[int | None, float | None]:
+    """Bytes in a checkpoint directory, and when the newest file in it was written; None where it does not say."""
+    try:
+        facts = [
+            entry.stat(follow_symlinks=False) for entry in os.scandir(path) if entry.is_file(follow_symlinks=False)
+        ]
+        own = os.lstat(path)
+    except OSError:
+        return None, None
+    return sum(fact.st_size for fact in facts), max((fact.st_mtime for fact in facts), default=own.st_mtime)

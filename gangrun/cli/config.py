@@ -1,0 +1,112 @@
+"""Where a setting's value comes from (room: cli): flag > GANGRUN_* > ./gangrun.toml > user's config > default.
+
+A key that no setting has is an error that names the nearest one: a misspelt time-out must not be ignored in silence.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gangrun.cli import environment
+from gangrun.cli.errors import UserError
+from gangrun.cli.settings import BY_NAME, SETTINGS
+
+PREFIX = "GANGRUN_"
+# what we set for ranks and our own processes is not the user's configuration
+OWN_VARIABLES = frozenset(
+    {
+        "GANGRUN_RUN",
+        "GANGRUN_RUN_DIR",
+        "GANGRUN_ATTEMPT",
+        "GANGRUN_RESUME_STEP",
+        "GANGRUN_PROGRESS_SLOT",
+        "GANGRUN_TEST_DISK_CONTROL",
+        "GANGRUN_TEST_KILL_AT",
+        "GANGRUN_TEST_WALL_OFFSET",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A setting's value and where it was found."""
+
+    value: Any
+    origin: str
+
+
+def usual_files(config_file: Path | None = None) -> tuple[Path, ...]:
+    """Where settings are looked for, the strongest first; ``config_file`` is what --config named."""
+    files = (Path("gangrun.toml"), environment.config_home() / "config.toml")
+    if config_file is None:
+        return files
+    if not config_file.is_file():
+        raise UserError("config", f"no such file: {config_file}")
+    return (config_file, *files)
+
+
+def layered(flags: Mapping[str, Any], variables: Mapping[str, str], files: tuple[Path, ...]) -> dict[str, Value]:
+    """Every setting with its value; ``files`` from the strongest to the weakest, missing ones are skipped."""
+    found: dict[str, Value] = {s.name: Value(s.default, "default") for s in SETTINGS}
+    for path in reversed(files):
+        for name, raw in _read(path).items():
+            found[name] = Value(_parsed(name, raw, str(path)), str(path))
+    for setting in SETTINGS:
+        variable = PREFIX + setting.name.upper()
+        # GANGRUN_RESUME is what a rank is told, not what a user asks: only the flag and the files set ``resume``
+        if variable in variables and setting.name != "resume":
+            found[setting.name] = Value(_parsed(setting.name, variables[variable], variable), variable)
+    for name, raw in flags.items():
+        found[name] = Value(_parsed(name, raw, "--" + name.replace("_", "-")), "--" + name.replace("_", "-"))
+    return found
+
+
+def unknown_variables(variables: Mapping[str, str]) -> list[str]:
+    """GANGRUN_* names that look like a misspelt setting, with the nearest one."""
+    told = []
+    names = [PREFIX + s.name.upper() for s in SETTINGS]
+    for name in sorted(variables):
+        if name.startswith(PREFIX) and name not in names and name not in OWN_VARIABLES:
+            near = difflib.get_close_matches(name, names, 1, 0.8)
+            if near:
+                told.append(f"{name} is not a setting; did you mean {near[0]}?")
+    return told
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise UserError("config", f"cannot read {path}: {error.strerror}") from error
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        table = tomllib.loads(data.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError("config", f"{path} is not TOML: {error}") from error
+    names = [s.name for s in SETTINGS]
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name not in BY_NAME:
+            near = difflib.get_close_matches(name, names, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(names)}"
+            raise UserError("config", f"{path}: unknown key {key!r}", hint)
+        flat[name] = value
+    return flat
+
+
+def _parsed(name: str, raw: object, where: str) -> Any:
+    try:
+        return BY_NAME[name].parse(raw)
+    except ValueError as error:
+        raise UserError("usage", f"{where}: {error}") from error

@@ -1,0 +1,59 @@
+"""``gangrun config``: every setting, its value and where it came from (room: cli; reads, never writes)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gangrun.cli import environment
+from gangrun.cli.config import Value, layered, unknown_variables, usual_files
+from gangrun.cli.options import echo_json, json_option, look_now
+from gangrun.cli.settings import BY_NAME
+from gangrun.cli.status_json import SCHEMA
+from gangrun.cli.terminal import clean, styled, table
+
+
+@click.command("config")
+@click.option("--show", is_flag=True, help="Show all settings, which is also what happens without it.")
+@click.option("--config", "config_file", type=click.Path(path_type=Path), metavar="FILE", help="Read this first.")
+@json_option
+def command(show: bool, config_file: Path | None, as_json: bool) -> int:
+    """Every setting of a run with its value, and where that came from.
+
+    Stronger first: flags of `gangrun run`, GANGRUN_* variables, ./gangrun.toml, the config.toml of your
+    $XDG_CONFIG_HOME/gangrun, the default.
+    """
+    del show
+    variables = environment.all_variables()
+    files = usual_files(config_file)
+    settings = layered({}, variables, files)
+    told = unknown_variables(variables)
+    if as_json:
+        known = {name: {"value": value.value, "origin": value.origin} for name, value in settings.items()}
+        echo_json({"schema": SCHEMA, "settings": known, "files": [str(file) for file in files], "warnings": told})
+        return 0
+    look = look_now()
+    rows = [(name, _shown(value), clean(value.origin), BY_NAME[name].help) for name, value in settings.items()]
+    lines = table(("setting", "value", "from", "what it is"), rows, look.columns, "")
+    click.echo("\n".join([styled(lines[0], "dim", look.color), *lines[1:]]))
+    click.echo("\nread, the strongest first:")
+    for file in files:
+        click.echo(f"  {clean(file.absolute())}{'' if file.exists() else ' (not there)'}")
+    for sentence in told:
+        click.echo(f"gangrun: {clean(sentence)}", err=True)
+    return 0
+
+
+def _shown(value: Value) -> str:
+    held: Any = value.value
+    match held:
+        case None:
+            return "-"
+        case bool():
+            return "true" if held else "false"
+        case float():
+            return f"{held:g} s"
+        case _:
+            return clean(held) or '""'

@@ -1,0 +1,139 @@
+"""``gangrun explain``: every decision, with what was seen, concluded and done (room: cli; reads, never writes)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import click
+
+from gangrun.cli.options import echo_json, json_option, look_now, run_argument, runs_dir_option
+from gangrun.cli.reading import Reading, find, read
+from gangrun.cli.status_json import SCHEMA, status_of
+from gangrun.cli.status_view import Look
+from gangrun.cli.story import Entry, tell
+from gangrun.cli.terminal import clean, phase_word, styled, wrapped
+from gangrun.cli.times import clock_words, date_words
+from gangrun.core.nodeset import fold
+
+LABEL_CHARS = 11
+
+
+@click.command("explain")
+@run_argument
+@click.option(
+    "-a", "--all", "everything", is_flag=True, help="Also what was ignored, refused or routine, with tickets."
+)
+@json_option
+@runs_dir_option
+def command(run: str | None, everything: bool, as_json: bool, runs_dir: str | None) -> int:
+    """The story of a run: when, what was seen, what was concluded, what was done.
+
+    The sentences under "concluded" are the supervisor's own, from the journal. Without --all only decisions that
+    matter are told; what came in numbers is summed up under "meanwhile".
+    """
+    reading = read(find(run, runs_dir), story=True)
+    entries = [entry for entry in tell(reading.records) if everything or entry.matters]
+    look = look_now()
+    if as_json:
+        echo_json(_as_json(reading, entries, look.now))
+    else:
+        click.echo("\n".join(page(status_of(reading, look.now), entries, look, everything=everything)))
+    return 0
+
+
+def _as_json(reading: Reading, entries: Iterable[Entry], now: float) -> dict[str, Any]:
+    status = status_of(reading, now)
+    story = [
+        {
+            "at": entry.wall,
+            "term": entry.term,
+            "record": entry.n,
+            "attempt": entry.attempt,
+            "event": entry.event,
+            "outcome": entry.outcome,
+            "from": entry.was,
+            "to": entry.phase,
+            "seen": entry.seen,
+            "concluded": entry.concluded,
+            "done": list(entry.done),
+            "tickets": list(entry.tickets),
+            "passed_over": [{"step": step, "why": why} for step, why in entry.passed_over],
+            "meanwhile": entry.meanwhile,
+            "matters": entry.matters,
+        }
+        for entry in entries
+    ]
+    keys = ("run", "name", "state", "reason", "failure", "attempts", "abandoned", "notes")
+    return {"schema": SCHEMA, **{key: status[key] for key in keys}, "story": story}
+
+
+def page(status: dict[str, Any], entries: list[Entry], look: Look, *, everything: bool = False) -> list[str]:
+    """The whole story as lines."""
+    lines = [f"{phase_word(status['state'], look.color)} · {clean(status['name'])}  {clean(status['run'])}"]
+    lines += wrapped(clean(status["reason"]), look.columns, "  ")
+    if not entries:
+        lines += ["", "  nothing was decided yet"]
+    attempts = {one["number"]: one for one in status["attempts"]}
+    told, day = -1, date_words(look.now, look.zone)
+    for entry in entries:
+        if (entry_day := date_words(entry.wall, look.zone)) != day:
+            day = entry_day
+            lines += ["", styled(day, "cyan", look.color)]
+        if entry.attempt > told:
+            told = entry.attempt
+            lines += ["", styled(_heading(told, attempts.get(told), look), "bold", look.color)]
+        lines += ["", *_entry(entry, look, everything=everything)]
+    lines += _closing(status, look)
+    return lines
+
+
+def _heading(number: int, attempt: dict[str, Any] | None, look: Look) -> str:
+    if attempt is None:
+        return f"attempt {number}"
+    origin = (
+        f"from step {attempt['resumed_from_step']}" if attempt["resumed_from_step"] is not None else "from the start"
+    )
+    nodes = f" on {clean(fold(attempt['nodes']))}" if attempt["nodes"] else ""
+    outcome = clean(attempt["outcome"])
+    text = f"attempt {number}{nodes}, {origin}: {outcome} "
+    return text + "─" * max(0, min(look.columns, 80) - len(text))
+
+
+def _entry(entry: Entry, look: Look, *, everything: bool) -> list[str]:
+    when = clock_words(entry.wall, entry.wall, look.zone)
+    was, phase = clean(entry.was), clean(entry.phase)
+    move = f"{was} → {phase_word(phase, look.color)}" if was != phase else phase
+    number = styled(f"  record {entry.term}.{entry.n} {clean(entry.event)}", "dim", look.color) if everything else ""
+    lines = _labelled("meanwhile", [entry.meanwhile] if entry.meanwhile else [], look, "dim")
+    if not entry.event:
+        return lines
+    lines.append(f"{styled(when, 'cyan', look.color)}  {move}{number}")
+    lines += _labelled("seen", [entry.seen], look)
+    label = "concluded" if entry.outcome == "applied" else clean(entry.outcome)
+    lines += _labelled(label, [entry.concluded], look)
+    lines += _labelled("", [f"step {step} was passed over: {why}" for step, why in entry.passed_over], look)
+    tickets = [f" (ticket {n})" if n and everything else "" for n in entry.tickets]
+    lines += _labelled("done", [words + ticket for words, ticket in zip(entry.done, tickets, strict=True)], look)
+    return lines
+
+
+def _labelled(label: str, texts: Iterable[str], look: Look, style: str = "") -> list[str]:
+    lines: list[str] = []
+    for text in texts:
+        first = f"  {label.ljust(LABEL_CHARS)}"
+        lines += wrapped(clean(text), look.columns, first, " " * len(first))
+        label = ""
+    return [styled(line, style, look.color) for line in lines]
+
+
+def _closing(status: dict[str, Any], look: Look) -> list[str]:
+    lines = []
+    if status["abandoned"]:
+        words = f"nobody runs it any more; gangrun resume {clean(status['run'])} takes it up again"
+        lines += ["", *wrapped(words, look.columns, "! ")]
+    for note in status["notes"]:
+        lines += ["", *wrapped(f"the journal could not be read in full: {clean(note)}", look.columns, "! ")]
+    if status["failure"] == "script":
+        lines += ["", f"gangrun logs --errors {clean(status['run'])} shows the tracebacks"]
+    return lines

@@ -1,0 +1,178 @@
+"""What ``gangrun run`` shows while it runs: the story, some ranks' output, one line of progress (room: cli).
+
+On a terminal the last line is alive (rich draws it, which also minds COLUMNS and NO_COLOR); elsewhere there are plain
+lines only. The first and the last rank's output is passed through; the rest is in the log files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from gangrun.cli.terminal import clean, log_line
+from gangrun.core.model import TERMINAL, RunState
+from gangrun.wire.record import Record
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+# the last two are told by the supervisor itself, at the time: their records come when the disk is back
+QUIET = frozenset(
+    {
+        "ProgressMarked",
+        "FirstStepSeen",
+        "NodeChecked",
+        "AgentJoined",
+        "AttemptSealed",
+        "ActDone",
+        "StoreStalled",
+        "StoreBack",
+    }
+)
+READ_MAX_BYTES = 1 << 20
+
+
+class Tail:
+    """New whole lines of a growing file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset, self._rest = path, 0, b""
+
+    def lines(self) -> list[str]:
+        """Lines that came since the last call; none while the file is missing or unreadable."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read(READ_MAX_BYTES)
+        except OSError:
+            return []
+        self._offset += len(data)
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        return [line.decode("utf-8", "replace") for line in whole]
+
+
+@dataclass(slots=True)
+class LiveView:
+    """Shows one run. ``out`` gets the ranks' output, ``err`` the story; with --json both are stderr."""
+
+    log_of: Callable[[int, str], Path]
+    live_of: Callable[[int], Mapping[str, Any]]
+    wall: Callable[[], float]
+    out: TextIO = field(default_factory=lambda: sys.stdout)
+    err: TextIO = field(default_factory=lambda: sys.stderr)
+    terminal: bool = False  # draw a live line on ``err``
+    quiet_ranks: bool = False
+    _live: Live | None = None
+    _tails: dict[tuple[int, str], Tail] = field(default_factory=dict)
+    _shown: tuple[str, ...] = ()
+    _attempt: int = -1
+    _began: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # the owner speaks beside its onlooker
+    _closed: set[int] = field(default_factory=set)  # ids of streams whose reader left
+
+    def say(self, sentence: str, wall: float | None = None) -> None:
+        """One line of our own."""
+        at = datetime.fromtimestamp(self.wall() if wall is None else wall, tz=timezone.utc).astimezone()
+        self._emit(self.err, f"gangrun {at:%H:%M:%S} {clean(sentence)}", style="cyan")
+
+    def record(self, record: Record) -> None:
+        """One line of the story, when it tells something new."""
+        ended = record.was != record.phase and record.phase in {phase.value for phase in TERMINAL}
+        if (record.kind in QUIET and not ended) or record.outcome != "applied" or record.kind == "Snapshot":
+            return
+        if record.was != record.phase or "reason" in record.patch:
+            self.say(record.reason, record.wall)
+
+    def pass_over(self, state: RunState) -> None:
+        """What ranks printed up to here was shown by an earlier owner of the run."""
+        self._attempt = state.attempt
+
+    def tick(self, state: RunState | None) -> None:
+        """Pass output on and refresh the live line."""
+        if state is None:
+            return
+        self._pass_output(state)
+        if self.terminal:
+            self._draw(state)
+
+    def close(self) -> None:
+        """The last lines, and the live one gone."""
+        self._drain()
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        with contextlib.suppress(OSError, ValueError):
+            self.err.flush()
+
+    def _pass_output(self, state: RunState) -> None:
+        if self.quiet_ranks or state.placement is None:
+            return
+        if state.attempt != self._attempt:
+            self._drain()
+            self._attempt = state.attempt
+            self._shown = tuple(f":rank{rank}]" for rank in sorted({0, state.placement.world_size - 1}))
+            for node in (state.placement.nodes[0], state.placement.nodes[-1]):
+                self._tails.setdefault((state.attempt, node), Tail(self.log_of(state.attempt, node)))
+        self._drain()
+
+    def _drain(self) -> None:
+        for (attempt, _), tail in self._tails.items():
+            if attempt < self._attempt - 1:
+                continue
+            for line in tail.lines():
+                if any(mark in line.split(" ", 1)[0] for mark in self._shown):
+                    self._emit(self.out, log_line(line, color=self.out.isatty()))
+
+    def _draw(self, state: RunState) -> None:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.text import Text
+
+        line = Text(self._progress(state), style="bold", no_wrap=True, overflow="ellipsis")
+        if self._live is None:
+            console = Console(file=self.err, highlight=False)
+            self._live = Live(line, console=console, auto_refresh=False, transient=True, redirect_stdout=False)
+            self._live.start()
+        self._live.update(line, refresh=True)
+
+    def _progress(self, state: RunState) -> str:
+        live = self.live_of(state.term)
+        step = live.get("step", state.attempt_step)
+        if not self._began:
+            self._began = self.wall()
+        minutes, seconds = divmod(max(0, int(self.wall() - self._began)), 60)
+        parts = [f"{state.phase.value} {minutes}:{seconds:02d}", f"attempt {max(state.attempt, 0)}"]
+        if isinstance(step, int) and step >= 0:
+            parts.append(f"step {step}")
+        if isinstance(live.get("loss"), float):
+            parts.append(f"loss {live['loss']:.4g}")
+        if state.checkpoint is not None:
+            parts.append(f"checkpoint {state.checkpoint.step}")
+        if state.budget.total_count:
+            parts.append(f"restarts {state.budget.total_count}")
+        return " · ".join(parts)
+
+    def _emit(self, stream: TextIO, line: str, style: str = "") -> None:
+        if id(stream) in self._closed:
+            return
+        with self._lock:
+            self._emit_alone(stream, line, style)
+
+    def _emit_alone(self, stream: TextIO, line: str, style: str) -> None:
+        try:
+            if self._live is not None and stream.isatty():
+                from rich.text import Text
+
+                # the terminal breaks long lines, not we: what is copied out of it stays one line
+                self._live.console.print(Text.from_ansi(line, style=style), soft_wrap=True)
+            else:
+                stream.write(line + "\n")
+                stream.flush()
+        except (BrokenPipeError, ValueError):
+            self._closed.add(id(stream))  # the reader left; the run goes on, and so does its log

@@ -1,0 +1,195 @@
+"""The ``gangrun`` command: finds the subcommand, and turns what went wrong into words (room: cli).
+
+Subcommands are imported only when they are called, so that none pays for another's imports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import io
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from gangrun import __version__
+from gangrun.cli.errors import INTERRUPTED, UNKNOWN, USAGE, UserError
+from gangrun.cli.terminal import clean
+
+# name -> (module, one line for --help), in the order in which --help shows them
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("gangrun.cli.run", "Train on this box, and come back from failures."),
+    "status": ("gangrun.cli.status", "What is running, where, at which step, what happened."),
+    "explain": ("gangrun.cli.explain", "Every decision: what was seen, concluded and done."),
+    "logs": ("gangrun.cli.logs", "What the ranks printed; --errors: who failed first, and how."),
+    "cancel": ("gangrun.cli.cancel", "End a run for good."),
+    "resume": ("gangrun.cli.resume", "Take a run up again: after a fix, a cancel, a spent budget."),
+    "wait": ("gangrun.cli.wait", "Wait until a run has ended; exits with its code."),
+    "checkpoints": ("gangrun.cli.checkpoints", "Which checkpoints are valid, and why the others are not."),
+    "config": ("gangrun.cli.config_command", "Settings and where each came from."),
+    "prune": ("gangrun.cli.prune", "Remove run directories of runs that have ended."),
+}
+
+
+class ReaderLeft(Exception):
+    """Who read our output has gone (| head). Click would make it exit code 1, as if something were wrong."""
+
+
+@contextlib.contextmanager
+def _noticing_who_leaves() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise ReaderLeft from error
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command when it is called, not when it is listed."""
+
+    def make_context(self, *args: Any, **more: Any) -> click.Context:
+        """Read the words; --help and --version print here."""
+        with _noticing_who_leaves():
+            return super().make_context(*args, **more)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        with _noticing_who_leaves():
+            return super().invoke(ctx)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in reading order."""
+        del ctx
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the module of one command."""
+        if cmd_name not in COMMANDS:
+            return super().get_command(ctx, cmd_name)
+        command: click.Command = importlib.import_module(COMMANDS[cmd_name][0]).command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that was named, or the nearest one as a hint."""
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            near = difflib.get_close_matches(args[0], COMMANDS, 1, 0.5)
+            hint = f"did you mean gangrun {near[0]}?" if near else "see gangrun --help"
+            raise UserError("usage", f"no such command: {args[0]}", hint)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list for --help, from the table alone."""
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="gangrun")
+def group() -> None:
+    """Run distributed training that survives dead ranks, hangs and broken nodes.
+
+    \b
+    gangrun run --nproc-per-node 4 train.py      train here, restart what breaks
+    gangrun status                               how it goes
+    gangrun explain                              what happened, and why
+    """  # noqa: D301 - click reads the backspace
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point. Exits 0 done, 1 run failed, 2 usage, 3 unknown, 4 Slurm, 5 no such run, 130/143 stopped."""
+    words = sys.argv[1:] if argv is None else argv
+    _streams()
+    try:
+        code = group.main(args=words, prog_name="gangrun", standalone_mode=False)
+        _flush()
+        sys.exit(code if isinstance(code, int) else 0)
+    except UserError as error:
+        _tell(words, error.kind, error.message, error.hint)
+        sys.exit(error.code)
+    except click.ClickException as error:
+        _tell(words, "usage", error.format_message(), _usage_hint(error))
+        sys.exit(USAGE)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(INTERRUPTED)
+    except (ReaderLeft, BrokenPipeError):
+        _forget_stdout()  # nothing is wrong, and python must not complain at its exit either
+        sys.exit(0)
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
+        hint = "see whether the file system answers, and whether you may read there"
+        _tell(words, "system", f"{error.strerror or error}{where}", hint)
+        _forget_stdout()  # it may be the one that cannot be written
+        sys.exit(UNKNOWN)
+
+
+def _forget_stdout() -> None:
+    """Python writes what is left at its exit; where that cannot work it must not try."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        _point_at_nothing()
+
+
+def _point_at_nothing() -> None:
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):
+        return  # it is no file, as under a test
+
+
+def _usage_hint(error: click.ClickException) -> str:
+    path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "gangrun"
+    return f"see {path} --help"
+
+
+def _streams() -> None:
+    """A name that the terminal's encoding does not have is spelled out; a stream that was closed takes all."""
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the process ends
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+
+
+def _wants_json(words: list[str]) -> bool:
+    """Does the command line ask for JSON? What comes after the user's own command begins is not ours."""
+    if words[:1] == ["run"]:
+        return "--json" in _before_command(words[1:])
+    return "--json" in (words[: words.index("--")] if "--" in words else words)
+
+
+def _before_command(words: list[str]) -> list[str]:
+    """Options of ``run``, up to the first word that is no option and no option's value."""
+    from gangrun.cli.run import command
+
+    options = [param for param in command.params if isinstance(param, click.Option)]
+    with_value = {name for option in options if not option.is_flag for name in option.opts}
+    own: list[str] = []
+    for word in words:
+        if word == "--" or not (word.startswith("-") or (own and own[-1].replace("_", "-") in with_value)):
+            break
+        own.append(word)
+    return own
+
+
+def _tell(words: list[str], kind: str, message: str, hint: str) -> None:
+    if _wants_json(words):
+        import json
+
+        error: dict[str, Any] = {"error": {"kind": kind, "message": message, "hint": hint}}
+        with contextlib.suppress(OSError):  # it may be the output that cannot be written
+            click.echo(json.dumps(error))
+        return
+    click.echo(f"gangrun: {clean(message)}", err=True)
+    for line in hint.splitlines():
+        click.echo(f"  {clean(line)}", err=True)

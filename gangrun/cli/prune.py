@@ -1,0 +1,190 @@
+"""``gangrun prune``: remove run directories of runs that are over (room: cli). Checkpoints are never touched.
+
+What is removed: logs, journal, keys of a run that has ended, or that nobody has held for long. A run whose checkpoints
+lie inside its run directory is kept, whatever is asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.index import IndexEntry, remove_run
+from gangrun.adapters.fs.run_dir import RunDirError, RunPaths
+from gangrun.cli.errors import DONE, UNKNOWN, UserError
+from gangrun.cli.options import asks, echo_json, json_option, runs_dir_option
+from gangrun.cli.reading import Reading, entries_of, find, index_of, read
+from gangrun.cli.settings import span_s
+from gangrun.cli.status_json import SCHEMA
+from gangrun.cli.terminal import clean, size_words, table, width
+from gangrun.cli.times import ago_words, wall_now
+
+OLDER_THAN = "14d"
+ABANDONED_FOR_S = 14 * 86400.0
+UNKNOWN_OWNER_FOR_S = 30 * 86400.0  # held from another host, which cannot be asked from here
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One run, whether it goes, and why."""
+
+    run: str
+    name: str
+    path: Path
+    goes: bool
+    why: str
+    size_bytes: int = 0
+
+
+@click.command("prune")
+@click.argument("runs", nargs=-1, metavar="[RUN...]")
+@click.option("--older-than", metavar="TIME", default=None, help=f"Ended longer ago than this (default: {OLDER_THAN}).")
+@click.option("--keep", type=click.IntRange(min=0), default=0, metavar="N", help="Keep the N newest runs in any case.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@json_option
+@runs_dir_option
+def command(
+    runs: tuple[str, ...],
+    older_than: str | None,
+    keep: int,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+    runs_dir: str | None,
+) -> int:
+    """Remove run directories of runs that are over: logs, journal and keys. Checkpoints are never touched.
+
+    With RUN only those, however new; without, all that ended more than --older-than ago. A run that is alive, or may
+    be, is never removed.
+    """
+    try:
+        age_s = span_s(older_than or OLDER_THAN) if not runs or older_than else 0.0
+    except ValueError as error:
+        raise UserError("usage", f"--older-than: {error}") from error
+    verdicts = _named(runs, runs_dir, age_s) if runs else _old(runs_dir, age_s, keep)
+    going = [one for one in verdicts if one.goes]
+    if not as_json:
+        _list(verdicts, named=bool(runs))
+    if going and not dry_run:
+        _ask(len(going), yes=yes)
+        _remove(going, runs_dir)
+    if as_json:
+        echo_json(_as_json(verdicts, dry_run=dry_run))
+    elif going and not dry_run:
+        click.echo(f"removed {len(going)} run{'' if len(going) == 1 else 's'}")
+    refused = bool(runs) and len(going) < len(verdicts)
+    return UNKNOWN if refused else DONE
+
+
+def _named(tokens: tuple[str, ...], runs_dir: str | None, age_s: float) -> list[Verdict]:
+    """What the user named; a name that fits nothing stops all before anything is removed."""
+    paths = dict.fromkeys(find(token, runs_dir, steering=True) for token in tokens)
+    return [_judge(one, one.root.name, "", age_s) for one in paths]
+
+
+def _old(runs_dir: str | None, age_s: float, keep: int) -> list[Verdict]:
+    entries: tuple[IndexEntry, ...] = entries_of(runs_dir)
+    return [_judge(RunPaths(Path(entry.path)), entry.run, entry.name, age_s) for entry in entries[keep:]]
+
+
+def _judge(paths: RunPaths, run: str, name: str, age_s: float) -> Verdict:
+    try:
+        reading = read(paths)
+    except (UserError, OSError) as error:
+        words = error.message if isinstance(error, UserError) else str(error)
+        return Verdict(
+            run, name, paths.root, goes=False, why=f"it cannot be read, so nobody knows whether it is over: {words}"
+        )
+    goes, why = _is_over(reading, wall_now(), age_s)
+    if goes and _holds_checkpoints(reading):
+        goes, why = False, "its checkpoints lie in its run directory"
+    size_bytes = _size_bytes(paths.root) if goes else 0
+    return Verdict(run, reading.spec.name, paths.root, goes, why, size_bytes)
+
+
+def _is_over(reading: Reading, now: float, age_s: float) -> tuple[bool, str]:
+    last = reading.last_sign() or reading.spec.created_wall
+    quiet_s, when = max(0.0, now - last), ago_words(last, now)  # a clock that was set back must not make it negative
+    if reading.ended and reading.state is not None:
+        word = reading.state.phase.value
+        if quiet_s < age_s:
+            return False, f"{word}, only {when}"
+        return True, f"{word}, {when}"
+    if reading.owner_alive:
+        return False, "it is running"
+    bound_s = max(age_s, ABANDONED_FOR_S if reading.abandoned(now) else UNKNOWN_OWNER_FOR_S)
+    if quiet_s < bound_s:
+        whose = "abandoned" if reading.abandoned(now) else "held on another host"
+        return False, f"it has not ended ({whose}, last sign {when})"
+    return True, f"abandoned, last sign {when}"
+
+
+def _holds_checkpoints(reading: Reading) -> bool:
+    """Anything of the user's that would go with the directory: the one place where checkpoints could be lost."""
+    root = reading.paths.root.resolve()
+    named = [reading.spec.checkpoint.directory]
+    if reading.state is not None and reading.state.checkpoint is not None:
+        named.append(reading.state.checkpoint.path)
+    for directory in named:
+        if directory and (Path(directory).resolve() == root or root in Path(directory).resolve().parents):
+            return True
+    return False
+
+
+def _size_bytes(root: Path) -> int:
+    total = 0
+    for path in root.rglob("*"):
+        try:
+            total += path.lstat().st_size
+        except OSError:
+            continue
+    return total
+
+
+def _list(verdicts: list[Verdict], *, named: bool) -> None:
+    going = [one for one in verdicts if one.goes]
+    rows = [(clean(one.run), clean(one.name), size_words(one.size_bytes), clean(one.why)) for one in going]
+    if rows:
+        click.echo("\n".join(table(("run", "name", "size", "why"), rows, width(), "")))
+    else:
+        click.echo("nothing to remove")
+    kept = [one for one in verdicts if not one.goes]
+    for one in kept if named else []:
+        click.echo(f"kept {clean(one.run)}: {clean(one.why)}")
+    if kept and not named:
+        click.echo(f"kept {len(kept)} that are newer, not over, or cannot be read")
+
+
+def _ask(count: int, *, yes: bool) -> None:
+    if yes:
+        return
+    if not asks():
+        raise UserError("usage", "nothing was removed: there is nobody here to ask", "-y removes without asking")
+    click.confirm(f"Remove {count} run director{'y' if count == 1 else 'ies'}?", abort=True, err=True)
+
+
+def _remove(going: list[Verdict], runs_dir: str | None) -> None:
+    disk, index = Disk(), index_of(runs_dir)
+    for one in going:
+        try:
+            remove_run(disk, one.path)
+        except RunDirError as error:
+            raise UserError("run directory", error.message, error.hint) from error
+        index.remove(one.run)
+    index.forget_stale()
+
+
+def _as_json(verdicts: list[Verdict], *, dry_run: bool) -> dict[str, Any]:
+    def listed(*, goes: bool) -> list[dict[str, Any]]:
+        return [
+            {"run": one.run, "name": one.name, "path": str(one.path), "why": one.why, "size_bytes": one.size_bytes}
+            for one in verdicts
+            if one.goes is goes
+        ]
+
+    return {"schema": SCHEMA, "dry_run": dry_run, "removed": listed(goes=True), "kept": listed(goes=False)}

@@ -1,0 +1,136 @@
+"""``gangrun resume``: take a run up again after a fix, a cancel or a spent budget (room: cli).
+
+The run stays the same one: its directory, its journal, its checkpoints. What is asked of the next job is left for its
+supervisor in ``.gangrun/resume-<seq>.json``; then this process owns the run as ``gangrun run`` would.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.job_claims import JobClaims
+from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, check_private, clear_cancelled
+from gangrun.cli import environment
+from gangrun.cli.errors import UNKNOWN, UserError
+from gangrun.cli.options import json_option, run_argument, runs_dir_option, user_name
+from gangrun.cli.reading import Reading, alive, find, read
+from gangrun.cli.settings import count, resume_request
+from gangrun.cli.terminal import clean
+from gangrun.cli.times import pause, steady_now
+from gangrun.core.model import Phase
+from gangrun.wire.spec import RunSpec
+
+REQUEST_SCHEMA = 1
+LETS_GO_WITHIN_S = 10.0
+
+
+@click.command("resume")
+@run_argument
+@click.option("--resume", "request", metavar="auto|none|STEP|PATH", default="auto", help="From where (default: auto).")
+@click.option("--max-restarts", metavar="N", help="Another budget of restarts from here on.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not pass the ranks' output through.")
+@json_option
+@runs_dir_option
+def command(
+    run: str | None, request: str, max_restarts: str | None, quiet: bool, as_json: bool, runs_dir: str | None
+) -> int:
+    """Take a run up again, here and in the foreground: after a fix, a cancel, a spent budget or a dead launcher.
+
+    It goes on from its newest valid checkpoint with a fresh budget of restarts. A run that has succeeded is not run
+    again, and one that is running is left alone.
+    """
+    wish = _wish(request, max_restarts)
+    if run is None:
+        raise UserError("usage", "which run? resume wants a RUN", "gangrun status --all lists them")
+    paths = find(run, runs_dir, steering=True)
+    reading = read(paths)
+    _may_go_on(reading)
+    _whole(paths)
+    _readable(reading)
+    variables = _variables(reading.spec, environment.all_variables())
+    disk = Disk()
+    seq = JobClaims(paths, disk).highest() + 1
+    leave_request(disk, paths, seq, wish)
+    clear_cancelled(disk, paths)
+    from gangrun.cli.start import own
+
+    return own(reading.spec, paths, variables, as_json=as_json, quiet=quiet)
+
+
+def _wish(request: str, max_restarts: str | None) -> dict[str, Any]:
+    try:
+        return {
+            "schema": REQUEST_SCHEMA,
+            "by": user_name(),
+            "request": resume_request(request),
+            "restarts_max_count": None if max_restarts is None else count(max_restarts),
+        }
+    except ValueError as error:
+        raise UserError("usage", str(error), "gangrun resume --help") from error
+
+
+def leave_request(disk: Disk, paths: RunPaths, seq: int, wish: dict[str, Any]) -> None:
+    """Write down what job ``seq`` is asked for, whole or not at all."""
+    target = paths.machine / f"resume-{seq}.json"
+    disk.replace(target, json.dumps({**wish, "seq": seq}).encode() + b"\n", paths.temporary(target, "new"))
+    disk.fsync_dir(paths.machine)
+
+
+def _may_go_on(reading: Reading) -> None:
+    run, owner = clean(reading.spec.run), reading.owner
+    if reading.state is not None and reading.state.phase is Phase.SUCCEEDED:
+        raise UserError("ended", f"{run} has succeeded: there is nothing left to do", "gangrun run starts a new run")
+    if reading.ended:
+        _let_go(reading)
+        return
+    if reading.owner_alive and owner is not None:
+        words = f"{run} is being run by process {owner.pid} on {clean(owner.host)}"
+        raise UserError("busy", words, f"gangrun cancel {run} ends it first")
+    if owner is not None and reading.owner_alive is None:
+        words = f"{run} may still be run by process {owner.pid} on {clean(owner.host)}, which this host cannot ask"
+        raise UserError("busy", words, f"resume it on {clean(owner.host)}, or cancel it first")
+
+
+def _let_go(reading: Reading) -> None:
+    """A run that has just ended still has its owner, which shows the last lines and leaves."""
+    give_up_at = steady_now() + LETS_GO_WITHIN_S
+    while alive(reading.owner):
+        if steady_now() > give_up_at:
+            words = f"{clean(reading.spec.run)} has ended, but its owner has not left yet"
+            raise UserError("busy", words, "try again in a moment")
+        pause(0.1)
+
+
+def _whole(paths: RunPaths) -> None:
+    try:
+        check_private(Disk(), paths)
+    except RunDirError as error:
+        raise UserError("run directory", error.message, error.hint) from error
+
+
+def _readable(reading: Reading) -> None:
+    """Asked before anything is started: a supervisor would refuse, and its nodes would wait for a better one."""
+    from gangrun.adapters.fs.terms import FsTerms
+    from gangrun.cli.wiring import clock_of
+    from gangrun.supervisor.takeover import refusal
+
+    paths = reading.paths
+    terms = FsTerms(paths, clock_of(), Disk())
+    why = refusal(terms, terms.highest() + 1)
+    if why:
+        words = f"the journal of {clean(reading.spec.run)} cannot be gone on from: {clean(why)}"
+        raise UserError("journal", words, f"it lies in {paths.journals}; nothing was started", UNKNOWN)
+
+
+def _variables(spec: RunSpec, mine: dict[str, str]) -> dict[str, str]:
+    """My environment with what the run was given; secrets were never stored, so they must be here again."""
+    missing = [name for name in spec.secret_names if name not in mine]
+    if missing:
+        were = "was" if len(missing) == 1 else "were"
+        words = f"{', '.join(missing)} {were} given to this run and not stored, as secrets never are"
+        raise UserError("secrets", words, f"export {' '.join(missing)} again, then resume")
+    return {**mine, **spec.environment}

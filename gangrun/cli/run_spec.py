@@ -1,0 +1,155 @@
+"""From what the user typed to what the run is: command, ranks, environment (room: cli; no process is started here)."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gangrun.cli.config import Value
+from gangrun.cli.errors import UserError
+from gangrun.core.policy import HangPolicy, Policy, PolicyError, Timing
+from gangrun.wire.spec import CheckpointSpec, LogSpec, RunSpec
+
+_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|PASSCODE|CREDENTIAL|(^|_)(PASS|PWD|PAT)$", re.IGNORECASE)
+_SECRET_VALUE = re.compile(r"://[^/?#\s:@]*:[^/?#\s@]+@")  # a password within an address
+_VARIABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+
+
+def is_secret(name: str, value: str) -> bool:
+    """May this variable's value not be written anywhere? It reaches the ranks by inheritance alone."""
+    return bool(_SECRET_NAME.search(name) or _SECRET_VALUE.search(value))
+
+
+def command_of(words: tuple[str, ...], module: str, no_python: bool, python: str) -> tuple[tuple[str, ...], bool]:
+    """(argv of a rank, does it start through boot.py): ``-m MODULE``, a ``.py`` file, ``python …``, or any command."""
+    if module:
+        return (python, "-m", module, *words), True
+    if not words:
+        raise UserError(
+            "usage", "what shall run? Give a script or a command", "gangrun run --nproc-per-node 4 train.py"
+        )
+    first = words[0]
+    if no_python:
+        return _resolved(words), False
+    if first.endswith(".py"):
+        if not Path(first).is_file():
+            raise UserError("usage", f"no such script: {first}", f"looked in {Path.cwd()}")
+        return (python, *words), True
+    name = Path(first).name
+    if re.fullmatch(r"(python|pypy)[0-9.]*", name):
+        rest = words[1:]
+        # only the plain forms can go through boot.py; with interpreter options python must parse them itself
+        if rest and (rest[0] == "-m" or not rest[0].startswith("-")):
+            return _resolved(words), True
+        return _resolved(words), False
+    return _resolved(words), False
+
+
+def _resolved(words: tuple[str, ...]) -> tuple[str, ...]:
+    if shutil.which(words[0]) is None:
+        raise UserError("usage", f"no such command: {words[0]}", "is it on your PATH, and executable?")
+    return words
+
+
+def environment_of(pairs: Iterable[str], files: Iterable[Path], inherited: Mapping[str, str]) -> dict[str, str]:
+    """What --env-file and --env set, later ones winning; ``K`` alone copies the value that the user has now."""
+    found: dict[str, str] = {}
+    for path in files:
+        try:
+            lines = path.read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError("usage", f"--env-file {path}: {error}") from error
+        for number, raw in enumerate(lines, 1):
+            line = raw.strip()
+            if line and not line.startswith("#"):
+                _set(found, line.removeprefix("export "), inherited, f"{path}:{number}")
+    for pair in pairs:
+        _set(found, pair, inherited, "--env")
+    return found
+
+
+def _set(found: dict[str, str], pair: str, inherited: Mapping[str, str], where: str) -> None:
+    name, equals, value = pair.partition("=")
+    name = name.strip()
+    if not _VARIABLE.match(name):
+        raise UserError(
+            "usage", f"{where}: {name!r} is not a variable's name", "write NAME=VALUE, or NAME to copy yours"
+        )
+    if equals:
+        words = value.strip()
+        quoted = len(words) > 1 and words[0] == words[-1] and words[0] in "'\""
+        found[name] = shlex.split(words)[0] if quoted and where != "--env" else value
+    elif name in inherited:
+        found[name] = inherited[name]
+    else:
+        raise UserError("usage", f"{where}: {name} is not set in your environment, so there is nothing to copy")
+
+
+def ranks_of(asked: str | None, gpus_count: int, cpus_count: int) -> int:
+    """How many ranks per node ``--nproc-per-node`` means here."""
+    if asked is None:
+        return gpus_count or 1
+    if asked == "gpu":
+        if not gpus_count:
+            raise UserError("usage", "--nproc-per-node gpu: this machine has no GPU", "give a number, or cpu")
+        return gpus_count
+    if asked == "cpu":
+        return cpus_count
+    if asked == "auto":
+        return gpus_count or cpus_count
+    return int(asked)
+
+
+def policy_of(settings: Mapping[str, Value]) -> Policy:
+    """The policy that these settings make; a law broken between times is a usage error."""
+    hang_s = settings["hang_timeout"].value
+    try:
+        return Policy(
+            timing=Timing(silence_after_s=settings["silence_after"].value, fence_after_s=settings["fence_after"].value),
+            hang=HangPolicy(timeout_s=hang_s),
+            restarts_max_count=settings["max_restarts"].value,
+            stop_grace_s=settings["stop_grace"].value,
+            checkpoint_grace_s=settings["checkpoint_grace"].value,
+            observe=settings["observe"].value,
+        )
+    except PolicyError as error:
+        raise UserError("usage", str(error)) from error
+
+
+def pattern_of(text: str) -> str:
+    """A checked ``--checkpoint-pattern``."""
+    try:
+        compiled = re.compile(text)
+    except re.error as error:
+        raise UserError("usage", f"--checkpoint-pattern {text!r}: {error}") from error
+    if "step" not in compiled.groupindex and compiled.groups != 1:
+        raise UserError("usage", f"--checkpoint-pattern {text!r} needs exactly one group, the step", r"e.g. step-(\d+)")
+    return text
+
+
+def spec_of(settings: Mapping[str, Value], *, run: str, nodes: tuple[str, ...], ranks: int, **rest: Any) -> RunSpec:
+    """The spec as every process will read it."""
+    directory = settings["checkpoint_dir"].value
+    nodes_min = settings["min_nodes"].value or len(nodes)
+    if nodes_min > len(nodes):
+        raise UserError("usage", f"--min-nodes {nodes_min} is more than --nodes {len(nodes)}")
+    return RunSpec(
+        run=run,
+        world="local",
+        nodes=nodes,
+        nodes_min_count=nodes_min,
+        slots_per_node=ranks,
+        ranks_per_slot=1,
+        resume=settings["resume"].value,
+        checkpoint=CheckpointSpec(
+            directory=str(Path(directory).expanduser().absolute()) if directory else "",
+            pattern=pattern_of(settings["checkpoint_pattern"].value),
+        ),
+        log=LogSpec(per_rank=settings["log_per_rank"].value),
+        policy=policy_of(settings),
+        **rest,
+    )

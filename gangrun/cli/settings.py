@@ -1,0 +1,118 @@
+"""Every setting of a run: its name, what values it takes, what it means (room: cli; a table and pure parsing).
+
+One row makes the flag, the ``GANGRUN_*`` variable, the key in ``gangrun.toml`` and the line in ``gangrun config``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+_SPAN = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(s|sec|m|min|h|d)?\s*$")
+_SECONDS = {None: 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def span_s(value: object) -> float:
+    """Seconds from 90, "90", "90s", "15m", "2h"; ValueError otherwise."""
+    if isinstance(value, bool):
+        raise ValueError("must be a time such as 90, 90s, 15m or 2h")  # noqa: TRY004 - a user's mistake
+    if isinstance(value, int | float) and math.isfinite(value) and value >= 0:
+        return float(value)
+    match = _SPAN.match(str(value))
+    if match is None:
+        raise ValueError(f"{value!r} is not a time: write seconds, or 90s, 15m, 2h")
+    return float(match.group(1)) * _SECONDS[match.group(2)]
+
+
+def count(value: object) -> int:
+    """A whole number from 0 up; ValueError otherwise."""
+    if isinstance(value, bool) or not re.fullmatch(r"\s*\d+\s*", str(value)):
+        raise ValueError(f"{value!r} is not a whole number from 0 up")
+    return int(str(value))
+
+
+def at_least_one(value: object) -> int:
+    """A whole number from 1 up; ValueError otherwise."""
+    number = count(value)
+    if number < 1:
+        raise ValueError("must be at least 1")
+    return number
+
+
+def ranks_per_node(value: object) -> str:
+    """A number from 1 up, or auto, gpu, cpu; ValueError otherwise."""
+    text = str(value).strip().lower()
+    if text in {"auto", "gpu", "cpu"}:
+        return text
+    try:
+        return str(at_least_one(value))
+    except ValueError:
+        raise ValueError(f"{value!r} is neither a number of ranks nor one of auto, gpu, cpu") from None
+
+
+def switch(value: object) -> bool:
+    """True or false in the usual spellings; ValueError otherwise."""
+    if isinstance(value, bool):
+        return value
+    text = str(value).strip().lower()
+    if text in {"1", "true", "yes", "on"}:
+        return True
+    if text in {"0", "false", "no", "off", ""}:
+        return False
+    raise ValueError(f"{value!r} is neither true nor false")
+
+
+def resume_request(value: object) -> str:
+    """auto, none, a step, or a path."""
+    text = str(value)
+    if not text.strip():
+        raise ValueError("must be auto, none, a step or a path")
+    return text
+
+
+def text(value: object) -> str:
+    """Any text."""
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not text")  # noqa: TRY004 - a user's mistake, not a programmer's
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row."""
+
+    name: str  # as in gangrun.toml; the flag has dashes
+    parse: Callable[[object], Any]
+    default: Any
+    metavar: str
+    help: str
+    flag: bool = False  # takes no value on the command line
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("nproc_per_node", ranks_per_node, None, "N|auto|gpu|cpu", "Ranks per node (default: one per GPU, else 1)."),
+    Setting("nodes", at_least_one, 1, "K", "Nodes; on one box only with --local-hosts."),
+    Setting("min_nodes", at_least_one, None, "K", "Go on with so few nodes rather than stop (default: all)."),
+    Setting("local_hosts", switch, False, "", "Play K nodes on this box, each with its own agent.", flag=True),
+    Setting("max_restarts", count, 3, "N", "Restarts for one cause without progress in between."),
+    Setting(
+        "checkpoint_dir", text, "", "DIR", "Where the script keeps its checkpoints; the newest valid one is resumed."
+    ),
+    Setting(
+        "checkpoint_pattern", text, r"step-(\d+)", "REGEX", "Names of checkpoint directories; the group is the step."
+    ),
+    Setting("runs_dir", text, "gangrun_runs", "DIR", "Where run directories live."),
+    Setting("name", text, "", "NAME", "A name for the run (default: the script's)."),
+    Setting("resume", resume_request, "auto", "auto|none|STEP|PATH", "What the first attempt resumes from."),
+    Setting("hang_timeout", span_s, None, "TIME", "No progress for so long is a hang; 0 = never (default: learnt)."),
+    Setting("stop_grace", span_s, 10.0, "TIME", "What ranks get between SIGTERM and SIGKILL."),
+    Setting("checkpoint_grace", span_s, 60.0, "TIME", "What a script that asked for it gets to save before a stop."),
+    Setting("silence_after", span_s, 5.0, "TIME", "An agent without a beat for so long is a suspect."),
+    Setting("fence_after", span_s, 30.0, "TIME", "Ranks whose agent is cut off die after so long."),
+    Setting("observe", switch, False, "", "Decide and log, but restart nothing.", flag=True),
+    Setting("log_per_rank", switch, False, "", "Keep one more log file for each rank.", flag=True),
+)
+BY_NAME = {setting.name: setting for setting in SETTINGS}

@@ -1,0 +1,83 @@
+"""``gangrun status``: what is running, where, at which step, what happened (room: cli; reads, never writes)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gangrun.adapters.fs.index import IndexEntry
+from gangrun.adapters.fs.run_dir import RunPaths
+from gangrun.cli.errors import UserError
+from gangrun.cli.options import echo_json, json_option, look_now, run_argument, runs_dir_option
+from gangrun.cli.reading import entries_of, find, read
+from gangrun.cli.status_json import SCHEMA, status_of
+from gangrun.cli.status_view import overview, page, unreadable
+from gangrun.cli.terminal import clean
+from gangrun.cli.times import wall_now
+
+SHOWN_COUNT = 20
+
+
+@click.command("status")
+@run_argument
+@click.option("-a", "--all", "all_runs", is_flag=True, help="All runs, newest first, one line each.")
+@click.option(
+    "-w", "--watch", is_flag=True, help="Stay, and show it anew until the run ends (Ctrl-C leaves the viewer)."
+)
+@json_option
+@runs_dir_option
+def command(run: str | None, all_runs: bool, watch: bool, as_json: bool, runs_dir: str | None) -> int:
+    """How a run goes: state and reason, where, step, checkpoint, attempts. Looking never touches the run.
+
+    RUN is an id, the beginning of one, a name, a Slurm job id or a path; without it the newest run is shown.
+
+    \b
+      gangrun status              the newest run
+      gangrun status --all        all runs
+      gangrun status my-run -w    until it ends
+    """  # noqa: D301 - click reads the backspace
+    if all_runs:
+        if run is not None or watch:
+            raise UserError("usage", "--all shows every run, so it takes neither RUN nor --watch")
+        return _all(runs_dir, as_json)
+    if watch and as_json:
+        raise UserError("usage", "--json is one object, --watch many looks", "gangrun wait --json prints the last one")
+    paths = find(run, runs_dir)
+    if watch:
+        from gangrun.cli.watching import watch_run
+
+        return watch_run(paths)
+    status = status_of(read(paths), wall_now())
+    if as_json:
+        echo_json(status)
+    else:
+        click.echo("\n".join(page(status, look_now())))
+    return 0
+
+
+def _all(runs_dir: str | None, as_json: bool) -> int:
+    entries = entries_of(runs_dir)
+    shown = entries if as_json else entries[:SHOWN_COUNT]
+    statuses = [_status_or_why(entry) for entry in shown]
+    if as_json:
+        echo_json({"schema": SCHEMA, "runs": statuses})
+        return 0
+    if not statuses:
+        click.echo("no runs yet; gangrun run starts one")
+        return 0
+    click.echo("\n".join(overview(statuses, look_now())))
+    if len(entries) > len(shown):
+        click.echo(f"and {len(entries) - len(shown)} older ones (--json lists all, gangrun prune removes old ones)")
+    return 0
+
+
+def _status_or_why(entry: IndexEntry) -> dict[str, Any]:
+    try:
+        return status_of(read(RunPaths(Path(entry.path))), wall_now())
+    except UserError as error:
+        why = error.message
+    except OSError as error:
+        why = f"{error.strerror or error} ({clean(error.filename or entry.path)})"
+    return unreadable(entry.run, entry.name, why)

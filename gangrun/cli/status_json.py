@@ -1,0 +1,135 @@
+"""The status of a run as plain values (room: cli): what ``status --json``, ``wait --json`` and ``run --json`` print.
+
+Documented in docs/status-json.md: additions keep ``schema``, a change of meaning raises it. All times are seconds
+since the epoch by the wall clock. Next: ``status_view`` for what people see of it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from gangrun.adapters.fs.run_dir import RunPaths
+from gangrun.cli.reading import Reading, read
+from gangrun.cli.times import WallTimes, wall_now
+from gangrun.core.model import AttemptRecord, CheckpointRef, RunState
+from gangrun.core.moves import EXIT_CODES
+from gangrun.core.nodeset import natural_sort
+
+SCHEMA = 1
+
+
+def final_status(paths: RunPaths) -> str:
+    """One JSON object on one line."""
+    return json.dumps(status_of(read(paths), wall_now()))
+
+
+def status_of(reading: Reading, now: float) -> dict[str, Any]:
+    """One run's status; ``now`` decides only whether a run that nobody took up counts as abandoned."""
+    status = _skeleton(reading)
+    status["abandoned"] = reading.abandoned(now)
+    if reading.state is not None:
+        status.update(_of_state(reading, reading.state))
+        if status["abandoned"] and reading.cancelled is not None:
+            # killed (a second Ctrl-C) before the end could be written down: the mark says what it was
+            words = f"cancelled by {reading.cancelled.by}, and killed before that could be written down"
+            status.update(state="CANCELLED", reason=words, exit_code=130, abandoned=False)
+    elif reading.cancelled is not None:
+        status.update(state="CANCELLED", reason="cancelled before it began", exit_code=130)
+    return status
+
+
+def _skeleton(reading: Reading) -> dict[str, Any]:
+    spec, owner = reading.spec, reading.owner
+    return {
+        "schema": SCHEMA,
+        "run": spec.run,
+        "name": spec.name,
+        "state": "PENDING",
+        "world": spec.world,
+        "reason": "no supervisor has begun yet",
+        "failure": None,
+        "exit_code": None,
+        "attempts": [],
+        "restarts": 0,
+        "excluded": [],
+        "step": None,
+        "loss": None,
+        "checkpoint": None,
+        "nodes": list(spec.nodes),
+        "world_size": len(spec.nodes) * spec.slots_per_node * spec.ranks_per_slot,
+        "supervisor": None,
+        "owner": None
+        if owner is None
+        else {"job": owner.job, "host": owner.host, "pid": owner.pid, "alive": reading.owner_alive},
+        "created": spec.created_wall,
+        "updated": None,
+        "last_sign": reading.last_sign(),
+        "warning": "",
+        "abandoned": False,
+        "directory": str(reading.paths.root),
+        "notes": list(reading.notes),
+    }
+
+
+def _of_state(reading: Reading, state: RunState) -> dict[str, Any]:
+    walls = WallTimes.of(reading.records)
+    live: Mapping[str, Any] = reading.live.live if reading.live else {}
+    fresh = live if live.get("attempt", state.attempt) == state.attempt else {}
+    loss, warning = fresh.get("loss"), fresh.get("warning", "")
+    return {
+        "state": state.phase.value,
+        "reason": state.reason,
+        "failure": state.failure.value if state.failure else None,
+        "exit_code": EXIT_CODES.get(state.phase),
+        "attempts": [_attempt(attempt, walls) for attempt in state.attempts],
+        "restarts": state.budget.total_count,
+        "excluded": [
+            {"node": node, "reason": why.reason, "since": walls.wall(why.since), "until": walls.wall(why.until)}
+            for node, why in sorted(state.excluded.items())
+        ],
+        "step": _step(state, fresh),
+        "loss": float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None,
+        "checkpoint": _checkpoint(state.checkpoint, reading),
+        "nodes": natural_sort(state.nodes) or list(reading.spec.nodes),
+        "world_size": state.placement.world_size if state.placement else _skeleton(reading)["world_size"],
+        "supervisor": {"term": state.term, "node": reading.claim.node if reading.claim else ""},
+        "updated": walls.wall(state.updated_at) if state.updated_at else None,
+        "warning": str(warning) if not reading.ended else "",
+    }
+
+
+def _attempt(attempt: AttemptRecord, walls: WallTimes) -> dict[str, Any]:
+    running = "running" if attempt.nodes else "starting"
+    return {
+        "number": attempt.number,
+        "job": attempt.job,
+        "nodes": list(attempt.nodes),
+        "started": walls.wall(attempt.started),
+        "ended": None if attempt.ended is None else walls.wall(attempt.ended),
+        "outcome": attempt.outcome or running,
+        "reason": attempt.reason,
+        "resumed_from_step": attempt.resumed_from_step,
+    }
+
+
+def _step(state: RunState, live: Mapping[str, Any]) -> int | None:
+    """The newest step of this attempt; before its first one, the highest that any attempt got to."""
+    newest = live.get("step")
+    step = max(state.attempt_step, newest if isinstance(newest, int) else -1)
+    step = step if step >= 0 else state.observed_step
+    return step if step >= 0 else None
+
+
+def _checkpoint(ref: CheckpointRef | None, reading: Reading) -> dict[str, Any] | None:
+    if ref is None:
+        return None
+    seen = next((r.wall for r in reversed(reading.records) if _names(r.kind, r.event, ref.step)), None)
+    return {"step": ref.step, "path": ref.path, "level": ref.level.value, "seen": seen}
+
+
+def _names(kind: str, event: Mapping[str, Any], step: int) -> bool:
+    checkpoint = event.get("checkpoint")
+    return kind == "CheckpointSeen" and isinstance(checkpoint, dict) and checkpoint.get("step") == step

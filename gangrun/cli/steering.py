@@ -1,0 +1,69 @@
+"""Ending a run, and waiting for an end (room: cli): what ``cancel`` and ``wait`` share.
+
+A cancel is a mark in the run directory first; only then is the owner told, so that nothing starts again whoever hears
+of it. A process is signalled only if it is surely the owner: number and start time must both be its own.
+"""
+
+from __future__ import annotations
+
+import signal
+from enum import Enum
+
+from gangrun import processes
+from gangrun.adapters.fs.run_dir import RunPaths
+from gangrun.cli.errors import DONE, INTERRUPTED, RUN_FAILED, UNKNOWN
+from gangrun.cli.following import Follower
+from gangrun.cli.reading import Reading
+from gangrun.cli.times import pause, steady_now, wall_now
+
+LOOK_EVERY_S = 0.2
+EXIT_OF_PHASE = {"SUCCEEDED": DONE, "FAILED": RUN_FAILED, "CANCELLED": INTERRUPTED}
+
+
+class Told(Enum):
+    """What became of telling the owner."""
+
+    TOLD = "told"
+    ELSEWHERE = "elsewhere"  # on another host: it will find the mark
+    NOBODY = "nobody"
+
+
+def tell_owner(reading: Reading, *, again: bool = False) -> Told:
+    """SIGTERM to the process that holds the run, if it lives on this host.
+
+    Not ``again``: to the owner a second signal means "kill now", and whoever cancels twice only means to cancel.
+    """
+    owner = reading.owner
+    if owner is None or reading.owner_alive is False:
+        return Told.NOBODY
+    if reading.owner_alive is None:
+        return Told.ELSEWHERE
+    proc = processes.read_proc(owner.pid)
+    if proc is None or proc.start_ticks != owner.start_ticks:
+        return Told.NOBODY
+    return Told.TOLD if again or processes.kill(proc, signal.SIGTERM) else Told.NOBODY
+
+
+def wait_for_end(paths: RunPaths, timeout_s: float | None) -> Reading:
+    """The last look at a run: when it has ended, when nobody is left to end it, or when the time is up.
+
+    An owner that is gone gets one more look: its last record may have come in between.
+    """
+    give_up_at = None if timeout_s is None else steady_now() + timeout_s
+    alone, follower = False, Follower(paths)
+    while True:
+        reading = follower.look()
+        if reading.ended or (alone and reading.abandoned(wall_now())):
+            return reading
+        alone = reading.abandoned(wall_now())
+        left_s = LOOK_EVERY_S if give_up_at is None else min(LOOK_EVERY_S, give_up_at - steady_now())
+        if left_s <= 0:
+            return reading
+        pause(left_s)
+
+
+def exit_code_of(reading: Reading) -> int:
+    """The run's own exit code; 3 where it has none."""
+    if reading.state is None:
+        return UNKNOWN
+    return EXIT_OF_PHASE.get(reading.state.phase.value, UNKNOWN)

@@ -1,0 +1,252 @@
+"""The supervisor's process (room: cli, as it ties every port to its adapter): takes a term, then runs the loop.
+
+Started by the warden of the node that is to hold the term. Exit codes: 0 the run (or job) ended as decided, 75
+deposed or not entitled to claim, 78 the journal cannot be used and a person must look.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from gangrun import processes
+from gangrun.adapters.clock import SystemClock
+from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.job_claims import JobClaims
+from gangrun.adapters.fs.live import read_counter
+from gangrun.adapters.fs.run_dir import RunPaths, read_cancelled, read_spec
+from gangrun.adapters.fs.store import FsStore
+from gangrun.adapters.fs.terms import FsTerms
+from gangrun.adapters.local import box
+from gangrun.adapters.net.curve import read_client_key
+from gangrun.adapters.net.mailbox import QueueMailbox
+from gangrun.adapters.net.router import RouterRadio
+from gangrun.cli.checkpoint_service import CheckpointService
+from gangrun.cli.process_words import STORAGE, tell, tell_dropped
+from gangrun.cli.wiring import clock_of, supervisor_disk_of
+from gangrun.core import takeover as rules
+from gangrun.core.actions import Action
+from gangrun.core.events import ActFailed, CancelRequested, ResumeRequested, Stamped
+from gangrun.core.model import Shape
+from gangrun.core.policy import Policy
+from gangrun.supervisor.facts import EXIT_DEPOSED, EXIT_REFUSED, Facts
+from gangrun.supervisor.loop import Loop
+from gangrun.supervisor.takeover import CounterWatch, JournalRefused, TermLost, take
+from gangrun.wire.claim import Claim
+from gangrun.wire.record import RecordError
+from gangrun.wire.spec import RunSpec
+
+LOOPBACK = "127.0.0.1"
+CANCEL_LOOK_S = 0.25
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What ``gangrun resume`` leaves for the job it starts: ``.gangrun/resume-<seq>.json``."""
+
+    by: str
+    request: str = "auto"
+    restarts_max_count: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """What the warden's command line says."""
+
+    run_dir: Path
+    node: str
+    job: str
+    seq: int
+    term_min: int
+    promises: tuple[str, ...]
+
+
+def arguments_of(words: list[str]) -> Arguments:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(prog="gangrun-supervisor")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--node", required=True)
+    parser.add_argument("--job", required=True)
+    parser.add_argument("--seq", type=int, default=0)
+    parser.add_argument("--term-min", type=int, default=1)
+    parser.add_argument("--promises", default="[]")
+    found = parser.parse_args(words)
+    promises = tuple(str(node) for node in json.loads(found.promises))
+    return Arguments(found.run_dir, found.node, found.job, found.seq, found.term_min, promises)
+
+
+class NoScheduler:
+    """``ports.Jobs`` where there is none: every request is refused, in words."""
+
+    def __init__(self, mailbox: QueueMailbox) -> None:
+        self._mailbox = mailbox
+
+    def submit(self, act: tuple[int, int], action: Action) -> None:
+        """Answer with ``ActFailed``."""
+        self._mailbox.post(Stamped(ActFailed(act, type(action).__name__, "there is no scheduler on this box")))
+
+
+class CancelWatch(threading.Thread):
+    """Looks for the mark that every cancel makes first; one file, one reader, whatever the number of nodes."""
+
+    def __init__(self, paths: RunPaths, disk: Disk, mailbox: QueueMailbox) -> None:
+        super().__init__(name="cancel-watch", daemon=True)
+        self._paths, self._disk, self._mailbox = paths, disk, mailbox
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        """Until the mark is there."""
+        while not self.over.wait(CANCEL_LOOK_S):
+            mark = read_cancelled(self._disk, self._paths)
+            if mark is not None:
+                self._mailbox.post(Stamped(CancelRequested(mark.by)))
+                return
+
+
+def entitled(
+    arguments: Arguments, spec: RunSpec, paths: RunPaths, disk: Disk, terms: FsTerms, clock: SystemClock
+) -> int:
+    """The newest term, above which this process may claim (``core.takeover.may_claim``); ``TermLost`` says why not."""
+    newest = terms.newest()
+    _holds_the_run(arguments, paths, disk)  # after looking: whoever takes the run over from here on claims above us
+    judged = newest.term if newest is not None else 0
+    if newest is None or newest.job != arguments.job:
+        return judged  # nobody holds one, or the holder's job is over: its owner's place was taken by ours
+    watch = CounterWatch(spec.policy.timing)
+    pause = threading.Event()
+    while True:
+        still_s, verdict = 0.0, None
+        if not rules.has_majority(arguments.promises, spec.nodes) and not _is_dead(newest):
+            found = read_counter(disk, paths, newest.term)
+            verdict = watch.look(found.count if found else None, _can_write(disk, paths), clock.now())
+            still_s = spec.policy.timing.counter_still_s if verdict else 0.0
+        ruling = rules.may_claim(
+            arguments.promises, spec.nodes, counter_still_s=still_s, own_writes_ok=True,
+            holder_down=_is_dead(newest), timing=spec.policy.timing,
+        )  # fmt: skip
+        if ruling.allowed:
+            _holds_the_run(arguments, paths, disk)
+            return judged
+        if verdict is False:
+            raise TermLost(ruling.sentence)
+        pause.wait(spec.policy.timing.counter_every_s)
+
+
+def _holds_the_run(arguments: Arguments, paths: RunPaths, disk: Disk) -> None:
+    jobs = JobClaims(paths, disk)
+    place = jobs.holder(jobs.highest())
+    if place is not None and place.job != arguments.job:
+        raise TermLost(f"{arguments.job} is not the job that holds this run: that is {place.job}")
+
+
+def _is_dead(claim: Claim) -> bool:
+    """Is the holder's process gone, as far as this host can tell for sure?"""
+    if not claim.job.startswith(f"local-{box.short_name()}-"):
+        return False
+    proc = processes.read_proc(claim.pid)
+    return proc is None or proc.start_ticks != claim.start_ticks or proc.state == "Z"
+
+
+def _can_write(disk: Disk, paths: RunPaths) -> bool:
+    mine = paths.machine / f"candidate-{os.getpid()}"
+    try:
+        disk.replace(mine, b"alive\n", mine.with_suffix(".new"))
+        disk.discard((mine,))
+    except OSError:
+        return False
+    return True
+
+
+def facts_of(arguments: Arguments, spec: RunSpec, wish: Wish | None) -> Facts:
+    """What the loop is told of the run."""
+    return Facts(
+        run=spec.run,
+        shape=Shape(len(spec.nodes), spec.nodes_min_count, spec.slots_per_node, spec.ranks_per_slot),
+        job=arguments.job,
+        seq=arguments.seq,
+        node=arguments.node,
+        addresses=dict.fromkeys(spec.nodes, LOOPBACK),
+        resume_request=spec.resume,
+        resumed=ResumeRequested(wish.by, arguments.job, arguments.seq, wish.request) if wish else None,
+        looks_every_s=spec.checkpoint.look_every_s if spec.checkpoint.directory else 0.0,
+    )
+
+
+def _wish(arguments: Arguments, paths: RunPaths, disk: Disk) -> Wish | None:
+    try:
+        return msgspec.json.decode(disk.read(paths.machine / f"resume-{arguments.seq}.json"), type=Wish)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def policy_of(spec: RunSpec, wish: Wish | None) -> Policy:
+    """The run's policy, with what a person asked for when taking it up again."""
+    if wish is None or wish.restarts_max_count is None:
+        return spec.policy
+    return replace(spec.policy, restarts_max_count=wish.restarts_max_count)
+
+
+def main(words: list[str]) -> int:
+    """Take a term and hold it to the end."""
+    arguments = arguments_of(words)
+    clock, paths = clock_of(), RunPaths(arguments.run_dir)
+    disk = supervisor_disk_of(paths)
+    spec, keys = read_spec(disk, paths), read_client_key(paths.client_key)
+    me = processes.read_proc(os.getpid())
+    assert me is not None
+    terms = FsTerms(paths, clock, disk)
+    try:
+        judged = entitled(arguments, spec, paths, disk, terms, clock)
+    except TermLost as error:
+        return _leave(EXIT_DEPOSED, str(error))
+    mailbox = QueueMailbox(clock)
+    radio = RouterRadio(spec.run, keys.public, LOOPBACK, mailbox.post_many)
+
+    def offer(term: int) -> Claim:
+        return Claim(
+            term, spec.run, arguments.job, arguments.node, me.pid, me.start_ticks,
+            radio.endpoint, radio.server_key, clock.wall(),
+        )  # fmt: skip
+
+    wish = _wish(arguments, paths, disk)
+    facts, policy = facts_of(arguments, spec, wish), policy_of(spec, wish)
+    try:
+        opening = take(
+            terms, clock, facts, policy,
+            offer=offer, term_min=arguments.term_min, promised=arguments.promises, judged=judged,
+        )  # fmt: skip
+    except TermLost as error:
+        return _leave(EXIT_DEPOSED, str(error))
+    except (JournalRefused, RecordError) as error:
+        return _leave(EXIT_REFUSED, str(error))
+    store = FsStore(paths, opening.term, mailbox.post, clock, disk, policy.timing.counter_every_s)
+    checkpoints = CheckpointService(
+        spec.checkpoint.directory, spec.checkpoint.pattern, spec.run, str(paths.root), mailbox.post
+    )
+    watch = CancelWatch(paths, disk, mailbox)
+    loop = Loop(
+        clock=clock, mailbox=mailbox, store=store, radio=radio, checkpoints=checkpoints, jobs=NoScheduler(mailbox),
+        policy=policy, facts=facts, opening=opening, say=_say,
+    )  # fmt: skip
+    radio.start()
+    watch.start()
+    code = loop.run()
+    watch.over.set()
+    radio.close(flush_s=0.5)
+    tell_dropped("supervisor", radio.dropped)
+    store.close(10.0)
+    return code
+
+
+def _say(sentence: str) -> None:
+    tell("supervisor", sentence, urgent=sentence.startswith(STORAGE))
+
+
+def _leave(code: int, why: str) -> int:
+    tell("supervisor", why, urgent=code == EXIT_REFUSED)
+    return code

@@ -1,0 +1,123 @@
+"""What may reach a terminal, and how wide it is (room: cli; text in, text out).
+
+Names, reasons and logs are foreign text: nothing in them may move the cursor, set a title or forge a line. Every
+command prints foreign text through ``clean``, ``block`` or ``log_line`` and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TextIO
+
+WIDTH_MIN, WIDTH_MAX, WIDTH_ELSEWHERE = 40, 120, 100
+_SGR = re.compile(r"\x1b\[[0-9;:]*m")  # colours: the only sequences of a rank's that a terminal may see
+_RESET = "\x1b[0m"
+_CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+_PHASE_STYLES = {
+    "RUNNING": "green",
+    "SUCCEEDED": "green",
+    "FAILED": "red",
+    "CANCELLED": "yellow",
+    "ABANDONED": "red",
+    "STOPPING": "yellow",
+    "WAITING": "yellow",
+}
+
+
+def clean(text: object) -> str:
+    """Foreign text on one line: what does not print is spelled out."""
+    line = str(text)
+    return line if line.isprintable() else "".join(c if c.isprintable() else _spelled(c) for c in line)
+
+
+def block(text: object) -> str:
+    """Foreign text that may have many lines, a traceback say: only its line ends are kept as they are."""
+    lines = str(text).replace("\r\n", "\n").expandtabs().split("\n")
+    return "\n".join(clean(line) for line in lines)
+
+
+def log_line(text: str, color: bool) -> str:
+    """A line that a rank printed: its colours stay where colours are welcome, all else is spelled out."""
+    if text.isprintable():
+        return text
+    text = text.expandtabs()
+    if not color:
+        return clean(_SGR.sub("", text))
+    kept, end = [], 0
+    for match in _SGR.finditer(text):
+        kept += [clean(text[end : match.start()]), match.group()]
+        end = match.end()
+    return "".join([*kept, clean(text[end:]), _RESET if end else ""])
+
+
+def _spelled(char: str) -> str:
+    return "\\" + {"\n": "n", "\r": "r", "\t": "t", "\x1b": "e"}.get(char, ascii(char)[2:-1])
+
+
+def width(stream: TextIO | None = None) -> int:
+    """Columns to fill: $COLUMNS, else the terminal's, else as much as reads well in a file."""
+    columns = shutil.get_terminal_size((WIDTH_ELSEWHERE, 24)).columns
+    stream = stream or sys.stdout
+    if not stream.isatty() and columns <= 0:
+        columns = WIDTH_ELSEWHERE
+    return max(WIDTH_MIN, min(WIDTH_MAX, columns))
+
+
+def welcomes_color(variables: Mapping[str, str], stream: TextIO | None = None) -> bool:
+    """A terminal that is not dumb, and nobody who said NO_COLOR."""
+    stream = stream or sys.stdout
+    return stream.isatty() and not variables.get("NO_COLOR") and variables.get("TERM", "") != "dumb"
+
+
+def styled(text: str, style: str, color: bool) -> str:
+    """``text`` in a style; as it is where colours are not welcome."""
+    return f"\x1b[{_CODES[style]}m{text}{_RESET}" if color and style else text
+
+
+def phase_word(phase: str, color: bool) -> str:
+    """A run's state, in its colour."""
+    return styled(phase, _PHASE_STYLES.get(phase, "bold"), color)
+
+
+def wrapped(text: str, columns: int, first: str = "", rest: str | None = None) -> list[str]:
+    """Clean text over as many lines as it needs; a path longer than a line is not cut, so that it can be copied."""
+    rest = " " * len(first) if rest is None else rest
+    lines = textwrap.wrap(
+        text,
+        columns,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return lines or [first.rstrip()]
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], columns: int, indent: str = "  ") -> list[str]:
+    """Columns as wide as they must be; the last one takes what is left and wraps. Cells are clean already."""
+    body = [tuple(row) for row in rows]
+    everything = [tuple(head), *body]
+    sizes = [max(len(row[k]) for row in everything) for k in range(len(head) - 1)]
+    start = len(indent) + sum(sizes) + 2 * len(sizes)
+    room = max(columns - start, 16)
+    lines = []
+    for row in everything:
+        left = indent + "".join(cell.ljust(size) + "  " for cell, size in zip(row, sizes, strict=False))
+        last = textwrap.wrap(row[-1], room, break_long_words=False, break_on_hyphens=False) or [""]
+        lines.append((left + last[0]).rstrip())
+        lines.extend((" " * start + more).rstrip() for more in last[1:])
+    return lines
+
+
+def size_words(count_bytes: int) -> str:
+    """``12.3 GB``: powers of 1000, as disks are sold."""
+    number = float(count_bytes)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if number < 1000 or unit == "TB":
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1000
+    raise AssertionError("the last unit takes all")

@@ -1,0 +1,41 @@
+"""What every process of ours is wired with (room: cli): the one place that knows which adapter is which port."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gangrun.adapters.clock import SystemClock
+from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.fatal_disk import FatalDisk
+from gangrun.adapters.fs.run_dir import RunPaths
+from gangrun.adapters.fs.stall import PausableDisk
+from gangrun.cli import environment
+
+
+class SteeredClock(SystemClock):
+    """A wall clock that a test moves from outside: the file holds the seconds to add. BOOTTIME never jumps."""
+
+    def __init__(self, offset: Path) -> None:
+        self._offset = offset
+
+    def wall(self) -> float:
+        """Seconds since the epoch, as somebody set them."""
+        return super().wall() + float(self._offset.read_text(encoding="ascii"))
+
+
+def clock_of() -> SystemClock:
+    """The clock; one whose wall time a test can move where GANGRUN_TEST_WALL_OFFSET names a file."""
+    offset = environment.all_variables().get("GANGRUN_TEST_WALL_OFFSET")
+    return SteeredClock(Path(offset)) if offset else SystemClock()
+
+
+def disk_of(paths: RunPaths) -> Disk:
+    """The disk; one that a test can stall or fill from outside where GANGRUN_TEST_DISK_CONTROL names a file."""
+    control = environment.all_variables().get("GANGRUN_TEST_DISK_CONTROL")
+    return PausableDisk(Path(control), only_under=paths.root) if control else Disk()
+
+
+def supervisor_disk_of(paths: RunPaths) -> Disk:
+    """The disk; one on which a test kills or stops this supervisor where GANGRUN_TEST_KILL_AT names a file."""
+    control = environment.all_variables().get("GANGRUN_TEST_KILL_AT")
+    return FatalDisk(Path(control)) if control else disk_of(paths)

@@ -1,0 +1,5 @@
+"""The room that decides: values in, values out.
+
+No clock, file, process, socket, thread, log or random number may enter; import-linter keeps it so.
+Start with ``model``, then ``events`` and ``actions``, then ``lifecycle`` where they meet.
+"""

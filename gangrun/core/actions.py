@@ -1,0 +1,101 @@
+"""Everything that may be asked of the world (room: core, which only decides).
+
+Imperative, one frozen value each. Each outcome comes back as an event. ``TICKETED`` are the acts that leave the
+process for good: they need a record on disk and a ticket of the current term first (``docs/protocol.md``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gangrun.core.model import CheckpointRef, Outcome, Phase, Placement, RunState
+
+
+@dataclass(frozen=True, slots=True)
+class CheckNodes:
+    """Ask these nodes to prove themselves; each answers with ``NodeChecked``."""
+
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SealAttempts:
+    """Seal staging of every attempt before ``attempt``; answers with ``AttemptSealed``."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChooseResume:
+    """Find the newest valid checkpoint, move invalid ones above it aside; ``ResumeChosen`` or ``NoneValid``."""
+
+    attempt: int
+    request: str
+    best_step: int  # highest step that the journal knows as valid, -1: none
+
+
+@dataclass(frozen=True, slots=True)
+class StartGang:
+    """Start all ranks; ``GangStarted`` or ``GangStartFailed``."""
+
+    attempt: int
+    placement: Placement
+    resume: CheckpointRef | None
+
+
+@dataclass(frozen=True, slots=True)
+class StopGang:
+    """Stop all ranks; ``GangStopped`` or ``StopTimedOut``. Never needs a ticket: stopping is always safe."""
+
+    attempt: int
+    grace_s: float
+    checkpoint_first: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakeStacks:
+    """Dump every rank's stack into the run directory; ``StacksTaken``."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeNode:
+    """Ask other agents whether they reach this one; the answer shows in a later ``NodeSilent``."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitSuccessor:
+    """Ask the scheduler for the next job of the run without the excluded nodes (rung 5)."""
+
+    seq: int
+    exclude: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndJob:
+    """Dismiss the agents and end this job; ``phase`` is what the job's state must tell."""
+
+    phase: Phase
+    exit_code: int
+    reason: str
+
+
+Action = (
+    CheckNodes | SealAttempts | ChooseResume | StartGang | StopGang | TakeStacks | ProbeNode | SubmitSuccessor | EndJob
+)
+TICKETED = (SealAttempts, ChooseResume, StartGang, SubmitSuccessor, EndJob)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What ``lifecycle.step`` returns: the state after, what to do, and the sentence that says why."""
+
+    state: RunState
+    actions: tuple[Action, ...]
+    reason: str
+    outcome: Outcome = Outcome.APPLIED

@@ -1,0 +1,97 @@
+"""How often the gang may be restarted, and after how long (room: core, which only decides).
+
+Each cause has its own count since the last progress; progress alone refills it, never time: a newer valid checkpoint,
+or, where none is known, a step that no attempt had reached. Called by ``lifecycle`` after each verdict.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, replace
+
+from gangrun.core.model import Budget, Cause, Sighting, Verdict
+from gangrun.core.policy import Policy
+
+TOTAL_FACTOR = 3  # all causes together, since the last progress, as a multiple of the limit of one
+LENIENT_FACTOR = 2
+LENIENT = frozenset({Cause.VICTIMS_ONLY, Cause.AGENT_DIED, Cause.NODE_SILENT, Cause.HARDWARE})
+JITTER_SHARE = 0.2
+SIGHTINGS_MAX_COUNT = 32
+FREE_STARTS = "free starts"  # nobody's fault: counted beside the causes, and not with them
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """May the gang start again, after how long, and the sentence that says so."""
+
+    allowed: bool
+    backoff_s: float
+    sentence: str
+
+
+def limit_count(cause: Cause, policy: Policy) -> int:
+    """Restarts for one cause without progress. What is not the script's gets twice as many."""
+    return policy.restarts_max_count * (LENIENT_FACTOR if cause in LENIENT else 1)
+
+
+def charge(
+    budget: Budget, verdict: Verdict, attempt: int, step: int, policy: Policy, run: str = ""
+) -> tuple[Budget, Ruling]:
+    """Count one more restart for the verdict's cause and remember what was seen; a refused one is not counted."""
+    remembered = remember(budget, sighting_of(verdict, attempt, step))
+    if verdict.final:
+        return remembered, Ruling(False, 0.0, "no other node and no other try would cure this")
+    key = verdict.cause.value
+    used = budget.used.get(key, 0)
+    limit = limit_count(verdict.cause, policy)
+    since = f"since step {budget.mark}" if budget.mark >= 0 else "without any progress"
+    if used >= limit:
+        spent = f"no restart is left for this cause ({key}): {used} of {limit} spent {since}"
+        return remembered, Ruling(False, 0.0, spent)
+    total, total_limit = spent_count(budget), TOTAL_FACTOR * policy.restarts_max_count
+    if total >= total_limit:
+        spent = f"no restart is left: {total} of {total_limit} spent over all causes {since}"
+        return remembered, Ruling(False, 0.0, spent)
+    wait_s = backoff_s(used + 1, policy, run, attempt)
+    after = replace(remembered, used={**budget.used, key: used + 1}, total_count=budget.total_count + 1)
+    when = f" in {wait_s:.1f} s" if wait_s else ""
+    return after, Ruling(True, wait_s, f"restart {used + 1} of {limit} for this cause ({key}) {since}{when}")
+
+
+def spent_count(budget: Budget) -> int:
+    """Restarts over all causes since the last progress, without those that were free of charge."""
+    return sum(count for key, count in budget.used.items() if key != FREE_STARTS)
+
+
+def backoff_s(failures_count: int, policy: Policy, run: str, attempt: int) -> float:
+    """Nothing before the first restart, then doubling; the jitter is the run's own, so replay gives the same."""
+    if failures_count < 2:
+        return 0.0
+    doubled = policy.backoff_first_s * 2.0 ** min(failures_count - 2, 60)
+    share = zlib.crc32(f"{run}/{attempt}".encode()) / 0xFFFFFFFF  # hash() differs between processes
+    return min(policy.backoff_max_s, doubled * (1 - JITTER_SHARE + 2 * JITTER_SHARE * share))
+
+
+def refill(budget: Budget, step: int) -> Budget:
+    """Progress to ``step``: all counts back to zero, if it is above every step that counted so far.
+
+    ``step`` is the highest valid checkpoint's, or the highest observed one while no checkpoint is known.
+    """
+    if step <= budget.mark:
+        return budget
+    kept = tuple(sighting for sighting in budget.sightings if sighting.step >= step)
+    return replace(budget, used={}, mark=step, sightings=kept)
+
+
+def sighting_of(verdict: Verdict, attempt: int, step: int) -> Sighting | None:
+    """What to remember of a failure so as to know it when it comes again; None where nothing could repeat."""
+    if not verdict.signature:
+        return None
+    return Sighting(verdict.signature, attempt, step, verdict.suspects or verdict.blamed)
+
+
+def remember(budget: Budget, sighting: Sighting | None) -> Budget:
+    """Keep a sighting; the oldest go first."""
+    if sighting is None:
+        return budget
+    return replace(budget, sightings=(*budget.sightings, sighting)[-SIGHTINGS_MAX_COUNT:])

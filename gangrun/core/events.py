@@ -1,0 +1,340 @@
+"""Everything that can happen to a run (room: core, which only decides).
+
+Past tense, one frozen value each. ``Stamped`` adds who said it; ``filter`` drops what is stale before the table in
+``lifecycle`` sees it. Heartbeats are not here: they are a table, judged at deadlines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from gangrun.core.model import (
+    CheckpointRef,
+    Finding,
+    Inventory,
+    Origin,
+    RankExit,
+    RankObservation,
+    RankStack,
+)
+
+
+class NoticeKind(Enum):
+    """Why the scheduler (or the user's Ctrl-C) wants us gone."""
+
+    CANCEL = "cancelled"
+    PREEMPTION = "preempted"
+    REQUEUE = "requeued"
+    TIME_LIMIT = "time limit"
+    UNKNOWN = "unknown"  # means stop
+
+
+@dataclass(frozen=True, slots=True)
+class AgentJoined:
+    """An agent said hello for the first time in this job."""
+
+    node: str
+    incarnation: str
+    boot_id: str
+    slots_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRejoined:
+    """A new incarnation of a known agent: the ranks it had are dead, its warden saw to that."""
+
+    node: str
+    incarnation: str
+    boot_id: str
+    slots_count: int
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSilent:
+    """No beat for ``silence_after_s``: a suspect, not a reason to stop. ``NodeLost`` follows if it comes to that."""
+
+    node: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """A silent node counts as gone: progress halted too, or the probes failed, or its lease is over (``why``)."""
+
+    node: str
+    since: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHeard:
+    """A silent node beats again."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChecked:
+    """Preflight of one node ended."""
+
+    node: str
+    ok: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FindingRaised:
+    """A check on a node measured something."""
+
+    finding: Finding
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptSealed:
+    """Staging of all attempts before ``attempt`` is sealed; ``commits`` are (step, nonce) that stand."""
+
+    attempt: int
+    commits: tuple[tuple[int, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeChosen:
+    """The resume point of ``attempt``; ``checkpoint`` None means from the beginning, which ``reason`` justifies."""
+
+    attempt: int
+    checkpoint: CheckpointRef | None
+    reason: str
+    passed_over: tuple[tuple[int, str], ...] = ()  # (step, why not)
+
+
+@dataclass(frozen=True, slots=True)
+class NoneValid:
+    """No checkpoint may be resumed from though some were committed, or (``storage``) nobody could tell."""
+
+    attempt: int
+    reason: str
+    storage: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GangStarted:
+    """Every node has launched its ranks of ``attempt``."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class GangStartFailed:
+    """Some node could not start its ranks. ``retry_free``: nobody's fault (a port was taken)."""
+
+    attempt: int
+    node: str
+    why: str
+    retry_free: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RankExited:
+    """A rank ended with other than 0."""
+
+    attempt: int
+    exit: RankExit
+
+
+@dataclass(frozen=True, slots=True)
+class RankFinished:
+    """A rank ended with 0."""
+
+    attempt: int
+    rank: int
+    node: str
+    at: float
+    step: int = -1  # the last step that it reported
+
+
+@dataclass(frozen=True, slots=True)
+class FirstStepSeen:
+    """The first step that any rank of ``attempt`` reported."""
+
+    attempt: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressMarked:
+    """The gang got to ``step``; sent at most once per ``progress_mark_every_s``."""
+
+    attempt: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressStalled:
+    """No sign of progress from any rank for longer than the learnt limit."""
+
+    attempt: int
+    stalled_s: float
+    limit_s: float
+    observations: tuple[RankObservation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StacksTaken:
+    """Where all ranks stood; follows ``TakeStacks``."""
+
+    attempt: int
+    stacks: tuple[RankStack, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GangStopped:
+    """No rank of ``attempt`` lives. ``presumed``: (node, by which rule) where no report said so."""
+
+    attempt: int
+    presumed: tuple[tuple[str, str], ...] = ()
+    leftovers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StopTimedOut:
+    """A node answers but cannot kill its ranks (D state)."""
+
+    attempt: int
+    node: str
+    processes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSeen:
+    """A checkpoint newer than any known was committed and judged valid."""
+
+    checkpoint: CheckpointRef
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequested:
+    """Someone asked for the end: Ctrl-C in ``run``, ``gangrun cancel``, scancel."""
+
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """The scheduler gives time before it takes the nodes."""
+
+    kind: NoticeKind
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRequested:
+    """``gangrun resume``: after a fix, a cancel or a spent budget."""
+
+    by: str
+    job: str
+    seq: int
+    resume_request: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlinePassed:
+    """A deadline of ``state.deadlines`` is due."""
+
+    name: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStalled:
+    """The journal's file system has not answered since ``since``."""
+
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class StoreBack:
+    """The journal's file system answers again."""
+
+    stalled_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TermTaken:
+    """A new supervisor holds ``term`` and has asked around. ``highest_attempt`` is over journal, tickets and agents."""
+
+    term: int
+    job: str
+    inventories: tuple[Inventory, ...]
+    missing: tuple[str, ...]  # roster nodes that have not answered
+    highest_attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class ActDone:
+    """An act that left the process succeeded."""
+
+    act: tuple[int, int]
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class ActFailed:
+    """An act was refused or failed; it did not happen."""
+
+    act: tuple[int, int]
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ActUnknown:
+    """Nobody knows yet whether the act happened (a timeout)."""
+
+    act: tuple[int, int]
+    what: str
+    why: str
+
+
+Event = (
+    AgentJoined
+    | AgentRejoined
+    | NodeSilent
+    | NodeLost
+    | NodeHeard
+    | NodeChecked
+    | FindingRaised
+    | AttemptSealed
+    | ResumeChosen
+    | NoneValid
+    | GangStarted
+    | GangStartFailed
+    | RankExited
+    | RankFinished
+    | FirstStepSeen
+    | ProgressMarked
+    | ProgressStalled
+    | StacksTaken
+    | GangStopped
+    | StopTimedOut
+    | CheckpointSeen
+    | CancelRequested
+    | Notice
+    | ResumeRequested
+    | DeadlinePassed
+    | StoreStalled
+    | StoreBack
+    | TermTaken
+    | ActDone
+    | ActFailed
+    | ActUnknown
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stamped:
+    """An event and who said it; ``origin`` None: the supervisor itself (timers, outcomes, its own tables)."""
+
+    event: Event
+    origin: Origin | None = None

@@ -1,0 +1,384 @@
+"""The nouns of a run, as frozen values (room: core, which only decides).
+
+Everything here is immutable by convention too: a mapping inside a value is replaced, never changed in place.
+All times named ``at``, ``since`` or ``until`` are seconds on the run clock (see ``docs/protocol.md``).
+Next: ``events`` (what can happen to these) and ``actions`` (what may be asked of the world).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Phase(Enum):
+    """Where a run stands; the values are what users read."""
+
+    PENDING = "PENDING"  # waiting for nodes to join
+    CHECKING = "CHECKING"  # nodes prove themselves before the gang starts
+    STARTING = "STARTING"  # sealing, choosing the resume point, launching
+    RUNNING = "RUNNING"  # all ranks are alive
+    STOPPING = "STOPPING"  # all ranks are being stopped; evidence is gathered
+    WAITING = "WAITING"  # back-off, or waiting for storage or nodes: always with a deadline
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+
+TERMINAL = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED})
+
+
+class StartStage(Enum):
+    """What STARTING is waiting for."""
+
+    SEALING = "sealing"
+    CHOOSING = "choosing"
+    LAUNCHING = "launching"
+
+
+class After(Enum):
+    """What follows once all ranks are down."""
+
+    JUDGE = "judge"  # weigh the evidence, then choose a rung
+    AGAIN = "again"  # nobody's fault (a port was taken): start again, free of charge
+    SUCCEED = "succeed"
+    CANCEL = "cancel"
+    REQUEUE = "requeue"  # preemption or time limit: the job goes, the run goes on
+
+
+class Failure(Enum):
+    """Whose the failure is, as ``status --json`` names it."""
+
+    SCRIPT = "script"
+    NODE = "node"
+    STORAGE = "storage"
+    SCHEDULER = "scheduler"
+    BUDGET = "budget"
+
+
+class Cause(Enum):
+    """What a verdict concluded; each has its own line in the retry budget."""
+
+    RANK_ERROR = "rank error"  # a Python exception or a non-zero exit of its own
+    SIGNAL = "signal"  # killed by a signal that nobody explained
+    OOM = "out of memory"
+    HANG = "hang"
+    NODE_SILENT = "node silent"
+    HARDWARE = "hardware"
+    AGENT_DIED = "agent died"
+    START_FAILED = "start failed"
+    VICTIMS_ONLY = "collective error"  # every report is a victim's: the culprit is not known
+    LEFT_EARLY = "left early"  # exit 0 while the others ran on
+    SAME_AGAIN = "same failure again"
+    STARTED_OVER = "started over"
+    NO_VALID_CHECKPOINT = "no valid checkpoint"
+    STORAGE = "storage"
+
+
+class Rung(Enum):
+    """The ladder of recovery, cheapest first."""
+
+    RIDE_OUT = 0
+    RESTART = 1
+    SWAP = 2
+    SHRINK = 3
+    REFILL = 4
+    REQUEUE = 5
+    STOP = 6
+
+
+class Level(Enum):
+    """How far a checkpoint has been proven."""
+
+    COMPLETE = "complete"
+    VERIFIED = "verified"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Which incarnation of which agent said it; ``seq`` counts within the incarnation."""
+
+    job: str
+    job_restart: int
+    node: str
+    boot_id: str
+    incarnation: str
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The unit of placement: a node, or a GPU on one box."""
+
+    node: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A slot with the ranks it holds: ``first_rank .. first_rank + ranks_count - 1``."""
+
+    slot: Slot
+    first_rank: int
+    ranks_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Which slots hold which ranks; seats are in rank order and ranks of a node are contiguous."""
+
+    seats: tuple[Seat, ...]
+    world_size: int
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Nodes in rank order, each once."""
+        return tuple(dict.fromkeys(seat.slot.node for seat in self.seats))
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the user asked for: how many nodes, and how many slots and ranks on each."""
+
+    nodes_count: int
+    nodes_min_count: int
+    slots_per_node: int  # local box: one per rank; Slurm: 1
+    ranks_per_slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankAlive:
+    """One live rank in an agent's inventory."""
+
+    rank: int
+    pid: int
+    start_ticks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What an agent holds: the newest attempt it was told to run (-1: none) and the ranks of it alive now."""
+
+    node: str
+    attempt: int
+    ranks: tuple[RankAlive, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One host of the job, as the supervisor knows it."""
+
+    name: str
+    incarnation: str
+    boot_id: str
+    slots_count: int
+    silent_since: float | None = None
+    lost: bool = False
+    checked: bool | None = None  # None: not yet checked in this job
+    check_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReport:
+    """A rank's own account of its death. ``signature`` is stable over ranks and attempts."""
+
+    kind: str  # exception type
+    message: str
+    signature: str
+    traceback: str
+    collective: bool  # a victim's error: a peer was gone first
+
+
+@dataclass(frozen=True, slots=True)
+class RankExit:
+    """How one rank ended. Exactly one of ``code`` and ``signal`` is set; ``at`` is when it was seen."""
+
+    rank: int
+    node: str
+    code: int | None
+    signal: int | None
+    oom_kill: bool
+    by_us: bool  # it fell after we had begun to stop all ranks
+    error: ErrorReport | None
+    at: float
+    step: int = -1  # the last step that it reported; -1: it reported none
+
+
+@dataclass(frozen=True, slots=True)
+class RankObservation:
+    """What was seen of one rank when progress stalled."""
+
+    rank: int
+    node: str
+    state: str  # /proc state letter: R S D T Z ...
+    step: int  # -1: the script does not report steps
+    idle_s: float  # since its last sign of progress
+    cpu_rate: float  # CPU seconds per second, lately
+
+
+@dataclass(frozen=True, slots=True)
+class RankStack:
+    """Where one rank stands: ``frame`` is its innermost Python frame, or the kernel's word for why it waits."""
+
+    rank: int
+    node: str
+    frame: str
+    path: str  # file with the whole dump; "" when none could be taken
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """A stall, and where every rank stood in it."""
+
+    stalled_s: float
+    limit_s: float
+    observations: tuple[RankObservation, ...]
+    stacks: tuple[RankStack, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check measured on a node."""
+
+    node: str
+    check: str
+    fatal: bool
+    sentence: str
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Everything seen around one failure, in the order in which it was seen."""
+
+    exits: tuple[RankExit, ...] = ()
+    silent: Mapping[str, float] = field(default_factory=dict)  # node -> silent since
+    findings: tuple[Finding, ...] = ()
+    hang: Hang | None = None
+    agents_died: tuple[str, ...] = ()
+    start_failed: tuple[str, str] | None = None  # (node or "", why)
+    started_over: tuple[int, int] | None = None  # (first step seen, resumed step)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was concluded: the cause, whose failure it is, and the nodes to blame (often none)."""
+
+    cause: Cause
+    failure: Failure
+    blamed: tuple[str, ...]
+    suspects: tuple[str, ...]  # looked innocent, but it fell there first
+    signature: str  # "" when there is nothing that could repeat
+    sentence: str
+    final: bool = False  # no other node would cure it
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """A node that the gang may not use, why, and until when."""
+
+    reason: str
+    since: float
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRef:
+    """A valid checkpoint: the step it resumes from, where it is, how far it was proven."""
+
+    step: int
+    path: str
+    level: Level
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """A moment at which something must have happened; a stale generation is ignored."""
+
+    at: float
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecord:
+    """One start of the gang, for ``status``."""
+
+    number: int
+    job: str
+    nodes: tuple[str, ...]
+    started: float
+    ended: float | None = None
+    outcome: str = ""
+    reason: str = ""
+    resumed_from_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """One remembered failure, to know it when it comes again."""
+
+    signature: str
+    attempt: int
+    step: int  # highest step seen in that attempt, -1 unknown
+    nodes: tuple[str, ...]  # where it showed first
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Retries used since the last progress, by cause; ``mark`` is the step that progress is measured from."""
+
+    used: Mapping[str, int] = field(default_factory=dict)
+    total_count: int = 0  # restarts over the whole run, never refilled: shown to people
+    mark: int = -1
+    sightings: tuple[Sighting, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """All that the supervisor knows. The journal's snapshot is exactly this."""
+
+    run: str
+    shape: Shape
+    job: str = ""
+    seq: int = 0  # place in the sequence of jobs
+    phase: Phase = Phase.PENDING
+    reason: str = ""
+    term: int = 0
+    attempt: int = -1  # number of the newest attempt
+    stage: StartStage | None = None
+    after: After | None = None
+    nodes: Mapping[str, Node] = field(default_factory=dict)
+    placement: Placement | None = None
+    resume: CheckpointRef | None = None
+    resume_request: str = "auto"  # auto | none | a step | a path; "auto" again after the first attempt
+    evidence: Evidence = Evidence()
+    finished: frozenset[int] = frozenset()  # ranks that ended with 0 in this attempt
+    attempts: tuple[AttemptRecord, ...] = ()
+    budget: Budget = Budget()
+    suspicion: Mapping[str, int] = field(default_factory=dict)
+    excluded: Mapping[str, Exclusion] = field(default_factory=dict)
+    best_step: int = -1  # highest step of a checkpoint that was valid
+    checkpoint: CheckpointRef | None = None
+    observed_step: int = -1  # highest step seen in any attempt
+    attempt_step: int = -1  # highest step seen in this attempt
+    failure: Failure | None = None
+    cancelled_by: str = ""
+    store_stalled_since: float | None = None
+    fence_until: float = 0.0  # no gang may start before, unless every node of the old one has joined anew
+    submitting: bool = False  # a successor was asked for and not yet confirmed
+    leaving: bool = False  # the successor is in the queue: all that is left for this job is to end
+    waited_for_nodes: bool = False  # once since the last launch; a second time nobody is waited for
+    tries_count: int = 0  # repeated waits for one and the same thing (storage, a stop, a submission)
+    deadlines: Mapping[str, Deadline] = field(default_factory=dict)
+    generation: int = 0
+    marks: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # node -> (incarnation, newest seq)
+    updated_at: float = 0.0
+
+
+class Outcome(Enum):
+    """What became of an event."""
+
+    APPLIED = "applied"
+    IGNORED = "ignored"  # stale: a duplicate, another attempt, another incarnation
+    REFUSED = "refused"  # illegal in this phase; nothing changed

@@ -1,0 +1,111 @@
+"""Every knob of a run, validated, with its unit in the name (room: core, which only decides).
+
+A new knob gets a field here with its docstring line, a row in ``docs/operating.md`` and a test.
+The protocol's laws between the times are checked in ``Policy.__post_init__``: a policy that breaks one cannot exist.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class PolicyError(ValueError):
+    """A knob has a value that cannot work; the message says which, why, and what would."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Beats, leases and takeover; the letters are those of ``docs/protocol.md``."""
+
+    beat_every_s: float = 1.0  # b
+    silence_after_s: float = 5.0  # S
+    fence_after_s: float = 30.0  # L
+    takeover_after_s: float = 5.0  # T
+    leader_lease_s: float = 3.0  # D
+    kill_within_s: float = 1.0  # K
+    warden_wake_s: float = 0.25  # P
+    drift: float = 0.01  # rho
+    counter_every_s: float = 5.0
+    counter_still_s: float = 60.0
+    store_stalled_after_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class HangPolicy:
+    """When a gang counts as hung. ``timeout_s`` overrides what would be learnt; 0 turns the watch off."""
+
+    timeout_s: float | None = None
+    startup_limit_s: float = 1800.0
+    steady_min_s: float = 120.0
+    steady_max_s: float = 3600.0
+    factor: float = 10.0  # times the longest interval seen
+    samples_min_count: int = 5
+    idle_cpu_rate: float = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """All knobs of one run."""
+
+    timing: Timing = Timing()
+    hang: HangPolicy = HangPolicy()
+    restarts_max_count: int = 3  # per cause, since the last progress
+    backoff_first_s: float = 2.0
+    backoff_max_s: float = 300.0
+    join_within_s: float = 60.0
+    check_within_s: float = 60.0
+    start_within_s: float = 120.0
+    choose_within_s: float = 1800.0
+    stop_grace_s: float = 10.0
+    stop_within_s: float = 60.0
+    checkpoint_grace_s: float = 60.0
+    finish_grace_s: float = 30.0  # one rank ended with 0, the others have this long
+    stacks_within_s: float = 10.0
+    waiting_max_s: float = 3600.0
+    exclusion_s: float = 24 * 3600.0
+    exclusions_per_hour_max_count: int | None = None  # None: 5 % of nodes or 2, whichever is more
+    shared_fault_share: float = 0.2
+    shared_fault_window_s: float = 10.0
+    shared_fault_wait_s: float = 600.0
+    progress_mark_every_s: float = 30.0
+    can_requeue: bool = False  # is there a scheduler behind us
+    observe: bool = False  # decide and log, act on nothing after the first start
+
+    def __post_init__(self) -> None:
+        """Refuse a policy under which the promises do not hold."""
+        check(self)
+
+
+def check(policy: Policy) -> None:
+    """Raise ``PolicyError`` where a knob is out of range or a law between the times is broken."""
+    timing = policy.timing
+    positive = {
+        "beat_every_s": timing.beat_every_s,
+        "silence_after_s": timing.silence_after_s,
+        "fence_after_s": timing.fence_after_s,
+        "takeover_after_s": timing.takeover_after_s,
+        "leader_lease_s": timing.leader_lease_s,
+        "backoff_first_s": policy.backoff_first_s,
+        "waiting_max_s": policy.waiting_max_s,
+        "join_within_s": policy.join_within_s,
+        "check_within_s": policy.check_within_s,
+        "choose_within_s": policy.choose_within_s,
+        "start_within_s": policy.start_within_s,
+        "stop_within_s": policy.stop_within_s,
+    }
+    for name, value in positive.items():
+        if not value > 0:
+            raise PolicyError(f"{name} = {value} must be more than 0")
+    if not timing.leader_lease_s * (1 + timing.drift) < timing.takeover_after_s:
+        raise PolicyError(
+            f"leader_lease_s = {timing.leader_lease_s} must be under takeover_after_s = {timing.takeover_after_s}"
+            " by more than the clocks drift, or two supervisors could act at once"
+        )
+    reconnect_s = timing.takeover_after_s + 2 * timing.beat_every_s + 5.0
+    if not timing.silence_after_s + reconnect_s < timing.fence_after_s:
+        raise PolicyError(
+            f"fence_after_s = {timing.fence_after_s} must be over {timing.silence_after_s + reconnect_s:g}"
+            " (detect, claim, reconnect), or a takeover would kill good ranks"
+        )
+    if policy.restarts_max_count < 0:
+        raise PolicyError(f"restarts_max_count = {policy.restarts_max_count} must not be negative")

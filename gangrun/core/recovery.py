@@ -1,0 +1,80 @@
+"""Which rung comes next (room: core, which only decides).
+
+Called when all ranks are down, or when a start cannot go on: weigh the evidence (``blame``), charge the budget
+(``budget``), leave guilty nodes out (``quarantine``), and take the cheapest rung that will work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gangrun.core import blame, budget, placement, quarantine, rungs
+from gangrun.core.actions import Decision
+from gangrun.core.model import Cause, Failure, Phase, Rung, RunState, Verdict
+from gangrun.core.moves import close_attempt, enter, finish
+from gangrun.core.nodeset import fold
+from gangrun.core.policy import Policy
+
+
+def judge(state: RunState, now: float, policy: Policy) -> Decision:
+    """All ranks are down: conclude whose fault it was, then choose the rung."""
+    verdict = blame.judge(
+        state.evidence,
+        attempt=state.attempt,
+        attempt_step=state.attempt_step,
+        placement=state.placement,
+        sightings=state.budget.sightings,
+        suspicion=state.suspicion,
+        nodes_count=len(state.nodes),
+        policy=policy,
+    )
+    charged, ruling = budget.charge(state.budget, verdict, state.attempt, state.attempt_step, policy, state.run)
+    guilty = _guilty(state, verdict, now, policy)
+    left_out = quarantine.exclude(state.excluded, guilty, verdict.sentence, now, policy, len(state.nodes))
+    state = replace(
+        state,
+        budget=charged,
+        excluded=left_out.excluded,
+        suspicion=blame.suspect(state.suspicion, verdict),
+        attempts=close_attempt(state, now, verdict.cause.value, verdict.sentence),
+    )
+    sentence = f"{verdict.sentence}; {left_out.sentence}" if left_out.sentence else verdict.sentence
+    if policy.observe:
+        return finish(state, Phase.FAILED, now, f"{sentence}; observing only, so nothing is restarted", verdict.failure)
+    if verdict.final:
+        return finish(state, Phase.FAILED, now, sentence, verdict.failure)
+    if not ruling.allowed:
+        return finish(state, Phase.FAILED, now, f"{sentence}; {ruling.sentence}", Failure.BUDGET)
+    return _climb(state, verdict, sentence, ruling.backoff_s, now, policy)
+
+
+def _guilty(state: RunState, verdict: Verdict, now: float, policy: Policy) -> tuple[str, ...]:
+    """Whom to leave out. Nodes that may be innocent go only where the gang can do without them: a silent one may have
+    been asleep, and one against which there is nothing but that ranks fell there first may be as good as any.
+    """
+    blamed = verdict.blamed
+    doubtful = blamed if verdict.cause is Cause.NODE_SILENT else blame.on_suspicion_only(verdict)
+    if not doubtful or policy.can_requeue:
+        return blamed
+    excluded = quarantine.active(state.excluded, now)
+    if placement.can_do_without(state.nodes, excluded, state.shape, blamed):
+        return blamed
+    return tuple(name for name in blamed if name not in doubtful)
+
+
+def _climb(state: RunState, verdict: Verdict, sentence: str, backoff_s: float, now: float, policy: Policy) -> Decision:
+    before = state.placement
+    placed = placement.place(state.nodes, quarantine.active(state.excluded, now), state.shape, prefer=before)
+    if isinstance(placed, placement.NotEnough):
+        return rungs.too_few_nodes(state, now, policy, f"{sentence}; {placed.why}", verdict.failure)
+    match placement.rung_of(before, placed):
+        case Rung.SWAP:
+            how = f"restarting on {fold(placed.nodes)}"
+        case Rung.SHRINK:
+            how = f"restarting smaller, on {fold(placed.nodes)}"
+        case _:
+            how = "restarting in place"
+    if backoff_s > 0:
+        reason = f"{sentence}; {how} in {backoff_s:.0f} s"
+        return enter(state, Phase.WAITING, reason, deadlines={"backoff": now + backoff_s})
+    return rungs.begin_checks(state, now, policy, f"{sentence}; {how}")

@@ -1,0 +1,69 @@
+"""What is known of nodes, whatever the phase (room: core, which only decides).
+
+Each function takes an event about a node and returns the nodes as they are afterwards; what that means for the gang
+is for the handlers of the phase to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gangrun.core.events import AgentJoined, AgentRejoined, NodeChecked, NodeLost, NodeSilent
+from gangrun.core.model import Finding, Node, RunState
+
+
+def joined(state: RunState, event: AgentJoined | AgentRejoined) -> Mapping[str, Node]:
+    """The roster with this agent in it; the same boot of the same node keeps the preflight it has passed."""
+    old = state.nodes.get(event.node)
+    same_boot = old is not None and old.boot_id == event.boot_id and old.checked is True
+    node = Node(
+        name=event.node,
+        incarnation=event.incarnation,
+        boot_id=event.boot_id,
+        slots_count=event.slots_count,
+        checked=True if same_boot else None,
+    )
+    return {**state.nodes, event.node: node}
+
+
+def silent(state: RunState, event: NodeSilent) -> Mapping[str, Node]:
+    """The roster with the node under suspicion."""
+    return _with(state, event.node, silent_since=event.since)
+
+
+def lost(state: RunState, event: NodeLost) -> Mapping[str, Node]:
+    """The roster with the node counted as gone."""
+    return _with(state, event.node, silent_since=event.since, lost=True)
+
+
+def heard(state: RunState, name: str) -> Mapping[str, Node]:
+    """The roster with the node back."""
+    return _with(state, name, silent_since=None, lost=False)
+
+
+def checked(state: RunState, event: NodeChecked) -> Mapping[str, Node]:
+    """The roster with the outcome of one preflight."""
+    return _with(state, event.node, checked=event.ok, check_reason=event.reason)
+
+
+def found_bad(state: RunState, found: Finding) -> Mapping[str, Node]:
+    """The roster with a node that is not to be used: what was measured on it outweighs any check that it passed."""
+    return _with(state, found.node, checked=False, check_reason=found.sentence)
+
+
+def unchecked(state: RunState) -> tuple[str, ...]:
+    """Nodes that are here and have not been asked to prove themselves."""
+    return tuple([name for name, node in state.nodes.items() if node.checked is None and not node.lost])
+
+
+def in_gang(state: RunState, name: str) -> bool:
+    """Does the current placement use this node?"""
+    return state.placement is not None and name in state.placement.nodes
+
+
+def _with(state: RunState, name: str, **changes: object) -> Mapping[str, Node]:
+    node = state.nodes.get(name)
+    if node is None:
+        return state.nodes
+    return {**state.nodes, name: replace(node, **changes)}  # type: ignore[arg-type]

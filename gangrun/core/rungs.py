@@ -1,0 +1,129 @@
+"""The rungs themselves: check, start an attempt, requeue, wait for storage (room: core, which only decides).
+
+Rung 0 is no move at all, 1 to 3 are one and the same start with another placement, 4 has no performer yet, 5 asks the
+scheduler, 6 is ``moves.finish``. ``recovery`` chooses between them after a failure.
+"""
+
+from __future__ import annotations
+
+from gangrun.core import placement, quarantine, roster
+from gangrun.core.actions import CheckNodes, Decision, SealAttempts, SubmitSuccessor
+from gangrun.core.model import AttemptRecord, Evidence, Failure, Phase, RunState, StartStage
+from gangrun.core.moves import close_attempt, enter, finish, is_unlaunched
+from gangrun.core.nodeset import fold
+from gangrun.core.policy import Policy
+
+SHARED_NODES_MIN = 3  # fewer nodes that go together may be a coincidence
+
+
+def begin_checks(state: RunState, now: float, policy: Policy, why: str) -> Decision:
+    """Ask every node that has not yet proven itself; none left: start."""
+    nodes = roster.unchecked(state)
+    if not nodes:
+        return begin_attempt(state, now, policy, why)
+    return enter(
+        state,
+        Phase.CHECKING,
+        f"{why}; checking {fold(nodes)}",
+        CheckNodes(nodes),
+        deadlines={"check": now + policy.check_within_s},
+    )
+
+
+def begin_attempt(state: RunState, now: float, policy: Policy, why: str) -> Decision:
+    """Open the next attempt, or reuse the number of one that was never launched."""
+    held = _fence_holds(state, now)
+    if held:
+        return enter(state, Phase.WAITING, f"{why}; {held}", deadlines={"backoff": state.fence_until})
+    placed = placement.place(state.nodes, quarantine.active(state.excluded, now), state.shape, prefer=state.placement)
+    if isinstance(placed, placement.NotEnough):
+        return too_few_nodes(state, now, policy, f"{why}; {placed.why}")
+    attempts, number = state.attempts, state.attempt
+    if not is_unlaunched(state):
+        number += 1
+        closed = close_attempt(state, now, "not started", why)
+        attempts = (*closed, AttemptRecord(number=number, job=state.job, nodes=(), started=now))
+    return enter(
+        state,
+        Phase.STARTING,
+        f"{why}; starting attempt {number}",
+        SealAttempts(number),
+        deadlines={"seal": now + policy.choose_within_s},
+        stage=StartStage.SEALING,
+        attempt=number,
+        attempts=attempts,
+        evidence=Evidence(),
+        finished=frozenset(),
+        attempt_step=-1,
+    )
+
+
+def _fence_holds(state: RunState, now: float) -> str:
+    """Why no gang may start yet: nodes of an earlier job that nobody can ask. "" when it may."""
+    if now >= state.fence_until or state.placement is None:
+        return ""
+    unasked = tuple(name for name in state.placement.nodes if name not in state.nodes)
+    if not unasked:
+        return ""
+    return f"waiting {state.fence_until - now:.0f} s until the leases of {fold(unasked)} of the earlier job are over"
+
+
+def too_few_nodes(
+    state: RunState, now: float, policy: Policy, reason: str, failure: Failure = Failure.NODE
+) -> Decision:
+    """Wait once for nodes that may come back, if many went at once (a shared service) or there is nobody else to ask;
+    then rung 5 where there is a scheduler, else rung 6.
+    """
+    away = [name for name, node in state.nodes.items() if node.lost or node.silent_since is not None]
+    shared = len(away) >= SHARED_NODES_MIN and len(away) > policy.shared_fault_share * len(state.nodes)
+    can_ask = policy.can_requeue and not policy.observe
+    if away and (shared or not can_ask) and not state.waited_for_nodes:
+        wait_s = max(policy.join_within_s, 2 * policy.timing.fence_after_s, policy.shared_fault_wait_s if shared else 0)
+        reason = f"{reason}; waiting up to {wait_s:.0f} s for {fold(away)} to come back"
+        return enter(state, Phase.WAITING, reason, deadlines={"nodes": now + wait_s}, waited_for_nodes=True)
+    if can_ask:
+        return requeue(state, now, policy, reason)
+    return finish(state, Phase.FAILED, now, reason, failure)
+
+
+def requeue(state: RunState, now: float, policy: Policy, reason: str) -> Decision:
+    """Rung 5: ask for the next job of the run without the excluded nodes; without a scheduler the run ends here."""
+    if not policy.can_requeue:
+        return finish(state, Phase.FAILED, now, f"{reason}; no scheduler to ask for other nodes", Failure.SCHEDULER)
+    if policy.observe:
+        why = f"{reason}; observing only, so no other job is asked for"
+        return finish(state, Phase.FAILED, now, why, Failure.SCHEDULER)
+    seq, exclude = state.seq + 1, left_out(state, now)
+    without = f" without {fold(exclude)}" if exclude else ""
+    return enter(
+        state,
+        Phase.WAITING,
+        f"{reason}; asking the scheduler for job {seq} of this run{without}",
+        SubmitSuccessor(seq, exclude, reason),
+        deadlines={"submit": now + policy.waiting_max_s},
+        attempts=close_attempt(state, now, "requeued", reason),
+        submitting=True,
+        waited_for_nodes=False,
+        tries_count=1,
+    )
+
+
+def left_out(state: RunState, now: float) -> tuple[str, ...]:
+    """The nodes that the next job must do without: only as long as each exclusion lasts."""
+    return tuple(sorted(quarantine.active(state.excluded, now)))
+
+
+def storage_trouble(state: RunState, now: float, policy: Policy, reason: str) -> Decision:
+    """Checkpoints cannot be read or sealed now: try again with growing pauses, then stop; never start from zero."""
+    tries = state.tries_count + 1
+    wait_s = min(policy.backoff_max_s, policy.backoff_first_s * 2 ** (tries - 1))
+    waited_s = sum(min(policy.backoff_max_s, policy.backoff_first_s * 2**earlier) for earlier in range(tries - 1))
+    if waited_s >= policy.waiting_max_s:
+        return finish(state, Phase.FAILED, now, f"{reason}; given up after {tries - 1} tries", Failure.STORAGE)
+    return enter(
+        state,
+        Phase.WAITING,
+        f"{reason}; trying again in {wait_s:.0f} s",
+        deadlines={"backoff": now + wait_s},
+        tries_count=tries,
+    )

@@ -1,0 +1,252 @@
+"""Which checkpoint the next attempt resumes from (room: core, which only decides).
+
+Values in, a choice and a sentence out: no files, no clock. ``checkpoint.store`` gathers the candidates and acts on the
+choice. The one rule above all: a run that ever committed a checkpoint never starts again from zero by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from gangrun.core.model import CheckpointRef, Level
+
+SENTENCE_NAMES_COUNT = 3  # a reason names this many passed-over steps; ``passed_over`` has all of them
+SHOWN_MAX_COUNT = 500
+
+
+class Kind(Enum):
+    """In which format a step directory is written."""
+
+    DCP = "dcp"  # torch.distributed.checkpoint, plain
+    GANGRUN = "gangrun"  # the same with gangrun's manifest; counts only if its commit was sealed
+    UNKNOWN = "unknown"  # never touched, never chosen, always mentioned
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One step directory as it was found."""
+
+    step: int
+    path: str
+    level: Level | None  # None: nothing is proven
+    valid: bool  # may be resumed from
+    why_not: str = ""  # why it is not valid; of a valid one, why it is not verified
+    kind: Kind = Kind.DCP
+    committed: bool = True  # False: unfinished, which is not a checkpoint
+    nonce: str | None = None  # tells two saves of the same step apart
+    judged: bool = True  # False: whole by its structure, its bytes were not read because nobody needed to know
+    unreadable: bool = False  # the storage refused to show it: nothing can be told about its content
+
+
+class ResumeKind(Enum):
+    """The four things a user may ask for."""
+
+    AUTO = "auto"
+    NONE = "none"
+    STEP = "step"
+    PATH = "path"
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRequest:
+    """What the user wants: ``--resume auto|none|STEP|PATH``."""
+
+    kind: ResumeKind = ResumeKind.AUTO
+    step: int = -1
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """One that was not chosen, and why not."""
+
+    step: int
+    path: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Resume from this one."""
+
+    checkpoint: CheckpointRef
+    reason: str
+    passed_over: tuple[PassedOver, ...] = ()
+    nonce: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FromZero:
+    """Start at the beginning: the user said so, or no checkpoint was ever committed."""
+
+    reason: str
+    passed_over: tuple[PassedOver, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NoneValid:
+    """Stop the run: there is, or was, something to resume from, and none of it may be used."""
+
+    reason: str
+    ever_committed: bool
+    passed_over: tuple[PassedOver, ...] = ()
+
+
+Choice = Chosen | FromZero | NoneValid
+
+
+def parse_resume(text: str) -> ResumeRequest:
+    """Read ``auto``, ``none``, a step in ASCII digits, or a path; raises ValueError with words for an empty one."""
+    if text in ("auto", "none"):
+        return ResumeRequest(ResumeKind(text))
+    if re.fullmatch("[0-9]+", text):
+        return ResumeRequest(ResumeKind.STEP, step=int(text))
+    if not text or "\0" in text:
+        raise ValueError("resume wants auto, none, a step number or the path of a checkpoint directory")
+    return ResumeRequest(ResumeKind.PATH, path=text)
+
+
+def choose(
+    candidates: Iterable[Candidate],
+    wanted: ResumeRequest,
+    *,
+    journal_best_step: int = -1,
+    sealed: frozenset[tuple[int, str]] | None = None,
+    ignored: frozenset[tuple[int, str | None]] = frozenset(),
+) -> Choice:
+    """Pick the resume point.
+
+    ``journal_best_step``: the highest step the run's journal knows as valid, -1 for none. ``sealed``: the (step, nonce)
+    commits known to the journal, outside of which no gangrun checkpoint counts; None where that is not kept.
+    ``ignored``: (step, nonce) of checkpoints that an earlier explicit request of this run put out of use.
+    """
+    newest_first = sorted(candidates, key=lambda c: (c.step, c.path), reverse=True)
+    match wanted.kind:
+        case ResumeKind.NONE:
+            return _asked_for_zero(newest_first)
+        case ResumeKind.STEP | ResumeKind.PATH:
+            return _requested(newest_first, wanted, journal_best_step, sealed)
+        case ResumeKind.AUTO:  # pragma: no branch - the enum has no other member
+            return _newest_valid(newest_first, journal_best_step, sealed, ignored)
+
+
+def _asked_for_zero(newest_first: list[Candidate]) -> FromZero:
+    passed = tuple(PassedOver(c.step, c.path, "the user asked to start from the beginning") for c in newest_first)
+    committed = sum(c.committed for c in newest_first)
+    left = f"; {_count(committed, 'checkpoint')} found and left alone" if committed else ""
+    return FromZero(f"starting from the beginning, as asked (resume none){left}", passed)
+
+
+def _requested(
+    newest_first: list[Candidate],
+    wanted: ResumeRequest,
+    journal_best_step: int,
+    sealed: frozenset[tuple[int, str]] | None,
+) -> Chosen | NoneValid:
+    by_step = wanted.kind is ResumeKind.STEP
+    named = f"step {wanted.step}" if by_step else shown(wanted.path)
+    found = [c for c in newest_first if (c.step == wanted.step if by_step else c.path == wanted.path)]
+    refused: list[PassedOver] = []
+    for candidate in found:
+        why = _refusal(candidate, sealed)
+        if not why:
+            level = _level_words(candidate)
+            return Chosen(
+                _ref(candidate), f"resuming from step {candidate.step}, as asked: {level}", (), candidate.nonce
+            )
+        refused.append(PassedOver(candidate.step, candidate.path, why))
+    ever = journal_best_step >= 0 or any(c.committed for c in newest_first)
+    if refused:
+        return NoneValid(f"cannot resume from {named}, as asked: {refused[0].why}", ever, tuple(refused))
+    steps = [c.step for c in newest_first if c.committed]
+    there = f"the committed steps are {_steps(steps)}" if steps else "no committed checkpoint is there"
+    return NoneValid(f"cannot resume from {named}, as asked: there is none; {there}", ever)
+
+
+def _newest_valid(
+    newest_first: list[Candidate],
+    journal_best_step: int,
+    sealed: frozenset[tuple[int, str]] | None,
+    ignored: frozenset[tuple[int, str | None]],
+) -> Choice:
+    passed: list[PassedOver] = []
+    in_use = []
+    for candidate in newest_first:
+        if (candidate.step, candidate.nonce) in ignored:
+            why = "set aside from use by an earlier resume request of this run"
+        else:
+            in_use.append(candidate)
+            why = _refusal(candidate, sealed)
+        if not why:
+            reason = f"resuming from step {candidate.step}: {_level_words(candidate)}{_passed_words(passed)}"
+            return Chosen(_ref(candidate), reason, tuple(passed), candidate.nonce)
+        passed.append(PassedOver(candidate.step, candidate.path, why))
+    return _nothing_valid(in_use, passed, journal_best_step)
+
+
+def _nothing_valid(in_use: list[Candidate], passed: list[PassedOver], journal_best_step: int) -> FromZero | NoneValid:
+    committed = [c for c in in_use if c.committed]
+    if committed:
+        of_these = [p for p in passed if any(p.path == c.path for c in committed)]
+        head = f"none of {_count(len(committed), 'committed checkpoint')} may be resumed from"
+        return NoneValid(f"{head}{_passed_words(of_these)}; not starting again from zero", True, tuple(passed))
+    if journal_best_step >= 0:
+        head = (
+            f"step {journal_best_step} was committed according to the journal but no committed checkpoint is there now"
+        )
+        return NoneValid(f"{head}{_passed_words(passed)}; not starting again from zero", True, tuple(passed))
+    return FromZero(
+        f"starting from the beginning: no checkpoint was ever committed{_passed_words(passed)}", tuple(passed)
+    )
+
+
+def _refusal(candidate: Candidate, sealed: frozenset[tuple[int, str]] | None) -> str:
+    """Why it may not be resumed from; "" when it may."""
+    if candidate.kind is Kind.UNKNOWN:
+        return candidate.why_not or "its format is unknown"
+    if not candidate.committed:
+        return candidate.why_not or "unfinished (never committed)"
+    if not candidate.valid:
+        return candidate.why_not or "it was not found valid"
+    unsealed = sealed is not None and (candidate.step, candidate.nonce or "") not in sealed
+    if candidate.kind is Kind.GANGRUN and unsealed:
+        return "its commit is not in the journal: a late write of an attempt that was already over"
+    return ""
+
+
+def _ref(candidate: Candidate) -> CheckpointRef:
+    return CheckpointRef(candidate.step, candidate.path, candidate.level or Level.COMPLETE)
+
+
+def _level_words(candidate: Candidate) -> str:
+    if candidate.level is Level.VERIFIED:
+        return "verified, every checksum holds"
+    return f"complete but not verified ({candidate.why_not or 'its format has no checksums'})"
+
+
+def _passed_words(passed: list[PassedOver]) -> str:
+    if not passed:
+        return ""
+    told = "; ".join(f"step {p.step}: {p.why}" for p in passed[:SENTENCE_NAMES_COUNT])
+    rest = len(passed) - SENTENCE_NAMES_COUNT
+    return f" (passed over: {told}{f'; and {rest} more' if rest > 0 else ''})"
+
+
+def _steps(steps: list[int]) -> str:
+    told = ", ".join(str(s) for s in steps[:SENTENCE_NAMES_COUNT])
+    rest = len(steps) - SENTENCE_NAMES_COUNT
+    return f"{told} and {rest} more" if rest > 0 else told
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def shown(text: str) -> str:
+    """A name from disk or from a user as it may stand in a sentence: one line, printable, of bounded length."""
+    if len(text) > SHOWN_MAX_COUNT:
+        text = text[:SHOWN_MAX_COUNT] + "..."
+    return text if text.isprintable() else ascii(text)

@@ -1,0 +1,185 @@
+"""A new term, a new job, a run taken up again (room: core, which only decides).
+
+A new supervisor adopts a gang that lives and is whole; anything less is stopped and started anew. ``redrive`` names
+what the dead supervisor had asked for and the new one must ask again: every action is idempotent by its keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gangrun.core import roster, rungs
+from gangrun.core.actions import (
+    Action,
+    CheckNodes,
+    Decision,
+    EndJob,
+    SealAttempts,
+    StopGang,
+    SubmitSuccessor,
+    TakeStacks,
+)
+from gangrun.core.events import ResumeRequested, TermTaken
+from gangrun.core.model import TERMINAL, After, Budget, Evidence, Phase, RunState, StartStage
+from gangrun.core.moves import (
+    EXIT_CODES,
+    close_attempt,
+    enter,
+    finish,
+    may_hold_ranks,
+    stay,
+    stop_all,
+    stop_bound_s,
+    with_deadline,
+)
+from gangrun.core.policy import Policy
+
+
+def redrive(state: RunState, now: float, policy: Policy) -> tuple[Action, ...]:
+    """What must be asked again in this phase."""
+    match state.phase:
+        case Phase.CHECKING:
+            return (CheckNodes(roster.unchecked(state)),)
+        case Phase.STARTING if state.stage is StartStage.SEALING:
+            return (SealAttempts(state.attempt),)
+        case Phase.RUNNING if state.evidence.hang is not None:
+            return (TakeStacks(state.attempt),)
+        case Phase.STOPPING:
+            save = state.after in {After.CANCEL, After.REQUEUE}
+            return (StopGang(state.attempt, policy.stop_grace_s, save, state.reason),)
+        case Phase.WAITING if state.submitting:
+            return (SubmitSuccessor(state.seq + 1, rungs.left_out(state, now), state.reason),)
+        case Phase.SUCCEEDED | Phase.FAILED | Phase.CANCELLED:
+            return (EndJob(state.phase, EXIT_CODES[state.phase], state.reason),)
+        case _:
+            return ()
+
+
+def term_taken(state: RunState, event: TermTaken, now: float, policy: Policy) -> Decision:
+    """In every phase: know the term, then adopt, stop, or go on where the last supervisor was."""
+    another_job = bool(state.job) and event.job != state.job
+    new = replace(
+        state,
+        term=event.term,
+        job=event.job,
+        attempt=max(state.attempt, event.highest_attempt),
+        store_stalled_since=None,  # its claim was written: the disk answers
+    )
+    who = f"supervisor #{event.term} took over"
+    if state.term == 0:
+        who = f"supervisor #{event.term} begins"
+    if state.phase in TERMINAL:
+        return stay(new, f"{who}; the run has ended", *redrive(new, now, policy))
+    if state.leaving and not another_job:
+        reason = f"{who}; the next job is submitted, so this one ends"
+        return stay(new, reason, EndJob(Phase.PENDING, 0, reason))
+    if another_job:
+        return _in_another_job(new, now, policy, who)
+    if new.attempt != state.attempt and state.phase not in {Phase.PENDING, Phase.CHECKING}:
+        why = f"{who}; nodes know of attempt {new.attempt}, the journal of {state.attempt}"
+        evidence = state.evidence if state.after is After.JUDGE else Evidence()
+        return stop_all(replace(new, submitting=False), now, policy, _what_was_to_follow(state), why, evidence)
+    if state.phase is Phase.RUNNING:
+        return _adopt(new, event, now, policy, who)
+    if state.stage is StartStage.LAUNCHING:
+        if _whole(new, event):
+            return enter(new, Phase.RUNNING, f"{who} and found all ranks of attempt {new.attempt} running")
+        why = f"{who} while attempt {new.attempt} was starting"
+        return stop_all(new, now, policy, After.AGAIN, why, Evidence())
+    if state.stage is StartStage.CHOOSING:
+        new = replace(new, stage=StartStage.SEALING)  # which commits stand was known to the last supervisor alone
+    return stay(_with_time(new, now + policy.start_within_s), who, *redrive(new, now, policy))
+
+
+def _what_was_to_follow(state: RunState) -> After:
+    """A stop that is asked for anew must not forget why: a cancelled run would start again."""
+    if state.after is not None:
+        return state.after
+    return After.REQUEUE if state.submitting else After.AGAIN
+
+
+def _with_time(state: RunState, at: float) -> RunState:
+    """What is asked for again gets the time for it again."""
+    for name, due in state.deadlines.items():
+        state = with_deadline(state, name, max(due.at, at))
+    return state
+
+
+def _adopt(state: RunState, event: TermTaken, now: float, policy: Policy, who: str) -> Decision:
+    """RUNNING: keep what lives. A node that has not answered yet is for the beats to judge."""
+    assert state.placement is not None
+    held = {inventory.node: inventory for inventory in event.inventories}
+    for name in state.placement.nodes:
+        if name in held and held[name].attempt != state.attempt:
+            reason = f"{who}; {name} no longer holds attempt {state.attempt}"
+            died = replace(state.evidence, agents_died=(*state.evidence.agents_died, name))
+            return stop_all(state, now, policy, After.JUDGE, reason, died)
+    missing = [name for name in state.placement.nodes if name not in held]
+    ranks = sum(len(inventory.ranks) for inventory in event.inventories)
+    what = f"{who} and adopted attempt {state.attempt} ({ranks} of {state.placement.world_size} ranks answered for)"
+    if missing:
+        what += f"; not heard yet: {', '.join(missing)}"
+    return stay(_with_time(state, now + policy.stacks_within_s), what, *redrive(state, now, policy))
+
+
+def _whole(state: RunState, event: TermTaken) -> bool:
+    assert state.placement is not None
+    alive = {rank.rank for held in event.inventories if held.attempt == state.attempt for rank in held.ranks}
+    return alive | state.finished >= set(range(state.placement.world_size))
+
+
+def _in_another_job(state: RunState, now: float, policy: Policy, who: str) -> Decision:
+    """The old job's ranks can no longer be asked: staging seals and leases keep them apart from the next gang."""
+    reason = f"{who} in job {state.job}; waiting for its nodes"
+    if state.after is After.CANCEL:
+        return finish(state, Phase.CANCELLED, now, f"cancelled by {state.cancelled_by}")
+    if state.after is After.SUCCEED:
+        return finish(state, Phase.SUCCEEDED, now, "all ranks finished before their job ended")
+    fence = state.fence_until
+    if may_hold_ranks(state):
+        fence = max(fence, now + stop_bound_s(policy, checkpoint_first=False))
+    return enter(
+        state,
+        Phase.PENDING,
+        reason,
+        deadlines={"join": now + policy.join_within_s},
+        nodes={},
+        attempts=close_attempt(state, now, "job ended", "the job that held it ended"),
+        evidence=Evidence(),
+        finished=frozenset(),
+        fence_until=fence,
+        submitting=False,
+        leaving=False,
+        waited_for_nodes=False,
+        tries_count=0,
+    )
+
+
+def resume_requested(state: RunState, event: ResumeRequested, now: float, policy: Policy) -> Decision:
+    """A person takes the run up again: a fresh budget, and exclusions only as long as they last."""
+    kept = {name: why for name, why in state.excluded.items() if why.until > now}
+    return enter(
+        state,
+        Phase.PENDING,
+        f"resumed by {event.by}; waiting for nodes",
+        deadlines={"join": now + policy.join_within_s},
+        job=event.job,
+        seq=max(state.seq, event.seq),
+        nodes={},
+        budget=Budget(total_count=state.budget.total_count, mark=state.budget.mark),
+        suspicion={},
+        excluded=kept,
+        evidence=Evidence(),
+        finished=frozenset(),
+        failure=None,
+        cancelled_by="",
+        resume_request=event.resume_request,
+        waited_for_nodes=False,
+        tries_count=0,
+    )
+
+
+def first_state(state: RunState, now: float, policy: Policy) -> RunState:
+    """The state with which a run's first term begins."""
+    fresh = enter(state, Phase.PENDING, "waiting for nodes", deadlines={"join": now + policy.join_within_s}).state
+    return replace(fresh, updated_at=now)

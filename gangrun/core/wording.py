@@ -1,0 +1,51 @@
+"""How a sentence to an operator is put together: signals by name, counts, one line (room: core, which only decides).
+
+Values in, words out. What a user or a rank wrote is foreign text: it is folded to one printable line and cut here.
+Used by ``blame``, ``placement``, ``budget`` and ``hang``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+MESSAGE_CHARS_COUNT = 240
+NAMES_COUNT = 3  # a sentence names this many, then says how many more
+
+_SIGNALS = (  # noqa: SIM905 - a list would fill a page
+    "SIGHUP SIGINT SIGQUIT SIGILL SIGTRAP SIGABRT SIGBUS SIGFPE SIGKILL SIGUSR1 SIGSEGV SIGUSR2 SIGPIPE SIGALRM"
+    " SIGTERM SIGSTKFLT SIGCHLD SIGCONT SIGSTOP SIGTSTP SIGTTIN SIGTTOU SIGURG SIGXCPU SIGXFSZ SIGVTALRM SIGPROF"
+    " SIGWINCH SIGIO SIGPWR SIGSYS"
+).split()
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL (9)``; Linux numbers, since core may not ask the machine it runs on."""
+    if 1 <= number <= len(_SIGNALS):
+        return f"{_SIGNALS[number - 1]} ({number})"
+    return f"signal {number}"
+
+
+def one_line(text: str, chars_count: int = MESSAGE_CHARS_COUNT) -> str:
+    """Foreign text as it may stand in a sentence: one line, printable, not too long."""
+    folded = " ".join(text.split())
+    if not folded.isprintable():
+        folded = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in folded)
+    return folded if len(folded) <= chars_count else folded[: chars_count - 1] + "…"
+
+
+def last_lines(text: str, count: int = 3) -> str:
+    """The last lines of a traceback, the part that says what went wrong, on one line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return one_line(" | ".join(lines[-count:]), 2 * MESSAGE_CHARS_COUNT)
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 node``, ``2 nodes``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """``a, b, c and 4 more``."""
+    told = ", ".join(names[:NAMES_COUNT])
+    rest = len(names) - NAMES_COUNT
+    return f"{told} and {rest} more" if rest > 0 else told

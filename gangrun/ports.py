@@ -1,0 +1,197 @@
+"""The whole outside world on one page, as the supervisor's loop sees it.
+
+Each port has a real form (``adapters``) and one made of numbers (``sim``); both pass the contract suite. Nothing here
+blocks but ``Mailbox.next``: what takes time answers later, as an item in the mailbox.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gangrun.core.actions import Action
+from gangrun.core.events import Stamped
+from gangrun.core.model import Inventory, Placement, RankObservation, RunState
+from gangrun.wire.claim import Claim
+from gangrun.wire.record import Record
+
+
+class Clock(Protocol):
+    """Time, held in the hand."""
+
+    def now(self) -> float:
+        """Seconds of CLOCK_BOOTTIME: goes on during suspend, never back."""
+
+    def wall(self) -> float:
+        """Seconds since the epoch; may jump, so it only annotates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Record ``n`` is on disk and all its tickets are held."""
+
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreTrouble:
+    """Record ``n`` could not be written yet (ENOSPC, EIO, EROFS); the store goes on trying, in order."""
+
+    n: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deposed:
+    """A ticket was refused: a later term exists, or this one's acts are sealed. Stop at once."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSaid:
+    """One decoded message of an authenticated agent; ``message`` is one of ``wire.messages.FromAgent``."""
+
+    peer: bytes
+    message: object
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """Nothing came before the deadline."""
+
+
+Item = Stamped | Stored | StoreTrouble | Deposed | AgentSaid | Woken
+
+
+class Mailbox(Protocol):
+    """Where everything arrives; the one place in which the loop waits."""
+
+    def next(self, until: float) -> Item:
+        """The next item, or ``Woken`` at ``until`` (seconds of ``Clock.now``)."""
+
+
+class Store(Protocol):
+    """Journal and tickets of one term, strictly in order, off the loop."""
+
+    def commit(self, record: Record, tickets: Sequence[int]) -> None:
+        """Append and fsync, then take each ticket; ``Stored``, ``StoreTrouble`` or ``Deposed`` comes by mail."""
+
+    def note_progress(self, live: Mapping[str, object]) -> bool:
+        """The holder's counter file: at most one small write per ``counter_every_s``; loss is harmless.
+
+        False: the write before failed or has not come back. In quiet times this is all that tells of a bad disk.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What earlier terms left: their records in order, and what could not be read, in words."""
+
+    records: tuple[Record, ...]
+    notes: tuple[str, ...] = ()
+    ticketed_attempt: int = -1  # highest attempt that a ticket names, whose record may be lost
+    started_attempt: int = -1  # the same of tickets to start one: its ranks may live
+
+
+class Terms(Protocol):
+    """Claims, seals and what earlier terms wrote; used before the loop starts, so it may block."""
+
+    def newest(self) -> Claim | None:
+        """The newest claim that can be read; None never proves that there is none."""
+
+    def claim(self, claim: Claim) -> bool:
+        """Take ``claim.term`` by link(2); an ambiguous error counts as lost."""
+
+    def open_acts(self, term: int) -> bool:
+        """Make the folder of tickets; False means deposed already."""
+
+    def seal_before(self, term: int) -> tuple[str, ...]:
+        """Let no earlier term obtain another ticket; returns warnings."""
+
+    def history(self, before: int) -> History:
+        """The journals of all earlier terms, after ``seal_before``; ``RecordError``: must not go on from them."""
+
+
+class Radio(Protocol):
+    """Messages to agents; sending never blocks and never promises delivery."""
+
+    def send(self, node: str, message: object) -> None:
+        """Send one of ``wire.messages.ToAgent`` to the newest peer of ``node``; dropped where there is none."""
+
+    def bind_peer(self, node: str, peer: bytes) -> None:
+        """Remember that ``node`` now speaks through ``peer``."""
+
+
+class Checkpoints(Protocol):
+    """What is on the checkpoint file system; answers by mail as core events."""
+
+    def seal(self, attempt: int) -> None:
+        """Answer with ``AttemptSealed``."""
+
+    def choose(self, attempt: int, request: str, best_step: int, sealed: Sequence[tuple[int, str]]) -> None:
+        """Answer with ``ResumeChosen`` or ``NoneValid``."""
+
+    def look(self, above_step: int) -> None:
+        """Look for a newer valid checkpoint; ``CheckpointSeen`` if there is one, else nothing."""
+
+
+class Jobs(Protocol):
+    """The scheduler; local worlds have none and refuse."""
+
+    def submit(self, act: tuple[int, int], action: Action) -> None:
+        """Answer with ``ActDone``, ``ActFailed`` or ``ActUnknown``."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankReading:
+    """The newest sample of one rank, as beats carry it; counters only grow within an attempt."""
+
+    rank: int
+    step: int
+    phase: int
+    slot_writes_count: int
+    output_bytes: int
+    cpu_s: float
+    state: str
+    first_step: int = -1
+    loss: float | None = None
+
+
+@dataclass(slots=True)
+class BeatRow:
+    """One agent's line in the table of beats."""
+
+    node: str
+    incarnation: str
+    heard_at: float  # supervisor's clock, newest beat
+    beat_boottime: float  # agent's clock in that beat
+    seq: int = 0
+    empty: bool = True
+    attempt: int = -1
+    readings: tuple[RankReading, ...] = field(default=())
+
+
+__all__ = [
+    "AgentSaid",
+    "BeatRow",
+    "Checkpoints",
+    "Clock",
+    "Deposed",
+    "History",
+    "Inventory",
+    "Item",
+    "Jobs",
+    "Mailbox",
+    "Placement",
+    "Radio",
+    "RankObservation",
+    "RankReading",
+    "RunState",
+    "Store",
+    "StoreTrouble",
+    "Stored",
+    "Terms",
+    "Woken",
+]

@@ -1,0 +1,321 @@
+"""The body of a simulated agent around the real brain (room: sim).
+
+``perform`` does in numbers what ``agent.loop`` does with sockets and processes. While nothing happens to a node it is
+*parked*: its beats and their acks are known to get through, so none is sent; ``unpark`` accounts for them before
+anything else touches the node. Next: ``node`` (warden and ranks), ``supervisor`` (the other end).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from gangrun.agent import effects, facts
+from gangrun.agent.brain import AgentBrain, AgentConfig
+from gangrun.agent.effects import Effect
+from gangrun.core.model import ErrorReport, RankStack
+from gangrun.sim.clock import Entry
+from gangrun.sim.gang import SimRank, exit_of
+from gangrun.sim.process import SimProcess
+from gangrun.wire.messages import (
+    Ack,
+    BetweenAgents,
+    Check,
+    Dial,
+    FromAgent,
+    Launch,
+    PeerAddress,
+    Prepare,
+    Stacks,
+    Stop,
+    ToAgent,
+)
+
+if TYPE_CHECKING:
+    from gangrun.sim.node import SimNode
+    from gangrun.sim.supervisor import SimSupervisor
+
+PREPARE_S, LAUNCH_S, STOP_S, STACKS_S, CHECK_S = 0.02, 0.1, 0.3, 0.2, 0.05
+
+# What moves no timer of the brain.
+OUTCOMES = (facts.SlatePrepared, facts.RanksLaunched, facts.RankEnded, facts.Checked, facts.StacksTaken)
+COMMANDS = (Prepare, Launch, Check, Stacks)
+
+
+class Line:
+    """One connection to one supervisor; closed when the agent dials again."""
+
+    __slots__ = ("agent", "supervisor")
+
+    def __init__(self, agent: SimAgent, supervisor: SimSupervisor | None) -> None:
+        """Open (to nobody, if the address is of a process that is gone)."""
+        self.agent = agent
+        self.supervisor = supervisor
+
+
+class SimAgent(SimProcess):
+    """One incarnation of a node's agent."""
+
+    def __init__(self, node: SimNode, incarnation: str, previous_died: str) -> None:
+        """Started by the warden just now."""
+        super().__init__(node.timeline, f"agent {incarnation} on {node.name}", node.world.new_pid())
+        self.node = node
+        self.world = node.world
+        self.incarnation = incarnation
+        world = node.world
+        config = AgentConfig(
+            node=node.name,
+            incarnation=incarnation,
+            boot_id=node.boot_id,
+            job=node.job,
+            job_restart=node.job_restart,
+            slots_count=world.setup.shape.slots_per_node,
+            peer=PeerAddress(node.name, f"peer:{incarnation}", "key"),
+            timing=world.setup.policy.timing,
+            roster_count=world.setup.shape.nodes_count,
+            founder=node.founder,
+            previous_died=previous_died,
+        )
+        self.brain = AgentBrain(config, self.boot())
+        self.line: Line | None = None
+        self.parked = False
+        self._pending: list[Launch] = []  # not forked yet
+        self._forgotten_seq = 0  # of its events, as told by acks
+        self._active_seq = 0  # the newest beat when something last happened here
+        self._wake: Entry | None = None
+        self.perform(self.brain.start(self.boot()))
+
+    def boot(self) -> float:
+        """This host's CLOCK_BOOTTIME."""
+        return self.node.clock.boot(self.timeline.now)
+
+    # ---- time ---------------------------------------------------------------------------------------------------
+
+    def _plan(self) -> None:
+        """Sleep until the brain has something to do."""
+        if self.parked or not self.alive:
+            return
+        when = self.node.clock.when(self.brain.next_wake())
+        if self._wake is not None:
+            if self._wake.action is not None and abs(self._wake.when - when) < 1e-9:
+                return
+            self._wake.cancel()
+        self._wake = None if when == math.inf else self.timeline.at(when, self._tick)
+
+    def _tick(self) -> None:
+        self.when_awake(self._do_tick)
+
+    def _do_tick(self) -> None:
+        self._sample()
+        self.perform(self.brain.tick(self.boot()))
+
+    def _sample(self) -> None:
+        """What the next beat says of the ranks here."""
+        orders = self.brain.orders
+        if not orders.alive:
+            return
+        ranks = [rank for rank in self.node.ranks if rank.alive and rank.of[1] == orders.attempt and rank.gang]
+        if ranks:
+            readings = tuple(rank.gang.reading(rank) for rank in ranks if rank.gang is not None)
+            self.perform(self.brain.local(facts.ReadingsTaken(orders.attempt, readings), self.boot()), timers=False)
+
+    # ---- parking ------------------------------------------------------------------------------------------------
+
+    def _may_park(self) -> bool:
+        brain = self.brain
+        line = self.line
+        if line is None or line.supervisor is None or not brain.lease.welcomed or not brain.lease.talks:
+            return False
+        if len(brain.outbox) or brain.orders.launching or brain.orders.stopping or self.node.keeps_talking():
+            return False
+        return line.supervisor.hears_lazily(self)
+
+    def still_willing(self, supervisor: SimSupervisor) -> bool:
+        """Asked later: nothing has happened here since."""
+        if not self.awake or self.parked or self.line is None or self.line.supervisor is not supervisor:
+            return False
+        return self.brain.lease.acked_seq > self._active_seq and self._may_park()
+
+    def park(self) -> None:
+        """From here on beats are known, not sent."""
+        self.parked = True
+        if self._wake is not None:
+            self._wake.cancel()
+            self._wake = None
+
+    def newest_beat(self) -> tuple[float, int]:
+        """While parked: when (this host's clock) the newest acked beat was sent, and how many there were."""
+        first, now = self.brain.next_beat_at, self.boot() - 0.01
+        every_s = self.world.setup.policy.timing.beat_every_s
+        if now < first:
+            return -1.0, 0
+        count = int((now - first) / every_s) + 1
+        return first + (count - 1) * every_s, count
+
+    def unpark(self) -> None:
+        """Account for all beats so far; from here on they are sent."""
+        if not self.parked:
+            return
+        self.parked = False
+        assert self.line is not None
+        assert self.line.supervisor is not None
+        sent_at, count = self.newest_beat()
+        stamp = self.line.supervisor.catch_up(self, sent_at, count)
+        if not self.alive:
+            return
+        if count:
+            self.perform(self.brain.catch_up_acked(sent_at, self.boot(), count, stamp))
+        self._active_seq = self.brain.lease.seq
+        self._plan()
+
+    def kill(self) -> None:
+        """SIGKILL; what it had sent, it has sent."""
+        self.unpark()
+        super().kill()
+
+    # ---- what comes in -----------------------------------------------------------------------------------------
+
+    def hear(self, line: Line, message: ToAgent) -> None:
+        """A supervisor's message arrives on a connection."""
+        if self.alive and line is self.line:
+            self.when_awake(lambda: self._hear(line, message))
+
+    def _hear(self, line: Line, message: ToAgent) -> None:
+        if line is not self.line:
+            return
+        self.unpark()
+        lease = self.brain.lease
+        if not isinstance(message, Ack):
+            self.perform(self.brain.from_supervisor(message, self.boot()), timers=not isinstance(message, COMMANDS))
+            self._active_seq = lease.seq
+            return
+        wake = self._wake  # an ack makes nothing due sooner
+        for effect in self.brain.from_supervisor(message, self.boot()):
+            self._do(effect)
+        if self.brain.outbox.journalled_seq != self._forgotten_seq:
+            self.world.checker.witness.forgot(self, self._forgotten_seq, self.brain.outbox.journalled_seq)
+            self._forgotten_seq = self.brain.outbox.journalled_seq
+        if lease.acked_seq > self._active_seq and self._may_park() and line.supervisor is not None:
+            line.supervisor.park_if_many(self)
+        if not self.parked and (wake is None or wake.action is None):
+            self._plan()
+
+    def hear_peer(self, message: BetweenAgents, route: bytes) -> None:
+        """Another agent's message arrives."""
+
+        def hear() -> None:
+            self.unpark()
+            self.perform(self.brain.from_peer(message, self.boot(), route))
+
+        self.when_awake(hear)
+
+    def tell(self, fact: facts.Fact) -> None:
+        """Something happened on this node."""
+
+        def hear() -> None:
+            self.unpark()
+            self._active_seq = self.brain.lease.seq
+            self.perform(self.brain.local(fact, self.boot()), timers=not isinstance(fact, OUTCOMES))
+
+        self.when_awake(hear)
+
+    def rank_ended(self, rank: SimRank, code: int | None, signal: int | None, error: ErrorReport | None) -> None:
+        """A pidfd became readable."""
+        self.tell(facts.RankEnded(rank.of[1], exit_of(rank, code, signal, self.boot(), error)))
+
+    # ---- what goes out ------------------------------------------------------------------------------------------
+
+    def perform(self, wanted: list[Effect], *, timers: bool = True) -> None:
+        """Do what the brain asks, in order. ``timers``: it may want to be woken sooner than it has said."""
+        for effect in wanted:
+            if self.alive:
+                self._do(effect)
+        if self.alive and (timers or self._wake is None or self._wake.action is None):
+            self._plan()
+
+    def _do(self, effect: Effect) -> None:
+        node = self.node
+        match effect:
+            case effects.SendSupervisor():
+                self._send(effect.message)
+            case effects.SendPeer():
+                self.world.send_peer(self, effect.peer.endpoint, effect.message)
+            case effects.ReplyPeer():
+                self.world.send_peer(self, effect.route.decode(), effect.message)
+            case effects.DialTerm():
+                self.line = Line(self, self.world.supervisor_at(effect.endpoint))
+            case effects.FindTerm():
+                self.timeline.at(node.mount.ready_at(), self._found)
+            case effects.WriteLease():
+                node.warden.lease_written(effect.deadline)
+            case effects.SpawnSupervisor():
+                node.warden.spawn_supervisor(effect.term_min, effect.promises, effect.promised_at)
+            case effects.PrepareSlate():
+                self.world.checker.obeys(self, effect.command)
+                self.timeline.after(PREPARE_S, lambda: self._prepared(effect.command))
+            case effects.LaunchRanks():
+                self.world.checker.obeys(self, effect.command)
+                self._pending.append(effect.command)
+                self.timeline.after(LAUNCH_S, lambda: self.when_awake(lambda: self._launch(effect.command)))
+            case effects.StopRanks():
+                self._stop(effect.command)
+            case effects.TakeStacks():
+                attempt = effect.command.attempt
+                stacks = tuple(
+                    RankStack(rank.rank, node.name, "train.py:1 step", "") for rank in node.ranks if rank.alive
+                )
+                self.timeline.after(STACKS_S, lambda: self.tell(facts.StacksTaken(attempt, stacks)))
+            case effects.RunCheck():
+                self.timeline.after(CHECK_S, lambda: self.tell(facts.Checked(True)))
+            case effects.Leave():
+                node.warden.goodbye(effect.code)
+
+    def _send(self, message: FromAgent) -> None:
+        line = self.line
+        if line is None or line.supervisor is None:
+            return
+        supervisor = line.supervisor
+        self.world.network.send(self.node.index, supervisor.node.index, lambda: supervisor.hear(line, message))
+
+    def _found(self) -> None:
+        claims = self.node.mount.claims()
+        if not claims:
+            self.tell(facts.TermFound(None))
+            return
+        claim = claims[max(claims)]
+        self.tell(facts.TermFound(Dial(claim.term, claim.endpoint, claim.server_key), claim.job))
+
+    def _prepared(self, command: Prepare) -> None:
+        left = [rank.name for rank in self.node.ranks if rank.alive]
+        port = self.world.new_port() if command.rank_zero else 0
+        self.tell(facts.SlatePrepared(command.attempt, not left, ", ".join(left), port))
+
+    def _launch(self, command: Launch) -> None:
+        if command not in self._pending:
+            self.tell(facts.RanksLaunched(command.attempt, False, "stopped before they were up"))
+        elif self.node.launch(command, self):
+            ranks = tuple(rank.live() for rank in self.node.ranks if rank.alive and rank.of[1] == command.attempt)
+            self.tell(facts.RanksLaunched(command.attempt, True, ranks=ranks))
+        else:
+            self.tell(facts.RanksLaunched(command.attempt, False, "the lease ended while ranks were being started"))
+
+    def _stop(self, command: Stop) -> None:
+        """SIGTERM, grace, SIGKILL; said again until none is left. What is not forked yet will not be."""
+        self._pending = [launch for launch in self._pending if launch.attempt > command.attempt]
+
+        def look() -> None:
+            left = [r for r in self.node.ranks if r.alive and r.agent is self and r.of[1] <= command.attempt]
+            for rank in left:
+                self.node.kill_rank(rank, 15)
+            left = [rank for rank in left if rank.alive]
+            if not left:
+                self.tell(facts.RanksStopped(command.attempt, True))
+            elif self.timeline.now > began + command.grace_s + 10.0:
+                names = tuple(rank.name for rank in left)
+                self.tell(facts.RanksStopped(command.attempt, False, names))
+            else:
+                self.timeline.after(0.5, lambda: self.when_awake(look))
+
+        began = self.timeline.now
+        alive = any(rank.alive for rank in self.node.ranks)
+        self.timeline.after(STOP_S if alive else 0.001, lambda: self.when_awake(look))

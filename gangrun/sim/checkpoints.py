@@ -1,0 +1,221 @@
+"""The checkpoint file system, as values (room: sim).
+
+``CheckpointFs`` is the truth: committed directories, staging of every attempt, what was set aside. A trainer commits by
+writing in its attempt's staging and renaming out of it; sealed staging refuses both. A foreign saver writes under the
+final name, so a kill leaves half a checkpoint there. ``SimCheckpoints`` is the port over it, with the real
+``core.selection``. Next: ``gang``, which writes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from gangrun.core.events import AttemptSealed, CheckpointSeen, NoneValid, ResumeChosen, Stamped
+from gangrun.core.model import CheckpointRef, Level
+from gangrun.core.selection import Candidate, Chosen, FromZero, Kind, choose, parse_resume
+from gangrun.ports import Item
+from gangrun.sim.clock import Timeline
+from gangrun.sim.disk import Mount
+from gangrun.sim.process import SimProcess
+
+Name = tuple[int, int]  # (term, attempt)
+
+
+@dataclass(slots=True)
+class Saved:
+    """A directory under its final name."""
+
+    step: int
+    nonce: str
+    name: Name
+    at: float
+    whole: bool = True  # False: a foreign saver died in the middle of it
+    valid: bool = True  # False: torn or flipped since
+
+
+@dataclass(slots=True)
+class Staging:
+    """``.gangrun/<run>/<term>/<attempt>-<nonce>/``."""
+
+    sealed: bool = False
+    unfinished: set[int] = field(default_factory=set)
+
+
+class CheckpointFs:
+    """What is really there, and the rules of the file server: no rename out of a sealed folder, nor onto a name."""
+
+    def __init__(self, timeline: Timeline, *, foreign: bool = False) -> None:
+        """Empty. ``foreign``: the script saves under the final name by itself."""
+        self.timeline = timeline
+        self.foreign = foreign
+        self.saved: dict[int, Saved] = {}
+        self.staging: dict[Name, Staging] = {}
+        self.set_aside: list[Saved] = []
+        self.ever_valid = False
+        self.overwrites = False
+        self.seals = True  # False: an object-like mount, where chmod does nothing and only the journal counts
+        self.on_commit: Callable[[Saved], None] = lambda saved: None
+        self.on_replaced: Callable[[Saved], None] = lambda saved: None
+        self._nonces = 0
+        self._listed: set[str] = set()
+        self._listed_for = 0
+
+    def open_staging(self, name: Name) -> None:
+        """Made by whoever starts the attempt; its ranks never make it."""
+        self.staging.setdefault(name, Staging())
+
+    def begin(self, name: Name, step: int) -> bool:
+        """Begin to write a checkpoint; False where the server refuses."""
+        if self.foreign:
+            if step in self.saved:
+                return False
+            self._nonces += 1
+            self.saved[step] = Saved(step, f"f{self._nonces}", name, self.timeline.now, whole=False)
+            return True
+        staging = self.staging.get(name)
+        if staging is None or staging.sealed:
+            return False
+        staging.unfinished.add(step)
+        return True
+
+    def commit(self, name: Name, step: int) -> bool:
+        """Rename out of staging (or, foreign, close the last file); False where the server refuses."""
+        if self.foreign:
+            saved = self.saved.get(step)
+            if saved is None or saved.name != name or saved.whole:
+                return False  # set aside meanwhile: the write hits an inode that nobody reads
+            saved.whole = True
+        else:
+            staging = self.staging[name]
+            if staging.sealed or step not in staging.unfinished or (step in self.saved and not self.overwrites):
+                return False
+            if step in self.saved:
+                self.on_replaced(self.saved[step])
+            staging.unfinished.discard(step)
+            self._nonces += 1
+            saved = self.saved[step] = Saved(step, f"n{self._nonces}", name, self.timeline.now)
+        self.ever_valid = True
+        self.on_commit(saved)
+        return True
+
+    def seal(self, name: Name) -> None:
+        """Seal staging of every earlier (term, attempt)."""
+        for other, staging in self.staging.items():
+            if other < name:
+                staging.sealed = self.seals
+
+    def list_commits(self, attempt: int) -> list[Saved]:
+        """What stands as ``attempt`` begins: all that was listed before, and the commits of attempts since then.
+
+        What an older attempt commits after its own list was made is in no list. (The lists are the journal's.)
+        """
+        found = [s for s in self.saved.values() if s.nonce in self._listed or s.name[1] >= self._listed_for]
+        self._listed |= {saved.nonce for saved in found}
+        self._listed_for = max(self._listed_for, attempt)
+        return found
+
+    def newest_valid(self, but: Collection[str] = ()) -> Saved | None:
+        """What an all-knowing reader would resume from; ``but`` are nonces that do not count."""
+        good = [saved for saved in self.saved.values() if saved.whole and saved.valid and saved.nonce not in but]
+        return max(good, key=lambda saved: saved.step, default=None)
+
+    def damage(self) -> None:
+        """The newest one is no longer what was written."""
+        newest = self.newest_valid()
+        if newest is not None:
+            newest.valid = False
+
+
+class SimCheckpoints:
+    """The ``Checkpoints`` port of one supervisor."""
+
+    verify_s = 0.05
+
+    def __init__(
+        self, fs: CheckpointFs, mount: Mount, process: SimProcess, term: int, post: Callable[[Item], None]
+    ) -> None:
+        """``post`` puts an item into the loop's mailbox."""
+        self.fs = fs
+        self.mount = mount
+        self.process = process
+        self.term = term
+        self.post = post
+        self.timeline = mount.timeline
+        self.on_act: Callable[[str, int], None] = lambda what, attempt: None
+        self.on_choice: Callable[[int, Saved | None, bool], None] = lambda attempt, saved, told_so: None
+
+    def _later(self, work: Callable[[], None], extra_s: float = 0.0) -> None:
+        """Off the loop, after the storage answers, if the process lives and is awake then."""
+        self.timeline.at(self.mount.ready_at() + extra_s, lambda: self.process.when_awake(work))
+
+    def _mail(self, event: AttemptSealed | ResumeChosen | NoneValid | CheckpointSeen) -> None:
+        self.post(Stamped(event))
+
+    def seal(self, attempt: int) -> None:
+        """Seal, then list what stands."""
+        self.process.boundary(f"before seal of {attempt}")
+        self.on_act("seal", attempt)
+
+        def work() -> None:
+            self.fs.seal((self.term, attempt))
+            commits = tuple((s.step, s.nonce) for s in sorted(self.fs.list_commits(attempt), key=lambda s: s.step))
+            self._mail(AttemptSealed(attempt, commits))
+
+        self._later(work)
+
+    def choose(self, attempt: int, request: str, best_step: int, sealed: Sequence[tuple[int, str]]) -> None:
+        """Judge, choose with the real rule, set aside what is in the way."""
+        self.process.boundary(f"before choice of {attempt}")
+        self.on_act("choose", attempt)
+        known = frozenset(sealed)
+
+        def work() -> None:
+            choice = choose(self.candidates(), parse_resume(request), journal_best_step=best_step, sealed=known)
+            saved = self.fs.saved.get(choice.checkpoint.step) if isinstance(choice, Chosen) else None
+            if not isinstance(choice, (Chosen, FromZero)):
+                self._mail(NoneValid(attempt, choice.reason))
+                return
+            self._make_way(saved.step if saved else -1)
+            self.fs.open_staging((self.term, attempt))
+            self.on_choice(attempt, saved, request != "auto")
+            passed = tuple((p.step, p.why) for p in choice.passed_over)
+            checkpoint = choice.checkpoint if isinstance(choice, Chosen) else None
+            self._mail(ResumeChosen(attempt, checkpoint, choice.reason, passed))
+
+        self._later(work, self.verify_s)
+
+    def candidates(self) -> list[Candidate]:
+        """What a survey finds."""
+        kind = Kind.DCP if self.fs.foreign else Kind.GANGRUN
+        found = []
+        for saved in self.fs.saved.values():
+            valid = saved.whole and saved.valid
+            found.append(
+                Candidate(
+                    step=saved.step,
+                    path=f"/ckpt/step-{saved.step}",
+                    level=Level.VERIFIED if valid else None,
+                    valid=valid,
+                    why_not="" if valid else "a checksum does not hold",
+                    kind=kind,
+                    committed=saved.whole,
+                    nonce=saved.nonce,
+                )
+            )
+        return found
+
+    def _make_way(self, above_step: int) -> None:
+        for step in [step for step in self.fs.saved if step > above_step]:
+            self.fs.set_aside.append(self.fs.saved.pop(step))
+
+    def look(self, above_step: int) -> None:
+        """Is there a newer valid one?"""
+
+        def work() -> None:
+            newest = self.fs.newest_valid()
+            if newest is not None and newest.step > above_step:
+                path = f"/ckpt/step-{newest.step}"
+                self._mail(CheckpointSeen(CheckpointRef(newest.step, path, Level.VERIFIED)))
+
+        self._later(work)

@@ -1,0 +1,205 @@
+"""The smallest world a supervisor's loop can live in: ports held in the hand (room: sim; no clock, file or thread).
+
+For tests that set every message and every instant themselves. Nothing happens by itself: time moves when the mailbox
+is asked and is empty, disks answer at once or when told to. ``world`` is the place with faults and many nodes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gangrun.core.actions import Action
+from gangrun.core.events import AttemptSealed, ResumeChosen, Stamped
+from gangrun.ports import Deposed, History, Item, Stored, Woken
+from gangrun.wire import record as wire_record
+from gangrun.wire.claim import Claim
+from gangrun.wire.record import Record
+
+
+@dataclass(slots=True)
+class HandClock:
+    """Stands still until moved."""
+
+    boot: float = 1_000.0
+    epoch: float = 1_800_000_000.0
+
+    def now(self) -> float:
+        """CLOCK_BOOTTIME."""
+        return self.boot
+
+    def wall(self) -> float:
+        """Wall time."""
+        return self.epoch + self.boot
+
+
+@dataclass(slots=True)
+class HandMailbox:
+    """What was posted, in order; when empty, time moves to ``until`` but never beyond ``stop_at``."""
+
+    clock: HandClock
+    stop_at: float = float("inf")
+    items: deque[Item] = field(default_factory=deque)
+
+    def post(self, item: Item) -> None:
+        """Into the queue."""
+        self.items.append(item)
+
+    def next(self, until: float) -> Item:
+        """The next item, or time moves."""
+        if self.items:
+            return self.items.popleft()
+        self.clock.boot = max(self.clock.boot, min(until, self.stop_at))
+        return Woken()
+
+
+@dataclass(slots=True)
+class MemoryDisk:
+    """What all terms share: claims, tickets, seals, journals as bytes."""
+
+    claims: dict[int, Claim] = field(default_factory=dict)
+    tickets: dict[int, set[int]] = field(default_factory=dict)
+    sealed: set[int] = field(default_factory=set)
+    journals: dict[int, list[bytes]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    started_attempt: int = -1
+
+    def records(self, term: int) -> list[Record]:
+        """One term's journal."""
+        return [wire_record.decode(line) for line in self.journals.get(term, [])]
+
+
+@dataclass(slots=True)
+class MemoryTerms:
+    """``ports.Terms``; ``lost_replies`` claims in a row are made but reported as lost."""
+
+    disk: MemoryDisk
+    lost_replies: int = 0
+
+    def newest(self) -> Claim | None:
+        """The newest claim."""
+        return self.disk.claims[max(self.disk.claims)] if self.disk.claims else None
+
+    def claim(self, claim: Claim) -> bool:
+        """First come, first served."""
+        if claim.term in self.disk.claims:
+            return False
+        self.disk.claims[claim.term] = claim
+        if self.lost_replies:
+            self.lost_replies -= 1
+            return False
+        return True
+
+    def open_acts(self, term: int) -> bool:
+        """False if a newer term sealed it already."""
+        if term in self.disk.sealed or term in self.disk.tickets:
+            return False
+        self.disk.tickets[term] = set()
+        return True
+
+    def seal_before(self, term: int) -> tuple[str, ...]:
+        """No ticket of an earlier term any more."""
+        self.disk.sealed |= set(range(term))
+        return ()
+
+    def history(self, before: int) -> History:
+        """All earlier journals."""
+        records = [record for term in sorted(self.disk.journals) if term < before for record in self.disk.records(term)]
+        return History(tuple(records), self.disk.notes, started_attempt=self.disk.started_attempt)
+
+
+@dataclass(slots=True)
+class MemoryStore:
+    """``ports.Store``; with ``stalled`` set nothing becomes durable until ``flush``."""
+
+    disk: MemoryDisk
+    term: int
+    post: Callable[[Item], None]
+    stalled: bool = False
+    waiting: deque[tuple[Record, tuple[int, ...]]] = field(default_factory=deque)
+    live: Mapping[str, object] = field(default_factory=dict)
+    log: list[tuple[str, int]] = field(default_factory=list)  # ("fsync", n) and ("ticket", n), as they happened
+
+    def commit(self, record: Record, tickets: Sequence[int]) -> None:
+        """Durable at once, or when flushed."""
+        self.waiting.append((record, tuple(tickets)))
+        if not self.stalled:
+            self.flush()
+
+    def flush(self, count: int = -1) -> None:
+        """Make the oldest ``count`` records durable; all by default."""
+        while self.waiting and count != 0:
+            count -= 1
+            record, tickets = self.waiting.popleft()
+            self.disk.journals.setdefault(self.term, []).append(wire_record.encode(record))
+            self.log.append(("fsync", record.n))
+            if self.term in self.disk.sealed:
+                self.waiting.clear()
+                self.post(Deposed(f"the acts of term {self.term} are sealed"))
+                return
+            for n in tickets:
+                self.disk.tickets[self.term].add(n)
+                self.log.append(("ticket", n))
+            self.post(Stored(record.n))
+
+    def note_progress(self, live: Mapping[str, object]) -> bool:
+        """Kept for whoever looks."""
+        self.live = dict(live)
+        return True
+
+
+@dataclass(slots=True)
+class MemoryRadio:
+    """``ports.Radio``: everything said, in order."""
+
+    sent: list[tuple[str, object]] = field(default_factory=list)
+    peers: dict[str, bytes] = field(default_factory=dict)
+    on_send: Callable[[str, object], None] = lambda node, message: None
+
+    def send(self, node: str, message: object) -> None:
+        """Noted, and handed on."""
+        if node in self.peers:
+            self.sent.append((node, message))
+            self.on_send(node, message)
+
+    def bind_peer(self, node: str, peer: bytes) -> None:
+        """Noted."""
+        self.peers[node] = peer
+
+
+@dataclass(slots=True)
+class HandCheckpoints:
+    """``ports.Checkpoints`` of a directory that is empty; what was asked is in ``asked``."""
+
+    post: Callable[[Item], None]
+    asked: list[tuple[str, int]] = field(default_factory=list)
+    on_ask: Callable[[str], None] = lambda what: None
+
+    def seal(self, attempt: int) -> None:
+        """Nothing to seal."""
+        self.asked.append(("seal", attempt))
+        self.on_ask("seal")
+        self.post(Stamped(AttemptSealed(attempt)))
+
+    def choose(self, attempt: int, request: str, best_step: int, sealed: Sequence[tuple[int, str]]) -> None:
+        """Nothing to choose from."""
+        del request, best_step, sealed
+        self.asked.append(("choose", attempt))
+        self.on_ask("choose")
+        self.post(Stamped(ResumeChosen(attempt, None, "no checkpoint was ever committed")))
+
+    def look(self, above_step: int) -> None:
+        """Nothing newer."""
+        self.asked.append(("look", above_step))
+
+
+@dataclass(slots=True)
+class NoJobs:
+    """``ports.Jobs`` without a scheduler."""
+
+    asked: list[tuple[tuple[int, int], Action]] = field(default_factory=list)
+
+    def submit(self, act: tuple[int, int], action: Action) -> None:
+        """Noted."""
+        self.asked.append((act, action))

@@ -1,0 +1,43 @@
+"""What a supervisor is told at its birth (room: supervisor; values only). Next: ``takeover``, then ``loop``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gangrun.core.events import ResumeRequested
+from gangrun.core.model import RunState, Shape
+
+EXIT_DEPOSED = 75  # a newer term exists, or ours could not be had: nothing was left undone that is ours
+EXIT_REFUSED = 78  # the journal cannot be used: a person must look
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The run and the job this supervisor works for."""
+
+    run: str
+    shape: Shape
+    job: str
+    seq: int = 0
+    node: str = ""  # where this supervisor runs
+    addresses: Mapping[str, str] = field(default_factory=dict)  # node -> where its ranks are reached; empty: any node
+    resume_request: str = "auto"
+    resumed: ResumeRequested | None = None  # this job takes an ended run up again
+    looks_every_s: float = 10.0  # for newer checkpoints; 0: there is no directory to look into
+    replica_ranks_count: int = 1  # ranks that hold one whole copy of the model; 1 where nothing is known
+    saves_itself: bool = True  # the script writes checkpoints without gangrun's checkpointer
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A term that was taken: what its loop begins with."""
+
+    term: int
+    state: RunState  # becomes the term's snapshot; ``state.term`` is still the last one's
+    run_start: float  # run clock at ``boot_start``
+    boot_start: float  # ``Clock.now`` when the term was taken
+    highest_attempt: int  # over journal and tickets
+    promised: frozenset[str] = frozenset()  # nodes whose agents promised not to listen to the last term
+    started_attempt: int = -1  # over tickets to start one
+    notes: tuple[str, ...] = ()  # what people should read: damage, warnings

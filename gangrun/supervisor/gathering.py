@@ -1,0 +1,71 @@
+"""The first seconds of a term (room: supervisor; pure): who of the roster is still there, and what do they hold.
+
+It ends when all of the roster have said hello, or some time before agents lose patience with it
+(``takeover_after_s``), whichever comes first, with the events that the term begins with. A fresh run, and a new job,
+expect nobody. Next: ``loop``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gangrun.core.events import Event, TermTaken
+from gangrun.core.model import TERMINAL, Inventory
+from gangrun.core.moves import is_unlaunched
+from gangrun.core.policy import Timing
+from gangrun.supervisor.beats import Row
+from gangrun.supervisor.facts import Facts, Opening
+
+GATHER_SHARE = 0.7  # the rest is for the first beat that may be acked, and its ack
+ENDED_SHARE = 0.5
+
+
+class Gathering:
+    """Waits for the roster's inventories, and knows when the last supervisor can have acked for the last time."""
+
+    def __init__(self, facts: Facts, opening: Opening, timing: Timing) -> None:
+        state = opening.state
+        same_job = state.job == facts.job
+        self.roster = frozenset(state.nodes) if same_job else frozenset()
+        # Agents are patient for ``takeover_after_s`` with a term that does not ack, and where most of the roster was
+        # lost it cannot ack before this is over. An ended run must let them go sooner still.
+        share = ENDED_SHARE if state.phase in TERMINAL else GATHER_SHARE
+        self.until = opening.run_start + share * timing.takeover_after_s
+        self.floor: float | None = None  # a majority had left the last supervisor by then
+        self._facts = facts
+        self._opening = opening
+        self._counted = frozenset(n for n in self.roster if not state.nodes[n].lost)
+        self._dialled: set[str] = set()  # a promise may have been taken back since, a hello to this term not
+        self._settle(opening.run_start)
+
+    def _settle(self, now: float) -> None:
+        """Without half of its roster the last supervisor has no majority left."""
+        if self.floor is None and 2 * (len(self._counted) - len(self._dialled)) <= len(self._counted):
+            self.floor = now
+
+    def dialled(self, node: str, now: float) -> None:
+        """An agent that says hello to this term does not listen to the last one any more."""
+        self._dialled |= {node} & self._counted
+        self._settle(now)
+
+    def over(self, rows: Mapping[str, Row], now: float) -> bool:
+        """Is there nobody left to wait for?"""
+        return now >= self.until or self._counted <= rows.keys()
+
+    def due(self, rows: Mapping[str, Row]) -> float:
+        """When to look whether it is over."""
+        return float("-inf") if self._counted <= rows.keys() else self.until
+
+    def events(self, rows: Mapping[str, Row]) -> list[Event]:
+        """What the term begins with."""
+        facts, state = self._facts, self._opening.state
+        held: tuple[Inventory, ...] = tuple(rows[name].inventory() for name in sorted(rows))
+        missing = tuple(sorted(self.roster - rows.keys()))
+        started = max((self._opening.started_attempt, *(row.attempt for row in rows.values())))
+        if started == state.attempt and is_unlaunched(state):
+            started += 1  # the record of its start was lost: its ranks may live, so its number is used up
+        highest = max(self._opening.highest_attempt, started)
+        taken = TermTaken(self._opening.term, facts.job, held, missing, highest)
+        if facts.resumed is not None and state.phase in TERMINAL and state.job != facts.job:
+            return [facts.resumed, taken]
+        return [taken]

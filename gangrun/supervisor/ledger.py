@@ -1,0 +1,146 @@
+"""Records on their way to disk, and what waits for them (room: supervisor; pure bookkeeping over the ``Store`` port).
+
+Nothing that a record asks for is performed, and no agent is told that its event is journalled, before ``Stored``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gangrun.core.actions import TICKETED, Action, Decision
+from gangrun.core.events import Stamped
+from gangrun.core.model import Outcome, RunState
+from gangrun.ports import Store
+from gangrun.wire import record as wire_record
+from gangrun.wire.record import Record
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A record that was handed to the store, and what is due once it is durable."""
+
+    n: int
+    at: float
+    state: RunState
+    acts: tuple[tuple[Action, int], ...]  # each with its ticket, 0 where it needs none
+
+
+class Ledger:
+    """Numbers records and tickets of one term, and remembers what is not durable yet."""
+
+    def __init__(self, store: Store, term: int) -> None:
+        self.term = term
+        self.durable: RunState | None = None  # the state as of the newest record on disk
+        self.trouble = ""  # why the oldest record is not on disk yet, as the store says
+        self._store = store
+        self._next_n = 0
+        self._next_number = 1
+        self._pending: deque[Written] = deque()
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    @property
+    def oldest_at(self) -> float | None:
+        """When the oldest record that is not durable yet was written."""
+        return self._pending[0].at if self._pending else None
+
+    def number(self) -> int:
+        """A number that nothing else in this term has: for tickets and for commands alike."""
+        self._next_number += 1
+        return self._next_number - 1
+
+    def snapshot(self, state: RunState, at: float, wall: float, reason: str) -> None:
+        """The term's first record: the whole state."""
+        record = Record(
+            v=wire_record.SCHEMA,
+            term=self.term,
+            n=self._take_n(),
+            at=at,
+            wall=wall,
+            kind="Snapshot",
+            was=state.phase.value,
+            phase=state.phase.value,
+            reason=reason,
+            patch=wire_record.builtins(state),
+        )
+        self._commit(record, Written(record.n, at, state, ()))
+
+    def write(self, before: RunState, stamped: Stamped, decision: Decision, at: float, wall: float) -> Written:
+        """One event and what was decided of it."""
+        acts = tuple((a, self.number() if isinstance(a, TICKETED) else 0) for a in decision.actions)
+        record = Record(
+            v=wire_record.SCHEMA,
+            term=self.term,
+            n=self._take_n(),
+            at=at,
+            wall=wall,
+            kind=type(stamped.event).__name__,
+            event=wire_record.builtins(stamped.event),
+            origin=None if stamped.origin is None else wire_record.builtins(stamped.origin),
+            outcome=decision.outcome.value,
+            was=before.phase.value,
+            phase=decision.state.phase.value,
+            reason=decision.reason,
+            actions=tuple(wire_record.act(a, n) for a, n in acts),
+            patch=wire_record.diff(before, decision.state),
+        )
+        written = Written(record.n, at, decision.state, acts)
+        self._commit(record, written)
+        return written
+
+    def malformed(
+        self, before: RunState, after: RunState, what: Mapping[str, object], why: str, at: float, wall: float
+    ) -> None:
+        """An event that nobody can read: counted, so that its sender may forget it."""
+        record = Record(
+            v=wire_record.SCHEMA,
+            term=self.term,
+            n=self._take_n(),
+            at=at,
+            wall=wall,
+            kind="Malformed",
+            event=dict(what),
+            outcome=Outcome.REFUSED.value,
+            was=before.phase.value,
+            phase=after.phase.value,
+            reason=why,
+            patch=wire_record.diff(before, after),
+        )
+        self._commit(record, Written(record.n, at, after, ()))
+
+    def look(self, state: RunState, reason: str, at: float, wall: float) -> int:
+        """A record that changes nothing: once it is durable, the disk is known to answer."""
+        record = Record(
+            v=wire_record.SCHEMA,
+            term=self.term,
+            n=self._take_n(),
+            at=at,
+            wall=wall,
+            kind="Looking",
+            was=state.phase.value,
+            phase=state.phase.value,
+            reason=reason,
+        )
+        self._commit(record, Written(record.n, at, state, ()))
+        return record.n
+
+    def stored(self, n: int) -> list[Written]:
+        """Record ``n`` and all before it are durable: what they were waiting for, in order."""
+        done: list[Written] = []
+        while self._pending and self._pending[0].n <= n:
+            done.append(self._pending.popleft())
+        if done:
+            self.durable = done[-1].state
+            self.trouble = ""
+        return done
+
+    def _take_n(self) -> int:
+        self._next_n += 1
+        return self._next_n - 1
+
+    def _commit(self, record: Record, written: Written) -> None:
+        self._pending.append(written)
+        self._store.commit(record, tuple(n for _, n in written.acts if n))

@@ -1,0 +1,400 @@
+"""The one loop: wait, translate, decide, record, perform (room: supervisor; ports only, no clock, file or thread).
+
+It waits in exactly one place, ``turn``. What comes is turned into core events; each is decided by ``core.lifecycle``,
+written to the ledger, and what it asks for is performed once the record and its tickets are durable *and* this
+supervisor leads (law 3). Stopping alone does not wait for the disk. All instants here are on the run clock.
+Next: ``mail`` for what agents say, ``roll_call`` for how acts are performed, ``ledger`` for what waits for the disk.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from gangrun.core import lease, lifecycle
+from gangrun.core.actions import (
+    Action,
+    CheckNodes,
+    ChooseResume,
+    Decision,
+    EndJob,
+    ProbeNode,
+    SealAttempts,
+    StartGang,
+    StopGang,
+    SubmitSuccessor,
+    TakeStacks,
+)
+from gangrun.core.events import (
+    AttemptSealed,
+    CheckpointSeen,
+    DeadlinePassed,
+    Event,
+    NodeLost,
+    ProgressStalled,
+    Stamped,
+    StoreBack,
+    StoreStalled,
+)
+from gangrun.core.model import Outcome, Phase, RunState
+from gangrun.core.policy import Policy
+from gangrun.ports import (
+    AgentSaid,
+    Checkpoints,
+    Clock,
+    Deposed,
+    Item,
+    Jobs,
+    Mailbox,
+    Radio,
+    Store,
+    Stored,
+    StoreTrouble,
+    Woken,
+)
+from gangrun.supervisor.beats import Beats
+from gangrun.supervisor.facts import EXIT_DEPOSED, Facts, Opening
+from gangrun.supervisor.gathering import Gathering
+from gangrun.supervisor.leadership import Leadership
+from gangrun.supervisor.ledger import Ledger, Written
+from gangrun.supervisor.mail import Mail
+from gangrun.supervisor.progress import Progress
+from gangrun.supervisor.roll_call import RollCall
+from gangrun.supervisor.run_clock import RunClock
+from gangrun.supervisor.silence import Silence
+from gangrun.supervisor.switchboard import Switchboard
+from gangrun.wire.messages import AgentEvent
+
+NEVER = float("inf")
+OVERDUE_S = 1.0  # woken this much too late: this process, or its machine, was paused
+TURNS_PER_JUDGE_MAX = 4096  # so many letters in a row and the queue still not empty: judge silence all the same
+
+
+class Loop:
+    """One term's supervisor, from its snapshot to its last act."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        mailbox: Mailbox,
+        store: Store,
+        radio: Radio,
+        checkpoints: Checkpoints,
+        jobs: Jobs,
+        policy: Policy,
+        facts: Facts,
+        opening: Opening,
+        say: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
+        """Commits the term's snapshot at once; everything else happens in ``turn``."""
+        self.state: RunState = opening.state
+        self.exit_code: int | None = None
+        self.facts, self.policy, self.term = facts, policy, opening.term
+        self.run_clock = RunClock(opening.run_start, opening.boot_start)
+        self._clock, self._mailbox, self._store = clock, mailbox, store
+        self._checkpoints, self._jobs, self._say = checkpoints, jobs, say
+        now = self._now()
+        timing = policy.timing
+        self.leadership = Leadership(timing)
+        self.ledger = Ledger(store, opening.term)
+        self.beats = Beats(timing)
+        self.silence = Silence(self.beats, timing, opening.term, self._send_acting)
+        self.progress = Progress(policy, now)
+        self.board = Switchboard(radio.send, opening.term, self.ledger.number, self.leadership.holds, timing)
+        self.roll_call = RollCall(self.board, self.beats.rows, facts, policy, self._empty_at)
+        self.law_one = Gathering(facts, opening, timing)
+        self.gathering: Gathering | None = self.law_one
+        self._radio = radio
+        self.mail = Mail(self, radio)
+        self._ready: deque[tuple[Action, int]] = deque()
+        self._sealed: tuple[tuple[int, str], ...] = ()
+        self._fired: set[tuple[str, int]] = set()
+        self._stalled_since: float | None = None
+        self._stall_held: tuple[int, ProgressStalled] | None = None
+        self._judge_backlog = 0
+        self._turned_at = now
+        self._live_at = self._look_at = now
+        self._due: float | None = None
+        for node in sorted(self.law_one.roster):
+            since = self.state.nodes[node].silent_since
+            self.beats.expect(node, now if since is None else since)
+        if self.law_one.roster:
+            self.silence.adopt(self.state)
+        self._opening_nodes = self.state.nodes if self.law_one.roster else {}
+        self.count_rosters()
+        reason = f"supervisor #{self.term} on {facts.node or 'this host'} reads: {self.state.reason or 'nothing yet'}"
+        self.ledger.snapshot(self.state, now, clock.wall(), "; ".join((reason, *opening.notes)))
+
+    # ---- time ----
+
+    def _now(self) -> float:
+        return self.run_clock.at(self._clock.now())
+
+    def deadline(self) -> float:
+        """Until when ``turn`` would wait if nothing came (seconds of ``Clock.now``)."""
+        if self._due is None:
+            self._due = self._next_due()
+        return self.run_clock.boot(self._due)
+
+    def _next_due(self) -> float:
+        if self.gathering is not None:
+            return min(self.gathering.due(self.beats.rows), self._stall_due())
+        timers = (at.at for name, at in self.state.deadlines.items() if (name, at.generation) not in self._fired)
+        return min(
+            min(timers, default=NEVER),
+            self._stall_due(),
+            self.silence.next_at,
+            self.progress.next_at(self.state),
+            self.roll_call.next_at(),
+            self._live_at,
+            self._look_due(),
+        )
+
+    def _stall_due(self) -> float:
+        oldest_at = self.ledger.oldest_at
+        if oldest_at is None or self._stalled_since is not None:
+            return NEVER
+        return oldest_at + self.policy.timing.store_stalled_after_s
+
+    def _look_due(self) -> float:
+        looks = self.facts.looks_every_s > 0 and self.state.phase is Phase.RUNNING
+        return self._look_at if looks else NEVER
+
+    def _empty_at(self, node: str) -> float:
+        """Law 1: from when on a node that says nothing holds no ranks."""
+        timing = self.policy.timing
+        row = self.beats.rows.get(node)
+        if row is not None:
+            return lease.presumed_empty_at(row.arrived_at, timing)
+        floor = self.law_one.floor
+        return NEVER if floor is None else lease.presumed_empty_after_takeover(floor, timing)
+
+    # ---- one turn ----
+
+    def run(self) -> int:
+        """Turn until over; the exit code."""
+        while self.turn():
+            pass
+        assert self.exit_code is not None
+        return self.exit_code
+
+    def turn(self) -> bool:
+        """Wait for one item, deal with it and with all that is due; False once this supervisor is over."""
+        if self.exit_code is not None:
+            return False
+        until = self.deadline()
+        item = self._mailbox.next(until)
+        now = self._now()
+        if now > max(self.run_clock.at(until), self._turned_at) + OVERDUE_S:
+            self.beats.excuse(now, self.silence.suspects)
+            self.silence.next_at = now
+        self._take(item, now)
+        if self.exit_code is None:
+            self._drain_ready(now)
+            if now >= self.run_clock.at(self.deadline()):
+                self._sweep(now, isinstance(item, Woken))
+        self._turned_at = self._now()
+        return self.exit_code is None
+
+    def _take(self, item: Item, now: float) -> None:
+        match item:
+            case AgentSaid():
+                self.mail.open(item, now)
+            case Stamped():
+                self._outside(item, now)
+            case Stored():
+                self._stored(item.n, now)
+            case StoreTrouble():
+                if self.ledger.trouble != item.why:
+                    self.ledger.trouble = item.why
+                    self._say(f"the run directory refuses writing: {item.why}; trying again")
+            case Deposed():
+                self.leave(item.why)
+            case Woken():
+                pass
+
+    def leave(self, why: str) -> None:
+        """A newer term exists, or this one's acts are sealed: nothing more is said or done."""
+        self.exit_code = EXIT_DEPOSED
+        self._ready.clear()
+        self._say(f"supervisor #{self.term} leaves: {why}")
+
+    def _outside(self, stamped: Stamped, now: float) -> None:
+        """What checkpoints, jobs and the user's signals say."""
+        match stamped.event:
+            case AttemptSealed(commits=commits):
+                self._sealed = commits
+            case CheckpointSeen():
+                self.progress.note_checkpoint(now)
+            case _:
+                pass
+        if self.gathering is not None:
+            self.mail.later.append(stamped)
+            return
+        self.decide(stamped, now)
+
+    def touch(self) -> None:
+        """A table changed: look anew at what is due."""
+        self._due = None
+
+    # ---- decide and record ----
+
+    def tell(self, events: list[Event], now: float) -> None:
+        """Events of this supervisor's own tables."""
+        for event in events:
+            self.decide(Stamped(event), now)
+
+    def decide(self, stamped: Stamped, now: float) -> None:
+        """One event through the core, onto the ledger."""
+        before = self.state
+        now = max(now, before.updated_at)
+        decision = lifecycle.step(before, stamped, now, self.policy)
+        self.state = decision.state
+        written = self.ledger.write(before, stamped, decision, now, self._clock.wall())
+        self._due = None
+        self._follow(before, stamped.event, decision, now)
+        for action, n in written.acts:
+            if isinstance(action, StopGang):
+                self._ready.append((action, n))
+        self._drain_ready(now)
+
+    def malformed(self, node: str, incarnation: str, event: AgentEvent, why: str, now: float) -> None:
+        """An event that cannot be read is counted and journalled, or its agent would repeat it for ever."""
+        before = self.state
+        self.state = replace(before, marks={**before.marks, node: (incarnation, event.seq)})
+        what = {"node": node, "seq": event.seq, "kind": event.kind}
+        self.ledger.malformed(before, self.state, what, why, now, self._clock.wall())
+        self._due = None
+
+    def _follow(self, before: RunState, event: Event, decision: Decision, now: float) -> None:
+        """Keep the tables in step with the state."""
+        state = decision.state
+        if decision.outcome is Outcome.APPLIED and decision.reason:
+            self._say(decision.reason)
+        if state.nodes is not before.nodes:
+            if before.nodes and not state.nodes:
+                self.silence.clear()
+                self.beats.forget_all()
+            self.count_rosters()
+        if state.phase is Phase.RUNNING and (before.phase is not Phase.RUNNING or state.attempt != before.attempt):
+            self._look_at = now + self.facts.looks_every_s
+        if state.phase is Phase.RUNNING:
+            self.progress.begin(state.attempt, now)
+        elif before.phase is Phase.RUNNING:
+            self.progress.end()
+        if isinstance(event, NodeLost):
+            self.roll_call.look_again(now)
+
+    def count_rosters(self) -> None:
+        """Whose beats make a majority: of the roster as decided, and as a successor would read it."""
+        durable = self._opening_nodes if self.ledger.durable is None else self.ledger.durable.nodes
+        self.leadership.rosters(self.state.nodes if self.gathering is None else self._opening_nodes, durable)
+
+    def _stored(self, n: int, now: float) -> None:
+        done: list[Written] = self.ledger.stored(n)
+        if not done:
+            return
+        self._due = None
+        self.count_rosters()
+        if self._stall_held is not None and n >= self._stall_held[0]:
+            (_, event), self._stall_held = self._stall_held, None
+            self.decide(Stamped(event), now)
+        self._ready.extend((a, number) for written in done for a, number in written.acts if not isinstance(a, StopGang))
+        if self._stalled_since is not None and (self.ledger.oldest_at is None or self._stall_over(now)):
+            stalled_s = now - self._stalled_since
+            self._stalled_since = None
+            self.progress.resume(now)
+            self.decide(Stamped(StoreBack(stalled_s)), now)
+
+    def _stall_over(self, now: float) -> bool:
+        oldest_at = self.ledger.oldest_at
+        return oldest_at is None or now - oldest_at < self.policy.timing.store_stalled_after_s
+
+    # ---- perform ----
+
+    def _send_acting(self, node: str, message: object) -> None:
+        """For what needs no record, but a leader."""
+        if self.leadership.holds(self._now()):
+            self._radio.send(node, message)
+
+    def _drain_ready(self, now: float) -> None:
+        """An end alone needs no majority: whoever comes later reads it, and the nodes may be gone already."""
+        while self._ready and not isinstance(self._ready[0][0], EndJob) and isinstance(self._ready[-1][0], EndJob):
+            self._ready.popleft()  # the end supersedes what could not be done before it
+        while self._ready and (isinstance(self._ready[0][0], EndJob) or self.leadership.holds(now)):
+            action, n = self._ready.popleft()
+            self._due = None
+            self._perform(action, n, now)
+
+    def _perform(self, action: Action, n: int, now: float) -> None:
+        match action:
+            case StartGang() | StopGang() | TakeStacks() | CheckNodes() | EndJob():
+                self.roll_call.perform(action, self.state, now)
+            case SealAttempts():
+                self._checkpoints.seal(action.attempt)
+            case ChooseResume():
+                self._checkpoints.choose(action.attempt, action.request, action.best_step, self._sealed)
+            case ProbeNode():
+                self.silence.probe(action.node, self.state, now)
+            case SubmitSuccessor():
+                self._jobs.submit((self.term, n), action)
+
+    # ---- what is due ----
+
+    def _sweep(self, now: float, queue_empty: bool) -> None:
+        self._due = None
+        self._judge_stall(now)
+        if self.gathering is not None:
+            self.mail.gathered(now)
+            return
+        self._judge_silence(now, queue_empty)
+        for name, due in sorted(self.state.deadlines.items()):
+            if now >= due.at and (name, due.generation) not in self._fired:
+                self._fired.add((name, due.generation))
+                self.decide(Stamped(DeadlinePassed(name, due.generation)), now)
+        if now >= self.progress.next_at(self.state):
+            self._judge_progress(now)
+        self.tell(self.roll_call.tick(now, self.silence.suspects, self.silence.lost), now)
+        self._show(now)
+        if self.roll_call.ending is not None and self.roll_call.dismissed:
+            self.exit_code = self.roll_call.ending.exit_code
+            self._say(f"supervisor #{self.term} ends: {self.roll_call.ending.reason}")
+
+    def _judge_stall(self, now: float) -> None:
+        oldest_at = self.ledger.oldest_at
+        if oldest_at is None or self._stalled_since is not None or now < self._stall_due():
+            return
+        self._stalled_since = oldest_at
+        self._stall_held = None
+        self.progress.suspend(now)
+        self.decide(Stamped(StoreStalled(oldest_at)), now)
+
+    def _judge_progress(self, now: float) -> None:
+        for event in self.progress.tick(self.state, now):
+            if isinstance(event, ProgressStalled):
+                # Ranks that wait for a disk that stands still are not hung: see first whether it answers.
+                reason = f"{self.progress.warning}; looking whether the run directory answers"
+                self._stall_held = self.ledger.look(self.state, reason, now, self._clock.wall()), event
+            else:
+                self.decide(Stamped(event), now)
+
+    def _judge_silence(self, now: float, queue_empty: bool) -> None:
+        if now < self.silence.next_at:
+            return
+        self._judge_backlog += 1
+        if not queue_empty and self._judge_backlog < TURNS_PER_JUDGE_MAX:
+            return  # the beats that prove somebody alive may be next in the queue
+        self._judge_backlog = 0
+        self.tell(self.silence.tick(self.state, now, self.progress.halted(now)), now)
+
+    def _show(self, now: float) -> None:
+        if now >= self._live_at:
+            self._live_at = now + self.policy.timing.counter_every_s
+            heard = len(self.beats.heard) - len(self.silence.suspects)
+            if not self._store.note_progress(self.progress.live(self.state, now, heard)) and not len(self.ledger):
+                self.ledger.look(self.state, "looking whether the run directory answers", now, self._clock.wall())
+        if now >= self._look_due():
+            self._look_at = now + self.facts.looks_every_s
+            self._checkpoints.look(self.state.best_step)

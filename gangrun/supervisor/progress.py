@@ -1,0 +1,168 @@
+"""What the gang's readings say: steps, marks, stalls (room: supervisor; pure, time is handed in).
+
+Readings ride on beats. The hang watch itself is ``core.hang``; here is which readings it sees, when it is asked, and
+what people are shown meanwhile. Next: ``loop``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from gangrun.core.events import Event, FirstStepSeen, ProgressMarked, ProgressStalled
+from gangrun.core.hang import Quiet, Stall, Watch
+from gangrun.core.model import Phase, RunState
+from gangrun.core.policy import Policy
+from gangrun.supervisor.beats import Row
+
+NEVER = float("inf")
+HALTED_BEATS = 2.0
+HALTED_FACTOR = 3.0  # a gang that makes no step for three of its longest recent intervals has halted
+INTERVALS_COUNT = 16
+JUDGE_AGAIN_S = 1.0
+
+
+class Progress:
+    """One gang's steps, as seen from the supervisor."""
+
+    def __init__(self, policy: Policy, now: float) -> None:
+        self.warning = ""  # what the hang watch would tell people now
+        self._policy = policy
+        self._watch = Watch(policy.hang, now)
+        self._attempt = -1
+        self._judge_at = NEVER
+        self._suspended = False
+        self._reset(now)
+
+    def _reset(self, now: float) -> None:
+        self.warning = ""
+        self._steps: dict[str, tuple[int, int]] = {}  # node -> (lowest, highest) step of its ranks
+        self._phases: dict[str, int] = {}
+        self._top = self._first = -1
+        self._loss: float | None = None
+        self._advanced_at: float | None = None
+        self._intervals: deque[float] = deque(maxlen=INTERVALS_COUNT)
+        self._marked = -1
+        self._mark_at = now + self._policy.progress_mark_every_s
+
+    def begin(self, attempt: int, now: float) -> None:
+        """All ranks of ``attempt`` live (or were found alive)."""
+        if attempt == self._attempt:
+            return
+        self._attempt = attempt
+        self._reset(now)
+        self._watch.begin(now)
+        if self._suspended:
+            self._watch.suspend(now)
+        self._judge_at = now + JUDGE_AGAIN_S
+
+    def end(self) -> None:
+        """No gang runs: nothing to judge."""
+        self._attempt = -1
+        self._judge_at = NEVER
+
+    def suspend(self, now: float) -> None:
+        """The storage does not answer: ranks may wait for it."""
+        self._suspended = True
+        self._watch.suspend(now)
+
+    def resume(self, now: float) -> None:
+        """The storage answers again: ranks that waited for it get the whole limit anew."""
+        self._suspended = False
+        self._watch.resume(now)
+        self._watch.note_checkpoint(now)
+        if self._attempt >= 0:
+            self._judge_at = now + JUDGE_AGAIN_S
+
+    def note_checkpoint(self, now: float) -> None:
+        """A newer checkpoint is progress too."""
+        self._watch.note_checkpoint(now)
+
+    def observe(self, row: Row, now: float) -> None:
+        """The readings of one beat."""
+        if row.attempt != self._attempt:
+            return
+        self._watch.observe(row.node, row.readings, now)
+        if not row.readings:
+            self._steps.pop(row.node, None)
+            return
+        for reading in row.readings:
+            first = reading.first_step if reading.first_step >= 0 else reading.step
+            if first >= 0 and not 0 <= self._first <= first:
+                self._first = first
+        self._loss = next((reading.loss for reading in row.readings if reading.rank == 0), self._loss)
+        steps = [reading.step for reading in row.readings]
+        top = max(steps)
+        self._steps[row.node] = (min(steps), top)
+        self._phases[row.node] = row.readings[0].phase
+        if top > self._top:
+            if self._advanced_at is not None:
+                self._intervals.append((now - self._advanced_at) / (top - self._top if self._top >= 0 else 1))
+            self._top = top
+            self._advanced_at = now
+
+    def halted(self, now: float) -> bool | None:
+        """Has the gang stopped stepping? None: it reports no steps, so nobody knows."""
+        if self._advanced_at is None or len(self._intervals) < 2:
+            return None
+        patience_s = max(HALTED_BEATS * self._policy.timing.beat_every_s, HALTED_FACTOR * max(self._intervals))
+        return now - self._advanced_at >= patience_s
+
+    def next_at(self, state: RunState) -> float:
+        """When ``tick`` has something to say."""
+        if state.phase is not Phase.RUNNING:
+            return NEVER
+        if self.first_step_due:
+            return -NEVER
+        return min(self._judge_at, self._mark_at if self._top > self._marked else NEVER)
+
+    def tick(self, state: RunState, now: float) -> list[Event]:
+        """Whatever the steps ask to be recorded."""
+        if state.phase is not Phase.RUNNING or state.attempt != self._attempt:
+            return []
+        told: list[Event] = []
+        if self.first_step_due:
+            self._marked = self._first
+            if state.attempt_step < 0:
+                told.append(FirstStepSeen(state.attempt, self._marked))
+        if now >= self._mark_at and self._top > self._marked:
+            self._marked = self._top
+            self._mark_at = now + self._policy.progress_mark_every_s
+            told.append(ProgressMarked(state.attempt, self._top))
+        if now >= self._judge_at:
+            told.extend(self._judged(state, now))
+        return told
+
+    @property
+    def first_step_due(self) -> bool:
+        """A step was reported and none was told yet."""
+        return self._top >= 0 and self._marked < 0
+
+    def _judged(self, state: RunState, now: float) -> list[Event]:
+        verdict = self._watch.judge(now)
+        match verdict:
+            case Quiet():
+                self.warning = verdict.sentence
+                self._judge_at = NEVER if verdict.next_at == NEVER else max(verdict.next_at, now + JUDGE_AGAIN_S)
+                if not self._steps:
+                    self._judge_at = min(self._judge_at, now + JUDGE_AGAIN_S)
+                return []
+            case Stall():
+                self.warning = verdict.sentence
+                self._judge_at = now + self._policy.stop_within_s  # said once; again only if nothing came of it
+                return [ProgressStalled(state.attempt, verdict.stalled_s, verdict.limit_s, verdict.observations)]
+
+    def live(self, state: RunState, now: float, heard_count: int) -> dict[str, Any]:
+        """The newest figures, for whoever looks at the run."""
+        known = [low for low, _ in self._steps.values() if low >= 0]
+        return {
+            "at": now,
+            "phase": state.phase.value,
+            "attempt": state.attempt,
+            "step": self._top if self._top >= 0 else state.attempt_step,
+            "step_min": min(known) if known else -1,
+            "loss": self._loss,
+            "slot_phase": max(self._phases.values(), default=0),
+            "agents_heard_count": heard_count,
+            "warning": self.warning,
+        }

@@ -1,0 +1,201 @@
+"""The gang-level acts, performed node by node (room: supervisor): start, stop, stacks, checks, farewell.
+
+The core knows gangs, not nodes' chatter: it is told once all of a roll call answered, or once it is known why not.
+Next: ``calls`` and ``stop_call`` for what each of them asks, ``switchboard`` for how it is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from gangrun.core.actions import CheckNodes, EndJob, StartGang, StopGang, TakeStacks
+from gangrun.core.events import Event
+from gangrun.core.model import RunState
+from gangrun.core.policy import Policy
+from gangrun.supervisor.beats import Row
+from gangrun.supervisor.calls import Call, CheckCall, StacksCall, StartCall
+from gangrun.supervisor.facts import Facts
+from gangrun.supervisor.stop_call import StopCall
+from gangrun.supervisor.switchboard import Switchboard
+from gangrun.wire.messages import CommandResult, Farewell, Stop
+
+NEVER = float("inf")
+FAREWELL_BEATS = 10.0  # so long agents are waited for before the supervisor leaves without their answer
+FAREWELL_HEARD_BEATS = 60.0  # so long those that still beat, for whom it is only the way that is bad
+
+GangAction = StartGang | StopGang | TakeStacks | CheckNodes | EndJob
+
+
+class RollCall:
+    """Who was told what, and who has answered."""
+
+    def __init__(
+        self,
+        board: Switchboard,
+        rows: Mapping[str, Row],
+        facts: Facts,
+        policy: Policy,
+        empty_at: Callable[[str], float],
+    ) -> None:
+        self.ending: EndJob | None = None
+        self._board = board
+        self._rows = rows
+        self._facts = facts
+        self._policy = policy
+        self._empty_at = empty_at
+        self._start: StartCall | None = None
+        self._stop: StopCall | None = None
+        self._stacks: StacksCall | None = None
+        self._check: CheckCall | None = None
+        self._stopped_through = -1
+        self._chased: dict[str, int] = {}  # node -> command
+        self._farewells: dict[int, str] = {}
+        self._said_farewell: set[str] = set()
+        self._end_at = NEVER
+        self._looked_at = -NEVER
+
+    # ---- what the core asks for ----
+
+    def perform(self, action: GangAction, state: RunState, now: float) -> None:
+        """Begin one act; events follow from ``result`` and ``tick``."""
+        match action:
+            case StartGang():
+                self._perform_start(action, now)
+            case StopGang():
+                self._perform_stop(action, state, now)
+            case TakeStacks():
+                self._drop(self._stacks)
+                nodes = tuple(n for n in (state.placement.nodes if state.placement else ()) if n in self._rows)
+                self._stacks = StacksCall(self._board, action.attempt, nodes, self._policy, now)
+            case CheckNodes():
+                if self._check is not None and self._check.over:
+                    self._check = None
+                call = CheckCall(self._board, action.nodes, now)
+                self._check = call if self._check is None else self._check.joined(call)
+            case EndJob():
+                self._perform_end(action, now)
+
+    def _perform_start(self, action: StartGang, now: float) -> None:
+        if action.attempt <= self._stopped_through:
+            return  # stopped while its record was on the way to disk
+        self._drop(self._start)
+        self._drop(self._check)
+        self._check = None
+        self._start = StartCall(self._board, action, self._facts.addresses, self._policy, now)
+
+    def _perform_stop(self, action: StopGang, state: RunState, now: float) -> None:
+        self._stopped_through = max(self._stopped_through, action.attempt)
+        self._drop(self._start)
+        self._drop(self._stacks)
+        self._start = self._stacks = None
+        if self._stop is None or self._stop.over or self._stop.attempt != action.attempt:
+            self._drop(self._stop)
+            self._stop = StopCall(self._board, self._facts, self._policy, state.placement, self._empty_at)
+        held = set(state.placement.nodes if state.placement else state.nodes)  # unknown where: anywhere
+        doubtful = {row.node for row in self._rows.values() if not row.empty or row.launching}
+        self._stop.begin(action, held | doubtful, now)
+
+    def _perform_end(self, action: EndJob, now: float) -> None:
+        self.ending = action
+        self._board.final = True
+        self._end_at = now + FAREWELL_BEATS * self._policy.timing.beat_every_s
+        for call in (self._start, self._stop, self._stacks, self._check):
+            self._drop(call)
+        self._start = self._stop = self._stacks = self._check = None
+        for node in sorted(self._rows):
+            self.dismiss(node, now)
+
+    def dismiss(self, node: str, now: float) -> None:
+        """This agent may go: the run is over."""
+        if self.ending is None or node in self._said_farewell:
+            return
+        ending = self.ending
+        self._said_farewell.add(node)
+
+        def command(act: tuple[int, int]) -> Farewell:
+            return Farewell(self._board.term, act, ending.exit_code, ending.reason)
+
+        self._farewells[self._board.say(node, command, now)] = node
+
+    @property
+    def dismissed(self) -> bool:
+        """All agents know that the run is over."""
+        return self.ending is not None and not self._farewells
+
+    def _drop(self, call: Call | None) -> None:
+        if call is not None and not call.over:
+            call.over = True
+            self._board.withdraw(call.numbers())
+
+    # ---- what agents say ----
+
+    def result(self, said: CommandResult, now: float) -> list[Event]:
+        """One node's answer to one command."""
+        n = self._board.answered(said)
+        if n is None:
+            return []
+        if n in self._farewells:
+            del self._farewells[n]
+            return []
+        if self._chased.get(said.node) == n:
+            del self._chased[said.node]
+            return []
+        for call in self._calls():
+            if n in call.numbers():
+                told = call.answered(n, said, now)
+                if call.over:
+                    self._board.withdraw(call.numbers())
+                return told
+        return []
+
+    def _calls(self) -> list[Call]:
+        calls: tuple[Call | None, ...] = (self._start, self._stop, self._stacks, self._check)
+        return [call for call in calls if call is not None and not call.over]
+
+    def chase(self, row: Row, why: str, now: float) -> None:
+        """Ranks of an attempt that is over live there: they must go, whatever became of the rest."""
+        if row.node in self._chased or (self._stop is not None and not self._stop.over):
+            return
+        grace_s, attempt = self._policy.stop_grace_s, row.attempt
+
+        def command(act: tuple[int, int]) -> Stop:
+            return Stop(self._board.term, act, attempt, grace_s, False, 0.0, why)
+
+        self._chased[row.node] = self._board.say(row.node, command, now)
+
+    # ---- time ----
+
+    def next_at(self) -> float:
+        """When ``tick`` has something to do."""
+        if self.dismissed:
+            return -NEVER
+        due = min((call.deadline for call in self._calls()), default=NEVER)
+        end_at = self._end_at if self._farewells else NEVER
+        return min(due, self._board.next_at, max(end_at, self._looked_at + self._policy.timing.beat_every_s))
+
+    def tick(self, now: float, silent: Collection[str], lost: Collection[str]) -> list[Event]:
+        """Say again what was not answered, and give up on what took too long."""
+        self._looked_at = now
+        self._board.tick(now)
+        told: list[Event] = []
+        for call in self._calls():
+            if now >= call.deadline:
+                told += call.tick_with(now, silent, lost) if isinstance(call, StopCall) else call.tick(now)
+                if call.over:
+                    self._board.withdraw(call.numbers())
+        for n in [n for n, node in self._farewells.items() if node in lost or self._given_up(node, now)]:
+            del self._farewells[n]
+        return told
+
+    def _given_up(self, node: str, now: float) -> bool:
+        """Has this agent been waited for long enough?"""
+        if now < self._end_at:
+            return False
+        timing = self._policy.timing
+        beats = now - self._rows[node].arrived_at < timing.silence_after_s
+        return not beats or now >= self._end_at + (FAREWELL_HEARD_BEATS - FAREWELL_BEATS) * timing.beat_every_s
+
+    def look_again(self, now: float) -> None:
+        """Something changed that may prove a node empty."""
+        if self._stop is not None and not self._stop.over:
+            self._stop.deadline = now

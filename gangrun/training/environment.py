@@ -1,0 +1,43 @@
+"""What gangrun left in the environment of a training script (room: training; the only file of it that reads it).
+
+No torch: a script may ask before it imports anything heavy. Next: ``step``.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+
+class ResumePoint(NamedTuple):
+    """Where to go on from: the newest checkpoint that was proven valid before this attempt started."""
+
+    path: str
+    step: int
+
+
+def slot_path() -> str:
+    """The progress slot of this rank; "" outside gangrun."""
+    return os.environ.get("GANGRUN_PROGRESS_SLOT", "")
+
+
+def resume_info() -> ResumePoint | None:
+    """The checkpoint to load, as (path, step), or None to start from the beginning.
+
+    The path is the same on all ranks. Outside gangrun it is always None.
+    """
+    path = os.environ.get("GANGRUN_RESUME", "")
+    if not path:
+        return None
+    step = os.environ.get("GANGRUN_RESUME_STEP", "")
+    return ResumePoint(path, int(step) if step else -1)
+
+
+def run_id() -> str:
+    """The run's id; "" outside gangrun."""
+    return os.environ.get("GANGRUN_RUN", "")
+
+
+def attempt() -> int:
+    """How often all ranks were started before in this run; 0 outside gangrun."""
+    return int(os.environ.get("GANGRUN_ATTEMPT", "0") or 0)

@@ -1,0 +1,225 @@
+"""``gangrun.step()``: a training script says where it is and hears what is asked of it (room: training).
+
+No system call, no torch, no lock: a few words in mapped memory, under a microsecond. Outside gangrun, in forked or
+spawned children (DataLoader workers) and where the slot cannot be had, every function here does nothing.
+Next: ``wire/progress.py`` for the memory, ``environment`` for the names.
+
+    for step in range(first, last):
+        loss = train(step)
+        asked = gangrun.step(step, loss)
+        if asked.checkpoint:
+            save(step)
+        if asked.stop:
+            break
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic_ns  # it is what a slot holds; a port would cost half of the microsecond
+from typing import SupportsFloat, SupportsIndex
+
+from gangrun.training.environment import slot_path
+from gangrun.wire import progress
+from gangrun.wire.progress import Ask, Phase
+
+PHASES: dict[object, int] = {
+    **{phase: int(phase) for phase in Phase},
+    **{phase.name.lower(): int(phase) for phase in Phase},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """What gangrun asks for after this step. ``checkpoint`` is true once for each time it is asked."""
+
+    stop: bool = False
+    checkpoint: bool = False
+
+    def __bool__(self) -> bool:
+        return self.stop or self.checkpoint
+
+
+NOTHING = Requests()
+Report = Callable[[SupportsIndex, "SupportsFloat | None", "SupportsFloat | None", object], Requests]
+
+
+def _report_nothing(*_: object) -> Requests:
+    return NOTHING
+
+
+class _State:
+    """This process's end of its slot; ``words`` None means that there is none."""
+
+    def __init__(self, words: progress.Words | None) -> None:
+        self.words = words
+        self.told = 0  # newest generation of a checkpoint request that the script was told of
+        self.pending = False  # told, and not yet known to be done
+        self.report: Report = _report_nothing if words is None else _first_reporter(words, self)
+
+    def handled(self) -> None:
+        """What the script was told of is done."""
+        if self.words is not None and self.pending:
+            self.words.ints[progress.W_HANDLED] = self.told
+            self.pending = False
+
+    def tell(self, generation: int) -> bool:
+        """Note that the script is told of this request; False if it was before."""
+        if generation <= self.told:
+            return False
+        self.told, self.pending = generation, True
+        return True
+
+
+def _first_reporter(words: progress.Words, state: _State) -> Report:
+    """Serves one call: a run that was to resume and began again is known by the very first step, which a beat of once a
+    second would miss.
+    """
+    report = _reporter(words, state)
+
+    def first(
+        step: SupportsIndex, loss: SupportsFloat | None, grad_norm: SupportsFloat | None, phase: object
+    ) -> Requests:
+        if words.ints[progress.W_FIRST_STEP] < 0:
+            words.ints[progress.W_FIRST_STEP] = step  # type: ignore[call-overload]  # anything with __index__
+        requests = report(step, loss, grad_norm, phase)
+        state.report = report
+        return requests
+
+    return first
+
+
+def _reporter(words: progress.Words, state: _State) -> Report:
+    """The hot path, with everything it needs in a closure: attribute look-ups would cost a third of it."""
+    ints, floats = words.ints, words.floats
+    seq = (ints[progress.W_SEQ] + 1) & ~1
+    asked_before, again = 0, NOTHING
+    w_seq, w_step, w_phase, w_at = progress.W_SEQ, progress.W_STEP, progress.W_PHASE, progress.W_AT
+    w_requests, w_loss, w_grad_norm = progress.W_REQUESTS, progress.W_LOSS, progress.W_GRAD_NORM
+
+    def report(
+        step: SupportsIndex, loss: SupportsFloat | None, grad_norm: SupportsFloat | None, phase: object
+    ) -> Requests:
+        nonlocal seq, asked_before, again
+        code = PHASES[phase]
+        ints[w_seq] = seq + 1
+        ints[w_step] = step  # type: ignore[call-overload]  # anything with __index__
+        ints[w_phase] = code
+        ints[w_at] = monotonic_ns()
+        if loss is not None:
+            floats[w_loss] = loss  # type: ignore[call-overload]  # anything with __float__
+        if grad_norm is not None:
+            floats[w_grad_norm] = grad_norm  # type: ignore[call-overload]
+        seq += 2
+        ints[w_seq] = seq
+        asked = ints[w_requests]
+        if state.pending:
+            state.handled()
+        if asked == asked_before:
+            return again
+        asked_before = asked
+        again = Requests(stop=bool(asked & (Ask.STOP_AFTER_STEP | Ask.STOP)))
+        checkpoint = bool(asked & Ask.CHECKPOINT_NOW) and state.tell(asked >> progress.GENERATION_SHIFT)
+        return Requests(stop=again.stop, checkpoint=checkpoint) if checkpoint else again
+
+    return report
+
+
+_state: _State | None = None
+
+
+def _attach() -> _State:
+    """Find out once whether there is a slot and whether it is ours."""
+    global _state  # noqa: PLW0603 - one per process, as a slot is
+    _state = _State(_open_slot())
+    return _state
+
+
+def _open_slot() -> progress.Words | None:
+    path = slot_path()
+    if not path or _is_worker():
+        return None
+    try:
+        words = progress.attach(path)
+    except (OSError, ValueError):
+        return None
+    owner = words.ints[progress.W_OWNER]
+    if owner not in (0, os.getpid()) and Path(f"/proc/{owner}").exists():
+        words.close()  # another process of this rank reports
+        return None
+    words.ints[progress.W_OWNER] = os.getpid()
+    return words
+
+
+def _is_worker() -> bool:
+    """Whether multiprocessing started this process: the slot is its parent's."""
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.parent_process() is not None
+
+
+def _after_fork_in_child() -> None:
+    global _state  # noqa: PLW0603
+    _state = _State(None)
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def step(
+    step: SupportsIndex,
+    loss: SupportsFloat | None = None,
+    grad_norm: SupportsFloat | None = None,
+    phase: Phase | str = Phase.TRAIN,
+) -> Requests:
+    """Say that ``step`` is done; hear whether to save or stop.
+
+    ``loss`` and ``grad_norm`` are shown to people; a tensor on a GPU is waited for, so give a number you have anyway.
+    ``phase``: "train", "eval", "checkpoint", "startup": a long evaluation that calls ``step(n, phase="eval")``
+    is not taken for a hang.
+    """
+    state = _state or _attach()
+    return state.report(step, loss, grad_norm, phase)
+
+
+def mark_phase(phase: Phase | str) -> None:
+    """Say what begins now, without a step: ``mark_phase("eval")`` before a long evaluation."""
+    words = (_state or _attach()).words
+    if words is not None:
+        words.ints[progress.W_PHASE] = PHASES[phase]
+
+
+def should_stop() -> bool:
+    """Whether to leave the loop now; stays true."""
+    words = (_state or _attach()).words
+    return words is not None and bool(words.ints[progress.W_REQUESTS] & (Ask.STOP_AFTER_STEP | Ask.STOP))
+
+
+def should_checkpoint() -> bool:
+    """Whether a checkpoint is asked for; true until the next ``step()`` or ``checkpoint_saved()``."""
+    state = _state or _attach()
+    if state.words is None:
+        return False
+    asked = state.words.ints[progress.W_REQUESTS]
+    generation = asked >> progress.GENERATION_SHIFT
+    if not asked & Ask.CHECKPOINT_NOW or generation <= state.words.ints[progress.W_HANDLED]:
+        return False
+    state.tell(generation)
+    return True
+
+
+def checkpoint_saved() -> None:
+    """Say that the checkpoint asked for is written; the next ``step()`` says it too."""
+    (_state or _attach()).handled()
+
+
+def save_on_stop(*, wanted: bool = True) -> None:
+    """Say, once, that this script saves when asked: then a first Ctrl-C, a preemption or a planned stop asks for a
+    checkpoint through ``step()`` and waits for it, instead of stopping at once.
+    """
+    words = (_state or _attach()).words
+    if words is not None:
+        words.ints[progress.W_SAVES_ON_STOP] = int(wanted)

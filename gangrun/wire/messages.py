@@ -1,0 +1,295 @@
+"""What agents, supervisor and candidates say to each other (room: wire, pure bytes <-> values).
+
+msgspec structs in msgpack, tagged by their class, each message in an ``Envelope`` that names run and schema version.
+A message that does not decode, or is of another run or a newer schema, is counted and dropped by its receiver.
+Boottime is CLOCK_BOOTTIME seconds of the sender's host.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+SCHEMA = 1
+SIZE_MAX_BYTES = 8 * 1024 * 1024
+
+
+class WireError(ValueError):
+    """Bytes that are not a message for us; the message says why."""
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True, array_like=False, omit_defaults=True):
+    """Base of all messages."""
+
+
+class PeerAddress(msgspec.Struct, frozen=True):
+    """Where an agent listens for its peers' promises and probes; ``key`` is its public CURVE key."""
+
+    node: str
+    endpoint: str
+    key: str
+
+
+class LiveRank(msgspec.Struct, frozen=True):
+    """A live rank as an inventory lists it."""
+
+    rank: int
+    pid: int
+    start_ticks: int
+
+
+class Reading(msgspec.Struct, frozen=True, array_like=True):
+    """The newest sample of one rank; counters only grow within an attempt."""
+
+    rank: int
+    step: int
+    phase: int
+    slot_writes_count: int
+    output_bytes: int
+    cpu_s: float
+    state: str
+    first_step: int = -1  # that this rank reported in this attempt
+    loss: float | None = None
+
+
+class AgentEvent(msgspec.Struct, frozen=True):
+    """A core event on its way; ``seq`` counts within the agent's incarnation, and it is kept until journalled."""
+
+    seq: int
+    kind: str
+    data: dict[str, Any]
+
+
+# ---- agent -> supervisor -------------------------------------------------------------------------------------------
+
+
+class Hello(_Message, frozen=True, tag=True):
+    """First on every connection to a term: who I am, what I hold."""
+
+    node: str
+    job: str
+    job_restart: int
+    boot_id: str
+    incarnation: str
+    term_max: int
+    slots_count: int
+    attempt: int
+    ranks: tuple[LiveRank, ...]
+    peer: PeerAddress
+    launching: bool = False  # told to start ``attempt`` and still at it
+    previous_died: str = ""  # why the agent before this one on the node ended, "" for the first
+    nofile_hard: int = 0
+
+
+class Beat(_Message, frozen=True, tag=True):
+    """I live. ``empty``: no rank of any attempt, nor any descendant of one, is left here."""
+
+    node: str
+    incarnation: str
+    seq: int
+    boottime: float
+    term_max: int
+    attempt: int
+    empty: bool
+    readings: tuple[Reading, ...] = ()
+    events: tuple[AgentEvent, ...] = ()  # not yet journalled, oldest first, bounded
+    echo: float = 0.0  # newest ``stamp`` seen of this term: proves that this beat was sent after it
+
+
+class CommandResult(_Message, frozen=True, tag=True):
+    """The outcome of one command; said again until the command is withdrawn by a newer one or acked."""
+
+    node: str
+    incarnation: str
+    act: tuple[int, int]
+    ok: bool
+    why: str = ""
+    data: dict[str, Any] = {}
+
+
+class ProbeResult(_Message, frozen=True, tag=True):
+    """Whether I reached ``target``'s agent directly."""
+
+    node: str
+    target: str
+    reached: bool
+
+
+FromAgent = Hello | Beat | CommandResult | ProbeResult
+
+
+# ---- supervisor -> agent -------------------------------------------------------------------------------------------
+
+
+class Welcome(_Message, frozen=True, tag=True):
+    """Answer to ``Hello``; from now on your beats count."""
+
+    term: int
+    node: str
+    stamp: float = 0.0  # supervisor's clock as this was sent; echoed in beats
+
+
+class Ack(_Message, frozen=True, tag=True):
+    """Renews the lease up to the send time of the echoed beat + ``fence_after_s``."""
+
+    term: int
+    seq: int
+    boottime: float  # echo of the beat's
+    journalled_seq: int  # every event up to here is on disk
+    candidates: tuple[PeerAddress, ...] = ()
+    roster_count: int = 1
+    stamp: float = 0.0  # supervisor's clock as this was sent; echoed in beats
+
+
+class Prepare(_Message, frozen=True, tag=True):
+    """Prove the slate clean for ``attempt``; rank 0's node also answers with ``data={"port": N}``."""
+
+    term: int
+    act: tuple[int, int]
+    attempt: int
+    rank_zero: bool
+
+
+class Launch(_Message, frozen=True, tag=True):
+    """Start these ranks."""
+
+    term: int
+    act: tuple[int, int]
+    attempt: int
+    world_size: int
+    node_rank: int
+    nodes_count: int
+    ranks: tuple[int, ...]  # global ranks of this node, ascending
+    slots: tuple[int, ...]  # slot index of each rank
+    master_addr: str
+    master_port: int
+    nodes: tuple[str, ...]
+    resume_path: str = ""
+    resume_step: int = -1
+
+
+class Stop(_Message, frozen=True, tag=True):
+    """Stop all ranks of every attempt up to ``attempt``; answered once none is left."""
+
+    term: int
+    act: tuple[int, int]
+    attempt: int
+    grace_s: float
+    checkpoint_first: bool
+    checkpoint_grace_s: float
+    why: str
+
+
+class Stacks(_Message, frozen=True, tag=True):
+    """Take the stacks of all ranks; answered with ``data={"stacks": [...]}``."""
+
+    term: int
+    act: tuple[int, int]
+    attempt: int
+
+
+class Check(_Message, frozen=True, tag=True):
+    """Run the preflight; answered with ok / why."""
+
+    term: int
+    act: tuple[int, int]
+
+
+class Probe(_Message, frozen=True, tag=True):
+    """Try to reach this peer and say whether it answered."""
+
+    term: int
+    target: PeerAddress
+
+
+class Farewell(_Message, frozen=True, tag=True):
+    """The run is over: leave with this code."""
+
+    term: int
+    act: tuple[int, int]
+    exit_code: int
+    reason: str
+
+
+class Rejected(_Message, frozen=True, tag=True):
+    """Not here: this supervisor is deposed, or you are of another job."""
+
+    term: int
+    why: str
+
+
+ToAgent = Welcome | Ack | Prepare | Launch | Stop | Stacks | Check | Probe | Farewell | Rejected
+
+
+# ---- between agents ------------------------------------------------------------------------------------------------
+
+
+class Promise(_Message, frozen=True, tag=True):
+    """My supervisor of ``term`` has not acked me since ``unacked_s``: I follow whoever claims next."""
+
+    node: str
+    incarnation: str
+    term: int
+    unacked_s: float
+
+
+class Dial(_Message, frozen=True, tag=True):
+    """A newer term exists, and lives here."""
+
+    term: int
+    endpoint: str
+    server_key: str
+
+
+class Ping(_Message, frozen=True, tag=True):
+    """Are you there (SWIM's indirect probe). An agent that follows a newer term than ``term_max`` adds a ``Dial``."""
+
+    node: str
+    term_max: int = 0
+
+
+class Pong(_Message, frozen=True, tag=True):
+    """I am; and so long it is since a supervisor acked me."""
+
+    node: str
+    incarnation: str
+    term_max: int
+    unacked_s: float = 0.0
+
+
+BetweenAgents = Promise | Dial | Ping | Pong
+Message = FromAgent | ToAgent | BetweenAgents
+
+
+class Envelope(msgspec.Struct, frozen=True):
+    """What is on the wire."""
+
+    v: int
+    run: str
+    body: msgspec.Raw
+
+
+_encoder = msgspec.msgpack.Encoder()
+_envelope = msgspec.msgpack.Decoder(Envelope)
+_body: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+def encode(run: str, message: Message) -> bytes:
+    """The message as bytes of ``run``."""
+    return _encoder.encode(Envelope(SCHEMA, run, msgspec.Raw(_encoder.encode(message))))
+
+
+def decode(run: str, data: bytes) -> Message:
+    """The message in ``data``; ``WireError`` if it is not one for this run and version."""
+    if len(data) > SIZE_MAX_BYTES:
+        raise WireError(f"{len(data)} bytes is more than a message may have")
+    try:
+        envelope = _envelope.decode(data)
+        if envelope.run != run:
+            raise WireError(f"of run {envelope.run!r}, not {run!r}")
+        if envelope.v > SCHEMA:
+            raise WireError(f"of schema {envelope.v}, newer than this gangrun's {SCHEMA}")
+        return _body.decode(envelope.body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:  # the latter two: hostile bytes alone
+        raise WireError(f"not a message: {error}") from error

@@ -1,0 +1,182 @@
+"""The progress slot: one small mmap'd file per rank, in node-local memory (room: wire, pure bytes <-> values).
+
+The training script writes it without a system call, the agent reads it on every beat and leaves requests in it. No
+torch, no clock and no path of a shared disk may enter; who creates the file where is the agent's business.
+
+Layout, version 1: 256 bytes, native byte order (both ends are on one machine), every field 8 bytes and stored whole.
+
+    word  writer  field
+       0  agent   magic + version         b"GRSLOT" + u16
+       1  agent   rank                    i64
+       2  script  owner                   i64  pid of the process that reports; 0: none yet
+       3  script  seq                     i64  odd while a record is being written; writes count = seq // 2
+       4  script  step                    i64  -1: none yet
+       5  script  phase                   i64  Phase
+       6  script  at                      i64  ns of CLOCK_MONOTONIC
+       7  script  loss                    f64  NaN: never reported
+       8  script  grad_norm               f64  NaN: never reported
+       9  script  first_step              i64  the first step reported; -1: none yet
+      16  agent   requests                i64  generation << 8 | Ask bits; one word, so never half of one
+      24  script  saves_on_stop           i64  1: the script will save when asked (``gangrun.save_on_stop()``)
+      25  script  handled                 i64  newest generation of requests that the script is done with
+
+Next: ``training/step.py`` (the writer), ``agent/readings.py`` (the reader).
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import struct
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from pathlib import Path
+
+VERSION = 1
+SIZE_BYTES = 256
+MAGIC = int.from_bytes(struct.pack("=6sH", b"GRSLOT", VERSION), "little", signed=True)
+(W_MAGIC, W_RANK, W_OWNER, W_SEQ, W_STEP, W_PHASE, W_AT, W_LOSS, W_GRAD_NORM, W_FIRST_STEP) = range(10)
+W_REQUESTS = 16
+W_SAVES_ON_STOP = 24
+W_HANDLED = 25
+GENERATION_SHIFT = 8
+READS_MAX_COUNT = 64
+
+
+class SlotError(ValueError):
+    """Not a slot, or of another version; the message says which."""
+
+
+class Phase(IntEnum):
+    """What the script says it is doing; the numbers are those of ``core.hang.SlotPhase``."""
+
+    UNKNOWN = 0
+    STARTUP = 1
+    TRAIN = 2
+    EVAL = 3
+    CHECKPOINT = 4
+
+
+class Ask(IntFlag):
+    """What the agent asks of the script."""
+
+    NOTHING = 0
+    CHECKPOINT_NOW = 1
+    STOP_AFTER_STEP = 2
+    STOP = 4  # the grace runs
+
+
+@dataclass(frozen=True, slots=True)
+class SlotReading:
+    """What a slot says. ``torn``: the writer stands in the middle of a record, so the fields may be of two."""
+
+    rank: int
+    owner_pid: int
+    writes_count: int
+    step: int
+    phase: int
+    at_ns: int
+    loss: float
+    grad_norm: float
+    saves_on_stop: bool
+    handled_generation: int
+    first_step: int = -1
+    torn: bool = False
+
+
+class Words:
+    """A slot's memory as words; ``ints`` and ``floats`` are two views of the same bytes."""
+
+    def __init__(self, fd: int) -> None:
+        if os.fstat(fd).st_size < SIZE_BYTES:
+            raise SlotError(f"a progress slot has {SIZE_BYTES} bytes, this file has {os.fstat(fd).st_size}")
+        self._map = mmap.mmap(fd, SIZE_BYTES)
+        self.ints = memoryview(self._map).cast("q")
+        self.floats = memoryview(self._map).cast("d")
+
+    def check(self) -> None:
+        """Raise ``SlotError`` if this is not a slot of our version."""
+        if self.ints[W_MAGIC] != MAGIC:
+            raise SlotError(
+                f"not a progress slot of version {VERSION} (first word {self.ints[W_MAGIC] & (2**64 - 1):#x})"
+            )
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self.ints.release()
+        self.floats.release()
+        self._map.close()
+
+
+class Slot:
+    """The agent's end."""
+
+    def __init__(self, path: str, rank: int) -> None:
+        """Create the file; OSError where there is no room for it."""
+        self.path = path
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, SIZE_BYTES)  # a full tmpfs must fail here, not as SIGBUS at a write
+            self._words = Words(fd)
+        finally:
+            os.close(fd)
+        ints, floats = self._words.ints, self._words.floats
+        ints[W_RANK], ints[W_STEP], ints[W_FIRST_STEP] = rank, -1, -1
+        floats[W_LOSS] = floats[W_GRAD_NORM] = math.nan
+        ints[W_MAGIC] = MAGIC
+        self._generation = 0
+
+    def read(self) -> SlotReading:
+        """A consistent record; never blocks, even if the writer is stopped in the middle of one."""
+        before = self._once()
+        for _ in range(READS_MAX_COUNT):
+            after = self._once()
+            if after == before and not after[W_SEQ] & 1:
+                return self._reading(after, torn=False)
+            before = after
+        return self._reading(before, torn=True)
+
+    def _once(self) -> tuple[int, ...]:
+        return tuple(self._words.ints[: W_HANDLED + 1])
+
+    @staticmethod
+    def _reading(words: tuple[int, ...], *, torn: bool) -> SlotReading:
+        loss, grad_norm = struct.unpack("=dd", struct.pack("=qq", words[W_LOSS], words[W_GRAD_NORM]))
+        return SlotReading(
+            rank=words[W_RANK],
+            owner_pid=words[W_OWNER],
+            writes_count=words[W_SEQ] // 2,
+            step=words[W_STEP],
+            phase=words[W_PHASE],
+            at_ns=words[W_AT],
+            loss=loss,
+            grad_norm=grad_norm,
+            saves_on_stop=bool(words[W_SAVES_ON_STOP]),
+            handled_generation=words[W_HANDLED],
+            first_step=words[W_FIRST_STEP],
+            torn=torn,
+        )
+
+    def ask(self, what: Ask) -> int:
+        """Leave a request, replacing the one before; its generation."""
+        self._generation += 1
+        self._words.ints[W_REQUESTS] = self._generation << GENERATION_SHIFT | int(what)
+        return self._generation
+
+    def close(self, *, remove: bool = True) -> None:
+        """Give the memory back; a script that still has it mapped is not disturbed."""
+        self._words.close()
+        if remove:
+            Path(self.path).unlink(missing_ok=True)
+
+
+def attach(path: str) -> Words:
+    """The script's end; OSError or ``SlotError`` where there is none."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        words = Words(fd)
+    finally:
+        os.close(fd)
+    words.check()
+    return words

@@ -1,0 +1,224 @@
+"""One line of the journal (room: wire, pure bytes <-> values).
+
+A term's first record is a snapshot of the whole state; each later one holds the event, the decision as it was taken,
+and the patch that the decision made, so that a reader never has to decide again. A line is one JSON object whose last
+member is the CRC-32 of all before it.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from itertools import compress, islice
+from operator import is_, is_not
+from typing import Any
+
+import msgspec
+
+from gangrun.core import actions as core_actions
+from gangrun.core import events as core_events
+from gangrun.core.model import RunState
+
+SCHEMA = 1
+_CRC = b',"crc":"'
+
+
+class RecordError(ValueError):
+    """A line that cannot be used; the message says what is wrong with it."""
+
+
+class TornRecord(RecordError):
+    """The line is cut off or its checksum does not hold."""
+
+
+class NewerSchema(RecordError):
+    """A newer gangrun wrote this; this one must not guess."""
+
+
+class Act(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One action of a decision; ``n`` is its ticket, 0 where it needs none."""
+
+    kind: str
+    args: dict[str, Any] = {}
+    n: int = 0
+
+
+class Record(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What was seen, what was concluded, what was done, and what changed."""
+
+    v: int
+    term: int
+    n: int  # counts records within the term, from 0
+    at: float  # run clock
+    wall: float  # wall clock, for people
+    kind: str  # event class, or "Snapshot"
+    event: dict[str, Any] = {}
+    origin: dict[str, Any] | None = None
+    outcome: str = "applied"
+    was: str = ""  # phase before
+    phase: str = ""  # phase after
+    reason: str = ""
+    actions: tuple[Act, ...] = ()
+    patch: dict[str, Any] = {}
+
+
+def encode(record: Record) -> bytes:
+    """The record as one line, newline included."""
+    body = msgspec.json.encode(record)[:-1]
+    return b'%s%s%08x"}\n' % (body, _CRC, zlib.crc32(body))
+
+
+def decode(line: bytes) -> Record:
+    """Read one line; ``TornRecord`` or ``NewerSchema`` where it may not be used."""
+    line = line.rstrip(b"\n")
+    cut = line.rfind(_CRC)
+    if cut < 0 or not line.endswith(b'"}'):
+        raise TornRecord("cut off: no checksum at its end")
+    body = line[:cut]
+    if b"%08x" % zlib.crc32(body) != line[cut + len(_CRC) : -2]:
+        raise TornRecord("its checksum does not hold")
+    try:
+        raw = msgspec.json.decode(body + b"}")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise TornRecord(f"not JSON: {error}") from error
+    version = raw.get("v") if isinstance(raw, dict) else None
+    if not isinstance(version, int):
+        raise TornRecord("no schema version")
+    if version > SCHEMA:
+        raise NewerSchema(f"schema {version} is newer than this gangrun's {SCHEMA}: upgrade gangrun to read it")
+    try:
+        return msgspec.convert(raw, Record)
+    except msgspec.ValidationError as error:
+        raise TornRecord(f"wrong shape: {error}") from error
+
+
+def builtins(value: object) -> Any:
+    """A core value as plain JSON types, none of which could make the journal unreadable."""
+    return _storable(msgspec.to_builtins(value, str_keys=True))
+
+
+def _storable(plain: Any) -> Any:
+    """JSON has no infinity, and UTF-8 no lone surrogates (file names may): the nearest that can be kept."""
+    if isinstance(plain, str):  # most frequent first: every value of every record comes by here
+        return plain if plain.isascii() else plain.encode("utf-8", "backslashreplace").decode()
+    if isinstance(plain, dict):
+        return {_storable(key): _storable(entry) for key, entry in plain.items()}
+    if isinstance(plain, list | tuple):
+        return [_storable(entry) for entry in plain]
+    if isinstance(plain, float) and not math.isfinite(plain):
+        return 0.0 if math.isnan(plain) else math.copysign(sys.float_info.max, plain)
+    return plain
+
+
+def act(action: core_actions.Action, n: int) -> Act:
+    """The action as it is written down."""
+    return Act(kind=type(action).__name__, args=builtins(action), n=n)
+
+
+_EVENTS: Mapping[str, type[Any]] = {kind.__name__: kind for kind in core_events.Event.__args__}
+_ACTIONS: Mapping[str, type[Any]] = {kind.__name__: kind for kind in core_actions.Action.__args__}
+
+
+def event_of(kind: str, data: Mapping[str, Any]) -> core_events.Event:
+    """The event that a record or message names; ``RecordError`` if unknown, misshapen or with numbers that are none."""
+    if not _finite(data):
+        raise RecordError(f"event {kind}: a number is infinite or none at all")
+    found: core_events.Event = _convert(_EVENTS, "event", kind, data)
+    return found
+
+
+def action_of(kind: str, data: Mapping[str, Any]) -> core_actions.Action:
+    """The action that a record names; ``RecordError`` if unknown or misshapen."""
+    found: core_actions.Action = _convert(_ACTIONS, "action", kind, data)
+    return found
+
+
+def _finite(plain: object) -> bool:
+    match plain:
+        case float():
+            return math.isfinite(plain)
+        case Mapping():
+            return all(_finite(entry) for entry in plain.values())
+        case list() | tuple():
+            return all(_finite(entry) for entry in plain)
+        case _:
+            return True
+
+
+def _convert(kinds: Mapping[str, type[Any]], what: str, kind: str, data: Mapping[str, Any]) -> Any:
+    if kind not in kinds:
+        raise RecordError(f"unknown {what} {kind!r}")
+    try:
+        return msgspec.convert(dict(data), kinds[kind])
+    except msgspec.ValidationError as error:
+        raise RecordError(f"{what} {kind}: {error}") from error
+
+
+_FIELDS = tuple(f.name for f in fields(RunState))
+_MAPPINGS = ("nodes", "suspicion", "excluded", "deadlines", "marks")
+
+
+def diff(old: RunState, new: RunState) -> dict[str, Any]:
+    """What changed, field by field; mappings entry by entry, with None for an entry that went."""
+    patch: dict[str, Any] = {}
+    for name in _FIELDS:
+        before, after = getattr(old, name), getattr(new, name)
+        if before is after:
+            continue
+        if name in _MAPPINGS:
+            entries = _entries(before, after)
+            if entries:
+                patch[name] = entries
+        elif before != after:
+            patch[name] = builtins(after)
+    return patch
+
+
+def _entries(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries that differ, None for one that went.
+
+    Asked by identity first, and in C: with thousands of nodes nearly all entries are the very same objects.
+    """
+    gone: list[str] = []
+    if len(old) <= len(new) and all(map(is_, old, new)):  # the same keys, and maybe more behind them
+        changed = [*compress(new, map(is_not, old.values(), new.values())), *islice(new, len(old), None)]
+    else:
+        changed = [key for key, value in new.items() if old.get(key) is not value]
+        gone = [key for key in old if key not in new]
+    return {key: builtins(new[key]) for key in changed if old.get(key) != new[key]} | dict.fromkeys(gone)
+
+
+def apply(state: dict[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """The plain state after ``patch``; neither argument changes. ``RecordError`` where the patch is none."""
+    result = dict(state)
+    for name, value in patch.items():
+        if name in _MAPPINGS:
+            if not isinstance(value, Mapping):
+                raise RecordError(f"patch: {name} must be entries, not {type(value).__name__}")
+            merged = {**result.get(name, {}), **value}
+            result[name] = {key: entry for key, entry in merged.items() if entry is not None}
+        else:
+            result[name] = value
+    return result
+
+
+def state_of(plain: Mapping[str, Any]) -> RunState:
+    """A whole state from plain JSON types; ``RecordError`` where it does not fit."""
+    try:
+        return msgspec.convert(dict(plain), RunState)
+    except msgspec.ValidationError as error:
+        raise RecordError(f"snapshot: {error}") from error
+
+
+def replay(records: Iterable[Record]) -> RunState | None:
+    """The state after these records, which may span terms; None before the first snapshot."""
+    plain: dict[str, Any] | None = None
+    for record in records:
+        if record.kind == "Snapshot":
+            plain = dict(record.patch)
+        elif plain is not None and record.patch:
+            plain = apply(plain, record.patch)
+    return None if plain is None else state_of(plain)

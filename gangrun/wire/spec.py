@@ -1,0 +1,71 @@
+"""What the user submitted (room: wire): ``spec.json`` in the run directory, written once, read by every process."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gangrun.core.policy import Policy
+
+SCHEMA = 1
+
+
+class SpecError(ValueError):
+    """A spec that cannot be used; the message says why and what to do."""
+
+
+class LogSpec(msgspec.Struct, frozen=True):
+    """How rank output is kept; caps are per file."""
+
+    per_rank: bool = False
+    head_max_bytes: int = 64 * 1024 * 1024
+    tail_max_bytes: int = 64 * 1024 * 1024
+
+
+class CheckpointSpec(msgspec.Struct, frozen=True):
+    """Where the script keeps its checkpoints; ``directory`` "" means none that gangrun knows of."""
+
+    directory: str = ""
+    pattern: str = r"step-(\d+)"
+    look_every_s: float = 10.0
+
+
+class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One run as it was asked for."""
+
+    schema: int = SCHEMA
+    run: str
+    name: str
+    world: str  # "local" | "slurm"
+    command: tuple[str, ...]  # argv as the ranks are to run it
+    python: bool  # starts through boot.py
+    working_directory: str
+    nodes: tuple[str, ...]  # local hosts by name
+    nodes_min_count: int
+    slots_per_node: int
+    ranks_per_slot: int
+    resume: str = "auto"  # auto | none | a step | a path
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    log: LogSpec = LogSpec()
+    policy: Policy = Policy()
+    environment: dict[str, str] = {}  # --env and --env-file, secrets left out
+    secret_names: tuple[str, ...] = ()  # names whose values travel by inheritance only
+    created_wall: float = 0.0
+    created_by: str = ""
+    gangrun_version: str = ""
+
+
+def encode(spec: RunSpec) -> bytes:
+    """As indented JSON, for people too."""
+    return msgspec.json.format(msgspec.json.encode(spec), indent=2) + b"\n"
+
+
+def decode(data: bytes) -> RunSpec:
+    """Read a spec; ``SpecError`` with the reason if it is torn, misshapen or newer."""
+    try:
+        raw = msgspec.json.decode(data)
+        schema = raw.get("schema") if isinstance(raw, dict) else None
+        if isinstance(schema, int) and schema > SCHEMA:
+            raise SpecError(f"spec has schema {schema}, newer than this gangrun's {SCHEMA}: upgrade gangrun")
+        return msgspec.convert(raw, RunSpec)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise SpecError(f"spec.json is not a run's spec: {error}") from error

@@ -1,0 +1,1 @@
+"""The tests. ``waiting`` is how they wait, ``conftest`` says which run where, ``test_house`` keeps the house."""

@@ -1,0 +1,355 @@
+"""When nobody acks: asking, promising, collecting promises, asking for a supervisor."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from gangrun.agent import effects, facts
+from gangrun.agent.brain import AgentBrain, AgentConfig
+from gangrun.wire.messages import Ack, Beat, Hello, Ping, Pong, Promise, Welcome
+from tests.agent.stage import ME, PEERS, TIMING, Stage, dial
+
+T = TIMING.takeover_after_s
+
+
+def lonely(roster_count: int = 5, candidates=PEERS, spec: int = 0, **config) -> Stage:
+    """An agent that was acked once and never again. ``spec``: how many nodes the run is to have, 0: not known."""
+    return Stage(roster_count=spec, **config).follow(1, candidates=candidates, roster_count=roster_count)
+
+
+def pong(node: str, unacked_s: float = 6.0, term_max: int = 1) -> Pong:
+    return Pong(node, f"inc-{node}", term_max, unacked_s)
+
+
+def promise(node: str, term: int = 1, unacked_s: float = 6.0) -> Promise:
+    return Promise(node, f"inc-{node}", term, unacked_s)
+
+
+def sent(stage: Stage, kind: type) -> list:
+    return [e for e in stage.only(effects.SendPeer) if isinstance(e.message, kind)]
+
+
+def asked(stage: Stage) -> Stage:
+    """Time has passed until the candidates were asked."""
+    stage.pass_s(T)
+    assert [e.peer.node for e in sent(stage, Ping)] == ["n2", "n3", "n4", "n5"]
+    return stage
+
+
+def test_nobody_is_asked_before_the_time():
+    stage = lonely()
+    stage.pass_s(T - 0.01)
+    assert not sent(stage, Ping)
+    asked(lonely())
+
+
+def test_the_first_candidate_that_answers_in_the_order_of_the_ack_is_promised_to():
+    stage = asked(lonely())
+    for node in ("n5", "n3", "n2"):
+        stage.peer(pong(node))
+    assert not sent(stage, Promise), "n4 may still answer"
+    stage.pass_s(0.5)
+    held = stage.brain.follow.held
+    assert held is not None
+    assert held.candidate.node == "n1", "itself comes first in this order"
+    other = Stage()
+    other.follow(1, candidates=(PEERS[3], PEERS[1], PEERS[0]), roster_count=5)
+    other.pass_s(T)
+    other.peer(pong("n2"))
+    other.pass_s(0.5)
+    [said] = sent(other, Promise)
+    assert said.peer.node == "n2", "n4 did not answer"
+    assert said.message == Promise("n1", "inc", 1, 5.5)
+
+
+def test_a_roster_that_was_still_being_filled_makes_no_majority():
+    """The last ack came while one of two nodes had joined; the supervisor stopped before it could say more."""
+    stage = lonely(roster_count=1, candidates=PEERS[:1], spec=2)
+    stage.pass_s(T + 0.6)
+    assert not stage.only(effects.SpawnSupervisor), "one promise of two"
+    stage.peer(promise("n2"))
+    [asked_for] = stage.only(effects.SpawnSupervisor)
+    assert asked_for.promises == ("n1", "n2")
+
+
+def test_a_roster_that_was_full_once_may_shrink():
+    stage = lonely(roster_count=3, candidates=PEERS[:1], spec=3)
+    stage.pass_s(0.5, acks=True, candidates=PEERS[:1], roster_count=3)
+    stage.pass_s(3.0, acks=True, candidates=PEERS[:1], roster_count=1)
+    stage.take()
+    stage.pass_s(T + 1.6)
+    assert [e.promises for e in stage.only(effects.SpawnSupervisor)] == [("n1",)], "the two others are lost"
+
+
+def test_all_answers_need_no_more_waiting():
+    stage = Stage().follow(1, candidates=PEERS[1:3], roster_count=5)
+    stage.pass_s(T)
+    stage.take()
+    stage.peer(pong("n3"))
+    stage.peer(pong("n2"))
+    assert [e.peer.node for e in sent(stage, Promise)] == ["n2"]
+
+
+def test_a_candidate_that_was_acked_lately_proves_that_the_supervisor_lives():
+    stage, dials_count = lonely(), 0
+    for _ in range(130):
+        stage.pass_s(0.1)
+        done = stage.take()
+        dials_count += sum(isinstance(e, effects.DialTerm) for e in done)
+        assert not any(isinstance(e, effects.SpawnSupervisor) for e in done)
+        if any(isinstance(e, effects.SendPeer) for e in done):
+            for node in ("n2", "n3", "n4"):
+                stage.peer(pong(node))
+            stage.peer(pong("n5", unacked_s=0.8))
+    assert stage.brain.lease.promised_term == 0
+    assert dials_count >= 2, "it dials on"
+
+
+def test_while_a_promise_is_held_the_old_term_neither_hears_nor_is_believed():
+    stage = Stage().follow(1, candidates=PEERS[1:2], roster_count=5)
+    stage.pass_s(T)
+    beat = stage.brain.beat(stage.now)
+    stage.peer(pong("n2"))
+    stage.take()
+    assert stage.sup(Ack(1, beat.seq, beat.boottime, 0)) == []
+    assert stage.sup(Welcome(1, "n1")) == []
+    stage.pass_s(2.5)
+    assert not stage.only(Beat)
+
+
+def test_a_promise_is_said_again_every_beat():
+    stage = Stage().follow(1, candidates=PEERS[1:2], roster_count=5)
+    stage.pass_s(T)
+    stage.peer(pong("n2"))
+    for _ in range(3):
+        stage.take()
+        stage.peer(pong("n2"))
+        stage.pass_s(1.0)
+        assert len(sent(stage, Promise)) == 1
+
+
+def test_a_promise_is_taken_back_in_time_and_the_next_goes_to_the_next():
+    stage = Stage().follow(1, candidates=PEERS[1:3], roster_count=5)
+    stage.pass_s(T)
+    promised = []
+    for _ in range(400):
+        if stage.brain.follow._choose_at < float("inf") or stage.brain.follow.held:
+            stage.peer(pong("n2"))
+            stage.peer(pong("n3"))
+        promised += [e.peer.node for e in sent(stage, Promise)]
+        stage.pass_s(0.1)
+    first_back = promised.index("n3")
+    assert 9 <= first_back <= 11, "ten seconds, once a second"
+    assert "n2" in promised[first_back:], "then the first once more"
+    stage = Stage().follow(1, candidates=PEERS[1:2], roster_count=5)
+    stage.pass_s(T)
+    stage.peer(pong("n2"))
+    for _ in range(10):
+        stage.pass_s(1.0)
+        stage.peer(pong("n2"))
+    stage.take()
+    stage.pass_s(1.0)
+    assert stage.brain.lease.promised_term == 1, "while its last word may still be counted it says nothing"
+    assert stage.take() == []
+    stage.pass_s(1.5)
+    assert stage.brain.lease.promised_term == 0
+    assert stage.only(Hello), "the old one gets another chance"
+    stage.sup(Welcome(1, "n1"))
+    assert stage.ack(stage.only(Beat)[-1]), "and is believed again"
+
+
+def test_a_candidate_that_dies_is_left_for_the_next():
+    stage = Stage().follow(1, candidates=PEERS[1:3], roster_count=5)
+    stage.pass_s(T)
+    stage.peer(pong("n2"))
+    stage.peer(pong("n3"))
+    assert [e.peer.node for e in sent(stage, Promise)] == ["n2"]
+    stage.pass_s(6.8)  # not a word of n2, and then none of ours while the last may be counted
+    stage.take()
+    stage.peer(pong("n3"))
+    stage.pass_s(0.6)
+    assert {e.peer.node for e in sent(stage, Promise)} == {"n3"}
+
+
+def candidate(roster_count: int = 5) -> Stage:
+    """Itself the candidate, its own promise given."""
+    stage = Stage().follow(1, candidates=PEERS[:1], roster_count=roster_count)
+    stage.pass_s(T)
+    assert stage.brain.follow.held is not None
+    return stage
+
+
+def test_more_than_half_and_not_one_less():
+    stage = candidate(5)
+    stage.peer(promise("n2"), b"r2")
+    assert not stage.only(effects.SpawnSupervisor), "two of five"
+    stage.peer(promise("n3"), b"r3")
+    assert stage.only(effects.SpawnSupervisor) == [effects.SpawnSupervisor(2, ("n1", "n2", "n3"), stage.now)]
+    stage.peer(promise("n4"), b"r4")
+    assert not stage.only(effects.SpawnSupervisor), "one at a time"
+
+
+def test_half_is_no_majority():
+    stage = candidate(4)
+    stage.peer(promise("n2"))
+    assert not stage.only(effects.SpawnSupervisor)
+
+
+def test_the_same_node_twice_counts_once_and_old_promises_not_at_all():
+    stage = candidate(5)
+    stage.peer(promise("n2"))
+    stage.peer(promise("n2"))
+    assert not stage.only(effects.SpawnSupervisor)
+    stage.pass_s(3.0)
+    stage.peer(promise("n3"))
+    assert not stage.only(effects.SpawnSupervisor), "n2 has not said it again"
+
+
+def test_a_promise_of_somebody_who_was_acked_just_now_does_not_count():
+    stage = candidate(3)
+    stage.peer(promise("n2", unacked_s=T - 0.1), b"r")
+    assert not stage.only(effects.SpawnSupervisor)
+    assert stage.brain.follow._taken == {}
+
+
+def test_one_node_needs_only_itself():
+    stage = Stage(roster_count=1).follow(1, candidates=PEERS[:1], roster_count=1)
+    stage.pass_s(T + 0.01)
+    assert [(e.term_min, e.promises) for e in stage.only(effects.SpawnSupervisor)] == [(2, ("n1",))]
+
+
+def test_a_restarted_agent_of_a_run_of_one_node_needs_no_ack_first():
+    stage = Stage(roster_count=1)
+    stage.local(facts.TermFound(dial(4), "job"))
+    stage.pass_s(T + 0.01)
+    assert [e.term_min for e in stage.only(effects.SpawnSupervisor)] == [5]
+
+
+def test_the_new_term_leads_all_who_promised_there():
+    stage = candidate(3)
+    stage.peer(promise("n2"), b"way back")
+    stage.take()
+    stage.pass_s(0.5)
+    assert stage.only(effects.FindTerm), "its own supervisor's claim says where it listens"
+    stage.local(facts.TermFound(dial(2), "job"))
+    done = stage.take()
+    assert effects.DialTerm(2, "tcp://sup2", "skey2") in done
+    assert effects.ReplyPeer(b"way back", dial(2)) in done
+    assert stage.brain.lease.promised_term == 0
+    stage.sup(Welcome(2, "n1"))
+    assert stage.only(Beat)
+
+
+def test_who_follows_a_newer_term_shows_the_way_there():
+    stage = Stage().follow(3)
+    assert stage.peer(promise("n2", term=1), b"r") == [
+        effects.ReplyPeer(b"r", Pong("n1", "inc", 3, 0.0)),
+        effects.ReplyPeer(b"r", dial(3)),
+    ]
+    assert stage.peer(Ping("n2", 2), b"r")[1] == effects.ReplyPeer(b"r", dial(3))
+    assert len(stage.peer(Ping("n2", 3), b"r")) == 1
+
+
+def test_a_promise_of_a_term_it_never_heard_of_makes_it_look():
+    stage = candidate(5)
+    stage.take()
+    stage.peer(promise("n2", term=6), b"r")
+    assert stage.only(effects.FindTerm)
+    assert stage.brain.term_max == 6
+    stage.peer(promise("n3", term=6), b"r")
+    assert [e.term_min for e in stage.only(effects.SpawnSupervisor)] == [7]
+
+
+@pytest.mark.parametrize("how", [facts.SupervisorExited(1, 2), facts.SupervisorRefused("one runs")])
+def test_after_a_failed_supervisor_the_next_is_asked_for_ever_later(how):
+    stage = Stage(roster_count=1).follow(1, candidates=PEERS[:1], roster_count=1)
+    asked_at = []
+    for _ in range(4):
+        while not stage.brain.follow.spawning:
+            stage.pass_s(0.25)
+        asked_at.append(stage.now)
+        stage.local(how)
+    gaps = [b - a for a, b in pairwise(asked_at)]
+    assert gaps[0] >= 1.0
+    assert all(later > sooner for sooner, later in pairwise(gaps)), gaps
+
+
+def test_a_deposed_supervisor_of_ours_means_that_there_is_a_newer_term():
+    stage = Stage().follow(1)
+    assert stage.local(facts.SupervisorExited(75, 1)) == [effects.FindTerm()]
+    assert stage.local(facts.SupervisorExited(0, 1)) == []
+
+
+def test_without_a_majority_a_candidate_asks_for_one_that_watches_the_counter():
+    stage = Stage().follow(1, candidates=PEERS[:2], roster_count=2)
+    stage.pass_s(TIMING.counter_still_s - 1)
+    assert not stage.only(effects.SpawnSupervisor)
+    stage.pass_s(25)
+    assert [(e.term_min, e.promises) for e in stage.only(effects.SpawnSupervisor)] == [(2, ())]
+
+
+def test_who_is_no_candidate_does_so_later_since_all_who_are_may_be_gone():
+    stage = Stage().follow(1, candidates=PEERS[1:2], roster_count=2)
+    stage.pass_s(2 * TIMING.counter_still_s - 1)
+    assert not stage.only(effects.SpawnSupervisor)
+    stage.pass_s(25)
+    assert [(e.term_min, e.promises) for e in stage.only(effects.SpawnSupervisor)] == [(2, ())]
+
+
+def test_many_who_are_no_candidates_do_not_do_so_all_at_once():
+    first_s = []
+    for i in range(12):
+        stage = Stage()
+        config = AgentConfig("n1", f"i{i}", "boot", "job", 0, 2, peer=ME, timing=TIMING)
+        stage.brain = AgentBrain(config, stage.now)
+        stage.follow(1, candidates=PEERS[1:2], roster_count=1000)
+        while not stage.only(effects.SpawnSupervisor):
+            stage.pass_s(5.0)
+        first_s.append(stage.now)
+    assert max(first_s) - min(first_s) > 120
+
+
+def test_a_lost_dial_is_made_good_by_reading_the_claims_ever_more_rarely():
+    stage = Stage().follow(1, candidates=PEERS[1:2], roster_count=5)
+    stage.pass_s(9.9)
+    assert not stage.only(effects.FindTerm)
+    stage.pass_s(100)
+    looks = len(stage.only(effects.FindTerm))
+    assert 3 <= looks <= 6, "at 10, 15, 25, 45, 85 s or so"
+
+
+def test_an_ack_ends_it_all():
+    stage = asked(lonely())
+    beat = stage.brain.beat(stage.now)
+    stage.ack(beat, candidates=PEERS, roster_count=5)
+    for node in ("n2", "n3", "n4", "n5"):
+        stage.peer(pong(node))
+    stage.pass_s(3, acks=True)
+    assert not sent(stage, Promise)
+    assert not stage.only(effects.SpawnSupervisor)
+
+
+def test_answers_to_no_question_are_not_counted():
+    stage = lonely()
+    assert stage.peer(pong("n2")) == []
+    asked(stage)
+    assert stage.peer(pong("n9")) == [], "no candidate"
+
+
+def test_a_dial_ends_the_promise():
+    stage = candidate(5)
+    stage.peer(dial(2))
+    assert stage.brain.follow.held is None
+    assert stage.brain.lease.promised_term == 0
+    assert stage.brain.follow.spawning is False
+
+
+def test_takeover_and_reconnect_fit_into_the_lease():
+    """Law 2, as far as the agent has a say: unacked, asked, promised, spawned within T + 1.5 s; the lease is L."""
+    stage = Stage(roster_count=1).follow(1, candidates=PEERS[:1], roster_count=1)
+    begun = stage.now
+    while not stage.brain.follow.spawning:
+        stage.pass_s(0.1)
+    assert stage.now - begun <= T + 1.5 < TIMING.fence_after_s

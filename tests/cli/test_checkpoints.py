@@ -1,0 +1,95 @@
+"""``gangrun checkpoints``: what is valid, what is not and why, on checkpoints that torch wrote."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Call
+from tests.cli.run_builder import Builder
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import torch.distributed.checkpoint as dcp
+
+    root = tmp_path_factory.mktemp("written")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        for step in (10, 20):
+            dcp.save({"w": torch.ones(2000)}, storage_writer=dcp.FileSystemWriter(root / f"step-{step}"))
+    return root
+
+
+@pytest.fixture
+def ckpt(written: Path, home: Path) -> Path:
+    """Two good ones, and an unfinished newer one."""
+    shutil.copytree(written, home / "ckpt")
+    (home / "ckpt" / "step-30").mkdir()
+    return home / "ckpt"
+
+
+def flip(directory: Path) -> None:
+    shard = next(directory.glob("*.distcp"))
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    shard.write_bytes(data)
+
+
+def test_newest_first_with_the_one_that_would_be_taken(ckpt: Path, gangrun: Call) -> None:
+    found = gangrun("checkpoints", "ckpt", "--json").json
+    assert [one["step"] for one in found["checkpoints"]] == [30, 20, 10]
+    assert found["checkpoints"][0]["committed"] is False
+    assert found["resume_from"]["step"] == 20
+    assert found["checkpoints"][1]["size_bytes"] > 8000
+    said = gangrun("checkpoints", "./ckpt")
+    assert said.code == 0
+    assert "step-20" in said.out
+    assert "unfinished" in said.out
+
+
+def test_without_verify_no_data_is_read_and_that_is_said(ckpt: Path, gangrun: Call) -> None:
+    flip(ckpt / "step-20")
+    found = gangrun("checkpoints", "ckpt", "--json").json
+    assert found["checkpoints"][1]["level"] == "complete"
+    assert found["checkpoints"][1]["valid"] is None
+    assert "not checked" in found["reason"]
+    assert "were not checked" in found["checkpoints"][1]["why_not"]
+
+
+def test_verify_finds_the_damage_and_exits_1(ckpt: Path, gangrun: Call) -> None:
+    assert gangrun("checkpoints", "ckpt", "--verify").code == 0
+    flip(ckpt / "step-20")
+    said = gangrun("checkpoints", "ckpt", "--verify", "--json")
+    assert said.code == 1
+    assert said.json["checkpoints"][1]["valid"] is False
+    assert said.json["checkpoints"][1]["why_not"]
+    assert said.json["resume_from"]["step"] == 10
+    assert (ckpt / "step-20").exists()  # nothing is moved by looking
+
+
+def test_of_a_run_by_its_own_pattern(ckpt: Path, runs: Path, gangrun: Call) -> None:
+    Builder(runs, checkpoint_dir=str(ckpt)).supervisor()
+    said = gangrun("checkpoints", "train", "--json").json
+    assert said["run"] == "20261118-110640-abcde"
+    assert said["resume_from"]["step"] == 20
+    assert gangrun("checkpoints", "--json").json["directory"] == str(ckpt)
+    assert gangrun("checkpoints", "train", "--checkpoint-pattern", r"other-(\d+)", "--json").json["checkpoints"] == []
+
+
+def test_a_run_without_a_checkpoint_directory(runs: Path, gangrun: Call) -> None:
+    Builder(runs)
+    said = gangrun("checkpoints", "train")
+    assert said.code == 2
+    assert "gangrun checkpoints DIR" in said.err
+
+
+def test_bad_patterns_and_places(ckpt: Path, gangrun: Call) -> None:
+    assert gangrun("checkpoints", "ckpt", "--checkpoint-pattern", "(").code == 2
+    assert gangrun("checkpoints", "nowhere").code == 5
+    assert gangrun("checkpoints", "ckpt/step-30", "--verify").code == 1  # nothing there that is valid

@@ -1,0 +1,63 @@
+"""Settings: flag > variable > ./gangrun.toml > user's config > default, each with its origin; mistakes are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gangrun.cli.config import layered
+from tests.cli.conftest import Call
+
+
+def test_the_strongest_source_wins_and_is_named(home: Path, gangrun: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "config" / "gangrun").mkdir(parents=True)
+    (home / "config" / "gangrun" / "config.toml").write_text('max_restarts = 7\nstop-grace = "2m"\nname = "mine"\n')
+    (home / "gangrun.toml").write_text("max_restarts = 8\nhang_timeout = 90\n")
+    monkeypatch.setenv("GANGRUN_HANG_TIMEOUT", "15m")
+    settings = gangrun("config", "--show", "--json").json["settings"]
+    assert settings["max_restarts"] == {"value": 8, "origin": "gangrun.toml"}
+    assert settings["stop_grace"]["value"] == 120.0
+    assert settings["stop_grace"]["origin"].endswith("config/gangrun/config.toml")
+    assert settings["hang_timeout"] == {"value": 900.0, "origin": "GANGRUN_HANG_TIMEOUT"}
+    assert settings["nodes"] == {"value": 1, "origin": "default"}
+    (home / "other.toml").write_text("max_restarts = 9\n")
+    assert gangrun("config", "--config", "other.toml", "--json").json["settings"]["max_restarts"]["value"] == 9
+    said = gangrun("config").out
+    assert "GANGRUN_HANG_TIMEOUT" in said
+    assert "900 s" in said
+
+
+def test_a_flag_is_strongest() -> None:
+    found = layered({"max_restarts": "1"}, {"GANGRUN_MAX_RESTARTS": "2"}, ())
+    assert (found["max_restarts"].value, found["max_restarts"].origin) == (1, "--max-restarts")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("max_restart = 3", "did you mean max_restarts?"),
+        ("zzz = 3", "known keys"),
+        ("max_restarts = -1", "not a whole number"),
+        ("max_restarts = [", "is not TOML"),
+        ('hang_timeout = "soon"', "is not a time"),
+        ("observe = 3", "neither true nor false"),
+        ("[max_restarts]\na = 1", "not a whole number"),
+    ],
+)
+def test_mistakes_in_a_file_are_told_with_the_file(home: Path, gangrun: Call, text: str, words: str) -> None:
+    (home / "gangrun.toml").write_text(text + "\n")
+    said = gangrun("config")
+    assert said.code == 2
+    assert "gangrun.toml" in said.err
+    assert words in said.err
+
+
+def test_a_misspelt_variable_is_told(home: Path, gangrun: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GANGRUN_MAX_RESTART", "3")
+    assert "did you mean GANGRUN_MAX_RESTARTS?" in gangrun("config").err
+    assert gangrun("config", "--json").json["warnings"]
+
+
+def test_a_config_that_is_not_there(home: Path, gangrun: Call) -> None:
+    assert gangrun("config", "--config", "nowhere.toml", "--json").error["kind"] == "config"

@@ -1,0 +1,104 @@
+"""What the pages say is what the code has: knobs with unit and default, commands, status keys, exit codes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from gangrun.cli import errors
+from gangrun.cli.main import COMMANDS
+from gangrun.cli.reading import read
+from gangrun.cli.status_json import status_of
+from gangrun.core.policy import HangPolicy, Policy, Timing
+from tests.cli.conftest import Call
+from tests.cli.run_builder import BEGAN, Builder
+from tests.cli.stories import failed
+
+DOCS = Path(__file__).parents[2] / "docs"
+OPERATING = (DOCS / "operating.md").read_text("utf-8")
+STATUS = (DOCS / "status-json.md").read_text("utf-8")
+LEARNT = {"timeout_s": "learnt", "exclusions_per_hour_max_count": "5 % of nodes or 2"}
+UNITS = {"_s": "s", "_count": "count"}
+
+
+def knobs() -> dict[str, object]:
+    found: dict[str, object] = {}
+    for group in (Timing(), HangPolicy(), Policy()):
+        for field in fields(group):
+            if field.name not in {"timing", "hang"}:
+                found[field.name] = getattr(group, field.name)
+    return found
+
+
+def rows() -> dict[str, tuple[str, str]]:
+    cells = re.findall(r"^\| `(\w+)` \| ([^|]*) \| ([^|]*) \| [^|]+ \|$", OPERATING, re.MULTILINE)
+    assert len({name for name, _, _ in cells}) == len(cells)
+    return {name: (unit.strip(), default.strip()) for name, unit, default in cells}
+
+
+def test_every_knob_has_a_row_and_every_row_a_knob() -> None:
+    assert rows().keys() == knobs().keys()
+
+
+@pytest.mark.parametrize("name", knobs())
+def test_a_knobs_row_has_its_unit_and_default(name: str) -> None:
+    unit, default = rows()[name]
+    value = knobs()[name]
+    if name in LEARNT:
+        assert value is None
+        assert default == LEARNT[name]
+    elif isinstance(value, bool):
+        assert default == str(value).lower()
+    else:
+        assert float(default) == value
+    for ending, word in UNITS.items():
+        if name.endswith(ending):
+            assert unit == word
+
+
+def test_every_command_has_its_part() -> None:
+    headings = re.findall(r"^### `gangrun (\w+)", OPERATING, re.MULTILINE)
+    assert headings == list(COMMANDS)
+
+
+def test_every_exit_code_is_told() -> None:
+    codes = (
+        errors.DONE,
+        errors.RUN_FAILED,
+        errors.USAGE,
+        errors.UNKNOWN,
+        errors.SLURM,
+        errors.NO_SUCH_RUN,
+        errors.INTERRUPTED,
+    )
+    told = [int(code) for code in re.findall(r"^\| (\d+) \|", OPERATING, re.MULTILINE)]
+    assert told == list(codes)
+    assert str(errors.TERMINATED) in OPERATING
+
+
+def test_every_key_of_a_status_is_told(runs: Path) -> None:
+    status = status_of(read(failed(runs).paths), BEGAN)
+    told = set(re.findall(r"^\| `(\w+)` \|", STATUS, re.MULTILINE))
+    assert status.keys() | status["attempts"][0].keys() == told
+    for key in (*status["checkpoint"], "node", "since", "until", "term", "host", "pid", "alive"):
+        assert key in STATUS
+
+
+def test_keys_of_the_other_objects_are_told(runs: Path, gangrun: Call, home: Path) -> None:
+    failed(runs)
+    Builder(runs, run="20261119-000000-other", name="other", checkpoint_dir=str(home)).supervisor()
+    story = gangrun("explain", "train", "--json").json
+    objects = [
+        story["story"][0],
+        gangrun("logs", "train", "--errors", "--json").json,
+        gangrun("cancel", "train", "--json").json,
+        gangrun("checkpoints", "other", "--json").json,
+        gangrun("config", "--json").json,
+        gangrun("prune", "--dry-run", "--json").json,
+    ]
+    for found in objects:
+        for key in found.keys() - {"schema", "run"}:
+            assert f"`{key}`" in STATUS, key

@@ -1,0 +1,122 @@
+"""``gangrun explain``: the core's sentences verbatim, with what was seen and done; nothing that matters is left out."""
+
+from __future__ import annotations
+
+from datetime import timezone
+from pathlib import Path
+
+import pytest
+
+from gangrun.cli.explain import page
+from gangrun.cli.reading import read
+from gangrun.cli.status_json import status_of
+from gangrun.cli.status_view import Look
+from gangrun.cli.story import tell
+from gangrun.cli.story_words import done, ranks_words, seen
+from gangrun.core import actions as core_actions
+from gangrun.core import events as core_events
+from gangrun.core.events import ProgressStalled, RankFinished, StacksTaken
+from gangrun.core.model import RankObservation, RankStack
+from gangrun.wire import record as wire_record
+from tests.cli.conftest import Call, golden
+from tests.cli.run_builder import BEGAN, Builder
+from tests.cli.stories import failed, restarted, running
+
+
+def test_the_story_of_a_script_that_fails_twice(runs: Path) -> None:
+    story = failed(runs)
+    reading = read(story.paths, story=True)
+    entries = [entry for entry in tell(reading.records) if entry.matters]
+    look = Look(BEGAN + 3600, 100, zone=timezone.utc)
+    golden("explain-failed.txt", "\n".join(page(status_of(reading, BEGAN), entries, look)) + "\n")
+
+
+def test_with_all_every_sentence_of_the_core_is_there_verbatim(runs: Path, gangrun: Call) -> None:
+    story = failed(runs)
+    told = gangrun("explain", "--all", "--json").json["story"]
+    assert [entry["concluded"] for entry in told if entry["event"] not in ("Snapshot", "")] == story.reasons
+
+
+def test_by_default_what_matters_is_told(runs: Path, gangrun: Call) -> None:
+    restarted(runs)
+    said = " ".join(gangrun("explain").out.split())
+    assert "step 30 was passed over: .metadata ends early" in said
+    assert "rank 2 on n1: ended with exit code 1: RuntimeError: shape mismatch: 3 vs 4" in said
+    assert "ranks 0-1,3 ended too" in said  # victims are summed up
+    assert "attempt 1 on n[0-1], from step 20" in said
+    assert "1 checkpoint seen, newest of step 20" in said
+    assert "ticket" not in said
+
+
+def test_ignored_and_refused_events_are_told_only_when_asked_for(runs: Path, gangrun: Call) -> None:
+    running(runs).on(RankFinished(7, 0, "n0", 1.0))
+    assert "ignored" not in gangrun("explain").out
+    said = gangrun("explain", "--all").out
+    assert "ignored" in said
+    assert "(ticket 1)" in said
+
+
+def test_a_hang_is_told_with_where_every_rank_stood(runs: Path, gangrun: Call) -> None:
+    story = running(runs)
+    ranks = tuple(RankObservation(r, f"n{r // 2}", "T" if r == 3 else "S", 40, 9.0, 0.0) for r in range(4))
+    story.on(ProgressStalled(0, 130.0, 120.0, ranks))
+    story.on(StacksTaken(0, tuple(RankStack(r, f"n{r // 2}", "all_reduce" if r < 3 else "save", "") for r in range(4))))
+    said = " ".join(gangrun("explain").out.split())
+    assert (
+        "no sign of progress for 130 s (limit 120 s); ranks 0-2 at step 40 waiting, rank 3 at step 40 stopped" in said
+    )
+    assert "where the ranks stand: ranks 0-2 in all_reduce; rank 3 in save" in said
+
+
+def test_a_takeover_is_told(runs: Path, gangrun: Call) -> None:
+    running(runs).supervisor()
+    said = gangrun("explain").out
+    assert "supervisor #1 begins" in said
+    assert "supervisor #2 took over" in said
+
+
+def test_damage_in_the_journal_is_told(runs: Path, gangrun: Call) -> None:
+    story = running(runs)
+    with story.paths.journal(1).open("ab") as file:
+        file.write(b'{"v":1,"term":1,"n":')
+    said = " ".join(gangrun("explain").out.split())
+    assert "the journal could not be read in full" in said
+    assert "cut off" in said
+
+
+def test_a_run_that_has_not_begun(runs: Path, gangrun: Call) -> None:
+    Builder(runs)
+    assert "nothing was decided yet" in gangrun("explain").out
+
+
+EXAMPLES = {
+    "AgentJoined": ({"node": "n0", "incarnation": "i", "boot_id": "b", "slots_count": 1}, "n0"),
+    "NodeLost": ({"node": "n0", "since": 1.0, "why": "probes failed"}, "probes failed"),
+}
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_words_for_events_hold_their_evidence(kind: str) -> None:
+    data, evidence = EXAMPLES[kind]
+    assert evidence in seen(wire_record.event_of(kind, data), 5.0)
+
+
+def test_every_event_and_action_has_words() -> None:
+    """The match statements are exhaustive by type; this one fails where a case was added and returns nothing."""
+    from hypothesis import given, settings
+    from hypothesis import strategies as st
+
+    @settings(max_examples=60)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        event = data.draw(st.sampled_from(core_events.Event.__args__).flatmap(st.from_type))
+        assert seen(event, 5.0)
+        action = data.draw(st.sampled_from(core_actions.Action.__args__).flatmap(st.from_type))
+        assert done(action)
+
+    check()
+
+
+def test_ranks_are_folded() -> None:
+    assert ranks_words([3]) == "rank 3"
+    assert ranks_words([5, 0, 1, 2]) == "ranks 0-2,5"

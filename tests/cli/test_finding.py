@@ -1,0 +1,132 @@
+"""Which run is meant: id, prefix, name, job id, path or none; and what is said where nothing or too much fits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gangrun.wire import record as wire_record
+from gangrun.wire import spec as wire_spec
+from tests.cli.conftest import Call
+from tests.cli.run_builder import BEGAN, Builder
+from tests.cli.stories import running, succeeded
+
+
+def test_by_id_prefix_name_job_path_and_none(runs: Path, gangrun: Call, home: Path) -> None:
+    one = succeeded(runs, run="20261118-100000-aaaaa", name="alpha", job="4711")
+    one.indexed(home / "state" / "gangrun" / "runs")
+    two = succeeded(runs, run="20261118-120000-bbbbb", name="beta", now=BEGAN + 9)
+    for word in ("20261118-100000-aaaaa", "20261118-10", "alpha", "alp", "4711", str(one.paths.root)):
+        assert gangrun("status", word, "--json").json["run"] == one.run, word
+    assert gangrun("status", "--json").json["run"] == two.run
+    assert gangrun("status", "./gangrun_runs/20261118-100000-aaaaa", "--json").json["run"] == one.run
+
+
+def test_a_prefix_of_several_lists_them(runs: Path, gangrun: Call) -> None:
+    succeeded(runs, run="20261118-100000-aaaaa", name="alpha")
+    succeeded(runs, run="20261118-100000-bbbbb", name="beta")
+    said = gangrun("status", "20261118")
+    assert said.code == 5
+    assert "20261118-100000-aaaaa" in said.err
+    assert "20261118-100000-bbbbb" in said.err
+    assert gangrun("status", "20261118", "--json").error["kind"] == "ambiguous run"
+
+
+def test_nearest_names_are_offered(runs: Path, gangrun: Call) -> None:
+    succeeded(runs, name="pretrain")
+    said = gangrun("status", "pretrian")
+    assert said.code == 5
+    assert "did you mean pretrain?" in said.err
+    assert gangrun("explain", "pretrian", "--json").error["kind"] == "no such run"
+
+
+def test_looking_takes_the_newest_of_a_name_and_says_so(runs: Path, gangrun: Call) -> None:
+    succeeded(runs, run="20261118-100000-aaaaa")
+    newest = succeeded(runs, run="20261118-100000-bbbbb", now=BEGAN + 9)
+    said = gangrun("status", "train", "--json")
+    assert said.json["run"] == newest.run
+    assert "2 runs are named train; this is the newest" in said.err
+
+
+def test_steering_takes_the_newest_of_a_name_only_if_the_others_have_ended(runs: Path, gangrun: Call) -> None:
+    running(runs, run="20261118-100000-aaaaa")
+    Builder(runs, run="20261118-100000-bbbbb", now=BEGAN + 9).supervisor().up().owner()
+    said = gangrun("cancel", "train")
+    assert said.code == 5
+    assert "name one by its id" in said.err
+    assert not (runs / "20261118-100000-bbbbb" / "cancelled").exists()
+
+
+def test_steering_by_name_where_the_others_have_ended(runs: Path, gangrun: Call) -> None:
+    succeeded(runs, run="20261118-100000-aaaaa")
+    Builder(runs, run="20261118-100000-bbbbb", now=BEGAN + 9).supervisor().up().owner()
+    assert gangrun("cancel", "train").code == 0
+    assert (runs / "20261118-100000-bbbbb" / "cancelled").exists()
+
+
+def test_runs_dir_looks_there_only(runs: Path, gangrun: Call, home: Path) -> None:
+    succeeded(runs)
+    elsewhere = home / "elsewhere"
+    elsewhere.mkdir()
+    assert gangrun("status", "--runs-dir", "elsewhere").code == 5
+    assert gangrun("status", "--runs-dir", "gangrun_runs").code == 0
+
+
+def test_the_configured_runs_dir_is_looked_into(runs: Path, gangrun: Call, home: Path) -> None:
+    elsewhere = home / "elsewhere"
+    elsewhere.mkdir()
+    story = succeeded(elsewhere)
+    assert gangrun("status").code == 5
+    (home / "gangrun.toml").write_text('runs_dir = "elsewhere"\n')
+    assert gangrun("status", "--json").json["run"] == story.run
+
+
+def test_a_broken_config_does_not_stop_a_viewer(runs: Path, gangrun: Call, home: Path) -> None:
+    succeeded(runs)
+    (home / "gangrun.toml").write_text("nonsense = 1\n")
+    said = gangrun("status")
+    assert said.code == 0
+    assert "unknown key 'nonsense'" in said.err
+
+
+def test_a_spec_of_a_newer_gangrun(runs: Path, gangrun: Call) -> None:
+    story = succeeded(runs)
+    data = wire_spec.encode(story.spec).replace(b'"schema": 1', b'"schema": 99')
+    story.paths.spec.write_bytes(data)
+    said = gangrun("status", story.run, "--json")
+    assert said.code == 3
+    assert "newer than this gangrun" in said.error["message"]
+
+
+def test_a_journal_of_a_newer_gangrun(runs: Path, gangrun: Call) -> None:
+    story = succeeded(runs)
+    line = wire_record.encode(wire_record.Record(v=99, term=1, n=0, at=0.0, wall=0.0, kind="Future"))
+    story.paths.journal(1).write_bytes(line)
+    for words in (("status",), ("explain",), ("logs",), ("wait",), ("cancel", story.run)):
+        said = gangrun(*words)
+        assert said.code == 3, words
+        assert "newer than this gangrun" in said.err, words
+
+
+def test_a_newer_gangrun_that_took_over_is_a_note(runs: Path, gangrun: Call) -> None:
+    story = running(runs)
+    with story.paths.journal(1).open("ab") as file:
+        file.write(wire_record.encode(wire_record.Record(v=99, term=1, n=story.n, at=0.0, wall=0.0, kind="Future")))
+    status = gangrun("status", "--json").json
+    assert status["state"] == "RUNNING"
+    assert "newer than this gangrun" in status["notes"][0]
+
+
+def test_a_journal_that_is_not_a_directory(runs: Path, gangrun: Call) -> None:
+    story = Builder(runs)
+    story.paths.journals.rmdir()
+    story.paths.journals.write_text("in the way")
+    said = gangrun("status", "--json")
+    assert said.code == 3
+    assert said.error["kind"] == "system"
+
+
+def test_a_folder_that_is_no_run(home: Path, gangrun: Call) -> None:
+    (home / "some" / ".gangrun").mkdir(parents=True)
+    said = gangrun("status", "./some")
+    assert said.code == 5
+    assert "cannot read" in said.err

@@ -1,0 +1,158 @@
+"""``gangrun logs``: lines of nodes, ranks and attempts; following to the end; who failed first."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+from gangrun.core.events import CancelRequested
+from tests.cli.conftest import Call
+from tests.cli.run_builder import Builder
+from tests.cli.stories import failed, restarted, running, succeeded
+from tests.waiting import until
+
+
+def printed(story: Builder, attempt: int, node: str, *lines: str, part: str = "") -> None:
+    folder = story.paths.logs / str(attempt)
+    folder.mkdir(exist_ok=True)
+    with (folder / f"{node}.log{part}").open("a") as file:
+        file.writelines(line + "\n" for line in lines)
+
+
+def test_the_newest_attempt_node_by_node(runs: Path, gangrun: Call) -> None:
+    story = restarted(runs)
+    printed(story, 0, "n0", "[n0:rank0] old")
+    printed(story, 1, "n1", "[n1:rank2] two", "[n1:gangrun] ours")
+    printed(story, 1, "n0", "[n0:rank0] zero", "[n0:rank1] one")
+    assert gangrun("logs").out.splitlines() == [
+        "[n0:rank0] zero", "[n0:rank1] one", "[n1:rank2] two", "[n1:gangrun] ours"
+    ]  # fmt: skip
+    assert gangrun("logs", "--attempt", "0").out == "[n0:rank0] old\n"
+
+
+def test_by_rank_node_and_tail(runs: Path, gangrun: Call) -> None:
+    story = running(runs)
+    printed(story, 0, "n0", *(f"[n0:rank{k % 2}] line {k}" for k in range(6)))
+    printed(story, 0, "n1", "[n1:rank2] other [n0:rank0] quoted")
+    printed(story, 0, "rank-0", "only with --log-per-rank")
+    assert gangrun("logs", "--rank", "0").out.splitlines() == [f"[n0:rank0] line {k}" for k in (0, 2, 4)]
+    assert gangrun("logs", "--rank", "1-2", "--tail", "1").out.splitlines() == [
+        "[n0:rank1] line 5", "[n1:rank2] other [n0:rank0] quoted"
+    ]  # fmt: skip
+    assert gangrun("logs", "--node", "n1").out.count("\n") == 1
+    assert gangrun("logs", "--rank", "x").code == 2
+
+
+def test_head_and_tail_files_are_one_log(runs: Path, gangrun: Call) -> None:
+    story = running(runs)
+    printed(story, 0, "n0", "head")
+    printed(story, 0, "n0", "older tail", part=".tail.1")
+    printed(story, 0, "n0", "tail", part=".tail")
+    assert gangrun("logs").out.splitlines() == ["head", "older tail", "tail"]
+
+
+def test_nothing_printed_yet_is_said_with_the_reason(runs: Path, gangrun: Call) -> None:
+    story = running(runs)
+    said = gangrun("logs")
+    assert said.code == 1
+    assert story.state.reason in said.err
+    printed(story, 0, "n0", "x")
+    assert "attempts with output: 0" in gangrun("logs", "--attempt", "5").err
+    assert "of node n9" in gangrun("logs", "--node", "n9").err
+
+
+def test_following_goes_over_attempts_and_ends_with_the_run(runs: Path, gangrun: Call) -> None:
+    story = restarted(runs).owned_by_us()
+    printed(story, 0, "n0", "[n0:rank0] old")
+    printed(story, 1, "n0", "[n0:rank0] first")
+
+    def end() -> None:
+        printed(story, 1, "n0", "[n0:rank0] second")
+        story.on(CancelRequested("eve")).stopped()
+        printed(story, 1, "n0", "[n0:rank0] last")
+
+    timer = threading.Timer(0.3, end)
+    timer.start()
+    said = gangrun("logs", "-f")
+    timer.join()
+    assert said.out.splitlines() == ["[n0:rank0] first", "[n0:rank0] second", "[n0:rank0] last"]
+
+
+def test_a_half_written_line_is_waited_for(runs: Path) -> None:
+    from gangrun.cli.rank_output import NewLines, Wanted
+
+    story = running(runs)
+    folder = story.paths.logs / "0"
+    folder.mkdir()
+    log = folder / "n0.log"
+    log.write_bytes(b"[n0:rank0] whole\n[n0:rank0] ha")
+    follower = NewLines(story.paths, Wanted(), 0)
+    assert list(follower.poll()) == ["[n0:rank0] whole"]
+    with log.open("ab") as file:
+        file.write(b"lf\n")
+    assert until(lambda: list(follower.poll()), 5, "the other half") == ["[n0:rank0] half"]
+    tail = folder / "n0.log.tail"
+    tail.write_bytes(b"[n0:rank0] tail\n")
+    assert list(follower.poll()) == ["[n0:rank0] tail"]
+    tail.rename(folder / "n0.log.tail.1")  # a tail that is turned is not read again
+    tail.write_bytes(b"[n0:rank0] newer\n")
+    assert list(follower.poll()) == ["[n0:rank0] newer"]
+
+
+def test_errors_begin_with_the_first_to_fail(runs: Path, gangrun: Call) -> None:
+    failed(runs)
+    said = gangrun("logs", "--errors").out.splitlines()
+    assert said[0].startswith("first to fail in attempt 1: rank 2 on n1: ended with exit code 1: RuntimeError")
+    text = "\n".join(said)
+    assert (
+        text.index("shape mismatch") < text.index("a peer was gone first") < text.index("ranks 1,3: killed by SIGTERM")
+    )
+    assert "ranks failed in attempt 0 too" in text
+
+
+def test_errors_as_json(runs: Path, gangrun: Call) -> None:
+    failed(runs)
+    found = gangrun("logs", "--errors", "--json").json
+    assert found["attempts_with_failures"] == [0, 1]
+    assert [group["ranks"] for group in found["failures"]] == [[2], [0], [1, 3]]
+    assert [group["victim"] for group in found["failures"]] == [False, True, True]
+    assert "Traceback" in found["failures"][0]["error"]["traceback"]
+
+
+def test_the_same_traceback_is_told_once(runs: Path, gangrun: Call) -> None:
+    from tests.cli.run_builder import ERROR
+
+    story = Builder(runs).supervisor().up()
+    for rank in (3, 0, 1, 2):
+        story.exit(rank, error=ERROR)
+    said = gangrun("logs", "--errors").out
+    assert said.count("Traceback") == 1
+    assert "first to fail in attempt 0: rank 3 on n1" in said
+    assert "the same: ranks 0-2" in said
+
+
+def test_a_report_in_the_run_directory_fills_in_what_the_journal_lacks(runs: Path, gangrun: Call) -> None:
+    story = Builder(runs).supervisor().up().exit(1)
+    path = story.paths.error(0, 1)
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"type": "KeyError", "message": "'x'", "traceback": "Traceback\nKeyError: 'x'"}))
+    assert "KeyError: 'x'" in gangrun("logs", "--errors").out
+
+
+def test_without_a_traceback_the_last_lines_stand_in(runs: Path, gangrun: Call) -> None:
+    story = Builder(runs).supervisor().up()
+    printed(story, 0, "n0", *(f"[n0:rank1] line {k}" for k in range(40)))
+    story.exit(1, signal=9)
+    said = gangrun("logs", "--errors").out
+    assert "killed by SIGKILL (9)" in said
+    assert "line 39" in said
+    assert "line 3\n" not in said
+
+
+def test_no_failure(runs: Path, gangrun: Call) -> None:
+    succeeded(runs)
+    assert gangrun("logs", "--errors").out == "no rank failed\n"
+    assert gangrun("logs", "--errors", "--json").json["failures"] == []
+    assert gangrun("logs", "--errors", "-f").code == 2
+    assert gangrun("logs", "--json").code == 2

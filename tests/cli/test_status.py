@@ -1,0 +1,162 @@
+"""``gangrun status``: one run, all runs, as JSON and as a page, and what it says of runs that nobody holds."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import timezone
+from pathlib import Path
+
+import pytest
+
+from gangrun.cli.reading import read
+from gangrun.cli.status_json import status_of
+from gangrun.cli.status_view import Look, overview, page
+from gangrun.core.model import Phase
+from tests.cli.conftest import Call, golden
+from tests.cli.run_builder import BEGAN, Builder
+from tests.cli.stories import cancelled, failed, restarted, running, succeeded
+
+LOOK = Look(BEGAN + 3600, 100, zone=timezone.utc)
+
+
+def frozen(story: Builder) -> dict:
+    """A status without what differs from machine to machine."""
+    status = status_of(read(story.paths), BEGAN)
+    return json.loads(json.dumps(status).replace(str(story.paths.root.parent), "/runs"))
+
+
+@pytest.mark.parametrize("life", [running, restarted, failed, succeeded, cancelled])
+def test_the_json_is_what_the_page_about_it_says(runs: Path, life) -> None:
+    story = life(runs)
+    status = frozen(story)
+    if status["owner"]:
+        status["owner"] = {"job": "local-box-1-1", "host": "HOST", "pid": 1, "alive": True}
+    golden(f"status-{life.__name__}.json", json.dumps(status, indent=2, sort_keys=True) + "\n")
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_a_page_fits_the_terminal(runs: Path, columns: int) -> None:
+    lines = page(frozen(failed(runs)), Look(BEGAN + 3600, columns, zone=timezone.utc))
+    golden(f"status-{columns}.txt", "\n".join(lines) + "\n")
+    assert max(len(line) for line in lines) <= columns
+
+
+def test_the_reason_is_the_cores_own_sentence(runs: Path, gangrun: Call) -> None:
+    story = failed(runs)
+    said = gangrun("status", "--json")
+    assert said.code == 0
+    assert said.json["reason"] == story.state.reason
+    assert said.json["state"] == "FAILED"
+    assert said.json["failure"] == "script"
+    assert said.json["exit_code"] == 1
+
+
+def test_every_run_has_the_same_keys_whatever_became_of_it(runs: Path, gangrun: Call) -> None:
+    story = failed(runs)
+    Builder(runs, run="20261118-120000-never")
+    one = gangrun("status", story.run, "--json").json
+    never = gangrun("status", "20261118-120000-never", "--json").json
+    assert one.keys() == never.keys()
+    assert never["state"] == "PENDING"
+    assert never["attempts"] == []
+
+
+def test_a_run_without_an_owner_is_said_to_be_abandoned(runs: Path, gangrun: Call) -> None:
+    story = Builder(runs).supervisor().up().owner()
+    status = gangrun("status", "--json").json
+    assert status["abandoned"] is True
+    assert status["state"] == Phase.RUNNING.value
+    assert status["reason"] == story.state.reason
+    page_said = gangrun("status").out
+    assert "nobody runs it any more" in page_said
+    assert f"gangrun resume {story.run}" in " ".join(page_said.split())
+
+
+def test_another_process_with_the_owners_number_is_not_the_owner(runs: Path, gangrun: Call) -> None:
+    Builder(runs).supervisor().up().owner(pid=os.getpid(), ticks=1)
+    assert gangrun("status", "--json").json["abandoned"] is True
+
+
+def test_an_owner_elsewhere_is_not_called_dead(runs: Path, gangrun: Call) -> None:
+    Builder(runs).supervisor().up().owner(host="another-host")
+    status = gangrun("status", "--json").json
+    assert status["abandoned"] is False
+    assert status["owner"]["alive"] is None
+    assert "has written nothing for" in gangrun("status").out
+
+
+def test_live_figures_are_newer_than_the_journal_but_only_of_this_attempt(runs: Path, gangrun: Call) -> None:
+    story = running(runs)
+    assert gangrun("status", "--json").json["step"] == 12
+    assert gangrun("status", "--json").json["loss"] == 2.5
+    story.live(attempt=7, step=99, loss=1.0)
+    assert gangrun("status", "--json").json["step"] == 0
+    assert gangrun("status", "--json").json["loss"] is None
+
+
+def test_all_runs_newest_first(runs: Path, gangrun: Call) -> None:
+    succeeded(runs, run="20261118-100000-first", name="first")
+    restarted(runs, run="20261118-110000-other", name="second", now=BEGAN + 5000)
+    said = gangrun("status", "--all")
+    assert [line.split()[0] for line in said.out.splitlines()] == [
+        "run",
+        "20261118-110000-other",
+        "20261118-100000-first",
+    ]
+    listed = gangrun("status", "--all", "--json").json["runs"]
+    assert [one["name"] for one in listed] == ["second", "first"]
+
+
+def test_one_unreadable_run_does_not_hide_the_others(runs: Path, gangrun: Call) -> None:
+    succeeded(runs, run="20261118-100000-good")
+    broken = Builder(runs, run="20261118-110000-bad").supervisor()
+    broken.paths.journal(1).write_bytes(b"\x00garbage\n" * 3)
+    said = gangrun("status", "--all")
+    assert said.code == 0
+    assert "UNREADABLE" in said.out
+    assert "SUCCEEDED" in said.out
+
+
+def test_the_table_gives_the_reason_only_where_it_has_room(runs: Path) -> None:
+    status = frozen(failed(runs))
+    assert "reason" not in overview([status], Look(BEGAN, 80))[0]
+    assert "reason" in overview([status], Look(BEGAN, 140))[0]
+
+
+def test_watching_without_a_terminal_prints_lines_until_the_end(runs: Path, gangrun: Call) -> None:
+    story = succeeded(runs)
+    said = gangrun("status", "--watch")
+    assert said.code == 0
+    assert said.out.count("\n") == 1
+    assert f"SUCCEEDED, step 0: {story.state.reason}" in said.out
+
+
+def test_options_that_exclude_each_other_are_refused(runs: Path, gangrun: Call) -> None:
+    succeeded(runs)
+    assert gangrun("status", "--watch", "--json").error["kind"] == "usage"
+    assert gangrun("status", "--all", "x").code == 2
+
+
+def test_no_run_yet(runs: Path, gangrun: Call) -> None:
+    said = gangrun("status")
+    assert said.code == 5
+    assert "no run yet" in said.err
+    assert gangrun("status", "--all").code == 0
+    assert gangrun("status", "--all", "--json").json == {"schema": 1, "runs": []}
+
+
+def test_looking_again_tells_the_same_as_looking_anew(runs: Path) -> None:
+    from gangrun.cli.following import Follower
+    from gangrun.core.events import CheckpointSeen, ProgressMarked
+    from tests.cli.stories import STEP_20
+
+    story = running(runs)
+    follower = Follower(story.paths)
+    for event in (ProgressMarked(0, 5), CheckpointSeen(STEP_20), ProgressMarked(0, 25)):
+        story.on(event, 60)
+        assert status_of(follower.look(), BEGAN) == status_of(read(story.paths), BEGAN)
+    story.supervisor()
+    assert status_of(follower.look(), BEGAN)["supervisor"]["term"] == 2
+    story.finished()
+    assert follower.look().ended

@@ -1,0 +1,78 @@
+"""Which tests run where, and what all of them share.
+
+Markers ``root`` and ``compiler`` skip where that is missing. In CI (``CI`` set) a skip is a failure, whatever its
+reason, unless the test is marked ``gpu``: a test that did not run has shown nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+TESTS = Path(__file__).parent
+IN_CI = os.environ.get("CI", "").lower() not in {"", "0", "false"}
+
+# Folders whose tests start real processes and measure time: they run one at a time, after the others.
+SERIAL_FOLDERS = frozenset(
+    {"local", "local_parts", "cli", "contract", "examples", "benchmarks", "docs", "gpu", "slurm"}
+)
+
+# What a fresh machine may lack even in CI.
+MAY_SKIP_IN_CI = frozenset({"gpu"})
+
+settings.register_profile(
+    "ci", derandomize=True, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("dev", deadline=None)
+settings.load_profile("ci" if IN_CI else "dev")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Set ``serial`` by folder, so that no test of real processes forgets it."""
+    for item in items:
+        if TESTS in item.path.parents and item.path.relative_to(TESTS).parts[0] in SERIAL_FOLDERS:
+            item.add_marker(pytest.mark.serial)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip, in words, what this machine cannot run."""
+    if item.get_closest_marker("root") and os.geteuid() != 0:
+        pytest.skip("needs root")
+    if item.get_closest_marker("compiler") and not shutil.which("cc"):
+        pytest.skip("needs a C compiler (cc)")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """In CI, turn a skip into a failure that carries the skip's reason."""
+    report = yield
+    allowed = any(item.get_closest_marker(name) for name in MAY_SKIP_IN_CI)
+    if IN_CI and report.skipped and not hasattr(report, "wasxfail") and not allowed:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        report.outcome = "failed"
+        report.longrepr = f"skipped, and in CI a skip is a failure: {reason}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """The same for a whole file that skips itself while it is imported."""
+    report = yield
+    if IN_CI and report.skipped:
+        report.outcome = "failed"
+        report.longrepr = f"skipped as a whole, and in CI a skip is a failure: {report.longrepr}"
+    return report
+
+
+@pytest.fixture
+def tmp_runs(tmp_path: Path) -> Path:
+    """An empty, private directory for runs, with a name that breaks careless quoting."""
+    runs = tmp_path / "runs 'of' $HOME ü"
+    runs.mkdir(mode=stat.S_IRWXU)
+    return runs

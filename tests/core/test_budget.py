@@ -1,0 +1,109 @@
+"""How often, after how long, and what refills it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangrun.core import budget
+from gangrun.core.model import Budget, Cause, Failure, Sighting, Verdict
+from gangrun.core.policy import Policy
+
+POLICY = Policy()
+
+
+def verdict(cause: Cause, *, final: bool = False, signature: str = "") -> Verdict:
+    return Verdict(cause, Failure.SCRIPT, (), ("n1",), signature, "it fell", final)
+
+
+def spend(start: Budget, causes: list[Cause], policy: Policy = POLICY) -> tuple[Budget, list[budget.Ruling]]:
+    rulings = []
+    for attempt, cause in enumerate(causes):
+        start, ruling = budget.charge(start, verdict(cause), attempt, 10, policy, "run-1")
+        rulings.append(ruling)
+    return start, rulings
+
+
+def test_first_at_once_then_doubling_then_no_more() -> None:
+    after, rulings = spend(Budget(), [Cause.SIGNAL] * 4)
+    assert [ruling.allowed for ruling in rulings] == [True, True, True, False]
+    assert rulings[0].backoff_s == 0.0
+    assert 1.6 <= rulings[1].backoff_s <= 2.4 and 3.2 <= rulings[2].backoff_s <= 4.8
+    assert after.used == {"signal": 3} and after.total_count == 3
+    assert rulings[0].sentence == "restart 1 of 3 for this cause (signal) without any progress"
+    assert rulings[1].sentence.startswith("restart 2 of 3 for this cause (signal) without any progress in ")
+    assert rulings[3].sentence == "no restart is left for this cause (signal): 3 of 3 spent without any progress"
+
+
+def test_causes_count_apart_up_to_a_total() -> None:
+    causes = [Cause.SIGNAL, Cause.RANK_ERROR, Cause.HANG, Cause.OOM, Cause.LEFT_EARLY] * 2
+    after, rulings = spend(replace(Budget(), mark=50), causes)
+    assert [ruling.allowed for ruling in rulings] == [True] * 9 + [False]
+    assert rulings[9].sentence == "no restart is left: 9 of 9 spent over all causes since step 50"
+    assert sum(after.used.values()) == 9
+
+
+@pytest.mark.parametrize("cause", [cause for cause in Cause if cause in budget.LENIENT])
+def test_what_is_not_the_scripts_gets_more(cause: Cause) -> None:
+    _, rulings = spend(Budget(), [cause] * 7)
+    assert [ruling.allowed for ruling in rulings] == [True] * 6 + [False]
+
+
+def test_no_restart_means_none() -> None:
+    _, rulings = spend(Budget(), [Cause.SIGNAL, Cause.NODE_SILENT], Policy(restarts_max_count=0))
+    assert not any(ruling.allowed for ruling in rulings)
+
+
+def test_final_is_final_and_free() -> None:
+    after, ruling = budget.charge(Budget(), verdict(Cause.SAME_AGAIN, final=True, signature="s"), 3, 9, POLICY)
+    assert not ruling.allowed and after.used == {} and after.total_count == 0
+    assert after.sightings == (Sighting("s", 3, 9, ("n1",)),)
+
+
+def test_sightings_are_kept_and_bounded() -> None:
+    start = Budget()
+    for attempt in range(50):
+        start, _ = budget.charge(start, verdict(Cause.SIGNAL, signature="s"), attempt, 9, POLICY)
+    assert len(start.sightings) == budget.SIGHTINGS_MAX_COUNT and start.sightings[-1].attempt == 49
+    nameless, _ = budget.charge(Budget(), verdict(Cause.SIGNAL), 1, 9, POLICY)
+    assert nameless.sightings == ()
+
+
+def test_blamed_stand_in_where_there_is_no_suspect() -> None:
+    sure = Verdict(Cause.HARDWARE, Failure.NODE, ("n7",), (), "s", "x")
+    assert budget.sighting_of(sure, 1, 2) == Sighting("s", 1, 2, ("n7",))
+
+
+def test_backoff_is_capped_and_the_same_on_replay() -> None:
+    assert budget.backoff_s(200, POLICY, "r", 7) == POLICY.backoff_max_s
+    assert budget.backoff_s(4, POLICY, "r", 7) == budget.backoff_s(4, POLICY, "r", 7)
+    assert len({budget.backoff_s(4, POLICY, f"r{run}", 7) for run in range(50)}) > 40, "runs do not come back in step"
+
+
+def test_refill_by_progress_only() -> None:
+    spent, _ = spend(
+        replace(Budget(), mark=50, sightings=(Sighting("old", 0, 59, ()), Sighting("new", 1, 60, ()))),
+        [Cause.SIGNAL] * 3,
+    )
+    assert budget.refill(spent, 50) is spent and budget.refill(spent, 49) is spent
+    full = budget.refill(spent, 60)
+    assert (full.used, full.mark, full.total_count) == ({}, 60, 3)
+    assert [sighting.signature for sighting in full.sightings] == ["new"], "the code got past where the old one was"
+
+
+@given(st.lists(st.tuples(st.sampled_from(list(Cause)), st.integers(-1, 30)), max_size=60))
+def test_never_more_than_the_total_without_a_higher_step(happenings: list[tuple[Cause, int]]) -> None:
+    now = Budget()
+    since = 0
+    for attempt, (cause, step) in enumerate(happenings):
+        higher = step > now.mark
+        now = budget.refill(now, step)
+        since = 0 if higher else since
+        mark = now.mark
+        now, ruling = budget.charge(now, verdict(cause), attempt, step, POLICY)
+        since += ruling.allowed
+        assert now.mark == mark and since == sum(now.used.values()) <= 9
+        assert 0 <= ruling.backoff_s <= POLICY.backoff_max_s

@@ -1,0 +1,294 @@
+"""Any sequence of events, plausible or not: no exception, no broken invariant, no move that is not listed.
+
+The same walk checks that the journal's records give the live state back at every prefix (I11), wherever a new term
+began with a snapshot.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gangrun.core import invariants
+from gangrun.core.actions import SealAttempts, StartGang, SubmitSuccessor
+from gangrun.core.events import (
+    ActDone,
+    ActFailed,
+    ActUnknown,
+    AgentJoined,
+    AgentRejoined,
+    AttemptSealed,
+    CancelRequested,
+    CheckpointSeen,
+    DeadlinePassed,
+    Event,
+    FindingRaised,
+    FirstStepSeen,
+    GangStarted,
+    GangStartFailed,
+    GangStopped,
+    NodeChecked,
+    NodeHeard,
+    NodeLost,
+    NodeSilent,
+    NoneValid,
+    Notice,
+    NoticeKind,
+    ProgressMarked,
+    ProgressStalled,
+    RankExited,
+    RankFinished,
+    ResumeChosen,
+    ResumeRequested,
+    StacksTaken,
+    Stamped,
+    StopTimedOut,
+    StoreBack,
+    StoreStalled,
+    TermTaken,
+)
+from gangrun.core.lifecycle import MOVES, step
+from gangrun.core.model import (
+    TERMINAL,
+    CheckpointRef,
+    ErrorReport,
+    Finding,
+    Inventory,
+    Level,
+    Origin,
+    Outcome,
+    Phase,
+    RankAlive,
+    RankExit,
+    RankObservation,
+    RankStack,
+    RunState,
+    Shape,
+)
+from gangrun.core.policy import Policy
+from gangrun.core.succession import first_state
+from gangrun.wire import record as wire
+from gangrun.wire.record import Record
+
+NODES = ("n0", "n1", "n2", "x9")
+names = st.sampled_from(NODES)
+ranks = st.integers(0, 5)
+steps = st.integers(-1, 60)
+words = st.sampled_from(["EIO", "the port 29501 is taken", "naïve ☃"])
+errors = st.one_of(
+    st.none(),
+    st.builds(ErrorReport, st.sampled_from(["ValueError", "CUDA error"]), words, words, words, st.booleans()),
+)
+
+
+class Walk:
+    """One run under whatever comes, with its journal beside it."""
+
+    def __init__(self, policy: Policy, shape: Shape) -> None:
+        self.policy, self.now = policy, 100.0
+        self.state = first_state(RunState(run="r", shape=shape), self.now, policy)
+        self.records: list[Record] = []
+        self.plain: dict[str, Any] = {}
+        self.cancelled = False
+        self.snapshot()
+
+    def snapshot(self) -> None:
+        """A new term begins to write."""
+        self._write(Record(1, self.state.term, 0, self.now, 0.0, "Snapshot", patch=wire.builtins(self.state)))
+
+    def _write(self, record: Record) -> None:
+        line = wire.encode(record)
+        again = wire.decode(line)
+        assert wire.encode(again) == line
+        self.records.append(again)
+        self.plain = dict(again.patch) if again.kind == "Snapshot" else wire.apply(self.plain, again.patch)
+        assert wire.state_of(self.plain) == self.state, "what the records say is the live state, at every prefix"
+
+    def on(self, event: Event, after_s: float, origin: Origin | None) -> None:
+        before = self.state
+        self.now += after_s
+        decision = step(before, Stamped(event, origin), self.now, self.policy)
+        after = self.state = decision.state
+        assert decision.reason
+        assert invariants.check(before, after, self.policy) == (), (event, decision.reason)
+        if decision.outcome is not Outcome.APPLIED:
+            assert decision.actions == ()
+            assert origin is not None or after == before
+        if after.phase is not before.phase:
+            assert after.phase in MOVES[before.phase], (event, decision.reason)
+        if before.phase in TERMINAL and after.phase not in TERMINAL:
+            assert isinstance(event, ResumeRequested)
+        if isinstance(event, ResumeRequested) and decision.outcome is Outcome.APPLIED:
+            self.cancelled = False
+        if isinstance(event, CancelRequested) and decision.outcome is Outcome.APPLIED:
+            self.cancelled = True
+        starts = (StartGang, SealAttempts, SubmitSuccessor)
+        assert not (self.cancelled and any(isinstance(action, starts) for action in decision.actions)), event
+        for action in decision.actions:
+            assert wire.action_of(type(action).__name__, wire.builtins(action)) == action
+        assert wire.event_of(type(event).__name__, wire.builtins(event)) == event
+        self._write(
+            Record(
+                1,
+                after.term,
+                len(self.records),
+                self.now,
+                0.0,
+                type(event).__name__,
+                wire.builtins(event),
+                None if origin is None else wire.builtins(origin),
+                decision.outcome.value,
+                before.phase.value,
+                after.phase.value,
+                decision.reason,
+                tuple(wire.act(action, 1) for action in decision.actions),
+                wire.diff(before, after),
+            )
+        )
+
+
+def of_attempt(number: int, draw: Any) -> Event:
+    """Something that is said of an attempt."""
+    code, flag = st.sampled_from([0, 1, 3]), st.booleans()
+    exits = st.builds(RankExit, ranks, names, code, st.none(), flag, flag, errors, st.just(1.0))
+    signal, no = st.sampled_from([9, 11]), st.just(False)
+    killed = st.builds(RankExit, ranks, names, st.none(), signal, no, flag, st.none(), st.just(2.0))
+    seen = st.builds(RankObservation, ranks, names, st.sampled_from("RSDT"), steps, st.just(9.0), st.just(0.0))
+    stack = st.builds(RankStack, ranks, names, words, words)
+    it = st.just(number)
+    drawn: Event = draw(
+        st.one_of(
+            st.builds(AttemptSealed, it),
+            st.builds(ResumeChosen, it, st.none() | checkpoints, words),
+            st.builds(NoneValid, it, words, st.booleans()),
+            st.builds(GangStarted, it),
+            st.builds(GangStartFailed, it, names | st.just(""), words, st.booleans()),
+            st.builds(RankExited, it, exits | killed),
+            st.builds(RankFinished, it, ranks, names, st.just(1.0)),
+            st.builds(FirstStepSeen, it, steps),
+            st.builds(ProgressMarked, it, steps),
+            st.builds(ProgressStalled, it, st.just(130.0), st.just(120.0), st.lists(seen, max_size=3).map(tuple)),
+            st.builds(StacksTaken, it, st.lists(stack, max_size=3).map(tuple)),
+            st.builds(GangStopped, it, st.just(()), st.lists(words, max_size=1).map(tuple)),
+            st.builds(StopTimedOut, it, names, st.just(("python[7]",))),
+        )
+    )
+    return drawn
+
+
+checkpoints = st.builds(CheckpointRef, st.integers(0, 60), words, st.sampled_from(Level))
+agents = (names, st.sampled_from(["i1", "i2"]), st.sampled_from(["b1", "b2"]), st.integers(1, 2))
+acts = (st.just((1, 1)), st.sampled_from(["SubmitSuccessor", "SealAttempts", "ChooseResume"]))
+whatever = st.one_of(
+    st.builds(AgentJoined, *agents),
+    st.builds(AgentRejoined, *agents, words),
+    st.builds(NodeSilent, names, st.just(1.0)),
+    st.builds(NodeLost, names, st.just(1.0), words),
+    st.builds(NodeHeard, names),
+    st.builds(NodeChecked, names, st.booleans(), words),
+    st.builds(FindingRaised, st.builds(Finding, names, words, st.booleans(), st.just("a finding"))),
+    st.builds(CheckpointSeen, checkpoints),
+    st.builds(Notice, st.sampled_from(NoticeKind), st.just(30.0)),
+    st.builds(StoreStalled, st.just(1.0)),
+    st.builds(StoreBack, st.just(6.0)),
+    st.builds(ActDone, *acts),
+    st.builds(ActFailed, *acts, words),
+    st.builds(ActUnknown, *acts, words),
+    st.builds(ResumeRequested, st.just("a person"), st.sampled_from(["j", "k"]), st.integers(0, 3)),
+    st.just(CancelRequested("a person")),
+)
+
+
+def helpful(state: RunState) -> Event | None:
+    """What would bring the run on, so that walks get far."""
+    attempt = state.attempt
+    match state.phase:
+        case Phase.PENDING:
+            missing = [name for name in NODES if name not in state.nodes]
+            return AgentJoined(missing[0], "i1", "b1", 2) if missing and not state.leaving else None
+        case Phase.CHECKING:
+            return NodeChecked(next(name for name, node in state.nodes.items() if node.checked is None), True)
+        case Phase.STARTING:
+            stages: dict[str, Event] = {
+                "sealing": AttemptSealed(attempt),
+                "choosing": ResumeChosen(attempt, None, "nothing was saved yet"),
+                "launching": GangStarted(attempt),
+            }
+            return stages[state.stage.value if state.stage else ""]
+        case Phase.RUNNING:
+            return ProgressMarked(attempt, state.observed_step + 1)
+        case Phase.STOPPING:
+            return GangStopped(attempt)
+        case Phase.WAITING:
+            return None
+        case _:
+            return ResumeRequested("a person", state.job, state.seq + 1)
+
+
+def next_event(walk: Walk, draw: Any) -> tuple[Event, float]:
+    """Mostly what fits; sometimes what cannot be."""
+    state = walk.state
+    kind = draw(st.integers(0, 9))
+    brings_on = helpful(state) if kind <= 4 else None
+    if brings_on is not None:
+        return brings_on, 0.1
+    if kind <= 5 and state.deadlines:
+        name = draw(st.sampled_from(sorted(state.deadlines)))
+        due = state.deadlines[name]
+        return DeadlinePassed(name, due.generation), max(0.0, due.at - walk.now)
+    if kind == 6:
+        alive = tuple(RankAlive(rank, 1, 1) for rank in range(draw(st.integers(0, 4))))
+        held = (Inventory("n0", state.attempt, alive), Inventory("n1", draw(st.integers(-1, state.attempt + 1))))
+        job = draw(st.sampled_from([state.job or "j", "k"]))
+        term, highest = state.term + draw(st.integers(0, 2)), state.attempt + draw(st.integers(0, 2))
+        return TermTaken(term, job, held[: draw(st.integers(0, 2))], (), highest), 1.0
+    if kind <= 8 and state.attempt >= 0:
+        return of_attempt(
+            draw(st.integers(max(0, state.attempt - 1), state.attempt + 1)) if kind == 8 else state.attempt, draw
+        ), 0.1
+    return draw(whatever), 0.1
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None)
+@given(data=st.data())
+def test_no_sequence_of_events_breaks_anything(data: st.DataObject) -> None:
+    policy = Policy(
+        can_requeue=data.draw(st.booleans()), observe=data.draw(st.booleans()),
+        restarts_max_count=data.draw(st.sampled_from([0, 1, 3])),
+    )  # fmt: skip
+    nodes_count = data.draw(st.integers(1, 3))
+    walk = Walk(policy, Shape(nodes_count, data.draw(st.integers(1, nodes_count)), 2, 1))
+    for _ in range(data.draw(st.integers(5, 60))):
+        event, after_s = next_event(walk, data.draw)
+        origin = None
+        if data.draw(st.integers(0, 3)) == 0:
+            origin = Origin(walk.state.job, 0, data.draw(names), "b1", data.draw(st.sampled_from(["i1", "i2"])),
+                            data.draw(st.integers(1, 30)))  # fmt: skip
+        walk.on(event, after_s, origin)
+        if data.draw(st.integers(0, 15)) == 0:
+            walk.snapshot()
+    assert wire.replay(walk.records) == walk.state
+
+
+@settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(data=st.data())
+def test_every_run_that_is_left_to_its_timers_ends(data: st.DataObject) -> None:
+    """I14: wherever a run is, if nothing happens any more but time, it ends; only RUNNING is for the hang watch."""
+    walk = Walk(Policy(can_requeue=data.draw(st.booleans()), restarts_max_count=1), Shape(2, 1, 2, 1))
+    for _ in range(data.draw(st.integers(0, 30))):
+        event, after_s = next_event(walk, data.draw)
+        walk.on(event, after_s, None)
+    for _ in range(200):
+        state = walk.state
+        if state.phase in TERMINAL or state.phase is Phase.RUNNING or state.leaving:
+            break
+        if state.store_stalled_since is not None:
+            walk.on(StoreBack(6.0), 0.1, None)  # the outside event that is named
+            continue
+        name, due = min(state.deadlines.items(), key=lambda item: item[1].at)
+        walk.on(DeadlinePassed(name, due.generation), max(0.0, due.at - walk.now), None)
+    else:
+        pytest.fail(f"it turns in a circle: {[record.reason for record in walk.records[-6:]]}")

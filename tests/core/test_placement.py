@@ -1,0 +1,114 @@
+"""Which slot holds which ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangrun.core import placement
+from gangrun.core.model import Exclusion, Node, Placement, Rung, Seat, Shape, Slot
+from gangrun.core.placement import NotEnough, place
+
+SHAPE = Shape(nodes_count=3, nodes_min_count=2, slots_per_node=2, ranks_per_slot=1)
+OUT = Exclusion("XID 79", 0.0, 100.0)
+
+
+def roster(*names: str) -> dict[str, Node]:
+    return {name: Node(name, "i", "b", 2) for name in names}
+
+
+def chosen(result: Placement | NotEnough) -> tuple[str, ...]:
+    assert isinstance(result, Placement)
+    return result.nodes
+
+
+def test_natural_order_and_contiguous_ranks() -> None:
+    result = place(roster("n10", "n9", "n1"), {}, SHAPE)
+    assert isinstance(result, Placement)
+    assert result.nodes == ("n1", "n9", "n10") and result.world_size == 6
+    assert result.seats[2] == Seat(Slot("n9", 0), 2, 1)
+    assert [placement.node_of_rank(result, rank) for rank in (0, 3, 5, 6)] == ["n1", "n9", "n10", ""]
+    assert placement.ranks_of_node(result, "n9") == range(2, 4) and not placement.ranks_of_node(result, "n8")
+
+
+def test_slurm_shape_one_slot_with_many_ranks() -> None:
+    result = place(roster("a", "b"), {}, Shape(2, 2, 1, 8))
+    assert isinstance(result, Placement)
+    assert result.seats == (Seat(Slot("a", 0), 0, 8), Seat(Slot("b", 0), 8, 8))
+
+
+def test_each_way_of_being_unusable() -> None:
+    nodes = roster("n1", "n2", "n3", "n4", "n5", "n6", "n7")
+    nodes["n2"] = replace(nodes["n2"], lost=True)
+    nodes["n3"] = replace(nodes["n3"], silent_since=4.0)
+    nodes["n4"] = replace(nodes["n4"], checked=False, check_reason="GPU 3\nis lost")
+    nodes["n5"] = replace(nodes["n5"], slots_count=1)
+    nodes["n7"] = replace(nodes["n7"], silent_since=9.0)
+    result = place(nodes, {"n6": OUT}, replace(SHAPE, nodes_count=9))
+    assert result == NotEnough(
+        1,
+        2,
+        "1 node usable, 2 needed: n2 lost; n[3,7] silent; n4 failed its check (GPU 3 is lost);"
+        " n5 has only 1 slot of the 2 needed; n6 excluded (XID 79); 2 nodes not here",
+    )
+
+
+def test_not_yet_checked_counts_as_usable() -> None:
+    nodes = roster("n1", "n2", "n3")
+    nodes["n1"] = replace(nodes["n1"], checked=True)
+    assert chosen(place(nodes, {}, SHAPE)) == ("n1", "n2", "n3")
+
+
+def test_in_place_then_swap_then_shrink() -> None:
+    nodes = roster("n1", "n2", "n3", "n4")
+    first = place(nodes, {}, SHAPE)
+    assert isinstance(first, Placement)
+    nodes["n0"] = Node("n0", "i", "b", 2)
+    same = place(nodes, {}, SHAPE, first)
+    assert isinstance(same, Placement) and same == first and placement.rung_of(first, same) is Rung.RESTART
+    swapped = place(nodes, {"n2": OUT}, SHAPE, first)
+    assert isinstance(swapped, Placement) and placement.rung_of(first, swapped) is Rung.SWAP
+    assert swapped.nodes == ("n1", "n0", "n3"), "who stays keeps its ranks"
+    small = place(nodes, {"n2": OUT, "n0": OUT, "n4": OUT}, SHAPE, first)
+    assert isinstance(small, Placement) and placement.rung_of(first, small) is Rung.SHRINK
+    assert small.nodes == ("n1", "n3")
+    assert chosen(place(nodes, {}, SHAPE, small)) == ("n0", "n1", "n3"), "whole again: roster order"
+    assert placement.rung_of(None, small) is Rung.RESTART
+    assert placement.rung_of(small, first) is Rung.SWAP
+
+
+def test_can_do_without() -> None:
+    nodes = roster("n1", "n2", "n3")
+    assert placement.can_do_without(nodes, {}, SHAPE, ("n1",))
+    assert not placement.can_do_without(nodes, {"n2": OUT}, SHAPE, ("n1",))
+
+
+names = st.lists(st.integers(0, 30).map(lambda number: f"n{number}"), unique=True, max_size=12)
+
+
+@given(names, names, st.integers(1, 6), st.integers(1, 3), st.integers(1, 4))
+def test_ranks_are_covered_once_whatever_comes(
+    present: list[str], out: list[str], count: int, slots: int, ranks: int
+) -> None:
+    shape = Shape(count, max(1, count - 2), slots, ranks)
+    nodes = {name: Node(name, "i", "b", slots) for name in present}
+    before: Placement | None = None
+    for excluded in ({}, dict.fromkeys(out, OUT)):
+        result = place(nodes, excluded, shape, before)
+        assert result == place(dict(reversed(nodes.items())), excluded, shape, before), (
+            "the order of the dict is no input"
+        )
+        usable = set(present) - set(excluded)
+        if isinstance(result, NotEnough):
+            assert result.have == len(usable) < shape.nodes_min_count
+            continue
+        assert set(result.nodes) <= usable and len(result.nodes) == min(count, len(usable))
+        held = [rank for seat in result.seats for rank in range(seat.first_rank, seat.first_rank + seat.ranks_count)]
+        assert held == list(range(result.world_size))
+        assert len({seat.slot for seat in result.seats}) == len(result.seats)
+        if before is not None:
+            kept = [name for name in before.nodes if name in usable]
+            assert set(kept[: len(result.nodes)]) <= set(result.nodes)
+        before = result

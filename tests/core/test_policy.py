@@ -1,0 +1,29 @@
+"""A policy under which the promises do not hold cannot exist."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gangrun.core.policy import Policy, PolicyError, Timing
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"timing": Timing(beat_every_s=0.0)}, "beat_every_s = 0.0 must be more than 0"),
+        ({"join_within_s": -1.0}, "join_within_s = -1.0 must be more than 0"),
+        ({"timing": Timing(leader_lease_s=4.96)}, "two supervisors could act at once"),
+        ({"timing": Timing(fence_after_s=17.0)}, "a takeover would kill good ranks"),
+        ({"restarts_max_count": -1}, "restarts_max_count = -1 must not be negative"),
+    ],
+)
+def test_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(PolicyError, match=words):
+        replace(Policy(), **changes)
+
+
+def test_the_edges_hold() -> None:
+    Policy(timing=Timing(leader_lease_s=4.95, fence_after_s=17.1), restarts_max_count=0)

@@ -1,0 +1,228 @@
+"""Which checkpoint is chosen, table by table; the sentences are what an operator reads, so they are part of it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangrun.core.model import CheckpointRef, Level
+from gangrun.core.selection import (
+    Candidate,
+    Chosen,
+    FromZero,
+    Kind,
+    NoneValid,
+    ResumeKind,
+    ResumeRequest,
+    choose,
+    parse_resume,
+    shown,
+)
+
+AUTO = ResumeRequest()
+ZERO = ResumeRequest(ResumeKind.NONE)
+
+
+def good(step: int, **changes: object) -> Candidate:
+    whole = Candidate(step, f"/c/step-{step}", Level.VERIFIED, True, nonce=f"n{step}")
+    return dataclasses.replace(whole, **changes)  # type: ignore[arg-type]
+
+
+def bad(step: int, why: str = "checksum of x is wrong") -> Candidate:
+    return Candidate(step, f"/c/step-{step}", None, False, why)
+
+
+def unfinished(step: int) -> Candidate:
+    return Candidate(step, f"/c/step-{step}", None, False, "unfinished (never committed)", committed=False)
+
+
+def alien(step: int, why: str = "its format is unknown") -> Candidate:
+    return Candidate(step, f"/c/step-{step}", None, False, why, Kind.UNKNOWN, committed=False)
+
+
+def test_the_newest_valid_one_wins_and_the_newer_ones_are_named_with_their_reasons() -> None:
+    choice = choose([good(100), bad(300), unfinished(400), good(200)], AUTO)
+    assert isinstance(choice, Chosen)
+    assert choice.checkpoint == CheckpointRef(200, "/c/step-200", Level.VERIFIED)
+    assert choice.nonce == "n200"
+    assert [(p.step, p.why) for p in choice.passed_over] == [
+        (400, "unfinished (never committed)"),
+        (300, "checksum of x is wrong"),
+    ]
+    assert choice.reason == (
+        "resuming from step 200: verified, every checksum holds "
+        "(passed over: step 400: unfinished (never committed); step 300: checksum of x is wrong)"
+    )
+
+
+def test_a_format_without_checksums_is_said() -> None:
+    choice = choose([good(5, level=Level.COMPLETE)], AUTO)
+    assert choice.reason == "resuming from step 5: complete but not verified (its format has no checksums)"
+    choice = choose([good(5, level=Level.COMPLETE, why_not="2 of 9 pieces cannot be checked")], AUTO)
+    assert "(2 of 9 pieces cannot be checked)" in choice.reason
+    assert isinstance(choice, Chosen) and choice.checkpoint.level is Level.COMPLETE
+
+
+def test_never_committed_means_from_the_beginning() -> None:
+    assert choose([], AUTO) == FromZero("starting from the beginning: no checkpoint was ever committed")
+    choice = choose([unfinished(3), alien(2)], AUTO)
+    assert isinstance(choice, FromZero)
+    assert [p.step for p in choice.passed_over] == [3, 2]
+    assert "step 3: unfinished (never committed)" in choice.reason
+
+
+def test_committed_and_none_valid_stops_the_run() -> None:
+    choice = choose([bad(7), bad(8), unfinished(9)], AUTO)
+    assert isinstance(choice, NoneValid) and choice.ever_committed
+    assert choice.reason == (
+        "none of 2 committed checkpoints may be resumed from (passed over: step 8: checksum of x is wrong; "
+        "step 7: checksum of x is wrong); not starting again from zero"
+    )
+    assert [p.step for p in choice.passed_over] == [9, 8, 7]
+
+
+@pytest.mark.parametrize("there", [[], [unfinished(20)], [alien(3)]])
+def test_the_journal_remembers_what_the_directory_lost(there: list[Candidate]) -> None:
+    choice = choose(there, AUTO, journal_best_step=10)
+    assert isinstance(choice, NoneValid) and choice.ever_committed
+    assert choice.reason.startswith(
+        "step 10 was committed according to the journal but no committed checkpoint is there"
+    )
+    assert choice.reason.endswith("not starting again from zero")
+
+
+def test_a_long_list_is_cut_in_the_sentence_only() -> None:
+    choice = choose([bad(n) for n in range(1, 8)], AUTO)
+    assert "; and 4 more)" in choice.reason and "step 4:" not in choice.reason
+    assert len(choice.passed_over) == 7
+
+
+def test_what_has_no_words_of_its_own_gets_some() -> None:
+    wordless = [alien(3, ""), dataclasses.replace(unfinished(2), why_not=""), bad(1, "")]
+    choice = choose(wordless, AUTO)
+    assert [p.why for p in choice.passed_over] == [
+        "its format is unknown",
+        "unfinished (never committed)",
+        "it was not found valid",
+    ]
+
+
+def test_a_gangrun_commit_counts_only_if_it_was_sealed() -> None:
+    late = good(9, kind=Kind.GANGRUN)
+    choice = choose([late, good(4)], AUTO, sealed=frozenset({(9, "another")}))
+    assert isinstance(choice, Chosen) and choice.checkpoint.step == 4
+    assert "late write" in choice.passed_over[0].why
+    nameless = dataclasses.replace(late, nonce=None)
+    assert isinstance(choose([nameless], AUTO, sealed=frozenset()), NoneValid)
+    for sealed in (None, frozenset({(9, "n9")})):
+        choice = choose([late, good(4)], AUTO, sealed=sealed)
+        assert isinstance(choice, Chosen) and choice.checkpoint.step == 9
+
+
+def test_what_a_request_put_out_of_use_stays_so_until_it_is_saved_again() -> None:
+    ignored = frozenset({(300, "n300"), (200, "n200")})
+    choice = choose([good(300), good(200), good(100)], AUTO, ignored=ignored)
+    assert isinstance(choice, Chosen) and choice.checkpoint.step == 100
+    assert "earlier resume request" in choice.passed_over[0].why
+    choice = choose([good(300), good(200, nonce="new"), good(100)], AUTO, ignored=ignored)
+    assert isinstance(choice, Chosen) and choice.checkpoint.step == 200
+    assert isinstance(choose([good(300)], AUTO, ignored=ignored), FromZero)
+
+
+def test_from_the_beginning_on_request() -> None:
+    choice = choose([good(3), unfinished(4)], ZERO, journal_best_step=3)
+    assert choice.reason == "starting from the beginning, as asked (resume none); 1 checkpoint found and left alone"
+    assert choose([], ZERO).reason == "starting from the beginning, as asked (resume none)"
+
+
+def test_a_step_on_request() -> None:
+    wanted = ResumeRequest(ResumeKind.STEP, step=2)
+    choice = choose([good(3), good(2)], wanted)
+    assert isinstance(choice, Chosen) and choice.checkpoint.step == 2
+    assert choice.reason == "resuming from step 2, as asked: verified, every checksum holds"
+    refused = choose([good(3), bad(2)], wanted)
+    assert refused.reason == "cannot resume from step 2, as asked: checksum of x is wrong"
+    assert isinstance(refused, NoneValid) and refused.ever_committed
+    absent = choose([good(n) for n in (3, 4, 5, 6)], wanted)
+    assert (
+        absent.reason
+        == "cannot resume from step 2, as asked: there is none; the committed steps are 6, 5, 4 and 1 more"
+    )
+    absent = choose([good(3)], wanted)
+    assert absent.reason.endswith("the committed steps are 3")
+    nothing = choose([unfinished(1)], wanted)
+    assert nothing == NoneValid(
+        "cannot resume from step 2, as asked: there is none; no committed checkpoint is there", False
+    )
+    assert choose([], wanted, journal_best_step=0).ever_committed  # type: ignore[union-attr]
+
+
+def test_two_names_for_one_step_the_valid_one_is_taken() -> None:
+    wanted = ResumeRequest(ResumeKind.STEP, step=2)
+    twin = dataclasses.replace(bad(2), path="/c/step-02x")
+    choice = choose([twin, good(2)], wanted)
+    assert isinstance(choice, Chosen) and choice.checkpoint.path == "/c/step-2"
+
+
+def test_a_path_on_request() -> None:
+    choice = choose([good(3), good(2)], ResumeRequest(ResumeKind.PATH, path="/c/step-2"))
+    assert isinstance(choice, Chosen) and choice.checkpoint.step == 2
+    choice = choose([good(3)], ResumeRequest(ResumeKind.PATH, path="/x/a\nb"))
+    assert "'/x/a\\nb', as asked" in choice.reason and "\n" not in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("auto", AUTO),
+        ("none", ZERO),
+        ("300", ResumeRequest(ResumeKind.STEP, step=300)),
+        ("./300", ResumeRequest(ResumeKind.PATH, path="./300")),
+        ("٣", ResumeRequest(ResumeKind.PATH, path="٣")),
+    ],
+)
+def test_requests_are_read(text: str, wanted: ResumeRequest) -> None:
+    assert parse_resume(text) == wanted
+
+
+@pytest.mark.parametrize("text", ["", "a\0b"])
+def test_requests_that_name_nothing_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="resume wants"):
+        parse_resume(text)
+
+
+def test_names_are_shown_on_one_line_and_short() -> None:
+    assert shown("step 1") == "step 1"
+    assert shown("a\x1b[31m") == r"'a\x1b[31m'"
+    assert len(shown("x" * 9999)) < 600
+
+
+CANDIDATES = st.builds(
+    Candidate,
+    st.integers(0, 5),
+    st.sampled_from(["/a", "/b", "/c"]),
+    st.sampled_from([None, *Level]),
+    st.booleans(),
+    st.sampled_from(["", "why"]),
+    st.sampled_from(Kind),
+    st.booleans(),
+    st.sampled_from([None, "n"]),
+)
+
+
+@given(st.lists(CANDIDATES, max_size=6), st.integers(-1, 3))
+def test_never_from_zero_once_anything_was_committed_and_never_an_invalid_one(
+    found: list[Candidate], best: int
+) -> None:
+    choice = choose(found, AUTO, journal_best_step=best)
+    usable = [c.step for c in found if c.valid and c.committed and c.kind is not Kind.UNKNOWN]
+    if isinstance(choice, Chosen):
+        assert choice.checkpoint.step == max(usable)
+    else:
+        assert not usable
+        assert isinstance(choice, NoneValid) == (best >= 0 or any(c.committed for c in found))
+        assert len(choice.passed_over) == len(found)
+    assert choice.reason

@@ -1,0 +1,84 @@
+"""Each example runs, loses a rank, and comes back; what it promises at its top holds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.local.harness import ROOT, Box
+
+EXAMPLES = ROOT / "examples"
+LONG_S = 150.0  # torch starts slowly where cores are few
+
+pytest.importorskip("torch")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+def has_saved(directory: Path, step: int) -> bool:
+    return (directory / f"step-{step}" / ".metadata").exists()
+
+
+def kill_after(box: Box, directory: Path, step: int, rank: int) -> None:
+    """SIGKILL one rank once a checkpoint of ``step`` is there."""
+    box.until(lambda: has_saved(directory, step), f"a checkpoint of step {step}")
+    os.kill(box.ranks()[rank], signal.SIGKILL)
+
+
+def test_ddp_minimal_ends_with_the_weights_of_an_undisturbed_run(box: Box) -> None:
+    def start(name: str) -> Path:
+        saves, final = box.work / f"{name} checkpoints", box.work / f"{name}.sha256"
+        box.start(
+            "--nproc-per-node", "2", "--name", name, "--checkpoint-dir", saves, EXAMPLES / "ddp_minimal/train.py",
+            "--steps", "40", "--checkpoint-every", "8", "--checkpoint-dir", saves, "--final", final,
+        )  # fmt: skip
+        return saves
+
+    start("calm")
+    assert box.end(LONG_S) == 0, box.told()
+    kill_after(box, start("killed"), 16, rank=1)
+    assert box.end(LONG_S) == 0, box.told()
+    assert (box.work / "killed.sha256").read_text() == (box.work / "calm.sha256").read_text()
+    first, second = box.status()["attempts"]
+    assert first["resumed_from_step"] is None
+    assert second["resumed_from_step"] >= 16
+    assert box.status()["restarts"] == 1
+    assert "rank 1" in box.explain()
+
+
+def test_fsdp_sharded_resumes_from_the_shards_of_all_ranks(box: Box) -> None:
+    saves = box.work / "ckpt"
+    box.start(
+        "--nproc-per-node", "2", "--checkpoint-dir", saves, EXAMPLES / "fsdp_sharded/train.py",
+        "--steps", "40", "--checkpoint-every", "8", "--checkpoint-dir", saves,
+    )  # fmt: skip
+    kill_after(box, saves, 16, rank=0)
+    assert box.end(LONG_S) == 0, box.told()
+    assert len(list((saves / "step-16").glob("*.distcp"))) == 2
+    status = box.status()
+    resumed_from = status["attempts"][-1]["resumed_from_step"]
+    assert status["restarts"] == 1
+    assert resumed_from >= 16
+    assert status["step"] == 40  # gangrun.step told it
+    shown = box.out.read_text()
+    assert f"training 40 steps on 2 ranks, from step {resumed_from}" in shown
+    assert "finished at step 40" in shown
+
+
+def test_the_demo_shows_the_story_and_the_proof(tmp_path: Path) -> None:
+    environment = {
+        **os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1",
+        "XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CONFIG_HOME": str(tmp_path / "config"),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "kill_a_rank/demo.py")],
+        env=environment, capture_output=True, text=True, timeout=380, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    assert "The weights are equal bit for bit" in done.stdout
+    assert "killed by SIGKILL" in done.stdout
+    assert "restarts: 1, resumed from step" in done.stdout

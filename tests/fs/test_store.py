@@ -1,0 +1,300 @@
+"""The store: in order, off the loop, insisting through trouble, silent once deposed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import queue
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.journal import JournalReader
+from gangrun.adapters.fs.live import read_counter
+from gangrun.adapters.fs.run_dir import RunPaths
+from gangrun.adapters.fs.stall import PausableDisk, say
+from gangrun.adapters.fs.store import FsStore, Mail
+from gangrun.adapters.fs.terms import FsTerms
+from gangrun.ports import Clock, Deposed, Stored, StoreTrouble
+from tests.fs.bench import HandClock, RealClock, fork, new_run, note, snapshot, start
+
+WITHIN_S = 10.0
+
+
+class Desk:
+    """A store of term 1 and the mail it sends."""
+
+    def __init__(self, base: Path, disk: Disk | None = None, clock: Clock | None = None) -> None:
+        self.paths: RunPaths = new_run(base)
+        self.terms = FsTerms(self.paths, RealClock())
+        assert self.terms.open_acts(1)
+        self.mail: queue.Queue[Mail] = queue.Queue()
+        self.store = FsStore(self.paths, 1, self.mail.put, clock or RealClock(), disk)
+
+    def next(self) -> Mail:
+        return self.mail.get(timeout=WITHIN_S)
+
+
+@pytest.fixture
+def disk() -> Iterator[PausableDisk]:
+    pausable = PausableDisk()
+    yield pausable
+    pausable.resume()
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    event = threading.Event()
+    for _ in range(1000):
+        if condition():
+            return
+        event.wait(0.01)
+    raise AssertionError(f"not within 10 s: {what}")
+
+
+def test_records_then_tickets_then_mail_in_order(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    records = [snapshot(1), start(1, 1, 1), note(1, 2), start(1, 3, 2, attempt=1)]
+    for record in records:
+        desk.store.commit(record, [act.n for act in record.actions])
+    assert [desk.next() for _ in records] == [Stored(n) for n in range(4)]
+    assert list(JournalReader(desk.paths).read().records) == records
+    assert desk.paths.ticket(1, 1).read_text() == "StartGang 0\n"
+    assert desk.paths.ticket(1, 2).read_text() == "StartGang 1\n"
+    assert desk.store.close(WITHIN_S)
+    with pytest.raises(RuntimeError, match="after close"):
+        desk.store.commit(note(1, 4), ())
+
+
+def test_a_thousand_records_in_few_appends_are_in_order(tmp_path: Path, disk: PausableDisk) -> None:
+    desk = Desk(tmp_path, disk)
+    disk.pause()
+    desk.store.commit(snapshot(1), ())
+    for n in range(1, 1000):
+        desk.store.commit(note(1, n), ())
+    disk.resume()
+    assert desk.store.close(60.0)
+    assert [desk.next() for _ in range(1000)] == [Stored(n) for n in range(1000)]
+    assert [record.n for record in JournalReader(desk.paths).read().records] == list(range(1000))
+
+
+def test_a_stalled_disk_blocks_nobody_but_the_store(tmp_path: Path, disk: PausableDisk) -> None:
+    desk = Desk(tmp_path, disk)
+    disk.pause()
+    desk.store.commit(snapshot(1), ())
+    desk.store.note_progress({"step": 1})
+    until(lambda: disk.waiting_count > 0, "the store's thread blocked")
+    desk.store.commit(note(1, 1), ())
+    assert desk.mail.empty()
+    disk.resume()
+    assert [desk.next(), desk.next()] == [Stored(0), Stored(1)]
+
+
+def test_a_store_closed_while_the_disk_stood_still_takes_no_ticket_later(tmp_path: Path, disk: PausableDisk) -> None:
+    desk = Desk(tmp_path, disk)
+    disk.pause()
+    desk.store.commit(snapshot(1), ())
+    desk.store.commit(start(1, 1, 1), (1,))
+    until(lambda: disk.waiting_count > 0, "the store's thread blocked")
+    assert not desk.store.close(0.05), "not drained, and it says so"
+    disk.resume()
+    desk.store._thread.join(WITHIN_S)
+    assert not desk.store._thread.is_alive()
+    assert desk.mail.empty()
+    assert not desk.paths.ticket(1, 1).exists()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO, errno.ESTALE, errno.EDQUOT])
+def test_trouble_is_said_once_and_the_record_gets_there_in_the_end(
+    tmp_path: Path, disk: PausableDisk, code: int
+) -> None:
+    desk = Desk(tmp_path, disk)
+    desk.store.commit(snapshot(1), ())
+    assert desk.next() == Stored(0)
+    disk.fail(code)
+    desk.store.commit(start(1, 1, 1), (1,))
+    desk.store.commit(note(1, 2), ())
+    first = desk.next()
+    assert isinstance(first, StoreTrouble)
+    assert first.n == 1
+    tried = disk.refused_count
+    until(lambda: disk.refused_count > tried + 1, "some tries more")
+    assert desk.mail.empty(), "the same reason is said once"
+    disk.fail(errno.ENOSPC if code != errno.ENOSPC else errno.EROFS)
+    second = desk.next()
+    assert isinstance(second, StoreTrouble)
+    assert second.why != first.why
+    disk.resume()
+    assert [desk.next(), desk.next()] == [Stored(1), Stored(2)]
+    assert [record.n for record in JournalReader(desk.paths).read().records] == [0, 1, 2]
+    assert desk.store.close(WITHIN_S)
+
+
+def _write(fd: int) -> int:
+    try:
+        return os.write(fd, b"x" * 4096)
+    except OSError as error:
+        assert error.errno == errno.ENOSPC  # noqa: PT017
+        return 0
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 256 KiB."""
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", tmp_path], capture_output=True)
+    if mount.returncode:
+        pytest.skip("cannot mount here")
+    yield tmp_path
+    subprocess.run(["umount", "-l", tmp_path], check=True)
+
+
+def test_a_file_system_really_full_and_then_not(small: Path) -> None:
+    desk = Desk(small)
+    desk.store.commit(snapshot(1), ())
+    assert desk.next() == Stored(0)
+    ballast = small / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        written = 4096
+        while written == 4096:
+            written = _write(file.fileno())
+    for n in range(1, 60):
+        desk.store.commit(note(1, n), ())
+    assert desk.next() == StoreTrouble(1, "No space left on device")
+    assert [record.n for record in JournalReader(desk.paths).read().records] == [0]
+    ballast.unlink()
+    assert [desk.next() for _ in range(59)] == [Stored(n) for n in range(1, 60)]
+    assert desk.store.close(WITHIN_S)
+    assert JournalReader(desk.paths).read().notes == ()
+
+
+def test_trouble_with_a_ticket_is_tried_again_too(tmp_path: Path) -> None:
+    class NoTickets(Disk):
+        broken = True
+
+        def create(self, path: Path, mode: int = 0o600) -> int:
+            if path.parent.name.endswith(".acts") and self.broken:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().create(path, mode)
+
+    disk = NoTickets()
+    desk = Desk(tmp_path, disk)
+    desk.store.commit(snapshot(1), ())
+    desk.store.commit(start(1, 1, 1), (1,))
+    assert [desk.next(), desk.next()] == [Stored(0), StoreTrouble(1, "No space left on device")]
+    disk.broken = False
+    assert desk.next() == Stored(1)
+
+
+@pytest.mark.parametrize("tickets", [(1,), ()], ids=["with an act", "without"])
+def test_after_the_seal_nothing_is_said_to_be_stored(tmp_path: Path, tickets: tuple[int, ...]) -> None:
+    """Also a record without acts: an ack built on it would be for something the next term has not read."""
+    desk = Desk(tmp_path)
+    desk.store.commit(snapshot(1), ())
+    assert desk.next() == Stored(0)
+    desk.terms.seal_before(2)
+    desk.store.commit(start(1, 1, 1) if tickets else note(1, 1), tickets)
+    desk.store.commit(note(1, 2), ())
+    assert isinstance(desk.next(), Deposed)
+    assert not desk.store.close(WITHIN_S)
+    assert desk.mail.empty()
+
+
+def test_a_journal_that_is_there_already_means_deposed(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.paths.journal(1).write_bytes(b"")
+    desk.store.commit(snapshot(1), ())
+    said = desk.next()
+    assert isinstance(said, Deposed)
+    assert "somebody else wrote as term 1" in said.why
+    assert desk.paths.journal(1).read_bytes() == b""
+
+
+def test_a_store_that_breaks_says_so(tmp_path: Path) -> None:
+    class Broken(Disk):
+        def fsync(self, fd: int, path: Path) -> None:
+            raise RuntimeError("a bug")
+
+    desk = Desk(tmp_path, Broken())
+    desk.store.commit(snapshot(1), ())
+    assert desk.next() == Deposed("the store broke: RuntimeError: a bug")
+
+
+def test_close_gives_up_on_a_full_disk_at_its_deadline(tmp_path: Path, disk: PausableDisk) -> None:
+    desk = Desk(tmp_path, disk)
+    disk.fail(errno.ENOSPC)
+    desk.store.commit(snapshot(1), ())
+    assert isinstance(desk.next(), StoreTrouble)
+    assert not desk.store.close(0.05)
+    desk.store._thread.join(WITHIN_S)
+    assert not desk.store._thread.is_alive()
+
+
+def test_the_counter_is_written_at_most_every_five_seconds(tmp_path: Path) -> None:
+    clock = HandClock()
+    desk = Desk(tmp_path, clock=clock)
+    desk.store.commit(snapshot(1), ())
+    desk.store.note_progress({"step": 1, "loss": 2.5})
+    assert desk.next() == Stored(0)
+    for n in range(1, 4):
+        desk.store.note_progress({"step": n})
+        desk.store.commit(note(1, n), ())
+        assert desk.next() == Stored(n)
+    live = read_counter(Disk(), desk.paths, 1)
+    assert live is not None
+    assert (live.count, live.live["step"] in (1, 2)) == (1, True)
+    clock.at += 5.0
+    desk.store.note_progress({"step": 9})
+    desk.store.commit(note(1, 4), ())
+    assert desk.next() == Stored(4)
+    live = read_counter(Disk(), desk.paths, 1)
+    assert live is not None
+    assert (live.count, live.live) == (2, {"step": 9})
+    assert desk.store.close(WITHIN_S)
+
+
+def test_the_counter_goes_on_while_the_journal_is_in_trouble(tmp_path: Path) -> None:
+    class JournalFull(Disk):
+        def write(self, fd: int, data: bytes, path: Path) -> int:
+            raise OSError(errno.ENOSPC, "full")
+
+    clock = HandClock()
+    desk = Desk(tmp_path, JournalFull(), clock)
+    desk.store.commit(snapshot(1), ())
+    assert isinstance(desk.next(), StoreTrouble)
+    desk.store.note_progress({"step": 1})
+    until(lambda: read_counter(Disk(), desk.paths, 1) is not None, "a counter file")
+    desk.store.close(0.0)
+
+
+def test_a_torn_or_missing_counter_is_none(tmp_path: Path) -> None:
+    paths = new_run(tmp_path)
+    assert read_counter(Disk(), paths, 1) is None
+    paths.counter(1).write_bytes(b'{"count":3,"wa')
+    assert read_counter(Disk(), paths, 1) is None
+
+
+def test_another_process_is_stalled_and_filled_through_its_control_file(tmp_path: Path) -> None:
+    """What a test of a real supervisor does: steer the disk of a running process from outside."""
+    control = tmp_path / "control"
+    paths = new_run(tmp_path)
+    assert FsTerms(paths, RealClock()).open_acts(1)
+    say(control, "stall")
+
+    def work(tell: object) -> None:
+        assert callable(tell)
+        mail: queue.Queue[Mail] = queue.Queue()
+        store = FsStore(paths, 1, mail.put, RealClock(), PausableDisk(control, only_under=paths.root))
+        store.commit(snapshot(1), ())
+        with pytest.raises(queue.Empty):
+            mail.get(timeout=0.3)
+        say(control, "fail ENOSPC")
+        tell(str(mail.get(timeout=WITHIN_S)))
+        say(control, "run")
+        tell(str(mail.get(timeout=WITHIN_S)))
+
+    child = fork(work)
+    result, said = child.wait(), child.lines()
+    assert (result, said) == ("exit 0", ["StoreTrouble(n=0, why='No space left on device')", "Stored(n=0)"])

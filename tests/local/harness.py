@@ -1,0 +1,225 @@
+"""A real run on this box, driven as a user would: the command line, signals, files. No part of gangrun is replaced."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.waiting import until
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# A gang without torch: every rank steps until all files of the step are there, as a collective would make it.
+STEPPER = """
+import os, sys, time
+from pathlib import Path
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+folder, steps, pace = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+meet = folder / f"attempt-{attempt}"
+meet.mkdir(parents=True, exist_ok=True)
+start = int(os.environ.get("GANGRUN_RESUME_STEP") or 0)
+def hook(step): pass
+exec(os.environ.get("HOOK", ""))
+for step in range(start, steps):
+    hook(step)
+    (meet / f"{step}.{rank}").touch()
+    while not all((meet / f"{step}.{r}").exists() for r in range(world)):
+        time.sleep(0.01)
+    with open(folder / f"rank-{rank}.log", "a", buffering=1) as log:
+        log.write(f"{attempt} {step} {time.monotonic()} {os.getpid()}\\n")
+    if pace:
+        print(f"step {step}", flush=True)
+        time.sleep(pace)
+"""
+
+
+def processes_of(mark: str) -> dict[int, dict[str, str]]:
+    """Every process whose environment names ``mark``: pid -> its GANGRUN_* and rank variables."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            raw = (entry / "environ").read_bytes()
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if mark.encode() in raw and state != "Z":
+            pairs = (word.partition(b"=") for word in raw.split(b"\0"))
+            found[int(entry.name)] = {k.decode("utf-8", "replace"): v.decode("utf-8", "replace") for k, _, v in pairs}
+    return found
+
+
+class Box:
+    """One run and its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.runs = folder / "runs"
+        self.work = folder / "work"
+        self.work.mkdir()
+        self.out, self.err = folder / "out.txt", folder / "err.txt"
+        self.environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "XDG_STATE_HOME": str(folder / "state"),
+            "XDG_CONFIG_HOME": str(folder / "config"),
+            "GANGRUN_TEST_MARK": str(folder),
+            "OMP_NUM_THREADS": "1",
+        }
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def script(self, text: str, name: str = "train.py") -> Path:
+        """A script in the work folder."""
+        path = self.work / name
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    def start(self, *arguments: str | Path, environment: dict[str, str] | None = None) -> None:
+        """``gangrun run`` with these arguments, in the background."""
+        with self.out.open("ab") as out, self.err.open("ab") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "gangrun", "run", "--runs-dir", str(self.runs), *map(str, arguments)],
+                cwd=self.work, env={**self.environment, **(environment or {})}, stdout=out, stderr=err,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def step(self, ranks: int, *options: str, steps: int = 40, pace: float = 0.05, hook: str = "") -> None:
+        """Start the torch-free gang."""
+        script = self.script(STEPPER)
+        self.start(
+            "--nproc-per-node", str(ranks), *options, script, self.work / "steps", str(steps), str(pace),
+            environment={"HOOK": textwrap.dedent(hook)},
+        )  # fmt: skip
+
+    def rows(self, rank: int = 0) -> list[tuple[int, int, float, int]]:
+        """(attempt, step, monotonic time, pid) as rank ``rank`` wrote them."""
+        try:
+            lines = (self.work / "steps" / f"rank-{rank}.log").read_text().splitlines()
+        except OSError:
+            return []
+        return [(int(a), int(s), float(t), int(p)) for a, s, t, p in (line.split() for line in lines)]
+
+    def wait_for_step(self, step: int, attempt: int = 0, rank: int = 0, deadline_s: float = 30.0) -> None:
+        """Until ``rank`` has done ``step`` in ``attempt`` (or a later one)."""
+        until(
+            lambda: any(a >= attempt and s >= step for a, s, _, _ in self.rows(rank)),
+            deadline_s, lambda: f"step {step} of attempt {attempt}\n{self.told()}",
+        )  # fmt: skip
+
+    def pid_of(self, rank: int) -> int:
+        """The newest process of a rank."""
+        return self.rows(rank)[-1][3]
+
+    def gangrun(self, *arguments: str, check: bool = True, **more: Any) -> subprocess.CompletedProcess[str]:
+        """Any other command, to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "gangrun", *arguments],
+            cwd=self.work, env=self.environment, check=check, capture_output=True, text=True, timeout=60, **more,
+        )  # fmt: skip
+
+    def status(self) -> dict[str, Any]:
+        """``gangrun status --json`` of the newest run."""
+        done = self.gangrun("status", "--json", "--runs-dir", str(self.runs))
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def until(self, condition: Callable[[], object], what: str, deadline_s: float = 150.0) -> None:
+        """Until the condition holds, while the run goes on: a run that ended will not fulfil it any more."""
+
+        def over() -> bool:
+            return self.process is not None and self.process.poll() is not None
+
+        until(lambda: over() or condition(), deadline_s, lambda: f"{what}\n{self.told()}")
+        assert condition(), f"the run ended before there was {what}\n{self.told()}"
+
+    def until_status(
+        self, what: str, condition: Callable[[dict[str, Any]], bool], deadline_s: float = 30.0
+    ) -> dict[str, Any]:
+        """Until the status fulfils a condition."""
+        seen: dict[str, Any] = {}
+
+        def look() -> bool:
+            try:
+                seen.update(self.status())
+            except subprocess.CalledProcessError:
+                return False
+            return condition(seen)
+
+        until(look, deadline_s, lambda: f"{what}\n{self.told()}\n{seen}")
+        return seen
+
+    def process_ids(self, part: str) -> list[int]:
+        """Our own processes whose command line names ``part`` (agent_main, supervisor_main, warden.py)."""
+        found = []
+        for pid in processes_of(str(self.folder)):
+            try:
+                command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            except OSError:
+                continue
+            # a warden's command line holds those of the agent and the supervisor that it is to start
+            if part.encode() in command and (part == "warden.py" or b"warden.py" not in command):
+                found.append(pid)
+        return sorted(found)
+
+    def one(self, part: str) -> int:
+        """The only process of this kind."""
+        return until(lambda: self.process_ids(part), 10, f"a process {part}")[0]
+
+    def end(self, deadline_s: float = 60.0) -> int:
+        """Wait for ``gangrun run``; its exit code."""
+        assert self.process is not None
+        try:
+            return self.process.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"gangrun run did not end within {deadline_s:.0f} s\n{self.told()}") from None
+
+    def told(self) -> str:
+        """Everything it printed, for a failing test."""
+        streams = [path for path in (self.out, self.err) if path.exists()]
+        text = [f"--- {path.name}\n{path.read_text(errors='replace')[-3000:]}" for path in streams]
+        logs = self.runs.glob("*/.gangrun/processes-*.log")
+        return "\n".join(text + [f"--- {log.name}\n{log.read_text(errors='replace')[-2000:]}" for log in logs])
+
+    def run_dir(self) -> Path:
+        """The newest run directory."""
+        return max(path for path in self.runs.iterdir() if path.is_dir() and (path / ".gangrun").is_dir())
+
+    def ranks(self) -> dict[int, int]:
+        """Rank -> pid of the live ranks: the agents' children."""
+        agents, found = set(self.process_ids("agent_main")), {}
+        for pid, variables in self.left().items():
+            try:
+                parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            if parent in agents and variables.get("GANGRUN_ATTEMPT"):
+                found[int(variables["RANK"])] = pid
+        return found
+
+    def explain(self) -> str:
+        """``gangrun explain`` of the newest run, each run of blanks as one."""
+        return " ".join(self.gangrun("explain", "--runs-dir", str(self.runs)).stdout.split())
+
+    def left(self) -> dict[int, dict[str, str]]:
+        """Processes of this run that live."""
+        return processes_of(str(self.folder))
+
+    def close(self) -> None:
+        """Whatever the test did, nothing of it stays."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for pid in self.left():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue

@@ -1,0 +1,128 @@
+"""How a run is ended by people: Ctrl-C, cancel, resume, observe; and what hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from tests.local.harness import Box
+from tests.waiting import until
+
+
+def test_ctrl_c_stops_all_ranks_and_says_cancelled(box: Box) -> None:
+    box.step(2, steps=1000)
+    box.wait_for_step(5)
+    assert box.process is not None
+    box.process.send_signal(signal.SIGINT)
+    assert box.end(30) == 130, box.told()
+    status = box.status()
+    assert status["state"] == "CANCELLED"
+    assert "Ctrl-C" in status["reason"]
+    assert not box.left()
+
+
+def test_a_second_ctrl_c_does_not_wait_for_a_rank_that_will_not_stop(box: Box) -> None:
+    box.step(2, "--stop-grace", "600", steps=1000, hook="import signal\nsignal.signal(signal.SIGTERM, lambda *a: None)")
+    box.wait_for_step(5)
+    assert box.process is not None
+    box.process.send_signal(signal.SIGINT)
+    until(lambda: "once more" in box.err.read_text(), 10, "the first Ctrl-C is heard")
+    until(lambda: (box.run_dir() / "cancelled").exists(), 10, "the mark is there")
+    box.process.send_signal(signal.SIGINT)
+    assert box.end(30) == 130, box.told()
+    assert not box.left()
+    assert box.status()["state"] == "CANCELLED"
+
+
+def test_sigterm_ends_it_with_143(box: Box) -> None:
+    box.step(2, steps=1000)
+    box.wait_for_step(3)
+    assert box.process is not None
+    box.process.terminate()
+    assert box.end(30) == 143, box.told()
+    assert box.status()["state"] == "CANCELLED"
+
+
+def test_cancel_from_elsewhere_then_resume(box: Box) -> None:
+    box.step(2, steps=60)
+    box.wait_for_step(5)
+    run = box.status()["run"]
+    done = box.gangrun("cancel", run, "--runs-dir", str(box.runs))
+    assert done.returncode == 0, done.stderr
+    assert box.end(30) == 130, box.told()
+    assert box.status()["state"] == "CANCELLED"
+    again = box.gangrun("resume", run, "--runs-dir", str(box.runs), check=False)
+    assert again.returncode == 0, again.stderr + box.told()
+    status = box.status()
+    assert status["state"] == "SUCCEEDED"
+    assert len(status["attempts"]) == 2
+
+
+def test_a_stopped_rank_is_a_hang_and_is_named(box: Box) -> None:
+    box.step(3, "--hang-timeout", "4", steps=80)
+    box.wait_for_step(10)
+    os.kill(box.pid_of(1), signal.SIGSTOP)
+    box.wait_for_step(0, attempt=1, deadline_s=60)
+    status = box.until_status("the second attempt", lambda found: len(found["attempts"]) == 2)
+    reason = status["attempts"][0]["reason"]
+    assert "rank 1" in reason, reason
+    assert status["excluded"] == []
+    stacks = box.run_dir() / "stacks" / "0"
+    assert any("File" in path.read_text() for path in stacks.glob("rank-*.txt")), list(stacks.glob("*"))
+    assert box.end(60) == 0, box.told()
+
+
+def test_observing_restarts_nothing(box: Box) -> None:
+    box.step(2, "--observe", steps=1000)
+    box.wait_for_step(5)
+    os.kill(box.pid_of(1), signal.SIGKILL)
+    assert box.end(60) == 1, box.told()
+    status = box.status()
+    assert status["state"] == "FAILED"
+    assert "observing" in status["reason"]
+    assert len(status["attempts"]) == 1
+
+
+def test_the_budget_is_spent_when_a_rank_keeps_dying(box: Box) -> None:
+    box.step(
+        2, "--max-restarts", "1", steps=1000,
+        hook="if rank == 1:\n    def hook(step):\n        if step == 2 + attempt: os.kill(os.getpid(), 9)",
+    )  # fmt: skip
+    assert box.end(60) == 1, box.told()
+    status = box.status()
+    assert status["failure"] == "budget"
+    assert len(status["attempts"]) == 2
+
+
+def test_any_command_runs_unmodified(box: Box) -> None:
+    box.start("--nproc-per-node", "2", "sh", "-c", "echo rank $RANK of $WORLD_SIZE; exit 0")
+    assert box.end() == 0, box.told()
+    assert "rank 0 of 2" in box.out.read_text()
+
+
+def test_two_local_hosts_make_one_gang(box: Box) -> None:
+    box.step(2, "--nodes", "2", "--local-hosts", steps=10)
+    assert box.end() == 0, box.told()
+    status = box.status()
+    assert len(status["attempts"][0]["nodes"]) == 2
+    assert len(box.rows(3)) == 10
+
+
+def test_a_lost_local_host_is_waited_for_and_the_gang_comes_back(box: Box) -> None:
+    box.step(1, "--nodes", "2", "--local-hosts", steps=60)
+    box.wait_for_step(5)
+    victim = box.process_ids("warden.py")[-1]
+    os.kill(victim, signal.SIGKILL)
+    assert box.end(120) == 0, box.told()
+    status = box.status()
+    assert status["excluded"] == []
+    assert len(status["attempts"]) == 2
+
+
+def test_hostile_arguments_reach_the_script_as_they_are(box: Box) -> None:
+    script = box.script("import sys, pathlib\npathlib.Path('got').write_text(repr(sys.argv[1:]))")
+    words = ["two words", "$(touch /tmp/never)", "it's", 'a "quote"', "new\nline", "ünï", "--nodes", "-x"]
+    box.start("--name", "x $(y)\n'z'", script, *words)
+    assert box.end() == 0, box.told()
+    assert Path(box.work / "got").read_text() == repr(words)

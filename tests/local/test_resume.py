@@ -1,0 +1,270 @@
+"""What an attempt resumes from: real DCP checkpoints, some of them damaged, and ranks that only write down what they
+were told.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.local import saves
+from tests.local.harness import Box
+
+pytest.importorskip("torch")
+
+# Writes down what it was told; dies in the attempts named by DIE_IN; reports steps to gangrun if FIRST_STEP is set.
+TOLD = """
+import json, os, shutil, signal, time
+from pathlib import Path
+attempt = int(os.environ["GANGRUN_ATTEMPT"])
+link = Path(os.environ["RUN_ROOT"]) / os.environ["GANGRUN_RUN"] / "resume"
+told = {
+    "path": os.environ.get("GANGRUN_RESUME", ""), "step": os.environ.get("GANGRUN_RESUME_STEP", ""),
+    "link": os.readlink(link) if link.is_symlink() else None,
+}
+Path(f"told-{attempt}.json").write_text(json.dumps(told))
+if os.environ.get("FIRST_STEP"):
+    import gangrun
+    for step in range(int(os.environ["FIRST_STEP"]), int(os.environ["FIRST_STEP"]) + 200):
+        gangrun.step(step)
+        time.sleep(0.05)
+if str(attempt) in os.environ.get("DIE_IN", "").split():
+    exec(os.environ.get("BEFORE_DEATH", ""))
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """step-10 ... step-50."""
+    root = tmp_path_factory.mktemp("written")
+    saves.write(root, (10, 20, 30, 40, 50))
+    return root
+
+
+class Resuming:
+    """A run over a checkpoint directory."""
+
+    def __init__(self, box: Box, written: Path) -> None:
+        self.box, self.written = box, written
+        self.directory = box.work / "its ckpt"  # a name that careless quoting would break
+        self.directory.mkdir()
+
+    def put(self, *steps: int) -> Resuming:
+        saves.put(self.written, self.directory, *steps)
+        return self
+
+    def save(self, step: int) -> Path:
+        return self.directory / f"step-{step}"
+
+    def start(self, *options: str | Path, **environment: str) -> None:
+        script = self.box.script(TOLD)
+        environment = {"RUN_ROOT": str(self.box.runs), **environment}
+        self.box.start("--checkpoint-dir", self.directory, *options, script, environment=environment)
+
+    def run(self, *options: str | Path, expect: int = 0, **environment: str) -> dict[str, Any]:
+        """To its end; the status."""
+        self.start(*options, **environment)
+        assert self.box.end() == expect, self.box.told()
+        return self.box.status()
+
+    def told(self, attempt: int = 0) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.box.work / f"told-{attempt}.json").read_text())
+        return found
+
+    def ran(self) -> bool:
+        return bool(list(self.box.work.glob("told-*.json")))
+
+
+@pytest.fixture
+def resuming(box: Box, written: Path) -> Resuming:
+    """Nothing saved yet."""
+    return Resuming(box, written)
+
+
+def test_the_newest_valid_one_is_found_and_told_in_three_ways(resuming: Resuming) -> None:
+    status = resuming.put(10, 20).run()
+    newest = str(resuming.save(20))
+    assert resuming.told() == {"path": newest, "step": "20", "link": newest}
+    assert status["attempts"][0]["resumed_from_step"] == 20
+    assert status["checkpoint"]["step"] == 20
+    assert status["checkpoint"]["path"] == newest
+    assert status["checkpoint"]["level"] == "verified"
+    assert "verified, every checksum holds" in resuming.box.explain()
+
+
+def test_each_attempt_looks_again(resuming: Resuming) -> None:
+    resuming.put(10)
+    grow = f"shutil.copytree({str(resuming.written / 'step-20')!r}, {str(resuming.save(20))!r})"
+    status = resuming.run(DIE_IN="0", BEFORE_DEATH=grow)
+    assert [resuming.told(attempt)["step"] for attempt in (0, 1)] == ["10", "20"]
+    assert resuming.told(1)["link"] == str(resuming.save(20))
+    assert [attempt["resumed_from_step"] for attempt in status["attempts"]] == [10, 20]
+
+
+def test_never_committed_means_from_the_beginning(resuming: Resuming) -> None:
+    status = resuming.run(DIE_IN="0")
+    for attempt in (0, 1):
+        assert resuming.told(attempt) == {"path": "", "step": "", "link": None}
+    assert status["checkpoint"] is None
+    assert "no checkpoint was ever committed" in resuming.box.explain()
+
+
+def test_a_directory_that_does_not_exist_yet_is_no_obstacle(resuming: Resuming) -> None:
+    resuming.directory.rmdir()
+    resuming.run()
+    assert resuming.told()["path"] == ""
+
+
+DAMAGES: list[tuple[Callable[[Path], None], str]] = [
+    (saves.flip, "checksum"),
+    (saves.truncate, "too short|shorter|ends|bytes"),
+    (saves.lose_shard, "missing"),
+    (saves.tear_metadata, ".metadata"),
+]
+
+
+@pytest.mark.parametrize(("damage", "word"), DAMAGES, ids=[damage.__name__ for damage, _ in DAMAGES])
+def test_a_damaged_one_is_passed_over_with_the_reason_and_set_aside(
+    resuming: Resuming, damage: Callable[[Path], None], word: str
+) -> None:
+    resuming.put(10, 20, 30)
+    damage(resuming.save(30))
+    resuming.run()
+    assert resuming.told()["step"] == "20"
+    story = resuming.box.explain()
+    assert "passed over: step 30: " in story
+    why = story.partition("passed over: step 30: ")[2][:400]
+    assert any(part in why for part in word.split("|")), why
+    assert not resuming.save(30).exists()
+    aside = [path for path in (resuming.directory / ".gangrun/set-aside").glob("*/step-30") if path.is_dir()]
+    assert len(aside) == 1
+    # the command that is printed brings it back as it was
+    reason = next(r for r in journal_reasons(resuming.box) if "undo with: " in r)
+    undo = reason.partition("undo with: ")[2]
+    subprocess.run(shlex.split(undo), check=True)
+    assert resuming.save(30).is_dir()
+    assert not aside[0].exists()
+
+
+def journal_reasons(box: Box) -> list[str]:
+    """Every reason, as it stands in the journal."""
+    lines = (box.run_dir() / ".gangrun/journal/1.jsonl").read_text().splitlines()
+    return [json.loads(line).get("reason", "") for line in lines]
+
+
+def test_none_valid_stops_the_run_and_never_starts_from_zero(resuming: Resuming) -> None:
+    resuming.put(10, 20)
+    saves.flip(resuming.save(10))
+    saves.lose_shard(resuming.save(20))
+    status = resuming.run(expect=1)
+    assert status["state"] == "FAILED"
+    assert status["failure"] == "storage"
+    assert "none of 2 committed checkpoints" in status["reason"]
+    assert "not starting again from zero" in status["reason"]
+    assert not resuming.ran()
+    assert resuming.save(10).exists()  # a run that stops moves nothing
+
+
+def test_what_the_journal_knows_and_the_disk_has_lost_stops_the_run(resuming: Resuming) -> None:
+    lose = f"shutil.rmtree({str(resuming.save(10))!r})"
+    status = resuming.put(10).run(expect=1, DIE_IN="0", BEFORE_DEATH=lose)
+    assert status["failure"] == "storage"
+    assert "step 10 was committed according to the journal" in status["reason"]
+
+
+def test_an_unfinished_save_is_no_checkpoint(resuming: Resuming) -> None:
+    resuming.put(10)
+    resuming.save(20).mkdir()
+    (resuming.save(20) / saves.PAYLOAD_NAME).write_bytes(b"half of it")
+    resuming.run()
+    assert resuming.told()["step"] == "10"
+    assert "unfinished" in resuming.box.explain()
+
+
+def test_only_unfinished_saves_mean_from_the_beginning(resuming: Resuming) -> None:
+    resuming.save(20).mkdir()
+    (resuming.save(20) / saves.PAYLOAD_NAME).write_bytes(b"half of it")
+    resuming.run()
+    assert resuming.told()["path"] == ""
+
+
+def test_resume_none_starts_from_the_beginning_once(resuming: Resuming) -> None:
+    status = resuming.put(10, 20).run("--resume", "none", DIE_IN="0")
+    assert [resuming.told(attempt)["path"] for attempt in (0, 1)] == ["", ""]
+    assert [attempt["resumed_from_step"] for attempt in status["attempts"]] == [None, None]
+    assert resuming.save(20).exists()
+
+
+def test_resume_step_takes_that_one(resuming: Resuming) -> None:
+    resuming.put(10, 20, 30).run("--resume", "20", DIE_IN="0")
+    assert [resuming.told(attempt)["step"] for attempt in (0, 1)] == ["20", "20"]
+
+
+def test_resume_path_takes_one_from_elsewhere(resuming: Resuming) -> None:
+    elsewhere = resuming.written / "step-40"
+    resuming.put(10).run("--resume", elsewhere)
+    assert resuming.told() == {"path": str(elsewhere), "step": "40", "link": str(elsewhere)}
+
+
+def test_a_step_that_is_not_there_stops_the_run_and_says_which_are(resuming: Resuming) -> None:
+    status = resuming.put(10, 20).run("--resume", "15", expect=1)
+    assert "step 15" in status["reason"]
+    assert "20, 10" in status["reason"]
+    assert not resuming.ran()
+
+
+def test_names_by_another_pattern(resuming: Resuming) -> None:
+    saves.put(resuming.written, resuming.directory, 10, 20, name="epoch_{}_final")
+    resuming.put(50)
+    resuming.run("--checkpoint-pattern", r"epoch_(\d+)_final")
+    assert resuming.told()["step"] == "20"
+    assert resuming.told()["path"].endswith("epoch_20_final")
+
+
+def test_a_script_that_starts_over_is_stopped(resuming: Resuming) -> None:
+    status = resuming.put(10, 20).run(expect=1, FIRST_STEP="1")
+    assert status["state"] == "FAILED"
+    assert status["failure"] == "script"
+    assert "it started over" in status["reason"]
+    assert "20" in status["reason"]
+    assert len(status["attempts"]) == 1
+
+
+def test_a_script_that_goes_on_is_not(resuming: Resuming) -> None:
+    status = resuming.put(10, 20).run(FIRST_STEP="21")
+    assert status["state"] == "SUCCEEDED"
+    assert status["step"] == 220
+
+
+@pytest.mark.timeout(240)
+def test_newer_ones_show_while_it_runs_and_refill_the_budget(resuming: Resuming) -> None:
+    """Five deaths with two restarts allowed: each attempt saves more than the one before."""
+    resuming.put(10)
+    grow = (
+        f"source, target = {str(resuming.written)!r}, {str(resuming.directory)!r}\n"
+        "name = f'/step-{10 * (attempt + 2)}'\n"
+        "if os.path.exists(source + name): shutil.copytree(source + name, target + name)\n"
+        "if attempt == 0:\n    while not os.path.exists('seen'): time.sleep(0.05)"
+    )
+    resuming.start("--max-restarts", "2", DIE_IN="0 1 2 3 4", BEFORE_DEATH=grow)
+    status = resuming.box.until_status("the newer one", lambda s: (s["checkpoint"] or {}).get("step") == 20, 60.0)
+    assert status["state"] == "RUNNING"
+    (resuming.box.work / "seen").touch()
+    assert resuming.box.end() == 0, resuming.box.told()
+    assert resuming.box.status()["restarts"] == 5
+    assert [resuming.told(attempt)["step"] for attempt in range(6)] == ["10", "20", "30", "40", "50", "50"]
+
+
+def test_without_progress_the_budget_is_spent(resuming: Resuming) -> None:
+    status = resuming.put(10).run("--max-restarts", "1", expect=1, DIE_IN="0 1 2 3 4")
+    assert status["failure"] in {"budget", "script"}
+    assert status["restarts"] == 1
+    assert os.path.basename(resuming.told(1)["path"]) == "step-10"

@@ -1,0 +1,235 @@
+"""The run directory stands still, is full or read-only under a live run: training goes on, and nothing is started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gangrun.adapters.fs import stall
+from tests.local.evidence import alive, each_step_once, journal, kinds, never_two_gangs
+from tests.local.harness import Box
+from tests.waiting import stays, until
+
+QUICK = ("--silence-after", "2", "--fence-after", "15")  # the shortest lease that the policy's laws allow, about
+
+
+@pytest.fixture
+def disk(box: Box) -> Path:
+    """The control file of the disk under supervisor, agents and owner."""
+    return Path(steered(box).environment["GANGRUN_TEST_DISK_CONTROL"])
+
+
+def steered(box: Box) -> Box:
+    """A box whose run directory obeys the file ``disk`` in its folder."""
+    box.environment["GANGRUN_TEST_DISK_CONTROL"] = str(box.folder / "disk")
+    return box
+
+
+@pytest.fixture
+def boxes(tmp_path: Path) -> Iterator[Callable[[str], Box]]:
+    """Several such runs side by side: what takes 20 s in each takes 20 s in all."""
+    made: list[Box] = []
+
+    def make(name: str) -> Box:
+        (tmp_path / name).mkdir()
+        made.append(steered(Box(tmp_path / name)))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for box in made:
+            box.close()
+
+
+def steps_on(box: Box, rank: int = 0) -> None:
+    """The rank makes steps now."""
+    before = len(box.rows(rank))
+    until(lambda: len(box.rows(rank)) > before + 2, 10, f"rank {rank} steps on\n{box.told()}")
+
+
+def hears(box: Box, words: str, deadline_s: float = 20) -> None:
+    """Whoever sits in front of ``gangrun run`` is told."""
+    until(lambda: words in box.err.read_text(), deadline_s, f"being told {words!r}\n{box.told()}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_run_directory_that_stands_still_for_20_s_stops_nobody_and_starts_nothing(box: Box, disk: Path) -> None:
+    box.step(2, steps=100_000)
+    box.wait_for_step(5)
+    ranks = [box.pid_of(rank) for rank in (0, 1)]
+    stall.say(disk, "stall")
+    stays(lambda: all(map(alive, ranks)), 20, "all ranks live while the run directory stands still")
+    steps_on(box)
+    hears(box, "has not answered for")
+    assert "nothing is started" in box.err.read_text()
+    warning = box.gangrun("status", "--runs-dir", str(box.runs)).stdout
+    assert "has written nothing for" in warning, warning
+    stall.say(disk, "run")
+    hears(box, "the run directory answers again")
+    box.until_status("the reason is up to date", lambda status: "answers again" in status["reason"])
+    assert [box.pid_of(rank) for rank in (0, 1)] == ranks
+
+    # the second time a rank dies in it: the others may be stopped, but nothing may be started
+    stall.say(disk, "stall")
+    os.kill(ranks[1], signal.SIGKILL)
+    until(lambda: not any(map(alive, ranks)), 15, f"the gang is stopped while the disk stands still\n{box.told()}")
+    stays(lambda: box.rows()[-1][0] == 0, 5, "no new attempt while nothing can be recorded")
+    stall.say(disk, "run")
+    box.wait_for_step(3, attempt=1, deadline_s=30)
+    assert box.process is not None
+    box.process.send_signal(signal.SIGINT)
+    assert box.end(30) == 130, box.told()
+    assert never_two_gangs(box, 2) == [0, 1]
+    each_step_once(box, 0)
+    first, _ = box.status()["attempts"]
+    assert "rank 1" in first["reason"]
+    assert kinds(box).count("StoreStalled") == kinds(box).count("StoreBack") == 2
+    assert not any("NodeLost" in kind or "NodeSilent" in kind for kind in kinds(box))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_stall_longer_than_every_limit_with_and_without_a_supervisor(boxes: Callable[[str], Box]) -> None:
+    """Ten minutes, scaled: hang limit 4 s instead of 120 and more, lease 15 s instead of 30, the stall 20 s and more.
+
+    In one run the supervisor lives, and the ranks themselves wait for the same disk, as a rank that loads data would,
+    so that they look hung. In the other it is killed: the leases run out, and the run waits for its disk.
+    """
+    patient, orphaned = boxes("patient"), boxes("orphaned")
+    patient.step(
+        2, *QUICK, "--hang-timeout", "4", steps=60,
+        hook="""
+            disk = folder.parent.parent / "disk"
+            def hook(step):
+                while step > 10 and "stall" in disk.read_text(): time.sleep(0.01)
+        """,
+    )  # fmt: skip
+    orphaned.step(2, *QUICK, steps=100_000)
+    ranks = {}
+    for box in (patient, orphaned):
+        stall.say(box.folder / "disk", "run")
+        box.wait_for_step(5)
+        ranks[box] = [box.pid_of(rank) for rank in (0, 1)]
+        stall.say(box.folder / "disk", "stall")
+    os.kill(orphaned.one("supervisor_main"), signal.SIGKILL)
+    stays(lambda: all(map(alive, ranks[patient])), 20, "ranks that wait for the disk are not hung, leases are renewed")
+    until(lambda: not any(map(alive, ranks[orphaned])), 5, f"the lease ends, the ranks with it\n{orphaned.told()}")
+    stays(lambda: orphaned.rows()[-1][0] == 0, 3, "no new attempt while nobody can claim a term")
+    for box in (patient, orphaned):
+        stall.say(box.folder / "disk", "run")
+    assert patient.end(60) == 0, patient.told()
+    assert len(patient.status()["attempts"]) == 1
+    assert "StoreBack" in kinds(patient)
+    orphaned.wait_for_step(3, attempt=1, deadline_s=60)
+    assert orphaned.process is not None
+    orphaned.process.send_signal(signal.SIGINT)
+    assert orphaned.end(30) == 130, orphaned.told()
+    assert never_two_gangs(orphaned, 2) == [0, 1]
+
+
+@pytest.mark.slow
+def test_ctrl_c_is_heeded_while_the_run_directory_stands_still(box: Box, disk: Path) -> None:
+    box.step(2, steps=100_000)
+    box.wait_for_step(5)
+    ranks = [box.pid_of(rank) for rank in (0, 1)]
+    stall.say(disk, "stall")
+    assert box.process is not None
+    box.process.send_signal(signal.SIGINT)
+    hears(box, "no supervisor heeds the cancel")
+    until(lambda: not any(map(alive, ranks)), 15, f"the ranks are stopped\n{box.told()}")
+    assert box.process.poll() is None, "the end is not written down yet"
+    box.process.send_signal(signal.SIGINT)
+    assert box.end(20) == 130, box.told()
+    assert not box.left()
+
+
+REFUSALS = {"ENOSPC": "No space left on device", "EROFS": "Read-only file system"}
+
+
+@pytest.mark.slow
+def test_a_run_directory_that_refuses_writing_stops_nobody_and_starts_nothing(boxes: Callable[[str], Box]) -> None:
+    runs = {error: boxes(error) for error in REFUSALS}
+    ranks = {}
+    for error, box in runs.items():
+        box.step(2, steps=100_000)
+        box.wait_for_step(5)
+        ranks[error] = [box.pid_of(rank) for rank in (0, 1)]
+        stall.say(box.folder / "disk", f"fail {error}")
+    for error, box in runs.items():
+        hears(box, REFUSALS[error])
+        steps_on(box)
+        assert all(map(alive, ranks[error]))
+        os.kill(ranks[error][0], signal.SIGKILL)
+    for error, box in runs.items():
+        until(lambda: not any(map(alive, ranks[error])), 15, f"the gang is stopped\n{box.told()}")  # noqa: B023
+    stays(lambda: all(box.rows()[-1][0] == 0 for box in runs.values()), 4, "no new attempt while nothing is recorded")
+    for box in runs.values():
+        stall.say(box.folder / "disk", "run")
+    for box in runs.values():
+        box.wait_for_step(3, attempt=1, deadline_s=30)
+        assert box.process is not None
+        box.process.send_signal(signal.SIGINT)
+        assert box.end(30) == 130, box.told()
+        assert never_two_gangs(box, 2) == [0, 1]
+        assert "rank 0" in box.status()["attempts"][0]["reason"]
+
+
+@pytest.fixture
+def small(box: Box) -> Iterator[Path]:
+    """The runs directory on a file system of its own, of 2 MiB."""
+    box.runs.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", box.runs], check=True)
+    try:
+        yield box.runs
+    finally:
+        box.close()
+        subprocess.run(["umount", "-l", box.runs], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Take every byte that is left."""
+    ballast = folder / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        for size in (65536, 4096, 1):
+            try:
+                while True:
+                    file.write(b"x" * size)
+            except OSError:
+                continue
+    return ballast
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_a_file_system_that_really_is_full_before_and_during_a_run(box: Box, small: Path) -> None:
+    ballast = fill(small)
+    box.step(2, steps=5)
+    assert box.end(20) == 2, box.told()
+    assert "full" in box.err.read_text(), box.told()
+    assert "Traceback" not in box.err.read_text(), box.told()
+    assert list(small.iterdir()) == [ballast], "what could not be made whole is taken away again"
+    ballast.unlink()
+
+    box.step(2, steps=100_000, pace=0.02)
+    box.wait_for_step(5)
+    ranks = [box.pid_of(rank) for rank in (0, 1)]
+    ballast = fill(small)
+    os.kill(ranks[1], signal.SIGKILL)
+    hears(box, "No space left on device")
+    until(lambda: not any(map(alive, ranks)), 15, f"the gang is stopped\n{box.told()}")
+    stays(lambda: box.rows()[-1][0] == 0, 4, "no new attempt while nothing can be recorded")
+    assert box.process_ids("supervisor_main"), box.told()
+    ballast.unlink()
+    box.wait_for_step(3, attempt=1, deadline_s=30)
+    assert box.process is not None
+    box.process.send_signal(signal.SIGINT)
+    assert box.end(30) == 130, box.told()
+    assert never_two_gangs(box, 2) == [0, 1]
+    assert len({record.term for record in journal(box)}) == 1, "the supervisor lived through it"

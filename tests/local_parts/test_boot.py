@@ -1,0 +1,243 @@
+"""boot.py beside plain python: the same output, the same codes, and what it adds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gangrun import boot
+from tests.local_parts.gang import lives
+from tests.waiting import stays, until
+
+SCRIPT = """
+import multiprocessing as mp, pickle, sys
+class Thing: pass
+def double(n): return 2 * n
+if __name__ == "__main__":
+    print(sys.argv, sys.path[0], __file__, __spec__ and __spec__.name, sorted(globals()))
+    print(type(pickle.loads(pickle.dumps(Thing()))) is Thing, sys.modules["__main__"].Thing is Thing)
+    if sys.argv[1:]:
+        exec(sys.argv[1])
+"""
+POOLS = """
+for method in ("fork", "spawn", "forkserver"):
+    with mp.get_context(method).Pool(1) as pool: print(method, pool.map(double, [1, 2]))
+"""
+ENDINGS = [
+    "",
+    POOLS,
+    "raise ValueError('bad')",
+    "raise KeyError('chained') from ValueError('first')",
+    "sys.exit(7)",
+    "sys.exit('said on stderr')",
+    "raise KeyboardInterrupt",
+    "import os; os._exit(4)",
+    "import threading; t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()",
+    "sys.excepthook = lambda kind, value, tb: print('hooked', kind, tb.tb_frame.f_code.co_name)\nraise ValueError('x')",
+]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "broken.py").write_text("def f(:\n")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__main__.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def environ(place: Path, **more: str) -> dict[str, str]:
+    names = {
+        "GANGRUN_AGENT_PID": str(os.getpid()),
+        "GANGRUN_ERROR_FILE": str(place / "error.json"),
+        "GANGRUN_STACK_FILE": str(place / "stack"),
+        "GANGRUN_SIGNALS_FILE": str(place / "signals"),
+        "RANK": "2",
+    }
+    return {**os.environ, **names, **more}
+
+
+def run(place: Path, *argv: str, python: str = sys.executable, booted: bool = True) -> tuple[int, str, str]:
+    command = [python, *([boot.__file__] if booted else []), *argv]
+    done = subprocess.run(command, cwd=place, env=environ(place), capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout, done.stderr.replace("Exception in thread Thread-", "Exception in thread ")
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_script_cannot_tell_the_difference(place: Path, ending: str) -> None:
+    assert run(place, "script.py", ending) == run(place, "script.py", ending, booted=False)
+
+
+@pytest.mark.parametrize(
+    "argv", [("-m", "script", POOLS), ("-m", "package"), ("package", "sys.exit(3)"), ("broken.py",)]
+)
+def test_modules_packages_and_broken_files_too(place: Path, argv: tuple[str, ...]) -> None:
+    assert run(place, *argv) == run(place, *argv, booted=False)
+
+
+@pytest.mark.parametrize("argv", [("missing.py",), ("-m", "missing")])
+def test_what_is_not_there_is_said_as_python_says_it(place: Path, argv: tuple[str, ...]) -> None:
+    booted, plain = run(place, *argv), run(place, *argv, booted=False)
+    assert booted[0] == plain[0]
+    assert booted[2].splitlines()[-1].partition(": ")[2] == plain[2].splitlines()[-1].partition(": ")[2]
+
+
+@pytest.mark.parametrize("version", ["3.8", "3.9", "3.10", "3.12", "3.13", "3.14"])
+def test_it_runs_on_every_python_a_user_may_have(place: Path, version: str) -> None:
+    python = next(iter(sorted(Path("~/.pyenv/versions").expanduser().glob(f"{version}.*/bin/python"))), None)
+    if python is None:
+        found = subprocess.run(
+            ["sh", "-c", f"command -v python{version}"], capture_output=True, text=True
+        ).stdout.strip()
+        python = Path(found) if found else None
+    if python is None or subprocess.run([python, "-c", ""], capture_output=True).returncode != 0:
+        compile(Path(boot.__file__).read_text(), "boot.py", "exec", dont_inherit=True)
+        return
+    ending = "raise ValueError('bad')"
+    assert run(place, "script.py", ending, python=str(python)) == run(
+        place, "script.py", ending, python=str(python), booted=False
+    )
+    assert json.loads((place / "error.json").read_text())["type"] == "ValueError"
+
+
+def test_the_exception_is_written_down(place: Path) -> None:
+    run(place, "script.py", "import socket\nraise socket.timeout('no')")
+    report = json.loads((place / "error.json").read_text())
+    assert set(report) == {"type", "message", "traceback", "signature", "collective", "rank", "pid", "time"}
+    assert (report["message"], report["rank"], report["collective"]) == ("no", 2, False)
+    assert report["traceback"].startswith("Traceback (most recent call last):\n")
+    assert "boot.py" not in report["traceback"]
+    before = report["signature"]
+    run(place, "script.py", "import socket\nraise socket.timeout('another message')")
+    assert json.loads((place / "error.json").read_text())["signature"] == before
+    run(place, "script.py", "\nimport socket\nraise socket.timeout('no')")
+    assert json.loads((place / "error.json").read_text())["signature"] != before
+    assert list(place.glob("error.json.*")) == []
+
+
+def test_an_error_file_that_cannot_be_written_changes_nothing_but_a_line(place: Path) -> None:
+    (place / "error.json").mkdir()
+    code, _, err = run(place, "script.py", "raise ValueError('bad')")
+    assert code == 1
+    assert "could not write the error report" in err
+    assert err.endswith("ValueError: bad\n")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "victim"),
+    [
+        ("torch.distributed.DistBackendError", "NCCL communicator was aborted on rank 1", True),
+        ("torch.distributed.DistNetworkError", "The client socket has timed out after 60s", True),
+        ("RuntimeError", "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [::1]", True),
+        ("RuntimeError", "[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv", True),
+        ("ConnectionResetError", "[Errno 104] Connection reset by peer", True),
+        ("BrokenPipeError", "[Errno 32] Broken pipe", True),
+        ("torch.distributed.DistNetworkError", "port: 1 EADDRINUSE: address already in use", False),
+        ("torch.distributed.DistBackendError", "NCCL error: invalid usage", False),
+        ("torch.OutOfMemoryError", "CUDA out of memory", False),
+        ("RuntimeError", "DataLoader worker (pid 7) is killed by signal: Killed", False),
+        ("ValueError", "loss is NaN", False),
+        ("TimeoutError", "my own service timed out after 3 s", False),
+    ],
+)
+def test_a_victims_error_is_told_from_an_own_one(kind: str, message: str, victim: bool) -> None:
+    assert boot.looks_collective(kind, message) is victim
+
+
+def start(place: Path, body: str) -> subprocess.Popen[str]:
+    (place / "waits.py").write_text(body)
+    command = [sys.executable, boot.__file__, "waits.py"]
+    child = subprocess.Popen(command, cwd=place, env=environ(place), stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    if child.stdout.readline() != "ready\n":
+        end(child)
+        raise AssertionError("the script did not come to its waiting place")
+    return child
+
+
+def end(child: subprocess.Popen[str]) -> None:
+    child.kill()
+    child.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+def test_a_stray_signal_is_survived_and_written_down(place: Path, number: signal.Signals) -> None:
+    child = start(place, "import time\nprint('ready', flush=True)\ntime.sleep(600)\n")
+    child.send_signal(number)
+    until(lambda: "waits.py" in (place / "signals").read_text(), 5, "the note")
+    stays(lambda: child.poll() is None, 0.2, "it lives")
+    end(child)
+
+
+def test_children_by_fork_and_exec_die_of_sigterm_as_ever(place: Path) -> None:
+    body = """
+import multiprocessing as mp, signal, subprocess, time, os
+def wait(): time.sleep(600)
+if __name__ == '__main__':
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    for method in ('fork', 'spawn'):
+        p = mp.get_context(method).Process(target=wait); p.start(); p.terminate(); p.join(10)
+        assert p.exitcode == -15, p.exitcode
+    p = subprocess.Popen(['sleep', '600']); p.terminate()
+    assert p.wait(10) == -15
+    with mp.get_context('fork').Pool(2) as pool: pool.map(abs, [1])
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(5))
+    if os.fork() == 0:
+        os.kill(os.getpid(), signal.SIGTERM); time.sleep(10); os._exit(6)
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 5
+    print('ready', flush=True)
+    while True: time.sleep(0.05)  # a signal just before a long sleep would be seen only after it
+"""
+    child = start(place, body)
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(5) == 5, "a handler of the script's own simply runs"
+    child.communicate()
+
+
+def test_stacks_can_be_taken_again_and_again(place: Path) -> None:
+    child = start(place, "import time\ndef here():\n    print('ready', flush=True)\n    time.sleep(600)\nhere()\n")
+    for count in (1, 2):
+        child.send_signal(signal.SIGRTMIN + boot.STACK_SIGNAL_OFFSET)
+        until(lambda wanted=count: stacks(place) == wanted, 5, "the stack")  # type: ignore[misc]
+    end(child)
+
+
+def stacks(place: Path) -> int:
+    return (place / "stack").read_text().count(" in here\n")
+
+
+def test_it_dies_with_the_process_that_started_it(place: Path) -> None:
+    (place / "waits.py").write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
+    for argv in (["waits.py"], ["--exec", "sh", "-c", "echo $$; exec sleep 600"]):
+        code = (
+            "import os, subprocess, sys, time\nos.environ['GANGRUN_AGENT_PID'] = str(os.getpid())\n"
+            f"subprocess.Popen([sys.executable, {boot.__file__!r}, *{argv!r}])\ntime.sleep(600)\n"
+        )
+        agent = subprocess.Popen([sys.executable, "-c", code], cwd=place, stdout=subprocess.PIPE, text=True)
+        assert agent.stdout is not None
+        rank = int(agent.stdout.readline())
+        agent.kill()
+        until(lambda pid=rank: not lives(pid), 2, "the rank to die")  # type: ignore[misc]
+        agent.communicate()
+
+
+def test_it_does_not_start_for_an_agent_that_is_gone(place: Path) -> None:
+    command = [sys.executable, boot.__file__, "script.py"]
+    done = subprocess.run(
+        command, cwd=place, env=environ(place, GANGRUN_AGENT_PID="1"), capture_output=True, timeout=30
+    )
+    assert (done.returncode, done.stdout) == (boot.EXIT_ORPHANED, b"")
+
+
+def test_other_commands_become_themselves(place: Path) -> None:
+    code, out, _ = run(place, "--exec", "sh", "-c", 'echo "$0|$RANK"; exit 9', "a 'b' $(c)\n")
+    assert (code, out) == (9, "a 'b' $(c)\n|2\n")
+    assert run(place, "--exec", "/no/such")[0] == 127
+    assert run(place, "--exec", "/etc")[0] == 126
+    assert run(place)[0] == 2

@@ -1,0 +1,174 @@
+"""Rank output: prefixes, partial and hostile lines, caps, and disks that stand still or are full."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gangrun.agent.capped_log import CappedLog, log_parts
+from gangrun.agent.rank_logs import LINE_MAX_BYTES, RankLogs
+from gangrun.wire.spec import LogSpec
+from tests.local_parts.gang import boottime
+from tests.waiting import until
+
+Start = Callable[..., "Pipes"]
+
+
+class Pipes:
+    """One rank's two pipes, and the log that they end in."""
+
+    def __init__(self, directory: Path, spec: LogSpec, spool_max_bytes: int) -> None:
+        self.path = directory / "n0.log"
+        self.logs = RankLogs("n0", directory, spec, boottime, spool_max_bytes)
+        out_read, self.out = os.pipe()
+        err_read, self.err = os.pipe()
+        self.logs.add(7, out_read, err_read)
+        self.open = [self.out, self.err]
+
+    def text(self) -> str:
+        return b"".join(part.read_bytes() for part in log_parts(self.path)).decode()
+
+    def is_written(self, sent_bytes: int) -> bool:
+        return self.logs.output_bytes(7) == sent_bytes and not self.logs._spooled_bytes
+
+    def hang_up(self) -> None:
+        while self.open:
+            os.close(self.open.pop())
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    made: list[Pipes] = []
+
+    def begin(spec: LogSpec | None = None, spool_max_bytes: int = 1 << 20) -> Pipes:
+        made.append(Pipes(tmp_path / "logs", spec or LogSpec(), spool_max_bytes))
+        return made[-1]
+
+    yield begin
+    for pipes in made:
+        pipes.hang_up()
+        pipes.logs.close(4.0)
+
+
+def test_lines_are_prefixed_and_the_tail_of_stderr_is_kept_apart(start: Start) -> None:
+    pipes = start()
+    os.write(pipes.out, b"one\ntw")
+    os.write(pipes.err, b"bad \xff\xfe byte\n")
+    os.write(pipes.out, b"o\n\n")
+    pipes.hang_up()
+    assert pipes.logs.wait_drained(7, 5)
+    assert pipes.logs.close(5)
+    assert sorted(pipes.text().splitlines()) == [
+        "[n0:rank7] ",
+        "[n0:rank7] bad \\xff\\xfe byte",
+        "[n0:rank7] one",
+        "[n0:rank7] two",
+    ]
+    assert pipes.logs.stderr_tail(7) == ["bad \\xff\\xfe byte"]
+    assert pipes.logs.output_bytes(7) == 21
+
+
+def test_a_partial_line_is_shown_soon_and_a_progress_bar_once(start: Start) -> None:
+    pipes = start()
+    os.write(pipes.out, b"Password: ")
+    os.write(pipes.err, b"\r 10%\r 20%\r 30%")
+    until(lambda: "[n0:rank7] Password: \n" in pipes.text(), 4, "the prompt")
+    until(lambda: "[n0:rank7]  30%\n" in pipes.text(), 4, "the bar")
+    assert "20%" not in pipes.text()
+
+
+def test_a_line_without_end_is_split(start: Start) -> None:
+    pipes = start()
+    writer = threading.Thread(target=os.write, args=(pipes.out, b"x" * (3 * LINE_MAX_BYTES) + b"\n"))
+    writer.start()
+    writer.join(10)
+    pipes.hang_up()
+    assert pipes.logs.close(5)
+    lines = pipes.text().splitlines()
+    assert sum(line.count("x") for line in lines) == 3 * LINE_MAX_BYTES
+    assert max(map(len, lines)) < 2 * LINE_MAX_BYTES
+
+
+def test_a_log_keeps_its_head_and_its_tail_and_says_what_went(start: Start) -> None:
+    pipes = start(LogSpec(per_rank=True, head_max_bytes=4_000, tail_max_bytes=4_000))
+    written = 0
+    for number in range(2_000):
+        os.write(pipes.out, b"line %d\n" % number)
+        written = written + len(b"line %d\n" % number)
+        if number % 50 == 0:  # small pieces, as they come in life: a cap is kept to within one
+            until(lambda sent=written: pipes.is_written(sent), 5, "it to be written")  # type: ignore[misc]
+    pipes.hang_up()
+    assert pipes.logs.close(5)
+    text = pipes.text()
+    assert text.startswith("[n0:rank7] line 0\n[n0:rank7] line 1\n")
+    assert text.endswith("[n0:rank7] line 1999\n")
+    assert "bytes were dropped between the head of this log and its tail" in text
+    assert len(text) < 14_000
+    assert sum(part.stat().st_size for part in log_parts(pipes.path.with_name("rank-7.log"))) < 14_000
+
+
+def test_what_is_kept_and_what_is_dropped_is_the_whole(tmp_path: Path) -> None:
+    log = CappedLog(tmp_path / "x.log", 100, 100)
+    for number in range(200):
+        log.write(b"%03d\n" % number)
+    log.close()
+    names = [part.name for part in log_parts(tmp_path / "x.log")]
+    assert names == ["x.log", "x.log.tail.1", "x.log.tail"]
+    numbers = [
+        int(line) for part in log_parts(tmp_path / "x.log") for line in part.read_text().split("\n") if line.isdigit()
+    ]
+    assert numbers == sorted(numbers)
+    assert numbers[0] == 0
+    assert numbers[-1] == 199
+
+
+def test_a_disk_that_stands_still_blocks_no_rank_and_the_gap_is_told(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    os.mkfifo(tmp_path / "logs" / "n0.log")  # opening it for writing blocks until somebody reads
+    pipes = start(spool_max_bytes=64 * 1024)
+    began = boottime()
+    for number in range(20_000):
+        os.write(pipes.out, b"line %06d of many\n" % number)
+    assert boottime() - began < 5
+    until(lambda: pipes.logs.output_bytes(7) == 20_000 * 20, 5, "all to be read")
+    read = os.open(tmp_path / "logs" / "n0.log", os.O_RDONLY | os.O_NONBLOCK)
+    seen = bytearray()
+
+    def more() -> bytearray:
+        try:
+            seen.extend(os.read(read, 1 << 20))
+        except BlockingIOError:
+            pass
+        return seen
+
+    until(lambda: b"line 000100 of many" in more(), 5, "the writer to wake")
+    until(lambda: not pipes.logs._lines, 5, "the spool to empty")
+    os.write(pipes.out, b"after\n")
+    until(lambda: b"after" in more(), 5, "the next line")
+    assert b"lines (" in seen
+    assert b"were dropped here: the disk stood still" in seen
+    os.close(read)
+
+
+def test_a_disk_that_refuses_is_tried_again_and_the_loss_is_told(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("a file where the folder should be")
+    pipes = start()
+    os.write(pipes.out, b"lost\n")
+    until(lambda: pipes.logs.output_bytes(7) == 5 and not pipes.logs._lines, 5, "it to be tried")
+    (tmp_path / "logs").unlink()
+    os.write(pipes.out, b"kept\n")
+    until(lambda: (tmp_path / "logs" / "n0.log").exists() and "kept" in pipes.text(), 5, "the next try")
+    assert "bytes were lost here: " in pipes.text()
+    assert "[n0:rank7] lost" not in pipes.text()
+
+
+def test_pipes_that_something_else_holds_do_not_hold_the_end_up(start: Start) -> None:
+    pipes = start()
+    os.write(pipes.out, b"last words\n")
+    assert not pipes.logs.wait_drained(7, 0.05)
+    assert pipes.logs.close(4)
+    assert "last words" in pipes.text()

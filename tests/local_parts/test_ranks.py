@@ -1,0 +1,265 @@
+"""Ranks as real processes: launched, seen dying, stopped with all that came from them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from gangrun.agent import facts
+from gangrun.agent.ranks import LaunchError
+from gangrun.wire.messages import Prepare, Stacks
+from tests.local_parts.gang import Harness, boottime, gang, harness, lives, number_in, order, stop_order
+from tests.waiting import stays, until
+
+READY = "print('ready', flush=True)\n"
+SLEEP = READY + "time.sleep(600)\n"
+
+
+def ready(made: Harness, ranks_count: int = 1) -> None:
+    until(lambda: made.log().count("ready\n") == ranks_count, 20, lambda: f"ranks to be ready: {made.log()}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_ranks_death_is_seen_at_once(tmp_path: Path, number: signal.Signals) -> None:
+    with gang(tmp_path, SLEEP) as made:
+        ranks = made.gang.launch(order(3))
+        ready(made, 3)
+        killed_at = boottime()
+        os.kill(ranks[1].pid, number)
+        how = made.next_fact(facts.RankEnded).exit
+        assert boottime() - killed_at < 0.2
+        assert (how.rank, how.code, how.signal, how.by_us, how.oom_kill) == (1, None, number, False, False)
+        assert 0 <= how.at - killed_at < 0.2
+        assert {rank.rank for rank in made.gang.live()} == {0, 2}
+
+
+def test_an_exception_comes_with_its_signature_the_same_on_all_ranks(tmp_path: Path) -> None:
+    script = "import os\ndef deep(n):\n    raise ValueError(f'bad {n}')\ndeep(os.environ['RANK'])\n"
+    with gang(tmp_path, script) as made:
+        made.gang.launch(order(2))
+        exits = [made.next_fact(facts.RankEnded).exit for _ in range(2)]
+        errors = [how.error for how in exits if how.error]
+        assert [how.code for how in exits] == [1, 1]
+        assert {error.kind for error in errors} == {"ValueError"}
+        assert len({error.message for error in errors}) == 2
+        assert len({error.signature for error in errors}) == 1
+        assert "in deep" in errors[0].traceback
+        assert not errors[0].collective
+        until(lambda: "[n0:rank1] ValueError: bad 1" in made.log(), 5, "the traceback in the log")
+
+
+def test_a_traceback_of_a_wrapped_python_is_found_on_stderr_with_the_same_signature(tmp_path: Path) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text(
+        "def f():\n    raise RuntimeError('[gloo/tcp/pair.cc:534] Connection closed by peer [::1]:1')\nf()\n"
+    )
+    with harness(Harness(tmp_path, ("sh", "-c", f"{sys.executable} {script}; exit 5"), through_boot=False)) as made:
+        made.gang.launch(order(1))
+        how = made.next_fact(facts.RankEnded).exit
+    with harness(Harness(tmp_path, (str(script),))) as made:
+        made.gang.launch(order(1, attempt=1))
+        direct = made.next_fact(facts.RankEnded).exit
+    assert how.code == 5
+    assert how.error is not None
+    assert direct.error is not None
+    assert how.error.signature == direct.error.signature
+    assert how.error.collective
+    assert direct.error.collective
+
+
+def test_sigterm_and_usr_signals_are_survived_until_the_stop(tmp_path: Path) -> None:
+    with gang(tmp_path, SLEEP) as made:
+        (rank,) = made.gang.launch(order(1))
+        ready(made)
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+            os.kill(rank.pid, number)
+        stays(lambda: lives(rank.pid), 0.3, "the rank lives on")
+        asked_at = boottime()
+        made.gang.stop(stop_order(grace_s=30))
+        assert made.next_fact(facts.RanksStopped).ok
+        assert boottime() - asked_at < 1.0, "a script without a handler of its own needs no grace"
+        assert made.next_fact(facts.RankEnded).exit.by_us
+
+
+def test_a_script_stuck_in_c_code_is_stopped_without_waiting_for_the_grace(tmp_path: Path) -> None:
+    script = "import ctypes\n" + READY + "ctypes.PyDLL(None).pause()\n"  # with the interpreter lock held
+    with gang(tmp_path, script) as made:
+        made.gang.launch(order(1))
+        ready(made)
+        asked_at = boottime()
+        made.gang.stop(stop_order(grace_s=30))
+        assert made.next_fact(facts.RanksStopped).ok
+        assert boottime() - asked_at < 1.0
+
+
+def test_a_handler_of_the_scripts_own_gets_its_grace_and_no_more(tmp_path: Path) -> None:
+    script = textwrap.dedent("""
+        import signal
+        def save(*_):
+            time.sleep(0.5)
+            pathlib.Path('saved').write_text('x')
+            if len(sys.argv) == 1: sys.exit(9)
+        assert signal.signal(signal.SIGTERM, save) is signal.SIG_DFL
+    """)
+    with gang(tmp_path, script + READY + "while True: time.sleep(0.05)\n") as made:
+        made.gang.launch(order(1))
+        ready(made)
+        made.gang.stop(stop_order(grace_s=30))
+        assert made.next_fact(facts.RanksStopped).ok
+        assert made.next_fact(facts.RankEnded).exit.code == 9
+        assert (tmp_path / "saved").exists()
+        made.gang.close()
+    with gang(tmp_path, script + READY + "while True: time.sleep(0.05)\n", "stay") as made:
+        made.gang.launch(order(1, attempt=1))
+        until(lambda: "ready" in made.log(1), 20, "ready")
+        made.gang.stop(stop_order(grace_s=0.7))
+        assert made.next_fact(facts.RanksStopped).ok
+        assert made.next_fact(facts.RankEnded).exit.signal == signal.SIGKILL
+
+
+def test_a_stopped_rank_and_a_second_stop_are_killed_at_once(tmp_path: Path) -> None:
+    script = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    with gang(tmp_path, script + SLEEP) as made:
+        ranks = made.gang.launch(order(2))
+        ready(made, 2)
+        os.kill(ranks[0].pid, signal.SIGSTOP)
+        until(lambda: made.gang.readings()[0].state == "T", 5, "the state to be seen")
+        made.gang.stop(stop_order(grace_s=60))
+        assert made.next_fact(facts.RankEnded).exit.rank == 0
+        assert lives(ranks[1].pid)
+        made.gang.stop(stop_order(grace_s=0))
+        assert made.next_fact(facts.RanksStopped).ok
+        assert not lives(ranks[1].pid)
+
+
+def test_the_checkpoint_is_asked_for_first_where_the_script_wants_that(tmp_path: Path) -> None:
+    script = textwrap.dedent("""
+        from gangrun.training import step
+        step.save_on_stop()
+        print('ready', flush=True)
+        for n in range(100000):
+            asked = step.step(n, 0.5)
+            if asked.checkpoint: pathlib.Path('saved-' + os.environ['RANK']).write_text(str(n))
+            if asked.stop: break
+            time.sleep(0.01)
+    """)
+    with gang(tmp_path, script) as made:
+        made.gang.launch(order(2))
+        ready(made, 2)
+        until(lambda: all(r.step > 3 for r in made.gang.readings()), 10, "steps to be read")
+        assert made.gang.wants_checkpoint_on_stop()
+        made.gang.stop(stop_order(checkpoint_first=True))
+        assert made.next_fact(facts.RanksStopped).ok
+        assert [made.next_fact(facts.RankEnded).exit.code for _ in range(2)] == [0, 0]
+        assert sorted(path.name for path in tmp_path.glob("saved-*")) == ["saved-0", "saved-1"]
+
+
+def test_no_descendant_outlives_a_stop_even_one_that_left_group_and_session(tmp_path: Path) -> None:
+    with gang(tmp_path, "stray('stray')\n" + SLEEP) as made:
+        (rank,) = made.gang.launch(order(1))
+        ready(made)
+        stray = until(lambda: number_in(tmp_path / "stray"), 5, "the stray")
+        os.kill(rank.pid, signal.SIGKILL)
+        made.next_fact(facts.RankEnded)
+        assert lives(stray)
+        made.gang.stop(stop_order())
+        assert made.next_fact(facts.RanksStopped).ok
+        assert not lives(stray)
+
+
+def test_the_slate_is_cleaned_and_a_port_found_outside_the_ephemeral_range(tmp_path: Path) -> None:
+    with gang(tmp_path, "stray('stray')\n") as made:
+        made.gang.launch(order(1))
+        made.next_fact(facts.RankEnded)
+        stray = until(lambda: number_in(tmp_path / "stray"), 5, "the stray")
+        made.gang.prepare(Prepare(1, (1, 3), 1, True))
+        slate = made.next_fact(facts.SlatePrepared)
+        assert slate.ok
+        assert not lives(stray)
+        low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+        assert not low <= slate.port <= high
+
+
+def test_dataloader_workers_by_fork_and_by_spawn_go_with_their_rank(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = textwrap.dedent("""
+        import torch
+        class Data(torch.utils.data.Dataset):
+            def __len__(self): return 1000
+            def __getitem__(self, i):
+                pathlib.Path(f'worker-{os.getpid()}').touch()
+                return torch.zeros(4)
+        if __name__ == '__main__':
+            torch.multiprocessing.set_sharing_strategy('file_system')
+            kept = []
+            for method in ('fork', 'spawn'):
+                loader = iter(torch.utils.data.DataLoader(Data(), num_workers=2, multiprocessing_context=method))
+                kept += [loader, [next(loader) for _ in range(4)]]
+            print('ready', flush=True)
+            time.sleep(600)
+    """)
+    with gang(tmp_path, script) as made:
+        (rank,) = made.gang.launch(order(1))
+        until(lambda: "ready" in made.log(), 40, lambda: made.log())
+        workers = [int(path.name.partition("-")[2]) for path in tmp_path.glob("worker-*")]
+        assert len(workers) == 4
+        assert all(map(lives, workers))
+        made.gang.readings()  # as every beat does
+        os.kill(rank.pid, signal.SIGKILL)
+        made.next_fact(facts.RankEnded)
+        stop_at = boottime()
+        made.gang.stop(stop_order())
+        assert made.next_fact(facts.RanksStopped).ok
+        assert boottime() - stop_at < 2.0
+        assert not any(map(lives, workers))
+        assert not [
+            n for n in os.listdir("/dev/shm") if n.startswith(tuple(f"torch_{pid}_" for pid in (*workers, rank.pid)))
+        ]
+
+
+def test_stacks_name_the_frame_or_say_why_there_is_none(tmp_path: Path) -> None:
+    script = "def wait_here():\n    print('ready', flush=True)\n    time.sleep(600)\nwait_here()\n"
+    with gang(tmp_path, script) as made:
+        ranks = made.gang.launch(order(2))
+        ready(made, 2)
+        os.kill(ranks[1].pid, signal.SIGSTOP)
+        until(lambda: made.gang.readings()[1].state == "T", 5, "stopped")
+        asked_at = boottime()
+        made.gang.take_stacks(Stacks(1, (1, 4), 0), within_s=5)
+        first, second = made.next_fact(facts.StacksTaken).stacks
+        assert boottime() - asked_at < 2
+        assert first.frame.endswith("in wait_here")
+        assert first.frame.startswith("script.py:")
+        assert "is stopped" in second.frame
+        assert "in wait_here" in Path(first.path).read_text()
+
+
+def test_a_command_that_is_not_python_runs_as_it_is(tmp_path: Path) -> None:
+    command = ("sh", "-c", 'echo "$RANK of $WORLD_SIZE $0 $1"; echo "it\'s; $(odd)\n" >&2; sleep 600', "a b", "$(c)")
+    with harness(Harness(tmp_path, command, through_boot=False)) as made:
+        (rank,) = made.gang.launch(order(1))
+        until(lambda: "[n0:rank0] 0 of 1 a b $(c)" in made.log(), 10, lambda: made.log())
+        until(lambda: made.gang.readings()[0].state == "S", 5, "its state")
+        made.gang.take_stacks(Stacks(1, (1, 4), 0), within_s=1)
+        assert "no Python stack" in made.next_fact(facts.StacksTaken).stacks[0].frame
+        asked_at = boottime()
+        made.gang.stop(stop_order(grace_s=30))
+        assert made.next_fact(facts.RanksStopped).ok
+        assert boottime() - asked_at < 2
+        assert not lives(rank.pid)
+
+
+def test_a_launch_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
+    with gang(tmp_path, SLEEP, working_directory=str(tmp_path / "not there")) as made:
+        with pytest.raises(LaunchError, match="rank 0 could not be started"):
+            made.gang.launch(order(2))
+        assert made.gang.live() == ()
+    with harness(Harness(tmp_path, ("no-such-command",), through_boot=False)) as made:
+        made.gang.launch(order(1, attempt=1))
+        assert made.next_fact(facts.RankEnded).exit.code == 127
+        until(lambda: "cannot run no-such-command: No such file or directory" in made.log(1), 5, "the reason")

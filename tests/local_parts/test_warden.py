@@ -1,0 +1,236 @@
+"""The warden as a real process: what lives and what dies when its agent, its launcher, its lease or itself ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangrun import warden
+from gangrun.core.lease import warden_must_kill
+from gangrun.core.policy import Timing
+from gangrun.processes import become_subreaper, boottime_ns, descendants, kill_until_none, process_table
+from tests.local_parts.gang import ROOT, STRAY, boottime, lives, number_in, reap
+from tests.waiting import stays, until
+
+SCRIPT = STRAY + "stray(f'stray-{os.environ[\"GANGRUN_ATTEMPT\"]}')\ntime.sleep(600)\n"
+SUPERVISOR = (
+    "import sys, pathlib, os, time; pathlib.Path(sys.argv[1]).write_text(' '.join(sys.argv[2:])); time.sleep(600)"
+)
+
+
+class Node:
+    """A warden with a stand-in agent, one rank, and a daemon that the rank left behind."""
+
+    def __init__(self, directory: Path, lease_s: float, **spec: Any) -> None:
+        self.directory = directory
+        (directory / "script.py").write_text(SCRIPT)
+        self.agent_argv = [
+            sys.executable,
+            str(Path(__file__).with_name("agent_stand_in.py")),
+            str(directory),
+            str(lease_s),
+        ]
+        life_read, self.life_write = os.pipe()
+        supervisor = [sys.executable, "-c", SUPERVISOR, str(directory / "supervisor")]
+        fields = {
+            "agent": self.agent_argv,
+            "supervisor": supervisor,
+            "node": "n0",
+            "lease_s": lease_s,
+            "agent_start_s": 20,
+        }
+        command = warden.argv(sys.executable, {**fields, "life_fd": life_read, **spec})
+        environ = {**os.environ, "PYTHONPATH": ROOT}
+        with (directory / "warden.err").open("wb") as err:
+            self.warden = subprocess.Popen(command, pass_fds=[life_read], env=environ, stderr=err)
+        os.close(life_read)
+
+    def said(self) -> str:
+        return (self.directory / "warden.err").read_text()
+
+    def agent(self, incarnation: int = 0, within_s: float = 15) -> dict[str, int]:
+        """Pids of an incarnation: agent, rank, and the rank's stray."""
+        path = self.directory / f"agent-{incarnation}.json"
+        until(path.exists, within_s, lambda: f"agent {incarnation}: {self.said()}")
+        pids: dict[str, int] = json.loads(path.read_text())
+        pids["stray"] = until(lambda: number_in(self.directory / f"stray-{incarnation}"), 10, "the stray")
+        return pids
+
+    def ops(self, op: str) -> list[dict[str, Any]]:
+        path = self.directory / "ops.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [message for message in map(json.loads, lines) if message["op"] == op]
+
+    def touch(self, name: str) -> None:
+        (self.directory / name).touch()
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Any]:
+    become_subreaper()
+    made: list[Node] = []
+
+    def make(lease_s: float = 30.0, **spec: Any) -> Node:
+        made.append(Node(tmp_path, lease_s, **spec))
+        return made[-1]
+
+    yield make
+    for node in made:
+        os.close(node.life_write)
+        node.warden.kill()
+        node.warden.wait()
+    kill_until_none(lambda: descendants([os.getpid()], process_table()), 5, reap)
+
+
+def gone(*pids: int) -> bool:
+    return not any(map(lives, pids))
+
+
+def test_agent_killed_ranks_and_strays_die_and_a_new_agent_starts(nodes: Any) -> None:
+    node = nodes()
+    first = node.agent()
+    killed_at = boottime()
+    os.kill(first["agent"], signal.SIGKILL)
+    until(lambda: gone(first["rank"], first["stray"]), 2, "ranks to die with their agent")
+    assert boottime() - killed_at < 2
+    second = node.agent(1)
+    assert lives(second["rank"])
+    hello = until(lambda: node.ops("hello")[1:], 5, "the second hello")[0]
+    assert (hello["previous_died"], hello["leftovers"], hello["incarnation"]) == ("signal SIGKILL", [], 1)
+
+
+def test_warden_killed_agent_and_ranks_die(nodes: Any) -> None:
+    node = nodes()
+    first = node.agent()
+    node.warden.kill()
+    until(lambda: gone(first["agent"], first["rank"]), 2, "all to die with the warden")
+    kill_until_none(lambda: descendants([os.getpid()], process_table()), 2, reap)  # the launcher's part, as a subreaper
+    assert gone(first["stray"])
+
+
+def test_the_lease_ends_all_ranks_but_not_the_agent(nodes: Any) -> None:
+    node = nodes(lease_s=1.5)
+    first = node.agent()
+    node.touch("no-renew")
+    started = boottime()
+    until(lambda: gone(first["rank"], first["stray"]), 4, "ranks to die at the deadline")
+    assert 0.5 < boottime() - started < 1.5 + 1 + 0.25 + 0.5
+    until(lambda: node.ops("lease_expired"), 3, "the agent to be told")
+    assert lives(first["agent"])
+    assert "the lease has ended" in node.said()
+
+
+def test_a_stopped_agent_loses_its_ranks_and_is_replaced(nodes: Any) -> None:
+    node = nodes(lease_s=1.5)
+    first = node.agent()
+    os.kill(first["agent"], signal.SIGSTOP)
+    until(lambda: gone(first["rank"], first["stray"], first["agent"]), 5, "the lease to end")
+    assert node.agent(1)["agent"] != first["agent"]
+
+
+def test_a_warden_that_was_paused_lets_the_agent_renew_first(nodes: Any) -> None:
+    node = nodes(lease_s=2.0)
+    first = node.agent()
+    for pid in (first["agent"], node.warden.pid):
+        os.kill(pid, signal.SIGSTOP)
+    paused_at = boottime()
+    until(lambda: boottime() > paused_at + 2.6, 5, "the lease to run out for both")
+    for pid in (node.warden.pid, first["agent"]):
+        os.kill(pid, signal.SIGCONT)
+    stays(lambda: lives(first["rank"]), 1.0, "the rank of an agent that renewed")
+    assert "the lease has ended" not in node.said()
+
+
+def test_the_wardens_rule_is_cores() -> None:
+    timing = Timing()
+    for deadline in (10.0, 50.0):
+        for now in (9.0, 10.0, 30.0, 50.0, 60.0):
+            for woke in (now - 0.25, now - 9.9, now - 10.1, now - 40.0):
+                for granted in (False, True):
+                    rule = warden_must_kill(deadline, now, woke, timing, granted)
+                    ours = warden.must_kill(deadline, now, woke, timing.fence_after_s, granted=granted)
+                    assert ours == (rule.kill, rule.deadline, rule.granted)
+
+
+def test_a_supervisor_is_started_reported_and_outlives_an_agent(nodes: Any) -> None:
+    node = nodes()
+    node.touch("spawn")
+    first = node.agent()
+    pid = until(lambda: node.ops("supervisor_started"), 5, "the supervisor")[0]["pid"]
+    words = until(
+        lambda: (node.directory / "supervisor").exists() and (node.directory / "supervisor").read_text(), 5, "it"
+    )
+    assert words == '--term-min 4 --promises ["n0", "n1"]'
+    os.kill(first["agent"], signal.SIGKILL)
+    node.agent(1)
+    assert lives(pid)
+    assert node.ops("hello")[1]["supervisor_pids"] == [pid]
+    assert "one runs" in until(lambda: node.ops("supervisor_refused"), 5, "a refusal of the second")[0]["why"]
+    os.kill(pid, signal.SIGKILL)
+    exited = until(lambda: node.ops("supervisor_exited"), 2, "its exit to be told")[0]
+    assert (exited["code"], exited["term"], exited["pid"]) == (-9, 4, pid)
+
+
+def test_the_launchers_death_ends_everything(nodes: Any) -> None:
+    node = nodes()
+    first = node.agent()
+    os.close(node.life_write)
+    assert node.warden.wait(timeout=5) == warden.EXIT_LIFE_LINE_LOST
+    assert gone(first["agent"], first["rank"], first["stray"])
+    node.life_write = os.open("/dev/null", os.O_RDONLY)
+
+
+def test_sigterm_is_handed_on_and_a_second_one_kills(nodes: Any) -> None:
+    node = nodes()
+    first = node.agent()
+    node.warden.terminate()
+    assert until(lambda: node.ops("terminate"), 3, "the agent to be told")[0]["signal"] == signal.SIGTERM
+    assert lives(first["rank"])
+    node.warden.terminate()
+    assert node.warden.wait(timeout=5) == 128 + signal.SIGTERM
+    assert gone(first["agent"], first["rank"], first["stray"])
+
+
+def test_goodbye_ends_with_its_code_and_leaves_nothing(nodes: Any) -> None:
+    node = nodes()
+    first = node.agent()
+    node.touch("bye")
+    assert node.warden.wait(timeout=5) == 0
+    assert gone(first["agent"], first["rank"], first["stray"])
+
+
+def test_an_agent_that_cannot_live_is_given_up(nodes: Any) -> None:
+    node = nodes(restarts_max_count=2)
+    node.touch("die")
+    assert node.warden.wait(timeout=30) == warden.EXIT_AGENT_LOST
+    assert "3 agents died within 60 s: giving up" in node.said()
+
+
+def test_an_agent_that_never_speaks_is_replaced(nodes: Any, tmp_path: Path) -> None:
+    silent = [sys.executable, "-c", "import time; time.sleep(600)"]
+    node = nodes(agent=silent, agent_start_s=0.5, restarts_max_count=1)
+    assert node.warden.wait(timeout=10) == warden.EXIT_AGENT_LOST
+    assert "gave no sign of life" in node.said()
+
+
+def test_a_warden_is_small_and_idle(nodes: Any) -> None:
+    node = nodes()
+    node.agent()
+    status = Path(f"/proc/{node.warden.pid}/status").read_text()
+    resident_kib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
+    assert resident_kib < 20 * 1024
+    before, at = cpu_ticks(node.warden.pid), boottime_ns()
+    until(lambda: boottime_ns() - at > 2e9, 4, "two seconds of idling")
+    assert cpu_ticks(node.warden.pid) - before <= 2
+
+
+def cpu_ticks(pid: int) -> int:
+    return process_table()[pid].cpu_ticks

@@ -1,0 +1,1 @@
+"""Real ZeroMQ over the loopback: who is admitted, what is dropped, what is heard again."""

@@ -1,0 +1,131 @@
+"""Mutants of protocol sections 6 and 10: events, run clock, budget, exclusions. Next: ``jobs``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from gangrun.agent import outbox
+from gangrun.core import budget, lifecycle, placement, quarantine, recovery
+from gangrun.core import filter as core_filter
+from gangrun.sim.agent import SimAgent
+from gangrun.supervisor import beats, mail, run_clock, takeover
+from tests.sim.canaries.mutation import Swaps, mutant
+
+
+@mutant("an event counts once", "6", "I12")
+def events_count_twice() -> Swaps:
+    """No event number is remembered."""
+    return (
+        (mail, "unheard_events", lambda events, known: list(events)),
+        (core_filter, "mark", lambda state, stamped: state),
+        (lifecycle, "mark", lambda state, stamped: state),
+    )
+
+
+@mutant("the marks of what was counted are in the snapshot", "6", "I12")
+def snapshot_without_marks() -> Swaps:
+    """A new term does not know which events the last one counted."""
+
+    def replayed(history: Any) -> Any:
+        state = original(history)
+        return None if state is None else replace(state, marks={})
+
+    original = takeover._replayed
+    return ((takeover, "_replayed", replayed),)
+
+
+@mutant("an event of another attempt is ignored", "6", "I12")
+def any_attempt_counts() -> Swaps:
+    """Whatever attempt it is of, it counts for the newest."""
+    return ((core_filter, "_OF_AN_ATTEMPT", ()),)
+
+
+@mutant("an event of an agent that was replaced is ignored", "6", "I12")
+def replaced_agents_count() -> Swaps:
+    """Late beats of an agent's last incarnation are read like those of the new one, in the table and in the filter."""
+
+    def beat(self: Any, said: Any, now: float) -> Any:
+        row = self.rows.get(said.node)
+        if row is not None and row.incarnation != said.incarnation and said.events:
+            return replace(row, incarnation=said.incarnation)
+        return original(self, said, now)
+
+    def hear(self: Any, line: Any, message: Any) -> None:
+        heard(self, line, message)
+
+    def stale(state: Any, stamped: Any) -> str:
+        why = filtered(state, stamped)
+        return "" if "replaced" in why else why
+
+    original, heard, filtered = beats.Beats.beat, SimAgent.hear, core_filter.stale
+    return (beats.Beats, "beat", beat), (core_filter, "stale", stale), (lifecycle, "stale", stale)
+
+
+@mutant("an event is acked as journalled only once it is durable", "6", "I12", "I14")
+def acked_before_the_journal() -> Swaps:
+    """What the live state knows is acked, durable or not."""
+
+    def journalled(self: Any, row: Any) -> int:
+        incarnation, seq = self._loop.state.marks.get(row.node, ("", 0))
+        return seq if incarnation == row.incarnation else 0
+
+    return ((mail.Mail, "_journalled", journalled),)
+
+
+@mutant("agents keep events until they are journalled", "6", "I12", "I14")
+def forgets_once_said() -> Swaps:
+    """What was said once is dropped."""
+
+    def page(self: Any) -> Any:
+        said = original(self)
+        self.journalled(self.last_seq)
+        return said
+
+    original = outbox.Outbox.page
+    return ((outbox.Outbox, "page", page),)
+
+
+@mutant("the run clock never goes back", "6", "I10")
+def run_clock_is_the_wall() -> Swaps:
+    """At a term's start it is the wall clock, whatever was recorded."""
+    clock = run_clock.RunClock
+    return ((clock, "starting", staticmethod(lambda last, wall, boot: clock(wall, boot))),)
+
+
+@mutant("each cause has a budget of restarts", "10", "I14", "state")
+def budget_never_runs_out() -> Swaps:
+    """Each failure is the first."""
+    original = budget.charge
+
+    def charge(spent: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(replace(spent, used={}, sightings=()), *args, **kwargs)
+
+    return tuple((module, "charge", charge) for module in (budget, recovery) if hasattr(module, "charge"))
+
+
+@mutant("the budget is refilled only above the run's highest valid step", "10", "I14", "I10")
+def any_progress_refills() -> Swaps:
+    """Every step refills it, also those that were made before."""
+    original = budget.refill
+    return ((budget, "refill", lambda spent, step: original(replace(spent, mark=-1), step)),)
+
+
+@mutant("exclusions are capped", "10", "I9")
+def excludes_without_a_cap() -> Swaps:
+    """As many nodes are left out as are blamed."""
+    original = quarantine.exclude
+
+    def exclude(excluded: Any, names: Any, reason: str, now: float, policy: Any, nodes_count: int) -> Any:
+        return original(excluded, names, reason, now, replace(policy, exclusions_per_hour_max_count=10**6), nodes_count)
+
+    return ((quarantine, "exclude", exclude),)
+
+
+@mutant("an excluded node is in no attempt", "10", "I9")
+def places_on_excluded_nodes() -> Swaps:
+    """Ranks are placed on whatever node is there."""
+    original = placement.place
+    return (
+        (placement, "place", lambda nodes, excluded, shape, prefer=None: original(nodes, {}, shape, prefer=prefer)),
+    )

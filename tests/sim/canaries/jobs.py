@@ -1,0 +1,91 @@
+"""Mutants of protocol sections 4 and 7: jobs, cancel, ports. Next: ``worlds``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gangrun.core import running, starting, stopping
+from gangrun.core.moves import stay
+from gangrun.sim import scheduler, world
+from tests.sim.canaries.mutation import Swaps, mutant
+
+
+@mutant("a batch script exits where the run is cancelled", "4", "I8")
+def ignores_the_marker() -> Swaps:
+    """The marker is not looked for."""
+    original = scheduler.Scheduler.batch
+
+    def batch(self: scheduler.Scheduler, job: Any) -> None:
+        self.checks_cancelled = False
+        original(self, job)
+
+    return ((scheduler.Scheduler, "batch", batch),)
+
+
+@mutant("a place in the sequence is claimed by link, the loser exits", "4", "I7", "I1")
+def every_job_passes() -> Swaps:
+    """Every job of a place runs."""
+    original = scheduler.Scheduler.batch
+
+    def batch(self: scheduler.Scheduler, job: Any) -> None:
+        self.uses_link = False
+        original(self, job)
+
+    return ((scheduler.Scheduler, "batch", batch),)
+
+
+@mutant("the same job with a higher restart count claims its place again", "4", "I14")
+def requeued_job_loses_its_place() -> Swaps:
+    """A place is claimed once and for all."""
+
+    def batch(self: scheduler.Scheduler, job: Any) -> None:
+        restart, job.restart = job.restart, 0
+        try:
+            original(self, job)
+        finally:
+            job.restart = restart
+
+    original = scheduler.Scheduler.batch
+    return ((scheduler.Scheduler, "batch", batch),)
+
+
+@mutant("look for our comment before asking sbatch again", "4", "I7")
+def submits_again_blindly() -> Swaps:
+    """A timeout counts as a no."""
+    original = scheduler.SimJobs._try
+
+    def again(self: scheduler.SimJobs, *args: Any) -> None:
+        self.scheduler.looks_before_retry = False
+        original(self, *args)
+
+    return ((scheduler.SimJobs, "_try", again),)
+
+
+@mutant("a cancel creates `cancelled` first, then takes the jobs away", "4", "I8")
+def marks_the_cancel_last() -> Swaps:
+    """The jobs first, the marker ten seconds later."""
+
+    def cancel(self: world.World) -> None:
+        self.checker.cancel_asked = True
+        for job in self.scheduler.jobs:
+            self.scheduler.scancel(job)
+        self.timeline.after(10.0, lambda: original(self))
+
+    original = world.World.cancel
+    return ((world.World, "cancel", cancel),)
+
+
+@mutant("nothing starts after a cancel", "4", "I8")
+def forgets_the_cancel() -> Swaps:
+    """The word is heard and forgotten."""
+
+    def cancel(state: Any, *args: Any) -> Any:
+        return stay(state, "cancelled, but who cares")
+
+    return tuple((module, "cancel", cancel) for module in (starting, running, stopping))
+
+
+@mutant("ranks of each attempt meet at a port of their own", "7", "I2", "I3")
+def one_port_for_all() -> Swaps:
+    """Every attempt meets at the same port."""
+    return ((world.World, "new_port", lambda self: 20000),)

@@ -1,0 +1,41 @@
+"""Worlds that showed a fault once, kept so that it stays mended."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangrun.core.model import TERMINAL
+from gangrun.sim import FaultPlan, Kind, Script, Setup, World
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_new_term_begins_to_ack_before_its_agents_give_it_up(seed):
+    """With half its roster lost on disk it must gather first: its agents must not make yet another term meanwhile."""
+    plan = FaultPlan().fail_at(36.426, Kind.CUT_FROM, node=1, for_s=12.0)
+    plan = plan.fail_at(40.088, Kind.CUT_HALF, node=0, for_s=12.0, amount=0.4)
+    plan = plan.fail_at(42.668, Kind.CUT, node=0, for_s=40.0)
+    world = World(Setup.of(3, script=Script(steps_count=40)), plan, seed)
+    world.run()
+    assert len(world.disk.claims) == 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("nodes_count", [6, 12])
+def test_nodes_whose_candidates_are_all_gone_do_not_wait_for_ever(nodes_count, seed):
+    """A rack is lost with the supervisor and all whom acks named as its successors: the others decide all the same."""
+    plan = FaultPlan()
+    for node in range(5):
+        plan = plan.fail_at(20.0, Kind.KILL_NODE, node=node)
+    world = World(Setup.of(nodes_count), plan, seed)
+    world.run()
+    state = world.newest_state()
+    assert state is not None
+    assert state.phase in TERMINAL
+
+
+def test_an_agent_that_missed_the_farewell_is_let_go():
+    """It was no candidate, and all who were have left."""
+    plan = FaultPlan().fail_at(33.0, Kind.CUT, node=5, for_s=60.0)
+    world = World(Setup.of(6, script=Script(steps_count=30)), plan, 1)
+    world.run()
+    assert world.is_over()

@@ -1,0 +1,1 @@
+"""The supervisor's room, with every port held in the hand."""

@@ -1,0 +1,283 @@
+"""The loop's order of things: record, ticket, act; what the disk may and may not hold up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gangrun.core.events import AgentJoined, CancelRequested, Stamped
+from gangrun.core.model import Outcome, Phase
+from gangrun.ports import StoreTrouble
+from gangrun.supervisor.facts import EXIT_DEPOSED
+from gangrun.wire.messages import Ack, Farewell, Launch, Prepare, Stop
+from gangrun.wire.record import replay
+from tests.supervisor.desk import Desk
+
+HOW = {"rank": 1, "node": "n0", "code": 1, "signal": None, "oom_kill": False, "by_us": False, "error": None, "at": 0.0}
+EXIT = {"attempt": 0, "exit": HOW}
+
+
+def killed(desk: Desk, seq: int = 1) -> None:
+    """Rank 1 on n0 dies, and its agent says so with the next beat."""
+    agent = desk.agents["n0"]
+    agent.tell(seq, "RankExited", EXIT)
+    agent.beat()
+    desk.turn_all()
+
+
+def test_a_fresh_run_gets_to_running_and_the_journal_is_the_state() -> None:
+    desk = Desk()
+    loop = desk.running()
+    assert loop.state.attempt == 0
+    assert replay(desk.disk.records(1)) == loop.state
+    assert desk.kinds()[:3] == ["Snapshot", "TermTaken", "AgentJoined"]
+
+
+def test_record_then_ticket_then_act() -> None:
+    desk = Desk()
+    desk.open()
+    order: list[tuple[str, Any]] = []
+    desk.store.log = order  # type: ignore[assignment]
+    hear = desk.radio.on_send
+    desk.radio.on_send = lambda node, message: (order.append((type(message).__name__, node)), hear(node, message))[1]  # type: ignore[func-returns-value]
+    desk.join()
+    desk.pass_s(3.0)
+    start = next(r for r in desk.disk.records(1) for act in r.actions if act.kind == "StartGang")
+    ticket = next(act.n for act in start.actions if act.kind == "StartGang")
+    assert order.index(("fsync", start.n)) < order.index(("ticket", ticket)) < order.index(("Prepare", "n0"))
+
+
+def test_nothing_is_performed_before_its_record_is_durable() -> None:
+    desk = Desk()
+    desk.open()
+    desk.store.stalled = True
+    desk.join()
+    desk.pass_s(3.0)
+    assert desk.loop.state.phase is Phase.CHECKING
+    assert not desk.agents["n0"].heard(Prepare) and not desk.checkpoints.asked
+    desk.store.stalled = False
+    desk.store.flush()
+    desk.pass_s(3.0)
+    assert desk.loop.state.phase is Phase.RUNNING
+
+
+def test_a_start_that_waits_for_the_disk_does_not_happen_after_its_stop() -> None:
+    desk = Desk()
+    desk.open()
+    stall_at_start(desk)
+    assert desk.loop.state.stage is not None and desk.loop.state.stage.value == "launching"
+    desk.mailbox.post(Stamped(CancelRequested("a person")))
+    desk.turn_all()
+    assert desk.agents["n0"].heard(Stop)
+    desk.store.stalled = False
+    desk.store.flush()
+    desk.pass_s(5.0)
+    assert not desk.agents["n0"].heard(Prepare) and not desk.agents["n0"].heard(Launch)
+    assert desk.loop.state.phase is Phase.CANCELLED
+
+
+def stall_at_start(desk: Desk) -> None:
+    """The disk stops answering just as the launch is decided."""
+
+    def stall(what: str) -> None:
+        desk.store.stalled = what == "choose"
+
+    desk.checkpoints.on_ask = stall
+    desk.join()
+    desk.pass_s(0.5)
+
+
+def test_a_stop_does_not_wait_for_the_disk() -> None:
+    desk = Desk()
+    desk.running()
+    desk.store.stalled = True
+    killed(desk)
+    assert desk.loop.state.phase is not Phase.RUNNING
+    assert desk.agents["n1"].heard(Stop)
+
+
+def test_acks_go_on_while_the_journal_stands_still_but_cover_no_event() -> None:
+    desk = Desk()
+    desk.running()
+    desk.store.stalled = True
+    killed(desk)
+    desk.pass_s(20.0)
+    assert desk.loop.state.store_stalled_since is not None
+    acks = desk.agents["n0"].acks
+    assert acks[-1].seq == desk.agents["n0"].seq and acks[-1].journalled_seq == 0
+    assert not [m for m in desk.agents["n0"].got if isinstance(m, Prepare) and m.attempt == 1]
+    desk.store.stalled = False
+    desk.store.flush()
+    desk.pass_s(1.1)
+    assert desk.loop.state.store_stalled_since is None
+    assert desk.agents["n0"].acks[-1].journalled_seq == 1
+    assert {"StoreStalled", "StoreBack"} <= set(desk.kinds())
+    assert replay(desk.disk.records(1)) == desk.loop.state
+
+
+def test_each_event_counts_once_however_often_it_is_said() -> None:
+    desk = Desk()
+    loop = desk.running()
+    desk.store.stalled = True
+    killed(desk)
+    for _ in range(5):
+        desk.agents["n0"].beat()
+    desk.turn_all()
+    desk.store.flush()
+    assert desk.kinds().count("RankExited") == 1
+    assert loop.state.marks["n0"] == ("i1", 1)
+
+
+def test_events_are_taken_in_order_and_a_gap_waits() -> None:
+    desk = Desk()
+    desk.running()
+    agent = desk.agents["n0"]
+    agent.tell(2, "RankExited", EXIT)
+    agent.beat()
+    desk.turn_all()
+    assert desk.loop.state.attempt == 0 and "RankExited" not in desk.kinds()
+    agent.events.clear()
+    agent.tell(1, "FindingRaised", {"finding": {"node": "n0", "check": "c", "fatal": False, "sentence": "s"}})
+    agent.tell(2, "RankExited", EXIT)
+    agent.beat()
+    desk.turn_all()
+    assert desk.loop.state.attempt == 1  # stopped, judged and started again, all in this instant
+    assert desk.kinds().count("RankExited") == 1
+
+
+@pytest.mark.parametrize("kind", ["TermTaken", "NoSuchEvent", "RankExited"])
+def test_what_an_agent_may_not_say_is_counted_and_forgotten(kind: str) -> None:
+    desk = Desk()
+    loop = desk.running()
+    agent = desk.agents["n0"]
+    agent.tell(1, kind, {"nonsense": 1})
+    agent.beat()
+    desk.turn_all()
+    agent.beat()
+    desk.turn_all()
+    assert loop.state.phase is Phase.RUNNING and loop.state.marks["n0"] == ("i1", 1)
+    record = desk.disk.records(1)[-1]
+    assert record.kind == "Malformed" and record.outcome == Outcome.REFUSED.value
+    assert agent.acks[-1].journalled_seq == 1
+    assert replay(desk.disk.records(1)) == loop.state
+
+
+def test_deposed_means_silence_at_once() -> None:
+    desk = Desk()
+    loop = desk.running()
+    desk.disk.sealed.add(1)
+    sent = len(desk.radio.sent)
+    killed(desk)
+    after = [type(m).__name__ for _, m in desk.radio.sent[sent:]]
+    assert loop.exit_code == EXIT_DEPOSED
+    assert set(after) <= {"Ack", "Stop"}  # a stop did not wait for the disk; nothing was started
+    count = len(desk.radio.sent)
+    for agent in desk.agents.values():
+        agent.beat()
+    assert loop.turn() is False and len(desk.radio.sent) == count
+
+
+@pytest.mark.parametrize("said", ["hello", "beat"])
+def test_an_agent_that_knows_a_newer_term_deposes(said: str) -> None:
+    desk = Desk()
+    loop = desk.running()
+    sent = len(desk.radio.sent)
+    getattr(desk.agents["n1"], said)(term_max=2)
+    desk.turn_all()
+    assert loop.exit_code == EXIT_DEPOSED and len(desk.radio.sent) == sent
+
+
+def test_trouble_is_said_once() -> None:
+    desk = Desk()
+    desk.running()
+    for _ in range(3):
+        desk.mailbox.post(StoreTrouble(99, "No space left on device"))
+    desk.turn_all()
+    assert sum("No space left" in line for line in desk.says) == 1
+
+
+def test_a_refused_event_changes_nothing_and_is_on_record() -> None:
+    desk = Desk()
+    loop = desk.running()
+    before = loop.state
+    desk.mailbox.post(Stamped(AgentJoined("n0", "i9", "b", 2)))
+    desk.turn_all()
+    assert desk.disk.records(1)[-1].kind == "AgentJoined"
+    assert loop.state.attempt == before.attempt
+
+
+def test_the_run_ends_with_its_code_and_agents_are_dismissed() -> None:
+    desk = Desk()
+    loop = desk.running()
+    desk.mailbox.post(Stamped(CancelRequested("a person")))
+    desk.pass_s(5.0)
+    assert loop.exit_code == 130
+    assert desk.agents["n0"].heard(Farewell)[0].exit_code == 130
+    assert any(isinstance(m, Ack) for m in desk.agents["n0"].got)
+
+
+def test_an_end_waits_for_agents_that_do_not_answer_only_so_long() -> None:
+    desk = Desk()
+    loop = desk.running()
+    hear = desk.agents["n1"].hear
+
+    def deaf(message: Any) -> None:
+        desk.agents["n1"].obeys = not isinstance(message, Farewell)
+        hear(message)
+
+    desk.agents["n1"].hear = deaf  # type: ignore[method-assign]
+    desk.mailbox.post(Stamped(CancelRequested("a person")))
+    desk.pass_s(30.0)
+    assert loop.exit_code is None and len(desk.agents["n1"].heard(Farewell)) >= 25  # it beats, so it is told again
+    desk.agents["n1"].beating = False
+    desk.pass_s(6.0)
+    assert loop.exit_code == 130
+
+
+def test_the_counter_file_is_written_every_five_seconds() -> None:
+    desk = Desk()
+    desk.running()
+    for agent in desk.agents.values():
+        agent.step = 7
+    desk.pass_s(6.0)
+    assert desk.store.live["step"] == 7 and desk.store.live["agents_heard_count"] == 2
+    assert ("look", -1) not in desk.checkpoints.asked
+    desk.pass_s(10.0)
+    assert ("look", -1) in desk.checkpoints.asked
+
+
+def test_first_step_and_marks() -> None:
+    desk = Desk()
+    loop = desk.running()
+    for agent in desk.agents.values():
+        agent.step = 3
+    desk.pass_s(1.5)
+    assert desk.kinds().count("FirstStepSeen") == 1 and loop.state.attempt_step == 3
+    for step in range(4, 70):
+        for agent in desk.agents.values():
+            agent.step = step
+        desk.pass_s(1.0)
+    assert 2 <= desk.kinds().count("ProgressMarked") <= 3
+
+
+def test_run_turns_until_it_is_over() -> None:
+    desk = Desk()
+    loop = desk.running()
+    desk.disk.sealed.add(1)
+    desk.mailbox.stop_at = float("inf")
+    desk.mailbox.post(Stamped(CancelRequested("a person")))
+    assert loop.run() == EXIT_DEPOSED
+    assert "leaves" in desk.says[-1]
+
+
+def test_what_comes_before_the_terms_first_event_waits_for_it() -> None:
+    desk = Desk()
+    desk.running()
+    loop = desk.open()
+    desk.mailbox.post(Stamped(CancelRequested("a person")))
+    desk.turn_all()
+    assert loop.state.cancelled_by == ""
+    desk.pass_s(6.0)
+    kinds = desk.kinds()
+    assert kinds.index("TermTaken") < kinds.index("CancelRequested")

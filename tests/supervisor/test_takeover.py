@@ -1,0 +1,324 @@
+"""Taking a term: claims, seals, what is read, and what the next loop begins with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from gangrun.core import lease
+from gangrun.core.events import CancelRequested, ResumeRequested, Stamped
+from gangrun.core.model import Phase
+from gangrun.core.policy import Timing
+from gangrun.sim.ports_in_memory import MemoryTerms
+from gangrun.supervisor.facts import EXIT_DEPOSED
+from gangrun.supervisor.run_clock import RunClock
+from gangrun.supervisor.takeover import CounterWatch, JournalRefused, TermLost, _fence_kept, take
+from gangrun.wire import record as wire_record
+from gangrun.wire.messages import Ack, Launch, Stop
+from gangrun.wire.record import replay
+from tests.supervisor.desk import Desk
+from tests.supervisor.test_loop import killed
+from tests.supervisor.test_roll_call import record
+
+
+def rejoin(desk: Desk, *nodes: str) -> None:
+    """These agents dial the new term."""
+    for name in nodes or tuple(desk.agents):
+        desk.agents[name].echo = 0.0
+        desk.agents[name].hello()
+    desk.turn_all()
+    for name in nodes or tuple(desk.agents):
+        desk.agents[name].beat()
+    desk.turn_all()
+
+
+# ---- claim, seal, read ----
+
+
+def test_terms_grow_and_seal_what_came_before() -> None:
+    desk = Desk()
+    desk.running()
+    loop = desk.open()
+    assert loop.term == 2 and desk.disk.sealed >= {0, 1}
+    desk.store.flush()
+    assert desk.disk.records(2)[0].kind == "Snapshot"
+
+
+def test_an_ambiguous_claim_counts_as_lost() -> None:
+    desk = Desk()
+    terms = MemoryTerms(desk.disk, lost_replies=2)
+    opening = take(terms, desk.clock, desk.facts, desk.policy, offer=desk.offer)
+    assert opening.term == 3
+
+
+def test_ambiguous_for_ever_gives_up() -> None:
+    desk = Desk()
+    with pytest.raises(TermLost, match="confirmed"):
+        take(MemoryTerms(desk.disk, lost_replies=99), desk.clock, desk.facts, desk.policy, offer=desk.offer)
+
+
+def test_another_claimant_wins() -> None:
+    desk = Desk()
+
+    class Late(MemoryTerms):
+        def claim(self, claim):  # type: ignore[no-untyped-def]
+            self.disk.claims[claim.term] = replace_claim(desk.offer(claim.term), node="n7")
+            return False
+
+    with pytest.raises(TermLost, match="n7 claimed term 1 first"):
+        take(Late(desk.disk), desk.clock, desk.facts, desk.policy, offer=desk.offer)
+
+
+def replace_claim(claim, **changes):  # type: ignore[no-untyped-def]
+    return msgspec.structs.replace(claim, **changes)
+
+
+def test_sealed_before_it_began() -> None:
+    desk = Desk()
+    desk.disk.sealed.add(1)
+    with pytest.raises(TermLost, match="sealed by a newer one"):
+        take(MemoryTerms(desk.disk), desk.clock, desk.facts, desk.policy, offer=desk.offer)
+
+
+def test_term_min_is_obeyed() -> None:
+    desk = Desk()
+    assert take(MemoryTerms(desk.disk), desk.clock, desk.facts, desk.policy, offer=desk.offer, term_min=9).term == 9
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda lines: lines[:2] + lines[3:], "jumps from record 1 to 3"),
+        (lambda lines: lines[1:], "no snapshot"),
+    ],
+)
+def test_journals_that_cannot_be_replayed_are_refused_in_words(spoil, words) -> None:  # type: ignore[no-untyped-def]
+    desk = Desk()
+    desk.running()
+    desk.disk.journals[1] = spoil(desk.disk.journals[1])
+    with pytest.raises(JournalRefused, match=words):
+        desk.open()
+
+
+def test_a_journal_of_another_run_is_refused() -> None:
+    desk = Desk()
+    desk.running()
+    desk.facts = replace(desk.facts, run="other")
+    with pytest.raises(JournalRefused, match="mixed up"):
+        desk.open()
+
+
+def test_a_snapshot_that_does_not_fit_is_refused() -> None:
+    desk = Desk()
+    desk.running()
+    first = desk.disk.records(1)[0]
+    broken = replace_claim(first, patch={**first.patch, "shape": "NOWHERE"})
+    desk.disk.journals[1][0] = wire_record.encode(broken)
+    with pytest.raises(JournalRefused, match="cannot be replayed"):
+        desk.open()
+
+
+def test_a_lost_journal_is_not_a_fresh_run() -> None:
+    desk = Desk()
+
+    class Lost(MemoryTerms):
+        def history(self, before):  # type: ignore[no-untyped-def]
+            return replace(super().history(before), ticketed_attempt=3)
+
+    with pytest.raises(JournalRefused, match="journal is gone"):
+        take(Lost(desk.disk), desk.clock, desk.facts, desk.policy, offer=desk.offer)
+
+
+def test_the_run_clock_never_goes_back_and_a_fence_never_shrinks() -> None:
+    desk = Desk()
+    loop = desk.running()
+    last = loop.state.updated_at
+    desk.clock.epoch -= 3600.0
+    opening = take(MemoryTerms(desk.disk), desk.clock, desk.facts, desk.policy, offer=desk.offer)
+    assert opening.run_start == pytest.approx(last)
+    clock = RunClock(opening.run_start, opening.boot_start)
+    assert clock.boot(clock.at(77.0)) == pytest.approx(77.0)
+    kept = _fence_kept(replace(opening.state, fence_until=last + 30.0), last, last + 3600.0)
+    assert kept.fence_until == pytest.approx(last + 3630.0)
+
+
+def test_counter_watch() -> None:
+    watch = CounterWatch(Timing())
+    assert watch.look(4, True, 0.0) is None
+    assert watch.look(4, True, 59.9) is None
+    assert watch.look(4, True, 60.0) is True
+    watch = CounterWatch(Timing())
+    assert watch.look(4, True, 0.0) is None and watch.look(5, True, 5.0) is False
+    watch = CounterWatch(Timing())
+    watch.look(4, True, 0.0)
+    assert watch.look(4, False, 40.0) is None and watch.look(4, True, 61.0) is None  # our own writes failed: anew
+    assert watch.look(4, True, 121.0) is True
+
+
+# ---- what the loop begins with ----
+
+
+def test_a_live_whole_gang_is_adopted() -> None:
+    desk = Desk(nodes=3)
+    desk.running()
+    launches = {n: len(a.heard(Launch)) for n, a in desk.agents.items()}
+    loop = desk.open()
+    rejoin(desk)
+    desk.pass_s(3.0)
+    assert loop.state.phase is Phase.RUNNING and loop.state.attempt == 0 and loop.state.term == 2
+    assert {n: len(a.heard(Launch)) for n, a in desk.agents.items()} == launches
+    assert not any(a.heard(Stop) for a in desk.agents.values())
+    taken = record(desk, "TermTaken")
+    assert len(taken["inventories"]) == 3 and taken["missing"] == [] and taken["highest_attempt"] == 0
+    assert desk.agents["n0"].acks[-1].term == 2
+
+
+def test_it_waits_for_the_roster_only_so_long() -> None:
+    desk = Desk(nodes=3)
+    desk.running()
+    loop = desk.open()
+    desk.agents["n2"].beating = desk.agents["n2"].obeys = False
+    rejoin(desk, "n0", "n1")
+    assert loop.gathering is not None
+    desk.pass_s(5.1)
+    assert record(desk, "TermTaken")["missing"] == ["n2"]
+    assert loop.state.phase is Phase.RUNNING
+
+
+def test_an_agent_that_lost_its_ranks_ends_the_adoption() -> None:
+    desk = Desk(nodes=2)
+    desk.running()
+    loop = desk.open()
+    agent = desk.agents["n1"]
+    agent.incarnation, agent.attempt, agent.ranks, agent.seq = "i2", -1, (), 0
+    rejoin(desk)
+    desk.pass_s(3.0)
+    assert loop.state.attempt == 1 and loop.state.nodes["n1"].incarnation == "i2"
+    assert "AgentRejoined" in desk.kinds()
+
+
+@pytest.mark.parametrize("by", ["ticket", "agent"])
+def test_an_attempt_whose_start_was_lost_from_the_journal_is_not_started_again(by: str) -> None:
+    desk = Desk(nodes=2)
+    desk.running()
+    lines = [wire_record.decode(line) for line in desk.disk.journals[1]]
+    chosen = next(i for i, line in enumerate(lines) if line.kind == "ResumeChosen")
+    desk.disk.journals[1] = desk.disk.journals[1][:chosen]
+    if by == "ticket":
+        desk.disk.started_attempt = 0
+        for agent in desk.agents.values():
+            agent.attempt, agent.ranks = -1, ()
+    loop = desk.open()
+    rejoin(desk)
+    assert record(desk, "TermTaken")["highest_attempt"] == 1
+    desk.pass_s(3.0)
+    assert loop.state.attempt >= 2
+
+
+def test_attempt_numbers_never_repeat() -> None:
+    desk = Desk(nodes=2)
+    desk.running()
+    desk.agents["n1"].attempt = 7
+    loop = desk.open()
+    rejoin(desk)
+    assert record(desk, "TermTaken")["highest_attempt"] == 7
+    desk.pass_s(3.0)
+    assert loop.state.attempt >= 8
+
+
+def test_events_the_last_term_never_made_durable_come_again() -> None:
+    desk = Desk(nodes=2)
+    desk.running()
+    desk.store.stalled = True
+    killed(desk)
+    loop = desk.open()
+    desk.agents["n0"].ranks = (0,)
+    rejoin(desk)
+    desk.pass_s(2.0)
+    assert desk.kinds().count("RankExited") == 1 and loop.state.marks["n0"] == ("i1", 1)
+    assert desk.agents["n0"].acks[-1].journalled_seq == 1
+
+
+def test_law_one_after_a_takeover_runs_from_the_majoritys_hello_plus_d() -> None:
+    desk = Desk(nodes=3)
+    desk.running()
+    loop = desk.open()
+    desk.agents["n2"].beating = desk.agents["n2"].obeys = False
+    rejoin(desk, "n0")
+    assert loop.law_one.floor is None  # the last supervisor may still lead the other two
+    desk.clock.boot += 0.5
+    rejoin(desk, "n1")
+    floor = loop.law_one.floor
+    assert floor == pytest.approx(loop.run_clock.at(desk.clock.boot))
+    desk.pass_s(5.0)
+    killed(desk)
+    desk.pass_s(12.0)
+    assert loop.state.phase is Phase.STOPPING
+    due = loop.run_clock.boot(lease.presumed_empty_after_takeover(floor or 0.0, desk.policy.timing))
+    desk.pass_s(due - desk.clock.boot - 0.001)
+    assert loop.state.phase is Phase.STOPPING
+    desk.pass_s(0.002)
+    assert loop.state.phase is not Phase.STOPPING
+
+
+def test_a_deposed_supervisor_that_wakes_starts_nothing() -> None:
+    desk = Desk(nodes=2)
+    old = desk.running()
+    store, radio = desk.store, desk.radio
+    assert desk.open().term == 2
+    desk.loop = old
+    for agent in desk.agents.values():
+        agent.beating = False
+    desk.clock.boot += 20.0
+    sent = len(radio.sent)
+    desk.mailbox.items.clear()
+    desk.mailbox.post(Stamped(CancelRequested("a person")))
+    desk.turn_all()
+    assert store.waiting == type(store.waiting)() and old.exit_code == EXIT_DEPOSED and len(radio.sent) == sent
+
+
+def test_an_ended_run_is_ended_again_by_the_next_term() -> None:
+    desk = Desk(nodes=2)
+    first = desk.running()
+    desk.mailbox.post(Stamped(CancelRequested("a person")))
+    desk.pass_s(5.0)
+    assert first.exit_code == 130
+    loop = desk.open()
+    rejoin(desk, "n0")
+    desk.pass_s(16.0)
+    assert loop.exit_code == 130
+
+
+def test_a_resumed_run_begins_anew_in_its_new_job() -> None:
+    desk = Desk(nodes=2)
+    desk.running()
+    desk.mailbox.post(Stamped(CancelRequested("a person")))
+    desk.pass_s(5.0)
+    desk.facts = replace(desk.facts, job="j2", seq=1, resumed=ResumeRequested("a person", "j2", 1))
+    for agent in desk.agents.values():
+        agent.incarnation, agent.attempt, agent.ranks, agent.seq, agent.echo, agent.events = "i9", -1, (), 0, 0.0, []
+    loop = desk.open()
+    desk.join()
+    desk.pass_s(3.0)
+    assert loop.state.phase is Phase.RUNNING and loop.state.job == "j2" and loop.state.attempt == 1
+    assert replay([r for term in (1, 2) for r in desk.disk.records(term)]) == loop.state
+    again = desk.open()
+    rejoin(desk)
+    desk.pass_s(2.0)
+    assert again.state.phase is Phase.RUNNING and any(isinstance(m, Ack) and m.term == 3 for m in desk.agents["n1"].got)
+
+
+def test_nodes_that_were_lost_are_not_waited_for_nor_heard_by_mistake() -> None:
+    desk = Desk(nodes=4)
+    desk.running()
+    desk.agents["n3"].beating = desk.agents["n3"].obeys = False
+    desk.pass_s(12.0)
+    assert desk.loop.state.nodes["n3"].lost
+    loop = desk.open()
+    rejoin(desk, "n0", "n1", "n2")
+    assert loop.gathering is None and loop.state.nodes["n3"].lost
+    desk.pass_s(3.0)
+    assert "NodeHeard" not in desk.kinds()
+    assert record(desk, "TermTaken")["missing"] == ["n3"]

@@ -1,0 +1,65 @@
+"""The rules of tests/conftest.py and tests/waiting.py, seen at work in a small suite of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import stays, until
+
+pytest_plugins = ["pytester"]
+
+HERE = Path(__file__).parent
+SUITE = """
+import pytest
+@pytest.mark.compiler
+def test_compiler(): pass
+def test_reason(): pytest.skip("why not")
+@pytest.mark.gpu
+def test_gpu(): pytest.skip("no gpu here")
+@pytest.mark.xfail
+def test_expected(): assert 0
+"""
+
+
+def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, ci: str) -> pytest.RunResult:
+    pytester.makeconftest((HERE / "conftest.py").read_text("utf-8"))
+    pytester.makefile(".toml", pyproject=(HERE.parent / "pyproject.toml").read_text("utf-8"))
+    (pytester.path / "tests").mkdir()
+    (pytester.path / "tests" / "test_some.py").write_text(SUITE, "utf-8")
+    (pytester.path / "tests" / "test_whole.py").write_text("import pytest\npytest.importorskip('not_there')\n", "utf-8")
+    monkeypatch.setenv("CI", ci)
+    monkeypatch.setenv("PATH", str(pytester.path))  # no compiler there
+    return pytester.runpytest_subprocess("-p", "no:cacheprovider", "--continue-on-collection-errors")
+
+
+@pytest.mark.serial
+def test_a_skip_is_visible_on_a_laptop(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run(pytester, monkeypatch, "")
+    result.assert_outcomes(skipped=4, xfailed=1)
+    result.stdout.fnmatch_lines(["*needs a C compiler*"])
+
+
+@pytest.mark.serial
+def test_a_skip_is_a_failure_in_ci(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run(pytester, monkeypatch, "true")
+    assert result.ret != 0
+    result.stdout.fnmatch_lines_random(
+        ["*a skip is a failure*not_there*", "*a skip is a failure*C compiler*", "*a skip is a failure*why not*"]
+    )
+    result.stdout.fnmatch_lines(["*no gpu here*"])
+
+
+def test_waiting_gives_the_value_or_says_what_did_not_come() -> None:
+    assert until([0, 0, 3].pop, 1, "a three") == 3
+    with pytest.raises(AssertionError, match="in vain: the moon"):
+        until(lambda: False, 0.01, "the moon")
+    with pytest.raises(AssertionError, match="in vain: seen 2"):
+        until(lambda: False, 0.01, lambda: "seen 2")
+
+
+def test_staying_gives_up_at_the_first_change() -> None:
+    stays(lambda: True, 0.02, "as it is")
+    with pytest.raises(AssertionError, match="did not last"):
+        stays([False, True].pop, 5, "as it is")

@@ -1,0 +1,43 @@
+"""How a test waits: for a condition, with a deadline, never for a length of time.
+
+This is the only file under tests/ that may sleep; the house test keeps it so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+POLL_FIRST_S = 0.001
+POLL_LONGEST_S = 0.05
+
+
+def until(condition: Callable[[], T], deadline_s: float, what: str | Callable[[], str]) -> T:
+    """The first true value of ``condition``; AssertionError once ``deadline_s`` has passed without one.
+
+    ``what`` says what was awaited. Give a function where the message should show how things stand at the end.
+    """
+    start = time.monotonic()
+    pause_s = POLL_FIRST_S
+    while True:
+        value = condition()
+        if value:
+            return value
+        waited_s = time.monotonic() - start
+        if waited_s >= deadline_s:
+            told = what() if callable(what) else what
+            raise AssertionError(f"waited {waited_s:.1f} s in vain: {told}")
+        time.sleep(min(pause_s, deadline_s - waited_s))
+        pause_s = min(pause_s * 2, POLL_LONGEST_S)
+
+
+def stays(condition: Callable[[], object], for_s: float, what: str) -> None:
+    """AssertionError if ``condition`` turns false within ``for_s``: for "and nothing happens" claims, kept short."""
+    end = time.monotonic() + for_s
+    while time.monotonic() < end:
+        if not condition():
+            raise AssertionError(f"did not last {for_s} s: {what}")
+        time.sleep(POLL_LONGEST_S / 5)

@@ -1,0 +1,197 @@
+"""The journal's lines: what goes in comes out; what is torn, alien or newer is refused in words and never crashes."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangrun.core.actions import CheckNodes, StartGang, SubmitSuccessor
+from gangrun.core.events import CheckpointSeen, NodeSilent, RankExited, Stamped
+from gangrun.core.model import CheckpointRef, Level, RankExit, RunState, Shape
+from gangrun.core.placement import seated
+from gangrun.core.policy import Policy
+from gangrun.core.succession import first_state
+from gangrun.wire import record as wire
+from gangrun.wire.record import NewerSchema, Record, RecordError, TornRecord
+from tests.core.life import Life, saved
+
+RECORD = Record(1, 2, 3, 4.5, 6.0, "NodeSilent", {"node": "n1", "since": 1.0}, reason='"quoted" ☃\nand broken')
+LINE = wire.encode(RECORD)
+
+
+def sealed(body: bytes) -> bytes:
+    """A line whose checksum holds, whatever is in it."""
+    return b'%s,"crc":"%08x"}\n' % (body, zlib.crc32(body))
+
+
+def test_one_line_one_record() -> None:
+    assert LINE.count(b"\n") == 1
+    assert LINE.endswith(b"\n")
+    assert wire.decode(LINE) == RECORD
+    assert wire.decode(LINE.rstrip(b"\n")) == RECORD
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"", "cut off"),
+        (LINE[:-9], "cut off"),
+        (LINE[: len(LINE) // 2], "cut off"),
+        (LINE.replace(b"n1", b"n2"), "checksum"),
+        (LINE[:-3] + b'0"}\n', "checksum"),
+        (b"\x00" * 400, "cut off"),
+        (sealed(b'{"v":'), "not JSON"),
+        (sealed(b'{"v":1,"kind":"\xff\xfe"'), "not JSON"),
+        (sealed(b'{"v":1,"event":' + b"[" * 100_000), "not JSON"),
+        (sealed(b"[1"), "not JSON"),
+        (sealed(b'{"kind":"x"'), "no schema version"),
+        (sealed(b'{"v":"1"'), "no schema version"),
+        (sealed(b'{"v":1,"kind":7'), "wrong shape"),
+        (sealed(b'{"v":1,"term":1'), "wrong shape"),
+    ],
+)
+def test_torn_lines_are_refused_with_the_reason(line: bytes, words: str) -> None:
+    with pytest.raises(TornRecord, match=words):
+        wire.decode(line)
+
+
+def test_a_line_of_a_newer_gangrun_is_not_guessed_at() -> None:
+    newer = sealed(msgspec.json.encode({"v": wire.SCHEMA + 1, "something": "new"})[:-1])
+    with pytest.raises(NewerSchema, match="schema 2 is newer"):
+        wire.decode(newer)
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_record_or_refused(data: bytes) -> None:
+    for line in (data, sealed(data)):
+        with suppress(RecordError):
+            wire.decode(line)
+
+
+@given(st.integers(0, len(LINE) - 2), st.integers(1, 255))
+def test_one_flipped_byte_is_always_seen(at: int, by: int) -> None:
+    hurt = bytearray(LINE)
+    hurt[at] ^= by
+    with pytest.raises(RecordError):
+        wire.decode(bytes(hurt))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+fields = st.dictionaries(
+    st.sampled_from([*RunState.__slots__, "attempt", "step", "exit", "checkpoint", "node", "since", "x"]),
+    json_values,
+    max_size=5,
+)
+
+
+@given(st.sampled_from([*wire._EVENTS, *wire._ACTIONS, "Nonsense"]), fields)
+def test_any_shape_is_an_event_or_an_action_or_refused(kind: str, data: dict[str, Any]) -> None:
+    for read in (wire.event_of, wire.action_of):
+        with suppress(RecordError):
+            read(kind, data)
+
+
+@given(fields)
+def test_any_patch_gives_a_state_or_is_refused(patch: dict[str, Any]) -> None:
+    whole = wire.builtins(RunState(run="r", shape=Shape(1, 1, 1, 1)))
+    records = [
+        Record(1, 1, 0, 0.0, 0.0, "Snapshot", patch=whole),
+        Record(1, 1, 1, 0.0, 0.0, "NodeSilent", patch=patch),
+    ]
+    with suppress(RecordError):
+        assert wire.replay(records) is not None
+
+
+def test_events_and_actions_come_back_as_they_were() -> None:
+    died = RankExited(3, RankExit(1, "n1", None, 9, True, False, None, 4.5))
+    assert wire.event_of("RankExited", wire.builtins(died)) == died
+    start = StartGang(1, seated(["n0", "n1"], Shape(2, 2, 2, 1)), CheckpointRef(4, "/c/step-4", Level.VERIFIED))
+    written = wire.act(start, 7)
+    assert (written.kind, written.n) == ("StartGang", 7)
+    assert wire.action_of(written.kind, written.args) == start
+    with pytest.raises(RecordError, match="unknown event 'CheckNodes'"):
+        wire.event_of("CheckNodes", wire.builtins(CheckNodes(("n0",))))
+    with pytest.raises(RecordError, match="action SubmitSuccessor"):
+        wire.action_of("SubmitSuccessor", {"seq": "one"})
+    assert wire.action_of("SubmitSuccessor", {"seq": 1, "exclude": ["n1"], "reason": "x"}) == SubmitSuccessor(
+        1, ("n1",), "x"
+    )
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_numbers_that_json_has_not_come_in_nowhere_and_make_nothing_unreadable(number: float) -> None:
+    with pytest.raises(RecordError, match=r"NodeSilent.*infinite"):
+        wire.event_of("NodeSilent", {"node": "n1", "since": number})
+    with pytest.raises(RecordError, match="infinite"):
+        wire.event_of("ProgressStalled", {"attempt": 0, "observations": [{"idle_s": number}, ("x", number)]})
+    state = RunState(run="r", shape=Shape(1, 1, 1, 1), updated_at=number)
+    snapshot = Record(1, 1, 0, 0.0, 0.0, "Snapshot", patch=wire.builtins(state))
+    back = wire.replay([wire.decode(wire.encode(snapshot))])
+    assert back is not None
+    assert math.isfinite(back.updated_at)
+
+
+def test_a_file_name_that_is_not_utf8_does_not_stop_the_journal() -> None:
+    seen = CheckpointSeen(CheckpointRef(4, "/c/\udcff/step-4", Level.COMPLETE))
+    line = wire.encode(Record(1, 1, 1, 0.0, 0.0, "CheckpointSeen", event=wire.builtins(seen)))
+    assert wire.decode(line).event["checkpoint"]["path"] == "/c/\\udcff/step-4"
+
+
+def test_a_patch_holds_what_changed_and_what_went() -> None:
+    life = Life().launching(saved(4))
+    before = life.state
+    assert wire.diff(before, before) == {}
+    life.on(NodeSilent("n1", 1.0))
+    assert set(wire.diff(before, life.state)) == {"nodes", "updated_at"}
+    assert set(wire.diff(before, life.state)["nodes"]) == {"n1"}
+    life.exit(0)
+    patch = wire.diff(before, life.state)
+    assert patch["deadlines"]["start"] is None
+    plain = wire.builtins(before)
+    after = wire.apply(plain, patch)
+    assert wire.state_of(after) == life.state
+    assert wire.state_of(plain) == before, "the argument stays as it was"
+
+
+def test_what_is_equal_has_not_changed_whatever_object_it_is_and_in_whatever_order() -> None:
+    life = Life(2)
+    life.join()
+    state = life.state
+    turned = dict(reversed([(name, replace(node)) for name, node in state.nodes.items()]))
+    assert wire.diff(state, replace(state, shape=replace(state.shape), nodes=turned)) == {}
+    assert wire.diff(state, replace(state, nodes={name: replace(node) for name, node in state.nodes.items()})) == {}
+
+
+def test_replay_begins_at_the_newest_snapshot() -> None:
+    state = first_state(RunState(run="r", shape=Shape(1, 1, 1, 1)), 1.0, Policy())
+    snapshot = Record(1, 1, 0, 0.0, 0.0, "Snapshot", patch=wire.builtins(state))
+    patched = Record(1, 1, 1, 0.0, 0.0, "NodeSilent", patch={"attempt": 5, "marks": {"n0": ["i", 3]}})
+    silent = Record(1, 1, 2, 0.0, 0.0, "NodeHeard")
+    assert wire.replay([]) is None
+    assert wire.replay([patched]) is None
+    later = wire.replay([patched, snapshot, patched, silent])
+    assert later is not None
+    assert (later.attempt, later.marks) == (5, {"n0": ("i", 3)})
+    assert wire.replay([snapshot, patched, snapshot]) == state
+    with pytest.raises(RecordError, match="snapshot"):
+        wire.replay([Record(1, 1, 0, 0.0, 0.0, "Snapshot", patch={"run": 7})])
+    with pytest.raises(RecordError, match="nodes must be entries"):
+        wire.replay([snapshot, Record(1, 1, 1, 0.0, 0.0, "x", patch={"nodes": None})])
+
+
+def test_every_event_has_a_name_in_the_journal() -> None:
+    assert Stamped(NodeSilent("n0", 1.0)).origin is None
+    assert {"NodeSilent", "TermTaken"} <= set(wire._EVENTS)
+    assert {"StartGang", "EndJob"} <= set(wire._ACTIONS)

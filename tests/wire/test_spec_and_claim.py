@@ -1,0 +1,86 @@
+"""What the user submitted, and who holds a term: files that other processes and later versions read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangrun.core.policy import HangPolicy, Policy, Timing
+from gangrun.wire import claim as claims
+from gangrun.wire import spec as specs
+from gangrun.wire.claim import Claim, ClaimError
+from gangrun.wire.spec import CheckpointSpec, LogSpec, RunSpec, SpecError
+
+SPEC = RunSpec(
+    run="20261121-065001-k3f9",
+    name="a 'name' with $(spaces)\nand ☃",
+    world="local",
+    command=("python", "train.py", "--x=$(rm -rf /)", ""),
+    python=True,
+    working_directory="/w/a b",
+    nodes=("n0", "n1"),
+    nodes_min_count=1,
+    slots_per_node=2,
+    ranks_per_slot=1,
+    checkpoint=CheckpointSpec("/c", r"global_step(\d+)"),
+    log=LogSpec(per_rank=True),
+    policy=Policy(timing=Timing(beat_every_s=0.5), hang=HangPolicy(timeout_s=4.0), restarts_max_count=7),
+    environment={"A": "1"},
+    secret_names=("API_KEY",),
+)
+CLAIM = Claim(3, "r", "j", "n0", 17, 99, "tcp://10.0.0.1:1", "key", 1.5)
+
+
+def test_a_spec_comes_back_as_it_was_and_people_can_read_it() -> None:
+    data = specs.encode(SPEC)
+    assert specs.decode(data) == SPEC
+    assert data.count(b"\n") > 20
+
+
+def test_a_claim_comes_back_as_it_was() -> None:
+    assert claims.decode(claims.encode(CLAIM)) == CLAIM
+
+
+def changed(**fields: Any) -> bytes:
+    return msgspec.json.encode({**msgspec.json.decode(specs.encode(SPEC)), **fields})
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (changed(schema=specs.SCHEMA + 1, nodes="all new"), "schema 2, newer.*upgrade"),
+        (changed(nodes="n0"), "not a run's spec.*nodes"),
+        (changed(policy={"restarts_max_count": -1}), "must not be negative"),
+        (b"[]", "not a run's spec"),
+        (b"", "not a run's spec"),
+        (specs.encode(SPEC)[:-40], "not a run's spec"),
+        (b'"\xff"', "not a run's spec"),
+        (b"[" * 100_000, "not a run's spec"),
+    ],
+)
+def test_a_spec_that_cannot_be_used_says_why(data: bytes, words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        specs.decode(data)
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b'{"term":"x"}', claims.encode(CLAIM)[:20], b'"\xff"', b"[" * 100_000])
+def test_a_claim_that_is_none_says_why(data: bytes) -> None:
+    with pytest.raises(ClaimError, match="not a claim"):
+        claims.decode(data)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+    readers: tuple[tuple[Callable[[bytes], object], type[ValueError]], ...] = (
+        (specs.decode, SpecError),
+        (claims.decode, ClaimError),
+    )
+    for read, refusal in readers:
+        with suppress(refusal):
+            read(data)

@@ -30,13 +30,13 @@ from gangrun.agent.ranks import GangSpec, RankGang
 from gangrun.agent.warden_link import AgentEnd
 from gangrun.cli import environment
 from gangrun.cli.process_words import tell, tell_dropped
-from gangrun.cli.wiring import clock_of, disk_of
+from gangrun.cli.wiring import clock_of, disk_of, own_address
+from gangrun.core.nodeset import unfold
 from gangrun.wire.messages import Dial
 from gangrun.wire.spec import RunSpec
 
 EXIT_UNUSABLE = 78
 HELLO_WITHIN_MS = 2000
-LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,7 @@ class Arguments:
     node: str
     job: str
     founder: bool
+    roster: tuple[str, ...]  # the nodes of this job; empty: those of the spec
 
 
 def arguments_of(words: list[str]) -> Arguments:
@@ -56,12 +57,15 @@ def arguments_of(words: list[str]) -> Arguments:
     parser.add_argument("--node", required=True)
     parser.add_argument("--job", required=True)
     parser.add_argument("--seq", type=int, default=0)
-    parser.add_argument("--founder", action="store_true")
+    parser.add_argument("--founder", default="", help="the node that has the job's first supervisor made")
+    parser.add_argument("--roster", default="")
     found = parser.parse_args(words)
-    return Arguments(found.run_dir, found.node, found.job, found.founder)
+    return Arguments(found.run_dir, found.node, found.job, found.founder == found.node, unfold(found.roster))
 
 
-def config_of(arguments: Arguments, spec: RunSpec, incarnation: str, net: AgentNet, previous_died: str) -> AgentConfig:
+def config_of(
+    arguments: Arguments, spec: RunSpec, nodes_count: int, incarnation: str, net: AgentNet, previous_died: str
+) -> AgentConfig:
     """Who this agent is."""
     return AgentConfig(
         node=arguments.node,
@@ -72,7 +76,7 @@ def config_of(arguments: Arguments, spec: RunSpec, incarnation: str, net: AgentN
         slots_count=spec.slots_per_node,
         peer=net.address,
         timing=spec.policy.timing,
-        roster_count=len(spec.nodes),
+        roster_count=nodes_count,
         founder=arguments.founder,
         previous_died=previous_died,
         nofile_hard=net.nofile_hard,
@@ -132,9 +136,10 @@ def main(words: list[str]) -> int:
         _say(arguments.node, str(error))
         return EXIT_UNUSABLE
     incarnation = os.urandom(6).hex()
-    net = AgentNet(spec.run, keys, arguments.node, incarnation, LOOPBACK)
+    nodes_count = len(arguments.roster or spec.nodes)
+    net = AgentNet(spec.run, keys, arguments.node, incarnation, own_address(spec, environment.all_variables()))
     told = _hello(warden)
-    brain = AgentBrain(config_of(arguments, spec, incarnation, net, told.previous_died), clock.now())
+    brain = AgentBrain(config_of(arguments, spec, nodes_count, incarnation, net, told.previous_died), clock.now())
     loop: AgentLoop | None = None
 
     def supervisor_pids() -> tuple[int, ...]:
@@ -147,7 +152,7 @@ def main(words: list[str]) -> int:
         warden=warden,
         ranks=RankGang(gang_of(spec, paths, arguments.node), clock.now, supervisor_pids),
         find_term=lambda: find_term(paths, clock, disk),
-        check=lambda: check(paths, clock, net, len(spec.nodes), incarnation),
+        check=lambda: check(paths, clock, net, nodes_count, incarnation),
         say=lambda sentence: _say(arguments.node, sentence),
         stacks_within_s=spec.policy.stacks_within_s * 0.8,
     )

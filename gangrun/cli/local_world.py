@@ -23,9 +23,8 @@ from gangrun.wire.spec import RunSpec
 def warden_spec(spec: RunSpec, paths: RunPaths, node: str, job: str, seq: int) -> dict[str, object]:
     """What one host's warden is told."""
     common = ["--run-dir", str(paths.root), "--node", node, "--job", job, "--seq", str(seq)]
-    founder = ["--founder"] if node == spec.nodes[0] else []
     return {
-        "agent": own_command("gangrun.cli.agent_main", [*common, *founder], sys.executable),
+        "agent": own_command("gangrun.cli.agent_main", [*common, "--founder", spec.nodes[0]], sys.executable),
         "supervisor": own_command("gangrun.cli.supervisor_main", common, sys.executable),
         "node": node,
         "lease_s": spec.policy.timing.fence_after_s,

@@ -25,15 +25,18 @@ from gangrun.adapters.fs.store import FsStore
 from gangrun.adapters.fs.terms import FsTerms
 from gangrun.adapters.local import box
 from gangrun.adapters.net.curve import read_client_key
+from gangrun.adapters.net.interface import LOOPBACK
 from gangrun.adapters.net.mailbox import QueueMailbox
 from gangrun.adapters.net.router import RouterRadio
+from gangrun.cli import environment
 from gangrun.cli.checkpoint_service import CheckpointService
 from gangrun.cli.process_words import STORAGE, tell, tell_dropped
-from gangrun.cli.wiring import clock_of, supervisor_disk_of
+from gangrun.cli.wiring import clock_of, own_address, supervisor_disk_of
 from gangrun.core import takeover as rules
 from gangrun.core.actions import Action
 from gangrun.core.events import ActFailed, CancelRequested, ResumeRequested, Stamped
 from gangrun.core.model import Shape
+from gangrun.core.nodeset import unfold
 from gangrun.core.policy import Policy
 from gangrun.supervisor.facts import EXIT_DEPOSED, EXIT_REFUSED, Facts
 from gangrun.supervisor.loop import Loop
@@ -42,7 +45,6 @@ from gangrun.wire.claim import Claim
 from gangrun.wire.record import RecordError
 from gangrun.wire.spec import RunSpec
 
-LOOPBACK = "127.0.0.1"
 CANCEL_LOOK_S = 0.25
 
 
@@ -64,6 +66,7 @@ class Arguments:
     seq: int
     term_min: int
     promises: tuple[str, ...]
+    roster: tuple[str, ...]  # the nodes of this job; empty: those of the spec
 
 
 def arguments_of(words: list[str]) -> Arguments:
@@ -75,9 +78,11 @@ def arguments_of(words: list[str]) -> Arguments:
     parser.add_argument("--seq", type=int, default=0)
     parser.add_argument("--term-min", type=int, default=1)
     parser.add_argument("--promises", default="[]")
+    parser.add_argument("--roster", default="")
     found = parser.parse_args(words)
     promises = tuple(str(node) for node in json.loads(found.promises))
-    return Arguments(found.run_dir, found.node, found.job, found.seq, found.term_min, promises)
+    roster = unfold(found.roster)
+    return Arguments(found.run_dir, found.node, found.job, found.seq, found.term_min, promises, roster)
 
 
 class NoScheduler:
@@ -117,16 +122,17 @@ def entitled(
     judged = newest.term if newest is not None else 0
     if newest is None or newest.job != arguments.job:
         return judged  # nobody holds one, or the holder's job is over: its owner's place was taken by ours
+    roster = arguments.roster or spec.nodes
     watch = CounterWatch(spec.policy.timing)
     pause = threading.Event()
     while True:
         still_s, verdict = 0.0, None
-        if not rules.has_majority(arguments.promises, spec.nodes) and not _is_dead(newest):
+        if not rules.has_majority(arguments.promises, roster) and not _is_dead(newest):
             found = read_counter(disk, paths, newest.term)
             verdict = watch.look(found.count if found else None, _can_write(disk, paths), clock.now())
             still_s = spec.policy.timing.counter_still_s if verdict else 0.0
         ruling = rules.may_claim(
-            arguments.promises, spec.nodes, counter_still_s=still_s, own_writes_ok=True,
+            arguments.promises, roster, counter_still_s=still_s, own_writes_ok=True,
             holder_down=_is_dead(newest), timing=spec.policy.timing,
         )  # fmt: skip
         if ruling.allowed:
@@ -140,8 +146,8 @@ def entitled(
 def _holds_the_run(arguments: Arguments, paths: RunPaths, disk: Disk) -> None:
     jobs = JobClaims(paths, disk)
     place = jobs.holder(jobs.highest())
-    if place is not None and place.job != arguments.job:
-        raise TermLost(f"{arguments.job} is not the job that holds this run: that is {place.job}")
+    if place is not None and place.token != arguments.job:
+        raise TermLost(f"{arguments.job} is not the job that holds this run: that is {place.token}")
 
 
 def _is_dead(claim: Claim) -> bool:
@@ -166,11 +172,13 @@ def facts_of(arguments: Arguments, spec: RunSpec, wish: Wish | None) -> Facts:
     """What the loop is told of the run."""
     return Facts(
         run=spec.run,
-        shape=Shape(len(spec.nodes), spec.nodes_min_count, spec.slots_per_node, spec.ranks_per_slot),
+        shape=Shape(
+            spec.nodes_count or len(spec.nodes), spec.nodes_min_count, spec.slots_per_node, spec.ranks_per_slot
+        ),
         job=arguments.job,
         seq=arguments.seq,
         node=arguments.node,
-        addresses=dict.fromkeys(spec.nodes, LOOPBACK),
+        addresses={node: node for node in arguments.roster} or dict.fromkeys(spec.nodes, LOOPBACK),
         resume_request=spec.resume,
         resumed=ResumeRequested(wish.by, arguments.job, arguments.seq, wish.request) if wish else None,
         looks_every_s=spec.checkpoint.look_every_s if spec.checkpoint.directory else 0.0,
@@ -205,7 +213,7 @@ def main(words: list[str]) -> int:
     except TermLost as error:
         return _leave(EXIT_DEPOSED, str(error))
     mailbox = QueueMailbox(clock)
-    radio = RouterRadio(spec.run, keys.public, LOOPBACK, mailbox.post_many)
+    radio = RouterRadio(spec.run, keys.public, own_address(spec, environment.all_variables()), mailbox.post_many)
 
     def offer(term: int) -> Claim:
         return Claim(

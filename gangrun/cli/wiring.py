@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from gangrun.adapters.clock import SystemClock
@@ -9,7 +10,9 @@ from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.fatal_disk import FatalDisk
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.adapters.fs.stall import PausableDisk
+from gangrun.adapters.net.interface import LOOPBACK, towards
 from gangrun.cli import environment
+from gangrun.wire.spec import RunSpec
 
 
 class SteeredClock(SystemClock):
@@ -39,3 +42,8 @@ def supervisor_disk_of(paths: RunPaths) -> Disk:
     """The disk; one on which a test kills or stops this supervisor where GANGRUN_TEST_KILL_AT names a file."""
     control = environment.all_variables().get("GANGRUN_TEST_KILL_AT")
     return FatalDisk(Path(control)) if control else disk_of(paths)
+
+
+def own_address(spec: RunSpec, variables: Mapping[str, str]) -> str:
+    """Where this node's processes listen: to this box alone, or on the interface by which Slurm reached it."""
+    return LOOPBACK if spec.world == "local" else towards(variables.get("SLURM_LAUNCH_NODE_IPADDR", ""))

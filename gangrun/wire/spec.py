@@ -39,7 +39,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...]  # argv as the ranks are to run it
     python: bool  # starts through boot.py
     working_directory: str
-    nodes: tuple[str, ...]  # local hosts by name
+    nodes: tuple[str, ...]  # local hosts by name; under Slurm each job has its own
+    nodes_count: int = 0  # as many as hold ranks; 0: as many as ``nodes`` names
+    spares_count: int = 0  # so many more are asked for, and hold none until one is needed
     nodes_min_count: int
     slots_per_node: int
     ranks_per_slot: int

@@ -31,6 +31,16 @@ class JobClaim(msgspec.Struct, frozen=True):
     start_ticks: int
     v: int = 1
 
+    @property
+    def token(self) -> str:
+        """What tells this stay of the job from any other: a requeued job has the same number and other processes."""
+        return job_token(self.job, self.restart)
+
+
+def job_token(job: str, restart: int) -> str:
+    """``1234``, and ``1234r2`` once it was requeued twice."""
+    return f"{job}r{restart}" if restart else job
+
 
 @dataclass(frozen=True, slots=True)
 class Claimed:

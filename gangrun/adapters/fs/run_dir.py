@@ -127,6 +127,24 @@ class RunPaths:
         """Who holds place ``seq`` in the sequence of jobs."""
         return self.jobs / (f"{seq}.json" if generation == 0 else f"{seq}.{generation}.json")
 
+    @property
+    def submission(self) -> Path:
+        """What Slurm is asked for each job of this run."""
+        return self.machine / "submission.json"
+
+    @property
+    def batch_scripts(self) -> Path:
+        """Folder of the batch scripts as they were sent."""
+        return self.machine / "slurm"
+
+    def setup_failed(self, seq: int) -> Path:
+        """Why the batch script of job ``seq`` stopped before any process of ours ran."""
+        return self.machine / f"setup-failed-{seq}"
+
+    def job_log(self, job: str) -> Path:
+        """What a job's batch script and its launcher said."""
+        return self.logs / f"job-{job}.out"
+
     def error(self, attempt: int, rank: int) -> Path:
         """A rank's own account of its death."""
         return self.machine / "errors" / str(attempt) / f"rank-{rank}.json"

@@ -1,0 +1,76 @@
+"""What Slurm is asked for each job of a run (room: wire): ``submission.json`` in the run directory, written once.
+
+The first job is submitted from it by ``gangrun submit``, every successor by the supervisor of the job before.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+SCHEMA = 1
+
+
+class SubmissionError(ValueError):
+    """A submission that cannot be used; the message says why and what to do."""
+
+
+class Requeue(Enum):
+    """How the run gets other nodes once its job has too few."""
+
+    RESUBMIT = "resubmit"  # a new job, with --exclude
+    SAME_JOB = "same-job"  # scontrol requeue, where compute nodes may not submit
+    NONE = "none"  # it stops, with the story
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    """Texts are Slurm's own words, "" where nothing was asked: the site's default holds."""
+
+    schema: int = SCHEMA
+    job_name: str  # of every job of this run and of no other
+    nodes_count: int  # with the spares
+    python: str  # the interpreter that runs gangrun
+    working_directory: str
+    gpus_per_node: str = ""
+    gres: str = ""
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    time: str = ""
+    exclude: str = ""  # what the user excluded; the run's own exclusions come on top
+    nodelist: str = ""
+    constraint: str = ""
+    cpus_per_task: str = ""
+    mem: str = ""
+    exclusive: bool = False
+    reservation: str = ""
+    dependency: str = ""  # of the first job only
+    sbatch: tuple[tuple[str, str | None], ...] = ()  # passed on as they are; None: a flag without value
+    srun: tuple[tuple[str, str | None], ...] = ()
+    setup: tuple[str, ...] = ()  # shell lines, run before anything of ours
+    needs_python: bool = False  # the ranks' command is whatever ``python`` the setup lines leave on PATH
+    requeue: Requeue = Requeue.RESUBMIT
+
+
+def comment(run: str, seq: int) -> str:
+    """By which a job is known for job ``seq`` of this run, whoever submitted it."""
+    return f"gr:{run}:{seq}"
+
+
+def encode(submission: Submission) -> bytes:
+    """As indented JSON, for people too."""
+    return msgspec.json.format(msgspec.json.encode(submission), indent=2) + b"\n"
+
+
+def decode(data: bytes) -> Submission:
+    """Read a submission; ``SubmissionError`` with the reason if it is torn, misshapen or newer."""
+    try:
+        raw = msgspec.json.decode(data)
+        schema = raw.get("schema") if isinstance(raw, dict) else None
+        if isinstance(schema, int) and schema > SCHEMA:
+            words = f"the submission has schema {schema}, newer than this gangrun's {SCHEMA}: upgrade gangrun"
+            raise SubmissionError(words)
+        return msgspec.convert(raw, Submission)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise SubmissionError(f"submission.json is not a run's submission: {error}") from error

@@ -23,7 +23,7 @@ ALLOWED = {
     # step() stamps its own time: handing it a clock would cost more than the step's whole budget of a microsecond
     "time": ISLANDS | {"gangrun/adapters/clock.py", "gangrun/training/step.py"},
     "environ": ISLANDS | {"gangrun/cli/environment.py", "gangrun/agent/rank_env.py", "gangrun/training/environment.py"},
-    "subprocess": ISLANDS | {"gangrun/agent/ranks.py", "gangrun/adapters/local/"},
+    "subprocess": ISLANDS | {"gangrun/agent/ranks.py", "gangrun/adapters/local/", "gangrun/adapters/slurm/commands.py"},
 }
 PLACES_OF_ONE_MACHINE = re.compile(r"/work/|/tmp/gr\b|\bissue #?\d{1,2}\b", re.IGNORECASE)
 WRITTEN = {".py", ".md", ".toml", ".txt", ".sh", ".sbatch", ".json", ".cfg"}

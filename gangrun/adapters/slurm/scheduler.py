@@ -1,0 +1,274 @@
+"""What Slurm says of jobs, and what an ordinary user may ask of it (room: adapters/slurm).
+
+Reads ``scontrol show job`` and ``squeue -o`` of 22.05 to 24.11; both print times in the zone that ``commands`` sets.
+Blocks up to ``within_s`` a question: never call it from the supervisor's loop. Next: ``why``, ``jobs``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from gangrun.adapters.slurm.commands import NOT_FOUND, Answer, Tools
+from gangrun.core.nodeset import NodesetError, unfold
+
+ENDED = frozenset(
+    {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
+     "TIMEOUT"}
+)  # fmt: skip
+HELD = frozenset({"JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue", "launch_failed_requeued_held", "ReqHeld"})
+NO_SUCH_JOB = "invalid job id"
+OVER_ALREADY = ("already completing or completed", "job has already finished", "already finished", NO_SUCH_JOB)
+NOTHING = frozenset({"", "(null)", "N/A", "n/a", "None", "Unknown", "NONE"})
+
+FIELD, RECORD = "\x1f", "\x1e"
+# What a user wrote stands last: it may hold anything.
+COLUMNS = ("%i", "%u", "%T", "%r", "%N", "%B", "%e", "%x", "%E", "%j", "%k")
+FORMAT = FIELD.join(COLUMNS) + RECORD
+
+_FIRST_LINE = re.compile(
+    r"JobId=(?P<job>\S+)(?: ArrayJobId=\S+)?(?: ArrayTaskId=\S+)?(?: HetJob\S+=\S+)* JobName=(?P<name>.*)"
+)
+_WORDS = re.compile(r"([A-Za-z][\w/:.&*]*)=(\S*)")
+# These lines hold one value, which is free text or may hold blanks.
+_WHOLE_LINES = ("Comment", "AdminComment", "SystemComment", "Command", "WorkDir", "StdErr", "StdIn", "StdOut", "Extra")
+_ORDERLY = ("UserId", "JobState")
+
+
+class SchedulerSilent(Exception):
+    """Slurm could not be asked, or answered what nobody here can read: nothing is known."""
+
+
+class SchedulerRefused(Exception):
+    """Slurm heard the request and said no; nothing happened."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFacts:
+    """One job as Slurm shows it. ``jobs_named`` leaves the fields marked * at their defaults."""
+
+    job: str
+    name: str = ""
+    comment: str = ""
+    user: str = ""
+    state: str = ""  # Slurm's word: PENDING, RUNNING, COMPLETING, COMPLETED, ...
+    reason: str = ""  # Slurm's word, "" where there is none
+    nodes: tuple[str, ...] = ()  # shrinks as nodes are declared DOWN
+    batch_host: str = ""
+    end_wall: float | None = None  # the planned end while it runs, the real one afterwards
+    restarts_count: int = 0  # *
+    exit_code: int = 0  # *
+    exit_signal: int = 0  # *
+    preempted: bool = False  # * a preemption has been decided: in its grace time, or after it
+    excluded: tuple[str, ...] = ()
+    dependency: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Over as Slurm sees it. Processes on a host that was cut off may live on all the same."""
+        return self.state in ENDED
+
+    @property
+    def held(self) -> bool:
+        """Waits for a person: ``release`` lets it go."""
+        return self.state == "SPECIAL_EXIT" or (self.state == "PENDING" and self.reason in HELD)
+
+
+def avoids(nodes: Iterable[str], excluded: Iterable[str]) -> tuple[str, ...]:
+    """The nodes of an allocation that should not be in it; () when all is well."""
+    left_out = frozenset(excluded)
+    return tuple(dict.fromkeys(node for node in nodes if node in left_out))
+
+
+def read_job(text: str) -> JobFacts:
+    """One job from ``scontrol show job``; ``SchedulerSilent`` where it is no such thing.
+
+    Line by line, as a comment or a path may hold anything, ``JobState=`` included. The first to give a key wins.
+    """
+    lines = text.splitlines()
+    first = _FIRST_LINE.match(lines[0]) if lines else None
+    if first is None:
+        raise SchedulerSilent(f"this is no job: {' '.join(text.split())[:200]!r}")
+    found: dict[str, str] = {}
+    awaited = list(_ORDERLY)  # a name may hold line breaks: what follows it counts from here on
+    for line in lines[1:]:
+        if awaited:
+            if not line.startswith(f"   {awaited[0]}="):
+                continue
+            awaited.pop(0)
+        key, _, value = line.strip().partition("=")
+        if key in _WHOLE_LINES:
+            found.setdefault(key, value.strip())
+            continue
+        for match in _WORDS.finditer(line):
+            found.setdefault(match.group(1), match.group(2))
+    return _from_scontrol(first.group("job"), first.group("name"), found)
+
+
+def _from_scontrol(job: str, name: str, found: dict[str, str]) -> JobFacts:
+    code, _, killed_by = found.get("ExitCode", "").partition(":")
+    return JobFacts(
+        job=job,
+        name=name,
+        comment=_said(found.get("Comment", "")),
+        user=found.get("UserId", "").partition("(")[0],
+        state=found.get("JobState", "").partition(",")[0],
+        reason=_said(found.get("Reason", "")),
+        nodes=_nodes(found.get("NodeList", "")),
+        batch_host=_said(found.get("BatchHost", "")),
+        end_wall=_instant(found.get("EndTime", "")),
+        restarts_count=_count(found.get("Restarts", "")),
+        exit_code=_count(code),
+        exit_signal=_count(killed_by),
+        preempted=_said(found.get("PreemptTime", "")) != "",
+        excluded=_nodes(found.get("ExcNodeList", "")),
+        dependency=_said(found.get("Dependency", "")),
+    )
+
+
+def read_queue(text: str) -> tuple[JobFacts, ...]:
+    """Jobs from ``squeue -h -o FORMAT``; what is no whole record is passed over."""
+    jobs = []
+    for record in text.split(RECORD):
+        fields = record.removeprefix("\n").split(FIELD)
+        if len(fields) < len(COLUMNS):
+            continue
+        job, user, state, reason, nodes, batch_host, end, excluded, dependency, name = fields[:10]
+        jobs.append(
+            JobFacts(
+                job=job,
+                name=name,
+                comment=_said(FIELD.join(fields[10:])),
+                user=user,
+                state=state,
+                reason=_said(reason),
+                nodes=_nodes(nodes),
+                batch_host=_said(batch_host),
+                end_wall=_instant(end),
+                excluded=_nodes(excluded),
+                dependency=_said(dependency),
+            )
+        )
+    return tuple(jobs)
+
+
+def _said(value: str) -> str:
+    value = value.strip()
+    return "" if value in NOTHING else value
+
+
+def _count(value: str) -> int:
+    return int(value) if value.isdigit() else 0
+
+
+def _nodes(value: str) -> tuple[str, ...]:
+    try:
+        return unfold(_said(value))
+    except NodesetError as error:
+        raise SchedulerSilent(f"Slurm wrote a node list that cannot be read: {error}") from error
+
+
+def _instant(value: str) -> float | None:
+    try:
+        return datetime.strptime(_said(value), "%Y-%m-%dT%H:%M:%S").replace(tzinfo=timezone.utc).timestamp()
+    except ValueError:
+        return None
+
+
+class Scheduler:
+    """Slurm, asked through its tools by the user who runs this. Any thread may ask."""
+
+    def __init__(self, tools: Tools, within_s: float = 10.0) -> None:
+        self._tools, self._within_s = tools, within_s
+
+    # ---- look ----
+
+    def job(self, job: str) -> JobFacts | None:
+        """All that Slurm shows of a job; None where it knows no such job (any more: MinJobAge after its end)."""
+        answer = self._tools.run(("scontrol", "show", "job", job), self._within_s)
+        if answer.code == 0:
+            return read_job(answer.out)
+        if not answer.timed_out and NO_SUCH_JOB in answer.words.lower():
+            return None
+        raise SchedulerSilent(answer.words)
+
+    def jobs_named(self, name: str) -> tuple[JobFacts, ...]:
+        """This user's jobs of that name, in any state, ended ones too for as long as Slurm remembers them."""
+        return tuple(job for job in self._queue(name, "all") if job.name == name)
+
+    def dependents_of(self, job: str) -> tuple[JobFacts, ...]:
+        """This user's pending jobs that wait for ``job`` to end well (``afterok``)."""
+        return tuple(other for other in self._queue("", "PENDING") if job in awaited_ok(other.dependency))
+
+    def _queue(self, name: str, states: str) -> tuple[JobFacts, ...]:
+        by_name = () if not name or "," in name else ("--name", name)  # a comma would make it two names
+        argv = ("squeue", "-h", "--me", *by_name, "-t", states, "-o", FORMAT)
+        return read_queue(self._asked(argv).out)
+
+    # ---- ask ----
+
+    def cancel(self, jobs: Sequence[str], *, within_s: float | None = None) -> None:
+        """scancel, whatever state they are in; those that are over already do not matter."""
+        if jobs:
+            self._ask(("scancel", *jobs), within_s)
+
+    def requeue(self, job: str) -> None:
+        """Back into the queue under the same id; the job's processes get SIGTERM about 20 ms later."""
+        self._ask(("scontrol", "requeue", job))
+
+    def requeue_hold(self, job: str) -> None:
+        """The same, but held until ``release``: for ever if nobody comes."""
+        self._ask(("scontrol", "requeuehold", job))
+
+    def release(self, job: str) -> None:
+        """Let a held job go."""
+        self._ask(("scontrol", "release", job))
+
+    def set_excluded(self, job: str, nodes: Sequence[str]) -> None:
+        """Replace the excluded nodes of a job that does not run; right after ``requeue`` it counts as such."""
+        self._ask(("scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(nodes)}"))
+
+    def set_dependency(self, job: str, dependency: str) -> None:
+        """Replace what a pending job waits for."""
+        self._ask(("scontrol", "update", f"JobId={job}", f"Dependency={dependency}"))
+
+    def _ask(self, argv: Sequence[str], within_s: float | None = None) -> None:
+        try:
+            self._asked(argv, within_s)
+        except SchedulerRefused as error:
+            if argv[0] == "scancel" and any(words in str(error).lower() for words in OVER_ALREADY):
+                return
+            raise
+
+    def _asked(self, argv: Sequence[str], within_s: float | None = None) -> Answer:
+        answer = self._tools.run(argv, self._within_s if within_s is None else within_s)
+        if answer.code == 0:
+            return answer
+        if answer.timed_out or answer.code < 0 or answer.code == NOT_FOUND or _is_unheard(answer.words):
+            raise SchedulerSilent(answer.words)
+        raise SchedulerRefused(answer.words)
+
+
+UNHEARD = (
+    "unable to contact slurm controller", "connect failure", "socket timed out", "zero bytes were transmitted",
+    "communication connection failure", "establish a configuration source", "configure source", "unexpected message",
+    "slurm backup controller in standby mode", "transport endpoint", "protocol authentication error",
+)  # fmt: skip
+
+
+def _is_unheard(words: str) -> bool:
+    lowered = words.lower()
+    return any(sign in lowered for sign in UNHEARD)
+
+
+def awaited_ok(dependency: str) -> tuple[str, ...]:
+    """The job ids that a dependency as Slurm shows it names under ``afterok``."""
+    return tuple(
+        match.group("job")
+        for term in re.split(r"[,?]", dependency)
+        for kind, _, ids in (term.partition(":"),)
+        if kind == "afterok"
+        for match in re.finditer(r"(?P<job>[0-9]+)(?:_\S+?)?(?:\([^)]*\))?(?::|$)", ids)
+    )

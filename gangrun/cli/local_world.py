@@ -19,6 +19,8 @@ from gangrun.cli.process_words import urgent_part
 from gangrun.cli.wiring import disk_of
 from gangrun.wire.spec import RunSpec
 
+PROCESS_LOG = "processes-{node}.log"
+
 
 def warden_spec(spec: RunSpec, paths: RunPaths, node: str, job: str, seq: int) -> dict[str, object]:
     """What one host's warden is told."""
@@ -34,7 +36,7 @@ def warden_spec(spec: RunSpec, paths: RunPaths, node: str, job: str, seq: int) -
 
 def process_log(paths: RunPaths, node: str) -> Path:
     """Where our own processes of a host say what no rank and no journal holds."""
-    return paths.machine / f"processes-{node}.log"
+    return paths.machine / PROCESS_LOG.format(node=node)
 
 
 def launcher(

@@ -29,17 +29,13 @@ class JobClaim(msgspec.Struct, frozen=True):
     host: str
     pid: int
     start_ticks: int
+    launch: int = 0  # how often its step was started anew, in this stay
     v: int = 1
 
     @property
     def token(self) -> str:
         """What tells this stay of the job from any other: a requeued job has the same number and other processes."""
-        return job_token(self.job, self.restart)
-
-
-def job_token(job: str, restart: int) -> str:
-    """``1234``, and ``1234r2`` once it was requeued twice."""
-    return f"{job}r{restart}" if restart else job
+        return f"{self.job}r{self.restart}.{self.launch}" if self.restart or self.launch else self.job
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +62,7 @@ class JobClaims:
     wait: Callable[[float], None] = wait
 
     def claim(self, wish: JobClaim) -> Claimed | Taken:
-        """Take the place: free, or held by the same job with a lower restart count. An unclear error counts as lost."""
+        """Take the place: free, or held by the same job with lower counts. An unclear error counts as lost."""
         generation = 0
         while True:
             while self.disk.exists(self.paths.job(wish.seq, generation)):
@@ -156,7 +152,7 @@ def _refusal(wish: JobClaim, holder: JobClaim | None) -> str:
         return f"place {wish.seq} is claimed by a file that cannot be read"
     if holder.job != wish.job:
         return _words(holder)
-    if holder.restart >= wish.restart:
+    if (holder.restart, holder.launch) >= (wish.restart, wish.launch):
         return f"job {wish.job} (restart {holder.restart}) already runs this: {_words(holder)}"
     return ""
 

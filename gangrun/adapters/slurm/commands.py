@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,19 +68,36 @@ class Tools:
         return Answer(child.returncode, _text(out), _text(err))
 
 
-def begin(argv: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start what stays as long as its work lasts (srun); ``OSError`` where it is not there. Its words come on stderr.
+class Child:
+    """A tool that stays as long as its work lasts (srun). Its words come on stderr.
 
     In a session of its own: a terminal's Ctrl-C is for the one who owns the run, and srun would hand it on.
     """
-    return subprocess.Popen(
-        list(argv),
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+
+    def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start it; ``OSError`` where it is not there."""
+        self._process = subprocess.Popen(
+            list(argv),
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it lives."""
+        return self._process.poll()
+
+    def lines(self) -> Iterator[str]:
+        """What it says, until its end."""
+        assert self._process.stderr is not None
+        for raw in self._process.stderr:
+            yield raw.decode("utf-8", "replace").rstrip()
+
+    def send_signal(self, signum: int) -> None:
+        """Nothing where it has ended."""
+        self._process.send_signal(signum)
 
 
 def _started(argv: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:

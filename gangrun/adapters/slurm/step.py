@@ -1,0 +1,129 @@
+"""The one step of a job: srun, which starts a warden on each node (room: adapters/slurm).
+
+srun gives up on all nodes when it cannot reach one, so whoever launches must know which: that is read from its words.
+What the processes on the nodes say goes to files that slurmstepd opens there, so it outlives this host.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gangrun.adapters.slurm.commands import Child
+from gangrun.core.nodeset import NodesetError, fold, unfold
+
+# What srun takes from its surroundings and would bend our step: a user's habits, or the shape of the batch script's.
+BENDS = (
+    "SRUN_", "SLURM_CPU_BIND", "SLURM_DISTRIBUTION", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASKS_PER_NODE",
+    "SLURM_EXCLUSIVE", "SLURM_OVERLAP", "SLURM_EXACT", "SLURM_KILL_BAD_EXIT", "SLURM_WAIT", "SLURM_NO_KILL",
+    "SLURM_STDOUTMODE", "SLURM_STDERRMODE", "SLURM_STDINMODE", "SLURM_OPEN_MODE", "SLURM_LABELIO", "SLURM_THREADS",
+    "SLURM_MULTI_PROG", "SLURM_PROLOG", "SLURM_EPILOG", "SLURM_TASK_PROLOG", "SLURM_TASK_EPILOG", "SLURM_DEBUG",
+)  # fmt: skip
+_ERROR = re.compile(r"^srun: error: (?P<nodes>[^\s:]+): tasks? [^:]+: (?P<how>.+)$")
+_UNREACHED = re.compile(r"^srun: error: Task launch for \S+ failed on node (?P<nodes>[^\s:]+): (?P<how>.+)$")
+_QUIET = re.compile(r"^srun: (launch/slurm:|Job step|Force Terminated|Terminating|error: Timed out waiting)")
+LEAVES_WITHIN_S = 10.0
+KEPT_LINES_MAX = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the step is asked to be."""
+
+    nodes: tuple[str, ...]
+    cpus_per_task: int | None
+    output: str  # pattern of slurmstepd, with %N for the node
+    extra: tuple[str, ...] = ()  # srun's own options, from the user
+
+
+def argv(shape: Shape, command: Sequence[str]) -> list[str]:
+    """The command line. Nothing but its own end may end it: not a task's exit code, not a node that is gone."""
+    count = len(shape.nodes)
+    return [
+        "srun", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={fold(shape.nodes)}",
+        "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--overlap", "--input=none", "--cpu-bind=none",
+        "--unbuffered", "--open-mode=append", f"--output={shape.output}",
+        *([f"--cpus-per-task={shape.cpus_per_task}"] if shape.cpus_per_task else []),
+        *shape.extra,
+        *command,
+    ]  # fmt: skip
+
+
+def literal(path: str) -> str:
+    """A path in a pattern of Slurm's, where % would begin a word of its own."""
+    return path.replace("%", "%%")
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A node whose warden is no longer, or never was: in srun's words. ``unreached``: nothing was started anywhere."""
+
+    node: str
+    how: str
+    unreached: bool
+
+
+def left_of(line: str) -> tuple[Left, ...]:
+    """What one line of srun tells of nodes; nothing for any other line."""
+    for pattern, unreached in ((_UNREACHED, True), (_ERROR, False)):
+        match = pattern.match(line)
+        if match is not None:
+            try:
+                nodes = unfold(match["nodes"])
+            except NodesetError:
+                return ()
+            return tuple(Left(node, match["how"].strip(), unreached) for node in nodes)
+    return ()
+
+
+def environment_of(variables: Mapping[str, str]) -> dict[str, str]:
+    """For srun: the job's own variables, without what would give the step another shape."""
+    return {name: value for name, value in variables.items() if not name.startswith(BENDS)}
+
+
+@dataclass(slots=True)
+class Step:
+    """One srun. ``hear`` is called from a thread for each line that it says."""
+
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+    hear: Callable[[str], None] = lambda line: None
+    left: list[Left] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)
+    _child: Child | None = None
+    _pump: threading.Thread | None = None
+
+    def start(self) -> None:
+        """``OSError`` where there is no srun."""
+        self._child = Child(self.argv, environment_of(self.environment))
+        self._pump = threading.Thread(target=self._read, args=(self._child,), name="srun", daemon=True)
+        self._pump.start()
+
+    def _read(self, child: Child) -> None:
+        for line in child.lines():
+            self.left.extend(left_of(line))
+            if not _QUIET.match(line) and len(self.words) < KEPT_LINES_MAX:
+                self.words.append(line)
+            self.hear(line)
+
+    @property
+    def ended(self) -> int | None:
+        """Its exit code, once all that it said is read; None while it lives."""
+        child = self._child
+        if child is None or child.poll() is None:
+            return None
+        if self._pump is not None:
+            self._pump.join(LEAVES_WITHIN_S)
+        return child.poll()
+
+    def signal(self, signum: int) -> None:
+        """To every task. srun hands it on."""
+        if self._child is not None:
+            self._child.send_signal(signum)
+
+    def kill(self) -> None:
+        """Only srun: the wardens live on, until the job ends or their leases do."""
+        self.signal(signal.SIGKILL)

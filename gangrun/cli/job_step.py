@@ -1,0 +1,160 @@
+"""The step of one job from its launch to its end (room: cli): started anew without nodes that srun cannot reach, and
+followed by a supervisor of last resort where the nodes are gone and nothing is decided yet.
+
+It decides nothing about the run. It makes sure that somebody does, and that whoever does knows what srun said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.job_claims import Claimed, JobClaim, JobClaims
+from gangrun.adapters.fs.run_dir import RunPaths
+from gangrun.adapters.slurm.commands import Child
+from gangrun.adapters.slurm.step import Left, Step
+from gangrun.cli import absent
+from gangrun.cli.local_world import process_log
+from gangrun.cli.slurm_world import Allocation, last_resort_argv, step_argv
+from gangrun.core.nodeset import fold
+from gangrun.wire.spec import RunSpec
+
+LAUNCHES_MAX = 4
+LAST_WORDS_BYTES = 2000
+LAST_LINES_COUNT = 2
+
+
+class Part(Enum):
+    """What runs now."""
+
+    STEP = "step"
+    LAST_RESORT = "supervisor of last resort"
+    OVER = "over"
+
+
+@dataclass(slots=True)
+class JobStep:
+    """``over`` says whether the run still wants this job; ``say`` shows a sentence to people."""
+
+    spec: RunSpec
+    paths: RunPaths
+    claim: JobClaim
+    allocation: Allocation
+    variables: Mapping[str, str]
+    extra: tuple[str, ...]
+    over: Callable[[], bool]
+    say: Callable[[str], None]
+    disk: Disk = field(default_factory=Disk)
+    part: Part = Part.STEP
+    _step: Step | None = None
+    _resort: Child | None = None
+    _absent: dict[str, str] = field(default_factory=dict)
+    _noted_count: int = 0
+    _heard_count: int = 0
+
+    def start(self) -> None:
+        """Launch on all nodes of the job; ``OSError`` where there is no srun."""
+        self._launch(self.allocation.nodes)
+
+    def _launch(self, nodes: tuple[str, ...]) -> None:
+        words = step_argv(self.spec, self.paths, self.claim, self.allocation, nodes, self.extra)
+        self._heard_count = 0
+        self._step = Step(words, self.variables)
+        self._step.start()
+
+    def turn(self) -> None:
+        """Take in what happened since the last turn."""
+        if self.part is Part.STEP:
+            assert self._step is not None
+            code = self._step.ended
+            self._hear(self._step)
+            if code is not None:
+                self._after_step(self._step)
+        elif self.part is Part.LAST_RESORT:
+            assert self._resort is not None
+            if self._resort.poll() is not None:
+                self.part = Part.OVER
+
+    def signal(self, signum: int) -> None:
+        """To whatever runs now."""
+        if self._step is not None and self.part is Part.STEP:
+            self._step.signal(signum)
+        elif self._resort is not None:
+            self._resort.send_signal(signum)
+
+    def kill(self) -> None:
+        """Srun waits for a node that is gone until Slurm believes it; nobody else has to."""
+        if self._step is not None:
+            self._step.kill()
+        if self._resort is not None:
+            self._resort.send_signal(9)
+        self.part = Part.OVER
+
+    # ---- nodes that are missing ----
+
+    def _hear(self, step: Step) -> None:
+        fresh = step.left[self._heard_count :]
+        self._heard_count += len(fresh)
+        for left in fresh:
+            if left.node not in self._absent:
+                self._absent[left.node] = self._why(left)
+        if len(self._absent) > self._noted_count and not self.over():
+            known = tuple(absent.Absent(node, why) for node, why in self._absent.items())
+            try:
+                absent.note(self.disk, self.paths, self.claim.token, known)
+            except OSError as error:
+                self.say(f"cannot write down why {fold(self._absent)} did not come: {error}")
+            self._noted_count = len(self._absent)
+
+    def _why(self, left: Left) -> str:
+        if left.unreached:
+            return left.how
+        last = last_words(process_log(self.paths, left.node))
+        return f"{left.how}: {last}" if last else left.how
+
+    # ---- when srun has ended ----
+
+    def _after_step(self, step: Step) -> None:
+        if self.over():
+            self.part = Part.OVER
+            return
+        unreached = {left.node for left in step.left if left.unreached}
+        rest = tuple(node for node in self.allocation.nodes if node not in unreached)
+        if unreached and rest and self.claim.launch + 1 < LAUNCHES_MAX:
+            self.say(f"srun does not reach {fold(unreached)}: launching on {fold(rest)}")
+            if self._claimed_again():
+                self._noted_count = 0
+                self._launch(rest)
+                return
+        told = "; ".join(step.words[-3:])
+        self.say(f"all nodes have left and nothing is decided yet ({told or 'srun said nothing'}): deciding here")
+        self._resort = Child(last_resort_argv(self.paths, self.claim, self.allocation), self.variables)
+        self.part = Part.LAST_RESORT
+
+    def _claimed_again(self) -> bool:
+        """A new launch is a new stay: what is left of the last one's supervisor must not hold it."""
+        wish = replace_launch(self.claim)
+        if not isinstance(JobClaims(self.paths, self.disk).claim(wish), Claimed):
+            return False
+        self.claim = wish
+        return True
+
+
+def replace_launch(claim: JobClaim) -> JobClaim:
+    """The same stay, launched once more."""
+    import msgspec
+
+    return msgspec.structs.replace(claim, launch=claim.launch + 1)
+
+
+def last_words(log: Path) -> str:
+    """The end of what a node's processes said, in one line."""
+    try:
+        data = log.read_bytes()[-LAST_WORDS_BYTES:]
+    except OSError:
+        return ""
+    lines = [line.strip() for line in data.decode("utf-8", "replace").splitlines() if line.strip()]
+    return "; ".join(lines[-LAST_LINES_COUNT:])

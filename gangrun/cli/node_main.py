@@ -1,0 +1,39 @@
+"""What srun starts on each node of a job (room: cli): finds out which node this is, and becomes its warden.
+
+Every task of a step is started with the same words; only the environment tells the nodes apart.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from gangrun import warden
+from gangrun.cli import environment
+
+EXIT_NO_NODE = 78
+NODE = "{node}"  # stands for this node's name in the warden's spec
+
+
+def filled(value: Any, node: str) -> Any:
+    """The spec with this node's name in it."""
+    if isinstance(value, str):
+        return node if value == NODE else value
+    if isinstance(value, list):
+        return [filled(part, node) for part in value]
+    return value
+
+
+def main(words: list[str]) -> int:
+    """``SPEC RUN_DIR``: the warden's spec as JSON, and what its processes find in GANGRUN_RUN_DIR."""
+    variables = environment.all_variables()
+    node = variables.get("SLURMD_NODENAME", "")
+    if not node:
+        os.write(2, b"SLURMD_NODENAME is not set: this is started by srun, on each node of a job\n")
+        return EXIT_NO_NODE
+    spec = {key: filled(value, node) for key, value in json.loads(words[0]).items()}
+    command = warden.argv(sys.executable, spec)
+    os.execve(command[0], command, {**variables, "GANGRUN_RUN_DIR": words[1]})  # noqa: S606 - no shell is the point
+    raise AssertionError("unreachable")

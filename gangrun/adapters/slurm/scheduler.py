@@ -19,6 +19,7 @@ ENDED = frozenset(
      "TIMEOUT"}
 )  # fmt: skip
 HELD = frozenset({"JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue", "launch_failed_requeued_held", "ReqHeld"})
+KILL_WAIT_S = 30.0
 NO_SUCH_JOB = "invalid job id"
 OVER_ALREADY = ("already completing or completed", "job has already finished", "already finished", NO_SUCH_JOB)
 NOTHING = frozenset({"", "(null)", "N/A", "n/a", "None", "Unknown", "NONE"})
@@ -31,6 +32,7 @@ FORMAT = FIELD.join(COLUMNS) + RECORD
 _FIRST_LINE = re.compile(
     r"JobId=(?P<job>\S+)(?: ArrayJobId=\S+)?(?: ArrayTaskId=\S+)?(?: HetJob\S+=\S+)* JobName=(?P<name>.*)"
 )
+_KILL_WAIT = re.compile(r"^KillWait\s*=\s*([0-9]+)", re.MULTILINE)
 _WORDS = re.compile(r"([A-Za-z][\w/:.&*]*)=(\S*)")
 # These lines hold one value, which is free text or may hold blanks.
 _WHOLE_LINES = ("Comment", "AdminComment", "SystemComment", "Command", "WorkDir", "StdErr", "StdIn", "StdOut", "Extra")
@@ -57,6 +59,7 @@ class JobFacts:
     reason: str = ""  # Slurm's word, "" where there is none
     nodes: tuple[str, ...] = ()  # shrinks as nodes are declared DOWN
     batch_host: str = ""
+    start_wall: float | None = None  # *
     end_wall: float | None = None  # the planned end while it runs, the real one afterwards
     restarts_count: int = 0  # *
     exit_code: int = 0  # *
@@ -118,6 +121,7 @@ def _from_scontrol(job: str, name: str, found: dict[str, str]) -> JobFacts:
         reason=_said(found.get("Reason", "")),
         nodes=_nodes(found.get("NodeList", "")),
         batch_host=_said(found.get("BatchHost", "")),
+        start_wall=_instant(found.get("StartTime", "")),
         end_wall=_instant(found.get("EndTime", "")),
         restarts_count=_count(found.get("Restarts", "")),
         exit_code=_count(code),
@@ -185,9 +189,10 @@ class Scheduler:
 
     # ---- look ----
 
-    def job(self, job: str) -> JobFacts | None:
+    def job(self, job: str, *, within_s: float | None = None) -> JobFacts | None:
         """All that Slurm shows of a job; None where it knows no such job (any more: MinJobAge after its end)."""
-        answer = self._tools.run(("scontrol", "show", "job", job), self._within_s)
+        within_s = self._within_s if within_s is None else within_s
+        answer = self._tools.run(("scontrol", "show", "job", job), within_s)
         if answer.code == 0:
             return read_job(answer.out)
         if not answer.timed_out and NO_SUCH_JOB in answer.words.lower():
@@ -206,6 +211,14 @@ class Scheduler:
         by_name = () if not name or "," in name else ("--name", name)  # a comma would make it two names
         argv = ("squeue", "-h", "--me", *by_name, "-t", states, "-o", FORMAT)
         return read_queue(self._asked(argv).out)
+
+    def kill_wait_s(self) -> float:
+        """How long Slurm leaves between SIGTERM and SIGKILL; its default where it does not say."""
+        try:
+            found = _KILL_WAIT.search(self._asked(("scontrol", "show", "config")).out)
+        except (SchedulerSilent, SchedulerRefused):
+            found = None
+        return float(found.group(1)) if found else KILL_WAIT_S
 
     # ---- ask ----
 

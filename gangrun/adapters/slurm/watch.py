@@ -1,0 +1,175 @@
+"""This job's own end, seen coming (room: adapters/slurm): the time limit, a preemption, and why SIGTERM came.
+
+A thread that asks Slurm every ten seconds, and at once when an agent was signalled. What it finds it posts as
+``core.events.Notice``, each kind once. Next: ``why``, which judges.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from gangrun.adapters.slurm.scheduler import KILL_WAIT_S, JobFacts, Scheduler, SchedulerSilent
+from gangrun.adapters.slurm.why import why_terminated
+from gangrun.core.events import Notice, NoticeKind, Stamped
+from gangrun.ports import Clock
+
+FIRST_LOOK_S = 1.0
+LOOK_EVERY_S = 10.0
+TRIES_COUNT = 4  # of a definite answer that tells nothing: a signal can be there before the state
+TRY_EVERY_S = 0.3
+ANSWER_WITHIN_S = 3.0
+NEVER = float("inf")
+
+
+class Bell(Protocol):
+    """What of ``threading.Event`` is used here."""
+
+    def set(self) -> None:
+        """Wake whoever waits."""
+
+    def clear(self) -> None:
+        """Forget that it rang."""
+
+    def is_set(self) -> bool:
+        """Has it rung?"""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Until it rings; False after ``timeout`` seconds."""
+
+
+class JobWatch(threading.Thread):
+    """``turn`` waits for what is due and does it; the thread turns until ``close``."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        *,
+        job: str,
+        restarts_count: int,
+        lead_s: float,
+        post: Callable[[Stamped], None],
+        clock: Clock,
+        say: Callable[[str], None] = lambda sentence: None,
+        bells: Callable[[], Bell] = threading.Event,
+    ) -> None:
+        """``lead_s``: so long before the time limit the ranks must begin to save (at most half of the job's time)."""
+        super().__init__(name="slurm-watch", daemon=True)
+        self.facts: JobFacts | None = None  # as last seen; replaced, never changed
+        self._scheduler, self._job, self._restarts_count, self._lead_s = scheduler, job, restarts_count, lead_s
+        self._post, self._clock, self._say = post, clock, say
+        self._wake, self._over = bells(), bells()
+        self._asked_at: float | None = None
+        self._guard = threading.Lock()
+        self._told: set[NoticeKind] = set()
+        self._end_wall: float | None = None
+        self._kill_wait_s: float | None = None
+        self._look_at = clock.now() + FIRST_LOOK_S
+        self._silent = ""
+
+    # ---- from other threads ----
+
+    def ask_why(self) -> None:
+        """SIGTERM has reached an agent: find out why, and post it."""
+        with self._guard:
+            if self._asked_at is None:
+                self._asked_at = self._clock.now()
+        self._wake.set()
+
+    def close(self) -> None:
+        """Post nothing from now on: this job's end is decided, and Slurm would show it as a cancel."""
+        self._over.set()
+        self._wake.set()
+
+    # ---- the thread ----
+
+    def run(self) -> None:
+        """Turn until ``close``."""
+        while self.turn():
+            pass
+
+    def turn(self) -> bool:
+        """Wait until something is due or asked, and see to it; False once over."""
+        self._wake.wait(max(0.0, self._due() - self._clock.now()))
+        self._wake.clear()
+        if self._over.is_set():
+            return False
+        with self._guard:
+            asked_at, self._asked_at = self._asked_at, None
+        if asked_at is not None:
+            self._tell_why(asked_at)
+        elif self._clock.now() >= self._look_at:
+            self._look()
+        self._judge_end()
+        return not self._over.is_set()
+
+    def _due(self) -> float:
+        end_due = NEVER
+        if self._end_wall is not None and NoticeKind.TIME_LIMIT not in self._told:
+            end_due = self._clock.now() + self._end_wall - self._lead(self._end_wall) - self._clock.wall()
+        return min(self._look_at, end_due)
+
+    def _look(self) -> None:
+        self._look_at = self._clock.now() + LOOK_EVERY_S
+        facts, _ = self._seen()
+        if self._kill_wait_s is None and facts is not None:
+            self._kill_wait_s = self._scheduler.kill_wait_s()
+        if facts is not None and facts.state == "RUNNING" and facts.preempted:
+            self._tell(NoticeKind.PREEMPTION, self._left_s(facts.end_wall))
+
+    def _seen(self) -> tuple[JobFacts | None, bool]:
+        """The job as Slurm shows it now, and whether Slurm answered."""
+        try:
+            facts = self._scheduler.job(self._job, within_s=ANSWER_WITHIN_S)
+        except SchedulerSilent as error:
+            if self._silent != str(error):
+                self._silent = str(error)
+                self._say(f"Slurm does not say how job {self._job} stands: {error}")
+            return None, False
+        self._silent = ""
+        if facts is not None:
+            self.facts = facts
+            if facts.state == "RUNNING" and not facts.preempted:
+                self._end_wall = facts.end_wall
+        return facts, True
+
+    def _lead(self, end_wall: float) -> float:
+        """Not more than half of the time that the job was given, or a short one would never train."""
+        start_wall = self.facts.start_wall if self.facts is not None else None
+        return self._lead_s if start_wall is None else min(self._lead_s, (end_wall - start_wall) / 2)
+
+    def _judge_end(self) -> None:
+        if self._end_wall is None or self._clock.wall() < self._end_wall - self._lead(self._end_wall):
+            return
+        self._tell(NoticeKind.TIME_LIMIT, self._left_s(self._end_wall))
+
+    def _left_s(self, end_wall: float | None) -> float:
+        return 0.0 if end_wall is None else max(0.0, end_wall - self._clock.wall())
+
+    # ---- why ----
+
+    def _tell_why(self, asked_at: float) -> None:
+        """Look until it shows. A Slurm that is silent is asked for a third of the grace, one that knows nothing four
+        times: then a signal is a signal, and means stop.
+        """
+        kill_wait_s = KILL_WAIT_S if self._kill_wait_s is None else self._kill_wait_s
+        kind, facts, blank_count = NoticeKind.UNKNOWN, None, 0
+        while True:
+            facts, answered = self._seen()
+            kind = why_terminated(self._end_wall, self._restarts_count, facts, self._clock.wall())
+            blank_count += answered
+            spent = blank_count >= TRIES_COUNT or self._clock.now() - asked_at >= kill_wait_s / 3
+            if kind is not NoticeKind.UNKNOWN or spent or self._over.wait(TRY_EVERY_S):
+                break
+        if self._over.is_set():
+            return
+        grace_s = max(0.0, kill_wait_s - (self._clock.now() - asked_at))
+        if facts is not None and facts.state == "RUNNING" and kind is NoticeKind.PREEMPTION:
+            grace_s = self._left_s(facts.end_wall)
+        self._tell(kind, grace_s)
+
+    def _tell(self, kind: NoticeKind, grace_s: float) -> None:
+        if kind not in self._told and not self._over.is_set():
+            self._told.add(kind)
+            self._post(Stamped(Notice(kind, grace_s)))

@@ -1,0 +1,39 @@
+"""Why SIGTERM came, from what Slurm shows of the job inside the grace (room: adapters/slurm; only decides).
+
+No clock, no process: ``jobs.JobWatch`` asks Slurm, again where the answer is not there yet. The rows were seen on 22.05
+and 24.11 (``docs/slurm.md``). Slurm shows COMPLETING for every job on its way out; what differs is beside it.
+"""
+
+from __future__ import annotations
+
+from gangrun.adapters.slurm.scheduler import JobFacts
+from gangrun.core.events import NoticeKind
+
+LIMIT_SLACK_S = 1.0  # Slurm tells whole seconds
+
+
+def why_terminated(
+    known_end_wall: float | None, known_restarts: int, facts: JobFacts | None, now_wall: float
+) -> NoticeKind:
+    """The kind of notice; ``UNKNOWN`` means stop, and for a job that runs on also that it may be too early to tell.
+
+    ``known_end_wall`` is the planned end as last seen while the job ran: on its way out Slurm shows the real one.
+    """
+    if facts is None:
+        return NoticeKind.UNKNOWN
+    if facts.restarts_count > known_restarts:
+        return NoticeKind.REQUEUE  # by an admin, or by a preemption without grace: the same job will start again
+    if facts.preempted or facts.state == "PREEMPTED":
+        return NoticeKind.PREEMPTION
+    if facts.reason == "TimeLimit" or facts.state in {"TIMEOUT", "DEADLINE"}:
+        return NoticeKind.TIME_LIMIT
+    if not _by_itself(facts) and known_end_wall is not None and now_wall >= known_end_wall - LIMIT_SLACK_S:
+        return NoticeKind.TIME_LIMIT
+    if facts.state == "CANCELLED" or (facts.state == "COMPLETING" and not _by_itself(facts)):
+        return NoticeKind.CANCEL
+    return NoticeKind.UNKNOWN  # it runs: a signal without an end (``scancel -s TERM``). Or its batch script broke
+
+
+def _by_itself(facts: JobFacts) -> bool:
+    """Did the batch script end it? Then Slurm gives a reason (NonZeroExitCode, JobLaunchFailure, RaisedSignal)."""
+    return facts.exit_code > 0 or (facts.state != "RUNNING" and facts.reason != "")

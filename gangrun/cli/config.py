@@ -14,9 +14,10 @@ from typing import Any
 
 from gangrun.cli import environment
 from gangrun.cli.errors import UserError
-from gangrun.cli.settings import BY_NAME, SETTINGS
+from gangrun.cli.slurm_settings import ALL_SETTINGS
 
 PREFIX = "GANGRUN_"
+BY_NAME = {setting.name: setting for setting in ALL_SETTINGS}
 # what we set for ranks and our own processes is not the user's configuration
 OWN_VARIABLES = frozenset(
     {
@@ -52,11 +53,11 @@ def usual_files(config_file: Path | None = None) -> tuple[Path, ...]:
 
 def layered(flags: Mapping[str, Any], variables: Mapping[str, str], files: tuple[Path, ...]) -> dict[str, Value]:
     """Every setting with its value; ``files`` from the strongest to the weakest, missing ones are skipped."""
-    found: dict[str, Value] = {s.name: Value(s.default, "default") for s in SETTINGS}
+    found: dict[str, Value] = {s.name: Value(s.default, "default") for s in ALL_SETTINGS}
     for path in reversed(files):
         for name, raw in _read(path).items():
             found[name] = Value(_parsed(name, raw, str(path)), str(path))
-    for setting in SETTINGS:
+    for setting in ALL_SETTINGS:
         variable = PREFIX + setting.name.upper()
         # GANGRUN_RESUME is what a rank is told, not what a user asks: only the flag and the files set ``resume``
         if variable in variables and setting.name != "resume":
@@ -69,7 +70,7 @@ def layered(flags: Mapping[str, Any], variables: Mapping[str, str], files: tuple
 def unknown_variables(variables: Mapping[str, str]) -> list[str]:
     """GANGRUN_* names that look like a misspelt setting, with the nearest one."""
     told = []
-    names = [PREFIX + s.name.upper() for s in SETTINGS]
+    names = [PREFIX + s.name.upper() for s in ALL_SETTINGS]
     for name in sorted(variables):
         if name.startswith(PREFIX) and name not in names and name not in OWN_VARIABLES:
             near = difflib.get_close_matches(name, names, 1, 0.8)
@@ -93,7 +94,7 @@ def _read(path: Path) -> dict[str, Any]:
         table = tomllib.loads(data.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError("config", f"{path} is not TOML: {error}") from error
-    names = [s.name for s in SETTINGS]
+    names = [s.name for s in ALL_SETTINGS]
     flat: dict[str, Any] = {}
     for key, value in table.items():
         name = key.replace("-", "_")

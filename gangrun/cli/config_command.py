@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import click
 
 from gangrun.cli import environment
-from gangrun.cli.config import Value, layered, unknown_variables, usual_files
+from gangrun.cli.config import BY_NAME, Value, layered, unknown_variables, usual_files
 from gangrun.cli.options import echo_json, json_option, look_now
-from gangrun.cli.settings import BY_NAME
 from gangrun.cli.status_json import SCHEMA
 from gangrun.cli.terminal import clean, styled, table
 
@@ -31,7 +31,7 @@ def command(show: bool, config_file: Path | None, as_json: bool) -> int:
     settings = layered({}, variables, files)
     told = unknown_variables(variables)
     if as_json:
-        known = {name: {"value": value.value, "origin": value.origin} for name, value in settings.items()}
+        known = {name: {"value": _plain(value), "origin": value.origin} for name, value in settings.items()}
         echo_json({"schema": SCHEMA, "settings": known, "files": [str(file) for file in files], "warnings": told})
         return 0
     look = look_now()
@@ -46,8 +46,12 @@ def command(show: bool, config_file: Path | None, as_json: bool) -> int:
     return 0
 
 
+def _plain(value: Value) -> Any:
+    return value.value.value if isinstance(value.value, Enum) else value.value
+
+
 def _shown(value: Value) -> str:
-    held: Any = value.value
+    held: Any = _plain(value)
     match held:
         case None:
             return "-"
@@ -55,5 +59,10 @@ def _shown(value: Value) -> str:
             return "true" if held else "false"
         case float():
             return f"{held:g} s"
+        case tuple():
+            return (
+                clean("; ".join(one if isinstance(one, str) else "=".join(part or "" for part in one) for one in held))
+                or '""'
+            )
         case _:
             return clean(held) or '""'

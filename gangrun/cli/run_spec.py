@@ -24,8 +24,13 @@ def is_secret(name: str, value: str) -> bool:
     return bool(_SECRET_NAME.search(name) or _SECRET_VALUE.search(value))
 
 
-def command_of(words: tuple[str, ...], module: str, no_python: bool, python: str) -> tuple[tuple[str, ...], bool]:
-    """(argv of a rank, does it start through boot.py): ``-m MODULE``, a ``.py`` file, ``python …``, or any command."""
+def command_of(
+    words: tuple[str, ...], module: str, no_python: bool, python: str, *, look: bool = True
+) -> tuple[tuple[str, ...], bool]:
+    """(argv of a rank, does it start through boot.py): ``-m MODULE``, a ``.py`` file, ``python …``, or any command.
+
+    Without ``look`` a command need not be on this machine's PATH.
+    """
     if module:
         return (python, "-m", module, *words), True
     if not words:
@@ -34,7 +39,7 @@ def command_of(words: tuple[str, ...], module: str, no_python: bool, python: str
         )
     first = words[0]
     if no_python:
-        return _resolved(words), False
+        return _resolved(words, look), False
     if first.endswith(".py"):
         if not Path(first).is_file():
             raise UserError("usage", f"no such script: {first}", f"looked in {Path.cwd()}")
@@ -44,13 +49,13 @@ def command_of(words: tuple[str, ...], module: str, no_python: bool, python: str
         rest = words[1:]
         # only the plain forms can go through boot.py; with interpreter options python must parse them itself
         if rest and (rest[0] == "-m" or not rest[0].startswith("-")):
-            return _resolved(words), True
-        return _resolved(words), False
-    return _resolved(words), False
+            return _resolved(words, look), True
+        return _resolved(words, look), False
+    return _resolved(words, look), False
 
 
-def _resolved(words: tuple[str, ...]) -> tuple[str, ...]:
-    if shutil.which(words[0]) is None:
+def _resolved(words: tuple[str, ...], look: bool) -> tuple[str, ...]:
+    if look and shutil.which(words[0]) is None:
         raise UserError("usage", f"no such command: {words[0]}", "is it on your PATH, and executable?")
     return words
 
@@ -104,7 +109,7 @@ def ranks_of(asked: str | None, gpus_count: int, cpus_count: int) -> int:
     return int(asked)
 
 
-def policy_of(settings: Mapping[str, Value]) -> Policy:
+def policy_of(settings: Mapping[str, Value], *, can_requeue: bool = False) -> Policy:
     """The policy that these settings make; a law broken between times is a usage error."""
     hang_s = settings["hang_timeout"].value
     try:
@@ -114,6 +119,7 @@ def policy_of(settings: Mapping[str, Value]) -> Policy:
             restarts_max_count=settings["max_restarts"].value,
             stop_grace_s=settings["stop_grace"].value,
             checkpoint_grace_s=settings["checkpoint_grace"].value,
+            can_requeue=can_requeue,
             observe=settings["observe"].value,
         )
     except PolicyError as error:
@@ -131,25 +137,21 @@ def pattern_of(text: str) -> str:
     return text
 
 
-def spec_of(settings: Mapping[str, Value], *, run: str, nodes: tuple[str, ...], ranks: int, **rest: Any) -> RunSpec:
+def spec_of(settings: Mapping[str, Value], *, can_requeue: bool = False, **rest: Any) -> RunSpec:
     """The spec as every process will read it."""
     directory = settings["checkpoint_dir"].value
-    nodes_min = settings["min_nodes"].value or len(nodes)
-    if nodes_min > len(nodes):
-        raise UserError("usage", f"--min-nodes {nodes_min} is more than --nodes {len(nodes)}")
+    nodes_count = rest.get("nodes_count", 0) or len(rest["nodes"])
+    nodes_min = settings["min_nodes"].value or nodes_count
+    if nodes_min > nodes_count:
+        raise UserError("usage", f"--min-nodes {nodes_min} is more than --nodes {nodes_count}")
     return RunSpec(
-        run=run,
-        world="local",
-        nodes=nodes,
         nodes_min_count=nodes_min,
-        slots_per_node=ranks,
-        ranks_per_slot=1,
         resume=settings["resume"].value,
         checkpoint=CheckpointSpec(
             directory=str(Path(directory).expanduser().absolute()) if directory else "",
             pattern=pattern_of(settings["checkpoint_pattern"].value),
         ),
         log=LogSpec(per_rank=settings["log_per_rank"].value),
-        policy=policy_of(settings),
+        policy=policy_of(settings, can_requeue=can_requeue),
         **rest,
     )

@@ -90,11 +90,13 @@ class Setting:
     metavar: str
     help: str
     flag: bool = False  # takes no value on the command line
+    many: bool = False  # may be given several times
+    flags: tuple[str, ...] = ()  # other spellings of the flag
 
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("nproc_per_node", ranks_per_node, None, "N|auto|gpu|cpu", "Ranks per node (default: one per GPU, else 1)."),
-    Setting("nodes", at_least_one, 1, "K", "Nodes; on one box only with --local-hosts."),
+    Setting("nodes", at_least_one, 1, "K", "Nodes; on one box only with --local-hosts.", flags=("--nnodes",)),
     Setting("min_nodes", at_least_one, None, "K", "Go on with so few nodes rather than stop (default: all)."),
     Setting("local_hosts", switch, False, "", "Play K nodes on this box, each with its own agent.", flag=True),
     Setting("max_restarts", count, 3, "N", "Restarts for one cause without progress in between."),
@@ -115,4 +117,3 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("observe", switch, False, "", "Decide and log, but restart nothing.", flag=True),
     Setting("log_per_rank", switch, False, "", "Keep one more log file for each rank.", flag=True),
 )
-BY_NAME = {setting.name: setting for setting in SETTINGS}

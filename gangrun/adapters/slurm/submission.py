@@ -1,0 +1,248 @@
+"""The batch script of a job, and how sbatch gets it (room: adapters/slurm; the only module with submitit in it).
+
+submitit writes the script. Overridden are its ways that would hurt a run: --signal (kills ranks), --wckey, a time limit
+of five minutes, file names made after sbatch returned, setup lines whose failure nobody notices, and sbatch without a
+deadline in whatever environment the caller has: ``commands`` starts it. Next: ``jobs``, which submits successors.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import submitit
+
+from gangrun.adapters.slurm.commands import NOT_FOUND, Answer
+from gangrun.core.nodeset import fold
+from gangrun.wire.submission import Requeue, Submission, comment
+
+SENT_WITHIN_S = 60.0
+LINE_MAX_BYTES = 8000  # of an #SBATCH line; sbatch copies its words into a buffer of 8 KiB
+HARMLESS_SIGNAL = "B:URG@60"  # to the batch shell alone, which ignores it: submitit would ask for one that kills ranks
+FIRST_JOB_ONLY = frozenset({"begin", "hold"})  # a successor that waits for tomorrow, or for a person, is no successor
+EXIT_SETUP = 3
+
+# sbatch had sent the request when it gave up: the job may exist. "connect failure" is not among them.
+_HALFWAY = (
+    "socket timed out", "zero bytes were transmitted", "send failure", "receive failure", "shutdown failure",
+    "unexpected message", "header lengths", "insane message length", "message receive", "connection reset",
+    "connection timed out", "broken pipe",
+)  # fmt: skip
+_PREFIX = re.compile(r"^(?:sbatch:\s*)?(?:(?:error|fatal|info):\s*)*", re.IGNORECASE)
+_SUBMITTED = re.compile(r"^Submitted batch job ([0-9]+)", re.MULTILINE)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_ANY_JOB = "\0"  # stands for the job's number; no path holds it
+
+
+class Unfit(ValueError):
+    """A request that no batch script can carry; the message says which part, and why."""
+
+
+class Refused(Exception):
+    """sbatch said no, in these words: no job exists."""
+
+
+class NoSbatch(Refused):
+    """There is no sbatch on this host."""
+
+
+class Unknown(Exception):
+    """sbatch was cut short or spoke in riddles: the job may exist. Look for its comment before asking again."""
+
+
+class Places(Protocol):
+    """What of a run directory a batch script needs (``RunPaths`` has it)."""
+
+    @property
+    def run(self) -> str:
+        """The run id."""
+
+    @property
+    def batch_scripts(self) -> Path:
+        """Folder of the scripts as sent."""
+
+    def job_log(self, job: str) -> Path:
+        """What a job's batch script says."""
+
+    def setup_failed(self, seq: int) -> Path:
+        """Where a script that stops early says why."""
+
+
+class Runs(Protocol):
+    """What starts sbatch (``commands.Tools``)."""
+
+    def run(self, argv: Sequence[str], within_s: float) -> Answer:
+        """To its end or to the deadline."""
+
+
+def script(
+    submission: Submission, places: Places, seq: int, command: Sequence[str], *,
+    exclude: Sequence[str] = (), dependency: str = "",
+) -> str:  # fmt: skip
+    """The exact text for job ``seq``, which ends by becoming ``command``; ``Unfit`` where it cannot be written."""
+    asked = _asked(submission, seq, exclude, dependency)
+    for key, value in {**asked, "job-name": submission.job_name, "chdir": submission.working_directory}.items():
+        _fit(key, value)
+    executor = _Executor(places.batch_scripts)
+    executor.update_parameters(
+        job_name=_word(submission.job_name),
+        nodes=submission.nodes_count,
+        ntasks_per_node=1,
+        comment=comment(places.run, seq),
+        time=None,
+        wckey=None,
+        use_srun=False,
+        stderr_to_stdout=True,
+        setup=_setup(submission, places, seq),
+        additional_parameters={
+            **{key: True if value is None else _word(value) for key, value in asked.items()},
+            "signal": HARMLESS_SIGNAL,
+            "output": _output(places),
+            "chdir": _word(submission.working_directory),
+            "no-kill": True,
+            "requeue" if submission.requeue is Requeue.SAME_JOB else "no-requeue": True,
+        },
+    )
+    text = executor.text(shlex.join(command))
+    for line in text.splitlines():
+        if line.startswith("#SBATCH") and len(line.encode()) > LINE_MAX_BYTES:
+            raise Unfit(f"{line[8:40]}... is longer than sbatch reads: {LINE_MAX_BYTES} bytes")
+    return text
+
+
+def submit(
+    submission: Submission, places: Places, seq: int, command: Sequence[str], tools: Runs, *,
+    exclude: Sequence[str] = (), dependency: str = "", within_s: float = SENT_WITHIN_S,
+) -> str:  # fmt: skip
+    """Send job ``seq``; its job id. ``Refused``: no job exists; ``Unknown``: one may; also ``Unfit`` and ``OSError``."""
+    text = script(submission, places, seq, command, exclude=exclude, dependency=dependency)
+    path = _written(places.batch_scripts, f"job-{seq}.sh", text)
+    executor = _Executor(places.batch_scripts)
+    answer = tools.run(executor.sbatch(path), within_s)
+    found = _SUBMITTED.search(answer.out)
+    if found is not None:  # even if it was cut short after that
+        return found.group(1)
+    words = words_of(answer)
+    if answer.code == NOT_FOUND:
+        raise NoSbatch(words)
+    halfway = any(sign in words.lower() for sign in _HALFWAY)
+    if answer.timed_out or answer.code <= 0 or halfway:
+        raise Unknown(words)
+    raise Refused(words)
+
+
+def words_of(answer: Answer) -> str:
+    """What sbatch said, without its prefixes, in one line."""
+    said = answer.err.strip() or answer.out.strip()
+    lines = (_PREFIX.sub("", line.strip()) for line in said.splitlines())
+    return "; ".join(dict.fromkeys(line for line in lines if line)) or f"exit code {answer.code}"
+
+
+class _Executor(submitit.SlurmExecutor):  # type: ignore[misc] # submitit has no types
+    """submitit's, on a host that need not have Slurm."""
+
+    @classmethod
+    def affinity(cls) -> int:
+        return 2
+
+    def text(self, command: str) -> str:
+        """The batch script. submitit's mark is taken away again: a script that uses submitit would heed it."""
+        lines = f"unset SUBMITIT_EXECUTOR\nexec {command}"
+        return str(self._make_submission_file_text(lines, "")).rstrip("\n") + "\n"
+
+    def sbatch(self, path: Path) -> list[str]:
+        """The command that sends it."""
+        return [str(word) for word in self._make_submission_command(path)]
+
+
+def _asked(submission: Submission, seq: int, exclude: Sequence[str], dependency: str) -> dict[str, str | None]:
+    """Options by Slurm's names; None is a flag without value. What gangrun itself must set comes later."""
+    texts = {
+        "partition": submission.partition,
+        "account": submission.account,
+        "qos": submission.qos,
+        "time": submission.time,
+        "gpus-per-node": submission.gpus_per_node,
+        "gres": submission.gres,
+        "cpus-per-task": submission.cpus_per_task,
+        "mem": submission.mem,
+        "constraint": submission.constraint,
+        "reservation": submission.reservation,
+        "nodelist": submission.nodelist,
+        "exclude": ",".join(part for part in (submission.exclude, fold(exclude)) if part),
+        "dependency": dependency or (submission.dependency if seq == 0 else ""),
+    }
+    asked: dict[str, str | None] = {key: value for key, value in texts.items() if value}
+    if submission.exclusive:
+        asked["exclusive"] = None
+    passed = {key: value for key, value in submission.sbatch if seq == 0 or key not in FIRST_JOB_ONLY}
+    return {**asked, **passed}
+
+
+def _fit(what: str, value: str | None) -> None:
+    if value is not None and _CONTROL.search(value):
+        raise Unfit(f"{what} {value!r} holds a line break or another control character, which no #SBATCH line can")
+
+
+def _word(value: str) -> str:
+    """For sbatch a backslash is an escape even within quotes, unlike for the shell."""
+    return value.replace("\\", "\\\\")
+
+
+def _output(places: Places) -> str:
+    """Slurm puts the job's number for %j, so each other % is doubled; a backslash would switch that off."""
+    text = str(places.job_log(_ANY_JOB))
+    _fit("run directory", text.replace(_ANY_JOB, ""))
+    if "\\" in text:
+        where = str(places.job_log("").parent)
+        raise Unfit(f"the run directory's path {where!r} holds a backslash, which Slurm takes for a sign of its own")
+    return text.replace("%", "%%").replace(_ANY_JOB, "%j")
+
+
+def _setup(submission: Submission, places: Places, seq: int) -> list[str]:
+    """Shell lines that run before anything of ours, each checked; why they stopped is left in the run directory."""
+    lines = [
+        f"gangrun_note={shlex.quote(str(places.setup_failed(seq)))}",
+        "gangrun_stop() {",
+        "  trap - EXIT",
+        "  printf 'gangrun: %s\\n' \"$1\" >&2",
+        '  printf \'%s\\n\' "$1" >"$gangrun_note"',
+        f"  exit {EXIT_SETUP}",
+        "}",
+        'rm -f "$gangrun_note"',
+    ]
+    if submission.setup:
+        lines += [
+            "gangrun_setup=(",
+            *(f"  {shlex.quote(line)}" for line in submission.setup),
+            ")",
+            "trap 'gangrun_stop \"the setup line [$gangrun_line] ended the job (exit code $?)\"' EXIT",
+            'for gangrun_line in "${gangrun_setup[@]}"; do',
+            '  eval "$gangrun_line"',
+            "  gangrun_code=$?",
+            '  [ "$gangrun_code" -eq 0 ] || gangrun_stop "the setup line [$gangrun_line] failed (exit code $gangrun_code)"',  # noqa: E501 - as in the script
+            "done",
+            "trap - EXIT",
+        ]
+    lines += [
+        f"gangrun_python={shlex.quote(submission.python)}",
+        '[ -x "$gangrun_python" ] || gangrun_stop "there is no $gangrun_python on $HOSTNAME: it runs gangrun"',
+    ]
+    if submission.needs_python:
+        lines.append("command -v python >/dev/null || gangrun_stop 'the setup lines leave no python on PATH'")
+    return lines
+
+
+def _written(folder: Path, name: str, text: str) -> Path:
+    """Whole or not at all, as two may write the same one."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    path = folder / name
+    temporary = folder / f".{name}.{os.getpid()}.{threading.get_ident()}.tmp"
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+    return path

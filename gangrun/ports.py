@@ -35,6 +35,14 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
+class Withheld:
+    """As ``Stored``, but no ticket to start a gang was taken: ``by`` has cancelled the run."""
+
+    n: int
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
 class StoreTrouble:
     """Record ``n`` could not be written yet (ENOSPC, EIO, EROFS); the store goes on trying, in order."""
 
@@ -62,7 +70,7 @@ class Woken:
     """Nothing came before the deadline."""
 
 
-Item = Stamped | Stored | StoreTrouble | Deposed | AgentSaid | Woken
+Item = Stamped | Stored | Withheld | StoreTrouble | Deposed | AgentSaid | Woken
 
 
 class Mailbox(Protocol):
@@ -76,7 +84,11 @@ class Store(Protocol):
     """Journal and tickets of one term, strictly in order, off the loop."""
 
     def commit(self, record: Record, tickets: Sequence[int]) -> None:
-        """Append and fsync, then take each ticket; ``Stored``, ``StoreTrouble`` or ``Deposed`` comes by mail."""
+        """Append and fsync, then take each ticket; ``Stored``, ``StoreTrouble`` or ``Deposed`` comes by mail.
+
+        Before the ticket of a ``StartGang`` it looks for the mark that every cancel makes first: this process may have
+        been stopped since it last heard of anything. ``Withheld`` where it is there.
+        """
 
     def note_progress(self, live: Mapping[str, object]) -> bool:
         """The holder's counter file: at most one small write per ``counter_every_s``; loss is harmless.
@@ -193,5 +205,6 @@ __all__ = [
     "StoreTrouble",
     "Stored",
     "Terms",
+    "Withheld",
     "Woken",
 ]

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gangrun.ports import Deposed, History, Item, Stored, StoreTrouble
+from gangrun.ports import Deposed, History, Item, Stored, StoreTrouble, Withheld
 from gangrun.sim.clock import Timeline
 from gangrun.sim.process import ProcessKilled, SimProcess
 from gangrun.wire import record as wire_record
@@ -237,6 +237,7 @@ class SimStore:
         self._queue: deque[tuple[Record, tuple[int, ...]]] = deque()
         self._busy = False
         self._told = -1
+        self._withheld: Withheld | None = None
 
     def commit(self, record: Record, tickets: Sequence[int]) -> None:
         """In order, off the loop."""
@@ -271,13 +272,14 @@ class SimStore:
                 if not self._store(record, tickets):
                     return
                 self._queue.popleft()
-                self.post(Stored(record.n))
+                self.post(self._withheld or Stored(record.n))
         except ProcessKilled:
             return
         self._busy = False
 
     def _store(self, record: Record, tickets: tuple[int, ...]) -> bool:
         disk, boundary = self.mount.disk, self.process.boundary
+        self._withheld = None
         boundary(f"before fsync {record.n}")
         number = self.mount.trouble()
         if number:
@@ -298,6 +300,9 @@ class SimStore:
             boundary(f"before ticket {n}")
             try:
                 attempt, starts = named_by(record, n)
+                if starts and disk.cancelled_at is not None:
+                    self._withheld = Withheld(record.n, "gangrun cancel")
+                    continue
                 disk.take_ticket(record.term, n, attempt, starts=starts)
             except OSError as error:
                 self.post(Deposed(f"ticket {n} of term {record.term}: {error}"))

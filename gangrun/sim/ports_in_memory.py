@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from gangrun.core.actions import Action
 from gangrun.core.events import AttemptSealed, ResumeChosen, Stamped
-from gangrun.ports import Deposed, History, Item, Stored, Woken
+from gangrun.ports import Deposed, History, Item, Stored, Withheld, Woken
 from gangrun.wire import record as wire_record
 from gangrun.wire.claim import Claim
 from gangrun.wire.record import Record
@@ -64,6 +64,7 @@ class MemoryDisk:
     journals: dict[int, list[bytes]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     started_attempt: int = -1
+    cancelled_by: str = ""
 
     def records(self, term: int) -> list[Record]:
         """One term's journal."""
@@ -138,10 +139,12 @@ class MemoryStore:
                 self.waiting.clear()
                 self.post(Deposed(f"the acts of term {self.term} are sealed"))
                 return
-            for n in tickets:
+            starts = {act.n for act in record.actions if act.kind == "StartGang"}
+            withheld = starts if self.disk.cancelled_by else set()
+            for n in [n for n in tickets if n not in withheld]:
                 self.disk.tickets[self.term].add(n)
                 self.log.append(("ticket", n))
-            self.post(Stored(record.n))
+            self.post(Withheld(record.n, self.disk.cancelled_by) if withheld else Stored(record.n))
 
     def note_progress(self, live: Mapping[str, object]) -> bool:
         """Kept for whoever looks."""

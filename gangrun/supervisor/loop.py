@@ -28,14 +28,13 @@ from gangrun.core.actions import (
 )
 from gangrun.core.events import (
     AttemptSealed,
+    CancelRequested,
     CheckpointSeen,
     DeadlinePassed,
     Event,
     NodeLost,
     ProgressStalled,
     Stamped,
-    StoreBack,
-    StoreStalled,
 )
 from gangrun.core.model import Outcome, Phase, RunState
 from gangrun.core.policy import Policy
@@ -51,6 +50,7 @@ from gangrun.ports import (
     Store,
     Stored,
     StoreTrouble,
+    Withheld,
     Woken,
 )
 from gangrun.supervisor.beats import Beats
@@ -63,6 +63,7 @@ from gangrun.supervisor.progress import Progress
 from gangrun.supervisor.roll_call import RollCall
 from gangrun.supervisor.run_clock import RunClock
 from gangrun.supervisor.silence import Silence
+from gangrun.supervisor.stalls import Stalls
 from gangrun.supervisor.switchboard import Switchboard
 from gangrun.wire.messages import AgentEvent
 
@@ -111,8 +112,7 @@ class Loop:
         self._ready: deque[tuple[Action, int]] = deque()
         self._sealed: tuple[tuple[int, str], ...] = ()
         self._fired: set[tuple[str, int]] = set()
-        self._stalled_since: float | None = None
-        self._stall_held: tuple[int, ProgressStalled] | None = None
+        self.stalls = Stalls(self.ledger, timing)
         self._judge_backlog = 0
         self._turned_at = now
         self._live_at = self._look_at = now
@@ -140,23 +140,17 @@ class Loop:
 
     def _next_due(self) -> float:
         if self.gathering is not None:
-            return min(self.gathering.due(self.beats.rows), self._stall_due())
+            return min(self.gathering.due(self.beats.rows), self.stalls.due())
         timers = (at.at for name, at in self.state.deadlines.items() if (name, at.generation) not in self._fired)
         return min(
             min(timers, default=NEVER),
-            self._stall_due(),
+            self.stalls.due(),
             self.silence.next_at,
             self.progress.next_at(self.state),
             self.roll_call.next_at(),
             self._live_at,
             self._look_due(),
         )
-
-    def _stall_due(self) -> float:
-        oldest_at = self.ledger.oldest_at
-        if oldest_at is None or self._stalled_since is not None:
-            return NEVER
-        return oldest_at + self.policy.timing.store_stalled_after_s
 
     def _look_due(self) -> float:
         looks = self.facts.looks_every_s > 0 and self.state.phase is Phase.RUNNING
@@ -206,6 +200,9 @@ class Loop:
                 self._outside(item, now)
             case Stored():
                 self._stored(item.n, now)
+            case Withheld():  # the word of the cancel itself may still be on its way
+                self._stored(item.n, now, (StopGang, StartGang))
+                self.decide(Stamped(CancelRequested(item.by)), now)
             case StoreTrouble():
                 if self.ledger.trouble != item.why:
                     self.ledger.trouble = item.why
@@ -292,25 +289,21 @@ class Loop:
         durable = self._opening_nodes if self.ledger.durable is None else self.ledger.durable.nodes
         self.leadership.rosters(self.state.nodes if self.gathering is None else self._opening_nodes, durable)
 
-    def _stored(self, n: int, now: float) -> None:
+    def _stored(self, n: int, now: float, withheld: tuple[type[Action], ...] = (StopGang,)) -> None:
         done: list[Written] = self.ledger.stored(n)
         if not done:
             return
         self._due = None
         self.count_rosters()
-        if self._stall_held is not None and n >= self._stall_held[0]:
-            (_, event), self._stall_held = self._stall_held, None
-            self.decide(Stamped(event), now)
-        self._ready.extend((a, number) for written in done for a, number in written.acts if not isinstance(a, StopGang))
-        if self._stalled_since is not None and (self.ledger.oldest_at is None or self._stall_over(now)):
-            stalled_s = now - self._stalled_since
-            self._stalled_since = None
+        hung = self.stalls.released(n)
+        if hung is not None:
+            self.decide(Stamped(hung), now)
+        acts = [(a, number) for written in done for a, number in written.acts if not isinstance(a, withheld)]
+        self._ready.extend(acts)
+        back = self.stalls.over(now)
+        if back is not None:
             self.progress.resume(now)
-            self.decide(Stamped(StoreBack(stalled_s)), now)
-
-    def _stall_over(self, now: float) -> bool:
-        oldest_at = self.ledger.oldest_at
-        return oldest_at is None or now - oldest_at < self.policy.timing.store_stalled_after_s
+            self.decide(Stamped(back), now)
 
     # ---- perform ----
 
@@ -363,20 +356,17 @@ class Loop:
             self._say(f"supervisor #{self.term} ends: {self.roll_call.ending.reason}")
 
     def _judge_stall(self, now: float) -> None:
-        oldest_at = self.ledger.oldest_at
-        if oldest_at is None or self._stalled_since is not None or now < self._stall_due():
-            return
-        self._stalled_since = oldest_at
-        self._stall_held = None
-        self.progress.suspend(now)
-        self.decide(Stamped(StoreStalled(oldest_at)), now)
+        stalled = self.stalls.begun(now)
+        if stalled is not None:
+            self.progress.suspend(now)
+            self.decide(Stamped(stalled), now)
 
     def _judge_progress(self, now: float) -> None:
         for event in self.progress.tick(self.state, now):
             if isinstance(event, ProgressStalled):
                 # Ranks that wait for a disk that stands still are not hung: see first whether it answers.
                 reason = f"{self.progress.warning}; looking whether the run directory answers"
-                self._stall_held = self.ledger.look(self.state, reason, now, self._clock.wall()), event
+                self.stalls.hold(self.ledger.look(self.state, reason, now, self._clock.wall()), event)
             else:
                 self.decide(Stamped(event), now)
 

@@ -15,11 +15,11 @@ import pytest
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.journal import JournalReader
 from gangrun.adapters.fs.live import read_counter
-from gangrun.adapters.fs.run_dir import RunPaths
+from gangrun.adapters.fs.run_dir import RunPaths, mark_cancelled
 from gangrun.adapters.fs.stall import PausableDisk, say
 from gangrun.adapters.fs.store import FsStore, Mail
 from gangrun.adapters.fs.terms import FsTerms
-from gangrun.ports import Clock, Deposed, Stored, StoreTrouble
+from gangrun.ports import Clock, Deposed, Stored, StoreTrouble, Withheld
 from tests.fs.bench import HandClock, RealClock, fork, new_run, note, snapshot, start
 
 WITHIN_S = 10.0
@@ -67,6 +67,18 @@ def test_records_then_tickets_then_mail_in_order(tmp_path: Path) -> None:
     assert desk.store.close(WITHIN_S)
     with pytest.raises(RuntimeError, match="after close"):
         desk.store.commit(note(1, 4), ())
+
+
+def test_the_ticket_of_a_start_is_withheld_once_the_run_is_cancelled(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.store.commit(snapshot(1), ())
+    desk.store.commit(start(1, 1, 1), [1])
+    assert [desk.next(), desk.next()] == [Stored(0), Stored(1)]
+    mark_cancelled(Disk(), desk.paths, "a person", 0.0)
+    desk.store.commit(start(1, 2, 2, attempt=1), [2])
+    assert desk.next() == Withheld(2, "a person")
+    assert not desk.paths.ticket(1, 2).exists()
+    assert desk.store.close(WITHIN_S)
 
 
 def test_a_thousand_records_in_few_appends_are_in_order(tmp_path: Path, disk: PausableDisk) -> None:

@@ -97,6 +97,18 @@ def test_a_stop_does_not_wait_for_the_disk() -> None:
     assert desk.agents["n1"].heard(Stop)
 
 
+def test_a_start_whose_ticket_was_withheld_is_a_cancel() -> None:
+    """The run was cancelled and the word of it has not come yet: this process may have been stopped."""
+    desk = Desk()
+    desk.open()
+    desk.disk.cancelled_by = "a person"
+    desk.join()
+    desk.pass_s(3.0)
+    assert desk.loop.state.phase is Phase.CANCELLED
+    assert desk.loop.state.cancelled_by == "a person"
+    assert not [m for agent in desk.agents.values() for m in agent.got if isinstance(m, Prepare | Launch)]
+
+
 def test_acks_go_on_while_the_journal_stands_still_but_cover_no_event() -> None:
     desk = Desk()
     desk.running()

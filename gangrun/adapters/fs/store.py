@@ -15,9 +15,10 @@ from functools import partial
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.journal import JournalShrank, JournalWriter
 from gangrun.adapters.fs.live import Counter
-from gangrun.adapters.fs.run_dir import RunPaths
+from gangrun.adapters.fs.run_dir import RunPaths, read_cancelled
 from gangrun.adapters.fs.terms import FsTerms, Ticket, TicketRefused
-from gangrun.ports import Clock, Deposed, Stored, StoreTrouble
+from gangrun.core.actions import StartGang
+from gangrun.ports import Clock, Deposed, Stored, StoreTrouble, Withheld
 from gangrun.wire import record as wire_record
 from gangrun.wire.record import Act, Record
 
@@ -25,7 +26,7 @@ BATCH_MAX_COUNT = 256
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 5.0
 
-Mail = Stored | StoreTrouble | Deposed
+Mail = Stored | Withheld | StoreTrouble | Deposed
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class FsStore:
     ) -> None:
         """``open_acts(term)`` must have worked before. The thread starts with the first ``commit`` or figure."""
         self._disk = disk or Disk()
+        self._paths = paths
         self._terms = FsTerms(paths, clock, self._disk)
         self._term = term
         self._post = post
@@ -142,9 +144,14 @@ class FsStore:
         return bool(self._queue) or self._closing or self._stopped or self._counter_is_due()
 
     def _settle(self, entry: _Entry) -> None:
+        cancelled_by = ""
         for ticket in entry.tickets:
             if self._stopped:  # closed while the disk stood still: nobody would perform the act
                 return
+            if ticket.kind == StartGang.__name__ and (mark := read_cancelled(self._disk, self._paths)) is not None:
+                cancelled_by = mark.by
+                self._insist(partial(self._terms.still_open, self._term), entry.n)
+                continue
             self._insist(partial(self._terms.take_ticket, ticket), entry.n)
         if not entry.tickets:
             self._insist(partial(self._terms.still_open, self._term), entry.n)
@@ -152,7 +159,7 @@ class FsStore:
             if self._stopped:
                 return
             self._queue.popleft()
-        self._post(Stored(entry.n))
+        self._post(Withheld(entry.n, cancelled_by) if cancelled_by else Stored(entry.n))
 
     def _insist(self, operation: Callable[[], None], n: int) -> None:
         """Until it works; says so once per change of reason. Stops trying when closed for good."""

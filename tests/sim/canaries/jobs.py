@@ -6,7 +6,7 @@ from typing import Any
 
 from gangrun.core import running, starting, stopping
 from gangrun.core.moves import stay
-from gangrun.sim import scheduler, world
+from gangrun.sim import disk, scheduler, world
 from tests.sim.canaries.mutation import Swaps, mutant
 
 
@@ -73,6 +73,21 @@ def marks_the_cancel_last() -> Swaps:
 
     original = world.World.cancel
     return ((world.World, "cancel", cancel),)
+
+
+@mutant("before a start's ticket the mark of a cancel is looked for", "4", "I8")
+def starts_unlooked() -> Swaps:
+    """The ticket is taken as any other."""
+    original = disk.SimStore._store
+
+    def store(self: disk.SimStore, *args: Any) -> bool:
+        at, self.mount.disk.cancelled_at = self.mount.disk.cancelled_at, None
+        try:
+            return original(self, *args)
+        finally:
+            self.mount.disk.cancelled_at = at
+
+    return ((disk.SimStore, "_store", store),)
 
 
 @mutant("nothing starts after a cancel", "4", "I8")

@@ -60,6 +60,7 @@ SEEDS: dict[str, tuple[int, ...]] = {
     "run_clock_is_the_wall": (5, 7, 8),
     "running_when_the_first_launched": (55, 59, 65),
     "snapshot_without_marks": (30, 42, 49),
+    "starts_unlooked": (0, 1, 2),
     "staging_stays_open": (1, 4, 7),
     "stop_waits_for_the_disk": (0, 1, 2),
     "stopped_when_most_are": (6, 7, 14),

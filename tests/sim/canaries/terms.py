@@ -111,7 +111,7 @@ def acts_in_a_stall() -> Swaps:
 
     def decide(self: Any, stamped: Any, now: float) -> None:
         original(self, stamped, now)
-        if self._stalled_since is not None:
+        if self.stalls.since is not None:
             _perform_pending(self, now)
 
     original = loop.Loop.decide

@@ -9,6 +9,7 @@ import random
 from dataclasses import replace
 
 from gangrun.sim import Behaviour, FaultPlan, Kind, Script, Setup, World
+from gangrun.sim.process import SimProcess
 from tests.sim.canaries.recipes import recipe
 
 FALLS_ALONE = Script(steps_count=30, victims_after_s=0.0)
@@ -201,3 +202,19 @@ def a_fragment_is_left(rng: random.Random, seed: int) -> World:
     setup = replace(Setup.of(4, script=script, requeue=True), replica_ranks_count=2)
     shape = replace(setup.shape, nodes_min_count=3)
     return World(replace(setup, shape=shape), plan.fail_at(20.0, Kind.KILL_RANK, rank=1), seed_of(rng))
+
+
+@recipe("starts_unlooked")
+def sleeps_through_the_cancel(rng: random.Random, seed: int) -> World:
+    """A supervisor stops before its first word, and wakes long after the cancel; it has not heard of it."""
+    del seed
+    stopped: list[str] = []
+    for_s = rng.uniform(30.0, 44.0)
+
+    def probe(process: SimProcess, label: str) -> None:
+        if label == "before open acts" and not stopped:
+            stopped.append(process.name)
+            process.pause(for_s)
+
+    plan = FaultPlan().fail_at(rng.uniform(4.0, 8.0), Kind.CANCEL)
+    return World(Setup.of(3), plan, seed_of(rng), probe=probe)

@@ -1,0 +1,112 @@
+"""What Ctrl-C means to whoever owns a run in the foreground (room: cli): the mark first, then whoever must be told.
+
+Once: stop in order. The supervisor watches for the mark; agents are told only where nobody heeds it. Twice: kill.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.run_dir import RunPaths, mark_cancelled
+from gangrun.core.model import TERMINAL, Phase, RunState
+from gangrun.ports import Clock
+
+HEEDED_WITHIN_S = 15.0  # a takeover and more
+MARKED_WITHIN_S = 2.0  # a disk that takes longer stands still
+
+
+@dataclass(slots=True)
+class Cancelling:
+    """``insist``: tell every agent to cancel. ``kill``: no more grace. ``state``: as far as it can be read now."""
+
+    paths: RunPaths
+    disk: Disk
+    clock: Clock
+    say: Callable[[str], None]
+    state: Callable[[], RunState | None]
+    insist: Callable[[], None]
+    kill: Callable[[], None]
+    signals: list[int] = field(default_factory=list)
+    urgent: deque[str] = field(default_factory=deque)  # sentences that cannot wait; filled from other threads too
+    by_signal: bool = False  # it was a signal to this process that cancelled the run, not a person elsewhere
+    _handled_count: int = 0
+    _insist_at: float | None = None
+    _marked_by: float = 0.0
+    _marking: threading.Thread | None = None
+    _keep: socket.socket | None = None
+
+    def listen(self) -> socket.socket:
+        """Take signals from here on; what is returned can be read whenever one came, or a child ended."""
+        wake_read, wake_write = socket.socketpair()
+        wake_read.setblocking(False)
+        wake_write.setblocking(False)
+        signal.set_wakeup_fd(wake_write.fileno(), warn_on_full_buffer=False)
+        self._keep = wake_write
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(signum, lambda number, _frame: self.signals.append(number))
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        return wake_read
+
+    def turn(self) -> None:
+        """Heed what came."""
+        self.say_urgent()
+        while self._handled_count < len(self.signals):
+            name = signal.Signals(self.signals[self._handled_count]).name
+            self._handled_count += 1
+            if self._handled_count == 1:
+                self._first(name)
+            else:
+                self.kill()
+                self.say(f"{name} again: killing all ranks")
+        self._insist()
+
+    def say_urgent(self) -> None:
+        """What cannot wait until the journal tells it."""
+        while self.urgent:
+            self.say(self.urgent.popleft())
+
+    def _first(self, name: str) -> None:
+        by = "Ctrl-C" if name == "SIGINT" else name
+        self.by_signal = name != "SIGINT"
+        self._insist_at = self.clock.now() + HEEDED_WITHIN_S
+        self._marked_by = self.clock.now() + MARKED_WITHIN_S
+        self._marking = threading.Thread(target=self._mark, args=(by,), name="cancel mark", daemon=True)
+        self._marking.start()
+        self.say(f"{by}: stopping all ranks in order; once more to kill them")
+
+    def _mark(self, by: str) -> None:
+        try:
+            first = mark_cancelled(self.disk, self.paths, by, self.clock.wall())
+        except OSError as error:
+            self.urgent.append(f"the cancel cannot be written down ({error.strerror or error}); telling every agent")
+            self._insist_at = self.clock.now()
+        else:
+            self.by_signal = self.by_signal and first
+
+    def _insist(self) -> None:
+        if self._insist_at is None:
+            return
+        stuck = self._marking is not None and self._marking.is_alive() and self.clock.now() >= self._marked_by
+        if not stuck and self.clock.now() < self._insist_at:
+            return
+        self._insist_at = None
+        state = self.state()
+        if state is None or state.phase not in {Phase.STOPPING, *TERMINAL}:
+            self.say("no supervisor heeds the cancel: telling every agent")
+            self.insist()
+
+    def code(self) -> int:
+        """The owner's exit code."""
+        state = self.state()
+        phase = state.phase if state else None
+        if phase is Phase.SUCCEEDED:
+            return 0
+        if phase is Phase.CANCELLED or (phase is not Phase.FAILED and self.signals):
+            return 143 if self.by_signal else 130
+        return 1

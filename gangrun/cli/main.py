@@ -23,6 +23,7 @@ from gangrun.cli.terminal import clean
 # name -> (module, one line for --help), in the order in which --help shows them
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("gangrun.cli.run", "Train on this box, and come back from failures."),
+    "submit": ("gangrun.cli.submit", "Train on Slurm: submit a run that lives through any number of jobs."),
     "status": ("gangrun.cli.status", "What is running, where, at which step, what happened."),
     "explain": ("gangrun.cli.explain", "Every decision: what was seen, concluded and done."),
     "logs": ("gangrun.cli.logs", "What the ranks printed; --errors: who failed first, and how."),
@@ -163,15 +164,14 @@ def _flush() -> None:
 
 def _wants_json(words: list[str]) -> bool:
     """Does the command line ask for JSON? What comes after the user's own command begins is not ours."""
-    if words[:1] == ["run"]:
-        return "--json" in _before_command(words[1:])
+    if words[:1] in (["run"], ["submit"]):
+        return "--json" in _before_command(words[0], words[1:])
     return "--json" in (words[: words.index("--")] if "--" in words else words)
 
 
-def _before_command(words: list[str]) -> list[str]:
-    """Options of ``run``, up to the first word that is no option and no option's value."""
-    from gangrun.cli.run import command
-
+def _before_command(name: str, words: list[str]) -> list[str]:
+    """Options of ``run`` or ``submit``, up to the first word that is no option and no option's value."""
+    command: click.Command = importlib.import_module(COMMANDS[name][0]).command
     options = [param for param in command.params if isinstance(param, click.Option)]
     with_value = {name for option in options if not option.is_flag for name in option.opts}
     own: list[str] = []

@@ -22,6 +22,7 @@ import msgspec
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.wire import spec as wire_spec
+from gangrun.wire import submission as wire_submission
 
 MACHINE_DIR = ".gangrun"
 FILE_NAME_MAX_COUNT = 180
@@ -299,6 +300,21 @@ def read_spec(disk: Disk, paths: RunPaths) -> wire_spec.RunSpec:
         return wire_spec.decode(disk.read(paths.spec))
     except OSError as error:
         raise RunDirError(f"cannot read {paths.spec}: {error.strerror}", "is this a gangrun run directory?") from error
+
+
+def write_submission(disk: Disk, paths: RunPaths, submission: wire_submission.Submission) -> None:
+    """Once, before the first job is asked for."""
+    disk.write_new(paths.submission, wire_submission.encode(submission))
+    disk.fsync_dir(paths.machine)
+
+
+def read_submission(disk: Disk, paths: RunPaths) -> wire_submission.Submission:
+    """What Slurm is asked for; ``RunDirError`` where nobody wrote it, ``SubmissionError`` where it is damaged."""
+    try:
+        return wire_submission.decode(disk.read(paths.submission))
+    except OSError as error:
+        hint = "only gangrun submit writes it: was this run started otherwise?"
+        raise RunDirError(f"cannot read {paths.submission}: {error.strerror}", hint) from error
 
 
 def write_environment(disk: Disk, paths: RunPaths, environment: dict[str, str], nonce: str = "new") -> None:

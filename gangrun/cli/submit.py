@@ -1,0 +1,50 @@
+"""``gangrun submit``: make a run and ask Slurm for its first job (room: cli). Next: ``batch_jobs``, ``submitting``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from gangrun.cli.options import json_option
+from gangrun.cli.request import CONTEXT, command_options, request_of, setting_options
+from gangrun.cli.settings import SETTINGS, Setting
+from gangrun.cli.slurm_settings import SLURM_SETTINGS
+
+MORE_FLAGS = {"nodes": ("-N", "--nnodes"), "name": ("-J", "--job-name")}
+
+
+def _as_sbatch_has_it(row: Setting) -> Setting:
+    return replace(row, flags=MORE_FLAGS.get(row.name, row.flags), help=row.help.partition("; on one box")[0])
+
+
+SUBMIT_SETTINGS = (*(_as_sbatch_has_it(row) for row in SETTINGS if row.name != "local_hosts"), *SLURM_SETTINGS)
+
+
+@click.command("submit", context_settings=CONTEXT)
+@command_options
+@click.option("--dry-run", is_flag=True, help="Print the batch script; submit nothing, leave nothing behind.")
+@click.option("--wait", is_flag=True, help="Stay until the run has ended; exit with its code.")
+@json_option
+@setting_options(SUBMIT_SETTINGS)
+@click.pass_context
+def command(ctx: click.Context, /, dry_run: bool, wait: bool, **options: Any) -> int:
+    r"""Submit a training run to Slurm; it lives on through as many jobs as it needs.
+
+    Options come before the command and mean what they mean to sbatch; those of `gangrun run` and torchrun's are
+    understood too. What is not asked is the site's default.
+
+    \b
+      gangrun submit -N 4 --gpus-per-node 8 -t 1-00:00:00 train.py --lr 3e-4
+      gangrun submit -N 16 --spares 1 -p gpu -A me --setup 'module load cuda' -m my.trainer
+      gangrun submit -N 2 --dry-run train.py
+    """
+    from gangrun.cli.submitting import dry, submit
+    from gangrun.cli.wait import tell_end
+
+    request = request_of(ctx, options, SUBMIT_SETTINGS, submits=True)
+    if dry_run:
+        return dry(request)
+    paths = submit(request, say=not (wait and request.as_json))
+    return tell_end(paths, None, as_json=request.as_json) if wait else 0

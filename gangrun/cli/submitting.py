@@ -1,0 +1,230 @@
+"""From a request to Slurm's answer (room: cli): what ``gangrun submit`` does once its words are understood.
+
+Either there is a run with a job, or nothing; only where nobody can tell whether Slurm took the job does a run stay
+behind without one, and then that is said.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.run_dir import (
+    SUFFIX_BYTES,
+    RunPaths,
+    make_run_id,
+    mark_cancelled,
+    no_room,
+    write_submission,
+)
+from gangrun.cli import environment
+from gangrun.cli.batch_jobs import BatchJobs
+from gangrun.cli.errors import SLURM, UNKNOWN, UserError
+from gangrun.cli.new_run import Understood, make_run, put_in_index, understood
+from gangrun.cli.options import echo_json
+from gangrun.cli.reading import entries_of
+from gangrun.cli.request import Request
+from gangrun.cli.resume_point import resume_point, resume_words
+from gangrun.cli.slurm_asking import Standing, scheduler_of, standing, tools_of, whatever_came
+from gangrun.cli.slurm_settings import gpus_count
+from gangrun.cli.status_json import SCHEMA
+from gangrun.cli.terminal import clean
+from gangrun.cli.times import wall_now
+from gangrun.wire.spec import RunSpec
+from gangrun.wire.submission import Requeue, Submission
+
+NAME_MAX_COUNT = 40  # of a job's name; the run's id follows
+OF_ONE_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # noqa: S108 - named to warn of them
+HINTS = (
+    ("partition", "sinfo -s lists the partitions"),
+    ("account", "sacctmgr show associations user=$USER lists your accounts"),
+    ("qos", "sacctmgr show associations user=$USER format=account,qos lists what you may use"),
+    ("node configuration", "no node offers so much: sinfo -N -o '%N %c %m %G %f' lists what there is"),
+    ("configuration source", "is this host a part of the cluster? SLURM_CONF may name its configuration"),
+    ("controller", "Slurm's controller does not answer; try again"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A run that is not made yet."""
+
+    understood: Understood
+    draft: RunSpec
+    submission: Submission  # but for the job's name, which holds the run's id
+
+
+def dry(request: Request) -> int:
+    """Print what would be sent."""
+    wish = _wish(request, wall_now())
+    paths = RunPaths(wish.understood.runs_dir / make_run_id(wish.draft.created_wall, os.urandom(SUFFIX_BYTES)))
+    text = _fitting(lambda: _jobs(wish, paths).script(0))
+    if request.as_json:
+        echo_json({"schema": SCHEMA, "dry_run": True, "script": text})
+    else:
+        click.echo(text, nl=False)
+    return 0
+
+
+def submit(request: Request, *, say: bool = True) -> RunPaths:
+    """Make the run, ask Slurm for its first job, tell what became of it."""
+    disk, wall = Disk(), wall_now()
+    wish = _wish(request, wall)
+    runs_dir = wish.understood.runs_dir
+    made = [folder for folder in (runs_dir, *runs_dir.parents) if not folder.exists()]
+    paths, spec = make_run(disk, runs_dir, wish.draft, wall)
+    try:
+        jobs = _jobs(wish, paths)
+        write_submission(disk, paths, jobs.submission)
+        job = _sent(jobs, spec)
+    except (UserError, OSError) as error:
+        if isinstance(error, UserError) and error.code == UNKNOWN:
+            raise
+        _unmake(paths, made)
+        if isinstance(error, OSError):
+            failed = no_room(runs_dir, error)
+            raise UserError("run directory", failed.message, failed.hint) from error
+        raise
+    put_in_index(paths, spec, job)
+    if say:
+        _tell(request, spec, paths, job, standing(jobs.tools, job))
+    return paths
+
+
+def _wish(request: Request, wall: float) -> Wish:
+    found = understood(request, environment.all_variables())
+    nodes, spares = found.value("nodes"), found.value("spares")
+    draft = found.draft(
+        wall, world="slurm", nodes=(), nodes_count=nodes, spares_count=spares, slots_per_node=1,
+        ranks_per_slot=_ranks(found), can_requeue=found.value("requeue") is not Requeue.NONE,
+    )  # fmt: skip
+    texts = (
+        "gpus_per_node", "gres", "partition", "account", "qos", "time", "exclude", "nodelist", "constraint",
+        "cpus_per_task", "mem", "exclusive", "reservation", "dependency", "sbatch", "srun", "setup", "requeue",
+    )  # fmt: skip
+    submission = Submission(
+        job_name="-",
+        nodes_count=nodes + spares,
+        python=sys.executable,
+        working_directory=draft.working_directory,
+        needs_python=draft.command[0] == "python",
+        **{name: found.value(name) for name in texts},
+    )
+    _warn_of_places(found, draft)
+    return Wish(found, draft, submission)
+
+
+def _ranks(found: Understood) -> int:
+    """Ranks on each node. The nodes are not here: only what is asked of them is known."""
+    asked, gpus = found.value("nproc_per_node"), gpus_count(found.value("gpus_per_node"), found.value("gres"))
+    cpus = int(found.value("cpus_per_task") or 0)
+    if asked is None:
+        return gpus or 1
+    if asked.isdecimal():
+        return int(asked)
+    known = {"gpu": gpus, "cpu": cpus, "auto": gpus or cpus}[asked]
+    if not known:
+        needed = {"gpu": "--gpus-per-node", "cpu": "--cpus-per-task"}.get(asked, "--gpus-per-node or --cpus-per-task")
+        words = f"--nproc-per-node {asked}: what a node of the cluster has is not known here"
+        raise UserError("usage", words, f"give a number, or {needed}")
+    return known
+
+
+def _warn_of_places(found: Understood, draft: RunSpec) -> None:
+    places = {"the runs directory": str(found.runs_dir), "the checkpoint directory": draft.checkpoint.directory}
+    for what, place in places.items():
+        if any(place == local or place.startswith(local + "/") for local in OF_ONE_NODE):
+            words = f"{what} {clean(place)} must be shared by all nodes, and such places seldom are"
+            click.echo(f"gangrun: {words}", err=True)
+
+
+def job_name(name: str, run: str) -> str:
+    """Of all jobs of one run and of no other; without what squeue or a shell would take for a sign of its own."""
+    plain = re.sub(r"[^A-Za-z0-9_+-]+", "_", name).strip("_-")[:NAME_MAX_COUNT]
+    return f"{plain or 'run'}.{run}"
+
+
+def _jobs(wish: Wish, paths: RunPaths) -> BatchJobs:
+    submission = msgspec.structs.replace(wish.submission, job_name=job_name(wish.draft.name, paths.run))
+    return BatchJobs(paths, submission, tools_of(wish.understood.everything))
+
+
+def _fitting(act: Callable[[], str]) -> str:
+    from gangrun.adapters.slurm.submission import Unfit
+
+    try:
+        return act()
+    except Unfit as error:
+        raise UserError("usage", str(error)) from error
+
+
+def _sent(jobs: BatchJobs, spec: RunSpec) -> str:
+    """The job id, or what went wrong in words; code UNKNOWN where a job may exist all the same."""
+    from gangrun.adapters.slurm.submission import NoSbatch, Refused, Unknown
+
+    try:
+        return _fitting(lambda: jobs.submit(0))
+    except NoSbatch as error:
+        hint = "submit from a login node of the cluster; gangrun run trains on this machine"
+        raise UserError("slurm", f"Slurm cannot be asked: {error}", hint, SLURM) from error
+    except Refused as error:
+        hint = next((hint for sign, hint in HINTS if sign in str(error).lower()), "--dry-run shows what was asked")
+        raise UserError("slurm", f"Slurm refused the job: {error}", hint, SLURM) from error
+    except Unknown as error:
+        job = whatever_came(scheduler_of(jobs.tools), jobs.submission.job_name, jobs.paths.run)
+        if job:
+            return job
+        put_in_index(jobs.paths, spec, "")
+        words = f"nobody can tell whether Slurm took the job of run {spec.run}: {error}"
+        name = jobs.submission.job_name
+        hint = f"squeue --me --name {name} shows it if it did; gangrun cancel {spec.run} ends it either way"
+        raise UserError("slurm", words, hint, UNKNOWN) from error
+    except KeyboardInterrupt:
+        mark_cancelled(Disk(), jobs.paths, "Ctrl-C while it was submitted", wall_now())  # whatever came starts nothing
+        put_in_index(jobs.paths, spec, "")
+        raise
+
+
+def _unmake(paths: RunPaths, made: list[Path]) -> None:
+    """As if nobody had asked."""
+    shutil.rmtree(paths.root, ignore_errors=True)
+    for folder in made:
+        try:
+            folder.rmdir()
+        except OSError:
+            return  # somebody else has put something there
+
+
+def _tell(request: Request, spec: RunSpec, paths: RunPaths, job: str, now: Standing) -> None:
+    point = resume_point(spec, entries_of(None))
+    if request.as_json:
+        found: dict[str, Any] = {
+            "schema": SCHEMA,
+            "run": spec.run,
+            "name": spec.name,
+            "directory": str(paths.root),
+            "job": job,
+            "job_state": now.state,
+            "job_reason": now.reason,
+            "resume_from": None
+            if point is None
+            else {"step": point.step, "path": point.path, "run": point.run or None, "user": point.user},
+        }
+        echo_json(found)
+        return
+    count = spec.nodes_count + spec.spares_count
+    spares = f", {spec.spares_count} of them spare" if spec.spares_count else ""
+    click.echo(f"run {spec.run} ({clean(spec.name)}) in {clean(paths.root)}")
+    click.echo(f"  job     {job} on {count} node{'s' * (count != 1)}{spares}: {clean(now.words)}")
+    click.echo(f"  resume  {resume_words(spec, point, wall_now())}")
+    click.echo(f"  next    gangrun status {spec.run}")

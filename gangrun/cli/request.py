@@ -11,7 +11,6 @@ import click
 from click.core import ParameterSource
 
 from gangrun.cli.errors import UserError
-from gangrun.cli.options import user_name
 from gangrun.cli.settings import Setting
 
 IGNORED_TORCHRUN = ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "monitor_interval", "start_method", "role")
@@ -76,6 +75,8 @@ def request_of(
     ctx: click.Context, options: Mapping[str, Any], settings: Iterable[Setting], *, submits: bool = False
 ) -> Request:
     """The words put in order; only what was typed counts as a flag."""
+    from gangrun.cli.options import user_name
+
     ignored = [name for name in IGNORED_TORCHRUN if options[name] is not None]
     if ignored:
         names = ", ".join("--" + name.replace("_", "-") for name in ignored)

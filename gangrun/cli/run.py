@@ -18,7 +18,7 @@ from gangrun.cli.settings import SETTINGS
 @setting_options(SETTINGS)
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> int:
-    r"""Train on this box: start all ranks, watch them, and bring them back when something breaks.
+    """Train on this box: start all ranks, watch them, and bring them back when something breaks.
 
     Options come before the command. A .py file runs with the python of your environment; `-m MODULE` and any other
     command work too. torchrun's options of the same meaning are understood.
@@ -27,7 +27,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
       gangrun run --nproc-per-node 4 train.py --lr 3e-4
       gangrun run --checkpoint-dir ckpt --max-restarts 5 -m my.trainer
       gangrun run --nodes 2 --local-hosts --nproc-per-node 2 train.py
-    """
+    """  # noqa: D301 - click reads the backspace
     from gangrun.cli.start import start
 
     return start(request_of(ctx, options, SETTINGS))

@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from gangrun.cli.options import json_option
 from gangrun.cli.request import CONTEXT, command_options, request_of, setting_options
 from gangrun.cli.settings import SETTINGS, Setting
 from gangrun.cli.slurm_settings import SLURM_SETTINGS
@@ -16,7 +15,8 @@ MORE_FLAGS = {"nodes": ("-N", "--nnodes"), "name": ("-J", "--job-name")}
 
 
 def _as_sbatch_has_it(row: Setting) -> Setting:
-    return replace(row, flags=MORE_FLAGS.get(row.name, row.flags), help=row.help.partition("; on one box")[0])
+    words = "Nodes that ranks run on." if row.name == "nodes" else row.help
+    return replace(row, flags=MORE_FLAGS.get(row.name, row.flags), help=words)
 
 
 SUBMIT_SETTINGS = (*(_as_sbatch_has_it(row) for row in SETTINGS if row.name != "local_hosts"), *SLURM_SETTINGS)
@@ -26,11 +26,11 @@ SUBMIT_SETTINGS = (*(_as_sbatch_has_it(row) for row in SETTINGS if row.name != "
 @command_options
 @click.option("--dry-run", is_flag=True, help="Print the batch script; submit nothing, leave nothing behind.")
 @click.option("--wait", is_flag=True, help="Stay until the run has ended; exit with its code.")
-@json_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @setting_options(SUBMIT_SETTINGS)
 @click.pass_context
 def command(ctx: click.Context, /, dry_run: bool, wait: bool, **options: Any) -> int:
-    r"""Submit a training run to Slurm; it lives on through as many jobs as it needs.
+    """Submit a training run to Slurm; it lives on through as many jobs as it needs.
 
     Options come before the command and mean what they mean to sbatch; those of `gangrun run` and torchrun's are
     understood too. What is not asked is the site's default.
@@ -39,7 +39,7 @@ def command(ctx: click.Context, /, dry_run: bool, wait: bool, **options: Any) ->
       gangrun submit -N 4 --gpus-per-node 8 -t 1-00:00:00 train.py --lr 3e-4
       gangrun submit -N 16 --spares 1 -p gpu -A me --setup 'module load cuda' -m my.trainer
       gangrun submit -N 2 --dry-run train.py
-    """
+    """  # noqa: D301 - click reads the backspace
     from gangrun.cli.submitting import dry, submit
     from gangrun.cli.wait import tell_end
 

@@ -119,7 +119,7 @@ def submit(
     submission: Submission, places: Places, seq: int, command: Sequence[str], tools: Runs, *,
     exclude: Sequence[str] = (), dependency: str = "", within_s: float = SENT_WITHIN_S,
 ) -> str:  # fmt: skip
-    """Send job ``seq``; its job id. ``Refused``: no job exists; ``Unknown``: one may; also ``Unfit`` and ``OSError``."""
+    """Send job ``seq``; its job id. ``Refused``: no job exists; ``Unknown``: one may; or ``Unfit``, ``OSError``."""
     text = script(submission, places, seq, command, exclude=exclude, dependency=dependency)
     path = _written(places.batch_scripts, f"job-{seq}.sh", text)
     executor = _Executor(places.batch_scripts)

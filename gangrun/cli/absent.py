@@ -23,6 +23,7 @@ class Absent(msgspec.Struct, frozen=True):
 
     node: str
     why: str
+    scheduler: bool = False  # Slurm could start nothing there; else it was our command, or the user's, that failed
 
 
 def path_of(paths: RunPaths, job: str) -> Path:

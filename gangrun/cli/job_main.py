@@ -2,7 +2,7 @@
 
 Sent by ``gangrun submit`` and by every supervisor that asks for a successor; sending it twice does no harm. It is the
 supervisor of last resort's starter, and it owns nothing: the run lives on without it, on the job's other nodes.
-Exit codes: 0, 1 and 130 as the run ended; 75 the run goes on elsewhere.
+Exit codes: 0, 1 and 130 as the run ended; 75 it goes on in another job; 78 a person must look.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from gangrun import processes
 from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.fs.disk import Disk
-from gangrun.adapters.fs.job_claims import JobClaim, JobClaims, Taken
+from gangrun.adapters.fs.job_claims import JobClaim, JobClaims, Taken, plain_job
 from gangrun.adapters.fs.journal import JournalReader
 from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, read_cancelled, read_spec
 from gangrun.adapters.local import box
@@ -51,11 +51,18 @@ def is_over(state: RunState | None, claim: JobClaim) -> bool:
     return state.seq > claim.seq or (ours and (state.leaving or state.phase in TERMINAL))
 
 
-def code_of(state: RunState | None) -> int:
+def code_of(state: RunState | None, claim: JobClaim) -> int:
     """With what the job ends, so that Slurm's word and the run's agree."""
-    if state is None or state.phase not in TERMINAL:
-        return EXIT_ELSEWHERE
-    return EXIT_CODES[state.phase]
+    if state is not None and state.phase in TERMINAL:
+        return EXIT_CODES[state.phase]
+    return EXIT_ELSEWHERE if is_over(state, claim) else EXIT_UNUSABLE
+
+
+def place_of(state: RunState | None, job: str, asked: int) -> int:
+    """Which place this stay of the job is to take: a requeued one runs the same script, and has moved on."""
+    if state is not None and plain_job(state.job) == job:
+        return max(asked, state.seq)
+    return asked
 
 
 def main(words: list[str]) -> int:
@@ -76,24 +83,22 @@ def main(words: list[str]) -> int:
     mark = read_cancelled(disk, paths)
     if mark is not None:
         return _leave(EXIT_CANCELLED, f"the run was cancelled by {mark.by}: nothing is started")
-    ended = _ended(paths, disk, found.seq)
-    if ended is not None:
-        return _leave(code_of(ended), f"nothing is started: the run has ended ({ended.phase.value}, {ended.reason})")
-    taken = _claimed(paths, disk, allocation, found.seq)
+    state = _last_state(paths, disk)
+    seq = place_of(state, allocation.job, found.seq)
+    if state is not None and state.phase in TERMINAL and not disk.exists(paths.machine / f"resume-{seq}.json"):
+        words = f"nothing is started: the run has ended ({state.phase.value}, {state.reason})"
+        return _leave(EXIT_CODES[state.phase], words)
+    taken = _claimed(paths, disk, allocation, seq)
     if isinstance(taken, Taken):
         return _leave(EXIT_ELSEWHERE, f"nothing is started: {taken.why}")
     return Job(spec, paths, taken, allocation, variables, tuple(found.srun), disk, clock).run()
 
 
-def _ended(paths: RunPaths, disk: Disk, seq: int) -> RunState | None:
-    """How the run ended, where it did and nobody asked this job to take it up again."""
-    if disk.exists(paths.machine / f"resume-{seq}.json"):
-        return None
+def _last_state(paths: RunPaths, disk: Disk) -> RunState | None:
     try:
-        state = replay(JournalReader(paths, disk).read(newest_only=True).records)
+        return replay(JournalReader(paths, disk).read(newest_only=True).records)
     except (RecordError, OSError):
         return None  # whoever claims the next term finds out, and says so
-    return state if state is not None and state.phase in TERMINAL else None
 
 
 def _claimed(paths: RunPaths, disk: Disk, allocation: Allocation, seq: int) -> JobClaim | Taken:
@@ -141,7 +146,7 @@ class Job:
         self._stay(steps, onlooker)
         if not onlooker.leave(LAST_LOOK_WITHIN_S):
             view.say(f"{self.paths.root} does not answer: the last lines are missing here")
-        return code_of(onlooker.state())
+        return code_of(onlooker.state(), steps.claim)
 
     def _stay(self, steps: JobStep, onlooker: Onlooker) -> None:
         pause, give_up_at = threading.Event(), float("inf")

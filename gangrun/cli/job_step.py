@@ -51,7 +51,7 @@ class JobStep:
     part: Part = Part.STEP
     _step: Step | None = None
     _resort: Child | None = None
-    _absent: dict[str, str] = field(default_factory=dict)
+    _absent: dict[str, absent.Absent] = field(default_factory=dict)
     _noted_count: int = 0
     _heard_count: int = 0
 
@@ -100,11 +100,10 @@ class JobStep:
         self._heard_count += len(fresh)
         for left in fresh:
             if left.node not in self._absent:
-                self._absent[left.node] = self._why(left)
+                self._absent[left.node] = absent.Absent(left.node, self._why(left), left.unreached)
         if len(self._absent) > self._noted_count and not self.over():
-            known = tuple(absent.Absent(node, why) for node, why in self._absent.items())
             try:
-                absent.note(self.disk, self.paths, self.claim.token, known)
+                absent.note(self.disk, self.paths, self.claim.token, tuple(self._absent.values()))
             except OSError as error:
                 self.say(f"cannot write down why {fold(self._absent)} did not come: {error}")
             self._noted_count = len(self._absent)

@@ -10,15 +10,17 @@ import argparse
 import json
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from gangrun import processes
 from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.fs.disk import Disk
-from gangrun.adapters.fs.job_claims import JobClaims
+from gangrun.adapters.fs.job_claims import JobClaim, JobClaims
 from gangrun.adapters.fs.live import read_counter
 from gangrun.adapters.fs.run_dir import RunPaths, read_cancelled, read_spec
 from gangrun.adapters.fs.store import FsStore
@@ -45,6 +47,9 @@ from gangrun.wire.claim import Claim
 from gangrun.wire.record import RecordError
 from gangrun.wire.spec import RunSpec
 
+if TYPE_CHECKING:
+    from gangrun.cli.supervisor_slurm import SlurmSide
+
 CANCEL_LOOK_S = 0.25
 
 
@@ -67,6 +72,7 @@ class Arguments:
     term_min: int
     promises: tuple[str, ...]
     roster: tuple[str, ...]  # the nodes of this job; empty: those of the spec
+    last_resort: bool  # no agent of this job lives
 
 
 def arguments_of(words: list[str]) -> Arguments:
@@ -79,10 +85,13 @@ def arguments_of(words: list[str]) -> Arguments:
     parser.add_argument("--term-min", type=int, default=1)
     parser.add_argument("--promises", default="[]")
     parser.add_argument("--roster", default="")
+    parser.add_argument("--last-resort", action="store_true")
     found = parser.parse_args(words)
     promises = tuple(str(node) for node in json.loads(found.promises))
-    roster = unfold(found.roster)
-    return Arguments(found.run_dir, found.node, found.job, found.seq, found.term_min, promises, roster)
+    return Arguments(
+        found.run_dir, found.node, found.job, found.seq, found.term_min, promises, unfold(found.roster),
+        found.last_resort,
+    )  # fmt: skip
 
 
 class NoScheduler:
@@ -91,9 +100,42 @@ class NoScheduler:
     def __init__(self, mailbox: QueueMailbox) -> None:
         self._mailbox = mailbox
 
+    ask_why: Callable[[], None] | None = None
+
+    def start(self) -> None:
+        """Nothing to watch."""
+
+    def close(self) -> None:
+        """Nothing to end."""
+
     def submit(self, act: tuple[int, int], action: Action) -> None:
         """Answer with ``ActFailed``."""
         self._mailbox.post(Stamped(ActFailed(act, type(action).__name__, "there is no scheduler on this box")))
+
+
+def jobs_of(
+    spec: RunSpec,
+    paths: RunPaths,
+    disk: Disk,
+    clock: SystemClock,
+    mailbox: QueueMailbox,
+    policy: Policy,
+    all_heard: Callable[[], bool],
+) -> NoScheduler | SlurmSide:
+    """The scheduler, if this world has one."""
+    if spec.world == "local":
+        return NoScheduler(mailbox)
+    from gangrun.cli.supervisor_slurm import side_of, survive_signals
+
+    survive_signals()
+    holder = _holder(paths, disk)
+    assert holder is not None, "the batch script claims the job's place before it starts anything"
+    return side_of(paths, disk, clock, mailbox, policy, holder, all_heard, _say)
+
+
+def _hears_all(loop: Loop, arguments: Arguments) -> bool:
+    """Does every node of the job answer now? Asked from another thread: it reads, and may be a beat late."""
+    return not loop.silence.suspects and set(arguments.roster) <= set(loop.beats.rows)
 
 
 class CancelWatch(threading.Thread):
@@ -127,13 +169,13 @@ def entitled(
     pause = threading.Event()
     while True:
         still_s, verdict = 0.0, None
-        if not rules.has_majority(arguments.promises, roster) and not _is_dead(newest):
+        if not rules.has_majority(arguments.promises, roster) and not _is_dead(newest, arguments.node):
             found = read_counter(disk, paths, newest.term)
             verdict = watch.look(found.count if found else None, _can_write(disk, paths), clock.now())
             still_s = spec.policy.timing.counter_still_s if verdict else 0.0
         ruling = rules.may_claim(
             arguments.promises, roster, counter_still_s=still_s, own_writes_ok=True,
-            holder_down=_is_dead(newest), timing=spec.policy.timing,
+            holder_down=_is_dead(newest, arguments.node), timing=spec.policy.timing,
         )  # fmt: skip
         if ruling.allowed:
             _holds_the_run(arguments, paths, disk)
@@ -143,16 +185,20 @@ def entitled(
         pause.wait(spec.policy.timing.counter_every_s)
 
 
-def _holds_the_run(arguments: Arguments, paths: RunPaths, disk: Disk) -> None:
+def _holder(paths: RunPaths, disk: Disk) -> JobClaim | None:
     jobs = JobClaims(paths, disk)
-    place = jobs.holder(jobs.highest())
+    return jobs.holder(jobs.highest())
+
+
+def _holds_the_run(arguments: Arguments, paths: RunPaths, disk: Disk) -> None:
+    place = _holder(paths, disk)
     if place is not None and place.token != arguments.job:
         raise TermLost(f"{arguments.job} is not the job that holds this run: that is {place.token}")
 
 
-def _is_dead(claim: Claim) -> bool:
+def _is_dead(claim: Claim, node: str) -> bool:
     """Is the holder's process gone, as far as this host can tell for sure?"""
-    if not claim.job.startswith(f"local-{box.short_name()}-"):
+    if claim.node != node and not claim.job.startswith(f"local-{box.short_name()}-"):
         return False
     proc = processes.read_proc(claim.pid)
     return proc is None or proc.start_ticks != claim.start_ticks or proc.state == "Z"
@@ -168,7 +214,9 @@ def _can_write(disk: Disk, paths: RunPaths) -> bool:
     return True
 
 
-def facts_of(arguments: Arguments, spec: RunSpec, wish: Wish | None) -> Facts:
+def facts_of(
+    arguments: Arguments, spec: RunSpec, wish: Wish | None, asks_why: Callable[[], None] | None = None
+) -> Facts:
     """What the loop is told of the run."""
     return Facts(
         run=spec.run,
@@ -182,6 +230,9 @@ def facts_of(arguments: Arguments, spec: RunSpec, wish: Wish | None) -> Facts:
         resume_request=spec.resume,
         resumed=ResumeRequested(wish.by, arguments.job, arguments.seq, wish.request) if wish else None,
         looks_every_s=spec.checkpoint.look_every_s if spec.checkpoint.directory else 0.0,
+        expected=arguments.roster,
+        asks_why=asks_why,
+        alone=arguments.last_resort,
     )
 
 
@@ -213,6 +264,7 @@ def main(words: list[str]) -> int:
     except TermLost as error:
         return _leave(EXIT_DEPOSED, str(error))
     mailbox = QueueMailbox(clock)
+    loop: Loop | None = None
     radio = RouterRadio(spec.run, keys.public, own_address(spec, environment.all_variables()), mailbox.post_many)
 
     def offer(term: int) -> Claim:
@@ -222,7 +274,11 @@ def main(words: list[str]) -> int:
         )  # fmt: skip
 
     wish = _wish(arguments, paths, disk)
-    facts, policy = facts_of(arguments, spec, wish), policy_of(spec, wish)
+    policy = policy_of(spec, wish)
+    jobs = jobs_of(
+        spec, paths, disk, clock, mailbox, policy, all_heard=lambda: loop is not None and _hears_all(loop, arguments)
+    )
+    facts = facts_of(arguments, spec, wish, jobs.ask_why)
     try:
         opening = take(
             terms, clock, facts, policy,
@@ -238,12 +294,14 @@ def main(words: list[str]) -> int:
     )
     watch = CancelWatch(paths, disk, mailbox)
     loop = Loop(
-        clock=clock, mailbox=mailbox, store=store, radio=radio, checkpoints=checkpoints, jobs=NoScheduler(mailbox),
+        clock=clock, mailbox=mailbox, store=store, radio=radio, checkpoints=checkpoints, jobs=jobs,
         policy=policy, facts=facts, opening=opening, say=_say,
     )  # fmt: skip
     radio.start()
     watch.start()
+    jobs.start()
     code = loop.run()
+    jobs.close()
     watch.over.set()
     radio.close(flush_s=0.5)
     tell_dropped("supervisor", radio.dropped)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from gangrun.core.events import ResumeRequested
@@ -27,6 +27,9 @@ class Facts:
     looks_every_s: float = 10.0  # for newer checkpoints; 0: there is no directory to look into
     replica_ranks_count: int = 1  # ranks that hold one whole copy of the model; 1 where nothing is known
     saves_itself: bool = True  # the script writes checkpoints without gangrun's checkpointer
+    expected: tuple[str, ...] = ()  # all nodes of the job, spares too; (): those of ``addresses``
+    asks_why: Callable[[], None] | None = None  # have the scheduler asked why an agent was told to end; never blocks
+    alone: bool = False  # no agent of this job lives and none will come: this supervisor is the last resort
 
 
 @dataclass(frozen=True, slots=True)

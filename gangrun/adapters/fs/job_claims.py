@@ -38,6 +38,11 @@ class JobClaim(msgspec.Struct, frozen=True):
         return f"{self.job}r{self.restart}.{self.launch}" if self.restart or self.launch else self.job
 
 
+def plain_job(token: str) -> str:
+    """The scheduler's number of a job, of whichever stay."""
+    return token.partition("r")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class Claimed:
     """The place is ours."""

@@ -1,0 +1,146 @@
+"""What a supervisor has of Slurm (room: cli, as it ties ports to adapters): successors, this job's end, who is absent.
+
+In a box's world none of this is there; ``supervisor_main`` asks ``side_of`` which of the two it is in.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gangrun.adapters.clock import SystemClock
+from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.job_claims import JobClaim
+from gangrun.adapters.fs.run_dir import RunPaths, mark_cancelled, read_cancelled, read_submission
+from gangrun.adapters.net.mailbox import QueueMailbox
+from gangrun.adapters.slurm import submission as slurm_submission
+from gangrun.adapters.slurm.commands import Tools
+from gangrun.adapters.slurm.jobs import Ask, SlurmJobs, end_allocation
+from gangrun.adapters.slurm.scheduler import Scheduler
+from gangrun.adapters.slurm.watch import JobWatch
+from gangrun.cli import environment
+from gangrun.cli.absent import Absent, AbsentWatch
+from gangrun.cli.slurm_world import job_command
+from gangrun.core.actions import Action, EndJob
+from gangrun.core.events import ActDone, ActFailed, NodeAbsent, Stamped
+from gangrun.core.model import Phase
+from gangrun.core.nodeset import NodesetError, unfold
+from gangrun.core.policy import Policy
+from gangrun.wire.submission import Requeue, Submission, comment
+
+LEAD_SLACK_S = 15.0
+
+
+@dataclass(slots=True)
+class SlurmSide:
+    """``ports.Jobs`` for one stay of one job, with the threads that watch Slurm and the job's launcher."""
+
+    paths: RunPaths
+    disk: Disk
+    clock: SystemClock
+    mailbox: QueueMailbox
+    claim: JobClaim
+    submission: Submission
+    scheduler: Scheduler
+    jobs: SlurmJobs
+    watch: JobWatch
+    absent: AbsentWatch
+    say: Callable[[str], None]
+
+    @property
+    def ask_why(self) -> Callable[[], None]:
+        """For the loop, when an agent was told to end."""
+        return self.watch.ask_why
+
+    def start(self) -> None:
+        """Begin to watch and to answer."""
+        self.jobs.start()
+        self.watch.start()
+        self.absent.start()
+
+    def close(self) -> None:
+        """Nothing more is asked or posted."""
+        self.watch.close()
+        self.absent.over.set()
+        self.jobs.close()
+
+    def submit(self, act: tuple[int, int], action: Action) -> None:
+        """``ports.Jobs.submit``."""
+        self.jobs.submit(act, action)
+
+    def end(self, act: tuple[int, int], action: EndJob, lost: tuple[str, ...]) -> None:
+        """``ports.Jobs.end``: the batch script ends the job, unless its host is gone."""
+        self.watch.close()
+        threading.Thread(target=self._end, args=(act, action, lost), name="end job", daemon=True).start()
+
+    def _end(self, act: tuple[int, int], action: EndJob, lost: tuple[str, ...]) -> None:
+        why = ""
+        if action.phase is Phase.CANCELLED:
+            try:
+                mark_cancelled(self.disk, self.paths, action.reason, self.clock.wall())
+            except OSError as error:
+                why = f"the cancel could not be marked: {error.strerror or error}"
+        if self.claim.host in lost and self._is_ours():
+            self.say(f"{self.claim.host}, which held the batch script, is gone: ending job {self.claim.job} from here")
+            wait = threading.Event().wait
+            why = end_allocation(self.scheduler, self.claim.job, clock=self.clock, wait=wait) or why
+        kind = type(action).__name__
+        self.mailbox.post(Stamped(ActFailed(act, kind, why) if why else ActDone(act, kind)))
+
+    def _is_ours(self) -> bool:
+        """Was it submitted by gangrun? What a user holds, he gives back himself."""
+        facts = self.watch.facts
+        return facts is not None and facts.comment == comment(self.paths.run, self.claim.seq)
+
+
+def side_of(
+    paths: RunPaths,
+    disk: Disk,
+    clock: SystemClock,
+    mailbox: QueueMailbox,
+    policy: Policy,
+    claim: JobClaim,
+    all_heard: Callable[[], bool],
+    say: Callable[[str], None],
+) -> SlurmSide:
+    """Everything put together, nothing started."""
+    submission = read_submission(disk, paths)
+    tools = Tools(environment.all_variables())
+    scheduler = Scheduler(tools)
+
+    def submit(seq: int, exclude: Sequence[str], dependency: str) -> str:
+        command = job_command(paths, seq, submission)
+        return slurm_submission.submit(
+            submission, paths, seq, command, tools, exclude=exclude, dependency=dependency
+        )  # fmt: skip
+
+    def absent(node: Absent) -> None:
+        mailbox.post(Stamped(NodeAbsent(node.node, node.why, node.scheduler)))
+
+    jobs = SlurmJobs(
+        scheduler, submit, run=paths.run, job_name=submission.job_name, job=claim.job, restarts_count=claim.restart,
+        post=mailbox.post, cancelled=lambda: read_cancelled(disk, paths) is not None, all_heard=all_heard, clock=clock,
+        ask=Ask.SAME_JOB if submission.requeue is Requeue.SAME_JOB else Ask.RESUBMIT,
+        user_exclude=_names(submission.exclude), say=say,
+    )  # fmt: skip
+    lead_s = policy.checkpoint_grace_s + policy.stop_grace_s + LEAD_SLACK_S
+    watch = JobWatch(
+        scheduler, job=claim.job, restarts_count=claim.restart, lead_s=lead_s, post=mailbox.post, clock=clock, say=say
+    )
+    watcher = AbsentWatch(paths, disk, claim.token, absent)
+    return SlurmSide(paths, disk, clock, mailbox, claim, submission, scheduler, jobs, watch, watcher, say)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    try:
+        return unfold(text)
+    except NodesetError:
+        return (text,)  # Slurm took it once, and may again
+
+
+def survive_signals() -> None:
+    """Slurm tells every process of a step that its end has come. What that means is asked of Slurm, not concluded."""
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(signum, lambda _number, _frame: None)

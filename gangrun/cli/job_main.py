@@ -86,8 +86,8 @@ def main(words: list[str]) -> int:
     state = _last_state(paths, disk)
     seq = place_of(state, allocation.job, found.seq)
     if state is not None and state.phase in TERMINAL and not disk.exists(paths.machine / f"resume-{seq}.json"):
-        words = f"nothing is started: the run has ended ({state.phase.value}, {state.reason})"
-        return _leave(EXIT_CODES[state.phase], words)
+        why = f"nothing is started: the run has ended ({state.phase.value}, {state.reason})"
+        return _leave(EXIT_CODES[state.phase], why)
     taken = _claimed(paths, disk, allocation, seq)
     if isinstance(taken, Taken):
         return _leave(EXIT_ELSEWHERE, f"nothing is started: {taken.why}")

@@ -1,0 +1,34 @@
+"""``cluster``: one real Slurm cluster for all tests of this folder, in order again after each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.slurm.cluster import Cluster, running
+from tests.slurm.place import missing
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Network namespaces and daemons need root."""
+    for item in items:
+        if "cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.root)
+
+
+@pytest.fixture(scope="session")
+def standing_cluster() -> Iterator[Cluster]:
+    """It stays from the first test that wants it to the end of the session."""
+    if absent := missing():
+        pytest.skip(f"needs {', '.join(absent)}: see `make system`")
+    yield from running()
+
+
+@pytest.fixture
+def cluster(standing_cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster, whole and empty; whatever the test did to it is undone."""
+    try:
+        yield standing_cluster
+    finally:
+        standing_cluster.reset()

@@ -1,0 +1,232 @@
+"""The test cluster itself: each of its faults means what it says, and nothing of it stays."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.slurm import reach
+from tests.slurm.cluster import Cluster
+from tests.waiting import stays, until
+
+ASLEEP = "sleep 600"
+TASK = r"^\S*/sleep 600"  # the task itself: neither its srun nor its shell
+
+LISTENER = """
+import pathlib, socket, sys
+heard = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+heard.bind(("", 7000))
+heard.settimeout(20)
+pathlib.Path(sys.argv[1]).touch()
+pathlib.Path(sys.argv[2]).write_bytes(heard.recv(9))
+"""
+SENDER = "import socket,sys; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'hello', (sys.argv[1], 7000))"
+
+
+def asleep(cluster: Cluster, nodes: int, *options: str) -> int:
+    """A job with one sleeping task on each of its nodes, all of them started."""
+    job = cluster.submit(f"srun --no-kill --kill-on-bad-exit=0 {ASLEEP}", f"-N{nodes}", "--no-kill", *options)
+
+    def started() -> bool:
+        return sum(bool(cluster.processes_on(name, TASK)) for name in cluster.names) == nodes
+
+    until(started, 30, lambda: f"{nodes} tasks\n{cluster.job(job)}\n{cluster.told()}")
+    return job
+
+
+def hears(cluster: Cluster, host: str, other: str) -> bool:
+    """Can ``host`` open a connection to the slurmd of ``other``?"""
+    return (
+        cluster.user_run(["timeout", "1", "bash", "-c", f": </dev/tcp/{other}/6818"], host=host, check=False).returncode
+        == 0
+    )
+
+
+def test_a_job_of_an_ordinary_user_runs_on_five_hosts_at_once(cluster: Cluster) -> None:
+    folder = cluster.folder("five")
+    job = cluster.submit(f"srun bash -c 'echo $(id -u) $(hostname) $CUDA_VISIBLE_DEVICES; {ASLEEP[:-2]}'", "-N5",
+                         "--gpus-per-node=4", f"--chdir={folder}", f"--output={folder}/out")  # fmt: skip
+    cluster.wait_job(job, "COMPLETED")
+    rows = sorted(line.split() for line in (folder / "out").read_text().splitlines())
+    assert [row[0] for row in rows] == [str(cluster.site.uid)] * 5 and cluster.site.uid != 0
+    assert len({row[1] for row in rows}) == 5
+    assert {row[2] for row in rows} == {"0,1,2,3"}
+    cluster.assert_clean(5)
+
+
+def test_a_host_sees_its_own_processes_and_no_others(cluster: Cluster) -> None:
+    asleep(cluster, 2, "--nodelist=n1,n2")
+    seen = cluster.user_run(["bash", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"], host="n1").stdout
+    assert seen.count(ASLEEP) >= 1 and "slurmd -D -N n1" in seen and "-N n2" not in seen
+    private = cluster.user_run(["bash", "-c", "touch /tmp/mine; ls /tmp"], host="n1").stdout
+    assert "mine" in private and "mine" not in cluster.user_run(["ls", "/tmp"], host="n2").stdout
+
+
+def test_power_off_leaves_no_process_and_restart_brings_the_node_back(cluster: Cluster) -> None:
+    job = asleep(cluster, 3)
+    cluster.power_off("n2")
+    assert cluster.processes_on("n2", everybody=True) == []
+    assert not hears(cluster, "n1", "n2")
+    assert cluster.processes_on("n1", TASK) and cluster.processes_on("n3", TASK)
+    assert cluster.job(job)["JobState"] == "RUNNING"
+    cluster.restart("n2")
+    until(lambda: hears(cluster, "n1", "n2"), 10, "n2 is back")
+    assert cluster.processes_on("n2", everybody=True)
+
+
+def test_cut_is_both_ways_and_hurts_no_process(cluster: Cluster) -> None:
+    asleep(cluster, 2, "--nodelist=n1,n2")
+    assert hears(cluster, "n1", "n2") and hears(cluster, "n2", "n1")
+    cluster.cut("n2")
+    assert not hears(cluster, "n1", "n2") and not hears(cluster, "n2", "n1") and hears(cluster, "n1", "n3")
+    assert cluster.processes_on("n2", TASK)
+    cluster.heal("n2")
+    until(lambda: hears(cluster, "n1", "n2") and hears(cluster, "n2", "n1"), 10, "the link is whole again")
+
+
+@pytest.mark.parametrize("direction", ["in", "out"])
+def test_cut_one_way_lets_the_other_way_through(cluster: Cluster, direction: str) -> None:
+    assert hears(cluster, "n1", "n2")
+    folder = cluster.folder(f"way-{direction}")
+    for name in ("n1", "n2"):
+        cluster.popen([reach.PYTHON, "-c", LISTENER, folder / f"{name}.up", folder / f"{name}.heard"], host=name)
+    until(lambda: len(list(folder.glob("*.up"))) == 2, 10, "both listen")
+    cluster.cut_one_way("n2", direction)
+    for here, there in (("n1", "n2"), ("n2", "n1")):
+        cluster.user_run([reach.PYTHON, "-c", SENDER, there], host=here, check=False)
+    deaf, hearing = ("n2", "n1") if direction == "in" else ("n1", "n2")
+    until(lambda: (folder / f"{hearing}.heard").exists(), 5, f"{hearing} hears")
+    stays(lambda: not (folder / f"{deaf}.heard").exists(), 0.5, f"{deaf} is deaf")
+    cluster.heal("n2")
+    cluster.user_run([reach.PYTHON, "-c", SENDER, deaf], host=hearing)
+    until(lambda: (folder / f"{deaf}.heard").exists(), 5, "the link is whole again")
+
+
+def test_a_stalled_host_does_nothing_until_it_is_resumed(cluster: Cluster) -> None:
+    asleep(cluster, 2, "--nodelist=n1,n2")
+    cluster.stall("n2")
+    assert {one.state for one in cluster.processes_on("n2", everybody=True)} == {"T"}
+    assert "T" not in {one.state for one in cluster.processes_on("n1", everybody=True)}
+    cluster.resume("n2")
+    assert "T" not in {one.state for one in cluster.processes_on("n2", everybody=True)}
+
+
+def test_a_signal_reaches_the_processes_it_names_on_one_host_only(cluster: Cluster) -> None:
+    asleep(cluster, 2, "--nodelist=n1,n2")
+    assert len(cluster.kill_on("n2", TASK, signal.SIGKILL)) == 1
+    until(lambda: not cluster.processes_on("n2", TASK), 5, "it is dead")
+    assert cluster.processes_on("n1", TASK)
+
+
+def test_what_is_hidden_on_a_host_is_there_on_the_others(cluster: Cluster) -> None:
+    folder = cluster.folder("mounted")
+    (folder / "file").touch()
+    cluster.hide("n1", folder)
+    assert cluster.user_run(["ls", folder], host="n1").stdout == ""
+    assert cluster.user_run(["ls", folder], host="n2").stdout == "file\n"
+    cluster.unhide("n1", folder)
+    assert cluster.user_run(["ls", folder], host="n1").stdout == "file\n"
+
+
+def test_tools_fail_as_ordered_and_as_often(cluster: Cluster) -> None:
+    cluster.refuse("sbatch", "sbatch: error: Batch job submission failed: told to", times=1)
+    cluster.answer_late("sbatch", 1.5, times=1)
+    cluster.hang("squeue", host="n1")
+    first = cluster.user_run(["sbatch", "--wrap=true"], check=False)
+    assert first.returncode == 1 and "told to" in first.stderr and cluster.squeue() == []
+    late = cluster.popen(["sbatch", "--hold", "--comment=late", "--wrap=true"])
+    until(lambda: [row["comment"] for row in cluster.squeue()] == ["late"], 5, "it exists")
+    assert late.poll() is None
+    assert late.wait(10) == 0
+    assert cluster.submit("true")
+    assert [host for host, _ in cluster.calls("sbatch")] == ["login"] * 3
+    assert cluster.user_run(["squeue"]).returncode == 0
+    with pytest.raises(subprocess.TimeoutExpired):
+        cluster.user_run(["squeue"], host="n1", within_s=0.5)
+
+
+def test_a_failing_prolog_drains_its_node(cluster: Cluster) -> None:
+    cluster.fail_prolog("n1")
+    job = cluster.submit("true", "--nodelist=n1")
+    until(lambda: cluster.job(job)["Reason"] == "launch_failed_requeued_held", 20, lambda: str(cluster.job(job)))
+    assert cluster.nodes()["n1"].startswith("drain")
+
+
+@pytest.mark.parametrize(("partition", "after"), [("low-cancel", "PREEMPTED"), ("low-requeue", "PENDING")])
+def test_a_better_partition_takes_nodes_after_a_grace_time(cluster: Cluster, partition: str, after: str) -> None:
+    low = asleep(cluster, 6, f"--partition={partition}", "--requeue", "--exclusive")
+    high = cluster.submit(ASLEEP, "-N6", "--partition=high", "--exclusive")
+    found = until(
+        lambda: now if (now := cluster.job(low)).get("PreemptTime", "None") != "None" else {}, 20, "it is told"
+    )
+    assert found["JobState"] == "RUNNING", "it has its grace time"
+    cluster.wait_job(low, after, deadline_s=40)
+    cluster.wait_job(high, "RUNNING", deadline_s=20)
+
+
+def test_settings_change_while_it_runs_and_a_silent_controller_comes_back(cluster: Cluster) -> None:
+    cluster.reconfigure(KillWait=7)
+    assert "KillWait                = 7 sec" in cluster.tool("scontrol", "show", "config")
+    job = asleep(cluster, 1)
+    cluster.power_off("ctl")
+    assert cluster.user_run(["timeout", "1", "squeue"], check=False).returncode != 0
+    cluster.restart("ctl")
+    until(lambda: cluster.job(job).get("JobState") == "RUNNING", 20, "the controller remembers the job")
+
+
+MAKER = """
+import sys
+from tests.slurm.cluster import Cluster
+cluster = Cluster()
+cluster.submit("srun -N2 sleep 601", "-N2")
+print(cluster.base, cluster.room.hosts["n1"].first, flush=True)
+sys.stdin.read()
+cluster.close()
+"""
+
+
+@pytest.fixture
+def other_maker() -> Iterator[subprocess.Popen[str]]:
+    """Another process with a cluster of its own, as from another clone."""
+    maker = subprocess.Popen(
+        [sys.executable, "-c", MAKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=reach.ROOT
+    )
+    with maker:
+        yield maker
+        maker.kill()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("end", ["closed", "killed"])
+def test_nothing_stays_of_a_cluster(other_maker: subprocess.Popen[str], end: str) -> None:
+    assert other_maker.stdout is not None
+    assert other_maker.stdin is not None
+    base, first = other_maker.stdout.readline().split()
+    assert Path(base).is_dir() and Path(f"/proc/{first}").exists()
+    if end == "closed":
+        other_maker.stdin.close()
+    else:
+        other_maker.kill()
+    other_maker.wait(20)
+    words = base.encode()
+
+    def left() -> list[str]:
+        return [one for one in map(str, Path("/proc").iterdir()) if one[6:].isdigit() and words in cmdline(Path(one))]
+
+    until(lambda: not left(), 10, lambda: f"processes stay: {left()}")
+    if end == "closed":
+        assert not Path(base).exists()
+        assert not Path(f"{base}.lock").exists()
+
+
+def cmdline(entry: Path) -> bytes:
+    """Nothing, where it is gone meanwhile."""
+    try:
+        return (entry / "cmdline").read_bytes()
+    except OSError:
+        return b""

@@ -20,7 +20,7 @@ from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import JobClaim, JobClaims, Taken, plain_job
 from gangrun.adapters.fs.journal import JournalReader
-from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, read_cancelled, read_spec
+from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, read_cancelled, read_spec, read_submission
 from gangrun.adapters.local import box
 from gangrun.cli import environment
 from gangrun.cli.job_step import JobStep, Part
@@ -34,6 +34,7 @@ from gangrun.core.moves import EXIT_CODES
 from gangrun.core.nodeset import NodesetError
 from gangrun.wire.record import RecordError, replay
 from gangrun.wire.spec import RunSpec, SpecError
+from gangrun.wire.submission import Submission, SubmissionError
 
 EXIT_ELSEWHERE = 75  # not 0: whoever waits for this job by afterok waits for a finished run
 EXIT_CANCELLED = 130
@@ -58,6 +59,11 @@ def code_of(state: RunState | None, claim: JobClaim) -> int:
     return EXIT_ELSEWHERE if is_over(state, claim) else EXIT_UNUSABLE
 
 
+def srun_options(submission: Submission) -> tuple[str, ...]:
+    """What the user asked of srun besides."""
+    return tuple(f"--{key}" if value is None else f"--{key}={value}" for key, value in submission.srun)
+
+
 def place_of(state: RunState | None, job: str, asked: int) -> int:
     """Which place this stay of the job is to take: a requeued one runs the same script, and has moved on."""
     if state is not None and plain_job(state.job) == job:
@@ -70,13 +76,13 @@ def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="gangrun-job")
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--seq", type=int, required=True)
-    parser.add_argument("--srun", action="append", default=[])
     found = parser.parse_args(words)
     paths, variables = RunPaths(found.run_dir), environment.all_variables()
     disk, clock = disk_of(paths), clock_of()
     try:
-        spec, allocation = read_spec(disk, paths), allocation_of(variables, box.short_name())
-    except (RunDirError, SpecError) as error:
+        spec, submission = read_spec(disk, paths), read_submission(disk, paths)
+        allocation = allocation_of(variables, box.short_name())
+    except (RunDirError, SpecError, SubmissionError) as error:
         return _leave(EXIT_UNUSABLE, str(error))
     except (KeyError, NodesetError) as error:
         return _leave(EXIT_UNUSABLE, f"this is no Slurm job's environment: {error}")
@@ -91,7 +97,7 @@ def main(words: list[str]) -> int:
     taken = _claimed(paths, disk, allocation, seq)
     if isinstance(taken, Taken):
         return _leave(EXIT_ELSEWHERE, f"nothing is started: {taken.why}")
-    return Job(spec, paths, taken, allocation, variables, tuple(found.srun), disk, clock).run()
+    return Job(spec, paths, taken, allocation, variables, srun_options(submission), disk, clock).run()
 
 
 def _last_state(paths: RunPaths, disk: Disk) -> RunState | None:

@@ -15,7 +15,6 @@ from gangrun.cli.local_world import PROCESS_LOG
 from gangrun.cli.node_main import NODE
 from gangrun.core.nodeset import fold, unfold
 from gangrun.wire.spec import RunSpec
-from gangrun.wire.submission import Submission
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +73,3 @@ def last_resort_argv(paths: RunPaths, claim: JobClaim, allocation: Allocation) -
     words = ["--run-dir", str(paths.root), "--node", allocation.host, "--job", claim.token, "--seq", str(claim.seq)]
     words += ["--roster", fold(allocation.nodes), "--last-resort"]
     return own_command("gangrun.cli.supervisor_main", words, sys.executable)
-
-
-def job_command(paths: RunPaths, seq: int, submission: Submission) -> list[str]:
-    """What the batch script of job ``seq`` becomes."""
-    words = ["--run-dir", str(paths.root), "--seq", str(seq)]
-    for key, value in submission.srun:
-        words += ["--srun", f"--{key}" if value is None else f"--{key}={value}"]
-    return own_command("gangrun.cli.job_main", words, submission.python)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gangrun.adapters.clock import SystemClock
@@ -15,16 +15,16 @@ from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import JobClaim
 from gangrun.adapters.fs.run_dir import RunPaths, mark_cancelled, read_cancelled, read_submission
 from gangrun.adapters.net.mailbox import QueueMailbox
-from gangrun.adapters.slurm import submission as slurm_submission
 from gangrun.adapters.slurm.commands import Tools
 from gangrun.adapters.slurm.jobs import Ask, SlurmJobs, end_allocation
 from gangrun.adapters.slurm.scheduler import Scheduler
 from gangrun.adapters.slurm.watch import JobWatch
 from gangrun.cli import environment
 from gangrun.cli.absent import Absent, AbsentWatch
-from gangrun.cli.slurm_world import job_command
+from gangrun.cli.batch_jobs import BatchJobs
+from gangrun.core import events
 from gangrun.core.actions import Action, EndJob
-from gangrun.core.events import ActDone, ActFailed, NodeAbsent, Stamped
+from gangrun.core.events import ActDone, ActFailed, Stamped
 from gangrun.core.model import Phase
 from gangrun.core.nodeset import NodesetError, unfold
 from gangrun.core.policy import Policy
@@ -108,20 +108,14 @@ def side_of(
     """Everything put together, nothing started."""
     submission = read_submission(disk, paths)
     tools = Tools(environment.all_variables())
-    scheduler = Scheduler(tools)
-
-    def submit(seq: int, exclude: Sequence[str], dependency: str) -> str:
-        command = job_command(paths, seq, submission)
-        return slurm_submission.submit(
-            submission, paths, seq, command, tools, exclude=exclude, dependency=dependency
-        )  # fmt: skip
+    scheduler, batches = Scheduler(tools), BatchJobs(paths, submission, tools)
 
     def absent(node: Absent) -> None:
-        mailbox.post(Stamped(NodeAbsent(node.node, node.why, node.scheduler)))
+        mailbox.post(Stamped(events.NodeAbsent(node.node, node.why, node.scheduler)))
 
     jobs = SlurmJobs(
-        scheduler, submit, run=paths.run, job_name=submission.job_name, job=claim.job, restarts_count=claim.restart,
-        post=mailbox.post, cancelled=lambda: read_cancelled(disk, paths) is not None, all_heard=all_heard, clock=clock,
+        scheduler, batches.submit, run=paths.run, job_name=submission.job_name, job=claim.job,
+        restarts_count=claim.restart, post=mailbox.post, cancelled=lambda: read_cancelled(disk, paths) is not None, all_heard=all_heard, clock=clock,
         ask=Ask.SAME_JOB if submission.requeue is Requeue.SAME_JOB else Ask.RESUBMIT,
         user_exclude=_names(submission.exclude), say=say,
     )  # fmt: skip

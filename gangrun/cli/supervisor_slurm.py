@@ -115,9 +115,10 @@ def side_of(
 
     jobs = SlurmJobs(
         scheduler, batches.submit, run=paths.run, job_name=submission.job_name, job=claim.job,
-        restarts_count=claim.restart, post=mailbox.post, cancelled=lambda: read_cancelled(disk, paths) is not None, all_heard=all_heard, clock=clock,
+        restarts_count=claim.restart, post=mailbox.post, all_heard=all_heard, clock=clock, say=say,
+        cancelled=lambda: read_cancelled(disk, paths) is not None,
         ask=Ask.SAME_JOB if submission.requeue is Requeue.SAME_JOB else Ask.RESUBMIT,
-        user_exclude=_names(submission.exclude), say=say,
+        user_exclude=_names(submission.exclude),
     )  # fmt: skip
     lead_s = policy.checkpoint_grace_s + policy.stop_grace_s + LEAD_SLACK_S
     watch = JobWatch(

@@ -6,14 +6,9 @@
 
 The training environment need not have gangrun, so nothing of it may be imported here. What this adds to a plain
 ``python script.py``: the rank dies with its agent; stacks can be taken from outside; TERM, USR1 and USR2 that some
-scheduler sprays over a node are survived until the agent stops the rank; the exception that ends it is written down.
-All else is as without it: ``__main__``, ``sys.argv``, ``sys.path``, exit codes, tracebacks, children.
+scheduler sprays over a node are survived until the agent stops the rank (``boot_signals``); the exception that ends it
+is written down. All else is as without it: ``__main__``, ``sys.argv``, ``sys.path``, exit codes, tracebacks, children.
 Next: ``agent/ranks.py`` starts it, ``agent/rank_errors.py`` reads what it wrote.
-
-Why SIGTERM goes to faulthandler: its handler is C, so it also answers where the main thread is stuck in a collective,
-and ``signal.getsignal`` still says SIG_DFL, as a script expects. It writes a line to GANGRUN_SIGNALS_FILE; by that
-the agent knows that the script has no handler of its own and that there is nothing to wait for. A script's own handler
-simply replaces it. Children have the default again: by exec as always, by fork through ``_restore_in_children``.
 """
 
 # ruff: noqa: PLC0415
@@ -27,9 +22,8 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from signal import Signals
     from types import ModuleType, TracebackType
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
 STACK_SIGNAL_OFFSET = 4  # SIGRTMIN + 4
 TEXT_MAX_CHARS = 32 * 1024
@@ -112,72 +106,21 @@ def _die_with_agent() -> None:
         os._exit(EXIT_ORPHANED)  # it died before we asked
 
 
-def _open_high(path: str) -> int:
-    """A descriptor that a script which closes "all" low ones does not hit."""
-    import fcntl
+def _signals() -> Any:
+    """The part that knows what signals may do here; loaded by path, since ``sys.path`` need not lead to it."""
+    from importlib.machinery import SourceFileLoader
 
-    low = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    try:
-        return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 200)
-    except OSError:
-        return os.dup(low)
-    finally:
-        os.close(low)
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "boot_signals.py")
+    module = type(sys)("_gangrun_signals")
+    module.__file__ = path
+    SourceFileLoader("_gangrun_signals", path).exec_module(module)
+    return module
 
 
-def _listen() -> None:
-    """Stacks on demand; TERM, USR1 and USR2 written down instead of deadly."""
-    import faulthandler
+def _stack_signal() -> int:
     import signal
 
-    try:
-        faulthandler.enable()
-    except (OSError, ValueError, AttributeError, RuntimeError):
-        pass  # stderr is closed
-    stack_file = os.environ.get("GANGRUN_STACK_FILE", "")
-    signals_file = os.environ.get("GANGRUN_SIGNALS_FILE", "")
-    try:
-        if stack_file:
-            number = signal.SIGRTMIN + STACK_SIGNAL_OFFSET
-            faulthandler.register(number, file=_open_high(stack_file), all_threads=True, chain=False)
-        if not signals_file:
-            return
-        file, ours = _open_high(signals_file), []
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-            if signal.getsignal(number) is signal.SIG_DFL:  # ignored by whoever started all this: stays ignored
-                faulthandler.register(number, file=file, all_threads=False, chain=False)
-                ours.append(number)
-    except (OSError, RuntimeError) as error:
-        sys.stderr.write(f"gangrun: signals stay as they are: {error}\n")
-        return
-
-    _restore_in_children(ours)
-
-
-def _restore_in_children(numbers: list[Signals]) -> None:
-    """Children by fork have the default action again, as multiprocessing's ``terminate`` needs it.
-
-    The signals are held back while forking: one that came between the fork and our turn in the child would be lost.
-    """
-    import faulthandler
-    import signal
-    from _thread import get_ident
-
-    masks: dict[int, set[int]] = {}
-
-    def hold() -> None:
-        masks[get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-
-    def release() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, masks.pop(get_ident()))
-
-    def restore() -> None:
-        for number in numbers:
-            if signal.getsignal(number) is signal.SIG_DFL:  # not replaced by the script since
-                faulthandler.unregister(number)
-        release()
-
-    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=restore)
+    return signal.SIGRTMIN + STACK_SIGNAL_OFFSET
 
 
 def _without_boot(traceback: TracebackType | None) -> TracebackType | None:
@@ -327,8 +270,9 @@ def _boot(argv: list[str]) -> None:
         sys.stderr.write("usage: boot.py SCRIPT ARGS... | -m MODULE ARGS... | --exec COMMAND ARGS...\n")
         sys.exit(2)
     if argv[0] == "--exec":
+        _signals().before_exec()
         _exec(argv[1:])
-    _listen()
+    _signals().in_rank(_stack_signal())
     if argv[0] == "-m":
         sys.argv[:] = ["-m", *argv[2:]]
         if _has_path_zero():

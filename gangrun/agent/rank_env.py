@@ -60,7 +60,12 @@ def shared_memory_root() -> Path:
 
 
 def rank_environment(
-    base: Mapping[str, str], user: Mapping[str, str], place: Place, files: RankFiles, agent_pid: int
+    base: Mapping[str, str],
+    user: Mapping[str, str],
+    place: Place,
+    files: RankFiles,
+    agent_pid: int,
+    save_signal: int = 0,
 ) -> dict[str, str]:
     """All that the rank sees. ``base``: inherited; ``user``: ``--env`` and ``--env-file``, which win over it."""
     environment = {**base, **user}
@@ -81,12 +86,15 @@ def rank_environment(
             "GANGRUN_ERROR_FILE": str(files.error),
             "GANGRUN_STACK_FILE": str(files.stack),
             "GANGRUN_SIGNALS_FILE": str(files.signals),
+            "GANGRUN_ORDERS_FILE": str(files.orders),
             "GANGRUN_AGENT_PID": str(agent_pid),
             TAG: place.tag,
         }
     )
-    for name in ("GANGRUN_RESUME", "GANGRUN_RESUME_STEP"):
+    for name in ("GANGRUN_RESUME", "GANGRUN_RESUME_STEP", "GANGRUN_SAVE_SIGNAL"):
         environment.pop(name, None)  # of a run in which this one was started, for all we know
+    if save_signal:
+        environment["GANGRUN_SAVE_SIGNAL"] = str(save_signal)
     if order.resume_path:
         environment.update(GANGRUN_RESUME=order.resume_path, GANGRUN_RESUME_STEP=str(order.resume_step))
     return environment

@@ -22,6 +22,7 @@ class RankFiles:
     torchelastic_error: Path  # the same by torch's ``record`` decorator, where the script uses it
     stack: Path  # faulthandler's dumps on request
     signals: Path  # grows when TERM, USR1 or USR2 meets a script without a handler of its own
+    orders: Path  # one byte for each signal that the agent sends to the rank: its number
 
 
 class AttemptFiles:
@@ -46,6 +47,7 @@ class AttemptFiles:
             torchelastic_error=stem.with_suffix(".torchelastic.json"),
             stack=stem.with_suffix(".stack"),
             signals=stem.with_suffix(".signals"),
+            orders=stem.with_suffix(".orders"),
         )
 
     def remove(self) -> None:

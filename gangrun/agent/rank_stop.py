@@ -1,13 +1,15 @@
 """Stopping all ranks of a node, step by step, until none is left (room: agent).
 
-Ask (save, then stop) - SIGTERM - grace - SIGKILL to everything that came from a rank. A grace is given only where it
-can help: to a script with a handler of its own. Where there is none ``boot.py``'s C handler tells so within
-milliseconds, and waiting for a rank that is stuck in a collective would only delay the next attempt.
+Ask (save, then stop), by the slot or by the script's save signal - SIGTERM - grace - SIGKILL to everything that came
+from a rank. A grace is given only where it can help: to a script with a handler of its own. Where there is none
+``boot.py``'s C handler tells so within milliseconds, and waiting for a rank that is stuck in a collective would only
+delay the next attempt.
 Runs in a thread of ``ranks``; never blocks without a bound. Next: ``slate`` (what is ours).
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -42,10 +44,11 @@ class Target:
     signals: Path  # grows if SIGTERM met no handler of the script's own
     through_boot: bool
     ended: threading.Event
+    orders: Path  # every signal that is sent to it is written here first: its handler runs for no other
 
 
 class StopLadder:
-    """One stop; ``hurry`` cuts every grace short."""
+    """One stop; ``hurry`` cuts every grace short, ``saved`` only the one for saving."""
 
     def __init__(
         self,
@@ -54,6 +57,7 @@ class StopLadder:
         known: Iterable[Proc],
         now: Callable[[], float],
         orphan_pids: Iterable[int] = (),
+        save_signal: int = 0,
     ) -> None:
         """``known``: processes that were seen to come from the ranks, dead or alive. ``orphan_pids``: some that may
         have; they are not killed for that, but what they left in shared memory goes once they are dead.
@@ -62,22 +66,27 @@ class StopLadder:
         self._targets = targets
         self._family = family
         self._now = now
+        self._save_signal = save_signal
         self._hurried = threading.Event()
+        self._saved = threading.Event()
         self._pause = threading.Event()
         self._came_from_ranks: dict[int, Proc] = {proc.pid: proc for proc in known}
         self._segments: set[str] = set()
 
     def hurry(self) -> None:
         """No more grace."""
+        self._saved.set()
         self._hurried.set()
+
+    def saved(self) -> None:
+        """No more waiting for a save; the grace after SIGTERM stays."""
+        self._saved.set()
 
     def run(self, command: Stop) -> tuple[str, ...]:
         """Stop; what could not be killed, in words."""
         self._look()
-        if command.checkpoint_first and self._all_can_save():
-            for target in self._targets:
-                target.slot.ask(Ask.CHECKPOINT_NOW | Ask.STOP_AFTER_STEP)
-            self._wait(self._targets, command.checkpoint_grace_s)
+        if command.checkpoint_first and not any(target.ended.is_set() for target in self._targets):
+            self._let_save(command.checkpoint_grace_s)  # with one gone the others could only wait for it
         alive = [target for target in self._targets if not target.ended.is_set()]
         if alive and not self._hurried.is_set():
             self._look()
@@ -90,20 +99,37 @@ class StopLadder:
         self._came_from_ranks |= {proc.pid: proc for proc in found}
         self._segments |= mapped_segments(found)
 
-    def _all_can_save(self) -> bool:
-        """Saving takes all ranks: with one gone the others could only wait for it."""
-        return not any(t.ended.is_set() for t in self._targets) and any(
-            t.slot.read().saves_on_stop for t in self._targets
-        )
-
-    def _wait(self, targets: Sequence[Target], within_s: float) -> None:
+    def _let_save(self, within_s: float) -> None:
+        """Ask as the script wants to be asked; wait for those that can hear it."""
+        asked = any(target.slot.read().saves_on_stop for target in self._targets)
+        if asked:
+            for target in self._targets:
+                target.slot.ask(Ask.CHECKPOINT_NOW | Ask.STOP_AFTER_STEP)
+        sizes = {target.proc.pid: _size(target.signals) for target in self._targets}
+        waiting = [target for target in self._targets if self._send_save(target) or asked]
         until = self._now() + within_s
-        for target in targets:
-            while not target.ended.is_set() and not self._hurried.is_set():
-                left_s = until - self._now()
-                if left_s <= 0:
-                    return
-                target.ended.wait(min(left_s, 0.1))
+        while waiting and self._now() < until and not self._saved.is_set():
+            waiting = [
+                target
+                for target in waiting
+                if not target.ended.is_set() and (asked or _size(target.signals) == sizes[target.proc.pid])
+            ]
+            if waiting:
+                waiting[0].ended.wait(POLL_S)
+
+    def _send_save(self, target: Target) -> bool:
+        """Whether anything of this rank heard the save signal. A wrapper would die of it: what it runs gets it."""
+        if not self._save_signal:
+            return False
+        if target.through_boot:
+            _order(target, self._save_signal)
+            return kill(target.proc, self._save_signal)
+        level = [target.proc]
+        while level and not any(_catches(proc, self._save_signal) for proc in level):
+            parents = {proc.pid for proc in level}
+            level = [proc for proc in self._came_from_ranks.values() if proc.parent in parents]
+        heard = [kill(proc, self._save_signal) for proc in level if _catches(proc, self._save_signal)]
+        return any(heard)
 
     def _terminate(self, alive: Sequence[Target], grace_s: float) -> None:
         sizes = {target.proc.pid: _size(target.signals) for target in alive}
@@ -124,6 +150,7 @@ class StopLadder:
 
     def _send_term(self, target: Target) -> None:
         """To the rank alone: workers that die first would break a save. A wrapper passes nothing on: to its group."""
+        _order(target, signal.SIGTERM)
         kill(target.proc, signal.SIGTERM)
         if not target.through_boot:
             for proc in self._came_from_ranks.values():
@@ -173,6 +200,28 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
+
+
+def _order(target: Target, number: int) -> None:
+    """Write down what is about to be sent; without it the script's handler does not run, but its grace does."""
+    try:
+        fd = os.open(target.orders, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return
+    try:
+        os.write(fd, bytes([number]))
+    finally:
+        os.close(fd)
+
+
+def _catches(proc: Proc, number: int) -> bool:
+    """Whether it has a handler of its own for this signal."""
+    try:
+        lines = Path(f"/proc/{proc.pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    caught = next((line.partition(":")[2] for line in lines if line.startswith("SigCgt")), "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def _can_run(proc: Proc) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -37,6 +38,7 @@ from gangrun.wire.spec import LogSpec
 SLATE_WITHIN_S = 5.0
 LOGS_CLOSE_WITHIN_S = 2.0
 ENDED_WITHIN_S = 1.0
+HELD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # from every process of a job step, by the scheduler
 
 
 class LaunchError(RuntimeError):
@@ -60,6 +62,7 @@ class GangSpec:
     log: LogSpec = field(default_factory=LogSpec)
     max_restarts_count: int = 0
     warden_pid: int = 0
+    save_signal: int = 0  # what the script saves on, 0: none
 
     @property
     def argv(self) -> list[str]:
@@ -166,15 +169,20 @@ class RankGang:
         spec, rank = self._spec, place.rank
         files = gang.files.of(rank)
         slot = Slot(str(files.slot), rank)
-        child = subprocess.Popen(
-            spec.argv,
-            env=rank_environment(spec.inherited, spec.environment, place, files, os.getpid()),
-            cwd=spec.working_directory,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+        environment = rank_environment(spec.inherited, spec.environment, place, files, os.getpid(), spec.save_signal)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)  # inherited: until boot.py is ready they would kill it
+        try:
+            child = subprocess.Popen(
+                spec.argv,
+                env=environment,
+                cwd=spec.working_directory,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         assert child.stdout is not None
         assert child.stderr is not None
         proc = read_proc(child.pid)
@@ -246,19 +254,22 @@ class RankGang:
     # ---- stopping --------------------------------------------------------------------------------------------------
 
     def stop(self, command: Stop) -> None:
-        """Stop all ranks of every attempt; ``facts.RanksStopped``. A second call while one runs means: at once."""
+        """Stop all ranks of every attempt; ``facts.RanksStopped``. A second call while one runs means: sooner."""
         if self._ladder is not None:
-            self._ladder.hurry()
+            if command.grace_s > 0:
+                self._ladder.saved()
+            else:
+                self._ladder.hurry()
             return
         gang = self._gang
         ranks = list(gang.ranks.values()) if gang else []
         boot_runs = self._spec.through_boot
-        targets = [Target(r.proc, r.slot, r.files.signals, boot_runs, r.watched.ended) for r in ranks]
+        targets = [Target(r.proc, r.slot, r.files.signals, boot_runs, r.watched.ended, r.files.orders) for r in ranks]
         if gang is not None:
             gang.stopping = True
         known = tuple(gang.seen.values()) if gang else ()
         orphan_pids = tuple(gang.orphan_pids) if gang else ()
-        ladder = self._ladder = StopLadder(targets, self._family, known, self._now, orphan_pids)
+        ladder = self._ladder = StopLadder(targets, self._family, known, self._now, orphan_pids, self._spec.save_signal)
 
         def stop() -> None:
             leftovers = ladder.run(command)

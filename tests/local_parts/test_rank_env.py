@@ -8,7 +8,7 @@ from gangrun.agent.rank_env import Place, rank_environment
 from gangrun.agent.rank_files import RankFiles
 from tests.local_parts.gang import order
 
-FILES = RankFiles(Path("/m/slot"), Path("/m/error"), Path("/m/te"), Path("/m/stack"), Path("/m/signals"))
+FILES = RankFiles(*map(Path, ("/m/slot", "/m/error", "/m/te", "/m/stack", "/m/signals", "/m/orders")))
 LAUNCH = order(
     world_size=8, node_rank=1, nodes_count=2, ranks=(4, 5, 6, 7), slots=(0, 1, 2, 3), master_addr="n3",
     master_port=23456, nodes=("n3", "n1"), resume_path="/ck/step-40", resume_step=40, attempt=2,
@@ -43,6 +43,7 @@ GOLDEN = {
     "GANGRUN_ERROR_FILE": "/m/error",
     "GANGRUN_STACK_FILE": "/m/stack",
     "GANGRUN_SIGNALS_FILE": "/m/signals",
+    "GANGRUN_ORDERS_FILE": "/m/orders",
     "GANGRUN_AGENT_PID": "77",
     "GANGRUN_RANK_TAG": "run-1:n1:2:5",
 }
@@ -50,6 +51,9 @@ GOLDEN = {
 
 def test_a_rank_sees_exactly_this() -> None:
     assert rank_environment({}, {}, PLACE, FILES, 77) == GOLDEN
+    outer = {"GANGRUN_SAVE_SIGNAL": "1"}
+    assert rank_environment(outer, {}, PLACE, FILES, 77) == GOLDEN
+    assert rank_environment(outer, {}, PLACE, FILES, 77, 10) == {**GOLDEN, "GANGRUN_SAVE_SIGNAL": "10"}
 
 
 def test_what_the_user_set_stays_unless_it_names_another_rank() -> None:

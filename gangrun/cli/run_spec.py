@@ -119,6 +119,7 @@ def policy_of(settings: Mapping[str, Value], *, can_requeue: bool = False) -> Po
             restarts_max_count=settings["max_restarts"].value,
             stop_grace_s=settings["stop_grace"].value,
             checkpoint_grace_s=settings["checkpoint_grace"].value,
+            save_lead_s=settings["save_lead"].value,
             can_requeue=can_requeue,
             observe=settings["observe"].value,
         )
@@ -151,6 +152,7 @@ def spec_of(settings: Mapping[str, Value], *, can_requeue: bool = False, **rest:
             directory=str(Path(directory).expanduser().absolute()) if directory else "",
             pattern=pattern_of(settings["checkpoint_pattern"].value),
         ),
+        save_signal=settings["save_signal"].value,
         log=LogSpec(per_rank=settings["log_per_rank"].value),
         policy=policy_of(settings, can_requeue=can_requeue),
         **rest,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -73,6 +74,20 @@ def resume_request(value: object) -> str:
     return text
 
 
+SAVE_SIGNALS = ("HUP", "INT", "QUIT", "USR1", "USR2", "TERM", "URG")
+
+
+def save_signal(value: object) -> str:
+    """USR1 from USR1, SIGUSR1, usr1 or 10; "" means none; ValueError otherwise."""
+    text = str(value).strip().upper()
+    if text.isdigit() and int(text) in {number.value for number in signal.Signals}:
+        text = signal.Signals(int(text)).name
+    name = text.removeprefix("SIG")
+    if name and (isinstance(value, bool) or name not in SAVE_SIGNALS):
+        raise ValueError(f"{value!r} is no signal that a script can save on: give one of {', '.join(SAVE_SIGNALS)}")
+    return name
+
+
 def text(value: object) -> str:
     """Any text."""
     if not isinstance(value, str):
@@ -112,6 +127,20 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("hang_timeout", span_s, None, "TIME", "No progress for so long is a hang; 0 = never (default: learnt)."),
     Setting("stop_grace", span_s, 10.0, "TIME", "What ranks get between SIGTERM and SIGKILL."),
     Setting("checkpoint_grace", span_s, 60.0, "TIME", "What a script that asked for it gets to save before a stop."),
+    Setting(
+        "save_signal",
+        save_signal,
+        "",
+        "SIG",
+        "The script saves on this signal (USR1, say): ranks get it before a stop in which they may save.",
+    ),
+    Setting(
+        "save_lead",
+        span_s,
+        None,
+        "TIME",
+        "Ranks are told to save so long before a time limit (default: checkpoint_grace).",
+    ),
     Setting("silence_after", span_s, 5.0, "TIME", "An agent without a beat for so long is a suspect."),
     Setting("fence_after", span_s, 30.0, "TIME", "Ranks whose agent is cut off die after so long."),
     Setting("observe", switch, False, "", "Decide and log, but restart nothing.", flag=True),

@@ -59,6 +59,7 @@ class Policy:
     stop_grace_s: float = 10.0
     stop_within_s: float = 60.0
     checkpoint_grace_s: float = 60.0
+    save_lead_s: float | None = None  # so long before a time limit ranks are told to save; None: checkpoint_grace_s
     finish_grace_s: float = 30.0  # one rank ended with 0, the others have this long
     stacks_within_s: float = 10.0
     waiting_max_s: float = 3600.0
@@ -74,6 +75,11 @@ class Policy:
     def __post_init__(self) -> None:
         """Refuse a policy under which the promises do not hold."""
         check(self)
+
+    @property
+    def lead_s(self) -> float:
+        """How long before a known end saving begins; the stop itself comes after it."""
+        return self.checkpoint_grace_s if self.save_lead_s is None else self.save_lead_s
 
 
 def check(policy: Policy) -> None:
@@ -107,5 +113,7 @@ def check(policy: Policy) -> None:
             f"fence_after_s = {timing.fence_after_s} must be over {timing.silence_after_s + reconnect_s:g}"
             " (detect, claim, reconnect), or a takeover would kill good ranks"
         )
+    if policy.save_lead_s is not None and not policy.save_lead_s >= 0:
+        raise PolicyError(f"save_lead_s = {policy.save_lead_s} must not be negative")
     if policy.restarts_max_count < 0:
         raise PolicyError(f"restarts_max_count = {policy.restarts_max_count} must not be negative")

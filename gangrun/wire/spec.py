@@ -38,6 +38,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     world: str  # "local" | "slurm"
     command: tuple[str, ...]  # argv as the ranks are to run it
     python: bool  # starts through boot.py
+    save_signal: str = ""  # what the script saves on ("USR1"), sent to each rank before a stop in which it may save
     working_directory: str
     nodes: tuple[str, ...]  # local hosts by name; under Slurm each job has its own
     nodes_count: int = 0  # as many as hold ranks; 0: as many as ``nodes`` names

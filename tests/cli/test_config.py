@@ -61,3 +61,16 @@ def test_a_misspelt_variable_is_told(home: Path, gangrun: Call, monkeypatch: pyt
 
 def test_a_config_that_is_not_there(home: Path, gangrun: Call) -> None:
     assert gangrun("config", "--config", "nowhere.toml", "--json").error["kind"] == "config"
+
+
+@pytest.mark.parametrize("text", ["USR1", "SIGUSR1", "usr1", "10"])
+def test_a_save_signal_is_taken_in_every_usual_spelling(text: str) -> None:
+    assert layered({"save_signal": text}, {}, ())["save_signal"].value == "USR1"
+
+
+@pytest.mark.parametrize("text", ["KILL", "USR3", "99", "-10", "RTMIN"])
+def test_a_save_signal_that_cannot_be_is_refused(home: Path, gangrun: Call, text: str) -> None:
+    (home / "gangrun.toml").write_text(f'save_signal = "{text}"\n')
+    said = gangrun("config")
+    assert said.code == 2
+    assert "is no signal that a script can save on: give one of HUP, INT" in said.err

@@ -17,6 +17,7 @@ from gangrun.core.policy import Policy, PolicyError, Timing
         ({"join_within_s": -1.0}, "join_within_s = -1.0 must be more than 0"),
         ({"timing": Timing(leader_lease_s=4.96)}, "two supervisors could act at once"),
         ({"timing": Timing(fence_after_s=17.0)}, "a takeover would kill good ranks"),
+        ({"save_lead_s": -1.0}, "save_lead_s = -1.0 must not be negative"),
         ({"restarts_max_count": -1}, "restarts_max_count = -1 must not be negative"),
     ],
 )
@@ -27,3 +28,9 @@ def test_refused(changes: dict[str, Any], words: str) -> None:
 
 def test_the_edges_hold() -> None:
     Policy(timing=Timing(leader_lease_s=4.95, fence_after_s=17.1), restarts_max_count=0)
+
+
+def test_saving_begins_as_long_before_the_end_as_it_may_take_unless_told_otherwise() -> None:
+    assert Policy(checkpoint_grace_s=70.0).lead_s == 70.0
+    assert Policy(checkpoint_grace_s=70.0, save_lead_s=0.0).lead_s == 0.0
+    assert Policy(checkpoint_grace_s=70.0, save_lead_s=300.0).lead_s == 300.0

@@ -1,0 +1,247 @@
+"""This job's end, seen coming: time limit, preemption, and why SIGTERM came; all on pretended time."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangrun.adapters.slurm.commands import Answer
+from gangrun.adapters.slurm.scheduler import Scheduler
+from gangrun.adapters.slurm.watch import JobWatch
+from gangrun.core.events import Notice, NoticeKind
+from tests.slurm_parts.pretend import UNREACHABLE, PretendBell, PretendJob, PretendSlurm, PretendTime
+from tests.waiting import until
+
+KILL_WAIT_S = 6.0  # as the pretended Slurm has it
+LEAD_S = 75.0
+
+
+class World:
+    """A running job with an hour to go, and its watch."""
+
+    def __init__(self, limit_s: float | None = 3600.0, restarts: int = 0) -> None:
+        self.time = PretendTime()
+        self.slurm = PretendSlurm(self.time)
+        now = self.time.wall()
+        end = None if limit_s is None else now + limit_s
+        self.me = self.slurm.add(PretendJob("7", state="RUNNING", start_wall=now, end_wall=end, restarts=restarts))
+        self.posted: list[tuple[float, Notice]] = []
+        self.said: list[str] = []
+        self.watch = JobWatch(
+            Scheduler(self.slurm), job="7", restarts_count=restarts, lead_s=LEAD_S, clock=self.time,
+            post=lambda stamped: self.posted.append((self.time.now(), stamped.event)),  # type: ignore[arg-type]
+            say=self.said.append, bells=lambda: PretendBell(self.time),
+        )  # fmt: skip
+
+    def turn_until(self, at: float) -> None:
+        while self.time.now() < at and self.watch.turn():
+            pass
+
+    def kinds(self) -> list[NoticeKind]:
+        return [notice.kind for _, notice in self.posted]
+
+    def signalled(self, after_s: float = 30.0) -> list[tuple[float, Notice]]:
+        """SIGTERM reaches the agents; what is posted about it."""
+        self.turn_until(self.time.now() + after_s)
+        self.posted.clear()
+        self.watch.ask_why()
+        self.watch.ask_why()
+        self.turn_until(self.time.now() + 15.0)
+        return self.posted
+
+
+# ---- looking ---------------------------------------------------------------------------------------------------------
+
+
+def test_first_after_a_second_then_every_ten() -> None:
+    world = World()
+    world.turn_until(125.0)
+    looks = [line for line in world.slurm.asked if line.startswith("scontrol show job")]
+    assert len(looks) == 4 and world.time.now() == 131.0 and world.posted == []
+    assert world.watch.facts is not None and world.watch.facts.batch_host == "n1"
+    assert world.slurm.asked.count("scontrol show config") == 1
+
+
+def test_the_time_limit_is_told_once_and_in_time() -> None:
+    world = World()
+    world.turn_until(3800.0)
+    assert world.posted == [(100.0 + 3600.0 - LEAD_S, Notice(NoticeKind.TIME_LIMIT, LEAD_S))]
+
+
+def test_a_short_job_trains_half_of_its_time() -> None:
+    world = World(limit_s=60.0)
+    world.turn_until(170.0)
+    assert world.posted == [(130.0, Notice(NoticeKind.TIME_LIMIT, 30.0))]
+
+
+def test_a_watch_that_begins_late_tells_at_its_first_look_how_little_is_left() -> None:
+    world = World()
+    world.me.end_wall = world.time.wall() + 20.0
+    world.me.start_wall = world.time.wall() - 3600.0
+    world.turn_until(103.0)
+    assert world.posted == [(101.0, Notice(NoticeKind.TIME_LIMIT, 19.0))]
+
+
+def test_an_end_that_moves_is_followed() -> None:
+    world = World(limit_s=600.0)
+    assert world.me.end_wall is not None
+    world.time.later(500.0, lambda: setattr(world.me, "end_wall", (world.me.end_wall or 0.0) + 1000.0))
+    world.turn_until(1500.0)
+    assert world.posted == []
+    world.turn_until(1700.0)
+    assert world.kinds() == [NoticeKind.TIME_LIMIT] and world.posted[0][0] == 1700.0 - LEAD_S
+
+
+def test_without_a_limit_nothing_ends() -> None:
+    world = World(limit_s=None)
+    world.turn_until(10_000.0)
+    assert world.posted == []
+
+
+def test_the_limit_is_kept_from_memory_while_slurm_is_silent() -> None:
+    world = World()
+    world.time.later(50.0, lambda: setattr(world.slurm, "down", True))
+    world.turn_until(3800.0)
+    assert world.kinds() == [NoticeKind.TIME_LIMIT]
+    assert len(world.said) == 1 and "Slurm does not say how job 7 stands" in world.said[0]
+
+
+def test_a_preemption_is_seen_without_any_signal() -> None:
+    world = World()
+
+    def preempt() -> None:
+        world.me.preempt_wall, world.me.end_wall = world.time.wall(), world.time.wall() + 40.0
+
+    world.time.later(35.0, preempt)
+    world.turn_until(160.0)
+    assert world.posted == [(141.0, Notice(NoticeKind.PREEMPTION, 34.0))]  # its pulled-in end is no time limit
+
+
+def test_a_job_that_slurm_has_forgotten_ends_nothing() -> None:
+    world = World()
+    del world.slurm.jobs["7"]
+    world.turn_until(200.0)
+    assert world.posted == [] and world.watch.facts is None
+
+
+# ---- why -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("state", "rest", "notice"),
+    [
+        ("COMPLETING", {}, Notice(NoticeKind.CANCEL, KILL_WAIT_S)),
+        ("CANCELLED", {"exit_code": "0:15"}, Notice(NoticeKind.CANCEL, KILL_WAIT_S)),
+        ("COMPLETING", {"restarts": 1}, Notice(NoticeKind.REQUEUE, KILL_WAIT_S)),
+        ("COMPLETING", {"reason": "TimeLimit"}, Notice(NoticeKind.TIME_LIMIT, KILL_WAIT_S)),
+        ("COMPLETING", {"preempt_wall": 1.0}, Notice(NoticeKind.PREEMPTION, KILL_WAIT_S)),
+    ],
+)
+def test_what_slurm_shows_is_told_at_once(state: str, rest: dict[str, object], notice: Notice) -> None:
+    world = World()
+    world.time.later(31.0, lambda: [setattr(world.me, key, value) for key, value in {"state": state, **rest}.items()])
+    assert world.signalled(31.0) == [(131.0, notice)]
+
+
+def test_preempted_with_grace_there_is_until_the_pulled_in_end() -> None:
+    world = World()
+    world.turn_until(102.0)
+    world.me.preempt_wall, world.me.end_wall = world.time.wall(), world.time.wall() + 20.0
+    world.watch.ask_why()
+    world.turn_until(140.0)
+    assert world.posted == [(111.0, Notice(NoticeKind.PREEMPTION, 20.0))]
+
+
+def test_a_state_that_shows_late_is_waited_for() -> None:
+    world = World()
+    world.time.later(31.5, lambda: setattr(world.me, "state", "COMPLETING"))
+    ((at, notice),) = world.signalled(31.0)
+    assert notice.kind is NoticeKind.CANCEL and 131.5 <= at < 132.0
+    assert KILL_WAIT_S - 1.0 < notice.grace_s < KILL_WAIT_S
+
+
+def test_a_bare_signal_means_stop() -> None:
+    ((at, notice),) = World().signalled(31.0)
+    assert notice.kind is NoticeKind.UNKNOWN and 131.8 <= at < 132.0
+
+
+def test_a_slurm_that_cannot_be_asked_means_stop_while_there_is_grace_left() -> None:
+    world = World()
+    world.turn_until(110.0)
+    world.slurm.down = True
+    ((at, notice),) = world.signalled(0.0)
+    assert notice.kind is NoticeKind.UNKNOWN and at == pytest.approx(111.0 + KILL_WAIT_S / 3, abs=0.4)
+    assert notice.grace_s >= KILL_WAIT_S / 2
+
+
+def test_a_slurm_that_answers_again_in_the_grace_is_heard() -> None:
+    world = World()
+    world.turn_until(110.0)
+    world.slurm.instead["scontrol show job"] = [UNREACHABLE] * 2
+    world.me.state = "COMPLETING"
+    assert [notice.kind for _, notice in world.signalled(0.0)] == [NoticeKind.CANCEL]
+
+
+def test_asked_before_the_first_look_it_goes_by_what_slurm_shows_now() -> None:
+    world = World()
+    world.me.state, world.me.restarts = "COMPLETING", 1
+    assert [notice.kind for _, notice in world.signalled(0.0)] == [NoticeKind.REQUEUE]
+
+
+def test_a_job_that_was_requeued_before_is_not_requeued_now() -> None:
+    world = World(restarts=3)
+    world.time.later(31.0, lambda: setattr(world.me, "state", "COMPLETING"))
+    assert [notice.kind for _, notice in world.signalled(31.0)] == [NoticeKind.CANCEL]
+
+
+def test_each_kind_is_told_once_and_another_kind_still() -> None:
+    world = World()
+    world.time.later(20.0, lambda: setattr(world.me, "preempt_wall", world.time.wall()))
+    world.turn_until(140.0)
+    world.watch.ask_why()
+    world.turn_until(160.0)
+    assert world.kinds() == [NoticeKind.PREEMPTION]
+    world.me.preempt_wall, world.me.state = None, "COMPLETING"
+    world.watch.ask_why()
+    world.turn_until(180.0)
+    assert world.kinds() == [NoticeKind.PREEMPTION, NoticeKind.CANCEL]
+
+
+def test_slurm_need_not_say_how_long_it_waits() -> None:
+    world = World()
+    world.slurm.instead["scontrol show config"] = [Answer(1, err="no")]
+    world.time.later(31.0, lambda: setattr(world.me, "state", "COMPLETING"))
+    assert world.signalled(31.0)[0][1] == Notice(NoticeKind.CANCEL, 30.0)
+
+
+# ---- the end ---------------------------------------------------------------------------------------------------------
+
+
+def test_closed_it_tells_nothing_more() -> None:
+    world = World()
+    world.turn_until(110.0)
+    world.me.state = "COMPLETING"
+    world.watch.close()
+    world.watch.ask_why()
+    assert not world.watch.turn() and world.posted == []
+
+
+def test_closed_while_it_looks_why_it_tells_nothing() -> None:
+    world = World()
+    world.turn_until(110.0)
+    world.time.later(0.4, world.watch.close)
+    world.watch.ask_why()
+    assert not world.watch.turn() and world.posted == []
+
+
+def test_the_thread_ends_when_closed() -> None:
+    time = PretendTime()
+    slurm = PretendSlurm(time)
+    slurm.add(PretendJob("7", state="COMPLETING", start_wall=0.0))
+    posted: list[object] = []
+    watch = JobWatch(Scheduler(slurm), job="7", restarts_count=0, lead_s=1.0, post=posted.append, clock=time)
+    watch.start()
+    watch.ask_why()
+    until(lambda: posted, 10, "a notice")
+    watch.close()
+    watch.join(10)
+    assert not watch.is_alive()

@@ -59,7 +59,7 @@ def standing(tools: Tools, job: str) -> Standing:
     return Standing(facts.state, facts.reason) if facts else Standing("", "")
 
 
-def whatever_came(scheduler: Scheduler, name: str, run: str, seq: int = 0, within_s: float = LOOK_FOR_S) -> str:
+def whatever_came(scheduler: Scheduler, name: str, run: str, seq: int = 0, *, within_s: float = LOOK_FOR_S) -> str:
     """The job that an sbatch without an answer made after all; "" if none is seen for long enough."""
     give_up_at = steady_now() + within_s
     while True:

@@ -30,21 +30,26 @@ from gangrun.adapters.fs.run_dir import (
 from gangrun.cli import environment
 from gangrun.cli.batch_jobs import BatchJobs
 from gangrun.cli.errors import SLURM, UNKNOWN, UserError
+from gangrun.cli.finding import entries_of
 from gangrun.cli.new_run import Understood, make_run, put_in_index, understood
 from gangrun.cli.options import echo_json
-from gangrun.cli.reading import entries_of
 from gangrun.cli.request import Request
 from gangrun.cli.resume_point import resume_point, resume_words
-from gangrun.cli.slurm_asking import Standing, scheduler_of, standing, tools_of, whatever_came
+from gangrun.cli.slurm_asking import LOOK_FOR_S, Standing, scheduler_of, standing, tools_of, whatever_came
 from gangrun.cli.slurm_settings import gpus_count
 from gangrun.cli.status_json import SCHEMA
 from gangrun.cli.terminal import clean
 from gangrun.cli.times import wall_now
 from gangrun.wire.spec import RunSpec
-from gangrun.wire.submission import Requeue, Submission
+from gangrun.wire.submission import Requeue, Submission, encode
 
 NAME_MAX_COUNT = 40  # of a job's name; the run's id follows
 OF_ONE_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # noqa: S108 - named to warn of them
+# Slurm takes such jobs, unless the site enforces its limits at submission, and never starts them.
+NEVER = frozenset(
+    {"PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints", "DependencyNeverSatisfied", "InvalidAccount",
+     "InvalidQOS", "AccountNotAllowed", "QOSNotAllowed", "PartitionConfig"}
+)  # fmt: skip
 HINTS = (
     ("partition", "sinfo -s lists the partitions"),
     ("account", "sacctmgr show associations user=$USER lists your accounts"),
@@ -120,6 +125,11 @@ def _wish(request: Request, wall: float) -> Wish:
         needs_python=draft.command[0] == "python",
         **{name: found.value(name) for name in texts},
     )
+    try:
+        encode(submission)
+    except UnicodeEncodeError as error:
+        words = os.fsencode(error.object).decode("utf-8", "backslashreplace")
+        raise UserError("usage", f"{words!r} is not valid UTF-8, so it cannot be kept with the run") from error
     _warn_of_places(found, draft)
     return Wish(found, draft, submission)
 
@@ -181,7 +191,7 @@ def _sent(jobs: BatchJobs, spec: RunSpec) -> str:
         hint = next((hint for sign, hint in HINTS if sign in str(error).lower()), "--dry-run shows what was asked")
         raise UserError("slurm", f"Slurm refused the job: {error}", hint, SLURM) from error
     except Unknown as error:
-        job = whatever_came(scheduler_of(jobs.tools), jobs.submission.job_name, jobs.paths.run)
+        job = whatever_came(scheduler_of(jobs.tools), jobs.submission.job_name, jobs.paths.run, within_s=LOOK_FOR_S)
         if job:
             return job
         put_in_index(jobs.paths, spec, "")
@@ -227,4 +237,6 @@ def _tell(request: Request, spec: RunSpec, paths: RunPaths, job: str, now: Stand
     click.echo(f"run {spec.run} ({clean(spec.name)}) in {clean(paths.root)}")
     click.echo(f"  job     {job} on {count} node{'s' * (count != 1)}{spares}: {clean(now.words)}")
     click.echo(f"  resume  {resume_words(spec, point, wall_now())}")
+    if now.reason in NEVER:
+        click.echo("  note    Slurm will not start it as it was asked for; gangrun cancel takes it back")
     click.echo(f"  next    gangrun status {spec.run}")

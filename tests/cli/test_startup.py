@@ -16,6 +16,7 @@ REPO = Path(__file__).parents[2]
 HEAVY = ("torch", "zmq", "submitit", "pynvml", "numpy", "rich")
 COMMANDS = (
     ["--version"], ["--help"], ["status"], ["status", "--all"], ["status", "--json"], ["run", "--help"], ["explain"],
+    ["submit", "--help"],
     ["logs", "--errors"], ["config"], ["checkpoints", "--help"], ["wait"], ["prune", "--dry-run"],
 )  # fmt: skip
 LIMIT_S = 0.2

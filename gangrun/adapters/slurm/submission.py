@@ -109,9 +109,7 @@ def script(
         },
     )
     text = executor.text(shlex.join(command))
-    for line in text.splitlines():
-        if line.startswith("#SBATCH") and len(line.encode()) > LINE_MAX_BYTES:
-            raise Unfit(f"{line[8:40]}... is longer than sbatch reads: {LINE_MAX_BYTES} bytes")
+    _readable(text)
     return text
 
 
@@ -187,6 +185,19 @@ def _asked(submission: Submission, seq: int, exclude: Sequence[str], dependency:
 def _fit(what: str, value: str | None) -> None:
     if value is not None and _CONTROL.search(value):
         raise Unfit(f"{what} {value!r} holds a line break or another control character, which no #SBATCH line can")
+
+
+def _readable(text: str) -> None:
+    """What sbatch would refuse, or read otherwise than we wrote it."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise Unfit(f"{error.object[error.start - 20 : error.end]!r} is not valid UTF-8") from error
+    if "\0" in text or "\r\n" in text:
+        raise Unfit("a NUL or a DOS line break in the setup lines or the command: sbatch refuses such scripts")
+    for line in text.splitlines():
+        if line.startswith("#SBATCH") and len(line.encode()) > LINE_MAX_BYTES:
+            raise Unfit(f"{line[8:40]}... is longer than the {LINE_MAX_BYTES} bytes that sbatch reads of an option")
 
 
 def _word(value: str) -> str:

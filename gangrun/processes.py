@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # typing costs a megabyte that a warden does not have to spen
     from collections.abc import Callable, Collection, Mapping
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+ECHO_S = 1.0
 
 
 def boottime_ns() -> int:
@@ -126,6 +127,23 @@ def kill_until_none(find: Callable[[], list[Proc]], within_s: float, between: Ca
             kill(proc)
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.05)
+
+
+class Askings:
+    """Signals that ask a process to end, each as often as somebody meant it: a scheduler may send one by two ways (to
+    the step's processes, and through srun), so the same number within a second is an echo.
+    """
+
+    def __init__(self) -> None:
+        self.signals: list[int] = []
+        self._taken_ns: dict[int, int] = {}
+
+    def note(self, number: int, _frame: object = None) -> None:
+        """A signal's handler."""
+        now_ns = boottime_ns()
+        if number not in self._taken_ns or now_ns > self._taken_ns[number] + ECHO_S * 1e9:
+            self._taken_ns[number] = now_ns
+            self.signals.append(number)
 
 
 def prctl(option: int, value: int) -> None:

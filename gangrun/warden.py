@@ -134,7 +134,7 @@ class Warden:
         self._agent_since_ns = 0
         self._starts_ns: list[int] = []
         self._incarnation = 0
-        self._signals: list[int] = []
+        self._askings = processes.Askings()
         self._terminating = 0
         self._goodbye: int | None = None
         self._life_lost = False
@@ -153,8 +153,8 @@ class Warden:
         self._start_agent("")
         while True:
             self._turn()
-            if self._life_lost or len(self._signals) > 1:
-                return self._leave(EXIT_LIFE_LINE_LOST if self._life_lost else 128 + self._signals[0])
+            if self._life_lost or len(self._askings.signals) > 1:
+                return self._leave(EXIT_LIFE_LINE_LOST if self._life_lost else 128 + self._askings.signals[0])
             if self._agent_status:
                 code = self._after_agent()
                 if code is not None:
@@ -167,9 +167,9 @@ class Warden:
         wake_write.setblocking(False)
         self._wake = wake_read, wake_write
         signal.set_wakeup_fd(wake_write.fileno(), warn_on_full_buffer=False)
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(signum, lambda number, _frame: self._signals.append(number))
-        for signum in (signal.SIGUSR1, signal.SIGUSR2):
+        for signum in _ENDS:
+            signal.signal(signum, self._askings.note)
+        for signum in _NOTICES:
             signal.signal(signum, lambda number, _frame: self._tell({"op": "notice", "signal": number}))
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         self._selector.register(wake_read, selectors.EVENT_READ)
@@ -190,8 +190,8 @@ class Warden:
         now_ns = processes.boottime_ns()
         self._woke_ns, self._turned_ns = self._turned_ns, now_ns
         self._reap()
-        if self._signals and not self._terminating:
-            self._terminating = self._signals[0]
+        if self._askings.signals and not self._terminating:
+            self._terminating = self._askings.signals[0]
             self._tell({"op": "terminate", "signal": self._terminating})
 
     def _hear(self) -> None:
@@ -315,7 +315,7 @@ class Warden:
         }
         self._agent_since_ns = processes.boottime_ns()
         self._starts_ns.append(self._agent_since_ns)
-        self._agent = self._spawn(self._agent_argv, environ, (self._lease_fd, theirs.fileno()))
+        self._agent = self._spawn(self._agent_argv, environ, (self._lease_fd, theirs.fileno()), _NOTICES)
         theirs.close()
         self._link = ours
         self._selector.register(ours, selectors.EVENT_READ)
@@ -330,7 +330,7 @@ class Warden:
             return
         promises = json.dumps(message.get("promises", []))
         command = [*self._supervisor_argv, "--term-min", str(term), "--promises", promises]
-        pid = self._spawn(command, dict(os.environ), ())
+        pid = self._spawn(command, dict(os.environ), (), (*_ENDS, *_NOTICES))
         self._supervisors[pid] = term
         self._tell({"op": "supervisor_started", "term": term, "pid": pid})
 
@@ -343,24 +343,22 @@ class Warden:
             return f"one runs as {', '.join(map(str, self._supervisors))}"
         return ""
 
-    def _spawn(self, command: list[str], environ: Mapping[str, str], fds: Collection[int]) -> int:
+    def _spawn(self, command: list[str], env: Mapping[str, str], fds: Collection[int], deaf: Collection[int]) -> int:
         warden = os.getpid()
         pid = os.fork()  # safe: a warden has one thread
         if pid:
             return pid
         try:
             signal.set_wakeup_fd(-1)
-            for signum in (*_HANDLED, signal.SIGPIPE):
-                signal.signal(signum, signal.SIG_DFL)
+            for signum in (*_ENDS, *_NOTICES, signal.SIGCHLD, signal.SIGPIPE):
+                signal.signal(signum, signal.SIG_IGN if signum in deaf else signal.SIG_DFL)
             processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != warden:
                 os._exit(127)
             os.setsid()  # a terminal's Ctrl-C is for the launcher alone
             for fd in fds:
                 os.set_inheritable(fd, True)
-            os.execvpe(  # noqa: S606 - no shell is the point
-                command[0], command, environ
-            )
+            os.execvpe(command[0], command, env)  # noqa: S606 - no shell is the point
         except BaseException as error:  # noqa: BLE001 - the child must never run the warden's loop
             self._say(f"cannot start {command[0]}: {error}")
         os._exit(127)
@@ -370,7 +368,7 @@ class Warden:
         until_ns = processes.boottime_ns() + int(self._linger_s * 1e9)
         while self._goodbye is not None and self._supervisors and processes.boottime_ns() < until_ns:
             self._turn()
-            if self._life_lost or len(self._signals) > 1:
+            if self._life_lost or len(self._askings.signals) > 1:
                 break
         me = os.getpid()
         processes.kill_until_none(
@@ -379,7 +377,8 @@ class Warden:
         return code
 
 
-_HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
+_ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # these come to all of a job step
 
 
 def main(arguments: list[str]) -> int:

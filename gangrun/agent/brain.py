@@ -346,7 +346,7 @@ class AgentBrain:
         ended = self.orders.on_ended(fact, self.lease.live(now))
         if ended is None:
             return []
-        if ended.code == 0:
+        if ended.code == 0 and not ended.by_us:  # a script that is asked to stop may well end with 0: no success
             return self._tell(RankFinished(fact.attempt, ended.rank, ended.node, ended.at, ended.step), now)
         return self._tell(RankExited(fact.attempt, ended), now)
 

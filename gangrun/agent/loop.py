@@ -12,7 +12,6 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import Any, final
 
 from gangrun.agent import effects, facts
@@ -21,11 +20,13 @@ from gangrun.agent.effects import Effect
 from gangrun.agent.errands import Errands
 from gangrun.agent.surroundings import Net, Ranks, WardenEnd
 from gangrun.ports import Clock
+from gangrun.processes import Askings
 
 TURN_MAX_S = 1.0  # the warden kills an agent that gives no sign of life
 FAREWELL_S = 0.5  # for the last words to leave
 EXIT_ORPHANED = 71
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # survived by a handler: what is ignored, ranks would inherit
 
 
 class AgentLoop:
@@ -57,14 +58,14 @@ class AgentLoop:
         self._stacks_within_s = stacks_within_s
         self._errands = Errands()
         self._left: effects.Leave | None = None
-        self._signals: list[int] = []
+        self._askings = Askings()
         self._asked_to_end = {"signal": 0, "warden": 0}
         self._parent = os.getppid()
 
     def run(self) -> int:
         """Until the end; the exit code."""
         assert threading.current_thread() is threading.main_thread(), "ranks would die with the thread that forked them"
-        with _Waker(self._signals) as wake:
+        with _Waker(self._askings) as wake:
             for fd in (wake.fileno(), self._warden.fileno(), self._ranks.fileno(), self._errands.fileno()):
                 self._net.watch(fd)
             self._perform(self._brain.start(self._clock.now()))
@@ -79,7 +80,7 @@ class AgentLoop:
         self._net.wait(min(TURN_MAX_S, max(0.0, self._brain.next_wake() - self._clock.now())))
         self._warden.lease.touch()
         wake.clear()
-        for signum in self._signals[self._asked_to_end["signal"] :]:
+        for signum in self._askings.signals[self._asked_to_end["signal"] :]:
             self._asked("signal", signum)
         for told in self._warden.receive():
             self._from_warden(told)
@@ -205,15 +206,16 @@ class AgentLoop:
 class _Waker:
     """Turns signals into a readable file descriptor."""
 
-    def __init__(self, signals: list[int]) -> None:
-        self._signals = signals
+    def __init__(self, askings: Askings) -> None:
+        self._askings = askings
         self._read, self._write = socket.socketpair()
         self._read.setblocking(False)
         self._write.setblocking(False)
 
     def __enter__(self) -> _Waker:
         self._old_fd = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
-        self._old = {signum: signal.signal(signum, self._note) for signum in SIGNALS}
+        self._old = {signum: signal.signal(signum, self._askings.note) for signum in SIGNALS}
+        self._old |= {signum: signal.signal(signum, lambda _number, _frame: None) for signum in NOTICES}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -222,9 +224,6 @@ class _Waker:
             signal.signal(signum, handler)
         self._read.close()
         self._write.close()
-
-    def _note(self, signum: int, _frame: FrameType | None) -> None:
-        self._signals.append(signum)
 
     def fileno(self) -> int:
         return self._read.fileno()

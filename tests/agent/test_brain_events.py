@@ -81,16 +81,18 @@ def test_a_rank_that_ended_with_zero_is_finished():
     assert [r.rank for r in stage.brain.hello().ranks] == [0]
 
 
+@pytest.mark.parametrize("ended", [{"signal": 9}, {"code": 0}])
 @pytest.mark.parametrize("why", ["it said so", "stopping", "lease"])
-def test_deaths_that_are_our_own_doing_are_marked(why):
+def test_deaths_that_are_our_own_doing_are_marked_and_no_success(why, ended):
     stage = Stage().follow().run(0)
     if why == "stopping":
         stage.sup(stop(0))
     if why == "lease":
         stage.now = stage.brain.lease_deadline
     stage.take()
-    stage.local(facts.RankEnded(0, died(0, signal=9, by_us=why == "it said so")))
+    stage.local(facts.RankEnded(0, died(0, by_us=why == "it said so", **ended)))
     [event] = stage.brain.beat(stage.now).events
+    assert event.kind == "RankExited"
     assert event.data["exit"]["by_us"] is True
 
 

@@ -244,6 +244,30 @@ def test_a_signal_to_agent_and_warden_is_one_event(node: Node):
     assert node.warden.wait(15) == 143
 
 
+def test_a_signal_to_every_process_is_one_notice_and_all_live_until_the_stop(node: Node):
+    node.next(Hello)
+    ranks = node.launch(0)
+    until(lambda: log_of(node).count("up") == 2, 20, "both scripts to run")
+    family = [node.warden.pid, *(p.pid for p in descendants([node.warden.pid], process_table()))]
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGURG, signal.SIGCONT, signal.SIGTERM, signal.SIGTERM):
+        for pid in family:
+            os.kill(pid, number)
+    event = node.next(AgentEvent)
+    assert (event.kind, event.seq) == ("Notice", 1)
+    assert node.ask(Check).ok
+    assert all(map(lives, family))
+    assert node.ask(Stop, 0, 30.0, False, 0.0, "test").ok
+    assert not any(map(lives, ranks))
+    told = [node.next(AgentEvent) for _ in range(2)]
+    assert {(event.kind, event.data["exit"]["by_us"]) for event in told} == {("RankExited", True)}
+    assert lives(node.agent)
+
+
+def log_of(node: Node) -> str:
+    path = node.paths.root / "logs" / "0" / "n0.log"
+    return path.read_text() if path.exists() else ""
+
+
 @pytest.mark.parametrize("node", [FAST], indirect=True)
 def test_a_silent_supervisor_is_replaced_and_ranks_run_on(node: Node):
     node.next(Hello)

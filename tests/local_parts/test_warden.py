@@ -194,9 +194,25 @@ def test_sigterm_is_handed_on_and_a_second_one_kills(nodes: Any) -> None:
     node.warden.terminate()
     assert until(lambda: node.ops("terminate"), 3, "the agent to be told")[0]["signal"] == signal.SIGTERM
     assert lives(first["rank"])
-    node.warden.terminate()
+    node.warden.terminate()  # the echo of the first: a scheduler sends to the step's processes, and through srun
+    stays(lambda: lives(first["rank"]), 0.3, "the rank after an echo")
+    until(lambda: node.warden.poll() is not None or node.warden.terminate(), 5, "a second one that is meant")
     assert node.warden.wait(timeout=5) == 128 + signal.SIGTERM
     assert gone(first["agent"], first["rank"], first["stray"])
+
+
+def test_signals_to_all_of_a_step_end_neither_agent_nor_supervisor(nodes: Any) -> None:
+    node = nodes()
+    node.touch("spawn")
+    agent = node.agent()["agent"]
+    supervisor = until(lambda: node.ops("supervisor_started"), 5, "the supervisor")[0]["pid"]
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGURG, signal.SIGCONT):
+        for pid in (node.warden.pid, agent, supervisor):
+            os.kill(pid, number)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(supervisor, number)
+    stays(lambda: not gone(agent, supervisor) and node.warden.poll() is None, 0.5, "all three")
+    assert not node.ops("supervisor_exited")
 
 
 def test_goodbye_ends_with_its_code_and_leaves_nothing(nodes: Any) -> None:

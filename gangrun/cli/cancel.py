@@ -7,8 +7,9 @@ import click
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import mark_cancelled
 from gangrun.cli.errors import DONE, UNKNOWN, UserError
+from gangrun.cli.finding import find
 from gangrun.cli.options import asks, echo_json, json_option, run_argument, runs_dir_option, user_name
-from gangrun.cli.reading import Reading, find, read
+from gangrun.cli.reading import Reading, read
 from gangrun.cli.settings import span_s
 from gangrun.cli.status_json import SCHEMA, status_of
 from gangrun.cli.steering import Told, tell_owner, wait_for_end

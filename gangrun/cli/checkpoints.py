@@ -17,8 +17,9 @@ from gangrun.checkpoint.request_record import RequestRecord, load_record
 from gangrun.checkpoint.scan import DEFAULT_PATTERN, BadPattern, StorageUnreadable, step_pattern
 from gangrun.checkpoint.store import CheckpointRoom, Depth, Progress
 from gangrun.cli.errors import DONE, RUN_FAILED, UNKNOWN, UserError
+from gangrun.cli.finding import find
 from gangrun.cli.options import echo_json, json_option, look_now, runs_dir_option
-from gangrun.cli.reading import find, patience, read
+from gangrun.cli.reading import patience, read
 from gangrun.cli.status_json import SCHEMA
 from gangrun.cli.status_view import Look
 from gangrun.cli.terminal import clean, size_words, styled, table, wrapped

@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
+from gangrun.cli.finding import find
 from gangrun.cli.options import echo_json, json_option, look_now, run_argument, runs_dir_option
-from gangrun.cli.reading import Reading, find, read
+from gangrun.cli.reading import Reading, read
 from gangrun.cli.status_json import SCHEMA, status_of
 from gangrun.cli.status_view import Look
 from gangrun.cli.story import Entry, tell
@@ -32,7 +33,7 @@ def command(run: str | None, everything: bool, as_json: bool, runs_dir: str | No
     The sentences under "concluded" are the supervisor's own, from the journal. Without --all only decisions that
     matter are told; what came in numbers is summed up under "meanwhile".
     """
-    reading = read(find(run, runs_dir), story=True)
+    reading = read(find(run, runs_dir), story=True, slurm=True)
     entries = [entry for entry in tell(reading.records) if everything or entry.matters]
     look = look_now()
     if as_json:

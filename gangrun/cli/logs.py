@@ -10,13 +10,15 @@ from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.cli import environment, rank_errors_view
 from gangrun.cli.errors import UserError
+from gangrun.cli.finding import find
 from gangrun.cli.following import Follower
 from gangrun.cli.options import echo_json, json_option, run_argument, runs_dir_option
 from gangrun.cli.rank_output import NewLines, Wanted, attempts_of, lines_of, node_logs
-from gangrun.cli.reading import Reading, find, read
+from gangrun.cli.reading import Reading, read
 from gangrun.cli.status_json import SCHEMA
 from gangrun.cli.terminal import clean, log_line, welcomes_color
 from gangrun.cli.times import pause, steady_now, wall_now
+from gangrun.cli.truth import truth_of
 from gangrun.core.nodeset import NodesetError, unfold
 
 LOOK_EVERY_S = 0.25
@@ -122,7 +124,7 @@ def _follow(paths: RunPaths, wanted: Wanted, attempt: int, tail: int | None, *, 
 
 def _is_over(reading: Reading, attempt: int | None) -> bool:
     """Will nothing more be written: by the run, or by this attempt of it?"""
-    if reading.ended or reading.abandoned(wall_now()):
+    if truth_of(reading, wall_now()).over:
         return True
     return attempt is not None and reading.state is not None and reading.state.attempt > attempt
 

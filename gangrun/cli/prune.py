@@ -16,8 +16,9 @@ from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.index import IndexEntry, remove_run
 from gangrun.adapters.fs.run_dir import RunDirError, RunPaths
 from gangrun.cli.errors import DONE, UNKNOWN, UserError
+from gangrun.cli.finding import entries_of, find, index_of
 from gangrun.cli.options import asks, echo_json, json_option, runs_dir_option
-from gangrun.cli.reading import Reading, entries_of, find, index_of, read
+from gangrun.cli.reading import Reading, read
 from gangrun.cli.settings import span_s
 from gangrun.cli.status_json import SCHEMA
 from gangrun.cli.terminal import clean, size_words, table, width
@@ -94,7 +95,7 @@ def _old(runs_dir: str | None, age_s: float, keep: int) -> list[Verdict]:
 
 def _judge(paths: RunPaths, run: str, name: str, age_s: float) -> Verdict:
     try:
-        reading = read(paths)
+        reading = read(paths, slurm=True)
     except (UserError, OSError) as error:
         words = error.message if isinstance(error, UserError) else str(error)
         return Verdict(

@@ -16,8 +16,9 @@ from gangrun.adapters.fs.job_claims import JobClaims
 from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, check_private, clear_cancelled
 from gangrun.cli import environment
 from gangrun.cli.errors import UNKNOWN, UserError
+from gangrun.cli.finding import find
 from gangrun.cli.options import json_option, run_argument, runs_dir_option, user_name
-from gangrun.cli.reading import Reading, alive, find, read
+from gangrun.cli.reading import Reading, alive, read
 from gangrun.cli.settings import count, resume_request
 from gangrun.cli.terminal import clean
 from gangrun.cli.times import pause, steady_now

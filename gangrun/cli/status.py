@@ -10,8 +10,9 @@ import click
 from gangrun.adapters.fs.index import IndexEntry
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.cli.errors import UserError
+from gangrun.cli.finding import entries_of, find
 from gangrun.cli.options import echo_json, json_option, look_now, run_argument, runs_dir_option
-from gangrun.cli.reading import entries_of, find, read
+from gangrun.cli.reading import read
 from gangrun.cli.status_json import SCHEMA, status_of
 from gangrun.cli.status_view import overview, page, unreadable
 from gangrun.cli.terminal import clean
@@ -49,7 +50,7 @@ def command(run: str | None, all_runs: bool, watch: bool, as_json: bool, runs_di
         from gangrun.cli.watching import watch_run
 
         return watch_run(paths)
-    status = status_of(read(paths), wall_now())
+    status = status_of(read(paths, slurm=True), wall_now())
     if as_json:
         echo_json(status)
     else:

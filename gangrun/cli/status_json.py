@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from gangrun.adapters.fs.run_dir import RunPaths
+from gangrun.cli.queue_words import job_number
 from gangrun.cli.reading import Reading, read
 from gangrun.cli.times import WallTimes, wall_now
+from gangrun.cli.truth import truth_of
 from gangrun.core.model import AttemptRecord, CheckpointRef, RunState
-from gangrun.core.moves import EXIT_CODES
 from gangrun.core.nodeset import natural_sort
 
 SCHEMA = 1
@@ -23,22 +24,50 @@ SCHEMA = 1
 
 def final_status(paths: RunPaths) -> str:
     """One JSON object on one line."""
-    return json.dumps(status_of(read(paths), wall_now()))
+    return json.dumps(status_of(read(paths, slurm=True), wall_now()))
 
 
 def status_of(reading: Reading, now: float) -> dict[str, Any]:
     """One run's status; ``now`` decides only whether a run that nobody took up counts as abandoned."""
     status = _skeleton(reading)
-    status["abandoned"] = reading.abandoned(now)
     if reading.state is not None:
         status.update(_of_state(reading, reading.state))
-        if status["abandoned"] and reading.cancelled is not None:
-            # killed (a second Ctrl-C) before the end could be written down: the mark says what it was
-            words = f"cancelled by {reading.cancelled.by}, and killed before that could be written down"
-            status.update(state="CANCELLED", reason=words, exit_code=130, abandoned=False)
-    elif reading.cancelled is not None:
-        status.update(state="CANCELLED", reason="cancelled before it began", exit_code=130)
+    truth = truth_of(reading, now)
+    status.update(
+        state=truth.state, reason=truth.reason, failure=truth.failure, exit_code=truth.exit_code,
+        abandoned=truth.abandoned, job=_newest_job(reading), scheduler=_scheduler(reading),
+    )  # fmt: skip
+    if truth.ended:
+        status["warning"] = ""
     return status
+
+
+def _newest_job(reading: Reading) -> str | None:
+    if reading.spec.world != "slurm":
+        return None
+    if reading.queue is not None and reading.queue.newest is not None:
+        return reading.queue.newest.job
+    if reading.owner is not None:
+        return reading.owner.job
+    return job_number(reading.state.job) if reading.state is not None else None
+
+
+def _scheduler(reading: Reading) -> dict[str, Any] | None:
+    queue = reading.queue
+    if queue is None:
+        return None
+    newest = queue.newest
+    return {
+        "state": newest.state or None if newest else None,
+        "reason": newest.reason if newest else "",
+        "partition": queue.partition or None,
+        "silent": queue.silent or None,
+        "jobs": [
+            {"job": job.job, "seq": job.seq, "state": job.state or None, "reason": job.reason, "nodes": list(job.nodes),
+             "end": job.end_wall, "held": bool(job.held)}
+            for job in queue.jobs
+        ],
+    }  # fmt: skip
 
 
 def _skeleton(reading: Reading) -> dict[str, Any]:
@@ -49,7 +78,7 @@ def _skeleton(reading: Reading) -> dict[str, Any]:
         "name": spec.name,
         "state": "PENDING",
         "world": spec.world,
-        "reason": "no supervisor has begun yet",
+        "reason": "",
         "failure": None,
         "exit_code": None,
         "attempts": [],
@@ -59,11 +88,13 @@ def _skeleton(reading: Reading) -> dict[str, Any]:
         "loss": None,
         "checkpoint": None,
         "nodes": list(spec.nodes),
-        "world_size": len(spec.nodes) * spec.slots_per_node * spec.ranks_per_slot,
+        "world_size": (spec.nodes_count or len(spec.nodes)) * spec.slots_per_node * spec.ranks_per_slot,
         "supervisor": None,
         "owner": None
         if owner is None
         else {"job": owner.job, "host": owner.host, "pid": owner.pid, "alive": reading.owner_alive},
+        "job": None,
+        "scheduler": None,
         "created": spec.created_wall,
         "updated": None,
         "last_sign": reading.last_sign(),
@@ -80,10 +111,6 @@ def _of_state(reading: Reading, state: RunState) -> dict[str, Any]:
     fresh = live if live.get("attempt", state.attempt) == state.attempt else {}
     loss, warning = fresh.get("loss"), fresh.get("warning", "")
     return {
-        "state": state.phase.value,
-        "reason": state.reason,
-        "failure": state.failure.value if state.failure else None,
-        "exit_code": EXIT_CODES.get(state.phase),
         "attempts": [_attempt(attempt, walls) for attempt in state.attempts],
         "restarts": state.budget.total_count,
         "excluded": [
@@ -97,7 +124,7 @@ def _of_state(reading: Reading, state: RunState) -> dict[str, Any]:
         "world_size": state.placement.world_size if state.placement else _skeleton(reading)["world_size"],
         "supervisor": {"term": state.term, "node": reading.claim.node if reading.claim else ""},
         "updated": walls.wall(state.updated_at) if state.updated_at else None,
-        "warning": str(warning) if not reading.ended else "",
+        "warning": str(warning),
     }
 
 
@@ -105,7 +132,7 @@ def _attempt(attempt: AttemptRecord, walls: WallTimes) -> dict[str, Any]:
     running = "running" if attempt.nodes else "starting"
     return {
         "number": attempt.number,
-        "job": attempt.job,
+        "job": job_number(attempt.job),
         "nodes": list(attempt.nodes),
         "started": walls.wall(attempt.started),
         "ended": None if attempt.ended is None else walls.wall(attempt.ended),

@@ -11,13 +11,12 @@ from enum import Enum
 
 from gangrun import processes
 from gangrun.adapters.fs.run_dir import RunPaths
-from gangrun.cli.errors import DONE, INTERRUPTED, RUN_FAILED, UNKNOWN
 from gangrun.cli.following import Follower
 from gangrun.cli.reading import Reading
 from gangrun.cli.times import pause, steady_now, wall_now
+from gangrun.cli.truth import truth_of
 
 LOOK_EVERY_S = 0.2
-EXIT_OF_PHASE = {"SUCCEEDED": DONE, "FAILED": RUN_FAILED, "CANCELLED": INTERRUPTED}
 
 
 class Told(Enum):
@@ -53,17 +52,11 @@ def wait_for_end(paths: RunPaths, timeout_s: float | None) -> Reading:
     alone, follower = False, Follower(paths)
     while True:
         reading = follower.look()
-        if reading.ended or (alone and reading.abandoned(wall_now())):
+        truth = truth_of(reading, wall_now())
+        if truth.ended or (alone and truth.abandoned):
             return reading
-        alone = reading.abandoned(wall_now())
+        alone = truth.abandoned
         left_s = LOOK_EVERY_S if give_up_at is None else min(LOOK_EVERY_S, give_up_at - steady_now())
         if left_s <= 0:
             return reading
         pause(left_s)
-
-
-def exit_code_of(reading: Reading) -> int:
-    """The run's own exit code; 3 where it has none."""
-    if reading.state is None:
-        return UNKNOWN
-    return EXIT_OF_PHASE.get(reading.state.phase.value, UNKNOWN)

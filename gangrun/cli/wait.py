@@ -6,13 +6,14 @@ import click
 
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.cli.errors import UNKNOWN, UserError
+from gangrun.cli.finding import find
 from gangrun.cli.options import echo_json, json_option, run_argument, runs_dir_option
-from gangrun.cli.reading import find
 from gangrun.cli.settings import span_s
 from gangrun.cli.status_json import status_of
-from gangrun.cli.steering import exit_code_of, wait_for_end
+from gangrun.cli.steering import wait_for_end
 from gangrun.cli.terminal import clean
 from gangrun.cli.times import span_words, wall_now
+from gangrun.cli.truth import truth_of
 
 
 @click.command("wait")
@@ -22,6 +23,8 @@ from gangrun.cli.times import span_words, wall_now
 @runs_dir_option
 def command(run: str | None, timeout: str | None, as_json: bool, runs_dir: str | None) -> int:
     """Wait until a run has ended and exit with its code: 0 done, 1 failed, 130 cancelled; 3 if nobody can tell.
+
+    A run on Slurm is waited for over all its jobs. What is to follow it waits for the run, not for one of its jobs.
 
     With --json the final status is printed, as `gangrun status --json` would.
     """
@@ -35,14 +38,16 @@ def command(run: str | None, timeout: str | None, as_json: bool, runs_dir: str |
 def tell_end(paths: RunPaths, timeout_s: float | None, *, as_json: bool) -> int:
     """Wait for the end, tell it, and return the run's exit code."""
     reading = wait_for_end(paths, timeout_s)
-    code = exit_code_of(reading)
+    run, truth = clean(reading.spec.run), truth_of(reading, wall_now())
     if as_json:
         echo_json(status_of(reading, wall_now()))
-    elif reading.ended and reading.state is not None:
-        click.echo(f"{clean(reading.spec.run)} {reading.state.phase.value}: {clean(reading.state.reason)}")
-    elif reading.abandoned(wall_now()):
-        click.echo(f"{clean(reading.spec.run)}: nobody runs it any more, so it will not end by itself", err=True)
-        click.echo(f"  gangrun resume {clean(reading.spec.run)} takes it up again", err=True)
+    elif truth.ended:
+        click.echo(f"{run} {truth.state}: {clean(truth.reason)}")
+    elif truth.abandoned:
+        why = f" ({clean(truth.reason)})" if reading.spec.world == "slurm" else ""
+        click.echo(f"{run}: nobody runs it any more, so it will not end by itself{why}", err=True)
+        click.echo(f"  gangrun resume {run} takes it up again", err=True)
     else:
-        click.echo(f"{clean(reading.spec.run)} has not ended within {span_words(timeout_s or 0.0)}", err=True)
-    return code if reading.ended else UNKNOWN
+        span = f"{timeout_s:g} s" if timeout_s is not None and timeout_s < 60 else span_words(timeout_s or 0.0)
+        click.echo(f"{run} has not ended within {span}", err=True)
+    return UNKNOWN if truth.exit_code is None else truth.exit_code

@@ -43,7 +43,7 @@ def _live(paths: RunPaths) -> int:
     def drawn(status: Mapping[str, Any]) -> Text:
         return Text.from_ansi("\n".join(page(status, look_now())))
 
-    run = Follower(paths)
+    run = Follower(paths, curious=True)
     status = status_of(run.look(), wall_now())
     with Live(drawn(status), console=Console(highlight=False), auto_refresh=False) as live:
         while not _over(status):
@@ -54,7 +54,7 @@ def _live(paths: RunPaths) -> int:
 
 
 def _lines(paths: RunPaths) -> int:
-    told, run = "", Follower(paths)
+    told, run = "", Follower(paths, curious=True)
     while True:
         status = status_of(run.look(), wall_now())
         line = _line(status)

@@ -7,6 +7,7 @@ loser leaves. No scheduler is asked here: whether an owner is gone is told by th
 from __future__ import annotations
 
 import errno
+import re
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.adapters.fs.terms import LINK_MISSING, UNREADABLE_VOID_AFTER_S, wait
 
 _LOOK_EVERY_S = 0.05
+_PLACE = re.compile(r"(?P<seq>[0-9]+)(?:\.(?P<generation>[0-9]+))?\.json")
 
 
 class JobClaim(msgspec.Struct, frozen=True):
@@ -93,6 +95,16 @@ class JobClaims:
             found = self._read_patiently(seq, generation) or found
             generation += 1
         return found
+
+    def all(self) -> tuple[JobClaim, ...]:
+        """Every stay of every job that can be read, oldest first."""
+        try:
+            names = self.disk.names(self.paths.jobs)
+        except OSError:
+            names = ()
+        places = (_PLACE.fullmatch(name) for name in names)
+        keys = sorted((int(found["seq"]), int(found["generation"] or 0)) for found in places if found)
+        return tuple(claim for key in keys if (claim := self._read(*key)) is not None)
 
     def highest(self) -> int:
         """The highest place seen claimed; -1: none seen. A lower bound, no proof."""

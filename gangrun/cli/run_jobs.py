@@ -1,0 +1,95 @@
+"""Asking Slurm how a run's jobs stand (room: cli; asks with short deadlines, changes nothing).
+
+Never asked for a local run, nor for one whose journal says that it has ended. A job is the run's if its comment says
+so, whatever it is called; the allocation that a user holds himself is found by the claim of the run's owner.
+Imported late, as it brings the modules that start Slurm's tools. Next: ``queue_words``, ``truth``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.job_claims import JobClaim, JobClaims
+from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, read_submission
+from gangrun.adapters.slurm.scheduler import JobFacts, Scheduler, SchedulerRefused, SchedulerSilent
+from gangrun.cli import environment
+from gangrun.cli.queue_words import Queue, RunJob, in_order, place_of
+from gangrun.cli.slurm_asking import scheduler_of, tools_of
+from gangrun.wire.submission import SubmissionError
+
+TAIL_BYTES = 4096
+NOTE_CHARS = 500
+_SLURMS_OWN = re.compile(r"^.*(?:Error running slurm prolog|\*\*\* (?:JOB|STEP) .* CANCELLED AT ).*$", re.MULTILINE)
+
+
+def ask(paths: RunPaths, run: str, owner: JobClaim | None, scheduler: Scheduler | None = None) -> Queue:
+    """All jobs of the run that Slurm remembers, or why that cannot be known."""
+    scheduler = scheduler or scheduler_of(tools_of(environment.all_variables()))
+    try:
+        submission = read_submission(Disk(), paths)
+    except RunDirError as error:  # it runs in an allocation that a user holds
+        if owner is None:
+            return Queue(silent=str(error))
+        submission = None
+    except SubmissionError as error:
+        return Queue(silent=str(error))
+    try:
+        named = () if submission is None else scheduler.jobs_named(submission.job_name)
+        jobs = [_job(facts, place[1]) for facts in named if (place := place_of(facts.comment)) and place[0] == run]
+        if owner is not None and owner.job not in {job.job for job in jobs} and owner.job.isdecimal():
+            jobs.append(_held(scheduler.job(owner.job), run, owner))
+    except (SchedulerSilent, SchedulerRefused) as error:
+        return Queue(silent=str(error))
+    ordered = list(in_order(tuple(jobs)))
+    if ordered and ordered[-1].ended:
+        ordered[-1] = replace(ordered[-1], last_words=_last_words(paths, ordered[-1].job))
+    return Queue(tuple(ordered), stopped=_stopped(paths), partition=submission.partition if submission else "")
+
+
+def run_of(job: str) -> str:
+    """The run whose job this is, by its comment; "" where Slurm does not know, or does not answer."""
+    try:
+        facts = scheduler_of(tools_of(environment.all_variables())).job(job)
+    except (SchedulerSilent, SchedulerRefused):
+        return ""
+    place = place_of(facts.comment) if facts is not None else None
+    return place[0] if place else ""
+
+
+def _job(facts: JobFacts, seq: int | None) -> RunJob:
+    return RunJob(
+        job=facts.job, seq=seq, state=facts.state, reason=facts.reason.replace(" ", "_"), nodes=facts.nodes,
+        dependency=facts.dependency, end_wall=facts.end_wall, ended=facts.ended,
+    )  # fmt: skip
+
+
+def _held(facts: JobFacts | None, run: str, owner: JobClaim) -> RunJob:
+    """The job that holds the run, under another name; one that Slurm has forgotten is over."""
+    if facts is None:
+        return RunJob(job=owner.job, seq=owner.seq, ended=True)
+    place = place_of(facts.comment)
+    return _job(facts, place[1] if place and place[0] == run else None)
+
+
+def _last_words(paths: RunPaths, job: str) -> str:
+    """What Slurm itself wrote into the job's output: it outlives Slurm's memory of the job."""
+    disk, log = Disk(), paths.job_log(job)
+    try:
+        size = disk.lstat(log).st_size
+        tail = disk.read(log, max(0, size - TAIL_BYTES)).decode("utf-8", "replace")
+    except OSError:
+        return ""
+    found = _SLURMS_OWN.findall(tail)
+    return str(found[-1]).strip()[:NOTE_CHARS] if found else ""
+
+
+def _stopped(paths: RunPaths) -> str:
+    """Why the newest batch script ended before it could claim its place; "" where it did not."""
+    disk = Disk()
+    try:
+        note = disk.read(paths.setup_failed(JobClaims(paths, disk).highest() + 1), limit=NOTE_CHARS)
+    except OSError:
+        return ""
+    return " ".join(note.decode("utf-8", "replace").split())

@@ -365,7 +365,8 @@ class RunState:
     failure: Failure | None = None
     cancelled_by: str = ""
     store_stalled_since: float | None = None
-    fence_until: float = 0.0  # no gang may start before, unless every node of the old one has joined anew
+    fence_until: float = 0.0  # until then ranks of an earlier gang may live on ``fence_nodes``, if those stay away
+    fence_nodes: tuple[str, ...] = ()
     submitting: bool = False  # a successor was asked for and not yet confirmed
     leaving: bool = False  # the successor is in the queue: all that is left for this job is to end
     waited_for_nodes: bool = False  # once since the last launch; a second time nobody is waited for

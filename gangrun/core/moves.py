@@ -6,7 +6,7 @@ stay in it, refuse, ignore, finish. Each returns a ``Decision``; none decides an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -125,6 +125,13 @@ def stop_all(
         evidence=evidence if evidence is not None else state.evidence,
         tries_count=0,
     )
+
+
+def fenced(state: RunState, nodes: Iterable[str], until: float, now: float) -> RunState:
+    """The state that knows that ranks may live on these nodes until then."""
+    kept = state.fence_nodes if state.fence_until > now else ()
+    names = tuple(sorted({*kept, *nodes}))
+    return replace(state, fence_nodes=names, fence_until=max(until, state.fence_until) if names else 0.0)
 
 
 def at_step(state: RunState, step: int) -> RunState:

@@ -48,6 +48,18 @@ def judge(state: RunState, now: float, policy: Policy) -> Decision:
     return _climb(state, verdict, sentence, ruling.backoff_s, now, policy)
 
 
+def leave_behind(state: RunState, now: float, policy: Policy, reason: str) -> Decision:
+    """Nobody can prove that all ranks are gone, so nothing may start here. The next job may, on other nodes and after
+    the leases; without a scheduler the run ends.
+    """
+    if not policy.can_requeue or policy.observe:
+        return finish(state, Phase.FAILED, now, reason, Failure.NODE)
+    bad = [found.node for found in state.evidence.findings] + list(state.evidence.silent)
+    left_out = quarantine.exclude(state.excluded, bad, reason, now, policy, len(state.nodes))
+    sentence = f"{reason}; {left_out.sentence}" if left_out.sentence else reason
+    return rungs.requeue(replace(state, excluded=left_out.excluded), now, policy, sentence)
+
+
 def _guilty(state: RunState, verdict: Verdict, now: float, policy: Policy) -> tuple[str, ...]:
     """Whom to leave out. Nodes that may be innocent go only where the gang can do without them: a silent one may have
     been asleep, and one against which there is nothing but that ranks fell there first may be as good as any.

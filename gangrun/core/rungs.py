@@ -60,9 +60,9 @@ def begin_attempt(state: RunState, now: float, policy: Policy, why: str) -> Deci
 
 def _fence_holds(state: RunState, now: float) -> str:
     """Why no gang may start yet: nodes of an earlier job that nobody can ask. "" when it may."""
-    if now >= state.fence_until or state.placement is None:
+    if now >= state.fence_until:
         return ""
-    unasked = tuple(name for name in state.placement.nodes if name not in state.nodes)
+    unasked = tuple(name for name in state.fence_nodes if name not in state.nodes)
     if not unasked:
         return ""
     return f"waiting {state.fence_until - now:.0f} s until the leases of {fold(unasked)} of the earlier job are over"

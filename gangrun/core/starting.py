@@ -157,7 +157,6 @@ def resume_chosen(state: RunState, event: ResumeChosen, now: float, policy: Poli
         best_step=max(state.best_step, chosen.step if chosen else -1),
         budget=budget.refill(state.budget, chosen.step) if chosen else state.budget,  # no look may have met it before
         attempts=(*state.attempts[:-1], record),
-        fence_until=0.0,
         waited_for_nodes=False,
         tries_count=0,
     )

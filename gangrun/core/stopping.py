@@ -30,6 +30,7 @@ from gangrun.core.moves import (
     at_step,
     close_attempt,
     enter,
+    fenced,
     finish,
     ignored,
     refused,
@@ -115,6 +116,7 @@ def stacks_taken(state: RunState, event: StacksTaken, now: float, policy: Policy
 
 def gang_stopped(state: RunState, event: GangStopped, now: float, policy: Policy) -> Decision:
     """No rank lives: the next thing is due. What could not be cleaned away is said whatever that is."""
+    state = fenced(state, event.fenced, event.fence_until, now)
     decision = _what_follows(replace(state, tries_count=0), now, policy)
     if not event.leftovers:
         return decision
@@ -165,14 +167,15 @@ def stop_deadline(state: RunState, event: DeadlinePassed, now: float, policy: Po
     rounds = state.tries_count + 1
     if rounds > STOP_ROUNDS_MAX:
         reason = f"nobody can prove that all ranks of attempt {state.attempt} are gone: {state.reason}"
-        fenced = replace(state, fence_until=max(state.fence_until, now + stop_bound_s(policy, checkpoint_first=False)))
+        names = state.placement.nodes if state.placement else ()
+        unproven = fenced(state, names, now + stop_bound_s(policy, checkpoint_first=False), now)
         match state.after:
             case After.CANCEL:
-                return finish(fenced, Phase.CANCELLED, now, reason)
+                return finish(unproven, Phase.CANCELLED, now, reason)
             case After.SUCCEED:
-                return finish(fenced, Phase.SUCCEEDED, now, reason)
+                return finish(unproven, Phase.SUCCEEDED, now, reason)
             case _:
-                return finish(fenced, Phase.FAILED, now, reason, Failure.NODE)
+                return recovery.leave_behind(unproven, now, policy, reason)
     reason = f"ranks of attempt {state.attempt} are still not proven gone; asking again ({rounds} of {STOP_ROUNDS_MAX})"
     state = with_deadline(state, "stop", now + stop_bound_s(policy, checkpoint_first=False))
     return stay(state, reason, StopGang(state.attempt, 0.0, False, reason), tries_count=rounds)
@@ -261,7 +264,6 @@ def submitted(state: RunState, event: ActDone, now: float, policy: Policy) -> De
         nodes={},
         submitting=False,
         leaving=True,
-        fence_until=now + stop_bound_s(policy, checkpoint_first=False),
     )
 
 

@@ -25,6 +25,7 @@ from gangrun.core.moves import (
     EXIT_CODES,
     close_attempt,
     enter,
+    fenced,
     finish,
     may_hold_ranks,
     stay,
@@ -135,9 +136,9 @@ def _in_another_job(state: RunState, now: float, policy: Policy, who: str) -> De
         return finish(state, Phase.CANCELLED, now, f"cancelled by {state.cancelled_by}")
     if state.after is After.SUCCEED:
         return finish(state, Phase.SUCCEEDED, now, "all ranks finished before their job ended")
-    fence = state.fence_until
     if may_hold_ranks(state):
-        fence = max(fence, now + stop_bound_s(policy, checkpoint_first=False))
+        held = state.placement.nodes if state.placement else ()
+        state = fenced(state, held, now + stop_bound_s(policy, checkpoint_first=False), now)
     return enter(
         state,
         Phase.PENDING,
@@ -147,7 +148,6 @@ def _in_another_job(state: RunState, now: float, policy: Policy, who: str) -> De
         attempts=close_attempt(state, now, "job ended", "the job that held it ended"),
         evidence=Evidence(),
         finished=frozenset(),
-        fence_until=fence,
         submitting=False,
         leaving=False,
         waited_for_nodes=False,

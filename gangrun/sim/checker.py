@@ -56,6 +56,7 @@ class Checker:
         self._acts: dict[tuple[int, str, int], int] = {}
         self._stopped_through = -1
         self._slept_through: dict[str, int] = {}  # node -> newest attempt that went down while it was stopped itself
+        self._harmless: dict[str, int] = {}  # node -> newest attempt of which it may hold ranks that can do nothing
         self._idle_starts_count = 0  # starts since a newer checkpoint was committed
         self._best_step = -1
         self._plain: dict[str, Any] | None = None
@@ -201,10 +202,9 @@ class Checker:
         self._has_ticket(term, kind, attempt)
 
     def _has_ticket(self, term: int, kind: str, attempt: int) -> None:
-        n = self._acts.get((term, kind, attempt))
+        n, acts = self._acts.get((term, kind, attempt)), self.world.disk.acts.get(term)
         if n is None:
             self.broken("I13", f"term {term} performs {kind}({attempt}) without a durable record")
-        acts = self.world.disk.acts.get(term)
         if acts is None or n not in acts.tickets:
             self.broken("I13", f"term {term} performs {kind}({attempt}) without ticket {n}")
 
@@ -282,15 +282,16 @@ class Checker:
         presumed = dict(record.event.get("presumed", ()))
         job = self.world.disk.claims[record.term][1].job
         for node in self.world.nodes:
-            known = self._slept_through.get(node.name, -1) if self.world.clocks_stopped(node) else -1
+            asleep = self.world.clocks_stopped(node)
+            known = max(self._harmless.get(node.name, -1), self._slept_through.get(node.name, -1) if asleep else -1)
             left = [rank for rank in node.ranks if rank.alive and known < rank.of[1] <= attempt and not rank.stuck]
             if left and node.job == job and node.name not in presumed:
                 self.broken("I16", f"attempt {attempt} counts as stopped, {left[0].name} lives")
         for name, rule in presumed.items():
             held_by = self.world.node_named(name)
-            if held_by is None:
-                continue
+            assert held_by is not None
             if "fragment" in rule:
+                self._harmless[name] = attempt
                 self._fragment(held_by, attempt)
                 continue
             if self.world.clocks_stopped(held_by):

@@ -47,6 +47,11 @@ class JobClaim:
     restart: int
     at: float
 
+    @property
+    def token(self) -> str:
+        """As the job's."""
+        return f"{self.job}r{self.restart}" if self.restart else self.job
+
 
 class Disk:
     """What is really there."""

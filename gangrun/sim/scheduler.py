@@ -46,6 +46,11 @@ class Job:
     submitted_at: float = 0.0
     ended_at: float = 0.0
 
+    @property
+    def token(self) -> str:
+        """What tells this stay from one before under the same id."""
+        return f"{self.id}r{self.restart}" if self.restart else self.id
+
 
 @dataclass(slots=True)
 class Moods:
@@ -114,7 +119,7 @@ class Scheduler:
         """The allocation is taken away."""
         if job.state is JobState.RUNNING:
             for node in job.nodes:
-                if node.job == job.id and node.job_restart == job.restart:
+                if node.job == job.token:
                     node.leave()
             self._end(job)
 
@@ -132,7 +137,7 @@ class Scheduler:
         job.state = JobState.RUNNING
         job.nodes = free[:count]
         for node in job.nodes:
-            node.job, node.job_restart = job.id, job.restart
+            node.job, node.job_restart = job.token, job.restart
         self.batch(job)
 
     def batch(self, job: Job) -> None:
@@ -140,6 +145,9 @@ class Scheduler:
         disk = self.world.disk
         if self.checks_cancelled and disk.cancelled_at is not None:
             self._end(job)
+            return
+        if max(disk.job_claims, default=0) > job.seq:
+            self._end(job)  # the run went on meanwhile
             return
         claim = disk.job_claims.get(job.seq)
         ours = claim is not None and claim.job == job.id and claim.restart < job.restart
@@ -150,7 +158,7 @@ class Scheduler:
         job.owned = True
         self.world.checker.job_began(job)
         for i, node in enumerate(job.nodes):
-            node.begin_job(job.id, job.restart, founder=i == 0)
+            node.begin_job(job.token, job.restart, founder=i == 0)
 
     def requeue(self, job: Job) -> None:
         """``scontrol requeue``: everything dies, the same id waits again."""
@@ -165,7 +173,11 @@ class Scheduler:
         """Its task ended; with the last one the job ends."""
         job = self.job_of(node.job)
         node.job = ""
-        if job is not None and job.state is JobState.RUNNING and not any(n.up and n.job == job.id for n in job.nodes):
+        if (
+            job is not None
+            and job.state is JobState.RUNNING
+            and not any(n.up and n.job == job.token for n in job.nodes)
+        ):
             self._end(job)
 
     def _end(self, job: Job) -> None:
@@ -173,15 +185,15 @@ class Scheduler:
         job.ended_at = self.world.timeline.now
         self.world.timeline.after(0.0, self._look_whether_all_is_over)
         for node in job.nodes:
-            if node.job == job.id:
+            if node.job == job.token:
                 node.job = ""
 
     def _look_whether_all_is_over(self) -> None:
         self.world.timeline.stopped = self.world.is_over()
 
     def job_of(self, name: str) -> Job | None:
-        """By id."""
-        return next((job for job in self.jobs if job.id == name), None)
+        """By its id, or that of one of its stays."""
+        return next((job for job in self.jobs if job.id == name.partition("r")[0]), None)
 
     def seq_of(self, name: str) -> int:
         """A job's place in the sequence."""

@@ -86,7 +86,7 @@ class SimSupervisor(SimProcess):
         if not self.awake:
             self.when_awake(self.start)
             return
-        place = self.world.disk.job_claims[max(self.world.disk.job_claims)].job
+        place = self.world.disk.job_claims[max(self.world.disk.job_claims)].token
         if place != self.node.job:
             self.says.append(f"{self.node.job} is not the job that holds this run: that is {place}")
             self._exit(EXIT_DEPOSED)

@@ -294,12 +294,12 @@ class World:
     def node_lost(self, node: SimNode) -> None:
         """The node died; the job goes on without it (``--no-kill``)."""
         job = self.scheduler.job_of(node.job)
-        if job is not None and not any(n.up for n in job.nodes):
+        if job is not None and not any(n.up and n.job == job.token for n in job.nodes):
             self.scheduler.kill(job)
 
     def job_lives(self, name: str) -> bool:
         """Does the job still hold nodes?"""
-        return any(job.id == name for job in self.scheduler.running())
+        return any(job.token == name for job in self.scheduler.running())
 
     def node_named(self, name: str) -> SimNode | None:
         """By name."""

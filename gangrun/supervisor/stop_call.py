@@ -13,6 +13,7 @@ from gangrun.core import lease
 from gangrun.core.actions import StopGang
 from gangrun.core.events import Event, GangStopped, StopTimedOut
 from gangrun.core.model import Placement
+from gangrun.core.moves import stop_bound_s
 from gangrun.core.policy import Policy
 from gangrun.supervisor.facts import Facts
 from gangrun.supervisor.switchboard import Switchboard
@@ -20,6 +21,7 @@ from gangrun.wire.messages import CommandResult, Stop
 
 NEVER = float("inf")
 LOOK_AGAIN_S = 1.0  # for nodes that fell silent meanwhile
+FRAGMENT = "fragment: what it holds can neither step nor save"
 ASK_AGAIN_S = 5.0  # a node that could not kill its ranks is asked anew
 
 
@@ -116,14 +118,23 @@ class StopCall:
                 self._presume(node, "law 1: its lease is over")
         if self._waiting and self._waiting <= set(lost) and self._fragment(self._waiting):
             for node in sorted(self._waiting):
-                self._presume(node, "fragment: what it holds can neither step nor save")
+                self._presume(node, FRAGMENT)
         if not self._waiting:
             self.over = True
             self._board.withdraw(self._open)
-            return [GangStopped(self.attempt, tuple(sorted(self._presumed.items())), tuple(self._leftovers))]
+            return [self._stopped(now)]
         quiet = [self._empty_at(node) for node in self._waiting if node in silent]
         self.deadline = min([now + LOOK_AGAIN_S, *quiet, *self._ask_again.values()])
         return []
+
+    def _stopped(self, now: float) -> GangStopped:
+        by_law_1 = {node: self._empty_at(node) for node, rule in self._presumed.items() if rule == FRAGMENT}
+        fenced = tuple(sorted(node for node, at in by_law_1.items() if at > now))
+        # Where it cannot be said, as long as any stop may take: the ranks there are of no lease that we know.
+        unknown = now + stop_bound_s(self._policy, checkpoint_first=False)
+        until = max((unknown if by_law_1[node] == NEVER else by_law_1[node] for node in fenced), default=0.0)
+        presumed = tuple(sorted(self._presumed.items()))
+        return GangStopped(self.attempt, presumed, tuple(self._leftovers), fenced, until)
 
     def _presume(self, node: str, rule: str) -> None:
         self._waiting.discard(node)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangrun.core.actions import StartGang, StopGang
+from gangrun.core.actions import StartGang, StopGang, SubmitSuccessor
 from gangrun.core.events import (
     ActFailed,
     AgentRejoined,
@@ -148,6 +148,21 @@ def test_a_stop_that_nobody_can_prove_ends_the_run_and_fences_the_next(after: Af
     life.says("nobody can prove", "attempt 0")
     assert life.state.fence_until > life.now + life.policy.timing.fence_after_s
     assert life.state.failure is (Failure.NODE if ends is Phase.FAILED else None)
+
+
+def test_a_stop_that_nobody_can_prove_leaves_the_job_to_its_nodes_where_there_is_a_scheduler() -> None:
+    life = Life(policy=SCHEDULER).stopping()
+    life.on(StopTimedOut(0, "n1", ("python[7]",)))
+    for _ in range(4):
+        life.due("stop")
+    life.says("nobody can prove", "n1 left out", "job 1 of this run without n1")
+    assert life.last(SubmitSuccessor).exclude == ("n1",)
+    assert life.state.fence_nodes == ("n0", "n1")
+    assert life.state.fence_until > life.now + life.policy.timing.fence_after_s
+    life = Life(policy=SCHEDULER).stopping()
+    for _ in range(4):
+        life.due("stop")
+    assert life.last(SubmitSuccessor).exclude == ()
 
 
 def test_rounds_of_a_stop_are_not_counted_against_storage() -> None:

@@ -172,6 +172,7 @@ def test_law_one_to_the_instant() -> None:
     assert loop.state.phase is not Phase.STOPPING
     stopped = record(desk, "GangStopped")
     assert stopped["presumed"] == [["n2", "law 1: its lease is over"]]
+    assert stopped["fenced"] == []
 
 
 @pytest.mark.parametrize(
@@ -197,7 +198,11 @@ def test_the_fragment_rule(node: str, facts: dict[str, Any], allowed: bool) -> N
     desk.pass_s(12.0)
     assert "NodeLost" in desk.kinds()
     if allowed:
-        assert record(desk, "GangStopped")["presumed"][0][1].startswith("fragment")
+        stopped = record(desk, "GangStopped")
+        assert stopped["presumed"][0][1].startswith("fragment")
+        assert stopped["fenced"] == [node]  # what it holds may live until its lease ends, and no longer
+        last_beat = loop.beats.rows[node].arrived_at
+        assert stopped["fence_until"] == pytest.approx(lease.presumed_empty_at(last_beat, desk.policy.timing))
     else:
         assert loop.state.phase is Phase.STOPPING
         desk.pass_s(25.0)

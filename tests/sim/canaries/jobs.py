@@ -90,7 +90,7 @@ def starts_unlooked() -> Swaps:
     return ((disk.SimStore, "_store", store),)
 
 
-@mutant("nothing starts after a cancel", "4", "I8")
+@mutant("nothing starts after a cancel", "4", "I8", given="starts_unlooked")
 def forgets_the_cancel() -> Swaps:
     """The word is heard and forgotten."""
 

@@ -172,7 +172,7 @@ def orders_come_late(rng: random.Random, seed: int) -> World:
     return World(Setup.of(3), plan, rng.randrange(10**6))
 
 
-NEXT_CHOICE_S = 144.6  # from the loss of a node until the next job's attempt has chosen its resume point
+NEXT_CHOICE_S = 43.5  # from the loss of a node until the next job's attempt has chosen its resume point
 
 
 @recipe("staging_stays_open")

@@ -150,7 +150,7 @@ def a_save_is_cut_short(rng: random.Random, seed: int) -> World:
     at_s = rng.uniform(8.0, 16.0)
     plan = FaultPlan()
     if seed % 2:
-        plan = plan.fail_at(at_s - 0.2, Kind.PAUSE_NODE, node=0, for_s=rng.uniform(144.0, 156.0))
+        plan = plan.fail_at(at_s - 0.2, Kind.PAUSE_NODE, node=0, for_s=rng.uniform(43.0, 55.0))
     for _ in range(3):
         plan = plan.fail_at(at_s + rng.uniform(0.0, 3.0), Kind.KILL_RANK, rank=rng.choice((0, 2)))
     return World(Setup.of(3, script=script, requeue=seed % 2 > 0), plan, seed_of(rng))

@@ -1,0 +1,41 @@
+"""From one job of a run to the next: how long it takes, and that it comes to that at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gangrun.core.model import Phase
+from gangrun.sim import FaultPlan, Kind, Script, Setup, World
+
+SCRIPT = Script(steps_count=60, victims_after_s=0.5)
+
+
+def with_spare_nodes(nodes_count: int, plan: FaultPlan, **setup: object) -> World:
+    usual = Setup.of(nodes_count, script=SCRIPT, requeue=True)
+    return World(replace(usual, pool_count=2 * nodes_count, **setup), plan, seed=3)  # type: ignore[arg-type]
+
+
+def began_at(world: World, kind: str, job: str) -> float:
+    """When the first record of this kind was written in that job."""
+    terms = {term for term, (_, claim) in world.disk.claims.items() if claim.job == job}
+    return next(r.at for r in world.checker.records if r.kind == kind and r.term in terms) - world.began_at
+
+
+def test_the_next_job_starts_at_once_where_all_ranks_of_the_last_were_proven_gone() -> None:
+    world = with_spare_nodes(3, FaultPlan().fail_at(12.0, Kind.KILL_NODE, node=1))
+    outcome = world.run()
+    assert outcome.state is not None and outcome.state.phase is Phase.SUCCEEDED
+    second = world.scheduler.jobs[1]
+    took_s = began_at(world, "GangStarted", second.id) - began_at(world, "TermTaken", second.id)
+    assert took_s < 5.0, f"{second.id} had its nodes and did not use them for {took_s:.0f} s"
+    assert second.submitted_at < 12.0 + 40.0
+
+
+def test_it_waits_for_the_lease_of_a_node_that_may_still_hold_ranks() -> None:
+    plan = FaultPlan().fail_at(12.0, Kind.CUT, node=2, for_s=300.0).fail_at(12.0, Kind.KILL_RANK, rank=0)
+    world = with_spare_nodes(3, plan, replica_ranks_count=3)
+    outcome = world.run()
+    assert outcome.state is not None and outcome.state.phase is Phase.SUCCEEDED
+    second = world.scheduler.jobs[1]
+    started = began_at(world, "GangStarted", second.id)
+    assert 12.0 + 30.0 < started < 12.0 + 45.0, started

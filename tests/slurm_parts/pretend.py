@@ -123,7 +123,7 @@ class PretendSlurm(Tools):
         pending_only = "PENDING" in argv
         rows = [
             "\x1f".join([one.job, "jane", one.state, one.reason, "", "n/a", stamp(one.end_wall), one.excluded,
-                         one.dependency, one.name, one.comment or "(null)"]) + "\x1e\n"
+                         one.dependency, "main", one.name, one.comment or "(null)"]) + "\x1e\n"
             for one in self.jobs.values()
             if not pending_only or one.state == "PENDING"
         ]  # fmt: skip

@@ -54,6 +54,7 @@ def test_a_running_job(version: str) -> None:
     assert job.start_wall is not None and job.end_wall == job.start_wall + 1800
     assert (job.restarts_count, job.exit_code, job.exit_signal, job.preempted) == (0, 0, 0, False)
     assert job.excluded == () and job.dependency == "" and not job.ended and not job.held
+    assert job.partition == "main"
 
 
 def test_times_are_those_that_slurm_wrote() -> None:
@@ -158,13 +159,21 @@ def test_a_queue_with_everything_in_it(version: str) -> None:
     assert hostile.comment == HOSTILE_COMMENT and awaited_ok(hostile.dependency) == (spaced.job,)
     assert hostile.state == "PENDING" and hostile.end_wall is None and hostile.batch_host == ""
     assert jobs["held"].held and jobs["held"].comment == "" and jobs["held"].nodes == ()
+    full = jobs["full"]
+    assert full.partition == "main,low" and full.reason.startswith("Nodes_required_for_job_are_DOWN,_DRAINED_or_")
     assert "[1-2]" in jobs["arr%j"].job and jobs["arr%j"].end_wall is not None
 
 
-def test_ended_and_ending_jobs_are_in_it_too() -> None:
-    states = {job.state: job for job in read_queue(shown("22.05", "squeue"))}
+@pytest.mark.parametrize("version", VERSIONS)
+def test_ended_and_ending_jobs_are_in_it_too(version: str) -> None:
+    states = {job.state: job for job in read_queue(shown(version, "squeue"))}
     assert states["CANCELLED"].ended and not states["COMPLETING"].ended
-    assert states["COMPLETING"].reason == "NonZeroExitCode" and states["COMPLETING"].nodes == ("n1",)
+    assert states["COMPLETING"].reason == "NonZeroExitCode" and states["COMPLETING"].nodes == ("n3",)
+
+
+def test_a_reason_has_the_form_that_scontrol_gives_it() -> None:
+    (job,) = read_queue(record("5", "a").replace("\x1fNone\x1f", "\x1flaunch failed requeued held\x1f"))
+    assert job.reason == "launch_failed_requeued_held" and job.held
 
 
 @pytest.mark.parametrize("text", ["", "\n", "slurm is not well today\n", "1\x1fjane\x1e\n"])
@@ -173,7 +182,7 @@ def test_what_is_no_record_is_passed_over(text: str) -> None:
 
 
 def record(job: str, name: str, dependency: str = "(null)") -> str:
-    fields = [job, "jane", "PENDING", "None", "", "n/a", "N/A", "", dependency, name, "(null)"]
+    fields = [job, "jane", "PENDING", "None", "", "n/a", "N/A", "", dependency, "main", name, "(null)"]
     return "\x1f".join(fields) + "\x1e\n"
 
 
@@ -236,6 +245,12 @@ def test_jobs_by_name_are_this_users_in_any_state() -> None:
     ]
 
 
+def test_all_of_a_users_jobs() -> None:
+    tools = Scripted(Answer(0, record("5", "a") + record("6", "b")))
+    assert [job.name for job in Scheduler(tools).mine()] == ["a", "b"]
+    assert tools.asked == [("squeue", "-h", "--me", "-t", "all", "-o", FORMAT)]
+
+
 def test_dependents_are_those_that_wait_for_a_good_end() -> None:
     text = "".join((
         record("10", "x", "afterok:5(unfulfilled)"), record("11", "x", "afterany:5(unfulfilled)"),
@@ -263,7 +278,7 @@ def test_what_a_dependency_waits_for(text: str, jobs: tuple[str, ...]) -> None:
 
 
 def test_what_is_asked_of_slurm_in_its_words() -> None:
-    tools = Scripted(*[Answer(0)] * 8)
+    tools = Scripted(*[Answer(0)] * 9)
     slurm = Scheduler(tools)
     slurm.cancel(("5", "6"))
     slurm.cancel(())
@@ -274,10 +289,12 @@ def test_what_is_asked_of_slurm_in_its_words() -> None:
     slurm.set_excluded("5", ("n2", "m1"))
     slurm.set_excluded("5", ())
     slurm.set_dependency("7", "afterok:6")
+    slurm.start_now("7")
     assert tools.asked == [
         ("scancel", "5", "6"), ("scancel", "5"), ("scontrol", "requeue", "5"), ("scontrol", "requeuehold", "5"),
         ("scontrol", "release", "5"), ("scontrol", "update", "JobId=5", "ExcNodeList=n2,m1"),
         ("scontrol", "update", "JobId=5", "ExcNodeList="), ("scontrol", "update", "JobId=7", "Dependency=afterok:6"),
+        ("scontrol", "update", "JobId=7", "StartTime=now"),
     ]  # fmt: skip
     assert tools.within_s[1] == 1.5
 

@@ -138,7 +138,7 @@ def test_a_job_that_slurm_has_forgotten_ends_nothing() -> None:
 )
 def test_what_slurm_shows_is_told_at_once(state: str, rest: dict[str, object], notice: Notice) -> None:
     world = World()
-    world.time.later(31.0, lambda: [setattr(world.me, key, value) for key, value in {"state": state, **rest}.items()])
+    world.time.later(31.0, lambda: vars(world.me).update(state=state, **rest))
     assert world.signalled(31.0) == [(131.0, notice)]
 
 
@@ -193,17 +193,19 @@ def test_a_job_that_was_requeued_before_is_not_requeued_now() -> None:
     assert [notice.kind for _, notice in world.signalled(31.0)] == [NoticeKind.CANCEL]
 
 
-def test_each_kind_is_told_once_and_another_kind_still() -> None:
+def test_who_asks_gets_an_answer_even_if_it_was_told_before() -> None:
+    """Silence would be taken for a signal that nobody can explain, which means stop."""
     world = World()
     world.time.later(20.0, lambda: setattr(world.me, "preempt_wall", world.time.wall()))
     world.turn_until(140.0)
+    assert world.kinds() == [NoticeKind.PREEMPTION]
     world.watch.ask_why()
     world.turn_until(160.0)
-    assert world.kinds() == [NoticeKind.PREEMPTION]
+    assert world.kinds() == [NoticeKind.PREEMPTION] * 2
     world.me.preempt_wall, world.me.state = None, "COMPLETING"
     world.watch.ask_why()
     world.turn_until(180.0)
-    assert world.kinds() == [NoticeKind.PREEMPTION, NoticeKind.CANCEL]
+    assert world.kinds() == [NoticeKind.PREEMPTION] * 2 + [NoticeKind.CANCEL]
 
 
 def test_slurm_need_not_say_how_long_it_waits() -> None:

@@ -26,7 +26,7 @@ NOTHING = frozenset({"", "(null)", "N/A", "n/a", "None", "Unknown", "NONE"})
 
 FIELD, RECORD = "\x1f", "\x1e"
 # What a user wrote stands last: it may hold anything.
-COLUMNS = ("%i", "%u", "%T", "%r", "%N", "%B", "%e", "%x", "%E", "%j", "%k")
+COLUMNS = ("%i", "%u", "%T", "%r", "%N", "%B", "%e", "%x", "%E", "%P", "%j", "%k")
 FORMAT = FIELD.join(COLUMNS) + RECORD
 
 _FIRST_LINE = re.compile(
@@ -57,6 +57,7 @@ class JobFacts:
     user: str = ""
     state: str = ""  # Slurm's word: PENDING, RUNNING, COMPLETING, COMPLETED, ...
     reason: str = ""  # Slurm's word, "" where there is none
+    partition: str = ""  # while it waits, all that it may go to
     nodes: tuple[str, ...] = ()  # shrinks as nodes are declared DOWN
     batch_host: str = ""
     start_wall: float | None = None  # *
@@ -119,6 +120,7 @@ def _from_scontrol(job: str, name: str, found: dict[str, str]) -> JobFacts:
         user=found.get("UserId", "").partition("(")[0],
         state=found.get("JobState", "").partition(",")[0],
         reason=_said(found.get("Reason", "")),
+        partition=_said(found.get("Partition", "")),
         nodes=_nodes(found.get("NodeList", "")),
         batch_host=_said(found.get("BatchHost", "")),
         start_wall=_instant(found.get("StartTime", "")),
@@ -139,15 +141,16 @@ def read_queue(text: str) -> tuple[JobFacts, ...]:
         fields = record.removeprefix("\n").split(FIELD)
         if len(fields) < len(COLUMNS):
             continue
-        job, user, state, reason, nodes, batch_host, end, excluded, dependency, name = fields[:10]
+        job, user, state, reason, nodes, batch_host, end, excluded, dependency, partition, name = fields[:11]
         jobs.append(
             JobFacts(
                 job=job,
                 name=name,
-                comment=_said(FIELD.join(fields[10:])),
+                comment=_said(FIELD.join(fields[11:])),
                 user=user,
                 state=state,
-                reason=_said(reason),
+                reason=_said(reason).replace(" ", "_"),  # as scontrol has it
+                partition=partition,
                 nodes=_nodes(nodes),
                 batch_host=_said(batch_host),
                 end_wall=_instant(end),
@@ -203,6 +206,10 @@ class Scheduler:
         """This user's jobs of that name, in any state, ended ones too for as long as Slurm remembers them."""
         return tuple(job for job in self._queue(name, "all") if job.name == name)
 
+    def mine(self) -> tuple[JobFacts, ...]:
+        """All jobs of this user, in any state."""
+        return self._queue("", "all")
+
     def dependents_of(self, job: str) -> tuple[JobFacts, ...]:
         """This user's pending jobs that wait for ``job`` to end well (``afterok``)."""
         return tuple(other for other in self._queue("", "PENDING") if job in awaited_ok(other.dependency))
@@ -238,6 +245,10 @@ class Scheduler:
     def release(self, job: str) -> None:
         """Let a held job go."""
         self._ask(("scontrol", "release", job))
+
+    def start_now(self, job: str) -> None:
+        """Let a pending job that was requeued start before the two minutes that Slurm makes it wait are over."""
+        self._ask(("scontrol", "update", f"JobId={job}", "StartTime=now"))
 
     def set_excluded(self, job: str, nodes: Sequence[str]) -> None:
         """Replace the excluded nodes of a job that does not run; right after ``requeue`` it counts as such."""

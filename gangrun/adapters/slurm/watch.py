@@ -1,7 +1,7 @@
 """This job's own end, seen coming (room: adapters/slurm): the time limit, a preemption, and why SIGTERM came.
 
 A thread that asks Slurm every ten seconds, and at once when an agent was signalled. What it finds it posts as
-``core.events.Notice``, each kind once. Next: ``why``, which judges.
+``core.events.Notice``: each kind once, and an answer whenever it was asked. Next: ``why``, which judges.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class JobWatch(threading.Thread):
     # ---- from other threads ----
 
     def ask_why(self) -> None:
-        """SIGTERM has reached an agent: find out why, and post it."""
+        """SIGTERM has reached an agent: find out why, and post it. Asked again before the answer, it is one answer."""
         with self._guard:
             if self._asked_at is None:
                 self._asked_at = self._clock.now()
@@ -167,6 +167,7 @@ class JobWatch(threading.Thread):
         grace_s = max(0.0, kill_wait_s - (self._clock.now() - asked_at))
         if facts is not None and facts.state == "RUNNING" and kind is NoticeKind.PREEMPTION:
             grace_s = self._left_s(facts.end_wall)
+        self._told.discard(kind)  # who asks waits for an answer, be it the same
         self._tell(kind, grace_s)
 
     def _tell(self, kind: NoticeKind, grace_s: float) -> None:

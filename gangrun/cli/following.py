@@ -6,10 +6,11 @@ Slurm is asked now and then, before the journal is read, so that the journal's w
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.journal import JournalFollower
 from gangrun.adapters.fs.run_dir import RunPaths
-from gangrun.cli.queue_words import Queue
 from gangrun.cli.reading import (
     UNREPLAYABLE,
     Reading,
@@ -24,6 +25,9 @@ from gangrun.cli.reading import (
 from gangrun.cli.times import steady_now, wall_now
 from gangrun.core.model import RunState
 from gangrun.wire.record import Record, apply, state_of
+
+if TYPE_CHECKING:
+    from gangrun.cli.queue_words import Queue
 
 ASK_EVERY_S = 10.0
 ANEW_AFTER_S = 2.0

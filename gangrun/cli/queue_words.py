@@ -38,14 +38,7 @@ HOLDS = {
     "SPECIAL_EXIT": "it is held after a special exit",
 }
 HELD_BY_OTHERS = frozenset({"JobHeldAdmin"})  # a user's release is refused
-_TOKEN = re.compile(r"(?P<job>[0-9]+)(?:r[0-9]+\.[0-9]+)?")
 _COMMENT = re.compile(r"gr:(?P<run>.+):(?P<seq>[0-9]+)")
-
-
-def job_number(token: str) -> str:
-    """Slurm's number of a job from how a run calls its stay (``12r1.2``); other tokens as they are."""
-    match = _TOKEN.fullmatch(token)
-    return match["job"] if match else token
 
 
 def place_of(comment: str) -> tuple[str, int] | None:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import click
 
@@ -21,13 +22,15 @@ from gangrun.adapters.fs.live import Live, read_counter
 from gangrun.adapters.fs.run_dir import CancelMark, RunDirError, RunPaths, read_cancelled, read_spec
 from gangrun.adapters.local import box
 from gangrun.cli.errors import NO_SUCH_RUN, UNKNOWN, UserError
-from gangrun.cli.queue_words import Queue
 from gangrun.cli.terminal import clean
 from gangrun.core.model import TERMINAL, RunState
 from gangrun.wire import claim as wire_claim
 from gangrun.wire.claim import Claim
 from gangrun.wire.record import Record, RecordError, replay
 from gangrun.wire.spec import RunSpec, SpecError
+
+if TYPE_CHECKING:  # a local run's viewer does not pay for it
+    from gangrun.cli.queue_words import Queue
 
 PATIENCE_S = 5.0
 UNCLAIMED_FOR_S = 60.0  # a run that nobody took up for so long after it was made will not be taken up by itself

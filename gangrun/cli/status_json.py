@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from gangrun.adapters.fs.run_dir import RunPaths
-from gangrun.cli.queue_words import job_number
 from gangrun.cli.reading import Reading, read
 from gangrun.cli.times import WallTimes, wall_now
 from gangrun.cli.truth import truth_of
@@ -49,7 +48,13 @@ def _newest_job(reading: Reading) -> str | None:
         return reading.queue.newest.job
     if reading.owner is not None:
         return reading.owner.job
-    return job_number(reading.state.job) if reading.state is not None else None
+    return _job_number(reading.state.job) if reading.state is not None else None
+
+
+def _job_number(token: str) -> str:
+    """Slurm's number of a job from what a run calls one stay of it (``12r1.2``); another token as it is."""
+    number = token.partition("r")[0]
+    return number if number.isdecimal() else token
 
 
 def _scheduler(reading: Reading) -> dict[str, Any] | None:
@@ -63,7 +68,7 @@ def _scheduler(reading: Reading) -> dict[str, Any] | None:
         "partition": queue.partition or None,
         "silent": queue.silent or None,
         "jobs": [
-            {"job": job.job, "seq": job.seq, "state": job.state or None, "reason": job.reason, "nodes": list(job.nodes),
+            {"job": job.job, "seq": job.seq, "state": job.state or None, "reason": job.reason, "nodes": list(job.nodes), "ended": job.ended,
              "end": job.end_wall, "held": bool(job.held)}
             for job in queue.jobs
         ],
@@ -132,7 +137,7 @@ def _attempt(attempt: AttemptRecord, walls: WallTimes) -> dict[str, Any]:
     running = "running" if attempt.nodes else "starting"
     return {
         "number": attempt.number,
-        "job": job_number(attempt.job),
+        "job": _job_number(attempt.job),
         "nodes": list(attempt.nodes),
         "started": walls.wall(attempt.started),
         "ended": None if attempt.ended is None else walls.wall(attempt.ended),

@@ -19,6 +19,7 @@ ATTEMPTS_SHOWN_COUNT = 6
 EXCLUDED_SHOWN_COUNT = 8
 QUIET_AFTER_S = 15.0  # the supervisor writes every 5 s: three times without is worth a word
 WHERE_CHARS = 32
+FAR_OFF_S = 30 * 86400.0  # a job without a limit ends in a year, as Slurm tells it
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +61,30 @@ def _warnings(status: Mapping[str, Any], look: Look) -> list[str]:
         told.append(
             f"nobody runs it any more: {_owner_words(status)}; gangrun resume {clean(status['run'])} takes it up"
         )
-    elif status["exit_code"] is None and status["last_sign"] and look.now - status["last_sign"] > QUIET_AFTER_S:
+    elif _should_write(status) and look.now - status["last_sign"] > QUIET_AFTER_S:
         told.append(f"its supervisor has written nothing for {span_words(look.now - status['last_sign'])}")
     if status["warning"]:
         told.append(clean(status["warning"]))
+    if scheduler := status["scheduler"]:
+        if scheduler["silent"]:
+            words = f"Slurm does not answer ({clean(scheduler['silent'])})"
+            told.append(f"{words}: what is shown is what the run itself wrote")
     told += [f"journal: {clean(note)}" for note in status["notes"]]
     return told
 
 
+def _should_write(status: Mapping[str, Any]) -> bool:
+    """Is there a supervisor that is expected to write? Not while the run waits for a job."""
+    if status["exit_code"] is not None or not status["last_sign"]:
+        return False
+    scheduler = status["scheduler"]
+    return scheduler is None or bool(scheduler["silent"]) or any(job["nodes"] for job in scheduler["jobs"])
+
+
 def _owner_words(status: Mapping[str, Any]) -> str:
     owner = status["owner"]
+    if status["world"] == "slurm":
+        return "no job of it is left"
     if owner is None:
         return "no process ever took it up"
     return f"process {owner['pid']} on {clean(owner['host'])}, which held it, is gone"
@@ -77,6 +92,8 @@ def _owner_words(status: Mapping[str, Any]) -> str:
 
 def _facts(status: Mapping[str, Any], look: Look) -> list[tuple[str, str]]:
     facts = [("where", _where(status))]
+    if status["job"] is not None:
+        facts.append(("job", _job(status, look)))
     attempts = status["attempts"]
     if attempts:
         since = attempts[0]["started"]
@@ -104,6 +121,26 @@ def _where(status: Mapping[str, Any]) -> str:
     who = f"; supervisor #{supervisor['term']}" if supervisor else ""
     on = f" on {clean(supervisor['node'])}" if supervisor and supervisor["node"] else ""
     return f"{nodes}, {ranks} rank{'' if ranks == 1 else 's'}{who}{on}"
+
+
+def _job(status: Mapping[str, Any], look: Look) -> str:
+    """The newest job, and those before it that are still there."""
+    scheduler = status["scheduler"]
+    if scheduler is None or not scheduler["jobs"]:
+        return clean(status["job"])
+    there = [job for job in scheduler["jobs"] if not job["ended"]] or scheduler["jobs"][-1:]
+    where = f", partition {clean(scheduler['partition'])}" if scheduler["partition"] else ""
+    return "; ".join(_one_job(job, look) for job in there) + where
+
+
+def _one_job(job: Mapping[str, Any], look: Look) -> str:
+    reason = f" ({clean(job['reason'])})" if job["reason"] else ""
+    on = f" on {clean(fold(job['nodes']))}" if job["nodes"] and not job["ended"] else ""
+    until = ""
+    if job["end"] is not None and job["nodes"] and job["end"] - look.now < FAR_OFF_S:
+        word = "since" if job["ended"] else "until at most"
+        until = f", {word} {when_words(job['end'], look.now, look.zone)}"
+    return f"{clean(job['job'])} {clean(job['state'] or 'forgotten by Slurm').lower()}{reason}{on}{until}"
 
 
 def _checkpoint(checkpoint: Mapping[str, Any] | None, look: Look) -> str:

@@ -9,54 +9,43 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import threading
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 from gangrun import processes
-from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import JobClaim, JobClaims, Taken, plain_job
 from gangrun.adapters.fs.journal import JournalReader
-from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, read_cancelled, read_spec, read_submission
+from gangrun.adapters.fs.run_dir import (
+    RunDirError,
+    RunPaths,
+    mark_cancelled,
+    read_cancelled,
+    read_spec,
+    read_submission,
+)
 from gangrun.adapters.local import box
+from gangrun.adapters.slurm.commands import Tools
+from gangrun.adapters.slurm.scheduler import Scheduler, SchedulerSilent
 from gangrun.cli import environment
-from gangrun.cli.job_step import JobStep, Part
+from gangrun.cli.job_owner import EXIT_ELSEWHERE, EXIT_UNUSABLE, JobOwner
 from gangrun.cli.live_view import LiveView
 from gangrun.cli.local_world import live_of
-from gangrun.cli.onlooker import Onlooker
 from gangrun.cli.slurm_world import Allocation, allocation_of
 from gangrun.cli.wiring import clock_of, disk_of
 from gangrun.core.model import TERMINAL, RunState
 from gangrun.core.moves import EXIT_CODES
 from gangrun.core.nodeset import NodesetError
+from gangrun.core.wording import counted
 from gangrun.wire.record import RecordError, replay
-from gangrun.wire.spec import RunSpec, SpecError
+from gangrun.wire.spec import SpecError
 from gangrun.wire.submission import Submission, SubmissionError
 
-EXIT_ELSEWHERE = 75  # not 0: whoever waits for this job by afterok waits for a finished run
 EXIT_CANCELLED = 130
-EXIT_UNUSABLE = 78
-LOOK_EVERY_S = 0.25
-LETS_GO_WITHIN_S = 10.0
-LAST_LOOK_WITHIN_S = 5.0
-
-
-def is_over(state: RunState | None, claim: JobClaim) -> bool:
-    """Does the run want nothing more of this job?"""
-    if state is None:
-        return False
-    ours = state.job == claim.token
-    return state.seq > claim.seq or (ours and (state.leaving or state.phase in TERMINAL))
-
-
-def code_of(state: RunState | None, claim: JobClaim) -> int:
-    """With what the job ends, so that Slurm's word and the run's agree."""
-    if state is not None and state.phase in TERMINAL:
-        return EXIT_CODES[state.phase]
-    return EXIT_ELSEWHERE if is_over(state, claim) else EXIT_UNUSABLE
+ASKED_FOR_S = 60.0  # a Slurm that starts jobs answers, sooner or later
+ASK_EVERY_S = 2.0
 
 
 def srun_options(submission: Submission) -> tuple[str, ...]:
@@ -91,13 +80,21 @@ def main(words: list[str]) -> int:
         return _leave(EXIT_CANCELLED, f"the run was cancelled by {mark.by}: nothing is started")
     state = _last_state(paths, disk)
     seq = place_of(state, allocation.job, found.seq)
-    if state is not None and state.phase in TERMINAL and not disk.exists(paths.machine / f"resume-{seq}.json"):
+    if state is not None and state.phase in TERMINAL and not _is_resumed(paths, disk, seq):
         why = f"nothing is started: the run has ended ({state.phase.value}, {state.reason})"
         return _leave(EXIT_CODES[state.phase], why)
+    if _was_cancelled(paths, disk, state, seq, Scheduler(Tools(variables)), clock.now):
+        mark_cancelled(disk, paths, "scancel of the job before", clock.wall())
+        return _leave(EXIT_CANCELLED, "the job before was cancelled in Slurm, and the run with it: nothing is started")
     taken = _claimed(paths, disk, allocation, seq)
     if isinstance(taken, Taken):
         return _leave(EXIT_ELSEWHERE, f"nothing is started: {taken.why}")
-    return Job(spec, paths, taken, allocation, variables, srun_options(submission), disk, clock).run()
+    view = LiveView(
+        log_of=paths.node_log, live_of=lambda term: live_of(paths, disk, term), wall=clock.wall, out=sys.stdout
+    )
+    view.say(f"run {spec.run}: job {taken.token} on {counted(len(allocation.nodes), 'node')}")
+    options = srun_options(submission)
+    return JobOwner(spec, paths, taken, allocation, variables, options, disk, clock, view).run()
 
 
 def _last_state(paths: RunPaths, disk: Disk) -> RunState | None:
@@ -107,62 +104,39 @@ def _last_state(paths: RunPaths, disk: Disk) -> RunState | None:
         return None  # whoever claims the next term finds out, and says so
 
 
+def _was_cancelled(
+    paths: RunPaths, disk: Disk, state: RunState | None, seq: int, scheduler: Scheduler, now: Callable[[], float]
+) -> bool:
+    """Did somebody scancel the job before, with nobody left to write that down? A job that we ended has a record."""
+    before = JobClaims(paths, disk).holder(seq - 1) if seq > 0 else None
+    if before is None or state is None or state.job != before.token or state.leaving or _is_resumed(paths, disk, seq):
+        return False
+    pause, until = threading.Event(), now() + ASKED_FOR_S
+    while True:
+        try:
+            facts = scheduler.job(before.job)
+        except SchedulerSilent as error:
+            if now() >= until:
+                sys.stderr.write(
+                    f"gangrun: nobody can tell whether job {before.job} was cancelled: {error}; going on\n"
+                )
+                return False
+            pause.wait(ASK_EVERY_S)
+            continue
+        return facts is not None and facts.state == "CANCELLED"
+
+
+def _is_resumed(paths: RunPaths, disk: Disk, seq: int) -> bool:
+    """Has a person asked for this very job? Then what became of the one before does not matter."""
+    return disk.exists(paths.machine / f"resume-{seq}.json")
+
+
 def _claimed(paths: RunPaths, disk: Disk, allocation: Allocation, seq: int) -> JobClaim | Taken:
     me = processes.read_proc(os.getpid())
     assert me is not None
     wish = JobClaim(seq, allocation.job, allocation.restart, allocation.host, me.pid, me.start_ticks)
     claimed = JobClaims(paths, disk).claim(wish)
     return claimed if isinstance(claimed, Taken) else claimed.claim
-
-
-@dataclass(slots=True)
-class Job:
-    """One stay of one job: its step, and what is seen of the run meanwhile."""
-
-    spec: RunSpec
-    paths: RunPaths
-    claim: JobClaim
-    allocation: Allocation
-    variables: dict[str, str]
-    extra: tuple[str, ...]
-    disk: Disk
-    clock: SystemClock
-
-    def run(self) -> int:
-        """Until nothing of it is left to do; the exit code."""
-        view = LiveView(
-            log_of=self.paths.node_log,
-            live_of=lambda term: live_of(self.paths, self.disk, term),
-            wall=self.clock.wall,
-            out=sys.stdout,
-            quiet_ranks=False,
-        )
-        onlooker = Onlooker(self.paths, self.disk, self.clock, view)
-        onlooker.catch_up()
-        steps = JobStep(
-            self.spec, self.paths, self.claim, self.allocation, self.variables, self.extra,
-            over=lambda: is_over(onlooker.state(), steps.claim), say=view.say, disk=self.disk,
-        )  # fmt: skip
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-            # Slurm tells the step too, and what it means is found out there. Not SIG_IGN: srun would inherit that.
-            signal.signal(signum, lambda _number, _frame: None)
-        onlooker.start()
-        view.say(f"run {self.spec.run}: job {self.claim.token} on {len(self.allocation.nodes)} nodes")
-        steps.start()
-        self._stay(steps, onlooker)
-        if not onlooker.leave(LAST_LOOK_WITHIN_S):
-            view.say(f"{self.paths.root} does not answer: the last lines are missing here")
-        return code_of(onlooker.state(), steps.claim)
-
-    def _stay(self, steps: JobStep, onlooker: Onlooker) -> None:
-        pause, give_up_at = threading.Event(), float("inf")
-        while steps.part is not Part.OVER:
-            pause.wait(LOOK_EVERY_S)
-            steps.turn()
-            if give_up_at == float("inf") and is_over(onlooker.state(), steps.claim):
-                give_up_at = self.clock.now() + LETS_GO_WITHIN_S
-            if self.clock.now() >= give_up_at:
-                steps.kill()
 
 
 def _leave(code: int, why: str) -> int:

@@ -6,6 +6,7 @@ It decides nothing about the run. It makes sure that somebody does, and that who
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,7 +15,7 @@ from pathlib import Path
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import Claimed, JobClaim, JobClaims
 from gangrun.adapters.fs.run_dir import RunPaths
-from gangrun.adapters.slurm.commands import Child
+from gangrun.adapters.slurm.commands import Child, Tools
 from gangrun.adapters.slurm.step import Left, Step
 from gangrun.cli import absent
 from gangrun.cli.local_world import process_log
@@ -62,7 +63,7 @@ class JobStep:
     def _launch(self, nodes: tuple[str, ...]) -> None:
         words = step_argv(self.spec, self.paths, self.claim, self.allocation, nodes, self.extra)
         self._heard_count = 0
-        self._step = Step(words, self.variables)
+        self._step = Step(words, self.variables, self.allocation.job, Tools(self.variables))
         self._step.start()
 
     def turn(self) -> None:
@@ -78,20 +79,25 @@ class JobStep:
             if self._resort.poll() is not None:
                 self.part = Part.OVER
 
-    def signal(self, signum: int) -> None:
-        """To whatever runs now."""
+    def interrupt(self) -> None:
+        """Tell every agent to cancel."""
         if self._step is not None and self.part is Part.STEP:
-            self._step.signal(signum)
-        elif self._resort is not None:
-            self._resort.send_signal(signum)
+            self._step.cancel("INT")
 
-    def kill(self) -> None:
-        """Srun waits for a node that is gone until Slurm believes it; nobody else has to."""
+    def leave(self) -> None:
+        """The run is over. Srun waits for a node that is gone until Slurm believes it; nobody else has to."""
         if self._step is not None:
             self._step.kill()
         if self._resort is not None:
-            self._resort.send_signal(9)
+            self._resort.send_signal(signal.SIGKILL)
         self.part = Part.OVER
+
+    def kill(self) -> None:
+        """No more grace: Slurm kills all that the step has, on every node."""
+        if self._step is not None and self.part is Part.STEP:
+            self._step.cancel()
+        elif self._resort is not None:
+            self._resort.send_signal(signal.SIGKILL)
 
     # ---- nodes that are missing ----
 

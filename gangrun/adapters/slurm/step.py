@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gangrun.adapters.slurm.commands import Child
+from gangrun.adapters.slurm.commands import Child, Tools
 from gangrun.core.nodeset import NodesetError, fold, unfold
 
 # What srun takes from its surroundings and would bend our step: a user's habits, or the shape of the batch script's.
@@ -26,6 +26,8 @@ _ERROR = re.compile(r"^srun: error: (?P<nodes>[^\s:]+): tasks? [^:]+: (?P<how>.+
 _UNREACHED = re.compile(r"^srun: error: Task launch for \S+ failed on node (?P<nodes>[^\s:]+): (?P<how>.+)$")
 _QUIET = re.compile(r"^srun: (launch/slurm:|Job step|Force Terminated|Terminating|error: Timed out waiting)")
 LEAVES_WITHIN_S = 10.0
+ASKED_FOR_S = 5.0
+NAME = "gangrun"  # of the step, as squeue --steps shows it
 KEPT_LINES_MAX = 200
 
 
@@ -45,7 +47,7 @@ def argv(shape: Shape, command: Sequence[str]) -> list[str]:
     return [
         "srun", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={fold(shape.nodes)}",
         "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--overlap", "--input=none", "--cpu-bind=none",
-        "--unbuffered", "--open-mode=append", f"--output={shape.output}",
+        f"--job-name={NAME}", "--unbuffered", "--open-mode=append", f"--output={shape.output}",
         *([f"--cpus-per-task={shape.cpus_per_task}"] if shape.cpus_per_task else []),
         *shape.extra,
         *command,
@@ -90,6 +92,8 @@ class Step:
 
     argv: Sequence[str]
     environment: Mapping[str, str]
+    job: str
+    tools: Tools
     hear: Callable[[str], None] = lambda line: None
     left: list[Left] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
@@ -119,11 +123,14 @@ class Step:
             self._pump.join(LEAVES_WITHIN_S)
         return child.poll()
 
-    def signal(self, signum: int) -> None:
-        """To every task. srun hands it on."""
-        if self._child is not None:
-            self._child.send_signal(signum)
+    def cancel(self, signal_name: str = "") -> None:
+        """Slurm sends this to all that the step has, on every node; without a name it ends it: TERM, KillWait, KILL."""
+        shown = self.tools.run(["squeue", "--steps", "--noheader", f"--jobs={self.job}", "--format=%i|%j"], ASKED_FOR_S)
+        rows = (line.strip().split("|", 1) for line in shown.out.splitlines())
+        for step in (row[0] for row in rows if len(row) == 2 and row[1] == NAME):
+            self.tools.run(["scancel", *([f"--signal={signal_name}"] if signal_name else []), step], ASKED_FOR_S)
 
     def kill(self) -> None:
         """Only srun: the wardens live on, until the job ends or their leases do."""
-        self.signal(signal.SIGKILL)
+        if self._child is not None:
+            self._child.send_signal(signal.SIGKILL)

@@ -13,6 +13,7 @@ import pytest
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import RunPaths, read_spec, read_submission
 from gangrun.cli import submitting
+from gangrun.cli.batch_jobs import BatchJobs
 from gangrun.wire.submission import Requeue
 from tests.cli.conftest import Call
 from tests.slurm_parts.scripts import options
@@ -178,7 +179,7 @@ def test_ctrl_c_while_it_is_submitted(tools: Path, home: Path, gangrun: Call, mo
     def interrupted(*_: Any) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(submitting.BatchJobs, "submit", interrupted)
+    monkeypatch.setattr(BatchJobs, "submit", interrupted)
     said = gangrun("submit", "train.py")
     assert said.code == 130
     assert json.loads(the_run(home).cancelled.read_text())["by"].startswith("Ctrl-C")

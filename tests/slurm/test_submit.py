@@ -1,0 +1,156 @@
+"""``gangrun submit`` on a real cluster, as an ordinary user: what Slurm makes of it, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.slurm import reach
+from tests.slurm.cluster import Cluster
+from tests.waiting import until
+
+SUBMIT = [reach.PYTHON, "-m", "gangrun", "submit"]
+HOSTILE = "a 'b' $HOME %j %% ü \"q\" `x` #h"
+SHORT = ["--silence-after", "2", "--fence-after", "15"]
+
+
+@pytest.fixture
+def folder(cluster: Cluster, request: pytest.FixtureRequest) -> Path:
+    """Where the user stands."""
+    path = cluster.folder(f"{request.node.name} {HOSTILE}")
+    (path / "train.py").write_text("print('trained')\n")
+    return path
+
+
+def submit(cluster: Cluster, folder: Path, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    """``gangrun submit WORDS``, however it ends."""
+    return cluster.user_run([*SUBMIT, *SHORT, *words], cwd=folder, check=False, **more)
+
+
+def submitted(cluster: Cluster, folder: Path, *words: str, **more: Any) -> dict[str, Any]:
+    """Its JSON."""
+    done = submit(cluster, folder, "--json", *words, **more)
+    assert done.returncode == 0, done
+    return dict(json.loads(done.stdout))
+
+
+def runs(folder: Path) -> list[Path]:
+    where = folder / "gangrun_runs"
+    return list(where.iterdir()) if where.exists() else []
+
+
+def test_a_run_from_beginning_to_end(cluster: Cluster, folder: Path) -> None:
+    after = [cluster.submit("true", "--hold")]
+    done = submit(cluster, folder, "-N", "2", "--gpus-per-node", "2", "--wait", "train.py", within_s=100)
+    assert done.returncode == 0, (done, cluster.told())
+    assert "SUCCEEDED" in done.stdout
+    (run,) = runs(folder)
+    job = next(line.split()[1] for line in done.stdout.splitlines() if line.strip().startswith("job"))
+    told = cluster.wait_job(job, "COMPLETED")
+    assert told["ExitCode"] == "0:0"
+    logs = [path.read_text() for path in sorted((run / "logs" / "0").iterdir())]
+    assert sum(text.count("trained") for text in logs) == 4
+    assert (run / "logs" / f"job-{job}.out").exists()
+    again = cluster.user_run(["sbatch", run / ".gangrun" / "slurm" / "job-0.sh"])
+    told = cluster.wait_job(again.stdout.split()[-1], "COMPLETED", "FAILED", "CANCELLED")
+    assert told["JobState"] != "CANCELLED", told
+    assert sum(path.read_text().count("trained") for path in (run / "logs" / "0").iterdir()) == 4
+    cluster.tool("scancel", str(after[0]))
+    cluster.assert_clean(10)
+
+
+def test_slurm_is_asked_for_what_was_asked_for(cluster: Cluster, folder: Path) -> None:
+    told = submitted(
+        cluster, folder, "-N", "2", "--spares", "1", "-p", "high,main", "-t", "1:00:00", "-x", "n1", "-w", "n3",
+        "-c", "4", "--mem", "100M", "--gres", "gpu:2", "--sbatch", "hold", "--sbatch", "nice=7", "--exclusive",
+        "train.py",
+    )  # fmt: skip
+    job = cluster.job(told["job"])
+    asked = {
+        "JobName": f"train.{told['run']}", "Comment": f"gr:{told['run']}:0", "NumNodes": "3-3",
+        "Partition": "high,main", "TimeLimit": "01:00:00", "ExcNodeList": "n1", "ReqNodeList": "n3", "CPUs/Task": "4",
+        "MinMemoryNode": "100M",
+        "TresPerNode": "gres:gpu:2", "Nice": "7", "OverSubscribe": "NO", "Requeue": "0", "WorkDir": str(folder),
+        "JobState": "PENDING", "Reason": "JobHeldUser", "NtasksPerN:B:S:C": "1:0:*:*",
+    }  # fmt: skip
+    assert asked == {key: job[key].strip() for key in asked}
+    assert (told["job_state"], told["job_reason"]) == ("PENDING", "JobHeldUser")
+    same = submitted(cluster, folder, "--requeue", "same-job", "--sbatch", "hold", "train.py")
+    assert cluster.job(same["job"])["Requeue"] == "1"
+
+
+def test_what_surrounds_it_does_not_reach_the_job(cluster: Cluster, folder: Path) -> None:
+    """Defaults of a site, and a job around: sbatch would heed both."""
+    around = {
+        "SBATCH_PARTITION": "nowhere", "SBATCH_TIMELIMIT": "1", "SBATCH_EXPORT": "NONE", "SBATCH_ARRAY_INX": "1-3",
+        "SLURM_JOB_ID": "1", "SLURM_NTASKS": "64", "SLURM_GPUS_PER_NODE": "9", "SLURM_STEP_ID": "0", "PMI_RANK": "3",
+        "SUBMITIT_EXECUTOR": "slurm", "MINE": "a  b$", "SLURM_CONF": str(cluster.site.conf),
+    }  # fmt: skip
+    told = submitted(
+        cluster, folder, "--env", "TOKEN=se cret", "--setup", "env -0 >seen", "--setup", "false", "train.py", env=around
+    )
+    job = cluster.wait_job(told["job"], "FAILED")
+    assert (job["Partition"], job["ExitCode"]) == ("main", "3:0")
+    seen = dict(line.partition("=")[::2] for line in (folder / "seen").read_text().split("\0"))
+    assert (seen["MINE"], seen["TOKEN"], seen["SLURM_JOB_ID"]) == ("a  b$", "se cret", told["job"])
+    assert not seen.keys() & {"SBATCH_PARTITION", "PMI_RANK", "SLURM_STEP_ID", "SBATCH_EXPORT", "SUBMITIT_EXECUTOR"}
+    assert seen["SLURM_NTASKS"] == "1"
+    assert (Path(told["directory"]) / ".gangrun" / "setup-failed-0").read_text() == (
+        "the setup line [false] failed (exit code 1)\n"
+    )
+
+
+REFUSED = {
+    "Invalid partition name specified": ["-p", "nowhere"],
+    "Batch job submission failed": ["-N", "20"],  # as EnforcePartLimits
+    "Requested node configuration is not available": ["--gpus-per-node", "99"],
+    "Invalid --time specification": ["-t", "soon"],
+    "ependency": ["-d", "afterok:x"],
+    "unrecognized option": ["--sbatch", "nonsense=1"],
+    "Invalid node name specified": ["-w", "no-such-node"],
+}
+
+
+def test_what_slurm_refuses_leaves_nothing(cluster: Cluster, folder: Path) -> None:
+    cluster.reconfigure(EnforcePartLimits="ALL")
+    for said, words in REFUSED.items():
+        done = submit(cluster, folder, *words, "train.py")
+        assert done.returncode == 4, (words, done)
+        assert "Slurm refused the job: " in done.stderr
+        assert said in done.stderr
+        assert "sbatch:" not in done.stderr
+        assert sorted(path.name for path in folder.iterdir()) == ["train.py"]
+    assert cluster.squeue() == []
+
+
+def test_hosts_without_slurm(cluster: Cluster, folder: Path) -> None:
+    done = cluster.user_run(["env", "PATH=/nowhere", *SUBMIT, "train.py"], cwd=folder, check=False)
+    assert (done.returncode, runs(folder)) == (4, [])
+    assert "there is no sbatch on this host" in done.stderr
+    done = submit(cluster, folder, "train.py", env={"SLURM_CONF": "/nowhere/slurm.conf"})
+    assert (done.returncode, runs(folder)) == (4, [])
+    assert "Slurm refused the job" in done.stderr
+
+
+def test_sbatch_that_failed_and_did_submit(cluster: Cluster, folder: Path) -> None:
+    words = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+    cluster.order("sbatch", f'"$real" "$@" >/dev/null; echo {shlex.quote(words)} >&2; exit 1', times=1)
+    told = submitted(cluster, folder, "--sbatch", "hold", "train.py")
+    (row,) = cluster.squeue()
+    assert (row["id"], row["comment"]) == (told["job"], f"gr:{told['run']}:0")
+    assert len(runs(folder)) == 1
+
+
+def test_ctrl_c_while_sbatch_hangs(cluster: Cluster, folder: Path) -> None:
+    cluster.hang("sbatch", times=1)
+    started = cluster.popen([*SUBMIT, "train.py"], cwd=folder)
+    until(lambda: cluster.calls("sbatch"), 20, "sbatch was called")
+    cluster.kill_on("login", "gangrun submit", 2)
+    until(lambda: started.poll() is not None, 20, "it has left")
+    (run,) = runs(folder)
+    assert (run / "cancelled").exists()

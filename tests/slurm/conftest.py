@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.slurm.cluster import Cluster, running
+from tests.slurm.harness import Run
 from tests.slurm.place import missing
 
 
@@ -32,3 +33,9 @@ def cluster(standing_cluster: Cluster) -> Iterator[Cluster]:
         yield standing_cluster
     finally:
         standing_cluster.reset()
+
+
+@pytest.fixture
+def run(cluster: Cluster, request: pytest.FixtureRequest) -> Run:
+    """A user in a new folder, who has submitted nothing yet."""
+    return Run(cluster, request.node.name)

@@ -1,0 +1,245 @@
+"""A run on the test cluster, driven as its user drives it: the command line, sbatch, files. No part of it is replaced.
+
+``Run`` has what a test asks of gangrun, ``cluster`` what it asks of Slurm and how hosts are broken.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Any, NamedTuple
+
+from tests.slurm import reach
+from tests.slurm.cluster import Cluster
+from tests.waiting import until
+
+GANGRUN = [reach.PYTHON, "-m", "gangrun"]
+TINY = reach.ROOT / "tests" / "contract" / "tiny_dcp"
+PAYLOAD = "__0_0.distcp"
+SHORT = ("--silence-after", "2", "--fence-after", "15")
+OVER = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
+LOOK_AGAIN_S = 1.5
+
+# A gang without torch: every rank steps until all files of the step are there, as a collective would make it. The
+# clock is one for all hosts of the cluster, so that the lines of all ranks can be put in order.
+STEPPER = """
+import os, shutil, signal, sys, time
+from pathlib import Path
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+attempt, host = int(os.environ["GANGRUN_ATTEMPT"]), os.uname().nodename
+folder, steps, pace, every = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
+meet, saves = folder / f"attempt-{attempt}", folder / "saves"
+meet.mkdir(parents=True, exist_ok=True)
+start = int(os.environ.get("GANGRUN_RESUME_STEP") or 0)
+def hook(step): pass
+exec(os.environ.get("HOOK", ""))
+(meet / f"up.{rank}").touch()
+for step in range(start, steps):
+    hook(step)
+    (meet / f"{step}.{rank}").touch()
+    while not all((meet / f"{step}.{r}").exists() for r in range(world)):
+        time.sleep(0.01)
+    with open(folder / f"rank-{rank}.log", "a", buffering=1) as log:
+        log.write(f"{attempt} {step} {time.monotonic()} {os.getpid()} {host}\\n")
+    print(f"step {step}", flush=True)
+    done = step + 1
+    if rank == 0 and every and done % every == 0 and not (saves / f"step-{done}").exists():
+        shutil.rmtree(saves / "unfinished", ignore_errors=True)
+        shutil.copytree(os.environ["TINY"], saves / "unfinished")
+        (saves / "unfinished").rename(saves / f"step-{done}")
+    time.sleep(pace)
+"""
+
+
+class Row(NamedTuple):
+    """A step that a rank completed, as it wrote it down itself."""
+
+    at: float
+    attempt: int
+    step: int
+    rank: int
+    pid: int
+    host: str
+
+
+class Run:
+    """One run and the folder in which its user stands."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self.cluster = cluster
+        self.folder = cluster.folder(name)
+        self.steps = self.folder / "steps"
+        self.saves = self.steps / "saves"
+        self.id = ""
+        self.root = self.folder
+        self._known: tuple[object, ...] = ()
+
+    # ---- doing, as the user ----
+
+    def gangrun(self, *words: str | Path, check: bool = True, **more: Any) -> str:
+        """Any command of gangrun's to its end; what it printed."""
+        done = self.cluster.user_run([*GANGRUN, *words], cwd=self.folder, check=False, **more)
+        assert not check or done.returncode == 0, (
+            f"{words}: {done.returncode}: {done.stdout}{done.stderr}\n{self.told()}"
+        )
+        return done.stdout
+
+    def script(self, text: str, name: str = "train.py") -> Path:
+        """A script in the user's folder."""
+        path = self.folder / name
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    def submit(self, *words: str | Path, env: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """``gangrun submit --json`` with short times; what it printed."""
+        told: dict[str, Any] = json.loads(self.gangrun("submit", "--json", *SHORT, *words, env=env))
+        self.id, self.root = told["run"], Path(told["directory"])
+        return told
+
+    def step(
+        self, nodes: int, ranks: int, *options: str, steps: int = 40, pace: float = 0.1, every: int = 0, hook: str = ""
+    ) -> dict[str, Any]:
+        """Submit the gang without torch. With ``every``, rank 0 leaves a checkpoint each so many steps."""
+        self.steps.mkdir(exist_ok=True)
+        self.saves.mkdir(exist_ok=True)
+        for path in (self.steps, self.saves):
+            os.chown(path, self.cluster.site.uid, self.cluster.site.uid)
+        saved = ["--checkpoint-dir", str(self.saves)] if every else []
+        return self.submit(
+            "-N", str(nodes), "--nproc-per-node", str(ranks), *saved, *options,
+            self.script(STEPPER), self.steps, str(steps), str(pace), str(every),
+            env={"HOOK": textwrap.dedent(hook), "TINY": str(TINY)},
+        )  # fmt: skip
+
+    def kill_rank(self, rank: int, number: int = signal.SIGKILL) -> None:
+        """A signal to the newest process of a rank."""
+        os.kill(self.ranks()[rank][1], number)
+
+    def tear_newest(self) -> int:
+        """Half of the newest checkpoint's payload is gone; its step."""
+        step = max(self.saved())
+        payload = self.saves / f"step-{step}" / PAYLOAD
+        payload.write_bytes(payload.read_bytes()[: payload.stat().st_size // 2])
+        return step
+
+    # ---- seeing: gangrun ----
+
+    def status(self) -> dict[str, Any]:
+        """``gangrun status --json``."""
+        found: dict[str, Any] = json.loads(self.gangrun("status", self.id, "--json"))
+        return found
+
+    def _traces(self) -> tuple[object, ...]:
+        """Changes whenever the journal or a rank's log does: asking gangrun costs half a second of a core."""
+        files = [*self.root.glob(".gangrun/journal/*"), *self.steps.glob("rank-*.log")]
+        return tuple((path.name, path.stat().st_size) for path in sorted(files))
+
+    def wait(
+        self, what: str, condition: Callable[[dict[str, Any]], object], deadline_s: float = 60.0
+    ) -> dict[str, Any]:
+        """The status, once it fulfils a condition; a run that is over is not waited for any longer."""
+        asked_at, known, seen = [float("-inf")], [()], [dict[str, Any]()]
+
+        def look() -> bool:
+            now, traces = monotonic(), self._traces()
+            if traces == known[0] and now < asked_at[0] + LOOK_AGAIN_S:
+                return False
+            seen[0] = self.status()
+            asked_at[0], known[0] = monotonic(), traces  # type: ignore[assignment]
+            over = seen[0]["state"] in OVER
+            assert not over or condition(seen[0]), f"the run ended before there was {what}\n{self.told()}\n{seen[0]}"
+            return bool(condition(seen[0]))
+
+        until(look, deadline_s, lambda: f"{what}, but: {seen[0]}\n{self.told()}")
+        return seen[0]
+
+    def end(self, state: str = "SUCCEEDED", deadline_s: float = 90.0) -> dict[str, Any]:
+        """The status once the run is over, which must be so."""
+        return self.wait(f"the end {state}", lambda status: status["state"] == state, deadline_s)
+
+    def explain(self) -> str:
+        """``gangrun explain``, each run of blanks as one."""
+        return " ".join(self.gangrun("explain", self.id).split())
+
+    def saved(self) -> list[int]:
+        """Steps of the checkpoints that are there."""
+        return sorted(int(path.name.removeprefix("step-")) for path in self.saves.glob("step-*"))
+
+    # ---- seeing: the ranks ----
+
+    def rows(self) -> list[Row]:
+        """All steps of all ranks, in the order of time."""
+        found = []
+        for path in self.steps.glob("rank-*.log"):
+            rank = int(path.stem.removeprefix("rank-"))
+            for line in path.read_text().splitlines():
+                attempt, step, at, pid, host = line.split()
+                found.append(Row(float(at), int(attempt), int(step), rank, int(pid), host))
+        return sorted(found)
+
+    def wait_for_step(self, step: int, attempt: int = 0, deadline_s: float = 60.0) -> Row:
+        """Until some rank has done ``step`` in ``attempt`` or a later one."""
+
+        def found() -> list[Row]:
+            return [row for row in self.rows() if row.attempt >= attempt and row.step >= step]
+
+        return until(found, deadline_s, lambda: f"step {step} of attempt {attempt}\n{self.told()}")[0]
+
+    def ranks(self) -> dict[int, tuple[str, int]]:
+        """Rank -> (host, pid on this machine) of the processes that train, on hosts that are on."""
+        found = {}
+        for host in self.cluster.names:
+            if not self.cluster.room.is_on(host):
+                continue
+            for process in self.cluster.processes_on(host, r"train\.py"):
+                variables = _environment(process.pid)
+                if "RANK" in variables and variables.get("GANGRUN_RUN") == self.id:
+                    found[int(variables["RANK"])] = (host, process.pid)
+        return found
+
+    def host_of(self, rank: int) -> str:
+        """Where a rank did its newest step."""
+        return next(row.host for row in reversed(self.rows()) if row.rank == rank)
+
+    # ---- seeing: Slurm ----
+
+    def jobs(self) -> list[dict[str, str]]:
+        """What Slurm says of each job of the run that it remembers, the first one first."""
+        lines = self.cluster.tool("squeue", "--noheader", "--states=all", "--format=%A %k").splitlines()
+        ids = sorted({int(line.split()[0]) for line in lines if line.split()[-1].startswith(f"gr:{self.id}:")})
+        return [found for job in ids if (found := self.cluster.job(job))]
+
+    def told(self) -> str:
+        """All logs' ends, for a failing test."""
+        places = ("logs/job-*", ".gangrun/processes-*", ".gangrun/jobs/*", ".gangrun/setup-failed-*")
+        files = [path for place in places for path in sorted(self.root.glob(place)) if path.is_file()]
+        texts = [f"--- {path.name}\n{path.read_text(errors='replace')[-3000:]}" for path in files]
+        rows = "\n".join(map(str, self.rows()[-5:]))
+        jobs = "\n".join(str({key: job.get(key) for key in JOB_FACTS}) for job in self.jobs())
+        return "\n".join([*texts, "--- steps", rows, "--- jobs", jobs, str(self.cluster.nodes())])
+
+
+JOB_FACTS = ("JobId", "JobState", "Reason", "ExitCode", "Restarts", "NodeList", "BatchHost", "ExcNodeList", "StartTime",
+             "EndTime", "Comment", "Dependency")  # fmt: skip
+
+
+def attempts_that_stepped(rows: Sequence[Row]) -> list[int]:
+    """Never two gangs: no rank did a step of an older attempt after any rank's first step of a newer one."""
+    newest = -1
+    for row in rows:
+        assert row.attempt >= newest, f"{row} came after attempt {newest} began"
+        newest = row.attempt
+    return sorted({row.attempt for row in rows})
+
+
+def _environment(pid: int) -> dict[str, str]:
+    try:
+        words = Path(f"/proc/{pid}/environ").read_bytes().decode("utf-8", "replace").split("\0")
+    except OSError:
+        return {}
+    return dict(word.partition("=")[::2] for word in words)

@@ -1,4 +1,7 @@
-"""``gangrun cancel``: end a run for good (room: cli). The mark first, then the owner; see ``steering``."""
+"""``gangrun cancel``: end a run for good (room: cli). The mark first, then whoever holds the run.
+
+Next: ``steering`` for an owner on one box, ``cancel_jobs`` for jobs in Slurm.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import click
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import mark_cancelled
-from gangrun.cli.errors import DONE, UNKNOWN, UserError
+from gangrun.cli.errors import DONE, SLURM, UNKNOWN, UserError
 from gangrun.cli.finding import find
 from gangrun.cli.options import asks, echo_json, json_option, run_argument, runs_dir_option, user_name
 from gangrun.cli.reading import Reading, read
@@ -15,6 +18,7 @@ from gangrun.cli.status_json import SCHEMA, status_of
 from gangrun.cli.steering import Told, tell_owner, wait_for_end
 from gangrun.cli.terminal import clean
 from gangrun.cli.times import wall_now
+from gangrun.cli.truth import truth_of
 
 SLACK_S = 30.0  # beyond the run's own grace periods
 
@@ -22,14 +26,18 @@ SLACK_S = 30.0  # beyond the run's own grace periods
 @click.command("cancel")
 @run_argument
 @click.option("--wait/--no-wait", "waits", default=True, help="Stay until all ranks are down (default), or only ask.")
+@click.option("--now", is_flag=True, help="On Slurm: scancel what runs too, without an orderly stop.")
 @click.option("--timeout", metavar="TIME", help="Wait no longer than this (default: the run's own grace, and some).")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask, even without RUN.")
 @json_option
 @runs_dir_option
-def command(run: str | None, waits: bool, timeout: str | None, yes: bool, as_json: bool, runs_dir: str | None) -> int:
+def command(
+    run: str | None, waits: bool, now: bool, timeout: str | None, yes: bool, as_json: bool, runs_dir: str | None
+) -> int:
     """End a run for good: all ranks are stopped in order, and nothing starts again by itself.
 
-    A script that asked for it may save a checkpoint first. `gangrun resume` takes a cancelled run up again.
+    A script that asked for it may save a checkpoint first. On Slurm the run's jobs are cancelled too: those that wait
+    at once, one that runs when its ranks are down. `gangrun resume` takes a cancelled run up again.
     """
     timeout_s = None if timeout is None else _span(timeout)
     paths = find(run, runs_dir, steering=True)
@@ -39,6 +47,15 @@ def command(run: str | None, waits: bool, timeout: str | None, yes: bool, as_jso
     if reading.ended:
         return _say(reading, f"{reading.spec.run} has ended already", as_json=as_json)
     first = mark_cancelled(Disk(), paths, f"{user_name()} (gangrun cancel)", wall_now())
+    if reading.spec.world == "slurm":
+        return _in_slurm(reading, timeout_s, waits=waits, now=now, as_json=as_json)
+    if now:
+        raise UserError("usage", "--now is for runs on Slurm", "gangrun run is stopped at once by a second Ctrl-C")
+    return _on_this_box(reading, timeout_s, first=first, waits=waits, as_json=as_json)
+
+
+def _on_this_box(reading: Reading, timeout_s: float | None, *, first: bool, waits: bool, as_json: bool) -> int:
+    paths = reading.paths
     told = tell_owner(reading, again=not first)
     if told is Told.NOBODY:
         words = "nobody runs it, so there was nothing to stop; it is marked, and nothing starts it again by itself"
@@ -55,6 +72,36 @@ def command(run: str | None, waits: bool, timeout: str | None, yes: bool, as_jso
         return _say(last, f"{last.spec.run}: its owner is gone, and all ranks with it", as_json=as_json)
     hint = f"gangrun status {last.spec.run} shows how it goes; the cancel stands"
     raise UserError("not yet", f"{last.spec.run} has not ended in time", hint, UNKNOWN)
+
+
+def _in_slurm(reading: Reading, timeout_s: float | None, *, waits: bool, now: bool, as_json: bool) -> int:
+    from gangrun.cli.cancel_jobs import CancelJobs, NotEnded
+
+    run = clean(reading.spec.run)
+
+    def say(sentence: str) -> None:
+        if not as_json:
+            click.echo(f"gangrun: {clean(sentence)}", err=True)
+
+    cancel = CancelJobs(reading, _patience_s(reading), now=now, say=say)
+    try:
+        if waits:
+            last = cancel.until_none(timeout_s)
+            return _say(last, f"{run} has ended" if cancel.cancelled or last.ended else _nobody(run), as_json=as_json)
+        _, left = cancel.ask_once()
+    except NotEnded as error:
+        hint = f"the cancel stands, and no job of it starts anything any more; gangrun cancel {run}"
+        hint += " again when Slurm answers" if error.silent else " --now ends what is left without an orderly stop"
+        kind, code = ("slurm", SLURM) if error.silent else ("not yet", UNKNOWN)
+        raise UserError(kind, str(error), hint, code) from error
+    last = read(reading.paths, slurm=True)
+    if left:
+        return _say(last, f"{run} is asked to stop; its supervisor ends job {left[-1].job}", as_json=as_json)
+    return _say(last, f"{run}: its jobs are cancelled" if cancel.cancelled else _nobody(run), as_json=as_json)
+
+
+def _nobody(run: str) -> str:
+    return f"{run}: no job of it was left, so there was nothing to stop; it is marked, and nothing starts it again"
 
 
 def _span(text: str) -> float:
@@ -81,8 +128,7 @@ def _say(reading: Reading, words: str, *, as_json: bool) -> int:
     if as_json:
         echo_json({"schema": SCHEMA, "message": words, "status": status_of(reading, wall_now())})
     else:
-        state = (
-            f": {reading.state.phase.value}, {clean(reading.state.reason)}" if reading.ended and reading.state else ""
-        )
-        click.echo(clean(words) + state)
+        truth = truth_of(reading, wall_now())
+        ended = reading.ended or (truth.ended and reading.queue is not None)
+        click.echo(clean(words) + (f": {truth.state}, {clean(truth.reason)}" if ended else ""))
     return DONE

@@ -35,10 +35,13 @@ QUIET_AFTER_S = 15.0  # a supervisor that lives writes every 5 s
 
 
 class Follower:
-    """One run, looked at as often as you like. ``curious``: about its jobs too while a supervisor writes."""
+    """One run, looked at as often as you like.
 
-    def __init__(self, paths: RunPaths, *, curious: bool = False, ask_every_s: float = ASK_EVERY_S) -> None:
-        self._paths, self._disk, self._curious, self._ask_every_s = paths, Disk(), curious, ask_every_s
+    ``curious``: about its jobs too while a supervisor writes; ``slurm=False``: whoever looks asks Slurm himself.
+    """
+
+    def __init__(self, paths: RunPaths, *, curious: bool = False, slurm: bool = True) -> None:
+        self._paths, self._disk, self._curious, self._slurm = paths, Disk(), curious, slurm
         self._spec = spec_of(paths, self._disk)
         self._journal = JournalFollower(paths, self._disk, newest_only=True)
         self._plain: dict[str, object] | None = None
@@ -51,7 +54,7 @@ class Follower:
     def look(self) -> Reading:
         """The run as it is now. Of its records only those that a status needs are kept."""
         reading = self._read()
-        if not concerns_slurm(reading):
+        if not self._slurm or not concerns_slurm(reading):
             return reading
         if self._queue is not None and reading.records[-1:] != self._known:
             self._queue = None  # the journal knows more by now
@@ -59,7 +62,7 @@ class Follower:
         if steady_now() >= self._ask_at and (self._curious or _is_quiet(reading)):
             self._queue = ask_slurm(reading)
             self._asked_at = steady_now()
-            self._ask_at = self._asked_at + self._ask_every_s
+            self._ask_at = self._asked_at + ASK_EVERY_S
             reading = self._read()
             self._known = reading.records[-1:]
         return reading if self._queue is None else with_queue(reading, self._queue)

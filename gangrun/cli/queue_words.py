@@ -56,6 +56,7 @@ class RunJob:
     state: str = ""
     reason: str = ""
     nodes: tuple[str, ...] = ()
+    partition: str = ""
     dependency: str = ""
     end_wall: float | None = None
     ended: bool = False
@@ -88,7 +89,6 @@ class Queue:
     jobs: tuple[RunJob, ...] = ()
     silent: str = ""
     stopped: str = ""  # why a batch script ended before it began
-    partition: str = ""  # as asked for; "": the site's default
 
     @property
     def waiting(self) -> tuple[RunJob, ...]:

@@ -8,6 +8,7 @@ Imported late, as it brings the modules that start Slurm's tools. Next: ``queue_
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from gangrun.adapters.fs.disk import Disk
@@ -16,6 +17,7 @@ from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, read_submission
 from gangrun.adapters.slurm.scheduler import JobFacts, Scheduler, SchedulerRefused, SchedulerSilent
 from gangrun.cli import environment
 from gangrun.cli.queue_words import Queue, RunJob, in_order, place_of
+from gangrun.cli.reading import Reading
 from gangrun.cli.slurm_asking import scheduler_of, tools_of
 from gangrun.wire.submission import SubmissionError
 
@@ -24,34 +26,63 @@ NOTE_CHARS = 500
 _SLURMS_OWN = re.compile(r"^.*(?:Error running slurm prolog|\*\*\* (?:JOB|STEP) .* CANCELLED AT ).*$", re.MULTILINE)
 
 
+def slurm() -> Scheduler:
+    """Slurm as this user's commands ask it."""
+    return scheduler_of(tools_of(environment.all_variables()))
+
+
 def ask(paths: RunPaths, run: str, owner: JobClaim | None, scheduler: Scheduler | None = None) -> Queue:
     """All jobs of the run that Slurm remembers, or why that cannot be known."""
-    scheduler = scheduler or scheduler_of(tools_of(environment.all_variables()))
+    scheduler = scheduler or slurm()
     try:
-        submission = read_submission(Disk(), paths)
+        name = read_submission(Disk(), paths).job_name
     except RunDirError as error:  # it runs in an allocation that a user holds
         if owner is None:
             return Queue(silent=str(error))
-        submission = None
+        name = ""
     except SubmissionError as error:
         return Queue(silent=str(error))
     try:
-        named = () if submission is None else scheduler.jobs_named(submission.job_name)
-        jobs = [_job(facts, place[1]) for facts in named if (place := place_of(facts.comment)) and place[0] == run]
-        if owner is not None and owner.job not in {job.job for job in jobs} and owner.job.isdecimal():
-            jobs.append(_held(scheduler.job(owner.job), run, owner))
+        found = scheduler.jobs_named(name) if name else ()
+        if owner is not None and owner.job.isdecimal() and owner.job not in {facts.job for facts in found}:
+            held = scheduler.job(owner.job)
+            found = (*found, held) if held is not None else found
     except (SchedulerSilent, SchedulerRefused) as error:
         return Queue(silent=str(error))
+    return queue_of(paths, run, owner, found)
+
+
+def queue_of_each() -> Callable[[Reading], Queue]:
+    """For many runs by one question."""
+    try:
+        mine = slurm().mine()
+    except (SchedulerSilent, SchedulerRefused) as error:
+        silent = Queue(silent=str(error))
+        return lambda reading: silent
+    return lambda reading: queue_of(reading.paths, reading.spec.run, reading.owner, mine)
+
+
+def queue_of(paths: RunPaths, run: str, owner: JobClaim | None, found: Iterable[JobFacts]) -> Queue:
+    """The run's own among them, and its owner's, which Slurm may have forgotten."""
+    jobs = []
+    for facts in found:
+        place = place_of(facts.comment)
+        if place is not None and place[0] == run:
+            jobs.append(_job(facts, place[1]))
+        elif owner is not None and facts.job == owner.job:
+            jobs.append(_job(facts, None))
+    if owner is not None and owner.job.isdecimal() and owner.job not in {job.job for job in jobs}:
+        jobs.append(RunJob(job=owner.job, seq=owner.seq, ended=True))
     ordered = list(in_order(tuple(jobs)))
     if ordered and ordered[-1].ended:
         ordered[-1] = replace(ordered[-1], last_words=_last_words(paths, ordered[-1].job))
-    return Queue(tuple(ordered), stopped=_stopped(paths), partition=submission.partition if submission else "")
+    return Queue(tuple(ordered), stopped=_stopped(paths))
 
 
 def run_of(job: str) -> str:
     """The run whose job this is, by its comment; "" where Slurm does not know, or does not answer."""
     try:
-        facts = scheduler_of(tools_of(environment.all_variables())).job(job)
+        facts = slurm().job(job)
     except (SchedulerSilent, SchedulerRefused):
         return ""
     place = place_of(facts.comment) if facts is not None else None
@@ -60,17 +91,9 @@ def run_of(job: str) -> str:
 
 def _job(facts: JobFacts, seq: int | None) -> RunJob:
     return RunJob(
-        job=facts.job, seq=seq, state=facts.state, reason=facts.reason.replace(" ", "_"), nodes=facts.nodes,
+        job=facts.job, seq=seq, state=facts.state, reason=facts.reason, nodes=facts.nodes, partition=facts.partition,
         dependency=facts.dependency, end_wall=facts.end_wall, ended=facts.ended,
     )  # fmt: skip
-
-
-def _held(facts: JobFacts | None, run: str, owner: JobClaim) -> RunJob:
-    """The job that holds the run, under another name; one that Slurm has forgotten is over."""
-    if facts is None:
-        return RunJob(job=owner.job, seq=owner.seq, ended=True)
-    place = place_of(facts.comment)
-    return _job(facts, place[1] if place and place[0] == run else None)
 
 
 def _last_words(paths: RunPaths, job: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.cli.errors import UserError
 from gangrun.cli.finding import entries_of, find
 from gangrun.cli.options import echo_json, json_option, look_now, run_argument, runs_dir_option
-from gangrun.cli.reading import read
+from gangrun.cli.reading import Reading, concerns_slurm, read, with_queue
 from gangrun.cli.status_json import SCHEMA, status_of
 from gangrun.cli.status_view import overview, page, unreadable
 from gangrun.cli.terminal import clean
@@ -61,7 +62,7 @@ def command(run: str | None, all_runs: bool, watch: bool, as_json: bool, runs_di
 def _all(runs_dir: str | None, as_json: bool) -> int:
     entries = entries_of(runs_dir)
     shown = entries if as_json else entries[:SHOWN_COUNT]
-    statuses = [_status_or_why(entry) for entry in shown]
+    statuses = _statuses(shown)
     if as_json:
         echo_json({"schema": SCHEMA, "runs": statuses})
         return 0
@@ -74,9 +75,23 @@ def _all(runs_dir: str | None, as_json: bool) -> int:
     return 0
 
 
-def _status_or_why(entry: IndexEntry) -> dict[str, Any]:
+def _statuses(entries: Sequence[IndexEntry]) -> list[dict[str, Any]]:
+    """Slurm is asked once for all runs, and those that this concerns are read anew: a journal's word is newer."""
+    found = [_read_or_why(entry) for entry in entries]
+    if any(isinstance(one, Reading) and concerns_slurm(one) for one in found):
+        from gangrun.cli.run_jobs import queue_of_each
+
+        queue = queue_of_each()
+        for k, one in enumerate(found):
+            if isinstance(one, Reading) and concerns_slurm(one):
+                again = _read_or_why(entries[k])
+                found[k] = with_queue(again, queue(again)) if isinstance(again, Reading) else again
+    return [status_of(one, wall_now()) if isinstance(one, Reading) else one for one in found]
+
+
+def _read_or_why(entry: IndexEntry) -> Reading | dict[str, Any]:
     try:
-        return status_of(read(RunPaths(Path(entry.path))), wall_now())
+        return read(RunPaths(Path(entry.path)))
     except UserError as error:
         why = error.message
     except OSError as error:

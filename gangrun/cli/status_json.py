@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.cli.reading import Reading, read
@@ -17,6 +17,9 @@ from gangrun.cli.times import WallTimes, wall_now
 from gangrun.cli.truth import truth_of
 from gangrun.core.model import AttemptRecord, CheckpointRef, RunState
 from gangrun.core.nodeset import natural_sort
+
+if TYPE_CHECKING:
+    from gangrun.cli.queue_words import RunJob
 
 SCHEMA = 1
 
@@ -65,14 +68,23 @@ def _scheduler(reading: Reading) -> dict[str, Any] | None:
     return {
         "state": newest.state or None if newest else None,
         "reason": newest.reason if newest else "",
-        "partition": queue.partition or None,
         "silent": queue.silent or None,
-        "jobs": [
-            {"job": job.job, "seq": job.seq, "state": job.state or None, "reason": job.reason, "nodes": list(job.nodes), "ended": job.ended,
-             "end": job.end_wall, "held": bool(job.held)}
-            for job in queue.jobs
-        ],
-    }  # fmt: skip
+        "jobs": [_job(job) for job in queue.jobs],
+    }
+
+
+def _job(job: RunJob) -> dict[str, Any]:
+    return {
+        "job": job.job,
+        "seq": job.seq,
+        "state": job.state or None,
+        "reason": job.reason,
+        "nodes": list(job.nodes),
+        "partition": job.partition or None,
+        "end": job.end_wall,
+        "ended": job.ended,
+        "held": bool(job.held),
+    }
 
 
 def _skeleton(reading: Reading) -> dict[str, Any]:

@@ -65,10 +65,9 @@ def _warnings(status: Mapping[str, Any], look: Look) -> list[str]:
         told.append(f"its supervisor has written nothing for {span_words(look.now - status['last_sign'])}")
     if status["warning"]:
         told.append(clean(status["warning"]))
-    if scheduler := status["scheduler"]:
-        if scheduler["silent"]:
-            words = f"Slurm does not answer ({clean(scheduler['silent'])})"
-            told.append(f"{words}: what is shown is what the run itself wrote")
+    if (scheduler := status["scheduler"]) and scheduler["silent"]:
+        words = f"Slurm does not answer ({clean(scheduler['silent'])})"
+        told.append(f"{words}: what is shown is what the run itself wrote")
     told += [f"journal: {clean(note)}" for note in status["notes"]]
     return told
 
@@ -129,8 +128,7 @@ def _job(status: Mapping[str, Any], look: Look) -> str:
     if scheduler is None or not scheduler["jobs"]:
         return clean(status["job"])
     there = [job for job in scheduler["jobs"] if not job["ended"]] or scheduler["jobs"][-1:]
-    where = f", partition {clean(scheduler['partition'])}" if scheduler["partition"] else ""
-    return "; ".join(_one_job(job, look) for job in there) + where
+    return "; ".join(_one_job(job, look) for job in there)
 
 
 def _one_job(job: Mapping[str, Any], look: Look) -> str:
@@ -140,7 +138,8 @@ def _one_job(job: Mapping[str, Any], look: Look) -> str:
     if job["end"] is not None and job["nodes"] and job["end"] - look.now < FAR_OFF_S:
         word = "since" if job["ended"] else "until at most"
         until = f", {word} {when_words(job['end'], look.now, look.zone)}"
-    return f"{clean(job['job'])} {clean(job['state'] or 'forgotten by Slurm').lower()}{reason}{on}{until}"
+    where = f", partition {clean(job['partition'])}" if job["partition"] else ""
+    return f"{clean(job['job'])} {clean(job['state'] or 'forgotten by Slurm').lower()}{reason}{on}{until}{where}"
 
 
 def _checkpoint(checkpoint: Mapping[str, Any] | None, look: Look) -> str:

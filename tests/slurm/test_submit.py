@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -132,9 +133,14 @@ def test_hosts_without_slurm(cluster: Cluster, folder: Path) -> None:
     done = cluster.user_run(["env", "PATH=/nowhere", *SUBMIT, "train.py"], cwd=folder, check=False)
     assert (done.returncode, runs(folder)) == (4, [])
     assert "there is no sbatch on this host" in done.stderr
-    done = submit(cluster, folder, "train.py", env={"SLURM_CONF": "/nowhere/slurm.conf"})
-    assert (done.returncode, runs(folder)) == (4, [])
-    assert "Slurm refused the job" in done.stderr
+    conf = folder / "slurm.conf"
+    conf.write_text(
+        re.sub(r"SlurmctldHost=ctl\(.*\)", "SlurmctldHost=ctl(127.0.0.1)", cluster.site.conf.read_text())
+        + "MessageTimeout=1\n"
+    )
+    done = submit(cluster, folder, "train.py", env={"SLURM_CONF": str(conf)})
+    assert (done.returncode, runs(folder)) == (4, []), done
+    assert "Unable to contact slurm controller (connect failure)" in done.stderr
 
 
 def test_sbatch_that_failed_and_did_submit(cluster: Cluster, folder: Path) -> None:

@@ -25,6 +25,7 @@ from tests.slurm.site import NODES, USER, Site
 from tests.waiting import until
 
 FIELD = re.compile(r"(?:^|\s)([A-Z][A-Za-z/:_]*)=(.*?)(?=\s[A-Z][A-Za-z/:_]*=|\s*$)", re.DOTALL)
+NO_SRUN = r"^(?!\S*srun |.*/slurm_script)"
 NOISE = re.compile(r"PMIx|mpi/pmix|part_data_create|No parameter for mcs|mcs: MCS|SchedulerParameters=")
 LEFT = ("CANCELLED", "COMPLETED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE")
 
@@ -329,19 +330,25 @@ class Cluster:
         self._started = [one for one in self._started if one.poll() is None]
 
     def _empty(self) -> None:
+        """Tasks die before their srun, or slurmstepd would look for it for seconds; a job left without any is over."""
+        rounds = 0
+
         def gone() -> bool:
-            jobs = self.squeue()
-            if jobs:
-                self.tool("scancel", *(row["id"] for row in jobs), check=False)
+            nonlocal rounds
+            rounds += 1
             for name in self.room.hosts:
-                self.kill_on(name, "")
+                self.kill_on(name, "" if rounds > 6 else NO_SRUN)
+            jobs = self.squeue()
+            stay = [row["id"] for row in jobs if rounds > 20 or row["state"] not in {"RUNNING", "COMPLETING"}]
+            if stay:
+                self.tool("scancel", *stay, check=False)
             return not jobs
 
         until(gone, 60, lambda: f"no jobs, but: {self.squeue()}\n{self.told()}")
 
     def told(self) -> str:
         """What helps to understand a failure: the ends of all logs."""
-        logs = [log for log in sorted((self.base / "log").iterdir()) if log.stat().st_size]
+        logs = sorted((self.base / "log").glob("*.log")) or sorted((self.base / "log").glob("*.out"))
         told = []
         for log in logs:
             lines = [line for line in log.read_text(errors="replace").splitlines() if not NOISE.search(line)]

@@ -104,7 +104,9 @@ class Room:
             host.space = os.readlink(f"/proc/{host.first}/ns/pid")
             self._switch(f"link add {host.name} type veth peer name eth0 netns {host.first}")
             self._switch(f"link set {host.name} master sw0 up")
-            for words in ("link set lo up", f"addr add {host.address}/24 dev eth0", "link set eth0 up"):
+            last = int(host.address.rpartition(".")[2])
+            card = f"link set eth0 address 02:00:00:00:00:{last:02x}"  # the same after a restart, as a real one's
+            for words in ("link set lo up", card, f"addr add {host.address}/24 dev eth0", "link set eth0 up"):
                 self._in(host, "ip", *words.split())
             host.maker.stdin.write("go\n")
             host.maker.stdin.flush()

@@ -15,7 +15,7 @@ from tests.slurm.cluster import Cluster
 from tests.waiting import stays, until
 
 ASLEEP = "sleep 600"
-TASK = r"^\S*/sleep 600"  # the task itself: neither its srun nor its shell
+TASK = r"^(\S*/)?sleep 600"  # the task itself: neither its srun nor its shell
 
 LISTENER = """
 import pathlib, socket, sys
@@ -30,10 +30,12 @@ SENDER = "import socket,sys; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).se
 
 def asleep(cluster: Cluster, nodes: int, *options: str) -> int:
     """A job with one sleeping task on each of its nodes, all of them started."""
-    job = cluster.submit(f"srun --no-kill --kill-on-bad-exit=0 {ASLEEP}", f"-N{nodes}", "--no-kill", *options)
+    deaf = f"""srun --no-kill --kill-on-bad-exit=0 bash -c 'trap "" TERM; exec {ASLEEP}'"""
+    before = sum(bool(cluster.processes_on(name, TASK)) for name in cluster.names)
+    job = cluster.submit(f"trap '' TERM; {deaf}", f"-N{nodes}", "--no-kill", *options)
 
     def started() -> bool:
-        return sum(bool(cluster.processes_on(name, TASK)) for name in cluster.names) == nodes
+        return sum(bool(cluster.processes_on(name, TASK)) for name in cluster.names) == before + nodes
 
     until(started, 30, lambda: f"{nodes} tasks\n{cluster.job(job)}\n{cluster.told()}")
     return job
@@ -42,14 +44,16 @@ def asleep(cluster: Cluster, nodes: int, *options: str) -> int:
 def hears(cluster: Cluster, host: str, other: str) -> bool:
     """Can ``host`` open a connection to the slurmd of ``other``?"""
     return (
-        cluster.user_run(["timeout", "1", "bash", "-c", f": </dev/tcp/{other}/6818"], host=host, check=False).returncode
+        cluster.user_run(
+            ["timeout", "0.5", "bash", "-c", f": </dev/tcp/{other}/6818"], host=host, check=False
+        ).returncode
         == 0
     )
 
 
 def test_a_job_of_an_ordinary_user_runs_on_five_hosts_at_once(cluster: Cluster) -> None:
     folder = cluster.folder("five")
-    job = cluster.submit(f"srun bash -c 'echo $(id -u) $(hostname) $CUDA_VISIBLE_DEVICES; {ASLEEP[:-2]}'", "-N5",
+    job = cluster.submit("srun bash -c 'echo $(id -u) $(hostname) $CUDA_VISIBLE_DEVICES; sleep 1'", "-N5",
                          "--gpus-per-node=4", f"--chdir={folder}", f"--output={folder}/out")  # fmt: skip
     cluster.wait_job(job, "COMPLETED")
     rows = sorted(line.split() for line in (folder / "out").read_text().splitlines())
@@ -157,26 +161,39 @@ def test_a_failing_prolog_drains_its_node(cluster: Cluster) -> None:
     assert cluster.nodes()["n1"].startswith("drain")
 
 
-@pytest.mark.parametrize(("partition", "after"), [("low-cancel", "PREEMPTED"), ("low-requeue", "PENDING")])
-def test_a_better_partition_takes_nodes_after_a_grace_time(cluster: Cluster, partition: str, after: str) -> None:
-    low = asleep(cluster, 6, f"--partition={partition}", "--requeue", "--exclusive")
-    high = cluster.submit(ASLEEP, "-N6", "--partition=high", "--exclusive")
-    found = until(
-        lambda: now if (now := cluster.job(low)).get("PreemptTime", "None") != "None" else {}, 20, "it is told"
-    )
-    assert found["JobState"] == "RUNNING", "it has its grace time"
-    cluster.wait_job(low, after, deadline_s=40)
-    cluster.wait_job(high, "RUNNING", deadline_s=20)
+def test_a_better_partition_takes_nodes_after_a_grace_time(cluster: Cluster) -> None:
+    after = {"low-cancel": "PREEMPTED", "low-requeue": "PENDING"}
+    where = {"low-cancel": "--nodelist=n1,n2", "low-requeue": "--nodelist=n3,n4"}
+    low = {
+        partition: asleep(cluster, 2, f"--partition={partition}", "--exclusive", where[partition])
+        for partition in where
+    }
+    for words in where.values():
+        cluster.submit(ASLEEP, "-N2", "--partition=high", "--exclusive", words)
+    for job in low.values():
+        until(lambda job=job: cluster.job(job)["PreemptTime"] != "None", 20, lambda job=job: str(cluster.job(job)))
+        assert cluster.job(job)["JobState"] in {"RUNNING", "SIGNALING"}, "it has its grace time"
+    assert cluster.processes_on("n2", TASK) and cluster.processes_on("n4", TASK)
+    for job in low.values():
+        cluster.wait_job(job, "COMPLETING", deadline_s=20)
+    for name in ("n1", "n2", "n3", "n4"):
+        cluster.kill_on(name, TASK)
+    for partition, job in low.items():
+        cluster.wait_job(job, after[partition], deadline_s=20)
 
 
 def test_settings_change_while_it_runs_and_a_silent_controller_comes_back(cluster: Cluster) -> None:
     cluster.reconfigure(KillWait=7)
     assert "KillWait                = 7 sec" in cluster.tool("scontrol", "show", "config")
     job = asleep(cluster, 1)
+    cluster.stall("ctl")
+    assert cluster.user_run(["timeout", "1", "squeue"], check=False).returncode != 0
+    cluster.resume("ctl")
+    assert cluster.job(job)["JobState"] == "RUNNING"
     cluster.power_off("ctl")
     assert cluster.user_run(["timeout", "1", "squeue"], check=False).returncode != 0
     cluster.restart("ctl")
-    until(lambda: cluster.job(job).get("JobState") == "RUNNING", 20, "the controller remembers the job")
+    until(lambda: cluster.tool("squeue", check=False), 20, "it answers again")
 
 
 MAKER = """

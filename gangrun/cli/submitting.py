@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,7 @@ def submit(request: Request, *, say: bool = True) -> RunPaths:
     try:
         jobs = _jobs(wish, paths)
         write_submission(disk, paths, jobs.submission)
-        job = _sent(jobs, spec)
+        job = sent(jobs, spec)
     except (UserError, OSError) as error:
         if isinstance(error, UserError) and error.code == UNKNOWN:
             raise
@@ -178,12 +178,12 @@ def _fitting(act: Callable[[], str]) -> str:
         raise UserError("usage", str(error)) from error
 
 
-def _sent(jobs: BatchJobs, spec: RunSpec) -> str:
+def sent(jobs: BatchJobs, spec: RunSpec, seq: int = 0, exclude: Sequence[str] = ()) -> str:
     """The job id, or what went wrong in words; code UNKNOWN where a job may exist all the same."""
     from gangrun.adapters.slurm.submission import NoSbatch, Refused, Unknown
 
     try:
-        return _fitting(lambda: jobs.submit(0))
+        return _fitting(lambda: jobs.submit(seq, exclude))
     except NoSbatch as error:
         hint = "submit from a login node of the cluster; gangrun run trains on this machine"
         raise UserError("slurm", f"Slurm cannot be asked: {error}", hint, SLURM) from error
@@ -191,7 +191,9 @@ def _sent(jobs: BatchJobs, spec: RunSpec) -> str:
         hint = next((hint for sign, hint in HINTS if sign in str(error).lower()), "--dry-run shows what was asked")
         raise UserError("slurm", f"Slurm refused the job: {error}", hint, SLURM) from error
     except Unknown as error:
-        job = whatever_came(scheduler_of(jobs.tools), jobs.submission.job_name, jobs.paths.run, within_s=LOOK_FOR_S)
+        job = whatever_came(
+            scheduler_of(jobs.tools), jobs.submission.job_name, jobs.paths.run, seq, within_s=LOOK_FOR_S
+        )
         if job:
             return job
         put_in_index(jobs.paths, spec, "")

@@ -33,6 +33,9 @@ OWN_VARIABLES = frozenset(
 )
 
 
+DEFAULT = "default"  # the origin of what nobody set
+
+
 @dataclass(frozen=True, slots=True)
 class Value:
     """A setting's value and where it was found."""
@@ -53,7 +56,7 @@ def usual_files(config_file: Path | None = None) -> tuple[Path, ...]:
 
 def layered(flags: Mapping[str, Any], variables: Mapping[str, str], files: tuple[Path, ...]) -> dict[str, Value]:
     """Every setting with its value; ``files`` from the strongest to the weakest, missing ones are skipped."""
-    found: dict[str, Value] = {s.name: Value(s.default, "default") for s in ALL_SETTINGS}
+    found: dict[str, Value] = {s.name: Value(s.default, DEFAULT) for s in ALL_SETTINGS}
     for path in reversed(files):
         for name, raw in _read(path).items():
             found[name] = Value(_parsed(name, raw, str(path)), str(path))

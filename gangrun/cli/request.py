@@ -34,6 +34,7 @@ class Request:
     as_json: bool = False
     quiet: bool = False
     submits: bool = False  # setup lines run before the command
+    here: bool = False  # on this machine, whatever Slurm has to do with it
 
 
 def setting_options(settings: Iterable[Setting]) -> Callable[[F], F]:
@@ -97,4 +98,5 @@ def request_of(
         as_json=options.get("as_json", False),
         quiet=options.get("quiet", False),
         submits=submits,
+        here=options.get("here", False),
     )

@@ -1,4 +1,4 @@
-"""``gangrun run``: train on this box in the foreground, and own the run's life (room: cli)."""
+"""``gangrun run``: train on this box, or in the allocation held, and own the run's life (room: cli)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from gangrun.cli.settings import SETTINGS
 @command_options
 @click.option("--json", "as_json", is_flag=True, help="Print the final status as one JSON object.")
 @click.option("-q", "--quiet", is_flag=True, help="Do not pass the ranks' output through.")
+@click.option("--here", is_flag=True, help="On this machine alone, though it is a cluster's or a job has more.")
 @click.option("--standalone", is_flag=True, hidden=True)
 @setting_options(SETTINGS)
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> int:
-    """Train on this box: start all ranks, watch them, and bring them back when something breaks.
+    """Train right here: start all ranks, watch them, and bring them back when something breaks.
 
-    Options come before the command. A .py file runs with the python of your environment; `-m MODULE` and any other
-    command work too. torchrun's options of the same meaning are understood.
+    Here is this box, or all nodes of the Slurm allocation that you hold (salloc, an sbatch script of yours). Options
+    come before the command. A .py file runs with the python of your environment; `-m MODULE` and any other command work
+    too. torchrun's options of the same meaning are understood.
 
     \b
       gangrun run --nproc-per-node 4 train.py --lr 3e-4

@@ -16,7 +16,7 @@ from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.adapters.local import box
 from gangrun.cli import environment
 from gangrun.cli.config import Value
-from gangrun.cli.errors import SLURM, UserError
+from gangrun.cli.errors import UserError
 from gangrun.cli.live_view import LiveView
 from gangrun.cli.local_world import launcher, live_of
 from gangrun.cli.new_run import make_run, put_in_index, understood
@@ -28,10 +28,12 @@ from gangrun.wire.spec import RunSpec
 def start(request: Request) -> int:
     """Make the run directory, start the hosts, stay until the end; the exit code."""
     wish = understood(request, environment.all_variables())
-    if environment.in_allocation(wish.variables) and not wish.value("local_hosts") and wish.value("nodes") > 1:
-        raise UserError(
-            "slurm", "using the nodes of an allocation is not there yet", "gangrun run uses this node only", SLURM
-        )
+    if not wish.value("local_hosts") and not request.here:
+        from gangrun.cli import held
+
+        if (allocation := held.held_by(wish.variables)) is not None:
+            return held.run_in(allocation, wish)
+        held.refuse_login_node(wish.variables)
     ranks = ranks_of(wish.value("nproc_per_node"), box.gpus_count(wish.variables), box.cpus_count())
     disk, wall = Disk(), SystemClock().wall()
     draft = wish.draft(wall, world="local", nodes=nodes_of(wish.settings), slots_per_node=ranks, ranks_per_slot=1)
@@ -43,7 +45,7 @@ def own(
     spec: RunSpec, paths: RunPaths, variables: Mapping[str, str], *, as_json: bool = False, quiet: bool = False
 ) -> int:
     """Hold the next job of this run on this box until it ends."""
-    disk, clock = Disk(), SystemClock()
+    disk = Disk()
     host, me = box.short_name(), processes.read_proc(os.getpid())
     assert me is not None
 
@@ -54,22 +56,32 @@ def own(
     if isinstance(claimed, Taken):
         raise UserError("busy", f"this run is already being run: {claimed.why}", "gangrun status shows it")
     put_in_index(paths, spec, claimed.claim.job, (me.pid,))
-    terminal = sys.stderr.isatty() and variables.get("TERM", "") != "dumb"
-    view = LiveView(
-        log_of=paths.node_log,
-        live_of=lambda term: live_of(paths, disk, term),
-        wall=clock.wall,
-        out=sys.stderr if as_json else sys.stdout,
-        terminal=terminal,
-        quiet_ranks=quiet,
-    )
+    view = shown(paths, variables, as_json=as_json, quiet=quiet)
     view.say(f"run {paths.run} ({spec.name}) in {paths.root}")
     code = launcher(spec, paths, variables, view, job=claimed.claim.job, seq=claimed.claim.seq).run()
     if as_json:
-        from gangrun.cli.status_json import final_status
-
-        click.echo(final_status(paths))
+        tell_json(paths)
     return code
+
+
+def shown(paths: RunPaths, variables: Mapping[str, str], *, as_json: bool, quiet: bool) -> LiveView:
+    """What the person in front of a run's owner sees."""
+    disk = Disk()
+    return LiveView(
+        log_of=paths.node_log,
+        live_of=lambda term: live_of(paths, disk, term),
+        wall=SystemClock().wall,
+        out=sys.stderr if as_json else sys.stdout,
+        terminal=sys.stderr.isatty() and variables.get("TERM", "") != "dumb",
+        quiet_ranks=quiet,
+    )
+
+
+def tell_json(paths: RunPaths) -> None:
+    """The final status."""
+    from gangrun.cli.status_json import final_status
+
+    click.echo(final_status(paths))
 
 
 def nodes_of(settings: Mapping[str, Value]) -> tuple[str, ...]:
@@ -79,7 +91,9 @@ def nodes_of(settings: Mapping[str, Value]) -> tuple[str, ...]:
         return (host,)
     if not settings["local_hosts"].value:
         raise UserError(
-            "usage", f"--nodes {count} on one box", "--local-hosts plays several nodes here; Slurm is not there yet"
+            "usage",
+            f"--nodes {count} on one box",
+            "--local-hosts plays several nodes here; gangrun submit asks Slurm for some",
         )
     return tuple(f"{host}-{k}" for k in range(count))
 

@@ -1,7 +1,8 @@
 """``gangrun resume``: take a run up again after a fix, a cancel or a spent budget (room: cli).
 
 The run stays the same one: its directory, its journal, its checkpoints. What is asked of the next job is left for its
-supervisor in ``.gangrun/resume-<seq>.json``; then this process owns the run as ``gangrun run`` would.
+supervisor in ``.gangrun/resume-<seq>.json``; then this process owns the run as ``gangrun run`` would. Next:
+``resume_job`` for a run on Slurm, of which only the next job is asked for.
 """
 
 from __future__ import annotations
@@ -39,21 +40,30 @@ LETS_GO_WITHIN_S = 10.0
 def command(
     run: str | None, request: str, max_restarts: str | None, quiet: bool, as_json: bool, runs_dir: str | None
 ) -> int:
-    """Take a run up again, here and in the foreground: after a fix, a cancel, a spent budget or a dead launcher.
+    """Take a run up again: after a fix, a cancel, a spent budget, or when nobody runs it any more.
 
-    It goes on from its newest valid checkpoint with a fresh budget of restarts. A run that has succeeded is not run
-    again, and one that is running is left alone.
+    It goes on from its newest valid checkpoint with a fresh budget of restarts: here and in the foreground, or on Slurm
+    by one more job, without the nodes that are excluded. A job that Slurm holds is released. A run that has succeeded is
+    not run again, and one that is running is left alone.
     """
     wish = _wish(request, max_restarts)
     if run is None:
         raise UserError("usage", "which run? resume wants a RUN", "gangrun status --all lists them")
     paths = find(run, runs_dir, steering=True)
     reading = read(paths)
-    _may_go_on(reading)
+    in_slurm = reading.spec.world == "slurm"
+    _may_go_on(reading, asks_slurm=in_slurm)
     _whole(paths)
     _readable(reading)
     variables = _variables(reading.spec, environment.all_variables())
     disk = Disk()
+    if in_slurm:
+        from gangrun.cli.resume_job import resume_job
+
+        def leave(seq: int, what: dict[str, Any]) -> None:
+            leave_request(disk, paths, seq, what)
+
+        return resume_job(reading, wish, variables, leave, as_json=as_json)
     seq = JobClaims(paths, disk).highest() + 1
     leave_request(disk, paths, seq, wish)
     clear_cancelled(disk, paths)
@@ -81,10 +91,15 @@ def leave_request(disk: Disk, paths: RunPaths, seq: int, wish: dict[str, Any]) -
     disk.fsync_dir(paths.machine)
 
 
-def _may_go_on(reading: Reading) -> None:
+def _may_go_on(reading: Reading, *, asks_slurm: bool) -> None:
     run, owner = clean(reading.spec.run), reading.owner
     if reading.state is not None and reading.state.phase is Phase.SUCCEEDED:
-        raise UserError("ended", f"{run} has succeeded: there is nothing left to do", "gangrun run starts a new run")
+        again = "submit" if asks_slurm else "run"
+        raise UserError(
+            "ended", f"{run} has succeeded: there is nothing left to do", f"gangrun {again} starts a new run"
+        )
+    if asks_slurm:
+        return
     if reading.ended:
         _let_go(reading)
         return

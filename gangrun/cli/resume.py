@@ -43,8 +43,8 @@ def command(
     """Take a run up again: after a fix, a cancel, a spent budget, or when nobody runs it any more.
 
     It goes on from its newest valid checkpoint with a fresh budget of restarts: here and in the foreground, or on Slurm
-    by one more job, without the nodes that are excluded. A job that Slurm holds is released. A run that has succeeded is
-    not run again, and one that is running is left alone.
+    by one more job, without the nodes that are excluded. A job that Slurm holds is released. A run that has succeeded
+    is not run again, and one that is running is left alone.
     """
     wish = _wish(request, max_restarts)
     if run is None:
@@ -94,10 +94,8 @@ def leave_request(disk: Disk, paths: RunPaths, seq: int, wish: dict[str, Any]) -
 def _may_go_on(reading: Reading, *, asks_slurm: bool) -> None:
     run, owner = clean(reading.spec.run), reading.owner
     if reading.state is not None and reading.state.phase is Phase.SUCCEEDED:
-        again = "submit" if asks_slurm else "run"
-        raise UserError(
-            "ended", f"{run} has succeeded: there is nothing left to do", f"gangrun {again} starts a new run"
-        )
+        hint = f"gangrun {'submit' if asks_slurm else 'run'} starts a new run"
+        raise UserError("ended", f"{run} has succeeded: there is nothing left to do", hint)
     if asks_slurm:
         return
     if reading.ended:

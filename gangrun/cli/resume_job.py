@@ -30,6 +30,7 @@ from gangrun.cli.times import WallTimes, pause, steady_now, wall_now
 from gangrun.core.nodeset import fold
 from gangrun.wire.submission import SubmissionError
 
+Leave = Callable[[int, dict[str, Any]], None]
 LETS_GO_WITHIN_S = 20.0  # a job whose run has ended, or that is ending, leaves by then
 LOOK_EVERY_S = 0.5
 
@@ -43,9 +44,8 @@ def excluded_now(reading: Reading, now: float) -> tuple[str, ...]:
 
 
 def resume_job(
-    reading: Reading, wish: Mapping[str, Any], variables: Mapping[str, str], leave: Callable[[int, dict[str, Any]], None],
-    *, as_json: bool,
-) -> int:  # fmt: skip
+    reading: Reading, wish: Mapping[str, Any], variables: Mapping[str, str], leave: Leave, *, as_json: bool
+) -> int:
     """``leave(seq, wish)`` writes down what job ``seq`` is asked for."""
     queue = _free(reading)
     jobs = _batch_jobs(reading, variables)
@@ -96,9 +96,7 @@ def _batch_jobs(reading: Reading, variables: Mapping[str, str]) -> BatchJobs:
         return batch_jobs(reading.paths, tools_of(variables))
     except RunDirError as error:
         words = f"{clean(reading.spec.run)} was not submitted: it ran in an allocation that somebody held"
-        raise UserError(
-            "slurm", words, "gangrun run takes part in an allocation; gangrun submit asks for one"
-        ) from error
+        raise UserError("slurm", words, "gangrun submit asks for a job of its own") from error
     except SubmissionError as error:
         raise UserError("slurm", f"{clean(reading.spec.run)}: {clean(str(error))}", "", UNKNOWN) from error
 
@@ -113,7 +111,7 @@ def _next_place(reading: Reading, queue: Queue) -> int:
 
 def _release(
     reading: Reading, jobs: BatchJobs, held: RunJob, wish: dict[str, Any],
-    leave: Callable[[int, dict[str, Any]], None], *, as_json: bool,
+    leave: Leave, *, as_json: bool,
 ) -> int:  # fmt: skip
     run, scheduler = clean(reading.spec.run), scheduler_of(jobs.tools)
     if held.held in HELD_BY_OTHERS:

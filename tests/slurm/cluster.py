@@ -21,7 +21,7 @@ from typing import IO
 from tests.slurm import reach
 from tests.slurm.place import PATH, free_uid, leave_place, missing, take_place
 from tests.slurm.room import Process, Room, tell
-from tests.slurm.site import NODES, USER, Site
+from tests.slurm.site import NODES, USER, Site, for_everybody
 from tests.waiting import until
 
 FIELD = re.compile(r"(?:^|\s)([A-Z][A-Za-z/:_]*)=(.*?)(?=\s[A-Z][A-Za-z/:_]*=|\s*$)", re.DOTALL)
@@ -88,7 +88,8 @@ class Cluster:
     def folder(self, name: str) -> Path:
         """A new folder of the user's, which every host has."""
         path = self.home / name
-        path.mkdir(parents=True)
+        with for_everybody():
+            path.mkdir(parents=True)
         os.chown(path, self.site.uid, self.site.uid)
         return path
 
@@ -121,7 +122,7 @@ class Cluster:
         """A command of the ordinary user to its end; ``env`` is added to what ``environment`` says."""
         done = subprocess.run(
             self._as_user(argv, cwd, host), env=self.environment(env), cwd="/", stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=within_s, check=False, start_new_session=True,
+            capture_output=True, text=True, timeout=within_s, check=False, start_new_session=True, umask=0o022,
         )  # fmt: skip
         assert not check or done.returncode == 0, f"{argv}: {done.returncode}: {done.stdout}{done.stderr}"
         return done
@@ -138,7 +139,7 @@ class Cluster:
         """The same in the background; it ends with the cluster at the latest. Its pid is not the command's own."""
         started = subprocess.Popen(
             self._as_user(argv, cwd, host), env=self.environment(env), cwd="/", stdin=subprocess.DEVNULL,
-            stdout=stdout, stderr=stderr, start_new_session=True,
+            stdout=stdout, stderr=stderr, start_new_session=True, umask=0o022,
         )  # fmt: skip
         self._started.append(started)
         return started

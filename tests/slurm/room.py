@@ -230,6 +230,7 @@ class Room:
             return subprocess.Popen(
                 argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, text=True, cwd="/",
                 env={**path, **(environment or {})}, start_new_session=True,
+                umask=0o022,
             )  # fmt: skip
 
     def _heard(self, maker: subprocess.Popen[str], word: str) -> None:

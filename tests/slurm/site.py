@@ -5,9 +5,10 @@ Times are short, so that what takes minutes on a real cluster takes seconds here
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 NODES = tuple(f"n{number}" for number in range(1, 7))
@@ -83,6 +84,16 @@ exit 0
 """
 
 
+@contextlib.contextmanager
+def for_everybody() -> Iterator[None]:
+    """What is made here can be read by all, though whoever runs the tests may have a careful umask."""
+    before = os.umask(0o022)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
 class Site:
     """Where everything lies, and what stands in it."""
 
@@ -94,11 +105,13 @@ class Site:
 
     def lay_out(self) -> None:
         """Every folder, and the files that do not depend on the hosts."""
+        with for_everybody():
+            self._lay_out()
+
+    def _lay_out(self) -> None:
         self.base.mkdir(mode=0o755)
         for name in ("etc", "log", "state", "munge", "spool", "real", "bin", "gpu", "home", "control"):
             (self.base / name).mkdir(mode=0o755)
-        for private in ("state", "spool"):
-            (self.base / private).chmod(0o755)
         os.chown(self.home, self.uid, self.uid)
         self.control.chmod(0o777)
         (self.control / "calls").touch()
@@ -131,6 +144,10 @@ class Site:
 
     def configure(self, addresses: Mapping[str, str], changed: Mapping[str, str]) -> None:
         """Write Slurm's configuration and everybody's names."""
+        with for_everybody():
+            self._configure(addresses, changed)
+
+    def _configure(self, addresses: Mapping[str, str], changed: Mapping[str, str]) -> None:
         lines = [f"{address} {name}" for name, address in addresses.items()]
         (self.base / "etc" / "hosts").write_text("127.0.0.1 localhost\n" + "\n".join(lines) + "\n")
         settings = {**SETTINGS, **changed}

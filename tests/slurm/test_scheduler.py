@@ -1,0 +1,224 @@
+"""Asking a real Slurm: what it shows of a job, why it ends it, and the next job asked for exactly once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from gangrun.adapters.clock import SystemClock
+from gangrun.adapters.slurm.commands import PLAIN, Answer, Tools
+from gangrun.adapters.slurm.jobs import ASK, Ask, SlurmJobs, end_allocation
+from gangrun.adapters.slurm.scheduler import JobFacts, Scheduler, SchedulerRefused, SchedulerSilent, avoids
+from gangrun.adapters.slurm.submission import Refused, Unknown
+from gangrun.adapters.slurm.watch import JobWatch
+from gangrun.core.actions import SubmitSuccessor
+from gangrun.core.events import ActDone, ActFailed, Notice, NoticeKind
+from tests.slurm.cluster import Cluster
+from tests.waiting import until
+
+ACT = (1, 1)
+COUNT = itertools.count(1)
+STUBBORN = "trap : TERM; while :; do sleep 0.1; done"
+MEEK = "srun --no-kill --kill-on-bad-exit=0 sleep 600"
+PATIENT = f"srun --no-kill --kill-on-bad-exit=0 bash -c '{STUBBORN}' & {STUBBORN}"
+KILL_WAIT_S = 5.0
+
+
+class UsersTools(Tools):
+    """The user's on the login host."""
+
+    def __init__(self, cluster: Cluster, host: str = "login") -> None:
+        super().__init__({**cluster.environment(), **PLAIN})
+        self._cluster, self._host = cluster, host
+
+    def run(self, argv: Sequence[str], within_s: float) -> Answer:
+        return super().run(self._cluster._as_user(argv, None, self._host), within_s)
+
+
+@dataclass
+class Run:
+    """A run of one job so far, and what asks for the next."""
+
+    cluster: Cluster
+    sbatch_within_s: float = 20.0
+    said: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.name = f"r{next(COUNT)}"  # Slurm remembers jobs of the tests before
+        self.tools = UsersTools(self.cluster)
+        self.slurm = Scheduler(self.tools)
+
+    def marks(self, seq: int) -> tuple[str, str]:
+        return f"-Jtrain.{self.name}", f"--comment=gr:{self.name}:{seq}"
+
+    def first(self, *options: str, nodes: int = 2, shell: str = MEEK) -> str:
+        job = str(self.cluster.submit(shell, f"-N{nodes}", *self.marks(0), "--no-kill", *options))
+        self.cluster.wait_job(job, "RUNNING")
+        return job
+
+    def submit(self, seq: int, exclude: Sequence[str], dependency: str) -> str:
+        options = [f"--exclude={','.join(exclude)}"] * bool(exclude) + [f"--dependency={dependency}"] * bool(dependency)
+        words = ("sbatch", "--parsable", "-N1", *self.marks(seq), *options, "--wrap=true")
+        answer = self.tools.run(words, self.sbatch_within_s)
+        if answer.timed_out:
+            raise Unknown(answer.words)
+        if answer.code:
+            raise Refused(answer.words)
+        return answer.out.strip()
+
+    def jobs(self, job: str, ask: Ask = Ask.RESUBMIT, all_heard: bool = True) -> SlurmJobs:
+        return SlurmJobs(
+            self.slurm, self.submit, run=self.name, job_name=f"train.{self.name}", job=job, restarts_count=0,
+            post=lambda stamped: None, cancelled=lambda: False, all_heard=lambda: all_heard, clock=SystemClock(),
+            ask=ask, say=self.said.append,
+        )  # fmt: skip
+
+    def seen(self, seq: int) -> list[JobFacts]:
+        return [job for job in self.slurm.jobs_named(f"train.{self.name}") if job.comment.endswith(f":{seq}")]
+
+
+@pytest.fixture
+def run(cluster: Cluster) -> Run:
+    return Run(cluster)
+
+
+# ---- looking ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_as_slurm_shows_it(run: Run) -> None:
+    job = run.first("--exclude=n5,n6", "-t10", nodes=3)
+    shown, (listed,) = run.slurm.job(job), run.slurm.jobs_named(f"train.{run.name}")
+    assert shown is not None and shown.end_wall is not None and shown.start_wall is not None
+    assert shown.end_wall - shown.start_wall == 600 and abs(shown.start_wall - SystemClock().wall()) < 30
+    assert len(shown.nodes) == 3 and shown.batch_host == shown.nodes[0]
+    assert avoids(shown.nodes, ("n5", "n6")) == () and shown.excluded == ("n5", "n6")
+    for key in ("job", "name", "comment", "user", "state", "reason", "partition", "nodes", "batch_host", "end_wall"):
+        assert getattr(shown, key) == getattr(listed, key), key
+    assert run.slurm.kill_wait_s() == KILL_WAIT_S
+    run.slurm.cancel((job,))
+    run.slurm.cancel((job,))  # on its way out already
+    assert run.cluster.wait_job(job, "CANCELLED")
+    run.slurm.cancel((job,))
+    assert run.slurm.job("999999") is None  # never known, or forgotten: Slurm says the same
+    run.slurm.cancel(("999999",))
+
+
+def test_a_controller_that_does_not_answer_is_silence_in_time(run: Run) -> None:
+    job = run.first(nodes=1)
+    run.cluster.stall("ctl")
+    hasty = Scheduler(run.tools, 1.0)
+    for ask in (lambda: hasty.job(job), lambda: hasty.jobs_named("x"), lambda: hasty.cancel((job,))):
+        with pytest.raises(SchedulerSilent, match="did not answer within 1 s"):
+            ask()
+    run.cluster.resume("ctl")
+    run.cluster.wait_job(job, "COMPLETING", "CANCELLED")  # what nobody answered was heard all the same
+
+
+def test_a_running_job_cannot_be_told_what_to_avoid(run: Run) -> None:
+    job = run.first(nodes=1)
+    with pytest.raises(SchedulerRefused, match="no longer pending"):
+        run.slurm.set_excluded(job, ("n3",))
+
+
+# ---- why SIGTERM came ------------------------------------------------------------------------------------------------
+
+
+def preempt(run: Run, job: str) -> None:
+    run.cluster.submit("true", "-N6", "--exclusive", "-phigh")
+    until(lambda: (seen := run.slurm.job(job)) is not None and seen.preempted, 30, "the preemption")
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "grace_s"),
+    [
+        ("scancel", NoticeKind.CANCEL, KILL_WAIT_S),
+        ("signal", NoticeKind.UNKNOWN, KILL_WAIT_S),
+        ("requeue", NoticeKind.REQUEUE, KILL_WAIT_S),
+        ("preemption", NoticeKind.PREEMPTION, 40.0),
+    ],
+)
+def test_why_a_signal_came(run: Run, how: str, kind: NoticeKind, grace_s: float) -> None:
+    ways: dict[str, Callable[[str], object]] = {
+        "scancel": lambda job: run.slurm.cancel((job,)),
+        "signal": lambda job: run.tools.run(("scancel", "--signal=TERM", job), 10),
+        "requeue": lambda job: run.cluster.tool("scontrol", "requeue", job),  # by an admin
+        "preemption": lambda job: preempt(run, job),
+    }
+    job = run.first(*(("-plow-cancel", "-N6") if how == "preemption" else ()), shell=PATIENT)
+    posted: list[Notice] = []
+    watch = JobWatch(
+        run.slurm, job=job, restarts_count=0, lead_s=60.0, clock=SystemClock(), say=run.said.append,
+        post=lambda stamped: posted.append(stamped.event),  # type: ignore[arg-type]
+    )  # fmt: skip
+    watch.start()
+    until(lambda: watch.facts, 15, "a first look")
+    ways[how](job)
+    watch.ask_why()
+    until(lambda: posted, 15, lambda: f"a notice; {run.said}")
+    watch.close()
+    assert posted[0].kind is kind and 0 < posted[0].grace_s <= grace_s
+    watch.join(20)
+
+
+# ---- the next job ----------------------------------------------------------------------------------------------------
+
+
+def test_the_successor_starts_when_the_job_ends_and_others_wait_for_it(run: Run) -> None:
+    job = run.first()
+    after = str(run.cluster.submit("true", f"--dependency=afterok:{job}"))
+    assert run.jobs(job).perform(ACT, SubmitSuccessor(1, ("n2",), "n2 is gone")) == ActDone(ACT, ASK)
+    (successor,) = run.seen(1)
+    assert successor.dependency.startswith(f"afterany:{job}") and successor.excluded == ("n2",)
+    waits = run.slurm.job(after)
+    assert waits is not None and waits.dependency.startswith(f"afterok:{successor.job}")
+    assert [one.job for one in run.slurm.dependents_of(successor.job)] == [after]
+    run.slurm.cancel((job,))
+    run.cluster.wait_job(successor.job, "COMPLETED")
+    run.cluster.wait_job(after, "COMPLETED")
+    assert run.jobs(job).perform((2, 9), SubmitSuccessor(1, (), "again")) == ActDone((2, 9), ASK)
+    assert len(run.seen(1)) == 1
+
+
+def test_without_a_dependency_the_successor_does_not_wait_for_a_dead_node(run: Run) -> None:
+    job = run.first()
+    lost = run.cluster.job(job)["BatchHost"]
+    run.cluster.power_off(lost)
+    done = run.jobs(job, all_heard=False).perform(ACT, SubmitSuccessor(1, (lost,), "gone"))
+    assert done == ActDone(ACT, ASK)
+    run.cluster.wait_job(run.seen(1)[0].job, "COMPLETED")  # on other nodes, while the first still holds its own
+    assert end_allocation(run.slurm, job, clock=SystemClock(), wait=lambda for_s: False) == ""
+    left = [name for name in run.cluster.names if name != lost]
+    until(lambda: not any(run.cluster.processes_on(name) for name in left), 20, "the survivor's tasks end")
+
+
+def test_sbatch_that_answers_too_late_has_made_one_job_and_no_other(run: Run) -> None:
+    job = run.first()
+    run.cluster.answer_late("sbatch", 30, times=1)
+    run.sbatch_within_s = 1.0
+    assert run.jobs(job).perform(ACT, SubmitSuccessor(1, (), "x")) == ActDone(ACT, ASK)
+    assert len(run.seen(1)) == 1 and "was made although sbatch did not say so" in run.said[0]
+
+
+def test_a_refusal_is_told_in_slurms_words(run: Run) -> None:
+    job = run.first(nodes=1)
+    run.cluster.refuse("sbatch", "sbatch: error: Batch job submission failed: Invalid qos specification", times=1)
+    failed = run.jobs(job).perform(ACT, SubmitSuccessor(1, (), "x"))
+    assert isinstance(failed, ActFailed) and failed.why.endswith("Invalid qos specification")
+    assert run.seen(1) == []
+
+
+def test_the_same_job_comes_back_elsewhere(run: Run) -> None:
+    job = run.first()
+    held = run.slurm.job(job)
+    assert held is not None
+    done = run.jobs(job, Ask.SAME_JOB).perform(ACT, SubmitSuccessor(1, (held.nodes[0],), "x"))
+    assert done == ActDone(ACT, ASK)
+    run.cluster.wait_job(job, "PENDING")
+    run.slurm.start_now(job)
+    run.cluster.wait_job(job, "RUNNING")
+    back = run.slurm.job(job)
+    assert back is not None and back.restarts_count == 1 and back.excluded == (held.nodes[0],)
+    assert avoids(back.nodes, back.excluded) == () and len(back.nodes) == 2

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from gangrun.adapters.slurm.commands import Tools
 from gangrun.adapters.slurm.scheduler import JobFacts, Scheduler, SchedulerRefused, SchedulerSilent
+from gangrun.cli.queue_words import REASONS
 from gangrun.cli.times import pause, steady_now
 from gangrun.wire.submission import comment
 
@@ -31,7 +32,8 @@ class Standing:
         """For people."""
         if not self.state:
             return "Slurm does not say how it stands"
-        return self.state.lower() + (f" ({self.reason})" if self.reason else "")
+        meaning = f": {REASONS[self.reason]}" if self.reason in REASONS else ""
+        return self.state.lower() + (f" ({self.reason}{meaning})" if self.reason else "")
 
 
 def tools_of(variables: Mapping[str, str]) -> Tools:

@@ -12,13 +12,14 @@ import pytest
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import RunPaths, read_spec, read_submission
+from gangrun.adapters.slurm.scheduler import COLUMNS
 from gangrun.cli import submitting
 from gangrun.cli.batch_jobs import BatchJobs
 from gangrun.wire.submission import Requeue
 from tests.cli.conftest import Call
 from tests.slurm_parts.scripts import options
 
-SQUEUE_LINE = "{job}\\x1fme\\x1fPENDING\\x1fResources\\x1f\\x1f\\x1fN/A\\x1f\\x1f\\x1f{name}\\x1f{comment}\\x1e"
+SHOWN = {"%i": "19", "%u": "me", "%T": "PENDING", "%r": "Resources", "%e": "N/A", "%j": "%s", "%k": "%s"}
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ def test_submitted(tools: Path, home: Path, gangrun: Call, monkeypatch: pytest.M
     assert said.code == 0, said
     paths = the_run(home)
     assert said.out.splitlines()[0] == f"run {paths.run} (a b/ü) in {paths.root}"
-    assert "job     17 on 2 nodes: pending (Resources)" in said.out
+    assert "job     17 on 2 nodes: pending (Resources: for free nodes)" in said.out
     assert f"nothing: no checkpoint in {home}/ckpt yet" in said.out
     spec = read_spec(Disk(), paths)
     assert (spec.world, spec.nodes, spec.nodes_count, spec.spares_count) == ("slurm", (), 2, 0)
@@ -100,6 +101,15 @@ def test_submitted(tools: Path, home: Path, gangrun: Call, monkeypatch: pytest.M
     assert not handed_on.keys() & {"SLURM_JOB_ID", "SBATCH_PARTITION", "PMI_RANK"}
     assert "s e c" not in paths.spec.read_text() + paths.environment.read_text() + sent
     assert gangrun("status", "17", "--json").json["run"] == paths.run
+
+
+def test_a_job_that_slurm_takes_and_never_starts(tools: Path, home: Path, gangrun: Call) -> None:
+    tool(tools, "sbatch", "echo Submitted batch job 17")
+    facts = "JobId=17 JobName=x\n   UserId=me(1)\n   JobState=PENDING Reason=PartitionNodeLimit"
+    tool(tools, "scontrol", f"cat <<'X'\n{facts}\nX")
+    said = gangrun("submit", "-N", "99", "train.py").out
+    assert "pending (PartitionNodeLimit: it asks for more nodes than its partition gives)" in said
+    assert "Slurm will not start it as it was asked for" in said
 
 
 def test_json_tells_where_it_would_go_on(tools: Path, home: Path, gangrun: Call) -> None:
@@ -168,7 +178,7 @@ def test_it_was_submitted_after_all(tools: Path, home: Path, gangrun: Call) -> N
         "sbatch",
         f'grep -o "gr:.*:0" "$1" >{home}/bin/seen-comment; echo "sbatch: error: Socket timed out" >&2; exit 1',
     )
-    line = SQUEUE_LINE.format(job="19", name="%s", comment="%s")
+    line = "\\x1f".join(SHOWN.get(column, "") for column in COLUMNS) + "\\x1e"
     tool(tools, "squeue", f'c=$(cat {home}/bin/seen-comment); r=${{c#gr:}}; printf "{line}" "train.${{r%:0}}" "$c"')
     said = gangrun("submit", "--json", "train.py")
     assert said.code == 0, said

@@ -242,7 +242,7 @@ def _setup(submission: Submission, places: Places, seq: int) -> list[str]:
         ]
     lines += [
         f"gangrun_python={shlex.quote(submission.python)}",
-        '[ -x "$gangrun_python" ] || gangrun_stop "there is no $gangrun_python on $HOSTNAME: it runs gangrun"',
+        '[ -x "$gangrun_python" ] || gangrun_stop "there is no $gangrun_python on ${SLURMD_NODENAME:-$HOSTNAME}: it runs gangrun"',
     ]
     if submission.needs_python:
         lines.append("command -v python >/dev/null || gangrun_stop 'the setup lines leave no python on PATH'")

@@ -13,6 +13,7 @@ from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import RunPaths, read_submission
 from gangrun.adapters.local.hosts import own_command
 from gangrun.adapters.slurm.commands import Tools
+from gangrun.cli.wiring import sbatch_within_s
 from gangrun.wire.submission import Submission
 
 
@@ -37,11 +38,12 @@ class BatchJobs:
 
     def submit(self, seq: int, exclude: Sequence[str] = (), dependency: str = "") -> str:
         """Send it; the job id."""
-        from gangrun.adapters.slurm.submission import submit
+        from gangrun.adapters.slurm.submission import SENT_WITHIN_S, submit
 
         return submit(
-            self.submission, self.paths, seq, self.command(seq), self.tools, exclude=exclude, dependency=dependency
-        )
+            self.submission, self.paths, seq, self.command(seq), self.tools,
+            exclude=exclude, dependency=dependency, within_s=sbatch_within_s(SENT_WITHIN_S),
+        )  # fmt: skip
 
 
 def batch_jobs(paths: RunPaths, tools: Tools) -> BatchJobs:

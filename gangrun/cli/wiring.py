@@ -44,6 +44,12 @@ def supervisor_disk_of(paths: RunPaths) -> Disk:
     return FatalDisk(Path(control)) if control else disk_of(paths)
 
 
+def sbatch_within_s(usually: float) -> float:
+    """How long sbatch may take to answer; shorter where a test says so in GANGRUN_TEST_SBATCH_WITHIN."""
+    told = environment.all_variables().get("GANGRUN_TEST_SBATCH_WITHIN")
+    return float(told) if told else usually
+
+
 def own_address(spec: RunSpec, variables: Mapping[str, str]) -> str:
     """Where this node's processes listen: to this box alone, or on the interface by which Slurm reached it."""
     return LOOPBACK if spec.world == "local" else towards(variables.get("SLURM_LAUNCH_NODE_IPADDR", ""))

@@ -65,13 +65,20 @@ clean:  ## remove the environment and everything that was generated
 install: $(VENV)/.tests  ## make the environment only
 
 # What tests need from the system. As root it is installed; otherwise the tests that need it say that they skip.
-# One line a tool: a program to look for, and the Debian packages that bring it.
+# One line a tool: a program to look for, and the Debian packages that bring it. A policy-rc.d that says no keeps their
+# services from starting: the tests run daemons of their own.
 system:
-	@need() { command -v "$$1" >/dev/null 2>&1 && return; \
+	@policy=/usr/sbin/policy-rc.d; \
+	need() { command -v "$$1" >/dev/null 2>&1 && return; \
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
-	    echo "installing $${*:2} (for $$1)"; { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$${@:2}" >/dev/null; } || echo "note: that failed"; \
+	    echo "installing $${*:2} (for $$1)"; \
+	    if [ ! -e $$policy ]; then printf '#!/bin/sh\nexit 101\n' >$$policy; chmod 755 $$policy; trap "rm -f $$policy" EXIT; fi; \
+	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$${@:2}" >/dev/null; } || echo "note: that failed"; \
 	  else echo "note: $$1 is missing; tests that need it will skip (packages: $${*:2})"; fi; }; \
-	need cc gcc libc6-dev
+	need cc gcc libc6-dev; \
+	need slurmctld slurm-wlm slurm-wlm-basic-plugins munge; \
+	need munged munge; \
+	need tc iproute2
 
 # A python that is too old or without venv is told in words, before anything is half made.
 $(VENV)/bin/python:

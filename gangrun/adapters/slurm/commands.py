@@ -92,8 +92,9 @@ class Child:
     def lines(self) -> Iterator[str]:
         """What it says, until its end."""
         assert self._process.stderr is not None
-        for raw in self._process.stderr:
-            yield raw.decode("utf-8", "replace").rstrip()
+        with self._process.stderr as said:
+            for raw in said:
+                yield raw.decode("utf-8", "replace").rstrip()
 
     def send_signal(self, signum: int) -> None:
         """Nothing where it has ended."""

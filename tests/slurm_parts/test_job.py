@@ -1,0 +1,209 @@
+"""What a job's launcher makes of the run's state and of the allocation around it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.job_claims import JobClaim, plain_job
+from gangrun.adapters.fs.run_dir import RunPaths
+from gangrun.adapters.slurm.scheduler import JobFacts, SchedulerSilent
+from gangrun.cli import absent, held, job_main, job_owner, job_step, slurm_world
+from gangrun.cli.errors import UserError
+from gangrun.cli.node_main import NODE, filled
+from gangrun.core.model import Phase, RunState, Shape
+from gangrun.wire.submission import Submission
+from tests.waiting import until
+
+CLAIM = JobClaim(1, "12", 0, "n1", 100, 5)
+FACTS = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n[1-3]"}
+
+
+def state(**changes):
+    return RunState(
+        **{"run": "r", "shape": Shape(1, 1, 1, 1), "job": "12", "seq": 1, "phase": Phase.RUNNING, **changes}
+    )
+
+
+@pytest.mark.parametrize(
+    ("seen", "over", "code"),
+    [
+        (None, False, 78),
+        (state(), False, 78),
+        (state(phase=Phase.SUCCEEDED), True, 0),
+        (state(phase=Phase.FAILED), True, 1),
+        (state(phase=Phase.CANCELLED), True, 130),
+        (state(phase=Phase.PENDING, leaving=True, seq=2), True, 75),
+        (state(phase=Phase.PENDING, leaving=True), True, 75),  # requeued: it comes back as the same job
+        (state(job="13", seq=2), True, 75),  # another job has the run
+        (state(job="11", seq=0, phase=Phase.PENDING, leaving=True), False, 78),  # of the job before us
+    ],
+)
+def test_when_a_job_is_over_and_what_slurm_is_told(seen, over, code):
+    assert job_owner.is_over(seen, CLAIM) is over
+    assert job_owner.code_of(seen, CLAIM) == code
+
+
+@pytest.mark.parametrize(
+    ("seen", "asked", "place"),
+    [(None, 0, 0), (state(job="12", seq=1), 0, 1), (state(job="12r1.0", seq=3), 1, 3), (state(job="11", seq=1), 2, 2)],
+)
+def test_a_requeued_job_runs_its_script_again_and_takes_the_place_it_moved_on_to(seen, asked, place):
+    assert job_main.place_of(seen, "12", asked) == place
+
+
+def test_each_stay_of_a_job_has_a_name_of_its_own():
+    stays = [CLAIM, JobClaim(1, "12", 1, "n1", 1, 1), JobClaim(1, "12", 1, "n1", 1, 1, launch=2)]
+    assert [stay.token for stay in stays] == ["12", "12r1.0", "12r1.2"]
+    assert {plain_job(stay.token) for stay in stays} == {"12"}
+
+
+class Asked:
+    """A scheduler that knows one job, or nothing for a while."""
+
+    def __init__(self, state="", silent_count=0):
+        self.state, self.silent_count = state, silent_count
+
+    def job(self, job):
+        if self.silent_count:
+            self.silent_count -= 1
+            raise SchedulerSilent("no answer")
+        facts = dict.fromkeys(JobFacts.__dataclass_fields__, None)
+        return JobFacts(**{**facts, "job": job, "state": self.state}) if self.state else None
+
+
+@pytest.mark.parametrize(
+    ("slurm", "before", "cancelled"),
+    [
+        ("CANCELLED", state(job="11", seq=0), True),
+        ("CANCELLED", state(job="11", seq=1, leaving=True), False),  # we ended it, and said so first
+        ("NODE_FAIL", state(job="11", seq=0), False),
+        ("", state(job="11", seq=0), False),  # Slurm has forgotten it
+        ("CANCELLED", None, False),
+    ],
+)
+def test_a_job_after_one_that_was_cancelled_starts_nothing(tmp_path, slurm, before, cancelled):
+    paths, disk = RunPaths(tmp_path), Disk()
+    paths.jobs.mkdir(parents=True)
+    paths.job(0).write_bytes(b'{"seq":0,"job":"11","restart":0,"host":"n1","pid":1,"start_ticks":1}')
+    ask = job_main._was_cancelled
+    assert ask(paths, disk, before, 1, Asked(slurm), lambda: 0.0) is cancelled
+    assert ask(paths, disk, before, 0, Asked(slurm), lambda: 0.0) is False  # the first job has none before it
+    (paths.machine / "resume-1.json").touch()
+    assert ask(paths, disk, before, 1, Asked(slurm), lambda: 0.0) is False  # a person wants it all the same
+
+
+def test_a_slurm_that_stays_silent_does_not_hold_a_run_for_ever(tmp_path, capsys):
+    paths = RunPaths(tmp_path)
+    paths.jobs.mkdir(parents=True)
+    paths.job(0).write_bytes(b'{"seq":0,"job":"11","restart":0,"host":"n1","pid":1,"start_ticks":1}')
+    ticks = iter((0.0, 1e9))
+    assert not job_main._was_cancelled(paths, Disk(), state(job="11", seq=0), 1, Asked("", 5), lambda: next(ticks))
+    assert "nobody can tell whether job 11 was cancelled: no answer" in capsys.readouterr().err
+
+
+def test_the_wardens_spec_is_filled_with_the_nodes_own_name():
+    spec = {"agent": ["python", "--node", NODE], "node": NODE, "lease_s": 30.0}
+    assert {key: filled(value, "n7") for key, value in spec.items()} == {
+        "agent": ["python", "--node", "n7"],
+        "node": "n7",
+        "lease_s": 30.0,
+    }
+
+
+def test_an_allocation_is_read_from_the_jobs_environment():
+    found = slurm_world.allocation_of({**FACTS, "SLURM_RESTART_COUNT": "2", "SLURM_CPUS_PER_TASK": "4"}, "login")
+    assert found == slurm_world.Allocation("12", 2, ("n1", "n2", "n3"), "login", 4)
+    with pytest.raises(KeyError):
+        slurm_world.allocation_of({}, "login")
+
+
+def test_absent_nodes_are_told_once_each(tmp_path):
+    paths, disk, told = RunPaths(tmp_path), Disk(), []
+    paths.jobs.mkdir(parents=True)
+    assert absent.noted(disk, paths, "12") == ()
+    first = absent.Absent("n3", "Exited with exit code 1: no module named gangrun")
+    absent.note(disk, paths, "12", (first,))
+    watch = absent.AbsentWatch(paths, disk, "12", told.append)
+    watch.start()
+    until(lambda: told == [first], 10, "the first node is told")
+    second = absent.Absent("n4", "Communication connection failure", scheduler=True)
+    absent.note(disk, paths, "12", (first, second))
+    until(lambda: told == [first, second], 10, "the second node is told, and the first not again")
+    watch.over.set()
+    watch.join(10)
+    absent.path_of(paths, "12").write_text("torn")
+    assert absent.noted(disk, paths, "12") == ()
+
+
+def test_the_last_words_of_a_node(tmp_path):
+    log = tmp_path / "processes-n3.log"
+    assert job_step.last_words(log) == ""
+    log.write_text(
+        "[n3:agent] hello\n\nTraceback (most recent call last):\nModuleNotFoundError: No module named 'zmq'\n\n"
+    )
+    assert job_step.last_words(log) == "Traceback (most recent call last):; ModuleNotFoundError: No module named 'zmq'"
+
+
+@pytest.mark.parametrize(
+    ("more", "batch"),
+    [
+        ({}, False),  # salloc's own shell
+        ({"SLURM_PROCID": "0"}, True),  # a batch script
+        ({"SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967290", "SLURM_NTASKS": "4"}, False),  # salloc's interactive step
+        ({"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"}, False),  # srun --pty bash
+    ],
+)
+def test_what_kind_of_allocation_we_are_in(more, batch):
+    found = held.held_by({**FACTS, "SLURM_JOB_NAME": "mine", **more})
+    assert found is not None
+    assert (found.is_batch, found.job_name) == (batch, "mine")
+
+
+def test_outside_of_a_job_there_is_none():
+    assert held.held_by({"PATH": "/bin"}) is None
+
+
+def test_one_of_many_tasks_is_refused():
+    with pytest.raises(UserError, match="one of 4 tasks"):
+        held.held_by({**FACTS, "SLURM_STEP_ID": "0", "SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4"})
+
+
+def test_a_job_that_cannot_be_made_out_is_said():
+    with pytest.raises(UserError, match="cannot be made out"):
+        held.held_by({"SLURM_JOB_ID": "12"})
+
+
+def test_a_login_node_is_not_trained_on_by_mistake(tmp_path, monkeypatch):
+    conf, tools = tmp_path / "slurm.conf", tmp_path / "bin"
+    tools.mkdir()
+    (tools / "sbatch").write_text("#!/bin/sh\n")
+    (tools / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools))
+    held.refuse_login_node({"SLURM_CONF": str(conf)})  # no such cluster
+    conf.touch()
+    with pytest.raises(UserError, match="may be a login node"):
+        held.refuse_login_node({"SLURM_CONF": str(conf)})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    held.refuse_login_node({"SLURM_CONF": str(conf)})  # tools that cannot be had do not matter
+
+
+def test_srun_is_given_what_the_user_asked_of_it():
+    asked = Submission(
+        job_name="j", nodes_count=1, python="p", working_directory="/", srun=(("mpi", "none"), ("verbose", None))
+    )
+    assert job_main.srun_options(asked) == ("--mpi=none", "--verbose")
+
+
+def test_the_step_of_a_run_names_the_roster_and_the_founder(tmp_path):
+    spec = type(
+        "Spec", (), {"policy": type("P", (), {"timing": type("T", (), {"fence_after_s": 15.0, "warden_wake_s": 0.25})})}
+    )
+    allocation = slurm_world.Allocation("12", 0, ("n1", "n2", "n3"), "n1", None)
+    words = slurm_world.step_argv(spec, RunPaths(tmp_path / "50%"), CLAIM, allocation, ("n2", "n3"), ())
+    told = json.loads(words[-2])
+    assert told["agent"][-4:] == ["--roster", "n[1-3]", "--founder", "n2"]
+    assert "--nodelist=n[2-3]" in words
+    assert f"--output={tmp_path}/50%%/.gangrun/processes-%N.log" in words

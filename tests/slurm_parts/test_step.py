@@ -1,0 +1,71 @@
+"""srun's command line, its surroundings, and what its words tell of nodes."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from gangrun.adapters.slurm.commands import Tools
+from gangrun.adapters.slurm.step import Left, Shape, Step, argv, environment_of, left_of, literal
+from tests.waiting import until
+
+# As srun 22.05 and 24.11 said it.
+UNREACHED = "srun: error: Task launch for StepId=12.0 failed on node n3: Communication connection failure"
+EXITED = "srun: error: n[3-4]: tasks 2-3: Exited with exit code 78"
+KILLED = "srun: error: n2: task 1: Killed"
+
+
+def test_nothing_but_its_own_end_ends_the_step():
+    words = argv(Shape(("n1", "n2", "n10"), 4, "/runs/%N.log", ("--mpi=none",)), ["python", "warden"])
+    assert words[0] == "srun"
+    assert words[-2:] == ["python", "warden"]
+    assert {"--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--overlap", "--cpu-bind=none"} <= set(words)
+    assert {"--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--nodelist=n[1-2,10]", "--cpus-per-task=4"} <= set(words)
+    assert words.index("--mpi=none") < words.index("python")
+
+
+def test_without_a_request_for_cpus_srun_is_not_told_any():
+    assert not [word for word in argv(Shape(("n1",), None, "o"), ["x"]) if word.startswith("--cpus")]
+
+
+def test_a_percent_sign_in_a_path_is_no_pattern():
+    assert literal("/runs/100%/%N") == "/runs/100%%/%%N"
+
+
+@pytest.mark.parametrize(
+    ("line", "left"),
+    [
+        (UNREACHED, (Left("n3", "Communication connection failure", True),)),
+        (EXITED, (Left("n3", "Exited with exit code 78", False), Left("n4", "Exited with exit code 78", False))),
+        (KILLED, (Left("n2", "Killed", False),)),
+        ("srun: error: Application launch failed: Communication connection failure", ()),
+        ("srun: launch/slurm: _step_signal: Terminating StepId=12.0", ()),
+        ("srun: error: n[3: task 2: Killed", ()),
+        ("", ()),
+    ],
+)
+def test_what_a_line_of_srun_tells(line, left):
+    assert left_of(line) == left
+
+
+def test_a_users_habits_do_not_bend_the_step():
+    mine = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "PATH": "/bin", "SLURM_GPUS_PER_NODE": "8"}
+    habits = {"SRUN_CPUS_PER_TASK": "1", "SLURM_CPU_BIND": "cores", "SLURM_NTASKS": "9", "SLURM_KILL_BAD_EXIT": "1"}
+    assert environment_of({**mine, **habits}) == mine
+
+
+def test_a_step_is_heard_to_its_end():
+    heard: list[str] = []
+    code = f"import sys; sys.stderr.write({UNREACHED!r} + chr(10) + 'srun: Job step aborted' + chr(10)); sys.exit(3)"
+    step = Step([sys.executable, "-c", code], {"PATH": "/bin"}, "7", Tools({}), heard.append)
+    step.start()
+    assert until(lambda: step.ended, 20, "the step ended") == 3
+    assert heard == [UNREACHED, "srun: Job step aborted"]
+    assert step.left == [Left("n3", "Communication connection failure", True)]
+    assert step.words == [UNREACHED]  # what Slurm always says is left out
+
+
+def test_no_srun_is_an_error_of_its_own():
+    with pytest.raises(FileNotFoundError):
+        Step(["/nowhere/srun"], {}, "7", Tools({})).start()

@@ -93,8 +93,12 @@ class Store(Protocol):
     def note_progress(self, live: Mapping[str, object]) -> bool:
         """The holder's counter file: at most one small write per ``counter_every_s``; loss is harmless.
 
-        False: the write before failed or has not come back. In quiet times this is all that tells of a bad disk.
+        False: the write before failed or has not come back. In quiet times this is all that tells of a bad disk. With
+        each write goes a look for the seal, so that a term which was taken away learns of it (``Deposed``).
         """
+
+    def seen_open_at(self) -> float:
+        """When (``Clock.now``) this term was surely not sealed yet, as late as is known; -infinity: never seen."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from gangrun.core.model import Placement
 from gangrun.core.policy import Timing
 
+PROOF_COUNTERS = 3.0  # the holder's store looks for a seal with every write of the counter file
 GAP_GRACE_S = 2.0  # one beat round trip for a warden that was paused
 
 
@@ -48,6 +49,21 @@ def presumed_empty_at(last_beat: float, timing: Timing) -> float:
 def presumed_empty_after_takeover(majority_promised_at: float, timing: Timing) -> float:
     """Supervisor's clock. The old leader may have acked until its own lease D ended, which the promises bound."""
     return presumed_empty_at(majority_promised_at + timing.leader_lease_s, timing)
+
+
+def proof_lasts_s(timing: Timing) -> float:
+    """For how long a supervisor that does not hear everybody may ack after it was last seen that nobody sealed it."""
+    return PROOF_COUNTERS * timing.counter_every_s
+
+
+def last_ack_after_seal_s(timing: Timing) -> float:
+    """How long after a seal the sealed supervisor may still ack, if there is somebody whom it does not hear."""
+    return proof_lasts_s(timing) * (1 + timing.drift)
+
+
+def fence_after_seal_s(timing: Timing) -> float:
+    """How long after a seal ranks may live by a lease that the sealed supervisor renewed."""
+    return last_ack_after_seal_s(timing) + timing.leader_lease_s + fence_wait_s(timing)
 
 
 def fragment_allows(

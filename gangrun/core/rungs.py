@@ -74,7 +74,10 @@ def too_few_nodes(
     """Wait once for nodes that may come back, if many went at once (a shared service) or there is nobody else to ask;
     then rung 5 where there is a scheduler, else rung 6.
     """
-    away = [name for name, node in state.nodes.items() if node.lost or node.silent_since is not None]
+    out = left_out(state, now)  # whoever is left out is not waited for
+    away = [
+        name for name, node in state.nodes.items() if (node.lost or node.silent_since is not None) and name not in out
+    ]
     shared = len(away) >= SHARED_NODES_MIN and len(away) > policy.shared_fault_share * len(state.nodes)
     can_ask = policy.can_requeue and not policy.observe
     if away and (shared or not can_ask) and not state.waited_for_nodes:

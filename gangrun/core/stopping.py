@@ -116,12 +116,23 @@ def stacks_taken(state: RunState, event: StacksTaken, now: float, policy: Policy
 
 def gang_stopped(state: RunState, event: GangStopped, now: float, policy: Policy) -> Decision:
     """No rank lives: the next thing is due. What could not be cleaned away is said whatever that is."""
-    state = fenced(state, event.fenced, event.fence_until, now)
+    state = _with_presumed(fenced(state, event.fenced, event.fence_until, now), event)
     decision = _what_follows(replace(state, tries_count=0), now, policy)
     if not event.leftovers:
         return decision
     reason = f"{decision.reason} (left behind: {', '.join(event.leftovers)})"
     return replace(decision, reason=reason, state=replace(decision.state, reason=reason))
+
+
+def _with_presumed(state: RunState, event: GangStopped) -> RunState:
+    """A node that has not said a word until its lease was over is evidence, whoever else could be heard meanwhile."""
+    silent = {
+        name: state.nodes[name].silent_since or 0.0
+        for name, _ in event.presumed
+        if roster.in_gang(state, name) and name in state.nodes and state.nodes[name].silent_since is not None
+    }
+    evidence = replace(state.evidence, silent={**silent, **state.evidence.silent})
+    return replace(state, evidence=evidence) if silent else state
 
 
 def _what_follows(state: RunState, now: float, policy: Policy) -> Decision:

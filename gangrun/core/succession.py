@@ -20,6 +20,7 @@ from gangrun.core.actions import (
     TakeStacks,
 )
 from gangrun.core.events import ResumeRequested, TermTaken
+from gangrun.core.lease import fence_after_seal_s
 from gangrun.core.model import TERMINAL, After, Budget, Evidence, Phase, RunState, StartStage
 from gangrun.core.moves import (
     EXIT_CODES,
@@ -30,7 +31,6 @@ from gangrun.core.moves import (
     may_hold_ranks,
     stay,
     stop_all,
-    stop_bound_s,
     with_deadline,
 )
 from gangrun.core.policy import Policy
@@ -138,7 +138,7 @@ def _in_another_job(state: RunState, now: float, policy: Policy, who: str) -> De
         return finish(state, Phase.SUCCEEDED, now, "all ranks finished before their job ended")
     if may_hold_ranks(state):
         held = state.placement.nodes if state.placement else ()
-        state = fenced(state, held, now + stop_bound_s(policy, checkpoint_first=False), now)
+        state = fenced(state, held, now + fence_after_seal_s(policy.timing), now)
     return enter(
         state,
         Phase.PENDING,

@@ -243,6 +243,8 @@ class SimStore:
         self._busy = False
         self._told = -1
         self._withheld: Withheld | None = None
+        self.seen_open = float("-inf")
+        self.boot: Callable[[], float] = lambda: self.timeline.now
 
     def commit(self, record: Record, tickets: Sequence[int]) -> None:
         """In order, off the loop."""
@@ -257,7 +259,15 @@ class SimStore:
         works = self.timeline.now >= self.mount.stalled_until and not self.mount.trouble()
         if works and self._queue_term() >= 0:
             self.mount.disk.counters[self._queue_term()] = self.timeline.now
+            if self.mount.disk.acts[self.term].sealed:
+                self.post(Deposed(f"the acts of term {self.term} are sealed"))
+            else:
+                self.seen_open = self.boot()
         return works
+
+    def seen_open_at(self) -> float:
+        """When the term was not sealed yet, on this host's clock."""
+        return self.seen_open
 
     term = -1
 
@@ -316,6 +326,7 @@ class SimStore:
             if self.mount.reply_lost():
                 self.post(Deposed(f"ticket {n} of term {record.term}: exists already after an unclear error"))
                 return False
+        self.seen_open = self.boot()
         return True
 
     def killed(self) -> None:

@@ -120,6 +120,7 @@ class MemoryStore:
     stalled: bool = False
     waiting: deque[tuple[Record, tuple[int, ...]]] = field(default_factory=deque)
     live: Mapping[str, object] = field(default_factory=dict)
+    seen_open: float = float("inf")
     log: list[tuple[str, int]] = field(default_factory=list)  # ("fsync", n) and ("ticket", n), as they happened
 
     def commit(self, record: Record, tickets: Sequence[int]) -> None:
@@ -150,6 +151,10 @@ class MemoryStore:
         """Kept for whoever looks."""
         self.live = dict(live)
         return True
+
+    def seen_open_at(self) -> float:
+        """As set by hand."""
+        return self.seen_open
 
 
 @dataclass(slots=True)

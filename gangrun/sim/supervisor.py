@@ -172,6 +172,7 @@ class SimSupervisor(SimProcess):
             self.term = opening.term
             self.world.checker.claimed(self, self.term)
             self.store = SimStore(mount, self, self.post)
+            self.store.boot = self.clock.now
             checkpoints = SimCheckpoints(self.world.checkpoint_fs, mount, self, self.term, self.post)
             checkpoints.on_act = lambda what, attempt: self.world.checker.performs(self.term, what, attempt)
             checkpoints.on_choice = self.world.checker.chose

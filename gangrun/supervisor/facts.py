@@ -44,3 +44,5 @@ class Opening:
     promised: frozenset[str] = frozenset()  # nodes whose agents promised not to listen to the last term
     started_attempt: int = -1  # over tickets to start one
     notes: tuple[str, ...] = ()  # what people should read: damage, warnings
+    opened_at: float = float("-inf")  # run clock: nobody had sealed this term then
+    witnesses: frozenset[str] = frozenset()  # nodes that count for every supervisor before this one

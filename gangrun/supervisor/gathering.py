@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gangrun.core import lease
 from gangrun.core.events import Event, TermTaken
 from gangrun.core.model import TERMINAL, Inventory
 from gangrun.core.moves import is_unlaunched
@@ -31,20 +32,29 @@ class Gathering:
         # lost it cannot ack before this is over. An ended run must let them go sooner still.
         share = ENDED_SHARE if state.phase in TERMINAL else GATHER_SHARE
         self.until = opening.run_start + share * timing.takeover_after_s
-        self.floor: float | None = None  # a majority had left the last supervisor by then
+        self.floor: float | None = None  # by then the last supervisor had acked for the last time
         self._facts = facts
         self._opening = opening
+        self._timing = timing
         self._counted = frozenset(n for n in self.roster if not state.nodes[n].lost)
         self._dialled: set[str] = set()  # a promise may have been taken back since, a hello to this term not
         self._settle(opening.run_start)
 
     def _settle(self, now: float) -> None:
         """Without half of its roster the last supervisor has no majority left."""
-        if self.floor is None and 2 * (len(self._counted) - len(self._dialled)) <= len(self._counted):
+        half = 2 * (len(self._counted) - len(self._dialled)) <= len(self._counted)
+        if half and (self.floor is None or now < self.floor):
             self.floor = now
 
     def dialled(self, node: str, now: float) -> None:
-        """An agent that says hello to this term does not listen to the last one any more."""
+        """An agent that says hello to this term does not listen to the last one any more.
+
+        One alone is enough where the last supervisor counts it: whoever does not hear all acks only for so long after
+        it was last seen that nobody sealed it (``leadership``), and we sealed it before we began.
+        """
+        if node in self._opening.witnesses and self.floor is None:
+            unheard_at = now + self._timing.silence_after_s * (1 + self._timing.drift)
+            self.floor = max(unheard_at, self._opening.run_start + lease.last_ack_after_seal_s(self._timing))
         self._dialled |= {node} & self._counted
         self._settle(now)
 

@@ -122,6 +122,7 @@ class Loop:
             self.beats.expect(node, now if since is None else since)
         if self.law_one.roster:
             self.silence.adopt(self.state)
+        self.leadership.proven(opening.opened_at)
         self._opening_nodes = self.state.nodes if self.law_one.roster else {}
         self.count_rosters()
         reason = f"supervisor #{self.term} on {facts.node or 'this host'} reads: {self.state.reason or 'nothing yet'}"
@@ -294,6 +295,7 @@ class Loop:
         if not done:
             return
         self._due = None
+        self._prove()
         self.count_rosters()
         hung = self.stalls.released(n)
         if hung is not None:
@@ -379,8 +381,12 @@ class Loop:
         self._judge_backlog = 0
         self.tell(self.silence.tick(self.state, now, self.progress.halted(now)), now)
 
+    def _prove(self) -> None:
+        self.leadership.proven(self.run_clock.at(self._store.seen_open_at()))
+
     def _show(self, now: float) -> None:
         if now >= self._live_at:
+            self._prove()
             self._live_at = now + self.policy.timing.counter_every_s
             heard = len(self.beats.heard) - len(self.silence.suspects)
             if not self._store.note_progress(self.progress.live(self.state, now, heard)) and not len(self.ledger):

@@ -48,6 +48,7 @@ def take(
     ``TermLost`` or ``JournalRefused`` otherwise; an ``OSError`` of the file system goes through: nothing was taken.
     """
     term = _claim(terms, offer, max(1, term_min), judged)
+    opened = clock.now()
     if not terms.open_acts(term):
         raise TermLost(f"term {term} was sealed by a newer one before it began")
     warnings = terms.seal_before(term)
@@ -60,15 +61,32 @@ def take(
     last_recorded = max((record.at for record in history.records), default=0.0)
     run_clock = RunClock.starting(last_recorded, wall, boot)
     notes = (*warnings, *history.notes)
+    opened_at = run_clock.at(opened)
     if state is None:
         fresh = RunState(run=facts.run, shape=facts.shape, seq=facts.seq, resume_request=facts.resume_request)
         state = first_state(fresh, run_clock.run_start, policy)
-        return Opening(term, state, run_clock.run_start, boot, history.ticketed_attempt, notes=notes)
+        highest = history.ticketed_attempt
+        return Opening(term, state, run_clock.run_start, boot, highest, notes=notes, opened_at=opened_at)
     if state.run != facts.run:
         raise JournalRefused(f"the journal is of run {state.run}, not of {facts.run}: the run directory was mixed up")
     state = _fence_kept(state, last_recorded, run_clock.run_start)
     highest = max(state.attempt, history.ticketed_attempt)
-    return Opening(term, state, run_clock.run_start, boot, highest, frozenset(promised), history.started_attempt, notes)
+    return Opening(
+        term, state, run_clock.run_start, boot, highest, frozenset(promised), history.started_attempt, notes,
+        opened_at, _witnesses(state, history) if state.job == facts.job else frozenset(),
+    )  # fmt: skip
+
+
+def _witnesses(state: RunState, history: History) -> frozenset[str]:
+    """The nodes that no supervisor so far has counted as lost: each must have them in its hearing to go on acking.
+
+    None where something of the journals cannot be read, and not one that was ever lost: some supervisor that does not
+    know yet that its time is over may count it as lost still.
+    """
+    if history.notes:
+        return frozenset()
+    lost = {str(record.event.get("node")) for record in history.records if record.kind == "NodeLost"}
+    return frozenset(name for name, node in state.nodes.items() if not node.lost and name not in lost)
 
 
 def refusal(terms: Terms, before: int) -> str:

@@ -81,6 +81,23 @@ def test_the_ticket_of_a_start_is_withheld_once_the_run_is_cancelled(tmp_path: P
     assert desk.store.close(WITHIN_S)
 
 
+def test_a_quiet_term_that_is_sealed_learns_of_it_with_its_next_sign_of_life(tmp_path: Path) -> None:
+    clock = HandClock()
+    desk = Desk(tmp_path, clock=clock)
+    assert desk.store.seen_open_at() == float("-inf")
+    desk.store.commit(snapshot(1), ())
+    assert desk.next() == Stored(0)
+    assert desk.store.seen_open_at() == clock.now()
+    clock.wait(6.0)
+    desk.store.note_progress({})
+    until(lambda: desk.store.seen_open_at() == clock.now(), "the counter's write tells too")
+    desk.terms.seal_before(2)
+    clock.wait(6.0)
+    desk.store.note_progress({})
+    assert isinstance(desk.next(), Deposed)
+    assert desk.store.seen_open_at() == clock.now() - 6.0
+
+
 def test_a_thousand_records_in_few_appends_are_in_order(tmp_path: Path, disk: PausableDisk) -> None:
     desk = Desk(tmp_path, disk)
     disk.pause()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from gangrun.core.model import Phase
 from gangrun.sim import FaultPlan, Kind, Script, Setup, World
 
@@ -39,3 +41,17 @@ def test_it_waits_for_the_lease_of_a_node_that_may_still_hold_ranks() -> None:
     second = world.scheduler.jobs[1]
     started = began_at(world, "GangStarted", second.id)
     assert 12.0 + 30.0 < started < 12.0 + 45.0, started
+
+
+@pytest.mark.parametrize("lost", [(1, 2), (0, 1), (0, 2)])
+def test_where_most_nodes_are_lost_the_one_that_is_left_sees_to_the_next_job(lost: tuple[int, ...]) -> None:
+    plan = FaultPlan()
+    for node in lost:
+        plan = plan.fail_at(12.0, Kind.KILL_NODE, node=node)
+    world = with_spare_nodes(3, plan)
+    outcome = world.run()
+    assert outcome.state is not None and outcome.state.phase is Phase.SUCCEEDED, world.story()
+    second = world.scheduler.jobs[1]
+    assert second.submitted_at < 12.0 + 240.0
+    took_s = began_at(world, "GangStarted", second.id) - began_at(world, "TermTaken", second.id)
+    assert took_s < 5.0

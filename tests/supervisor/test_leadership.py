@@ -21,8 +21,15 @@ def nodes(names: Iterable[str], *lost: str) -> dict[str, Node]:
     return {name: Node(name, "i1", "b", 1, lost=name in lost) for name in names}
 
 
-def test_a_majority_within_d_and_not_an_instant_longer() -> None:
+def proven() -> Leadership:
+    """Nobody ever seals its term."""
     leads = Leadership(TIMING)
+    leads.proven(float("inf"))
+    return leads
+
+
+def test_a_majority_within_d_and_not_an_instant_longer() -> None:
+    leads = proven()
     leads.rosters(nodes("abc"))
     leads.heard("a", 10.0)
     assert not leads.holds(10.0)
@@ -33,7 +40,7 @@ def test_a_majority_within_d_and_not_an_instant_longer() -> None:
 
 
 def test_half_is_no_majority_and_strangers_do_not_count() -> None:
-    leads = Leadership(TIMING)
+    leads = proven()
     leads.rosters(nodes("abcd"))
     for node in ("a", "b", "x", "y"):
         leads.heard(node, 10.0)
@@ -41,7 +48,7 @@ def test_half_is_no_majority_and_strangers_do_not_count() -> None:
 
 
 def test_lost_nodes_do_not_count() -> None:
-    leads = Leadership(TIMING)
+    leads = proven()
     leads.rosters(nodes("abcd", "c", "d"))
     leads.heard("a", 10.0)
     assert not leads.holds(10.0)
@@ -50,7 +57,7 @@ def test_lost_nodes_do_not_count() -> None:
 
 
 def test_both_rosters_need_their_majority() -> None:
-    leads = Leadership(TIMING)
+    leads = proven()
     leads.rosters(nodes("a"), nodes("abc"))
     leads.heard("a", 10.0)
     assert not leads.holds(10.0)
@@ -58,8 +65,28 @@ def test_both_rosters_need_their_majority() -> None:
     assert leads.holds(10.0)
 
 
-def test_a_replaced_agent_proves_nothing() -> None:
+def test_who_does_not_hear_all_leads_only_for_so_long_after_it_was_seen_not_to_be_sealed() -> None:
     leads = Leadership(TIMING)
+    leads.rosters(nodes("abc"), nodes("abcd", "d"))
+    for now in (10.0, 30.0):
+        for node in "abc":
+            leads.heard(node, now)
+        assert leads.holds(now), "all are heard: nobody else can have taken its term"
+    for now in (35.0, 35.1):
+        leads.heard("a", now)
+        leads.heard("b", now)
+        assert leads.holds(now) is (now <= 30.0 + TIMING.silence_after_s), "c is silent"
+    leads.proven(22.0)
+    assert leads.holds(37.0)
+    for node in "ab":
+        leads.heard(node, 37.0)
+    assert not leads.holds(37.1)
+    leads.rosters(nodes("abc", "c"), nodes("abc", "c"))
+    assert leads.holds(37.1), "its loss is on disk"
+
+
+def test_a_replaced_agent_proves_nothing() -> None:
+    leads = proven()
     leads.rosters(nodes("a"))
     leads.heard("a", 10.0)
     assert leads.holds(10.0)
@@ -68,13 +95,13 @@ def test_a_replaced_agent_proves_nothing() -> None:
 
 
 def test_counting_ten_thousand_is_not_done_for_each_beat() -> None:
-    leads = Leadership(TIMING)
+    leads = proven()
     names = [f"n{i}" for i in range(10_000)]
     leads.rosters(nodes(names))
     for name in names[:5_001]:
         leads.heard(name, 10.0)
     assert leads.holds(10.0)
-    late = Leadership(TIMING)
+    late = proven()
     late.rosters(nodes(names))
     for name in names[:5_000]:
         late.heard(name, 10.0)

@@ -247,7 +247,8 @@ def test_law_one_after_a_takeover_runs_from_the_majoritys_hello_plus_d() -> None
     loop = desk.open()
     desk.agents["n2"].beating = desk.agents["n2"].obeys = False
     rejoin(desk, "n0")
-    assert loop.law_one.floor is None  # the last supervisor may still lead the other two
+    assert loop.law_one.floor is not None  # the last supervisor may still lead the other two, but not for long
+    assert loop.law_one.floor >= loop.law_one.until + 10.0
     desk.clock.boot += 0.5
     rejoin(desk, "n1")
     floor = loop.law_one.floor
@@ -261,6 +262,38 @@ def test_law_one_after_a_takeover_runs_from_the_majoritys_hello_plus_d() -> None
     assert loop.state.phase is Phase.STOPPING
     desk.pass_s(0.002)
     assert loop.state.phase is not Phase.STOPPING
+
+
+def test_one_node_that_the_last_supervisor_must_hear_is_enough_to_know_when_it_acked_last() -> None:
+    desk = Desk(nodes=3)
+    desk.running()
+    loop = desk.open()
+    assert loop.law_one.floor is None
+    for name in ("n1", "n2"):
+        desk.agents[name].beating = desk.agents[name].obeys = False
+    rejoin(desk, "n0")
+    floor = loop.law_one.floor
+    assert floor == pytest.approx(loop.law_one.until - 3.5 + 15.0 * 1.01)
+    desk.pass_s(100.0)  # nobody is lost before a majority on the other side would long have taken the term
+    assert loop.state.phase is Phase.WAITING
+    presumed = record(desk, "GangStopped")["presumed"]
+    assert presumed == [["n1", "law 1: its lease is over"], ["n2", "law 1: its lease is over"]]
+
+
+def test_one_that_was_ever_lost_proves_nothing() -> None:
+    desk = Desk(nodes=3)
+    desk.running()
+    desk.agents["n0"].beating = False
+    desk.pass_s(40.0)
+    assert "NodeLost" in desk.kinds()
+    desk.agents["n0"].beating = True
+    desk.pass_s(5.0)
+    loop = desk.open()
+    assert not loop.state.nodes["n0"].lost
+    rejoin(desk, "n0")
+    assert loop.law_one.floor is None
+    rejoin(desk, "n1")
+    assert loop.law_one.floor is not None
 
 
 def test_a_deposed_supervisor_that_wakes_starts_nothing() -> None:

@@ -60,6 +60,7 @@ class FsStore:
         self._counter_every_s = counter_every_s
         self._counter_due = clock.now()
         self._counter_works = True  # False also while a write is under way
+        self._seen_open = float("-inf")
         self._changed = threading.Condition()
         self._queue: deque[_Entry] = deque()
         self._live: dict[str, object] | None = None
@@ -85,6 +86,10 @@ class FsStore:
             self._live = dict(live)
             self._wake()
             return self._counter_works
+
+    def seen_open_at(self) -> float:
+        """When this term was surely not sealed yet."""
+        return self._seen_open
 
     def close(self, deadline_s: float) -> bool:
         """Write what is queued, for at most ``deadline_s``; True if everything is on disk. Commits nothing after."""
@@ -144,6 +149,7 @@ class FsStore:
         return bool(self._queue) or self._closing or self._stopped or self._counter_is_due()
 
     def _settle(self, entry: _Entry) -> None:
+        began = self._clock.now()
         cancelled_by = ""
         for ticket in entry.tickets:
             if self._stopped:  # closed while the disk stood still: nobody would perform the act
@@ -158,6 +164,7 @@ class FsStore:
         with self._changed:
             if self._stopped:
                 return
+            self._seen_open = began
             self._queue.popleft()
         self._post(Withheld(entry.n, cancelled_by) if cancelled_by else Stored(entry.n))
 
@@ -194,14 +201,17 @@ class FsStore:
             if not self._counter_is_due():
                 return
             live, self._live = self._live or {}, None
-            self._counter_due = self._clock.now() + self._counter_every_s
+            began = self._clock.now()
+            self._counter_due = began + self._counter_every_s
             self._counter_works = False
         try:
             self._counter.write(live, self._clock.wall())
+            self._terms.still_open(self._term)
         except OSError:
             return  # its loss is harmless: the journal's trouble is what gets reported
         with self._changed:
             self._counter_works = True
+            self._seen_open = max(self._seen_open, began)
 
 
 def _ticket(term: int, n: int, act: Act | None) -> Ticket:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.job_claims import JobClaims
 from gangrun.cli.finding import find
 from gangrun.cli.options import echo_json, json_option, look_now, run_argument, runs_dir_option
 from gangrun.cli.reading import Reading, read
 from gangrun.cli.status_json import SCHEMA, status_of
-from gangrun.cli.status_view import Look
+from gangrun.cli.status_view import Look, excluded_lines
 from gangrun.cli.story import Entry, tell
 from gangrun.cli.terminal import clean, phase_word, styled, wrapped
 from gangrun.cli.times import clock_words, date_words
 from gangrun.core.nodeset import fold
+
+if TYPE_CHECKING:
+    from gangrun.cli.job_story import JobTold
 
 LABEL_CHARS = 11
 
@@ -36,15 +41,26 @@ def command(run: str | None, everything: bool, as_json: bool, runs_dir: str | No
     reading = read(find(run, runs_dir), story=True, slurm=True)
     entries = [entry for entry in tell(reading.records) if everything or entry.matters]
     look = look_now()
+    status = status_of(reading, look.now)
+    jobs = _jobs(reading, status)
     if as_json:
-        echo_json(_as_json(reading, entries, look.now))
+        echo_json(_as_json(status, entries, jobs))
     else:
-        click.echo("\n".join(page(status_of(reading, look.now), entries, look, everything=everything)))
+        click.echo("\n".join(page(status, entries, look, everything=everything, jobs=jobs)))
     return 0
 
 
-def _as_json(reading: Reading, entries: Iterable[Entry], now: float) -> dict[str, Any]:
-    status = status_of(reading, now)
+def _jobs(reading: Reading, status: dict[str, Any]) -> list[JobTold]:
+    """A run on one box has an owner at a time, and Slurm knows nothing of it."""
+    if reading.spec.world != "slurm":
+        return []
+    from gangrun.cli.job_story import tell_jobs
+
+    claims = JobClaims(reading.paths, Disk()).all()
+    return tell_jobs(reading.records, claims, status["attempts"], reading.queue)
+
+
+def _as_json(status: dict[str, Any], entries: Iterable[Entry], jobs: list[JobTold]) -> dict[str, Any]:
     story = [
         {
             "at": entry.wall,
@@ -65,14 +81,26 @@ def _as_json(reading: Reading, entries: Iterable[Entry], now: float) -> dict[str
         }
         for entry in entries
     ]
-    keys = ("run", "name", "state", "reason", "failure", "attempts", "abandoned", "notes")
-    return {"schema": SCHEMA, **{key: status[key] for key in keys}, "story": story}
+    keys = ("run", "name", "state", "reason", "failure", "attempts", "abandoned", "excluded", "notes")
+    told: list[dict[str, Any]] = []
+    if jobs:
+        from gangrun.cli.job_story import as_json
+
+        told = as_json(jobs)
+    return {"schema": SCHEMA, **{key: status[key] for key in keys}, "jobs": told, "story": story}
 
 
-def page(status: dict[str, Any], entries: list[Entry], look: Look, *, everything: bool = False) -> list[str]:
+def page(
+    status: dict[str, Any], entries: list[Entry], look: Look, *, everything: bool = False, jobs: Sequence[JobTold] = ()
+) -> list[str]:
     """The whole story as lines."""
     lines = [f"{phase_word(status['state'], look.color)} · {clean(status['name'])}  {clean(status['run'])}"]
     lines += wrapped(clean(status["reason"]), look.columns, "  ")
+    if jobs:
+        from gangrun.cli.job_story import lines_of
+
+        lines += lines_of(jobs, look)
+        lines += ["", *excluded_lines(status, look)] if status["excluded"] else []
     if not entries:
         lines += ["", "  nothing was decided yet"]
     attempts = {one["number"]: one for one in status["attempts"]}

@@ -42,7 +42,7 @@ def page(status: Mapping[str, Any], look: Look) -> list[str]:
     for label, text in _facts(status, look):
         first = f"  {label.ljust(LABEL_CHARS)}"
         lines += wrapped(text, look.columns, first, " " * len(first))
-    lines += _excluded(status, look)
+    lines += excluded_lines(status, look)
     lines += _attempts(status, look)
     lines += ["", *(styled(line, "dim", look.color) for line in wrapped(_next(status), look.columns, "  "))]
     return lines
@@ -149,7 +149,8 @@ def _checkpoint(checkpoint: Mapping[str, Any] | None, look: Look) -> str:
     return f"step {checkpoint['step']}, {checkpoint['level']}{seen}, {clean(checkpoint['path'])}"
 
 
-def _excluded(status: Mapping[str, Any], look: Look) -> list[str]:
+def excluded_lines(status: Mapping[str, Any], look: Look) -> list[str]:
+    """Which nodes the run may not use, why, and until when."""
     lines = []
     excluded = status["excluded"]
     for one in excluded[:EXCLUDED_SHOWN_COUNT]:

@@ -86,7 +86,9 @@ def _of_people_and_processes(
             return f"a new agent on {event.node} said hello{': ' + event.why if event.why else ''}"
         case ev.TermTaken():
             held = _inventories(event.inventories)
-            return f"supervisor #{event.term} has its term{'; ' + held if held else ''}"
+            number = event.job.partition("r")[0]  # of whichever stay of it
+            there = f" in job {number}" if number.isdecimal() else ""
+            return f"supervisor #{event.term} has its term{there}{'; ' + held if held else ''}"
         case ev.ResumeRequested():
             return f"{event.by} resumed the run (from: {event.resume_request})"
         case ev.CancelRequested():

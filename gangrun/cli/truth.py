@@ -60,7 +60,7 @@ def by_the_mark(reading: Reading) -> Truth:
     """Ended by the cancel mark alone."""
     by = reading.cancelled.by if reading.cancelled is not None else "nobody"
     if reading.state is None:
-        return Truth(CANCELLED, "cancelled before it began", CANCELLED_CODE)
+        return Truth(CANCELLED, f"cancelled by {by} before it began", CANCELLED_CODE)
     words = f"cancelled by {by}, and killed before that could be written down"
     return Truth(CANCELLED, words, CANCELLED_CODE)
 

@@ -162,8 +162,6 @@ class JobWatch(threading.Thread):
             spent = blank_count >= TRIES_COUNT or self._clock.now() - asked_at >= kill_wait_s / 3
             if kind is not NoticeKind.UNKNOWN or spent or self._over.wait(TRY_EVERY_S):
                 break
-        if self._over.is_set():
-            return
         grace_s = max(0.0, kill_wait_s - (self._clock.now() - asked_at))
         if facts is not None and facts.state == "RUNNING" and kind is NoticeKind.PREEMPTION:
             grace_s = self._left_s(facts.end_wall)

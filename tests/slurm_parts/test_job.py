@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from typing import cast
 
 import pytest
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import JobClaim, plain_job
 from gangrun.adapters.fs.run_dir import RunPaths
-from gangrun.adapters.slurm.scheduler import JobFacts, SchedulerSilent
+from gangrun.adapters.slurm.scheduler import JobFacts, Scheduler, SchedulerSilent
 from gangrun.cli import absent, held, job_main, job_owner, job_step, slurm_world
 from gangrun.cli.errors import UserError
 from gangrun.cli.node_main import NODE, filled
 from gangrun.core.model import Phase, RunState, Shape
+from gangrun.wire.spec import RunSpec
 from gangrun.wire.submission import Submission
 from tests.waiting import until
 
@@ -88,11 +90,14 @@ def test_a_job_after_one_that_was_cancelled_starts_nothing(tmp_path, slurm, befo
     paths, disk = RunPaths(tmp_path), Disk()
     paths.jobs.mkdir(parents=True)
     paths.job(0).write_bytes(b'{"seq":0,"job":"11","restart":0,"host":"n1","pid":1,"start_ticks":1}')
-    ask = job_main._was_cancelled
-    assert ask(paths, disk, before, 1, Asked(slurm), lambda: 0.0) is cancelled
-    assert ask(paths, disk, before, 0, Asked(slurm), lambda: 0.0) is False  # the first job has none before it
+
+    def asked(seq):
+        return job_main._was_cancelled(paths, disk, before, seq, cast(Scheduler, Asked(slurm)), lambda: 0.0)
+
+    assert asked(1) is cancelled
+    assert asked(0) is False  # the first job has none before it
     (paths.machine / "resume-1.json").touch()
-    assert ask(paths, disk, before, 1, Asked(slurm), lambda: 0.0) is False  # a person wants it all the same
+    assert asked(1) is False  # a person wants it all the same
 
 
 def test_a_slurm_that_stays_silent_does_not_hold_a_run_for_ever(tmp_path, capsys):
@@ -100,7 +105,8 @@ def test_a_slurm_that_stays_silent_does_not_hold_a_run_for_ever(tmp_path, capsys
     paths.jobs.mkdir(parents=True)
     paths.job(0).write_bytes(b'{"seq":0,"job":"11","restart":0,"host":"n1","pid":1,"start_ticks":1}')
     ticks = iter((0.0, 1e9))
-    assert not job_main._was_cancelled(paths, Disk(), state(job="11", seq=0), 1, Asked("", 5), lambda: next(ticks))
+    silent = cast(Scheduler, Asked("", 5))
+    assert not job_main._was_cancelled(paths, Disk(), state(job="11", seq=0), 1, silent, lambda: next(ticks))
     assert "nobody can tell whether job 11 was cancelled: no answer" in capsys.readouterr().err
 
 
@@ -121,7 +127,8 @@ def test_an_allocation_is_read_from_the_jobs_environment():
 
 
 def test_absent_nodes_are_told_once_each(tmp_path):
-    paths, disk, told = RunPaths(tmp_path), Disk(), []
+    paths, disk = RunPaths(tmp_path), Disk()
+    told: list[absent.Absent] = []
     paths.jobs.mkdir(parents=True)
     assert absent.noted(disk, paths, "12") == ()
     first = absent.Absent("n3", "Exited with exit code 1: no module named gangrun")
@@ -198,9 +205,10 @@ def test_srun_is_given_what_the_user_asked_of_it():
 
 
 def test_the_step_of_a_run_names_the_roster_and_the_founder(tmp_path):
-    spec = type(
-        "Spec", (), {"policy": type("P", (), {"timing": type("T", (), {"fence_after_s": 15.0, "warden_wake_s": 0.25})})}
-    )
+    spec = RunSpec(
+        run="r", name="r", world="slurm", command=("true",), python=False, working_directory="/", nodes=(),
+        nodes_count=2, nodes_min_count=2, slots_per_node=1, ranks_per_slot=1,
+    )  # fmt: skip
     allocation = slurm_world.Allocation("12", 0, ("n1", "n2", "n3"), "n1", None)
     words = slurm_world.step_argv(spec, RunPaths(tmp_path / "50%"), CLAIM, allocation, ("n2", "n3"), ())
     told = json.loads(words[-2])

@@ -136,8 +136,8 @@ def lines_of(jobs: Sequence[JobTold], look: Look) -> list[str]:
 
 
 def _label(one: JobTold) -> str:
-    again = f", requeued {one.restart}×" if one.restart else ""
-    anew = f", launched {one.launch + 1}×" if one.launch else ""
+    again = f", start {one.restart + 1}" if one.restart else ""
+    anew = f", launch {one.launch + 1}" if one.launch else ""
     return clean(f"job {one.job}{again}{anew}")
 
 

@@ -131,6 +131,7 @@ def _wish(request: Request, wall: float) -> Wish:
         words = os.fsencode(error.object).decode("utf-8", "backslashreplace")
         raise UserError("usage", f"{words!r} is not valid UTF-8, so it cannot be kept with the run") from error
     _warn_of_places(found, draft)
+    _warn_of_cpus(draft, submission)
     return Wish(found, draft, submission)
 
 
@@ -156,6 +157,15 @@ def _warn_of_places(found: Understood, draft: RunSpec) -> None:
         if any(place == local or place.startswith(local + "/") for local in OF_ONE_NODE):
             words = f"{what} {clean(place)} must be shared by all nodes, and such places seldom are"
             click.echo(f"gangrun: {words}", err=True)
+
+
+def _warn_of_cpus(draft: RunSpec, submission: Submission) -> None:
+    """Slurm gives a task one CPU unless it is told otherwise, and all ranks of a node are in one task."""
+    passed = {key for key, _ in submission.sbatch}
+    asked = submission.cpus_per_task or submission.exclusive or passed & {"cpus-per-gpu", "mincpus", "exclusive"}
+    if draft.ranks_per_slot > 1 and not asked:
+        words = f"without -c all {draft.ranks_per_slot} ranks of a node get one CPU, unless the site gives more by itself"
+        click.echo(f"gangrun: {words}", err=True)
 
 
 def job_name(name: str, run: str) -> str:
@@ -241,4 +251,6 @@ def _tell(request: Request, spec: RunSpec, paths: RunPaths, job: str, now: Stand
     click.echo(f"  resume  {resume_words(spec, point, wall_now())}")
     if now.reason in NEVER:
         click.echo("  note    Slurm will not start it as it was asked for; gangrun cancel takes it back")
+    if now.reason == "JobLaunchFailure":
+        click.echo("  note    a node could not open a file in the run directory: is it shared by all nodes?")
     click.echo(f"  next    gangrun status {spec.run}")

@@ -251,3 +251,11 @@ def test_places_that_other_nodes_do_not_see(
     assert "the runs directory /dev/shm/gr must be shared by all nodes" in said.err
     assert "the checkpoint directory /tmp/x must be shared" in said.err
     assert "shared" not in gangrun("submit", "--runs-dir", "/shared/gr", "--dry-run", "train.py").err
+
+
+def test_one_cpu_for_many_ranks(tools: Path, home: Path, gangrun: Call) -> None:
+    eight = ("submit", "--gpus-per-node", "8", "--dry-run")
+    assert "without -c all 8 ranks of a node get one CPU" in gangrun(*eight, "train.py").err
+    for more in (("-c", "16"), ("--exclusive",), ("--sbatch", "cpus-per-gpu=4")):
+        assert "one CPU" not in gangrun(*eight, *more, "train.py").err
+    assert "one CPU" not in gangrun("submit", "--dry-run", "train.py").err

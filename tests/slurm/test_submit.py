@@ -59,7 +59,8 @@ def test_a_run_from_beginning_to_end(cluster: Cluster, folder: Path) -> None:
     assert (run / "logs" / f"job-{job}.out").exists()
     again = cluster.user_run(["sbatch", run / ".gangrun" / "slurm" / "job-0.sh"])
     told = cluster.wait_job(again.stdout.split()[-1], "COMPLETED", "FAILED", "CANCELLED")
-    assert told["JobState"] != "CANCELLED", told
+    assert told["JobState"] == "COMPLETED", told
+    assert "nothing is started: the run has ended" in (run / "logs" / f"job-{told['JobId']}.out").read_text()
     assert sum(path.read_text().count("trained") for path in (run / "logs" / "0").iterdir()) == 4
     cluster.tool("scancel", str(after[0]))
     cluster.assert_clean(10)

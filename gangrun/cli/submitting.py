@@ -164,7 +164,7 @@ def _warn_of_cpus(draft: RunSpec, submission: Submission) -> None:
     passed = {key for key, _ in submission.sbatch}
     asked = submission.cpus_per_task or submission.exclusive or passed & {"cpus-per-gpu", "mincpus", "exclusive"}
     if draft.ranks_per_slot > 1 and not asked:
-        words = f"without -c all {draft.ranks_per_slot} ranks of a node get one CPU, unless the site gives more by itself"
+        words = f"without -c all {draft.ranks_per_slot} ranks of a node get one CPU, unless the site gives more"
         click.echo(f"gangrun: {words}", err=True)
 
 

@@ -119,6 +119,9 @@ def test_json_tells_where_it_would_go_on(tools: Path, home: Path, gangrun: Call)
         if step < 300:
             (home / "ckpt" / f"step-{step}" / ".metadata").touch()
     first = gangrun("submit", "--checkpoint-dir", "ckpt", "--json", "train.py").json
+    page = (Path(__file__).parents[2] / "docs" / "status-json.md").read_text("utf-8")
+    for key in (first.keys() | first["resume_from"].keys()) - {"schema"}:
+        assert f"`{key}`" in page, key
     assert first["resume_from"]["step"] == 200
     assert first["resume_from"]["run"] is None
     assert first["resume_from"]["user"]

@@ -95,6 +95,7 @@ def _with_queue(
     newest = {one.job: k for k, one in enumerate(told)}
     for job in queue.jobs:
         words = ended_words(job) if job.ended else active_words(job) if job.active else waiting_words(job)
+        words = words.removeprefix(f"job {job.job} ")
         k = newest.get(job.job)
         if k is None:
             when, without = asked.get(-1 if job.seq is None else job.seq, (None, ()))

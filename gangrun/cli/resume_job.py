@@ -20,7 +20,7 @@ from gangrun.cli.batch_jobs import BatchJobs, batch_jobs
 from gangrun.cli.errors import DONE, SLURM, UNKNOWN, UserError
 from gangrun.cli.new_run import put_in_index
 from gangrun.cli.options import echo_json
-from gangrun.cli.queue_words import HELD_BY_OTHERS, HOLDS, Queue, RunJob, active_words, waiting_words
+from gangrun.cli.queue_words import HELD_BY_OTHERS, Queue, RunJob, active_words, waiting_words
 from gangrun.cli.reading import Reading, ask_slurm
 from gangrun.cli.slurm_asking import scheduler_of, standing, tools_of
 from gangrun.cli.status_json import SCHEMA
@@ -131,7 +131,9 @@ def _release(
         raise UserError("slurm", words, f"gangrun status {run} shows how it waits", UNKNOWN) from error
     with contextlib.suppress(SchedulerRefused, SchedulerSilent):  # then it waits two minutes more
         scheduler.start_now(held.job)
-    return _tell(reading, jobs, held, f"job {held.job} is released ({HOLDS[held.held]} until now)", as_json=as_json)
+    return _tell(
+        reading, jobs, held, f"job {held.job} is released; until now it waited as {held.held}", as_json=as_json
+    )
 
 
 def _tell(reading: Reading, jobs: BatchJobs, job: RunJob, words: str, *, as_json: bool) -> int:

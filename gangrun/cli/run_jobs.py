@@ -76,7 +76,7 @@ def queue_of(paths: RunPaths, run: str, owner: JobClaim | None, found: Iterable[
     ordered = list(in_order(tuple(jobs)))
     if ordered and ordered[-1].ended:
         ordered[-1] = replace(ordered[-1], last_words=_last_words(paths, ordered[-1].job))
-    return Queue(tuple(ordered), stopped=_stopped(paths))
+    return Queue(tuple(ordered), stopped=_stopped(paths, ordered[-1].seq if ordered else None))
 
 
 def run_of(job: str) -> str:
@@ -108,11 +108,12 @@ def _last_words(paths: RunPaths, job: str) -> str:
     return str(found[-1]).strip()[:NOTE_CHARS] if found else ""
 
 
-def _stopped(paths: RunPaths) -> str:
+def _stopped(paths: RunPaths, seq: int | None) -> str:
     """Why the newest batch script ended before it could claim its place; "" where it did not."""
     disk = Disk()
     try:
-        note = disk.read(paths.setup_failed(JobClaims(paths, disk).highest() + 1), limit=NOTE_CHARS)
+        newest = JobClaims(paths, disk).highest() + 1 if seq is None else seq
+        note = disk.read(paths.setup_failed(newest), limit=NOTE_CHARS)
     except OSError:
         return ""
     return " ".join(note.decode("utf-8", "replace").split())

@@ -189,6 +189,9 @@ def _attempt(one: Mapping[str, Any], until: float, told_above: str, look: Look) 
 
 def _next(status: Mapping[str, Any]) -> str:
     run = clean(status["run"])
+    if status["job"] is not None and not status["attempts"]:
+        place = f"{clean(status['directory'])}/logs/job-{clean(status['job'])}.out"
+        return f"gangrun explain {run} tells the story; what the job said, once it has begun, is in {place}"
     if status["state"] == "FAILED":
         return f"gangrun logs --errors {run} shows who failed first; gangrun explain {run} tells the story"
     return f"gangrun explain {run} tells the story; it lies in {clean(status['directory'])}"

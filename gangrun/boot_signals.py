@@ -91,11 +91,24 @@ def _survive(file: int) -> None:
     ours = []
     for number in sorted(HELD):
         if _getsignal(number) is signal.SIG_DFL:  # ignored by whoever started all this: stays ignored
+            _ignore_beneath(number)
             faulthandler.register(number, file=file, all_threads=False, chain=False)
             ours.append(number)
     _follow_forks(ours)
     _follow_spawns()
     _hold_own_handlers(file, ours)
+
+
+def _ignore_beneath(number: int) -> None:
+    """What faulthandler brings back when the interpreter winds up: a rank that has done all must not die of it then.
+    Python is not told, so that ``signal.getsignal`` says SIG_DFL as a script expects.
+    """
+    try:
+        import ctypes
+
+        ctypes.CDLL(None).signal(number, ctypes.c_void_p(1))  # SIG_IGN
+    except (ImportError, OSError, AttributeError):
+        pass
 
 
 class _Held:
@@ -168,9 +181,7 @@ def _follow_forks(ours: Sequence[int]) -> None:
     def restore() -> None:
         for number in ours:
             if _getsignal(number) is signal.SIG_DFL:  # not replaced by the script since
-                import faulthandler
-
-                faulthandler.unregister(number)
+                _signal(number, signal.SIG_DFL)  # not by faulthandler: a moment of SIG_IGN would lose what is pending
         if sys._getframe(1).f_globals.get("__name__", "").endswith(FORKING):  # noqa: SLF001 - who called os.fork
             _guard()
             return

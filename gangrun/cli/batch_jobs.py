@@ -6,7 +6,7 @@ same ``submission.json``. Nothing of submitit is loaded before something is subm
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gangrun.adapters.fs.disk import Disk
@@ -24,6 +24,7 @@ class BatchJobs:
     paths: RunPaths
     submission: Submission
     tools: Tools
+    hear: Callable[[str], None] = lambda words: None  # what sbatch says beside the job's number
 
     def command(self, seq: int) -> list[str]:
         """What the batch script of job ``seq`` becomes."""
@@ -43,6 +44,7 @@ class BatchJobs:
         return submit(
             self.submission, self.paths, seq, self.command(seq), self.tools,
             exclude=exclude, dependency=dependency, within_s=sbatch_within_s(SENT_WITHIN_S),
+            hear=self.hear,
         )  # fmt: skip
 
 

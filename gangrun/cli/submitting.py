@@ -100,6 +100,10 @@ def submit(request: Request, *, say: bool = True) -> RunPaths:
             failed = no_room(runs_dir, error)
             raise UserError("run directory", failed.message, failed.hint) from error
         raise
+    except KeyboardInterrupt:
+        if not paths.cancelled.exists():  # sbatch was not called yet
+            _unmake(paths, made)
+        raise
     put_in_index(paths, spec, job)
     if say:
         _tell(request, spec, paths, job, standing(jobs.tools, job))
@@ -176,7 +180,12 @@ def job_name(name: str, run: str) -> str:
 
 def _jobs(wish: Wish, paths: RunPaths) -> BatchJobs:
     submission = msgspec.structs.replace(wish.submission, job_name=job_name(wish.draft.name, paths.run))
-    return BatchJobs(paths, submission, tools_of(wish.understood.everything))
+    return BatchJobs(paths, submission, tools_of(wish.understood.everything), _repeat)
+
+
+def _repeat(words: str) -> None:
+    """A site's greeting, a warning: Slurm took the job all the same."""
+    click.echo(f"gangrun: sbatch says: {clean(words)}", err=True)
 
 
 def _fitting(act: Callable[[], str]) -> str:

@@ -113,7 +113,7 @@ def test_a_job_that_slurm_takes_and_never_starts(tools: Path, home: Path, gangru
 
 
 def test_json_tells_where_it_would_go_on(tools: Path, home: Path, gangrun: Call) -> None:
-    tool(tools, "sbatch", "echo Submitted batch job 18")
+    tool(tools, "sbatch", "echo Submitted batch job 18; echo 'sbatch: warning: 3 hours left' >&2")
     for step in (100, 200, 300):
         (home / "ckpt" / f"step-{step}").mkdir(parents=True)
         if step < 300:
@@ -130,7 +130,9 @@ def test_json_tells_where_it_would_go_on(tools: Path, home: Path, gangrun: Call)
     os.utime(home / "ckpt" / "step-200", (now, now))
     again = gangrun("submit", "--checkpoint-dir", "ckpt", "--json", "train.py").json
     assert again["resume_from"]["run"] == first["run"]
-    assert f"by run {first['run']} (train)" in gangrun("submit", "--checkpoint-dir", "ckpt", "train.py").out
+    said = gangrun("submit", "--checkpoint-dir", "ckpt", "train.py")
+    assert "sbatch says: warning: 3 hours left" in said.err
+    assert f"by run {first['run']} (train)" in said.out
     for asked, words in (("none", "nothing, as --resume none asks"), ("100", "100, as --resume asks")):
         assert words in gangrun("submit", "--resume", asked, "--checkpoint-dir", "ckpt", "train.py").out
 

@@ -206,8 +206,10 @@ def test_what_is_sent_is_kept_and_the_job_id_is_read(tmp_path: Path) -> None:
     paths = made(tmp_path)
     noise = Answer(0, "Checking job 9 of yours\nSubmitted batch job 17 on cluster x\n", "sbatch: a word of the site\n")
     sbatch = Sbatch(noise)
+    heard: list[str] = []
     for _ in range(2):
-        assert submit(asked(), paths, 4, COMMAND, sbatch, exclude=("n1",), within_s=9.0) == "17"
+        assert submit(asked(), paths, 4, COMMAND, sbatch, exclude=("n1",), within_s=9.0, hear=heard.append) == "17"
+    assert heard == ["a word of the site"] * 2
     assert sbatch.sent == text(asked(), paths=paths, seq=4, exclude=("n1",))
     assert sbatch.within_s == 9.0
     assert [one.name for one in paths.batch_scripts.iterdir()] == ["job-4.sh"]

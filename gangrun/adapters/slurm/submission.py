@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -116,16 +116,22 @@ def script(
 def submit(
     submission: Submission, places: Places, seq: int, command: Sequence[str], tools: Runs, *,
     exclude: Sequence[str] = (), dependency: str = "", within_s: float = SENT_WITHIN_S,
+    hear: Callable[[str], None] = lambda words: None,
 ) -> str:  # fmt: skip
-    """Send job ``seq``; its job id. ``Refused``: no job exists; ``Unknown``: one may; or ``Unfit``, ``OSError``."""
+    """Send job ``seq``; its job id. ``Refused``: no job exists; ``Unknown``: one may; or ``Unfit``, ``OSError``.
+
+    ``hear`` gets what sbatch had to say although it took the job.
+    """
     text = script(submission, places, seq, command, exclude=exclude, dependency=dependency)
     path = _written(places.batch_scripts, f"job-{seq}.sh", text)
     executor = _Executor(places.batch_scripts)
     answer = tools.run(executor.sbatch(path), within_s)
     found = _SUBMITTED.search(answer.out)
-    if found is not None:  # even if it was cut short after that
-        return found.group(1)
     words = words_of(answer)
+    if found is not None:  # even if it was cut short after that
+        if answer.err.strip():
+            hear(words)
+        return found.group(1)
     if answer.code == NOT_FOUND:
         raise NoSbatch(words)
     halfway = any(sign in words.lower() for sign in _HALFWAY)
@@ -242,7 +248,7 @@ def _setup(submission: Submission, places: Places, seq: int) -> list[str]:
         ]
     lines += [
         f"gangrun_python={shlex.quote(submission.python)}",
-        '[ -x "$gangrun_python" ] || gangrun_stop "there is no $gangrun_python on ${SLURMD_NODENAME:-$HOSTNAME}: it runs gangrun"',
+        '[ -x "$gangrun_python" ] || gangrun_stop "there is no $gangrun_python on ${SLURMD_NODENAME:-$HOSTNAME}: it runs gangrun"',  # noqa: E501 - as in the script
     ]
     if submission.needs_python:
         lines.append("command -v python >/dev/null || gangrun_stop 'the setup lines leave no python on PATH'")

@@ -17,11 +17,11 @@ PYTEST := $(PY) -m pytest
 JOBS ?= 2
 SEEDS ?= 20000
 
-.PHONY: help demo test check format test-quick test-serial bench clean install system
+.PHONY: help demo test check format test-quick test-serial test-slurm24 bench clean install system
 
 help:  ## this list
 	@echo "gangrun: make targets"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "Variables: PYTHON=python3.12 (which python makes $(VENV)), JOBS=2 (quick tests at once), SEEDS=20000 (make bench)"
 
 demo: $(VENV)/.runs  ## train a small model, kill a rank in the middle, watch it come back, compare the weights
@@ -52,6 +52,11 @@ test-quick: $(VENV)/.tests  ## tests without real processes, several at once; co
 test-serial: $(VENV)/.tests  ## tests that start real processes and measure time, one at a time
 	@mkdir -p $(SCRATCH)
 	@$(PYTEST) -m serial --durations=10 2>&1 | tee $(SCRATCH)/serial.log
+
+test-slurm24: system $(VENV)/.tests  ## the tests on a Slurm cluster again, with Slurm 24.11 from Debian's mirror (root; not part of CI)
+	@command -v patchelf >/dev/null 2>&1 || apt-get install -y -qq patchelf >/dev/null || { echo "make: this needs patchelf"; exit 1; }
+	@echo "fetching Slurm 24.11 into $(SCRATCH)/slurm24"; tests/slurm/fetch_slurm24.sh $(SCRATCH)/slurm24
+	@GANGRUN_TEST_SLURM=$(CURDIR)/$(SCRATCH)/slurm24/root $(PYTEST) tests/slurm --durations=10
 
 bench: $(VENV)/.tests  ## benchmarks: a table and JSON under benchmarks/results (not part of CI; minutes)
 	@mkdir -p benchmarks/results

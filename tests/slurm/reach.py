@@ -7,6 +7,7 @@ Next: ``room``, which starts the hosts.
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import stat
@@ -16,8 +17,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = sys.executable
+OTHER_SLURM = os.environ.get("GANGRUN_TEST_SLURM", "")  # a folder that fetch_slurm24.sh made: tested instead of ours
 ENTER = stat.S_IROTH | stat.S_IXOTH
-NOT_COPIED = {".git", ".make", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", "gangrun_runs"}
+NOT_COPIED = {".git", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", "gangrun_runs"}
 
 
 def readable(path: Path) -> bool:
@@ -34,7 +36,10 @@ def cover(path: Path) -> Path | None:
 
 def wanted() -> list[Path]:
     """The checkout and the python that runs it, without what lies in another of them."""
-    places = {ROOT, *(Path(one).resolve() for one in (sys.prefix, sys.base_prefix, sys.base_exec_prefix))}
+    places = {
+        ROOT,
+        *(Path(one).resolve() for one in (sys.prefix, sys.base_prefix, sys.base_exec_prefix, OTHER_SLURM or ROOT)),
+    }
     return sorted(one for one in places if not places & set(one.parents))
 
 

@@ -11,6 +11,8 @@ import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from tests.slurm import reach
+
 NODES = tuple(f"n{number}" for number in range(1, 7))
 USER = "trainer"
 GPUS_PER_NODE = 8
@@ -77,6 +79,15 @@ done
 exec "$real" "$@"
 """
 
+# Another Slurm stands in the place of the machine's own, on these hosts only.
+OTHER = """
+plugins=$(dirname "$(cd {root} && find usr/lib -name auth_munge.so | head -n 1)")
+mount --bind "{root}/$plugins" "/$plugins"
+while read -r program; do
+  if [ -e "/$program" ]; then mount --bind "{root}/$program" "/$program"; fi
+done <{root}/programs
+"""
+
 # Where a file of its name lies, a job's start fails on that node.
 PROLOG = """#!/bin/bash
 if [ -e {base}/control/prolog-fails@$SLURMD_NODENAME ]; then echo "prolog: told to fail"; exit 1; fi
@@ -137,6 +148,8 @@ class Site:
     def mounts(self) -> list[str]:
         """Shell lines for a host: its users and names, and the wrappers in the tools' places."""
         lines = [f"mount --bind {self.base}/etc/{name} /etc/{name}" for name in ("hosts", "passwd", "group")]
+        if reach.OTHER_SLURM:
+            lines += [OTHER.format(root=Path(reach.OTHER_SLURM).resolve())]
         for tool in WRAPPED:
             lines.append(f'mount --bind "$(command -v {tool})" {self.base}/real/{tool}')
             lines.append(f'mount --bind {self.base}/bin/{tool} "$(command -v {tool})"')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -61,6 +62,16 @@ def test_a_job_of_an_ordinary_user_runs_on_five_hosts_at_once(cluster: Cluster) 
     assert len({row[1] for row in rows}) == 5
     assert {row[2] for row in rows} == {"0,1,2,3"}
     cluster.assert_clean(5)
+
+
+def test_all_parts_are_of_the_slurm_that_was_asked_for(cluster: Cluster) -> None:
+    version = cluster.user_run(["sbatch", "--version"]).stdout.split()[1]
+    shown = cluster.tool("scontrol", "show", "config")
+    assert re.search(rf"SLURM_VERSION\s+= {re.escape(version)}\n", shown), "slurmctld"
+    assert all(f"Version={version}" in cluster.tool("scontrol", "show", "node", name) for name in cluster.names), (
+        "slurmd"
+    )
+    assert version.startswith("24.11.") or not reach.OTHER_SLURM, version
 
 
 def test_a_host_sees_its_own_processes_and_no_others(cluster: Cluster) -> None:
@@ -170,9 +181,14 @@ def test_a_better_partition_takes_nodes_after_a_grace_time(cluster: Cluster) -> 
     }
     for words in where.values():
         cluster.submit(ASLEEP, "-N2", "--partition=high", "--exclusive", words)
-    for job in low.values():
-        until(lambda job=job: cluster.job(job)["PreemptTime"] != "None", 20, lambda job=job: str(cluster.job(job)))
-        assert cluster.job(job)["JobState"] in {"RUNNING", "SIGNALING"}, "it has its grace time"
+
+    def told(job: int) -> bool:
+        return cluster.job(job)["PreemptTime"] != "None"
+
+    until(lambda: all(map(told, low.values())), 20, cluster.told)
+    assert {cluster.job(job)["JobState"] for job in low.values()} <= {"RUNNING", "SIGNALING"}, (
+        "they have their grace time"
+    )
     assert cluster.processes_on("n2", TASK) and cluster.processes_on("n4", TASK)
     for job in low.values():
         cluster.wait_job(job, "COMPLETING", deadline_s=20)

@@ -38,17 +38,17 @@ def ask(paths: RunPaths, run: str, owner: JobClaim | None, scheduler: Scheduler 
         name = read_submission(Disk(), paths).job_name
     except RunDirError as error:  # it runs in an allocation that a user holds
         if owner is None:
-            return Queue(silent=str(error))
+            return Queue(silent=str(error).rstrip("."))
         name = ""
     except SubmissionError as error:
-        return Queue(silent=str(error))
+        return Queue(silent=str(error).rstrip("."))
     try:
         found = scheduler.jobs_named(name) if name else ()
         if owner is not None and owner.job.isdecimal() and owner.job not in {facts.job for facts in found}:
             held = scheduler.job(owner.job)
             found = (*found, held) if held is not None else found
     except (SchedulerSilent, SchedulerRefused) as error:
-        return Queue(silent=str(error))
+        return Queue(silent=str(error).rstrip("."))
     return queue_of(paths, run, owner, found)
 
 
@@ -57,7 +57,7 @@ def queue_of_each() -> Callable[[Reading], Queue]:
     try:
         mine = slurm().mine()
     except (SchedulerSilent, SchedulerRefused) as error:
-        silent = Queue(silent=str(error))
+        silent = Queue(silent=str(error).rstrip("."))
         return lambda reading: silent
     return lambda reading: queue_of(reading.paths, reading.spec.run, reading.owner, mine)
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from gangrun.cli.main import main
+from tests.cli.pretend_tools import PretendTools
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 
@@ -78,6 +79,14 @@ def runs(home: Path) -> Path:
 def gangrun(home: Path) -> Call:
     """``gangrun("status", "--json")``."""
     return call
+
+
+@pytest.fixture
+def tools(home: Path, monkeypatch: pytest.MonkeyPatch) -> PretendTools:
+    """Slurm's tools, pretended, first on PATH."""
+    found = PretendTools(home / "tools")
+    monkeypatch.setenv("PATH", f"{found.folder}:/usr/bin:/bin")
+    return found
 
 
 def golden(name: str, text: str) -> None:

@@ -75,6 +75,8 @@ class Builder:
     disk: Disk = field(default_factory=Disk)
     term: int = 0
     job: str = "local-box-1-1"
+    world: str = "local"
+    resume: str = "auto"
 
     def __post_init__(self) -> None:
         """A private run directory with a spec, and nothing else yet."""
@@ -82,11 +84,13 @@ class Builder:
         for folder in (self.paths.root, self.paths.machine, self.paths.keys, self.paths.terms, self.paths.journals,
                        self.paths.jobs, self.paths.logs):  # fmt: skip
             folder.mkdir(mode=0o700, parents=True)
+        slurm = self.world == "slurm"
         self.spec = RunSpec(
-            run=self.run, name=self.name, world="local", command=self.command, python=True,
-            working_directory=str(self.runs), nodes=self.nodes, nodes_min_count=len(self.nodes),
-            slots_per_node=self.ranks, ranks_per_slot=1, checkpoint=CheckpointSpec(self.checkpoint_dir),
-            policy=self.policy, secret_names=self.secret_names, created_wall=self.now,
+            run=self.run, name=self.name, world=self.world, command=self.command, python=True,
+            working_directory=str(self.runs), nodes=() if slurm else self.nodes, nodes_min_count=len(self.nodes),
+            nodes_count=len(self.nodes) if slurm else 0, slots_per_node=self.ranks, ranks_per_slot=1,
+            checkpoint=CheckpointSpec(self.checkpoint_dir), policy=self.policy, secret_names=self.secret_names,
+            created_wall=self.now, resume=self.resume,
         )  # fmt: skip
         write_spec(self.disk, self.paths, self.spec)
         shape = Shape(len(self.nodes), len(self.nodes), self.ranks, 1)

@@ -1,0 +1,34 @@
+"""Runs on Slurm as their directories show them, and the jobs that pretended tools tell of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gangrun.adapters.fs.run_dir import write_submission
+from gangrun.wire.submission import Submission, comment
+from tests.cli.pretend_tools import PretendTools
+from tests.cli.run_builder import Builder
+
+NAME = "train.20261118-110640-abcde"
+
+
+def submitted(runs: Path, *, job: str = "12", **what: Any) -> Builder:
+    """A run directory as ``gangrun submit`` leaves it."""
+    story = Builder(runs, world="slurm", job=job, **what)
+    submission = Submission(
+        job_name=NAME, nodes_count=len(story.nodes), python="/opt/gangrun/python", working_directory=str(runs)
+    )
+    write_submission(story.disk, story.paths, submission)
+    return story
+
+
+def held(runs: Path, **what: Any) -> Builder:
+    """Running, by job 12's supervisor on n0."""
+    return submitted(runs, **what).supervisor().up().owner(host="n0")
+
+
+def job(tools: PretendTools, story: Builder, number: int, state: str, reason: str = "None", *, seq: int = 0,
+        **more: Any) -> None:  # fmt: skip
+    """A job of the run."""
+    tools.job(number, state, reason, name=NAME, comment=comment(story.run, seq), **more)

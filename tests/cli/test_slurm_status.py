@@ -1,0 +1,341 @@
+"""status, wait and explain of a run on Slurm: its journal's word, and Slurm's where that is newer."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.run_dir import mark_cancelled
+from gangrun.core.events import ActDone, CheckpointSeen, NodeLost, NodeSilent
+from gangrun.core.model import Phase
+from gangrun.core.policy import Policy
+from gangrun.wire.submission import comment
+from tests.cli.conftest import Call, golden
+from tests.cli.pretend_tools import PretendTools
+from tests.cli.run_builder import Builder
+from tests.cli.slurm_stories import NAME, held, job, submitted
+from tests.cli.stories import STEP_20, running, succeeded
+from tests.waiting import until
+
+REPO = Path(__file__).parents[2]
+SCANCELLED = "slurmstepd-n0: error: *** JOB 12 ON n0 CANCELLED AT 2026-11-18T12:00:00 ***\n"
+
+
+def status(gangrun: Call) -> dict:
+    said = gangrun("status", "--json")
+    assert said.code == 0, said
+    return dict(said.json)
+
+
+# ---- before any supervisor ----
+
+
+def test_a_run_in_the_queue_is_pending_for_slurms_own_reason(runs: Path, gangrun: Call, tools: PretendTools) -> None:
+    story = submitted(runs)
+    job(tools, story, 12, "PENDING", "Resources")
+    found = status(gangrun)
+    text = json.dumps(found, indent=2, sort_keys=True).replace(str(runs), "/runs") + "\n"
+    golden("status-queued.json", text)
+    assert found["reason"] == "job 12 waits in the queue (Resources): for free nodes"
+    assert found["world_size"] == 4
+    page = gangrun("status").out
+    assert "job         12 pending (Resources), partition main" in page
+    assert "logs/job-12.out" in page.replace("\n  ", "")
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("Priority", "(Priority): other jobs are before it"),
+        ("None", "(Slurm has not looked at it yet)"),
+        ("Dependency", "(Dependency for afterok:9(unfulfilled))"),
+        ("QOSMaxCpuPerUserLimit", "(QOSMaxCpuPerUserLimit)"),
+        ("ReqNodeNotAvail, UnavailableNodes:n3", "(ReqNodeNotAvail, UnavailableNodes:n3): nodes that it asks for"),
+        ("JobHeldUser", "(JobHeldUser): it is held by its user; gangrun resume"),
+        ("JobHeldAdmin", "(JobHeldAdmin): it is held by an admin"),
+        ("launch failed requeued held", "(launch_failed_requeued_held): Slurm holds it, as its start failed on a node"),
+    ],
+)
+def test_why_it_waits_is_said_in_words(runs: Path, gangrun: Call, tools: PretendTools, reason: str, words: str) -> None:
+    story = submitted(runs)
+    job(tools, story, 12, "PENDING", reason, dependency="afterok:9(unfulfilled)")
+    found = status(gangrun)
+    assert words in found["reason"]
+    assert found["state"] == "PENDING"
+    assert found["scheduler"]["jobs"][0]["held"] is ("resume" in words or "held" in words)
+    assert ("gangrun resume" in found["reason"]) is (reason in {"JobHeldUser", "launch failed requeued held"})
+
+
+def test_a_job_that_runs_and_has_no_supervisor_yet(runs: Path, gangrun: Call, tools: PretendTools) -> None:
+    story = submitted(runs)
+    job(tools, story, 12, "RUNNING", nodes="n[0-1]")
+    assert status(gangrun)["reason"] == "job 12 runs on n[0-1]; no supervisor has begun yet"
+    mark_cancelled(Disk(), story.paths, "eve", 0.0)
+    found = status(gangrun)
+    assert (found["state"], found["exit_code"]) == ("PENDING", None)
+    assert "it is asked to stop by eve" in found["reason"]
+
+
+def test_jobs_of_others_are_not_the_runs(runs: Path, gangrun: Call, tools: PretendTools) -> None:
+    story = submitted(runs)
+    tools.job(11, "RUNNING", name=NAME, comment="somebody's own", nodes="n[5-6]")
+    tools.job(13, "RUNNING", name=NAME, comment=comment(story.run + "x", 0), nodes="n7")
+    found = status(gangrun)
+    assert found["scheduler"]["jobs"] == []
+    assert found["abandoned"] is True
+
+
+def test_slurm_that_does_not_answer_is_said_and_nothing_is_made_up(
+    runs: Path, gangrun: Call, tools: PretendTools
+) -> None:
+    submitted(runs)
+    tools.change(silent=True)
+    found = status(gangrun)
+    assert (found["state"], found["abandoned"]) == ("PENDING", False)
+    assert "Slurm does not say how its job stands: slurm_load_jobs error: Unable to contact" in found["reason"]
+    assert "Unable to contact" in found["scheduler"]["silent"]
+    assert "what is shown is what the run itself wrote" in " ".join(gangrun("status").out.split())
+
+
+def test_a_host_without_slurm_shows_what_the_run_wrote(
+    runs: Path, gangrun: Call, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held(runs)
+    monkeypatch.setenv("PATH", str(home))
+    found = status(gangrun)
+    assert (found["state"], found["abandoned"], found["owner"]["alive"]) == ("RUNNING", False, None)
+    assert found["scheduler"]["silent"] == "there is no squeue on this host"
+
+
+# ---- with a supervisor ----
+
+
+def test_a_run_that_runs_names_its_job_plainly(runs: Path, gangrun: Call, tools: PretendTools) -> None:
+    story = submitted(runs, job="12r1.2").supervisor().up()
+    story.job = "12"
+    story.owner(host="n0")
+    job(tools, story, 12, "RUNNING", nodes="n[0-1]", end="2026-11-18T12:00:00")
+    found = status(gangrun)
+    assert (found["state"], found["reason"]) == ("RUNNING", story.state.reason)
+    assert (found["job"], found["attempts"][0]["job"], found["owner"]["alive"]) == ("12", "12", True)
+    assert found["scheduler"]["jobs"][0]["nodes"] == ["n0", "n1"]
+    assert found["scheduler"]["jobs"][0]["end"] == 1795003200.0
+    assert "12 running on n[0-1], until at most" in gangrun("status").out
+
+
+def test_an_owners_process_number_means_nothing_on_another_host(runs: Path, gangrun: Call, tools: PretendTools) -> None:
+    story = submitted(runs).supervisor().up().owned_by_us()
+    job(tools, story, 12, "RUNNING", nodes="n[0-1]")
+    assert status(gangrun)["owner"]["alive"] is True
+    job(tools, story, 12, "COMPLETED")
+    found = status(gangrun)
+    assert (found["owner"]["alive"], found["abandoned"]) == (False, True)
+
+
+def leaving(runs: Path) -> Builder:
+    """n1 is lost; the successor is asked for without it, and in the queue."""
+    story = submitted(runs, policy=Policy(can_requeue=True)).supervisor().up().on(CheckpointSeen(STEP_20), 60)
+    story.owner(host="n0")
+    story.on(NodeSilent("n1", story.now)).on(NodeLost("n1", story.now, "its lease ran out"), 40).stopped()
+    assert story.state.submitting, story.reasons
+    return story.on(ActDone((story.term, 1), "SubmitSuccessor"))
+
+
+def test_between_jobs_the_run_waits_as_its_next_job_does(runs: Path, gangrun: Call, tools: PretendTools) -> None:
+    story = leaving(runs)
+    assert story.state.phase is Phase.PENDING
+    job(tools, story, 12, "COMPLETED")
+    job(tools, story, 13, "PENDING", "Priority", seq=1)
+    found = status(gangrun)
+    assert (found["state"], found["job"], found["abandoned"]) == ("PENDING", "13", False)
+    assert found["reason"].startswith("job 13 waits in the queue (Priority): other jobs are before it; before that: ")
+    assert [(one["job"], one["seq"], one["ended"]) for one in found["scheduler"]["jobs"]] == [
+        ("12", 0, True), ("13", 1, False)]  # fmt: skip
+    assert found["excluded"][0]["node"] == "n1"
+    assert "has written nothing" not in gangrun("status").out
+    told = " ".join(gangrun("explain").out.split())
+    assert "job 12 began on n[0-1] at 2026-11-18 11:06:41" in told
+    assert "job 13 asked for at" in told
+    assert "without n1: waits in the queue (Priority)" in told
+    assert "excluded n1 until" in told
+    jobs = gangrun("explain", "--json").json["jobs"]
+    assert [(one["job"], one["without"]) for one in jobs] == [("12", []), ("13", ["n1"])]
+
+
+def test_a_job_that_slurm_requeued_by_itself_waits(runs: Path, gangrun: Call, tools: PretendTools) -> None:
+    story = held(runs)
+    job(tools, story, 12, "PENDING", "BeginTime")
+    found = status(gangrun)
+    assert found["state"] == "PENDING"
+    assert found["reason"].startswith("job 12 waits in the queue (BeginTime): it may not start yet; before that: ")
+
+
+def test_a_run_that_has_ended_does_not_ask_slurm(runs: Path, gangrun: Call, tools: PretendTools) -> None:
+    submitted(runs).supervisor().up().finished().owner(host="n0")
+    found = status(gangrun)
+    assert (found["state"], found["job"], found["scheduler"]) == ("SUCCEEDED", "12", None)
+    assert tools.calls() == []
+
+
+# ---- nobody is left ----
+
+
+def test_a_job_that_was_scancelled_while_it_waited(runs: Path, gangrun: Call, tools: PretendTools) -> None:
+    story = submitted(runs)
+    job(tools, story, 12, "CANCELLED", "Resources")
+    found = status(gangrun)
+    assert (found["state"], found["exit_code"], found["abandoned"]) == ("CANCELLED", 130, False)
+    assert found["reason"] == "job 12 was cancelled in Slurm (scancel)"
+    assert gangrun("wait").code == 130
+    assert not story.paths.cancelled.exists()
+
+
+def test_a_successor_that_was_scancelled_ends_the_run(runs: Path, gangrun: Call, tools: PretendTools) -> None:
+    story = leaving(runs)
+    job(tools, story, 12, "COMPLETED")
+    job(tools, story, 13, "CANCELLED", seq=1)
+    assert status(gangrun)["reason"] == "job 13 was cancelled in Slurm (scancel)"
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_job_that_was_scancelled_with_nobody_left_to_write(
+    runs: Path, gangrun: Call, tools: PretendTools, forgotten: bool
+) -> None:
+    story = held(runs)
+    story.paths.job_log("12").write_text("run begins\n" + SCANCELLED)
+    if not forgotten:
+        job(tools, story, 12, "CANCELLED")
+    found = status(gangrun)
+    assert (found["state"], found["exit_code"]) == ("CANCELLED", 130)
+
+
+@pytest.mark.parametrize(
+    ("state", "log", "words"),
+    [
+        ("TIMEOUT", "", "job 12 ended at its time limit; no job of this run is left"),
+        ("NODE_FAIL", "", "job 12 ended as a node of it failed"),
+        ("PREEMPTED", "", "job 12 was preempted"),
+        ("FAILED", "", "job 12 ended in Slurm's state FAILED"),
+        ("CANCELLED", "\nError running slurm prolog: 1\n", "job 12 was not started: Slurm's own preparation"),
+        ("", SCANCELLED.replace("***\n", "DUE TO TIME LIMIT ***\n"), "Slurm has forgotten how (slurmstepd-n0: error"),
+        ("", "", "job 12 ended, and Slurm has forgotten how; no job"),
+    ],
+)
+def test_any_other_end_leaves_the_run_abandoned(
+    runs: Path, gangrun: Call, tools: PretendTools, state: str, log: str, words: str
+) -> None:
+    story = held(runs)
+    story.paths.job_log("12").write_text(log)
+    if state:
+        job(tools, story, 12, state)
+    found = status(gangrun)
+    assert (found["state"], found["exit_code"], found["abandoned"]) == ("RUNNING", None, True)
+    assert words in found["reason"]
+    assert found["reason"].endswith(f"before that: {story.state.reason}")
+    said = gangrun("wait")
+    assert said.code == 3
+    assert words in " ".join(said.err.split())
+    assert "no job of it is left" in gangrun("status").out
+
+
+def test_a_setup_line_that_failed_is_a_failure_of_the_users(runs: Path, gangrun: Call, tools: PretendTools) -> None:
+    story = submitted(runs)
+    job(tools, story, 12, "FAILED", "NonZeroExitCode")
+    story.paths.setup_failed(0).write_text("the setup line [module load x] failed (exit code 1)\n")
+    found = status(gangrun)
+    assert (found["state"], found["exit_code"], found["failure"]) == ("FAILED", 1, "script")
+    assert found["reason"] == "the setup line [module load x] failed (exit code 1)"
+    assert gangrun("wait").code == 1
+    job(tools, story, 13, "CANCELLED", seq=1)
+    assert status(gangrun)["state"] == "CANCELLED"
+
+
+def test_a_mark_with_no_job_left_is_a_cancelled_run(runs: Path, gangrun: Call, tools: PretendTools) -> None:
+    story = held(runs)
+    mark_cancelled(Disk(), story.paths, "eve", 0.0)
+    job(tools, story, 12, "RUNNING", nodes="n[0-1]")
+    assert status(gangrun)["state"] == "RUNNING"
+    job(tools, story, 12, "TIMEOUT")
+    assert status(gangrun)["reason"].startswith("cancelled by eve, and killed before")
+
+
+# ---- the allocation that a user holds ----
+
+
+def test_an_allocation_of_the_users_own_is_found_by_its_claim(runs: Path, gangrun: Call, tools: PretendTools) -> None:
+    story = Builder(runs, world="slurm", job="40").supervisor().up().owner(host="n0")
+    tools.job(40, "RUNNING", name="interactive", comment="", nodes="n[0-1]")
+    found = status(gangrun)
+    assert (found["state"], found["owner"]["alive"]) == ("RUNNING", True)
+    assert found["scheduler"]["jobs"][0]["seq"] is None
+    tools.forget(40)
+    assert status(gangrun)["abandoned"] is True
+    assert story.state.phase is Phase.RUNNING
+
+
+# ---- costs, finding, waiting ----
+
+
+def test_a_local_run_costs_no_process_and_no_module(runs: Path, home: Path, tools: PretendTools) -> None:
+    running(runs)
+    code = (
+        "import sys\nfrom gangrun.cli.main import main\n"
+        "for words in (['status'], ['status', '--all'], ['wait', '--timeout', '0.1']):\n"
+        "    try:\n        main(words)\n    except SystemExit:\n        pass\n"
+        "print([name for name in sys.modules if name.startswith('gangrun.adapters.slurm') or name == 'subprocess'])\n"
+    )
+    here = {**os.environ, "PYTHONPATH": str(REPO)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=home, env=here, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]", done
+    assert tools.calls() == []
+
+
+def test_all_runs_are_asked_for_by_one_question(runs: Path, gangrun: Call, tools: PretendTools) -> None:
+    succeeded(runs, run="20261118-100000-local")
+    story = submitted(runs)
+    job(tools, story, 12, "PENDING", "Priority")
+    other = submitted(runs, run="20261118-120000-other", job="14")
+    tools.job(14, "PENDING", "Resources", name="x", comment=comment(other.run, 0))
+    listed = gangrun("status", "--all", "--json").json["runs"]
+    reasons = {one["run"]: one["reason"] for one in listed}
+    assert reasons[story.run] == "job 12 waits in the queue (Priority): other jobs are before it"
+    assert reasons[other.run] == "job 14 waits in the queue (Resources): for free nodes"
+    assert len(tools.calls()) == 1
+
+
+def test_a_run_is_found_by_any_of_its_jobs(runs: Path, gangrun: Call, tools: PretendTools) -> None:
+    succeeded(runs, run="20261118-100000-local")
+    story = leaving(runs)
+    job(tools, story, 2026, "PENDING", "Priority", seq=1)
+    assert gangrun("status", "12", "--json").json["run"] == story.run
+    assert gangrun("status", "2026", "--json").json["run"] == story.run
+    assert gangrun("status", "777", "--json").error["kind"] == "no such run"
+
+
+def test_waiting_goes_on_over_jobs_and_over_silence(
+    runs: Path, gangrun: Call, tools: PretendTools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gangrun.cli.following.ASK_EVERY_S", 0.1)
+    story = leaving(runs)
+    job(tools, story, 12, "COMPLETED")
+    job(tools, story, 13, "PENDING", "Priority", seq=1)
+    codes: list[int] = []
+    waiter = threading.Thread(target=lambda: codes.append(gangrun("wait").code))
+    waiter.start()
+    until(lambda: len(tools.calls("squeue")) >= 2, 20, "it asks")
+    tools.change(silent=True)
+    asked = len(tools.calls("squeue"))
+    until(lambda: len(tools.calls("squeue")) >= asked + 2, 20, "it asks again")
+    assert waiter.is_alive()
+    story.job, story.nodes = "13", ("n0", "n2")
+    story.supervisor().owner(1, host="n0").up().finished()
+    assert story.state.phase is Phase.SUCCEEDED, story.reasons
+    waiter.join(20)
+    assert codes == [0]

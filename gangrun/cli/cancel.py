@@ -42,6 +42,8 @@ def command(
     timeout_s = None if timeout is None else _span(timeout)
     paths = find(run, runs_dir, steering=True)
     reading = read(paths)
+    if now and reading.spec.world != "slurm":
+        raise UserError("usage", "--now is for runs on Slurm", "gangrun run is stopped at once by a second Ctrl-C")
     if run is None and not yes:
         _ask(reading)
     if reading.ended:
@@ -49,8 +51,6 @@ def command(
     first = mark_cancelled(Disk(), paths, f"{user_name()} (gangrun cancel)", wall_now())
     if reading.spec.world == "slurm":
         return _in_slurm(reading, timeout_s, waits=waits, now=now, as_json=as_json)
-    if now:
-        raise UserError("usage", "--now is for runs on Slurm", "gangrun run is stopped at once by a second Ctrl-C")
     return _on_this_box(reading, timeout_s, first=first, waits=waits, as_json=as_json)
 
 

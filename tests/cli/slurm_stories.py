@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from gangrun.adapters.fs.run_dir import write_submission
+from gangrun.core.events import ActDone, CheckpointSeen, NodeLost, NodeSilent
+from gangrun.core.policy import Policy
 from gangrun.wire.submission import Submission, comment
 from tests.cli.pretend_tools import PretendTools
 from tests.cli.run_builder import Builder
+from tests.cli.stories import STEP_20
 
 NAME = "train.20261118-110640-abcde"
 
@@ -26,6 +29,15 @@ def submitted(runs: Path, *, job: str = "12", **what: Any) -> Builder:
 def held(runs: Path, **what: Any) -> Builder:
     """Running, by job 12's supervisor on n0."""
     return submitted(runs, **what).supervisor().up().owner(host="n0")
+
+
+def leaving(runs: Path, **what: Any) -> Builder:
+    """n1 is lost; the successor is asked for without it, and in the queue."""
+    story = submitted(runs, policy=Policy(can_requeue=True), **what).supervisor().up().on(CheckpointSeen(STEP_20), 60)
+    story.owner(host="n0")
+    story.on(NodeSilent("n1", story.now)).on(NodeLost("n1", story.now, "its lease ran out"), 40).stopped()
+    assert story.state.submitting, story.reasons
+    return story.on(ActDone((story.term, 1), "SubmitSuccessor"))
 
 
 def job(tools: PretendTools, story: Builder, number: int, state: str, reason: str = "None", *, seq: int = 0,

@@ -13,15 +13,13 @@ import pytest
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import mark_cancelled
-from gangrun.core.events import ActDone, CheckpointSeen, NodeLost, NodeSilent
 from gangrun.core.model import Phase
-from gangrun.core.policy import Policy
 from gangrun.wire.submission import comment
 from tests.cli.conftest import Call, golden
 from tests.cli.pretend_tools import PretendTools
 from tests.cli.run_builder import Builder
-from tests.cli.slurm_stories import NAME, held, job, submitted
-from tests.cli.stories import STEP_20, running, succeeded
+from tests.cli.slurm_stories import NAME, held, job, leaving, submitted
+from tests.cli.stories import running, succeeded
 from tests.waiting import until
 
 REPO = Path(__file__).parents[2]
@@ -137,15 +135,6 @@ def test_an_owners_process_number_means_nothing_on_another_host(runs: Path, gang
     job(tools, story, 12, "COMPLETED")
     found = status(gangrun)
     assert (found["owner"]["alive"], found["abandoned"]) == (False, True)
-
-
-def leaving(runs: Path) -> Builder:
-    """n1 is lost; the successor is asked for without it, and in the queue."""
-    story = submitted(runs, policy=Policy(can_requeue=True)).supervisor().up().on(CheckpointSeen(STEP_20), 60)
-    story.owner(host="n0")
-    story.on(NodeSilent("n1", story.now)).on(NodeLost("n1", story.now, "its lease ran out"), 40).stopped()
-    assert story.state.submitting, story.reasons
-    return story.on(ActDone((story.term, 1), "SubmitSuccessor"))
 
 
 def test_between_jobs_the_run_waits_as_its_next_job_does(runs: Path, gangrun: Call, tools: PretendTools) -> None:

@@ -159,7 +159,8 @@ def test_why_a_signal_came(run: Run, how: str, kind: NoticeKind, grace_s: float)
     watch.ask_why()
     until(lambda: posted, 15, lambda: f"a notice; {run.said}")
     watch.close()
-    assert posted[0].kind is kind and 0 < posted[0].grace_s <= grace_s
+    told = f"{posted} {watch.facts} {SystemClock().wall()}"
+    assert posted[0].kind is kind and 0 < posted[0].grace_s <= grace_s, told
     watch.join(20)
 
 

@@ -116,6 +116,16 @@ def test_a_preemption_is_seen_without_any_signal() -> None:
     assert world.posted == [(141.0, Notice(NoticeKind.PREEMPTION, 34.0))]  # its pulled-in end is no time limit
 
 
+def test_a_preemption_of_a_job_without_a_limit_leaves_at_least_what_every_job_gets() -> None:
+    world = World(limit_s=None)
+    world.me.preempt_wall = world.time.wall()
+    world.turn_until(103.0)
+    assert world.posted == [(101.0, Notice(NoticeKind.PREEMPTION, KILL_WAIT_S))]
+    world.watch.ask_why()
+    world.watch.turn()
+    assert len(world.posted) == 2 and world.posted[0][1] == world.posted[1][1]
+
+
 def test_a_job_that_slurm_has_forgotten_ends_nothing() -> None:
     world = World()
     del world.slurm.jobs["7"]

@@ -116,7 +116,7 @@ class JobWatch(threading.Thread):
         if self._kill_wait_s is None and facts is not None:
             self._kill_wait_s = self._scheduler.kill_wait_s()
         if facts is not None and facts.state == "RUNNING" and facts.preempted:
-            self._tell(NoticeKind.PREEMPTION, self._left_s(facts.end_wall))
+            self._tell(NoticeKind.PREEMPTION, self._grace_s(facts))
 
     def _seen(self) -> tuple[JobFacts | None, bool]:
         """The job as Slurm shows it now, and whether Slurm answered."""
@@ -144,8 +144,15 @@ class JobWatch(threading.Thread):
             return
         self._tell(NoticeKind.TIME_LIMIT, self._left_s(self._end_wall))
 
-    def _left_s(self, end_wall: float | None) -> float:
-        return 0.0 if end_wall is None else max(0.0, end_wall - self._clock.wall())
+    def _left_s(self, end_wall: float) -> float:
+        return max(0.0, end_wall - self._clock.wall())
+
+    def _grace_s(self, preempted: JobFacts) -> float:
+        """Of a job without a time limit Slurm does not show the end that a preemption sets: then the least there is."""
+        return self._kill_wait() if preempted.end_wall is None else self._left_s(preempted.end_wall)
+
+    def _kill_wait(self) -> float:
+        return KILL_WAIT_S if self._kill_wait_s is None else self._kill_wait_s
 
     # ---- why ----
 
@@ -153,7 +160,7 @@ class JobWatch(threading.Thread):
         """Look until it shows. A Slurm that is silent is asked for a third of the grace, one that knows nothing four
         times: then a signal is a signal, and means stop.
         """
-        kill_wait_s = KILL_WAIT_S if self._kill_wait_s is None else self._kill_wait_s
+        kill_wait_s = self._kill_wait()
         kind, facts, blank_count = NoticeKind.UNKNOWN, None, 0
         while True:
             facts, answered = self._seen()
@@ -163,8 +170,8 @@ class JobWatch(threading.Thread):
             if kind is not NoticeKind.UNKNOWN or spent or self._over.wait(TRY_EVERY_S):
                 break
         grace_s = max(0.0, kill_wait_s - (self._clock.now() - asked_at))
-        if facts is not None and facts.state == "RUNNING" and kind is NoticeKind.PREEMPTION:
-            grace_s = self._left_s(facts.end_wall)
+        if facts is not None and facts.state == "RUNNING" and facts.preempted:
+            grace_s = self._grace_s(facts)
         self._told.discard(kind)  # who asks waits for an answer, be it the same
         self._tell(kind, grace_s)
 

@@ -66,6 +66,32 @@ def test_a_run_from_beginning_to_end(cluster: Cluster, folder: Path) -> None:
     cluster.assert_clean(10)
 
 
+def test_the_template_for_a_script_of_ones_own(cluster: Cluster) -> None:
+    folder = cluster.folder("own script")  # without %: Slurm reads it in the folder of a relative --output too
+    (folder / "train.py").write_text("print('trained')\n")
+    text = (reach.ROOT / "slurm-templates" / "inside-an-sbatch-script.sbatch").read_text()
+    fewer = {
+        "--nodes=4": "--nodes=2",
+        "--gpus-per-node=8": "--gpus-per-node=2",
+        "--cpus-per-task=96": "--cpus-per-task=2",
+    }
+    on_this_cluster = {
+        "module load cuda/12.4": "true",
+        "source venv/bin/activate": f'gangrun() {{ {shlex.join([reach.PYTHON, "-m", "gangrun"])} "$@"; }}',
+        "exec gangrun run": f"gangrun run {shlex.join(SHORT)}",
+    }
+    for theirs, ours in {**fewer, **on_this_cluster}.items():
+        assert theirs in text
+        text = text.replace(theirs, ours)
+    (folder / "own.sbatch").write_text(text)
+    job = cluster.user_run(["sbatch", "own.sbatch"], cwd=folder).stdout.split()[-1]
+    told = cluster.wait_job(job, "COMPLETED", "FAILED", deadline_s=60)
+    said = (folder / f"train-{job}.out").read_text()
+    assert (told["JobState"], told["Requeue"]) == ("COMPLETED", "1"), said
+    (run,) = runs(folder)
+    assert sum(path.read_text().count("trained") for path in (run / "logs" / "0").iterdir()) == 4, said
+
+
 def test_slurm_is_asked_for_what_was_asked_for(cluster: Cluster, folder: Path) -> None:
     told = submitted(
         cluster, folder, "-N", "2", "--spares", "1", "-p", "high,main", "-t", "1:00:00", "-x", "n1", "-w", "n3",
@@ -73,11 +99,12 @@ def test_slurm_is_asked_for_what_was_asked_for(cluster: Cluster, folder: Path) -
         "train.py",
     )  # fmt: skip
     job = cluster.job(told["job"])
+    job["TresPerNode"] = job["TresPerNode"].replace("gres:", "gres/")  # as Slurm 23 and newer write it
     asked = {
         "JobName": f"train.{told['run']}", "Comment": f"gr:{told['run']}:0", "NumNodes": "3-3",
         "Partition": "high,main", "TimeLimit": "01:00:00", "ExcNodeList": "n1", "ReqNodeList": "n3", "CPUs/Task": "4",
         "MinMemoryNode": "100M",
-        "TresPerNode": "gres:gpu:2", "Nice": "7", "OverSubscribe": "NO", "Requeue": "0", "WorkDir": str(folder),
+        "TresPerNode": "gres/gpu:2", "Nice": "7", "OverSubscribe": "NO", "Requeue": "0", "WorkDir": str(folder),
         "JobState": "PENDING", "Reason": "JobHeldUser", "NtasksPerN:B:S:C": "1:0:*:*",
     }  # fmt: skip
     assert asked == {key: job[key].strip() for key in asked}

@@ -120,7 +120,7 @@ def side_of(
         ask=Ask.SAME_JOB if submission.requeue is Requeue.SAME_JOB else Ask.RESUBMIT,
         user_exclude=_names(submission.exclude),
     )  # fmt: skip
-    lead_s = policy.checkpoint_grace_s + policy.stop_grace_s + LEAD_SLACK_S
+    lead_s = policy.lead_s + policy.stop_grace_s + LEAD_SLACK_S
     watch = JobWatch(
         scheduler, job=claim.job, restarts_count=claim.restart, lead_s=lead_s, post=mailbox.post, clock=clock, say=say
     )

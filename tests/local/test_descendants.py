@@ -151,3 +151,17 @@ def test_so_does_one_whose_sibling_died(box: Box) -> None:
     assert box.end() == 0, box.told()
     assert [path.name for path in box.work.glob("saved-*")] == ["saved-0-0"]
     assert box.status()["restarts"] == 1
+
+
+def test_one_that_saves_on_another_signal_gets_that_and_its_zero_is_no_success(box: Box) -> None:
+    script = SAVES_ON_TERM.replace("signal.SIGTERM", "signal.SIGUSR1")
+    box.start("--nproc-per-node", "2", "--save-signal", "USR1", "--stop-grace", "0", box.script(script))
+    box.until(lambda: len(list(box.work.glob("ready-0-*"))) == 2, "both ranks are ready")
+    for pid in box.ranks().values():  # as a scheduler would, to all
+        os.kill(pid, signal.SIGUSR1)
+    assert box.process is not None
+    box.process.send_signal(signal.SIGINT)
+    assert box.end() == 130, box.told()
+    assert sorted(path.name for path in box.work.glob("saved-*")) == ["saved-0-0", "saved-0-1"]
+    assert box.status()["state"] == "CANCELLED"
+    assert not box.left()

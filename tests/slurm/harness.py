@@ -24,6 +24,7 @@ PAYLOAD = "__0_0.distcp"
 SHORT = ("--silence-after", "2", "--fence-after", "15")
 OVER = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
 LOOK_AGAIN_S = 1.5
+TRAINS = r"train\.py"
 
 # A gang without torch: every rank steps until all files of the step are there, as a collective would make it. The
 # clock is one for all hosts of the cluster, so that the lines of all ranks can be put in order.
@@ -105,16 +106,20 @@ class Run:
         self, nodes: int, ranks: int, *options: str, steps: int = 40, pace: float = 0.1, every: int = 0, hook: str = ""
     ) -> dict[str, Any]:
         """Submit the gang without torch. With ``every``, rank 0 leaves a checkpoint each so many steps."""
-        self.steps.mkdir(exist_ok=True)
-        self.saves.mkdir(exist_ok=True)
-        for path in (self.steps, self.saves):
-            os.chown(path, self.cluster.site.uid, self.cluster.site.uid)
-        saved = ["--checkpoint-dir", str(self.saves)] if every else []
+        saves = self.saves_made()
+        saved = ["--checkpoint-dir", str(saves)] if every else []
         return self.submit(
             "-N", str(nodes), "--nproc-per-node", str(ranks), *saved, *options,
             self.script(STEPPER), self.steps, str(steps), str(pace), str(every),
             env={"HOOK": textwrap.dedent(hook), "TINY": str(TINY)},
         )  # fmt: skip
+
+    def saves_made(self) -> Path:
+        """The folder for checkpoints, which is there now."""
+        self.saves.mkdir(parents=True, exist_ok=True)
+        for path in (self.steps, self.saves):
+            os.chown(path, self.cluster.site.uid, self.cluster.site.uid)
+        return self.saves
 
     def kill_rank(self, rank: int, number: int = signal.SIGKILL) -> None:
         """A signal to the newest process of a rank."""
@@ -168,7 +173,9 @@ class Run:
 
     def saved(self) -> list[int]:
         """Steps of the checkpoints that are there."""
-        return sorted(int(path.name.removeprefix("step-")) for path in self.saves.glob("step-*"))
+        return sorted(
+            int(path.name.removeprefix("step-")) for path in self.saves.glob("step-*") if (path / ".metadata").exists()
+        )
 
     # ---- seeing: the ranks ----
 
@@ -196,7 +203,7 @@ class Run:
         for host in self.cluster.names:
             if not self.cluster.room.is_on(host):
                 continue
-            for process in self.cluster.processes_on(host, r"train\.py"):
+            for process in self.cluster.processes_on(host, TRAINS):
                 variables = _environment(process.pid)
                 if "RANK" in variables and variables.get("GANGRUN_RUN") == self.id:
                     found[int(variables["RANK"])] = (host, process.pid)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from tests.slurm import reach
 from tests.slurm.cluster import Cluster
-from tests.slurm.harness import Run, attempts_that_stepped
+from tests.slurm.harness import TRAINS, Run, attempts_that_stepped
+from tests.waiting import until
+
+LEASE_ENDS_WITHIN_S = 15 * 1.01 + 1 + 0.25  # of a node's last word: --fence-after, its drift, a kill, a warden's wake
+TRAIN = reach.ROOT / "examples" / "ddp_minimal" / "train.py"
 
 
 def test_a_clean_run_ends_its_job_well_and_dependents_start(cluster: Cluster, run: Run) -> None:
@@ -16,3 +21,112 @@ def test_a_clean_run_ends_its_job_well_and_dependents_start(cluster: Cluster, ru
     cluster.wait_job(after, "COMPLETED", deadline_s=20)
     assert [job["JobId"] for job in run.jobs()] == [told["job"]]
     cluster.assert_clean(10)
+
+
+def test_a_killed_rank_is_started_again_in_the_same_job(cluster: Cluster, run: Run) -> None:
+    """Its newest checkpoint is torn, too: the one before it is taken, and that is said."""
+    killed = """
+        def hook(step):
+            if (step, rank, attempt) == (12, 0, 0):
+                payload = saves / "step-10" / "__0_0.distcp"
+                payload.write_bytes(payload.read_bytes()[:700])
+                os.kill(os.getpid(), signal.SIGKILL)
+    """
+    told = run.step(2, 2, steps=25, every=5, hook=killed)
+    status = run.end()
+    assert status["restarts"] == 1
+    assert [one["resumed_from_step"] for one in status["attempts"]] == [None, 5]
+    assert [one["job"] for one in status["attempts"]] == [told["job"]] * 2
+    assert attempts_that_stepped(run.rows()) == [0, 1]
+    assert status["excluded"] == []
+    assert "passed over: step 10: " in run.explain()
+    assert cluster.wait_job(told["job"], "COMPLETED")["ExitCode"] == "0:0"
+    assert [(job["JobId"], job["Restarts"]) for job in run.jobs()] == [(told["job"], "0")]
+    cluster.assert_clean(10)
+
+
+def test_a_bug_fails_the_run_and_its_job(cluster: Cluster, run: Run) -> None:
+    bug = """
+        def hook(step):
+            if step == 7 and rank == 1: raise ValueError("shapes do not match")
+    """
+    told = run.step(2, 1, steps=40, hook=bug)
+    status = run.end("FAILED")
+    assert "ValueError: shapes do not match" in status["reason"]
+    assert status["excluded"] == []
+    assert cluster.wait_job(told["job"], "FAILED")["ExitCode"] == "1:0"
+    assert len(run.jobs()) == 1
+    cluster.assert_clean(10)
+
+
+def test_a_lost_node_is_left_out_of_the_next_job_and_no_bit_of_the_weights_differs(cluster: Cluster, run: Run) -> None:
+    """Slurm would believe in the node for minutes; beside it, the same training undisturbed."""
+    cluster.reconfigure(SlurmdTimeout=600)
+    other = Run(cluster, "undisturbed")
+    for one in (run, other):
+        saves = one.saves_made()
+        one.submit("-N", "2", "--exclusive", "--nproc-per-node", "1", "--checkpoint-dir", saves, TRAIN, "--steps", "40",
+                   "--checkpoint-every", "10", "--step-time", "0.1", "--checkpoint-dir", saves,
+                   "--final", one.folder / "final")  # fmt: skip
+    until(lambda: 20 in run.saved(), 60, lambda: f"a checkpoint\n{run.told()}")
+    (first,) = run.jobs()
+    lost = next(host for host, _ in run.ranks().values() if host != first["BatchHost"])
+    cluster.power_off(lost)
+    status = run.end()
+    second = run.jobs()[1]
+    assert second["ExcNodeList"] == lost
+    assert [one["job"] for one in status["attempts"]] == [first["JobId"], second["JobId"]]
+    assert status["attempts"][1]["resumed_from_step"] >= 20
+    assert [one["node"] for one in status["excluded"]] == [lost]
+    assert cluster.wait_job(second["JobId"], "COMPLETED")["ExitCode"] == "0:0"
+    assert cluster.nodes()[lost].startswith("completing")  # nobody waited for Slurm to believe it
+    assert other.end()["restarts"] == 0
+    assert (run.folder / "final").read_bytes() == (other.folder / "final").read_bytes()
+    cluster.tool("scontrol", "update", f"NodeName={lost}", "State=DOWN", "Reason=test")
+    assert cluster.wait_job(first["JobId"], "FAILED")["ExitCode"] == "75:0"
+    cluster.assert_clean(10)
+
+
+def test_batch_host_and_spare(cluster: Cluster, run: Run) -> None:
+    """Two runs at once: one loses the host of its batch script and its supervisor, the other has a spare."""
+    spared = Run(cluster, "with a spare")
+    spared.step(2, 2, "--spares", "1", "--exclusive", steps=30, every=5)
+    run.step(2, 2, "--exclusive", steps=30, every=5)
+    for one in (run, spared):
+        one.wait_for_step(12)
+    (first,), (only,) = run.jobs(), spared.jobs()
+    cluster.power_off(first["BatchHost"])
+    lost = next(host for host, _ in spared.ranks().values() if host != only["BatchHost"])
+    cluster.power_off(lost)
+    status = spared.end()
+    assert [one["job"] for one in status["attempts"]] == [only["JobId"]] * 2
+    assert [one["node"] for one in status["excluded"]] == [lost]
+    assert len(spared.jobs()) == 1
+    status = run.end()
+    second = run.jobs()[1]
+    assert second["ExcNodeList"] == first["BatchHost"]
+    for one in (run, spared):
+        assert one.status()["attempts"][1]["resumed_from_step"] >= 10
+        assert attempts_that_stepped(one.rows()) == [0, 1]
+    for job in (only, second):
+        assert cluster.wait_job(job["JobId"], "COMPLETED")["ExitCode"] == "0:0"
+    cluster.assert_clean(20)
+
+
+def test_a_host_that_is_cut_off_and_comes_back(cluster: Cluster, run: Run) -> None:
+    """It holds rank 0, which saves; and as ranks meet on the shared disk, the cut alone would stop nobody."""
+    run.step(3, 1, steps=9999, every=5, hook="if attempt: steps = start + 20")
+    run.wait_for_step(12)
+    lost = run.host_of(0)
+    cluster.cut(lost)
+    until(lambda: not cluster.processes_on(lost, TRAINS), LEASE_ENDS_WITHIN_S + 3, lambda: f"dead ranks\n{run.told()}")
+    saved = run.saved()
+    run.wait_for_step(0, attempt=1)
+    cluster.heal(lost)
+    status = run.end()
+    assert attempts_that_stepped(run.rows()) == [0, 1]
+    assert status["attempts"][1]["resumed_from_step"] == saved[-1] > 10
+    first, second = run.jobs()
+    assert (first["BatchHost"], second["ExcNodeList"]) == (lost, lost)
+    cluster.wait_job(second["JobId"], "COMPLETED")
+    cluster.assert_clean(20)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import hot_paths
+import requeue
 import restart
 import simulation
 
@@ -24,6 +25,11 @@ def main() -> None:
     print(restart.table(result["restart"]), end="\n\n")
     result["simulation"] = simulation.measure(int(os.environ.get("SEEDS", "20000")), nodes=128)
     print(simulation.table(result["simulation"]))
+    if os.geteuid() == 0 and not requeue.missing():
+        result["requeue"] = requeue.measure(int(os.environ.get("REQUEUES", "3")))
+        print("\n" + requeue.table(result["requeue"]))
+    else:
+        print("\nrequeue: left out, it needs root and Slurm's packages (make system)")
     path = args.out / "results.json"
     path.write_text(json.dumps(result, indent=2) + "\n")
     print(f"\nwritten to {path}")

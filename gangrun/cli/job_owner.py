@@ -27,7 +27,7 @@ from gangrun.wire.spec import RunSpec
 EXIT_ELSEWHERE = 75  # not 0: whoever waits for this job by afterok waits for a finished run
 EXIT_UNUSABLE = 78
 LOOK_EVERY_S = 0.25
-LETS_GO_WITHIN_S = 10.0
+LETS_GO_WITHIN_S = 5.0  # the run has its record; a successor may wait for these nodes
 LAST_LOOK_WITHIN_S = 5.0
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gangrun.core.actions import Action
+from gangrun.core.actions import Action, EndJob
 from gangrun.core.events import Stamped
 from gangrun.core.model import Inventory, Placement, RankObservation, RunState
 from gangrun.wire.claim import Claim
@@ -158,6 +158,11 @@ class Jobs(Protocol):
 
     def submit(self, act: tuple[int, int], action: Action) -> None:
         """Answer with ``ActDone``, ``ActFailed`` or ``ActUnknown``."""
+
+    def end(self, act: tuple[int, int], action: EndJob, lost: tuple[str, ...]) -> None:
+        """This job is to end: leave the mark of a cancel where it is one; end the allocation where its batch host is
+        among the nodes that are lost, since no batch script will. Answer with ``ActDone`` or ``ActFailed``.
+        """
 
 
 @dataclass(frozen=True, slots=True)

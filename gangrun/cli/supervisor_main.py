@@ -35,8 +35,8 @@ from gangrun.cli.checkpoint_service import CheckpointService
 from gangrun.cli.process_words import STORAGE, tell, tell_dropped
 from gangrun.cli.wiring import clock_of, own_address, supervisor_disk_of
 from gangrun.core import takeover as rules
-from gangrun.core.actions import Action
-from gangrun.core.events import ActFailed, CancelRequested, ResumeRequested, Stamped
+from gangrun.core.actions import Action, EndJob
+from gangrun.core.events import ActDone, ActFailed, CancelRequested, ResumeRequested, Stamped
 from gangrun.core.model import Shape
 from gangrun.core.nodeset import unfold
 from gangrun.core.policy import Policy
@@ -111,6 +111,11 @@ class NoScheduler:
     def submit(self, act: tuple[int, int], action: Action) -> None:
         """Answer with ``ActFailed``."""
         self._mailbox.post(Stamped(ActFailed(act, type(action).__name__, "there is no scheduler on this box")))
+
+    def end(self, act: tuple[int, int], action: EndJob, lost: tuple[str, ...]) -> None:
+        """Nothing but its owner holds this job."""
+        del lost
+        self._mailbox.post(Stamped(ActDone(act, type(action).__name__)))
 
 
 def jobs_of(

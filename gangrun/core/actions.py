@@ -51,6 +51,7 @@ class StopGang:
     grace_s: float
     checkpoint_first: bool
     why: str
+    checkpoint_grace_s: float | None = None  # for that checkpoint; None: as the policy says
 
 
 @dataclass(frozen=True, slots=True)

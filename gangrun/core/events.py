@@ -224,10 +224,14 @@ class CancelRequested:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """The scheduler gives time before it takes the nodes."""
+    """The scheduler gives time before it takes the nodes. REQUEUE: the same job comes back by itself.
+
+    ``asking``: an agent was told to end, and the scheduler is being asked why; what it answers is the notice.
+    """
 
     kind: NoticeKind
     grace_s: float
+    asking: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,10 +279,11 @@ class TermTaken:
 
 @dataclass(frozen=True, slots=True)
 class ActDone:
-    """An act that left the process succeeded."""
+    """An act that left the process succeeded. ``same_job``: the next job is this one, come back by itself."""
 
     act: tuple[int, int]
     what: str
+    same_job: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from gangrun.core import running, starting, stopping, succession
+from gangrun.core import notices, running, starting, stopping, succession
 from gangrun.core.actions import Decision
 from gangrun.core.events import (
     ActDone,
@@ -54,7 +54,7 @@ from gangrun.core.events import (
 )
 from gangrun.core.filter import mark, stale
 from gangrun.core.model import TERMINAL, Outcome, Phase, RunState
-from gangrun.core.moves import ignored, refused, stay, with_deadline
+from gangrun.core.moves import WHY, ignored, refused, stay, with_deadline, without_deadline
 from gangrun.core.policy import Policy
 
 Handler = Callable[[RunState, Any, float, Policy], Decision]
@@ -85,7 +85,7 @@ def _store_stalled(state: RunState, event: StoreStalled, now: float, policy: Pol
 def _store_back(state: RunState, event: StoreBack, now: float, policy: Policy) -> Decision:
     del now, policy
     if state.phase is Phase.STARTING:  # what was asked for could not even begin
-        for name, due in state.deadlines.items():
+        for name, due in without_deadline(state, WHY).deadlines.items():
             state = with_deadline(state, name, due.at + event.stalled_s)
     reason = f"the run directory answers again after {event.stalled_s:.0f} s"
     return stay(state, reason, loud=_tells(state), store_stalled_since=None)
@@ -335,14 +335,17 @@ def step(state: RunState, stamped: Stamped, now: float, policy: Policy) -> Decis
     why_stale = stale(state, stamped)
     if why_stale:
         decision = ignored(state, why_stale)
+    elif isinstance(event, Notice) and event.asking:
+        decision = notices.told_to_end(state, event, stamped.origin.node if stamped.origin else "an agent", now)
     else:
-        handler = TABLE[state.phase][type(event)]
+        seen, meant = notices.meant(state, event, now)
+        handler = TABLE[state.phase][type(meant)]
         if isinstance(handler, Late):
-            decision = ignored(state, f"{type(event).__name__} in {state.phase.value}: {handler}")
+            decision = ignored(state, f"{type(meant).__name__} in {state.phase.value}: {handler}")
         elif isinstance(handler, Refusal):
-            decision = refused(state, f"{type(event).__name__} in {state.phase.value}: {handler}")
+            decision = refused(state, f"{type(meant).__name__} in {state.phase.value}: {handler}")
         else:
-            decision = handler(state, event, now, policy)
+            decision = handler(seen, meant, now, policy)
     marked = mark(decision.state, stamped)
     if decision.outcome is Outcome.APPLIED:
         marked = replace(marked, updated_at=max(now, marked.updated_at))

@@ -45,6 +45,7 @@ class After(Enum):
     SUCCEED = "succeed"
     CANCEL = "cancel"
     REQUEUE = "requeue"  # preemption or time limit: the job goes, the run goes on
+    RETURN = "return"  # the same job comes back by itself
 
 
 class Failure(Enum):
@@ -368,7 +369,8 @@ class RunState:
     fence_until: float = 0.0  # until then ranks of an earlier gang may live on ``fence_nodes``, if those stay away
     fence_nodes: tuple[str, ...] = ()
     submitting: bool = False  # a successor was asked for and not yet confirmed
-    leaving: bool = False  # the successor is in the queue: all that is left for this job is to end
+    leaving: bool = False  # the run goes on in another job: all that is left for this one is to end
+    gone_at: float | None = None  # the scheduler takes the nodes away then
     waited_for_nodes: bool = False  # once since the last launch; a second time nobody is waited for
     tries_count: int = 0  # repeated waits for one and the same thing (storage, a stop, a submission)
     deadlines: Mapping[str, Deadline] = field(default_factory=dict)

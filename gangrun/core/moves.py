@@ -13,6 +13,7 @@ from typing import Any
 from gangrun.core.actions import Action, Decision, EndJob, StopGang
 from gangrun.core.lease import fence_wait_s
 from gangrun.core.model import (
+    TERMINAL,
     After,
     AttemptRecord,
     Deadline,
@@ -25,6 +26,8 @@ from gangrun.core.model import (
 )
 from gangrun.core.policy import Policy
 
+LEAVE_S = 5.0  # of the time until the nodes are taken away, for what comes after the stop: the record, the next job
+WHY = "why"  # the scheduler is being asked why an agent was told to end: goes on whatever the phase
 EXIT_CODES = {Phase.SUCCEEDED: 0, Phase.FAILED: 1, Phase.CANCELLED: 130}
 
 
@@ -55,7 +58,8 @@ def enter(
 ) -> Decision:
     """Another phase: its deadlines replace all earlier ones, and ``reason`` is what users read."""
     generation = state.generation
-    fresh: dict[str, Deadline] = {}
+    asking = WHY in state.deadlines and phase not in TERMINAL
+    fresh: dict[str, Deadline] = {WHY: state.deadlines[WHY]} if asking else {}
     for name, at in (deadlines or {}).items():
         generation += 1
         fresh[name] = Deadline(at, generation)
@@ -119,12 +123,22 @@ def stop_all(
         state,
         Phase.STOPPING,
         reason,
-        StopGang(state.attempt, policy.stop_grace_s, checkpoint_first, reason),
+        stop_gang(state, now, policy, reason, checkpoint_first),
         deadlines={"stop": now + stop_bound_s(policy, checkpoint_first)},
         after=after,
         evidence=evidence if evidence is not None else state.evidence,
         tries_count=0,
     )
+
+
+def stop_gang(state: RunState, now: float, policy: Policy, reason: str, checkpoint_first: bool) -> StopGang:
+    """The act that stops all ranks, fitted into the time until the nodes are taken away, if they are."""
+    if state.gone_at is None or now > state.gone_at:
+        return StopGang(state.attempt, policy.stop_grace_s, checkpoint_first, reason)
+    left_s = max(0.0, state.gone_at - now - LEAVE_S)
+    stop_s = min(policy.stop_grace_s, left_s / 2)
+    save_s = min(policy.checkpoint_grace_s, left_s - stop_s)
+    return StopGang(state.attempt, stop_s, checkpoint_first and save_s > 0, reason, save_s)
 
 
 def fenced(state: RunState, nodes: Iterable[str], until: float, now: float) -> RunState:

@@ -6,8 +6,10 @@ scheduler, 6 is ``moves.finish``. ``recovery`` chooses between them after a fail
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gangrun.core import placement, quarantine, roster
-from gangrun.core.actions import CheckNodes, Decision, SealAttempts, SubmitSuccessor
+from gangrun.core.actions import CheckNodes, Decision, EndJob, SealAttempts, SubmitSuccessor
 from gangrun.core.model import AttemptRecord, Evidence, Failure, Phase, RunState, StartStage
 from gangrun.core.moves import close_attempt, enter, finish, is_unlaunched
 from gangrun.core.nodeset import fold
@@ -108,6 +110,26 @@ def requeue(state: RunState, now: float, policy: Policy, reason: str) -> Decisio
         submitting=True,
         waited_for_nodes=False,
         tries_count=1,
+    )
+
+
+def come_back(state: RunState, now: float, policy: Policy, reason: str) -> Decision:
+    """The scheduler has put this very job back into the queue: nobody is asked for another."""
+    back = f"{reason}; this job ends and comes back by itself"
+    return leave(replace(state, attempts=close_attempt(state, now, "requeued", reason)), now, policy, back)
+
+
+def leave(state: RunState, now: float, policy: Policy, reason: str) -> Decision:
+    """All that is left for this job is to end."""
+    return enter(
+        state,
+        Phase.PENDING,
+        reason,
+        EndJob(Phase.PENDING, 0, reason),
+        deadlines={"join": now + policy.waiting_max_s},
+        nodes={},
+        submitting=False,
+        leaving=True,
     )
 
 

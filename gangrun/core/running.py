@@ -232,7 +232,12 @@ def notice(state: RunState, event: Notice, now: float, policy: Policy) -> Decisi
     if event.kind in {NoticeKind.CANCEL, NoticeKind.UNKNOWN}:
         return cancel(state, "the scheduler" if event.kind is NoticeKind.CANCEL else "a signal", now, policy)
     reason = f"{event.kind.value}: {event.grace_s:.0f} s to save and stop"
-    return stop_all(state, now, policy, After.REQUEUE, reason, checkpoint_first=True)
+    return stop_all(state, now, policy, after_notice(event), reason, checkpoint_first=True)
+
+
+def after_notice(event: Notice) -> After:
+    """Whether the run goes on in the same job, which comes back by itself, or in another."""
+    return After.RETURN if event.kind is NoticeKind.REQUEUE else After.REQUEUE
 
 
 def hurry(state: RunState, by: str, now: float, policy: Policy) -> Decision:

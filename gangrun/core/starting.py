@@ -103,7 +103,7 @@ def check_deadline(state: RunState, event: DeadlinePassed, now: float, policy: P
 def join_deadline(state: RunState, event: DeadlinePassed, now: float, policy: Policy) -> Decision:
     """PENDING: start with those who came, if they are enough; a job that only ends is told so again."""
     if state.leaving:
-        reason = f"job {state.seq} of this run is submitted, and this job has not ended yet"
+        reason = "the run goes on in another job, and this one has not ended yet"
         again = with_deadline(state, event.name, now + policy.join_within_s)
         return stay(again, reason, EndJob(Phase.PENDING, 0, reason), loud=True)
     here, shape = len(state.nodes), state.shape
@@ -288,7 +288,10 @@ def notice(state: RunState, event: Notice, now: float, policy: Policy) -> Decisi
     if event.kind in {NoticeKind.CANCEL, NoticeKind.UNKNOWN}:
         return cancel(state, "the scheduler" if event.kind is NoticeKind.CANCEL else "a signal", now, policy)
     if may_hold_ranks(state):
-        return stop_all(state, now, policy, After.REQUEUE, f"{event.kind.value} while ranks were starting")
+        reason = f"{event.kind.value} while ranks were starting"
+        return stop_all(state, now, policy, running.after_notice(event), reason)
+    if event.kind is NoticeKind.REQUEUE:
+        return rungs.come_back(state, now, policy, event.kind.value)
     return rungs.requeue(state, now, policy, event.kind.value)
 
 

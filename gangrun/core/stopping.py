@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gangrun.core import budget, placement, quarantine, recovery, roster, rungs, running, starting
-from gangrun.core.actions import Decision, EndJob, StopGang, SubmitSuccessor
+from gangrun.core.actions import Decision, StopGang, SubmitSuccessor
 from gangrun.core.events import (
     ActDone,
     ActFailed,
@@ -144,6 +144,8 @@ def _what_follows(state: RunState, now: float, policy: Policy) -> Decision:
             return finish(state, Phase.CANCELLED, now, f"cancelled by {state.cancelled_by}")
         case After.REQUEUE:
             return rungs.requeue(state, now, policy, state.reason)
+        case After.RETURN:
+            return rungs.come_back(state, now, policy, state.reason)
         case After.AGAIN:
             return _start_again(state, now, policy)
         case _:
@@ -185,6 +187,8 @@ def stop_deadline(state: RunState, event: DeadlinePassed, now: float, policy: Po
                 return finish(unproven, Phase.CANCELLED, now, reason)
             case After.SUCCEED:
                 return finish(unproven, Phase.SUCCEEDED, now, reason)
+            case After.RETURN:
+                return rungs.come_back(unproven, now, policy, reason)
             case _:
                 return recovery.leave_behind(unproven, now, policy, reason)
     reason = f"ranks of attempt {state.attempt} are still not proven gone; asking again ({rounds} of {STOP_ROUNDS_MAX})"
@@ -204,11 +208,14 @@ def cancel(state: RunState, by: str, now: float, policy: Policy) -> Decision:
 
 def notice(state: RunState, event: Notice, now: float, policy: Policy) -> Decision:
     """The nodes go while we stop: what was to be restarted here is requeued."""
-    if event.kind in {NoticeKind.CANCEL, NoticeKind.UNKNOWN} and state.after is not After.CANCEL:
-        return cancel(state, "the scheduler" if event.kind is NoticeKind.CANCEL else "a signal", now, policy)
+    reason = f"{event.kind.value} while all ranks were being stopped"
     if state.after in {After.CANCEL, After.SUCCEED}:  # every node's agent passes the same notice on: none hurries
-        return stay(state, f"{event.kind.value} while all ranks were being stopped")
-    return stay(state, f"{event.kind.value} while all ranks were being stopped", loud=True, after=After.REQUEUE)
+        return stay(state, reason)
+    if event.kind is NoticeKind.UNKNOWN and state.after in {After.REQUEUE, After.RETURN}:
+        return stay(state, f"{reason}, which is known")
+    if event.kind in {NoticeKind.CANCEL, NoticeKind.UNKNOWN}:
+        return cancel(state, "the scheduler" if event.kind is NoticeKind.CANCEL else "a signal", now, policy)
+    return stay(state, reason, loud=True, after=running.after_notice(event))
 
 
 # ---- WAITING -------------------------------------------------------------------------------------------------------
@@ -264,17 +271,10 @@ def submitted(state: RunState, event: ActDone, now: float, policy: Policy) -> De
     """The successor is in the queue: this job may end."""
     if not state.submitting or event.what != SubmitSuccessor.__name__:
         return refused(state, f"nobody waits for {event.what}")
-    reason = f"job {state.seq + 1} of this run is submitted; this job ends"
-    return enter(
-        state,
-        Phase.PENDING,
-        reason,
-        EndJob(Phase.PENDING, 0, reason),
-        deadlines={"join": now + policy.waiting_max_s},
-        seq=state.seq + 1,
-        nodes={},
-        submitting=False,
-        leaving=True,
+    if event.same_job:
+        return rungs.come_back(state, now, policy, state.reason)
+    return rungs.leave(
+        replace(state, seq=state.seq + 1), now, policy, f"job {state.seq + 1} of this run is submitted; this job ends"
     )
 
 
@@ -322,8 +322,10 @@ def submit_deadline(state: RunState, event: DeadlinePassed, now: float, policy: 
 
 def waiting_notice(state: RunState, event: Notice, now: float, policy: Policy) -> Decision:
     """PENDING to WAITING: nothing runs, so there is nothing to save."""
+    if event.kind is not NoticeKind.CANCEL and (state.submitting or state.leaving):
+        return stay(state, f"{event.kind.value} while the next job is being asked for")
     if event.kind in {NoticeKind.CANCEL, NoticeKind.UNKNOWN}:
         return starting.cancel(state, "the scheduler" if event.kind is NoticeKind.CANCEL else "a signal", now, policy)
-    if state.submitting or state.leaving:
-        return stay(state, f"{event.kind.value} while the next job is being asked for")
+    if event.kind is NoticeKind.REQUEUE:
+        return rungs.come_back(state, now, policy, event.kind.value)
     return rungs.requeue(state, now, policy, event.kind.value)

@@ -15,7 +15,6 @@ from gangrun.core.actions import (
     Decision,
     EndJob,
     SealAttempts,
-    StopGang,
     SubmitSuccessor,
     TakeStacks,
 )
@@ -24,6 +23,7 @@ from gangrun.core.lease import fence_after_seal_s
 from gangrun.core.model import TERMINAL, After, Budget, Evidence, Phase, RunState, StartStage
 from gangrun.core.moves import (
     EXIT_CODES,
+    WHY,
     close_attempt,
     enter,
     fenced,
@@ -31,7 +31,9 @@ from gangrun.core.moves import (
     may_hold_ranks,
     stay,
     stop_all,
+    stop_gang,
     with_deadline,
+    without_deadline,
 )
 from gangrun.core.policy import Policy
 
@@ -46,8 +48,8 @@ def redrive(state: RunState, now: float, policy: Policy) -> tuple[Action, ...]:
         case Phase.RUNNING if state.evidence.hang is not None:
             return (TakeStacks(state.attempt),)
         case Phase.STOPPING:
-            save = state.after in {After.CANCEL, After.REQUEUE}
-            return (StopGang(state.attempt, policy.stop_grace_s, save, state.reason),)
+            save = state.after in {After.CANCEL, After.REQUEUE, After.RETURN}
+            return (stop_gang(state, now, policy, state.reason, save),)
         case Phase.WAITING if state.submitting:
             return (SubmitSuccessor(state.seq + 1, rungs.left_out(state, now), state.reason),)
         case Phase.SUCCEEDED | Phase.FAILED | Phase.CANCELLED:
@@ -72,7 +74,7 @@ def term_taken(state: RunState, event: TermTaken, now: float, policy: Policy) ->
     if state.phase in TERMINAL:
         return stay(new, f"{who}; the run has ended", *redrive(new, now, policy))
     if state.leaving and not another_job:
-        reason = f"{who}; the next job is submitted, so this one ends"
+        reason = f"{who}; the run goes on in another job, so this one ends"
         return stay(new, reason, EndJob(Phase.PENDING, 0, reason))
     if another_job:
         return _in_another_job(new, now, policy, who)
@@ -102,7 +104,8 @@ def _what_was_to_follow(state: RunState) -> After:
 def _with_time(state: RunState, at: float) -> RunState:
     """What is asked for again gets the time for it again."""
     for name, due in state.deadlines.items():
-        state = with_deadline(state, name, max(due.at, at))
+        if name != WHY:
+            state = with_deadline(state, name, max(due.at, at))
     return state
 
 
@@ -140,10 +143,11 @@ def _in_another_job(state: RunState, now: float, policy: Policy, who: str) -> De
         held = state.placement.nodes if state.placement else ()
         state = fenced(state, held, now + fence_after_seal_s(policy.timing), now)
     return enter(
-        state,
+        without_deadline(state, WHY),
         Phase.PENDING,
         reason,
         deadlines={"join": now + policy.join_within_s},
+        gone_at=None,
         nodes={},
         attempts=close_attempt(state, now, "job ended", "the job that held it ended"),
         evidence=Evidence(),
@@ -163,6 +167,7 @@ def resume_requested(state: RunState, event: ResumeRequested, now: float, policy
         Phase.PENDING,
         f"resumed by {event.by}; waiting for nodes",
         deadlines={"join": now + policy.join_within_s},
+        gone_at=None,
         job=event.job,
         seq=max(state.seq, event.seq),
         nodes={},

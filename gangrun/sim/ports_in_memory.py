@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gangrun.core.actions import Action
-from gangrun.core.events import AttemptSealed, ResumeChosen, Stamped
+from gangrun.core.actions import Action, EndJob
+from gangrun.core.events import ActDone, AttemptSealed, ResumeChosen, Stamped
 from gangrun.ports import Deposed, History, Item, Stored, Withheld, Woken
 from gangrun.wire import record as wire_record
 from gangrun.wire.claim import Claim
@@ -204,10 +204,19 @@ class HandCheckpoints:
 
 @dataclass(slots=True)
 class NoJobs:
-    """``ports.Jobs`` without a scheduler."""
+    """``ports.Jobs`` without a scheduler; ``ended`` holds what was asked to end, with the nodes that are lost."""
 
+    post: Callable[[Item], None] = lambda item: None
     asked: list[tuple[tuple[int, int], Action]] = field(default_factory=list)
+    ended: list[tuple[EndJob, tuple[str, ...]]] = field(default_factory=list)
+    answers: bool = True
 
     def submit(self, act: tuple[int, int], action: Action) -> None:
         """Noted."""
         self.asked.append((act, action))
+
+    def end(self, act: tuple[int, int], action: EndJob, lost: tuple[str, ...]) -> None:
+        """Noted, and done at once."""
+        self.ended.append((action, lost))
+        if self.answers:
+            self.post(Stamped(ActDone(act, EndJob.__name__)))

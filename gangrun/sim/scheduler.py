@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from gangrun.core.actions import Action, SubmitSuccessor
-from gangrun.core.events import ActDone, ActFailed, ActUnknown, Stamped
+from gangrun.core.actions import Action, EndJob, SubmitSuccessor
+from gangrun.core.events import ActDone, ActFailed, ActUnknown, Notice, NoticeKind, Stamped
+from gangrun.core.model import Phase
 from gangrun.sim.disk import JobClaim
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from gangrun.sim.supervisor import SimSupervisor
     from gangrun.sim.world import World
 
+ANSWERS_AFTER_S = 1.0
 QUEUE_S, LOOK_AGAIN_S, LOOK_FOR_S, KILL_WAIT_S = 2.0, 5.0, 30.0, 30.0
 
 
@@ -45,6 +47,7 @@ class Job:
     owned: bool = False  # its batch script passed the claim
     submitted_at: float = 0.0
     ended_at: float = 0.0
+    why: NoticeKind = NoticeKind.UNKNOWN  # it is being taken away
 
     @property
     def token(self) -> str:
@@ -111,6 +114,7 @@ class Scheduler:
             self._end(job)
         if job.state is not JobState.RUNNING:
             return
+        job.why = NoticeKind.CANCEL
         for node in job.nodes:
             self.world.terminate(node, 15)
         self.world.timeline.after(KILL_WAIT_S, lambda: self.kill(job))
@@ -224,6 +228,22 @@ class SimJobs:
         self.scheduler.world.checker.performs(act[0], "submit", action.seq)
         what = SubmitSuccessor.__name__
         self._try(act, action, what, self.supervisor.timeline.now + LOOK_FOR_S)
+
+    def ask_why(self) -> None:
+        """Squeue and scontrol take their time."""
+        self.supervisor.timeline.after(ANSWERS_AFTER_S, lambda: self.supervisor.when_awake(self._answer))
+
+    def _answer(self) -> None:
+        job = self.scheduler.job_of(self.supervisor.node.job)
+        if job is not None and self.supervisor.timeline.now >= self.scheduler.moods.down_until:
+            self.supervisor.post(Stamped(Notice(job.why, KILL_WAIT_S - ANSWERS_AFTER_S)))
+
+    def end(self, act: tuple[int, int], action: EndJob, lost: tuple[str, ...]) -> None:
+        """The mark, where the run is cancelled; the job ends with its last node."""
+        del lost
+        if action.phase is Phase.CANCELLED:
+            self.scheduler.world.mark_cancelled()
+        self.supervisor.post(Stamped(ActDone(act, EndJob.__name__)))
 
     def _try(self, act: tuple[int, int], action: SubmitSuccessor, what: str, until: float) -> None:
         scheduler, supervisor = self.scheduler, self.supervisor

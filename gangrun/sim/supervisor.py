@@ -147,6 +147,7 @@ class SimSupervisor(SimProcess):
 
     def _open(self) -> None:
         setup, mount = self.world.setup, self.node.mount
+        jobs = self.world.scheduler.port(self)
         facts = Facts(
             run=self.world.run_id,
             shape=setup.shape,
@@ -157,6 +158,8 @@ class SimSupervisor(SimProcess):
             replica_ranks_count=setup.replica_ranks_count,
             saves_itself=setup.script.foreign,
             resumed=self.world.resumed.get(self.node.job),
+            asks_why=jobs.ask_why if self.policy.can_requeue else None,
+            mark_cancel=lambda by: self.world.mark_cancelled(),
         )
         try:
             opening = takeover.take(
@@ -182,7 +185,7 @@ class SimSupervisor(SimProcess):
                 store=self.store,
                 radio=self,
                 checkpoints=checkpoints,
-                jobs=self.world.scheduler.port(self),
+                jobs=jobs,
                 policy=self.policy,
                 facts=facts,
                 opening=opening,

@@ -337,6 +337,11 @@ class World:
         if node.agent is not None:
             node.agent.tell(facts.TerminateAsked(signal))
 
+    def mark_cancelled(self) -> None:
+        """The mark alone, by a supervisor that was told."""
+        if self.disk.cancelled_at is None:
+            self.disk.cancelled_at = self.timeline.now
+
     def cancel(self) -> None:
         """``gangrun cancel``: the mark first, which the supervisor watches for; then scancel until no job is left."""
         if self.disk.cancelled_at is not None or self.is_over():

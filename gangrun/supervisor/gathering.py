@@ -19,12 +19,13 @@ from gangrun.supervisor.facts import Facts, Opening
 
 GATHER_SHARE = 0.7  # the rest is for the first beat that may be acked, and its ack
 ENDED_SHARE = 0.5
+NEVER = float("inf")
 
 
 class Gathering:
     """Waits for the roster's inventories, and knows when the last supervisor can have acked for the last time."""
 
-    def __init__(self, facts: Facts, opening: Opening, timing: Timing) -> None:
+    def __init__(self, facts: Facts, opening: Opening, timing: Timing, rows: Mapping[str, Row]) -> None:
         state = opening.state
         same_job = state.job == facts.job
         self.roster = frozenset(state.nodes) if same_job else frozenset()
@@ -36,6 +37,7 @@ class Gathering:
         self._facts = facts
         self._opening = opening
         self._timing = timing
+        self._rows = rows
         self._counted = frozenset(n for n in self.roster if not state.nodes[n].lost)
         self._dialled: set[str] = set()  # a promise may have been taken back since, a hello to this term not
         self._settle(opening.run_start)
@@ -58,17 +60,24 @@ class Gathering:
         self._dialled |= {node} & self._counted
         self._settle(now)
 
-    def over(self, rows: Mapping[str, Row], now: float) -> bool:
+    def empty_at(self, node: str) -> float:
+        """Law 1: from when on a node that says nothing holds no ranks; infinity where it cannot be said."""
+        row = self._rows.get(node)
+        if row is not None:
+            return lease.presumed_empty_at(row.arrived_at, self._timing)
+        return NEVER if self.floor is None else lease.presumed_empty_after_takeover(self.floor, self._timing)
+
+    def over(self, now: float) -> bool:
         """Is there nobody left to wait for?"""
-        return now >= self.until or self._counted <= rows.keys()
+        return now >= self.until or self._counted <= self._rows.keys()
 
-    def due(self, rows: Mapping[str, Row]) -> float:
+    def due(self) -> float:
         """When to look whether it is over."""
-        return float("-inf") if self._counted <= rows.keys() else self.until
+        return -NEVER if self._counted <= self._rows.keys() else self.until
 
-    def events(self, rows: Mapping[str, Row]) -> list[Event]:
+    def events(self) -> list[Event]:
         """What the term begins with."""
-        facts, state = self._facts, self._opening.state
+        facts, state, rows = self._facts, self._opening.state, self._rows
         held: tuple[Inventory, ...] = tuple(rows[name].inventory() for name in sorted(rows))
         missing = tuple(sorted(self.roster - rows.keys()))
         started = max((self._opening.started_attempt, *(row.attempt for row in rows.values())))

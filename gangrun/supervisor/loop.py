@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from gangrun.core import lease, lifecycle
+from gangrun.core import lifecycle
 from gangrun.core.actions import (
     Action,
     CheckNodes,
@@ -27,6 +27,8 @@ from gangrun.core.actions import (
     TakeStacks,
 )
 from gangrun.core.events import (
+    ActDone,
+    ActFailed,
     AttemptSealed,
     CancelRequested,
     CheckpointSeen,
@@ -104,8 +106,8 @@ class Loop:
         self.silence = Silence(self.beats, timing, opening.term, self._send_acting)
         self.progress = Progress(policy, now)
         self.board = Switchboard(radio.send, opening.term, self.ledger.number, self.leadership.holds, timing)
-        self.roll_call = RollCall(self.board, self.beats.rows, facts, policy, self._empty_at)
-        self.law_one = Gathering(facts, opening, timing)
+        self.law_one = Gathering(facts, opening, timing, self.beats.rows)
+        self.roll_call = RollCall(self.board, self.beats.rows, facts, policy, self.law_one.empty_at)
         self.gathering: Gathering | None = self.law_one
         self._radio = radio
         self.mail = Mail(self, radio)
@@ -141,7 +143,7 @@ class Loop:
 
     def _next_due(self) -> float:
         if self.gathering is not None:
-            return min(self.gathering.due(self.beats.rows), self.stalls.due())
+            return min(self.gathering.due(), self.stalls.due())
         timers = (at.at for name, at in self.state.deadlines.items() if (name, at.generation) not in self._fired)
         return min(
             min(timers, default=NEVER),
@@ -156,15 +158,6 @@ class Loop:
     def _look_due(self) -> float:
         looks = self.facts.looks_every_s > 0 and self.state.phase is Phase.RUNNING
         return self._look_at if looks else NEVER
-
-    def _empty_at(self, node: str) -> float:
-        """Law 1: from when on a node that says nothing holds no ranks."""
-        timing = self.policy.timing
-        row = self.beats.rows.get(node)
-        if row is not None:
-            return lease.presumed_empty_at(row.arrived_at, timing)
-        floor = self.law_one.floor
-        return NEVER if floor is None else lease.presumed_empty_after_takeover(floor, timing)
 
     # ---- one turn ----
 
@@ -226,6 +219,12 @@ class Loop:
                 self._sealed = commits
             case CheckpointSeen():
                 self.progress.note_checkpoint(now)
+            case ActDone(what=EndJob.__name__) | ActFailed(what=EndJob.__name__):
+                self.roll_call.job_ended = True
+                self._due = None
+                if isinstance(stamped.event, ActFailed):
+                    self._say(f"this job may not end by itself: {stamped.event.why}")
+                return
             case _:
                 pass
         if self.gathering is not None:
@@ -271,6 +270,8 @@ class Loop:
         state = decision.state
         if decision.outcome is Outcome.APPLIED and decision.reason:
             self._say(decision.reason)
+        if state.cancelled_by and not before.cancelled_by and self.facts.mark_cancel is not None:
+            self.facts.mark_cancel(state.cancelled_by)  # first of all: this process may be killed any moment
         if state.nodes is not before.nodes:
             if before.nodes and not state.nodes:
                 self.silence.clear()
@@ -325,8 +326,11 @@ class Loop:
 
     def _perform(self, action: Action, n: int, now: float) -> None:
         match action:
-            case StartGang() | StopGang() | TakeStacks() | CheckNodes() | EndJob():
+            case StartGang() | StopGang() | TakeStacks() | CheckNodes():
                 self.roll_call.perform(action, self.state, now)
+            case EndJob():
+                self.roll_call.perform(action, self.state, now)
+                self._jobs.end((self.term, n), action, tuple(sorted(self.silence.suspects)))
             case SealAttempts():
                 self._checkpoints.seal(action.attempt)
             case ChooseResume():

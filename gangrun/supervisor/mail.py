@@ -6,6 +6,7 @@ record is durable, so an agent never forgets what could still be lost.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gangrun.core.events import (
@@ -16,11 +17,13 @@ from gangrun.core.events import (
     FindingRaised,
     FirstStepSeen,
     Notice,
+    NoticeKind,
     RankExited,
     RankFinished,
     Stamped,
 )
 from gangrun.core.model import Phase
+from gangrun.core.moves import WHY
 from gangrun.core.takeover import candidates
 from gangrun.ports import AgentSaid, Radio
 from gangrun.supervisor.beats import Greeting, Row, unheard_events
@@ -45,6 +48,7 @@ FROM_AGENTS = frozenset(
     kind.__name__ for kind in (RankExited, RankFinished, FindingRaised, FirstStepSeen, CancelRequested, Notice)
 )
 HOLDING = frozenset({Phase.STARTING, Phase.RUNNING, Phase.STOPPING})
+ASK_WHY_EVERY_S = 5.0
 FRESH_SHARE = 0.5  # of D: an agent whose newest word of ours is older is given a new one to echo
 
 
@@ -57,7 +61,7 @@ class Mail:
         self._radio = radio
         self._candidates: tuple[PeerAddress, ...] = ()
         self._roster_count = 1
-        self._count_at = float("-inf")
+        self._count_at = self._ask_why_at = float("-inf")
         timing = loop.policy.timing
         self._beat_every_s = timing.beat_every_s
         self._fresh_s = FRESH_SHARE * timing.leader_lease_s
@@ -130,13 +134,15 @@ class Mail:
         """The term's first events, if there is nobody left to wait for."""
         loop = self._loop
         gathering = loop.gathering
-        if gathering is None or not gathering.over(loop.beats.rows, now):
+        if gathering is None or not gathering.over(now):
             return
         loop.gathering = None
-        loop.tell(gathering.events(loop.beats.rows), now)
+        loop.tell(gathering.events(), now)
         loop.count_rosters()
         for node in sorted(loop.beats.rows):
             loop.tell(self._joins(loop.beats.rows[node], now), now)
+        if WHY in loop.state.deadlines:
+            self.ask_why(now)  # the last supervisor's question died with it
         later, self.later = self.later, []
         for stamped in later:
             loop.decide(stamped, now)
@@ -218,11 +224,26 @@ class Mail:
             try:
                 if event.kind not in FROM_AGENTS:
                     raise RecordError(f"{event.kind!r} is not for agents to say")
-                stamped = Stamped(event_of(event.kind, event.data), origin)
+                stamped = self._heard(Stamped(event_of(event.kind, event.data), origin), now)
             except RecordError as error:
                 loop.malformed(row.node, row.incarnation, event, str(error), now)
                 continue
             loop.decide(stamped, now)
+
+    def _heard(self, stamped: Stamped, now: float) -> Stamped:
+        """A signal does not say why: where a scheduler can be asked, it is."""
+        event = stamped.event
+        if not isinstance(event, Notice) or event.kind is not NoticeKind.UNKNOWN or self._loop.facts.asks_why is None:
+            return stamped
+        self.ask_why(now)
+        return replace(stamped, event=replace(event, asking=True))
+
+    def ask_why(self, now: float) -> None:
+        """Once for all agents that say the same; again where they say it later."""
+        asks_why = self._loop.facts.asks_why
+        if asks_why is not None and now >= self._ask_why_at:
+            self._ask_why_at = now + ASK_WHY_EVERY_S
+            asks_why()
 
     # ---- answers ----
 

@@ -21,6 +21,7 @@ from gangrun.wire.messages import CommandResult, Farewell, Stop
 
 NEVER = float("inf")
 FAREWELL_BEATS = 10.0  # so long agents are waited for before the supervisor leaves without their answer
+JOB_ENDS_WITHIN_S = 30.0  # so long the scheduler's side of the end is waited for
 FAREWELL_HEARD_BEATS = 60.0  # so long those that still beat, for whom it is only the way that is bad
 
 GangAction = StartGang | StopGang | TakeStacks | CheckNodes | EndJob
@@ -51,7 +52,8 @@ class RollCall:
         self._chased: dict[str, int] = {}  # node -> command
         self._farewells: dict[int, str] = {}
         self._said_farewell: set[str] = set()
-        self._end_at = NEVER
+        self.job_ended = False  # the scheduler's side of the end is done, or nobody waits for it any more
+        self._end_at = self._job_until = NEVER
         self._looked_at = -NEVER
 
     # ---- what the core asks for ----
@@ -99,6 +101,7 @@ class RollCall:
         self.ending = action
         self._board.final = True
         self._end_at = now + FAREWELL_BEATS * self._policy.timing.beat_every_s
+        self._job_until = now + JOB_ENDS_WITHIN_S
         for call in (self._start, self._stop, self._stacks, self._check):
             self._drop(call)
         self._start = self._stop = self._stacks = self._check = None
@@ -119,8 +122,8 @@ class RollCall:
 
     @property
     def dismissed(self) -> bool:
-        """All agents know that the run is over."""
-        return self.ending is not None and not self._farewells
+        """All agents know that the run is over, and the scheduler knows what it must."""
+        return self.ending is not None and not self._farewells and self.job_ended
 
     def _drop(self, call: Call | None) -> None:
         if call is not None and not call.over:
@@ -170,6 +173,8 @@ class RollCall:
         if self.dismissed:
             return -NEVER
         due = min((call.deadline for call in self._calls()), default=NEVER)
+        if self.ending is not None and not self.job_ended:
+            due = min(due, self._job_until)
         end_at = self._end_at if self._farewells else NEVER
         return min(due, self._board.next_at, max(end_at, self._looked_at + self._policy.timing.beat_every_s))
 
@@ -177,6 +182,8 @@ class RollCall:
         """Say again what was not answered, and give up on what took too long."""
         self._looked_at = now
         self._board.tick(now)
+        if self.ending is not None and now >= self._job_until:
+            self.job_ended = True
         told: list[Event] = []
         for call in self._calls():
             if now >= call.deadline:

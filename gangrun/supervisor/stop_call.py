@@ -67,6 +67,7 @@ class StopCall:
     def _ask(self, node: str, now: float) -> None:
         action, policy = self._action, self._policy
         assert action is not None
+        saves_s = action.checkpoint_grace_s
         self._ask_again.pop(node, None)
 
         def command(act: tuple[int, int]) -> Stop:
@@ -76,7 +77,7 @@ class StopCall:
                 attempt=action.attempt,
                 grace_s=action.grace_s,
                 checkpoint_first=action.checkpoint_first,
-                checkpoint_grace_s=policy.checkpoint_grace_s,
+                checkpoint_grace_s=policy.checkpoint_grace_s if saves_s is None else saves_s,
                 why=action.why,
             )
 

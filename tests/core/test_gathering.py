@@ -188,6 +188,8 @@ def test_a_notice_before_the_start(kind: NoticeKind) -> None:
     if kind in {NoticeKind.CANCEL, NoticeKind.UNKNOWN}:
         assert life.phase is Phase.CANCELLED
         life.says("scheduler" if kind is NoticeKind.CANCEL else "signal")
+    elif kind is NoticeKind.REQUEUE:
+        assert (life.phase, life.state.seq, life.state.leaving) == (Phase.PENDING, 0, True)
     else:
         assert life.last(SubmitSuccessor).seq == 1
         life.says(kind.value, "job 1")

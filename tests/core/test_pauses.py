@@ -107,7 +107,12 @@ def test_after_a_launch_nodes_may_be_waited_for_again() -> None:
 def test_a_notice_while_waiting(kind: NoticeKind) -> None:
     life = Life().waiting()
     life.on(Notice(kind, 30.0))
-    assert life.phase is (Phase.CANCELLED if kind in {NoticeKind.CANCEL, NoticeKind.UNKNOWN} else Phase.FAILED)
+    ends = {
+        NoticeKind.CANCEL: Phase.CANCELLED,
+        NoticeKind.UNKNOWN: Phase.CANCELLED,
+        NoticeKind.REQUEUE: Phase.PENDING,
+    }
+    assert life.phase is ends.get(kind, Phase.FAILED)
 
 
 def test_a_bad_node_is_not_waited_for() -> None:
@@ -178,7 +183,7 @@ def test_the_next_job_does_without_the_excluded_as_long_as_they_are() -> None:
     life.running()
     old, new = Exclusion("old", 0.0, life.now - 1), Exclusion("new", 0.0, life.now + 1e5)
     life.state = replace(life.state, excluded={"n7": old, "n8": new})
-    life.on(Notice(NoticeKind.REQUEUE, 30.0))
+    life.on(Notice(NoticeKind.PREEMPTION, 30.0))
     life.stopped()
     assert life.last(SubmitSuccessor).exclude == ("n8",)
     life.says("without n8")
@@ -186,11 +191,26 @@ def test_the_next_job_does_without_the_excluded_as_long_as_they_are() -> None:
     assert life.last(SubmitSuccessor).exclude == ("n8",)
 
 
-def test_a_notice_while_the_next_job_is_asked_for_asks_no_second_time() -> None:
+@pytest.mark.parametrize("kind", [kind for kind in NoticeKind if kind is not NoticeKind.CANCEL])
+def test_a_notice_while_the_next_job_is_asked_for_asks_no_second_time(kind: NoticeKind) -> None:
     life = Life(policy=SCHEDULER).submitting()
-    life.on(Notice(NoticeKind.TIME_LIMIT, 30.0))
-    life.says("time limit")
+    life.on(Notice(kind, 30.0))
+    life.says(kind.value)
     assert life.count(SubmitSuccessor) == 1
+    life.on(ActDone((1, 9), SUBMIT))
+    assert (life.phase, life.state.seq, life.state.leaving) == (Phase.PENDING, 1, True)
+    life.on(Notice(kind, 30.0))
+    assert life.state.leaving
+    life.on(Notice(NoticeKind.CANCEL, 30.0))
+    assert life.phase is Phase.CANCELLED
+
+
+def test_a_scheduler_that_gives_this_very_job_back_keeps_its_place() -> None:
+    life = Life(policy=SCHEDULER).submitting()
+    life.on(ActDone((1, 9), SUBMIT, same_job=True))
+    life.says("comes back by itself")
+    assert life.actions == (EndJob(Phase.PENDING, 0, life.reason),)
+    assert (life.phase, life.state.seq, life.state.leaving, life.state.submitting) == (Phase.PENDING, 0, True, False)
 
 
 def test_the_next_job_is_in_the_queue_so_this_one_ends() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangrun.core.actions import ProbeNode, StopGang, SubmitSuccessor, TakeStacks
+from gangrun.core.actions import EndJob, ProbeNode, StopGang, SubmitSuccessor, TakeStacks
 from gangrun.core.events import (
     ActFailed,
     AgentRejoined,
@@ -21,6 +21,7 @@ from gangrun.core.events import (
     StacksTaken,
     StoreBack,
     StoreStalled,
+    TermTaken,
 )
 from gangrun.core.model import After, ErrorReport, Evidence, Failure, Outcome, Phase, RankObservation, RankStack
 from gangrun.core.policy import Policy
@@ -288,6 +289,13 @@ def test_a_notice_saves_first(kind: NoticeKind) -> None:
     if kind in {NoticeKind.CANCEL, NoticeKind.UNKNOWN}:
         life.says("cancelled by the scheduler" if kind is NoticeKind.CANCEL else "cancelled by a signal")
         assert life.phase is Phase.CANCELLED
+    elif kind is NoticeKind.REQUEUE:
+        life.says("requeued", "45 s", "comes back by itself")
+        assert life.actions == (EndJob(Phase.PENDING, 0, life.reason),)
+        assert (life.phase, life.state.seq, life.state.leaving) == (Phase.PENDING, 0, True)
+        assert life.state.attempts[-1].outcome == "requeued"
+        life.on(TermTaken(1, "jr1", (), (), 0))
+        assert (life.phase, life.state.leaving, life.state.gone_at) == (Phase.PENDING, False, None)
     else:
         life.says(kind.value, "45 s", "job 1")
         assert life.last(SubmitSuccessor).seq == 1

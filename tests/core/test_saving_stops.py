@@ -15,7 +15,7 @@ ASKED: list[tuple[Event, Phase]] = [
     (Notice(NoticeKind.CANCEL, 30.0), Phase.CANCELLED),
     (Notice(NoticeKind.UNKNOWN, 30.0), Phase.CANCELLED),
     (Notice(NoticeKind.PREEMPTION, 30.0), Phase.WAITING),
-    (Notice(NoticeKind.REQUEUE, 30.0), Phase.WAITING),
+    (Notice(NoticeKind.REQUEUE, 30.0), Phase.PENDING),
     (Notice(NoticeKind.TIME_LIMIT, 30.0), Phase.WAITING),
 ]
 

@@ -316,6 +316,9 @@ def test_a_notice_during_the_start(kind: NoticeKind, launched: bool) -> None:
         assert life.phase is Phase.CANCELLED
         life.says("scheduler" if kind is NoticeKind.CANCEL else "signal")
         assert life.state.attempts[-1].outcome == "cancelled"
+    elif kind is NoticeKind.REQUEUE:
+        assert (life.phase, life.state.seq, life.state.leaving) == (Phase.PENDING, 0, True)
+        life.says(kind.value, "comes back")
     else:
         assert life.last(SubmitSuccessor).seq == 1
         life.says(kind.value)
@@ -335,7 +338,7 @@ def test_a_job_that_only_ends_takes_nobody_in() -> None:
     assert life.count(SubmitSuccessor) == asked, "one successor is enough"
     life.due("join")
     assert life.actions == (EndJob(Phase.PENDING, 0, life.reason),)
-    life.says("job 1")
+    life.says("another job", "not ended yet")
     assert life.phase is Phase.PENDING
     life.cancel()
     assert life.phase is Phase.CANCELLED

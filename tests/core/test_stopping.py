@@ -216,6 +216,9 @@ def test_a_notice_while_stopping(kind: NoticeKind) -> None:
         life.says("cancelled by the scheduler")
     elif kind is NoticeKind.UNKNOWN:
         life.says("cancelled by a signal")
+    elif kind is NoticeKind.REQUEUE:
+        life.says(kind.value, "comes back by itself")
+        assert life.state.leaving
     else:
         life.says(kind.value, "job 1")
         assert life.state.submitting

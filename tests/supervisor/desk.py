@@ -161,7 +161,7 @@ class Desk:
         self.store = MemoryStore(self.disk, opening.term, self.mailbox.post, stalled)
         self.radio = MemoryRadio(on_send=lambda node, message: self.agents[node].hear(message))
         self.checkpoints = HandCheckpoints(self.mailbox.post)
-        self.jobs = NoJobs()
+        self.jobs = NoJobs(self.mailbox.post)
         self.loop = Loop(
             clock=self.clock,
             mailbox=self.mailbox,

@@ -213,8 +213,8 @@ def attempt_from_journal_alone() -> Swaps:
     """A new term trusts the journal, whose last records may be damaged: agents are not asked, nor tickets counted."""
     events = gathering.Gathering.events
 
-    def without_reports(self: Any, rows: Any) -> Any:
-        return [replace(e, highest_attempt=-1) if isinstance(e, TermTaken) else e for e in events(self, rows)]
+    def without_reports(self: Any) -> Any:
+        return [replace(e, highest_attempt=-1) if isinstance(e, TermTaken) else e for e in events(self)]
 
     return (*_without_tickets(), (gathering.Gathering, "events", without_reports))
 

@@ -1,0 +1,143 @@
+"""Why were we told to end? The scheduler is asked; what it answers decides, and no answer means: stop."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangrun.core.actions import StopGang
+from gangrun.core.events import (
+    DeadlinePassed,
+    GangStarted,
+    Notice,
+    NoticeKind,
+    RankExited,
+    StoreBack,
+    StoreStalled,
+    TermTaken,
+)
+from gangrun.core.model import TERMINAL, After, Inventory, Origin, Outcome, Phase, RankAlive
+from gangrun.core.moves import WHY
+from gangrun.core.policy import Policy
+from tests.core.life import Life, at
+
+SCHEDULER = Policy(can_requeue=True)
+ON_N1 = Origin("j", 0, "n1", "b-n1", "i-n1", 1)
+
+
+def asks(life: Life, grace_s: float = 30.0) -> None:
+    life.on(Notice(NoticeKind.UNKNOWN, grace_s, asking=True))
+
+
+@pytest.mark.parametrize("phase", [phase for phase in Phase if phase not in TERMINAL])
+def test_an_agents_word_alone_stops_nothing_and_no_answer_stops_all(phase: Phase) -> None:
+    life = at(phase)
+    due = dict(life.state.deadlines)
+    asks(life)
+    life.says("told to end; asking the scheduler why")
+    assert (life.phase, life.actions) == (phase, ())
+    assert set(life.state.deadlines) == {*due, WHY}
+    assert life.state.deadlines[WHY].at == life.now + 15.0
+    life.ignored(Notice(NoticeKind.UNKNOWN, 30.0, asking=True), "too")
+    life.due(WHY)
+    assert WHY not in life.state.deadlines
+    if phase is Phase.WAITING:
+        assert life.state.submitting, "why the nodes go is known: the run goes on elsewhere"
+        return
+    assert life.phase in {Phase.STOPPING, Phase.CANCELLED}
+    assert life.state.cancelled_by == "a signal"
+
+
+@pytest.mark.parametrize("phase", [phase for phase in Phase if phase in TERMINAL])
+def test_after_the_end_nobody_asks(phase: Phase) -> None:
+    life = at(phase)
+    life.ignored(Notice(NoticeKind.UNKNOWN, 30.0, asking=True))
+
+
+def test_it_says_on_which_node() -> None:
+    life = Life(policy=SCHEDULER).running()
+    life.on(Notice(NoticeKind.UNKNOWN, 30.0, asking=True), origin=ON_N1)
+    life.says("n1 was told to end")
+
+
+@pytest.mark.parametrize("kind", list(NoticeKind))
+def test_the_answer_decides_and_ends_the_wait(kind: NoticeKind) -> None:
+    life = Life(policy=SCHEDULER).running()
+    asks(life)
+    life.on(Notice(kind, 28.0))
+    assert WHY not in life.state.deadlines
+    wanted = {
+        NoticeKind.CANCEL: After.CANCEL, NoticeKind.UNKNOWN: After.CANCEL,
+        NoticeKind.REQUEUE: After.RETURN, NoticeKind.PREEMPTION: After.REQUEUE, NoticeKind.TIME_LIMIT: After.REQUEUE,
+    }  # fmt: skip
+    assert life.state.after is wanted[kind]
+
+
+def test_the_wait_goes_on_through_other_phases_and_terms() -> None:
+    life = Life(policy=SCHEDULER).launching()
+    asks(life)
+    at_s = life.state.deadlines[WHY]
+    life.on(StoreStalled(life.now - 5.0))
+    life.on(StoreBack(6.0))
+    life.on(GangStarted(0))
+    held = tuple(Inventory(name, 0, tuple(RankAlive(r, 1, 1) for r in range(2))) for name in life.names)
+    life.on(TermTaken(1, "j", held, (), 0))
+    life.exit(0)
+    assert (life.phase, life.state.deadlines[WHY]) == (Phase.STOPPING, at_s)
+    life.on(Notice(NoticeKind.TIME_LIMIT, 20.0))
+    asks(life)
+    life.due(WHY)
+    assert life.state.after is After.REQUEUE, "a signal whose reason nobody knows does not undo one that is known"
+    asks(life)
+    life.on(TermTaken(2, "k", (), (), 0))
+    assert WHY not in life.state.deadlines, "the signal was meant for the job before"
+
+
+def test_an_answer_after_the_wait_is_no_news_and_an_old_timer_none_either() -> None:
+    life = Life(policy=SCHEDULER).running()
+    asks(life)
+    due = life.state.deadlines[WHY]
+    life.on(Notice(NoticeKind.PREEMPTION, 25.0))
+    life.ignored(DeadlinePassed(WHY, due.generation), "already over")
+
+
+@pytest.mark.parametrize(
+    ("within_s", "stop_s", "save_s"),
+    [(600.0, 10.0, 60.0), (60.0, 10.0, 45.0), (30.0, 10.0, 15.0), (15.0, 5.0, 5.0), (5.0, 0.0, 0.0), (0.0, 0.0, 0.0)],
+)
+def test_saving_and_stopping_fit_into_the_time_that_is_left(within_s: float, stop_s: float, save_s: float) -> None:
+    life = Life(policy=SCHEDULER).running()
+    life.on(Notice(NoticeKind.PREEMPTION, within_s))
+    stop = life.last(StopGang)
+    assert (stop.grace_s, stop.checkpoint_grace_s, stop.checkpoint_first) == (stop_s, save_s, save_s > 0)
+
+
+def test_whoever_takes_over_has_only_what_is_left_of_it() -> None:
+    life = Life(policy=SCHEDULER).running()
+    life.on(Notice(NoticeKind.PREEMPTION, 60.0))
+    life.now += 30.0
+    life.on(TermTaken(1, "j", (), (), 0))
+    stop = life.last(StopGang)
+    assert stop.checkpoint_first and stop.grace_s == 10.0
+    assert stop.checkpoint_grace_s == pytest.approx(15.0, abs=0.3)
+    life.now += 60.0
+    life.on(TermTaken(2, "j", (), (), 0))
+    assert life.last(StopGang).checkpoint_grace_s is None, "the time is over and the nodes are still there"
+
+
+def test_a_stop_that_cannot_be_proven_leaves_the_place_to_the_job_that_comes_back() -> None:
+    life = Life(policy=SCHEDULER).running()
+    life.on(Notice(NoticeKind.REQUEUE, 30.0))
+    while life.phase is Phase.STOPPING:
+        life.due("stop")
+    assert (life.phase, life.state.seq, life.state.leaving) == (Phase.PENDING, 0, True)
+    assert life.state.fence_nodes == ("n0", "n1")
+
+
+def test_a_rank_that_falls_after_the_word_is_judged_as_any_other() -> None:
+    life = Life().running()
+    asks(life)
+    life.on(RankExited(0, life.died(1).exit))
+    life.stopped()
+    assert life.phase is Phase.STARTING
+    assert WHY in life.state.deadlines
+    assert life.answer.outcome is Outcome.APPLIED

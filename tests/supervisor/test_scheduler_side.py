@@ -1,0 +1,128 @@
+"""What the scheduler is told and asked: why agents were told to end, that a run is cancelled, that a job ends."""
+
+from __future__ import annotations
+
+from gangrun.core.events import CancelRequested, Notice, NoticeKind, Stamped
+from gangrun.core.model import Phase
+from gangrun.core.moves import WHY
+from gangrun.core.policy import Policy
+from gangrun.wire.messages import Stop
+from tests.supervisor.desk import Desk
+
+SCHEDULER = Policy(can_requeue=True)
+
+
+class Slurm:
+    """Counts the questions; leaves marks."""
+
+    def __init__(self) -> None:
+        self.asked_count = 0
+        self.marks: list[str] = []
+
+    def ask(self) -> None:
+        self.asked_count += 1
+
+
+def desk_with(slurm: Slurm, nodes: int = 2) -> Desk:
+    return Desk(nodes=nodes, policy=SCHEDULER, asks_why=slurm.ask, mark_cancel=slurm.marks.append)
+
+
+def told_to_end(desk: Desk, seq: int = 1, grace_s: float = 30.0) -> None:
+    for agent in desk.agents.values():
+        agent.tell(seq, "Notice", {"kind": "unknown", "grace_s": grace_s})
+        agent.beat()
+    desk.turn_all()
+
+
+def test_agents_that_are_told_to_end_make_one_question_and_the_answer_decides() -> None:
+    slurm = Slurm()
+    desk = desk_with(slurm)
+    loop = desk.running()
+    told_to_end(desk)
+    assert (slurm.asked_count, loop.state.phase) == (1, Phase.RUNNING)
+    assert loop.state.reason.startswith("attempt 0"), "nothing has happened yet"
+    desk.pass_s(3.0)
+    desk.mailbox.post(Stamped(Notice(NoticeKind.PREEMPTION, 27.0)))
+    desk.turn_all()
+    stop = desk.agents["n0"].heard(Stop)[-1]
+    assert (stop.grace_s, stop.checkpoint_grace_s, stop.checkpoint_first) == (10.0, 12.0, True)
+    desk.pass_s(2.0)
+    assert loop.state.submitting
+    assert slurm.marks == []
+
+
+def test_they_may_say_it_again_later_and_it_is_asked_again() -> None:
+    slurm = Slurm()
+    desk = desk_with(slurm)
+    desk.running()
+    told_to_end(desk)
+    desk.pass_s(4.0)
+    told_to_end(desk, 2)
+    assert slurm.asked_count == 1
+    desk.pass_s(2.0)
+    told_to_end(desk, 3)
+    assert slurm.asked_count == 2
+
+
+def test_without_an_answer_it_stops_and_leaves_the_mark() -> None:
+    slurm = Slurm()
+    desk = desk_with(slurm)
+    loop = desk.running()
+    told_to_end(desk)
+    desk.pass_s(14.0)
+    assert loop.state.phase is Phase.RUNNING
+    desk.pass_s(3.0)
+    assert loop.state.phase is Phase.CANCELLED
+    assert slurm.marks == ["a signal"]
+
+
+def test_a_question_that_died_with_its_supervisor_is_asked_again() -> None:
+    slurm = Slurm()
+    desk = desk_with(slurm)
+    desk.running()
+    told_to_end(desk)
+    loop = desk.open()
+    assert slurm.asked_count == 1
+    desk.join()
+    desk.pass_s(4.0)
+    assert slurm.asked_count == 2
+    assert WHY in loop.state.deadlines
+
+
+def test_where_nobody_can_be_asked_a_signal_means_stop() -> None:
+    desk = Desk()
+    loop = desk.running()
+    told_to_end(desk)
+    desk.pass_s(2.0)
+    assert loop.state.phase is Phase.CANCELLED
+
+
+def test_the_mark_is_left_as_soon_as_a_cancel_is_known() -> None:
+    slurm = Slurm()
+    desk = desk_with(slurm)
+    desk.running()
+    desk.agents["n1"].obeys = False
+    desk.mailbox.post(Stamped(Notice(NoticeKind.CANCEL, 30.0)))
+    desk.turn_all()
+    assert desk.loop.state.phase is Phase.STOPPING
+    desk.mailbox.post(Stamped(CancelRequested("somebody else")))
+    desk.turn_all()
+    assert slurm.marks == ["the scheduler"]
+
+
+def test_the_scheduler_is_told_which_nodes_are_lost_and_waited_for() -> None:
+    desk = Desk(nodes=3, policy=SCHEDULER)
+    loop = desk.open()
+    desk.jobs.answers = False
+    desk.join()
+    desk.pass_s(3.0)
+    desk.agents["n0"].beating = desk.agents["n0"].obeys = False
+    desk.pass_s(10.0)
+    desk.mailbox.post(Stamped(CancelRequested("a person")))
+    desk.pass_s(36.0)
+    assert loop.state.phase is Phase.CANCELLED
+    (ending, lost), *more = desk.jobs.ended
+    assert (ending.phase, lost, more) == (Phase.CANCELLED, ("n0",), [])
+    assert loop.exit_code is None
+    desk.pass_s(31.0)
+    assert loop.exit_code == 130, "but not for ever"

@@ -5,6 +5,8 @@ Next: ``steering`` for an owner on one box, ``cancel_jobs`` for jobs in Slurm.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from gangrun.adapters.fs.disk import Disk
@@ -19,6 +21,9 @@ from gangrun.cli.steering import Told, tell_owner, wait_for_end
 from gangrun.cli.terminal import clean
 from gangrun.cli.times import wall_now
 from gangrun.cli.truth import truth_of
+
+if TYPE_CHECKING:
+    from gangrun.cli.cancel_jobs import CancelJobs
 
 SLACK_S = 30.0  # beyond the run's own grace periods
 
@@ -87,7 +92,7 @@ def _in_slurm(reading: Reading, timeout_s: float | None, *, waits: bool, now: bo
     try:
         if waits:
             last = cancel.until_none(timeout_s)
-            return _say(last, f"{run} has ended" if cancel.cancelled or last.ended else _nobody(run), as_json=as_json)
+            return _say(last, _end_words(run, cancel, last), as_json=as_json)
         _, left = cancel.ask_once()
     except NotEnded as error:
         hint = f"the cancel stands, and no job of it starts anything any more; gangrun cancel {run}"
@@ -98,6 +103,14 @@ def _in_slurm(reading: Reading, timeout_s: float | None, *, waits: bool, now: bo
     if left:
         return _say(last, f"{run} is asked to stop; its supervisor ends job {left[-1].job}", as_json=as_json)
     return _say(last, f"{run}: its jobs are cancelled" if cancel.cancelled else _nobody(run), as_json=as_json)
+
+
+def _end_words(run: str, cancel: CancelJobs, last: Reading) -> str:
+    if not cancel.cancelled and not last.ended:
+        return _nobody(run)
+    left = [job for job in last.queue.active if job.seq is not None] if last.queue is not None else []
+    stuck = f"; Slurm still waits for nodes of job {left[-1].job} that do not answer" if left and not last.ended else ""
+    return f"{run} has ended{stuck}"
 
 
 def _nobody(run: str) -> str:

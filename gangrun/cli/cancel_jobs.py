@@ -25,6 +25,7 @@ SILENT_MAX_S = 20.0  # a controller that is busy for a moment is not silent
 HEEDED_WITHIN_S = 30.0  # without a sign of a supervisor after so long nobody stops anything in order
 LEAVES_WITHIN_S = 15.0  # a job whose run has ended ends by itself
 KILLED_WITHIN_S = 90.0  # after scancel: KillWait, and an epilog
+COMPLETES_WITHIN_S = 45.0  # longer means a node that does not answer: Slurm waits for it, and nobody else has to
 
 
 class NotEnded(Exception):
@@ -61,7 +62,7 @@ class CancelJobs:
         give_up_at = began_at + (self.patience_s + KILLED_WITHIN_S if timeout_s is None else timeout_s)
         ended_at: float | None = None
         silent_since: float | None = None
-        had_nodes = False
+        had_nodes, completing_since = False, float("inf")
         while True:
             reading = follower.look()
             if reading.ended and ended_at is None:
@@ -70,11 +71,10 @@ class CancelJobs:
             try:
                 queue = self._look(reading)
                 reading = with_queue(follower.look(), queue)
-                theirs = [job for job in queue.active if job.seq is None]
-                if not queue.waiting and not queue.active and not had_nodes:
+                completing_since = float("inf") if queue.busy else min(completing_since, steady_now())
+                stuck = steady_now() - completing_since > COMPLETES_WITHIN_S
+                if _is_done(reading, queue, had_nodes=had_nodes, stuck=stuck):
                     return reading
-                if reading.ended and not queue.waiting and len(theirs) == len(queue.active):
-                    return reading  # what is left is a user's own allocation
                 had_nodes = bool(queue.active)  # whoever had nodes may just have asked for one more job
                 self._scancel(queue, kill=self.now or self._is_late(reading, began_at, ended_at))
                 silent_since = None
@@ -118,6 +118,15 @@ class CancelJobs:
         if spent:
             left = [job.job for job in (*queue.waiting, *queue.active)]
             raise NotEnded(f"{_named(left)} {'is' if len(left) == 1 else 'are'} still there")
+
+
+def _is_done(reading: Reading, queue: Queue, *, had_nodes: bool, stuck: bool) -> bool:
+    """Is nothing left that could do anything? ``stuck``: what is left has only been on its way out, for long."""
+    if queue.waiting:
+        return False
+    if reading.ended:
+        return all(job.seq is None for job in queue.busy)  # an allocation that a user holds is his to give back
+    return stuck if queue.active else not had_nodes
 
 
 def _named(jobs: list[str]) -> str:

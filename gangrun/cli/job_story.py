@@ -109,7 +109,7 @@ def _with_queue(
             told[k] = replace(told[k], ended=job.end_wall, reason=words)
         elif job.waits:
             told.append(replace(told[k], began=None, ended=None, ended_as="", nodes=(), reason=words))
-    return told
+    return sorted(told, key=lambda one: -1 if one.seq is None else one.seq)
 
 
 def as_json(jobs: Iterable[JobTold]) -> list[dict[str, Any]]:

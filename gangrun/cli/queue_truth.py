@@ -22,7 +22,8 @@ def in_slurm(reading: Reading, queue: Queue, told: Truth, now: float) -> Truth:
         if reading.cancelled is not None:
             return by_the_mark(reading)
         return Truth(PENDING, f"no supervisor has begun yet, and Slurm does not say how its job stands: {queue.silent}")
-    if queue.active:
+    leaving = reading.state is not None and reading.state.leaving and queue.jobs[-1:] == queue.waiting[-1:]
+    if queue.active and not leaving:
         if reading.state is not None:
             return told
         asked = f"; it is asked to stop by {reading.cancelled.by}" if reading.cancelled is not None else ""

@@ -101,6 +101,11 @@ class Queue:
         return tuple(job for job in self.jobs if job.active)
 
     @property
+    def busy(self) -> tuple[RunJob, ...]:
+        """Those that have nodes and are not on their way out: a dead node keeps a job there for minutes."""
+        return tuple(job for job in self.active if job.state != "COMPLETING")
+
+    @property
     def newest(self) -> RunJob | None:
         """The last that was asked for."""
         return self.jobs[-1] if self.jobs else None

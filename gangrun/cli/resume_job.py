@@ -84,8 +84,10 @@ def _free(reading: Reading) -> Queue:
         waiting = [job for job in queue.waiting if not job.held]
         if not waiting and not queue.active:
             return queue
-        leaving = not waiting and (reading.ended or all(job.state == "COMPLETING" for job in queue.active))
-        if not leaving or steady_now() > give_up_at:
+        late = steady_now() > give_up_at
+        if late and not waiting and not queue.busy:
+            return queue  # Slurm waits for a node that does not answer; the next job does as one that follows a loss
+        if waiting or late or (queue.busy and not reading.ended):
             words = waiting_words(waiting[-1]) if waiting else active_words(queue.active[-1])
             raise UserError("busy", f"{run} has a job already: {clean(words)}", f"gangrun cancel {run} ends it first")
         pause(LOOK_EVERY_S)

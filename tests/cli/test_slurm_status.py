@@ -140,8 +140,10 @@ def test_an_owners_process_number_means_nothing_on_another_host(runs: Path, gang
 def test_between_jobs_the_run_waits_as_its_next_job_does(runs: Path, gangrun: Call, tools: PretendTools) -> None:
     story = leaving(runs)
     assert story.state.phase is Phase.PENDING
-    job(tools, story, 12, "COMPLETED")
+    job(tools, story, 12, "COMPLETING", nodes="n[0-1]")
     job(tools, story, 13, "PENDING", "Priority", seq=1)
+    assert status(gangrun)["reason"].startswith("job 13 waits in the queue (Priority)")
+    job(tools, story, 12, "COMPLETED")
     found = status(gangrun)
     assert (found["state"], found["job"], found["abandoned"]) == ("PENDING", "13", False)
     assert found["reason"].startswith("job 13 waits in the queue (Priority): other jobs are before it; before that: ")

@@ -117,6 +117,20 @@ def test_where_nobody_heeds_the_mark_scancel_comes(runs: Path, gangrun: Call, to
     assert "killed before that could be written down" in said.out
 
 
+def test_a_node_that_is_dead_keeps_nobody_waiting(
+    runs: Path, gangrun: Call, tools: PretendTools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gangrun.cli.cancel_jobs.COMPLETES_WITHIN_S", 0.2)
+    story = leaving(runs)
+    job(tools, story, 12, "COMPLETING", nodes="n1")
+    job(tools, story, 13, "PENDING", "Priority", seq=1)
+    said = gangrun("cancel", "train")
+    assert said.code == 0, said
+    assert "has ended; Slurm still waits for nodes of job 12" in said.out
+    assert tools.calls("scancel") == [["scancel", "13"]]
+    assert gangrun("resume", "train").code == 0
+
+
 def test_no_wait_leaves_the_running_job_unless_it_is_to_end_now(runs: Path, gangrun: Call, tools: PretendTools) -> None:
     story = held(runs)
     job(tools, story, 12, "RUNNING", nodes="n[0-1]")

@@ -9,15 +9,18 @@ import os
 import pwd
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.index import IndexEntry
 from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, read_spec
-from gangrun.checkpoint.scan import BadPattern, StorageUnreadable, list_steps, step_pattern
+from gangrun.checkpoint.scan import StorageUnreadable, list_steps, step_pattern
 from gangrun.cli.terminal import clean
 from gangrun.cli.times import ago_words
 from gangrun.wire.spec import RunSpec, SpecError
+
+RUNS_MAX_COUNT = 100  # newest runs that are asked whether they save there
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +54,23 @@ def resume_words(spec: RunSpec, point: ResumePoint | None, now: float) -> str:
 
 
 def resume_point(spec: RunSpec, known: Iterable[IndexEntry]) -> ResumePoint | None:
-    """Where ``auto`` would begin; None: at the beginning, or nobody can tell."""
+    """Where ``auto`` would begin; None: at the beginning. ``StorageUnreadable`` where nobody can tell."""
     if spec.resume != "auto" or not spec.checkpoint.directory:
         return None
+    found = list_steps(spec.checkpoint.directory, step_pattern(spec.checkpoint.pattern))
+    newest = next((one for one in found if one.committed and not one.unreadable), None)
+    if newest is None:
+        return None
     try:
-        found = list_steps(spec.checkpoint.directory, step_pattern(spec.checkpoint.pattern))
-        newest = next((one for one in found if one.committed and not one.unreadable), None)
-        facts = None if newest is None else os.stat(newest.path)
-    except (StorageUnreadable, BadPattern, OSError):
-        return None
-    if newest is None or facts is None:
-        return None
-    author = _author(spec, known, facts.st_mtime)
-    user = _user(facts.st_uid)
-    return ResumePoint(newest.step, newest.path, facts.st_mtime, *(author or ("", "")), user)
+        facts = os.stat(newest.path)
+    except OSError as error:
+        raise StorageUnreadable(f"{newest.path} cannot be looked at: {error.strerror}") from error
+    run, name = _author(spec, islice(known, RUNS_MAX_COUNT), facts.st_mtime)
+    return ResumePoint(newest.step, newest.path, facts.st_mtime, run, name, _user(facts.st_uid))
 
 
-def _author(spec: RunSpec, known: Iterable[IndexEntry], changed: float) -> tuple[str, str] | None:
-    """The newest run that saved there and existed by then."""
+def _author(spec: RunSpec, known: Iterable[IndexEntry], changed: float) -> tuple[str, str]:
+    """The newest run that saves there and existed by then; its id and name."""
     disk = Disk()
     for entry in known:
         if entry.run == spec.run or entry.created_wall > changed:
@@ -79,7 +81,7 @@ def _author(spec: RunSpec, known: Iterable[IndexEntry], changed: float) -> tuple
             continue
         if other.checkpoint.directory == spec.checkpoint.directory:
             return other.run, other.name
-    return None
+    return "", ""
 
 
 def _user(uid: int) -> str:

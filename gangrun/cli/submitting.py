@@ -27,6 +27,7 @@ from gangrun.adapters.fs.run_dir import (
     no_room,
     write_submission,
 )
+from gangrun.checkpoint.scan import StorageUnreadable
 from gangrun.cli import environment
 from gangrun.cli.batch_jobs import BatchJobs
 from gangrun.cli.errors import SLURM, UNKNOWN, UserError
@@ -34,7 +35,7 @@ from gangrun.cli.finding import entries_of
 from gangrun.cli.new_run import Understood, make_run, put_in_index, understood
 from gangrun.cli.options import echo_json
 from gangrun.cli.request import Request
-from gangrun.cli.resume_point import resume_point, resume_words
+from gangrun.cli.resume_point import ResumePoint, resume_point, resume_words
 from gangrun.cli.slurm_asking import LOOK_FOR_S, Standing, scheduler_of, standing, tools_of, whatever_came
 from gangrun.cli.slurm_settings import gpus_count
 from gangrun.cli.status_json import SCHEMA
@@ -237,7 +238,12 @@ def _unmake(paths: RunPaths, made: list[Path]) -> None:
 
 
 def _tell(request: Request, spec: RunSpec, paths: RunPaths, job: str, now: Standing) -> None:
-    point = resume_point(spec, entries_of(None))
+    point: ResumePoint | None = None
+    try:
+        point = resume_point(spec, entries_of(None))
+        words = resume_words(spec, point, wall_now())
+    except StorageUnreadable as error:
+        words = clean(error)
     if request.as_json:
         found: dict[str, Any] = {
             "schema": SCHEMA,
@@ -257,7 +263,7 @@ def _tell(request: Request, spec: RunSpec, paths: RunPaths, job: str, now: Stand
     spares = f", {spec.spares_count} of them spare" if spec.spares_count else ""
     click.echo(f"run {spec.run} ({clean(spec.name)}) in {clean(paths.root)}")
     click.echo(f"  job     {job} on {count} node{'s' * (count != 1)}{spares}: {clean(now.words)}")
-    click.echo(f"  resume  {resume_words(spec, point, wall_now())}")
+    click.echo(f"  resume  {words}")
     if now.reason in NEVER:
         click.echo("  note    Slurm will not start it as it was asked for; gangrun cancel takes it back")
     if now.reason == "JobLaunchFailure":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -135,6 +136,29 @@ def test_json_tells_where_it_would_go_on(tools: Path, home: Path, gangrun: Call)
     assert f"by run {first['run']} (train)" in said.out
     for asked, words in (("none", "nothing, as --resume none asks"), ("100", "100, as --resume asks")):
         assert words in gangrun("submit", "--resume", asked, "--checkpoint-dir", "ckpt", "train.py").out
+
+
+def test_checkpoints_that_nobody_can_list(tools: Path, home: Path, gangrun: Call) -> None:
+    tool(tools, "sbatch", "echo Submitted batch job 18")
+    (home / "ckpt").write_text("a file")
+    said = gangrun("submit", "--checkpoint-dir", "ckpt", "train.py")
+    assert said.code == 0
+    assert "cannot be read (Not a directory): nobody can tell which checkpoints there are" in said.out
+    assert gangrun("submit", "--checkpoint-dir", "ckpt", "--json", "train.py").json["resume_from"] is None
+
+
+def test_a_disk_that_fills_up_meanwhile(
+    tools: Path, home: Path, gangrun: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool(tools, "sbatch", "echo Submitted batch job 18")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(submitting, "write_submission", full)
+    said = gangrun("submit", "train.py")
+    assert (said.code, left(home)) == (2, [])
+    assert "No space left on device" in said.err
 
 
 FAILED = "sbatch: error: Batch job submission failed: "

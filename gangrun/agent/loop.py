@@ -121,6 +121,10 @@ class AgentLoop:
                 self._local(facts.SupervisorRefused(str(told.get("why", ""))))
             case "hello":
                 self.supervisor_pids.update(told.get("supervisor_pids", ()))
+            case "notice":
+                self._say(
+                    f"{signal.Signals(told['signal']).name} came to this node: without a decision it means nothing"
+                )
             case op:
                 self._say(f"the warden says {op}: {told}")
 

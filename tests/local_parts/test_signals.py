@@ -82,7 +82,7 @@ def test_multiprocessing_ends_its_children_as_ever(tmp_path: Path) -> None:
     def starts(queue):
         child = subprocess.Popen(['sleep', '600']); child.terminate(); queue.put(child.wait(10))
         if (pid := os.fork()) == 0: time.sleep(600)
-        os.kill(pid, signal.SIGTERM); queue.put(-os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        os.kill(pid, signal.SIGTERM); queue.put(os.WTERMSIG(os.waitpid(pid, 0)[1]))
         os.kill(os.getpid(), signal.SIGUSR1); time.sleep(600)
     def handles(queue):
         signal.signal(signal.SIGTERM, lambda number, frame: os._exit(number))

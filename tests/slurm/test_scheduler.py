@@ -114,7 +114,8 @@ def test_a_controller_that_does_not_answer_is_silence_in_time(run: Run) -> None:
         with pytest.raises(SchedulerSilent, match="did not answer within 1 s"):
             ask()
     run.cluster.resume("ctl")
-    run.cluster.wait_job(job, "COMPLETING", "CANCELLED")  # what nobody answered was heard all the same
+    # The cancel may have been heard all the same: what timed out is not known, either way.
+    assert until(lambda: run.slurm.job(job), 20, "it answers again").state in {"RUNNING", "COMPLETING", "CANCELLED"}
 
 
 def test_a_running_job_cannot_be_told_what_to_avoid(run: Run) -> None:

@@ -396,4 +396,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    os._exit(main(sys.argv[1:]))  # the interpreter's own way out takes the handlers away first: a late signal would win

@@ -25,7 +25,7 @@ SBATCH_REFUSED = {
     "error": _FILES,
     "open-mode": _FILES,
     "input": "ranks read nothing",
-    "signal": "Slurm's signals kill ranks; --checkpoint-grace gives them time before a stop",
+    "signal": "gangrun tells ranks itself: see --save-signal and --save-lead",
     "comment": "gangrun finds its jobs by it",
     "job-name": _NAME,
     "wrap": "give the command at the end instead",

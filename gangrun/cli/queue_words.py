@@ -60,6 +60,7 @@ class RunJob:
     dependency: str = ""
     end_wall: float | None = None
     ended: bool = False
+    began: bool = False  # its batch script took its place in the run
     last_words: str = ""  # of an ended one: what Slurm wrote at the end of its output
 
     @property
@@ -153,6 +154,8 @@ def ended_words(job: RunJob) -> str:
     """How a job ended that left no word of its own in the run."""
     if "slurm prolog" in job.last_words.lower():
         return f"job {job.job} was not started: Slurm's own preparation of a node failed ({job.last_words})"
+    if _never_ran(job):
+        return f"job {job.job} was not started: Slurm ended it before anything of it ran, as where a prolog fails"
     if job.reason == "DependencyNeverSatisfied":
         return f"job {job.job} was cancelled by Slurm: what it waited for can never come true"
     if was_cancelled(job):
@@ -172,11 +175,16 @@ def ended_words(job: RunJob) -> str:
 
 
 def was_cancelled(job: RunJob) -> bool:
-    """By a person, as far as Slurm shows it: a prolog that failed looks the same but for its words.
+    """By a person, as far as Slurm shows it: after a prolog that failed it says CANCELLED too.
 
     What slurmstepd wrote then tells it where Slurm has forgotten the job.
     """
-    if "slurm prolog" in job.last_words.lower() or job.reason == "DependencyNeverSatisfied":
+    if "slurm prolog" in job.last_words.lower() or job.reason == "DependencyNeverSatisfied" or _never_ran(job):
         return False
     told = "CANCELLED AT" in job.last_words and "DUE TO" not in job.last_words
     return job.state == "CANCELLED" or (not job.state and told)
+
+
+def _never_ran(job: RunJob) -> bool:
+    """It had nodes, and neither its batch script nor what watches over that left a word."""
+    return job.state == "CANCELLED" and bool(job.nodes) and not job.began and not job.last_words

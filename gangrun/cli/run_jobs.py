@@ -75,7 +75,9 @@ def queue_of(paths: RunPaths, run: str, owner: JobClaim | None, found: Iterable[
         jobs.append(RunJob(job=owner.job, seq=owner.seq, ended=True))
     ordered = list(in_order(tuple(jobs)))
     if ordered and ordered[-1].ended:
-        ordered[-1] = replace(ordered[-1], last_words=_last_words(paths, ordered[-1].job))
+        newest = ordered[-1]
+        began = owner is not None and owner.job == newest.job
+        ordered[-1] = replace(newest, began=began, last_words=_last_words(paths, newest.job))
     return Queue(tuple(ordered), stopped=_stopped(paths, ordered[-1].seq if ordered else None))
 
 

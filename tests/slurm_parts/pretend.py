@@ -139,6 +139,8 @@ class PretendSlurm(Tools):
     def _scontrol(self, argv: Sequence[str]) -> Answer:
         if argv[1:3] == ("show", "config"):
             return Answer(0, "KillWait                = 6 sec\n")
+        if argv[1:3] == ("show", "partition"):
+            return Answer(0, f"PartitionName={argv[3]}\n   DisableRootJobs=NO GraceTime=45 Hidden=NO\n")
         found = self.jobs.get(argv[-1] if argv[1] != "update" else argv[2].removeprefix("JobId="))
         if found is None:
             return UNKNOWN_JOB
@@ -164,6 +166,7 @@ def shown(job: PretendJob) -> str:
         "   UserId=jane(1001) GroupId=jane(1001) MCS_label=N/A\n"
         f"   JobState={job.state} Reason={job.reason} Dependency={job.dependency}\n"
         f"   Requeue=1 Restarts={job.restarts} BatchFlag=1 Reboot=0 ExitCode={job.exit_code}\n"
+        f"   Partition=main AllocNode:Sid=login:1\n"
         f"   StartTime={stamp(job.start_wall)} EndTime={stamp(job.end_wall)} Deadline=N/A\n"
         f"   PreemptEligibleTime=Unknown{preempted}\n"
         f"   ReqNodeList=(null) ExcNodeList={job.excluded or '(null)'}\n"

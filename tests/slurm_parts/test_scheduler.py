@@ -91,6 +91,7 @@ def test_preemption_and_requeue_show(version: str) -> None:
     grace = read_job(shown(version, "preemption-in-grace"))
     assert grace.preempted and grace.end_wall is not None and grace.start_wall is not None
     assert grace.end_wall < grace.start_wall + 60  # pulled in
+    assert grace.runs and grace.preempt_wall is not None and grace.end_wall - grace.preempt_wall == 8
     assert read_job(shown(version, "requeue")).restarts_count == 1
     assert not read_job(shown(version, "requeue")).preempted
 
@@ -329,6 +330,13 @@ def test_somebody_elses_job_cannot_be_cancelled() -> None:
 )
 def test_how_long_slurm_waits_before_it_kills(answer: Answer, kill_wait_s: float) -> None:
     assert Scheduler(Scripted(answer)).kill_wait_s() == kill_wait_s
+
+
+def test_how_long_a_preempted_job_may_stay() -> None:
+    line = "   DefaultTime=NONE DisableRootJobs=NO ExclusiveUser=NO ExclusiveTopo=NO GraceTime=6 Hidden=NO\n"
+    tools = Scripted(Answer(0, line), Answer(1, err="Partition low not found"))
+    assert (Scheduler(tools).grace_time_s("low"), Scheduler(tools).grace_time_s("low")) == (6.0, None)
+    assert tools.asked[0] == ("scontrol", "show", "partition", "low")
 
 
 def test_the_nodes_of_an_allocation_that_should_not_be_in_it() -> None:

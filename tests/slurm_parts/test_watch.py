@@ -116,14 +116,23 @@ def test_a_preemption_is_seen_without_any_signal() -> None:
     assert world.posted == [(141.0, Notice(NoticeKind.PREEMPTION, 34.0))]  # its pulled-in end is no time limit
 
 
-def test_a_preemption_of_a_job_without_a_limit_leaves_at_least_what_every_job_gets() -> None:
+@pytest.mark.parametrize(("answers", "grace_s"), [([], 44.0), ([UNREACHABLE], KILL_WAIT_S), ([Answer(0)], KILL_WAIT_S)])
+def test_a_preemption_without_an_end_goes_by_the_partitions_grace(answers: list[Answer], grace_s: float) -> None:
+    """Of a job without a time limit Slurm does not show the end. What it always leaves is its KillWait."""
     world = World(limit_s=None)
-    world.me.preempt_wall = world.time.wall()
+    world.me.preempt_wall, world.me.state = world.time.wall(), "SIGNALING"
+    world.slurm.instead["scontrol show partition main"] = answers
     world.turn_until(103.0)
-    assert world.posted == [(101.0, Notice(NoticeKind.PREEMPTION, KILL_WAIT_S))]
+    assert world.posted == [(101.0, Notice(NoticeKind.PREEMPTION, grace_s))]
+
+
+def test_asked_about_one_without_an_end_it_says_the_same() -> None:
+    world = World(limit_s=None)
+    world.turn_until(102.0)
+    world.me.preempt_wall = world.time.wall()
     world.watch.ask_why()
     world.watch.turn()
-    assert len(world.posted) == 2 and world.posted[0][1] == world.posted[1][1]
+    assert world.posted == [(111.0, Notice(NoticeKind.PREEMPTION, 45.0))]
 
 
 def test_a_job_that_slurm_has_forgotten_ends_nothing() -> None:

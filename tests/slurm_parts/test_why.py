@@ -49,6 +49,9 @@ def facts(state: str, **rest: object) -> JobFacts:
         (facts("COMPLETING", exit_signal=9, reason="JobLaunchFailure"), LATER, UNKNOWN),
         (facts("FAILED", exit_code=1), LATER, UNKNOWN),
         (facts("SUSPENDED"), LATER, UNKNOWN),
+        (facts("SIGNALING"), LATER, UNKNOWN),
+        (facts("SIGNALING", reason="Odd"), EARLIER, TIME_LIMIT),
+        (facts("SIGNALING", preempted=True), LATER, PREEMPTION),
         (facts("A_NEW_WORD"), LATER, UNKNOWN),
     ],
 )

@@ -18,6 +18,7 @@ ENDED = frozenset(
     {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
      "TIMEOUT"}
 )  # fmt: skip
+RUNS = frozenset({"RUNNING", "SIGNALING", "RESIZING", "STOPPED", "SUSPENDED"})
 HELD = frozenset({"JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue", "launch_failed_requeued_held", "ReqHeld"})
 KILL_WAIT_S = 30.0
 NO_SUCH_JOB = "invalid job id"
@@ -33,6 +34,7 @@ _FIRST_LINE = re.compile(
     r"JobId=(?P<job>\S+)(?: ArrayJobId=\S+)?(?: ArrayTaskId=\S+)?(?: HetJob\S+=\S+)* JobName=(?P<name>.*)"
 )
 _KILL_WAIT = re.compile(r"^KillWait\s*=\s*([0-9]+)", re.MULTILINE)
+_GRACE_TIME = re.compile(r"\bGraceTime=([0-9]+)")
 _WORDS = re.compile(r"([A-Za-z][\w/:.&*]*)=(\S*)")
 # These lines hold one value, which is free text or may hold blanks.
 _WHOLE_LINES = ("Comment", "AdminComment", "SystemComment", "Command", "WorkDir", "StdErr", "StdIn", "StdOut", "Extra")
@@ -66,8 +68,14 @@ class JobFacts:
     exit_code: int = 0  # *
     exit_signal: int = 0  # *
     preempted: bool = False  # * a preemption has been decided: in its grace time, or after it
+    preempt_wall: float | None = None  # * when that was
     excluded: tuple[str, ...] = ()
     dependency: str = ""
+
+    @property
+    def runs(self) -> bool:
+        """Its processes have not been told to end, or only by way of warning."""
+        return self.state in RUNS
 
     @property
     def ended(self) -> bool:
@@ -129,6 +137,7 @@ def _from_scontrol(job: str, name: str, found: dict[str, str]) -> JobFacts:
         exit_code=_count(code),
         exit_signal=_count(killed_by),
         preempted=_said(found.get("PreemptTime", "")) != "",
+        preempt_wall=_instant(found.get("PreemptTime", "")),
         excluded=_nodes(found.get("ExcNodeList", "")),
         dependency=_said(found.get("Dependency", "")),
     )
@@ -221,11 +230,19 @@ class Scheduler:
 
     def kill_wait_s(self) -> float:
         """How long Slurm leaves between SIGTERM and SIGKILL; its default where it does not say."""
+        found = self._setting(("config",), _KILL_WAIT)
+        return KILL_WAIT_S if found is None else found
+
+    def grace_time_s(self, partition: str) -> float | None:
+        """How long a preempted job of that partition may stay; None where Slurm does not say."""
+        return self._setting(("partition", partition), _GRACE_TIME)
+
+    def _setting(self, of: Sequence[str], pattern: re.Pattern[str]) -> float | None:
         try:
-            found = _KILL_WAIT.search(self._asked(("scontrol", "show", "config")).out)
+            found = pattern.search(self._asked(("scontrol", "show", *of)).out)
         except (SchedulerSilent, SchedulerRefused):
-            found = None
-        return float(found.group(1)) if found else KILL_WAIT_S
+            return None
+        return float(found.group(1)) if found else None
 
     # ---- ask ----
 

@@ -115,7 +115,7 @@ class JobWatch(threading.Thread):
         facts, _ = self._seen()
         if self._kill_wait_s is None and facts is not None:
             self._kill_wait_s = self._scheduler.kill_wait_s()
-        if facts is not None and facts.state == "RUNNING" and facts.preempted:
+        if facts is not None and facts.runs and facts.preempted:
             self._tell(NoticeKind.PREEMPTION, self._grace_s(facts))
 
     def _seen(self) -> tuple[JobFacts | None, bool]:
@@ -130,7 +130,7 @@ class JobWatch(threading.Thread):
         self._silent = ""
         if facts is not None:
             self.facts = facts
-            if facts.state == "RUNNING" and not facts.preempted:
+            if facts.runs and not facts.preempted:
                 self._end_wall = facts.end_wall
         return facts, True
 
@@ -148,8 +148,12 @@ class JobWatch(threading.Thread):
         return max(0.0, end_wall - self._clock.wall())
 
     def _grace_s(self, preempted: JobFacts) -> float:
-        """Of a job without a time limit Slurm does not show the end that a preemption sets: then the least there is."""
-        return self._kill_wait() if preempted.end_wall is None else self._left_s(preempted.end_wall)
+        """Of a job without a time limit Slurm does not always show the end that a preemption sets."""
+        end_wall = preempted.end_wall
+        if end_wall is None and preempted.preempt_wall is not None:
+            grace_s = self._scheduler.grace_time_s(preempted.partition)
+            end_wall = None if grace_s is None else preempted.preempt_wall + grace_s
+        return self._kill_wait() if end_wall is None else self._left_s(end_wall)
 
     def _kill_wait(self) -> float:
         return KILL_WAIT_S if self._kill_wait_s is None else self._kill_wait_s
@@ -170,7 +174,7 @@ class JobWatch(threading.Thread):
             if kind is not NoticeKind.UNKNOWN or spent or self._over.wait(TRY_EVERY_S):
                 break
         grace_s = max(0.0, kill_wait_s - (self._clock.now() - asked_at))
-        if facts is not None and facts.state == "RUNNING" and facts.preempted:
+        if facts is not None and facts.runs and facts.preempted:
             grace_s = self._grace_s(facts)
         self._told.discard(kind)  # who asks waits for an answer, be it the same
         self._tell(kind, grace_s)

@@ -36,4 +36,4 @@ def why_terminated(
 
 def _by_itself(facts: JobFacts) -> bool:
     """Did the batch script end it? Then Slurm gives a reason (NonZeroExitCode, JobLaunchFailure, RaisedSignal)."""
-    return facts.exit_code > 0 or (facts.state != "RUNNING" and facts.reason != "")
+    return facts.exit_code > 0 or (not facts.runs and facts.reason != "")

@@ -101,6 +101,7 @@ class NoScheduler:
         self._mailbox = mailbox
 
     ask_why: Callable[[], None] | None = None
+    mark_cancel: Callable[[str], None] | None = None
 
     def start(self) -> None:
         """Nothing to watch."""
@@ -220,7 +221,11 @@ def _can_write(disk: Disk, paths: RunPaths) -> bool:
 
 
 def facts_of(
-    arguments: Arguments, spec: RunSpec, wish: Wish | None, asks_why: Callable[[], None] | None = None
+    arguments: Arguments,
+    spec: RunSpec,
+    wish: Wish | None,
+    asks_why: Callable[[], None] | None = None,
+    mark_cancel: Callable[[str], None] | None = None,
 ) -> Facts:
     """What the loop is told of the run."""
     return Facts(
@@ -237,6 +242,7 @@ def facts_of(
         looks_every_s=spec.checkpoint.look_every_s if spec.checkpoint.directory else 0.0,
         expected=arguments.roster,
         asks_why=asks_why,
+        mark_cancel=mark_cancel,
         alone=arguments.last_resort,
     )
 
@@ -283,7 +289,7 @@ def main(words: list[str]) -> int:
     jobs = jobs_of(
         spec, paths, disk, clock, mailbox, policy, all_heard=lambda: loop is not None and _hears_all(loop, arguments)
     )
-    facts = facts_of(arguments, spec, wish, jobs.ask_why)
+    facts = facts_of(arguments, spec, wish, jobs.ask_why, jobs.mark_cancel)
     try:
         opening = take(
             terms, clock, facts, policy,

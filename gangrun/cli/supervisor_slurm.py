@@ -76,18 +76,28 @@ class SlurmSide:
         threading.Thread(target=self._end, args=(act, action, lost), name="end job", daemon=True).start()
 
     def _end(self, act: tuple[int, int], action: EndJob, lost: tuple[str, ...]) -> None:
-        why = ""
-        if action.phase is Phase.CANCELLED:
-            try:
-                mark_cancelled(self.disk, self.paths, action.reason, self.clock.wall())
-            except OSError as error:
-                why = f"the cancel could not be marked: {error.strerror or error}"
-        if self.claim.host in lost and self._is_ours():
+        why = self._mark(action.reason) if action.phase is Phase.CANCELLED else ""
+        if self.claim.host in lost and self._is_ours() and not self._comes_back(action):
             self.say(f"{self.claim.host}, which held the batch script, is gone: ending job {self.claim.job} from here")
             wait = threading.Event().wait
             why = end_allocation(self.scheduler, self.claim.job, clock=self.clock, wait=wait) or why
         kind = type(action).__name__
         self.mailbox.post(Stamped(ActFailed(act, kind, why) if why else ActDone(act, kind)))
+
+    def _comes_back(self, action: EndJob) -> bool:
+        """Is this very job the next one? Then Slurm ends it, and to cancel it would be to cancel the run."""
+        return action.phase is Phase.PENDING and self.submission.requeue is Requeue.SAME_JOB
+
+    def mark_cancel(self, by: str) -> None:
+        """For the loop: whoever cancels, the mark is left at once, as all of the job may be killed any moment."""
+        threading.Thread(target=self._mark, args=(by,), name="cancel mark", daemon=True).start()
+
+    def _mark(self, by: str) -> str:
+        try:
+            mark_cancelled(self.disk, self.paths, by, self.clock.wall())
+        except OSError as error:
+            return f"the cancel could not be marked: {error.strerror or error}"
+        return ""
 
     def _is_ours(self) -> bool:
         """Was it submitted by gangrun? What a user holds, he gives back himself."""

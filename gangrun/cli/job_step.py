@@ -53,8 +53,9 @@ class JobStep:
     _step: Step | None = None
     _resort: Child | None = None
     _absent: dict[str, absent.Absent] = field(default_factory=dict)
-    _noted_count: int = 0
-    _heard_count: int = 0
+    _nodes: tuple[str, ...] = ()
+    _noted: tuple[absent.Absent, ...] = ()
+    _settled_count: int = 0
 
     def start(self) -> None:
         """Launch on all nodes of the job; ``OSError`` where there is no srun."""
@@ -62,7 +63,7 @@ class JobStep:
 
     def _launch(self, nodes: tuple[str, ...]) -> None:
         words = step_argv(self.spec, self.paths, self.claim, self.allocation, nodes, self.extra)
-        self._heard_count = 0
+        self._nodes, self._settled_count = nodes, 0
         self._step = Step(words, self.variables, self.allocation.job, Tools(self.variables))
         self._step.start()
 
@@ -71,7 +72,7 @@ class JobStep:
         if self.part is Part.STEP:
             assert self._step is not None
             code = self._step.ended
-            self._hear(self._step)
+            self._hear(self._step, ended=code is not None)
             if code is not None:
                 self._after_step(self._step)
         elif self.part is Part.LAST_RESORT:
@@ -101,23 +102,28 @@ class JobStep:
 
     # ---- nodes that are missing ----
 
-    def _hear(self, step: Step) -> None:
-        fresh = step.left[self._heard_count :]
-        self._heard_count += len(fresh)
-        for left in fresh:
+    def _hear(self, step: Step, ended: bool) -> None:
+        """A node's last words may come a moment after srun tells of its end: what is new now is noted next time."""
+        settled = step.left[: None if ended else self._settled_count]
+        self._settled_count = len(step.left)
+        unreached = [left for left in settled if left.unreached]
+        for left in unreached or settled:  # where srun does not reach one node, it kills what began on the others
             if left.node not in self._absent:
-                self._absent[left.node] = absent.Absent(left.node, self._why(left), left.unreached)
-        if len(self._absent) > self._noted_count and not self.over():
-            try:
-                absent.note(self.disk, self.paths, self.claim.token, tuple(self._absent.values()))
-            except OSError as error:
-                self.say(f"cannot write down why {fold(self._absent)} did not come: {error}")
-            self._noted_count = len(self._absent)
+                self._absent[left.node] = absent.Absent(left.node, self._why(step, left), left.unreached)
+        found = tuple(self._absent.values())
+        if found == self._noted or self.over():
+            return
+        try:
+            absent.note(self.disk, self.paths, self.claim.token, found)
+        except OSError as error:
+            self.say(f"cannot write down why {fold(self._absent)} did not come: {error}")
+        self._noted = found
 
-    def _why(self, left: Left) -> str:
+    def _why(self, step: Step, left: Left) -> str:
         if left.unreached:
             return left.how
-        last = last_words(process_log(self.paths, left.node))
+        task = self._nodes.index(left.node) if left.node in self._nodes else -1
+        last = step.last_words(task) or last_words(process_log(self.paths, left.node))
         return f"{left.how}: {last}" if last else left.how
 
     # ---- when srun has ended ----
@@ -127,11 +133,12 @@ class JobStep:
             self.part = Part.OVER
             return
         unreached = {left.node for left in step.left if left.unreached}
-        rest = tuple(node for node in self.allocation.nodes if node not in unreached)
+        rest = tuple(node for node in self._nodes if node not in unreached)
         if unreached and rest and self.claim.launch + 1 < LAUNCHES_MAX:
             self.say(f"srun does not reach {fold(unreached)}: launching on {fold(rest)}")
             if self._claimed_again():
-                self._noted_count = 0
+                self._noted = ()
+                self._absent = {name: one for name, one in self._absent.items() if one.scheduler}
                 self._launch(rest)
                 return
         told = "; ".join(step.words[-3:])

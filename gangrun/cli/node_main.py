@@ -8,12 +8,16 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from gangrun import warden
+from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.cli import environment
+from gangrun.cli.local_world import process_log
 
 EXIT_NO_NODE = 78
+EXIT_NO_LOG = 74
 NODE = "{node}"  # stands for this node's name in the warden's spec
 
 
@@ -26,6 +30,21 @@ def filled(value: Any, node: str) -> Any:
     return value
 
 
+def speak_into(log: Path) -> str:
+    """From now on all that is said goes there: srun, which hears us till then, may die with its host. Why not, if so.
+
+    slurmstepd could open it as well, but where that fails it is said nowhere.
+    """
+    try:
+        opened = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    except OSError as error:
+        return f"the run directory is not as elsewhere here: {log}: {error.strerror or error}"
+    os.dup2(opened, 1)
+    os.dup2(opened, 2)
+    os.close(opened)
+    return ""
+
+
 def main(words: list[str]) -> int:
     """``SPEC RUN_DIR``: the warden's spec as JSON, and what its processes find in GANGRUN_RUN_DIR."""
     variables = environment.all_variables()
@@ -33,6 +52,10 @@ def main(words: list[str]) -> int:
     if not node:
         os.write(2, b"SLURMD_NODENAME is not set: this is started by srun, on each node of a job\n")
         return EXIT_NO_NODE
+    why = speak_into(process_log(RunPaths(Path(words[1])), node))
+    if why:
+        os.write(2, f"{why}\n".encode("utf-8", "replace"))
+        return EXIT_NO_LOG
     spec = {key: filled(value, node) for key, value in json.loads(words[0]).items()}
     command = warden.argv(sys.executable, spec)
     os.execve(command[0], command, {**variables, "GANGRUN_RUN_DIR": words[1]})  # noqa: S606 - no shell is the point

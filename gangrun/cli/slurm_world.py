@@ -11,7 +11,6 @@ from gangrun.adapters.fs.job_claims import JobClaim
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.adapters.local.hosts import own_command
 from gangrun.adapters.slurm import step
-from gangrun.cli.local_world import PROCESS_LOG
 from gangrun.cli.node_main import NODE
 from gangrun.core.nodeset import fold, unfold
 from gangrun.wire.spec import RunSpec
@@ -64,8 +63,7 @@ def step_argv(
     """The command line of srun for these nodes of the allocation; all of it are the roster."""
     told = warden_spec(spec, paths, claim, fold(allocation.nodes), nodes[0])
     command = own_command("gangrun.cli.node_main", [json.dumps(told), str(paths.root)], sys.executable)
-    output = step.literal(str(paths.machine / PROCESS_LOG.format(node="\0"))).replace("\0", "%N")
-    return step.argv(step.Shape(nodes, allocation.cpus_per_task, output, extra), command)
+    return step.argv(step.Shape(nodes, allocation.cpus_per_task, extra), command)
 
 
 def last_resort_argv(paths: RunPaths, claim: JobClaim, allocation: Allocation) -> list[str]:

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from gangrun.adapters.slurm.commands import Tools
-from gangrun.adapters.slurm.step import Left, Shape, Step, argv, environment_of, left_of, literal
+from gangrun.adapters.slurm.step import Left, Shape, Step, argv, environment_of, left_of
 from tests.waiting import until
 
 # As srun 22.05 and 24.11 said it.
@@ -17,7 +17,7 @@ KILLED = "srun: error: n2: task 1: Killed"
 
 
 def test_nothing_but_its_own_end_ends_the_step():
-    words = argv(Shape(("n1", "n2", "n10"), 4, "/runs/%N.log", ("--mpi=none",)), ["python", "warden"])
+    words = argv(Shape(("n1", "n2", "n10"), 4, ("--mpi=none",)), ["python", "warden"])
     assert words[0] == "srun"
     assert words[-2:] == ["python", "warden"]
     assert {"--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--overlap", "--cpu-bind=none"} <= set(words)
@@ -26,11 +26,7 @@ def test_nothing_but_its_own_end_ends_the_step():
 
 
 def test_without_a_request_for_cpus_srun_is_not_told_any():
-    assert not [word for word in argv(Shape(("n1",), None, "o"), ["x"]) if word.startswith("--cpus")]
-
-
-def test_a_percent_sign_in_a_path_is_no_pattern():
-    assert literal("/runs/100%/%N") == "/runs/100%%/%%N"
+    assert not [word for word in argv(Shape(("n1",), None), ["x"]) if word.startswith("--cpus")]
 
 
 @pytest.mark.parametrize(
@@ -64,6 +60,16 @@ def test_a_step_is_heard_to_its_end():
     assert heard == [UNREACHED, "srun: Job step aborted"]
     assert step.left == [Left("n3", "Communication connection failure", True)]
     assert step.words == [UNREACHED]  # what Slurm always says is left out
+
+
+def test_what_tasks_say_is_kept_apart_from_srun():
+    said = [" 0: a", "10: Traceback:", "10: ", "10:   in x", "10: no gangrun", KILLED]
+    code = f"import sys; sys.stderr.write(chr(10).join({said!r}))"
+    step = Step([sys.executable, "-c", code], {"PATH": "/bin"}, "7", Tools({}))
+    step.start()
+    until(lambda: step.ended == 0, 20, "the step ended")
+    assert [step.last_words(task) for task in (0, 1, 10)] == ["a", "", "in x; no gangrun"]
+    assert step.words == [KILLED]
 
 
 def test_no_srun_is_an_error_of_its_own():

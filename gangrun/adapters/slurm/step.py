@@ -1,7 +1,8 @@
 """The one step of a job: srun, which starts a warden on each node (room: adapters/slurm).
 
 srun gives up on all nodes when it cannot reach one, so whoever launches must know which: that is read from its words.
-What the processes on the nodes say goes to files that slurmstepd opens there, so it outlives this host.
+What keeps a node's task from beginning comes through srun as well. Files that slurmstepd shall open are not asked for:
+where it cannot, the task ends without a word.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import re
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -25,10 +27,12 @@ BENDS = (
 _ERROR = re.compile(r"^srun: error: (?P<nodes>[^\s:]+): tasks? [^:]+: (?P<how>.+)$")
 _UNREACHED = re.compile(r"^srun: error: Task launch for \S+ failed on node (?P<nodes>[^\s:]+): (?P<how>.+)$")
 _QUIET = re.compile(r"^srun: (launch/slurm:|Job step|Force Terminated|Terminating|error: Timed out waiting)")
+_TASK = re.compile(r"^ *(?P<task>\d+): ?(?P<said>.*)$")
 LEAVES_WITHIN_S = 10.0
 ASKED_FOR_S = 5.0
 NAME = "gangrun"  # of the step, as squeue --steps shows it
 KEPT_LINES_MAX = 200
+KEPT_OF_TASK_COUNT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,6 @@ class Shape:
 
     nodes: tuple[str, ...]
     cpus_per_task: int | None
-    output: str  # pattern of slurmstepd, with %N for the node
     extra: tuple[str, ...] = ()  # srun's own options, from the user
 
 
@@ -47,16 +50,11 @@ def argv(shape: Shape, command: Sequence[str]) -> list[str]:
     return [
         "srun", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={fold(shape.nodes)}",
         "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--overlap", "--input=none", "--cpu-bind=none",
-        f"--job-name={NAME}", "--unbuffered", "--open-mode=append", f"--output={shape.output}",
+        f"--job-name={NAME}", "--unbuffered", "--label",
         *([f"--cpus-per-task={shape.cpus_per_task}"] if shape.cpus_per_task else []),
         *shape.extra,
         *command,
     ]  # fmt: skip
-
-
-def literal(path: str) -> str:
-    """A path in a pattern of Slurm's, where % would begin a word of its own."""
-    return path.replace("%", "%%")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +94,8 @@ class Step:
     tools: Tools
     hear: Callable[[str], None] = lambda line: None
     left: list[Left] = field(default_factory=list)
-    words: list[str] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)  # srun's own
+    _said: dict[int, deque[str]] = field(default_factory=dict)
     _child: Child | None = None
     _pump: threading.Thread | None = None
 
@@ -108,10 +107,20 @@ class Step:
 
     def _read(self, child: Child) -> None:
         for line in child.lines():
+            task = _TASK.match(line)
+            if task is not None:
+                if task["said"].strip():
+                    kept = self._said.setdefault(int(task["task"]), deque(maxlen=KEPT_OF_TASK_COUNT))
+                    kept.append(task["said"].strip())
+                continue
             self.left.extend(left_of(line))
             if not _QUIET.match(line) and len(self.words) < KEPT_LINES_MAX:
                 self.words.append(line)
             self.hear(line)
+
+    def last_words(self, task: int) -> str:
+        """What a task said last through srun, in one line. Tasks are numbered in the order of the nodes."""
+        return "; ".join([*self._said.get(task, ())])
 
     @property
     def ended(self) -> int | None:

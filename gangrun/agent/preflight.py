@@ -14,9 +14,17 @@ SKEW_MAX_S = 60.0
 
 
 def preflight(
-    *, nofile_hard: int, agents_count: int, probe: Callable[[], str], skew_s: Callable[[], float | None]
+    *,
+    nofile_hard: int,
+    agents_count: int,
+    probe: Callable[[], str],
+    skew_s: Callable[[], float | None],
+    cpus_asked: int | None = None,
+    cpus_allowed: int = 0,
 ) -> Checked:
     """``probe``: what the run directory lacks, "" if nothing; ``skew_s``: the file server's clock less ours, if known.
+
+    ``cpus_asked``: for this node, of the scheduler; ``cpus_allowed``: how many its affinity leaves to us and our ranks.
 
     May hang where the file system does: run it as an errand.
     """
@@ -28,8 +36,11 @@ def preflight(
     lack = probe()
     if lack:
         return Checked(False, lack)
+    poor: list[str] = []
     skew = skew_s()
     if skew is not None and abs(skew) > SKEW_MAX_S:
         # wall clocks only annotate, so no promise hangs on this; but times in logs will not fit together
-        return Checked(True, f"this node's clock and the file server's are {abs(skew):.0f} s apart")
-    return Checked(True)
+        poor.append(f"this node's clock and the file server's are {abs(skew):.0f} s apart")
+    if cpus_asked is not None and cpus_allowed < cpus_asked:
+        poor.append(f"its ranks may use {cpus_allowed} of the {cpus_asked} CPUs asked for: data loading may be slow")
+    return Checked(True, "; ".join(poor))

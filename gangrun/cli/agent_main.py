@@ -119,7 +119,11 @@ def check(paths: RunPaths, clock: SystemClock, net: AgentNet, nodes_count: int, 
         report = probe(paths.machine, clock, nonce)
         return "" if report.usable else "; ".join(report.lacks)
 
-    return preflight(nofile_hard=net.nofile_hard, agents_count=nodes_count, probe=lacking, skew_s=lambda: None)
+    asked = environment.all_variables().get("SLURM_CPUS_PER_TASK", "")
+    return preflight(
+        nofile_hard=net.nofile_hard, agents_count=nodes_count, probe=lacking, skew_s=lambda: None,
+        cpus_asked=int(asked) if asked.isdecimal() else None, cpus_allowed=len(os.sched_getaffinity(0)),
+    )  # fmt: skip
 
 
 def main(words: list[str]) -> int:

@@ -22,6 +22,10 @@ from tests.waiting import until
         ({"skew_s": lambda: 61.0}, True, "61 s apart"),
         ({"skew_s": lambda: -3600.0}, True, "3600 s apart"),
         ({"skew_s": lambda: 59.0}, True, ""),
+        ({"cpus_asked": 8, "cpus_allowed": 1}, True, "1 of the 8 CPUs"),
+        ({"cpus_asked": 8, "cpus_allowed": 8}, True, ""),
+        ({"cpus_asked": None, "cpus_allowed": 1}, True, ""),
+        ({"cpus_asked": 8, "cpus_allowed": 1, "skew_s": lambda: 61.0}, True, "apart; its ranks"),
     ],
 )
 def test_refusals_name_the_figure_and_poor_things_are_only_said(given, ok, word):

@@ -8,13 +8,15 @@ next start removes what such a one left. ``room`` has the hosts, ``site`` the co
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import os
 import re
 import shlex
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -357,10 +359,9 @@ class Cluster:
         return "\n".join(told)
 
 
-def running() -> Iterator[Cluster]:
-    """One cluster, closed afterwards."""
+@functools.cache
+def shared() -> Cluster:
+    """The one cluster of this process, made when it is wanted first and closed when the process ends."""
     cluster = Cluster()
-    try:
-        yield cluster
-    finally:
-        cluster.close()
+    atexit.register(cluster.close)
+    return cluster

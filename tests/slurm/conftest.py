@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.slurm.cluster import Cluster, running
+from tests.slurm.cluster import Cluster, shared
 from tests.slurm.harness import Run
 from tests.slurm.place import missing
 
@@ -19,11 +19,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def standing_cluster() -> Iterator[Cluster]:
+def standing_cluster() -> Cluster:
     """It stays from the first test that wants it to the end of the session."""
     if absent := missing():
         pytest.skip(f"needs {', '.join(absent)}: see `make system`")
-    yield from running()
+    return shared()
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ SETTINGS: Mapping[str, str] = {
     "SelectType": "select/cons_tres",
     "SelectTypeParameters": "CR_CPU",
     "SchedulerType": "sched/backfill",
-    "SchedulerParameters": "bf_interval=2,sched_interval=2",
+    "SchedulerParameters": "bf_interval=1,sched_interval=1,batch_sched_delay=0",
     "SlurmdParameters": "config_overrides",
     "PreemptType": "preempt/partition_prio",
     "PreemptMode": "REQUEUE",

@@ -20,6 +20,9 @@ SIGHTINGS_MAX_COUNT = 32
 FREE_STARTS = "free starts"  # nobody's fault: counted beside the causes, and not with them
 
 
+JOBS = "jobs"  # asked for since the last progress: counted beside the causes too
+
+
 @dataclass(frozen=True, slots=True)
 class Ruling:
     """May the gang start again, after how long, and the sentence that says so."""
@@ -58,9 +61,19 @@ def charge(
     return after, Ruling(True, wait_s, f"restart {used + 1} of {limit} for this cause ({key}) {since}{when}")
 
 
+def charge_job(budget: Budget, policy: Policy) -> tuple[Budget, Ruling]:
+    """Count one more job; a run that comes no farther in any of them must not go round for ever."""
+    used, limit = budget.used.get(JOBS, 0), LENIENT_FACTOR * max(1, policy.restarts_max_count)
+    since = f"since step {budget.mark}" if budget.mark >= 0 else "without any progress"
+    if used >= limit:
+        return budget, Ruling(False, 0.0, f"no other job is asked for: {used} of {limit} spent {since}")
+    charged = replace(budget, used={**budget.used, JOBS: used + 1})
+    return charged, Ruling(True, 0.0, f"job {used + 1} of {limit} {since}")
+
+
 def spent_count(budget: Budget) -> int:
     """Restarts over all causes since the last progress, without those that were free of charge."""
-    return sum(count for key, count in budget.used.items() if key != FREE_STARTS)
+    return sum(count for key, count in budget.used.items() if key not in {FREE_STARTS, JOBS})
 
 
 def backoff_s(failures_count: int, policy: Policy, run: str, attempt: int) -> float:

@@ -76,6 +76,15 @@ class NodeHeard:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeAbsent:
+    """The job's launcher knows that no agent will come from this node. ``scheduler``: it could start nothing there."""
+
+    node: str
+    why: str
+    scheduler: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class NodeChecked:
     """Preflight of one node ended."""
 
@@ -275,6 +284,8 @@ class TermTaken:
     inventories: tuple[Inventory, ...]
     missing: tuple[str, ...]  # roster nodes that have not answered
     highest_attempt: int
+    expected: tuple[str, ...] = ()  # all nodes of the job; (): not known
+    alone: bool = False  # all that the job had on its nodes has ended, and nothing will be started there again
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +321,7 @@ Event = (
     | NodeSilent
     | NodeLost
     | NodeHeard
+    | NodeAbsent
     | NodeChecked
     | FindingRaised
     | AttemptSealed

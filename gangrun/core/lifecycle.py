@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from gangrun.core import notices, running, starting, stopping, succession
+from gangrun.core import absences, notices, running, starting, stopping, succession
 from gangrun.core.actions import Decision
 from gangrun.core.events import (
     ActDone,
@@ -33,6 +33,7 @@ from gangrun.core.events import (
     GangStarted,
     GangStartFailed,
     GangStopped,
+    NodeAbsent,
     NodeChecked,
     NodeHeard,
     NodeLost,
@@ -115,6 +116,7 @@ _EVERYWHERE: Row = {
     StoreBack: _store_back,
     TermTaken: succession.term_taken,
     NodeHeard: stopping.heard_node,
+    NodeAbsent: absences.noted,
     CheckpointSeen: running.checkpoint_seen,
     ResumeRequested: Refusal("the run has not ended: cancel it first, or let it go on"),
     ActDone: Late("an act was done that nobody waits for"),
@@ -149,6 +151,7 @@ TABLE: Mapping[Phase, Row] = {
         AgentRejoined: starting.agent_joined,
         NodeSilent: stopping.quiet_node,
         NodeLost: stopping.quiet_node,
+        NodeAbsent: starting.node_absent,
         NodeChecked: Late("nodes are not being checked now"),
         FindingRaised: starting.finding,
         CancelRequested: _cancel_early,

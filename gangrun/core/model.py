@@ -276,6 +276,14 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Absence:
+    """Why no agent comes from a node; ``scheduler``: it could start nothing there, else what it started failed."""
+
+    why: str
+    scheduler: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Exclusion:
     """A node that the gang may not use, why, and until when."""
 
@@ -350,6 +358,9 @@ class RunState:
     stage: StartStage | None = None
     after: After | None = None
     nodes: Mapping[str, Node] = field(default_factory=dict)
+    expected: tuple[str, ...] = ()  # all nodes of this job, spares too; (): not known
+    absent: Mapping[str, Absence] = field(default_factory=dict)
+    alone: bool = False  # no agent of this job lives, and none will come
     placement: Placement | None = None
     resume: CheckpointRef | None = None
     resume_request: str = "auto"  # auto | none | a step | a path; "auto" again after the first attempt

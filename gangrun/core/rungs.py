@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gangrun.core import placement, quarantine, roster
+from gangrun.core import budget, placement, quarantine, roster
 from gangrun.core.actions import CheckNodes, Decision, EndJob, SealAttempts, SubmitSuccessor
 from gangrun.core.model import AttemptRecord, Evidence, Failure, Phase, RunState, StartStage
 from gangrun.core.moves import close_attempt, enter, finish, is_unlaunched
@@ -82,7 +82,7 @@ def too_few_nodes(
     ]
     shared = len(away) >= SHARED_NODES_MIN and len(away) > policy.shared_fault_share * len(state.nodes)
     can_ask = policy.can_requeue and not policy.observe
-    if away and (shared or not can_ask) and not state.waited_for_nodes:
+    if away and not state.alone and (shared or not can_ask) and not state.waited_for_nodes:
         wait_s = max(policy.join_within_s, 2 * policy.timing.fence_after_s, policy.shared_fault_wait_s if shared else 0)
         reason = f"{reason}; waiting up to {wait_s:.0f} s for {fold(away)} to come back"
         return enter(state, Phase.WAITING, reason, deadlines={"nodes": now + wait_s}, waited_for_nodes=True)
@@ -98,6 +98,9 @@ def requeue(state: RunState, now: float, policy: Policy, reason: str) -> Decisio
     if policy.observe:
         why = f"{reason}; observing only, so no other job is asked for"
         return finish(state, Phase.FAILED, now, why, Failure.SCHEDULER)
+    charged, ruling = budget.charge_job(state.budget, policy)
+    if not ruling.allowed:
+        return finish(state, Phase.FAILED, now, f"{reason}; {ruling.sentence}", Failure.BUDGET)
     seq, exclude = state.seq + 1, left_out(state, now)
     without = f" without {fold(exclude)}" if exclude else ""
     return enter(
@@ -107,6 +110,7 @@ def requeue(state: RunState, now: float, policy: Policy, reason: str) -> Decisio
         SubmitSuccessor(seq, exclude, reason),
         deadlines={"submit": now + policy.waiting_max_s},
         attempts=close_attempt(state, now, "requeued", reason),
+        budget=charged,
         submitting=True,
         waited_for_nodes=False,
         tries_count=1,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gangrun.core import budget, placement, quarantine, roster, rungs, running
+from gangrun.core import absences, budget, placement, quarantine, roster, rungs, running
 from gangrun.core.actions import CheckNodes, ChooseResume, Decision, EndJob, SealAttempts, StartGang
 from gangrun.core.events import (
     ActFailed,
@@ -20,6 +20,7 @@ from gangrun.core.events import (
     FirstStepSeen,
     GangStarted,
     GangStartFailed,
+    NodeAbsent,
     NodeChecked,
     NodeLost,
     NoneValid,
@@ -30,7 +31,7 @@ from gangrun.core.events import (
     RankFinished,
     ResumeChosen,
 )
-from gangrun.core.model import After, Evidence, Failure, Phase, RunState, StartStage
+from gangrun.core.model import After, Evidence, Failure, Outcome, Phase, RunState, StartStage
 from gangrun.core.moves import at_step, enter, finish, ignored, may_hold_ranks, refused, stay, stop_all, with_deadline
 from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
@@ -47,10 +48,32 @@ def agent_joined(state: RunState, event: AgentJoined | AgentRejoined, now: float
     here, wanted = len(state.nodes), state.shape.nodes_count
     reason = f"{event.node} joined ({here} of {wanted} nodes)"
     if here < wanted:
-        return stay(state, reason, loud=True)
+        return (
+            _with_those(state, now, policy, reason)
+            if absences.nobody_else_comes(state)
+            else stay(state, reason, loud=True)
+        )
     return rungs.begin_checks(
         state, now, policy, f"all {wanted} nodes are here" if wanted > 1 else f"{event.node} is here"
     )
+
+
+def node_absent(state: RunState, event: NodeAbsent, now: float, policy: Policy) -> Decision:
+    """PENDING: one node less to wait for; the last one decides."""
+    decision = absences.noted(state, event, now, policy)
+    state = decision.state
+    if decision.outcome is not Outcome.APPLIED or state.leaving or not absences.nobody_else_comes(state):
+        return decision
+    return _with_those(state, now, policy, decision.reason)
+
+
+def _with_those(state: RunState, now: float, policy: Policy, reason: str) -> Decision:
+    """Nobody else comes: start with those who came, if they are enough."""
+    here = len(state.nodes)
+    if here >= max(1, state.shape.nodes_min_count):
+        return rungs.begin_checks(state, now, policy, reason)
+    count = max(state.shape.nodes_count, len(state.expected))
+    return absences.too_few(state, now, policy, f"{here} of {count} nodes joined{absences.told(state)}")
 
 
 def late_agent(state: RunState, event: AgentJoined | AgentRejoined, now: float, policy: Policy) -> Decision:
@@ -107,11 +130,12 @@ def join_deadline(state: RunState, event: DeadlinePassed, now: float, policy: Po
         again = with_deadline(state, event.name, now + policy.join_within_s)
         return stay(again, reason, EndJob(Phase.PENDING, 0, reason), loud=True)
     here, shape = len(state.nodes), state.shape
+    count = max(shape.nodes_count, len(state.expected))
     names = fold(tuple(state.nodes)) if here else "none"
-    reason = f"{here} of {shape.nodes_count} nodes joined within {policy.join_within_s:g} s ({names})"
+    reason = f"{here} of {count} nodes joined within {policy.join_within_s:g} s ({names}){absences.told(state)}"
     if here >= max(1, shape.nodes_min_count):
         return rungs.begin_checks(state, now, policy, reason)
-    return rungs.too_few_nodes(state, now, policy, reason)
+    return absences.too_few(state, now, policy, reason)
 
 
 def sealed(state: RunState, event: AttemptSealed, now: float, policy: Policy) -> Decision:

@@ -132,7 +132,7 @@ def _with_presumed(state: RunState, event: GangStopped) -> RunState:
         if roster.in_gang(state, name) and name in state.nodes and state.nodes[name].silent_since is not None
     }
     evidence = replace(state.evidence, silent={**silent, **state.evidence.silent})
-    return replace(state, evidence=evidence) if silent else state
+    return replace(state, evidence=evidence) if silent and not state.alone else state
 
 
 def _what_follows(state: RunState, now: float, policy: Policy) -> Decision:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gangrun.core import roster, rungs
+from gangrun.core import absences, roster, rungs
 from gangrun.core.actions import (
     Action,
     CheckNodes,
@@ -36,6 +36,8 @@ from gangrun.core.moves import (
     without_deadline,
 )
 from gangrun.core.policy import Policy
+
+ABSENT_WITHIN_S = 5.0  # so long the last resort waits for what the job's launcher knows of its nodes
 
 
 def redrive(state: RunState, now: float, policy: Policy) -> tuple[Action, ...]:
@@ -66,6 +68,8 @@ def term_taken(state: RunState, event: TermTaken, now: float, policy: Policy) ->
         term=event.term,
         job=event.job,
         attempt=max(state.attempt, event.highest_attempt),
+        expected=event.expected,
+        alone=event.alone,
         store_stalled_since=None,  # its claim was written: the disk answers
     )
     who = f"supervisor #{event.term} took over"
@@ -78,6 +82,8 @@ def term_taken(state: RunState, event: TermTaken, now: float, policy: Policy) ->
         return stay(new, reason, EndJob(Phase.PENDING, 0, reason))
     if another_job:
         return _in_another_job(new, now, policy, who)
+    if event.alone and not new.submitting:
+        return _alone(new, now, policy, who)
     if new.attempt != state.attempt and state.phase not in {Phase.PENDING, Phase.CHECKING}:
         why = f"{who}; nodes know of attempt {new.attempt}, the journal of {state.attempt}"
         evidence = state.evidence if state.after is After.JUDGE else Evidence()
@@ -92,6 +98,21 @@ def term_taken(state: RunState, event: TermTaken, now: float, policy: Policy) ->
     if state.stage is StartStage.CHOOSING:
         new = replace(new, stage=StartStage.SEALING)  # which commits stand was known to the last supervisor alone
     return stay(_with_time(new, now + policy.start_within_s), who, *redrive(new, now, policy))
+
+
+def _alone(state: RunState, now: float, policy: Policy, who: str) -> Decision:
+    """The last resort: nobody is left to beat, so all nodes count as lost; then as whenever too few are left."""
+    reason = f"{who}, since all that its job had on its nodes has ended"
+    gone = {name: replace(node, lost=True, silent_since=now) for name, node in state.nodes.items()}
+    state = replace(state, nodes=gone)
+    if state.phase is Phase.PENDING:  # what the launcher knows of each node is being read
+        return stay(with_deadline(state, "join", now + ABSENT_WITHIN_S), reason, loud=True)
+    if not may_hold_ranks(state):
+        return absences.too_few(state, now, policy, f"{reason}{absences.told(state)}")
+    after = After.JUDGE if state.after is None else state.after
+    held = state.placement.nodes if state.placement else ()
+    died = tuple(dict.fromkeys((*state.evidence.agents_died, *held)))
+    return stop_all(state, now, policy, after, reason, replace(state.evidence, agents_died=died))
 
 
 def _what_was_to_follow(state: RunState) -> After:
@@ -146,9 +167,10 @@ def _in_another_job(state: RunState, now: float, policy: Policy, who: str) -> De
         without_deadline(state, WHY),
         Phase.PENDING,
         reason,
-        deadlines={"join": now + policy.join_within_s},
+        deadlines={"join": now + (ABSENT_WITHIN_S if state.alone else policy.join_within_s)},
         gone_at=None,
         nodes={},
+        absent={},
         attempts=close_attempt(state, now, "job ended", "the job that held it ended"),
         evidence=Evidence(),
         finished=frozenset(),
@@ -171,6 +193,7 @@ def resume_requested(state: RunState, event: ResumeRequested, now: float, policy
         job=event.job,
         seq=max(state.seq, event.seq),
         nodes={},
+        absent={},
         budget=Budget(total_count=state.budget.total_count, mark=state.budget.mark),
         suspicion={},
         excluded=kept,

@@ -27,13 +27,15 @@ class Gathering:
 
     def __init__(self, facts: Facts, opening: Opening, timing: Timing, rows: Mapping[str, Row]) -> None:
         state = opening.state
-        same_job = state.job == facts.job
+        same_job = state.job == facts.job and not facts.alone
         self.roster = frozenset(state.nodes) if same_job else frozenset()
         # Agents are patient for ``takeover_after_s`` with a term that does not ack, and where most of the roster was
         # lost it cannot ack before this is over. An ended run must let them go sooner still.
         share = ENDED_SHARE if state.phase in TERMINAL else GATHER_SHARE
         self.until = opening.run_start + share * timing.takeover_after_s
         self.floor: float | None = None  # by then the last supervisor had acked for the last time
+        if facts.alone:  # all tasks of the job have ended: some node no supervisor hears any more
+            self.floor = opening.run_start + lease.last_ack_after_seal_s(timing)
         self._facts = facts
         self._opening = opening
         self._timing = timing
@@ -84,7 +86,8 @@ class Gathering:
         if started == state.attempt and is_unlaunched(state):
             started += 1  # the record of its start was lost: its ranks may live, so its number is used up
         highest = max(self._opening.highest_attempt, started)
-        taken = TermTaken(self._opening.term, facts.job, held, missing, highest)
+        expected = facts.expected or tuple(facts.addresses)
+        taken = TermTaken(self._opening.term, facts.job, held, missing, highest, expected, facts.alone)
         if facts.resumed is not None and state.phase in TERMINAL and state.job != facts.job:
             return [facts.resumed, taken]
         return [taken]

@@ -330,7 +330,7 @@ class Loop:
                 self.roll_call.perform(action, self.state, now)
             case EndJob():
                 self.roll_call.perform(action, self.state, now)
-                self._jobs.end((self.term, n), action, tuple(sorted(self.silence.suspects)))
+                self._jobs.end((self.term, n), action, () if self.facts.alone else self.silence.away)
             case SealAttempts():
                 self._checkpoints.seal(action.attempt)
             case ChooseResume():

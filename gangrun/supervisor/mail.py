@@ -139,6 +139,8 @@ class Mail:
         loop.gathering = None
         loop.tell(gathering.events(), now)
         loop.count_rosters()
+        if loop.facts.alone:
+            loop.silence.adopt(loop.state)
         for node in sorted(loop.beats.rows):
             loop.tell(self._joins(loop.beats.rows[node], now), now)
         if WHY in loop.state.deadlines:

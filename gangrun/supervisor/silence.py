@@ -57,6 +57,11 @@ class Silence:
         self._send = send
         self._probe_wait_s = PROBE_WAIT_BEATS * timing.beat_every_s
 
+    @property
+    def away(self) -> tuple[str, ...]:
+        """All that are silent or lost."""
+        return tuple(sorted(self.suspects))
+
     def adopt(self, state: RunState) -> None:
         """Suspects as the last term left them."""
         for name, node in state.nodes.items():

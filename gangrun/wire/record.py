@@ -158,7 +158,7 @@ def _convert(kinds: Mapping[str, type[Any]], what: str, kind: str, data: Mapping
 
 
 _FIELDS = tuple(f.name for f in fields(RunState))
-_MAPPINGS = ("nodes", "suspicion", "excluded", "deadlines", "marks")
+_MAPPINGS = ("nodes", "absent", "suspicion", "excluded", "deadlines", "marks")
 
 
 def diff(old: RunState, new: RunState) -> dict[str, Any]:

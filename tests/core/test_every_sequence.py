@@ -30,6 +30,7 @@ from gangrun.core.events import (
     GangStarted,
     GangStartFailed,
     GangStopped,
+    NodeAbsent,
     NodeChecked,
     NodeHeard,
     NodeLost,
@@ -188,10 +189,11 @@ whatever = st.one_of(
     st.builds(NodeSilent, names, st.just(1.0)),
     st.builds(NodeLost, names, st.just(1.0), words),
     st.builds(NodeHeard, names),
+    st.builds(NodeAbsent, names, words, st.booleans()),
     st.builds(NodeChecked, names, st.booleans(), words),
     st.builds(FindingRaised, st.builds(Finding, names, words, st.booleans(), st.just("a finding"))),
     st.builds(CheckpointSeen, checkpoints),
-    st.builds(Notice, st.sampled_from(NoticeKind), st.just(30.0)),
+    st.builds(Notice, st.sampled_from(NoticeKind), st.just(30.0), st.booleans()),
     st.builds(StoreStalled, st.just(1.0)),
     st.builds(StoreBack, st.just(6.0)),
     st.builds(ActDone, *acts),
@@ -244,7 +246,8 @@ def next_event(walk: Walk, draw: Any) -> tuple[Event, float]:
         held = (Inventory("n0", state.attempt, alive), Inventory("n1", draw(st.integers(-1, state.attempt + 1))))
         job = draw(st.sampled_from([state.job or "j", "k"]))
         term, highest = state.term + draw(st.integers(0, 2)), state.attempt + draw(st.integers(0, 2))
-        return TermTaken(term, job, held[: draw(st.integers(0, 2))], (), highest), 1.0
+        expected, alone = draw(st.sampled_from([(), NODES[:2], NODES])), draw(st.integers(0, 7)) == 0
+        return TermTaken(term, job, held[: draw(st.integers(0, 2))], (), highest, expected, alone), 1.0
     if kind <= 8 and state.attempt >= 0:
         return of_attempt(
             draw(st.integers(max(0, state.attempt - 1), state.attempt + 1)) if kind == 8 else state.attempt, draw

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from gangrun.core.events import CancelRequested, Notice, NoticeKind, Stamped
+from dataclasses import replace
+
+from gangrun.core.actions import SubmitSuccessor
+from gangrun.core.events import ActDone, CancelRequested, NodeAbsent, Notice, NoticeKind, Stamped
 from gangrun.core.model import Phase
 from gangrun.core.moves import WHY
 from gangrun.core.policy import Policy
@@ -126,3 +129,37 @@ def test_the_scheduler_is_told_which_nodes_are_lost_and_waited_for() -> None:
     assert loop.exit_code is None
     desk.pass_s(31.0)
     assert loop.exit_code == 130, "but not for ever"
+
+
+def test_a_supervisor_of_last_resort_needs_nobody() -> None:
+    """All that the job had on its nodes has ended: it sees to the next job, and leaves the batch host alone."""
+    desk = Desk(nodes=3, policy=SCHEDULER)
+    desk.running()
+    for agent in desk.agents.values():
+        agent.beating = agent.obeys = False
+    desk.facts = replace(desk.facts, alone=True)
+    loop = desk.open()
+    desk.pass_s(4.0)
+    assert loop.state.phase is Phase.STOPPING
+    desk.pass_s(51.0)
+    assert loop.state.submitting
+    (act, action), *more = desk.jobs.asked
+    assert isinstance(action, SubmitSuccessor) and not more
+    desk.mailbox.post(Stamped(ActDone(act, "SubmitSuccessor")))
+    desk.pass_s(12.0)
+    assert loop.exit_code == 0
+    assert [(ending.phase, lost) for ending, lost in desk.jobs.ended] == [(Phase.PENDING, ())]
+
+
+def test_what_the_launcher_knows_decides_at_once() -> None:
+    desk = Desk(nodes=3, policy=SCHEDULER)
+    loop = desk.open()
+    for name in ("n0", "n1"):
+        desk.agents[name].hello()
+    desk.pass_s(4.0)
+    assert loop.state.expected == ("n0", "n1", "n2")
+    desk.mailbox.post(Stamped(NodeAbsent("n2", "execve(): /x: No such file or directory")))
+    desk.agents["n0"].beat()
+    desk.agents["n1"].beat()
+    desk.pass_s(1.0)
+    assert loop.state.submitting

@@ -1,0 +1,290 @@
+"""Nodes whose agents never come: what is known of them, who is waited for, and who is left out of the next job."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangrun.core.actions import StopGang, SubmitSuccessor
+from gangrun.core.events import (
+    ActDone,
+    AgentJoined,
+    GangStarted,
+    NodeAbsent,
+    Notice,
+    NoticeKind,
+    TermTaken,
+)
+from gangrun.core.model import Failure, Phase
+from gangrun.core.policy import Policy
+from tests.core.life import Life, saved
+
+SCHEDULER = Policy(can_requeue=True)
+EXECVE = "execve(): /x/python: No such file or directory"
+
+
+def of_job(nodes: int = 3, *, policy: Policy = SCHEDULER, at_least: int | None = None, spares: int = 0) -> Life:
+    """A run's first job, whose nodes are known."""
+    life = Life(nodes, policy=policy, at_least=at_least)
+    names = tuple(f"n{i}" for i in range(nodes + spares))
+    life.on(TermTaken(1, "j", (), (), -1, names))
+    return life
+
+
+def absent(life: Life, *names: str, why: str = EXECVE, scheduler: bool = False) -> None:
+    for name in names:
+        life.on(NodeAbsent(name, why, scheduler))
+
+
+def test_the_reason_names_who_did_not_join_and_what_is_known_of_them() -> None:
+    life = of_job()
+    life.join("n0")
+    absent(life, "n2")
+    life.says("n2 does not come", "No such file")
+    assert life.phase is Phase.PENDING
+    life.due("join")
+    life.says("1 of 3 nodes joined within 60 s (n0)", "n1 did not: nobody knows why", f"n2 did not: {EXECVE}")
+
+
+def test_once_all_that_are_missing_are_accounted_for_nobody_is_waited_for() -> None:
+    life = of_job()
+    life.join("n0", "n1")
+    absent(life, "n2")
+    life.says(f"2 of 3 nodes joined; n2 did not: {EXECVE}", "n2 left out", "job 1 of this run without n2")
+    assert life.last(SubmitSuccessor).exclude == ("n2",)
+    assert life.state.excluded["n2"].reason == f"did not join: {EXECVE}"
+
+
+def test_the_order_does_not_matter() -> None:
+    life = of_job()
+    absent(life, "n2")
+    life.join("n0")
+    assert life.phase is Phase.PENDING
+    life.join("n1")
+    assert life.last(SubmitSuccessor).exclude == ("n2",)
+
+
+def test_fewer_start_at_once_where_the_user_allows_it() -> None:
+    life = of_job(at_least=2)
+    life.join("n0", "n1")
+    absent(life, "n2")
+    assert life.phase is Phase.CHECKING
+    life.says(EXECVE)
+    life = of_job(at_least=2)
+    absent(life, "n2")
+    life.join("n0", "n1")
+    assert life.phase is Phase.CHECKING
+
+
+def test_a_spare_that_does_not_come_costs_nothing() -> None:
+    life = of_job(2, spares=1)
+    absent(life, "n2")
+    life.join("n0", "n1")
+    assert life.phase is Phase.CHECKING
+
+
+def test_a_node_that_never_said_anything_is_left_out_too() -> None:
+    life = of_job(4)
+    life.join("n0", "n1", "n2")
+    life.due("join")
+    assert life.last(SubmitSuccessor).exclude == ("n3",)
+    life.says("n3 did not: nobody knows why")
+
+
+@pytest.mark.parametrize(("scheduler", "failure"), [(False, Failure.SCRIPT), (True, Failure.SCHEDULER)])
+def test_where_no_node_can_start_no_other_job_is_asked_for(scheduler: bool, failure: Failure) -> None:
+    life = of_job()
+    for i, name in enumerate(("n0", "n1", "n2")):
+        absent(life, name, why=f"task {i} on {name}: {EXECVE}", scheduler=scheduler)
+    assert (life.phase, life.state.failure) == (Phase.FAILED, failure)
+    life.says("no node could start: ", EXECVE)
+    assert life.count(SubmitSuccessor) == 0
+
+
+def test_where_many_say_the_same_it_is_what_was_asked_for() -> None:
+    life = of_job(6)
+    life.join("n0", "n1", "n2")
+    absent(life, "n3", "n4", "n5")
+    assert life.phase is Phase.FAILED
+    life.says("3 of 6 nodes could not start", EXECVE)
+
+
+def test_two_of_many_may_be_a_coincidence() -> None:
+    life = of_job(4)
+    life.join("n0", "n1")
+    absent(life, "n2", "n3")
+    assert life.last(SubmitSuccessor).exclude == ("n2", "n3")
+
+
+def test_a_single_node_on_which_the_scheduler_could_start_nothing_is_exchanged() -> None:
+    life = of_job(1)
+    absent(life, "n0", why="prolog failed", scheduler=True)
+    assert life.last(SubmitSuccessor).exclude == ("n0",)
+    life = of_job(1)
+    absent(life, "n0")
+    assert life.phase is Phase.FAILED, "but the same command would fail on any other"
+
+
+def test_where_nobody_came_and_nobody_knows_why_nobody_is_blamed() -> None:
+    life = of_job()
+    life.due("join")
+    life.says("0 of 3 nodes joined", "nobody knows why")
+    assert life.last(SubmitSuccessor).exclude == ()
+
+
+def test_no_more_are_left_out_than_may_be() -> None:
+    life = of_job(9)
+    life.join(*(f"n{i}" for i in range(6)))
+    for i in range(6, 9):
+        absent(life, f"n{i}", why=f"{'abc'[i - 6]} broke")
+    assert len(life.last(SubmitSuccessor).exclude) == 2
+    life.says("stays although blamed")
+
+
+def test_without_a_scheduler_it_ends_with_the_words() -> None:
+    life = of_job(policy=Policy())
+    life.join("n0")
+    absent(life, "n1", why="a")
+    absent(life, "n2", why="b")
+    assert life.phase is Phase.FAILED
+    life.says("1 of 3 nodes joined", "n1 did not: a", "n2 did not: b")
+
+
+def test_what_is_known_of_nodes_is_kept_in_any_phase_and_not_believed_of_those_that_are_here() -> None:
+    life = of_job(2, spares=1).running()
+    life.ignored(NodeAbsent("n1", "left", True), "n1 has joined")
+    absent(life, "n2", why="left")
+    assert life.state.absent["n2"].why == "left"
+    life.ignored(NodeAbsent("n2", "left"), "known")
+    life.on(TermTaken(2, "k", (), (), 0, ("m0", "m1")))
+    assert (life.state.absent, life.state.expected) == ({}, ("m0", "m1"))
+
+
+def test_a_node_that_comes_all_the_same_is_here() -> None:
+    life = of_job()
+    absent(life, "n0")
+    life.join("n0", "n1", "n2")
+    assert life.phase is Phase.CHECKING
+
+
+def test_a_job_that_only_ends_takes_no_interest() -> None:
+    life = of_job(2).running()
+    life.on(Notice(NoticeKind.REQUEUE, 60.0))
+    life.stopped()
+    assert life.state.leaving
+    absent(life, "n0", "n1")
+    assert (life.phase, life.state.leaving) == (Phase.PENDING, True)
+
+
+# ---- jobs are counted --------------------------------------------------------------------------------------------
+
+
+def jobs_until_the_end(*, saves: bool) -> tuple[Life, int]:
+    """Each job is preempted, with a newer checkpoint or without."""
+    life = Life(policy=SCHEDULER)
+    life.checked()
+    for number in range(1, 20):
+        life.again()
+        life.on(GangStarted(life.state.attempt))
+        if saves:
+            life.save(number)
+        life.on(Notice(NoticeKind.PREEMPTION, 30.0))
+        life.stopped()
+        if not life.state.submitting:
+            return life, number
+        life.on(ActDone((1, 9), "SubmitSuccessor"))
+        life.on(TermTaken(life.state.term + 1, f"j{number}", (), (), life.state.attempt))
+        for name in life.names:
+            life.on(AgentJoined(name, f"i{number}-{name}", f"b-{name}", 2))
+        life.due("check")
+    return life, number
+
+
+def test_a_run_that_comes_no_farther_in_any_job_ends() -> None:
+    life, jobs_count = jobs_until_the_end(saves=False)
+    assert (jobs_count, life.phase, life.state.failure) == (7, Phase.FAILED, Failure.BUDGET)
+    life.says("no other job is asked for: 6 of 6 spent without any progress")
+
+
+def test_a_run_that_comes_farther_in_each_job_goes_on() -> None:
+    life, jobs_count = jobs_until_the_end(saves=True)
+    assert (jobs_count, life.phase) == (19, Phase.STARTING)
+
+
+def test_jobs_are_not_counted_as_restarts() -> None:
+    life = Life(policy=Policy(can_requeue=True, restarts_max_count=0)).submitting()
+    assert life.state.budget.used == {"jobs": 1}
+    assert life.state.budget.total_count == 0
+
+
+# ---- the last resort ---------------------------------------------------------------------------------------------
+
+
+def last_resort(life: Life, names: tuple[str, ...] = ("n0", "n1"), job: str = "j") -> None:
+    life.on(TermTaken(life.state.term + 1, job, (), (), life.state.attempt, names, True))
+
+
+def test_nobody_is_left_of_a_gang_so_it_goes_on_in_another_job() -> None:
+    life = Life(policy=SCHEDULER).running(saved(10))
+    last_resort(life)
+    assert life.phase is Phase.STOPPING
+    assert isinstance(life.actions[0], StopGang)
+    life.says("all that its job had on its nodes has ended")
+    assert all(node.lost for node in life.state.nodes.values())
+    life.stopped(presumed=(("n0", "law 1"), ("n1", "law 1")))
+    assert life.state.submitting, "nobody is waited for"
+    life.says("job 1 of this run")
+
+
+def test_what_was_to_follow_a_stop_follows() -> None:
+    life = Life(policy=SCHEDULER).running()
+    life.cancel("a person")
+    last_resort(life)
+    life.stopped()
+    assert life.phase is Phase.CANCELLED
+
+
+def test_where_nobody_ever_joined_it_waits_only_for_the_launchers_words() -> None:
+    life = Life(policy=SCHEDULER)
+    last_resort(life)
+    assert life.phase is Phase.PENDING
+    assert life.state.deadlines["join"].at == life.now + 5.0
+    absent(life, "n0", "n1")
+    assert life.phase is Phase.FAILED
+    life.says("no node could start", EXECVE)
+    life = Life(policy=SCHEDULER)
+    last_resort(life)
+    life.due("join")
+    assert life.state.submitting
+
+
+def test_the_same_in_a_job_that_never_had_a_supervisor() -> None:
+    life = Life(policy=SCHEDULER).running()
+    last_resort(life, job="k")
+    assert (life.phase, life.state.deadlines["join"].at) == (Phase.PENDING, life.now + 5.0)
+    life.due("join")
+    assert life.state.submitting
+
+
+def test_nodes_that_had_joined_and_are_gone_are_not_started_on() -> None:
+    life = Life(policy=SCHEDULER)
+    life.checked()
+    last_resort(life)
+    assert life.state.submitting
+    life = Life(3, policy=SCHEDULER)
+    life.join("n0", "n1")
+    last_resort(life, ("n0", "n1", "n2"))
+    absent(life, "n2")
+    assert life.state.submitting
+
+
+def test_a_job_that_is_asked_for_is_asked_for_again() -> None:
+    life = Life(policy=SCHEDULER).submitting()
+    last_resort(life)
+    assert isinstance(life.actions[0], SubmitSuccessor)
+
+
+def test_without_a_scheduler_the_last_resort_ends_the_run() -> None:
+    life = Life().running()
+    last_resort(life)
+    life.stopped()
+    assert life.phase is Phase.FAILED

@@ -21,7 +21,7 @@ import zlib
 
 from gangrun.agent import effects, facts
 from gangrun.agent.effects import Effect
-from gangrun.agent.follow import NEVER, Follow
+from gangrun.agent.follow import NEVER, REFUSALS_MAX, REFUSED, Follow
 from gangrun.agent.identity import AgentConfig, Counters
 from gangrun.agent.lease_keeping import Lease
 from gangrun.agent.orders import Orders
@@ -56,6 +56,10 @@ from gangrun.wire.messages import (
     Stop,
     ToAgent,
     Welcome,
+)
+
+JOURNAL_REFUSED = (
+    f"the run's journal cannot be used, as {REFUSALS_MAX} supervisors in a row have said above: a person must look"
 )
 
 __all__ = ["AgentBrain", "AgentConfig"]
@@ -206,7 +210,8 @@ class AgentBrain:
                 self.follow.supervisor_refused(now)
                 return []
             case facts.SupervisorExited():
-                return self.follow.supervisor_exited(fact.code, now)
+                done = self.follow.supervisor_exited(fact.code, now)
+                return done + (self._leave(REFUSED, JOURNAL_REFUSED, now) if self.follow.hopeless else [])
             case facts.TerminateAsked():
                 return self._terminate(fact, now)
 

@@ -12,6 +12,7 @@
 4. Where no majority can be had (two nodes, one gone; an agent that was restarted and knows nobody) a candidate asks
    for a supervisor without promises after ``counter_still_s``: that one must watch the holder's counter file. All
    others do so after twice as long, spread over minutes where they are many: the candidates' rack may be lost.
+   One that was asked for and claims nothing for so long has been stopped: where nobody else can, another is asked for.
    Last resort against a lost ``Dial``: read ``terms/`` again, at most once in 5, 10 .. 60 s.
 """
 
@@ -31,6 +32,8 @@ PONG_WAIT_S = 0.5
 FRESH_BEATS = 2.5
 FIND_FIRST_S, FIND_MAX_S = 0.25, 1.0  # at start, until there is a claim
 DEPOSED = 75  # exit code of a supervisor that lost its term
+REFUSED = 78  # ... that cannot use the journal: a person must look
+REFUSALS_MAX = 5  # in a row on one node: no other supervisor will fare better
 RESORT_FIRST_S, RESORT_MAX_S = 5.0, 60.0
 NEVER = float("inf")
 SPREAD_NODES_COUNT = 16
@@ -60,6 +63,7 @@ class Follow:
         self.candidates: tuple[PeerAddress, ...] = (me,) if roster_count == 1 else ()
         self.held: Held | None = None
         self.spawning = False
+        self.refusals_count = 0
         self._taken: dict[str, tuple[bytes, float]] = {}  # node -> (the way back, when)
         self._pongs: dict[str, float] = {}  # candidate -> how long it was unacked
         self._tried: set[str] = set()
@@ -71,6 +75,8 @@ class Follow:
         self._resort_s = RESORT_FIRST_S
         self._spawn_failures_count = 0
         self._spawn_at = 0.0  # not before
+        self._spawned_at = NEVER  # when the last one was asked for, and to claim which term at least
+        self._spawned_term = 0
         # spreads the agents that know nobody, so that not all ask for a supervisor in the same second
         self._spread_s = zlib.crc32(incarnation.encode()) % 1000 / 100.0
 
@@ -100,6 +106,7 @@ class Follow:
 
     def acked(self, candidates: tuple[PeerAddress, ...], roster_count: int) -> None:
         """A supervisor lives and names who may follow it."""
+        self.refusals_count = 0
         if candidates:
             self.candidates = candidates
         if roster_count >= self._filling_count:
@@ -162,6 +169,8 @@ class Follow:
                 self._find_at, self._find_s = NEVER, FIND_FIRST_S
         if self.held is not None:
             return done + self._keep(self.held, lease, now)
+        if lease.line is None and self._is_stuck(now):
+            done += self._replace_stuck(lease, now)
         if now < lease.acked_at + self.timing.takeover_after_s:
             return done
         done += self._last_resorts(lease, now)
@@ -266,14 +275,31 @@ class Follow:
         if self.spawning or now < self._spawn_at:
             return []
         self.spawning = True
+        self._spawned_at, self._spawned_term = now, term_min
         self._find_s = FIND_FIRST_S
         self._find_at = now + self._find_s  # its claim will say where it listens
         return [effects.SpawnSupervisor(term_min, promises, now)]
 
+    def _is_stuck(self, now: float) -> bool:
+        """Has the supervisor that was asked for claimed nothing for longer than any file system may take?"""
+        return self.spawning and now >= self._spawned_at + self.timing.counter_still_s
+
+    def _replace_stuck(self, lease: Lease, now: float) -> list[Effect]:
+        """Alone, this agent is the majority whose word lets a warden start one beside it; else others do it."""
+        self.spawning = False
+        promises = (self.me.node,) if self.roster_count == 1 else ()
+        return self._spawn(max(lease.term_max, self._spawned_term) + 1, promises, now)
+
     def supervisor_exited(self, code: int, now: float) -> list[Effect]:
         """The one asked for, or one that served, is gone. A deposed one means that a newer term is to be found."""
         self.supervisor_refused(now)
+        self.refusals_count += code == REFUSED
         return self.find(now) if code == DEPOSED else []
+
+    @property
+    def hopeless(self) -> bool:
+        """No supervisor can go on from what the journal says."""
+        return self.refusals_count >= REFUSALS_MAX
 
     def supervisor_refused(self, now: float) -> None:
         """The one asked for never came to be; the next one waits longer."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gangrun.core.model import TERMINAL
+from gangrun.core.model import TERMINAL, Phase
 from gangrun.sim import FaultPlan, Kind, Script, Setup, World
+from gangrun.sim.process import SimProcess
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -31,6 +32,32 @@ def test_nodes_whose_candidates_are_all_gone_do_not_wait_for_ever(nodes_count, s
     state = world.newest_state()
     assert state is not None
     assert state.phase in TERMINAL
+
+
+@pytest.mark.parametrize("where", ["before claim", "after claim", "after open acts", "after fsync 0"])
+@pytest.mark.parametrize("nodes_count", [1, 2, 3])
+def test_a_supervisor_that_stops_before_its_first_word_and_never_wakes_is_replaced(nodes_count, where):
+    stopped: list[SimProcess] = []
+
+    def probe(process: SimProcess, label: str) -> None:
+        if label == where and not stopped:
+            stopped.append(process)
+            process.pause(1e6)
+
+    world = World(Setup.of(nodes_count, script=Script(steps_count=20)), FaultPlan(), 3, probe=probe)
+    world.start()
+    world.run_until(200.0)
+    state = world.newest_state()
+    assert state is not None and state.phase is Phase.SUCCEEDED
+
+
+def test_agents_whose_journal_cannot_be_used_leave():
+    plan = FaultPlan().fail_at(12.0, Kind.FLIP_JOURNAL, amount=100.0).fail_at(14.0, Kind.KILL_SUPERVISOR)
+    world = World(Setup.of(3, script=Script(steps_count=400)), plan, 1)
+    world.run()
+    assert len(world.checker.refused) >= 5
+    assert world.is_over()
+    assert {node.exit_code for node in world.nodes} == {78}
 
 
 def test_an_agent_that_missed_the_farewell_is_let_go():

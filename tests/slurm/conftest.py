@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.slurm.better import Better, waiting
 from tests.slurm.cluster import Cluster, shared
 from tests.slurm.harness import Run
 from tests.slurm.place import missing
@@ -39,3 +40,9 @@ def cluster(standing_cluster: Cluster) -> Iterator[Cluster]:
 def run(cluster: Cluster, request: pytest.FixtureRequest) -> Run:
     """A user in a new folder, who has submitted nothing yet."""
     return Run(cluster, request.node.name)
+
+
+@pytest.fixture
+def better(cluster: Cluster) -> Iterator[Better]:
+    """A better job that waits for the word to take n1 and n2 from those of the low partitions."""
+    yield from waiting(cluster)

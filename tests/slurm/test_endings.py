@@ -1,0 +1,109 @@
+"""People end a run, in Slurm or by gangrun, at whatever moment: it is CANCELLED, and nothing of it comes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gangrun.adapters.fs.run_dir import RunPaths
+from tests.slurm import reach
+from tests.slurm.better import NODES, Better
+from tests.slurm.cluster import Cluster
+from tests.slurm.harness import Run
+from tests.waiting import stays
+
+SOON_S = 2.0  # a job that could start is started by Slurm well within it
+
+
+def over_for_good(cluster: Cluster, run: Run) -> None:
+    """The mark is there that keeps every script of the run from starting anything; no job, no process is left."""
+    assert RunPaths(run.root).cancelled.exists()
+    cluster.assert_clean(15)
+    stays(lambda: not cluster.squeue(), SOON_S, "no job of a cancelled run comes back")
+    assert run.status()["state"] == "CANCELLED"
+
+
+def in_the_queue(status: dict[str, Any]) -> bool:
+    """One job of the run is over, the next one waits."""
+    jobs = status["scheduler"]["jobs"]
+    return status["state"] == "PENDING" and [job["ended"] for job in jobs] == [True, False]
+
+
+def test_scancel_of_the_running_job(cluster: Cluster, run: Run) -> None:
+    job = run.step(2, 2, steps=400)["job"]
+    after = str(cluster.submit("true", f"--dependency=afterany:{job}"))
+    run.wait_for_step(5)
+    cluster.user_run(["scancel", job])
+    status = run.end("CANCELLED", 30)
+    assert (status["exit_code"], status["reason"]) == (130, "cancelled by the scheduler")
+    assert cluster.wait_job(job, "CANCELLED")["Restarts"] == "0"
+    cluster.wait_job(after, "COMPLETED")
+    assert len(run.jobs()) == 1
+    over_for_good(cluster, run)
+
+
+def test_scancel_of_the_job_that_was_to_follow(cluster: Cluster, run: Run, better: Better) -> None:
+    """Nobody of ours is left who could see it: what Slurm shows is what status says."""
+    run.step(2, 2, "-p", "low-cancel", "-w", NODES, steps=400)
+    run.wait_for_step(3)
+    better.take()
+    better.has_them()
+    run.wait("the next job in the queue", in_the_queue, 20)
+    successor = run.jobs()[-1]["JobId"]
+    cluster.user_run(["scancel", successor])
+    status = run.end("CANCELLED", 20)
+    assert f"job {successor} was cancelled in Slurm (scancel)" in status["reason"]
+    better.give_back()
+    cluster.assert_clean(10)
+    assert len(run.jobs()) == 2
+
+
+def test_cancel_in_the_queue(cluster: Cluster, run: Run) -> None:
+    blocker = str(cluster.submit("sleep 100", "--nodes=6", "--exclusive"))
+    cluster.wait_job(blocker, "RUNNING")
+    job = run.step(2, 2, steps=5)["job"]
+    run.gangrun("cancel", run.id)
+    assert cluster.wait_job(job, "CANCELLED").get("NodeList", "") in {"", "(null)"}
+    cluster.user_run(["scancel", blocker])
+    over_for_good(cluster, run)
+
+
+def test_cancel_while_the_setup_lines_run(cluster: Cluster, run: Run) -> None:
+    """Nothing of ours is there yet that could be told; it finds the mark."""
+    go = run.folder / "go"
+    job = run.step(
+        2,
+        2,
+        "--setup",
+        f"export PATH={Path(reach.PYTHON).parent}:$PATH",
+        "--setup",
+        f"until [ -e {go} ]; do sleep 0.1; done",
+        steps=400,
+    )["job"]
+    cluster.wait_job(job, "RUNNING")
+    run.gangrun("cancel", "--no-wait", run.id)
+    go.touch()
+    assert cluster.wait_job(job, "FAILED")["ExitCode"] == "130:0"
+    assert "nothing is started" in (run.root / "logs" / f"job-{job}.out").read_text()
+    over_for_good(cluster, run)
+
+
+def test_cancel_while_it_runs(cluster: Cluster, run: Run) -> None:
+    job = run.step(2, 2, steps=400)["job"]
+    run.wait_for_step(3)
+    run.gangrun("cancel", run.id)
+    status = run.status()
+    assert status["reason"].startswith("cancelled by trainer")
+    assert cluster.wait_job(job, "FAILED")["ExitCode"] == "130:0"
+    over_for_good(cluster, run)
+
+
+def test_cancel_between_two_jobs(cluster: Cluster, run: Run, better: Better) -> None:
+    run.step(2, 2, "-p", "low-cancel", "-w", NODES, steps=400)
+    run.wait_for_step(3)
+    better.take()
+    better.has_them()
+    run.wait("the next job in the queue", in_the_queue, 20)
+    run.gangrun("cancel", run.id)
+    better.give_back()
+    over_for_good(cluster, run)

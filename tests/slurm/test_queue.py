@@ -1,0 +1,106 @@
+"""Between two jobs of a run: sbatch says no, or nothing; jobs wait for nodes or people; one comes twice."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.slurm.better import NODES, Better
+from tests.slurm.cluster import Cluster
+from tests.slurm.harness import Run, attempts_that_stepped
+
+FULL = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
+IMPATIENT = {"backoff_first_s": 0.2, "waiting_max_s": 1.0}
+
+
+def preemptible(cluster: Cluster, run: Run, *, steps: int, policy: dict[str, float] | None = None) -> dict[str, Any]:
+    """A run on the nodes that a better job may take. Some knobs have no option: they are set before it may start."""
+    told = run.step(2, 2, "-p", "low-cancel", "-w", NODES, "--sbatch", "hold", steps=steps, every=10, pace=0.05)
+    path = run.root / ".gangrun" / "spec.json"
+    spec = json.loads(path.read_text())
+    spec["policy"] |= policy or {}
+    path.write_text(json.dumps(spec))
+    cluster.tool("scontrol", "release", told["job"])
+    run.wait_for_step(12)
+    return told
+
+
+def test_sbatch_refuses_and_then_submits_without_an_answer(cluster: Cluster, run: Run, better: Better) -> None:
+    told = preemptible(cluster, run, steps=80, policy={"backoff_first_s": 0.2})
+    after = cluster.submit("true", f"--dependency=afterok:{told['job']}")
+    cluster.refuse("sbatch", FULL, times=1)
+    cluster.order("sbatch", '"$real" "$@" >/dev/null; echo "error: Socket timed out on send/recv" >&2; exit 1', times=1)
+    better.take()
+    better.has_them()
+    better.give_back()
+    status = run.end()
+    first, second = run.jobs()
+    assert (first["JobState"], first["ExitCode"]) == ("FAILED", "75:0")  # nobody takes it for a finished run
+    assert cluster.wait_job(second["JobId"], "COMPLETED")["ExitCode"] == "0:0"
+    assert cluster.wait_job(after, "COMPLETED", deadline_s=20)["JobState"] == "COMPLETED"
+    assert [attempt["job"] for attempt in status["attempts"]] == [first["JobId"], second["JobId"]]
+    assert attempts_that_stepped(run.rows()) == [0, 1]
+    assert "QOSMaxSubmitJobPerUserLimit; asking again in" in run.explain()
+    cluster.assert_clean(10)
+
+
+def test_sbatch_that_always_refuses_ends_the_run_in_its_words(cluster: Cluster, run: Run, better: Better) -> None:
+    job = preemptible(cluster, run, steps=400, policy=IMPATIENT)["job"]
+    cluster.refuse("sbatch", FULL)
+    better.take()
+    status = run.end("FAILED")
+    assert status["failure"] == "scheduler"
+    assert "refused the next job 3 times: QOSMaxSubmitJobPerUserLimit" in status["reason"]
+    assert cluster.wait_job(job, "FAILED")["ExitCode"] == "1:0"
+    assert len(run.jobs()) == 1
+    better.give_back()
+    cluster.assert_clean(20)
+
+
+def test_a_job_that_waits_says_what_for(cluster: Cluster, run: Run) -> None:
+    blocker = str(cluster.submit("sleep 100", "--nodes=6", "--exclusive"))
+    cluster.wait_job(blocker, "RUNNING")
+    job = run.step(2, 2, "--sbatch", "hold", steps=5)["job"]
+    status = run.status()
+    assert (status["state"], status["scheduler"]["reason"]) == ("PENDING", "JobHeldUser")
+    assert "held by its user" in status["reason"]
+    run.gangrun("resume", run.id)
+    status = run.wait("a reason of Slurm's", lambda seen: seen["scheduler"]["reason"] == "Resources", 20)
+    assert (status["state"], status["abandoned"]) == ("PENDING", False)
+    assert f"job {job} waits in the queue (Resources)" in status["reason"]
+    cluster.user_run(["scancel", blocker])
+    run.end()
+    assert len(run.jobs()) == 1
+    cluster.assert_clean(10)
+
+
+@pytest.mark.parametrize("mode", ["resubmit", "same-job"])
+def test_a_prolog_that_fails_is_said_and_resume_goes_on(cluster: Cluster, run: Run, mode: str) -> None:
+    cluster.fail_prolog("n2")
+    job = run.step(2, 2, "--requeue", mode, "-w", "n[2-3]", steps=5)["job"]
+    status = run.wait("the prolog's failure", lambda seen: "prolog" in seen["reason"], 20)
+    assert (status["state"], status["abandoned"]) == ("PENDING", mode == "resubmit")
+    (cluster.control / "prolog-fails@n2").unlink()
+    cluster.tool("scontrol", "update", "NodeName=n2", "State=RESUME")
+    run.gangrun("resume", run.id)
+    run.end()
+    assert len(run.jobs()) == (1 if mode == "same-job" else 2)
+    assert run.jobs()[0]["JobId"] == job
+    cluster.assert_clean(10)
+
+
+def test_a_script_that_is_sent_twice_makes_no_second_gang(cluster: Cluster, run: Run) -> None:
+    job = run.step(2, 2, steps=100, pace=0.05)["job"]
+    run.wait_for_step(2)
+    script = run.root / ".gangrun" / "slurm" / "job-0.sh"
+    again = cluster.user_run(["sbatch", "--parsable", script], cwd=run.folder).stdout.strip()
+    assert cluster.wait_job(again, "FAILED")["ExitCode"] == "75:0"
+    said = (run.root / "logs" / f"job-{again}.out").read_text()
+    assert f"nothing is started: place 0 is held by job {job}" in said
+    status = run.end()
+    assert [attempt["job"] for attempt in status["attempts"]] == [job]
+    assert attempts_that_stepped(run.rows()) == [0]
+    cluster.wait_job(job, "COMPLETED")
+    cluster.assert_clean(10)

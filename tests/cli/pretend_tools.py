@@ -30,6 +30,9 @@ if cluster["silent"]:
     die("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
 if tool in cluster["refuses"]:
     die(cluster["refuses"][tool])
+for old, new in cluster["moves"]:
+    if os.path.exists(old):
+        os.rename(old, new)
 if tool == "squeue":
     form = words[words.index("-o") + 1]
     names = words[words.index("--name") + 1].split(",") if "--name" in words else None
@@ -72,7 +75,7 @@ class PretendTools:
             path = folder / name
             path.write_text(PROGRAM.replace("{python}", sys.executable).replace("{here!r}", repr(str(folder))))
             path.chmod(0o755)
-        self.cluster: dict[str, Any] = {"jobs": {}, "silent": False, "refuses": {}}
+        self.cluster: dict[str, Any] = {"jobs": {}, "silent": False, "refuses": {}, "moves": []}
         self._write()
 
     def _write(self) -> None:
@@ -81,7 +84,7 @@ class PretendTools:
         new.rename(self.folder / "cluster.json")
 
     def change(self, **what: Any) -> None:
-        """``silent=True``, or ``refuses={"sbatch": "words"}``."""
+        """``silent=True``, ``refuses={"sbatch": "words"}``, or ``moves``: files to rename while a tool runs."""
         self.cluster = self.read() | what
         self._write()
 

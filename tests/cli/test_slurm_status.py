@@ -13,6 +13,9 @@ import pytest
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import mark_cancelled
+from gangrun.cli.following import Follower
+from gangrun.cli.reading import read
+from gangrun.cli.truth import truth_of
 from gangrun.core.model import Phase
 from gangrun.wire.submission import comment
 from tests.cli.conftest import Call, golden
@@ -130,6 +133,7 @@ def test_a_run_that_runs_names_its_job_plainly(runs: Path, gangrun: Call, tools:
 
 def test_an_owners_process_number_means_nothing_on_another_host(runs: Path, gangrun: Call, tools: PretendTools) -> None:
     story = submitted(runs).supervisor().up().owned_by_us()
+    assert read(story.paths).owner_alive is None
     job(tools, story, 12, "RUNNING", nodes="n[0-1]")
     assert status(gangrun)["owner"]["alive"] is True
     job(tools, story, 12, "COMPLETED")
@@ -267,6 +271,28 @@ def test_a_mark_with_no_job_left_is_a_cancelled_run(runs: Path, gangrun: Call, t
     assert status(gangrun)["state"] == "RUNNING"
     job(tools, story, 12, "TIMEOUT")
     assert status(gangrun)["reason"].startswith("cancelled by eve, and killed before")
+
+
+def test_what_is_written_while_slurm_is_asked_counts(runs: Path, gangrun: Call, tools: PretendTools) -> None:
+    story = held(runs)
+    journal, before = story.paths.journal(1), story.paths.journal(1).read_bytes()
+    story.finished()
+    whole = journal.with_name("whole")
+    whole.write_bytes(journal.read_bytes())
+    journal.write_bytes(before)
+    job(tools, story, 12, "CANCELLED")
+    tools.change(moves=[[str(whole), str(journal)]])
+    assert status(gangrun)["state"] == "SUCCEEDED"
+
+
+def test_what_slurm_said_is_dropped_once_the_journal_knows_more(runs: Path, tools: PretendTools) -> None:
+    story = submitted(runs)
+    job(tools, story, 12, "PENDING", "Resources")
+    follower = Follower(story.paths, curious=True)
+    assert truth_of(follower.look(), story.now).reason.startswith("job 12 waits")
+    story.supervisor().up().owner(host="n0")
+    assert truth_of(follower.look(), story.now).state == "RUNNING"
+    assert len(tools.calls("squeue")) == 1
 
 
 # ---- the allocation that a user holds ----

@@ -11,6 +11,9 @@ import pytest
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import mark_cancelled, read_cancelled
+from gangrun.cli.cancel_jobs import _is_done
+from gangrun.cli.queue_words import Queue, RunJob
+from gangrun.cli.reading import read
 from gangrun.cli.times import wall_now
 from gangrun.core.events import CancelRequested
 from gangrun.wire.submission import comment
@@ -170,7 +173,7 @@ def test_an_allocation_that_a_user_holds_is_never_ended(runs: Path, gangrun: Cal
     tools.job(40, "RUNNING", name="interactive", comment="", nodes="n[0-1]")
 
     def end() -> None:
-        until(story.paths.cancelled.exists, 20, "the mark")
+        until(lambda: len(tools.calls("scontrol")) >= 2, 20, "it was asked for twice")
         story.on(CancelRequested("eve")).stopped()
 
     ending = threading.Thread(target=end)
@@ -179,6 +182,13 @@ def test_an_allocation_that_a_user_holds_is_never_ended(runs: Path, gangrun: Cal
     ending.join()
     assert tools.state(40) == "RUNNING"
     assert tools.calls("scancel") == []
+
+
+def test_who_had_nodes_may_have_asked_for_one_more_job(runs: Path) -> None:
+    reading = read(held(runs).paths)
+    assert not _is_done(reading, Queue(), had_nodes=True, stuck=False)
+    assert _is_done(reading, Queue(), had_nodes=False, stuck=False)
+    assert not _is_done(reading, Queue((RunJob(job="13", seq=1, state="PENDING"),)), had_nodes=False, stuck=True)
 
 
 def test_a_run_without_a_job_is_marked(runs: Path, gangrun: Call, tools: PretendTools) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 
 
 def short_name() -> str:
     """The host's name without its domain."""
-    return socket.gethostname().split(".")[0] or "localhost"
+    return os.uname().nodename.split(".")[0] or "localhost"  # socket would cost a viewer a twentieth of its start
 
 
 def gpus_count(variables: Mapping[str, str], driver: Path = Path("/proc/driver/nvidia/gpus")) -> int:

@@ -18,7 +18,7 @@ from gangrun.wire.record import Act, Record, RecordError, action_of, event_of
 TELLING = frozenset(
     {
         "ActFailed", "ActUnknown", "AgentRejoined", "CancelRequested", "FindingRaised", "FirstStepSeen",
-        "GangStartFailed", "GangStopped", "NodeHeard", "NodeLost", "NodeSilent", "NoneValid", "Notice",
+        "GangStartFailed", "GangStopped", "NodeAbsent", "NodeHeard", "NodeLost", "NodeSilent", "NoneValid", "Notice",
         "ProgressStalled", "RankExited", "ResumeChosen", "ResumeRequested", "StacksTaken",
         "StopTimedOut", "StoreBack", "StoreStalled", "TermTaken",
     }

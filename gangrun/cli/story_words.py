@@ -56,7 +56,7 @@ def seen(event: ev.Event, at: float) -> str:
     match event:
         case ev.AgentJoined() | ev.AgentRejoined() | ev.TermTaken() | ev.ResumeRequested() | ev.CancelRequested():
             return _of_people_and_processes(event)
-        case ev.NodeSilent() | ev.NodeLost() | ev.NodeHeard() | ev.NodeChecked() | ev.FindingRaised():
+        case ev.NodeSilent() | ev.NodeLost() | ev.NodeHeard() | ev.NodeAbsent() | ev.NodeChecked() | ev.FindingRaised():
             return _of_nodes(event, at)
         case ev.AttemptSealed() | ev.ResumeChosen() | ev.NoneValid() | ev.CheckpointSeen():
             return _of_checkpoints(event)
@@ -103,7 +103,9 @@ def _inventories(inventories: Iterable[Inventory]) -> str:
     return f"{counted(ranks_count, 'rank')} alive on {fold(held.node for held in with_ranks)}"
 
 
-def _of_nodes(event: ev.NodeSilent | ev.NodeLost | ev.NodeHeard | ev.NodeChecked | ev.FindingRaised, at: float) -> str:
+def _of_nodes(
+    event: ev.NodeSilent | ev.NodeLost | ev.NodeHeard | ev.NodeAbsent | ev.NodeChecked | ev.FindingRaised, at: float
+) -> str:
     match event:
         case ev.NodeSilent():
             return f"no beat from {event.node} for {max(0.0, at - event.since):.0f} s"
@@ -111,6 +113,9 @@ def _of_nodes(event: ev.NodeSilent | ev.NodeLost | ev.NodeHeard | ev.NodeChecked
             return f"{event.node} counts as gone, silent for {max(0.0, at - event.since):.0f} s: {event.why}"
         case ev.NodeHeard():
             return f"{event.node} beats again"
+        case ev.NodeAbsent():
+            whose = "the scheduler could start nothing on" if event.scheduler else "no agent comes from"
+            return f"{whose} {event.node}: {event.why}"
         case ev.NodeChecked():
             return f"the checks of {event.node} {'passed' if event.ok else 'failed: ' + event.reason}"
         case ev.FindingRaised(finding=found):
@@ -188,6 +193,8 @@ def _stacks(stacks: Iterable[RankStack]) -> str:
 
 def _of_the_scheduler(event: ev.Notice | ev.ActDone | ev.ActFailed | ev.ActUnknown) -> str:
     match event:
+        case ev.Notice(asking=True):
+            return "an agent was told to end; the scheduler is asked why"
         case ev.Notice():
             return f"notice: {event.kind.value}, {event.grace_s:.0f} s left"
         case ev.ActDone():

@@ -170,7 +170,7 @@ def ended_words(job: RunJob) -> str:
         "BOOT_FAIL": "ended as a node of it did not boot",
         "OUT_OF_MEMORY": "ended for lack of memory",
         "COMPLETED": "ended",
-    }.get(job.state, f"ended in Slurm's state {job.state}")
+    }.get(job.state, f"ended in Slurm's state {job.state}{told}")
     return f"job {job.job} {how}"
 
 

@@ -77,7 +77,7 @@ def queue_of(paths: RunPaths, run: str, owner: JobClaim | None, found: Iterable[
     if ordered and ordered[-1].ended:
         newest = ordered[-1]
         began = owner is not None and owner.job == newest.job
-        ordered[-1] = replace(newest, began=began, last_words=_last_words(paths, newest.job))
+        ordered[-1] = replace(newest, began=began, last_words=_last_words(paths, newest.job, began))
     return Queue(tuple(ordered), stopped=_stopped(paths, ordered[-1].seq if ordered else None))
 
 
@@ -98,8 +98,11 @@ def _job(facts: JobFacts, seq: int | None) -> RunJob:
     )  # fmt: skip
 
 
-def _last_words(paths: RunPaths, job: str) -> str:
-    """What Slurm itself wrote into the job's output: it outlives Slurm's memory of the job."""
+def _last_words(paths: RunPaths, job: str, began: bool) -> str:
+    """What Slurm itself wrote into the job's output: it outlives Slurm's memory of the job.
+
+    Where the batch script never took its place in the run, what it said last: a module that is missing, say.
+    """
     disk, log = Disk(), paths.job_log(job)
     try:
         size = disk.lstat(log).st_size
@@ -107,6 +110,8 @@ def _last_words(paths: RunPaths, job: str) -> str:
     except OSError:
         return ""
     found = _SLURMS_OWN.findall(tail)
+    if not found and not began:
+        found = [line for line in tail.splitlines() if line.strip()]
     return str(found[-1]).strip()[:NOTE_CHARS] if found else ""
 
 

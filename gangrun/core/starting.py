@@ -92,7 +92,9 @@ def node_checked(state: RunState, event: NodeChecked, now: float, policy: Policy
     if event.ok and node.checked is False:
         return ignored(state, f"{event.node} passed its checks, but it stays unused: {node.check_reason}")
     state = replace(state, nodes=roster.checked(state, event))
-    word = "passed its checks" if event.ok else f"failed its checks: {event.reason}"
+    word = f"failed its checks: {event.reason}"
+    if event.ok:
+        word = f"passed its checks, but {event.reason}" if event.reason else "passed its checks"
     return _when_checked(state, now, policy, f"{event.node} {word}")
 
 

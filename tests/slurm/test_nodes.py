@@ -8,6 +8,7 @@ from tests.slurm.harness import TRAINS, Run, attempts_that_stepped
 from tests.waiting import until
 
 LEASE_ENDS_WITHIN_S = 15 * 1.01 + 1 + 0.25  # of a node's last word: --fence-after, its drift, a kill, a warden's wake
+TWENTY_MORE = "if attempt: steps = start + 20"
 TRAIN = reach.ROOT / "examples" / "ddp_minimal" / "train.py"
 
 
@@ -90,8 +91,8 @@ def test_a_lost_node_is_left_out_of_the_next_job_and_no_bit_of_the_weights_diffe
 def test_batch_host_and_spare(cluster: Cluster, run: Run) -> None:
     """Two runs at once: one loses the host of its batch script and its supervisor, the other has a spare."""
     spared = Run(cluster, "with a spare")
-    spared.step(2, 2, "--spares", "1", "--exclusive", steps=30, every=5)
-    run.step(2, 2, "--exclusive", steps=30, every=5)
+    spared.step(2, 2, "--spares", "1", "--exclusive", steps=9999, every=5, hook=TWENTY_MORE)
+    run.step(2, 2, "--exclusive", steps=9999, every=5, hook=TWENTY_MORE)
     for one in (run, spared):
         one.wait_for_step(12)
     (first,), (only,) = run.jobs(), spared.jobs()
@@ -115,7 +116,7 @@ def test_batch_host_and_spare(cluster: Cluster, run: Run) -> None:
 
 def test_a_host_that_is_cut_off_and_comes_back(cluster: Cluster, run: Run) -> None:
     """It holds rank 0, which saves; and as ranks meet on the shared disk, the cut alone would stop nobody."""
-    run.step(3, 1, steps=9999, every=5, hook="if attempt: steps = start + 20")
+    run.step(3, 1, steps=9999, every=5, hook=TWENTY_MORE)
     run.wait_for_step(12)
     lost = run.host_of(0)
     cluster.cut(lost)

@@ -1,0 +1,74 @@
+"""A job whose nodes are not what they seem: dead at launch, without gangrun, without the run directory."""
+
+from __future__ import annotations
+
+import os
+
+from tests.slurm import reach
+from tests.slurm.cluster import Cluster
+from tests.slurm.harness import Run
+from tests.waiting import until
+
+CPUS_COUNT = 16  # of each node, as Slurm is told
+SEEN = """
+    if rank == 0:
+        seen = f"{len(os.sched_getaffinity(0))} {os.environ['SLURM_CPUS_PER_TASK']}"
+        (folder / "cpus").write_text(seen)
+"""
+
+
+def test_nodes_that_do_not_come_are_done_without(cluster: Cluster, run: Run) -> None:
+    """One is dead though Slurm thinks it idle, one sees no run directory, one has no gangrun."""
+    cluster.reconfigure(SlurmdTimeout=600)
+    cluster.hide("n2", reach.ROOT / "gangrun")
+    cluster.hide("n3", run.folder)
+    cluster.power_off("n4")
+    asked = ["--min-nodes", "1", "-w", "n[1-4]", "-c", str(CPUS_COUNT), "--exclusive"]
+    told = run.step(4, 1, *asked, steps=10, hook=SEEN)
+    status = run.end(deadline_s=40)  # nobody waited for the time to join to pass
+    assert [(one["job"], one["nodes"]) for one in status["attempts"]] == [(told["job"], ["n1"])]
+    log = (run.root / ".gangrun" / "processes-n1.log").read_text()
+    assert "n2 does not come: Exited with exit code 1: " in log
+    assert "No module named 'gangrun" in log
+    assert "n3 does not come: Exited with exit code 74: the run directory is not as elsewhere here: " in log
+    assert "n4 does not come: Communication connection failure" in log
+    usable = len(os.sched_getaffinity(0))
+    assert (run.steps / "cpus").read_text() == f"{usable} {CPUS_COUNT}"
+    assert ("of the 16 CPUs asked for" in log) == (usable < CPUS_COUNT)
+    declare_dead(cluster, "n4")
+    assert cluster.wait_job(told["job"], "COMPLETED")["ExitCode"] == "0:0"
+    cluster.assert_clean(10)
+
+
+def test_nodes_that_do_not_come_and_are_needed_are_left_out_of_the_next_job(cluster: Cluster, run: Run) -> None:
+    cluster.reconfigure(SlurmdTimeout=600)
+    cluster.hide("n2", reach.ROOT / ".venv")
+    cluster.power_off("n3")
+    run.step(3, 1, "-w", "n1", steps=10)
+    status = run.end(deadline_s=50)
+    first, second = run.jobs()
+    assert second["ExcNodeList"] == "n[2-3]"
+    why = {one["node"]: one["reason"] for one in status["excluded"]}
+    assert why.keys() == {"n2", "n3"}
+    assert "No such file or directory" in why["n2"]
+    assert "Communication connection failure" in why["n3"]
+    assert len(status["attempts"]) == 1
+    assert "No such file or directory" in run.explain()
+    declare_dead(cluster, "n3")
+    assert cluster.wait_job(first["JobId"], "FAILED")["ExitCode"] == "75:0"
+    assert cluster.wait_job(second["JobId"], "COMPLETED")["ExitCode"] == "0:0"
+    cluster.assert_clean(10)
+
+
+def test_a_cluster_without_gangrun_says_so(cluster: Cluster, run: Run) -> None:
+    for name in cluster.names:
+        cluster.hide(name, reach.ROOT / "gangrun")
+    told = run.step(2, 1)
+    cluster.wait_job(told["job"], "FAILED")
+    until(lambda: "No module named 'gangrun" in run.status()["reason"], 10, lambda: f"the reason\n{run.status()}")
+    cluster.assert_clean(10)
+
+
+def declare_dead(cluster: Cluster, node: str) -> None:
+    """What Slurm would do itself in the end."""
+    cluster.tool("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")

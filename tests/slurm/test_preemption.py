@@ -74,6 +74,7 @@ def comes_back(cluster: Cluster, job: str) -> None:
 
 
 def test_requeued_by_an_admin(cluster: Cluster, run: Run) -> None:
+    cluster.reconfigure(KillWait=30)  # as most sites have it: there is time to save
     job = saving(run, "--requeue", "same-job")
     cluster.tool("scontrol", "requeue", job)
     comes_back(cluster, job)
@@ -112,6 +113,7 @@ def test_a_lost_node_where_the_same_job_is_requeued(cluster: Cluster, run: Run) 
 
 def test_signals_to_the_whole_step(cluster: Cluster, run: Run) -> None:
     """What a site's tools send as a warning changes nothing; SIGTERM without a word of Slurm's means stop."""
+    cluster.reconfigure(KillWait=30)
     job = saving(run, steps=400)
     for name in ("USR1", "USR2", "USR1"):
         cluster.user_run(["scancel", "--signal", name, job])

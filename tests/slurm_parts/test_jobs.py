@@ -21,6 +21,7 @@ from tests.waiting import until
 ACT = (3, 17)
 NEXT = SubmitSuccessor(1, ("n2", "n5"), "n2 and n5 are gone")
 DONE = ActDone(ACT, ASK)
+BACK = ActDone(ACT, ASK, same_job=True)
 LATE = Unknown("sbatch did not answer within 60 s")
 
 
@@ -252,7 +253,7 @@ def test_a_dependency_rewritten(before: str, after: str) -> None:
 
 def test_requeued_first_and_told_what_to_avoid_then() -> None:
     world = World()
-    assert world.perform(ask=Ask.SAME_JOB, user_exclude=("n9", "n2")) == DONE
+    assert world.perform(ask=Ask.SAME_JOB, user_exclude=("n9", "n2")) == BACK
     assert (world.me.restarts, world.me.excluded, world.asked) == (1, "n9,n2,n5", [])
     assert [line.split()[1] for line in world.slurm.asked] == ["show", "requeue", "update"]
 
@@ -260,7 +261,7 @@ def test_requeued_first_and_told_what_to_avoid_then() -> None:
 def test_one_that_slurm_has_requeued_by_itself_is_not_requeued_again() -> None:
     world = World()
     world.me.restarts, world.me.state = 1, "COMPLETING"
-    assert world.perform(ask=Ask.SAME_JOB) == DONE
+    assert world.perform(ask=Ask.SAME_JOB) == BACK
     assert (world.me.restarts, world.me.excluded) == (1, "n2,n5")
 
 
@@ -277,7 +278,7 @@ def test_a_requeue_that_nobody_answered_is_looked_for_before_it_is_asked_again(h
     world.slurm.instead["scontrol requeue"] = [UNREACHABLE]
     if happened:
         world.time.later(1.0, lambda: world.slurm.run(("scontrol", "requeue", "7"), 1.0))
-    assert world.perform(ask=Ask.SAME_JOB) == DONE
+    assert world.perform(ask=Ask.SAME_JOB) == BACK
     assert (world.me.restarts, world.time.now()) == (1, 102.0)
 
 
@@ -291,11 +292,11 @@ def test_a_slurm_that_stays_silent_is_unknown() -> None:
 def test_exclusions_are_tried_again_for_a_while_then_said() -> None:
     world = World()
     world.slurm.instead["scontrol update"] = [UNREACHABLE] * 2
-    assert world.perform(ask=Ask.SAME_JOB) == DONE
+    assert world.perform(ask=Ask.SAME_JOB) == BACK
     assert world.me.excluded == "n2,n5"
     world = World()
     world.slurm.instead["scontrol update"] = [UNREACHABLE] * 100
-    assert world.perform(ask=Ask.SAME_JOB) == DONE
+    assert world.perform(ask=Ask.SAME_JOB) == BACK
     assert "job 7 could not be told to avoid n[2,5]: " in world.said[-1] and world.time.now() < 106
 
 

@@ -214,9 +214,9 @@ class SlurmJobs:
                 if self._clock.now() >= until:
                     return ActUnknown(act, ASK, str(error))
             self._pause(LOOK_EVERY_S)
-        self._say(f"job {self._job} is requeued as job {action.seq} of this run")
+        self._say(f"job {self._job} is requeued")
         self._exclude((*self._user_exclude, *action.exclude))
-        return ActDone(act, ASK)
+        return ActDone(act, ASK, same_job=True)
 
     def _is_requeued(self) -> bool:
         facts = self._scheduler.job(self._job)

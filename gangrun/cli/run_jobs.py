@@ -7,6 +7,7 @@ Imported late, as it brings the modules that start Slurm's tools. Next: ``queue_
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -34,6 +35,8 @@ def slurm() -> Scheduler:
 def ask(paths: RunPaths, run: str, owner: JobClaim | None, scheduler: Scheduler | None = None) -> Queue:
     """All jobs of the run that Slurm remembers, or why that cannot be known."""
     scheduler = scheduler or slurm()
+    if whose := _anothers(paths):
+        return Queue(silent=whose)
     try:
         name = read_submission(Disk(), paths).job_name
     except RunDirError as error:  # it runs in an allocation that a user holds
@@ -59,7 +62,19 @@ def queue_of_each() -> Callable[[Reading], Queue]:
     except (SchedulerSilent, SchedulerRefused) as error:
         silent = Queue(silent=str(error).rstrip("."))
         return lambda reading: silent
-    return lambda reading: queue_of(reading.paths, reading.spec.run, reading.owner, mine)
+
+    def queue(reading: Reading) -> Queue:
+        if whose := _anothers(reading.paths):
+            return Queue(silent=whose)
+        return queue_of(reading.paths, reading.spec.run, reading.owner, mine)
+
+    return queue
+
+
+def _anothers(paths: RunPaths) -> str:
+    """Root reads everybody's runs, but is told of its own jobs."""
+    uid = Disk().lstat(paths.machine).st_uid
+    return "" if uid == os.geteuid() else f"the run belongs to uid {uid}, and Slurm is asked for your own jobs"
 
 
 def queue_of(paths: RunPaths, run: str, owner: JobClaim | None, found: Iterable[JobFacts]) -> Queue:

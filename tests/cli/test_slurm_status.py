@@ -115,6 +115,16 @@ def test_a_host_without_slurm_shows_what_the_run_wrote(
     assert found["scheduler"]["silent"] == "there is no squeue on this host"
 
 
+@pytest.mark.root
+def test_of_another_users_run_slurm_is_not_asked(runs: Path, gangrun: Call, tools: PretendTools) -> None:
+    story = held(runs)
+    os.chown(story.paths.machine, 12345, 12345)
+    found = status(gangrun)
+    assert (found["state"], found["abandoned"]) == ("RUNNING", False)
+    assert found["scheduler"]["silent"].startswith("the run belongs to uid 12345")
+    assert gangrun("status", "--all", "--json").json["runs"][0]["abandoned"] is False
+
+
 # ---- with a supervisor ----
 
 

@@ -314,7 +314,7 @@ class AgentBrain:
             # a job that is over; its number counts all the same
             self.lease.see(fact.claim.term)
             line = self.lease.line
-            if line is not None and fact.claim.term > line.term:
+            if self.follow.unwanted if line is None else fact.claim.term > line.term:
                 return self._leave(0, f"the run went on in job {fact.job}", now)
             return self.follow.found_none(self.lease, fact.claim.term, now)
         return self._dial(fact.claim, now)

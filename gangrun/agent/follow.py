@@ -33,6 +33,7 @@ FRESH_BEATS = 2.5
 FIND_FIRST_S, FIND_MAX_S = 0.25, 1.0  # at start, until there is a claim
 DEPOSED = 75  # exit code of a supervisor that lost its term
 REFUSED = 78  # ... that cannot use the journal: a person must look
+DEPOSED_MAX = 7  # in a row, over two minutes, with nobody of this job in sight: the run is not this job's
 REFUSALS_MAX = 5  # in a row on one node: no other supervisor will fare better
 RESORT_FIRST_S, RESORT_MAX_S = 5.0, 60.0
 NEVER = float("inf")
@@ -63,7 +64,7 @@ class Follow:
         self.candidates: tuple[PeerAddress, ...] = (me,) if roster_count == 1 else ()
         self.held: Held | None = None
         self.spawning = False
-        self.refusals_count = 0
+        self.refusals_count = self.deposed_count = 0
         self._taken: dict[str, tuple[bytes, float]] = {}  # node -> (the way back, when)
         self._pongs: dict[str, float] = {}  # candidate -> how long it was unacked
         self._tried: set[str] = set()
@@ -96,6 +97,7 @@ class Follow:
 
     def dialled(self, dial: Dial) -> list[Effect]:
         """A newer term is being dialled: those who promised themselves to us are led there too."""
+        self.deposed_count = 0
         led: list[Effect] = [effects.ReplyPeer(route, dial) for route, _ in self._taken.values()]
         self._taken.clear()
         self._rest()
@@ -294,7 +296,13 @@ class Follow:
         """The one asked for, or one that served, is gone. A deposed one means that a newer term is to be found."""
         self.supervisor_refused(now)
         self.refusals_count += code == REFUSED
+        self.deposed_count += code == DEPOSED
         return self.find(now) if code == DEPOSED else []
+
+    @property
+    def unwanted(self) -> bool:
+        """No supervisor of this job gets a term, and there is none."""
+        return self.deposed_count >= DEPOSED_MAX
 
     @property
     def hopeless(self) -> bool:

@@ -408,3 +408,14 @@ def test_one_that_can_use_it_ends_the_count():
     stage.local(facts.SupervisorExited(78, 3))
     stage.pass_s(1.0)
     assert not stage.only(effects.Leave)
+
+
+def test_an_agent_whose_run_went_on_in_another_job_leaves_once_that_is_certain():
+    stage = Stage(roster_count=2, founder=True)
+    for _ in range(7):
+        stage.local(facts.TermFound(dial(3), "another"))
+        assert not stage.only(effects.Leave), "its own job may be about to take a term"
+        stage.local(facts.SupervisorExited(75, 4))
+    stage.local(facts.TermFound(dial(3), "another"))
+    (leave,) = stage.only(effects.Leave)
+    assert (leave.code, leave.reason) == (0, "the run went on in job another")

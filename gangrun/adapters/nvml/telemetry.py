@@ -1,0 +1,352 @@
+"""What GPUs say of themselves through NVML: the only module that imports pynvml (room: adapters).
+
+``snapshot`` hands out plain values by place and name, and one word of why for each that is missing: NVML's functions
+come and go with drivers and cards, so "not supported", "not permitted" and "not known to this driver" are no faults. A
+GPU that is lost, wants a reset or has a corrupted info ROM says so under ``lost``, and is asked no further.
+Any call here may hang on a sick driver: run ``snapshot`` in a process of its own. Events: ``events``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pynvml
+
+Plain = dict[str, Any]
+Getter = Callable[[Any], Plain]
+
+NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, TIMEOUT, FUNCTION_NOT_FOUND = 3, 4, 6, 10, 13
+INVALID_ARGUMENT, CORRUPTED_INFOROM, GPU_IS_LOST, RESET_REQUIRED = 2, 14, 15, 16
+ARGUMENT_VERSION_MISMATCH = 25
+UNKNOWN_WORDS = {
+    NOT_SUPPORTED: "this GPU does not measure it",
+    NO_PERMISSION: "users may not read it here",
+    NOT_FOUND: "this GPU has none",
+    TIMEOUT: "the driver did not answer in time",
+    FUNCTION_NOT_FOUND: "this driver is too old to say",
+    INVALID_ARGUMENT: "this driver does not know the question",
+    ARGUMENT_VERSION_MISMATCH: "this driver does not know the question",
+}
+LOST_WORDS = {
+    GPU_IS_LOST: "it fell off the bus or does not answer any more",
+    RESET_REQUIRED: "it waits for a reset",
+    CORRUPTED_INFOROM: "its info ROM is corrupted",
+}
+LINKS_MAX_COUNT = 36
+PIDS_SHOWN_COUNT = 8
+
+
+class _Lost(Exception):
+    """This GPU answers no more."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(LOST_WORDS[code])
+        self.code = code
+
+
+def snapshot() -> Plain:
+    """Every value of every GPU that this user can see. Raises nothing that NVML raises."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return {"values": {"node": {"nvml_error": _code(error), "nvml_words": str(error)}}}
+    try:
+        return _all()
+    finally:
+        try:
+            pynvml.nvmlShutdown()
+        except pynvml.NVMLError:
+            pass  # it was read; that it will not be left in order changes nothing
+
+
+def _all() -> Plain:
+    values: dict[str, Plain] = {"node": {}}
+    missing: dict[str, Plain] = {"node": {}}
+    for name, getter in NODE_GETTERS:
+        _ask(name, getter, None, values["node"], missing["node"])
+    count = values["node"].get("gpus_count", 0)
+    for index in range(int(count)):
+        place = f"gpu {index}"
+        values[place], missing[place] = {}, {}
+        try:
+            for where, name, getter, handle in _questions(index, place):
+                _ask(name, getter, handle, values.setdefault(where, {}), missing.setdefault(where, {}))
+        except _Lost as lost:
+            values[place] |= {"lost": str(lost), "lost_code": lost.code}
+        except pynvml.NVMLError as error:  # no handle: the driver counts a GPU that it cannot reach
+            values[place] |= {"lost": str(error), "lost_code": _code(error)}
+    return {"values": values, "missing": missing}
+
+
+def _questions(index: int, place: str) -> Iterator[tuple[str, str, Getter, Any]]:
+    """Every question about one GPU: (place, name, getter, what it is asked of)."""
+    handle = _handle(index)
+    for name, getter in GPU_GETTERS:
+        yield place, name, getter, handle
+    for link in range(_links_count(handle)):
+        for name, getter in LINK_GETTERS:
+            yield f"{place} link {link}", name, getter, (handle, link)
+
+
+def _handle(index: int) -> Any:
+    try:
+        return pynvml.nvmlDeviceGetHandleByIndex(index)
+    except pynvml.NVMLError as error:
+        if _code(error) in LOST_WORDS:
+            raise _Lost(_code(error)) from error
+        raise
+
+
+def _ask(name: str, getter: Getter, about: Any, values: Plain, missing: Plain) -> None:
+    try:
+        values |= getter(about)
+    except pynvml.NVMLError as error:
+        code = _code(error)
+        if code in LOST_WORDS and about is not None:
+            raise _Lost(code) from error
+        missing[name] = UNKNOWN_WORDS.get(code, f"NVML error {code}: {error}")
+    except AttributeError:
+        missing[name] = "the installed nvidia-ml-py is too old to ask"
+
+
+def _code(error: pynvml.NVMLError) -> int:
+    return int(getattr(error, "value", 999))
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+# ---- fields ----------------------------------------------------------------------------------------------------------
+
+_VALUE_TYPES = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
+
+
+def _field(handle: Any, number: int) -> float:
+    """One field; its own return code stands beside it and must be looked at before its value."""
+    [answer] = pynvml.nvmlDeviceGetFieldValues(handle, [number])
+    if answer.nvmlReturn != 0:
+        raise pynvml.NVMLError(answer.nvmlReturn)
+    kind = _VALUE_TYPES.get(int(answer.valueType))
+    if kind is None or not hasattr(answer.value, kind):
+        raise pynvml.NVMLError(NOT_SUPPORTED)
+    found: float = getattr(answer.value, kind)
+    return found
+
+
+def _of_field(name: str, number: int) -> Getter:
+    return lambda handle: {name: _field(handle, number)}
+
+
+def _links_count(handle: Any) -> int:
+    """Field 91, as the number of links differs from card to card; no answer: no links."""
+    try:
+        return min(LINKS_MAX_COUNT, max(0, int(_field(handle, 91))))
+    except pynvml.NVMLError as error:
+        if _code(error) in LOST_WORDS:
+            raise _Lost(_code(error)) from error
+        return 0
+
+
+# ---- getters ---------------------------------------------------------------------------------------------------------
+
+
+def _ecc(name: str, kind: int, since: int) -> Getter:
+    return lambda handle: {name: pynvml.nvmlDeviceGetTotalEccErrors(handle, kind, since)}
+
+
+def _sram(handle: Any) -> Plain:
+    status = pynvml.c_nvmlEccSramErrorStatus_v1_t()
+    pynvml.nvmlDeviceGetSramEccErrorStatus(handle, pynvml.byref(status))
+    return {"sram_threshold": int(status.bThresholdExceeded)}
+
+
+def _remapped(handle: Any) -> Plain:
+    corrected, uncorrected, pending, failed = pynvml.nvmlDeviceGetRemappedRows(handle)
+    return {
+        "remapped_corrected": corrected,
+        "remapped_uncorrected": uncorrected,
+        "remap_pending": pending,
+        "remap_failed": failed,
+    }
+
+
+def _retired(handle: Any) -> Plain:
+    causes = (
+        pynvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS,
+        pynvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR,
+    )
+    pages_count = sum(len(pynvml.nvmlDeviceGetRetiredPages(handle, cause)) for cause in causes)
+    return {"retired_pages": pages_count, "retired_pending": pynvml.nvmlDeviceGetRetiredPagesPendingStatus(handle)}
+
+
+def _temperature(handle: Any) -> Plain:
+    try:
+        return {"temperature_c": pynvml.nvmlDeviceGetTemperatureV(handle, 0)}
+    except (AttributeError, pynvml.NVMLError) as error:
+        if isinstance(error, pynvml.NVMLError) and _code(error) not in (NOT_SUPPORTED, FUNCTION_NOT_FOUND):
+            raise
+        return {"temperature_c": pynvml.nvmlDeviceGetTemperature(handle, 0)}
+
+
+def _reasons(handle: Any) -> Plain:
+    try:
+        return {"clock_reasons": pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)}
+    except (AttributeError, pynvml.NVMLError) as error:
+        if isinstance(error, pynvml.NVMLError) and _code(error) != FUNCTION_NOT_FOUND:
+            raise
+        return {"clock_reasons": pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)}
+
+
+def _pcie_width(handle: Any) -> Plain:
+    return {
+        "pcie_width": pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle),
+        "pcie_width_max": pynvml.nvmlDeviceGetMaxPcieLinkWidth(handle),
+    }
+
+
+def _pcie_generation(handle: Any) -> Plain:
+    return {
+        "pcie_generation": pynvml.nvmlDeviceGetCurrPcieLinkGeneration(handle),
+        "pcie_generation_max": pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle),
+    }
+
+
+def _ecc_mode(handle: Any) -> Plain:
+    current, pending = pynvml.nvmlDeviceGetEccMode(handle)
+    return {"ecc_mode": current, "ecc_mode_pending": pending}
+
+
+def _memory(handle: Any) -> Plain:
+    """The second form counts what the driver keeps for itself apart; older drivers have the first only."""
+    try:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2)
+    except (AttributeError, pynvml.NVMLError) as error:
+        if isinstance(error, pynvml.NVMLError) and _code(error) not in (FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH):
+            raise
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    return {"memory_used_bytes": memory.used, "memory_bytes": memory.total}
+
+
+def _processes(handle: Any) -> Plain:
+    running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    pids = " ".join(str(one.pid) for one in running[:PIDS_SHOWN_COUNT])
+    return {"processes_count": len(running), "processes_pids": pids}
+
+
+def _fabric(handle: Any) -> Plain:
+    info = pynvml.c_nvmlGpuFabricInfo_v3_t()
+    pynvml.nvmlDeviceGetGpuFabricInfoV(handle, pynvml.byref(info))
+    return {"fabric_state": info.state, "fabric_status": info.status, "fabric_summary": info.healthSummary}
+
+
+def _link_error(name: str, number: int) -> Getter:
+    return lambda link: {name: pynvml.nvmlDeviceGetNvLinkErrorCounter(link[0], link[1], number)}
+
+
+NODE_GETTERS: tuple[tuple[str, Getter], ...] = (
+    ("gpus_count", lambda _: {"gpus_count": pynvml.nvmlDeviceGetCount()}),
+    ("driver", lambda _: {"driver": _text(pynvml.nvmlSystemGetDriverVersion())}),
+)
+GPU_GETTERS: tuple[tuple[str, Getter], ...] = (
+    ("uuid", lambda gpu: {"uuid": _text(pynvml.nvmlDeviceGetUUID(gpu))}),
+    ("model", lambda gpu: {"model": _text(pynvml.nvmlDeviceGetName(gpu))}),
+    ("pci", lambda gpu: {"pci": _text(pynvml.nvmlDeviceGetPciInfo(gpu).busId)}),
+    ("recovery_action", _of_field("recovery_action", 230)),
+    ("ecc_uncorrected", _ecc("ecc_uncorrected", 1, 0)),
+    ("ecc_uncorrected_ever", _ecc("ecc_uncorrected_ever", 1, 1)),
+    ("ecc_corrected", _ecc("ecc_corrected", 0, 0)),
+    ("sram_threshold", _sram),
+    ("remap_failed", _remapped),
+    ("retired_pages", _retired),
+    ("temperature_c", _temperature),
+    ("margin_c", lambda gpu: {"margin_c": pynvml.nvmlDeviceGetMarginTemperature(gpu)}),
+    ("slowdown_c", lambda gpu: {"slowdown_c": pynvml.nvmlDeviceGetTemperatureThreshold(gpu, 1)}),
+    ("memory_temperature_c", _of_field("memory_temperature_c", 82)),
+    ("clock_reasons", _reasons),
+    ("throttled_heat_ns", _of_field("throttled_heat_ns", 270)),
+    ("throttled_software_heat_ns", _of_field("throttled_software_heat_ns", 269)),
+    ("power_brake_ns", _of_field("power_brake_ns", 271)),
+    ("power_limit_w", lambda gpu: {"power_limit_w": pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000}),
+    ("power_w", lambda gpu: {"power_w": pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000}),
+    ("sm_clock_mhz", lambda gpu: {"sm_clock_mhz": pynvml.nvmlDeviceGetClockInfo(gpu, 1)}),
+    ("pcie_width", _pcie_width),
+    ("pcie_generation", _pcie_generation),
+    ("pcie_replays", lambda gpu: {"pcie_replays": pynvml.nvmlDeviceGetPcieReplayCounter(gpu)}),
+    ("persistence", lambda gpu: {"persistence": pynvml.nvmlDeviceGetPersistenceMode(gpu)}),
+    ("ecc_mode", _ecc_mode),
+    ("mig_mode", lambda gpu: {"mig_mode": pynvml.nvmlDeviceGetMigMode(gpu)[0]}),
+    ("compute_mode", lambda gpu: {"compute_mode": pynvml.nvmlDeviceGetComputeMode(gpu)}),
+    ("memory_used_bytes", _memory),
+    ("processes_count", _processes),
+    ("busy_percent", lambda gpu: {"busy_percent": pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu}),
+    ("fabric_state", _fabric),
+)
+LINK_GETTERS: tuple[tuple[str, Getter], ...] = (
+    ("active", lambda link: {"active": pynvml.nvmlDeviceGetNvLinkState(link[0], link[1])}),
+    ("replay", _link_error("replay", 0)),
+    ("recovery", _link_error("recovery", 1)),
+    ("crc", _link_error("crc", 2)),
+)
+
+
+# ---- events ----------------------------------------------------------------------------------------------------------
+
+EVENT_TYPES = 0x8 | 0x2 | 0x1000 | 0x2000 | 0x4000 | 0x8000
+
+
+class EventWatch:
+    """Events of all GPUs. What came before ``open`` is lost, so open it before ranks start."""
+
+    def __init__(self) -> None:
+        self._set: Any = None
+
+    def open(self) -> dict[str, str]:
+        """Register what each GPU supports; says why, by GPU, where it could not. ``OSError``: none can be."""
+        refused: dict[str, str] = {}
+        try:
+            pynvml.nvmlInit()
+            self._set = pynvml.nvmlEventSetCreate()
+            for index in range(pynvml.nvmlDeviceGetCount()):
+                why = self._register(index)
+                if why:
+                    refused[f"gpu {index}"] = why
+        except pynvml.NVMLError as error:
+            raise OSError(f"NVML error {_code(error)}: {error}") from error
+        return refused
+
+    def _register(self, index: int) -> str:
+        """One unsupported bit and nothing at all would be registered: ask first."""
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            wanted = pynvml.nvmlDeviceGetSupportedEventTypes(handle) & EVENT_TYPES
+            if not wanted:
+                return "it tells no events"
+            pynvml.nvmlDeviceRegisterEvents(handle, wanted, self._set)
+        except pynvml.NVMLError as error:
+            return UNKNOWN_WORDS.get(_code(error), LOST_WORDS.get(_code(error), str(error)))
+        return ""
+
+    def wait(self, within_ms: int) -> tuple[str, int, int] | None:
+        """The next event as (GPU's UUID, event type, its number), or None in time. Blocks: a thread's work."""
+        try:
+            data = pynvml.nvmlEventSetWait_v2(self._set, within_ms)
+        except pynvml.NVMLError as error:
+            if _code(error) == TIMEOUT:
+                return None
+            raise OSError(f"NVML error {_code(error)}: {error}") from error
+        try:
+            uuid = _text(pynvml.nvmlDeviceGetUUID(data.device))
+        except pynvml.NVMLError:
+            uuid = ""  # lost in the meantime: the event still tells
+        return uuid, int(data.eventType), int(data.eventData)
+
+    def close(self) -> None:
+        """Let go; what cannot be let go in order is left to the process's end."""
+        try:
+            if self._set is not None:
+                pynvml.nvmlEventSetFree(self._set)
+            pynvml.nvmlShutdown()
+        except pynvml.NVMLError:
+            return

@@ -1,0 +1,44 @@
+"""The child that asks what may hang: ``python -m gangrun.cli.health_probe KIND WORDS...`` (room: cli).
+
+It answers with one line of JSON and ends. Nothing is imported that its question does not need.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from gangrun.adapters.clock import SystemClock
+
+
+def answer(kind: str, words: tuple[str, ...]) -> Any:
+    """Plain values, as ``health.recorded`` reads them."""
+    if kind == "gpu":
+        try:
+            from gangrun.adapters.nvml.telemetry import snapshot
+        except ImportError:
+            return {"absent": "the python package nvidia-ml-py is not installed"}
+        return snapshot()
+    from gangrun.health.recorded import plain_facts
+    from gangrun.health.storage_probe import directory, names
+
+    now = SystemClock().now
+    if kind == "directory":
+        return plain_facts(directory(words[0], now))
+    if kind == "names":
+        return plain_facts(names(words, now))
+    return {"absent": f"nobody knows how to ask for {kind}"}
+
+
+def main() -> None:
+    """Answer and end at once: a library that is hard to leave must not keep us."""
+    said = json.dumps(answer(sys.argv[1], tuple(sys.argv[2:])))
+    sys.stdout.write(said + "\n")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

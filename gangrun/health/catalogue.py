@@ -1,0 +1,19 @@
+"""Every check, in the order in which people read them (room: health). A new family is a file and one line here.
+
+``docs/health.md`` has a row for each; a test keeps the two equal.
+"""
+
+from __future__ import annotations
+
+from gangrun.health import gpu_running, host_checks, infiniband, storage
+from gangrun.health.check import Check
+from gangrun.health.rounds import Family
+
+FAMILIES: tuple[Family, ...] = (
+    gpu_running.FAMILY,
+    infiniband.FAMILY,
+    host_checks.FAMILY,
+    host_checks.NAMES_FAMILY,
+    storage.FAMILY,
+)
+CHECKS: tuple[Check, ...] = tuple(check for family in FAMILIES for check in family.checks)

@@ -1,0 +1,140 @@
+"""The memory of GPUs: ECC counts, SRAM, remapped rows, retired pages (room: health; pure). The reading: ``gpu``."""
+
+from __future__ import annotations
+
+from gangrun.health.check import Check, Evidence, Finding, Needs, Outcome, Reading, Severity, Sticky
+from gangrun.health.gpu import each, finding, gpus, why_not
+from gangrun.health.growth import FIRST_LOOK, growth, in_window, span
+from gangrun.health.policy import HealthPolicy
+
+ECC_WINDOW_S = 600.0
+
+
+def judge_uncorrected(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
+    """Uncorrectable errors since the driver was loaded: any is one too many."""
+    del before, policy
+
+    def bad(place: str, count: float) -> Finding | None:
+        if count == 0:
+            return None
+        ever = now.facts.number(place, "ecc_uncorrected_ever")
+        history = f" ({ever:.0f} in its whole life)" if ever is not None else ""
+        sentence = f"{place} had {count:.0f} uncorrectable memory errors since the driver was loaded{history}"
+        return finding("gpu_ecc", place, Severity.FAIL, sentence, Evidence(count, 0))
+
+    return each(now, "ecc_uncorrected", "0", lambda all_of: f"{sum(all_of):.0f} uncorrected", bad)
+
+
+def judge_corrected(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
+    """Corrected errors by rate: each did no harm, many announce worse."""
+    del before
+    limit = f"<= {policy.ecc_corrected_per_hour:g}/h"
+    measured = [place for place in gpus(now) if now.facts.number(place, "ecc_corrected") is not None]
+    if not measured:
+        return Outcome("-", limit, unknown=why_not(now, "ecc_corrected"))
+    grown = {place: g for place in measured if (g := in_window(now, place, "ecc_corrected")) is not None}
+    if not grown:
+        return Outcome("-", limit, unknown=FIRST_LOOK)
+    found = tuple(
+        finding(
+            "gpu_ecc_corrected",
+            place,
+            Severity.WARN,
+            f"{place} corrected {g.count:.0f} memory errors in {span(g.over_s)}: not harmful yet",
+            g.evidence,
+            Needs.NONE,
+            sticky=Sticky.CLEAN,
+        )
+        for place, g in grown.items()
+        # at least a tenth of an hour's worth: two errors in the first second are no rate
+        if g.per_s * 3600 > policy.ecc_corrected_per_hour and g.count > policy.ecc_corrected_per_hour / 10
+    )
+    return Outcome(f"{sum(g.count for g in grown.values()):.0f} new", limit, found)
+
+
+def judge_sram(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
+    """The GPU's own mark that its SRAM is worn out."""
+    del before, policy
+
+    def bad(place: str, exceeded: float) -> Finding | None:
+        if exceeded == 0:
+            return None
+        sentence = f"{place} says that its SRAM had more errors than NVIDIA allows: it is to be replaced"
+        return finding("gpu_sram", place, Severity.FAIL, sentence, Evidence(exceeded, 0), Needs.RMA)
+
+    return each(now, "sram_threshold", "0", lambda all_of: f"{sum(all_of):.0f} over it", bad)
+
+
+def judge_remapped(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
+    """Rows of memory that were replaced by spare ones: failure is final, pending wants a reset, many are a sign."""
+    del before
+
+    def bad(place: str, failed: float) -> Finding | None:
+        corrected = now.facts.number(place, "remapped_corrected") or 0.0
+        uncorrected = now.facts.number(place, "remapped_uncorrected") or 0.0
+        rows = f"{uncorrected:.0f} uncorrected and {corrected:.0f} corrected rows remapped"
+        evidence = Evidence(f"{rows}, failed {failed:.0f}")
+        if failed:
+            sentence = f"{place} has no spare row left where one failed ({rows}): it is to be replaced"
+            return finding("gpu_remapped", place, Severity.FAIL, sentence, evidence, Needs.RMA)
+        if now.facts.number(place, "remap_pending"):
+            sentence = f"{place} has a memory row that waits for a reset to be remapped; new work may hit it ({rows})"
+            return finding("gpu_remapped", place, Severity.WARN, sentence, evidence)
+        if uncorrected >= policy.remapped_rows_max:
+            sentence = f"{place} has hardly a spare row left: {rows}"
+            return finding("gpu_remapped", place, Severity.WARN, sentence, evidence, Needs.RMA)
+        if corrected > policy.remapped_rows_many:
+            sentence = f"{place}: {rows}; GPUs with so many are slow more often than others"
+            return finding("gpu_remapped", place, Severity.WARN, sentence, evidence, Needs.NONE)
+        return None
+
+    rows = sum((now.facts.number(p, "remapped_uncorrected") or 0) for p in gpus(now))
+    return each(now, "remap_failed", "0 failed, 0 pending", lambda _: f"{rows:.0f} rows remapped", bad)
+
+
+def judge_retired(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
+    """Pages taken out of use, on GPUs before Ampere."""
+    del before
+
+    def bad(place: str, pages: float) -> Finding | None:
+        if now.facts.number(place, "retired_pending"):
+            sentence = f"{place} has a memory page that waits for a reset to be retired"
+            return finding("gpu_retired", place, Severity.WARN, sentence, Evidence(pages))
+        if pages <= policy.retired_pages_max:
+            return None
+        sentence = f"{place} has retired {pages:.0f} memory pages: it is wearing out"
+        return finding("gpu_retired", place, Severity.FAIL, sentence, Evidence(pages), Needs.RMA)
+
+    limit = f"<= {policy.retired_pages_max}, 0 pending"
+    return each(now, "retired_pages", limit, lambda all_of: f"{sum(all_of):.0f} pages", bad)
+
+
+def judge_ever(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
+    """The life's count of uncorrectable errors, which outlives resets: only its growth tells of today."""
+    del policy
+    compared = {p: g for p in gpus(now) if (g := growth(now, before, p, "ecc_uncorrected_ever", "uuid")) is not None}
+    if not compared:
+        known = any(now.facts.number(p, "ecc_uncorrected_ever") is not None for p in gpus(now))
+        return Outcome("-", "0 new", unknown=FIRST_LOOK if known else why_not(now, "ecc_uncorrected_ever"))
+    found = tuple(
+        finding(
+            "gpu_ecc_growth",
+            place,
+            Severity.FAIL,
+            f"{place}: its count of uncorrectable memory errors went {g.words}",
+            g.evidence,
+        )
+        for place, g in compared.items()
+        if g.count > 0
+    )
+    return Outcome(f"{sum(g.count for g in compared.values()):.0f} new", "0 new", found)
+
+
+CHECKS = (
+    Check("gpu_ecc", "gpu", "no uncorrectable memory errors", judge_uncorrected, 60.0),
+    Check("gpu_ecc_growth", "gpu", "no new ones since the last look", judge_ever, 60.0),
+    Check("gpu_ecc_corrected", "gpu", "corrected memory errors are rare", judge_corrected, 60.0),
+    Check("gpu_sram", "gpu", "SRAM errors are below NVIDIA's mark", judge_sram, 300.0),
+    Check("gpu_remapped", "gpu", "no memory row failed or waits", judge_remapped, 60.0),
+    Check("gpu_retired", "gpu", "few memory pages are retired", judge_retired, 300.0),
+)

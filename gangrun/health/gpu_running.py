@@ -1,0 +1,175 @@
+"""How GPUs run: heat, throttling, PCIe, NVLink, fabric (room: health; pure). The reading: ``gpu``."""
+
+from __future__ import annotations
+
+import re
+from statistics import median
+
+from gangrun.health import gpu, gpu_memory
+from gangrun.health.check import CauseClass, Check, Evidence, Finding, Needs, Outcome, Reading, Scope, Severity, Sticky
+from gangrun.health.gpu import each, finding, gpus, why_not
+from gangrun.health.growth import FIRST_LOOK, all_growths, span, with_windows
+from gangrun.health.policy import HealthPolicy
+from gangrun.health.rounds import Family
+
+THROTTLES = (  # (counter of nanoseconds, words)
+    ("throttled_heat_ns", "slowed down by its own heat guard"),
+    ("throttled_software_heat_ns", "slowed down for heat by the driver"),
+    ("power_brake_ns", "slowed down by the power brake: power supply or rack"),
+)
+FABRIC_DONE, FABRIC_NONE, FABRIC_IN_PROGRESS = 3, 0, 2
+SUMMARY_BAD = (2, 3)
+
+
+def judge_temperature(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
+    """Degrees left before a GPU slows itself down, and each beside its peers."""
+    del before
+    middle = median([v for p in gpus(now) if (v := now.facts.number(p, "temperature_c")) is not None] or [0.0])
+
+    def bad(place: str, heat: float) -> Finding | None:
+        margin, slowdown = now.facts.number(place, "margin_c"), now.facts.number(place, "slowdown_c")
+        if margin is None and slowdown is not None:
+            margin = slowdown - heat
+        needs, sticky = Needs.ADMIN, Sticky.NO
+        if margin is not None and margin < policy.margin_warn_c:
+            sentence = f"{place} is at {heat:.0f} °C, {margin:.0f} °C before it slows down: look at its cooling"
+            return finding("gpu_temperature", place, Severity.WARN, sentence, Evidence(heat), needs, sticky=sticky)
+        if heat - middle > policy.above_peers_c and len(gpus(now)) > 2:
+            sentence = f"{place} is at {heat:.0f} °C while GPUs beside it are at {middle:.0f} °C: look at its cooling"
+            return finding("gpu_temperature", place, Severity.WARN, sentence, Evidence(heat), needs, sticky=sticky)
+        hot = now.facts.number(place, "memory_temperature_c")
+        if hot is not None and hot >= policy.memory_temperature_c:
+            sentence = f"the memory of {place} is at {hot:.0f} °C: it may slow down without any other sign"
+            return finding("gpu_temperature", place, Severity.WARN, sentence, Evidence(hot), needs, sticky=sticky)
+        return None
+
+    limit = f">= {policy.margin_warn_c:g} °C margin"
+    return each(now, "temperature_c", limit, lambda all_of: f"{max(all_of):.0f} °C at most", bad)
+
+
+def judge_throttled(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
+    """The share of time in which a GPU was slowed down; what it is at this moment is chance."""
+    limit = f"<= {policy.throttle_share * 100:g} % of the time"
+    found, compared, most = [], False, 0.0
+    for counter, words in THROTTLES:
+        for place, grown in all_growths(now, before, counter, "uuid"):
+            compared = True
+            share = min(1.0, grown.count / 1e9 / grown.over_s)
+            most = max(most, share)
+            if share > policy.throttle_share:
+                sentence = f"{place} was {words}, {share * 100:.0f} % of the last {span(grown.over_s)}"
+                sticky = Sticky.CLEAN
+                found.append(
+                    finding("gpu_throttled", place, Severity.WARN, sentence, grown.evidence, Needs.ADMIN, sticky=sticky)
+                )
+    if not compared:
+        known = any(now.facts.places_with(counter) for counter, _ in THROTTLES)
+        return Outcome("-", limit, unknown=FIRST_LOOK if known else why_not(now, THROTTLES[0][0]))
+    return Outcome(f"{most * 100:.0f} % at most", limit, tuple(found))
+
+
+def judge_pcie(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
+    """Lanes of the bus; their speed drops when a GPU rests, so only their number is judged."""
+    del before, policy
+
+    def bad(place: str, width: float) -> Finding | None:
+        full = now.facts.number(place, "pcie_width_max")
+        if full is None or width >= full:
+            return None
+        sentence = f"{place} is connected by {width:.0f} PCIe lanes instead of {full:.0f}: copies to it are slow"
+        return finding("gpu_pcie", place, Severity.FAIL, sentence, Evidence(width, full), Needs.REBOOT)
+
+    return each(now, "pcie_width", "= its maximum", lambda all_of: f"x{min(all_of):.0f}", bad)
+
+
+def judge_fabric(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
+    """On machines with NVSwitch CUDA does not start before the fabric is up."""
+    del before, policy
+
+    def bad(place: str, state: float) -> Finding | None:
+        status, summary = now.facts.number(place, "fabric_status") or 0, now.facts.number(place, "fabric_summary")
+        if state == FABRIC_NONE or (state == FABRIC_DONE and status == 0 and summary not in SUMMARY_BAD):
+            return None
+        if state == FABRIC_IN_PROGRESS:
+            sentence = f"{place} is still being joined to the NVLink fabric; if that lasts minutes, CUDA will not start"
+            return finding("gpu_fabric", place, Severity.WARN, sentence, Evidence(state), Needs.ADMIN, sticky=Sticky.NO)
+        how = f"state {state:.0f}, status {status:.0f}, health {summary}"
+        sentence = f"{place} is not part of the NVLink fabric ({how}): the Fabric Manager must be looked at"
+        return finding("gpu_fabric", place, Severity.FAIL, sentence, Evidence(how), Needs.ADMIN, CauseClass.EITHER)
+
+    return each(now, "fabric_state", "joined", lambda all_of: f"{sum(v == FABRIC_DONE for v in all_of)} joined", bad)
+
+
+def judge_nvlink(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
+    """Is every link of a GPU that has links up?"""
+    del before, policy
+    links = {p: v for p in now.facts.places_with("active") if (v := now.facts.number(p, "active")) is not None}
+    if not links:
+        return Outcome("-", "all up", unknown="these GPUs have no NVLink" if gpus(now) else why_not(now, "active"))
+    down = [place for place, active in links.items() if not active]
+    shown = f"{len(links) - len(down)} of {len(links)} up"
+    if len(down) == len(links):  # cards with a connector and no bridge
+        return Outcome(shown, "all up", unknown="no NVLink of this node is up: it may not be wired")
+    found = tuple(
+        finding("nvlink_state", place, Severity.FAIL, f"{place} is down", Evidence("down", "up"), scope=Scope.LINK)
+        for place in down
+    )
+    return Outcome(shown, "all up", found)
+
+
+def judge_nvlink_errors(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
+    """Replays and recoveries: a warning each, as sources disagree whether they do harm."""
+    limit = f"< {policy.nvlink_errors_per_min:g}/min"
+    found, compared_count, known = [], 0, False
+    for counter in ("replay", "recovery", "crc"):
+        known = known or bool(now.facts.places_with(counter))
+        for place, grown in all_growths(now, before, counter):
+            compared_count += 1
+            over_min = max(grown.over_s / 60, 1.0)
+            if grown.count / over_min >= policy.nvlink_errors_per_min:
+                sentence = f"{place}: its {counter} errors went {grown.words}"
+                found.append(
+                    finding(
+                        "nvlink_errors",
+                        place,
+                        Severity.WARN,
+                        sentence,
+                        grown.evidence,
+                        Needs.NONE,
+                        sticky=Sticky.CLEAN,
+                        scope=Scope.LINK,
+                    )
+                )
+    if not compared_count:
+        return Outcome("-", limit, unknown=FIRST_LOOK if known else _why_no_links(now))
+    return Outcome(f"{len(found)} of {compared_count} counters", limit, tuple(found))
+
+
+def _why_no_links(now: Reading) -> str:
+    if not gpus(now):
+        return why_not(now, "replay")
+    has = any(re.fullmatch(r"gpu \d+ link \d+", place) for place in now.facts.values)
+    return now.facts.why_missing("replay") or "not counted" if has else "these GPUs have no NVLink"
+
+
+def remember(now: Reading, before: Reading | None) -> Reading:
+    """Corrected errors are judged over ten minutes."""
+    return with_windows(now, before, {"ecc_corrected": gpu_memory.ECC_WINDOW_S})
+
+
+FAMILY = Family(
+    "gpu",
+    gpu.CHILD_WITHIN_S + 2.0,
+    gpu.read,
+    (
+        *gpu.CHECKS,
+        *gpu_memory.CHECKS,
+        Check("gpu_temperature", "gpu", "GPUs are cool enough", judge_temperature, 15.0),
+        Check("gpu_throttled", "gpu", "GPUs are not slowed down", judge_throttled, 60.0),
+        Check("gpu_pcie", "gpu", "GPUs have all PCIe lanes", judge_pcie, 60.0),
+        Check("gpu_fabric", "gpu", "GPUs have joined the NVLink fabric", judge_fabric, 60.0),
+        Check("nvlink_state", "gpu", "every NVLink is up", judge_nvlink, 60.0),
+        Check("nvlink_errors", "gpu", "NVLink errors do not grow", judge_nvlink_errors, 60.0),
+    ),
+    remember,
+)

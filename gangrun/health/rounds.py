@@ -1,0 +1,115 @@
+"""Runs checks so that none can hurt: each family is read under a deadline, each judge may fail alone (room: health).
+
+A reading that raises, hangs or makes no sense is unknown, and never more than that. While a hung one is still out no
+second is sent after it, for a thread or child that the kernel holds cannot be killed. Next: ``catalogue``.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from gangrun.health.check import Check, Facts, Outcome, Reading, Verdict, unknown_verdict, verdict_of
+from gangrun.health.policy import HealthPolicy
+from gangrun.ports import Clock
+
+
+class Probes(Protocol):
+    """Questions that may never come back, each asked in a process of its own."""
+
+    def ask(self, kind: str, words: tuple[str, ...], within_s: float) -> Facts:
+        """What the child said; ``Facts.absent`` says why it said nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the edge may look at: a root to find /sys and /proc under, children, and what concerns this job."""
+
+    root: Path
+    probes: Probes
+    directories: tuple[str, ...] = ()  # that the job writes to
+    peers: tuple[str, ...] = ()  # names that must resolve
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One file of checks: what is read once for all of them, how long that may take, and the checks."""
+
+    name: str
+    within_s: float
+    read: Callable[[Surroundings], Facts]
+    checks: tuple[Check, ...]
+    remember: Callable[[Reading, Reading | None], Reading] = lambda now, before: now  # pure: what spans several looks
+
+
+class Rounds:
+    """Readings of one node over time: the one before is the baseline of the next."""
+
+    def __init__(self, families: Iterable[Family], around: Surroundings, policy: HealthPolicy, clock: Clock) -> None:
+        self._families = tuple(families)
+        self._around = around
+        self._policy = policy
+        self._clock = clock
+        self._out: dict[str, threading.Thread] = {}
+        self._before: dict[str, Reading] = {}
+
+    def look(self) -> tuple[Verdict, ...]:
+        """Every check once, in the order of the list."""
+        return tuple(verdict for family in self._families for verdict in self._family(family))
+
+    def readings(self) -> tuple[Reading, ...]:
+        """The newest reading of each family that could be read: to be kept, for the next look."""
+        return tuple(self._before.values())
+
+    def _family(self, family: Family) -> list[Verdict]:
+        facts, why = self._read(family)
+        why = why or facts.absent
+        if why:
+            return [unknown_verdict(check, why) for check in family.checks]
+        before = self._before.get(family.name)
+        now = family.remember(Reading(family.name, self._clock.now(), boot_id(self._around.root), facts), before)
+        self._before[family.name] = now
+        return [judged(check, now, before, self._policy) for check in family.checks]
+
+    def _read(self, family: Family) -> tuple[Facts, str]:
+        out = self._out.get(family.name)
+        if out is not None and out.is_alive():
+            return Facts(), "an earlier look has still not come back, and no second one is sent after it"
+        answers: queue.SimpleQueue[Facts | Exception] = queue.SimpleQueue()
+
+        def go() -> None:
+            try:
+                answers.put(family.read(self._around))
+            except Exception as error:  # noqa: BLE001 - a broken checker is not a broken node: whatever it was, unknown
+                answers.put(error)
+
+        thread = self._out[family.name] = threading.Thread(target=go, name=f"health-{family.name}", daemon=True)
+        thread.start()
+        try:
+            answer = answers.get(timeout=family.within_s)
+        except queue.Empty:
+            return Facts(), f"no answer within {family.within_s:g} s"
+        if isinstance(answer, Exception):
+            return Facts(), f"could not be read: {type(answer).__name__}: {answer}"
+        return answer, ""
+
+
+def judged(check: Check, now: Reading, before: Reading | None, policy: HealthPolicy) -> Verdict:
+    """One verdict; a judge that stumbles over odd values knows nothing, and must not take the others along."""
+    try:
+        outcome: Outcome = check.judge(now, before, policy)
+    except Exception as error:  # noqa: BLE001 - as above
+        return unknown_verdict(check, f"could not be judged: {type(error).__name__}: {error}")
+    return verdict_of(check, outcome)
+
+
+def boot_id(root: Path) -> str:
+    """Which boot counters belong to; "" where nobody says."""
+    try:
+        return (root / "proc/sys/kernel/random/boot_id").read_text("ascii", "replace").strip()
+    except OSError:
+        return ""

@@ -157,6 +157,10 @@ def _convert(kinds: Mapping[str, type[Any]], what: str, kind: str, data: Mapping
         raise RecordError(f"{what} {kind}: {error}") from error
 
 
+# msgspec works a class out when it converts to it first, and publishes what it has before it is whole: a second thread
+# that converts meanwhile dies of SIGSEGV (0.22). States are read by several threads, so it is done here, by one.
+_WORKED_OUT = msgspec.json.Decoder(RunState)
+
 _FIELDS = tuple(f.name for f in fields(RunState))
 _MAPPINGS = ("nodes", "absent", "suspicion", "excluded", "deadlines", "marks")
 

@@ -12,12 +12,15 @@ from tests.slurm.cluster import Cluster
 from tests.slurm.harness import Run, attempts_that_stepped
 
 FULL = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
+LATER = "pace = 0 if attempt else pace"  # nothing more is looked at in the next job
 IMPATIENT = {"backoff_first_s": 0.2, "waiting_max_s": 1.0}
 
 
 def preemptible(cluster: Cluster, run: Run, *, steps: int, policy: dict[str, float] | None = None) -> dict[str, Any]:
     """A run on the nodes that a better job may take. Some knobs have no option: they are set before it may start."""
-    told = run.step(2, 2, "-p", "low-cancel", "-w", NODES, "--sbatch", "hold", steps=steps, every=10, pace=0.05)
+    told = run.step(
+        2, 2, "-p", "low-cancel", "-w", NODES, "--sbatch", "hold", steps=steps, every=10, pace=0.05, hook=LATER
+    )
     path = run.root / ".gangrun" / "spec.json"
     spec = json.loads(path.read_text())
     spec["policy"] |= policy or {}
@@ -92,7 +95,7 @@ def test_a_prolog_that_fails_is_said_and_resume_goes_on(cluster: Cluster, run: R
 
 
 def test_a_script_that_is_sent_twice_makes_no_second_gang(cluster: Cluster, run: Run) -> None:
-    job = run.step(2, 2, steps=100, pace=0.05)["job"]
+    job = run.step(2, 2, steps=60, pace=0.05)["job"]
     run.wait_for_step(2)
     script = run.root / ".gangrun" / "slurm" / "job-0.sh"
     again = cluster.user_run(["sbatch", "--parsable", script], cwd=run.folder).stdout.strip()

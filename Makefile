@@ -56,7 +56,7 @@ test-serial: $(VENV)/.tests  ## tests that start real processes and measure time
 test-slurm24: system $(VENV)/.tests  ## the tests on a Slurm cluster again, with Slurm 24.11 from Debian's mirror (root; not part of CI)
 	@command -v patchelf >/dev/null 2>&1 || apt-get install -y -qq patchelf >/dev/null || { echo "make: this needs patchelf"; exit 1; }
 	@echo "fetching Slurm 24.11 into $(SCRATCH)/slurm24"; tests/slurm/fetch_slurm24.sh $(SCRATCH)/slurm24
-	@GANGRUN_TEST_SLURM=$(CURDIR)/$(SCRATCH)/slurm24/root $(PYTEST) tests/slurm --durations=10
+	@GANGRUN_TEST_SLURM=$(CURDIR)/$(SCRATCH)/slurm24/root GANGRUN_TEST_WHOLE_CONTRACT=1 $(PYTEST) tests/slurm tests/contract -k slurm --durations=10
 
 bench: $(VENV)/.tests  ## benchmarks: a table and JSON under benchmarks/results (not part of CI; minutes)
 	@mkdir -p benchmarks/results

@@ -10,8 +10,14 @@ import pytest
 from tests.contract.driver import Injection, Scenario, WorldDriver
 from tests.contract.local_driver import LocalDriver
 from tests.contract.sim_driver import SimDriver
+from tests.slurm.driver import SlurmDriver, runs_on_slurm
 
-WORLDS: dict[str, type[SimDriver | LocalDriver]] = {"sim": SimDriver, "local": LocalDriver}
+WORLDS: dict[str, type[SimDriver | LocalDriver | SlurmDriver]] = {
+    "sim": SimDriver,
+    "local": LocalDriver,
+    "slurm": SlurmDriver,
+}
+NEED_ROOT = {"slurm"}
 
 Runs = Callable[[Scenario], WorldDriver]
 
@@ -26,9 +32,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     needed = {one for mark in metafunc.definition.iter_markers("needs") for one in mark.args}
     assert all(isinstance(one, Injection) for one in needed)
-    metafunc.parametrize(
-        "run", [name for name, world in WORLDS.items() if not needed & set(world.cannot)], indirect=True
-    )
+    able = [name for name, world in WORLDS.items() if not needed & set(world.cannot)]
+    able = [name for name in able if name != "slurm" or runs_on_slurm(metafunc.function.__name__)]
+    marks = {name: [pytest.mark.root] if name in NEED_ROOT else [] for name in able}
+    metafunc.parametrize("run", [pytest.param(name, marks=marks[name]) for name in able], indirect=True)
 
 
 @pytest.fixture

@@ -69,7 +69,7 @@ def test_cancel_at_any_moment_ends_cancelled_and_nothing_comes_back(
 ) -> None:
     does: tuple[Does, ...] = ()
     if moment is in_a_pause_between_attempts:
-        does = tuple(Does(How.KILL, step=5 + n, rank=0, attempts=frozenset({n})) for n in range(2))
+        does = tuple(Does(How.KILL, step=5 + n, rank=n, attempts=frozenset({n})) for n in range(2))
     one = run(Scenario(nodes=2, ranks_per_node=1, steps=ENDLESS, does=does))
     moment(one)
     one.cancel()

@@ -219,18 +219,12 @@ def test_no_judge_stumbles_over_odd_values(now_plain: object, before_plain: obje
 def test_readings_are_kept_and_found_again() -> None:
     kept = reading({"gpu 0": {"ecc": 3, "uuid": "GPU-1", "c": 1.5}}, driver="too old")
     assert reading_from(json.loads(json.dumps(plain_reading(kept)))) == kept
-    for nonsense in (
-        None,
-        [],
-        {},
-        {"family": 1},
-        {"family": "f", "at": True, "boot_id": "b"},
-        {"family": "f", "at": 1},
-    ):
+    odd: list[object] = [None, [], {}, {"family": 1}, {"family": "f", "at": True, "boot_id": "b"}, {"at": 1}]
+    for nonsense in odd:
         assert reading_from(nonsense) is None
 
 
 @pytest.mark.parametrize("bad", [{"disk_used_warn": -1.0}, {"probe_warn_s": float("nan")}, {"disk_used_fail": 0.5}])
 def test_a_bound_that_means_nothing_is_refused(bad: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="disk_used|probe_warn_s"):
+    with pytest.raises(ValueError, match=r"disk_used|probe_warn_s"):
         HealthPolicy(**bad)  # type: ignore[arg-type]

@@ -1,0 +1,278 @@
+"""The real pynvml against a small libnvidia-ml.so.1 of our own: what telemetry makes of values, errors and gaps.
+
+Each question is put as ``gangrun health`` puts it: by a child process, which finds the library on its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangrun.adapters.local.probe_children import ProbeChildren
+from gangrun.health import gpu
+from gangrun.health.check import Facts, Reading, Severity, Verdict
+from gangrun.health.policy import HealthPolicy
+from gangrun.health.recorded import facts_from
+from gangrun.health.rounds import Surroundings
+from tests.health.looks import look
+
+pytestmark = [pytest.mark.compiler, pytest.mark.serial]
+
+SOURCE = Path(__file__).parent / "nvml" / "library.c"
+REPO = Path(__file__).parents[2]
+H100 = {
+    "uuid": "GPU-{n}", "name": "NVIDIA H100 80GB HBM3", "pci": "00000000:{n}B:00.0", "field230": 0, "field91": 2,
+    "ecc00": 0, "ecc10": 0, "ecc11": 0, "sram": 0, "remapped": "0 0 0 0", "temperature": 41, "margin": 46,
+    "slowdown": 87, "field82": 50, "reasons": 1, "field269": 0, "field270": 0, "field271": 0, "power_limit": 700000,
+    "power": 70000, "clock": 345, "width": 16, "width_max": 16, "generation": 1, "generation_max": 5, "replays": 0,
+    "persistence": 1, "ecc_mode": 1, "ecc_pending": 1, "mig": 0, "compute_mode": 0, "memory_used": 1000000,
+    "processes": 0, "busy": 0, "fabric": "3 0 1", "link0": 1, "link1": 1, "link0.errors0": 0, "link0.errors1": 0,
+    "link0.errors2": 0, "link1.errors0": 0, "link1.errors1": 0, "link1.errors2": 0, "event_types": 0xC00A,
+}  # fmt: skip
+
+
+@dataclass
+class Library:
+    """A driver of the tests: what it says, and a way to ask it."""
+
+    state: Path
+    environment: dict[str, str]
+
+    def say(self, gpus: int = 2, changes: Mapping[str, object] | None = None) -> None:
+        lines: dict[str, object] = {"count": gpus, "driver": "570.86.15"}
+        lines |= {f"gpu{n}.{key}": str(value).format(n=n) for n in range(gpus) for key, value in H100.items()}
+        lines |= changes or {}
+        text = "".join(f"{key} {value}\n" for key, value in lines.items() if value is not None)
+        part = self.state.with_suffix(".part")
+        part.write_text(text, "utf-8")
+        part.replace(self.state)
+
+    def ask(self, within_s: float = 30.0) -> Any:
+        command = (sys.executable, "-m", "gangrun.cli.health_probe")
+        return ProbeChildren(command, self.environment).ask("gpu", (), within_s)
+
+    def facts(self, **changes: object) -> Facts:
+        self.say(changes={key.replace("__", "."): value for key, value in changes.items()})
+        return facts_from(self.ask())
+
+    def look(self, name: str, policy: HealthPolicy | None = None, **changes: object) -> Verdict:
+        return look(name, Reading("gpu", 1000.0, "b", self.facts(**changes)), policy=policy or HealthPolicy())
+
+
+@pytest.fixture(scope="session")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    built: dict[tuple[str, ...], Path] = {}
+
+    def build_it(*options: str) -> Path:
+        if options not in built:
+            where = built[options] = tmp_path_factory.mktemp("nvml")
+            target = str(where / "libnvidia-ml.so.1")
+            flags = ["-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", *options]
+            subprocess.run(["cc", *flags, "-o", target, str(SOURCE)], check=True, timeout=60)
+        return built[options]
+
+    return build_it
+
+
+@pytest.fixture
+def library(build: Callable[..., Path], tmp_path: Path) -> Callable[..., Library]:
+    def make(*options: str) -> Library:
+        state = tmp_path / "state"
+        return Library(
+            state,
+            {
+                **os.environ,
+                "LD_LIBRARY_PATH": str(build(*options)),
+                "FAKE_NVML": str(state),
+                "PYTHONPATH": str(REPO),
+            },
+        )
+
+    return make
+
+
+def test_a_healthy_node_is_read_whole(library: Callable[..., Library]) -> None:
+    facts = library().facts()
+    assert gpu.gpus(Reading("gpu", 0.0, "b", facts)) == ("gpu 0", "gpu 1")
+    assert facts.values["node"] == {"gpus_count": 2, "driver": "570.86.15"}
+    assert facts.get("gpu 1", "uuid") == "GPU-1"
+    assert facts.get("gpu 1", "pci") == "00000000:1B:00.0"
+    values = facts.values["gpu 0"]
+    expected = {
+        "recovery_action": 0, "ecc_uncorrected": 0, "sram_threshold": 0, "remap_failed": 0, "temperature_c": 41,
+        "margin_c": 46, "slowdown_c": 87, "memory_temperature_c": 50, "clock_reasons": 1, "power_limit_w": 700.0,
+        "pcie_width": 16, "pcie_width_max": 16, "mig_mode": 0, "memory_used_bytes": 1000000, "processes_count": 0,
+        "fabric_state": 3, "fabric_summary": 1, "busy_percent": 0,
+    }  # fmt: skip
+    assert {name: values.get(name) for name in expected} == expected
+    assert facts.values["gpu 0 link 1"] == {"active": 1, "replay": 0, "recovery": 0, "crc": 0}
+    assert {name for names in facts.missing.values() for name in names} == {"retired_pages"}, "an H100 retires none"
+
+
+BROKEN = [
+    ("gpu_ecc", "gpu1__ecc10", 3, Severity.FAIL, "gpu 1 had 3 uncorrectable"),
+    ("gpu_recovery", "gpu0__field230", 2, Severity.FAIL, "gpu 0 asks for a reboot"),
+    ("gpu_recovery", "gpu0__field230", 4, Severity.WARN, "drained and reset"),
+    ("gpu_sram", "gpu1__sram", 1, Severity.FAIL, "replaced"),
+    ("gpu_remapped", "gpu0__remapped", "0 2 0 1", Severity.FAIL, "no spare row"),
+    ("gpu_remapped", "gpu0__remapped", "0 1 1 0", Severity.WARN, "waits for a reset"),
+    ("gpu_temperature", "gpu1__margin", 2, Severity.WARN, "2 °C before it slows down"),
+    ("gpu_pcie", "gpu1__width", 8, Severity.FAIL, "8 PCIe lanes instead of 16"),
+    ("gpu_fabric", "gpu0__fabric", "2 0 0", Severity.WARN, "being joined"),
+    ("gpu_fabric", "gpu0__fabric", "3 1 2", Severity.FAIL, "Fabric Manager"),
+    ("nvlink_state", "gpu1__link0", 0, Severity.FAIL, "gpu 1 link 0 is down"),
+    ("gpu_modes", "gpu0__mig", 1, Severity.WARN, "MIG"),
+    ("gpu_leftovers", "gpu0__memory_used", 9_000_000_000, Severity.WARN, "left behind"),
+    ("gpu_lost", "gpu1__temperature", "!15", Severity.FAIL, "gpu 1 is lost"),
+    ("gpu_lost", "gpu1__ecc10", "!16", Severity.FAIL, "waits for a reset"),
+    ("gpu_lost", "gpu0__uuid", "!14", Severity.FAIL, "info ROM"),
+    ("gpu_lost", "gpu1__handle", "!15", Severity.FAIL, "gpu 1 is lost"),
+    ("gpu_lost", "gpu1__handle", "!999", Severity.FAIL, "gpu 1 is lost"),
+]
+
+
+@pytest.mark.parametrize(("name", "key", "value", "severity", "words"), BROKEN)
+def test_what_breaks_is_seen(
+    library: Callable[..., Library], name: str, key: str, value: object, severity: Severity, words: str
+) -> None:
+    verdict = library().look(name, **{key: value})
+    assert (verdict.severity, len(verdict.findings)) == (severity, 1), verdict
+    assert words in verdict.words
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [(3, "does not measure it"), (4, "users may not read"), (10, "did not answer in time"), (999, "NVML error 999")],
+)
+def test_an_error_of_one_getter_is_unknown_with_its_reason(
+    library: Callable[..., Library], code: int, why: str
+) -> None:
+    facts = library().facts(gpu0__ecc10=f"!{code}", gpu1__ecc10=f"!{code}")
+    assert why in facts.missing["gpu 0"]["ecc_uncorrected"]
+    verdict = look("gpu_ecc", Reading("gpu", 0.0, "b", facts))
+    assert (verdict.severity, why in verdict.words) == (Severity.UNKNOWN, True)
+    assert look("gpu_lost", Reading("gpu", 0.0, "b", facts)).severity is Severity.OK
+    assert look("gpu_temperature", Reading("gpu", 0.0, "b", facts)).severity is Severity.OK
+
+
+def test_a_lost_gpu_takes_no_other_along(library: Callable[..., Library]) -> None:
+    facts = library().facts(gpu0__uuid="!15")
+    assert facts.get("gpu 1", "temperature_c") == 41
+    assert facts.get("gpu 0", "temperature_c") is None
+    assert look("gpu_ecc", Reading("gpu", 0.0, "b", facts)).shown == "0 uncorrected (1 not measured)"
+
+
+def test_an_old_driver_lacks_functions(library: Callable[..., Library]) -> None:
+    facts = library("-DWITHOUT_FIELDS", "-DWITHOUT_NEW_TEMPERATURE").facts()
+    missing = facts.missing["gpu 0"]
+    assert "too old" in missing["recovery_action"]
+    assert "too old" in missing["margin_c"]
+    assert facts.get("gpu 0", "temperature_c") == 41, "the older function says it too"
+    assert facts.get("gpu 0", "clock_reasons") == 1
+    assert facts.get("gpu 0", "memory_used_bytes") == 1000000
+    assert look("nvlink_state", Reading("gpu", 0.0, "b", facts)).severity is Severity.UNKNOWN
+
+
+def around(tmp_path: Path, probes: object, on_bus: int) -> Surroundings:
+    for n in range(on_bus):
+        device = tmp_path / f"sys/bus/pci/devices/0000:{n}b:00.0"
+        device.mkdir(parents=True)
+        (device / "vendor").write_text("0x10de\n")
+        (device / "class").write_text("0x030200\n")
+    (tmp_path / "sys/bus/pci/devices").mkdir(parents=True, exist_ok=True)
+    return Surroundings(tmp_path, probes)  # type: ignore[arg-type]
+
+
+class Asked:
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def ask(self, kind: str, words: tuple[str, ...], within_s: float) -> Facts:
+        return facts_from(self.answer)
+
+
+@pytest.mark.parametrize(
+    ("init", "on_bus", "gpus", "severity", "words"),
+    [
+        (18, 2, None, Severity.FAIL, "updated"),
+        (9, 2, 2, Severity.FAIL, "cannot be asked"),
+        (9, 2, None, Severity.WARN, "cannot be asked"),
+        (9, 0, None, Severity.UNKNOWN, "no NVIDIA GPU"),
+        (999, 2, 2, Severity.UNKNOWN, "NVML does not answer"),
+        (4, 2, None, Severity.UNKNOWN, "NVML does not answer"),
+    ],
+)
+def test_nvml_that_does_not_start(
+    library: Callable[..., Library], tmp_path: Path, init: int, on_bus: int, gpus: int | None, severity: Severity,
+    words: str,
+) -> None:  # fmt: skip
+    one = library()
+    one.say(changes={"init": f"!{init}"})
+    facts = gpu.read(around(tmp_path, Asked(one.ask()), on_bus))
+    verdict = look("gpu_count", Reading("gpu", 0.0, "b", facts), policy=HealthPolicy(gpus_count=gpus))
+    assert (verdict.severity, words in verdict.words) == (severity, True), verdict
+
+
+@pytest.mark.parametrize(("on_bus", "gpus", "severity"), [(0, None, "unknown"), (2, 2, "fail"), (0, 8, "fail")])
+def test_no_library_at_all(tmp_path: Path, on_bus: int, gpus: int | None, severity: str) -> None:
+    empty = {**os.environ, "PYTHONPATH": str(REPO), "LD_LIBRARY_PATH": str(tmp_path)}
+    said = ProbeChildren((sys.executable, "-m", "gangrun.cli.health_probe"), empty).ask("gpu", (), 30.0)
+    assert said["values"]["node"]["nvml_error"] == 12
+    facts = gpu.read(around(tmp_path, Asked(said), on_bus))
+    verdict = look("gpu_count", Reading("gpu", 0.0, "b", facts), policy=HealthPolicy(gpus_count=gpus))
+    assert verdict.severity.value == severity, verdict
+
+
+def test_fewer_gpus_than_were_asked_for(library: Callable[..., Library]) -> None:
+    verdict = library().look("gpu_count", HealthPolicy(gpus_count=8))
+    assert (verdict.severity, verdict.words) == (Severity.FAIL, "2 GPUs answer instead of 8")
+    assert library().look("gpu_count", HealthPolicy(gpus_count=2)).severity is Severity.OK
+
+
+def test_a_driver_that_hangs_is_unknown(library: Callable[..., Library]) -> None:
+    one = library()
+    one.say(changes={"gpu1.power": "~"})
+    answer = one.ask(within_s=1.5)
+    assert answer == {"absent": "no answer within 1.5 s"}
+
+
+def test_events_come_from_what_a_gpu_supports(library: Callable[..., Library]) -> None:
+    """In a process of its own: pynvml keeps the library that it has loaded."""
+    one = library()
+    one.say(changes={"event0": "1 8 79", "event1": "0 4096 1", "event2": "0 8 31", "gpu1.event_types": 8})
+    code = (
+        "import json\nfrom gangrun.adapters.nvml.telemetry import EventWatch\nwatch = EventWatch()\n"
+        "print(json.dumps([watch.open(), watch.wait(2000), watch.wait(2000), watch.wait(20), watch.close()]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=one.environment, capture_output=True, text=True, check=True, timeout=30
+    )
+    assert json.loads(done.stdout) == [{}, ["GPU-1", 8, 79], ["GPU-0", 8, 31], None, None]
+    one.say(changes={"gpu0.event_types": "!4", "gpu1.event_types": 0})
+    code = "from gangrun.adapters.nvml.telemetry import EventWatch\nprint(EventWatch().open())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=one.environment, capture_output=True, text=True, check=True, timeout=30
+    )
+    assert done.stdout == "{'gpu 0': 'users may not read it here', 'gpu 1': 'it tells no events'}\n"
+
+
+def test_the_bindings_structures_are_as_the_library_of_the_tests_has_them() -> None:
+    """A new nvidia-ml-py with other sizes must fail here, not on a node."""
+    import ctypes
+
+    import pynvml
+
+    sizes = {
+        "nvmlPciInfo_t": 68, "c_nvmlEventData_t": 32, "c_nvmlFieldValue_t": 40, "c_nvmlMemory_v2_t": 40,
+        "c_nvmlProcessInfo_v2_t": 24, "c_nvmlGpuFabricInfo_v3_t": 40, "c_nvmlEccSramErrorStatus_v1_t": 104,
+        "c_nvmlMarginTemperature_v1_t": 8, "c_nvmlTemperature_v1_t": 12,
+    }  # fmt: skip
+    assert {name: ctypes.sizeof(getattr(pynvml, name)) for name in sizes} == sizes

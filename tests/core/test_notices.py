@@ -65,11 +65,8 @@ def test_the_answer_decides_and_ends_the_wait(kind: NoticeKind) -> None:
     asks(life)
     life.on(Notice(kind, 28.0))
     assert WHY not in life.state.deadlines
-    wanted = {
-        NoticeKind.CANCEL: After.CANCEL, NoticeKind.UNKNOWN: After.CANCEL,
-        NoticeKind.REQUEUE: After.RETURN, NoticeKind.PREEMPTION: After.REQUEUE, NoticeKind.TIME_LIMIT: After.REQUEUE,
-    }  # fmt: skip
-    assert life.state.after is wanted[kind]
+    stops = {NoticeKind.CANCEL: After.CANCEL, NoticeKind.UNKNOWN: After.CANCEL, NoticeKind.REQUEUE: After.RETURN}
+    assert life.state.after is stops.get(kind, After.REQUEUE)
 
 
 def test_the_wait_goes_on_through_other_phases_and_terms() -> None:

@@ -13,7 +13,7 @@ NOW = 1_000_000.0
 LATER, EARLIER = NOW + 600.0, NOW - 5.0
 
 CANCEL, PREEMPTION, REQUEUE = NoticeKind.CANCEL, NoticeKind.PREEMPTION, NoticeKind.REQUEUE
-TIME_LIMIT, UNKNOWN = NoticeKind.TIME_LIMIT, NoticeKind.UNKNOWN
+TIME_LIMIT, UNKNOWN, BATCH_DIED = NoticeKind.TIME_LIMIT, NoticeKind.UNKNOWN, NoticeKind.BATCH_DIED
 
 
 def facts(state: str, **rest: object) -> JobFacts:
@@ -46,7 +46,8 @@ def facts(state: str, **rest: object) -> JobFacts:
         (facts("DEADLINE"), LATER, TIME_LIMIT),
         (facts("COMPLETING", exit_code=3, reason="NonZeroExitCode"), LATER, UNKNOWN),
         (facts("COMPLETING", exit_code=3, reason="NonZeroExitCode"), EARLIER, UNKNOWN),
-        (facts("COMPLETING", exit_signal=9, reason="JobLaunchFailure"), LATER, UNKNOWN),
+        (facts("COMPLETING", exit_signal=9, reason="JobLaunchFailure"), LATER, BATCH_DIED),
+        (facts("FAILED", exit_signal=11, reason="RaisedSignal"), EARLIER, BATCH_DIED),
         (facts("FAILED", exit_code=1), LATER, UNKNOWN),
         (facts("SUSPENDED"), LATER, UNKNOWN),
         (facts("SIGNALING"), LATER, UNKNOWN),
@@ -75,7 +76,7 @@ def test_the_table(seen: JobFacts | None, end: float | None, kind: NoticeKind) -
         ("time-limit", TIME_LIMIT),
         ("timed-out", TIME_LIMIT),
         ("batch-script-failed", UNKNOWN),
-        ("batch-script-killed", UNKNOWN),
+        ("batch-script-killed", BATCH_DIED),
     ],
 )
 def test_what_real_slurms_showed(version: str, name: str, kind: NoticeKind) -> None:

@@ -29,6 +29,8 @@ def why_terminated(
         return NoticeKind.TIME_LIMIT
     if not _by_itself(facts) and known_end_wall is not None and now_wall >= known_end_wall - LIMIT_SLACK_S:
         return NoticeKind.TIME_LIMIT
+    if _by_itself(facts) and not facts.runs and facts.exit_signal:
+        return NoticeKind.BATCH_DIED  # killed, not by Slurm: had it left by itself it would have had a reason to
     if facts.state == "CANCELLED" or (facts.state == "COMPLETING" and not _by_itself(facts)):
         return NoticeKind.CANCEL
     return NoticeKind.UNKNOWN  # it runs: a signal without an end (``scancel -s TERM``). Or its batch script broke

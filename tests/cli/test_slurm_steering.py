@@ -274,7 +274,7 @@ def test_a_held_job_is_released_and_not_doubled(runs: Path, gangrun: Call, tools
     assert said.code == 0, said
     assert "job 12 is released" in said.out
     assert tools.calls("sbatch") == []
-    assert ["scontrol", "update", "JobId=12", "StartTime=now"] in tools.calls("scontrol")
+    assert ["scontrol", "update", "JobId=12", "StartTime=now+3"] in tools.calls("scontrol")
     assert not (story.paths.machine / "resume-0.json").exists()
     job(tools, story, 12, "PENDING", "JobHeldAdmin")
     assert "held by an admin" in gangrun("resume", "train", "--json").error["message"]

@@ -57,7 +57,12 @@ class Run:
     def first(self, *options: str, nodes: int = 2, shell: str = MEEK) -> str:
         job = str(self.cluster.submit(shell, f"-N{nodes}", *self.marks(0), "--no-kill", *options))
         self.cluster.wait_job(job, "RUNNING")
+        if shell == MEEK:
+            until(lambda: self.started() == nodes, 20, lambda: f"{nodes} tasks\n{self.cluster.told()}")
         return job
+
+    def started(self) -> int:
+        return sum(bool(self.cluster.processes_on(name, r"^\S*sleep 600")) for name in self.cluster.names)
 
     def submit(self, seq: int, exclude: Sequence[str], dependency: str) -> str:
         options = [f"--exclude={','.join(exclude)}"] * bool(exclude) + [f"--dependency={dependency}"] * bool(dependency)
@@ -218,7 +223,7 @@ def test_the_same_job_comes_back_elsewhere(run: Run) -> None:
     held = run.slurm.job(job)
     assert held is not None
     done = run.jobs(job, Ask.SAME_JOB).perform(ACT, SubmitSuccessor(1, (held.nodes[0],), "x"))
-    assert done == ActDone(ACT, ASK)
+    assert done == ActDone(ACT, ASK, same_job=True)
     run.cluster.wait_job(job, "PENDING")
     run.slurm.start_now(job)
     run.cluster.wait_job(job, "RUNNING")

@@ -295,7 +295,7 @@ def test_what_is_asked_of_slurm_in_its_words() -> None:
         ("scancel", "5", "6"), ("scancel", "5"), ("scontrol", "requeue", "5"), ("scontrol", "requeuehold", "5"),
         ("scontrol", "release", "5"), ("scontrol", "update", "JobId=5", "ExcNodeList=n2,m1"),
         ("scontrol", "update", "JobId=5", "ExcNodeList="), ("scontrol", "update", "JobId=7", "Dependency=afterok:6"),
-        ("scontrol", "update", "JobId=7", "StartTime=now"),
+        ("scontrol", "update", "JobId=7", "StartTime=now+3"),
     ]  # fmt: skip
     assert tools.within_s[1] == 1.5
 

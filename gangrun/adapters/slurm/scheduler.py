@@ -264,8 +264,11 @@ class Scheduler:
         self._ask(("scontrol", "release", job))
 
     def start_now(self, job: str) -> None:
-        """Let a pending job that was requeued start before the two minutes that Slurm makes it wait are over."""
-        self._ask(("scontrol", "update", f"JobId={job}", "StartTime=now"))
+        """Let a pending job that was requeued start before the two minutes that Slurm makes it wait are over.
+
+        Not at once: in the second in which its last stay ended, its nodes take it for the old one, and it FAILs.
+        """
+        self._ask(("scontrol", "update", f"JobId={job}", "StartTime=now+3"))
 
     def set_excluded(self, job: str, nodes: Sequence[str]) -> None:
         """Replace the excluded nodes of a job that does not run; right after ``requeue`` it counts as such."""

@@ -99,7 +99,7 @@ def remember(now: Reading, before: Reading | None) -> Reading:
     values: dict[str, Mapping[str, Value]] = dict(now.facts.values)
     for place in now.facts.values:
         up_at: float | None = None
-        if now.facts.number(place, "state") == ACTIVE:
+        if _is_up(now.facts, place):
             up_at = now.at
         elif before is not None and comparable(now, before):
             up_at = before.facts.number(place, UP_AT)
@@ -107,6 +107,11 @@ def remember(now: Reading, before: Reading | None) -> Reading:
             values[place] = {**values[place], UP_AT: up_at}
     seen = replace(now, facts=Facts(values, now.facts.missing, now.facts.absent))
     return with_windows(seen, before, {"link_downed": 3600.0})
+
+
+def _is_up(facts: Facts, place: str) -> bool:
+    """Both must say so; a device without a physical state, as some virtual ones are, is believed."""
+    return facts.number(place, "state") == ACTIVE and facts.number(place, "phys_state") in (LINK_UP, None)
 
 
 def in_use(now: Reading, policy: HealthPolicy) -> tuple[str, ...]:
@@ -163,7 +168,7 @@ def judge_state(now: Reading, before: Reading | None, policy: HealthPolicy) -> O
 def _state(place: str, now: Reading, policy: HealthPolicy) -> Finding | None:
     facts = now.facts
     state, physical = facts.number(place, "state"), facts.number(place, "phys_state")
-    if state is None or (state == ACTIVE and physical in (LINK_UP, None)):
+    if state is None or _is_up(facts, place):
         return None
     words = str(facts.get(place, "state words"))
     up_at = now.facts.number(place, UP_AT)

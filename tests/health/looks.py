@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,3 +77,13 @@ def write(root: Path, files: Mapping[str, str]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, "utf-8")
     return root
+
+
+def verdict_after(name: str, readings: Sequence[Reading], policy: HealthPolicy = POLICY) -> Verdict:
+    """The verdict on the last of several looks, each remembered by the next as ``Rounds`` does."""
+    one = check(name)
+    remember, was, now = family(one.family).remember, None, None
+    for each in readings:
+        was, now = now, remember(each, now)
+    assert now is not None
+    return verdict_of(one, one.judge(now, was, policy))

@@ -63,7 +63,7 @@ class Library:
         self.say(changes={key.replace("__", "."): value for key, value in changes.items()})
         return facts_from(self.ask())
 
-    def look(self, name: str, policy: HealthPolicy | None = None, **changes: object) -> Verdict:
+    def look(self, name: str, policy: Any = None, **changes: Any) -> Verdict:
         return look(name, Reading("gpu", 1000.0, "b", self.facts(**changes)), policy=policy or HealthPolicy())
 
 

@@ -1,0 +1,167 @@
+"""InfiniBand and RoCE from trees of files: what is read, and what it means."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangrun.health import infiniband
+from gangrun.health.check import Facts, Reading, Severity, Verdict
+from gangrun.health.policy import HealthPolicy
+from gangrun.health.rounds import Surroundings
+from tests.health.looks import POLICY, Scripted, family, look, verdict_after, write
+
+PORT = {
+    "state": "4: ACTIVE\n", "phys_state": "5: LinkUp\n", "rate": "400 Gb/sec (4X NDR)\n", "link_layer": "InfiniBand\n",
+    "counters/link_downed": "3\n", "counters/symbol_error": "70\n", "counters/link_error_recovery": "0\n",
+    "counters/port_rcv_errors": "5\n", "counters/local_link_integrity_errors": "0\n",
+    "counters/port_xmit_discards": "9\n", "hw_counters/rnr_nak_retry_err": "2\n",
+    "hw_counters/local_ack_timeout_err": "1\n",
+}  # fmt: skip
+
+
+def tree(root: Path, devices: Mapping[str, Mapping[str, str]]) -> Path:
+    for name, changes in devices.items():
+        files = {f"sys/class/infiniband/{name}/ports/1/{file}": text for file, text in {**PORT, **changes}.items()}
+        write(root, {**files, f"sys/class/infiniband/{name}/fw_ver": "28.39.1002\n"})
+    return root
+
+
+def read(root: Path, at: float = 1000.0) -> Reading:
+    return Reading("infiniband", at, "b", infiniband.read(Surroundings(root, Scripted())))
+
+
+def port(at: Any = 1000.0, boot: Any = "b", **changes: Any) -> Reading:
+    """One port by values: quicker to say than a tree."""
+    values = {"device": "mlx5_0", "state": 4, "state words": "4: ACTIVE", "phys_state": 5,
+              "phys_state words": "5: LinkUp", "rate": 400, "rate words": "400 Gb/sec (4X NDR)",
+              "link_layer": "InfiniBand", "link_downed": 3, **changes}  # fmt: skip
+    return Reading("infiniband", at, boot, Facts({"mlx5_0 port 1": values}))  # type: ignore[dict-item]
+
+
+DOWN: dict[str, Any] = {"state": 1, "state words": "1: DOWN", "phys_state": 2, "phys_state words": "2: Polling"}
+
+
+def after(name: str, *readings: Reading, policy: HealthPolicy = POLICY) -> Verdict:
+    return verdict_after(name, readings, policy)
+
+
+def test_a_healthy_node_reads_well(tmp_path: Path) -> None:
+    now = read(tree(tmp_path, {f"mlx5_{n}": {} for n in range(4)}))
+    assert now.facts.get("mlx5_3 port 1", "rate") == 400
+    assert now.facts.get("mlx5_3 port 1", "firmware") == "28.39.1002"
+    assert now.facts.get("mlx5_0 port 1", "rnr_nak_retry_err") == 2
+    assert look("ib_devices", now).shown == "4: mlx5_0, mlx5_1, mlx5_2, mlx5_3"
+    assert look("ib_state", now).shown == "4 of 4 up"
+    assert look("ib_rate", now).shown == "400 Gb/s"
+    for name in ("ib_flaps", "ib_errors"):
+        assert look(name, now).severity is Severity.UNKNOWN, "a count by itself says nothing"
+
+
+def test_no_device_is_unknown_quietly(tmp_path: Path) -> None:
+    assert infiniband.read(Surroundings(tmp_path, Scripted())).absent == infiniband.NO_PORT
+    (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
+    assert infiniband.read(Surroundings(tmp_path, Scripted())).absent == infiniband.NO_PORT
+
+
+def test_a_port_that_was_never_up_is_not_the_jobs(tmp_path: Path) -> None:
+    down = {"state": "1: DOWN\n", "phys_state": "3: Disabled\n"}
+    now = read(tree(tmp_path, {"mlx5_0": {}, "mlx5_1": down}))
+    assert look("ib_state", now).shown == "1 of 1 up"
+    named = HealthPolicy(ib_devices=("mlx5_0", "mlx5_1"))
+    verdict = look("ib_state", now, policy=named)
+    assert verdict.severity is Severity.FAIL
+    assert verdict.words == "mlx5_1 port 1 is 1: DOWN, not ACTIVE; its link is 3: Disabled"
+    assert look("ib_state", now, policy=HealthPolicy(ib_devices=("mlx5_0",))).severity is Severity.OK
+
+
+def test_a_named_device_that_is_gone_fails(tmp_path: Path) -> None:
+    now = read(tree(tmp_path, {"mlx5_0": {}}))
+    verdict = look("ib_devices", now, policy=HealthPolicy(ib_devices=("mlx5_0", "mlx5_7")))
+    assert (verdict.severity, [f.place for f in verdict.findings]) == (Severity.FAIL, ["mlx5_7"])
+
+
+def test_a_flap_gets_its_grace_and_no_more() -> None:
+    up = port(at=1000)
+    assert after("ib_state", up, port(at=1005, **DOWN)).severity is Severity.WARN
+    still = after("ib_state", up, port(at=1005, **DOWN), port(at=1030, **DOWN))
+    assert still.severity is Severity.WARN
+    gone = after("ib_state", up, port(at=1005, **DOWN), port(at=1030, **DOWN), port(at=1031, **DOWN))
+    assert gone.severity is Severity.FAIL
+    assert "last seen ACTIVE 31 s ago" in gone.words
+    assert gone.findings[0].evidence.over_s == 31
+    assert after("ib_state", up, port(at=1005, **DOWN), port(at=1010)).severity is Severity.OK
+
+
+def test_what_was_up_before_a_reboot_is_nobodys_evidence() -> None:
+    assert after("ib_state", port(at=1000), port(at=50, boot="c", **DOWN)).severity is Severity.UNKNOWN
+
+
+def test_a_port_that_waits_for_the_subnet_manager_is_the_fabrics() -> None:
+    waiting: dict[str, Any] = {"state": 2, "state words": "2: INIT"}
+    verdict = after("ib_state", port(at=1000), port(at=2000, **waiting))
+    assert (verdict.severity, "subnet manager" in verdict.words) == (Severity.WARN, True)
+
+
+def test_a_slow_port_is_seen_beside_its_peers_and_against_what_is_expected(tmp_path: Path) -> None:
+    slow = {"rate": "100 Gb/sec (1X NDR)\n"}
+    ethernet = {"rate": "25 Gb/sec (1X EDR)\n", "link_layer": "Ethernet\n"}
+    now = read(tree(tmp_path, {"mlx5_0": {}, "mlx5_1": slow, "mlx5_2": ethernet}))
+    verdict = look("ib_rate", now)
+    assert (verdict.severity, [f.place for f in verdict.findings]) == (Severity.WARN, ["mlx5_1 port 1"])
+    wanted = HealthPolicy(ib_devices=("mlx5_0", "mlx5_1"), ib_rate_gbps=400)
+    assert look("ib_rate", now, policy=wanted).severity is Severity.FAIL
+
+
+def test_one_flap_is_ridden_out_and_a_second_within_the_hour_is_not() -> None:
+    readings = [port(at=0.0), port(at=600.0, link_downed=4)]
+    once = after("ib_flaps", *readings)
+    assert (once.severity, "once in 10 min" in once.words) == (Severity.WARN, True)
+    twice = after("ib_flaps", *readings, port(at=1800.0, link_downed=4), port(at=3000.0, link_downed=5))
+    assert (twice.severity, "2 times in 50 min" in twice.words) == (Severity.FAIL, True)
+    apart = after("ib_flaps", *readings, port(at=4000.0, link_downed=4), port(at=4100.0, link_downed=5))
+    assert apart.severity is Severity.WARN
+    assert after("ib_flaps", port(at=0.0), port(at=5.0)).severity is Severity.OK
+
+
+@pytest.mark.parametrize("counter", [bound.counter for bound in infiniband.BOUNDS])
+def test_every_error_counter_warns_when_it_grows_too_fast(counter: str) -> None:
+    before, quiet = port(at=0.0, **{counter: 7}), port(at=10.0, **{counter: 7})
+    assert after("ib_errors", before, quiet).severity is Severity.OK
+    verdict = after("ib_errors", before, port(at=10.0, **{counter: 5000}))
+    assert (verdict.severity, counter in verdict.words) == (Severity.WARN, True)
+    assert after("ib_errors", before, port(at=10.0, **{counter: 3})).severity is Severity.UNKNOWN, "it was cleared"
+
+
+@pytest.mark.parametrize(
+    ("counter", "bound"), [("symbol_error", 100), ("link_error_recovery", 0), ("port_xmit_discards", 1000)]
+)
+def test_a_rate_at_its_bound_is_borne(counter: str, bound: int) -> None:
+    assert after("ib_errors", port(at=0.0, **{counter: 0}), port(at=10.0, **{counter: bound})).severity is Severity.OK
+    assert after("ib_errors", port(at=0.0, **{counter: 0}), port(at=10.0, **{counter: bound + 1})).severity is not None
+
+
+@pytest.mark.parametrize("text", ["", "\n", "ACTIVE\n", "-4: x\n", "9" * 500 + "\n", "\x00\xff", "4: ACT\x1b[2JIVE\n"])
+def test_odd_files_do_no_harm(tmp_path: Path, text: str) -> None:
+    odd = dict.fromkeys(PORT, text)
+    now, later = read(tree(tmp_path, {"mlx5_0": odd})), read(tmp_path, 1010.0)
+    for check in family("infiniband").checks:
+        assert look(check.name, later, now).severity in (Severity.UNKNOWN, Severity.OK), check.name
+
+
+def test_a_file_that_never_answers_and_one_that_is_none(tmp_path: Path) -> None:
+    tree(tmp_path, {"mlx5_0": {}})
+    rate = tmp_path / "sys/class/infiniband/mlx5_0/ports/1/rate"
+    rate.unlink()
+    os.mkfifo(rate)
+    state = tmp_path / "sys/class/infiniband/mlx5_0/ports/1/counters/symbol_error"
+    state.unlink()
+    state.mkdir()
+    now = read(tmp_path)
+    assert now.facts.missing["mlx5_0 port 1"]["rate"] == "rate cannot be read"
+    assert look("ib_rate", now).severity is Severity.UNKNOWN
+    assert look("ib_state", now).severity is Severity.OK

@@ -36,7 +36,6 @@ IN_CI = {
     "test_an_exit_code_is_laid_to_its_rank_and_to_no_node",
     "test_a_killed_agent_takes_its_ranks_along_and_the_gang_comes_back",
     "test_a_killed_supervisor_is_replaced_and_the_gang_adopted",
-    "test_a_launch_that_is_sent_twice_makes_one_gang",
     "test_a_torn_newest_checkpoint_is_passed_over_with_its_reason",
     "test_a_cancelled_run_is_taken_up_again_from_its_checkpoint",
 }

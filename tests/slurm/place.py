@@ -6,9 +6,11 @@ The lock goes with the process that holds it, so a folder without one belongs to
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import pwd
 import shutil
+import subprocess
 from pathlib import Path
 from typing import IO
 
@@ -20,9 +22,17 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 FIRST_UID = 64700
 
 
-def missing() -> list[str]:
-    """Programs without which there is no cluster."""
-    return [program for program in PROGRAMS if shutil.which(program, path=PATH) is None]
+@functools.cache
+def missing() -> tuple[str, ...]:
+    """What this machine lacks for a cluster: programs, or the right to make namespaces, as in a plain container."""
+    absent = tuple(program for program in PROGRAMS if shutil.which(program, path=PATH) is None)
+    if not absent:
+        tried = subprocess.run(
+            ["unshare", "--net", "--pid", "--mount", "--uts", "--ipc", "--fork", "--mount-proc", "true"],
+            capture_output=True, text=True, timeout=20, check=False,
+        )  # fmt: skip
+        absent = (f"namespaces ({tried.stderr.strip()})",) if tried.returncode else ()
+    return absent
 
 
 def lock_of(place: Path) -> tuple[IO[str] | None, str]:

@@ -32,11 +32,10 @@ SENDER = "import socket,sys; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).se
 def asleep(cluster: Cluster, nodes: int, *options: str) -> int:
     """A job with one sleeping task on each of its nodes, all of them started."""
     deaf = f"""srun --no-kill --kill-on-bad-exit=0 bash -c 'trap "" TERM; exec {ASLEEP}'"""
-    before = sum(bool(cluster.processes_on(name, TASK)) for name in cluster.names)
     job = cluster.submit(f"trap '' TERM; {deaf}", f"-N{nodes}", "--no-kill", *options)
 
     def started() -> bool:
-        return sum(bool(cluster.processes_on(name, TASK)) for name in cluster.names) == before + nodes
+        return sum(bool(cluster.processes_on(name, TASK)) for name in cluster.names) == nodes
 
     until(started, 30, lambda: f"{nodes} tasks\n{cluster.job(job)}\n{cluster.told()}")
     return job
@@ -172,30 +171,13 @@ def test_a_failing_prolog_drains_its_node(cluster: Cluster) -> None:
     assert cluster.nodes()["n1"].startswith("drain")
 
 
-def test_a_better_partition_takes_nodes_after_a_grace_time(cluster: Cluster) -> None:
-    after = {"low-cancel": "PREEMPTED", "low-requeue": "PENDING"}
-    where = {"low-cancel": "--nodelist=n1,n2", "low-requeue": "--nodelist=n3,n4"}
-    low = {
-        partition: asleep(cluster, 2, f"--partition={partition}", "--exclusive", where[partition])
-        for partition in where
-    }
-    for words in where.values():
-        cluster.submit(ASLEEP, "-N2", "--partition=high", "--exclusive", words)
-
-    def told(job: int) -> bool:
-        return cluster.job(job)["PreemptTime"] != "None"
-
-    until(lambda: all(map(told, low.values())), 20, cluster.told)
-    assert {cluster.job(job)["JobState"] for job in low.values()} <= {"RUNNING", "SIGNALING"}, (
-        "they have their grace time"
-    )
-    assert cluster.processes_on("n2", TASK) and cluster.processes_on("n4", TASK)
-    for job in low.values():
-        cluster.wait_job(job, "COMPLETING", deadline_s=20)
-    for name in ("n1", "n2", "n3", "n4"):
-        cluster.kill_on(name, TASK)
-    for partition, job in low.items():
-        cluster.wait_job(job, after[partition], deadline_s=20)
+@pytest.mark.parametrize("partition", ["low-cancel", "low-requeue"])
+def test_a_better_partition_takes_nodes_after_a_grace_time(cluster: Cluster, partition: str) -> None:
+    low = asleep(cluster, 2, f"--partition={partition}", "--exclusive", "--nodelist=n1,n2")
+    high = cluster.submit(ASLEEP, "-N2", "--partition=high", "--exclusive", "--nodelist=n1,n2")
+    until(lambda: cluster.job(low)["PreemptTime"] != "None", 20, cluster.told)
+    assert cluster.job(low)["JobState"] in {"RUNNING", "SIGNALING"} and cluster.job(high)["JobState"] == "PENDING"
+    assert cluster.processes_on("n2", TASK), "it has its grace time; what comes then, test_preemption sees"
 
 
 def test_settings_change_while_it_runs_and_a_silent_controller_comes_back(cluster: Cluster) -> None:

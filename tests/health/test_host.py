@@ -1,0 +1,234 @@
+"""The host and its file systems: what is read from a tree or a real directory, and what it means."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangrun.health import host, host_checks, storage, storage_probe
+from gangrun.health.check import CauseClass, Facts, Reading, Severity, Verdict
+from gangrun.health.host import NODE
+from gangrun.health.policy import HealthPolicy
+from gangrun.health.recorded import plain_facts
+from gangrun.health.rounds import Surroundings
+from tests.health.looks import HandClock, Scripted, family, look, reading, verdict_after, write
+
+GB = 10**9
+HOST = {
+    "proc/meminfo": "MemTotal:       528000000 kB\nMemFree: 1 kB\nMemAvailable:   500000000 kB\n",
+    "proc/loadavg": "1.00 2.50 3.00 2/1000 12345\n",
+    "proc/sys/kernel/tainted": "4097\n",
+    "proc/uptime": "100000.5 3.0\n",
+    "proc/vmstat": "nr_free_pages 1\noom_kill 2\n",
+    "proc/1/stat": "1 (init (x) y) S 0 1 1\n",
+    "proc/77/stat": "77 (nvidia) D 1 1 1\n",
+    "proc/78/stat": "78 (gone) Z 1 1 1\n",
+    "sys/devices/system/cpu/online": "0-63,96,98-99\n",
+    "sys/devices/system/edac/mc/mc0/ue_count": "0\n",
+    "sys/devices/system/edac/mc/mc0/ce_count": "4\n",
+}
+
+
+def read(root: Path, at: float = 1000.0) -> Reading:
+    return Reading("host", at, "b", host.read(Surroundings(root, Scripted())))
+
+
+def node(at: float = 1000.0, **values: Any) -> Reading:
+    return reading({NODE: values}, at)
+
+
+def only(verdict: Verdict) -> tuple[Severity, str]:
+    return verdict.severity, verdict.words
+
+
+def test_a_tree_is_read_whole(tmp_path: Path) -> None:
+    now = read(write(tmp_path, HOST))
+    values = now.facts.values[NODE]
+    expected = {"memory_bytes": 528_000_000 * 1024, "load": 2.5, "cpus": 67, "waiting": 1, "zombies": 1,
+                "tainted": 4097.0, "oom_kills": 2, "waiting_example": "nvidia (pid 77)"}  # fmt: skip
+    assert {name: values.get(name) for name in expected} == expected
+    assert now.facts.values["memory controller mc0"] == {"ue_count": 0, "ce_count": 4}
+    assert now.facts.missing[NODE]["shm_bytes"].startswith("shared memory:")
+
+
+def test_an_empty_tree_is_unknown_and_never_more(tmp_path: Path) -> None:
+    now = read(tmp_path)
+    from_files = ("host_memory", "host_memory_errors", "host_shm", "host_load", "host_processes", "host_kernel")
+    for name in (*from_files, "host_oom"):
+        assert look(name, now).severity is Severity.UNKNOWN, name
+
+
+@pytest.mark.parametrize("text", ["", "\n", ":::\n", "MemTotal: x kB\n", "nan nan nan\n", "\x00" * 9000, ") D\n"])
+def test_odd_files_do_no_harm(tmp_path: Path, text: str) -> None:
+    now = read(write(tmp_path, dict.fromkeys(HOST, text)))
+    for check in family("host").checks:
+        assert look(check.name, now).severity is not Severity.FAIL, check.name
+
+
+def test_this_very_machine_can_be_read() -> None:
+    now = read(Path("/"))
+    for name in ("host_memory", "host_load", "host_processes", "host_limits", "host_kernel"):
+        assert look(name, now).severity is not Severity.UNKNOWN, name
+
+
+JUDGED: list[tuple[str, dict[str, Any], Severity, str]] = [
+    ("host_memory", {"memory_bytes": 100 * GB, "available_bytes": 10 * GB}, Severity.OK, ""),
+    ("host_memory", {"memory_bytes": 100 * GB, "available_bytes": 9.9 * GB}, Severity.WARN, "only 9.9 GB"),
+    ("host_memory", {"memory_bytes": 0, "available_bytes": 0}, Severity.UNKNOWN, "not measured"),
+    ("host_shm", {"shm_bytes": 1 * GB, "shm_free_bytes": 1 * GB}, Severity.OK, ""),
+    ("host_shm", {"shm_bytes": 64_000_000, "shm_free_bytes": 64_000_000}, Severity.FAIL, "has 0.06 GB only"),
+    ("host_shm", {"shm_bytes": 100 * GB, "shm_free_bytes": 9 * GB}, Severity.WARN, "almost full"),
+    ("host_load", {"load": 128.0, "cpus": 64}, Severity.OK, ""),
+    ("host_load", {"load": 129.0, "cpus": 64}, Severity.WARN, "129"),
+    ("host_clock", {"clock_error_s": 0.01, "clock_synchronised": 1}, Severity.OK, ""),
+    ("host_clock", {"clock_error_s": 16.0, "clock_synchronised": 0}, Severity.WARN, "set by nobody"),
+    ("host_clock", {"clock_error_s": 1.5, "clock_synchronised": 1}, Severity.WARN, "wrong by 1.5 s"),
+    ("host_limits", {"files": 65536, "locked_bytes": -1}, Severity.OK, ""),
+    ("host_limits", {"files": -1}, Severity.OK, ""),
+    ("host_limits", {"files": 1024}, Severity.WARN, "1024 files"),
+    ("host_kernel", {"tainted": 4097.0}, Severity.OK, ""),
+    ("host_kernel", {"tainted": 1 << 4}, Severity.WARN, "a machine check (MCE) some time since the boot"),
+]
+
+
+@pytest.mark.parametrize(("name", "values", "severity", "words"), JUDGED)
+def test_what_one_look_tells(name: str, values: dict[str, Any], severity: Severity, words: str) -> None:
+    verdict = look(name, node(**values))
+    assert verdict.severity is severity
+    assert words in verdict.words
+
+
+def test_a_new_machine_check_fails_and_an_old_one_does_not() -> None:
+    clean, broken = node(at=0.0, tainted=0), node(at=60.0, tainted=1 << 4)
+    verdict = verdict_after("host_kernel", [clean, broken])
+    assert only(verdict) == (Severity.FAIL, "the kernel noted a machine check (MCE) in the last 60 s")
+    again = verdict_after("host_kernel", [clean, broken, node(at=120.0, tainted=1 << 4)])
+    assert again.severity is Severity.WARN
+    lockup = verdict_after("host_kernel", [clean, node(at=60.0, tainted=1 << 14)])
+    assert lockup.severity is Severity.WARN
+
+
+def test_processes_in_the_kernel_count_when_they_stay() -> None:
+    many = {"waiting": 9, "waiting_example": "nvidia (pid 7)"}
+    assert verdict_after("host_processes", [node(at=0.0, **many)]).severity is Severity.OK
+    assert verdict_after("host_processes", [node(at=0.0, waiting=0), node(at=60.0, **many)]).severity is Severity.OK
+    stay = verdict_after("host_processes", [node(at=0.0, **many), node(at=60.0, **many)])
+    assert (stay.severity, "nvidia (pid 7)" in stay.words) == (Severity.WARN, True)
+
+
+def test_a_kill_for_memory_is_the_programs() -> None:
+    verdict = verdict_after("host_oom", [node(at=0.0, oom_kills=2), node(at=60.0, oom_kills=3)])
+    assert (verdict.severity, verdict.findings[0].cause) == (Severity.WARN, CauseClass.APPLICATION)
+    assert verdict_after("host_oom", [node(at=0.0, oom_kills=2), node(at=60.0, oom_kills=2)]).severity is Severity.OK
+
+
+def test_memory_errors_count_by_growth() -> None:
+    def counts(at: float, ue: int, ce: int) -> Reading:
+        return reading({NODE: {}, "memory controller mc0": {"ue_count": ue, "ce_count": ce}}, at)
+
+    assert look("host_memory_errors", counts(0.0, 7, 9)).severity is Severity.UNKNOWN
+    assert verdict_after("host_memory_errors", [counts(0.0, 7, 9), counts(60.0, 7, 10)]).severity is Severity.OK
+    assert verdict_after("host_memory_errors", [counts(0.0, 7, 9), counts(60.0, 7, 11)]).severity is Severity.WARN
+    lost = verdict_after("host_memory_errors", [counts(0.0, 7, 9), counts(60.0, 8, 9)])
+    assert (lost.severity, "from 7 to 8 in 60 s" in lost.words) == (Severity.FAIL, True)
+
+
+def test_names() -> None:
+    fine = {"n1": {"resolve_s": 0.001, "address": "10.0.0.1"}}
+    assert look("host_names", reading(fine)).severity is Severity.OK
+    slow = look("host_names", reading({**fine, "head": {"resolve_s": 5.0}}))
+    assert (slow.severity, "head took 5 s" in slow.words) == (Severity.WARN, True)
+    gone = look("host_names", reading({**fine, "head": {"resolve_s": 0.1, "error": "Name or service not known"}}))
+    assert (gone.severity, gone.findings[0].place) == (Severity.FAIL, "head")
+    assert look("host_names", reading({})).severity is Severity.UNKNOWN
+
+
+def test_the_resolver_is_asked_by_a_child() -> None:
+    probes = Scripted({"names": lambda *hosts: {"values": {host: {"resolve_s": 0.1} for host in hosts}}})
+    facts = host_checks.read_names(Surroundings(Path("/"), probes, peers=("a", "b")))
+    assert (probes.asked, list(facts.values)) == ([("names", ("a", "b"))], ["a", "b"])
+    said = storage_probe.names(("no-such-host.invalid", "bad\udcff" * 40), HandClock().now)
+    assert all("error" in said.values[name] for name in ("no-such-host.invalid", "bad\udcff" * 40))
+
+
+# ---- file systems ----------------------------------------------------------------------------------------------------
+
+
+def stored(**values: Any) -> Reading:
+    return reading({"/scratch": values})
+
+
+def test_a_directory_is_written_and_read_and_left_clean(tmp_path: Path) -> None:
+    place = str(tmp_path)
+    values = storage_probe.directory(place, HandClock().now).values[place]
+    assert values["probe_s"] == 0
+    assert 0 <= float(values["used_share"]) <= 1
+    assert values["read_only"] == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_is_not_there_and_one_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = str(tmp_path / "gone")
+    assert storage_probe.directory(gone, HandClock().now).values[gone] == {"broken": "No such file or directory"}
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    values = storage_probe.directory(str(tmp_path), HandClock().now).values[str(tmp_path)]
+    assert values["write_error"] == "No space left on device"
+    assert list(tmp_path.iterdir()) == []
+
+
+STORED: list[tuple[str, dict[str, Any], Severity, str]] = [
+    ("storage_answers", {"probe_s": 5.0}, Severity.OK, ""),
+    ("storage_answers", {"probe_s": 5.1}, Severity.WARN, "took 5.1 s"),
+    ("storage_answers", {"probe_s": 15.1}, Severity.FAIL, "file server"),
+    ("storage_answers", {"write_error": "Read-only file system"}, Severity.FAIL, "cannot be written: Read-only"),
+    ("storage_answers", {"broken": "Stale file handle"}, Severity.FAIL, "Stale"),
+    ("storage_space", {"used_share": 0.85, "free_bytes": GB}, Severity.OK, ""),
+    ("storage_space", {"used_share": 0.86, "free_bytes": GB}, Severity.WARN, "86 % full, 1.0 GB are left"),
+    ("storage_space", {"used_share": 0.95, "free_bytes": GB}, Severity.FAIL, "95 % full"),
+    ("storage_inodes", {"inodes_free": 1000}, Severity.OK, ""),
+    ("storage_inodes", {"inodes_free": 999}, Severity.FAIL, "999 more files"),
+    ("storage_inodes", {}, Severity.UNKNOWN, "no file system says"),
+    ("storage_writable", {"read_only": 0}, Severity.OK, ""),
+    ("storage_writable", {"read_only": 1}, Severity.FAIL, "read-only"),
+]
+
+
+@pytest.mark.parametrize(("name", "values", "severity", "words"), STORED)
+def test_what_a_file_system_tells(name: str, values: dict[str, Any], severity: Severity, words: str) -> None:
+    verdict = look(name, stored(**values))
+    assert verdict.severity is severity
+    assert words in verdict.words
+
+
+def test_a_file_server_that_does_not_answer_is_unknown_and_hides_no_other() -> None:
+    def answer(directory: str) -> object:
+        if directory == "/nfs":
+            return {"absent": "no answer within 20 s"}
+        return plain_facts(Facts({directory: {"probe_s": 0.01, "used_share": 0.99, "free_bytes": 5, "read_only": 0}}))
+
+    probes = Scripted({"directory": answer})
+    facts = storage.read(Surroundings(Path("/"), probes, directories=("/nfs", "/tmp")))
+    now = Reading("storage", 0.0, "b", facts)
+    answers = look("storage_answers", now)
+    assert (answers.severity, answers.words, answers.shown) == (
+        Severity.UNKNOWN, "no answer within 20 s", "10 ms, 1 silent",
+    )  # fmt: skip
+    assert look("storage_space", now).severity is Severity.FAIL
+    assert storage.read(Surroundings(Path("/"), probes)).absent == "no directory was named"
+    many = tuple(f"/d{n}" for n in range(20))
+    probes.asked.clear()
+    storage.read(Surroundings(Path("/"), probes, directories=many))
+    assert len(probes.asked) == storage.DIRECTORIES_MAX_COUNT
+
+
+def test_bounds_are_the_policys() -> None:
+    strict = HealthPolicy(disk_used_warn=0.1, disk_used_fail=0.2)
+    assert look("storage_space", stored(used_share=0.5, free_bytes=GB), policy=strict).severity is Severity.FAIL

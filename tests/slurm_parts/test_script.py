@@ -65,6 +65,15 @@ def test_all_that_can_be_asked() -> None:
     assert told.items() <= found.items()
 
 
+def test_nodes_that_were_asked_for_and_are_left_out_are_not_asked_for_again() -> None:
+    """Slurm refuses such a job: "Invalid node name specified"."""
+    named = asked(nodelist="n[1-3]")
+    assert options(text(named))["nodelist"] == "n[1-3]"
+    assert options(text(named, seq=1, exclude=("n2", "n9")))["nodelist"] == "n[1,3]"
+    assert "nodelist" not in options(text(named, seq=1, exclude=("n1", "n2", "n3")))
+    assert options(text(asked(nodelist="./hosts["), seq=1, exclude=("n1",)))["nodelist"] == "./hosts["
+
+
 def test_what_holds_for_the_first_job_only() -> None:
     submission = asked(dependency="afterok:17", sbatch=(("begin", "16:00"), ("hold", None), ("nice", "5")))
     first, second = options(text(submission)), options(text(submission, seq=1))

@@ -18,7 +18,7 @@ from typing import Protocol
 import submitit
 
 from gangrun.adapters.slurm.commands import NOT_FOUND, Answer
-from gangrun.core.nodeset import fold
+from gangrun.core.nodeset import NodesetError, fold, unfold
 from gangrun.wire.submission import Requeue, Submission, comment
 
 SENT_WITHIN_S = 60.0
@@ -164,6 +164,14 @@ class _Executor(submitit.SlurmExecutor):  # type: ignore[misc] # submitit has no
         return [str(word) for word in self._make_submission_command(path)]
 
 
+def _without(nodelist: str, exclude: Sequence[str]) -> str:
+    """The user's nodes as far as they are to be had: Slurm refuses a job that must have a node and must not."""
+    try:
+        return fold(node for node in unfold(nodelist) if node not in exclude) if exclude else nodelist
+    except NodesetError:
+        return nodelist  # a file's name, say
+
+
 def _asked(submission: Submission, seq: int, exclude: Sequence[str], dependency: str) -> dict[str, str | None]:
     """Options by Slurm's names; None is a flag without value. What gangrun itself must set comes later."""
     texts = {
@@ -177,7 +185,7 @@ def _asked(submission: Submission, seq: int, exclude: Sequence[str], dependency:
         "mem": submission.mem,
         "constraint": submission.constraint,
         "reservation": submission.reservation,
-        "nodelist": submission.nodelist,
+        "nodelist": _without(submission.nodelist, exclude),
         "exclude": ",".join(part for part in (submission.exclude, fold(exclude)) if part),
         "dependency": dependency or (submission.dependency if seq == 0 else ""),
     }

@@ -130,19 +130,14 @@ def judge_count(now: Reading, before: Reading | None, policy: HealthPolicy) -> O
     expected, on_bus = policy.gpus_count, now.facts.number(NODE, "on_bus_count")
     error = now.facts.number(NODE, "nvml_error")
     limit = f"= {expected}" if expected is not None else "= on the bus"
-    if error is not None and (error == VERSION_MISMATCH or expected or on_bus):
-        return (
-            Outcome("no answer", limit, (_no_driver(error, now, expected),))
-            if _is_fault(error)
-            else Outcome("-", limit, unknown=why_not(now, "gpus_count"))
-        )
     count = now.facts.number(NODE, "gpus_count")
+    if expected and not count and on_bus == 0 and error != VERSION_MISMATCH:
+        sentence = f"{expected} GPUs are expected, and none is on the bus"
+        one = finding("gpu_count", NODE, Severity.FAIL, sentence, Evidence(0, expected), Needs.REBOOT)
+        return Outcome("0 on the bus", limit, (one,))
+    if error is not None and _is_fault(error) and (error == VERSION_MISMATCH or expected or on_bus):
+        return Outcome("no answer", limit, (_no_driver(error, now, expected),))
     if count is None:
-        silent = now.facts.missing.get(NODE, {}).get(CHILD_ANSWER)
-        if expected and not silent and on_bus == 0:
-            sentence = f"{expected} GPUs are expected and none is on the bus"
-            one = finding("gpu_count", NODE, Severity.FAIL, sentence, Evidence(0, expected), Needs.REBOOT)
-            return Outcome("0", limit, (one,))
         return Outcome("-", limit, unknown=_why_none(now))
     shown = f"{count:.0f}" + (f", {on_bus:.0f} on the bus" if on_bus is not None else "")
     if expected is not None and count < expected:

@@ -11,11 +11,13 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gangrun.health.check import Check, Facts, Outcome, Reading, Verdict, unknown_verdict, verdict_of
 from gangrun.health.policy import HealthPolicy
-from gangrun.ports import Clock
+
+if TYPE_CHECKING:
+    from gangrun.ports import Clock
 
 
 class Probes(Protocol):

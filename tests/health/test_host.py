@@ -138,7 +138,7 @@ def test_memory_errors_count_by_growth() -> None:
 
 
 def test_names() -> None:
-    fine = {"n1": {"resolve_s": 0.001, "address": "10.0.0.1"}}
+    fine: dict[str, Any] = {"n1": {"resolve_s": 0.001, "address": "10.0.0.1"}}
     assert look("host_names", reading(fine)).severity is Severity.OK
     slow = look("host_names", reading({**fine, "head": {"resolve_s": 5.0}}))
     assert (slow.severity, "head took 5 s" in slow.words) == (Severity.WARN, True)

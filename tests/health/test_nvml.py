@@ -237,6 +237,12 @@ def test_fewer_gpus_than_were_asked_for(library: Callable[..., Library]) -> None
     assert library().look("gpu_count", HealthPolicy(gpus_count=2)).severity is Severity.OK
 
 
+def test_nvml_is_believed_where_the_bus_shows_nothing() -> None:
+    facts = facts_from({"values": {"node": {"gpus_count": 8, "on_bus_count": 0}}})
+    verdict = look("gpu_count", Reading("gpu", 0.0, "b", facts), policy=HealthPolicy(gpus_count=8))
+    assert verdict.severity is Severity.OK
+
+
 def test_a_driver_that_hangs_is_unknown(library: Callable[..., Library]) -> None:
     one = library()
     one.say(changes={"gpu1.power": "~"})

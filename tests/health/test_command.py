@@ -1,0 +1,154 @@
+"""``gangrun health`` as people call it: the table, the sentences, --json, exit codes; on boxes of every kind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangrun.cli.health import as_plain, exit_code, page
+from gangrun.cli.main import main
+from gangrun.health.catalogue import CHECKS
+from gangrun.health.check import CauseClass, Evidence, Finding, Needs, Scope, Severity, Sticky, Verdict
+from tests.health.looks import write
+from tests.health.test_host import HOST
+from tests.health.test_infiniband import tree
+
+REPO = Path(__file__).parents[2]
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["health", *words])
+    return int(ended.value.code or 0), capsys.readouterr().out
+
+
+@pytest.fixture
+def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A host of files, without GPU or network ports, whatever this machine has."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SLURM_GPUS_ON_NODE", raising=False)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "100")
+    write(tmp_path / "root", HOST)
+    (tmp_path / "root/sys/bus/pci/devices").mkdir(parents=True)
+    return tmp_path / "root"
+
+
+pytestmark = pytest.mark.serial
+
+
+def test_a_box_without_gpus_is_judged_by_the_rest(box: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = run(capsys, "--fs-root", str(box))
+    assert code == 0, out
+    assert "unknown: 18 checks (gpu_count to nvlink_errors): no NVIDIA GPU here" in out
+    assert "no InfiniBand or RoCE device here" in out
+    assert "host_memory" in out
+    assert max(map(len, out.splitlines())) <= 100
+    assert not [line for line in out.splitlines() if line.startswith("fail")]
+
+
+def test_json_has_every_check_and_a_schema_number(box: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = run(capsys, "--fs-root", str(box), "--json")
+    told = json.loads(out)
+    assert (told["schema"], told["exit_code"], code) == (1, 0, 0)
+    assert [one["check"] for one in told["checks"]] == [check.name for check in CHECKS]
+    keys = {"check", "family", "verdict", "reading", "limit", "words", "findings"}
+    assert all(one.keys() == keys for one in told["checks"])
+
+
+def test_what_failed_is_told_in_a_sentence_and_in_the_exit_code(box: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tree(box, {"mlx5_0": {}, "mlx5_1": {"state": "1: DOWN\n", "phys_state": "2: Polling\n"}})
+    code, out = run(capsys, "--fs-root", str(box), "--ib", "mlx5_0", "--ib", "mlx5_1", "-q")
+    assert code == 1
+    assert "fail  mlx5_1 port 1 is 1: DOWN, not ACTIVE" in " ".join(out.split("\n"))
+    assert "unknown:" not in out
+    code, out = run(capsys, "--fs-root", str(box), "--gpus", "8", "--json")
+    [count] = [one for one in json.loads(out)["checks"] if one["check"] == "gpu_count"]
+    assert (code, count["verdict"]) == (1, "fail")
+    assert (count["findings"][0]["new"], count["findings"][0]["old"]) == (0, 8)
+
+
+def test_slurm_says_how_many_gpus_there_are(
+    box: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
+    assert run(capsys, "--fs-root", str(box))[0] == 1
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "h100:4(S:0)")
+    assert run(capsys, "--fs-root", str(box))[0] == 0, "what is no number is not understood, and expects nothing"
+
+
+def test_two_looks_judge_counters(box: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tree(box, {"mlx5_0": {}})
+    _, out = run(capsys, "--fs-root", str(box), "--over", "0.05", "--json")
+    verdicts = {one["check"]: one["verdict"] for one in json.loads(out)["checks"]}
+    assert {verdicts[name] for name in ("ib_flaps", "ib_errors", "host_oom", "host_memory_errors")} == {"ok"}
+
+
+def test_what_makes_no_sense_is_refused(box: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "--ib", "../../etc")[0] == 2
+    assert run(capsys, "--gpus", "-1")[0] == 2
+
+
+def test_a_path_that_is_not_there_fails(box: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = run(capsys, "--fs-root", str(box), "--path", str(box / "gone"))
+    assert (code, "gone cannot be written: No such file or directory" in " ".join(out.split())) == (1, True)
+
+
+def test_nothing_heavy_is_loaded_here_and_little_by_the_child(box: Path) -> None:
+    code = (
+        "import sys\nfrom gangrun.cli.main import main\ntry:\n    main(['health', *sys.argv[1:]])\n"
+        "except SystemExit:\n    pass\n"
+        "print('LOADED', sorted({'torch', 'zmq', 'submitit', 'pynvml', 'numpy', 'rich'} & sys.modules.keys()))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(REPO)}
+    for words in (["--fs-root", str(box)], ["--help"]):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        assert "LOADED []" in done.stdout, done.stdout + done.stderr
+
+
+# ---- the page, of values ---------------------------------------------------------------------------------------------
+
+
+def verdict(severity: Severity, check: str = "gpu_ecc", words: str = "", **more: Any) -> Verdict:
+    return Verdict(check, "gpu", severity, "0", "0", words, **more)
+
+
+def test_exit_codes() -> None:
+    ok, warn, fail, unknown = (verdict(one) for one in Severity)
+    assert exit_code((ok, unknown)) == 0
+    assert exit_code((warn, unknown)) == 0
+    assert exit_code((ok, fail, unknown)) == 1
+    assert exit_code((unknown, unknown)) == 3
+
+
+def test_foreign_words_move_no_cursor() -> None:
+    evil = "NVML \x1b[2J\r\nfail  forged"
+    finding = Finding(
+        "gpu_lost", Scope.GPU, "gpu 0", Severity.FAIL, CauseClass.HARDWARE, Needs.REBOOT, Sticky.BOOT, Evidence(evil),
+        f"gpu 0 is lost: {evil}",
+    )  # fmt: skip
+    bad = verdict(Severity.FAIL, "gpu_lost", evil, findings=(finding,))
+    lines = page([bad, verdict(Severity.UNKNOWN, words=evil)], (bad,), 100, color=False)
+    assert all(line.isprintable() for line in lines)
+    assert not any(line.startswith("fail  forged") for line in lines)
+    assert "needs: reboot; counts until the node has booted anew" in " ".join(" ".join(lines).split())
+    assert json.loads(json.dumps(as_plain((bad,))))["checks"][0]["findings"][0]["sticky"] == "boot"
+
+
+def test_colours_only_where_they_are_welcome() -> None:
+    one = [verdict(Severity.FAIL)]
+    assert "\x1b[31mfail" in "\n".join(page(one, tuple(one), 100, color=True))
+    assert "\x1b" not in "\n".join(page(one, tuple(one), 100, color=False))

@@ -50,6 +50,7 @@ class Silence:
     def __init__(self, beats: Beats, timing: Timing, term: int, send: Callable[[str, object], None]) -> None:
         self.suspects: dict[str, Suspect] = {}
         self.lost: set[str] = set()
+        self._left: set[str] = set()
         self.next_at = NEVER
         self._beats = beats
         self._timing = timing
@@ -59,8 +60,8 @@ class Silence:
 
     @property
     def away(self) -> tuple[str, ...]:
-        """All that are silent or lost."""
-        return tuple(sorted(self.suspects))
+        """All that are silent or lost, or were when the run left this job."""
+        return tuple(sorted(self._left.union(self.suspects)))
 
     def adopt(self, state: RunState) -> None:
         """Suspects as the last term left them."""
@@ -72,7 +73,8 @@ class Silence:
         self.next_at = float("-inf")
 
     def clear(self) -> None:
-        """Another job: its nodes are unsuspected."""
+        """The run leaves this job for another one, whose nodes are unsuspected."""
+        self._left.update(self.suspects)
         self.suspects.clear()
         self.lost.clear()
 
@@ -84,6 +86,7 @@ class Silence:
         """A new agent on the node: nothing is held against it, and joining says that it was heard."""
         self.suspects.pop(node, None)
         self.lost.discard(node)
+        self._left.discard(node)
 
     def heard(self, node: str, now: float) -> list[Event]:
         """A beat of a suspect: is it back, or did the beat lie in a queue?"""

@@ -131,6 +131,18 @@ def test_the_scheduler_is_told_which_nodes_are_lost_and_waited_for() -> None:
     assert loop.exit_code == 130, "but not for ever"
 
 
+def test_it_is_told_of_lost_nodes_where_the_run_goes_on_in_another_job_too() -> None:
+    """With the batch script's host among them, nobody else would end this job."""
+    desk = Desk(nodes=3, policy=SCHEDULER)
+    desk.running()
+    desk.agents["n0"].beating = desk.agents["n0"].obeys = False
+    desk.pass_s(45.0)
+    ((act, _),) = desk.jobs.asked
+    desk.mailbox.post(Stamped(ActDone(act, "SubmitSuccessor")))
+    desk.pass_s(2.0)
+    assert [(ending.phase, lost) for ending, lost in desk.jobs.ended] == [(Phase.PENDING, ("n0",))]
+
+
 def test_a_supervisor_of_last_resort_needs_nobody() -> None:
     """All that the job had on its nodes has ended: it sees to the next job, and leaves the batch host alone."""
     desk = Desk(nodes=3, policy=SCHEDULER)

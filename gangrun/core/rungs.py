@@ -106,7 +106,7 @@ def requeue(state: RunState, now: float, policy: Policy, reason: str) -> Decisio
     return enter(
         state,
         Phase.WAITING,
-        f"{reason}; asking the scheduler for job {seq} of this run{without}",
+        f"{reason}; asking the scheduler for the next job of this run{without}",
         SubmitSuccessor(seq, exclude, reason),
         deadlines={"submit": now + policy.waiting_max_s},
         attempts=close_attempt(state, now, "requeued", reason),

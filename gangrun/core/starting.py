@@ -43,7 +43,7 @@ NAMED_MAX_COUNT = 256  # more nodes than that are counted, not named
 def agent_joined(state: RunState, event: AgentJoined | AgentRejoined, now: float, policy: Policy) -> Decision:
     """PENDING: count heads; unless this job only ends, since its successor is in the queue."""
     if state.leaving:
-        return ignored(state, f"{event.node} joined a job that ends: job {state.seq} of this run is submitted")
+        return ignored(state, f"{event.node} joined a job that ends: the run goes on in another")
     state = replace(state, nodes=roster.joined(state, event))
     here, wanted = len(state.nodes), state.shape.nodes_count
     reason = f"{event.node} joined ({here} of {wanted} nodes)"

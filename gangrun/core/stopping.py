@@ -274,7 +274,7 @@ def submitted(state: RunState, event: ActDone, now: float, policy: Policy) -> De
     if event.same_job:
         return rungs.come_back(state, now, policy, state.reason)
     return rungs.leave(
-        replace(state, seq=state.seq + 1), now, policy, f"job {state.seq + 1} of this run is submitted; this job ends"
+        replace(state, seq=state.seq + 1), now, policy, "the next job of this run is submitted; this one ends"
     )
 
 

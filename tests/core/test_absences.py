@@ -49,7 +49,7 @@ def test_once_all_that_are_missing_are_accounted_for_nobody_is_waited_for() -> N
     life = of_job()
     life.join("n0", "n1")
     absent(life, "n2")
-    life.says(f"2 of 3 nodes joined; n2 did not: {EXECVE}", "n2 left out", "job 1 of this run without n2")
+    life.says(f"2 of 3 nodes joined; n2 did not: {EXECVE}", "n2 left out", "the next job of this run without n2")
     assert life.last(SubmitSuccessor).exclude == ("n2",)
     assert life.state.excluded["n2"].reason == f"did not join: {EXECVE}"
 
@@ -232,7 +232,7 @@ def test_nobody_is_left_of_a_gang_so_it_goes_on_in_another_job() -> None:
     assert all(node.lost for node in life.state.nodes.values())
     life.stopped(presumed=(("n0", "law 1"), ("n1", "law 1")))
     assert life.state.submitting, "nobody is waited for"
-    life.says("job 1 of this run")
+    life.says("the next job of this run")
 
 
 def test_what_was_to_follow_a_stop_follows() -> None:

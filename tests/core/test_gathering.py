@@ -193,4 +193,4 @@ def test_a_notice_before_the_start(kind: NoticeKind) -> None:
         assert (life.phase, life.state.seq, life.state.leaving) == (Phase.PENDING, 0, True)
     else:
         assert life.last(SubmitSuccessor).seq == 1
-        life.says(kind.value, "job 1")
+        life.says(kind.value, "the next job")

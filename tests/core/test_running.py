@@ -297,7 +297,7 @@ def test_a_notice_saves_first(kind: NoticeKind) -> None:
         life.on(TermTaken(1, "jr1", (), (), 0))
         assert (life.phase, life.state.leaving, life.state.gone_at) == (Phase.PENDING, False, None)
     else:
-        life.says(kind.value, "45 s", "job 1")
+        life.says(kind.value, "45 s", "the next job")
         assert life.last(SubmitSuccessor).seq == 1
 
 

@@ -155,7 +155,7 @@ def test_a_stop_that_nobody_can_prove_leaves_the_job_to_its_nodes_where_there_is
     life.on(StopTimedOut(0, "n1", ("python[7]",)))
     for _ in range(4):
         life.due("stop")
-    life.says("nobody can prove", "n1 left out", "job 1 of this run without n1")
+    life.says("nobody can prove", "n1 left out", "the next job of this run without n1")
     assert life.last(SubmitSuccessor).exclude == ("n1",)
     assert life.state.fence_nodes == ("n0", "n1")
     assert life.state.fence_until > life.now + life.policy.timing.fence_after_s
@@ -220,7 +220,7 @@ def test_a_notice_while_stopping(kind: NoticeKind) -> None:
         life.says(kind.value, "comes back by itself")
         assert life.state.leaving
     else:
-        life.says(kind.value, "job 1")
+        life.says(kind.value, "the next job")
         assert life.state.submitting
 
 

@@ -1,0 +1,171 @@
+"""What readings of GPUs mean, by values: growth, peers, modes. How they are read: ``test_nvml``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gangrun.health.check import Needs, Reading, Severity, Verdict
+from gangrun.health.policy import HealthPolicy
+from tests.health.looks import look, reading, verdict_after
+
+
+def gpus(at: float = 1000.0, count: int = 4, places: dict[str, Any] | None = None, **changes: Any) -> Reading:
+    """GPUs of one kind; ``changes`` go to the second of them."""
+    values: dict[str, dict[str, Any]] = {f"gpu {n}": {"uuid": f"GPU-{n}"} for n in range(count)}
+    for place in values:
+        values[place] |= {name: 0 if isinstance(value, (int, float)) else value for name, value in changes.items()}
+    values["gpu 1"] |= changes
+    return reading({"node": {"gpus_count": count}, **values, **(places or {})}, at)
+
+
+def seen(verdict: Verdict) -> tuple[Severity, list[str]]:
+    return verdict.severity, [finding.place for finding in verdict.findings]
+
+
+def test_corrected_errors_count_by_rate_over_a_window() -> None:
+    start = gpus(at=0.0, ecc_corrected=5_000_000)
+    assert look("gpu_ecc_corrected", start).severity is Severity.UNKNOWN, "a count may be years old"
+    slow = verdict_after("gpu_ecc_corrected", [start, gpus(at=300.0, ecc_corrected=5_000_080)])
+    assert slow.severity is Severity.OK
+    fast = verdict_after("gpu_ecc_corrected", [start, gpus(at=300.0, ecc_corrected=5_000_200)])
+    assert seen(fast) == (Severity.WARN, ["gpu 1"])
+    assert fast.findings[0].needs is Needs.NONE
+    burst = verdict_after("gpu_ecc_corrected", [start, gpus(at=1.0, ecc_corrected=5_000_002)])
+    assert burst.severity is Severity.OK, "two in a second are no rate"
+    spread = [gpus(at=60.0 * n, ecc_corrected=5_000_000 + 25 * n) for n in range(7)]
+    assert verdict_after("gpu_ecc_corrected", spread).severity is Severity.WARN, "no two looks show it, the window does"
+
+
+def test_the_count_of_a_whole_life_matters_when_it_grows() -> None:
+    assert look("gpu_ecc_growth", gpus(ecc_uncorrected_ever=40)).severity is Severity.UNKNOWN
+    same = verdict_after("gpu_ecc_growth", [gpus(at=0.0, ecc_uncorrected_ever=40), gpus(ecc_uncorrected_ever=40)])
+    assert same.severity is Severity.OK
+    grew = verdict_after("gpu_ecc_growth", [gpus(at=0.0, ecc_uncorrected_ever=40), gpus(ecc_uncorrected_ever=41)])
+    assert seen(grew) == (Severity.FAIL, ["gpu 1"])
+    other = gpus(ecc_uncorrected_ever=41, uuid="GPU-new")
+    swapped = verdict_after("gpu_ecc_growth", [gpus(at=0.0, ecc_uncorrected_ever=40), other])
+    assert swapped.severity is not Severity.FAIL, "another GPU sits there now"
+
+
+@pytest.mark.parametrize("counter", ["throttled_heat_ns", "throttled_software_heat_ns", "power_brake_ns"])
+def test_slowing_down_counts_by_its_share_of_time(counter: str) -> None:
+    def after(ns: int) -> Verdict:
+        return verdict_after("gpu_throttled", [gpus(at=0.0, **{counter: 7}), gpus(at=60.0, **{counter: 7 + ns})])  # type: ignore[arg-type]
+
+    assert look("gpu_throttled", gpus(**{counter: 10**12})).severity is Severity.UNKNOWN  # type: ignore[arg-type]
+    assert after(6 * 10**9).severity is Severity.OK
+    assert seen(after(7 * 10**9)) == (Severity.WARN, ["gpu 1"])
+    assert "12 % of the last 60 s" in after(7 * 10**9).words
+    assert "100 %" in after(10**15).words, "a counter in other units is no share beyond all of it"
+
+
+@pytest.mark.parametrize("counter", ["replay", "recovery", "crc"])
+def test_link_errors_warn_by_the_minute(counter: str) -> None:
+    def at(time: float, count: int) -> Reading:
+        return gpus(at=time, places={"gpu 1 link 3": {"active": 1, counter: count}})
+
+    assert look("nvlink_errors", at(0.0, 99)).severity is Severity.UNKNOWN
+    assert verdict_after("nvlink_errors", [at(0.0, 99), at(600.0, 104)]).severity is Severity.OK
+    verdict = verdict_after("nvlink_errors", [at(0.0, 99), at(10.0, 100)])
+    assert seen(verdict) == (Severity.WARN, ["gpu 1 link 3"])
+    assert look("nvlink_errors", gpus()).words == "these GPUs have no NVLink"
+    assert look("nvlink_state", gpus()).words == "these GPUs have no NVLink"
+
+
+def test_links_that_are_all_down_may_not_be_wired() -> None:
+    places = {f"gpu {n} link 0": {"active": 0} for n in range(2)}
+    assert look("nvlink_state", gpus(places=places)).severity is Severity.UNKNOWN
+    places["gpu 0 link 0"] = {"active": 1}
+    assert seen(look("nvlink_state", gpus(places=places))) == (Severity.FAIL, ["gpu 1 link 0"])
+
+
+def heated(second: float, others: float, **more: Any) -> Reading:
+    now = gpus(temperature_c=second, **more)
+    values = {place: dict(names) for place, names in now.facts.values.items()}
+    for place in ("gpu 0", "gpu 2", "gpu 3"):
+        values[place]["temperature_c"] = others
+        values[place].pop("margin_c", None)
+        values[place].pop("slowdown_c", None)
+    return reading(values)
+
+
+def test_heat() -> None:
+    assert look("gpu_temperature", heated(61, 50)).severity is Severity.OK
+    beside = look("gpu_temperature", heated(63, 50))
+    assert (seen(beside), "at 63 °C while GPUs beside it are at 50" in beside.words) == (
+        (Severity.WARN, ["gpu 1"]), True,
+    )  # fmt: skip
+    assert look("gpu_temperature", heated(60, 60, margin_c=5)).severity is Severity.OK
+    assert look("gpu_temperature", heated(60, 60, margin_c=-1)).severity is Severity.WARN
+    assert look("gpu_temperature", heated(83, 80, slowdown_c=87)).severity is Severity.WARN, "without a margin"
+    assert look("gpu_temperature", heated(60, 60, memory_temperature_c=95)).severity is Severity.WARN
+
+
+@pytest.mark.parametrize(
+    ("module", "severity"), [("570.86.15", Severity.OK), ("550.54.14", Severity.WARN), (None, Severity.OK)]
+)
+def test_driver(module: str | None, severity: Severity) -> None:
+    node: dict[str, Any] = {"driver": "570.86.15", **({"loaded_driver": module} if module else {})}
+    assert look("gpu_driver", reading({"node": node, "gpu 0": {}})).severity is severity
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"persistence": 0}, "persistence mode is off"),
+        ({"ecc_mode": 0, "ecc_mode_pending": 0}, "ECC is off"),
+        ({"ecc_mode": 1, "ecc_mode_pending": 0}, "waits for a reboot"),
+        ({"mig_mode": 1}, "MIG"),
+        ({"compute_mode": 2}, "forbids"),
+    ],
+)
+def test_modes(changes: dict[str, Any], words: str) -> None:
+    verdict = look("gpu_modes", reading({"gpu 0": {"uuid": "u", **changes}}))
+    assert (verdict.severity, words in verdict.words) == (Severity.WARN, True)
+
+
+def test_leftovers_are_nobodys_memory() -> None:
+    mine = {"memory_used_bytes": 40e9, "processes_count": 2}
+    assert look("gpu_leftovers", reading({"gpu 0": mine})).severity is Severity.OK, "somebody is at work there"
+    left = look("gpu_leftovers", reading({"gpu 0": {**mine, "processes_count": 0}}))
+    assert (left.severity, "40.0 GB" in left.words) == (Severity.WARN, True)
+    unknown = look("gpu_leftovers", reading({"gpu 0": {"memory_used_bytes": 40e9}}))
+    assert unknown.severity is Severity.OK, "whose it is cannot be told, so it is nobody's fault"
+
+
+@pytest.mark.parametrize(
+    ("changes", "severity"),
+    [
+        ({"retired_pages": 10, "retired_pending": 0}, Severity.OK),
+        ({"retired_pages": 11, "retired_pending": 0}, Severity.FAIL),
+        ({"retired_pages": 1, "retired_pending": 1}, Severity.WARN),
+    ],
+)
+def test_retired_pages(changes: dict[str, Any], severity: Severity) -> None:
+    assert look("gpu_retired", reading({"gpu 0": changes})).severity is severity
+
+
+@pytest.mark.parametrize(
+    ("corrected", "uncorrected", "severity"),
+    [(10, 0, Severity.OK), (11, 0, Severity.WARN), (0, 511, Severity.OK), (0, 512, Severity.WARN)],
+)
+def test_many_remapped_rows_are_a_sign(corrected: int, uncorrected: int, severity: Severity) -> None:
+    values = {
+        "remap_failed": 0,
+        "remap_pending": 0,
+        "remapped_corrected": corrected,
+        "remapped_uncorrected": uncorrected,
+    }
+    assert look("gpu_remapped", reading({"gpu 0": values})).severity is severity
+
+
+def test_an_action_that_nobody_knows_is_told() -> None:
+    verdict = look("gpu_recovery", gpus(recovery_action=99))
+    assert (seen(verdict), verdict.findings[0].needs) == ((Severity.WARN, ["gpu 1"]), Needs.ADMIN)
+
+
+def test_a_bound_of_ones_own() -> None:
+    policy = HealthPolicy(memory_temperature_c=60)
+    assert look("gpu_temperature", heated(50, 50, memory_temperature_c=61), policy=policy).severity is Severity.WARN

@@ -66,10 +66,10 @@ def test_a_lost_node_is_left_out_of_the_next_job_and_no_bit_of_the_weights_diffe
     other = Run(cluster, "undisturbed")
     for one in (run, other):
         saves = one.saves_made()
-        one.submit("-N", "2", "--exclusive", "--nproc-per-node", "1", "--checkpoint-dir", saves, TRAIN, "--steps", "40",
-                   "--checkpoint-every", "10", "--step-time", "0.1", "--checkpoint-dir", saves,
+        one.submit("-N", "2", "--exclusive", "--fence-after", "10", "--checkpoint-dir", saves, TRAIN, "--steps", "24",
+                   "--checkpoint-every", "6", "--step-time", "0.05",  "--checkpoint-dir", saves,
                    "--final", one.folder / "final")  # fmt: skip
-    until(lambda: 20 in run.saved(), 60, lambda: f"a checkpoint\n{run.told()}")
+    until(lambda: 12 in run.saved(), 60, lambda: f"a checkpoint\n{run.told()}")
     (first,) = run.jobs()
     lost = next(host for host, _ in run.ranks().values() if host != first["BatchHost"])
     cluster.power_off(lost)
@@ -77,7 +77,7 @@ def test_a_lost_node_is_left_out_of_the_next_job_and_no_bit_of_the_weights_diffe
     second = run.jobs()[1]
     assert second["ExcNodeList"] == lost
     assert [one["job"] for one in status["attempts"]] == [first["JobId"], second["JobId"]]
-    assert status["attempts"][1]["resumed_from_step"] >= 20
+    assert status["attempts"][1]["resumed_from_step"] >= 12
     assert [one["node"] for one in status["excluded"]] == [lost]
     assert cluster.wait_job(second["JobId"], "COMPLETED")["ExitCode"] == "0:0"
     assert cluster.nodes()[lost].startswith("completing")  # nobody waited for Slurm to believe it
@@ -91,8 +91,8 @@ def test_a_lost_node_is_left_out_of_the_next_job_and_no_bit_of_the_weights_diffe
 def test_batch_host_and_spare(cluster: Cluster, run: Run) -> None:
     """Two runs at once: one loses the host of its batch script and its supervisor, the other has a spare."""
     spared = Run(cluster, "with a spare")
-    spared.step(2, 2, "--spares", "1", "--exclusive", steps=9999, every=5, hook=TWENTY_MORE)
-    run.step(2, 2, "--exclusive", steps=9999, every=5, hook=TWENTY_MORE)
+    spared.step(2, 1, "--spares", "1", "-w", "n[4-6]", steps=9999, every=5, hook=TWENTY_MORE)
+    run.step(3, 1, "-w", "n[1-3]", steps=9999, every=5, hook=TWENTY_MORE)
     for one in (run, spared):
         one.wait_for_step(12)
     (first,), (only,) = run.jobs(), spared.jobs()

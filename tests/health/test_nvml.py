@@ -127,6 +127,7 @@ BROKEN = [
     ("gpu_temperature", "gpu1__margin", 2, Severity.WARN, "2 °C before it slows down"),
     ("gpu_pcie", "gpu1__width", 8, Severity.FAIL, "8 PCIe lanes instead of 16"),
     ("gpu_fabric", "gpu0__fabric", "2 0 0", Severity.WARN, "being joined"),
+    ("gpu_fabric", "gpu0__fabric", "3 0 2", Severity.FAIL, "health 2"),
     ("gpu_fabric", "gpu0__fabric", "3 1 2", Severity.FAIL, "Fabric Manager"),
     ("nvlink_state", "gpu1__link0", 0, Severity.FAIL, "gpu 1 link 0 is down"),
     ("gpu_modes", "gpu0__mig", 1, Severity.WARN, "MIG"),

@@ -98,6 +98,11 @@ def test_two_gpus_at_once_are_software(node: str) -> None:
     assert "another GPU had it at once" in told.sentence
 
 
+def test_another_attempts_event_is_no_company() -> None:
+    told = found(event(31, ago=14.0, gpu="gpu 5", attempt=1), event(31, attempt=2))
+    assert all("by itself" in each.sentence for each in told)
+
+
 def test_many_gpus_at_once_in_attempt_after_attempt_are_software() -> None:
     events = [event(31, ago=5000 * a + g / 10, gpu=f"gpu {g}", attempt=9 - a) for a in range(3) for g in range(4)]
     assert {each.severity for each in found(*events)} == {Severity.OK}

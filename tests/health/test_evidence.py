@@ -1,0 +1,48 @@
+"""From findings to what the core weighs: and that the core blames whom they are against."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangrun.core.blame import STORAGE_CHECKS, judge
+from gangrun.core.model import Cause, Evidence, Failure
+from gangrun.core.policy import Policy
+from gangrun.health.catalogue import CHECKS
+from gangrun.health.check import CauseClass, Severity, Verdict, unknown_verdict
+from gangrun.health.evidence import as_evidence
+from tests.health.looks import check, look, recorded
+from tests.health.test_xid import event, found
+
+
+def verdict(*findings: object) -> Verdict:
+    return Verdict("xid", "gpu", Severity.OK, "", "", "", findings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("xid", "fatal"), [(79, [True]), (94, [False]), (31, []), (45, [])])
+def test_xids_as_evidence(xid: int, fatal: list[bool]) -> None:
+    assert [one.fatal for one in as_evidence("n1", [verdict(*found(event(xid)))], 5.0)] == fatal
+
+
+def test_the_core_blames_the_node_that_it_is_against() -> None:
+    lost = look("gpu_lost", recorded("played-h100-fell-off-the-bus"))
+    evidence = Evidence(findings=as_evidence("n2", [lost], 5.0))
+    told = judge(
+        evidence, attempt=1, attempt_step=7, placement=None, sightings=(), suspicion={}, nodes_count=4, policy=Policy()
+    )
+    assert (told.cause, told.failure, told.blamed) == (Cause.HARDWARE, Failure.NODE, ("n2",))
+    assert "gpu 1 is lost" in told.sentence
+
+
+def test_what_is_unknown_is_no_evidence() -> None:
+    assert as_evidence("n1", [unknown_verdict(check("gpu_ecc"), "no answer")], 5.0) == ()
+
+
+def test_a_programs_fault_is_never_a_nodes() -> None:
+    for finding in found(event(31), event(31, gpu="gpu 1")):
+        assert finding.cause is CauseClass.APPLICATION
+    assert as_evidence("n1", [verdict(*found(event(31), event(31, gpu="gpu 1")))], 5.0) == ()
+
+
+def test_the_core_knows_checks_of_storage_by_their_names() -> None:
+    assert {one.family for one in CHECKS if one.name.startswith(STORAGE_CHECKS)} == {"storage"}
+    assert all(one.name.startswith(STORAGE_CHECKS) for one in CHECKS if one.family == "storage")

@@ -37,6 +37,8 @@ def directory(path: str, now: Callable[[], float]) -> Facts:
     try:
         _write_and_read(path)
         values["probe_s"] = now() - began
+    except PermissionError:
+        missing["probe_s"] = "you may not write there"
     except OSError as error:
         values["write_error"] = _words(error)
     return Facts({path: values}, {path: missing} if missing else {})

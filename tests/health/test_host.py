@@ -171,6 +171,18 @@ def test_a_directory_is_written_and_read_and_left_clean(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_where_one_may_not_write_nothing_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*words: object) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "open", refuse)
+    facts = storage_probe.directory(str(tmp_path), HandClock().now)
+    monkeypatch.undo()
+    verdict = look("storage_answers", Reading("storage", 0.0, "b", facts))
+    assert only(verdict) == (Severity.UNKNOWN, "you may not write there")
+    assert look("storage_space", Reading("storage", 0.0, "b", facts)).severity is not Severity.UNKNOWN
+
+
 def test_a_directory_that_is_not_there_and_one_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = str(tmp_path / "gone")
     assert storage_probe.directory(gone, HandClock().now).values[gone] == {"broken": "No such file or directory"}

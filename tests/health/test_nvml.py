@@ -164,6 +164,12 @@ def test_an_error_of_one_getter_is_unknown_with_its_reason(
     assert look("gpu_temperature", Reading("gpu", 0.0, "b", facts)).severity is Severity.OK
 
 
+def test_a_field_has_its_own_return_code(library: Callable[..., Library]) -> None:
+    facts = library().facts(gpu0__field230="!3", gpu1__field230="!3")
+    assert facts.missing["gpu 1"]["recovery_action"] == "this GPU does not measure it"
+    assert look("gpu_recovery", Reading("gpu", 0.0, "b", facts)).severity is Severity.UNKNOWN
+
+
 def test_a_lost_gpu_takes_no_other_along(library: Callable[..., Library]) -> None:
     facts = library().facts(gpu0__uuid="!15")
     assert facts.get("gpu 1", "temperature_c") == 41

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.slurm import reach
 from tests.slurm.cluster import Cluster
 from tests.slurm.harness import TRAINS, Run, attempts_that_stepped
@@ -60,13 +62,14 @@ def test_a_bug_fails_the_run_and_its_job(cluster: Cluster, run: Run) -> None:
     cluster.assert_clean(10)
 
 
+@pytest.mark.timeout(240)
 def test_a_lost_node_is_left_out_of_the_next_job_and_no_bit_of_the_weights_differs(cluster: Cluster, run: Run) -> None:
     """Slurm would believe in the node for minutes; beside it, the same training undisturbed."""
     cluster.reconfigure(SlurmdTimeout=600)
     other = Run(cluster, "undisturbed")
     for one in (run, other):
         saves = one.saves_made()
-        one.submit("-N", "2", "--exclusive", "--fence-after", "10", "--checkpoint-dir", saves, TRAIN, "--steps", "24",
+        one.submit("-N", "2", "--exclusive", "--checkpoint-dir", saves, TRAIN, "--steps", "24",
                    "--checkpoint-every", "6", "--step-time", "0.05",  "--checkpoint-dir", saves,
                    "--final", one.folder / "final")  # fmt: skip
     until(lambda: 12 in run.saved(), 60, lambda: f"a checkpoint\n{run.told()}")
@@ -88,6 +91,7 @@ def test_a_lost_node_is_left_out_of_the_next_job_and_no_bit_of_the_weights_diffe
     cluster.assert_clean(10)
 
 
+@pytest.mark.timeout(240)
 def test_batch_host_and_spare(cluster: Cluster, run: Run) -> None:
     """Two runs at once: one loses the host of its batch script and its supervisor, the other has a spare."""
     spared = Run(cluster, "with a spare")

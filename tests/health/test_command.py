@@ -145,7 +145,10 @@ def test_foreign_words_move_no_cursor() -> None:
     assert all(line.isprintable() for line in lines)
     assert not any(line.startswith("fail  forged") for line in lines)
     assert "needs: reboot; counts until the node has booted anew" in " ".join(" ".join(lines).split())
-    assert json.loads(json.dumps(as_plain((bad,))))["checks"][0]["findings"][0]["sticky"] == "boot"
+    [told] = json.loads(json.dumps(as_plain((bad,))))["checks"]
+    assert told["findings"][0]["sticky"] == "boot"
+    page_of_docs = (REPO / "docs" / "health.md").read_text("utf-8")
+    assert [key for key in (*told, *told["findings"][0]) if f"`{key}`" not in page_of_docs] == []
 
 
 def test_colours_only_where_they_are_welcome() -> None:

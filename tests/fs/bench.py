@@ -56,6 +56,7 @@ class TriggerDisk(Disk):
     act: Callable[[], None] = lambda: None
     count: int = 0
     log: list[tuple[str, str]] = field(default_factory=list)
+    ended: set[int] = field(default_factory=set)  # operations with an "after": what is looked for and missing has none
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def before(self, op: str, path: Path) -> None:
@@ -67,6 +68,7 @@ class TriggerDisk(Disk):
             self.act()
 
     def after(self, op: str, path: Path) -> None:
+        self.ended.add(self.count - 1)
         if self.when == "after" and self.count - 1 == self.k:
             self.act()
 

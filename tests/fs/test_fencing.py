@@ -41,7 +41,6 @@ PLAN: tuple[tuple[Record, tuple[int, ...]], ...] = (
     (note(1, 2), ()),
     (start(1, 3, 2, attempt=1), (2,)),
 )
-MISSING_IS_FINE = (0,)  # the first operation discards a temporary file that is not there: it has no "after"
 
 
 def supervise(paths: RunPaths, disk: Disk, say: Callable[[str], None]) -> None:
@@ -88,12 +87,13 @@ def tickets_of(paths: RunPaths, term: int) -> set[int]:
     return found
 
 
-def operations(base: Path) -> int:
+def operations(base: Path, when: str) -> list[int]:
+    """The number of each operation that has such a moment."""
     disk = TriggerDisk()
     said: list[str] = []
     supervise(new_run(base), disk, said.append)
     assert said[-1] == "done"
-    return disk.count
+    return sorted(disk.ended) if when == "after" else list(range(disk.count))
 
 
 def check_history(history: History, said: list[str]) -> None:
@@ -113,11 +113,9 @@ def check_history(history: History, said: list[str]) -> None:
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_killed_at_every_operation(uid: int | None, when: str) -> None:
     def body() -> None:
-        count = operations(base)
-        assert count > 20
-        for k in range(count):
-            if when == "after" and k in MISSING_IS_FINE:
-                continue
+        moments = operations(base, when)
+        assert len(moments) > 20
+        for k in moments:
             paths = new_run(base)
             disk = TriggerDisk(k, when, kill_self)
             child = fork(lambda say, paths=paths, disk=disk: supervise(paths, disk, say))  # type: ignore[misc]
@@ -136,11 +134,9 @@ def test_killed_at_every_operation(uid: int | None, when: str) -> None:
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_stopped_at_every_operation_and_woken_after_the_takeover(uid: int | None, when: str) -> None:
     def body() -> None:
-        count = operations(base)
+        moments = operations(base, when)
         deposed = 0
-        for k in range(count):
-            if when == "after" and k in MISSING_IS_FINE:
-                continue
+        for k in moments:
             paths = new_run(base)
             disk = TriggerDisk(k, when, stop_self)
             child = fork(lambda say, paths=paths, disk=disk: supervise(paths, disk, say))  # type: ignore[misc]
@@ -156,7 +152,7 @@ def test_stopped_at_every_operation_and_woken_after_the_takeover(uid: int | None
             check_history(history, said)
             deposed += said[-1] in ("deposed", "lost")
             assert said[-1] in ("deposed", "lost", "done")
-        assert deposed > count * 3 // 4
+        assert deposed > len(moments) * 3 // 4
 
     with ground(uid) as base:
         as_uid(uid, body)

@@ -19,7 +19,7 @@ SEEN = """
 
 def test_nodes_that_do_not_come_are_done_without(cluster: Cluster, run: Run) -> None:
     """One is dead though Slurm thinks it idle, one sees no run directory, one has no gangrun."""
-    cluster.reconfigure(SlurmdTimeout=600)
+    believe_in_nodes(cluster)
     cluster.hide("n2", reach.ROOT / "gangrun")
     cluster.hide("n3", run.folder)
     cluster.power_off("n4")
@@ -41,7 +41,7 @@ def test_nodes_that_do_not_come_are_done_without(cluster: Cluster, run: Run) -> 
 
 
 def test_nodes_that_do_not_come_and_are_needed_are_left_out_of_the_next_job(cluster: Cluster, run: Run) -> None:
-    cluster.reconfigure(SlurmdTimeout=600)
+    believe_in_nodes(cluster)
     cluster.hide("n2", reach.ROOT / ".venv")
     cluster.power_off("n3")
     run.step(3, 1, "-w", "n1", steps=10)
@@ -67,6 +67,12 @@ def test_a_cluster_without_gangrun_says_so(cluster: Cluster, run: Run) -> None:
     cluster.wait_job(told["job"], "FAILED")
     until(lambda: "No module named 'gangrun" in run.status()["reason"], 10, lambda: f"the reason\n{run.status()}")
     cluster.assert_clean(10)
+
+
+def believe_in_nodes(cluster: Cluster) -> None:
+    """A node that loses its power counts as idle for minutes. Once told so, 24.11 first hears all nodes again."""
+    cluster.reconfigure(SlurmdTimeout=600)
+    cluster.wait_idle()
 
 
 def declare_dead(cluster: Cluster, node: str) -> None:

@@ -38,6 +38,7 @@ REFUSALS_MAX = 5  # in a row on one node: no other supervisor will fare better
 RESORT_FIRST_S, RESORT_MAX_S = 5.0, 60.0
 NEVER = float("inf")
 SPREAD_NODES_COUNT = 16
+VARIES_SHARE = 0.5
 
 
 @dataclass(slots=True)
@@ -63,6 +64,7 @@ class Follow:
         self._filling_count = roster_count  # until all nodes were there once, a smaller roster is one being filled
         self.candidates: tuple[PeerAddress, ...] = (me,) if roster_count == 1 else ()
         self.held: Held | None = None
+        self._promises_count = 0  # in a row
         self.spawning = False
         self.refusals_count = self.deposed_count = 0
         self._taken: dict[str, tuple[bytes, float]] = {}  # node -> (the way back, when)
@@ -118,6 +120,7 @@ class Follow:
 
     def _rest(self) -> None:
         self.held = None
+        self._promises_count = 0
         self._pongs.clear()
         self._tried.clear()
         self._ask_at, self._choose_at = 0.0, NEVER
@@ -224,6 +227,7 @@ class Follow:
         for peer in reached:
             if peer.node not in self._tried:
                 self.held = Held(peer, now, now, now)
+                self._promises_count += 1
                 lease.promised_term = lease.line.term
                 return self._promise(self.held, lease, now)
         return []
@@ -238,7 +242,10 @@ class Follow:
         return [effects.SendPeer(held.candidate, promise)]
 
     def _held_until(self, held: Held) -> float:
-        return held.since + 2 * self.timing.takeover_after_s
+        """After the first a little less, and never twice the same: two agents that take turns would do so for ever."""
+        share = zlib.crc32(f"{self.incarnation} {self._promises_count}".encode()) % 1000 / 1000.0
+        shorter = VARIES_SHARE * share if self._promises_count > 1 else 0.0
+        return held.since + (2 - shorter) * self.timing.takeover_after_s
 
     def _keep(self, held: Held, lease: Lease, now: float) -> list[Effect]:
         """Say the promise again, or take it back: its time is over, or the candidate is gone."""

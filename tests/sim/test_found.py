@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gangrun.core.model import TERMINAL, Phase
@@ -66,3 +68,13 @@ def test_an_agent_that_missed_the_farewell_is_let_go():
     world = World(Setup.of(6, script=Script(steps_count=30)), plan, 1)
     world.run()
     assert world.is_over()
+
+
+@pytest.mark.parametrize("for_s", [60.0, 90.0, 120.0, 200.0])
+def test_two_agents_that_promised_themselves_in_turns_come_together_again(for_s):
+    """Each talks to the supervisor for some seconds between two promises; it needs both at the same time."""
+    plan = FaultPlan().fail_at(14.0, Kind.KILL_NODE, node=0).fail_at(56.477, Kind.CUT_FROM, node=1, for_s=for_s)
+    setup = Setup.of(3, script=Script(steps_count=60, victims_after_s=30.0), requeue=True)
+    world = World(replace(setup, shape=replace(setup.shape, nodes_min_count=2)), plan, 1085)
+    outcome = world.run()
+    assert outcome.state is not None and outcome.state.phase is Phase.SUCCEEDED

@@ -52,11 +52,12 @@ class Reading:
     owner_alive: bool | None  # None: on another host, or no owner
     cancelled: CancelMark | None
     queue: Queue | None = None  # the jobs of the run in Slurm; None: it was not asked
+    resumed: bool = False  # it had ended, and a person asked for a job that has not begun yet
 
     @property
     def ended(self) -> bool:
-        """Does the journal say that the run is over?"""
-        return self.state is not None and self.state.phase in TERMINAL
+        """Does the journal say that the run is over, and nobody else that it goes on?"""
+        return self.state is not None and self.state.phase in TERMINAL and not self.resumed
 
     def abandoned(self, now: float) -> bool:
         """Not over, and nobody is left to end it, as far as this host can tell."""
@@ -168,7 +169,17 @@ def reading_of(
         owner,
         None if spec.world == "slurm" else alive(owner),  # its pid means nothing on this host
         read_cancelled(disk, paths),
+        resumed=spec.world == "slurm"
+        and state is not None
+        and state.phase in TERMINAL
+        and _wish_after(paths, state.seq),
     )
+
+
+def _wish_after(paths: RunPaths, seq: int) -> bool:
+    """Has ``gangrun resume`` asked for a job beyond ``seq``?"""
+    wishes = (path.stem.removeprefix("resume-") for path in paths.machine.glob("resume-*.json"))
+    return any(number.isdecimal() and int(number) > state.seq for number in wishes)
 
 
 def spec_of(paths: RunPaths, disk: Disk) -> RunSpec:

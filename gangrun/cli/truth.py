@@ -40,6 +40,8 @@ class Truth:
 def truth_of(reading: Reading, now: float) -> Truth:
     """``now`` decides only whether a run that nobody took up counts as abandoned."""
     told = _told(reading.state)
+    if reading.resumed:
+        told = Truth(PENDING, f"it is asked to go on, and no supervisor has begun yet; before that: {told.reason}")
     if told.ended:
         return told
     if reading.spec.world != "slurm" or reading.queue is None:

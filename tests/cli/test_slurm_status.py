@@ -16,6 +16,7 @@ from gangrun.adapters.fs.run_dir import mark_cancelled
 from gangrun.cli.following import Follower
 from gangrun.cli.reading import read
 from gangrun.cli.truth import truth_of
+from gangrun.core.events import CancelRequested
 from gangrun.core.model import Phase
 from gangrun.wire.submission import comment
 from tests.cli.conftest import Call, golden
@@ -82,6 +83,19 @@ def test_a_job_that_runs_and_has_no_supervisor_yet(runs: Path, gangrun: Call, to
     found = status(gangrun)
     assert (found["state"], found["exit_code"]) == ("PENDING", None)
     assert "it is asked to stop by eve" in found["reason"]
+
+
+def test_a_run_that_was_resumed_goes_on_before_its_next_job_begins(
+    runs: Path, gangrun: Call, tools: PretendTools
+) -> None:
+    story = held(runs).on(CancelRequested("eve")).stopped()
+    assert status(gangrun)["state"] == "CANCELLED"
+    (story.paths.machine / "resume-1.json").write_text("{}")
+    job(tools, story, 13, "PENDING", "Resources", seq=1)
+    found = status(gangrun)
+    assert (found["state"], found["exit_code"]) == ("PENDING", None)
+    assert "job 13 waits in the queue (Resources)" in found["reason"]
+    assert not truth_of(read(story.paths, slurm=True), 0.0).over
 
 
 def test_jobs_of_others_are_not_the_runs(runs: Path, gangrun: Call, tools: PretendTools) -> None:

@@ -169,15 +169,14 @@ def reading_of(
         owner,
         None if spec.world == "slurm" else alive(owner),  # its pid means nothing on this host
         read_cancelled(disk, paths),
-        resumed=spec.world == "slurm"
-        and state is not None
-        and state.phase in TERMINAL
-        and _wish_after(paths, state.seq),
+        resumed=spec.world == "slurm" and _is_resumed(paths, state),
     )
 
 
-def _wish_after(paths: RunPaths, seq: int) -> bool:
-    """Has ``gangrun resume`` asked for a job beyond ``seq``?"""
+def _is_resumed(paths: RunPaths, state: RunState | None) -> bool:
+    """Has ``gangrun resume`` asked for a job after the last one of a run that has ended?"""
+    if state is None or state.phase not in TERMINAL:
+        return False
     wishes = (path.stem.removeprefix("resume-") for path in paths.machine.glob("resume-*.json"))
     return any(number.isdecimal() and int(number) > state.seq for number in wishes)
 

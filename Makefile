@@ -17,7 +17,7 @@ PYTEST := $(PY) -m pytest
 JOBS ?= 2
 SEEDS ?= 20000
 
-.PHONY: help demo test check format test-quick test-serial test-slurm24 bench clean install system
+.PHONY: help demo test check format test-cluster test-quick test-serial test-slurm24 bench clean install system
 
 help:  ## this list
 	@echo "gangrun: make targets"
@@ -27,11 +27,16 @@ help:  ## this list
 demo: $(VENV)/.runs  ## train a small model, kill a rank in the middle, watch it come back, compare the weights
 	@$(PY) examples/kill_a_rank/demo.py
 
-test: system check test-quick test-serial  ## all of it: linters, types, layers, house, tests, coverage of core and wire
+test: system check  ## all of it: linters, types, layers, house, tests, coverage of core and wire
+	@$(MAKE) --no-print-directory test-cluster >$(SCRATCH)/cluster.out 2>&1 & beside=$$!; \
+	  $(MAKE) --no-print-directory test-quick || { kill $$beside; wait; exit 1; }; \
+	  echo "waiting for the tests on the Slurm cluster, which run beside these"; \
+	  wait $$beside || { cat $(SCRATCH)/cluster.out; exit 1; }; \
+	  grep -v '^$$' $(SCRATCH)/cluster.out | tail -n 15
+	@$(MAKE) --no-print-directory test-serial
 	@echo
-	@echo "what ran (quick tests at once, then those that start processes, one at a time):"
-	@tail -n 1 $(SCRATCH)/quick.log
-	@tail -n 1 $(SCRATCH)/serial.log
+	@echo "what ran (quick tests at once, beside those on the cluster, then those that start processes, one at a time):"
+	@tail -qn 1 $(SCRATCH)/quick.log $(SCRATCH)/cluster.log $(SCRATCH)/serial.log
 
 check: $(VENV)/.tests  ## linters, types, import contracts, house test
 	@echo "ruff: lint"; $(PY) -m ruff check --quiet .
@@ -43,9 +48,13 @@ check: $(VENV)/.tests  ## linters, types, import contracts, house test
 format: $(VENV)/.tests  ## put every file into the common form
 	@$(PY) -m ruff check --fix --quiet . ; $(PY) -m ruff format .
 
+test-cluster: $(VENV)/.tests  ## tests on a real Slurm cluster of namespaces, which needs root
+	@mkdir -p $(SCRATCH)
+	@$(PYTEST) -m cluster --durations=15 2>&1 | tee $(SCRATCH)/cluster.log
+
 test-quick: $(VENV)/.tests  ## tests without real processes, several at once; core and wire must be covered branch by branch
 	@mkdir -p $(SCRATCH) && rm -f $(SCRATCH)/coverage*
-	@$(PYTEST) -m "not serial" -n $(JOBS) --dist worksteal --cov --cov-report= 2>&1 | tee $(SCRATCH)/quick.log
+	@$(PYTEST) -m "not serial and not cluster" -n $(JOBS) --dist worksteal --cov --cov-report= 2>&1 | tee $(SCRATCH)/quick.log
 	@echo "branch coverage of core and wire, which decide and must be 100 %:"
 	@$(PY) -m coverage report --include='gangrun/core/*,gangrun/wire/*' --fail-under=100
 

@@ -19,9 +19,9 @@ TESTS = Path(__file__).parent
 IN_CI = os.environ.get("CI", "").lower() not in {"", "0", "false"}
 
 # Folders whose tests start real processes and measure time: they run one at a time, after the others.
-SERIAL_FOLDERS = frozenset(
-    {"local", "local_parts", "cli", "contract", "examples", "benchmarks", "docs", "gpu", "slurm"}
-)
+SERIAL_FOLDERS = frozenset({"local", "local_parts", "cli", "contract", "examples", "benchmarks", "docs", "gpu"})
+# Those on a real Slurm cluster wait for it more than they compute: they run beside the quick ones.
+CLUSTER_FOLDERS = frozenset({"slurm"})
 
 # What a fresh machine may lack even in CI.
 MAY_SKIP_IN_CI = frozenset({"gpu"})
@@ -34,9 +34,14 @@ settings.load_profile("ci" if IN_CI else "dev")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Set ``serial`` by folder, so that no test of real processes forgets it."""
+    """Set ``serial`` and ``cluster`` by folder, so that no test of real processes forgets it."""
     for item in items:
-        if TESTS in item.path.parents and item.path.relative_to(TESTS).parts[0] in SERIAL_FOLDERS:
+        if TESTS not in item.path.parents:
+            continue
+        folder = item.path.relative_to(TESTS).parts[0]
+        if folder in CLUSTER_FOLDERS:
+            item.add_marker(pytest.mark.cluster)
+        elif folder in SERIAL_FOLDERS and not item.get_closest_marker("cluster"):
             item.add_marker(pytest.mark.serial)
 
 

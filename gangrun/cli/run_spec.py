@@ -109,8 +109,14 @@ def ranks_of(asked: str | None, gpus_count: int, cpus_count: int) -> int:
     return int(asked)
 
 
-def policy_of(settings: Mapping[str, Value], *, can_requeue: bool = False) -> Policy:
+# Where thousands of nodes load python from one file system the last of them take minutes; one that cannot begin at all
+# is told of by srun, at once.
+JOIN_WITHIN_S = {"local": Policy().join_within_s, "slurm": 300.0}
+
+
+def policy_of(settings: Mapping[str, Value], world: str, *, can_requeue: bool = False) -> Policy:
     """The policy that these settings make; a law broken between times is a usage error."""
+    join_s = settings["join_within"].value
     hang_s = settings["hang_timeout"].value
     try:
         return Policy(
@@ -120,6 +126,7 @@ def policy_of(settings: Mapping[str, Value], *, can_requeue: bool = False) -> Po
             stop_grace_s=settings["stop_grace"].value,
             checkpoint_grace_s=settings["checkpoint_grace"].value,
             save_lead_s=settings["save_lead"].value,
+            join_within_s=JOIN_WITHIN_S[world] if join_s is None else join_s,
             can_requeue=can_requeue,
             observe=settings["observe"].value,
         )
@@ -154,6 +161,6 @@ def spec_of(settings: Mapping[str, Value], *, can_requeue: bool = False, **rest:
         ),
         save_signal=settings["save_signal"].value,
         log=LogSpec(per_rank=settings["log_per_rank"].value),
-        policy=policy_of(settings, can_requeue=can_requeue),
+        policy=policy_of(settings, rest["world"], can_requeue=can_requeue),
         **rest,
     )

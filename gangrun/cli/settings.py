@@ -141,6 +141,7 @@ SETTINGS: tuple[Setting, ...] = (
         "TIME",
         "Ranks are told to save so long before a time limit (default: checkpoint_grace).",
     ),
+    Setting("join_within", span_s, None, "TIME", "What nodes get to join (default: 60 s; under Slurm 5 min)."),
     Setting("silence_after", span_s, 5.0, "TIME", "An agent without a beat for so long is a suspect."),
     Setting("fence_after", span_s, 30.0, "TIME", "Ranks whose agent is cut off die after so long."),
     Setting("observe", switch, False, "", "Decide and log, but restart nothing.", flag=True),

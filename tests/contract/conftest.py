@@ -34,7 +34,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     assert all(isinstance(one, Injection) for one in needed)
     able = [name for name, world in WORLDS.items() if not needed & set(world.cannot)]
     able = [name for name in able if name != "slurm" or runs_on_slurm(metafunc.function.__name__)]
-    marks = {name: [pytest.mark.root] if name in NEED_ROOT else [] for name in able}
+    marks = {name: [pytest.mark.root, pytest.mark.cluster] if name in NEED_ROOT else [] for name in able}
     metafunc.parametrize("run", [pytest.param(name, marks=marks[name]) for name in able], indirect=True)
 
 

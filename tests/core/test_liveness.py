@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,15 +48,17 @@ def test_waking_at_next_at_finds_a_change(heard: dict[str, float], now: float) -
 
 
 def test_ten_thousand_nodes_are_cheap() -> None:
+    """Against going through them once, on the same machine at the same time: a bound that no load moves much."""
     heard = {f"n{index}": 100.0 + index / 10_000 for index in range(10_000)}
 
-    def best_s(silent: set[str]) -> float:
+    def best_s(work: Callable[[], object]) -> float:
         took = []
-        for _ in range(20):
-            start = time.perf_counter()
-            judge(heard, silent, 103.0, TIMING)
-            took.append(time.perf_counter() - start)
+        for _ in range(30):
+            start = time.thread_time()
+            work()
+            took.append(time.thread_time() - start)
         return min(took)
 
-    assert best_s(set()) < 0.002
-    assert best_s({"n1"}) < 0.01  # rare: some node is silent just now
+    once_s = best_s(lambda: sorted(heard.values()))
+    assert best_s(lambda: judge(heard, set(), 103.0, TIMING)) < 10 * once_s
+    assert best_s(lambda: judge(heard, {"n1"}, 103.0, TIMING)) < 50 * once_s  # rare: some node is silent just now

@@ -59,6 +59,6 @@ def test_ten_thousand_nodes_are_cheap() -> None:
             took.append(time.thread_time() - start)
         return min(took)
 
-    once_s = best_s(lambda: sorted(heard.values()))
-    assert best_s(lambda: judge(heard, set(), 103.0, TIMING)) < 10 * once_s
-    assert best_s(lambda: judge(heard, {"n1"}, 103.0, TIMING)) < 50 * once_s  # rare: some node is silent just now
+    once_s = best_s(lambda: [name for name, at in heard.items() if at + 1.0 > 103.0])
+    assert best_s(lambda: judge(heard, set(), 103.0, TIMING)) < 20 * once_s
+    assert best_s(lambda: judge(heard, {"n1"}, 103.0, TIMING)) < 100 * once_s  # rare: some node is silent just now

@@ -17,7 +17,7 @@ PYTEST := $(PY) -m pytest
 JOBS ?= 2
 SEEDS ?= 20000
 
-.PHONY: help demo test check format test-cluster test-quick test-serial test-slurm24 bench clean install system
+.PHONY: help demo test check format test-cluster test-quick test-sweep test-serial test-slurm24 bench clean install system
 
 help:  ## this list
 	@echo "gangrun: make targets"
@@ -28,15 +28,16 @@ demo: $(VENV)/.runs  ## train a small model, kill a rank in the middle, watch it
 	@$(PY) examples/kill_a_rank/demo.py
 
 test: system check  ## all of it: linters, types, layers, house, tests, coverage of core and wire
-	@$(MAKE) --no-print-directory test-cluster >$(SCRATCH)/cluster.out 2>&1 & beside=$$!; \
-	  $(MAKE) --no-print-directory test-quick || { kill $$beside; wait; exit 1; }; \
+	@set -m; $(MAKE) --no-print-directory test-cluster >$(SCRATCH)/cluster.out 2>&1 & beside=$$!; set +m; \
+	  trap 'kill -- -$$beside 2>/dev/null || true' EXIT; \
+	  $(MAKE) --no-print-directory test-quick test-sweep; \
 	  echo "waiting for the tests on the Slurm cluster, which run beside these"; \
 	  wait $$beside || { cat $(SCRATCH)/cluster.out; exit 1; }; \
 	  grep -v '^$$' $(SCRATCH)/cluster.out | tail -n 15
 	@$(MAKE) --no-print-directory test-serial
 	@echo
 	@echo "what ran (quick tests at once, beside those on the cluster, then those that start processes, one at a time):"
-	@tail -qn 1 $(SCRATCH)/quick.log $(SCRATCH)/cluster.log $(SCRATCH)/serial.log
+	@tail -qn 1 $(SCRATCH)/quick.log $(SCRATCH)/sweep.log $(SCRATCH)/cluster.log $(SCRATCH)/serial.log
 
 check: $(VENV)/.tests  ## linters, types, import contracts, house test
 	@echo "ruff: lint"; $(PY) -m ruff check --quiet .
@@ -54,9 +55,13 @@ test-cluster: $(VENV)/.tests  ## tests on a real Slurm cluster of namespaces, wh
 
 test-quick: $(VENV)/.tests  ## tests without real processes, several at once; core and wire must be covered branch by branch
 	@mkdir -p $(SCRATCH) && rm -f $(SCRATCH)/coverage*
-	@$(PYTEST) -m "not serial and not cluster" -n $(JOBS) --dist worksteal --cov --cov-report= 2>&1 | tee $(SCRATCH)/quick.log
+	@$(PYTEST) -m "not serial and not cluster and not sweep" -n $(JOBS) --dist worksteal --cov --cov-report= 2>&1 | tee $(SCRATCH)/quick.log
 	@echo "branch coverage of core and wire, which decide and must be 100 %:"
 	@$(PY) -m coverage report --include='gangrun/core/*,gangrun/wire/*' --fail-under=100
+
+test-sweep: $(VENV)/.tests  ## two thousand seeds of the simulated world
+	@mkdir -p $(SCRATCH)
+	@$(PYTEST) -m sweep 2>&1 | tee $(SCRATCH)/sweep.log
 
 test-serial: $(VENV)/.tests  ## tests that start real processes and measure time, one at a time
 	@mkdir -p $(SCRATCH)

@@ -47,7 +47,7 @@ def worker(number: int, worlds: dict[Kind, World], notes: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.serial  # among the quick tests it would be traced for coverage, and take four times as long
+@pytest.mark.sweep  # among the quick tests it would be traced for coverage, and take four times as long
 @pytest.mark.timeout(900)
 def test_two_thousand_seeds(tmp_path):
     worlds = {kind: begin(kind, NODES_COUNT) for kind in KINDS}

@@ -156,7 +156,7 @@ class CancelWatch(threading.Thread):
         """Until the mark is there."""
         while not self.over.wait(CANCEL_LOOK_S):
             mark = read_cancelled(self._disk, self._paths)
-            if mark is not None:
+            if mark is not None and not self.over.is_set():
                 self._mailbox.post(Stamped(CancelRequested(mark.by)))
                 return
 
@@ -289,7 +289,14 @@ def main(words: list[str]) -> int:
     jobs = jobs_of(
         spec, paths, disk, clock, mailbox, policy, all_heard=lambda: loop is not None and _hears_all(loop, arguments)
     )
-    facts = facts_of(arguments, spec, wish, jobs.ask_why, jobs.mark_cancel)
+    watch = CancelWatch(paths, disk, mailbox)
+
+    def mark_cancel(by: str) -> None:
+        watch.over.set()  # our own mark is not another asking, for which ranks would get no more time to save
+        if jobs.mark_cancel is not None:
+            jobs.mark_cancel(by)
+
+    facts = facts_of(arguments, spec, wish, jobs.ask_why, mark_cancel)
     try:
         opening = take(
             terms, clock, facts, policy,
@@ -303,7 +310,6 @@ def main(words: list[str]) -> int:
     checkpoints = CheckpointService(
         spec.checkpoint.directory, spec.checkpoint.pattern, spec.run, str(paths.root), mailbox.post
     )
-    watch = CancelWatch(paths, disk, mailbox)
     loop = Loop(
         clock=clock, mailbox=mailbox, store=store, radio=radio, checkpoints=checkpoints, jobs=jobs,
         policy=policy, facts=facts, opening=opening, say=_say,

@@ -19,7 +19,7 @@ COMMANDS = (
     ["submit", "--help"],
     ["logs", "--errors"], ["config"], ["checkpoints", "--help"], ["wait"], ["prune", "--dry-run"],
 )  # fmt: skip
-LIMIT_S = 0.2
+TIMES_MAX = 5.0
 TRIES = 7
 
 
@@ -46,21 +46,20 @@ def test_nothing_heavy_is_loaded(runs: Path, home: Path, words: list[str]) -> No
     assert "LOADED []" in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize("words", [["--version"], ["--help"], ["status"], ["run", "--help"]], ids=" ".join)
-def test_it_starts_at_once(runs: Path, home: Path, words: list[str]) -> None:
+def best_s(command: list[str], folder: Path) -> float:
     """Processor time, the best of some tries: what else the machine does is not ours."""
-    failed(runs)
     took = []
     for _ in range(TRIES):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(
-            [sys.executable, "-m", "gangrun", *words],
-            cwd=home,
-            env=environment(),
-            capture_output=True,
-            timeout=60,
-            check=True,
-        )
+        subprocess.run(command, cwd=folder, env=environment(), capture_output=True, timeout=60, check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         took.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(took) < LIMIT_S, took
+    return min(took)
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["status"], ["run", "--help"]], ids=" ".join)
+def test_it_starts_at_once(runs: Path, home: Path, words: list[str]) -> None:
+    """Against what it cannot do without, on this machine now: the seconds themselves are a benchmark's."""
+    failed(runs)
+    base_s = best_s([sys.executable, "-c", "import click, msgspec, dataclasses"], home)
+    assert best_s([sys.executable, "-m", "gangrun", *words], home) < TIMES_MAX * base_s

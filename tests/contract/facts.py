@@ -44,12 +44,12 @@ def evidence(text: str, *words: str) -> None:
 def one_gang(one: WorldDriver, slept: tuple[int, ...] = ()) -> list[int]:
     """No rank did a step of an older attempt once a newer one had begun, and none went twice over a step.
 
-    By the ranks' own account. One that ``slept`` in the middle of a step may end that very step when it wakes: for it
-    alone, the others gave their part before they were killed. Returns the attempts that stepped.
+    By the ranks' own account. One that ``slept`` in the middle of a step may end that very step when it wakes, and the
+    next: for these, the others gave their part before they were killed. Returns the attempts that stepped.
     """
     newest = -1
     done: dict[tuple[int, int, int], int] = {}
-    late = list(slept)
+    late = [*slept, *slept]
     for row in one.steps():
         if row.attempt < newest and row.rank in late:
             late.remove(row.rank)

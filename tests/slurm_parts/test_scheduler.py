@@ -15,7 +15,6 @@ from gangrun.adapters.slurm.scheduler import (
     Scheduler,
     SchedulerRefused,
     SchedulerSilent,
-    avoids,
     awaited_ok,
     read_job,
     read_queue,
@@ -337,8 +336,3 @@ def test_how_long_a_preempted_job_may_stay() -> None:
     tools = Scripted(Answer(0, line), Answer(1, err="Partition low not found"))
     assert (Scheduler(tools).grace_time_s("low"), Scheduler(tools).grace_time_s("low")) == (6.0, None)
     assert tools.asked[0] == ("scontrol", "show", "partition", "low")
-
-
-def test_the_nodes_of_an_allocation_that_should_not_be_in_it() -> None:
-    assert avoids(("n1", "n2", "n3"), ("n3", "n9", "n1")) == ("n1", "n3")
-    assert avoids(("n1", "n2"), ()) == () == avoids((), ("n1",))

@@ -7,7 +7,7 @@ Blocks up to ``within_s`` a question: never call it from the supervisor's loop. 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
@@ -86,12 +86,6 @@ class JobFacts:
     def held(self) -> bool:
         """Waits for a person: ``release`` lets it go."""
         return self.state == "SPECIAL_EXIT" or (self.state == "PENDING" and self.reason in HELD)
-
-
-def avoids(nodes: Iterable[str], excluded: Iterable[str]) -> tuple[str, ...]:
-    """The nodes of an allocation that should not be in it; () when all is well."""
-    left_out = frozenset(excluded)
-    return tuple(dict.fromkeys(node for node in nodes if node in left_out))
 
 
 def read_job(text: str) -> JobFacts:

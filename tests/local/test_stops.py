@@ -123,7 +123,7 @@ def test_three_hosts_outlive_a_sleeping_a_killed_and_a_lost_supervisor(box: Box)
     # killed: the same, at once
     term, _, victim = holder(box)
     os.kill(victim, signal.SIGKILL)
-    _, lost, _ = wait_for_term(box, term + 1)
+    term, lost, _ = wait_for_term(box, term + 1)
     assert [box.pid_of(rank) for rank in range(3)] == ranks
     assert len(box.status()["attempts"]) == 1
 
@@ -133,7 +133,8 @@ def test_three_hosts_outlive_a_sleeping_a_killed_and_a_lost_supervisor(box: Box)
             os.kill(pid, signal.SIGKILL)
     until(lambda: not all(map(alive, ranks)), 5, "its rank dies with it")
     box.wait_for_step(3, attempt=1, deadline_s=90)
-    assert holder(box)[1] != lost, "another node's agent made the next supervisor"
+    # which agent makes the next supervisor is open: the lost host is brought back and may win
+    assert holder(box)[0] > term, "somebody took over"
     interrupt(box)
     assert never_two_gangs(box, 3) == [0, 1]
     each_step_once(box, 0)

@@ -14,7 +14,7 @@ from gangrun.core.actions import Action, EndJob
 from gangrun.core.events import Stamped
 from gangrun.core.model import Inventory, Placement, RankObservation, RunState
 from gangrun.wire.claim import Claim
-from gangrun.wire.record import Record
+from gangrun.wire.record import History, Record
 
 
 class Clock(Protocol):
@@ -99,16 +99,6 @@ class Store(Protocol):
 
     def seen_open_at(self) -> float:
         """When (``Clock.now``) this term was surely not sealed yet, as late as is known; -infinity: never seen."""
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """What earlier terms left: their records in order, and what could not be read, in words."""
-
-    records: tuple[Record, ...]
-    notes: tuple[str, ...] = ()
-    ticketed_attempt: int = -1  # highest attempt that a ticket names, whose record may be lost
-    started_attempt: int = -1  # the same of tickets to start one: its ranks may live
 
 
 class Terms(Protocol):

@@ -35,8 +35,8 @@ from gangrun.cli.live_view import LiveView
 from gangrun.cli.local_world import live_of
 from gangrun.cli.slurm_world import Allocation, allocation_of
 from gangrun.cli.wiring import clock_of, disk_of
+from gangrun.core.exit_codes import EXIT_CODES
 from gangrun.core.model import TERMINAL, RunState
-from gangrun.core.moves import EXIT_CODES
 from gangrun.core.nodeset import NodesetError
 from gangrun.core.wording import counted
 from gangrun.wire.record import RecordError, replay

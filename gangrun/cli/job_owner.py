@@ -20,8 +20,8 @@ from gangrun.cli.job_step import JobStep, Part
 from gangrun.cli.live_view import LiveView
 from gangrun.cli.onlooker import Onlooker
 from gangrun.cli.slurm_world import Allocation
+from gangrun.core.exit_codes import EXIT_CODES
 from gangrun.core.model import TERMINAL, RunState
-from gangrun.core.moves import EXIT_CODES
 from gangrun.wire.spec import RunSpec
 
 EXIT_ELSEWHERE = 75  # not 0: whoever waits for this job by afterok waits for a finished run

@@ -17,7 +17,8 @@ from gangrun.cli.terminal import clean, styled, wrapped
 from gangrun.cli.times import clock_words, span_words
 from gangrun.core.actions import EndJob, SubmitSuccessor
 from gangrun.core.nodeset import NodesetError, fold, natural_sort
-from gangrun.wire.record import Record, RecordError, action_of
+from gangrun.wire.kinds import action_of
+from gangrun.wire.record import Record, RecordError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

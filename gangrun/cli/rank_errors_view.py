@@ -18,7 +18,8 @@ from gangrun.cli.story_words import exit_words, ranks_words
 from gangrun.cli.terminal import block, clean, styled
 from gangrun.core.events import RankExited
 from gangrun.core.model import ErrorReport, RankExit
-from gangrun.wire.record import Record, RecordError, event_of
+from gangrun.wire.kinds import event_of
+from gangrun.wire.record import Record, RecordError
 
 REPORT_MAX_BYTES = 1 << 20
 

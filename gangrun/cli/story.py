@@ -12,7 +12,8 @@ from typing import Any
 
 from gangrun.cli import story_words
 from gangrun.core.events import Event, ResumeChosen
-from gangrun.wire.record import Act, Record, RecordError, action_of, event_of
+from gangrun.wire.kinds import action_of, event_of
+from gangrun.wire.record import Act, Record, RecordError
 
 # These are told even where the phase stays the same.
 TELLING = frozenset(

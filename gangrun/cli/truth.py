@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gangrun.cli.reading import Reading
+from gangrun.core.exit_codes import EXIT_CODES
 from gangrun.core.model import RunState
-from gangrun.core.moves import EXIT_CODES
 
 CANCELLED, PENDING = "CANCELLED", "PENDING"
 CANCELLED_CODE = 130

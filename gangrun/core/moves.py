@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from gangrun.core.actions import Action, Decision, EndJob, StopGang
+from gangrun.core.exit_codes import EXIT_CODES
 from gangrun.core.lease import fence_wait_s
 from gangrun.core.model import (
     TERMINAL,
@@ -28,7 +29,6 @@ from gangrun.core.policy import Policy
 
 LEAVE_S = 5.0  # of the time until the nodes are taken away, for what comes after the stop: the record, the next job
 WHY = "why"  # the scheduler is being asked why an agent was told to end: goes on whatever the phase
-EXIT_CODES = {Phase.SUCCEEDED: 0, Phase.FAILED: 1, Phase.CANCELLED: 130}
 
 
 def refused(state: RunState, reason: str) -> Decision:

@@ -19,10 +19,10 @@ from gangrun.core.actions import (
     TakeStacks,
 )
 from gangrun.core.events import ResumeRequested, TermTaken
+from gangrun.core.exit_codes import EXIT_CODES
 from gangrun.core.lease import fence_after_seal_s
 from gangrun.core.model import TERMINAL, After, Budget, Evidence, Phase, RunState, StartStage
 from gangrun.core.moves import (
-    EXIT_CODES,
     WHY,
     close_attempt,
     enter,

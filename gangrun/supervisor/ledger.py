@@ -13,6 +13,7 @@ from gangrun.core.actions import TICKETED, Action, Decision
 from gangrun.core.events import Stamped
 from gangrun.core.model import Outcome, RunState
 from gangrun.ports import Store
+from gangrun.wire import kinds
 from gangrun.wire import record as wire_record
 from gangrun.wire.record import Record
 
@@ -84,7 +85,7 @@ class Ledger:
             was=before.phase.value,
             phase=decision.state.phase.value,
             reason=decision.reason,
-            actions=tuple(wire_record.act(a, n) for a, n in acts),
+            actions=tuple(kinds.act(a, n) for a, n in acts),
             patch=wire_record.diff(before, decision.state),
         )
         written = Written(record.n, at, decision.state, acts)

@@ -28,6 +28,7 @@ from gangrun.core.takeover import candidates
 from gangrun.ports import AgentSaid, Radio
 from gangrun.supervisor.beats import Greeting, Row, unheard_events
 from gangrun.supervisor.leadership import roster_of
+from gangrun.wire.kinds import event_of
 from gangrun.wire.messages import (
     Ack,
     AgentEvent,
@@ -39,7 +40,7 @@ from gangrun.wire.messages import (
     Rejected,
     Welcome,
 )
-from gangrun.wire.record import RecordError, event_of
+from gangrun.wire.record import RecordError
 
 if TYPE_CHECKING:
     from gangrun.supervisor.loop import Loop

@@ -2,7 +2,8 @@
 
 A term's first record is a snapshot of the whole state; each later one holds the event, the decision as it was taken,
 and the patch that the decision made, so that a reader never has to decide again. A line is one JSON object whose last
-member is the CRC-32 of all before it.
+member is the CRC-32 of all before it. What events and actions a record may name is in ``kinds``: who only asks what
+the state is need not know them.
 """
 
 from __future__ import annotations
@@ -11,15 +12,13 @@ import math
 import sys
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from itertools import compress, islice
 from operator import is_, is_not
 from typing import Any
 
 import msgspec
 
-from gangrun.core import actions as core_actions
-from gangrun.core import events as core_events
 from gangrun.core.model import RunState
 
 SCHEMA = 1
@@ -63,6 +62,16 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str = ""
     actions: tuple[Act, ...] = ()
     patch: dict[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What earlier terms left: their records in order, and what could not be read, in words."""
+
+    records: tuple[Record, ...]
+    notes: tuple[str, ...] = ()
+    ticketed_attempt: int = -1  # highest attempt that a ticket names, whose record may be lost
+    started_attempt: int = -1  # the same of tickets to start one: its ranks may live
 
 
 def encode(record: Record) -> bytes:
@@ -111,50 +120,6 @@ def _storable(plain: Any) -> Any:
     if isinstance(plain, float) and not math.isfinite(plain):
         return 0.0 if math.isnan(plain) else math.copysign(sys.float_info.max, plain)
     return plain
-
-
-def act(action: core_actions.Action, n: int) -> Act:
-    """The action as it is written down."""
-    return Act(kind=type(action).__name__, args=builtins(action), n=n)
-
-
-_EVENTS: Mapping[str, type[Any]] = {kind.__name__: kind for kind in core_events.Event.__args__}
-_ACTIONS: Mapping[str, type[Any]] = {kind.__name__: kind for kind in core_actions.Action.__args__}
-
-
-def event_of(kind: str, data: Mapping[str, Any]) -> core_events.Event:
-    """The event that a record or message names; ``RecordError`` if unknown, misshapen or with numbers that are none."""
-    if not _finite(data):
-        raise RecordError(f"event {kind}: a number is infinite or none at all")
-    found: core_events.Event = _convert(_EVENTS, "event", kind, data)
-    return found
-
-
-def action_of(kind: str, data: Mapping[str, Any]) -> core_actions.Action:
-    """The action that a record names; ``RecordError`` if unknown or misshapen."""
-    found: core_actions.Action = _convert(_ACTIONS, "action", kind, data)
-    return found
-
-
-def _finite(plain: object) -> bool:
-    match plain:
-        case float():
-            return math.isfinite(plain)
-        case Mapping():
-            return all(_finite(entry) for entry in plain.values())
-        case list() | tuple():
-            return all(_finite(entry) for entry in plain)
-        case _:
-            return True
-
-
-def _convert(kinds: Mapping[str, type[Any]], what: str, kind: str, data: Mapping[str, Any]) -> Any:
-    if kind not in kinds:
-        raise RecordError(f"unknown {what} {kind!r}")
-    try:
-        return msgspec.convert(dict(data), kinds[kind])
-    except msgspec.ValidationError as error:
-        raise RecordError(f"{what} {kind}: {error}") from error
 
 
 # msgspec works a class out when it converts to it first, and publishes what it has before it is whole: a second thread

@@ -10,8 +10,8 @@ from gangrun.agent import effects, facts
 from gangrun.agent.outbox import FINDINGS_MAX, PER_BEAT_MAX, Outbox
 from gangrun.core.events import CancelRequested, Notice, RankExited, RankFinished
 from gangrun.core.model import Finding
+from gangrun.wire.kinds import event_of
 from gangrun.wire.messages import Beat, Farewell, Ping, Pong, Probe, ProbeResult, Reading
-from gangrun.wire.record import event_of
 from tests.agent.stage import PEERS, Stage, dial, died, stop
 
 

@@ -41,6 +41,7 @@ from gangrun.core.model import CheckpointRef, ErrorReport, RankExit, RunState, S
 from gangrun.core.policy import Policy
 from gangrun.core.succession import first_state
 from gangrun.wire import claim as wire_claim
+from gangrun.wire import kinds
 from gangrun.wire import record as wire_record
 from gangrun.wire.claim import Claim
 from gangrun.wire.record import Record
@@ -119,7 +120,7 @@ class Builder:
         acts = []
         for action in decision.actions:
             self.tickets += isinstance(action, TICKETED)
-            acts.append(wire_record.act(action, self.tickets if isinstance(action, TICKETED) else 0))
+            acts.append(kinds.act(action, self.tickets if isinstance(action, TICKETED) else 0))
         self._write(
             kind=type(event).__name__, event=wire_record.builtins(event), outcome=decision.outcome.value,
             was=before.phase.value, reason=decision.reason, actions=tuple(acts),

@@ -17,7 +17,7 @@ from gangrun.core import actions as core_actions
 from gangrun.core import events as core_events
 from gangrun.core.events import ProgressStalled, RankFinished, StacksTaken
 from gangrun.core.model import RankObservation, RankStack
-from gangrun.wire import record as wire_record
+from gangrun.wire import kinds
 from tests.cli.conftest import Call, golden
 from tests.cli.run_builder import BEGAN, Builder
 from tests.cli.stories import failed, restarted, running
@@ -98,7 +98,7 @@ EXAMPLES = {
 @pytest.mark.parametrize("kind", EXAMPLES)
 def test_words_for_events_hold_their_evidence(kind: str) -> None:
     data, evidence = EXAMPLES[kind]
-    assert evidence in seen(wire_record.event_of(kind, data), 5.0)
+    assert evidence in seen(kinds.event_of(kind, data), 5.0)
 
 
 def test_every_event_and_action_has_words() -> None:

@@ -71,6 +71,7 @@ from gangrun.core.model import (
 )
 from gangrun.core.policy import Policy
 from gangrun.core.succession import first_state
+from gangrun.wire import kinds
 from gangrun.wire import record as wire
 from gangrun.wire.record import Record
 
@@ -129,8 +130,8 @@ class Walk:
         starts = (StartGang, SealAttempts, SubmitSuccessor)
         assert not (self.cancelled and any(isinstance(action, starts) for action in decision.actions)), event
         for action in decision.actions:
-            assert wire.action_of(type(action).__name__, wire.builtins(action)) == action
-        assert wire.event_of(type(event).__name__, wire.builtins(event)) == event
+            assert kinds.action_of(type(action).__name__, wire.builtins(action)) == action
+        assert kinds.event_of(type(event).__name__, wire.builtins(event)) == event
         self._write(
             Record(
                 1,
@@ -145,7 +146,7 @@ class Walk:
                 before.phase.value,
                 after.phase.value,
                 decision.reason,
-                tuple(wire.act(action, 1) for action in decision.actions),
+                tuple(kinds.act(action, 1) for action in decision.actions),
                 wire.diff(before, after),
             )
         )

@@ -19,6 +19,7 @@ from gangrun.core.model import CheckpointRef, Level, RankExit, RunState, Shape
 from gangrun.core.placement import seated
 from gangrun.core.policy import Policy
 from gangrun.core.succession import first_state
+from gangrun.wire import kinds
 from gangrun.wire import record as wire
 from gangrun.wire.record import NewerSchema, Record, RecordError, TornRecord
 from tests.core.life import Life, saved
@@ -96,9 +97,9 @@ fields = st.dictionaries(
 )
 
 
-@given(st.sampled_from([*wire._EVENTS, *wire._ACTIONS, "Nonsense"]), fields)
+@given(st.sampled_from([*kinds._EVENTS, *kinds._ACTIONS, "Nonsense"]), fields)
 def test_any_shape_is_an_event_or_an_action_or_refused(kind: str, data: dict[str, Any]) -> None:
-    for read in (wire.event_of, wire.action_of):
+    for read in (kinds.event_of, kinds.action_of):
         with suppress(RecordError):
             read(kind, data)
 
@@ -116,16 +117,16 @@ def test_any_patch_gives_a_state_or_is_refused(patch: dict[str, Any]) -> None:
 
 def test_events_and_actions_come_back_as_they_were() -> None:
     died = RankExited(3, RankExit(1, "n1", None, 9, True, False, None, 4.5))
-    assert wire.event_of("RankExited", wire.builtins(died)) == died
+    assert kinds.event_of("RankExited", wire.builtins(died)) == died
     start = StartGang(1, seated(["n0", "n1"], Shape(2, 2, 2, 1)), CheckpointRef(4, "/c/step-4", Level.VERIFIED))
-    written = wire.act(start, 7)
+    written = kinds.act(start, 7)
     assert (written.kind, written.n) == ("StartGang", 7)
-    assert wire.action_of(written.kind, written.args) == start
+    assert kinds.action_of(written.kind, written.args) == start
     with pytest.raises(RecordError, match="unknown event 'CheckNodes'"):
-        wire.event_of("CheckNodes", wire.builtins(CheckNodes(("n0",))))
+        kinds.event_of("CheckNodes", wire.builtins(CheckNodes(("n0",))))
     with pytest.raises(RecordError, match="action SubmitSuccessor"):
-        wire.action_of("SubmitSuccessor", {"seq": "one"})
-    assert wire.action_of("SubmitSuccessor", {"seq": 1, "exclude": ["n1"], "reason": "x"}) == SubmitSuccessor(
+        kinds.action_of("SubmitSuccessor", {"seq": "one"})
+    assert kinds.action_of("SubmitSuccessor", {"seq": 1, "exclude": ["n1"], "reason": "x"}) == SubmitSuccessor(
         1, ("n1",), "x"
     )
 
@@ -133,9 +134,9 @@ def test_events_and_actions_come_back_as_they_were() -> None:
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_numbers_that_json_has_not_come_in_nowhere_and_make_nothing_unreadable(number: float) -> None:
     with pytest.raises(RecordError, match=r"NodeSilent.*infinite"):
-        wire.event_of("NodeSilent", {"node": "n1", "since": number})
+        kinds.event_of("NodeSilent", {"node": "n1", "since": number})
     with pytest.raises(RecordError, match="infinite"):
-        wire.event_of("ProgressStalled", {"attempt": 0, "observations": [{"idle_s": number}, ("x", number)]})
+        kinds.event_of("ProgressStalled", {"attempt": 0, "observations": [{"idle_s": number}, ("x", number)]})
     state = RunState(run="r", shape=Shape(1, 1, 1, 1), updated_at=number)
     snapshot = Record(1, 1, 0, 0.0, 0.0, "Snapshot", patch=wire.builtins(state))
     back = wire.replay([wire.decode(wire.encode(snapshot))])
@@ -193,5 +194,5 @@ def test_replay_begins_at_the_newest_snapshot() -> None:
 
 def test_every_event_has_a_name_in_the_journal() -> None:
     assert Stamped(NodeSilent("n0", 1.0)).origin is None
-    assert {"NodeSilent", "TermTaken"} <= set(wire._EVENTS)
-    assert {"StartGang", "EndJob"} <= set(wire._ACTIONS)
+    assert {"NodeSilent", "TermTaken"} <= set(kinds._EVENTS)
+    assert {"StartGang", "EndJob"} <= set(kinds._ACTIONS)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.patience import LINK_MISSING, UNREADABLE_VOID_AFTER_S, wait
 from gangrun.adapters.fs.run_dir import RunPaths
-from gangrun.adapters.fs.terms import LINK_MISSING, UNREADABLE_VOID_AFTER_S, wait
 
 _LOOK_EVERY_S = 0.05
 _PLACE = re.compile(r"(?P<seq>[0-9]+)(?:\.(?P<generation>[0-9]+))?\.json")

@@ -14,9 +14,8 @@ from pathlib import Path
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import RunPaths
-from gangrun.ports import History
 from gangrun.wire import record as wire_record
-from gangrun.wire.record import Record
+from gangrun.wire.record import History, Record
 
 
 class JournalError(wire_record.RecordError):

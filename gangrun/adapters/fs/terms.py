@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import threading
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -17,14 +16,13 @@ from pathlib import Path
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.journal import read_history
+from gangrun.adapters.fs.patience import LINK_MISSING, UNREADABLE_VOID_AFTER_S, wait
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.core.actions import StartGang
 from gangrun.ports import Clock, History
 from gangrun.wire import claim as wire_claim
 from gangrun.wire.claim import Claim
 
-UNREADABLE_VOID_AFTER_S = 5.0
-LINK_MISSING = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS})
 DEPOSED = frozenset({errno.EEXIST, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR})
 SEALED_MODE = 0o500
 
@@ -54,11 +52,6 @@ class Ticket:
             case [kind, attempt] if attempt.isdecimal() and len(attempt) < 12:
                 return Ticket(term, n, kind, int(attempt))
         return Ticket(term, n)
-
-
-def wait(seconds: float) -> None:
-    """Sleep, for whoever looks again and again at start."""
-    threading.Event().wait(seconds)
 
 
 @dataclass(slots=True)

@@ -1,0 +1,42 @@
+"""Which checkpoints may go (room: core, which only decides; ``checkpoint/commit.py`` moves them to the trash).
+
+Kept are the newest few, every M-th step for good, whatever is not proven to be whole or not ours, and always the newest
+one known to be valid, since the newest of all may turn out damaged when it is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """``newest_count`` newest ones stay (0: all); of older ones those whose step is a multiple of ``every_steps``."""
+
+    newest_count: int = 0
+    every_steps: int = 0
+
+    def __post_init__(self) -> None:
+        if self.newest_count < 0 or self.every_steps < 0 or self.newest_count == 1:
+            raise ValueError("keep at least 2 checkpoints (0: all): the newest may be the damaged one")
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One committed checkpoint of ours. ``valid``: read in full and found whole."""
+
+    step: int
+    valid: bool
+
+
+def to_prune(held: Collection[Held], keep: Keep, needed_steps: Collection[int] = ()) -> tuple[int, ...]:
+    """The steps that may go, oldest first. ``needed_steps`` stay: what ranks run from, what a rollback may need."""
+    if not keep.newest_count:
+        return ()
+    newest_first = sorted((one.step for one in held), reverse=True)
+    stays = set(newest_first[: keep.newest_count]) | set(needed_steps)
+    stays |= set(sorted((one.step for one in held if one.valid), reverse=True)[:2])
+    if keep.every_steps:
+        stays |= {step for step in newest_first if step % keep.every_steps == 0}
+    return tuple(sorted(set(newest_first) - stays))

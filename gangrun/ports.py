@@ -142,6 +142,9 @@ class Checkpoints(Protocol):
     def look(self, above_step: int) -> None:
         """Look for a newer valid checkpoint; ``CheckpointSeen`` if there is one, else nothing."""
 
+    def await_save(self) -> None:
+        """Ranks are being told to save: what is committed by now is not what they were told for."""
+
 
 class Jobs(Protocol):
     """The scheduler; local worlds have none and refuse."""

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gangrun.checkpoint.scan import StorageUnreadable, step_pattern
+from gangrun.checkpoint.scan import StorageUnreadable, list_steps, step_pattern
 from gangrun.checkpoint.staging import seal_staging
 from gangrun.checkpoint.store import CheckpointRoom, point_resume_link
 from gangrun.core.events import AttemptSealed, CheckpointSeen, Event, NoneValid, ResumeChosen, Stamped
@@ -38,9 +38,11 @@ class CheckpointService:
     ) -> None:
         self._directory, self._run, self._run_directory, self._post = directory, run, run_directory, post
         # one room for all questions: it remembers which damaged save it has read already
-        self._room = CheckpointRoom(directory, step_pattern(pattern), run_directory=run_directory)
+        self._pattern = step_pattern(pattern)
+        self._room = CheckpointRoom(directory, self._pattern, run_directory=run_directory)
         self._questions: queue.Queue[_Question | None] = queue.Queue()
         self._looks = 0
+        self._told_above: int | None = None  # what ranks are told to save will have a higher step
         self._thread = threading.Thread(target=self._main, name="checkpoints", daemon=True)
         self._thread.start()
 
@@ -59,6 +61,10 @@ class CheckpointService:
             self._looks += 1
             self._questions.put(_Question("look", step=above_step))
 
+    def await_save(self) -> None:
+        """What is committed above what is there now was saved because ranks were told to."""
+        self._questions.put(_Question("await"))
+
     def close(self) -> None:
         """Take no more questions."""
         self._questions.put(None)
@@ -75,6 +81,9 @@ class CheckpointService:
                 return self._seal(question.attempt)
             case "choose":
                 return self._choose(question)
+            case "await":
+                self._told_above = self._newest_committed()
+                return None
             case _:
                 return self._look(question.step)
 
@@ -87,6 +96,7 @@ class CheckpointService:
         return AttemptSealed(attempt)
 
     def _choose(self, question: _Question) -> Event:
+        self._told_above = None
         if not self._directory:
             return ResumeChosen(question.attempt, None, NO_DIRECTORY)
         try:
@@ -119,4 +129,12 @@ class CheckpointService:
             return None
         if candidate is None or candidate.level is None:
             return None
-        return CheckpointSeen(CheckpointRef(candidate.step, candidate.path, candidate.level))
+        told = self._told_above is not None and candidate.step > self._told_above
+        return CheckpointSeen(CheckpointRef(candidate.step, candidate.path, candidate.level), told)
+
+    def _newest_committed(self) -> int | None:
+        try:
+            steps = [found.step for found in list_steps(self._directory, self._pattern) if found.committed]
+        except StorageUnreadable:
+            return None
+        return max(steps, default=-1)

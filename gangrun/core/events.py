@@ -223,6 +223,7 @@ class CheckpointSeen:
     """A checkpoint newer than any known was committed and judged valid."""
 
     checkpoint: CheckpointRef
+    told: bool = False  # it was not there yet when ranks were told to save
 
 
 @dataclass(frozen=True, slots=True)

@@ -239,6 +239,7 @@ TABLE: Mapping[Phase, Row] = {
         ProgressMarked: running.progress,
         ProgressStalled: Late("all ranks are being stopped"),
         StacksTaken: stopping.stacks_taken,
+        CheckpointSeen: stopping.checkpoint_seen,
         GangStopped: stopping.gang_stopped,
         StopTimedOut: stopping.stop_timed_out,
         CancelRequested: _cancel_stopping,

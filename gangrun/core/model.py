@@ -379,6 +379,7 @@ class RunState:
     store_stalled_since: float | None = None
     fence_until: float = 0.0  # until then ranks of an earlier gang may live on ``fence_nodes``, if those stay away
     fence_nodes: tuple[str, ...] = ()
+    saving: bool = False  # ranks are being stopped, and were told to save first
     submitting: bool = False  # a successor was asked for and not yet confirmed
     leaving: bool = False  # the run goes on in another job: all that is left for this one is to end
     gone_at: float | None = None  # the scheduler takes the nodes away then

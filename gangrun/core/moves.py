@@ -27,7 +27,8 @@ from gangrun.core.model import (
 )
 from gangrun.core.policy import Policy
 
-LEAVE_S = 5.0  # of the time until the nodes are taken away, for what comes after the stop: the record, the next job
+# Of the time until the nodes are taken away, for what comes after the stop: the record, the next job.
+LEAVE_S, LEAVE_SHARE_MAX = 5.0, 1 / 3
 WHY = "why"  # the scheduler is being asked why an agent was told to end: goes on whatever the phase
 
 
@@ -65,6 +66,7 @@ def enter(
         fresh[name] = Deadline(at, generation)
     changes.setdefault("stage", None)
     changes.setdefault("after", None)
+    changes.setdefault("saving", False)
     new = replace(state, phase=phase, reason=reason, deadlines=fresh, generation=generation, **changes)
     return Decision(new, actions, reason)
 
@@ -119,13 +121,16 @@ def stop_all(
     checkpoint_first: bool = False,
 ) -> Decision:
     """Stop every rank, then do ``after``."""
+    reason += _cut_short(state, now, policy) if checkpoint_first else ""
+    stop = stop_gang(state, now, policy, reason, checkpoint_first)
     return enter(
         state,
         Phase.STOPPING,
         reason,
-        stop_gang(state, now, policy, reason, checkpoint_first),
+        stop,
         deadlines={"stop": now + stop_bound_s(policy, checkpoint_first)},
         after=after,
+        saving=stop.checkpoint_first,
         evidence=evidence if evidence is not None else state.evidence,
         tries_count=0,
     )
@@ -135,10 +140,26 @@ def stop_gang(state: RunState, now: float, policy: Policy, reason: str, checkpoi
     """The act that stops all ranks, fitted into the time until the nodes are taken away, if they are."""
     if state.gone_at is None or now > state.gone_at:
         return StopGang(state.attempt, policy.stop_grace_s, checkpoint_first, reason)
-    left_s = max(0.0, state.gone_at - now - LEAVE_S)
-    stop_s = min(policy.stop_grace_s, left_s / 2)
-    save_s = min(policy.checkpoint_grace_s, left_s - stop_s)
+    stop_s, save_s = _graces(state.gone_at - now, policy)
     return StopGang(state.attempt, stop_s, checkpoint_first and save_s > 0, reason, save_s)
+
+
+def _graces(left_s: float, policy: Policy) -> tuple[float, float]:
+    """Seconds between SIGTERM and SIGKILL, and those to save before that: some of each, however short the time."""
+    ranks_s = left_s - min(LEAVE_S, LEAVE_SHARE_MAX * left_s)
+    stop_s = min(policy.stop_grace_s, ranks_s / 2)
+    return stop_s, min(policy.checkpoint_grace_s, ranks_s - stop_s)
+
+
+def _cut_short(state: RunState, now: float, policy: Policy) -> str:
+    """What a script may have too little time for, in words; "" where nobody takes the nodes away so soon."""
+    if state.gone_at is None or now > state.gone_at:
+        return ""
+    left_s = state.gone_at - now
+    _, save_s = _graces(left_s, policy)
+    if save_s >= policy.checkpoint_grace_s:
+        return ""
+    return f"; the nodes go in {left_s:.3g} s, so a save gets {save_s:.2g} of its {policy.checkpoint_grace_s:g} s"
 
 
 def fenced(state: RunState, nodes: Iterable[str], until: float, now: float) -> RunState:

@@ -12,6 +12,7 @@ from gangrun.core.events import (
     ActUnknown,
     AgentJoined,
     AgentRejoined,
+    CheckpointSeen,
     DeadlinePassed,
     FindingRaised,
     GangStopped,
@@ -25,7 +26,7 @@ from gangrun.core.events import (
     StacksTaken,
     StopTimedOut,
 )
-from gangrun.core.model import After, Evidence, Failure, Finding, Phase, RunState
+from gangrun.core.model import After, Evidence, Failure, Finding, Outcome, Phase, RunState
 from gangrun.core.moves import (
     at_step,
     close_attempt,
@@ -36,6 +37,7 @@ from gangrun.core.moves import (
     refused,
     stay,
     stop_bound_s,
+    stop_gang,
     with_deadline,
 )
 from gangrun.core.policy import Policy
@@ -112,6 +114,17 @@ def stacks_taken(state: RunState, event: StacksTaken, now: float, policy: Policy
     if hang is None:
         return ignored(state, "nobody asked for stacks in this attempt")
     return stay(state, "stacks are in", evidence=replace(state.evidence, hang=replace(hang, stacks=event.stacks)))
+
+
+def checkpoint_seen(state: RunState, event: CheckpointSeen, now: float, policy: Policy) -> Decision:
+    """What all were told to save is there, whole: whoever trains on after saving is not waited for any longer."""
+    decision = running.checkpoint_seen(state, event, now, policy)
+    step = event.checkpoint.step
+    if decision.outcome is not Outcome.APPLIED or not state.saving or not event.told or step < state.attempt_step:
+        return decision
+    reason = f"{decision.reason}, as ranks were told to save: stopping all of them"
+    new = with_deadline(decision.state, "stop", now + stop_bound_s(policy, checkpoint_first=False))
+    return stay(new, reason, stop_gang(new, now, policy, reason, checkpoint_first=False), saving=False)
 
 
 def gang_stopped(state: RunState, event: GangStopped, now: float, policy: Policy) -> Decision:
@@ -193,7 +206,7 @@ def stop_deadline(state: RunState, event: DeadlinePassed, now: float, policy: Po
                 return recovery.leave_behind(unproven, now, policy, reason)
     reason = f"ranks of attempt {state.attempt} are still not proven gone; asking again ({rounds} of {STOP_ROUNDS_MAX})"
     state = with_deadline(state, "stop", now + stop_bound_s(policy, checkpoint_first=False))
-    return stay(state, reason, StopGang(state.attempt, 0.0, False, reason), tries_count=rounds)
+    return stay(state, reason, StopGang(state.attempt, 0.0, False, reason), tries_count=rounds, saving=False)
 
 
 def cancel(state: RunState, by: str, now: float, policy: Policy) -> Decision:

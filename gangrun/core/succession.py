@@ -50,8 +50,7 @@ def redrive(state: RunState, now: float, policy: Policy) -> tuple[Action, ...]:
         case Phase.RUNNING if state.evidence.hang is not None:
             return (TakeStacks(state.attempt),)
         case Phase.STOPPING:
-            save = state.after in {After.CANCEL, After.REQUEUE, After.RETURN}
-            return (stop_gang(state, now, policy, state.reason, save),)
+            return (stop_gang(state, now, policy, state.reason, state.saving),)
         case Phase.WAITING if state.submitting:
             return (SubmitSuccessor(state.seq + 1, rungs.left_out(state, now), state.reason),)
         case Phase.SUCCEEDED | Phase.FAILED | Phase.CANCELLED:

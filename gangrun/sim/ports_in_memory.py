@@ -201,6 +201,10 @@ class HandCheckpoints:
         """Nothing newer."""
         self.asked.append(("look", above_step))
 
+    def await_save(self) -> None:
+        """Noted."""
+        self.asked.append(("await save", -1))
+
 
 @dataclass(slots=True)
 class NoJobs:

@@ -60,6 +60,7 @@ from gangrun.supervisor.facts import EXIT_DEPOSED, Facts, Opening
 from gangrun.supervisor.gathering import Gathering
 from gangrun.supervisor.leadership import Leadership
 from gangrun.supervisor.ledger import Ledger, Written
+from gangrun.supervisor.looks import Looks
 from gangrun.supervisor.mail import Mail
 from gangrun.supervisor.progress import Progress
 from gangrun.supervisor.roll_call import RollCall
@@ -117,7 +118,8 @@ class Loop:
         self.stalls = Stalls(self.ledger, timing)
         self._judge_backlog = 0
         self._turned_at = now
-        self._live_at = self._look_at = now
+        self._live_at = now
+        self.looks = Looks(checkpoints, facts.looks_every_s, self.state, now)
         self._due: float | None = None
         for node in sorted(self.law_one.roster):
             since = self.state.nodes[node].silent_since
@@ -152,12 +154,8 @@ class Loop:
             self.progress.next_at(self.state),
             self.roll_call.next_at(),
             self._live_at,
-            self._look_due(),
+            self.looks.due(self.state),
         )
-
-    def _look_due(self) -> float:
-        looks = self.facts.looks_every_s > 0 and self.state.phase is Phase.RUNNING
-        return self._look_at if looks else NEVER
 
     # ---- one turn ----
 
@@ -277,8 +275,7 @@ class Loop:
                 self.silence.clear()
                 self.beats.forget_all()
             self.count_rosters()
-        if state.phase is Phase.RUNNING and (before.phase is not Phase.RUNNING or state.attempt != before.attempt):
-            self._look_at = now + self.facts.looks_every_s
+        self.looks.follow(before, state, now)
         if state.phase is Phase.RUNNING:
             self.progress.begin(state.attempt, now)
         elif before.phase is Phase.RUNNING:
@@ -395,6 +392,4 @@ class Loop:
             heard = len(self.beats.heard) - len(self.silence.suspects)
             if not self._store.note_progress(self.progress.live(self.state, now, heard)) and not len(self.ledger):
                 self.ledger.look(self.state, "looking whether the run directory answers", now, self._clock.wall())
-        if now >= self._look_due():
-            self._look_at = now + self.facts.looks_every_s
-            self._checkpoints.look(self.state.best_step)
+        self.looks.look(self.state, now)

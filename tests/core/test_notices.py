@@ -7,6 +7,7 @@ import pytest
 from gangrun.core.actions import StopGang
 from gangrun.core.events import (
     DeadlinePassed,
+    FindingRaised,
     GangStarted,
     Notice,
     NoticeKind,
@@ -18,7 +19,7 @@ from gangrun.core.events import (
 from gangrun.core.model import TERMINAL, After, Inventory, Origin, Outcome, Phase, RankAlive
 from gangrun.core.moves import WHY
 from gangrun.core.policy import Policy
-from tests.core.life import Life, at
+from tests.core.life import Life, at, fatal
 
 SCHEDULER = Policy(can_requeue=True)
 ON_N1 = Origin("j", 0, "n1", "b-n1", "i-n1", 1)
@@ -99,13 +100,33 @@ def test_an_answer_after_the_wait_is_no_news_and_an_old_timer_none_either() -> N
 
 @pytest.mark.parametrize(
     ("within_s", "stop_s", "save_s"),
-    [(600.0, 10.0, 60.0), (60.0, 10.0, 45.0), (30.0, 10.0, 15.0), (15.0, 5.0, 5.0), (5.0, 0.0, 0.0), (0.0, 0.0, 0.0)],
+    [(600.0, 10.0, 60.0), (60.0, 10.0, 45.0), (30.0, 10.0, 15.0), (15.0, 5.0, 5.0), (6.0, 2.0, 2.0), (0.0, 0.0, 0.0)],
 )
 def test_saving_and_stopping_fit_into_the_time_that_is_left(within_s: float, stop_s: float, save_s: float) -> None:
     life = Life(policy=SCHEDULER).running()
     life.on(Notice(NoticeKind.PREEMPTION, within_s))
     stop = life.last(StopGang)
     assert (stop.grace_s, stop.checkpoint_grace_s, stop.checkpoint_first) == (stop_s, save_s, save_s > 0)
+
+
+@pytest.mark.parametrize(
+    ("within_s", "words"), [(6.0, "; the nodes go in 6 s, so a save gets 2 of its 60 s"), (90.0, "")]
+)
+@pytest.mark.parametrize("kind", [NoticeKind.PREEMPTION, NoticeKind.CANCEL])
+def test_that_there_is_too_little_time_to_save_is_said(kind: NoticeKind, within_s: float, words: str) -> None:
+    life = Life(policy=SCHEDULER).running()
+    life.on(Notice(kind, within_s))
+    assert life.state.reason.endswith(words) and ("gets" in life.state.reason) == bool(words)
+    if kind is NoticeKind.PREEMPTION:
+        life.stopped()
+        assert words in life.state.attempts[0].reason
+
+
+def test_of_time_that_is_over_nothing_is_said() -> None:
+    life = Life(policy=SCHEDULER).running()
+    asks(life, 1.0)
+    life.on(FindingRaised(fatal("n1")), after_s=5.0)
+    assert "gets" not in life.state.reason
 
 
 def test_whoever_takes_over_has_only_what_is_left_of_it() -> None:

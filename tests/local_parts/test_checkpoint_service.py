@@ -1,0 +1,74 @@
+"""The checkpoint directory as the supervisor asks it: which save is the one that ranks were told to make?"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gangrun.checkpoint.scan import DEFAULT_PATTERN
+from gangrun.cli.checkpoint_service import CheckpointService
+from gangrun.core.events import CheckpointSeen, ResumeChosen, Stamped
+from tests.waiting import stays, until
+
+TINY = Path(__file__).resolve().parents[1] / "contract" / "tiny_dcp"
+
+
+class Asked:
+    """A directory, its service, and what this said."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.said = folder, list[Stamped]()
+        self.service = CheckpointService(str(folder), DEFAULT_PATTERN, "r", str(folder.parent), self.said.append)
+
+    def save(self, step: int, *, whole: bool = True) -> Path:
+        path = self.folder / f"step-{step}"
+        shutil.copytree(TINY, path)
+        if not whole:
+            (path / ".metadata").rename(path / "not yet")
+        return path
+
+    def seen(self, above: int) -> tuple[int, bool]:
+        self.service.look(above)
+        until(lambda: self.said, 10, "an answer")
+        event = self.said.pop().event
+        assert isinstance(event, CheckpointSeen)
+        return event.checkpoint.step, event.told
+
+    def nothing(self, above: int) -> None:
+        self.service.look(above)
+        stays(lambda: not self.said, 0.3, "nothing is said")
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Iterator[Asked]:
+    (tmp_path / "saves").mkdir()
+    made = Asked(tmp_path / "saves")
+    yield made
+    made.service.close()
+
+
+def test_what_was_committed_before_the_word_is_not_what_was_told(asked: Asked) -> None:
+    asked.save(10)
+    assert asked.seen(-1) == (10, False)
+    asked.save(20)
+    asked.service.await_save()
+    assert asked.seen(10) == (20, False)
+    half = asked.save(30, whole=False)
+    asked.nothing(20)
+    (half / "not yet").rename(half / ".metadata")
+    assert asked.seen(20) == (30, True)
+    torn = asked.save(40) / "__0_0.distcp"
+    torn.write_bytes(torn.read_bytes()[: torn.stat().st_size // 2])
+    asked.nothing(30)
+
+
+def test_the_next_attempt_knows_nothing_of_that(asked: Asked) -> None:
+    asked.service.await_save()
+    asked.save(10)
+    asked.service.choose(1, "auto", -1, ())
+    until(lambda: asked.said, 10, "a choice")
+    assert isinstance(asked.said.pop().event, ResumeChosen)
+    assert asked.seen(-1) == (10, False)

@@ -96,6 +96,15 @@ def start_up() -> dict:
     }
 
 
+def look() -> dict:
+    """All that ``gangrun status`` loads beside the libraries that it stands on."""
+    return {
+        "ours_s": process_s([sys.executable, "-c", "import gangrun.cli.main, gangrun.cli.status"]),
+        "yardstick_s": process_s([sys.executable, "-c", "import click, msgspec, dataclasses"]),
+        "yardstick": "import click, msgspec, dataclasses",
+    }
+
+
 def decision() -> dict:
     """One core decision on a run of 2,048 nodes beside building its state once."""
     from dataclasses import replace
@@ -117,7 +126,13 @@ def decision() -> dict:
 
 
 def measure() -> dict:
-    rows = {"gangrun.step()": step_report, "journal record": journal_record, "start-up": start_up, "decision": decision}
+    rows = {
+        "gangrun.step()": step_report,
+        "journal record": journal_record,
+        "start-up": start_up,
+        "status loaded": look,
+        "decision": decision,
+    }
     return {name: call() for name, call in rows.items()}
 
 

@@ -47,7 +47,7 @@ class Value:
 
 def usual_files(config_file: Path | None = None) -> tuple[Path, ...]:
     """Where settings are looked for, the strongest first; ``config_file`` is what --config named."""
-    files = (Path("gangrun.toml"), environment.config_home() / "config.toml")
+    files = environment.config_files()
     if config_file is None:
         return files
     if not config_file.is_file():

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
+RUNS_DIR = "gangrun_runs"  # where runs lie if nobody says otherwise
+
 
 def all_variables() -> dict[str, str]:
     """A copy of the environment."""
@@ -23,6 +25,11 @@ def config_home() -> Path:
     """Where the user's config lives: $XDG_CONFIG_HOME/gangrun."""
     base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     return Path(base) / "gangrun"
+
+
+def config_files() -> tuple[Path, ...]:
+    """Where settings are looked for, the strongest first."""
+    return (Path("gangrun.toml"), config_home() / "config.toml")
 
 
 def python_of(variables: Mapping[str, str]) -> str:

@@ -27,13 +27,24 @@ LISTED_COUNT = 10
 
 def default_runs_dir() -> str:
     """Where runs lie if nobody says otherwise; a config that cannot be read must not stop a viewer."""
+    if not _somebody_says():
+        return environment.RUNS_DIR
     from gangrun.cli.config import layered, usual_files
 
     try:
         return str(layered({}, environment.all_variables(), usual_files())["runs_dir"].value)
     except UserError as error:
         click.echo(f"gangrun: {clean(error.message)} (left aside here)", err=True)
-        return "gangrun_runs"
+        return environment.RUNS_DIR
+
+
+def _somebody_says() -> bool:
+    """Is there anything that could set it? Mostly not, and then nobody need know all settings."""
+    try:
+        files = any(file.exists() for file in environment.config_files())
+    except OSError:
+        return True
+    return files or "GANGRUN_RUNS_DIR" in environment.all_variables()
 
 
 def index_of(runs_dir: str | None) -> Index:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -37,6 +35,8 @@ def json_option(function: F) -> F:
 
 def echo_json(value: object) -> None:
     """One object on one line; ASCII, so that no locale can break it."""
+    import json
+
     click.echo(json.dumps(value))
 
 
@@ -52,6 +52,8 @@ def asks() -> bool:
 
 def user_name() -> str:
     """Who sits here."""
+    import getpass
+
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a uid without a name, as containers have

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from gangrun.cli.environment import RUNS_DIR
+
 _SPAN = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(s|sec|m|min|h|d)?\s*$")
 _SECONDS = {None: 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -121,7 +123,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "checkpoint_pattern", text, r"step-(\d+)", "REGEX", "Names of checkpoint directories; the group is the step."
     ),
-    Setting("runs_dir", text, "gangrun_runs", "DIR", "Where run directories live."),
+    Setting("runs_dir", text, RUNS_DIR, "DIR", "Where run directories live."),
     Setting("name", text, "", "NAME", "A name for the run (default: the script's)."),
     Setting("resume", resume_request, "auto", "auto|none|STEP|PATH", "What the first attempt resumes from."),
     Setting("hang_timeout", span_s, None, "TIME", "No progress for so long is a hang; 0 = never (default: learnt)."),

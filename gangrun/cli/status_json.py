@@ -6,7 +6,6 @@ since the epoch by the wall clock. Next: ``status_view`` for what people see of 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -26,6 +25,8 @@ SCHEMA = 1
 
 def final_status(paths: RunPaths) -> str:
     """One JSON object on one line."""
+    import json
+
     return json.dumps(status_of(read(paths, slurm=True), wall_now()))
 
 

@@ -32,6 +32,8 @@ settings.register_profile(
 settings.register_profile("dev", deadline=None)
 settings.load_profile("ci" if IN_CI else "dev")
 
+os.environ.setdefault("GANGRUN_NO_HEALTH", "1")  # a process more for each agent; the tests of it turn it on
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Set ``serial`` and ``cluster`` by folder, so that no test of real processes forgets it."""

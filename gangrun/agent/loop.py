@@ -18,7 +18,7 @@ from gangrun.agent import effects, facts
 from gangrun.agent.brain import AgentBrain
 from gangrun.agent.effects import Effect
 from gangrun.agent.errands import Errands
-from gangrun.agent.surroundings import Net, Ranks, WardenEnd
+from gangrun.agent.surroundings import Health, Net, Ranks, WardenEnd
 from gangrun.ports import Clock
 from gangrun.processes import Askings
 
@@ -43,6 +43,7 @@ class AgentLoop:
         find_term: Callable[[], facts.TermFound],
         check: Callable[[], facts.Checked],
         say: Callable[[str], None],
+        health: Health | None = None,
         stacks_within_s: float = 8.0,
     ) -> None:
         """``find_term`` and ``check`` may block: they run as errands. ``say``: one line for people."""
@@ -52,6 +53,8 @@ class AgentLoop:
         self._net = net
         self._warden = warden
         self._ranks = ranks
+        self._health = health
+        self._gang = (-1, False)  # as health was told
         self._find_term = find_term
         self._check = check
         self._say = say
@@ -68,6 +71,8 @@ class AgentLoop:
         with _Waker(self._askings) as wake:
             for fd in (wake.fileno(), self._warden.fileno(), self._ranks.fileno(), self._errands.fileno()):
                 self._net.watch(fd)
+            if self._health is not None:
+                self._net.watch(self._health.fileno())
             self._perform(self._brain.start(self._clock.now()))
             while self._left is None:
                 self._turn(wake)
@@ -84,7 +89,9 @@ class AgentLoop:
             self._asked("signal", signum)
         for told in self._warden.receive():
             self._from_warden(told)
-        for fact in (*self._ranks.take(), *self._errands.take()):
+        answers = self._errands.take()  # before what was found, which a check's answer must not overtake
+        found = self._health.take() if self._health is not None else ()
+        for fact in (*self._ranks.take(), *found, *answers):
             self._local(fact)
         for message in self._net.from_supervisor():
             self._perform(self._brain.from_supervisor(message, self._clock.now()))
@@ -94,6 +101,10 @@ class AgentLoop:
         if now >= self._brain.next_beat_at and self._brain.orders.alive:
             self._local(facts.ReadingsTaken(self._brain.orders.attempt, self._ranks.readings()))
         self._perform(self._brain.tick(now))
+        gang = (self._brain.orders.attempt, self._brain.orders.stopping)
+        if self._health is not None and gang != self._gang:
+            self._gang = gang
+            self._health.gang(*gang)
 
     # ---- what comes in -----------------------------------------------------------------------------------------
 
@@ -197,6 +208,8 @@ class AgentLoop:
         self._net.close(FAREWELL_S)
         self._tell_warden({"op": "goodbye", "code": left.code})
         self._ranks.close()
+        if self._health is not None:
+            self._health.close()
         return left.code
 
     def _orphaned(self) -> int:

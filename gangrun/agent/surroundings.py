@@ -81,6 +81,25 @@ class WardenEnd(Protocol):
         """All that waits."""
 
 
+class Health(Protocol):
+    """What watches this node's hardware; findings come as facts."""
+
+    def fileno(self) -> int:
+        """Readable when ``take`` has something."""
+
+    def take(self) -> list[facts.FindingMade]:
+        """What was found since."""
+
+    def gang(self, attempt: int, stopping: bool) -> None:
+        """Which attempt runs here, and whether its ranks are being stopped: what a kill leaves behind is no finding."""
+
+    def pids(self) -> tuple[int, ...]:
+        """Processes of its own, which are no rank's."""
+
+    def close(self) -> None:
+        """Let go."""
+
+
 class Ranks(Protocol):
     """What this node runs for the gang; outcomes come as facts."""
 

@@ -29,6 +29,7 @@ from gangrun.agent.rank_env import inherited, shared_memory_root
 from gangrun.agent.ranks import GangSpec, RankGang
 from gangrun.agent.warden_link import AgentEnd
 from gangrun.cli import environment
+from gangrun.cli.agent_health import AgentHealth
 from gangrun.cli.process_words import tell, tell_dropped
 from gangrun.cli.wiring import clock_of, disk_of, own_address
 from gangrun.core.nodeset import unfold
@@ -146,19 +147,29 @@ def main(words: list[str]) -> int:
     told = _hello(warden)
     brain = AgentBrain(config_of(arguments, spec, nodes_count, incarnation, net, told.previous_died), clock.now())
     loop: AgentLoop | None = None
+    health: AgentHealth | None = None
+    if spec.health.enabled:
+        variables = environment.all_variables()
+        health = AgentHealth(spec, arguments.node, paths.root, variables, clock.now, lambda w: _say(arguments.node, w))
 
-    def supervisor_pids() -> tuple[int, ...]:
-        return tuple(loop.supervisor_pids) if loop is not None else told.supervisor_pids
+    def no_ranks() -> tuple[int, ...]:
+        supervisors = tuple(loop.supervisor_pids) if loop is not None else told.supervisor_pids
+        return supervisors if health is None else (*supervisors, *health.pids())
+
+    def checked() -> facts.Checked:
+        found = check(paths, clock, net, nodes_count, incarnation)
+        return found if health is None else health.gate(found)
 
     loop = AgentLoop(
         brain=brain,
         clock=clock,
         net=net,
         warden=warden,
-        ranks=RankGang(gang_of(spec, paths, arguments.node), clock.now, supervisor_pids),
+        ranks=RankGang(gang_of(spec, paths, arguments.node), clock.now, no_ranks),
         find_term=lambda: find_term(paths, clock, disk),
-        check=lambda: check(paths, clock, net, nodes_count, incarnation),
+        check=checked,
         say=lambda sentence: _say(arguments.node, sentence),
+        health=health,
         stacks_within_s=spec.policy.stacks_within_s * 0.8,
     )
     loop.supervisor_pids.update(told.supervisor_pids)

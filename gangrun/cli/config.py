@@ -27,6 +27,7 @@ OWN_VARIABLES = frozenset(
         "GANGRUN_RESUME_STEP",
         "GANGRUN_PROGRESS_SLOT",
         "GANGRUN_TEST_DISK_CONTROL",
+        "GANGRUN_TEST_HEALTH_ROOT",
         "GANGRUN_TEST_KILL_AT",
         "GANGRUN_TEST_SBATCH_WITHIN",
         "GANGRUN_TEST_WALL_OFFSET",
@@ -64,7 +65,7 @@ def layered(flags: Mapping[str, Any], variables: Mapping[str, str], files: tuple
     for setting in ALL_SETTINGS:
         variable = PREFIX + setting.name.upper()
         # GANGRUN_RESUME is what a rank is told, not what a user asks: only the flag and the files set ``resume``
-        if variable in variables and setting.name != "resume":
+        if variable in variables and setting.name != "resume" and not setting.in_files_only:
             found[setting.name] = Value(_parsed(setting.name, variables[variable], variable), variable)
     for name, raw in flags.items():
         found[name] = Value(_parsed(name, raw, "--" + name.replace("_", "-")), "--" + name.replace("_", "-"))

@@ -10,6 +10,7 @@ import click
 
 from gangrun.cli import environment
 from gangrun.cli.config import BY_NAME, Value, layered, unknown_variables, usual_files
+from gangrun.cli.health_bounds import HealthTable
 from gangrun.cli.options import echo_json, json_option, look_now
 from gangrun.cli.status_json import SCHEMA
 from gangrun.cli.terminal import clean, styled, table
@@ -47,11 +48,14 @@ def command(show: bool, config_file: Path | None, as_json: bool) -> int:
 
 
 def _plain(value: Value) -> Any:
-    return value.value.value if isinstance(value.value, Enum) else value.value
+    held = value.value
+    if isinstance(held, HealthTable):
+        return {**held.bounds, "off": list(held.off)}
+    return held.value if isinstance(held, Enum) else held
 
 
 def _shown(value: Value) -> str:
-    held: Any = _plain(value)
+    held: Any = value.value.value if isinstance(value.value, Enum) else value.value
     match held:
         case None:
             return "-"
@@ -59,6 +63,8 @@ def _shown(value: Value) -> str:
             return "true" if held else "false"
         case float():
             return f"{held:g} s"
+        case HealthTable():
+            return clean(", ".join([*(f"{key} = {held.bounds[key]}" for key in held.bounds), *held.off])) or "-"
         case tuple():
             return (
                 clean("; ".join(one if isinstance(one, str) else "=".join(part or "" for part in one) for one in held))

@@ -41,7 +41,7 @@ def setting_options(settings: Iterable[Setting]) -> Callable[[F], F]:
     """One flag for each setting."""
 
     def add(function: F) -> F:
-        for row in reversed(tuple(settings)):
+        for row in reversed([row for row in settings if not row.in_files_only]):
             names = ["--" + row.name.replace("_", "-"), *row.flags, row.name]
             if row.flag:
                 option = click.option(*names, is_flag=True, default=None, help=row.help)
@@ -85,7 +85,11 @@ def request_of(
     words: tuple[str, ...] = options["words"]
     if options["module"] and not words:
         raise UserError("usage", "-m needs a module", f"{ctx.command_path} -m my.trainer")
-    typed = [row.name for row in settings if ctx.get_parameter_source(row.name) is ParameterSource.COMMANDLINE]
+    typed = [
+        row.name
+        for row in settings
+        if not row.in_files_only and ctx.get_parameter_source(row.name) is ParameterSource.COMMANDLINE
+    ]
     return Request(
         words=words[1:] if options["module"] else words,
         module=words[0] if options["module"] else "",

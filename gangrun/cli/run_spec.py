@@ -11,8 +11,9 @@ from typing import Any
 
 from gangrun.cli.config import Value
 from gangrun.cli.errors import UserError
+from gangrun.cli.health_bounds import HealthTable
 from gangrun.core.policy import HangPolicy, Policy, PolicyError, Timing
-from gangrun.wire.spec import CheckpointSpec, LogSpec, RunSpec
+from gangrun.wire.spec import CheckpointSpec, HealthSpec, LogSpec, RunSpec
 
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|PASSCODE|CREDENTIAL|(^|_)(PASS|PWD|PAT)$", re.IGNORECASE)
 _SECRET_VALUE = re.compile(r"://[^/?#\s:@]*:[^/?#\s@]+@")  # a password within an address
@@ -160,7 +161,13 @@ def spec_of(settings: Mapping[str, Value], *, can_requeue: bool = False, **rest:
             pattern=pattern_of(settings["checkpoint_pattern"].value),
         ),
         save_signal=settings["save_signal"].value,
+        health=_health(settings),
         log=LogSpec(per_rank=settings["log_per_rank"].value),
         policy=policy_of(settings, rest["world"], can_requeue=can_requeue),
         **rest,
     )
+
+
+def _health(settings: Mapping[str, Value]) -> HealthSpec:
+    table: HealthTable = settings["health"].value
+    return HealthSpec(not settings["no_health"].value, table.bounds, table.off, table.commands)

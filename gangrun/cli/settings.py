@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gangrun.cli.environment import RUNS_DIR
+from gangrun.cli.health_bounds import HealthTable, health_table
 
 _SPAN = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(s|sec|m|min|h|d)?\s*$")
 _SECONDS = {None: 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -109,6 +110,7 @@ class Setting:
     flag: bool = False  # takes no value on the command line
     many: bool = False  # may be given several times
     flags: tuple[str, ...] = ()  # other spellings of the flag
+    in_files_only: bool = False  # a table: no flag and no variable
 
 
 SETTINGS: tuple[Setting, ...] = (
@@ -147,5 +149,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("silence_after", span_s, 5.0, "TIME", "An agent without a beat for so long is a suspect."),
     Setting("fence_after", span_s, 30.0, "TIME", "Ranks whose agent is cut off die after so long."),
     Setting("observe", switch, False, "", "Decide and log, but restart nothing.", flag=True),
+    Setting("no_health", switch, False, "", "Check no node's hardware, before the run and while it lives.", flag=True),
+    Setting("health", health_table, HealthTable(), "", "The table [health]: bounds of the checks.", in_files_only=True),
     Setting("log_per_rank", switch, False, "", "Keep one more log file for each rank.", flag=True),
 )

@@ -2,14 +2,25 @@
 
 Everything here is immutable by convention too: a mapping inside a value is replaced, never changed in place.
 All times named ``at``, ``since`` or ``until`` are seconds on the run clock (see ``docs/protocol.md``).
-Next: ``events`` (what can happen to these) and ``actions`` (what may be asked of the world).
+What is seen around a failure stands in ``evidence``, and is had from here like the rest. Next: ``events`` (what can
+happen to these) and ``actions`` (what may be asked of the world).
 """
+
+# ruff: noqa: PLC0414 - handed on
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+
+from gangrun.core.evidence import ErrorReport as ErrorReport
+from gangrun.core.evidence import Evidence as Evidence
+from gangrun.core.evidence import Finding as Finding
+from gangrun.core.evidence import Hang as Hang
+from gangrun.core.evidence import RankExit as RankExit
+from gangrun.core.evidence import RankObservation as RankObservation
+from gangrun.core.evidence import RankStack as RankStack
 
 
 class Phase(Enum):
@@ -178,88 +189,8 @@ class Node:
     lost: bool = False
     checked: bool | None = None  # None: not yet checked in this job
     check_reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorReport:
-    """A rank's own account of its death. ``signature`` is stable over ranks and attempts."""
-
-    kind: str  # exception type
-    message: str
-    signature: str
-    traceback: str
-    collective: bool  # a victim's error: a peer was gone first
-
-
-@dataclass(frozen=True, slots=True)
-class RankExit:
-    """How one rank ended. Exactly one of ``code`` and ``signal`` is set; ``at`` is when it was seen."""
-
-    rank: int
-    node: str
-    code: int | None
-    signal: int | None
-    oom_kill: bool
-    by_us: bool  # it fell after we had begun to stop all ranks
-    error: ErrorReport | None
-    at: float
-    step: int = -1  # the last step that it reported; -1: it reported none
-
-
-@dataclass(frozen=True, slots=True)
-class RankObservation:
-    """What was seen of one rank when progress stalled."""
-
-    rank: int
-    node: str
-    state: str  # /proc state letter: R S D T Z ...
-    step: int  # -1: the script does not report steps
-    idle_s: float  # since its last sign of progress
-    cpu_rate: float  # CPU seconds per second, lately
-
-
-@dataclass(frozen=True, slots=True)
-class RankStack:
-    """Where one rank stands: ``frame`` is its innermost Python frame, or the kernel's word for why it waits."""
-
-    rank: int
-    node: str
-    frame: str
-    path: str  # file with the whole dump; "" when none could be taken
-
-
-@dataclass(frozen=True, slots=True)
-class Hang:
-    """A stall, and where every rank stood in it."""
-
-    stalled_s: float
-    limit_s: float
-    observations: tuple[RankObservation, ...]
-    stacks: tuple[RankStack, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What a check measured on a node."""
-
-    node: str
-    check: str
-    fatal: bool
-    sentence: str
-    at: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """Everything seen around one failure, in the order in which it was seen."""
-
-    exits: tuple[RankExit, ...] = ()
-    silent: Mapping[str, float] = field(default_factory=dict)  # node -> silent since
-    findings: tuple[Finding, ...] = ()
-    hang: Hang | None = None
-    agents_died: tuple[str, ...] = ()
-    start_failed: tuple[str, str] | None = None  # (node or "", why)
-    started_over: tuple[int, int] | None = None  # (first step seen, resumed step)
+    found: Finding | None = None  # the fatal finding for which it is not used
+    poor: str = ""  # why another node would be better, where one is free
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,7 +295,7 @@ class RunState:
     placement: Placement | None = None
     resume: CheckpointRef | None = None
     resume_request: str = "auto"  # auto | none | a step | a path; "auto" again after the first attempt
-    evidence: Evidence = Evidence()
+    evidence: Evidence = field(default_factory=Evidence)
     finished: frozenset[int] = frozenset()  # ranks that ended with 0 in this attempt
     attempts: tuple[AttemptRecord, ...] = ()
     budget: Budget = Budget()

@@ -1,7 +1,7 @@
 """What a node's findings are worth as evidence about a failure (room: health; pure): the door to ``core.blame``.
 
-Only what failed, and is not the program's, counts against a node. Warnings go along for the story; what is unknown
-says nothing and is no evidence at all.
+Only what failed, and is not the program's, counts against a node; hardware that is merely poor makes the gang prefer
+another node where one is free. Warnings go along for the story; what is unknown says nothing and is no evidence at all.
 """
 
 from __future__ import annotations
@@ -9,19 +9,39 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gangrun.core import model
-from gangrun.health.check import CauseClass, Finding, Severity, Verdict
+from gangrun.health.check import CauseClass, Finding, Needs, Scope, Severity, Verdict
+
+DEVICES = frozenset({Scope.GPU, Scope.LINK, Scope.PORT})
 
 
 def as_evidence(node: str, verdicts: Iterable[Verdict], at: float) -> tuple[model.Finding, ...]:
     """Findings in the core's words; ``at``: seconds on the run clock."""
     found = (finding for verdict in verdicts for finding in verdict.findings)
-    return tuple(
-        model.Finding(node, finding.check, is_fatal(finding), finding.sentence, at)
-        for finding in found
-        if finding.severity in (Severity.WARN, Severity.FAIL)
+    return tuple(in_core(node, one, at) for one in found if one.severity in (Severity.WARN, Severity.FAIL))
+
+
+def in_core(node: str, finding: Finding, at: float) -> model.Finding:
+    """One finding in the core's words."""
+    needs = "" if finding.needs is Needs.NONE else finding.needs.value
+    return model.Finding(
+        node, finding.check, is_fatal(finding), finding.sentence, at, is_poor(finding), needs, finding.place
     )
 
 
 def is_fatal(finding: Finding) -> bool:
-    """May the gang not stay on this node?"""
-    return finding.severity is Severity.FAIL and finding.cause is not CauseClass.APPLICATION
+    """May the gang not stay on this node? What may be a file server's or a set-up's is never the node's alone."""
+    if finding.severity is not Severity.FAIL or finding.cause is CauseClass.APPLICATION:
+        return False
+    if finding.scope is Scope.NODE:
+        return finding.cause is not CauseClass.CONFIG
+    return finding.scope in DEVICES
+
+
+def is_poor(finding: Finding) -> bool:
+    """Would another node be better, where one is free?"""
+    if is_fatal(finding) or finding.cause is CauseClass.APPLICATION:
+        return False
+    if finding.severity is Severity.FAIL:
+        return True
+    hardware = finding.scope in DEVICES and finding.cause is not CauseClass.CONFIG
+    return finding.severity is Severity.WARN and hardware

@@ -63,6 +63,14 @@ class Rounds:
         """Every check once, in the order of the list."""
         return tuple(verdict for family in self._families for verdict in self._family(family))
 
+    def look_at(self, name: str) -> tuple[Verdict, ...]:
+        """Every check of one family."""
+        return tuple(verdict for family in self._families if family.name == name for verdict in self._family(family))
+
+    def begin_from(self, readings: Iterable[Reading]) -> None:
+        """Readings that were kept earlier are the baseline of the first look."""
+        self._before |= {reading.family: reading for reading in readings}
+
     def readings(self) -> tuple[Reading, ...]:
         """The newest reading of each family that could be read: to be kept, for the next look."""
         return tuple(self._before.values())

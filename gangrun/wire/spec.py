@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from gangrun.core.policy import Policy
@@ -29,6 +31,15 @@ class CheckpointSpec(msgspec.Struct, frozen=True):
     look_every_s: float = 10.0
 
 
+class HealthSpec(msgspec.Struct, frozen=True):
+    """How nodes are watched while the run lives; ``bounds`` are those of the health policy that somebody set."""
+
+    enabled: bool = True
+    bounds: dict[str, float | int | tuple[str, ...]] = {}
+    off: tuple[str, ...] = ()  # checks that are not made
+    commands: dict[str, Any] = {}  # the site's own checks, as ``[health.commands]`` has them
+
+
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One run as it was asked for."""
 
@@ -49,6 +60,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     resume: str = "auto"  # auto | none | a step | a path
     checkpoint: CheckpointSpec = CheckpointSpec()
     log: LogSpec = LogSpec()
+    health: HealthSpec = HealthSpec()
     policy: Policy = Policy()
     environment: dict[str, str] = {}  # --env and --env-file, secrets left out
     secret_names: tuple[str, ...] = ()  # names whose values travel by inheritance only

@@ -104,6 +104,7 @@ class Cluster:
             "PATH": PATH,
             "LANG": "C.UTF-8",
             "SHELL": "/bin/bash",
+            "GANGRUN_NO_HEALTH": "1",  # in each process's start; the tests of it turn it on
         }
         return {**own, "SLURM_CONF": str(self.site.conf), **(more or {})}
 

@@ -1,0 +1,97 @@
+"""A node's health as its agent has it: the watching process, set up for this run (room: cli, as it ties adapters).
+
+Next: ``health_watch`` is that process, ``adapters.local.health_child`` its keeper.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gangrun.adapters.local.health_child import HealthChild
+from gangrun.agent.facts import Checked, FindingMade
+from gangrun.core.model import Finding
+from gangrun.wire.spec import RunSpec
+
+GATE_WITHIN_S = 10.0
+
+
+class AgentHealth:
+    """``agent.surroundings.Health``, and the gate before the first attempt."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        node: str,
+        run_directory: Path,
+        variables: Mapping[str, str],
+        now: Callable[[], float],
+        say: Callable[[str], None],
+    ) -> None:
+        self._node = node
+        what = watch_spec(spec, node, run_directory, variables)
+        command = [sys.executable, "-m", "gangrun.cli.health_watch", json.dumps(what)]
+        package = str(Path(__file__).resolve().parents[2])
+        inherited = variables.get("PYTHONPATH")
+        found = {**variables, "PYTHONPATH": f"{package}:{inherited}" if inherited else package}
+        self._child = HealthChild(command, found, now, say)
+        self._child.start()
+
+    def fileno(self) -> int:
+        """Readable when ``take`` has something."""
+        return self._child.fileno()
+
+    def take(self) -> list[FindingMade]:
+        """What was found since."""
+        return [FindingMade(found) for plain in self._child.take() if (found := self._finding(plain)) is not None]
+
+    def gang(self, attempt: int, stopping: bool) -> None:
+        """Pass it on."""
+        self._child.gang(attempt, stopping)
+
+    def pids(self) -> tuple[int, ...]:
+        """Processes of its own."""
+        return self._child.pids()
+
+    def close(self) -> None:
+        """End it."""
+        self._child.close()
+
+    def gate(self, before: Checked) -> Checked:
+        """What the preflight said, with a look at the hardware; unknown is not bad. Takes up to ``GATE_WITHIN_S``."""
+        if not before.ok:
+            return before
+        plains, unknown = self._child.look(GATE_WITHIN_S)
+        found = [one for one in map(self._finding, plains) if one is not None]
+        fatal = [f"{one.sentence} ({one.check})" for one in found if one.fatal]
+        if fatal:
+            return Checked(False, "; ".join(fatal[:3]))
+        poor = [one.sentence for one in found if one.poor]
+        return Checked(True, "; ".join([*filter(None, (before.why,)), *poor[:3], *filter(None, (unknown,))]))
+
+    def _finding(self, plain: Mapping[str, Any]) -> Finding | None:
+        try:
+            return replace(msgspec.convert({"node": self._node, **plain}, Finding), node=self._node)
+        except msgspec.ValidationError:
+            return None
+
+
+def watch_spec(spec: RunSpec, node: str, run_directory: Path, variables: Mapping[str, str]) -> dict[str, Any]:
+    """What the watching process is told."""
+    gpus = variables.get("SLURM_GPUS_ON_NODE", "")
+    expected = {"gpus_count": int(gpus)} if gpus.isascii() and gpus.isdigit() and len(gpus) < 5 else {}
+    root = variables.get("GANGRUN_TEST_HEALTH_ROOT", "/").replace("%h", node)
+    directories = (str(run_directory), spec.checkpoint.directory)
+    return {
+        "node": node,
+        "root": root,
+        "directories": [path for path in directories if path],
+        "policy": {**expected, **spec.health.bounds},
+        "off": list(spec.health.off),
+    }

@@ -1,0 +1,77 @@
+"""``[health]`` of gangrun.toml: which bounds a user set for the checks of nodes, and which checks are off (room: cli).
+
+Pure parsing. A name that no bound or check has is an error that says the nearest one.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+OFF, COMMANDS = "off", "commands"
+
+
+@dataclass(frozen=True, slots=True)
+class HealthTable:
+    """The table, checked; as ``wire.spec.HealthSpec``, which costs more to load than most commands may."""
+
+    bounds: dict[str, Any] = field(default_factory=dict)
+    off: tuple[str, ...] = ()
+    commands: dict[str, Any] = field(default_factory=dict)
+
+
+def health_table(value: object) -> HealthTable:
+    """What ``[health]`` says; ValueError otherwise."""
+    from gangrun.health.catalogue import CHECKS
+    from gangrun.health.policy import HealthPolicy
+
+    if not isinstance(value, dict):
+        raise ValueError("[health] is a table, as in: [health] margin_warn_c = 3; to turn it off: no_health = true")  # noqa: TRY004
+    bounds: dict[str, Any] = {}
+    off: tuple[str, ...] = ()
+    commands: dict[str, Any] = {}
+    known = HealthPolicy.__dataclass_fields__
+    for key, given in value.items():
+        name = str(key).replace("-", "_")
+        if name == OFF:
+            off = _checks(given, [check.name for check in CHECKS])
+        elif name == COMMANDS and isinstance(given, dict):
+            commands = given
+        elif name in known:
+            bounds[name] = _bound(name, given, str(known[name].type))
+        else:
+            raise ValueError(f"unknown key {key!r} in [health]{_nearest(name, [*known, OFF, COMMANDS])}")
+    try:
+        HealthPolicy(**bounds)
+    except ValueError as error:
+        raise ValueError(f"[health] {error}") from None
+    return HealthTable(bounds=bounds, off=off, commands=commands)
+
+
+def _checks(given: object, names: list[str]) -> tuple[str, ...]:
+    wanted = [given] if isinstance(given, str) else given
+    if not isinstance(wanted, list) or not all(isinstance(one, str) for one in wanted):
+        raise ValueError('[health] off: names of checks, as in off = ["host_load", "gpu_modes"]')
+    for one in wanted:
+        if one not in names:
+            raise ValueError(f"[health] off: there is no check {one!r}{_nearest(one, names)}")
+    return tuple(dict.fromkeys(wanted))
+
+
+def _bound(name: str, given: object, kind: str) -> float | int | tuple[str, ...]:
+    if kind.startswith("tuple"):
+        if not isinstance(given, list) or not all(isinstance(one, str) and one and "/" not in one for one in given):
+            raise ValueError(f'[health] {name}: names of devices, as in {name} = ["mlx5_0"]')
+        return tuple(given)
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        raise ValueError(f"[health] {name} = {given!r} is not a number")
+    if kind.startswith("int") and given != int(given):
+        raise ValueError(f"[health] {name} = {given!r} is not a whole number")
+    return int(given) if kind.startswith("int") else float(given)
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(names), 1)
+    return f"; did you mean {near[0]}?" if near else ""

@@ -1,0 +1,220 @@
+"""Watches one node's health while a run lives: ``python -m gangrun.cli.health_watch SPEC`` (room: cli).
+
+The agent starts it and reads its lines. Whatever a sick driver or a dead file server does to it, the agent goes on
+without: NVML is loaded here and nowhere else. It ends when its standard input does. One JSON object a line:
+
+    out  {"op": "watching", "trouble": ...}  {"op": "finding", ...}  {"op": "looked", "n": ...}  {"op": "alive"}
+    in   {"op": "look", "n": ...}  {"op": "gang", "attempt": ..., "stopping": ...}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import resource
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gangrun.adapters.clock import SystemClock
+from gangrun.cli import environment
+from gangrun.health.catalogue import FAMILIES
+from gangrun.health.evidence import in_core
+from gangrun.health.news import News, XidStory, travels
+from gangrun.health.policy import HealthPolicy
+from gangrun.health.recorded import facts_from
+from gangrun.health.rounds import Family, Rounds, Surroundings
+from gangrun.health.xid import GpuWord
+from gangrun.health.xid_watch import XidWatch
+
+if TYPE_CHECKING:
+    from gangrun.health.check import Facts, Finding
+
+OPEN_WITHIN_S = 5.0
+FIRST_LOOK_S = 5.0  # where nobody asks for one: an agent that came back, say
+ALIVE_EVERY_S = 30.0
+COST_SHARE = 0.001  # of one core, for each family: what costs more is looked at less often
+GPU = "gpu"
+
+
+class InThisProcess:
+    """``health.rounds.Probes``: GPUs are asked here, as this process may hang; what else may hang, in a child."""
+
+    def __init__(self) -> None:
+        from gangrun.adapters.local.probe_children import ProbeChildren
+
+        command = (sys.executable, "-m", "gangrun.cli.health_probe")
+        self._children = ProbeChildren(command, environment.all_variables())
+
+    def ask(self, kind: str, words: tuple[str, ...], within_s: float) -> Facts:
+        """One question; a call that hangs takes the thread of its family along, and no other."""
+        if kind != GPU:
+            return facts_from(self._children.ask(kind, words, within_s))
+        from gangrun.cli.health_probe import answer
+
+        return facts_from(answer(kind, words))
+
+
+def families_of(off: frozenset[str]) -> tuple[Family, ...]:
+    """The catalogue without the checks that somebody turned off."""
+    from dataclasses import replace
+
+    left = (replace(one, checks=tuple(c for c in one.checks if c.name not in off)) for one in FAMILIES)
+    return tuple(one for one in left if one.checks)
+
+
+class Watch:
+    """Looks when it is time, and says what is new."""
+
+    def __init__(self, spec: Mapping[str, Any]) -> None:
+        self._node = str(spec["node"])
+        self._clock = SystemClock()
+        self._heard: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._families = families_of(frozenset(spec.get("off", ())))
+        around = Surroundings(
+            Path(spec.get("root", "/")),
+            InThisProcess(),
+            tuple(spec.get("directories", ())),
+            tuple(spec.get("peers", ())),
+        )
+        policy = HealthPolicy(**{name: _value(found) for name, found in spec.get("policy", {}).items()})
+        self._rounds = Rounds(self._families, around, policy, self._clock)
+        self._news, self._xids = News(), XidStory(self._node)
+        self._due = {one.name: self._clock.now() + FIRST_LOOK_S for one in self._families}
+        self._said_at = self._clock.now()
+
+    def run(self) -> None:
+        """Until standard input ends."""
+        threading.Thread(target=self._listen, name="from-the-agent", daemon=True).start()
+        trouble = self._watch_events()
+        self._say({"op": "watching", "trouble": trouble})
+        while True:
+            now = self._clock.now()
+            until = min([*self._due.values(), self._said_at + ALIVE_EVERY_S])
+            try:
+                kind, what = self._heard.get(timeout=max(0.0, until - now))
+            except queue.Empty:
+                self._look_where_due()
+                continue
+            if kind == "end":
+                return
+            if kind == "xid":
+                self._xid(*what)
+            else:
+                self._told(what)
+
+    # ---- what comes in ----
+
+    def _listen(self) -> None:
+        for line in sys.stdin:
+            try:
+                said = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(said, dict):
+                self._heard.put(("said", said))
+        self._heard.put(("end", None))
+
+    def _watch_events(self) -> str:
+        """Opened before anything else, and so before any rank: what came before is lost."""
+        try:
+            from gangrun.adapters.nvml.telemetry import EventWatch
+        except ImportError:
+            return "the python package nvidia-ml-py is not installed"
+        watch = XidWatch(EventWatch(), lambda *event: self._heard.put(("xid", event)), self._clock)
+        watch.start()
+        return watch.trouble if watch.opened(OPEN_WITHIN_S) else f"the driver has not answered in {OPEN_WITHIN_S:g} s"
+
+    def _told(self, said: Mapping[str, Any]) -> None:
+        if said.get("op") == "gang":
+            self._xids.gang(int(said.get("attempt", -1)), bool(said.get("stopping")), self._clock.now())
+        elif said.get("op") == "look":
+            self._news.forget()
+            for family in self._families:
+                self._look(family)
+            self._say({"op": "looked", "n": said.get("n")})
+
+    # ---- looking ----
+
+    def _look_where_due(self) -> None:
+        now = self._clock.now()
+        for family in self._families:
+            if now >= self._due[family.name]:
+                self._look(family)
+        if now >= self._said_at + ALIVE_EVERY_S:
+            self._say({"op": "alive"})
+
+    def _look(self, family: Family) -> None:
+        before_s = _spent_s()
+        found = [one for verdict in self._rounds.look_at(family.name) for one in verdict.findings]
+        for finding in self._news.fresh(filter(travels, found), self._clock.now()):
+            self._say_finding(finding)
+        pause_s = max(min(check.every_s for check in family.checks), (_spent_s() - before_s) / COST_SHARE)
+        self._due[family.name] = self._clock.now() + pause_s
+
+    def _xid(self, uuid: str, xid: int, at: float) -> None:
+        gpu = self._place_of(uuid)
+        event = self._xids.event(gpu, xid, at)
+        if event is None:
+            return
+        for family in self._families:  # what the GPU says of itself now decides what many of them mean
+            if family.name == GPU:
+                self._look(family)
+        finding = self._xids.finding(event, self._word_of(gpu), self._clock.now())
+        if finding is not None:
+            self._say_finding(finding)
+
+    def _gpu_facts(self) -> Facts | None:
+        return next((one.facts for one in self._rounds.readings() if one.family == GPU), None)
+
+    def _place_of(self, uuid: str) -> str:
+        facts = self._gpu_facts()
+        places = facts.places_with("uuid") if facts is not None else ()
+        return next((place for place in places if facts is not None and facts.get(place, "uuid") == uuid), uuid or GPU)
+
+    def _word_of(self, gpu: str) -> GpuWord:
+        facts = self._gpu_facts()
+        if facts is None:
+            return GpuWord()
+        action = facts.number(gpu, "recovery_action")
+        links = [facts.number(place, "active") for place in facts.values if place.startswith(f"{gpu} link ")]
+        known = [link for link in links if link is not None]
+        down = any(link == 0 for link in known) and any(link for link in known)
+        return GpuWord(None if action is None else int(action), down if known else None)
+
+    # ---- what goes out ----
+
+    def _say_finding(self, finding: Finding) -> None:
+        self._say({"op": "finding", **asdict(in_core(self._node, finding, self._clock.now()))})
+
+    def _say(self, what: Mapping[str, Any]) -> None:
+        self._said_at = self._clock.now()
+        try:
+            sys.stdout.write(json.dumps(what) + "\n")
+            sys.stdout.flush()
+        except OSError:
+            os._exit(0)  # nobody reads: the agent is gone
+
+
+def _spent_s() -> float:
+    """CPU seconds of this process and of the children that it has waited for."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def _value(found: Any) -> Any:
+    return tuple(found) if isinstance(found, list) else found
+
+
+def main() -> None:
+    """Watch, and end at once: a library that is hard to leave must not keep us."""
+    Watch(json.loads(sys.argv[1])).run()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

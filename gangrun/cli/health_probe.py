@@ -21,6 +21,10 @@ def answer(kind: str, words: tuple[str, ...]) -> Any:
         except ImportError:
             return {"absent": "the python package nvidia-ml-py is not installed"}
         return snapshot()
+    if kind == "active":
+        from gangrun.cli.health_children import active
+
+        return active(words[0], float(words[1]), *words[2:])
     from gangrun.health.recorded import plain_facts
     from gangrun.health.storage_probe import directory, names
 

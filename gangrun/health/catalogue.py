@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from gangrun.health import gpu_running, host_checks, infiniband, storage
+from gangrun.health import active, gpu_running, host_checks, infiniband, storage
 from gangrun.health.check import Check
 from gangrun.health.rounds import Family
 
@@ -16,4 +16,6 @@ FAMILIES: tuple[Family, ...] = (
     host_checks.NAMES_FAMILY,
     storage.FAMILY,
 )
+ACTIVE_FAMILIES: tuple[Family, ...] = (active.FAMILY,)  # put devices to work: never beside ranks, only when asked for
 CHECKS: tuple[Check, ...] = tuple(check for family in FAMILIES for check in family.checks)
+ACTIVE_CHECKS: tuple[Check, ...] = tuple(check for family in ACTIVE_FAMILIES for check in family.checks)

@@ -51,6 +51,9 @@ class HealthPolicy:
     names_within_s: float = 2.0
     clock_error_warn_s: float = 1.0
 
+    active_share: float = 0.8  # of the speed that was seen before
+    active_share_cpu: float = 0.5  # a CPU works for others too
+
     def __post_init__(self) -> None:
         """Refuse bounds that nothing can pass, or everything."""
         for name in self.__dataclass_fields__:

@@ -28,6 +28,7 @@ from gangrun.checkpoint.dcp_metadata import (
 from gangrun.checkpoint.torch_zip import BUFFER_BYTES, Damaged, Source, looks_like_archive, prove
 from gangrun.core.model import Level
 from gangrun.core.selection import shown
+from gangrun.wire.manifest import MANIFEST_NAME, SAVE_ID_PREFIX
 
 FileMark = tuple[int, int, int, int]  # size, mtime_ns, ctime_ns, inode: a file that keeps them was not written since
 Tick = Callable[[int], None]
@@ -103,7 +104,7 @@ def mark_of(directory: str, path: str) -> FileMark:
     """Identity of one regular file inside; symbolic links are not followed, at no component."""
     parts = path.split("/")
     at = directory
-    with _told(path):
+    with told(path):
         for part in parts[:-1]:
             at = os.path.join(at, part)
             if not stat.S_ISDIR(os.lstat(at).st_mode):
@@ -117,7 +118,7 @@ def mark_of(directory: str, path: str) -> FileMark:
 
 
 @contextmanager
-def _told(path: str) -> Iterator[None]:
+def told(path: str) -> Iterator[None]:
     """Turn what the operating system says about a file into words."""
     try:
         yield
@@ -132,12 +133,15 @@ def _told(path: str) -> Iterator[None]:
 
 
 def _screen(directory: str) -> tuple[Judgement, DcpMetadata]:
+    """Judge the structure, which a save of gangrun's that lost its manifest does not pass."""
     mark = mark_of(directory, METADATA_NAME)
     if mark[0] > METADATA_MAX_BYTES:
         raise MetadataRefused(f".metadata is larger than {METADATA_MAX_BYTES} bytes")
-    with _opened(directory, METADATA_NAME) as descriptor, _told(METADATA_NAME):
+    with opened(directory, METADATA_NAME) as descriptor, told(METADATA_NAME):
         data = b"".join(iter(lambda: os.read(descriptor, BUFFER_BYTES), b""))
     metadata = parse_metadata(data)
+    if (metadata.save_id or "").startswith(SAVE_ID_PREFIX):
+        raise BadFile(f"{MANIFEST_NAME} is missing, which was written with it")
     marks = [(METADATA_NAME, mark)]
     for path, entries in groupby(metadata.entries, key=lambda e: e.path):
         mark = mark_of(directory, path)
@@ -151,8 +155,9 @@ def _screen(directory: str) -> tuple[Judgement, DcpMetadata]:
 
 
 @contextmanager
-def _opened(directory: str, path: str) -> Iterator[int]:
-    with _told(path):
+def opened(directory: str, path: str) -> Iterator[int]:
+    """A descriptor of one regular file inside, for reading; what the system says against it, in words."""
+    with told(path):
         # O_NONBLOCK: should a pipe have taken the file's place, opening it must not wait for a writer
         descriptor = os.open(os.path.join(directory, path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -194,7 +199,7 @@ def _prove_batch(directory: str, batch: list[Entry], tick: Tick, stop: Event) ->
     source = Source(tick)
     unproven = []
     path = batch[0].path
-    with _opened(directory, path) as source.descriptor, _told(path):
+    with opened(directory, path) as source.descriptor, told(path):
         for entry in batch:
             if stop.is_set():
                 break

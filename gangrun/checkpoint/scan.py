@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from gangrun.checkpoint.dcp_metadata import METADATA_NAME
 from gangrun.core.selection import Kind, shown
+from gangrun.wire.manifest import MANIFEST_NAME
 
 MACHINE_FOLDER = ".gangrun"
 STEP_MAX = 10**18
@@ -114,6 +115,8 @@ def look_at(step: int, path: str) -> StepDirectory | None:
         why = f"it cannot be read ({os.strerror(error.errno or 0)})"
         # It may well be a committed checkpoint: calling it uncommitted could end in a start from zero.
         return StepDirectory(step, name, path, Kind.UNKNOWN, True, why, True)
+    if MANIFEST_NAME in inside:  # it comes last, so that whatever bears it was committed
+        return StepDirectory(step, name, path, Kind.GANGRUN, True)
     if METADATA_NAME in inside:
         return StepDirectory(step, name, path, Kind.DCP, True)
     if not inside or _UNFINISHED_METADATA in inside or any(item.endswith(_DCP_SUFFIX) for item in inside):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from threading import Lock
 
+from gangrun.checkpoint import manifest_verify
 from gangrun.checkpoint.dcp_verify import Judgement, screen, verify
 from gangrun.checkpoint.memory import Memory
 from gangrun.checkpoint.request_record import RequestRecord, load_record, save_record
@@ -91,6 +92,12 @@ class CheckpointRoom:
         self._notes = []
         return self._judge_all(depth, lambda candidate: True)
 
+    def commits(self) -> tuple[tuple[int, str], ...]:
+        """(step, nonce) of every commit of gangrun's own that stands, by its manifest. Raises ``StorageUnreadable``."""
+        ours = (found for found in list_steps(self.directory, self._pattern) if found.kind is Kind.GANGRUN)
+        named = ((found.step, _screen(found).nonce) for found in ours)
+        return tuple((step, nonce) for step, nonce in named if nonce is not None)
+
     def newest_valid_above(self, step: int) -> Candidate | None:
         """The newest valid checkpoint above a step, if there is one; what is older is not looked at.
 
@@ -133,6 +140,8 @@ class CheckpointRoom:
         if journal_best_step <= record.forgotten_best_step:
             journal_best_step = -1
         request, candidates = self._gather(request, record)
+        if sealed is not None:  # what lies elsewhere is no commit of this run, so no list of commits can name it
+            sealed |= {(c.step, c.nonce or "") for c in candidates if os.path.dirname(c.path) != self.directory}
         choice = choose(candidates, request, journal_best_step=journal_best_step, sealed=sealed, ignored=record.ignored)
         if isinstance(choice, NoneValid):
             self._demand_readable(choice, candidates)
@@ -204,9 +213,9 @@ class CheckpointRoom:
             return _unjudged(found)
         judged = self._memory.recall(found.name, found.path) if remembered else None
         if judged is None:
-            judged = screen(found.path)
+            judged = _screen(found)
         if judged.level is not None and not judged.deep and deep(_candidate(found, judged)):
-            judged = verify(found.path, self._ticker(found, judged), self._threads_count)
+            judged = _verify(found, self._ticker(found, judged), self._threads_count)
         if remembered:
             self._memory.remember(found.name, judged)
         return _candidate(found, judged)
@@ -250,6 +259,18 @@ class CheckpointRoom:
                 f"nobody can tell what to resume from: {len(hidden)} of {len(candidates)} step directories "
                 f"cannot be read; step {hidden[0].step}: {hidden[0].why_not}"
             )
+
+
+def _screen(found: StepDirectory) -> Judgement:
+    if found.kind is Kind.GANGRUN:
+        return manifest_verify.screen(found.path, found.step)
+    return screen(found.path)
+
+
+def _verify(found: StepDirectory, tick: Callable[[int], None] | None, threads_count: int) -> Judgement:
+    if found.kind is Kind.GANGRUN:
+        return manifest_verify.verify(found.path, found.step, tick, threads_count)
+    return verify(found.path, tick, threads_count)
 
 
 def _unjudged(found: StepDirectory) -> Candidate:

@@ -6,19 +6,22 @@ keeps this thread waiting and nobody else; questions are answered in order, and 
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gangrun.checkpoint.scan import StorageUnreadable, list_steps, step_pattern
+from gangrun.checkpoint.scan import StorageUnreadable, step_pattern
 from gangrun.checkpoint.staging import seal_staging
 from gangrun.checkpoint.store import CheckpointRoom, point_resume_link
+from gangrun.cli.times import wall_now
 from gangrun.core.events import AttemptSealed, CheckpointSeen, Event, NoneValid, ResumeChosen, Stamped
 from gangrun.core.model import CheckpointRef
 from gangrun.core.selection import Chosen, parse_resume
 from gangrun.core.selection import NoneValid as NoChoice
 
+CLOCKS_DIFFER_S = 0.5
 NO_DIRECTORY = "no checkpoint directory is known (--checkpoint-dir), so the script finds its own way"
 
 
@@ -28,6 +31,7 @@ class _Question:
     attempt: int = -1
     request: str = "auto"
     step: int = -1
+    sealed: frozenset[tuple[int, str]] = frozenset()
 
 
 class CheckpointService:
@@ -38,11 +42,10 @@ class CheckpointService:
     ) -> None:
         self._directory, self._run, self._run_directory, self._post = directory, run, run_directory, post
         # one room for all questions: it remembers which damaged save it has read already
-        self._pattern = step_pattern(pattern)
-        self._room = CheckpointRoom(directory, self._pattern, run_directory=run_directory)
+        self._room = CheckpointRoom(directory, step_pattern(pattern), run_directory=run_directory)
         self._questions: queue.Queue[_Question | None] = queue.Queue()
         self._looks = 0
-        self._told_above: int | None = None  # what ranks are told to save will have a higher step
+        self._told_at: float | None = None  # wall time at which ranks were told to save
         self._thread = threading.Thread(target=self._main, name="checkpoints", daemon=True)
         self._thread.start()
 
@@ -52,8 +55,7 @@ class CheckpointService:
 
     def choose(self, attempt: int, request: str, best_step: int, sealed: Sequence[tuple[int, str]]) -> None:
         """Answer with ``ResumeChosen`` or ``NoneValid``."""
-        del sealed  # gangrun's own format has no saver yet: every checkpoint is foreign, and judged by itself
-        self._questions.put(_Question("choose", attempt, request, best_step))
+        self._questions.put(_Question("choose", attempt, request, best_step, frozenset(sealed)))
 
     def look(self, above_step: int) -> None:
         """Answer with ``CheckpointSeen`` if a newer valid one is there."""
@@ -62,8 +64,8 @@ class CheckpointService:
             self._questions.put(_Question("look", step=above_step))
 
     def await_save(self) -> None:
-        """What is committed above what is there now was saved because ranks were told to."""
-        self._questions.put(_Question("await"))
+        """By the clocks of hosts: where they differ a save from just before may count, or one from just after not."""
+        self._told_at = wall_now()
 
     def close(self) -> None:
         """Take no more questions."""
@@ -81,27 +83,27 @@ class CheckpointService:
                 return self._seal(question.attempt)
             case "choose":
                 return self._choose(question)
-            case "await":
-                self._told_above = self._newest_committed()
-                return None
             case _:
                 return self._look(question.step)
 
     def _seal(self, attempt: int) -> Event:
         try:
-            if self._directory:
-                seal_staging(self._directory, self._run, attempt)
+            if not self._directory:
+                return AttemptSealed(attempt)
+            seal_staging(self._directory, self._run, attempt)
+            return AttemptSealed(attempt, self._room.commits())
         except StorageUnreadable as error:
             return NoneValid(attempt, str(error), storage=True)
-        return AttemptSealed(attempt)
 
     def _choose(self, question: _Question) -> Event:
-        self._told_above = None
+        self._told_at = None
         if not self._directory:
             return ResumeChosen(question.attempt, None, NO_DIRECTORY)
         try:
             request = parse_resume(question.request)
-            found = self._room.choose_and_set_aside(request, f"{self._run}-{question.attempt}", question.step)
+            found = self._room.choose_and_set_aside(
+                request, f"{self._run}-{question.attempt}", question.step, question.sealed
+            )
         except StorageUnreadable as error:
             return NoneValid(question.attempt, str(error), storage=True)
         choice = found.choice
@@ -129,12 +131,14 @@ class CheckpointService:
             return None
         if candidate is None or candidate.level is None:
             return None
-        told = self._told_above is not None and candidate.step > self._told_above
+        told = self._told_at is not None and _finished_at(candidate.path) >= self._told_at - CLOCKS_DIFFER_S
         return CheckpointSeen(CheckpointRef(candidate.step, candidate.path, candidate.level), told)
 
-    def _newest_committed(self) -> int | None:
-        try:
-            steps = [found.step for found in list_steps(self._directory, self._pattern) if found.committed]
-        except StorageUnreadable:
-            return None
-        return max(steps, default=-1)
+
+def _finished_at(path: str) -> float:
+    """When the last of it was written or renamed; not st_mtime, which a copy keeps."""
+    try:
+        with os.scandir(path) as entries:
+            return max([os.stat(path).st_ctime, *(entry.stat(follow_symlinks=False).st_ctime for entry in entries)])
+    except OSError:
+        return 0.0

@@ -1,0 +1,169 @@
+"""Room: checkpoint. How a save becomes a checkpoint, and how one goes: by one rename each, from staging and into trash.
+
+Staging is ``CKPT/.gangrun/<run>/<term>/<attempt>-<nonce>/``, made once by one process of the attempt. The supervisor of
+a later attempt seals it, and then neither a commit nor a prune of this one can happen any more (``staging``). Nothing
+is ever written into a directory that bears a step's name. Next: ``training/saver.py``, the only writer.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from dataclasses import dataclass
+
+from gangrun.checkpoint.dcp_verify import BadFile, UnreadableFile
+from gangrun.checkpoint.manifest_verify import read_manifest
+from gangrun.checkpoint.scan import MACHINE_FOLDER
+from gangrun.checkpoint.set_aside import FOLDER_NAME as SET_ASIDE
+from gangrun.wire.manifest import MANIFEST_NAME, Manifest, ManifestError, encode
+
+_TRASH = "trash"
+_GONE = ".gone"
+_ATTEMPT = re.compile(r"([0-9]+)-[^.]+")
+
+
+class CommitRefused(OSError):
+    """The rename did not happen: sealed by a later attempt, or the storage said no."""
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """Where one attempt writes. ``open`` makes it; the others of the attempt are told its path."""
+
+    directory: str  # of the checkpoints
+    run: str
+    term: int
+    attempt: int
+    nonce: str
+
+    @property
+    def path(self) -> str:
+        """The attempt's folder."""
+        return os.path.join(self._base, str(self.term), f"{self.attempt}-{self.nonce}")
+
+    @property
+    def _base(self) -> str:
+        return os.path.join(self.directory, MACHINE_FOLDER, self.run)
+
+    def open(self) -> None:
+        """Make the folder; what older attempts of this run left unfinished goes."""
+        os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        os.mkdir(self.path, 0o700)
+        os.mkdir(os.path.join(self.path, _TRASH), 0o700)
+        self._sweep()
+
+    def begin(self, step: int, save: str) -> str:
+        """A new, empty directory for one save; OSError once a later attempt sealed us."""
+        path = os.path.join(self.path, f"saving-{step}-{save}")
+        os.mkdir(path, 0o755)
+        return path
+
+    def commit(self, path: str, target: str, manifest: Manifest) -> None:
+        """Write the manifest into ``path`` and rename it to ``target``; ``CommitRefused`` if it is not there after."""
+        write_whole(os.path.join(path, MANIFEST_NAME), encode(manifest))
+        sync_directory(path)
+        if os.path.lexists(target):
+            self._make_way(target)
+        try:
+            os.rename(path, target)
+        except OSError as error:
+            if not bears(target, manifest.nonce):  # a lost reply looks like a failure
+                raise CommitRefused(
+                    error.errno, f"step {manifest.step} could not be committed: {error.strerror}", target
+                ) from None
+        sync_directory(self.directory)
+
+    def prune(self, path: str) -> None:
+        """Let a checkpoint go: out of sight by one rename, then its files."""
+        gone = self._trash_name(os.path.basename(path))
+        os.rename(path, gone)
+        sync_directory(self.directory)
+        shutil.rmtree(gone, ignore_errors=True)
+
+    def abandon(self, path: str) -> None:
+        """Remove an unfinished save; nothing is said about what cannot be removed now, a later attempt will."""
+        try:
+            gone = self._trash_name(os.path.basename(path))
+            os.rename(path, gone)
+        except OSError:
+            return
+        shutil.rmtree(gone, ignore_errors=True)
+
+    def close(self) -> None:
+        """Leave nothing behind, if nothing is in there."""
+        for path in (os.path.join(self.path, _TRASH), self.path, os.path.dirname(self.path), self._base):
+            try:
+                os.rmdir(path)
+            except OSError:
+                return
+
+    def _trash_name(self, name: str) -> str:
+        for number in range(1000):
+            path = os.path.join(self.path, _TRASH, f"{name}.{number}")
+            if not os.path.lexists(path):
+                return path
+        raise FileExistsError(17, "too much in the trash", self.path)
+
+    def _make_way(self, target: str) -> None:
+        """An older save of the same step is never written over: it is set aside, whole."""
+        parent = os.path.join(self.directory, MACHINE_FOLDER, SET_ASIDE, f"{self.run}-{self.attempt}-replaced")
+        os.makedirs(parent, exist_ok=True)
+        for number in range(1000):
+            aside = os.path.join(parent, f"{os.path.basename(target)}.{number}")
+            if not os.path.lexists(aside):
+                os.rename(target, aside)
+                return
+
+    def _sweep(self) -> None:
+        """Renamed first: whoever still writes there finds nothing, even once its seal is broken to remove it."""
+        for term in _listed(self._base):
+            folder = os.path.join(self._base, term)
+            for name in _listed(folder):
+                match = _ATTEMPT.fullmatch(name.split(".")[0])
+                old = match is not None and int(match.group(1)) < self.attempt
+                if old:
+                    _remove(os.path.join(folder, name))
+
+
+def bears(target: str, nonce: str) -> bool:
+    """Whether the checkpoint at this path is the save with this nonce."""
+    try:
+        return read_manifest(target).nonce == nonce
+    except (ManifestError, BadFile, UnreadableFile):
+        return False
+
+
+def write_whole(path: str, data: bytes) -> None:
+    """Write a new file and make it durable."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_directory(path: str) -> None:
+    """Make the names in a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _remove(path: str) -> None:
+    gone = path if path.endswith(_GONE) else path + _GONE
+    try:
+        if gone != path:
+            os.rename(path, gone)
+        os.chmod(gone, 0o700)
+    except OSError:
+        return
+    shutil.rmtree(gone, ignore_errors=True)

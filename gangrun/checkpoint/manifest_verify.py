@@ -1,0 +1,112 @@
+"""Room: checkpoint. Judges a checkpoint of gangrun's own by its manifest: every file, its size and every chunk's CRC32.
+
+The manifest binds all bytes to one save of one step, torch's ``.metadata`` among them: a shard of another step, a file
+that was renamed or a directory that was given another step's name is seen here, which plain DCP cannot see.
+Next: ``store``, which asks; ``wire/manifest.py`` for the shape.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from threading import Event
+
+from gangrun.checkpoint.dcp_metadata import METADATA_NAME
+from gangrun.checkpoint.dcp_verify import BadFile, Judgement, Tick, UnreadableFile, mark_of, opened, told
+from gangrun.checkpoint.torch_zip import BUFFER_BYTES, Damaged, Source
+from gangrun.core.model import Level
+from gangrun.core.selection import shown
+from gangrun.wire.manifest import MANIFEST_MAX_BYTES, MANIFEST_NAME, FileRow, Manifest, ManifestError, decode
+
+_CHUNKS_AT_ONCE_COUNT = 4
+
+
+def read_manifest(directory: str) -> Manifest:
+    """The manifest of a checkpoint; ``ManifestError``, ``BadFile`` or ``UnreadableFile`` in words."""
+    if mark_of(directory, MANIFEST_NAME)[0] > MANIFEST_MAX_BYTES:
+        raise ManifestError(f"{MANIFEST_NAME} is larger than {MANIFEST_MAX_BYTES} bytes")
+    with opened(directory, MANIFEST_NAME) as descriptor, told(MANIFEST_NAME):
+        return decode(b"".join(iter(lambda: os.read(descriptor, BUFFER_BYTES), b"")))
+
+
+def screen(directory: str, step: int) -> Judgement:
+    """Structure only: the manifest is whole and of this step, every file is there and as long as it says."""
+    try:
+        return _screen(directory, step)[0]
+    except (ManifestError, BadFile) as found:
+        return Judgement(None, str(found))
+    except UnreadableFile as found:
+        return Judgement(None, str(found), unreadable=True)
+
+
+def verify(directory: str, step: int, tick: Tick | None = None, threads_count: int = 4) -> Judgement:
+    """Structure and every byte. ``tick`` is told how many bytes were read since its last call, from several threads."""
+    try:
+        screened, manifest = _screen(directory, step)
+        _prove_all(directory, manifest, tick or (lambda count: None), threads_count)
+        again = tuple((path, mark_of(directory, path)) for path, _ in screened.marks)
+    except (ManifestError, BadFile, Damaged) as found:
+        return Judgement(None, str(found))
+    except UnreadableFile as found:
+        return Judgement(None, str(found), unreadable=True)
+    if again != screened.marks:
+        return Judgement(None, "it was written to while it was being read")
+    return replace(screened, level=Level.VERIFIED, deep=True)
+
+
+def _screen(directory: str, step: int) -> tuple[Judgement, Manifest]:
+    marks = [(MANIFEST_NAME, mark_of(directory, MANIFEST_NAME))]
+    manifest = read_manifest(directory)
+    if manifest.step != step:
+        raise BadFile(f"its manifest says that it is step {manifest.step}")
+    if all(row.path != METADATA_NAME for row in manifest.files):
+        raise BadFile(f"{MANIFEST_NAME} does not list {METADATA_NAME}")
+    for row in manifest.files:
+        mark = mark_of(directory, row.path)
+        if mark[0] != row.size:
+            short = " (truncated)" if mark[0] < row.size else ""
+            raise BadFile(f"{shown(row.path)} is {mark[0]} bytes long and must be {row.size}{short}")
+        marks.append((row.path, mark))
+    count = len(manifest.files)
+    return Judgement(Level.COMPLETE, "", False, tuple(marks), manifest.nonce, count, manifest.data_bytes), manifest
+
+
+def _prove_all(directory: str, manifest: Manifest, tick: Tick, threads_count: int) -> None:
+    """Read every chunk; the first damage in file order is raised."""
+    stop = Event()
+    with ThreadPoolExecutor(threads_count, thread_name_prefix="verify") as pool:
+        jobs = [
+            pool.submit(_prove, directory, row, chunks, manifest.chunk_bytes, tick, stop)
+            for row, chunks in _turns(manifest)
+        ]
+        try:
+            for job in jobs:
+                job.result()
+        finally:
+            stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _turns(manifest: Manifest) -> Iterator[tuple[FileRow, range]]:
+    """Enough of one file to be worth a thread's turn."""
+    for row in manifest.files:
+        count = -(-row.size // manifest.chunk_bytes)
+        for first in range(0, count, _CHUNKS_AT_ONCE_COUNT):
+            yield row, range(first, min(first + _CHUNKS_AT_ONCE_COUNT, count))
+
+
+def _prove(directory: str, row: FileRow, chunks: range, chunk_bytes: int, tick: Tick, stop: Event) -> None:
+    source = Source(tick)
+    with opened(directory, row.path) as source.descriptor, told(row.path):
+        for chunk in chunks:
+            if stop.is_set():
+                return
+            offset = chunk * chunk_bytes
+            try:
+                found = source.crc(offset, min(chunk_bytes, row.size - offset))
+            except Damaged as damage:
+                raise Damaged(f"{shown(row.path)} is damaged: {damage}") from None
+            if found != row.crc_of(chunk):
+                raise Damaged(f"{shown(row.path)} is damaged: the checksum of its bytes from {offset} on is wrong")

@@ -142,7 +142,7 @@ class SimCheckpoints:
         self.term = term
         self.post = post
         self.timeline = mount.timeline
-        self._told_above: int | None = None
+        self._told_at: float | None = None
         self.on_act: Callable[[str, int], None] = lambda what, attempt: None
         self.on_choice: Callable[[int, Saved | None, bool], None] = lambda attempt, saved, told_so: None
 
@@ -168,7 +168,7 @@ class SimCheckpoints:
     def choose(self, attempt: int, request: str, best_step: int, sealed: Sequence[tuple[int, str]]) -> None:
         """Judge, choose with the real rule, set aside what is in the way."""
         self.process.boundary(f"before choice of {attempt}")
-        self._told_above = None
+        self._told_at = None
         self.on_act("choose", attempt)
         known = frozenset(sealed)
 
@@ -213,7 +213,7 @@ class SimCheckpoints:
 
     def await_save(self) -> None:
         """What is whole by now was not saved because ranks were told to."""
-        self._told_above = max((saved.step for saved in self.fs.saved.values() if saved.whole), default=-1)
+        self._told_at = self.timeline.now
 
     def look(self, above_step: int) -> None:
         """Is there a newer valid one?"""
@@ -222,7 +222,7 @@ class SimCheckpoints:
             newest = self.fs.newest_valid()
             if newest is not None and newest.step > above_step:
                 path = f"/ckpt/step-{newest.step}"
-                told = self._told_above is not None and newest.step > self._told_above
+                told = self._told_at is not None and newest.at >= self._told_at
                 self._mail(CheckpointSeen(CheckpointRef(newest.step, path, Level.VERIFIED), told))
 
         self._later(work)

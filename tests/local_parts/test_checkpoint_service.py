@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gangrun.checkpoint.scan import DEFAULT_PATTERN
-from gangrun.cli.checkpoint_service import CheckpointService
+from gangrun.cli.checkpoint_service import CLOCKS_DIFFER_S, CheckpointService
 from gangrun.core.events import CheckpointSeen, ResumeChosen, Stamped
 from tests.waiting import stays, until
 
@@ -54,6 +54,7 @@ def test_what_was_committed_before_the_word_is_not_what_was_told(asked: Asked) -
     asked.save(10)
     assert asked.seen(-1) == (10, False)
     asked.save(20)
+    stays(lambda: True, 2 * CLOCKS_DIFFER_S, "some time goes by")
     asked.service.await_save()
     assert asked.seen(10) == (20, False)
     half = asked.save(30, whole=False)

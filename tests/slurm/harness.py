@@ -103,15 +103,16 @@ class Run:
         return told
 
     def step(
-        self, nodes: int, ranks: int, *options: str, steps: int = 40, pace: float = 0.1, every: int = 0, hook: str = ""
-    ) -> dict[str, Any]:
+        self, nodes: int, ranks: int, *options: str, steps: int = 40, pace: float = 0.1, every: int = 0, hook: str = "",
+        env: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         """Submit the gang without torch. With ``every``, rank 0 leaves a checkpoint each so many steps."""
         saves = self.saves_made()
         saved = ["--checkpoint-dir", str(saves)] if every else []
         return self.submit(
             "-N", str(nodes), "--nproc-per-node", str(ranks), *saved, *options,
             self.script(STEPPER), self.steps, str(steps), str(pace), str(every),
-            env={"HOOK": textwrap.dedent(hook), "TINY": str(TINY)},
+            env={"HOOK": textwrap.dedent(hook), "TINY": str(TINY), **(env or {})},
         )  # fmt: skip
 
     def saves_made(self) -> Path:

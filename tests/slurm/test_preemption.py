@@ -23,10 +23,10 @@ pace = 0 if attempt else pace
 SAVING = ("--save-signal", "USR1", "--checkpoint-grace", "10", "--stop-grace", "2")
 
 
-def saving(run: Run, *options: str, steps: int = 60) -> str:
+def saving(run: Run, *options: str, steps: int = 60, hook: str = SAVES) -> str:
     """A run on n1 and n2 that saves when it is told so, and never else; its first job."""
     kept = ("--checkpoint-dir", str(run.saves))
-    job = run.step(2, 2, "-w", NODES, *SAVING, *kept, *options, steps=steps, pace=0.05, hook=SAVES)["job"]
+    job = run.step(2, 2, "-w", NODES, *SAVING, *kept, *options, steps=steps, pace=0.05, hook=hook)["job"]
     run.wait_for_step(5)
     return str(job)
 
@@ -71,6 +71,31 @@ def test_preempted_and_requeued(cluster: Cluster, run: Run, better: Better) -> N
         comes_back(cluster, job, "n1", "n2", restarts="2")
         cluster.wait_job(job, "COMPLETED")
         assert (len(run.status()["attempts"]), run.status()["state"]) == (2, "SUCCEEDED")
+    cluster.assert_clean(10)
+
+
+# It saves when it is told to, and trains on: it would do so for as long as anybody waits.
+TRAINS_ON = SAVES.replace("    os._exit(0)\n", "")
+
+
+def test_little_grace_is_enough_for_a_small_save(cluster: Cluster, run: Run, better: Better) -> None:
+    cluster.tool("scontrol", "update", "PartitionName=low-cancel", "GraceTime=4")
+    saving(run, "-p", "low-cancel", "--checkpoint-grace", "60", hook=TRAINS_ON)
+    better.take()
+    better.has_them()
+    better.give_back()
+    status = run.end()
+    went_on(run, status, "preempted")
+    assert "of its 60 s" in status["attempts"][0]["reason"]
+    cluster.assert_clean(10)
+
+
+def test_who_trains_on_after_saving_is_not_waited_for(cluster: Cluster, run: Run) -> None:
+    saving(run, "--checkpoint-grace", "600", steps=4000, hook=TRAINS_ON)
+    run.gangrun("cancel", "--no-wait", run.id)
+    status = run.end("CANCELLED", 60)
+    (saved,) = run.saved()
+    assert (status["checkpoint"]["step"], status["attempts"][-1]["outcome"]) == (saved, "cancelled")
     cluster.assert_clean(10)
 
 

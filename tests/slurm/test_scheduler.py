@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,9 @@ from gangrun.adapters.slurm.scheduler import JobFacts, Scheduler, SchedulerRefus
 from gangrun.adapters.slurm.submission import Refused, Unknown
 from gangrun.adapters.slurm.watch import JobWatch
 from gangrun.core.actions import SubmitSuccessor
-from gangrun.core.events import ActDone, ActFailed, Notice, NoticeKind
+from gangrun.core.events import ActDone, ActFailed, ActUnknown, Notice, NoticeKind
 from tests.slurm.cluster import Cluster
+from tests.slurm_parts.pretend import PretendTime
 from tests.waiting import until
 
 ACT = (1, 1)
@@ -74,11 +76,11 @@ class Run:
             raise Refused(answer.words)
         return answer.out.strip()
 
-    def jobs(self, job: str, ask: Ask = Ask.RESUBMIT, all_heard: bool = True) -> SlurmJobs:
+    def jobs(self, job: str, ask: Ask = Ask.RESUBMIT, all_heard: bool = True, **more: Any) -> SlurmJobs:
         return SlurmJobs(
             self.slurm, self.submit, run=self.name, job_name=f"train.{self.name}", job=job, restarts_count=0,
-            post=lambda stamped: None, cancelled=lambda: False, all_heard=lambda: all_heard, clock=SystemClock(),
-            ask=ask, say=self.said.append,
+            post=lambda stamped: None, cancelled=lambda: False, all_heard=lambda: all_heard,
+            ask=ask, say=self.said.append, **{"clock": SystemClock(), **more},
         )  # fmt: skip
 
     def seen(self, seq: int) -> list[JobFacts]:
@@ -208,6 +210,20 @@ def test_sbatch_that_answers_too_late_has_made_one_job_and_no_other(run: Run) ->
     run.sbatch_within_s = 1.0
     assert run.jobs(job).perform(ACT, SubmitSuccessor(1, (), "x")) == ActDone(ACT, ASK)
     assert len(run.seen(1)) == 1 and "was made although sbatch did not say so" in run.said[0]
+
+
+def test_sbatch_that_hangs_is_killed_and_asked_again_once_nothing_came_of_it(run: Run) -> None:
+    """Half a minute of looking is made of steps that take no time here."""
+    job, time = run.first(nodes=1), PretendTime()
+    run.cluster.hang("sbatch", times=1)
+    run.sbatch_within_s = 1.0
+    jobs = run.jobs(job, clock=time, wait=time.wait)
+    unknown = jobs.perform(ACT, SubmitSuccessor(1, (), "x"))
+    assert isinstance(unknown, ActUnknown) and "did not answer within 1 s" in unknown.why
+    assert (run.seen(1), time.now() >= 30.0) == ([], True)
+    run.sbatch_within_s = 20.0
+    assert jobs.perform((1, 2), SubmitSuccessor(1, (), "x")) == ActDone((1, 2), ASK)
+    assert len(run.seen(1)) == 1 and len(run.cluster.calls("sbatch")) == 3
 
 
 def test_a_refusal_is_told_in_slurms_words(run: Run) -> None:

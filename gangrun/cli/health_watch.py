@@ -29,6 +29,7 @@ from gangrun.health.policy import HealthPolicy
 from gangrun.health.recorded import facts_from
 from gangrun.health.rounds import Family, Rounds, Surroundings
 from gangrun.health.xid import GpuWord
+from gangrun.health.xid_table import XidClass, row_of
 from gangrun.health.xid_watch import XidWatch
 
 if TYPE_CHECKING:
@@ -161,9 +162,10 @@ class Watch:
         event = self._xids.event(gpu, xid, at)
         if event is None:
             return
-        for family in self._families:  # what the GPU says of itself now decides what many of them mean
-            if family.name == GPU:
-                self._look(family)
+        if row_of(xid).kind is XidClass.ASK:  # what the GPU says of itself now decides; others are told at once
+            for family in self._families:
+                if family.name == GPU:
+                    self._look(family)
         finding = self._xids.finding(event, self._word_of(gpu), self._clock.now())
         if finding is not None:
             self._say_finding(finding)

@@ -1,5 +1,6 @@
 /* libnvidia-ml.so.1 for tests: plays the values and errors of the file that $FAKE_NVML names, which is read anew at each
- * call. One "key value" a line; "!15" is an error code, "~" hangs for ever; a key that is missing is NOT_SUPPORTED.
+ * call; where there is one with the host's name behind a dot, that host reads it. One "key value" a line; "!15" is an
+ * error code, "~" hangs for ever; a key that is missing is NOT_SUPPORTED.
  * -DWITHOUT_... leaves functions out, as drivers of other years do. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,9 +15,12 @@ static char devices[64], events;
 #define INDEX(device) ((int)((char *)(device) - devices))
 
 static ret words_of(const char *key, char *out, size_t room) {
-    char line[512];
+    char line[512], host[64] = "", own[512];
     const char *path = getenv("FAKE_NVML");
-    FILE *file = path ? fopen(path, "r") : NULL;
+    gethostname(host, sizeof host - 1);
+    snprintf(own, sizeof own, "%s.%s", path ? path : "", host);
+    FILE *file = path ? fopen(own, "r") : NULL;
+    if (path && !file) file = fopen(path, "r");
     ret answer = NOT_SUPPORTED;
     if (!file) return 999;
     while (fgets(line, sizeof line, file)) {

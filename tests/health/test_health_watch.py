@@ -1,0 +1,161 @@
+"""The process that watches a node, and its keeper: real processes, a driver of the tests, and what befalls them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangrun.adapters.clock import SystemClock
+from gangrun.adapters.local import health_child
+from gangrun.adapters.local.health_child import HealthChild
+from tests.health.test_nvml import Library, build, library  # noqa: F401 - fixtures
+from tests.waiting import stays, until
+
+pytestmark = [pytest.mark.serial]
+
+
+@pytest.fixture
+def keep() -> Iterator[Callable[..., tuple[HealthChild, list[Any], list[str]]]]:
+    kept: list[HealthChild] = []
+
+    def make(command: list[str], environment: dict[str, str]) -> tuple[HealthChild, list[Any], list[str]]:
+        said: list[str] = []
+        child = HealthChild(command, environment, SystemClock().now, said.append)
+        kept.append(child)
+        child.start()
+        return child, [], said
+
+    yield make
+    for child in kept:
+        child.close()
+        until(
+            lambda child=child: not any(os.path.exists(f"/proc/{pid}") for pid in child.pids()), 10, lambda: "its end"
+        )  # type: ignore[misc]
+
+
+def played(tmp_path: Path, code: str) -> list[str]:
+    path = tmp_path / "plays.py"
+    path.write_text("import json, os, sys, time\ndef say(**what): print(json.dumps(what), flush=True)\n" + code)
+    return [sys.executable, str(path)]
+
+
+ANSWERS = """
+say(op="watching", trouble="")
+say(op="finding", check="pid", sentence=str(os.getpid()))
+for line in sys.stdin:
+    said = json.loads(line)
+    if said["op"] == "look":
+        say(op="finding", check="x", sentence="look")
+        say(op="looked", n=said["n"])
+    else:
+        say(op="finding", check="gang", sentence=line.strip())
+"""
+
+
+@pytest.mark.compiler
+def test_an_xid_is_told_with_its_gpu_and_the_rest_of_a_driver_that_hangs_is_unknown(
+    library: Callable[..., Library],  # noqa: F811
+    keep: Callable[..., tuple[HealthChild, list[Any], list[str]]],
+) -> None:
+    driver = library()
+    driver.say()
+    spec = {"node": "n1", "directories": [str(driver.state.parent)], "off": ["host_kernel", "gpu_count"]}
+    child, seen, said = keep([sys.executable, "-m", "gangrun.cli.health_watch", json.dumps(spec)], driver.environment)
+    found, unknown = child.look(60.0)
+    assert (unknown, said) == ("", [])
+    assert not [one for one in found if one["fatal"]], found
+    child.gang(0, False)
+    driver.say(changes={"event0": "1 8 79", "event1": "0 8 31"})
+
+    def told(word: str) -> list[Any]:
+        seen.extend(child.take())
+        return [one for one in seen if word in one["sentence"]]
+
+    (lost,) = until(lambda: told("XID 79"), 30, lambda: f"XID 79 among {seen}")
+    assert (lost["node"], lost["place"], lost["fatal"], lost["needs"]) == ("n1", "gpu 1", True, "reboot")
+    (fault,) = until(lambda: told("XID 31"), 30, lambda: f"XID 31 among {seen}")
+    assert (fault["place"], fault["fatal"], fault["poor"]) == ("gpu 0", False, False)
+    driver.say(changes={"gpu0.power": "~", "event0": "1 8 79", "event1": "0 8 31", "event2": "0 8 48"})
+    until(lambda: told("XID 48"), 60, lambda: f"an event while another call hangs, among {seen}")
+
+
+def test_a_keeper_starts_it_again_and_says_what_it_did_not_know(
+    tmp_path: Path,
+    keep: Callable[..., tuple[HealthChild, list[Any], list[str]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(health_child, "PAUSES_S", (0.05,))
+    child, seen, said = keep(played(tmp_path, ANSWERS), {})
+
+    def told(check: str) -> list[Any]:
+        seen.extend(child.take())
+        return [one for one in seen if one["check"] == check]
+
+    assert child.look(30.0)[1] == ""
+    child.gang(3, True)
+    until(lambda: told("gang"), 10, lambda: f"the word about the gang: {seen}")
+    for death in range(1, health_child.STARTS_MAX_COUNT + 1):
+        (*_, last) = until(lambda: len(told("pid")) >= death and told("pid"), 10, lambda: f"life {death}: {seen}")  # noqa: B023
+        os.kill(int(last["sentence"]), signal.SIGKILL)
+        until(lambda: len(told("health")) >= death, 10, lambda: f"death {death}: {seen}")  # noqa: B023
+    until(lambda: child.hopeless, 10, lambda: f"that it gives up: {said}")
+    assert json.loads(told("gang")[1]["sentence"]) == {"op": "gang", "attempt": 3, "stopping": True}
+    assert "killed by signal 9" in told("health")[0]["sentence"]
+    assert not told("health")[0]["fatal"]
+    assert child.look(5.0) == ([], child.hopeless)
+    assert child.pids() == ()
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("time.sleep(600)", "did not begin"),
+        ('say(op="watching", trouble="no driver")\ntime.sleep(600)', "were not done"),
+        ('print("{" * 100000, flush=True)\nprint("[1]")\nsay(op="finding")\nsay(op="odd")\ntime.sleep(600)', "did not"),
+    ],
+)
+def test_one_that_does_not_answer_is_unknown(
+    tmp_path: Path, keep: Callable[..., tuple[HealthChild, list[Any], list[str]]], code: str, words: str
+) -> None:
+    child, _, _ = keep(played(tmp_path, code), {})
+    found, unknown = child.look(1.0)
+    assert words in unknown
+    assert all("fatal" not in one for one in found)
+
+
+def test_it_ends_when_its_agent_does(tmp_path: Path) -> None:
+    """Its standard input is the agent's end of a pipe."""
+    code = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+        "print(child.pid, child.stdout.readline(), flush=True)\n"
+        "import os; os._exit(0)\n"
+    )
+    import subprocess
+
+    command = [sys.executable, "-m", "gangrun.cli.health_watch", json.dumps({"node": "n1"})]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command], capture_output=True, text=True, timeout=60, check=True
+    )
+    pid = int(done.stdout.split()[0])
+    until(lambda: not os.path.exists(f"/proc/{pid}"), 20, lambda: f"the end of {pid}")
+
+
+def test_silence_is_ended(
+    tmp_path: Path,
+    keep: Callable[..., tuple[HealthChild, list[Any], list[str]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(health_child, "SILENT_MAX_S", 0.2)
+    monkeypatch.setattr(health_child, "PAUSES_S", (600.0,))
+    child, _, said = keep(played(tmp_path, "time.sleep(600)"), {})
+    until(lambda: said, 20, lambda: "that it was ended")
+    assert "said nothing" in said[0]
+    stays(lambda: child.pids() == (), 0.1, "no second one yet")

@@ -28,6 +28,7 @@ from gangrun.adapters.fs.run_dir import (
 )
 from gangrun.adapters.local import box
 from gangrun.adapters.slurm.commands import Tools
+from gangrun.adapters.slurm.jobs import repoint
 from gangrun.adapters.slurm.scheduler import Scheduler, SchedulerSilent
 from gangrun.cli import environment
 from gangrun.cli.job_owner import EXIT_ELSEWHERE, EXIT_UNUSABLE, JobOwner
@@ -88,6 +89,8 @@ def main(words: list[str]) -> int:
         return _leave(EXIT_CANCELLED, "the job before was cancelled in Slurm, and the run with it: nothing is started")
     taken = _claimed(paths, disk, allocation, seq)
     if isinstance(taken, Taken):
+        if taken.holder is not None and taken.holder.job != allocation.job:  # sbatch may have named this one
+            repoint(Scheduler(Tools(variables)), allocation.job, taken.holder.job, clock, _say)
         return _leave(EXIT_ELSEWHERE, f"nothing is started: {taken.why}")
     view = LiveView(
         log_of=paths.node_log, live_of=lambda term: live_of(paths, disk, term), wall=clock.wall, out=sys.stdout
@@ -140,5 +143,9 @@ def _claimed(paths: RunPaths, disk: Disk, allocation: Allocation, seq: int) -> J
 
 
 def _leave(code: int, why: str) -> int:
-    sys.stderr.write(f"gangrun: {why}\n")
+    _say(why)
     return code
+
+
+def _say(sentence: str) -> None:
+    sys.stderr.write(f"gangrun: {sentence}\n")

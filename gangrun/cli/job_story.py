@@ -94,11 +94,15 @@ def _with_queue(
     if queue is None:
         return told
     newest = {one.job: k for k, one in enumerate(told)}
+    holders = {one.seq: one.job for one in told}
     for job in queue.jobs:
         words = ended_words(job) if job.ended else active_words(job) if job.active else waiting_words(job)
         words = words.removeprefix(f"job {job.job} ")
         k = newest.get(job.job)
         if k is None:
+            if job.seq is not None and job.seq in holders:
+                held = f"place {job.seq} is held by job {holders[job.seq]}"
+                words = f"it started nothing, as {held}" if job.ended else f"{words}; {held}"
             when, without = asked.get(-1 if job.seq is None else job.seq, (None, ()))
             ended = job.end_wall if job.ended else None
             told.append(

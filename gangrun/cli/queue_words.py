@@ -112,9 +112,13 @@ class Queue:
         return self.jobs[-1] if self.jobs else None
 
 
-def in_order(jobs: tuple[RunJob, ...]) -> tuple[RunJob, ...]:
-    """By their places, then as they were submitted."""
-    return tuple(sorted(jobs, key=lambda job: (-1 if job.seq is None else job.seq, _as_number(job.job))))
+def in_order(jobs: tuple[RunJob, ...], holder: str = "") -> tuple[RunJob, ...]:
+    """By their places, then as they were submitted; of several for one place the one that holds it is the last."""
+    return tuple(sorted(jobs, key=lambda job: (_place(job), job.job == holder, _as_number(job.job))))
+
+
+def _place(job: RunJob) -> int:
+    return -1 if job.seq is None else job.seq
 
 
 def _as_number(job: str) -> int:

@@ -88,7 +88,7 @@ def queue_of(paths: RunPaths, run: str, owner: JobClaim | None, found: Iterable[
             jobs.append(_job(facts, None))
     if owner is not None and owner.job.isdecimal() and owner.job not in {job.job for job in jobs}:
         jobs.append(RunJob(job=owner.job, seq=owner.seq, ended=True))
-    ordered = list(in_order(tuple(jobs)))
+    ordered = list(in_order(tuple(jobs), owner.job if owner is not None else ""))
     if ordered and ordered[-1].ended:
         newest = ordered[-1]
         began = owner is not None and owner.job == newest.job

@@ -16,11 +16,14 @@ LATER = "pace = 0 if attempt else pace"  # nothing more is looked at in the next
 IMPATIENT = {"backoff_first_s": 0.2, "waiting_max_s": 1.0}
 
 
-def preemptible(cluster: Cluster, run: Run, *, steps: int, policy: dict[str, float] | None = None) -> dict[str, Any]:
+def preemptible(
+    cluster: Cluster, run: Run, *, steps: int, policy: dict[str, float] | None = None, hook: str = LATER
+) -> dict[str, Any]:
     """A run on the nodes that a better job may take. Some knobs have no option: they are set before it may start."""
     told = run.step(
-        2, 2, "-p", "low-cancel", "-w", NODES, "--sbatch", "hold", steps=steps, every=10, pace=0.05, hook=LATER
-    )
+        2, 2, "-p", "low-cancel", "-w", NODES, "--sbatch", "hold", steps=steps, every=10, pace=0.05, hook=hook,
+        env={"GANGRUN_TEST_SBATCH_WITHIN": "2"},
+    )  # fmt: skip
     path = run.root / ".gangrun" / "spec.json"
     spec = json.loads(path.read_text())
     spec["policy"] |= policy or {}
@@ -30,11 +33,15 @@ def preemptible(cluster: Cluster, run: Run, *, steps: int, policy: dict[str, flo
     return told
 
 
-def test_sbatch_refuses_and_then_submits_without_an_answer(cluster: Cluster, run: Run, better: Better) -> None:
+HANGS = '"$real" "$@" >/dev/null; exec sleep infinity'
+TWICE = '"$real" "$@" >/dev/null; exec "$real" --hold "$@"'
+
+
+def test_sbatch_refuses_and_then_submits_and_hangs(cluster: Cluster, run: Run, better: Better) -> None:
     told = preemptible(cluster, run, steps=80, policy={"backoff_first_s": 0.2})
     after = cluster.submit("true", f"--dependency=afterok:{told['job']}")
     cluster.refuse("sbatch", FULL, times=1)
-    cluster.order("sbatch", '"$real" "$@" >/dev/null; echo "error: Socket timed out on send/recv" >&2; exit 1', times=1)
+    cluster.order("sbatch", HANGS, times=1)
     better.take()
     better.has_them()
     better.give_back()
@@ -46,6 +53,30 @@ def test_sbatch_refuses_and_then_submits_without_an_answer(cluster: Cluster, run
     assert [attempt["job"] for attempt in status["attempts"]] == [first["JobId"], second["JobId"]]
     assert attempts_that_stepped(run.rows()) == [0, 1]
     assert "QOSMaxSubmitJobPerUserLimit; asking again in" in run.explain()
+    assert len([words for host, words in cluster.calls("sbatch") if host in cluster.names]) == 2
+    cluster.assert_clean(10)
+
+
+def test_two_jobs_for_one_place(cluster: Cluster, run: Run, better: Better) -> None:
+    """As where the queue was old when it was looked into: whoever comes later starts nothing, and misleads nobody."""
+    told = preemptible(cluster, run, steps=100, hook="")
+    after = cluster.submit("true", f"--dependency=afterok:{told['job']}")
+    cluster.order("sbatch", TWICE, times=1)
+    better.take()
+    better.has_them()
+    better.give_back()
+    run.wait_for_step(20, attempt=1)
+    _, holder, loser = (job["JobId"] for job in run.jobs())
+    status = run.status()
+    assert (status["state"], status["job"], status["scheduler"]["state"]) == ("RUNNING", holder, "RUNNING")
+    cluster.tool("scontrol", "release", loser)
+    assert cluster.wait_job(loser, "FAILED")["ExitCode"] == "75:0"
+    status = run.status()
+    assert (status["state"], status["job"]) == ("RUNNING", holder)
+    assert f"it started nothing, as place 1 is held by job {holder}" in run.explain()
+    assert run.end()["job"] == holder
+    cluster.wait_job(after, "COMPLETED", deadline_s=20)  # it was told to wait for the one that sbatch named
+    assert attempts_that_stepped(run.rows()) == [0, 1]
     cluster.assert_clean(10)
 
 

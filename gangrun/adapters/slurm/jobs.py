@@ -182,21 +182,8 @@ class SlurmJobs:
             except (SchedulerSilent, SchedulerRefused) as error:
                 self._say(f"job {job} of the cancelled run could not be cancelled: {error}")
             return ActFailed(act, ASK, "the run is cancelled")
-        self._repoint(job)
+        repoint(self._scheduler, self._job, job, self._clock, self._say)
         return ActDone(act, ASK)
-
-    def _repoint(self, successor: str) -> None:
-        """Jobs that wait for this one to end well wait for its successor; where that fails it is said, no more."""
-        until = self._clock.now() + REPOINT_FOR_S
-        try:
-            for other in self._scheduler.dependents_of(self._job):
-                if self._clock.now() >= until:
-                    self._say(f"no time left to let job {other.job} wait for job {successor}")
-                    continue
-                self._scheduler.set_dependency(other.job, repointed(other.dependency, self._job, successor))
-                self._say(f"job {other.job} waited for job {self._job}; now it waits for job {successor}")
-        except (SchedulerSilent, SchedulerRefused) as error:
-            self._say(f"jobs that wait for job {self._job} could not be made to wait for job {successor}: {error}")
 
     # ---- the same job again ----
 
@@ -238,6 +225,20 @@ class SlurmJobs:
     def _pause(self, for_s: float) -> None:
         if self._wait(for_s):
             raise GaveUp
+
+
+def repoint(scheduler: Scheduler, old: str, new: str, clock: Clock, say: Callable[[str], None]) -> None:
+    """Jobs that wait for ``old`` to end well wait for ``new``; where that fails it is said, no more."""
+    until = clock.now() + REPOINT_FOR_S
+    try:
+        for other in scheduler.dependents_of(old):
+            if clock.now() >= until:
+                say(f"no time left to let job {other.job} wait for job {new}")
+                continue
+            scheduler.set_dependency(other.job, repointed(other.dependency, old, new))
+            say(f"job {other.job} waited for job {old}; now it waits for job {new}")
+    except (SchedulerSilent, SchedulerRefused) as error:
+        say(f"jobs that wait for job {old} could not be made to wait for job {new}: {error}")
 
 
 def repointed(dependency: str, old: str, new: str) -> str:

@@ -9,6 +9,7 @@ import argparse
 import os
 import select
 import signal
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from gangrun.agent.identity import AgentConfig
 from gangrun.agent.loop import AgentLoop
 from gangrun.agent.preflight import preflight
 from gangrun.agent.rank_env import inherited, shared_memory_root
+from gangrun.agent.rank_files import sweep
 from gangrun.agent.ranks import GangSpec, RankGang
 from gangrun.agent.warden_link import AgentEnd
 from gangrun.cli import environment
@@ -141,6 +143,7 @@ def main(words: list[str]) -> int:
     except (RunDirError, KeyRefused) as error:
         _say(arguments.node, str(error))
         return EXIT_UNUSABLE
+    threading.Thread(target=_sweep, args=(arguments.node,), name="sweep", daemon=True).start()
     incarnation = os.urandom(6).hex()
     nodes_count = len(arguments.roster or spec.nodes)
     net = AgentNet(spec.run, keys, arguments.node, incarnation, own_address(spec, environment.all_variables()))
@@ -195,6 +198,13 @@ def _hello(warden: AgentEnd) -> Hello:
         if message.get("op") == "hello":
             return Hello(str(message.get("previous_died") or ""), tuple(message.get("supervisor_pids") or ()))
     return Hello()
+
+
+def _sweep(node: str) -> None:
+    """Small files of runs whose agent and warden were killed at once: nobody else would ever remove them."""
+    root = shared_memory_root()
+    if swept := sweep(root):
+        _say(node, f"removed from {root} what was left there by {', '.join(swept)}")
 
 
 def _say(node: str, sentence: str) -> None:

@@ -74,6 +74,8 @@ def command(
     if going and not dry_run:
         _ask(len(going), yes=yes)
         _remove(going, runs_dir)
+    if not dry_run:
+        _sweep_memory()
     if as_json:
         echo_json(_as_json(verdicts, dry_run=dry_run))
     elif going and not dry_run:
@@ -178,6 +180,16 @@ def _remove(going: list[Verdict], runs_dir: str | None) -> None:
             raise UserError("run directory", error.message, error.hint) from error
         index.remove(one.run)
     index.forget_stale()
+
+
+def _sweep_memory() -> None:
+    """What runs whose processes were all killed at once left in this machine's memory."""
+    from gangrun.agent.rank_env import shared_memory_root
+    from gangrun.agent.rank_files import sweep
+
+    root = shared_memory_root()
+    if swept := sweep(root):
+        click.echo(f"removed from {root} what was left there by {', '.join(map(clean, swept))}", err=True)
 
 
 def _as_json(verdicts: list[Verdict], *, dry_run: bool) -> dict[str, Any]:

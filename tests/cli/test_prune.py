@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
+
+from gangrun.agent.rank_files import AttemptFiles
 from tests.cli.conftest import Call
 from tests.cli.run_builder import Builder
 from tests.cli.stories import failed, running, succeeded
@@ -74,3 +77,18 @@ def test_checkpoints_elsewhere_are_not_touched(runs: Path, gangrun: Call, home: 
     assert gangrun("prune", "-y").code == 0
     assert not story.paths.root.exists()
     assert ckpt.is_dir()
+
+
+def test_it_sweeps_what_killed_agents_left_in_memory(
+    runs: Path, gangrun: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    monkeypatch.setenv("GANGRUN_LOCAL_DIR", str(memory))
+    AttemptFiles(memory, "20261018-100000-aaaaa", "n0", 0)._let_go()
+    alive = AttemptFiles(memory, "20261018-100000-bbbbb", "n0", 0)
+    assert gangrun("prune", "--dry-run").err == ""
+    said = gangrun("prune", "-y")
+    assert "20261018-100000-aaaaa" in said.err
+    assert [path.name for path in memory.glob("gangrun-*/*")] == ["20261018-100000-bbbbb"]
+    alive.remove()

@@ -129,6 +129,9 @@ def test_a_killed_warden_leaves_no_rank_and_the_run_goes_on(box: Box) -> None:
 
 
 def test_when_the_owner_is_killed_nothing_stays_and_the_run_can_be_taken_up_again(box: Box) -> None:
+    memory = box.folder / "memory"
+    (memory / f"gangrun-{os.getuid()}" / "another" / "n0").mkdir(parents=True)
+    box.environment["GANGRUN_LOCAL_DIR"] = str(memory)
     box.step(2, steps=100)
     box.wait_for_step(5)
     assert box.process is not None
@@ -136,9 +139,13 @@ def test_when_the_owner_is_killed_nothing_stays_and_the_run_can_be_taken_up_agai
     until(lambda: not box.left(), 10, f"every process of the run is gone {box.left()}")
     status = box.status()
     assert status["abandoned"]
+    left = [path.name for path in memory.glob("gangrun-*/*")]
+    assert sorted(left) == sorted([status["run"], "another"])  # who was killed could not clean up
+    (memory / f"gangrun-{os.getuid()}" / "another" / "n0" / ".held").touch()  # as a killed agent leaves it
     done = box.gangrun("resume", status["run"], "--runs-dir", str(box.runs), check=False)
     assert done.returncode == 0, done.stderr + box.told()
     assert box.status()["state"] == "SUCCEEDED"
+    assert not list(memory.glob("gangrun-*/*")), box.told()
 
 
 def test_json_prints_exactly_one_object(box: Box) -> None:

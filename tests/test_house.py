@@ -21,8 +21,15 @@ NO_ROOM = {"utils", "util", "helpers", "helper", "common", "misc"}
 ISLANDS = {"gangrun/warden.py", "gangrun/processes.py", "gangrun/boot.py", "gangrun/boot_signals.py"}
 ALLOWED = {
     # step() stamps its own time: handing it a clock would cost more than the step's whole budget of a microsecond
-    # active_child is a program of its own, run by the training python, where nobody can hand it a clock
-    "time": ISLANDS | {"gangrun/adapters/clock.py", "gangrun/training/step.py", "gangrun/health/active_child.py"},
+    # health's children are programs of their own, run by the training python, where nobody can hand them a clock
+    "time": ISLANDS
+    | {
+        "gangrun/adapters/clock.py",
+        "gangrun/training/clock.py",
+        "gangrun/training/step.py",
+        "gangrun/health/active_child.py",
+        "gangrun/health/pair_child.py",
+    },
     "environ": ISLANDS | {"gangrun/cli/environment.py", "gangrun/agent/rank_env.py", "gangrun/training/environment.py"},
     "subprocess": ISLANDS | {"gangrun/agent/ranks.py", "gangrun/adapters/local/", "gangrun/adapters/slurm/commands.py"},
 }

@@ -10,20 +10,40 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gangrun.core.retention import Keep as Keep
+    from gangrun.training.checkpointer import Checkpointer as Checkpointer
+    from gangrun.training.checkpointer import CheckpointWarning as CheckpointWarning
     from gangrun.training.environment import ResumePoint as ResumePoint
     from gangrun.training.environment import resume_info as resume_info
+    from gangrun.training.sampler import GlobalBatchSampler as GlobalBatchSampler
+    from gangrun.training.state import CheckpointError as CheckpointError
     from gangrun.training.step import step as step
 
 __version__ = "0.1.0"
 
 # public name -> the module that has it
 _PUBLIC = {
+    "Checkpointer": "gangrun.training.checkpointer",
+    "CheckpointError": "gangrun.training.state",
+    "CheckpointWarning": "gangrun.training.checkpointer",
+    "GlobalBatchSampler": "gangrun.training.sampler",
+    "Keep": "gangrun.core.retention",
     "step": "gangrun.training.step",
     "resume_info": "gangrun.training.environment",
     "ResumePoint": "gangrun.training.environment",
 }
 
-__all__ = ["ResumePoint", "__version__", "resume_info", "step"]  # the lazy ones come from _PUBLIC
+__all__ = [
+    "CheckpointError",
+    "CheckpointWarning",
+    "Checkpointer",
+    "GlobalBatchSampler",
+    "Keep",
+    "ResumePoint",
+    "__version__",
+    "resume_info",
+    "step",
+]  # the lazy ones come from _PUBLIC
 
 
 def __getattr__(name: str) -> Any:

@@ -28,7 +28,7 @@ _OTHER_TYPES = (
     "uint1", "uint2", "uint3", "uint4", "uint5", "uint6", "uint7",
     "int1", "int2", "int3", "int4", "int5", "int6", "int7",
 )  # fmt: skip
-_ALLOWED = frozenset(
+ALLOWED = frozenset(
     [
         *(_META + name for name in ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "TensorProperties")),
         *(_META + name for name in ("ChunkStorageMetadata", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING")),
@@ -84,7 +84,7 @@ def parse_metadata(data: bytes) -> DcpMetadata:
     if not data:
         raise MetadataRefused(".metadata is empty (torn)")
     try:
-        root = read(data, _ALLOWED)
+        root = read(data, ALLOWED)
     except PickleRefused as refusal:
         raise MetadataRefused(f".metadata refused: {refusal}") from None
     fields = _state(root, "Metadata")

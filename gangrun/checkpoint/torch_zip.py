@@ -19,6 +19,8 @@ try:  # 29 GB/s a core instead of 4; the answer is the same
 except ImportError:  # pragma: no cover - every platform we test on has it
     crc32 = zlib_crc32
 
+__all__ = ["BUFFER_BYTES", "ArchiveReading", "Damaged", "Source", "crc32", "data_place", "looks_like_archive", "prove"]
+
 BUFFER_BYTES = 1024 * 1024  # stays in the cache between the read and the checksum
 
 _DIRECTORY_MAX_BYTES = 64 * 1024 * 1024  # a directory entry is some 80 bytes, one per storage
@@ -114,6 +116,15 @@ def prove(source: Source, offset: int, length: int) -> ArchiveReading:
         if checksummed and source.crc(offset + start, member.size) != member.crc:
             raise Damaged(f"checksum of {_name(member)} is wrong")
     return ArchiveReading(checksummed, tuple(m.size for m in members if b"/data/" in m.name))
+
+
+def data_place(source: Source, offset: int, length: int) -> tuple[int, int] | None:
+    """Where in the file the only storage of the archive at these bytes lies, and its size; None if there are more."""
+    members, data_end = _central_directory(source, offset, length)
+    storages = [member for member in members if b"/data/" in member.name]
+    if len(storages) != 1:
+        return None
+    return offset + _data_start(source, offset, storages[0], data_end), storages[0].size
 
 
 def _central_directory(source: Source, offset: int, length: int) -> tuple[list[_Member], int]:

@@ -41,3 +41,21 @@ def run_id() -> str:
 def attempt() -> int:
     """How often all ranks were started before in this run; 0 outside gangrun."""
     return int(os.environ.get("GANGRUN_ATTEMPT", "0") or 0)
+
+
+def checkpoint_directory() -> str:
+    """The directory that gangrun chooses the resume point from; "" where it knows of none."""
+    return os.environ.get("GANGRUN_CHECKPOINT_DIR", "")
+
+
+def term() -> int:
+    """The supervisor's term in which this attempt began; 0 outside gangrun."""
+    return int(os.environ.get("GANGRUN_TERM", "0") or 0)
+
+
+def launch_name() -> tuple[str, int]:
+    """What this launch is called where gangrun did not start it, and how often it was restarted."""
+    names = (os.environ.get("TORCHELASTIC_RUN_ID", ""), os.environ.get("SLURM_JOB_ID", ""))
+    name = next((one for one in names if one not in ("", "none")), "unmanaged")
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return name, int(restarts) if restarts.isdecimal() else 0

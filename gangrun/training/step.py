@@ -59,6 +59,7 @@ class _State:
         self.words = words
         self.told = 0  # newest generation of a checkpoint request that the script was told of
         self.pending = False  # told, and not yet known to be done
+        self.held = False  # a Checkpointer says itself when it is done, which the next step does not say
         self.report: Report = _report_nothing if words is None else _first_reporter(words, self)
 
     def handled(self) -> None:
@@ -117,7 +118,7 @@ def _reporter(words: progress.Words, state: _State) -> Report:
         seq += 2
         ints[w_seq] = seq
         asked = ints[w_requests]
-        if state.pending:
+        if state.pending and not state.held:
             state.handled()
         if asked == asked_before:
             return again
@@ -214,6 +215,11 @@ def should_checkpoint() -> bool:
 def checkpoint_saved() -> None:
     """Say that the checkpoint asked for is written; the next ``step()`` says it too."""
     (_state or _attach()).handled()
+
+
+def hold_requests() -> None:
+    """From now on only ``checkpoint_saved()`` says that a request is done."""
+    (_state or _attach()).held = True
 
 
 def save_on_stop(*, wanted: bool = True) -> None:

@@ -1,0 +1,270 @@
+"""``gangrun.Checkpointer``: saves everything a run needs, without training waiting for the disk (room: training).
+
+    with gangrun.Checkpointer(directory, model=model, optimizer=optimizer, data=sampler) as ckpt:
+        for step in range(ckpt.resume(), steps):
+            train(step)
+            if ckpt.step(step).stop:
+                break
+
+Works under gangrun, under plain torchrun and in one process. Next: ``saver`` for the background, ``resuming`` for
+loading.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import warnings
+import weakref
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, SupportsFloat
+
+from torch import nn
+
+from gangrun.checkpoint.commit import Staging
+from gangrun.core.retention import Keep
+from gangrun.training import environment, random_state, resuming
+from gangrun.training import step as progress
+from gangrun.training.clock import Clock, RealClock
+from gangrun.training.keeping import Keeping
+from gangrun.training.plan import Planning
+from gangrun.training.ranks import Ranks
+from gangrun.training.saver import Save, Saver
+from gangrun.training.schedule import Schedule
+from gangrun.training.snapshot import HostBuffer, Snapshot
+from gangrun.training.state import (
+    RANDOM_KEY,
+    STATE_KEY,
+    CheckpointError,
+    Parts,
+    demand_readable,
+    small_state,
+    tensors_of,
+)
+from gangrun.training.step import Requests
+
+EXIT_WITHIN_S = 30.0
+
+
+class CheckpointWarning(UserWarning):
+    """A save in the background failed; training goes on, and the checkpoints before it are as they were."""
+
+
+class Checkpointer:
+    """All ranks make one, after their process group, and call the same methods in the same order.
+
+    ``directory``: where ``step-N`` directories appear; the same file system for all ranks.
+    ``model``: a ``torch.nn.Module``, plain, DDP or FSDP2. ``optimizer``: one or several of ``torch.optim``.
+    ``scheduler``, ``data`` and the values of ``extra``: anything with ``state_dict`` and ``load_state_dict``. Modules
+    among them are saved like the model; of the others rank 0's state is saved and given back to all, so it must be
+    the same on all ranks: a data cursor counts samples of all ranks, as ``gangrun.GlobalBatchSampler`` does.
+    ``interval``: "auto", a whole number of steps, or seconds as a float; "auto" weighs the measured stall against the
+    time between failures, of which ``mtbf_s`` (seconds, of the whole job) may tell what is known.
+    ``keep``: newest checkpoints that stay, or a ``Keep``; None: all of them.
+
+    Costs per rank: a copy of its part of the state in host memory, and a second one once two saves overlap.
+    Raises TypeError for what has no state, ValueError for an interval or a ``keep`` that is none, OSError where the
+    directory cannot be made or written.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        model: nn.Module,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        data: Any = None,
+        extra: Mapping[str, Any] | None = None,
+        interval: str | float = "auto",
+        keep: int | Keep | None = None,
+        mtbf_s: float | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Makes process groups of its own, so that it never shares one with training."""
+        self._parts = Parts.of(model, optimizer, scheduler, data, extra)
+        self._data = data
+        self._clock = clock or RealClock()
+        self._ranks = Ranks()
+        run = environment.run_id()
+        run, attempt = (run, environment.attempt()) if run else environment.launch_name()
+        self._schedule = Schedule(interval, self._ranks, self._clock, failures_count=attempt, mtbf_s=mtbf_s)
+        keeping = Keeping(keep if isinstance(keep, Keep) else Keep(keep or 0))
+        self._staging = self._made(os.path.abspath(os.fspath(directory)), run.replace("/", "_"), attempt)
+        self._planning = Planning(self._ranks)
+        self._keeping = keeping
+        self._saver = Saver(Ranks(), self._staging, self._clock, keeping.after_commit)
+        self._saves: list[Save] = []
+        self._step = -1
+        self._saved_step = -1
+        self._proven_readable = self._closed = False
+        progress.hold_requests()
+        progress.save_on_stop()
+        atexit.register(_finish, weakref.ref(self))
+
+    def _made(self, directory: str, run: str, attempt: int) -> Staging:
+        """Rank 0 makes the staging, the others are told of it; all raise where it could not be made."""
+        staging = Staging(directory, run, environment.term(), attempt, secrets.token_hex(8))
+        trouble = None
+        if self._ranks.rank == 0:
+            try:
+                staging.open()
+            except OSError as error:
+                trouble = error
+        staging, trouble = self._ranks.from_first((staging, trouble))
+        if trouble is not None:
+            raise trouble
+        return staging
+
+    @property
+    def interval_reason(self) -> str:
+        """How often is saved at present, and why, in one sentence."""
+        return self._schedule.plan.reason
+
+    def resume(self) -> int:
+        """Load the newest valid checkpoint into everything given; the next step to train, 0 when there is none.
+
+        It was read in full and proven before. Raises ``CheckpointError`` where checkpoints exist and none may be
+        used, and where one does not fit: other names, shapes or types. Nothing has then reached the model.
+        """
+        point = resuming.find(self._staging.directory, self._ranks, self._staging.nonce)
+        if point is None:
+            return 0
+        step, trained_s = resuming.load(point, self._parts, self._ranks.rank, self._ranks.world_size)
+        self._schedule.trained_before_s = trained_s
+        self._step = self._saved_step = step
+        self._keeping.resumed_from(step)
+        return step + 1
+
+    def step(self, step: int, loss: SupportsFloat | None = None, grad_norm: SupportsFloat | None = None) -> Requests:
+        """Say that ``step`` is done: it is shown, counted, and saved if it is time or if gangrun asks for it.
+
+        ``loss`` and ``grad_norm`` are shown to people. ``stop`` in the answer is true on all ranks at the same step:
+        leave the loop; what had to be saved is. A save that failed in the background is told by a
+        ``CheckpointWarning``.
+        """
+        progress.step(step, loss, grad_norm)
+        self._step = step
+        if self._data is not None and hasattr(self._data, "trained"):
+            self._data.trained()
+        self._tell_failures()
+        asked = progress.should_checkpoint()
+        agreed = self._schedule.after(step, asked=asked, stop=progress.should_stop())
+        if agreed.save or agreed.stop:
+            if agreed.asked or agreed.stop:
+                self._save_as_asked(step)
+            elif not self._schedule_is_behind():
+                self.save(step)
+        return Requests(stop=agreed.stop, checkpoint=False)
+
+    def _schedule_is_behind(self) -> bool:
+        """Both buffers are being written: this save would make training wait for a disk that is slower than it."""
+        return bool(self._ranks.largest(int(self._saver.behind))[0])
+
+    def _save_as_asked(self, step: int) -> None:
+        try:
+            self.save(step, wait=True)
+        except CheckpointError as error:
+            warnings.warn(str(error), CheckpointWarning, stacklevel=3)
+        progress.checkpoint_saved()
+
+    def save(self, step: int, *, wait: bool = False) -> None:
+        """Save now, after ``step``; called by all ranks. With ``wait`` it returns once the checkpoint is committed.
+
+        Raises ``CheckpointError`` with ``wait`` if it could not be written, ValueError where the ranks' states do not
+        fit together, TypeError for a state that could not be read back. The same step is not saved twice.
+        """
+        if step == self._saved_step:
+            if wait:
+                self._wait_for_all()
+            return
+        began = self._clock.now()
+        buffer = self._saver.free_buffer()
+        try:
+            snapshot = self._taken(buffer, step)
+        except BaseException:
+            self._saver.give_back(buffer)
+            raise
+        save = Save(step, snapshot, buffer)
+        self._saver.write(save)
+        self._saves.append(save)
+        self._saved_step = step
+        self._schedule.saved(self._clock.now() - began)
+        if wait:
+            self._wait_for_all()
+
+    def _taken(self, buffer: HostBuffer, step: int) -> Snapshot:
+        rank = self._ranks.rank
+        small = small_state(self._parts, step, self._ranks.world_size, self._schedule.trained_s)
+        own = {f"{RANDOM_KEY}{rank}": random_state.take(), **({STATE_KEY: small} if rank == 0 else {})}
+        if not self._proven_readable:
+            demand_readable(small)
+            self._proven_readable = True
+        planner, plan = self._planning.of({**tensors_of(self._parts), **dict.fromkeys(own, b"")})
+
+        def object_of(index: Any) -> Any:
+            return own[index.fqn] if index.fqn in own else planner.lookup_object(index)
+
+        return buffer.take(plan, planner.lookup_object, object_of)
+
+    def _wait_for_all(self) -> None:
+        for save in self._saves:
+            save.done.wait()
+        failures = self._ended()
+        if failures:
+            raise CheckpointError("; ".join(failures))
+
+    def _ended(self) -> list[str]:
+        """The sentences of the saves that failed since the last look."""
+        ended = [save for save in self._saves if save.done.is_set()]
+        self._saves = [save for save in self._saves if save not in ended]
+        for save in ended:
+            self._schedule.persist_s = save.persist_s
+            if save.failure and save.step == self._saved_step:
+                self._saved_step = -1
+        return [save.failure for save in ended if save.failure]
+
+    def _tell_failures(self) -> None:
+        for failure in self._ended():
+            warnings.warn(failure, CheckpointWarning, stacklevel=3)
+
+    def close(self) -> None:
+        """Finish the saves that are under way. Raises ``CheckpointError`` if one of them failed; may be called again.
+
+        Before ``dist.destroy_process_group()``.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._saver.close()
+        if self._ranks.rank == 0:
+            self._staging.close()
+        failures = self._ended()
+        if failures:
+            raise CheckpointError("; ".join(failures))
+
+    def finish(self, within_s: float) -> None:
+        """Give what is under way this long; what is not done then was never committed. Nothing is saved after this."""
+        if not self._closed:
+            self._closed = True
+            self._saver.close(within_s)
+
+    def __enter__(self) -> Checkpointer:  # noqa: PYI034 - Self is of Python 3.11
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+            return
+        self.finish(EXIT_WITHIN_S)  # what went wrong in the body is what has to be seen
+
+
+def _finish(one: weakref.ref[Checkpointer]) -> None:
+    """At the process's end, if the script forgot to close."""
+    checkpointer = one()
+    if checkpointer is not None:
+        checkpointer.finish(EXIT_WITHIN_S)

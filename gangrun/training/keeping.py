@@ -1,0 +1,51 @@
+"""Lets old checkpoints go, on rank 0's background thread after each commit (room: training).
+
+Which ones is decided in ``core.retention``. Only gangrun's own go, and never the one that this run resumed from until
+two newer ones of this run stand. Next: ``checkpoint/commit.py``, which renames them away before it removes them.
+"""
+
+from __future__ import annotations
+
+from gangrun.checkpoint.commit import Staging
+from gangrun.checkpoint.scan import StorageUnreadable, list_steps, step_pattern
+from gangrun.checkpoint.store import CheckpointRoom, Depth
+from gangrun.core.retention import Held, Keep, to_prune
+from gangrun.core.selection import Kind
+
+_NEWER_COUNT = 2
+
+
+class Keeping:
+    """What this process knows: which steps it wrote itself, and which one it came from."""
+
+    def __init__(self, keep: Keep) -> None:
+        self._keep = keep
+        self._resumed_step: int | None = None
+        self._written: set[int] = set()
+
+    def resumed_from(self, step: int) -> None:
+        """This one may be needed again."""
+        self._resumed_step = step
+
+    def after_commit(self, step: int, staging: Staging) -> None:
+        """Prune what may go now. OSError where something would not; it is tried again after the next commit."""
+        self._written.add(step)
+        if not self._keep.newest_count:
+            return
+        try:
+            found = [one for one in list_steps(staging.directory, step_pattern()) if one.kind is Kind.GANGRUN]
+            if len(found) <= self._keep.newest_count:
+                return
+            judged = {one.path: one for one in CheckpointRoom(staging.directory).survey(Depth.STRUCTURE)}
+        except StorageUnreadable:
+            return
+        held = [
+            Held(one.step, judged[one.path].valid or (one.step in self._written and judged[one.path].level is not None))
+            for one in found
+            if one.path in judged
+        ]
+        needed = [] if self._resumed_step is None or len(self._written) >= _NEWER_COUNT else [self._resumed_step]
+        going = to_prune(held, self._keep, needed)
+        for one in found:
+            if one.step in going:
+                staging.prune(one.path)

@@ -1,0 +1,134 @@
+"""Which samples this rank trains on next: a function of one number, the samples consumed by all (room: training).
+
+    epoch, place = divmod(consumed, dataset_size)
+
+The order of an epoch follows from its number and the seed. A global batch takes the next ``global_batch`` samples, over
+the end of an epoch into the next if need be, and every rank takes its share of them: so each sample comes once per
+epoch, the batch has one size for ever, and another number of ranks changes nothing but the shares. Next:
+``checkpointer``, which calls ``trained`` after each step and saves the number with the weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sized
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_SCHEMA = 1
+
+
+class GlobalBatchSampler:
+    """A batch sampler for ``DataLoader(dataset, batch_sampler=sampler)``, or for torchdata's ``StatefulDataLoader``.
+
+    ``global_batch``: samples per optimizer step over all ranks, constant for the whole run. ``micro_batch``: samples
+    that the loader yields at once on this rank; by default its whole share, and with gradient accumulation less.
+    Iterating gives what is left of the current epoch, and iterating again the next one. What a loader fetched ahead
+    does not count: only ``trained`` moves the position.
+
+    ``fingerprint`` names the dataset's content (a text of yours); resuming with another one, another size, seed or
+    global batch raises ValueError, as samples would come twice or never. ValueError too for sizes that are no sizes.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized | int,
+        global_batch: int,
+        *,
+        micro_batch: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        fingerprint: str = "",
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        """``rank`` and ``world_size`` are those of the default process group unless they are given."""
+        grouped = dist.is_available() and dist.is_initialized()
+        self.rank = rank if rank is not None else dist.get_rank() if grouped else 0
+        self.world_size = world_size if world_size is not None else dist.get_world_size() if grouped else 1
+        self.dataset_size = dataset if isinstance(dataset, int) else len(dataset)
+        self.global_batch, self.micro_batch = global_batch, micro_batch
+        self.shuffle, self.seed, self.fingerprint = shuffle, seed, fingerprint
+        self.consumed = 0
+        if self.dataset_size < 1 or (micro_batch is not None and micro_batch < 1):
+            raise ValueError("a dataset and a micro batch have at least one sample")
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank {self.rank} is none of {self.world_size} ranks")
+        if global_batch < self.world_size:
+            raise ValueError(
+                f"a global batch of {global_batch} leaves some of {self.world_size} ranks without a sample"
+            )
+        self._order: tuple[int, torch.Tensor] | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next sample belongs to."""
+        return self.consumed // self.dataset_size
+
+    def trained(self, batches_count: int = 1) -> None:
+        """So many global batches have been applied to the weights."""
+        self.consumed += batches_count * self.global_batch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        position = self.consumed
+        end = (position // self.dataset_size + 1) * self.dataset_size
+        while position < end:
+            mine = self.share(position)
+            size = self.micro_batch or len(mine)
+            for at in range(0, len(mine), size):
+                yield mine[at : at + size]
+            position += self.global_batch
+
+    def __len__(self) -> int:
+        """Batches that are left of this epoch on this rank."""
+        left = self.dataset_size - self.consumed % self.dataset_size
+        first, last = self._bounds()
+        return -(-left // self.global_batch) * (-(-(last - first) // (self.micro_batch or last - first)))
+
+    def share(self, position: int) -> list[int]:
+        """This rank's part of the global batch that begins at ``position`` samples from the run's beginning."""
+        first, last = self._bounds()
+        return [self.index_at(position + i) for i in range(first, last)]
+
+    def _bounds(self) -> tuple[int, int]:
+        return (
+            self.global_batch * self.rank // self.world_size,
+            self.global_batch * (self.rank + 1) // self.world_size,
+        )
+
+    def index_at(self, position: int) -> int:
+        """The dataset's index of the sample at this position of the run."""
+        epoch, place = divmod(position, self.dataset_size)
+        if not self.shuffle:
+            return place
+        if self._order is None or self._order[0] != epoch:
+            digest = hashlib.blake2b(f"{self.seed}:{epoch}".encode(), digest_size=7).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest, "big"))
+            self._order = (epoch, torch.randperm(self.dataset_size, generator=generator))
+        return int(self._order[1][place])
+
+    def state_dict(self) -> dict[str, Any]:
+        """The global position; the same on all ranks."""
+        return {
+            "schema": _SCHEMA,
+            "consumed": self.consumed,
+            "epoch": self.epoch,
+            "dataset_size": self.dataset_size,
+            "global_batch": self.global_batch,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+            "fingerprint": self.fingerprint,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a position; ValueError if this sampler would not give the same samples from there on."""
+        mine = self.state_dict()
+        for name in ("dataset_size", "global_batch", "shuffle", "seed", "fingerprint"):
+            if state[name] != mine[name]:
+                raise ValueError(
+                    f"the data's position was saved with {name} {state[name]!r}, and now it is {mine[name]!r}: "
+                    "samples would come twice or never"
+                )
+        self.consumed = int(state["consumed"])

@@ -1,0 +1,179 @@
+"""Writes snapshots in the background, all ranks together, and commits them (room: training).
+
+One thread and one process group of its own per process, so that nothing here ever waits for training or training for
+it, except by back-pressure: ``free_buffer``. Each save ends alike on all ranks: committed, or failed with one
+sentence. Next: ``checkpoint/commit.py`` for the renames.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+
+from gangrun.checkpoint.commit import Staging, write_whole
+from gangrun.training.clock import Clock
+from gangrun.training.metadata_file import dump_metadata
+from gangrun.training.ranks import Ranks
+from gangrun.training.shard_file import ShardFile, row_of
+from gangrun.training.snapshot import HostBuffer, Snapshot
+from gangrun.wire.manifest import SAVE_ID_PREFIX, FileRow, Manifest
+
+METADATA_NAME = ".metadata"
+BUFFERS_COUNT = 2
+
+
+@dataclass(slots=True)
+class Save:
+    """One save on its way. ``failure`` "" once ``done`` is set: it was committed."""
+
+    step: int
+    snapshot: Snapshot
+    buffer: HostBuffer
+    done: threading.Event = field(default_factory=threading.Event)
+    failure: str = ""
+    persist_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one rank wrote: its file's row and where its objects stand; or why it could not."""
+
+    row: FileRow | None = None
+    objects: tuple[tuple[MetadataIndex, int, int], ...] = ()
+    failure: str = ""
+
+
+class Saver:
+    """The background of one rank. ``committed`` is called on rank 0's thread after each commit."""
+
+    def __init__(self, ranks: Ranks, staging: Staging, clock: Clock, committed: Callable[[int, Staging], None]) -> None:
+        self._ranks, self._staging, self._clock, self._committed = ranks, staging, clock, committed
+        self._buffers: queue.Queue[HostBuffer] = queue.Queue()
+        for _ in range(BUFFERS_COUNT):
+            self._buffers.put(HostBuffer())
+        self._saves: queue.Queue[Save | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._main, name="gangrun-saver", daemon=True)
+        self._thread.start()
+
+    def free_buffer(self) -> HostBuffer:
+        """A buffer that nobody writes from any more; waits for one."""
+        return self._buffers.get()
+
+    def give_back(self, buffer: HostBuffer) -> None:
+        """A buffer that was not used after all."""
+        self._buffers.put(buffer)
+
+    @property
+    def behind(self) -> bool:
+        """Whether no buffer is free: saves come faster than they can be written."""
+        return self._buffers.empty()
+
+    def write(self, save: Save) -> None:
+        """Write this one after those before it."""
+        self._saves.put(save)
+
+    def close(self, within_s: float | None = None) -> bool:
+        """Finish what is under way; False if that took too long."""
+        self._saves.put(None)
+        self._thread.join(within_s)
+        return not self._thread.is_alive()
+
+    def _main(self) -> None:
+        while (save := self._saves.get()) is not None:
+            began = self._clock.now()
+            try:
+                save.failure = self._written(save)
+            except Exception as error:  # noqa: BLE001 - a peer's death must not end this thread: the next save says it
+                save.failure = f"step {save.step} was not saved: {type(error).__name__}: {error}"
+            save.persist_s = self._clock.now() - began
+            self._buffers.put(save.buffer)
+            save.done.set()
+
+    def _written(self, save: Save) -> str:
+        """Write, gather, commit; the same sentence on all ranks, "" when committed."""
+        nonce = secrets.token_hex(16)
+        path, failure = "", ""
+        if self._ranks.rank == 0:
+            try:
+                path = self._staging.begin(save.step, nonce)
+            except OSError as error:
+                failure = f"step {save.step} was not saved: {error.strerror} ({error.filename})"
+        path, nonce, failure = self._ranks.from_first((path, nonce, failure))
+        if failure:
+            return failure
+        parts = self._ranks.to_first(_write_part(path, save.snapshot))
+        if self._ranks.rank == 0:
+            failure = self._finished(save, path, nonce, parts)
+        failure = self._ranks.from_first(failure)
+        if not failure and self._ranks.rank == 0:
+            with contextlib.suppress(OSError):  # a checkpoint that could not be pruned now is pruned after the next
+                self._committed(save.step, self._staging)
+        return failure
+
+    def _finished(self, save: Save, path: str, nonce: str, parts: list[_Part]) -> str:
+        failures = [f"rank {rank}: {part.failure}" for rank, part in enumerate(parts) if part.failure]
+        if failures:
+            self._staging.abandon(path)
+            return f"step {save.step} was not saved: {failures[0]}"
+        try:
+            rows = [part.row for part in parts if part.row is not None]
+            metadata = dump_metadata(_metadata(save.snapshot, parts, nonce))
+            write_whole(os.path.join(path, METADATA_NAME), metadata)
+            rows.append(row_of(METADATA_NAME, metadata))
+            staging = self._staging
+            manifest = Manifest(
+                step=save.step, nonce=nonce, run=staging.run, term=staging.term, attempt=staging.attempt,
+                world_size=self._ranks.world_size, made_by=f"torch {torch.__version__}",
+                written_wall=self._clock.wall(), files=tuple(rows),
+            )  # fmt: skip
+            staging.commit(path, os.path.join(staging.directory, f"step-{save.step}"), manifest)
+        except OSError as error:
+            self._staging.abandon(path)
+            return f"step {save.step} was not saved: {error.strerror or error}"
+        return ""
+
+
+def _write_part(path: str, snapshot: Snapshot) -> _Part:
+    """This rank's file. A rank that has nothing to write makes none."""
+    plan = snapshot.plan
+    if not plan.tensors and not plan.objects:
+        return _Part()
+    file = None
+    try:
+        file = ShardFile(path, plan.file_name)
+        for piece in snapshot.pieces:
+            file.write_tensor(piece)
+        objects = tuple(
+            (index, file.write_bytes(data), len(data))
+            for index, data in zip(plan.objects, snapshot.objects, strict=True)
+        )
+        closing, file = file, None
+        return _Part(closing.close(), objects)
+    except OSError as error:
+        return _Part(failure=f"{error.strerror or error}")
+    finally:
+        if file is not None:
+            file.abort()
+
+
+def _metadata(snapshot: Snapshot, parts: list[_Part], nonce: str) -> Metadata:
+    """Torch's description of the whole checkpoint, complete with where everything is stored."""
+    plan = snapshot.plan
+    assert plan.metadata is not None, "rank 0 has the plan of all"
+    storage = {index: _StorageInfo(name, at, length) for name, index, at, length in plan.all_places}
+    for part in parts:
+        for index, at, length in part.objects:
+            assert part.row is not None, "objects stand in a file"
+            storage[index] = _StorageInfo(part.row.path, at, length)
+    planned = plan.metadata
+    meta = StorageMeta(save_id=SAVE_ID_PREFIX + nonce)
+    return Metadata(planned.state_dict_metadata, planned.planner_data, storage, meta)

@@ -1,0 +1,113 @@
+"""Writes one rank's file of a checkpoint: archives one after the other, hashed while they pass (room: training).
+
+CRC32s of two kinds are taken in one go while a piece is in the processor's cache: of each tensor's data, as its archive
+wants it, and of each chunk of the file, for the manifest. Next: ``saver``, which calls this in its own thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from gangrun.checkpoint.torch_zip import crc32
+from gangrun.training.torch_archive import Template
+from gangrun.wire.manifest import CHUNK_BYTES, FileRow, crcs_text
+
+_PIECE_BYTES = 1024 * 1024
+_GATHERED_BYTES = 8 * 1024 * 1024
+_GATHERED_COUNT = 256  # a call of writev takes at most 1024
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPiece:
+    """One tensor of the file: its archive's frame and its bytes in the host's buffer."""
+
+    template: Template
+    data: memoryview
+
+
+class ShardFile:
+    """One new file; ``row`` is its line in the manifest once it is closed and durable."""
+
+    def __init__(self, directory: str, name: str) -> None:
+        self._name = name
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._descriptor = os.open(os.path.join(directory, name), flags, 0o644)
+        self._waiting: list[memoryview | bytes] = []
+        self._waiting_bytes = 0
+        self._crcs: list[int] = []
+        self._crc = 0
+        self.size = 0
+
+    def write_tensor(self, piece: TensorPiece) -> None:
+        """One tensor's archive."""
+        self._take(piece.template.before)
+        if piece.template.data_bytes:
+            crc = 0
+            for part in _parts(piece.data):
+                crc = crc32(part, crc)
+                self._take(part)
+            self._take(piece.template.closing(crc))
+
+    def write_bytes(self, data: bytes) -> int:
+        """Bytes as they are; returns where they begin."""
+        offset = self.size
+        for part in _parts(memoryview(data)):
+            self._take(part)
+        return offset
+
+    def close(self) -> FileRow:
+        """Make it durable."""
+        try:
+            self._flush()
+            os.fsync(self._descriptor)
+        finally:
+            os.close(self._descriptor)
+        if self.size % CHUNK_BYTES:
+            self._crcs.append(self._crc)
+        return FileRow(self._name, self.size, crcs_text(self._crcs))
+
+    def abort(self) -> None:
+        """Give the file up."""
+        os.close(self._descriptor)
+
+    def _take(self, data: memoryview | bytes) -> None:
+        at, length = 0, len(data)
+        while at < length:
+            room = CHUNK_BYTES - self.size % CHUNK_BYTES
+            part = data[at : at + room] if at or room < length else data
+            self._crc = crc32(part, self._crc)
+            self.size += len(part)
+            at += len(part)
+            if self.size % CHUNK_BYTES == 0:
+                self._crcs.append(self._crc)
+                self._crc = 0
+        self._waiting.append(data)
+        self._waiting_bytes += length
+        if self._waiting_bytes >= _GATHERED_BYTES or len(self._waiting) >= _GATHERED_COUNT:
+            self._flush()
+
+    def _flush(self) -> None:
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        while waiting:
+            written = os.writev(self._descriptor, waiting)
+            while waiting and written >= len(waiting[0]):
+                written -= len(waiting.pop(0))
+            if written:
+                waiting[0] = memoryview(waiting[0])[written:]
+
+
+def _parts(data: memoryview) -> Iterator[memoryview]:
+    for at in range(0, len(data), _PIECE_BYTES):
+        yield data[at : at + _PIECE_BYTES]
+
+
+def row_of(name: str, data: bytes) -> FileRow:
+    """The manifest's line for a small file written whole."""
+    return FileRow(name, len(data), crcs_text(list(_crcs_of(data))))
+
+
+def _crcs_of(data: bytes) -> Iterable[int]:
+    for at in range(0, len(data), CHUNK_BYTES):
+        yield crc32(data[at : at + CHUNK_BYTES], 0)

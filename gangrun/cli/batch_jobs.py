@@ -13,6 +13,7 @@ from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import RunPaths, read_submission
 from gangrun.adapters.local.hosts import own_command
 from gangrun.adapters.slurm.commands import Tools
+from gangrun.cli import job_numbers
 from gangrun.cli.wiring import sbatch_within_s
 from gangrun.wire.submission import Submission
 
@@ -41,11 +42,13 @@ class BatchJobs:
         """Send it; the job id."""
         from gangrun.adapters.slurm.submission import SENT_WITHIN_S, submit
 
-        return submit(
+        job = submit(
             self.submission, self.paths, seq, self.command(seq), self.tools,
             exclude=exclude, dependency=dependency, within_s=sbatch_within_s(SENT_WITHIN_S),
             hear=self.hear,
         )  # fmt: skip
+        job_numbers.note(self.paths, seq, job)
+        return job
 
 
 def batch_jobs(paths: RunPaths, tools: Tools) -> BatchJobs:

@@ -74,6 +74,11 @@ class RunJob:
         return not self.ended and not self.waits
 
     @property
+    def forgotten(self) -> bool:
+        """Over, and Slurm knows nothing of it any more."""
+        return self.ended and not self.state
+
+    @property
     def held(self) -> str:
         """By which of ``HOLDS`` it waits for a person; "" where it does not."""
         if not self.waits:
@@ -164,6 +169,8 @@ def ended_words(job: RunJob) -> str:
         return f"job {job.job} was cancelled by Slurm: what it waited for can never come true"
     if was_cancelled(job):
         return f"job {job.job} was cancelled in Slurm (scancel)"
+    if job.forgotten and not job.began and not job.last_words:
+        return f"job {job.job} never began, and Slurm no longer knows it: it was cancelled in the queue, or purged"
     told = f" ({job.last_words})" if job.last_words else ""
     how = {
         "": f"ended, and Slurm has forgotten how{told}",

@@ -14,12 +14,14 @@ from dataclasses import replace
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import JobClaim, JobClaims
-from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, read_submission
+from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, read_cancelled, read_submission
+from gangrun.adapters.slurm.accounting import remembered
 from gangrun.adapters.slurm.scheduler import JobFacts, Scheduler, SchedulerRefused, SchedulerSilent
-from gangrun.cli import environment
+from gangrun.cli import environment, job_numbers
 from gangrun.cli.queue_words import Queue, RunJob, in_order, place_of
-from gangrun.cli.reading import Reading
+from gangrun.cli.reading import UNCLAIMED_FOR_S, Reading
 from gangrun.cli.slurm_asking import scheduler_of, tools_of
+from gangrun.cli.times import wall_now
 from gangrun.wire.submission import SubmissionError
 
 TAIL_BYTES = 4096
@@ -52,7 +54,17 @@ def ask(paths: RunPaths, run: str, owner: JobClaim | None, scheduler: Scheduler 
             found = (*found, held) if held is not None else found
     except (SchedulerSilent, SchedulerRefused) as error:
         return Queue(silent=str(error).rstrip("."))
-    return queue_of(paths, run, owner, found)
+    queue = queue_of(paths, run, owner, found)
+    newest = queue.newest
+    if newest is None or not newest.forgotten or queue.stopped or read_cancelled(Disk(), paths) is not None:
+        return queue
+    facts = remembered(tools_of(environment.all_variables()), newest.job, name)
+    return queue if facts is None else replace(queue, jobs=(*queue.jobs[:-1], _as_remembered(newest, facts)))
+
+
+def _as_remembered(job: RunJob, facts: JobFacts) -> RunJob:
+    """A job that waited had nodes for accounting only if it was started."""
+    return replace(job, state=facts.state, nodes=facts.nodes)
 
 
 def queue_of_each() -> Callable[[Reading], Queue]:
@@ -78,7 +90,7 @@ def _anothers(paths: RunPaths) -> str:
 
 
 def queue_of(paths: RunPaths, run: str, owner: JobClaim | None, found: Iterable[JobFacts]) -> Queue:
-    """The run's own among them, and its owner's, which Slurm may have forgotten."""
+    """The run's own among them, and what Slurm may have forgotten: its owner's, and the one that was to follow."""
     jobs = []
     for facts in found:
         place = place_of(facts.comment)
@@ -88,6 +100,10 @@ def queue_of(paths: RunPaths, run: str, owner: JobClaim | None, found: Iterable[
             jobs.append(_job(facts, None))
     if owner is not None and owner.job.isdecimal() and owner.job not in {job.job for job in jobs}:
         jobs.append(RunJob(job=owner.job, seq=owner.seq, ended=True))
+    seq = 0 if owner is None else owner.seq + 1
+    number = job_numbers.noted(paths, seq, before=wall_now() - UNCLAIMED_FOR_S)
+    if number and not any(job.seq == seq for job in jobs):
+        jobs.append(RunJob(job=number, seq=seq, ended=True))
     ordered = list(in_order(tuple(jobs), owner.job if owner is not None else ""))
     if ordered and ordered[-1].ended:
         newest = ordered[-1]

@@ -52,6 +52,11 @@ elif tool == "sbatch":
                         N="", u="eve", P="main", e="N/A", B="n/a", E="(null)")
     save()
     print("Submitted batch job " + number)
+elif tool == "sacct":
+    found = cluster["accounting"].get(words[words.index("-j") + 1])
+    if found is None:
+        die("Slurm accounting storage is disabled")
+    print(found.replace("|", words[3].partition("=")[2]))
 elif words[:2] == ["show", "job"]:
     if words[2] not in jobs:
         die("slurm_load_jobs error: Invalid job id specified")
@@ -71,11 +76,11 @@ class PretendTools:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir()
-        for name in ("squeue", "scontrol", "scancel", "sbatch"):
+        for name in ("squeue", "scontrol", "scancel", "sbatch", "sacct"):
             path = folder / name
             path.write_text(PROGRAM.replace("{python}", sys.executable).replace("{here!r}", repr(str(folder))))
             path.chmod(0o755)
-        self.cluster: dict[str, Any] = {"jobs": {}, "silent": False, "refuses": {}, "moves": []}
+        self.cluster: dict[str, Any] = {"jobs": {}, "silent": False, "refuses": {}, "moves": [], "accounting": {}}
         self._write()
 
     def _write(self) -> None:
@@ -84,7 +89,9 @@ class PretendTools:
         new.rename(self.folder / "cluster.json")
 
     def change(self, **what: Any) -> None:
-        """``silent=True``, ``refuses={"sbatch": "words"}``, or ``moves``: files to rename while a tool runs."""
+        """``silent=True``, ``refuses={"sbatch": "words"}``, ``accounting={"12": "COMPLETED|n0|name"}``, or ``moves``:
+        files to rename while a tool runs.
+        """
         self.cluster = self.read() | what
         self._write()
 

@@ -97,6 +97,7 @@ def test_submitted(tools: Path, home: Path, gangrun: Call, monkeypatch: pytest.M
     sent = (home / "bin" / "seen-sent").read_text()
     assert sent == (paths.batch_scripts / "job-0.sh").read_text()
     assert options(sent)["qos"] == "high"
+    assert (paths.batch_scripts / "job-0.number").read_text() == "17"
     handed_on = dict(line.partition("=")[::2] for line in (home / "bin" / "seen-env").read_text().splitlines())
     assert {"MINE": "ü", "TOKEN": "s e c", "SLURM_CONF": "/c"}.items() <= handed_on.items()
     assert not handed_on.keys() & {"SLURM_JOB_ID", "SBATCH_PARTITION", "PMI_RANK"}

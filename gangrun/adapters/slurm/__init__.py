@@ -1,5 +1,5 @@
 """Slurm, through its own tools and as an ordinary user (room: adapters; submitit enters ``submission`` only).
 
 ``commands`` starts the tools, ``scheduler`` reads and asks, ``why`` tells why SIGTERM came, ``jobs`` submits the next
-job and watches this one. Never sacct: many clusters have no accounting.
+job and watches this one. Nothing needs sacct: many clusters have no accounting.
 """

@@ -15,7 +15,7 @@ from pathlib import Path
 KEPT = frozenset({"SLURM_CONF", "SLURM_JWT"})  # which cluster, and by what right where munge is not used
 DROPPED = ("SLURM_", "SBATCH_", "SRUN_", "PMI", "SUBMITIT_", "SALLOC_", "SQUEUE_", "SCANCEL_", "SCONTROL_", "SINFO_")
 # What these print is read by us. sbatch is not among them: what it is given, it hands on to the job.
-READ = frozenset({"scontrol", "squeue", "scancel", "sinfo"})
+READ = frozenset({"scontrol", "squeue", "scancel", "sinfo", "sacct"})
 PLAIN = {"LC_ALL": "C", "TZ": "UTC0"}
 # scancel reaches every process of a step, whatever its session; a mask outlives exec, and SIGKILL comes later.
 HELD_BACK = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT})

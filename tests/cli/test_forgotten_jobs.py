@@ -1,0 +1,66 @@
+"""A job that never began leaves its number in the run directory; Slurm forgets it, and accounting may not be there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gangrun.cli.job_numbers import note
+from tests.cli.conftest import Call
+from tests.cli.pretend_tools import PretendTools
+from tests.cli.run_builder import Builder
+from tests.cli.slurm_stories import NAME, leaving, submitted
+from tests.cli.test_slurm_status import status
+
+
+def no_longer_known(story: Builder, seq: int, number: int) -> None:
+    """It was submitted a while ago; MinJobAge is over."""
+    note(story.paths, seq, str(number))
+    path = story.paths.batch_scripts / f"job-{seq}.number"
+    os.utime(path, (path.stat().st_mtime - 100,) * 2)
+
+
+@pytest.mark.parametrize("seq", [0, 1])
+def test_of_a_job_that_never_began_and_was_forgotten_nobody_knows_more(
+    runs: Path, gangrun: Call, tools: PretendTools, seq: int
+) -> None:
+    story = leaving(runs) if seq else submitted(runs)
+    story.paths.batch_scripts.mkdir()
+    note(story.paths, seq, "77")
+    assert status(gangrun)["job"] != "77", "submitted this moment: who asked before cannot have seen it"
+    no_longer_known(story, seq, 77)
+    words = "job 77 never began, and Slurm no longer knows it: it was cancelled in the queue, or purged; no job of this"
+    found = status(gangrun)
+    assert (found["state"], found["job"], found["abandoned"]) == ("PENDING", "77", True)
+    assert found["reason"].startswith(words)
+    assert gangrun("status", "--all", "--json").json["runs"][0]["reason"] == found["reason"]
+    assert "never began, and Slurm no longer knows it" in " ".join(gangrun("explain").out.split())
+    said = gangrun("wait")
+    assert (said.code, words in " ".join(said.err.split())) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("told", "state", "words"),
+    [
+        (f"CANCELLED by 1000|None assigned|{NAME}", "CANCELLED", "job 77 was cancelled in Slurm (scancel)"),
+        (f"CANCELLED by 0|n[0-1]|{NAME}", "PENDING", "job 77 was not started: Slurm ended it before anything of it"),
+        (f"TIMEOUT|n[0-1]|{NAME}", "PENDING", "job 77 ended at its time limit"),
+        ("COMPLETED|n[0-1]|somebody else's", "PENDING", "job 77 never began, and Slurm no longer knows it"),
+        (f"RUNNING|n[0-|{NAME}", "PENDING", "job 77 never began, and Slurm no longer knows it"),
+        ("", "PENDING", "job 77 never began, and Slurm no longer knows it"),
+        (f"FAILED|n[0-|{NAME}", "PENDING", "job 77 ended in Slurm's state FAILED"),
+    ],
+)
+def test_where_there_is_accounting_it_remembers(
+    runs: Path, gangrun: Call, tools: PretendTools, told: str, state: str, words: str
+) -> None:
+    story = submitted(runs)
+    story.paths.batch_scripts.mkdir()
+    no_longer_known(story, 0, 77)
+    tools.change(accounting={"77": told})
+    found = status(gangrun)
+    assert (found["state"], found["abandoned"]) == (state, state == "PENDING")
+    assert found["reason"].startswith(words)
+    assert len(tools.calls("sacct")) == 1

@@ -66,6 +66,7 @@ def rank_environment(
     files: RankFiles,
     agent_pid: int,
     save_signal: int = 0,
+    checkpoint_directory: str = "",
 ) -> dict[str, str]:
     """All that the rank sees. ``base``: inherited; ``user``: ``--env`` and ``--env-file``, which win over it."""
     environment = {**base, **user}
@@ -91,10 +92,12 @@ def rank_environment(
             TAG: place.tag,
         }
     )
-    for name in ("GANGRUN_RESUME", "GANGRUN_RESUME_STEP", "GANGRUN_SAVE_SIGNAL"):
+    for name in ("GANGRUN_RESUME", "GANGRUN_RESUME_STEP", "GANGRUN_SAVE_SIGNAL", "GANGRUN_CHECKPOINT_DIR"):
         environment.pop(name, None)  # of a run in which this one was started, for all we know
     if save_signal:
         environment["GANGRUN_SAVE_SIGNAL"] = str(save_signal)
+    if checkpoint_directory:  # without a resume point, it tells "begin anew" from "nobody has looked"
+        environment["GANGRUN_CHECKPOINT_DIR"] = checkpoint_directory
     if order.resume_path:
         environment.update(GANGRUN_RESUME=order.resume_path, GANGRUN_RESUME_STEP=str(order.resume_step))
     return environment

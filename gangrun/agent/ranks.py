@@ -62,6 +62,7 @@ class GangSpec:
     log: LogSpec = field(default_factory=LogSpec)
     max_restarts_count: int = 0
     warden_pid: int = 0
+    checkpoint_directory: str = ""  # where the resume point is chosen from, "": nowhere
     save_signal: int = 0  # what the script saves on, 0: none
 
     @property
@@ -169,7 +170,9 @@ class RankGang:
         spec, rank = self._spec, place.rank
         files = gang.files.of(rank)
         slot = Slot(str(files.slot), rank)
-        environment = rank_environment(spec.inherited, spec.environment, place, files, os.getpid(), spec.save_signal)
+        environment = rank_environment(
+            spec.inherited, spec.environment, place, files, os.getpid(), spec.save_signal, spec.checkpoint_directory
+        )
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)  # inherited: until boot.py is ready they would kill it
         try:
             child = subprocess.Popen(

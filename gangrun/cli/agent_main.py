@@ -103,6 +103,7 @@ def gang_of(spec: RunSpec, paths: RunPaths, node: str) -> GangSpec:
         log=spec.log,
         max_restarts_count=spec.policy.restarts_max_count,
         warden_pid=os.getppid(),
+        checkpoint_directory=spec.checkpoint.directory,
         save_signal=signal.Signals[f"SIG{spec.save_signal}"].value if spec.save_signal else 0,
     )
 

@@ -54,6 +54,9 @@ def test_a_rank_sees_exactly_this() -> None:
     outer = {"GANGRUN_SAVE_SIGNAL": "1"}
     assert rank_environment(outer, {}, PLACE, FILES, 77) == GOLDEN
     assert rank_environment(outer, {}, PLACE, FILES, 77, 10) == {**GOLDEN, "GANGRUN_SAVE_SIGNAL": "10"}
+    told = rank_environment({"GANGRUN_CHECKPOINT_DIR": "/outer"}, {}, PLACE, FILES, 77, 0, "/ck")
+    assert told == {**GOLDEN, "GANGRUN_CHECKPOINT_DIR": "/ck"}
+    assert rank_environment({"GANGRUN_CHECKPOINT_DIR": "/outer"}, {}, PLACE, FILES, 77) == GOLDEN
 
 
 def test_what_the_user_set_stays_unless_it_names_another_rank() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from gangrun.core import hang_evidence, repeats
-from gangrun.core.model import Cause, ErrorReport, Evidence, Failure, Placement, RankExit, Sighting, Verdict
+from gangrun.core.model import Cause, ErrorReport, Evidence, Failure, Finding, Placement, RankExit, Sighting, Verdict
 from gangrun.core.nodeset import fold, natural_sort
 from gangrun.core.placement import ranks_of_node
 from gangrun.core.policy import Policy
@@ -24,6 +24,9 @@ SIGKILL = 9
 OUTSIDE_SIGNALS = frozenset({1, 2, 3, 9, 10, 12, 13, 14, 15, 19, 20, 21, 22, 24, 25})
 FULL_ERRNOS = ("[Errno 28]", "[Errno 30]", "[Errno 122]")  # ENOSPC EROFS EDQUOT: waiting does not cure these
 STORAGE_ERRNOS = (*FULL_ERRNOS, "[Errno 5]", "[Errno 116]")  # EIO ESTALE: these may pass
+EVIDENCE_WINDOW_S = 600.0  # a poor reading so long before a failure may have to do with it
+SUSPICION_HALVES_S = 24 * 3600.0
+MAY_BE_HARDWARE = frozenset({Cause.RANK_ERROR, Cause.SIGNAL, Cause.HANG, Cause.VICTIMS_ONLY, Cause.START_FAILED})
 STORAGE_CHECKS = ("fs", "storage", "mount", "lustre", "nfs", "disk")
 
 
@@ -61,7 +64,7 @@ def judge(
     again = repeats.seen_before(verdict, sightings, attempt, attempt_step, nodes_count)
     if again is not None:
         return _same_again(verdict, again, _first_to_fall(evidence), attempt_step)
-    return _fell_first_again(verdict, suspicion, scene)
+    return _fell_first_again(_on_poor_hardware(verdict, evidence, scene), suspicion, scene)
 
 
 def _first_impression(evidence: Evidence, scene: _Scene) -> Verdict:
@@ -117,15 +120,26 @@ def shared_nodes(since: Mapping[str, float], nodes_count: int, policy: Policy) -
     return tuple(natural_sort(best)) if many else ()
 
 
-def _hardware(evidence: Evidence, scene: _Scene) -> Verdict:
-    fatal = [finding for finding in evidence.findings if finding.fatal]
+def shared_by_check(findings: Iterable[Finding], nodes_count: int, policy: Policy) -> dict[str, tuple[str, ...]]:
+    """For each check that found the same on many nodes at once, those nodes."""
     by_check: dict[str, dict[str, float]] = {}
-    for finding in fatal:
+    for finding in findings:
         times = by_check.setdefault(finding.check, {})
         times[finding.node] = min(finding.at, times.get(finding.node, finding.at))
+    shared = {check: shared_nodes(times, nodes_count, policy) for check, times in by_check.items()}
+    return {check: nodes for check, nodes in shared.items() if nodes}
+
+
+def recent(findings: tuple[Finding, ...], now: float) -> tuple[Finding, ...]:
+    """What may bear on a failure now: what is fatal, and what was poor within the last minutes."""
+    return tuple(finding for finding in findings if finding.fatal or now - finding.at <= EVIDENCE_WINDOW_S)
+
+
+def _hardware(evidence: Evidence, scene: _Scene) -> Verdict:
+    fatal = [finding for finding in evidence.findings if finding.fatal]
     shared: dict[str, tuple[str, ...]] = {}
     if not scene.shared_fault_over:
-        shared = {check: shared_nodes(times, scene.nodes_count, scene.policy) for check, times in by_check.items()}
+        shared = shared_by_check(fatal, scene.nodes_count, scene.policy)
     own = [finding for finding in fatal if finding.node not in shared.get(finding.check, ())]
     if not own:
         check, nodes = max(shared.items(), key=lambda item: (len(item[1]), item[0]))
@@ -301,6 +315,21 @@ def _same_again(verdict: Verdict, before: Sighting, first: RankExit | None, atte
     return Verdict(Cause.SAME_AGAIN, failure, (), (), verdict.signature, sentence, final=True)
 
 
+def _on_poor_hardware(verdict: Verdict, evidence: Evidence, scene: _Scene) -> Verdict:
+    """Hardware that was poor just before is a sign against its node where nothing else says why; it is no proof."""
+    poor = [one for one in evidence.findings if one.poor and not one.check.startswith(STORAGE_CHECKS)]
+    if verdict.blamed or verdict.final or verdict.cause not in MAY_BE_HARDWARE or not poor:
+        return verdict
+    shared = {name for names in shared_by_check(poor, scene.nodes_count, scene.policy).values() for name in names}
+    held = scene.placement.nodes if scene.placement is not None else ()
+    own = {one.node: one for one in poor if one.node in held and one.node not in shared}
+    if not own:
+        return verdict
+    told = listed([f"{one.node}: {one_line(one.sentence)} ({one.check})" for one in own.values()])
+    suspects = tuple(natural_sort(own))  # rather than whoever fell first: hardware says more than the order
+    return replace(verdict, suspects=suspects, sentence=f"{verdict.sentence}; just before, {told}")
+
+
 def _fell_first_again(verdict: Verdict, suspicion: Mapping[str, int], scene: _Scene) -> Verdict:
     """A node that was first to fall before goes now, however innocent it looked each time.
 
@@ -312,7 +341,7 @@ def _fell_first_again(verdict: Verdict, suspicion: Mapping[str, int], scene: _Sc
     if not known or not replaceable or verdict.final:
         return verdict
     times = max(suspicion[name] for name in known) + 1
-    sentence = f"{verdict.sentence}; {fold(known)} was the first to fall for the {_nth(times)} time, so it is blamed"
+    sentence = f"{verdict.sentence}; {fold(known)} was suspected for the {_nth(times)} time, so it is blamed"
     return replace(verdict, blamed=tuple(dict.fromkeys((*verdict.blamed, *known))), sentence=sentence)
 
 
@@ -323,6 +352,15 @@ def _nth(number: int) -> str:
 def on_suspicion_only(verdict: Verdict) -> tuple[str, ...]:
     """Blamed nodes against which there is nothing but that they fell first before."""
     return tuple(name for name in verdict.blamed if name in verdict.suspects)
+
+
+def unfaded(suspicion: Mapping[str, int], suspected_at: Mapping[str, float], now: float) -> Mapping[str, int]:
+    """The suspicion that still counts: it halves with each day, and less than a half is none."""
+    return {
+        name: count
+        for name, count in suspicion.items()
+        if count * 0.5 ** (max(0.0, now - suspected_at.get(name, now)) / SUSPICION_HALVES_S) >= 0.5
+    }
 
 
 def suspect(suspicion: Mapping[str, int], verdict: Verdict) -> Mapping[str, int]:

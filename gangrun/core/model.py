@@ -300,6 +300,7 @@ class RunState:
     attempts: tuple[AttemptRecord, ...] = ()
     budget: Budget = Budget()
     suspicion: Mapping[str, int] = field(default_factory=dict)
+    suspected_at: Mapping[str, float] = field(default_factory=dict)  # when last: suspicion fades
     excluded: Mapping[str, Exclusion] = field(default_factory=dict)
     best_step: int = -1  # highest step of a checkpoint that was valid
     checkpoint: CheckpointRef | None = None

@@ -29,7 +29,7 @@ def place(
     shape: Shape,
     prefer: Placement | None = None,
 ) -> Placement | NotEnough:
-    """Choose nodes for all ranks: those of ``prefer`` first, so that spares stay spares.
+    """Choose nodes for all ranks: those of ``prefer`` first, so that spares stay spares; poor ones last of all.
 
     ``excluded`` holds only what is in force now (``quarantine.active``). Fewer than ``nodes_count`` but at least
     ``nodes_min_count`` usable nodes give a smaller world.
@@ -39,15 +39,15 @@ def place(
         return NotEnough(len(usable), shape.nodes_min_count, _why(nodes, excluded, shape, len(usable)))
     count = min(shape.nodes_count, len(usable))
     before = prefer.nodes if prefer is not None else ()
-    able = set(usable)
-    kept = dict.fromkeys([name for name in before if name in able][:count])
-    new = [name for name in usable if name not in kept][: count - len(kept)]
+    seat = {name: index for index, name in enumerate(before)}
+    best = sorted(usable, key=lambda name: (bool(nodes[name].poor), seat.get(name, len(seat))))[:count]
     if len(before) == count:
         # Whoever stays keeps its ranks, so what its memory holds is still its own; a newcomer sits where one left.
-        spare = iter(new)
-        chosen = [name if name in kept else next(spare) for name in before]
+        spare = iter([name for name in best if name not in seat])
+        stays = set(best)
+        chosen = [name if name in stays else next(spare) for name in before]
     else:
-        chosen = natural_sort([*kept, *new])
+        chosen = natural_sort(best)
     return seated(chosen, shape)
 
 

@@ -6,7 +6,7 @@ Called when all ranks are down, or when a start cannot go on: weigh the evidence
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gangrun.core import blame, budget, placement, quarantine, rungs
 from gangrun.core.actions import Decision
@@ -17,14 +17,41 @@ from gangrun.core.policy import Policy
 
 
 def judge(state: RunState, now: float, policy: Policy) -> Decision:
-    """All ranks are down: conclude whose fault it was, then choose the rung."""
+    """All ranks are down: conclude whose fault it was, then choose the rung. Who only observes ends the run with what
+    it died of, and tells whom that would leave out and what would come next.
+    """
+    judged = _weigh(state, now, policy)
+    decision = _conclude(judged, now, replace(policy, observe=False))
+    if not policy.observe:
+        return decision
+    reason = decision.reason
+    if decision.state.phase is not Phase.FAILED:
+        reason = f"{reason}; observing only, so nothing of that is done"
+    failure = decision.state.failure or judged.verdict.failure
+    return finish(replace(judged.state, excluded=state.excluded), Phase.FAILED, now, reason, failure)
+
+
+def unobserved(state: RunState, now: float, policy: Policy) -> str:
+    """What would be concluded and done if all ranks were down now and nobody only observed."""
+    return judge(state, now, replace(policy, observe=False)).reason
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    state: RunState
+    verdict: Verdict
+    ruling: budget.Ruling
+    sentence: str
+
+
+def _weigh(state: RunState, now: float, policy: Policy) -> _Judged:
     verdict = blame.judge(
-        state.evidence,
+        replace(state.evidence, findings=blame.recent(state.evidence.findings, now)),
         attempt=state.attempt,
         attempt_step=state.attempt_step,
         placement=state.placement,
         sightings=state.budget.sightings,
-        suspicion=state.suspicion,
+        suspicion=blame.unfaded(state.suspicion, state.suspected_at, now),
         nodes_count=len(state.nodes),
         policy=policy,
     )
@@ -35,12 +62,16 @@ def judge(state: RunState, now: float, policy: Policy) -> Decision:
         state,
         budget=charged,
         excluded=left_out.excluded,
-        suspicion=blame.suspect(state.suspicion, verdict),
+        suspicion=blame.suspect(blame.unfaded(state.suspicion, state.suspected_at, now), verdict),
+        suspected_at={**state.suspected_at, **dict.fromkeys(verdict.suspects, now)},
         attempts=close_attempt(state, now, verdict.cause.value, verdict.sentence),
     )
     sentence = f"{verdict.sentence}; {left_out.sentence}" if left_out.sentence else verdict.sentence
-    if policy.observe:
-        return finish(state, Phase.FAILED, now, f"{sentence}; observing only, so nothing is restarted", verdict.failure)
+    return _Judged(state, verdict, ruling, sentence)
+
+
+def _conclude(judged: _Judged, now: float, policy: Policy) -> Decision:
+    state, verdict, ruling, sentence = judged.state, judged.verdict, judged.ruling, judged.sentence
     if verdict.final:
         return finish(state, Phase.FAILED, now, sentence, verdict.failure)
     if not ruling.allowed:
@@ -54,7 +85,7 @@ def leave_behind(state: RunState, now: float, policy: Policy, reason: str) -> De
     """
     if not policy.can_requeue or policy.observe:
         return finish(state, Phase.FAILED, now, reason, Failure.NODE)
-    bad = [found.node for found in state.evidence.findings] + list(state.evidence.silent)
+    bad = [found.node for found in state.evidence.findings if found.fatal] + list(state.evidence.silent)
     left_out = quarantine.exclude(state.excluded, bad, reason, now, policy, len(state.nodes))
     sentence = f"{reason}; {left_out.sentence}" if left_out.sentence else reason
     return rungs.requeue(replace(state, excluded=left_out.excluded), now, policy, sentence)

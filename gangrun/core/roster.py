@@ -16,13 +16,14 @@ from gangrun.core.model import Finding, Node, RunState
 def joined(state: RunState, event: AgentJoined | AgentRejoined) -> Mapping[str, Node]:
     """The roster with this agent in it; the same boot of the same node keeps the preflight it has passed."""
     old = state.nodes.get(event.node)
-    same_boot = old is not None and old.boot_id == event.boot_id and old.checked is True
+    same_boot = old is not None and old.boot_id == event.boot_id
     node = Node(
         name=event.node,
         incarnation=event.incarnation,
         boot_id=event.boot_id,
         slots_count=event.slots_count,
-        checked=True if same_boot else None,
+        checked=True if same_boot and old is not None and old.checked is True else None,
+        poor=old.poor if same_boot and old is not None else "",
     )
     return {**state.nodes, event.node: node}
 
@@ -49,7 +50,12 @@ def checked(state: RunState, event: NodeChecked) -> Mapping[str, Node]:
 
 def found_bad(state: RunState, found: Finding) -> Mapping[str, Node]:
     """The roster with a node that is not to be used: what was measured on it outweighs any check that it passed."""
-    return _with(state, found.node, checked=False, check_reason=found.sentence)
+    return _with(state, found.node, checked=False, check_reason=found.sentence, found=found)
+
+
+def found_poor(state: RunState, found: Finding) -> Mapping[str, Node]:
+    """The roster with a node that is used last, if that was found; else as it was."""
+    return _with(state, found.node, poor=found.sentence) if found.poor else state.nodes
 
 
 def unchecked(state: RunState) -> tuple[str, ...]:

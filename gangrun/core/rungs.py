@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gangrun.core import budget, placement, quarantine, roster
+from gangrun.core import budget, gate, placement, quarantine, roster
 from gangrun.core.actions import CheckNodes, Decision, EndJob, SealAttempts, SubmitSuccessor
 from gangrun.core.model import AttemptRecord, Evidence, Failure, Phase, RunState, StartStage
 from gangrun.core.moves import close_attempt, enter, finish, is_unlaunched
@@ -37,6 +37,11 @@ def begin_attempt(state: RunState, now: float, policy: Policy, why: str) -> Deci
     held = _fence_holds(state, now)
     if held:
         return enter(state, Phase.WAITING, f"{why}; {held}", deadlines={"backoff": state.fence_until})
+    weighed = gate.weigh(state, now, policy)
+    why = f"{why}; {weighed.sentence}" if weighed.sentence else why
+    if weighed.look_again:
+        return look_again(weighed.state, now, policy, why)
+    state = weighed.state
     placed = placement.place(state.nodes, quarantine.active(state.excluded, now), state.shape, prefer=state.placement)
     if isinstance(placed, placement.NotEnough):
         return too_few_nodes(state, now, policy, f"{why}; {placed.why}")
@@ -58,6 +63,11 @@ def begin_attempt(state: RunState, now: float, policy: Policy, why: str) -> Deci
         finished=frozenset(),
         attempt_step=-1,
     )
+
+
+def look_again(state: RunState, now: float, policy: Policy, reason: str) -> Decision:
+    """What many nodes show at once is waited for, and looked at once more."""
+    return enter(state, Phase.WAITING, reason, deadlines={"backoff": now + policy.shared_fault_wait_s})
 
 
 def _fence_holds(state: RunState, now: float) -> str:

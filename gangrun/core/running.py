@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gangrun.core import budget, roster
-from gangrun.core.actions import Decision, ProbeNode, StopGang, TakeStacks
+from gangrun.core import blame, budget, recovery, roster
+from gangrun.core.actions import CheckNodes, Decision, ProbeNode, StopGang, TakeStacks
 from gangrun.core.events import (
+    AgentJoined,
     AgentRejoined,
     CheckpointSeen,
     DeadlinePassed,
     FindingRaised,
     FirstStepSeen,
+    NodeChecked,
     NodeHeard,
     NodeLost,
     NodeSilent,
@@ -30,6 +32,8 @@ from gangrun.core.events import (
 from gangrun.core.model import After, Evidence, Hang, Phase, RankExit, RunState
 from gangrun.core.moves import at_step, ignored, stay, stop_all, with_deadline, without_deadline
 from gangrun.core.policy import Policy
+
+FINDINGS_MAX_COUNT = 32
 
 
 def how_it_ended(died: RankExit) -> str:
@@ -109,6 +113,24 @@ def node_lost(state: RunState, event: NodeLost, now: float, policy: Policy) -> D
     return stop_all(state, now, policy, After.JUDGE, f"{reason}; stopping all ranks", evidence)
 
 
+def agent_joined(state: RunState, event: AgentJoined, now: float, policy: Policy) -> Decision:
+    """A spare that comes late proves itself at once, so that no restart has to wait for it."""
+    del now, policy
+    state = replace(state, nodes=roster.joined(state, event))
+    actions = (CheckNodes((event.node,)),) if state.nodes[event.node].checked is None else ()
+    return stay(state, f"{event.node} joined", *actions)
+
+
+def node_checked(state: RunState, event: NodeChecked, now: float, policy: Policy) -> Decision:
+    """RUNNING to WAITING: a late node's answer; what is known to be bad stays so."""
+    del now, policy
+    node = state.nodes.get(event.node)
+    if node is None or (event.ok and node.checked is False):
+        return ignored(state, f"{event.node} is not in this job" if node is None else f"{event.node} stays unused")
+    word = "passed its checks" if event.ok else f"failed its checks: {event.reason}"
+    return stay(state, f"{event.node} {word}", nodes=roster.checked(state, event))
+
+
 def agent_rejoined(state: RunState, event: AgentRejoined, now: float, policy: Policy) -> Decision:
     """A new agent means that the old one's ranks are dead."""
     state = replace(state, nodes=roster.joined(state, event))
@@ -121,15 +143,28 @@ def agent_rejoined(state: RunState, event: AgentRejoined, now: float, policy: Po
 
 def finding(state: RunState, event: FindingRaised, now: float, policy: Policy) -> Decision:
     """A fatal finding on a node of the gang stops it, with a checkpoint first; a spare is not used any more; others are
-    ridden out, and are no evidence of what may happen hours later.
+    ridden out. Poor hardware is evidence of what happens soon after, and of nothing hours later.
     """
-    found = event.finding
+    found = replace(event.finding, at=now)
     if not found.fatal:
-        return stay(state, found.sentence)
+        kept = (*blame.recent(state.evidence.findings, now), found) if found.poor else state.evidence.findings
+        evidence = replace(state.evidence, findings=kept[-FINDINGS_MAX_COUNT:])
+        return stay(state, found.sentence, nodes=roster.found_poor(state, found), evidence=evidence)
     if not roster.in_gang(state, found.node):
         return stay(state, f"{found.sentence}; it holds no ranks", nodes=roster.found_bad(state, found))
+    fatal = [other for other in state.evidence.findings if other.fatal]
+    known = any((other.node, other.check) == (found.node, found.check) for other in fatal)
     evidence = replace(state.evidence, findings=(*state.evidence.findings, found))
+    if policy.observe:
+        return stay(state, found.sentence) if known else _observed(state, evidence, found.sentence, now, policy)
     return stop_all(state, now, policy, After.JUDGE, found.sentence, evidence, checkpoint_first=True)
+
+
+def _observed(state: RunState, evidence: Evidence, reason: str, now: float, policy: Policy) -> Decision:
+    """What would stop all ranks is only told, with what would follow; the evidence bears on what happens next."""
+    would = recovery.unobserved(replace(state, evidence=evidence), now, policy)
+    told = f"{reason}; observing only, so training goes on; else all ranks would be stopped: {would}"
+    return stay(state, told, loud=True, evidence=evidence)
 
 
 def first_step(state: RunState, event: FirstStepSeen, now: float, policy: Policy) -> Decision:
@@ -138,6 +173,9 @@ def first_step(state: RunState, event: FirstStepSeen, now: float, policy: Policy
     if event.step < resumed:
         reason = f"it started over: the first step seen is {event.step}, though it was to resume from step {resumed}"
         evidence = replace(state.evidence, started_over=(event.step, resumed))
+        if policy.observe:
+            told = _observed(state, evidence, reason, now, policy)
+            return replace(told, state=at_step(replace(told.state, evidence=state.evidence), event.step))
         return stop_all(state, now, policy, After.JUDGE, reason, evidence)
     return stay(
         state,
@@ -150,8 +188,9 @@ def first_step(state: RunState, event: FirstStepSeen, now: float, policy: Policy
 def progress(state: RunState, event: ProgressMarked, now: float, policy: Policy) -> Decision:
     """Steps go on; they refill the budget only where no checkpoint is known to measure by."""
     del now, policy
-    reason = f"step {event.step}"
+    reason, was_told = f"step {event.step}", False
     if state.phase is Phase.RUNNING and state.evidence.hang is not None and event.step > state.attempt_step:
+        was_told = "stacks" not in state.deadlines  # who only observes has said that it hangs
         state, reason = no_hang(state), f"step {event.step}: it goes on, so it was no hang"
     observed = max(state.observed_step, event.step)
     refilled = state.budget
@@ -163,6 +202,7 @@ def progress(state: RunState, event: ProgressMarked, now: float, policy: Policy)
         attempt_step=max(state.attempt_step, event.step),
         observed_step=observed,
         budget=refilled,
+        loud=was_told,
     )
 
 
@@ -186,7 +226,7 @@ def stalled(state: RunState, event: ProgressStalled, now: float, policy: Policy)
     """No progress: see where every rank stands before anything is killed."""
     if state.store_stalled_since is not None:
         return ignored(state, "the run directory does not answer, which may be all that the ranks wait for")
-    if state.evidence.hang is not None:
+    if "stacks" in state.deadlines:
         return ignored(state, "this stall is being looked at")
     hang = Hang(event.stalled_s, event.limit_s, event.observations)
     reason = f"no progress for {event.stalled_s:.0f} s (limit {event.limit_s:.0f} s); taking the stacks of all ranks"
@@ -197,7 +237,7 @@ def stalled(state: RunState, event: ProgressStalled, now: float, policy: Policy)
 def stacks_taken(state: RunState, event: StacksTaken, now: float, policy: Policy) -> Decision:
     """With the stacks in hand the hang can be judged: stop."""
     hang = state.evidence.hang
-    if hang is None:
+    if hang is None or "stacks" not in state.deadlines:
         return ignored(state, "nobody asked for stacks in this attempt")
     evidence = replace(state.evidence, hang=replace(hang, stacks=event.stacks))
     return _stop_hung(state, evidence, hang, now, policy)
@@ -217,8 +257,10 @@ def no_hang(state: RunState) -> RunState:
 
 
 def _stop_hung(state: RunState, evidence: Evidence, hang: Hang, now: float, policy: Policy) -> Decision:
-    reason = f"hung: no progress for {hang.stalled_s:.0f} s (limit {hang.limit_s:.0f} s); stopping all ranks"
-    return stop_all(state, now, policy, After.JUDGE, reason, evidence)
+    reason = f"hung: no progress for {hang.stalled_s:.0f} s (limit {hang.limit_s:.0f} s)"
+    if policy.observe:
+        return _observed(without_deadline(state, "stacks"), evidence, reason, now, policy)
+    return stop_all(state, now, policy, After.JUDGE, f"{reason}; stopping all ranks", evidence)
 
 
 def cancel(state: RunState, by: str, now: float, policy: Policy) -> Decision:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gangrun.core import absences, budget, placement, quarantine, roster, rungs, running
+from gangrun.core import absences, budget, gate, placement, quarantine, roster, rungs, running
 from gangrun.core.actions import CheckNodes, ChooseResume, Decision, EndJob, SealAttempts, StartGang
 from gangrun.core.events import (
     ActFailed,
@@ -160,9 +160,13 @@ def resume_chosen(state: RunState, event: ResumeChosen, now: float, policy: Poli
     """STARTING: pick the nodes and launch."""
     if state.stage is not StartStage.CHOOSING or event.attempt != state.attempt:
         return ignored(state, f"attempt {event.attempt} is not choosing")
+    weighed = gate.weigh(state, now, policy)
+    if weighed.look_again:
+        return rungs.look_again(weighed.state, now, policy, weighed.sentence)
+    state = weighed.state
     placed = placement.place(state.nodes, quarantine.active(state.excluded, now), state.shape, prefer=state.placement)
     if isinstance(placed, placement.NotEnough):
-        return rungs.too_few_nodes(state, now, policy, placed.why)
+        return rungs.too_few_nodes(state, now, policy, "; ".join(filter(None, (weighed.sentence, placed.why))))
     chosen = event.checkpoint
     record = replace(
         state.attempts[-1], nodes=placed.nodes, started=now, resumed_from_step=chosen.step if chosen else None
@@ -298,9 +302,9 @@ def agent_rejoined(state: RunState, event: AgentRejoined, now: float, policy: Po
 
 def finding(state: RunState, event: FindingRaised, now: float, policy: Policy) -> Decision:
     """PENDING to STARTING: a node that is already known to be bad is not used."""
-    found = event.finding
+    found = replace(event.finding, at=now)
     if not found.fatal or found.node not in state.nodes:
-        return stay(state, found.sentence)
+        return stay(state, found.sentence, nodes=roster.found_poor(state, found))
     state = replace(state, nodes=roster.found_bad(state, found))
     if may_hold_ranks(state) and roster.in_gang(state, found.node):
         return stop_all(state, now, policy, After.JUDGE, found.sentence, Evidence(findings=(found,)))

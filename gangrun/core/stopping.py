@@ -93,11 +93,12 @@ def agent_rejoined(state: RunState, event: AgentRejoined, now: float, policy: Po
 
 
 def finding(state: RunState, event: FindingRaised, now: float, policy: Policy) -> Decision:
-    """Evidence if it is fatal to a node of the gang; a spare is not used any more."""
-    del now, policy
-    found = event.finding
+    """Evidence if it is fatal to a node of the gang, or poor hardware; a spare is not used any more."""
+    del policy
+    found = replace(event.finding, at=now)
     if not found.fatal:
-        return stay(state, found.sentence)
+        evidence = _with_finding(state, found) if found.poor else state.evidence
+        return stay(state, found.sentence, nodes=roster.found_poor(state, found), evidence=evidence)
     if not roster.in_gang(state, found.node):
         return stay(state, f"{found.sentence}; it holds no ranks", nodes=roster.found_bad(state, found))
     return stay(state, found.sentence, evidence=_with_finding(state, found))

@@ -195,6 +195,7 @@ def resume_requested(state: RunState, event: ResumeRequested, now: float, policy
         absent={},
         budget=Budget(total_count=state.budget.total_count, mark=state.budget.mark),
         suspicion={},
+        suspected_at={},
         excluded=kept,
         evidence=Evidence(),
         finished=frozenset(),

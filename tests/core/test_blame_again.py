@@ -92,7 +92,7 @@ def test_first_to_fall_twice_goes_though_it_looked_innocent() -> None:
     evidence = Evidence(exits=(fell(signal=9),))
     verdict = judge(evidence, suspicion={"n1": 1, "n2": 4}, nodes_count=3)
     assert (verdict.blamed, blame.on_suspicion_only(verdict)) == (("n1",), ("n1",))
-    assert verdict.sentence.endswith("n1 was the first to fall for the 2nd time, so it is blamed")
+    assert verdict.sentence.endswith("n1 was suspected for the 2nd time, so it is blamed")
     assert judge(evidence, suspicion={"n1": 11}, nodes_count=3).sentence.endswith("for the 12th time, so it is blamed")
     assert judge(evidence, suspicion={"n2": 4}, nodes_count=3).blamed == ()
     assert judge(evidence, suspicion={"n1": 4}, nodes_count=2).blamed == (), "no spare: it stays"

@@ -95,7 +95,7 @@ def test_a_node_known_to_be_bad_is_not_used() -> None:
     assert life.actions == (CheckNodes(("n1",)),), "there is nothing more to ask n0"
     life.on(NodeChecked("n1", True))
     assert life.phase is Phase.FAILED
-    life.says("1 node usable, 2 needed", "n0 failed its check", "gpu lost")
+    life.says("1 node usable, 2 needed", "n0 excluded", "gpu lost")
 
 
 # ---- CHECKING ----------------------------------------------------------------------------------------------------

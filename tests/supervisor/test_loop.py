@@ -215,7 +215,7 @@ def test_a_refused_event_changes_nothing_and_is_on_record() -> None:
     before = loop.state
     desk.mailbox.post(Stamped(AgentJoined("n0", "i9", "b", 2)))
     desk.turn_all()
-    assert desk.disk.records(1)[-1].kind == "AgentJoined"
+    assert "AgentJoined" in [record.kind for record in desk.disk.records(1)]
     assert loop.state.attempt == before.attempt
 
 

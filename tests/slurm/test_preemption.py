@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+from tests.slurm import reach
 from tests.slurm.better import NODES, Better
 from tests.slurm.cluster import Cluster
 from tests.slurm.harness import Run, attempts_that_stepped
@@ -162,6 +164,24 @@ def test_a_lost_node_where_the_same_job_is_requeued(cluster: Cluster, run: Run) 
     assert [found["node"] for found in status["excluded"]] == [lost]
     assert status["attempts"][1]["resumed_from_step"] >= 10
     assert attempts_that_stepped(run.rows()) == [0, 1]
+    cluster.assert_clean(10)
+
+
+# As if what the batch script became had crashed, once: it ends with a code of its own, and nobody has decided anything.
+CRASHES = """exec() { command "$@" & while kill -0 $! 2>/dev/null; do mv GO gone 2>/dev/null && exit 3; sleep 0.1; done
+wait $!; exit $?; }"""
+
+
+def test_a_batch_script_that_crashes_ends_its_job_and_not_the_run(cluster: Cluster, run: Run) -> None:
+    go = run.folder / "GO"
+    setup = "; ".join(CRASHES.replace("GO", str(go)).splitlines())
+    job = saving(run, "--setup", f"export PATH={Path(reach.PYTHON).parent}:$PATH", "--setup", setup)
+    go.touch()
+    status = run.end()
+    went_on(run, status, "its batch script died")
+    first, second = run.jobs()
+    assert (first["JobId"], first["ExitCode"]) == (job, "3:0")
+    assert cluster.wait_job(second["JobId"], "COMPLETED")["ExitCode"] == "0:0"
     cluster.assert_clean(10)
 
 

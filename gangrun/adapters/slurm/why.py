@@ -10,6 +10,8 @@ from gangrun.adapters.slurm.scheduler import JobFacts
 from gangrun.core.events import NoticeKind
 
 LIMIT_SLACK_S = 1.0  # Slurm tells whole seconds
+NODES_FAILED = frozenset({"NODE_FAIL", "BOOT_FAIL"})
+OUR_COMMENT = "gr:"
 
 
 def why_terminated(
@@ -29,11 +31,16 @@ def why_terminated(
         return NoticeKind.TIME_LIMIT
     if not _by_itself(facts) and known_end_wall is not None and now_wall >= known_end_wall - LIMIT_SLACK_S:
         return NoticeKind.TIME_LIMIT
-    if _by_itself(facts) and not facts.runs and facts.exit_signal:
-        return NoticeKind.BATCH_DIED  # killed, not by Slurm: had it left by itself it would have had a reason to
+    if facts.state in NODES_FAILED or (_by_itself(facts) and not facts.runs and (facts.exit_signal or _is_ours(facts))):
+        return NoticeKind.BATCH_DIED  # killed, not by Slurm; or ours, which ends only once all is decided
     if facts.state == "CANCELLED" or (facts.state == "COMPLETING" and not _by_itself(facts)):
         return NoticeKind.CANCEL
     return NoticeKind.UNKNOWN  # it runs: a signal without an end (``scancel -s TERM``). Or its batch script broke
+
+
+def _is_ours(facts: JobFacts) -> bool:
+    """Submitted by gangrun? What a user's own script does as it ends is what he wants."""
+    return facts.comment.startswith(OUR_COMMENT)
 
 
 def _by_itself(facts: JobFacts) -> bool:

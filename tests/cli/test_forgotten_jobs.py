@@ -1,4 +1,4 @@
-"""A job that never began leaves its number in the run directory; Slurm forgets it, and accounting may not be there."""
+"""Jobs that ended before a supervisor could write: what Slurm, accounting, or the job's number alone still tell."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gangrun.cli.job_numbers import note
 from tests.cli.conftest import Call
 from tests.cli.pretend_tools import PretendTools
 from tests.cli.run_builder import Builder
-from tests.cli.slurm_stories import NAME, leaving, submitted
+from tests.cli.slurm_stories import NAME, job, leaving, submitted
 from tests.cli.test_slurm_status import status
 
 
@@ -64,3 +64,19 @@ def test_where_there_is_accounting_it_remembers(
     assert (found["state"], found["abandoned"]) == (state, state == "PENDING")
     assert found["reason"].startswith(words)
     assert len(tools.calls("sacct")) == 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("JobLaunchFailure", ": a node could not start it"),
+        ("RaisedSignal:9(Killed)", "(RaisedSignal:9(Killed)); no job"),
+    ],
+)
+def test_slurms_reason_for_an_end_is_said(
+    runs: Path, gangrun: Call, tools: PretendTools, reason: str, words: str
+) -> None:
+    job(tools, submitted(runs), 12, "FAILED", reason, nodes="n[0-1]")
+    found = status(gangrun)
+    assert (found["state"], found["abandoned"]) == ("PENDING", True)
+    assert words in found["reason"]

@@ -148,7 +148,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("join_within", span_s, None, "TIME", "What nodes get to join (default: 60 s; under Slurm 5 min)."),
     Setting("silence_after", span_s, 5.0, "TIME", "An agent without a beat for so long is a suspect."),
     Setting("fence_after", span_s, 30.0, "TIME", "Ranks whose agent is cut off die after so long."),
-    Setting("observe", switch, False, "", "Decide and log, but restart nothing.", flag=True),
+    Setting("observe", switch, False, "", "Decide and tell, and act on nothing: no stop, no restart.", flag=True),
     Setting("no_health", switch, False, "", "Check no node's hardware, before the run and while it lives.", flag=True),
     Setting("health", health_table, HealthTable(), "", "The table [health]: bounds of the checks.", in_files_only=True),
     Setting("log_per_rank", switch, False, "", "Keep one more log file for each rank.", flag=True),

@@ -70,7 +70,7 @@ class Policy:
     shared_fault_wait_s: float = 600.0
     progress_mark_every_s: float = 30.0
     can_requeue: bool = False  # is there a scheduler behind us
-    observe: bool = False  # decide and log, act on nothing after the first start
+    observe: bool = False  # decide and tell; after the first start stop nothing that lives, start nothing that died
 
     def __post_init__(self) -> None:
         """Refuse a policy under which the promises do not hold."""

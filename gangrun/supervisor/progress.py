@@ -149,7 +149,8 @@ class Progress:
                 return []
             case Stall():
                 self.warning = verdict.sentence
-                self._judge_at = now + self._policy.stop_within_s  # said once; again only if nothing came of it
+                again_s = verdict.stalled_s if self._policy.observe else 0.0  # nobody ends it: told ever more seldom
+                self._judge_at = now + max(self._policy.stop_within_s, again_s)  # again only if nothing came of it
                 return [ProgressStalled(state.attempt, verdict.stalled_s, verdict.limit_s, verdict.observations)]
 
     def live(self, state: RunState, now: float, heard_count: int) -> dict[str, Any]:

@@ -73,15 +73,23 @@ def test_a_stopped_rank_is_a_hang_and_is_named(box: Box) -> None:
     assert box.end(60) == 0, box.told()
 
 
-def test_observing_restarts_nothing(box: Box) -> None:
-    box.step(2, "--observe", steps=1000)
+def test_observing_stops_nothing_and_restarts_nothing(box: Box) -> None:
+    box.step(2, "--observe", "--hang-timeout", "3", steps=1000)
     box.wait_for_step(5)
+    os.kill(box.pid_of(1), signal.SIGSTOP)
+    reason = box.until_status("a hang that is told", lambda found: "observing only" in found["reason"], 60)["reason"]
+    assert "rank 1" in reason, reason
+    assert "restarting in place" in reason, reason
+    os.kill(box.pid_of(1), signal.SIGCONT)
+    box.wait_for_step(box.rows()[-1][1] + 5)
     os.kill(box.pid_of(1), signal.SIGKILL)
     assert box.end(60) == 1, box.told()
     status = box.status()
     assert status["state"] == "FAILED"
+    assert "SIGKILL" in status["reason"]
     assert "observing" in status["reason"]
     assert len(status["attempts"]) == 1
+    assert "training goes on" in box.gangrun("explain", status["run"]).stdout
 
 
 def test_the_budget_is_spent_when_a_rank_keeps_dying(box: Box) -> None:

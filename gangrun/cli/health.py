@@ -20,7 +20,7 @@ from gangrun.cli import environment
 from gangrun.cli.errors import UserError
 from gangrun.cli.health_view import as_plain, exit_code, page
 from gangrun.cli.options import echo_json, json_option
-from gangrun.cli.terminal import clean, welcomes_color, width
+from gangrun.cli.terminal import clean, welcomes_color, width, wrapped
 
 if TYPE_CHECKING:
     from gangrun.health.check import Verdict
@@ -31,6 +31,10 @@ WAIT_MAX_S = 600.0
 
 
 @click.command("health")
+@click.argument("run", required=False, metavar="[RUN]")
+@click.option("--nodes", metavar="LIST", help="Look there instead, through srun: n[1-4],n7.")
+@click.option("-p", "--partition", default="", metavar="NAME", help="With --nodes, outside a job: where to queue.")
+@click.option("-A", "--account", default="", metavar="NAME", help="With --nodes, outside a job: who is charged.")
 @click.option("--gpus", type=click.IntRange(min=0), metavar="N", help="GPUs that must be here (default: Slurm's word).")
 @click.option("--ib", "devices", multiple=True, metavar="DEVICE", help="A network device the job uses, as mlx5_0.")
 @click.option("--path", "paths", multiple=True, metavar="DIR", help="A directory to write to (default: here and tmp).")
@@ -42,28 +46,91 @@ WAIT_MAX_S = 600.0
     metavar="SECONDS",
     help="Look twice, this far apart: counters are judged by how they grow.",
 )
+@click.option("--network", is_flag=True, help="Nodes in pairs, twice: which one is slow? Of --nodes, or of this job.")
 @click.option("--active", is_flag=True, help="Put devices to work, too: under a minute. Not beside a training.")
 @click.option("--deep", is_flag=True, help="The same for minutes, with most of the memory.")
 @click.option("-a", "--all", "everything", is_flag=True, help="A row for each check that could not look, too.")
 @click.option("-q", "--quiet", is_flag=True, help="Only what is wrong.")
 @click.option("--fs-root", default="/", hidden=True, help="Where /sys and /proc are looked for.")
 @json_option
-def command(everything: bool, quiet: bool, as_json: bool, active: bool, deep: bool, **asked: object) -> int:
+def command(
+    run: str | None,
+    nodes: str | None,
+    partition: str,
+    account: str,
+    network: bool,
+    everything: bool,
+    quiet: bool,
+    as_json: bool,
+    active: bool,
+    deep: bool,
+    **asked: object,
+) -> int:
     """Whether this node can be trusted: GPUs, network ports, memory, clock, names, file systems.
 
+    With RUN (an id, a name, a job id) the nodes of that run, worst first; with --nodes any nodes of the cluster.
     Exits 0 where nothing failed, 1 where something did, 3 where nothing at all could be measured. What is unknown is
     no failure.
     """
     here = Here(active=active or deep, deep=deep, **asked)  # type: ignore[arg-type]
     variables = environment.all_variables()
+    if run is not None and nodes is not None:
+        raise UserError("usage", "RUN and --nodes both say where to look", "give one of them")
+    if run is not None and network:
+        raise UserError(
+            "usage", "--network takes nodes that nothing else uses", "give --nodes, or call it inside a job"
+        )
+    if nodes is None and (partition or account):
+        raise UserError("usage", "-p and -A say how to queue for the nodes of --nodes", "name nodes, or leave them out")
+    if run is not None or nodes is not None or network:
+        return _elsewhere(run, nodes, (partition, account), here, network=network, as_json=as_json)
     verdicts = look(here, variables)
     if as_json:
-        echo_json(as_plain(verdicts))
+        echo_json(as_plain(verdicts, node_name(variables)))
     else:
         shown = [one for one in verdicts if not quiet or one.severity.value in ("warn", "fail")]
         color = welcomes_color(variables)
         click.echo("\n".join(page(shown, verdicts, width(), color=color, everything_told=everything)))
     return exit_code(verdicts)
+
+
+def node_name(variables: Mapping[str, str]) -> str:
+    """As Slurm calls this host, which need not be what it calls itself."""
+    from gangrun.adapters.local.box import short_name
+
+    return variables.get("SLURMD_NODENAME") or short_name()
+
+
+def _elsewhere(
+    run: str | None, nodes: str | None, queueing: tuple[str, str], here: Here, *, network: bool, as_json: bool
+) -> int:
+    from gangrun.cli import health_fold, health_nodes
+    from gangrun.cli.slurm_asking import tools_of
+    from gangrun.cli.times import wall_now
+
+    variables = environment.all_variables()
+    tools, note, more = tools_of(variables), "", {}
+    if run is not None:
+        from gangrun.cli.health_run import look as look_at_run
+
+        name, said, note = look_at_run(run, here, tools, wall_now())
+        more = {"run": name}
+    else:
+        where = health_nodes.where_to_ask(nodes, variables, tools, health_nodes.Queueing(*queueing))
+        if network:
+            from gangrun.cli.health_network import measured
+
+            said, found = measured(where, tools)
+            note, more = found.sentence, {"test": "network"}
+        else:
+            said = health_nodes.ask(where, here, tools)
+    if as_json:
+        echo_json(health_fold.as_plain(said, note=note, **more))
+    else:
+        head = ": ".join(clean(part) for part in (*more.values(), note) if part)
+        lines = [*wrapped(head, width(), "", "  "), ""] if head else []
+        click.echo("\n".join([*lines, *health_fold.page(said, width(), color=welcomes_color(variables))]))
+    return health_fold.exit_code(said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +168,12 @@ def look(here: Here, variables: dict[str, str]) -> tuple[Verdict, ...]:
 def _at_work(here: Here, around: Surroundings, policy: HealthPolicy) -> tuple[Verdict, ...]:
     """Devices at work, beside the best that they have shown here; that is kept for the next time."""
     from gangrun.adapters.clock import SystemClock
-    from gangrun.adapters.local.box import short_name
     from gangrun.cli.health_asking import baseline_of, keep_baseline
     from gangrun.health.active import DEEP_FAMILY, FAMILY
     from gangrun.health.active_baseline import kept
     from gangrun.health.rounds import Rounds
 
-    node = short_name()
+    node = node_name(environment.all_variables())
     before = baseline_of(node)
     rounds = Rounds((DEEP_FAMILY if here.deep else FAMILY,), around, policy, SystemClock())
     rounds.begin_from([before] if before is not None else [])

@@ -77,11 +77,12 @@ def _sum(verdicts: tuple[Verdict, ...]) -> str:
     return f"{len(verdicts)} checks: {', '.join(told)}"
 
 
-def as_plain(verdicts: tuple[Verdict, ...]) -> dict[str, Any]:
+def as_plain(verdicts: tuple[Verdict, ...], node: str) -> dict[str, Any]:
     """``--json``; docs/health.md describes it."""
     return {
         "schema": SCHEMA,
         "exit_code": exit_code(verdicts),
+        "node": node,
         "checks": [
             {
                 "check": one.check,

@@ -145,7 +145,7 @@ def test_foreign_words_move_no_cursor() -> None:
     assert all(line.isprintable() for line in lines)
     assert not any(line.startswith("fail  forged") for line in lines)
     assert "needs: reboot; counts until the node has booted anew" in " ".join(" ".join(lines).split())
-    [told] = json.loads(json.dumps(as_plain((bad,))))["checks"]
+    [told] = json.loads(json.dumps(as_plain((bad,), "n1")))["checks"]
     assert told["findings"][0]["sticky"] == "boot"
     page_of_docs = (REPO / "docs" / "health.md").read_text("utf-8")
     assert [key for key in (*told, *told["findings"][0]) if f"`{key}`" not in page_of_docs] == []

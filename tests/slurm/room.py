@@ -151,6 +151,12 @@ class Room:
             case _:
                 raise ValueError(f"direction is 'in' or 'out', not {direction!r}")
 
+    def throttle(self, name: str, rate: str) -> None:
+        """Both ways of its cable carry no more than this (``4mbit``), by a token bucket."""
+        words = f"qdisc replace dev {{}} root tbf rate {rate} burst 16kb latency 400ms"
+        self._tc(words.format(name))
+        self._in(self.hosts[name], "tc", *words.format("eth0").split())
+
     def heal(self, name: str) -> None:
         """As if nothing had been cut."""
         if not self.is_on(name):

@@ -1,0 +1,171 @@
+"""Many nodes on one page, what srun brings from them, and the meetings that they tell of."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import pytest
+
+from gangrun.adapters.net.knock import unanswered
+from gangrun.adapters.slurm.once import Heard, Where, argv, lines_of
+from gangrun.cli.errors import UserError
+from gangrun.cli.health import Here
+from gangrun.cli.health_fold import Said, as_plain, exit_code, page
+from gangrun.cli.health_network import gathered
+from gangrun.cli.health_nodes import Queueing, said_by, where_to_ask, words_of
+from gangrun.cli.health_run import merged, recorded
+from gangrun.cli.main import main
+from gangrun.cli.reading import read
+from gangrun.core.events import FindingRaised
+from gangrun.core.model import Finding
+from gangrun.health.pairs import Meeting
+from tests.cli.run_builder import Builder
+
+LOST = ("fail", "gpu_lost", "gpu 3 is lost: it fell off the bus")
+CLOCK = ("warn", "host_clock", "the clock is set by nobody")
+
+
+def test_the_worst_comes_first_and_equal_ones_are_folded() -> None:
+    nodes = [Said(f"n{k}", (CLOCK,), ("ok", "warn")) for k in range(1, 9)]
+    nodes[4] = Said("n5", (CLOCK, LOST), ("ok", "warn", "fail"))
+    nodes[6] = Said("n7", silent="Slurm cannot start anything there: \x1b[2Jevil")
+    nodes[7] = Said("n8", excluded="its GPU fell off the bus", verdicts=("ok",))
+    lines = page(nodes, 100, color=False)
+    heads = [line for line in lines if line and not line.startswith(" ")]
+    assert heads == [
+        "excluded n8",
+        "fail     n5",
+        "warn     n[1-4,6]  (5 nodes)",
+        "unknown  n7",
+        "8 nodes: 1 excluded, 1 fail, 5 warn, 1 unknown",
+    ]
+    assert "         n1: warn  the clock is set by nobody (host_clock)" in lines
+    assert lines.index("         fail  gpu 3 is lost: it fell off the bus (gpu_lost)") < lines.index(heads[2])
+    assert all(line.isprintable() and len(line) <= 100 for line in lines)
+    assert page([Said("n1", tuple(LOST for _ in range(9)))], 100, color=False)[-3].endswith(
+        "and 3 more: gangrun health --json"
+    )
+    assert [one["verdict"] for one in as_plain(nodes)["nodes"]][4:8] == ["fail", "warn", "unknown", "excluded"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "code"),
+    [
+        ([Said("a", verdicts=("ok",)), Said("b", (CLOCK,))], 0),
+        ([Said("a", verdicts=("ok",)), Said("b", (LOST,)), Said("c", silent="x")], 1),
+        ([Said("a", verdicts=("ok",)), Said("c", silent="x")], 3),
+        ([], 3),
+    ],
+)
+def test_exit_codes(nodes: list[Said], code: int) -> None:
+    assert exit_code(nodes) == code
+
+
+def test_lines_that_srun_broke_are_whole_again() -> None:
+    long = {str(task): json.dumps({"node": f"n{task}", "x": str(task) * 3000}) for task in range(2)}
+    pieces = [f"{task}: {text[k : k + 1024]}" for k in range(0, 4000, 1024) for task, text in long.items() if text[k:]]
+    out = "\n".join(["srun: job 7 queued", "0: a greeting", *pieces, " 1: last", ""])
+    assert set(lines_of(out)) == {*long.values(), "a greeting", "last"}
+
+
+def test_a_step_beside_others_or_a_job_of_its_own() -> None:
+    inside = argv(Where(("n1", "n2"), "77"), ["true"], 90.0)
+    assert inside[:3] == ["srun", "--jobid=77", "--overlap"]
+    outside = argv(Where(("n1", "n3"), "", ("--partition=gpu",)), ["true"], 90.0)
+    assert {"--immediate=60", "--partition=gpu", "--nodelist=n[1,3]", "--time=3"} <= set(outside)
+    assert not {"--overlap", "--jobid=77"} & set(outside)
+    asked = Here(gpus=8, devices=("mlx5_0",), paths=("/a b",), peers=("n1",), over=2.0, active=True)
+    assert words_of(asked) == ["--gpus", "8", "--active", "--ib=mlx5_0", "--path=/a b", "--peer=n1", "--over=2"]
+
+
+def test_what_nodes_say_is_read_with_care() -> None:
+    check = {"check": "gpu_lost", "verdict": "fail", "words": "gone"}
+    lines = (
+        "welcome to n1",
+        json.dumps({"node": "n1", "checks": [check, {"verdict": "ok"}, 7, {"verdict": "odd"}]}),
+        json.dumps({"node": 3}),
+        json.dumps({"node": "n3", "error": {"message": "no such thing"}}),
+        json.dumps(["n2"]),
+    )
+    said = said_by(Heard(lines, {"n2": "it is cut off"}, "it said nothing"), ("n1", "n2", "n3", "n4"))
+    assert [one.word for one in said] == ["fail", "unknown", "unknown", "unknown"]
+    assert [one.silent for one in said] == ["", "it is cut off", "no such thing", "it said nothing"]
+    assert said[0].verdicts == ("fail", "ok")
+
+
+class NoSlurm:
+    def run(self, words: Any, within_s: float) -> Any:
+        from gangrun.adapters.slurm.commands import Answer
+
+        return Answer(127, err="there is no sinfo on this host")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("n[1", "a bracket is not closed"),
+        ("", "names no node"),
+        (None, "which nodes? This is no Slurm job"),
+        ("n1", "Slurm cannot be asked: there is no sinfo on this host"),
+    ],
+)
+def test_nodes_that_cannot_be_asked_are_refused_in_words(text: str | None, words: str) -> None:
+    with pytest.raises(UserError) as refused:
+        where_to_ask(text, {}, NoSlurm(), Queueing())  # type: ignore[arg-type]
+    assert words in refused.value.message
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["run", "--nodes", "n1"], ["-p", "gpu"], ["run", "--network"]],
+    ids=" ".join,
+)
+def test_what_contradicts_itself_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["health", *words])
+    assert ended.value.code == 2
+
+
+def test_both_sides_of_a_meeting_are_heard() -> None:
+    rounds = ((("n1", "n2"), ("n3", "n4")), (("n2", "n3"),))
+    said = [
+        {"round": 0, "pair": ["n1", "n2"], "node": "n1", "bytes_per_s": 5e9, "latency_s": 1e-5},
+        {"round": 0, "pair": ["n1", "n2"], "node": "n2", "bytes_per_s": 4e9, "latency_s": 2e-5},
+        {"round": 0, "pair": ["n3", "n4"], "node": "n3", "error": "timed out"},
+        {"round": 1, "pair": ["n2", "n3"], "node": "n2", "bytes_per_s": float("nan"), "latency_s": 1},
+        {"round": 1, "pair": "n2"},
+        [],
+    ]
+    heard = Heard((*map(json.dumps, said), "noise"), {"n4": "killed"}, "it said nothing")
+    assert gathered(rounds, heard) == [
+        Meeting(("n1", "n2"), 4e9, 2e-5),
+        Meeting(("n3", "n4"), error="failed (timed out)"),
+        Meeting(("n2", "n3"), error="failed (it said nothing)"),
+    ]
+
+
+def test_a_host_that_answers_is_told_from_one_that_does_not() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        port = door.getsockname()[1]
+        assert unanswered("127.0.0.1", port, 5.0) == ""
+    assert unanswered("127.0.0.1", port, 5.0) == "", "refused is an answer"
+    assert unanswered("no.such.host.invalid", 1, 2.0).startswith("no.such.host.invalid does not answer: ")
+
+
+def test_of_a_run_its_journal_tells_what_was_found(tmp_path: Any) -> None:
+    built = Builder(tmp_path).supervisor().up()
+    built.on(FindingRaised(Finding("n0", "gpu_ecc", False, "one error", 1.0)))
+    built.on(FindingRaised(Finding("n0", "gpu_ecc", False, "two errors", 2.0)))
+    reading = read(built.paths, story=True)
+    nodes = {one.node: one for one in recorded(reading, built.now)}
+    assert nodes["n0"].wrong == (("warn", "gpu_ecc", "two errors"),)
+    now = Said("n0", (("fail", "gpu_lost", "gone"),), ("fail",))
+    [both] = [one for one in merged(list(nodes.values()), [now]) if one.node == "n0"]
+    assert [check for _, check, _ in both.wrong] == ["gpu_lost", "gpu_ecc"]
+    assert both.wrong[1][2] == "earlier: two errors"
+    [silent] = merged([nodes["n0"]], [Said("n0", silent="cut off")])
+    assert (silent.silent, silent.word) == ("cut off", "warn")
+    assert [one.wrong for one in recorded(reading, built.now + 1e6) if one.node == "n0"] == [()]

@@ -1,0 +1,69 @@
+"""``gangrun health`` on other nodes: through srun, of a run, and in pairs over a network that is broken on purpose."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.slurm.cluster import Cluster
+from tests.slurm.harness import GANGRUN, Run
+
+
+def health(run: Run, *words: str, code: int, within_s: float = 60.0, **more: Any) -> dict[str, Any]:
+    done = run.cluster.user_run(
+        [*GANGRUN, "health", "--json", *words], cwd=run.folder, check=False, within_s=within_s, **more
+    )
+    assert done.returncode == code, (done.stdout, done.stderr)
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+def words_of(told: dict[str, Any]) -> dict[str, str]:
+    return {one["node"]: one["verdict"] for one in told["nodes"]}
+
+
+def test_nodes_are_asked_where_they_are_and_the_worst_comes_first(run: Run, cluster: Cluster) -> None:
+    for node in ("n1", "n3"):
+        cluster.user_run(["mkdir", "/tmp/here"], host=node)
+    told = health(run, "--nodes", "n[1-3]", "--path", "/tmp/here", code=1)
+    assert {node: word for node, word in words_of(told).items() if word == "fail"} == {"n2": "fail"}
+    done = cluster.user_run([*GANGRUN, "health", "--nodes", "n[1-9]"], cwd=run.folder, check=False)
+    assert (done.returncode, "Slurm has no node n[7-9]" in done.stderr) == (2, True), done.stderr
+    # inside an allocation it is a step beside all others; of a job that is elsewhere nothing is asked
+    call, out = f"{' '.join(GANGRUN)} health --nodes", f">> {run.folder}/inside 2>&1"
+    script = f"{call} n2 --path /tmp/here {out}; echo code $? {out}; {call} n4 {out}"
+    (run.folder / "inside").touch()
+    (run.folder / "inside").chmod(0o666)
+    cluster.wait_job(cluster.submit(script, "-w", "n[1-2]", "-N2", "-o", "/dev/null"), "COMPLETED", "FAILED")
+    inside = (run.folder / "inside").read_text()
+    assert (
+        "fail     n2\n         fail  /tmp/here cannot be written: No such file or directory (storage_answers)" in inside
+    )
+    assert "\ncode 1\n" in inside
+    assert "has no node n4" in inside
+
+
+def test_of_a_run_its_nodes_are_told(run: Run) -> None:
+    run.step(2, 1, steps=400)
+    run.wait_for_step(1)
+    told = health(run, run.id, code=0)
+    assert set(words_of(told)) == set(run.status()["nodes"])
+    assert all(one["checks"] for one in told["nodes"]), "they were asked now"
+    run.gangrun("cancel", run.id)
+
+
+def test_in_pairs_the_slow_and_the_broken_node_are_named(run: Run, cluster: Cluster) -> None:
+    """n2 behind a link of 4 Mb/s; n5 is cut from its peers, and only from them."""
+    cluster.room.throttle("n2", "4mbit")
+    peers = [f"n{k}" for k in (1, 2, 3, 4, 6)]
+    for peer in peers:
+        cluster.room.run("n5", "ip", "route", "add", "blackhole", f"{cluster.room.hosts[peer].address}/32")
+    try:
+        told = health(run, "--network", "--nodes", "n[1-6]", code=1, within_s=180.0)
+    finally:
+        for peer in peers:
+            cluster.room.run("n5", "ip", "route", "del", "blackhole", f"{cluster.room.hosts[peer].address}/32")
+    assert {node for node, word in words_of(told).items() if word == "fail"} == {"n2", "n5"}, told
+    said = {one["node"]: one["wrong"][0]["sentence"] for one in told["nodes"] if one["wrong"]}
+    assert "the network of n2 is slow" in said["n2"]
+    assert "the network of n5 does not get through" in said["n5"]

@@ -132,7 +132,7 @@ class Checkpointer:
         point = resuming.find(self._staging.directory, self._ranks, self._staging.nonce)
         if point is None:
             return 0
-        step, trained_s = resuming.load(point, self._parts, self._ranks.rank, self._ranks.world_size)
+        step, trained_s = resuming.load(point, self._parts, self._data, self._ranks.rank, self._ranks.world_size)
         self._schedule.trained_before_s = trained_s
         self._step = self._saved_step = step
         self._keeping.resumed_from(step)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import warnings
+from functools import partial
+from typing import Any
 
 from gangrun.checkpoint.scan import StorageUnreadable
 from gangrun.checkpoint.store import CheckpointRoom
@@ -49,7 +51,7 @@ def find(directory: str, ranks: Ranks, nonce: str) -> environment.ResumePoint | 
     return environment.ResumePoint(path, step) if path else None
 
 
-def load(point: environment.ResumePoint, parts: Parts, rank: int, world_size: int) -> tuple[int, float]:
+def load(point: environment.ResumePoint, parts: Parts, data: Any, rank: int, world_size: int) -> tuple[int, float]:
     """Load everything; the step that the checkpoint was taken after, and the seconds that were trained up to it.
 
     A plain DCP checkpoint gives model and optimizer, under the keys "model" and "optimizer", and a warning.
@@ -72,5 +74,8 @@ def load(point: environment.ResumePoint, parts: Parts, rank: int, world_size: in
     first = reading.object_of(f"{RANDOM_KEY}0")
     # with another number of ranks each draws other samples: chance of its own is as good, and is repeatable
     same = saved["world_size"] == world_size
-    put_back_chance(reading.object_of(f"{RANDOM_KEY}{rank}") if same else None, first, rank)
+    chance = partial(put_back_chance, reading.object_of(f"{RANDOM_KEY}{rank}") if same else None, first, rank)
+    chance()
+    if same and hasattr(data, "at_first_batch"):
+        data.at_first_batch(chance)
     return int(saved["step"]), float(saved["trained_s"])

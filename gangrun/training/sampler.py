@@ -11,7 +11,7 @@ epoch, the batch has one size for ever, and another number of ranks changes noth
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
 import torch
@@ -61,6 +61,7 @@ class GlobalBatchSampler:
                 f"a global batch of {global_batch} leaves some of {self.world_size} ranks without a sample"
             )
         self._order: tuple[int, torch.Tensor] | None = None
+        self._first_batch: Callable[[], None] | None = None
 
     @property
     def epoch(self) -> int:
@@ -71,8 +72,19 @@ class GlobalBatchSampler:
         """So many global batches have been applied to the weights."""
         self.consumed += batches_count * self.global_batch
 
+    def at_first_batch(self, then: Callable[[], None]) -> None:
+        """Call this once when the first batch is asked for, if that is in the middle of an epoch.
+
+        A loader draws a random number whenever it is iterated. A run that was not interrupted drew it at the epoch's
+        beginning, before the state that was saved: so chance is put back once more, after the loader has drawn.
+        """
+        self._first_batch = then
+
     def __iter__(self) -> Iterator[list[int]]:
         position = self.consumed
+        then, self._first_batch = self._first_batch, None
+        if then is not None and position % self.dataset_size >= self.global_batch:
+            then()
         end = (position // self.dataset_size + 1) * self.dataset_size
         while position < end:
             mine = self.share(position)

@@ -1,0 +1,82 @@
+"""Several ranks save and resume: bit by bit on as many, and with every sample once on more or fewer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from gangrun.checkpoint.store import CheckpointRoom, Depth
+from gangrun.core.selection import Kind
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.timeout(300)
+
+SAMPLES, GLOBAL_BATCH = 101, 12
+BARE = """
+import sys, torch
+sys.modules["gangrun"] = None  # whoever asks for it fails
+import torch.distributed.checkpoint as dcp
+state = {"model": {"0.weight": torch.zeros(61, 37), "3.weight": torch.zeros(5, 61)}}
+dcp.load(state, checkpoint_id=sys.argv[1], no_dist=True)
+print(float(state["model"]["0.weight"].abs().sum()) > 0, float(state["model"]["3.weight"].abs().sum()) > 0)
+"""
+
+
+def run(out: Path, *phases: dict) -> list[dict]:
+    told = [{"out": str(out), "kind": "fsdp", **phase} for phase in phases]
+    command = [sys.executable, str(Path(__file__).with_name("gang.py")), json.dumps(told)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return sorted((json.loads(line) for line in out.read_text().splitlines()), key=lambda row: row["rank"])
+
+
+def of(rows: list[dict], what: str) -> str:
+    return next(row[what] for row in rows if row["rank"] == 0)
+
+
+def test_four_ranks_then_two_then_three_train_each_sample_once_per_epoch(tmp_path: Path) -> None:
+    save = {"directory": str(tmp_path / "saves")}
+    rows = run(
+        tmp_path / "out",
+        {"world": 4, "steps": 7, **save},
+        {"world": 2, "steps": 11, **save},
+        {"world": 3, "steps": 18, **save},
+    )
+    by_world = {world: [row for row in rows if row["world"] == world] for world in (4, 2, 3)}
+    assert [len(by_world[world]) for world in (4, 2, 3)] == [4, 2, 3]
+    assert [by_world[world][0]["start"] for world in (4, 2, 3)] == [0, 7, 11]
+    for before, after in ((4, 2), (2, 3)):
+        ended, loaded = (of(by_world[before], "ends"), of(by_world[after], "loads"))
+        assert ended == loaded, "weights and moments, bit by bit"
+    order = [i for step in range(18) for row in rows for at, batch in row["seen"] if at == step for i in batch]
+    assert len(order) == 18 * GLOBAL_BATCH
+    for epoch in range(2):
+        taken = Counter(order[epoch * SAMPLES : (epoch + 1) * SAMPLES])
+        assert taken == Counter(range(SAMPLES)), f"epoch {epoch}: {taken.most_common(3)}"
+    found = CheckpointRoom(str(tmp_path / "saves")).survey(Depth.ALL)
+    assert all(one.valid and one.kind is Kind.GANGRUN for one in found) and found[0].step == 17
+    bare = subprocess.run(
+        [sys.executable, "-c", BARE, str(tmp_path / "saves" / "step-17")],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert bare.stdout == "True True\n", bare.stderr
+
+
+def test_after_a_kill_training_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    def phases(kind: str) -> list[dict]:
+        calm, killed = str(tmp_path / f"{kind}-calm"), str(tmp_path / f"{kind}-killed")
+        return [
+            {"world": 2, "steps": 9, "kind": kind, "directory": calm},
+            {"world": 2, "steps": 9, "kind": kind, "directory": killed, "kill_after": 5},
+            {"world": 2, "steps": 9, "kind": kind, "directory": killed},
+        ]
+
+    for kind in ("ddp", "fsdp"):
+        calm, resumed = (row for row in run(tmp_path / kind, *phases(kind)) if row["rank"] == 0)
+        assert (calm["start"], resumed["start"]) == (0, 6), kind
+        assert calm["ends"] == resumed["ends"], kind

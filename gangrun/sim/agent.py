@@ -72,7 +72,7 @@ class SimAgent(SimProcess):
             slots_count=world.setup.shape.slots_per_node,
             peer=PeerAddress(node.name, f"peer:{incarnation}", "key"),
             timing=world.setup.policy.timing,
-            roster_count=world.setup.shape.nodes_count,
+            roster_count=world.setup.job_nodes_count,
             founder=node.founder,
             previous_died=previous_died,
         )

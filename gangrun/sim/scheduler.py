@@ -134,7 +134,7 @@ class Scheduler:
         if job.state is not JobState.PENDING:
             return
         free = [n for n in self.world.nodes if n.up and not n.job and n.name not in job.exclude]
-        count = self.world.setup.shape.nodes_count
+        count = self.world.setup.job_nodes_count
         if len(free) < count:
             self.world.timeline.after(5.0, lambda: self.start(job))
             return

@@ -43,9 +43,15 @@ class Setup:
     shape: Shape = Shape(nodes_count=4, nodes_min_count=4, slots_per_node=1, ranks_per_slot=1)
     policy: Policy = Policy()
     script: Script = Script()
-    pool_count: int = 0  # nodes of the cluster; 0: just those of the gang
+    spares_count: int = 0  # nodes that each job has besides, which hold no ranks
+    pool_count: int = 0  # nodes of the cluster; 0: just those of one job
     replica_ranks_count: int = 1
     label: str = ""  # how to say this setup on the command line
+
+    @property
+    def job_nodes_count(self) -> int:
+        """Nodes that each job asks for."""
+        return self.shape.nodes_count + self.spares_count
 
     @staticmethod
     def of(nodes_count: int, *, ranks_per_node: int = 1, script: Script | None = None, requeue: bool = False) -> Setup:
@@ -97,7 +103,7 @@ class World:
         self._gangs_at: dict[tuple[str, int], SimGang] = {}
         self._pids = 1000
         self._ports = 20000
-        self.nodes = [self._node(i) for i in range(setup.pool_count or setup.shape.nodes_count)]
+        self.nodes = [self._node(i) for i in range(setup.pool_count or setup.job_nodes_count)]
         self._by_name = {node.name: node for node in self.nodes}
         self._watched = Watched(self.checker.stepping, self._gang_changed, self.checker.joined)
         self.disk.on_ticket = self.checker.ticket

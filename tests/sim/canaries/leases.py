@@ -48,6 +48,12 @@ def leads_without_majority() -> Swaps:
     return ((leadership.Leadership, "holds", lambda self, now: True),)
 
 
+@mutant("law 5: who does not hear all of its roster acks only for so long after its term was seen open", "2", "I16")
+def acks_behind_a_still_disk() -> Swaps:
+    """A majority is enough, whatever the holder's disk does."""
+    return ((leadership.Leadership, "holds", leadership.Leadership._has_majority),)
+
+
 @mutant("law 3: D(1 + drift) < T", "2", "I1", "I16")
 def leader_lease_outlasts_patience() -> Swaps:
     """The leader lease is thrice as long as agents are patient."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 SEEDS: dict[str, tuple[int, ...]] = {
     "acked_before_the_journal": (0, 1, 2),
+    "acks_behind_a_still_disk": (2, 5, 8),
     "acts_in_a_stall": (0, 1, 2),
     "adopts_half_a_gang": (9, 11, 13),
     "agent_starts_beside_old_ranks": (0, 1, 2),

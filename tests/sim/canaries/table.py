@@ -35,8 +35,6 @@ NOTES = """
   takeover counts from when half of the roster has said hello to the new term (which is later than their promises), and
   a supervisor that has lost its majority does not act (law 3).
 - *D < T* is covered in part by *no promise while any candidate was acked lately*: `promises_too_early` takes out both.
-- *Who does not hear all of the roster leads only for so long after its term was seen open* shows only where the silent
-  node holds no ranks: else the holder stops the gang itself, whatever its disk does. Simulated jobs have no spares.
 - *StoreStalled* itself only names the reason; that nothing starts without its record and ticket is the rule that holds.
 
 ## Rules that are about time, not safety

@@ -53,6 +53,21 @@ def a_lonely_node(rng: random.Random, seed: int) -> World:
     return World(replace(setup, shape=replace(setup.shape, nodes_min_count=3)), plan, rng.randrange(10**6))
 
 
+@recipe("acks_behind_a_still_disk")
+def a_spare_takes_the_run_from_a_holder_without_a_disk(rng: random.Random, seed: int) -> World:
+    """Behind a cut, where the run directory stands still, the holder and its gang go on; the spare sees no sign."""
+    at_s = rng.uniform(8.0, 12.0)
+    plan = FaultPlan()
+    for node in range(3):
+        if node == seed % 3:
+            plan = plan.fail_at(at_s, Kind.CUT, node=node, for_s=300.0)
+        else:
+            plan = plan.fail_at(at_s + rng.uniform(0.0, 2.0), Kind.FS_STALL, node=node, for_s=rng.uniform(150.0, 250.0))
+    script = Script(steps_count=400, victims_after_s=0.0)
+    setup = replace(Setup.of(2, script=script, requeue=True), spares_count=1, pool_count=6)
+    return World(setup, plan, rng.randrange(10**6))
+
+
 @recipe("promises_too_early")
 def the_leader_hesitates(rng: random.Random, seed: int) -> World:
     """A moment without acks, shorter than anybody's patience."""

@@ -27,6 +27,8 @@ import os, signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 print("up", flush=True)
 signal.sigwait([signal.SIGTERM])
+print("told", flush=True)
+sys.stdin.read()
 sys.exit(0 if os.path.exists(sys.argv[1]) else 9)
 """
 MARK = "gangrun_runs/20261118-110640-abcde/cancelled"
@@ -34,20 +36,22 @@ MARK = "gangrun_runs/20261118-110640-abcde/cancelled"
 
 @pytest.fixture
 def owner(home: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that holds a run and leaves when it is told to: with 0 if the mark was there by then."""
-    process = subprocess.Popen([sys.executable, "-c", OWNER, str(home / MARK)], stdout=subprocess.PIPE)
+    """A process that holds a run and may leave once it was told to: with 0 if the mark was there by then."""
+    command = [sys.executable, "-c", OWNER, str(home / MARK)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"up\n"
     yield process
     process.kill()
-    process.wait()
-    process.stdout.close()
+    process.communicate()
 
 
 def reap(process: subprocess.Popen[bytes], story: Builder) -> None:
     """As a launcher would: hears SIGTERM, lets the run end, leaves."""
-    assert process.wait(timeout=20) == 0
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"told\n"
     story.on(CancelRequested("eve")).stopped()
+    process.communicate(timeout=20)
 
 
 def test_cancel_marks_first_then_tells_the_owner_and_waits(
@@ -58,6 +62,7 @@ def test_cancel_marks_first_then_tells_the_owner_and_waits(
     ending.start()
     said = gangrun("cancel", "train")
     ending.join()
+    assert owner.returncode == 0
     assert said.code == 0
     assert "CANCELLED" in said.out
     mark = read_cancelled(Disk(), story.paths)
@@ -69,7 +74,8 @@ def test_cancel_without_waiting(runs: Path, gangrun: Call, owner: subprocess.Pop
     story = Builder(runs).supervisor().up().owner(pid=owner.pid)
     said = gangrun("cancel", "train", "--no-wait", "--json")
     assert said.json["message"] == f"{story.run} is asked to stop"
-    assert owner.wait(timeout=20) == 0
+    owner.communicate(timeout=20)
+    assert owner.returncode == 0
 
 
 def test_cancel_gives_up_waiting_in_time(runs: Path, gangrun: Call) -> None:

@@ -87,7 +87,7 @@ def test_a_killed_agent_takes_its_ranks_with_it_and_the_gang_comes_back(box: Box
 
 
 def test_a_killed_supervisor_is_replaced_and_training_goes_on(box: Box) -> None:
-    box.step(2, steps=300)
+    box.step(2, steps=60)
     box.wait_for_step(5)
     ranks = [box.pid_of(rank) for rank in (0, 1)]
     os.kill(box.one("supervisor_main"), signal.SIGKILL)
@@ -100,7 +100,7 @@ def test_a_killed_supervisor_is_replaced_and_training_goes_on(box: Box) -> None:
 
 
 def test_a_supervisor_stopped_for_good_is_replaced_and_leaves_when_it_wakes(box: Box) -> None:
-    box.step(2, steps=500)
+    box.step(2, steps=60)
     box.wait_for_step(5)
     ranks = [box.pid_of(rank) for rank in (0, 1)]
     old = box.one("supervisor_main")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.local.harness import Box
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -58,6 +59,16 @@ def segments_of(pids: list[int]) -> set[Path]:
     return found
 
 
+def segments_in_use(pids: list[int]) -> set[Path]:
+    """As soon as tensors lie in one, or what follows would show nothing."""
+
+    def found() -> set[Path]:
+        seen = segments_of(pids)
+        return seen if any(path.name.startswith("torch_") for path in seen) else set()
+
+    return until(found, LONG_S, "tensors in shared memory")
+
+
 def left_in_memory(box: Box, seen: set[Path]) -> list[Path]:
     """What is still there of what they used, or bears the run's name or the pid of any of its workers."""
     of_run = list(Path("/dev/shm").glob(f"**/*{box.status()['run']}*"))
@@ -84,8 +95,7 @@ def test_workers_die_with_their_rank_and_with_the_others(box: Box, how: str) -> 
     going(box, 0)
     old = of_attempt(box, 0)
     assert len(old) >= 6  # two ranks, two workers each; helpers of multiprocessing besides
-    seen = segments_of(old)
-    assert any(path.name.startswith("torch_") for path in seen)  # or the test would show nothing
+    seen = segments_in_use(old)
     os.kill(box.ranks()[1], signal.SIGKILL)
     going(box, 1)
     assert not of_attempt(box, 0)  # the slate was clean before the next attempt began
@@ -100,9 +110,7 @@ def test_workers_die_when_the_run_is_cancelled(box: Box, how: str) -> None:
     pytest.importorskip("torch")
     box.start("--nproc-per-node", "2", box.script(LOADER), how, "never")
     going(box, 0)
-    old = of_attempt(box, 0)
-    seen = segments_of(old)
-    assert any(path.name.startswith("torch_") for path in seen)  # or the test would show nothing
+    seen = segments_in_use(of_attempt(box, 0))
     run = box.status()["run"]
     done = box.gangrun("cancel", run, "--yes", "--runs-dir", str(box.runs), check=False)
     assert done.returncode == 0, done.stderr

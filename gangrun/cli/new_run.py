@@ -21,8 +21,10 @@ from gangrun.adapters.net.curve import write_client_key
 from gangrun.cli import environment
 from gangrun.cli.config import Value, layered, unknown_variables, usual_files
 from gangrun.cli.errors import UserError
+from gangrun.cli.redaction import is_secret, redacted, secret_names
 from gangrun.cli.request import Request
-from gangrun.cli.run_spec import command_of, environment_of, is_secret, spec_of
+from gangrun.cli.run_spec import command_of, environment_of, spec_of
+from gangrun.cli.terminal import clean
 from gangrun.wire.spec import RunSpec
 
 
@@ -82,7 +84,16 @@ def understood(request: Request, variables: Mapping[str, str]) -> Understood:
     python_here = "python" if there else environment.python_of(variables)
     argv, python = command_of(request.words, request.module, request.no_python, python_here, look=not there)
     added = environment_of(request.env_pairs, request.env_files, variables)
+    _warn_of_secrets(request.words)
     return Understood(request, settings, variables, argv, python, added)
+
+
+def _warn_of_secrets(words: tuple[str, ...]) -> None:
+    if names := secret_names(words):
+        told = f"what {clean(', '.join(names))} holds looks like a secret"
+        kept = "arguments are kept with the run (0600), and every user of a node can read them in its process table"
+        click.echo(f"gangrun: {told}: {kept};", err=True)
+        click.echo("  --env NAME hands a variable of yours to the ranks, and a secret one is written nowhere", err=True)
 
 
 def make_run(disk: Disk, runs_dir: Path, draft: RunSpec, wall: float) -> tuple[RunPaths, RunSpec]:
@@ -99,7 +110,7 @@ def make_run(disk: Disk, runs_dir: Path, draft: RunSpec, wall: float) -> tuple[R
             raise no_room(runs_dir, error) from error
         except UnicodeEncodeError as error:
             shutil.rmtree(paths.root, ignore_errors=True)
-            words = os.fsencode(error.object).decode("utf-8", "backslashreplace")
+            words = os.fsencode(redacted((error.object,))[0]).decode("utf-8", "backslashreplace")
             message = f"{words!r} is not valid UTF-8, so it cannot be kept with the run"
             raise UserError("usage", message, "rename it, or let the script put it together") from error
     except RunDirError as error:

@@ -12,17 +12,11 @@ from typing import Any
 from gangrun.cli.config import Value
 from gangrun.cli.errors import UserError
 from gangrun.cli.health_bounds import HealthTable
+from gangrun.cli.redaction import redacted
 from gangrun.core.policy import HangPolicy, Policy, PolicyError, Timing
 from gangrun.wire.spec import CheckpointSpec, HealthSpec, LogSpec, RunSpec
 
-_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|PASSCODE|CREDENTIAL|(^|_)(PASS|PWD|PAT)$", re.IGNORECASE)
-_SECRET_VALUE = re.compile(r"://[^/?#\s:@]*:[^/?#\s@]+@")  # a password within an address
 _VARIABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
-
-
-def is_secret(name: str, value: str) -> bool:
-    """May this variable's value not be written anywhere? It reaches the ranks by inheritance alone."""
-    return bool(_SECRET_NAME.search(name) or _SECRET_VALUE.search(value))
 
 
 def command_of(
@@ -57,7 +51,7 @@ def command_of(
 
 def _resolved(words: tuple[str, ...], look: bool) -> tuple[str, ...]:
     if look and shutil.which(words[0]) is None:
-        raise UserError("usage", f"no such command: {words[0]}", "is it on your PATH, and executable?")
+        raise UserError("usage", f"no such command: {redacted(words)[0]}", "is it on your PATH, and executable?")
     return words
 
 

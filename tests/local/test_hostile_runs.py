@@ -226,9 +226,16 @@ def test_no_secret_is_ever_written_and_every_rank_has_it(box: Box) -> None:
         "    raise RuntimeError('the first attempt fails')\n"
         "print('has all of them', flush=True)\n"
     )
-    box.start("--nproc-per-node", "2", *told, "--env-file", env_file, script, environment=inherited)
+    argument = "kept-and-never-shown"
+    typed = ("--api-key", argument, f"TOKEN={argument}")
+    box.start("--nproc-per-node", "2", *told, "--env-file", env_file, script, *typed, environment=inherited)
     assert box.end(40) == 0, box.told()
     assert "has all of them" in box.out.read_text()
+    assert "--api-key, TOKEN" in box.err.read_text()
+    shown = [box.gangrun(word).stdout for word in ("status", "explain", "logs")]
+    assert not any(argument in text for text in shown)
+    holds = [path for path in box.folder.rglob("*") if path.is_file() and argument.encode() in path.read_bytes()]
+    assert [path.name for path in holds] == ["spec.json"]  # the next job must start it with the very same words
     env_file.unlink()
     wrote = [path for path in box.folder.rglob("*") if path.is_file() and b"never-written" in path.read_bytes()]
     wrote = [path for path in wrote if path != script]

@@ -94,4 +94,5 @@ def watch_spec(spec: RunSpec, node: str, run_directory: Path, variables: Mapping
         "directories": [path for path in directories if path],
         "policy": {**expected, **spec.health.bounds},
         "off": list(spec.health.off),
+        "commands": dict(spec.health.commands),
     }

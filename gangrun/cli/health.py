@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -150,14 +150,16 @@ class Here:
 def look(here: Here, variables: dict[str, str]) -> tuple[Verdict, ...]:
     """Every check, and the tests of devices where they are asked for."""
     from gangrun.adapters.clock import SystemClock
+    from gangrun.cli.config import layered, usual_files
     from gangrun.cli.health_asking import Asking
-    from gangrun.health.catalogue import FAMILIES
+    from gangrun.cli.health_watch import families_of
     from gangrun.health.rounds import Rounds, Surroundings
 
-    policy = _policy(here.gpus, here.devices, variables)
+    table = layered({}, variables, usual_files())["health"].value
+    policy = _policy(here.gpus, here.devices, variables, table.bounds)
     directories = tuple(dict.fromkeys(os.path.abspath(path) for path in here.paths or _usual()))
     around = Surroundings(Path(here.fs_root), Asking(variables), directories, here.peers)
-    rounds = Rounds(FAMILIES, around, policy, SystemClock())
+    rounds = Rounds(families_of(frozenset(table.off), table.commands), around, policy, SystemClock())
     verdicts = rounds.look()
     if here.over > 0:
         threading.Event().wait(here.over)
@@ -169,23 +171,27 @@ def _at_work(here: Here, around: Surroundings, policy: HealthPolicy) -> tuple[Ve
     """Devices at work, beside the best that they have shown here; that is kept for the next time."""
     from gangrun.adapters.clock import SystemClock
     from gangrun.cli.health_asking import baseline_of, keep_baseline
-    from gangrun.health.active import DEEP_FAMILY, FAMILY
+    from gangrun.health import dcgm
+    from gangrun.health.active import DEEP_FAMILY, FAMILY, NAME
     from gangrun.health.active_baseline import kept
     from gangrun.health.rounds import Rounds
 
     node = node_name(environment.all_variables())
     before = baseline_of(node)
-    rounds = Rounds((DEEP_FAMILY if here.deep else FAMILY,), around, policy, SystemClock())
+    rounds = Rounds((DEEP_FAMILY if here.deep else FAMILY, dcgm.TEST_FAMILY), around, policy, SystemClock())
     rounds.begin_from([before] if before is not None else [])
     verdicts = rounds.look()
     for now in rounds.readings():
-        why_not = keep_baseline(node, kept(now, before)) if now is not before else ""
+        new = now.family == NAME and now is not before
+        why_not = keep_baseline(node, kept(now, before)) if new else ""
         if why_not:
             click.echo(f"gangrun: {clean(why_not)}: the next look has nothing to compare with", err=True)
     return verdicts
 
 
-def _policy(gpus: int | None, devices: tuple[str, ...], variables: Mapping[str, str]) -> HealthPolicy:
+def _policy(
+    gpus: int | None, devices: tuple[str, ...], variables: Mapping[str, str], bounds: Mapping[str, Any]
+) -> HealthPolicy:
     from gangrun.health.policy import HealthPolicy
 
     if gpus is None:
@@ -194,7 +200,8 @@ def _policy(gpus: int | None, devices: tuple[str, ...], variables: Mapping[str, 
     for device in devices:
         if not device or "/" in device:
             raise UserError("usage", f"--ib: {device!r} names no device", "as in /sys/class/infiniband: mlx5_0")
-    return HealthPolicy(gpus_count=gpus, ib_devices=devices)
+    asked = {"gpus_count": gpus, "ib_devices": devices}
+    return HealthPolicy(**{**bounds, **{name: value for name, value in asked.items() if value not in (None, ())}})
 
 
 def _usual() -> tuple[str, ...]:

@@ -37,8 +37,8 @@ def health_table(value: object) -> HealthTable:
         name = str(key).replace("-", "_")
         if name == OFF:
             off = _checks(given, [check.name for check in CHECKS])
-        elif name == COMMANDS and isinstance(given, dict):
-            commands = given
+        elif name == COMMANDS:
+            commands = _commands(given)
         elif name in known:
             bounds[name] = _bound(name, given, str(known[name].type))
         else:
@@ -48,6 +48,16 @@ def health_table(value: object) -> HealthTable:
     except ValueError as error:
         raise ValueError(f"[health] {error}") from None
     return HealthTable(bounds=bounds, off=off, commands=commands)
+
+
+def _commands(given: object) -> dict[str, Any]:
+    """As they are, once each is seen to be one."""
+    from gangrun.cli.health_settings import WHERE, site_commands
+
+    if not isinstance(given, dict):
+        raise ValueError(f'{WHERE} is a table, as in: scratch = "/opt/site/check_scratch"')  # noqa: TRY004
+    site_commands(given)
+    return given
 
 
 def _checks(given: object, names: list[str]) -> tuple[str, ...]:

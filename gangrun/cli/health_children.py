@@ -6,6 +6,7 @@ Runs in the probe's child. Each answer is plain values as ``health.recorded`` re
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,9 +14,9 @@ from typing import Any
 
 from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.local.box import cpus_count, gpus_count
-from gangrun.adapters.local.crowd import Said, together
+from gangrun.adapters.local.crowd import NOT_FOUND, Said, together
 from gangrun.cli import environment
-from gangrun.health.active import CPU, DEEP, NODE
+from gangrun.health.active import CPU, DEEP, ENDS_BEFORE_S, NODE
 from gangrun.health.files import text_of
 
 PROGRAM = Path(__file__).resolve().parents[1] / "health" / "active_child.py"
@@ -144,3 +145,31 @@ def _end(one: Said, within_s: float) -> str:
         return "not tested"
     how = f"ended with {one.code}" if one.code > 0 else f"was killed by signal {-one.code}"
     return f"the test {how}" + (f": {one.last_words}" if one.last_words else "")
+
+
+def dcgm(words: Sequence[str]) -> dict[str, Any]:
+    """What dcgmi answers; where it is not installed, that."""
+    from gangrun.health import dcgm as answers
+    from gangrun.health.recorded import plain_facts
+
+    variables = environment.all_variables()
+    if shutil.which("dcgmi", path=variables.get("PATH")) is None:
+        return {"absent": answers.ABSENT}
+    within_s = answers.WITHIN_S if tuple(words) == answers.HEALTH else answers.TEST_WITHIN_S
+    [said] = together([["dcgmi", *words]], variables, within_s - ENDS_BEFORE_S, SystemClock().now)
+    if said.code is None:
+        return {"absent": f"dcgmi did not answer within {within_s:g} s"}
+    return plain_facts(answers.parsed(tuple(words), said.out or said.err))
+
+
+def site_command(within_s: float, argv: Sequence[str]) -> dict[str, Any]:
+    """How one of a site's own commands ended, and what it said last."""
+    [said] = together([argv], environment.all_variables(), within_s, SystemClock().now)
+    if said.code is None:
+        return {"missing": {"command": {"code": f"it did not end within {within_s:g} s"}}}
+    if said.code < 0 or said.code == NOT_FOUND:
+        how = (
+            f"it was killed by signal {-said.code}" if said.code < 0 else said.last_words or "there is no such command"
+        )
+        return {"missing": {"command": {"code": how}}}
+    return {"values": {"command": {"code": said.code, "said": said.last_words}}}

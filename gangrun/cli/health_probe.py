@@ -25,6 +25,14 @@ def answer(kind: str, words: tuple[str, ...]) -> Any:
         from gangrun.cli.health_children import active
 
         return active(words[0], float(words[1]), *words[2:])
+    if kind == "dcgm":
+        from gangrun.cli.health_children import dcgm
+
+        return dcgm(words)
+    if kind == "command":
+        from gangrun.cli.health_children import site_command
+
+        return site_command(float(words[0]), words[1:])
     from gangrun.health.recorded import plain_facts
     from gangrun.health.storage_probe import directory, names
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 STYLES = {"ok": "green", "warn": "yellow", "fail": "red", "unknown": "dim"}
 LOST_AT_ONCE = 3
+SILENTLY = frozenset({"dcgmi is not installed here"})  # what nobody has to have
 
 
 def exit_code(verdicts: tuple[Verdict, ...]) -> int:
@@ -27,6 +28,7 @@ def page(
     shown: list[Verdict], verdicts: tuple[Verdict, ...], columns: int, *, color: bool, everything_told: bool = False
 ) -> list[str]:
     """The table, the sentences of what is wrong, why the rest is unknown, and one line of sum."""
+    shown = [one for one in shown if everything_told or one.words not in SILENTLY]
     lost = _lost_at_once(shown)
     rows = [
         (one.severity.value, one.check, clean(one.shown), clean(one.limit))

@@ -60,12 +60,16 @@ class InThisProcess:
         return facts_from(answer(kind, words))
 
 
-def families_of(off: frozenset[str]) -> tuple[Family, ...]:
-    """The catalogue without the checks that somebody turned off."""
+def families_of(off: frozenset[str], commands: Mapping[str, Any]) -> tuple[Family, ...]:
+    """The catalogue without the checks that somebody turned off, and a site's own commands."""
     from dataclasses import replace
 
+    from gangrun.cli.health_settings import site_commands
+    from gangrun.health import site
+
+    own = site.family(site_commands(commands))
     left = (replace(one, checks=tuple(c for c in one.checks if c.name not in off)) for one in FAMILIES)
-    return tuple(one for one in left if one.checks)
+    return (*(one for one in left if one.checks), *([own] if own is not None else []))
 
 
 class Watch:
@@ -75,7 +79,7 @@ class Watch:
         self._node = str(spec["node"])
         self._clock = SystemClock()
         self._heard: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-        self._families = families_of(frozenset(spec.get("off", ())))
+        self._families = families_of(frozenset(spec.get("off", ())), spec.get("commands", {}))
         around = Surroundings(
             Path(spec.get("root", "/")),
             InThisProcess(),

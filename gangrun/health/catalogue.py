@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from gangrun.health import active, gpu_running, host_checks, infiniband, storage
+from gangrun.health import active, dcgm, gpu_running, host_checks, infiniband, storage
 from gangrun.health.check import Check
 from gangrun.health.rounds import Family
 
@@ -15,7 +15,11 @@ FAMILIES: tuple[Family, ...] = (
     host_checks.FAMILY,
     host_checks.NAMES_FAMILY,
     storage.FAMILY,
+    dcgm.FAMILY,
 )
-ACTIVE_FAMILIES: tuple[Family, ...] = (active.FAMILY,)  # put devices to work: never beside ranks, only when asked for
+ACTIVE_FAMILIES: tuple[Family, ...] = (
+    active.FAMILY,
+    dcgm.TEST_FAMILY,
+)  # put devices to work: never beside ranks, only when asked for
 CHECKS: tuple[Check, ...] = tuple(check for family in FAMILIES for check in family.checks)
 ACTIVE_CHECKS: tuple[Check, ...] = tuple(check for family in ACTIVE_FAMILIES for check in family.checks)

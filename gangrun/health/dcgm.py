@@ -1,0 +1,211 @@
+"""What NVIDIA's DCGM says, where it is installed and lets users ask (room: health): its watches, and its short test.
+
+``dcgmi`` prints JSON whose shape differs from version to version, so it is walked for what can be recognised. A word
+that is not known here is neither good nor bad. Where there is no ``dcgmi`` nothing is said.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+from gangrun.health.check import (
+    CauseClass,
+    Check,
+    Evidence,
+    Facts,
+    Finding,
+    Needs,
+    Outcome,
+    Reading,
+    Scope,
+    Severity,
+    Sticky,
+    Value,
+)
+from gangrun.health.policy import HealthPolicy
+from gangrun.health.rounds import Family, Surroundings
+
+NAME, TEST_NAME, NODE = "dcgm", "dcgm_test", "node"
+ABSENT = "dcgmi is not installed here"
+HEALTH, TEST = ("health", "-c", "-j"), ("diag", "-r", "1", "-j")
+WITHIN_S, TEST_WITHIN_S = 20.0, 180.0
+WORDS_MAX_CHARS = 160
+HEALTH_WORDS = {"healthy": Severity.OK, "warning": Severity.WARN, "failure": Severity.FAIL}
+TEST_WORDS = {
+    "pass": Severity.OK,
+    "warn": Severity.WARN,
+    "warning": Severity.WARN,
+    "fail": Severity.FAIL,
+}
+
+
+def read(around: Surroundings) -> Facts:
+    """What its watches saw."""
+    return around.probes.ask(NAME, HEALTH, WITHIN_S)
+
+
+def read_test(around: Surroundings) -> Facts:
+    """Its test of level 1, which takes half a minute."""
+    return around.probes.ask(NAME, TEST, TEST_WITHIN_S)
+
+
+# ---- what it prints --------------------------------------------------------------------------------------------------
+
+
+def parsed(words: Sequence[str], out: str) -> Facts:
+    """The values in what ``dcgmi`` printed; none where it printed no JSON."""
+    start = out.find("{")  # warnings may stand before it
+    try:
+        plain = json.JSONDecoder().raw_decode(out[start:])[0] if start >= 0 else None
+    except (ValueError, RecursionError):
+        plain = None
+    if not isinstance(plain, dict):
+        said = " ".join(out.split())
+        return Facts(absent=f"dcgmi answers no JSON: {said[:WORDS_MAX_CHARS]}" if said else "dcgmi says nothing")
+    return _health(plain) if words[:1] == ("health",) else _test(plain)
+
+
+def _health(plain: dict[str, Any]) -> Facts:
+    values: dict[str, dict[str, Value]] = {}
+    for path, word in _valued(plain, ()):
+        if word.lower() in HEALTH_WORDS:
+            place = _gpu_of(path)
+            if place == NODE and path[-1:] != ("Overall Health",):
+                continue
+            known = values.setdefault(place, {})
+            if _worse(word, str(known.get("health", "Healthy")), HEALTH_WORDS):
+                known["health"] = word
+            known.setdefault("health", word)
+        elif (place := _gpu_of(path)) != NODE and word.strip():
+            known = values.setdefault(place, {})
+            known["words"] = f"{known['words']}; {word.strip()}" if "words" in known else word.strip()
+    return Facts(_short(values), absent="" if values else "what dcgmi answers is not known here")
+
+
+def _valued(plain: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """(path of names, word) of all that has a value."""
+    if isinstance(plain, dict):
+        if isinstance(plain.get("value"), str):
+            yield path, plain["value"]
+        for name, inner in plain.items():
+            if name in ("children", "body"):
+                yield from _valued(inner, path)
+            elif name != "value":
+                yield from _valued(inner, (*path, str(name)))
+    elif isinstance(plain, list):
+        for inner in plain:
+            yield from _valued(inner, path)
+
+
+def _gpu_of(path: Sequence[str]) -> str:
+    for name, number in pairwise(path):
+        if name.upper().startswith("GPU") and re.fullmatch(r"\d{1,4}", number):
+            return f"gpu {int(number)}"
+    found = next((match for name in path if (match := re.fullmatch(r"GPU (?:ID: )?(\d{1,4})", name))), None)
+    return f"gpu {int(found[1])}" if found else NODE
+
+
+def _test(plain: dict[str, Any]) -> Facts:
+    values: dict[str, dict[str, Value]] = {}
+    for test, result in _results(plain, ""):
+        word = str(result["status"])
+        if word.lower() not in TEST_WORDS:
+            continue  # skipped, not run, or a word of a newer version
+        told = [
+            str(one.get("warning", one)) if isinstance(one, dict) else str(one) for one in _list(result.get("warnings"))
+        ]
+        for place in _places(result):
+            known = values.setdefault(place, {"tests": 0, "test": "pass"})
+            known["tests"] = int(known["tests"]) + 1
+            if _worse(word, str(known["test"]), TEST_WORDS):
+                known |= {"test": word, "words": f"{test}: {'; '.join(told) or word}"}
+    return Facts(_short(values), absent="" if values else "dcgmi tested nothing, or nothing that is known here")
+
+
+def _results(plain: object, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(name of the test, result) of all that has a status, except sums of others."""
+    if isinstance(plain, dict):
+        own = plain.get("name", name)
+        if isinstance(plain.get("status"), str):
+            yield str(own), plain
+        for key, inner in plain.items():
+            if key != "test_summary":
+                yield from _results(inner, str(own))
+    elif isinstance(plain, list):
+        for inner in plain:
+            yield from _results(inner, name)
+
+
+def _places(result: dict[str, Any]) -> list[str]:
+    if str(result.get("entity_group", "GPU")).upper() == "GPU" and str(result.get("entity_id", "")).isdigit():
+        return [f"gpu {result['entity_id']}"]
+    numbers = [part.strip() for part in str(result.get("gpu_ids", result.get("gpu_id", ""))).split(",")]
+    return [f"gpu {int(part)}" for part in numbers if part.isascii() and part.isdigit()] or [NODE]
+
+
+def _worse(new: str, old: str, words: dict[str, Severity]) -> bool:
+    order = (Severity.OK, Severity.WARN, Severity.FAIL)
+    return order.index(words[new.lower()]) > order.index(words.get(old.lower(), Severity.OK))
+
+
+def _short(values: dict[str, dict[str, Value]]) -> dict[str, dict[str, Value]]:
+    return {
+        place: {k: v[:WORDS_MAX_CHARS] if isinstance(v, str) else v for k, v in names.items()}
+        for place, names in values.items()
+    }
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+# ---- judging ---------------------------------------------------------------------------------------------------------
+
+
+def _judged(now: Reading, check: str, name: str, words: dict[str, Severity], whose: str) -> Outcome:
+    places = now.facts.places_with(name)
+    if not places:
+        return Outcome("-", "none", unknown="dcgmi does not say")
+    found: list[Finding] = []
+    for place in sorted(places, key=lambda one: one == NODE):  # the node's word only sums up what is said of GPUs
+        word = str(now.facts.get(place, name))
+        severity = words.get(word.lower(), Severity.OK)
+        if severity is Severity.OK or (place == NODE and found):
+            continue
+        told = str(now.facts.get(place, "words") or word)
+        scope = Scope.GPU if place != NODE else Scope.NODE
+        cause = CauseClass.HARDWARE if place != NODE else CauseClass.EITHER
+        sentence = f"DCGM {whose} {place}: {told}"
+        found.append(Finding(check, scope, place, severity, cause, Needs.ADMIN, Sticky.BOOT, Evidence(word), sentence))
+    gpus = [place for place in places if place != NODE]
+    return Outcome(f"{len(gpus) or 'all'} seen, {len(found)} bad", "none bad", tuple(found))
+
+
+def judge_health(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
+    """Did DCGM's own watches see anything?"""
+    del before, policy
+    return _judged(now, "dcgm_health", "health", HEALTH_WORDS, "watches say of")
+
+
+def judge_test(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
+    """Does DCGM's short test pass?"""
+    del before, policy
+    return _judged(now, "dcgm_test", "test", TEST_WORDS, "tested")
+
+
+FAMILY = Family(
+    NAME,
+    WITHIN_S + 2.0,
+    read,
+    (Check("dcgm_health", NAME, "DCGM's watches saw nothing", judge_health, 300.0),),
+)
+TEST_FAMILY = Family(
+    TEST_NAME,
+    TEST_WITHIN_S + 2.0,
+    read_test,
+    (Check("dcgm_test", TEST_NAME, "DCGM's short test passes", judge_test, 3600.0),),
+)

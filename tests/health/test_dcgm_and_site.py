@@ -1,0 +1,160 @@
+"""What DCGM prints, version by version, and a site's own commands: what each means, and which settings are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangrun.cli.errors import UserError
+from gangrun.cli.health import Here, look
+from gangrun.cli.health_settings import site_commands
+from gangrun.cli.health_view import SILENTLY
+from gangrun.health import dcgm, site
+from gangrun.health.check import Facts, Reading, Severity, Verdict, verdict_of
+from gangrun.health.recorded import facts_from
+from gangrun.health.rounds import Surroundings
+from tests.health.looks import POLICY, Scripted
+
+
+def tree(overall: str, **systems: Any) -> str:
+    """As DCGM 3 prints its health: boxes with children and values."""
+    gpus = {
+        number: {"children": {system: {"children": {}, "value": text} for system, text in told.items()}, "value": word}
+        for number, (word, told) in systems.items()
+    }
+    body = {"Overall Health": {"value": overall}, "GPU": {"children": gpus, "value": ""}}
+    return json.dumps({"body": body, "header": ["Health Monitor Report"]})
+
+
+SICK = tree("Failure", **{"0": ("Healthy", {}), "3": ("Failure", {"NVLink system": "Detected an NvLink is down"})})
+POOR = tree("Warning", **{"1": ("Warning", {"PCIe system": "more than 8 PCIe replays per minute"})})
+
+
+def diag(results: list[dict[str, Any]], name: str = "Memory", top: str = "DCGM GPU Diagnostic") -> str:
+    categories = [{"category": "Deployment", "tests": [{"name": name, "results": results}, None]}]
+    return f"WARNING: the host engine is old\n{json.dumps({top: {'test_categories': categories, 'version': '3.3'}})}\n"
+
+
+OLD: list[dict[str, Any]] = [
+    {"gpu_ids": "0,1", "status": "Pass"},
+    {"gpu_ids": "2", "status": "Fail", "warnings": ["row remap pending"]},
+]
+NEW: list[dict[str, Any]] = [
+    {"entity_group": "GPU", "entity_id": 0, "status": "PASS"},
+    {"entity_group": "GPU", "entity_id": 1, "status": "Warn", "warnings": [{"warning": "it is hot", "error_id": 7}]},
+    {"entity_group": "GPU", "entity_id": 2, "status": "Skip"},
+]
+
+
+def judged(words: tuple[str, ...], out: str) -> Verdict:
+    [check] = (dcgm.FAMILY if words == dcgm.HEALTH else dcgm.TEST_FAMILY).checks
+    facts = dcgm.parsed(words, out)
+    if facts.absent:
+        return Verdict(check.name, "dcgm", Severity.UNKNOWN, "", "", facts.absent)
+    return verdict_of(check, check.judge(Reading("dcgm", 1.0, "b", facts), None, POLICY))
+
+
+@pytest.mark.parametrize(
+    ("words", "out", "severity", "told"),
+    [
+        (dcgm.HEALTH, tree("Healthy", **{"0": ("Healthy", {})}), Severity.OK, ""),
+        (dcgm.HEALTH, tree("Healthy"), Severity.OK, ""),
+        (dcgm.HEALTH, SICK, Severity.FAIL, "DCGM watches say of gpu 3: Detected an NvLink is down"),
+        (dcgm.HEALTH, POOR, Severity.WARN, "DCGM watches say of gpu 1: more than 8 PCIe replays per minute"),
+        (dcgm.HEALTH, tree("Failure"), Severity.FAIL, "DCGM watches say of node: Failure"),
+        (dcgm.HEALTH, tree("Sparkling"), Severity.UNKNOWN, "is not known here"),
+        (dcgm.HEALTH, "Error: unable to connect to host engine", Severity.UNKNOWN, "unable to connect to host engine"),
+        (dcgm.HEALTH, "", Severity.UNKNOWN, "dcgmi says nothing"),
+        (dcgm.HEALTH, "{" * 5000, Severity.UNKNOWN, "answers no JSON"),
+        (dcgm.TEST, diag(OLD), Severity.FAIL, "DCGM tested gpu 2: Memory: row remap pending"),
+        (dcgm.TEST, diag(OLD[:1]), Severity.OK, ""),
+        (dcgm.TEST, diag(NEW, "software", "DCGM Diagnostic"), Severity.WARN, "DCGM tested gpu 1: software: it is hot"),
+        (dcgm.TEST, diag([{"gpu_ids": "0", "status": "Skip"}]), Severity.UNKNOWN, "nothing that is known here"),
+        (dcgm.TEST, diag([{"status": "Fail"}]), Severity.FAIL, "DCGM tested node: Memory: Fail"),
+    ],
+)
+def test_what_dcgm_prints(words: tuple[str, ...], out: str, severity: Severity, told: str) -> None:
+    verdict = judged(words, out)
+    assert (verdict.severity, told in verdict.words) == (severity, True), verdict
+
+
+def test_where_there_is_no_dcgm_nothing_is_said() -> None:
+    assert {dcgm.ABSENT} == SILENTLY
+
+
+# ---- a site's own commands -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "severity", "words"),
+    [
+        ({"values": {"command": {"code": 0, "said": "fine"}}}, Severity.OK, ""),
+        ({"values": {"command": {"code": 1, "said": "no /scratch"}}}, Severity.FAIL, "check disk fails: no /scratch"),
+        ({"values": {"command": {"code": 7, "said": "?"}}}, Severity.UNKNOWN, "ended with 7, which says nothing"),
+        ({"missing": {"command": {"code": "it did not end within 3 s"}}}, Severity.UNKNOWN, "not end within 3 s"),
+        ({"absent": "no process could be started"}, Severity.UNKNOWN, "no process could be started"),
+        ({}, Severity.UNKNOWN, "it was not run"),
+    ],
+)
+def test_an_exit_code_is_a_verdict(tmp_path: Path, answer: dict[str, Any], severity: Severity, words: str) -> None:
+    family = site.family(site_commands({"disk": {"run": "/opt/disk -q 'a b'", "timeout": 3}}))
+    assert family is not None
+    probes = Scripted({"command": answer})
+    facts = family.read(Surroundings(tmp_path, probes))
+    assert probes.asked == [("command", ("3", "/opt/disk", "-q", "a b"))]
+    verdict = verdict_of(family.checks[0], family.checks[0].judge(Reading("site", 1.0, "b", facts), None, POLICY))
+    assert (verdict.check, verdict.severity, words in verdict.words) == ("site_disk", severity, True), verdict
+    assert site.family({}) is None
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"Disk": "x"}, "'Disk' is no name for a check"),
+        ({"a/b": "x"}, "is no name for a check"),
+        ({"disk": ""}, "names no command"),
+        ({"disk": 7}, "neither a command line nor a list of its words"),
+        ({"disk": ["a", 7]}, "neither a command line nor a list of its words"),
+        ({"disk": "echo 'a"}, "is no command line"),
+        ({"disk": {"timeout": 3}}, "does not say what to run"),
+        ({"disk": {"run": "x", "timeuot": 3}}, "unknown key 'timeuot'; did you mean timeout?"),
+        ({"disk": {"run": "x", "timeout": "soon"}}, "timeout: 'soon' is not a time"),
+        ({"disk": {"run": "x", "timeout": 0}}, "timeout: more than 0"),
+        ({f"c{k}": "x" for k in range(21)}, "has 21 commands; at most 20"),
+    ],
+)
+def test_commands_that_make_no_sense_are_refused(table: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=r"\[health.commands\]") as refused:
+        site_commands(table)
+    assert words in str(refused.value)
+
+
+@pytest.mark.serial
+def test_commands_of_a_file_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "check.sh"
+    script.write_text('#!/bin/sh\necho looking\necho "no $1 here" >&2\nexit $2\n')
+    script.chmod(0o755)
+    lines = ["[health]", "load_per_cpu = 1e6", 'off = ["host_clock"]', "[health.commands]",
+             f'disk = "{script} \'/my scratch\' 1"', f'odd = ["{script}", "x", "9"]', 'gone = "/not/there"',
+             'slow = { run = "sleep 60", timeout = "1s" }']  # fmt: skip
+    (tmp_path / "gangrun.toml").write_text("\n".join(lines))
+    verdicts = {one.check: one for one in look(Here(fs_root=str(tmp_path)), {"PATH": "/usr/bin:/bin"})}
+    assert verdicts["site_disk"].words == "this site's check disk fails: no /my scratch here"
+    assert [verdicts[f"site_{name}"].severity for name in ("disk", "odd", "gone", "slow")] == [
+        Severity.FAIL,
+        *[Severity.UNKNOWN] * 3,
+    ]
+    assert "did not end within 1 s" in verdicts["site_slow"].words
+    assert "cannot be started: No such file" in verdicts["site_gone"].words
+    assert "host_clock" not in verdicts
+    (tmp_path / "gangrun.toml").write_text('[health.commands]\ndisk = { ruin = "x" }\n')
+    with pytest.raises(UserError, match="did you mean run"):
+        look(Here(fs_root=str(tmp_path)), {})
+
+
+def test_nothing_that_a_probe_says_is_trusted() -> None:
+    assert facts_from({"values": {"command": {"code": [1], "said": 7}}}) == Facts({"command": {"said": 7}})

@@ -15,7 +15,7 @@ from gangrun.core.model import Cause, ErrorReport, Evidence, Failure, Finding, P
 from gangrun.core.nodeset import fold, natural_sort
 from gangrun.core.placement import ranks_of_node
 from gangrun.core.policy import Policy
-from gangrun.core.wording import counted, last_lines, listed, one_line, signal_name
+from gangrun.core.wording import counted, finding_told, last_lines, listed, one_line, signal_name
 
 SHARED_NODES_MIN_COUNT = 3  # on fewer nodes "a fifth of them" says nothing
 SHELL_SIGNAL_BASE = 128  # a shell says 128 + N for a child killed by signal N
@@ -150,7 +150,7 @@ def _hardware(evidence: Evidence, scene: _Scene) -> Verdict:
     blamed = dict.fromkeys(finding.node for finding in own)
     if not _shared_silence(evidence, scene):
         blamed |= dict.fromkeys(_gone(evidence, scene))
-    told = listed([f"{finding.node}: {one_line(finding.sentence)} ({finding.check})" for finding in own])
+    told = listed([finding_told(finding) for finding in own])
     return Verdict(Cause.HARDWARE, Failure.NODE, tuple(natural_sort(blamed)), (), "", f"hardware failed on {told}")
 
 
@@ -325,7 +325,7 @@ def _on_poor_hardware(verdict: Verdict, evidence: Evidence, scene: _Scene) -> Ve
     own = {one.node: one for one in poor if one.node in held and one.node not in shared}
     if not own:
         return verdict
-    told = listed([f"{one.node}: {one_line(one.sentence)} ({one.check})" for one in own.values()])
+    told = listed([finding_told(one) for one in own.values()])
     suspects = tuple(natural_sort(own))  # rather than whoever fell first: hardware says more than the order
     return replace(verdict, suspects=suspects, sentence=f"{verdict.sentence}; just before, {told}")
 

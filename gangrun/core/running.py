@@ -32,6 +32,7 @@ from gangrun.core.events import (
 from gangrun.core.model import After, Evidence, Hang, Phase, RankExit, RunState
 from gangrun.core.moves import at_step, ignored, stay, stop_all, with_deadline, without_deadline
 from gangrun.core.policy import Policy
+from gangrun.core.wording import finding_told
 
 FINDINGS_MAX_COUNT = 32
 
@@ -146,18 +147,19 @@ def finding(state: RunState, event: FindingRaised, now: float, policy: Policy) -
     ridden out. Poor hardware is evidence of what happens soon after, and of nothing hours later.
     """
     found = replace(event.finding, at=now)
+    sentence = finding_told(found)
     if not found.fatal:
         kept = (*blame.recent(state.evidence.findings, now), found) if found.poor else state.evidence.findings
         evidence = replace(state.evidence, findings=kept[-FINDINGS_MAX_COUNT:])
-        return stay(state, found.sentence, nodes=roster.found_poor(state, found), evidence=evidence)
+        return stay(state, sentence, nodes=roster.found_poor(state, found), evidence=evidence)
     if not roster.in_gang(state, found.node):
-        return stay(state, f"{found.sentence}; it holds no ranks", nodes=roster.found_bad(state, found))
+        return stay(state, f"{sentence}; it holds no ranks", nodes=roster.found_bad(state, found))
     fatal = [other for other in state.evidence.findings if other.fatal]
     known = any((other.node, other.check) == (found.node, found.check) for other in fatal)
     evidence = replace(state.evidence, findings=(*state.evidence.findings, found))
     if policy.observe:
-        return stay(state, found.sentence) if known else _observed(state, evidence, found.sentence, now, policy)
-    return stop_all(state, now, policy, After.JUDGE, found.sentence, evidence, checkpoint_first=True)
+        return stay(state, sentence) if known else _observed(state, evidence, sentence, now, policy)
+    return stop_all(state, now, policy, After.JUDGE, sentence, evidence, checkpoint_first=True)
 
 
 def _observed(state: RunState, evidence: Evidence, reason: str, now: float, policy: Policy) -> Decision:

@@ -35,7 +35,7 @@ from gangrun.core.model import After, Evidence, Failure, Outcome, Phase, RunStat
 from gangrun.core.moves import at_step, enter, finish, ignored, may_hold_ranks, refused, stay, stop_all, with_deadline
 from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
-from gangrun.core.wording import counted
+from gangrun.core.wording import counted, finding_told
 
 NAMED_MAX_COUNT = 256  # more nodes than that are counted, not named
 
@@ -303,14 +303,15 @@ def agent_rejoined(state: RunState, event: AgentRejoined, now: float, policy: Po
 def finding(state: RunState, event: FindingRaised, now: float, policy: Policy) -> Decision:
     """PENDING to STARTING: a node that is already known to be bad is not used."""
     found = replace(event.finding, at=now)
+    sentence = finding_told(found)
     if not found.fatal or found.node not in state.nodes:
-        return stay(state, found.sentence, nodes=roster.found_poor(state, found))
+        return stay(state, sentence, nodes=roster.found_poor(state, found))
     state = replace(state, nodes=roster.found_bad(state, found))
     if may_hold_ranks(state) and roster.in_gang(state, found.node):
-        return stop_all(state, now, policy, After.JUDGE, found.sentence, Evidence(findings=(found,)))
+        return stop_all(state, now, policy, After.JUDGE, sentence, Evidence(findings=(found,)))
     if state.phase is Phase.CHECKING:
-        return _when_checked(state, now, policy, found.sentence)
-    return stay(state, found.sentence)
+        return _when_checked(state, now, policy, sentence)
+    return stay(state, sentence)
 
 
 def notice(state: RunState, event: Notice, now: float, policy: Policy) -> Decision:

@@ -41,6 +41,7 @@ from gangrun.core.moves import (
     with_deadline,
 )
 from gangrun.core.policy import Policy
+from gangrun.core.wording import finding_told
 
 STOP_ROUNDS_MAX = 3
 UNKILLABLE = "unkillable processes"
@@ -96,12 +97,13 @@ def finding(state: RunState, event: FindingRaised, now: float, policy: Policy) -
     """Evidence if it is fatal to a node of the gang, or poor hardware; a spare is not used any more."""
     del policy
     found = replace(event.finding, at=now)
+    sentence = finding_told(found)
     if not found.fatal:
         evidence = _with_finding(state, found) if found.poor else state.evidence
-        return stay(state, found.sentence, nodes=roster.found_poor(state, found), evidence=evidence)
+        return stay(state, sentence, nodes=roster.found_poor(state, found), evidence=evidence)
     if not roster.in_gang(state, found.node):
-        return stay(state, f"{found.sentence}; it holds no ranks", nodes=roster.found_bad(state, found))
-    return stay(state, found.sentence, evidence=_with_finding(state, found))
+        return stay(state, f"{sentence}; it holds no ranks", nodes=roster.found_bad(state, found))
+    return stay(state, sentence, evidence=_with_finding(state, found))
 
 
 def _with_finding(state: RunState, found: Finding) -> Evidence:

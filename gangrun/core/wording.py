@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gangrun.core.evidence import Finding
+
 MESSAGE_CHARS_COUNT = 240
 NAMES_COUNT = 3  # a sentence names this many, then says how many more
 
@@ -37,6 +39,11 @@ def last_lines(text: str, count: int = 3) -> str:
     """The last lines of a traceback, the part that says what went wrong, on one line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return one_line(" | ".join(lines[-count:]), 2 * MESSAGE_CHARS_COUNT)
+
+
+def finding_told(found: Finding) -> str:
+    """``n3: gpu 1 is lost (gpu_lost)``."""
+    return f"{found.node}: {one_line(found.sentence)} ({found.check})"
 
 
 def counted(number: int, noun: str) -> str:

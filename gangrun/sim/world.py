@@ -43,10 +43,10 @@ class Setup:
     shape: Shape = Shape(nodes_count=4, nodes_min_count=4, slots_per_node=1, ranks_per_slot=1)
     policy: Policy = Policy()
     script: Script = Script()
-    spares_count: int = 0  # nodes that each job has besides, which hold no ranks
     pool_count: int = 0  # nodes of the cluster; 0: just those of one job
     replica_ranks_count: int = 1
     label: str = ""  # how to say this setup on the command line
+    spares_count: int = 0  # nodes that each job has besides, which hold no ranks
 
     @property
     def job_nodes_count(self) -> int:

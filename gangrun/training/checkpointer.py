@@ -123,6 +123,11 @@ class Checkpointer:
         """How often is saved at present, and why, in one sentence."""
         return self._schedule.plan.reason
 
+    @property
+    def saving(self) -> int:
+        """How many saves are being written, 0 to 2."""
+        return sum(not save.done.is_set() for save in self._saves)
+
     def resume(self) -> int:
         """Load the newest valid checkpoint into everything given; the next step to train, 0 when there is none.
 

@@ -1,0 +1,130 @@
+"""Kills a saving process again and again, at seeded points between its file operations; says what it leaves each time.
+
+    crash.py DIRECTORY ROUNDS SEED [WORLD]
+
+One process: SIGKILL before the n-th operation on files. Several ranks: SIGKILL of one of them after a seeded while, and
+of the others once it is gone. After each round every directory with a step's name must be whole and verified, and the
+newest must not be older than what was said to be committed. torch is imported once, ranks are forked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import gangrun
+from gangrun.checkpoint import manifest_verify
+
+WATCHED = ("open", "write", "writev", "fsync", "rename", "mkdir", "rmdir", "unlink", "replace", "scandir", "chmod")
+OPERATIONS_MAX_COUNT = 220
+
+
+def arm(countdown: int) -> None:
+    """Let this process die before its n-th file operation from now on."""
+    left = [countdown]
+
+    def watched(real):
+        def call(*args, **kwargs):
+            left[0] -= 1
+            if left[0] <= 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **kwargs)
+
+        return call
+
+    for name in WATCHED:
+        setattr(os, name, watched(getattr(os, name)))
+
+
+def save_for_ever(directory: str, told: int, countdown: int, rank: int = 0, world: int = 1, store: str = "") -> None:
+    if world > 1:
+        dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world)
+    torch.manual_seed(0)
+    model = nn.Linear(300, 200)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.randn(4, 300)).sum().backward()
+    optimizer.step()
+    if countdown:
+        arm(countdown)
+    ckpt = gangrun.Checkpointer(directory, model=model, optimizer=optimizer, keep=2, interval=2)
+    start = ckpt.resume()
+    for step in range(start, start + 400):
+        with torch.no_grad():
+            model.weight.fill_(step)
+        ckpt.step(step)
+        if step % 6 == 5:
+            ckpt.save(step, wait=True)
+            os.pwrite(told, step.to_bytes(8, "little"), 0)  # pwrite is not watched
+
+
+def judge(directory: Path, committed: int) -> str:
+    """What is wrong with what is there; "" if nothing is."""
+    steps = []
+    for path in directory.glob("step-*"):
+        step = int(path.name.split("-")[1])
+        judged = manifest_verify.verify(str(path), step)
+        if not judged.valid:
+            return f"{path.name} is not whole: {judged.why}"
+        steps.append(step)
+    if committed >= 0 and (not steps or max(steps) < committed):
+        return f"step {committed} was committed, and now there are {sorted(steps)}"
+    return ""
+
+
+def a_round(directory: Path, told: int, chance: random.Random, world: int, number: int) -> None:
+    countdown = chance.randint(1, OPERATIONS_MAX_COUNT) if world == 1 else 0
+    children = []
+    for rank in range(world):
+        pid = os.fork()
+        if pid == 0:
+            os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)
+            with open(os.devnull, "w") as nothing:
+                os.dup2(nothing.fileno(), 2)
+            try:
+                save_for_ever(str(directory), told, countdown, rank, world, f"{directory}.store{number}")
+            finally:
+                os._exit(0)
+        children.append(pid)
+    if world > 1:
+        time.sleep(chance.uniform(0.1, 1.5))
+        os.kill(chance.choice(children), signal.SIGKILL)
+        time.sleep(chance.uniform(0, 0.05))
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+    for pid in children:
+        os.waitpid(pid, 0)
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    directory, rounds, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    world = int(sys.argv[4]) if len(sys.argv) > 4 else 1
+    torch.set_num_threads(1)
+    warm = nn.Linear(2, 2)
+    with gangrun.Checkpointer(f"{directory}.warm", model=warm, optimizer=torch.optim.SGD(warm.parameters())) as ckpt:
+        ckpt.save(0, wait=True)  # whatever is imported late is now, before ranks are forked
+    chance = random.Random(seed)
+    told = os.open(f"{directory}.told", os.O_RDWR | os.O_CREAT)
+    troubles, newest = [], -1
+    for number in range(rounds):
+        a_round(directory, told, chance, world, number)
+        newest = int.from_bytes(os.pread(told, 8, 0), "little") if os.fstat(told).st_size else -1
+        trouble = judge(directory, newest)
+        if trouble:
+            troubles.append(f"round {number}: {trouble}")
+    left = sorted(str(one.relative_to(directory)) for one in directory.glob(".gangrun/*/*/*"))
+    sys.stdout.write(json.dumps({"troubles": troubles, "newest": newest, "left": left}))
+
+
+if __name__ == "__main__":
+    main()

@@ -22,7 +22,7 @@ from gangrun.cli.options import json_option, run_argument, runs_dir_option, user
 from gangrun.cli.reading import Reading, alive, read
 from gangrun.cli.settings import count, resume_request
 from gangrun.cli.terminal import clean
-from gangrun.cli.times import pause, steady_now
+from gangrun.cli.times import pause, steady_now, wall_now
 from gangrun.core.model import Phase
 from gangrun.wire.spec import RunSpec
 
@@ -69,7 +69,8 @@ def command(
     clear_cancelled(disk, paths)
     from gangrun.cli.start import own
 
-    return own(reading.spec, paths, variables, as_json=as_json, quiet=quiet)
+    over = reading.owner if reading.ended else None
+    return own(reading.spec, paths, variables, as_json=as_json, quiet=quiet, over=over)
 
 
 def _wish(request: str, max_restarts: str | None) -> dict[str, Any]:
@@ -110,7 +111,13 @@ def _may_go_on(reading: Reading, *, asks_slurm: bool) -> None:
 
 
 def _let_go(reading: Reading) -> None:
-    """A run that has just ended still has its owner, which shows the last lines and leaves."""
+    """A run that has just ended still has its owner, which shows the last lines and leaves. One on another host cannot
+    be seen to leave: it gets the same time.
+    """
+    if reading.owner is not None and reading.owner_alive is None:
+        ended_for_s = wall_now() - (reading.last_sign() or 0.0)
+        pause(min(LETS_GO_WITHIN_S, max(0.0, LETS_GO_WITHIN_S - ended_for_s)))
+        return
     give_up_at = steady_now() + LETS_GO_WITHIN_S
     while alive(reading.owner):
         if steady_now() > give_up_at:

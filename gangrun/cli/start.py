@@ -42,9 +42,17 @@ def start(request: Request) -> int:
 
 
 def own(
-    spec: RunSpec, paths: RunPaths, variables: Mapping[str, str], *, as_json: bool = False, quiet: bool = False
+    spec: RunSpec,
+    paths: RunPaths,
+    variables: Mapping[str, str],
+    *,
+    as_json: bool = False,
+    quiet: bool = False,
+    over: JobClaim | None = None,
 ) -> int:
-    """Hold the next job of this run on this box until it ends."""
+    """Hold the next job of this run on this box until it ends. ``over``: the owner of the last one, wherever it was, if
+    that has ended.
+    """
     disk = Disk()
     host, me = box.short_name(), processes.read_proc(os.getpid())
     assert me is not None
@@ -52,12 +60,14 @@ def own(
     def wish(seq: int) -> JobClaim:
         return JobClaim(seq, f"local-{host}-{me.pid}-{me.start_ticks}", 0, host, me.pid, me.start_ticks)
 
-    claimed = JobClaims(paths, disk).claim_next(wish, _owner_gone)
+    claimed = JobClaims(paths, disk).claim_next(wish, lambda claim: claim == over or _owner_gone(claim))
     if isinstance(claimed, Taken):
         raise UserError("busy", f"this run is already being run: {claimed.why}", "gangrun status shows it")
     put_in_index(paths, spec, claimed.claim.job, (me.pid,))
     view = shown(paths, variables, as_json=as_json, quiet=quiet)
     view.say(f"run {paths.run} ({spec.name}) in {paths.root}")
+    if over is not None and over.host != host:
+        view.say(f"it was run on {over.host} before; nodes keep the names they had: {', '.join(spec.nodes)}")
     code = launcher(spec, paths, variables, view, job=claimed.claim.job, seq=claimed.claim.seq).run()
     if as_json:
         tell_json(paths)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -44,7 +45,7 @@ def test_sigterm_ends_it_with_143(box: Box) -> None:
     assert box.status()["state"] == "CANCELLED"
 
 
-def test_cancel_from_elsewhere_then_resume(box: Box) -> None:
+def test_cancel_from_elsewhere_then_resume_on_another_host(box: Box) -> None:
     box.step(2, steps=60)
     box.wait_for_step(5)
     run = box.status()["run"]
@@ -52,8 +53,11 @@ def test_cancel_from_elsewhere_then_resume(box: Box) -> None:
     assert done.returncode == 0, done.stderr
     assert box.end(30) == 130, box.told()
     assert box.status()["state"] == "CANCELLED"
+    claim = box.run_dir() / ".gangrun" / "jobs" / "0.json"
+    claim.write_text(json.dumps({**json.loads(claim.read_text()), "host": "far-away"}))  # as if it had been run there
     again = box.gangrun("resume", run, "--runs-dir", str(box.runs), check=False)
     assert again.returncode == 0, again.stderr + box.told()
+    assert "far-away" in again.stderr
     status = box.status()
     assert status["state"] == "SUCCEEDED"
     assert len(status["attempts"]) == 2

@@ -19,6 +19,8 @@ from gangrun.ports import Clock
 
 HEEDED_WITHIN_S = 15.0  # a takeover and more
 MARKED_WITHIN_S = 2.0  # a disk that takes longer stands still
+MARK_LOOK_EVERY_S = 0.1
+KEPT_WITHIN_S = 10.0  # what it gets to come back before nothing tells that the run was cancelled
 
 
 @dataclass(slots=True)
@@ -100,6 +102,25 @@ class Cancelling:
         if state is None or state.phase not in {Phase.STOPPING, *TERMINAL}:
             self.say("no supervisor heeds the cancel: telling every agent")
             self.insist()
+
+    def keep_mark(self) -> None:
+        """The last of all: a mark that the disk has not taken yet is lost with this process, and the run would look as
+        if it had been left alone. A signal more, and it is.
+        """
+        marking, heard_count = self._marking, len(self.signals)
+        if marking is None:
+            return
+        marking.join(MARK_LOOK_EVERY_S)
+        if not marking.is_alive():
+            return
+        waits = f"waiting up to {KEPT_WITHIN_S:.0f} s to write down that it was cancelled (Ctrl-C leaves without)"
+        self.say(f"{self.paths.root} does not answer: {waits}")
+        until = self.clock.now() + KEPT_WITHIN_S
+        while marking.is_alive() and self.clock.now() < until and len(self.signals) == heard_count:
+            marking.join(MARK_LOOK_EVERY_S)
+        if marking.is_alive():
+            words = f"nothing tells yet that it was cancelled: once {self.paths.root} answers, do"
+            self.say(f"{words} gangrun cancel {self.paths.run}")
 
     def code(self) -> int:
         """The owner's exit code."""

@@ -77,6 +77,7 @@ class Launcher:
             self.hosts.sweep()
             self.hosts.drain(DRAIN_WITHIN_S)
             self.cancelling.say_urgent()
+            self.cancelling.keep_mark()
             if not self.onlooker.leave(LAST_LOOK_WITHIN_S):
                 self.view.say(f"{self.paths.root} does not answer: the last lines are missing here")
         return self.cancelling.code()

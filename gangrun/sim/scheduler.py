@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from gangrun.core.actions import Action, EndJob, SubmitSuccessor
 from gangrun.core.events import ActDone, ActFailed, ActUnknown, Notice, NoticeKind, Stamped
-from gangrun.core.model import Phase
+from gangrun.core.model import TERMINAL, Phase
 from gangrun.sim.disk import JobClaim
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 ANSWERS_AFTER_S = 1.0
 QUEUE_S, LOOK_AGAIN_S, LOOK_FOR_S, KILL_WAIT_S = 2.0, 5.0, 30.0, 30.0
+SUPERVISOR_START_S = 0.3
 
 
 class JobState(Enum):
@@ -122,6 +123,7 @@ class Scheduler:
     def kill(self, job: Job) -> None:
         """The allocation is taken away."""
         if job.state is JobState.RUNNING:
+            job.state = JobState.ENDED
             for node in job.nodes:
                 if node.job == job.token:
                     node.leave()
@@ -167,22 +169,45 @@ class Scheduler:
     def requeue(self, job: Job) -> None:
         """``scontrol requeue``: everything dies, the same id waits again."""
         if job.state is JobState.RUNNING:
-            for node in job.nodes:
-                node.leave()
             job.state, job.owned = JobState.PENDING, False
+            for node in job.nodes:
+                if node.job == job.token:
+                    node.leave()
             job.restart += 1
             self.world.timeline.after(QUEUE_S, lambda: self.start(job))
 
     def node_left(self, node: SimNode) -> None:
-        """Its task ended; with the last one the job ends."""
+        """Its task ended; with the last one the job ends, unless nobody has decided yet what is to follow."""
         job = self.job_of(node.job)
         node.job = ""
         if (
             job is not None
             and job.state is JobState.RUNNING
             and not any(n.up and n.job == job.token for n in job.nodes)
+            and not self.last_resort(job)
         ):
             self._end(job)
+
+    def last_resort(self, job: Job) -> bool:
+        """The batch script starts a supervisor beside it where all have left and the run still wants something."""
+        host, state = job.nodes[0], self.world.newest_state()
+        decided = state is not None and (
+            state.seq > job.seq or (state.job == job.token and (state.leaving or state.phase in TERMINAL))
+        )
+        if decided or not host.up or not job.owned or not self.world.setup.policy.can_requeue:
+            return False
+        host.job = job.token
+
+        def over() -> None:
+            if job.state is JobState.RUNNING and host.job == job.token:
+                self._end(job)
+
+        def begin() -> None:
+            if job.state is JobState.RUNNING and host.up and host.job == job.token:
+                host.supervisors.append(self.world.new_supervisor(host, 0, (), 0.0, alone=over))
+
+        self.world.timeline.after(SUPERVISOR_START_S, begin)
+        return True
 
     def _end(self, job: Job) -> None:
         job.state = JobState.ENDED

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gangrun.core import takeover as rules
@@ -51,13 +52,16 @@ class HostClock:
 class SimSupervisor(SimProcess):
     """One supervisor, from its birth to its exit code."""
 
-    def __init__(self, node: SimNode, term_min: int, promises: tuple[str, ...]) -> None:
-        """Started by the node's warden just now."""
+    def __init__(
+        self, node: SimNode, term_min: int, promises: tuple[str, ...], alone: Callable[[], None] | None = None
+    ) -> None:
+        """Started just now by the node's warden, or (``alone``, told of the end) by the job's batch script."""
         super().__init__(node.timeline, f"supervisor on {node.name}", node.world.new_pid())
         self.node = node
         self.world = node.world
         self.term_min = term_min
         self.promises = promises
+        self.alone = alone
         self.endpoint = f"sim:{self.pid}"
         self.clock = HostClock(node)
         self.policy = node.world.policy_of_next_term()
@@ -160,6 +164,7 @@ class SimSupervisor(SimProcess):
             resumed=self.world.resumed.get(self.node.job),
             asks_why=jobs.ask_why if self.policy.can_requeue else None,
             mark_cancel=lambda by: self.world.mark_cancelled(),
+            alone=self.alone is not None,
         )
         try:
             opening = takeover.take(
@@ -298,6 +303,8 @@ class SimSupervisor(SimProcess):
         super().kill()
         if self.exit_code is None and self.store is not None:
             self.store.killed()
+        if self.alone is not None:
+            self.timeline.after(0.0, self.alone)
         if self.exit_code is None:
             self.node.warden.supervisor_exited(-9, self.term)
 

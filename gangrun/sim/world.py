@@ -8,6 +8,7 @@ Next: ``injury`` (how a fault is done), ``checker`` (what must hold), ``python -
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from gangrun.agent import facts
@@ -223,11 +224,16 @@ class World:
         return self.setup.policy
 
     def new_supervisor(
-        self, node: SimNode, term_min: int, promises: tuple[str, ...], promised_at: float
+        self,
+        node: SimNode,
+        term_min: int,
+        promises: tuple[str, ...],
+        promised_at: float,
+        alone: Callable[[], None] | None = None,
     ) -> SimSupervisor:
-        """A supervisor's process begins."""
+        """A supervisor's process begins; ``alone``: the last resort of its job, and who hears of its end."""
         del promised_at
-        supervisor = SimSupervisor(node, term_min, promises)
+        supervisor = SimSupervisor(node, term_min, promises, alone)
         supervisor.probe = self.supervisor_probe
         self.supervisors.append(supervisor)
         supervisor.start()

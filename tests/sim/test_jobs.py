@@ -55,3 +55,29 @@ def test_where_most_nodes_are_lost_the_one_that_is_left_sees_to_the_next_job(los
     assert second.submitted_at < 12.0 + 240.0
     took_s = began_at(world, "GangStarted", second.id) - began_at(world, "TermTaken", second.id)
     assert took_s < 5.0
+
+
+def all_leave(at_s: float, nodes_count: int) -> FaultPlan:
+    plan = FaultPlan()
+    for node in range(nodes_count):
+        plan = plan.fail_at(at_s + 0.1 * node, Kind.KILL_WARDEN, node=node)
+    return plan
+
+
+@pytest.mark.parametrize("at_s", [2.5, 3.0, 12.0])
+def test_where_all_nodes_leave_undecided_the_batch_script_sees_to_the_next_job(at_s: float) -> None:
+    world = with_spare_nodes(3, all_leave(at_s, 3))
+    outcome = world.run()
+    assert outcome.state is not None and outcome.state.phase is Phase.SUCCEEDED, world.story()
+    assert [supervisor.node for supervisor in world.supervisors if supervisor.alone] == [
+        world.scheduler.jobs[0].nodes[0]
+    ]
+    assert len(world.scheduler.jobs) == 2
+    assert all(job.state.value == "ENDED" for job in world.scheduler.jobs)
+
+
+@pytest.mark.parametrize("kind", [Kind.CANCEL, Kind.KILL_RANK])
+def test_where_all_is_decided_it_does_not(kind: Kind) -> None:
+    world = with_spare_nodes(3, FaultPlan().fail_at(12.0, kind))
+    world.run()
+    assert not any(supervisor.alone for supervisor in world.supervisors)

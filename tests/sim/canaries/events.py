@@ -116,8 +116,9 @@ def excludes_without_a_cap() -> Swaps:
     """As many nodes are left out as are blamed."""
     original = quarantine.exclude
 
-    def exclude(excluded: Any, names: Any, reason: str, now: float, policy: Any, nodes_count: int) -> Any:
-        return original(excluded, names, reason, now, replace(policy, exclusions_per_hour_max_count=10**6), nodes_count)
+    def exclude(excluded: Any, names: Any, reason: str, now: float, policy: Any, nodes_count: int, *more: Any) -> Any:
+        uncapped = replace(policy, exclusions_per_hour_max_count=10**6)
+        return original(excluded, names, reason, now, uncapped, nodes_count, *more)
 
     return ((quarantine, "exclude", exclude),)
 

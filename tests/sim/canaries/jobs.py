@@ -61,6 +61,12 @@ def submits_again_blindly() -> Swaps:
     return ((scheduler.SimJobs, "_try", again),)
 
 
+@mutant("where all nodes left undecided the batch script decides", "4", "I14")
+def no_last_resort() -> Swaps:
+    """A job ends with its last node, whatever is to follow."""
+    return ((scheduler.Scheduler, "last_resort", lambda self, job: False),)
+
+
 @mutant("a cancel creates `cancelled` first, then takes the jobs away", "4", "I8")
 def marks_the_cancel_last() -> Swaps:
     """The jobs first, the marker ten seconds later."""

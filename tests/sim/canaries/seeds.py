@@ -44,6 +44,7 @@ SEEDS: dict[str, tuple[int, ...]] = {
     "lists_all_that_stands": (0, 1, 4),
     "marks_the_cancel_last": (1, 16, 22),
     "no_death_signal": (0, 1, 2),
+    "no_last_resort": (0, 1, 2),
     "no_seal": (0, 3, 5),
     "no_tickets": (0, 1, 2),
     "one_port_for_all": (0, 1, 2),

@@ -35,6 +35,17 @@ def news_for_a_stopped_leader(rng: random.Random, seed: int) -> World:
     return World(Setup.of(5, script=FALLS_ALONE), plan, rng.randrange(10**6))
 
 
+@recipe("no_last_resort")
+def every_node_leaves(rng: random.Random, seed: int) -> World:
+    """Warden after warden dies, within a moment."""
+    del seed
+    plan = FaultPlan()
+    at_s = rng.uniform(2.5, 12.0)
+    for node in range(3):
+        plan = plan.fail_at(at_s + rng.uniform(0.0, 2.0), Kind.KILL_WARDEN, node=node)
+    return World(replace(Setup.of(3, requeue=True), pool_count=6), plan, rng.randrange(10**6))
+
+
 @recipe("attempt_number_used_again")
 def a_rank_falls(rng: random.Random, seed: int) -> World:
     """Nothing else."""

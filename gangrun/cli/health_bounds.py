@@ -76,7 +76,7 @@ def _bound(name: str, given: object, kind: str) -> float | int | tuple[str, ...]
             raise ValueError(f'[health] {name}: names of devices, as in {name} = ["mlx5_0"]')
         return tuple(given)
     if isinstance(given, bool) or not isinstance(given, int | float):
-        raise ValueError(f"[health] {name} = {given!r} is not a number")
+        raise ValueError(f"[health] {name} = {given!r} is not a number")  # noqa: TRY004 - a user's mistake
     if kind.startswith("int") and given != int(given):
         raise ValueError(f"[health] {name} = {given!r} is not a whole number")
     return int(given) if kind.startswith("int") else float(given)

@@ -162,14 +162,15 @@ class Watch:
         self._due[family.name] = self._clock.now() + pause_s
 
     def _xid(self, uuid: str, xid: int, at: float) -> None:
+        # Which GPU it is must have been asked once, and what some events mean only it says. The others wait for nobody.
+        if self._gpu_facts() is None or row_of(xid).kind is XidClass.ASK:
+            for family in self._families:
+                if family.name == GPU:
+                    self._look(family)
         gpu = self._place_of(uuid)
         event = self._xids.event(gpu, xid, at)
         if event is None:
             return
-        if row_of(xid).kind is XidClass.ASK:  # what the GPU says of itself now decides; others are told at once
-            for family in self._families:
-                if family.name == GPU:
-                    self._look(family)
         finding = self._xids.finding(event, self._word_of(gpu), self._clock.now())
         if finding is not None:
             self._say_finding(finding)

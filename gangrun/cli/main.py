@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "wait": ("gangrun.cli.wait", "Wait until a run has ended; exits with its code."),
     "checkpoints": ("gangrun.cli.checkpoints", "Which checkpoints are valid, and why the others are not."),
     "health": ("gangrun.cli.health", "Whether this node can be trusted: every check, its reading, its verdict."),
+    "nodes": ("gangrun.cli.nodes", "Nodes that your runs found broken, and do without."),
     "config": ("gangrun.cli.config_command", "Settings and where each came from."),
     "prune": ("gangrun.cli.prune", "Remove run directories of runs that have ended."),
 }

@@ -32,6 +32,7 @@ from gangrun.cli import environment
 from gangrun.cli.batch_jobs import BatchJobs
 from gangrun.cli.errors import SLURM, UNKNOWN, UserError
 from gangrun.cli.finding import entries_of
+from gangrun.cli.known_nodes import heeded
 from gangrun.cli.new_run import Understood, make_run, put_in_index, understood
 from gangrun.cli.options import echo_json
 from gangrun.cli.request import Request
@@ -122,13 +123,16 @@ def _wish(request: Request, wall: float) -> Wish:
         "gpus_per_node", "gres", "partition", "account", "qos", "time", "exclude", "nodelist", "constraint",
         "cpus_per_task", "mem", "exclusive", "reservation", "dependency", "sbatch", "srun", "setup", "requeue",
     )  # fmt: skip
+    asked = {name: found.value(name) for name in texts}
+    if draft.health.enabled:
+        asked["exclude"] = heeded(asked["exclude"], asked["nodelist"])
     submission = Submission(
         job_name="-",
         nodes_count=nodes + spares,
         python=sys.executable,
         working_directory=draft.working_directory,
         needs_python=draft.command[0] == "python",
-        **{name: found.value(name) for name in texts},
+        **asked,
     )
     try:
         encode(submission)

@@ -10,7 +10,7 @@ import argparse
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +32,7 @@ from gangrun.adapters.net.mailbox import QueueMailbox
 from gangrun.adapters.net.router import RouterRadio
 from gangrun.cli import environment
 from gangrun.cli.checkpoint_service import CheckpointService
+from gangrun.cli.known_nodes import noting
 from gangrun.cli.process_words import STORAGE, tell, tell_dropped
 from gangrun.cli.wiring import clock_of, own_address, supervisor_disk_of
 from gangrun.core import takeover as rules
@@ -226,6 +227,7 @@ def facts_of(
     wish: Wish | None,
     asks_why: Callable[[], None] | None = None,
     mark_cancel: Callable[[str], None] | None = None,
+    note_broken: Callable[[Mapping[str, str]], None] | None = None,
 ) -> Facts:
     """What the loop is told of the run."""
     return Facts(
@@ -243,6 +245,7 @@ def facts_of(
         expected=arguments.roster,
         asks_why=asks_why,
         mark_cancel=mark_cancel,
+        note_broken=note_broken,
         alone=arguments.last_resort,
     )
 
@@ -296,7 +299,9 @@ def main(words: list[str]) -> int:
         if jobs.mark_cancel is not None:
             jobs.mark_cancel(by)
 
-    facts = facts_of(arguments, spec, wish, jobs.ask_why, mark_cancel)
+    known = spec.world == "slurm" and spec.health.enabled  # on one box there is no other node to take
+    note_broken = noting(spec.run, clock.wall, _say) if known else None
+    facts = facts_of(arguments, spec, wish, jobs.ask_why, mark_cancel, note_broken)
     try:
         opening = take(
             terms, clock, facts, policy,

@@ -37,9 +37,18 @@ def cap_count(nodes_count: int, policy: Policy) -> int:
 
 
 def exclude(
-    excluded: Mapping[str, Exclusion], names: Iterable[str], reason: str, now: float, policy: Policy, nodes_count: int
+    excluded: Mapping[str, Exclusion],
+    names: Iterable[str],
+    reason: str,
+    now: float,
+    policy: Policy,
+    nodes_count: int,
+    hardware: Iterable[str] = (),
 ) -> Quarantined:
-    """Leave ``names`` out from now on, as far as the cap allows; expired exclusions are dropped on the way."""
+    """Leave ``names`` out from now on, as far as the cap allows; expired exclusions are dropped on the way. On those
+    that are among ``hardware`` something broke.
+    """
+    broken = frozenset(hardware)
     after = dict(active(excluded, now))
     cap = cap_count(nodes_count, policy)
     recent = sum(entry.since > now - HOUR_S for entry in after.values())
@@ -47,10 +56,12 @@ def exclude(
     refused: list[str] = []
     for name in dict.fromkeys(names):
         if name in after:
-            after[name] = Exclusion(reason, after[name].since, max(after[name].until, now + policy.exclusion_s))
+            after[name] = Exclusion(
+                reason, after[name].since, max(after[name].until, now + policy.exclusion_s), name in broken
+            )
             taken.append(name)
         elif recent < cap:
-            after[name] = Exclusion(reason, now, now + policy.exclusion_s)
+            after[name] = Exclusion(reason, now, now + policy.exclusion_s, name in broken)
             recent += 1
             taken.append(name)
         else:
@@ -66,6 +77,11 @@ def exclude(
 def active(excluded: Mapping[str, Exclusion], now: float) -> Mapping[str, Exclusion]:
     """What is still in force; an exclusion ends at its ``until``."""
     return {name: entry for name, entry in excluded.items() if now < entry.until}
+
+
+def newly_broken(before: Mapping[str, Exclusion], after: Mapping[str, Exclusion]) -> Mapping[str, str]:
+    """Nodes that were just left out because something broke there, each with the reason."""
+    return {name: out.reason for name, out in after.items() if out.hardware and before.get(name) != out}
 
 
 def usable(name: str, excluded: Mapping[str, Exclusion], now: float) -> bool:

@@ -57,7 +57,8 @@ def _weigh(state: RunState, now: float, policy: Policy) -> _Judged:
     )
     charged, ruling = budget.charge(state.budget, verdict, state.attempt, state.attempt_step, policy, state.run)
     guilty = _guilty(state, verdict, now, policy)
-    left_out = quarantine.exclude(state.excluded, guilty, verdict.sentence, now, policy, len(state.nodes))
+    broken = {found.node for found in state.evidence.findings if found.fatal}
+    left_out = quarantine.exclude(state.excluded, guilty, verdict.sentence, now, policy, len(state.nodes), broken)
     state = replace(
         state,
         budget=charged,

@@ -40,6 +40,7 @@ from gangrun.core.events import (
 )
 from gangrun.core.model import Outcome, Phase, RunState
 from gangrun.core.policy import Policy
+from gangrun.core.quarantine import newly_broken
 from gangrun.ports import (
     AgentSaid,
     Checkpoints,
@@ -270,6 +271,8 @@ class Loop:
             self._say(decision.reason)
         if state.cancelled_by and not before.cancelled_by and self.facts.mark_cancel is not None:
             self.facts.mark_cancel(state.cancelled_by)  # first of all: this process may be killed any moment
+        if self.facts.note_broken is not None and (broken := newly_broken(before.excluded, state.excluded)):
+            self.facts.note_broken(broken)
         if state.nodes is not before.nodes:
             if before.nodes and not state.nodes:
                 self.silence.clear()

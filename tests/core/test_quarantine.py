@@ -62,3 +62,11 @@ def test_the_cap_holds_in_every_hour(blames: list[tuple[float, list[int]]], node
         starts += [now] * len(set(done.excluded) - set(quarantine.active(excluded, now)))
         excluded = dict(done.excluded)
         assert sum(at > now - 3600.0 for at in starts) <= quarantine.cap_count(nodes_count, POLICY)
+
+
+def test_who_was_just_left_out_since_something_broke_is_told_once() -> None:
+    first = quarantine.exclude({}, ["n1", "n2"], "XID 79", 0.0, POLICY, 100, ["n2"])
+    assert quarantine.newly_broken({}, first.excluded) == {"n2": "XID 79"}
+    assert quarantine.newly_broken(first.excluded, first.excluded) == {}
+    again = quarantine.exclude(first.excluded, ["n1"], "gpu lost", 9.0, POLICY, 100, ["n1"])
+    assert quarantine.newly_broken(first.excluded, again.excluded) == {"n1": "gpu lost"}

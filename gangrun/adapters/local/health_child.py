@@ -130,7 +130,7 @@ class HealthChild:
 
     def _notice(self, why: str) -> None:
         self._say(why)
-        self._put({"check": "health", "fatal": False, "sentence": f"{why}: until then nothing is known of this node"})
+        self._put({"check": "health", "fatal": False, "sentence": f"{why}: nothing is known of this node now"})
 
     def _put(self, plain: Plain) -> None:
         self._told.append(plain)

@@ -1,0 +1,82 @@
+"""``gangrun nodes``: nodes that your runs found broken, and that new ones do without (room: cli).
+
+``clear`` is the only thing that it writes.
+"""
+
+from __future__ import annotations
+
+import click
+
+from gangrun.adapters.fs.known_bad import KnownBadFile
+from gangrun.cli import environment
+from gangrun.cli.errors import UserError
+from gangrun.cli.options import echo_json, json_option, look_now
+from gangrun.cli.status_json import SCHEMA
+from gangrun.cli.terminal import clean, table
+from gangrun.cli.times import wall_now
+from gangrun.core.known_bad import counting, remembered
+from gangrun.core.nodeset import fold, unfold
+
+HOUR_S = 3600.0
+
+
+@click.command("nodes")
+@click.argument("words", nargs=-1, metavar="[clear NODES|all]")
+@json_option
+def command(words: tuple[str, ...], as_json: bool) -> int:
+    """Nodes whose hardware failed under your runs: why, and until when new runs do without them.
+
+    `gangrun nodes clear n[3-4]` forgets these, `gangrun nodes clear all` every one.
+    """
+    file, now = KnownBadFile(environment.state_home()), wall_now()
+    if words:
+        return _clear(file, words, as_json)
+    known = remembered(file.read(), now)
+    out = {one.node for one in counting(known, now)}
+    ranked = sorted(known.values(), key=lambda one: -one.at)
+    if as_json:
+        rows = [
+            {"node": one.node, "reason": one.reason, "run": one.run, "at": one.at, "times": one.times,
+             "until": one.until, "left_out": one.node in out}
+            for one in ranked
+        ]  # fmt: skip
+        echo_json({"schema": SCHEMA, "nodes": rows})
+        return 0
+    if not ranked:
+        click.echo("no node is known to be bad")
+        return 0
+    lines = [
+        (
+            clean(one.node),
+            f"left out for {max(0.0, one.until - now) / HOUR_S:.0f} h more" if one.node in out else "used again",
+            f"{one.times}",
+            f"{(now - one.at) / HOUR_S:.0f} h ago",
+            clean(one.reason),
+        )
+        for one in ranked
+    ]
+    click.echo("\n".join(table(("node", "now", "times", "last", "why"), lines, look_now().columns, "")))
+    return 0
+
+
+def _clear(file: KnownBadFile, words: tuple[str, ...], as_json: bool) -> int:
+    verb, *rest = words
+    if verb != "clear" or not rest:
+        raise UserError("usage", f"gangrun nodes {clean(' '.join(words))}: not understood", "gangrun nodes clear n3")
+    known = file.read()
+    try:
+        named = tuple(known) if rest == ["all"] else tuple(name for word in rest for name in unfold(word))
+    except ValueError as error:
+        raise UserError("usage", f"{clean(' '.join(rest))} names no nodes: {error}") from error
+    strange = [name for name in named if name not in known]
+    if strange:
+        raise UserError("usage", f"nothing is known against {clean(fold(strange))}", "gangrun nodes lists who is")
+    try:
+        file.clear(named)
+    except OSError as error:
+        raise UserError("state", f"cannot write {file.path}: {error.strerror}") from error
+    if as_json:
+        echo_json({"schema": SCHEMA, "cleared": list(named)})
+    else:
+        click.echo(f"forgotten: {clean(fold(named))}" if named else "nothing was known")
+    return 0

@@ -1,0 +1,145 @@
+"""Hardware that breaks under a run on a real cluster: GPUs played by a small libnvidia-ml, ports by a tree of files.
+
+What the agent's checks read is theirs host by host; everything else is the real thing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+
+import pytest
+
+from tests.health.test_infiniband import tree
+from tests.health.test_nvml import H100, SOURCE
+from tests.slurm.cluster import Cluster
+from tests.slurm.harness import TINY, Run, attempts_that_stepped
+from tests.waiting import until
+
+pytestmark = pytest.mark.compiler
+WATCHES = r"health_watch"
+TWENTY_MORE = "if attempt: steps = start + 20"
+FAILS_ONCE = """
+while attempt == 0 and start == 0 and not (folder / "fail").exists():
+    break
+def hook(step):
+    if attempt == 0 and rank == 1 and (folder / "fail").exists():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+if attempt: steps = start + 20
+"""
+
+
+class Gpus:
+    """The GPUs and ports of every host, as its driver and kernel would tell of them."""
+
+    def __init__(self, run: Run) -> None:
+        self.folder = run.folder / "hardware"
+        self.folder.mkdir()
+        flags = ["-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1"]
+        library = self.folder / "libnvidia-ml.so.1"
+        subprocess.run(["cc", *flags, "-o", str(library), str(SOURCE)], check=True, timeout=60)
+        self.root = self.folder / "root"
+        self.say("")
+        for host in run.cluster.names:
+            tree(self.root / host, {"mlx5_0": {}})
+        for path in (self.folder, *self.folder.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        self.environment = {
+            "GANGRUN_NO_HEALTH": "0",
+            "LD_LIBRARY_PATH": str(self.folder),
+            "FAKE_NVML": str(self.folder / "gpus"),
+            "GANGRUN_TEST_HEALTH_ROOT": str(self.root / "%h"),
+            "TINY": str(TINY),
+        }
+
+    def say(self, host: str, changes: Mapping[str, object] | None = None) -> None:
+        """What one host's driver says, or all others'."""
+        lines: dict[str, object] = {"count": 2, "driver": "570.86.15"}
+        lines |= {f"gpu{n}.{key}": str(value).format(n=n) for n in range(2) for key, value in H100.items()}
+        lines |= changes or {}
+        path = self.folder / (f"gpus.{host}" if host else "gpus")
+        part = path.with_suffix(".part")
+        part.write_text("".join(f"{key} {value}\n" for key, value in lines.items()))
+        part.chmod(0o644)
+        part.replace(path)
+
+    def link_downed(self, host: str, count: int) -> None:
+        path = self.root / host / "sys/class/infiniband/mlx5_0/ports/1/counters/link_downed"
+        part = path.with_suffix(".part")
+        part.write_text(f"{count}\n")
+        part.chmod(0o644)
+        part.replace(path)
+
+
+def told(run: Run, *words: str) -> None:
+    """It is in the run's journal, which is quicker read than explained."""
+
+    def there() -> bool:
+        texts = "".join(path.read_text(errors="replace") for path in run.root.glob(".gangrun/journal/*"))
+        return all(word in texts for word in words)
+
+    until(there, 60, lambda: f"{words} in {run.explain()}\n{run.told()}")
+
+
+@pytest.mark.timeout(240)
+def test_a_sick_node_is_never_used_and_one_that_falls_sick_is_left_behind(cluster: Cluster, run: Run) -> None:
+    """ECC errors at the gate: the spare takes its place. XID 79 under way: no spare is left, so another job."""
+    gpus = Gpus(run)
+    gpus.say("n2", {"gpu1.ecc10": 3})
+    run.step(2, 1, "--spares", "1", "-w", "n[1-3]", steps=9999, every=5, hook=TWENTY_MORE, env=gpus.environment)
+    run.wait_for_step(12)
+    (first,) = run.jobs()
+    assert {host for host, _ in run.ranks().values()} == {"n1", "n3"}
+    gpus.say("n3", {"event0": "1 8 79"})
+    status = run.end(deadline_s=120)
+    second = run.jobs()[1]
+    assert second["ExcNodeList"] == "n[2-3]"
+    assert {one["node"] for one in status["excluded"]} == {"n2", "n3"}
+    assert [one["job"] for one in status["attempts"]] == [first["JobId"], second["JobId"]]
+    assert status["attempts"][1]["resumed_from_step"] >= 10
+    assert attempts_that_stepped(run.rows()) == [0, 1]
+    assert "n2" not in {row.host for row in run.rows()}
+    story = run.explain()
+    assert "3 uncorrectable" in story or "uncorrected" in story, story
+    assert "XID 79 on gpu 1: GPU fell off the bus" in story
+    cluster.wait_job(second["JobId"], "COMPLETED")
+    known = {"GANGRUN_NO_HEALTH": "0"}
+    listed = json.loads(run.gangrun("nodes", "--json"))["nodes"]
+    assert {(one["node"], one["left_out"], one["run"]) for one in listed} == {
+        ("n2", True, run.id),
+        ("n3", True, run.id),
+    }
+    assert "--exclude='n[2-3]'" in run.gangrun("submit", "--dry-run", "-N", "2", "true", env=known)
+    assert "--exclude=n2\n" in run.gangrun("submit", "--dry-run", "-N", "1", "-w", "n3", "true", env=known)
+    run.gangrun("nodes", "clear", "n[2-3]")
+    assert run.gangrun("nodes").strip() == "no node is known to be bad"
+    cluster.assert_clean(20)
+
+
+@pytest.mark.timeout(240)
+def test_what_is_the_programs_or_unknown_or_heals_excludes_nobody(cluster: Cluster, run: Run) -> None:
+    """The checker killed, one link's flap, XID 31 with a rank that dies of it: the same nodes go on."""
+    gpus = Gpus(run)
+    run.step(2, 1, steps=9999, every=5, hook=FAILS_ONCE, env=gpus.environment)
+    run.wait_for_step(8)
+    host, other = run.host_of(1), run.host_of(0)
+    gpus.link_downed(other, 4)
+    told(run, "mlx5_0 port 1 lost its link once")
+    (watch,) = cluster.processes_on(host, WATCHES)
+    os.kill(watch.pid, signal.SIGKILL)
+    told(run, "the health checks were killed by signal 9", "nothing is known of this node now")
+    again = until(lambda: cluster.processes_on(host, WATCHES), 30, lambda: f"another checker\n{run.told()}")
+    assert again[0].pid != watch.pid
+    gpus.say(host, {"event0": "0 8 31"})
+    told(run, "XID 31 on gpu 0", "by itself it is the program's")
+    (run.steps / "fail").touch()
+    status = run.end()
+    assert "XID 31 on gpu 0" in run.explain()
+    assert status["excluded"] == []
+    assert (status["restarts"], len(run.jobs())) == (1, 1)
+    assert {row.host for row in run.rows()} == {host, other}
+    assert attempts_that_stepped(run.rows()) == [0, 1]
+    cluster.assert_clean(10)

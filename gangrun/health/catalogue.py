@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from gangrun.health import active, dcgm, gpu_running, host_checks, infiniband, storage
+from gangrun.health import active, dcgm, gpu_running, host_bus, host_checks, infiniband, mounts, storage
 from gangrun.health.check import Check
 from gangrun.health.rounds import Family
 
@@ -13,8 +13,10 @@ FAMILIES: tuple[Family, ...] = (
     gpu_running.FAMILY,
     infiniband.FAMILY,
     host_checks.FAMILY,
+    host_bus.FAMILY,
     host_checks.NAMES_FAMILY,
     storage.FAMILY,
+    mounts.FAMILY,
     dcgm.FAMILY,
 )
 ACTIVE_FAMILIES: tuple[Family, ...] = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from statistics import median
 
-from gangrun.health import gpu, gpu_memory
+from gangrun.health import gpu, gpu_links, gpu_memory
 from gangrun.health.check import CauseClass, Check, Evidence, Finding, Needs, Outcome, Reading, Scope, Severity, Sticky
 from gangrun.health.gpu import each, finding, gpus, why_not
 from gangrun.health.growth import FIRST_LOOK, all_growths, span, with_windows
@@ -170,6 +170,7 @@ FAMILY = Family(
         Check("gpu_fabric", "gpu", "GPUs have joined the NVLink fabric", judge_fabric, 60.0),
         Check("nvlink_state", "gpu", "every NVLink is up", judge_nvlink, 60.0),
         Check("nvlink_errors", "gpu", "NVLink errors do not grow", judge_nvlink_errors, 60.0),
+        *gpu_links.CHECKS,
     ),
     remember,
 )

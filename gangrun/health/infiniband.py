@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 from gangrun.health.check import (
     CauseClass,
@@ -34,6 +35,9 @@ DEVICES = "sys/class/infiniband"
 ACTIVE, LINK_UP, INITIALISING = 4, 5, 2
 PORTS_MAX_COUNT = 128
 UP_AT = "last seen up"
+WAITS = "port_xmit_wait"
+WAITS_BESIDE_PEERS, WAITS_PER_S_MIN = 10.0, 1e6
+PEERS_MIN_COUNT = 3
 NO_PORT = "no InfiniBand or RoCE device here"
 
 
@@ -75,7 +79,7 @@ def _port(port: Path) -> tuple[dict[str, int | float | str], dict[str, str]]:
             values[name] = text if number is None else number
         else:
             missing[name] = f"{name} cannot be read"
-    for counter in ("link_downed", *(bound.counter for bound in BOUNDS)):
+    for counter in ("link_downed", WAITS, *(bound.counter for bound in BOUNDS)):
         number = number_in(port / "counters" / counter)
         if number is None:
             number = number_in(port / "hw_counters" / counter)
@@ -285,6 +289,28 @@ def judge_errors(now: Reading, before: Reading | None, policy: HealthPolicy) -> 
     return Outcome(f"{len(found)} of {compared_count} counters", "rates: see docs", tuple(found))
 
 
+def judge_congestion(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
+    """Does one port wait to send far longer than those beside it? Rarely its own fault, and told for that reason."""
+    used = in_use(now, policy)
+    grown = {place: one for place in used if (one := growth(now, before, place, WAITS)) is not None}
+    limit = f"<= {WAITS_BESIDE_PEERS:g} times its peers"
+    if len(grown) < PEERS_MIN_COUNT:
+        known = any(now.facts.number(place, WAITS) is not None for place in used)
+        few = FIRST_LOOK if known and before is None else f"fewer than {PEERS_MIN_COUNT} ports to compare"
+        return Outcome("-", limit, unknown=few)
+    usual = max(median(one.per_s for one in grown.values()), WAITS_PER_S_MIN)
+    found = tuple(
+        _finding(
+            "ib_congestion", place, Severity.WARN,
+            f"{place} waits to send {one.per_s / usual:.0f} times as long as ports beside it: congestion on its way",
+            one.evidence, Needs.NONE,
+        )
+        for place, one in grown.items()
+        if one.per_s > WAITS_BESIDE_PEERS * usual
+    )  # fmt: skip
+    return Outcome(f"{max(one.per_s for one in grown.values()):.3g} ticks/s at most", limit, found)
+
+
 FAMILY = Family(
     "infiniband",
     5.0,
@@ -295,6 +321,7 @@ FAMILY = Family(
         Check("ib_rate", "infiniband", "ports run at full rate", judge_rate, 60.0),
         Check("ib_flaps", "infiniband", "links did not go down", judge_flaps, 5.0),
         Check("ib_errors", "infiniband", "error counters do not grow", judge_errors, 5.0),
+        Check("ib_congestion", "infiniband", "no port waits longer than its peers", judge_congestion, 60.0),
     ),
     remember,
 )

@@ -27,6 +27,7 @@ class HealthPolicy:
     retired_pages_max: int = 10
     throttle_share: float = 0.1  # of the time between two readings
     nvlink_errors_per_min: float = 1.0
+    clock_share: float = 0.85  # of the busy GPUs beside it
 
     port_grace_s: float = 30.0
     link_downed_per_hour: float = 2.0
@@ -50,6 +51,7 @@ class HealthPolicy:
     probe_fail_s: float = 15.0
     names_within_s: float = 2.0
     clock_error_warn_s: float = 1.0
+    pressure_share: float = 0.2  # of the last minute
 
     active_share: float = 0.8  # of the speed that was seen before
     active_share_cpu: float = 0.5  # a CPU works for others too

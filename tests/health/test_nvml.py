@@ -31,6 +31,7 @@ REPO = Path(__file__).parents[2]
 H100 = {
     "uuid": "GPU-{n}", "name": "NVIDIA H100 80GB HBM3", "pci": "00000000:{n}B:00.0", "field230": 0, "field91": 2,
     "ecc00": 0, "ecc10": 0, "ecc11": 0, "sram": 0, "remapped": "0 0 0 0", "temperature": 41, "margin": 46,
+    "banks": "640 0 0 0 0",
     "slowdown": 87, "field82": 50, "reasons": 1, "field269": 0, "field270": 0, "field271": 0, "power_limit": 700000,
     "power": 70000, "clock": 345, "width": 16, "width_max": 16, "generation": 1, "generation_max": 5, "replays": 0,
     "persistence": 1, "ecc_mode": 1, "ecc_pending": 1, "mig": 0, "compute_mode": 0, "memory_used": 1000000,
@@ -114,7 +115,9 @@ def test_a_healthy_node_is_read_whole(library: Callable[..., Library]) -> None:
     }  # fmt: skip
     assert {name: values.get(name) for name in expected} == expected
     assert facts.values["gpu 0 link 1"] == {"active": 1, "replay": 0, "recovery": 0, "crc": 0}
-    assert {name for names in facts.missing.values() for name in names} == {"retired_pages"}, "an H100 retires none"
+    assert {name for names in facts.missing.values() for name in names} == {"retired_pages", "recoveries"}, (
+        "an H100 retires none, and has links of the fourth generation"
+    )
 
 
 BROKEN = [
@@ -289,3 +292,12 @@ def test_the_bindings_structures_are_as_the_library_of_the_tests_has_them() -> N
         "c_nvmlMarginTemperature_v1_t": 8, "c_nvmlTemperature_v1_t": 12,
     }  # fmt: skip
     assert {name: ctypes.sizeof(getattr(pynvml, name)) for name in sizes} == sizes
+
+
+def test_spare_rows_and_links_of_the_fifth_generation(library: Callable[..., Library]) -> None:
+    worn = library().look("gpu_spare_rows", gpu1__banks="600 30 8 2 1")
+    assert (worn.severity, "gpu 1 has 3 memory banks" in worn.words) == (Severity.WARN, True)
+    links = {f"gpu0__link1__field{number}": count for number, count in ((208, 5), (214, 1), (215, 2))}
+    facts = library().facts(**links)
+    assert facts.values["gpu 0 link 1"]["recoveries_failed"] == 1
+    assert "recoveries" not in facts.values["gpu 0 link 0"], "its scope is the link"

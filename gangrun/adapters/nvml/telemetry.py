@@ -245,6 +245,25 @@ def _link_error(name: str, number: int) -> Getter:
     return lambda link: {name: pynvml.nvmlDeviceGetNvLinkErrorCounter(link[0], link[1], number)}
 
 
+def _link5(link: Any) -> Plain:
+    """Counters that links of the fifth generation have as fields; the link is each field's scope."""
+    handle, number = link
+    names = ("receive_errors", "recoveries_failed", "recoveries")
+    answers = pynvml.nvmlDeviceGetFieldValues(handle, [(field, number) for field in (208, 214, 215)])
+    found: Plain = {}
+    for name, answer in zip(names, answers, strict=True):
+        kind = _VALUE_TYPES.get(int(answer.valueType))
+        if answer.nvmlReturn != 0 or kind is None:
+            raise pynvml.NVMLError(answer.nvmlReturn or NOT_SUPPORTED)
+        found[name] = getattr(answer.value, kind)
+    return found
+
+
+def _spare_rows(handle: Any) -> Plain:
+    banks = pynvml.nvmlDeviceGetRowRemapperHistogram(handle)
+    return {"banks_exhausted": banks.low + banks.none}
+
+
 NODE_GETTERS: tuple[tuple[str, Getter], ...] = (
     ("gpus_count", lambda _: {"gpus_count": pynvml.nvmlDeviceGetCount()}),
     ("driver", lambda _: {"driver": _text(pynvml.nvmlSystemGetDriverVersion())}),
@@ -259,6 +278,7 @@ GPU_GETTERS: tuple[tuple[str, Getter], ...] = (
     ("ecc_corrected", _ecc("ecc_corrected", 0, 0)),
     ("sram_threshold", _sram),
     ("remap_failed", _remapped),
+    ("banks_exhausted", _spare_rows),
     ("retired_pages", _retired),
     ("temperature_c", _temperature),
     ("margin_c", lambda gpu: {"margin_c": pynvml.nvmlDeviceGetMarginTemperature(gpu)}),
@@ -288,6 +308,7 @@ LINK_GETTERS: tuple[tuple[str, Getter], ...] = (
     ("replay", _link_error("replay", 0)),
     ("recovery", _link_error("recovery", 1)),
     ("crc", _link_error("crc", 2)),
+    ("recoveries", _link5),
 )
 
 

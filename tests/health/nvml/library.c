@@ -80,7 +80,10 @@ ret nvmlDeviceGetFieldValues(void *device, int count, field_value *values) {
     for (int i = 0; i < count; i++) {
         char name[32];
         double v = 0;
-        snprintf(name, sizeof name, "field%u", values[i].field);
+        if (values[i].field > 200 && values[i].field < 220) /* of a link, which is the scope */
+            snprintf(name, sizeof name, "link%u.field%u", values[i].scope, values[i].field);
+        else
+            snprintf(name, sizeof name, "field%u", values[i].field);
         values[i].answer = gpu_number(device, name, &v);
         if (values[i].answer == 15) return 15;
         values[i].type = 3;
@@ -108,6 +111,12 @@ ret nvmlDeviceGetRemappedRows(void *device, u32 *c, u32 *u, u32 *p, u32 *f) {
     char words[128];
     ret r = gpu_words(device, "remapped", words, sizeof words);
     if (!r && sscanf(words, "%u %u %u %u", c, u, p, f) != 4) return 999;
+    return r;
+}
+ret nvmlDeviceGetRowRemapperHistogram(void *device, u32 *banks) {
+    char words[128];
+    ret r = gpu_words(device, "banks", words, sizeof words);
+    if (!r && sscanf(words, "%u %u %u %u %u", banks, banks + 1, banks + 2, banks + 3, banks + 4) != 5) return 999;
     return r;
 }
 ret nvmlDeviceGetRetiredPages(void *device, u32 cause, u32 *count, u64 *pages) {

@@ -1,0 +1,172 @@
+"""What wears out or is slow beside its peers: replays, clocks, NVLink 5, PCIe errors, pressure, mounts, congestion."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangrun.health import host_bus, mounts
+from gangrun.health.check import Facts, Reading, Severity, Verdict, verdict_of
+from gangrun.health.rounds import Surroundings
+from tests.health.looks import POLICY, Scripted, check, look, reading, write
+from tests.health.test_infiniband import tree
+
+OK, WARN, FAIL, UNKNOWN = Severity.OK, Severity.WARN, Severity.FAIL, Severity.UNKNOWN
+GPU: dict[str, Any] = {"uuid": "u", "pcie_replays": 10, "pcie_width": 16, "pcie_generation_max": 5, "busy_percent": 99,
+                       "sm_clock_mhz": 1980}  # fmt: skip
+
+
+def gpus(at: float = 60.0, **changed: dict[str, Any]) -> Reading:
+    values: dict[str, Any] = {"node": {}}
+    values |= {f"gpu {n}": {**GPU, "uuid": f"u{n}", **changed.get(f"gpu_{n}", {})} for n in range(4)}
+    return reading(values, at)
+
+
+def link(at: float, **counts: int) -> Reading:
+    return reading({"node": {}, "gpu 0": {"uuid": "u"}, "gpu 0 link 3": {"recoveries_failed": 0, **counts}}, at)
+
+
+@pytest.mark.parametrize(
+    ("name", "now", "before", "severity", "words"),
+    [
+        ("gpu_pcie_replays", gpus(), None, UNKNOWN, "first look"),
+        ("gpu_pcie_replays", gpus(), gpus(0.0), OK, ""),
+        ("gpu_pcie_replays", gpus(gpu_1={"pcie_replays": 40}), gpus(0.0), OK, ""),  # 30.7 a minute are allowed
+        ("gpu_pcie_replays", gpus(gpu_1={"pcie_replays": 41}), gpus(0.0), WARN, "gpu 1: PCIe sent again 31 times"),
+        ("gpu_pcie_replays", gpus(gpu_1={"pcie_replays": 21, "pcie_generation_max": 3}), gpus(0.0), WARN, "11 times"),
+        ("gpu_pcie_replays", gpus(1.0, gpu_1={"pcie_replays": 20}), gpus(0.0), OK, ""),  # ten in a second are no rate
+        ("gpu_pcie_replays", gpus(gpu_1={"pcie_replays": 999, "uuid": "new"}), gpus(0.0), OK, ""),
+        ("gpu_pcie_replays", reading({"node": {}}), None, UNKNOWN, "no NVIDIA GPU here"),
+        ("gpu_clocks", gpus(), None, OK, ""),
+        ("gpu_clocks", gpus(gpu_2={"sm_clock_mhz": 1600}), None, WARN, "gpu 2 runs at 1600 MHz while"),
+        ("gpu_clocks", gpus(gpu_2={"sm_clock_mhz": 345, "busy_percent": 0}), None, OK, ""),
+        ("gpu_clocks", gpus(gpu_0={"busy_percent": 3}, gpu_1={"busy_percent": 3}), None, UNKNOWN, "fewer than 3 GPUs"),
+        ("nvlink5_errors", link(60.0), link(0.0), OK, ""),
+        ("nvlink5_errors", link(60.0), None, UNKNOWN, "first look"),
+        (
+            "nvlink5_errors",
+            link(60.0, recoveries_failed=1),
+            link(0.0),
+            FAIL,
+            "could not be brought back went from 0 to 1",
+        ),
+        ("nvlink5_errors", link(600.0, recoveries=9), link(0.0, recoveries=0), OK, ""),
+        ("nvlink5_errors", link(600.0, recoveries=10), link(0.0, recoveries=0), WARN, "went down and came back"),
+        ("nvlink5_errors", gpus(), gpus(0.0), UNKNOWN, "these GPUs have no NVLink 5"),
+        ("gpu_spare_rows", gpus(gpu_0={"banks_exhausted": 0}), None, OK, ""),
+        ("gpu_spare_rows", gpus(gpu_0={"banks_exhausted": 2}), None, WARN, "gpu 0 has 2 memory banks"),
+    ],
+)
+def test_gpus(name: str, now: Reading, before: Reading | None, severity: Severity, words: str) -> None:
+    verdict = look(name, now, before)
+    assert (verdict.severity, words in verdict.words) == (severity, True), verdict
+
+
+# ---- bus and pressure ------------------------------------------------------------------------------------------------
+
+CARD = "sys/bus/pci/devices/0000:1b:00.0"
+AER = "RxErr 0\nBadTLP 0\nTOTAL_ERR_{what} {count}\n"
+CALM = "some avg10=1.00 avg60=2.00 avg300=0.00 total=1\nfull avg10=0.00 avg60={full} avg300=0.00 total=1\n"
+
+
+def bus(root: Path, fatal: int = 0, nonfatal: int = 0, full: str = "0.50", kind: str = "0x030200") -> Facts:
+    write(
+        root,
+        {
+            f"{CARD}/class": f"{kind}\n",
+            f"{CARD}/aer_dev_fatal": AER.format(what="FATAL", count=fatal),
+            f"{CARD}/aer_dev_nonfatal": AER.format(what="NONFATAL", count=nonfatal),
+            "proc/pressure/memory": CALM.format(full=full),
+            "proc/pressure/io": CALM.format(full="0.00"),
+        },
+    )
+    return host_bus.read(Surroundings(root, Scripted()))
+
+
+def then(name: str, now: Facts, before: Facts | None = None) -> Verdict:
+    one = check(name)
+    was = Reading("any", 0.0, "b", before) if before is not None else None
+    return verdict_of(one, one.judge(Reading("any", 60.0, "b", now), was, POLICY))
+
+
+def test_the_bus(tmp_path: Path) -> None:
+    calm = bus(tmp_path, fatal=7)
+    assert then("host_pcie_errors", calm).severity is UNKNOWN
+    assert then("host_pcie_errors", calm, calm).severity is OK
+    fatal = then("host_pcie_errors", bus(tmp_path, fatal=8), calm)
+    assert (fatal.severity, "pci 0000:1b:00.0: fatal PCIe errors went from 7 to 8" in fatal.words) == (FAIL, True)
+    assert then("host_pcie_errors", bus(tmp_path, fatal=7, nonfatal=1), calm).severity is WARN
+    sound = bus(tmp_path, kind="0x040300")
+    assert "users may not read them" in then("host_pcie_errors", sound).words, "a sound card is nobody's concern"
+    assert then("host_pressure", calm).severity is OK
+    busy = then("host_pressure", bus(tmp_path, full="35.20"))
+    assert (busy.severity, "waited for memory 35 %" in busy.words) == (WARN, True)
+    nothing = host_bus.read(Surroundings(tmp_path / "nothing", Scripted()))
+    assert then("host_pressure", nothing).words == "the kernel does not measure pressure (PSI)"
+    assert then("host_pcie_errors", nothing).severity is UNKNOWN
+
+
+# ---- mounts ----------------------------------------------------------------------------------------------------------
+
+ROOT = "21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw"
+NFS = "40 21 0:50 / /scratch\\040me rw,relatime shared:2 master:1 - nfs4 server:/x rw,vers=4.2"
+PROC = "22 21 0:5 / /proc rw - proc proc rw"
+TURNED = "41 21 8:2 / /data rw,noatime - xfs /dev/sdb ro,attr2"
+MEANT = "42 21 8:3 / /usr ro - ext4 /dev/sdc ro"
+BOUND = "43 21 8:3 /lib /lib rw - ext4 /dev/sdc ro"
+
+
+def mounted(root: Path, *lines: str, lustre: str = "") -> Facts:
+    files = {"proc/self/mountinfo": "\n".join(lines)}
+    return mounts.read(Surroundings(write(root, {**files, "sys/fs/lustre/health_check": lustre}), Scripted()))
+
+
+def test_mounts(tmp_path: Path) -> None:
+    whole = mounted(tmp_path, ROOT, NFS, PROC, MEANT, BOUND, "odd - line", "1 2 3")
+    assert set(whole.values) == {"node", "/", "/scratch me", "/usr", "/lib"}
+    assert then("storage_mounts", whole).severity is OK
+    turned = then("storage_mounts", mounted(tmp_path, ROOT, TURNED))
+    assert (turned.severity, "the kernel turned the file system of /data read-only" in turned.words) == (FAIL, True)
+    gone = then("storage_mounts", mounted(tmp_path, ROOT, MEANT, BOUND), whole)
+    assert (gone.severity, gone.words) == (WARN, "/scratch me (nfs4) was mounted and is not any more")
+    assert then("storage_mounts", mounted(tmp_path, ROOT, NFS, BOUND), whole).severity is OK, "a disk may be unmounted"
+    assert then("storage_mounts", mounted(tmp_path)).severity is UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("said", "severity"), [("", UNKNOWN), ("healthy\n", OK), ("NOT HEALTHY\ndevice x\n", FAIL), ("LBUG\n", FAIL)]
+)
+def test_lustre(tmp_path: Path, said: str, severity: Severity) -> None:
+    verdict = then("storage_lustre", mounted(tmp_path, ROOT, lustre=said))
+    assert verdict.severity is severity
+    assert severity is not FAIL or said.split("\n", maxsplit=1)[0] in verdict.words
+
+
+# ---- congestion ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("waits", "severity"),
+    [
+        ((5, 5, 5), OK),
+        ((5_000_000_000, 5, 5), WARN),
+        ((5_000_000_000, 4_000_000_000, 6_000_000_000), OK),
+        ((5_000_000_000, 5), UNKNOWN),
+    ],
+    ids=["none", "one port", "all ports", "too few"],
+)
+def test_congestion(tmp_path: Path, waits: tuple[int, ...], severity: Severity) -> None:
+    from gangrun.health import infiniband
+
+    def seen(counts: tuple[int, ...]) -> Facts:
+        tree(tmp_path, {f"mlx5_{k}": {"counters/port_xmit_wait": f"{count}\n"} for k, count in enumerate(counts)})
+        return infiniband.read(Surroundings(tmp_path, Scripted()))
+
+    before = infiniband.remember(Reading("infiniband", 0.0, "b", seen(tuple(0 for _ in waits))), None)
+    now = infiniband.remember(Reading("infiniband", 10.0, "b", seen(waits)), before)
+    one = check("ib_congestion")
+    verdict = verdict_of(one, one.judge(now, before, POLICY))
+    assert verdict.severity is severity, verdict
+    assert severity is not WARN or "mlx5_0 port 1 waits to send" in verdict.words

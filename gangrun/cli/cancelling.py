@@ -1,5 +1,6 @@
 """What Ctrl-C means to whoever owns a run in the foreground (room: cli): the mark first, then whoever must be told.
 
+A SIGTERM may come from Slurm, with every reason that a job can end for: then it is asked whether it means the run.
 Once: stop in order. The supervisor watches for the mark; agents are told only where nobody heeds it. Twice: kill.
 """
 
@@ -36,11 +37,15 @@ class Cancelling:
     kill: Callable[[], None]
     signals: list[int] = field(default_factory=list)
     urgent: deque[str] = field(default_factory=deque)  # sentences that cannot wait; filled from other threads too
+    excuse: Callable[[], str] | None = None  # why a SIGTERM does not mean the run, "" if it does; may take seconds
+    meant: bool = False  # a signal to this process did
     by_signal: bool = False  # it was a signal to this process that cancelled the run, not a person elsewhere
     _handled_count: int = 0
     _insist_at: float | None = None
     _marked_by: float = 0.0
     _marking: threading.Thread | None = None
+    _asking: threading.Thread | None = None
+    _not_excused: bool = False
     _keep: socket.socket | None = None
 
     def listen(self) -> socket.socket:
@@ -61,12 +66,35 @@ class Cancelling:
         while self._handled_count < len(self.signals):
             name = signal.Signals(self.signals[self._handled_count]).name
             self._handled_count += 1
-            if self._handled_count == 1:
-                self._first(name)
+            if name == "SIGTERM" and self.excuse is not None and not self.meant:
+                self._ask(self.excuse)
             else:
-                self.kill()
-                self.say(f"{name} again: killing all ranks")
+                self._heed(name)
+        if self._not_excused and not self.meant:
+            self._heed("SIGTERM")
         self._insist()
+
+    def _ask(self, excuse: Callable[[], str]) -> None:
+        """Once at a time: Slurm may tell a job twice."""
+
+        def ask() -> None:
+            why = excuse()
+            if why:
+                self.urgent.append(f"SIGTERM: {why}")
+            else:
+                self._not_excused = True
+
+        if self._asking is None or not self._asking.is_alive():
+            self._asking = threading.Thread(target=ask, name="why SIGTERM", daemon=True)
+            self._asking.start()
+
+    def _heed(self, name: str) -> None:
+        if self.meant:
+            self.kill()
+            self.say(f"{name} again: killing all ranks")
+            return
+        self.meant = True
+        self._first(name)
 
     def say_urgent(self) -> None:
         """What cannot wait until the journal tells it."""
@@ -128,6 +156,6 @@ class Cancelling:
         phase = state.phase if state else None
         if phase is Phase.SUCCEEDED:
             return 0
-        if phase is Phase.CANCELLED or (phase is not Phase.FAILED and self.signals):
+        if phase is Phase.CANCELLED or (phase is not Phase.FAILED and self.meant):
             return 143 if self.by_signal else 130
         return 1

@@ -28,6 +28,7 @@ from gangrun.cli.job_owner import JobOwner
 from gangrun.cli.new_run import Understood, make_run, put_in_index
 from gangrun.cli.reading import read
 from gangrun.cli.run_spec import ranks_of
+from gangrun.cli.slurm_asking import excuse, tools_of
 from gangrun.cli.slurm_world import Allocation, allocation_of
 from gangrun.cli.start import shown, tell_json
 from gangrun.cli.wiring import clock_of
@@ -152,8 +153,9 @@ def _own(held: Held, spec: RunSpec, paths: RunPaths, wish: Understood) -> int:
     view = shown(paths, wish.variables, as_json=request.as_json, quiet=request.quiet)
     view.say(f"run {paths.run} ({spec.name}) on {fold(allocation.nodes)}, in {paths.root}")
     owner = JobOwner(
-        spec, paths, claimed.claim, allocation, wish.everything, (), disk, clock_of(), view, foreground=True
-    )
+        spec, paths, claimed.claim, allocation, wish.everything, (), disk, clock_of(), view, foreground=True,
+        excuse=lambda: excuse(tools_of(wish.variables), allocation.job, allocation.restart),
+    )  # fmt: skip
     code = owner.run()
     if request.as_json:
         tell_json(paths)

@@ -1,6 +1,7 @@
 """One stay of one job, seen from its launcher (room: cli): its step runs, the run is watched, the end is told.
 
-The batch script is one owner, ``gangrun run`` in an allocation the other: there Ctrl-C cancels. Next: ``job_step``.
+The batch script is one owner, ``gangrun run`` in an allocation the other: there Ctrl-C cancels, and what SIGTERM means
+is asked of Slurm. Next: ``job_step``.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import selectors
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gangrun.adapters.clock import SystemClock
@@ -60,6 +61,7 @@ class JobOwner:
     clock: SystemClock
     view: LiveView
     foreground: bool = False
+    excuse: Callable[[], str] | None = None  # why a SIGTERM to this process does not mean the run
 
     def run(self) -> int:
         """Until nothing of it is left to do; the exit code."""
@@ -72,7 +74,7 @@ class JobOwner:
         )  # fmt: skip
         cancelling = Cancelling(
             self.paths, self.disk, self.clock, view.say, onlooker.state,
-            insist=steps.interrupt, kill=steps.kill,
+            insist=steps.interrupt, kill=steps.kill, excuse=self.excuse,
         )  # fmt: skip
         if not self.foreground:
             for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
@@ -83,7 +85,8 @@ class JobOwner:
         self._stay(steps, onlooker, cancelling)
         if not onlooker.leave(LAST_LOOK_WITHIN_S):
             view.say(f"{self.paths.root} does not answer: the last lines are missing here")
-        return cancelling.code() if self.foreground else code_of(onlooker.state(), steps.claim)
+        goes_on = is_over(onlooker.state(), steps.claim) and not cancelling.meant
+        return cancelling.code() if self.foreground and not goes_on else code_of(onlooker.state(), steps.claim)
 
     def _stay(self, steps: JobStep, onlooker: Onlooker, cancelling: Cancelling) -> None:
         give_up_at = float("inf")

@@ -10,14 +10,23 @@ from dataclasses import dataclass
 
 from gangrun.adapters.slurm.commands import Tools
 from gangrun.adapters.slurm.scheduler import JobFacts, Scheduler, SchedulerRefused, SchedulerSilent
+from gangrun.adapters.slurm.why import why_terminated
 from gangrun.cli.queue_words import REASONS
 from gangrun.cli.times import pause, steady_now
+from gangrun.core.events import NoticeKind
 from gangrun.wire.submission import comment
 
 ANSWER_WITHIN_S = 5.0
 REASON_WITHIN_S = 3.0  # Slurm gives a job its reason when it first tries to place it
 LOOK_FOR_S = 30.0  # a job that sbatch may have submitted shows up by then, or nobody can tell
 LOOK_EVERY_S = 1.0
+SHOWS_AFTER_TRIES = 4  # a signal may come a little before Slurm shows why
+TRY_EVERY_S = 0.3
+EXCUSES = {
+    NoticeKind.REQUEUE: "is requeued",
+    NoticeKind.PREEMPTION: "is preempted",
+    NoticeKind.TIME_LIMIT: "is at its time limit",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +83,23 @@ def whatever_came(scheduler: Scheduler, name: str, run: str, seq: int = 0, *, wi
         if steady_now() > give_up_at:
             return ""
         pause(LOOK_EVERY_S)
+
+
+def excuse(tools: Tools, job: str, restarts_count: int) -> str:
+    """Why a SIGTERM to who runs in this job does not mean the run; "" where it does, or where Slurm does not say.
+
+    Slurm sends one to all that a job has, whatever the reason: the agents have it too, and the supervisor heeds it.
+    """
+    scheduler = Scheduler(tools, REASON_WITHIN_S)
+    for _ in range(SHOWS_AFTER_TRIES):
+        try:
+            facts = scheduler.job(job)
+        except SchedulerSilent:
+            return ""
+        kind = why_terminated(None, restarts_count, facts, 0.0)
+        if kind in EXCUSES:
+            return f"job {job} {EXCUSES[kind]}: what becomes of the run is decided on its nodes"
+        if kind is NoticeKind.CANCEL:
+            return ""
+        pause(TRY_EVERY_S)
+    return ""

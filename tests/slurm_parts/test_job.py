@@ -10,13 +10,15 @@ import pytest
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import JobClaim, plain_job
 from gangrun.adapters.fs.run_dir import RunPaths
+from gangrun.adapters.slurm.commands import Answer, Tools
 from gangrun.adapters.slurm.scheduler import JobFacts, Scheduler, SchedulerSilent
-from gangrun.cli import absent, held, job_main, job_owner, job_step, slurm_world
+from gangrun.cli import absent, held, job_main, job_owner, job_step, slurm_asking, slurm_world
 from gangrun.cli.errors import UserError
 from gangrun.cli.node_main import NODE, filled
 from gangrun.core.model import Phase, RunState, Shape
 from gangrun.wire.spec import RunSpec
 from gangrun.wire.submission import Submission
+from tests.slurm_parts.captured import VERSIONS, shown
 from tests.waiting import until
 
 CLAIM = JobClaim(1, "12", 0, "n1", 100, 5)
@@ -167,6 +169,31 @@ def test_what_kind_of_allocation_we_are_in(more, batch):
     found = held.held_by({**FACTS, "SLURM_JOB_NAME": "mine", **more})
     assert found is not None
     assert (found.is_batch, found.job_name) == (batch, "mine")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    ("seen", "excused"),
+    [
+        (["requeue"], "job 12 is requeued: "),
+        (["running", "requeue"], "job 12 is requeued: "),  # the signal can be there before the state
+        (["preemption-in-grace"], "job 12 is preempted: "),
+        (["time-limit"], "job 12 is at its time limit: "),
+        (["scancel"], ""),
+        (["running"] * 4, ""),  # a person's kill, or ``timeout``
+        ([], ""),  # Slurm does not answer
+    ],
+)
+def test_what_a_sigterm_to_a_script_of_ones_own_means(version, seen, excused, monkeypatch):
+    class Shows(Tools):
+        def run(self, argv, within_s):
+            return Answer(0, shown(version, left.pop(0))) if left else Answer(1, err="Socket timed out")
+
+    left = list(seen)
+    monkeypatch.setattr(slurm_asking, "TRY_EVERY_S", 0.0)
+    said = slurm_asking.excuse(Shows({}), "12", 0)
+    assert said.startswith(excused) and bool(said) == bool(excused)
+    assert not left
 
 
 def test_outside_of_a_job_there_is_none():

@@ -1,0 +1,57 @@
+"""``gangrun run`` in an sbatch script of one's own that loses a node: the same job comes back, and the run goes on.
+
+A limit that its shell has set is said, too.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from tests.slurm.cluster import Cluster
+from tests.slurm.harness import GANGRUN, SHORT, STEPPER, TINY, Run, attempts_that_stepped
+from tests.slurm.test_preemption import comes_back
+from tests.waiting import until
+
+SCRIPT = """#!/bin/bash
+#SBATCH --no-kill
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --signal=B:URG@60
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --output=own-%j.out
+echo "the script runs on $SLURM_JOB_NODELIST"
+ulimit -d 3000000
+export TINY={tiny} HOOK='pace = 0 if attempt else pace'
+exec {command}
+"""
+
+
+def test_a_lost_node_of_a_script_of_ones_own(cluster: Cluster, run: Run) -> None:
+    words = [*GANGRUN, "run", *SHORT, "--nproc-per-node", "2", "--checkpoint-dir", run.saves_made()]
+    words += [run.script(STEPPER), run.steps, "60", "0.05", "10"]
+    own = run.folder / "own.sbatch"
+    own.write_text(SCRIPT.format(tiny=shlex.quote(str(TINY)), command=shlex.join(map(str, words))))
+    job = cluster.user_run(["sbatch", "--parsable", own], cwd=run.folder).stdout.strip()
+    said = run.folder / f"own-{job}.out"
+    (run.root,) = until(lambda: [*run.folder.glob("gangrun_runs/*")], 60, lambda: f"a run\n{said.read_text()}")
+    run.id = run.root.name
+    run.wait_for_step(13)
+    batch_host = cluster.job(job)["BatchHost"]
+    (lost,) = {host for host, _ in run.ranks().values()} - {batch_host}
+    cluster.power_off(lost)
+    comes_back(cluster, job, batch_host)
+    status = run.end()
+    ended = cluster.wait_job(job, "COMPLETED")
+    assert (ended["Restarts"], ended["ExitCode"], ended["ExcNodeList"]) == ("1", "0:0", lost)
+    assert [*run.folder.glob("gangrun_runs/*")] == [run.root], said.read_text()
+    assert said.read_text().count("the script runs on ") == 2
+    assert [found["node"] for found in status["excluded"]] == [lost]
+    assert [found["job"] for found in status["attempts"]] == [job] * 2
+    assert lost not in status["attempts"][1]["nodes"]
+    assert status["attempts"][1]["resumed_from_step"] >= 10
+    assert attempts_that_stepped(run.rows()) == [0, 1]
+    assert "a process may have 3.1 GB of data (`ulimit -d`)" in run.explain()
+    assert json.loads(run.gangrun("wait", run.id, "--json"))["exit_code"] == 0
+    cluster.assert_clean(10)

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gangrun.agent import limits
 from gangrun.agent.facts import Checked
+from gangrun.agent.limits import MemoryLimits
 
 NOFILE_SPARE = 1024  # beside one file per agent: journals, logs, libraries
 SKEW_MAX_S = 60.0
+NO_LIMITS = MemoryLimits()
 
 
 def preflight(
@@ -21,10 +24,13 @@ def preflight(
     skew_s: Callable[[], float | None],
     cpus_asked: int | None = None,
     cpus_allowed: int = 0,
+    memory: MemoryLimits = NO_LIMITS,
+    ranks_count: int = 1,
 ) -> Checked:
     """``probe``: what the run directory lacks, "" if nothing; ``skew_s``: the file server's clock less ours, if known.
 
     ``cpus_asked``: for this node, of the scheduler; ``cpus_allowed``: how many its affinity leaves to us and our ranks.
+    ``memory``: what this node's ``ranks_count`` ranks may have.
 
     May hang where the file system does: run it as an errand.
     """
@@ -33,7 +39,7 @@ def preflight(
         return Checked(
             False, f"a process may open {nofile_hard} files, a supervisor here needs {needed}: raise `ulimit -Hn`"
         )
-    lack = probe()
+    lack = limits.refusal(memory, ranks_count) or probe()
     if lack:
         return Checked(False, lack)
     poor: list[str] = []
@@ -43,4 +49,5 @@ def preflight(
         poor.append(f"this node's clock and the file server's are {abs(skew):.0f} s apart")
     if cpus_asked is not None and cpus_allowed < cpus_asked:
         poor.append(f"its ranks may use {cpus_allowed} of the {cpus_asked} CPUs asked for: data loading may be slow")
+    poor += limits.poor(memory, ranks_count)
     return Checked(True, "; ".join(poor))

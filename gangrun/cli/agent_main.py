@@ -24,6 +24,7 @@ from gangrun.adapters.net.curve import KeyRefused, read_client_key
 from gangrun.agent import facts
 from gangrun.agent.brain import AgentBrain
 from gangrun.agent.identity import AgentConfig
+from gangrun.agent.limits import memory_limits
 from gangrun.agent.loop import AgentLoop
 from gangrun.agent.preflight import preflight
 from gangrun.agent.rank_env import inherited, shared_memory_root
@@ -116,17 +117,21 @@ def find_term(paths: RunPaths, clock: SystemClock, disk: Disk) -> facts.TermFoun
     return facts.TermFound(Dial(claim.term, claim.endpoint, claim.server_key), claim.job)
 
 
-def check(paths: RunPaths, clock: SystemClock, net: AgentNet, nodes_count: int, nonce: str) -> facts.Checked:
+def check(
+    paths: RunPaths, clock: SystemClock, net: AgentNet, nodes_count: int, ranks_count: int, nonce: str
+) -> facts.Checked:
     """This node's preflight; may take as long as the file system does."""
 
     def lacking() -> str:
         report = probe(paths.machine, clock, nonce)
         return "" if report.usable else "; ".join(report.lacks)
 
-    asked = environment.all_variables().get("SLURM_CPUS_PER_TASK", "")
+    variables = environment.all_variables()
+    asked = variables.get("SLURM_CPUS_PER_TASK", "")
     return preflight(
         nofile_hard=net.nofile_hard, agents_count=nodes_count, probe=lacking, skew_s=lambda: None,
         cpus_asked=int(asked) if asked.isdecimal() else None, cpus_allowed=len(os.sched_getaffinity(0)),
+        memory=memory_limits(variables), ranks_count=ranks_count,
     )  # fmt: skip
 
 
@@ -161,7 +166,7 @@ def main(words: list[str]) -> int:
         return supervisors if health is None else (*supervisors, *health.pids())
 
     def checked() -> facts.Checked:
-        found = check(paths, clock, net, nodes_count, incarnation)
+        found = check(paths, clock, net, nodes_count, spec.slots_per_node * spec.ranks_per_slot, incarnation)
         return found if health is None else health.gate(found)
 
     loop = AgentLoop(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import resource
 import threading
+from pathlib import Path
 
 import pytest
 
 from gangrun.agent import facts
 from gangrun.agent.errands import Errands
+from gangrun.agent.limits import MemoryLimits, memory_limits
 from gangrun.agent.preflight import preflight
 from tests.waiting import until
 
@@ -34,6 +37,84 @@ def test_refusals_name_the_figure_and_poor_things_are_only_said(given, ok, word)
     assert checked.ok is ok
     assert word in checked.why
     assert bool(checked.why) == bool(word)
+
+
+GB, BIG = 10**9, 64 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("limits", "ok", "word"),
+    [
+        (MemoryLimits(), True, ""),
+        (MemoryLimits(together=100 * 10**6, source="memory.max of its cgroup"), False, "100.0 MB"),
+        (MemoryLimits(together=115 * 10**6), False, "8 ranks cannot even begin"),
+        (MemoryLimits(together=118 * 10**6), True, "118.0 MB of memory together"),
+        (
+            MemoryLimits(together=8 * GB - 1, source="memory.max of its cgroup"),
+            True,
+            "8.0 GB of memory together, 1000.0 MB",
+        ),
+        (MemoryLimits(together=8 * GB, asked=8 * GB, total=BIG), True, ""),
+        (MemoryLimits(together=8 * GB, asked=16 * GB), True, "16.0 GB of memory were asked for, its ranks may use 8.0"),
+        (MemoryLimits(address_space=63 * GB, total=BIG), True, "63.0 GB of address space (`ulimit -v`)"),
+        (MemoryLimits(address_space=BIG, total=BIG), True, ""),
+        (MemoryLimits(data=2 * GB, total=BIG), True, "2.0 GB of data (`ulimit -d`)"),
+        (MemoryLimits(data=BIG, total=BIG), True, ""),
+        (MemoryLimits(locked=65536, total=BIG), True, ""),
+        (MemoryLimits(locked=65536, total=BIG, infiniband=True), True, "lock 0.1 MB of memory (`ulimit -l`)"),
+        (MemoryLimits(locked=None, total=BIG, infiniband=True), True, ""),
+    ],
+)
+def test_a_limit_that_will_break_the_run_is_said_before_it_begins(limits, ok, word):
+    checked = preflight(
+        nofile_hard=4096, agents_count=2, probe=lambda: "", skew_s=lambda: None, memory=limits, ranks_count=8
+    )
+    assert checked.ok is ok
+    assert word in checked.why
+    assert bool(checked.why) == bool(word)
+
+
+def box(root: Path, cgroup: str, **files: str) -> Path:
+    """A machine of small files; ``__`` stands for a slash."""
+    told = {"proc/self/cgroup": cgroup, "proc/meminfo": "MemFree: 1 kB\nMemTotal:    64 kB\n"}
+    for name, text in {**told, **{name.replace("__", "/"): text for name, text in files.items()}}.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def test_of_all_cgroups_around_us_the_least_holds(tmp_path):
+    job, step = "sys__fs__cgroup__slurm__job__", "sys__fs__cgroup__slurm__job__step__"
+    maxima = {f"{step}memory.max": "max\n", f"{job}memory.max": "5000000\n", "sys__fs__cgroup__memory.max": "9000000\n"}
+    found = memory_limits({}, box(tmp_path, "0::/slurm/job/step\n", **maxima))
+    assert (found.together, found.source, found.total) == (5000000, "memory.max of its cgroup", 65536)
+
+
+def test_the_first_version_of_cgroups_is_read_too_and_none_at_all_is_no_limit(tmp_path):
+    name = "sys__fs__cgroup__memory__slurm__memory.limit_in_bytes"
+    older = box(tmp_path / "1", "4:cpu,memory:/slurm\n3:pids:/slurm\n", **{name: "7000000\n"})
+    assert memory_limits({}, older).together == 7000000
+    boundless = box(tmp_path / "2", "4:memory:/slurm\n", **{name: "9223372036854771712\n"})
+    assert memory_limits({}, boundless).together is None
+    assert memory_limits({}, tmp_path / "3").together is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "asked_mb"),
+    [
+        ({}, None),
+        ({"SLURM_MEM_PER_NODE": "2000"}, 2000),
+        ({"SLURM_MEM_PER_NODE": "0"}, None),
+        ({"SLURM_MEM_PER_CPU": "100", "SLURM_CPUS_ON_NODE": "8"}, 800),
+        ({"SLURM_MEM_PER_CPU": "100"}, None),
+        ({"SLURM_MEM_PER_GPU": "4000", "SLURM_GPUS_ON_NODE": "2"}, 8000),
+    ],
+)
+def test_what_slurm_was_asked_for_and_what_a_process_may_have(tmp_path, variables, asked_mb):
+    found = memory_limits(variables, tmp_path)
+    assert found.asked == (None if asked_mb is None else asked_mb << 20)
+    soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    assert found.locked == (None if soft == resource.RLIM_INFINITY else soft)
 
 
 def test_an_answer_is_taken_once_and_an_exception_is_one_too():

@@ -210,7 +210,7 @@ class AgentBrain:
                 self.follow.supervisor_refused(now)
                 return []
             case facts.SupervisorExited():
-                done = self.follow.supervisor_exited(fact.code, now)
+                done = self.follow.supervisor_exited(fact.code, fact.term, now)
                 return done + (self._leave(REFUSED, JOURNAL_REFUSED, now) if self.follow.hopeless else [])
             case facts.TerminateAsked():
                 return self._terminate(fact, now)

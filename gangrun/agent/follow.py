@@ -9,9 +9,12 @@
    promise: two cut-off nodes must not be lost to a supervisor that lives.
 3. A candidate with fresh promises of more than half of the roster asks its warden for a supervisor, one at a time;
    after one that failed it waits 1, 2, 4 .. 64 s.
-4. Where no majority can be had (two nodes, one gone; an agent that was restarted and knows nobody) a candidate asks
-   for a supervisor without promises after ``counter_still_s``: that one must watch the holder's counter file. All
-   others do so after twice as long, spread over minutes where they are many: the candidates' rack may be lost.
+4. Where no majority can be had a candidate asks for a supervisor without promises: that one watches the holder's
+   counter file for ``counter_still_s`` (or hears from the scheduler that the holder's node is down) before it claims,
+   and is in no majority's way. It is asked for soon where too few of a small roster answer (two nodes, one gone), else
+   when two candidates would have had their promises. An agent that knows nobody, as it was restarted, asks for one
+   after ``counter_still_s``, all others after twice as long, spread over minutes where they are many: the candidates'
+   rack may be lost.
    One that was asked for and claims nothing for so long has been stopped: where nobody else can, another is asked for.
    Last resort against a lost ``Dial``: read ``terms/`` again, at most once in 5, 10 .. 60 s.
 """
@@ -38,6 +41,8 @@ REFUSALS_MAX = 5  # in a row on one node: no other supervisor will fare better
 RESORT_FIRST_S, RESORT_MAX_S = 5.0, 60.0
 NEVER = float("inf")
 SPREAD_NODES_COUNT = 16
+WATCH_SOON_TAKEOVERS = 2  # late answers have come by then
+WATCH_AFTER_TAKEOVERS = 4  # two candidates have had their promises by then, and a supervisor that need not watch
 VARIES_SHARE = 0.5
 
 
@@ -76,8 +81,11 @@ class Follow:
         self._find_s = FIND_FIRST_S
         self._resort_at = 0.0
         self._resort_s = RESORT_FIRST_S
-        self._spawn_failures_count = 0
-        self._spawn_at = 0.0  # not before
+        self._spawn_failures_count = self._watch_failures_count = 0
+        self._spawn_at = self._watch_at = 0.0  # not before; the latter for one without promises
+        self._watching = False  # the one asked for has no promises
+        self._lives_at = 0.0  # when another candidate proved that the supervisor does
+        self._too_few = False  # all of the roster were asked, and those that answered are no majority
         self._spawned_at = NEVER  # when the last one was asked for, and to claim which term at least
         self._spawned_term = 0
         # spreads the agents that know nobody, so that not all ask for a supervisor in the same second
@@ -120,6 +128,8 @@ class Follow:
 
     def _rest(self) -> None:
         self.held = None
+        self._watch_failures_count = 0
+        self._too_few = False
         self._promises_count = 0
         self._pongs.clear()
         self._tried.clear()
@@ -145,6 +155,9 @@ class Follow:
         if self.held is not None:
             if pong.node == self.held.candidate.node:
                 self.held.answered_at = now
+            if self._is_candidate(pong.node):
+                self._pongs[pong.node] = pong.unacked_s
+                self._too_few = self._too_few and self._are_too_few()
             return []
         if self._choose_at == NEVER or not self._is_candidate(pong.node):
             return []
@@ -173,7 +186,7 @@ class Follow:
             if lease.line is not None and not self.spawning:
                 self._find_at, self._find_s = NEVER, FIND_FIRST_S
         if self.held is not None:
-            return done + self._keep(self.held, lease, now)
+            return done + self._watch(lease, now) + self._keep(self.held, lease, now)
         if lease.line is None and self._is_stuck(now):
             done += self._replace_stuck(lease, now)
         if now < lease.acked_at + self.timing.takeover_after_s:
@@ -191,6 +204,7 @@ class Follow:
         """When ``tick`` has something to do next."""
         due = self._find_at
         if self.held is not None:
+            due = min(due, self._lonely_at(lease))
             if self.held.ends_at < NEVER:
                 return min(due, self.held.ends_at)
             return min(due, self.held.said_at + self.timing.beat_every_s, self._held_until(self.held))
@@ -219,9 +233,13 @@ class Follow:
     def _choose(self, lease: Lease, now: float) -> list[Effect]:
         self._choose_at = NEVER
         lately_s = FRESH_BEATS * self.timing.beat_every_s
-        if lease.line is None or any(s <= lately_s for node, s in self._pongs.items() if node != self.me.node):
+        if any(s <= lately_s for node, s in self._pongs.items() if node != self.me.node):
+            self._lives_at = now
+            return []
+        if lease.line is None:
             return []
         reached = [peer for peer in self.candidates if peer.node in self._pongs]
+        self._too_few = self._are_too_few()
         if all(peer.node in self._tried for peer in reached):
             self._tried.clear()
         for peer in reached:
@@ -281,9 +299,13 @@ class Follow:
         return self._spawn(lease.term_max + 1, tuple(sorted(nodes)), now)
 
     def _spawn(self, term_min: int, promises: tuple[str, ...], now: float) -> list[Effect]:
-        if self.spawning or now < self._spawn_at:
+        if self.spawning and not (promises and self._watching):
             return []
-        self.spawning = True
+        if now < (self._spawn_at if promises else self._watch_at):
+            return []
+        if self.spawning:  # only a term above the one that the watching one wants lets a warden start another beside it
+            term_min = max(term_min, self._spawned_term + 1)
+        self.spawning, self._watching = True, not promises
         self._spawned_at, self._spawned_term = now, term_min
         self._find_s = FIND_FIRST_S
         self._find_at = now + self._find_s  # its claim will say where it listens
@@ -299,9 +321,10 @@ class Follow:
         promises = (self.me.node,) if self.roster_count == 1 else ()
         return self._spawn(max(lease.term_max, self._spawned_term) + 1, promises, now)
 
-    def supervisor_exited(self, code: int, now: float) -> list[Effect]:
+    def supervisor_exited(self, code: int, term_min: int, now: float) -> list[Effect]:
         """The one asked for, or one that served, is gone. A deposed one means that a newer term is to be found."""
-        self.supervisor_refused(now)
+        if term_min >= self._spawned_term:
+            self.supervisor_refused(now)
         self.refusals_count += code == REFUSED
         self.deposed_count += code == DEPOSED
         return self.find(now) if code == DEPOSED else []
@@ -318,8 +341,13 @@ class Follow:
 
     def supervisor_refused(self, now: float) -> None:
         """The one asked for never came to be; the next one waits longer."""
-        if self.spawning:
-            self.spawning = False
+        if not self.spawning:
+            return
+        self.spawning = False
+        if self._watching:
+            self._watch_failures_count += 1
+            self._watch_at = now + backoff_s(self._watch_failures_count)
+        else:
             self._spawn_failures_count += 1
             self._spawn_at = now + backoff_s(self._spawn_failures_count)
 
@@ -328,27 +356,37 @@ class Follow:
     def _lonely_at(self, lease: Lease) -> float:
         if self.spawning:
             return NEVER
-        if not self.candidates or self._is_candidate(self.me.node):
-            return max(lease.acked_at + self.timing.counter_still_s + self._spread_s, self._spawn_at)
-        spread_s = self._spread_s * max(1.0, self.roster_count / SPREAD_NODES_COUNT)
-        return max(lease.acked_at + 2 * self.timing.counter_still_s + spread_s, self._spawn_at)
+        since = lease.acked_at
+        if self._is_candidate(self.me.node) and self.roster_count > 1:
+            takeovers = WATCH_SOON_TAKEOVERS if self._too_few else WATCH_AFTER_TAKEOVERS
+            since, after_s = max(since, self._lives_at), takeovers * self.timing.takeover_after_s
+        elif self._is_candidate(self.me.node) or not self.candidates:
+            after_s = self.timing.counter_still_s + self._spread_s
+        else:
+            spread_s = self._spread_s * max(1.0, self.roster_count / SPREAD_NODES_COUNT)
+            after_s = 2 * self.timing.counter_still_s + spread_s
+        return max(since + after_s, self._spawn_at, self._watch_at)
 
     def _lost_at(self, lease: Lease) -> float:
         first = self.timing.takeover_after_s * (2 if self.candidates else 1)
         return max(lease.acked_at + first, self._resort_at)
 
     def _last_resorts(self, lease: Lease, now: float) -> list[Effect]:
-        done: list[Effect] = []
-        if now >= self._lonely_at(lease):
-            done += self._spawn(lease.term_max + 1, (), now)
+        done = self._watch(lease, now)
         if lease.line is not None and now >= self._lost_at(lease):
             self._resort_at = now + self._resort_s
             self._resort_s = min(2 * self._resort_s, RESORT_MAX_S)
             done.append(effects.FindTerm())
         return done
 
+    def _watch(self, lease: Lease, now: float) -> list[Effect]:
+        return self._spawn(lease.term_max + 1, (), now) if now >= self._lonely_at(lease) else []
+
     def _is_candidate(self, node: str) -> bool:
         return any(peer.node == node for peer in self.candidates)
+
+    def _are_too_few(self) -> bool:
+        return 2 * len(self._pongs) <= self.roster_count <= len(self.candidates)
 
     def _all_answered(self) -> bool:
         return all(peer.node in self._pongs for peer in self.candidates)

@@ -175,14 +175,15 @@ def entitled(
     watch = CounterWatch(spec.policy.timing)
     pause = threading.Event()
     while True:
-        still_s, verdict = 0.0, None
-        if not rules.has_majority(arguments.promises, roster) and not _is_dead(newest, arguments.node):
+        still_s, verdict, dead = 0.0, None, _is_dead(newest, arguments.node)
+        if not rules.has_majority(arguments.promises, roster) and not dead:
             found = read_counter(disk, paths, newest.term)
             verdict = watch.look(found.count if found else None, _can_write(disk, paths), clock.now())
             still_s = spec.policy.timing.counter_still_s if verdict else 0.0
+            dead = verdict is None and spec.world == "slurm" and _is_down(newest.node)
         ruling = rules.may_claim(
-            arguments.promises, roster, counter_still_s=still_s, own_writes_ok=True,
-            holder_down=_is_dead(newest, arguments.node), timing=spec.policy.timing,
+            arguments.promises, roster, counter_still_s=still_s, own_writes_ok=True, holder_down=dead,
+            timing=spec.policy.timing,
         )  # fmt: skip
         if ruling.allowed:
             _holds_the_run(arguments, paths, disk)
@@ -190,6 +191,8 @@ def entitled(
         if verdict is False:
             raise TermLost(ruling.sentence)
         pause.wait(spec.policy.timing.counter_every_s)
+        if terms.highest() > judged:
+            raise TermLost(f"term {terms.highest()} was claimed while it was found out whether we may")
 
 
 def _holder(paths: RunPaths, disk: Disk) -> JobClaim | None:
@@ -209,6 +212,13 @@ def _is_dead(claim: Claim, node: str) -> bool:
         return False
     proc = processes.read_proc(claim.pid)
     return proc is None or proc.start_ticks != claim.start_ticks or proc.state == "Z"
+
+
+def _is_down(node: str) -> bool:
+    """Does Slurm say so of the holder's node? One question, of one node."""
+    from gangrun.cli.supervisor_slurm import is_down
+
+    return is_down(node)
 
 
 def _can_write(disk: Disk, paths: RunPaths) -> bool:

@@ -17,7 +17,7 @@ from gangrun.adapters.fs.run_dir import RunPaths, mark_cancelled, read_cancelled
 from gangrun.adapters.net.mailbox import QueueMailbox
 from gangrun.adapters.slurm.commands import Tools
 from gangrun.adapters.slurm.jobs import Ask, SlurmJobs, end_allocation
-from gangrun.adapters.slurm.scheduler import Scheduler
+from gangrun.adapters.slurm.scheduler import Scheduler, SchedulerRefused, SchedulerSilent
 from gangrun.adapters.slurm.watch import JobWatch
 from gangrun.cli import environment
 from gangrun.cli.absent import Absent, AbsentWatch
@@ -31,6 +31,7 @@ from gangrun.core.policy import Policy
 from gangrun.wire.submission import Requeue, Submission, comment
 
 LEAD_SLACK_S = 15.0
+DOWN_WITHIN_S = 5.0
 
 
 @dataclass(slots=True)
@@ -143,6 +144,14 @@ def _names(text: str) -> tuple[str, ...]:
         return unfold(text)
     except NodesetError:
         return (text,)  # Slurm took it once, and may again
+
+
+def is_down(node: str) -> bool:
+    """Does Slurm say that a node is down? Where it does not answer in time, it does not."""
+    try:
+        return Scheduler(Tools(environment.all_variables()), DOWN_WITHIN_S).is_down(node)
+    except (SchedulerSilent, SchedulerRefused):
+        return False
 
 
 def survive_signals() -> None:

@@ -128,12 +128,12 @@ class SimWarden(SimProcess):
             lambda: self.when_awake(lambda: self.node.new_supervisor(term_min, promises, promised_at)),
         )
 
-    def supervisor_exited(self, code: int, term: int) -> None:
+    def supervisor_exited(self, code: int, term_min: int) -> None:
         """SIGCHLD: tell the agent."""
 
         def tell() -> None:
             if self.node.agent is not None:
-                self.node.agent.tell(facts.SupervisorExited(code, term))
+                self.node.agent.tell(facts.SupervisorExited(code, term_min))
 
         self.timeline.after(REAP_S, lambda: self.when_awake(tell))
 

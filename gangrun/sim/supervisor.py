@@ -97,8 +97,12 @@ class SimSupervisor(SimProcess):
             return
         claims = self.node.mount.claims()
         newest = claims[max(claims)] if claims else None
-        if self._watch is None or self._judged != max(claims, default=0):
+        if self._watch is None:
             self._judged, self._watch = max(claims, default=0), takeover.CounterWatch(self.policy.timing)
+        elif self._judged < max(claims, default=0):
+            self.says.append(f"term {max(claims)} was claimed while it was found out whether we may")
+            self._exit(EXIT_DEPOSED)
+            return
         by_promises = rules.has_majority(self.promises, self.world.roster_of(self.node.job))
         if not by_promises and self._judged < self.term_min - 1:
             self.says.append(f"term {self.term_min - 1} is known to exist and cannot be seen from here")
@@ -293,7 +297,7 @@ class SimSupervisor(SimProcess):
     def _exit(self, code: int) -> None:
         self.exit_code = code
         self.kill()
-        self.node.warden.supervisor_exited(code, self.term)
+        self.node.warden.supervisor_exited(code, self.term_min)
 
     def kill(self) -> None:
         """SIGKILL: what was being written may be lost, torn or late."""
@@ -306,7 +310,7 @@ class SimSupervisor(SimProcess):
         if self.alone is not None:
             self.timeline.after(0.0, self.alone)
         if self.exit_code is None:
-            self.node.warden.supervisor_exited(-9, self.term)
+            self.node.warden.supervisor_exited(-9, self.term_min)
 
     # ---- parked agents ------------------------------------------------------------------------------------------
 

@@ -282,14 +282,6 @@ def test_a_deposed_supervisor_of_ours_means_that_there_is_a_newer_term():
     assert stage.local(facts.SupervisorExited(0, 1)) == []
 
 
-def test_without_a_majority_a_candidate_asks_for_one_that_watches_the_counter():
-    stage = Stage().follow(1, candidates=PEERS[:2], roster_count=2)
-    stage.pass_s(TIMING.counter_still_s - 1)
-    assert not stage.only(effects.SpawnSupervisor)
-    stage.pass_s(25)
-    assert [(e.term_min, e.promises) for e in stage.only(effects.SpawnSupervisor)] == [(2, ())]
-
-
 def test_who_is_no_candidate_does_so_later_since_all_who_are_may_be_gone():
     stage = Stage().follow(1, candidates=PEERS[1:2], roster_count=2)
     stage.pass_s(2 * TIMING.counter_still_s - 1)

@@ -34,6 +34,7 @@ _FIRST_LINE = re.compile(
     r"JobId=(?P<job>\S+)(?: ArrayJobId=\S+)?(?: ArrayTaskId=\S+)?(?: HetJob\S+=\S+)* JobName=(?P<name>.*)"
 )
 _KILL_WAIT = re.compile(r"^KillWait\s*=\s*([0-9]+)", re.MULTILINE)
+_NODE_STATE = re.compile(r"^ *State=([A-Z]+)", re.MULTILINE)
 _GRACE_TIME = re.compile(r"\bGraceTime=([0-9]+)")
 _WORDS = re.compile(r"([A-Za-z][\w/:.&*]*)=(\S*)")
 # These lines hold one value, which is free text or may hold blanks.
@@ -221,6 +222,11 @@ class Scheduler:
         by_name = () if not name or "," in name else ("--name", name)  # a comma would make it two names
         argv = ("squeue", "-h", "--me", *by_name, "-t", states, "-o", FORMAT)
         return read_queue(self._asked(argv).out)
+
+    def is_down(self, node: str) -> bool:
+        """Has Slurm given a node up? One that it has not heard for a while is not down yet."""
+        found = _NODE_STATE.search(self._asked(("scontrol", "show", "node", node)).out)
+        return found is not None and found.group(1) == "DOWN"
 
     def kill_wait_s(self) -> float:
         """How long Slurm leaves between SIGTERM and SIGKILL; its default where it does not say."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gangrun.agent import effects, facts
 from gangrun.agent.brain import AgentBrain, AgentConfig
 from gangrun.agent.effects import Effect
-from gangrun.core.model import ErrorReport, RankStack
+from gangrun.core.model import ErrorReport, Finding, RankStack
 from gangrun.sim.clock import Entry
 from gangrun.sim.gang import SimRank, exit_of
 from gangrun.sim.process import SimProcess
@@ -219,6 +219,17 @@ class SimAgent(SimProcess):
 
         self.when_awake(hear)
 
+    def finds(self, *, fatal: bool) -> None:
+        """A check on this node measured something."""
+        sentence = "a GPU fell off the bus" if fatal else "a memory error was contained"
+        self.tell(facts.FindingMade(Finding(self.node.name, "xid", fatal, sentence, self.boot(), not fatal)))
+
+    def _checked(self) -> None:
+        sick = self.node.name in self.world.sick
+        if sick:
+            self.finds(fatal=True)
+        self.tell(facts.Checked(not sick, "a GPU fell off the bus" if sick else ""))
+
     def rank_ended(self, rank: SimRank, code: int | None, signal: int | None, error: ErrorReport | None) -> None:
         """A pidfd became readable."""
         self.tell(facts.RankEnded(rank.of[1], exit_of(rank, code, signal, self.boot(), error)))
@@ -266,7 +277,7 @@ class SimAgent(SimProcess):
                 )
                 self.timeline.after(STACKS_S, lambda: self.tell(facts.StacksTaken(attempt, stacks)))
             case effects.RunCheck():
-                self.timeline.after(CHECK_S, lambda: self.tell(facts.Checked(True)))
+                self.timeline.after(CHECK_S, self._checked)
             case effects.Leave():
                 node.warden.goodbye(effect.code)
 

@@ -44,6 +44,8 @@ class Kind(Enum):
     DUPLICATE = "messages of the node come twice"
     REORDER = "messages of the node come out of order"
     LOSE = "amount of the node's messages are lost"
+    SICK = "a check on the node finds it broken, now and each time that it is asked"
+    POOR = "a check on the node finds its hardware poor"
     DRIFT = "the node's clock runs at 1 + amount"
     WALL_JUMP = "the node's wall clock jumps by amount"
     FS_STALL = "file system stands still for the node, or for all"

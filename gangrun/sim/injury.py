@@ -116,6 +116,13 @@ def _slow_kill(world: World, node: SimNode, fault: Fault) -> None:
     world.timeline.after(fault.for_s, lambda: setattr(node, "kill_takes_s", 0.0))
 
 
+def _sick(world: World, node: SimNode, fault: Fault) -> None:
+    if fault.kind is Kind.SICK:
+        world.sick.add(node.name)
+    if node.agent is not None:
+        node.agent.finds(fatal=fault.kind is Kind.SICK)
+
+
 def _drift(world: World, node: SimNode, fault: Fault) -> None:
     node.clock.change_rate(world.timeline.now, 1.0 + fault.amount)
     node.warden.replan()
@@ -292,6 +299,8 @@ _NODE: dict[Kind, Callable[[World, SimNode, Fault], None]] = {
     Kind.PAUSE_NODE: _pause_node,
     Kind.SUSPEND_NODE: _pause_node,
     Kind.SLOW_KILL: _slow_kill,
+    Kind.SICK: _sick,
+    Kind.POOR: _sick,
     Kind.DRIFT: _drift,
     Kind.WALL_JUMP: _wall_jump,
 }

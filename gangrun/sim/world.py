@@ -46,6 +46,7 @@ class Setup:
     script: Script = Script()
     pool_count: int = 0  # nodes of the cluster; 0: just those of one job
     replica_ranks_count: int = 1
+    agents_begin_s: tuple[float, float] | None = None  # how long they import, from and to; None: at once
     label: str = ""  # how to say this setup on the command line
     spares_count: int = 0  # nodes that each job has besides, which hold no ranks
 
@@ -98,6 +99,7 @@ class World:
         self.gangs: list[SimGang] = []
         self.supervisor_probe = probe
         self.upgraded = False
+        self.sick: set[str] = set()  # nodes whose hardware is broken, until they are repaired, which nobody does
         self.resumed: dict[str, ResumeRequested] = {}  # job -> what a person asked of it
         self.supervisors: list[SimSupervisor] = []
         self._agents: dict[str, SimAgent] = {}

@@ -18,7 +18,7 @@ import click
 
 from gangrun.cli import environment
 from gangrun.cli.errors import UserError
-from gangrun.cli.health_view import as_plain, exit_code, page
+from gangrun.cli.health_view import as_plain, exit_code, page, reason_of
 from gangrun.cli.options import echo_json, json_option
 from gangrun.cli.terminal import clean, welcomes_color, width, wrapped
 
@@ -51,6 +51,7 @@ WAIT_MAX_S = 600.0
 @click.option("--deep", is_flag=True, help="The same for minutes, with most of the memory.")
 @click.option("-a", "--all", "everything", is_flag=True, help="A row for each check that could not look, too.")
 @click.option("-q", "--quiet", is_flag=True, help="Only what is wrong.")
+@click.option("--reason", is_flag=True, help="One line of what failed, for Slurm's reason; nothing where nothing did.")
 @click.option("--fs-root", default="/", hidden=True, help="Where /sys and /proc are looked for.")
 @json_option
 def command(
@@ -61,6 +62,7 @@ def command(
     network: bool,
     everything: bool,
     quiet: bool,
+    reason: bool,
     as_json: bool,
     active: bool,
     deep: bool,
@@ -85,7 +87,9 @@ def command(
     if run is not None or nodes is not None or network:
         return _elsewhere(run, nodes, (partition, account), here, network=network, as_json=as_json)
     verdicts = look(here, variables)
-    if as_json:
+    if reason:
+        click.echo(reason_of(verdicts), nl=bool(reason_of(verdicts)))
+    elif as_json:
         echo_json(as_plain(verdicts, node_name(variables)))
     else:
         shown = [one for one in verdicts if not quiet or one.severity.value in ("warn", "fail")]

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 SCHEMA = 1
 STYLES = {"ok": "green", "warn": "yellow", "fail": "red", "unknown": "dim"}
 LOST_AT_ONCE = 3
-SILENTLY = frozenset({"dcgmi is not installed here"})  # what nobody has to have
+REASON_MAX_CHARS = 200
+SILENTLY = frozenset({"dcgmi is not installed here", "no Lustre here"})  # what nobody has to have
 
 
 def exit_code(verdicts: tuple[Verdict, ...]) -> int:
@@ -51,6 +52,12 @@ def page(
         names = f"{len(checks)} checks ({checks[0]} to {checks[-1]})" if why in lost else ", ".join(checks)
         lines += wrapped(clean(f"unknown: {names}: {why}"), columns, "", "  ")
     return [*lines, *([""] if lines else []), _sum(verdicts)]
+
+
+def reason_of(verdicts: tuple[Verdict, ...]) -> str:
+    """What failed, on one line that Slurm keeps as a node's reason."""
+    told = "; ".join(clean(f"{one.check}: {one.words}") for one in verdicts if one.severity.value == "fail")
+    return told if len(told) <= REASON_MAX_CHARS else told[: REASON_MAX_CHARS - 3] + "..."
 
 
 def _lost_at_once(shown: list[Verdict]) -> set[str]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from tests.slurm import reach
 from tests.slurm.cluster import Cluster
 from tests.slurm.harness import GANGRUN, Run
+from tests.waiting import until
 
 
 def health(run: Run, *words: str, code: int, within_s: float = 60.0, **more: Any) -> dict[str, Any]:
@@ -67,3 +69,22 @@ def test_in_pairs_the_slow_and_the_broken_node_are_named(run: Run, cluster: Clus
     said = {one["node"]: one["wrong"][0]["sentence"] for one in told["nodes"] if one["wrong"]}
     assert "the network of n2 is slow" in said["n2"]
     assert "the network of n5 does not get through" in said["n5"]
+
+
+def test_the_prolog_keeps_a_job_from_a_sick_node(cluster: Cluster) -> None:
+    """As an administrator sets it up: the node is drained with the sentence, and the job waits for another."""
+    folder = cluster.folder("prolog")
+    program, prolog = folder / "gangrun", folder / "health-prolog.sh"
+    wrapper = f'#!/bin/bash\nexec {" ".join(GANGRUN)} "$@" --path /tmp/here\n'
+    template = (reach.ROOT / "slurm-templates" / prolog.name).read_text()
+    for path, text in ((program, wrapper), (prolog, template.replace("/opt/gangrun/bin/gangrun", str(program)))):
+        path.write_text(text)
+        path.chmod(0o755)
+    cluster.user_run(["mkdir", "/tmp/here"], host="n2")
+    cluster.reconfigure(Prolog=str(prolog))
+    sick, well = (cluster.submit("true", "-w", node, "-o", "/dev/null") for node in ("n1", "n2"))
+    cluster.wait_job(well, "COMPLETED")
+    until(lambda: "drain" in cluster.nodes()["n1"], 30, cluster.told)
+    said = cluster.tool("scontrol", "show", "node", "n1", "--oneliner")
+    assert "Reason=gangrun: storage_answers: /tmp/here cannot be written" in said
+    assert cluster.job(sick)["JobState"] != "COMPLETED"

@@ -12,6 +12,11 @@ from tests.slurm.cluster import Cluster
 from tests.slurm.harness import Run, attempts_that_stepped
 
 FULL = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
+STAYS = """
+def hook(step):
+    while attempt and step == 40 and not (folder / "go").exists():
+        time.sleep(0.01)
+"""
 LATER = "pace = 0 if attempt else pace"  # nothing more is looked at in the next job
 IMPATIENT = {"backoff_first_s": 0.2, "waiting_max_s": 1.0}
 
@@ -59,7 +64,7 @@ def test_sbatch_refuses_and_then_submits_and_hangs(cluster: Cluster, run: Run, b
 
 def test_two_jobs_for_one_place(cluster: Cluster, run: Run, better: Better) -> None:
     """As where the queue was old when it was looked into: whoever comes later starts nothing, and misleads nobody."""
-    told = preemptible(cluster, run, steps=100, hook="")
+    told = preemptible(cluster, run, steps=50, hook=STAYS)
     after = cluster.submit("true", f"--dependency=afterok:{told['job']}")
     cluster.order("sbatch", TWICE, times=1)
     better.take()
@@ -74,6 +79,7 @@ def test_two_jobs_for_one_place(cluster: Cluster, run: Run, better: Better) -> N
     status = run.status()
     assert (status["state"], status["job"]) == ("RUNNING", holder)
     assert f"it started nothing, as place 1 is held by job {holder}" in run.explain()
+    (run.steps / "go").touch()
     assert run.end()["job"] == holder
     cluster.wait_job(after, "COMPLETED", deadline_s=20)  # it was told to wait for the one that sbatch named
     assert attempts_that_stepped(run.rows()) == [0, 1]

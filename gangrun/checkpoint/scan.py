@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 
 from gangrun.checkpoint.dcp_metadata import METADATA_NAME
+from gangrun.checkpoint.safetensors_verify import INDEX_SUFFIX, SUFFIX
 from gangrun.core.selection import Kind, shown
 from gangrun.wire.manifest import MANIFEST_NAME
 
@@ -121,5 +122,7 @@ def look_at(step: int, path: str) -> StepDirectory | None:
         return StepDirectory(step, name, path, Kind.DCP, True)
     if not inside or _UNFINISHED_METADATA in inside or any(item.endswith(_DCP_SUFFIX) for item in inside):
         return StepDirectory(step, name, path, Kind.DCP, False, "unfinished (never committed): it has no .metadata")
+    if any(item.endswith((SUFFIX, INDEX_SUFFIX)) for item in inside):
+        return StepDirectory(step, name, path, Kind.SAFETENSORS, True)
     why = "its format is unknown (not a torch.distributed.checkpoint directory)"
     return StepDirectory(step, name, path, Kind.UNKNOWN, False, why)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from threading import Lock
 
-from gangrun.checkpoint import manifest_verify
+from gangrun.checkpoint import manifest_verify, safetensors_verify
 from gangrun.checkpoint.dcp_verify import Judgement, screen, verify
 from gangrun.checkpoint.memory import Memory
 from gangrun.checkpoint.request_record import RequestRecord, load_record, save_record
@@ -29,6 +29,7 @@ from gangrun.core.selection import (
     ResumeKind,
     ResumeRequest,
     choose,
+    is_listed,
     shown,
 )
 
@@ -139,7 +140,7 @@ class CheckpointRoom:
         record = self._record() if request.kind is ResumeKind.AUTO else RequestRecord()
         if journal_best_step <= record.forgotten_best_step:
             journal_best_step = -1
-        request, candidates = self._gather(request, record)
+        request, candidates = self._gather(request, record, sealed)
         if sealed is not None:  # what lies elsewhere is no commit of this run, so no list of commits can name it
             sealed |= {(c.step, c.nonce or "") for c in candidates if os.path.dirname(c.path) != self.directory}
         choice = choose(candidates, request, journal_best_step=journal_best_step, sealed=sealed, ignored=record.ignored)
@@ -156,7 +157,9 @@ class CheckpointRoom:
     def _record(self) -> RequestRecord:
         return RequestRecord() if self._run_directory is None else load_record(self._run_directory)
 
-    def _gather(self, request: ResumeRequest, record: RequestRecord) -> tuple[ResumeRequest, list[Candidate]]:
+    def _gather(
+        self, request: ResumeRequest, record: RequestRecord, sealed: frozenset[tuple[int, str]] | None
+    ) -> tuple[ResumeRequest, list[Candidate]]:
         """Judge what the request needs judged; a path is replaced by the one the candidates bear."""
         match request.kind:
             case ResumeKind.NONE:
@@ -168,7 +171,9 @@ class CheckpointRoom:
                 candidates = self._judge_all(Depth.ALL, lambda candidate: candidate.path == path)
                 return replace(request, path=path), candidates + self._elsewhere(path, candidates)
             case ResumeKind.AUTO:
-                usable = self._judge_all(Depth.NEWEST, lambda c: (c.step, c.nonce) not in record.ignored)
+                usable = self._judge_all(
+                    Depth.NEWEST, lambda c: (c.step, c.nonce) not in record.ignored and is_listed(c, sealed)
+                )
                 return request, usable + (self._elsewhere(record.base_path, usable) if record.base_path else [])
 
     def _true_path(self, path: str) -> str:
@@ -264,12 +269,16 @@ class CheckpointRoom:
 def _screen(found: StepDirectory) -> Judgement:
     if found.kind is Kind.GANGRUN:
         return manifest_verify.screen(found.path, found.step)
+    if found.kind is Kind.SAFETENSORS:
+        return safetensors_verify.verify(found.path)
     return screen(found.path)
 
 
 def _verify(found: StepDirectory, tick: Callable[[int], None] | None, threads_count: int) -> Judgement:
     if found.kind is Kind.GANGRUN:
         return manifest_verify.verify(found.path, found.step, tick, threads_count)
+    if found.kind is Kind.SAFETENSORS:
+        return safetensors_verify.verify(found.path)
     return verify(found.path, tick, threads_count)
 
 

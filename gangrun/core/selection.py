@@ -22,6 +22,7 @@ class Kind(Enum):
 
     DCP = "dcp"  # torch.distributed.checkpoint, plain
     GANGRUN = "gangrun"  # the same with gangrun's manifest; counts only if its commit was sealed
+    SAFETENSORS = "safetensors"  # Hugging Face's; has no checksums
     UNKNOWN = "unknown"  # never touched, never chosen, always mentioned
 
 
@@ -209,12 +210,16 @@ def _refusal(candidate: Candidate, sealed: frozenset[tuple[int, str]] | None) ->
         return candidate.why_not or "its format is unknown"
     if not candidate.committed:
         return candidate.why_not or "unfinished (never committed)"
+    if not is_listed(candidate, sealed):
+        return "its commit is not in the journal: a late write of an attempt that was already over"
     if not candidate.valid:
         return candidate.why_not or "it was not found valid"
-    unsealed = sealed is not None and (candidate.step, candidate.nonce or "") not in sealed
-    if candidate.kind is Kind.GANGRUN and unsealed:
-        return "its commit is not in the journal: a late write of an attempt that was already over"
     return ""
+
+
+def is_listed(candidate: Candidate, sealed: frozenset[tuple[int, str]] | None) -> bool:
+    """Whether its commit stood when older attempts were sealed; asked of gangrun's own only. None: there is no list."""
+    return candidate.kind is not Kind.GANGRUN or sealed is None or (candidate.step, candidate.nonce or "") in sealed
 
 
 def _ref(candidate: Candidate) -> CheckpointRef:

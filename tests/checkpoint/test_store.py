@@ -58,7 +58,7 @@ def test_steps_are_found_newest_first_and_told_apart(copy: Copy, tmp_path: Path)
     found = {s.step: (s.kind, s.committed) for s in list_steps(str(root), step_pattern())}
     assert found == {
         60: (Kind.UNKNOWN, False),
-        50: (Kind.UNKNOWN, False),
+        50: (Kind.SAFETENSORS, True),
         40: (Kind.DCP, False),
         30: (Kind.DCP, False),
         20: (Kind.DCP, True),

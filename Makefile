@@ -14,15 +14,19 @@ SCRATCH := .make
 # On a terminal pip shows its progress, since torch is large; in a log it speaks only of errors.
 INSTALL := $(PY) -m pip install $(if $(MAKE_TERMOUT),,--quiet --quiet) --disable-pip-version-check -c constraints.txt
 PYTEST := $(PY) -m pytest
+SEVERAL := $(PYTEST) --dist worksteal
+QUICK := -m "not processes and not serial and not cluster and not sweep"
 JOBS ?= 2
+# Tests of real processes wait more than they compute, so more of them go on at once.
+WAITING ?= 3
 SEEDS ?= 20000
 
-.PHONY: help demo test check format test-cluster test-quick test-sweep test-serial test-slurm24 bench clean install system
+.PHONY: help demo test check format test-quick test-core test-sweep test-processes test-serial test-cluster test-slurm24 bench clean install system
 
 help:  ## this list
 	@echo "gangrun: make targets"
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "Variables: PYTHON=python3.12 (which python makes $(VENV)), JOBS=2 (quick tests at once), SEEDS=20000 (make bench)"
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "Variables: PYTHON=python3.12 (which python makes $(VENV)), JOBS=2 (quick tests at once), WAITING=3 (tests of processes at once), SEEDS=20000 (make bench)"
 
 demo: $(VENV)/.runs  ## train a small model, kill a rank in the middle, watch it come back, compare the weights
 	@$(PY) examples/kill_a_rank/demo.py
@@ -30,14 +34,14 @@ demo: $(VENV)/.runs  ## train a small model, kill a rank in the middle, watch it
 test: system check  ## all of it: linters, types, layers, house, tests, coverage of core and wire
 	@set -m; $(MAKE) --no-print-directory test-cluster >$(SCRATCH)/cluster.out 2>&1 & beside=$$!; set +m; \
 	  trap 'kill -- -$$beside 2>/dev/null || true' EXIT; \
-	  $(MAKE) --no-print-directory test-quick test-sweep; \
+	  $(MAKE) --no-print-directory test-quick test-sweep test-processes; \
 	  echo "waiting for the tests on the Slurm cluster, which run beside these"; \
 	  wait $$beside || { cat $(SCRATCH)/cluster.out; exit 1; }; \
 	  grep -v '^$$' $(SCRATCH)/cluster.out | tail -n 15
 	@$(MAKE) --no-print-directory test-serial
 	@echo
-	@echo "what ran (quick tests at once, beside those on the cluster, then those that start processes, one at a time):"
-	@tail -qn 1 $(SCRATCH)/quick.log $(SCRATCH)/sweep.log $(SCRATCH)/cluster.log $(SCRATCH)/serial.log
+	@echo "what ran (the first five beside the tests on the cluster, the last one alone):"
+	@for part in core quick sweep processes cluster serial; do printf '%-10s' $$part; tail -qn 1 $(SCRATCH)/$$part.log; done
 
 check: $(VENV)/.tests  ## linters, types, import contracts, house test
 	@echo "ruff: lint"; $(PY) -m ruff check --quiet .
@@ -49,23 +53,30 @@ check: $(VENV)/.tests  ## linters, types, import contracts, house test
 format: $(VENV)/.tests  ## put every file into the common form
 	@$(PY) -m ruff check --fix --quiet . ; $(PY) -m ruff format .
 
-test-cluster: $(VENV)/.tests  ## tests on a real Slurm cluster of namespaces, which needs root
-	@mkdir -p $(SCRATCH)
-	@$(PYTEST) -m cluster --durations=15 2>&1 | tee $(SCRATCH)/cluster.log
+test-quick: test-core $(VENV)/.tests  ## tests without real processes, several at once
+	@$(SEVERAL) -n $(JOBS) $(QUICK) --ignore=tests/core --ignore=tests/wire 2>&1 | tee $(SCRATCH)/quick.log
 
-test-quick: $(VENV)/.tests  ## tests without real processes, several at once; core and wire must be covered branch by branch
+test-core: $(VENV)/.tests  ## those of core and wire, which must cover both branch by branch: tracing takes time, so these alone
 	@mkdir -p $(SCRATCH) && rm -f $(SCRATCH)/coverage*
-	@$(PYTEST) -m "not serial and not cluster and not sweep" -n $(JOBS) --dist worksteal --cov --cov-report= 2>&1 | tee $(SCRATCH)/quick.log
-	@echo "branch coverage of core and wire, which decide and must be 100 %:"
-	@$(PY) -m coverage report --include='gangrun/core/*,gangrun/wire/*' --fail-under=100
+	@$(SEVERAL) -n $(JOBS) $(QUICK) tests/core tests/wire --cov --cov-report= 2>&1 | tee $(SCRATCH)/core.log
+	@echo "branch coverage of core and wire by the tests in tests/core and tests/wire, which must be 100 %:"
+	@$(PY) -m coverage report --fail-under=100
 
 test-sweep: $(VENV)/.tests  ## two thousand seeds of the simulated world
 	@mkdir -p $(SCRATCH)
 	@$(PYTEST) -m sweep 2>&1 | tee $(SCRATCH)/sweep.log
 
-test-serial: $(VENV)/.tests  ## tests that start real processes and measure time, one at a time
+test-processes: $(VENV)/.tests  ## tests that start real processes, several at once
 	@mkdir -p $(SCRATCH)
-	@$(PYTEST) -m serial --durations=10 2>&1 | tee $(SCRATCH)/serial.log
+	@$(SEVERAL) -n $(WAITING) -m processes --durations=10 2>&1 | tee $(SCRATCH)/processes.log
+
+test-serial: $(VENV)/.tests  ## tests that measure time, one at a time and nothing beside them
+	@mkdir -p $(SCRATCH)
+	@$(PYTEST) -m serial --durations=5 2>&1 | tee $(SCRATCH)/serial.log
+
+test-cluster: $(VENV)/.tests  ## tests on a real Slurm cluster of namespaces, which needs root
+	@mkdir -p $(SCRATCH)
+	@$(PYTEST) -m cluster --durations=15 2>&1 | tee $(SCRATCH)/cluster.log
 
 test-slurm24: system $(VENV)/.tests  ## the tests on a Slurm cluster again, with Slurm 24.11 from Debian's mirror (root; not part of CI)
 	@command -v patchelf >/dev/null 2>&1 || apt-get install -y -qq patchelf >/dev/null || { echo "make: this needs patchelf"; exit 1; }

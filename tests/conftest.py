@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, settings
 TESTS = Path(__file__).parent
 IN_CI = os.environ.get("CI", "").lower() not in {"", "0", "false"}
 
-# Folders whose tests start real processes and measure time: they run one at a time, after the others.
-SERIAL_FOLDERS = frozenset({"local", "local_parts", "cli", "contract", "examples", "benchmarks", "docs", "gpu"})
-# Those on a real Slurm cluster wait for it more than they compute: they run beside the quick ones.
+# Folders whose tests start real processes. They wait more than they compute, so several run at once.
+PROCESS_FOLDERS = frozenset({"local", "local_parts", "cli", "contract", "examples", "docs"})
+# Those on a real Slurm cluster wait for it more than they compute: they run beside all others but the serial ones.
 CLUSTER_FOLDERS = frozenset({"slurm"})
 
 # What a fresh machine may lack even in CI.
@@ -35,16 +35,36 @@ settings.load_profile("ci" if IN_CI else "dev")
 os.environ.setdefault("GANGRUN_NO_HEALTH", "1")  # a process more for each agent; the tests of it turn it on
 
 
+@pytest.hookimpl(trylast=True)  # when those that do not run are gone
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Set ``serial`` and ``cluster`` by folder, so that no test of real processes forgets it."""
-    for item in items:
-        if TESTS not in item.path.parents:
-            continue
-        folder = item.path.relative_to(TESTS).parts[0]
-        if folder in CLUSTER_FOLDERS:
-            item.add_marker(pytest.mark.cluster)
-        elif folder in SERIAL_FOLDERS and not item.get_closest_marker("cluster"):
-            item.add_marker(pytest.mark.serial)
+    """Where several run at once, long ones come first, or the last of them would run alone."""
+    items[:] = dealt(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+
+
+def dealt(items: list[pytest.Item], workers_count: int) -> list[pytest.Item]:
+    """One part after another for each worker, as pytest-xdist cuts them, and the slow tests first in each."""
+    if workers_count == 1:
+        return items
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    rest = [item for item in items if not item.get_closest_marker("slow")]
+    dealt: list[pytest.Item] = []
+    for number in range(workers_count):
+        mine = slow[number::workers_count]
+        till = max(0, len(items) * (number + 1) // workers_count - len(dealt) - len(mine))
+        dealt += [*mine, *rest[:till]]
+        del rest[:till]
+    return dealt
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Set ``processes`` and ``cluster`` by folder, so that no test of real processes forgets it."""
+    if TESTS not in item.path.parents:
+        return
+    folder = item.path.relative_to(TESTS).parts[0]
+    if folder in CLUSTER_FOLDERS:
+        item.add_marker(pytest.mark.cluster)
+    elif folder in PROCESS_FOLDERS and not any(map(item.get_closest_marker, ("cluster", "serial"))):
+        item.add_marker(pytest.mark.processes)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

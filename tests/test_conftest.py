@@ -34,14 +34,14 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, ci: str) -> 
     return pytester.runpytest_subprocess("-p", "no:cacheprovider", "--continue-on-collection-errors")
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 def test_a_skip_is_visible_on_a_laptop(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     result = run(pytester, monkeypatch, "")
     result.assert_outcomes(skipped=4, xfailed=1)
     result.stdout.fnmatch_lines(["*needs a C compiler*"])
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 def test_a_skip_is_a_failure_in_ci(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     result = run(pytester, monkeypatch, "true")
     assert result.ret != 0

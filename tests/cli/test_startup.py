@@ -70,6 +70,7 @@ def cpu_s(command: list[str], folder: Path, environment: dict[str, str]) -> floa
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+@pytest.mark.serial
 def test_it_starts_at_once(runs: Path, home: Path, environment: dict[str, str]) -> None:
     """Against what it cannot do without, on this machine now: the seconds themselves are a benchmark's."""
     failed(runs)

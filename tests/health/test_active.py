@@ -163,7 +163,7 @@ torch.Tensor.copy_ = forget
 """
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 def test_one_wrong_number_and_one_bit_are_found(tmp_path: Path) -> None:
     good = {key: value for line in child(tmp_path, tests=["product", "memory"]) for key, value in line.items()}
     assert (good["gemm_mismatches"], good["memory_mismatches"], good["memory_passes"]) == (0, 0, 6)
@@ -172,7 +172,7 @@ def test_one_wrong_number_and_one_bit_are_found(tmp_path: Path) -> None:
     assert bad["memory_mismatches"] == 1
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 def test_devices_of_this_machine_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     facts = facts_from(active("quick", 100.0, sys.executable))
@@ -183,7 +183,7 @@ def test_devices_of_this_machine_at_work(monkeypatch: pytest.MonkeyPatch) -> Non
     assert unknown - {"active_allreduce"} == {"active_copies"}, "of one processor nobody adds up"
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 def test_at_the_deadline_all_are_killed_and_what_they_started(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     sleeper = (

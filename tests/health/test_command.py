@@ -40,7 +40,7 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "root"
 
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.processes
 
 
 def test_a_box_without_gpus_is_judged_by_the_rest(box: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from gangrun.adapters.local.health_child import HealthChild
 from tests.health.test_nvml import Library, build, library  # noqa: F401 - fixtures
 from tests.waiting import stays, until
 
-pytestmark = [pytest.mark.serial]
+pytestmark = [pytest.mark.processes]
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from gangrun.health.recorded import facts_from
 from gangrun.health.rounds import Surroundings
 from tests.health.looks import look
 
-pytestmark = [pytest.mark.compiler, pytest.mark.serial]
+pytestmark = [pytest.mark.compiler, pytest.mark.processes]
 
 SOURCE = Path(__file__).parent / "nvml" / "library.c"
 REPO = Path(__file__).parents[2]

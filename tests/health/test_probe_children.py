@@ -12,7 +12,7 @@ import pytest
 
 from gangrun.adapters.local.probe_children import ProbeChildren
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.processes
 
 
 def children(tmp_path: Path, code: str) -> ProbeChildren:

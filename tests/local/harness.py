@@ -16,8 +16,8 @@ from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# A gang without torch: every rank steps until all files of the step are there, as a collective would make it. It does
-# its last step once the test waits for its end: however slow the machine, nothing is over before the test has done its part.
+# A gang without torch: every rank steps until all files of the step are there, as a collective would make it. The last
+# step is done once the test waits for the end: however slow the machine, no run is over before the test did its part.
 STEPPER = """
 import os, sys, time
 from pathlib import Path

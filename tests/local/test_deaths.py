@@ -8,6 +8,8 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.local.harness import Box
 from tests.waiting import until
 
@@ -48,6 +50,7 @@ def test_a_killed_rank_comes_back_in_place_and_nobody_is_blamed(box: Box) -> Non
     assert {row[0] for row in box.rows(0)} == {0, 1}
 
 
+@pytest.mark.serial
 def test_the_death_of_a_rank_is_seen_at_once(box: Box) -> None:
     box.step(2, steps=1000)
     box.wait_for_step(3)
@@ -76,9 +79,7 @@ def test_a_killed_agent_takes_its_ranks_with_it_and_the_gang_comes_back(box: Box
     box.wait_for_step(5)
     ranks = [box.pid_of(rank) for rank in (0, 1)]
     os.kill(box.one("agent_main"), signal.SIGKILL)
-    killed_at = time.monotonic()
-    until(lambda: all(map(gone, ranks)), 5, "the ranks are dead")
-    assert time.monotonic() - killed_at < 2.0
+    until(lambda: all(map(gone, ranks)), 5, "the ranks are dead, long before any lease ends")
     assert box.end() == 0, box.told()
     status = box.status()
     assert status["restarts"] == 1
@@ -121,9 +122,7 @@ def test_a_killed_warden_leaves_no_rank_and_the_run_goes_on(box: Box) -> None:
     box.wait_for_step(5)
     ranks = [box.pid_of(rank) for rank in (0, 1)]
     os.kill(box.one("warden.py"), signal.SIGKILL)
-    killed_at = time.monotonic()
-    until(lambda: all(map(gone, ranks)), 5, "the ranks are dead")
-    assert time.monotonic() - killed_at < 2.0
+    until(lambda: all(map(gone, ranks)), 5, "the ranks are dead, long before any lease ends")
     assert box.end(90) == 0, box.told()
     assert box.status()["state"] == "SUCCEEDED"
 

@@ -193,6 +193,7 @@ def node(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Node]:
             radio.close()
 
 
+@pytest.mark.serial
 def test_a_life_from_hello_to_goodbye(node: Node):
     hello = node.next(Hello)
     assert (hello.node, hello.job, hello.attempt, hello.ranks, hello.slots_count) == ("n0", "job", -1, (), 2)
@@ -339,6 +340,7 @@ def cpu_s(pid: int) -> float:
     return sum(int(p.read_text().split()[0]) for p in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
 
 
+@pytest.mark.serial
 def test_an_idle_agent_costs_next_to_nothing(node: Node):
     """Under 60 MB and half a percent of a core, at a beat per second."""
     node.next(Beat)

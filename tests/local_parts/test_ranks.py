@@ -24,6 +24,7 @@ def ready(made: Harness, ranks_count: int = 1) -> None:
     until(lambda: made.log().count("ready\n") == ranks_count, 20, lambda: f"ranks to be ready: {made.log()}")
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_ranks_death_is_seen_at_once(tmp_path: Path, number: signal.Signals) -> None:
     with gang(tmp_path, SLEEP) as made:

@@ -237,6 +237,7 @@ def test_an_agent_that_never_speaks_is_replaced(nodes: Any, tmp_path: Path) -> N
     assert "gave no sign of life" in node.said()
 
 
+@pytest.mark.serial
 def test_a_warden_is_small_and_idle(nodes: Any) -> None:
     node = nodes()
     node.agent()

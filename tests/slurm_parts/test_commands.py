@@ -15,7 +15,7 @@ from gangrun.adapters.slurm.commands import NOT_FOUND, Answer, Tools, clean
 from gangrun.processes import read_proc
 from tests.waiting import until
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.processes
 
 
 def tool(folder: Path, name: str, shell: str) -> Tools:

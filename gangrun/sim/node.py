@@ -100,7 +100,9 @@ class SimWarden(SimProcess):
             self.node.leave()
             return
         self._starts.append(now)
-        self.timeline.after(AGENT_START_S, lambda: self.when_awake(lambda: self.node.new_agent(previous_died)))
+        span = self.node.world.setup.agents_begin_s
+        start_s = AGENT_START_S if span is None else self.node.world.rng.uniform(*span)
+        self.timeline.after(start_s, lambda: self.when_awake(lambda: self.node.new_agent(previous_died)))
 
     def agent_died(self, how: str) -> None:
         """SIGCHLD: nothing of the agent's may live; only then the next agent."""

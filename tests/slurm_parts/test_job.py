@@ -241,3 +241,4 @@ def test_the_step_of_a_run_names_the_roster_and_the_founder(tmp_path):
     told = json.loads(words[-2])
     assert told["agent"][-4:] == ["--roster", "n[1-3]", "--founder", "n2"]
     assert "--nodelist=n[2-3]" in words
+    assert told["agent_start_s"] == spec.policy.join_within_s, "an agent may import for as long as it may take to join"

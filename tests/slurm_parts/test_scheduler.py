@@ -42,6 +42,22 @@ def wall(text: str) -> float:
     return datetime.fromisoformat(text).replace(tzinfo=timezone.utc).timestamp()
 
 
+@pytest.mark.parametrize(
+    ("state", "down"),
+    [
+        ("State=DOWN ThreadsPerCore=1", True),
+        ("State=DOWN*+DRAIN ThreadsPerCore=1", True),
+        ("State=MIXED* ThreadsPerCore=1", False),  # not heard for a while
+        ("State=IDLE+POWERED_DOWN ThreadsPerCore=1", False),
+        ("NextState=DOWN", False),
+    ],
+)
+def test_a_node_that_slurm_has_given_up(state: str, down: bool) -> None:
+    slurm = Scripted(Answer(0, f"NodeName=n1 Arch=x86_64 CoresPerSocket=1 \n   OS=Linux\n   {state}\n   Reason=x\n"))
+    assert Scheduler(slurm).is_down("n1") is down
+    assert slurm.asked == [("scontrol", "show", "node", "n1")]
+
+
 # ---- scontrol show job -----------------------------------------------------------------------------------------------
 
 

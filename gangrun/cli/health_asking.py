@@ -42,7 +42,7 @@ def baseline_of(node: str) -> Reading | None:
 
     try:
         return reading_from(json.loads(text_of(_kept(node), KEPT_MAX_BYTES)))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

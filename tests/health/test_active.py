@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gangrun.adapters.local.crowd import Said, together
+from gangrun.cli.health_asking import baseline_of, keep_baseline
 from gangrun.cli.health_children import PROGRAM, active, gathered
 from gangrun.health import active as judging
 from gangrun.health.active_baseline import kept
@@ -95,6 +96,23 @@ def test_the_best_is_kept_and_a_slow_day_does_not_lower_it() -> None:
     assert again == later, "it is kept as JSON"
     slow = gpus({"allreduce_gbps": 1.0})
     assert CHECK["active_allreduce"].judge(slow, again, POLICY).findings
+
+
+def test_a_baseline_is_kept_for_the_next_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert baseline_of("n1") is None
+    assert keep_baseline("n1", kept(BEFORE, None)) == ""
+    found = baseline_of("n1")
+    assert found is not None
+    assert found.facts.get("gpu 2", "memory_gbps") == 2900.0
+    assert baseline_of("n2") is None
+    [path] = (tmp_path / "gangrun/health").iterdir()
+    path.write_text("{" * 9)
+    assert baseline_of("n1") is None, "what makes no sense is as if it were not there"
+    path.unlink()
+    path.parent.rmdir()
+    path.parent.touch()
+    assert "cannot be written" in keep_baseline("n1", BEFORE)
 
 
 # ---- what children say -----------------------------------------------------------------------------------------------

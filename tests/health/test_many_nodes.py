@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gangrun.adapters.net.knock import unanswered
-from gangrun.adapters.slurm.once import Heard, Where, argv, lines_of
+from gangrun.adapters.slurm.commands import Answer, Tools
+from gangrun.adapters.slurm.once import Heard, Where, argv, lines_of, on_each
 from gangrun.cli.errors import UserError
 from gangrun.cli.health import Here
 from gangrun.cli.health_fold import Said, as_plain, exit_code, page
 from gangrun.cli.health_network import gathered
-from gangrun.cli.health_nodes import Queueing, said_by, where_to_ask, words_of
+from gangrun.cli.health_nodes import Queueing, ask, said_by, where_to_ask, words_of
 from gangrun.cli.health_run import merged, recorded
 from gangrun.cli.main import main
 from gangrun.cli.reading import read
@@ -97,8 +99,6 @@ def test_what_nodes_say_is_read_with_care() -> None:
 
 class NoSlurm:
     def run(self, words: Any, within_s: float) -> Any:
-        from gangrun.adapters.slurm.commands import Answer
-
         return Answer(127, err="there is no sinfo on this host")
 
 
@@ -169,3 +169,44 @@ def test_of_a_run_its_journal_tells_what_was_found(tmp_path: Any) -> None:
     [silent] = merged([nodes["n0"]], [Said("n0", silent="cut off")])
     assert (silent.silent, silent.word) == ("cut off", "warn")
     assert [one.wrong for one in recorded(reading, built.now + 1e6) if one.node == "n0"] == [()]
+
+
+SRUN = """#!/bin/bash
+echo "$@" >> {folder}/calls
+case "$*" in
+*n9*) echo "srun: error: Unable to allocate resources: Requested nodes are busy" >&2; exit 1;;
+*"n[1-3]"*)
+  echo "srun: error: Task launch for StepId=7.1 failed on node n2: Communication connection failure" >&2; exit 1;;
+*) echo '0: {{"node": "n1", "checks": []}}'; echo "srun: error: n3: task 1: Killed" >&2; exit 137;;
+esac
+"""
+
+
+@pytest.mark.serial
+def test_where_one_node_cannot_be_reached_the_others_are_asked(tmp_path: Path) -> None:
+    (tmp_path / "srun").write_text(SRUN.format(folder=tmp_path))
+    (tmp_path / "srun").chmod(0o755)
+    tools = Tools({"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7"})
+    heard = on_each(tools, Where(("n1", "n2", "n3"), "7"), ["gangrun"], 5.0)
+    said = {one.node: one for one in said_by(heard, ("n1", "n2", "n3"))}
+    assert said["n1"].silent == ""
+    assert said["n2"].silent == "Slurm cannot start anything there: Communication connection failure"
+    assert said["n3"].silent == "the command there: Killed"
+    assert ["--nodelist=n[1,3]" in line for line in (tmp_path / "calls").read_text().splitlines()] == [False, True]
+    with pytest.raises(UserError) as refused:
+        ask(Where(("n9",), ""), Here(), tools)
+    assert refused.value.message == "no node was asked: Unable to allocate resources: Requested nodes are busy"
+    assert "gangrun health RUN" in refused.value.hint
+    with pytest.raises(UserError, match="there is no srun on this host"):
+        ask(Where(("n1",), "7"), Here(), Tools({"PATH": "/not/there"}))
+
+
+def test_a_run_is_looked_at_by_its_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    built = Builder(tmp_path).supervisor().up()
+    built.on(FindingRaised(Finding("n1", "gpu_ecc_corrected", False, "gpu 0 corrected 999 errors", 1.0)))
+    with pytest.raises(SystemExit) as ended:
+        main(["health", str(built.paths.root), "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert (ended.value.code, told["exit_code"], told["run"]) == (0, 0, built.run)
+    assert {one["node"] for one in told["nodes"]} == {"n0", "n1"}
+    assert "its journal holds" in told["note"]

@@ -52,7 +52,7 @@ def test_where_most_nodes_are_lost_the_one_that_is_left_sees_to_the_next_job(los
     outcome = world.run()
     assert outcome.state is not None and outcome.state.phase is Phase.SUCCEEDED, world.story()
     second = world.scheduler.jobs[1]
-    assert second.submitted_at < 12.0 + 240.0
+    assert second.submitted_at < 12.0 + 160.0
     took_s = began_at(world, "GangStarted", second.id) - began_at(world, "TermTaken", second.id)
     assert took_s < 5.0
 

@@ -181,12 +181,18 @@ def ended_words(job: RunJob) -> str:
         "BOOT_FAIL": "ended as a node of it did not boot",
         "OUT_OF_MEMORY": "ended for lack of memory",
         "COMPLETED": "ended",
-    }.get(job.state, f"ended in Slurm's state {job.state}{_why(job.reason)}{told}")
+    }.get(job.state, f"ended in Slurm's state {job.state}{_why(job)}{told}")
     return f"job {job.job} {how}"
 
 
-def _why(reason: str) -> str:
-    """What Slurm gives as the reason of an end, where that says more than the state."""
+def _why(job: RunJob) -> str:
+    """What Slurm gives as the reason of an end, where that says more than the state.
+
+    22.05 says JobLaunchFailure of a batch script that was killed too; newer ones say by which signal.
+    """
+    reason = job.reason
+    if job.began and (reason == "JobLaunchFailure" or reason.startswith("RaisedSignal")):
+        return f" ({reason}): its batch script was killed"
     if reason == "JobLaunchFailure":
         return " (JobLaunchFailure): a node could not start it, as where it cannot write the job's output"
     return f" ({reason})" if reason and reason != "NonZeroExitCode" else ""

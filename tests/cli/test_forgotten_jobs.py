@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gangrun.cli.job_numbers import note
+from gangrun.cli.queue_words import RunJob, ended_words
 from tests.cli.conftest import Call
 from tests.cli.pretend_tools import PretendTools
 from tests.cli.run_builder import Builder
@@ -76,6 +77,8 @@ def test_where_there_is_accounting_it_remembers(
 def test_slurms_reason_for_an_end_is_said(
     runs: Path, gangrun: Call, tools: PretendTools, reason: str, words: str
 ) -> None:
+    killed = RunJob(job="12", state="FAILED", reason=reason, ended=True, began=True)
+    assert ended_words(killed) == f"job 12 ended in Slurm's state FAILED ({reason}): its batch script was killed"
     job(tools, submitted(runs), 12, "FAILED", reason, nodes="n[0-1]")
     found = status(gangrun)
     assert (found["state"], found["abandoned"]) == ("PENDING", True)

@@ -56,17 +56,19 @@ def test_fsdp_sharded_resumes_from_the_shards_of_all_ranks(box: Box) -> None:
         "--nproc-per-node", "2", "--checkpoint-dir", saves, EXAMPLES / "fsdp_sharded/train.py",
         "--steps", "40", "--checkpoint-every", "8", "--checkpoint-dir", saves,
     )  # fmt: skip
-    kill_after(box, saves, 16, rank=0)
+    kill_after(box, saves, 15, rank=0)
     assert box.end(LONG_S) == 0, box.told()
-    assert len(list((saves / "step-16").glob("*.distcp"))) == 2
+    assert len(list((saves / "step-39").glob("*.distcp"))) == 2
+    assert (saves / "step-39" / "gangrun.json").exists()
     status = box.status()
     resumed_from = status["attempts"][-1]["resumed_from_step"]
     assert status["restarts"] == 1
-    assert resumed_from >= 16
-    assert status["step"] == 40  # gangrun.step told it
+    assert resumed_from >= 15
+    assert status["step"] == 39  # the Checkpointer told it
     shown = box.out.read_text()
-    assert f"training 40 steps on 2 ranks, from step {resumed_from}" in shown
-    assert "finished at step 40" in shown
+    assert f"training 40 steps on 2 ranks, from step {resumed_from + 1}" in shown
+    assert "finished after step 39" in shown
+    assert not list(saves.glob(".gangrun/*/*/*/saving-*"))
 
 
 def test_the_demo_shows_the_story_and_the_proof(tmp_path: Path) -> None:

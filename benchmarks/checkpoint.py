@@ -1,0 +1,148 @@
+"""Saving and loading a sharded state: gangrun.Checkpointer, dcp.save, dcp.async_save and raw write+fsync, in turn.
+
+Two gloo ranks on this machine, FSDP2 with AdamW, same bytes for all. Read the ratios: disks and neighbours vary.
+Run:  python benchmarks/checkpoint.py [--megabytes 1000] [--rounds 5] [--folder DIR] [--json FILE]
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+WIDTH = 1024
+
+
+def rank_main(rank: int, megabytes: int, rounds: int, folder: Path) -> None:
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch import nn
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    import gangrun
+    from gangrun.checkpoint import manifest_verify
+    from gangrun.training.loading import Reading
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    dist.init_process_group("cpu:gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2)
+    layers = max(1, megabytes * 1_000_000 // (12 * WIDTH * WIDTH))
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(layers)))
+    mesh = init_device_mesh("cpu", (2,))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    model = fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(2, WIDTH)).sum().backward()
+    optimizer.step()
+    own = dist.new_group(backend="gloo")
+
+    def state():
+        weights, moments = get_state_dict(model, optimizer)
+        return {"model": weights, "optimizer": moments}
+
+    mine = [t.to_local().detach() if hasattr(t, "to_local") else t.detach() for t in model.parameters()] * 3
+    times: dict[str, list[float]] = {}
+
+    def timed(name: str, work) -> None:
+        dist.barrier()
+        began = time.perf_counter()
+        work()
+        if not name.endswith("stall"):
+            dist.barrier()
+        times.setdefault(name, []).append(time.perf_counter() - began)
+
+    def raw() -> None:
+        with open(folder / f"raw-{rank}", "wb", buffering=0) as file:
+            file.writelines(memoryview(tensor.contiguous().numpy()).cast("B") for tensor in mine)
+            os.fsync(file.fileno())
+
+    ckpt = gangrun.Checkpointer(folder / "own", model=model, optimizer=optimizer, interval=10**9)
+    for number in range(rounds + 2):  # two to warm up: buffers, templates, the page cache
+        timed("raw write+fsync", raw)
+        timed("dcp.save", lambda n=number: dcp.save(state(), checkpoint_id=folder / f"dcp-{n}"))
+        handle = []
+        timed(
+            "dcp.async_save stall",
+            lambda n=number, h=handle: h.append(
+                dcp.async_save(state(), checkpoint_id=folder / f"async-{n}", process_group=own)
+            ),
+        )
+        handle[0].result()
+        timed("gangrun save", lambda n=number: ckpt.save(2 * n, wait=True))
+        timed("gangrun stall", lambda n=number: ckpt.save(2 * n + 1))
+        ckpt.save(2 * number + 1, wait=True)
+        timed("dcp.load", lambda n=number: dcp.load(state(), checkpoint_id=folder / f"dcp-{n}"))
+        at = folder / "own" / f"step-{2 * number}"
+
+        def proven_and_loaded(at=at, n=number) -> None:
+            if rank == 0:
+                assert manifest_verify.verify(str(at), 2 * n).valid
+            dist.barrier()
+            Reading(str(at)).fill(state())
+
+        timed("gangrun verify+load", proven_and_loaded)
+        if rank == 0:
+            began = time.perf_counter()
+            judged = manifest_verify.verify(str(at), 2 * number, threads_count=1)
+            times.setdefault("verify, one thread, GB/s", []).append(
+                judged.data_bytes / (time.perf_counter() - began) / 1e9
+            )
+            for name in (f"dcp-{number}", f"async-{number}", f"own/step-{2 * number}", f"own/step-{2 * number + 1}"):
+                shutil.rmtree(folder / name)
+        dist.barrier()
+    ckpt.close()
+    if rank == 0:
+        medians = {name: statistics.median(found[2:]) for name, found in times.items()}
+        (folder / "medians.json").write_text(json.dumps(medians))
+    dist.destroy_process_group()
+
+
+def measure(megabytes: int, rounds: int, folder: str | None = None) -> dict:
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        command = [sys.executable, __file__, "--megabytes", str(megabytes), "--rounds", str(rounds), "--folder", place]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
+        ranks = [subprocess.Popen([*command, "--rank", str(rank)], env=environment) for rank in (0, 1)]
+        assert [rank.wait() for rank in ranks] == [0, 0]
+        found = json.loads((Path(place) / "medians.json").read_text())
+    return {
+        "megabytes": megabytes,
+        **found,
+        "save / dcp.save": found["gangrun save"] / found["dcp.save"],
+        "stall / async_save": found["gangrun stall"] / found["dcp.async_save stall"],
+        "verify+load / dcp.load": found["gangrun verify+load"] / found["dcp.load"],
+    }
+
+
+def table(found: dict) -> str:
+    return "\n".join(f"{name:28} {value:8.3f}" for name, value in found.items())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--megabytes", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--folder")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.rank >= 0:
+        rank_main(args.rank, args.megabytes, args.rounds, Path(args.folder))
+        return
+    found = measure(args.megabytes, args.rounds, args.folder)
+    print(table(found))
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -71,6 +71,7 @@ class LiveView:
     _live: Live | None = None
     _tails: dict[tuple[int, str], Tail] = field(default_factory=dict)
     _shown: tuple[str, ...] = ()
+    _drawn: str = ""
     _attempt: int = -1
     _began: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)  # the owner speaks beside its onlooker
@@ -134,7 +135,11 @@ class LiveView:
         from rich.live import Live
         from rich.text import Text
 
-        line = Text(self._progress(state), style="bold", no_wrap=True, overflow="ellipsis")
+        words = self._progress(state)
+        if words == self._drawn:
+            return  # a line that is painted ten times a second flickers, over ssh above all
+        self._drawn = words
+        line = Text(words, style="bold", no_wrap=True, overflow="ellipsis")
         if self._live is None:
             console = Console(file=self.err, highlight=False)
             self._live = Live(line, console=console, auto_refresh=False, transient=True, redirect_stdout=False)

@@ -106,9 +106,10 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="gangrun")
-def group() -> None:
+@click.pass_context
+def group(ctx: click.Context) -> int:
     """Run distributed training that survives dead ranks, hangs and broken nodes.
 
     \b
@@ -116,6 +117,9 @@ def group() -> None:
     gangrun status                               how it goes
     gangrun explain                              what happened, and why
     """  # noqa: D301 - click reads the backspace
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help(), err=True)  # who types the bare word wants to read; a script that does made a mistake
+    return USAGE
 
 
 def main(argv: list[str] | None = None) -> None:

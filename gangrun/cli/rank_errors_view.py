@@ -135,10 +135,8 @@ def lines(attempt: int, groups: Sequence[Group], tails: Mapping[int, Sequence[st
         if died.error and died.error.traceback:
             told += ["", *("    " + line for line in block(died.error.traceback.rstrip()).split("\n"))]
         elif died.rank in tails:
-            told += [
-                "",
-                f"  it left no traceback; the last lines of rank {died.rank}:",
-                *("    " + line for line in tails[died.rank]),
-            ]
+            tail = tails[died.rank]
+            last = f"; the last lines of rank {died.rank}:" if tail else ", and printed nothing"
+            told += ["", f"  it left no traceback{last}", *("    " + line for line in tail)]
         told.append("")
     return told[:-1]

@@ -20,6 +20,7 @@ from gangrun.cli.errors import UNKNOWN, UserError
 from gangrun.cli.finding import find
 from gangrun.cli.options import json_option, run_argument, runs_dir_option, user_name
 from gangrun.cli.reading import Reading, alive, read
+from gangrun.cli.run_spec import refuse_unfindable
 from gangrun.cli.settings import count, resume_request
 from gangrun.cli.terminal import clean
 from gangrun.cli.times import pause, steady_now, wall_now
@@ -52,6 +53,7 @@ def command(
     paths = find(run, runs_dir, steering=True)
     reading = read(paths)
     in_slurm = reading.spec.world == "slurm"
+    refuse_unfindable(request, reading.spec.checkpoint.directory)
     _may_go_on(reading, asks_slurm=in_slurm)
     _whole(paths)
     _readable(reading)

@@ -140,9 +140,17 @@ def pattern_of(text: str) -> str:
     return text
 
 
+def refuse_unfindable(resume: str, directory: str) -> None:
+    """A step or a path that was asked for must not be passed over in silence: the script would begin anew."""
+    if resume not in ("auto", "none") and not directory:
+        hint = "--checkpoint-dir says where the script keeps its checkpoints, and --resume which of them it begins from"
+        raise UserError("usage", f"--resume {resume}: no checkpoint directory is known", hint)
+
+
 def spec_of(settings: Mapping[str, Value], *, can_requeue: bool = False, **rest: Any) -> RunSpec:
     """The spec as every process will read it."""
     directory = settings["checkpoint_dir"].value
+    refuse_unfindable(settings["resume"].value, directory)
     nodes_count = rest.get("nodes_count", 0) or len(rest["nodes"])
     nodes_min = settings["min_nodes"].value or nodes_count
     if nodes_min > nodes_count:

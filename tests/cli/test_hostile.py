@@ -64,6 +64,22 @@ def test_hostile_names_of_runs(runs: Path, gangrun: Call, word: str) -> None:
         assert gangrun(command, word, "--json").code in (2, 5)
 
 
+def test_the_bare_word_shows_the_help(home: Path, gangrun: Call) -> None:
+    said = gangrun()
+    assert (said.code, said.out) == (2, "")
+    assert said.err == gangrun("--help").out
+
+
+@pytest.mark.parametrize("asked", ["40", "ckpt/step-40", "autp"])
+def test_a_resume_point_that_nobody_could_find_is_not_passed_over(home: Path, gangrun: Call, asked: str) -> None:
+    (home / "train.py").write_text("")
+    for verb in ("run", "submit"):
+        said = gangrun(verb, "--resume", asked, "train.py")
+        assert said.code == 2
+        assert "--checkpoint-dir" in said.err
+    assert not list(home.glob("gangrun_runs/*"))
+
+
 def test_a_command_that_does_not_exist(home: Path, gangrun: Call) -> None:
     said = gangrun("statsu")
     assert said.code == 2

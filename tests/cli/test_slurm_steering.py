@@ -268,7 +268,7 @@ def test_where_nobody_knows_whether_there_is_a_job_its_wish_stays(
 
 
 def test_a_held_job_is_released_and_not_doubled(runs: Path, gangrun: Call, tools: PretendTools) -> None:
-    story = submitted(runs)
+    story = submitted(runs, checkpoint_dir="/ckpt")
     job(tools, story, 12, "PENDING", "launch failed requeued held")
     said = gangrun("resume", "train")
     assert said.code == 0, said

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 OPEN_WITHIN_S = 5.0
 FIRST_LOOK_S = 5.0  # where nobody asks for one: an agent that came back, say
 ALIVE_EVERY_S = 30.0
-COST_SHARE = 0.001  # of one core, for each family: what costs more is looked at less often
+# Of one core: a family that costs more is looked at less often, so that all of them together stay under 0.5 %.
+COST_SHARES, COST_SHARE = {"gpu": 0.002}, 0.0003
 GPU = "gpu"
 
 
@@ -158,7 +159,8 @@ class Watch:
         found = [one for verdict in self._rounds.look_at(family.name) for one in verdict.findings]
         for finding in self._news.fresh(filter(travels, found), self._clock.now()):
             self._say_finding(finding)
-        pause_s = max(min(check.every_s for check in family.checks), (_spent_s() - before_s) / COST_SHARE)
+        afforded_s = (_spent_s() - before_s) / COST_SHARES.get(family.name, COST_SHARE)
+        pause_s = max(min(check.every_s for check in family.checks), afforded_s)
         self._due[family.name] = self._clock.now() + pause_s
 
     def _xid(self, uuid: str, xid: int, at: float) -> None:

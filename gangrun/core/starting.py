@@ -306,6 +306,8 @@ def finding(state: RunState, event: FindingRaised, now: float, policy: Policy) -
     sentence = finding_told(found)
     if not found.fatal or found.node not in state.nodes:
         return stay(state, sentence, nodes=roster.found_poor(state, found))
+    if policy.observe:
+        return stay(state, f"{sentence}; observing only, so {found.node} is used all the same")
     state = replace(state, nodes=roster.found_bad(state, found))
     if may_hold_ranks(state) and roster.in_gang(state, found.node):
         return stop_all(state, now, policy, After.JUDGE, sentence, Evidence(findings=(found,)))

@@ -127,6 +127,15 @@ def test_who_is_out_already_is_not_weighed_again() -> None:
     assert gate.weigh(state, 100.0, SLURM).state.excluded["n0"].since == 100.0
 
 
+def test_who_only_observes_uses_a_broken_node_and_says_so() -> None:
+    life = checking(2, Policy(observe=True))
+    life.on(lost("n1"))
+    life.says("gpu 3 of n1 is lost", "observing only, so n1 is used all the same")
+    checked(life)
+    life.again()
+    assert life.started().placement.nodes == ("n0", "n1")
+
+
 # ---- poor hardware ---------------------------------------------------------------------------------------------------
 
 

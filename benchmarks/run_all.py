@@ -7,6 +7,7 @@ import platform
 import sys
 from pathlib import Path
 
+import health
 import hot_paths
 import requeue
 import restart
@@ -21,6 +22,8 @@ def main() -> None:
     result = {"python": sys.version.split()[0], "machine": platform.machine(), "cpus": os.cpu_count()}
     result["hot_paths"] = hot_paths.measure()
     print(hot_paths.table(result["hot_paths"]), end="\n\n")
+    result["health"] = health.measure()
+    print(health.table(result["health"]), end="\n\n")
     result["restart"] = restart.measure(int(os.environ.get("ROUNDS", "20")), ranks=2)
     print(restart.table(result["restart"]), end="\n\n")
     result["simulation"] = simulation.measure(int(os.environ.get("SEEDS", "20000")), nodes=128)

@@ -1,0 +1,67 @@
+"""What a signal to the owner of a run means where Slurm may have sent it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from gangrun.adapters.clock import SystemClock
+from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.run_dir import RunPaths
+from gangrun.cli.cancelling import Cancelling
+from tests.waiting import until
+
+
+class Owner:
+    """Of a run that nobody supervises yet."""
+
+    def __init__(self, root: Path, excuse: Callable[[], str] | None) -> None:
+        self.said: list[str] = []
+        self.kills_count = 0
+        self.mark = RunPaths(root).cancelled
+        self.cancelling = Cancelling(
+            RunPaths(root), Disk(), SystemClock(), self.said.append, lambda: None,
+            insist=lambda: None, kill=self._kill, excuse=excuse,
+        )  # fmt: skip
+
+    def _kill(self) -> None:
+        self.kills_count += 1
+
+    def gets(self, number: int) -> None:
+        self.cancelling.signals.append(number)
+        self.cancelling.turn()
+
+    def says(self, words: str) -> None:
+        def said() -> bool:
+            self.cancelling.turn()
+            return any(words in sentence for sentence in self.said)
+
+        until(said, 10, lambda: f"{words}: {self.said}")
+
+
+def test_a_sigterm_that_slurm_has_a_reason_for_cancels_nothing(tmp_path: Path) -> None:
+    owner = Owner(tmp_path, lambda: "job 12 is requeued")
+    for _ in range(2):
+        owner.gets(signal.SIGTERM)
+        owner.says("SIGTERM: job 12 is requeued")
+        owner.said.clear()
+    assert (owner.mark.exists(), owner.cancelling.meant, owner.kills_count) == (False, False, 0)
+    assert owner.cancelling.code() == 1
+    owner.gets(signal.SIGINT)
+    owner.says("Ctrl-C: stopping all ranks in order")
+    until(owner.mark.exists, 10, "the mark")
+    assert owner.kills_count == 0, "it was the first that meant the run"
+    owner.gets(signal.SIGTERM)
+    assert (owner.kills_count, owner.cancelling.code()) == (1, 130)
+
+
+def test_a_sigterm_that_nobody_else_has_sent_cancels(tmp_path: Path) -> None:
+    for number, excuse in enumerate((None, lambda: "")):
+        root = tmp_path / str(number)
+        root.mkdir()
+        owner = Owner(root, excuse)
+        owner.gets(signal.SIGTERM)
+        owner.says("SIGTERM: stopping all ranks in order")
+        until(owner.mark.exists, 10, "the mark")
+        assert (owner.kills_count, owner.cancelling.code()) == (0, 143)

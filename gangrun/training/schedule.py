@@ -14,7 +14,7 @@ from gangrun.training.clock import Clock
 from gangrun.training.ranks import Ranks
 
 MEET_EVERY_S = 1.0
-MEET_STEPS_MAX_COUNT = 1000
+MEET_STEPS_MAX_COUNT = 100  # should steps grow a thousandfold slower, ranks still meet within them
 _STALL_GUESS_S = 1.0
 _PERSIST_GUESS_S = 5.0
 

@@ -1,0 +1,127 @@
+"""The data's position: a pure function of one number, whoever asks; and when ranks save, with the clock in the hand."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("torch")
+import torch
+
+import gangrun
+from gangrun import GlobalBatchSampler
+from gangrun.training import step as progress
+from gangrun.training.ranks import Ranks
+from gangrun.training.schedule import Schedule
+from gangrun.wire.progress import Ask, Slot
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 40), st.integers(1, 30), st.lists(st.integers(1, 8), min_size=1, max_size=4), st.booleans())
+def test_each_sample_comes_once_per_epoch_however_the_ranks_change(
+    size: int, batch: int, worlds: list[int], shuffle: bool
+) -> None:
+    batch = max(batch, *worlds)
+    state, order = GlobalBatchSampler(size, batch, shuffle=shuffle, seed=7).state_dict(), []
+    for world in worlds:
+        ranks = [
+            GlobalBatchSampler(size, batch, shuffle=shuffle, seed=7, rank=rank, world_size=world)
+            for rank in range(world)
+        ]
+        for one in ranks:
+            one.load_state_dict(state)
+        left = len(ranks[0])
+        steps = zip(*(list(one) for one in ranks), strict=True)
+        for count, shares in enumerate(steps):
+            assert sum(len(share) for share in shares) == batch and all(shares)
+            order += [i for share in shares for i in share]
+            for one in ranks:
+                one.trained()
+            assert count < left
+        state = ranks[0].state_dict()
+    for epoch in range(len(order) // size):
+        assert sorted(order[epoch * size : (epoch + 1) * size]) == list(range(size))
+
+
+def test_what_was_fetched_ahead_does_not_count() -> None:
+    one = GlobalBatchSampler(100, 10, micro_batch=5, seed=1)
+    loader = iter(torch.utils.data.DataLoader(range(100), batch_sampler=one, num_workers=0))
+    first = [next(loader).tolist() for _ in range(6)]
+    one.trained()
+    again = GlobalBatchSampler(100, 10, micro_batch=5, seed=1)
+    again.load_state_dict(one.state_dict())
+    assert [batch for _, batch in zip(range(4), again, strict=False)] == first[2:]
+    assert (len(one), one.consumed, one.epoch) == (18, 10, 0)
+
+
+@pytest.mark.parametrize("change", [{"global_batch": 5}, {"seed": 2}, {"dataset": 99}, {"fingerprint": "b"}])
+def test_another_order_is_refused_in_words(change: dict) -> None:
+    given_ = {"dataset": 100, "global_batch": 4, "fingerprint": "a", **change}
+    with pytest.raises(ValueError, match="samples would come twice or never"):
+        GlobalBatchSampler(**given_).load_state_dict(GlobalBatchSampler(100, 4, fingerprint="a").state_dict())
+
+
+@pytest.mark.parametrize("wrong", [{"rank": 3, "world_size": 3}, {"micro_batch": 0}, {"world_size": 9, "rank": 0}])
+def test_sizes_that_are_none_are_refused(wrong: dict) -> None:
+    with pytest.raises(ValueError, match=r"rank|sample"):
+        GlobalBatchSampler(100, 8, **wrong)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    def wall(self) -> float:
+        return self.time
+
+
+def saves(interval: str | float, steps: int, step_s: float, **known: float) -> list[float]:
+    clock = Clock()
+    schedule = Schedule(interval, Ranks(), clock, failures_count=0, mtbf_s=known.get("mtbf_s"))
+    found = []
+    for step in range(steps):
+        clock.time += step_s
+        if schedule.after(step, asked=False, stop=False).save:
+            schedule.saved(known.get("stall_s", 0.1))
+            found.append(clock.time)
+    return found
+
+
+def test_steps_are_counted_and_seconds_are_kept_within_a_meeting() -> None:
+    assert saves(5, 17, 2.0) == [10.0, 20.0, 30.0]
+    for step_s in (0.01, 0.3, 7.0):
+        times = saves(60.0, int(400 / step_s), step_s)
+        gaps = [after - before for before, after in pairwise(times)]
+        assert len(times) >= 5 and all(60 <= gap <= 60 + max(2.0, step_s) for gap in gaps), gaps
+
+
+def test_auto_follows_the_measured_stall() -> None:
+    times = saves("auto", 20_000, 0.5, stall_s=1.0, mtbf_s=10_000)
+    gaps = [after - before for before, after in pairwise(times)]
+    assert gaps and all(141 <= gap <= 143 for gap in gaps[1:]), gaps[:4]  # 2.35 minutes, and a meeting
+
+
+def test_what_is_asked_is_saved_told_and_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slot = Slot(str(tmp_path / "slot"), 0)
+    monkeypatch.setenv("GANGRUN_PROGRESS_SLOT", str(tmp_path / "slot"))
+    monkeypatch.setattr(progress, "_state", None)
+    with gangrun.Checkpointer(tmp_path / "c", model=torch.nn.Linear(2, 2), interval=10**6) as ckpt:
+        assert slot.read().saves_on_stop
+        ckpt.step(0)
+        generation = slot.ask(Ask.CHECKPOINT_NOW)
+        answers = [ckpt.step(step) for step in range(1, 2002)]
+        assert not any(answers), "a checkpoint alone is no reason to stop"
+        assert slot.read().handled_generation == generation
+        assert len(list((tmp_path / "c").glob("step-*"))) == 1, "saved once, and committed before it was answered"
+        generation = slot.ask(Ask.CHECKPOINT_NOW | Ask.STOP_AFTER_STEP)
+        stopped = next(step for step in range(2002, 4100) if ckpt.step(step).stop)
+        assert (tmp_path / "c" / f"step-{stopped}" / "gangrun.json").exists()
+        assert (slot.read().handled_generation, slot.read().step) == (generation, stopped)
+    slot.close()

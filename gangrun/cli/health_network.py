@@ -38,14 +38,13 @@ Rounds = Sequence[Sequence[Pair]]
 def measured(where: Where, tools: Tools, within_s: float = MEETS_WITHIN_S) -> tuple[list[Said], Conclusion]:
     """All rounds, and if somebody is suspected those that make sure."""
     rounds = rounds_of(where.nodes)
-    meetings = _met(rounds, where, tools, within_s, 0)
-    if rounds:
-        again = confirming(meetings, SHARE)
-        if again:
-            nodes = tuple(node for node in where.nodes if any(node in pair for one in again for pair in one))
-            again_where = Where(nodes, where.job, where.options)
-            meetings += _met(again, again_where, tools, within_s, len(rounds))
-    found = conclusion(meetings, SHARE)
+    first = _met(rounds, where, tools, within_s, 0) if rounds else []
+    confirms = confirming(first, SHARE)
+    again: list[Meeting] = []
+    if confirms:
+        nodes = tuple(node for node in where.nodes if any(node in pair for one in confirms for pair in one))
+        again = _met(confirms, Where(nodes, where.job, where.options), tools, within_s, len(rounds))
+    found = conclusion(first, SHARE, again)
     return _told(where.nodes, found), found
 
 

@@ -65,9 +65,8 @@ def is_bad(meeting: Meeting, usual: float, share: float) -> bool:
     return bool(meeting.error) or meeting.bytes_per_s < share * usual
 
 
-def suspects_of(meetings: Sequence[Meeting], share: float) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def suspects_of(meetings: Sequence[Meeting], usual: float, share: float) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(nodes whose pairs were all bad, nodes that had a good pair)."""
-    usual = typical(meetings)
     good = {node for one in meetings if not is_bad(one, usual, share) for node in one.pair}
     met = dict.fromkeys(node for one in meetings for node in one.pair)
     return tuple(node for node in met if node not in good), tuple(node for node in met if node in good)
@@ -75,7 +74,7 @@ def suspects_of(meetings: Sequence[Meeting], share: float) -> tuple[tuple[str, .
 
 def confirming(meetings: Sequence[Meeting], share: float) -> tuple[tuple[Pair, ...], ...]:
     """Rounds in which each suspect meets a node that is known to be good, if possible one that it did not meet."""
-    suspects, good = suspects_of(meetings, share)
+    suspects, good = suspects_of(meetings, typical(meetings), share)
     if not good:
         return ()
     met = {frozenset(one.pair) for one in meetings}
@@ -94,12 +93,15 @@ def confirming(meetings: Sequence[Meeting], share: float) -> tuple[tuple[Pair, .
     return tuple(rounds)
 
 
-def conclusion(meetings: Sequence[Meeting], share: float) -> Conclusion:
-    """Who is named. A node is only blamed by a bad meeting with one that met somebody well."""
-    if not meetings:
+def conclusion(first: Sequence[Meeting], share: float, again: Sequence[Meeting] = ()) -> Conclusion:
+    """Who is named. A node is only blamed by a bad meeting with one that met somebody well.
+
+    What is usual is told by the ``first`` meetings: in those ``again`` one of the two is a suspect each time.
+    """
+    if not first:
         return Conclusion((), (), "one node has nobody to meet")
-    usual = typical(meetings)
-    suspects, good = suspects_of(meetings, share)
+    usual, meetings = typical(first), [*first, *again]
+    suspects, good = suspects_of(meetings, usual, share)
     told = f"{len(suspects) + len(good)} nodes, {len(meetings)} pairs"
     if usual:
         told += f", {speed_words(usual)} between good ones"

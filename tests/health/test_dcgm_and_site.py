@@ -79,6 +79,7 @@ def judged(words: tuple[str, ...], out: str) -> Verdict:
 def test_what_dcgm_prints(words: tuple[str, ...], out: str, severity: Severity, told: str) -> None:
     verdict = judged(words, out)
     assert (verdict.severity, told in verdict.words) == (severity, True), verdict
+    assert len(verdict.findings) <= 1, "the node's word sums up what is said of its GPUs"
 
 
 def test_where_there_is_no_dcgm_nothing_is_said() -> None:

@@ -153,9 +153,10 @@ def test_lustre(tmp_path: Path, said: str, severity: Severity) -> None:
         ((5, 5, 5), OK),
         ((5_000_000_000, 5, 5), WARN),
         ((5_000_000_000, 4_000_000_000, 6_000_000_000), OK),
+        ((5_000, 5, 5), OK),
         ((5_000_000_000, 5), UNKNOWN),
     ],
-    ids=["none", "one port", "all ports", "too few"],
+    ids=["none", "one port", "all ports", "hardly any", "too few"],
 )
 def test_congestion(tmp_path: Path, waits: tuple[int, ...], severity: Severity) -> None:
     from gangrun.health import infiniband

@@ -81,7 +81,7 @@ TRAINS_ON = SAVES.replace("    os._exit(0)\n", "")
 
 
 def test_little_grace_is_enough_for_a_small_save(cluster: Cluster, run: Run, better: Better) -> None:
-    cluster.tool("scontrol", "update", "PartitionName=low-cancel", "GraceTime=4")
+    cluster.tool("scontrol", "update", "PartitionName=low-cancel", "GraceTime=5")
     saving(run, "-p", "low-cancel", "--checkpoint-grace", "60", hook=TRAINS_ON)
     better.take()
     better.has_them()

@@ -14,7 +14,7 @@ from tests.slurm.harness import Run, attempts_that_stepped
 FULL = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
 STAYS = """
 def hook(step):
-    while attempt and step == 40 and not (folder / "go").exists():
+    while attempt == int(os.environ.get("STAYS_IN", 1)) and step == 40 and not (folder / "go").exists():
         time.sleep(0.01)
 """
 LATER = "pace = 0 if attempt else pace"  # nothing more is looked at in the next job
@@ -132,13 +132,14 @@ def test_a_prolog_that_fails_is_said_and_resume_goes_on(cluster: Cluster, run: R
 
 
 def test_a_script_that_is_sent_twice_makes_no_second_gang(cluster: Cluster, run: Run) -> None:
-    job = run.step(2, 2, steps=60, pace=0.05)["job"]
+    job = run.step(2, 2, steps=50, pace=0.05, hook=STAYS, env={"STAYS_IN": "0"})["job"]
     run.wait_for_step(2)
     script = run.root / ".gangrun" / "slurm" / "job-0.sh"
     again = cluster.user_run(["sbatch", "--parsable", script], cwd=run.folder).stdout.strip()
     assert cluster.wait_job(again, "FAILED")["ExitCode"] == "75:0"
     said = (run.root / "logs" / f"job-{again}.out").read_text()
     assert f"nothing is started: place 0 is held by job {job}" in said
+    (run.steps / "go").touch()
     status = run.end()
     assert [attempt["job"] for attempt in status["attempts"]] == [job]
     assert attempts_that_stepped(run.rows()) == [0]

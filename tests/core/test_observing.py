@@ -11,8 +11,8 @@ from tests.core.life import Life, fatal, saved
 OBSERVED = (RankObservation(0, "n0", "S", 5, 40.0, 0.0), RankObservation(1, "n0", "T", 5, 40.0, 0.0))
 
 
-def watched(**policy: bool) -> Life:
-    return Life(policy=Policy(observe=True, **policy)).running()
+def watched(*, can_requeue: bool = False) -> Life:
+    return Life(policy=Policy(observe=True, can_requeue=can_requeue)).running()
 
 
 def stall(life: Life, stalled_s: float = 40.0) -> None:

@@ -36,7 +36,9 @@ def test_nodes_are_asked_where_they_are_and_the_worst_comes_first(run: Run, clus
     script = f"{call} n2 --path /tmp/here {out}; echo code $? {out}; {call} n4 {out}"
     (run.folder / "inside").touch()
     (run.folder / "inside").chmod(0o666)
-    cluster.wait_job(cluster.submit(script, "-w", "n[1-2]", "-N2", "-o", "/dev/null"), "COMPLETED", "FAILED")
+    cluster.wait_job(
+        cluster.submit(script, "-w", "n[1-2]", "-N2", "-o", "/dev/null"), "COMPLETED", "FAILED", deadline_s=60
+    )
     inside = (run.folder / "inside").read_text()
     assert (
         "fail     n2\n         fail  /tmp/here cannot be written: No such file or directory (storage_answers)" in inside
@@ -83,8 +85,8 @@ def test_the_prolog_keeps_a_job_from_a_sick_node(cluster: Cluster) -> None:
     cluster.user_run(["mkdir", "/tmp/here"], host="n2")
     cluster.reconfigure(Prolog=str(prolog))
     sick, well = (cluster.submit("true", "-w", node, "-o", "/dev/null") for node in ("n1", "n2"))
-    cluster.wait_job(well, "COMPLETED")
-    until(lambda: "drain" in cluster.nodes()["n1"], 30, cluster.told)
+    cluster.wait_job(well, "COMPLETED", deadline_s=60)
+    until(lambda: "drain" in cluster.nodes()["n1"], 60, cluster.told)
     said = cluster.tool("scontrol", "show", "node", "n1", "--oneliner")
     assert "Reason=gangrun: storage_answers: /tmp/here cannot be written" in said
     assert cluster.job(sick)["JobState"] != "COMPLETED"

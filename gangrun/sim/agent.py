@@ -2,7 +2,8 @@
 
 ``perform`` does in numbers what ``agent.loop`` does with sockets and processes. While nothing happens to a node it is
 *parked*: its beats and their acks are known to get through, so none is sent; ``unpark`` accounts for them before
-anything else touches the node. Next: ``node`` (warden and ranks), ``supervisor`` (the other end).
+anything else touches the node. What its beats would say of ranks that do not step, the supervisor is given all the
+same. Next: ``node`` (warden and ranks), ``supervisor`` (the other end).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from gangrun.wire.messages import (
     Launch,
     PeerAddress,
     Prepare,
+    Reading,
     Stacks,
     Stop,
     ToAgent,
@@ -63,6 +65,7 @@ class SimAgent(SimProcess):
         self.world = node.world
         self.incarnation = incarnation
         world = node.world
+        self.beat_every_s = world.setup.policy.timing.beat_every_s
         config = AgentConfig(
             node=node.name,
             incarnation=incarnation,
@@ -111,13 +114,23 @@ class SimAgent(SimProcess):
 
     def _sample(self) -> None:
         """What the next beat says of the ranks here."""
+        readings = self.readings()
+        if readings:
+            taken = facts.ReadingsTaken(self.brain.orders.attempt, readings)
+            for effect in self.brain.local(taken, self.boot()):
+                self._do(effect)
+
+    def readings(self) -> tuple[Reading, ...]:
+        """Of the ranks that are alive here."""
         orders = self.brain.orders
         if not orders.alive:
-            return
-        ranks = [rank for rank in self.node.ranks if rank.alive and rank.of[1] == orders.attempt and rank.gang]
-        if ranks:
-            readings = tuple(rank.gang.reading(rank) for rank in ranks if rank.gang is not None)
-            self.perform(self.brain.local(facts.ReadingsTaken(orders.attempt, readings), self.boot()), timers=False)
+            return ()
+        ranks = [rank for rank in self.node.ranks if rank.alive and rank.of[1] == orders.attempt]
+        return tuple(rank.gang.reading(rank) for rank in ranks if rank.gang is not None)
+
+    def is_held_up(self) -> bool:
+        """Do its ranks live without stepping? Then each beat's readings count, and none may be left out."""
+        return any(rank.gang is not None and not rank.gang.stepping and rank.alive for rank in self.node.ranks)
 
     # ---- parking ------------------------------------------------------------------------------------------------
 
@@ -143,28 +156,39 @@ class SimAgent(SimProcess):
             self._wake.cancel()
             self._wake = None
 
-    def newest_beat(self) -> tuple[float, int]:
-        """While parked: when (this host's clock) the newest acked beat was sent, and how many there were."""
-        first, now = self.brain.next_beat_at, self.boot() - 0.01
-        every_s = self.world.setup.policy.timing.beat_every_s
-        if now < first:
-            return -1.0, 0
-        count = int((now - first) / every_s) + 1
-        return first + (count - 1) * every_s, count
+    def newest_beat(self) -> tuple[float, int, float]:
+        """While parked: when (this host's clock) the newest acked beat was sent, how many there were, how old it is."""
+        first, now = self.brain.next_beat_at, self.node.clock.boot(self.timeline.now)
+        since_s = now - 0.01 - first
+        if since_s < 0.0:
+            return -1.0, 0, 0.0
+        every_s = self.beat_every_s
+        count = int(since_s / every_s) + 1
+        sent_at = first + (count - 1) * every_s
+        return sent_at, count, now - sent_at
+
+    def account(self) -> None:
+        """While parked: what the beats so far have moved on, here and at the supervisor."""
+        if not self.parked or not self.alive:
+            return
+        assert self.line is not None
+        assert self.line.supervisor is not None
+        sent_at, count, ago_s = self.newest_beat()
+        if count:
+            stamp = self.line.supervisor.catch_up(self, count, ago_s)
+            self.perform(self.brain.catch_up_acked(sent_at, self.boot(), count, stamp))
 
     def unpark(self) -> None:
         """Account for all beats so far; from here on they are sent."""
         if not self.parked:
             return
-        self.parked = False
         assert self.line is not None
         assert self.line.supervisor is not None
-        sent_at, count = self.newest_beat()
-        stamp = self.line.supervisor.catch_up(self, sent_at, count)
+        self.account()
+        self.parked = False
+        self.line.supervisor.parks_no_longer(self)
         if not self.alive:
             return
-        if count:
-            self.perform(self.brain.catch_up_acked(sent_at, self.boot(), count, stamp))
         self._active_seq = self.brain.lease.seq
         self._plan()
 

@@ -75,8 +75,8 @@ class SimWarden(SimProcess):
 
     def _judge_now(self) -> None:
         agent = self.node.agent
-        if agent is not None and agent.parked:
-            agent.unpark()
+        if agent is not None:
+            agent.account()
         now = self.node.clock.boot(self.timeline.now)
         woke, self._slept_from = self._slept_from if self._slept_from is not None else now, None
         rule = warden_must_kill(self.deadline, now, woke, self.node.world.setup.policy.timing, self.granted)
@@ -269,11 +269,8 @@ class SimNode:
             self.agent.unpark()
 
     def keeps_talking(self) -> bool:
-        """Rank 0's node tells of every step, and so does each node whose gang is in trouble."""
-        for rank in self.ranks:
-            if rank.alive and (rank.rank == 0 or rank.gang is None or not rank.gang.stepping):
-                return True
-        return False
+        """Rank 0's node tells of every step; of a gang that makes none there is nothing new between two changes."""
+        return any(rank.alive and (rank.rank == 0 or rank.gang is None) for rank in self.ranks)
 
     # ---- ranks --------------------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 REFRESH_EVERY_S = 1.0
 CANCEL_LOOK_S = 0.25
+TRIP_S = 0.001  # of a beat that is not sent
 QUIET = (Ack, Welcome, Probe)
 
 
@@ -346,41 +347,47 @@ class SimSupervisor(SimProcess):
         return self.loop is not None and 2 * count > max(len(self.loop.state.nodes), len(self.loop.beats.heard))
 
     def _wake_all(self) -> None:
-        for agent in list(self._parked.values()):
+        parked, self._parked = self._parked, {}
+        for agent in parked.values():
             agent.unpark()
 
-    def catch_up(self, agent: SimAgent, sent_at: float, count: int) -> float:
-        """These beats came while nobody looked; the stamp of the newest ack."""
+    def parks_no_longer(self, agent: SimAgent) -> None:
+        """It will send its beats."""
         if self._parked.pop(agent.node.name, None) is not None and not self._are_many(len(self._parked)):
             self._wake_all()
-        if not count:
+
+    def catch_up(self, agent: SimAgent, count: int, ago_s: float) -> float:
+        """These beats came while nobody looked; the stamp of the newest ack."""
+        loop = self.loop
+        row = None if loop is None else loop.beats.rows.get(agent.node.name)
+        if loop is None or row is None or row.incarnation != agent.incarnation:
             return 0.0
-        row = None if self.loop is None else self.loop.beats.rows.get(agent.node.name)
-        if row is None or row.incarnation != agent.incarnation:
-            return 0.0
-        self._enter(agent, sent_at)
+        self._enter(loop, loop.run_clock.at(self.clock.now()), agent, ago_s)
         row.seq += count
         return row.arrived_at
 
-    def _enter(self, agent: SimAgent, sent_at: float) -> None:
-        loop = self.loop
-        assert loop is not None
+    def _enter(self, loop: Loop, now: float, agent: SimAgent, ago_s: float, *, held_up: bool = True) -> None:
         row = loop.beats.rows[agent.node.name]
-        now = loop.run_clock.at(self.clock.now())
-        arrived_at = now - max(0.0, agent.boot() - sent_at - 0.001)
-        if arrived_at > row.arrived_at:
-            row.arrived_at = arrived_at
-            row.sent_after = max(row.sent_after, arrived_at - self.policy.timing.beat_every_s)
-            loop.beats.heard[row.node] = arrived_at
-            loop.leadership.heard(row.node, row.sent_after)
+        arrived_at = now - (ago_s - TRIP_S if ago_s > TRIP_S else 0.0)
+        if arrived_at <= row.arrived_at:
+            return
+        row.arrived_at = arrived_at
+        row.sent_after = max(row.sent_after, arrived_at - self.policy.timing.beat_every_s)
+        loop.beats.heard[row.node] = arrived_at
+        loop.leadership.heard(row.node, row.sent_after)
+        if held_up and loop.gathering is None and agent.is_held_up():
+            row.readings = agent.readings()
+            loop.progress.observe(row, arrived_at)
 
     def _refresh(self) -> None:
         """Enter what parked agents are known to have sent."""
-        now = self.timeline.now
-        if now < self._refreshed_at + REFRESH_EVERY_S or not self._parked:
+        loop, now = self.loop, self.timeline.now
+        if now < self._refreshed_at + REFRESH_EVERY_S or not self._parked or loop is None:
             return
         self._refreshed_at = now
+        here = loop.run_clock.at(self.clock.now())
+        held_up = any(gang.alive_count and not gang.stepping for gang in self.world.gangs)
         for agent in self._parked.values():
-            sent_at, count = agent.newest_beat()
+            _, count, ago_s = agent.newest_beat()
             if count:
-                self._enter(agent, sent_at)
+                self._enter(loop, here, agent, ago_s, held_up=held_up)

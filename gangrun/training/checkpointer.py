@@ -254,7 +254,13 @@ class Checkpointer:
         """Give what is under way this long; what is not done then was never committed. Nothing is saved after this."""
         if not self._closed:
             self._closed = True
-            self._saver.close(within_s)
+            if not self._saver.close(within_s):
+                warnings.warn(
+                    f"a save was given up after {within_s:.0f} s; it was never committed",
+                    CheckpointWarning,
+                    stacklevel=3,
+                )
+            self._tell_failures()
 
     def __enter__(self) -> Checkpointer:  # noqa: PYI034 - Self is of Python 3.11
         return self

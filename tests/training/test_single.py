@@ -161,7 +161,10 @@ def test_a_full_disk_is_told_at_the_next_step_and_leaves_nothing(
         ckpt.save(1, wait=True)
     monkeypatch.setattr(os, "writev", real)
     ckpt.save(1, wait=True)
-    ckpt.close()
+    monkeypatch.setattr(os, "writev", full)
+    ckpt.save(2)
+    with pytest.warns(gangrun.CheckpointWarning, match="step 2 was not saved"):
+        ckpt.finish(20)  # as at the end of a process whose script forgot to close
     ckpt.close()
     assert [path.name for path in tmp_path.glob("step-*")] == ["step-1"]
 

@@ -9,7 +9,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 PY := $(VENV)/bin/python
-# Notes of one `make test`: the two logs, coverage data. Nothing else writes there.
+# Notes of one `make test`: the logs, coverage data. Nothing else writes there.
 SCRATCH := .make
 # On a terminal pip shows its progress, since torch is large; in a log it speaks only of errors.
 INSTALL := $(PY) -m pip install $(if $(MAKE_TERMOUT),,--quiet --quiet) --disable-pip-version-check -c constraints.txt
@@ -40,7 +40,7 @@ test: system check  ## all of it: linters, types, layers, house, tests, coverage
 	  grep -v '^$$' $(SCRATCH)/cluster.out | tail -n 15
 	@$(MAKE) --no-print-directory test-serial
 	@echo
-	@echo "what ran (the first five beside the tests on the cluster, the last one alone):"
+	@echo "what ran (the cluster beside the four before it, the serial ones alone):"
 	@for part in core quick sweep processes cluster serial; do printf '%-10s' $$part; tail -qn 1 $(SCRATCH)/$$part.log; done
 
 check: $(VENV)/.tests  ## linters, types, import contracts, house test

@@ -44,5 +44,5 @@ def test_a_programs_fault_is_never_a_nodes() -> None:
 
 
 def test_the_core_knows_checks_of_storage_by_their_names() -> None:
-    assert {one.family for one in CHECKS if one.name.startswith(STORAGE_CHECKS)} == {"storage"}
+    assert {one.family for one in CHECKS if one.name.startswith(STORAGE_CHECKS)} == {"storage", "mounts"}
     assert all(one.name.startswith(STORAGE_CHECKS) for one in CHECKS if one.family == "storage")

@@ -33,10 +33,11 @@ class KnownBad:
 
 def found(known: Mapping[str, KnownBad], node: str, reason: str, run: str, now: float) -> Mapping[str, KnownBad]:
     """The list with one more finding; the same run's second word about the same node is no second time."""
-    old = known.get(node)
+    held = remembered(known, now)
+    old = held.get(node)
     again = old is not None and old.run != run
     times = (old.times if old is not None else 0) + (1 if again or old is None else 0)
-    kept = {**remembered(known, now), node: KnownBad(node, reason, run, now, times)}
+    kept = {**held, node: KnownBad(node, reason, run, now, times)}
     newest = sorted(kept.values(), key=lambda one: one.at, reverse=True)[:KEPT_MAX_COUNT]
     return {one.node: one for one in sorted(newest, key=lambda one: one.at)}
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gangrun.cli.health import as_plain, exit_code, page
+from gangrun.cli.health_view import as_plain, exit_code, page
 from gangrun.cli.main import main
 from gangrun.health.catalogue import CHECKS
 from gangrun.health.check import CauseClass, Evidence, Finding, Needs, Scope, Severity, Sticky, Verdict

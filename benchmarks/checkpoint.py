@@ -19,22 +19,13 @@ from pathlib import Path
 WIDTH = 1024
 
 
-def rank_main(rank: int, megabytes: int, rounds: int, folder: Path) -> None:
+def sharded(megabytes: int):
+    """A model and its optimizer whose state has this size, over two ranks."""
     import torch
-    import torch.distributed as dist
-    import torch.distributed.checkpoint as dcp
     from torch import nn
-    from torch.distributed.checkpoint.state_dict import get_state_dict
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    import gangrun
-    from gangrun.checkpoint import manifest_verify
-    from gangrun.training.loading import Reading
-
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    dist.init_process_group("cpu:gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2)
     layers = max(1, megabytes * 1_000_000 // (12 * WIDTH * WIDTH))
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(layers)))
     mesh = init_device_mesh("cpu", (2,))
@@ -44,6 +35,30 @@ def rank_main(rank: int, megabytes: int, rounds: int, folder: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.randn(2, WIDTH)).sum().backward()
     optimizer.step()
+    return model, optimizer
+
+
+def write_raw(path: Path, tensors: list) -> None:
+    """What any saver has to do at least."""
+    with open(path, "wb", buffering=0) as file:
+        file.writelines(memoryview(tensor.contiguous().numpy()).cast("B") for tensor in tensors)
+        os.fsync(file.fileno())
+
+
+def rank_main(rank: int, megabytes: int, rounds: int, folder: Path) -> None:
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    import gangrun
+    from gangrun.checkpoint import manifest_verify
+    from gangrun.training.loading import Reading
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    dist.init_process_group("cpu:gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2)
+    model, optimizer = sharded(megabytes)
     own = dist.new_group(backend="gloo")
 
     def state():
@@ -61,14 +76,9 @@ def rank_main(rank: int, megabytes: int, rounds: int, folder: Path) -> None:
             dist.barrier()
         times.setdefault(name, []).append(time.perf_counter() - began)
 
-    def raw() -> None:
-        with open(folder / f"raw-{rank}", "wb", buffering=0) as file:
-            file.writelines(memoryview(tensor.contiguous().numpy()).cast("B") for tensor in mine)
-            os.fsync(file.fileno())
-
     ckpt = gangrun.Checkpointer(folder / "own", model=model, optimizer=optimizer, interval=10**9)
     for number in range(rounds + 2):  # two to warm up: buffers, templates, the page cache
-        timed("raw write+fsync", raw)
+        timed("raw write+fsync", lambda: write_raw(folder / f"raw-{rank}", mine))
         timed("dcp.save", lambda n=number: dcp.save(state(), checkpoint_id=folder / f"dcp-{n}"))
         handle = []
         timed(

@@ -1,10 +1,10 @@
-"""Kills a saving process again and again, at seeded points between its file operations; says what it leaves each time.
+"""Kills saving ranks again and again, at seeded points between their file operations; says what that leaves each time.
 
     crash.py DIRECTORY ROUNDS SEED [WORLD]
 
-One process: SIGKILL before the n-th operation on files. Several ranks: SIGKILL of one of them after a seeded while, and
-of the others once it is gone. After each round every directory with a step's name must be whole and verified, and the
-newest must not be older than what was said to be committed. torch is imported once, ranks are forked.
+SIGKILL comes before the n-th operation on files of one rank, and to the others once it is gone. After each round every
+directory with a step's name must be whole and verified, and the newest must not be older than what was said to be
+committed. torch is imported once, ranks are forked.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import os
 import random
 import signal
 import sys
-import time
 import warnings
 from pathlib import Path
 
@@ -82,7 +81,8 @@ def judge(directory: Path, committed: int) -> str:
 
 
 def a_round(directory: Path, told: int, chance: random.Random, world: int, number: int) -> None:
-    countdown = chance.randint(1, OPERATIONS_MAX_COUNT) if world == 1 else 0
+    victim = chance.randrange(world)
+    countdown = chance.randint(1, OPERATIONS_MAX_COUNT if victim == 0 else OPERATIONS_MAX_COUNT // 5)
     children = []
     for rank in range(world):
         pid = os.fork()
@@ -91,17 +91,15 @@ def a_round(directory: Path, told: int, chance: random.Random, world: int, numbe
             with open(os.devnull, "w") as nothing:
                 os.dup2(nothing.fileno(), 2)
             try:
-                save_for_ever(str(directory), told, countdown, rank, world, f"{directory}.store{number}")
+                save_for_ever(
+                    str(directory), told, countdown if rank == victim else 0, rank, world, f"{directory}.store{number}"
+                )
             finally:
                 os._exit(0)
         children.append(pid)
-    if world > 1:
-        time.sleep(chance.uniform(0.1, 1.5))
-        os.kill(chance.choice(children), signal.SIGKILL)
-        time.sleep(chance.uniform(0, 0.05))
-        for pid in children:
-            os.kill(pid, signal.SIGKILL)
+    os.waitpid(children.pop(victim), 0)
     for pid in children:
+        os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 

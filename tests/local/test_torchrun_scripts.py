@@ -62,7 +62,7 @@ DIFFERENT = {
 
 def told(text: str) -> dict[str, dict[str, str]]:
     """Rank -> environment."""
-    found = [json.loads(line.split("ENVIRONMENT ", 1)[1]) for line in text.splitlines() if "ENVIRONMENT " in line]
+    found = [json.JSONDecoder().raw_decode(said)[0] for said in text.split("ENVIRONMENT ")[1:]]  # two may share a line
     return {one["RANK"]: one for one in found}
 
 

@@ -249,14 +249,15 @@ def test_a_signal_to_every_process_is_one_notice_and_all_live_until_the_stop(nod
     node.next(Hello)
     ranks = node.launch(0)
     until(lambda: log_of(node).count("up") == 2, 20, "both scripts to run")
-    family = [node.warden.pid, *(p.pid for p in descendants([node.warden.pid], process_table()))]
+    below = [p.pid for p in descendants([node.warden.pid], process_table())]
+    family = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in (node.warden.pid, *below)}
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGURG, signal.SIGCONT, signal.SIGTERM, signal.SIGTERM):
         for pid in family:
             os.kill(pid, number)
     event = node.next(AgentEvent)
     assert (event.kind, event.seq) == ("Notice", 1)
     assert node.ask(Check).ok
-    assert all(map(lives, family))
+    assert not {pid: said for pid, said in family.items() if not lives(pid)}
     assert node.ask(Stop, 0, 30.0, False, 0.0, "test").ok
     assert not any(map(lives, ranks))
     told = [node.next(AgentEvent) for _ in range(2)]

@@ -168,6 +168,7 @@ def test_the_resume_point(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environment.resume_info() == ("/ck/step-40", 40)
 
 
+@pytest.mark.serial
 def test_a_step_costs_less_than_a_microsecond(slot: Slot) -> None:
     count = 20_000
     best_s = min(timeit.repeat("step(7, 0.5)", globals={"step": step.step}, number=count, repeat=10))

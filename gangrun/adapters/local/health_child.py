@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import threading
 from collections import deque
@@ -24,6 +25,8 @@ HELD_LOOK_S = 60.0
 QUEUE_MAX_COUNT = 256
 
 Plain = Mapping[str, Any]
+# What schedulers send to every process of a step, long before its end: the watching ends with its standard input.
+SPRAYED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class HealthChild:
@@ -138,6 +141,7 @@ class HealthChild:
 
     def _one_life(self) -> str:
         """From its start to its end; how it ended."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, SPRAYED)  # of this thread, from which the child has its own
         try:
             child = subprocess.Popen(
                 self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,

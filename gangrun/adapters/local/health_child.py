@@ -211,6 +211,8 @@ class HealthChild:
                 with self._answered:
                     self._looked = max(self._looked, said["n"])
                     self._answered.notify_all()
+            case _:
+                pass  # "alive", or what a newer one says
 
     def _tell(self, line: str) -> None:
         child = self._child

@@ -16,6 +16,8 @@ INSTALL := $(PY) -m pip install $(if $(MAKE_TERMOUT),,--quiet --quiet) --disable
 PYTEST := $(PY) -m pytest
 SEVERAL := $(PYTEST) --dist worksteal
 QUICK := -m "not processes and not serial and not cluster and not sweep"
+# The tests start thousands of pythons: without bytecode on disk each would compile all of gangrun anew.
+unexport PYTHONDONTWRITEBYTECODE
 JOBS ?= 2
 # Tests of real processes wait more than they compute, so more of them go on at once.
 WAITING ?= 3

@@ -28,7 +28,7 @@ class KnownBad:
     @property
     def until(self) -> float:
         """When it is given another chance."""
-        return self.at + min(WEEK_S, DAY_S * 2 ** min(self.times - 1, 10))
+        return self.at + min(WEEK_S, DAY_S * 2.0 ** min(self.times - 1, 10))
 
 
 def found(known: Mapping[str, KnownBad], node: str, reason: str, run: str, now: float) -> Mapping[str, KnownBad]:

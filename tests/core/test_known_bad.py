@@ -10,7 +10,8 @@ from gangrun.core.known_bad import COUNTED_MAX, DAY_S, KEPT_MAX_COUNT, WEEK_S, K
 
 
 def test_each_time_it_counts_twice_as_long_and_a_week_at_most() -> None:
-    known, lasts = {}, []
+    known: dict[str, KnownBad] = {}
+    lasts = []
     for run in range(5):
         known = dict(found(known, "n1", "XID 79", f"r{run}", 1000.0 * run))
         lasts.append((known["n1"].until - known["n1"].at) / DAY_S)

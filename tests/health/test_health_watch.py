@@ -35,9 +35,7 @@ def keep() -> Iterator[Callable[..., tuple[HealthChild, list[Any], list[str]]]]:
     yield make
     for child in kept:
         child.close()
-        until(
-            lambda child=child: not any(os.path.exists(f"/proc/{pid}") for pid in child.pids()), 10, lambda: "its end"
-        )  # type: ignore[misc]
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for one in kept for pid in one.pids()), 10, lambda: "the end")
 
 
 def played(tmp_path: Path, code: str) -> list[str]:
@@ -102,8 +100,8 @@ def test_a_keeper_starts_it_again_and_says_what_it_did_not_know(
     child.gang(3, True)
     until(lambda: told("gang"), 10, lambda: f"the word about the gang: {seen}")
     for death in range(1, health_child.STARTS_MAX_COUNT + 1):
-        (*_, last) = until(lambda: len(told("pid")) >= death and told("pid"), 10, lambda: f"life {death}: {seen}")  # noqa: B023
-        os.kill(int(last["sentence"]), signal.SIGKILL)
+        until(lambda: len(told("pid")) >= death, 10, lambda: f"life {death}: {seen}")  # noqa: B023
+        os.kill(int(told("pid")[-1]["sentence"]), signal.SIGKILL)
         until(lambda: len(told("health")) >= death, 10, lambda: f"death {death}: {seen}")  # noqa: B023
     until(lambda: child.hopeless, 10, lambda: f"that it gives up: {said}")
     assert json.loads(told("gang")[1]["sentence"]) == {"op": "gang", "attempt": 3, "stopping": True}

@@ -77,16 +77,16 @@ def test_the_prolog_keeps_a_job_from_a_sick_node(cluster: Cluster) -> None:
     """As an administrator sets it up: the node is drained with the sentence, and the job waits for another."""
     folder = cluster.folder("prolog")
     program, prolog = folder / "gangrun", folder / "health-prolog.sh"
-    wrapper = f'#!/bin/bash\nexec {" ".join(GANGRUN)} "$@" --path /tmp/here\n'
+    wrapper = f'#!/bin/bash\nexec {" ".join(GANGRUN)} "$@" --path /tmp/there\n'
     template = (reach.ROOT / "slurm-templates" / prolog.name).read_text()
     for path, text in ((program, wrapper), (prolog, template.replace("/opt/gangrun/bin/gangrun", str(program)))):
         path.write_text(text)
         path.chmod(0o755)
-    cluster.user_run(["mkdir", "/tmp/here"], host="n2")
+    cluster.user_run(["mkdir", "/tmp/there"], host="n2")
     cluster.reconfigure(Prolog=str(prolog))
     sick, well = (cluster.submit("true", "-w", node, "-o", "/dev/null") for node in ("n1", "n2"))
     cluster.wait_job(well, "COMPLETED", deadline_s=60)
     until(lambda: "drain" in cluster.nodes()["n1"], 60, cluster.told)
     said = cluster.tool("scontrol", "show", "node", "n1", "--oneliner")
-    assert "Reason=gangrun: storage_answers: /tmp/here cannot be written" in said
+    assert "Reason=gangrun: storage_answers: /tmp/there cannot be written" in said
     assert cluster.job(sick)["JobState"] != "COMPLETED"

@@ -26,6 +26,7 @@ EXIT_GOOD = 0
 DRAIN_WITHIN_S = 1.0
 LAST_LOOK_WITHIN_S = 5.0
 LETS_GO_WITHIN_S = 5.0
+NEVER = float("inf")
 
 
 @dataclass(slots=True)
@@ -42,7 +43,8 @@ class Launcher:
     urgent: deque[str] = field(default_factory=deque)  # filled from the threads that hear the hosts
     cancelling: Cancelling = field(init=False)
     _removed: bool = False
-    _let_go_by: float | None = None
+    _let_go_by: float = NEVER
+    _dismissed: bool = False
     _restarts: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -95,8 +97,6 @@ class Launcher:
 
     def _bury(self) -> None:
         for gone in self.hosts.ended():
-            if self._let_go_by is None and self._ended():
-                self._let_go_by = self.clock.now() + LETS_GO_WITHIN_S
             if gone.code == EXIT_GOOD or self.cancelling.signals or self._removed or self._ended():
                 continue
             count = self._restarts[gone.node] = self._restarts.get(gone.node, 0) + 1
@@ -109,9 +109,11 @@ class Launcher:
             self.hosts.start(gone.node)
 
     def _dismiss(self) -> None:
-        """Who joined too late to hear the supervisor's farewell would look for one that is gone."""
-        if self._let_go_by is not None and self.clock.now() >= self._let_go_by:
-            self._let_go_by = None
+        """Who joined too late to hear the supervisor's farewell would look for one that is gone: perhaps all did."""
+        if self._let_go_by == NEVER and self._ended():
+            self._let_go_by = self.clock.now() + LETS_GO_WITHIN_S
+        if not self._dismissed and self.clock.now() >= self._let_go_by:
+            self._dismissed = True
             self._kill()
 
     def _ended(self) -> bool:

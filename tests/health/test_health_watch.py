@@ -16,6 +16,7 @@ from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.local import health_child
 from gangrun.adapters.local.health_child import HealthChild
 from tests.health.test_nvml import Library, build, library  # noqa: F401 - fixtures
+from tests.local.evidence import alive
 from tests.waiting import stays, until
 
 pytestmark = [pytest.mark.processes]
@@ -143,7 +144,7 @@ def test_it_ends_when_its_agent_does(tmp_path: Path) -> None:
         [sys.executable, "-c", code, *command], capture_output=True, text=True, timeout=60, check=True
     )
     pid = int(done.stdout.split()[0])
-    until(lambda: not os.path.exists(f"/proc/{pid}"), 20, lambda: f"the end of {pid}")
+    until(lambda: not alive(pid), 20, lambda: f"the end of {pid}")
 
 
 def test_silence_is_ended(

@@ -45,6 +45,23 @@ def test_sigterm_ends_it_with_143(box: Box) -> None:
     assert box.status()["state"] == "CANCELLED"
 
 
+def test_agents_that_join_after_the_run_has_ended_leave_with_it(box: Box) -> None:
+    """No supervisor lives that could tell them, and no other is asked for within a minute."""
+    box.step(1, "--nodes", "2", "--local-hosts", steps=1000)
+    until(lambda: len(box.process_ids("agent_main")) == 2 and box.process_ids("supervisor_main"), 30, box.told)
+    agents = box.process_ids("agent_main")
+    for pid in agents:  # before the supervisor listens: it has python to load
+        os.kill(pid, signal.SIGSTOP)
+    assert box.process is not None
+    box.process.terminate()
+    box.until_status("the end", lambda status: status["state"] == "CANCELLED", 30)
+    until(lambda: not box.process_ids("supervisor_main"), 30, box.told)
+    for pid in agents:
+        os.kill(pid, signal.SIGCONT)
+    assert box.end(30) == 143, box.told()
+    assert not box.left()
+
+
 def test_cancel_from_elsewhere_then_resume_on_another_host(box: Box) -> None:
     box.step(2, steps=60)
     box.wait_for_step(5)

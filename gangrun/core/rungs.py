@@ -111,6 +111,9 @@ def requeue(state: RunState, now: float, policy: Policy, reason: str) -> Decisio
     charged, ruling = budget.charge_job(state.budget, policy)
     if not ruling.allowed:
         return finish(state, Phase.FAILED, now, f"{reason}; {ruling.sentence}", Failure.BUDGET)
+    weighed = gate.weigh(state, now, policy)
+    if weighed.sentence and not weighed.look_again:  # spares that were found broken while others trained
+        state, reason = weighed.state, f"{reason}; {weighed.sentence}"
     seq, exclude = state.seq + 1, left_out(state, now)
     without = f" without {fold(exclude)}" if exclude else ""
     return enter(

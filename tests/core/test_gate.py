@@ -111,6 +111,33 @@ def test_the_choice_of_a_resume_point_weighs_what_came_meanwhile() -> None:
     life.says("none is left out")
 
 
+def with_spares(count: int, nodes: int) -> Life:
+    life = Life(nodes, count, policy=SLURM).running()
+    for name in (f"s{k}" for k in range(count)):
+        life.join(name)
+        life.on(NodeChecked(name, True))
+    return life
+
+
+def test_a_spare_found_broken_while_others_train_is_not_asked_for_again() -> None:
+    life = with_spares(1, 2)
+    life.on(lost("s0"))
+    assert life.phase is Phase.RUNNING
+    life.on(lost("n1", "xid"))
+    life.stopped()
+    life.says("s0: gpu 3 of s0 is lost", "asking the scheduler for the next job of this run without n1,s0")
+    assert life.last(SubmitSuccessor).exclude == ("n1", "s0")
+
+
+def test_what_many_spares_show_at_once_leaves_none_of_them_out_of_the_next_job() -> None:
+    life = with_spares(3, 4)
+    for name in ("s0", "s1", "s2"):
+        life.on(lost(name, "ib_state"))
+    life.on(lost("n1", "xid"))
+    life.stopped()
+    assert life.last(SubmitSuccessor).exclude == ("n1",)
+
+
 def test_many_left_out_are_not_all_named() -> None:
     nodes = {f"n{k}": Node(f"n{k}", "i", "b", 1, checked=False, found=lost(f"n{k}", f"c{k}").finding) for k in range(5)}
     state = RunState(run="r", shape=Shape(5, 5, 1, 1), nodes=nodes)

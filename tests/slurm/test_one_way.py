@@ -16,7 +16,7 @@ TWENTY_MORE = "if attempt: steps = start + 20"
 def test_a_supervisor_that_nobody_hears_and_a_node_that_hears_nobody(cluster: Cluster, run: Run) -> None:
     """Two runs at once: one has a spare. Ranks meet on the shared disk, so no cut stops a gang by itself."""
     cluster.reconfigure(SlurmdTimeout=600)
-    spared = Run(cluster, "with a spare")
+    spared = Run(cluster, "one way, with a spare")
     spared.step(2, 1, "--spares", "1", "-w", "n[4-6]", steps=9999, every=5, hook=TWENTY_MORE)
     run.step(3, 1, "-w", "n[1-3]", steps=9999, every=5, hook=TWENTY_MORE)
     for one in (run, spared):

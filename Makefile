@@ -36,14 +36,14 @@ demo: $(VENV)/.runs  ## train a small model, kill a rank in the middle, watch it
 test: system check  ## all of it: linters, types, layers, house, tests, coverage of core and wire
 	@set -m; $(MAKE) --no-print-directory test-cluster >$(SCRATCH)/cluster.out 2>&1 & beside=$$!; set +m; \
 	  trap 'kill -- -$$beside 2>/dev/null || true' EXIT; \
-	  $(MAKE) --no-print-directory test-quick test-sweep test-processes; \
+	  $(MAKE) --no-print-directory test-quick test-processes; \
 	  echo "waiting for the tests on the Slurm cluster, which run beside these"; \
 	  wait $$beside || { cat $(SCRATCH)/cluster.out; exit 1; }; \
 	  grep -v '^$$' $(SCRATCH)/cluster.out | tail -n 15
-	@$(MAKE) --no-print-directory test-serial
+	@$(MAKE) --no-print-directory test-sweep test-serial
 	@echo
-	@echo "what ran (the cluster beside the four before it, the serial ones alone):"
-	@for part in core quick sweep processes cluster serial; do printf '%-10s' $$part; tail -qn 1 $(SCRATCH)/$$part.log; done
+	@echo "what ran (the cluster beside the three before it, sweep and serial alone):"
+	@for part in core quick processes cluster sweep serial; do printf '%-10s' $$part; tail -qn 1 $(SCRATCH)/$$part.log; done
 
 check: $(VENV)/.tests  ## linters, types, import contracts, house test
 	@echo "ruff: lint"; $(PY) -m ruff check --quiet .

@@ -25,7 +25,7 @@ SUPERFLUOUS = (
     "gangrun.core.lifecycle", "gangrun.ports", "gangrun.supervisor", "gangrun.agent", "gangrun.cli.settings",
     "gangrun.adapters.slurm",
 )  # fmt: skip
-TIMES_MAX = 2.2
+TIMES_MAX = 3.0
 TRIES = 5
 
 

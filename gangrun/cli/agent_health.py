@@ -91,11 +91,12 @@ def watch_spec(spec: RunSpec, node: str, run_directory: Path, variables: Mapping
     gpus = variables.get("SLURM_GPUS_ON_NODE", "")
     expected = {"gpus_count": int(gpus)} if gpus.isascii() and gpus.isdigit() and len(gpus) < 5 else {}
     root = variables.get("GANGRUN_TEST_HEALTH_ROOT", "/").replace("%h", node)
-    directories = (str(run_directory), spec.checkpoint.directory)
+    checkpoints = [spec.checkpoint.directory] if spec.checkpoint.directory else []
     return {
         "node": node,
         "root": root,
-        "directories": [path for path in directories if path],
+        "directories": [str(run_directory), *checkpoints],
+        "made_later": checkpoints,
         "policy": {**expected, **spec.health.bounds},
         "off": list(spec.health.off),
         "commands": dict(spec.health.commands),

@@ -86,6 +86,7 @@ class Watch:
             InThisProcess(),
             tuple(spec.get("directories", ())),
             tuple(spec.get("peers", ())),
+            frozenset(spec.get("made_later", ())),
         )
         policy = HealthPolicy(**{name: _value(found) for name, found in spec.get("policy", {}).items()})
         self._rounds = Rounds(self._families, around, policy, self._clock)

@@ -35,6 +35,7 @@ class Surroundings:
     probes: Probes
     directories: tuple[str, ...] = ()  # that the job writes to
     peers: tuple[str, ...] = ()  # names that must resolve
+    made_later: frozenset[str] = frozenset()  # directories that the script may have yet to make
 
 
 @dataclass(frozen=True, slots=True)

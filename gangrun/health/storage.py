@@ -6,6 +6,7 @@ once it is the file server, and only whoever sees them all can tell.
 
 from __future__ import annotations
 
+from gangrun.health import storage_probe
 from gangrun.health.check import (
     CauseClass,
     Check,
@@ -28,6 +29,7 @@ NAME = "storage"
 CHILD_WITHIN_S = 20.0
 FAMILY_WITHIN_S = 120.0
 DIRECTORIES_MAX_COUNT = 5
+NOT_YET = "the directory is not there yet"
 PERCENT = 100
 
 
@@ -39,6 +41,9 @@ def read(around: Surroundings) -> Facts:
         said = around.probes.ask("directory", (directory,), CHILD_WITHIN_S)
         if said.absent:
             missing[directory] = {"probe_s": said.absent, "used_share": said.absent}
+            continue
+        if directory in around.made_later and said.get(directory, "broken") == storage_probe.NOT_THERE:
+            missing[directory] = {"probe_s": NOT_YET, "used_share": NOT_YET}
             continue
         values.setdefault(directory, {}).update(said.values.get(directory, {}))
         missing.setdefault(directory, {}).update(said.missing.get(directory, {}))

@@ -6,12 +6,14 @@ child's whole life. Next: ``storage`` and ``host`` judge what comes back.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Callable
 
 from gangrun.health.check import Facts, Value
 
+NOT_THERE = os.strerror(errno.ENOENT)
 CONTENT = b"gangrun health probe\n" * 195  # 4 KiB, about
 
 

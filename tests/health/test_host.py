@@ -241,6 +241,21 @@ def test_a_file_server_that_does_not_answer_is_unknown_and_hides_no_other() -> N
     assert len(probes.asked) == storage.DIRECTORIES_MAX_COUNT
 
 
+def test_a_directory_that_the_script_has_yet_to_make_is_unknown_and_one_that_was_named_is_broken(tmp_path):
+    def ask(path):
+        return plain_facts(storage_probe.directory(path, HandClock().now))
+
+    later, named = str(tmp_path / "checkpoints"), str(tmp_path / "named")
+    around = Surroundings(Path("/"), Scripted({"directory": ask}), (later, named), made_later=frozenset({later}))
+    said = storage.judge_answers(Reading("storage", 0.0, "b", storage.read(around)), None, HealthPolicy())
+    assert [found.place for found in said.findings] == [named]
+    assert "not there yet" in said.unknown
+    (tmp_path / "checkpoints").mkdir()
+    said = storage.judge_answers(Reading("storage", 0.0, "b", storage.read(around)), None, HealthPolicy())
+    assert [found.place for found in said.findings] == [named]
+    assert (said.unknown, said.shown) == ("", "0 ms")
+
+
 def test_bounds_are_the_policys() -> None:
     strict = HealthPolicy(disk_used_warn=0.1, disk_used_fail=0.2)
     assert look("storage_space", stored(used_share=0.5, free_bytes=GB), policy=strict).severity is Severity.FAIL

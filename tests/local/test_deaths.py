@@ -13,6 +13,8 @@ import pytest
 from tests.local.harness import Box
 from tests.waiting import until
 
+DEAD_WITHIN_S = 2.0  # beyond what a lease allows: promised, so measured where nothing else runs
+
 
 def gone(pid: int) -> bool:
     try:
@@ -74,12 +76,13 @@ def test_a_bug_stops_the_run_with_its_traceback_and_excludes_nobody(box: Box) ->
     assert len(status["attempts"]) <= 3
 
 
+@pytest.mark.serial
 def test_a_killed_agent_takes_its_ranks_with_it_and_the_gang_comes_back(box: Box) -> None:
     box.step(2, steps=60)
     box.wait_for_step(5)
     ranks = [box.pid_of(rank) for rank in (0, 1)]
     os.kill(box.one("agent_main"), signal.SIGKILL)
-    until(lambda: all(map(gone, ranks)), 5, "the ranks are dead, long before any lease ends")
+    until(lambda: all(map(gone, ranks)), DEAD_WITHIN_S, "the ranks are dead")
     assert box.end() == 0, box.told()
     status = box.status()
     assert status["restarts"] == 1
@@ -117,12 +120,13 @@ def test_a_supervisor_stopped_for_good_is_replaced_and_leaves_when_it_wakes(box:
     assert "supervisor #1 leaves" in log.read_text()
 
 
+@pytest.mark.serial
 def test_a_killed_warden_leaves_no_rank_and_the_run_goes_on(box: Box) -> None:
     box.step(2, steps=60)
     box.wait_for_step(5)
     ranks = [box.pid_of(rank) for rank in (0, 1)]
     os.kill(box.one("warden.py"), signal.SIGKILL)
-    until(lambda: all(map(gone, ranks)), 5, "the ranks are dead, long before any lease ends")
+    until(lambda: all(map(gone, ranks)), DEAD_WITHIN_S, "the ranks are dead")
     assert box.end(90) == 0, box.told()
     assert box.status()["state"] == "SUCCEEDED"
 

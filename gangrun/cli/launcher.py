@@ -26,6 +26,7 @@ EXIT_GOOD = 0
 DRAIN_WITHIN_S = 1.0
 LAST_LOOK_WITHIN_S = 5.0
 LETS_GO_WITHIN_S = 5.0
+EXPLAINED_WITHIN_S = 2.0
 NEVER = float("inf")
 
 
@@ -46,6 +47,7 @@ class Launcher:
     _let_go_by: float = NEVER
     _dismissed: bool = False
     _restarts: dict[str, int] = field(default_factory=dict)
+    _ended_badly: deque[tuple[float, str]] = field(default_factory=deque)  # until when the run's end may explain it
 
     def __post_init__(self) -> None:
         """Its eyes are its own."""
@@ -73,6 +75,7 @@ class Launcher:
                     self.cancelling.turn()
                     self._heed_removal()
                     self._bury()
+                    self._tell_bad_ends(self.clock.now())
                     self._dismiss()
         finally:
             self.hosts.close()
@@ -82,6 +85,7 @@ class Launcher:
             self.cancelling.keep_mark()
             if not self.onlooker.leave(LAST_LOOK_WITHIN_S):
                 self.view.say(f"{self.paths.root} does not answer: the last lines are missing here")
+            self._tell_bad_ends(NEVER)
         return self.cancelling.code()
 
     def _heed_removal(self) -> None:
@@ -103,10 +107,18 @@ class Launcher:
             how = f"signal {signal.Signals(-gone.code).name}" if gone.code < 0 else f"exit code {gone.code}"
             if gone.code > 0 or count > RESTARTS_MAX:
                 log = self.hosts.logs[gone.node]
-                self.view.say(f"the warden of {gone.node} ended ({how}); its last words are in {log}")
+                words = f"the warden of {gone.node} ended ({how}); its last words are in {log}"
+                self._ended_badly.append((self.clock.now() + EXPLAINED_WITHIN_S, words))
                 continue
             self.view.say(f"the warden of {gone.node} was killed ({how}): starting it again")
             self.hosts.start(gone.node)
+
+    def _tell_bad_ends(self, before: float) -> None:
+        """A warden whose run failed ends with the run's own code, mostly before its last record is read here."""
+        if self._ended():
+            self._ended_badly.clear()
+        while self._ended_badly and self._ended_badly[0][0] <= before:
+            self.view.say(self._ended_badly.popleft()[1])
 
     def _dismiss(self) -> None:
         """Who joined too late to hear the supervisor's farewell would look for one that is gone: perhaps all did."""

@@ -36,8 +36,8 @@ def one_line(text: str, chars_count: int = MESSAGE_CHARS_COUNT) -> str:
 
 
 def last_lines(text: str, count: int = 3) -> str:
-    """The last lines of a traceback, the part that says what went wrong, on one line."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    """The last lines of a traceback, which say what went wrong, on one line and without the markers below them."""
+    lines = [line.strip() for line in text.splitlines() if line.strip(" \t^~")]
     return one_line(" | ".join(lines[-count:]), 2 * MESSAGE_CHARS_COUNT)
 
 

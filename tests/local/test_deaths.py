@@ -68,6 +68,7 @@ def test_a_bug_stops_the_run_with_its_traceback_and_excludes_nobody(box: Box) ->
     box.step(2, hook="if rank == 1:\n    def hook(step):\n        if step == 3: raise ValueError('no such sample')")
     assert box.end() == 1, box.told()
     status = box.status()
+    assert "the warden of" not in box.err.read_text(), "it ended with the run, as it should"
     assert status["state"] == "FAILED"
     assert status["failure"] == "script"
     assert "ValueError" in status["reason"]

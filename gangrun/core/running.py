@@ -32,7 +32,7 @@ from gangrun.core.events import (
 from gangrun.core.model import After, Evidence, Hang, Phase, RankExit, RunState
 from gangrun.core.moves import at_step, ignored, stay, stop_all, with_deadline, without_deadline
 from gangrun.core.policy import Policy
-from gangrun.core.wording import finding_told
+from gangrun.core.wording import counted, finding_told, listed
 
 FINDINGS_MAX_COUNT = 32
 
@@ -78,8 +78,9 @@ def finish_deadline(state: RunState, event: DeadlinePassed, now: float, policy: 
     """Say who is still at it; whether they are stuck is for the hang watch."""
     del event, now
     assert state.placement is not None
-    left = state.placement.world_size - len(state.finished)
-    reason = f"{len(state.finished)} ranks finished over {policy.finish_grace_s:g} s ago, {left} still run"
+    left = [f"rank {rank}" for rank in range(state.placement.world_size) if rank not in state.finished]
+    done = f"{counted(len(state.finished), 'rank')} finished, the first over {policy.finish_grace_s:g} s ago"
+    reason = f"{done}; still at work: {listed(left)}"
     return stay(without_deadline(state, "finish"), reason, loud=True)
 
 

@@ -70,7 +70,7 @@ def test_the_last_rank_to_finish_ends_the_run_and_early_ones_are_mentioned() -> 
     life.finish(0, 1)
     life.says("rank 1", "2 of 4")
     life.due("finish")
-    life.says("2 ranks finished over 30 s ago", "2 still run")
+    life.says("2 ranks finished, the first over 30 s ago; still at work: rank 2, rank 3")
     assert life.state.reason == life.reason
     assert life.phase is Phase.RUNNING
     life.finish(2, 3)

@@ -5,7 +5,6 @@ A key that no setting has is an error that names the nearest one: a misspelt tim
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gangrun.cli import environment
-from gangrun.cli.errors import UserError
+from gangrun.cli.errors import UserError, did_you_mean
 from gangrun.cli.slurm_settings import ALL_SETTINGS
 
 PREFIX = "GANGRUN_"
@@ -78,9 +77,9 @@ def unknown_variables(variables: Mapping[str, str]) -> list[str]:
     names = [PREFIX + s.name.upper() for s in ALL_SETTINGS]
     for name in sorted(variables):
         if name.startswith(PREFIX) and name not in names and name not in OWN_VARIABLES:
-            near = difflib.get_close_matches(name, names, 1, 0.8)
+            near = did_you_mean(name, names, like=0.8)
             if near:
-                told.append(f"{name} is not a setting; did you mean {near[0]}?")
+                told.append(f"{name} is not a setting; {near}")
     return told
 
 
@@ -104,8 +103,7 @@ def _read(path: Path) -> dict[str, Any]:
     for key, value in table.items():
         name = key.replace("-", "_")
         if name not in BY_NAME:
-            near = difflib.get_close_matches(name, names, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(names)}"
+            hint = did_you_mean(name, names) or f"known keys: {', '.join(names)}"
             raise UserError("config", f"{path}: unknown key {key!r}", hint)
         flat[name] = value
     return flat

@@ -5,10 +5,11 @@ Pure parsing. A name that no bound or check has is an error that says the neares
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
+
+from gangrun.cli.errors import did_you_mean
 
 OFF, COMMANDS = "off", "commands"
 
@@ -83,5 +84,5 @@ def _bound(name: str, given: object, kind: str) -> float | int | tuple[str, ...]
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(names), 1)
-    return f"; did you mean {near[0]}?" if near else ""
+    near = did_you_mean(name, names)
+    return f"; {near}" if near else ""

@@ -5,7 +5,6 @@ What comes back is JSON from each node, read with care. Next: ``health_fold`` sh
 
 from __future__ import annotations
 
-import difflib
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gangrun.adapters.local.hosts import own_command
 from gangrun.adapters.slurm.commands import Tools
 from gangrun.adapters.slurm.once import Heard, Unasked, Where, known_nodes, nodes_of_job, on_each
-from gangrun.cli.errors import SLURM, USAGE, UserError
+from gangrun.cli.errors import SLURM, USAGE, UserError, did_you_mean
 from gangrun.cli.health_fold import Said
 from gangrun.core.nodeset import NodesetError, fold, unfold
 
@@ -60,8 +59,7 @@ def where_to_ask(text: str | None, variables: Mapping[str, str], tools: Tools, q
     strange = [node for node in nodes if node not in there]
     if strange:
         whose = f"job {job} has no" if job else "Slurm has no"
-        near = difflib.get_close_matches(strange[0], there, 1)
-        hint = f"did you mean {near[0]}?" if near else f"it has {fold(there)}" if there else "see sinfo"
+        hint = did_you_mean(strange[0], there) or (f"it has {fold(there)}" if there else "see sinfo")
         raise UserError("no such node", f"{whose} node {fold(strange)}", hint, USAGE)
     return Where(nodes or there, job, queueing.options)
 

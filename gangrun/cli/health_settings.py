@@ -7,11 +7,11 @@ fabric = { run = ["/opt/site/fabric", "-v"], timeout = "2m" }
 
 from __future__ import annotations
 
-import difflib
 import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from gangrun.cli.errors import did_you_mean
 from gangrun.cli.settings import span_s
 
 if TYPE_CHECKING:
@@ -41,8 +41,7 @@ def _command(name: str, given: object) -> SiteCommand:
         return SiteCommand(_argv(name, given))
     for key in given:
         if key not in KEYS:
-            near = difflib.get_close_matches(str(key), KEYS, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(KEYS)}"
+            hint = did_you_mean(str(key), KEYS) or f"known keys: {', '.join(KEYS)}"
             raise ValueError(f"{WHERE} {name}: unknown key {key!r}; {hint}")
     if "run" not in given:
         raise ValueError(f'{WHERE} {name} does not say what to run: {name} = {{ run = "...", timeout = "60s" }}')

@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from gangrun import __version__
-from gangrun.cli.errors import INTERRUPTED, UNKNOWN, USAGE, UserError
+from gangrun.cli.errors import INTERRUPTED, UNKNOWN, USAGE, UserError, did_you_mean
 from gangrun.cli.terminal import clean
 
 # name -> (module, one line for --help), in the order in which --help shows them
@@ -92,10 +92,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command that was named, or the nearest one as a hint."""
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            import difflib
-
-            near = difflib.get_close_matches(args[0], COMMANDS, 1, 0.5)
-            hint = f"did you mean gangrun {near[0]}?" if near else "see gangrun --help"
+            hint = did_you_mean(args[0], COMMANDS, before="gangrun ", like=0.5) or "see gangrun --help"
             raise UserError("usage", f"no such command: {args[0]}", hint)
         return super().resolve_command(ctx, args)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
@@ -33,6 +34,24 @@ settings.register_profile("dev", deadline=None)
 settings.load_profile("ci" if IN_CI else "dev")
 
 os.environ.setdefault("GANGRUN_NO_HEALTH", "1")  # a process more for each agent; the tests of it turn it on
+
+
+TEMPORARY: list[str] = []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What the tests start has a temporary directory of its own: killed ranks cannot remove what torch put there."""
+    if not hasattr(config, "workerinput"):  # a worker of pytest-xdist has the one of its session
+        tempfile.gettempdir()  # remembered: pytest's own directories stay where they are looked for
+        TEMPORARY.append(tempfile.mkdtemp(prefix="gt-"))  # short: sockets have their paths in it
+        Path(TEMPORARY[0]).chmod(0o1777)
+        os.environ["TMPDIR"] = TEMPORARY[0]
+
+
+def pytest_unconfigure() -> None:
+    """Nothing stays of it."""
+    for path in TEMPORARY:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.hookimpl(trylast=True)  # when those that do not run are gone

@@ -13,6 +13,7 @@ import pytest
 
 from tests.slurm import reach
 from tests.slurm.cluster import Cluster
+from tests.slurm.place import leave_place, lock_of
 from tests.waiting import stays, until
 
 ASLEEP = "sleep 600"
@@ -237,6 +238,8 @@ def test_nothing_stays_of_a_cluster(other_maker: subprocess.Popen[str], end: str
     if end == "closed":
         assert not Path(base).exists()
         assert not Path(f"{base}.lock").exists()
+    else:
+        leave_place(Path(base), until(lambda: lock_of(Path(base))[0], 10, "the lock of a cluster that is gone"))
 
 
 def cmdline(entry: Path) -> bytes:

@@ -83,6 +83,7 @@ def rank_environment(
         {
             "GANGRUN_RUN": place.run,
             "GANGRUN_ATTEMPT": str(order.attempt),
+            "GANGRUN_TERM": str(order.term),
             "GANGRUN_PROGRESS_SLOT": str(files.slot),
             "GANGRUN_ERROR_FILE": str(files.error),
             "GANGRUN_STACK_FILE": str(files.stack),

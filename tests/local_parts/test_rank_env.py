@@ -11,7 +11,7 @@ from tests.local_parts.gang import order
 FILES = RankFiles(*map(Path, ("/m/slot", "/m/error", "/m/te", "/m/stack", "/m/signals", "/m/orders")))
 LAUNCH = order(
     world_size=8, node_rank=1, nodes_count=2, ranks=(4, 5, 6, 7), slots=(0, 1, 2, 3), master_addr="n3",
-    master_port=23456, nodes=("n3", "n1"), resume_path="/ck/step-40", resume_step=40, attempt=2,
+    master_port=23456, nodes=("n3", "n1"), resume_path="/ck/step-40", resume_step=40, attempt=2, term=6,
 )  # fmt: skip
 PLACE = Place("run-1", "n1", LAUNCH, local_rank=1, max_restarts_count=3)
 
@@ -37,6 +37,7 @@ GOLDEN = {
     "PYTHONUNBUFFERED": "1",
     "GANGRUN_RUN": "run-1",
     "GANGRUN_ATTEMPT": "2",
+    "GANGRUN_TERM": "6",
     "GANGRUN_RESUME": "/ck/step-40",
     "GANGRUN_RESUME_STEP": "40",
     "GANGRUN_PROGRESS_SLOT": "/m/slot",
@@ -51,7 +52,7 @@ GOLDEN = {
 
 def test_a_rank_sees_exactly_this() -> None:
     assert rank_environment({}, {}, PLACE, FILES, 77) == GOLDEN
-    outer = {"GANGRUN_SAVE_SIGNAL": "1"}
+    outer = {"GANGRUN_SAVE_SIGNAL": "1", "GANGRUN_TERM": "1"}
     assert rank_environment(outer, {}, PLACE, FILES, 77) == GOLDEN
     assert rank_environment(outer, {}, PLACE, FILES, 77, 10) == {**GOLDEN, "GANGRUN_SAVE_SIGNAL": "10"}
     told = rank_environment({"GANGRUN_CHECKPOINT_DIR": "/outer"}, {}, PLACE, FILES, 77, 0, "/ck")

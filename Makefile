@@ -34,16 +34,16 @@ demo: $(VENV)/.runs  ## train a small model, kill a rank in the middle, watch it
 	@$(PY) examples/kill_a_rank/demo.py
 
 test: system check  ## all of it: linters, types, layers, house, tests, coverage of core and wire
-	@set -m; $(MAKE) --no-print-directory test-cluster >$(SCRATCH)/cluster.out 2>&1 & beside=$$!; set +m; \
+	@part() { $(MAKE) --no-print-directory test-$$1 || red="$$red $$1"; }; red=; \
+	  set -m; $(MAKE) --no-print-directory test-cluster >$(SCRATCH)/cluster.out 2>&1 & beside=$$!; set +m; \
 	  trap 'kill -- -$$beside 2>/dev/null || true' EXIT; \
-	  $(MAKE) --no-print-directory test-quick test-processes; \
+	  part core; part quick; part processes; \
 	  echo "waiting for the tests on the Slurm cluster, which run beside these"; \
-	  wait $$beside || { cat $(SCRATCH)/cluster.out; exit 1; }; \
-	  grep -v '^$$' $(SCRATCH)/cluster.out | tail -n 15
-	@$(MAKE) --no-print-directory test-sweep test-serial
-	@echo
-	@echo "what ran (the cluster beside the three before it, sweep and serial alone):"
-	@for part in core quick processes cluster sweep serial; do printf '%-10s' $$part; tail -qn 1 $(SCRATCH)/$$part.log; done
+	  if wait $$beside; then grep -v '^$$' $(SCRATCH)/cluster.out | tail -n 15; else red="$$red cluster"; cat $(SCRATCH)/cluster.out; fi; \
+	  part sweep; part serial; echo; \
+	  echo "what ran (the cluster beside the three before it, sweep and serial alone):"; \
+	  for part in core quick processes cluster sweep serial; do printf '%-10s' $$part; tail -qn 1 $(SCRATCH)/$$part.log; done; \
+	  [ -z "$$red" ] || { echo "make: red:$$red"; exit 1; }
 
 check: $(VENV)/.tests  ## linters, types, import contracts, house test
 	@echo "ruff: lint"; $(PY) -m ruff check --quiet .
@@ -55,7 +55,7 @@ check: $(VENV)/.tests  ## linters, types, import contracts, house test
 format: $(VENV)/.tests  ## put every file into the common form
 	@$(PY) -m ruff check --fix --quiet . ; $(PY) -m ruff format .
 
-test-quick: test-core $(VENV)/.tests  ## tests without real processes, several at once
+test-quick: $(VENV)/.tests  ## tests without real processes, several at once, but those of core and wire
 	@$(SEVERAL) -n $(JOBS) $(QUICK) --ignore=tests/core --ignore=tests/wire 2>&1 | tee $(SCRATCH)/quick.log
 
 test-core: $(VENV)/.tests  ## those of core and wire, which must cover both branch by branch: tracing takes time, so these alone

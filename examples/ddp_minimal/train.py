@@ -64,9 +64,7 @@ def digest(model: nn.Module) -> str:
     return total.hexdigest()
 
 
-def main() -> None:
-    args = arguments()
-    dist.init_process_group("gloo")
+def train(args: argparse.Namespace) -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     # DDP regroups its buckets after the first step, which changes the order of additions and so the last bits of a sum.
     # With find_unused_parameters it does not, and a resumed run equals an undisturbed one bit for bit.
@@ -91,6 +89,14 @@ def main() -> None:
     if rank == 0 and args.final:
         args.final.write_text(digest(model.module) + "\n")
     dist.barrier()
+
+
+def main() -> None:
+    args = arguments()
+    dist.init_process_group("gloo")
+    train(args)
+    # Only now, with the model gone: one that outlives its process group frees gloo's threads while it holds the
+    # interpreter's lock, for which such a thread may be waiting. That rank would never end.
     dist.destroy_process_group()
 
 

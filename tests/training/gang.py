@@ -96,6 +96,7 @@ def train(phase: dict, rank: int) -> dict:
                     os.kill(os.getpid(), signal.SIGKILL)
         ckpt.save(phase["steps"] - 1, wait=True)
     ends = digest(model, optimizer)
+    del model, ckpt  # before their process group: freed later, DDP may wait for gloo's threads forever
     dist.destroy_process_group()
     return {"start": start, "loads": loads, "ends": ends, "seen": seen}
 

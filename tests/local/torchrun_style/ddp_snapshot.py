@@ -89,8 +89,8 @@ def main(save_every, total_epochs, batch_size, snapshot_path):
     model = torch.nn.Linear(20, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     train_data = DataLoader(dataset, batch_size=batch_size, shuffle=False, sampler=DistributedSampler(dataset))
-    trainer = Trainer(model, train_data, optimizer, save_every, snapshot_path)
-    trainer.train(total_epochs)
+    # The trainer goes before its process group does: freed later, DDP may wait for gloo's threads forever.
+    Trainer(model, train_data, optimizer, save_every, snapshot_path).train(total_epochs)
     dist.destroy_process_group()
 
 

@@ -14,12 +14,14 @@ from dataclasses import replace
 from threading import Event
 
 from gangrun.checkpoint.dcp_metadata import METADATA_NAME
-from gangrun.checkpoint.dcp_verify import BadFile, Judgement, Tick, UnreadableFile, mark_of, opened, told
+from gangrun.checkpoint.dcp_verify import BadFile, FileMark, Judgement, Tick, UnreadableFile, mark_of, opened, told
+from gangrun.checkpoint.shared_files import shared_words
 from gangrun.checkpoint.torch_zip import BUFFER_BYTES, Damaged, Source
 from gangrun.core.model import Level
 from gangrun.core.selection import shown
 from gangrun.wire.manifest import MANIFEST_MAX_BYTES, MANIFEST_NAME, FileRow, Manifest, ManifestError, decode
 
+NO_CTIME = 0
 _CHUNKS_AT_ONCE_COUNT = 4
 
 
@@ -46,7 +48,7 @@ def verify(directory: str, step: int, tick: Tick | None = None, threads_count: i
     try:
         screened, manifest = _screen(directory, step)
         _prove_all(directory, manifest, tick or (lambda count: None), threads_count)
-        again = tuple((path, mark_of(directory, path)) for path, _ in screened.marks)
+        again = tuple((path, mark_kept(directory, path)) for path, _ in screened.marks)
     except (ManifestError, BadFile, Damaged) as found:
         return Judgement(None, str(found))
     except UnreadableFile as found:
@@ -56,18 +58,25 @@ def verify(directory: str, step: int, tick: Tick | None = None, threads_count: i
     return replace(screened, level=Level.VERIFIED, deep=True)
 
 
+def mark_kept(directory: str, path: str) -> FileMark:
+    """A file's identity without the time that changes when another checkpoint links to it, or one that did goes."""
+    size, mtime_ns, _, inode = mark_of(directory, path)
+    return size, mtime_ns, NO_CTIME, inode
+
+
 def _screen(directory: str, step: int) -> tuple[Judgement, Manifest]:
-    marks = [(MANIFEST_NAME, mark_of(directory, MANIFEST_NAME))]
+    marks = [(MANIFEST_NAME, mark_kept(directory, MANIFEST_NAME))]
     manifest = read_manifest(directory)
     if manifest.step != step:
         raise BadFile(f"its manifest says that it is step {manifest.step}")
     if all(row.path != METADATA_NAME for row in manifest.files):
         raise BadFile(f"{MANIFEST_NAME} does not list {METADATA_NAME}")
     for row in manifest.files:
-        mark = mark_of(directory, row.path)
+        mark = mark_kept(directory, row.path)
         if mark[0] != row.size:
             short = " (truncated)" if mark[0] < row.size else ""
-            raise BadFile(f"{shown(row.path)} is {mark[0]} bytes long and must be {row.size}{short}")
+            said = f"{shown(row.path)} is {mark[0]} bytes long and must be {row.size}{short}"
+            raise BadFile(said + shared_words(directory, row.path))
         marks.append((row.path, mark))
     count = len(manifest.files)
     return Judgement(Level.COMPLETE, "", False, tuple(marks), manifest.nonce, count, manifest.data_bytes), manifest
@@ -109,4 +118,5 @@ def _prove(directory: str, row: FileRow, chunks: range, chunk_bytes: int, tick: 
             except Damaged as damage:
                 raise Damaged(f"{shown(row.path)} is damaged: {damage}") from None
             if found != row.crc_of(chunk):
-                raise Damaged(f"{shown(row.path)} is damaged: the checksum of its bytes from {offset} on is wrong")
+                said = f"{shown(row.path)} is damaged: the checksum of its bytes from {offset} on is wrong"
+                raise Damaged(said + shared_words(directory, row.path))

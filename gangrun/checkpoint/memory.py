@@ -12,7 +12,8 @@ import os
 import stat
 from collections.abc import Iterable
 
-from gangrun.checkpoint.dcp_verify import BadFile, Judgement, UnreadableFile, mark_of
+from gangrun.checkpoint.dcp_verify import BadFile, FileMark, Judgement, UnreadableFile, mark_of
+from gangrun.checkpoint.manifest_verify import NO_CTIME
 from gangrun.checkpoint.scan import MACHINE_FOLDER
 from gangrun.core.model import Level
 
@@ -37,7 +38,7 @@ class Memory:
         if judged is None:
             return None
         try:
-            same = all(mark_of(path, file) == mark for file, mark in judged.marks)
+            same = all(_as_it_was(mark_of(path, file), mark) for file, mark in judged.marks)
         except (BadFile, UnreadableFile):
             same = False
         if not same:
@@ -95,6 +96,11 @@ def write_json(folder: str, name: str, body: object) -> None:
     except OSError:
         os.unlink(temporary)
         raise
+
+
+def _as_it_was(found: FileMark, known: FileMark) -> bool:
+    """The time of the last change counts where it was remembered: hard links change it, and nothing else."""
+    return found == known or (known[2] == NO_CTIME and (found[0], found[1], found[3]) == (known[0], known[1], known[3]))
 
 
 def _row(judged: Judgement) -> dict[str, object]:

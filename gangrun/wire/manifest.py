@@ -34,12 +34,17 @@ class ManifestError(ValueError):
     """Not a manifest that can be relied on; the message says why."""
 
 
-class FileRow(msgspec.Struct, frozen=True):
-    """One file: its path inside the checkpoint, its bytes, and the CRC32 of each chunk in hex, one after the other."""
+class FileRow(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One file: its path inside the checkpoint, its bytes, and the CRC32 of each chunk in hex, one after the other.
+
+    ``linked_from``: the file of an older checkpoint ("step-10/__0_1.distcp") with which it shares its bytes on disk.
+    That one may be gone: a hard link needs no other.
+    """
 
     path: str
     size: int
     crcs: str
+    linked_from: str = ""
 
     def crc_of(self, chunk: int) -> int:
         """The CRC32 that chunk number ``chunk`` must have."""
@@ -65,6 +70,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def data_bytes(self) -> int:
         """Bytes of all files together, the manifest excepted."""
         return sum(row.size for row in self.files)
+
+    @property
+    def linked_bytes(self) -> int:
+        """Bytes of those files that were not written again: they are an older checkpoint's too."""
+        return sum(row.size for row in self.files if row.linked_from)
 
 
 def crcs_text(crcs: list[int]) -> str:
@@ -115,6 +125,8 @@ def _check(manifest: Manifest) -> None:
     for row in manifest.files:
         if not is_inside(row.path) or row.path == MANIFEST_NAME:
             raise ManifestError(f"{MANIFEST_NAME} points outside its directory: {row.path[:200]!a}")
+        if row.linked_from and not is_inside(row.linked_from):
+            raise ManifestError(f"{MANIFEST_NAME} says that a file came from {row.linked_from[:200]!a}")
         chunks = -(-row.size // manifest.chunk_bytes)
         if row.size < 0 or len(row.crcs) != chunks * _CRC_HEX_COUNT or not _CRCS.fullmatch(row.crcs):
             raise ManifestError(f"{MANIFEST_NAME} has no checksum for every chunk of {row.path[:200]!a}")

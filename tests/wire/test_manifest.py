@@ -30,6 +30,13 @@ def test_what_is_written_is_read() -> None:
     assert (WHOLE.data_bytes, WHOLE.files[0].crc_of(0), WHOLE.files[0].crc_of(1)) == (CHUNK_BYTES + 1, 1, 0xFFFFFFFF)
 
 
+def test_what_was_linked_is_told_from_what_was_written() -> None:
+    linked = msgspec.structs.replace(WHOLE, files=(*WHOLE.files, FileRow("b", 3, "0" * 8, "step-10/__0_1.distcp")))
+    assert decode(encode(linked)) == linked
+    assert (linked.linked_bytes, linked.data_bytes, WHOLE.linked_bytes) == (3, CHUNK_BYTES + 4, 0)
+    assert b"linked_from" not in encode(WHOLE), "older readers and writers meet the same bytes"
+
+
 def test_every_flipped_bit_and_every_torn_end_is_seen() -> None:
     data = encode(WHOLE)
     for at in range(len(data) - 1):
@@ -56,6 +63,7 @@ def test_every_flipped_bit_and_every_torn_end_is_seen() -> None:
         (changed(files=(FileRow("a", 5, ""),)), "no checksum for every chunk"),
         (changed(files=(FileRow("a", 5, "0000000G"),)), "no checksum for every chunk"),
         (changed(files=(FileRow("a", -5, ""),)), "no checksum for every chunk"),
+        (changed(files=(FileRow("a", 0, "", "../../step-1/a"),)), "says that a file came from"),
         (changed(schema=99), "schema 99, newer"),
         (closed(b"[]"), "cannot be understood"),
         (closed(b'{"step":1}'), "cannot be understood"),

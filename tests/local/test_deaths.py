@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.local.harness import Box
-from tests.waiting import until
+from tests.waiting import until, within
 
 DEAD_WITHIN_S = 2.0  # beyond what a lease allows: promised, so measured where nothing else runs
 
@@ -83,7 +83,7 @@ def test_a_killed_agent_takes_its_ranks_with_it_and_the_gang_comes_back(box: Box
     box.wait_for_step(5)
     ranks = [box.pid_of(rank) for rank in (0, 1)]
     os.kill(box.one("agent_main"), signal.SIGKILL)
-    until(lambda: all(map(gone, ranks)), DEAD_WITHIN_S, "the ranks are dead")
+    within(lambda: all(map(gone, ranks)), DEAD_WITHIN_S, "the ranks are dead")
     assert box.end() == 0, box.told()
     status = box.status()
     assert status["restarts"] == 1
@@ -127,7 +127,7 @@ def test_a_killed_warden_leaves_no_rank_and_the_run_goes_on(box: Box) -> None:
     box.wait_for_step(5)
     ranks = [box.pid_of(rank) for rank in (0, 1)]
     os.kill(box.one("warden.py"), signal.SIGKILL)
-    until(lambda: all(map(gone, ranks)), DEAD_WITHIN_S, "the ranks are dead")
+    within(lambda: all(map(gone, ranks)), DEAD_WITHIN_S, "the ranks are dead")
     assert box.end(90) == 0, box.told()
     assert box.status()["state"] == "SUCCEEDED"
 

@@ -17,8 +17,11 @@ from gangrun.agent.ranks import GangSpec, RankGang
 from gangrun.processes import become_subreaper, is_alive, kill_until_none, read_proc
 from gangrun.wire.messages import Launch, Stop
 from gangrun.wire.spec import LogSpec
+from tests.waiting import PATIENCE
 
 Fact = TypeVar("Fact")
+GRACE_S = 120.0  # that a stop would cost if it waited for it
+NO_GRACE_S = 60.0  # what costs less did not wait; on an idle machine it is a tenth of a second
 ROOT = str(Path(__file__).parents[2])
 
 # A child that left its parent, its group and its session, as a daemon does.
@@ -97,7 +100,7 @@ class Harness:
         self, kind: type[Fact], within_s: float = 10.0, which: Callable[[Fact], bool] = lambda _: True
     ) -> Fact:
         """The next fact of a kind; others are kept in ``seen``."""
-        until = boottime() + within_s
+        until = boottime() + within_s * PATIENCE
         while True:
             for fact in self.seen:
                 if isinstance(fact, kind) and which(fact):
@@ -150,4 +153,17 @@ def number_in(path: Path) -> int:
     return int(path.read_text()) if path.exists() else 0
 
 
-__all__ = ["ROOT", "Harness", "boottime", "facts", "gang", "harness", "lives", "number_in", "order", "stop_order"]
+__all__ = [
+    "GRACE_S",
+    "NO_GRACE_S",
+    "ROOT",
+    "Harness",
+    "boottime",
+    "facts",
+    "gang",
+    "harness",
+    "lives",
+    "number_in",
+    "order",
+    "stop_order",
+]

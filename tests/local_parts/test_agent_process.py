@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,13 +43,14 @@ from gangrun.wire.messages import (
 )
 from gangrun.wire.spec import RunSpec
 from tests.local_parts.gang import lives, reap
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 M = TypeVar("M")
 SCRIPT = "import sys, time\nprint('up', flush=True)\ntime.sleep(600)\n"
 FAST = Timing(
     beat_every_s=0.2, silence_after_s=1.0, fence_after_s=9.0, takeover_after_s=1.0, leader_lease_s=0.6, drift=0.01
 )
+PATIENT = replace(FAST, fence_after_s=60.0)
 MARK = "import sys, pathlib, time; pathlib.Path(sys.argv[1]).write_text(' '.join(sys.argv[2:])); time.sleep(600)"
 
 
@@ -114,19 +116,21 @@ class Node:
             self.say(Welcome(self.term, said.node, now))
         if isinstance(said, Beat) and self.acking:
             top = max((e.seq for e in said.events), default=0)
+            self.acked_at = said.boottime
             self.say(Ack(self.term, said.seq, said.boottime, top, self.me, 1, now))
         if isinstance(said, Hello):
             self.me = (said.peer,)
         self.heard.append(said)
 
     me: tuple[PeerAddress, ...] = ()
+    acked_at = 0.0  # when the newest beat that was acked was sent: the lease counts from there
 
     def say(self, message: object) -> None:
         self.radios[-1].send("n0", message)
 
     def next(self, kind: type[M], within_s: float = 15.0) -> M:
         """The next message of a kind; events come out of beats."""
-        end = self.clock.now() + within_s
+        end = self.clock.now() + within_s * PATIENCE
         while True:
             for said in list(self.heard):
                 self.heard.remove(said)
@@ -141,7 +145,7 @@ class Node:
         """A command, said again until it is answered."""
         self.n += 1
         act, said_at = (self.term, self.n), 0.0
-        end = self.clock.now() + 15
+        end = self.clock.now() + 15 * PATIENCE
         while self.clock.now() < end:
             if self.clock.now() - said_at > 0.5:
                 said_at = self.clock.now()
@@ -208,12 +212,13 @@ def test_a_life_from_hello_to_goodbye(node: Node):
     assert not beat.empty
     assert node.ask(Stacks, 0).data["stacks"][0]["rank"] == 0
 
+    node.next(Beat)  # the next one is due in a second
     killed_at = node.clock.now()
     os.kill(ranks[1], signal.SIGKILL)
     event = node.next(AgentEvent)
     seen_after_s = node.clock.now() - killed_at
     assert (event.kind, event.data["exit"]["signal"], event.data["exit"]["rank"]) == ("RankExited", 9, 1)
-    assert seen_after_s < 0.2, f"a rank's death was heard of after {seen_after_s:.3f} s"
+    assert seen_after_s < 0.7, f"a rank's death was heard of after {seen_after_s:.3f} s"
 
     stopped = node.ask(Stop, 0, 5.0, False, 0.0, "test")
     assert stopped.ok, stopped.why
@@ -221,17 +226,18 @@ def test_a_life_from_hello_to_goodbye(node: Node):
     again = node.ask(Launch, 0, 2, 0, 1, (0, 1), (0, 1), "127.0.0.1", 29999, ("n0",))
     assert not again.ok
     assert node.ask(Farewell, 7, "the test is over").ok
-    assert node.warden.wait(15) == 7
+    assert node.warden.wait(100) == 7
 
 
 def test_farewell_stops_what_runs(node: Node):
     node.next(Hello)
     ranks = node.launch(0)
     assert node.ask(Farewell, 0, "over").ok
-    assert node.warden.wait(20) == 0
+    assert node.warden.wait(100) == 0
     assert not any(lives(pid) for pid in ranks)
 
 
+@pytest.mark.serial  # the same signal within a second is an echo
 def test_a_signal_to_agent_and_warden_is_one_event(node: Node):
     node.next(Beat)
     node.ask(Check)
@@ -242,9 +248,10 @@ def test_a_signal_to_agent_and_warden_is_one_event(node: Node):
     node.ask(Check)
     node.ask(Check)
     assert node.ask(Farewell, 143, "told to").ok
-    assert node.warden.wait(15) == 143
+    assert node.warden.wait(100) == 143
 
 
+@pytest.mark.serial
 def test_a_signal_to_every_process_is_one_notice_and_all_live_until_the_stop(node: Node):
     node.next(Hello)
     ranks = node.launch(0)
@@ -270,7 +277,7 @@ def log_of(node: Node) -> str:
     return path.read_text() if path.exists() else ""
 
 
-@pytest.mark.parametrize("node", [FAST], indirect=True)
+@pytest.mark.parametrize("node", [PATIENT], indirect=True)
 def test_a_silent_supervisor_is_replaced_and_ranks_run_on(node: Node):
     node.next(Hello)
     ranks = node.launch(0)
@@ -299,15 +306,13 @@ def test_no_acks_no_ranks(node: Node):
     node.next(Hello)
     ranks = node.launch(0)
     node.acking = False
-    muted_at = node.clock.now()
 
     def dead() -> bool:
         node.pump(0.05)
         return not any(lives(pid) for pid in ranks)
 
     until(dead, 20, "the lease ends")
-    lived_s = node.clock.now() - muted_at
-    assert FAST.fence_after_s - 1.0 < lived_s < FAST.fence_after_s + 2.0, lived_s
+    assert node.clock.now() - node.acked_at > FAST.fence_after_s * (1 - 2 * FAST.drift), "and not before"
 
 
 def test_a_killed_agent_comes_back_empty_and_says_what_became_of_the_last(node: Node):

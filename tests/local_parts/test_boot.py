@@ -65,7 +65,7 @@ def environ(place: Path, **more: str) -> dict[str, str]:
 
 def run(place: Path, *argv: str, python: str = sys.executable, booted: bool = True) -> tuple[int, str, str]:
     command = [python, *([boot.__file__] if booted else []), *argv]
-    done = subprocess.run(command, cwd=place, env=environ(place), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=place, env=environ(place), capture_output=True, text=True, timeout=300)
     return done.returncode, done.stdout, done.stderr.replace("Exception in thread Thread-", "Exception in thread ")
 
 
@@ -182,10 +182,10 @@ def wait(): time.sleep(600)
 if __name__ == '__main__':
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     for method in ('fork', 'spawn'):
-        p = mp.get_context(method).Process(target=wait); p.start(); p.terminate(); p.join(10)
+        p = mp.get_context(method).Process(target=wait); p.start(); p.terminate(); p.join(200)
         assert p.exitcode == -15, p.exitcode
     p = subprocess.Popen(['sleep', '600']); p.terminate()
-    assert p.wait(10) == -15
+    assert p.wait(200) == -15
     with mp.get_context('fork').Pool(2) as pool: pool.map(abs, [1])
     signal.signal(signal.SIGTERM, lambda *_: os._exit(5))
     if os.fork() == 0:
@@ -196,7 +196,7 @@ if __name__ == '__main__':
 """
     child = start(place, body)
     child.send_signal(signal.SIGTERM)
-    assert child.wait(5) == 5, "a handler of the script's own simply runs"
+    assert child.wait(100) == 5, "a handler of the script's own simply runs"
     child.communicate()
 
 
@@ -230,7 +230,7 @@ def test_it_dies_with_the_process_that_started_it(place: Path) -> None:
 def test_it_does_not_start_for_an_agent_that_is_gone(place: Path) -> None:
     command = [sys.executable, boot.__file__, "script.py"]
     done = subprocess.run(
-        command, cwd=place, env=environ(place, GANGRUN_AGENT_PID="1"), capture_output=True, timeout=30
+        command, cwd=place, env=environ(place, GANGRUN_AGENT_PID="1"), capture_output=True, timeout=300
     )
     assert (done.returncode, done.stdout) == (boot.EXIT_ORPHANED, b"")
 

@@ -10,7 +10,7 @@ import pytest
 
 from gangrun.checkpoint.scan import DEFAULT_PATTERN
 from gangrun.cli.checkpoint_service import CLOCKS_DIFFER_S, CheckpointService
-from gangrun.core.events import CheckpointSeen, ResumeChosen, Stamped
+from gangrun.core.events import AttemptSealed, CheckpointSeen, ResumeChosen, Stamped
 from tests.waiting import stays, until
 
 TINY = Path(__file__).resolve().parents[1] / "contract" / "tiny_dcp"
@@ -39,7 +39,10 @@ class Asked:
 
     def nothing(self, above: int) -> None:
         self.service.look(above)
-        stays(lambda: not self.said, 0.3, "nothing is said")
+        self.service.seal(0)  # answered after it
+        until(lambda: self.said, 10, "an answer")
+        assert [type(said.event) for said in self.said] == [AttemptSealed]
+        self.said.clear()
 
 
 @pytest.fixture

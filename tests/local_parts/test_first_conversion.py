@@ -13,4 +13,4 @@ assert "__msgspec_cache__" in vars(RunState), "two threads that read a state fir
 
 
 def test_states_are_worked_out_when_they_are_imported():
-    subprocess.run([sys.executable, "-c", CODE], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", CODE], check=True, timeout=300)

@@ -60,8 +60,8 @@ def test_lines_are_prefixed_and_the_tail_of_stderr_is_kept_apart(start: Start) -
     os.write(pipes.err, b"bad \xff\xfe byte\n")
     os.write(pipes.out, b"o\n\n")
     pipes.hang_up()
-    assert pipes.logs.wait_drained(7, 5)
-    assert pipes.logs.close(5)
+    assert pipes.logs.wait_drained(7, 60)
+    assert pipes.logs.close(60)
     assert sorted(pipes.text().splitlines()) == [
         "[n0:rank7] ",
         "[n0:rank7] bad \\xff\\xfe byte",
@@ -85,9 +85,9 @@ def test_a_line_without_end_is_split(start: Start) -> None:
     pipes = start()
     writer = threading.Thread(target=os.write, args=(pipes.out, b"x" * (3 * LINE_MAX_BYTES) + b"\n"))
     writer.start()
-    writer.join(10)
+    writer.join()
     pipes.hang_up()
-    assert pipes.logs.close(5)
+    assert pipes.logs.close(60)
     lines = pipes.text().splitlines()
     assert sum(line.count("x") for line in lines) == 3 * LINE_MAX_BYTES
     assert max(map(len, lines)) < 2 * LINE_MAX_BYTES
@@ -102,7 +102,7 @@ def test_a_log_keeps_its_head_and_its_tail_and_says_what_went(start: Start) -> N
         if number % 50 == 0:  # small pieces, as they come in life: a cap is kept to within one
             until(lambda sent=written: pipes.is_written(sent), 5, "it to be written")  # type: ignore[misc]
     pipes.hang_up()
-    assert pipes.logs.close(5)
+    assert pipes.logs.close(60)
     text = pipes.text()
     assert text.startswith("[n0:rank7] line 0\n[n0:rank7] line 1\n")
     assert text.endswith("[n0:rank7] line 1999\n")
@@ -130,10 +130,8 @@ def test_a_disk_that_stands_still_blocks_no_rank_and_the_gap_is_told(start: Star
     (tmp_path / "logs").mkdir()
     os.mkfifo(tmp_path / "logs" / "n0.log")  # opening it for writing blocks until somebody reads
     pipes = start(spool_max_bytes=64 * 1024)
-    began = boottime()
-    for number in range(20_000):
+    for number in range(20_000):  # a rank that waited for this disk would never come to the end of it
         os.write(pipes.out, b"line %06d of many\n" % number)
-    assert boottime() - began < 5
     until(lambda: pipes.logs.output_bytes(7) == 20_000 * 20, 5, "all to be read")
     read = os.open(tmp_path / "logs" / "n0.log", os.O_RDONLY | os.O_NONBLOCK)
     seen = bytearray()
@@ -146,7 +144,7 @@ def test_a_disk_that_stands_still_blocks_no_rank_and_the_gap_is_told(start: Star
         return seen
 
     until(lambda: b"line 000100 of many" in more(), 5, "the writer to wake")
-    until(lambda: not pipes.logs._lines, 5, "the spool to empty")
+    until(lambda: more() and not pipes.logs._lines, 5, "the spool to empty")
     os.write(pipes.out, b"after\n")
     until(lambda: b"after" in more(), 5, "the next line")
     assert b"lines (" in seen
@@ -158,7 +156,9 @@ def test_a_disk_that_refuses_is_tried_again_and_the_loss_is_told(start: Start, t
     (tmp_path / "logs").write_text("a file where the folder should be")
     pipes = start()
     os.write(pipes.out, b"lost\n")
-    until(lambda: pipes.logs.output_bytes(7) == 5 and not pipes.logs._lines, 5, "it to be tried")
+    until(lambda: pipes.logs.output_bytes(7) == 5, 5, "it to be read")
+    os.write(pipes.err, b"heard\n")  # what is read next is read when that is on its way to the disk
+    until(lambda: pipes.logs.stderr_tail(7) and not pipes.logs._spooled_bytes, 5, "it to be tried")
     (tmp_path / "logs").unlink()
     os.write(pipes.out, b"kept\n")
     until(lambda: (tmp_path / "logs" / "n0.log").exists() and "kept" in pipes.text(), 5, "the next try")

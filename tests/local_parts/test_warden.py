@@ -97,10 +97,8 @@ def gone(*pids: int) -> bool:
 def test_agent_killed_ranks_and_strays_die_and_a_new_agent_starts(nodes: Any) -> None:
     node = nodes()
     first = node.agent()
-    killed_at = boottime()
     os.kill(first["agent"], signal.SIGKILL)
     until(lambda: gone(first["rank"], first["stray"]), 2, "ranks to die with their agent")
-    assert boottime() - killed_at < 2
     second = node.agent(1)
     assert lives(second["rank"])
     hello = until(lambda: node.ops("hello")[1:], 5, "the second hello")[0]
@@ -116,11 +114,12 @@ def test_warden_killed_agent_and_ranks_die(nodes: Any) -> None:
     assert gone(first["stray"])
 
 
+@pytest.mark.serial
 def test_the_lease_ends_all_ranks_but_not_the_agent(nodes: Any) -> None:
     node = nodes(lease_s=1.5)
     first = node.agent()
-    node.touch("no-renew")
     started = boottime()
+    node.touch("no-renew")
     until(lambda: gone(first["rank"], first["stray"]), 4, "ranks to die at the deadline")
     assert 0.5 < boottime() - started < 1.5 + 1 + 0.25 + 0.5
     until(lambda: node.ops("lease_expired"), 3, "the agent to be told")
@@ -129,7 +128,7 @@ def test_the_lease_ends_all_ranks_but_not_the_agent(nodes: Any) -> None:
 
 
 def test_a_stopped_agent_loses_its_ranks_and_is_replaced(nodes: Any) -> None:
-    node = nodes(lease_s=1.5)
+    node = nodes(lease_s=5.0)
     first = node.agent()
     os.kill(first["agent"], signal.SIGSTOP)
     until(lambda: gone(first["rank"], first["stray"], first["agent"]), 5, "the lease to end")
@@ -137,12 +136,12 @@ def test_a_stopped_agent_loses_its_ranks_and_is_replaced(nodes: Any) -> None:
 
 
 def test_a_warden_that_was_paused_lets_the_agent_renew_first(nodes: Any) -> None:
-    node = nodes(lease_s=2.0)
+    node = nodes(lease_s=6.0)
     first = node.agent()
     for pid in (first["agent"], node.warden.pid):
         os.kill(pid, signal.SIGSTOP)
     paused_at = boottime()
-    until(lambda: boottime() > paused_at + 2.6, 5, "the lease to run out for both")
+    until(lambda: boottime() > paused_at + 6.6, 10, "the lease to run out for both")
     for pid in (node.warden.pid, first["agent"]):
         os.kill(pid, signal.SIGCONT)
     stays(lambda: lives(first["rank"]), 1.0, "the rank of an agent that renewed")
@@ -172,7 +171,7 @@ def test_a_supervisor_is_started_reported_and_outlives_an_agent(nodes: Any) -> N
     os.kill(first["agent"], signal.SIGKILL)
     node.agent(1)
     assert lives(pid)
-    assert node.ops("hello")[1]["supervisor_pids"] == [pid]
+    assert until(lambda: node.ops("hello")[1:], 5, "the second hello")[0]["supervisor_pids"] == [pid]
     assert "one runs" in until(lambda: node.ops("supervisor_refused"), 5, "a refusal of the second")[0]["why"]
     os.kill(pid, signal.SIGKILL)
     exited = until(lambda: node.ops("supervisor_exited"), 2, "its exit to be told")[0]
@@ -183,11 +182,12 @@ def test_the_launchers_death_ends_everything(nodes: Any) -> None:
     node = nodes()
     first = node.agent()
     os.close(node.life_write)
-    assert node.warden.wait(timeout=5) == warden.EXIT_LIFE_LINE_LOST
+    assert node.warden.wait(timeout=100) == warden.EXIT_LIFE_LINE_LOST
     assert gone(first["agent"], first["rank"], first["stray"])
     node.life_write = os.open("/dev/null", os.O_RDONLY)
 
 
+@pytest.mark.serial  # the same signal within a second is an echo
 def test_sigterm_is_handed_on_and_a_second_one_kills(nodes: Any) -> None:
     node = nodes()
     first = node.agent()
@@ -197,7 +197,7 @@ def test_sigterm_is_handed_on_and_a_second_one_kills(nodes: Any) -> None:
     node.warden.terminate()  # the echo of the first: a scheduler sends to the step's processes, and through srun
     stays(lambda: lives(first["rank"]), 0.3, "the rank after an echo")
     until(lambda: node.warden.poll() is not None or node.warden.terminate(), 5, "a second one that is meant")
-    assert node.warden.wait(timeout=5) == 128 + signal.SIGTERM
+    assert node.warden.wait(timeout=100) == 128 + signal.SIGTERM
     assert gone(first["agent"], first["rank"], first["stray"])
 
 
@@ -219,21 +219,21 @@ def test_goodbye_ends_with_its_code_and_leaves_nothing(nodes: Any) -> None:
     node = nodes()
     first = node.agent()
     node.touch("bye")
-    assert node.warden.wait(timeout=5) == 0
+    assert node.warden.wait(timeout=100) == 0
     assert gone(first["agent"], first["rank"], first["stray"])
 
 
 def test_an_agent_that_cannot_live_is_given_up(nodes: Any) -> None:
     node = nodes(restarts_max_count=2)
     node.touch("die")
-    assert node.warden.wait(timeout=30) == warden.EXIT_AGENT_LOST
+    assert node.warden.wait(timeout=200) == warden.EXIT_AGENT_LOST
     assert "3 agents died within 60 s: giving up" in node.said()
 
 
 def test_an_agent_that_never_speaks_is_replaced(nodes: Any, tmp_path: Path) -> None:
     silent = [sys.executable, "-c", "import time; time.sleep(600)"]
     node = nodes(agent=silent, agent_start_s=0.5, restarts_max_count=1)
-    assert node.warden.wait(timeout=10) == warden.EXIT_AGENT_LOST
+    assert node.warden.wait(timeout=100) == warden.EXIT_AGENT_LOST
     assert "gave no sign of life" in node.said()
 
 

@@ -6,6 +6,7 @@ one. Try it:  gangrun run --nproc-per-node 2 --checkpoint-dir /tmp/ckpt train.py
 """
 
 import argparse
+import gc
 import hashlib
 import os
 import time
@@ -95,8 +96,9 @@ def main() -> None:
     args = arguments()
     dist.init_process_group("gloo")
     train(args)
-    # Only now, with the model gone: one that outlives its process group frees gloo's threads while it holds the
-    # interpreter's lock, for which such a thread may be waiting. That rank would never end.
+    # The model goes first, whoever still refers to it in a circle: one that outlives its process group joins gloo's
+    # threads while it holds the interpreter's lock, for which such a thread may be waiting. That rank would never end.
+    gc.collect()
     dist.destroy_process_group()
 
 

@@ -6,6 +6,7 @@ Results are lines of JSON, one a rank; digests of the whole state are rank 0's.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -96,7 +97,8 @@ def train(phase: dict, rank: int) -> dict:
                     os.kill(os.getpid(), signal.SIGKILL)
         ckpt.save(phase["steps"] - 1, wait=True)
     ends = digest(model, optimizer)
-    del model, ckpt  # before their process group: freed later, DDP may wait for gloo's threads forever
+    del model, ckpt
+    gc.collect()  # DDP goes before its process group does: freed later, it may wait for gloo's threads forever
     dist.destroy_process_group()
     return {"start": start, "loads": loads, "ends": ends, "seen": seen}
 

@@ -1,6 +1,7 @@
 """A trainer written for torchrun, in the manner of torch's own multi-process examples, with a snapshot of its own."""
 
 import argparse
+import gc
 import os
 import time
 
@@ -89,8 +90,9 @@ def main(save_every, total_epochs, batch_size, snapshot_path):
     model = torch.nn.Linear(20, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     train_data = DataLoader(dataset, batch_size=batch_size, shuffle=False, sampler=DistributedSampler(dataset))
-    # The trainer goes before its process group does: freed later, DDP may wait for gloo's threads forever.
+    # DDP goes before its process group does: freed later, it may wait for gloo's threads forever.
     Trainer(model, train_data, optimizer, save_every, snapshot_path).train(total_epochs)
+    gc.collect()
     dist.destroy_process_group()
 
 

@@ -13,9 +13,12 @@ from gangrun.core.model import CheckpointRef, Outcome, Phase, Placement, RunStat
 
 @dataclass(frozen=True, slots=True)
 class CheckNodes:
-    """Ask these nodes to prove themselves; each answers with ``NodeChecked``."""
+    """Ask these nodes to prove themselves; each answers with ``NodeChecked``. ``tests``: how hard devices are put to
+    work for it (``trial.QUICK``, ``trial.THOROUGH``; "" not at all).
+    """
 
     nodes: tuple[str, ...]
+    tests: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,11 +87,12 @@ class NodeAbsent:
 
 @dataclass(frozen=True, slots=True)
 class NodeChecked:
-    """Preflight of one node ended."""
+    """Preflight of one node ended. ``tested``: what its devices did, where all that they were put to came out right."""
 
     node: str
     ok: bool
     reason: str = ""
+    tested: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,7 +178,7 @@ TABLE: Mapping[Phase, Row] = {
         AgentRejoined: starting.agent_rejoined,
         NodeSilent: stopping.quiet_node,
         NodeLost: starting.node_lost,
-        NodeChecked: Late("nodes are not being checked now"),
+        NodeChecked: starting.late_answer,
         FindingRaised: starting.finding,
         AttemptSealed: starting.sealed,
         ResumeChosen: starting.resume_chosen,

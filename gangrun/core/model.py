@@ -191,6 +191,7 @@ class Node:
     check_reason: str = ""
     found: Finding | None = None  # the fatal finding for which it is not used
     poor: str = ""  # why another node would be better, where one is free
+    trial: str = ""  # why its devices are put to work before it is used again
 
 
 @dataclass(frozen=True, slots=True)

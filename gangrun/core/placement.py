@@ -72,6 +72,8 @@ def unusable_because(node: Node, excluded: Mapping[str, Exclusion], shape: Shape
         return "silent"
     if node.checked is False:
         return f"failed its check ({one_line(node.check_reason)})"
+    if node.trial:
+        return f"on trial ({one_line(node.trial)})"
     if node.slots_count < shape.slots_per_node:
         return f"has only {counted(node.slots_count, 'slot')} of the {shape.slots_per_node} needed"
     return ""

@@ -54,6 +54,9 @@ class Policy:
     backoff_max_s: float = 300.0
     join_within_s: float = 60.0
     check_within_s: float = 60.0
+    tests_within_s: float = 60.0  # more, where devices are put to work; twice that for who is suspected
+    test_at_start: bool = False  # put all devices to work before a job's first attempt
+    test_suspects: bool = False  # put those of suspected nodes to work before they are used again
     start_within_s: float = 120.0
     choose_within_s: float = 1800.0
     stop_grace_s: float = 10.0
@@ -95,6 +98,7 @@ def check(policy: Policy) -> None:
         "waiting_max_s": policy.waiting_max_s,
         "join_within_s": policy.join_within_s,
         "check_within_s": policy.check_within_s,
+        "tests_within_s": policy.tests_within_s,
         "choose_within_s": policy.choose_within_s,
         "start_within_s": policy.start_within_s,
         "stop_within_s": policy.stop_within_s,

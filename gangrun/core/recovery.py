@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gangrun.core import blame, budget, placement, quarantine, rungs
+from gangrun.core import blame, budget, placement, quarantine, rungs, trial
 from gangrun.core.actions import Decision
 from gangrun.core.model import Cause, Failure, Phase, Rung, RunState, Verdict
 from gangrun.core.moves import close_attempt, enter, finish
@@ -56,7 +56,8 @@ def _weigh(state: RunState, now: float, policy: Policy) -> _Judged:
         policy=policy,
     )
     charged, ruling = budget.charge(state.budget, verdict, state.attempt, state.attempt_step, policy, state.run)
-    guilty = _guilty(state, verdict, now, policy)
+    accused = trial.accused(state, verdict, now, policy)
+    guilty = [name for name in _guilty(state, verdict, now, policy) if name not in accused]
     broken = {found.node for found in state.evidence.findings if found.fatal}
     left_out = quarantine.exclude(state.excluded, guilty, verdict.sentence, now, policy, len(state.nodes), broken)
     state = replace(
@@ -68,7 +69,8 @@ def _weigh(state: RunState, now: float, policy: Policy) -> _Judged:
         attempts=close_attempt(state, now, verdict.cause.value, verdict.sentence),
     )
     sentence = f"{verdict.sentence}; {left_out.sentence}" if left_out.sentence else verdict.sentence
-    return _Judged(state, verdict, ruling, sentence)
+    state = trial.begun(state, accused, f"attempt {state.attempt}: {verdict.cause.value}")
+    return _Judged(state, verdict, ruling, sentence + trial.told(state, accused, now))
 
 
 def _conclude(judged: _Judged, now: float, policy: Policy) -> Decision:
@@ -108,7 +110,8 @@ def _guilty(state: RunState, verdict: Verdict, now: float, policy: Policy) -> tu
 
 def _climb(state: RunState, verdict: Verdict, sentence: str, backoff_s: float, now: float, policy: Policy) -> Decision:
     before = state.placement
-    placed = placement.place(state.nodes, quarantine.active(state.excluded, now), state.shape, prefer=before)
+    nodes = trial.in_prospect(state, now)
+    placed = placement.place(nodes, quarantine.active(state.excluded, now), state.shape, prefer=before)
     if isinstance(placed, placement.NotEnough):
         return rungs.too_few_nodes(state, now, policy, f"{sentence}; {placed.why}", verdict.failure)
     match placement.rung_of(before, placed):
@@ -120,5 +123,6 @@ def _climb(state: RunState, verdict: Verdict, sentence: str, backoff_s: float, n
             how = "restarting in place"
     if backoff_s > 0:
         reason = f"{sentence}; {how} in {backoff_s:.0f} s"
-        return enter(state, Phase.WAITING, reason, deadlines={"backoff": now + backoff_s})
+        asked = trial.ask(state, trial.on_trial(state), policy)
+        return enter(state, Phase.WAITING, reason, *asked, deadlines={"backoff": now + backoff_s})
     return rungs.begin_checks(state, now, policy, f"{sentence}; {how}")

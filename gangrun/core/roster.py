@@ -24,6 +24,7 @@ def joined(state: RunState, event: AgentJoined | AgentRejoined) -> Mapping[str, 
         slots_count=event.slots_count,
         checked=True if same_boot and old is not None and old.checked is True else None,
         poor=old.poor if same_boot and old is not None else "",
+        trial=old.trial if same_boot and old is not None else "",
     )
     return {**state.nodes, event.node: node}
 
@@ -45,12 +46,20 @@ def heard(state: RunState, name: str) -> Mapping[str, Node]:
 
 def checked(state: RunState, event: NodeChecked) -> Mapping[str, Node]:
     """The roster with the outcome of one preflight."""
-    return _with(state, event.node, checked=event.ok, check_reason=event.reason)
+    return _with(state, event.node, checked=event.ok, check_reason=event.reason, trial="")
+
+
+def checks_told(event: NodeChecked) -> str:
+    """One preflight in words."""
+    if not event.ok:
+        return f"failed its checks: {event.reason}"
+    tested = f", and its devices work: {event.tested}" if event.tested else ""
+    return f"passed its checks{tested}{', but ' if event.reason else ''}{event.reason}"
 
 
 def found_bad(state: RunState, found: Finding) -> Mapping[str, Node]:
     """The roster with a node that is not to be used: what was measured on it outweighs any check that it passed."""
-    return _with(state, found.node, checked=False, check_reason=found.sentence, found=found)
+    return _with(state, found.node, checked=False, check_reason=found.sentence, found=found, trial="")
 
 
 def found_poor(state: RunState, found: Finding) -> Mapping[str, Node]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gangrun.core import budget, gate, placement, quarantine, roster
+from gangrun.core import budget, gate, placement, quarantine, roster, trial
 from gangrun.core.actions import CheckNodes, Decision, EndJob, SealAttempts, SubmitSuccessor
 from gangrun.core.model import AttemptRecord, Evidence, Failure, Phase, RunState, StartStage
 from gangrun.core.moves import close_attempt, enter, finish, is_unlaunched
@@ -20,20 +20,29 @@ SHARED_NODES_MIN = 3  # fewer nodes that go together may be a coincidence
 
 def begin_checks(state: RunState, now: float, policy: Policy, why: str) -> Decision:
     """Ask every node that has not yet proven itself; none left: start."""
-    nodes = roster.unchecked(state)
+    asked = trial.ask(state, roster.unchecked(state), policy)
+    nodes = trial.awaited(state, now)
     if not nodes:
-        return begin_attempt(state, now, policy, why)
+        return also(begin_attempt(state, now, policy, why), asked)
     return enter(
         state,
         Phase.CHECKING,
         f"{why}; checking {fold(nodes)}",
-        CheckNodes(nodes),
-        deadlines={"check": now + policy.check_within_s},
+        *asked,
+        deadlines={"check": now + trial.within_s(trial.ask(state, nodes, policy), policy)},
     )
+
+
+def also(decision: Decision, asked: tuple[CheckNodes, ...]) -> Decision:
+    """The same, and nodes on trial are tested beside it, where the job goes on."""
+    goes_on = decision.state.phase in {Phase.STARTING, Phase.WAITING} and not decision.state.submitting
+    return replace(decision, actions=(*asked, *decision.actions)) if asked and goes_on else decision
 
 
 def begin_attempt(state: RunState, now: float, policy: Policy, why: str) -> Decision:
     """Open the next attempt, or reuse the number of one that was never launched."""
+    if trial.needed(state, now):  # some were not when this attempt was begun
+        return begin_checks(state, now, policy, why)
     held = _fence_holds(state, now)
     if held:
         return enter(state, Phase.WAITING, f"{why}; {held}", deadlines={"backoff": state.fence_until})

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gangrun.core import blame, budget, recovery, roster
-from gangrun.core.actions import CheckNodes, Decision, ProbeNode, StopGang, TakeStacks
+from gangrun.core import blame, budget, recovery, roster, trial
+from gangrun.core.actions import Decision, ProbeNode, StopGang, TakeStacks
 from gangrun.core.events import (
     AgentJoined,
     AgentRejoined,
@@ -117,20 +117,21 @@ def node_lost(state: RunState, event: NodeLost, now: float, policy: Policy) -> D
 
 def agent_joined(state: RunState, event: AgentJoined, now: float, policy: Policy) -> Decision:
     """A spare that comes late proves itself at once, so that no restart has to wait for it."""
-    del now, policy
+    del now
     state = replace(state, nodes=roster.joined(state, event))
-    actions = (CheckNodes((event.node,)),) if state.nodes[event.node].checked is None else ()
-    return stay(state, f"{event.node} joined", *actions)
+    asked = trial.ask(state, (event.node,), policy) if state.nodes[event.node].checked is None else ()
+    return stay(state, f"{event.node} joined", *asked)
 
 
 def node_checked(state: RunState, event: NodeChecked, now: float, policy: Policy) -> Decision:
     """RUNNING to WAITING: a late node's answer; what is known to be bad stays so."""
-    del now, policy
     node = state.nodes.get(event.node)
     if node is None or (event.ok and node.checked is False):
         return ignored(state, f"{event.node} is not in this job" if node is None else f"{event.node} stays unused")
-    word = "passed its checks" if event.ok else f"failed its checks: {event.reason}"
-    return stay(state, f"{event.node} {word}", nodes=roster.checked(state, event))
+    if node.trial:
+        done = trial.answered(state, event, now, policy)
+        return stay(done.state, done.sentence)
+    return stay(state, f"{event.node} {roster.checks_told(event)}", nodes=roster.checked(state, event))
 
 
 def agent_rejoined(state: RunState, event: AgentRejoined, now: float, policy: Policy) -> Decision:

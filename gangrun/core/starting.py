@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gangrun.core import absences, budget, gate, placement, quarantine, roster, rungs, running
-from gangrun.core.actions import CheckNodes, ChooseResume, Decision, EndJob, SealAttempts, StartGang
+from gangrun.core import absences, budget, gate, placement, quarantine, roster, rungs, running, trial
+from gangrun.core.actions import ChooseResume, Decision, EndJob, SealAttempts, StartGang
 from gangrun.core.events import (
     ActFailed,
     AgentJoined,
@@ -78,10 +78,12 @@ def _with_those(state: RunState, now: float, policy: Policy, reason: str) -> Dec
 
 def late_agent(state: RunState, event: AgentJoined | AgentRejoined, now: float, policy: Policy) -> Decision:
     """CHECKING: one more node, or one that came back: it is asked too."""
-    del now, policy
     state = replace(state, nodes=roster.joined(state, event))
-    actions = (CheckNodes((event.node,)),) if state.nodes[event.node].checked is None else ()
-    return stay(state, f"{event.node} joined while nodes are being checked", *actions)
+    asked = trial.ask(state, (event.node,), policy) if state.nodes[event.node].checked is None else ()
+    if any(one.tests for one in asked):
+        due = max(state.deadlines["check"].at, now + trial.within_s(asked, policy))
+        state = with_deadline(state, "check", due)
+    return stay(state, f"{event.node} joined while nodes are being checked", *asked)
 
 
 def node_checked(state: RunState, event: NodeChecked, now: float, policy: Policy) -> Decision:
@@ -91,11 +93,19 @@ def node_checked(state: RunState, event: NodeChecked, now: float, policy: Policy
     node = state.nodes[event.node]
     if event.ok and node.checked is False:
         return ignored(state, f"{event.node} passed its checks, but it stays unused: {node.check_reason}")
+    if node.trial:
+        done = trial.answered(state, event, now, policy)
+        return _when_checked(done.state, now, policy, done.sentence)
     state = replace(state, nodes=roster.checked(state, event))
-    word = f"failed its checks: {event.reason}"
-    if event.ok:
-        word = f"passed its checks, but {event.reason}" if event.reason else "passed its checks"
-    return _when_checked(state, now, policy, f"{event.node} {word}")
+    return _when_checked(state, now, policy, f"{event.node} {roster.checks_told(event)}")
+
+
+def late_answer(state: RunState, event: NodeChecked, now: float, policy: Policy) -> Decision:
+    """STARTING: only whoever is on trial is still being asked."""
+    if event.node not in state.nodes or not state.nodes[event.node].trial:
+        return ignored(state, "nodes are not being checked now")
+    done = trial.answered(state, event, now, policy)
+    return stay(done.state, done.sentence)
 
 
 def lost_while_checking(state: RunState, event: NodeLost, now: float, policy: Policy) -> Decision:
@@ -105,7 +115,7 @@ def lost_while_checking(state: RunState, event: NodeLost, now: float, policy: Po
 
 
 def _when_checked(state: RunState, now: float, policy: Policy, reason: str) -> Decision:
-    waiting = roster.unchecked(state)
+    waiting = trial.awaited(state, now)
     if waiting:
         # Said once per answer, so naming thousands each time would cost the square of their number, on disk too.
         rest = fold(waiting) if len(waiting) <= NAMED_MAX_COUNT else counted(len(waiting), "node")
@@ -116,13 +126,12 @@ def _when_checked(state: RunState, now: float, policy: Policy, reason: str) -> D
 def check_deadline(state: RunState, event: DeadlinePassed, now: float, policy: Policy) -> Decision:
     """CHECKING: a checker that does not answer is unknown, which excludes nobody."""
     del event
-    waiting = roster.unchecked(state)
-    return rungs.begin_attempt(
-        state,
-        now,
-        policy,
-        f"no answer from the checks on {fold(waiting)} in {policy.check_within_s:g} s: unknown is not bad",
-    )
+    asked = trial.ask(state, roster.unchecked(state), policy)
+    late = trial.overdue(state, now, policy)
+    state, waiting = late.state, trial.awaited(late.state, now)
+    unknown = f"no answer from the checks on {fold(waiting)} in {trial.within_s(asked, policy):g} s: unknown is not bad"
+    why = "; ".join(filter(None, (late.sentence, unknown if waiting else "")))
+    return rungs.begin_attempt(state, now, policy, why)
 
 
 def join_deadline(state: RunState, event: DeadlinePassed, now: float, policy: Policy) -> Decision:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gangrun.core import absences, roster, rungs
+from gangrun.core import absences, roster, rungs, trial
 from gangrun.core.actions import (
     Action,
-    CheckNodes,
     Decision,
     EndJob,
     SealAttempts,
@@ -44,7 +43,7 @@ def redrive(state: RunState, now: float, policy: Policy) -> tuple[Action, ...]:
     """What must be asked again in this phase."""
     match state.phase:
         case Phase.CHECKING:
-            return (CheckNodes(roster.unchecked(state)),)
+            return trial.ask(state, roster.unchecked(state), policy)
         case Phase.STARTING if state.stage is StartStage.SEALING:
             return (SealAttempts(state.attempt),)
         case Phase.RUNNING if state.evidence.hang is not None:

@@ -16,6 +16,7 @@ from gangrun.cli.health_nodes import ask
 from gangrun.cli.reading import Reading, read
 from gangrun.core.events import FindingRaised
 from gangrun.core.nodeset import natural_sort
+from gangrun.core.quarantine import active
 from gangrun.wire.kinds import event_of
 from gangrun.wire.record import Record, RecordError
 
@@ -51,8 +52,9 @@ def recorded(reading: Reading, now: float) -> list[Said]:
     names = {*reading.spec.nodes, *wrong}
     excluded: dict[str, str] = {}
     if state is not None:
-        names |= {*state.nodes, *state.expected, *state.excluded}
-        excluded = {node: why.reason for node, why in state.excluded.items()}
+        out = active(state.excluded, state.updated_at)
+        names |= {*state.nodes, *state.expected, *out}
+        excluded = {node: why.reason for node, why in out.items()}
     nodes = []
     for name in natural_sort(names):
         known = state.nodes.get(name) if state is not None else None

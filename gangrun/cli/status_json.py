@@ -16,6 +16,7 @@ from gangrun.cli.times import WallTimes, wall_now
 from gangrun.cli.truth import truth_of
 from gangrun.core.model import AttemptRecord, CheckpointRef, RunState
 from gangrun.core.nodeset import natural_sort
+from gangrun.core.quarantine import active
 
 if TYPE_CHECKING:
     from gangrun.cli.queue_words import RunJob
@@ -133,7 +134,7 @@ def _of_state(reading: Reading, state: RunState) -> dict[str, Any]:
         "restarts": state.budget.total_count,
         "excluded": [
             {"node": node, "reason": why.reason, "since": walls.wall(why.since), "until": walls.wall(why.until)}
-            for node, why in sorted(state.excluded.items())
+            for node, why in sorted(active(state.excluded, state.updated_at).items())
         ],
         "step": _step(state, fresh),
         "loss": float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None,

@@ -79,6 +79,8 @@ class Finding:
     poor: bool = False  # not fatal, but another node would be better where one is free
     needs: str = ""  # what cures it: restart, reset, reboot, rma, admin; "" nothing
     place: str = ""  # which GPU, link, port, directory
+    until_boot: bool = False  # it holds, once its sign is gone too, until the node has booted anew
+    boot_id: str = ""  # of the node as this was heard, where only another boot counts as a cure
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,6 +223,8 @@ class Exclusion:
     since: float
     until: float
     hardware: bool = False  # something broke there, as was measured: other runs do without it too
+    boot_id: str = ""  # only another boot than this one counts as a cure; "": time does
+    returns_count: int = 0  # so often it was taken back before its time was up, after another boot
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,17 @@ gang can do without a node is ``placement``'s question; who is guilty is ``blame
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from gangrun.core.model import Exclusion
+from gangrun.core.model import Exclusion, RunState
 from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
-from gangrun.core.wording import counted
+from gangrun.core.wording import counted, listed, one_line
 
+WEEK_S = 7 * 24 * 3600.0
 HOUR_S = 3600.0
 CAP_MIN_COUNT = 2
+RETURNS_MAX_COUNT = 2  # a boot that has not cured it twice will not cure it
 CAP_NODES_PER_EXCLUSION = 20  # one in twenty is 5 %
 
 
@@ -44,29 +46,37 @@ def exclude(
     policy: Policy,
     nodes_count: int,
     hardware: Iterable[str] = (),
+    boots: Mapping[str, str] | None = None,
 ) -> Quarantined:
-    """Leave ``names`` out from now on, as far as the cap allows; expired exclusions are dropped on the way. On those
-    that are among ``hardware`` something broke.
+    """Leave ``names`` out from now on, as far as the cap allows; what is over is dropped on the way. On those that are
+    among ``hardware`` something broke; for those in ``boots`` only another boot than this one counts as a cure.
     """
-    broken = frozenset(hardware)
-    after = dict(active(excluded, now))
+    broken, boots = frozenset(hardware), boots or {}
+    after, out = dict(kept(excluded, now)), active(excluded, now)
     cap = cap_count(nodes_count, policy)
-    recent = sum(entry.since > now - HOUR_S for entry in after.values())
+    recently = {name for name, entry in after.items() if entry.since > now - HOUR_S}
+    recent = len(recently)
     taken: list[str] = []
     refused: list[str] = []
     for name in dict.fromkeys(names):
-        if name in after:
-            after[name] = Exclusion(
-                reason, after[name].since, max(after[name].until, now + policy.exclusion_s), name in broken
-            )
+        old = after.get(name)
+        boot_id, returns_count = boots.get(name, ""), old.returns_count if old is not None else 0
+        if old is not None and name in out:
+            until = max(old.until, now + policy.exclusion_s)
+            boot_id = boot_id or old.boot_id
+            after[name] = Exclusion(reason, old.since, until, name in broken, boot_id, returns_count)
             taken.append(name)
         elif recent < cap:
-            after[name] = Exclusion(reason, now, now + policy.exclusion_s, name in broken)
-            recent += 1
+            until = now + policy.exclusion_s
+            after[name] = Exclusion(reason, now, until, name in broken, boot_id, returns_count)
+            recent += name not in recently
             taken.append(name)
         else:
             refused.append(name)
-    told = [f"{fold(taken)} left out for {policy.exclusion_s / HOUR_S:g} h"] if taken else []
+    to_boot = [name for name in taken if after[name].boot_id]
+    told = [f"{fold(to_boot)} left out until it has booted and passed its checks, a week at most"] if to_boot else []
+    if len(taken) > len(to_boot):
+        told.append(f"{fold(set(taken) - set(to_boot))} left out for {policy.exclusion_s / HOUR_S:g} h")
     if refused:
         told.append(
             f"{fold(refused)} stays although blamed: only {counted(cap, 'node')} may be left out within an hour"
@@ -77,6 +87,42 @@ def exclude(
 def active(excluded: Mapping[str, Exclusion], now: float) -> Mapping[str, Exclusion]:
     """What is still in force; an exclusion ends at its ``until``."""
     return {name: entry for name, entry in excluded.items() if now < entry.until}
+
+
+def kept(excluded: Mapping[str, Exclusion], now: float) -> Mapping[str, Exclusion]:
+    """What is in force, and for a week what is not to be forgotten: which boot was bad, who was taken back before."""
+    return {
+        name: entry
+        for name, entry in excluded.items()
+        if now < entry.until or ((entry.boot_id or entry.returns_count) and now < entry.since + WEEK_S)
+    }
+
+
+def reviewed(state: RunState, now: float, policy: Policy) -> tuple[RunState, str]:
+    """Look anew at nodes of this job that are out until they have booted, and say what came of it. Who has booted and
+    passed its checks is taken back, so often at most; who has not stays out when its time is up, for a week at most.
+    """
+    after, back, stay = dict(state.excluded), list[str](), list[str]()
+    for name, entry in kept(state.excluded, now).items():
+        node = state.nodes.get(name)
+        if node is None or node.lost or not entry.boot_id:
+            continue
+        cured = node.boot_id != entry.boot_id and node.checked is True and entry.returns_count < RETURNS_MAX_COUNT
+        if cured:
+            after[name] = replace(entry, until=now, hardware=False, boot_id="", returns_count=entry.returns_count + 1)
+            back.append(f"{name} has booted anew and passed its checks, so it is taken back ({one_line(entry.reason)})")
+        elif now >= entry.until:
+            after[name] = replace(entry, until=min(now + policy.exclusion_s, entry.since + WEEK_S))
+            why = "has not booted since" if node.boot_id == entry.boot_id else "has booted, which did not cure it"
+            stay.append(f"{name} {why}, so it stays out ({one_line(entry.reason)})")
+    told = back + stay
+    return (replace(state, excluded=after), listed(told)) if told else (state, "")
+
+
+def taken_back(before: Mapping[str, Exclusion], after: Mapping[str, Exclusion]) -> tuple[str, ...]:
+    """Nodes that were just taken back before their time was up."""
+    old = {name: entry.returns_count for name, entry in before.items()}
+    return tuple(name for name, entry in after.items() if entry.returns_count > old.get(name, 0))
 
 
 def newly_broken(before: Mapping[str, Exclusion], after: Mapping[str, Exclusion]) -> Mapping[str, str]:

@@ -58,8 +58,10 @@ def _weigh(state: RunState, now: float, policy: Policy) -> _Judged:
     charged, ruling = budget.charge(state.budget, verdict, state.attempt, state.attempt_step, policy, state.run)
     accused = trial.accused(state, verdict, now, policy)
     guilty = [name for name in _guilty(state, verdict, now, policy) if name not in accused]
-    broken = {found.node for found in state.evidence.findings if found.fatal}
-    left_out = quarantine.exclude(state.excluded, guilty, verdict.sentence, now, policy, len(state.nodes), broken)
+    fatal = [found for found in state.evidence.findings if found.fatal]
+    broken, boots = {found.node for found in fatal}, {found.node: found.boot_id for found in fatal if found.boot_id}
+    count = len(state.nodes)
+    left_out = quarantine.exclude(state.excluded, guilty, verdict.sentence, now, policy, count, broken, boots)
     state = replace(
         state,
         budget=charged,

@@ -46,8 +46,9 @@ def begin_attempt(state: RunState, now: float, policy: Policy, why: str) -> Deci
     held = _fence_holds(state, now)
     if held:
         return enter(state, Phase.WAITING, f"{why}; {held}", deadlines={"backoff": state.fence_until})
+    state, back = quarantine.reviewed(state, now, policy)
     weighed = gate.weigh(state, now, policy)
-    why = f"{why}; {weighed.sentence}" if weighed.sentence else why
+    why = "; ".join(filter(None, (why, back, weighed.sentence)))
     if weighed.look_again:
         return look_again(weighed.state, now, policy, why)
     state = weighed.state

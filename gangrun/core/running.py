@@ -148,7 +148,7 @@ def finding(state: RunState, event: FindingRaised, now: float, policy: Policy) -
     """A fatal finding on a node of the gang stops it, with a checkpoint first; a spare is not used any more; others are
     ridden out. Poor hardware is evidence of what happens soon after, and of nothing hours later.
     """
-    found = replace(event.finding, at=now)
+    found = roster.heard_of(state, event.finding, now)
     sentence = finding_told(found)
     if not found.fatal:
         kept = (*blame.recent(state.evidence.findings, now), found) if found.poor else state.evidence.findings

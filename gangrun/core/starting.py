@@ -311,7 +311,7 @@ def agent_rejoined(state: RunState, event: AgentRejoined, now: float, policy: Po
 
 def finding(state: RunState, event: FindingRaised, now: float, policy: Policy) -> Decision:
     """PENDING to STARTING: a node that is already known to be bad is not used."""
-    found = replace(event.finding, at=now)
+    found = roster.heard_of(state, event.finding, now)
     sentence = finding_told(found)
     if not found.fatal or found.node not in state.nodes:
         return stay(state, sentence, nodes=roster.found_poor(state, found))

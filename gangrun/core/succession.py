@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gangrun.core import absences, roster, rungs, trial
+from gangrun.core import absences, quarantine, roster, rungs, trial
 from gangrun.core.actions import (
     Action,
     Decision,
@@ -181,7 +181,6 @@ def _in_another_job(state: RunState, now: float, policy: Policy, who: str) -> De
 
 def resume_requested(state: RunState, event: ResumeRequested, now: float, policy: Policy) -> Decision:
     """A person takes the run up again: a fresh budget, and exclusions only as long as they last."""
-    kept = {name: why for name, why in state.excluded.items() if why.until > now}
     return enter(
         state,
         Phase.PENDING,
@@ -195,7 +194,7 @@ def resume_requested(state: RunState, event: ResumeRequested, now: float, policy
         budget=Budget(total_count=state.budget.total_count, mark=state.budget.mark),
         suspicion={},
         suspected_at={},
-        excluded=kept,
+        excluded=quarantine.kept(state.excluded, now),
         evidence=Evidence(),
         finished=frozenset(),
         failure=None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gangrun.core import model
-from gangrun.health.check import CauseClass, Finding, Needs, Scope, Severity, Verdict
+from gangrun.health.check import CauseClass, Finding, Needs, Scope, Severity, Sticky, Verdict
 
 DEVICES = frozenset({Scope.GPU, Scope.LINK, Scope.PORT})
 
@@ -23,8 +23,10 @@ def as_evidence(node: str, verdicts: Iterable[Verdict], at: float) -> tuple[mode
 def in_core(node: str, finding: Finding, at: float) -> model.Finding:
     """One finding in the core's words."""
     needs = "" if finding.needs is Needs.NONE else finding.needs.value
+    fatal = is_fatal(finding)
+    until_boot = fatal and finding.sticky is Sticky.BOOT
     return model.Finding(
-        node, finding.check, is_fatal(finding), finding.sentence, at, is_poor(finding), needs, finding.place
+        node, finding.check, fatal, finding.sentence, at, is_poor(finding), needs, finding.place, until_boot
     )
 
 

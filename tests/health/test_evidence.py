@@ -8,9 +8,9 @@ from gangrun.core.blame import STORAGE_CHECKS, judge
 from gangrun.core.model import Cause, Evidence, Failure
 from gangrun.core.policy import Policy
 from gangrun.health.catalogue import CHECKS
-from gangrun.health.check import CauseClass, Severity, Verdict, unknown_verdict
+from gangrun.health.check import CauseClass, Severity, Sticky, Verdict, unknown_verdict
 from gangrun.health.evidence import as_evidence
-from tests.health.looks import check, look, recorded
+from tests.health.looks import check, look, reading, recorded
 from tests.health.test_xid import event, found
 
 
@@ -21,6 +21,14 @@ def verdict(*findings: object) -> Verdict:
 @pytest.mark.parametrize(("xid", "fatal"), [(79, [True]), (94, [False]), (31, []), (45, [])])
 def test_xids_as_evidence(xid: int, fatal: list[bool]) -> None:
     assert [one.fatal for one in as_evidence("n1", [verdict(*found(event(xid)))], 5.0)] == fatal
+
+
+def test_what_only_a_boot_cures_is_said_of_what_is_broken_alone() -> None:
+    assert [one.until_boot for one in as_evidence("n1", [verdict(*found(event(79)))], 5.0)] == [True]
+    assert [one.until_boot for one in as_evidence("n1", [verdict(*found(event(94)))], 5.0)] == [False]
+    worn = look("gpu_spare_rows", reading({"gpu 0": {"banks_exhausted": 2}}))
+    assert worn.findings[0].sticky is Sticky.BOOT
+    assert [one.until_boot for one in as_evidence("n1", [worn], 5.0)] == [False]
 
 
 def test_the_core_blames_the_node_that_it_is_against() -> None:

@@ -1,0 +1,161 @@
+"""Nodes that are left out until they have booted: who is taken back, who stays out, and for how long."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangrun.core import quarantine
+from gangrun.core.events import AgentRejoined, FindingRaised, GangStarted, NodeChecked, ResumeRequested
+from gangrun.core.model import Exclusion, Finding, Node, Phase, RunState, Shape
+from gangrun.core.policy import Policy
+from tests.core.life import Life
+
+SLURM = Policy(can_requeue=True)
+DAY_S, WEEK_S = SLURM.exclusion_s, quarantine.WEEK_S
+
+
+def lost(node: str) -> FindingRaised:
+    return FindingRaised(Finding(node, "gpu_lost", True, "gpu 3 is lost", 0.0, until_boot=True))
+
+
+def without_n1() -> Life:
+    """Two nodes and a spare, n1's GPU is lost, and its ranks run on the spare."""
+    life = Life(2, policy=SLURM)
+    life.join(*life.names, "s0")
+    for name in (*life.names, "s0"):
+        life.on(NodeChecked(name, True))
+    life.again()
+    life.on(GangStarted(life.state.attempt))
+    life.on(lost("n1"))
+    life.stopped()
+    life.says("n1 left out until it has booted and passed its checks")
+    life.again()
+    life.on(GangStarted(life.state.attempt))
+    assert life.started().placement.nodes == ("n0", "s0")
+    return life
+
+
+def restart(life: Life, *checked: str) -> None:
+    """A rank dies, and the next attempt begins."""
+    life.exit(0, signal=11)
+    life.stopped()
+    if life.phase is Phase.WAITING:
+        life.due("backoff")
+    for name in checked:
+        life.on(NodeChecked(name, True))
+    assert life.phase is Phase.STARTING
+
+
+def test_one_that_has_booted_and_passes_is_taken_back_and_it_is_said() -> None:
+    life = without_n1()
+    life.on(AgentRejoined("n1", "i2", "another boot", 2))
+    assert set(quarantine.active(life.state.excluded, life.now)) == {"n1"}, "a boot alone proves nothing"
+    restart(life, "n1")
+    life.says("n1 has booted anew and passed its checks, so it is taken back (hardware failed on n1")
+    assert not quarantine.active(life.state.excluded, life.now)
+
+
+def test_an_agent_that_came_back_in_the_same_boot_changes_nothing() -> None:
+    life = without_n1()
+    life.on(AgentRejoined("n1", "i2", "b-n1", 2))
+    restart(life, "n1")
+    assert set(quarantine.active(life.state.excluded, life.now)) == {"n1"}
+    assert "taken back" not in life.reason
+
+
+def test_what_is_known_outlives_the_end_of_the_run() -> None:
+    life = without_n1()
+    life.cancel()
+    life.stopped()
+    life.on(ResumeRequested("someone", "k", 1), after_s=2 * DAY_S)
+    assert life.state.excluded["n1"].boot_id == "b-n1"
+
+
+def state_with(entry: Exclusion, boot_id: str = "bad", checked: bool | None = True) -> RunState:
+    node = Node("n1", "i", boot_id, 1, checked=checked)
+    return RunState(run="r", shape=Shape(1, 1, 1, 1), nodes={"n1": node}, excluded={"n1": entry})
+
+
+OUT = Exclusion("gpu 3 is lost", 0.0, DAY_S, True, "bad")
+
+
+@pytest.mark.parametrize(
+    ("entry", "boot_id", "checked", "at", "words", "is_out"),
+    [
+        (OUT, "bad", True, 5.0, "", True),
+        (OUT, "bad", True, DAY_S, "has not booted since, so it stays out (gpu 3 is lost)", True),
+        (OUT, "bad", True, WEEK_S, "", False),
+        (OUT, "new", True, 5.0, "is taken back", False),
+        (OUT, "new", None, DAY_S, "did not cure it", True),
+        (OUT, "new", False, DAY_S, "did not cure it", True),
+        (replace(OUT, returns_count=2), "new", True, 5.0, "", True),
+        (replace(OUT, returns_count=2), "new", True, DAY_S, "did not cure it", True),
+        (replace(OUT, boot_id=""), "new", True, DAY_S, "", False),
+        (replace(OUT, boot_id=""), "new", True, 5.0, "", True),
+    ],
+)
+def test_who_stays_out(
+    entry: Exclusion, boot_id: str, checked: bool | None, at: float, words: str, is_out: bool
+) -> None:
+    state, sentence = quarantine.reviewed(state_with(entry, boot_id, checked), at, SLURM)
+    assert words in sentence
+    assert bool(sentence) is bool(words)
+    assert ("n1" in quarantine.active(state.excluded, at)) is is_out
+
+
+def test_one_that_is_not_here_or_lost_is_not_looked_at() -> None:
+    state = state_with(OUT, "new")
+    gone = replace(state, nodes={"n1": replace(state.nodes["n1"], lost=True)})
+    assert quarantine.reviewed(gone, 5.0, SLURM) == (gone, "")
+    assert quarantine.reviewed(replace(state, nodes={}), DAY_S, SLURM)[1] == ""
+
+
+def test_who_was_taken_back_is_told_once_and_is_not_broken_news() -> None:
+    before = state_with(OUT, "new")
+    after, _ = quarantine.reviewed(before, 5.0, SLURM)
+    assert quarantine.taken_back(before.excluded, after.excluded) == ("n1",)
+    assert quarantine.taken_back(after.excluded, after.excluded) == ()
+    assert quarantine.newly_broken(before.excluded, after.excluded) == {}
+    again = quarantine.exclude(after.excluded, ["n1"], "again", 9.0, SLURM, 9, ["n1"], {"n1": "new"})
+    assert again.excluded["n1"] == Exclusion("again", 9.0, 9.0 + DAY_S, True, "new", 1)
+    later = quarantine.exclude(again.excluded, ["n1"], "suspected", 10.0, SLURM, 9)
+    assert later.excluded["n1"].boot_id == "new", "a lesser reason does not make it well"
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["found", "boot", "passes", "fails", "look"]),
+        st.sampled_from([0.0, 60.0, 0.6 * DAY_S, 3 * DAY_S]),
+    ),
+    max_size=30,
+)
+
+
+@given(STEPS)
+def test_whatever_comes_nobody_works_in_the_boot_in_which_it_broke(steps: list[tuple[str, float]]) -> None:
+    state = replace(state_with(OUT), excluded={})
+    now, boots, found_at, broken_boot = 0.0, 0, float("-inf"), ""
+    for what, after_s in steps:
+        now += after_s
+        node = state.nodes["n1"]
+        if what == "found" and "n1" not in quarantine.active(state.excluded, now):
+            found_at, broken_boot = now, node.boot_id
+            done = quarantine.exclude(state.excluded, ["n1"], "x", now, SLURM, 9, ["n1"], {"n1": broken_boot})
+            assert done.taken == ("n1",)
+            state = replace(state, excluded=done.excluded)
+        elif what == "boot":
+            boots += 1
+            node = replace(node, boot_id=f"boot {boots}", checked=None)
+        elif what in {"passes", "fails"}:
+            node = replace(node, checked=what == "passes")
+        state, _ = quarantine.reviewed(replace(state, nodes={"n1": node}), now, SLURM)
+        out = "n1" in quarantine.active(state.excluded, now)
+        cured = node.boot_id != broken_boot and node.checked is True
+        assert out or now >= found_at + WEEK_S or cured or not state.excluded["n1"].boot_id
+        assert state.excluded.get("n1", OUT).returns_count <= quarantine.RETURNS_MAX_COUNT
+        if now >= found_at + WEEK_S:
+            assert not out, "a week is the most"

@@ -189,7 +189,7 @@ class AgentLoop:
     def _launch(self, wish: effects.LaunchRanks) -> None:
         attempt = wish.command.attempt
         try:
-            ranks = self._ranks.launch(wish.command)
+            ranks = self._ranks.launch(wish.command, lambda: self._brain.lease.live(self._clock.now()))
         except RuntimeError as error:
             self._local(facts.RanksLaunched(attempt, False, str(error)))
             return

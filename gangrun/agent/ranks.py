@@ -137,8 +137,11 @@ class RankGang:
 
     # ---- launching -------------------------------------------------------------------------------------------------
 
-    def launch(self, order: Launch) -> tuple[LiveRank, ...]:
-        """Start all ranks of this node or none; ``LaunchError``. From the main thread only."""
+    def launch(self, order: Launch, may: Callable[[], bool] = lambda: True) -> tuple[LiveRank, ...]:
+        """Start all ranks of this node or none; ``LaunchError``. From the main thread only.
+
+        ``may``: asked before each fork and after the last, since any of them can take as long as a file system stalls.
+        """
         assert threading.current_thread() is threading.main_thread(), "ranks would die with the thread that forked them"
         assert self._gang is None or not self._gang.alive(), "the ranks of an earlier attempt are alive"
         self._forget()
@@ -148,11 +151,13 @@ class RankGang:
         except OSError as error:
             raise LaunchError(f"no room for the ranks' small files in {spec.local_root}: {error.strerror}") from error
         for local_rank, rank in enumerate(order.ranks):
+            self._still(may, gang)
             try:
                 self._start(gang, Place(spec.run, spec.node, order, local_rank, spec.max_restarts_count))
             except OSError as error:
                 self._undo(gang)
                 raise LaunchError(f"rank {rank} could not be started: {error}") from error
+        self._still(may, gang)
         for started in gang.ranks.values():  # only now: a fact of a gang that was never whole would mislead
             watch(
                 started.watched,
@@ -165,6 +170,11 @@ class RankGang:
                 lambda: gang.orphan_pids.update(new_children(spec.warden_pid, {}) if spec.warden_pid else ()),
             )
         return tuple(LiveRank(n, rank.proc.pid, rank.proc.start_ticks) for n, rank in gang.ranks.items())
+
+    def _still(self, may: Callable[[], bool], gang: _Gang) -> None:
+        if not may():
+            self._undo(gang)
+            raise LaunchError("the lease ended while ranks were being started")
 
     def _start(self, gang: _Gang, place: Place) -> None:
         spec, rank = self._spec, place.rank

@@ -6,7 +6,7 @@ Wiring hands in real ones: ``adapters.net.agent_net`` for ``Net``, ``agent.warde
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from gangrun.agent import facts
@@ -109,8 +109,10 @@ class Ranks(Protocol):
     def take(self) -> list[facts.Fact]:
         """Everything that happened since, in order."""
 
-    def launch(self, order: Launch) -> tuple[LiveRank, ...]:
-        """Start all ranks of this node or none (``RuntimeError`` says why); from the main thread only."""
+    def launch(self, order: Launch, may: Callable[[], bool]) -> tuple[LiveRank, ...]:
+        """Start all ranks of this node or none (``RuntimeError`` says why), as long as they ``may`` live; from the main
+        thread only.
+        """
 
     def prepare(self, command: Prepare) -> None:
         """Prove the slate clean."""

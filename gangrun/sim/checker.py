@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gangrun.core import invariants
 from gangrun.core.model import TERMINAL, RunState
 from gangrun.sim.checkpoints import Name, Saved
+from gangrun.sim.emptiness import Emptiness
 from gangrun.sim.gang import SimGang, SimRank
 from gangrun.sim.witness import Witness
 from gangrun.wire import record as wire_record
@@ -54,9 +55,6 @@ class Checker:
         self._starts: dict[Name, int] = {}  # (term, attempt) -> ticket of StartGang
         self._known_terms: dict[str, int] = {}  # incarnation -> term_max
         self._acts: dict[tuple[int, str, int], int] = {}
-        self._stopped_through = -1
-        self._slept_through: dict[str, int] = {}  # node -> newest attempt that went down while it was stopped itself
-        self._harmless: dict[str, int] = {}  # node -> newest attempt of which it may hold ranks that can do nothing
         self._idle_starts_count = 0  # starts since a newer checkpoint was committed
         self._best_step = -1
         self._plain: dict[str, Any] | None = None
@@ -69,6 +67,7 @@ class Checker:
         self.cancel_asked = False  # set by whoever cancels without the marker
         self._cancelled_n: tuple[int, int] | None = None
         self.witness = Witness(self)
+        self.emptiness = Emptiness(self)
         self._big = world.setup.shape.nodes_count > BIG_NODES_COUNT
 
     def broken(self, which: str, what: str) -> None:
@@ -157,7 +156,7 @@ class Checker:
             self.broken("I10", f"the run clock went back from {self._at:.3f} to {record.at:.3f}")
         self._at = record.at
         if record.kind == "GangStopped" and record.outcome == "applied" and record.term == max(self.world.disk.claims):
-            self._presumed(record)
+            self.emptiness.presumed(record)
         if record.kind in {"CancelRequested", "ResumeRequested"} and record.outcome == "applied":
             self._cancelled_n = newest if record.kind == "CancelRequested" else None
 
@@ -247,14 +246,10 @@ class Checker:
     def rank_started(self, node: SimNode, rank: SimRank, command: Launch) -> None:
         """A rank was forked."""
         self._has_ticket(command.term, "StartGang", command.attempt)
-        if command.attempt <= self._stopped_through:
-            self.broken(
-                "I16", f"{rank.name} starts after all ranks of attempt {self._stopped_through} were known as gone"
-            )
+        self.emptiness.forked(node, rank)
         cancelled_at = self.world.disk.cancelled_at
         if cancelled_at is not None and self.world.timeline.now > cancelled_at + CANCEL_WORD_S:
             self.broken("I8", f"{rank.name} started {self.world.timeline.now - cancelled_at:.1f} s after the cancel")
-        del node
 
     def joined(self, gang: SimGang, rank: SimRank) -> None:
         """A rank met others."""
@@ -275,47 +270,6 @@ class Checker:
         newer = [other.name for other in self.world.gangs if not other.fresh and other.name[1] > gang.name[1]]
         if newer:
             self.broken("I2", f"attempt {gang.name} steps after a later one, {newer[0]}, has stepped")
-
-    def _presumed(self, record: Record) -> None:
-        attempt = int(record.event["attempt"])
-        self._stopped_through = max(self._stopped_through, attempt)
-        presumed = dict(record.event.get("presumed", ()))
-        job = self.world.disk.claims[record.term][1].job
-        for node in self.world.nodes:
-            asleep = self.world.clocks_stopped(node)
-            known = max(self._harmless.get(node.name, -1), self._slept_through.get(node.name, -1) if asleep else -1)
-            left = [rank for rank in node.ranks if rank.alive and known < rank.of[1] <= attempt and not rank.stuck]
-            if left and node.job == job and node.name not in presumed:
-                self.broken("I16", f"attempt {attempt} counts as stopped, {left[0].name} lives")
-        for name, rule in presumed.items():
-            held_by = self.world.node_named(name)
-            assert held_by is not None
-            if "fragment" in rule:
-                self._harmless[name] = attempt
-                self._fragment(held_by, attempt)
-                continue
-            if self.world.clocks_stopped(held_by):
-                self._slept_through[name] = attempt
-                self.witness.orphans(held_by, attempt)
-                continue
-            names = [rank.name for rank in held_by.ranks if rank.alive and rank.of[1] <= attempt and not rank.stuck]
-            if names:
-                self.broken("I16", f"{name} was presumed empty ({rule}) and holds {', '.join(names)}")
-
-    def _fragment(self, node: SimNode, attempt: int) -> None:
-        """Presumed harmless: what it still holds can neither step nor save."""
-        world = self.world
-        held = {rank.rank for rank in node.ranks if rank.alive and rank.of[1] == attempt}
-        gang = next((gang for gang in world.gangs if gang.members and gang.name[1] == attempt), None)
-        if not held or gang is None:
-            return
-        size = world.setup.replica_ranks_count
-        if any(all(first + i in held for i in range(size)) for first in range(0, gang.world_size - size + 1, size)):
-            self.broken("I2", f"{node.name} still holds {sorted(held)} of attempt {attempt}, which can step alone")
-        if gang.whole:
-            self.broken("I2", f"attempt {attempt} counts as stopped and has all its ranks")
-        if 0 in held and world.setup.script.foreign:
-            self.broken("I4", f"{node.name} still holds rank 0 of attempt {attempt}, which saves by itself")
 
     def committed(self, saved: Saved) -> None:
         """A checkpoint got its final name."""

@@ -74,7 +74,7 @@ class Timeline:
 class NodeClock:
     """One host's clocks as functions of the world's time; both can be told to go wrong."""
 
-    __slots__ = ("_boot", "_true", "rate", "stopped", "wall_offset_s")
+    __slots__ = ("_boot", "_true", "rate", "stood_s", "stopped", "wall_offset_s")
 
     def __init__(self, boot_s: float, rate: float = 1.0) -> None:
         """A host that was booted ``boot_s`` seconds before the world began."""
@@ -82,6 +82,7 @@ class NodeClock:
         self._boot = boot_s
         self.rate = rate
         self.stopped = False
+        self.stood_s = 0.0  # since the boot, as somebody outside would have measured it
         self.wall_offset_s = 0.0
 
     def boot(self, now: float) -> float:
@@ -100,6 +101,7 @@ class NodeClock:
 
     def change_rate(self, now: float, rate: float) -> None:
         """Drift: from now on it runs at ``rate``."""
+        self.stood_s += now - self._true if self.stopped else 0.0
         self._boot, self._true, self.rate = self.boot(now), now, rate
 
     def stop(self, now: float) -> None:
@@ -108,8 +110,9 @@ class NodeClock:
 
     def go_on(self, now: float) -> None:
         """The virtual machine goes on where it stood."""
+        self.stood_s += now - self._true
         self._true, self.stopped = now, False
 
     def restart(self, now: float) -> None:
         """A reboot: CLOCK_BOOTTIME begins again."""
-        self._boot, self._true, self.stopped = 1.0, now, False
+        self._boot, self._true, self.stopped, self.stood_s = 1.0, now, False, 0.0

@@ -276,7 +276,7 @@ class SimNode:
 
     def launch(self, command: Launch, agent: SimAgent) -> bool:
         """Fork the ranks of one attempt, all or none."""
-        if self.clock.boot(self.timeline.now) >= self.warden.deadline and self.warden.kills_at_deadline:
+        if not agent.brain.lease.live(agent.boot()):
             return False
         gang = self.world.gang_at(command)
         for number in command.ranks:

@@ -269,6 +269,17 @@ def test_a_command_that_is_not_python_runs_as_it_is(tmp_path: Path) -> None:
         assert not lives(rank.pid)
 
 
+@pytest.mark.parametrize("lives_for", [0, 1, 2])
+def test_a_lease_that_ends_between_two_forks_leaves_nothing(tmp_path: Path, lives_for: int) -> None:
+    """A fork takes as long as the working directory's file system stands still: before each, and after the last."""
+    leases = iter([True] * lives_for + [False])
+    with gang(tmp_path, SLEEP) as made:
+        with pytest.raises(LaunchError, match="the lease ended while ranks were being started"):
+            made.gang.launch(order(2), lambda: next(leases))
+        assert made.gang.live() == ()
+        assert not made.gang._family.find(())
+
+
 def test_a_launch_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
     with gang(tmp_path, SLEEP, working_directory=str(tmp_path / "not there")) as made:
         with pytest.raises(LaunchError, match="rank 0 could not be started"):

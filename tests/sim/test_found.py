@@ -78,3 +78,42 @@ def test_two_agents_that_promised_themselves_in_turns_come_together_again(for_s)
     world = World(replace(setup, shape=replace(setup.shape, nodes_min_count=2)), plan, 1085)
     outcome = world.run()
     assert outcome.state is not None and outcome.state.phase is Phase.SUCCEEDED
+
+
+def paused_as_it_launches(kind: Kind, attempt: int, seed: int, node_rank: int = 2) -> World:
+    """The node is stopped for longer than a lease after it was told to launch, and before it has forked anybody."""
+    plan = FaultPlan().fail_at(7.0, Kind.OOM_RANK, rank=1)
+    setup = Setup.of(5, script=Script(steps_count=30), requeue=True)
+    model = World(setup, plan, seed)
+    model.run()
+    forked = [gang for gang in model.gangs if gang.members][attempt].members[node_rank]
+    at_s = forked.start_ticks / 100 - 0.03
+    return World(setup, plan.fail_at(at_s, kind, node=forked.host.index, for_s=40.0), seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_no_rank_is_forked_after_the_lease_has_ended(attempt, seed):
+    """Its warden wakes with it, and gives a gap of its own a beat's grace to renew: to no new rank."""
+    world = paused_as_it_launches(Kind.SUSPEND_NODE, attempt, seed)
+    outcome = world.run()
+    assert outcome.state is not None and outcome.state.phase is Phase.SUCCEEDED
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_a_machine_whose_clock_stood_forks_late_and_its_rank_does_nothing(attempt, seed):
+    """Its lease goes on by its own clock: what it forks meets nobody, and the run is long somewhere else."""
+    world = paused_as_it_launches(Kind.PAUSE_NODE, attempt, seed)
+    outcome = world.run()
+    assert outcome.state is not None and outcome.state.phase is Phase.SUCCEEDED
+    gangs = [gang for gang in world.gangs if gang.members and gang.name[1] == attempt]
+    assert all(gang.fresh for gang in gangs)
+    assert max(rank.start_ticks for gang in gangs for rank in gang.members.values()) > 40 * 100
+
+
+def test_seed_371_with_a_sick_node():
+    """The first seen of these: a virtual machine paused in the very moment of a launch."""
+    plan = FaultPlan.random(371, 5, 5, 40.0).fail_at(5.0, Kind.SICK, node=1)
+    outcome = World(Setup.of(5, script=Script(steps_count=30), requeue=True), plan, 371).run()
+    assert outcome.state is not None and outcome.state.phase is Phase.SUCCEEDED

@@ -18,7 +18,6 @@ from gangrun.adapters.local.hosts import LocalHosts
 from gangrun.cli.cancelling import Cancelling
 from gangrun.cli.live_view import LiveView
 from gangrun.cli.onlooker import Onlooker
-from gangrun.core.model import TERMINAL
 
 LOOK_EVERY_S = 0.1
 RESTARTS_MAX = 3  # of one host's warden: something outside kills it
@@ -101,7 +100,7 @@ class Launcher:
 
     def _bury(self) -> None:
         for gone in self.hosts.ended():
-            if gone.code == EXIT_GOOD or self.cancelling.signals or self._removed or self._ended():
+            if gone.code == EXIT_GOOD or self.cancelling.signals or self._removed or self.onlooker.ended:
                 continue
             count = self._restarts[gone.node] = self._restarts.get(gone.node, 0) + 1
             how = f"signal {signal.Signals(-gone.code).name}" if gone.code < 0 else f"exit code {gone.code}"
@@ -115,19 +114,17 @@ class Launcher:
 
     def _tell_bad_ends(self, before: float) -> None:
         """A warden whose run failed ends with the run's own code, mostly before its last record is read here."""
-        if self._ended():
+        if self.onlooker.ended:
             self._ended_badly.clear()
         while self._ended_badly and self._ended_badly[0][0] <= before:
             self.view.say(self._ended_badly.popleft()[1])
 
     def _dismiss(self) -> None:
         """Who joined too late to hear the supervisor's farewell would look for one that is gone: perhaps all did."""
-        if self._let_go_by == NEVER and self._ended():
+        if not self.onlooker.ended:
+            self._let_go_by = NEVER
+        elif self._let_go_by == NEVER:
             self._let_go_by = self.clock.now() + LETS_GO_WITHIN_S
         if not self._dismissed and self.clock.now() >= self._let_go_by:
             self._dismissed = True
             self._kill()
-
-    def _ended(self) -> bool:
-        state = self.onlooker.state()
-        return state is not None and state.phase in TERMINAL

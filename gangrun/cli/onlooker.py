@@ -13,11 +13,12 @@ from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.journal import JournalFollower
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.cli.live_view import LiveView
-from gangrun.core.model import RunState
+from gangrun.core.model import TERMINAL, RunState
 from gangrun.ports import Clock
 from gangrun.wire.record import Record, state_of
 from gangrun.wire.record import apply as apply_patch
 
+ENDS = {phase.value for phase in TERMINAL}
 LOOK_EVERY_S = 0.1
 GONE_AFTER_S = 10.0  # a run directory that cannot be found for so long was removed, not moved about
 
@@ -42,7 +43,7 @@ class Replayed:
 
 
 class Onlooker(threading.Thread):
-    """Shows one run until ``leave``; ``state`` and ``removed`` may be asked from any thread."""
+    """Shows one run until ``leave``; ``state``, ``removed`` and ``ended`` may be asked from any thread."""
 
     def __init__(self, paths: RunPaths, disk: Disk, clock: Clock, view: LiveView) -> None:
         super().__init__(name="onlooker", daemon=True)
@@ -53,6 +54,7 @@ class Onlooker(threading.Thread):
         self._missing_since: float | None = None
         self._broken = ""
         self.removed = False
+        self.ended = False  # before these eyes: one that is taken up again had ended before
 
     def catch_up(self) -> None:
         """A run that is taken up again has a story already; it is not told twice. Before ``start``."""
@@ -83,6 +85,8 @@ class Onlooker(threading.Thread):
         try:
             for record in self._follower.poll():
                 self._replayed.feed(record)
+                if record.was != record.phase:
+                    self.ended = record.phase in ENDS
                 self._view.record(record)
             self._view.tick(self._replayed.state())
             self._watch_directory()

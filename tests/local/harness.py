@@ -15,6 +15,7 @@ from typing import Any
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
+PACE_S = 0.05
 
 # A gang without torch: every rank steps until all files of the step are there, as a collective would make it. The last
 # step is done once the test waits for the end: however slow the machine, no run is over before the test did its part.
@@ -96,7 +97,7 @@ class Box:
                 start_new_session=True,
             )  # fmt: skip
 
-    def step(self, ranks: int, *options: str, steps: int = 40, pace: float = 0.05, hook: str = "") -> None:
+    def step(self, ranks: int, *options: str, steps: int = 40, pace: float = PACE_S, hook: str = "") -> None:
         """Start the torch-free gang."""
         script = self.script(STEPPER)
         self.start(

@@ -7,7 +7,8 @@ import os
 import signal
 from pathlib import Path
 
-from tests.local.harness import Box
+from gangrun.cli.launcher import LETS_GO_WITHIN_S
+from tests.local.harness import PACE_S, Box
 from tests.waiting import until
 
 
@@ -63,7 +64,7 @@ def test_agents_that_join_after_the_run_has_ended_leave_with_it(box: Box) -> Non
 
 
 def test_cancel_from_elsewhere_then_resume_on_another_host(box: Box) -> None:
-    box.step(2, steps=60)
+    box.step(2, steps=int(1.5 * LETS_GO_WITHIN_S / PACE_S))  # that it had ended is no reason to end it again
     box.wait_for_step(5)
     run = box.status()["run"]
     done = box.gangrun("cancel", run, "--runs-dir", str(box.runs))

@@ -10,7 +10,7 @@ from tests.contract.conftest import Runs
 from tests.contract.driver import ENDLESS, Does, How, Injection, Scenario, WorldDriver
 from tests.contract.facts import ended, evidence, nobody_left, one_gang
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.needs(Injection.CANCEL)]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.needs(Injection.CANCEL)]
 
 QUIET_S = 2.0
 

@@ -14,7 +14,7 @@ from tests.contract.conftest import Runs
 from tests.contract.driver import ENDLESS, Does, How, Injection, Scenario
 from tests.contract.facts import adopted, ended, evidence, nobody_left, one_gang
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 
 EVERY_TIME = None
 SETTLED = 50  # steps: time enough for each agent to be told who is there

@@ -16,7 +16,7 @@ EXAMPLES = ROOT / "examples"
 LONG_S = 150.0  # torch starts slowly where cores are few
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def has_saved(directory: Path, step: int) -> bool:

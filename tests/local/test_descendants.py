@@ -12,7 +12,7 @@ import pytest
 from tests.local.harness import Box
 from tests.waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 LONG_S = 150.0
 

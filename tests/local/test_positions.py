@@ -67,7 +67,7 @@ def state(pid: int) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("how", "positions"),
     [*(("kill", KILLED_AT[i : i + AT_ONCE]) for i in range(0, len(KILLED_AT), AT_ONCE)), ("stop", STOPPED_AT)],

@@ -244,7 +244,7 @@ def test_a_script_that_goes_on_is_not(resuming: Resuming) -> None:
     assert status["step"] == 220
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_newer_ones_show_while_it_runs_and_refill_the_budget(resuming: Resuming) -> None:
     """Five deaths with two restarts allowed: each attempt saves more than the one before."""
     resuming.put(10)

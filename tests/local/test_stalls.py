@@ -59,7 +59,7 @@ def hears(box: Box, words: str, deadline_s: float = 20) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_a_run_directory_that_stands_still_for_20_s_stops_nobody_and_starts_nothing(box: Box, disk: Path) -> None:
     box.step(2, steps=100_000)
     box.wait_for_step(5)
@@ -95,7 +95,7 @@ def test_a_run_directory_that_stands_still_for_20_s_stops_nobody_and_starts_noth
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_a_stall_longer_than_every_limit_with_and_without_a_supervisor(boxes: Callable[[str], Box]) -> None:
     """Ten minutes, scaled: hang limit 4 s instead of 120 and more, lease 15 s instead of 30, the stall 20 s and more.
 

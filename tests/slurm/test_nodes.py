@@ -62,7 +62,7 @@ def test_a_bug_fails_the_run_and_its_job(cluster: Cluster, run: Run) -> None:
     cluster.assert_clean(10)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_lost_node_is_left_out_of_the_next_job_and_no_bit_of_the_weights_differs(cluster: Cluster, run: Run) -> None:
     """Slurm would believe in the node for minutes; beside it, the same training undisturbed."""
     cluster.reconfigure(SlurmdTimeout=600)
@@ -91,7 +91,7 @@ def test_a_lost_node_is_left_out_of_the_next_job_and_no_bit_of_the_weights_diffe
     cluster.assert_clean(10)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_batch_host_and_spare(cluster: Cluster, run: Run) -> None:
     """Two runs at once: one loses the host of its batch script and its supervisor, the other has a spare."""
     spared = Run(cluster, "with a spare")

@@ -12,7 +12,7 @@ LEASE_ENDS_WITHIN_S = 15 * 1.01 + 1 + 0.25  # of a node's last word: --fence-aft
 TWENTY_MORE = "if attempt: steps = start + 20"
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_supervisor_that_nobody_hears_and_a_node_that_hears_nobody(cluster: Cluster, run: Run) -> None:
     """Two runs at once: one has a spare. Ranks meet on the shared disk, so no cut stops a gang by itself."""
     cluster.reconfigure(SlurmdTimeout=600)

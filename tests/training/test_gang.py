@@ -14,7 +14,7 @@ from gangrun.checkpoint.store import CheckpointRoom, Depth
 from gangrun.core.selection import Kind
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 SAMPLES, GLOBAL_BATCH = 101, 12
 BARE = """

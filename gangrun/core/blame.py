@@ -40,6 +40,11 @@ class _Scene:
     policy: Policy
     shared_fault_over: bool
 
+    @property
+    def world_size(self) -> int:
+        """How many ranks there were; 0 where nobody knows."""
+        return self.placement.world_size if self.placement is not None else 0
+
 
 def judge(
     evidence: Evidence,
@@ -87,7 +92,7 @@ def _first_impression(evidence: Evidence, scene: _Scene) -> Verdict:
     if victims:
         return _victims_only(victims, evidence, scene)
     if evidence.hang is not None:
-        return hang_evidence.verdict(evidence.hang, scene.attempt_step)
+        return hang_evidence.verdict(evidence.hang, scene.attempt_step, scene.world_size)
     return Verdict(
         Cause.VICTIMS_ONLY, Failure.SCRIPT, (), (), "", f"all ranks went down{_at_step(scene)} and nothing said why"
     )
@@ -286,7 +291,7 @@ def _victims_only(victims: list[RankExit], evidence: Evidence, scene: _Scene) ->
     whole = f"{counted(len(victims), 'rank')} lost a peer in a collective{_at_step(scene)}, {who}{said}"
     if evidence.hang is None:
         return Verdict(Cause.VICTIMS_ONLY, Failure.SCRIPT, (), (), "", f"{whole}; which rank left them is not known")
-    stood = hang_evidence.verdict(evidence.hang, scene.attempt_step)
+    stood = hang_evidence.verdict(evidence.hang, scene.attempt_step, scene.world_size)
     return replace(stood, cause=Cause.VICTIMS_ONLY, sentence=f"{whole}; {stood.sentence}")
 
 

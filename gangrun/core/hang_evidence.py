@@ -29,10 +29,16 @@ STOPPED = ("T", "t")
 STUCK = "D"
 
 
-def verdict(hang: Hang, attempt_step: int) -> Verdict:
-    """What a stall tells; suspects only where the named ranks sit on one node."""
+def verdict(hang: Hang, attempt_step: int, world_size: int = 0) -> Verdict:
+    """What a stall tells; suspects only where the named ranks sit on one node.
+
+    Whoever is not among those observed had ended before: its step says nothing of where the others stand.
+    """
+    left_count = len(hang.observations) or world_size
+    ended = f" after {world_size - left_count} of {counted(world_size, 'rank')} had ended"
     step = f" at step {attempt_step}" if attempt_step >= 0 else ""
-    head = f"no progress for {hang.stalled_s:.0f} s (limit {hang.limit_s:.0f} s){step}"
+    when = ended if left_count < world_size else step
+    head = f"no progress for {hang.stalled_s:.0f} s (limit {hang.limit_s:.0f} s){when}"
     stopped = [seen for seen in hang.observations if seen.state in STOPPED]
     if stopped:
         words = f"{_ranks(stopped)} stopped (state T: a SIGSTOP or a debugger), all others wait"
@@ -50,8 +56,15 @@ def verdict(hang: Hang, attempt_step: int) -> Verdict:
         ahead = max(seen.step for seen in hang.observations)
         words = f"{_ranks(behind)} at step {behind[0].step} while the others reached {ahead}"
         return _verdict(f"{head}: {words}", behind, hang_signature(frame))
-    where = f"all ranks stand in {one_line(frame)}" if frame else "no rank differs from the others"
-    return _verdict(f"{head}: {where}", [], hang_signature(frame))
+    return _verdict(f"{head}: {_alike(hang, frame, left_count < world_size)}", [], hang_signature(frame))
+
+
+def _alike(hang: Hang, frame: str, some_ended: bool) -> str:
+    if len(hang.observations) == 1 and (frame or some_ended):
+        return f"{_ranks(hang.observations)} {f'in {one_line(frame)}' if frame else 'all that is left'}"
+    if not frame:
+        return "no rank differs from the others"
+    return f"{'all that are left' if some_ended else 'all ranks'} stand in {one_line(frame)}"
 
 
 def odd_by_stack(stacks: Sequence[RankStack]) -> tuple[list[RankStack], str]:

@@ -13,13 +13,14 @@ from gangrun.core.model import (
     Failure,
     Finding,
     Hang,
+    Placement,
     RankExit,
     RankObservation,
     RankStack,
     Sighting,
 )
 from gangrun.core.policy import Policy
-from tests.core.blame_cases import error, fell, judge
+from tests.core.blame_cases import TWO, error, fell, judge
 
 # ---- once more -------------------------------------------------------------------------------------------------------
 
@@ -159,10 +160,31 @@ CALM = seen(("n1", "S", 7), ("n1", "S", 7), ("n2", "S", 7), ("n2", "S", 7))
 def test_hang(
     observations: tuple[RankObservation, ...], where: tuple[RankStack, ...], suspects: tuple[str, ...], words: str
 ) -> None:
-    verdict = judge(Evidence(hang=Hang(130.0, 120.0, observations, where)))
+    placement = Placement(TWO.seats, len(observations) or 4)
+    verdict = judge(Evidence(hang=Hang(130.0, 120.0, observations, where)), placement=placement)
     assert (verdict.cause, verdict.blamed, verdict.suspects) == (Cause.HANG, (), suspects)
     assert verdict.sentence.startswith("no progress for 130 s (limit 120 s) at step 120: ")
     assert words in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("left", "where", "words"),
+    [
+        (
+            CALM[1:2],
+            stacks("", "sleep (train.py:3)")[1:],
+            "after 3 of 4 ranks had ended: rank 1 on n1 is in sleep (train.py:3)",
+        ),
+        (CALM[1:2], (), "after 3 of 4 ranks had ended: rank 1 on n1 is all that is left"),
+        (CALM[:2], stacks(WAIT, WAIT), f"after 2 of 4 ranks had ended: all that are left stand in {WAIT}"),
+    ],
+)
+def test_a_hang_of_those_that_are_left_does_not_speak_of_all_nor_of_the_step_of_the_others(
+    left: tuple[RankObservation, ...], where: tuple[RankStack, ...], words: str
+) -> None:
+    verdict = judge(Evidence(hang=Hang(130.0, 120.0, left, where)))
+    assert verdict.sentence == f"no progress for 130 s (limit 120 s) {words}"
+    assert verdict.suspects == ()
 
 
 def test_hang_with_two_ranks_names_whoever_waits_for_nobody() -> None:

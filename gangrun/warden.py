@@ -10,7 +10,6 @@ Next: ``processes`` (the killing), ``agent/warden_link.py`` (the other end), ``d
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import selectors
 import signal
@@ -23,47 +22,17 @@ if TYPE_CHECKING:  # typing costs a megabyte that a warden does not have to spen
     from typing import Any
 if TYPE_CHECKING or __name__ != "__main__":
     from gangrun import processes
+    from gangrun.warden_lease import LEASE_SIZE_BYTES, Lease, must_kill
 else:
     import processes  # started by path: only its own folder is on sys.path
+    from warden_lease import LEASE_SIZE_BYTES, Lease, must_kill
 
-LEASE_SIZE_BYTES = 24  # struct "=QQQ": deadline, the agent's last write (both ns of CLOCK_BOOTTIME), flags
 MESSAGE_MAX_BYTES = 128 * 1024
 ENV_LEASE_FD, ENV_LINK_FD, ENV_INCARNATION = "GANGRUN_LEASE_FD", "GANGRUN_WARDEN_FD", "GANGRUN_AGENT_INCARNATION"
+ENV_MEMORY = "GANGRUN_MEMORY"  # the name of the keeper of checkpoints in memory, for agent and ranks; "" where none is
 EXIT_AGENT_LOST, EXIT_LIFE_LINE_LOST = 70, 71
-BEAT_ROUND_TRIP_S = 2.0
 SUPERVISORS_MAX_COUNT = 3
 KILL_WITHIN_S = 5.0  # a process that outlives SIGKILL by this is in D state: named, not waited for
-
-
-class Lease:
-    """The memory that warden and agent share; each word is stored whole, so that no reader sees half of one."""
-
-    def __init__(self, fd: int) -> None:
-        self._map = mmap.mmap(fd, LEASE_SIZE_BYTES)
-        self._words = memoryview(self._map).cast("Q")  # struct.pack_into would blank the bytes first
-
-    @property
-    def deadline_ns(self) -> int:
-        """When all ranks must be dead; 0 means that the agent holds nothing."""
-        return int(self._words[0])
-
-    @property
-    def written_ns(self) -> int:
-        """The agent's newest sign of life; 0 before its first."""
-        return int(self._words[1])
-
-    def renew(self, deadline_ns: int) -> None:
-        """(agent) Move the deadline; 0 only once no rank is left."""
-        self._words[0] = deadline_ns
-        self.touch()
-
-    def touch(self) -> None:
-        """(agent) Say that the loop turns."""
-        self._words[1] = processes.boottime_ns()
-
-    def clear(self) -> None:
-        """(warden) As before an agent's first write."""
-        self._words[0] = self._words[1] = 0
 
 
 def receive(link: socket.socket) -> list[dict[str, Any] | None]:
@@ -86,21 +55,6 @@ def receive(link: socket.socket) -> list[dict[str, Any] | None]:
             messages.append(message)
 
 
-def must_kill(
-    deadline_s: float, now_s: float, woke_s: float, lease_s: float, *, granted: bool
-) -> tuple[bool, float, bool]:
-    """(kill now, the deadline as it is then, whether that is a grace).
-
-    After a gap of our own the whole machine may have been paused: the agent gets one beat round trip to renew, once per
-    deadline, or a starved warden would never kill.
-    """
-    if now_s < deadline_s:
-        return False, deadline_s, granted
-    if now_s - woke_s > lease_s / 3 and not granted:
-        return False, now_s + BEAT_ROUND_TRIP_S, True
-    return True, deadline_s, granted
-
-
 def argv(python: str, spec: Mapping[str, Any]) -> list[str]:
     """The command that starts a warden; keys of ``spec`` are those of ``Warden``."""
     return [python, "-E", "-s", "-S", os.path.abspath(__file__), "--spec", json.dumps(spec)]
@@ -110,7 +64,7 @@ class Warden:
     """One node's warden.
 
     Spec: agent, supervisor (argv lists), node, lease_s, poll_s, agent_start_s, life_fd, pdeathsig, restarts_max_count,
-    restarts_window_s, supervisor_linger_s.
+    restarts_window_s, supervisor_linger_s, memory_bytes (of checkpoints kept in memory; 0: as the node has, none: off).
     """
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
@@ -129,6 +83,8 @@ class Warden:
         self._lease = Lease(self._lease_fd)
         self._link: socket.socket | None = None
         self._agent = 0  # pid, 0: none
+        self._memory_bytes: int | None = spec.get("memory_bytes")
+        self._keeper, self._keeper_name = 0, ""
         self._supervisors: dict[int, int] = {}  # pid -> the least term that it was asked to claim
         self._agent_status = ""  # how the agent ended, "" while it lives
         self._agent_since_ns = 0
@@ -150,6 +106,7 @@ class Warden:
         """Watch until the end; the exit code."""
         processes.become_subreaper()
         self._listen()
+        self._start_keeper()
         self._start_agent("")
         while True:
             self._turn()
@@ -234,14 +191,17 @@ class Warden:
             if pid == self._agent:
                 self._agent = 0
                 self._agent_status = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+            elif pid == self._keeper:
+                self._keeper = 0
+                self._say(f"the keeper of checkpoints in memory ended ({code}): they are lost, those on disk are not")
             elif pid in self._supervisors:
                 term = self._supervisors.pop(pid)
                 self._tell({"op": "supervisor_exited", "code": code, "term": term, "pid": pid})
 
     def _strays(self) -> list[processes.Proc]:
-        """All below us that is neither agent nor of the supervisor's tree."""
-        table = processes.process_table()
-        return [p for p in processes.descendants([os.getpid()], table, list(self._supervisors)) if p.pid != self._agent]
+        """All below us that is neither agent nor keeper nor of the supervisor's tree."""
+        table, spared = processes.process_table(), [*self._supervisors, self._keeper]
+        return [p for p in processes.descendants([os.getpid()], table, spared) if p.pid != self._agent]
 
     def _kill_strays(self) -> list[str]:
         left = [str(proc) for proc in processes.kill_until_none(self._strays, KILL_WITHIN_S, self._reap)]
@@ -312,6 +272,7 @@ class Warden:
             ENV_LEASE_FD: str(self._lease_fd),
             ENV_LINK_FD: str(theirs.fileno()),
             ENV_INCARNATION: str(self._incarnation),
+            ENV_MEMORY: self._keeper_name,
         }
         self._agent_since_ns = processes.boottime_ns()
         self._starts_ns.append(self._agent_since_ns)
@@ -320,8 +281,16 @@ class Warden:
         self._link = ours
         self._selector.register(ours, selectors.EVENT_READ)
         hello = {"op": "hello", "previous_died": previous_died, "supervisor_pids": list(self._supervisors)}
-        self._tell({**hello, "leftovers": self._leftovers})
+        self._tell({**hello, "leftovers": self._leftovers, "keeper_pid": self._keeper})
         self._incarnation += 1
+
+    def _start_keeper(self) -> None:
+        if self._memory_bytes is None:
+            return
+        self._keeper_name = f"gangrun-{os.getuid()}-{os.urandom(12).hex()}"
+        island = os.path.join(os.path.dirname(os.path.abspath(__file__)), "memory_keeper.py")
+        command = [sys.executable, "-E", "-s", "-S", island, self._keeper_name, str(self._memory_bytes)]
+        self._keeper = self._spawn(command, dict(os.environ), (), (*_ENDS, *_NOTICES))
 
     def _start_supervisor(self, message: Mapping[str, Any]) -> None:
         term = int(message.get("term_min", 0))

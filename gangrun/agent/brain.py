@@ -52,6 +52,7 @@ from gangrun.wire.messages import (
     Promise,
     Reading,
     Rejected,
+    Rescue,
     Stacks,
     Stop,
     ToAgent,
@@ -158,7 +159,7 @@ class AgentBrain:
             case Farewell():
                 done = self.orders.take(message, self.outbox.full)
                 return done + self._leave(message.exit_code, message.reason, now)
-            case Prepare() | Launch() | Stop() | Stacks() | Check():
+            case Prepare() | Launch() | Stop() | Stacks() | Check() | Rescue():
                 if self._leaving is not None and isinstance(message, Prepare | Launch):
                     return []
                 if isinstance(message, Prepare | Launch) and not self.lease.live(now):
@@ -202,6 +203,8 @@ class AgentBrain:
                 return self._told(self.orders.on_stacks(fact))
             case facts.Checked():
                 return self._told(self.orders.on_checked(fact))
+            case facts.Rescued():
+                return self._told(self.orders.on_rescued(fact))
             case facts.ReadingsTaken():
                 return self._read(fact)
             case facts.FindingMade():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gangrun.wire.messages import BetweenAgents, Check, FromAgent, Launch, PeerAddress, Prepare, Stacks, Stop
+from gangrun.wire.messages import BetweenAgents, Check, FromAgent, Launch, PeerAddress, Prepare, Rescue, Stacks, Stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,13 @@ class RunCheck:
 
 
 @dataclass(frozen=True, slots=True)
+class RescueSteps:
+    """Look into this node's memory, or write what is there to the disk; ``facts.Rescued``."""
+
+    command: Rescue
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """No rank is left: say goodbye to the warden and end with this code."""
 
@@ -125,5 +132,6 @@ Effect = (
     | StopRanks
     | TakeStacks
     | RunCheck
+    | RescueSteps
     | Leave
 )

@@ -5,7 +5,9 @@ Past tense, one frozen value each. ``at``-like times are seconds of this host's 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from gangrun.core.model import Finding, RankExit, RankStack
 from gangrun.wire.messages import Dial, LiveRank, Reading
@@ -96,6 +98,17 @@ class FindingMade:
 
 
 @dataclass(frozen=True, slots=True)
+class Rescued:
+    """``RescueSteps`` ended; ``data`` goes back with the answer to the command of this term and act."""
+
+    term: int
+    act: tuple[int, int]
+    ok: bool
+    why: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class SupervisorExited:
     """The warden saw its supervisor end; code 75 means that it was deposed."""
 
@@ -125,6 +138,7 @@ Fact = (
     | RanksStopped
     | StacksTaken
     | Checked
+    | Rescued
     | ReadingsTaken
     | FindingMade
     | SupervisorExited

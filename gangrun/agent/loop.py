@@ -21,6 +21,7 @@ from gangrun.agent.errands import Errands
 from gangrun.agent.surroundings import Health, Net, Ranks, WardenEnd
 from gangrun.ports import Clock
 from gangrun.processes import Askings
+from gangrun.wire.messages import Rescue
 
 TURN_MAX_S = 1.0  # the warden kills an agent that gives no sign of life
 FAREWELL_S = 0.5  # for the last words to leave
@@ -44,9 +45,10 @@ class AgentLoop:
         check: Callable[[], facts.Checked],
         say: Callable[[str], None],
         health: Health | None = None,
+        rescue: Callable[[Rescue], facts.Rescued] | None = None,
         stacks_within_s: float = 8.0,
     ) -> None:
-        """``find_term`` and ``check`` may block: they run as errands. ``say``: one line for people."""
+        """``find_term``, ``check`` and ``rescue`` may block: they run as errands. ``say``: one line for people."""
         self.supervisor_pids: set[int] = set()
         self._brain = brain
         self._clock = clock
@@ -57,6 +59,7 @@ class AgentLoop:
         self._gang = (-1, False)  # as health was told
         self._find_term = find_term
         self._check = check
+        self._rescue = rescue
         self._say = say
         self._stacks_within_s = stacks_within_s
         self._errands = Errands()
@@ -200,6 +203,17 @@ class AgentLoop:
             self._warden.send(message)
         except OSError as error:
             self._say(f"the warden does not hear: {error}")
+
+    def _bring(self, command: Rescue) -> None:
+        rescue = self._rescue
+        if rescue is None:
+            self._local(facts.Rescued(command.term, command.act, True, data={"steps": []}))
+            return
+        self._errands.ask(
+            f"rescue {command.term}.{command.act}",
+            lambda: rescue(command),
+            lambda error: facts.Rescued(command.term, command.act, False, str(error)),
+        )
 
     # ---- the end -----------------------------------------------------------------------------------------------
 

@@ -19,9 +19,9 @@ import msgspec
 from gangrun.agent import effects, facts
 from gangrun.agent.effects import Effect
 from gangrun.core.model import RankExit
-from gangrun.wire.messages import Check, CommandResult, Farewell, Launch, LiveRank, Prepare, Stacks, Stop
+from gangrun.wire.messages import Check, CommandResult, Farewell, Launch, LiveRank, Prepare, Rescue, Stacks, Stop
 
-Command = Prepare | Launch | Stop | Stacks | Check | Farewell
+Command = Prepare | Launch | Stop | Stacks | Check | Rescue | Farewell
 Key = tuple[str, int, tuple[int, int]]
 ANSWERS_MAX = 256
 
@@ -75,6 +75,9 @@ class Orders:
             case Check():
                 self._in_hand[key] = command
                 return [effects.RunCheck(command)]
+            case Rescue():
+                self._in_hand[key] = command
+                return [effects.RescueSteps(command)]
             case Farewell():
                 return [self._answer(command, True)]
 

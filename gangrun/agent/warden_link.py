@@ -12,7 +12,8 @@ import socket
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
-from gangrun.warden import ENV_INCARNATION, ENV_LEASE_FD, ENV_LINK_FD, Lease, receive
+from gangrun.warden import ENV_INCARNATION, ENV_LEASE_FD, ENV_LINK_FD, receive
+from gangrun.warden_lease import Lease
 
 
 class AgentEnd:

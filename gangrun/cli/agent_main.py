@@ -11,6 +11,7 @@ import select
 import signal
 import threading
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from gangrun.adapters.clock import SystemClock
@@ -30,12 +31,14 @@ from gangrun.agent.preflight import preflight
 from gangrun.agent.rank_env import inherited, shared_memory_root
 from gangrun.agent.rank_files import sweep
 from gangrun.agent.ranks import GangSpec, RankGang
+from gangrun.agent.rescue import rescue
 from gangrun.agent.warden_link import AgentEnd
 from gangrun.cli import environment
 from gangrun.cli.agent_health import AgentHealth
 from gangrun.cli.process_words import tell, tell_dropped
 from gangrun.cli.wiring import clock_of, disk_of, own_address
 from gangrun.core.nodeset import unfold
+from gangrun.warden import ENV_MEMORY
 from gangrun.wire.messages import Dial
 from gangrun.wire.spec import RunSpec
 
@@ -154,6 +157,7 @@ def main(words: list[str]) -> int:
     nodes_count = len(arguments.roster or spec.nodes)
     net = AgentNet(spec.run, keys, arguments.node, incarnation, own_address(spec, environment.all_variables()))
     told = _hello(warden)
+    keeper = environment.all_variables().get(ENV_MEMORY, "")
     brain = AgentBrain(config_of(arguments, spec, nodes_count, incarnation, net, told.previous_died), clock.now())
     loop: AgentLoop | None = None
     health: AgentHealth | None = None
@@ -163,7 +167,8 @@ def main(words: list[str]) -> int:
 
     def no_ranks() -> tuple[int, ...]:
         supervisors = tuple(loop.supervisor_pids) if loop is not None else told.supervisor_pids
-        return supervisors if health is None else (*supervisors, *health.pids())
+        ours = (*supervisors, told.keeper_pid) if told.keeper_pid else supervisors
+        return ours if health is None else (*ours, *health.pids())
 
     def checked() -> facts.Checked:
         found = check(paths, clock, net, nodes_count, spec.slots_per_node * spec.ranks_per_slot, incarnation)
@@ -179,6 +184,7 @@ def main(words: list[str]) -> int:
         check=checked,
         say=lambda sentence: _say(arguments.node, sentence),
         health=health,
+        rescue=partial(rescue, keeper) if keeper else None,
         stacks_within_s=spec.policy.stacks_within_s * 0.8,
     )
     loop.supervisor_pids.update(told.supervisor_pids)
@@ -194,6 +200,7 @@ class Hello:
 
     previous_died: str = ""
     supervisor_pids: tuple[int, ...] = ()
+    keeper_pid: int = 0
 
 
 def _hello(warden: AgentEnd) -> Hello:
@@ -202,7 +209,11 @@ def _hello(warden: AgentEnd) -> Hello:
     poller.poll(HELLO_WITHIN_MS)
     for message in warden.receive():
         if message.get("op") == "hello":
-            return Hello(str(message.get("previous_died") or ""), tuple(message.get("supervisor_pids") or ()))
+            return Hello(
+                str(message.get("previous_died") or ""),
+                tuple(message.get("supervisor_pids") or ()),
+                int(message.get("keeper_pid") or 0),
+            )
     return Hello()
 
 

@@ -12,12 +12,14 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from gangrun.checkpoint.rescue import adopt
 from gangrun.checkpoint.scan import StorageUnreadable, step_pattern
 from gangrun.checkpoint.staging import seal_staging
 from gangrun.checkpoint.store import CheckpointRoom, point_resume_link
 from gangrun.cli.times import wall_now
 from gangrun.core.events import AttemptSealed, CheckpointSeen, Event, NoneValid, ResumeChosen, Stamped
 from gangrun.core.model import CheckpointRef
+from gangrun.core.nodeset import fold
 from gangrun.core.selection import Chosen, parse_resume
 from gangrun.core.selection import NoneValid as NoChoice
 
@@ -32,6 +34,9 @@ class _Question:
     request: str = "auto"
     step: int = -1
     sealed: frozenset[tuple[int, str]] = frozenset()
+    path: str = ""
+    nonce: str = ""
+    nodes: tuple[str, ...] = ()
 
 
 class CheckpointService:
@@ -45,9 +50,14 @@ class CheckpointService:
         self._room = CheckpointRoom(directory, step_pattern(pattern), run_directory=run_directory)
         self._questions: queue.Queue[_Question | None] = queue.Queue()
         self._looks = 0
+        self._adopted: dict[int, str] = {}  # step -> where it was before it came to the disk
         self._told_at: float | None = None  # wall time at which ranks were told to save
         self._thread = threading.Thread(target=self._main, name="checkpoints", daemon=True)
         self._thread.start()
+
+    def adopt(self, path: str, step: int, nonce: str, nodes: Sequence[str]) -> None:
+        """No answer of its own: it is chosen, or it is not."""
+        self._questions.put(_Question("adopt", step=step, path=path, nonce=nonce, nodes=tuple(nodes)))
 
     def seal(self, attempt: int) -> None:
         """Answer with ``AttemptSealed``."""
@@ -79,6 +89,15 @@ class CheckpointService:
 
     def _answer(self, question: _Question) -> Event | None:
         match question.what:
+            case "adopt":
+                why = adopt(question.path, self._directory, question.step, question.nonce)
+                where = fold(question.nodes)
+                self._adopted[question.step] = (
+                    f"; step {question.step} was in the memory of {where} and could not be brought to the disk: {why}"
+                    if why
+                    else f"; brought to the disk from the memory of {where}"
+                )
+                return None
             case "seal":
                 return self._seal(question.attempt)
             case "choose":
@@ -115,7 +134,9 @@ class CheckpointService:
             return NoneValid(question.attempt, choice.reason)
         ref = choice.checkpoint if isinstance(choice, Chosen) else None
         self._link(ref)
-        return ResumeChosen(question.attempt, ref, choice.reason + undo, passed)
+        told, self._adopted = self._adopted, {}
+        rescued = told[ref.step] if ref and ref.step in told else "".join(told.values())
+        return ResumeChosen(question.attempt, ref, choice.reason + rescued + undo, passed)
 
     def _link(self, ref: CheckpointRef | None) -> None:
         try:

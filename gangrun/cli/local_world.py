@@ -31,6 +31,7 @@ def warden_spec(spec: RunSpec, paths: RunPaths, node: str, job: str, seq: int) -
         "node": node,
         "lease_s": spec.policy.timing.fence_after_s,
         "poll_s": spec.policy.timing.warden_wake_s,
+        "memory_bytes": spec.checkpoint.memory_limit_bytes if spec.checkpoint.memory else None,
     }
 
 

@@ -111,7 +111,7 @@ JOIN_WITHIN_S = {"local": Policy().join_within_s, "slurm": 300.0}
 
 def policy_of(settings: Mapping[str, Value], world: str, *, can_requeue: bool = False) -> Policy:
     """The policy that these settings make; a law broken between times is a usage error."""
-    join_s = settings["join_within"].value
+    join_s, health, checks = settings["join_within"].value, settings["health"].value, not settings["no_health"].value
     hang_s = settings["hang_timeout"].value
     try:
         return Policy(
@@ -124,6 +124,8 @@ def policy_of(settings: Mapping[str, Value], world: str, *, can_requeue: bool = 
             join_within_s=JOIN_WITHIN_S[world] if join_s is None else join_s,
             can_requeue=can_requeue,
             observe=settings["observe"].value,
+            test_at_start=checks and health.active_at_start,
+            test_suspects=checks and health.active_on_suspicion,
         )
     except PolicyError as error:
         raise UserError("usage", str(error)) from error
@@ -151,6 +153,9 @@ def spec_of(settings: Mapping[str, Value], *, can_requeue: bool = False, **rest:
     """The spec as every process will read it."""
     directory = settings["checkpoint_dir"].value
     refuse_unfindable(settings["resume"].value, directory)
+    if settings["memory_checkpoints"].value and not directory:
+        hint = "give --checkpoint-dir: what is in memory is brought there when ranks die"
+        raise UserError("usage", "--memory-checkpoints: no checkpoint directory is known", hint)
     nodes_count = rest.get("nodes_count", 0) or len(rest["nodes"])
     nodes_min = settings["min_nodes"].value or nodes_count
     if nodes_min > nodes_count:
@@ -161,6 +166,8 @@ def spec_of(settings: Mapping[str, Value], *, can_requeue: bool = False, **rest:
         checkpoint=CheckpointSpec(
             directory=str(Path(directory).expanduser().absolute()) if directory else "",
             pattern=pattern_of(settings["checkpoint_pattern"].value),
+            memory=settings["memory_checkpoints"].value,
+            memory_limit_bytes=settings["memory_limit"].value,
         ),
         save_signal=settings["save_signal"].value,
         health=_health(settings),

@@ -16,6 +16,7 @@ from gangrun.cli.environment import RUNS_DIR
 from gangrun.cli.health_bounds import HealthTable, health_table
 
 _SPAN = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(s|sec|m|min|h|d)?\s*$")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?")
 _SECONDS = {None: 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -67,6 +68,14 @@ def switch(value: object) -> bool:
     if text in {"0", "false", "no", "off", ""}:
         return False
     raise ValueError(f"{value!r} is neither true nor false")
+
+
+def size_bytes(value: object) -> int:
+    """Bytes from 1048576, "512M", "64G", "64GiB"; ValueError otherwise."""
+    match = None if isinstance(value, bool) else _SIZE.fullmatch(str(value).strip().lower())
+    if match is None:
+        raise ValueError(f"{value!r} is not a size: write bytes, or 512M, 64G")
+    return int(float(match.group(1)) * 1024 ** " kmgt".index(match.group(2) or " "))
 
 
 def resume_request(value: object) -> str:
@@ -124,6 +133,17 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "checkpoint_pattern", text, r"step-(\d+)", "REGEX", "Names of checkpoint directories; the group is the step."
+    ),
+    Setting(
+        "memory_checkpoints",
+        switch,
+        False,
+        "",
+        "Keep steps in the nodes' memory between saves to disk: what dies with a rank is then seconds of work.",
+        flag=True,
+    ),
+    Setting(
+        "memory_limit", size_bytes, 0, "SIZE", "So much of a node's memory for them, 64G say (default: a quarter)."
     ),
     Setting("runs_dir", text, RUNS_DIR, "DIR", "Where run directories live."),
     Setting("name", text, "", "NAME", "A name for the run (default: the script's)."),

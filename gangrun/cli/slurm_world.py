@@ -49,6 +49,7 @@ def warden_spec(spec: RunSpec, paths: RunPaths, claim: JobClaim, roster: str, fo
         "node": NODE,
         "lease_s": spec.policy.timing.fence_after_s,
         "poll_s": spec.policy.timing.warden_wake_s,
+        "memory_bytes": spec.checkpoint.memory_limit_bytes if spec.checkpoint.memory else None,
         "agent_start_s": spec.policy.join_within_s,  # hundreds of agents import from one file system
     }
 

@@ -30,6 +30,7 @@ from gangrun.adapters.net.curve import read_client_key
 from gangrun.adapters.net.interface import LOOPBACK
 from gangrun.adapters.net.mailbox import QueueMailbox
 from gangrun.adapters.net.router import RouterRadio
+from gangrun.checkpoint.rescue import staging_of
 from gangrun.cli import environment
 from gangrun.cli.checkpoint_service import CheckpointService
 from gangrun.cli.known_nodes import noting
@@ -256,8 +257,14 @@ def facts_of(
         asks_why=asks_why,
         mark_cancel=mark_cancel,
         note_broken=note_broken,
+        memory_staging=_memory_staging(spec),
         alone=arguments.last_resort,
     )
+
+
+def _memory_staging(spec: RunSpec) -> Callable[[int, int], str] | None:
+    found = spec.checkpoint
+    return staging_of(found.directory, spec.run) if found.memory and found.directory else None
 
 
 def _wish(arguments: Arguments, paths: RunPaths, disk: Disk) -> Wish | None:

@@ -184,6 +184,11 @@ class HandCheckpoints:
     asked: list[tuple[str, int]] = field(default_factory=list)
     on_ask: Callable[[str], None] = lambda what: None
 
+    def adopt(self, path: str, step: int, nonce: str, nodes: Sequence[str]) -> None:
+        """Noted only."""
+        del path, nonce, nodes
+        self.asked.append(("adopt", step))
+
     def seal(self, attempt: int) -> None:
         """Nothing to seal."""
         self.asked.append(("seal", attempt))

@@ -332,7 +332,7 @@ class Loop:
                 self.roll_call.perform(action, self.state, now)
                 self._jobs.end((self.term, n), action, () if self.facts.alone else self.silence.away)
             case SealAttempts():
-                self._checkpoints.seal(action.attempt)
+                self.roll_call.rescue_then_seal(action.attempt, self.state, self._checkpoints, now)
             case ChooseResume():
                 self._checkpoints.choose(action.attempt, action.request, action.best_step, self._sealed)
             case ProbeNode():

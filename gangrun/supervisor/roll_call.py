@@ -10,11 +10,14 @@ from collections.abc import Callable, Collection, Mapping
 
 from gangrun.core.actions import CheckNodes, EndJob, StartGang, StopGang, TakeStacks
 from gangrun.core.events import Event
+from gangrun.core.kept import WholeStep, newest_chosen
 from gangrun.core.model import RunState
 from gangrun.core.policy import Policy
+from gangrun.ports import Checkpoints
 from gangrun.supervisor.beats import Row
 from gangrun.supervisor.calls import Call, CheckCall, StacksCall, StartCall
 from gangrun.supervisor.facts import Facts
+from gangrun.supervisor.rescue_call import RescueCall
 from gangrun.supervisor.stop_call import StopCall
 from gangrun.supervisor.switchboard import Switchboard
 from gangrun.wire.messages import CommandResult, Farewell, Stop
@@ -48,6 +51,7 @@ class RollCall:
         self._stop: StopCall | None = None
         self._stacks: StacksCall | None = None
         self._check: CheckCall | None = None
+        self._rescue: RescueCall | None = None
         self._stopped_through = -1
         self._chased: dict[str, int] = {}  # node -> command
         self._farewells: dict[int, str] = {}
@@ -102,11 +106,29 @@ class RollCall:
         self._board.final = True
         self._end_at = now + FAREWELL_BEATS * self._policy.timing.beat_every_s
         self._job_until = now + JOB_ENDS_WITHIN_S
-        for call in (self._start, self._stop, self._stacks, self._check):
+        for call in (self._start, self._stop, self._stacks, self._check, self._rescue):
             self._drop(call)
-        self._start = self._stop = self._stacks = self._check = None
+        self._start = self._stop = self._stacks = self._check = self._rescue = None
         for node in sorted(self._rows):
             self.dismiss(node, now)
+
+    def rescue_then_seal(self, attempt: int, state: RunState, checkpoints: Checkpoints, now: float) -> None:
+        """What only nodes' memory holds is brought to the disk; then, in any case, older attempts are sealed."""
+        self._drop(self._rescue)
+        self._rescue = None
+        last = newest_chosen([(one.number, bool(one.nodes)) for one in state.attempts], attempt)
+        if self._facts.memory_staging is None or last < 0:
+            checkpoints.seal(attempt)
+            return
+
+        def done(path: str, step: WholeStep | None) -> None:
+            if step is not None:
+                checkpoints.adopt(path, step.step, step.nonce, tuple(step.files))
+            checkpoints.seal(attempt)
+
+        staging = self._facts.memory_staging(self._board.term, last)
+        nodes = sorted(node for node in self._rows if node in state.nodes and not state.nodes[node].lost)
+        self._rescue = RescueCall(self._board, last, state.best_step, nodes, staging, done, now)
 
     def dismiss(self, node: str, now: float) -> None:
         """This agent may go: the run is over."""
@@ -152,7 +174,7 @@ class RollCall:
         return []
 
     def _calls(self) -> list[Call]:
-        calls: tuple[Call | None, ...] = (self._start, self._stop, self._stacks, self._check)
+        calls: tuple[Call | None, ...] = (self._start, self._stop, self._stacks, self._check, self._rescue)
         return [call for call in calls if call is not None and not call.over]
 
     def chase(self, row: Row, why: str, now: float) -> None:

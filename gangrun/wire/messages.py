@@ -203,6 +203,21 @@ class Probe(_Message, frozen=True, tag=True):
     target: PeerAddress
 
 
+class Rescue(_Message, frozen=True, tag=True):
+    """Say which steps of ``attempt`` are in your memory (``data={"steps": [Holding, ...]}``); older attempts' may go.
+
+    With ``into``: write these files of that step there, durably; several nodes write into one directory.
+    """
+
+    term: int
+    act: tuple[int, int]
+    attempt: int
+    into: str = ""
+    step: int = -1
+    nonce: str = ""
+    files: tuple[str, ...] = ()
+
+
 class Farewell(_Message, frozen=True, tag=True):
     """The run is over: leave with this code."""
 
@@ -219,7 +234,7 @@ class Rejected(_Message, frozen=True, tag=True):
     why: str
 
 
-ToAgent = Welcome | Ack | Prepare | Launch | Stop | Stacks | Check | Probe | Farewell | Rejected
+ToAgent = Welcome | Ack | Prepare | Launch | Stop | Stacks | Check | Rescue | Probe | Farewell | Rejected
 
 
 # ---- between agents ------------------------------------------------------------------------------------------------

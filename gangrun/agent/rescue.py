@@ -1,0 +1,58 @@
+"""What of a gang's state is in this node's memory, and bringing it to the disk (room: agent; called as an errand).
+
+It asks the keeper that the warden started, which outlives ranks and agents: so an agent that was just born knows as
+much as the one that died. Next: ``checkpoint/rescue.py`` does the writing, ``supervisor/rescue_call.py`` asks.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import msgspec
+
+from gangrun.agent.facts import Rescued
+from gangrun.checkpoint.kept import Kept, NotKept, StepName
+from gangrun.checkpoint.rescue import bring
+from gangrun.core.kept import Holding
+from gangrun.wire.manifest import MANIFEST_MAX_BYTES, MANIFEST_NAME, ManifestError, decode
+from gangrun.wire.messages import Rescue
+
+
+def rescue(keeper: str, command: Rescue) -> Rescued:
+    """Answer one command; what goes wrong is the answer's ``why``."""
+    try:
+        kept = Kept(keeper)
+    except NotKept as error:
+        return Rescued(command.term, command.act, not command.into, str(error), {"steps": []})
+    try:
+        if not command.into:
+            steps = [msgspec.to_builtins(one) for one in holdings(kept, command.attempt)]
+            return Rescued(command.term, command.act, True, data={"steps": steps})
+        name = StepName(command.attempt, command.step, command.nonce)
+        return Rescued(command.term, command.act, True, data={"bytes": bring(kept, name, command.files, command.into)})
+    except OSError as error:
+        return Rescued(command.term, command.act, False, error.strerror or str(error), {"steps": []})
+    finally:
+        kept.close()
+
+
+def holdings(kept: Kept, attempt: int) -> list[Holding]:
+    """What this node holds of this attempt. A manifest is put there last, so where one is, every shard is somewhere."""
+    return [_holding(kept, attempt, step) for step in kept.held(attempt)]
+
+
+def _holding(kept: Kept, attempt: int, found: Any) -> Holding:
+    step, nonce, files = int(found["step"]), str(found["nonce"]), dict(found["files"])
+    wanted = 0
+    if 0 < files.get(MANIFEST_NAME, 0) <= MANIFEST_MAX_BYTES:
+        try:
+            wanted = len(decode(_read(kept, StepName(attempt, step, nonce), MANIFEST_NAME)).files) + 1
+        except ManifestError:
+            wanted = 0
+    return Holding(step, nonce, tuple(sorted(files)), wanted)
+
+
+def _read(kept: Kept, name: StepName, file: str) -> bytes:
+    with kept.opened(name, file) as fd:
+        return os.pread(fd, os.fstat(fd).st_size, 0)

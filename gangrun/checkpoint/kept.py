@@ -1,0 +1,109 @@
+"""Room: checkpoint. One process's line to the keeper of this node's memory (``gangrun/memory_keeper.py``).
+
+A rank puts files there, an agent reads them; neither knows the other. Every call waits for the keeper, which answers at
+once or is dead. Next: ``training/memory_saving.py`` writes, ``rescue`` brings to disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from gangrun.memory_keeper import MESSAGE_MAX_BYTES, address
+
+ANSWER_WITHIN_S = 60.0  # it frees memory between two answers, which of a large step takes its time
+
+
+class NotKept(OSError):
+    """The keeper refused, or there is none (any more); the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepName:
+    """One save in memory."""
+
+    attempt: int
+    step: int
+    nonce: str
+
+    def message(self, op: str, **more: object) -> dict[str, object]:
+        """What is said about it."""
+        return {"op": op, "attempt": self.attempt, "step": self.step, "nonce": self.nonce, **more}
+
+
+class Kept:
+    """A connection; what was begun and not finished when it closes is dropped."""
+
+    def __init__(self, name: str) -> None:
+        self._line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._line.settimeout(ANSWER_WITHIN_S)
+        try:
+            self._line.connect(address(name))
+        except OSError as error:
+            self._line.close()
+            raise NotKept(f"nothing keeps checkpoints in this node's memory: {error.strerror or error}") from None
+
+    def new(self, step: StepName, name: str, size: int) -> int:
+        """A descriptor to write exactly ``size`` bytes to; the caller closes it."""
+        fds = self._ask(step.message("new", name=name, size=size))[1]
+        return fds[0]
+
+    def done(self, step: StepName, name: str) -> None:
+        """From now on nobody can change it."""
+        self._ask(step.message("done", name=name))
+
+    def put(self, step: StepName, name: str, data: bytes) -> None:
+        """A small file whole."""
+        fd = self.new(step, name, len(data))
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+        finally:
+            os.close(fd)
+        self.done(step, name)
+
+    def whole(self, step: StepName) -> None:
+        """Every node has all of its part: what is older is needed no more."""
+        self._ask(step.message("whole"))
+
+    def abandon(self, step: StepName) -> None:
+        """It will never be whole."""
+        self._ask(step.message("abandon"))
+
+    def held(self, attempt: int) -> tuple[Mapping[str, Any], ...]:
+        """Of each step that is there: step, nonce, and the size of each sealed file by its name."""
+        return tuple(self._ask({"op": "held", "attempt": attempt})[0]["steps"])
+
+    @contextmanager
+    def opened(self, step: StepName, name: str) -> Iterator[int]:
+        """A descriptor to read."""
+        fd = self._ask(step.message("open", name=name))[1][0]
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Let go."""
+        self._line.close()
+
+    def _ask(self, message: Mapping[str, object]) -> tuple[dict[str, Any], list[int]]:
+        try:
+            self._line.send(json.dumps(message).encode())
+            data, fds, _, _ = socket.recv_fds(self._line, MESSAGE_MAX_BYTES, 1)
+        except OSError as error:
+            raise NotKept(f"the keeper of this node's memory does not answer: {error.strerror or error}") from None
+        if not data:
+            raise NotKept("the keeper of this node's memory is gone")
+        said = json.loads(data)
+        if not said.get("ok"):
+            raise NotKept(str(said.get("why", "refused")))
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        return said, fds

@@ -1,0 +1,98 @@
+"""Before older attempts are sealed: the newest step that is whole in the nodes' memory is brought to the disk.
+
+(Room: supervisor.) First all nodes say what they hold, then those that are picked write it; whatever fails, the run
+goes on from what is on disk. Next: ``core/kept.py`` picks, ``agent/rescue.py`` answers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection
+
+import msgspec
+
+from gangrun.core.events import Event
+from gangrun.core.kept import Holding, WholeStep, newest_whole
+from gangrun.supervisor.switchboard import Switchboard
+from gangrun.wire.messages import CommandResult, Rescue
+
+ASK_WITHIN_S = 30.0  # a node that is only slow must not cost the steps since the last save on disk
+BRING_WITHIN_S = 900.0
+
+Done = Callable[[str, WholeStep | None], None]
+
+
+class RescueCall:
+    """Ask, pick, have it brought; ``done(path, step)`` in the end, with None where nothing could be rescued."""
+
+    def __init__(
+        self, board: Switchboard, attempt: int, above_step: int, nodes: Collection[str], staging: str, done: Done,
+        now: float,
+    ) -> None:  # fmt: skip
+        self.over = False
+        self.deadline = now + ASK_WITHIN_S
+        self._board, self._attempt, self._above_step, self._staging = board, attempt, above_step, staging
+        self._done = done
+        self._held: dict[str, list[Holding]] = {}
+        self._picked: WholeStep | None = None
+        self._open = {board.say(node, lambda act: Rescue(board.term, act, attempt), now): node for node in nodes}
+        if not self._open:
+            self._finish(None)
+
+    def numbers(self) -> Collection[int]:
+        """Commands without an answer yet."""
+        return self._open
+
+    @property
+    def path(self) -> str:
+        """Where the picked step is brought to."""
+        assert self._picked is not None
+        return os.path.join(self._staging, f"{self._picked.step}-{self._picked.nonce}")
+
+    def answered(self, n: int, result: CommandResult, now: float) -> list[Event]:
+        """What one node holds, or that it has written its part."""
+        node = self._open.pop(n)
+        if self._picked is not None:
+            if not result.ok:
+                self._finish(None)
+            elif not self._open:
+                self._finish(self._picked)
+            return []
+        try:
+            self._held[node] = msgspec.convert(result.data.get("steps", []), list[Holding])
+        except msgspec.ValidationError:
+            pass  # it holds nothing that could be used
+        if not self._open:
+            self._pick(now)
+        return []
+
+    def tick(self, now: float) -> list[Event]:
+        """Who has not said what it holds by now is gone; who has not brought it by now will not."""
+        if now >= self.deadline:
+            if self._picked is None:
+                self._pick(now)
+            else:
+                self._finish(None)
+        return []
+
+    def _pick(self, now: float) -> None:
+        self._board.withdraw(self._open)
+        self._open = {}
+        picked = self._picked = newest_whole(self._held, self._above_step)
+        if picked is None:
+            self._finish(None)
+            return
+        self.deadline = now + BRING_WITHIN_S
+        for node in picked.files:
+            self._open[self._board.say(node, lambda act, node=node: self._command(act, node), now)] = node  # type: ignore[misc]
+
+    def _command(self, act: tuple[int, int], node: str) -> Rescue:
+        picked = self._picked
+        assert picked is not None
+        return Rescue(
+            self._board.term, act, self._attempt, self.path, picked.step, picked.nonce, picked.files[node]
+        )  # fmt: skip
+
+    def _finish(self, step: WholeStep | None) -> None:
+        self.over = True
+        self._done(self.path if step is not None else "", step)

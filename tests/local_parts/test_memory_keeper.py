@@ -1,0 +1,144 @@
+"""The keeper of a node's memory as a real process: what it holds, what it refuses, what is gone with whom."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from gangrun import memory_keeper
+from gangrun.checkpoint.kept import Kept, NotKept, StepName
+from tests.waiting import until
+
+LIMIT = 1000
+Meet = Callable[[], Kept]
+
+
+@pytest.fixture
+def keeper() -> Iterator[subprocess.Popen[bytes]]:
+    name = f"gangrun-test-{os.getpid()}-{os.urandom(6).hex()}"
+    process = subprocess.Popen([sys.executable, "-E", "-s", "-S", memory_keeper.__file__, name, str(LIMIT)])
+    process.keeper_name = name  # type: ignore[attr-defined]
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def meet(keeper: subprocess.Popen[bytes]) -> Iterator[Meet]:
+    met: list[Kept] = []
+
+    def go() -> Kept:
+        def there() -> Kept | None:
+            try:
+                return Kept(keeper.keeper_name)  # type: ignore[attr-defined]
+            except NotKept:
+                return None
+
+        one = until(there, 20, "the keeper")
+        assert one is not None
+        met.append(one)
+        return one
+
+    yield go
+    for one in met:
+        one.close()
+
+
+def names(kept: Kept, attempt: int = 0) -> dict[int, dict[str, int]]:
+    return {one["step"]: one["files"] for one in kept.held(attempt)}
+
+
+def test_what_was_put_is_read_by_somebody_else_after_the_writer_died_and_nobody_can_change_it(meet: Meet) -> None:
+    writer, step = meet(), StepName(0, 5, "a" * 16)
+    fd = writer.new(step, "__0_0.distcp", 5)
+    os.write(fd, b"hello")
+    writer.done(step, "__0_0.distcp")
+    with pytest.raises(OSError, match="Operation not permitted"):
+        os.pwrite(fd, b"J", 0)
+    os.close(fd)
+    writer.close()
+    reader = meet()
+    assert names(reader) == {5: {"__0_0.distcp": 5}}
+    with reader.opened(step, "__0_0.distcp") as read:
+        assert os.pread(read, 10, 0) == b"hello"
+        assert fcntl.fcntl(read, fcntl.F_GET_SEALS) == memory_keeper.SEALS
+
+
+def test_what_a_writer_had_not_finished_goes_with_it(meet: Meet) -> None:
+    writer, reader, step = meet(), meet(), StepName(0, 5, "a" * 16)
+    writer.put(step, "whole", b"12345")
+    os.close(writer.new(step, "half", LIMIT - 5))
+    with pytest.raises(NotKept, match="not being written by you"):
+        reader.done(step, "half")
+    with pytest.raises(NotKept, match="not kept"), reader.opened(step, "half"):
+        pass
+    writer.close()
+    until(lambda: _fits(reader, StepName(0, 6, "b" * 16), LIMIT - 5), 20, "room again")
+    assert names(reader)[5] == {"whole": 5}
+
+
+def _fits(kept: Kept, step: StepName, size: int) -> bool:
+    try:
+        os.close(kept.new(step, "probe", size))
+    except NotKept:
+        return False
+    return True
+
+
+def test_a_newer_whole_step_lets_the_older_go_and_an_attempt_lets_those_before_it_go(meet: Meet) -> None:
+    kept = meet()
+    for step in (1, 2, 3):
+        kept.put(StepName(0, step, "a" * 16), "file", b"x")
+    kept.whole(StepName(0, 2, "a" * 16))
+    assert list(names(kept)) == [2, 3]
+    kept.abandon(StepName(0, 3, "a" * 16))
+    assert list(names(kept)) == [2]
+    kept.put(StepName(1, 1, "c" * 16), "file", b"x")
+    assert (names(kept, 1), names(kept, 0)) == ({1: {"file": 1}}, {})
+    with pytest.raises(NotKept, match="attempt 0 is over"):
+        kept.put(StepName(0, 9, "a" * 16), "file", b"x")
+
+
+def test_more_than_the_limit_is_refused_in_words_and_what_is_there_stays(meet: Meet) -> None:
+    kept = meet()
+    kept.put(StepName(0, 1, "a" * 16), "file", b"x" * 600)
+    with pytest.raises(NotKept, match=r"401 bytes more would pass the limit of 1000 bytes .*--memory-limit"):
+        kept.put(StepName(0, 2, "b" * 16), "file", b"x" * 401)
+    kept.put(StepName(0, 2, "b" * 16), "file", b"x" * 400)
+    assert list(names(kept)) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "words", ["", "[]", '{"op": "new"}', '{"op": "sing"}', '{"op": "new", "attempt": "x"}', '{"op":"new","size":-1}']
+)
+def test_nonsense_is_answered_and_changes_nothing(meet: Meet, words: str) -> None:
+    kept = meet()
+    kept.put(StepName(0, 1, "a" * 16), "file", b"x")
+    kept._line.send(words.encode() or b"\xff")
+    assert b'"ok": false' in kept._line.recv(4096)
+    assert names(kept) == {1: {"file": 1}}
+
+
+def test_signals_that_a_scheduler_sends_to_all_do_not_end_it_and_its_death_is_told(
+    meet: Meet, keeper: subprocess.Popen[bytes]
+) -> None:
+    kept = meet()
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        keeper.send_signal(signum)
+    kept.put(StepName(0, 1, "a" * 16), "file", b"x")
+    assert names(kept) == {1: {"file": 1}}
+    keeper.kill()
+    with pytest.raises(NotKept, match=r"gone|does not answer"):
+        kept.held(0)
+
+
+def test_without_a_limit_of_ones_own_it_is_a_share_of_what_the_node_has() -> None:
+    assert memory_keeper.limit_of(7) == 7
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 0 < memory_keeper.limit_of(0) <= whole // memory_keeper.SHARE_OF_NODE

@@ -1,0 +1,108 @@
+"""Before a new attempt chooses where to go on, what only the nodes hold in memory is brought to the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gangrun.core.model import Phase
+from gangrun.wire.messages import Rescue
+from tests.supervisor.desk import Desk, HandAgent
+from tests.supervisor.test_loop import killed
+
+
+def staging(term: int, attempt: int) -> str:
+    return f"staging/{term}/{attempt}"
+
+
+def holding(step: int, *files: str, of: int) -> dict[str, Any]:
+    return {"step": step, "nonce": "ab", "files": list(files), "wanted_count": of}
+
+
+def desk_of(held: dict[str, list[dict[str, Any]]], bring: Callable[[HandAgent, Rescue], None]) -> Desk:
+    """Two nodes that answer what they hold, and then do with the second question as ``bring`` says."""
+    desk = Desk(memory_staging=staging)
+
+    def listen(agent: HandAgent) -> None:
+        hear = agent.hear
+
+        def hearing(message: Any) -> None:
+            if not isinstance(message, Rescue):
+                hear(message)
+                return
+            agent.got.append(message)
+            if message.into:
+                bring(agent, message)
+            else:
+                agent.answer(message, steps=held.get(agent.node, []))
+
+        agent.hear = hearing  # type: ignore[method-assign]
+
+    for agent in desk.agents.values():
+        listen(agent)
+    desk.running()
+    return desk
+
+
+def obey(agent: HandAgent, message: Rescue) -> None:
+    agent.answer(message, bytes=1)
+
+
+def restarted(desk: Desk) -> list[tuple[str, int]]:
+    """What the checkpoint room was asked for by the second attempt."""
+    before = len(desk.checkpoints.asked)
+    killed(desk)
+    desk.pass_s(5.0)
+    return [one for one in desk.checkpoints.asked[before:] if one[0] in {"adopt", "seal", "choose"}]
+
+
+def test_a_whole_step_is_brought_by_those_who_hold_it_before_older_attempts_are_sealed() -> None:
+    desk = desk_of({"n0": [holding(7, "0", "m", of=3)], "n1": [holding(7, "1", of=0)]}, obey)
+    assert restarted(desk) == [("adopt", 7), ("seal", 1), ("choose", 1)]
+    brought = {node: [m for m in agent.heard(Rescue) if m.into] for node, agent in desk.agents.items()}
+    assert {node: {(m.attempt, m.into, m.step, m.nonce, m.files) for m in said} for node, said in brought.items()} == {
+        "n0": {(0, "staging/1/0/7-ab", 7, "ab", ("0", "m"))},
+        "n1": {(0, "staging/1/0/7-ab", 7, "ab", ("1",))},
+    }
+    assert desk.loop.state.phase is Phase.RUNNING
+
+
+@pytest.mark.parametrize(
+    "held", [{}, {"n0": [holding(7, "0", "m", of=3)]}, {"n0": [{"step": "seven"}]}], ids=["nothing", "half", "nonsense"]
+)
+def test_what_is_not_whole_is_left_and_the_run_goes_on_from_the_disk(held: dict[str, list[dict[str, Any]]]) -> None:
+    desk = desk_of(held, obey)
+    assert restarted(desk) == [("seal", 1), ("choose", 1)]
+    assert all(not m.into for agent in desk.agents.values() for m in agent.heard(Rescue))
+
+
+def test_a_node_that_cannot_write_its_part_costs_the_step_and_nothing_else() -> None:
+    def refuse(agent: HandAgent, message: Rescue) -> None:
+        agent.answer(message, ok=agent.node == "n0", why="No space left on device")
+
+    desk = desk_of({"n0": [holding(7, "0", "m", of=3)], "n1": [holding(7, "1", of=0)]}, refuse)
+    assert restarted(desk) == [("seal", 1), ("choose", 1)]
+    assert desk.loop.state.phase is Phase.RUNNING
+
+
+def test_a_node_that_never_brings_its_part_is_not_waited_for_for_ever() -> None:
+    desk = desk_of({"n0": [holding(7, "0", "m", of=2)]}, lambda agent, message: None)
+    assert restarted(desk) == []
+    desk.pass_s(1000.0)
+    assert [one for one in desk.checkpoints.asked if one[1] == 1] == [("seal", 1), ("choose", 1)]
+
+
+def test_without_the_setting_nobody_is_asked() -> None:
+    desk = Desk()
+    desk.running()
+    assert restarted(desk) == [("seal", 1), ("choose", 1)]
+    assert not any(agent.heard(Rescue) for agent in desk.agents.values())
+
+
+def test_what_the_disk_has_already_is_not_brought() -> None:
+    desk = desk_of({"n0": [holding(7, "0", "m", of=2)]}, obey)
+    desk.loop.state = replace(desk.loop.state, best_step=7)
+    assert restarted(desk) == [("seal", 1), ("choose", 1)]

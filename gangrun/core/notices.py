@@ -27,7 +27,9 @@ def told_to_end(state: RunState, event: Notice, node: str, now: float) -> Decisi
 def meant(state: RunState, event: Event, now: float) -> tuple[RunState, Event]:
     """The event as its handler is to see it: an answer ends the wait, and so does that none came."""
     if isinstance(event, Notice):
-        gone_at = state.gone_at if event.kind is NoticeKind.UNKNOWN else now + event.grace_s
+        gone_at: float | None = now + event.grace_s
+        if event.kind is NoticeKind.UNKNOWN:  # nobody has said that the nodes go: only sooner than was thought
+            gone_at = None if state.gone_at is None else min(state.gone_at, now + event.grace_s)
         return replace(without_deadline(state, WHY), gone_at=gone_at), event
     if isinstance(event, DeadlinePassed) and event.name == WHY:
         left_s = max(0.0, state.gone_at - now) if state.gone_at is not None else 0.0

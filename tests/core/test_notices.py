@@ -90,6 +90,24 @@ def test_the_wait_goes_on_through_other_phases_and_terms() -> None:
     assert WHY not in life.state.deadlines, "the signal was meant for the job before"
 
 
+@pytest.mark.parametrize(
+    ("signalled_s", "answer_s", "save_s"),
+    [(90.0, 20.0, 7.5), (90.0, 3600.0, 60.0), (20.0, 3600.0, 7.5)],
+)
+def test_where_nobody_says_why_the_sooner_end_counts(signalled_s: float, answer_s: float, save_s: float) -> None:
+    """An agent knows how patient it is, and the scheduler's silence how soon it kills."""
+    life = Life(policy=SCHEDULER).running()
+    asks(life, signalled_s)
+    life.on(Notice(NoticeKind.UNKNOWN, answer_s))
+    assert life.last(StopGang).checkpoint_grace_s == pytest.approx(save_s, abs=0.1)
+
+
+def test_a_signal_that_no_scheduler_sent_takes_no_nodes_away() -> None:
+    life = Life().running()
+    life.on(Notice(NoticeKind.UNKNOWN, 5.0))
+    assert (life.state.gone_at, life.last(StopGang).grace_s) == (None, 10.0)
+
+
 def test_an_answer_after_the_wait_is_no_news_and_an_old_timer_none_either() -> None:
     life = Life(policy=SCHEDULER).running()
     asks(life)

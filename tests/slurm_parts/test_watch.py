@@ -6,7 +6,7 @@ import pytest
 
 from gangrun.adapters.slurm.commands import Answer
 from gangrun.adapters.slurm.scheduler import Scheduler
-from gangrun.adapters.slurm.watch import JobWatch
+from gangrun.adapters.slurm.watch import UNLIMITED_S, JobWatch
 from gangrun.core.events import Notice, NoticeKind
 from tests.slurm_parts.pretend import UNREACHABLE, PretendBell, PretendJob, PretendSlurm, PretendTime
 from tests.waiting import until
@@ -181,6 +181,13 @@ def test_a_state_that_shows_late_is_waited_for() -> None:
 def test_a_bare_signal_means_stop() -> None:
     ((at, notice),) = World().signalled(31.0)
     assert notice.kind is NoticeKind.UNKNOWN and 131.8 <= at < 132.0
+
+
+@pytest.mark.parametrize(("limit_s", "left_s"), [(3600.0, 3569.0), (None, UNLIMITED_S)])
+def test_a_bare_signal_takes_no_nodes_away(limit_s: float | None, left_s: float) -> None:
+    """The job runs on: its ranks have as long to save as nobody hurries them."""
+    ((_, notice),) = World(limit_s).signalled(31.0)
+    assert notice.kind is NoticeKind.UNKNOWN and notice.grace_s == pytest.approx(left_s, abs=2.0)
 
 
 def test_a_slurm_that_cannot_be_asked_means_stop_while_there_is_grace_left() -> None:

@@ -21,6 +21,7 @@ TRIES_COUNT = 4  # of a definite answer that tells nothing: a signal can be ther
 TRY_EVERY_S = 0.3
 ANSWER_WITHIN_S = 3.0
 NEVER = float("inf")
+UNLIMITED_S = 365 * 24 * 3600.0
 
 
 class Bell(Protocol):
@@ -155,6 +156,9 @@ class JobWatch(threading.Thread):
             end_wall = None if grace_s is None else preempted.preempt_wall + grace_s
         return self._kill_wait() if end_wall is None else self._left_s(end_wall)
 
+    def _until_limit_s(self) -> float:
+        return UNLIMITED_S if self._end_wall is None else self._left_s(self._end_wall)
+
     def _kill_wait(self) -> float:
         return KILL_WAIT_S if self._kill_wait_s is None else self._kill_wait_s
 
@@ -174,8 +178,8 @@ class JobWatch(threading.Thread):
             if kind is not NoticeKind.UNKNOWN or spent or self._over.wait(TRY_EVERY_S):
                 break
         grace_s = max(0.0, kill_wait_s - (self._clock.now() - asked_at))
-        if facts is not None and facts.runs and facts.preempted:
-            grace_s = self._grace_s(facts)
+        if facts is not None and facts.runs:  # nobody kills it yet
+            grace_s = self._grace_s(facts) if facts.preempted else max(grace_s, self._until_limit_s())
         self._told.discard(kind)  # who asks waits for an answer, be it the same
         self._tell(kind, grace_s)
 

@@ -45,6 +45,7 @@ def test_a_sigterm_that_slurm_has_a_reason_for_cancels_nothing(tmp_path: Path) -
     for _ in range(2):
         owner.gets(signal.SIGTERM)
         owner.says("SIGTERM: job 12 is requeued")
+        until(lambda: owner.cancelling._asking and not owner.cancelling._asking.is_alive(), 10, "the end of the asking")
         owner.said.clear()
     assert (owner.mark.exists(), owner.cancelling.meant, owner.kills_count) == (False, False, 0)
     assert owner.cancelling.code() == 1

@@ -390,5 +390,5 @@ def test_waiting_goes_on_over_jobs_and_over_silence(
     story.job, story.nodes = "13", ("n0", "n2")
     story.supervisor().owner(1, host="n0").up().finished()
     assert story.state.phase is Phase.SUCCEEDED, story.reasons
-    waiter.join(20)
+    waiter.join(100)
     assert codes == [0]

@@ -44,7 +44,9 @@ def loaded(words: list[str], of: tuple[str, ...], folder: Path, environment: dic
         f"print('LOADED', sorted(set({of!r}) & sys.modules.keys()), file=sys.stderr)\n"
     )
     command = [sys.executable, "-c", code, *words]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     return done.stderr
 
 
@@ -65,7 +67,7 @@ def test_a_look_loads_nothing_that_it_has_no_use_for(
 def cpu_s(command: list[str], folder: Path, environment: dict[str, str]) -> float:
     """Processor time, as what else the machine does is not ours."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=60, check=True)
+    subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=300, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 

@@ -59,6 +59,6 @@ def test_the_one_that_users_write_is_a_script() -> None:
     assert {"no-kill", "requeue", "nodes", "ntasks-per-node"} <= found.keys()
     assert found["signal"] == "B:URG@60"
     assert found["open-mode"] == "append"
-    subprocess.run(["bash", "-n", str(path)], check=True, timeout=30)
+    subprocess.run(["bash", "-n", str(path)], check=True, timeout=300)
     assert "gangrun run" in text
     assert f"`{path.name}`" in README

@@ -19,7 +19,7 @@ REPO = Path(__file__).parents[2]
 def terminal(*words: str, **variables: str) -> pexpect.spawn:
     environment = {**os.environ, "PYTHONPATH": str(REPO), "TERM": "xterm", "COLUMNS": "90", **variables}
     return pexpect.spawn(
-        sys.executable, ["-m", "gangrun", *words], env=environment, timeout=20, encoding="utf-8", dimensions=(40, 90)
+        sys.executable, ["-m", "gangrun", *words], env=environment, timeout=300, encoding="utf-8", dimensions=(40, 90)
     )
 
 

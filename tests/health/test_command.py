@@ -113,7 +113,7 @@ def test_nothing_heavy_is_loaded_here_and_little_by_the_child(box: Path) -> None
             env=environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=True,
         )
         assert "LOADED []" in done.stdout, done.stdout + done.stderr

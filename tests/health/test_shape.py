@@ -33,6 +33,7 @@ from gangrun.health.policy import HealthPolicy
 from gangrun.health.recorded import facts_from, plain_facts, plain_reading, reading_from
 from gangrun.health.rounds import Family, Rounds, Surroundings, judged
 from tests.health.looks import POLICY, HandClock, Scripted, reading
+from tests.waiting import until
 
 DOCS = (Path(__file__).parents[2] / "docs" / "health.md").read_text("utf-8")
 
@@ -95,6 +96,7 @@ def test_a_reading_that_hangs_is_unknown_and_no_second_is_sent_after_it(tmp_path
 
     hanging = rounds(read, tmp_path, within_s=0.05)
     [first] = hanging.look()
+    until(lambda: begun, 10, "the reading to begin")
     [second] = hanging.look()
     assert (first.severity, second.severity) == (Severity.UNKNOWN, Severity.UNKNOWN)
     assert "no answer within 0.05 s" in first.words

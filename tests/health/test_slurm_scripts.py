@@ -33,7 +33,7 @@ def called(tmp_path: Path, script: str, health: str, state: str = "IDLE", **more
         **more,
     }
     done = subprocess.run(
-        ["bash", str(TEMPLATES / script)], env=environment, timeout=60, check=False, capture_output=True, text=True
+        ["bash", str(TEMPLATES / script)], env=environment, timeout=300, check=False, capture_output=True, text=True
     )
     return done.returncode, [
         line for line in (tmp_path / "calls").read_text().splitlines() if line.startswith("update")

@@ -28,11 +28,12 @@ from gangrun.health.news import News, XidStory, travels
 from gangrun.health.policy import HealthPolicy
 from gangrun.health.recorded import facts_from
 from gangrun.health.rounds import Family, Rounds, Surroundings
-from gangrun.health.xid import GpuWord
+from gangrun.health.xid import GpuWord, report_of
 from gangrun.health.xid_table import XidClass, row_of
 from gangrun.health.xid_watch import XidWatch
 
 if TYPE_CHECKING:
+    from gangrun.core.model import DriverReport
     from gangrun.health.check import Facts, Finding
 
 OPEN_WITHIN_S = 5.0
@@ -176,7 +177,7 @@ class Watch:
             return
         finding = self._xids.finding(event, self._word_of(gpu), self._clock.now())
         if finding is not None:
-            self._say_finding(finding)
+            self._say_finding(finding, report_of(event, uuid, finding))
 
     def _gpu_facts(self) -> Facts | None:
         return next((one.facts for one in self._rounds.readings() if one.family == GPU), None)
@@ -198,8 +199,8 @@ class Watch:
 
     # ---- what goes out ----
 
-    def _say_finding(self, finding: Finding) -> None:
-        self._say({"op": "finding", **asdict(in_core(self._node, finding, self._clock.now()))})
+    def _say_finding(self, finding: Finding, report: DriverReport | None = None) -> None:
+        self._say({"op": "finding", **asdict(in_core(self._node, finding, self._clock.now(), report))})
 
     def _say(self, what: Mapping[str, Any]) -> None:
         self._said_at = self._clock.now()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 
 import click
 
@@ -11,25 +12,56 @@ from gangrun.adapters.fs.known_bad import KnownBadFile
 from gangrun.cli import environment
 from gangrun.cli.terminal import clean
 from gangrun.cli.times import wall_now
+from gangrun.core import quarantine, reports
 from gangrun.core.known_bad import counting
+from gangrun.core.model import Reported, RunState
 from gangrun.core.nodeset import NodesetError, fold, unfold
 from gangrun.core.wording import one_line
 
+READ_WITHIN_S = 2.0
 
-def noting(run: str, wall: Callable[[], float], say: Callable[[str], None]) -> Callable[[Mapping[str, str]], None]:
-    """What ``supervisor.facts.Facts.note_broken`` is: writes in a thread, since a home directory may stand still."""
-    file = KnownBadFile(environment.state_home())
 
-    def note(reasons: Mapping[str, str]) -> None:
+class OtherRuns:
+    """What one run hears of other runs and lets them know; the file is only touched in threads, as a home directory may
+    stand still.
+    """
+
+    def __init__(self, run: str, wall: Callable[[], float], say: Callable[[str], None]) -> None:
+        self._run, self._wall, self._say = run, wall, say
+        self._file = KnownBadFile(environment.state_home())
+        self._reports: tuple[Reported, ...] = ()
+        self._read = threading.Event()
+        threading.Thread(target=self._look, name="known-reports", daemon=True).start()
+
+    def _look(self) -> None:
+        self._reports = self._file.reports()
+        self._read.set()
+
+    def added(self, state: RunState, now: float) -> RunState:
+        """The state with what drivers reported under other runs."""
+        if not self._read.wait(READ_WITHIN_S):
+            self._say(f"what other runs know of GPUs could not be read within {READ_WITHIN_S:g} s")
+        return replace(state, reports=reports.joined(state.reports, self._reports, now)) if self._reports else state
+
+    def note(self, before: RunState, after: RunState) -> None:
+        """``supervisor.facts.Facts.note_nodes``."""
+        if before.excluded is after.excluded and before.reports is after.reports:
+            return
+        broken = quarantine.newly_broken(before.excluded, after.excluded)
+        back = quarantine.taken_back(before.excluded, after.excluded)
+        new = reports.news(before.reports, after.reports)
+        if not (broken or back or new):
+            return
+
         def write() -> None:
             try:
-                file.add({node: one_line(reason) for node, reason in reasons.items()}, run, wall())
+                self._file.note(
+                    {node: one_line(reason) for node, reason in broken.items()}, back, new, self._run, self._wall()
+                )
             except OSError as error:
-                say(f"other runs are not told of broken nodes: {error}")
+                self._say(f"other runs are not told of broken nodes: {error}")
 
         threading.Thread(target=write, name="known-bad", daemon=True).start()
-
-    return note
 
 
 def heeded(exclude: str, nodelist: str) -> str:

@@ -1,5 +1,7 @@
 """``gangrun nodes``: nodes that your runs found broken, and that new ones do without (room: cli).
 
+GPUs whose driver reported a fault within the last day stand there too, as the same once more says more.
+
 ``clear`` is the only thing that it writes.
 """
 
@@ -14,6 +16,7 @@ from gangrun.cli.options import echo_json, json_option, look_now
 from gangrun.cli.status_json import SCHEMA
 from gangrun.cli.terminal import clean, table
 from gangrun.cli.times import wall_now
+from gangrun.core import reports
 from gangrun.core.known_bad import counting, remembered
 from gangrun.core.nodeset import fold, unfold
 
@@ -31,7 +34,7 @@ def command(words: tuple[str, ...], as_json: bool) -> int:
     file, now = KnownBadFile(environment.state_home()), wall_now()
     if words:
         return _clear(file, words, as_json)
-    known = remembered(file.read(), now)
+    known, watched = remembered(file.read(), now), reports.remembered(reports.keyed(file.reports()), now)
     out = {one.node for one in counting(known, now)}
     ranked = sorted(known.values(), key=lambda one: -one.at)
     if as_json:
@@ -40,9 +43,13 @@ def command(words: tuple[str, ...], as_json: bool) -> int:
              "until": one.until, "left_out": one.node in out}
             for one in ranked
         ]  # fmt: skip
-        echo_json({"schema": SCHEMA, "nodes": rows})
+        seen = [
+            {"node": one.node, "gpu": one.gpu, "xid": one.number, "at": one.seen[-1][0], "times": len(one.seen)}
+            for one in watched.values()
+        ]
+        echo_json({"schema": SCHEMA, "nodes": rows, "reports": seen})
         return 0
-    if not ranked:
+    if not ranked and not watched:
         click.echo("no node is known to be bad")
         return 0
     lines = [
@@ -55,6 +62,13 @@ def command(words: tuple[str, ...], as_json: bool) -> int:
         )
         for one in ranked
     ]
+    lines += [
+        (
+            clean(one.node), "used", f"{len(one.seen)}", f"{max(0.0, now - one.seen[-1][0]) / HOUR_S:.0f} h ago",
+            f"XID {one.number} on {clean(one.gpu)}: the same within a day weighs more",
+        )
+        for one in sorted(watched.values(), key=lambda one: -one.seen[-1][0])
+    ]  # fmt: skip
     click.echo("\n".join(table(("node", "now", "times", "last", "why"), lines, look_now().columns, "")))
     return 0
 
@@ -63,7 +77,7 @@ def _clear(file: KnownBadFile, words: tuple[str, ...], as_json: bool) -> int:
     verb, *rest = words
     if verb != "clear" or not rest:
         raise UserError("usage", f"gangrun nodes {clean(' '.join(words))}: not understood", "gangrun nodes clear n3")
-    known = file.read()
+    known = {**file.read(), **{one.node: one for one in file.reports()}}
     try:
         named = tuple(known) if rest == ["all"] else tuple(name for word in rest for name in unfold(word))
     except ValueError as error:

@@ -10,7 +10,7 @@ import argparse
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,13 +33,13 @@ from gangrun.adapters.net.router import RouterRadio
 from gangrun.checkpoint.rescue import staging_of
 from gangrun.cli import environment
 from gangrun.cli.checkpoint_service import CheckpointService
-from gangrun.cli.known_nodes import noting
+from gangrun.cli.known_nodes import OtherRuns
 from gangrun.cli.process_words import STORAGE, tell, tell_dropped
 from gangrun.cli.wiring import clock_of, own_address, supervisor_disk_of
 from gangrun.core import takeover as rules
 from gangrun.core.actions import Action, EndJob
 from gangrun.core.events import ActDone, ActFailed, CancelRequested, ResumeRequested, Stamped
-from gangrun.core.model import Shape
+from gangrun.core.model import RunState, Shape
 from gangrun.core.nodeset import unfold
 from gangrun.core.policy import Policy
 from gangrun.supervisor.facts import EXIT_DEPOSED, EXIT_REFUSED, Facts
@@ -238,7 +238,7 @@ def facts_of(
     wish: Wish | None,
     asks_why: Callable[[], None] | None = None,
     mark_cancel: Callable[[str], None] | None = None,
-    note_broken: Callable[[Mapping[str, str]], None] | None = None,
+    note_nodes: Callable[[RunState, RunState], None] | None = None,
 ) -> Facts:
     """What the loop is told of the run."""
     return Facts(
@@ -256,7 +256,7 @@ def facts_of(
         expected=arguments.roster,
         asks_why=asks_why,
         mark_cancel=mark_cancel,
-        note_broken=note_broken,
+        note_nodes=note_nodes,
         memory_staging=_memory_staging(spec),
         alone=arguments.last_resort,
     )
@@ -317,8 +317,8 @@ def main(words: list[str]) -> int:
             jobs.mark_cancel(by)
 
     known = spec.world == "slurm" and spec.health.enabled  # on one box there is no other node to take
-    note_broken = noting(spec.run, clock.wall, _say) if known else None
-    facts = facts_of(arguments, spec, wish, jobs.ask_why, mark_cancel, note_broken)
+    others = OtherRuns(spec.run, clock.wall, _say) if known else None
+    facts = facts_of(arguments, spec, wish, jobs.ask_why, mark_cancel, others.note if others else None)
     try:
         opening = take(
             terms, clock, facts, policy,
@@ -328,6 +328,8 @@ def main(words: list[str]) -> int:
         return _leave(EXIT_DEPOSED, str(error))
     except (JournalRefused, RecordError) as error:
         return _leave(EXIT_REFUSED, str(error))
+    if others is not None:
+        opening = replace(opening, state=others.added(opening.state, opening.run_start))
     store = FsStore(paths, opening.term, mailbox.post, clock, disk, policy.timing.counter_every_s)
     checkpoints = CheckpointService(
         spec.checkpoint.directory, spec.checkpoint.pattern, spec.run, str(paths.root), mailbox.post

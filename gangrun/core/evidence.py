@@ -68,6 +68,25 @@ class Hang:
 
 
 @dataclass(frozen=True, slots=True)
+class DriverReport:
+    """What a driver reported of a GPU by number (an XID). ``again``: what a second one is worth (``reports``)."""
+
+    gpu: str  # its UUID; the node, where the number tells of all its GPUs
+    number: int
+    again: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """How often one GPU had one number lately: ``seen`` is when, and in which attempt of which run, oldest first."""
+
+    node: str
+    gpu: str
+    number: int
+    seen: tuple[tuple[float, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """What a check measured on a node."""
 
@@ -81,6 +100,7 @@ class Finding:
     place: str = ""  # which GPU, link, port, directory
     until_boot: bool = False  # it holds, once its sign is gone too, until the node has booted anew
     boot_id: str = ""  # of the node as this was heard, where only another boot counts as a cure
+    report: DriverReport | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from gangrun.core.evidence import DriverReport as DriverReport
 from gangrun.core.evidence import ErrorReport as ErrorReport
 from gangrun.core.evidence import Evidence as Evidence
 from gangrun.core.evidence import Finding as Finding
@@ -21,6 +22,7 @@ from gangrun.core.evidence import Hang as Hang
 from gangrun.core.evidence import RankExit as RankExit
 from gangrun.core.evidence import RankObservation as RankObservation
 from gangrun.core.evidence import RankStack as RankStack
+from gangrun.core.evidence import Reported as Reported
 
 
 class Phase(Enum):
@@ -306,6 +308,7 @@ class RunState:
     suspicion: Mapping[str, int] = field(default_factory=dict)
     suspected_at: Mapping[str, float] = field(default_factory=dict)  # when last: suspicion fades
     excluded: Mapping[str, Exclusion] = field(default_factory=dict)
+    reports: Mapping[str, Reported] = field(default_factory=dict)  # of GPUs' drivers, by GPU and number
     best_step: int = -1  # highest step of a checkpoint that was valid
     checkpoint: CheckpointRef | None = None
     observed_step: int = -1  # highest step seen in any attempt

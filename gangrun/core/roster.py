@@ -57,12 +57,6 @@ def checks_told(event: NodeChecked) -> str:
     return f"passed its checks{tested}{', but ' if event.reason else ''}{event.reason}"
 
 
-def heard_of(state: RunState, found: Finding, now: float) -> Finding:
-    """The finding as it is kept: when it was heard of, and in which boot of the node where that matters."""
-    node = state.nodes.get(found.node)
-    return replace(found, at=now, boot_id=node.boot_id if node is not None and found.until_boot else "")
-
-
 def found_bad(state: RunState, found: Finding) -> Mapping[str, Node]:
     """The roster with a node that is not to be used: what was measured on it outweighs any check that it passed."""
     return _with(state, found.node, checked=False, check_reason=found.sentence, found=found, trial="")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gangrun.core import blame, budget, recovery, roster, trial
+from gangrun.core import blame, budget, recovery, reports, roster, trial
 from gangrun.core.actions import Decision, ProbeNode, StopGang, TakeStacks
 from gangrun.core.events import (
     AgentJoined,
@@ -148,7 +148,7 @@ def finding(state: RunState, event: FindingRaised, now: float, policy: Policy) -
     """A fatal finding on a node of the gang stops it, with a checkpoint first; a spare is not used any more; others are
     ridden out. Poor hardware is evidence of what happens soon after, and of nothing hours later.
     """
-    found = roster.heard_of(state, event.finding, now)
+    state, found = reports.heard(state, event.finding, now)
     sentence = finding_told(found)
     if not found.fatal:
         kept = (*blame.recent(state.evidence.findings, now), found) if found.poor else state.evidence.findings

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gangrun.core import absences, budget, gate, placement, quarantine, roster, rungs, running, trial
+from gangrun.core import absences, budget, gate, placement, quarantine, reports, roster, rungs, running, trial
 from gangrun.core.actions import ChooseResume, Decision, EndJob, SealAttempts, StartGang
 from gangrun.core.events import (
     ActFailed,
@@ -311,7 +311,7 @@ def agent_rejoined(state: RunState, event: AgentRejoined, now: float, policy: Po
 
 def finding(state: RunState, event: FindingRaised, now: float, policy: Policy) -> Decision:
     """PENDING to STARTING: a node that is already known to be bad is not used."""
-    found = roster.heard_of(state, event.finding, now)
+    state, found = reports.heard(state, event.finding, now)
     sentence = finding_told(found)
     if not found.fatal or found.node not in state.nodes:
         return stay(state, sentence, nodes=roster.found_poor(state, found))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gangrun.core import budget, placement, quarantine, recovery, roster, rungs, running, starting
+from gangrun.core import budget, placement, quarantine, recovery, reports, roster, rungs, running, starting
 from gangrun.core.actions import Decision, StopGang, SubmitSuccessor
 from gangrun.core.events import (
     ActDone,
@@ -96,7 +96,7 @@ def agent_rejoined(state: RunState, event: AgentRejoined, now: float, policy: Po
 def finding(state: RunState, event: FindingRaised, now: float, policy: Policy) -> Decision:
     """Evidence if it is fatal to a node of the gang, or poor hardware; a spare is not used any more."""
     del policy
-    found = roster.heard_of(state, event.finding, now)
+    state, found = reports.heard(state, event.finding, now)
     sentence = finding_told(found)
     if not found.fatal:
         evidence = _with_finding(state, found) if found.poor else state.evidence

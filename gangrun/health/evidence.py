@@ -20,13 +20,22 @@ def as_evidence(node: str, verdicts: Iterable[Verdict], at: float) -> tuple[mode
     return tuple(in_core(node, one, at) for one in found if one.severity in (Severity.WARN, Severity.FAIL))
 
 
-def in_core(node: str, finding: Finding, at: float) -> model.Finding:
-    """One finding in the core's words."""
+def in_core(node: str, finding: Finding, at: float, report: model.DriverReport | None = None) -> model.Finding:
+    """One finding in the core's words; ``report``: the driver's, where it comes of one."""
     needs = "" if finding.needs is Needs.NONE else finding.needs.value
     fatal = is_fatal(finding)
     until_boot = fatal and finding.sticky is Sticky.BOOT
     return model.Finding(
-        node, finding.check, fatal, finding.sentence, at, is_poor(finding), needs, finding.place, until_boot
+        node,
+        finding.check,
+        fatal,
+        finding.sentence,
+        at,
+        is_poor(finding),
+        needs,
+        finding.place,
+        until_boot,
+        report=report,
     )
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from gangrun.core import reports
+from gangrun.core.model import DriverReport
 from gangrun.health.check import CauseClass, Evidence, Finding, Needs, Scope, Severity, Sticky
 from gangrun.health.growth import span
 from gangrun.health.xid_table import ALONE_SOFT, CLASS_CAUSES, ECHOES, RECOVERY_ACTIONS, XidClass, XidRow, row_of
@@ -18,6 +20,7 @@ COALESCED_S = 5.0  # one fault is reported many times over
 TOGETHER_S = 10.0  # so near in time is "at once"
 NEAR_S = 60.0  # another XID this near tells of the same fault
 REMEMBERED_S = 86400.0
+OF_THE_NODE = 109  # its GPUs share what this one tells of
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,16 @@ def findings(node: str, events: Iterable[XidEvent], words: Mapping[str, GpuWord]
     return tuple(finding for finding in found if finding is not None)
 
 
+def report_of(event: XidEvent, uuid: str, found: Finding) -> DriverReport:
+    """What the core remembers of an event, for longer than anybody watches: whose it is, what a second one is worth."""
+    row = row_of(event.xid)
+    again = reports.POOR if row.kind is XidClass.APP else reports.FATAL
+    if row.kind is XidClass.INFO or found.severity is Severity.FAIL:
+        again = ""
+    whose = event.node if event.xid == OF_THE_NODE else uuid or f"{event.gpu} of {event.node}"
+    return DriverReport(whose, event.xid, again)
+
+
 def is_echo(event: XidEvent) -> bool:
     """Left behind by a program that we killed; what no kill can cause counts even then."""
     return event.by_us and (event.xid in ECHOES or row_of(event.xid).kind in (XidClass.APP, XidClass.INFO))
@@ -75,7 +88,7 @@ def _finding(node: str, gpu: str, row: XidRow, recent: tuple[XidEvent, ...], wor
     if kind is XidClass.SOFT:
         who = "the same GPU"
         faults = _faults(mine)
-        if row.xid == 109:  # its GPUs share what it tells of
+        if row.xid == OF_THE_NODE:
             who, faults = "the node", _faults([one for one in recent if (one.node, one.xid) == (node, row.xid)])
         if len(faults) > 1:
             kind, why = XidClass.HARD, f"{who} had it {len(faults)} times in {_time(faults)}"

@@ -30,7 +30,7 @@ class Facts:
     expected: tuple[str, ...] = ()  # all nodes of the job, spares too; (): those of ``addresses``
     asks_why: Callable[[], None] | None = None  # have the scheduler asked why an agent was told to end; never blocks
     mark_cancel: Callable[[str], None] | None = None  # leave the mark that ``str`` cancelled the run; never blocks
-    note_broken: Callable[[Mapping[str, str]], None] | None = None  # broken nodes, for other runs; never blocks
+    note_nodes: Callable[[RunState, RunState], None] | None = None  # (before, after), for other runs; never blocks
     memory_staging: Callable[[int, int], str] | None = None  # (term, attempt) -> where steps in memory are brought to
     alone: bool = False  # no agent of this job lives and none will come: this supervisor is the last resort
 

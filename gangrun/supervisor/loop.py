@@ -40,7 +40,6 @@ from gangrun.core.events import (
 )
 from gangrun.core.model import Outcome, Phase, RunState
 from gangrun.core.policy import Policy
-from gangrun.core.quarantine import newly_broken
 from gangrun.ports import (
     AgentSaid,
     Checkpoints,
@@ -271,8 +270,8 @@ class Loop:
             self._say(decision.reason)
         if state.cancelled_by and not before.cancelled_by and self.facts.mark_cancel is not None:
             self.facts.mark_cancel(state.cancelled_by)  # first of all: this process may be killed any moment
-        if self.facts.note_broken is not None and (broken := newly_broken(before.excluded, state.excluded)):
-            self.facts.note_broken(broken)
+        if self.facts.note_nodes is not None:
+            self.facts.note_nodes(before, state)
         if state.nodes is not before.nodes:
             if before.nodes and not state.nodes:
                 self.silence.clear()

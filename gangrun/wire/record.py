@@ -127,7 +127,7 @@ def _storable(plain: Any) -> Any:
 _WORKED_OUT = msgspec.json.Decoder(RunState)
 
 _FIELDS = tuple(f.name for f in fields(RunState))
-_MAPPINGS = ("nodes", "absent", "suspicion", "suspected_at", "excluded", "deadlines", "marks")
+_MAPPINGS = ("nodes", "absent", "suspicion", "suspected_at", "excluded", "reports", "deadlines", "marks")
 
 
 def diff(old: RunState, new: RunState) -> dict[str, Any]:

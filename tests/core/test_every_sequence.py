@@ -55,6 +55,7 @@ from gangrun.core.lifecycle import MOVES, step
 from gangrun.core.model import (
     TERMINAL,
     CheckpointRef,
+    DriverReport,
     ErrorReport,
     Finding,
     Inventory,
@@ -78,6 +79,7 @@ from gangrun.wire.record import Record
 NODES = ("n0", "n1", "n2", "x9")
 names = st.sampled_from(NODES)
 ranks = st.integers(0, 5)
+reports = st.none() | st.builds(DriverReport, names, st.just(94), st.sampled_from(["", "poor", "fatal"]))
 steps = st.integers(-1, 60)
 words = st.sampled_from(["EIO", "the port 29501 is taken", "naïve ☃"])
 errors = st.one_of(
@@ -192,7 +194,7 @@ whatever = st.one_of(
     st.builds(NodeHeard, names),
     st.builds(NodeAbsent, names, words, st.booleans()),
     st.builds(NodeChecked, names, st.booleans(), words),
-    st.builds(FindingRaised, st.builds(Finding, names, words, st.booleans(), st.just("a finding"))),
+    st.builds(FindingRaised, st.builds(Finding, names, words, st.booleans(), st.just("a finding"), report=reports)),
     st.builds(CheckpointSeen, checkpoints),
     st.builds(Notice, st.sampled_from(NoticeKind), st.just(30.0), st.booleans()),
     st.builds(StoreStalled, st.just(1.0)),

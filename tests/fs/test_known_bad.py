@@ -6,12 +6,17 @@ import json
 import os
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gangrun.adapters.fs.known_bad import NAME, KnownBadFile
+from gangrun.cli.known_nodes import OtherRuns
+from gangrun.core.model import Exclusion, Reported, RunState, Shape
+from tests.waiting import until
 
 
 def test_many_writers_lose_nothing(tmp_path: Path) -> None:
@@ -31,6 +36,38 @@ def test_damage_is_an_empty_list_and_is_written_over(tmp_path: Path, text: str) 
     assert file.read()["n1"].reason == "XID 79"
 
 
+GPU = Reported("n3", "GPU-7", 94, ((time.time(), "r 0"),))
+
+
+def test_what_drivers_reported_is_known_to_other_runs_and_the_well_are_taken_off(tmp_path: Path) -> None:
+    file, now = KnownBadFile(tmp_path), time.time()
+    file.note({"n1": "XID 79", "n2": "gpu lost"}, (), [GPU], "r", now)
+    again = replace(GPU, seen=((now + 90.0, "s 4"),))
+    file.note({}, ["n1"], [again, replace(GPU, gpu="GPU-8")], "s", now + 90.0)
+    assert set(file.read()) == {"n2"}
+    assert file.reports() == (replace(GPU, seen=GPU.seen + again.seen), replace(GPU, gpu="GPU-8"))
+    file.note({}, (), (), "t", now + 2 * 86400.0)
+    assert file.reports() == ()
+
+
+def test_a_run_tells_others_and_hears_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    file, said, now = KnownBadFile(tmp_path / "gangrun"), list[str](), time.time()
+    before = RunState(run="r", shape=Shape(1, 1, 1, 1))
+    first = OtherRuns("r", lambda: now, said.append)
+    assert first.added(before, now) is before
+    out = Exclusion("XID 79", now, now + 9.0, True)
+    first.note(before, replace(before, excluded={"n1": out}, reports={"k": GPU}))
+    until(lambda: file.reports() == (GPU,) and set(file.read()) == {"n1"}, 20, lambda: f"the file: {file.read()}")
+    first.note(before, before)
+    second = OtherRuns("s", lambda: now, said.append).added(before, now)
+    assert list(second.reports.values()) == [GPU]
+    back = replace(out, until=now, hardware=False, returns_count=1)
+    first.note(replace(before, excluded={"n1": out}), replace(before, excluded={"n1": back}))
+    until(lambda: not file.read(), 20, lambda: f"the file: {file.read()}")
+    assert said == []
+
+
 def test_the_command_shows_and_clears(tmp_path: Path) -> None:
     def gangrun(*words: str) -> tuple[int, str, str]:
         environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
@@ -41,8 +78,6 @@ def test_the_command_shows_and_clears(tmp_path: Path) -> None:
         return done.returncode, done.stdout, done.stderr
 
     assert gangrun() == (0, "no node is known to be bad\n", "")
-    import time
-
     KnownBadFile(tmp_path / "gangrun").add({"n1": "XID 79 on gpu 1\x1b[31m", "n2": "gpu lost"}, "r", time.time())
     code, out, _ = gangrun()
     assert code == 0
@@ -55,4 +90,9 @@ def test_the_command_shows_and_clears(tmp_path: Path) -> None:
     assert gangrun("clean")[0] != 0
     assert gangrun("clear", "n[1")[0] != 0
     assert gangrun("clear", "n1") == (0, "forgotten: n1\n", "")
-    assert gangrun("clear", "all") == (0, "forgotten: n2\n", "")
+    KnownBadFile(tmp_path / "gangrun").note({}, (), [GPU], "r", time.time())
+    assert "n3    used" in gangrun()[1] and "XID 94 on GPU-7" in gangrun()[1]
+    (seen,) = json.loads(gangrun("--json")[1])["reports"]
+    assert (seen["node"], seen["gpu"], seen["xid"], seen["times"]) == ("n3", "GPU-7", 94, 1)
+    assert gangrun("clear", "all") == (0, "forgotten: n[2-3]\n", "")
+    assert gangrun() == (0, "no node is known to be bad\n", "")

@@ -79,8 +79,10 @@ def test_an_xid_is_told_with_its_gpu_and_the_rest_of_a_driver_that_hangs_is_unkn
 
     (lost,) = until(lambda: told("XID 79"), 30, lambda: f"XID 79 among {seen}")
     assert (lost["node"], lost["place"], lost["fatal"], lost["needs"]) == ("n1", "gpu 1", True, "reboot")
+    assert (lost["until_boot"], lost["report"]) == (True, {"gpu": "GPU-1", "number": 79, "again": ""})
     (fault,) = until(lambda: told("XID 31"), 30, lambda: f"XID 31 among {seen}")
     assert (fault["place"], fault["fatal"], fault["poor"]) == ("gpu 0", False, False)
+    assert fault["report"] == {"gpu": "GPU-0", "number": 31, "again": "poor"}
     driver.say(changes={"gpu0.power": "~", "event0": "1 8 79", "event1": "0 8 31", "event2": "0 8 48"})
     until(lambda: told("XID 48"), 60, lambda: f"an event while another call hangs, among {seen}")
 

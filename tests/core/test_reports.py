@@ -1,0 +1,155 @@
+"""What GPUs' drivers reported, over attempts, jobs and runs: what a second time is worth, and what never counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangrun.core import reports
+from gangrun.core.events import FindingRaised, GangStarted
+from gangrun.core.model import DriverReport, Finding, Node, Phase, Reported, RunState, Shape
+from gangrun.core.policy import Policy
+from tests.core.life import Life
+
+DAY_S = reports.DAY_S
+APP, SOFT = reports.POOR, reports.FATAL
+
+
+def xid(node: str, gpu: str, number: int, again: str) -> Finding:
+    told = DriverReport(gpu, number, again)
+    return Finding(node, "xid", False, f"XID {number} on gpu 1", 0.0, again == SOFT, "reset", "gpu 1", report=told)
+
+
+def empty(run: str = "r", attempt: int = 0) -> RunState:
+    nodes = {name: Node(name, "i", f"b-{name}", 1) for name in ("n0", "n1")}
+    return RunState(run=run, shape=Shape(2, 2, 1, 1), nodes=nodes, attempt=attempt)
+
+
+def after(state: RunState, found: Finding, at: float, attempt: int = 0) -> tuple[RunState, Finding]:
+    return reports.heard(replace(state, attempt=attempt), found, at)
+
+
+def test_a_soft_one_that_the_gpu_had_before_is_the_hardwares_in_whatever_attempt() -> None:
+    state, first = after(empty(), xid("n1", "GPU-7", 94, SOFT), 100.0)
+    assert (first.fatal, first.poor, first.at) == (False, True, 100.0)
+    state, burst = after(state, xid("n1", "GPU-7", 94, SOFT), 100.0 + reports.APART_S)
+    assert not burst.fatal, "still the same fault"
+    _, again = after(state, xid("n1", "GPU-7", 94, SOFT), 4000.0, attempt=3)
+    assert (again.fatal, again.poor, again.until_boot, again.boot_id) == (True, False, True, "b-n1")
+    assert "GPU-7 had it 2 times within a day, so it is the hardware's" in again.sentence
+    assert not after(state, xid("n1", "GPU-8", 94, SOFT), 4000.0)[1].fatal, "another GPU"
+    assert not after(state, xid("n1", "GPU-7", 63, SOFT), 4000.0)[1].fatal, "another number"
+    assert not after(state, xid("n1", "GPU-7", 94, SOFT), 200.0 + DAY_S)[1].fatal, "the day after"
+    assert not after(state, xid("n1", "GPU-7", 94, ""), 4000.0)[1].fatal, "one of which a second says nothing"
+
+
+def test_the_programs_own_counts_against_a_gpu_in_two_attempts_and_only_alone() -> None:
+    state, first = after(empty(), xid("n1", "GPU-7", 31, APP), 100.0)
+    same, twice = after(state, xid("n1", "GPU-7", 31, APP), 4000.0)
+    assert not (first.poor or twice.poor), "once more in one attempt is the program at the same place"
+    _, again = after(same, xid("n1", "GPU-7", 31, APP), 5000.0, attempt=1)
+    assert (again.poor, again.fatal) == (True, False)
+    assert "GPU-7 had it in 2 attempts within a day, and no other GPU did" in again.sentence
+    both, _ = after(state, xid("n0", "GPU-3", 31, APP), 101.0)
+    _, software = after(both, xid("n1", "GPU-7", 31, APP), 5000.0, attempt=1)
+    assert not software.poor, "two GPUs at once: the program's"
+    elsewhere, _ = after(state, xid("n0", "GPU-3", 13, APP), 101.0)
+    assert after(elsewhere, xid("n1", "GPU-7", 31, APP), 5000.0, attempt=1)[1].poor, "another number is no company"
+
+
+def test_what_is_fatal_at_once_stays_so_and_what_is_no_report_is_only_dated() -> None:
+    hard = replace(xid("n1", "GPU-7", 79, ""), fatal=True, until_boot=True)
+    state, found = after(empty(), hard, 9.0)
+    assert found == replace(hard, at=9.0, boot_id="b-n1")
+    assert set(state.reports) == {"GPU-7 79"}
+    plain = Finding("elsewhere", "gpu_lost", True, "x", until_boot=True)
+    assert after(state, plain, 10.0) == (state, replace(plain, at=10.0))
+    port = Finding("n1", "ib_state", True, "x")
+    assert after(state, port, 10.0)[1].boot_id == "", "which time may cure"
+
+
+def test_other_runs_count_too_each_report_once() -> None:
+    mine, _ = after(empty(), xid("n1", "GPU-7", 31, APP), 100.0)
+    others = [Reported("n1", "GPU-7", 31, ((50.0, "q 2"),)), Reported("n1", "GPU-9", 94, ((1e12, "q 2"),))]
+    known = reports.joined(mine.reports, others, 200.0)
+    assert known["GPU-7 31"].seen == ((50.0, "q 2"), (100.0, "r 0"))
+    assert reports.joined(known, others, 200.0) == known
+    assert known["GPU-9 94"].seen == ((200.0, "q 2"),), "a clock that ran ahead is not believed"
+    assert reports.joined({}, others[:1], 50.0 + DAY_S) == {}
+    new = replace(empty("s"), reports=reports.joined({}, others, 200.0))
+    assert after(new, xid("n1", "GPU-7", 31, APP), 300.0)[1].poor
+    assert reports.news(mine.reports, known) == (known["GPU-9 94"],)
+    assert reports.news({}, known) == tuple(known.values())
+    later, _ = after(replace(mine, reports=known), xid("n1", "GPU-7", 31, APP), 300.0)
+    assert reports.news(known, later.reports) == (later.reports["GPU-7 31"],)
+
+
+def test_a_second_soft_one_in_the_next_attempt_moves_the_gang() -> None:
+    life = Life(2, policy=Policy(can_requeue=True)).running()
+    life.on(FindingRaised(xid("n1", "GPU-7", 94, SOFT)))
+    assert life.phase is Phase.RUNNING
+    life.exit(0, signal=11)
+    life.stopped()
+    if life.phase is Phase.WAITING:
+        life.due("backoff")
+    life.again()
+    life.on(GangStarted(life.state.attempt))
+    life.on(FindingRaised(xid("n1", "GPU-7", 94, SOFT)), after_s=120.0)
+    assert life.phase is Phase.STOPPING
+    life.stopped()
+    life.says("hardware failed on n1", "GPU-7 had it 2 times", "left out until it has booted")
+    assert life.state.excluded["n1"].boot_id == "b-n1"
+
+
+def test_memory_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reports, "KEPT_MAX_COUNT", 32)
+    state = empty()
+    for k in range(reports.KEPT_MAX_COUNT + 9):
+        state, _ = after(state, xid("n1", f"GPU-{k}", 31, APP), 100.0 + k)
+    assert len(state.reports) == reports.KEPT_MAX_COUNT
+    assert "GPU-8 31" not in state.reports and "GPU-9 31" in state.reports
+    for k in range(20):
+        state, _ = after(state, xid("n1", "GPU-9", 31, APP), 5000.0 + k)
+    assert len(state.reports["GPU-9 31"].seen) == reports.SEEN_MAX_COUNT
+    assert reports.remembered(state.reports, 6000.0) == state.reports
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["GPU-0", "GPU-1"]),
+        st.sampled_from([(31, APP), (94, SOFT), (137, "")]),
+        st.integers(0, 3),
+        st.sampled_from([1.0, 100.0, 3600.0, 0.6 * DAY_S]),
+    ),
+    max_size=25,
+)
+
+
+@given(EVENTS)
+def test_whatever_comes_only_what_came_before_within_a_day_makes_it_worse(
+    events: list[tuple[str, tuple[int, str], int, float]],
+) -> None:
+    state, now, told = empty(), 0.0, list[tuple[float, str, int, int]]()
+    for gpu, (number, again), attempt, after_s in events:
+        now += after_s
+        state, found = after(state, xid("n1", gpu, number, again), now, attempt)
+        day = [one for one in told if now - one[0] < DAY_S and one[2] == number]
+        same = [one for one in day if one[1] == gpu]
+        if found.fatal:
+            assert again == SOFT and same, "never the first"
+        if again == APP and found.poor:
+            assert {one[3] for one in same} - {attempt}, "in another attempt"
+            assert same == day, "no other GPU had it"
+        if again == SOFT and same and now - same[-1][0] > reports.APART_S:
+            assert found.fatal
+        if not again:
+            assert not (found.fatal or found.poor)
+        told.append((now, gpu, number, attempt))
+
+
+@pytest.mark.parametrize("at", [0.0, DAY_S])
+def test_one_that_said_nothing_is_forgotten(at: float) -> None:
+    assert reports.remembered({"k": Reported("n", "g", 1, ())}, at) == {}

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 ROOT = Path(__file__).resolve().parents[2]
 PACE_S = 0.05
@@ -62,6 +62,11 @@ def processes_of(mark: str) -> dict[int, dict[str, str]]:
     return found
 
 
+def whole_lines(path: Path) -> list[str]:
+    """Without the one that is just being written."""
+    return path.read_text().rpartition("\n")[0].splitlines()
+
+
 class Box:
     """One run and its folder."""
 
@@ -108,7 +113,7 @@ class Box:
     def rows(self, rank: int = 0) -> list[tuple[int, int, float, int]]:
         """(attempt, step, monotonic time, pid) as rank ``rank`` wrote them."""
         try:
-            lines = (self.work / "steps" / f"rank-{rank}.log").read_text().splitlines()
+            lines = whole_lines(self.work / "steps" / f"rank-{rank}.log")
         except OSError:
             return []
         return [(int(a), int(s), float(t), int(p)) for a, s, t, p in (line.split() for line in lines)]
@@ -130,7 +135,7 @@ class Box:
             self.may_end.touch()
         return subprocess.run(
             [sys.executable, "-m", "gangrun", *arguments],
-            cwd=self.work, env=self.environment, check=check, capture_output=True, text=True, timeout=60, **more,
+            cwd=self.work, env=self.environment, check=check, capture_output=True, text=True, timeout=300, **more,
         )  # fmt: skip
 
     def status(self) -> dict[str, Any]:
@@ -185,10 +190,11 @@ class Box:
         """Let the script end and wait for ``gangrun run``; its exit code."""
         assert self.process is not None
         self.may_end.touch()
+        within_s = deadline_s * PATIENCE
         try:
-            return self.process.wait(deadline_s)
+            return self.process.wait(within_s)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"gangrun run did not end within {deadline_s:.0f} s\n{self.told()}") from None
+            raise AssertionError(f"gangrun run did not end within {within_s:.0f} s\n{self.told()}") from None
 
     def told(self) -> str:
         """Everything it printed, for a failing test."""

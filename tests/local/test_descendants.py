@@ -143,7 +143,7 @@ while os.environ["GANGRUN_ATTEMPT"] == "0":
 
 
 def test_a_script_that_saves_on_sigterm_gets_the_time_to(box: Box) -> None:
-    box.start("--nproc-per-node", "2", box.script(SAVES_ON_TERM))
+    box.start("--nproc-per-node", "2", "--stop-grace", "60", box.script(SAVES_ON_TERM))
     box.until(lambda: len(list(box.work.glob("ready-0-*"))) == 2, "both ranks are ready")
     assert box.process is not None
     box.process.send_signal(signal.SIGINT)
@@ -153,7 +153,7 @@ def test_a_script_that_saves_on_sigterm_gets_the_time_to(box: Box) -> None:
 
 
 def test_so_does_one_whose_sibling_died(box: Box) -> None:
-    box.start("--nproc-per-node", "2", box.script(SAVES_ON_TERM))
+    box.start("--nproc-per-node", "2", "--stop-grace", "60", box.script(SAVES_ON_TERM))
     box.until(lambda: len(list(box.work.glob("ready-0-*"))) == 2, "both ranks are ready")
     os.kill(box.ranks()[1], signal.SIGKILL)
     assert box.end() == 0, box.told()

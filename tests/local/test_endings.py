@@ -82,21 +82,22 @@ def test_cancel_from_elsewhere_then_resume_on_another_host(box: Box) -> None:
 
 
 def test_a_stopped_rank_is_a_hang_and_is_named(box: Box) -> None:
-    box.step(3, "--hang-timeout", "4", steps=80)
+    box.step(3, "--hang-timeout", "8", steps=80)
     box.wait_for_step(10)
     os.kill(box.pid_of(1), signal.SIGSTOP)
     box.wait_for_step(0, attempt=1, deadline_s=60)
-    status = box.until_status("the second attempt", lambda found: len(found["attempts"]) == 2)
+    assert box.end(60) == 0, box.told()  # at once: ranks that wait for their end look hung after a while
+    status = box.status()
+    assert len(status["attempts"]) == 2
     reason = status["attempts"][0]["reason"]
     assert "rank 1" in reason, reason
     assert status["excluded"] == []
     stacks = box.run_dir() / "stacks" / "0"
     assert any("File" in path.read_text() for path in stacks.glob("rank-*.txt")), list(stacks.glob("*"))
-    assert box.end(60) == 0, box.told()
 
 
 def test_observing_stops_nothing_and_restarts_nothing(box: Box) -> None:
-    box.step(2, "--observe", "--hang-timeout", "3", steps=1000)
+    box.step(2, "--observe", "--hang-timeout", "8", steps=1000)
     box.wait_for_step(5)
     os.kill(box.pid_of(1), signal.SIGSTOP)
     reason = box.until_status("a hang that is told", lambda found: "observing only" in found["reason"], 60)["reason"]

@@ -246,7 +246,10 @@ def listening(pid: int) -> list[int]:
     """The TCP ports of this host on which a process listens."""
     inodes = set()
     for fd in Path(f"/proc/{pid}/fd").iterdir():
-        target = os.readlink(fd)
+        try:
+            target = os.readlink(fd)
+        except FileNotFoundError:  # it was closed meanwhile
+            continue
         if target.startswith("socket:["):
             inodes.add(target[8:-1])
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
@@ -257,7 +260,7 @@ def throw_bytes(port: int, chance: random.Random, count: int) -> None:
     """Plain TCP: noise, half a greeting, a huge announced frame, an HTTP request."""
     kinds = (b"GET / HTTP/1.1\r\n\r\n", b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\0CURVE", b"\x02" + b"\xff" * 8, b"")
     for _ in range(count):
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as line:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as line:
             try:
                 line.sendall(chance.choice(kinds) + chance.randbytes(chance.randrange(200)))
             except OSError:
@@ -275,7 +278,7 @@ def throw_messages(box: Box, port: int, server_key: str, chance: random.Random, 
         line = context.socket(zmq.DEALER)
         line.linger = 500
         line.sndhwm = 0
-        line.sndtimeo = 5000
+        line.sndtimeo = 60_000
         if pair is not None:
             line.curve_serverkey = server_key.encode()
             line.curve_publickey, line.curve_secretkey = pair.public.encode(), pair.secret.encode()

@@ -32,7 +32,8 @@ told = {
 Path(f"told-{attempt}.json").write_text(json.dumps(told))
 if os.environ.get("FIRST_STEP"):
     import gangrun
-    for step in range(int(os.environ["FIRST_STEP"]), int(os.environ["FIRST_STEP"]) + 200):
+    first = int(os.environ["FIRST_STEP"])
+    for step in range(first, first + int(os.environ.get("STEPS", "200"))):
         gangrun.step(step)
         time.sleep(0.05)
 if str(attempt) in os.environ.get("DIE_IN", "").split():
@@ -230,7 +231,7 @@ def test_names_by_another_pattern(resuming: Resuming) -> None:
 
 
 def test_a_script_that_starts_over_is_stopped(resuming: Resuming) -> None:
-    status = resuming.put(10, 20).run(expect=1, FIRST_STEP="1")
+    status = resuming.put(10, 20).run(expect=1, FIRST_STEP="1", STEPS="100000")
     assert status["state"] == "FAILED"
     assert status["failure"] == "script"
     assert "it started over" in status["reason"]

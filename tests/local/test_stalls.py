@@ -61,7 +61,9 @@ def hears(box: Box, words: str, deadline_s: float = 20) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_directory_that_stands_still_for_20_s_stops_nobody_and_starts_nothing(box: Box, disk: Path) -> None:
-    box.step(2, steps=100_000)
+    box.step(
+        2, "--silence-after", "12", "--fence-after", "60", steps=100_000
+    )  # shorter than the stall, not than a pause
     box.wait_for_step(5)
     ranks = [box.pid_of(rank) for rank in (0, 1)]
     stall.say(disk, "stall")
@@ -90,21 +92,23 @@ def test_a_run_directory_that_stands_still_for_20_s_stops_nobody_and_starts_noth
     each_step_once(box, 0)
     first, _ = box.status()["attempts"]
     assert "rank 1" in first["reason"]
-    assert kinds(box).count("StoreStalled") == kinds(box).count("StoreBack") == 2
+    assert kinds(box).count("StoreStalled") == kinds(box).count("StoreBack") >= 2
     assert not any("NodeLost" in kind or "NodeSilent" in kind for kind in kinds(box))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_stall_longer_than_every_limit_with_and_without_a_supervisor(boxes: Callable[[str], Box]) -> None:
-    """Ten minutes, scaled: hang limit 4 s instead of 120 and more, lease 15 s instead of 30, the stall 20 s and more.
+    """Ten minutes, scaled: hang limit 8 s instead of 120 and more, lease 15 s instead of 30, the stall 20 s and more.
 
     In one run the supervisor lives, and the ranks themselves wait for the same disk, as a rank that loads data would,
     so that they look hung. In the other it is killed: the leases run out, and the run waits for its disk.
     """
     patient, orphaned = boxes("patient"), boxes("orphaned")
+    for box in (patient, orphaned):
+        stall.say(box.folder / "disk", "run")
     patient.step(
-        2, *QUICK, "--hang-timeout", "4", steps=60,
+        2, *QUICK, "--hang-timeout", "8", steps=60,
         hook="""
             disk = folder.parent.parent / "disk"
             def hook(step):
@@ -114,7 +118,6 @@ def test_a_stall_longer_than_every_limit_with_and_without_a_supervisor(boxes: Ca
     orphaned.step(2, *QUICK, steps=100_000)
     ranks = {}
     for box in (patient, orphaned):
-        stall.say(box.folder / "disk", "run")
         box.wait_for_step(5)
         ranks[box] = [box.pid_of(rank) for rank in (0, 1)]
         stall.say(box.folder / "disk", "stall")

@@ -52,14 +52,16 @@ def test_whoever_of_us_sleeps_for_20_s_the_ranks_are_untouched(boxes: Callable[[
         box = boxes(part)
         box.step(2, steps=100_000)
         sleepers[part] = box
-    for part, box in sleepers.items():
+    for box in sleepers.values():
         box.wait_for_step(5, deadline_s=60)
-        os.kill(box.one(part), signal.SIGSTOP)
+    asleep = {part: box.one(part) for part, box in sleepers.items()}
+    for pid in asleep.values():
+        os.kill(pid, signal.SIGSTOP)
     ranks = {part: [box.pid_of(rank) for rank in (0, 1)] for part, box in sleepers.items()}
     stays(lambda: all(alive(pid) for pids in ranks.values() for pid in pids), 20, "all ranks live")
     reached = {part: len(box.rows()) for part, box in sleepers.items()}
-    for part, box in sleepers.items():
-        os.kill(box.one(part), signal.SIGCONT)
+    for pid in asleep.values():
+        os.kill(pid, signal.SIGCONT)
     for part, box in sleepers.items():
         box.wait_for_step(reached[part] + 40)
         assert [box.pid_of(rank) for rank in (0, 1)] == ranks[part], part
@@ -92,7 +94,10 @@ def family_of(box: Box, node: str) -> list[int]:
     """The warden, the agent and, where there is one, the supervisor of a host."""
     found = []
     for pid in box.left():
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
         text = " ".join(words)
         ours = "agent_main" in text or "supervisor_main" in text
         if ours and (f'"node": "{node}"' in text if "warden.py" in text else node in words):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.local.harness import Box
+from tests.local.harness import Box, whole_lines
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -50,7 +50,7 @@ dist.barrier()
 def rows(box: Box, rank: int) -> list[tuple[int, int, int, int]]:
     """(attempt, step, port, pid) as a rank wrote them."""
     try:
-        lines = (box.work / f"rank-{rank}.log").read_text().splitlines()
+        lines = whole_lines(box.work / f"rank-{rank}.log")
     except OSError:
         return []
     return [(int(a), int(s), int(p), int(i)) for a, s, p, i in (line.split() for line in lines if line.count(" ") == 3)]

@@ -18,6 +18,7 @@ import secrets
 import warnings
 import weakref
 from collections.abc import Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, SupportsFloat
 
@@ -25,9 +26,10 @@ from torch import nn
 
 from gangrun.checkpoint.commit import Staging
 from gangrun.core.retention import Keep
-from gangrun.training import environment, random_state, resuming
+from gangrun.training import delta, environment, random_state, resuming
 from gangrun.training import step as progress
 from gangrun.training.clock import Clock, RealClock
+from gangrun.training.grouping import Grouping
 from gangrun.training.keeping import Keeping
 from gangrun.training.plan import Planning
 from gangrun.training.ranks import Ranks
@@ -40,6 +42,7 @@ from gangrun.training.state import (
     CheckpointError,
     Parts,
     demand_readable,
+    frozen_storages,
     small_state,
     tensors_of,
 )
@@ -63,10 +66,13 @@ class Checkpointer:
     ``interval``: "auto", a whole number of steps, or seconds as a float; "auto" weighs the measured stall against the
     time between failures, of which ``mtbf_s`` (seconds, of the whole job) may tell what is known.
     ``keep``: newest checkpoints that stay, or a ``Keep``; None: all of them.
+    ``full_every``: files whose tensors did not change since the last checkpoint are shared with it (hard links), by at
+    most so many checkpoints, and then written again; 1: never. Unless told it is 10, and never more than ``keep`` - 1:
+    so one of those kept shares nothing with the newest.
 
     Costs per rank: a copy of its part of the state in host memory, and a second one once two saves overlap.
-    Raises TypeError for what has no state, ValueError for an interval or a ``keep`` that is none, OSError where the
-    directory cannot be made or written.
+    Raises TypeError for what has no state, ValueError for an interval, ``keep`` or ``full_every`` that is none, OSError
+    where the directory cannot be made or written.
     """
 
     def __init__(
@@ -81,6 +87,7 @@ class Checkpointer:
         interval: str | float = "auto",
         keep: int | Keep | None = None,
         mtbf_s: float | None = None,
+        full_every: int | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Makes process groups of its own, so that it never shares one with training."""
@@ -91,11 +98,16 @@ class Checkpointer:
         run = environment.run_id()
         run, attempt = (run, environment.attempt()) if run else environment.launch_name()
         self._schedule = Schedule(interval, self._ranks, self._clock, failures_count=attempt, mtbf_s=mtbf_s)
-        keeping = Keeping(keep if isinstance(keep, Keep) else Keep(keep or 0))
+        keep = keep if isinstance(keep, Keep) else Keep(keep or 0)
+        shared_by = delta.full_every(keep, full_every)
+        keeping = Keeping(keep)
         self._staging = self._made(os.path.abspath(os.fspath(directory)), run.replace("/", "_"), attempt)
-        self._planning = Planning(self._ranks)
+        grouping = Grouping()
+        frozen = partial(frozen_storages, self._parts) if shared_by > 1 else None
+        self._planning = Planning(self._ranks, grouping, frozen)
         self._keeping = keeping
-        self._saver = Saver(Ranks(), self._staging, self._clock, keeping.after_commit)
+        writing = delta.Delta(self._staging.directory, shared_by, grouping)
+        self._saver = Saver(Ranks(), self._staging, self._clock, writing, keeping.after_commit)
         self._saves: list[Save] = []
         self._step = -1
         self._saved_step = -1

@@ -2,7 +2,7 @@
 
 One thread and one process group of its own per process, so that nothing here ever waits for training or training for
 it, except by back-pressure: ``free_buffer``. Each save ends alike on all ranks: committed, or failed with one
-sentence. Next: ``checkpoint/commit.py`` for the renames.
+sentence. Next: ``delta`` for the bytes, ``checkpoint/commit.py`` for the renames.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from dataclasses import dataclass, field
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
 from gangrun.checkpoint.commit import Staging, write_whole
 from gangrun.training.clock import Clock
+from gangrun.training.delta import Delta, Part
 from gangrun.training.metadata_file import dump_metadata
 from gangrun.training.ranks import Ranks
-from gangrun.training.shard_file import ShardFile, row_of
+from gangrun.training.shard_file import row_of
 from gangrun.training.snapshot import HostBuffer, Snapshot
-from gangrun.wire.manifest import SAVE_ID_PREFIX, FileRow, Manifest
+from gangrun.wire.manifest import SAVE_ID_PREFIX, Manifest
 
 METADATA_NAME = ".metadata"
 BUFFERS_COUNT = 2
@@ -43,21 +44,16 @@ class Save:
     persist_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What one rank wrote: its file's row and where its objects stand; or why it could not."""
-
-    row: FileRow | None = None
-    objects: tuple[tuple[MetadataIndex, int, int], ...] = ()
-    failure: str = ""
-
-
 class Saver:
     """The background of one rank. ``committed`` is called on rank 0's thread after each commit."""
 
-    def __init__(self, ranks: Ranks, staging: Staging, clock: Clock, committed: Callable[[int, Staging], None]) -> None:
-        self._ranks, self._staging, self._clock, self._committed = ranks, staging, clock, committed
-        self._buffers: queue.Queue[HostBuffer] = queue.Queue()
+    def __init__(
+        self, ranks: Ranks, staging: Staging, clock: Clock, delta: Delta, committed: Callable[[int, Staging], None]
+    ) -> None:
+        self._ranks, self._staging, self._clock = ranks, staging, clock
+        self._delta, self._committed = delta, committed
+        # the one used last comes first: while saves do not overlap the second never takes any memory
+        self._buffers: queue.LifoQueue[HostBuffer] = queue.LifoQueue()
         for _ in range(BUFFERS_COUNT):
             self._buffers.put(HostBuffer())
         self._saves: queue.Queue[Save | None] = queue.Queue()
@@ -110,22 +106,24 @@ class Saver:
         path, nonce, failure = self._ranks.from_first((path, nonce, failure))
         if failure:
             return failure
-        parts = self._ranks.to_first(_write_part(path, save.snapshot))
+        parts = self._ranks.to_first(self._delta.write(path, save.snapshot))
         if self._ranks.rank == 0:
             failure = self._finished(save, path, nonce, parts)
         failure = self._ranks.from_first(failure)
+        if not failure:
+            self._delta.committed(save.step, save.snapshot)
         if not failure and self._ranks.rank == 0:
             with contextlib.suppress(OSError):  # a checkpoint that could not be pruned now is pruned after the next
                 self._committed(save.step, self._staging)
         return failure
 
-    def _finished(self, save: Save, path: str, nonce: str, parts: list[_Part]) -> str:
+    def _finished(self, save: Save, path: str, nonce: str, parts: list[Part]) -> str:
         failures = [f"rank {rank}: {part.failure}" for rank, part in enumerate(parts) if part.failure]
         if failures:
             self._staging.abandon(path)
             return f"step {save.step} was not saved: {failures[0]}"
         try:
-            rows = [part.row for part in parts if part.row is not None]
+            rows = [row for part in parts for row in part.rows]
             metadata = dump_metadata(_metadata(save.snapshot, parts, nonce))
             write_whole(os.path.join(path, METADATA_NAME), metadata)
             rows.append(row_of(METADATA_NAME, metadata))
@@ -142,38 +140,14 @@ class Saver:
         return ""
 
 
-def _write_part(path: str, snapshot: Snapshot) -> _Part:
-    """This rank's file. A rank that has nothing to write makes none."""
-    plan = snapshot.plan
-    if not plan.tensors and not plan.objects:
-        return _Part()
-    file = None
-    try:
-        file = ShardFile(path, plan.file_name)
-        for piece in snapshot.pieces:
-            file.write_tensor(piece)
-        objects = tuple(
-            (index, file.write_bytes(data), len(data))
-            for index, data in zip(plan.objects, snapshot.objects, strict=True)
-        )
-        closing, file = file, None
-        return _Part(closing.close(), objects)
-    except OSError as error:
-        return _Part(failure=f"{error.strerror or error}")
-    finally:
-        if file is not None:
-            file.abort()
-
-
-def _metadata(snapshot: Snapshot, parts: list[_Part], nonce: str) -> Metadata:
+def _metadata(snapshot: Snapshot, parts: list[Part], nonce: str) -> Metadata:
     """Torch's description of the whole checkpoint, complete with where everything is stored."""
     plan = snapshot.plan
     assert plan.metadata is not None, "rank 0 has the plan of all"
     storage = {index: _StorageInfo(name, at, length) for name, index, at, length in plan.all_places}
     for part in parts:
-        for index, at, length in part.objects:
-            assert part.row is not None, "objects stand in a file"
-            storage[index] = _StorageInfo(part.row.path, at, length)
+        for name, index, at, length in part.objects:
+            storage[index] = _StorageInfo(name, at, length)
     planned = plan.metadata
     meta = StorageMeta(save_id=SAVE_ID_PREFIX + nonce)
     return Metadata(planned.state_dict_metadata, planned.planner_data, storage, meta)

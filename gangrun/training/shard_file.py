@@ -1,7 +1,7 @@
 """Writes one rank's file of a checkpoint: archives one after the other, hashed while they pass (room: training).
 
 CRC32s of two kinds are taken in one go while a piece is in the processor's cache: of each tensor's data, as its archive
-wants it, and of each chunk of the file, for the manifest. Next: ``saver``, which calls this in its own thread.
+wants it, and of each chunk of the file, for the manifest. Next: ``delta``, which calls this in the saver's thread.
 """
 
 from __future__ import annotations
@@ -40,15 +40,16 @@ class ShardFile:
         self._crc = 0
         self.size = 0
 
-    def write_tensor(self, piece: TensorPiece) -> None:
-        """One tensor's archive."""
+    def write_tensor(self, piece: TensorPiece) -> int:
+        """One tensor's archive; returns the CRC32 of its data."""
+        crc = 0
         self._take(piece.template.before)
         if piece.template.data_bytes:
-            crc = 0
             for part in _parts(piece.data):
                 crc = crc32(part, crc)
                 self._take(part)
             self._take(piece.template.closing(crc))
+        return crc
 
     def write_bytes(self, data: bytes) -> int:
         """Bytes as they are; returns where they begin."""

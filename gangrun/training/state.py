@@ -92,6 +92,21 @@ def tensors_of(parts: Parts) -> dict[str, Any]:
     return state
 
 
+def frozen_storages(parts: Parts) -> frozenset[int]:
+    """Where the parameters lie that want no gradient: a hint at what will not change, and no proof."""
+    modules = (parts.model, *parts.modules.values())
+    frozen = (one for module in modules for one in module.parameters() if not one.requires_grad)
+    return frozenset(storage_of(one.to_local() if hasattr(one, "to_local") else one) for one in frozen) - {0}
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """Which memory a tensor is a view of; 0 for those that have none of their own."""
+    try:
+        return int(tensor.untyped_storage().data_ptr())
+    except (NotImplementedError, RuntimeError):  # a subclass that wraps others
+        return 0
+
+
 def small_state(parts: Parts, step: int, world_size: int, trained_s: float) -> dict[str, Any]:
     """Rank 0's one object: everything that is the same for all ranks."""
     return {

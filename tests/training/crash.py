@@ -4,7 +4,7 @@
 
 SIGKILL comes before the n-th operation on files of one rank, and to the others once it is gone. After each round every
 directory with a step's name must be whole and verified, and the newest must not be older than what was said to be
-committed. torch is imported once, ranks are forked.
+committed. In the end one attempt goes unharmed. torch is imported once, ranks are forked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,20 @@ from torch import nn
 import gangrun
 from gangrun.checkpoint import manifest_verify
 
-WATCHED = ("open", "write", "writev", "fsync", "rename", "mkdir", "rmdir", "unlink", "replace", "scandir", "chmod")
+WATCHED = (
+    "open",
+    "write",
+    "writev",
+    "fsync",
+    "rename",
+    "mkdir",
+    "rmdir",
+    "unlink",
+    "replace",
+    "scandir",
+    "chmod",
+    "link",
+)
 OPERATIONS_MAX_COUNT = 220
 
 
@@ -45,21 +58,26 @@ def arm(countdown: int) -> None:
         setattr(os, name, watched(getattr(os, name)))
 
 
+def built() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(300, 200), nn.Linear(200, 90).requires_grad_(requires_grad=False))
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9)
+    model(torch.randn(4, 300)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
 def save_for_ever(directory: str, told: int, countdown: int, rank: int = 0, world: int = 1, store: str = "") -> None:
     if world > 1:
         dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world)
-    torch.manual_seed(0)
-    model = nn.Linear(300, 200)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    model(torch.randn(4, 300)).sum().backward()
-    optimizer.step()
+    model, optimizer = built()
     if countdown:
         arm(countdown)
-    ckpt = gangrun.Checkpointer(directory, model=model, optimizer=optimizer, keep=2, interval=2)
+    ckpt = gangrun.Checkpointer(directory, model=model, optimizer=optimizer, keep=2, interval=2, full_every=4)
     start = ckpt.resume()
     for step in range(start, start + 400):
         with torch.no_grad():
-            model.weight.fill_(step)
+            model[0].weight.fill_(step)
         ckpt.step(step)
         if step % 6 == 5:
             ckpt.save(step, wait=True)
@@ -113,15 +131,20 @@ def main() -> None:
         ckpt.save(0, wait=True)  # whatever is imported late is now, before ranks are forked
     chance = random.Random(seed)
     told = os.open(f"{directory}.told", os.O_RDWR | os.O_CREAT)
-    troubles, newest = [], -1
+    troubles, newest, linked = [], -1, 0
     for number in range(rounds):
         a_round(directory, told, chance, world, number)
         newest = int.from_bytes(os.pread(told, 8, 0), "little") if os.fstat(told).st_size else -1
         trouble = judge(directory, newest)
+        linked += sum(b"linked_from" in path.read_bytes() for path in directory.glob("step-*/gangrun.json"))
         if trouble:
             troubles.append(f"round {number}: {trouble}")
+    model, optimizer = built()
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(rounds)
+    with gangrun.Checkpointer(directory, model=model, optimizer=optimizer) as ckpt:
+        newest = ckpt.resume() - 1
     left = sorted(str(one.relative_to(directory)) for one in directory.glob(".gangrun/*/*/*"))
-    sys.stdout.write(json.dumps({"troubles": troubles, "newest": newest, "left": left}))
+    sys.stdout.write(json.dumps({"troubles": troubles, "newest": newest, "linked": linked, "left": left}))
 
 
 if __name__ == "__main__":

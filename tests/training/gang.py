@@ -32,10 +32,11 @@ GLOBAL_BATCH = 12
 def build(kind: str, world: int) -> nn.Module:
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(nn.Linear(37, 61), nn.ReLU(), nn.Dropout(0.1), nn.Linear(61, 5, bias=False))
+    model.append(nn.Linear(5, 4000, bias=False).requires_grad_(requires_grad=False))
     if kind == "ddp":
         return nn.parallel.DistributedDataParallel(model)
     mesh = init_device_mesh("cpu", (world,))
-    for layer in (model[0], model[3]):
+    for layer in (model[0], model[3], model[4]):
         fully_shard(layer, mesh=mesh)
     return fully_shard(model, mesh=mesh)
 

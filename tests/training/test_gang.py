@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gangrun.checkpoint.manifest_verify import read_manifest
 from gangrun.checkpoint.store import CheckpointRoom, Depth
 from gangrun.core.selection import Kind
 
@@ -21,9 +22,10 @@ BARE = """
 import sys, torch
 sys.modules["gangrun"] = None  # whoever asks for it fails
 import torch.distributed.checkpoint as dcp
-state = {"model": {"0.weight": torch.zeros(61, 37), "3.weight": torch.zeros(5, 61)}}
+state = {"model": {"0.weight": torch.zeros(61, 37), "3.weight": torch.zeros(5, 61),
+    "4.weight": torch.zeros(4000, 5)}}
 dcp.load(state, checkpoint_id=sys.argv[1], no_dist=True)
-print(float(state["model"]["0.weight"].abs().sum()) > 0, float(state["model"]["3.weight"].abs().sum()) > 0)
+print(*(bool((one.abs().sum(1) > 0).all()) for one in state["model"].values()))
 """
 
 
@@ -60,11 +62,13 @@ def test_four_ranks_then_two_then_three_train_each_sample_once_per_epoch(tmp_pat
         assert taken == Counter(range(SAMPLES)), f"epoch {epoch}: {taken.most_common(3)}"
     found = CheckpointRoom(str(tmp_path / "saves")).survey(Depth.ALL)
     assert all(one.valid and one.kind is Kind.GANGRUN for one in found) and found[0].step == 17
+    linked = [row.path for row in read_manifest(str(tmp_path / "saves" / "step-17")).files if row.linked_from]
+    assert linked == [f"__{rank}_1.distcp" for rank in range(3)], "each rank's shard of what is frozen"
     bare = subprocess.run(
         [sys.executable, "-c", BARE, str(tmp_path / "saves" / "step-17")],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
-    assert bare.stdout == "True True\n", bare.stderr
+    assert bare.stdout == "True True True\n", bare.stderr
 
 
 def test_after_a_kill_training_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gangrun.core.actions import Action, EndJob
+from gangrun.core.actions import Action, ChooseResume, EndJob
 from gangrun.core.events import Stamped
 from gangrun.core.model import Inventory, Placement, RankObservation, RunState
 from gangrun.wire.claim import Claim
@@ -139,8 +139,11 @@ class Checkpoints(Protocol):
     def seal(self, attempt: int) -> None:
         """Answer with ``AttemptSealed``."""
 
-    def choose(self, attempt: int, request: str, best_step: int, sealed: Sequence[tuple[int, str]]) -> None:
+    def choose(self, asked: ChooseResume, sealed: Sequence[tuple[int, str]]) -> None:
         """Answer with ``ResumeChosen`` or ``NoneValid``."""
+
+    def put_back(self, paths: Sequence[str]) -> None:
+        """Move back what was set aside from these paths, without an answer; most often there are none."""
 
     def look(self, above_step: int) -> None:
         """Look for a newer valid checkpoint; ``CheckpointSeen`` if there is one, else nothing."""

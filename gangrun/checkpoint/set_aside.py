@@ -7,7 +7,9 @@ Next: ``store``, which knows what to move.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -62,6 +64,46 @@ def set_aside(directory: str, moving: list[Candidate], attempt: str) -> tuple[Mo
             f"({os.strerror(error.errno or 0)}); resuming beside them could mix two saves"
         ) from None
     return moved
+
+
+def put_back(directory: str, run: str, paths: Iterable[str]) -> tuple[str, ...]:
+    """Bring back what this run moved away from these paths, newest first, where nothing took the name meanwhile; which
+    came back. Raises ``StorageUnreadable``: then all that did not come back is still where it was.
+    """
+    base = os.path.join(directory, MACHINE_FOLDER, FOLDER_NAME)
+    back = []
+    try:
+        folders = _folders_of(base, run)
+        for path in paths:
+            name = os.path.basename(path)
+            held = [one for one in folders if path in _moved_from(one) and os.path.lexists(os.path.join(one, name))]
+            if held and not os.path.lexists(path) and _rename(os.path.join(held[0], name), path):
+                back.append(path)
+                _sync(held[0])
+                _sync(directory)
+    except OSError as error:
+        why = os.strerror(error.errno or 0)
+        raise StorageUnreadable(f"what was set aside in {shown(base)} cannot be put back ({why})") from None
+    return tuple(back)
+
+
+def _folders_of(base: str, run: str) -> list[str]:
+    """Of this run's attempts, newest first."""
+    pattern = re.compile(re.escape(run) + r"-([0-9]+)(?:\.([0-9]+))?")
+    try:
+        named = [(match, name) for name in os.listdir(base) if (match := pattern.fullmatch(name))]
+    except FileNotFoundError:
+        return []
+    named.sort(key=lambda one: (int(one[0].group(1)), int(one[0].group(2) or 0)), reverse=True)
+    return [os.path.join(base, name) for _, name in named]
+
+
+def _moved_from(folder: str) -> set[str]:
+    try:
+        with open(os.path.join(folder, RECORD_NAME), "rb") as file:
+            return {str(row["from"]) for row in json.load(file)["moved"]}
+    except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):
+        return set()
 
 
 def _fresh_folder(parent: str, attempt: str) -> str:

@@ -8,7 +8,7 @@ Next: ``scan`` finds, ``dcp_verify`` judges, ``core.selection`` chooses, ``set_a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from threading import Lock
@@ -18,7 +18,8 @@ from gangrun.checkpoint.dcp_verify import Judgement, screen, verify
 from gangrun.checkpoint.memory import Memory
 from gangrun.checkpoint.request_record import RequestRecord, load_record, save_record
 from gangrun.checkpoint.scan import StepDirectory, StepPattern, StorageUnreadable, list_steps, look_at, step_pattern
-from gangrun.checkpoint.set_aside import Moved, set_aside, to_move
+from gangrun.checkpoint.set_aside import Moved, put_back, set_aside, to_move
+from gangrun.core.model import Poisoned
 from gangrun.core.selection import (
     Candidate,
     Choice,
@@ -93,9 +94,18 @@ class CheckpointRoom:
         self._notes = []
         return self._judge_all(depth, lambda candidate: True)
 
-    def commits(self) -> tuple[tuple[int, str], ...]:
-        """(step, nonce) of every commit of gangrun's own that stands, by its manifest. Raises ``StorageUnreadable``."""
-        ours = (found for found in list_steps(self.directory, self._pattern) if found.kind is Kind.GANGRUN)
+    def put_back(self, run: str, paths: Sequence[str]) -> tuple[str, ...]:
+        """Bring back what this run set aside from these paths; which came back. Raises ``StorageUnreadable``."""
+        return put_back(self.directory, run, paths)
+
+    def commits(self, of: Collection[str] | None = None) -> tuple[tuple[int, str], ...]:
+        """(step, nonce) of every commit of gangrun's own that stands, by its manifest; or of these paths only. Raises
+        ``StorageUnreadable``.
+        """
+        if of is not None and not of:
+            return ()
+        there = list_steps(self.directory, self._pattern)
+        ours = (one for one in there if one.kind is Kind.GANGRUN and (of is None or one.path in of))
         named = ((found.step, _screen(found).nonce) for found in ours)
         return tuple((step, nonce) for step, nonce in named if nonce is not None)
 
@@ -131,16 +141,21 @@ class CheckpointRoom:
         attempt: str,
         journal_best_step: int = -1,
         sealed: frozenset[tuple[int, str]] | None = None,
+        condemned: Poisoned | None = None,
     ) -> Resume:
         """Choose the resume point of an attempt and move what is unfinished or invalid above it out of the way.
 
-        Nothing is moved when the run has to stop. Raises ``StorageUnreadable`` where nobody can tell, or nothing moves.
+        ``condemned`` is not chosen, and moved too. Nothing is moved when the run has to stop. Raises
+        ``StorageUnreadable`` where nobody can tell, or nothing moves.
         """
         self._notes = []
         record = self._record() if request.kind is ResumeKind.AUTO else RequestRecord()
         if journal_best_step <= record.forgotten_best_step:
             journal_best_step = -1
-        request, candidates = self._gather(request, record, sealed)
+        if condemned is not None and os.path.dirname(condemned.path) != self.directory:
+            why = f"{shown(condemned.path)} is not in the checkpoint directory, where another could be taken instead"
+            return Resume(NoneValid(why, True), notes=tuple(self._notes))
+        request, candidates = self._gather(request, record, sealed, condemned)
         if sealed is not None:  # what lies elsewhere is no commit of this run, so no list of commits can name it
             sealed |= {(c.step, c.nonce or "") for c in candidates if os.path.dirname(c.path) != self.directory}
         choice = choose(candidates, request, journal_best_step=journal_best_step, sealed=sealed, ignored=record.ignored)
@@ -158,7 +173,11 @@ class CheckpointRoom:
         return RequestRecord() if self._run_directory is None else load_record(self._run_directory)
 
     def _gather(
-        self, request: ResumeRequest, record: RequestRecord, sealed: frozenset[tuple[int, str]] | None
+        self,
+        request: ResumeRequest,
+        record: RequestRecord,
+        sealed: frozenset[tuple[int, str]] | None,
+        condemned: Poisoned | None,
     ) -> tuple[ResumeRequest, list[Candidate]]:
         """Judge what the request needs judged; a path is replaced by the one the candidates bear."""
         match request.kind:
@@ -171,9 +190,13 @@ class CheckpointRoom:
                 candidates = self._judge_all(Depth.ALL, lambda candidate: candidate.path == path)
                 return replace(request, path=path), candidates + self._elsewhere(path, candidates)
             case ResumeKind.AUTO:
+                bad_path = condemned.path if condemned else ""
                 usable = self._judge_all(
-                    Depth.NEWEST, lambda c: (c.step, c.nonce) not in record.ignored and is_listed(c, sealed)
+                    Depth.NEWEST,
+                    lambda c: (c.step, c.nonce) not in record.ignored and is_listed(c, sealed) and c.path != bad_path,
                 )
+                if condemned is not None:
+                    usable = [_refused(c, condemned.why) if c.path == bad_path else c for c in usable]
                 return request, usable + (self._elsewhere(record.base_path, usable) if record.base_path else [])
 
     def _true_path(self, path: str) -> str:
@@ -301,6 +324,11 @@ def _candidate(found: StepDirectory, judged: Judgement) -> Candidate:
         judged=not unread,
         unreadable=judged.unreadable,
     )
+
+
+def _refused(candidate: Candidate, why: str) -> Candidate:
+    """Whole or not, it is not to be loaded again."""
+    return replace(candidate, valid=False, judged=True, why_not=why)
 
 
 def _record_of(choice: Chosen | FromZero, candidates: list[Candidate], journal_best_step: int) -> RequestRecord:

@@ -16,7 +16,9 @@ from gangrun.checkpoint.rescue import adopt
 from gangrun.checkpoint.scan import StorageUnreadable, step_pattern
 from gangrun.checkpoint.staging import seal_staging
 from gangrun.checkpoint.store import CheckpointRoom, point_resume_link
+from gangrun.cli.process_words import tell
 from gangrun.cli.times import wall_now
+from gangrun.core.actions import ChooseResume
 from gangrun.core.events import AttemptSealed, CheckpointSeen, Event, NoneValid, ResumeChosen, Stamped
 from gangrun.core.model import CheckpointRef
 from gangrun.core.nodeset import fold
@@ -31,12 +33,13 @@ NO_DIRECTORY = "no checkpoint directory is known (--checkpoint-dir), so the scri
 class _Question:
     what: str
     attempt: int = -1
-    request: str = "auto"
     step: int = -1
+    asked: ChooseResume | None = None
     sealed: frozenset[tuple[int, str]] = frozenset()
     path: str = ""
     nonce: str = ""
     nodes: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
 
 
 class CheckpointService:
@@ -63,9 +66,14 @@ class CheckpointService:
         """Answer with ``AttemptSealed``."""
         self._questions.put(_Question("seal", attempt))
 
-    def choose(self, attempt: int, request: str, best_step: int, sealed: Sequence[tuple[int, str]]) -> None:
+    def choose(self, asked: ChooseResume, sealed: Sequence[tuple[int, str]]) -> None:
         """Answer with ``ResumeChosen`` or ``NoneValid``."""
-        self._questions.put(_Question("choose", attempt, request, best_step, frozenset(sealed)))
+        self._questions.put(_Question("choose", asked.attempt, asked=asked, sealed=frozenset(sealed)))
+
+    def put_back(self, paths: Sequence[str]) -> None:
+        """What was set aside from there goes back; where it cannot, the next choice sees to it again."""
+        if paths and self._directory:
+            self._questions.put(_Question("put back", paths=tuple(paths)))
 
     def look(self, above_step: int) -> None:
         """Answer with ``CheckpointSeen`` if a newer valid one is there."""
@@ -77,9 +85,10 @@ class CheckpointService:
         """By the clocks of hosts: where they differ a save from just before may count, or one from just after not."""
         self._told_at = wall_now()
 
-    def close(self) -> None:
-        """Take no more questions."""
+    def close(self, within_s: float) -> None:
+        """Take no more questions; those that were asked are given so long."""
         self._questions.put(None)
+        self._thread.join(within_s)
 
     def _main(self) -> None:
         while (question := self._questions.get()) is not None:
@@ -101,7 +110,10 @@ class CheckpointService:
             case "seal":
                 return self._seal(question.attempt)
             case "choose":
-                return self._choose(question)
+                return self._choose(question.asked, question.sealed) if question.asked else None
+            case "put back":
+                self._put_back(question.paths)
+                return None
             case _:
                 return self._look(question.step)
 
@@ -114,29 +126,39 @@ class CheckpointService:
         except StorageUnreadable as error:
             return NoneValid(attempt, str(error), storage=True)
 
-    def _choose(self, question: _Question) -> Event:
+    def _put_back(self, paths: tuple[str, ...]) -> None:
+        try:
+            self._room.put_back(self._run, paths)
+        except StorageUnreadable as error:
+            tell("supervisor", str(error))
+
+    def _choose(self, asked: ChooseResume, sealed: frozenset[tuple[int, str]]) -> Event:
         self._told_at = None
         if not self._directory:
-            return ResumeChosen(question.attempt, None, NO_DIRECTORY)
+            return ResumeChosen(asked.attempt, None, NO_DIRECTORY)
         try:
-            request = parse_resume(question.request)
+            back = self._room.put_back(self._run, asked.put_back)
             found = self._room.choose_and_set_aside(
-                request, f"{self._run}-{question.attempt}", question.step, question.sealed
+                parse_resume(asked.request),
+                f"{self._run}-{asked.attempt}",
+                asked.best_step,
+                sealed | set(self._room.commits(back)),
+                asked.condemned,
             )
         except StorageUnreadable as error:
-            return NoneValid(question.attempt, str(error), storage=True)
+            return NoneValid(asked.attempt, str(error), storage=True)
         choice = found.choice
         passed = tuple((one.step, one.why) for one in choice.passed_over)
         undo = "".join(
             f"; moved aside: step {moved.step} ({moved.why}), undo with: {moved.undo}" for moved in found.moved
         )
         if isinstance(choice, NoChoice):
-            return NoneValid(question.attempt, choice.reason)
+            return NoneValid(asked.attempt, choice.reason)
         ref = choice.checkpoint if isinstance(choice, Chosen) else None
         self._link(ref)
         told, self._adopted = self._adopted, {}
         rescued = told[ref.step] if ref and ref.step in told else "".join(told.values())
-        return ResumeChosen(question.attempt, ref, choice.reason + rescued + undo, passed)
+        return ResumeChosen(asked.attempt, ref, choice.reason + rescued + undo, passed)
 
     def _link(self, ref: CheckpointRef | None) -> None:
         try:

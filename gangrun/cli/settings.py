@@ -47,6 +47,14 @@ def at_least_one(value: object) -> int:
     return number
 
 
+def at_least_two(value: object) -> int:
+    """A whole number from 2 up; ValueError otherwise."""
+    number = count(value)
+    if number < 2:
+        raise ValueError("must be at least 2: once proves nothing")
+    return number
+
+
 def ranks_per_node(value: object) -> str:
     """A number from 1 up, or auto, gpu, cpu; ValueError otherwise."""
     text = str(value).strip().lower()
@@ -145,6 +153,14 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "memory_limit", size_bytes, 0, "SIZE", "So much of a node's memory for them, 64G say (default: a quarter)."
     ),
+    Setting(
+        "poison_after",
+        count,
+        10,
+        "STEPS",
+        "A failure so soon after loading a checkpoint, and of no other, may be the checkpoint's; 0 = never.",
+    ),
+    Setting("poison_times", at_least_two, 2, "N", "So often, and that checkpoint is set aside for the one before it."),
     Setting("runs_dir", text, RUNS_DIR, "DIR", "Where run directories live."),
     Setting("name", text, "", "NAME", "A name for the run (default: the script's)."),
     Setting("resume", resume_request, "auto", "auto|none|STEP|PATH", "What the first attempt resumes from."),

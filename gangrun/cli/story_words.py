@@ -12,7 +12,7 @@ from gangrun.core import actions as act
 from gangrun.core import events as ev
 from gangrun.core.model import CheckpointRef, Inventory, RankExit, RankObservation, RankStack
 from gangrun.core.nodeset import fold
-from gangrun.core.wording import counted, one_line, signal_name
+from gangrun.core.wording import counted, listed, one_line, signal_name
 
 _STATES = {"T": "stopped", "t": "stopped by a tracer", "D": "stuck in the kernel", "Z": "dead", "S": "waiting"}
 _DEADLINES = {
@@ -214,7 +214,9 @@ def done(action: act.Action) -> str:
             return f"sealed staging of all attempts before {action.attempt}"
         case act.ChooseResume():
             known = f", known best: step {action.best_step}" if action.best_step >= 0 else ""
-            return f"looked for the checkpoint to resume from ({action.request}{known})"
+            back = f"put back {listed(action.put_back)} and " if action.put_back else ""
+            without = f" without step {action.condemned.step}" if action.condemned else ""
+            return f"{back}looked for the checkpoint to resume from ({action.request}{known}){without}"
         case act.StartGang(placement=placed, resume=resume):
             origin = f"from step {resume.step}" if resume else "from the beginning"
             return f"started {counted(placed.world_size, 'rank')} on {fold(placed.nodes)} {origin}"
@@ -229,4 +231,5 @@ def done(action: act.Action) -> str:
             without = f" without {fold(action.exclude)}" if action.exclude else ""
             return f"asked the scheduler for job {action.seq} of this run{without}"
         case act.EndJob():
-            return f"ended this job as {action.phase.value} (exit code {action.exit_code})"
+            back = f", and put back {listed(action.put_back)}" if action.put_back else ""
+            return f"ended this job as {action.phase.value} (exit code {action.exit_code}){back}"

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from gangrun.cli.supervisor_slurm import SlurmSide
 
 CANCEL_LOOK_S = 0.25
+PUT_BACK_WITHIN_S = 30.0
 
 
 class Wish(msgspec.Struct, frozen=True):
@@ -344,6 +345,7 @@ def main(words: list[str]) -> int:
     code = loop.run()
     jobs.close()
     watch.over.set()
+    checkpoints.close(PUT_BACK_WITHIN_S if loop.state.cleared and code != EXIT_DEPOSED else 0.0)
     radio.close(flush_s=0.5)
     tell_dropped("supervisor", radio.dropped)
     store.close(10.0)

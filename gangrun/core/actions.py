@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gangrun.core.model import CheckpointRef, Outcome, Phase, Placement, RunState
+from gangrun.core.model import CheckpointRef, Outcome, Phase, Placement, Poisoned, RunState
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,15 @@ class SealAttempts:
 
 @dataclass(frozen=True, slots=True)
 class ChooseResume:
-    """Find the newest valid checkpoint, move invalid ones above it aside; ``ResumeChosen`` or ``NoneValid``."""
+    """Find the newest valid checkpoint, move invalid ones above it and the condemned one aside, after ``put_back``;
+    ``ResumeChosen`` or ``NoneValid``.
+    """
 
     attempt: int
     request: str
     best_step: int  # highest step that the journal knows as valid, -1: none
+    condemned: Poisoned | None = None
+    put_back: tuple[str, ...] = ()  # paths from which a checkpoint was set aside that is cleared
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +86,14 @@ class SubmitSuccessor:
 
 @dataclass(frozen=True, slots=True)
 class EndJob:
-    """Dismiss the agents and end this job; ``phase`` is what the job's state must tell."""
+    """Dismiss the agents and end this job; ``phase`` is what the job's state must tell. What was set aside from the
+    paths ``put_back`` goes back there.
+    """
 
     phase: Phase
     exit_code: int
     reason: str
+    put_back: tuple[str, ...] = ()
 
 
 Action = (

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from gangrun.core import hang_evidence, repeats
+from gangrun.core import hang_evidence, poison, repeats
 from gangrun.core.model import Cause, ErrorReport, Evidence, Failure, Finding, Placement, RankExit, Sighting, Verdict
 from gangrun.core.nodeset import fold, natural_sort
 from gangrun.core.placement import ranks_of_node
@@ -57,6 +57,7 @@ def judge(
     nodes_count: int,
     policy: Policy,
     shared_fault_over: bool = False,
+    load: poison.Load | None = None,
 ) -> Verdict:
     """Weigh the evidence of one failure.
 
@@ -67,9 +68,15 @@ def judge(
     scene = _Scene(attempt_step, placement, nodes_count, policy, shared_fault_over)
     verdict = _first_impression(evidence, scene)
     again = repeats.seen_before(verdict, sightings, attempt, attempt_step, nodes_count)
-    if again is not None:
+    on_hardware = _on_poor_hardware(verdict, evidence, scene)
+    weighed = _fell_first_again(on_hardware, suspicion, scene)
+    innocent = on_hardware is verdict and not weighed.blamed  # another node tells first
+    times = poison.times_count(verdict, sightings, load, attempt_step, policy) if on_hardware is verdict else 0
+    if load is not None and innocent and times >= policy.poison_times_count:
+        return poison.verdict(verdict, load, times, policy)
+    if again is not None and not times:
         return _same_again(verdict, again, _first_to_fall(evidence), attempt_step)
-    return _fell_first_again(_on_poor_hardware(verdict, evidence, scene), suspicion, scene)
+    return weighed
 
 
 def _first_impression(evidence: Evidence, scene: _Scene) -> Verdict:
@@ -310,14 +317,22 @@ def _same_again(verdict: Verdict, before: Sighting, first: RankExit | None, atte
         where = f"on another node ({fold(before.nodes)} before, {fold(verdict.suspects)} now)"
     else:
         where = "without any progress between"
-    told = ""
-    if first is not None and first.error is not None:
-        told = f": {last_lines(first.error.traceback)}" if first.error.traceback.strip() else ""
+    told = _traceback_of(first)
     whose = {Failure.STORAGE: "storage's", Failure.NODE: "set-up's"}.get(verdict.failure, "code's")
     again = f"as in attempt {before.attempt}, {where}: it is the {whose}, and another try would fail too"
-    sentence = f"{verdict.sentence}, {again}{told}"
+    sentence = f"{verdict.sentence}, {again}{f': {told}' if told else ''}"
     failure = Failure.STORAGE if verdict.failure is Failure.STORAGE else Failure.SCRIPT
     return Verdict(Cause.SAME_AGAIN, failure, (), (), verdict.signature, sentence, final=True)
+
+
+def _traceback_of(first: RankExit | None) -> str:
+    error = first.error if first is not None else None
+    return last_lines(error.traceback) if error is not None and error.traceback.strip() else ""
+
+
+def traceback_told(evidence: Evidence) -> str:
+    """The end of the traceback of the first rank that fell, on one line; "" where there is none."""
+    return _traceback_of(_first_to_fall(evidence))
 
 
 def _on_poor_hardware(verdict: Verdict, evidence: Evidence, scene: _Scene) -> Verdict:

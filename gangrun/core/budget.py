@@ -38,10 +38,10 @@ def limit_count(cause: Cause, policy: Policy) -> int:
 
 
 def charge(
-    budget: Budget, verdict: Verdict, attempt: int, step: int, policy: Policy, run: str = ""
+    budget: Budget, verdict: Verdict, attempt: int, step: int, policy: Policy, run: str = "", loaded_step: int = -1
 ) -> tuple[Budget, Ruling]:
     """Count one more restart for the verdict's cause and remember what was seen; a refused one is not counted."""
-    remembered = remember(budget, sighting_of(verdict, attempt, step))
+    remembered = remember(budget, sighting_of(verdict, attempt, step, loaded_step))
     if verdict.final:
         return remembered, Ruling(False, 0.0, "no other node and no other try would cure this")
     key = verdict.cause.value
@@ -96,11 +96,11 @@ def refill(budget: Budget, step: int) -> Budget:
     return replace(budget, used={}, mark=step, sightings=kept)
 
 
-def sighting_of(verdict: Verdict, attempt: int, step: int) -> Sighting | None:
+def sighting_of(verdict: Verdict, attempt: int, step: int, loaded_step: int = -1) -> Sighting | None:
     """What to remember of a failure so as to know it when it comes again; None where nothing could repeat."""
     if not verdict.signature:
         return None
-    return Sighting(verdict.signature, attempt, step, verdict.suspects or verdict.blamed)
+    return Sighting(verdict.signature, attempt, step, verdict.suspects or verdict.blamed, loaded_step)
 
 
 def remember(budget: Budget, sighting: Sighting | None) -> Budget:

@@ -85,6 +85,7 @@ class Cause(Enum):
     VICTIMS_ONLY = "collective error"  # every report is a victim's: the culprit is not known
     LEFT_EARLY = "left early"  # exit 0 while the others ran on
     SAME_AGAIN = "same failure again"
+    POISONED = "poisoned checkpoint"  # the same failure, and only of those who loaded this one
     STARTED_OVER = "started over"
     NO_VALID_CHECKPOINT = "no valid checkpoint"
     STORAGE = "storage"
@@ -239,6 +240,18 @@ class CheckpointRef:
 
 
 @dataclass(frozen=True, slots=True)
+class Poisoned:
+    """A checkpoint after the loading of which, and of no other, the same failure came again and again."""
+
+    step: int
+    path: str
+    signature: str
+    attempt: int  # the last one that loaded it
+    why: str
+    failed: str  # the newest of these failures: the end of its traceback, or what is known
+
+
+@dataclass(frozen=True, slots=True)
 class Deadline:
     """A moment at which something must have happened; a stale generation is ignored."""
 
@@ -268,6 +281,7 @@ class Sighting:
     attempt: int
     step: int  # highest step seen in that attempt, -1 unknown
     nodes: tuple[str, ...]  # where it showed first
+    loaded_step: int = -1  # of the checkpoint that the attempt had loaded, -1 none
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,8 +325,12 @@ class RunState:
     reports: Mapping[str, Reported] = field(default_factory=dict)  # of GPUs' drivers, by GPU and number
     best_step: int = -1  # highest step of a checkpoint that was valid
     checkpoint: CheckpointRef | None = None
+    condemned: Poisoned | None = None  # the next choice sets it aside
+    poisoned: tuple[Poisoned, ...] = ()  # were set aside
+    cleared: tuple[str, ...] = ()  # paths of those that were, and are to be put back
     observed_step: int = -1  # highest step seen in any attempt
     attempt_step: int = -1  # highest step seen in this attempt
+    steps_told: bool = False  # an earlier attempt reported steps, so one that reports none did not get to any
     failure: Failure | None = None
     cancelled_by: str = ""
     store_stalled_since: float | None = None

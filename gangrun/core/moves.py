@@ -96,7 +96,7 @@ def finish(state: RunState, phase: Phase, now: float, reason: str, failure: Fail
         state,
         phase,
         reason,
-        EndJob(phase, EXIT_CODES[phase], reason),
+        EndJob(phase, EXIT_CODES[phase], reason, state.cleared),
         attempts=close_attempt(state, now, phase.value.lower(), reason),
         failure=failure,
         submitting=False,

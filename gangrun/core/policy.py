@@ -72,6 +72,8 @@ class Policy:
     shared_fault_window_s: float = 10.0
     shared_fault_wait_s: float = 600.0
     progress_mark_every_s: float = 30.0
+    poison_after_steps: int = 10  # so soon after loading it a failure may be the checkpoint's; 0: never
+    poison_times_count: int = 2  # the same failure, so often, before it is set aside
     can_requeue: bool = False  # is there a scheduler behind us
     observe: bool = False  # decide and tell; after the first start stop nothing that lives, start nothing that died
 
@@ -119,5 +121,9 @@ def check(policy: Policy) -> None:
         )
     if policy.save_lead_s is not None and not policy.save_lead_s >= 0:
         raise PolicyError(f"save_lead_s = {policy.save_lead_s} must not be negative")
+    if policy.poison_after_steps < 0:
+        raise PolicyError(f"poison_after_steps = {policy.poison_after_steps} must not be negative (0 turns it off)")
+    if policy.poison_times_count < 2:
+        raise PolicyError(f"poison_times_count = {policy.poison_times_count} must be at least 2: once proves nothing")
     if policy.restarts_max_count < 0:
         raise PolicyError(f"restarts_max_count = {policy.restarts_max_count} must not be negative")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gangrun.core import blame, budget, placement, quarantine, rungs, trial
+from gangrun.core import blame, budget, placement, poison, quarantine, rungs, trial
 from gangrun.core.actions import Decision
 from gangrun.core.model import Cause, Failure, Phase, Rung, RunState, Verdict
 from gangrun.core.moves import close_attempt, enter, finish
@@ -54,8 +54,12 @@ def _weigh(state: RunState, now: float, policy: Policy) -> _Judged:
         suspicion=blame.unfaded(state.suspicion, state.suspected_at, now),
         nodes_count=len(state.nodes),
         policy=policy,
+        load=poison.load_of(state),
     )
-    charged, ruling = budget.charge(state.budget, verdict, state.attempt, state.attempt_step, policy, state.run)
+    loaded_step = state.resume.step if state.resume else -1
+    charged, ruling = budget.charge(
+        state.budget, verdict, state.attempt, state.attempt_step, policy, state.run, loaded_step
+    )
     accused = trial.accused(state, verdict, now, policy)
     guilty = [name for name in _guilty(state, verdict, now, policy) if name not in accused]
     fatal = [found for found in state.evidence.findings if found.fatal]
@@ -77,10 +81,14 @@ def _weigh(state: RunState, now: float, policy: Policy) -> _Judged:
 
 def _conclude(judged: _Judged, now: float, policy: Policy) -> Decision:
     state, verdict, ruling, sentence = judged.state, judged.verdict, judged.ruling, judged.sentence
-    if verdict.final:
-        return finish(state, Phase.FAILED, now, sentence, verdict.failure)
-    if not ruling.allowed:
-        return finish(state, Phase.FAILED, now, f"{sentence}; {ruling.sentence}", Failure.BUDGET)
+    if verdict.final or not ruling.allowed:
+        why, failure = (
+            (sentence, verdict.failure) if verdict.final else (f"{sentence}; {ruling.sentence}", Failure.BUDGET)
+        )
+        state, also = poison.cleared(state, verdict)
+        return finish(state, Phase.FAILED, now, f"{why}{also}", failure)
+    if verdict.cause is Cause.POISONED:
+        state = poison.condemn(state, verdict, blame.traceback_told(state.evidence), policy)
     return _climb(state, verdict, sentence, ruling.backoff_s, now, policy)
 
 

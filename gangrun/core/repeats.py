@@ -46,6 +46,16 @@ def hang_signature(frame: str) -> str:
     return f"{_WEAK}hang in {_plain(frame)}" if frame else ""
 
 
+def may_be_the_nodes(signature: str) -> bool:
+    """Whether what failed need not be the code's: a device, a start, memory; or nothing that could be known again."""
+    return not signature or signature.startswith((_DEVICE, _START)) or signature == OOM_SIGNATURE
+
+
+def is_weak(signature: str) -> bool:
+    """Whether it says so little that two of it are the same failure at the same known step only."""
+    return signature.startswith(_WEAK)
+
+
 def seen_before(
     verdict: Verdict, sightings: tuple[Sighting, ...], attempt: int, attempt_step: int, nodes_count: int
 ) -> Sighting | None:

@@ -72,6 +72,7 @@ def begin_attempt(state: RunState, now: float, policy: Policy, why: str) -> Deci
         evidence=Evidence(),
         finished=frozenset(),
         attempt_step=-1,
+        steps_told=state.steps_told or state.attempt_step >= 0,
     )
 
 

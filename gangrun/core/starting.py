@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gangrun.core import absences, budget, gate, placement, quarantine, reports, roster, rungs, running, trial
+from gangrun.core import absences, budget, gate, placement, poison, quarantine, reports, roster, rungs, running, trial
 from gangrun.core.actions import ChooseResume, Decision, EndJob, SealAttempts, StartGang
 from gangrun.core.events import (
     ActFailed,
@@ -159,7 +159,7 @@ def sealed(state: RunState, event: AttemptSealed, now: float, policy: Policy) ->
         new,
         Phase.STARTING,
         reason,
-        ChooseResume(state.attempt, state.resume_request, state.best_step),
+        ChooseResume(state.attempt, state.resume_request, state.best_step, poison.to_set_aside(state), state.cleared),
         deadlines={"choose": now + policy.choose_within_s},
         stage=StartStage.CHOOSING,
     )
@@ -191,6 +191,7 @@ def resume_chosen(state: RunState, event: ResumeChosen, now: float, policy: Poli
         stage=StartStage.LAUNCHING,
         placement=placed,
         resume=chosen,
+        **poison.set_aside(state),
         resume_request="auto",  # what the request put out of use is remembered where checkpoints are judged
         checkpoint=chosen or state.checkpoint,
         best_step=max(state.best_step, chosen.step if chosen else -1),
@@ -207,6 +208,10 @@ def none_valid(state: RunState, event: NoneValid, now: float, policy: Policy) ->
         return ignored(state, f"attempt {event.attempt} is not choosing")
     if event.storage:
         return rungs.storage_trouble(state, now, policy, event.reason)
+    condemned = poison.to_set_aside(state)
+    if condemned is not None:  # nothing was moved
+        reason = f"{poison.told(condemned)}; no other may be taken instead: {event.reason}"
+        return finish(replace(state, condemned=None), Phase.FAILED, now, reason, Failure.SCRIPT)
     return finish(state, Phase.FAILED, now, event.reason, Failure.STORAGE)
 
 

@@ -53,7 +53,7 @@ def redrive(state: RunState, now: float, policy: Policy) -> tuple[Action, ...]:
         case Phase.WAITING if state.submitting:
             return (SubmitSuccessor(state.seq + 1, rungs.left_out(state, now), state.reason),)
         case Phase.SUCCEEDED | Phase.FAILED | Phase.CANCELLED:
-            return (EndJob(state.phase, EXIT_CODES[state.phase], state.reason),)
+            return (EndJob(state.phase, EXIT_CODES[state.phase], state.reason, state.cleared),)
         case _:
             return ()
 

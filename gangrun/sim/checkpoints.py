@@ -9,8 +9,9 @@ final name, so a kill leaves half a checkpoint there. ``SimCheckpoints`` is the 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from gangrun.core.actions import ChooseResume
 from gangrun.core.events import AttemptSealed, CheckpointSeen, NoneValid, ResumeChosen, Stamped
 from gangrun.core.model import CheckpointRef, Level
 from gangrun.core.selection import Candidate, Chosen, FromZero, Kind, choose, parse_resume
@@ -168,15 +169,19 @@ class SimCheckpoints:
 
         self._later(work)
 
-    def choose(self, attempt: int, request: str, best_step: int, sealed: Sequence[tuple[int, str]]) -> None:
+    def choose(self, asked: ChooseResume, sealed: Sequence[tuple[int, str]]) -> None:
         """Judge, choose with the real rule, set aside what is in the way."""
+        attempt, request, best_step = asked.attempt, asked.request, asked.best_step
         self.process.boundary(f"before choice of {attempt}")
         self._told_at = None
         self.on_act("choose", attempt)
         known = frozenset(sealed)
 
         def work() -> None:
-            choice = choose(self.candidates(), parse_resume(request), journal_best_step=best_step, sealed=known)
+            back = self._put_back(asked.put_back)
+            bad_path = asked.condemned.path if asked.condemned else ""
+            found = [replace(one, valid=one.valid and one.path != bad_path) for one in self.candidates()]
+            choice = choose(found, parse_resume(request), journal_best_step=best_step, sealed=known | back)
             saved = self.fs.saved.get(choice.checkpoint.step) if isinstance(choice, Chosen) else None
             if not isinstance(choice, (Chosen, FromZero)):
                 self._mail(NoneValid(attempt, choice.reason))
@@ -209,6 +214,25 @@ class SimCheckpoints:
                 )
             )
         return found
+
+    def put_back(self, paths: Sequence[str]) -> None:
+        """Off the loop, as all is done."""
+
+        def work() -> None:
+            self._put_back(paths)
+
+        if paths:
+            self._later(work)
+
+    def _put_back(self, paths: Sequence[str]) -> set[tuple[int, str]]:
+        back = set()
+        for step in (int(path.rpartition("-")[2]) for path in paths):
+            saved = next((one for one in reversed(self.fs.set_aside) if one.step == step), None)
+            if saved is not None and step not in self.fs.saved:
+                self.fs.set_aside.remove(saved)
+                self.fs.saved[step] = saved
+                back.add((step, saved.nonce))
+        return back
 
     def _make_way(self, above_step: int) -> None:
         for step in [step for step in self.fs.saved if step > above_step]:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gangrun.core.actions import Action, EndJob
+from gangrun.core.actions import Action, ChooseResume, EndJob
 from gangrun.core.events import ActDone, AttemptSealed, ResumeChosen, Stamped
 from gangrun.ports import Deposed, History, Item, Stored, Withheld, Woken
 from gangrun.wire import record as wire_record
@@ -195,12 +195,16 @@ class HandCheckpoints:
         self.on_ask("seal")
         self.post(Stamped(AttemptSealed(attempt)))
 
-    def choose(self, attempt: int, request: str, best_step: int, sealed: Sequence[tuple[int, str]]) -> None:
+    def choose(self, asked: ChooseResume, sealed: Sequence[tuple[int, str]]) -> None:
         """Nothing to choose from."""
-        del request, best_step, sealed
-        self.asked.append(("choose", attempt))
+        del sealed
+        self.asked.append(("choose", asked.attempt))
         self.on_ask("choose")
-        self.post(Stamped(ResumeChosen(attempt, None, "no checkpoint was ever committed")))
+        self.post(Stamped(ResumeChosen(asked.attempt, None, "no checkpoint was ever committed")))
+
+    def put_back(self, paths: Sequence[str]) -> None:
+        """Nothing was set aside."""
+        assert not paths
 
     def look(self, above_step: int) -> None:
         """Nothing newer."""

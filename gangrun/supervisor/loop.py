@@ -328,12 +328,13 @@ class Loop:
             case StartGang() | StopGang() | TakeStacks() | CheckNodes():
                 self.roll_call.perform(action, self.state, now)
             case EndJob():
+                self._checkpoints.put_back(action.put_back)
                 self.roll_call.perform(action, self.state, now)
                 self._jobs.end((self.term, n), action, () if self.facts.alone else self.silence.away)
             case SealAttempts():
                 self.roll_call.rescue_then_seal(action.attempt, self.state, self._checkpoints, now)
             case ChooseResume():
-                self._checkpoints.choose(action.attempt, action.request, action.best_step, self._sealed)
+                self._checkpoints.choose(action, self._sealed)
             case ProbeNode():
                 self.silence.probe(action.node, self.state, now)
             case SubmitSuccessor():

@@ -39,6 +39,7 @@ def test_a_flag_is_strongest() -> None:
         ("max_restart = 3", "did you mean max_restarts?"),
         ("zzz = 3", "known keys"),
         ("max_restarts = -1", "not a whole number"),
+        ("poison_times = 1", "once proves nothing"),
         ("max_restarts = [", "is not TOML"),
         ('hang_timeout = "soon"', "is not a time"),
         ("observe = 3", "neither true nor false"),

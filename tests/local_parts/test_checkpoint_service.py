@@ -10,6 +10,7 @@ import pytest
 
 from gangrun.checkpoint.scan import DEFAULT_PATTERN
 from gangrun.cli.checkpoint_service import CLOCKS_DIFFER_S, CheckpointService
+from gangrun.core.actions import ChooseResume
 from gangrun.core.events import AttemptSealed, CheckpointSeen, ResumeChosen, Stamped
 from tests.waiting import stays, until
 
@@ -50,7 +51,7 @@ def asked(tmp_path: Path) -> Iterator[Asked]:
     (tmp_path / "saves").mkdir()
     made = Asked(tmp_path / "saves")
     yield made
-    made.service.close()
+    made.service.close(10)
 
 
 def test_what_was_committed_before_the_word_is_not_what_was_told(asked: Asked) -> None:
@@ -72,7 +73,7 @@ def test_what_was_committed_before_the_word_is_not_what_was_told(asked: Asked) -
 def test_the_next_attempt_knows_nothing_of_that(asked: Asked) -> None:
     asked.service.await_save()
     asked.save(10)
-    asked.service.choose(1, "auto", -1, ())
+    asked.service.choose(ChooseResume(1, "auto", -1), ())
     until(lambda: asked.said, 10, "a choice")
     assert isinstance(asked.said.pop().event, ResumeChosen)
     assert asked.seen(-1) == (10, False)

@@ -1,0 +1,81 @@
+"""What the next choice must not load is moved like a damaged one, and comes back where it had no part in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gangrun.checkpoint.scan import StorageUnreadable
+from gangrun.checkpoint.store import CheckpointRoom
+from gangrun.core.model import Poisoned
+from gangrun.core.selection import Chosen, NoneValid, ResumeRequest
+
+Copy = Callable[..., Path]
+AUTO = ResumeRequest()
+
+
+def bad(path: Path) -> Poisoned:
+    return Poisoned(int(path.name.partition("-")[2]), str(path), "sig", 1, "it failed twice", "ValueError")
+
+
+def names(path: Path) -> list[str]:
+    return sorted(item.name for item in path.iterdir() if item.name != ".gangrun")
+
+
+def test_it_is_passed_over_and_moved_and_comes_back_as_it_was(copy: Copy) -> None:
+    root = copy("step-10", "step-20", "step-30")
+    room = CheckpointRoom(str(root))
+    resume = room.choose_and_set_aside(AUTO, "run-2", 30, condemned=bad(root / "step-30"))
+    assert isinstance(resume.choice, Chosen) and resume.choice.checkpoint.step == 20
+    assert "verified" in resume.choice.reason and "step 30: it failed twice" in resume.choice.reason
+    assert [(move.step, move.why) for move in resume.moved] == [(30, "it failed twice")]
+    assert names(root) == ["step-10", "step-20"]
+    assert room.put_back("another-run", [str(root / "step-30")]) == ()
+    assert room.put_back("run", [str(root / "step-10"), str(root / "step-30")]) == (str(root / "step-30"),)
+    assert names(root) == ["step-10", "step-20", "step-30"]
+    assert room.put_back("run", [str(root / "step-30")]) == (), "once"
+    again = CheckpointRoom(str(root)).choose_and_set_aside(AUTO, "run-3", 30)
+    assert isinstance(again.choice, Chosen) and again.choice.checkpoint.step == 30
+
+
+def test_a_name_that_was_taken_meanwhile_is_left_alone(copy: Copy) -> None:
+    root = copy("step-10", "step-20")
+    room = CheckpointRoom(str(root))
+    room.choose_and_set_aside(AUTO, "run-2", 20, condemned=bad(root / "step-20"))
+    (root / "step-20").mkdir()
+    assert room.put_back("run", [str(root / "step-20")]) == ()
+    assert list((root / "step-20").iterdir()) == []
+
+
+def test_without_an_older_one_nothing_moves(copy: Copy) -> None:
+    root = copy("step-10", "step-20")
+    shutil.rmtree(root / "step-20")
+    choice = CheckpointRoom(str(root)).choose_and_set_aside(AUTO, "run-2", 10, condemned=bad(root / "step-10")).choice
+    assert isinstance(choice, NoneValid) and "not starting again from zero" in choice.reason
+    assert names(root) == ["step-10"]
+
+
+def test_one_that_lies_elsewhere_has_none_before_it(copy: Copy, tmp_path: Path) -> None:
+    root = copy("step-10")
+    elsewhere = bad(tmp_path / "elsewhere" / "step-20")
+    choice = CheckpointRoom(str(root)).choose_and_set_aside(AUTO, "run-2", 10, condemned=elsewhere).choice
+    assert isinstance(choice, NoneValid) and "not in the checkpoint directory" in choice.reason
+
+
+def test_what_cannot_be_read_is_told_and_a_foreign_record_moves_nothing(copy: Copy) -> None:
+    root = copy("step-10")
+    room, aside = CheckpointRoom(str(root)), root / ".gangrun" / "set-aside"
+    assert room.put_back("run", [str(root / "step-20")]) == ()
+    for name, record in (("run-1", "no JSON"), ("run-2.1", json.dumps({"moved": [{"to": "/etc"}]})), ("alien", "{}")):
+        (aside / name / "step-20").mkdir(parents=True)
+        (aside / name / "moved.json").write_text(record)
+    assert room.put_back("run", [str(root / "step-20")]) == ()
+    os.rename(aside, root / "away")
+    aside.write_text("not a directory")
+    with pytest.raises(StorageUnreadable, match="cannot be put back"):
+        room.put_back("run", [str(root / "step-20")])

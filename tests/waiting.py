@@ -16,7 +16,7 @@ POLL_FIRST_S = 0.001
 POLL_LONGEST_S = 0.05
 
 
-def until(condition: Callable[[], T], deadline_s: float, what: str | Callable[[], str]) -> T:
+def until(condition: Callable[[], T | None], deadline_s: float, what: str | Callable[[], str]) -> T:
     """The first true value of ``condition``; AssertionError if none came.
 
     ``deadline_s`` is what an idle machine needs, with room to spare; a busy one is given ``PATIENCE`` times as long.
@@ -25,7 +25,7 @@ def until(condition: Callable[[], T], deadline_s: float, what: str | Callable[[]
     return within(condition, deadline_s * PATIENCE, what)
 
 
-def within(condition: Callable[[], T], limit_s: float, what: str | Callable[[], str]) -> T:
+def within(condition: Callable[[], T | None], limit_s: float, what: str | Callable[[], str]) -> T:
     """As ``until``, for what is promised within ``limit_s``: only a test that has the machine to itself may ask it."""
     start = time.monotonic()
     pause_s = POLL_FIRST_S

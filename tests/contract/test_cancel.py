@@ -69,8 +69,10 @@ def test_cancel_at_any_moment_ends_cancelled_and_nothing_comes_back(
 ) -> None:
     does: tuple[Does, ...] = ()
     if moment is in_a_pause_between_attempts:
-        does = tuple(Does(How.KILL, step=5 + n, rank=n, attempts=frozenset({n})) for n in range(2))
-    one = run(Scenario(nodes=2, ranks_per_node=1, steps=ENDLESS, does=does))
+        does = tuple(  # pauses grow, until one is long enough to be seen
+            Does(How.KILL, step=5 + n, rank=n % 2, attempts=frozenset({n})) for n in range(8)
+        )
+    one = run(Scenario(nodes=2, ranks_per_node=1, steps=ENDLESS, does=does, max_restarts=10))
     moment(one)
     one.cancel()
     assert one.end(60) == 130, one.told()

@@ -93,7 +93,7 @@ def test_progress_gives_the_budget_back(run: Runs) -> None:
 
 
 def test_a_gang_that_stands_still_is_stopped_and_comes_back(run: Runs) -> None:
-    one = run(Scenario(does=(Does(How.HANG, step=15, rank=1),), hang_timeout_s=4.0, steps=30))
+    one = run(Scenario(does=(Does(How.HANG, step=15, rank=1),), hang_timeout_s=8.0, steps=30))
     status = ended(one, 0, "SUCCEEDED")
     evidence(status["attempts"][0]["reason"], "no progress")
     assert status["excluded"] == [] and status["restarts"] == 1

@@ -30,17 +30,18 @@ def kill_after(box: Box, directory: Path, step: int, rank: int) -> None:
 
 
 def test_ddp_minimal_ends_with_the_weights_of_an_undisturbed_run(box: Box) -> None:
-    def start(name: str) -> Path:
+    def start(name: str, step_s: str) -> Path:
         saves, final = box.work / f"{name} checkpoints", box.work / f"{name}.sha256"
         box.start(
             "--nproc-per-node", "2", "--name", name, "--checkpoint-dir", saves, EXAMPLES / "ddp_minimal/train.py",
-            "--steps", "40", "--checkpoint-every", "8", "--checkpoint-dir", saves, "--final", final,
+            "--steps", "40", "--step-time", step_s, "--checkpoint-every", "8", "--checkpoint-dir", saves,
+            "--final", final,
         )  # fmt: skip
         return saves
 
-    start("calm")
+    start("calm", "0.05")
     assert box.end(LONG_S) == 0, box.told()
-    kill_after(box, start("killed"), 16, rank=1)
+    kill_after(box, start("killed", "0.2"), 16, rank=1)
     assert box.end(LONG_S) == 0, box.told()
     assert (box.work / "killed.sha256").read_text() == (box.work / "calm.sha256").read_text()
     first, second = box.status()["attempts"]
@@ -54,7 +55,7 @@ def test_fsdp_sharded_resumes_from_the_shards_of_all_ranks(box: Box) -> None:
     saves = box.work / "ckpt"
     box.start(
         "--nproc-per-node", "2", "--checkpoint-dir", saves, EXAMPLES / "fsdp_sharded/train.py",
-        "--steps", "40", "--checkpoint-every", "8", "--checkpoint-dir", saves,
+        "--steps", "40", "--step-time", "0.2", "--checkpoint-every", "8", "--checkpoint-dir", saves,
     )  # fmt: skip
     kill_after(box, saves, 15, rank=0)
     assert box.end(LONG_S) == 0, box.told()
@@ -79,7 +80,7 @@ def test_the_demo_shows_the_story_and_the_proof(tmp_path: Path) -> None:
     }  # fmt: skip
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "kill_a_rank/demo.py")],
-        env=environment, capture_output=True, text=True, timeout=380, check=False,
+        env=environment, capture_output=True, text=True, timeout=800, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
     assert "The weights are equal bit for bit" in done.stdout

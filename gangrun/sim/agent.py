@@ -304,6 +304,9 @@ class SimAgent(SimProcess):
                 self.timeline.after(CHECK_S, self._checked)
             case effects.Leave():
                 node.warden.goodbye(effect.code)
+            case effects.RescueSteps():  # nodes made of numbers keep no checkpoints in memory
+                command = effect.command
+                self.tell(facts.Rescued(command.term, command.act, True, data={"steps": []}))
 
     def _send(self, message: FromAgent) -> None:
         line = self.line

@@ -26,7 +26,7 @@ from torch import nn
 
 from gangrun.checkpoint.commit import Staging
 from gangrun.core.retention import Keep
-from gangrun.training import delta, environment, random_state, resuming
+from gangrun.training import delta, environment, memory_saving, random_state, resuming
 from gangrun.training import step as progress
 from gangrun.training.clock import Clock, RealClock
 from gangrun.training.grouping import Grouping
@@ -70,6 +70,9 @@ class Checkpointer:
     most so many checkpoints, and then written again; 1: never. Unless told it is 10, and never more than ``keep`` - 1:
     so one of those kept shares nothing with the newest.
 
+    ``memory_interval``: as ``interval``, for saves to the nodes' memory where the run has them
+    (``--memory-checkpoints``).
+
     Costs per rank: a copy of its part of the state in host memory, and a second one once two saves overlap.
     Raises TypeError for what has no state, ValueError for an interval, ``keep`` or ``full_every`` that is none, OSError
     where the directory cannot be made or written.
@@ -88,6 +91,7 @@ class Checkpointer:
         keep: int | Keep | None = None,
         mtbf_s: float | None = None,
         full_every: int | None = None,
+        memory_interval: str | float = "auto",
         clock: Clock | None = None,
     ) -> None:
         """Makes process groups of its own, so that it never shares one with training."""
@@ -174,6 +178,8 @@ class Checkpointer:
                 self._save_as_asked(step)
             elif not self._schedule_is_behind():
                 self.save(step)
+        if self._memory is not None and self._memory_schedule.after(step, asked=False, stop=False).save:
+            self._keep(step)
         return Requests(stop=agreed.stop, checkpoint=False)
 
     def _schedule_is_behind(self) -> bool:
@@ -197,6 +203,17 @@ class Checkpointer:
             if wait:
                 self._wait_for_all()
             return
+        self._begin(step, in_memory=False)
+        self._saved_step = step
+        if wait:
+            self._wait_for_all()
+
+    def _keep(self, step: int) -> None:
+        """Save to the nodes' memory, unless the disk has or gets this step anyway, or both buffers are busy."""
+        if step != self._saved_step and not self._schedule_is_behind():
+            self._begin(step, in_memory=True)
+
+    def _begin(self, step: int, *, in_memory: bool) -> None:
         began = self._clock.now()
         buffer = self._saver.free_buffer()
         try:
@@ -204,7 +221,7 @@ class Checkpointer:
         except BaseException:
             self._saver.give_back(buffer)
             raise
-        save = Save(step, snapshot, buffer)
+        save = Save(step, snapshot, buffer, in_memory=in_memory)
         self._saver.write(save)
         self._saves.append(save)
         self._saved_step = step
@@ -238,10 +255,17 @@ class Checkpointer:
         ended = [save for save in self._saves if save.done.is_set()]
         self._saves = [save for save in self._saves if save not in ended]
         for save in ended:
+            if save.in_memory:
+                self._memory_schedule.persist_s = save.persist_s
+                continue
             self._schedule.persist_s = save.persist_s
             if save.failure and save.step == self._saved_step:
                 self._saved_step = -1
-        return [save.failure for save in ended if save.failure]
+        for failure in dict.fromkeys(save.failure for save in ended if save.failure and save.in_memory):
+            if failure != self._memory_failure:
+                warnings.warn(failure, CheckpointWarning, stacklevel=4)  # once: each save may fail alike
+            self._memory_failure = failure
+        return [save.failure for save in ended if save.failure and not save.in_memory]
 
     def _tell_failures(self) -> None:
         for failure in self._ended():

@@ -43,6 +43,16 @@ def attempt() -> int:
     return int(os.environ.get("GANGRUN_ATTEMPT", "0") or 0)
 
 
+def memory_keeper() -> str:
+    """The name of what keeps checkpoints in this node's memory; "" where nothing does."""
+    return os.environ.get("GANGRUN_MEMORY", "")
+
+
+def local_rank() -> int:
+    """This rank's number on its node; 0 where nobody said."""
+    return int(os.environ.get("LOCAL_RANK", "0") or 0)
+
+
 def checkpoint_directory() -> str:
     """The directory that gangrun chooses the resume point from; "" where it knows of none."""
     return os.environ.get("GANGRUN_CHECKPOINT_DIR", "")

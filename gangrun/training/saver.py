@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from gangrun.checkpoint.commit import Staging, write_whole
 from gangrun.training.clock import Clock
 from gangrun.training.delta import Delta, Part
+from gangrun.training.memory_saving import MemorySaving
 from gangrun.training.metadata_file import dump_metadata
 from gangrun.training.ranks import Ranks
 from gangrun.training.shard_file import row_of
@@ -42,6 +43,7 @@ class Save:
     done: threading.Event = field(default_factory=threading.Event)
     failure: str = ""
     persist_s: float = 0.0
+    in_memory: bool = False
 
 
 class Saver:
@@ -51,7 +53,7 @@ class Saver:
         self, ranks: Ranks, staging: Staging, clock: Clock, delta: Delta, committed: Callable[[int, Staging], None]
     ) -> None:
         self._ranks, self._staging, self._clock = ranks, staging, clock
-        self._delta, self._committed = delta, committed
+        self._delta, self._committed, self._memory = delta, committed, memory
         # the one used last comes first: while saves do not overlap the second never takes any memory
         self._buffers: queue.LifoQueue[HostBuffer] = queue.LifoQueue()
         for _ in range(BUFFERS_COUNT):
@@ -81,18 +83,29 @@ class Saver:
         """Finish what is under way; False if that took too long."""
         self._saves.put(None)
         self._thread.join(within_s)
+        if self._memory is not None and not self._thread.is_alive():
+            self._memory.close()
         return not self._thread.is_alive()
 
     def _main(self) -> None:
         while (save := self._saves.get()) is not None:
             began = self._clock.now()
             try:
-                save.failure = self._written(save)
+                save.failure = self._kept(save) if save.in_memory else self._written(save)
             except Exception as error:  # noqa: BLE001 - a peer's death must not end this thread: the next save says it
                 save.failure = f"step {save.step} was not saved: {type(error).__name__}: {error}"
             save.persist_s = self._clock.now() - began
             self._buffers.put(save.buffer)
             save.done.set()
+
+    def _kept(self, save: Save) -> str:
+        assert self._memory is not None, "only who has a keeper saves to it"
+        return self._memory.written(
+            save.step,
+            save.snapshot,
+            self._ranks,
+            lambda parts, nonce: dump_metadata(_metadata(save.snapshot, parts, nonce)),
+        )
 
     def _written(self, save: Save) -> str:
         """Write, gather, commit; the same sentence on all ranks, "" when committed."""

@@ -30,10 +30,11 @@ class TensorPiece:
 class ShardFile:
     """One new file; ``row`` is its line in the manifest once it is closed and durable."""
 
-    def __init__(self, directory: str, name: str) -> None:
+    def __init__(self, directory: str, name: str, descriptor: int = -1) -> None:
+        """``descriptor``: an open file that is written and closed instead of a new one."""
         self._name = name
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._descriptor = os.open(os.path.join(directory, name), flags, 0o644)
+        self._descriptor = descriptor if descriptor >= 0 else os.open(os.path.join(directory, name), flags, 0o644)
         self._waiting: list[memoryview | bytes] = []
         self._waiting_bytes = 0
         self._crcs: list[int] = []

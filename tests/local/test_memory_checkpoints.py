@@ -1,0 +1,90 @@
+"""Steps in a node's memory outlive its ranks and its agent: the run goes on from the last of them, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.local.harness import Box
+
+pytest.importorskip("torch")
+
+STEPS = 30
+# Two ranks, FSDP2: every rank's memory is needed. DEATHS: attempt:step:what; nobody dies while a save is under way.
+SCRIPT = """
+import hashlib, os, signal, sys, time
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+import gangrun
+
+dist.init_process_group("gloo")
+rank, attempt = dist.get_rank(), int(os.environ.get("GANGRUN_ATTEMPT", "0"))
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.2), nn.Linear(32, 4))
+mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+for layer in (model[0], model[2]):
+    fully_shard(layer, mesh=mesh)
+fully_shard(model, mesh=mesh)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+data = gangrun.GlobalBatchSampler(64, 8, seed=3)
+inputs = torch.randn(64, 16, generator=torch.Generator().manual_seed(1))
+torch.manual_seed(100 + rank)
+deaths = {(int(a), int(s)): what for a, s, what in (one.split(":") for one in os.environ["DEATHS"].split())}
+with gangrun.Checkpointer(
+    sys.argv[1], model=model, optimizer=optimizer, data=data, interval=int(os.environ["EVERY"]), memory_interval=3
+) as ckpt:
+    batches = None
+    for step in range(ckpt.resume(), int(os.environ["STEPS"])):
+        try:
+            batch = next(batches)
+        except (StopIteration, TypeError):
+            batches = iter(data)
+            batch = next(batches)
+        optimizer.zero_grad()
+        model(inputs[batch]).square().mean().backward()
+        optimizer.step()
+        ckpt.step(step)
+        while ckpt.saving:
+            time.sleep(0.001)
+        what = deaths.get((attempt, step))
+        if what and rank == 1:
+            os.kill(os.getpid() if what == "rank" else int(os.environ["GANGRUN_AGENT_PID"]), signal.SIGKILL)
+        if what:
+            time.sleep(600)
+found = hashlib.sha256()
+for value in model.state_dict().values():
+    found.update(value.full_tensor().numpy().tobytes())
+if rank == 0:
+    with open(os.environ["RESULT"], "w") as file:
+        file.write(found.hexdigest())
+dist.destroy_process_group()
+"""
+
+
+def train(box: Box, tmp_path: Path, name: str, *options: str, deaths: str = "", every: int = 10) -> str:
+    """The digest of the weights in the end."""
+    result = tmp_path / f"{name}.txt"
+    script, directory = box.script(SCRIPT), box.work / name
+    environment = {"DEATHS": deaths, "EVERY": str(every), "STEPS": str(STEPS), "RESULT": str(result)}
+    box.start(
+        "--nproc-per-node", "2", "--checkpoint-dir", directory, *options, script, directory, environment=environment
+    )
+    assert box.end(240) == 0, box.told()
+    return result.read_text()
+
+
+def test_ranks_and_agent_die_and_nothing_but_the_steps_since_the_last_one_in_memory_is_lost(
+    box: Box, tmp_path: Path
+) -> None:
+    killed = train(
+        box, tmp_path, "killed", "--memory-checkpoints", deaths="0:16:rank 1:25:agent", every=10
+    )  # fmt: skip
+    status = box.status()
+    assert [one["resumed_from_step"] for one in status["attempts"]] == [None, 14, 23]
+    told = box.explain()
+    assert "resuming from step 14: verified, every checksum holds; brought to the disk from the memory of" in told, told
+    assert killed == train(box, tmp_path, "calm")
+    assert sorted(path.name for path in (box.work / "killed").glob("step-*"))[:2] == ["step-14", "step-19"]

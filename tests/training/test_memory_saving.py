@@ -1,0 +1,171 @@
+"""Saves to the node's memory by one process: what is kept, what is refused, and what becomes of it on disk."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import gangrun  # noqa: E402
+from gangrun import memory_keeper  # noqa: E402
+from gangrun.agent.rescue import rescue  # noqa: E402
+from gangrun.checkpoint.kept import Kept, NotKept  # noqa: E402
+from gangrun.checkpoint.rescue import adopt, staging_of  # noqa: E402
+from gangrun.checkpoint.store import CheckpointRoom  # noqa: E402
+from gangrun.core.selection import Chosen, ResumeRequest  # noqa: E402
+from gangrun.training.checkpointer import CheckpointWarning  # noqa: E402
+from gangrun.wire.manifest import MANIFEST_NAME  # noqa: E402
+from gangrun.wire.messages import Rescue  # noqa: E402
+from tests.waiting import until  # noqa: E402
+
+
+class Node:
+    """A keeper, and a process that trains under it."""
+
+    def __init__(self, directory: Path, limit_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.directory = directory
+        self.name = f"gangrun-test-{os.getpid()}-{os.urandom(6).hex()}"
+        command = [sys.executable, "-E", "-s", "-S", memory_keeper.__file__, self.name, str(limit_bytes)]
+        self.keeper = subprocess.Popen(command)
+        until(self.there, 20, "the keeper")
+        monkeypatch.setenv("GANGRUN_RUN", "r1")
+        monkeypatch.setenv("GANGRUN_MEMORY", self.name)
+        monkeypatch.setenv("GANGRUN_CHECKPOINT_DIR", str(directory))
+
+    def there(self) -> bool:
+        try:
+            Kept(self.name).close()
+        except NotKept:
+            return False
+        return True
+
+    def held(self, attempt: int = 0) -> list[int]:
+        return [one["step"] for one in self.answer(Rescue(1, (1, 1), attempt))["steps"] if one["wanted_count"]]
+
+    def answer(self, command: Rescue) -> dict[str, Any]:
+        fact = rescue(self.name, command)
+        return {"ok": fact.ok, "why": fact.why, **fact.data}
+
+    def checkpointer(self, model: Any, **options: Any) -> gangrun.Checkpointer:
+        return gangrun.Checkpointer(
+            self.directory, model=model, **{"interval": 1000, "memory_interval": 2, **options}
+        )  # fmt: skip
+
+    def settled(self, ckpt: gangrun.Checkpointer) -> None:
+        until(lambda: not ckpt.saving, 30, "all saves to end")
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    made = Node(tmp_path / "ckpt", 10_000_000, monkeypatch)
+    yield made
+    made.keeper.kill()
+    made.keeper.wait()
+
+
+def train(node: Node, ckpt: gangrun.Checkpointer, model: Any, steps: range) -> None:
+    for step in steps:
+        with torch.no_grad():
+            model.weight.add_(1.0)
+        ckpt.step(step)
+        node.settled(ckpt)
+
+
+def test_a_step_in_memory_becomes_an_ordinary_checkpoint_that_is_resumed_from(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = torch.nn.Linear(3, 4)
+    with node.checkpointer(model) as ckpt:
+        train(node, ckpt, model, range(6))
+        assert node.held() == [5]  # the older ones went
+        assert not list(node.directory.glob("step-*"))
+        kept = model.weight.detach().clone()
+        step = node.answer(Rescue(1, (1, 1), 0))["steps"][0]
+        into = os.path.join(staging_of(str(node.directory), "r1")(1, 0), "5-x")
+        brought = node.answer(Rescue(1, (1, 2), 0, into, 5, step["nonce"], tuple(step["files"])))
+        assert brought["ok"] and brought["bytes"] > 0
+        assert adopt(into, str(node.directory), 5, step["nonce"]) == ""
+        assert adopt(into, str(node.directory), 5, step["nonce"]) == ""  # said again
+        assert adopt(into, str(node.directory), 5, "0" * 32) == "step 5 stands on disk already"
+    choice = CheckpointRoom(str(node.directory)).choose_and_set_aside(ResumeRequest(), "x").choice
+    assert isinstance(choice, Chosen) and choice.checkpoint.step == 5 and "verified" in choice.reason
+    other = torch.nn.Linear(3, 4)
+    monkeypatch.setenv("GANGRUN_RESUME", choice.checkpoint.path)
+    with node.checkpointer(other) as ckpt:
+        assert ckpt.resume() == 6
+    assert torch.equal(other.weight, kept)
+
+
+def test_a_step_of_which_a_file_is_missing_or_short_is_never_made_a_checkpoint(node: Node) -> None:
+    model = torch.nn.Linear(3, 4)
+    with node.checkpointer(model) as ckpt:
+        train(node, ckpt, model, range(2))
+        step = node.answer(Rescue(1, (1, 1), 0))["steps"][0]
+        for lacking in step["files"]:
+            into = str(node.directory / ".gangrun" / "r1" / "1" / "0-memory" / f"without {lacking}")
+            files = tuple(name for name in step["files"] if name != lacking)
+            assert node.answer(Rescue(1, (1, 2), 0, into, 1, step["nonce"], files))["ok"]
+            assert adopt(into, str(node.directory), 1, step["nonce"]) != ""
+            if lacking != MANIFEST_NAME:
+                Path(into, lacking).write_bytes(b"x")
+                assert "bytes long" in adopt(into, str(node.directory), 1, step["nonce"])
+        assert not list(node.directory.glob("step-*"))
+
+
+@pytest.mark.parametrize("name", ["../escape", "/etc/passwd", "a/b", "", "__9_9.distcp"])
+def test_files_that_are_no_files_of_the_step_are_refused(node: Node, tmp_path: Path, name: str) -> None:
+    model = torch.nn.Linear(3, 4)
+    with node.checkpointer(model) as ckpt:
+        train(node, ckpt, model, range(2))
+        step = node.answer(Rescue(1, (1, 1), 0))["steps"][0]
+        answer = node.answer(Rescue(1, (1, 2), 0, str(tmp_path / "into"), 1, step["nonce"], (name,)))
+        assert not answer["ok"] and answer["why"]
+        assert not list((tmp_path / "into").iterdir())
+
+
+def test_what_does_not_fit_is_told_once_and_the_disk_gets_its_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path / "ckpt", 100, monkeypatch)
+    model = torch.nn.Linear(3, 4)
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            with node.checkpointer(model, interval=5) as ckpt:
+                train(node, ckpt, model, range(9))
+        said = [str(one.message) for one in told if one.category is CheckpointWarning]
+        assert len(said) == 1 and "steps are not kept in memory" in said[0] and "limit of 100 bytes" in said[0]
+        assert [path.name for path in node.directory.glob("step-*")] == ["step-4"]
+        assert node.held() == []
+    finally:
+        node.keeper.kill()
+        node.keeper.wait()
+
+
+def test_a_keeper_that_died_costs_its_steps_and_nothing_else(node: Node) -> None:
+    model = torch.nn.Linear(3, 4)
+    with node.checkpointer(model, interval=5) as ckpt:
+        train(node, ckpt, model, range(2))
+        node.keeper.kill()
+        node.keeper.wait()
+        with pytest.warns(CheckpointWarning, match="not kept in memory"):
+            train(node, ckpt, model, range(2, 8))
+    assert [path.name for path in node.directory.glob("step-*")] == ["step-4"]
+    assert node.answer(Rescue(1, (1, 1), 0))["steps"] == []
+    with pytest.warns(UserWarning, match="checkpoints are not kept in memory"):
+        node.checkpointer(model).close()
+
+
+def test_memory_is_for_the_directory_that_gangrun_brings_it_to(node: Node, tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 4)
+    with gangrun.Checkpointer(tmp_path / "elsewhere", model=model, interval=1000, memory_interval=1) as ckpt:
+        train(node, ckpt, model, range(3))
+    assert node.held() == []

@@ -111,7 +111,13 @@ class Checkpointer:
         self._planning = Planning(self._ranks, grouping, frozen)
         self._keeping = keeping
         writing = delta.Delta(self._staging.directory, shared_by, grouping)
-        self._saver = Saver(Ranks(), self._staging, self._clock, writing, keeping.after_commit)
+        kept = memory_saving.kept_of(self._ranks, self._staging.directory)
+        memory = None if kept is None else memory_saving.MemorySaving(kept, self._staging, self._clock)
+        self._memory_schedule = Schedule(
+            memory_interval, self._ranks, self._clock, failures_count=attempt, mtbf_s=mtbf_s
+        )  # fmt: skip
+        self._memory, self._memory_failure = memory, ""
+        self._saver = Saver(Ranks(), self._staging, self._clock, writing, keeping.after_commit, memory)
         self._saves: list[Save] = []
         self._step = -1
         self._saved_step = -1
@@ -224,10 +230,7 @@ class Checkpointer:
         save = Save(step, snapshot, buffer, in_memory=in_memory)
         self._saver.write(save)
         self._saves.append(save)
-        self._saved_step = step
-        self._schedule.saved(self._clock.now() - began)
-        if wait:
-            self._wait_for_all()
+        (self._memory_schedule if in_memory else self._schedule).saved(self._clock.now() - began)
 
     def _taken(self, buffer: HostBuffer, step: int) -> Snapshot:
         rank = self._ranks.rank

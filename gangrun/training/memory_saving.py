@@ -53,7 +53,7 @@ class MemorySaving:
         self._kept, self._staging, self._clock = kept, staging, clock
 
     def written(self, step: int, snapshot: Snapshot, ranks: Ranks, describe: Describe) -> str:
-        """Keep it; the same sentence on all ranks, "" if every node has its part. ``describe``: what ``.metadata`` is."""
+        """Keep it; one sentence on all ranks, "" once every node has its part. ``describe`` makes ``.metadata``."""
         name = StepName(self._staging.attempt, step, ranks.from_first(secrets.token_hex(16)))
         parts = ranks.to_first(self._put(name, snapshot))
         failure, metadata, manifest = "", b"", b""

@@ -50,8 +50,9 @@ class Saver:
     """The background of one rank. ``committed`` is called on rank 0's thread after each commit."""
 
     def __init__(
-        self, ranks: Ranks, staging: Staging, clock: Clock, delta: Delta, committed: Callable[[int, Staging], None]
-    ) -> None:
+        self, ranks: Ranks, staging: Staging, clock: Clock, delta: Delta, committed: Callable[[int, Staging], None],
+        memory: MemorySaving | None = None,
+    ) -> None:  # fmt: skip
         self._ranks, self._staging, self._clock = ranks, staging, clock
         self._delta, self._committed, self._memory = delta, committed, memory
         # the one used last comes first: while saves do not overlap the second never takes any memory

@@ -17,6 +17,7 @@ import msgspec
 from gangrun.adapters.local.health_child import HealthChild
 from gangrun.agent.facts import Checked, FindingMade
 from gangrun.core.model import Finding
+from gangrun.health import gpu_use
 from gangrun.wire.spec import RunSpec
 
 GATE_SHARE = 0.5  # of the time for checks: where thousands of nodes load python from one disk, beginning takes long
@@ -97,7 +98,7 @@ def watch_spec(spec: RunSpec, node: str, run_directory: Path, variables: Mapping
         "root": root,
         "directories": [str(run_directory), *checkpoints],
         "made_later": checkpoints,
-        "policy": {**expected, **spec.health.bounds},
+        "policy": {**expected, "gpus_used": gpu_use.wanted({**variables, **spec.environment}), **spec.health.bounds},
         "off": list(spec.health.off),
         "commands": dict(spec.health.commands),
     }

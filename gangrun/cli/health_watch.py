@@ -24,6 +24,7 @@ from gangrun.adapters.clock import SystemClock
 from gangrun.cli import environment
 from gangrun.health.catalogue import FAMILIES
 from gangrun.health.evidence import in_core
+from gangrun.health.gpu_use import as_warning, is_beside
 from gangrun.health.news import News, XidStory, travels
 from gangrun.health.policy import HealthPolicy
 from gangrun.health.recorded import facts_from
@@ -89,7 +90,7 @@ class Watch:
             tuple(spec.get("peers", ())),
             frozenset(spec.get("made_later", ())),
         )
-        policy = HealthPolicy(**{name: _value(found) for name, found in spec.get("policy", {}).items()})
+        policy = self._policy = HealthPolicy(**{name: _value(found) for name, found in spec.get("policy", {}).items()})
         self._rounds = Rounds(self._families, around, policy, self._clock)
         self._news, self._xids = News(), XidStory(self._node)
         self._due = {one.name: self._clock.now() + FIRST_LOOK_S for one in self._families}
@@ -177,7 +178,11 @@ class Watch:
             return
         finding = self._xids.finding(event, self._word_of(gpu), self._clock.now())
         if finding is not None:
-            self._say_finding(finding, report_of(event, uuid, finding))
+            facts = self._gpu_facts()
+            if facts is not None and is_beside(facts, self._policy.gpus_used, uuid):
+                self._say_finding(as_warning(finding))
+            else:
+                self._say_finding(finding, report_of(event, uuid, finding))
 
     def _gpu_facts(self) -> Facts | None:
         return next((one.facts for one in self._rounds.readings() if one.family == GPU), None)

@@ -86,6 +86,7 @@ class Finding:
     sticky: Sticky
     evidence: Evidence
     sentence: str
+    beside: bool = False  # about a device that this job may not use
 
 
 @dataclass(frozen=True, slots=True)

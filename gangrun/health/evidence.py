@@ -41,7 +41,7 @@ def in_core(node: str, finding: Finding, at: float, report: model.DriverReport |
 
 def is_fatal(finding: Finding) -> bool:
     """May the gang not stay on this node? What may be a file server's or a set-up's is never the node's alone."""
-    if finding.severity is not Severity.FAIL or finding.cause is CauseClass.APPLICATION:
+    if finding.severity is not Severity.FAIL or finding.cause is CauseClass.APPLICATION or finding.beside:
         return False
     if finding.scope is Scope.NODE:
         return finding.cause is not CauseClass.CONFIG
@@ -50,7 +50,7 @@ def is_fatal(finding: Finding) -> bool:
 
 def is_poor(finding: Finding) -> bool:
     """Would another node be better, where one is free?"""
-    if is_fatal(finding) or finding.cause is CauseClass.APPLICATION:
+    if is_fatal(finding) or finding.cause is CauseClass.APPLICATION or finding.beside:
         return False
     if finding.severity is Severity.FAIL:
         return True

@@ -8,6 +8,7 @@ from statistics import median
 from gangrun.health import gpu, gpu_links, gpu_memory
 from gangrun.health.check import CauseClass, Check, Evidence, Finding, Needs, Outcome, Reading, Scope, Severity, Sticky
 from gangrun.health.gpu import each, finding, gpus, why_not
+from gangrun.health.gpu_use import of_job
 from gangrun.health.growth import FIRST_LOOK, all_growths, span, with_windows
 from gangrun.health.policy import HealthPolicy
 from gangrun.health.rounds import Family
@@ -157,20 +158,21 @@ def remember(now: Reading, before: Reading | None) -> Reading:
     return with_windows(now, before, {"ecc_corrected": gpu_memory.ECC_WINDOW_S})
 
 
+_CHECKS = (
+    *gpu.CHECKS,
+    *gpu_memory.CHECKS,
+    Check("gpu_temperature", "gpu", "GPUs are cool enough", judge_temperature, 15.0),
+    Check("gpu_throttled", "gpu", "GPUs are not slowed down", judge_throttled, 60.0),
+    Check("gpu_pcie", "gpu", "GPUs have all PCIe lanes", judge_pcie, 60.0),
+    Check("gpu_fabric", "gpu", "GPUs have joined the NVLink fabric", judge_fabric, 60.0),
+    Check("nvlink_state", "gpu", "every NVLink is up", judge_nvlink, 60.0),
+    Check("nvlink_errors", "gpu", "NVLink errors do not grow", judge_nvlink_errors, 60.0),
+    *gpu_links.CHECKS,
+)
 FAMILY = Family(
     "gpu",
     gpu.CHILD_WITHIN_S + 2.0,
     gpu.read,
-    (
-        *gpu.CHECKS,
-        *gpu_memory.CHECKS,
-        Check("gpu_temperature", "gpu", "GPUs are cool enough", judge_temperature, 15.0),
-        Check("gpu_throttled", "gpu", "GPUs are not slowed down", judge_throttled, 60.0),
-        Check("gpu_pcie", "gpu", "GPUs have all PCIe lanes", judge_pcie, 60.0),
-        Check("gpu_fabric", "gpu", "GPUs have joined the NVLink fabric", judge_fabric, 60.0),
-        Check("nvlink_state", "gpu", "every NVLink is up", judge_nvlink, 60.0),
-        Check("nvlink_errors", "gpu", "NVLink errors do not grow", judge_nvlink_errors, 60.0),
-        *gpu_links.CHECKS,
-    ),
+    tuple(map(of_job, _CHECKS)),
     remember,
 )

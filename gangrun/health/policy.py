@@ -14,6 +14,7 @@ class HealthPolicy:
     """What is bad, and what should be here."""
 
     gpus_count: int | None = None
+    gpus_used: tuple[str, ...] | None = None  # by number or UUID: others never fail it
     ib_devices: tuple[str, ...] = ()  # those the job uses; (): every one that is up or was up
     ib_rate_gbps: float | None = None
 

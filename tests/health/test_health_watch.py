@@ -87,6 +87,31 @@ def test_an_xid_is_told_with_its_gpu_and_the_rest_of_a_driver_that_hangs_is_unkn
     until(lambda: told("XID 48"), 60, lambda: f"an event while another call hangs, among {seen}")
 
 
+@pytest.mark.compiler
+def test_a_gpu_that_the_job_leaves_out_is_told_of_and_fails_nothing(
+    library: Callable[..., Library],  # noqa: F811
+    keep: Callable[..., tuple[HealthChild, list[Any], list[str]]],
+) -> None:
+    driver = library()
+    driver.say(changes={"gpu1.ecc10": 3, "gpu1.uuid": "!15"})
+    spec = {"node": "n1", "off": ["host_kernel", "gpu_count"], "policy": {"gpus_used": ["0"]}}
+    child, seen, _ = keep([sys.executable, "-m", "gangrun.cli.health_watch", json.dumps(spec)], driver.environment)
+    found, unknown = child.look(60.0)
+    (lost,) = [one for one in found if one["place"] == "gpu 1" and one["check"] == "gpu_lost"]
+    assert (lost["fatal"], lost["poor"], unknown) == (False, False, "")
+    assert "(not a GPU of this job)" in lost["sentence"]
+    driver.say(changes={"event0": "1 8 79", "event1": "0 8 79"})
+
+    def fallen() -> list[Any]:
+        seen.extend(child.take())
+        return [one for one in seen if "XID 79" in one["sentence"]]
+
+    until(lambda: len(fallen()) > 1, 60, lambda: f"both XIDs among {seen}")
+    assert {(one["place"], one["fatal"], one["report"] is None) for one in fallen()} == {
+        ("gpu 0", True, False), ("GPU-1", False, True),
+    }  # fmt: skip
+
+
 def test_a_keeper_starts_it_again_and_says_what_it_did_not_know(
     tmp_path: Path,
     keep: Callable[..., tuple[HealthChild, list[Any], list[str]]],

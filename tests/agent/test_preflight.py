@@ -136,7 +136,7 @@ def test_one_of_a_kind_is_out_at_a_time_and_does_not_keep_others_back():
 
     def slow() -> facts.Fact:
         asked.append(1)
-        gate.wait(10)
+        gate.wait(100)
         return facts.TermFound(None)
 
     for _ in range(5):

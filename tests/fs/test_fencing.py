@@ -54,7 +54,7 @@ def supervise(paths: RunPaths, disk: Disk, say: Callable[[str], None]) -> None:
     store = FsStore(paths, 1, post.put, RealClock(), disk)
     for record, tickets in PLAN:
         store.commit(record, tickets)
-        match post.get(timeout=10):
+        match post.get(timeout=100):
             case Stored(n):
                 say(f"stored {n}")
                 for ticket in tickets:
@@ -63,7 +63,7 @@ def supervise(paths: RunPaths, disk: Disk, say: Callable[[str], None]) -> None:
                 return say("deposed")
             case other:
                 raise AssertionError(other)
-    assert store.close(5)
+    assert store.close(60)
     return say("done")
 
 

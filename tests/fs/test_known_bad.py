@@ -73,7 +73,7 @@ def test_the_command_shows_and_clears(tmp_path: Path) -> None:
         environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
         done = subprocess.run(
             [sys.executable, "-m", "gangrun", "nodes", *words], env=environment, capture_output=True, text=True,
-            timeout=60, check=False,
+            timeout=300, check=False,
         )  # fmt: skip
         return done.returncode, done.stdout, done.stderr
 

@@ -50,5 +50,5 @@ def test_a_stall_of_writes_lets_readers_through(tmp_path: Path) -> None:
     assert disk.read(tmp_path / "a") == b"x"
     assert not (tmp_path / "late").exists()
     disk.resume()
-    writer.join(10.0)
+    writer.join(100.0)
     assert (tmp_path / "late").is_dir()

@@ -31,7 +31,7 @@ class Supervisor:
         self.radio = RouterRadio(RUN, keys.public, HOST, self.mailbox.post_many)
         self.radio.start()
 
-    def next(self, within_s: float = 5.0) -> AgentSaid:
+    def next(self, within_s: float = 60.0) -> AgentSaid:
         """The next message; it must come."""
         item = self.mailbox.next(self.clock.now() + within_s)
         assert isinstance(item, AgentSaid), "nobody said anything"

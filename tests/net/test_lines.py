@@ -74,7 +74,7 @@ def test_garbage_and_aliens_are_counted_and_dropped():
         line.send(encode(RUN, Ack(1, 1, 1.0, 0)))
         line.send_multipart([b"two", b"frames"])
         line.send(encode(RUN, hello()))
-        assert isinstance(top.next(20).message, Hello)
+        assert isinstance(top.next().message, Hello)
         assert top.radio.stats == {
             "not a message for us": len(bad),
             "not an agent's message": 1,
@@ -87,7 +87,7 @@ def test_a_monstrous_message_costs_its_sender_the_line():
         line.send(b"x" * (2 * SIZE_MAX_BYTES + 1))
         net.dial(top.radio.endpoint, top.radio.server_key)
         net.say(hello())
-        assert isinstance(top.next(20).message, Hello)
+        assert isinstance(top.next().message, Hello)
         assert not top.radio.stats
 
 
@@ -120,7 +120,7 @@ def test_a_dealer_without_a_peer_queues_old_beats_so_they_are_known_by_seq_not_b
             net.say(beat(seq))
         assert net.stats["queue full"] > 0, "the queue is short on purpose"
         late.bind(f"tcp://{HOST}:{port}")
-        assert late.poll(5000)
+        assert late.poll(60_000)
         data = late.recv_multipart()[1]
         assert data == encode(RUN, beat(1))
 

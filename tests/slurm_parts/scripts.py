@@ -67,5 +67,5 @@ def run_by_hand(script: str, cwd: Path, **variables: str) -> subprocess.Complete
     """As ``bash script`` would."""
     where = {"PATH": os.environ["PATH"], "HOSTNAME": "here", **variables}
     return subprocess.run(
-        ["bash", "-s"], input=script, cwd=cwd, env=where, capture_output=True, text=True, timeout=30, check=False
+        ["bash", "-s"], input=script, cwd=cwd, env=where, capture_output=True, text=True, timeout=300, check=False
     )

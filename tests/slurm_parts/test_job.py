@@ -142,7 +142,7 @@ def test_absent_nodes_are_told_once_each(tmp_path):
     absent.note(disk, paths, "12", (first, second))
     until(lambda: told == [first, second], 10, "the second node is told, and the first not again")
     watch.over.set()
-    watch.join(10)
+    watch.join(100)
     absent.path_of(paths, "12").write_text("torn")
     assert absent.noted(disk, paths, "12") == ()
 

@@ -341,14 +341,14 @@ def test_closing_ends_a_look_that_would_last() -> None:
 
     def wait(for_s: float) -> bool:
         inside.set()
-        return out.wait(10)
+        return out.wait(100)
 
     jobs = world.jobs(wait=wait)
     jobs.start()
     jobs.submit(ACT, NEXT)
-    assert inside.wait(10)
+    assert inside.wait(100)
     out.set()
-    jobs.close(10.0)
+    jobs.close(100.0)
     assert world.posted == []
     with pytest.raises(GaveUp):
         World(answers=[LATE]).perform(wait=lambda for_s: True)
@@ -364,5 +364,5 @@ def test_its_own_clockwork_ends_with_it() -> None:
     jobs.start()
     jobs.submit(ACT, NEXT)
     until(lambda: len(world.slurm.asked) >= 2, 10, "it looks again")
-    jobs.close(10.0)
+    jobs.close(100.0)
     assert world.posted == []

@@ -271,5 +271,5 @@ def test_the_thread_ends_when_closed() -> None:
     watch.ask_why()
     until(lambda: posted, 10, "a notice")
     watch.close()
-    watch.join(10)
+    watch.join(100)
     assert not watch.is_alive()

@@ -45,6 +45,45 @@ def write_raw(path: Path, tensors: list) -> None:
         os.fsync(file.fileno())
 
 
+def partly_frozen(rank: int, megabytes: int, rounds: int, folder: Path, timed) -> dict[str, float]:
+    """Nine tenths of the bytes want no gradient: saved whole and saved as what changed, in turn."""
+    import torch
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    import gangrun
+    from gangrun.checkpoint.manifest_verify import read_manifest
+
+    learnt = max(1, megabytes * 100_000 // (12 * WIDTH * WIDTH))
+    frozen = megabytes * 900_000 // (4 * WIDTH * WIDTH)
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(frozen + learnt)))
+    mesh = init_device_mesh("cpu", (2,))
+    for number, layer in enumerate(model):
+        fully_shard(layer.requires_grad_(number >= frozen), mesh=mesh)
+    model = fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad])
+    given = {"model": model, "optimizer": optimizer, "interval": 10**9, "keep": 3}
+    whole = gangrun.Checkpointer(folder / "whole", full_every=1, **given)
+    delta = gangrun.Checkpointer(folder / "delta", full_every=10**6, **given)
+    for number in range(rounds + 2):
+        model(torch.randn(2, WIDTH)).sum().backward()
+        optimizer.step()
+        timed("9/10 frozen, whole save", lambda n=number: whole.save(n, wait=True))
+        timed("9/10 frozen, gangrun save", lambda n=number: delta.save(n, wait=True))
+    whole.close()
+    delta.close()
+    if rank:
+        return {}
+    manifest = read_manifest(str(folder / "delta" / f"step-{rounds + 1}"))
+    written = manifest.data_bytes - manifest.linked_bytes
+    return {
+        "9/10 frozen, MB held": manifest.data_bytes / 1e6,
+        "9/10 frozen, MB written": written / 1e6,
+        "9/10 frozen, written / changed": written / (12 * WIDTH * WIDTH * learnt),
+    }
+
+
 def rank_main(rank: int, megabytes: int, rounds: int, folder: Path) -> None:
     import torch
     import torch.distributed as dist
@@ -111,8 +150,9 @@ def rank_main(rank: int, megabytes: int, rounds: int, folder: Path) -> None:
                 shutil.rmtree(folder / name)
         dist.barrier()
     ckpt.close()
+    counted = partly_frozen(rank, megabytes, rounds, folder, timed)
     if rank == 0:
-        medians = {name: statistics.median(found[2:]) for name, found in times.items()}
+        medians = {name: statistics.median(found[2:]) for name, found in times.items()} | counted
         (folder / "medians.json").write_text(json.dumps(medians))
     dist.destroy_process_group()
 

@@ -32,6 +32,7 @@ def reading(rank: int, pid: int, slot: SlotReading, output_bytes: int, *, wrappe
         cpu_s=sum(one.cpu_ticks for one in procs) / TICKS_PER_S,
         state=_state(procs) if procs else "X",
         first_step=slot.first_step,
+        kept_step=slot.kept_step,
         loss=slot.loss if math.isfinite(slot.loss) else None,
     )
 

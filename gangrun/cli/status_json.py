@@ -14,7 +14,7 @@ from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.cli.reading import Reading, read
 from gangrun.cli.times import WallTimes, wall_now
 from gangrun.cli.truth import truth_of
-from gangrun.core.model import AttemptRecord, CheckpointRef, RunState
+from gangrun.core.model import TERMINAL, AttemptRecord, CheckpointRef, RunState
 from gangrun.core.nodeset import natural_sort
 from gangrun.core.quarantine import active
 
@@ -106,6 +106,7 @@ def _skeleton(reading: Reading) -> dict[str, Any]:
         "step": None,
         "loss": None,
         "checkpoint": None,
+        "memory_step": None,
         "nodes": list(spec.nodes),
         "world_size": (spec.nodes_count or len(spec.nodes)) * spec.slots_per_node * spec.ranks_per_slot,
         "supervisor": None,
@@ -139,6 +140,7 @@ def _of_state(reading: Reading, state: RunState) -> dict[str, Any]:
         "step": _step(state, fresh),
         "loss": float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None,
         "checkpoint": _checkpoint(state.checkpoint, reading),
+        "memory_step": None if state.phase in TERMINAL else _kept(fresh),
         "nodes": natural_sort(state.nodes) or list(reading.spec.nodes),
         "world_size": state.placement.world_size if state.placement else _skeleton(reading)["world_size"],
         "supervisor": {"term": state.term, "node": reading.claim.node if reading.claim else ""},
@@ -167,6 +169,11 @@ def _step(state: RunState, live: Mapping[str, Any]) -> int | None:
     step = max(state.attempt_step, newest if isinstance(newest, int) else -1)
     step = step if step >= 0 else state.observed_step
     return step if step >= 0 else None
+
+
+def _kept(live: Mapping[str, Any]) -> int | None:
+    step = live.get("kept_step")
+    return step if isinstance(step, int) and step >= 0 else None
 
 
 def _checkpoint(ref: CheckpointRef | None, reading: Reading) -> dict[str, Any] | None:

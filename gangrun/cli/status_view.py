@@ -108,6 +108,8 @@ def _facts(status: Mapping[str, Any], look: Look) -> list[tuple[str, str]]:
     loss = "" if status["loss"] is None else f", loss {status['loss']:.5g}"
     facts.append(("step", step + loss))
     facts.append(("checkpoint", _checkpoint(status["checkpoint"], look)))
+    if status["memory_step"] is not None:
+        facts.append(("in memory", f"step {status['memory_step']}, on the nodes themselves"))
     if status["restarts"] or len(attempts) > 1:
         facts.append(("restarts", str(status["restarts"])))
     return facts

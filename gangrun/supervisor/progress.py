@@ -38,7 +38,7 @@ class Progress:
         self.warning = ""
         self._steps: dict[str, tuple[int, int]] = {}  # node -> (lowest, highest) step of its ranks
         self._phases: dict[str, int] = {}
-        self._top = self._first = -1
+        self._top = self._first = self._kept = -1
         self._loss: float | None = None
         self._advanced_at: float | None = None
         self._intervals: deque[float] = deque(maxlen=INTERVALS_COUNT)
@@ -91,6 +91,7 @@ class Progress:
             if first >= 0 and not 0 <= self._first <= first:
                 self._first = first
         self._loss = next((reading.loss for reading in row.readings if reading.rank == 0), self._loss)
+        self._kept = max(self._kept, *(reading.kept_step for reading in row.readings))
         steps = [reading.step for reading in row.readings]
         top = max(steps)
         self._steps[row.node] = (min(steps), top)
@@ -163,6 +164,7 @@ class Progress:
             "step": self._top if self._top >= 0 else state.attempt_step,
             "step_min": min(known) if known else -1,
             "loss": self._loss,
+            "kept_step": self._kept,
             "slot_phase": max(self._phases.values(), default=0),
             "agents_heard_count": heard_count,
             "warning": self.warning,

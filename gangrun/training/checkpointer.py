@@ -260,6 +260,8 @@ class Checkpointer:
         for save in ended:
             if save.in_memory:
                 self._memory_schedule.persist_s = save.persist_s
+                if not save.failure:
+                    progress.step_kept(save.step)
                 continue
             self._schedule.persist_s = save.persist_s
             if save.failure and save.step == self._saved_step:

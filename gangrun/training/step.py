@@ -217,6 +217,13 @@ def checkpoint_saved() -> None:
     (_state or _attach()).handled()
 
 
+def step_kept(step: int) -> None:
+    """Say that this step is whole in the nodes' memory."""
+    words = (_state or _attach()).words
+    if words is not None:
+        words.ints[progress.W_KEPT] = step + 1
+
+
 def hold_requests() -> None:
     """From now on only ``checkpoint_saved()`` says that a request is done."""
     (_state or _attach()).held = True

@@ -51,6 +51,7 @@ class Reading(msgspec.Struct, frozen=True, array_like=True):
     state: str
     first_step: int = -1  # that this rank reported in this attempt
     loss: float | None = None
+    kept_step: int = -1  # the newest step that is whole in the nodes' memory, as this rank knows
 
 
 class AgentEvent(msgspec.Struct, frozen=True):

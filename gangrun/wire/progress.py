@@ -19,6 +19,7 @@ Layout, version 1: 256 bytes, native byte order (both ends are on one machine), 
       16  agent   requests                i64  generation << 8 | Ask bits; one word, so never half of one
       24  script  saves_on_stop           i64  1: the script will save when asked (``gangrun.save_on_stop()``)
       25  script  handled                 i64  newest generation of requests that the script is done with
+      26  script  kept                    i64  1 + the newest step that is whole in the nodes' memory; 0: none
 
 Next: ``training/step.py`` (the writer), ``agent/readings.py`` (the reader).
 """
@@ -40,6 +41,7 @@ MAGIC = int.from_bytes(struct.pack("=6sH", b"GRSLOT", VERSION), "little", signed
 W_REQUESTS = 16
 W_SAVES_ON_STOP = 24
 W_HANDLED = 25
+W_KEPT = 26
 GENERATION_SHIFT = 8
 READS_MAX_COUNT = 64
 
@@ -82,6 +84,7 @@ class SlotReading:
     saves_on_stop: bool
     handled_generation: int
     first_step: int = -1
+    kept_step: int = -1
     torn: bool = False
 
 
@@ -138,7 +141,7 @@ class Slot:
         return self._reading(before, torn=True)
 
     def _once(self) -> tuple[int, ...]:
-        return tuple(self._words.ints[: W_HANDLED + 1])
+        return tuple(self._words.ints[: W_KEPT + 1])
 
     @staticmethod
     def _reading(words: tuple[int, ...], *, torn: bool) -> SlotReading:
@@ -155,6 +158,7 @@ class Slot:
             saves_on_stop=bool(words[W_SAVES_ON_STOP]),
             handled_generation=words[W_HANDLED],
             first_step=words[W_FIRST_STEP],
+            kept_step=words[W_KEPT] - 1,
             torn=torn,
         )
 

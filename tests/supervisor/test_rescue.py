@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gangrun.core.model import Phase
-from gangrun.wire.messages import Rescue
+from gangrun.wire.messages import Reading, Rescue
 from tests.supervisor.desk import Desk, HandAgent
 from tests.supervisor.test_loop import killed
 
@@ -100,6 +100,15 @@ def test_without_the_setting_nobody_is_asked() -> None:
     desk.running()
     assert restarted(desk) == [("seal", 1), ("choose", 1)]
     assert not any(agent.heard(Rescue) for agent in desk.agents.values())
+
+
+def test_the_newest_step_in_memory_is_among_the_live_figures() -> None:
+    desk = Desk()
+    loop = desk.running()
+    assert loop.progress.live(loop.state, desk.clock.boot, 2)["kept_step"] == -1
+    desk.agents["n0"].beat(readings=(Reading(0, 9, 2, 9, 0, 0.0, "R", kept_step=8),))
+    desk.turn_all()
+    assert loop.progress.live(loop.state, desk.clock.boot, 2)["kept_step"] == 8
 
 
 def test_what_the_disk_has_already_is_not_brought() -> None:

@@ -21,9 +21,11 @@ from gangrun.checkpoint.kept import Kept, NotKept  # noqa: E402
 from gangrun.checkpoint.rescue import adopt, staging_of  # noqa: E402
 from gangrun.checkpoint.store import CheckpointRoom  # noqa: E402
 from gangrun.core.selection import Chosen, ResumeRequest  # noqa: E402
+from gangrun.training import step as progress  # noqa: E402
 from gangrun.training.checkpointer import CheckpointWarning  # noqa: E402
 from gangrun.wire.manifest import MANIFEST_NAME  # noqa: E402
 from gangrun.wire.messages import Rescue  # noqa: E402
+from gangrun.wire.progress import Slot  # noqa: E402
 from tests.waiting import until  # noqa: E402
 
 
@@ -162,6 +164,19 @@ def test_a_keeper_that_died_costs_its_steps_and_nothing_else(node: Node) -> None
     assert node.answer(Rescue(1, (1, 1), 0))["steps"] == []
     with pytest.warns(UserWarning, match="checkpoints are not kept in memory"):
         node.checkpointer(model).close()
+
+
+def test_the_newest_step_in_memory_is_shown(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slot = Slot(str(tmp_path / "slot"), 0)
+    monkeypatch.setenv("GANGRUN_PROGRESS_SLOT", str(tmp_path / "slot"))
+    monkeypatch.setattr(progress, "_state", None)
+    model = torch.nn.Linear(3, 4)
+    with node.checkpointer(model) as ckpt:
+        train(node, ckpt, model, range(1))
+        assert slot.read().kept_step == -1
+        train(node, ckpt, model, range(1, 7))
+        assert slot.read().kept_step == 5
+    slot.close()
 
 
 def test_memory_is_for_the_directory_that_gangrun_brings_it_to(node: Node, tmp_path: Path) -> None:

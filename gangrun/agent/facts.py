@@ -76,10 +76,12 @@ class StacksTaken:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """``RunCheck`` ended."""
+    """``RunCheck`` ended, one that asked for ``tests``; ``tested``: what devices did, where all came out right."""
 
     ok: bool
     why: str = ""
+    tested: str = ""
+    tests: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, final
 
 from gangrun.agent import effects, facts
@@ -42,7 +43,7 @@ class AgentLoop:
         warden: WardenEnd,
         ranks: Ranks,
         find_term: Callable[[], facts.TermFound],
-        check: Callable[[], facts.Checked],
+        check: Callable[[str], facts.Checked],
         say: Callable[[str], None],
         health: Health | None = None,
         rescue: Callable[[Rescue], facts.Rescued] | None = None,
@@ -174,7 +175,7 @@ class AgentLoop:
             case effects.TakeStacks():
                 self._ranks.take_stacks(effect.command, self._stacks_within_s)
             case effects.RunCheck():
-                self._errands.ask("check", self._check, lambda error: facts.Checked(False, str(error)))
+                self._prove(effect.command.tests)
             case effects.Leave():
                 self._left = effect
 
@@ -197,6 +198,13 @@ class AgentLoop:
             self._local(facts.RanksLaunched(attempt, False, str(error)))
             return
         self._local(facts.RanksLaunched(attempt, True, ranks=ranks))
+
+    def _prove(self, tests: str) -> None:
+        self._errands.ask(
+            f"check {tests}",
+            lambda: replace(self._check(tests), tests=tests),
+            lambda error: facts.Checked(False, str(error), tests=tests),
+        )
 
     def _tell_warden(self, message: dict[str, Any]) -> None:
         try:

@@ -180,8 +180,9 @@ class Orders:
 
     def on_checked(self, fact: facts.Checked) -> list[Effect]:
         """The preflight ended."""
-        found = [command for command in self._in_hand.values() if isinstance(command, Check)]
-        return [self._answer(command, fact.ok, fact.why) for command in found]
+        data = {"tested": fact.tested} if fact.tested else {}
+        found = [one for one in self._in_hand.values() if isinstance(one, Check) and one.tests == fact.tests]
+        return [self._answer(command, fact.ok, fact.why, data) for command in found]
 
     # ---- memory ------------------------------------------------------------------------------------------------
 

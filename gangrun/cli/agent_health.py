@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ import msgspec
 from gangrun.adapters.local.health_child import HealthChild
 from gangrun.agent.facts import Checked, FindingMade
 from gangrun.core.model import Finding
+from gangrun.core.trial import QUICK, THOROUGH
 from gangrun.health import gpu_use
 from gangrun.wire.spec import RunSpec
 
@@ -38,6 +40,9 @@ class AgentHealth:
         self._node = node
         self._observe = spec.policy.observe
         self._gate_within_s = GATE_SHARE * spec.policy.check_within_s
+        tests_s = spec.policy.tests_within_s
+        self._tests_within_s = {QUICK: tests_s, THOROUGH: 2 * tests_s}
+        self._one_at_a_time = threading.Lock()
         what = watch_spec(spec, node, run_directory, variables)
         command = [sys.executable, "-m", "gangrun.cli.health_watch", json.dumps(what)]
         package = str(Path(__file__).resolve().parents[2])
@@ -66,19 +71,27 @@ class AgentHealth:
         """End it."""
         self._child.close()
 
-    def gate(self, before: Checked) -> Checked:
-        """What the preflight said, with a look at the hardware; what is not seen in time is unknown, and not bad."""
+    def gate(self, before: Checked, tests: str) -> Checked:
+        """What the preflight said, with a look at the hardware, and with devices at work where that is asked for; what
+        is not seen in time is unknown, and not bad.
+        """
         if not before.ok:
             return before
-        plains, unknown = self._child.look(self._gate_within_s)
-        found = [one for one in map(self._finding, plains) if one is not None]
+        with self._one_at_a_time:
+            plains, unknown = self._child.look(self._gate_within_s)
+            found = [one for one in map(self._finding, plains) if one is not None]
+            tested = ""
+            if tests and not any(one.fatal for one in found):
+                plains, tested, untested = self._child.work(tests, self._tests_within_s[tests])
+                found += [one for one in map(self._finding, plains) if one is not None]
+                unknown = "; ".join(filter(None, (unknown, f"devices are not proven: {untested}" if untested else "")))
         fatal = [f"{one.sentence} ({one.check})" for one in found if one.fatal]
         if fatal and self._observe:
             return Checked(True, f"observing only, so it is used all the same: {'; '.join(fatal[:3])}")
         if fatal:
             return Checked(False, "; ".join(fatal[:3]))
         poor = [one.sentence for one in found if one.poor]
-        return Checked(True, "; ".join([*filter(None, (before.why,)), *poor[:3], *filter(None, (unknown,))]))
+        return Checked(True, "; ".join([*filter(None, (before.why,)), *poor[:3], *filter(None, (unknown,))]), tested)
 
     def _finding(self, plain: Mapping[str, Any]) -> Finding | None:
         try:
@@ -100,5 +113,6 @@ def watch_spec(spec: RunSpec, node: str, run_directory: Path, variables: Mapping
         "made_later": checkpoints,
         "policy": {**expected, "gpus_used": gpu_use.wanted({**variables, **spec.environment}), **spec.health.bounds},
         "off": list(spec.health.off),
+        "python": spec.command[0] if spec.python else "",
         "commands": dict(spec.health.commands),
     }

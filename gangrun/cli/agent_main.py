@@ -170,9 +170,9 @@ def main(words: list[str]) -> int:
         ours = (*supervisors, told.keeper_pid) if told.keeper_pid else supervisors
         return ours if health is None else (*ours, *health.pids())
 
-    def checked() -> facts.Checked:
+    def checked(tests: str) -> facts.Checked:
         found = check(paths, clock, net, nodes_count, spec.slots_per_node * spec.ranks_per_slot, incarnation)
-        return found if health is None else health.gate(found)
+        return found if health is None else health.gate(found, tests)
 
     loop = AgentLoop(
         brain=brain,

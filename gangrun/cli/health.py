@@ -172,24 +172,17 @@ def look(here: Here, variables: dict[str, str]) -> tuple[Verdict, ...]:
 
 
 def _at_work(here: Here, around: Surroundings, policy: HealthPolicy) -> tuple[Verdict, ...]:
-    """Devices at work, beside the best that they have shown here; that is kept for the next time."""
+    """Devices at work, beside the best that they have shown here."""
     from gangrun.adapters.clock import SystemClock
-    from gangrun.cli.health_asking import baseline_of, keep_baseline
+    from gangrun.cli.health_work import measured
     from gangrun.health import dcgm
-    from gangrun.health.active import DEEP_FAMILY, FAMILY, NAME
-    from gangrun.health.active_baseline import kept
-    from gangrun.health.rounds import Rounds
+    from gangrun.health.active import DEEP_FAMILY, FAMILY
 
+    families = (DEEP_FAMILY if here.deep else FAMILY, dcgm.TEST_FAMILY)
     node = node_name(environment.all_variables())
-    before = baseline_of(node)
-    rounds = Rounds((DEEP_FAMILY if here.deep else FAMILY, dcgm.TEST_FAMILY), around, policy, SystemClock())
-    rounds.begin_from([before] if before is not None else [])
-    verdicts = rounds.look()
-    for now in rounds.readings():
-        new = now.family == NAME and now is not before
-        why_not = keep_baseline(node, kept(now, before)) if new else ""
-        if why_not:
-            click.echo(f"gangrun: {clean(why_not)}: the next look has nothing to compare with", err=True)
+    verdicts, why_not = measured(families, around, policy, node, SystemClock())
+    if why_not:
+        click.echo(f"gangrun: {clean(why_not)}: the next look has nothing to compare with", err=True)
     return verdicts
 
 

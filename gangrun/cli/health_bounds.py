@@ -12,6 +12,7 @@ from typing import Any
 from gangrun.cli.errors import did_you_mean
 
 OFF, COMMANDS = "off", "commands"
+SWITCHES = ("active_at_start", "active_on_suspicion")  # whose devices are put to work
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +22,13 @@ class HealthTable:
     bounds: dict[str, Any] = field(default_factory=dict)
     off: tuple[str, ...] = ()
     commands: dict[str, Any] = field(default_factory=dict)
+    active_at_start: bool = False
+    active_on_suspicion: bool = True
 
 
 def health_table(value: object) -> HealthTable:
     """What ``[health]`` says; ValueError otherwise."""
-    from gangrun.health.catalogue import CHECKS
+    from gangrun.health.catalogue import ACTIVE_CHECKS, CHECKS
     from gangrun.health.policy import HealthPolicy
 
     if not isinstance(value, dict):
@@ -33,22 +36,27 @@ def health_table(value: object) -> HealthTable:
     bounds: dict[str, Any] = {}
     off: tuple[str, ...] = ()
     commands: dict[str, Any] = {}
+    switches: dict[str, bool] = {}
     known = HealthPolicy.__dataclass_fields__
     for key, given in value.items():
         name = str(key).replace("-", "_")
         if name == OFF:
-            off = _checks(given, [check.name for check in CHECKS])
+            off = _checks(given, [check.name for check in (*CHECKS, *ACTIVE_CHECKS)])
         elif name == COMMANDS:
             commands = _commands(given)
+        elif name in SWITCHES:
+            if not isinstance(given, bool):
+                raise ValueError(f"[health] {name} = {given!r}: true or false")
+            switches[name] = given
         elif name in known:
             bounds[name] = _bound(name, given, str(known[name].type))
         else:
-            raise ValueError(f"unknown key {key!r} in [health]{_nearest(name, [*known, OFF, COMMANDS])}")
+            raise ValueError(f"unknown key {key!r} in [health]{_nearest(name, [*known, OFF, COMMANDS, *SWITCHES])}")
     try:
         HealthPolicy(**bounds)
     except ValueError as error:
         raise ValueError(f"[health] {error}") from None
-    return HealthTable(bounds=bounds, off=off, commands=commands)
+    return HealthTable(bounds=bounds, off=off, commands=commands, **switches)
 
 
 def _commands(given: object) -> dict[str, Any]:

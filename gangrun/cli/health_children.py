@@ -17,6 +17,7 @@ from gangrun.adapters.local.box import cpus_count, gpus_count
 from gangrun.adapters.local.crowd import NOT_FOUND, Said, together
 from gangrun.cli import environment
 from gangrun.health.active import CPU, DEEP, ENDS_BEFORE_S, NODE
+from gangrun.health.dcgm import WITHIN_S
 from gangrun.health.files import text_of
 
 PROGRAM = Path(__file__).resolve().parents[1] / "health" / "active_child.py"
@@ -147,7 +148,7 @@ def _end(one: Said, within_s: float) -> str:
     return f"the test {how}" + (f": {one.last_words}" if one.last_words else "")
 
 
-def dcgm(words: Sequence[str]) -> dict[str, Any]:
+def dcgm(words: Sequence[str], within_s: float = WITHIN_S) -> dict[str, Any]:
     """What dcgmi answers; where it is not installed, that."""
     from gangrun.health import dcgm as answers
     from gangrun.health.recorded import plain_facts
@@ -155,7 +156,6 @@ def dcgm(words: Sequence[str]) -> dict[str, Any]:
     variables = environment.all_variables()
     if shutil.which("dcgmi", path=variables.get("PATH")) is None:
         return {"absent": answers.ABSENT}
-    within_s = answers.WITHIN_S if tuple(words) == answers.HEALTH else answers.TEST_WITHIN_S
     [said] = together([["dcgmi", *words]], variables, within_s - ENDS_BEFORE_S, SystemClock().now)
     if said.code is None:
         return {"absent": f"dcgmi did not answer within {within_s:g} s"}

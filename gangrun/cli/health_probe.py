@@ -12,6 +12,8 @@ from typing import Any
 
 from gangrun.adapters.clock import SystemClock
 
+AT_WORK = ("active", "dcgm_test")  # what must not go on once nobody waits for it
+
 
 def answer(kind: str, words: tuple[str, ...]) -> Any:
     """Plain values, as ``health.recorded`` reads them."""
@@ -29,6 +31,10 @@ def answer(kind: str, words: tuple[str, ...]) -> Any:
         from gangrun.cli.health_children import dcgm
 
         return dcgm(words)
+    if kind == "dcgm_test":
+        from gangrun.cli.health_children import dcgm
+
+        return dcgm(words[1:], float(words[0]))
     if kind == "command":
         from gangrun.cli.health_children import site_command
 
@@ -44,8 +50,19 @@ def answer(kind: str, words: tuple[str, ...]) -> Any:
     return {"absent": f"nobody knows how to ask for {kind}"}
 
 
+def with_its_parent() -> None:
+    """Die when whoever asked does: devices must not be at work where ranks may start."""
+    import signal
+
+    from gangrun.processes import PR_SET_PDEATHSIG, prctl
+
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main() -> None:
     """Answer and end at once: a library that is hard to leave must not keep us."""
+    if sys.argv[1] in AT_WORK:
+        with_its_parent()
     said = json.dumps(answer(sys.argv[1], tuple(sys.argv[2:])))
     sys.stdout.write(said + "\n")
     sys.stdout.flush()

@@ -4,7 +4,8 @@ The agent starts it and reads its lines. Whatever a sick driver or a dead file s
 without: NVML is loaded here and nowhere else. It ends when its standard input does. One JSON object a line:
 
     out  {"op": "watching", "trouble": ...}  {"op": "finding", ...}  {"op": "looked", "n": ...}  {"op": "alive"}
-    in   {"op": "look", "n": ...}  {"op": "gang", "attempt": ..., "stopping": ...}
+    in   {"op": "look", "n": ...}  {"op": "work", "n": ..., "tests": ..., "until": ...}
+         {"op": "gang", "attempt": ..., "stopping": ...}
 """
 
 from __future__ import annotations
@@ -48,14 +49,17 @@ GPU = "gpu"
 class InThisProcess:
     """``health.rounds.Probes``: GPUs are asked here, as this process may hang; what else may hang, in a child."""
 
-    def __init__(self) -> None:
+    def __init__(self, python: str = "") -> None:
         from gangrun.adapters.local.probe_children import ProbeChildren
 
+        self._python = (python,) if python else ()  # the one that trains, whose torch devices are tested with
         command = (sys.executable, "-m", "gangrun.cli.health_probe")
         self._children = ProbeChildren(command, environment.all_variables())
 
     def ask(self, kind: str, words: tuple[str, ...], within_s: float) -> Facts:
         """One question; a call that hangs takes the thread of its family along, and no other."""
+        if kind == "active":
+            words += self._python
         if kind != GPU:
             return facts_from(self._children.ask(kind, words, within_s))
         from gangrun.cli.health_probe import answer
@@ -82,16 +86,17 @@ class Watch:
         self._node = str(spec["node"])
         self._clock = SystemClock()
         self._heard: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-        self._families = families_of(frozenset(spec.get("off", ())), spec.get("commands", {}))
-        around = Surroundings(
+        self._off = frozenset(spec.get("off", ()))
+        self._families = families_of(self._off, spec.get("commands", {}))
+        self._around = Surroundings(
             Path(spec.get("root", "/")),
-            InThisProcess(),
+            InThisProcess(str(spec.get("python", ""))),
             tuple(spec.get("directories", ())),
             tuple(spec.get("peers", ())),
             frozenset(spec.get("made_later", ())),
         )
-        policy = self._policy = HealthPolicy(**{name: _value(found) for name, found in spec.get("policy", {}).items()})
-        self._rounds = Rounds(self._families, around, policy, self._clock)
+        self._policy = HealthPolicy(**{name: _value(found) for name, found in spec.get("policy", {}).items()})
+        self._rounds = Rounds(self._families, self._around, self._policy, self._clock)
         self._news, self._xids = News(), XidStory(self._node)
         self._due = {one.name: self._clock.now() + FIRST_LOOK_S for one in self._families}
         self._said_at = self._clock.now()
@@ -146,6 +151,17 @@ class Watch:
             for family in self._families:
                 self._look(family)
             self._say({"op": "looked", "n": said.get("n")})
+        elif said.get("op") == "work":
+            self._work(said)
+
+    def _work(self, said: Mapping[str, Any]) -> None:
+        from gangrun.cli.health_work import at_the_gate
+
+        tests, until = str(said.get("tests")), float(said.get("until", 0.0))
+        worked = at_the_gate(tests, until, self._around, self._policy, self._node, self._clock, self._off)
+        for finding in filter(travels, (one for verdict in worked.verdicts for one in verdict.findings)):
+            self._say_finding(finding)
+        self._say({"op": "looked", "n": said.get("n"), "tested": worked.tested, "untested": worked.untested})
 
     # ---- looking ----
 

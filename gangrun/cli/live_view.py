@@ -57,6 +57,13 @@ class Tail:
         return [line.decode("utf-8", "replace") for line in whole]
 
 
+def _of_tests(record: Record) -> bool:
+    """That devices are put to work, for which a person waits; and what came of it."""
+    if any(one.kind == "CheckNodes" and one.args.get("tests") for one in record.actions):
+        return True
+    return record.kind == "NodeChecked" and record.was != record.phase and bool(record.event.get("tested"))
+
+
 @dataclass(slots=True)
 class LiveView:
     """Shows one run. ``out`` gets the ranks' output, ``err`` the story; with --json both are stderr."""
@@ -85,7 +92,9 @@ class LiveView:
     def record(self, record: Record) -> None:
         """One line of the story, when it tells something new."""
         ended = record.was != record.phase and record.phase in {phase.value for phase in TERMINAL}
-        if (record.kind in QUIET and not ended) or record.outcome != "applied" or record.kind == "Snapshot":
+        if record.outcome != "applied" or record.kind == "Snapshot":
+            return
+        if record.kind in QUIET and not ended and not _of_tests(record):
             return
         if record.was != record.phase or "reason" in record.patch:
             self.say(record.reason, record.wall)

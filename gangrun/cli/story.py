@@ -154,6 +154,8 @@ def _matters(record: Record) -> bool:
         return True
     if record.kind == "RankExited":
         return not _one_of_many(record.event)
+    if record.kind == "NodeChecked":  # a suspect's answer has a story, and so has a failure
+        return not record.event.get("ok", True) or "suspected_at" in record.patch
     return record.kind in TELLING
 
 

@@ -117,7 +117,8 @@ def _of_nodes(
             whose = "the scheduler could start nothing on" if event.scheduler else "no agent comes from"
             return f"{whose} {event.node}: {event.why}"
         case ev.NodeChecked():
-            return f"the checks of {event.node} {'passed' if event.ok else 'failed: ' + event.reason}"
+            how = ", and its devices were put to work" if event.tested else ""
+            return f"the checks of {event.node} {'passed' if event.ok else 'failed: ' + event.reason}{how}"
         case ev.FindingRaised(finding=found):
             return f"check {found.check} on {found.node}: {found.sentence}"
 
@@ -209,7 +210,8 @@ def done(action: act.Action) -> str:
     """What was asked of the world."""
     match action:
         case act.CheckNodes(nodes=nodes):
-            return f"asked {fold(nodes)} to prove {'itself' if len(nodes) == 1 else 'themselves'}"
+            at_work = ", with devices at work" if action.tests else ""
+            return f"asked {fold(nodes)} to prove {'itself' if len(nodes) == 1 else 'themselves'}{at_work}"
         case act.SealAttempts():
             return f"sealed staging of all attempts before {action.attempt}"
         case act.ChooseResume():

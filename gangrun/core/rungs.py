@@ -27,7 +27,7 @@ def begin_checks(state: RunState, now: float, policy: Policy, why: str) -> Decis
     return enter(
         state,
         Phase.CHECKING,
-        f"{why}; checking {fold(nodes)}",
+        f"{why}; checking {fold(nodes)}{', with devices at work' if any(one.tests for one in asked) else ''}",
         *asked,
         deadlines={"check": now + trial.within_s(trial.ask(state, nodes, policy), policy)},
     )

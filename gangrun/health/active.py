@@ -36,16 +36,15 @@ IDLE_LOAD_SHARE = 0.3  # processes that want to run, for each CPU
 
 def read(around: Surroundings) -> Facts:
     """The quick tests."""
-    return _asked(around, QUICK)
+    return _asked(around, QUICK, WITHIN_S[QUICK])
 
 
 def read_deep(around: Surroundings) -> Facts:
     """The same for minutes, and with most of the memory."""
-    return _asked(around, DEEP)
+    return _asked(around, DEEP, WITHIN_S[DEEP])
 
 
-def _asked(around: Surroundings, how: str) -> Facts:
-    within_s = WITHIN_S[how]
+def _asked(around: Surroundings, how: str, within_s: float) -> Facts:
     return around.probes.ask(NAME, (how, f"{within_s - ENDS_BEFORE_S:g}"), within_s)
 
 
@@ -205,3 +204,9 @@ CHECKS = (
 )
 FAMILY = Family(NAME, WITHIN_S[QUICK] + 2.0, read, CHECKS)
 DEEP_FAMILY = Family(NAME, WITHIN_S[DEEP] + 2.0, read_deep, CHECKS)
+
+
+def quick(left_s: float) -> Family:
+    """The quick tests where there is only so much time."""
+    within_s = min(WITHIN_S[QUICK], left_s)
+    return Family(NAME, within_s + 2.0, lambda around: _asked(around, QUICK, within_s), CHECKS)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from gangrun.sim.node import SimNode
     from gangrun.sim.supervisor import SimSupervisor
 
-PREPARE_S, LAUNCH_S, STOP_S, STACKS_S, CHECK_S = 0.02, 0.1, 0.3, 0.2, 0.05
+PREPARE_S, LAUNCH_S, STOP_S, STACKS_S, CHECK_S, TESTS_S = 0.02, 0.1, 0.3, 0.2, 0.05, 20.0
 
 # What moves no timer of the brain.
 OUTCOMES = (facts.SlatePrepared, facts.RanksLaunched, facts.RankEnded, facts.Checked, facts.StacksTaken)
@@ -248,11 +248,12 @@ class SimAgent(SimProcess):
         sentence = "a GPU fell off the bus" if fatal else "a memory error was contained"
         self.tell(facts.FindingMade(Finding(self.node.name, "xid", fatal, sentence, self.boot(), not fatal)))
 
-    def _checked(self) -> None:
+    def _checked(self, tests: str) -> None:
         sick = self.node.name in self.world.sick
         if sick:
             self.finds(fatal=True)
-        self.tell(facts.Checked(not sick, "a GPU fell off the bus" if sick else ""))
+        tested = "all came out right" if tests and not sick else ""
+        self.tell(facts.Checked(not sick, "a GPU fell off the bus" if sick else "", tested, tests))
 
     def rank_ended(self, rank: SimRank, code: int | None, signal: int | None, error: ErrorReport | None) -> None:
         """A pidfd became readable."""
@@ -301,7 +302,8 @@ class SimAgent(SimProcess):
                 )
                 self.timeline.after(STACKS_S, lambda: self.tell(facts.StacksTaken(attempt, stacks)))
             case effects.RunCheck():
-                self.timeline.after(CHECK_S, self._checked)
+                tests = effect.command.tests
+                self.timeline.after(TESTS_S if tests else CHECK_S, lambda: self._checked(tests))
             case effects.Leave():
                 node.warden.goodbye(effect.code)
             case effects.RescueSteps():  # nodes made of numbers keep no checkpoints in memory

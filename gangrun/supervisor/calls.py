@@ -169,9 +169,9 @@ class StacksCall:
 class CheckCall:
     """Preflight; each node's answer is an event of its own, and the core keeps the deadline."""
 
-    def __init__(self, board: Switchboard, nodes: tuple[str, ...], now: float) -> None:
+    def __init__(self, board: Switchboard, nodes: tuple[str, ...], tests: str, now: float) -> None:
         self.deadline = NEVER
-        self._open = {board.say(node, lambda act: Check(board.term, act), now) for node in nodes}
+        self._open = {board.say(node, lambda act: Check(board.term, act, tests), now): node for node in nodes}
         self.over = not self._open
 
     def joined(self, other: CheckCall) -> CheckCall:
@@ -180,6 +180,14 @@ class CheckCall:
         self.over = not self._open
         return self
 
+    def left_by(self, nodes: Collection[str]) -> Collection[int]:
+        """These nodes' answers are waited for no more, as ranks start there; the others may still be at it."""
+        gone = [n for n, node in self._open.items() if node in nodes]
+        for n in gone:
+            del self._open[n]
+        self.over = not self._open
+        return gone
+
     def numbers(self) -> Collection[int]:
         """Commands without an answer yet."""
         return self._open
@@ -187,9 +195,9 @@ class CheckCall:
     def answered(self, n: int, result: CommandResult, now: float) -> list[Event]:
         """One node proved itself, or did not."""
         del now
-        self._open.discard(n)
+        self._open.pop(n, None)
         self.over = not self._open
-        return [NodeChecked(result.node, result.ok, result.why)]
+        return [NodeChecked(result.node, result.ok, result.why, str(result.data.get("tested", "")))]
 
     def tick(self, now: float) -> list[Event]:
         """No deadline here."""

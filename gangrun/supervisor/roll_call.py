@@ -76,7 +76,7 @@ class RollCall:
             case CheckNodes():
                 if self._check is not None and self._check.over:
                     self._check = None
-                call = CheckCall(self._board, action.nodes, now)
+                call = CheckCall(self._board, action.nodes, action.tests, now)
                 self._check = call if self._check is None else self._check.joined(call)
             case EndJob():
                 self._perform_end(action, now)
@@ -85,8 +85,8 @@ class RollCall:
         if action.attempt <= self._stopped_through:
             return  # stopped while its record was on the way to disk
         self._drop(self._start)
-        self._drop(self._check)
-        self._check = None
+        if self._check is not None:
+            self._board.withdraw(self._check.left_by(action.placement.nodes))
         self._start = StartCall(self._board, action, self._facts.addresses, self._policy, now)
 
     def _perform_stop(self, action: StopGang, state: RunState, now: float) -> None:

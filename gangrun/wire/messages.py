@@ -191,10 +191,11 @@ class Stacks(_Message, frozen=True, tag=True):
 
 
 class Check(_Message, frozen=True, tag=True):
-    """Run the preflight; answered with ok / why."""
+    """Run the preflight, by ``tests`` with devices at work; answered with ok / why and ``data={"tested": ...}``."""
 
     term: int
     act: tuple[int, int]
+    tests: str = ""
 
 
 class Probe(_Message, frozen=True, tag=True):

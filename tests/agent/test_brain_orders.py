@@ -167,6 +167,17 @@ def test_a_command_said_again_after_its_answer_is_answered_from_memory():
     assert stage.take() == [effects.SendSupervisor(first[0])]
 
 
+def test_an_answer_is_of_the_check_that_asked_for_it():
+    stage = Stage().follow()
+    stage.sup(Check(1, (1, 1)))
+    assert stage.sup(Check(1, (1, 2), "thorough")) == [effects.RunCheck(Check(1, (1, 2), "thorough"))]
+    stage.local(facts.Checked(True))
+    stage.local(facts.Checked(True, tested="4 products", tests="thorough"))
+    plain, tested = stage.only(CommandResult)
+    assert (plain.act, "tested" in plain.data) == ((1, 1), False)
+    assert (tested.act, tested.data["tested"]) == ((1, 2), "4 products")
+
+
 def test_the_same_number_in_another_term_is_another_command():
     stage = Stage().follow(1)
     stage.sup(Check(1, (1, 1)))

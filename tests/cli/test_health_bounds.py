@@ -9,7 +9,7 @@ import pytest
 from gangrun.cli.config import layered
 from gangrun.cli.errors import UserError
 from gangrun.cli.health_bounds import HealthTable, health_table
-from gangrun.cli.run_spec import spec_of
+from gangrun.cli.run_spec import policy_of, spec_of
 from gangrun.wire import spec as wire_spec
 
 
@@ -49,6 +49,22 @@ def test_flag_over_variable_over_file(
 
 
 @pytest.mark.parametrize(
+    ("toml", "policy"),
+    [
+        ("", (False, True)),
+        ("[health]\nactive_at_start = true\nactive-on-suspicion = false", (True, False)),
+        ("no_health = true\n[health]\nactive_at_start = true", (False, False)),
+        ('[health]\noff = ["active_copies"]', (False, True)),
+    ],
+)
+def test_whose_devices_are_put_to_work(tmp_path: Path, toml: str, policy: tuple[bool, bool]) -> None:
+    file = tmp_path / "gangrun.toml"
+    file.write_text(toml)
+    made = policy_of(layered({}, {"GANGRUN_NO_HEALTH": "1" if "no_health" in toml else "0"}, (file,)), "local")
+    assert (made.test_at_start, made.test_suspects) == policy
+
+
+@pytest.mark.parametrize(
     ("value", "words"),
     [
         (True, "is a table"),
@@ -63,6 +79,8 @@ def test_flag_over_variable_over_file(
         ({"ib_devices": ["a/b"]}, "names of devices"),
         ({"off": ["gpu_count", "host_lod"]}, "there is no check 'host_lod'; did you mean host_load?"),
         ({"off": [3]}, "names of checks"),
+        ({"active_at_start": 1}, "active_at_start = 1: true or false"),
+        ({"active_at_strat": True}, "did you mean active_at_start?"),
     ],
 )
 def test_what_cannot_be_is_an_error_with_the_nearest(value: object, words: str) -> None:

@@ -53,6 +53,19 @@ def test_answers_twice_or_to_nobody_change_nothing() -> None:
     assert len(desk.disk.records(1)) == before and loop.state.phase is Phase.RUNNING
 
 
+def test_devices_are_put_to_work_where_the_policy_says_so_and_what_they_did_is_journalled() -> None:
+    desk = Desk(policy=Policy(test_at_start=True))
+    desk.open()
+    desk.agents["n1"].obeys = False
+    desk.join()
+    desk.pass_s(2.0)
+    (check,) = {message.act: message for message in desk.agents["n1"].heard(Check)}.values()
+    assert check.tests == "quick"
+    desk.agents["n1"].answer(check, tested="4 products")
+    desk.turn_all()
+    assert record(desk, "NodeChecked")["tested"] == "4 products"
+
+
 def test_launch_carries_the_shape_of_the_gang() -> None:
     desk = Desk(nodes=3)
     desk.running()

@@ -23,6 +23,7 @@ STARTS_WINDOW_S = 3600.0
 PAUSES_S = (1.0, 5.0, 30.0, 120.0)
 HELD_LOOK_S = 60.0
 QUEUE_MAX_COUNT = 256
+ENDS_BEFORE_S = 2.0  # the tests of devices, so that their answer is there in time
 
 Plain = Mapping[str, Any]
 # What schedulers send to every process of a step, long before its end: the watching ends with its standard input.
@@ -46,8 +47,10 @@ class HealthChild:
         self._over = threading.Event()
         self._answered = threading.Condition()
         self._watching = False
+        self._lives_count = 0
         self._looked = self._asked = 0
         self._round: list[Plain] = []  # what was found since somebody asked
+        self._said: Plain = {}  # with the newest answer
         self._last = ""  # the newest word about the gang, for one that is started later
         self._child: subprocess.Popen[bytes] | None = None
         self._held: list[subprocess.Popen[bytes]] = []
@@ -84,18 +87,35 @@ class HealthChild:
 
     def look(self, within_s: float) -> tuple[list[Plain], str]:
         """Have everything looked at anew and wait for the end of it: what was found, and why that is not all, or ""."""
+        return self._ask({"op": "look"}, within_s, "the health checks")
+
+    def work(self, tests: str, within_s: float) -> tuple[list[Plain], str, str]:
+        """Have devices put to work, on a node that holds no ranks: what was found, what was done and came out right,
+        and why not all of it did, or "".
+        """
+        until = self._now() + within_s
+        question = {"op": "work", "tests": tests, "until": until - ENDS_BEFORE_S}
+        found, late = self._ask(question, within_s, "the tests of devices")
+        return found, "" if late else str(self._said.get("tested", "")), late or str(self._said.get("untested", ""))
+
+    def _ask(self, question: Plain, within_s: float, what: str) -> tuple[list[Plain], str]:
         until = self._now() + within_s
         with self._answered:
             self._answered.wait_for(lambda: self._watching or self.hopeless, within_s)
             if not self._watching:
-                return [], self.hopeless or f"the health checks did not begin within {within_s:g} s"
+                return [], self.hopeless or f"{what} did not begin within {within_s:g} s"
             self._asked += 1
-            self._round = []
-            mine = self._asked
-            self._tell(json.dumps({"op": "look", "n": mine}))
-            done = self._answered.wait_for(lambda: self._looked >= mine or self.hopeless, max(0.0, until - self._now()))
-            late = "" if done and self._looked >= mine else f"the health checks were not done within {within_s:g} s"
-            return list(self._round), late
+            self._round, self._said = [], {}
+            mine, life = self._asked, self._lives_count
+            self._tell(json.dumps({**question, "n": mine}))
+            self._answered.wait_for(
+                lambda: self._looked >= mine or self._lives_count != life or self.hopeless,
+                max(0.0, until - self._now()),
+            )
+            if self._looked >= mine:
+                return list(self._round), ""
+            died = self._lives_count != life
+            return list(self._round), f"{what} {'died' if died else f'were not done within {within_s:g} s'}"
 
     def close(self) -> None:
         """End it; nobody waits for it."""
@@ -118,7 +138,9 @@ class HealthChild:
             why = self._one_life()
             if self._over.is_set():
                 return None
-            self._watching = False
+            with self._answered:
+                self._watching, self._lives_count = False, self._lives_count + 1
+                self._answered.notify_all()
             self._notice(why)
             while self._held and self._held[-1].poll() is None:  # no second one beside one that the kernel holds
                 if self._over.wait(HELD_LOOK_S):
@@ -209,7 +231,7 @@ class HealthChild:
                     self._say(str(trouble)[:300])
             case "looked" if isinstance(said.get("n"), int):
                 with self._answered:
-                    self._looked = max(self._looked, said["n"])
+                    self._looked, self._said = max(self._looked, said["n"]), said
                     self._answered.notify_all()
             case _:
                 pass  # "alive", or what a newer one says

@@ -40,10 +40,11 @@ class Staging:
     @property
     def path(self) -> str:
         """The attempt's folder."""
-        return os.path.join(self._base, str(self.term), f"{self.attempt}-{self.nonce}")
+        return os.path.join(self.run_folder, str(self.term), f"{self.attempt}-{self.nonce}")
 
     @property
-    def _base(self) -> str:
+    def run_folder(self) -> str:
+        """What all attempts of the run share."""
         return os.path.join(self.directory, MACHINE_FOLDER, self.run)
 
     def open(self) -> None:
@@ -92,7 +93,7 @@ class Staging:
 
     def close(self) -> None:
         """Leave nothing behind, if nothing is in there."""
-        for path in (os.path.join(self.path, _TRASH), self.path, os.path.dirname(self.path), self._base):
+        for path in (os.path.join(self.path, _TRASH), self.path, os.path.dirname(self.path), self.run_folder):
             try:
                 os.rmdir(path)
             except OSError:
@@ -117,8 +118,8 @@ class Staging:
 
     def _sweep(self) -> None:
         """Renamed first: whoever still writes there finds nothing, even once its seal is broken to remove it."""
-        for term in _listed(self._base):
-            folder = os.path.join(self._base, term)
+        for term in _listed(self.run_folder):
+            folder = os.path.join(self.run_folder, term)
             for name in _listed(folder):
                 match = _ATTEMPT.fullmatch(name.split(".")[0])
                 old = match is not None and int(match.group(1)) < self.attempt

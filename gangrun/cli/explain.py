@@ -12,6 +12,7 @@ from gangrun.adapters.fs.job_claims import JobClaims
 from gangrun.cli.finding import find
 from gangrun.cli.options import echo_json, json_option, look_now, run_argument, runs_dir_option
 from gangrun.cli.reading import Reading, read
+from gangrun.cli.saves_view import failure_words
 from gangrun.cli.status_json import SCHEMA, status_of
 from gangrun.cli.status_view import Look, excluded_lines
 from gangrun.cli.story import Entry, tell
@@ -81,7 +82,7 @@ def _as_json(status: dict[str, Any], entries: Iterable[Entry], jobs: list[JobTol
         }
         for entry in entries
     ]
-    keys = ("run", "name", "state", "reason", "failure", "attempts", "abandoned", "excluded", "notes")
+    keys = ("run", "name", "state", "reason", "failure", "attempts", "abandoned", "excluded", "saves", "notes")
     told: list[dict[str, Any]] = []
     if jobs:
         from gangrun.cli.job_story import as_json
@@ -160,6 +161,8 @@ def _closing(status: dict[str, Any], look: Look) -> list[str]:
     lines = []
     if status["abandoned"]:
         words = f"nobody runs it any more; gangrun resume {clean(status['run'])} takes it up again"
+        lines += ["", *wrapped(words, look.columns, "! ")]
+    if words := failure_words(status["saves"], look.now):
         lines += ["", *wrapped(words, look.columns, "! ")]
     for note in status["notes"]:
         lines += ["", *wrapped(f"the journal could not be read in full: {clean(note)}", look.columns, "! ")]

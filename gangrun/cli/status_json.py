@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.cli.reading import Reading, read
+from gangrun.cli.saves_view import as_json, read_saves
 from gangrun.cli.times import WallTimes, wall_now
 from gangrun.cli.truth import truth_of
 from gangrun.core.model import TERMINAL, AttemptRecord, CheckpointRef, RunState
@@ -108,7 +109,7 @@ def _skeleton(reading: Reading) -> dict[str, Any]:
         "checkpoint": None,
         "memory_step": None,
         "nodes": list(spec.nodes),
-        "world_size": (spec.nodes_count or len(spec.nodes)) * spec.slots_per_node * spec.ranks_per_slot,
+        "world_size": _world_size(reading),
         "supervisor": None,
         "owner": None
         if owner is None
@@ -119,10 +120,16 @@ def _skeleton(reading: Reading) -> dict[str, Any]:
         "updated": None,
         "last_sign": reading.last_sign(),
         "warning": "",
+        "saves": as_json(read_saves(spec.checkpoint.directory, spec.run)),
         "abandoned": False,
         "directory": str(reading.paths.root),
         "notes": list(reading.notes),
     }
+
+
+def _world_size(reading: Reading) -> int:
+    spec = reading.spec
+    return (spec.nodes_count or len(spec.nodes)) * spec.slots_per_node * spec.ranks_per_slot
 
 
 def _of_state(reading: Reading, state: RunState) -> dict[str, Any]:
@@ -142,7 +149,7 @@ def _of_state(reading: Reading, state: RunState) -> dict[str, Any]:
         "checkpoint": _checkpoint(state.checkpoint, reading),
         "memory_step": None if state.phase in TERMINAL else _kept(fresh),
         "nodes": natural_sort(state.nodes) or list(reading.spec.nodes),
-        "world_size": state.placement.world_size if state.placement else _skeleton(reading)["world_size"],
+        "world_size": state.placement.world_size if state.placement else _world_size(reading),
         "supervisor": {"term": state.term, "node": reading.claim.node if reading.claim else ""},
         "updated": walls.wall(state.updated_at) if state.updated_at else None,
         "warning": str(warning),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import tzinfo
 from typing import Any
 
+from gangrun.cli.saves_view import failure_words, interval_words
 from gangrun.cli.terminal import clean, phase_word, styled, table, wrapped
 from gangrun.cli.times import ago_words, clock_words, span_words, when_words
 from gangrun.core.nodeset import fold
@@ -65,6 +66,8 @@ def _warnings(status: Mapping[str, Any], look: Look) -> list[str]:
         told.append(f"its supervisor has written nothing for {span_words(look.now - status['last_sign'])}")
     if status["warning"]:
         told.append(clean(status["warning"]))
+    if words := failure_words(status["saves"], look.now):
+        told.append(words)
     if (scheduler := status["scheduler"]) and scheduler["silent"]:
         words = f"Slurm does not answer ({clean(scheduler['silent'])})"
         told.append(f"{words}: what is shown is what the run itself wrote")
@@ -110,6 +113,8 @@ def _facts(status: Mapping[str, Any], look: Look) -> list[tuple[str, str]]:
     facts.append(("checkpoint", _checkpoint(status["checkpoint"], look)))
     if status["memory_step"] is not None:
         facts.append(("in memory", f"step {status['memory_step']}, on the nodes themselves"))
+    if status["saves"] is not None:
+        facts.append(("saves", interval_words(status["saves"])))
     if status["restarts"] or len(attempts) > 1:
         facts.append(("restarts", str(status["restarts"])))
     return facts

@@ -17,7 +17,7 @@ import os
 import secrets
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, SupportsFloat
@@ -47,6 +47,7 @@ from gangrun.training.state import (
     tensors_of,
 )
 from gangrun.training.step import Requests
+from gangrun.training.telling import Telling
 
 EXIT_WITHIN_S = 30.0
 
@@ -117,7 +118,9 @@ class Checkpointer:
             memory_interval, self._ranks, self._clock, failures_count=attempt, mtbf_s=mtbf_s
         )  # fmt: skip
         self._memory, self._memory_failure = memory, ""
-        self._saver = Saver(Ranks(), self._staging, self._clock, writing, keeping.after_commit, memory)
+        self._saver = Saver(
+            Ranks(), self._staging, self._clock, writing, keeping.after_commit, memory, *self._people_told()
+        )
         self._saves: list[Save] = []
         self._step = -1
         self._saved_step = -1
@@ -139,6 +142,11 @@ class Checkpointer:
         if trouble is not None:
             raise trouble
         return staging
+
+    def _people_told(self) -> list[Callable[[int, str, float], None]]:
+        if self._ranks.rank != 0 or not environment.run_id():
+            return []
+        return [Telling(self._staging, self._clock, lambda: self._schedule.plan).ended]
 
     @property
     def interval_reason(self) -> str:

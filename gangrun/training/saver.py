@@ -51,10 +51,11 @@ class Saver:
 
     def __init__(
         self, ranks: Ranks, staging: Staging, clock: Clock, delta: Delta, committed: Callable[[int, Staging], None],
-        memory: MemorySaving | None = None,
+        memory: MemorySaving | None = None, told: Callable[[int, str, float], None] | None = None,
     ) -> None:  # fmt: skip
         self._ranks, self._staging, self._clock = ranks, staging, clock
         self._delta, self._committed, self._memory = delta, committed, memory
+        self._told = told
         # the one used last comes first: while saves do not overlap the second never takes any memory
         self._buffers: queue.LifoQueue[HostBuffer] = queue.LifoQueue()
         for _ in range(BUFFERS_COUNT):
@@ -97,6 +98,8 @@ class Saver:
                 save.failure = f"step {save.step} was not saved: {type(error).__name__}: {error}"
             save.persist_s = self._clock.now() - began
             self._buffers.put(save.buffer)
+            if self._told is not None and not save.in_memory:
+                self._told(save.step, save.failure, save.persist_s)
             save.done.set()
 
     def _kept(self, save: Save) -> str:

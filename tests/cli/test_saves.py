@@ -1,0 +1,61 @@
+"""``gangrun status`` and ``explain`` tell how a run's saves go, from the block that its checkpointer leaves."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from gangrun.cli.saves_view import failure_words, read_saves
+from gangrun.wire.saves import SIZE_BYTES, SavesTold, encode
+from tests.cli.conftest import Call
+from tests.cli.run_builder import BEGAN, Builder
+from tests.cli.stories import running
+
+WELL = SavesTold(0, BEGAN, 312.0, "a save stalls training for 0.20 s", saved_step=40, saved_at=BEGAN, persist_s=2.0)
+FAILED = SavesTold(
+    0, BEGAN, 312.0, "as asked", failures_count=3, failed_step=60, failed_why="step 60 was not saved: full"
+)
+
+
+def news(story: Builder, told: SavesTold) -> Path:
+    folder = Path(story.checkpoint_dir) / ".gangrun" / story.run
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "saves.json").write_bytes(encode(told))
+    return folder / "saves.json"
+
+
+def test_how_often_and_why_is_shown_and_a_failed_save_is_warned_of(runs: Path, tmp_path: Path, gangrun: Call) -> None:
+    story = running(runs, checkpoint_dir=str(tmp_path / "saves"))
+    assert gangrun("status", "--json").json["saves"] is None
+    assert "saves " not in gangrun("status").out
+    news(story, WELL)
+    assert "a save stalls training for 0.20 s" in gangrun("status").out
+    shown = gangrun("status", "--json").json["saves"]
+    assert (shown["saved_step"], shown["persist_s"], shown["interval_s"], shown["failed"]) == (40, 2.0, 312.0, None)
+    assert "save failed" not in gangrun("explain").out
+    news(story, FAILED)
+    for command in ("status", "explain"):
+        said = " ".join(gangrun(command).out.split())
+        assert "! the newest save failed" in said and "step 60 was not saved: full (3 saves in a row failed)" in said
+        saves = gangrun(command, "--json").json["saves"]
+        assert saves["failed"] == {"step": 60, "at": BEGAN, "why": "step 60 was not saved: full", "in_a_row": 3}
+        assert (saves["saved_step"], saves["saved_at"]) == (None, None)
+
+
+def test_what_is_no_news_is_not_believed_nor_followed(tmp_path: Path) -> None:
+    path = tmp_path / ".gangrun" / "r" / "saves.json"
+    path.parent.mkdir(parents=True)
+    assert read_saves("", "r") is None
+    path.write_bytes(b"{" * SIZE_BYTES)
+    assert read_saves(str(tmp_path), "r") is None
+    path.unlink()
+    (tmp_path / "secret").write_bytes(encode(WELL))
+    path.symlink_to(tmp_path / "secret")
+    assert read_saves(str(tmp_path), "r") is None
+    path.unlink()
+    path.mkdir()
+    assert read_saves(str(tmp_path), "r") is None
+    path.rmdir()
+    os.mkfifo(path)
+    assert read_saves(str(tmp_path), "r") is None
+    assert failure_words(None, BEGAN) == ""

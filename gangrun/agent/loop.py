@@ -19,10 +19,11 @@ from gangrun.agent import effects, facts
 from gangrun.agent.brain import AgentBrain
 from gangrun.agent.effects import Effect
 from gangrun.agent.errands import Errands
+from gangrun.agent.skew import ClockSkew
 from gangrun.agent.surroundings import Health, Net, Ranks, WardenEnd
 from gangrun.ports import Clock
 from gangrun.processes import Askings
-from gangrun.wire.messages import Rescue
+from gangrun.wire.messages import Ack, Rescue
 
 TURN_MAX_S = 1.0  # the warden kills an agent that gives no sign of life
 FAREWELL_S = 0.5  # for the last words to leave
@@ -46,6 +47,7 @@ class AgentLoop:
         check: Callable[[str], facts.Checked],
         say: Callable[[str], None],
         health: Health | None = None,
+        skew: ClockSkew | None = None,
         rescue: Callable[[Rescue], facts.Rescued] | None = None,
         stacks_within_s: float = 8.0,
     ) -> None:
@@ -57,6 +59,7 @@ class AgentLoop:
         self._warden = warden
         self._ranks = ranks
         self._health = health
+        self._skew = skew
         self._gang = (-1, False)  # as health was told
         self._find_term = find_term
         self._check = check
@@ -98,6 +101,8 @@ class AgentLoop:
         for fact in (*self._ranks.take(), *found, *answers):
             self._local(fact)
         for message in self._net.from_supervisor():
+            if self._skew is not None and isinstance(message, Ack):
+                self._tell_skew(message, self._skew)
             self._perform(self._brain.from_supervisor(message, self._clock.now()))
         for said, route in self._net.from_peers():
             self._perform(self._brain.from_peer(said, self._clock.now(), route))
@@ -114,6 +119,11 @@ class AgentLoop:
 
     def _local(self, fact: facts.Fact) -> None:
         self._perform(self._brain.local(fact, self._clock.now()))
+
+    def _tell_skew(self, ack: Ack, skew: ClockSkew) -> None:
+        found = skew.heard(ack, self._clock.now(), self._clock.wall())
+        if found is not None:
+            self._local(facts.FindingMade(found))
 
     def _asked(self, source: str, signum: int) -> None:
         """A signal may reach us and our warden both (scancel signals all): that is one asking, not two."""

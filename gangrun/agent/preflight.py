@@ -12,7 +12,6 @@ from gangrun.agent.facts import Checked
 from gangrun.agent.limits import MemoryLimits
 
 NOFILE_SPARE = 1024  # beside one file per agent: journals, logs, libraries
-SKEW_MAX_S = 60.0
 NO_LIMITS = MemoryLimits()
 
 
@@ -21,13 +20,13 @@ def preflight(
     nofile_hard: int,
     agents_count: int,
     probe: Callable[[], str],
-    skew_s: Callable[[], float | None],
+    clock: Callable[[], str],
     cpus_asked: int | None = None,
     cpus_allowed: int = 0,
     memory: MemoryLimits = NO_LIMITS,
     ranks_count: int = 1,
 ) -> Checked:
-    """``probe``: what the run directory lacks, "" if nothing; ``skew_s``: the file server's clock less ours, if known.
+    """``probe``: what the run directory lacks, "" if nothing; ``clock``: what is wrong with this node's, if known.
 
     ``cpus_asked``: for this node, of the scheduler; ``cpus_allowed``: how many its affinity leaves to us and our ranks.
     ``memory``: what this node's ``ranks_count`` ranks may have.
@@ -43,10 +42,8 @@ def preflight(
     if lack:
         return Checked(False, lack)
     poor: list[str] = []
-    skew = skew_s()
-    if skew is not None and abs(skew) > SKEW_MAX_S:
-        # wall clocks only annotate, so no promise hangs on this; but times in logs will not fit together
-        poor.append(f"this node's clock and the file server's are {abs(skew):.0f} s apart")
+    if wrong := clock():  # wall clocks only annotate, so no promise hangs on this
+        poor.append(wrong)
     if cpus_asked is not None and cpus_allowed < cpus_asked:
         poor.append(f"its ranks may use {cpus_allowed} of the {cpus_asked} CPUs asked for: data loading may be slow")
     poor += limits.poor(memory, ranks_count)

@@ -10,6 +10,7 @@ import os
 import select
 import signal
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,7 @@ from gangrun.agent.rank_env import inherited, shared_memory_root
 from gangrun.agent.rank_files import sweep
 from gangrun.agent.ranks import GangSpec, RankGang
 from gangrun.agent.rescue import rescue
+from gangrun.agent.skew import LIMIT_S, ClockSkew
 from gangrun.agent.warden_link import AgentEnd
 from gangrun.cli import environment
 from gangrun.cli.agent_health import AgentHealth
@@ -121,7 +123,13 @@ def find_term(paths: RunPaths, clock: SystemClock, disk: Disk) -> facts.TermFoun
 
 
 def check(
-    paths: RunPaths, clock: SystemClock, net: AgentNet, nodes_count: int, ranks_count: int, nonce: str
+    paths: RunPaths,
+    clock: SystemClock,
+    net: AgentNet,
+    nodes_count: int,
+    ranks_count: int,
+    nonce: str,
+    skew: Callable[[], str],
 ) -> facts.Checked:
     """This node's preflight; may take as long as the file system does."""
 
@@ -132,10 +140,16 @@ def check(
     variables = environment.all_variables()
     asked = variables.get("SLURM_CPUS_PER_TASK", "")
     return preflight(
-        nofile_hard=net.nofile_hard, agents_count=nodes_count, probe=lacking, skew_s=lambda: None,
+        nofile_hard=net.nofile_hard, agents_count=nodes_count, probe=lacking, clock=skew,
         cpus_asked=int(asked) if asked.isdecimal() else None, cpus_allowed=len(os.sched_getaffinity(0)),
         memory=memory_limits(variables), ranks_count=ranks_count,
     )  # fmt: skip
+
+
+def skew_limit_s(spec: RunSpec) -> float:
+    """How far clocks may be apart before it is told: the bound of the check of the clock itself."""
+    bound = spec.health.bounds.get("clock_error_warn_s", LIMIT_S)
+    return LIMIT_S if isinstance(bound, tuple) else float(bound)
 
 
 def main(words: list[str]) -> int:
@@ -161,6 +175,7 @@ def main(words: list[str]) -> int:
     brain = AgentBrain(config_of(arguments, spec, nodes_count, incarnation, net, told.previous_died), clock.now())
     loop: AgentLoop | None = None
     health: AgentHealth | None = None
+    skew = ClockSkew(arguments.node, skew_limit_s(spec))
     if spec.health.enabled:
         variables = environment.all_variables()
         health = AgentHealth(spec, arguments.node, paths.root, variables, clock.now, lambda w: _say(arguments.node, w))
@@ -171,7 +186,8 @@ def main(words: list[str]) -> int:
         return ours if health is None else (*ours, *health.pids())
 
     def checked(tests: str) -> facts.Checked:
-        found = check(paths, clock, net, nodes_count, spec.slots_per_node * spec.ranks_per_slot, incarnation)
+        ranks_count = spec.slots_per_node * spec.ranks_per_slot
+        found = check(paths, clock, net, nodes_count, ranks_count, incarnation, skew.words)
         return found if health is None else health.gate(found, tests)
 
     loop = AgentLoop(
@@ -184,6 +200,7 @@ def main(words: list[str]) -> int:
         check=checked,
         say=lambda sentence: _say(arguments.node, sentence),
         health=health,
+        skew=skew if spec.health.enabled and "host_clock" not in spec.health.off else None,
         rescue=partial(rescue, keeper) if keeper else None,
         stacks_within_s=spec.policy.stacks_within_s * 0.8,
     )

@@ -111,7 +111,7 @@ class Loop:
         self.roll_call = RollCall(self.board, self.beats.rows, facts, policy, self.law_one.empty_at)
         self.gathering: Gathering | None = self.law_one
         self._radio = radio
-        self.mail = Mail(self, radio)
+        self.mail = Mail(self, radio, clock.wall)
         self._ready: deque[tuple[Action, int]] = deque()
         self._sealed: tuple[tuple[int, str], ...] = ()
         self._fired: set[tuple[str, int]] = set()

@@ -6,6 +6,7 @@ record is durable, so an agent never forgets what could still be lost.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -56,10 +57,11 @@ FRESH_SHARE = 0.5  # of D: an agent whose newest word of ours is older is given 
 class Mail:
     """Reads letters for one loop."""
 
-    def __init__(self, loop: Loop, radio: Radio) -> None:
+    def __init__(self, loop: Loop, radio: Radio, wall: Callable[[], float]) -> None:
         self.later: list[Stamped] = []  # came before the term's first event
         self._loop = loop
         self._radio = radio
+        self._wall = wall
         self._candidates: tuple[PeerAddress, ...] = ()
         self._roster_count = 1
         self._count_at = self._ask_why_at = float("-inf")
@@ -192,6 +194,7 @@ class Mail:
                 self._candidates,
                 self._roster_count,
                 now,
+                self._wall(),
             ),
         )
         if not row.empty and loop.gathering is None and self._is_over(row.attempt):

@@ -141,6 +141,7 @@ class Ack(_Message, frozen=True, tag=True):
     candidates: tuple[PeerAddress, ...] = ()
     roster_count: int = 1
     stamp: float = 0.0  # supervisor's clock as this was sent; echoed in beats
+    wall: float = 0.0  # its wall clock then: only how far apart clocks are is told by it
 
 
 class Prepare(_Message, frozen=True, tag=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gangrun.core.model import Phase
@@ -45,13 +47,36 @@ def test_poor_hardware_excludes_nobody() -> None:
     assert state.excluded == {}
 
 
+def tried(setup: Setup, *, at_start: bool = False) -> Setup:
+    """Suspects are put to work before they are used again."""
+    return replace(setup, policy=replace(setup.policy, test_suspects=True, test_at_start=at_start))
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_suspect_is_tested_and_only_a_broken_one_left_out(broken: bool) -> None:
+    plan = FaultPlan().fail_at(12.0, Kind.POOR, node=1).fail_at(14.0, Kind.KILL_RANK, rank=0)
+    world = World(tried(Setup.of(3, script=STEPS, requeue=True)), plan, 7)
+    name = world.nodes[1].name
+    if broken:
+        world.timeline.at(13.0, lambda: world.sick.add(name))
+    world.run()
+    state = world.newest_state()
+    assert state is not None
+    assert state.phase is Phase.SUCCEEDED, state.reason
+    assert set(state.excluded) == ({name} if broken else set())
+    assert len({attempt.job for attempt in state.attempts}) == (2 if broken else 1)
+    first, again = state.attempts[:2]
+    assert (name in again.nodes) is not broken
+    assert broken or again.started - first.started > 30.0, "the test was waited for, which takes 20 s"
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_no_promise_breaks_when_hardware_does_too(seed: int) -> None:
     """Beside whatever else goes wrong."""
     nodes_count = 3 + seed % 6
     plan = FaultPlan.random(seed, nodes_count, nodes_count, 40.0)
     plan = plan.fail_at(5.0 + seed % 7 * 5.0, Kind.SICK, node=seed % nodes_count)
-    setup = Setup.of(nodes_count, script=STEPS, requeue=seed % 2 == 1)
+    setup = tried(Setup.of(nodes_count, script=STEPS, requeue=seed % 2 == 1), at_start=seed % 3 == 0)
     world = World(setup, plan.fail_at(12.0, Kind.POOR, node=seed + 1), seed)
     world.run()
     assert world.newest_state() is not None

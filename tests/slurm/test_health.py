@@ -143,3 +143,58 @@ def test_what_is_the_programs_or_unknown_or_heals_excludes_nobody(cluster: Clust
     assert {row.host for row in run.rows()} == {host, other}
     assert attempts_that_stepped(run.rows()) == [0, 1]
     cluster.assert_clean(10)
+
+
+PLAYED_DEVICES = """
+import json, os, sys
+if any(word.endswith("active_child.py") for word in sys.orig_argv):
+    wrong = 3 if os.path.exists({broken!r} + "." + os.environ["SLURMD_NODENAME"]) else 0
+    print(json.dumps({{"usable": 1, "gemm_mismatches": wrong, "gemm_products": 4, "gemm_tflops": 1.0}}))
+    print(json.dumps({{"memory_mismatches": 0, "memory_passes": 6, "memory_bytes_tested": 10**9, "memory_gbps": 9.0}}))
+    sys.stdout.flush()
+    os._exit(0)
+"""
+FALLS_TWICE = """
+def hook(step):
+    if attempt < 2 and rank == 1 and (folder / f"fall{attempt}").exists():
+        raise (RuntimeError, ValueError)[attempt]("CUDA error: unspecified launch failure")
+if attempt > 1: steps = start + 5
+"""
+
+
+def suspected(run: Run, gpus: Gpus, attempt: int) -> str:
+    """A memory error that was contained, and a rank that falls soon after: which host it was."""
+    host = run.host_of(1)
+    gpus.say(host, {"event0": "1 8 94"})
+    told(run, f"{host}: XID 94 on gpu 1")
+    (run.steps / f"fall{attempt}").touch()
+    return host
+
+
+@pytest.mark.timeout(240)
+def test_a_suspect_is_put_to_work_and_what_comes_out_decides(cluster: Cluster, run: Run) -> None:
+    """The first one multiplies wrong, so it is left behind; the second one works, and goes on where it was."""
+    gpus = Gpus(run)
+    broken = gpus.folder / "broken"
+    (gpus.folder / "sitecustomize.py").write_text(PLAYED_DEVICES.format(broken=str(broken)))
+    environment = {**gpus.environment, "PYTHONPATH": str(gpus.folder)}
+    run.step(2, 1, steps=9999, every=5, hook=FALLS_TWICE, env=environment)
+    run.wait_for_step(8)
+    host = run.host_of(1)
+    (gpus.folder / f"broken.{host}").touch()
+    assert suspected(run, gpus, 0) == host
+    until(lambda: any(row.rank == 1 and row.attempt == 1 for row in run.rows()), 60, run.told)
+    clean = suspected(run, gpus, 1)
+    status = run.end(deadline_s=120)
+    assert [one["node"] for one in status["excluded"]] == [host]
+    first, second = run.jobs()
+    assert second["ExcNodeList"] == host
+    assert [one["job"] for one in status["attempts"]] == [first["JobId"], second["JobId"], second["JobId"]]
+    assert clean in status["attempts"][2]["nodes"]
+    assert host not in {row.host for row in run.rows() if row.attempt}
+    story = run.explain()
+    assert f"devices of {host} are put to work first" in story
+    assert "cpu computed 3 numbers wrong in products whose result is known" in story
+    assert f"{clean} was suspected (attempt 1: rank error), and its devices work: 0 wrong in 4 products" in story
+    run.gangrun("nodes", "clear", host)
+    cluster.assert_clean(20)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gangrun.core.model import Phase
+from gangrun.supervisor.leadership import roster_of
 from gangrun.wire.record import Record
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Witness:
         self._said: set[tuple[int, int]] = set()  # (pid, attempt): a stop of it, or of a later one, was said
 
     def claimed(self, supervisor: SimSupervisor, term: int) -> None:
-        """Law 3: whoever lost a majority of its agents to this claim has stopped leading before it."""
+        """Law 3: whoever lost a majority of the agents it counts to this claim has stopped leading before it."""
         world = self._world
         roster = set(world.roster_of(supervisor.node.job))
         fresh = world.timeline.now <= supervisor.start_ticks / 100 + PROMISES_ARE_FRESH_S
@@ -50,6 +51,9 @@ class Witness:
                 continue
             if world.clocks_stopped(other.node) or other.node.job != supervisor.node.job:
                 continue
+            counted = roster_of(loop.state)
+            if 2 * len(counted & set(supervisor.promises)) <= len(counted):
+                continue  # it had given most of these up as lost before: the seal ends its term, and law 5 the wait
             now = loop.run_clock.at(other.clock.now())
             if now < loop.law_one.until + other.policy.timing.takeover_after_s:
                 continue  # it began to ack when its agents had just lost their patience with it

@@ -117,3 +117,14 @@ def test_seed_371_with_a_sick_node():
     plan = FaultPlan.random(371, 5, 5, 40.0).fail_at(5.0, Kind.SICK, node=1)
     outcome = World(Setup.of(5, script=Script(steps_count=30), requeue=True), plan, 371).run()
     assert outcome.state is not None and outcome.state.phase is Phase.SUCCEEDED
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_holder_that_gave_the_others_up_as_lost_leads_alone_until_it_is_sealed(seed):
+    """Too few of the others hear each other to take its term; when they do, they are a majority of nobody it counts."""
+    plan = (
+        FaultPlan().fail_at(21.944, Kind.CUT_TO, node=3, for_s=90.0).fail_at(29.944, Kind.CUT_TO, node=0, for_s=600.0)
+    )
+    setup = replace(Setup.of(4, script=Script(steps_count=40), requeue=True), pool_count=8)
+    outcome = World(setup, plan, 131 + seed).run()
+    assert outcome.state is not None and outcome.state.phase is Phase.SUCCEEDED

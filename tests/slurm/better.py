@@ -9,7 +9,7 @@ from tests.slurm.cluster import Cluster
 
 PARTITIONS = ("low-cancel", "low-requeue")
 NODES = "n[1-2]"
-GRACE_S = 20  # nobody waits for its end: what has time to save leaves as soon as it has
+GRACE_S = 60  # nobody waits for its end: what has time to save leaves as soon as it has
 
 
 class Better:

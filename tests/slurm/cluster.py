@@ -24,7 +24,7 @@ from tests.slurm import reach
 from tests.slurm.place import PATH, free_uid, leave_place, missing, take_place
 from tests.slurm.room import Process, Room, tell
 from tests.slurm.site import NODES, USER, Site, for_everybody
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 FIELD = re.compile(r"(?:^|\s)([A-Z][A-Za-z/:_]*)=(.*?)(?=\s[A-Z][A-Za-z/:_]*=|\s*$)", re.DOTALL)
 NO_SRUN = r"^(?!\S*srun |.*/slurm_script)"
@@ -82,7 +82,7 @@ class Cluster:
         """Nothing of it stays."""
         self.room.close()
         for one in self._started:
-            one.wait(20)
+            one.wait(100)
         leave_place(self.base, self._lock)
 
     # ---- the user ----
@@ -125,7 +125,8 @@ class Cluster:
         """A command of the ordinary user to its end; ``env`` is added to what ``environment`` says."""
         done = subprocess.run(
             self._as_user(argv, cwd, host), env=self.environment(env), cwd="/", stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=within_s, check=False, start_new_session=True, umask=0o022,
+            capture_output=True, text=True, timeout=within_s * PATIENCE, check=False, start_new_session=True,
+            umask=0o022,
         )  # fmt: skip
         assert not check or done.returncode == 0, f"{argv}: {done.returncode}: {done.stdout}{done.stderr}"
         return done

@@ -22,7 +22,7 @@ from tests.local.evidence import alive
 from tests.slurm.cluster import Cluster, shared
 from tests.slurm.harness import GANGRUN, STEPPER, TINY, Run
 from tests.slurm.place import missing
-from tests.slurm.room import Process, tell
+from tests.slurm.room import Process, look, tell
 from tests.waiting import stays, until
 
 PACE_S = 0.05
@@ -75,6 +75,7 @@ class SlurmDriver:
             "CONTRACT_EVERY": str(scenario.checkpoint_every),
             "CONTRACT_SAVES": str(self.run.saves),
             "CONTRACT_TINY": str(TINY),
+            "MAY_END": str(self.run.may_end),
             "TINY": str(TINY),  # HOOK sets what the harness names ``every`` too
             "GANGRUN_TEST_WALL_OFFSET": str(self._wall),
             "HOOK": HOOK,
@@ -140,6 +141,7 @@ class SlurmDriver:
 
     def end(self, deadline_s: float = 120.0) -> int:
         """What ``gangrun wait`` says, once Slurm has no job of the run's any more."""
+        self.run.may_end.touch()
         until(lambda: not self._jobs(), deadline_s, lambda: f"no job of the run is left\n{self.told()}")
         waiting = [*GANGRUN, "wait", self.run.id, "--timeout", "20s"]
         return self.cluster.user_run(waiting, cwd=self.run.folder, env=self._environment, check=False).returncode
@@ -203,10 +205,17 @@ class SlurmDriver:
         self.run.gangrun("resume", self.run.id, env=self._environment)
 
     def tear_newest_checkpoint(self) -> int:
+        """Who saves is stopped, so that it stays the newest: it goes with its gang."""
+        saver = self.ranks()[0]
+        tell(saver, signal.SIGSTOP)
+        until(lambda: look(Path(f"/proc/{saver}")).state == "T", 10, "it is stopped")
         return self.run.tear_newest()
 
     def jump_wall(self, by_s: float) -> None:
-        self._wall.write_text(str(float(self._wall.read_text()) + by_s))
+        new = self._wall.with_suffix(".new")  # whoever reads it finds the one number or the other
+        new.write_text(str(float(self._wall.read_text()) + by_s))
+        new.chmod(self._wall.stat().st_mode)
+        new.replace(self._wall)
 
     def close(self) -> None:
         self.cluster.reset()

@@ -14,6 +14,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
 
+from tests.local.harness import whole_lines
 from tests.slurm import reach
 from tests.slurm.cluster import Cluster
 from tests.waiting import until
@@ -27,7 +28,8 @@ LOOK_AGAIN_S = 1.5
 TRAINS = r"train\.py"
 
 # A gang without torch: every rank steps until all files of the step are there, as a collective would make it. The
-# clock is one for all hosts of the cluster, so that the lines of all ranks can be put in order.
+# clock is one for all hosts of the cluster, so that the lines of all ranks can be put in order. Where a test has a part
+# to do first, the last step is done once it waits for the end.
 STEPPER = """
 import os, shutil, signal, sys, time
 from pathlib import Path
@@ -41,6 +43,8 @@ def hook(step): pass
 exec(os.environ.get("HOOK", ""))
 (meet / f"up.{rank}").touch()
 for step in range(start, steps):
+    while step == steps - 1 and not os.path.exists(os.environ.get("MAY_END") or "/"):
+        time.sleep(0.01)
     hook(step)
     (meet / f"{step}.{rank}").touch()
     while not all((meet / f"{step}.{r}").exists() for r in range(world)):
@@ -78,7 +82,7 @@ class Run:
         self.saves = self.steps / "saves"
         self.id = ""
         self.root = self.folder
-        self._known: tuple[object, ...] = ()
+        self.may_end = self.folder / "may-end"
 
     # ---- doing, as the user ----
 
@@ -104,15 +108,20 @@ class Run:
 
     def step(
         self, nodes: int, ranks: int, *options: str, steps: int = 40, pace: float = 0.1, every: int = 0, hook: str = "",
-        env: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None, stays: bool = False,
     ) -> dict[str, Any]:  # fmt: skip
-        """Submit the gang without torch. With ``every``, rank 0 leaves a checkpoint each so many steps."""
+        """Submit the gang without torch. With ``every``, rank 0 leaves a checkpoint each so many steps; one that
+        ``stays`` does its last step once ``end`` is called.
+        """
         saves = self.saves_made()
         saved = ["--checkpoint-dir", str(saves)] if every else []
         return self.submit(
             "-N", str(nodes), "--nproc-per-node", str(ranks), *saved, *options,
             self.script(STEPPER), self.steps, str(steps), str(pace), str(every),
-            env={"HOOK": textwrap.dedent(hook), "TINY": str(TINY), **(env or {})},
+            env={
+                "HOOK": textwrap.dedent(hook), "TINY": str(TINY), "MAY_END": str(self.may_end) if stays else "",
+                **(env or {}),
+            },
         )  # fmt: skip
 
     def saves_made(self) -> Path:
@@ -166,6 +175,7 @@ class Run:
 
     def end(self, state: str = "SUCCEEDED", deadline_s: float = 90.0) -> dict[str, Any]:
         """The status once the run is over, which must be so."""
+        self.may_end.touch()
         return self.wait(f"the end {state}", lambda status: status["state"] == state, deadline_s)
 
     def explain(self) -> str:
@@ -185,7 +195,7 @@ class Run:
         found = []
         for path in self.steps.glob("rank-*.log"):
             rank = int(path.stem.removeprefix("rank-"))
-            for line in path.read_text().splitlines():
+            for line in whole_lines(path):
                 attempt, step, at, pid, host = line.split()
                 found.append(Row(float(at), int(attempt), int(step), rank, int(pid), host))
         return sorted(found)

@@ -29,7 +29,7 @@ def missing() -> tuple[str, ...]:
     if not absent:
         tried = subprocess.run(
             ["unshare", "--net", "--pid", "--mount", "--uts", "--ipc", "--fork", "--mount-proc", "true"],
-            capture_output=True, text=True, timeout=20, check=False,
+            capture_output=True, text=True, timeout=100, check=False,
         )  # fmt: skip
         absent = (f"namespaces ({tried.stderr.strip()})",) if tried.returncode else ()
     return absent

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.slurm import reach
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 NETWORK = "10.231.0"  # seen by nobody outside the room
 NAMESPACES = ("--net", "--uts", "--ipc", "--mount", "--pid")
@@ -222,7 +222,13 @@ class Room:
     @staticmethod
     def _run(argv: Sequence[str], within_s: float, check: bool) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=within_s, check=False, cwd="/"
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=within_s * PATIENCE,
+            check=False,
+            cwd="/",
         )
         assert not check or done.returncode == 0, f"{shlex.join(argv)}: {done.returncode}: {done.stdout}{done.stderr}"
         return done
@@ -261,7 +267,7 @@ class Room:
         with contextlib.suppress(OSError):
             maker.stdin.close()
         maker.stdout.close()
-        maker.wait(20)
+        maker.wait(100)
 
     def _first_of(self, maker: subprocess.Popen[str]) -> int:
         """The process 1 that ``maker`` has made, below it: it waits for a word, so it lives."""

@@ -23,7 +23,7 @@ LISTENER = """
 import pathlib, socket, sys
 heard = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 heard.bind(("", 7000))
-heard.settimeout(20)
+heard.settimeout(200)
 pathlib.Path(sys.argv[1]).touch()
 pathlib.Path(sys.argv[2]).write_bytes(heard.recv(9))
 """
@@ -96,9 +96,10 @@ def test_power_off_leaves_no_process_and_restart_brings_the_node_back(cluster: C
 
 def test_cut_is_both_ways_and_hurts_no_process(cluster: Cluster) -> None:
     asleep(cluster, 2, "--nodelist=n1,n2")
-    assert hears(cluster, "n1", "n2") and hears(cluster, "n2", "n1")
+    until(lambda: hears(cluster, "n1", "n2") and hears(cluster, "n2", "n1"), 10, "the link is whole")
     cluster.cut("n2")
-    assert not hears(cluster, "n1", "n2") and not hears(cluster, "n2", "n1") and hears(cluster, "n1", "n3")
+    assert not hears(cluster, "n1", "n2") and not hears(cluster, "n2", "n1")
+    until(lambda: hears(cluster, "n1", "n3"), 10, "others' links are whole")
     assert cluster.processes_on("n2", TASK)
     cluster.heal("n2")
     until(lambda: hears(cluster, "n1", "n2") and hears(cluster, "n2", "n1"), 10, "the link is whole again")
@@ -106,7 +107,7 @@ def test_cut_is_both_ways_and_hurts_no_process(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("direction", ["in", "out"])
 def test_cut_one_way_lets_the_other_way_through(cluster: Cluster, direction: str) -> None:
-    assert hears(cluster, "n1", "n2")
+    until(lambda: hears(cluster, "n1", "n2"), 10, "the link is whole")
     folder = cluster.folder(f"way-{direction}")
     for name in ("n1", "n2"):
         cluster.popen([reach.PYTHON, "-c", LISTENER, folder / f"{name}.up", folder / f"{name}.heard"], host=name)
@@ -150,14 +151,14 @@ def test_what_is_hidden_on_a_host_is_there_on_the_others(cluster: Cluster) -> No
 
 def test_tools_fail_as_ordered_and_as_often(cluster: Cluster) -> None:
     cluster.refuse("sbatch", "sbatch: error: Batch job submission failed: told to", times=1)
-    cluster.answer_late("sbatch", 1.5, times=1)
+    cluster.answer_late("sbatch", 4, times=1)
     cluster.hang("squeue", host="n1")
     first = cluster.user_run(["sbatch", "--wrap=true"], check=False)
     assert first.returncode == 1 and "told to" in first.stderr and cluster.squeue() == []
     late = cluster.popen(["sbatch", "--hold", "--comment=late", "--wrap=true"])
     until(lambda: [row["comment"] for row in cluster.squeue()] == ["late"], 5, "it exists")
     assert late.poll() is None
-    assert late.wait(10) == 0
+    assert late.wait(100) == 0
     assert cluster.submit("true")
     assert [host for host, _ in cluster.calls("sbatch")] == ["login"] * 3
     assert cluster.user_run(["squeue"]).returncode == 0
@@ -228,7 +229,7 @@ def test_nothing_stays_of_a_cluster(other_maker: subprocess.Popen[str], end: str
         other_maker.stdin.close()
     else:
         other_maker.kill()
-    other_maker.wait(20)
+    other_maker.wait(200)
     words = base.encode()
 
     def left() -> list[str]:

@@ -23,7 +23,7 @@ SCRIPT = """#!/bin/bash
 #SBATCH --output=own-%j.out
 echo "the script runs on $SLURM_JOB_NODELIST"
 ulimit -d 3000000
-export TINY={tiny} HOOK='pace = 0 if attempt else pace'
+export TINY={tiny} MAY_END={may_end} HOOK='pace = 0 if attempt else pace'
 exec {command}
 """
 
@@ -32,7 +32,11 @@ def test_a_lost_node_of_a_script_of_ones_own(cluster: Cluster, run: Run) -> None
     words = [*GANGRUN, "run", *SHORT, "--nproc-per-node", "2", "--checkpoint-dir", run.saves_made()]
     words += [run.script(STEPPER), run.steps, "60", "0.05", "10"]
     own = run.folder / "own.sbatch"
-    own.write_text(SCRIPT.format(tiny=shlex.quote(str(TINY)), command=shlex.join(map(str, words))))
+    own.write_text(
+        SCRIPT.format(
+            tiny=shlex.quote(str(TINY)), may_end=shlex.quote(str(run.may_end)), command=shlex.join(map(str, words))
+        )
+    )
     job = cluster.user_run(["sbatch", "--parsable", own], cwd=run.folder).stdout.strip()
     said = run.folder / f"own-{job}.out"
     (run.root,) = until(lambda: [*run.folder.glob("gangrun_runs/*")], 60, lambda: f"a run\n{said.read_text()}")

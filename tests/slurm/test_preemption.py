@@ -28,7 +28,7 @@ SAVING = ("--save-signal", "USR1", "--checkpoint-grace", "10", "--stop-grace", "
 def saving(run: Run, *options: str, steps: int = 60, hook: str = SAVES) -> str:
     """A run on n1 and n2 that saves when it is told so, and never else; its first job."""
     kept = ("--checkpoint-dir", str(run.saves))
-    job = run.step(2, 2, "-w", NODES, *SAVING, *kept, *options, steps=steps, pace=0.05, hook=hook)["job"]
+    job = run.step(2, 2, "-w", NODES, *SAVING, *kept, *options, steps=steps, pace=0.05, hook=hook, stays=True)["job"]
     run.wait_for_step(5)
     return str(job)
 
@@ -81,7 +81,7 @@ TRAINS_ON = SAVES.replace("    os._exit(0)\n", "")
 
 
 def test_little_grace_is_enough_for_a_small_save(cluster: Cluster, run: Run, better: Better) -> None:
-    cluster.tool("scontrol", "update", "PartitionName=low-cancel", "GraceTime=5")
+    cluster.tool("scontrol", "update", "PartitionName=low-cancel", "GraceTime=15")
     saving(run, "-p", "low-cancel", "--checkpoint-grace", "60", hook=TRAINS_ON)
     better.take()
     better.has_them()
@@ -126,7 +126,7 @@ def comes_back(cluster: Cluster, job: str, *nodes: str, restarts: str = "1") -> 
 
 
 def test_requeued_by_an_admin(cluster: Cluster, run: Run) -> None:
-    cluster.reconfigure(KillWait=30)  # as most sites have it: there is time to save
+    cluster.reconfigure(KillWait=60)  # there is time to save
     job = saving(run, "--requeue", "same-job")
     cluster.tool("scontrol", "requeue", job)
     comes_back(cluster, job, "n1", "n2")
@@ -149,9 +149,8 @@ def test_time_limit(cluster: Cluster, run: Run) -> None:
 
 
 def test_a_lost_node_where_the_same_job_is_requeued(cluster: Cluster, run: Run) -> None:
-    job = run.step(2, 2, "--requeue", "same-job", steps=60, every=10, pace=0.05, hook="pace = 0 if attempt else pace")[
-        "job"
-    ]
+    job = run.step(2, 2, "--requeue", "same-job", steps=60, every=10, pace=0.05, hook="pace = 0 if attempt else pace",
+                   stays=True)["job"]  # fmt: skip
     run.wait_for_step(13)
     batch_host = cluster.job(job)["BatchHost"]
     lost = next(host for host in ("n1", "n2") if host != batch_host)
@@ -187,7 +186,7 @@ def test_a_batch_script_that_crashes_ends_its_job_and_not_the_run(cluster: Clust
 
 def test_signals_to_the_whole_step(cluster: Cluster, run: Run) -> None:
     """What a site's tools send as a warning changes nothing; SIGTERM without a word of Slurm's means stop."""
-    cluster.reconfigure(KillWait=30)
+    cluster.reconfigure(KillWait=60)
     job = saving(run, steps=400)
     for name in ("USR1", "USR2", "USR1"):
         cluster.user_run(["scancel", "--signal", name, job])

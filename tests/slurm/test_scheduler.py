@@ -14,7 +14,7 @@ from gangrun.adapters.slurm.commands import PLAIN, Answer, Tools
 from gangrun.adapters.slurm.jobs import ASK, Ask, SlurmJobs, end_allocation
 from gangrun.adapters.slurm.scheduler import JobFacts, Scheduler, SchedulerRefused, SchedulerSilent
 from gangrun.adapters.slurm.submission import Refused, Unknown
-from gangrun.adapters.slurm.watch import JobWatch
+from gangrun.adapters.slurm.watch import UNLIMITED_S, JobWatch
 from gangrun.core.actions import SubmitSuccessor
 from gangrun.core.events import ActDone, ActFailed, ActUnknown, Notice, NoticeKind
 from tests.slurm.cluster import Cluster
@@ -27,6 +27,7 @@ STUBBORN = "trap : TERM; while :; do sleep 0.1; done"
 MEEK = "srun --no-kill --kill-on-bad-exit=0 sleep 600"
 PATIENT = f"srun --no-kill --kill-on-bad-exit=0 bash -c '{STUBBORN}' & {STUBBORN}"
 KILL_WAIT_S = 5.0
+LONG_KILL_WAIT_S = 60.0  # some of it is left when Slurm has been asked
 
 
 class UsersTools(Tools):
@@ -143,9 +144,9 @@ def preempt(run: Run, job: str) -> None:
 @pytest.mark.parametrize(
     ("how", "kind", "grace_s"),
     [
-        ("scancel", NoticeKind.CANCEL, KILL_WAIT_S),
-        ("signal", NoticeKind.UNKNOWN, KILL_WAIT_S),
-        ("requeue", NoticeKind.REQUEUE, KILL_WAIT_S),
+        ("scancel", NoticeKind.CANCEL, LONG_KILL_WAIT_S),
+        ("signal", NoticeKind.UNKNOWN, UNLIMITED_S),
+        ("requeue", NoticeKind.REQUEUE, LONG_KILL_WAIT_S),
         ("preemption", NoticeKind.PREEMPTION, 40.0),
     ],
 )
@@ -156,6 +157,8 @@ def test_why_a_signal_came(run: Run, how: str, kind: NoticeKind, grace_s: float)
         "requeue": lambda job: run.cluster.tool("scontrol", "requeue", job),  # by an admin
         "preemption": lambda job: preempt(run, job),
     }
+    if how != "preemption":
+        run.cluster.reconfigure(KillWait=int(LONG_KILL_WAIT_S))
     job = run.first(*(("-plow-cancel", "-N6") if how == "preemption" else ()), shell=PATIENT)
     posted: list[Notice] = []
     watch = JobWatch(
@@ -170,7 +173,7 @@ def test_why_a_signal_came(run: Run, how: str, kind: NoticeKind, grace_s: float)
     watch.close()
     told = f"{posted} {watch.facts} {SystemClock().wall()}"
     assert posted[0].kind is kind and 0 < posted[0].grace_s <= grace_s, told
-    watch.join(20)
+    watch.join(100)
 
 
 # ---- the next job ----------------------------------------------------------------------------------------------------
@@ -206,8 +209,8 @@ def test_without_a_dependency_the_successor_does_not_wait_for_a_dead_node(run: R
 
 def test_sbatch_that_answers_too_late_has_made_one_job_and_no_other(run: Run) -> None:
     job = run.first()
-    run.cluster.answer_late("sbatch", 30, times=1)
-    run.sbatch_within_s = 1.0
+    run.cluster.answer_late("sbatch", 60, times=1)
+    run.sbatch_within_s = 5.0
     assert run.jobs(job).perform(ACT, SubmitSuccessor(1, (), "x")) == ActDone(ACT, ASK)
     assert len(run.seen(1)) == 1 and "was made although sbatch did not say so" in run.said[0]
 

@@ -35,7 +35,7 @@ def turns(folder: Path) -> list[int]:
 
 
 def test_signals_to_all_of_a_job_break_nothing_and_scancel_lets_it_save(cluster: Cluster, run: Run) -> None:
-    cluster.reconfigure(KillWait=15)  # 30 by default, and a part of it is for what comes after the stop
+    cluster.reconfigure(KillWait=60)  # a part of it is for what comes after the stop
     folder = run.saves_made()
     told = run.submit("-N", "2", "--nproc-per-node", "1", "--save-signal", "USR1", run.script(FAMILY), folder)
     until(lambda: len(turns(folder)) == 2 and min(turns(folder)) > 20, 60, run.told)

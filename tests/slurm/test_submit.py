@@ -181,8 +181,8 @@ def test_sbatch_that_failed_and_did_submit(cluster: Cluster, folder: Path) -> No
 
 
 def test_sbatch_that_answers_too_late(cluster: Cluster, folder: Path) -> None:
-    cluster.answer_late("sbatch", 60, times=1)
-    told = submitted(cluster, folder, "--sbatch", "hold", "train.py", env={"GANGRUN_TEST_SBATCH_WITHIN": "2"})
+    cluster.answer_late("sbatch", 90, times=1)
+    told = submitted(cluster, folder, "--sbatch", "hold", "train.py", env={"GANGRUN_TEST_SBATCH_WITHIN": "6"})
     (row,) = cluster.squeue()
     assert row["id"] == told["job"]
     assert len(runs(folder)) == 1

@@ -49,7 +49,7 @@ def test_a_run_in_the_queue_is_cancelled_and_taken_up_again(cluster: Cluster, ru
     assert again["seq"] == 1
     waiter = cluster.popen([*GANGRUN, "wait", run.id], cwd=run.folder)
     cluster.tool("scancel", str(other), str(foreign))
-    assert waiter.wait(60) == 0
+    assert waiter.wait(300) == 0
     cluster.wait_job(again["job"], "COMPLETED")
     assert run.status()["job"] == again["job"]
 
@@ -75,7 +75,7 @@ def test_scancel_of_a_waiting_job_ends_the_run(cluster: Cluster, run: Run) -> No
     job = run.step(2, 1)["job"]
     waiter = cluster.popen([*GANGRUN, "wait", run.id], cwd=run.folder)
     cluster.user_run(["scancel", job])
-    assert waiter.wait(40) == 130
+    assert waiter.wait(300) == 130
     status = run.status()
     assert status["state"] == "CANCELLED"
     assert status["reason"] == f"job {job} was cancelled in Slurm (scancel)"

@@ -16,6 +16,7 @@ from threading import Lock
 from gangrun.checkpoint import manifest_verify, safetensors_verify
 from gangrun.checkpoint.dcp_verify import Judgement, screen, verify
 from gangrun.checkpoint.memory import Memory
+from gangrun.checkpoint.opinion import Opinions, Validator
 from gangrun.checkpoint.request_record import RequestRecord, load_record, save_record
 from gangrun.checkpoint.scan import StepDirectory, StepPattern, StorageUnreadable, list_steps, look_at, step_pattern
 from gangrun.checkpoint.set_aside import Moved, put_back, set_aside, to_move
@@ -78,8 +79,12 @@ class CheckpointRoom:
         run_directory: str | None = None,
         threads_count: int = 4,
         progress: Callable[[Progress], None] | None = None,
+        validator: Validator | None = None,
     ) -> None:
-        """``run_directory`` keeps explicit resume requests; ``progress`` is called from reading threads, one by one."""
+        """``run_directory`` keeps explicit resume requests; ``progress`` is called from reading threads, one by one;
+        ``validator`` is asked of what was read and found valid, and of formats that are not known.
+        """
+        self._opinions = Opinions(validator)
         self.directory = os.path.abspath(directory)
         self._pattern = pattern or step_pattern()
         self._run_directory = run_directory
@@ -238,7 +243,8 @@ class CheckpointRoom:
 
     def _judge(self, found: StepDirectory, deep: Callable[[Candidate], bool], *, remembered: bool = True) -> Candidate:
         if found.kind is Kind.UNKNOWN or not found.committed:
-            return _unjudged(found)
+            strange = _unjudged(found)
+            return self._opinions.of_unknown(found, strange) if deep(strange) else strange
         judged = self._memory.recall(found.name, found.path) if remembered else None
         if judged is None:
             judged = _screen(found)
@@ -246,7 +252,8 @@ class CheckpointRoom:
             judged = _verify(found, self._ticker(found, judged), self._threads_count)
         if remembered:
             self._memory.remember(found.name, judged)
-        return _candidate(found, judged)
+        candidate = _candidate(found, judged)
+        return self._opinions.of(candidate, ask=deep(candidate))
 
     def _recalled(self, found: StepDirectory) -> Candidate:
         """What is older than the newest valid one is not looked at, but what is remembered of it may be told."""

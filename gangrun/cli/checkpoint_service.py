@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from gangrun.checkpoint.opinion import Validator
 from gangrun.checkpoint.rescue import adopt
 from gangrun.checkpoint.scan import StorageUnreadable, step_pattern
 from gangrun.checkpoint.staging import seal_staging
@@ -46,11 +47,17 @@ class CheckpointService:
     """Answers through ``post``, which must not block."""
 
     def __init__(
-        self, directory: str, pattern: str, run: str, run_directory: str, post: Callable[[Stamped], None]
+        self,
+        directory: str,
+        pattern: str,
+        run: str,
+        run_directory: str,
+        post: Callable[[Stamped], None],
+        validator: Validator | None = None,
     ) -> None:
         self._directory, self._run, self._run_directory, self._post = directory, run, run_directory, post
         # one room for all questions: it remembers which damaged save it has read already
-        self._room = CheckpointRoom(directory, step_pattern(pattern), run_directory=run_directory)
+        self._room = CheckpointRoom(directory, step_pattern(pattern), run_directory=run_directory, validator=validator)
         self._questions: queue.Queue[_Question | None] = queue.Queue()
         self._looks = 0
         self._adopted: dict[int, str] = {}  # step -> where it was before it came to the disk

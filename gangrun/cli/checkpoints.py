@@ -16,6 +16,8 @@ from gangrun.adapters.fs.run_dir import MACHINE_DIR
 from gangrun.checkpoint.request_record import RequestRecord, load_record
 from gangrun.checkpoint.scan import DEFAULT_PATTERN, BadPattern, StorageUnreadable, step_pattern
 from gangrun.checkpoint.store import CheckpointRoom, Depth, Progress
+from gangrun.cli import environment
+from gangrun.cli.config import layered, usual_files
 from gangrun.cli.errors import DONE, RUN_FAILED, UNKNOWN, UserError
 from gangrun.cli.finding import find
 from gangrun.cli.options import echo_json, json_option, look_now, runs_dir_option
@@ -24,6 +26,7 @@ from gangrun.cli.status_json import SCHEMA
 from gangrun.cli.status_view import Look
 from gangrun.cli.terminal import clean, size_words, styled, table, wrapped
 from gangrun.cli.times import ago_words
+from gangrun.cli.validators import validator_of
 from gangrun.core.selection import Candidate, Chosen, FromZero, Kind, NoneValid, ResumeRequest, choose
 
 
@@ -36,6 +39,9 @@ class Place:
     run: str = ""
     run_directory: str = ""
     best_step: int = -1
+    validator: tuple[str, ...] = ()
+    validator_within_s: float = 600.0
+    working_directory: str | None = None
 
 
 @click.command("checkpoints")
@@ -44,17 +50,23 @@ class Place:
     "--verify", is_flag=True, help="Read every byte that is not known to be whole; exit 1 if the newest is not."
 )
 @click.option("--checkpoint-pattern", metavar="REGEX", help="Names of checkpoint directories; the group is the step.")
+@click.option("--validator", metavar="COMMAND", help="With --verify: a command of yours judges too (0 valid, 1 not).")
 @json_option
 @runs_dir_option
 def command(
-    where: str | None, verify: bool, checkpoint_pattern: str | None, as_json: bool, runs_dir: str | None
+    where: str | None,
+    verify: bool,
+    checkpoint_pattern: str | None,
+    validator: str | None,
+    as_json: bool,
+    runs_dir: str | None,
 ) -> int:
     r"""Which checkpoints are there, newest first: valid or not, why not, and which one would be resumed from.
 
     DIR is a directory of checkpoints; RUN is a run, whose own directory is looked at. Without --verify no data is read:
     "complete" is what the structure shows, "verified" what was proven before and has not changed since.
     """
-    place = _place(where, checkpoint_pattern, runs_dir)
+    place = _with_validator(_place(where, checkpoint_pattern, runs_dir), validator)
     try:
         pattern = step_pattern(place.pattern)
     except BadPattern as error:
@@ -62,8 +74,9 @@ def command(
     try:
         with patience(place.directory), _progress(shown=verify) as progress:
             room = CheckpointRoom(
-                place.directory, pattern, run_directory=place.run_directory or None, progress=progress
-            )
+                place.directory, pattern, run_directory=place.run_directory or None, progress=progress,
+                validator=validator_of(place.validator, place.validator_within_s, place.working_directory),
+            )  # fmt: skip
             found = room.survey(Depth.ALL if verify else Depth.STRUCTURE)
         record = load_record(place.run_directory) if place.run_directory else RequestRecord()
     except StorageUnreadable as error:
@@ -95,7 +108,20 @@ def _place(where: str | None, pattern: str | None, runs_dir: str | None) -> Plac
         hint = "name the directory: gangrun checkpoints DIR (the run was started without --checkpoint-dir)"
         raise UserError("no checkpoints", f"{reading.spec.run} has no checkpoint directory that gangrun knows of", hint)
     best = reading.state.best_step if reading.state else -1
-    return Place(asked.directory, pattern or asked.pattern, reading.spec.run, str(reading.paths.root), best)
+    return Place(
+        asked.directory, pattern or asked.pattern, reading.spec.run, str(reading.paths.root), best,
+        asked.validator, asked.validator_within_s, reading.spec.working_directory,
+    )  # fmt: skip
+
+
+def _with_validator(place: Place, validator: str | None) -> Place:
+    """The flag's, else the run's, else the one that is configured here."""
+    if validator is None and place.run:
+        return place
+    flags = {} if validator is None else {"validator": validator}
+    found = layered(flags, environment.all_variables(), usual_files())
+    argv, within_s = found["validator"].value, found["validator_timeout"].value
+    return replace(place, validator=argv, validator_within_s=within_s, working_directory=None)
 
 
 def _is_checkpoint_directory(where: str) -> bool:

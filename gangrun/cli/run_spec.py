@@ -168,6 +168,8 @@ def spec_of(settings: Mapping[str, Value], *, can_requeue: bool = False, **rest:
         checkpoint=CheckpointSpec(
             directory=str(Path(directory).expanduser().absolute()) if directory else "",
             pattern=pattern_of(settings["checkpoint_pattern"].value),
+            validator=settings["validator"].value,
+            validator_within_s=settings["validator_timeout"].value,
             memory=settings["memory_checkpoints"].value,
             memory_limit_bytes=settings["memory_limit"].value,
         ),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,6 +46,26 @@ def at_least_one(value: object) -> int:
     if number < 1:
         raise ValueError("must be at least 1")
     return number
+
+
+def words(value: object) -> tuple[str, ...]:
+    """A command as a shell would split it, without a shell; "" is none; ValueError otherwise."""
+    if isinstance(value, list) and all(isinstance(word, str) for word in value):
+        return tuple(value)
+    if not isinstance(value, str) or "\0" in value:
+        raise ValueError(f"{value!r} is not a command")
+    try:
+        return tuple(shlex.split(value))
+    except ValueError as error:
+        raise ValueError(f"{value!r} is not a command: {error}") from None
+
+
+def positive_span_s(value: object) -> float:
+    """A time of more than nothing; ValueError otherwise."""
+    seconds = span_s(value)
+    if not seconds > 0:
+        raise ValueError("must be more than 0")
+    return seconds
 
 
 def at_least_two(value: object) -> int:
@@ -152,6 +173,16 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "memory_limit", size_bytes, 0, "SIZE", "So much of a node's memory for them, 64G say (default: a quarter)."
+    ),
+    Setting(
+        "validator",
+        words,
+        (),
+        "COMMAND",
+        "Judges checkpoints too: told the directory as its last argument, it ends with 0 (valid) or 1 (not).",
+    ),
+    Setting(
+        "validator_timeout", positive_span_s, 600.0, "TIME", "What the validator gets; after it, it has no opinion."
     ),
     Setting(
         "poison_after",

@@ -35,6 +35,7 @@ from gangrun.cli import environment
 from gangrun.cli.checkpoint_service import CheckpointService
 from gangrun.cli.known_nodes import OtherRuns
 from gangrun.cli.process_words import STORAGE, tell, tell_dropped
+from gangrun.cli.validators import validator_of
 from gangrun.cli.wiring import clock_of, own_address, supervisor_disk_of
 from gangrun.core import takeover as rules
 from gangrun.core.actions import Action, EndJob
@@ -333,8 +334,9 @@ def main(words: list[str]) -> int:
         opening = replace(opening, state=others.added(opening.state, opening.run_start))
     store = FsStore(paths, opening.term, mailbox.post, clock, disk, policy.timing.counter_every_s)
     checkpoints = CheckpointService(
-        spec.checkpoint.directory, spec.checkpoint.pattern, spec.run, str(paths.root), mailbox.post
-    )
+        spec.checkpoint.directory, spec.checkpoint.pattern, spec.run, str(paths.root), mailbox.post,
+        validator_of(spec.checkpoint.validator, spec.checkpoint.validator_within_s, spec.working_directory),
+    )  # fmt: skip
     loop = Loop(
         clock=clock, mailbox=mailbox, store=store, radio=radio, checkpoints=checkpoints, jobs=jobs,
         policy=policy, facts=facts, opening=opening, say=_say,

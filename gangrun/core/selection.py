@@ -23,6 +23,7 @@ class Kind(Enum):
     DCP = "dcp"  # torch.distributed.checkpoint, plain
     GANGRUN = "gangrun"  # the same with gangrun's manifest; counts only if its commit was sealed
     SAFETENSORS = "safetensors"  # Hugging Face's; has no checksums
+    CUSTOM = "custom"  # gangrun does not know it; the user's own validator vouches for it
     UNKNOWN = "unknown"  # never touched, never chosen, always mentioned
 
 

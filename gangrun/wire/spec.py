@@ -29,6 +29,8 @@ class CheckpointSpec(msgspec.Struct, frozen=True):
     directory: str = ""
     pattern: str = r"step-(\d+)"
     look_every_s: float = 10.0
+    validator: tuple[str, ...] = ()  # a command of the user's, as argv
+    validator_within_s: float = 600.0
     memory: bool = False  # steps are kept in the nodes' memory too, and brought to the disk when ranks die
     memory_limit_bytes: int = 0  # per node; 0: a quarter of what it has
 

@@ -93,3 +93,18 @@ def test_bad_patterns_and_places(ckpt: Path, gangrun: Call) -> None:
     assert gangrun("checkpoints", "ckpt", "--checkpoint-pattern", "(").code == 2
     assert gangrun("checkpoints", "nowhere").code == 5
     assert gangrun("checkpoints", "ckpt/step-30", "--verify").code == 1  # nothing there that is valid
+
+
+@pytest.mark.processes
+def test_a_command_of_ones_own_judges_too(ckpt: Path, runs: Path, gangrun: Call) -> None:
+    refuse = "sh -c 'case $1 in */step-20) echo too hot; exit 1;; esac' check"
+    said = gangrun("checkpoints", "ckpt", "--verify", "--validator", refuse, "--json")
+    assert said.code == 1
+    found = {one["step"]: one for one in said.json["checkpoints"]}
+    assert (found[20]["valid"], found[20]["why_not"]) == (False, "the validator refuses it: too hot")
+    assert said.json["resume_from"]["step"] == 10
+    assert gangrun("checkpoints", "ckpt", "--validator", refuse).code == 0, "nothing is read, so nobody is asked"
+    Path("gangrun.toml").write_text('validator = ["false"]\n')
+    assert gangrun("checkpoints", "ckpt", "--verify", "--json").json["resume_from"] is None
+    wrong = gangrun("checkpoints", "ckpt", "--validator", "'half")
+    assert wrong.code == 2 and "is not a command" in wrong.err

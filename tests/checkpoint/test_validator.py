@@ -1,0 +1,90 @@
+"""A command of the user's may refuse what is whole and vouch for what gangrun does not know; no name can fool it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gangrun.adapters.local.validator import CommandValidator
+from gangrun.checkpoint.store import CheckpointRoom, Depth
+from gangrun.core.selection import Chosen, FromZero, Kind, NoneValid, ResumeRequest
+
+Copy = Callable[..., Path]
+AUTO = ResumeRequest()
+HOSTILE = "step-30; touch pwned $(touch pwned) `touch pwned`\n --help"
+
+
+def sh(script: str, within_s: float = 60.0, directory: Path | None = None) -> CommandValidator:
+    return CommandValidator(("sh", "-c", script, "check"), within_s, {"PATH": "/usr/bin:/bin"}, str(directory or "/"))
+
+
+@pytest.mark.processes
+def test_the_exit_code_is_the_answer_and_the_last_line_says_why(tmp_path: Path) -> None:
+    path = str(tmp_path / "step-1")
+    assert sh("echo all is well")(path) == (True, "all is well")
+    assert sh("echo a; echo 'b is NaN' >&2; echo; exit 1")(path) == (False, "b is NaN")
+    assert sh("exit 3")(path) == (None, "exit code 3")
+    assert sh("echo oh; kill -9 $$")(path) == (None, "killed by signal 9: oh")
+    assert sh("sleep 600 & sleep 600", within_s=0.2)(path) == (None, "no answer within 0.2 s")
+    refused = CommandValidator(("/no/such/command",), 1.0, {})(path)
+    assert refused == (None, "it could not be started (No such file or directory)")
+    assert len(sh("head -c 100000 /dev/zero | tr '\\0' x; exit 1")(path)[1]) == 200
+
+
+@pytest.mark.processes
+def test_it_gets_the_path_as_it_is_as_its_last_argument(tmp_path: Path) -> None:
+    strange = tmp_path / HOSTILE
+    strange.mkdir()
+    ask = sh('printf %s "$1" > told; test -d "$1" && test "$#" = 1', directory=tmp_path)
+    assert ask(str(strange)) == (True, "")
+    assert (tmp_path / "told").read_text() == str(strange)
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_it_refuses_what_is_whole_once_and_the_next_older_one_is_taken(copy: Copy) -> None:
+    root = copy("step-10", "step-20", "step-30")
+    asked: list[str] = []
+
+    def refuses_30(path: str) -> tuple[bool | None, str]:
+        asked.append(Path(path).name)
+        return not path.endswith("30"), "a weight is not a number"
+
+    room = CheckpointRoom(str(root), validator=refuses_30)
+    found = room.newest_valid_above(10)
+    assert found is not None and found.step == 20
+    for _ in range(2):
+        assert room.newest_valid_above(20) is None
+    assert asked == ["step-30", "step-20"]
+    resume = room.choose_and_set_aside(AUTO, "a")
+    assert isinstance(resume.choice, Chosen) and resume.choice.checkpoint.step == 20
+    assert [move.why for move in resume.moved] == ["the validator refuses it: a weight is not a number"]
+    assert asked == ["step-30", "step-20"], "each save once"
+
+
+def test_without_an_opinion_gangruns_own_stands_and_says_so(copy: Copy) -> None:
+    root = copy("step-10", "step-20")
+    resume = CheckpointRoom(str(root), validator=lambda path: (None, "exit code 3")).choose_and_set_aside(AUTO, "a")
+    assert isinstance(resume.choice, Chosen) and resume.choice.checkpoint.step == 20
+    silent = CheckpointRoom(str(root), validator=lambda path: (None, "exit code 3")).survey(Depth.ALL)
+    assert {one.why_not for one in silent} == {"the validator has no opinion of it: exit code 3"}
+    looked = CheckpointRoom(str(root), validator=lambda path: (False, "")).survey(Depth.STRUCTURE)
+    assert all(one.level for one in looked), "nobody is asked where nothing is read"
+
+
+def test_it_alone_vouches_for_a_format_that_nobody_knows(tmp_path: Path) -> None:
+    (tmp_path / "step-5").mkdir()
+    (tmp_path / "step-5" / "weights.bin").write_bytes(b"1234")
+    (tmp_path / "step-9").symlink_to(tmp_path / "step-5")
+    for answer, chosen in ((True, Chosen), (False, FromZero), (None, FromZero)):
+        room = CheckpointRoom(str(tmp_path), validator=lambda path, answer=answer: (answer, "so"))  # type: ignore[misc]
+        resume = room.choose_and_set_aside(AUTO, "a")
+        assert isinstance(resume.choice, chosen), resume.choice
+        assert resume.moved == () and (tmp_path / "step-5").is_dir()
+        if isinstance(resume.choice, Chosen):
+            assert "the validator accepts it" in resume.choice.reason
+            (one,) = (one for one in room.survey(Depth.ALL) if one.step == 5)
+            assert (one.kind, one.committed, one.valid) == (Kind.CUSTOM, True, True)
+    plain = CheckpointRoom(str(tmp_path)).choose_and_set_aside(AUTO, "a").choice
+    assert isinstance(plain, FromZero | NoneValid)

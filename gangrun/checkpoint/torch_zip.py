@@ -22,6 +22,7 @@ except ImportError:  # pragma: no cover - every platform we test on has it
 __all__ = ["BUFFER_BYTES", "ArchiveReading", "Damaged", "Source", "crc32", "data_place", "looks_like_archive", "prove"]
 
 BUFFER_BYTES = 1024 * 1024  # stays in the cache between the read and the checksum
+_HOT_BYTES = 256 * 1024  # of fresh memory less stays there
 
 _DIRECTORY_MAX_BYTES = 64 * 1024 * 1024  # a directory entry is some 80 bytes, one per storage
 
@@ -58,12 +59,11 @@ class _Member:
 class Source:
     """Reads of one open file through one buffer; not shared between threads."""
 
-    __slots__ = ("buffer", "descriptor", "tick", "view")
+    __slots__ = ("_view", "descriptor", "tick")
 
-    def __init__(self, tick: Callable[[int], None]) -> None:
+    def __init__(self, tick: Callable[[int], None] = lambda count: None) -> None:
         self.descriptor = -1
-        self.buffer = bytearray(BUFFER_BYTES)
-        self.view = memoryview(self.buffer)
+        self._view = memoryview(b"")
         self.tick = tick  # called with the count of bytes proven since the last call
 
     def at(self, offset: int, length: int) -> bytes:
@@ -80,15 +80,28 @@ class Source:
 
     def crc(self, offset: int, length: int) -> int:
         """CRC32 of these bytes of the file."""
+        if not self._view:
+            self._view = memoryview(bytearray(BUFFER_BYTES))
         value = 0
         while length:
-            count = os.preadv(self.descriptor, [self.view[: min(length, BUFFER_BYTES)]], offset)
+            count = os.preadv(self.descriptor, [self._view[: min(length, BUFFER_BYTES)]], offset)
             if count == 0:
                 raise Damaged("the file ends in the middle of it")
-            value = crc32(self.view[:count], value)
+            value = crc32(self._view[:count], value)
             offset += count
             length -= count
             self.tick(count)
+        return value
+
+    def into(self, memory: memoryview, offset: int) -> int:
+        """Fill the memory with the bytes from ``offset`` on; their CRC32, taken while they are still in the cache."""
+        value = at = 0
+        while at < len(memory):
+            count = os.preadv(self.descriptor, [memory[at : at + _HOT_BYTES]], offset + at)
+            if count == 0:
+                raise Damaged("the file ends in the middle of it")
+            value = crc32(memory[at : at + count], value)
+            at += count
         return value
 
 
@@ -119,12 +132,12 @@ def prove(source: Source, offset: int, length: int) -> ArchiveReading:
 
 
 def data_place(source: Source, offset: int, length: int) -> tuple[int, int] | None:
-    """Where in the file the only storage of the archive at these bytes lies, and its size; None if there are more."""
+    """Where in the file the only storage of the archive at these bytes lies, and its CRC32; None if there are more."""
     members, data_end = _central_directory(source, offset, length)
     storages = [member for member in members if b"/data/" in member.name]
     if len(storages) != 1:
         return None
-    return offset + _data_start(source, offset, storages[0], data_end), storages[0].size
+    return offset + _data_start(source, offset, storages[0], data_end), storages[0].crc
 
 
 def _central_directory(source: Source, offset: int, length: int) -> tuple[list[_Member], int]:

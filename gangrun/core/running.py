@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gangrun.core import blame, budget, recovery, reports, roster, trial
+from gangrun.core import blame, budget, recovery, reports, roster, saving_chance, trial
 from gangrun.core.actions import Decision, ProbeNode, StopGang, TakeStacks
 from gangrun.core.events import (
     AgentJoined,
@@ -145,8 +145,8 @@ def agent_rejoined(state: RunState, event: AgentRejoined, now: float, policy: Po
 
 
 def finding(state: RunState, event: FindingRaised, now: float, policy: Policy) -> Decision:
-    """A fatal finding on a node of the gang stops it, with a checkpoint first; a spare is not used any more; others are
-    ridden out. Poor hardware is evidence of what happens soon after, and of nothing hours later.
+    """A fatal finding on a node of the gang stops it, with a checkpoint first where that may succeed; a spare is not
+    used any more; others are ridden out. Poor hardware is evidence of what happens soon after, not hours later.
     """
     state, found = reports.heard(state, event.finding, now)
     sentence = finding_told(found)
@@ -161,7 +161,9 @@ def finding(state: RunState, event: FindingRaised, now: float, policy: Policy) -
     evidence = replace(state.evidence, findings=(*state.evidence.findings, found))
     if policy.observe:
         return stay(state, sentence) if known else _observed(state, evidence, sentence, now, policy)
-    return stop_all(state, now, policy, After.JUDGE, sentence, evidence, checkpoint_first=True)
+    reason = f"{sentence}; {saving_chance.told(found)}"
+    save = saving_chance.can_save(found)
+    return stop_all(state, now, policy, After.JUDGE, reason, evidence, checkpoint_first=save)
 
 
 def _observed(state: RunState, evidence: Evidence, reason: str, now: float, policy: Policy) -> Decision:

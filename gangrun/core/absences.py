@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from gangrun.core import quarantine, rungs
+from gangrun.core import blame, quarantine, rungs
 from gangrun.core.actions import Decision
 from gangrun.core.events import NodeAbsent
 from gangrun.core.model import Absence, Failure, Phase, RunState
@@ -52,8 +52,27 @@ def told(state: RunState) -> str:
     return f"; {listed(words)}" if words else ""
 
 
+def _lone(state: RunState) -> str:
+    """The one node that came, where nobody knows why no other did: perhaps it is the one that is cut off; else ""."""
+    unknown = [name for name in missing(state) if name not in state.absent]
+    lone = len(state.nodes) == 1 and state.shape.nodes_count > 1 and (unknown or not state.absent)
+    return next(iter(state.nodes)) if lone else ""
+
+
 def too_few(state: RunState, now: float, policy: Policy, reason: str) -> Decision:
-    """Not enough nodes came: the next job without them, or the end where another would not come farther."""
+    """Not enough nodes came: the next job without them, or the end where another would not come farther.
+
+    Whoever is alone for the second time, as others would have had to come to it, is left out itself.
+    """
+    lone = _lone(state)
+    if lone and policy.can_requeue:
+        if blame.unfaded(state.suspicion, state.suspected_at, now).get(lone):
+            why = "no other node of two jobs came to it"
+            left_out = quarantine.exclude(state.excluded, (lone,), why, now, policy, len(state.nodes))
+            state = replace(state, excluded=left_out.excluded)
+            return rungs.too_few_nodes(state, now, policy, f"{reason}; {why}: {left_out.sentence}")
+        suspicion = {**state.suspicion, lone: 1}
+        state = replace(state, suspicion=suspicion, suspected_at={**state.suspected_at, lone: now})
     names = missing(state)
     if not names:
         return rungs.too_few_nodes(state, now, policy, reason)

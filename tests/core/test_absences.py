@@ -288,3 +288,47 @@ def test_without_a_scheduler_the_last_resort_ends_the_run() -> None:
     last_resort(life)
     life.stopped()
     assert life.phase is Phase.FAILED
+
+
+def ends_waiting(life: Life, *names: str, of: tuple[str, ...]) -> None:
+    """A job begins on ``of``, and only ``names`` join."""
+    term = life.state.term + 1
+    life.on(TermTaken(term, f"j{term}", (), (), -1, of))
+    life.join(*names)
+    life.due("join")
+
+
+def submits(life: Life) -> tuple[str, ...]:
+    """Whom the next job avoids; it is submitted."""
+    avoided = life.last(SubmitSuccessor).exclude
+    life.on(ActDone((1, 9), "SubmitSuccessor"))
+    return avoided
+
+
+def test_whoever_is_alone_in_two_jobs_is_left_out_instead_of_yet_another_neighbour() -> None:
+    """It is cut off from all others, and cannot know that it is not they who are."""
+    life = Life(2, policy=SCHEDULER)
+    ends_waiting(life, "n0", of=("n0", "n1"))
+    assert submits(life) == ("n1",)
+    ends_waiting(life, "n0", of=("n0", "n2"))
+    life.says("no other node of two jobs came to it", "n0 left out")
+    assert submits(life) == ("n0", "n1")
+    life.on(TermTaken(4, "j4", (), (), -1, ("n2", "n3")))
+    life.join("n2", "n3")
+    assert life.phase is Phase.CHECKING
+
+
+def test_whoever_is_alone_because_it_is_known_why_the_others_are_not_there_is_no_suspect() -> None:
+    life = of_job(2)
+    life.join("n0")
+    absent(life, "n1")
+    assert submits(life) == ("n1",) and not life.state.suspicion
+    life = of_job(1)
+    life.due("join")
+    assert not life.state.suspicion
+
+
+def test_a_lone_node_stays_where_no_other_job_can_be_asked_for() -> None:
+    life = Life(2)
+    ends_waiting(life, "n0", of=("n0", "n1"))
+    assert (life.state.suspicion, dict(life.state.excluded)) == ({}, {})

@@ -119,6 +119,16 @@ def test_seed_371_with_a_sick_node():
     assert outcome.state is not None and outcome.state.phase is Phase.SUCCEEDED
 
 
+@pytest.mark.parametrize("nodes_count", [2, 3, 5])
+def test_a_node_that_is_cut_off_is_not_the_only_one_left_in_every_job(nodes_count):
+    """It is the first of each, so it decides, and saw its neighbours missing until all jobs were spent."""
+    plan = FaultPlan().fail_at(3.0, Kind.CUT, node=0, for_s=900.0)
+    setup = replace(Setup.of(nodes_count, script=Script(steps_count=40), requeue=True), pool_count=nodes_count + 4)
+    outcome = World(setup, plan, 1).run()
+    assert outcome.state is not None and outcome.state.phase is Phase.SUCCEEDED, outcome.state
+    assert "n0000" in outcome.state.excluded
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_holder_that_gave_the_others_up_as_lost_leads_alone_until_it_is_sealed(seed):
     """Too few of the others hear each other to take its term; when they do, they are a majority of nobody it counts."""

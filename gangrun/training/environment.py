@@ -53,6 +53,11 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0") or 0)
 
 
+def local_world_size() -> int:
+    """How many ranks a node has; 0 where nobody said."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "0") or 0)
+
+
 def checkpoint_directory() -> str:
     """The directory that gangrun chooses the resume point from; "" where it knows of none."""
     return os.environ.get("GANGRUN_CHECKPOINT_DIR", "")

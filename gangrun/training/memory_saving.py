@@ -21,6 +21,7 @@ from gangrun.checkpoint.kept import Kept, NotKept, StepName
 from gangrun.training import environment
 from gangrun.training.clock import Clock
 from gangrun.training.delta import Part
+from gangrun.training.memory_copy import Copying, distance
 from gangrun.training.ranks import Ranks
 from gangrun.training.shard_file import ShardFile, row_of
 from gangrun.training.snapshot import Snapshot
@@ -55,7 +56,8 @@ class MemorySaving:
     def written(self, step: int, snapshot: Snapshot, ranks: Ranks, describe: Describe) -> str:
         """Keep it; one sentence on all ranks, "" once every node has its part. ``describe`` makes ``.metadata``."""
         name = StepName(self._staging.attempt, step, ranks.from_first(secrets.token_hex(16)))
-        parts = ranks.to_first(self._put(name, snapshot))
+        mine = self._put(name, snapshot)
+        parts = ranks.to_first(mine)
         failure, metadata, manifest = "", b"", b""
         if ranks.rank == 0:
             failure = next((f"rank {rank}: {part.failure}" for rank, part in enumerate(parts) if part.failure), "")
@@ -63,7 +65,9 @@ class MemorySaving:
                 metadata = describe(parts, name.nonce)
                 manifest = self._manifest(name, [row for part in parts for row in part.rows], metadata, ranks)
         failure, metadata, manifest = ranks.from_first((failure, metadata, manifest))
+        uncopied = ""
         if not failure:
+            uncopied = self._copied(name, mine, ranks)
             troubles = ranks.to_first(self._put_small(name, metadata, manifest))
             failure = ranks.from_first(next(filter(None, troubles), ""))
         if failure:
@@ -71,7 +75,15 @@ class MemorySaving:
                 self._kept.abandon(name)
             return f"steps are not kept in memory, only on disk: {failure}"
         self._kept.whole(name)
-        return ""
+        return f"steps in memory have no copy on another node: {uncopied}" if uncopied else ""
+
+    def _copied(self, name: StepName, mine: Part, ranks: Ranks) -> str:
+        """Each node's part to another node; "" where all have it, or where there is no other."""
+        distance_count = distance(ranks.world_size, environment.local_world_size())
+        if not distance_count:
+            return ""
+        troubles = ranks.to_first(Copying(self._kept, ranks, distance_count).copy(name, mine.rows))
+        return ranks.from_first(next((f"rank {n}: {why}" for n, why in enumerate(troubles) if why), ""))
 
     def close(self) -> None:
         """Let go of the keeper; what was kept stays there."""

@@ -25,6 +25,11 @@ class Ranks:
             if self.world_size > 1:
                 self._group = dist.new_group(backend="gloo")
 
+    @property
+    def group(self) -> Any:
+        """Of all ranks; None where there is but one."""
+        return self._group
+
     def largest(self, *numbers: int) -> tuple[int, ...]:
         """The largest of each over all ranks, the same for all."""
         if self._group is None:

@@ -134,6 +134,7 @@ def test_signals_that_a_scheduler_sends_to_all_do_not_end_it_and_its_death_is_to
     kept.put(StepName(0, 1, "a" * 16), "file", b"x")
     assert names(kept) == {1: {"file": 1}}
     keeper.kill()
+    keeper.wait()
     with pytest.raises(NotKept, match=r"gone|does not answer"):
         kept.held(0)
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gangrun.adapters.fs.run_dir import RunPaths
+from gangrun.cli import tested_nodes
 from gangrun.cli.reading import Reading, read
 from gangrun.cli.saves_view import as_json, read_saves
 from gangrun.cli.times import WallTimes, wall_now
@@ -104,6 +105,7 @@ def _skeleton(reading: Reading) -> dict[str, Any]:
         "attempts": [],
         "restarts": 0,
         "excluded": [],
+        "tests": [],
         "step": None,
         "loss": None,
         "checkpoint": None,
@@ -144,6 +146,7 @@ def _of_state(reading: Reading, state: RunState) -> dict[str, Any]:
             {"node": node, "reason": why.reason, "since": walls.wall(why.since), "until": walls.wall(why.until)}
             for node, why in sorted(active(state.excluded, state.updated_at).items())
         ],
+        "tests": tested_nodes.as_json(state.nodes),
         "step": _step(state, fresh),
         "loss": float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None,
         "checkpoint": _checkpoint(state.checkpoint, reading),

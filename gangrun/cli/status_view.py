@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import tzinfo
 from typing import Any
 
+from gangrun.cli import tested_nodes
 from gangrun.cli.saves_view import failure_words, interval_words
 from gangrun.cli.terminal import clean, phase_word, styled, table, wrapped
 from gangrun.cli.times import ago_words, clock_words, span_words, when_words
@@ -43,6 +44,9 @@ def page(status: Mapping[str, Any], look: Look) -> list[str]:
     for label, text in _facts(status, look):
         first = f"  {label.ljust(LABEL_CHARS)}"
         lines += wrapped(text, look.columns, first, " " * len(first))
+    if told := tested_nodes.told(status["tests"]):
+        first = f"  {'devices'.ljust(LABEL_CHARS)}"
+        lines += wrapped(told, look.columns, first, " " * len(first))
     lines += excluded_lines(status, look)
     lines += _attempts(status, look)
     lines += ["", *(styled(line, "dim", look.color) for line in wrapped(_next(status), look.columns, "  "))]

@@ -195,6 +195,7 @@ class Node:
     found: Finding | None = None  # the fatal finding for which it is not used
     poor: str = ""  # why another node would be better, where one is free
     trial: str = ""  # why its devices are put to work before it is used again
+    tested: str = ""  # what they did when they were put to work last, where all came out right
 
 
 @dataclass(frozen=True, slots=True)

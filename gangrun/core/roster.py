@@ -46,7 +46,8 @@ def heard(state: RunState, name: str) -> Mapping[str, Node]:
 
 def checked(state: RunState, event: NodeChecked) -> Mapping[str, Node]:
     """The roster with the outcome of one preflight."""
-    return _with(state, event.node, checked=event.ok, check_reason=event.reason, trial="")
+    tested = event.tested if event.ok else ""
+    return _with(state, event.node, checked=event.ok, check_reason=event.reason, trial="", tested=tested)
 
 
 def checks_told(event: NodeChecked) -> str:

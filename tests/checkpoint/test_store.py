@@ -18,6 +18,7 @@ from gangrun.checkpoint.scan import BadPattern, StorageUnreadable, list_steps, s
 from gangrun.checkpoint.store import CheckpointRoom, Depth, Progress, Resume
 from gangrun.core.model import Level
 from gangrun.core.selection import Chosen, FromZero, Kind, NoneValid, ResumeRequest, parse_resume
+from tests.waiting import until
 
 Copy = Callable[..., Path]
 AUTO = ResumeRequest()
@@ -303,11 +304,17 @@ def test_what_was_verified_is_not_read_again_until_a_file_changes(copy: Copy, mo
     os.utime(root / "step-20" / "__0_0.distcp")
     assert CheckpointRoom(str(root)).survey()[0].valid and reads.take() == ["step-20"]
     kept = (root / "step-20" / "__0_0.distcp").stat()
+    until(lambda: tick(root.parent) > kept.st_ctime_ns, 5, "the file system's clock to go on: it ticks in milliseconds")
     damage(root / "step-20")
     os.utime(root / "step-20" / "__0_0.distcp", ns=(kept.st_atime_ns, kept.st_mtime_ns))
     assert [c.valid for c in CheckpointRoom(str(root)).survey()] == [False, True]
     assert reads.take() == ["step-20"]
     assert CheckpointRoom(str(root)).survey(Depth.STRUCTURE)[0].level is Level.COMPLETE
+
+
+def tick(folder: Path) -> int:
+    (folder / "probe").touch()
+    return (folder / "probe").stat().st_ctime_ns
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,7 @@ class Saver:
         for _ in range(BUFFERS_COUNT):
             self._buffers.put(HostBuffer())
         self._saves: queue.Queue[Save | None] = queue.Queue()
+        self._given_up = threading.Event()
         self._thread = threading.Thread(target=self._main, name="gangrun-saver", daemon=True)
         self._thread.start()
 
@@ -82,12 +83,15 @@ class Saver:
         self._saves.put(save)
 
     def close(self, within_s: float | None = None) -> bool:
-        """Finish what is under way; False if that took too long."""
+        """Finish what is under way; False if that took too long: what is not committed by then never will be."""
         self._saves.put(None)
         self._thread.join(within_s)
-        if self._memory is not None and not self._thread.is_alive():
+        if self._thread.is_alive():
+            self._given_up.set()
+            return False
+        if self._memory is not None:
             self._memory.close()
-        return not self._thread.is_alive()
+        return True
 
     def _main(self) -> None:
         while (save := self._saves.get()) is not None:
@@ -150,6 +154,9 @@ class Saver:
                 world_size=self._ranks.world_size, made_by=f"torch {torch.__version__}",
                 written_wall=self._clock.wall(), files=tuple(rows),
             )  # fmt: skip
+            if self._given_up.is_set():
+                staging.abandon(path)
+                return f"step {save.step} was not saved: it was given up"
             staging.commit(path, os.path.join(staging.directory, f"step-{save.step}"), manifest)
         except OSError as error:
             self._staging.abandon(path)

@@ -22,40 +22,9 @@ import torch.distributed as dist
 from torch import nn
 
 import gangrun
-from gangrun.checkpoint import manifest_verify
+from tests.training.killing import arm, judge
 
-WATCHED = (
-    "open",
-    "write",
-    "writev",
-    "fsync",
-    "rename",
-    "mkdir",
-    "rmdir",
-    "unlink",
-    "replace",
-    "scandir",
-    "chmod",
-    "link",
-)
 OPERATIONS_MAX_COUNT = 220
-
-
-def arm(countdown: int) -> None:
-    """Let this process die before its n-th file operation from now on."""
-    left = [countdown]
-
-    def watched(real):
-        def call(*args, **kwargs):
-            left[0] -= 1
-            if left[0] <= 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(*args, **kwargs)
-
-        return call
-
-    for name in WATCHED:
-        setattr(os, name, watched(getattr(os, name)))
 
 
 def built() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -82,20 +51,6 @@ def save_for_ever(directory: str, told: int, countdown: int, rank: int = 0, worl
         if step % 6 == 5:
             ckpt.save(step, wait=True)
             os.pwrite(told, step.to_bytes(8, "little"), 0)  # pwrite is not watched
-
-
-def judge(directory: Path, committed: int) -> str:
-    """What is wrong with what is there; "" if nothing is."""
-    steps = []
-    for path in directory.glob("step-*"):
-        step = int(path.name.split("-")[1])
-        judged = manifest_verify.verify(str(path), step)
-        if not judged.valid:
-            return f"{path.name} is not whole: {judged.why}"
-        steps.append(step)
-    if committed >= 0 and (not steps or max(steps) < committed):
-        return f"step {committed} was committed, and now there are {sorted(steps)}"
-    return ""
 
 
 def a_round(directory: Path, told: int, chance: random.Random, world: int, number: int) -> None:

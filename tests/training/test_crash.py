@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
+ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -17,7 +19,8 @@ pytestmark = pytest.mark.timeout(900)
 def test_a_kill_at_any_point_leaves_whole_steps(tmp_path: Path, rounds: int, world: int) -> None:
     command = [sys.executable, str(Path(__file__).with_name("crash.py"))]
     command += [str(tmp_path / "saves"), str(rounds), "5", str(world)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
     assert found["troubles"] == []

@@ -89,7 +89,7 @@ def write_json(folder: str, name: str, body: object) -> None:
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         with open(descriptor, "w", encoding="ascii") as file:
-            json.dump(body, file)
+            file.write(json.dumps(body))  # not dump: that one is written in Python, and ten times slower
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, os.path.join(folder, name))

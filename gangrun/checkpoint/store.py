@@ -231,7 +231,7 @@ class CheckpointRoom:
         listed = list_steps(self.directory, self._pattern)
         for found in listed:
             if depth is Depth.NEWEST and not reading:
-                candidates.append(self._recalled(found))
+                candidates.append(_passed(found))
                 continue
             candidate = self._judge(found, deep if reading else lambda candidate: False)
             candidates.append(candidate)
@@ -254,15 +254,6 @@ class CheckpointRoom:
             self._memory.remember(found.name, judged)
         candidate = _candidate(found, judged)
         return self._opinions.of(candidate, ask=deep(candidate))
-
-    def _recalled(self, found: StepDirectory) -> Candidate:
-        """What is older than the newest valid one is not looked at, but what is remembered of it may be told."""
-        if found.kind is Kind.UNKNOWN or not found.committed:
-            return _unjudged(found)
-        judged = self._memory.recall(found.name, found.path)
-        if judged is None:
-            return replace(_unjudged(found), why_not=_NOT_LOOKED_AT, judged=False)
-        return _candidate(found, judged)
 
     def _ticker(self, found: StepDirectory, judged: Judgement) -> Callable[[int], None] | None:
         progress = self._progress
@@ -316,6 +307,13 @@ def _unjudged(found: StepDirectory) -> Candidate:
     return Candidate(
         found.step, found.path, None, False, found.why, found.kind, found.committed, unreadable=found.unreadable
     )
+
+
+def _passed(found: StepDirectory) -> Candidate:
+    """Older than the newest valid one: not one of its files is asked for, on whatever file system they are."""
+    candidate = _unjudged(found)
+    whole = found.kind is not Kind.UNKNOWN and found.committed
+    return replace(candidate, why_not=_NOT_LOOKED_AT, judged=False) if whole else candidate
 
 
 def _candidate(found: StepDirectory, judged: Judgement) -> Candidate:

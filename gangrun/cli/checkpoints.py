@@ -29,6 +29,9 @@ from gangrun.cli.times import ago_words
 from gangrun.cli.validators import validator_of
 from gangrun.core.selection import Candidate, Chosen, FromZero, Kind, NoneValid, ResumeRequest, choose
 
+DISK = "disk"
+_HEAD = ("step", "valid", "level", "tier", "size", "shared", "changed", "directory", "why")
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -172,7 +175,7 @@ def _as_json(place: Place, found: Sequence[Candidate], choice: object, *, verify
 
 
 def _one_as_json(one: Candidate) -> dict[str, Any]:
-    size_bytes, changed = measure(one.path)
+    found = measure(one.path)
     return {
         "step": one.step,
         "level": one.level.value if one.level else None,
@@ -180,8 +183,10 @@ def _one_as_json(one: Candidate) -> dict[str, Any]:
         "why_not": one.why_not,
         "kind": one.kind.value,
         "committed": one.committed,
-        "size_bytes": size_bytes,
-        "changed": changed,
+        "tier": DISK,
+        "size_bytes": found.size_bytes,
+        "shared_bytes": found.shared_bytes,
+        "changed": found.changed,
         "path": one.path,
     }
 
@@ -193,20 +198,22 @@ def page(place: Place, found: Sequence[Candidate], choice: object, look: Look) -
         lines.append("  no checkpoints here")
     else:
         rows = [_row(one, look) for one in found]
-        lines += ["", *table(("step", "valid", "level", "size", "changed", "directory", "why"), rows, look.columns)]
+        lines += ["", *table(_HEAD, rows, look.columns)]
         lines[2] = styled(lines[2], "dim", look.color)
     reason = choice.reason if isinstance(choice, Chosen | FromZero | NoneValid) else ""
     return [*lines, "", *wrapped(f"a run would go on like this: {clean(reason)}", look.columns, "  ")]
 
 
 def _row(one: Candidate, look: Look) -> tuple[str, ...]:
-    size_bytes, changed = measure(one.path)
+    found = measure(one.path)
     return (
         str(one.step),
         _validity(one),
         one.level.value if one.level else ("?" if one.kind is Kind.UNKNOWN else "-"),
-        "?" if size_bytes is None else size_words(size_bytes),
-        "?" if changed is None else ago_words(changed, look.now),
+        DISK,
+        "?" if found.size_bytes is None else size_words(found.size_bytes),
+        f"{100 * found.shared_bytes / found.size_bytes:.0f} %" if found.size_bytes and found.shared_bytes else "-",
+        "?" if found.changed is None else ago_words(found.changed, look.now),
         clean(os.path.basename(one.path)),
         clean(one.why_not),
     )
@@ -218,13 +225,24 @@ def _validity(one: Candidate) -> str:
     return "yes" if one.valid else ("no" if one.committed else "unfinished")
 
 
-def measure(path: str) -> tuple[int | None, float | None]:
-    """Bytes in a checkpoint directory, and when the newest file in it was written; None where it does not say."""
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Of a checkpoint directory; None where it does not say. ``shared_bytes``: in files that others hold too."""
+
+    size_bytes: int | None = None
+    changed: float | None = None  # when the newest file in it was written
+    shared_bytes: int | None = None
+
+
+def measure(path: str) -> Measure:
+    """What its files' entries tell."""
     try:
         facts = [
             entry.stat(follow_symlinks=False) for entry in os.scandir(path) if entry.is_file(follow_symlinks=False)
         ]
         own = os.lstat(path)
     except OSError:
-        return None, None
-    return sum(fact.st_size for fact in facts), max((fact.st_mtime for fact in facts), default=own.st_mtime)
+        return Measure()
+    shared_bytes = sum(fact.st_size for fact in facts if fact.st_nlink > 1)
+    changed = max((fact.st_mtime for fact in facts), default=own.st_mtime)
+    return Measure(sum(fact.st_size for fact in facts), changed, shared_bytes)

@@ -1,7 +1,7 @@
 """Lets old checkpoints go, on rank 0's background thread after each commit (room: training).
 
-Which ones is decided in ``core.retention``. Only gangrun's own go, and never the one that this run resumed from until
-two newer ones of this run stand. Next: ``checkpoint/commit.py``, which renames them away before it removes them.
+Which ones is decided in ``core.retention``. Only gangrun's own go, and nothing that a rollback may need.
+Next: ``checkpoint/commit.py``, which renames them away before it removes them.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 from gangrun.checkpoint.commit import Staging
 from gangrun.checkpoint.scan import StorageUnreadable, list_steps, step_pattern
 from gangrun.checkpoint.store import CheckpointRoom, Depth
-from gangrun.core.retention import Held, Keep, to_prune
+from gangrun.core.policy import Policy
+from gangrun.core.retention import Held, Keep, for_a_rollback, to_prune
 from gangrun.core.selection import Kind
-
-_NEWER_COUNT = 2
 
 
 class Keeping:
@@ -44,7 +43,7 @@ class Keeping:
             for one in found
             if one.path in judged
         ]
-        needed = [] if self._resumed_step is None or len(self._written) >= _NEWER_COUNT else [self._resumed_step]
+        needed = for_a_rollback(held, self._resumed_step, self._written, Policy().poison_after_steps)
         going = to_prune(held, self._keep, needed)
         for one in found:
             if one.step in going:

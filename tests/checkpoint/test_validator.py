@@ -88,3 +88,12 @@ def test_it_alone_vouches_for_a_format_that_nobody_knows(tmp_path: Path) -> None
             assert (one.kind, one.committed, one.valid) == (Kind.CUSTOM, True, True)
     plain = CheckpointRoom(str(tmp_path)).choose_and_set_aside(AUTO, "a").choice
     assert isinstance(plain, FromZero | NoneValid)
+
+
+def test_a_choice_asks_nothing_of_what_is_older_than_the_newest_valid_one(copy: Copy) -> None:
+    root = copy("step-10", "step-20")
+    assert all(one.valid for one in CheckpointRoom(str(root)).survey(Depth.ALL))
+    newest, older = CheckpointRoom(str(root)).survey(Depth.NEWEST)
+    assert newest.valid and (older.judged, older.level) == (False, None)
+    assert older.why_not == "not looked at: a newer one is valid"
+    assert all(one.valid for one in CheckpointRoom(str(root)).survey(Depth.STRUCTURE)), "and nothing is forgotten"

@@ -108,3 +108,15 @@ def test_a_command_of_ones_own_judges_too(ckpt: Path, runs: Path, gangrun: Call)
     assert gangrun("checkpoints", "ckpt", "--verify", "--json").json["resume_from"] is None
     wrong = gangrun("checkpoints", "ckpt", "--validator", "'half")
     assert wrong.code == 2 and "is not a command" in wrong.err
+
+
+def test_what_is_shared_with_another_is_shown(ckpt: Path, gangrun: Call) -> None:
+    assert {one["shared_bytes"] for one in gangrun("checkpoints", "ckpt", "--json").json["checkpoints"]} == {0}
+    shard = next((ckpt / "step-10").glob("*.distcp"))
+    (ckpt / "step-20" / shard.name).unlink()
+    (ckpt / "step-20" / shard.name).hardlink_to(shard)
+    for one in gangrun("checkpoints", "ckpt", "--json").json["checkpoints"][1:]:
+        assert (one["shared_bytes"], one["tier"]) == (shard.stat().st_size, "disk")
+    lines = gangrun("checkpoints", "ckpt").out.splitlines()
+    assert lines[2].split()[:7] == ["step", "valid", "level", "tier", "size", "shared", "changed"]
+    assert sum(" % " in line for line in lines) == 2

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangrun.core.retention import Held, Keep, to_prune
+from gangrun.core.retention import Held, Keep, for_a_rollback, to_prune
 
 
 def held(*steps: int, bad: tuple[int, ...] = ()) -> list[Held]:
@@ -23,6 +23,25 @@ def test_the_newest_stay_and_every_mth_stays_for_good() -> None:
 
 def test_the_newest_valid_ones_stay_however_many_damaged_ones_are_newer() -> None:
     assert to_prune(held(10, 20, 30, 40, 50, bad=(30, 40, 50)), Keep(2)) == (30,)
+
+
+@pytest.mark.parametrize(
+    ("resumed", "written", "needed"),
+    [
+        (None, (), ()),
+        (40, (), (30, 40)),
+        (40, (41, 42, 43, 50), (30, 40)),
+        (40, (41, 51), (30, 40)),
+        (40, (51, 52), ()),
+        (10, (12,), (10, 10)),
+    ],
+)
+def test_what_a_rollback_needs_stays_until_what_was_loaded_has_shown_itself(
+    resumed: int | None, written: tuple[int, ...], needed: tuple[int, ...]
+) -> None:
+    there = held(10, 20, 30, 35, 40, *written, bad=(35,))
+    assert for_a_rollback(there, resumed, written, 10) == needed
+    assert not set(to_prune(there, Keep(2), needed)) & set(needed)
 
 
 @pytest.mark.parametrize("arguments", [(1, 0), (-1, 0), (2, -1)])

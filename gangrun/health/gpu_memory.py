@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gangrun.health.check import Check, Evidence, Finding, Needs, Outcome, Reading, Severity, Sticky
 from gangrun.health.gpu import each, finding, gpus, why_not
-from gangrun.health.growth import FIRST_LOOK, growth, in_window, span
+from gangrun.health.growth import FIRST_LOOK, comparable, growth, in_window, span
 from gangrun.health.policy import HealthPolicy
 
 ECC_WINDOW_S = 600.0
+RATES = ("ecc_corrected rate", "ecc_corrected rate before", "ecc_corrected rate before that")
 
 
 def judge_uncorrected(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
@@ -33,7 +36,8 @@ def judge_corrected(now: Reading, before: Reading | None, policy: HealthPolicy) 
     if not measured:
         return Outcome("-", limit, unknown=why_not(now, "ecc_corrected"))
     grown = {place: g for place in measured if (g := in_window(now, place, "ecc_corrected")) is not None}
-    if not grown:
+    growing = tuple(one for place in measured if (one := _growing(now, place, policy)) is not None)
+    if not (grown or growing):
         return Outcome("-", limit, unknown=FIRST_LOOK)
     found = tuple(
         finding(
@@ -49,7 +53,35 @@ def judge_corrected(now: Reading, before: Reading | None, policy: HealthPolicy) 
         # at least a tenth of an hour's worth: two errors in the first second are no rate
         if g.per_s * 3600 > policy.ecc_corrected_per_hour and g.count > policy.ecc_corrected_per_hour / 10
     )
-    return Outcome(f"{sum(g.count for g in grown.values()):.0f} new", limit, found)
+    return Outcome(f"{sum(g.count for g in grown.values()):.0f} new", limit, found or growing)
+
+
+def _growing(now: Reading, place: str, policy: HealthPolicy) -> Finding | None:
+    """Few errors, but twice as many in each span as in the one before."""
+    known = [now.facts.number(place, name) for name in RATES]
+    newest, middle, oldest = [0.0 if rate is None else rate * 3600 for rate in known]
+    if oldest <= 0 or newest < policy.ecc_growing_per_hour or middle < 2 * oldest or newest < 2 * middle:
+        return None
+    told = f"{oldest:.0f}, {middle:.0f}, {newest:.0f} an hour"
+    sentence = f"{place} corrects memory errors faster and faster ({told}, {span(ECC_WINDOW_S)} each): not harmful yet"
+    evidence = Evidence(newest, oldest, 3 * ECC_WINDOW_S)
+    return finding("gpu_ecc_corrected", place, Severity.WARN, sentence, evidence, Needs.NONE, sticky=Sticky.CLEAN)
+
+
+def with_rates(now: Reading, before: Reading | None) -> Reading:
+    """Carry on, beside the window of corrected errors, the rates of the last windows that are over."""
+    if before is None or not comparable(now, before):
+        return now
+    values = dict(now.facts.values)
+    for place in gpus(now):
+        if now.facts.get(place, "uuid") != before.facts.get(place, "uuid"):
+            continue
+        rates = [before.facts.number(place, name) for name in RATES]
+        over = before.facts.number(place, "ecc_corrected since") != now.facts.number(place, "ecc_corrected since")
+        if over and (done := in_window(before, place, "ecc_corrected")) is not None:
+            rates = [done.per_s, *rates[:-1]]
+        values[place] = {**values[place], **{n: r for n, r in zip(RATES, rates, strict=True) if r is not None}}
+    return replace(now, facts=replace(now.facts, values=values))
 
 
 def judge_sram(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:

@@ -23,6 +23,8 @@ class HealthPolicy:
     memory_temperature_c: float = 95.0
     leftover_bytes: float = 1e9
     ecc_corrected_per_hour: float = 1000.0
+    ecc_growing_per_hour: float = 100.0  # where they come faster and faster
+    power_limit_share: float = 0.9  # of what GPUs of its model beside it may draw
     remapped_rows_many: int = 10
     remapped_rows_max: int = 512
     retired_pages_max: int = 10

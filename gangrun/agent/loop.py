@@ -186,6 +186,8 @@ class AgentLoop:
                 self._ranks.take_stacks(effect.command, self._stacks_within_s)
             case effects.RunCheck():
                 self._prove(effect.command.tests)
+            case effects.RescueSteps():
+                self._bring(effect.command)
             case effects.Leave():
                 self._left = effect
 

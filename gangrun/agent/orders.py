@@ -184,6 +184,11 @@ class Orders:
         found = [one for one in self._in_hand.values() if isinstance(one, Check) and one.tests == fact.tests]
         return [self._answer(command, fact.ok, fact.why, data) for command in found]
 
+    def on_rescued(self, fact: facts.Rescued) -> list[Effect]:
+        """What is in memory is known, or is on disk."""
+        command = self._in_hand.get((Rescue.__name__, fact.term, fact.act))
+        return [] if command is None else [self._answer(command, fact.ok, fact.why, dict(fact.data))]
+
     # ---- memory ------------------------------------------------------------------------------------------------
 
     def _withdraw(self, kind: type[Any], first: int, last: int) -> list[Any]:

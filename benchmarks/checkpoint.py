@@ -45,6 +45,15 @@ def write_raw(path: Path, tensors: list) -> None:
         os.fsync(file.fileno())
 
 
+def verify_speed(at: Path, step: int) -> float:
+    """GB/s of one thread that reads and proves a checkpoint."""
+    from gangrun.checkpoint import manifest_verify
+
+    began = time.perf_counter()
+    judged = manifest_verify.verify(str(at), step, threads_count=1)
+    return judged.data_bytes / (time.perf_counter() - began) / 1e9
+
+
 def partly_frozen(rank: int, megabytes: int, rounds: int, folder: Path, timed) -> dict[str, float]:
     """Nine tenths of the bytes want no gradient: saved whole and saved as what changed, in turn."""
     import torch
@@ -141,11 +150,7 @@ def rank_main(rank: int, megabytes: int, rounds: int, folder: Path) -> None:
 
         timed("gangrun verify+load", proven_and_loaded)
         if rank == 0:
-            began = time.perf_counter()
-            judged = manifest_verify.verify(str(at), 2 * number, threads_count=1)
-            times.setdefault("verify, one thread, GB/s", []).append(
-                judged.data_bytes / (time.perf_counter() - began) / 1e9
-            )
+            times.setdefault("verify, one thread, GB/s", []).append(verify_speed(at, 2 * number))
             for name in (f"dcp-{number}", f"async-{number}", f"own/step-{2 * number}", f"own/step-{2 * number + 1}"):
                 shutil.rmtree(folder / name)
         dist.barrier()

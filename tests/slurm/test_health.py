@@ -31,9 +31,19 @@ def hook(step):
 if attempt: steps = start + 20
 """
 
+PLAYED_DEVICES = """
+import json, os, sys
+if any(word.endswith("active_child.py") for word in sys.orig_argv):
+    wrong = 3 if os.path.exists({broken!r} + "." + os.environ["SLURMD_NODENAME"]) else 0
+    print(json.dumps({{"usable": 1, "gemm_mismatches": wrong, "gemm_products": 4, "gemm_tflops": 1.0}}))
+    print(json.dumps({{"memory_mismatches": 0, "memory_passes": 6, "memory_bytes_tested": 10**9, "memory_gbps": 9.0}}))
+    sys.stdout.flush()
+    os._exit(0)
+"""
+
 
 class Gpus:
-    """The GPUs and ports of every host, as its driver and kernel would tell of them."""
+    """The GPUs and ports of every host, as its driver and kernel would tell of them; and what they compute at work."""
 
     def __init__(self, run: Run) -> None:
         self.folder = run.folder / "hardware"
@@ -42,6 +52,8 @@ class Gpus:
         library = self.folder / "libnvidia-ml.so.1"
         subprocess.run(["cc", *flags, "-o", str(library), str(SOURCE)], check=True, timeout=60)
         self.root = self.folder / "root"
+        self._broken = self.folder / "broken"
+        (self.folder / "sitecustomize.py").write_text(PLAYED_DEVICES.format(broken=str(self._broken)))
         self.say("")
         for host in run.cluster.names:
             tree(self.root / host, {"mlx5_0": {}})
@@ -52,8 +64,13 @@ class Gpus:
             "LD_LIBRARY_PATH": str(self.folder),
             "FAKE_NVML": str(self.folder / "gpus"),
             "GANGRUN_TEST_HEALTH_ROOT": str(self.root / "%h"),
+            "PYTHONPATH": str(self.folder),
             "TINY": str(TINY),
         }
+
+    def multiply_wrong(self, host: str) -> None:
+        """From now on, whenever its devices are put to work."""
+        self._broken.with_name(f"{self._broken.name}.{host}").touch()
 
     def say(self, host: str, changes: Mapping[str, object] | None = None) -> None:
         """What one host's driver says, or all others'."""
@@ -145,15 +162,6 @@ def test_what_is_the_programs_or_unknown_or_heals_excludes_nobody(cluster: Clust
     cluster.assert_clean(10)
 
 
-PLAYED_DEVICES = """
-import json, os, sys
-if any(word.endswith("active_child.py") for word in sys.orig_argv):
-    wrong = 3 if os.path.exists({broken!r} + "." + os.environ["SLURMD_NODENAME"]) else 0
-    print(json.dumps({{"usable": 1, "gemm_mismatches": wrong, "gemm_products": 4, "gemm_tflops": 1.0}}))
-    print(json.dumps({{"memory_mismatches": 0, "memory_passes": 6, "memory_bytes_tested": 10**9, "memory_gbps": 9.0}}))
-    sys.stdout.flush()
-    os._exit(0)
-"""
 FALLS_TWICE = """
 def hook(step):
     if attempt < 2 and rank == 1 and (folder / f"fall{attempt}").exists():
@@ -175,13 +183,10 @@ def suspected(run: Run, gpus: Gpus, attempt: int) -> str:
 def test_a_suspect_is_put_to_work_and_what_comes_out_decides(cluster: Cluster, run: Run) -> None:
     """The first one multiplies wrong, so it is left behind; the second one works, and goes on where it was."""
     gpus = Gpus(run)
-    broken = gpus.folder / "broken"
-    (gpus.folder / "sitecustomize.py").write_text(PLAYED_DEVICES.format(broken=str(broken)))
-    environment = {**gpus.environment, "PYTHONPATH": str(gpus.folder)}
-    run.step(2, 1, steps=9999, every=5, hook=FALLS_TWICE, env=environment)
+    run.step(2, 1, steps=9999, every=5, hook=FALLS_TWICE, env=gpus.environment)
     run.wait_for_step(8)
     host = run.host_of(1)
-    (gpus.folder / f"broken.{host}").touch()
+    gpus.multiply_wrong(host)
     assert suspected(run, gpus, 0) == host
     until(lambda: any(row.rank == 1 and row.attempt == 1 for row in run.rows()), 60, run.told)
     clean = suspected(run, gpus, 1)

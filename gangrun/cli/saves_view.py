@@ -10,22 +10,27 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from gangrun.cli.reading import patience
 from gangrun.cli.terminal import clean
 from gangrun.cli.times import ago_words
 from gangrun.wire.saves import NAME, SIZE_BYTES, SavesTold, decode
 
-_WITHIN_S = 2.0
+_WITHIN_S = 10.0
+_silent: set[str] = set()  # asked once and did not answer: a hundred runs may save there
 
 
 def read_saves(directory: str, run: str) -> SavesTold | None:
     """The newest news; None where there is none, or where the directory does not answer."""
-    if not directory:
+    if not directory or directory in _silent:
         return None
     found: list[SavesTold | None] = []
     path = os.path.join(directory, ".gangrun", run.replace("/", "_"), NAME)
     reader = threading.Thread(target=lambda: found.append(_read(path)), name="saves", daemon=True)
-    reader.start()
-    reader.join(_WITHIN_S)
+    with patience(directory):
+        reader.start()
+        reader.join(_WITHIN_S)
+    if not found:
+        _silent.add(directory)
     return found[0] if found else None
 
 

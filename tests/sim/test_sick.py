@@ -70,6 +70,25 @@ def test_a_suspect_is_tested_and_only_a_broken_one_left_out(broken: bool) -> Non
     assert broken or again.started - first.started > 30.0, "the test was waited for, which takes 20 s"
 
 
+def test_where_a_spare_is_free_the_suspect_is_tested_while_others_train() -> None:
+    plan = FaultPlan().fail_at(12.0, Kind.POOR, node=1).fail_at(14.0, Kind.KILL_RANK, rank=0)
+    setup = replace(tried(Setup.of(3, script=Script(steps_count=120), requeue=True)), spares_count=1)
+    world = World(setup, plan, 7)
+    name = world.nodes[1].name
+    world.run()
+    state = world.newest_state()
+    assert state is not None
+    assert state.phase is Phase.SUCCEEDED, state.reason
+    first, again = state.attempts
+    assert first.ended is not None
+    assert again.started - first.ended < 10.0, "nobody waited"
+    assert name in first.nodes
+    assert name not in again.nodes
+    journal = [line.record for lines in world.disk.journals.values() for line in lines]
+    told = [one.reason for one in journal if (one.kind, one.phase) == ("NodeChecked", "RUNNING")]
+    assert any(f"{name} was suspected" in one and "its devices work" in one for one in told), told
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_no_promise_breaks_when_hardware_does_too(seed: int) -> None:
     """Beside whatever else goes wrong."""

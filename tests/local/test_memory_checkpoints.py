@@ -70,7 +70,15 @@ def train(box: Box, tmp_path: Path, name: str, *options: str, deaths: str = "", 
     script, directory = box.script(SCRIPT), box.work / name
     environment = {"DEATHS": deaths, "EVERY": str(every), "STEPS": str(STEPS), "RESULT": str(result)}
     box.start(
-        "--nproc-per-node", "2", "--checkpoint-dir", directory, *options, script, directory, environment=environment
+        "--nproc-per-node",
+        "2",
+        "--no-health",
+        "--checkpoint-dir",
+        directory,
+        *options,
+        script,
+        directory,
+        environment=environment,
     )
     assert box.end(240) == 0, box.told()
     return result.read_text()

@@ -67,3 +67,13 @@ def test_where_the_older_one_breaks_too_it_is_the_code_and_all_is_as_it_was(box:
     assert (status["failure"], status["attempts"][-1]["outcome"]) == ("script", "same failure again")
     for words in ("it is the code's", 'raise ValueError(f"the loss', "step 20, set aside for it, is put back"):
         assert words in status["reason"], status["reason"]
+
+
+def test_a_validator_is_asked_before_the_ranks_start(box: Box) -> None:
+    put(box.work / "its ckpt", 10, "good")
+    put(box.work / "its ckpt", 20, "good")
+    refuse = 'sh -c \'case "$1" in */step-20) echo "$PWD" too hot; exit 1;; esac\' check'
+    box.start("--checkpoint-dir", box.work / "its ckpt", "--validator", refuse, box.script(TRAIN))
+    assert box.end() == 0, box.told()
+    assert loads(box) == ["0 10"] and aside(box) == ["step-20"]
+    assert f"the validator refuses it: {box.work} too hot" in box.explain()

@@ -1,6 +1,7 @@
 """Saving and loading a sharded state: gangrun.Checkpointer, dcp.save, dcp.async_save and raw write+fsync, in turn.
 
-Two gloo ranks on this machine, FSDP2 with AdamW, same bytes for all. Read the ratios: disks and neighbours vary.
+Two gloo ranks on this machine, FSDP2 with AdamW, same bytes for all. Read the ratios: disks and neighbours vary, and
+the processor time of both ranks varies least.
 Run:  python benchmarks/checkpoint.py [--megabytes 1000] [--rounds 5] [--folder DIR] [--json FILE]
 """
 
@@ -45,15 +46,6 @@ def write_raw(path: Path, tensors: list) -> None:
         os.fsync(file.fileno())
 
 
-def verify_speed(at: Path, step: int) -> float:
-    """GB/s of one thread that reads and proves a checkpoint."""
-    from gangrun.checkpoint import manifest_verify
-
-    began = time.perf_counter()
-    judged = manifest_verify.verify(str(at), step, threads_count=1)
-    return judged.data_bytes / (time.perf_counter() - began) / 1e9
-
-
 def partly_frozen(rank: int, megabytes: int, rounds: int, folder: Path, timed) -> dict[str, float]:
     """Nine tenths of the bytes want no gradient: saved whole and saved as what changed, in turn."""
     import torch
@@ -93,6 +85,17 @@ def partly_frozen(rank: int, megabytes: int, rounds: int, folder: Path, timed) -
     }
 
 
+def used_by_both(processor: dict[str, list[float]]) -> dict[str, float]:
+    """Median processor seconds, of both ranks together."""
+    import torch.distributed as dist
+
+    both: list = [None, None]
+    dist.all_gather_object(both, processor)
+    names = ("dcp.save", "gangrun save", "dcp.load", "gangrun verify+load")
+    sums = {name: [sum(pair) for pair in zip(*(one[name] for one in both), strict=True)] for name in names}
+    return {f"{name}, processor": statistics.median(found[2:]) for name, found in sums.items()}
+
+
 def rank_main(rank: int, megabytes: int, rounds: int, folder: Path) -> None:
     import torch
     import torch.distributed as dist
@@ -115,11 +118,13 @@ def rank_main(rank: int, megabytes: int, rounds: int, folder: Path) -> None:
 
     mine = [t.to_local().detach() if hasattr(t, "to_local") else t.detach() for t in model.parameters()] * 3
     times: dict[str, list[float]] = {}
+    processor: dict[str, list[float]] = {}
 
     def timed(name: str, work) -> None:
         dist.barrier()
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.process_time()
         work()
+        processor.setdefault(name, []).append(time.process_time() - used)
         if not name.endswith("stall"):
             dist.barrier()
         times.setdefault(name, []).append(time.perf_counter() - began)
@@ -150,14 +155,14 @@ def rank_main(rank: int, megabytes: int, rounds: int, folder: Path) -> None:
 
         timed("gangrun verify+load", proven_and_loaded)
         if rank == 0:
-            times.setdefault("verify, one thread, GB/s", []).append(verify_speed(at, 2 * number))
             for name in (f"dcp-{number}", f"async-{number}", f"own/step-{2 * number}", f"own/step-{2 * number + 1}"):
                 shutil.rmtree(folder / name)
         dist.barrier()
     ckpt.close()
     counted = partly_frozen(rank, megabytes, rounds, folder, timed)
+    used = used_by_both(processor)
     if rank == 0:
-        medians = {name: statistics.median(found[2:]) for name, found in times.items()} | counted
+        medians = {name: statistics.median(found[2:]) for name, found in times.items()} | counted | used
         (folder / "medians.json").write_text(json.dumps(medians))
     dist.destroy_process_group()
 
@@ -175,11 +180,13 @@ def measure(megabytes: int, rounds: int, folder: str | None = None) -> dict:
         "save / dcp.save": found["gangrun save"] / found["dcp.save"],
         "stall / async_save": found["gangrun stall"] / found["dcp.async_save stall"],
         "verify+load / dcp.load": found["gangrun verify+load"] / found["dcp.load"],
+        "save / dcp.save, processor": found["gangrun save, processor"] / found["dcp.save, processor"],
+        "verify+load / dcp.load, processor": found["gangrun verify+load, processor"] / found["dcp.load, processor"],
     }
 
 
 def table(found: dict) -> str:
-    return "\n".join(f"{name:28} {value:8.3f}" for name, value in found.items())
+    return "\n".join(f"{name:34} {value:8.3f}" for name, value in found.items())
 
 
 def main() -> None:

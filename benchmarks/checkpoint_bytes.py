@@ -1,0 +1,145 @@
+"""What one core does with a checkpoint's bytes: verifying, choosing among a hundred, parity; beside bare reads.
+
+Speeds are bytes per second of processor time, medians of interleaved rounds, so that neighbours on the machine count
+for little. Run:  python benchmarks/checkpoint_bytes.py [--megabytes 512] [--rounds 9] [--folder DIR] [--json FILE]
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from gangrun.checkpoint import manifest_verify
+from gangrun.checkpoint.parity import isa_l
+from gangrun.checkpoint.parity.code import encode, rebuild
+from gangrun.checkpoint.parity.field import Slow
+from gangrun.checkpoint.store import CheckpointRoom, Depth
+from gangrun.checkpoint.torch_zip import BUFFER_BYTES, crc32
+from gangrun.wire.manifest import CHUNK_BYTES, MANIFEST_NAME, FileRow, Manifest, crcs_text
+from gangrun.wire.manifest import encode as encode_manifest
+
+NONCE = "0123456789abcdef"
+
+
+def write_checkpoint(directory: Path, step: int, files: dict[str, bytes]) -> None:
+    """A checkpoint of gangrun's own whose shards are just bytes, which is all that is asked here."""
+    directory.mkdir()
+    rows = []
+    for name, content in files.items():
+        (directory / name).write_bytes(content)
+        chunks = range(0, len(content), CHUNK_BYTES)
+        rows.append(FileRow(name, len(content), crcs_text([crc32(content[at : at + CHUNK_BYTES]) for at in chunks])))
+    (directory / MANIFEST_NAME).write_bytes(encode_manifest(Manifest(step=step, nonce=NONCE, files=tuple(rows))))
+
+
+def rounds_of(works: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Median processor seconds of each, all in turn, a round to warm up first."""
+    found: dict[str, list[float]] = {name: [] for name in works}
+    for number in range(rounds + 1):
+        for name, work in works.items():
+            began = time.process_time()
+            work()
+            if number:
+                found[name].append(time.process_time() - began)
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
+def verifying(folder: Path, megabytes: int, rounds: int) -> dict[str, float]:
+    total = megabytes * 1024 * 1024
+    content = os.urandom(total // 2)
+    write_checkpoint(folder / "step-1", 1, {".metadata": b"m", "__0_0.distcp": content, "__1_0.distcp": content})
+    paths = sorted((folder / "step-1").glob("*.distcp"))
+
+    def bare(path: Path) -> None:
+        buffer = memoryview(bytearray(BUFFER_BYTES))
+        with open(path, "rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+
+    def proven() -> None:
+        assert manifest_verify.verify(str(folder / "step-1"), 1, threads_count=1).valid
+
+    found = rounds_of({"read": lambda: [bare(path) for path in paths], "verify": proven}, rounds)
+    speeds = {name: total / seconds / 1e9 for name, seconds in found.items()}
+    return {
+        "bare read, GB/s": speeds["read"],
+        "verify, GB/s": speeds["verify"],
+        "verify / bare read": speeds["verify"] / speeds["read"],
+    }
+
+
+def choosing(folder: Path, count: int, files_count: int) -> dict[str, float]:
+    """Seconds by the clock: screening a hundred, nothing being remembered of them; then choosing the newest valid."""
+    files = {".metadata": b"m", **{f"__{rank}_0.distcp": os.urandom(4096) for rank in range(files_count)}}
+    for step in range(1, count + 1):
+        write_checkpoint(folder / f"step-{step}", step, files)
+    times: dict[str, float] = {}
+    for name, depth in (("screened", Depth.STRUCTURE), ("newest valid", Depth.NEWEST)):
+        began, used = time.perf_counter(), time.process_time()
+        candidates = CheckpointRoom(str(folder)).survey(depth)
+        times[f"{count} of {files_count} files {name}, s"] = time.perf_counter() - began
+        times[f"{count} of {files_count} files {name}, processor s"] = time.process_time() - used
+        assert len(candidates) == count
+    return times
+
+
+def parity(megabytes: int, rounds: int) -> dict[str, float]:
+    """8+2 over memory and over files in memory, all hashes taken, per byte of data; beside the slow way."""
+    size = megabytes * 1024 * 1024 // 8
+    data = [memoryview(bytearray(os.urandom(size))) for _ in range(8)]
+    spare = [memoryview(bytearray(size)) for _ in range(2)]
+    back = {number: memoryview(bytearray(size)) for number in (1, 6)}
+    files = [os.memfd_create("shard") for _ in range(10)]
+    for file, content in zip(files, [*data, *spare], strict=True):
+        with open(os.dup(file), "wb") as out:
+            out.write(content)
+    layout = encode(data, spare)
+    held = {number: one for number, one in enumerate([*data, *spare]) if number not in back}
+    works = {
+        "parity 8+2 encoded, memory, GB/s": lambda: encode(data, spare),
+        "parity 8+2, two rebuilt, memory, GB/s": lambda: rebuild(layout, held, back),
+        "parity 8+2 encoded, files, GB/s": lambda: encode(files[:8], files[8:]),
+    }
+    speeds = {name: 8 * size / seconds / 1e9 for name, seconds in rounds_of(works, rounds).items()}
+    assert all(bytes(one) == bytes(data[number]) for number, one in back.items())
+    slow = rounds_of({"slow": lambda: encode(data, spare, Slow)}, 1)["slow"]
+    for file in files:
+        os.close(file)
+    return {**speeds, "parity 8+2 encoded without ISA-L, GB/s": 8 * size / slow / 1e9}
+
+
+def measure(megabytes: int = 512, rounds: int = 9, folder: str | None = None) -> dict[str, float]:
+    assert isa_l.found() is not None, "pip install 'gangrun[parity]'"
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        one, hundred = Path(place) / "one", Path(place) / "hundred"
+        one.mkdir()
+        hundred.mkdir()
+        return {**verifying(one, megabytes, rounds), **choosing(hundred, 100, 64), **parity(megabytes, rounds)}
+
+
+def table(found: dict[str, float]) -> str:
+    return "\n".join(f"{name:46} {value:8.3f}" for name, value in found.items())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--megabytes", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--folder")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    found = measure(args.megabytes, args.rounds, args.folder)
+    print(table(found))
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import errno
 import re
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
 
+from gangrun.adapters.fs.born_whole import link_whole, temporary_tag
 from gangrun.adapters.fs.disk import Disk
-from gangrun.adapters.fs.patience import LINK_MISSING, UNREADABLE_VOID_AFTER_S, wait
+from gangrun.adapters.fs.patience import UNREADABLE_VOID_AFTER_S, wait
 from gangrun.adapters.fs.run_dir import RunPaths
 
 _LOOK_EVERY_S = 0.05
@@ -144,23 +144,11 @@ class JobClaims:
     def _link(self, wish: JobClaim, generation: int) -> bool | None:
         """None: nobody can tell."""
         target = self.paths.job(wish.seq, generation)
-        who = zlib.crc32(f"{wish.host}\0{wish.job}".encode("utf-8", "surrogateescape"))
-        temporary = self.paths.temporary(target, f"{who:08x}-{wish.pid}-{wish.start_ticks}")
-        data = msgspec.json.encode(wish) + b"\n"
+        tag = temporary_tag(wish.host, wish.job, wish.pid, wish.start_ticks)
         try:
-            self.disk.discard((temporary,))
-            self.disk.write_new(temporary, data)
-            try:
-                self.disk.link(temporary, target)
-            except OSError as error:
-                if error.errno not in LINK_MISSING:
-                    raise
-                self.disk.write_new(target, data)
-            self.disk.fsync_dir(self.paths.jobs)
+            link_whole(self.disk, self.paths.temporary(target, tag), target, msgspec.json.encode(wish) + b"\n")
         except OSError as error:
             return False if error.errno == errno.EEXIST else None
-        finally:
-            self.disk.discard((temporary,))
         return True
 
 

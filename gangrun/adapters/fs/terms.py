@@ -9,14 +9,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from gangrun.adapters.fs.born_whole import link_whole, temporary_tag
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.journal import read_history
-from gangrun.adapters.fs.patience import LINK_MISSING, UNREADABLE_VOID_AFTER_S, wait
+from gangrun.adapters.fs.patience import UNREADABLE_VOID_AFTER_S, wait
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.core.actions import StartGang
 from gangrun.ports import Clock, History
@@ -117,23 +117,11 @@ class FsTerms:
     def claim(self, claim: Claim) -> bool:
         """Take ``claim.term`` by link(2); an ambiguous error counts as lost. True only if it is ours for sure."""
         target = self.paths.claim(claim.term)
-        who = zlib.crc32(f"{claim.node}\0{claim.job}".encode("utf-8", "surrogateescape"))
-        temporary = self.paths.temporary(target, f"{who:08x}-{claim.pid}-{claim.start_ticks}")
-        data = wire_claim.encode(claim)
+        tag = temporary_tag(claim.node, claim.job, claim.pid, claim.start_ticks)
         try:
-            self.disk.discard((temporary,))
-            self.disk.write_new(temporary, data)
-            try:
-                self.disk.link(temporary, target)
-            except OSError as error:
-                if error.errno not in LINK_MISSING:
-                    return False
-                self.disk.write_new(target, data)
-            self.disk.fsync_dir(self.paths.terms)
+            link_whole(self.disk, self.paths.temporary(target, tag), target, wire_claim.encode(claim))
         except OSError:
             return False
-        finally:
-            self.disk.discard((temporary,))
         return True
 
     # ---- acts ----

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gangrun.adapters.clock import SystemClock
+from gangrun.adapters.local.box import cpus_count
 from gangrun.adapters.local.health_child import HealthChild
 from gangrun.agent.facts import Checked
 from gangrun.cli.agent_health import AgentHealth
@@ -178,15 +179,18 @@ def test_tests_end_with_whoever_asked_for_them(tmp_path: Path) -> None:
     """The agent kills its checker when the run ends: devices must be free at once."""
     pids = tmp_path / "pids"
     python = tmp_path / "python"
-    at_work = "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, 9); os.getppid() == int(sys.argv[1]) and "
-    python.write_text(
-        f"#!/bin/sh\necho $$ $PPID >> '{pids}'\nexec {sys.executable} -c '{at_work} signal.pause()' $PPID\n"
+    at_work = (
+        "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, 9); signal.alarm(600);"
+        " os.getppid() == int(sys.argv[1]) and signal.pause()"
     )
+    python.write_text(f"#!/bin/sh\necho $$ $PPID >> '{pids}'\nexec {sys.executable} -c '{at_work}' $PPID\n")
     python.chmod(0o755)
     asks = "import subprocess, sys; subprocess.run(sys.argv[1:])"
     probe = [sys.executable, "-m", "gangrun.cli.health_probe", "active", "quick", "900", str(python)]
-    checker = subprocess.Popen([sys.executable, "-c", asks, *probe], stdout=subprocess.DEVNULL)
-    until(lambda: pids.exists() and pids.read_text().endswith("\n"), 60, lambda: "a test that works")
+    no_gpu = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
+    checker = subprocess.Popen([sys.executable, "-c", asks, *probe], stdout=subprocess.DEVNULL, env=no_gpu)
+    devices = min(2, cpus_count())  # all have begun, each with its parent alive
+    until(lambda: pids.exists() and pids.read_text().count("\n") == devices, 60, lambda: "tests that work")
     born = [int(pid) for pid in pids.read_text().split()]
     assert all(alive(pid) for pid in born)
     checker.kill()

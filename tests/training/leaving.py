@@ -13,6 +13,7 @@ import sys
 import threading
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,10 +29,10 @@ def begun(directory: Path, go: threading.Event) -> gangrun.Checkpointer:
     ckpt = gangrun.Checkpointer(directory, model=nn.Linear(30, 20))
     ckpt.save(0, wait=True)
 
-    def fsync(descriptor: int) -> None:
+    def fsync(fd: Any) -> None:
         held.set()
         go.wait(HOLD_S)
-        real(descriptor)
+        real(fd)
 
     os.fsync = fsync
     ckpt.save(1)

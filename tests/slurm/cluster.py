@@ -260,10 +260,10 @@ class Cluster:
         """Change slurm.conf, everywhere and at once: ``reconfigure(MinJobAge=2)``. Undone by ``reset``."""
         self._changed |= {key: str(value) for key, value in settings.items()}
         self._write_configuration()
+        self.tool("scontrol", "reconfigure")
 
     def _write_configuration(self) -> None:
         self.site.configure({host.name: host.address for host in self.room.hosts.values()}, self._changed)
-        self.tool("scontrol", "reconfigure")
 
     def order(self, tool: str, shell: str, times: int | None = None, host: str = "") -> None:
         """What ``tool`` (sbatch, scancel, scontrol, squeue) does when the user or a job calls it, as shell lines.
@@ -323,10 +323,12 @@ class Cluster:
             self.unhide(name, path)
         for name in self.room.hosts:
             self.room.heal(name)
+        changed = dict(self._changed)
+        self._changed.clear()
+        self._write_configuration()
         self.room.start(*(name for name in self.room.hosts if not self.room.is_on(name)))
-        if self._changed:
-            self._changed.clear()
-            self._write_configuration()
+        if changed:
+            self.tool("scontrol", "reconfigure")
         self._empty()
         states = self.nodes()
         if out := [name for name, state in states.items() if state.startswith(("drain", "down", "fail"))]:

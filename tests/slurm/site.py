@@ -162,11 +162,15 @@ class Site:
 
     def _configure(self, addresses: Mapping[str, str], changed: Mapping[str, str]) -> None:
         lines = [f"{address} {name}" for name, address in addresses.items()]
-        (self.base / "etc" / "hosts").write_text("127.0.0.1 localhost\n" + "\n".join(lines) + "\n")
+        hosts, names = self.base / "etc" / "hosts", "127.0.0.1 localhost\n" + "\n".join(lines) + "\n"
+        if not hosts.exists() or hosts.read_text() != names:
+            hosts.write_text(names)  # in place, as each host has this very file over its own
         settings = {**SETTINGS, **changed}
         text = "".join(f"{key}={value}\n" for key, value in settings.items())
         text = text.format(base=self.base, ctl=addresses["ctl"])
         text += "".join(HARDWARE.format(name=name, address=addresses[name]) for name in NODES) + PARTITIONS
-        self.conf.write_text(text)
+        new = self.conf.with_suffix(".new")
+        new.write_text(text)
+        new.rename(self.conf)  # whole or not at all: a slurmd that is just starting dies of an empty one
         gpus = f"NodeName=n[1-{len(NODES)}] Name=gpu File={self.base}/gpu/gpu[0-{GPUS_PER_NODE - 1}]\n"
         (self.base / "etc" / "gres.conf").write_text(gpus)

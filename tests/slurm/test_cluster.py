@@ -183,7 +183,9 @@ def test_a_better_partition_takes_nodes_after_a_grace_time(cluster: Cluster, par
 
 
 def test_settings_change_while_it_runs_and_a_silent_controller_comes_back(cluster: Cluster) -> None:
-    cluster.reconfigure(KillWait=7)
+    with cluster.site.conf.open() as as_it_was:
+        cluster.reconfigure(KillWait=7)
+        assert "KillWait=7" not in as_it_was.read()  # replaced: a daemon that is just starting reads one or the other
     assert "KillWait                = 7 sec" in cluster.tool("scontrol", "show", "config")
     job = asleep(cluster, 1)
     cluster.stall("ctl")

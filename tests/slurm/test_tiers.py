@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
 
 from tests.slurm.cluster import Cluster
@@ -63,15 +61,6 @@ def train(run: Run, *options: str, waits: bool) -> None:
                run.script(TRAIN), saves, run.steps, "waits" if waits else "goes on")  # fmt: skip
 
 
-def switch_on(cluster: Cluster, host: str) -> None:
-    """Until its slurmd has come up and said so: on a busy machine the first try may be in vain."""
-    for _ in range(3):
-        cluster.restart(host)
-        with contextlib.suppress(AssertionError):
-            cluster.wait_idle(host, deadline_s=8)
-            return
-
-
 @pytest.mark.timeout(900)
 def test_a_host_that_lost_its_power_costs_no_step_that_was_in_memory(cluster: Cluster, run: Run) -> None:
     cluster.reconfigure(SlurmdTimeout=600)
@@ -91,4 +80,3 @@ def test_a_host_that_lost_its_power_costs_no_step_that_was_in_memory(cluster: Cl
     assert other.end(deadline_s=180)["restarts"] == 0
     assert (run.steps / "final").read_text() == (other.steps / "final").read_text()
     cluster.assert_clean(20)
-    switch_on(cluster, lost)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import stat
 import tempfile
 from collections.abc import Generator
@@ -40,7 +41,13 @@ TEMPORARY: list[str] = []
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What the tests start has a temporary directory of its own: killed ranks cannot remove what torch put there."""
+    """What the tests start has a temporary directory of its own: killed ranks cannot remove what torch put there.
+
+    Ctrl-C reaches them, even if the suite runs in the background of a shell, which has it ignored.
+    """
+    for ignored in (signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(ignored) is signal.SIG_IGN:
+            signal.signal(ignored, signal.default_int_handler if ignored == signal.SIGINT else signal.SIG_DFL)
     if not hasattr(config, "workerinput"):  # a worker of pytest-xdist has the one of its session
         tempfile.gettempdir()  # remembered: pytest's own directories stay where they are looked for
         TEMPORARY.append(tempfile.mkdtemp(prefix="gt-"))  # short: sockets have their paths in it

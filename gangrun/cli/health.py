@@ -178,7 +178,7 @@ def _at_work(here: Here, around: Surroundings, policy: HealthPolicy) -> tuple[Ve
     from gangrun.health import dcgm
     from gangrun.health.active import DEEP_FAMILY, FAMILY
 
-    families = (DEEP_FAMILY if here.deep else FAMILY, dcgm.TEST_FAMILY)
+    families = (DEEP_FAMILY, dcgm.DEEP_TEST_FAMILY) if here.deep else (FAMILY, dcgm.TEST_FAMILY)
     node = node_name(environment.all_variables())
     verdicts, why_not = measured(families, around, policy, node, SystemClock())
     if why_not:

@@ -1,4 +1,4 @@
-"""What NVIDIA's DCGM says, where it is installed and lets users ask (room: health): its watches, and its short test.
+"""What NVIDIA's DCGM says, where it is installed and lets users ask (room: health): its watches, and its own tests.
 
 ``dcgmi`` prints JSON whose shape differs from version to version, so it is walked for what can be recognised. A word
 that is not known here is neither good nor bad. Where there is no ``dcgmi`` nothing is said.
@@ -31,8 +31,8 @@ from gangrun.health.rounds import Family, Surroundings
 
 NAME, TEST_NAME, NODE = "dcgm", "dcgm_test", "node"
 ABSENT = "dcgmi is not installed here"
-HEALTH, TEST = ("health", "-c", "-j"), ("diag", "-r", "1", "-j")
-WITHIN_S, TEST_WITHIN_S = 20.0, 180.0
+HEALTH, TEST, DEEP_TEST = ("health", "-c", "-j"), ("diag", "-r", "1", "-j"), ("diag", "-r", "2", "-j")
+WITHIN_S, TEST_WITHIN_S, DEEP_TEST_WITHIN_S = 20.0, 180.0, 900.0
 WORDS_MAX_CHARS = 160
 HEALTH_WORDS = {"healthy": Severity.OK, "warning": Severity.WARN, "failure": Severity.FAIL}
 TEST_WORDS = {
@@ -53,8 +53,13 @@ def read_test(around: Surroundings) -> Facts:
     return _tested(around, TEST_WITHIN_S)
 
 
-def _tested(around: Surroundings, within_s: float) -> Facts:
-    return around.probes.ask(TEST_NAME, (f"{within_s:g}", *TEST), within_s)
+def read_deep_test(around: Surroundings) -> Facts:
+    """Its test of level 2, which takes minutes: memory and PCIe as well."""
+    return _tested(around, DEEP_TEST_WITHIN_S, DEEP_TEST)
+
+
+def _tested(around: Surroundings, within_s: float, words: Sequence[str] = TEST) -> Facts:
+    return around.probes.ask(TEST_NAME, (f"{within_s:g}", *words), within_s)
 
 
 # ---- what it prints --------------------------------------------------------------------------------------------------
@@ -196,7 +201,7 @@ def judge_health(now: Reading, before: Reading | None, policy: HealthPolicy) -> 
 
 
 def judge_test(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
-    """Does DCGM's short test pass?"""
+    """Does DCGM's own test pass?"""
     del before, policy
     return _judged(now, "dcgm_test", "test", TEST_WORDS, "tested")
 
@@ -211,8 +216,9 @@ TEST_FAMILY = Family(
     TEST_NAME,
     TEST_WITHIN_S + 2.0,
     read_test,
-    (Check("dcgm_test", TEST_NAME, "DCGM's short test passes", judge_test, 3600.0),),
+    (Check("dcgm_test", TEST_NAME, "DCGM's own test passes", judge_test, 3600.0),),
 )
+DEEP_TEST_FAMILY = Family(TEST_NAME, DEEP_TEST_WITHIN_S + 2.0, read_deep_test, TEST_FAMILY.checks)
 
 
 def short_test(left_s: float) -> Family:

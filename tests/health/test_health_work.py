@@ -19,6 +19,7 @@ from gangrun.cli.agent_health import AgentHealth
 from gangrun.cli.health_asking import baseline_of
 from gangrun.cli.health_work import Worked, at_the_gate, summed_up
 from gangrun.core.trial import QUICK, THOROUGH
+from gangrun.health import dcgm
 from gangrun.health.check import Facts, Severity, Verdict
 from gangrun.health.rounds import Surroundings
 from tests.health.looks import POLICY
@@ -69,6 +70,13 @@ def test_what_came_out_right_is_told_and_its_best_is_kept() -> None:
     best = baseline_of("n1")
     assert best is not None and best.facts.number("cpu", "gemm_tflops") == 1.0
     assert [kind for kind, _, _ in answers.asked] == ["active", "dcgm_test"]
+
+
+def test_who_asks_for_a_deep_test_has_dcgm_take_its_minutes() -> None:
+    answers = Answers({"dcgm_test": Facts(DIAG)})
+    facts = dcgm.DEEP_TEST_FAMILY.read(Surroundings(Path("/"), answers))  # type: ignore[arg-type]
+    assert facts.get("gpu 0", "test") == "pass"
+    assert answers.asked == [("dcgm_test", ("900", "diag", "-r", "2", "-j"), 900.0)]
 
 
 def test_before_the_start_dcgm_is_not_asked_and_where_it_is_not_there_nobody_misses_it() -> None:

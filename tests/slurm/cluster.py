@@ -359,7 +359,7 @@ class Cluster:
         told = []
         for log in logs:
             lines = [line for line in log.read_text(errors="replace").splitlines() if not NOISE.search(line)]
-            told.append("\n".join([f"--- {log.name}", *lines[-12:]]))
+            told.append("\n".join([f"--- {log.name}", *lines[-20:]]))
         return "\n".join(told)
 
 

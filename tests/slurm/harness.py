@@ -239,7 +239,8 @@ class Run:
         texts = [f"--- {path.name}\n{path.read_text(errors='replace')[-3000:]}" for path in files]
         rows = "\n".join(map(str, self.rows()[-5:]))
         jobs = "\n".join(str({key: job.get(key) for key in JOB_FACTS}) for job in self.jobs())
-        return "\n".join([*texts, "--- steps", rows, "--- jobs", jobs, str(self.cluster.nodes())])
+        nodes = f"{self.cluster.nodes()}\n{self.cluster.tool('sinfo', '--list-reasons', '--noheader')}"
+        return "\n".join([*texts, "--- steps", rows, "--- jobs", jobs, nodes, self.cluster.told()])
 
 
 JOB_FACTS = ("JobId", "JobState", "Reason", "ExitCode", "Restarts", "NodeList", "BatchHost", "ExcNodeList", "StartTime",

@@ -105,6 +105,13 @@ def for_everybody() -> Iterator[None]:
         os.umask(before)
 
 
+def _replace(path: Path, text: str) -> None:
+    """Whole or not at all: a slurmd that is just starting, or told to read it again, dies of an empty one."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.rename(path)
+
+
 class Site:
     """Where everything lies, and what stands in it."""
 
@@ -164,13 +171,11 @@ class Site:
         lines = [f"{address} {name}" for name, address in addresses.items()]
         hosts, names = self.base / "etc" / "hosts", "127.0.0.1 localhost\n" + "\n".join(lines) + "\n"
         if not hosts.exists() or hosts.read_text() != names:
-            hosts.write_text(names)  # in place, as each host has this very file over its own
+            hosts.write_text(names)  # in place, and so only once: each host has this very file over its own
         settings = {**SETTINGS, **changed}
         text = "".join(f"{key}={value}\n" for key, value in settings.items())
         text = text.format(base=self.base, ctl=addresses["ctl"])
         text += "".join(HARDWARE.format(name=name, address=addresses[name]) for name in NODES) + PARTITIONS
-        new = self.conf.with_suffix(".new")
-        new.write_text(text)
-        new.rename(self.conf)  # whole or not at all: a slurmd that is just starting dies of an empty one
+        _replace(self.conf, text)
         gpus = f"NodeName=n[1-{len(NODES)}] Name=gpu File={self.base}/gpu/gpu[0-{GPUS_PER_NODE - 1}]\n"
-        (self.base / "etc" / "gres.conf").write_text(gpus)
+        _replace(self.base / "etc" / "gres.conf", gpus)

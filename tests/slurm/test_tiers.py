@@ -64,7 +64,7 @@ def train(run: Run, *options: str, waits: bool) -> None:
 @pytest.mark.timeout(900)
 def test_a_host_that_lost_its_power_costs_no_step_that_was_in_memory(cluster: Cluster, run: Run) -> None:
     cluster.reconfigure(SlurmdTimeout=600)
-    other = Run(cluster, "undisturbed")
+    other = Run(cluster, "never interrupted")
     train(run, "--spares", "1", waits=True)
     train(other, waits=False)
     until(lambda: len(list(run.steps.glob("waits-*"))) == 2, 120, lambda: f"both ranks at step 12\n{run.told()}")

@@ -129,7 +129,7 @@ def test_a_host_that_is_cut_off_and_comes_back(cluster: Cluster, run: Run) -> No
     run.wait_for_step(0, attempt=1)
     cluster.heal(lost)
     status = run.end()
-    assert attempts_that_stepped(run.rows()) == [0, 1]
+    assert attempts_that_stepped(run.rows()) == [0, 1], run.told()
     assert status["attempts"][1]["resumed_from_step"] == saved[-1] > 10
     first, second = run.jobs()
     assert (first["BatchHost"], second["ExcNodeList"]) == (lost, lost)

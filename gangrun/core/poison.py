@@ -66,7 +66,7 @@ def _soon(step: int, load: Load, policy: Policy) -> bool:
 def verdict(failed: Verdict, load: Load, times: int, policy: Policy) -> Verdict:
     """It is the checkpoint's: no node is suspected, and another try from another one may succeed."""
     sentence = (
-        f"{failed.sentence}, the same for the {times}. time within {policy.poison_after_steps} steps of loading step"
+        f"{failed.sentence}, {times} times the same within {policy.poison_after_steps} steps of loading step"
         f" {load.step}, and after no other load: step {load.step} is taken for poisoned"
     )
     return Verdict(Cause.POISONED, Failure.SCRIPT, (), (), failed.signature, sentence)

@@ -32,7 +32,7 @@ from gangrun.core.events import (
 from gangrun.core.model import After, Evidence, Hang, Phase, RankExit, RunState
 from gangrun.core.moves import at_step, ignored, stay, stop_all, with_deadline, without_deadline
 from gangrun.core.policy import Policy
-from gangrun.core.wording import counted, finding_told, listed
+from gangrun.core.wording import all_of, counted, finding_told, listed
 
 FINDINGS_MAX_COUNT = 32
 
@@ -63,7 +63,7 @@ def rank_finished(state: RunState, event: RankFinished, now: float, policy: Poli
     finished, world_size = state.finished | {event.rank}, state.placement.world_size
     if len(finished) >= world_size:
         state = replace(state, finished=finished)
-        return stop_all(state, now, policy, After.SUCCEED, f"all {world_size} ranks finished")
+        return stop_all(state, now, policy, After.SUCCEED, f"{all_of(world_size, 'rank')} finished")
     if "finish" not in state.deadlines:
         state = with_deadline(state, "finish", now + policy.finish_grace_s)
     return stay(state, f"rank {event.rank} finished ({len(finished)} of {world_size})", finished=finished)

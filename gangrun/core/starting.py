@@ -35,7 +35,7 @@ from gangrun.core.model import After, Evidence, Failure, Outcome, Phase, RunStat
 from gangrun.core.moves import at_step, enter, finish, ignored, may_hold_ranks, refused, stay, stop_all, with_deadline
 from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
-from gangrun.core.wording import counted, finding_told
+from gangrun.core.wording import all_of, counted, finding_told
 
 NAMED_MAX_COUNT = 256  # more nodes than that are counted, not named
 
@@ -276,9 +276,8 @@ def rank_finished(state: RunState, event: RankFinished, now: float, policy: Poli
     assert state.placement is not None
     finished, world_size = state.finished | {event.rank}, state.placement.world_size
     if len(finished) >= world_size:
-        return stop_all(
-            replace(state, finished=finished), now, policy, After.SUCCEED, f"all {world_size} ranks finished"
-        )
+        state = replace(state, finished=finished)
+        return stop_all(state, now, policy, After.SUCCEED, f"{all_of(world_size, 'rank')} finished")
     return stay(state, f"rank {event.rank} finished ({len(finished)} of {world_size})", finished=finished)
 
 

@@ -51,6 +51,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def all_of(number: int, noun: str) -> str:
+    """``the only rank``, ``all 4 ranks``."""
+    return f"the only {noun}" if number == 1 else f"all {counted(number, noun)}"
+
+
 def listed(names: Sequence[str]) -> str:
     """``a, b, c and 4 more``."""
     told = ", ".join(names[:NAMES_COUNT])

@@ -75,6 +75,9 @@ def test_the_last_rank_to_finish_ends_the_run_and_early_ones_are_mentioned() -> 
     assert life.phase is Phase.RUNNING
     life.finish(2, 3)
     life.says("all 4 ranks finished")
+    alone = Life(1, 1).running()
+    alone.finish(0)
+    alone.says("the only rank finished")
     life.stopped()
     assert life.phase is Phase.SUCCEEDED
     life.says("at step 12")

@@ -151,6 +151,15 @@ def refuse_unfindable(resume: str, directory: str) -> None:
         raise UserError("usage", f"--resume {resume}: no checkpoint directory is known", hint)
 
 
+def refuse_unusable(validator: tuple[str, ...], directory: str, world: str) -> None:
+    """A validator that is never asked, or that this box cannot start, judges nothing, and nobody would notice."""
+    if validator and not directory:
+        raise UserError("usage", "--validator: no checkpoint directory is known", "give --checkpoint-dir")
+    if validator and world == "local" and shutil.which(validator[0]) is None:
+        hint = "name a program on PATH, or the path of one that may be executed"
+        raise UserError("usage", f"--validator: {validator[0]!r} is no command here", hint)
+
+
 def spec_of(settings: Mapping[str, Value], *, can_requeue: bool = False, **rest: Any) -> RunSpec:
     """The spec as every process will read it."""
     directory = settings["checkpoint_dir"].value
@@ -158,6 +167,7 @@ def spec_of(settings: Mapping[str, Value], *, can_requeue: bool = False, **rest:
     if settings["memory_checkpoints"].value and not directory:
         hint = "give --checkpoint-dir: what is in memory is brought there when ranks die"
         raise UserError("usage", "--memory-checkpoints: no checkpoint directory is known", hint)
+    refuse_unusable(settings["validator"].value, directory, rest["world"])
     nodes_count = rest.get("nodes_count", 0) or len(rest["nodes"])
     nodes_min = settings["min_nodes"].value or nodes_count
     if nodes_min > nodes_count:

@@ -229,7 +229,7 @@ def _ref(candidate: Candidate) -> CheckpointRef:
 
 def _level_words(candidate: Candidate) -> str:
     if candidate.level is Level.VERIFIED:
-        return "verified, every checksum holds"
+        return "; ".join(filter(None, ("verified, every checksum holds", candidate.why_not)))
     return f"complete but not verified ({candidate.why_not or 'its format has no checksums'})"
 
 

@@ -71,6 +71,10 @@ def test_what_cannot_be_run_is_refused_before_there_is_a_run(box: Box) -> None:
     refused(box, box.work, words="no such command")
     refused(box, words="what shall run")
     refused(box, "-m", words="-m needs a module")
+    refused(
+        box, "--validator", "no-such-judge", "--checkpoint-dir", "saves", "true", words="'no-such-judge' is no command"
+    )
+    refused(box, "--validator", "true", "true", words="--validator: no checkpoint directory is known")
     assert not box.runs.exists() or not list(box.runs.iterdir())
 
 

@@ -124,7 +124,14 @@ def test_a_host_that_is_cut_off_and_comes_back(cluster: Cluster, run: Run) -> No
     run.wait_for_step(12)
     lost = run.host_of(0)
     cluster.cut(lost)
-    until(lambda: not cluster.processes_on(lost, TRAINS), LEASE_ENDS_WITHIN_S + 3, lambda: f"dead ranks\n{run.told()}")
+
+    def dead() -> bool:
+        new = any(row.attempt for row in run.rows())
+        alive = cluster.processes_on(lost, TRAINS)
+        assert not (new and alive), f"a new gang steps, and {alive} live\n{run.told()}"
+        return not alive
+
+    until(dead, LEASE_ENDS_WITHIN_S + 3, lambda: f"dead ranks\n{run.told()}")
     saved = run.saved()
     run.wait_for_step(0, attempt=1)
     cluster.heal(lost)

@@ -44,7 +44,7 @@ class ClockSkew:
         """What is wrong with this node's clock, as far as is known; "" where nothing is."""
         if not self._trips:
             return ""
-        trip_s, skew_s = min(list(self._trips))
+        trip_s, skew_s = min(self._trips)
         if abs(skew_s) - trip_s / 2 <= self._limit_s:
             return ""
         how = "ahead of" if skew_s > 0 else "behind"

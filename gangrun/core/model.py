@@ -54,6 +54,7 @@ class After(Enum):
     """What follows once all ranks are down."""
 
     JUDGE = "judge"  # weigh the evidence, then choose a rung
+    MOVE = "move"  # a suspect that still works makes room: start again, free of charge
     AGAIN = "again"  # nobody's fault (a port was taken): start again, free of charge
     SUCCEED = "succeed"
     CANCEL = "cancel"
@@ -194,6 +195,7 @@ class Node:
     check_reason: str = ""
     found: Finding | None = None  # the fatal finding for which it is not used
     poor: str = ""  # why another node would be better, where one is free
+    due: str = ""  # why it is relieved at the next checkpoint, where one is
     trial: str = ""  # why its devices are put to work before it is used again
     tested: str = ""  # what they did when they were put to work last, where all came out right
 
@@ -250,6 +252,7 @@ class Poisoned:
     attempt: int  # the last one that loaded it
     why: str
     failed: str  # the newest of these failures: the end of its traceback, or what is known
+    level: Level = Level.COMPLETE  # as it was when it was loaded
 
 
 @dataclass(frozen=True, slots=True)

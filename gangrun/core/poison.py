@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gangrun.core import repeats
-from gangrun.core.model import Cause, Failure, Poisoned, RunState, Sighting, Verdict
+from gangrun.core.model import Cause, CheckpointRef, Failure, Poisoned, RunState, Sighting, Verdict
 from gangrun.core.policy import Policy
 
 _CAUSES = frozenset({Cause.RANK_ERROR, Cause.SIGNAL})
@@ -78,7 +78,8 @@ def condemn(state: RunState, judged: Verdict, traceback: str, policy: Policy) ->
     times = sum(sighting.signature == judged.signature for sighting in state.budget.sightings)
     why = f"whoever loaded it failed in the same way within {policy.poison_after_steps} steps, {times} times"
     loaded, failed = state.resume, traceback or judged.sentence
-    return replace(state, condemned=Poisoned(loaded.step, loaded.path, judged.signature, state.attempt, why, failed))
+    poison = Poisoned(loaded.step, loaded.path, judged.signature, state.attempt, why, failed, loaded.level)
+    return replace(state, condemned=poison)
 
 
 def to_set_aside(state: RunState) -> Poisoned | None:
@@ -105,4 +106,6 @@ def cleared(state: RunState, judged: Verdict) -> tuple[RunState, str]:
     guilty = tuple(one for one in state.poisoned if one not in innocent)
     names = " and ".join(f"step {one.step}" for one in innocent)
     words = f"; it is not the checkpoint's, so {names}, set aside for it, is put back"
-    return replace(state, poisoned=guilty, cleared=tuple(one.path for one in innocent)), words
+    there = [CheckpointRef(one.step, one.path, one.level) for one in innocent]
+    newest = max((*there, *([state.checkpoint] if state.checkpoint else [])), key=lambda one: one.step)
+    return replace(state, poisoned=guilty, cleared=tuple(one.path for one in innocent), checkpoint=newest), words

@@ -112,6 +112,7 @@ def test_if_the_older_one_fails_too_it_was_the_code_and_nothing_is_lost() -> Non
     life.says("it is the code's", "Traceback ...", "step 40, set aside for it, is put back")
     assert life.last(EndJob).put_back == (saved(40).path,)
     assert life.state.poisoned == ()
+    assert life.state.checkpoint == saved(40), "it is the newest again"
     life.on(ResumeRequested("ann", "j", 0))
     life.launching(saved(40))
     assert life.last(ChooseResume).put_back == (saved(40).path,), "should the end not have come to it"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from gangrun.core.actions import TICKETED, Action, Decision
 from gangrun.core.events import Stamped
@@ -55,39 +56,21 @@ class Ledger:
 
     def snapshot(self, state: RunState, at: float, wall: float, reason: str) -> None:
         """The term's first record: the whole state."""
-        record = Record(
-            v=wire_record.SCHEMA,
-            term=self.term,
-            n=self._take_n(),
-            at=at,
-            wall=wall,
-            kind="Snapshot",
-            was=state.phase.value,
-            phase=state.phase.value,
-            reason=reason,
-            patch=wire_record.builtins(state),
-        )
+        record = self._record("Snapshot", state, state, at, wall, reason=reason, patch=wire_record.builtins(state))
         self._commit(record, Written(record.n, at, state, ()))
 
     def write(self, before: RunState, stamped: Stamped, decision: Decision, at: float, wall: float) -> Written:
         """One event and what was decided of it."""
         acts = tuple((a, self.number() if isinstance(a, TICKETED) else 0) for a in decision.actions)
-        record = Record(
-            v=wire_record.SCHEMA,
-            term=self.term,
-            n=self._take_n(),
-            at=at,
-            wall=wall,
-            kind=type(stamped.event).__name__,
+        record = self._record(
+            type(stamped.event).__name__, before, decision.state, at, wall,
             event=wire_record.builtins(stamped.event),
             origin=None if stamped.origin is None else wire_record.builtins(stamped.origin),
             outcome=decision.outcome.value,
-            was=before.phase.value,
-            phase=decision.state.phase.value,
             reason=decision.reason,
             actions=tuple(kinds.act(a, n) for a, n in acts),
             patch=wire_record.diff(before, decision.state),
-        )
+        )  # fmt: skip
         written = Written(record.n, at, decision.state, acts)
         self._commit(record, written)
         return written
@@ -96,35 +79,15 @@ class Ledger:
         self, before: RunState, after: RunState, what: Mapping[str, object], why: str, at: float, wall: float
     ) -> None:
         """An event that nobody can read: counted, so that its sender may forget it."""
-        record = Record(
-            v=wire_record.SCHEMA,
-            term=self.term,
-            n=self._take_n(),
-            at=at,
-            wall=wall,
-            kind="Malformed",
-            event=dict(what),
-            outcome=Outcome.REFUSED.value,
-            was=before.phase.value,
-            phase=after.phase.value,
-            reason=why,
-            patch=wire_record.diff(before, after),
-        )
+        record = self._record(
+            "Malformed", before, after, at, wall,
+            event=dict(what), outcome=Outcome.REFUSED.value, reason=why, patch=wire_record.diff(before, after),
+        )  # fmt: skip
         self._commit(record, Written(record.n, at, after, ()))
 
     def look(self, state: RunState, reason: str, at: float, wall: float) -> int:
         """A record that changes nothing: once it is durable, the disk is known to answer."""
-        record = Record(
-            v=wire_record.SCHEMA,
-            term=self.term,
-            n=self._take_n(),
-            at=at,
-            wall=wall,
-            kind="Looking",
-            was=state.phase.value,
-            phase=state.phase.value,
-            reason=reason,
-        )
+        record = self._record("Looking", state, state, at, wall, reason=reason)
         self._commit(record, Written(record.n, at, state, ()))
         return record.n
 
@@ -138,9 +101,13 @@ class Ledger:
             self.trouble = ""
         return done
 
-    def _take_n(self) -> int:
-        self._next_n += 1
-        return self._next_n - 1
+    def _record(self, kind: str, was: RunState, now: RunState, at: float, wall: float, **rest: Any) -> Record:
+        """The next record; numbers are taken in the order in which records are committed."""
+        n, self._next_n = self._next_n, self._next_n + 1
+        return Record(
+            v=wire_record.SCHEMA, term=self.term, n=n, at=at, wall=wall, kind=kind,
+            was=was.phase.value, phase=now.phase.value, **rest,
+        )  # fmt: skip
 
     def _commit(self, record: Record, written: Written) -> None:
         self._pending.append(written)

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.adapters.local.health_child import HealthChild
 from gangrun.agent.facts import Checked, FindingMade
 from gangrun.core.model import Finding
@@ -111,6 +112,7 @@ def watch_spec(spec: RunSpec, node: str, run_directory: Path, variables: Mapping
         "root": root,
         "directories": [str(run_directory), *checkpoints],
         "made_later": checkpoints,
+        "kept": str(RunPaths(run_directory).counters(node)),
         "policy": {**expected, "gpus_used": gpu_use.wanted({**variables, **spec.environment}), **spec.health.bounds},
         "off": list(spec.health.off),
         "python": spec.command[0] if spec.python else "",

@@ -23,13 +23,14 @@ from typing import TYPE_CHECKING, Any
 
 from gangrun.adapters.clock import SystemClock
 from gangrun.cli import environment
+from gangrun.cli.health_kept import Kept
 from gangrun.health.catalogue import FAMILIES
 from gangrun.health.evidence import in_core
 from gangrun.health.gpu_use import as_warning, is_beside
 from gangrun.health.news import News, XidStory, travels
 from gangrun.health.policy import HealthPolicy
 from gangrun.health.recorded import facts_from
-from gangrun.health.rounds import Family, Rounds, Surroundings
+from gangrun.health.rounds import Family, Rounds, Surroundings, boot_id
 from gangrun.health.xid import GpuWord, report_of
 from gangrun.health.xid_table import XidClass, row_of
 from gangrun.health.xid_watch import XidWatch
@@ -97,6 +98,8 @@ class Watch:
         )
         self._policy = HealthPolicy(**{name: _value(found) for name, found in spec.get("policy", {}).items()})
         self._rounds = Rounds(self._families, self._around, self._policy, self._clock)
+        boot = boot_id(self._around.root) if spec.get("kept") else ""
+        self._kept = Kept(Path(str(spec.get("kept"))), boot, self._clock.now)
         self._news, self._xids = News(), XidStory(self._node)
         self._due = {one.name: self._clock.now() + FIRST_LOOK_S for one in self._families}
         self._said_at = self._clock.now()
@@ -105,6 +108,7 @@ class Watch:
         """Until standard input ends."""
         threading.Thread(target=self._listen, name="from-the-agent", daemon=True).start()
         trouble = self._watch_events()
+        self._rounds.go_on_from(self._kept.readings())
         self._say({"op": "watching", "trouble": trouble})
         while True:
             now = self._clock.now()
@@ -150,6 +154,7 @@ class Watch:
             self._news.forget()
             for family in self._families:
                 self._look(family)
+            self._kept.keep(self._rounds.kept, at_once=True)
             self._say({"op": "looked", "n": said.get("n")})
         elif said.get("op") == "work":
             self._work(said)
@@ -167,20 +172,22 @@ class Watch:
 
     def _look_where_due(self) -> None:
         now = self._clock.now()
-        for family in self._families:
-            if now >= self._due[family.name]:
-                self._look(family)
+        told = [self._look(family) for family in self._families if now >= self._due[family.name]]
+        self._kept.keep(self._rounds.kept, at_once=any(told))
         if now >= self._said_at + ALIVE_EVERY_S:
             self._say({"op": "alive"})
 
-    def _look(self, family: Family) -> None:
+    def _look(self, family: Family) -> bool:
+        """True where something was new."""
         before_s = _spent_s()
         found = [one for verdict in self._rounds.look_at(family.name) for one in verdict.findings]
-        for finding in self._news.fresh(filter(travels, found), self._clock.now()):
+        fresh = self._news.fresh(filter(travels, found), self._clock.now())
+        for finding in fresh:
             self._say_finding(finding)
         afforded_s = (_spent_s() - before_s) / COST_SHARES.get(family.name, COST_SHARE)
         pause_s = max(min(check.every_s for check in family.checks), afforded_s)
         self._due[family.name] = self._clock.now() + pause_s
+        return bool(fresh)
 
     def _xid(self, uuid: str, xid: int, at: float) -> None:
         # Which GPU it is must have been asked once, and what some events mean only it says. The others wait for nobody.

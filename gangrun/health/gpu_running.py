@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from statistics import median
 
-from gangrun.health import gpu, gpu_links, gpu_memory, gpu_peers
+from gangrun.health import counters, gpu, gpu_links, gpu_memory, gpu_peers
 from gangrun.health.check import CauseClass, Check, Evidence, Finding, Needs, Outcome, Reading, Scope, Severity, Sticky
 from gangrun.health.gpu import each, finding, gpus, why_not
 from gangrun.health.gpu_use import of_job
@@ -176,4 +176,19 @@ FAMILY = Family(
     gpu.read,
     tuple(map(of_job, _CHECKS)),
     remember,
+    frozenset(
+        {
+            counters.UUID,
+            "ecc_uncorrected_ever",
+            "ecc_corrected",
+            "ecc_corrected then",
+            "ecc_corrected since",
+            "pcie_replays",
+            "replay",
+            "recovery",
+            "crc",
+            *(name for name, _, _ in gpu_links.NVLINK5_COUNTERS),
+        }
+    ),
+    counters.by_uuid,
 )

@@ -119,4 +119,5 @@ FAMILY = Family(
         Check("host_pcie_errors", NAME, "the PCIe bus loses nothing", judge_errors, 60.0),
         Check("host_pressure", NAME, "the host does not stand still", judge_pressure, 60.0),
     ),
+    counters=frozenset(name for name, _ in COUNTERS),
 )

@@ -248,6 +248,7 @@ FAMILY = Family(
         Check("host_kernel", "host", "the kernel noted no fault", judge_kernel, 300.0),
         Check("host_oom", "host", "nothing was killed for want of memory", judge_oom, 60.0),
     ),
+    counters=frozenset({"ue_count", "ce_count", "tainted"}),
 )
 NAMES_FAMILY = Family(
     "names",

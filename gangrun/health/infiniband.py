@@ -34,7 +34,8 @@ from gangrun.health.rounds import Family, Surroundings
 DEVICES = "sys/class/infiniband"
 ACTIVE, LINK_UP, INITIALISING = 4, 5, 2
 PORTS_MAX_COUNT = 128
-UP_AT = "last seen up"
+HOUR_S = 3600.0
+UP_AT, WATCHED = "last seen up", "watched since"
 WAITS = "port_xmit_wait"
 WAITS_BESIDE_PEERS, WAITS_PER_S_MIN = 10.0, 1e6
 PEERS_MIN_COUNT = 3
@@ -103,14 +104,17 @@ def remember(now: Reading, before: Reading | None) -> Reading:
     values: dict[str, Mapping[str, Value]] = dict(now.facts.values)
     for place in now.facts.values:
         up_at: float | None = None
+        watched: float | None = None
         if _is_up(now.facts, place):
             up_at = now.at
         elif before is not None and comparable(now, before):
             up_at = before.facts.number(place, UP_AT)
+            unseen = before.facts.number(place, "state") is None  # a kept reading: since then nobody has looked
+            watched = now.at if unseen else before.facts.number(place, WATCHED)
         if up_at is not None:
-            values[place] = {**values[place], UP_AT: up_at}
+            values[place] = {**values[place], UP_AT: up_at, **({} if watched is None else {WATCHED: watched})}
     seen = replace(now, facts=Facts(values, now.facts.missing, now.facts.absent))
-    return with_windows(seen, before, {"link_downed": 3600.0})
+    return with_windows(seen, before, {"link_downed": HOUR_S})
 
 
 def _is_up(facts: Facts, place: str) -> bool:
@@ -184,7 +188,7 @@ def _state(place: str, now: Reading, policy: HealthPolicy) -> Finding | None:
     if up_at is None:
         return _finding("ib_state", place, Severity.FAIL, f"{place} is {words}, not ACTIVE{link}", evidence)
     down = f"{place} is {words}, and was last seen ACTIVE {span(now.at - up_at)} ago{link}"
-    if now.at - up_at <= policy.port_grace_s:
+    if now.at - max(up_at, now.facts.number(place, WATCHED) or up_at) <= policy.port_grace_s:
         return _finding("ib_state", place, Severity.WARN, f"{down}; flaps heal within seconds", evidence)
     return _finding("ib_state", place, Severity.FAIL, down, evidence)
 
@@ -261,7 +265,7 @@ def judge_flaps(now: Reading, before: Reading | None, policy: HealthPolicy) -> O
     found = []
     for place, grown in compared:
         if grown.count > 0:
-            broken = grown.count >= policy.link_downed_per_hour
+            broken = grown.count >= policy.link_downed_per_hour * max(1.0, grown.over_s / HOUR_S)
             tells = "it is broken" if broken else "ranks can go on, another time would count"
             times = "once" if grown.count == 1 else f"{grown.count:.0f} times"
             sentence = f"{place} lost its link {times} in {span(grown.over_s)}: {tells}"
@@ -324,4 +328,17 @@ FAMILY = Family(
         Check("ib_congestion", "infiniband", "no port waits longer than its peers", judge_congestion, 60.0),
     ),
     remember,
+    frozenset(
+        {
+            UP_AT,
+            "link_downed",
+            "link_downed then",
+            "link_downed since",
+            "link_error_recovery",
+            "symbol_error",
+            "port_rcv_errors",
+            "local_link_integrity_errors",
+            "excessive_buffer_overrun_errors",
+        }
+    ),  # not what ranks that are killed leave at their peers
 )

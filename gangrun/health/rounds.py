@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from gangrun.health.check import Check, Facts, Outcome, Reading, Verdict, unknown_verdict, verdict_of
+from gangrun.health.counters import only
 from gangrun.health.policy import HealthPolicy
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class Family:
     read: Callable[[Surroundings], Facts]
     checks: tuple[Check, ...]
     remember: Callable[[Reading, Reading | None], Reading] = lambda now, before: now  # pure: what spans several looks
+    counters: frozenset[str] = frozenset()  # values that are kept for whoever looks next, when this process is no more
+    same: Callable[[Reading, Reading], Reading] = lambda before, now: before  # pure: devices under the names of now
 
 
 class Rounds:
@@ -59,6 +62,7 @@ class Rounds:
         self._clock = clock
         self._out: dict[str, threading.Thread] = {}
         self._before: dict[str, Reading] = {}
+        self._earlier: dict[str, Reading] = {}
 
     def look(self) -> tuple[Verdict, ...]:
         """Every check once, in the order of the list."""
@@ -72,17 +76,29 @@ class Rounds:
         """Readings that were kept earlier are the baseline of the first look."""
         self._before |= {reading.family: reading for reading in readings}
 
+    def go_on_from(self, kept: Iterable[Reading]) -> None:
+        """What others ``kept`` of their last look is what the first look is compared with; it is no reading of ours."""
+        self._earlier |= {reading.family: reading for reading in kept}
+
     def readings(self) -> tuple[Reading, ...]:
         """The newest reading of each family that could be read: to be kept, for the next look."""
         return tuple(self._before.values())
+
+    def kept(self) -> tuple[Reading, ...]:
+        """Of these, what goes on counting while nobody looks."""
+        counting = {family.name: family.counters for family in self._families if family.counters}
+        newest = {**self._earlier, **self._before}
+        return tuple(only(one, counting[name]) for name, one in newest.items() if name in counting)
 
     def _family(self, family: Family) -> list[Verdict]:
         facts, why = self._read(family)
         why = why or facts.absent
         if why:
             return [unknown_verdict(check, why) for check in family.checks]
-        before = self._before.get(family.name)
-        now = family.remember(Reading(family.name, self._clock.now(), boot_id(self._around.root), facts), before)
+        seen = Reading(family.name, self._clock.now(), boot_id(self._around.root), facts)
+        before = self._before.get(family.name, self._earlier.get(family.name))
+        before = family.same(before, seen) if before is not None else None
+        now = family.remember(seen, before)
         self._before[family.name] = now
         return [judged(check, now, before, self._policy) for check in family.checks]
 

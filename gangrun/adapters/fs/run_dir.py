@@ -150,6 +150,10 @@ class RunPaths:
         """A rank's own account of its death."""
         return self.machine / "errors" / str(attempt) / f"rank-{rank}.json"
 
+    def counters(self, node: str) -> Path:
+        """What a node's hardware had counted when it was last looked at."""
+        return self.machine / "health" / f"{file_name(node)}.json"
+
     @property
     def logs(self) -> Path:
         """Folder of rank output."""

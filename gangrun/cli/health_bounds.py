@@ -12,7 +12,7 @@ from typing import Any
 from gangrun.cli.errors import did_you_mean
 
 OFF, COMMANDS = "off", "commands"
-SWITCHES = ("active_at_start", "active_on_suspicion")  # whose devices are put to work
+SWITCHES = ("active_at_start", "active_on_suspicion", "move_suspects")  # what is done about what nodes show
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,7 @@ class HealthTable:
     commands: dict[str, Any] = field(default_factory=dict)
     active_at_start: bool = False
     active_on_suspicion: bool = True
+    move_suspects: bool = True
 
 
 def health_table(value: object) -> HealthTable:

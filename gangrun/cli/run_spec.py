@@ -129,6 +129,7 @@ def policy_of(settings: Mapping[str, Value], world: str, *, can_requeue: bool = 
             test_at_start=checks and health.active_at_start,
             test_suspects=checks and health.active_on_suspicion,
         )
+            move_suspects=health.move_suspects,
     except PolicyError as error:
         raise UserError("usage", str(error)) from error
 

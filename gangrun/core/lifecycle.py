@@ -222,6 +222,7 @@ TABLE: Mapping[Phase, Row] = {
         Notice: running.notice,
         DeadlinePassed: running.deadline,
     },
+        CheckpointSeen: running.checkpoint_reached,
     Phase.STOPPING: {
         **_EVERYWHERE,
         **_NO_CHOICE,
@@ -303,7 +304,7 @@ MOVES: Mapping[Phase, Mapping[Phase, str]] = {
         Phase.PENDING: "another job took over",
     },
     Phase.RUNNING: {
-        Phase.STOPPING: "all finished, or something fell, hung or was cancelled",
+        Phase.STOPPING: "all finished, something fell, hung or was cancelled, or a suspect is relieved",
         Phase.PENDING: "another job took over",
     },
     Phase.STOPPING: {

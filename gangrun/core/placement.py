@@ -29,7 +29,8 @@ def place(
     shape: Shape,
     prefer: Placement | None = None,
 ) -> Placement | NotEnough:
-    """Choose nodes for all ranks: those of ``prefer`` first, so that spares stay spares; poor ones last of all.
+    """Choose nodes for all ranks: those of ``prefer`` first, so that spares stay spares; poor ones last, and of these
+    such as are due to be relieved last of all.
 
     ``excluded`` holds only what is in force now (``quarantine.active``). Fewer than ``nodes_count`` but at least
     ``nodes_min_count`` usable nodes give a smaller world.
@@ -40,7 +41,8 @@ def place(
     count = min(shape.nodes_count, len(usable))
     before = prefer.nodes if prefer is not None else ()
     seat = {name: index for index, name in enumerate(before)}
-    best = sorted(usable, key=lambda name: (bool(nodes[name].poor), seat.get(name, len(seat))))[:count]
+    against = {name: bool(nodes[name].poor) + bool(nodes[name].due) for name in usable}
+    best = sorted(usable, key=lambda name: (against[name], seat.get(name, len(seat))))[:count]
     if len(before) == count:
         # Whoever stays keeps its ranks, so what its memory holds is still its own; a newcomer sits where one left.
         spare = iter([name for name in best if name not in seat])

@@ -66,6 +66,7 @@ class Policy:
     finish_grace_s: float = 30.0  # one rank ended with 0, the others have this long
     stacks_within_s: float = 10.0
     waiting_max_s: float = 3600.0
+    move_suspects: bool = True  # replace one that still works at the next checkpoint, where a healthy node is free
     exclusion_s: float = 24 * 3600.0
     exclusions_per_hour_max_count: int | None = None  # None: 5 % of nodes or 2, whichever is more
     shared_fault_share: float = 0.2

@@ -24,6 +24,7 @@ def joined(state: RunState, event: AgentJoined | AgentRejoined) -> Mapping[str, 
         slots_count=event.slots_count,
         checked=True if same_boot and old is not None and old.checked is True else None,
         poor=old.poor if same_boot and old is not None else "",
+        due=old.due if same_boot and old is not None else "",
         trial=old.trial if same_boot and old is not None else "",
     )
     return {**state.nodes, event.node: node}

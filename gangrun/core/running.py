@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gangrun.core import blame, budget, recovery, reports, roster, saving_chance, trial
+from gangrun.core import blame, budget, recovery, relief, reports, roster, saving_chance, trial
 from gangrun.core.actions import Decision, ProbeNode, StopGang, TakeStacks
 from gangrun.core.events import (
     AgentJoined,
@@ -153,7 +153,9 @@ def finding(state: RunState, event: FindingRaised, now: float, policy: Policy) -
     if not found.fatal:
         kept = (*blame.recent(state.evidence.findings, now), found) if found.poor else state.evidence.findings
         evidence = replace(state.evidence, findings=kept[-FINDINGS_MAX_COUNT:])
-        return stay(state, sentence, nodes=roster.found_poor(state, found), evidence=evidence)
+        told = replace(state, nodes=relief.noted(state, found, now, policy), evidence=evidence)
+        what = relief.foreseen(told, found.node, now, policy)
+        return stay(told, f"{sentence}{what}", loud=bool(what))
     if not roster.in_gang(state, found.node):
         return stay(state, f"{sentence}; it holds no ranks", nodes=roster.found_bad(state, found))
     fatal = [other for other in state.evidence.findings if other.fatal]
@@ -226,6 +228,11 @@ def checkpoint_seen(state: RunState, event: CheckpointSeen, now: float, policy: 
         observed_step=max(state.observed_step, seen.step),
         budget=budget.refill(state.budget, seen.step),
     )
+
+
+def checkpoint_reached(state: RunState, event: CheckpointSeen, now: float, policy: Policy) -> Decision:
+    """RUNNING: the same, and the moment at which the least is lost by letting others take the place of suspects."""
+    return relief.at_checkpoint(checkpoint_seen(state, event, now, policy), now, policy)
 
 
 def stalled(state: RunState, event: ProgressStalled, now: float, policy: Policy) -> Decision:

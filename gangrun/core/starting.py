@@ -8,7 +8,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gangrun.core import absences, budget, gate, placement, poison, quarantine, reports, roster, rungs, running, trial
+from gangrun.core import (
+    absences,
+    budget,
+    gate,
+    placement,
+    poison,
+    quarantine,
+    relief,
+    reports,
+    roster,
+    rungs,
+    running,
+    trial,
+)
 from gangrun.core.actions import ChooseResume, Decision, EndJob, SealAttempts, StartGang
 from gangrun.core.events import (
     ActFailed,
@@ -318,7 +331,7 @@ def finding(state: RunState, event: FindingRaised, now: float, policy: Policy) -
     state, found = reports.heard(state, event.finding, now)
     sentence = finding_told(found)
     if not found.fatal or found.node not in state.nodes:
-        return stay(state, sentence, nodes=roster.found_poor(state, found))
+        return stay(state, sentence, nodes=relief.noted(state, found, now, policy))
     if policy.observe:
         return stay(state, f"{sentence}; observing only, so {found.node} is used all the same")
     state = replace(state, nodes=roster.found_bad(state, found))

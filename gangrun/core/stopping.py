@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gangrun.core import budget, placement, quarantine, recovery, reports, roster, rungs, running, starting
+from gangrun.core import budget, placement, quarantine, recovery, relief, reports, roster, rungs, running, starting
 from gangrun.core.actions import Decision, StopGang, SubmitSuccessor
 from gangrun.core.events import (
     ActDone,
@@ -95,12 +95,11 @@ def agent_rejoined(state: RunState, event: AgentRejoined, now: float, policy: Po
 
 def finding(state: RunState, event: FindingRaised, now: float, policy: Policy) -> Decision:
     """Evidence if it is fatal to a node of the gang, or poor hardware; a spare is not used any more."""
-    del policy
     state, found = reports.heard(state, event.finding, now)
     sentence = finding_told(found)
     if not found.fatal:
         evidence = _with_finding(state, found) if found.poor else state.evidence
-        return stay(state, sentence, nodes=roster.found_poor(state, found), evidence=evidence)
+        return stay(state, sentence, nodes=relief.noted(state, found, now, policy), evidence=evidence)
     if not roster.in_gang(state, found.node):
         return stay(state, f"{sentence}; it holds no ranks", nodes=roster.found_bad(state, found))
     return stay(state, sentence, evidence=_with_finding(state, found))
@@ -164,6 +163,8 @@ def _what_follows(state: RunState, now: float, policy: Policy) -> Decision:
             return rungs.come_back(state, now, policy, state.reason)
         case After.AGAIN:
             return _start_again(state, now, policy)
+        case After.MOVE:
+            return relief.moved(state, now, policy)
         case _:
             return recovery.judge(state, now, policy)
 

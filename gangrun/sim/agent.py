@@ -246,7 +246,8 @@ class SimAgent(SimProcess):
     def finds(self, *, fatal: bool) -> None:
         """A check on this node measured something."""
         sentence = "a GPU fell off the bus" if fatal else "a memory error was contained"
-        self.tell(facts.FindingMade(Finding(self.node.name, "xid", fatal, sentence, self.boot(), not fatal)))
+        needs = "" if fatal else "reset"
+        self.tell(facts.FindingMade(Finding(self.node.name, "xid", fatal, sentence, self.boot(), not fatal, needs)))
 
     def _checked(self, tests: str) -> None:
         sick = self.node.name in self.world.sick

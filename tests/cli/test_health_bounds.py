@@ -51,17 +51,18 @@ def test_flag_over_variable_over_file(
 @pytest.mark.parametrize(
     ("toml", "policy"),
     [
-        ("", (False, True)),
-        ("[health]\nactive_at_start = true\nactive-on-suspicion = false", (True, False)),
-        ("no_health = true\n[health]\nactive_at_start = true", (False, False)),
-        ('[health]\noff = ["active_copies"]', (False, True)),
+        ("", (False, True, True)),
+        ("[health]\nactive_at_start = true\nactive-on-suspicion = false", (True, False, True)),
+        ("no_health = true\n[health]\nactive_at_start = true", (False, False, True)),
+        ("[health]\nmove_suspects = false", (False, True, False)),
+        ('[health]\noff = ["active_copies"]', (False, True, True)),
     ],
 )
-def test_whose_devices_are_put_to_work(tmp_path: Path, toml: str, policy: tuple[bool, bool]) -> None:
+def test_whose_devices_are_put_to_work(tmp_path: Path, toml: str, policy: tuple[bool, bool, bool]) -> None:
     file = tmp_path / "gangrun.toml"
     file.write_text(toml)
     made = policy_of(layered({}, {"GANGRUN_NO_HEALTH": "1" if "no_health" in toml else "0"}, (file,)), "local")
-    assert (made.test_at_start, made.test_suspects) == policy
+    assert (made.test_at_start, made.test_suspects, made.move_suspects) == policy
 
 
 @pytest.mark.parametrize(

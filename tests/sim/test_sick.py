@@ -89,6 +89,22 @@ def test_where_a_spare_is_free_the_suspect_is_tested_while_others_train() -> Non
     assert any(f"{name} was suspected" in one and "its devices work" in one for one in told), told
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_suspect_that_still_works_makes_room_at_a_checkpoint(seed: int) -> None:
+    setup = replace(Setup.of(3, script=Script(steps_count=120), requeue=True), spares_count=1)
+    world = World(setup, FaultPlan().fail_at(20.0, Kind.POOR, node=seed), seed)
+    world.run()
+    state = world.newest_state()
+    assert state is not None
+    assert (state.phase, state.excluded, state.budget.total_count) == (Phase.SUCCEEDED, {}, 0), state.reason
+    before, after = state.attempts
+    name = world.nodes[seed].name
+    assert name in before.nodes
+    assert name not in after.nodes
+    assert (before.outcome, before.job) == ("moved", after.job)
+    assert (after.resumed_from_step or 0) > 0
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_no_promise_breaks_when_hardware_does_too(seed: int) -> None:
     """Beside whatever else goes wrong."""
@@ -96,6 +112,7 @@ def test_no_promise_breaks_when_hardware_does_too(seed: int) -> None:
     plan = FaultPlan.random(seed, nodes_count, nodes_count, 40.0)
     plan = plan.fail_at(5.0 + seed % 7 * 5.0, Kind.SICK, node=seed % nodes_count)
     setup = tried(Setup.of(nodes_count, script=STEPS, requeue=seed % 2 == 1), at_start=seed % 3 == 0)
+    setup = replace(setup, spares_count=int(seed % 4 == 1))
     world = World(setup, plan.fail_at(12.0, Kind.POOR, node=seed + 1), seed)
     world.run()
     assert world.newest_state() is not None

@@ -1,0 +1,264 @@
+"""Suspects that still work are relieved at the next checkpoint: by whom, when not, how often, and at what price."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from gangrun.core.actions import StopGang
+from gangrun.core.events import (
+    AgentJoined,
+    AgentRejoined,
+    CheckpointSeen,
+    FindingRaised,
+    GangStarted,
+    NodeChecked,
+    NodeLost,
+    NodeSilent,
+    Notice,
+    NoticeKind,
+    ProgressStalled,
+    StoreStalled,
+)
+from gangrun.core.model import After, Finding, Phase
+from gangrun.core.policy import Policy
+from tests.core.life import BUG, Life, fatal, saved
+
+PENDING = "gpu 2 has a memory row that waits for a reset to be remapped"
+HOT = "gpu 2 is at 88 °C, 2 °C before it slows down"
+SLOW = "gpu 2 was slowed down by its own heat guard, 40 % of the last 60 s"
+
+
+def poor(node: str, check: str = "gpu_remapped", sentence: str = PENDING, needs: str = "reset") -> Finding:
+    return Finding(node, check, False, sentence, poor=True, needs=needs, place="gpu 2")
+
+
+def with_spares(count: int = 1, nodes: int = 2, policy: Policy | None = None) -> Life:
+    life = Life(nodes, policy=policy).running()
+    for k in range(count):
+        life.join(f"s{k}")
+        life.on(NodeChecked(f"s{k}", True))
+    return life
+
+
+def relieved(life: Life, step: int) -> None:
+    """A checkpoint comes, all ranks go down, and up again."""
+    life.save(step)
+    assert life.state.after is After.MOVE, life.reason
+    life.stopped()
+    life.again(saved(step))
+    life.on(GangStarted(life.state.attempt))
+
+
+def test_a_spare_takes_the_place_of_a_suspect_at_the_next_checkpoint_and_not_before() -> None:
+    life = with_spares()
+    life.on(FindingRaised(poor("n1")))
+    life.says("n1", PENDING, "replaced by s0 at the next checkpoint")
+    assert (life.state.reason, life.phase) == (life.reason, Phase.RUNNING)
+    life.mark(7)
+    assert life.phase is Phase.RUNNING
+    budget = life.state.budget
+    life.save(10)
+    life.says("checkpoint of step 10", "s0 takes the place of n1", "a suspect that still works", PENDING, "saved first")
+    stop = life.last(StopGang)
+    assert (life.phase, stop.checkpoint_first, stop.grace_s) == (Phase.STOPPING, True, life.policy.stop_grace_s)
+    life.stopped()
+    life.says("relieved", "restarting on n0,s0", "free of charge")
+    life.again(saved(10))
+    assert life.started().placement.nodes == ("n0", "s0")
+    assert (life.state.attempts[0].outcome, life.state.excluded) == ("moved", {})
+    assert (life.state.budget.used, life.state.budget.total_count) == (budget.used, budget.total_count)
+
+
+def test_nobody_is_relieved_again_and_again() -> None:
+    life = with_spares(nodes=3)
+    for name in ("n1", "n1", "n2"):
+        life.on(FindingRaised(poor(name)))
+    relieved(life, 10)
+    assert life.started().placement.nodes == ("n0", "n1", "s0"), "the last of two that are due goes"
+    life.save(20)
+    assert life.phase is Phase.RUNNING, "there is no spare any more"
+    life.on(FindingRaised(poor("n1")))
+    life.says("n1", "it goes on: no healthy node is free to take its place")
+
+
+@pytest.mark.parametrize(
+    ("found", "moves"),
+    [
+        ([poor("n1", needs="reboot")], True),
+        ([poor("n1", needs="rma")], True),
+        ([poor("n1", "gpu_recovery", "gpu 2 asks to be drained of peer-to-peer work", "admin")], True),
+        ([poor("n1", "gpu_temperature", HOT, "admin")], False),
+        ([poor("n1", "gpu_temperature", HOT, "admin"), poor("n1", "gpu_throttled", SLOW, "admin")], True),
+        ([poor("n0", "gpu_temperature", HOT, "admin"), poor("n1", "gpu_throttled", SLOW, "admin")], False),
+        ([poor("n1", "gpu_throttled", SLOW, "admin"), poor("n1", "gpu_throttled", SLOW, "admin")], False),
+        ([Finding("n1", "ib_flaps", False, "once", poor=True, place="mlx5_0 port 1"),
+          Finding("n1", "ib_state", False, "down", poor=True, place="mlx5_0 port 1")], False),
+        ([Finding("n1", "gpu_remapped", False, "told only", needs="reset", place="gpu 2")], False),
+        ([poor("s0")], False),
+        ([poor("x9")], False),
+        ([poor("n1"), poor("s0")], False),
+    ],
+)  # fmt: skip
+def test_which_evidence_is_reason_enough(found: list[Finding], moves: bool) -> None:
+    life = with_spares()
+    for one in found:
+        life.on(FindingRaised(one))
+    life.save(10)
+    assert (life.state.after is After.MOVE) is moves, life.reason
+
+
+def test_two_signs_that_are_far_apart_in_time_are_two_single_ones() -> None:
+    life = with_spares()
+    life.on(FindingRaised(poor("n1", "gpu_temperature", HOT, "admin")))
+    life.on(FindingRaised(poor("n1", "gpu_throttled", SLOW, "admin")), after_s=3600.0)
+    life.save(10)
+    assert life.phase is Phase.RUNNING
+
+
+def test_what_many_show_at_once_is_no_nodes_own() -> None:
+    life = with_spares(2, nodes=4)
+    for name in ("n0", "n1"):
+        life.on(FindingRaised(poor(name)))
+        life.says("replaced by")
+    life.on(FindingRaised(poor("n2")))
+    assert "replaced" not in life.reason
+    life.save(10)
+    assert life.phase is Phase.RUNNING
+    assert not any(node.due for node in life.state.nodes.values())
+    assert all(life.state.nodes[name].poor for name in ("n0", "n1", "n2")), "they are still taken last"
+
+
+@pytest.mark.parametrize("answer", [None, False])
+def test_only_a_node_that_has_proven_itself_takes_a_place(answer: bool | None) -> None:
+    life = Life().running()
+    life.join("s0")
+    if answer is not None:
+        life.on(NodeChecked("s0", answer, "no GPU"))
+    life.on(FindingRaised(poor("n1")))
+    life.says("no healthy node is free")
+    life.save(10)
+    assert life.phase is Phase.RUNNING
+    life.on(AgentJoined("s1", "i-s1", "b-s1", 2))
+    life.on(NodeChecked("s1", True))
+    life.save(20)
+    assert life.state.after is After.MOVE
+
+
+def test_a_node_found_poor_while_ranks_start_or_stop_is_relieved_later() -> None:
+    life = Life().launching()
+    life.on(FindingRaised(poor("n1")))
+    life.on(GangStarted(life.state.attempt))
+    life.exit(0, error=BUG)
+    life.on(FindingRaised(poor("n0")))
+    assert [name for name, node in life.state.nodes.items() if node.due] == ["n0", "n1"]
+    life.on(AgentRejoined("n0", "i-2", "b-n0", 2, "it died"))
+    assert life.state.nodes["n0"].due == PENDING
+    life.on(AgentRejoined("n0", "i-3", "b-9", 2, "the node has booted"))
+    assert life.state.nodes["n0"].due == ""
+
+
+def test_so_many_an_hour_at_most() -> None:
+    life = with_spares(4, nodes=4)
+    for k, name in enumerate(("n0", "n1", "n2", "n3"), 1):
+        life.on(FindingRaised(poor(name)), after_s=60.0)
+        if k <= 2:
+            relieved(life, 10 * k)
+    life.says("so only 2 times within an hour")
+    life.save(100)
+    assert life.phase is Phase.RUNNING
+    life.on(FindingRaised(poor("n3")), after_s=3600.0)
+    life.says("replaced by s[2-3]")
+    life.save(200)
+    life.says("suspects that still work", "n2: ", "n3: ")
+
+
+def test_policy_turns_it_off_and_who_observes_only_tells() -> None:
+    life = with_spares(policy=Policy(move_suspects=False))
+    life.on(FindingRaised(poor("n1")))
+    assert "checkpoint" not in life.reason
+    life.save(10)
+    assert life.phase is Phase.RUNNING
+    life = with_spares(policy=Policy(observe=True))
+    life.on(FindingRaised(poor("n1")))
+    life.says("observing only, so it goes on; else it would be replaced by s0 at the next checkpoint")
+    life.save(10)
+    assert (life.phase, life.count(StopGang)) == (Phase.RUNNING, 0)
+
+
+def test_not_while_something_else_is_under_way() -> None:
+    def due(life: Life) -> Life:
+        life.on(FindingRaised(poor("n1")))
+        return life
+
+    busy = [due(with_spares()) for _ in range(4)]
+    busy[0].on(ProgressStalled(0, 130.0, 120.0, ()))
+    busy[1].on(StoreStalled(busy[1].now - 9))
+    busy[2].finish(3)
+    busy[3].on(NodeLost("s0", busy[3].now, "its lease is over"))
+    for life in busy:
+        life.save(10)
+        assert life.phase is Phase.RUNNING
+    life = due(with_spares())
+    life.save(10)
+    life.stopped()
+    life.again(saved(10))
+    life.on(GangStarted(life.state.attempt))
+    life.ignored(CheckpointSeen(saved(10)), "not newer")
+    old = due(with_spares())
+    old.state = replace(old.state, gone_at=old.now + 60)
+    old.save(10)
+    assert old.phase is Phase.RUNNING
+
+
+def test_a_silent_node_is_not_mistaken_for_the_suspect() -> None:
+    life = with_spares(2)
+    life.on(FindingRaised(poor("n1")))
+    life.on(NodeSilent("n0", life.now - 6))
+    life.save(10)
+    assert life.phase is Phase.RUNNING
+    life.on(FindingRaised(poor("n1")))
+    life.says("it goes on: n0 cannot be used now")
+
+
+@pytest.mark.parametrize(
+    ("happens", "cause"),
+    [
+        (lambda life: life.exit(0, error=BUG), "rank error"),
+        (lambda life: life.on(FindingRaised(fatal("n0"))), "hardware"),
+        (lambda life: life.on(NodeLost("n0", life.now - 5, "its lease is over")), "node silent"),
+        (lambda life: life.on(AgentRejoined("n0", "i-2", "b-n0", 2, "it died")), "agent died"),
+    ],
+)
+def test_what_breaks_meanwhile_is_judged_as_ever(happens: Callable[[Life], object], cause: str) -> None:
+    life = with_spares(2)
+    life.on(FindingRaised(poor("n1")))
+    life.save(10)
+    happens(life)
+    life.stopped()
+    assert life.state.attempts[0].outcome == cause
+    assert sum(life.state.budget.used.values()) == 1
+
+
+def test_the_spare_may_be_gone_by_then() -> None:
+    life = with_spares()
+    life.on(FindingRaised(poor("n1")))
+    life.save(10)
+    life.on(NodeLost("s0", life.now, "its lease is over"))
+    life.stopped()
+    life.says("restarting on n[0-1]")
+    life = with_spares()
+    life.on(FindingRaised(poor("n1")))
+    life.save(10)
+    life.on(Notice(NoticeKind.PREEMPTION, 60.0))
+    assert life.state.after is After.REQUEUE
+    life = with_spares()
+    life.on(FindingRaised(poor("n1")))
+    life.save(10)
+    life.on(NodeSilent("n0", life.now - 6))
+    life.on(NodeLost("s0", life.now, "its lease is over"))
+    life.stopped()
+    assert life.phase is Phase.WAITING
+    life.says("restarting, free of charge", "1 node usable, 2 needed")

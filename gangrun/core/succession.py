@@ -45,13 +45,16 @@ def redrive(state: RunState, now: float, policy: Policy) -> tuple[Action, ...]:
         case Phase.CHECKING:
             return trial.ask(state, roster.unchecked(state), policy)
         case Phase.STARTING if state.stage is StartStage.SEALING:
-            return (SealAttempts(state.attempt),)
-        case Phase.RUNNING if state.evidence.hang is not None:
-            return (TakeStacks(state.attempt),)
+            return (SealAttempts(state.attempt), *trial.asked_again(state, policy))
+        case Phase.RUNNING:
+            stacks = (TakeStacks(state.attempt),) if state.evidence.hang is not None else ()
+            return (*stacks, *trial.asked_again(state, policy))
         case Phase.STOPPING:
             return (stop_gang(state, now, policy, state.reason, state.saving),)
         case Phase.WAITING if state.submitting:
             return (SubmitSuccessor(state.seq + 1, rungs.left_out(state, now), state.reason),)
+        case Phase.WAITING:
+            return trial.asked_again(state, policy)
         case Phase.SUCCEEDED | Phase.FAILED | Phase.CANCELLED:
             return (EndJob(state.phase, EXIT_CODES[state.phase], state.reason, state.cleared),)
         case _:
@@ -90,7 +93,8 @@ def term_taken(state: RunState, event: TermTaken, now: float, policy: Policy) ->
         return _adopt(new, event, now, policy, who)
     if state.stage is StartStage.LAUNCHING:
         if _whole(new, event):
-            return enter(new, Phase.RUNNING, f"{who} and found all ranks of attempt {new.attempt} running")
+            why = f"{who} and found all ranks of attempt {new.attempt} running"
+            return enter(new, Phase.RUNNING, why, *trial.asked_again(new, policy))
         why = f"{who} while attempt {new.attempt} was starting"
         return stop_all(new, now, policy, After.AGAIN, why, Evidence())
     if state.stage is StartStage.CHOOSING:

@@ -71,6 +71,11 @@ def on_trial(state: RunState) -> tuple[str, ...]:
     return tuple(name for name in roster.unchecked(state) if state.nodes[name].trial)
 
 
+def asked_again(state: RunState, policy: Policy) -> tuple[CheckNodes, ...]:
+    """What a new supervisor asks beside whatever else goes on: it never hears what its predecessor was told."""
+    return ask(state, on_trial(state), policy)
+
+
 def needed(state: RunState, now: float) -> tuple[str, ...]:
     """Nodes on trial that must be waited for: without them the gang is not whole."""
     names = on_trial(state)

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from gangrun.core import blame, trial
-from gangrun.core.actions import CheckNodes, StartGang, SubmitSuccessor
+from gangrun.core.actions import CheckNodes, SealAttempts, StartGang, SubmitSuccessor
 from gangrun.core.events import (
     AgentJoined,
     AgentRejoined,
+    AttemptSealed,
     FindingRaised,
     GangStarted,
     GangStartFailed,
@@ -18,7 +19,7 @@ from gangrun.core.events import (
     NodeLost,
     TermTaken,
 )
-from gangrun.core.model import Failure, Finding, Node, Outcome, Phase, RunState, Shape
+from gangrun.core.model import Failure, Finding, Inventory, Node, Outcome, Phase, RankAlive, RunState, Shape, StartStage
 from gangrun.core.policy import Policy, PolicyError
 from tests.core.life import BUG, Life
 
@@ -259,10 +260,42 @@ def test_a_spare_lost_before_the_launch_makes_the_suspect_needed() -> None:
     assert life.phase is Phase.STARTING
 
 
+def taken_over(life: Life, *inventories: Inventory) -> tuple[object, ...]:
+    life.on(TermTaken(life.state.term + 1, life.state.job, inventories, (), life.state.attempt))
+    return life.actions
+
+
+ASKED = CheckNodes(("n1",), trial.THOROUGH)
+
+
 def test_a_new_supervisor_asks_again() -> None:
-    life = suspected()
-    life.on(TermTaken(life.state.term + 1, life.state.job, (), (), life.state.attempt))
-    assert life.actions == (CheckNodes(("n1",), trial.THOROUGH),)
+    assert taken_over(suspected()) == (ASKED,)
+
+
+def test_who_is_tested_beside_a_gang_is_asked_by_every_new_supervisor_until_it_has_answered() -> None:
+    life = suspected(spares=("s0",))
+    assert (life.phase, taken_over(life)) == (Phase.STARTING, (SealAttempts(1), ASKED))
+    life.on(AttemptSealed(1))
+    life.choose()
+    assert life.state.stage is StartStage.LAUNCHING
+    alive = tuple(
+        Inventory(name, 1, (RankAlive(rank, 1, 0),)) for rank, name in enumerate(life.started().placement.nodes)
+    )
+    assert (taken_over(life, *alive), life.phase) == ((ASKED,), Phase.RUNNING)
+    assert taken_over(life, *alive) == (ASKED,)
+    life.on(NodeChecked("n1", True, tested=CLEAN))
+    assert taken_over(life, *alive) == ()
+
+
+def test_who_is_tested_in_the_pause_before_the_next_try_is_asked_again_too() -> None:
+    life = suspected(spares=("s0",))
+    go_on(life)
+    life.on(NodeChecked("n1", True, tested=CLEAN))
+    life.on(poor("n2"))
+    life.exit(0, signal=7)
+    life.stopped()
+    assert (life.phase, life.state.submitting) == (Phase.WAITING, False)
+    assert taken_over(life) == (CheckNodes(("n2",), trial.THOROUGH),)
 
 
 def test_an_agent_that_comes_back_is_still_on_trial_until_its_next_boot() -> None:

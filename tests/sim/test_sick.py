@@ -89,6 +89,21 @@ def test_where_a_spare_is_free_the_suspect_is_tested_while_others_train() -> Non
     assert any(f"{name} was suspected" in one and "its devices work" in one for one in told), told
 
 
+@pytest.mark.parametrize("at", [19.0, 25.0, 40.0])
+def test_a_supervisor_that_dies_meanwhile_costs_the_suspect_no_answer(at: float) -> None:
+    plan = FaultPlan().fail_at(12.0, Kind.POOR, node=1).fail_at(14.0, Kind.KILL_RANK, rank=0)
+    plan = plan.fail_at(at, Kind.KILL_SUPERVISOR)
+    setup = replace(tried(Setup.of(3, script=Script(steps_count=240), requeue=True)), spares_count=1)
+    world = World(setup, plan, 7)
+    name = world.nodes[1].name
+    world.run()
+    state = world.newest_state()
+    assert state is not None
+    assert (state.phase, state.excluded) == (Phase.SUCCEEDED, {}), state.reason
+    assert state.term > 1
+    assert (state.nodes[name].trial, bool(state.nodes[name].tested)) == ("", True)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_suspect_that_still_works_makes_room_at_a_checkpoint(seed: int) -> None:
     setup = replace(Setup.of(3, script=Script(steps_count=120), requeue=True), spares_count=1)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # typing costs a megabyte that a warden does not have to spen
     from collections.abc import Callable, Collection, Mapping
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-ECHO_S = 1.0
+ECHO_S = 3.0
 
 
 def boottime_ns() -> int:
@@ -131,16 +131,18 @@ def kill_until_none(find: Callable[[], list[Proc]], within_s: float, between: Ca
 
 class Askings:
     """Signals that ask a process to end, each as often as somebody meant it: a scheduler may send one by two ways (to
-    the step's processes, and through srun), so the same number within a second is an echo.
+    the step's processes, and through srun), so the same number within seconds is an echo. A busy node hears it late,
+    and a second asking kills what may be saving; whoever means it asks once more.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, now_ns: Callable[[], int] = boottime_ns) -> None:
         self.signals: list[int] = []
+        self._now_ns = now_ns
         self._taken_ns: dict[int, int] = {}
 
     def note(self, number: int, _frame: object = None) -> None:
         """A signal's handler."""
-        now_ns = boottime_ns()
+        now_ns = self._now_ns()
         if number not in self._taken_ns or now_ns > self._taken_ns[number] + ECHO_S * 1e9:
             self._taken_ns[number] = now_ns
             self.signals.append(number)

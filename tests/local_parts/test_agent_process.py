@@ -237,7 +237,7 @@ def test_farewell_stops_what_runs(node: Node):
     assert not any(lives(pid) for pid in ranks)
 
 
-@pytest.mark.serial  # the same signal within a second is an echo
+@pytest.mark.serial  # the same signal within seconds is an echo
 def test_a_signal_to_agent_and_warden_is_one_event(node: Node):
     node.next(Beat)
     node.ask(Check)

@@ -187,7 +187,7 @@ def test_the_launchers_death_ends_everything(nodes: Any) -> None:
     node.life_write = os.open("/dev/null", os.O_RDONLY)
 
 
-@pytest.mark.serial  # the same signal within a second is an echo
+@pytest.mark.serial  # the same signal within seconds is an echo
 def test_sigterm_is_handed_on_and_a_second_one_kills(nodes: Any) -> None:
     node = nodes()
     first = node.agent()

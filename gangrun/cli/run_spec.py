@@ -128,8 +128,8 @@ def policy_of(settings: Mapping[str, Value], world: str, *, can_requeue: bool = 
             observe=settings["observe"].value,
             test_at_start=checks and health.active_at_start,
             test_suspects=checks and health.active_on_suspicion,
-        )
             move_suspects=health.move_suspects,
+        )
     except PolicyError as error:
         raise UserError("usage", str(error)) from error
 

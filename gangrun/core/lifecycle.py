@@ -220,9 +220,9 @@ TABLE: Mapping[Phase, Row] = {
         StopTimedOut: Refusal("nobody asked for a stop"),
         CancelRequested: _cancel_running,
         Notice: running.notice,
+        CheckpointSeen: running.checkpoint_reached,
         DeadlinePassed: running.deadline,
     },
-        CheckpointSeen: running.checkpoint_reached,
     Phase.STOPPING: {
         **_EVERYWHERE,
         **_NO_CHOICE,

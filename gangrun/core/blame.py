@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from gangrun.core import hang_evidence, poison, repeats
+from gangrun.core import hang_evidence, left_behind, poison, repeats
 from gangrun.core.model import Cause, ErrorReport, Evidence, Failure, Finding, Placement, RankExit, Sighting, Verdict
 from gangrun.core.nodeset import fold, natural_sort
 from gangrun.core.placement import ranks_of_node
@@ -39,6 +39,7 @@ class _Scene:
     nodes_count: int
     policy: Policy
     shared_fault_over: bool
+    finished: frozenset[int]
 
     @property
     def world_size(self) -> int:
@@ -58,14 +59,15 @@ def judge(
     policy: Policy,
     shared_fault_over: bool = False,
     load: poison.Load | None = None,
+    finished: frozenset[int] = frozenset(),
 ) -> Verdict:
-    """Weigh the evidence of one failure.
+    """Weigh the evidence of one failure. ``finished``: the ranks that had ended with 0.
 
     ``shared_fault_over``: the wait for a shared service has run out, so what many nodes share counts as their own.
     A node that is in both ``blamed`` and ``suspects`` goes on suspicion alone: leave it out only if the gang can do
     without it (``placement.can_do_without``).
     """
-    scene = _Scene(attempt_step, placement, nodes_count, policy, shared_fault_over)
+    scene = _Scene(attempt_step, placement, nodes_count, policy, shared_fault_over, finished)
     verdict = _first_impression(evidence, scene)
     again = repeats.seen_before(verdict, sightings, attempt, attempt_step, nodes_count)
     on_hardware = _on_poor_hardware(verdict, evidence, scene)
@@ -97,7 +99,13 @@ def _first_impression(evidence: Evidence, scene: _Scene) -> Verdict:
         return _fell(first, evidence, scene)
     victims = [rank_exit for rank_exit in evidence.exits if not rank_exit.by_us]
     if victims:
-        return _victims_only(victims, evidence, scene)
+        return left_behind.verdict(
+            victims,
+            evidence.hang,
+            attempt_step=scene.attempt_step,
+            world_size=scene.world_size,
+            finished=scene.finished,
+        )
     if evidence.hang is not None:
         return hang_evidence.verdict(evidence.hang, scene.attempt_step, scene.world_size)
     return Verdict(
@@ -289,17 +297,6 @@ def _nobody_said_why(signal: int) -> str:
     if signal == SIGKILL:
         return " and nobody said why (not the memory cgroup)"
     return " and nobody said why" if signal in OUTSIDE_SIGNALS else ""
-
-
-def _victims_only(victims: list[RankExit], evidence: Evidence, scene: _Scene) -> Verdict:
-    first = min(victims, key=lambda rank_exit: (rank_exit.at, rank_exit.rank))
-    said = f": {one_line(first.error.message)}" if first.error is not None else ""
-    who = f"rank {first.rank} on {first.node} first"
-    whole = f"{counted(len(victims), 'rank')} lost a peer in a collective{_at_step(scene)}, {who}{said}"
-    if evidence.hang is None:
-        return Verdict(Cause.VICTIMS_ONLY, Failure.SCRIPT, (), (), "", f"{whole}; which rank left them is not known")
-    stood = hang_evidence.verdict(evidence.hang, scene.attempt_step, scene.world_size)
-    return replace(stood, cause=Cause.VICTIMS_ONLY, sentence=f"{whole}; {stood.sentence}")
 
 
 def _at_step(scene: _Scene) -> str:

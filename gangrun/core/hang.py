@@ -2,7 +2,8 @@
 
 A sign is *told* (a step, output, a checkpoint) or *shown* (busy after idle, back from the kernel). A stall is a long
 time without any sign **and** evidence: all ranks idle, or one stopped or stuck. Ranks that work without a word, in an
-evaluation or a compilation, are not hung. How long is long is learnt from the run. ``hang_evidence`` names the culprit.
+evaluation or a compilation, are not hung. How long is long is learnt from the run; whoever trains on after a rank has
+ended may wait for it in vain, and gets the least. ``hang_evidence`` names the culprit.
 """
 
 from __future__ import annotations
@@ -110,6 +111,7 @@ class Watch:
         self._rows: dict[int, _Row] = {}
         self._of_node: dict[str, tuple[int, ...]] = {}
         self._heard_at: dict[str, float] = {}
+        self._ended: set[int] = set()
         self._began_at = now
         self._sign_at = now
         self._top_step = -1
@@ -127,6 +129,7 @@ class Watch:
         here = []
         for reading in readings:
             here.append(reading.rank)
+            self._ended.discard(reading.rank)
             row = self._rows.get(reading.rank)
             if row is None:
                 self._rows[reading.rank] = _first_row(node, reading, now)
@@ -137,6 +140,7 @@ class Watch:
         for rank in self._of_node.get(node, ()):
             if rank not in here:
                 del self._rows[rank]
+                self._ended.add(rank)
         if here:
             self._of_node[node] = tuple(here)
         else:
@@ -232,6 +236,8 @@ class Watch:
         policy = self.policy
         if policy.timeout_s is not None:
             limit_s = policy.timeout_s
+        elif self._ended:  # no start-up lasts so long, and steps of those that are left say no more how long one takes
+            limit_s = max(policy.steady_min_s, SLACK_FACTOR * self._survived_s)
         elif self.steady:
             learnt_s = min(policy.steady_max_s, max(policy.steady_min_s, policy.factor * self._usual_s))
             limit_s = max(learnt_s, SLACK_FACTOR * self._survived_s)

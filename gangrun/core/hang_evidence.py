@@ -34,10 +34,11 @@ def verdict(hang: Hang, attempt_step: int, world_size: int = 0) -> Verdict:
 
     Whoever is not among those observed had ended before: its step says nothing of where the others stand.
     """
-    left_count = len(hang.observations) or world_size
-    ended = f" after {world_size - left_count} of {counted(world_size, 'rank')} had ended"
+    left = {seen.rank for seen in hang.observations} or set(range(world_size))
+    gone = [f"rank {rank}" for rank in range(world_size) if rank not in left]
+    ended = f" after {len(gone)} of {counted(world_size, 'rank')} ({listed(gone)}) had ended with exit code 0"
     step = f" at step {attempt_step}" if attempt_step >= 0 else ""
-    when = ended if left_count < world_size else step
+    when = ended if gone else step
     head = f"no progress for {hang.stalled_s:.0f} s (limit {hang.limit_s:.0f} s){when}"
     stopped = [seen for seen in hang.observations if seen.state in STOPPED]
     if stopped:
@@ -56,7 +57,7 @@ def verdict(hang: Hang, attempt_step: int, world_size: int = 0) -> Verdict:
         ahead = max(seen.step for seen in hang.observations)
         words = f"{_ranks(behind)} at step {behind[0].step} while the others reached {ahead}"
         return _verdict(f"{head}: {words}", behind, hang_signature(frame))
-    return _verdict(f"{head}: {_alike(hang, frame, left_count < world_size)}", [], hang_signature(frame))
+    return _verdict(f"{head}: {_alike(hang, frame, bool(gone))}", [], hang_signature(frame))
 
 
 def _alike(hang: Hang, frame: str, some_ended: bool) -> str:

@@ -55,6 +55,7 @@ def _weigh(state: RunState, now: float, policy: Policy) -> _Judged:
         nodes_count=len(state.nodes),
         policy=policy,
         load=poison.load_of(state),
+        finished=state.finished,
     )
     loaded_step = state.resume.step if state.resume else -1
     charged, ruling = budget.charge(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gangrun.core import blame, budget, recovery, relief, reports, roster, saving_chance, trial
+from gangrun.core import blame, budget, left_behind, recovery, relief, reports, roster, saving_chance, trial
 from gangrun.core.actions import Decision, ProbeNode, StopGang, TakeStacks
 from gangrun.core.events import (
     AgentJoined,
@@ -32,7 +32,7 @@ from gangrun.core.events import (
 from gangrun.core.model import After, Evidence, Hang, Phase, RankExit, RunState
 from gangrun.core.moves import at_step, ignored, stay, stop_all, with_deadline, without_deadline
 from gangrun.core.policy import Policy
-from gangrun.core.wording import all_of, counted, finding_told, listed
+from gangrun.core.wording import all_of, finding_told, listed
 
 FINDINGS_MAX_COUNT = 32
 
@@ -79,8 +79,8 @@ def finish_deadline(state: RunState, event: DeadlinePassed, now: float, policy: 
     del event, now
     assert state.placement is not None
     left = [f"rank {rank}" for rank in range(state.placement.world_size) if rank not in state.finished]
-    done = f"{counted(len(state.finished), 'rank')} finished, the first over {policy.finish_grace_s:g} s ago"
-    reason = f"{done}; still at work: {listed(left)}"
+    done = f"{left_behind.ended_words(state.finished)}, the first over {policy.finish_grace_s:g} s ago"
+    reason = f"{done}; not ended: {listed(left)}, which hang if they wait for those"
     return stay(without_deadline(state, "finish"), reason, loud=True)
 
 

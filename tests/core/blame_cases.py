@@ -65,6 +65,7 @@ def judge(
     placement: Placement | None = TWO,
     over: bool = False,
     policy: Policy = POLICY,
+    finished: frozenset[int] = frozenset(),
 ) -> Verdict:
     return blame.judge(
         evidence,
@@ -76,4 +77,5 @@ def judge(
         nodes_count=nodes_count,
         policy=policy,
         shared_fault_over=over,
+        finished=finished,
     )

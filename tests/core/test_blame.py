@@ -131,6 +131,20 @@ def test_victims_name_the_rank_that_a_stall_names() -> None:
     assert "rank 1 on n2 is stopped" in verdict.sentence
 
 
+def test_victims_name_the_ranks_that_ended_with_0_before_them() -> None:
+    evidence = Evidence(exits=(victim(0, "n1"),))
+    verdict = judge(evidence, finished=frozenset({3, 1}))
+    assert (verdict.cause, verdict.blamed, verdict.suspects, verdict.final) == (Cause.VICTIMS_ONLY, (), (), False)
+    assert verdict.sentence == (
+        "rank 1, rank 3 ended with exit code 0 while others still trained; then 1 rank lost a peer in a collective"
+        " at step 120, rank 0 on n1 first: [../gloo/pair.cc:534] Connection closed by peer"
+    )
+    again = judge(evidence, finished=frozenset({1}), sightings=(Sighting(verdict.signature, 2, 120, ()),))
+    assert again.final and again.failure is Failure.SCRIPT and "it is the code's" in again.sentence
+    farther = judge(evidence, finished=frozenset({1}), sightings=(Sighting(verdict.signature, 2, 60, ()),))
+    assert not farther.final, "a run that gets on is given another try"
+
+
 def test_victims_name_the_silent_node() -> None:
     verdict = judge(Evidence(exits=(victim(0, "n1"),), silent={"n2": 8.0}))
     assert (verdict.cause, verdict.blamed) == (Cause.NODE_SILENT, ("n2",))

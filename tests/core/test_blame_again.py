@@ -167,16 +167,27 @@ def test_hang(
     assert words in verdict.sentence
 
 
+THREE_OF_4 = "3 of 4 ranks (rank 0, rank 2, rank 3)"
+
+
 @pytest.mark.parametrize(
     ("left", "where", "words"),
     [
         (
             CALM[1:2],
             stacks("", "sleep (train.py:3)")[1:],
-            "after 3 of 4 ranks had ended: rank 1 on n1 is in sleep (train.py:3)",
+            f"after {THREE_OF_4} had ended with exit code 0: rank 1 on n1 is in sleep (train.py:3)",
         ),
-        (CALM[1:2], (), "after 3 of 4 ranks had ended: rank 1 on n1 is all that is left"),
-        (CALM[:2], stacks(WAIT, WAIT), f"after 2 of 4 ranks had ended: all that are left stand in {WAIT}"),
+        (
+            CALM[1:2],
+            (),
+            f"after {THREE_OF_4} had ended with exit code 0: rank 1 on n1 is all that is left",
+        ),
+        (
+            CALM[:2],
+            stacks(WAIT, WAIT),
+            f"after 2 of 4 ranks (rank 2, rank 3) had ended with exit code 0: all that are left stand in {WAIT}",
+        ),
     ],
 )
 def test_a_hang_of_those_that_are_left_does_not_speak_of_all_nor_of_the_step_of_the_others(

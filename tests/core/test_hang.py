@@ -159,6 +159,18 @@ def test_a_start_that_never_comes_trips_at_the_start_up_limit() -> None:
     assert stall is not None and stall.limit_s == stall.stalled_s == 1800.0 and " at step" not in stall.sentence
 
 
+@pytest.mark.parametrize(("steps_count", "before_s"), [(0, 1800.0), (10, 600.0)], ids=["start-up", "long steps"])
+def test_after_a_rank_has_ended_the_others_get_the_least(steps_count: int, before_s: float) -> None:
+    gang = Gang()
+    gang.train(steps_count, step_s=60)
+    gang.second(idle)
+    assert gang.watch.limit_s() == before_s
+    gang.watch.observe("n0", gang.samples[:1], gang.now)
+    assert gang.watch.limit_s() == 120.0
+    gang.second(idle)
+    assert gang.watch.limit_s() == before_s, "it was only not seen for once"
+
+
 def test_whoever_looks_only_when_told_to_finds_it_in_time() -> None:
     """The limit shrinks from 1800 s to 120 s while somebody sleeps."""
     watch, now, look_at = Watch(POLICY, 0.0), 0.0, 0.0

@@ -70,7 +70,8 @@ def test_the_last_rank_to_finish_ends_the_run_and_early_ones_are_mentioned() -> 
     life.finish(0, 1)
     life.says("rank 1", "2 of 4")
     life.due("finish")
-    life.says("2 ranks finished, the first over 30 s ago; still at work: rank 2, rank 3")
+    life.says("rank 0, rank 1 ended with exit code 0, the first over 30 s ago")
+    life.says("not ended: rank 2, rank 3, which hang if they wait for those")
     assert life.state.reason == life.reason
     assert life.phase is Phase.RUNNING
     life.finish(2, 3)
@@ -332,6 +333,19 @@ def test_observing_restarts_nothing() -> None:
 def test_acts_that_nobody_waits_for_change_nothing() -> None:
     life = Life().running()
     life.ignored(ActFailed((1, 2), "SealAttempts", "late"), "ActFailed")
+
+
+def test_a_rank_that_ends_before_the_others_twice_is_the_scripts_fault() -> None:
+    life = Life().running()
+    for attempt in (0, 1):
+        life.finish(1)
+        life.exit(0, error=VICTIM)
+        life.stopped()
+        assert life.state.attempts[attempt].reason.startswith("rank 1 ended with exit code 0 while others still")
+        if attempt == 0:
+            life.again()
+            life.on(GangStarted(1))
+    assert (life.phase, life.state.failure) == (Phase.FAILED, Failure.SCRIPT)
 
 
 def test_victims_stop_the_gang_and_blame_nobody() -> None:

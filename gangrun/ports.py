@@ -133,8 +133,10 @@ class Radio(Protocol):
 class Checkpoints(Protocol):
     """What is on the checkpoint file system; answers by mail as core events."""
 
-    def adopt(self, path: str, step: int, nonce: str, nodes: Sequence[str]) -> None:
-        """Before the next ``seal``: what nodes brought from their memory becomes a checkpoint, if it is whole."""
+    def adopt(self, path: str, attempt: int, step: int, nonce: str, nodes: Sequence[str]) -> None:
+        """Before the next ``seal``: what nodes brought from their memory becomes a checkpoint, if it is whole; answer
+        with ``StepBrought``.
+        """
 
     def seal(self, attempt: int) -> None:
         """Answer with ``AttemptSealed``."""

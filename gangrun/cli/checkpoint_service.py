@@ -20,7 +20,7 @@ from gangrun.checkpoint.store import CheckpointRoom, point_resume_link
 from gangrun.cli.process_words import tell
 from gangrun.cli.times import wall_now
 from gangrun.core.actions import ChooseResume
-from gangrun.core.events import AttemptSealed, CheckpointSeen, Event, NoneValid, ResumeChosen, Stamped
+from gangrun.core.events import AttemptSealed, CheckpointSeen, Event, NoneValid, ResumeChosen, Stamped, StepBrought
 from gangrun.core.model import CheckpointRef
 from gangrun.core.nodeset import fold
 from gangrun.core.selection import Chosen, parse_resume
@@ -65,9 +65,9 @@ class CheckpointService:
         self._thread = threading.Thread(target=self._main, name="checkpoints", daemon=True)
         self._thread.start()
 
-    def adopt(self, path: str, step: int, nonce: str, nodes: Sequence[str]) -> None:
-        """No answer of its own: it is chosen, or it is not."""
-        self._questions.put(_Question("adopt", step=step, path=path, nonce=nonce, nodes=tuple(nodes)))
+    def adopt(self, path: str, attempt: int, step: int, nonce: str, nodes: Sequence[str]) -> None:
+        """Answer with ``StepBrought``; what it says is said again by the choice that follows, if one does."""
+        self._questions.put(_Question("adopt", attempt, step, path=path, nonce=nonce, nodes=tuple(nodes)))
 
     def seal(self, attempt: int) -> None:
         """Answer with ``AttemptSealed``."""
@@ -113,7 +113,7 @@ class CheckpointService:
                     if why
                     else f"; brought to the disk from the memory of {where}"
                 )
-                return None
+                return StepBrought(question.attempt, question.step, question.nodes, why)
             case "seal":
                 return self._seal(question.attempt)
             case "choose":

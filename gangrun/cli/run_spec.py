@@ -125,6 +125,7 @@ def policy_of(settings: Mapping[str, Value], world: str, *, can_requeue: bool = 
             poison_after_steps=settings["poison_after"].value,
             poison_times_count=settings["poison_times"].value,
             can_requeue=can_requeue,
+            keeps_memory=settings["memory_checkpoints"].value,
             observe=settings["observe"].value,
             test_at_start=checks and health.active_at_start,
             test_suspects=checks and health.active_on_suspicion,

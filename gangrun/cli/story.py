@@ -21,7 +21,7 @@ TELLING = frozenset(
         "ActFailed", "ActUnknown", "AgentRejoined", "CancelRequested", "FindingRaised", "FirstStepSeen",
         "GangStartFailed", "GangStopped", "NodeAbsent", "NodeHeard", "NodeLost", "NodeSilent", "NoneValid", "Notice",
         "ProgressStalled", "RankExited", "ResumeChosen", "ResumeRequested", "StacksTaken",
-        "StopTimedOut", "StoreBack", "StoreStalled", "TermTaken",
+        "StepBrought", "StopTimedOut", "StoreBack", "StoreStalled", "TermTaken",
     }
 )  # fmt: skip
 # These come in numbers: between two told records they are counted.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gangrun.core import actions as act
+from gangrun.core import bringing
 from gangrun.core import events as ev
 from gangrun.core.model import CheckpointRef, Inventory, RankExit, RankObservation, RankStack
 from gangrun.core.nodeset import fold
@@ -27,6 +28,7 @@ _DEADLINES = {
     "backoff": "the pause",
     "nodes": "nodes to come back",
     "submit": "the scheduler's answer",
+    "bring": "bringing the newest step in memory to the disk",
 }
 
 
@@ -58,7 +60,7 @@ def seen(event: ev.Event, at: float) -> str:
             return _of_people_and_processes(event)
         case ev.NodeSilent() | ev.NodeLost() | ev.NodeHeard() | ev.NodeAbsent() | ev.NodeChecked() | ev.FindingRaised():
             return _of_nodes(event, at)
-        case ev.AttemptSealed() | ev.ResumeChosen() | ev.NoneValid() | ev.CheckpointSeen():
+        case ev.AttemptSealed() | ev.ResumeChosen() | ev.NoneValid() | ev.CheckpointSeen() | ev.StepBrought():
             return _of_checkpoints(event)
         case ev.GangStarted() | ev.GangStartFailed() | ev.GangStopped() | ev.StopTimedOut():
             return _of_the_gang(event)
@@ -123,8 +125,12 @@ def _of_nodes(
             return f"check {found.check} on {found.node}: {found.sentence}"
 
 
-def _of_checkpoints(event: ev.AttemptSealed | ev.ResumeChosen | ev.NoneValid | ev.CheckpointSeen) -> str:
+def _of_checkpoints(
+    event: ev.AttemptSealed | ev.ResumeChosen | ev.NoneValid | ev.CheckpointSeen | ev.StepBrought,
+) -> str:
     match event:
+        case ev.StepBrought():
+            return bringing.sentence(event)
         case ev.AttemptSealed():
             return f"staging of all attempts before {event.attempt} is sealed"
         case ev.ResumeChosen():
@@ -229,6 +235,9 @@ def done(action: act.Action) -> str:
             return "took the stacks of all ranks"
         case act.ProbeNode():
             return f"asked other nodes whether they reach {action.node}"
+        case act.BringSteps():
+            above = f" above step {action.above_step}" if action.above_step >= 0 else ""
+            return f"asked {fold(action.nodes)} for the newest step in memory{above}"
         case act.SubmitSuccessor():
             without = f" without {fold(action.exclude)}" if action.exclude else ""
             return f"asked the scheduler for job {action.seq} of this run{without}"

@@ -77,11 +77,26 @@ class ProbeNode:
 
 @dataclass(frozen=True, slots=True)
 class SubmitSuccessor:
-    """Ask the scheduler for the next job of the run without the excluded nodes (rung 5)."""
+    """Ask the scheduler for the next job of the run without the excluded nodes (rung 5). Those in ``if_booted`` may come
+    all the same where they have booted within so many seconds, since when nobody has seen them in the boot that was bad.
+    """
 
     seq: int
     exclude: tuple[str, ...]
     reason: str
+    if_booted: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BringSteps:
+    """Have these nodes write the newest whole step of ``attempt`` in their memory above ``above_step`` to the disk;
+    ``StepBrought``.
+    """
+
+    attempt: int
+    above_step: int
+    within_s: float
+    nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +112,18 @@ class EndJob:
 
 
 Action = (
-    CheckNodes | SealAttempts | ChooseResume | StartGang | StopGang | TakeStacks | ProbeNode | SubmitSuccessor | EndJob
+    CheckNodes
+    | SealAttempts
+    | ChooseResume
+    | StartGang
+    | StopGang
+    | TakeStacks
+    | ProbeNode
+    | BringSteps
+    | SubmitSuccessor
+    | EndJob
 )
-TICKETED = (SealAttempts, ChooseResume, StartGang, SubmitSuccessor, EndJob)
+TICKETED = (SealAttempts, ChooseResume, StartGang, BringSteps, SubmitSuccessor, EndJob)
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,6 +228,16 @@ class CheckpointSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class StepBrought:
+    """From the memory of ``nodes`` a step of ``attempt`` came to the disk, or did not (``why``); -1: there is none."""
+
+    attempt: int
+    step: int = -1
+    nodes: tuple[str, ...] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class CancelRequested:
     """Someone asked for the end: Ctrl-C in ``run``, ``gangrun cancel``, scancel."""
 
@@ -293,11 +303,14 @@ class TermTaken:
 
 @dataclass(frozen=True, slots=True)
 class ActDone:
-    """An act that left the process succeeded. ``same_job``: the next job is this one, come back by itself."""
+    """An act that left the process succeeded. ``same_job``: the next job is this one, come back by itself. ``booted``:
+    nodes that were left out and may come again, since the scheduler says that they have booted.
+    """
 
     act: tuple[int, int]
     what: str
     same_job: bool = False
+    booted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +354,7 @@ Event = (
     | GangStopped
     | StopTimedOut
     | CheckpointSeen
+    | StepBrought
     | CancelRequested
     | Notice
     | ResumeRequested

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from gangrun.core import absences, notices, running, starting, stopping, succession
+from gangrun.core import absences, bringing, notices, running, starting, stopping, succession
 from gangrun.core.actions import Decision
 from gangrun.core.events import (
     ActDone,
@@ -48,6 +48,7 @@ from gangrun.core.events import (
     ResumeRequested,
     StacksTaken,
     Stamped,
+    StepBrought,
     StopTimedOut,
     StoreBack,
     StoreStalled,
@@ -118,6 +119,7 @@ _EVERYWHERE: Row = {
     NodeHeard: stopping.heard_node,
     NodeAbsent: absences.noted,
     CheckpointSeen: running.checkpoint_seen,
+    StepBrought: bringing.brought,
     ResumeRequested: Refusal("the run has not ended: cancel it first, or let it go on"),
     ActDone: Late("an act was done that nobody waits for"),
     ActFailed: Late("an act failed that nobody waits for"),
@@ -350,7 +352,7 @@ def step(state: RunState, stamped: Stamped, now: float, policy: Policy) -> Decis
         elif isinstance(handler, Refusal):
             decision = refused(state, f"{type(meant).__name__} in {state.phase.value}: {handler}")
         else:
-            decision = handler(seen, meant, now, policy)
+            decision = bringing.first(state, handler(seen, meant, now, policy), now, policy)
     marked = mark(decision.state, stamped)
     if decision.outcome is Outcome.APPLIED:
         marked = replace(marked, updated_at=max(now, marked.updated_at))

@@ -231,6 +231,7 @@ class Exclusion:
     hardware: bool = False  # something broke there, as was measured: other runs do without it too
     boot_id: str = ""  # only another boot than this one counts as a cure; "": time does
     returns_count: int = 0  # so often it was taken back before its time was up, after another boot
+    seen_at: float = 0.0  # when it was last seen in the boot that was bad, in a later job; 0: not since
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +262,16 @@ class Deadline:
 
     at: float
     generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bringing:
+    """The job's end waits until the newest step in its nodes' memory is on disk."""
+
+    attempt: int  # whose steps
+    nodes: tuple[str, ...]  # that are asked
+    then: Phase  # which phase follows: the end, WAITING for the next job, PENDING where this one comes back
+    reason: str  # why
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +352,9 @@ class RunState:
     fence_until: float = 0.0  # until then ranks of an earlier gang may live on ``fence_nodes``, if those stay away
     fence_nodes: tuple[str, ...] = ()
     saving: bool = False  # ranks are being stopped, and were told to save first
+    hurried: bool = False  # asked to stop a second time: nothing is waited for
+    bringing: Bringing | None = None  # what was decided and waits for it
+    brought_attempt: int = -1  # steps of attempts up to this one are not brought from memory any more
     submitting: bool = False  # a successor was asked for and not yet confirmed
     leaving: bool = False  # the run goes on in another job: all that is left for this one is to end
     gone_at: float | None = None  # the scheduler takes the nodes away then

@@ -67,6 +67,8 @@ def enter(
     changes.setdefault("stage", None)
     changes.setdefault("after", None)
     changes.setdefault("saving", False)
+    changes.setdefault("hurried", False)
+    changes.setdefault("bringing", None)
     new = replace(state, phase=phase, reason=reason, deadlines=fresh, generation=generation, **changes)
     return Decision(new, actions, reason)
 

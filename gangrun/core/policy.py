@@ -76,6 +76,7 @@ class Policy:
     poison_after_steps: int = 10  # so soon after loading it a failure may be the checkpoint's; 0: never
     poison_times_count: int = 2  # the same failure, so often, before it is set aside
     can_requeue: bool = False  # is there a scheduler behind us
+    keeps_memory: bool = False  # steps are kept in the nodes' memory: before a job ends they are brought to the disk
     observe: bool = False  # decide and tell; after the first start stop nothing that lives, start nothing that died
 
     def __post_init__(self) -> None:

@@ -125,16 +125,20 @@ def requeue(state: RunState, now: float, policy: Policy, reason: str) -> Decisio
     weighed = gate.weigh(state, now, policy)
     if weighed.sentence and not weighed.look_again:  # spares that were found broken while others trained
         state, reason = weighed.state, f"{reason}; {weighed.sentence}"
-    seq, exclude = state.seq + 1, left_out(state, now)
+    closed = close_attempt(state, now, "requeued", reason)
+    return ask_for_job(replace(state, attempts=closed, budget=charged), now, policy, reason)
+
+
+def ask_for_job(state: RunState, now: float, policy: Policy, reason: str) -> Decision:
+    """Have the next job of this run submitted."""
+    exclude = left_out(state, now)
     without = f" without {fold(exclude)}" if exclude else ""
     return enter(
         state,
         Phase.WAITING,
         f"{reason}; asking the scheduler for the next job of this run{without}",
-        SubmitSuccessor(seq, exclude, reason),
+        successor(state, now, reason),
         deadlines={"submit": now + policy.waiting_max_s},
-        attempts=close_attempt(state, now, "requeued", reason),
-        budget=charged,
         submitting=True,
         waited_for_nodes=False,
         tries_count=1,
@@ -159,6 +163,11 @@ def leave(state: RunState, now: float, policy: Policy, reason: str) -> Decision:
         submitting=False,
         leaving=True,
     )
+
+
+def successor(state: RunState, now: float, reason: str) -> SubmitSuccessor:
+    """The next job as it is asked for now."""
+    return SubmitSuccessor(state.seq + 1, left_out(state, now), reason, quarantine.if_booted(state.excluded, now))
 
 
 def left_out(state: RunState, now: float) -> tuple[str, ...]:

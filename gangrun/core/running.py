@@ -299,4 +299,4 @@ def hurry(state: RunState, by: str, now: float, policy: Policy) -> Decision:
     """Asked a second time while stopping: no more grace."""
     del now, policy
     reason = f"cancelled again by {by}; killing all ranks"
-    return stay(state, reason, StopGang(state.attempt, 0.0, False, reason), loud=True, saving=False)
+    return stay(state, reason, StopGang(state.attempt, 0.0, False, reason), loud=True, saving=False, hurried=True)

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from gangrun.core import (
     absences,
+    bringing,
     budget,
     gate,
     placement,
@@ -166,7 +167,7 @@ def sealed(state: RunState, event: AttemptSealed, now: float, policy: Policy) ->
     """STARTING: nothing older can be committed any more, so the choice will stand."""
     if state.stage is not StartStage.SEALING or event.attempt != state.attempt:
         return ignored(state, f"attempt {event.attempt} is not being sealed")
-    new = replace(state, stage=StartStage.CHOOSING)
+    new = replace(state, stage=StartStage.CHOOSING, brought_attempt=max(state.brought_attempt, state.attempt - 1))
     reason = f"older attempts are sealed; looking for the checkpoint that attempt {state.attempt} resumes from"
     return enter(
         new,
@@ -356,6 +357,8 @@ def notice(state: RunState, event: Notice, now: float, policy: Policy) -> Decisi
 
 def cancel(state: RunState, by: str, now: float, policy: Policy) -> Decision:
     """PENDING to STARTING and WAITING: nothing runs, or what runs is stopped first."""
+    if state.bringing is not None:
+        return bringing.cancel(state, by, now, policy)
     state = replace(state, cancelled_by=by)
     if may_hold_ranks(state):
         return stop_all(state, now, policy, After.CANCEL, f"cancelled by {by}", checkpoint_first=False)

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gangrun.core import budget, placement, quarantine, recovery, relief, reports, roster, rungs, running, starting
+from gangrun.core import (
+    bringing,
+    budget,
+    placement,
+    quarantine,
+    recovery,
+    relief,
+    reports,
+    roster,
+    rungs,
+    running,
+    starting,
+)
 from gangrun.core.actions import Decision, StopGang, SubmitSuccessor
 from gangrun.core.events import (
     ActDone,
@@ -239,7 +251,9 @@ def notice(state: RunState, event: Notice, now: float, policy: Policy) -> Decisi
 
 
 def wait_deadline(state: RunState, event: DeadlinePassed, now: float, policy: Policy) -> Decision:
-    """WAITING has two timers: the pause before the next try, and the next question to the scheduler."""
+    """WAITING has three timers: bringing what is in memory, the next question to the scheduler, and the pause."""
+    if event.name == bringing.TIMER:
+        return bringing.time_is_up(state, event, now, policy)
     return (submit_deadline if event.name == "submit" else backoff_over)(state, event, now, policy)
 
 
@@ -288,11 +302,11 @@ def submitted(state: RunState, event: ActDone, now: float, policy: Policy) -> De
     """The successor is in the queue: this job may end."""
     if not state.submitting or event.what != SubmitSuccessor.__name__:
         return refused(state, f"nobody waits for {event.what}")
+    back = f"; {fold(event.booted)} may be in it, booted since, and is tested first" if event.booted else ""
     if event.same_job:
-        return rungs.come_back(state, now, policy, state.reason)
-    return rungs.leave(
-        replace(state, seq=state.seq + 1), now, policy, "the next job of this run is submitted; this one ends"
-    )
+        return rungs.come_back(state, now, policy, f"{state.reason}{back}")
+    reason = f"the next job of this run is submitted; this one ends{back}"
+    return rungs.leave(replace(state, seq=state.seq + 1), now, policy, reason)
 
 
 def not_submitted(state: RunState, event: ActFailed, now: float, policy: Policy) -> Decision:
@@ -332,13 +346,15 @@ def submit_deadline(state: RunState, event: DeadlinePassed, now: float, policy: 
     if _ask_again_in_s(state, policy) > policy.waiting_max_s:
         reason = f"the scheduler did not answer in {policy.waiting_max_s:.0f} s, asked {state.tries_count} times"
         return finish(state, Phase.FAILED, now, reason, Failure.SCHEDULER)
-    action = SubmitSuccessor(state.seq + 1, rungs.left_out(state, now), state.reason)
+    action = rungs.successor(state, now, state.reason)
     state = with_deadline(state, "submit", now + policy.waiting_max_s)
     return stay(state, "asking the scheduler again", action, tries_count=state.tries_count + 1)
 
 
 def waiting_notice(state: RunState, event: Notice, now: float, policy: Policy) -> Decision:
     """PENDING to WAITING: nothing runs, so there is nothing to save."""
+    if state.bringing is not None:
+        return bringing.notice(state, event, now, policy)
     if event.kind is not NoticeKind.CANCEL and (state.submitting or state.leaving):
         return stay(state, f"{event.kind.value} while the next job is being asked for")
     if event.kind in {NoticeKind.CANCEL, NoticeKind.UNKNOWN}:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gangrun.core import absences, quarantine, roster, rungs, trial
+from gangrun.core import absences, bringing, quarantine, roster, rungs, trial
 from gangrun.core.actions import (
     Action,
     Decision,
     EndJob,
     SealAttempts,
-    SubmitSuccessor,
     TakeStacks,
 )
 from gangrun.core.events import ResumeRequested, TermTaken
@@ -51,8 +50,10 @@ def redrive(state: RunState, now: float, policy: Policy) -> tuple[Action, ...]:
             return (*stacks, *trial.asked_again(state, policy))
         case Phase.STOPPING:
             return (stop_gang(state, now, policy, state.reason, state.saving),)
+        case Phase.WAITING if state.bringing is not None:
+            return (bringing.again(state, now),)
         case Phase.WAITING if state.submitting:
-            return (SubmitSuccessor(state.seq + 1, rungs.left_out(state, now), state.reason),)
+            return (rungs.successor(state, now, state.reason),)
         case Phase.WAITING:
             return trial.asked_again(state, policy)
         case Phase.SUCCEEDED | Phase.FAILED | Phase.CANCELLED:
@@ -83,6 +84,10 @@ def term_taken(state: RunState, event: TermTaken, now: float, policy: Policy) ->
         return stay(new, reason, EndJob(Phase.PENDING, 0, reason))
     if another_job:
         return _in_another_job(new, now, policy, who)
+    if new.bringing is not None and event.alone:
+        return bringing.go_on(new, now, policy, f"{who}, and nobody is left whose memory could be asked")
+    if new.bringing is not None:
+        return stay(new, who, *redrive(new, now, policy))
     if event.alone and not new.submitting:
         return _alone(new, now, policy, who)
     if new.attempt != state.attempt and state.phase not in {Phase.PENDING, Phase.CHECKING}:
@@ -162,6 +167,8 @@ def _in_another_job(state: RunState, now: float, policy: Policy, who: str) -> De
         return finish(state, Phase.CANCELLED, now, f"cancelled by {state.cancelled_by}")
     if state.after is After.SUCCEED:
         return finish(state, Phase.SUCCEEDED, now, "all ranks finished before their job ended")
+    if state.bringing is not None and state.bringing.then in TERMINAL:
+        return finish(state, state.bringing.then, now, state.bringing.reason, state.failure)
     if may_hold_ranks(state):
         held = state.placement.nodes if state.placement else ()
         state = fenced(state, held, now + fence_after_seal_s(policy.timing), now)

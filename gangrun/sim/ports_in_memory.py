@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gangrun.core.actions import Action, ChooseResume, EndJob
-from gangrun.core.events import ActDone, AttemptSealed, ResumeChosen, Stamped
+from gangrun.core.events import ActDone, AttemptSealed, ResumeChosen, Stamped, StepBrought
 from gangrun.ports import Deposed, History, Item, Stored, Withheld, Woken
 from gangrun.wire import record as wire_record
 from gangrun.wire.claim import Claim
@@ -184,10 +184,11 @@ class HandCheckpoints:
     asked: list[tuple[str, int]] = field(default_factory=list)
     on_ask: Callable[[str], None] = lambda what: None
 
-    def adopt(self, path: str, step: int, nonce: str, nodes: Sequence[str]) -> None:
-        """Noted only."""
-        del path, nonce, nodes
+    def adopt(self, path: str, attempt: int, step: int, nonce: str, nodes: Sequence[str]) -> None:
+        """Noted, and done."""
+        del path, nonce
         self.asked.append(("adopt", step))
+        self.post(Stamped(StepBrought(attempt, step, tuple(nodes))))
 
     def seal(self, attempt: int) -> None:
         """Nothing to seal."""

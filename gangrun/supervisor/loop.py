@@ -15,6 +15,7 @@ from dataclasses import replace
 from gangrun.core import lifecycle
 from gangrun.core.actions import (
     Action,
+    BringSteps,
     CheckNodes,
     ChooseResume,
     Decision,
@@ -331,8 +332,8 @@ class Loop:
                 self._checkpoints.put_back(action.put_back)
                 self.roll_call.perform(action, self.state, now)
                 self._jobs.end((self.term, n), action, () if self.facts.alone else self.silence.away)
-            case SealAttempts():
-                self.roll_call.rescue_then_seal(action.attempt, self.state, self._checkpoints, now)
+            case SealAttempts() | BringSteps():
+                self.roll_call.rescue(action, self.state, self._checkpoints, now)
             case ChooseResume():
                 self._checkpoints.choose(action, self._sealed)
             case ProbeNode():

@@ -1,4 +1,5 @@
-"""Before older attempts are sealed: the newest step that is whole in the nodes' memory is brought to the disk.
+"""The newest step that is whole in the nodes' memory is brought to the disk: before older attempts are sealed, and
+before a job ends.
 
 (Room: supervisor.) First all nodes say what they hold, then those that are picked write it; whatever fails, the run
 goes on from what is on disk. Next: ``core/kept.py`` picks, ``agent/rescue.py`` answers.
@@ -17,27 +18,29 @@ from gangrun.supervisor.switchboard import Switchboard
 from gangrun.wire.messages import CommandResult, Rescue
 
 ASK_WITHIN_S = 30.0  # a node that is only slow must not cost the steps since the last save on disk
-BRING_WITHIN_S = 900.0
+ASK_SHARE_MAX = 1 / 3  # of the time there is
+RESCUE_WITHIN_S = 930.0
 
-Done = Callable[[str, WholeStep | None], None]
+Done = Callable[[str, WholeStep | None, str], list[Event]]
 
 
 class RescueCall:
-    """Ask, pick, have it brought; ``done(path, step)`` in the end, with None where nothing could be rescued."""
+    """Ask, pick, have it brought; ``done(path, step, why)`` in the end: brought to ``path``, or why not (""), or, with
+    None, there was none.
+    """
 
     def __init__(
         self, board: Switchboard, attempt: int, above_step: int, nodes: Collection[str], staging: str, done: Done,
-        now: float,
+        now: float, within_s: float = RESCUE_WITHIN_S,
     ) -> None:  # fmt: skip
         self.over = False
-        self.deadline = now + ASK_WITHIN_S
         self._board, self._attempt, self._above_step, self._staging = board, attempt, above_step, staging
-        self._done = done
+        self._done, self._within_s = done, within_s
+        self._until = now + within_s
         self._held: dict[str, list[Holding]] = {}
         self._picked: WholeStep | None = None
         self._open = {board.say(node, lambda act: Rescue(board.term, act, attempt), now): node for node in nodes}
-        if not self._open:
-            self._finish(None)
+        self.deadline = now + min(ASK_WITHIN_S, ASK_SHARE_MAX * within_s) if self._open else now
 
     def numbers(self) -> Collection[int]:
         """Commands without an answer yet."""
@@ -54,37 +57,32 @@ class RescueCall:
         node = self._open.pop(n)
         if self._picked is not None:
             if not result.ok:
-                self._finish(None)
-            elif not self._open:
-                self._finish(self._picked)
-            return []
+                return self._finish(f"{node}: {result.why or 'refused without a reason'}")
+            return [] if self._open else self._finish("")
         try:
             self._held[node] = msgspec.convert(result.data.get("steps", []), list[Holding])
         except msgspec.ValidationError:
             pass  # it holds nothing that could be used
-        if not self._open:
-            self._pick(now)
-        return []
+        return [] if self._open else self._pick(now)
 
     def tick(self, now: float) -> list[Event]:
         """Who has not said what it holds by now is gone; who has not brought it by now will not."""
-        if now >= self.deadline:
-            if self._picked is None:
-                self._pick(now)
-            else:
-                self._finish(None)
-        return []
+        if now < self.deadline:
+            return []
+        if self._picked is None:
+            return self._pick(now)
+        return self._finish(f"{min(self._open.values())} did not write its part within {self._within_s:.0f} s")
 
-    def _pick(self, now: float) -> None:
+    def _pick(self, now: float) -> list[Event]:
         self._board.withdraw(self._open)
         self._open = {}
         picked = self._picked = newest_whole(self._held, self._above_step)
         if picked is None:
-            self._finish(None)
-            return
-        self.deadline = now + BRING_WITHIN_S
+            return self._finish("")
+        self.deadline = self._until
         for node in picked.files:
             self._open[self._board.say(node, lambda act, node=node: self._command(act, node), now)] = node  # type: ignore[misc]
+        return []
 
     def _command(self, act: tuple[int, int], node: str) -> Rescue:
         picked = self._picked
@@ -93,6 +91,6 @@ class RescueCall:
             self._board.term, act, self._attempt, self.path, picked.step, picked.nonce, picked.files[node]
         )  # fmt: skip
 
-    def _finish(self, step: WholeStep | None) -> None:
+    def _finish(self, why: str) -> list[Event]:
         self.over = True
-        self._done(self.path if step is not None else "", step)
+        return self._done(self.path if self._picked is not None else "", self._picked, why)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from gangrun.core.actions import CheckNodes, EndJob, StartGang, StopGang, TakeStacks
-from gangrun.core.events import Event
+from gangrun.core.actions import BringSteps, CheckNodes, EndJob, SealAttempts, StartGang, StopGang, TakeStacks
+from gangrun.core.events import Event, StepBrought
 from gangrun.core.kept import WholeStep, newest_chosen
 from gangrun.core.model import RunState
 from gangrun.core.policy import Policy
@@ -23,6 +23,7 @@ from gangrun.supervisor.switchboard import Switchboard
 from gangrun.wire.messages import CommandResult, Farewell, Stop
 
 NEVER = float("inf")
+BRING_SHARE = 0.9  # of the time the core waits: who did not bring its part must be named before it gives up
 FAREWELL_BEATS = 10.0  # so long agents are waited for before the supervisor leaves without their answer
 JOB_ENDS_WITHIN_S = 30.0  # so long the scheduler's side of the end is waited for
 FAREWELL_HEARD_BEATS = 60.0  # so long those that still beat, for whom it is only the way that is bad
@@ -112,23 +113,42 @@ class RollCall:
         for node in sorted(self._rows):
             self.dismiss(node, now)
 
-    def rescue_then_seal(self, attempt: int, state: RunState, checkpoints: Checkpoints, now: float) -> None:
-        """What only nodes' memory holds is brought to the disk; then, in any case, older attempts are sealed."""
+    def rescue(self, action: SealAttempts | BringSteps, state: RunState, checkpoints: Checkpoints, now: float) -> None:
+        """What only nodes' memory holds is brought to the disk."""
         self._drop(self._rescue)
         self._rescue = None
+        if isinstance(action, BringSteps):
+            self._bring(action, checkpoints, now)
+        else:
+            self._rescue_then_seal(action.attempt, state, checkpoints, now)
+
+    def _rescue_then_seal(self, attempt: int, state: RunState, checkpoints: Checkpoints, now: float) -> None:
+        """In any case older attempts are sealed."""
         last = newest_chosen([(one.number, bool(one.nodes)) for one in state.attempts], attempt)
         if self._facts.memory_staging is None or last < 0:
             checkpoints.seal(attempt)
             return
 
-        def done(path: str, step: WholeStep | None) -> None:
-            if step is not None:
-                checkpoints.adopt(path, step.step, step.nonce, tuple(step.files))
+        def done(path: str, step: WholeStep | None, why: str) -> list[Event]:
+            told = _brought(checkpoints, last, path, step, why)
             checkpoints.seal(attempt)
+            return told if step is not None else []
 
         staging = self._facts.memory_staging(self._board.term, last)
         nodes = sorted(node for node in self._rows if node in state.nodes and not state.nodes[node].lost)
         self._rescue = RescueCall(self._board, last, state.best_step, nodes, staging, done, now)
+
+    def _bring(self, action: BringSteps, checkpoints: Checkpoints, now: float) -> None:
+        """Before this job ends; answered with ``StepBrought``."""
+        staging = self._facts.memory_staging(self._board.term, action.attempt) if self._facts.memory_staging else ""
+
+        def done(path: str, step: WholeStep | None, why: str) -> list[Event]:
+            return _brought(checkpoints, action.attempt, path, step, why)
+
+        nodes = action.nodes if staging else ()
+        self._rescue = RescueCall(
+            self._board, action.attempt, action.above_step, nodes, staging, done, now, BRING_SHARE * action.within_s
+        )
 
     def dismiss(self, node: str, now: float) -> None:
         """This agent may go: the run is over."""
@@ -228,3 +248,14 @@ class RollCall:
         """Something changed that may prove a node empty."""
         if self._stop is not None and not self._stop.over:
             self._stop.deadline = now
+
+
+def _brought(checkpoints: Checkpoints, attempt: int, path: str, step: WholeStep | None, why: str) -> list[Event]:
+    """What is known already; nothing where it still has to become a checkpoint, which answers later."""
+    if step is None:
+        return [StepBrought(attempt)]
+    nodes = tuple(step.files)
+    if why:
+        return [StepBrought(attempt, step.step, nodes, why)]
+    checkpoints.adopt(path, attempt, step.step, step.nonce, nodes)
+    return []

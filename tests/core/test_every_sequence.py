@@ -46,6 +46,7 @@ from gangrun.core.events import (
     ResumeRequested,
     StacksTaken,
     Stamped,
+    StepBrought,
     StopTimedOut,
     StoreBack,
     StoreStalled,
@@ -177,6 +178,7 @@ def of_attempt(number: int, draw: Any) -> Event:
             st.builds(ProgressStalled, it, st.just(130.0), st.just(120.0), st.lists(seen, max_size=3).map(tuple)),
             st.builds(StacksTaken, it, st.lists(stack, max_size=3).map(tuple)),
             st.builds(GangStopped, it, st.just(()), st.lists(words, max_size=1).map(tuple)),
+            st.builds(StepBrought, it, steps, st.just(("n0",)), words | st.just("")),
             st.builds(StopTimedOut, it, names, st.just(("python[7]",))),
         )
     )
@@ -263,7 +265,7 @@ def next_event(walk: Walk, draw: Any) -> tuple[Event, float]:
 def test_no_sequence_of_events_breaks_anything(data: st.DataObject) -> None:
     policy = Policy(
         can_requeue=data.draw(st.booleans()), observe=data.draw(st.booleans()),
-        restarts_max_count=data.draw(st.sampled_from([0, 1, 3])),
+        restarts_max_count=data.draw(st.sampled_from([0, 1, 3])), keeps_memory=data.draw(st.booleans()),
     )  # fmt: skip
     nodes_count = data.draw(st.integers(1, 3))
     walk = Walk(policy, Shape(nodes_count, data.draw(st.integers(1, nodes_count)), 2, 1))
@@ -283,7 +285,9 @@ def test_no_sequence_of_events_breaks_anything(data: st.DataObject) -> None:
 @given(data=st.data())
 def test_every_run_that_is_left_to_its_timers_ends(data: st.DataObject) -> None:
     """I14: wherever a run is, if nothing happens any more but time, it ends; only RUNNING is for the hang watch."""
-    walk = Walk(Policy(can_requeue=data.draw(st.booleans()), restarts_max_count=1), Shape(2, 1, 2, 1))
+    walk = Walk(
+        Policy(can_requeue=data.draw(st.booleans()), restarts_max_count=1, keeps_memory=True), Shape(2, 1, 2, 1)
+    )
     for _ in range(data.draw(st.integers(0, 30))):
         event, after_s = next_event(walk, data.draw)
         walk.on(event, after_s, None)

@@ -96,3 +96,23 @@ def test_ranks_and_agent_die_and_nothing_but_the_steps_since_the_last_one_in_mem
     assert "resuming from step 14: verified, every checksum holds; brought to the disk from the memory of" in told, told
     assert killed == train(box, tmp_path, "calm")
     assert sorted(path.name for path in (box.work / "killed").glob("step-*"))[:2] == ["step-14", "step-19"]
+
+
+def test_a_run_that_ends_leaves_on_disk_what_was_in_memory_only_and_goes_on_from_there(
+    box: Box, tmp_path: Path
+) -> None:
+    """Two hosts, each of which holds one half; rank 1 dies at step 8, when 8 is in memory, and no restart is left."""
+    saves, result = box.work / "saves", tmp_path / "result.txt"
+    box.environment |= {"DEATHS": "0:8:rank", "EVERY": "1000", "STEPS": "12", "RESULT": str(result)}
+    box.start(
+        "--local-hosts", "--nodes", "2", "--nproc-per-node", "1", "--no-health", "--max-restarts", "0",
+        "--checkpoint-dir", saves, "--memory-checkpoints", box.script(SCRIPT), saves,
+    )  # fmt: skip
+    assert box.end(240) == 1, box.told()
+    assert [path.name for path in saves.glob("step-*")] == ["step-8"], box.told()
+    assert "step 8 was brought to the disk from the memory of" in box.status()["reason"], box.told()
+    again = box.gangrun("resume", box.status()["run"], "--runs-dir", str(box.runs), check=False)
+    assert again.returncode == 0, again.stderr + box.told()
+    assert [one["resumed_from_step"] for one in box.status()["attempts"]] == [None, 8]
+    assert result.exists()
+    assert "for the newest step in memory" in box.explain()

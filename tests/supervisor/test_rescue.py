@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from gangrun.core.events import CancelRequested, Stamped
 from gangrun.core.model import Phase
-from gangrun.wire.messages import Reading, Rescue
+from gangrun.core.policy import Policy
+from gangrun.wire.messages import Farewell, Reading, Rescue
 from tests.supervisor.desk import Desk, HandAgent
 from tests.supervisor.test_loop import killed
 
@@ -22,9 +24,11 @@ def holding(step: int, *files: str, of: int) -> dict[str, Any]:
     return {"step": step, "nonce": "ab", "files": list(files), "wanted_count": of}
 
 
-def desk_of(held: dict[str, list[dict[str, Any]]], bring: Callable[[HandAgent, Rescue], None]) -> Desk:
+def desk_of(
+    held: dict[str, list[dict[str, Any]]], bring: Callable[[HandAgent, Rescue], None], policy: Policy | None = None
+) -> Desk:
     """Two nodes that answer what they hold, and then do with the second question as ``bring`` says."""
-    desk = Desk(memory_staging=staging)
+    desk = Desk(memory_staging=staging, policy=policy)
 
     def listen(agent: HandAgent) -> None:
         hear = agent.hear
@@ -115,3 +119,64 @@ def test_what_the_disk_has_already_is_not_brought() -> None:
     desk = desk_of({"n0": [holding(7, "0", "m", of=2)]}, obey)
     desk.loop.state = replace(desk.loop.state, best_step=7)
     assert restarted(desk) == [("seal", 1), ("choose", 1)]
+
+
+WHOLE = {"n0": [holding(7, "0", "m", of=3)], "n1": [holding(7, "1", of=0)]}
+KEEPS = Policy(keeps_memory=True)
+
+
+def cancel(desk: Desk) -> None:
+    desk.mailbox.post(Stamped(CancelRequested("a person")))
+    desk.pass_s(2.0)
+
+
+def test_before_a_job_ends_its_memory_is_brought_and_only_then_agents_may_go() -> None:
+    told: list[Phase] = []
+
+    def bring(agent: HandAgent, message: Rescue) -> None:
+        told.append(agent.desk.loop.state.phase)
+        assert not any(one.heard(Farewell) for one in agent.desk.agents.values())
+        obey(agent, message)
+
+    desk = desk_of(WHOLE, bring, KEEPS)
+    cancel(desk)
+    assert told == [Phase.WAITING, Phase.WAITING]
+    assert ("adopt", 7) in desk.checkpoints.asked
+    assert (desk.loop.state.phase, desk.loop.exit_code) == (Phase.CANCELLED, 130)
+    assert "step 7 was brought to the disk from the memory of n[0-1]" in desk.loop.state.reason
+
+
+@pytest.mark.parametrize("refuses", [True, False], ids=["a full disk", "no answer"])
+def test_an_end_waits_for_memory_only_so_long(refuses: bool) -> None:
+    def bring(agent: HandAgent, message: Rescue) -> None:
+        if refuses and agent.node == "n1":
+            agent.answer(message, ok=False, why="No space left on device")
+
+    desk = desk_of(WHOLE, bring, replace(KEEPS, checkpoint_grace_s=20.0))
+    cancel(desk)
+    desk.pass_s(0.0 if refuses else 14.0)
+    assert desk.loop.state.phase is (Phase.CANCELLED if refuses else Phase.WAITING)
+    desk.pass_s(6.0)
+    assert desk.loop.state.phase is Phase.CANCELLED
+    why = "n1: No space left on device" if refuses else "n0 did not write its part within 18 s"
+    assert why in desk.loop.state.reason
+    assert ("adopt", 7) not in desk.checkpoints.asked
+
+
+def test_a_node_that_says_nothing_leaves_time_for_those_that_do() -> None:
+    desk = desk_of({"n0": [holding(7, "0", "m", of=2)]}, obey, replace(KEEPS, checkpoint_grace_s=30.0))
+    silent = desk.agents["n1"]
+    hear = silent.hear
+    silent.hear = lambda message: None if isinstance(message, Rescue) else hear(message)  # type: ignore[method-assign]
+    cancel(desk)
+    assert desk.loop.state.phase is Phase.WAITING
+    desk.pass_s(9.0)
+    assert "step 7 was brought to the disk from the memory of n0" in desk.loop.state.reason
+
+
+def test_nothing_is_brought_where_no_directory_is_known() -> None:
+    desk = Desk(policy=KEEPS)
+    desk.running()
+    cancel(desk)
+    assert desk.loop.state.phase is Phase.CANCELLED
+    assert not any(agent.heard(Rescue) for agent in desk.agents.values())

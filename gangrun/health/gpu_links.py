@@ -17,7 +17,12 @@ NVLINK5_COUNTERS = (  # (counter, words, is one of them a fault)
     ("recoveries_failed", "links that could not be brought back", True),
     ("recoveries", "links that went down and came back", False),
     ("receive_errors", "errors of what was received", False),
+    ("malformed_packets", "malformed packets", False),
+    ("buffer_overruns", "overruns of a buffer", False),
+    ("integrity_errors", "errors of the link's integrity", False),
+    ("symbol_errors", "symbols that could not be corrected", False),
 )
+NVLINK5_RATES = (("effective_ber", "bits that were wrong after correction"), ("symbol_ber", "symbols that were wrong"))
 
 
 def judge_replays(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
@@ -111,9 +116,43 @@ def _link(place: str, words: str, grown: Growth, fatal: bool) -> Finding:
     return finding("nvlink5_errors", place, severity, sentence, grown.evidence, needs, sticky=sticky, scope=Scope.LINK)
 
 
+def judge_error_rates(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
+    """Do links of the fifth generation get more bits wrong than their error correction is made for?"""
+    del before
+    bounds = {"effective_ber": policy.nvlink_effective_ber, "symbol_ber": policy.nvlink_symbol_ber}
+    limit = f"<= {policy.nvlink_effective_ber:g} of the bits"
+    found, worst, measured_count = [], 0.0, 0
+    for name, words in NVLINK5_RATES:
+        for place in now.facts.places_with(name):
+            rate = now.facts.number(place, name)
+            if rate is None:
+                continue
+            measured_count += 1
+            worst = max(worst, rate if name == "effective_ber" else 0.0)
+            if rate > bounds[name]:
+                sentence = f"{place}: the share of {words} is {rate:.0e}, and should be at most {bounds[name]:.0e}"
+                evidence, needs, sticky = Evidence(rate, bounds[name]), Needs.ADMIN, Sticky.CLEAN
+                found.append(
+                    finding(
+                        "nvlink5_rates",
+                        place,
+                        Severity.WARN,
+                        sentence,
+                        evidence,
+                        needs,
+                        sticky=sticky,
+                        scope=Scope.LINK,
+                    )
+                )
+    if not measured_count:
+        return Outcome("-", limit, unknown="these GPUs do not say" if gpus(now) else why_not(now, "effective_ber"))
+    return Outcome(f"{worst:.0e} at most", limit, tuple(found))
+
+
 CHECKS = (
     Check("gpu_spare_rows", "gpu", "memory banks have spare rows", judge_spare_rows, 300.0),
     Check("gpu_clocks", "gpu", "busy GPUs run alike", judge_clocks, 15.0),
     Check("gpu_pcie_replays", "gpu", "PCIe seldom sends again", judge_replays, 60.0),
     Check("nvlink5_errors", "gpu", "NVLink 5 loses nothing", judge_nvlink5, 60.0),
+    Check("nvlink5_rates", "gpu", "NVLink 5 gets few bits wrong", judge_error_rates, 60.0),
 )

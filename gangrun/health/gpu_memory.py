@@ -141,6 +141,42 @@ def judge_retired(now: Reading, before: Reading | None, policy: HealthPolicy) ->
     return each(now, "retired_pages", limit, lambda all_of: f"{sum(all_of):.0f} pages", bad)
 
 
+PENDING_REPAIRS = (
+    ("channel_repair_pending", "a memory channel"),
+    ("tpc_repair_pending", "a group of its processors"),
+    ("bank_remap_pending", "a memory bank"),
+)
+
+
+def judge_repairs(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
+    """Does a GPU (from Blackwell on) wait for a reset to repair itself?"""
+    del before, policy
+    names = [name for name, _ in PENDING_REPAIRS]
+    here = [place for place in gpus(now) if any(now.facts.number(place, name) is not None for name in names)]
+    if not here:
+        return Outcome("-", "none", unknown=why_not(now, "repair_pending"))
+    found = []
+    for place in here:
+        waiting = [words for name, words in PENDING_REPAIRS if now.facts.number(place, name)]
+        if waiting:
+            sentence = f"{place} waits for a reset to repair {' and '.join(waiting)}; new work may hit it"
+            found.append(finding("gpu_repairs", place, Severity.WARN, sentence, Evidence(", ".join(waiting))))
+    return Outcome(f"{len(found)} of {len(here)} wait for one", "none", tuple(found))
+
+
+def judge_info_rom(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
+    """Does a GPU's own record of itself hold together?"""
+    del before, policy
+
+    def bad(place: str, valid: float) -> Finding | None:
+        if valid:
+            return None
+        sentence = f"the info ROM of {place} is corrupted: it forgets its errors and remapped rows"
+        return finding("gpu_info_rom", place, Severity.WARN, sentence, Evidence(valid, 1), Needs.RMA)
+
+    return each(now, "info_rom_valid", "valid", lambda all_of: f"{sum(all_of):.0f} of {len(all_of)} valid", bad)
+
+
 def judge_ever(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
     """The life's count of uncorrectable errors, which outlives resets: only its growth tells of today."""
     del policy
@@ -168,5 +204,7 @@ CHECKS = (
     Check("gpu_ecc_corrected", "gpu", "corrected memory errors are rare", judge_corrected, 60.0),
     Check("gpu_sram", "gpu", "SRAM errors are below NVIDIA's mark", judge_sram, 300.0),
     Check("gpu_remapped", "gpu", "no memory row failed or waits", judge_remapped, 60.0),
+    Check("gpu_repairs", "gpu", "no GPU waits to repair itself", judge_repairs, 60.0),
+    Check("gpu_info_rom", "gpu", "GPUs' info ROMs are valid", judge_info_rom, 300.0),
     Check("gpu_retired", "gpu", "few memory pages are retired", judge_retired, 300.0),
 )

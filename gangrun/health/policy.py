@@ -30,6 +30,8 @@ class HealthPolicy:
     retired_pages_max: int = 10
     throttle_share: float = 0.1  # of the time between two readings
     nvlink_errors_per_min: float = 1.0
+    nvlink_effective_ber: float = 1e-12  # bits wrong after correction, as DCGM has it
+    nvlink_symbol_ber: float = 15e-238
     clock_share: float = 0.85  # of the busy GPUs beside it
 
     port_grace_s: float = 30.0

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pytest
 
 from gangrun.adapters.local.probe_children import ProbeChildren
 from gangrun.health import gpu
+from gangrun.health.catalogue import CHECKS
 from gangrun.health.check import Facts, Reading, Severity, Verdict
 from gangrun.health.policy import HealthPolicy
 from gangrun.health.recorded import facts_from
@@ -31,13 +32,25 @@ REPO = Path(__file__).parents[2]
 H100 = {
     "uuid": "GPU-{n}", "name": "NVIDIA H100 80GB HBM3", "pci": "00000000:{n}B:00.0", "field230": 0, "field91": 2,
     "ecc00": 0, "ecc10": 0, "ecc11": 0, "sram": 0, "remapped": "0 0 0 0", "temperature": 41, "margin": 46,
-    "banks": "640 0 0 0 0",
+    "banks": "640 0 0 0 0", "info_rom": 1,
     "slowdown": 87, "field82": 50, "reasons": 1, "field269": 0, "field270": 0, "field271": 0, "power_limit": 700000,
     "power": 70000, "clock": 345, "width": 16, "width_max": 16, "generation": 1, "generation_max": 5, "replays": 0,
     "persistence": 1, "ecc_mode": 1, "ecc_pending": 1, "mig": 0, "compute_mode": 0, "memory_used": 1000000,
     "processes": 0, "busy": 0, "fabric": "3 0 1", "link0": 1, "link1": 1, "link0.errors0": 0, "link0.errors1": 0,
     "link0.errors2": 0, "link1.errors0": 0, "link1.errors1": 0, "link1.errors2": 0, "event_types": 0xC00A,
 }  # fmt: skip
+LINK5 = {206: 0, 207: 0, 208: 0, 211: 0, 214: 0, 215: 0, 220: 0xFFF, 221: 0, 222: 0xFFF}  # 15e-255: none was seen
+B200 = {
+    **{key: value for key, value in H100.items() if ".errors" not in key},
+    "name": "NVIDIA B200", "power_limit": 1000000, "temperature": 38, "margin": 47, "repairs": "0 0", "field307": 0,
+    **{f"link{link}.field{number}": value for link in (0, 1) for number, value in LINK5.items()},
+}  # fmt: skip
+A100 = {
+    **{key: value for key, value in H100.items() if key not in ("fabric", "field230")},
+    "name": "NVIDIA A100-SXM4-80GB", "power_limit": 400000, "generation_max": 4, "width_max": 16,
+}  # fmt: skip
+H200 = {**H100, "name": "NVIDIA H200"}
+PROFILES = {"A100": A100, "H100": H100, "H200": H200, "B200": B200}
 
 
 @dataclass
@@ -46,10 +59,11 @@ class Library:
 
     state: Path
     environment: dict[str, str]
+    profile: Mapping[str, object] = field(default_factory=lambda: H100)
 
     def say(self, gpus: int = 2, changes: Mapping[str, object] | None = None) -> None:
         lines: dict[str, object] = {"count": gpus, "driver": "570.86.15"}
-        lines |= {f"gpu{n}.{key}": str(value).format(n=n) for n in range(gpus) for key, value in H100.items()}
+        lines |= {f"gpu{n}.{key}": str(value).format(n=n) for n in range(gpus) for key, value in self.profile.items()}
         lines |= changes or {}
         text = "".join(f"{key} {value}\n" for key, value in lines.items() if value is not None)
         part = self.state.with_suffix(".part")
@@ -85,7 +99,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture
 def library(build: Callable[..., Path], tmp_path: Path) -> Callable[..., Library]:
-    def make(*options: str) -> Library:
+    def make(*options: str, profile: str = "H100") -> Library:
         state = tmp_path / "state"
         return Library(
             state,
@@ -95,6 +109,7 @@ def library(build: Callable[..., Path], tmp_path: Path) -> Callable[..., Library
                 "FAKE_NVML": str(state),
                 "PYTHONPATH": str(REPO),
             },
+            PROFILES[profile],
         )
 
     return make
@@ -115,9 +130,9 @@ def test_a_healthy_node_is_read_whole(library: Callable[..., Library]) -> None:
     }  # fmt: skip
     assert {name: values.get(name) for name in expected} == expected
     assert facts.values["gpu 0 link 1"] == {"active": 1, "replay": 0, "recovery": 0, "crc": 0}
-    assert {name for names in facts.missing.values() for name in names} == {"retired_pages", "recoveries"}, (
-        "an H100 retires none, and has links of the fourth generation"
-    )
+    assert {name for names in facts.missing.values() for name in names} == {
+        "retired_pages", "recoveries", "repair_pending", "bank_remap_pending",
+    }, "an H100 retires no pages, and is no Blackwell"  # fmt: skip
 
 
 BROKEN = [
@@ -289,7 +304,7 @@ def test_the_bindings_structures_are_as_the_library_of_the_tests_has_them() -> N
     sizes = {
         "nvmlPciInfo_t": 68, "c_nvmlEventData_t": 32, "c_nvmlFieldValue_t": 40, "c_nvmlMemory_v2_t": 40,
         "c_nvmlProcessInfo_v2_t": 24, "c_nvmlGpuFabricInfo_v3_t": 40, "c_nvmlEccSramErrorStatus_v1_t": 104,
-        "c_nvmlMarginTemperature_v1_t": 8, "c_nvmlTemperature_v1_t": 12,
+        "c_nvmlMarginTemperature_v1_t": 8, "c_nvmlTemperature_v1_t": 12, "c_nvmlRepairStatus_t": 12,
     }  # fmt: skip
     assert {name: ctypes.sizeof(getattr(pynvml, name)) for name in sizes} == sizes
 
@@ -301,3 +316,47 @@ def test_spare_rows_and_links_of_the_fifth_generation(library: Callable[..., Lib
     facts = library().facts(**links)
     assert facts.values["gpu 0 link 1"]["recoveries_failed"] == 1
     assert "recoveries" not in facts.values["gpu 0 link 0"], "its scope is the link"
+
+
+BLACKWELL = [
+    ("nvlink5_rates", "gpu0__link1__field220", 0x20B, Severity.WARN, "gpu 0 link 1: the share of bits"),
+    ("nvlink5_rates", "gpu0__link1__field220", 0x10C, Severity.OK, ""),
+    ("nvlink5_rates", "gpu1__link0__field222", 0x2E9, Severity.WARN, "gpu 1 link 0: the share of symbols"),
+    ("gpu_repairs", "gpu1__repairs", "1 0", Severity.WARN, "a memory channel"),
+    ("gpu_repairs", "gpu1__repairs", "0 1", Severity.WARN, "a group of its processors"),
+    ("gpu_repairs", "gpu0__field307", 1, Severity.WARN, "a memory bank"),
+    ("gpu_info_rom", "gpu1__info_rom", "!14", Severity.WARN, "the info ROM of gpu 1 is corrupted"),
+    ("gpu_info_rom", "gpu1__info_rom", "!4", Severity.OK, ""),
+]
+
+
+@pytest.mark.parametrize(("name", "key", "value", "severity", "words"), BLACKWELL)
+def test_what_a_blackwell_says_of_itself(
+    library: Callable[..., Library], name: str, key: str, value: object, severity: Severity, words: str
+) -> None:
+    verdict = library(profile="B200").look(name, **{key: value})
+    assert (verdict.severity, len(verdict.findings)) == (severity, int(severity is Severity.WARN)), verdict
+    assert words in verdict.words
+
+
+def test_what_only_some_drivers_know_takes_nothing_else_along(library: Callable[..., Library]) -> None:
+    one = library("-DWITHOUT_REPAIRS", profile="B200")
+    said = {f"gpu{n}__link{link}__field{k}": "!3" for n in (0, 1) for link in (0, 1) for k in (206, 220, 222)}
+    facts = one.facts(**said, gpu0__link0__field221="!4", gpu0__field307="!3", gpu1__field307="!3", gpu0__info_rom="!3")
+    now = Reading("gpu", 0.0, "b", facts)
+    assert facts.get("gpu 0 link 1", "receive_errors") == 0
+    assert facts.missing["gpu 0"]["repair_pending"] == "this driver is too old to say"
+    assert look("nvlink5_rates", now).severity is Severity.UNKNOWN
+    assert look("gpu_repairs", now).severity is Severity.UNKNOWN
+    assert (look("gpu_info_rom", now).severity, look("gpu_info_rom", now).shown) == (
+        Severity.OK,
+        "1 of 1 valid (1 not measured)",
+    )
+    assert look("gpu_lost", now).severity is Severity.OK
+
+
+def test_nothing_is_wrong_with_a_healthy_node_of_any_kind(library: Callable[..., Library]) -> None:
+    for profile in PROFILES:
+        now = Reading("gpu", 1000.0, "b", library(profile=profile).facts())
+        found = [look(check.name, now) for check in CHECKS if check.family == "gpu"]
+        assert not [one for one in found if one.severity in (Severity.WARN, Severity.FAIL)], profile

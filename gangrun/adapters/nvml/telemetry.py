@@ -13,26 +13,23 @@ from typing import Any
 
 import pynvml
 
+from gangrun.adapters.nvml.codes import (
+    ARGUMENT_VERSION_MISMATCH,
+    CORRUPTED_INFOROM,
+    ERROR_RATES,
+    FUNCTION_NOT_FOUND,
+    LINK5_FIELDS,
+    LOST_WORDS,
+    NOT_SUPPORTED,
+    TIMEOUT,
+    UNKNOWN_WORDS,
+    VALUE_TYPES,
+    error_rate,
+)
+
 Plain = dict[str, Any]
 Getter = Callable[[Any], Plain]
 
-NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, TIMEOUT, FUNCTION_NOT_FOUND = 3, 4, 6, 10, 13
-INVALID_ARGUMENT, CORRUPTED_INFOROM, GPU_IS_LOST, RESET_REQUIRED = 2, 14, 15, 16
-ARGUMENT_VERSION_MISMATCH = 25
-UNKNOWN_WORDS = {
-    NOT_SUPPORTED: "this GPU does not measure it",
-    NO_PERMISSION: "users may not read it here",
-    NOT_FOUND: "this GPU has none",
-    TIMEOUT: "the driver did not answer in time",
-    FUNCTION_NOT_FOUND: "this driver is too old to say",
-    INVALID_ARGUMENT: "this driver does not know the question",
-    ARGUMENT_VERSION_MISMATCH: "this driver does not know the question",
-}
-LOST_WORDS = {
-    GPU_IS_LOST: "it fell off the bus or does not answer any more",
-    RESET_REQUIRED: "it waits for a reset",
-    CORRUPTED_INFOROM: "its info ROM is corrupted",
-}
 LINKS_MAX_COUNT = 36
 PIDS_SHOWN_COUNT = 8
 
@@ -120,15 +117,13 @@ def _text(value: Any) -> str:
 
 # ---- fields ----------------------------------------------------------------------------------------------------------
 
-_VALUE_TYPES = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
-
 
 def _field(handle: Any, number: int) -> float:
     """One field; its own return code stands beside it and must be looked at before its value."""
     [answer] = pynvml.nvmlDeviceGetFieldValues(handle, [number])
     if answer.nvmlReturn != 0:
         raise pynvml.NVMLError(answer.nvmlReturn)
-    kind = _VALUE_TYPES.get(int(answer.valueType))
+    kind = VALUE_TYPES.get(int(answer.valueType))
     if kind is None or not hasattr(answer.value, kind):
         raise pynvml.NVMLError(NOT_SUPPORTED)
     found: float = getattr(answer.value, kind)
@@ -246,17 +241,40 @@ def _link_error(name: str, number: int) -> Getter:
 
 
 def _link5(link: Any) -> Plain:
-    """Counters that links of the fifth generation have as fields; the link is each field's scope."""
+    """Links of the fifth generation: fields whose scope is the link. Some drivers know only some of them."""
     handle, number = link
-    names = ("receive_errors", "recoveries_failed", "recoveries")
-    answers = pynvml.nvmlDeviceGetFieldValues(handle, [(field, number) for field in (208, 214, 215)])
+    answers = pynvml.nvmlDeviceGetFieldValues(handle, [(field, number) for _, field in LINK5_FIELDS])
     found: Plain = {}
-    for name, answer in zip(names, answers, strict=True):
-        kind = _VALUE_TYPES.get(int(answer.valueType))
-        if answer.nvmlReturn != 0 or kind is None:
-            raise pynvml.NVMLError(answer.nvmlReturn or NOT_SUPPORTED)
-        found[name] = getattr(answer.value, kind)
+    for (name, _), answer in zip(LINK5_FIELDS, answers, strict=True):
+        kind = VALUE_TYPES.get(int(answer.valueType))
+        if answer.nvmlReturn == 0 and kind is not None:
+            value = getattr(answer.value, kind)
+            found |= {name: value} if name not in ERROR_RATES else error_rate(name, int(value))
+    if not found:
+        raise pynvml.NVMLError(next((one.nvmlReturn for one in answers if one.nvmlReturn), NOT_SUPPORTED))
     return found
+
+
+def _repairs(handle: Any) -> Plain:
+    channel, tpc = pynvml.nvmlDeviceGetRepairStatus(handle)
+    return {"channel_repair_pending": channel, "tpc_repair_pending": tpc}
+
+
+_info_roms: dict[str, int] = {}  # by UUID: checking reads the flash, so each process does it once
+
+
+def _info_rom(handle: Any) -> Plain:
+    uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
+    if uuid not in _info_roms:
+        try:
+            pynvml.nvmlDeviceValidateInforom(handle)
+        except pynvml.NVMLError as error:
+            if _code(error) != CORRUPTED_INFOROM:
+                raise
+            _info_roms[uuid] = 0
+        else:
+            _info_roms[uuid] = 1
+    return {"info_rom_valid": _info_roms[uuid]}
 
 
 def _spare_rows(handle: Any) -> Plain:
@@ -279,6 +297,9 @@ GPU_GETTERS: tuple[tuple[str, Getter], ...] = (
     ("sram_threshold", _sram),
     ("remap_failed", _remapped),
     ("banks_exhausted", _spare_rows),
+    ("repair_pending", _repairs),
+    ("bank_remap_pending", _of_field("bank_remap_pending", 307)),
+    ("info_rom_valid", _info_rom),
     ("retired_pages", _retired),
     ("temperature_c", _temperature),
     ("margin_c", lambda gpu: {"margin_c": pynvml.nvmlDeviceGetMarginTemperature(gpu)}),

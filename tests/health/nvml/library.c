@@ -80,7 +80,7 @@ ret nvmlDeviceGetFieldValues(void *device, int count, field_value *values) {
     for (int i = 0; i < count; i++) {
         char name[32];
         double v = 0;
-        if (values[i].field > 200 && values[i].field < 220) /* of a link, which is the scope */
+        if (values[i].field > 200 && values[i].field < 223) /* of a link, which is the scope */
             snprintf(name, sizeof name, "link%u.field%u", values[i].scope, values[i].field);
         else
             snprintf(name, sizeof name, "field%u", values[i].field);
@@ -119,6 +119,17 @@ ret nvmlDeviceGetRowRemapperHistogram(void *device, u32 *banks) {
     if (!r && sscanf(words, "%u %u %u %u %u", banks, banks + 1, banks + 2, banks + 3, banks + 4) != 5) return 999;
     return r;
 }
+#ifndef WITHOUT_REPAIRS
+typedef struct { u32 version, channel, tpc; } repairs;
+ret nvmlDeviceGetRepairStatus(void *device, repairs *out) {
+    char words[64];
+    ret r = gpu_words(device, "repairs", words, sizeof words);
+    if (out->version != 0x100000C) return 25;
+    if (!r && sscanf(words, "%u %u", &out->channel, &out->tpc) != 2) return 999;
+    return r;
+}
+#endif
+ret nvmlDeviceValidateInforom(void *device) { double v; return gpu_number(device, "info_rom", &v); }
 ret nvmlDeviceGetRetiredPages(void *device, u32 cause, u32 *count, u64 *pages) {
     double v;
     ret r = gpu_number(device, cause ? "retired_dbe" : "retired_sbe", &v);

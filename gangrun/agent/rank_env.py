@@ -16,6 +16,9 @@ from gangrun.agent.rank_files import RankFiles
 from gangrun.wire.messages import Launch
 
 TAG = "GANGRUN_RANK_TAG"
+_OF_THIS_RUN = (
+    "GANGRUN_RESUME", "GANGRUN_RESUME_STEP", "GANGRUN_SAVE_SIGNAL", "GANGRUN_CHECKPOINT_DIR", "GANGRUN_MEMORY_PARITY",
+)  # fmt: skip
 ROLE = "default"
 INTERNAL = ("GANGRUN_LEASE_FD", "GANGRUN_WARDEN_FD", "GANGRUN_AGENT_INCARNATION")
 
@@ -67,6 +70,7 @@ def rank_environment(
     agent_pid: int,
     save_signal: int = 0,
     checkpoint_directory: str = "",
+    memory_parity: str = "",
 ) -> dict[str, str]:
     """All that the rank sees. ``base``: inherited; ``user``: ``--env`` and ``--env-file``, which win over it."""
     environment = {**base, **user}
@@ -93,8 +97,10 @@ def rank_environment(
             TAG: place.tag,
         }
     )
-    for name in ("GANGRUN_RESUME", "GANGRUN_RESUME_STEP", "GANGRUN_SAVE_SIGNAL", "GANGRUN_CHECKPOINT_DIR"):
+    for name in _OF_THIS_RUN:
         environment.pop(name, None)  # of a run in which this one was started, for all we know
+    if memory_parity:
+        environment["GANGRUN_MEMORY_PARITY"] = memory_parity
     if save_signal:
         environment["GANGRUN_SAVE_SIGNAL"] = str(save_signal)
     if checkpoint_directory:  # without a resume point, it tells "begin anew" from "nobody has looked"

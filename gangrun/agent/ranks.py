@@ -64,6 +64,7 @@ class GangSpec:
     warden_pid: int = 0
     checkpoint_directory: str = ""  # where the resume point is chosen from, "": nowhere
     save_signal: int = 0  # what the script saves on, 0: none
+    memory_parity: str = ""  # "8+2": how steps in memory are coded over nodes; "": they are copied
 
     @property
     def argv(self) -> list[str]:
@@ -181,7 +182,14 @@ class RankGang:
         files = gang.files.of(rank)
         slot = Slot(str(files.slot), rank)
         environment = rank_environment(
-            spec.inherited, spec.environment, place, files, os.getpid(), spec.save_signal, spec.checkpoint_directory
+            spec.inherited,
+            spec.environment,
+            place,
+            files,
+            os.getpid(),
+            spec.save_signal,
+            spec.checkpoint_directory,
+            spec.memory_parity,
         )
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)  # inherited: until boot.py is ready they would kill it
         try:

@@ -33,6 +33,7 @@ def reading(rank: int, pid: int, slot: SlotReading, output_bytes: int, *, wrappe
         state=_state(procs) if procs else "X",
         first_step=slot.first_step,
         kept_step=slot.kept_step,
+        kept_losses_count=slot.kept_losses_count,
         loss=slot.loss if math.isfinite(slot.loss) else None,
     )
 

@@ -13,10 +13,15 @@ import msgspec
 
 from gangrun.agent.facts import Rescued
 from gangrun.checkpoint.kept import Kept, NotKept, StepName
+from gangrun.checkpoint.parity.code import CannotRebuild
+from gangrun.checkpoint.rebuild import make_again
 from gangrun.checkpoint.rescue import bring
-from gangrun.core.kept import Holding
+from gangrun.core.kept import Code, Holding, Stripe
+from gangrun.wire import protection as wire_protection
+from gangrun.wire.code_layout import LayoutRefused
 from gangrun.wire.manifest import MANIFEST_MAX_BYTES, MANIFEST_NAME, ManifestError, decode
 from gangrun.wire.messages import Rescue
+from gangrun.wire.protection import PIECES_PREFIX, RECORD_NAME, Protection, ProtectionRefused
 
 
 def rescue(keeper: str, command: Rescue) -> Rescued:
@@ -30,9 +35,15 @@ def rescue(keeper: str, command: Rescue) -> Rescued:
             steps = [msgspec.to_builtins(one) for one in holdings(kept, command.attempt)]
             return Rescued(command.term, command.act, True, data={"steps": steps})
         name = StepName(command.attempt, command.step, command.nonce)
-        return Rescued(command.term, command.act, True, data={"bytes": bring(kept, name, command.files, command.into)})
+        if command.rebuild:
+            written = make_again(_record(kept, name), command.rebuild, command.into)
+        else:
+            written = bring(kept, name, command.files, command.into)
+        return Rescued(command.term, command.act, True, data={"bytes": written})
     except OSError as error:
         return Rescued(command.term, command.act, False, error.strerror or str(error), {"steps": []})
+    except (CannotRebuild, LayoutRefused, ProtectionRefused) as error:
+        return Rescued(command.term, command.act, False, str(error), {"steps": []})
     finally:
         kept.close()
 
@@ -43,14 +54,33 @@ def holdings(kept: Kept, attempt: int) -> list[Holding]:
 
 
 def _holding(kept: Kept, attempt: int, found: Any) -> Holding:
-    step, nonce, files = int(found["step"]), str(found["nonce"]), dict(found["files"])
+    step, nonce, sizes = int(found["step"]), str(found["nonce"]), dict(found["files"])
+    name = StepName(attempt, step, nonce)
     wanted = 0
-    if 0 < files.get(MANIFEST_NAME, 0) <= MANIFEST_MAX_BYTES:
+    if 0 < sizes.get(MANIFEST_NAME, 0) <= MANIFEST_MAX_BYTES:
         try:
-            wanted = len(decode(_read(kept, StepName(attempt, step, nonce), MANIFEST_NAME)).files) + 1
+            wanted = len(decode(_read(kept, name, MANIFEST_NAME)).files) + 1
         except ManifestError:
             wanted = 0
-    return Holding(step, nonce, tuple(sorted(files)), wanted)
+    codes: tuple[Code, ...] = ()
+    if RECORD_NAME in sizes:
+        try:
+            codes = tuple(map(_named, _record(kept, name).codes))
+        except ProtectionRefused:
+            codes = ()
+    pieces = {file for file in sizes if file.startswith(PIECES_PREFIX)}
+    return Holding(step, nonce, tuple(sorted({*sizes} - pieces)), wanted, tuple(sorted(pieces - {RECORD_NAME})), codes)
+
+
+def _record(kept: Kept, name: StepName) -> Protection:
+    return wire_protection.decode(_read(kept, name, RECORD_NAME))
+
+
+def _named(code: wire_protection.Code) -> Code:
+    return Code(
+        tuple(tuple(file.name for file in files) for files in code.members),
+        tuple(Stripe(stripe.members, stripe.parity) for stripe in code.stripes),
+    )
 
 
 def _read(kept: Kept, name: StepName, file: str) -> bytes:

@@ -110,6 +110,7 @@ def gang_of(spec: RunSpec, paths: RunPaths, node: str) -> GangSpec:
         max_restarts_count=spec.policy.restarts_max_count,
         warden_pid=os.getppid(),
         checkpoint_directory=spec.checkpoint.directory,
+        memory_parity=spec.checkpoint.memory_parity,
         save_signal=signal.Signals[f"SIG{spec.save_signal}"].value if spec.save_signal else 0,
     )
 

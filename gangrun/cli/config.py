@@ -23,6 +23,8 @@ OWN_VARIABLES = frozenset(
         "GANGRUN_RUN",
         "GANGRUN_RUN_DIR",
         "GANGRUN_ATTEMPT",
+        "GANGRUN_MEMORY",
+        "GANGRUN_MEMORY_PARITY",
         "GANGRUN_RESUME_STEP",
         "GANGRUN_PROGRESS_SLOT",
         "GANGRUN_TEST_DISK_CONTROL",

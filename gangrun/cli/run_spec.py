@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -9,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gangrun.cli.config import Value
+from gangrun.cli.config import PREFIX, Value
 from gangrun.cli.errors import UserError
 from gangrun.cli.health_bounds import HealthTable
 from gangrun.cli.redaction import redacted
@@ -153,6 +154,13 @@ def refuse_unfindable(resume: str, directory: str) -> None:
         raise UserError("usage", f"--resume {resume}: no checkpoint directory is known", hint)
 
 
+def refuse_file(directory: str) -> None:
+    """What is no directory would be tried again and again, as storage that may come back."""
+    path = os.path.expanduser(directory)
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise UserError("usage", f"--checkpoint-dir {directory}: that is no directory", "name the one above step-N")
+
+
 def refuse_unusable(validator: tuple[str, ...], directory: str, world: str) -> None:
     """A validator that is never asked, or that this box cannot start, judges nothing, and nobody would notice."""
     if validator and not directory:
@@ -162,13 +170,25 @@ def refuse_unusable(validator: tuple[str, ...], directory: str, world: str) -> N
         raise UserError("usage", f"--validator: {validator[0]!r} is no command here", hint)
 
 
+def refuse_unkept(settings: Mapping[str, Value], directory: str) -> None:
+    """Steps in memory that could be brought nowhere; and what is said about steps in memory where there are none."""
+    if settings["memory_checkpoints"].value:
+        if not directory:
+            hint = "give --checkpoint-dir: what is in memory is brought there when ranks die"
+            raise UserError("usage", "--memory-checkpoints: no checkpoint directory is known", hint)
+        return
+    for name in ("memory_limit", "memory_protection"):
+        where = settings[name].origin
+        if where.startswith(("--", PREFIX)):  # in a file it is for those runs that keep some
+            raise UserError("usage", f"{where}: this run keeps no steps in memory", "give --memory-checkpoints too")
+
+
 def spec_of(settings: Mapping[str, Value], *, can_requeue: bool = False, **rest: Any) -> RunSpec:
     """The spec as every process will read it."""
     directory = settings["checkpoint_dir"].value
+    refuse_file(directory)
     refuse_unfindable(settings["resume"].value, directory)
-    if settings["memory_checkpoints"].value and not directory:
-        hint = "give --checkpoint-dir: what is in memory is brought there when ranks die"
-        raise UserError("usage", "--memory-checkpoints: no checkpoint directory is known", hint)
+    refuse_unkept(settings, directory)
     refuse_unusable(settings["validator"].value, directory, rest["world"])
     nodes_count = rest.get("nodes_count", 0) or len(rest["nodes"])
     nodes_min = settings["min_nodes"].value or nodes_count
@@ -184,6 +204,7 @@ def spec_of(settings: Mapping[str, Value], *, can_requeue: bool = False, **rest:
             validator_within_s=settings["validator_timeout"].value,
             memory=settings["memory_checkpoints"].value,
             memory_limit_bytes=settings["memory_limit"].value,
+            memory_parity=settings["memory_protection"].value.replace("copy", ""),
         ),
         save_signal=settings["save_signal"].value,
         health=_health(settings),

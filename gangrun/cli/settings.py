@@ -18,6 +18,8 @@ from gangrun.cli.health_bounds import HealthTable, health_table
 
 _SPAN = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(s|sec|m|min|h|d)?\s*$")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?")
+NODE_RANKS_MAX_COUNT = 1024
+GROUP_MAX_COUNT = 128  # nodes that code together: up to twice as many do, and the field has 256 elements
 _SECONDS = {None: 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -82,9 +84,12 @@ def ranks_per_node(value: object) -> str:
     if text in {"auto", "gpu", "cpu"}:
         return text
     try:
-        return str(at_least_one(value))
+        number = at_least_one(value)
     except ValueError:
         raise ValueError(f"{value!r} is neither a number of ranks nor one of auto, gpu, cpu") from None
+    if number > NODE_RANKS_MAX_COUNT:
+        raise ValueError(f"{NODE_RANKS_MAX_COUNT} ranks on a node at most")
+    return str(number)
 
 
 def switch(value: object) -> bool:
@@ -105,6 +110,19 @@ def size_bytes(value: object) -> int:
     if match is None:
         raise ValueError(f"{value!r} is not a size: write bytes, or 512M, 64G")
     return int(float(match.group(1)) * 1024 ** " kmgt".index(match.group(2) or " "))
+
+
+def memory_protection(value: object) -> str:
+    """copy, or 8+2: data of so many nodes, and so many of a group that may be lost; ValueError otherwise."""
+    text = str(value).strip().lower()
+    if text == "copy":
+        return text
+    match = re.fullmatch(r"([1-9]\d{0,2})\+([1-9]\d{0,2})", text)
+    if match is None:
+        raise ValueError(f"{value!r} is neither copy nor parity as 8+2: of 10 nodes any 2 may be lost")
+    if sum(map(int, match.groups())) > GROUP_MAX_COUNT:
+        raise ValueError(f"a group has {GROUP_MAX_COUNT} nodes at most")
+    return text
 
 
 def resume_request(value: object) -> str:
@@ -173,6 +191,13 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "memory_limit", size_bytes, 0, "SIZE", "So much of a node's memory for them, 64G say (default: a quarter)."
+    ),
+    Setting(
+        "memory_protection",
+        memory_protection,
+        "copy",
+        "copy|K+M",
+        "What protects them from lost nodes: a copy on another node (default), or parity: 8+2 means any 2 of 10.",
     ),
     Setting(
         "validator",

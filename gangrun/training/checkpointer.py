@@ -269,12 +269,13 @@ class Checkpointer:
             if save.in_memory:
                 self._memory_schedule.persist_s = save.persist_s
                 if not save.failure:
-                    progress.step_kept(save.step)
+                    progress.step_kept(save.step, save.losses_count)
                 continue
             self._schedule.persist_s = save.persist_s
             if save.failure and save.step == self._saved_step:
                 self._saved_step = -1
-        for failure in dict.fromkeys(save.failure for save in ended if save.failure and save.in_memory):
+        kept = [save.failure or save.warning for save in ended if save.in_memory]
+        for failure in dict.fromkeys(filter(None, kept)):
             if failure != self._memory_failure:
                 warnings.warn(failure, CheckpointWarning, stacklevel=4)  # once: each save may fail alike
             self._memory_failure = failure

@@ -48,6 +48,12 @@ def memory_keeper() -> str:
     return os.environ.get("GANGRUN_MEMORY", "")
 
 
+def memory_parity() -> tuple[int, int] | None:
+    """Nodes whose data are coded together, and how many of a group may be lost; None: copies are kept instead."""
+    data_count, _, parity_count = os.environ.get("GANGRUN_MEMORY_PARITY", "").partition("+")
+    return (int(data_count), int(parity_count)) if parity_count else None
+
+
 def local_rank() -> int:
     """This rank's number on its node; 0 where nobody said."""
     return int(os.environ.get("LOCAL_RANK", "0") or 0)

@@ -44,6 +44,8 @@ class Save:
     failure: str = ""
     persist_s: float = 0.0
     in_memory: bool = False
+    warning: str = ""  # it is kept, and survives less than was asked for
+    losses_count: int = 0  # nodes that may be lost without it
 
 
 class Saver:
@@ -108,12 +110,14 @@ class Saver:
 
     def _kept(self, save: Save) -> str:
         assert self._memory is not None, "only who has a keeper saves to it"
-        return self._memory.written(
+        kept = self._memory.written(
             save.step,
             save.snapshot,
             self._ranks,
             lambda parts, nonce: dump_metadata(_metadata(save.snapshot, parts, nonce)),
         )
+        save.warning, save.losses_count = kept.warning, kept.losses_count
+        return kept.failure
 
     def _written(self, save: Save) -> str:
         """Write, gather, commit; the same sentence on all ranks, "" when committed."""

@@ -217,10 +217,11 @@ def checkpoint_saved() -> None:
     (_state or _attach()).handled()
 
 
-def step_kept(step: int) -> None:
-    """Say that this step is whole in the nodes' memory."""
+def step_kept(step: int, losses_count: int) -> None:
+    """Say that this step is whole in the nodes' memory, and stays so when that many nodes are lost."""
     words = (_state or _attach()).words
     if words is not None:
+        words.ints[progress.W_KEPT_LOSSES] = losses_count
         words.ints[progress.W_KEPT] = step + 1
 
 

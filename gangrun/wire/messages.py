@@ -52,6 +52,7 @@ class Reading(msgspec.Struct, frozen=True, array_like=True):
     first_step: int = -1  # that this rank reported in this attempt
     loss: float | None = None
     kept_step: int = -1  # the newest step that is whole in the nodes' memory, as this rank knows
+    kept_losses_count: int = 0  # so many nodes may be lost, and it still is
 
 
 class AgentEvent(msgspec.Struct, frozen=True):
@@ -209,7 +210,8 @@ class Probe(_Message, frozen=True, tag=True):
 class Rescue(_Message, frozen=True, tag=True):
     """Say which steps of ``attempt`` are in your memory (``data={"steps": [Holding, ...]}``); older attempts' may go.
 
-    With ``into``: write these files of that step there, durably; several nodes write into one directory.
+    With ``into``: write these files of that step there, durably; several nodes write into one directory. ``rebuild``:
+    files that nobody holds, made again of what lies there once all others have written.
     """
 
     term: int
@@ -219,6 +221,7 @@ class Rescue(_Message, frozen=True, tag=True):
     step: int = -1
     nonce: str = ""
     files: tuple[str, ...] = ()
+    rebuild: tuple[str, ...] = ()
 
 
 class Farewell(_Message, frozen=True, tag=True):

@@ -20,6 +20,7 @@ Layout, version 1: 256 bytes, native byte order (both ends are on one machine), 
       24  script  saves_on_stop           i64  1: the script will save when asked (``gangrun.save_on_stop()``)
       25  script  handled                 i64  newest generation of requests that the script is done with
       26  script  kept                    i64  1 + the newest step that is whole in the nodes' memory; 0: none
+      27  script  kept_losses             i64  so many nodes may be lost, and it still is
 
 Next: ``training/step.py`` (the writer), ``agent/readings.py`` (the reader).
 """
@@ -42,6 +43,7 @@ W_REQUESTS = 16
 W_SAVES_ON_STOP = 24
 W_HANDLED = 25
 W_KEPT = 26
+W_KEPT_LOSSES = 27
 GENERATION_SHIFT = 8
 READS_MAX_COUNT = 64
 
@@ -85,6 +87,7 @@ class SlotReading:
     handled_generation: int
     first_step: int = -1
     kept_step: int = -1
+    kept_losses_count: int = 0
     torn: bool = False
 
 
@@ -141,7 +144,7 @@ class Slot:
         return self._reading(before, torn=True)
 
     def _once(self) -> tuple[int, ...]:
-        return tuple(self._words.ints[: W_KEPT + 1])
+        return tuple(self._words.ints[: W_KEPT_LOSSES + 1])
 
     @staticmethod
     def _reading(words: tuple[int, ...], *, torn: bool) -> SlotReading:
@@ -159,6 +162,7 @@ class Slot:
             handled_generation=words[W_HANDLED],
             first_step=words[W_FIRST_STEP],
             kept_step=words[W_KEPT] - 1,
+            kept_losses_count=words[W_KEPT_LOSSES],
             torn=torn,
         )
 

@@ -33,6 +33,7 @@ class CheckpointSpec(msgspec.Struct, frozen=True):
     validator_within_s: float = 600.0
     memory: bool = False  # steps are kept in the nodes' memory too, and brought to the disk when ranks die
     memory_limit_bytes: int = 0  # per node; 0: a quarter of what it has
+    memory_parity: str = ""  # "8+2": groups of 10 nodes, any 2 of which may be lost; "": each node's part is copied
 
 
 class HealthSpec(msgspec.Struct, frozen=True):

@@ -40,6 +40,7 @@ def test_a_flag_is_strongest() -> None:
         ("zzz = 3", "known keys"),
         ("max_restarts = -1", "not a whole number"),
         ("poison_times = 1", "once proves nothing"),
+        ("nproc_per_node = 99999999999999999999", "1024 ranks on a node at most"),
         ("max_restarts = [", "is not TOML"),
         ('hang_timeout = "soon"', "is not a time"),
         ("observe = 3", "neither true nor false"),
@@ -75,3 +76,34 @@ def test_a_save_signal_that_cannot_be_is_refused(home: Path, gangrun: Call, text
     said = gangrun("config")
     assert said.code == 2
     assert "is no signal that a script can save on: give one of HUP, INT" in said.err
+
+
+@pytest.mark.parametrize("text", ["8", "0+2", "8+0", "8+2+1", "100+100", "none", ""])
+def test_a_protection_of_memory_that_cannot_be_is_refused(home: Path, gangrun: Call, text: str) -> None:
+    (home / "gangrun.toml").write_text(f'memory_protection = "{text}"\n')
+    said = gangrun("config")
+    assert said.code == 2 and ("is neither copy nor parity as 8+2" in said.err or "128 nodes at most" in said.err)
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "said"),
+    [
+        (("--memory-limit", "1G"), {}, "--memory-limit: this run keeps no steps in memory"),
+        (("--memory-protection", "8+2"), {}, "--memory-protection: this run keeps no steps in memory"),
+        ((), {"GANGRUN_MEMORY_LIMIT": "1G"}, "GANGRUN_MEMORY_LIMIT: this run keeps no steps in memory"),
+        (("--memory-checkpoints", "--memory-limit", "1G"), {}, "no checkpoint directory is known"),
+    ],
+)
+def test_what_is_said_about_steps_in_memory_that_are_not_kept_is_no_secret(
+    home: Path,
+    gangrun: Call,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    variables: dict[str, str],
+    said: str,
+) -> None:
+    (home / "train.py").write_text("")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    error = gangrun("run", "--json", *options, "train.py").error
+    assert error["kind"] == "usage" and said in error["message"], error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangrun.core.kept import Holding, WholeStep, newest_chosen, newest_whole
+from gangrun.core.kept import Code, Holding, Stripe, WholeStep, newest_chosen, newest_whole
 
 
 def held(step: int, nonce: str, *files: str, of: int = 0) -> Holding:
@@ -52,3 +52,67 @@ def test_only_the_newest_attempt_that_chose_where_to_begin_may_give_its_memory_b
     assert newest_chosen([], 0) == -1
     assert newest_chosen([(0, True), (1, True), (2, False)], 3) == 1
     assert newest_chosen([(0, True), (1, True)], 1) == 0
+
+
+# Three nodes with a file each, of which one may be lost; b has two. Parity of a stripe lies where none of its data is.
+CODE = Code(
+    (("0",), ("1", "1b"), ("2",)),
+    (Stripe((1, 2), ("p0",)), Stripe((0, 2), ("p1",)), Stripe((0, 1), ("p2",))),
+)
+PARTS = {"a": (("0",), ("p0",)), "b": (("1", "1b"), ("p1",)), "c": (("2",), ("p2",))}
+
+
+def coded(*nodes: str, code: Code | None = CODE, lacking: tuple[str, ...] = ()) -> dict[str, list[Holding]]:
+    """What these nodes say: the manifest is everywhere."""
+    said = {}
+    for node in nodes:
+        files, pieces = (tuple(name for name in part if name not in lacking) for part in PARTS[node])
+        said[node] = [Holding(5, "x", (*files, "m"), 5, pieces, () if code is None else (code,))]
+    return said
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        # nothing is lost: nothing is made again, and no parity is brought
+        (coded("a", "b", "c"), WholeStep(5, "x", {"a": ("0", "m"), "b": ("1", "1b"), "c": ("2",)})),
+        # one node is: its files are made again of parity, by one that has the record
+        (coded("a", "c"), WholeStep(5, "x", {"a": ("0", "m", "p0"), "c": ("2", "p2")}, {"a": ("1", "1b")})),
+        (coded("b", "c"), WholeStep(5, "x", {"b": ("1", "1b", "m", "p1"), "c": ("2", "p2")}, {"b": ("0",)})),
+        # one file of two: only that one
+        (
+            coded("a", "b", "c", lacking=("1b",)),
+            WholeStep(5, "x", {"a": ("0", "m", "p0"), "b": ("1",), "c": ("2", "p2")}, {"a": ("1b",)}),
+        ),
+        (coded("a"), None),  # two are lost
+        (coded("a", "c", lacking=("p2",)), None),  # and a stripe has too little left
+        (coded("a", "c", code=None), None),  # and nobody knows of parity
+    ],
+)
+def test_what_no_node_holds_is_made_again_if_there_is_enough_parity(
+    nodes: dict[str, list[Holding]], expected: WholeStep | None
+) -> None:
+    found = newest_whole(nodes, -1)
+    assert found == expected
+    assert found is None or found.rebuilt_count == sum(map(len, found.rebuild.values()))
+
+
+def test_an_older_step_that_can_be_made_whole_is_better_than_a_newer_one_that_cannot() -> None:
+    newer = {node: [Holding(8, "y", (node, "m"), 9), *held] for node, held in coded("a", "c").items()}
+    found = newest_whole(newer, -1)
+    assert found is not None and found.step == 5
+
+
+def test_several_codes_are_worked_on_by_several_nodes() -> None:
+    codes = tuple(
+        Code(((f"a{n}",), (f"b{n}",)), (Stripe((1,), (f"q{n}",)), Stripe((0,), (f"p{n}",)))) for n in range(4)
+    )
+    pieces = tuple(f"p{n}" for n in range(4))
+    nodes = {
+        "b": [Holding(5, "x", ("b0", "b1", "b2", "b3", "m"), 9, pieces, codes)],
+        "c": [Holding(5, "x", ("m",), 9, (), codes)],
+    }
+    found = newest_whole(nodes, -1)
+    assert found is not None
+    assert found.rebuild == {"b": ("a0", "a2"), "c": ("a1", "a3")}
+    assert found.rebuilt_count == 4

@@ -1,4 +1,4 @@
-"""Where a shard's bytes are while it is coded: an open file, a memfd among them, or memory (room: checkpoint).
+"""Where a shard's bytes are while it is coded: an open file, parts of several, or memory (room: checkpoint).
 
 ``Stream`` goes over one from its beginning to its end, a piece at a time, and knows the CRC32 of what passed.
 Next: ``code``, which moves several of them in step.
@@ -7,6 +7,7 @@ Next: ``code``, which moves several of them in step.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import Protocol
 
 from gangrun.checkpoint.torch_zip import crc32
@@ -14,7 +15,27 @@ from gangrun.wire.code_layout import ShardSum
 
 PIECE_BYTES = 128 * 1024  # ten of them stay in a core's own cache
 
-Place = int | memoryview  # a descriptor, or the bytes themselves: read in place where they may be written to
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Parts of open files, one after the other: (descriptor, where it begins, bytes)."""
+
+    parts: tuple[tuple[int, int, int], ...]
+
+    def cut(self, at: int, size: int) -> Span:
+        """``size`` bytes of it from ``at`` on."""
+        found, begins = [], 0
+        for descriptor, start, length in self.parts:
+            low, high = max(at, begins), min(at + size, begins + length)
+            if low < high:
+                found.append((descriptor, start + low - begins, high - low))
+            begins += length
+        return Span(tuple(found))
+
+
+Place = (
+    int | memoryview | Span
+)  # a descriptor, the bytes themselves (read in place where they may be written to), parts
 
 
 class _Medium(Protocol):
@@ -58,6 +79,43 @@ class _File:
         """Not mapped: a mapping kills the process when the file shrinks underneath."""
 
 
+class _Parts:
+    """Files that have their length already; only their bytes change."""
+
+    __slots__ = ("_size", "_span")
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+        self._size = sum(size for _, _, size in span.parts)
+
+    def size(self) -> int:
+        return self._size
+
+    def resize(self, size: int) -> None:
+        if size and size != self._size:
+            raise ValueError(f"parts of {self._size} bytes for a shard of {size}")
+        if not size:
+            for at in range(0, self._size, PIECE_BYTES):
+                self.put(memoryview(bytes(min(PIECE_BYTES, self._size - at))), at)
+
+    def take(self, into: memoryview, at: int) -> bool:
+        done = 0
+        for descriptor, start, size in self._span.cut(at, len(into)).parts:
+            if not _File(descriptor).take(into[done : done + size], start):
+                return False
+            done += size
+        return done == len(into)
+
+    def put(self, data: memoryview, at: int) -> None:
+        done = 0
+        for descriptor, start, size in self._span.cut(at, len(data)).parts:
+            _File(descriptor).put(data[done : done + size], start)
+            done += size
+
+    def in_place(self, at: int, count: int) -> None:
+        """Not mapped, as with one file."""
+
+
 class _Memory:
     __slots__ = ("_bytes",)
 
@@ -85,7 +143,14 @@ class _Memory:
 
 
 def _medium(place: Place) -> _Medium:
+    if isinstance(place, Span):
+        return _Parts(place)
     return _File(place) if isinstance(place, int) else _Memory(place)
+
+
+def taken(place: Place, into: memoryview, at: int) -> bool:
+    """Read ``into`` full from ``at`` on; False where that many bytes cannot be had."""
+    return _medium(place).take(into, at)
 
 
 def size_of(place: Place) -> int:

@@ -1,0 +1,29 @@
+"""A job that has to end leaves on disk what was in its hosts' memory only, and the next job goes on from there."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.slurm.cluster import Cluster
+from tests.slurm.harness import Run
+from tests.slurm.test_tiers import train
+from tests.waiting import until
+
+
+@pytest.mark.timeout(900)
+def test_a_lost_host_without_a_spare_costs_the_next_job_no_step_that_was_in_memory(cluster: Cluster, run: Run) -> None:
+    cluster.reconfigure(SlurmdTimeout=600)
+    train(run, "--fence-after", "18", waits=True)
+    until(lambda: len(list(run.steps.glob("waits-*"))) == 2, 120, lambda: f"both ranks at step 12\n{run.told()}")
+    assert run.saved() == []
+    (job,) = run.jobs()
+    lost = next(host for host, _ in run.ranks().values() if host != job["BatchHost"])
+    cluster.power_off(lost)
+    status = run.end(deadline_s=240)
+    assert [one["resumed_from_step"] for one in status["attempts"]] == [None, 11]
+    told = run.explain()
+    assert "for the newest step in memory" in told, told
+    assert "step 11 was brought to the disk from the memory of" in told, told
+    assert len(run.jobs()) == 2
+    cluster.tool("scontrol", "update", f"NodeName={lost}", "State=DOWN", "Reason=test")
+    cluster.assert_clean(20)

@@ -201,7 +201,13 @@ class Cluster:
     # ---- breaking nodes ----
 
     def power_off(self, name: str) -> None:
-        """Everything on it is gone; its address is silent. Also for ``ctl``."""
+        """Everything on it is gone; its address is silent. Also for ``ctl``, which may write down what it knows: it
+        does so every five seconds, and would give the number of a forgotten job, which still runs, to the next one.
+        """
+        if name == "ctl":
+            for one in self.processes_on(name, r"^\S*slurmctld ", everybody=True):
+                tell(one.pid, signal.SIGTERM)
+            until(lambda: not self.processes_on(name, r"^\S*slurmctld ", everybody=True), 20, self.told)
         self.room.power_off(name)
         self._stalled.discard(name)
         self._hidden = [one for one in self._hidden if one[0] != name]

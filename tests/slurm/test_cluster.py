@@ -196,6 +196,7 @@ def test_settings_change_while_it_runs_and_a_silent_controller_comes_back(cluste
     assert cluster.user_run(["timeout", "1", "squeue"], check=False).returncode != 0
     cluster.restart("ctl")
     until(lambda: cluster.tool("squeue", check=False), 20, "it answers again")
+    assert cluster.job(job)["JobState"] == "RUNNING", "it remembers: no other job gets the number of one that runs"
 
 
 MAKER = """

@@ -1,7 +1,7 @@
 """Writes this rank's part of a save, and of that only what changed since the last commit (room: training).
 
 A file whose tensors are byte for byte what they were is linked to the last commit's (a hard link: nothing can dangle,
-whichever goes first). The SHA-256 of each tensor decides, compared with what was written; a flag never does. After
+whichever goes first). A digest of each tensor decides, compared with what was written; a flag never does. After
 ``full_every`` checkpoints a file is written anew, so that damage to it reaches no more than those. Where links fail it
 is written as well. Next: ``saver``, which calls this in its own thread; ``grouping`` for what is compared.
 """
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from hashlib import sha256
 
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
@@ -23,7 +23,18 @@ from gangrun.training.shard_file import ShardFile, TensorPiece
 from gangrun.training.snapshot import Snapshot
 from gangrun.wire.manifest import FileRow
 
+try:  # chance is all there is to guard against, and 128 bits do that, as fast as memory is read
+    from xxhash import xxh3_128_digest as digest_of
+except ImportError:  # pragma: no cover - every platform we test on has it; SHA-256 takes ten times as long
+    from hashlib import sha256
+
+    def digest_of(data: memoryview) -> bytes:  # type: ignore[misc]  # as xxhash types it
+        """What tells bytes apart."""
+        return sha256(data).digest()
+
+
 FULL_EVERY = 10
+_UNDURABLE_COUNT = 16  # open files
 _NEVER_HERE = (errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS)  # not of one file: of the file system
 
 
@@ -64,13 +75,15 @@ class Delta:
         self._commit = ""  # its directory's name
         self._held: dict[object, _Held] = {}
         self._written: dict[object, _Held] = {}
+        self._undurable: deque[ShardFile] = deque()
+        self._anew: list[tuple[object, FileRow, tuple[bytes, ...]]] = []
         self._crcs: dict[MetadataIndex, int] = {}
         self._still: set[MetadataIndex] = set()
         self._new: set[MetadataIndex] = set()
 
     def write(self, path: str, snapshot: Snapshot) -> Part:
         """Write or link this rank's files into ``path``. What went wrong is in the answer."""
-        self._written, self._still, self._new = {}, set(), set()
+        self._written, self._still, self._new, self._anew = {}, set(), set(), []
         rows: list[FileRow] = []
         objects: tuple[tuple[str, MetadataIndex, int, int], ...] = ()
         pieces = iter(snapshot.pieces)
@@ -82,8 +95,15 @@ class Delta:
                 elif file.tensors or snapshot.plan.objects:
                     row, objects = self._changing_file(path, file, mine, snapshot)
                     rows.append(row)
+            for shard in self._undurable:
+                shard.close()
+            for key, row, digests in self._anew:
+                self._written[key] = _Held(row, _mark(os.path.join(path, row.path)), digests)
         except OSError as error:
             return Part(failure=f"{error.strerror or error}")
+        finally:
+            while self._undurable:
+                self._undurable.pop().abort()
         return Part(tuple(rows), objects)
 
     def committed(self, step: int, snapshot: Snapshot) -> None:
@@ -96,17 +116,13 @@ class Delta:
     def _changing_file(
         self, path: str, file: PlannedFile, pieces: Sequence[TensorPiece], snapshot: Snapshot
     ) -> tuple[FileRow, tuple[tuple[str, MetadataIndex, int, int], ...]]:
-        shard = ShardFile(path, file.name)
-        try:
-            self._write_tensors(shard, file, pieces)
-            objects = tuple(
-                (file.name, index, shard.write_bytes(data), len(data))
-                for index, data in zip(snapshot.plan.objects, snapshot.objects, strict=True)
-            )
-        except BaseException:
-            shard.abort()
-            raise
-        return shard.close(), objects
+        shard = self._begun(path, file.name)
+        self._write_tensors(shard, file, pieces)
+        objects = tuple(
+            (file.name, index, shard.write_bytes(data), len(data))
+            for index, data in zip(snapshot.plan.objects, snapshot.objects, strict=True)
+        )
+        return shard.written(), objects
 
     def _still_file(self, path: str, file: PlannedFile, pieces: Sequence[TensorPiece]) -> FileRow:
         key = tuple((place.index, place.dtype, place.shape) for place in file.tensors)
@@ -117,17 +133,21 @@ class Delta:
             if linked is not None:
                 self._written[key] = linked
                 return linked.row
-        shard = ShardFile(path, file.name)
-        try:
-            self._write_tensors(shard, file, pieces)
-        except BaseException:
-            shard.abort()
-            raise
-        row = shard.close()
+        shard = self._begun(path, file.name)
+        self._write_tensors(shard, file, pieces)
+        row = shard.written()
         if self._may_link:
-            digests += [sha256(piece.data).digest() for piece in pieces[len(digests) :]]
-            self._written[key] = _Held(row, _mark(os.path.join(path, file.name)), tuple(digests))
+            digests += [digest_of(piece.data) for piece in pieces[len(digests) :]]
+            self._anew.append((key, row, tuple(digests)))
         return row
+
+    def _begun(self, path: str, name: str) -> ShardFile:
+        """A new file. It is made durable after others were written, so that the disk never waits for the processor."""
+        if len(self._undurable) >= _UNDURABLE_COUNT:
+            self._undurable[0].close()
+            self._undurable.popleft()
+        self._undurable.append(ShardFile(path, name))
+        return self._undurable[-1]
 
     def _write_tensors(self, shard: ShardFile, file: PlannedFile, pieces: Sequence[TensorPiece]) -> None:
         for place, piece in zip(file.tensors, pieces, strict=True):
@@ -156,7 +176,7 @@ def _digests(pieces: Sequence[TensorPiece], known: Sequence[bytes]) -> list[byte
     """Up to the first that differs from what is known."""
     found: list[bytes] = []
     for piece, expected in zip(pieces, known, strict=True):
-        found.append(sha256(piece.data).digest())
+        found.append(digest_of(piece.data))
         if found[-1] != expected:
             break
     return found

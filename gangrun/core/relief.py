@@ -20,6 +20,7 @@ from gangrun.core.wording import NAMES_COUNT, one_line
 
 CURES = frozenset({"reset", "reboot", "rma"})  # the hardware does not get well by itself
 SPEAKS = frozenset({"gpu_recovery"})  # the GPU itself asks to be left alone
+SAME = frozenset({"gpu_throttled", "gpu_slowed"})  # two ways of seeing one thing
 MOVED = "moved"  # what became of an attempt that was stopped for it
 
 
@@ -41,10 +42,11 @@ def _due_because(state: RunState, found: Finding, now: float) -> str:
         return ""
     if found.needs in CURES or found.check in SPEAKS:
         return found.sentence
+    one = SAME if found.check in SAME else {found.check}
     others = [
         other.sentence
         for other in blame.recent(state.evidence.findings, now)
-        if other.poor and (other.node, other.place) == (found.node, found.place) and other.check != found.check
+        if other.poor and (other.node, other.place) == (found.node, found.place) and other.check not in one
     ]
     return f"{found.sentence}, and {others[-1]}" if others and found.place.startswith("gpu ") else ""
 

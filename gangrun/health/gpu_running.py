@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from statistics import median
 
-from gangrun.health import counters, gpu, gpu_links, gpu_memory, gpu_peers
+from gangrun.health import counters, gpu, gpu_links, gpu_memory, gpu_peers, gpu_slowed
 from gangrun.health.check import CauseClass, Check, Evidence, Finding, Needs, Outcome, Reading, Scope, Severity, Sticky
 from gangrun.health.gpu import each, finding, gpus, why_not
 from gangrun.health.gpu_use import of_job
@@ -154,7 +154,8 @@ def _why_no_links(now: Reading) -> str:
 
 
 def remember(now: Reading, before: Reading | None) -> Reading:
-    """Corrected errors are judged over ten minutes, and by whether such spans grow worse."""
+    """What is judged over ten minutes: corrected errors, whether they grow worse, and what holds clocks down."""
+    now = gpu_slowed.with_history(now, before)
     return gpu_memory.with_rates(with_windows(now, before, {"ecc_corrected": gpu_memory.ECC_WINDOW_S}), before)
 
 
@@ -169,6 +170,7 @@ _CHECKS = (
     Check("nvlink_errors", "gpu", "NVLink errors do not grow", judge_nvlink_errors, 60.0),
     *gpu_links.CHECKS,
     *gpu_peers.CHECKS,
+    *gpu_slowed.CHECKS,
 )
 FAMILY = Family(
     "gpu",

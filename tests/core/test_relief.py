@@ -92,6 +92,7 @@ def test_nobody_is_relieved_again_and_again() -> None:
         ([poor("n1", "gpu_recovery", "gpu 2 asks to be drained of peer-to-peer work", "admin")], True),
         ([poor("n1", "gpu_temperature", HOT, "admin")], False),
         ([poor("n1", "gpu_temperature", HOT, "admin"), poor("n1", "gpu_throttled", SLOW, "admin")], True),
+        ([poor("n1", "gpu_slowed", SLOW, "admin"), poor("n1", "gpu_throttled", SLOW, "admin")], False),
         ([poor("n0", "gpu_temperature", HOT, "admin"), poor("n1", "gpu_throttled", SLOW, "admin")], False),
         ([poor("n1", "gpu_throttled", SLOW, "admin"), poor("n1", "gpu_throttled", SLOW, "admin")], False),
         ([Finding("n1", "ib_flaps", False, "once", poor=True, place="mlx5_0 port 1"),

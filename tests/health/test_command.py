@@ -46,7 +46,7 @@ pytestmark = pytest.mark.processes
 def test_a_box_without_gpus_is_judged_by_the_rest(box: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out = run(capsys, "--fs-root", str(box))
     assert code == 0, out
-    assert "unknown: 28 checks (gpu_count to gpu_idle): no NVIDIA GPU here" in out
+    assert "unknown: 29 checks (gpu_count to gpu_slowed): no NVIDIA GPU here" in out
     assert "no InfiniBand or RoCE device here" in out
     assert "host_memory" in out
     assert max(map(len, out.splitlines())) <= 100

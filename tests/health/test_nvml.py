@@ -355,6 +355,14 @@ def test_what_only_some_drivers_know_takes_nothing_else_along(library: Callable[
     assert look("gpu_lost", now).severity is Severity.OK
 
 
+def test_why_clocks_are_held_down_comes_from_either_function(library: Callable[..., Library]) -> None:
+    for options in ((), ("-DWITHOUT_NEW_TEMPERATURE",)):
+        facts = library(*options).facts(gpu1__busy=99, gpu1__reasons=0x48, gpu0__busy=99, gpu0__reasons=0x4)
+        verdict = look("gpu_slowed", Reading("gpu", 15.0, "b", facts), Reading("gpu", 0.0, "b", facts))
+        assert (verdict.severity, verdict.shown) == (Severity.WARN, "1 of 2 at work")
+        assert "gpu 1 is at work and slowed down by its own heat guard" in verdict.words
+
+
 def test_nothing_is_wrong_with_a_healthy_node_of_any_kind(library: Callable[..., Library]) -> None:
     for profile in PROFILES:
         now = Reading("gpu", 1000.0, "b", library(profile=profile).facts())

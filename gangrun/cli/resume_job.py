@@ -15,7 +15,7 @@ import click
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import JobClaims
 from gangrun.adapters.fs.run_dir import RunDirError, clear_cancelled, mark_cancelled, read_cancelled
-from gangrun.adapters.slurm.scheduler import SchedulerRefused, SchedulerSilent
+from gangrun.adapters.slurm.scheduler import Scheduler, SchedulerRefused, SchedulerSilent
 from gangrun.cli.batch_jobs import BatchJobs, batch_jobs
 from gangrun.cli.errors import DONE, SLURM, UNKNOWN, UserError
 from gangrun.cli.new_run import put_in_index
@@ -28,6 +28,7 @@ from gangrun.cli.submitting import sent
 from gangrun.cli.terminal import clean
 from gangrun.cli.times import WallTimes, pause, steady_now, wall_now
 from gangrun.core.nodeset import fold
+from gangrun.core.quarantine import if_booted
 from gangrun.wire.submission import SubmissionError
 
 Leave = Callable[[int, dict[str, Any]], None]
@@ -35,12 +36,17 @@ LETS_GO_WITHIN_S = 20.0  # a job whose run has ended, or that is ending, leaves 
 LOOK_EVERY_S = 0.5
 
 
-def excluded_now(reading: Reading, now: float) -> tuple[str, ...]:
-    """The nodes that the next job must do without."""
+def excluded_now(reading: Reading, now: float, scheduler: Scheduler) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The nodes that the next job must do without, and those that were left out until they had booted, and have."""
     if reading.state is None:
-        return ()
+        return (), ()
     walls = WallTimes.of(reading.records)
-    return tuple(sorted(node for node, why in reading.state.excluded.items() if walls.wall(why.until) > now))
+    out = {node: why for node, why in reading.state.excluded.items() if walls.wall(why.until) > now}
+    curable = dict(if_booted(out, reading.state.updated_at))
+    booted = scheduler.booted_since(
+        {node: walls.wall(reading.state.updated_at - ago_s) for node, ago_s in curable.items()}
+    )
+    return tuple(sorted(set(out) - set(booted))), booted
 
 
 def resume_job(
@@ -55,7 +61,7 @@ def resume_job(
     if held is not None:
         return _release(reading, jobs, held, dict(wish), leave, as_json=as_json)
     seq = _next_place(reading, queue)
-    exclude = excluded_now(reading, wall_now())
+    exclude, booted = excluded_now(reading, wall_now(), scheduler_of(jobs.tools))
     disk, paths = Disk(), reading.paths
     mark = read_cancelled(disk, paths)
     leave(seq, dict(wish))
@@ -70,6 +76,7 @@ def resume_job(
         raise
     put_in_index(paths, reading.spec, job)
     without = f" without {fold(exclude)}" if exclude else ""
+    without += f"; {fold(booted)} may be in it, booted since, and is tested first" if booted else ""
     return _tell(reading, jobs, RunJob(job=job, seq=seq), f"job {job} is asked for{without}", as_json=as_json)
 
 

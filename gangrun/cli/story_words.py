@@ -240,7 +240,9 @@ def done(action: act.Action) -> str:
             return f"asked {fold(action.nodes)} for the newest step in memory{above}"
         case act.SubmitSuccessor():
             without = f" without {fold(action.exclude)}" if action.exclude else ""
-            return f"asked the scheduler for job {action.seq} of this run{without}"
+            curable = fold(node for node, _ in action.if_booted)
+            unless = f" ({curable} if it has not booted since)" if curable else ""
+            return f"asked the scheduler for job {action.seq} of this run{without}{unless}"
         case act.EndJob():
             back = f", and put back {listed(action.put_back)}" if action.put_back else ""
             return f"ended this job as {action.phase.value} (exit code {action.exit_code}){back}"

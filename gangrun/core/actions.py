@@ -77,8 +77,8 @@ class ProbeNode:
 
 @dataclass(frozen=True, slots=True)
 class SubmitSuccessor:
-    """Ask the scheduler for the next job of the run without the excluded nodes (rung 5). Those in ``if_booted`` may come
-    all the same where they have booted within so many seconds, since when nobody has seen them in the boot that was bad.
+    """Ask the scheduler for the next job of the run without the excluded nodes (rung 5). Those in ``if_booted`` may be
+    in it all the same where they have booted within so many seconds: so long ago they were last seen in the bad boot.
     """
 
     seq: int

@@ -98,6 +98,20 @@ def kept(excluded: Mapping[str, Exclusion], now: float) -> Mapping[str, Exclusio
     }
 
 
+def if_booted(excluded: Mapping[str, Exclusion], now: float) -> tuple[tuple[str, float], ...]:
+    """Nodes in force that a boot may cure, each with how long ago it was last seen in the boot that was bad."""
+    return tuple(
+        (name, now - max(entry.since, entry.seen_at))
+        for name, entry in sorted(active(excluded, now).items())
+        if entry.boot_id and entry.returns_count < RETURNS_MAX_COUNT
+    )
+
+
+def comes_back(entry: Exclusion | None, boot_id: str) -> bool:
+    """Is this a node that is out until it has booted, in another boot, and may that be its cure?"""
+    return entry is not None and entry.boot_id not in ("", boot_id) and entry.returns_count < RETURNS_MAX_COUNT
+
+
 def reviewed(state: RunState, now: float, policy: Policy) -> tuple[RunState, str]:
     """Look anew at nodes of this job that are out until they have booted, and say what came of it. Who has booted and
     passed its checks is taken back, so often at most; who has not stays out when its time is up, for a week at most.
@@ -107,16 +121,16 @@ def reviewed(state: RunState, now: float, policy: Policy) -> tuple[RunState, str
         node = state.nodes.get(name)
         if node is None or node.lost or not entry.boot_id:
             continue
-        cured = node.boot_id != entry.boot_id and node.checked is True and entry.returns_count < RETURNS_MAX_COUNT
-        if cured:
+        if node.boot_id == entry.boot_id:
+            after[name] = replace(entry, seen_at=now)
+        if comes_back(entry, node.boot_id) and node.checked is True:
             after[name] = replace(entry, until=now, hardware=False, boot_id="", returns_count=entry.returns_count + 1)
             back.append(f"{name} has booted anew and passed its checks, so it is taken back ({one_line(entry.reason)})")
         elif now >= entry.until:
-            after[name] = replace(entry, until=min(now + policy.exclusion_s, entry.since + WEEK_S))
+            after[name] = replace(after[name], until=min(now + policy.exclusion_s, entry.since + WEEK_S))
             why = "has not booted since" if node.boot_id == entry.boot_id else "has booted, which did not cure it"
             stay.append(f"{name} {why}, so it stays out ({one_line(entry.reason)})")
-    told = back + stay
-    return (replace(state, excluded=after), listed(told)) if told else (state, "")
+    return (state if after == state.excluded else replace(state, excluded=after)), listed(back + stay)
 
 
 def taken_back(before: Mapping[str, Exclusion], after: Mapping[str, Exclusion]) -> tuple[str, ...]:

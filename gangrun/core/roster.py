@@ -11,12 +11,20 @@ from dataclasses import replace
 
 from gangrun.core.events import AgentJoined, AgentRejoined, NodeChecked, NodeLost, NodeSilent
 from gangrun.core.model import Finding, Node, RunState
+from gangrun.core.quarantine import comes_back
+from gangrun.core.wording import one_line
+
+LEFT_OUT = "left out until it had booted"
 
 
 def joined(state: RunState, event: AgentJoined | AgentRejoined) -> Mapping[str, Node]:
-    """The roster with this agent in it; the same boot of the same node keeps the preflight it has passed."""
+    """The roster with this agent in it; the same boot of the same node keeps the preflight it has passed. One that was
+    left out until it had booted, and has, is on trial.
+    """
     old = state.nodes.get(event.node)
     same_boot = old is not None and old.boot_id == event.boot_id
+    entry = state.excluded.get(event.node)
+    back = f"{LEFT_OUT} ({one_line(entry.reason)})" if entry and comes_back(entry, event.boot_id) else ""
     node = Node(
         name=event.node,
         incarnation=event.incarnation,
@@ -25,7 +33,7 @@ def joined(state: RunState, event: AgentJoined | AgentRejoined) -> Mapping[str, 
         checked=True if same_boot and old is not None and old.checked is True else None,
         poor=old.poor if same_boot and old is not None else "",
         due=old.due if same_boot and old is not None else "",
-        trial=old.trial if same_boot and old is not None else "",
+        trial=old.trial if same_boot and old is not None else back,
     )
     return {**state.nodes, event.node: node}
 

@@ -52,6 +52,7 @@ from gangrun.core.moves import (
     stop_gang,
     with_deadline,
 )
+from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
 from gangrun.core.wording import finding_told
 

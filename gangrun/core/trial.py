@@ -3,8 +3,9 @@
 Who is suspected of a failure, and no more than suspected, is tested while the others get ready. Where the gang is
 whole without it nobody waits; else the answer is waited for, so long at most. What comes out decides: broken nodes are
 barred, clean ones are taken back and suspicion fades sooner, and where nobody could tell the suspicion alone counts, as
-it would have without a test. A pass is no proof: who falls first once more is left out untested. By policy all nodes of
-a job are put to work before its first attempt, too; whoever has passed its checks is not asked again before a restart.
+it would have without a test. A pass is no proof: who falls first once more is left out untested. So are tested those
+that were left out until they had booted, and come back. By policy all nodes of a job are put to work before its first
+attempt, too; whoever has passed its checks is not asked again before a restart.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ SUSPICIONS_MAX_COUNT = 2  # tested so often; suspected once more, a node goes as
 
 def ask(state: RunState, names: tuple[str, ...], policy: Policy) -> tuple[CheckNodes, ...]:
     """What these nodes are asked to prove: those on trial at work, the others by policy."""
-    accused = tuple(name for name in names if state.nodes[name].trial)
-    others = tuple(name for name in names if not state.nodes[name].trial)
+    accused = tuple(name for name in names if state.nodes[name].trial and policy.test_suspects)
+    others = tuple(name for name in names if name not in accused)
     asked = [CheckNodes(others, QUICK if policy.test_at_start else "")] if others else []
     return (*asked, *([CheckNodes(accused, THOROUGH)] if accused else []))
 
@@ -120,28 +121,43 @@ def answered(state: RunState, event: NodeChecked, now: float, policy: Policy) ->
     """A node on trial has answered."""
     name, was = event.node, state.nodes[event.node]
     after = replace(state, nodes=roster.checked(state, event))
+    because = _because(name, was)
     if not event.ok:
-        return Answered(after, f"{name} was suspected ({was.trial}), and failed: {event.reason}")
+        return Answered(after, f"{because}, and failed: {event.reason}")
     if event.tested:
-        sooner = {**state.suspected_at, name: state.suspected_at.get(name, now) - blame.SUSPICION_HALVES_S}
-        sentence = f"{name} was suspected ({was.trial}), and its devices work: {event.tested}; it may be used again"
-        return Answered(replace(after, suspected_at=sooner), sentence)
-    unknown = f"{name} was suspected ({was.trial}), and could not be tested: {event.reason or 'it does not say why'}"
+        sooner = {n: at - blame.SUSPICION_HALVES_S if n == name else at for n, at in state.suspected_at.items()}
+        sentence = f"{because}, and its devices work: {event.tested}"
+        return _cleared(replace(after, suspected_at=sooner), sentence, now, policy)
+    unknown = f"{because}, and could not be tested: {event.reason or 'it does not say why'}"
+    if not policy.test_suspects:  # nobody asked for more than checks
+        return _cleared(after, f"{name} {roster.checks_told(event)}", now, policy)
     if state.suspicion.get(name, 0) < SUSPICIONS_MAX_COUNT:
-        return Answered(after, f"{unknown}; that says nothing against it, and it may be used again")
+        return _cleared(after, f"{unknown}; that says nothing against it", now, policy)
     return _left_out(after, name, unknown, now, policy)
+
+
+def _cleared(state: RunState, sentence: str, now: float, policy: Policy) -> Answered:
+    state, back = quarantine.reviewed(state, now, policy)
+    return Answered(state, f"{sentence}; {back or 'it may be used again'}")
 
 
 def overdue(state: RunState, now: float, policy: Policy) -> Answered:
     """Those on trial that were waited for have not answered at all: that counts against them."""
     names, sentences = needed(state, now), []
     for name in names:
-        why = f"it was suspected ({state.nodes[name].trial}), and has not answered whether its devices work"
+        why = f"{_because('it', state.nodes[name])}, and has not answered whether its devices work"
         failed = replace(state, nodes=roster.checked(state, NodeChecked(name, False, why)))
         done = _left_out(failed, name, f"{name}: {why}", now, policy)
         state = done.state
         sentences.append(done.sentence)
     return Answered(state, "; ".join(sentences))
+
+
+def _because(name: str, node: Node) -> str:
+    """Why it was on trial, in words."""
+    if node.trial.startswith(roster.LEFT_OUT):
+        return f"{name} was {node.trial}, and has"
+    return f"{name} was suspected ({node.trial})"
 
 
 def _left_out(state: RunState, name: str, sentence: str, now: float, policy: Policy) -> Answered:

@@ -162,6 +162,7 @@ class SimNode:
         self.clock = clock
         self.boot_id = f"boot-{name}-0"
         self.boots_count = 0
+        self.booted_at = 0.0  # on the world's clock
         self.job = ""
         self.job_restart = 0
         self.founder = False
@@ -230,6 +231,7 @@ class SimNode:
         """It boots again, and the job's step is started on it again."""
         self.up = True
         self.boots_count += 1
+        self.booted_at = self.timeline.now
         self.boot_id = f"boot-{self.name}-{self.boots_count}"
         self.clock.restart(self.timeline.now)
         if self.job and self.world.job_lives(self.job):

@@ -287,7 +287,9 @@ class SimJobs:
         if found is not None:
             supervisor.post(Stamped(ActDone(act, what)))
             return
-        job = scheduler.sbatch(action.seq, action.exclude)
+        since = {node: timeline.now - ago_s for node, ago_s in action.if_booted}
+        booted = [n.name for n in scheduler.world.nodes if n.booted_at > since.get(n.name, float("inf"))]
+        job = scheduler.sbatch(action.seq, tuple(node for node in action.exclude if node not in booted))
         scheduler.world.checker.submitted(action.seq)
         if job is not None and scheduler.moods.times_out_count:
             scheduler.moods.times_out_count -= 1
@@ -295,4 +297,4 @@ class SimJobs:
         elif job is None:
             supervisor.post(Stamped(ActFailed(act, what, "sbatch: error: refused")))
         else:
-            supervisor.post(Stamped(ActDone(act, what)))
+            supervisor.post(Stamped(ActDone(act, what, booted=tuple(booted))))

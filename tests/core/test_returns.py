@@ -9,9 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangrun.core import quarantine
-from gangrun.core.events import AgentRejoined, FindingRaised, GangStarted, NodeChecked, ResumeRequested
+from gangrun.core.actions import CheckNodes, StartGang, SubmitSuccessor
+from gangrun.core.events import (
+    ActDone,
+    AgentJoined,
+    AgentRejoined,
+    FindingRaised,
+    GangStarted,
+    NodeChecked,
+    ResumeRequested,
+    TermTaken,
+)
 from gangrun.core.model import Exclusion, Finding, Node, Phase, RunState, Shape
 from gangrun.core.policy import Policy
+from gangrun.core.trial import THOROUGH
 from tests.core.life import Life
 
 SLURM = Policy(can_requeue=True)
@@ -73,6 +84,97 @@ def test_what_is_known_outlives_the_end_of_the_run() -> None:
     life.stopped()
     life.on(ResumeRequested("someone", "k", 1), after_s=2 * DAY_S)
     assert life.state.excluded["n1"].boot_id == "b-n1"
+
+
+TRIES = replace(SLURM, test_suspects=True)
+CLEAN = "48 products and 0.3 GB of memory right, in 9 s"
+
+
+def in_the_next_job(policy: Policy, boot_id: str, nodes: int = 1) -> Life:
+    """The only node's GPU is lost; in the next job it is there again, in that boot."""
+    life = Life(nodes, policy=policy).running()
+    life.on(lost("n0"))
+    life.stopped()
+    asked = life.last(SubmitSuccessor)
+    assert (asked.exclude, asked.if_booted) == (("n0",), (("n0", 0.0),))
+    life.on(ActDone((1, 1), "SubmitSuccessor", booted=("n0",)))
+    life.says(
+        "the next job of this run is submitted; this one ends; n0 may be in it, booted since, and is tested first"
+    )
+    life.on(TermTaken(life.state.term + 1, "j2", (), ("n0",), life.state.attempt), after_s=1000.0)
+    for name in life.names:
+        life.on(AgentJoined(name, "i2", boot_id if name == "n0" else "b", 2))
+    return life
+
+
+def test_one_that_has_booted_is_put_to_work_before_ranks_start_there() -> None:
+    life = in_the_next_job(TRIES, "another boot")
+    assert life.actions == (CheckNodes(("n0",), THOROUGH),)
+    assert life.phase is Phase.CHECKING
+    life.on(NodeChecked("n0", True, tested=CLEAN))
+    life.says(
+        "n0 was left out until it had booted (hardware failed on n0", f"and its devices work: {CLEAN}; n0 has booted"
+    )
+    life.says("passed its checks, so it is taken back", "starting attempt 1")
+    assert life.state.suspected_at == {}
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (
+            NodeChecked("n0", False, "gpu 1 computed 3 numbers wrong"),
+            "and has, and failed: gpu 1 computed 3 numbers wrong",
+        ),
+        (None, "it was left out until it had booted (hardware failed on n0"),
+    ],
+)
+def test_one_that_has_booted_and_fails_or_says_nothing_stays_out(answer: NodeChecked | None, words: str) -> None:
+    life = in_the_next_job(TRIES, "another boot")
+    if answer is None:
+        life.due("check")
+    else:
+        life.on(answer)
+    life.says(words)
+    assert (life.phase, life.last(SubmitSuccessor).exclude) == (Phase.WAITING, ("n0",))
+    assert life.count(StartGang) == 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "answer", "words"),
+    [
+        (
+            TRIES,
+            NodeChecked("n0", True, "torch is not installed"),
+            "torch is not installed; that says nothing against it",
+        ),
+        (
+            SLURM,
+            NodeChecked("n0", True),
+            "n0 passed its checks; n0 has booted anew and passed its checks, so it is taken",
+        ),
+    ],
+)
+def test_where_devices_are_not_tested_clean_checks_are_enough(policy: Policy, answer: NodeChecked, words: str) -> None:
+    life = in_the_next_job(policy, "another boot")
+    assert life.actions == (CheckNodes(("n0",), THOROUGH if policy.test_suspects else ""),)
+    life.on(answer)
+    life.says(words, "starting attempt 1")
+
+
+def test_one_of_which_the_scheduler_was_wrong_is_looked_for_in_a_later_boot_only() -> None:
+    life = in_the_next_job(SLURM, "b-n0")
+    life.on(NodeChecked("n0", True))
+    life.says("0 nodes usable")
+    assert life.last(SubmitSuccessor).if_booted == (("n0", 0.0),), "it was seen in the bad boot a moment ago"
+    assert "taken back" not in life.reason
+
+
+def test_whom_no_boot_has_cured_is_not_offered_again() -> None:
+    assert quarantine.if_booted({"n1": OUT}, 30.0) == (("n1", 30.0),)
+    assert quarantine.if_booted({"n1": replace(OUT, seen_at=10.0)}, 30.0) == (("n1", 20.0),)
+    for entry in (replace(OUT, returns_count=2), replace(OUT, boot_id=""), replace(OUT, until=20.0)):
+        assert quarantine.if_booted({"n1": entry}, 30.0) == ()
 
 
 def state_with(entry: Exclusion, boot_id: str = "bad", checked: bool | None = True) -> RunState:

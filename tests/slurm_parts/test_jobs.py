@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -15,7 +15,7 @@ from gangrun.adapters.slurm.submission import Refused, Unfit, Unknown
 from gangrun.core.actions import EndJob, SubmitSuccessor
 from gangrun.core.events import ActDone, ActFailed, ActUnknown
 from gangrun.core.model import Phase
-from tests.slurm_parts.pretend import UNREACHABLE, PretendJob, PretendSlurm, PretendTime
+from tests.slurm_parts.pretend import UNREACHABLE, PretendJob, PretendSlurm, PretendTime, stamp
 from tests.waiting import until
 
 ACT = (3, 17)
@@ -83,6 +83,17 @@ def test_no_dependency_on_a_job_with_a_silent_node() -> None:
     world = World(all_heard=False)
     assert world.perform() == DONE
     assert world.asked[0][2] == ""
+
+
+@pytest.mark.parametrize("ask", list(Ask))
+def test_nodes_that_have_booted_may_be_in_it_again(ask: Ask) -> None:
+    """n2 was last seen in the bad boot 500 s ago; n5 is out for another reason."""
+    world = World()
+    told = f"NodeName=n2 State=IDLE BootTime={stamp(world.time.wall() - 300.0)} SlurmdStartTime=None\n"
+    world.slurm.instead["scontrol show node n2 "] = [Answer(0, told)]
+    done = world.jobs(ask=ask).perform(ACT, replace(NEXT, if_booted=(("n2", 500.0),)))
+    assert done == ActDone(ACT, ASK, same_job=ask is Ask.SAME_JOB, booted=("n2",))
+    assert (world.asked[0][1] if ask is Ask.RESUBMIT else (world.me.excluded,)) == ("n5",)
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "CANCELLED"])

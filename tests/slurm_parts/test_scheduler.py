@@ -24,6 +24,12 @@ from tests.slurm_parts.captured import VERSIONS, shown
 HOSTILE_COMMENT = "gr:x:1 \"q\" 's' \x1f Reason=Foo\n   JobState=FAILED"
 
 
+NODE = (
+    "NodeName={node} Arch=x86_64 CoresPerSocket=1 CPUAlloc=0 CPUTot=2 OS=Linux 6.1 State=IDLE"
+    " BootTime={boot} SlurmdStartTime=2026-11-22T07:00:00 Comment=BootTime=2030-01-01T00:00:00"
+)
+
+
 class Scripted(Tools):
     """Gives one answer after the other and remembers what was asked."""
 
@@ -352,3 +358,22 @@ def test_how_long_a_preempted_job_may_stay() -> None:
     tools = Scripted(Answer(0, line), Answer(1, err="Partition low not found"))
     assert (Scheduler(tools).grace_time_s("low"), Scheduler(tools).grace_time_s("low")) == (6.0, None)
     assert tools.asked[0] == ("scontrol", "show", "partition", "low")
+
+
+def test_which_nodes_have_booted_since() -> None:
+    """By Slurm's word, less what clocks may be apart; what it does not say is no."""
+    boots = {"n1": "2026-11-22T06:00:00", "n2": "2026-11-22T05:00:30", "n3": "None", "n4": "2026-11-22T04:00:00"}
+    text = "\n".join(NODE.format(node=node, boot=boot) for node, boot in boots.items())
+    since = dict.fromkeys([*boots, "n5"], wall("2026-11-22T05:00:00"))
+    slurm = Scripted(Answer(0, text + "\n"))
+    assert Scheduler(slurm).booted_since(since) == ("n1",)
+    assert slurm.asked == [("scontrol", "show", "node", "n1,n2,n3,n4,n5", "--oneliner")]
+    assert Scheduler(Scripted()).booted_since({}) == (), "and nobody is asked"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [Answer(1, err="Node n9 not found"), Answer(-1, timed_out=True), Answer(0), Answer(0, "NodeName=n1 BootTime=soon")],
+)
+def test_where_slurm_does_not_say_nobody_has_booted(answer: Answer) -> None:
+    assert Scheduler(Scripted(answer)).booted_since({"n1": 0.0}) == ()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from enum import Enum
 from queue import SimpleQueue
 from typing import Protocol
@@ -141,7 +142,8 @@ class SlurmJobs:
             if self._cancelled():  # looking may have taken long
                 return ActFailed(act, ASK, "the run is cancelled")
             dependency = f"afterany:{self._job}" if self._all_heard() else ""
-            job = self._submit(action.seq, action.exclude, dependency)
+            booted = self._booted(action)
+            job = self._submit(action.seq, [one for one in action.exclude if one not in booted], dependency)
         except (Refused, Unfit, SchedulerRefused) as error:
             return ActFailed(act, ASK, str(error))
         except Unknown as error:
@@ -149,7 +151,7 @@ class SlurmJobs:
         except (SchedulerSilent, OSError) as error:  # not looked, not asked; an earlier request may still be under way
             return ActUnknown(act, ASK, str(error))
         self._say(f"job {job} is submitted as job {action.seq} of this run")
-        return self._done(act, job)
+        return replace(done, booted=booted) if isinstance(done := self._done(act, job), ActDone) else done
 
     def _look_again(self, act: tuple[int, int], seq: int, words: str) -> Outcome:
         until = self._clock.now() + LOOK_FOR_S
@@ -202,8 +204,14 @@ class SlurmJobs:
                     return ActUnknown(act, ASK, str(error))
             self._pause(LOOK_EVERY_S)
         self._say(f"job {self._job} is requeued")
-        self._exclude((*self._user_exclude, *action.exclude))
-        return ActDone(act, ASK, same_job=True)
+        booted = self._booted(action)
+        self._exclude((*self._user_exclude, *(one for one in action.exclude if one not in booted)))
+        return ActDone(act, ASK, same_job=True, booted=booted)
+
+    def _booted(self, action: SubmitSuccessor) -> tuple[str, ...]:
+        """Those that are left out until they have booted, and have."""
+        now = self._clock.wall()
+        return self._scheduler.booted_since({node: now - ago_s for node, ago_s in action.if_booted})
 
     def _is_requeued(self) -> bool:
         facts = self._scheduler.job(self._job)

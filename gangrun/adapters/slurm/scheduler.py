@@ -7,7 +7,7 @@ Blocks up to ``within_s`` a question: never call it from the supervisor's loop. 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
@@ -21,6 +21,7 @@ ENDED = frozenset(
 RUNS = frozenset({"RUNNING", "SIGNALING", "RESIZING", "STOPPED", "SUSPENDED"})
 HELD = frozenset({"JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue", "launch_failed_requeued_held", "ReqHeld"})
 KILL_WAIT_S = 30.0
+CLOCKS_APART_S = 60.0  # a node's wall clock, by which it says when it booted, may be as far from ours
 NO_SUCH_JOB = "invalid job id"
 OVER_ALREADY = ("already completing or completed", "job has already finished", "already finished", NO_SUCH_JOB)
 NOTHING = frozenset({"", "(null)", "N/A", "n/a", "None", "Unknown", "NONE"})
@@ -35,6 +36,7 @@ _FIRST_LINE = re.compile(
 )
 _KILL_WAIT = re.compile(r"^KillWait\s*=\s*([0-9]+)", re.MULTILINE)
 _NODE_STATE = re.compile(r"^ *State=([A-Z]+)", re.MULTILINE)
+_BOOT_TIME = re.compile(r"^NodeName=(\S+) .*? BootTime=(\S+)", re.MULTILINE)
 _GRACE_TIME = re.compile(r"\bGraceTime=([0-9]+)")
 _WORDS = re.compile(r"([A-Za-z][\w/:.&*]*)=(\S*)")
 # These lines hold one value, which is free text or may hold blanks.
@@ -227,6 +229,19 @@ class Scheduler:
         """Has Slurm given a node up? One that it has not heard for a while is not down yet."""
         found = _NODE_STATE.search(self._asked(("scontrol", "show", "node", node)).out)
         return found is not None and found.group(1) == "DOWN"
+
+    def booted_since(self, walls: Mapping[str, float]) -> tuple[str, ...]:
+        """Which of these nodes have booted after their moment, as their slurmd said when it registered. What Slurm does
+        not say, or cannot be asked, is no.
+        """
+        if not walls:
+            return ()
+        try:
+            text = self._asked(("scontrol", "show", "node", ",".join(walls), "--oneliner")).out
+        except (SchedulerSilent, SchedulerRefused):
+            return ()
+        boots = {match.group(1): _instant(match.group(2)) for match in _BOOT_TIME.finditer(text)}
+        return tuple(node for node, wall in walls.items() if (boots.get(node) or 0.0) > wall + CLOCKS_APART_S)
 
     def kill_wait_s(self) -> float:
         """How long Slurm leaves between SIGTERM and SIGKILL; its default where it does not say."""

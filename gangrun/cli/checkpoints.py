@@ -22,14 +22,15 @@ from gangrun.cli.errors import DONE, RUN_FAILED, UNKNOWN, UserError
 from gangrun.cli.finding import find
 from gangrun.cli.options import echo_json, json_option, look_now, runs_dir_option
 from gangrun.cli.reading import patience, read
-from gangrun.cli.status_json import SCHEMA
+from gangrun.cli.status_json import SCHEMA, memory_step
 from gangrun.cli.status_view import Look
 from gangrun.cli.terminal import clean, size_words, styled, table, wrapped
 from gangrun.cli.times import ago_words
 from gangrun.cli.validators import validator_of
 from gangrun.core.selection import Candidate, Chosen, FromZero, Kind, NoneValid, ResumeRequest, choose
 
-DISK = "disk"
+DISK, MEMORY = "disk", "memory"
+IN_MEMORY_ONLY = "on the nodes themselves; brought to the disk when ranks or an agent die"
 _HEAD = ("step", "valid", "level", "tier", "size", "shared", "changed", "directory", "why")
 
 
@@ -42,6 +43,7 @@ class Place:
     run: str = ""
     run_directory: str = ""
     best_step: int = -1
+    memory_step: int | None = None
     validator: tuple[str, ...] = ()
     validator_within_s: float = 600.0
     working_directory: str | None = None
@@ -110,9 +112,10 @@ def _place(where: str | None, pattern: str | None, runs_dir: str | None) -> Plac
     if not asked.directory:
         hint = "name the directory: gangrun checkpoints DIR (the run was started without --checkpoint-dir)"
         raise UserError("no checkpoints", f"{reading.spec.run} has no checkpoint directory that gangrun knows of", hint)
-    best = reading.state.best_step if reading.state else -1
+    state = reading.state
+    best, in_memory = (state.best_step, memory_step(reading, state)) if state else (-1, None)
     return Place(
-        asked.directory, pattern or asked.pattern, reading.spec.run, str(reading.paths.root), best,
+        asked.directory, pattern or asked.pattern, reading.spec.run, str(reading.paths.root), best, in_memory,
         asked.validator, asked.validator_within_s, reading.spec.working_directory,
     )  # fmt: skip
 
@@ -166,6 +169,7 @@ def _as_json(place: Place, found: Sequence[Candidate], choice: object, *, verify
         "directory": place.directory,
         "run": place.run or None,
         "verified": verify,
+        "memory_step": place.memory_step,
         "resume_from": None
         if chosen is None
         else {"step": chosen.step, "path": chosen.path, "level": chosen.level.value},
@@ -194,23 +198,31 @@ def _one_as_json(one: Candidate) -> dict[str, Any]:
 def page(place: Place, found: Sequence[Candidate], choice: object, look: Look) -> list[str]:
     """The table, and what would be resumed from."""
     lines = [f"{clean(place.directory)}{'  (of run ' + clean(place.run) + ')' if place.run else ''}"]
-    if not found:
+    rows = _rows(place.memory_step, found, look)
+    if not rows:
         lines.append("  no checkpoints here")
     else:
-        rows = [_row(one, look) for one in found]
         lines += ["", *table(_HEAD, rows, look.columns)]
         lines[2] = styled(lines[2], "dim", look.color)
     reason = choice.reason if isinstance(choice, Chosen | FromZero | NoneValid) else ""
     return [*lines, "", *wrapped(f"a run would go on like this: {clean(reason)}", look.columns, "  ")]
 
 
-def _row(one: Candidate, look: Look) -> tuple[str, ...]:
+def _rows(memory_step: int | None, found: Sequence[Candidate], look: Look) -> list[tuple[str, ...]]:
+    """What is on the disk, and before it what is in memory only: that is newer, or it would have been let go."""
+    rows = [_row(one, look, DISK if one.step != memory_step else f"{DISK}, {MEMORY}") for one in found]
+    if memory_step is not None and all(one.step != memory_step for one in found):
+        rows.insert(0, (str(memory_step), "-", "-", MEMORY, "-", "-", "-", "-", IN_MEMORY_ONLY))
+    return rows
+
+
+def _row(one: Candidate, look: Look, tier: str) -> tuple[str, ...]:
     found = measure(one.path)
     return (
         str(one.step),
         _validity(one),
         one.level.value if one.level else ("?" if one.kind is Kind.UNKNOWN else "-"),
-        DISK,
+        tier,
         "?" if found.size_bytes is None else size_words(found.size_bytes),
         f"{100 * found.shared_bytes / found.size_bytes:.0f} %" if found.size_bytes and found.shared_bytes else "-",
         "?" if found.changed is None else ago_words(found.changed, look.now),

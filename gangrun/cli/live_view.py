@@ -124,6 +124,9 @@ class LiveView:
         if self.quiet_ranks or state.placement is None:
             return
         if state.attempt != self._attempt:
+            if state.placement.world_size > 2 and not self._tails:
+                last, run = state.placement.world_size - 1, clean(state.run)
+                self.say(f"of what ranks print, that of 0 and {last} is shown here; all of it: gangrun logs -f {run}")
             self._drain()
             self._attempt = state.attempt
             self._shown = tuple(f":rank{rank}]" for rank in sorted({0, state.placement.world_size - 1}))

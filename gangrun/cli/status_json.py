@@ -136,8 +136,7 @@ def _world_size(reading: Reading) -> int:
 
 def _of_state(reading: Reading, state: RunState) -> dict[str, Any]:
     walls = WallTimes.of(reading.records)
-    live: Mapping[str, Any] = reading.live.live if reading.live else {}
-    fresh = live if live.get("attempt", state.attempt) == state.attempt else {}
+    fresh = _fresh(reading, state)
     loss, warning = fresh.get("loss"), fresh.get("warning", "")
     return {
         "attempts": [_attempt(attempt, walls) for attempt in state.attempts],
@@ -150,7 +149,7 @@ def _of_state(reading: Reading, state: RunState) -> dict[str, Any]:
         "step": _step(state, fresh),
         "loss": float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None,
         "checkpoint": _checkpoint(state.checkpoint, reading),
-        "memory_step": None if state.phase in TERMINAL else _kept(fresh),
+        "memory_step": memory_step(reading, state),
         "nodes": natural_sort(state.nodes) or list(reading.spec.nodes),
         "world_size": state.placement.world_size if state.placement else _world_size(reading),
         "supervisor": {"term": state.term, "node": reading.claim.node if reading.claim else ""},
@@ -181,9 +180,16 @@ def _step(state: RunState, live: Mapping[str, Any]) -> int | None:
     return step if step >= 0 else None
 
 
-def _kept(live: Mapping[str, Any]) -> int | None:
-    step = live.get("kept_step")
-    return step if isinstance(step, int) and step >= 0 else None
+def _fresh(reading: Reading, state: RunState) -> Mapping[str, Any]:
+    """The newest figures, if they are of the newest attempt."""
+    live: Mapping[str, Any] = reading.live.live if reading.live else {}
+    return live if live.get("attempt", state.attempt) == state.attempt else {}
+
+
+def memory_step(reading: Reading, state: RunState) -> int | None:
+    """The newest step that is whole in the nodes' memory; None where there is none, or no longer."""
+    step = _fresh(reading, state).get("kept_step")
+    return step if state.phase not in TERMINAL and isinstance(step, int) and step >= 0 else None
 
 
 def _checkpoint(ref: CheckpointRef | None, reading: Reading) -> dict[str, Any] | None:

@@ -73,6 +73,22 @@ def test_verify_finds_the_damage_and_exits_1(ckpt: Path, gangrun: Call) -> None:
     assert (ckpt / "step-20").exists()  # nothing is moved by looking
 
 
+def test_a_step_in_memory_is_listed_with_its_tier(ckpt: Path, runs: Path, gangrun: Call) -> None:
+    story = Builder(runs, checkpoint_dir=str(ckpt)).supervisor().up().live(kept_step=37)
+
+    def tiers() -> list[tuple[str, str]]:
+        rows = [line.split() for line in gangrun("checkpoints", "train").out.splitlines()]
+        return [(row[0], " ".join(row[3:5]).removesuffix(" -")) for row in rows if row and row[0].isdecimal()]
+
+    assert [step for step, _ in tiers()] == ["37", "30", "20", "10"]
+    assert tiers()[0] == ("37", "memory")
+    assert gangrun("checkpoints", "train", "--json").json["memory_step"] == 37
+    story.live(kept_step=20)
+    assert [step for step, tier in tiers() if "memory" in tier] == ["20"]
+    story.finished().stopped()
+    assert not [step for step, tier in tiers() if "memory" in tier], "it went with the ranks"
+
+
 def test_of_a_run_by_its_own_pattern(ckpt: Path, runs: Path, gangrun: Call) -> None:
     Builder(runs, checkpoint_dir=str(ckpt)).supervisor()
     said = gangrun("checkpoints", "train", "--json").json

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 
+from gangrun.cli.live_view import LiveView
 from gangrun.core.events import CancelRequested
 from tests.cli.conftest import Call
 from tests.cli.run_builder import Builder
@@ -18,6 +21,20 @@ def printed(story: Builder, attempt: int, node: str, *lines: str, part: str = ""
     folder.mkdir(exist_ok=True)
     with (folder / f"{node}.log{part}").open("a") as file:
         file.writelines(line + "\n" for line in lines)
+
+
+def test_what_gangrun_run_leaves_out_is_said_once(runs: Path) -> None:
+    story = restarted(runs)
+    printed(story, 1, "n0", "[n0:rank0] zero", "[n0:rank1] one")
+    printed(story, 1, "n1", "[n1:rank2] two", "[n1:rank3] three")
+    shown, told = io.StringIO(), io.StringIO()
+    view = LiveView(
+        lambda attempt, node: story.paths.logs / str(attempt) / f"{node}.log", lambda term: {}, lambda: 0.0, shown, told
+    )
+    view.tick(replace(story.state, attempt=0))
+    view.tick(story.state)
+    assert shown.getvalue().splitlines() == ["[n0:rank0] zero", "[n1:rank3] three"]
+    assert told.getvalue().count("that of 0 and 3 is shown here; all of it: gangrun logs -f") == 1
 
 
 def test_the_newest_attempt_node_by_node(runs: Path, gangrun: Call) -> None:

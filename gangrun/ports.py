@@ -133,9 +133,9 @@ class Radio(Protocol):
 class Checkpoints(Protocol):
     """What is on the checkpoint file system; answers by mail as core events."""
 
-    def adopt(self, path: str, attempt: int, step: int, nonce: str, nodes: Sequence[str]) -> None:
+    def adopt(self, path: str, attempt: int, step: int, nonce: str, nodes: Sequence[str], rebuilt_count: int) -> None:
         """Before the next ``seal``: what nodes brought from their memory becomes a checkpoint, if it is whole; answer
-        with ``StepBrought``.
+        with ``StepBrought``. ``rebuilt_count``: files that none of them held and that were made again.
         """
 
     def seal(self, attempt: int) -> None:

@@ -41,6 +41,7 @@ class _Question:
     nonce: str = ""
     nodes: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
+    rebuilt_count: int = 0
 
 
 class CheckpointService:
@@ -65,9 +66,11 @@ class CheckpointService:
         self._thread = threading.Thread(target=self._main, name="checkpoints", daemon=True)
         self._thread.start()
 
-    def adopt(self, path: str, attempt: int, step: int, nonce: str, nodes: Sequence[str]) -> None:
+    def adopt(self, path: str, attempt: int, step: int, nonce: str, nodes: Sequence[str], rebuilt_count: int) -> None:
         """Answer with ``StepBrought``; what it says is said again by the choice that follows, if one does."""
-        self._questions.put(_Question("adopt", attempt, step, path=path, nonce=nonce, nodes=tuple(nodes)))
+        self._questions.put(
+            _Question("adopt", attempt, step, path=path, nonce=nonce, nodes=tuple(nodes), rebuilt_count=rebuilt_count)
+        )
 
     def seal(self, attempt: int) -> None:
         """Answer with ``AttemptSealed``."""
@@ -107,7 +110,7 @@ class CheckpointService:
         match question.what:
             case "adopt":
                 why = adopt(question.path, self._directory, question.step, question.nonce)
-                where = fold(question.nodes)
+                where = fold(question.nodes) + _again(question.rebuilt_count)
                 self._adopted[question.step] = (
                     f"; step {question.step} was in the memory of {where} and could not be brought to the disk: {why}"
                     if why
@@ -192,3 +195,8 @@ def _finished_at(path: str) -> float:
             return max([os.stat(path).st_ctime, *(entry.stat(follow_symlinks=False).st_ctime for entry in entries)])
     except OSError:
         return 0.0
+
+
+def _again(files_count: int) -> str:
+    many = f"{files_count} {'file' if files_count == 1 else 'files'}"
+    return f"; {many} of lost nodes made again of parity" if files_count else ""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.cli import tested_nodes
+from gangrun.cli.memory_view import bears
 from gangrun.cli.reading import Reading, read
 from gangrun.cli.saves_view import as_json, read_saves
 from gangrun.cli.times import WallTimes, wall_now
@@ -110,6 +111,7 @@ def _skeleton(reading: Reading) -> dict[str, Any]:
         "loss": None,
         "checkpoint": None,
         "memory_step": None,
+        "memory_bears": None,
         "nodes": list(spec.nodes),
         "world_size": _world_size(reading),
         "supervisor": None,
@@ -150,6 +152,7 @@ def _of_state(reading: Reading, state: RunState) -> dict[str, Any]:
         "loss": float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None,
         "checkpoint": _checkpoint(state.checkpoint, reading),
         "memory_step": memory_step(reading, state),
+        "memory_bears": None if memory_step(reading, state) is None else bears(fresh, reading.spec),
         "nodes": natural_sort(state.nodes) or list(reading.spec.nodes),
         "world_size": state.placement.world_size if state.placement else _world_size(reading),
         "supervisor": {"term": state.term, "node": reading.claim.node if reading.claim else ""},

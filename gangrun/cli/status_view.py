@@ -11,6 +11,7 @@ from datetime import tzinfo
 from typing import Any
 
 from gangrun.cli import tested_nodes
+from gangrun.cli.memory_view import bears_words
 from gangrun.cli.saves_view import failure_words, interval_words
 from gangrun.cli.terminal import clean, phase_word, styled, table, wrapped
 from gangrun.cli.times import ago_words, clock_words, span_words, when_words
@@ -116,7 +117,8 @@ def _facts(status: Mapping[str, Any], look: Look) -> list[tuple[str, str]]:
     facts.append(("step", step + loss))
     facts.append(("checkpoint", _checkpoint(status["checkpoint"], look)))
     if status["memory_step"] is not None:
-        facts.append(("in memory", f"step {status['memory_step']}, on the nodes themselves"))
+        where = "on the nodes themselves" + bears_words(status["memory_bears"])
+        facts.append(("in memory", f"step {status['memory_step']}, {where}"))
     if status["saves"] is not None:
         facts.append(("saves", interval_words(status["saves"])))
     if status["restarts"] or len(attempts) > 1:

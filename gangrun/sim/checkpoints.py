@@ -154,7 +154,7 @@ class SimCheckpoints:
     def _mail(self, event: AttemptSealed | ResumeChosen | NoneValid | CheckpointSeen) -> None:
         self.post(Stamped(event))
 
-    def adopt(self, path: str, attempt: int, step: int, nonce: str, nodes: Sequence[str]) -> None:
+    def adopt(self, path: str, attempt: int, step: int, nonce: str, nodes: Sequence[str], rebuilt_count: int) -> None:
         """Nodes made of numbers hold nothing in memory."""
 
     def seal(self, attempt: int) -> None:

@@ -184,9 +184,9 @@ class HandCheckpoints:
     asked: list[tuple[str, int]] = field(default_factory=list)
     on_ask: Callable[[str], None] = lambda what: None
 
-    def adopt(self, path: str, attempt: int, step: int, nonce: str, nodes: Sequence[str]) -> None:
+    def adopt(self, path: str, attempt: int, step: int, nonce: str, nodes: Sequence[str], rebuilt_count: int) -> None:
         """Noted, and done."""
-        del path, nonce
+        del path, nonce, rebuilt_count
         self.asked.append(("adopt", step))
         self.post(Stamped(StepBrought(attempt, step, tuple(nodes))))
 

@@ -38,7 +38,8 @@ class Progress:
         self.warning = ""
         self._steps: dict[str, tuple[int, int]] = {}  # node -> (lowest, highest) step of its ranks
         self._phases: dict[str, int] = {}
-        self._top = self._first = self._kept = -1
+        self._top = self._first = -1
+        self._kept = -1, 0  # the newest step in memory, and how many lost nodes it bears
         self._loss: float | None = None
         self._advanced_at: float | None = None
         self._intervals: deque[float] = deque(maxlen=INTERVALS_COUNT)
@@ -91,7 +92,7 @@ class Progress:
             if first >= 0 and not 0 <= self._first <= first:
                 self._first = first
         self._loss = next((reading.loss for reading in row.readings if reading.rank == 0), self._loss)
-        self._kept = max(self._kept, *(reading.kept_step for reading in row.readings))
+        self._kept = max(self._kept, *((reading.kept_step, reading.kept_losses_count) for reading in row.readings))
         steps = [reading.step for reading in row.readings]
         top = max(steps)
         self._steps[row.node] = (min(steps), top)
@@ -101,6 +102,11 @@ class Progress:
                 self._intervals.append((now - self._advanced_at) / (top - self._top if self._top >= 0 else 1))
             self._top = top
             self._advanced_at = now
+
+    @property
+    def kept_step(self) -> int:
+        """The newest step that is whole in the nodes' memory, as ranks say; -1: none."""
+        return self._kept[0]
 
     def halted(self, now: float) -> bool | None:
         """Has the gang stopped stepping? None: it reports no steps, so nobody knows."""
@@ -164,7 +170,8 @@ class Progress:
             "step": self._top if self._top >= 0 else state.attempt_step,
             "step_min": min(known) if known else -1,
             "loss": self._loss,
-            "kept_step": self._kept,
+            "kept_step": self._kept[0],
+            "kept_losses_count": self._kept[1],
             "slot_phase": max(self._phases.values(), default=0),
             "agents_heard_count": heard_count,
             "warning": self.warning,

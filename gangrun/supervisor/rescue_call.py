@@ -1,8 +1,9 @@
 """The newest step that is whole in the nodes' memory is brought to the disk: before older attempts are sealed, and
 before a job ends.
 
-(Room: supervisor.) First all nodes say what they hold, then those that are picked write it; whatever fails, the run
-goes on from what is on disk. Next: ``core/kept.py`` picks, ``agent/rescue.py`` answers.
+(Room: supervisor.) First all nodes say what they hold, then those that are picked write it, then what nobody holds is
+made again of that; whatever fails, the run goes on from what is on disk. Next: ``core/kept.py`` picks,
+``agent/rescue.py`` answers.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class RescueCall:
         self._until = now + within_s
         self._held: dict[str, list[Holding]] = {}
         self._picked: WholeStep | None = None
+        self._rebuilding = False
         self._open = {board.say(node, lambda act: Rescue(board.term, act, attempt), now): node for node in nodes}
         self.deadline = now + min(ASK_WITHIN_S, ASK_SHARE_MAX * within_s) if self._open else now
 
@@ -58,7 +60,12 @@ class RescueCall:
         if self._picked is not None:
             if not result.ok:
                 return self._finish(f"{node}: {result.why or 'refused without a reason'}")
-            return [] if self._open else self._finish("")
+            if self._open:
+                return []
+            if self._picked.rebuild and not self._rebuilding:
+                self._rebuilding = True
+                return self._have_done(self._picked.rebuild, now)
+            return self._finish("")
         try:
             self._held[node] = msgspec.convert(result.data.get("steps", []), list[Holding])
         except msgspec.ValidationError:
@@ -80,15 +87,19 @@ class RescueCall:
         if picked is None:
             return self._finish("")
         self.deadline = self._until
-        for node in picked.files:
+        return self._have_done(picked.files, now)
+
+    def _have_done(self, nodes: Collection[str], now: float) -> list[Event]:
+        for node in nodes:
             self._open[self._board.say(node, lambda act, node=node: self._command(act, node), now)] = node  # type: ignore[misc]
         return []
 
     def _command(self, act: tuple[int, int], node: str) -> Rescue:
         picked = self._picked
         assert picked is not None
+        files, rebuild = ((), picked.rebuild[node]) if self._rebuilding else (picked.files[node], ())
         return Rescue(
-            self._board.term, act, self._attempt, self.path, picked.step, picked.nonce, picked.files[node]
+            self._board.term, act, self._attempt, self.path, picked.step, picked.nonce, files, rebuild
         )  # fmt: skip
 
     def _finish(self, why: str) -> list[Event]:

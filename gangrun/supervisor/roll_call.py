@@ -257,5 +257,5 @@ def _brought(checkpoints: Checkpoints, attempt: int, path: str, step: WholeStep 
     nodes = tuple(step.files)
     if why:
         return [StepBrought(attempt, step.step, nodes, why)]
-    checkpoints.adopt(path, attempt, step.step, step.nonce, nodes)
+    checkpoints.adopt(path, attempt, step.step, step.nonce, nodes, step.rebuilt_count)
     return []

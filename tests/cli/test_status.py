@@ -7,12 +7,15 @@ import os
 from datetime import timezone
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from gangrun.adapters.fs.run_dir import write_spec
 from gangrun.cli.reading import read
 from gangrun.cli.status_json import status_of
 from gangrun.cli.status_view import Look, overview, page
 from gangrun.core.model import Phase
+from gangrun.wire.spec import CheckpointSpec
 from tests.cli.conftest import Call, golden
 from tests.cli.run_builder import BEGAN, Builder
 from tests.cli.stories import cancelled, failed, restarted, running, succeeded
@@ -93,6 +96,30 @@ def test_live_figures_are_newer_than_the_journal_but_only_of_this_attempt(runs: 
     story.live(attempt=7, step=99, loss=1.0)
     assert gangrun("status", "--json").json["step"] == 0
     assert gangrun("status", "--json").json["loss"] is None
+
+
+@pytest.mark.parametrize(
+    ("parity", "count", "words"),
+    [
+        ("", 1, "step 9, on the nodes themselves; survives any lost node"),
+        ("", 0, "step 9, on the nodes themselves; survives no lost node (degraded: 1 asked for)"),
+        ("8+2", 2, "step 9, on the nodes themselves; survives any 2 lost nodes"),
+        ("8+2", 1, "step 9, on the nodes themselves; survives any lost node (degraded: 2 asked for)"),
+        ("", None, "step 9, on the nodes themselves\n"),
+    ],
+)
+def test_how_many_lost_nodes_a_step_in_memory_survives(
+    runs: Path, gangrun: Call, parity: str, count: int | None, words: str
+) -> None:
+    story = running(runs)
+    spec = msgspec.structs.replace(story.spec, checkpoint=CheckpointSpec("d", memory=True, memory_parity=parity))
+    story.paths.spec.unlink()
+    write_spec(story.disk, story.paths, spec)
+    story.live(kept_step=9, **({} if count is None else {"kept_losses_count": count}))
+    asked = int(parity[-1:] or 1)
+    expected = None if count is None else {"lost_nodes": count, "asked": asked}
+    assert gangrun("status", "--json").json["memory_bears"] == expected
+    assert words in gangrun("status").out
 
 
 def test_all_runs_newest_first(runs: Path, gangrun: Call) -> None:

@@ -74,6 +74,23 @@ def test_a_whole_step_is_brought_by_those_who_hold_it_before_older_attempts_are_
     assert desk.loop.state.phase is Phase.RUNNING
 
 
+CODE = {"members": [["0"], ["1"]], "stripes": [{"members": [1], "parity": ["p0"]}, {"members": [0], "parity": ["p1"]}]}
+
+
+@pytest.mark.parametrize("can", [True, False])
+def test_what_nobody_holds_is_made_again_once_all_else_is_on_the_disk(can: bool) -> None:
+    asked: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = []
+
+    def bring(agent: HandAgent, message: Rescue) -> None:
+        asked.append((agent.node, message.files, message.rebuild))
+        agent.answer(message, ok=can or not message.rebuild, why="2 of 2 shards are lost")
+
+    held = {"n0": [holding(7, "0", "m", of=3) | {"pieces": ["p0"], "codes": [CODE]}]}
+    desk = desk_of(held, bring)
+    assert restarted(desk) == ([("adopt", 7)] if can else []) + [("seal", 1), ("choose", 1)]
+    assert asked == [("n0", ("0", "m", "p0"), ()), ("n0", (), ("1",))]
+
+
 @pytest.mark.parametrize(
     "held", [{}, {"n0": [holding(7, "0", "m", of=3)]}, {"n0": [{"step": "seven"}]}], ids=["nothing", "half", "nonsense"]
 )
@@ -113,6 +130,11 @@ def test_the_newest_step_in_memory_is_among_the_live_figures() -> None:
     desk.agents["n0"].beat(readings=(Reading(0, 9, 2, 9, 0, 0.0, "R", kept_step=8),))
     desk.turn_all()
     assert loop.progress.live(loop.state, desk.clock.boot, 2)["kept_step"] == 8
+    desk.agents["n0"].beat(readings=(Reading(0, 9, 2, 9, 0, 0.0, "R", kept_step=9, kept_losses_count=2),))
+    desk.agents["n1"].beat(readings=(Reading(1, 9, 2, 9, 0, 0.0, "R", kept_step=8, kept_losses_count=3),))
+    desk.turn_all()
+    live = loop.progress.live(loop.state, desk.clock.boot, 2)
+    assert (live["kept_step"], live["kept_losses_count"]) == (9, 2)
 
 
 def test_what_the_disk_has_already_is_not_brought() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ SECONDS = {"quick": (0.3, 0.25, 1 << 27), "deep": (20.0, 0.8, 1 << 50)}  # each 
 GPU_SHARE = 0.8
 SUM_BYTES = {"cpu": 8 << 20, "gpu": 256 << 20}
 SUMS_WITHIN_SHARE = 0.5
+IDENTITIES_WITHIN_S = 5.0
 RESULTS = {  # test -> the names that it measures
     "product": ("gemm_mismatches", "gemm_tflops"),
     "memory": ("memory_mismatches",),
@@ -156,10 +157,32 @@ def dcgm(words: Sequence[str], within_s: float = WITHIN_S) -> dict[str, Any]:
     variables = environment.all_variables()
     if shutil.which("dcgmi", path=variables.get("PATH")) is None:
         return {"absent": answers.ABSENT}
-    [said] = together([["dcgmi", *words]], variables, within_s - ENDS_BEFORE_S, SystemClock().now)
+    now = SystemClock().now
+    until = now() + within_s - ENDS_BEFORE_S
+    tests = tuple(words[:1]) != answers.HEALTH[:1]
+    uuids, seen = _identities(variables, until - now(), now) if tests else ({}, [])
+    asked = answers.only_of(words, uuids, seen) if tests else tuple(words)
+    [said] = together([["dcgmi", *asked]], variables, until - now(), now)
     if said.code is None:
         return {"absent": f"dcgmi did not answer within {within_s:g} s"}
-    return plain_facts(answers.parsed(tuple(words), said.out or said.err))
+    facts = answers.parsed(tuple(words), said.out or said.err)
+    if not tests and answers.accuses(facts):
+        uuids, seen = _identities(variables, until - now(), now)
+    return plain_facts(answers.identified(facts, uuids, seen))
+
+
+def _identities(
+    variables: Mapping[str, str], within_s: float, now: Callable[[], float]
+) -> tuple[dict[str, str], list[tuple[str, str]]]:
+    """Which GPU DCGM means by which number, and which of them this job can see."""
+    from gangrun.health import dcgm as answers
+
+    try:
+        from gangrun.adapters.nvml.telemetry import seen
+    except ImportError:
+        return {}, []
+    [said] = together([["dcgmi", *answers.DISCOVERY]], variables, max(0.1, min(IDENTITIES_WITHIN_S, within_s)), now)
+    return answers.identities(said.out), seen()
 
 
 def site_command(within_s: float, argv: Sequence[str]) -> dict[str, Any]:

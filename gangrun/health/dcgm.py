@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -26,11 +27,13 @@ from gangrun.health.check import (
     Sticky,
     Value,
 )
+from gangrun.health.gpu_use import beside, spared
 from gangrun.health.policy import HealthPolicy
 from gangrun.health.rounds import Family, Surroundings
 
-NAME, TEST_NAME, NODE = "dcgm", "dcgm_test", "node"
+NAME, TEST_NAME, NODE, SEEN = "dcgm", "dcgm_test", "node", "seen"
 ABSENT = "dcgmi is not installed here"
+DISCOVERY = ("discovery", "-l")
 HEALTH, TEST, DEEP_TEST = ("health", "-c", "-j"), ("diag", "-r", "1", "-j"), ("diag", "-r", "2", "-j")
 WITHIN_S, TEST_WITHIN_S, DEEP_TEST_WITHIN_S = 20.0, 180.0, 900.0
 WORDS_MAX_CHARS = 160
@@ -76,6 +79,58 @@ def parsed(words: Sequence[str], out: str) -> Facts:
         said = " ".join(out.split())
         return Facts(absent=f"dcgmi answers no JSON: {said[:WORDS_MAX_CHARS]}" if said else "dcgmi says nothing")
     return _health(plain) if words[:1] == ("health",) else _test(plain)
+
+
+def accuses(facts: Facts) -> bool:
+    """Does it say of any GPU that it is not well?"""
+    return any(
+        HEALTH_WORDS.get(str(names.get("health", "")).lower(), Severity.OK) is not Severity.OK
+        for names in facts.values.values()
+    )
+
+
+def identities(out: str) -> dict[str, str]:
+    """UUIDs of GPUs by DCGM's own numbers, from the table that ``dcgmi discovery -l`` prints."""
+    found: dict[str, str] = {}
+    place = ""
+    for line in out.splitlines():
+        if number := re.match(r"\|\s*(\d{1,4})\s*\|", line):
+            place = f"gpu {int(number[1])}"
+        if place and (uuid := re.search(r"\bUUID:\s*(GPU-[0-9A-Za-z-]+)", line)):
+            found[place] = uuid[1]
+    return found
+
+
+def identified(facts: Facts, uuids: Mapping[str, str], seen: Sequence[tuple[str, str]]) -> Facts:
+    """With the UUID of each GPU that DCGM speaks of, and those (with models) that this job's processes can see."""
+    values = {place: {**names, **_uuid(uuids, place)} for place, names in facts.values.items()}
+    visible = {f"{SEEN} {index}": {"uuid": uuid, "model": model} for index, (uuid, model) in enumerate(seen)}
+    return replace(facts, values={**values, **visible})
+
+
+def _uuid(uuids: Mapping[str, str], place: str) -> dict[str, Value]:
+    return {"uuid": uuids[place]} if place in uuids else {}
+
+
+def only_of(words: Sequence[str], uuids: Mapping[str, str], seen: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """The words of a test that leaves GPUs of others alone; as they are where it cannot be told which these are."""
+    numbers = {uuid: place.removeprefix("gpu ") for place, uuid in uuids.items()}
+    own = [numbers[uuid] for uuid, _ in seen if uuid in numbers]
+    whole = not own or len(own) < len(seen) or len(own) == len(uuids)
+    return tuple(words) if whole else (*words, "-i", ",".join(own))
+
+
+def _others(facts: Facts, named: tuple[str, ...] | None) -> frozenset[str]:
+    """Places, by DCGM's numbers, of GPUs that the job cannot see or may not use; what is in doubt counts."""
+    visible = {f"gpu {index}": facts.values[place] for index, place in enumerate(_seen(facts))}
+    spare = beside(Facts(visible), named)
+    own = {names["uuid"] for place, names in visible.items() if place not in spare}
+    known = {place: uuid for place in facts.values if not place.startswith(SEEN) and (uuid := facts.get(place, "uuid"))}
+    return frozenset(place for place, uuid in known.items() if visible and uuid not in own)
+
+
+def _seen(facts: Facts) -> list[str]:
+    return [place for place in facts.values if place.startswith(SEEN)]
 
 
 def _health(plain: dict[str, Any]) -> Facts:
@@ -175,7 +230,9 @@ def _list(value: object) -> list[Any]:
 # ---- judging ---------------------------------------------------------------------------------------------------------
 
 
-def _judged(now: Reading, check: str, name: str, words: dict[str, Severity], whose: str) -> Outcome:
+def _judged(
+    now: Reading, check: str, name: str, words: dict[str, Severity], whose: str, policy: HealthPolicy
+) -> Outcome:
     places = now.facts.places_with(name)
     if not places:
         return Outcome("-", "none", unknown="dcgmi does not say")
@@ -191,19 +248,22 @@ def _judged(now: Reading, check: str, name: str, words: dict[str, Severity], who
         sentence = f"DCGM {whose} {place}: {told}"
         found.append(Finding(check, scope, place, severity, cause, Needs.ADMIN, Sticky.BOOT, Evidence(word), sentence))
     gpus = [place for place in places if place != NODE]
-    return Outcome(f"{len(gpus) or 'all'} seen, {len(found)} bad", "none bad", tuple(found))
+    others = _others(now.facts, policy.gpus_used)
+    return Outcome(
+        f"{len(gpus) or 'all'} seen, {len(found)} bad", "none bad", tuple(spared(one, others) for one in found)
+    )
 
 
 def judge_health(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
     """Did DCGM's own watches see anything?"""
-    del before, policy
-    return _judged(now, "dcgm_health", "health", HEALTH_WORDS, "watches say of")
+    del before
+    return _judged(now, "dcgm_health", "health", HEALTH_WORDS, "watches say of", policy)
 
 
 def judge_test(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
     """Does DCGM's own test pass?"""
-    del before, policy
-    return _judged(now, "dcgm_test", "test", TEST_WORDS, "tested")
+    del before
+    return _judged(now, "dcgm_test", "test", TEST_WORDS, "tested", policy)
 
 
 FAMILY = Family(

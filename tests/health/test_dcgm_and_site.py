@@ -14,6 +14,8 @@ from gangrun.cli.health_settings import site_commands
 from gangrun.cli.health_view import SILENTLY
 from gangrun.health import dcgm, site
 from gangrun.health.check import Facts, Reading, Severity, Verdict, verdict_of
+from gangrun.health.evidence import as_evidence
+from gangrun.health.policy import HealthPolicy
 from gangrun.health.recorded import facts_from
 from gangrun.health.rounds import Surroundings
 from tests.health.looks import POLICY, Scripted
@@ -80,6 +82,68 @@ def test_what_dcgm_prints(words: tuple[str, ...], out: str, severity: Severity, 
     verdict = judged(words, out)
     assert (verdict.severity, told in verdict.words) == (severity, True), verdict
     assert len(verdict.findings) <= 1, "the node's word sums up what is said of its GPUs"
+
+
+TABLE = """2 GPUs found.
++--------+----------------------------------------------------------------------+
+| GPU ID | Device Information                                                   |
++--------+----------------------------------------------------------------------+
+| 0      | Name: NVIDIA H100 80GB HBM3                                          |
+|        | PCI Bus ID: 00000000:07:00.0                                         |
+|        | Device UUID: GPU-aa-0                                                |
++--------+----------------------------------------------------------------------+
+| 3      | Name: NVIDIA H100 80GB HBM3                                          |
+|        | Device UUID: GPU-bb-3                                                |
++--------+----------------------------------------------------------------------+
+0 NvSwitches found.
+"""
+UUIDS = {"gpu 0": "GPU-aa-0", "gpu 3": "GPU-bb-3"}
+A, B = ("GPU-aa-0", "H100"), ("GPU-bb-3", "H100")
+
+
+@pytest.mark.parametrize(
+    ("seen", "named", "fails"),
+    [
+        ([A], None, False),  # Slurm gave this job the other one
+        ([B], None, True),
+        ([A, B], None, True),
+        ([A, B], ("0",), False),
+        ([A, B], ("1",), True),
+        ([B, A], ("0",), True),  # NVML's order, not DCGM's
+        ([A, B], ("GPU-aa",), False),
+        ([A, B], ("GPU-b",), True),
+        ([A, B], (), False),  # it uses none
+        ([A, B], ("7",), True),  # it cannot be told which is meant
+        ([A, ("GPU-bb-3", "T4")], ("0",), True),
+        ([], ("0",), True),  # NVML does not answer
+        ([("GPU-cc", "H100")], None, False),
+    ],
+)
+def test_only_gpus_of_this_job_count(seen: list[tuple[str, str]], named: tuple[str, ...] | None, fails: bool) -> None:
+    assert dcgm.identities(TABLE) == UUIDS
+    facts = dcgm.identified(dcgm.parsed(dcgm.HEALTH, SICK), UUIDS, seen)
+    [check] = dcgm.FAMILY.checks
+    policy = HealthPolicy(gpus_used=named)
+    verdict = verdict_of(check, check.judge(Reading("dcgm", 1.0, "b", facts), None, policy))
+    assert verdict.severity is (Severity.FAIL if fails else Severity.WARN)
+    assert ("not a GPU of this job" in verdict.words) is not fails
+    [heard] = as_evidence("n1", [verdict], 5.0)
+    assert (heard.fatal, heard.poor) == (fails, False)
+    assert dcgm.accuses(facts)
+    assert not dcgm.accuses(dcgm.parsed(dcgm.HEALTH, tree("Healthy", **{"0": ("Healthy", {})})))
+
+
+def test_where_dcgms_numbers_are_not_known_all_gpus_count() -> None:
+    facts = dcgm.identified(dcgm.parsed(dcgm.HEALTH, SICK), dcgm.identities("Error: no host engine"), [A])
+    [check] = dcgm.FAMILY.checks
+    assert verdict_of(check, check.judge(Reading("dcgm", 1.0, "b", facts), None, POLICY)).severity is Severity.FAIL
+
+
+@pytest.mark.parametrize(
+    ("seen", "more"), [([A], ("-i", "0")), ([B], ("-i", "3")), ([A, B], ()), ([], ()), ([("GPU-cc", "H100"), A], ())]
+)
+def test_gpus_of_others_are_not_tested(seen: list[tuple[str, str]], more: tuple[str, ...]) -> None:
+    assert dcgm.only_of(dcgm.TEST, UUIDS, seen) == (*dcgm.TEST, *more)
 
 
 def test_where_there_is_no_dcgm_nothing_is_said() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from gangrun.adapters.local.probe_children import ProbeChildren
-from gangrun.health import gpu
+from gangrun.health import dcgm, gpu
 from gangrun.health.catalogue import CHECKS
 from gangrun.health.check import Facts, Reading, Severity, Verdict
 from gangrun.health.policy import HealthPolicy
@@ -353,6 +353,32 @@ def test_what_only_some_drivers_know_takes_nothing_else_along(library: Callable[
         "1 of 1 valid (1 not measured)",
     )
     assert look("gpu_lost", now).severity is Severity.OK
+
+
+DCGMI = """#!/bin/sh
+case $1 in
+discovery) echo '| 4      | Name: x |'; echo '|        | Device UUID: GPU-0 |'
+           echo '| 5      | Name: x |'; echo '|        | Device UUID: GPU-of-others |';;
+health) echo '{"body": {"GPU": {"children": {"4": {"value": "Healthy"}, "5": {"value": "Failure"}}}}}';;
+diag) printf '{"name": "Memory", "status": "Pass", "gpu_ids": "%s"}' "$6";;
+esac
+"""
+
+
+def test_what_dcgm_says_of_gpus_of_other_jobs_is_not_this_jobs(library: Callable[..., Library], tmp_path: Path) -> None:
+    one = library()
+    one.say(gpus=1)
+    tool = tmp_path / "bin" / "dcgmi"
+    tool.parent.mkdir()
+    tool.write_text(DCGMI)
+    tool.chmod(0o755)
+    environment = {**one.environment, "PATH": f"{tool.parent}:{os.environ['PATH']}"}
+    children = ProbeChildren((sys.executable, "-m", "gangrun.cli.health_probe"), environment)
+    said = facts_from(children.ask("dcgm", dcgm.HEALTH, 60.0))
+    verdict = look("dcgm_health", Reading("dcgm", 1.0, "b", said))
+    assert (verdict.severity, "of gpu 5: Failure (not a GPU of this job)" in verdict.words) == (Severity.WARN, True)
+    tested = facts_from(children.ask("dcgm_test", ("60", *dcgm.TEST), 60.0))
+    assert tested.places_with("test") == ("gpu 4",), "by DCGM's number, and no other"
 
 
 def test_why_clocks_are_held_down_comes_from_either_function(library: Callable[..., Library]) -> None:

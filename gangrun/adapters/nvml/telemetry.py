@@ -57,6 +57,16 @@ def snapshot() -> Plain:
             pass  # it was read; that it will not be left in order changes nothing
 
 
+def seen() -> list[tuple[str, str]]:
+    """UUID and model of each GPU that this user can see, in NVML's order; none where one of them cannot say."""
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [(_text(pynvml.nvmlDeviceGetUUID(one)), _text(pynvml.nvmlDeviceGetName(one))) for one in handles]
+    except pynvml.NVMLError:
+        return []
+
+
 def _all() -> Plain:
     values: dict[str, Plain] = {"node": {}}
     missing: dict[str, Plain] = {"node": {}}
@@ -194,18 +204,8 @@ def _reasons(handle: Any) -> Plain:
         return {"clock_reasons": pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)}
 
 
-def _pcie_width(handle: Any) -> Plain:
-    return {
-        "pcie_width": pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle),
-        "pcie_width_max": pynvml.nvmlDeviceGetMaxPcieLinkWidth(handle),
-    }
-
-
-def _pcie_generation(handle: Any) -> Plain:
-    return {
-        "pcie_generation": pynvml.nvmlDeviceGetCurrPcieLinkGeneration(handle),
-        "pcie_generation_max": pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle),
-    }
+def _pcie(name: str, now: str, most: str) -> Getter:
+    return lambda handle: {name: getattr(pynvml, now)(handle), f"{name}_max": getattr(pynvml, most)(handle)}
 
 
 def _ecc_mode(handle: Any) -> Plain:
@@ -312,8 +312,11 @@ GPU_GETTERS: tuple[tuple[str, Getter], ...] = (
     ("power_limit_w", lambda gpu: {"power_limit_w": pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000}),
     ("power_w", lambda gpu: {"power_w": pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000}),
     ("sm_clock_mhz", lambda gpu: {"sm_clock_mhz": pynvml.nvmlDeviceGetClockInfo(gpu, 1)}),
-    ("pcie_width", _pcie_width),
-    ("pcie_generation", _pcie_generation),
+    ("pcie_width", _pcie("pcie_width", "nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetMaxPcieLinkWidth")),
+    (
+        "pcie_generation",
+        _pcie("pcie_generation", "nvmlDeviceGetCurrPcieLinkGeneration", "nvmlDeviceGetMaxPcieLinkGeneration"),
+    ),
     ("pcie_replays", lambda gpu: {"pcie_replays": pynvml.nvmlDeviceGetPcieReplayCounter(gpu)}),
     ("persistence", lambda gpu: {"persistence": pynvml.nvmlDeviceGetPersistenceMode(gpu)}),
     ("ecc_mode", _ecc_mode),

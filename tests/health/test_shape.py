@@ -177,9 +177,10 @@ def test_a_window_outlasts_looks_and_begins_anew() -> None:
         grown = in_window(now, "p", "n")
         assert grown is not None
         assert (grown.old, grown.over_s) == (1, at)
-    over = in_window(with_windows(counted(500, at=101.0), now, windows), "p", "n")
-    assert over is not None, "what rose between two windows belongs to the newer one"
-    assert (over.old, over.count, over.over_s) == (100.0, 400.0, 1.0)
+    assert in_window(with_windows(counted(500, at=101.0), now, windows), "p", "n") is None
+    unseen = in_window(with_windows(counted(500, at=300.0), now, windows), "p", "n")
+    assert unseen is not None, "nobody looked for longer than the window"
+    assert (unseen.old, unseen.count, unseen.over_s) == (100.0, 400.0, 200.0)
     assert in_window(with_windows(counted(500, at=90.0, boot="z"), now, windows), "p", "n") is None
 
 

@@ -121,8 +121,8 @@ def reviewed(state: RunState, now: float, policy: Policy) -> tuple[RunState, str
         node = state.nodes.get(name)
         if node is None or node.lost or not entry.boot_id:
             continue
-        if node.boot_id == entry.boot_id:
-            after[name] = replace(entry, seen_at=now)
+        if node.boot_id == entry.boot_id or node.checked is False:  # from now on it is this boot that was bad
+            after[name] = replace(entry, boot_id=node.boot_id, seen_at=now)
         if comes_back(entry, node.boot_id) and node.checked is True:
             after[name] = replace(entry, until=now, hardware=False, boot_id="", returns_count=entry.returns_count + 1)
             back.append(f"{name} has booted anew and passed its checks, so it is taken back ({one_line(entry.reason)})")

@@ -123,7 +123,8 @@ def answered(state: RunState, event: NodeChecked, now: float, policy: Policy) ->
     after = replace(state, nodes=roster.checked(state, event))
     because = _because(name, was)
     if not event.ok:
-        return Answered(after, f"{because}, and failed: {event.reason}")
+        stays, _ = quarantine.reviewed(after, now, policy)
+        return Answered(stays, f"{because}, and failed: {event.reason}")
     if event.tested:
         sooner = {n: at - blame.SUSPICION_HALVES_S if n == name else at for n, at in state.suspected_at.items()}
         sentence = f"{because}, and its devices work: {event.tested}"

@@ -247,7 +247,8 @@ class SimAgent(SimProcess):
         """A check on this node measured something."""
         sentence = "a GPU fell off the bus" if fatal else "a memory error was contained"
         needs = "" if fatal else "reset"
-        self.tell(facts.FindingMade(Finding(self.node.name, "xid", fatal, sentence, self.boot(), not fatal, needs)))
+        found = Finding(self.node.name, "xid", fatal, sentence, self.boot(), not fatal, needs, until_boot=fatal)
+        self.tell(facts.FindingMade(found))
 
     def _checked(self, tests: str) -> None:
         sick = self.node.name in self.world.sick

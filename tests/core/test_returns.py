@@ -136,8 +136,10 @@ def test_one_that_has_booted_and_fails_or_says_nothing_stays_out(answer: NodeChe
     else:
         life.on(answer)
     life.says(words)
-    assert (life.phase, life.last(SubmitSuccessor).exclude) == (Phase.WAITING, ("n0",))
-    assert life.count(StartGang) == 1
+    asked = life.last(SubmitSuccessor)
+    assert (life.phase, asked.exclude, life.count(StartGang)) == (Phase.WAITING, ("n0",), 1)
+    assert asked.if_booted == (("n0", 0.0),), "this boot did not cure it, so it takes another"
+    assert life.state.excluded["n0"].boot_id == "another boot"
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,29 @@ def test_a_supervisor_that_dies_meanwhile_costs_the_suspect_no_answer(at: float)
     assert (state.nodes[name].trial, bool(state.nodes[name].tested)) == ("", True)
 
 
+@pytest.mark.parametrize("repaired", [True, False])
+def test_one_that_has_booted_is_in_the_next_job_again_and_is_used_where_that_cured_it(repaired: bool) -> None:
+    """Node 1 breaks, and boots while the second job runs; then node 2 breaks, and without node 1 a node is missing."""
+    setup = replace(tried(Setup.of(3, script=Script(steps_count=400), requeue=True)), pool_count=4)
+    plan = FaultPlan().fail_at(15.0, Kind.SICK, node=1).fail_at(60.0, Kind.REBOOT_NODE, node=1, for_s=60.0)
+    world = World(setup, plan.fail_at(250.0, Kind.SICK, node=2), 3)
+    one, two = world.nodes[1].name, world.nodes[2].name
+    if repaired:
+        world.timeline.at(90.0, lambda: world.sick.discard(one))
+    world.run()
+    state = world.newest_state()
+    assert state is not None
+    assert two in state.excluded
+    journal = [line.record for lines in world.disk.journals.values() for line in lines]
+    told = [record.reason for record in journal]
+    assert any(f"{one} may be in it, booted since" in reason for reason in told), told
+    later = [attempt for attempt in state.attempts if attempt.number > 0]
+    assert any(one in attempt.nodes for attempt in later) is repaired
+    if repaired:
+        assert state.phase is Phase.SUCCEEDED, state.reason
+        assert any(f"{one} was left out until it had booted" in r and "its devices work" in r for r in told), told
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_suspect_that_still_works_makes_room_at_a_checkpoint(seed: int) -> None:
     setup = replace(Setup.of(3, script=Script(steps_count=120), requeue=True), spares_count=1)

@@ -22,8 +22,10 @@ from gangrun.adapters.fs.job_claims import JobClaim, JobClaims, Taken
 from gangrun.adapters.fs.run_dir import RunPaths, write_submission
 from gangrun.adapters.local import box
 from gangrun.cli import environment
+from gangrun.cli.company import refuse_company
 from gangrun.cli.config import DEFAULT
 from gangrun.cli.errors import SLURM, UserError
+from gangrun.cli.finding import entries_of
 from gangrun.cli.job_owner import JobOwner
 from gangrun.cli.new_run import Understood, make_run, put_in_index
 from gangrun.cli.reading import read
@@ -85,6 +87,7 @@ def run_in(held: Held, wish: Understood) -> int:
     draft = _draft(held, wish, wall)
     before = _begun(held, draft)
     if before is None:
+        refuse_company(draft, entries_of(None), wall)
         paths, spec = make_run(disk, wish.runs_dir, draft, wall)
         write_submission(disk, paths, _submission(held, spec))
     else:

@@ -16,8 +16,9 @@ from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import JobClaims
 from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, check_private, clear_cancelled
 from gangrun.cli import environment
+from gangrun.cli.company import refuse_company
 from gangrun.cli.errors import UNKNOWN, UserError
-from gangrun.cli.finding import find
+from gangrun.cli.finding import entries_of, find
 from gangrun.cli.options import json_option, run_argument, runs_dir_option, user_name
 from gangrun.cli.reading import Reading, alive, read
 from gangrun.cli.run_spec import refuse_unfindable
@@ -66,6 +67,7 @@ def command(
             leave_request(disk, paths, seq, what)
 
         return resume_job(reading, wish, variables, leave, as_json=as_json)
+    refuse_company(reading.spec, entries_of(None), wall_now())
     seq = JobClaims(paths, disk).highest() + 1
     leave_request(disk, paths, seq, wish)
     clear_cancelled(disk, paths)

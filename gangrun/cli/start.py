@@ -15,8 +15,10 @@ from gangrun.adapters.fs.job_claims import JobClaim, JobClaims, Taken
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.adapters.local import box
 from gangrun.cli import environment
+from gangrun.cli.company import refuse_company
 from gangrun.cli.config import Value
 from gangrun.cli.errors import UserError
+from gangrun.cli.finding import entries_of
 from gangrun.cli.live_view import LiveView
 from gangrun.cli.local_world import launcher, live_of
 from gangrun.cli.new_run import make_run, put_in_index, understood
@@ -37,6 +39,7 @@ def start(request: Request) -> int:
     ranks = ranks_of(wish.value("nproc_per_node"), box.gpus_count(wish.variables), box.cpus_count())
     disk, wall = Disk(), SystemClock().wall()
     draft = wish.draft(wall, world="local", nodes=nodes_of(wish.settings), slots_per_node=ranks, ranks_per_slot=1)
+    refuse_company(draft, entries_of(None), wall)
     paths, spec = make_run(disk, wish.runs_dir, draft, wall)
     return own(spec, paths, wish.everything, as_json=request.as_json, quiet=request.quiet)
 

@@ -11,6 +11,7 @@ Next: ``checkpoint/kept.py``, the other end; ``docs/decisions/0006-memory-before
     abandon attempt, step, nonce              -> gone
     held   attempt                            -> what is there of it; older attempts go
     open   attempt, step, nonce, name         -> the memfd, to read
+    pin    attempt[, step, nonce]             -> these steps stay until who said so pins others, or goes
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ class Keeper:
         self.used_bytes = 0
         self._steps: dict[Key, dict[str, File]] = {}
         self._floor = -1  # attempts below it are over
+        self._pins: dict[socket.socket, set[Key]] = {}
+        self._needless: set[Key] = set()  # would have gone, but for somebody's pin
 
     def answer(self, said: dict[str, Any], writer: socket.socket) -> tuple[dict[str, Any], int]:
         """(what to say, a descriptor to hand over or -1)."""
@@ -68,6 +71,10 @@ class Keeper:
             return self._whole(key), -1
         if op == "abandon":
             self._drop(key)
+            return {"ok": True}, -1
+        if op == "pin":
+            self._pins[writer] = {one for one in self._steps if one[0] == key[0] and (key[1] < 0 or one == key)}
+            self._sweep()
             return {"ok": True}, -1
         if op == "held":
             return self._held(key[0]), -1
@@ -107,8 +114,9 @@ class Keeper:
             return {"ok": False, "why": "it is not kept"}
         for older in list(self._steps):
             if older == key:
-                return {"ok": True}
-            self._drop(older)
+                break
+            self._needless.add(older)
+        self._sweep()
         return {"ok": True}
 
     def _held(self, attempt: int) -> dict[str, Any]:
@@ -123,10 +131,16 @@ class Keeper:
     def _forget(self, attempt: int) -> None:
         """A later attempt has chosen where it goes on: nothing older may be offered any more."""
         self._floor = max(self._floor, attempt)
-        for key in [key for key in self._steps if key[0] < self._floor]:
+        self._needless.update(key for key in self._steps if key[0] < self._floor)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """What nobody needs goes once nobody has it pinned."""
+        for key in self._needless.difference(*self._pins.values()):
             self._drop(key)
 
     def _drop(self, key: Key) -> None:
+        self._needless.discard(key)
         for file in self._steps.pop(key, {}).values():
             self._let_go(file)
 
@@ -135,7 +149,9 @@ class Keeper:
         os.close(file.fd)
 
     def left(self, writer: socket.socket) -> None:
-        """Who wrote is gone: what it had not finished is worth nothing."""
+        """Who wrote is gone: what it had not finished is worth nothing, and what it had pinned may go."""
+        if self._pins.pop(writer, None) is not None:
+            self._sweep()
         for key, files in list(self._steps.items()):
             for name in [name for name, file in files.items() if file.writer is writer]:
                 self._let_go(files.pop(name))

@@ -133,10 +133,19 @@ class Radio(Protocol):
 class Checkpoints(Protocol):
     """What is on the checkpoint file system; answers by mail as core events."""
 
+    def prepare(self, staging: str) -> None:
+        """Make the folder that an attempt's steps are brought to, empty."""
+
+    def prepared(self, staging: str) -> bool:
+        """Is it there since it was last asked for?"""
+
     def adopt(self, path: str, attempt: int, step: int, nonce: str, nodes: Sequence[str], rebuilt_count: int) -> None:
         """Before the next ``seal``: what nodes brought from their memory becomes a checkpoint, if it is whole; answer
         with ``StepBrought``. ``rebuilt_count``: files that none of them held and that were made again.
         """
+
+    def discard(self, path: str) -> None:
+        """What nodes brought there, or half of it, will never be a checkpoint."""
 
     def seal(self, attempt: int) -> None:
         """Answer with ``AttemptSealed``."""

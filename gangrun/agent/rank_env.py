@@ -18,6 +18,7 @@ from gangrun.wire.messages import Launch
 TAG = "GANGRUN_RANK_TAG"
 _OF_THIS_RUN = (
     "GANGRUN_RESUME", "GANGRUN_RESUME_STEP", "GANGRUN_SAVE_SIGNAL", "GANGRUN_CHECKPOINT_DIR", "GANGRUN_MEMORY_PARITY",
+    "GANGRUN_FLUSH_EVERY",
 )  # fmt: skip
 ROLE = "default"
 INTERNAL = ("GANGRUN_LEASE_FD", "GANGRUN_WARDEN_FD", "GANGRUN_AGENT_INCARNATION")
@@ -71,6 +72,7 @@ def rank_environment(
     save_signal: int = 0,
     checkpoint_directory: str = "",
     memory_parity: str = "",
+    flush_every_s: float = 0.0,
 ) -> dict[str, str]:
     """All that the rank sees. ``base``: inherited; ``user``: ``--env`` and ``--env-file``, which win over it."""
     environment = {**base, **user}
@@ -101,6 +103,8 @@ def rank_environment(
         environment.pop(name, None)  # of a run in which this one was started, for all we know
     if memory_parity:
         environment["GANGRUN_MEMORY_PARITY"] = memory_parity
+    if flush_every_s:
+        environment["GANGRUN_FLUSH_EVERY"] = f"{flush_every_s:g}"
     if save_signal:
         environment["GANGRUN_SAVE_SIGNAL"] = str(save_signal)
     if checkpoint_directory:  # without a resume point, it tells "begin anew" from "nobody has looked"

@@ -65,6 +65,7 @@ class GangSpec:
     checkpoint_directory: str = ""  # where the resume point is chosen from, "": nowhere
     save_signal: int = 0  # what the script saves on, 0: none
     memory_parity: str = ""  # "8+2": how steps in memory are coded over nodes; "": they are copied
+    flush_every_s: float = 0.0  # so often agents bring what is in memory to the disk; 0: only ranks save there
 
     @property
     def argv(self) -> list[str]:
@@ -190,6 +191,7 @@ class RankGang:
             spec.save_signal,
             spec.checkpoint_directory,
             spec.memory_parity,
+            spec.flush_every_s,
         )
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)  # inherited: until boot.py is ready they would kill it
         try:

@@ -7,6 +7,7 @@ is ever written into a directory that bears a step's name. Next: ``training/save
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -67,7 +68,13 @@ class Staging:
         if os.path.lexists(target):
             self._make_way(target)
         try:
-            os.rename(path, target)
+            try:
+                os.rename(path, target)
+            except OSError as error:
+                if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+                    raise
+                self._make_way(target)  # meanwhile gangrun brought the same step here from memory
+                os.rename(path, target)
         except OSError as error:
             if not bears(target, manifest.nonce):  # a lost reply looks like a failure
                 raise CommitRefused(

@@ -76,6 +76,10 @@ class Kept:
         """It will never be whole."""
         self._ask(step.message("abandon"))
 
+    def pin(self, attempt: int, step: StepName | None = None) -> None:
+        """All steps of the attempt that are there, or this one, stay until this connection pins others or closes."""
+        self._ask(step.message("pin") if step is not None else {"op": "pin", "attempt": attempt})
+
     def held(self, attempt: int) -> tuple[Mapping[str, Any], ...]:
         """Of each step that is there: step, nonce, and the size of each sealed file by its name."""
         return tuple(self._ask({"op": "held", "attempt": attempt})[0]["steps"])

@@ -7,7 +7,10 @@ staging sealed, like any late commit. Bytes are proven when the resume point is 
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import threading
 from collections.abc import Callable, Iterable
 
 from gangrun.checkpoint.commit import bears, sync_directory
@@ -25,25 +28,41 @@ def staging_of(directory: str, run: str) -> Callable[[int, int], str]:
     return lambda term, attempt: os.path.join(base, str(term), f"{attempt}-memory")
 
 
-def bring(kept: Kept, name: StepName, files: Iterable[str], into: str) -> int:
-    """Write these files durably; the bytes written. OSError where memory or disk will not."""
-    os.makedirs(into, mode=0o755, exist_ok=True)
+def open_staging(path: str) -> str:
+    """Before anybody writes there: who writes never makes it, so once it was sealed nothing comes any more."""
+    try:
+        os.makedirs(path, mode=0o755, exist_ok=True)
+        for left in os.listdir(path):
+            shutil.rmtree(os.path.join(path, left), ignore_errors=True)  # of one that was given up
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def bring(
+    kept: Kept, name: StepName, files: Iterable[str], into: str, given_up: Callable[[], bool] = lambda: False
+) -> int:
+    """Write these files durably; the bytes written. OSError where memory or disk will not, or who asked will not."""
+    with contextlib.suppress(FileExistsError):  # another node was faster
+        os.mkdir(into, mode=0o755)
     written = 0
     for file in files:
         if not is_inside(file) or "/" in file:
             raise NotKept(f"{file!r} is no file of a checkpoint")
         with kept.opened(name, file) as source:
-            written += _copied(source, os.path.join(into, file))
+            written += _copied(source, os.path.join(into, file), given_up)
     sync_directory(into)
     return written
 
 
-def _copied(source: int, path: str) -> int:
+def _copied(source: int, path: str, given_up: Callable[[], bool]) -> int:
     size, at = os.fstat(source).st_size, 0
-    partial = f"{path}.{os.getpid()}.partial"
+    partial = f"{path}.{os.getpid()}-{threading.get_native_id()}.partial"  # one that was given up may still be at it
     target = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         while at < size:
+            if given_up():
+                raise NotKept("it was given up for something newer")
             count = os.sendfile(target, source, at, min(_PIECE_BYTES, size - at))
             if count == 0:
                 raise NotKept(f"{os.path.basename(path)} ends at {at} of {size} bytes")
@@ -75,3 +94,10 @@ def adopt(path: str, directory: str, step: int, nonce: str) -> str:
             return f"it could not be committed: {error.strerror or error}"
     sync_directory(directory)
     return ""
+
+
+def discard(path: str) -> None:
+    """What was brought, or half, and will be no checkpoint; and the attempt's staging where that is empty."""
+    shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        os.rmdir(os.path.dirname(path))

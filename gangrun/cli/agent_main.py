@@ -12,7 +12,6 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from gangrun.adapters.clock import SystemClock
@@ -25,6 +24,7 @@ from gangrun.adapters.net.agent_net import AgentNet
 from gangrun.adapters.net.curve import KeyRefused, read_client_key
 from gangrun.agent import facts
 from gangrun.agent.brain import AgentBrain
+from gangrun.agent.flushing import Flushing
 from gangrun.agent.identity import AgentConfig
 from gangrun.agent.limits import memory_limits
 from gangrun.agent.loop import AgentLoop
@@ -32,7 +32,6 @@ from gangrun.agent.preflight import preflight
 from gangrun.agent.rank_env import inherited, shared_memory_root
 from gangrun.agent.rank_files import sweep
 from gangrun.agent.ranks import GangSpec, RankGang
-from gangrun.agent.rescue import rescue
 from gangrun.agent.skew import LIMIT_S, ClockSkew
 from gangrun.agent.warden_link import AgentEnd
 from gangrun.cli import environment
@@ -111,6 +110,7 @@ def gang_of(spec: RunSpec, paths: RunPaths, node: str) -> GangSpec:
         warden_pid=os.getppid(),
         checkpoint_directory=spec.checkpoint.directory,
         memory_parity=spec.checkpoint.memory_parity,
+        flush_every_s=spec.checkpoint.flush_every_s if spec.checkpoint.memory else 0.0,
         save_signal=signal.Signals[f"SIG{spec.save_signal}"].value if spec.save_signal else 0,
     )
 
@@ -202,7 +202,7 @@ def main(words: list[str]) -> int:
         say=lambda sentence: _say(arguments.node, sentence),
         health=health,
         skew=skew if spec.health.enabled and "host_clock" not in spec.health.off else None,
-        rescue=partial(rescue, keeper) if keeper else None,
+        rescue=Flushing(keeper).answer if keeper else None,
         stacks_within_s=spec.policy.stacks_within_s * 0.8,
     )
     loop.supervisor_pids.update(told.supervisor_pids)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gangrun.checkpoint.opinion import Validator
-from gangrun.checkpoint.rescue import adopt
+from gangrun.checkpoint.rescue import adopt, discard, open_staging
 from gangrun.checkpoint.scan import StorageUnreadable, step_pattern
 from gangrun.checkpoint.staging import seal_staging
 from gangrun.checkpoint.store import CheckpointRoom, point_resume_link
@@ -61,10 +61,24 @@ class CheckpointService:
         self._room = CheckpointRoom(directory, step_pattern(pattern), run_directory=run_directory, validator=validator)
         self._questions: queue.Queue[_Question | None] = queue.Queue()
         self._looks = 0
+        self._prepared: set[str] = set()
         self._adopted: dict[int, str] = {}  # step -> where it was before it came to the disk
         self._told_at: float | None = None  # wall time at which ranks were told to save
         self._thread = threading.Thread(target=self._main, name="checkpoints", daemon=True)
         self._thread.start()
+
+    def prepare(self, staging: str) -> None:
+        """No answer, but ``prepared``."""
+        self._prepared.discard(staging)
+        self._questions.put(_Question("prepare", path=staging))
+
+    def prepared(self, staging: str) -> bool:
+        """Where it could not be made, whoever is to write there says why."""
+        return staging in self._prepared
+
+    def discard(self, path: str) -> None:
+        """No answer."""
+        self._questions.put(_Question("discard", path=path))
 
     def adopt(self, path: str, attempt: int, step: int, nonce: str, nodes: Sequence[str], rebuilt_count: int) -> None:
         """Answer with ``StepBrought``; what it says is said again by the choice that follows, if one does."""
@@ -108,9 +122,18 @@ class CheckpointService:
 
     def _answer(self, question: _Question) -> Event | None:
         match question.what:
+            case "prepare":
+                open_staging(question.path)
+                self._prepared.add(question.path)
+                return None
+            case "discard":
+                discard(question.path)
+                return None
             case "adopt":
                 why = adopt(question.path, self._directory, question.step, question.nonce)
                 where = fold(question.nodes) + _again(question.rebuilt_count)
+                discard(question.path)
+                self._adopted.clear()  # only the newest may be what the next attempt finds
                 self._adopted[question.step] = (
                     f"; step {question.step} was in the memory of {where} and could not be brought to the disk: {why}"
                     if why

@@ -177,7 +177,7 @@ def refuse_unkept(settings: Mapping[str, Value], directory: str) -> None:
             hint = "give --checkpoint-dir: what is in memory is brought there when ranks die"
             raise UserError("usage", "--memory-checkpoints: no checkpoint directory is known", hint)
         return
-    for name in ("memory_limit", "memory_protection"):
+    for name in ("memory_limit", "memory_protection", "flush_every"):
         where = settings[name].origin
         if where.startswith(("--", PREFIX)):  # in a file it is for those runs that keep some
             raise UserError("usage", f"{where}: this run keeps no steps in memory", "give --memory-checkpoints too")
@@ -203,6 +203,7 @@ def spec_of(settings: Mapping[str, Value], *, can_requeue: bool = False, **rest:
             validator=settings["validator"].value,
             validator_within_s=settings["validator_timeout"].value,
             memory=settings["memory_checkpoints"].value,
+            flush_every_s=settings["flush_every"].value,
             memory_limit_bytes=settings["memory_limit"].value,
             memory_parity=settings["memory_protection"].value.replace("copy", ""),
         ),

@@ -190,6 +190,13 @@ SETTINGS: tuple[Setting, ...] = (
         flag=True,
     ),
     Setting(
+        "flush_every",
+        span_s,
+        300.0,
+        "TIME",
+        "The disk has had nothing new for so long: the newest step in memory is written there meanwhile; 0 = never.",
+    ),
+    Setting(
         "memory_limit", size_bytes, 0, "SIZE", "So much of a node's memory for them, 64G say (default: a quarter)."
     ),
     Setting(

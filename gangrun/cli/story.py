@@ -156,6 +156,8 @@ def _matters(record: Record) -> bool:
         return not _one_of_many(record.event)
     if record.kind == "NodeChecked":  # a suspect's answer has a story, and so has a failure
         return not record.event.get("ok", True) or "suspected_at" in record.patch
+    if record.kind == "StepBrought":  # while ranks train on it comes every few minutes
+        return bool(record.event.get("why")) or record.phase != "RUNNING"
     return record.kind in TELLING
 
 

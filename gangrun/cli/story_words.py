@@ -60,8 +60,12 @@ def seen(event: ev.Event, at: float) -> str:
             return _of_people_and_processes(event)
         case ev.NodeSilent() | ev.NodeLost() | ev.NodeHeard() | ev.NodeAbsent() | ev.NodeChecked() | ev.FindingRaised():
             return _of_nodes(event, at)
-        case ev.AttemptSealed() | ev.ResumeChosen() | ev.NoneValid() | ev.CheckpointSeen() | ev.StepBrought():
+        case ev.AttemptSealed() | ev.ResumeChosen() | ev.NoneValid() | ev.CheckpointSeen():
             return _of_checkpoints(event)
+        case ev.StepBrought():
+            return bringing.sentence(event)
+        case ev.FlushDue():
+            return f"the disk has had nothing new for a while, and memory holds step {event.step}"
         case ev.GangStarted() | ev.GangStartFailed() | ev.GangStopped() | ev.StopTimedOut():
             return _of_the_gang(event)
         case ev.RankExited() | ev.RankFinished():
@@ -125,12 +129,8 @@ def _of_nodes(
             return f"check {found.check} on {found.node}: {found.sentence}"
 
 
-def _of_checkpoints(
-    event: ev.AttemptSealed | ev.ResumeChosen | ev.NoneValid | ev.CheckpointSeen | ev.StepBrought,
-) -> str:
+def _of_checkpoints(event: ev.AttemptSealed | ev.ResumeChosen | ev.NoneValid | ev.CheckpointSeen) -> str:
     match event:
-        case ev.StepBrought():
-            return bringing.sentence(event)
         case ev.AttemptSealed():
             return f"staging of all attempts before {event.attempt} is sealed"
         case ev.ResumeChosen():

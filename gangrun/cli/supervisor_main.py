@@ -259,6 +259,7 @@ def facts_of(
         asks_why=asks_why,
         mark_cancel=mark_cancel,
         note_nodes=note_nodes,
+        flush_every_s=spec.checkpoint.flush_every_s if spec.checkpoint.memory else 0.0,
         memory_staging=_memory_staging(spec),
         alone=arguments.last_resort,
     )
@@ -347,7 +348,8 @@ def main(words: list[str]) -> int:
     code = loop.run()
     jobs.close()
     watch.over.set()
-    checkpoints.close(PUT_BACK_WITHIN_S if loop.state.cleared and code != EXIT_DEPOSED else 0.0)
+    has_more = loop.state.cleared or policy.keeps_memory  # what nodes did not bring whole is removed
+    checkpoints.close(PUT_BACK_WITHIN_S if has_more and code != EXIT_DEPOSED else 0.0)
     radio.close(flush_s=0.5)
     tell_dropped("supervisor", radio.dropped)
     store.close(10.0)

@@ -97,6 +97,7 @@ class BringSteps:
     above_step: int
     within_s: float
     nodes: tuple[str, ...]
+    flush: bool = False  # ranks train on: it stays in memory too
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from gangrun.core import rungs
 from gangrun.core.actions import BringSteps, Decision, EndJob, SubmitSuccessor
-from gangrun.core.events import DeadlinePassed, Notice, NoticeKind, StepBrought
+from gangrun.core.events import DeadlinePassed, FlushDue, Notice, NoticeKind, StepBrought
 from gangrun.core.kept import newest_chosen
 from gangrun.core.model import TERMINAL, Bringing, Outcome, Phase, RunState
-from gangrun.core.moves import LEAVE_S, LEAVE_SHARE_MAX, enter, finish, stay, with_deadline
+from gangrun.core.moves import LEAVE_S, LEAVE_SHARE_MAX, enter, finish, ignored, stay, with_deadline
 from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
 
@@ -59,6 +59,17 @@ def _within_s(state: RunState, then: Phase, now: float, policy: Policy) -> float
         return limit_s
     left_s = max(0.0, state.gone_at - now)
     return min(limit_s, left_s - min(LEAVE_S, LEAVE_SHARE_MAX * left_s))
+
+
+def flush(state: RunState, event: FlushDue, now: float, policy: Policy) -> Decision:
+    """RUNNING: the disk falls behind while ranks train on, so the nodes write down what they hold."""
+    del now, policy
+    assert state.placement is not None
+    if event.step <= state.best_step:
+        return ignored(state, f"step {event.step} is not newer than what is on disk")
+    nodes = tuple(sorted(name for name in state.placement.nodes if not state.nodes[name].lost))
+    action = BringSteps(state.attempt, state.best_step, END_WITHIN_S, nodes, flush=True)
+    return stay(state, f"step {event.step} is in memory only: bringing it to the disk while ranks train on", action)
 
 
 def again(state: RunState, now: float) -> BringSteps:

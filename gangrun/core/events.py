@@ -238,6 +238,14 @@ class StepBrought:
 
 
 @dataclass(frozen=True, slots=True)
+class FlushDue:
+    """The disk has had nothing new for as long as it may, and memory has: ``step``."""
+
+    attempt: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class CancelRequested:
     """Someone asked for the end: Ctrl-C in ``run``, ``gangrun cancel``, scancel."""
 
@@ -355,6 +363,7 @@ Event = (
     | StopTimedOut
     | CheckpointSeen
     | StepBrought
+    | FlushDue
     | CancelRequested
     | Notice
     | ResumeRequested

@@ -13,6 +13,7 @@ from gangrun.core.events import (
     AgentRejoined,
     DeadlinePassed,
     FirstStepSeen,
+    FlushDue,
     GangStarted,
     GangStartFailed,
     GangStopped,
@@ -38,6 +39,7 @@ _OF_AN_ATTEMPT = (
     GangStartFailed,
     GangStopped,
     StopTimedOut,
+    FlushDue,
 )
 
 

@@ -154,6 +154,17 @@ class SimCheckpoints:
     def _mail(self, event: AttemptSealed | ResumeChosen | NoneValid | CheckpointSeen) -> None:
         self.post(Stamped(event))
 
+    def prepare(self, staging: str) -> None:
+        """Nodes made of numbers hold nothing in memory."""
+
+    def prepared(self, staging: str) -> bool:
+        """So there is nothing to wait for."""
+        del staging
+        return True
+
+    def discard(self, path: str) -> None:
+        """Nor to remove."""
+
     def adopt(self, path: str, attempt: int, step: int, nonce: str, nodes: Sequence[str], rebuilt_count: int) -> None:
         """Nodes made of numbers hold nothing in memory."""
 

@@ -183,6 +183,20 @@ class HandCheckpoints:
     post: Callable[[Item], None]
     asked: list[tuple[str, int]] = field(default_factory=list)
     on_ask: Callable[[str], None] = lambda what: None
+    has_staging: bool = True
+
+    def prepare(self, staging: str) -> None:
+        """Done at once, if there is a disk to do it on."""
+        del staging
+
+    def prepared(self, staging: str) -> bool:
+        """As set by hand."""
+        del staging
+        return self.has_staging
+
+    def discard(self, path: str) -> None:
+        """Noted."""
+        self.asked.append((f"discard {path}", -1))
 
     def adopt(self, path: str, attempt: int, step: int, nonce: str, nodes: Sequence[str], rebuilt_count: int) -> None:
         """Noted, and done."""

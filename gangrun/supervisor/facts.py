@@ -31,6 +31,7 @@ class Facts:
     asks_why: Callable[[], None] | None = None  # have the scheduler asked why an agent was told to end; never blocks
     mark_cancel: Callable[[str], None] | None = None  # leave the mark that ``str`` cancelled the run; never blocks
     note_nodes: Callable[[RunState, RunState], None] | None = None  # (before, after), for other runs; never blocks
+    flush_every_s: float = 0.0  # so long without news on disk, and what is in memory is written there; 0: never
     memory_staging: Callable[[int, int], str] | None = None  # (term, attempt) -> where steps in memory are brought to
     alone: bool = False  # no agent of this job lives and none will come: this supervisor is the last resort
 

@@ -120,7 +120,7 @@ class Loop:
         self._judge_backlog = 0
         self._turned_at = now
         self._live_at = now
-        self.looks = Looks(checkpoints, facts.looks_every_s, self.state, now)
+        self.looks = Looks(checkpoints, facts, self.state, now, self.progress)
         self._due: float | None = None
         for node in sorted(self.law_one.roster):
             since = self.state.nodes[node].silent_since
@@ -396,4 +396,4 @@ class Loop:
             heard = len(self.beats.heard) - len(self.silence.suspects)
             if not self._store.note_progress(self.progress.live(self.state, now, heard)) and not len(self.ledger):
                 self.ledger.look(self.state, "looking whether the run directory answers", now, self._clock.wall())
-        self.looks.look(self.state, now)
+        self.tell(self.looks.look(self.state, now), now)

@@ -19,6 +19,7 @@ from gangrun.supervisor.switchboard import Switchboard
 from gangrun.wire.messages import CommandResult, Rescue
 
 ASK_WITHIN_S = 30.0  # a node that is only slow must not cost the steps since the last save on disk
+LOOK_EVERY_S = 0.2  # whether there is a place to bring it to
 ASK_SHARE_MAX = 1 / 3  # of the time there is
 RESCUE_WITHIN_S = 930.0
 
@@ -26,22 +27,24 @@ Done = Callable[[str, WholeStep | None, str], list[Event]]
 
 
 class RescueCall:
-    """Ask, pick, have it brought; ``done(path, step, why)`` in the end: brought to ``path``, or why not (""), or, with
-    None, there was none.
+    """Ask, pick once there is a place for it, have it brought. In the end ``done(path, step, why)``: it was brought to
+    ``path``, or why not, or, with None, there was none. ``pin``: ranks train on, so what nodes name is kept for it.
     """
 
     def __init__(
         self, board: Switchboard, attempt: int, above_step: int, nodes: Collection[str], staging: str, done: Done,
-        now: float, within_s: float = RESCUE_WITHIN_S,
+        now: float, within_s: float = RESCUE_WITHIN_S, *, pin: bool = False, ready: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
         self.over = False
         self._board, self._attempt, self._above_step, self._staging = board, attempt, above_step, staging
-        self._done, self._within_s = done, within_s
+        self._done, self._within_s, self._pin, self._ready = done, within_s, pin, ready
         self._until = now + within_s
         self._held: dict[str, list[Holding]] = {}
         self._picked: WholeStep | None = None
         self._rebuilding = False
-        self._open = {board.say(node, lambda act: Rescue(board.term, act, attempt), now): node for node in nodes}
+        self._open = {
+            board.say(node, lambda act: Rescue(board.term, act, attempt, pin=pin), now): node for node in nodes
+        }
         self.deadline = now + min(ASK_WITHIN_S, ASK_SHARE_MAX * within_s) if self._open else now
 
     def numbers(self) -> Collection[int]:
@@ -83,11 +86,25 @@ class RescueCall:
     def _pick(self, now: float) -> list[Event]:
         self._board.withdraw(self._open)
         self._open = {}
+        if not self._ready() and now < self._until:
+            self.deadline = now + LOOK_EVERY_S
+            return []
         picked = self._picked = newest_whole(self._held, self._above_step)
         if picked is None:
+            self._let_go(now)
             return self._finish("")
         self.deadline = self._until
-        return self._have_done(picked.files, now)
+        return self._have_done(self._held if self._pin else picked.files, now)
+
+    def _let_go(self, now: float) -> None:
+        """Said once: what is pinned for nothing goes with the next question in any case."""
+        term, attempt = self._board.term, self._attempt
+        nodes = self._held if self._pin else ()
+        said = [
+            self._board.say(node, lambda act: Rescue(term, act, attempt, self._staging, pin=True), now)
+            for node in nodes
+        ]
+        self._board.withdraw(said)
 
     def _have_done(self, nodes: Collection[str], now: float) -> list[Event]:
         for node in nodes:
@@ -97,9 +114,10 @@ class RescueCall:
     def _command(self, act: tuple[int, int], node: str) -> Rescue:
         picked = self._picked
         assert picked is not None
-        files, rebuild = ((), picked.rebuild[node]) if self._rebuilding else (picked.files[node], ())
+        files, rebuild = ((), picked.rebuild[node]) if self._rebuilding else (picked.files.get(node, ()), ())
         return Rescue(
-            self._board.term, act, self._attempt, self.path, picked.step, picked.nonce, files, rebuild
+            self._board.term, act, self._attempt, self.path, picked.step, picked.nonce, files, rebuild,
+            self._pin and not rebuild,
         )  # fmt: skip
 
     def _finish(self, why: str) -> list[Event]:

@@ -7,6 +7,7 @@ Next: ``calls`` and ``stop_call`` for what each of them asks, ``switchboard`` fo
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 
 from gangrun.core.actions import BringSteps, CheckNodes, EndJob, SealAttempts, StartGang, StopGang, TakeStacks
 from gangrun.core.events import Event, StepBrought
@@ -136,19 +137,25 @@ class RollCall:
 
         staging = self._facts.memory_staging(self._board.term, last)
         nodes = sorted(node for node in self._rows if node in state.nodes and not state.nodes[node].lost)
-        self._rescue = RescueCall(self._board, last, state.best_step, nodes, staging, done, now)
+        checkpoints.prepare(staging)
+        self._rescue = RescueCall(
+            self._board, last, state.best_step, nodes, staging, done, now, ready=partial(checkpoints.prepared, staging)
+        )
 
     def _bring(self, action: BringSteps, checkpoints: Checkpoints, now: float) -> None:
-        """Before this job ends; answered with ``StepBrought``."""
+        """Before this job ends, or while ranks train on; answered with ``StepBrought``."""
         staging = self._facts.memory_staging(self._board.term, action.attempt) if self._facts.memory_staging else ""
 
         def done(path: str, step: WholeStep | None, why: str) -> list[Event]:
             return _brought(checkpoints, action.attempt, path, step, why)
 
+        if staging:
+            checkpoints.prepare(staging)
         nodes = action.nodes if staging else ()
         self._rescue = RescueCall(
-            self._board, action.attempt, action.above_step, nodes, staging, done, now, BRING_SHARE * action.within_s
-        )
+            self._board, action.attempt, action.above_step, nodes, staging, done, now, BRING_SHARE * action.within_s,
+            pin=action.flush, ready=partial(checkpoints.prepared, staging),
+        )  # fmt: skip
 
     def dismiss(self, node: str, now: float) -> None:
         """This agent may go: the run is over."""
@@ -256,6 +263,7 @@ def _brought(checkpoints: Checkpoints, attempt: int, path: str, step: WholeStep 
         return [StepBrought(attempt)]
     nodes = tuple(step.files)
     if why:
+        checkpoints.discard(path)
         return [StepBrought(attempt, step.step, nodes, why)]
     checkpoints.adopt(path, attempt, step.step, step.nonce, nodes, step.rebuilt_count)
     return []

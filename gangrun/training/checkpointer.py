@@ -65,7 +65,9 @@ class Checkpointer:
     among them are saved like the model; of the others rank 0's state is saved and given back to all, so it must be
     the same on all ranks: a data cursor counts samples of all ranks, as ``gangrun.GlobalBatchSampler`` does.
     ``interval``: "auto", a whole number of steps, or seconds as a float; "auto" weighs the measured stall against the
-    time between failures, of which ``mtbf_s`` (seconds, of the whole job) may tell what is known.
+    time between failures, of which ``mtbf_s`` (seconds, of the whole job) may tell what is known. None: ranks save to
+    the nodes' memory alone, from where gangrun brings a step to the disk every ``--flush-every``, and the last one to
+    the disk at ``close()``; where nothing does, it is "auto".
     ``keep``: newest checkpoints that stay, or a ``Keep``; None: all of them.
     ``full_every``: files whose tensors did not change since the last checkpoint are shared with it (hard links), by at
     most so many checkpoints, and then written again; 1: never. Unless told it is 10, and never more than ``keep`` - 1:
@@ -88,7 +90,7 @@ class Checkpointer:
         scheduler: Any = None,
         data: Any = None,
         extra: Mapping[str, Any] | None = None,
-        interval: str | float = "auto",
+        interval: str | float | None = "auto",
         keep: int | Keep | None = None,
         mtbf_s: float | None = None,
         full_every: int | None = None,
@@ -102,7 +104,6 @@ class Checkpointer:
         self._ranks = Ranks()
         run = environment.run_id()
         run, attempt = (run, environment.attempt()) if run else environment.launch_name()
-        self._schedule = Schedule(interval, self._ranks, self._clock, failures_count=attempt, mtbf_s=mtbf_s)
         keep = keep if isinstance(keep, Keep) else Keep(keep or 0)
         shared_by = delta.full_every(keep, full_every)
         keeping = Keeping(keep)
@@ -113,14 +114,15 @@ class Checkpointer:
         self._keeping = keeping
         writing = delta.Delta(self._staging.directory, shared_by, grouping)
         kept = memory_saving.kept_of(self._ranks, self._staging.directory)
+        self._memory_only = interval is None and kept is not None and environment.flush_every_s() > 0
+        interval = "auto" if interval is None and not self._memory_only else interval
+        self._schedule = Schedule(interval, self._ranks, self._clock, failures_count=attempt, mtbf_s=mtbf_s)
         memory = None if kept is None else memory_saving.MemorySaving(kept, self._staging, self._clock)
         self._memory_schedule = Schedule(
             memory_interval, self._ranks, self._clock, failures_count=attempt, mtbf_s=mtbf_s
         )  # fmt: skip
         self._memory, self._memory_failure = memory, ""
-        self._saver = Saver(
-            Ranks(), self._staging, self._clock, writing, keeping.after_commit, memory, *self._people_told()
-        )
+        self._saver = Saver(Ranks(), self._staging, self._clock, writing, keeping, memory, *self._people_told())
         self._saves: list[Save] = []
         self._step = -1
         self._saved_step = -1
@@ -292,6 +294,8 @@ class Checkpointer:
         """
         if self._closed:
             return
+        if self._memory_only and self._step > self._saved_step:
+            self.save(self._step)
         self._closed = True
         self._saver.close()
         if self._ranks.rank == 0:

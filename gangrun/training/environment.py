@@ -54,6 +54,11 @@ def memory_parity() -> tuple[int, int] | None:
     return (int(data_count), int(parity_count)) if parity_count else None
 
 
+def flush_every_s() -> float:
+    """So often gangrun brings what is in the nodes' memory to the disk; 0: it does not."""
+    return float(os.environ.get("GANGRUN_FLUSH_EVERY", "0") or 0)
+
+
 def local_rank() -> int:
     """This rank's number on its node; 0 where nobody said."""
     return int(os.environ.get("LOCAL_RANK", "0") or 0)

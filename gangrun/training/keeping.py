@@ -21,6 +21,7 @@ class Keeping:
         self._keep = keep
         self._resumed_step: int | None = None
         self._written: set[int] = set()
+        self._in_memory: set[int] = set()
 
     def resumed_from(self, step: int) -> None:
         """This one may be needed again."""
@@ -29,10 +30,21 @@ class Keeping:
     def after_commit(self, step: int, staging: Staging) -> None:
         """Prune what may go now. OSError where something would not; it is tried again after the next commit."""
         self._written.add(step)
+        self._prune(staging)
+
+    def after_keep(self, step: int, staging: Staging) -> None:
+        """The same after a save to memory, as gangrun may have brought those before it to the disk."""
+        self._in_memory.add(step)
+        self._prune(staging)
+
+    def _prune(self, staging: Staging) -> None:
         if not self._keep.newest_count:
             return
         try:
             found = [one for one in list_steps(staging.directory, step_pattern()) if one.kind is Kind.GANGRUN]
+            on_disk = {one.step for one in found}
+            self._written |= self._in_memory & on_disk
+            self._in_memory = {step for step in self._in_memory if step > max(on_disk, default=-1)}
             if len(found) <= self._keep.newest_count:
                 return
             judged = {one.path: one for one in CheckpointRoom(staging.directory).survey(Depth.STRUCTURE)}

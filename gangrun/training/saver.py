@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from gangrun.checkpoint.commit import Staging, write_whole
 from gangrun.training.clock import Clock
 from gangrun.training.delta import Delta, Part
+from gangrun.training.keeping import Keeping
 from gangrun.training.memory_saving import MemorySaving
 from gangrun.training.metadata_file import dump_metadata
 from gangrun.training.ranks import Ranks
@@ -31,6 +32,7 @@ from gangrun.wire.manifest import SAVE_ID_PREFIX, Manifest
 
 METADATA_NAME = ".metadata"
 BUFFERS_COUNT = 2
+LOOK_EVERY_S = 10.0  # through the checkpoint directory, where saves go to memory
 
 
 @dataclass(slots=True)
@@ -49,14 +51,17 @@ class Save:
 
 
 class Saver:
-    """The background of one rank. ``committed`` is called on rank 0's thread after each commit."""
+    """The background of one rank. ``keeping`` is called on rank 0's thread after each commit, and now and then after a
+    save to memory.
+    """
 
     def __init__(
-        self, ranks: Ranks, staging: Staging, clock: Clock, delta: Delta, committed: Callable[[int, Staging], None],
+        self, ranks: Ranks, staging: Staging, clock: Clock, delta: Delta, keeping: Keeping,
         memory: MemorySaving | None = None, told: Callable[[int, str, float], None] | None = None,
     ) -> None:  # fmt: skip
         self._ranks, self._staging, self._clock = ranks, staging, clock
-        self._delta, self._committed, self._memory = delta, committed, memory
+        self._delta, self._keeping, self._memory = delta, keeping, memory
+        self._looked_at = clock.now()
         self._told = told
         # the one used last comes first: while saves do not overlap the second never takes any memory
         self._buffers: queue.LifoQueue[HostBuffer] = queue.LifoQueue()
@@ -107,6 +112,15 @@ class Saver:
             if self._told is not None and not save.in_memory:
                 self._told(save.step, save.failure, save.persist_s)
             save.done.set()
+            if save.in_memory and not save.failure and self._ranks.rank == 0:
+                self._look(save.step)
+
+    def _look(self, step: int) -> None:
+        """Steps come to the disk from memory too, and then older ones may go."""
+        if self._clock.now() - self._looked_at >= LOOK_EVERY_S:
+            self._looked_at = self._clock.now()
+            with contextlib.suppress(OSError):
+                self._keeping.after_keep(step, self._staging)
 
     def _kept(self, save: Save) -> str:
         assert self._memory is not None, "only who has a keeper saves to it"
@@ -139,7 +153,7 @@ class Saver:
             self._delta.committed(save.step, save.snapshot)
         if not failure and self._ranks.rank == 0:
             with contextlib.suppress(OSError):  # a checkpoint that could not be pruned now is pruned after the next
-                self._committed(save.step, self._staging)
+                self._keeping.after_commit(save.step, self._staging)
         return failure
 
     def _finished(self, save: Save, path: str, nonce: str, parts: list[Part]) -> str:

@@ -32,17 +32,19 @@ NOTHING = Agreed()
 
 
 class Schedule:
-    """``interval``: "auto", a whole number of steps, or seconds as a float."""
+    """``interval``: "auto", a whole number of steps, or seconds as a float; None: only when asked."""
 
     def __init__(
-        self, interval: str | float, ranks: Ranks, clock: Clock, *, failures_count: int, mtbf_s: float | None
+        self, interval: str | float | None, ranks: Ranks, clock: Clock, *, failures_count: int, mtbf_s: float | None
     ) -> None:
         """``mtbf_s``: what the user knows of the machine; otherwise it is learnt from ``failures_count``."""
         if (isinstance(interval, str) and interval != "auto") or isinstance(interval, bool):
             raise ValueError(f'interval is "auto", a number of steps, or seconds as a float, not {interval!r}')
-        if not isinstance(interval, str) and interval <= 0:
+        if interval is not None and not isinstance(interval, str) and interval <= 0:
             raise ValueError(f"interval is a positive number, not {interval!r}")
-        self._interval, self._ranks, self._clock = interval, ranks, clock
+        self._interval: str | float | int | None = interval
+        self._ranks, self._clock = ranks, clock
+        self._timed = not (interval is None or isinstance(interval, int))
         self._failures_count, self._mtbf_s = failures_count, mtbf_s
         self.stall_s, self.persist_s = _STALL_GUESS_S, _PERSIST_GUESS_S
         self.trained_before_s = 0.0
@@ -62,6 +64,8 @@ class Schedule:
         if isinstance(self._interval, str):
             mtbf_s = self._mtbf_s or observed_mtbf_s(self.trained_s, self._failures_count)
             return cadence(self.stall_s, self.persist_s, mtbf_s)
+        if self._interval is None:
+            return Cadence(0.0, "only when asked: what is in the nodes' memory is brought to the disk by gangrun")
         unit = "steps" if isinstance(self._interval, int) else "s"
         return Cadence(float(self._interval), f"every {self._interval} {unit}, as asked")
 
@@ -72,7 +76,7 @@ class Schedule:
         if self._steps_count < self._meet_at:
             return Agreed(save=True) if by_count else NOTHING
         now = self._clock.now()
-        by_time = not isinstance(self._interval, int) and now - self._last_save >= self.plan.interval_s
+        by_time = self._timed and now - self._last_save >= self.plan.interval_s
         any_asked, any_stop, due, gap = self._ranks.largest(
             int(asked), int(stop), *((int(by_time), self._gap(now)) if self._ranks.rank == 0 else (0, 0))
         )

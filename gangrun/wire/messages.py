@@ -211,7 +211,8 @@ class Rescue(_Message, frozen=True, tag=True):
     """Say which steps of ``attempt`` are in your memory (``data={"steps": [Holding, ...]}``); older attempts' may go.
 
     With ``into``: write these files of that step there, durably; several nodes write into one directory. ``rebuild``:
-    files that nobody holds, made again of what lies there once all others have written.
+    files that nobody holds, made again of what lies there once all others have written. ``pin``: ranks train on, so
+    what is there stays from the question to the writing; with ``into`` and no ``step`` nothing of it is wanted.
     """
 
     term: int
@@ -222,6 +223,7 @@ class Rescue(_Message, frozen=True, tag=True):
     nonce: str = ""
     files: tuple[str, ...] = ()
     rebuild: tuple[str, ...] = ()
+    pin: bool = False
 
 
 class Farewell(_Message, frozen=True, tag=True):

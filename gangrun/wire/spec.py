@@ -32,6 +32,7 @@ class CheckpointSpec(msgspec.Struct, frozen=True):
     validator: tuple[str, ...] = ()  # a command of the user's, as argv
     validator_within_s: float = 600.0
     memory: bool = False  # steps are kept in the nodes' memory too, and brought to the disk when ranks die
+    flush_every_s: float = 300.0  # so long without news on disk, and agents write there what is in memory; 0: never
     memory_limit_bytes: int = 0  # per node; 0: a quarter of what it has
     memory_parity: str = ""  # "8+2": groups of 10 nodes, any 2 of which may be lost; "": each node's part is copied
 

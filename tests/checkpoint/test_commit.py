@@ -56,6 +56,24 @@ def test_a_lost_reply_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert bears(str(tmp_path / "step-3"), NONCE)
 
 
+def test_the_same_step_that_came_from_memory_meanwhile_makes_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, real = staging(tmp_path), os.rename
+    target = str(tmp_path / "step-3")
+
+    def overtaken(source: str, to: str) -> None:
+        monkeypatch.setattr(os, "rename", real)
+        Path(target, "of another").mkdir(parents=True)
+        real(source, to)
+
+    path = begun(one, 3)
+    monkeypatch.setattr(os, "rename", overtaken)
+    one.commit(path, target, manifest(3))
+    assert bears(target, NONCE)
+    assert list((tmp_path / ".gangrun" / "set-aside").glob("*/step-3.0/of another"))
+
+
 def test_what_did_not_happen_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = staging(tmp_path)
     path = begun(one, 3)

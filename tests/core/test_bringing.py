@@ -12,6 +12,7 @@ from gangrun.core.bringing import END_WITHIN_S, sentence
 from gangrun.core.events import (
     ActDone,
     AttemptSealed,
+    FlushDue,
     GangStarted,
     NodeLost,
     NoneValid,
@@ -20,7 +21,7 @@ from gangrun.core.events import (
     StepBrought,
     TermTaken,
 )
-from gangrun.core.model import Bringing, Phase
+from gangrun.core.model import Bringing, Outcome, Phase
 from gangrun.core.policy import Policy
 from tests.core.life import BUG, Life, saved
 
@@ -268,6 +269,22 @@ def test_another_job_does_not_undo_what_was_decided() -> None:
     took_over(one, job="k")
     assert one.phase is Phase.PENDING
     assert one.state.bringing is None
+
+
+def test_while_ranks_train_on_the_nodes_write_down_what_the_disk_has_not() -> None:
+    one = life()
+    one.save(7)
+    one.on(FlushDue(0, 7))
+    assert one.answer.outcome is Outcome.IGNORED
+    one.on(FlushDue(0, 9))
+    assert one.phase is Phase.RUNNING
+    assert one.actions == (BringSteps(0, 7, END_WITHIN_S, ("n0", "n1"), flush=True),)
+    one.on(StepBrought(0, 9, ("n0", "n1"), "n1: No space left on device"))
+    assert one.phase is Phase.RUNNING
+    one.says("step 9", "No space left on device")
+    one.ignored(FlushDue(1, 12), "of attempt 1")
+    one.exit(0)
+    one.ignored(FlushDue(0, 12), "no rank trains on")
 
 
 def test_what_another_call_brought_ends_no_wait() -> None:

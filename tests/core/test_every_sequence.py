@@ -27,6 +27,7 @@ from gangrun.core.events import (
     Event,
     FindingRaised,
     FirstStepSeen,
+    FlushDue,
     GangStarted,
     GangStartFailed,
     GangStopped,
@@ -178,6 +179,7 @@ def of_attempt(number: int, draw: Any) -> Event:
             st.builds(ProgressStalled, it, st.just(130.0), st.just(120.0), st.lists(seen, max_size=3).map(tuple)),
             st.builds(StacksTaken, it, st.lists(stack, max_size=3).map(tuple)),
             st.builds(GangStopped, it, st.just(()), st.lists(words, max_size=1).map(tuple)),
+            st.builds(FlushDue, it, steps),
             st.builds(StepBrought, it, steps, st.just(("n0",)), words | st.just("")),
             st.builds(StopTimedOut, it, names, st.just(("python[7]",))),
         )

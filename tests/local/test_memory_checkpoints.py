@@ -34,7 +34,8 @@ inputs = torch.randn(64, 16, generator=torch.Generator().manual_seed(1))
 torch.manual_seed(100 + rank)
 deaths = {(int(a), int(s)): what for a, s, what in (one.split(":") for one in os.environ["DEATHS"].split())}
 with gangrun.Checkpointer(
-    sys.argv[1], model=model, optimizer=optimizer, data=data, interval=int(os.environ["EVERY"]), memory_interval=3
+    sys.argv[1], model=model, optimizer=optimizer, data=data, interval=int(os.environ["EVERY"]) or None,
+    memory_interval=3,
 ) as ckpt:
     batches = None
     for step in range(ckpt.resume(), int(os.environ["STEPS"])):
@@ -49,6 +50,8 @@ with gangrun.Checkpointer(
         ckpt.step(step)
         while ckpt.saving:
             time.sleep(0.001)
+        while step == int(os.environ.get("AWAITS_DISK", -1)) and not os.path.exists(sys.argv[1] + "/step-5"):
+            time.sleep(0.01)
         what = deaths.get((attempt, step))
         if what and rank == 1:
             os.kill(os.getpid() if what == "rank" else int(os.environ["GANGRUN_AGENT_PID"]), signal.SIGKILL)
@@ -116,3 +119,22 @@ def test_a_run_that_ends_leaves_on_disk_what_was_in_memory_only_and_goes_on_from
     assert [one["resumed_from_step"] for one in box.status()["attempts"]] == [None, 8]
     assert result.exists()
     assert "for the newest step in memory" in box.explain()
+
+
+def test_ranks_that_save_to_memory_only_have_it_written_to_the_disk_while_they_train_on(
+    box: Box, tmp_path: Path
+) -> None:
+    """At step 6 ranks wait until step 5 is on disk, which none of them writes."""
+    saves, result = box.work / "saves", tmp_path / "result.txt"
+    box.environment |= {"DEATHS": "", "EVERY": "0", "STEPS": "10", "RESULT": str(result), "AWAITS_DISK": "6"}
+    box.start(
+        "--local-hosts", "--nodes", "2", "--nproc-per-node", "1", "--no-health", "--flush-every", "1",
+        "--checkpoint-dir", saves, "--memory-checkpoints", box.script(SCRIPT), saves,
+    )  # fmt: skip
+    assert box.end(240) == 0, box.told()
+    assert box.status()["restarts"] == 0
+    names = {path.name for path in saves.glob("step-*")}
+    assert {"step-5", "step-9"} <= names, names
+    story = box.gangrun("explain", box.status()["run"], "--runs-dir", str(box.runs), "--all").stdout
+    assert "step 5 was brought to the disk from the memory of" in story, story
+    assert not list((saves / ".gangrun").glob("*/*/*-memory"))

@@ -143,3 +143,35 @@ def test_without_a_limit_of_ones_own_it_is_a_share_of_what_the_node_has() -> Non
     assert memory_keeper.limit_of(7) == 7
     whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert 0 < memory_keeper.limit_of(0) <= whole // memory_keeper.SHARE_OF_NODE
+
+
+def test_what_is_pinned_stays_until_who_pinned_it_wants_another_or_goes(meet: Meet) -> None:
+    writer, reader = meet(), meet()
+    first, second, third = (StepName(0, n, "a" * 16) for n in (1, 2, 3))
+    writer.put(first, "file", b"1" * 300)
+    reader.pin(0)
+    writer.put(second, "file", b"2" * 300)
+    writer.whole(second)
+    assert set(names(reader)) == {1, 2}, "1 would have gone"
+    with reader.opened(first, "file") as fd:
+        assert os.pread(fd, 1, 0) == b"1"
+    writer.put(third, "file", b"3" * 300)
+    with pytest.raises(NotKept, match="pass the limit"):
+        writer.put(StepName(0, 4, "a" * 16), "file", b"4" * 300)
+    reader.pin(0, second)
+    assert set(names(reader)) == {2, 3}
+    writer.whole(third)
+    assert set(names(reader)) == {2, 3}
+    reader.close()
+    until(lambda: set(names(writer)) == {3}, 20, "the pin to go with its holder")
+
+
+def test_a_later_attempt_does_not_take_away_what_is_pinned_nor_offer_it(meet: Meet) -> None:
+    writer, reader, step = meet(), meet(), StepName(0, 1, "a" * 16)
+    writer.put(step, "file", b"1" * 600)
+    reader.pin(0)
+    assert names(writer, 1) == {}
+    with reader.opened(step, "file") as fd:
+        assert os.pread(fd, 1, 0) == b"1"
+    reader.close()
+    until(lambda: _fits(writer, StepName(1, 2, "b" * 16), 600), 20, "its memory is free again")

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gangrun.core.events import FlushDue
 from gangrun.core.model import Phase, RunState, Shape
+from gangrun.core.policy import Policy
 from gangrun.sim.ports_in_memory import HandCheckpoints
+from gangrun.supervisor.beats import Row
+from gangrun.supervisor.facts import Facts
 from gangrun.supervisor.looks import NEVER, Looks
+from gangrun.supervisor.progress import Progress
+from gangrun.wire.messages import PeerAddress, Reading
 
 WAITS = RunState(run="r", shape=Shape(2, 2, 1, 1), best_step=4)
 RUNS = replace(WAITS, phase=Phase.RUNNING, attempt=0)
@@ -15,7 +21,13 @@ SAVES = replace(RUNS, phase=Phase.STOPPING, saving=True)
 
 def looks(every_s: float = 10.0, state: RunState = WAITS) -> tuple[Looks, list[tuple[str, int]]]:
     checkpoints = HandCheckpoints(post=lambda item: None)
-    return Looks(checkpoints, every_s, state, 100.0), checkpoints.asked
+    return made_of(checkpoints, state, looks_every_s=every_s)[0], checkpoints.asked
+
+
+def made_of(checkpoints: HandCheckpoints, state: RunState, **facts: float) -> tuple[Looks, Progress]:
+    progress = Progress(Policy(), 100.0)
+    told = replace(Facts(run="r", shape=state.shape, job="j"), **facts)  # type: ignore[arg-type]
+    return Looks(checkpoints, told, state, 100.0, progress), progress
 
 
 def test_now_and_then_while_ranks_train_and_often_while_all_wait_for_a_save() -> None:
@@ -46,3 +58,36 @@ def test_without_a_directory_never() -> None:
     made.follow(RUNS, SAVES, 102.0)
     made.look(SAVES, 200.0)
     assert asked == [] and made.due(RUNS) == made.due(SAVES) == NEVER
+
+
+def row(step: int, kept_step: int) -> Row:
+    reading = Reading(0, step, 2, step, 0, 0.0, "R", kept_step=kept_step)
+    return Row(
+        "n0", "i", "b", "j", 0, 1, PeerAddress("n0", "x", "k"), "", 0.0, 0.0, 0.0, attempt=0, readings=(reading,)
+    )
+
+
+def test_a_flush_is_due_when_the_disk_has_had_nothing_new_for_so_long_and_memory_has() -> None:
+    made, progress = made_of(HandCheckpoints(post=lambda item: None), WAITS, flush_every_s=60.0, looks_every_s=0.0)
+    assert made.due(WAITS) == NEVER
+    progress.begin(0, 100.0)
+    made.follow(WAITS, RUNS, 100.0)
+    assert made.due(RUNS) == 160.0
+    assert made.due(replace(RUNS, store_stalled_since=1.0)) == NEVER
+    assert made.look(RUNS, 159.0) == []
+    assert made.look(RUNS, 160.0) == [], "nothing is in memory"
+    assert made.due(RUNS) == 161.0
+    progress.observe(row(9, 8), 161.0)
+    assert made.look(RUNS, 161.0) == [FlushDue(0, 8)]
+    assert made.due(RUNS) == 221.0
+    newer = replace(RUNS, best_step=8)
+    made.follow(RUNS, newer, 180.0)
+    assert made.due(newer) == 240.0, "somebody wrote to the disk"
+    assert made.look(newer, 240.0) == []
+
+
+def test_without_the_setting_nothing_is_flushed() -> None:
+    made, progress = made_of(HandCheckpoints(post=lambda item: None), RUNS, looks_every_s=0.0)
+    progress.begin(0, 100.0)
+    progress.observe(row(9, 8), 161.0)
+    assert (made.due(RUNS), made.look(RUNS, 1e6)) == (NEVER, [])

@@ -25,10 +25,11 @@ def holding(step: int, *files: str, of: int) -> dict[str, Any]:
 
 
 def desk_of(
-    held: dict[str, list[dict[str, Any]]], bring: Callable[[HandAgent, Rescue], None], policy: Policy | None = None
-) -> Desk:
+    held: dict[str, list[dict[str, Any]]], bring: Callable[[HandAgent, Rescue], None], policy: Policy | None = None,
+    **facts: Any,
+) -> Desk:  # fmt: skip
     """Two nodes that answer what they hold, and then do with the second question as ``bring`` says."""
-    desk = Desk(memory_staging=staging, policy=policy)
+    desk = Desk(memory_staging=staging, policy=policy, **facts)
 
     def listen(agent: HandAgent) -> None:
         hear = agent.hear
@@ -202,3 +203,73 @@ def test_nothing_is_brought_where_no_directory_is_known() -> None:
     cancel(desk)
     assert desk.loop.state.phase is Phase.CANCELLED
     assert not any(agent.heard(Rescue) for agent in desk.agents.values())
+
+
+def kept(desk: Desk, step: int) -> None:
+    """Ranks say that this step is whole in memory."""
+    for agent in desk.agents.values():
+        agent.beat(readings=(Reading(0, step + 1, 2, 9, 0, 0.0, "R", kept_step=step),))
+    desk.turn_all()
+
+
+FLUSHES: dict[str, Any] = {"policy": KEEPS, "flush_every_s": 20.0}
+
+
+def test_while_ranks_train_on_what_is_in_memory_is_pinned_and_written_down() -> None:
+    desk = desk_of(WHOLE, obey, **FLUSHES)
+    kept(desk, 7)
+    desk.pass_s(25.0)
+    said = {node: [(m.pin, m.step, m.files) for m in agent.heard(Rescue)] for node, agent in desk.agents.items()}
+    assert said == {
+        "n0": [(True, -1, ()), (True, 7, ("0", "m"))],
+        "n1": [(True, -1, ()), (True, 7, ("1",))],
+    }
+    assert ("adopt", 7) in desk.checkpoints.asked
+    assert desk.loop.state.phase is Phase.RUNNING
+
+
+def test_who_holds_nothing_that_is_wanted_may_let_go_too() -> None:
+    desk = desk_of({"n0": [holding(7, "0", "m", of=2)], "n1": [holding(6, "1", of=9)]}, obey, **FLUSHES)
+    kept(desk, 7)
+    desk.pass_s(25.0)
+    assert [(m.pin, bool(m.into), m.files) for m in desk.agents["n1"].heard(Rescue)][1:] == [(True, True, ())]
+    desk = desk_of({"n0": [holding(7, "0", of=2)]}, obey, **FLUSHES)
+    kept(desk, 7)
+    desk.pass_s(25.0)
+    assert [(m.pin, bool(m.into), m.step) for m in desk.agents["n0"].heard(Rescue)][1] == (True, True, -1)
+    assert ("adopt", 7) not in desk.checkpoints.asked
+
+
+def test_a_flush_that_fails_is_told_removed_and_tried_again_at_the_next_time() -> None:
+    def refuse(agent: HandAgent, message: Rescue) -> None:
+        agent.answer(message, ok=agent.node == "n0", why="No space left on device")
+
+    desk = desk_of(WHOLE, refuse, **FLUSHES)
+    kept(desk, 7)
+    desk.pass_s(25.0)
+    assert any("step 7, which only memory holds, could not be brought" in said for said in desk.says)
+    assert ("discard staging/1/0/7-ab", -1) in desk.checkpoints.asked
+    assert desk.loop.state.phase is Phase.RUNNING
+    before = len(desk.agents["n1"].heard(Rescue))
+    kept(desk, 8)
+    desk.pass_s(25.0)
+    assert len(desk.agents["n1"].heard(Rescue)) > before
+
+
+def test_ranks_that_die_meanwhile_end_the_flush_and_the_rescue_does_its_work() -> None:
+    desk = desk_of(WHOLE, lambda agent, message: None if message.pin else obey(agent, message), **FLUSHES)
+    kept(desk, 7)
+    desk.pass_s(25.0)
+    assert ("adopt", 7) not in desk.checkpoints.asked
+    assert restarted(desk) == [("adopt", 7), ("seal", 1), ("choose", 1)]
+
+
+def test_nothing_is_picked_before_there_is_a_place_to_bring_it_to() -> None:
+    desk = desk_of(WHOLE, obey, **FLUSHES)
+    desk.checkpoints.has_staging = False
+    kept(desk, 7)
+    desk.pass_s(25.0)
+    assert not any(m.files for m in desk.agents["n0"].heard(Rescue))
+    desk.checkpoints.has_staging = True
+    desk.pass_s(1.0)
+    assert ("adopt", 7) in desk.checkpoints.asked

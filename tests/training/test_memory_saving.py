@@ -16,11 +16,13 @@ torch = pytest.importorskip("torch")
 
 import gangrun  # noqa: E402
 from gangrun import memory_keeper  # noqa: E402
+from gangrun.agent.flushing import Flushing  # noqa: E402
 from gangrun.agent.rescue import rescue  # noqa: E402
-from gangrun.checkpoint.kept import Kept, NotKept  # noqa: E402
-from gangrun.checkpoint.rescue import adopt, staging_of  # noqa: E402
+from gangrun.checkpoint.kept import Kept, NotKept, StepName  # noqa: E402
+from gangrun.checkpoint.rescue import adopt, bring, discard, open_staging, staging_of  # noqa: E402
 from gangrun.checkpoint.store import CheckpointRoom  # noqa: E402
 from gangrun.core.selection import Chosen, ResumeRequest  # noqa: E402
+from gangrun.training import saver  # noqa: E402
 from gangrun.training import step as progress  # noqa: E402
 from gangrun.training.checkpointer import CheckpointWarning  # noqa: E402
 from gangrun.wire.manifest import MANIFEST_NAME  # noqa: E402
@@ -92,7 +94,10 @@ def test_a_step_in_memory_becomes_an_ordinary_checkpoint_that_is_resumed_from(
         kept = model.weight.detach().clone()
         step = node.answer(Rescue(1, (1, 1), 0))["steps"][0]
         into = os.path.join(staging_of(str(node.directory), "r1")(1, 0), "5-x")
-        brought = node.answer(Rescue(1, (1, 2), 0, into, 5, step["nonce"], tuple(step["files"])))
+        wanted = Rescue(1, (1, 2), 0, into, 5, step["nonce"], tuple(step["files"]))
+        assert node.answer(wanted)["why"] == "No such file or directory", "nobody but the supervisor makes the staging"
+        assert open_staging(os.path.dirname(into)) == ""
+        brought = node.answer(wanted)
         assert brought["ok"] and brought["bytes"] > 0
         assert adopt(into, str(node.directory), 5, step["nonce"]) == ""
         assert adopt(into, str(node.directory), 5, step["nonce"]) == ""  # said again
@@ -111,6 +116,7 @@ def test_a_step_of_which_a_file_is_missing_or_short_is_never_made_a_checkpoint(n
     with node.checkpointer(model) as ckpt:
         train(node, ckpt, model, range(2))
         step = node.answer(Rescue(1, (1, 1), 0))["steps"][0]
+        assert open_staging(str(node.directory / ".gangrun" / "r1" / "1" / "0-memory")) == ""
         for lacking in step["files"]:
             into = str(node.directory / ".gangrun" / "r1" / "1" / "0-memory" / f"without {lacking}")
             files = tuple(name for name in step["files"] if name != lacking)
@@ -184,3 +190,115 @@ def test_memory_is_for_the_directory_that_gangrun_brings_it_to(node: Node, tmp_p
     with gangrun.Checkpointer(tmp_path / "elsewhere", model=model, interval=1000, memory_interval=1) as ckpt:
         train(node, ckpt, model, range(3))
     assert node.held() == []
+
+
+class Flush:
+    """What the supervisor does, with one node: ask, have it written, make a checkpoint of it."""
+
+    def __init__(self, node: Node) -> None:
+        self.node, self.agent = node, Flushing(node.name)
+        self.staging = staging_of(str(node.directory), "r1")(1, 0)
+
+    def ask(self) -> dict[str, Any]:
+        assert open_staging(self.staging) == ""
+        steps = self.agent.answer(Rescue(1, (1, 1), 0, pin=True)).data["steps"]
+        return max(steps, key=lambda one: (one["wanted_count"] > 0, one["step"]))
+
+    def write(self, found: dict[str, Any], files: tuple[str, ...] | None = None) -> str:
+        into = os.path.join(self.staging, f"{found['step']}-{found['nonce']}")
+        wanted = tuple(found["files"]) if files is None else files
+        told = self.agent.answer(Rescue(1, (1, 2), 0, into, found["step"], found["nonce"], wanted, pin=True))
+        if told.ok:
+            assert adopt(into, str(self.node.directory), found["step"], found["nonce"]) == ""
+        discard(into)
+        return told.why
+
+
+def saved(node: Node) -> list[int]:
+    return sorted(int(path.name[5:]) for path in node.directory.glob("step-*"))
+
+
+def test_ranks_save_on_while_a_step_is_flushed_which_stays_until_it_is_on_disk(node: Node) -> None:
+    model = torch.nn.Linear(3, 4)
+    flush = Flush(node)
+    with node.checkpointer(model) as ckpt:
+        train(node, ckpt, model, range(4))
+        found = flush.ask()
+        assert found["step"] == 3
+        train(node, ckpt, model, range(4, 8))
+        assert flush.write(found) == ""
+        assert saved(node) == [3]
+        assert node.held() == [7], "what was pinned has gone"
+        assert not os.path.exists(flush.staging)
+        assert flush.write(found) == "what was asked for is not pinned any more"
+    choice = CheckpointRoom(str(node.directory)).choose_and_set_aside(ResumeRequest(), "x").choice
+    assert isinstance(choice, Chosen) and choice.checkpoint.step == 3 and "verified" in choice.reason
+
+
+def test_a_question_about_ranks_that_died_ends_the_flush_before_it(node: Node) -> None:
+    model = torch.nn.Linear(3, 4)
+    flush = Flush(node)
+    with node.checkpointer(model) as ckpt:
+        train(node, ckpt, model, range(2))
+        found = flush.ask()
+        train(node, ckpt, model, range(2, 4))
+        assert [one["step"] for one in flush.agent.answer(Rescue(1, (1, 3), 0)).data["steps"]] == [3]
+        assert flush.write(found) == "what was asked for is not pinned any more"
+        assert (saved(node), node.held()) == ([], [3])
+        nothing = flush.ask() | {"step": -1, "nonce": ""}
+        into = os.path.join(flush.staging, "x")
+        assert flush.agent.answer(Rescue(1, (1, 4), 0, into, pin=True)).ok, "nothing is wanted"
+        assert flush.write(nothing) == "what was asked for is not pinned any more"
+
+
+def test_what_is_being_written_is_given_up_between_two_pieces(node: Node) -> None:
+    model = torch.nn.Linear(3, 4)
+    with node.checkpointer(model) as ckpt:
+        train(node, ckpt, model, range(2))
+        name = StepName(0, 1, node.answer(Rescue(1, (1, 1), 0))["steps"][0]["nonce"])
+        kept = Kept(node.name)
+        with pytest.raises(NotKept, match="given up"):
+            bring(kept, name, [MANIFEST_NAME], str(node.directory / "into"), lambda: True)
+        kept.close()
+
+
+def test_steps_that_gangrun_brought_are_pruned_like_those_that_ranks_wrote(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saver, "LOOK_EVERY_S", 0.0)
+    model = torch.nn.Linear(3, 4)
+    flush = Flush(node)
+    with node.checkpointer(model, keep=gangrun.Keep(2, every_steps=6)) as ckpt:
+        for at in range(0, 20, 2):
+            train(node, ckpt, model, range(at, at + 2))
+            assert flush.write(flush.ask()) == ""
+        train(node, ckpt, model, range(20, 22))
+        until(lambda: len(saved(node)) <= 4, 20, lambda: f"older ones to go: {saved(node)}")
+        assert saved(node)[-2:] == [17, 19]
+        ckpt.save(21, wait=True)
+        assert saved(node)[-2:] == [19, 21]
+
+
+def test_with_no_interval_the_disk_is_left_to_gangrun_but_for_the_last_step(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GANGRUN_FLUSH_EVERY", "300")
+    model = torch.nn.Linear(3, 4)
+    with node.checkpointer(model, interval=None) as ckpt:
+        assert "by gangrun" in ckpt.interval_reason
+        train(node, ckpt, model, range(7))
+        assert (saved(node), node.held()) == ([], [5])
+    assert saved(node) == [6]
+    monkeypatch.delenv("GANGRUN_FLUSH_EVERY")
+    with node.checkpointer(model, interval=None) as ckpt:
+        assert "wastes least" in ckpt.interval_reason
+
+
+def test_a_step_that_gangrun_brought_meanwhile_is_no_failure_of_the_same_save(node: Node) -> None:
+    model = torch.nn.Linear(3, 4)
+    flush = Flush(node)
+    with node.checkpointer(model) as ckpt:
+        train(node, ckpt, model, range(4))
+        assert flush.write(flush.ask()) == ""
+        ckpt.save(3, wait=True)
+        assert saved(node) == [3]

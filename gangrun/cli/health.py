@@ -86,7 +86,7 @@ def command(
         raise UserError("usage", "-p and -A say how to queue for the nodes of --nodes", "name nodes, or leave them out")
     if run is not None or nodes is not None or network:
         return _elsewhere(run, nodes, (partition, account), here, network=network, as_json=as_json)
-    verdicts = look(here, variables)
+    verdicts, names = looked(here, variables)
     if reason:
         click.echo(reason_of(verdicts), nl=bool(reason_of(verdicts)))
     elif as_json:
@@ -94,7 +94,8 @@ def command(
     else:
         shown = [one for one in verdicts if not quiet or one.severity.value in ("warn", "fail")]
         color = welcomes_color(variables)
-        click.echo("\n".join(page(shown, verdicts, width(), color=color, everything_told=everything)))
+        lines = page(shown, verdicts, width(), color=color, everything_told=everything, names=names)
+        click.echo("\n".join(lines))
     return exit_code(verdicts)
 
 
@@ -153,10 +154,16 @@ class Here:
 
 def look(here: Here, variables: dict[str, str]) -> tuple[Verdict, ...]:
     """Every check, and the tests of devices where they are asked for."""
+    return looked(here, variables)[0]
+
+
+def looked(here: Here, variables: dict[str, str]) -> tuple[tuple[Verdict, ...], dict[str, str]]:
+    """The same, and what the GPUs are called that were seen."""
     from gangrun.adapters.clock import SystemClock
     from gangrun.cli.config import layered, usual_files
     from gangrun.cli.health_asking import Asking
     from gangrun.cli.health_watch import families_of
+    from gangrun.health.gpu import named
     from gangrun.health.rounds import Rounds, Surroundings
 
     table = layered({}, variables, usual_files())["health"].value
@@ -168,7 +175,8 @@ def look(here: Here, variables: dict[str, str]) -> tuple[Verdict, ...]:
     if here.over > 0:
         threading.Event().wait(here.over)
         verdicts = rounds.look()
-    return verdicts + (_at_work(here, around, policy) if here.active else ())
+    names = {place: name for one in rounds.readings() for place, name in named(one).items()}
+    return verdicts + (_at_work(here, around, policy) if here.active else ()), names
 
 
 def _at_work(here: Here, around: Surroundings, policy: HealthPolicy) -> tuple[Verdict, ...]:

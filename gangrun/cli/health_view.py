@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gangrun.cli.errors import DONE, RUN_FAILED, UNKNOWN
 from gangrun.cli.terminal import clean, styled, table, wrapped
+from gangrun.health.growth import FIRST_LOOK
 
 if TYPE_CHECKING:
     from gangrun.health.check import Finding, Verdict
@@ -14,7 +17,24 @@ SCHEMA = 1
 STYLES = {"ok": "green", "warn": "yellow", "fail": "red", "unknown": "dim"}
 LOST_AT_ONCE = 3
 REASON_MAX_CHARS = 200
-SILENTLY = frozenset({"dcgmi is not installed here", "no Lustre here"})  # what nobody has to have
+SILENTLY = frozenset(
+    {
+        "dcgmi is not installed here",
+        "no Lustre here",
+        "these GPUs have no NVLink 5",
+        "these GPUs have NVLink 5, which counts in other ways",
+        "these GPUs make no such repairs",
+        "these GPUs retire no pages",
+    }
+)  # what nobody has to have
+CURES = {
+    "restart": "the program started again",
+    "reset": "a reset",
+    "reboot": "a reboot",
+    "rma": "to be replaced",
+    "admin": "an administrator",
+}
+NAMES_MAX_COUNT = 8  # of checks that are unknown for one reason
 
 
 def exit_code(verdicts: tuple[Verdict, ...]) -> int:
@@ -26,9 +46,18 @@ def exit_code(verdicts: tuple[Verdict, ...]) -> int:
 
 
 def page(
-    shown: list[Verdict], verdicts: tuple[Verdict, ...], columns: int, *, color: bool, everything_told: bool = False
+    shown: list[Verdict],
+    verdicts: tuple[Verdict, ...],
+    columns: int,
+    *,
+    color: bool,
+    everything_told: bool = False,
+    names: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """The table, the sentences of what is wrong, why the rest is unknown, and one line of sum."""
+    """The table, what is wrong in sentences, the worst first, why the rest is unknown, and what a run would make of it.
+
+    ``names``: what GPUs are called by those who have to find them.
+    """
     shown = [one for one in shown if everything_told or one.words not in SILENTLY]
     lost = _lost_at_once(shown)
     rows = [
@@ -38,10 +67,10 @@ def page(
     ]
     lines = table(("", "check", "reading", "limit"), rows, columns, "") if rows else []
     lines = [_coloured(line, color) for line in lines]
-    for one in shown:
-        for finding in one.findings:
-            if finding.severity.value in ("warn", "fail"):
-                lines += ["", *_told(finding, columns, color)]
+    for word in ("fail", "warn"):
+        for finding in [finding for one in shown for finding in one.findings if finding.severity.value == word]:
+            lines += ["", *_told(finding, columns, color)]
+    lines += _named(shown, names or {}, columns)
     reasons: dict[str, list[str]] = {}
     for one in shown:
         if one.severity.value == "unknown":
@@ -49,9 +78,24 @@ def page(
     if reasons:
         lines.append("")
     for why, checks in reasons.items():
-        names = f"{len(checks)} checks ({checks[0]} to {checks[-1]})" if why in lost else ", ".join(checks)
-        lines += wrapped(clean(f"unknown: {names}: {why}"), columns, "", "  ")
+        many = len(checks) > NAMES_MAX_COUNT or (why in lost and _in_a_row(checks, shown))
+        which = f"{len(checks)} checks ({checks[0]} to {checks[-1]})" if many else ", ".join(checks)
+        hint = "; --over 30 looks twice" if why == FIRST_LOOK else ""
+        lines += wrapped(clean(f"unknown: {which}: {why}{hint}"), columns, "", "  ")
     return [*lines, *([""] if lines else []), _sum(verdicts)]
+
+
+def _named(shown: list[Verdict], names: Mapping[str, str], columns: int) -> list[str]:
+    """Which cards these are: by number each program counts its own way."""
+    places = [finding.place for one in shown for finding in one.findings if finding.severity.value in ("warn", "fail")]
+    gpus = dict.fromkeys(match[0] for place in places if (match := re.match(r"gpu \d+", place)))
+    told = [line for gpu in gpus if gpu in names for line in wrapped(clean(f"{gpu}: {names[gpu]}"), columns, "", "  ")]
+    return ["", *told] if told else []
+
+
+def _in_a_row(checks: list[str], shown: list[Verdict]) -> bool:
+    order = [one.check for one in shown]
+    return order[order.index(checks[0]) : order.index(checks[-1]) + 1] == checks
 
 
 def reason_of(verdicts: tuple[Verdict, ...]) -> str:
@@ -73,7 +117,7 @@ def _coloured(line: str, color: bool) -> str:
 
 def _told(finding: Finding, columns: int, color: bool) -> list[str]:
     word = finding.severity.value
-    cure = "" if finding.needs.value == "none" else f"; needs: {finding.needs.value}"
+    cure = "" if finding.needs.value == "none" else f"; needs {CURES[finding.needs.value]}"
     whose = f"{finding.cause.value}{cure}; counts {finding.sticky.value}"
     lines = wrapped(clean(f"{word}  {finding.sentence} ({finding.check}: {whose})"), columns, "", "      ")
     return [_coloured(line, color) for line in lines]
@@ -83,7 +127,21 @@ def _sum(verdicts: tuple[Verdict, ...]) -> str:
     counts = {word: sum(one.severity.value == word for one in verdicts) for word in STYLES}
     told = [f"{counts['ok']} ok"]
     told += [f"{counts[word]} {word}" for word in ("fail", "warn", "unknown") if counts[word]]
-    return f"{len(verdicts)} checks: {', '.join(told)}"
+    return f"{len(verdicts)} checks: {', '.join(told)}; {_means(verdicts)}"
+
+
+def _means(verdicts: tuple[Verdict, ...]) -> str:
+    """What a run that began now would make of this node."""
+    from gangrun.health.evidence import is_fatal, is_poor
+
+    if exit_code(verdicts) == UNKNOWN:
+        return "nothing is known of this node"
+    found = [finding for one in verdicts for finding in one.findings]
+    if any(map(is_fatal, found)):
+        return "no run would use this node"
+    if any(map(is_poor, found)):
+        return "a run would use this node last"
+    return "a run would use this node"
 
 
 def as_plain(verdicts: tuple[Verdict, ...], node: str) -> dict[str, Any]:

@@ -72,6 +72,12 @@ def gpus(now: Reading) -> tuple[str, ...]:
     return tuple(place for place in now.facts.values if re.fullmatch(r"gpu \d+", place))
 
 
+def named(now: Reading) -> dict[str, str]:
+    """What each GPU is called by those who have to find it: model, UUID, place on the bus."""
+    said = {place: [now.facts.get(place, name) for name in ("model", "uuid", "pci")] for place in gpus(now)}
+    return {place: ", ".join(str(word) for word in words if word) for place, words in said.items() if any(words)}
+
+
 def finding(
     check: str,
     place: str,

@@ -22,6 +22,7 @@ NVLINK5_COUNTERS = (  # (counter, words, is one of them a fault)
     ("integrity_errors", "errors of the link's integrity", False),
     ("symbol_errors", "symbols that could not be corrected", False),
 )
+NO_NVLINK5 = "these GPUs have no NVLink 5"
 NVLINK5_RATES = (("effective_ber", "bits that were wrong after correction"), ("symbol_ber", "symbols that were wrong"))
 
 
@@ -104,7 +105,7 @@ def judge_nvlink5(now: Reading, before: Reading | None, policy: HealthPolicy) ->
             if one.count > 0 and (fatal or one.count / max(one.over_s / 60, 1.0) >= policy.nvlink_errors_per_min):
                 found.append(_link(place, words, one, fatal))
     if not compared_count:
-        none = "these GPUs have no NVLink 5" if gpus(now) else why_not(now, "recoveries")
+        none = NO_NVLINK5 if gpus(now) else why_not(now, "recoveries")
         return Outcome("-", limit, unknown=FIRST_LOOK if known else none)
     return Outcome(f"{len(found)} of {compared_count} counters", limit, tuple(found))
 
@@ -145,7 +146,7 @@ def judge_error_rates(now: Reading, before: Reading | None, policy: HealthPolicy
                     )
                 )
     if not measured_count:
-        return Outcome("-", limit, unknown="these GPUs do not say" if gpus(now) else why_not(now, "effective_ber"))
+        return Outcome("-", limit, unknown=NO_NVLINK5 if gpus(now) else why_not(now, "effective_ber"))
     return Outcome(f"{worst:.0e} at most", limit, tuple(found))
 
 

@@ -10,6 +10,7 @@ from gangrun.health.growth import FIRST_LOOK, comparable, growth, in_window, spa
 from gangrun.health.policy import HealthPolicy
 
 ECC_WINDOW_S = 600.0
+NOT_MEASURED = "this GPU does not measure it"  # as ``adapters.nvml`` says it
 RATES = ("ecc_corrected rate", "ecc_corrected rate before", "ecc_corrected rate before that")
 
 
@@ -138,7 +139,16 @@ def judge_retired(now: Reading, before: Reading | None, policy: HealthPolicy) ->
         return finding("gpu_retired", place, Severity.FAIL, sentence, Evidence(pages), Needs.RMA)
 
     limit = f"<= {policy.retired_pages_max}, 0 pending"
-    return each(now, "retired_pages", limit, lambda all_of: f"{sum(all_of):.0f} pages", bad)
+    outcome = each(now, "retired_pages", limit, lambda all_of: f"{sum(all_of):.0f} pages", bad)
+    if outcome.unknown:
+        return replace(outcome, unknown=_none_of(now, "retired_pages", "these GPUs retire no pages"))
+    return outcome
+
+
+def _none_of(now: Reading, name: str, words: str) -> str:
+    """Why it was measured nowhere: in plain words where these are GPUs of another generation."""
+    why = why_not(now, name)
+    return words if why == NOT_MEASURED else why
 
 
 PENDING_REPAIRS = (
@@ -154,7 +164,7 @@ def judge_repairs(now: Reading, before: Reading | None, policy: HealthPolicy) ->
     names = [name for name, _ in PENDING_REPAIRS]
     here = [place for place in gpus(now) if any(now.facts.number(place, name) is not None for name in names)]
     if not here:
-        return Outcome("-", "none", unknown=why_not(now, "repair_pending"))
+        return Outcome("-", "none", unknown=_none_of(now, "repair_pending", "these GPUs make no such repairs"))
     found = []
     for place in here:
         waiting = [words for name, words in PENDING_REPAIRS if now.facts.number(place, name)]

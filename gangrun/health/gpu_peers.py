@@ -38,7 +38,12 @@ def judge_power(now: Reading, before: Reading | None, policy: HealthPolicy) -> O
         )
 
     limit = f">= {policy.power_limit_share * 100:.0f} % of its peers"
-    return each(now, "power_limit_w", limit, lambda all_of: f"{min(all_of):.0f} to {max(all_of):.0f} W", bad)
+    return each(now, "power_limit_w", limit, _watts, bad)
+
+
+def _watts(all_of: list[float]) -> str:
+    least, most = f"{min(all_of):.0f}", f"{max(all_of):.0f}"
+    return f"{most} W" if least == most else f"{least} to {most} W"
 
 
 def judge_pcie_speed(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
@@ -68,7 +73,7 @@ def judge_idle(now: Reading, before: Reading | None, policy: HealthPolicy) -> Ou
     """Does a GPU that holds a program rest while others work? Who hangs or lags shows like this."""
     del policy
     limit = f">= {IDLE_PERCENT:g} % where others work"
-    if any(now.facts.number(place, "busy_percent") is None for place in gpus(now)) or not gpus(now):
+    if not any(now.facts.number(place, "busy_percent") is not None for place in gpus(now)):
         return Outcome("-", limit, unknown=why_not(now, "busy_percent"))
     busy_count = sum(_is_busy(now, place) for place in gpus(now))
     if busy_count < PEERS_MIN_COUNT:

@@ -150,6 +150,8 @@ def _why_no_links(now: Reading) -> str:
     if not gpus(now):
         return why_not(now, "replay")
     has = any(re.fullmatch(r"gpu \d+ link \d+", place) for place in now.facts.values)
+    if now.facts.places_with("recoveries"):
+        return "these GPUs have NVLink 5, which counts in other ways"
     return now.facts.why_missing("replay") or "not counted" if has else "these GPUs have no NVLink"
 
 

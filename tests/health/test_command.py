@@ -15,6 +15,7 @@ from gangrun.cli.health_view import as_plain, exit_code, page
 from gangrun.cli.main import main
 from gangrun.health.catalogue import CHECKS
 from gangrun.health.check import CauseClass, Evidence, Finding, Needs, Scope, Severity, Sticky, Verdict
+from gangrun.health.growth import FIRST_LOOK
 from tests.health.looks import write
 from tests.health.test_host import HOST
 from tests.health.test_infiniband import tree
@@ -144,11 +145,51 @@ def test_foreign_words_move_no_cursor() -> None:
     lines = page([bad, verdict(Severity.UNKNOWN, words=evil)], (bad,), 100, color=False)
     assert all(line.isprintable() for line in lines)
     assert not any(line.startswith("fail  forged") for line in lines)
-    assert "needs: reboot; counts until the node has booted anew" in " ".join(" ".join(lines).split())
+    assert "needs a reboot; counts until the node has booted anew" in " ".join(" ".join(lines).split())
     [told] = json.loads(json.dumps(as_plain((bad,), "n1")))["checks"]
     assert told["findings"][0]["sticky"] == "boot"
     page_of_docs = (REPO / "docs" / "health.md").read_text("utf-8")
     assert [key for key in (*told, *told["findings"][0]) if f"`{key}`" not in page_of_docs] == []
+
+
+def found(place: str, severity: Severity, sentence: str, cause: CauseClass = CauseClass.HARDWARE) -> Finding:
+    scope = Scope.GPU if place.startswith("gpu") else Scope.NODE
+    return Finding("some", scope, place, severity, cause, Needs.RESET, Sticky.BOOT, Evidence(1), sentence)
+
+
+def test_the_worst_is_told_first_with_the_names_by_which_cards_are_found() -> None:
+    warned = verdict(Severity.WARN, "a", findings=(found("gpu 1 link 4", Severity.WARN, "gpu 1 link 4 is poor"),))
+    failed = verdict(Severity.FAIL, "b", findings=(found("gpu 7", Severity.FAIL, "gpu 7 is lost"),))
+    names = {"gpu 1": "B200, GPU-1", "gpu 7": "B200, GPU-7", "gpu 3": "B200, GPU-3"}
+    lines = page([warned, failed], (warned, failed), 100, color=False, names=names)
+    told = "\n".join(lines)
+    assert told.index("gpu 7 is lost") < told.index("gpu 1 link 4 is poor") < told.index("gpu 7: B200, GPU-7")
+    assert "gpu 1: B200, GPU-1" in lines
+    assert "GPU-3" not in told, "nothing is wrong with it"
+
+
+@pytest.mark.parametrize(
+    ("severity", "cause", "words"),
+    [
+        (Severity.FAIL, CauseClass.HARDWARE, "no run would use this node"),
+        (Severity.FAIL, CauseClass.CONFIG, "a run would use this node last"),
+        (Severity.WARN, CauseClass.HARDWARE, "a run would use this node"),
+        (Severity.OK, CauseClass.HARDWARE, "a run would use this node"),
+        (Severity.UNKNOWN, CauseClass.HARDWARE, "nothing is known of this node"),
+    ],
+)
+def test_the_last_line_says_what_a_run_would_make_of_it(severity: Severity, cause: CauseClass, words: str) -> None:
+    one = verdict(severity, findings=(found("node", severity, "x", cause),))
+    assert page([one], (one,), 100, color=False)[-1].endswith(f"; {words}")
+
+
+def test_reasons_name_the_checks_that_they_are_about() -> None:
+    checks = [verdict(Severity.UNKNOWN, name, FIRST_LOOK) for name in ("a", "c", "d", "f")]
+    shown = [checks[0], verdict(Severity.OK, "b"), *checks[1:]]
+    told = " ".join("\n".join(page(shown, tuple(shown), 200, color=False)).split())
+    assert f"unknown: a, c, d, f: {FIRST_LOOK}; --over 30 looks twice" in told, "not a to f: b is well"
+    told = " ".join("\n".join(page(checks, tuple(checks), 200, color=False)).split())
+    assert f"unknown: 4 checks (a to f): {FIRST_LOOK}" in told
 
 
 def test_colours_only_where_they_are_welcome() -> None:

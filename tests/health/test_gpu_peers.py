@@ -53,7 +53,8 @@ RESTING = reading({"gpu 0": {**AT_WORK, "busy_percent": 0, "pcie_generation": 1}
         ("gpu_idle", gpus(**IDLE, processes_count=0), gpus(0.0, **IDLE), OK, ""),
         ("gpu_idle", gpus(busy_percent=5), gpus(0.0, **IDLE), OK, ""),
         ("gpu_idle", gpus(count=3, **IDLE), gpus(0.0, count=3, **IDLE), UNKNOWN, "fewer than 3 GPUs are at work"),
-        ("gpu_idle", gpus(busy_percent=None), None, UNKNOWN, "no GPU says"),
+        ("gpu_idle", gpus(busy_percent=None), None, OK, ""),  # one that is lost takes no other along
+        ("gpu_idle", reading({"gpu 0": {"uuid": "u"}}), None, UNKNOWN, "no GPU says"),
         ("gpu_idle", reading({"node": {}}), None, UNKNOWN, "no NVIDIA GPU here"),
     ],
 )  # fmt: skip

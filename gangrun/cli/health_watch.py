@@ -180,7 +180,8 @@ class Watch:
     def _look(self, family: Family) -> bool:
         """True where something was new."""
         before_s = _spent_s()
-        found = [one for verdict in self._rounds.look_at(family.name) for one in verdict.findings]
+        looked = self._rounds.look_at(family.name)
+        found = [self._xids.weighed(one) for verdict in looked for one in verdict.findings]
         fresh = self._news.fresh(filter(travels, found), self._clock.now())
         for finding in fresh:
             self._say_finding(finding)

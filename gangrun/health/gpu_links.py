@@ -89,7 +89,7 @@ def judge_spare_rows(now: Reading, before: Reading | None, policy: HealthPolicy)
         if count == 0:
             return None
         sentence = f"{place} has {count:.0f} memory banks with few or no spare rows: the next faults cannot be mended"
-        return finding("gpu_spare_rows", place, Severity.WARN, sentence, Evidence(count, 0), Needs.RMA)
+        return finding("gpu_spare_rows", place, Severity.WARN, sentence, Evidence(count, 0), Needs.ADMIN)
 
     return each(now, "banks_exhausted", "0 banks", lambda all_of: f"{sum(all_of):.0f} banks", bad)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 
 from gangrun.health.check import CauseClass, Finding, Severity
 from gangrun.health.evidence import is_fatal
@@ -17,6 +18,7 @@ QUIET_S = 600.0
 NOT_TOLD = frozenset({"host_load", "host_clock"})  # a gang's own work, and how a whole site is set up
 ECHO_S = 5.0  # after all ranks of the node are down, what the driver reports is still of the kill
 EVENTS_MAX_COUNT = 512
+MEMORY_ERRORS, CONTAINED, NOT_CONTAINED = frozenset({"gpu_ecc", "gpu_ecc_growth"}), 94, frozenset({64, 95, 140})
 _ORDER = (Severity.OK, Severity.UNKNOWN, Severity.WARN, Severity.FAIL)
 
 
@@ -74,6 +76,18 @@ class XidStory:
             self._events.popleft()
         self._events.append(one)
         return None if burst or is_echo(one) else one
+
+    def weighed(self, finding: Finding) -> Finding:
+        """A finding beside what the driver reported: memory errors that were contained hit one program, which is dead,
+        and the GPU can be used until its next reset.
+        """
+        if finding.check not in MEMORY_ERRORS or finding.severity is not Severity.FAIL:
+            return finding
+        seen = {event.xid for event in self._events if event.gpu == finding.place}
+        if CONTAINED not in seen or seen & NOT_CONTAINED:
+            return finding
+        sentence = f"{finding.sentence}; contained (XID {CONTAINED}): only the program that was hit died"
+        return replace(finding, severity=Severity.WARN, sentence=sentence)
 
     def finding(self, event: XidEvent, word: GpuWord, now: float) -> Finding | None:
         """What this event means beside all others."""

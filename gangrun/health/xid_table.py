@@ -82,6 +82,8 @@ XIDS: dict[int, XidRow] = {
             141: "CUDA fast-path error",
             147: "NVLink software event",
             148: "NVLink software event",
+            171: "more about an uncorrectable error: it was in the memory (XID 48 counts)",
+            172: "more about an uncorrectable error: it was in the SRAM (XID 48 counts)",
             162: "power smoothing event",
             163: "power smoothing event",
             164: "power smoothing event",

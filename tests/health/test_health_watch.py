@@ -83,7 +83,13 @@ def test_an_xid_is_told_with_its_gpu_and_the_rest_of_a_driver_that_hangs_is_unkn
     (fault,) = until(lambda: told("XID 31"), 30, lambda: f"XID 31 among {seen}")
     assert (fault["place"], fault["fatal"], fault["poor"]) == ("gpu 0", False, False)
     assert fault["report"] == {"gpu": "GPU-0", "number": 31, "again": "poor"}
-    driver.say(changes={"gpu0.power": "~", "event0": "1 8 79", "event1": "0 8 31", "event2": "0 8 48"})
+    events = {"event0": "1 8 79", "event1": "0 8 31", "event2": "0 8 94"}
+    driver.say(changes={**events, "gpu0.ecc10": 1})
+    until(lambda: told("XID 94"), 30, lambda: f"XID 94 among {seen}")
+    again, _ = child.look(60.0)
+    [errors] = [one for one in again if one["check"] == "gpu_ecc"]
+    assert (errors["fatal"], errors["poor"], errors["needs"]) == (False, True, "reset"), "contained"
+    driver.say(changes={**events, "gpu0.power": "~", "event3": "0 8 48"})
     until(lambda: told("XID 48"), 60, lambda: f"an event while another call hangs, among {seen}")
 
 

@@ -134,3 +134,31 @@ def test_what_the_gpu_asks_for_decides_an_event_without_an_answer() -> None:
     found = one.finding(event, GpuWord(recovery_action=2), 1.0)
     assert found is not None
     assert is_fatal(found)
+
+
+ECC = replace(HOT, check="gpu_ecc", severity=F, needs=Needs.RESET, sticky=Sticky.BOOT, sentence="gpu 0 had 1 error")
+
+
+@pytest.mark.parametrize(
+    ("reported", "finding", "fatal"),
+    [
+        ([("gpu 0", 94)], ECC, False),
+        ([("gpu 0", 48), ("gpu 0", 94)], replace(ECC, check="gpu_ecc_growth"), False),
+        ([], ECC, True),
+        ([("gpu 1", 94)], ECC, True),
+        ([("gpu 0", 94), ("gpu 0", 95)], ECC, True),
+        ([("gpu 0", 94), ("gpu 0", 64)], ECC, True),
+        ([("gpu 0", 94)], replace(ECC, check="gpu_remapped"), True),
+    ],
+)
+def test_memory_errors_that_were_contained_do_not_cost_the_node(
+    reported: list[tuple[str, int]], finding: Finding, fatal: bool
+) -> None:
+    story = XidStory("n1")
+    for gpu, xid in reported:
+        story.event(gpu, xid, 100.0)
+    weighed = story.weighed(finding)
+    assert is_fatal(weighed) is fatal
+    assert ("contained (XID 94)" in weighed.sentence) is not fatal
+    assert in_core("n1", weighed, 0.0).poor is not fatal
+    assert story.weighed(HOT) == HOT

@@ -13,7 +13,7 @@ from gangrun.health.xid_table import RECOVERY_ACTIONS, XIDS, XidClass, row_of
 NOW = 100_000.0
 # As the policy is meant, written down a second time: number -> (verdict of one event alone, what it needs)
 APP = {8, 11, 13, 25, 31, 32, 39, 40, 41, 43, 60, 68, 69, 80, 82, 83, 84, 85, 86, 88, 89, 126}
-SILENT = {37, 38, 45, 66, 67, 93, 137, 141, 147, 148, 162, 163, 164, 165, 144, 145, 146, 149, 154}
+SILENT = {37, 38, 45, 66, 67, 93, 137, 141, 147, 148, 171, 172, 162, 163, 164, 165, 144, 145, 146, 149, 154}
 WATCHED = {92, 121}
 SOFT = {44, 56, 63, 65, 73, 74, 81, 94, 109, 157, 159, 160, 161}
 HARD_RESET = {46, 48, 57, 58, 61, 62, 95, 110, 119, 120, 122, 123, 124, 125, 136, 140, 143, 150, 155, 156, 158}

@@ -1,6 +1,11 @@
-"""A host is powered off between two saves to disk: its part of the last step in memory is in another host's memory."""
+"""Hosts are powered off between two saves to disk: their part of the last step in memory is with the others."""
 
 from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +26,7 @@ import gangrun
 
 saves, folder, waits = sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "waits"
 dist.init_process_group("gloo")
+torch.set_num_threads(1)
 rank, attempt = dist.get_rank(), int(os.environ["GANGRUN_ATTEMPT"])
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.2), nn.Linear(32, 4))
@@ -55,28 +61,52 @@ dist.destroy_process_group()
 """
 
 
-def train(run: Run, *options: str, waits: bool) -> None:
+def train(run: Run, *options: str, waits: bool, hosts_count: int = 2) -> None:
+    """A rank a host, all waiting after step 12 if they are to."""
     saves = run.saves_made()
-    run.submit("-N", "2", "--exclusive", "--checkpoint-dir", saves, "--memory-checkpoints", *options,
+    run.submit("-N", str(hosts_count), "--exclusive", "--checkpoint-dir", saves, "--memory-checkpoints", *options,
                run.script(TRAIN), saves, run.steps, "waits" if waits else "goes on")  # fmt: skip
 
 
+def calm(folder: Path, ranks_count: int) -> subprocess.Popen[str]:
+    """As many ranks on this machine, which nobody disturbs."""
+    (folder / "steps").mkdir(parents=True)
+    (folder / "train.py").write_text(TRAIN)
+    command = [sys.executable, "-m", "gangrun", "run", "--nproc-per-node", str(ranks_count), "--no-health", "train.py"]
+    environment = {**os.environ, "GANGRUN_RUNS_DIR": str(folder / "runs"), "PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.Popen(
+        [*command, "saves", "steps", "goes on"],
+        cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
 @pytest.mark.timeout(900)
-def test_a_host_that_lost_its_power_costs_no_step_that_was_in_memory(cluster: Cluster, run: Run) -> None:
+@pytest.mark.parametrize(
+    ("hosts_count", "protection", "lost_count"),
+    [(2, "copy", 1), (4, "2+2", 2)],
+    ids=["a copy", "parity of two"],
+)
+def test_hosts_that_lost_their_power_cost_no_step_that_was_in_memory(
+    cluster: Cluster, run: Run, tmp_path: Path, hosts_count: int, protection: str, lost_count: int
+) -> None:
     cluster.reconfigure(SlurmdTimeout=600)
-    other = Run(cluster, "never interrupted")
-    train(run, "--spares", "1", waits=True)
-    train(other, waits=False)
-    until(lambda: len(list(run.steps.glob("waits-*"))) == 2, 120, lambda: f"both ranks at step 12\n{run.told()}")
-    assert run.saved() == []
-    (job,) = run.jobs()
-    lost = next(host for host, _ in run.ranks().values() if host != job["BatchHost"])
-    cluster.power_off(lost)
-    status = run.end(deadline_s=180)
-    assert [one["resumed_from_step"] for one in status["attempts"]] == [None, 11]
-    told = run.explain()
-    assert "brought to the disk from the memory of" in told, told
-    cluster.tool("scontrol", "update", f"NodeName={lost}", "State=DOWN", "Reason=test")
-    assert other.end(deadline_s=180)["restarts"] == 0
-    assert (run.steps / "final").read_text() == (other.steps / "final").read_text()
+    options = ("--spares", str(lost_count), "--memory-protection", protection)
+    train(run, *options, waits=True, hosts_count=hosts_count)
+    with calm(tmp_path / "calm", hosts_count) as other:
+        until(lambda: len(list(run.steps.glob("waits-*"))) == hosts_count, 180, lambda: f"all at step 12\n{run.told()}")
+        assert run.saved() == []
+        (job,) = run.jobs()
+        lost = sorted({host for host, _ in run.ranks().values()} - {job["BatchHost"]})[:lost_count]
+        for host in lost:
+            cluster.power_off(host)
+        status = run.end(deadline_s=240)
+        assert [one["resumed_from_step"] for one in status["attempts"]] == [None, 11]
+        told = run.explain()
+        assert "brought to the disk from the memory of" in told, told
+        assert (f"{lost_count} files of lost nodes made again of parity" in told) == (protection != "copy"), told
+        for host in lost:
+            cluster.tool("scontrol", "update", f"NodeName={host}", "State=DOWN", "Reason=test")
+        said, _ = other.communicate(timeout=240)
+        assert other.returncode == 0, said
+        assert (run.steps / "final").read_text() == (tmp_path / "calm" / "steps" / "final").read_text()
     cluster.assert_clean(20)

@@ -22,6 +22,7 @@ from gangrun.checkpoint.manifest_verify import verify  # noqa: E402
 from gangrun.checkpoint.rescue import adopt  # noqa: E402
 from gangrun.core.kept import Holding, WholeStep, newest_whole  # noqa: E402
 from gangrun.core.model import Level  # noqa: E402
+from gangrun.training.memory_parity import plan_of  # noqa: E402
 from gangrun.wire.messages import Rescue  # noqa: E402
 from tests.waiting import until  # noqa: E402
 
@@ -178,3 +179,37 @@ def test_a_node_without_room_for_parity_leaves_its_group_unprotected_and_the_ste
     whole = nodes.whole(0, 1, 2)
     assert whole is not None and not whole.rebuild
     assert nodes.whole(0, 1) is None
+
+
+def test_fewer_nodes_than_were_asked_for_protect_each_other_as_far_as_they_can(nodes_of: Any) -> None:
+    nodes = nodes_of(10**9, 10**9)
+    (said,) = nodes.train("2+2", 1, ranks_count=2)
+    assert said == "steps in memory survive the loss of 1 of the nodes there are, and 2 were asked for"
+    calm = nodes.whole(0, 1)
+    assert calm is not None
+    expected = content(nodes.brought(calm, "calm"))
+    for left in (0, 1):
+        whole = nodes.whole(left)
+        assert whole is not None and whole.rebuilt_count == 2
+        assert content(nodes.brought(whole, f"of-{left}")) == expected
+
+
+@pytest.mark.parametrize(
+    ("world_size", "local_world_size", "codes", "losses_count"),
+    [
+        (1, 1, (), 0),
+        (8, 8, (), 0),
+        (7, 2, (), 0),
+        (4, 0, (), 0),
+        (2, 1, ((0, 1),), 1),
+        (3, 1, ((0, 1, 2),), 2),
+        (8, 2, ((0, 2, 4, 6), (1, 3, 5, 7)), 2),
+        (8, 1, ((0, 2, 4, 6), (1, 3, 5, 7)), 2),
+        (9, 1, ((0, 2, 4, 6, 8), (1, 3, 5, 7)), 2),
+    ],
+)
+def test_one_rank_of_each_node_codes_with_its_like(
+    world_size: int, local_world_size: int, codes: tuple[tuple[int, ...], ...], losses_count: int
+) -> None:
+    plan = plan_of(world_size, local_world_size, 2, 2)
+    assert (plan.codes, plan.losses_count) == (codes, losses_count)

@@ -60,6 +60,7 @@ class Parts:
         optimizers = () if optimizer is None else _several(optimizer)
         parts = cls(model, optimizers)
         given = {"scheduler": scheduler, "data": data, **{f"extra.{name}": one for name, one in (extra or {}).items()}}
+        _refuse_loader(data)
         for name, one in given.items():
             if one is None:
                 continue
@@ -70,6 +71,14 @@ class Parts:
             else:
                 raise TypeError(f"{name} has no state_dict() and load_state_dict(), so it cannot be saved: {one!r}")
         return parts
+
+
+def _refuse_loader(data: Any) -> None:
+    """Of a loader around ``GlobalBatchSampler`` only the sampler knows what was trained on."""
+    if hasattr(getattr(data, "batch_sampler", None), "trained"):
+        raise TypeError(
+            "data is a loader, whose position counts batches that were fetched ahead; give its batch_sampler instead"
+        )
 
 
 def _several(optimizer: Any) -> tuple[torch.optim.Optimizer, ...]:

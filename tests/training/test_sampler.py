@@ -58,6 +58,21 @@ def test_what_was_fetched_ahead_does_not_count() -> None:
     assert (len(one), one.consumed, one.epoch) == (18, 10, 0)
 
 
+def test_a_loader_in_the_samplers_place_is_refused_in_words(tmp_path: Path) -> None:
+    """Such as torchdata's, which has a state of its own: it counts what was fetched, and nobody would count steps."""
+
+    class Loader(torch.utils.data.DataLoader):  # type: ignore[type-arg]
+        def state_dict(self) -> dict[str, int]:
+            return {"fetched": 6}
+
+        def load_state_dict(self, state: dict[str, int]) -> None: ...
+
+    loader = Loader(range(100), batch_sampler=GlobalBatchSampler(100, 10))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="give its batch_sampler instead"):
+        gangrun.Checkpointer(tmp_path, model=torch.nn.Linear(1, 1), data=loader)
+    gangrun.Checkpointer(tmp_path, model=torch.nn.Linear(1, 1), data=loader.batch_sampler).close()
+
+
 @pytest.mark.parametrize("change", [{"global_batch": 5}, {"seed": 2}, {"dataset": 99}, {"fingerprint": "b"}])
 def test_another_order_is_refused_in_words(change: dict) -> None:
     given_ = {"dataset": 100, "global_batch": 4, "fingerprint": "a", **change}

@@ -8,7 +8,7 @@ Next: ``store``, which asks; ``wire/manifest.py`` for the shape.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Event
@@ -19,7 +19,10 @@ from gangrun.checkpoint.shared_files import shared_words
 from gangrun.checkpoint.torch_zip import BUFFER_BYTES, Damaged, Source
 from gangrun.core.model import Level
 from gangrun.core.selection import shown
+from gangrun.core.sharing import share_of
 from gangrun.wire.manifest import MANIFEST_MAX_BYTES, MANIFEST_NAME, FileRow, Manifest, ManifestError, decode
+
+ProveAll = Callable[[str, Manifest, Tick, int], None]  # directory, manifest, tick, threads; damage is raised
 
 NO_CTIME = 0
 _CHUNKS_AT_ONCE_COUNT = 4
@@ -43,11 +46,16 @@ def screen(directory: str, step: int) -> Judgement:
         return Judgement(None, str(found), unreadable=True)
 
 
-def verify(directory: str, step: int, tick: Tick | None = None, threads_count: int = 4) -> Judgement:
-    """Structure and every byte. ``tick`` is told how many bytes were read since its last call, from several threads."""
+def verify(
+    directory: str, step: int, tick: Tick | None = None, threads_count: int = 4, prove_all: ProveAll | None = None
+) -> Judgement:
+    """Structure and every byte. ``tick`` is told how many bytes were read since its last call, from several threads.
+
+    ``prove_all`` has every chunk read by others too (``prove_share``) and raises what ``prove_share`` raises.
+    """
     try:
         screened, manifest = _screen(directory, step)
-        _prove_all(directory, manifest, tick or (lambda count: None), threads_count)
+        (prove_all or prove_share)(directory, manifest, tick or (lambda count: None), threads_count)
         again = tuple((path, mark_kept(directory, path)) for path, _ in screened.marks)
     except (ManifestError, BadFile, Damaged) as found:
         return Judgement(None, str(found))
@@ -82,13 +90,17 @@ def _screen(directory: str, step: int) -> tuple[Judgement, Manifest]:
     return Judgement(Level.COMPLETE, "", False, tuple(marks), manifest.nonce, count, manifest.data_bytes), manifest
 
 
-def _prove_all(directory: str, manifest: Manifest, tick: Tick, threads_count: int) -> None:
-    """Read every chunk; the first damage in file order is raised."""
-    stop = Event()
+def prove_share(
+    directory: str, manifest: Manifest, tick: Tick, threads_count: int, reader: int = 0, readers_count: int = 1
+) -> None:
+    """Read every chunk of this reader's share; the first damage in file order is raised."""
+    stop, turns = Event(), _turns(manifest)
+    ends = [(min(chunks.stop * manifest.chunk_bytes, row.size), chunks.start) for row, chunks in turns]
+    share = share_of([end - first * manifest.chunk_bytes for end, first in ends], reader, readers_count)
     with ThreadPoolExecutor(threads_count, thread_name_prefix="verify") as pool:
         jobs = [
             pool.submit(_prove, directory, row, chunks, manifest.chunk_bytes, tick, stop)
-            for row, chunks in _turns(manifest)
+            for row, chunks in turns[share.start : share.stop]
         ]
         try:
             for job in jobs:
@@ -98,12 +110,14 @@ def _prove_all(directory: str, manifest: Manifest, tick: Tick, threads_count: in
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _turns(manifest: Manifest) -> Iterator[tuple[FileRow, range]]:
+def _turns(manifest: Manifest) -> Sequence[tuple[FileRow, range]]:
     """Enough of one file to be worth a thread's turn."""
-    for row in manifest.files:
-        count = -(-row.size // manifest.chunk_bytes)
-        for first in range(0, count, _CHUNKS_AT_ONCE_COUNT):
-            yield row, range(first, min(first + _CHUNKS_AT_ONCE_COUNT, count))
+    return [
+        (row, range(first, min(first + _CHUNKS_AT_ONCE_COUNT, count)))
+        for row in manifest.files
+        for count in [-(-row.size // manifest.chunk_bytes)]
+        for first in range(0, count, _CHUNKS_AT_ONCE_COUNT)
+    ]
 
 
 def _prove(directory: str, row: FileRow, chunks: range, chunk_bytes: int, tick: Tick, stop: Event) -> None:

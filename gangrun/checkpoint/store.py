@@ -15,6 +15,7 @@ from threading import Lock
 
 from gangrun.checkpoint import manifest_verify, safetensors_verify
 from gangrun.checkpoint.dcp_verify import Judgement, screen, verify
+from gangrun.checkpoint.manifest_verify import ProveAll
 from gangrun.checkpoint.memory import Memory
 from gangrun.checkpoint.opinion import Opinions, Validator
 from gangrun.checkpoint.request_record import RequestRecord, load_record, save_record
@@ -36,7 +37,7 @@ from gangrun.core.selection import (
 )
 
 LINK_NAME = "resume"
-_TOLD_EVERY_BYTES = 256 * 1024 * 1024
+_TOLD_EVERY_BYTES = 64 * 1024 * 1024
 _NOT_LOOKED_AT = "not looked at: a newer one is valid"
 _NOT_READ = "whole by its structure; its bytes were not checked"
 
@@ -80,10 +81,13 @@ class CheckpointRoom:
         threads_count: int = 4,
         progress: Callable[[Progress], None] | None = None,
         validator: Validator | None = None,
+        prove_all: ProveAll | None = None,
     ) -> None:
         """``run_directory`` keeps explicit resume requests; ``progress`` is called from reading threads, one by one;
-        ``validator`` is asked of what was read and found valid, and of formats that are not known.
+        ``validator`` is asked of what was read and found valid, and of formats that are not known. ``prove_all`` shares
+        the reading of gangrun's own checkpoints with others.
         """
+        self._prove_all = prove_all
         self._opinions = Opinions(validator)
         self.directory = os.path.abspath(directory)
         self._pattern = pattern or step_pattern()
@@ -249,11 +253,21 @@ class CheckpointRoom:
         if judged is None:
             judged = _screen(found)
         if judged.level is not None and not judged.deep and deep(_candidate(found, judged)):
-            judged = _verify(found, self._ticker(found, judged), self._threads_count)
+            total = judged.data_bytes
+            judged = self._verify(found, self._ticker(found, judged))
+            if self._progress is not None:
+                self._progress(Progress(found.step, found.path, total, total))
         if remembered:
             self._memory.remember(found.name, judged)
         candidate = _candidate(found, judged)
         return self._opinions.of(candidate, ask=deep(candidate))
+
+    def _verify(self, found: StepDirectory, tick: Callable[[int], None] | None) -> Judgement:
+        if found.kind is Kind.GANGRUN:
+            return manifest_verify.verify(found.path, found.step, tick, self._threads_count, self._prove_all)
+        if found.kind is Kind.SAFETENSORS:
+            return safetensors_verify.verify(found.path)
+        return verify(found.path, tick, self._threads_count)
 
     def _ticker(self, found: StepDirectory, judged: Judgement) -> Callable[[int], None] | None:
         progress = self._progress
@@ -293,14 +307,6 @@ def _screen(found: StepDirectory) -> Judgement:
     if found.kind is Kind.SAFETENSORS:
         return safetensors_verify.verify(found.path)
     return screen(found.path)
-
-
-def _verify(found: StepDirectory, tick: Callable[[int], None] | None, threads_count: int) -> Judgement:
-    if found.kind is Kind.GANGRUN:
-        return manifest_verify.verify(found.path, found.step, tick, threads_count)
-    if found.kind is Kind.SAFETENSORS:
-        return safetensors_verify.verify(found.path)
-    return verify(found.path, tick, threads_count)
 
 
 def _unjudged(found: StepDirectory) -> Candidate:

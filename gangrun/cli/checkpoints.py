@@ -147,10 +147,13 @@ def _progress(*, shown: bool) -> Iterator[Callable[[Progress], None] | None]:
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
     from rich.progress import Progress as Bars
 
-    columns = (TextColumn("step {task.fields[step]}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    columns = (
+        TextColumn("step {task.fields[step]}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
+        TimeRemainingColumn(compact=True),
+    )  # fmt: skip
     tasks: dict[str, Any] = {}
     with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
 

@@ -1,7 +1,7 @@
 """Which checkpoint to go on from: chosen and proven before a byte reaches the model (room: training).
 
-Under gangrun the supervisor has chosen before this process began. Elsewhere rank 0 chooses by the same rules, and tells
-the others. Next: ``loading``.
+Under gangrun the supervisor has chosen before this process began. Elsewhere rank 0 chooses by the same rules, all read
+what it wants read, and it tells them. Next: ``reading_together``, ``loading``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from gangrun.core.selection import Chosen, NoneValid, ResumeRequest
 from gangrun.training import environment
 from gangrun.training.loading import Reading
 from gangrun.training.ranks import Ranks
+from gangrun.training.reading_together import ReadingTogether
 from gangrun.training.state import (
     RANDOM_KEY,
     STATE_KEY,
@@ -36,9 +37,14 @@ def find(directory: str, ranks: Ranks, nonce: str) -> environment.ResumePoint | 
     if told is not None or (known and os.path.realpath(known) == os.path.realpath(directory)):
         return told
     path, step, trouble = "", -1, ""
-    if ranks.rank == 0:
+    together = ReadingTogether(ranks)
+    if ranks.rank != 0:
+        together.help()
+    else:
         try:
-            choice = CheckpointRoom(directory).choose_and_set_aside(ResumeRequest(), f"unmanaged-{nonce}").choice
+            with together:
+                room = CheckpointRoom(directory, prove_all=together.prove_all)
+                choice = room.choose_and_set_aside(ResumeRequest(), f"unmanaged-{nonce}").choice
             if isinstance(choice, NoneValid):
                 trouble = choice.reason
             elif isinstance(choice, Chosen):

@@ -1,0 +1,74 @@
+"""Without gangrun's launcher all ranks prove a checkpoint together: each byte once; a rank's trouble is no damage."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import gangrun
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+from gangrun.training import grouping  # noqa: E402
+
+WORLD = 3
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture
+def saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three steps, each of a dozen files, of which nothing was read yet."""
+    for name in [name for name in os.environ if name.startswith(("GANGRUN_", "TORCHELASTIC_", "SLURM_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(grouping, "GROUP_BYTES", 1)
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+    model = nn.ModuleList(nn.Linear(64, 64) for _ in range(10)).requires_grad_(requires_grad=False)
+    for step in range(3):
+        with gangrun.Checkpointer(tmp_path / "saves", model=model) as ckpt:  # the first save of each shares nothing
+            ckpt.save(step, wait=True)
+    shutil.rmtree(tmp_path / "saves" / ".gangrun")
+    return tmp_path / "saves"
+
+
+def damage(shard: Path) -> None:
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+
+
+def shards(directory: Path) -> list[Path]:
+    """In the order of the manifest."""
+    files = json.loads((directory / "gangrun.json").read_text())["body"]["files"]
+    return [directory / row["path"] for row in files if row["path"].endswith(".distcp")]
+
+
+def test_ranks_prove_together_and_one_ranks_trouble_is_no_damage(saves: Path, tmp_path: Path) -> None:
+    broken, blind = shutil.copytree(saves, tmp_path / "broken"), shutil.copytree(saves, tmp_path / "blind")
+    damage(shards(broken / "step-2")[-1])
+    damage(shards(broken / "step-1")[0])
+    told = [str(saves), "-1", str(saves), "-1", str(broken), "-1", str(blind), "1"]
+    command = [sys.executable, str(Path(__file__).with_name("readers.py")), str(tmp_path / "out"), str(WORLD), *told]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    rows.sort(key=lambda row: (row["phase"], row["rank"]))
+    assert [row["chosen"] for row in rows] == [2] * WORLD + [2] * WORLD + [0] * WORLD + [2] * WORLD
+
+    first, again, _, blinded = ([row["read"] for row in rows if row["phase"] == phase] for phase in range(4))
+    names = {f"step-2/{path.name}" for path in (saves / "step-2").iterdir()} - {"step-2/gangrun.json"}
+    assert len(names) > 10 and Counter(name for read in first for name in read) == Counter(names), "each by one rank"
+    assert all(2 <= len(read) <= 6 for read in first)
+    assert again == [[], [], []], "what was proven is remembered"
+
+    assert sorted(path.name for path in broken.glob("step-*")) == ["step-0"], "the other two were set aside"
+    assert not any(name.endswith(".distcp") for name in blinded[1])
+    assert {name for read in blinded for name in read} == names, "the first rank reads what another could not"

@@ -99,6 +99,7 @@ class Finding:
     needs: str = ""  # what cures it: restart, reset, reboot, rma, admin; "" nothing
     place: str = ""  # which GPU, link, port, directory
     until_boot: bool = False  # it holds, once its sign is gone too, until the node has booted anew
+    shows_reset: bool = False  # its sign stays until the device is reset: once that is gone, it was
     boot_id: str = ""  # of the node as this was heard, where only another boot counts as a cure
     report: DriverReport | None = None
 

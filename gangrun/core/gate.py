@@ -40,7 +40,8 @@ def weigh(state: RunState, now: float, policy: Policy) -> Weighed:
         found = barred[name]
         reason = f"{one_line(found.sentence)} ({found.check})"
         boots = {name: found.boot_id} if found.boot_id else {}
-        done = quarantine.exclude(state.excluded, [name], reason, now, policy, len(state.nodes), [name], boots)
+        resets = [name] if found.shows_reset else []
+        done = quarantine.exclude(state.excluded, [name], reason, now, policy, len(state.nodes), [name], boots, resets)
         state = replace(state, excluded=done.excluded)
         told.append(f"{name}: {reason}; {done.sentence}")
     more = f"; and {counted(len(told) - 3, 'node')} more" if len(told) > 3 else ""

@@ -232,6 +232,7 @@ class Exclusion:
     boot_id: str = ""  # only another boot than this one counts as a cure; "": time does
     returns_count: int = 0  # so often it was taken back before its time was up, after another boot
     seen_at: float = 0.0  # when it was last seen in the boot that was bad, in a later job; 0: not since
+    shows_reset: bool = False  # clean checks in the same boot are a cure, too: they would still see what was wrong
 
 
 @dataclass(frozen=True, slots=True)

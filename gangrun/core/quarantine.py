@@ -47,11 +47,13 @@ def exclude(
     nodes_count: int,
     hardware: Iterable[str] = (),
     boots: Mapping[str, str] | None = None,
+    resets: Iterable[str] = (),
 ) -> Quarantined:
     """Leave ``names`` out from now on, as far as the cap allows; what is over is dropped on the way. On those that are
-    among ``hardware`` something broke; for those in ``boots`` only another boot than this one counts as a cure.
+    among ``hardware`` something broke; for those in ``boots`` only another boot than this one counts as a cure, and for
+    those in ``resets`` clean checks, too.
     """
-    broken, boots = frozenset(hardware), boots or {}
+    broken, boots, cured_by_reset = frozenset(hardware), boots or {}, frozenset(resets)
     after, out = dict(kept(excluded, now)), active(excluded, now)
     cap = cap_count(nodes_count, policy)
     recently = {name for name, entry in after.items() if entry.since > now - HOUR_S}
@@ -63,12 +65,15 @@ def exclude(
         boot_id, returns_count = boots.get(name, ""), old.returns_count if old is not None else 0
         if old is not None and name in out:
             until = max(old.until, now + policy.exclusion_s)
+            shows = (name in cured_by_reset or not boot_id) and (old.shows_reset or not old.boot_id)
             boot_id = boot_id or old.boot_id
-            after[name] = Exclusion(reason, old.since, until, name in broken, boot_id, returns_count)
+            seen_at, shows = (now, shows) if boot_id else (0.0, False)
+            after[name] = Exclusion(reason, old.since, until, name in broken, boot_id, returns_count, seen_at, shows)
             taken.append(name)
         elif recent < cap:
             until = now + policy.exclusion_s
-            after[name] = Exclusion(reason, now, until, name in broken, boot_id, returns_count)
+            shows = bool(boot_id) and name in cured_by_reset
+            after[name] = Exclusion(reason, now, until, name in broken, boot_id, returns_count, shows_reset=shows)
             recent += name not in recently
             taken.append(name)
         else:
@@ -108,13 +113,18 @@ def if_booted(excluded: Mapping[str, Exclusion], now: float) -> tuple[tuple[str,
 
 
 def comes_back(entry: Exclusion | None, boot_id: str) -> bool:
-    """Is this a node that is out until it has booted, in another boot, and may that be its cure?"""
-    return entry is not None and entry.boot_id not in ("", boot_id) and entry.returns_count < RETURNS_MAX_COUNT
+    """Is this a node that is out until it has booted, in another boot, and may that be its cure? Or one whose checks
+    would see that its GPU has not been reset.
+    """
+    if entry is None or not entry.boot_id or entry.returns_count >= RETURNS_MAX_COUNT:
+        return False
+    return entry.boot_id != boot_id or entry.shows_reset
 
 
-def reviewed(state: RunState, now: float, policy: Policy) -> tuple[RunState, str]:
+def reviewed(state: RunState, now: float, policy: Policy, passed: str = "") -> tuple[RunState, str]:
     """Look anew at nodes of this job that are out until they have booted, and say what came of it. Who has booted and
     passed its checks is taken back, so often at most; who has not stays out when its time is up, for a week at most.
+    ``passed``: who has just passed them, so that what a check would still see is known to be gone.
     """
     after, back, stay = dict(state.excluded), list[str](), list[str]()
     for name, entry in kept(state.excluded, now).items():
@@ -123,9 +133,14 @@ def reviewed(state: RunState, now: float, policy: Policy) -> tuple[RunState, str
             continue
         if node.boot_id == entry.boot_id or node.checked is False:  # from now on it is this boot that was bad
             after[name] = replace(entry, boot_id=node.boot_id, seen_at=now)
-        if comes_back(entry, node.boot_id) and node.checked is True:
-            after[name] = replace(entry, until=now, hardware=False, boot_id="", returns_count=entry.returns_count + 1)
-            back.append(f"{name} has booted anew and passed its checks, so it is taken back ({one_line(entry.reason)})")
+        booted = node.boot_id != entry.boot_id
+        if comes_back(entry, node.boot_id) and node.checked is True and (booted or name == passed):
+            returns_count = entry.returns_count + 1
+            after[name] = replace(
+                entry, until=now, hardware=False, boot_id="", returns_count=returns_count, shows_reset=False
+            )
+            how = "has booted anew" if booted else "was reset, as its sign is gone,"
+            back.append(f"{name} {how} and passed its checks, so it is taken back ({one_line(entry.reason)})")
         elif now >= entry.until:
             after[name] = replace(after[name], until=min(now + policy.exclusion_s, entry.since + WEEK_S))
             why = "has not booted since" if node.boot_id == entry.boot_id else "has booted, which did not cure it"

@@ -10,11 +10,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gangrun.core.events import AgentJoined, AgentRejoined, NodeChecked, NodeLost, NodeSilent
-from gangrun.core.model import Finding, Node, RunState
+from gangrun.core.model import Exclusion, Finding, Node, RunState
 from gangrun.core.quarantine import comes_back
 from gangrun.core.wording import one_line
 
 LEFT_OUT = "left out until it had booted"
+
+
+def _cure(entry: Exclusion) -> str:
+    return f"{LEFT_OUT}{', or been reset' if entry.shows_reset else ''} ({one_line(entry.reason)})"
 
 
 def joined(state: RunState, event: AgentJoined | AgentRejoined) -> Mapping[str, Node]:
@@ -24,7 +28,7 @@ def joined(state: RunState, event: AgentJoined | AgentRejoined) -> Mapping[str, 
     old = state.nodes.get(event.node)
     same_boot = old is not None and old.boot_id == event.boot_id
     entry = state.excluded.get(event.node)
-    back = f"{LEFT_OUT} ({one_line(entry.reason)})" if entry and comes_back(entry, event.boot_id) else ""
+    back = _cure(entry) if entry and comes_back(entry, event.boot_id) else ""
     node = Node(
         name=event.node,
         incarnation=event.incarnation,

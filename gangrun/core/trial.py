@@ -128,17 +128,17 @@ def answered(state: RunState, event: NodeChecked, now: float, policy: Policy) ->
     if event.tested:
         sooner = {n: at - blame.SUSPICION_HALVES_S if n == name else at for n, at in state.suspected_at.items()}
         sentence = f"{because}, and its devices work: {event.tested}"
-        return _cleared(replace(after, suspected_at=sooner), sentence, now, policy)
+        return _cleared(replace(after, suspected_at=sooner), name, sentence, now, policy)
     unknown = f"{because}, and could not be tested: {event.reason or 'it does not say why'}"
     if not policy.test_suspects:  # nobody asked for more than checks
-        return _cleared(after, f"{name} {roster.checks_told(event)}", now, policy)
+        return _cleared(after, name, f"{name} {roster.checks_told(event)}", now, policy)
     if state.suspicion.get(name, 0) < SUSPICIONS_MAX_COUNT:
-        return _cleared(after, f"{unknown}; that says nothing against it", now, policy)
+        return _cleared(after, name, f"{unknown}; that says nothing against it", now, policy)
     return _left_out(after, name, unknown, now, policy)
 
 
-def _cleared(state: RunState, sentence: str, now: float, policy: Policy) -> Answered:
-    state, back = quarantine.reviewed(state, now, policy)
+def _cleared(state: RunState, name: str, sentence: str, now: float, policy: Policy) -> Answered:
+    state, back = quarantine.reviewed(state, now, policy, name)
     return Answered(state, f"{sentence}; {back or 'it may be used again'}")
 
 
@@ -157,7 +157,7 @@ def overdue(state: RunState, now: float, policy: Policy) -> Answered:
 def _because(name: str, node: Node) -> str:
     """Why it was on trial, in words."""
     if node.trial.startswith(roster.LEFT_OUT):
-        return f"{name} was {node.trial}, and has"
+        return f"{name} was {node.trial}"
     return f"{name} was suspected ({node.trial})"
 
 

@@ -12,6 +12,7 @@ from gangrun.core import model
 from gangrun.health.check import CauseClass, Finding, Needs, Scope, Severity, Sticky, Verdict
 
 DEVICES = frozenset({Scope.GPU, Scope.LINK, Scope.PORT})
+SHOWS_RESET = frozenset({"gpu_recovery", "gpu_ecc", "gpu_lost"})  # the driver says it until it has reset the GPU
 
 
 def as_evidence(node: str, verdicts: Iterable[Verdict], at: float) -> tuple[model.Finding, ...]:
@@ -25,6 +26,7 @@ def in_core(node: str, finding: Finding, at: float, report: model.DriverReport |
     needs = "" if finding.needs is Needs.NONE else finding.needs.value
     fatal = is_fatal(finding)
     until_boot = fatal and finding.sticky is Sticky.BOOT
+    shows_reset = until_boot and finding.needs is Needs.RESET and finding.check in SHOWS_RESET
     return model.Finding(
         node,
         finding.check,
@@ -35,6 +37,7 @@ def in_core(node: str, finding: Finding, at: float, report: model.DriverReport |
         needs,
         finding.place,
         until_boot,
+        shows_reset,
         report=report,
     )
 

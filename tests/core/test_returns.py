@@ -124,7 +124,7 @@ def test_one_that_has_booted_is_put_to_work_before_ranks_start_there() -> None:
     [
         (
             NodeChecked("n0", False, "gpu 1 computed 3 numbers wrong"),
-            "and has, and failed: gpu 1 computed 3 numbers wrong",
+            "), and failed: gpu 1 computed 3 numbers wrong",
         ),
         (None, "it was left out until it had booted (hardware failed on n0"),
     ],
@@ -170,6 +170,53 @@ def test_one_of_which_the_scheduler_was_wrong_is_looked_for_in_a_later_boot_only
     life.says("0 nodes usable")
     assert life.last(SubmitSuccessor).if_booted == (("n0", 0.0),), "it was seen in the bad boot a moment ago"
     assert "taken back" not in life.reason
+
+
+def asks_for_a_reset(node: str) -> FindingRaised:
+    sentence = "gpu 3 asks for a reset"
+    return FindingRaised(Finding(node, "gpu_recovery", True, sentence, 0.0, until_boot=True, shows_reset=True))
+
+
+@pytest.mark.parametrize("found", ["while it trained", "before it was used"])
+def test_one_that_was_reset_is_taken_back_in_the_same_boot(found: str) -> None:
+    """Not by what it passed before it broke: only once it joins another job, and passes there."""
+    life = Life(2, policy=TRIES)
+    if found == "while it trained":
+        life.running()
+    else:
+        life.join()
+    life.on(asks_for_a_reset("n0"))
+    life.stopped() if found == "while it trained" else life.on(NodeChecked("n1", True))
+    entry = life.state.excluded["n0"]
+    assert (entry.boot_id, entry.shows_reset) == ("b-n0", True)
+    life.on(ActDone((1, 1), "SubmitSuccessor"))
+    life.on(TermTaken(2, "j2", (), (), life.state.attempt), after_s=2 * DAY_S)
+    life.join()
+    assert life.actions == (CheckNodes(("n1",)), CheckNodes(("n0",), THOROUGH))
+    life.on(NodeChecked("n1", True))
+    life.on(NodeChecked("n0", True, tested=CLEAN))
+    life.says("n0 was left out until it had booted, or been reset (", f"and its devices work: {CLEAN}")
+    life.says("n0 was reset, as its sign is gone, and passed its checks, so it is taken back (", "starting attempt")
+    assert not quarantine.active(life.state.excluded, life.now)
+    assert life.state.excluded["n0"].returns_count == 1
+
+
+def test_a_reset_cures_only_what_would_show_that_there_was_none() -> None:
+    def out(first: bool, *more: tuple[bool, str]) -> tuple[str, bool]:
+        done = quarantine.exclude({}, ["n1"], "x", 0.0, SLURM, 9, ["n1"], {"n1": "b"}, ["n1"] if first else [])
+        for shows, boot in more:
+            boots = {"n1": boot} if boot else {}
+            done = quarantine.exclude(done.excluded, ["n1"], "y", 5.0, SLURM, 9, (), boots, ["n1"] if shows else [])
+        entry = done.excluded["n1"]
+        assert entry.seen_at == (5.0 if more else 0.0)
+        return entry.boot_id, entry.shows_reset
+
+    assert (out(True), out(False)) == (("b", True), ("b", False))
+    assert (out(True, (False, "b")), out(False, (True, "b"))) == (("b", False), ("b", False))
+    assert (out(True, (True, "c")), out(True, (False, ""))) == (("c", True), ("b", True))
+    time_cures = quarantine.exclude({}, ["n1"], "x", 0.0, SLURM, 9)
+    later = quarantine.exclude(time_cures.excluded, ["n1"], "y", 5.0, SLURM, 9, ["n1"], {"n1": "b"}, ["n1"])
+    assert later.excluded["n1"].shows_reset
 
 
 def test_whom_no_boot_has_cured_is_not_offered_again() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gangrun.core.blame import STORAGE_CHECKS, judge
 from gangrun.core.model import Cause, Evidence, Failure
 from gangrun.core.policy import Policy
+from gangrun.health import check as values
+from gangrun.health import gpu
 from gangrun.health.catalogue import CHECKS
-from gangrun.health.check import CauseClass, Severity, Sticky, Verdict, unknown_verdict
-from gangrun.health.evidence import as_evidence
+from gangrun.health.check import CauseClass, Needs, Severity, Sticky, Verdict, unknown_verdict
+from gangrun.health.evidence import as_evidence, in_core
 from tests.health.looks import check, look, reading, recorded
 from tests.health.test_xid import event, found
 
@@ -54,3 +58,21 @@ def test_a_programs_fault_is_never_a_nodes() -> None:
 def test_the_core_knows_checks_of_storage_by_their_names() -> None:
     assert {one.family for one in CHECKS if one.name.startswith(STORAGE_CHECKS)} == {"storage", "mounts"}
     assert all(one.name.startswith(STORAGE_CHECKS) for one in CHECKS if one.family == "storage")
+
+
+@pytest.mark.parametrize(
+    ("check", "needs", "shows"),
+    [
+        ("gpu_recovery", Needs.RESET, True),
+        ("gpu_recovery", Needs.REBOOT, False),
+        ("gpu_ecc", Needs.RESET, True),
+        ("gpu_lost", Needs.RESET, True),
+        ("gpu_lost", Needs.REBOOT, False),
+        ("xid", Needs.RESET, False),  # it is told once, and then there is nothing to see any more
+        ("nvlink_state", Needs.RESET, False),  # it may come up by itself
+    ],
+)
+def test_what_the_driver_says_until_a_gpu_is_reset_shows_that_it_was(check: str, needs: Needs, shows: bool) -> None:
+    one = gpu.finding(check, "gpu 1", Severity.FAIL, "broken", values.Evidence(1), needs)
+    assert in_core("n1", one, 5.0).shows_reset is shows
+    assert not in_core("n1", replace(one, sticky=Sticky.CLEAN), 5.0).shows_reset

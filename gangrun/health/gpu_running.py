@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from statistics import median
 
 from gangrun.health import counters, gpu, gpu_links, gpu_memory, gpu_peers, gpu_slowed
 from gangrun.health.check import CauseClass, Check, Evidence, Finding, Needs, Outcome, Reading, Scope, Severity, Sticky
 from gangrun.health.gpu import each, finding, gpus, why_not
 from gangrun.health.gpu_use import of_job
-from gangrun.health.growth import FIRST_LOOK, all_growths, span, with_windows
+from gangrun.health.growth import FIRST_LOOK, all_growths, comparable, span, with_windows
 from gangrun.health.policy import HealthPolicy
 from gangrun.health.rounds import Family
 
@@ -19,7 +20,16 @@ THROTTLES = (  # (counter of nanoseconds, words)
     ("power_brake_ns", "slowed down by the power brake: power supply or rack"),
 )
 FABRIC_DONE, FABRIC_NONE, FABRIC_IN_PROGRESS = 3, 0, 2
-SUMMARY_BAD = (2, 3)
+SUMMARY_BAD, SUMMARY_NONE = (2, 3), 0
+FABRIC_TRUE = 1
+FABRIC_MASK = (  # (shift of two bits, words, is it broken while it lasts)
+    (0, "its bandwidth is degraded", True),
+    (4, "a route is unhealthy", True),
+    (2, "a route is being recovered", False),
+    (6, "it recovers from an access that timed out", False),
+)
+HOT_FOR_S = 300.0
+HOT_SINCE = "no margin since"
 
 
 def judge_temperature(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
@@ -32,6 +42,12 @@ def judge_temperature(now: Reading, before: Reading | None, policy: HealthPolicy
         if margin is None and slowdown is not None:
             margin = slowdown - heat
         needs, sticky = Needs.ADMIN, Sticky.NO
+        since = now.facts.number(place, HOT_SINCE)
+        if since is not None and now.at - since >= HOT_FOR_S:
+            sentence = f"{place} is at {heat:.0f} °C, and has been too hot not to slow down for {span(now.at - since)}"
+            return finding(
+                "gpu_temperature", place, Severity.FAIL, sentence, Evidence(heat), needs, sticky=Sticky.CLEAN
+            )
         if margin is not None and margin < policy.margin_warn_c:
             sentence = f"{place} is at {heat:.0f} °C, {margin:.0f} °C before it slows down: look at its cooling"
             return finding("gpu_temperature", place, Severity.WARN, sentence, Evidence(heat), needs, sticky=sticky)
@@ -39,13 +55,26 @@ def judge_temperature(now: Reading, before: Reading | None, policy: HealthPolicy
             sentence = f"{place} is at {heat:.0f} °C while GPUs beside it are at {middle:.0f} °C: look at its cooling"
             return finding("gpu_temperature", place, Severity.WARN, sentence, Evidence(heat), needs, sticky=sticky)
         hot = now.facts.number(place, "memory_temperature_c")
-        if hot is not None and hot >= policy.memory_temperature_c:
+        most = now.facts.number(place, "memory_most_c") or policy.memory_temperature_c
+        if hot is not None and hot >= min(most, policy.memory_temperature_c):
             sentence = f"the memory of {place} is at {hot:.0f} °C: it may slow down without any other sign"
             return finding("gpu_temperature", place, Severity.WARN, sentence, Evidence(hot), needs, sticky=sticky)
         return None
 
     limit = f">= {policy.margin_warn_c:g} °C margin"
     return each(now, "temperature_c", limit, lambda all_of: f"{max(all_of):.0f} °C at most", bad)
+
+
+def _with_heat(now: Reading, before: Reading | None) -> Reading:
+    """Carry on since when each look found a GPU so hot that it must slow down."""
+    values = dict(now.facts.values)
+    for place in gpus(now):
+        margin = now.facts.number(place, "margin_c")
+        if margin is not None and margin <= 0:
+            same = before is not None and comparable(now, before)
+            since = before.facts.number(place, HOT_SINCE) if before is not None and same else None
+            values[place] = {**values[place], HOT_SINCE: now.at if since is None else since}
+    return replace(now, facts=replace(now.facts, values=values))
 
 
 def judge_throttled(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
@@ -89,8 +118,16 @@ def judge_fabric(now: Reading, before: Reading | None, policy: HealthPolicy) -> 
 
     def bad(place: str, state: float) -> Finding | None:
         status, summary = now.facts.number(place, "fabric_status") or 0, now.facts.number(place, "fabric_summary")
-        if state == FABRIC_NONE or (state == FABRIC_DONE and status == 0 and summary not in SUMMARY_BAD):
+        mask = int(now.facts.number(place, "fabric_mask") or 0)
+        wrong = [(words, broken) for shift, words, broken in FABRIC_MASK if mask >> shift & 3 == FABRIC_TRUE]
+        joined = state == FABRIC_DONE and status == 0 and summary not in SUMMARY_BAD
+        if state == FABRIC_NONE or (joined and not wrong):
             return None
+        if joined:
+            severity = Severity.FAIL if any(broken for _, broken in wrong) else Severity.WARN
+            sentence = f"{place}: {' and '.join(words for words, _ in wrong)} in the NVLink fabric"
+            evidence = Evidence(mask)
+            return finding("gpu_fabric", place, severity, sentence, evidence, Needs.ADMIN, CauseClass.EITHER)
         if state == FABRIC_IN_PROGRESS:
             sentence = f"{place} is still being joined to the NVLink fabric; if that lasts minutes, CUDA will not start"
             return finding("gpu_fabric", place, Severity.WARN, sentence, Evidence(state), Needs.ADMIN, sticky=Sticky.NO)
@@ -157,7 +194,7 @@ def _why_no_links(now: Reading) -> str:
 
 def remember(now: Reading, before: Reading | None) -> Reading:
     """What is judged over ten minutes: corrected errors, whether they grow worse, and what holds clocks down."""
-    now = gpu_slowed.with_history(now, before)
+    now = _with_heat(gpu_slowed.with_history(now, before), before)
     return gpu_memory.with_rates(with_windows(now, before, {"ecc_corrected": gpu_memory.ECC_WINDOW_S}), before)
 
 

@@ -35,6 +35,7 @@ DEVICES = "sys/class/infiniband"
 ACTIVE, LINK_UP, INITIALISING = 4, 5, 2
 PORTS_MAX_COUNT = 128
 HOUR_S = 3600.0
+SYMBOLS = "symbol_error"
 UP_AT, WATCHED = "last seen up", "watched since"
 WAITS = "port_xmit_wait"
 WAITS_BESIDE_PEERS, WAITS_PER_S_MIN = 10.0, 1e6
@@ -114,7 +115,7 @@ def remember(now: Reading, before: Reading | None) -> Reading:
         if up_at is not None:
             values[place] = {**values[place], UP_AT: up_at, **({} if watched is None else {WATCHED: watched})}
     seen = replace(now, facts=Facts(values, now.facts.missing, now.facts.absent))
-    return with_windows(seen, before, {"link_downed": HOUR_S})
+    return with_windows(seen, before, {"link_downed": HOUR_S, SYMBOLS: HOUR_S})
 
 
 def _is_up(facts: Facts, place: str) -> bool:
@@ -288,9 +289,20 @@ def judge_errors(now: Reading, before: Reading | None, policy: HealthPolicy) -> 
             if bound.too_much(grown, policy):
                 sentence = f"{place}: {bound.counter} went {grown.words} ({bound.tells})"
                 found.append(_finding("ib_errors", place, bound.severity, sentence, grown.evidence, Needs.NONE))
+        if place not in {one.place for one in found} and (one := _many_symbols(now, place, policy)) is not None:
+            found.append(one)
     if not compared_count:
         return Outcome("-", unknown=FIRST_LOOK if used else "no port is active")
     return Outcome(f"{len(found)} of {compared_count} counters", "rates: see docs", tuple(found))
+
+
+def _many_symbols(now: Reading, place: str, policy: HealthPolicy) -> Finding | None:
+    """More than the standard's share of wrong bits makes in an hour: too few to be seen in seconds."""
+    grown = in_window(now, place, SYMBOLS)
+    if grown is None or grown.count <= policy.symbol_errors_per_hour * max(1.0, grown.over_s / HOUR_S):
+        return None
+    sentence = f"{place}: {SYMBOLS} went {grown.words}, more than the standard allows in an hour (a bad cable or plug)"
+    return _finding("ib_errors", place, Severity.WARN, sentence, grown.evidence, Needs.ADMIN)
 
 
 def judge_congestion(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
@@ -336,6 +348,8 @@ FAMILY = Family(
             "link_downed since",
             "link_error_recovery",
             "symbol_error",
+            "symbol_error then",
+            "symbol_error since",
             "port_rcv_errors",
             "local_link_integrity_errors",
             "excessive_buffer_overrun_errors",

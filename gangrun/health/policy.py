@@ -38,6 +38,7 @@ class HealthPolicy:
     link_downed_per_hour: float = 2.0
     link_recovery_per_min: float = 5.0
     symbol_errors_per_s: float = 10.0
+    symbol_errors_per_hour: float = 120.0  # a bit in 1e12, as InfiniBand has it
     receive_errors_per_s: float = 10.0
     discards_per_s: float = 100.0
     ack_timeouts_per_s: float = 1.0

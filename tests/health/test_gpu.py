@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -101,6 +102,18 @@ def test_heat() -> None:
     assert look("gpu_temperature", heated(60, 60, margin_c=-1)).severity is Severity.WARN
     assert look("gpu_temperature", heated(83, 80, slowdown_c=87)).severity is Severity.WARN, "without a margin"
     assert look("gpu_temperature", heated(60, 60, memory_temperature_c=95)).severity is Severity.WARN
+    own_limit = heated(60, 60, memory_temperature_c=90, memory_most_c=90)
+    assert look("gpu_temperature", own_limit).severity is Severity.WARN
+
+
+def test_a_gpu_without_any_margin_for_minutes_is_broken() -> None:
+    looks = [replace(heated(92, 90, margin_c=margin), at=60.0 * k) for k, margin in enumerate((0, -1, 0, 0, -2, 0))]
+    assert verdict_after("gpu_temperature", looks).severity is Severity.FAIL
+    assert "too hot not to slow down for 5 min" in verdict_after("gpu_temperature", looks).words
+    assert verdict_after("gpu_temperature", looks[:5]).severity is Severity.WARN
+    cooled = [*looks[:3], replace(heated(92, 90, margin_c=1), at=170.0), *looks[3:]]
+    assert verdict_after("gpu_temperature", cooled).severity is Severity.WARN
+    assert verdict_after("gpu_temperature", [*looks[:5], replace(looks[5], boot_id="c")]).severity is Severity.WARN
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,18 @@ def test_a_rate_at_its_bound_is_borne(counter: str, bound: int) -> None:
     assert after("ib_errors", port(at=0.0, **{counter: 0}), port(at=10.0, **{counter: bound + 1})).severity is not None
 
 
+def test_more_wrong_symbols_than_the_standard_allows_in_an_hour() -> None:
+    slowly = [port(at=600.0 * k, symbol_error=20 * k) for k in range(8)]
+    assert after("ib_errors", *slowly[:7]).severity is Severity.OK, "120 in an hour"
+    faster = [port(at=600.0 * k, symbol_error=21 * k) for k in range(7)]
+    verdict = after("ib_errors", *faster)
+    assert (verdict.severity, "from 0 to 126 in 60 min, more than the standard allows" in verdict.words) == (
+        Severity.WARN, True,
+    )  # fmt: skip
+    assert len(verdict.findings) == 1
+    assert after("ib_errors", port(at=0.0, symbol_error=0), port(at=10.0, symbol_error=500)).severity is Severity.WARN
+
+
 @pytest.mark.parametrize("text", ["", "\n", "ACTIVE\n", "-4: x\n", "9" * 500 + "\n", "\x00\xff", "4: ACT\x1b[2JIVE\n"])
 def test_odd_files_do_no_harm(tmp_path: Path, text: str) -> None:
     odd = dict.fromkeys(PORT, text)

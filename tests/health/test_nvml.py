@@ -32,7 +32,7 @@ REPO = Path(__file__).parents[2]
 H100 = {
     "uuid": "GPU-{n}", "name": "NVIDIA H100 80GB HBM3", "pci": "00000000:{n}B:00.0", "field230": 0, "field91": 2,
     "ecc00": 0, "ecc10": 0, "ecc11": 0, "sram": 0, "remapped": "0 0 0 0", "temperature": 41, "margin": 46,
-    "banks": "640 0 0 0 0", "info_rom": 1,
+    "banks": "640 0 0 0 0", "info_rom": 1, "threshold": 95,
     "slowdown": 87, "field82": 50, "reasons": 1, "field269": 0, "field270": 0, "field271": 0, "power_limit": 700000,
     "power": 70000, "clock": 345, "width": 16, "width_max": 16, "generation": 1, "generation_max": 5, "replays": 0,
     "persistence": 1, "ecc_mode": 1, "ecc_pending": 1, "mig": 0, "compute_mode": 0, "memory_used": 1000000,
@@ -147,6 +147,9 @@ BROKEN = [
     ("gpu_fabric", "gpu0__fabric", "2 0 0", Severity.WARN, "being joined"),
     ("gpu_fabric", "gpu0__fabric", "3 0 2", Severity.FAIL, "health 2"),
     ("gpu_fabric", "gpu0__fabric", "3 1 2", Severity.FAIL, "Fabric Manager"),
+    ("gpu_fabric", "gpu0__fabric", "3 0 0 1", Severity.FAIL, "gpu 0: its bandwidth is degraded"),
+    ("gpu_fabric", "gpu0__fabric", "3 0 1 16", Severity.FAIL, "a route is unhealthy"),
+    ("gpu_fabric", "gpu0__fabric", "3 0 1 4", Severity.WARN, "a route is being recovered"),
     ("nvlink_state", "gpu1__link0", 0, Severity.FAIL, "gpu 1 link 0 is down"),
     ("gpu_modes", "gpu0__mig", 1, Severity.WARN, "MIG"),
     ("gpu_leftovers", "gpu0__memory_used", 9_000_000_000, Severity.WARN, "left behind"),
@@ -196,13 +199,14 @@ def test_a_lost_gpu_takes_no_other_along(library: Callable[..., Library]) -> Non
 
 
 def test_an_old_driver_lacks_functions(library: Callable[..., Library]) -> None:
-    facts = library("-DWITHOUT_FIELDS", "-DWITHOUT_NEW_TEMPERATURE").facts()
+    facts = library("-DWITHOUT_FIELDS", "-DWITHOUT_NEW_TEMPERATURE", "-DOLD_FABRIC").facts(gpu1__fabric="3 0 9 170")
     missing = facts.missing["gpu 0"]
     assert "too old" in missing["recovery_action"]
     assert "too old" in missing["margin_c"]
     assert facts.get("gpu 0", "temperature_c") == 41, "the older function says it too"
     assert facts.get("gpu 0", "clock_reasons") == 1
     assert facts.get("gpu 0", "memory_used_bytes") == 1000000
+    assert (facts.get("gpu 1", "fabric_mask"), facts.get("gpu 1", "fabric_summary")) == (170, None), "an older form"
     assert look("nvlink_state", Reading("gpu", 0.0, "b", facts)).severity is Severity.UNKNOWN
 
 

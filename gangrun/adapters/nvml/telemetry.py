@@ -168,13 +168,8 @@ def _sram(handle: Any) -> Plain:
 
 
 def _remapped(handle: Any) -> Plain:
-    corrected, uncorrected, pending, failed = pynvml.nvmlDeviceGetRemappedRows(handle)
-    return {
-        "remapped_corrected": corrected,
-        "remapped_uncorrected": uncorrected,
-        "remap_pending": pending,
-        "remap_failed": failed,
-    }
+    names = ("remapped_corrected", "remapped_uncorrected", "remap_pending", "remap_failed")
+    return dict(zip(names, pynvml.nvmlDeviceGetRemappedRows(handle), strict=True))
 
 
 def _retired(handle: Any) -> Plain:
@@ -186,22 +181,18 @@ def _retired(handle: Any) -> Plain:
     return {"retired_pages": pages_count, "retired_pending": pynvml.nvmlDeviceGetRetiredPagesPendingStatus(handle)}
 
 
-def _temperature(handle: Any) -> Plain:
-    try:
-        return {"temperature_c": pynvml.nvmlDeviceGetTemperatureV(handle, 0)}
-    except (AttributeError, pynvml.NVMLError) as error:
-        if isinstance(error, pynvml.NVMLError) and _code(error) not in (NOT_SUPPORTED, FUNCTION_NOT_FOUND):
-            raise
-        return {"temperature_c": pynvml.nvmlDeviceGetTemperature(handle, 0)}
+def _either(name: str, newer: str, older: str, *more: int) -> Getter:
+    """The newer function, or the older one where this driver or binding has no other."""
 
+    def ask(handle: Any) -> Plain:
+        try:
+            return {name: getattr(pynvml, newer)(handle, *more)}
+        except (AttributeError, pynvml.NVMLError) as error:
+            if isinstance(error, pynvml.NVMLError) and _code(error) not in (NOT_SUPPORTED, FUNCTION_NOT_FOUND):
+                raise
+            return {name: getattr(pynvml, older)(handle, *more)}
 
-def _reasons(handle: Any) -> Plain:
-    try:
-        return {"clock_reasons": pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)}
-    except (AttributeError, pynvml.NVMLError) as error:
-        if isinstance(error, pynvml.NVMLError) and _code(error) != FUNCTION_NOT_FOUND:
-            raise
-        return {"clock_reasons": pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)}
+    return ask
 
 
 def _pcie(name: str, now: str, most: str) -> Getter:
@@ -231,9 +222,17 @@ def _processes(handle: Any) -> Plain:
 
 
 def _fabric(handle: Any) -> Plain:
+    """In the newest form that this driver knows; the older one has a mask of what is wrong, and no summary."""
     info = pynvml.c_nvmlGpuFabricInfo_v3_t()
-    pynvml.nvmlDeviceGetGpuFabricInfoV(handle, pynvml.byref(info))
-    return {"fabric_state": info.state, "fabric_status": info.status, "fabric_summary": info.healthSummary}
+    try:
+        pynvml.nvmlDeviceGetGpuFabricInfoV(handle, pynvml.byref(info))
+    except pynvml.NVMLError as error:
+        if _code(error) != ARGUMENT_VERSION_MISMATCH:
+            raise
+        info = pynvml.c_nvmlGpuFabricInfo_v2_t()
+        pynvml.nvmlDeviceGetGpuFabricInfoV(handle, pynvml.byref(info))
+    known = {"fabric_state": info.state, "fabric_status": info.status, "fabric_mask": info.healthMask}
+    return known | ({"fabric_summary": info.healthSummary} if hasattr(info, "healthSummary") else {})
 
 
 def _link_error(name: str, number: int) -> Getter:
@@ -256,8 +255,8 @@ def _link5(link: Any) -> Plain:
 
 
 def _repairs(handle: Any) -> Plain:
-    channel, tpc = pynvml.nvmlDeviceGetRepairStatus(handle)
-    return {"channel_repair_pending": channel, "tpc_repair_pending": tpc}
+    names = ("channel_repair_pending", "tpc_repair_pending")
+    return dict(zip(names, pynvml.nvmlDeviceGetRepairStatus(handle), strict=True))
 
 
 _info_roms: dict[str, int] = {}  # by UUID: checking reads the flash, so each process does it once
@@ -282,6 +281,8 @@ def _spare_rows(handle: Any) -> Plain:
     return {"banks_exhausted": banks.low + banks.none}
 
 
+EVENT_REASONS = "nvmlDeviceGetCurrentClocksEventReasons"
+THROTTLE_REASONS = "nvmlDeviceGetCurrentClocksThrottleReasons"
 NODE_GETTERS: tuple[tuple[str, Getter], ...] = (
     ("gpus_count", lambda _: {"gpus_count": pynvml.nvmlDeviceGetCount()}),
     ("driver", lambda _: {"driver": _text(pynvml.nvmlSystemGetDriverVersion())}),
@@ -301,11 +302,12 @@ GPU_GETTERS: tuple[tuple[str, Getter], ...] = (
     ("bank_remap_pending", _of_field("bank_remap_pending", 307)),
     ("info_rom_valid", _info_rom),
     ("retired_pages", _retired),
-    ("temperature_c", _temperature),
+    ("temperature_c", _either("temperature_c", "nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature", 0)),
     ("margin_c", lambda gpu: {"margin_c": pynvml.nvmlDeviceGetMarginTemperature(gpu)}),
     ("slowdown_c", lambda gpu: {"slowdown_c": pynvml.nvmlDeviceGetTemperatureThreshold(gpu, 1)}),
+    ("memory_most_c", lambda gpu: {"memory_most_c": pynvml.nvmlDeviceGetTemperatureThreshold(gpu, 2)}),
     ("memory_temperature_c", _of_field("memory_temperature_c", 82)),
-    ("clock_reasons", _reasons),
+    ("clock_reasons", _either("clock_reasons", EVENT_REASONS, THROTTLE_REASONS)),
     ("throttled_heat_ns", _of_field("throttled_heat_ns", 270)),
     ("throttled_software_heat_ns", _of_field("throttled_software_heat_ns", 269)),
     ("power_brake_ns", _of_field("power_brake_ns", 271)),

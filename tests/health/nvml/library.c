@@ -220,11 +220,17 @@ ret nvmlDeviceGetComputeRunningProcesses_v3(void *device, u32 *count, process *o
 typedef struct { u32 version; unsigned char cluster[16]; ret status; u32 clique, state, mask; unsigned char summary; } fabric;
 ret nvmlDeviceGetGpuFabricInfoV(void *device, fabric *out) {
     char words[64];
-    u32 state, summary;
+    u32 state, summary, mask = 0;
     ret r = gpu_words(device, "fabric", words, sizeof words);
     if (r) return r;
-    if (sscanf(words, "%u %d %u", &state, &out->status, &summary) != 3) return 999;
-    out->state = state, out->summary = (unsigned char)summary;
+#ifdef OLD_FABRIC
+    if (out->version != 0x2000024) return 25;
+#else
+    if (out->version != 0x3000028) return 25;
+#endif
+    if (sscanf(words, "%u %d %u %u", &state, &out->status, &summary, &mask) < 3) return 999;
+    out->state = state, out->mask = mask;
+    if (out->version == 0x3000028) out->summary = (unsigned char)summary;
     return 0;
 }
 ret nvmlDeviceGetNvLinkState(void *device, u32 link, u32 *out) {

@@ -241,11 +241,13 @@ def notice(state: RunState, event: Notice, now: float, policy: Policy) -> Decisi
     reason = f"{event.kind.value} while all ranks were being stopped"
     if state.after in {After.CANCEL, After.SUCCEED}:  # every node's agent passes the same notice on: none hurries
         return stay(state, reason)
-    if event.kind is NoticeKind.UNKNOWN and state.after in {After.REQUEUE, After.RETURN}:
-        return stay(state, f"{reason}, which is known")
+    after = running.after_notice(event)
+    why_is_known = event.kind is NoticeKind.UNKNOWN and state.after in {After.REQUEUE, After.RETURN}
+    if why_is_known or (event.kind is not NoticeKind.CANCEL and state.after is after):
+        return stay(state, f"{reason}, which is known")  # what was said of it first tells more
     if event.kind in {NoticeKind.CANCEL, NoticeKind.UNKNOWN}:
         return cancel(state, "the scheduler" if event.kind is NoticeKind.CANCEL else "a signal", now, policy)
-    return stay(state, reason, loud=True, after=running.after_notice(event))
+    return stay(state, reason, loud=True, after=after)
 
 
 # ---- WAITING -------------------------------------------------------------------------------------------------------

@@ -224,6 +224,28 @@ def test_a_notice_while_stopping(kind: NoticeKind) -> None:
         assert life.state.submitting
 
 
+@pytest.mark.parametrize("again", [NoticeKind.PREEMPTION, NoticeKind.TIME_LIMIT, NoticeKind.UNKNOWN])
+def test_a_notice_that_comes_twice_does_not_hide_what_was_said_of_it_first(again: NoticeKind) -> None:
+    """Who looks from time to time and who is asked may both see the same."""
+    life = Life(policy=SCHEDULER).running()
+    life.on(Notice(NoticeKind.PREEMPTION, 14.0))
+    first = life.state.reason
+    assert first.startswith("preempted: 14 s to save and stop")
+    life.on(Notice(again, 14.0))
+    assert life.state.reason == first
+    life.stopped()
+    life.says("preempted: 14 s to save and stop", "the next job")
+    assert life.state.submitting
+
+
+def test_a_cancel_counts_though_the_nodes_go_anyway() -> None:
+    life = Life(policy=SCHEDULER).running()
+    life.on(Notice(NoticeKind.PREEMPTION, 14.0))
+    life.on(Notice(NoticeKind.CANCEL, 14.0))
+    life.stopped()
+    assert life.phase is Phase.CANCELLED
+
+
 def test_a_stalled_disk_does_not_hide_why_all_are_stopped() -> None:
     life = Life().launching()
     life.on(GangStartFailed(0, "n0", "port 29501 is taken", retry_free=True))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from gangrun.core import hang_evidence, left_behind, poison, repeats
+from gangrun.core import hang_evidence, left_behind, poison, repeats, storage_words
 from gangrun.core.model import Cause, ErrorReport, Evidence, Failure, Finding, Placement, RankExit, Sighting, Verdict
 from gangrun.core.nodeset import fold, natural_sort
 from gangrun.core.placement import ranks_of_node
@@ -22,8 +22,6 @@ SHELL_SIGNAL_BASE = 128  # a shell says 128 + N for a child killed by signal N
 SIGKILL = 9
 # From outside: operator, scheduler, another process. These tell nothing about the code, so they never "repeat".
 OUTSIDE_SIGNALS = frozenset({1, 2, 3, 9, 10, 12, 13, 14, 15, 19, 20, 21, 22, 24, 25})
-FULL_ERRNOS = ("[Errno 28]", "[Errno 30]", "[Errno 122]")  # ENOSPC EROFS EDQUOT: waiting does not cure these
-STORAGE_ERRNOS = (*FULL_ERRNOS, "[Errno 5]", "[Errno 116]")  # EIO ESTALE: these may pass
 EVIDENCE_WINDOW_S = 600.0  # a poor reading so long before a failure may have to do with it
 SUSPICION_HALVES_S = 24 * 3600.0
 MAY_BE_HARDWARE = frozenset({Cause.RANK_ERROR, Cause.SIGNAL, Cause.HANG, Cause.VICTIMS_ONLY, Cause.START_FAILED})
@@ -265,10 +263,11 @@ def _fell(first: RankExit, evidence: Evidence, scene: _Scene) -> Verdict:
 
 
 def _raised(first: RankExit, error: ErrorReport, who: str, suspects: tuple[str, ...], step: str) -> Verdict:
-    storage = error.message.startswith(STORAGE_ERRNOS)
+    passing = storage_words.may_pass(error)
+    storage = passing or storage_words.is_full(error)
     cause, failure = (Cause.STORAGE, Failure.STORAGE) if storage else (Cause.RANK_ERROR, Failure.SCRIPT)
     sentence = f"{who} raised {one_line(error.kind)}: {one_line(error.message)}{step} ({_how(first)})"
-    signature = "" if storage and not error.message.startswith(FULL_ERRNOS) else repeats.error_signature(error)
+    signature = "" if passing else repeats.error_signature(error)
     return Verdict(cause, failure, (), () if storage else suspects, signature, sentence)
 
 

@@ -13,7 +13,7 @@ from gangrun.core import hang_evidence
 from gangrun.core.model import Cause, Failure, Hang, RankExit, Verdict
 from gangrun.core.wording import counted, listed, one_line
 
-LEFT_EARLY = "a rank ended with 0 before the others"  # a failure's signature
+_SIGNATURE = "a rank ended with 0 before the others"
 
 
 def verdict(
@@ -30,7 +30,7 @@ def verdict(
         return replace(stood, cause=Cause.VICTIMS_ONLY, sentence=f"{whole}; {stood.sentence}")
     if finished:
         sentence = f"{ended_words(finished)} while others still trained; then {whole}"
-        return Verdict(Cause.VICTIMS_ONLY, Failure.SCRIPT, (), (), LEFT_EARLY, sentence)
+        return Verdict(Cause.LEFT_EARLY, Failure.SCRIPT, (), (), _SIGNATURE, sentence)
     return Verdict(Cause.VICTIMS_ONLY, Failure.SCRIPT, (), (), "", f"{whole}; which rank left them is not known")
 
 

@@ -100,6 +100,23 @@ def test_storage_speaks_through_an_exception(number: int, signature: str) -> Non
     )
 
 
+@pytest.mark.parametrize(
+    ("kind", "message", "cause", "signature"),
+    [
+        ("gangrun.training.state.CheckpointError", "step 9 was not saved: rank 0: No space left on device",
+         Cause.STORAGE, "sig-a"),
+        ("CheckpointError", "step 9 was not saved: rank 3: Stale file handle", Cause.STORAGE, ""),
+        ("torch.distributed.checkpoint.api.CheckpointException", "ranks 0\nOSError: [Errno 28] No space left on device",
+         Cause.STORAGE, "sig-a"),
+        ("CheckpointError", "step 9 is damaged: a checksum does not hold", Cause.RANK_ERROR, "sig-a"),
+        ("RuntimeError", "the log says: No space left on device", Cause.RANK_ERROR, "sig-a"),
+    ],
+)  # fmt: skip
+def test_storage_speaks_through_what_saves(kind: str, message: str, cause: Cause, signature: str) -> None:
+    verdict = judge(Evidence(exits=(fell(report=error(message, kind=kind)),)))
+    assert (verdict.cause, verdict.signature) == (cause, signature)
+
+
 def test_full_disk_twice_stops_as_storage() -> None:
     full = error("[Errno 28] No space left on device", kind="OSError")
     verdict = judge(Evidence(exits=(fell(report=full),)), sightings=(Sighting("sig-a", 2, 120, ()),))
@@ -134,7 +151,7 @@ def test_victims_name_the_rank_that_a_stall_names() -> None:
 def test_victims_name_the_ranks_that_ended_with_0_before_them() -> None:
     evidence = Evidence(exits=(victim(0, "n1"),))
     verdict = judge(evidence, finished=frozenset({3, 1}))
-    assert (verdict.cause, verdict.blamed, verdict.suspects, verdict.final) == (Cause.VICTIMS_ONLY, (), (), False)
+    assert (verdict.cause, verdict.blamed, verdict.suspects, verdict.final) == (Cause.LEFT_EARLY, (), (), False)
     assert verdict.sentence == (
         "rank 1, rank 3 ended with exit code 0 while others still trained; then 1 rank lost a peer in a collective"
         " at step 120, rank 0 on n1 first: [../gloo/pair.cc:534] Connection closed by peer"

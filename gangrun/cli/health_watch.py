@@ -25,6 +25,7 @@ from gangrun.adapters.clock import SystemClock
 from gangrun.cli import environment
 from gangrun.cli.health_kept import Kept
 from gangrun.health.catalogue import FAMILIES
+from gangrun.health.check import Needs
 from gangrun.health.evidence import in_core
 from gangrun.health.gpu_use import as_warning, is_beside
 from gangrun.health.news import News, XidStory, travels
@@ -207,6 +208,8 @@ class Watch:
                 self._say_finding(as_warning(finding))
             else:
                 self._say_finding(finding, report_of(event, uuid, finding))
+            if finding.needs is Needs.RESET and GPU in self._due:
+                self._due[GPU] = self._clock.now()  # does the GPU ask for it? That stays to be seen until it was reset
 
     def _gpu_facts(self) -> Facts | None:
         return next((one.facts for one in self._rounds.readings() if one.family == GPU), None)

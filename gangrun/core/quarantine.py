@@ -6,10 +6,10 @@ gang can do without a node is ``placement``'s question; who is guilty is ``blame
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from gangrun.core.model import Exclusion, RunState
+from gangrun.core.model import Exclusion, Finding, RunState
 from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
 from gangrun.core.wording import counted, listed, one_line
@@ -101,6 +101,16 @@ def kept(excluded: Mapping[str, Exclusion], now: float) -> Mapping[str, Exclusio
         for name, entry in excluded.items()
         if now < entry.until or ((entry.boot_id or entry.returns_count) and now < entry.since + WEEK_S)
     }
+
+
+def cured_by_reset(fatal: Collection[Finding]) -> frozenset[str]:
+    """Nodes that a reset cures, and whose checks would see that there was none: whatever broke needs no more than that,
+    and of each device that broke something shows as long.
+    """
+    shown = {(one.node, one.place) for one in fatal if one.shows_reset}
+    other = {one.node for one in fatal if (one.node, one.place) not in shown}
+    more = {one.node for one in fatal if one.needs != "reset" and not one.shows_reset}
+    return frozenset(node for node, _ in shown) - other - more
 
 
 def if_booted(excluded: Mapping[str, Exclusion], now: float) -> tuple[tuple[str, float], ...]:

@@ -66,7 +66,7 @@ def _weigh(state: RunState, now: float, policy: Policy) -> _Judged:
     fatal = [found for found in state.evidence.findings if found.fatal]
     broken, boots = {found.node for found in fatal}, {found.node: found.boot_id for found in fatal if found.boot_id}
     count = len(state.nodes)
-    resets = broken - {found.node for found in fatal if not found.shows_reset}
+    resets = quarantine.cured_by_reset(fatal)
     left_out = quarantine.exclude(state.excluded, guilty, verdict.sentence, now, policy, count, broken, boots, resets)
     state = replace(
         state,

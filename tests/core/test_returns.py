@@ -201,6 +201,28 @@ def test_one_that_was_reset_is_taken_back_in_the_same_boot(found: str) -> None:
     assert life.state.excluded["n0"].returns_count == 1
 
 
+def fatal(check: str, place: str, needs: str = "reset", shows: bool = False, node: str = "n1") -> Finding:
+    return Finding(node, check, True, "x", 0.0, needs=needs, place=place, until_boot=True, shows_reset=shows)
+
+
+ASKS, XID = fatal("gpu_recovery", "gpu 1", shows=True), fatal("xid", "gpu 1")
+
+
+@pytest.mark.parametrize(
+    ("found", "cured"),
+    [
+        ((ASKS,), {"n1"}),
+        ((XID,), set()),
+        ((XID, ASKS), {"n1"}),
+        ((ASKS, fatal("xid", "gpu 0")), set()),  # of that one nothing shows
+        ((ASKS, fatal("xid", "gpu 1", "reboot")), set()),
+        ((ASKS, fatal("gpu_lost", "gpu 1", "reboot", node="n2")), {"n1"}),
+    ],
+)
+def test_a_reset_cures_what_needs_no_more_on_a_gpu_that_says_so(found: tuple[Finding, ...], cured: set[str]) -> None:
+    assert quarantine.cured_by_reset(found) == cured
+
+
 def test_a_reset_cures_only_what_would_show_that_there_was_none() -> None:
     def out(first: bool, *more: tuple[bool, str]) -> tuple[str, bool]:
         done = quarantine.exclude({}, ["n1"], "x", 0.0, SLURM, 9, ["n1"], {"n1": "b"}, ["n1"] if first else [])

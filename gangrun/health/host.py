@@ -95,10 +95,24 @@ def _kernel(root: Path, values: dict[str, Value], missing: dict[str, str]) -> No
             values[name] = float(words[0])
         except (IndexError, ValueError):
             missing[name] = f"/{path} does not say"
+    _room(root, values)
     for line in text_of(root / "proc/vmstat", VMSTAT_MAX_BYTES).splitlines():
         name, _, number = line.partition(" ")
         if name == "oom_kill" and number.isdigit():
             values["oom_kills"] = int(number)
+
+
+def _room(root: Path, values: dict[str, Value]) -> None:
+    """How many tasks and open files there are on the whole node, and how many there may be."""
+    tasks = text_of(root / "proc/loadavg").split()[3:4]
+    now = tasks[0].partition("/")[2] if tasks else ""
+    most = [number_in(root / "proc/sys/kernel" / name) for name in ("pid_max", "threads-max")]
+    known = [one for one in most if one]
+    if now.isdigit() and known:
+        values |= {"tasks": int(now), "tasks_max": min(known)}
+    files = text_of(root / "proc/sys/fs/file-nr").split()
+    if len(files) == 3 and all(word.isdigit() for word in files) and int(files[2]):
+        values |= {"open_files": int(files[0]), "open_files_max": int(files[2])}
 
 
 def _memory_controllers(root: Path) -> dict[str, dict[str, Value]]:

@@ -168,6 +168,28 @@ def judge_limits(now: Reading, before: Reading | None, policy: HealthPolicy) -> 
     return Outcome(shown, limit, (_finding("host_limits", Severity.WARN, sentence, Evidence(files), cause),))
 
 
+ROOMS = (("tasks", "tasks_max", "processes and threads"), ("open_files", "open_files_max", "open files"))
+
+
+def judge_room(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
+    """Can the node start more processes and open more files? Whoever leaks them stops everybody's."""
+    del before
+    limit = f"<= {policy.room_used_warn * 100:.0f} %, fail at {policy.room_used_fail * 100:.0f} %"
+    used, found = {}, []
+    for name, most, words in ROOMS:
+        count, room = now.facts.number(NODE, name), now.facts.number(NODE, most)
+        if count is None or not room:
+            continue
+        share = used[words] = count / room
+        if share > policy.room_used_warn:
+            severity = Severity.FAIL if share >= policy.room_used_fail else Severity.WARN
+            sentence = f"the node has {count:.0f} {words} of the {room:.0f} that it may have: soon none can be added"
+            found.append(_finding("host_room", severity, sentence, Evidence(count, room), CauseClass.CONFIG))
+    if not used:
+        return Outcome("-", limit, unknown="the kernel does not say how many processes there may be")
+    return Outcome(", ".join(f"{share * 100:.0f} % of {words}" for words, share in used.items()), limit, tuple(found))
+
+
 def judge_kernel(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
     """Did the kernel note a fault of the machine? Older notes are told, new ones count."""
     del policy
@@ -245,6 +267,7 @@ FAMILY = Family(
         Check("host_processes", "host", "no processes hang in the kernel", judge_processes, 300.0),
         Check("host_clock", "host", "the clock is kept right", judge_clock, 300.0),
         Check("host_limits", "host", "processes may open enough files", judge_limits, 300.0),
+        Check("host_room", "host", "processes and files can be added", judge_room, 300.0),
         Check("host_kernel", "host", "the kernel noted no fault", judge_kernel, 300.0),
         Check("host_oom", "host", "nothing was killed for want of memory", judge_oom, 60.0),
     ),

@@ -53,6 +53,8 @@ class HealthPolicy:
     edac_corrected_per_min: float = 1.0
     waiting_processes_max: int = 5  # in uninterruptible sleep
     files_min: int = 65536
+    room_used_warn: float = 0.8  # of the processes, and of the open files, that a node may have
+    room_used_fail: float = 0.95
     probe_warn_s: float = 5.0
     probe_fail_s: float = 15.0
     names_within_s: float = 2.0

@@ -11,6 +11,7 @@ import pytest
 
 from gangrun.health import host, host_checks, storage, storage_probe
 from gangrun.health.check import CauseClass, Facts, Reading, Severity, Verdict
+from gangrun.health.evidence import is_fatal
 from gangrun.health.host import NODE
 from gangrun.health.policy import HealthPolicy
 from gangrun.health.recorded import plain_facts
@@ -22,6 +23,9 @@ HOST = {
     "proc/meminfo": "MemTotal:       528000000 kB\nMemFree: 1 kB\nMemAvailable:   500000000 kB\n",
     "proc/loadavg": "1.00 2.50 3.00 2/1000 12345\n",
     "proc/sys/kernel/tainted": "4097\n",
+    "proc/sys/kernel/pid_max": "4194304\n",
+    "proc/sys/kernel/threads-max": "100000\n",
+    "proc/sys/fs/file-nr": "4000\t0\t9223372036854775807\n",
     "proc/uptime": "100000.5 3.0\n",
     "proc/vmstat": "nr_free_pages 1\noom_kill 2\n",
     "proc/1/stat": "1 (init (x) y) S 0 1 1\n",
@@ -259,3 +263,30 @@ def test_a_directory_that_the_script_has_yet_to_make_is_unknown_and_one_that_was
 def test_bounds_are_the_policys() -> None:
     strict = HealthPolicy(disk_used_warn=0.1, disk_used_fail=0.2)
     assert look("storage_space", stored(used_share=0.5, free_bytes=GB), policy=strict).severity is Severity.FAIL
+
+
+@pytest.mark.parametrize(
+    ("values", "severity", "words"),
+    [
+        ({"tasks": 80, "tasks_max": 100, "open_files": 1, "open_files_max": 100}, Severity.OK, ""),
+        ({"tasks": 81, "tasks_max": 100}, Severity.WARN, "81 processes and threads of the 100"),
+        ({"tasks": 95, "tasks_max": 100}, Severity.FAIL, "soon none can be added"),
+        (
+            {"tasks": 1, "tasks_max": 100, "open_files": 99, "open_files_max": 100},
+            Severity.FAIL,
+            "99 open files of the",
+        ),
+        ({"tasks": 5}, Severity.UNKNOWN, "does not say"),
+    ],
+)
+def test_room_for_more(values: dict[str, Any], severity: Severity, words: str) -> None:
+    verdict = look("host_room", node(**values))
+    assert (verdict.severity, words in verdict.words) == (severity, True), verdict
+    assert not any(is_fatal(found) for found in verdict.findings), "it is a set-up's"
+
+
+def test_room_as_the_kernel_tells_it(tmp_path: Path) -> None:
+    values = read(write(tmp_path, HOST)).facts.values[NODE]
+    assert (values["tasks"], values["tasks_max"], values["open_files"]) == (1000, 100000, 4000)
+    odd = {"proc/loadavg": "1 2 3 x/y 5\n", "proc/sys/fs/file-nr": "a b\n", "proc/sys/kernel/pid_max": "-\n"}
+    assert look("host_room", read(write(tmp_path / "odd", odd))).severity is Severity.UNKNOWN

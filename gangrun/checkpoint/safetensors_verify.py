@@ -1,8 +1,8 @@
 """Room: checkpoint. Judges a directory of Hugging Face safetensors: *complete* at best, as they bear no checksums.
 
 Seen are files that the index or their own names promise and that are not there, torn headers, tensors that do not fill
-their file, and shards (as torch's sharded writer leaves them) that do not cover their tensors from the beginning. Not
-seen, because nothing in the format shows it: a changed byte of a tensor. Next: ``store``, which asks.
+their file, and shards (as torch's sharded writer leaves them) that overlap, or do not cover their tensors from the
+beginning. Not seen, because nothing in the format shows it: a changed byte of a tensor. Next: ``store``, which asks.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from gangrun.wire.manifest import is_inside
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
 
+_SHARD_PREFIX = "shard-"  # by torch's sharded writer, which stores no element twice
 _HEADER_MAX_BYTES = 100 * 1024 * 1024  # as the format's own reader
 _COUNTED = re.compile(r"(.*?)(\d{5})-of-(\d{5})\.safetensors")
 _ITEM_BITS = {
@@ -46,7 +47,7 @@ def verify(directory: str) -> Judgement:
         for name in sorted(files):
             marks.append((name, mark_of(directory, name)))
             _header(directory, name, marks[-1][1][0], pieces)
-        _demand_covered(pieces)
+        _demand_covered(pieces, sharded=all(name.startswith(_SHARD_PREFIX) for name in files))
     except BadFile as found:
         return Judgement(None, str(found))
     except UnreadableFile as found:
@@ -85,7 +86,7 @@ def _demand_counted(files: Iterable[str]) -> None:
     counted: dict[tuple[str, int], set[int]] = {}
     for name in files:
         match = _COUNTED.fullmatch(name)
-        if match and not name.startswith("shard-"):  # a shard's own number has no total; what it covers tells
+        if match and not name.startswith(_SHARD_PREFIX):  # a shard's own number has no total; what it covers tells
             counted.setdefault((match.group(1), int(match.group(3))), set()).add(int(match.group(2)))
     for (stem, total), numbers in counted.items():
         absent = sorted(set(range(1, min(total, 100_000) + 1)) - numbers)
@@ -124,13 +125,16 @@ def _header(directory: str, name: str, size: int, pieces: Shards) -> None:
         raise BadFile(f"{shown(name)} is {size} bytes long and must be {8 + length + position}{short}")
 
 
-def _demand_covered(pieces: Shards) -> None:
-    """The shards of a tensor, together, are a block that begins at its first element."""
+def _demand_covered(pieces: Shards, *, sharded: bool) -> None:
+    """The shards of a tensor, together, are a block that begins at its first element, and hold nothing of it twice."""
     if not pieces:
         raise BadFile("it holds no tensors")
     for tensor, parts in pieces.items():
         if any(len(at) != len(shape) for at, shape in parts):
             raise BadFile(f"the shards of {shown(tensor)} do not fit together")
         ends = [max(at[i] + shape[i] for at, shape in parts) for i in range(len(parts[0][1]))]
-        if sum(math.prod(shape) for _, shape in parts) < math.prod(ends):
+        held = sum(math.prod(shape) for _, shape in parts)
+        if held < math.prod(ends):
             raise BadFile(f"a shard of {shown(tensor)} is missing")
+        if sharded and held > math.prod(ends):
+            raise BadFile(f"the shards of {shown(tensor)} overlap: some were left by a save of other ranks")

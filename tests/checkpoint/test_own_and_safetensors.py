@@ -80,12 +80,14 @@ DAMAGE: list[tuple[str, Callable[[Path], object], str]] = [
     ("4 KiB of zeros", lambda s: write_at(s / SHARD, 81920, bytes(4096)), "checksum of its bytes"),
     ("a shard of another step", lambda s: shutil.copy(s.parent / "step-10" / SHARD, s), "checksum of its bytes"),
     ("cut by a byte", lambda s: os.truncate(s / SHARD, (s / SHARD).stat().st_size - 1), "(truncated)"),
+    ("cut to half", lambda s: os.truncate(s / SHARD, (s / SHARD).stat().st_size // 2), "(truncated)"),
     ("cut to nothing", lambda s: os.truncate(s / SHARD, 0), "is 0 bytes long"),
     ("grown by a byte", lambda s: write_at(s / SHARD, (s / SHARD).stat().st_size, b"x"), "bytes long and must be"),
     ("all zeros", lambda s: (s / SHARD).write_bytes(bytes((s / SHARD).stat().st_size)), "checksum of its bytes"),
     ("no shard", lambda s: (s / SHARD).unlink(), "__0_0.distcp is missing"),
     ("a link for a shard", linked, "symbolic link"),
     ("no .metadata", lambda s: (s / ".metadata").unlink(), ".metadata is missing"),
+    ("a torn .metadata", lambda s: os.truncate(s / ".metadata", 100), ".metadata is 100 bytes long"),
     ("a flipped bit in .metadata", lambda s: flip(s / ".metadata"), ".metadata is damaged"),
     ("no manifest", lambda s: (s / "gangrun.json").unlink(), "gangrun.json is missing, which was written with it"),
     ("a torn manifest", lambda s: os.truncate(s / "gangrun.json", 50), "torn or is no manifest"),
@@ -193,6 +195,7 @@ HURT: list[tuple[Callable[[Path], object], str]] = [
     (lambda s: os.truncate(s / "model-00002-of-00002.safetensors", 20), "no readable header"),
     (lambda s: (s / "model-00002-of-00002.safetensors").write_bytes(b""), "no readable header"),
     (lambda s: write_at(s / "model-00001-of-00002.safetensors", 0, b"\xff" * 8), "no readable header"),
+    (lambda s: (s / "model-00001-of-00002.safetensors").write_bytes(bytes(150)), "no readable header"),
     (lambda s: os.truncate(s / "model.safetensors.index.json", 10), "is torn or is no index"),
     (lambda s: (s / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../x"}}'), "points outside"),
     (lambda s: (s / "model.safetensors.index.json").write_text('{"weight_map": {"a": "x"}}'), "x is missing"),
@@ -210,3 +213,25 @@ def test_damaged_safetensors_are_named(indexed: Path, hurt: Callable[[Path], obj
 def test_a_lost_first_or_middle_shard_is_seen(sharded: Path, gone: int) -> None:
     (sharded / f"shard-0000{gone}-model-00001-of-00001.safetensors").unlink()
     assert safetensors_verify.verify(str(sharded)).why == "a shard of w is missing"
+
+
+def test_shards_that_a_save_of_more_ranks_left_are_seen(sharded: Path) -> None:
+    for rank in range(2):
+        name = f"shard-0000{rank + 1}-model-00001-of-00001.safetensors"
+        tensors(sharded / name, {"w": ([6, 3], [6 * rank, 0]), f"only-{rank}": ([2], [0])})
+    found = safetensors_verify.verify(str(sharded))
+    assert (found.level, found.why) == (None, "the shards of w overlap: some were left by a save of other ranks")
+    (sharded / "shard-00003-model-00001-of-00001.safetensors").unlink()
+    assert safetensors_verify.verify(str(sharded)).level is Level.COMPLETE
+
+
+def test_the_same_tensors_in_files_of_two_kinds_are_no_damage(indexed: Path) -> None:
+    tensors(indexed / "consolidated.safetensors", {"a": ([4, 3], [0, 0])}, sharded=False)
+    assert safetensors_verify.verify(str(indexed)).level is Level.COMPLETE
+
+
+def test_what_safetensors_cannot_show_is_never_called_verified(sharded: Path) -> None:
+    flip(sharded / "shard-00002-model-00001-of-00001.safetensors")
+    (sharded / "shard-00003-model-00001-of-00001.safetensors").unlink()  # torch's load sees that one by its size
+    found = CheckpointRoom(str(sharded.parent)).survey(Depth.ALL)[0]
+    assert (found.level, found.why_not) == (Level.COMPLETE, "safetensors carry no checksums")

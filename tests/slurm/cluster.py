@@ -212,6 +212,10 @@ class Cluster:
         self._stalled.discard(name)
         self._hidden = [one for one in self._hidden if one[0] != name]
 
+    def declare_down(self, *names: str) -> None:
+        """What Slurm finds out about a silent node only in minutes. It returns by itself once it answers."""
+        self.tool("scontrol", "update", f"NodeName={','.join(names)}", "State=DOWN", "Reason=test")
+
     def restart(self, name: str) -> None:
         """Off, if it is not, and on again, with an empty /tmp and nothing hidden."""
         self.power_off(name)
@@ -332,12 +336,19 @@ class Cluster:
         changed = dict(self._changed)
         self._changed.clear()
         self._write_configuration()
-        self.room.start(*(name for name in self.room.hosts if not self.room.is_on(name)))
+        off = [name for name in self.room.hosts if not self.room.is_on(name)]
+        if dead := [name for name in off if name in self.names]:
+            self.declare_down(*dead)  # or they would count as idle before they are up
+        self.room.start(*off)
         if changed:
             self.tool("scontrol", "reconfigure")
         self._empty()
         states = self.nodes()
-        if out := [name for name, state in states.items() if state.startswith(("drain", "down", "fail"))]:
+        if silent := [name for name, state in states.items() if state.endswith("*")]:
+            self.declare_down(*silent)  # or nobody would ask them for minutes
+        if out := [
+            name for name, state in states.items() if state.startswith(("drain", "down", "fail")) or name in silent
+        ]:
             self.tool("scontrol", "update", f"NodeName={','.join(out)}", "State=RESUME", check=False)
         self.wait_idle()
         self._started = [one for one in self._started if one.poll() is None]

@@ -191,8 +191,6 @@ class SlurmDriver:
         raise NotImplementedError(self.cannot[Injection.REBOOT_NODE])
 
     def freeze_node(self, node: int) -> None:
-        """Slurm looks away for its default time: a batch host that it gave up ends its job when it wakes."""
-        self.cluster.reconfigure(SlurmdTimeout=300)
         self.cluster.stall(self.node(node))
 
     def thaw_node(self, node: int) -> None:

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import math
 import os
 import signal
 import textwrap
@@ -27,10 +29,21 @@ OVER = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
 LOOK_AGAIN_S = 1.5
 TRAINS = r"train\.py"
 
+
+def trained(weights: list[float], step: int) -> list[float]:
+    """A step's work on the weights: each depends on all steps before it, in their order, to the last bit."""
+    return [0.9 * weight + math.sin(step + weight) for weight in weights]
+
+
+FIRST_WEIGHTS = [1.0, 2.0, 3.0]
+
 # A gang without torch: every rank steps until all files of the step are there, as a collective would make it. The
 # clock is one for all hosts of the cluster, so that the lines of all ranks can be put in order. Where a test has a part
-# to do first, the last step is done once it waits for the end.
+# to do first, the last step is done once it waits for the end. The weights come from the checkpoint that is resumed
+# from, if it has any, and each rank leaves what became of them.
 STEPPER = """
+import json, math
+TRAINED
 import os, shutil, signal, sys, time
 from pathlib import Path
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -39,6 +52,8 @@ folder, steps, pace, every = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv
 meet, saves = folder / f"attempt-{attempt}", folder / "saves"
 meet.mkdir(parents=True, exist_ok=True)
 start = int(os.environ.get("GANGRUN_RESUME_STEP") or 0)
+loaded = Path(os.environ.get("GANGRUN_RESUME") or "/", "weights")
+if loaded.exists(): weights = json.loads(loaded.read_text())
 def hook(step): pass
 exec(os.environ.get("HOOK", ""))
 (meet / f"up.{rank}").touch()
@@ -52,13 +67,15 @@ for step in range(start, steps):
     with open(folder / f"rank-{rank}.log", "a", buffering=1) as log:
         log.write(f"{attempt} {step} {time.monotonic()} {os.getpid()} {host}\\n")
     print(f"step {step}", flush=True)
-    done = step + 1
+    weights, done = trained(weights, step), step + 1
     if rank == 0 and every and done % every == 0 and not (saves / f"step-{done}").exists():
         shutil.rmtree(saves / "unfinished", ignore_errors=True)
         shutil.copytree(os.environ["TINY"], saves / "unfinished")
+        (saves / "unfinished" / "weights").write_text(json.dumps(weights))
         (saves / "unfinished").rename(saves / f"step-{done}")
     time.sleep(pace)
-"""
+(folder / f"final-{rank}").write_text(json.dumps(weights))
+""".replace("TRAINED", f"{inspect.getsource(trained)}\nweights = {FIRST_WEIGHTS}")
 
 
 class Row(NamedTuple):
@@ -219,6 +236,14 @@ class Run:
                 if "RANK" in variables and variables.get("GANGRUN_RUN") == self.id:
                     found[int(variables["RANK"])] = (host, process.pid)
         return found
+
+    def assert_undisturbed(self) -> None:
+        """No rank's final weights differ in a bit from those of a run that did each step once."""
+        expected = FIRST_WEIGHTS
+        for step in range(max(row.step for row in self.rows()) + 1):
+            expected = trained(expected, step)
+        left = {path.name: json.loads(path.read_text()) for path in self.steps.glob("final-*")}
+        assert left == {f"final-{row.rank}": expected for row in self.rows()}
 
     def host_of(self, rank: int) -> str:
         """Where a rank did its newest step."""

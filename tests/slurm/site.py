@@ -1,6 +1,8 @@
 """The files of the test cluster: Slurm's configuration, and the wrappers that let its tools fail on demand.
 
-Times are short, so that what takes minutes on a real cluster takes seconds here. Next: ``cluster``, which runs it.
+Times are short, so that what takes minutes on a real cluster takes seconds here; but not the one after which Slurm
+believes that a node is gone. It asks nodes a few at a time and waits long for one that is cut off: with a short one
+the others, not asked meanwhile, count as gone too, and Slurm kills what runs there. Next: ``cluster``, which runs it.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ SETTINGS: Mapping[str, str] = {
     "SlurmdSpoolDir": "{base}/spool/%n",
     "SlurmctldPidFile": "{base}/state/slurmctld.pid",
     "SlurmdPidFile": "{base}/spool/%n.pid",
-    "SlurmdTimeout": "15",
+    "SlurmdTimeout": "300",
     "SlurmctldTimeout": "10",
     "KillWait": "5",
     "MinJobAge": "300",

@@ -19,7 +19,6 @@ SEEN = """
 
 def test_nodes_that_do_not_come_are_done_without(cluster: Cluster, run: Run) -> None:
     """One is dead though Slurm thinks it idle, one sees no run directory, one has no gangrun."""
-    believe_in_nodes(cluster)
     cluster.hide("n2", reach.ROOT / "gangrun")
     cluster.hide("n3", run.folder)
     cluster.power_off("n4")
@@ -35,13 +34,12 @@ def test_nodes_that_do_not_come_are_done_without(cluster: Cluster, run: Run) -> 
     usable = len(os.sched_getaffinity(0))
     assert (run.steps / "cpus").read_text() == f"{usable} {CPUS_COUNT}"
     assert ("of the 16 CPUs asked for" in log) == (usable < CPUS_COUNT)
-    declare_dead(cluster, "n4")
+    cluster.declare_down("n4")
     assert cluster.wait_job(told["job"], "COMPLETED")["ExitCode"] == "0:0"
     cluster.assert_clean(10)
 
 
 def test_nodes_that_do_not_come_and_are_needed_are_left_out_of_the_next_job(cluster: Cluster, run: Run) -> None:
-    believe_in_nodes(cluster)
     cluster.hide("n2", reach.ROOT / ".venv")
     cluster.power_off("n3")
     run.step(3, 1, "-w", "n1", steps=10)
@@ -54,7 +52,7 @@ def test_nodes_that_do_not_come_and_are_needed_are_left_out_of_the_next_job(clus
     assert "Communication connection failure" in why["n3"]
     assert len(status["attempts"]) == 1
     assert "No such file or directory" in run.explain()
-    declare_dead(cluster, "n3")
+    cluster.declare_down("n3")
     assert cluster.wait_job(first["JobId"], "FAILED")["ExitCode"] == "75:0"
     assert cluster.wait_job(second["JobId"], "COMPLETED")["ExitCode"] == "0:0"
     cluster.assert_clean(10)
@@ -67,14 +65,3 @@ def test_a_cluster_without_gangrun_says_so(cluster: Cluster, run: Run) -> None:
     cluster.wait_job(told["job"], "FAILED")
     until(lambda: "No module named 'gangrun" in run.status()["reason"], 10, lambda: f"the reason\n{run.status()}")
     cluster.assert_clean(10)
-
-
-def believe_in_nodes(cluster: Cluster) -> None:
-    """A node that loses its power counts as idle for minutes. Once told so, 24.11 first hears all nodes again."""
-    cluster.reconfigure(SlurmdTimeout=600)
-    cluster.wait_idle()
-
-
-def declare_dead(cluster: Cluster, node: str) -> None:
-    """What Slurm would do itself in the end."""
-    cluster.tool("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")

@@ -41,6 +41,7 @@ def test_a_killed_rank_is_started_again_in_the_same_job(cluster: Cluster, run: R
     assert [one["resumed_from_step"] for one in status["attempts"]] == [None, 5]
     assert [one["job"] for one in status["attempts"]] == [told["job"]] * 2
     assert attempts_that_stepped(run.rows()) == [0, 1]
+    run.assert_undisturbed()
     assert status["excluded"] == []
     assert "passed over: step 10: " in run.explain()
     assert cluster.wait_job(told["job"], "COMPLETED")["ExitCode"] == "0:0"
@@ -64,8 +65,7 @@ def test_a_bug_fails_the_run_and_its_job(cluster: Cluster, run: Run) -> None:
 
 @pytest.mark.timeout(600)
 def test_a_lost_node_is_left_out_of_the_next_job_and_no_bit_of_the_weights_differs(cluster: Cluster, run: Run) -> None:
-    """Slurm would believe in the node for minutes; beside it, the same training undisturbed."""
-    cluster.reconfigure(SlurmdTimeout=600)
+    """Slurm believes in the node for minutes; beside it, the same training undisturbed."""
     other = Run(cluster, "undisturbed")
     for one, step_s in ((run, "0.3"), (other, "0.05")):  # of the one there is time to lose a node
         saves = one.saves_made()
@@ -86,7 +86,7 @@ def test_a_lost_node_is_left_out_of_the_next_job_and_no_bit_of_the_weights_diffe
     assert cluster.nodes()[lost].startswith("completing")  # nobody waited for Slurm to believe it
     assert other.end()["restarts"] == 0
     assert (run.folder / "final").read_bytes() == (other.folder / "final").read_bytes()
-    cluster.tool("scontrol", "update", f"NodeName={lost}", "State=DOWN", "Reason=test")
+    cluster.declare_down(lost)
     assert cluster.wait_job(first["JobId"], "FAILED")["ExitCode"] == "75:0"
     cluster.assert_clean(10)
 
@@ -113,6 +113,8 @@ def test_batch_host_and_spare(cluster: Cluster, run: Run) -> None:
     for one in (run, spared):
         assert one.status()["attempts"][1]["resumed_from_step"] >= 10
         assert attempts_that_stepped(one.rows()) == [0, 1]
+        one.assert_undisturbed()
+    cluster.declare_down(lost, first["BatchHost"])
     for job in (only, second):
         assert cluster.wait_job(job["JobId"], "COMPLETED")["ExitCode"] == "0:0"
     cluster.assert_clean(20)
@@ -137,8 +139,11 @@ def test_a_host_that_is_cut_off_and_comes_back(cluster: Cluster, run: Run) -> No
     cluster.heal(lost)
     status = run.end()
     assert attempts_that_stepped(run.rows()) == [0, 1], run.told()
+    run.assert_undisturbed()
     assert status["attempts"][1]["resumed_from_step"] == saved[-1] > 10
     first, second = run.jobs()
     assert (first["BatchHost"], second["ExcNodeList"]) == (lost, lost)
     cluster.wait_job(second["JobId"], "COMPLETED")
-    cluster.assert_clean(20)
+    cluster.declare_down(lost)
+    cluster.wait_job(first["JobId"], "CANCELLED")
+    cluster.assert_clean(60)

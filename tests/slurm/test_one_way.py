@@ -15,7 +15,6 @@ TWENTY_MORE = "if attempt: steps = start + 20"
 @pytest.mark.timeout(600)
 def test_a_supervisor_that_nobody_hears_and_a_node_that_hears_nobody(cluster: Cluster, run: Run) -> None:
     """Two runs at once: one has a spare. Ranks meet on the shared disk, so no cut stops a gang by itself."""
-    cluster.reconfigure(SlurmdTimeout=600)
     spared = Run(cluster, "one way, with a spare")
     spared.step(2, 1, "--spares", "1", "-w", "n[4-6]", steps=9999, every=5, hook=TWENTY_MORE)
     run.step(3, 1, "-w", "n[1-3]", steps=9999, every=5, hook=TWENTY_MORE)
@@ -37,6 +36,7 @@ def test_a_supervisor_that_nobody_hears_and_a_node_that_hears_nobody(cluster: Cl
         status = one.end()
         assert [found["node"] for found in status["excluded"]] == [lost]
         assert attempts_that_stepped(one.rows()) == [0, 1]
+        one.assert_undisturbed()
         assert lost not in status["attempts"][1]["nodes"]
         assert status["attempts"][1]["resumed_from_step"] >= 10
     assert [found["job"] for found in spared.status()["attempts"]] == [only["JobId"]] * 2
@@ -44,6 +44,6 @@ def test_a_supervisor_that_nobody_hears_and_a_node_that_hears_nobody(cluster: Cl
     assert second["ExcNodeList"] == leader
     for job in (only, second):
         assert cluster.wait_job(job["JobId"], "COMPLETED")["ExitCode"] == "0:0"
-    cluster.tool("scontrol", "update", f"NodeName={leader}", "State=DOWN", "Reason=test")  # it would ask in minutes
+    cluster.declare_down(leader)
     cluster.wait_job(first["JobId"], "CANCELLED")
     cluster.assert_clean(60)

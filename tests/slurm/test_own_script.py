@@ -45,7 +45,7 @@ def test_a_lost_node_of_a_script_of_ones_own(cluster: Cluster, run: Run) -> None
     batch_host = cluster.job(job)["BatchHost"]
     (lost,) = {host for host, _ in run.ranks().values()} - {batch_host}
     cluster.power_off(lost)
-    comes_back(cluster, job, batch_host)
+    comes_back(cluster, job, batch_host, lost=lost)
     status = run.end()
     ended = cluster.wait_job(job, "COMPLETED")
     assert (ended["Restarts"], ended["ExitCode"], ended["ExcNodeList"]) == ("1", "0:0", lost)
@@ -56,6 +56,7 @@ def test_a_lost_node_of_a_script_of_ones_own(cluster: Cluster, run: Run) -> None
     assert lost not in status["attempts"][1]["nodes"]
     assert status["attempts"][1]["resumed_from_step"] >= 10
     assert attempts_that_stepped(run.rows()) == [0, 1]
+    run.assert_undisturbed()
     assert "a process may have 3.1 GB of data (`ulimit -d`)" in run.explain()
     assert json.loads(run.gangrun("wait", run.id, "--json"))["exit_code"] == 0
     cluster.assert_clean(10)

@@ -107,11 +107,13 @@ def seconds_until(slurms: str) -> float:
     return (datetime.fromisoformat(slurms) - datetime.now()).total_seconds()  # noqa: DTZ005 - as Slurm writes it
 
 
-def comes_back(cluster: Cluster, job: str, *nodes: str, restarts: str = "1") -> None:
+def comes_back(cluster: Cluster, job: str, *nodes: str, restarts: str = "1", lost: str = "") -> None:
     """A requeued job waits for two minutes, unless it is told otherwise. Not before its first stay is all over, and not
     at once: Slurm would set the time anew, or take that stay's end, or its revoked credential, for the next one's.
     """
     until(lambda: cluster.job(job)["Restarts"] == restarts, 60, lambda: f"job {job} requeued\n{cluster.told()}")
+    if lost:
+        cluster.declare_down(lost)
 
     def is_back() -> bool:
         found = cluster.job(job)
@@ -155,7 +157,7 @@ def test_a_lost_node_where_the_same_job_is_requeued(cluster: Cluster, run: Run) 
     batch_host = cluster.job(job)["BatchHost"]
     lost = next(host for host in ("n1", "n2") if host != batch_host)
     cluster.power_off(lost)
-    comes_back(cluster, job, batch_host)
+    comes_back(cluster, job, batch_host, lost=lost)
     status = run.end()
     assert [found["JobId"] for found in run.jobs()] == [job]
     ended = cluster.wait_job(job, "COMPLETED")

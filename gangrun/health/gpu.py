@@ -7,8 +7,10 @@ every check is unknown, quietly. Next: ``gpu_memory`` and ``gpu_running`` judge 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
+from gangrun.core.wording import counted
 from gangrun.health.check import (
     CauseClass,
     Check,
@@ -35,6 +37,7 @@ NVIDIA, DISPLAY_CLASSES = "0x10de", ("0x0300", "0x0302")
 DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, VERSION_MISMATCH = 9, 12, 18
 RESET_REQUIRED, CORRUPTED_INFOROM = 16, 14
 CHILD_ANSWER = "nvml_answer"
+PEOPLE_FROM = 1000  # users below are the system's: its services may look at GPUs
 
 
 def read(around: Surroundings) -> Facts:
@@ -50,7 +53,26 @@ def read(around: Surroundings) -> Facts:
     version = re.search(r"Kernel Module[^0-9]*([0-9][0-9.]+)", text_of(around.root / "proc/driver/nvidia/version"))
     if version:
         node["loaded_driver"] = version[1]
-    return Facts({**said.values, NODE: node}, missing)
+    return Facts({**_with_others(said, around.root), NODE: node}, missing)
+
+
+def _with_others(said: Facts, root: Path) -> dict[str, Mapping[str, Value]]:
+    """With how many of each GPU's programs are other people's, as far as /proc shows whose they are."""
+    own = _owner(root / "proc" / "self")
+    values: dict[str, Mapping[str, Value]] = dict(said.values)
+    for place, names in said.values.items():
+        owners = [_owner(root / "proc" / pid) for pid in str(names.get("processes_pids", "")).split()]
+        if own is not None and any(owner is not None for owner in owners):
+            others = [owner for owner in owners if owner is not None and owner not in (own, *range(PEOPLE_FROM))]
+            values[place] = {**names, "others_count": len(others)}
+    return values
+
+
+def _owner(path: Path) -> int | None:
+    try:
+        return path.stat().st_uid
+    except OSError:
+        return None
 
 
 def _on_bus(around: Surroundings) -> int | None:
@@ -256,7 +278,13 @@ def judge_leftovers(now: Reading, before: Reading | None, policy: HealthPolicy) 
     del before
 
     def bad(place: str, used: float) -> Finding | None:
-        count = now.facts.number(place, "processes_count")
+        count, others = now.facts.number(place, "processes_count"), now.facts.number(place, "others_count")
+        if others:
+            whose = f"{counted(int(others), 'program')} of other people"
+            sentence = f"{place} is used by {whose}: it was given to both, or is theirs"
+            cause = CauseClass.EITHER
+            evidence = Evidence(others, 0)
+            return finding("gpu_leftovers", place, Severity.WARN, sentence, evidence, Needs.ADMIN, cause, Sticky.NO)
         if used <= policy.leftover_bytes or count is None or count > 0:
             return None
         sentence = f"{place}: {used / 1e9:.1f} GB are in use although no process is listed: something was left behind"

@@ -6,6 +6,7 @@ It decides nothing about the run. It makes sure that somebody does, and that who
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -54,6 +55,7 @@ class JobStep:
     _resort: Child | None = None
     _absent: dict[str, absent.Absent] = field(default_factory=dict)
     _nodes: tuple[str, ...] = ()
+    _said_bytes: Mapping[str, int] = field(default_factory=dict)  # node -> what it had said before this launch
     _noted: tuple[absent.Absent, ...] = ()
     _settled_count: int = 0
 
@@ -64,6 +66,7 @@ class JobStep:
     def _launch(self, nodes: tuple[str, ...]) -> None:
         words = step_argv(self.spec, self.paths, self.claim, self.allocation, nodes, self.extra)
         self._nodes, self._settled_count = nodes, 0
+        self._said_bytes = said_bytes(self.paths, nodes)
         self._step = Step(words, self.variables, self.allocation.job, Tools(self.variables))
         self._step.start()
 
@@ -123,7 +126,9 @@ class JobStep:
         if left.unreached:
             return left.how
         task = self._nodes.index(left.node) if left.node in self._nodes else -1
-        last = step.last_words(task) or last_words(process_log(self.paths, left.node))
+        last = step.last_words(task) or last_words(
+            process_log(self.paths, left.node), self._said_bytes.get(left.node, 0)
+        )
         return f"{left.how}: {last}" if last else left.how
 
     # ---- when srun has ended ----
@@ -162,10 +167,19 @@ def replace_launch(claim: JobClaim) -> JobClaim:
     return msgspec.structs.replace(claim, launch=claim.launch + 1)
 
 
-def last_words(log: Path) -> str:
-    """The end of what a node's processes said, in one line."""
+def said_bytes(paths: RunPaths, nodes: tuple[str, ...]) -> dict[str, int]:
+    """How much each node's processes have said up to now: an earlier job's end is no reason for what follows."""
+    found = dict.fromkeys(nodes, 0)
+    for node in nodes:
+        with contextlib.suppress(OSError):
+            found[node] = process_log(paths, node).stat().st_size
+    return found
+
+
+def last_words(log: Path, said_bytes: int = 0) -> str:
+    """The end of what a node's processes said after their first ``said_bytes``, in one line."""
     try:
-        data = log.read_bytes()[-LAST_WORDS_BYTES:]
+        data = log.read_bytes()[said_bytes:][-LAST_WORDS_BYTES:]
     except OSError:
         return ""
     lines = [line.strip() for line in data.decode("utf-8", "replace").splitlines() if line.strip()]

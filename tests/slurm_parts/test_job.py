@@ -156,6 +156,19 @@ def test_the_last_words_of_a_node(tmp_path):
     assert job_step.last_words(log) == "Traceback (most recent call last):; ModuleNotFoundError: No module named 'zmq'"
 
 
+def test_what_a_node_said_in_an_earlier_job_is_not_why_it_does_not_come(tmp_path):
+    paths = RunPaths(tmp_path)
+    paths.machine.mkdir(parents=True)
+    log = paths.machine / "processes-n3.log"
+    log.write_text("[n3:agent] leaving with 0: the next job of this run is submitted; this one ends\n")
+    said = job_step.said_bytes(paths, ("n3", "n4"))
+    assert said == {"n3": log.stat().st_size, "n4": 0}
+    assert job_step.last_words(log, said["n3"]) == ""
+    with log.open("a") as more:
+        more.write("[n3:agent] no disk\n")
+    assert job_step.last_words(log, said["n3"]) == "[n3:agent] no disk"
+
+
 @pytest.mark.parametrize(
     ("more", "batch"),
     [

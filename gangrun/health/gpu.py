@@ -63,7 +63,7 @@ def _with_others(said: Facts, root: Path) -> dict[str, Mapping[str, Value]]:
     for place, names in said.values.items():
         owners = [_owner(root / "proc" / pid) for pid in str(names.get("processes_pids", "")).split()]
         if own is not None and any(owner is not None for owner in owners):
-            others = [owner for owner in owners if owner is not None and owner not in (own, *range(PEOPLE_FROM))]
+            others = [one for one in owners if one is not None and one >= PEOPLE_FROM and one != own]
             values[place] = {**names, "others_count": len(others)}
     return values
 

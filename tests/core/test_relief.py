@@ -101,6 +101,7 @@ def test_nobody_is_relieved_again_and_again() -> None:
         ([poor("s0")], False),
         ([poor("x9")], False),
         ([poor("n1"), poor("s0")], False),
+        ([poor("n1"), poor("s0", "gpu_temperature", HOT, "admin")], False),
     ],
 )  # fmt: skip
 def test_which_evidence_is_reason_enough(found: list[Finding], moves: bool) -> None:

@@ -9,7 +9,10 @@ same. Next: ``node`` (warden and ranks), ``supervisor`` (the other end).
 from __future__ import annotations
 
 import math
+import os
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from gangrun.agent import effects, facts
 from gangrun.agent.brain import AgentBrain, AgentConfig
@@ -17,6 +20,7 @@ from gangrun.agent.effects import Effect
 from gangrun.core.model import ErrorReport, Finding, RankStack
 from gangrun.sim.clock import Entry
 from gangrun.sim.gang import SimRank, exit_of
+from gangrun.sim.memory import holdings
 from gangrun.sim.process import SimProcess
 from gangrun.wire.messages import (
     Ack,
@@ -28,6 +32,7 @@ from gangrun.wire.messages import (
     PeerAddress,
     Prepare,
     Reading,
+    Rescue,
     Stacks,
     Stop,
     ToAgent,
@@ -37,7 +42,7 @@ if TYPE_CHECKING:
     from gangrun.sim.node import SimNode
     from gangrun.sim.supervisor import SimSupervisor
 
-PREPARE_S, LAUNCH_S, STOP_S, STACKS_S, CHECK_S, TESTS_S = 0.02, 0.1, 0.3, 0.2, 0.05, 20.0
+PREPARE_S, LAUNCH_S, STOP_S, STACKS_S, CHECK_S, TESTS_S, BRING_S = 0.02, 0.1, 0.3, 0.2, 0.05, 20.0, 0.4
 
 # What moves no timer of the brain.
 OUTCOMES = (facts.SlatePrepared, facts.RanksLaunched, facts.RankEnded, facts.Checked, facts.StacksTaken)
@@ -308,9 +313,27 @@ class SimAgent(SimProcess):
                 self.timeline.after(TESTS_S if tests else CHECK_S, lambda: self._checked(tests))
             case effects.Leave():
                 node.warden.goodbye(effect.code)
-            case effects.RescueSteps():  # nodes made of numbers keep no checkpoints in memory
-                command = effect.command
-                self.tell(facts.Rescued(command.term, command.act, True, data={"steps": []}))
+            case effects.RescueSteps():
+                self._rescue(effect.command)
+
+    def _rescue(self, command: Rescue) -> None:
+        """What is in memory is known at once; what is written is there when the disk has it."""
+        kept, names = self.node.kept, self.world.memory.names
+        if not command.into:
+            steps = [msgspec.to_builtins(one) for one in holdings(kept, command.attempt, names, pin=command.pin)]
+            self.tell(facts.Rescued(command.term, command.act, True, data={"steps": steps}))
+            return
+
+        def write() -> None:
+            there = kept.steps.get((command.attempt, command.step, command.nonce), set())
+            why = "" if there.issuperset(command.files) else "it is not kept any more"
+            why = why or (os.strerror(self.node.mount.trouble()) if self.node.mount.trouble() else "")
+            why = why or self.world.checkpoint_fs.bring(command.into, command.files)
+            if command.pin:
+                kept.let_go()
+            self.tell(facts.Rescued(command.term, command.act, not why, why))
+
+        self.timeline.at(self.node.mount.ready_at() + BRING_S, lambda: self.when_awake(write))
 
     def _send(self, message: FromAgent) -> None:
         line = self.line

@@ -1,8 +1,8 @@
 """The invariants, checked where something could break them (room: sim).
 
 Each is checked at the very event that can violate it, not after every event: a ticket, a durable record, a forked rank,
-a commit, a choice, a turn of the loop. Numbers as in ``docs/protocol.md`` section 9; I17 waits for in-memory
-checkpoints. What one state alone can show is ``core.invariants``. A broken one raises ``InvariantBroken``.
+a commit, a choice, a turn of the loop. Numbers as in ``docs/protocol.md`` section 9. What one state alone can show is
+``core.invariants``. A broken one raises ``InvariantBroken``.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gangrun.core import invariants
-from gangrun.core.model import TERMINAL, RunState
+from gangrun.core.model import TERMINAL, Phase, RunState
 from gangrun.sim.checkpoints import Name, Saved
 from gangrun.sim.emptiness import Emptiness
 from gangrun.sim.gang import SimGang, SimRank
+from gangrun.sim.memory import newest_on
 from gangrun.sim.witness import Witness
 from gangrun.wire import record as wire_record
 from gangrun.wire.messages import Launch, Prepare, Stop
@@ -141,6 +142,8 @@ class Checker:
         for act in record.actions:
             attempt = int(act.args.get("attempt", act.args.get("seq", -1)))
             self._acts[record.term, act.kind, attempt] = act.n
+            if act.kind in {"EndJob", "SubmitSuccessor"} and act.args.get("phase") != Phase.SUCCEEDED.value:
+                self._takes_along(record)
         self._counted_once(record)
         self.witness.record(record)
         newest = (record.term, record.n)
@@ -294,9 +297,34 @@ class Checker:
                 self.broken("I5", f"attempt {attempt} resumes from {saved}, the newest valid is {best}")
             if saved is None and fs.ever_valid:
                 self.broken("I6", f"attempt {attempt} starts from zero though checkpoints were committed")
+        self._over_tiers(attempt, saved, told_so)
         if saved is not None and saved.name not in self._starts:
             self.broken("I5", f"attempt {attempt} resumes from {saved}, of an attempt that no record started")
         self.chosen[attempt] = self.world.timeline.now
+
+    def _over_tiers(self, attempt: int, saved: Saved | None, told_so: bool) -> None:
+        """I5 where nothing stood in the way of asking: no newer step is whole in the memory of nodes that are up."""
+        newest = self._in_memory()
+        if not told_so and newest > (saved.step if saved is not None else -1):
+            self.broken("I5", f"attempt {attempt} resumes from {saved}, while step {newest} is whole in memory")
+
+    def _takes_along(self, record: Record) -> None:
+        """A job's end takes its memory along, so it may hold nothing that the disk has not."""
+        newest = self._in_memory()
+        if newest > max(self.world.checkpoint_fs.saved, default=-1):
+            self.broken("I5", f"the job ends ({record.reason}), and step {newest} is in its memory only")
+
+    def _in_memory(self) -> int:
+        """The newest step of the newest attempt that nodes have whole and could be asked for; -1: none."""
+        world = self.world
+        if not world.setup.script.memory_every_count or not self.chosen or world.memory_may_be_missed():
+            return -1
+        return newest_on([node for node in world.nodes if node.up], max(self.chosen), world.memory.names)
+
+    def released(self, node: SimNode, key: tuple[int, int, str]) -> None:
+        """A node lets a step in memory go."""
+        if not any(other[0] == key[0] and other[1] > key[1] for other in self.world.memory.protected):
+            self.broken("I17", f"{node.name} let step {key[1]} go before every node had a newer one")
 
     def replaced(self, saved: Saved) -> None:
         """A committed checkpoint was written over."""

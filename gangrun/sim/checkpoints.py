@@ -8,11 +8,11 @@ final name, so a kill leaves half a checkpoint there. ``SimCheckpoints`` is the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gangrun.core.actions import ChooseResume
-from gangrun.core.events import AttemptSealed, CheckpointSeen, NoneValid, ResumeChosen, Stamped
+from gangrun.core.events import AttemptSealed, CheckpointSeen, NoneValid, ResumeChosen, Stamped, StepBrought
 from gangrun.core.model import CheckpointRef, Level
 from gangrun.core.selection import Candidate, Chosen, FromZero, Kind, choose, parse_resume
 from gangrun.ports import Item
@@ -43,6 +43,15 @@ class Staging:
     unfinished: set[int] = field(default_factory=set)
 
 
+@dataclass(slots=True)
+class Brought:
+    """``.gangrun/<run>/<term>/<attempt>-memory/``: files by step, as nodes wrote them from their memory."""
+
+    attempt: int
+    sealed: bool = False
+    files: dict[str, set[str]] = field(default_factory=dict)
+
+
 class CheckpointFs:
     """What is really there, and the rules of the file server: no rename out of a sealed folder, nor onto a name."""
 
@@ -52,6 +61,7 @@ class CheckpointFs:
         self.foreign = foreign
         self.saved: dict[int, Saved] = {}
         self.staging: dict[Name, Staging] = {}
+        self.brought: dict[str, Brought] = {}
         self.set_aside: list[Saved] = []
         self.ever_valid = False
         self.overwrites = False
@@ -105,6 +115,32 @@ class CheckpointFs:
         for other, staging in self.staging.items():
             if other < name:
                 staging.sealed = self.seals
+        for brought in self.brought.values():
+            if brought.attempt < name[1]:
+                brought.sealed = self.seals
+
+    def bring(self, path: str, files: Collection[str]) -> str:
+        """A node writes its part of a step; "" or why not."""
+        base, _, step = path.rpartition("/")
+        if base not in self.brought or self.brought[base].sealed:
+            return "No such file or directory"
+        self.brought[base].files.setdefault(step, set()).update(files)
+        return ""
+
+    def adopt(self, path: str, step: int, nonce: str, name: Name, files_count: int) -> str:
+        """Rename out of there what is whole; "" or why not."""
+        base, _, own = path.rpartition("/")
+        staging = self.brought[base]
+        if staging.sealed:
+            return "Permission denied"
+        if step in self.saved:
+            return f"step {step} stands on disk already"
+        if len(staging.files.pop(own, ())) != files_count:
+            return "a file is missing"
+        saved = self.saved[step] = Saved(step, nonce, name, self.timeline.now)
+        self.ever_valid = True
+        self.on_commit(saved)
+        return ""
 
     def list_commits(self, attempt: int) -> list[Saved]:
         """What stands as ``attempt`` begins: all that was listed before, and the commits of attempts since then.
@@ -144,6 +180,8 @@ class SimCheckpoints:
         self.post = post
         self.timeline = mount.timeline
         self._told_at: float | None = None
+        self._made: set[str] = set()
+        self.names: Mapping[str, tuple[Name, int]] = {}  # of steps in memory, by nonce: whose, and of how many files
         self.on_act: Callable[[str, int], None] = lambda what, attempt: None
         self.on_choice: Callable[[int, Saved | None, bool], None] = lambda attempt, saved, told_so: None
 
@@ -151,22 +189,38 @@ class SimCheckpoints:
         """Off the loop, after the storage answers, if the process lives and is awake then."""
         self.timeline.at(self.mount.ready_at() + extra_s, lambda: self.process.when_awake(work))
 
-    def _mail(self, event: AttemptSealed | ResumeChosen | NoneValid | CheckpointSeen) -> None:
+    def _mail(self, event: AttemptSealed | ResumeChosen | NoneValid | CheckpointSeen | StepBrought) -> None:
         self.post(Stamped(event))
 
     def prepare(self, staging: str) -> None:
-        """Nodes made of numbers hold nothing in memory."""
+        """Made by the supervisor alone, and empty: ``TERM/ATTEMPT``."""
+        self._made.discard(staging)
+
+        def work() -> None:
+            old = self.fs.brought.get(staging)
+            if old is None or not old.sealed:
+                self.fs.brought[staging] = Brought(int(staging.partition("/")[2]))
+            self._made.add(staging)
+
+        self._later(work)
 
     def prepared(self, staging: str) -> bool:
-        """So there is nothing to wait for."""
-        del staging
-        return True
+        """Is it there?"""
+        return staging in self._made
 
     def discard(self, path: str) -> None:
-        """Nor to remove."""
+        """It is found empty the next time."""
 
     def adopt(self, path: str, attempt: int, step: int, nonce: str, nodes: Sequence[str], rebuilt_count: int) -> None:
-        """Nodes made of numbers hold nothing in memory."""
+        """If it is whole and nobody has sealed it."""
+        del rebuilt_count
+
+        def work() -> None:
+            name, files_count = self.names[nonce]
+            why = self.fs.adopt(path, step, nonce, name, files_count)
+            self._mail(StepBrought(attempt, step, tuple(nodes), why))
+
+        self._later(work)
 
     def seal(self, attempt: int) -> None:
         """Seal, then list what stands."""

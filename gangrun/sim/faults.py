@@ -185,6 +185,13 @@ WEIGHTS: dict[Kind, tuple[int, tuple[float, ...], tuple[float, ...]]] = {
     Kind.TEAR_CHECKPOINT: (2, (0.0,), (0.0,)),
     Kind.CANCEL: (1, (0.0,), (0.0,)),
 }
+# For which every node that is up can still be asked what is in its memory, and write it.
+MISSES_NO_MEMORY = frozenset(
+    {
+        Kind.KILL_RANK, Kind.EXIT_RANK, Kind.OOM_RANK, Kind.FINISH_RANK, Kind.STUCK_RANK, Kind.HANG, Kind.POOR,
+        Kind.KILL_SUPERVISOR, Kind.KILL_AGENT, Kind.WALL_JUMP, Kind.DRIFT,
+    }
+)  # fmt: skip
 EVERYWHERE = frozenset({Kind.FS_STALL, Kind.FS_FULL, Kind.FS_READ_ONLY})
 _KINDS = tuple(WEIGHTS)
 _CUMULATED = tuple(sum(WEIGHTS[kind][0] for kind in _KINDS[: i + 1]) for i in range(len(_KINDS)))

@@ -41,6 +41,7 @@ class Script:
     startup_s: float = 1.0
     steps_count: int = 60
     checkpoint_every_count: int = 10
+    memory_every_count: int = 0  # steps between saves to the nodes' memory; 0: none
     save_s: float = 0.3
     foreign: bool = False  # saves under the final name by itself
     victims_after_s: float = 3.0  # a peer of a dead rank fails with a collective error; 0: never
@@ -107,6 +108,7 @@ class _Progress:
     step: float = 0.0
     since: float | None = None  # stepping since
     saved_step: int = -1
+    keeps_step: int = -1
     did: set[int] = field(default_factory=set)
 
 
@@ -127,6 +129,8 @@ class SimGang:
         self.hung = False
         self.fresh = True  # has not made a step yet
         self.reachable: Callable[[SimGang], bool] = lambda gang: True
+        self.keep: Callable[[SimGang, int], None] = lambda gang, step: None
+        self.kept_step = -1  # newest in the nodes' memory, as its ranks know
         self._progress = _Progress(step=float(max(0, resume_step)))
         self._ready_at = 0.0
         self._due: Entry | None = None
@@ -209,6 +213,9 @@ class SimGang:
         found = [script.steps_count]
         if every:
             found.append((max(at, self._progress.saved_step) // every + 1) * every)
+        if script.memory_every_count:
+            every = script.memory_every_count
+            found.append((max(at, self._progress.keeps_step) // every + 1) * every)
         for i, behaviour in enumerate(script.behaviours):
             if i not in self._progress.did and behaviour.step >= at and self._applies(behaviour):
                 found.append(behaviour.step)
@@ -240,6 +247,9 @@ class SimGang:
         if every and step % every == 0 and step > done.saved_step:
             done.saved_step = step
             self._save(step)
+        elif self.script.memory_every_count and step % self.script.memory_every_count == 0 and step > done.keeps_step:
+            done.keeps_step = step
+            self.keep(self, step)
         self._plan()
 
     def _do(self, behaviour: Behaviour) -> None:
@@ -271,7 +281,8 @@ class SimGang:
         if self._progress.since is None and self._progress.step == 0.0:
             step = -1
         busy = float(step + 1) + self.timeline.now if self.stepping else 0.0
-        return Reading(rank.rank, step, STEPPING, max(0, step), 0, busy, "S" if self.hung else rank.letter)
+        letter = "S" if self.hung else rank.letter
+        return Reading(rank.rank, step, STEPPING, max(0, step), 0, busy, letter, kept_step=self.kept_step)
 
 
 def exit_of(rank: SimRank, code: int | None, signal: int | None, at: float, error: ErrorReport | None) -> RankExit:

@@ -16,6 +16,7 @@ from gangrun.sim.agent import SimAgent
 from gangrun.sim.clock import Entry, NodeClock
 from gangrun.sim.disk import Mount
 from gangrun.sim.gang import SimRank
+from gangrun.sim.memory import SimKept
 from gangrun.sim.process import SimProcess
 from gangrun.wire.messages import Launch
 
@@ -37,6 +38,7 @@ class SimWarden(SimProcess):
         self.node = node
         self.deadline = 0.0
         self.granted = False
+        self.kept = SimKept()
         self.said_goodbye = False
         self.kills_at_deadline = True
         self._woke_boot = node.clock.boot(node.timeline.now)
@@ -199,6 +201,11 @@ class SimNode:
     def supervisor(self) -> SimSupervisor | None:
         """The newest one here."""
         return self.supervisors[-1] if self.supervisors else None
+
+    @property
+    def kept(self) -> SimKept:
+        """The memory that its keeper holds; without a warden there is none."""
+        return self.warden.kept if self.warden.alive else SimKept()
 
     def leave(self) -> None:
         """The job's step ends on this node."""

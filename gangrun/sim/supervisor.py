@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 REFRESH_EVERY_S = 1.0
 CANCEL_LOOK_S = 0.25
+FLUSH_EVERY_S = 9.0
+FLUSHES_NODES_MAX_COUNT = 16  # each flush wakes all agents: in big worlds that is most of what there is to simulate
 TRIP_S = 0.001  # of a beat that is not sent
 QUIET = (Ack, Welcome, Probe)
 
@@ -156,6 +158,7 @@ class SimSupervisor(SimProcess):
 
     def _open(self) -> None:
         setup, mount = self.world.setup, self.node.mount
+        flushes = setup.script.memory_every_count and setup.shape.nodes_count <= FLUSHES_NODES_MAX_COUNT
         jobs = self.world.scheduler.port(self)
         facts = Facts(
             run=self.world.run_id,
@@ -169,6 +172,8 @@ class SimSupervisor(SimProcess):
             resumed=self.world.resumed.get(self.node.job),
             asks_why=jobs.ask_why if self.policy.can_requeue else None,
             mark_cancel=lambda by: self.world.mark_cancelled(),
+            memory_staging=(lambda term, attempt: f"{term}/{attempt}") if setup.script.memory_every_count else None,
+            flush_every_s=FLUSH_EVERY_S if flushes else 0.0,
             alone=self.alone is not None,
         )
         try:
@@ -189,6 +194,7 @@ class SimSupervisor(SimProcess):
             checkpoints = SimCheckpoints(self.world.checkpoint_fs, mount, self, self.term, self.post)
             checkpoints.on_act = lambda what, attempt: self.world.checker.performs(self.term, what, attempt)
             checkpoints.on_choice = self.world.checker.chose
+            checkpoints.names = self.world.memory.names
             self.loop = Loop(
                 clock=self.clock,
                 mailbox=self,

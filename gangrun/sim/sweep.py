@@ -20,6 +20,7 @@ WARM_AT_S = 8.0
 WITHIN_S = 40.0  # faults of a random plan come within so long
 WHOLE_EVERY_COUNT = 16
 LONG_COUNT, SHORT_COUNT = 600, 40  # steps of a script that does not end before the plan, and of one that does
+DISK_EVERY_COUNT, MEMORY_EVERY_COUNT = 24, 4  # where steps are kept in memory
 HANG_AFTER_S = 12.0  # hundreds of agents beat while their gang stalls: do not simulate that for longer than needed
 
 
@@ -40,6 +41,8 @@ def kind_of(seed: int) -> Kind:
 def begin(kind: Kind, nodes_count: int) -> World:
     """A world of this kind, without faults yet; warm unless it is to be whole."""
     script = Script(steps_count=SHORT_COUNT if kind.whole else LONG_COUNT, foreign=kind.foreign)
+    if kind.requeue and not kind.foreign:
+        script = replace(script, checkpoint_every_count=DISK_EVERY_COUNT, memory_every_count=MEMORY_EVERY_COUNT)
     setup = Setup.of(nodes_count, script=script, requeue=kind.requeue)
     policy = replace(setup.policy, hang=HangPolicy(timeout_s=HANG_AFTER_S))
     world = World(replace(setup, policy=policy, label=f"--nodes {nodes_count}"))

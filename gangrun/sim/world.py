@@ -20,9 +20,10 @@ from gangrun.sim.checker import Checker
 from gangrun.sim.checkpoints import CheckpointFs
 from gangrun.sim.clock import EPOCH_S, NodeClock, Timeline
 from gangrun.sim.disk import Disk, Mount
-from gangrun.sim.faults import FaultPlan
+from gangrun.sim.faults import MISSES_NO_MEMORY, FaultPlan
 from gangrun.sim.gang import Script, SimGang, SimRank, Watched
 from gangrun.sim.injury import injure
+from gangrun.sim.memory import MemoryTier
 from gangrun.sim.network import Network
 from gangrun.sim.node import SimNode
 from gangrun.sim.process import Probe
@@ -61,7 +62,9 @@ class Setup:
         shape = Shape(nodes_count, nodes_count, 1, ranks_per_node)
         pool_count = nodes_count + max(2, nodes_count // 16) if requeue else nodes_count
         label = f"--nodes {nodes_count}" + (" --requeue" if requeue else "")
-        return Setup(shape, Policy(can_requeue=requeue, hang=IMPATIENT), script or Script(), pool_count, label=label)
+        script = script or Script()
+        policy = Policy(can_requeue=requeue, hang=IMPATIENT, keeps_memory=script.memory_every_count > 0)
+        return Setup(shape, policy, script, pool_count, label=label)
 
 
 @dataclass(slots=True)
@@ -92,6 +95,7 @@ class World:
         self.timeline = Timeline()
         self.disk = Disk(self.timeline)
         self.checkpoint_fs = CheckpointFs(self.timeline, foreign=setup.script.foreign)
+        self.memory = MemoryTier(self.timeline)
         self.network = Network(self.timeline, self.rng)
         self.network.on_change = self.unpark_all
         self.scheduler = Scheduler(self)
@@ -113,6 +117,7 @@ class World:
         self.disk.on_record = self.checker.record
         self.checkpoint_fs.on_commit = self.checker.committed
         self.checkpoint_fs.on_replaced = self.checker.replaced
+        self.memory.on_release = self.checker.released
 
     def _node(self, i: int) -> SimNode:
         clock = NodeClock(1000.0 + 7.0 * i, 1.0 + self.rng.uniform(-1e-4, 1e-4))
@@ -280,6 +285,7 @@ class World:
                 self._watched,
             )
             gang.reachable = self._reachable
+            gang.keep = lambda gang, step: self.memory.save(gang, step, lambda rank: self.nodes[rank.host.index])
             self._gangs_at[key] = gang
             self.gangs.append(gang)
         return gang
@@ -300,6 +306,10 @@ class World:
     def rank_started(self, node: SimNode, rank: SimRank, command: Launch) -> None:
         """A rank was forked."""
         self.checker.rank_started(node, rank, command)
+
+    def memory_may_be_missed(self) -> bool:
+        """Was there a fault so far for which a node may not be asked, or may not write?"""
+        return any(fault.at_s <= self.timeline.now and fault.kind not in MISSES_NO_MEMORY for fault in self.plan)
 
     def node_left(self, node: SimNode) -> None:
         """The job's task on the node ended."""

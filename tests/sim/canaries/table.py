@@ -47,7 +47,7 @@ jitter; the shared-service rule (the cap on exclusions keeps it from doing harm)
 ## Not in the simulated world
 
 Sockets (CURVE, ZAP, identities, watermarks), processes (subreaper, pidfd, file descriptors) and the bytes of journals
-are tested on real ones. Prune, the tiers in memory (I17) and a supervisor's own scancel are not built yet.
+are tested on real ones. Prune, parity of steps in memory and a supervisor's own scancel are not built yet.
 """
 
 

@@ -1,0 +1,54 @@
+"""Mutants of protocol section 8, steps in memory, and the worlds in which they show. Next: ``worlds``."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+from gangrun.core import bringing
+from gangrun.sim import FaultPlan, Script, Setup, World, memory
+from gangrun.sim.faults import Kind
+from gangrun.supervisor import roll_call
+from tests.sim.canaries.mutation import Swaps, mutant
+from tests.sim.canaries.recipes import recipe
+
+
+@mutant("older steps in memory go only once every node has a newer one", "8", "I17")
+def lets_go_when_it_has_its_own() -> Swaps:
+    """A node lets older steps go as soon as it has the manifest of a newer one itself."""
+    return ((memory.MemoryTier, "signed", lambda self, key, node: self.release(key, node)),)
+
+
+@mutant("what only memory holds is brought to the disk before a resume point is chosen", "8", "I5")
+def chooses_before_memory_is_asked() -> Swaps:
+    """Older attempts are sealed at once."""
+
+    def seal(self: Any, attempt: int, state: Any, checkpoints: Any, now: float) -> None:
+        checkpoints.seal(attempt)
+
+    return ((roll_call.RollCall, "_rescue_then_seal", seal),)
+
+
+@mutant("before a job ends, or asks for the next one, what only its memory holds is brought to the disk", "8", "I5")
+def ends_with_its_memory() -> Swaps:
+    """The end is done as soon as it is decided."""
+    return ((bringing, "first", lambda before, decision, now, policy: decision),)
+
+
+@recipe("ends_with_its_memory")
+def nobody_restarts(rng: random.Random, seed: int) -> World:
+    """A rank dies, and no restart is left."""
+    setup = Setup.of(4, script=Script(steps_count=40, checkpoint_every_count=25, memory_every_count=3))
+    setup = replace(setup, policy=replace(setup.policy, restarts_max_count=0))
+    plan = FaultPlan().fail_at(rng.uniform(9.0, 24.0), Kind.KILL_RANK, node=None, rank=rng.randrange(4))
+    return World(setup, plan, seed)
+
+
+@recipe("lets_go_when_it_has_its_own", "chooses_before_memory_is_asked")
+def a_rank_dies_while_steps_are_in_memory(rng: random.Random, seed: int) -> World:
+    """Saves to the disk are rare, and some rank dies at any moment of a save to memory."""
+    script = Script(steps_count=40, checkpoint_every_count=25, memory_every_count=3)
+    setup = Setup.of(4, script=replace(script, save_s=0.2))
+    plan = FaultPlan().fail_at(rng.uniform(9.0, 24.0), Kind.KILL_RANK, node=None, rank=rng.randrange(4))
+    return World(setup, plan, seed)

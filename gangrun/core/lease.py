@@ -31,11 +31,6 @@ def lease_deadline(acked_send_time: float, timing: Timing) -> float:
     return acked_send_time + timing.fence_after_s
 
 
-def renews(ack_term: int, term_max: int) -> bool:
-    """Does an ack of this term renew the lease? Only one of the newest term the agent knows."""
-    return ack_term >= term_max
-
-
 def fence_wait_s(timing: Timing) -> float:
     """Law 1: how long after its last beat a node is empty at the latest, L(1 + rho) + K + P."""
     return timing.fence_after_s * (1 + timing.drift) + timing.kill_within_s + timing.warden_wake_s

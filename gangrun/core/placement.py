@@ -96,14 +96,6 @@ def rung_of(before: Placement | None, after: Placement) -> Rung:
     return Rung.SHRINK if len(after.nodes) < len(before.nodes) else Rung.SWAP
 
 
-def node_of_rank(placement: Placement, rank: int) -> str:
-    """The node that holds ``rank``; "" when no seat does."""
-    for seat in placement.seats:
-        if seat.first_rank <= rank < seat.first_rank + seat.ranks_count:
-            return seat.slot.node
-    return ""
-
-
 def ranks_of_node(placement: Placement, node: str) -> range:
     """The ranks of one node, contiguous by construction; empty when it holds none."""
     seats = [seat for seat in placement.seats if seat.slot.node == node]

@@ -173,8 +173,3 @@ def usable(name: str, excluded: Mapping[str, Exclusion], now: float) -> bool:
     """May the gang use this node now, as far as exclusions go?"""
     entry = excluded.get(name)
     return entry is None or now >= entry.until
-
-
-def next_expiry(excluded: Mapping[str, Exclusion], now: float) -> float | None:
-    """When the next exclusion in force ends; None where there is none."""
-    return min((entry.until for entry in active(excluded, now).values()), default=None)

@@ -6,7 +6,7 @@ only what must be true before either. The leases between old and new are in ``le
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from gangrun.core.model import Node
@@ -16,8 +16,6 @@ from gangrun.core.wording import counted
 
 CANDIDATES_COUNT = 5
 BACKOFF_MAX_S = 64.0
-FIRST_TERM = 1
-FIRST_ATTEMPT = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +72,3 @@ def may_claim(
 def backoff_s(failures_count: int) -> float:
     """How long a candidate waits after its k-th failure in a row: 1, 2, 4 .. 64 s."""
     return 0.0 if failures_count < 1 else min(BACKOFF_MAX_S, 2.0 ** min(failures_count - 1, 60))
-
-
-def next_term(seen: Iterable[int]) -> int:
-    """One above every term that anybody ever named: claims, sealed acts, journals, agents."""
-    return max(seen, default=FIRST_TERM - 1) + 1
-
-
-def next_attempt(journal: int, tickets: Iterable[int], reports: Iterable[int]) -> int:
-    """One above every attempt in the journal, in tickets (a record may be torn) and in agents' reports; -1: none."""
-    return max(journal, max(tickets, default=-1), max(reports, default=-1), FIRST_ATTEMPT - 1) + 1

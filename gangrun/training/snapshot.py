@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gangrun.training.plan import OWN_PREFIX, Plan, TensorPlace
+from gangrun.training.plan import Plan, TensorPlace
 from gangrun.training.shard_file import TensorPiece
 
 
@@ -80,8 +80,3 @@ def _serialized(value: Any) -> bytes:
     stream = io.BytesIO()
     torch.save(value, stream)
     return stream.getvalue()
-
-
-def is_own(index: Any) -> bool:
-    """Whether this is one of gangrun's own entries, which are no user's tensors."""
-    return str(index.fqn).startswith(OWN_PREFIX)

@@ -46,7 +46,6 @@ def test_an_exclusion_ends_at_its_until() -> None:
     assert set(quarantine.active(table, 9.9)) == {"n1", "n2"} and set(quarantine.active(table, 10.0)) == {"n2"}
     assert not quarantine.usable("n1", table, 9.9) and quarantine.usable("n1", table, 10.0)
     assert quarantine.usable("n9", table, 0.0)
-    assert [quarantine.next_expiry(table, at) for at in (0.0, 10.0, 20.0)] == [10.0, 20.0, None]
 
 
 @given(

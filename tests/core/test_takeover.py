@@ -60,11 +60,3 @@ def test_half_is_not_a_majority(count: int, need: int) -> None:
 
 def test_backoff_doubles() -> None:
     assert [takeover.backoff_s(count) for count in (0, 1, 2, 3, 7, 8, 5000)] == [0.0, 1.0, 2.0, 4.0, 64.0, 64.0, 64.0]
-
-
-def test_numbers_go_above_all_that_was_ever_seen() -> None:
-    assert takeover.next_term([]) == 1 and takeover.next_term([3, 7, 2]) == 8
-    assert takeover.next_attempt(-1, [], []) == 0
-    assert takeover.next_attempt(3, [4], [2]) == 5
-    assert takeover.next_attempt(3, [], [9, 1]) == 10
-    assert takeover.next_attempt(3, [1], []) == 4

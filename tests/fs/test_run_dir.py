@@ -21,7 +21,6 @@ from gangrun.adapters.fs.run_dir import (
     file_name,
     make_run_id,
     mark_cancelled,
-    point_resume,
     read_cancelled,
     read_environment,
     read_spec,
@@ -73,9 +72,6 @@ def test_hostile_places_work_like_any_other(tmp_path: Path, name: str) -> None:
     assert read_spec(DISK, paths).name == name
     assert read_environment(DISK, paths) == {"A": name}
     check_private(DISK, paths)
-    point_resume(DISK, paths, f"/ckpt/{name}")
-    point_resume(DISK, paths, f"/ckpt/{name}/2")
-    assert paths.resume.readlink() == Path(f"/ckpt/{name}/2")
 
 
 def test_everything_is_private_whatever_the_umask(tmp_path: Path) -> None:
@@ -227,7 +223,7 @@ def test_every_path_is_inside_the_run(tmp_path: Path) -> None:
     every = [
         *(getattr(paths, name) for name in ("spec", "environment", "client_key", "logs", "resume", "cancelled")),
         *(paths.claim(1), paths.acts(1), paths.acts_kept(1), paths.ticket(1, 2), paths.counter(1), paths.journal(1)),
-        *(paths.job(1), paths.job(1, 2), paths.error(1, 2), paths.rank_log(1, 2), paths.stacks(1, 2)),
+        *(paths.job(1), paths.job(1, 2), paths.error(1, 2), paths.stacks(1, 2)),
     ]
     assert len(set(every)) == len(every)
     assert all(path.is_relative_to(paths.root) for path in every)

@@ -163,10 +163,6 @@ class RunPaths:
         """Output of a node's ranks in one attempt."""
         return self.logs / str(attempt) / f"{file_name(node)}.log"
 
-    def rank_log(self, attempt: int, rank: int) -> Path:
-        """Output of one rank alone."""
-        return self.logs / str(attempt) / f"rank-{rank}.log"
-
     def stacks(self, attempt: int, rank: int) -> Path:
         """Where a rank stood when it hung."""
         return self.root / "stacks" / str(attempt) / f"rank-{rank}.txt"
@@ -376,11 +372,3 @@ def clear_cancelled(disk: Disk, paths: RunPaths) -> None:
         disk.fsync_dir(paths.root)
     except FileNotFoundError:
         return
-
-
-def point_resume(disk: Disk, paths: RunPaths, to: str) -> None:
-    """Let ``resume`` lead to this checkpoint, at once."""
-    temporary = paths.temporary(paths.resume, "new")
-    disk.discard((temporary,))
-    disk.symlink(to, temporary)
-    disk.rename(temporary, paths.resume)

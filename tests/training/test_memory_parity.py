@@ -17,12 +17,13 @@ torch = pytest.importorskip("torch")
 
 from gangrun import memory_keeper  # noqa: E402
 from gangrun.agent.rescue import rescue  # noqa: E402
-from gangrun.checkpoint.kept import Kept, NotKept  # noqa: E402
+from gangrun.checkpoint.kept import Kept, NotKept, StepName  # noqa: E402
 from gangrun.checkpoint.manifest_verify import verify  # noqa: E402
 from gangrun.checkpoint.rescue import adopt  # noqa: E402
 from gangrun.core.kept import Holding, WholeStep, newest_whole  # noqa: E402
 from gangrun.core.model import Level  # noqa: E402
-from gangrun.training.memory_parity import plan_of  # noqa: E402
+from gangrun.training.memory_parity import Coded, Plan, plan_of, records_of  # noqa: E402
+from gangrun.wire import protection  # noqa: E402
 from gangrun.wire.messages import Rescue  # noqa: E402
 from tests.waiting import until  # noqa: E402
 
@@ -213,3 +214,27 @@ def test_one_rank_of_each_node_codes_with_its_like(
 ) -> None:
     plan = plan_of(world_size, local_world_size, 2, 2)
     assert (plan.codes, plan.losses_count) == (codes, losses_count)
+
+
+@pytest.mark.parametrize(
+    ("third", "trouble"),
+    [
+        (Coded("", {1: 40}, {(0, 0): (41, (41,))}), ""),
+        (Coded("no room", {1: 40}, {(0, 0): (41, (41,))}), "rank 3: no room"),
+        (Coded("", {1: 40}, {(0, 0): (41, (99,))}), "a piece came damaged for parity"),
+    ],
+)
+def test_a_group_of_which_two_saw_other_bytes_has_no_record_and_others_have_theirs(third: Coded, trouble: str) -> None:
+    """Two groups of two nodes; in each, either holds parity of the other's file."""
+    files = [(protection.File(f"__{rank}_0.distcp", 7),) for rank in range(4)]
+    told = [
+        Coded("", {1: 10}, {(0, 0): (11, (11,))}),
+        Coded("", {0: 41}, {(1, 0): (40, (40,))}),
+        Coded("", {0: 11}, {(1, 0): (10, (10,))}),
+        third,
+    ]
+    records, said = records_of(Plan(((0, 2), (3, 1)), 1, 1), StepName(0, 5, "ab" * 8), files, told)
+    assert said == trouble
+    assert records[0] == records[2] and (records[1] == records[3] == b"") == bool(trouble)
+    for record in filter(None, records):
+        assert protection.decode(record).losses_count == 1

@@ -12,7 +12,6 @@ from tests.waiting import until
 
 @pytest.mark.timeout(900)
 def test_a_lost_host_without_a_spare_costs_the_next_job_no_step_that_was_in_memory(cluster: Cluster, run: Run) -> None:
-    cluster.reconfigure(SlurmdTimeout=600)
     train(run, "--fence-after", "18", waits=True)
     until(lambda: len(list(run.steps.glob("waits-*"))) == 2, 120, lambda: f"both ranks at step 12\n{run.told()}")
     assert run.saved() == []
@@ -25,5 +24,5 @@ def test_a_lost_host_without_a_spare_costs_the_next_job_no_step_that_was_in_memo
     assert "for the newest step in memory" in told, told
     assert "step 11 was brought to the disk from the memory of" in told, told
     assert len(run.jobs()) == 2
-    cluster.tool("scontrol", "update", f"NodeName={lost}", "State=DOWN", "Reason=test")
+    cluster.declare_down(lost)
     cluster.assert_clean(20)

@@ -89,7 +89,6 @@ def calm(folder: Path, ranks_count: int) -> subprocess.Popen[str]:
 def test_hosts_that_lost_their_power_cost_no_step_that_was_in_memory(
     cluster: Cluster, run: Run, tmp_path: Path, hosts_count: int, protection: str, lost_count: int
 ) -> None:
-    cluster.reconfigure(SlurmdTimeout=600)
     options = ("--spares", str(lost_count), "--memory-protection", protection)
     train(run, *options, waits=True, hosts_count=hosts_count)
     with calm(tmp_path / "calm", hosts_count) as other:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gangrun.cli.errors import UserError
-from gangrun.cli.health import Here, look
+from gangrun.cli.health import Here
+from gangrun.cli.health import look as look_here
 from gangrun.cli.health_settings import site_commands
 from gangrun.cli.health_view import SILENTLY
-from gangrun.health import dcgm, site
+from gangrun.health import dcgm, gpu_links, gpu_memory, site
 from gangrun.health.check import Facts, Reading, Severity, Verdict, verdict_of
 from gangrun.health.evidence import as_evidence
 from gangrun.health.policy import HealthPolicy
 from gangrun.health.recorded import facts_from
 from gangrun.health.rounds import Surroundings
-from tests.health.looks import POLICY, Scripted
+from tests.health.looks import POLICY, Scripted, look
 
 
 def tree(overall: str, **systems: Any) -> str:
@@ -146,8 +148,16 @@ def test_gpus_of_others_are_not_tested(seen: list[tuple[str, str]], more: tuple[
     assert dcgm.only_of(dcgm.TEST, UUIDS, seen) == (*dcgm.TEST, *more)
 
 
-def test_where_there_is_no_dcgm_nothing_is_said() -> None:
-    assert {dcgm.ABSENT, "no Lustre here"} == SILENTLY
+def test_what_nobody_has_to_have_is_not_told() -> None:
+    of_other_gpus = {gpu_links.NO_NVLINK5, *(one for one in SILENTLY if one.startswith("these GPUs"))}
+    assert {dcgm.ABSENT, "no Lustre here", *of_other_gpus} == SILENTLY
+    now = Reading("gpu", 1.0, "b", Facts({"gpu 0 link 0": {"active": 1, "recoveries": 0}, "gpu 0": {"uuid": "u"}}))
+    newer = replace(now, facts=replace(now.facts, missing={"gpu 0": {"retired_pages": gpu_memory.NOT_MEASURED}}))
+    none = {"gpu 0": {"repair_pending": gpu_memory.NOT_MEASURED}}
+    older = Reading("gpu", 1.0, "b", Facts({"gpu 0": {"uuid": "u"}}, none))
+    said = {look(name, newer).words for name in ("nvlink_errors", "gpu_retired")}
+    said |= {look(name, older).words for name in ("nvlink5_errors", "nvlink5_rates", "gpu_repairs")}
+    assert said == of_other_gpus
 
 
 # ---- a site's own commands -------------------------------------------------------------------------------------------
@@ -207,7 +217,7 @@ def test_commands_of_a_file_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
              f'disk = "{script} \'/my scratch\' 1"', f'odd = ["{script}", "x", "9"]', 'gone = "/not/there"',
              'slow = { run = "sleep 60", timeout = "1s" }']  # fmt: skip
     (tmp_path / "gangrun.toml").write_text("\n".join(lines))
-    verdicts = {one.check: one for one in look(Here(fs_root=str(tmp_path)), {"PATH": "/usr/bin:/bin"})}
+    verdicts = {one.check: one for one in look_here(Here(fs_root=str(tmp_path)), {"PATH": "/usr/bin:/bin"})}
     assert verdicts["site_disk"].words == "this site's check disk fails: no /my scratch here"
     assert [verdicts[f"site_{name}"].severity for name in ("disk", "odd", "gone", "slow")] == [
         Severity.FAIL,
@@ -218,7 +228,7 @@ def test_commands_of_a_file_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "host_clock" not in verdicts
     (tmp_path / "gangrun.toml").write_text('[health.commands]\ndisk = { ruin = "x" }\n')
     with pytest.raises(UserError, match="did you mean run"):
-        look(Here(fs_root=str(tmp_path)), {})
+        look_here(Here(fs_root=str(tmp_path)), {})
 
 
 def test_nothing_that_a_probe_says_is_trusted() -> None:

@@ -32,6 +32,11 @@ class BadPattern(ValueError):
     """The user's ``--checkpoint-pattern`` cannot be used; the message says why."""
 
 
+def is_checkpoint(path: str) -> bool:
+    """Whether this directory is a checkpoint itself, and none that holds some."""
+    return any(os.path.lexists(os.path.join(path, name)) for name in (METADATA_NAME, MANIFEST_NAME))
+
+
 @dataclass(frozen=True, slots=True)
 class StepDirectory:
     """One name that the pattern takes for a step."""

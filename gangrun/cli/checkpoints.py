@@ -14,11 +14,11 @@ import click
 
 from gangrun.adapters.fs.run_dir import MACHINE_DIR
 from gangrun.checkpoint.request_record import RequestRecord, load_record
-from gangrun.checkpoint.scan import DEFAULT_PATTERN, BadPattern, StorageUnreadable, step_pattern
+from gangrun.checkpoint.scan import DEFAULT_PATTERN, BadPattern, StorageUnreadable, is_checkpoint, step_pattern
 from gangrun.checkpoint.store import CheckpointRoom, Depth, Progress
 from gangrun.cli import environment
 from gangrun.cli.config import layered, usual_files
-from gangrun.cli.errors import DONE, RUN_FAILED, UNKNOWN, UserError
+from gangrun.cli.errors import DONE, NO_SUCH_RUN, RUN_FAILED, UNKNOWN, UserError
 from gangrun.cli.finding import find
 from gangrun.cli.options import echo_json, json_option, look_now, runs_dir_option
 from gangrun.cli.reading import patience, read
@@ -106,7 +106,12 @@ def _unread(one: Candidate) -> bool:
 
 def _place(where: str | None, pattern: str | None, runs_dir: str | None) -> Place:
     if where is not None and _is_checkpoint_directory(where):
+        if is_checkpoint(where):
+            above = clean(os.path.dirname(os.path.abspath(where)))
+            raise UserError("no checkpoints", f"{clean(where)} is a checkpoint itself", f"gangrun checkpoints {above}")
         return Place(os.path.abspath(where), pattern or DEFAULT_PATTERN)
+    if where is not None and os.sep in where and not os.path.exists(where):
+        raise UserError("no checkpoints", f"{where} is neither a directory nor a run", "", NO_SUCH_RUN)
     reading = read(find(where, runs_dir))
     asked = reading.spec.checkpoint
     if not asked.directory:

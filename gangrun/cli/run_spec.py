@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gangrun.checkpoint.scan import is_checkpoint
 from gangrun.cli.config import PREFIX, Value
 from gangrun.cli.errors import UserError
 from gangrun.cli.health_bounds import HealthTable
@@ -155,10 +156,12 @@ def refuse_unfindable(resume: str, directory: str) -> None:
 
 
 def refuse_file(directory: str) -> None:
-    """What is no directory would be tried again and again, as storage that may come back."""
+    """What is no directory would be tried again and again, as storage that may come back; in a checkpoint is none."""
     path = os.path.expanduser(directory)
     if os.path.exists(path) and not os.path.isdir(path):
         raise UserError("usage", f"--checkpoint-dir {directory}: that is no directory", "name the one above step-N")
+    if is_checkpoint(path):
+        raise UserError("usage", f"--checkpoint-dir {directory}: that is a checkpoint itself", "name the one above it")
 
 
 def refuse_unusable(validator: tuple[str, ...], directory: str, world: str) -> None:

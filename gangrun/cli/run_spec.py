@@ -160,7 +160,7 @@ def refuse_file(directory: str) -> None:
     path = os.path.expanduser(directory)
     if os.path.exists(path) and not os.path.isdir(path):
         raise UserError("usage", f"--checkpoint-dir {directory}: that is no directory", "name the one above step-N")
-    if is_checkpoint(path):
+    if directory and is_checkpoint(path):
         raise UserError("usage", f"--checkpoint-dir {directory}: that is a checkpoint itself", "name the one above it")
 
 

@@ -130,7 +130,7 @@ def test_while_saves_do_not_overlap_there_is_one_copy_in_the_hosts_memory(
     may_go_on, fsync = threading.Event(), os.fsync
 
     def slow(descriptor: int) -> None:
-        may_go_on.wait(60)
+        may_go_on.wait(600)
         fsync(descriptor)
 
     with gangrun.Checkpointer(tmp_path, model=model) as ckpt:

@@ -199,6 +199,10 @@ whatever = st.one_of(
     st.builds(NodeAbsent, names, words, st.booleans()),
     st.builds(NodeChecked, names, st.booleans(), words),
     st.builds(FindingRaised, st.builds(Finding, names, words, st.booleans(), st.just("a finding"), report=reports)),
+    st.builds(
+        FindingRaised,
+        st.builds(Finding, names, words, st.just(False), sentence=words, poor=st.just(True), needs=st.just("reset")),
+    ),
     st.builds(CheckpointSeen, checkpoints),
     st.builds(Notice, st.sampled_from(NoticeKind), st.just(30.0), st.booleans()),
     st.builds(StoreStalled, st.just(1.0)),

@@ -211,7 +211,8 @@ def _refusal(candidate: Candidate, sealed: frozenset[tuple[int, str]] | None) ->
         return candidate.why_not or "its format is unknown"
     if not candidate.committed:
         return candidate.why_not or "unfinished (never committed)"
-    if not is_listed(candidate, sealed):
+    nameless = candidate.nonce is None and not candidate.valid  # so damaged that nobody can tell which commit it was
+    if not nameless and not is_listed(candidate, sealed):
         return "its commit is not in the journal: a late write of an attempt that was already over"
     if not candidate.valid:
         return candidate.why_not or "it was not found valid"

@@ -110,6 +110,14 @@ def test_what_has_no_words_of_its_own_gets_some() -> None:
     ]
 
 
+def test_a_damaged_commit_is_told_as_damaged_though_no_list_can_name_it() -> None:
+    damaged = dataclasses.replace(bad(9), kind=Kind.GANGRUN)
+    choice = choose([damaged, good(4, kind=Kind.GANGRUN)], AUTO, sealed=frozenset({(9, "n9"), (4, "n4")}))
+    assert isinstance(choice, Chosen) and [(p.step, p.why) for p in choice.passed_over] == [
+        (9, "checksum of x is wrong")
+    ]
+
+
 def test_a_gangrun_commit_counts_only_if_it_was_sealed() -> None:
     late = good(9, kind=Kind.GANGRUN)
     choice = choose([late, good(4)], AUTO, sealed=frozenset({(9, "another")}))

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from threading import Event
+from threading import Event, Lock, Thread
 
 from gangrun.checkpoint.dcp_metadata import METADATA_NAME
 from gangrun.checkpoint.dcp_verify import BadFile, FileMark, Judgement, Tick, UnreadableFile, mark_of, opened, told
@@ -93,21 +92,37 @@ def _screen(directory: str, step: int) -> tuple[Judgement, Manifest]:
 def prove_share(
     directory: str, manifest: Manifest, tick: Tick, threads_count: int, reader: int = 0, readers_count: int = 1
 ) -> None:
-    """Read every chunk of this reader's share; the first damage in file order is raised."""
+    """Read every chunk of this reader's share; the first damage in file order is raised.
+
+    No pool of threads: a process could not end before its threads have, and a file server that stands still holds them.
+    """
     stop, turns = Event(), _turns(manifest)
     ends = [(min(chunks.stop * manifest.chunk_bytes, row.size), chunks.start) for row, chunks in turns]
     share = share_of([end - first * manifest.chunk_bytes for end, first in ends], reader, readers_count)
-    with ThreadPoolExecutor(threads_count, thread_name_prefix="verify") as pool:
-        jobs = [
-            pool.submit(_prove, directory, row, chunks, manifest.chunk_bytes, tick, stop)
-            for row, chunks in turns[share.start : share.stop]
-        ]
-        try:
-            for job in jobs:
-                job.result()
-        finally:
-            stop.set()
-            pool.shutdown(wait=True, cancel_futures=True)
+    left, lock, wrong = iter(share), Lock(), dict[int, BaseException]()
+
+    def read() -> None:
+        while not stop.is_set() and not wrong:
+            with lock:
+                number = next(left, -1)
+            if number < 0:
+                return
+            row, chunks = turns[number]
+            try:
+                _prove(directory, row, chunks, manifest.chunk_bytes, tick, stop)
+            except BaseException as error:  # noqa: BLE001 - a thread's main: whoever waits for it must hear of it
+                wrong[number] = error
+
+    threads = [Thread(target=read, name=f"verify_{i}", daemon=True) for i in range(min(threads_count, len(share)))]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    finally:
+        stop.set()
+    if wrong:
+        raise wrong[min(wrong)]
 
 
 def _turns(manifest: Manifest) -> Sequence[tuple[FileRow, range]]:

@@ -70,7 +70,21 @@ class Woken:
     """Nothing came before the deadline."""
 
 
-Item = Stamped | Stored | Withheld | StoreTrouble | Deposed | AgentSaid | Woken
+@dataclass(frozen=True, slots=True)
+class ReadingAsked:
+    """A checkpoint that is to be proven is worth reading by several nodes, this host among them.
+
+    Said again once this host has read its own share, with how long the others are still waited for.
+    """
+
+    number: int
+    directory: str
+    nonce: str
+    readers_max_count: int
+    left_s: float = float("inf")
+
+
+Item = Stamped | Stored | Withheld | StoreTrouble | Deposed | AgentSaid | ReadingAsked | Woken
 
 
 class Mailbox(Protocol):
@@ -153,6 +167,12 @@ class Checkpoints(Protocol):
     def choose(self, asked: ChooseResume, sealed: Sequence[tuple[int, str]]) -> None:
         """Answer with ``ResumeChosen`` or ``NoneValid``."""
 
+    def dealt(self, number: int, share: int, readers_count: int) -> None:
+        """To ``ReadingAsked``: so many read now, this host that share; 1: alone."""
+
+    def proven(self, number: int, unread: Mapping[int, str]) -> None:
+        """The others are done with it. ``unread``: which shares were not found whole, and in words why."""
+
     def put_back(self, paths: Sequence[str]) -> None:
         """Move back what was set aside from these paths, without an answer; most often there are none."""
 
@@ -219,6 +239,7 @@ __all__ = [
     "Radio",
     "RankObservation",
     "RankReading",
+    "ReadingAsked",
     "RunState",
     "Store",
     "StoreTrouble",

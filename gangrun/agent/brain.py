@@ -50,6 +50,7 @@ from gangrun.wire.messages import (
     Probe,
     ProbeResult,
     Promise,
+    Prove,
     Reading,
     Rejected,
     Rescue,
@@ -159,7 +160,7 @@ class AgentBrain:
             case Farewell():
                 done = self.orders.take(message, self.outbox.full)
                 return done + self._leave(message.exit_code, message.reason, now)
-            case Prepare() | Launch() | Stop() | Stacks() | Check() | Rescue():
+            case Prepare() | Launch() | Stop() | Stacks() | Check() | Rescue() | Prove():
                 if self._leaving is not None and isinstance(message, Prepare | Launch):
                     return []
                 if isinstance(message, Prepare | Launch) and not self.lease.live(now):
@@ -203,8 +204,8 @@ class AgentBrain:
                 return self._told(self.orders.on_stacks(fact))
             case facts.Checked():
                 return self._told(self.orders.on_checked(fact))
-            case facts.Rescued():
-                return self._told(self.orders.on_rescued(fact))
+            case facts.Rescued() | facts.ShareProven():
+                return self._told(self.orders.on_done(fact))
             case facts.ReadingsTaken():
                 return self._read(fact)
             case facts.FindingMade():

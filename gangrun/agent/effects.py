@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gangrun.wire.messages import BetweenAgents, Check, FromAgent, Launch, PeerAddress, Prepare, Rescue, Stacks, Stop
+from gangrun.wire.messages import (
+    BetweenAgents,
+    Check,
+    FromAgent,
+    Launch,
+    PeerAddress,
+    Prepare,
+    Prove,
+    Rescue,
+    Stacks,
+    Stop,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +123,13 @@ class RescueSteps:
 
 
 @dataclass(frozen=True, slots=True)
+class ProveShare:
+    """Read this node's share of a checkpoint, whatever else of that kind is still under way; ``facts.ShareProven``."""
+
+    command: Prove
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """No rank is left: say goodbye to the warden and end with this code."""
 
@@ -133,5 +151,6 @@ Effect = (
     | TakeStacks
     | RunCheck
     | RescueSteps
+    | ProveShare
     | Leave
 )

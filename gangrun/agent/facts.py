@@ -111,6 +111,17 @@ class Rescued:
 
 
 @dataclass(frozen=True, slots=True)
+class ShareProven:
+    """``ProveShare`` ended: every checksum in this node's share holds, or ``why`` that is not known."""
+
+    term: int
+    act: tuple[int, int]
+    ok: bool
+    why: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class SupervisorExited:
     """The warden saw its supervisor end; code 75 means that it was deposed."""
 
@@ -141,6 +152,7 @@ Fact = (
     | StacksTaken
     | Checked
     | Rescued
+    | ShareProven
     | ReadingsTaken
     | FindingMade
     | SupervisorExited

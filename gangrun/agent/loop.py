@@ -19,11 +19,12 @@ from gangrun.agent import effects, facts
 from gangrun.agent.brain import AgentBrain
 from gangrun.agent.effects import Effect
 from gangrun.agent.errands import Errands
+from gangrun.agent.proving import Proving
 from gangrun.agent.skew import ClockSkew
 from gangrun.agent.surroundings import Health, Net, Ranks, WardenEnd
 from gangrun.ports import Clock
 from gangrun.processes import Askings
-from gangrun.wire.messages import Ack, Rescue
+from gangrun.wire.messages import Ack, Prove, Rescue
 
 TURN_MAX_S = 1.0  # the warden kills an agent that gives no sign of life
 FAREWELL_S = 0.5  # for the last words to leave
@@ -67,6 +68,7 @@ class AgentLoop:
         self._say = say
         self._stacks_within_s = stacks_within_s
         self._errands = Errands()
+        self._proving = Proving()
         self._left: effects.Leave | None = None
         self._askings = Askings()
         self._asked_to_end = {"signal": 0, "warden": 0}
@@ -177,6 +179,7 @@ class AgentLoop:
             case effects.SpawnSupervisor():
                 self._spawn(effect)
             case effects.PrepareSlate():
+                self._proving.give_up()  # who waited for it has chosen
                 self._ranks.prepare(effect.command)
             case effects.LaunchRanks():
                 self._launch(effect)
@@ -186,8 +189,8 @@ class AgentLoop:
                 self._ranks.take_stacks(effect.command, self._stacks_within_s)
             case effects.RunCheck():
                 self._prove(effect.command.tests)
-            case effects.RescueSteps():
-                self._bring(effect.command)
+            case effects.RescueSteps() | effects.ProveShare():
+                self._use_disk(effect.command)
             case effects.Leave():
                 self._left = effect
 
@@ -224,7 +227,14 @@ class AgentLoop:
         except OSError as error:
             self._say(f"the warden does not hear: {error}")
 
-    def _bring(self, command: Rescue) -> None:
+    def _use_disk(self, command: Rescue | Prove) -> None:
+        if isinstance(command, Prove):
+            self._errands.ask(
+                f"prove {command.term}.{command.act}",
+                lambda: self._proving.answer(command),
+                lambda error: facts.ShareProven(command.term, command.act, False, str(error)),
+            )
+            return
         rescue = self._rescue
         if rescue is None:
             self._local(facts.Rescued(command.term, command.act, True, data={"steps": []}))

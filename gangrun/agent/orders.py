@@ -19,9 +19,9 @@ import msgspec
 from gangrun.agent import effects, facts
 from gangrun.agent.effects import Effect
 from gangrun.core.model import RankExit
-from gangrun.wire.messages import Check, CommandResult, Farewell, Launch, LiveRank, Prepare, Rescue, Stacks, Stop
+from gangrun.wire.messages import Check, CommandResult, Farewell, Launch, LiveRank, Prepare, Prove, Rescue, Stacks, Stop
 
-Command = Prepare | Launch | Stop | Stacks | Check | Rescue | Farewell
+Command = Prepare | Launch | Stop | Stacks | Check | Rescue | Prove | Farewell
 Key = tuple[str, int, tuple[int, int]]
 ANSWERS_MAX = 256
 
@@ -78,6 +78,9 @@ class Orders:
             case Rescue():
                 self._in_hand[key] = command
                 return [effects.RescueSteps(command)]
+            case Prove():
+                self._in_hand[key] = command
+                return [effects.ProveShare(command)]
             case Farewell():
                 return [self._answer(command, True)]
 
@@ -184,9 +187,10 @@ class Orders:
         found = [one for one in self._in_hand.values() if isinstance(one, Check) and one.tests == fact.tests]
         return [self._answer(command, fact.ok, fact.why, data) for command in found]
 
-    def on_rescued(self, fact: facts.Rescued) -> list[Effect]:
-        """What is in memory is known, or is on disk."""
-        command = self._in_hand.get((Rescue.__name__, fact.term, fact.act))
+    def on_done(self, fact: facts.Rescued | facts.ShareProven) -> list[Effect]:
+        """What is in memory is known, or is on disk; or this node's share of a checkpoint was read."""
+        kind = Rescue if isinstance(fact, facts.Rescued) else Prove
+        command = self._in_hand.get((kind.__name__, fact.term, fact.act))
         return [] if command is None else [self._answer(command, fact.ok, fact.why, dict(fact.data))]
 
     # ---- memory ------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gangrun.checkpoint.opinion import Validator
@@ -18,7 +18,8 @@ from gangrun.checkpoint.scan import StorageUnreadable, step_pattern
 from gangrun.checkpoint.staging import seal_staging
 from gangrun.checkpoint.store import CheckpointRoom, point_resume_link
 from gangrun.cli.process_words import tell
-from gangrun.cli.times import wall_now
+from gangrun.cli.shared_reading import SharedReading
+from gangrun.cli.times import steady_now, wall_now
 from gangrun.core.actions import ChooseResume
 from gangrun.core.events import AttemptSealed, CheckpointSeen, Event, NoneValid, ResumeChosen, Stamped, StepBrought
 from gangrun.core.model import CheckpointRef
@@ -55,10 +56,16 @@ class CheckpointService:
         run_directory: str,
         post: Callable[[Stamped], None],
         validator: Validator | None = None,
+        reading: SharedReading | None = None,
     ) -> None:
+        """``reading``: how other nodes read with this one; None: they do not."""
         self._directory, self._run, self._run_directory, self._post = directory, run, run_directory, post
+        self._reading = reading or SharedReading(lambda asked: None, 0, steady_now)
         # one room for all questions: it remembers which damaged save it has read already
-        self._room = CheckpointRoom(directory, step_pattern(pattern), run_directory=run_directory, validator=validator)
+        self._room = CheckpointRoom(
+            directory, step_pattern(pattern), run_directory=run_directory, validator=validator,
+            prove_all=self._reading.prove_all,
+        )  # fmt: skip
         self._questions: queue.Queue[_Question | None] = queue.Queue()
         self._looks = 0
         self._prepared: set[str] = set()
@@ -93,6 +100,14 @@ class CheckpointService:
     def choose(self, asked: ChooseResume, sealed: Sequence[tuple[int, str]]) -> None:
         """Answer with ``ResumeChosen`` or ``NoneValid``."""
         self._questions.put(_Question("choose", asked.attempt, asked=asked, sealed=frozenset(sealed)))
+
+    def dealt(self, number: int, share: int, readers_count: int) -> None:
+        """To whoever reads."""
+        self._reading.dealt(number, share, readers_count)
+
+    def proven(self, number: int, unread: Mapping[int, str]) -> None:
+        """To whoever reads."""
+        self._reading.proven(number, unread)
 
     def put_back(self, paths: Sequence[str]) -> None:
         """What was set aside from there goes back; where it cannot, the next choice sees to it again."""
@@ -143,7 +158,9 @@ class CheckpointService:
             case "seal":
                 return self._seal(question.attempt)
             case "choose":
-                return self._choose(question.asked, question.sealed) if question.asked else None
+                assert question.asked is not None
+                with self._reading.shared():
+                    return self._choose(question.asked, question.sealed)
             case "put back":
                 self._put_back(question.paths)
                 return None
@@ -191,7 +208,8 @@ class CheckpointService:
         self._link(ref)
         told, self._adopted = self._adopted, {}
         rescued = told[ref.step] if ref and ref.step in told else "".join(told.values())
-        return ResumeChosen(asked.attempt, ref, choice.reason + rescued + undo, passed)
+        read = self._reading.words_of(ref.path) if ref else ""
+        return ResumeChosen(asked.attempt, ref, choice.reason + read + rescued + undo, passed)
 
     def _link(self, ref: CheckpointRef | None) -> None:
         try:

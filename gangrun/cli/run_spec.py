@@ -205,6 +205,7 @@ def spec_of(settings: Mapping[str, Value], *, can_requeue: bool = False, **rest:
             pattern=pattern_of(settings["checkpoint_pattern"].value),
             validator=settings["validator"].value,
             validator_within_s=settings["validator_timeout"].value,
+            reading_share_bytes=settings["reading_share"].value,
             memory=settings["memory_checkpoints"].value,
             flush_every_s=settings["flush_every"].value,
             memory_limit_bytes=settings["memory_limit"].value,

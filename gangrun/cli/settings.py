@@ -182,6 +182,13 @@ SETTINGS: tuple[Setting, ...] = (
         "checkpoint_pattern", text, r"step-(\d+)", "REGEX", "Names of checkpoint directories; the group is the step."
     ),
     Setting(
+        "reading_share",
+        size_bytes,
+        256 * 1024 * 1024,
+        "SIZE",
+        "Nodes share the reading of the checkpoint to be resumed from, each at least so much (256M); 0 = one reads it.",
+    ),
+    Setting(
         "memory_checkpoints",
         switch,
         False,

@@ -35,6 +35,7 @@ from gangrun.cli import environment
 from gangrun.cli.checkpoint_service import CheckpointService
 from gangrun.cli.known_nodes import OtherRuns
 from gangrun.cli.process_words import STORAGE, tell, tell_dropped
+from gangrun.cli.shared_reading import SharedReading
 from gangrun.cli.validators import validator_of
 from gangrun.cli.wiring import clock_of, own_address, supervisor_disk_of
 from gangrun.core import takeover as rules
@@ -284,6 +285,16 @@ def policy_of(spec: RunSpec, wish: Wish | None) -> Policy:
     return replace(spec.policy, restarts_max_count=wish.restarts_max_count)
 
 
+def checkpoints_of(spec: RunSpec, paths: RunPaths, mailbox: QueueMailbox, clock: SystemClock) -> CheckpointService:
+    """The checkpoint directory, which all nodes read."""
+    found = spec.checkpoint
+    return CheckpointService(
+        found.directory, found.pattern, spec.run, str(paths.root), mailbox.post,
+        validator_of(found.validator, found.validator_within_s, spec.working_directory),
+        SharedReading(mailbox.post, found.reading_share_bytes, clock.now),
+    )  # fmt: skip
+
+
 def main(words: list[str]) -> int:
     """Take a term and hold it to the end."""
     arguments = arguments_of(words)
@@ -334,10 +345,7 @@ def main(words: list[str]) -> int:
     if others is not None:
         opening = replace(opening, state=others.added(opening.state, opening.run_start))
     store = FsStore(paths, opening.term, mailbox.post, clock, disk, policy.timing.counter_every_s)
-    checkpoints = CheckpointService(
-        spec.checkpoint.directory, spec.checkpoint.pattern, spec.run, str(paths.root), mailbox.post,
-        validator_of(spec.checkpoint.validator, spec.checkpoint.validator_within_s, spec.working_directory),
-    )  # fmt: skip
+    checkpoints = checkpoints_of(spec, paths, mailbox, clock)
     loop = Loop(
         clock=clock, mailbox=mailbox, store=store, radio=radio, checkpoints=checkpoints, jobs=jobs,
         policy=policy, facts=facts, opening=opening, say=_say,

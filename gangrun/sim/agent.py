@@ -31,6 +31,7 @@ from gangrun.wire.messages import (
     Launch,
     PeerAddress,
     Prepare,
+    Prove,
     Reading,
     Rescue,
     Stacks,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from gangrun.sim.node import SimNode
     from gangrun.sim.supervisor import SimSupervisor
 
-PREPARE_S, LAUNCH_S, STOP_S, STACKS_S, CHECK_S, TESTS_S, BRING_S = 0.02, 0.1, 0.3, 0.2, 0.05, 20.0, 0.4
+PREPARE_S, LAUNCH_S, STOP_S, STACKS_S, CHECK_S, TESTS_S, BRING_S, READ_S = 0.02, 0.1, 0.3, 0.2, 0.05, 20.0, 0.4, 0.6
 
 # What moves no timer of the brain.
 OUTCOMES = (facts.SlatePrepared, facts.RanksLaunched, facts.RankEnded, facts.Checked, facts.StacksTaken)
@@ -313,11 +314,14 @@ class SimAgent(SimProcess):
                 self.timeline.after(TESTS_S if tests else CHECK_S, lambda: self._checked(tests))
             case effects.Leave():
                 node.warden.goodbye(effect.code)
-            case effects.RescueSteps():
+            case effects.RescueSteps() | effects.ProveShare():
                 self._rescue(effect.command)
 
-    def _rescue(self, command: Rescue) -> None:
+    def _rescue(self, command: Rescue | Prove) -> None:
         """What is in memory is known at once; what is written is there when the disk has it."""
+        if isinstance(command, Prove):
+            self._read_share(command)
+            return
         kept, names = self.node.kept, self.world.memory.names
         if not command.into:
             steps = [msgspec.to_builtins(one) for one in holdings(kept, command.attempt, names, pin=command.pin)]
@@ -334,6 +338,16 @@ class SimAgent(SimProcess):
             self.tell(facts.Rescued(command.term, command.act, not why, why))
 
         self.timeline.at(self.node.mount.ready_at() + BRING_S, lambda: self.when_awake(write))
+
+    def _read_share(self, command: Prove) -> None:
+        """Whole where what stands there is, and this node's mount shows it."""
+
+        def read() -> None:
+            why = self.world.checkpoint_fs.damage_of(command.directory, command.nonce)
+            why = why or (os.strerror(self.node.mount.trouble()) if self.node.mount.trouble() else "")
+            self.tell(facts.ShareProven(command.term, command.act, not why, why))
+
+        self.timeline.at(self.node.mount.ready_at() + READ_S, lambda: self.when_awake(read))
 
     def _send(self, message: FromAgent) -> None:
         line = self.line

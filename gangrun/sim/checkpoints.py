@@ -15,11 +15,13 @@ from gangrun.core.actions import ChooseResume
 from gangrun.core.events import AttemptSealed, CheckpointSeen, NoneValid, ResumeChosen, Stamped, StepBrought
 from gangrun.core.model import CheckpointRef, Level
 from gangrun.core.selection import Candidate, Chosen, FromZero, Kind, choose, parse_resume
-from gangrun.ports import Item
+from gangrun.core.sharing import patience_s
+from gangrun.ports import Item, ReadingAsked
 from gangrun.sim.clock import Timeline
 from gangrun.sim.disk import Mount
 from gangrun.sim.process import SimProcess
 
+ALL_NODES_COUNT = 1_000_000
 Name = tuple[int, int]  # (term, attempt)
 
 
@@ -157,6 +159,13 @@ class CheckpointFs:
         good = [saved for saved in self.saved.values() if saved.whole and saved.valid and saved.nonce not in but]
         return max(good, key=lambda saved: saved.step, default=None)
 
+    def damage_of(self, path: str, nonce: str) -> str:
+        """What a reader finds wrong with that save; "": nothing."""
+        saved = self.saved.get(int(path.rpartition("-")[2]))
+        if saved is None or saved.nonce != nonce:
+            return "another save is there"
+        return "" if saved.whole and saved.valid else "a checksum does not hold"
+
     def damage(self) -> None:
         """The newest one is no longer what was written."""
         newest = self.newest_valid()
@@ -181,6 +190,9 @@ class SimCheckpoints:
         self.timeline = mount.timeline
         self._told_at: float | None = None
         self._made: set[str] = set()
+        self.reads_together = False  # all nodes read the newest one before one is chosen
+        self._reading = ReadingAsked(0, "", "", 0)
+        self._when_read: Callable[[], None] = lambda: None
         self.names: Mapping[str, tuple[Name, int]] = {}  # of steps in memory, by nonce: whose, and of how many files
         self.on_act: Callable[[str, int], None] = lambda what, attempt: None
         self.on_choice: Callable[[int, Saved | None, bool], None] = lambda attempt, saved, told_so: None
@@ -258,7 +270,26 @@ class SimCheckpoints:
             checkpoint = choice.checkpoint if isinstance(choice, Chosen) else None
             self._mail(ResumeChosen(attempt, checkpoint, choice.reason, passed))
 
-        self._later(work, self.verify_s)
+        newest = max(self.fs.saved.values(), key=lambda saved: saved.step, default=None)
+        if self.reads_together and newest is not None:
+            path = f"/ckpt/step-{newest.step}"
+            self._reading = ReadingAsked(self._reading.number + 1, path, newest.nonce, ALL_NODES_COUNT)
+            self._when_read = lambda: self._later(work, self.verify_s)
+            self.post(self._reading)
+        else:
+            self._later(work, self.verify_s)
+
+    def dealt(self, number: int, share: int, readers_count: int) -> None:
+        """This host reads its share too."""
+        del share
+        if number == self._reading.number:
+            told = replace(self._reading, left_s=patience_s(self.verify_s))
+            self._later(self._when_read if readers_count == 1 else lambda: self.post(told), self.verify_s)
+
+    def proven(self, number: int, unread: Mapping[int, str]) -> None:
+        """What others did not read takes this host as long again."""
+        if number == self._reading.number:
+            self._later(self._when_read, self.verify_s * len(unread))
 
     def candidates(self) -> list[Candidate]:
         """What a survey finds."""

@@ -195,6 +195,7 @@ class SimSupervisor(SimProcess):
             checkpoints.on_act = lambda what, attempt: self.world.checker.performs(self.term, what, attempt)
             checkpoints.on_choice = self.world.checker.chose
             checkpoints.names = self.world.memory.names
+            checkpoints.reads_together = self.world.setup.reads_together
             self.loop = Loop(
                 clock=self.clock,
                 mailbox=self,

@@ -50,6 +50,7 @@ from gangrun.ports import (
     Jobs,
     Mailbox,
     Radio,
+    ReadingAsked,
     Store,
     Stored,
     StoreTrouble,
@@ -118,8 +119,7 @@ class Loop:
         self._fired: set[tuple[str, int]] = set()
         self.stalls = Stalls(self.ledger, timing)
         self._judge_backlog = 0
-        self._turned_at = now
-        self._live_at = now
+        self._turned_at = self._live_at = now
         self.looks = Looks(checkpoints, facts, self.state, now, self.progress)
         self._due: float | None = None
         for node in sorted(self.law_one.roster):
@@ -202,6 +202,9 @@ class Loop:
                     self._say(f"the run directory refuses writing: {item.why}; trying again")
             case Deposed():
                 self.leave(item.why)
+            case ReadingAsked():
+                self.roll_call.read(item, self.state, self._checkpoints, now)
+                self._due = None
             case Woken():
                 pass
 
@@ -213,19 +216,17 @@ class Loop:
 
     def _outside(self, stamped: Stamped, now: float) -> None:
         """What checkpoints, jobs and the user's signals say."""
-        match stamped.event:
-            case AttemptSealed(commits=commits):
-                self._sealed = commits
-            case CheckpointSeen():
-                self.progress.note_checkpoint(now)
-            case ActDone(what=EndJob.__name__) | ActFailed(what=EndJob.__name__):
-                self.roll_call.job_ended = True
-                self._due = None
-                if isinstance(stamped.event, ActFailed):
-                    self._say(f"this job may not end by itself: {stamped.event.why}")
-                return
-            case _:
-                pass
+        event = stamped.event
+        if isinstance(event, AttemptSealed):
+            self._sealed = event.commits
+        elif isinstance(event, CheckpointSeen):
+            self.progress.note_checkpoint(now)
+        elif isinstance(event, ActDone | ActFailed) and event.what == EndJob.__name__:
+            self.roll_call.job_ended = True
+            self._due = None
+            if isinstance(event, ActFailed):
+                self._say(f"this job may not end by itself: {event.why}")
+            return
         if self.gathering is not None:
             self.mail.later.append(stamped)
             return

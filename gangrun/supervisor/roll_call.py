@@ -14,10 +14,12 @@ from gangrun.core.events import Event, StepBrought
 from gangrun.core.kept import WholeStep, newest_chosen
 from gangrun.core.model import RunState
 from gangrun.core.policy import Policy
-from gangrun.ports import Checkpoints
+from gangrun.core.sharing import far_share
+from gangrun.ports import Checkpoints, ReadingAsked
 from gangrun.supervisor.beats import Row
 from gangrun.supervisor.calls import Call, CheckCall, StacksCall, StartCall
 from gangrun.supervisor.facts import Facts
+from gangrun.supervisor.reading_call import ReadingCall
 from gangrun.supervisor.rescue_call import RescueCall
 from gangrun.supervisor.stop_call import StopCall
 from gangrun.supervisor.switchboard import Switchboard
@@ -54,6 +56,7 @@ class RollCall:
         self._stacks: StacksCall | None = None
         self._check: CheckCall | None = None
         self._rescue: RescueCall | None = None
+        self._reading: ReadingCall | None = None
         self._stopped_through = -1
         self._chased: dict[str, int] = {}  # node -> command
         self._farewells: dict[int, str] = {}
@@ -108,9 +111,9 @@ class RollCall:
         self._board.final = True
         self._end_at = now + FAREWELL_BEATS * self._policy.timing.beat_every_s
         self._job_until = now + JOB_ENDS_WITHIN_S
-        for call in (self._start, self._stop, self._stacks, self._check, self._rescue):
+        for call in self._calls():
             self._drop(call)
-        self._start = self._stop = self._stacks = self._check = self._rescue = None
+        self._start = self._stop = self._stacks = self._check = self._rescue = self._reading = None
         for node in sorted(self._rows):
             self.dismiss(node, now)
 
@@ -157,6 +160,26 @@ class RollCall:
             pin=action.flush, ready=partial(checkpoints.prepared, staging),
         )  # fmt: skip
 
+    def read(self, asked: ReadingAsked, state: RunState, checkpoints: Checkpoints, now: float) -> None:
+        """A checkpoint is read by all nodes that answer, this host among them."""
+        if asked.left_s < NEVER:
+            if self._reading is not None and self._reading.number == asked.number:
+                self._reading.wait_until(now + asked.left_s)
+            return
+        self._drop(self._reading)
+        here = self._facts.node
+        others = [
+            name
+            for name, node in sorted(state.nodes.items())
+            if name in self._rows and not node.lost and node.silent_since is None and name != here
+        ]
+        others = others[: asked.readers_max_count - 1] if self.ending is None else []
+        count = len(others) + 1
+        shares = {name: far_share(place, count) for place, name in enumerate(sorted([here, *others]))}
+        checkpoints.dealt(asked.number, shares.pop(here), count)
+        done = partial(checkpoints.proven, asked.number)
+        self._reading = ReadingCall(self._board, asked, shares, count, done, now) if shares else None
+
     def dismiss(self, node: str, now: float) -> None:
         """This agent may go: the run is over."""
         if self.ending is None or node in self._said_farewell:
@@ -201,7 +224,9 @@ class RollCall:
         return []
 
     def _calls(self) -> list[Call]:
-        calls: tuple[Call | None, ...] = (self._start, self._stop, self._stacks, self._check, self._rescue)
+        calls: tuple[Call | None, ...] = (
+            self._start, self._stop, self._stacks, self._check, self._rescue, self._reading,
+        )  # fmt: skip
         return [call for call in calls if call is not None and not call.over]
 
     def chase(self, row: Row, why: str, now: float) -> None:
@@ -236,7 +261,10 @@ class RollCall:
         told: list[Event] = []
         for call in self._calls():
             if now >= call.deadline:
-                told += call.tick_with(now, silent, lost) if isinstance(call, StopCall) else call.tick(now)
+                if isinstance(call, StopCall | ReadingCall):
+                    told += call.tick_with(now, silent, lost)
+                else:
+                    told += call.tick(now)
                 if call.over:
                     self._board.withdraw(call.numbers())
         for n in [n for n, node in self._farewells.items() if node in lost or self._given_up(node, now)]:
@@ -252,9 +280,10 @@ class RollCall:
         return not beats or now >= self._end_at + (FAREWELL_HEARD_BEATS - FAREWELL_BEATS) * timing.beat_every_s
 
     def look_again(self, now: float) -> None:
-        """Something changed that may prove a node empty."""
-        if self._stop is not None and not self._stop.over:
-            self._stop.deadline = now
+        """Something changed that may prove a node empty, or that it will not answer."""
+        for call in (self._stop, self._reading):
+            if call is not None and not call.over:
+                call.deadline = now
 
 
 def _brought(checkpoints: Checkpoints, attempt: int, path: str, step: WholeStep | None, why: str) -> list[Event]:

@@ -10,6 +10,7 @@ from types import TracebackType
 
 from gangrun.checkpoint.dcp_verify import Tick
 from gangrun.checkpoint.manifest_verify import prove_share, read_manifest
+from gangrun.core.sharing import far_share
 from gangrun.training.ranks import Ranks
 from gangrun.wire.manifest import Manifest
 
@@ -36,14 +37,14 @@ class ReadingTogether:
         self._ranks.from_first((directory, manifest.nonce))
         mine: Exception | None = None
         try:
-            prove_share(directory, manifest, tick, threads_count, 0, count)
+            prove_share(directory, manifest, tick, threads_count, far_share(0, count), count)
         except Exception as found:  # noqa: BLE001 - whatever it is, the others wait for the answer to theirs
             mine = found
         proven = self._ranks.to_first(mine is None)
         if mine is not None:
             raise mine
-        for reader in (reader for reader in range(1, count) if not proven[reader]):
-            prove_share(directory, manifest, tick, threads_count, reader, count)
+        for rank in (rank for rank in range(1, count) if not proven[rank]):
+            prove_share(directory, manifest, tick, threads_count, far_share(rank, count), count)
 
     def help(self) -> None:
         """Read this rank's shares, until there are no more."""
@@ -58,9 +59,8 @@ class ReadingTogether:
             manifest = read_manifest(directory)
             if manifest.nonce != nonce:
                 return False
-            prove_share(
-                directory, manifest, lambda count: None, _THREADS_COUNT, self._ranks.rank, self._ranks.world_size
-            )
+            count = self._ranks.world_size
+            prove_share(directory, manifest, lambda _: None, _THREADS_COUNT, far_share(self._ranks.rank, count), count)
         except Exception:  # noqa: BLE001 - rank 0 reads it instead, and says what it finds
             return False
         return True

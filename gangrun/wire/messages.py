@@ -226,6 +226,20 @@ class Rescue(_Message, frozen=True, tag=True):
     pin: bool = False
 
 
+class Prove(_Message, frozen=True, tag=True):
+    """Read this share of so many of the checkpoint in ``directory``, if it is the save of this nonce.
+
+    Answered with ok: every checksum in it holds, or why not. Leaves no effect; the next one ends it.
+    """
+
+    term: int
+    act: tuple[int, int]
+    directory: str
+    nonce: str
+    share: int
+    readers_count: int
+
+
 class Farewell(_Message, frozen=True, tag=True):
     """The run is over: leave with this code."""
 
@@ -242,7 +256,7 @@ class Rejected(_Message, frozen=True, tag=True):
     why: str
 
 
-ToAgent = Welcome | Ack | Prepare | Launch | Stop | Stacks | Check | Rescue | Probe | Farewell | Rejected
+ToAgent = Welcome | Ack | Prepare | Launch | Stop | Stacks | Check | Rescue | Prove | Probe | Farewell | Rejected
 
 
 # ---- between agents ------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ class CheckpointSpec(msgspec.Struct, frozen=True):
     look_every_s: float = 10.0
     validator: tuple[str, ...] = ()  # a command of the user's, as argv
     validator_within_s: float = 600.0
+    reading_share_bytes: int = 256 * 1024 * 1024  # what each node reads at least, where several read; 0: one reads all
     memory: bool = False  # steps are kept in the nodes' memory too, and brought to the disk when ranks die
     flush_every_s: float = 300.0  # so long without news on disk, and agents write there what is in memory; 0: never
     memory_limit_bytes: int = 0  # per node; 0: a quarter of what it has

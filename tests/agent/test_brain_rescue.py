@@ -1,9 +1,11 @@
-"""A question about this node's memory is asked of the body once, and answered as often as it is said."""
+"""A question about this node's memory, or a share of a checkpoint, is asked of the body once, and answered as often as
+it is said.
+"""
 
 from __future__ import annotations
 
 from gangrun.agent import effects, facts
-from gangrun.wire.messages import CommandResult, Rescue
+from gangrun.wire.messages import CommandResult, Prove, Rescue
 from tests.agent.stage import Stage
 
 QUESTION = Rescue(1, (1, 7), 3)
@@ -29,3 +31,15 @@ def test_two_of_them_are_not_taken_for_each_other_and_what_nobody_asked_is_not_s
     assert [(one.act, one.ok, one.why) for one in stage.only(CommandResult)] == [
         ((1, 8), False, "No space left on device")
     ]
+
+
+def test_a_share_of_a_checkpoint_is_read_once_without_a_lease_and_answered_as_often_as_it_is_said() -> None:
+    stage = Stage().follow()
+    asked = Prove(1, (1, 7), "/ckpt/step-5", "ab", 1, 3)
+    assert stage.sup(asked) == [effects.ProveShare(asked)]
+    assert stage.sup(asked) == []
+    stage.local(facts.Rescued(1, (1, 7), True))  # another question's answer
+    stage.local(facts.ShareProven(1, (1, 7), False, "__1_0.distcp is damaged"))
+    stage.sup(asked)
+    answers = [(one.ok, one.why, one.data) for one in stage.only(CommandResult)]
+    assert answers == [(False, "__1_0.distcp is damaged", {"command": "Prove"})] * 2

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangrun.core.sharing import share_of
+from gangrun.core.sharing import PATIENCE_MIN_S, far_share, patience_s, readers_max_count, share_of
 
 
 @given(st.lists(st.integers(0, 10**13), max_size=40), st.integers(1, 12))
@@ -18,3 +18,20 @@ def test_shares_are_neighbours() -> None:
     assert [share_of([5, 5, 5, 5], reader, 2) for reader in range(2)] == [range(2), range(2, 4)]
     assert [share_of([1, 1], reader, 3) for reader in range(3)] == [range(1), range(1, 2), range(2, 2)]
     assert share_of([], 0, 1) == range(0)
+
+
+def test_so_many_read_that_each_has_enough_to_do() -> None:
+    assert [readers_max_count(total, 100) for total in (0, 99, 199, 200, 1000)] == [1, 1, 1, 2, 10]
+    assert readers_max_count(10**15, 0) == 1, "not to be shared"
+
+
+def test_others_are_waited_for_by_what_the_first_one_took() -> None:
+    assert patience_s(0.1) == PATIENCE_MIN_S
+    assert patience_s(100.0) == 200.0
+
+
+@given(st.integers(1, 50))
+def test_nobody_reads_what_it_wrote_itself_where_there_is_anybody_else(count: int) -> None:
+    shares = [far_share(place, count) for place in range(count)]
+    assert sorted(shares) == list(range(count))
+    assert count == 1 or all(share != place for place, share in enumerate(shares))

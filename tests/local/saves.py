@@ -1,10 +1,13 @@
-"""Real DCP checkpoints, made once per session, and what can go wrong with them on a disk."""
+"""Real DCP checkpoints, made once per session, gangrun's own as far as proving goes, and what goes wrong on a disk."""
 
 from __future__ import annotations
 
 import shutil
 import warnings
 from pathlib import Path
+from zlib import crc32
+
+from gangrun.wire.manifest import CHUNK_BYTES, FileRow, Manifest, crcs_text, encode
 
 PAYLOAD_NAME = "__0_0.distcp"
 
@@ -21,15 +24,30 @@ def write(root: Path, steps: tuple[int, ...]) -> None:
             dcp.save({"model": weights, "step": step}, checkpoint_id=root / f"step-{step}")
 
 
+def own(directory: Path, step: int, shards_count: int) -> Path:
+    """``step-N`` as gangrun proves it: its manifest holds for every byte. Its tensors are none, so nothing loads it."""
+    save = directory / f"step-{step}"
+    save.mkdir(parents=True)
+    contents = {f"__{rank}_0.distcp": bytes([step % 256, rank]) * 3000 for rank in range(shards_count)}
+    contents[".metadata"] = b"metadata"
+    for name, data in contents.items():
+        assert len(data) <= CHUNK_BYTES
+        (save / name).write_bytes(data)
+    rows = tuple(FileRow(name, len(data), crcs_text([crc32(data)])) for name, data in contents.items())
+    manifest = Manifest(step=step, nonce=f"{step:016x}", world_size=shards_count, files=rows)
+    (save / "gangrun.json").write_bytes(encode(manifest))
+    return save
+
+
 def put(source: Path, directory: Path, *steps: int, name: str = "step-{}") -> None:
     """Copy some of them into a run's checkpoint directory."""
     for step in steps:
         shutil.copytree(source / f"step-{step}", directory / name.format(step))
 
 
-def flip(save: Path) -> None:
+def flip(save: Path, name: str = PAYLOAD_NAME) -> None:
     """One bit of a tensor's bytes is wrong."""
-    path = save / PAYLOAD_NAME
+    path = save / name
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 0x10
     path.write_bytes(bytes(data))

@@ -1,0 +1,58 @@
+"""This node's share of a checkpoint that is to be resumed from, read and compared (room: agent; called as an errand).
+
+No ranks train meanwhile, but an agent beats: its threads have a lower priority. One share is read at a time: the next
+question ends the one before, as does a start of ranks, since nobody waits for it any more. Next:
+``supervisor/reading_call.py`` asks, ``checkpoint/manifest_verify.py`` reads.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from gangrun.agent.facts import ShareProven
+from gangrun.checkpoint.dcp_verify import BadFile, UnreadableFile
+from gangrun.checkpoint.manifest_verify import prove_share, read_manifest
+from gangrun.checkpoint.torch_zip import Damaged
+from gangrun.wire.manifest import ManifestError
+from gangrun.wire.messages import Prove
+
+THREADS_COUNT = 4
+NICENESS = 10
+
+
+class GivenUp(Exception):
+    """Nobody waits for it any more."""
+
+
+class Proving:
+    """All shares that one node is asked for, in turn."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._given_up = threading.Event()  # by whoever reads now
+
+    def give_up(self) -> None:
+        """Whatever is being read, nobody waits for it."""
+        with self._lock:
+            self._given_up.set()
+
+    def answer(self, command: Prove) -> ShareProven:
+        """One command; what goes wrong is the answer's ``why``."""
+        with self._lock:
+            self._given_up.set()
+            given_up = self._given_up = threading.Event()
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)  # of this thread and those it starts
+
+        def tick(_: int) -> None:
+            if given_up.is_set():
+                raise GivenUp("it was given up for what was asked next")
+
+        try:
+            manifest = read_manifest(command.directory)
+            if manifest.nonce != command.nonce:
+                return ShareProven(command.term, command.act, False, "another save is there")
+            prove_share(command.directory, manifest, tick, THREADS_COUNT, command.share, command.readers_count)
+        except (ManifestError, BadFile, Damaged, UnreadableFile, GivenUp) as found:
+            return ShareProven(command.term, command.act, False, str(found))
+        return ShareProven(command.term, command.act, True)

@@ -1,0 +1,109 @@
+"""The checkpoint thread reads its share, and again what others did not find whole: its own verdict alone counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from gangrun.agent.proving import Proving
+from gangrun.checkpoint.store import CheckpointRoom
+from gangrun.cli.shared_reading import SharedReading
+from gangrun.cli.times import steady_now
+from gangrun.core.selection import Chosen, parse_resume
+from gangrun.ports import ReadingAsked
+from gangrun.wire.messages import Prove
+from tests.local import saves
+
+Unread = Mapping[int, str]
+
+
+class Told:
+    """A room that reads with others; ``answer`` plays the loop, and says which shares of others were not read."""
+
+    def __init__(self, directory: Path, answer: Callable[[ReadingAsked], Unread] = lambda asked: {}) -> None:
+        self.asked: list[ReadingAsked] = []
+        self._answer = answer
+        self.reading = SharedReading(self._heard, 1000, steady_now)
+        self.room = CheckpointRoom(str(directory), prove_all=self.reading.prove_all)
+
+    def _heard(self, asked: ReadingAsked) -> None:
+        self.asked.append(asked)
+        if asked.left_s == float("inf"):
+            self.reading.proven(asked.number - 1, {1: "of the reading before"})  # late: passed over
+            self.reading.dealt(asked.number, 2, 4)
+        else:
+            self.reading.proven(asked.number, self._answer(asked))
+
+    def choose(self) -> tuple[int, str, str]:
+        """Step, reason, and what is said of who read."""
+        with self.reading.shared():
+            choice = self.room.choose_and_set_aside(parse_resume("auto"), "r-0").choice
+        assert isinstance(choice, Chosen)
+        return choice.checkpoint.step, choice.reason, self.reading.words_of(choice.checkpoint.path)
+
+
+def test_others_are_asked_for_a_large_one_and_it_is_remembered(tmp_path: Path) -> None:
+    save = saves.own(tmp_path, 7, 8)
+    told = Told(tmp_path)
+    step, _, words = told.choose()
+    assert step == 7 and words.startswith("; read by 4 nodes, 48.0 kB in ")
+    assert [(one.number, one.directory, one.nonce, one.readers_max_count) for one in told.asked] == [
+        (1, str(save), f"{7:016x}", 48)
+    ] * 2
+    assert told.choose()[::2] == (7, "") and len(told.asked) == 2, "what was proven is remembered"
+
+
+def test_a_small_one_is_read_alone_and_so_is_everything_while_ranks_train(tmp_path: Path) -> None:
+    saves.own(tmp_path / "small", 7, 0)
+    told = Told(tmp_path / "small")
+    assert told.choose()[::2] == (7, "")
+    saves.own(tmp_path / "large", 7, 8)
+    busy = Told(tmp_path / "large")
+    found = busy.room.newest_valid_above(-1)
+    assert found is not None and found.step == 7
+    assert told.asked == busy.asked == []
+
+
+def test_what_a_sick_node_finds_is_read_again_here_and_is_no_damage(tmp_path: Path) -> None:
+    saves.own(tmp_path, 7, 8)
+    told = Told(tmp_path, lambda asked: {1: "n2: __4_0.distcp is damaged"})
+    step, _, words = told.choose()
+    assert step == 7 and words.startswith("; read by 3 nodes, ")
+    assert words.endswith("what fell to others was read again here (n2: __4_0.distcp is damaged)")
+
+
+@pytest.mark.parametrize("shard", range(8))
+def test_damage_wherever_it_is_is_found_by_whose_share_it_is(tmp_path: Path, shard: int) -> None:
+    saves.own(tmp_path, 7, 8)
+    saves.flip(saves.own(tmp_path, 9, 8), f"__{shard}_0.distcp")
+
+    def read(asked: ReadingAsked) -> Unread:
+        shares = [Prove(1, (1, share), asked.directory, asked.nonce, share, 4) for share in (0, 1, 3)]
+        with ThreadPoolExecutor(1) as agents:  # its thread keeps the priority that it is given
+            answers = list(agents.map(Proving().answer, shares))
+        return {one.act[1]: one.why for one in answers if not one.ok}
+
+    step, reason, words = Told(tmp_path, read).choose()
+    assert step == 7 and words.startswith("; read by 4 nodes")
+    assert f"step 9: __{shard}_0.distcp is damaged" in reason
+
+
+def test_where_nobody_answers_all_is_read_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gangrun.cli.shared_reading.LOOP_WITHIN_S", 0.01)
+    monkeypatch.setattr("gangrun.cli.shared_reading.patience_s", lambda own_s: 0.0)
+    saves.own(tmp_path, 7, 8)
+    saves.flip(saves.own(tmp_path, 9, 8), "__7_0.distcp")
+    asked: list[ReadingAsked] = []
+    reading = SharedReading(asked.append, 1000, steady_now)
+    room = CheckpointRoom(str(tmp_path), prove_all=reading.prove_all)
+    with reading.shared():
+        assert room.choose_and_set_aside(parse_resume("auto"), "r-0").choice.reason.startswith("resuming from step 7")
+    dealt = SharedReading(lambda one: dealt.dealt(one.number, 2, 4), 1000, steady_now)
+    (tmp_path / ".gangrun" / "verified.json").unlink()
+    room = CheckpointRoom(str(tmp_path), prove_all=dealt.prove_all)
+    with dealt.shared():
+        room.choose_and_set_aside(parse_resume("auto"), "r-0")
+    assert dealt.words_of(str(tmp_path / "step-7")).endswith("what fell to others was read again here (no answer)")

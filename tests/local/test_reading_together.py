@@ -1,0 +1,47 @@
+"""A checkpoint is read by the agents of all nodes before it is resumed from; one damaged shard anywhere is found."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.local import saves
+from tests.local.harness import Box
+
+SHARDS_COUNT = 12
+STUCK = """
+import sys, threading
+from gangrun.checkpoint.manifest_verify import prove_share, read_manifest
+reads = threading.Event()
+def never(count):
+    reads.set()
+    threading.Event().wait()
+what = sys.argv[1], read_manifest(sys.argv[1]), never, 4
+threading.Thread(target=prove_share, args=what, daemon=True).start()
+assert reads.wait(60)
+"""
+
+
+def test_agents_of_all_nodes_read_it_and_damage_in_any_share_is_found(box: Box) -> None:
+    directory = box.work / "its ckpt"
+    for step in (10, 20, 30):
+        saves.own(directory, step, SHARDS_COUNT)
+    saves.flip(directory / "step-30", f"__{SHARDS_COUNT - 1}_0.distcp")  # the last reader's
+    saves.flip(directory / "step-20", f"__{SHARDS_COUNT // 2}_0.distcp")  # the second one's
+    script = box.script("")
+    box.start(
+        "--nodes", "3", "--local-hosts", "--no-health", "--reading-share", "1K", "--checkpoint-dir", directory, script
+    )  # fmt: skip
+    assert box.end(deadline_s=120.0) == 0, box.told()
+    assert box.status()["attempts"][0]["resumed_from_step"] == 10
+    told = box.explain()  # on a busy machine one of them may be too late
+    assert re.search(r"read by [23] nodes, 72\.0 kB in \d+\.\d s", told), told
+    for step, shard in ((30, SHARDS_COUNT - 1), (20, SHARDS_COUNT // 2)):
+        assert f"step {step}: __{shard}_0.distcp is damaged" in told
+
+
+def test_a_process_ends_though_its_reading_never_does(tmp_path: Path) -> None:
+    save = saves.own(tmp_path, 7, SHARDS_COUNT)
+    assert subprocess.run([sys.executable, "-c", STUCK, str(save)], check=False, timeout=120).returncode == 0

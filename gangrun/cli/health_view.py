@@ -34,6 +34,7 @@ CURES = {
     "rma": "to be replaced",
     "admin": "an administrator",
 }
+READING_MAX_CHARS = 40  # on one line of the table
 NAMES_MAX_COUNT = 8  # of checks that are unknown for one reason
 
 
@@ -61,11 +62,11 @@ def page(
     shown = [one for one in shown if everything_told or one.words not in SILENTLY]
     lost = _lost_at_once(shown)
     rows = [
-        (one.severity.value, one.check, clean(one.shown), clean(one.limit))
+        (one.severity.value, one.check, _took(one.took_s), clean(one.shown), clean(one.limit))
         for one in shown
         if everything_told or one.words not in lost
     ]
-    lines = table(("", "check", "reading", "limit"), rows, columns, "") if rows else []
+    lines = table(("", "check", "time", "reading", "limit"), rows, columns, "", {3: READING_MAX_CHARS}) if rows else []
     lines = [_coloured(line, color) for line in lines]
     for word in ("fail", "warn"):
         for finding in [finding for one in shown for finding in one.findings if finding.severity.value == word]:
@@ -83,6 +84,10 @@ def page(
         hint = "; --over 30 looks twice" if why == FIRST_LOOK else ""
         lines += wrapped(clean(f"unknown: {which}: {why}{hint}"), columns, "", "  ")
     return [*lines, *([""] if lines else []), _sum(verdicts)]
+
+
+def _took(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
 def _named(shown: list[Verdict], names: Mapping[str, str], columns: int) -> list[str]:
@@ -158,6 +163,7 @@ def as_plain(verdicts: tuple[Verdict, ...], node: str) -> dict[str, Any]:
                 "reading": one.shown,
                 "limit": one.limit,
                 "words": one.words,
+                "took_s": round(one.took_s, 4),
                 "findings": [_plain_finding(finding) for finding in one.findings],
             }
             for one in verdicts

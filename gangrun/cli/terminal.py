@@ -6,11 +6,13 @@ command prints foreign text through ``clean``, ``block`` or ``log_line`` and not
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TextIO
 
 WIDTH_MIN, WIDTH_MAX, WIDTH_ELSEWHERE = 40, 120, 100
@@ -97,19 +99,29 @@ def wrapped(text: str, columns: int, first: str = "", rest: str | None = None) -
     return lines or [first.rstrip()]
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], columns: int, indent: str = "  ") -> list[str]:
-    """Columns as wide as they must be; the last one takes what is left and wraps. Cells are clean already."""
-    body = [tuple(row) for row in rows]
-    everything = [tuple(head), *body]
-    sizes = [max(len(row[k]) for row in everything) for k in range(len(head) - 1)]
-    start = len(indent) + sum(sizes) + 2 * len(sizes)
-    room = max(columns - start, 16)
+def table(
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    columns: int,
+    indent: str = "  ",
+    widest: Mapping[int, int] = MappingProxyType({}),
+) -> list[str]:
+    """Columns as wide as they must be, or as ``widest`` lets them be by number; the last one takes what is left. What
+    does not fit wraps. Cells are clean already.
+    """
+    everything = [tuple(head), *(tuple(row) for row in rows)]
+    count = len(head) - 1
+    sizes = [min(max(len(row[k]) for row in everything), widest.get(k, columns)) for k in range(count)]
+    sizes.append(max(columns - len(indent) - sum(sizes) - 2 * count, 16))
     lines = []
     for row in everything:
-        left = indent + "".join(cell.ljust(size) + "  " for cell, size in zip(row, sizes, strict=False))
-        last = textwrap.wrap(row[-1], room, break_long_words=False, break_on_hyphens=False) or [""]
-        lines.append((left + last[0]).rstrip())
-        lines.extend((" " * start + more).rstrip() for more in last[1:])
+        cells = [
+            textwrap.wrap(cell, size, break_long_words=False, break_on_hyphens=False)
+            for cell, size in zip(row, sizes, strict=True)
+        ]
+        for parts in itertools.zip_longest(*cells, fillvalue=""):
+            told = "  ".join(part.ljust(size) for part, size in zip(parts, sizes, strict=True))
+            lines.append((indent + told).rstrip())
     return lines
 
 

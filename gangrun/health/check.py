@@ -160,6 +160,7 @@ class Verdict:
     limit: str
     words: str  # one sentence: the worst finding's, or why it is unknown; "" where all is well
     findings: tuple[Finding, ...] = ()
+    took_s: float = 0.0  # that what it judges, and others of its family with it, took to be read
 
 
 _ORDER = (Severity.OK, Severity.UNKNOWN, Severity.WARN, Severity.FAIL)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -91,16 +91,18 @@ class Rounds:
         return tuple(only(one, counting[name]) for name, one in newest.items() if name in counting)
 
     def _family(self, family: Family) -> list[Verdict]:
+        began = self._clock.now()
         facts, why = self._read(family)
+        took_s = self._clock.now() - began
         why = why or facts.absent
         if why:
-            return [unknown_verdict(check, why) for check in family.checks]
+            return [replace(unknown_verdict(check, why), took_s=took_s) for check in family.checks]
         seen = Reading(family.name, self._clock.now(), boot_id(self._around.root), facts)
         before = self._before.get(family.name, self._earlier.get(family.name))
         before = family.same(before, seen) if before is not None else None
         now = family.remember(seen, before)
         self._before[family.name] = now
-        return [judged(check, now, before, self._policy) for check in family.checks]
+        return [replace(judged(check, now, before, self._policy), took_s=took_s) for check in family.checks]
 
     def _read(self, family: Family) -> tuple[Facts, str]:
         out = self._out.get(family.name)

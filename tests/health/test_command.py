@@ -59,7 +59,7 @@ def test_json_has_every_check_and_a_schema_number(box: Path, capsys: pytest.Capt
     told = json.loads(out)
     assert (told["schema"], told["exit_code"], code) == (1, 0, 0)
     assert [one["check"] for one in told["checks"]] == [check.name for check in CHECKS]
-    keys = {"check", "family", "verdict", "reading", "limit", "words", "findings"}
+    keys = {"check", "family", "verdict", "reading", "limit", "words", "took_s", "findings"}
     assert all(one.keys() == keys for one in told["checks"])
 
 
@@ -190,6 +190,20 @@ def test_reasons_name_the_checks_that_they_are_about() -> None:
     assert f"unknown: a, c, d, f: {FIRST_LOOK}; --over 30 looks twice" in told, "not a to f: b is well"
     told = " ".join("\n".join(page(checks, tuple(checks), 200, color=False)).split())
     assert f"unknown: 4 checks (a to f): {FIRST_LOOK}" in told
+
+
+def test_the_table_says_how_long_each_look_took_and_wraps_long_readings() -> None:
+    quick = Verdict("a", "host", Severity.OK, "24 of 25", "<= 25", "", took_s=0.0124)
+    slow = Verdict(
+        "b", "host", Severity.OK, "a reading of more words than one line of it has room for", "", "", took_s=12.34
+    )
+    lines = page([quick, slow], (quick, slow), 80, color=False)
+    assert [line.split() for line in lines[:2]] == [
+        ["check", "time", "reading", "limit"], ["ok", "a", "12", "ms", "24", "of", "25", "<=", "25"],
+    ]  # fmt: skip
+    assert lines[2].split()[:4] == ["ok", "b", "12.3", "s"]
+    assert lines[3].strip() == "it has room for"
+    assert max(map(len, lines)) <= 80
 
 
 def test_colours_only_where_they_are_welcome() -> None:

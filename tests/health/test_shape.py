@@ -105,6 +105,19 @@ def test_a_reading_that_hangs_is_unknown_and_no_second_is_sent_after_it(tmp_path
     go_on.set()
 
 
+@pytest.mark.parametrize("why", ["", "no such thing here"])
+def test_how_long_the_reading_took_is_kept_with_each_verdict(tmp_path: Path, why: str) -> None:
+    clock = HandClock()
+
+    def read(around: Surroundings) -> Facts:
+        clock.at += 2.5
+        return Facts(absent=why)
+
+    around = Surroundings(tmp_path, Scripted())
+    told = Rounds([Family("f", 60.0, read, (ONE, ONE))], around, POLICY, clock).look()
+    assert [one.took_s for one in told] == [2.5, 2.5]
+
+
 def test_what_is_absent_is_unknown_with_its_reason(tmp_path: Path) -> None:
     [verdict] = rounds(lambda _: Facts(absent="no such thing here"), tmp_path).look()
     assert (verdict.severity, verdict.words) == (Severity.UNKNOWN, "no such thing here")

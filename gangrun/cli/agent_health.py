@@ -21,6 +21,7 @@ from gangrun.agent.facts import Checked, FindingMade
 from gangrun.core.model import Finding
 from gangrun.core.trial import QUICK, THOROUGH
 from gangrun.health import gpu_use
+from gangrun.health.evidence import bars_a_start
 from gangrun.wire.spec import RunSpec
 
 GATE_SHARE = 0.5  # of the time for checks: where thousands of nodes load python from one disk, beginning takes long
@@ -82,11 +83,11 @@ class AgentHealth:
             plains, unknown = self._child.look(self._gate_within_s)
             found = [one for one in map(self._finding, plains) if one is not None]
             tested = ""
-            if tests and not any(one.fatal for one in found):
+            if tests and not any(map(bars_a_start, found)):
                 plains, tested, untested = self._child.work(tests, self._tests_within_s[tests])
                 found += [one for one in map(self._finding, plains) if one is not None]
                 unknown = "; ".join(filter(None, (unknown, f"devices are not proven: {untested}" if untested else "")))
-        fatal = [f"{one.sentence} ({one.check})" for one in found if one.fatal]
+        fatal = [f"{one.sentence} ({one.check})" for one in found if bars_a_start(one)]
         if fatal and self._observe:
             return Checked(True, f"observing only, so it is used all the same: {'; '.join(fatal[:3])}")
         if fatal:

@@ -137,14 +137,14 @@ def _sum(verdicts: tuple[Verdict, ...]) -> str:
 
 def _means(verdicts: tuple[Verdict, ...]) -> str:
     """What a run that began now would make of this node."""
-    from gangrun.health.evidence import is_fatal, is_poor
+    from gangrun.health.evidence import as_evidence, bars_a_start
 
     if exit_code(verdicts) == UNKNOWN:
         return "nothing is known of this node"
-    found = [finding for one in verdicts for finding in one.findings]
-    if any(map(is_fatal, found)):
+    found = as_evidence("", verdicts, 0.0)
+    if any(map(bars_a_start, found)):
         return "no run would use this node"
-    if any(map(is_poor, found)):
+    if any(one.poor for one in found):
         return "a run would use this node last"
     return "a run would use this node"
 

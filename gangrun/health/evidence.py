@@ -13,6 +13,7 @@ from gangrun.health.check import CauseClass, Finding, Needs, Scope, Severity, St
 
 DEVICES = frozenset({Scope.GPU, Scope.LINK, Scope.PORT})
 SHOWS_RESET = frozenset({"gpu_recovery", "gpu_ecc", "gpu_lost"})  # the driver says it until it has reset the GPU
+BARS_A_START = frozenset({"gpu_recovery"})  # a GPU that asks to be drained would stop the gang soon after its start
 
 
 def as_evidence(node: str, verdicts: Iterable[Verdict], at: float) -> tuple[model.Finding, ...]:
@@ -49,6 +50,11 @@ def is_fatal(finding: Finding) -> bool:
     if finding.scope is Scope.NODE:
         return finding.cause is not CauseClass.CONFIG
     return finding.scope in DEVICES
+
+
+def bars_a_start(found: model.Finding) -> bool:
+    """May no gang start on this node? Where one runs already, what is poor waits for its next checkpoint."""
+    return found.fatal or (found.poor and found.check in BARS_A_START)
 
 
 def is_poor(finding: Finding) -> bool:

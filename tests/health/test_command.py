@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,12 @@ def test_the_worst_is_told_first_with_the_names_by_which_cards_are_found() -> No
 def test_the_last_line_says_what_a_run_would_make_of_it(severity: Severity, cause: CauseClass, words: str) -> None:
     one = verdict(severity, findings=(found("node", severity, "x", cause),))
     assert page([one], (one,), 100, color=False)[-1].endswith(f"; {words}")
+
+
+def test_a_gpu_that_asks_to_be_drained_keeps_runs_away() -> None:
+    asks = replace(found("gpu 0", Severity.WARN, "x"), check="gpu_recovery")
+    one = verdict(Severity.WARN, findings=(asks,))
+    assert page([one], (one,), 100, color=False)[-1].endswith("; no run would use this node")
 
 
 def test_reasons_name_the_checks_that_they_are_about() -> None:

@@ -122,6 +122,8 @@ say(op="watching", trouble="")
 for line in sys.stdin:
     said = json.loads(line)
     if said["op"] == "look":
+        if sys.argv[1] == "asks":
+            say(op="finding", check="gpu_recovery", fatal=False, poor=True, sentence="gpu 0 asks to be drained")
         say(op="looked", n=said["n"])
     elif said["op"] == "work" and sys.argv[1] == "dies":
         sys.exit(3)
@@ -156,16 +158,7 @@ def test_the_keeper_hands_on_what_came_out(tmp_path: Path, how: str, said: tuple
     child.close()
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("how", "answer"),
-    [
-        ("well", Checked(True, "devices are not proven: well", "4 products")),
-        ("broken", Checked(False, "3 wrong (active_gemm)")),
-        ("dies", Checked(True, "devices are not proven: the tests of devices died")),
-    ],
-)
-def test_the_gate_says_what_devices_did(tmp_path: Path, how: str, answer: Checked) -> None:
+def gate_of(tmp_path: Path, how: str) -> AgentHealth:
     """``AgentHealth`` with the child played, and everything else its own."""
     from gangrun.wire.spec import RunSpec
 
@@ -176,6 +169,28 @@ def test_the_gate_says_what_devices_did(tmp_path: Path, how: str, answer: Checke
     health = AgentHealth(spec, "n1", tmp_path, dict(os.environ), SystemClock().now, lambda _: None)
     health.close()
     health._child = kept(tmp_path, how)
+    return health
+
+
+@pytest.mark.processes
+def test_no_gang_starts_on_a_gpu_that_asks_to_be_drained(tmp_path: Path) -> None:
+    """While a gang runs there it may go on to its next checkpoint."""
+    health = gate_of(tmp_path, "asks")
+    assert health.gate(Checked(True), "") == Checked(False, "gpu 0 asks to be drained (gpu_recovery)")
+    health.close()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("how", "answer"),
+    [
+        ("well", Checked(True, "devices are not proven: well", "4 products")),
+        ("broken", Checked(False, "3 wrong (active_gemm)")),
+        ("dies", Checked(True, "devices are not proven: the tests of devices died")),
+    ],
+)
+def test_the_gate_says_what_devices_did(tmp_path: Path, how: str, answer: Checked) -> None:
+    health = gate_of(tmp_path, how)
     assert health.gate(Checked(False, "no memory"), QUICK) == Checked(False, "no memory")
     assert health.gate(Checked(True), "") == Checked(True)
     assert health.gate(Checked(True), QUICK) == answer

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gangrun.core.wording import counted
 from tests.slurm.cluster import Cluster
 from tests.slurm.harness import Run
 from tests.waiting import until
@@ -83,8 +84,8 @@ def calm(folder: Path, ranks_count: int) -> subprocess.Popen[str]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("hosts_count", "protection", "lost_count"),
-    [(2, "copy", 1), (4, "2+2", 2)],
-    ids=["a copy", "parity of two"],
+    [(2, "copy", 1), (4, "3+1", 1), (4, "2+2", 2)],
+    ids=["a copy", "parity of one", "parity of two"],
 )
 def test_hosts_that_lost_their_power_cost_no_step_that_was_in_memory(
     cluster: Cluster, run: Run, tmp_path: Path, hosts_count: int, protection: str, lost_count: int
@@ -102,7 +103,8 @@ def test_hosts_that_lost_their_power_cost_no_step_that_was_in_memory(
         assert [one["resumed_from_step"] for one in status["attempts"]] == [None, 11]
         told = run.explain()
         assert "brought to the disk from the memory of" in told, told
-        assert (f"{lost_count} files of lost nodes made again of parity" in told) == (protection != "copy"), told
+        again = f"{counted(lost_count, 'file')} of lost nodes made again of parity"
+        assert (again in told) == (protection != "copy"), told
         for host in lost:
             cluster.tool("scontrol", "update", f"NodeName={host}", "State=DOWN", "Reason=test")
         said, _ = other.communicate(timeout=240)

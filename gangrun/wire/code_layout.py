@@ -16,7 +16,6 @@ SCHEMA = 1
 SCHEME = "gf256-11d-cauchy-unit"
 SHARDS_MAX_COUNT = 256  # as many as the field has elements
 SHARD_MAX_BYTES = 2**50
-LAYOUT_MAX_BYTES = 64 * 1024
 
 _CRC_MAX = 0xFFFFFFFF
 
@@ -49,23 +48,6 @@ class CodeLayout(msgspec.Struct, frozen=True, kw_only=True):
     def span_bytes(self) -> int:
         """The longest data shard, which is how long each parity shard is."""
         return max(shard.size for shard in self.data)
-
-
-def encode(layout: CodeLayout) -> bytes:
-    """The layout as JSON."""
-    return msgspec.json.encode(layout)
-
-
-def decode(data: bytes) -> CodeLayout:
-    """Read and check a layout; ``LayoutRefused`` and nothing else where it cannot be relied on."""
-    if len(data) > LAYOUT_MAX_BYTES:
-        raise LayoutRefused(f"the code layout is longer than {LAYOUT_MAX_BYTES} bytes")
-    try:
-        layout = msgspec.json.decode(data, type=CodeLayout)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise LayoutRefused(f"the code layout cannot be understood: {error}") from None
-    check(layout)
-    return layout
 
 
 def check(layout: CodeLayout) -> None:

@@ -84,3 +84,16 @@ def test_one_that_is_too_long_is_not_read(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(protection, "RECORD_MAX_BYTES", 100)
     with pytest.raises(ProtectionRefused, match="longer than 100 bytes"):
         decode(encode(RECORD))
+
+
+def test_every_torn_end_is_refused_and_no_flipped_bit_does_worse_than_another_record() -> None:
+    data = encode(RECORD)
+    for at in range(len(data)):
+        with pytest.raises(ProtectionRefused):
+            decode(data[:at])
+        flipped = bytearray(data)
+        flipped[at] ^= 1 << at % 8
+        try:
+            assert isinstance(decode(bytes(flipped)), Protection)
+        except ProtectionRefused:
+            continue

@@ -204,8 +204,8 @@ class AgentBrain:
                 return self._told(self.orders.on_stacks(fact))
             case facts.Checked():
                 return self._told(self.orders.on_checked(fact))
-            case facts.Rescued() | facts.ShareProven():
-                return self._told(self.orders.on_done(fact))
+            case facts.DiskUsed():
+                return self._told(self.orders.on_disk_used(fact))
             case facts.ReadingsTaken():
                 return self._read(fact)
             case facts.FindingMade():

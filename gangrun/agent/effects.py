@@ -116,17 +116,12 @@ class RunCheck:
 
 
 @dataclass(frozen=True, slots=True)
-class RescueSteps:
-    """Look into this node's memory, or write what is there to the disk; ``facts.Rescued``."""
+class UseDisk:
+    """Look into this node's memory or write what is there to the disk, or read this node's share of a checkpoint,
+    whatever else of that kind is still under way; ``facts.DiskUsed``.
+    """
 
-    command: Rescue
-
-
-@dataclass(frozen=True, slots=True)
-class ProveShare:
-    """Read this node's share of a checkpoint, whatever else of that kind is still under way; ``facts.ShareProven``."""
-
-    command: Prove
+    command: Rescue | Prove
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +145,6 @@ Effect = (
     | StopRanks
     | TakeStacks
     | RunCheck
-    | RescueSteps
-    | ProveShare
+    | UseDisk
     | Leave
 )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gangrun.core.model import Finding, RankExit, RankStack
-from gangrun.wire.messages import Dial, LiveRank, Reading
+from gangrun.wire.messages import Dial, LiveRank, Prove, Reading, Rescue
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,22 +100,10 @@ class FindingMade:
 
 
 @dataclass(frozen=True, slots=True)
-class Rescued:
-    """``RescueSteps`` ended; ``data`` goes back with the answer to the command of this term and act."""
+class DiskUsed:
+    """``UseDisk`` ended; ``data`` goes back with the answer to its command."""
 
-    term: int
-    act: tuple[int, int]
-    ok: bool
-    why: str = ""
-    data: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class ShareProven:
-    """``ProveShare`` ended: every checksum in this node's share holds, or ``why`` that is not known."""
-
-    term: int
-    act: tuple[int, int]
+    command: Rescue | Prove
     ok: bool
     why: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -151,8 +139,7 @@ Fact = (
     | RanksStopped
     | StacksTaken
     | Checked
-    | Rescued
-    | ShareProven
+    | DiskUsed
     | ReadingsTaken
     | FindingMade
     | SupervisorExited

@@ -12,7 +12,7 @@ import threading
 
 import msgspec
 
-from gangrun.agent.facts import Rescued
+from gangrun.agent.facts import DiskUsed
 from gangrun.agent.rescue import holdings, rescue
 from gangrun.checkpoint.kept import Kept, StepName
 from gangrun.checkpoint.rescue import bring
@@ -30,7 +30,7 @@ class Flushing:
         self._pinned: Kept | None = None
         self._given_up = threading.Event()  # by whoever writes now
 
-    def answer(self, command: Rescue) -> Rescued:
+    def answer(self, command: Rescue) -> DiskUsed:
         """One command; what goes wrong is the answer's ``why``."""
         if command.into and command.pin:
             return self._written(command)
@@ -47,29 +47,29 @@ class Flushing:
             self._pinned.close()
         self._pinned = None
 
-    def _held(self, command: Rescue) -> Rescued:
+    def _held(self, command: Rescue) -> DiskUsed:
         try:
             kept = self._pinned = Kept(self._keeper)
             kept.pin(command.attempt)
             steps = [msgspec.to_builtins(one) for one in holdings(kept, command.attempt)]
         except OSError as error:
             self._let_go()
-            return Rescued(command.term, command.act, True, error.strerror or str(error), {"steps": []})
-        return Rescued(command.term, command.act, True, data={"steps": steps})
+            return DiskUsed(command, True, error.strerror or str(error), {"steps": []})
+        return DiskUsed(command, True, data={"steps": steps})
 
-    def _written(self, command: Rescue) -> Rescued:
+    def _written(self, command: Rescue) -> DiskUsed:
         with self._lock:
             kept, given_up, self._pinned = self._pinned, self._given_up, None
         if kept is None:
-            return Rescued(command.term, command.act, False, "what was asked for is not pinned any more")
+            return DiskUsed(command, False, "what was asked for is not pinned any more")
         try:
             name, written = StepName(command.attempt, command.step, command.nonce), 0
             kept.pin(command.attempt, name)
             if command.files:
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)  # of this thread alone
                 written = bring(kept, name, command.files, command.into, given_up.is_set)
-            return Rescued(command.term, command.act, True, data={"bytes": written})
+            return DiskUsed(command, True, data={"bytes": written})
         except OSError as error:
-            return Rescued(command.term, command.act, False, error.strerror or str(error))
+            return DiskUsed(command, False, error.strerror or str(error))
         finally:
             kept.close()

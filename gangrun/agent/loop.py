@@ -49,7 +49,7 @@ class AgentLoop:
         say: Callable[[str], None],
         health: Health | None = None,
         skew: ClockSkew | None = None,
-        rescue: Callable[[Rescue], facts.Rescued] | None = None,
+        rescue: Callable[[Rescue], facts.DiskUsed] | None = None,
         stacks_within_s: float = 8.0,
     ) -> None:
         """``find_term``, ``check`` and ``rescue`` may block: they run as errands. ``say``: one line for people."""
@@ -189,7 +189,7 @@ class AgentLoop:
                 self._ranks.take_stacks(effect.command, self._stacks_within_s)
             case effects.RunCheck():
                 self._prove(effect.command.tests)
-            case effects.RescueSteps() | effects.ProveShare():
+            case effects.UseDisk():
                 self._use_disk(effect.command)
             case effects.Leave():
                 self._left = effect
@@ -232,17 +232,17 @@ class AgentLoop:
             self._errands.ask(
                 f"prove {command.term}.{command.act}",
                 lambda: self._proving.answer(command),
-                lambda error: facts.ShareProven(command.term, command.act, False, str(error)),
+                lambda error: facts.DiskUsed(command, False, str(error)),
             )
             return
         rescue = self._rescue
         if rescue is None:
-            self._local(facts.Rescued(command.term, command.act, True, data={"steps": []}))
+            self._local(facts.DiskUsed(command, True, data={"steps": []}))
             return
         self._errands.ask(
             f"rescue {command.term}.{command.act}",
             lambda: rescue(command),
-            lambda error: facts.Rescued(command.term, command.act, False, str(error)),
+            lambda error: facts.DiskUsed(command, False, str(error)),
         )
 
     # ---- the end -----------------------------------------------------------------------------------------------

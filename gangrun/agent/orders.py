@@ -75,12 +75,9 @@ class Orders:
             case Check():
                 self._in_hand[key] = command
                 return [effects.RunCheck(command)]
-            case Rescue():
+            case Rescue() | Prove():
                 self._in_hand[key] = command
-                return [effects.RescueSteps(command)]
-            case Prove():
-                self._in_hand[key] = command
-                return [effects.ProveShare(command)]
+                return [effects.UseDisk(command)]
             case Farewell():
                 return [self._answer(command, True)]
 
@@ -187,11 +184,10 @@ class Orders:
         found = [one for one in self._in_hand.values() if isinstance(one, Check) and one.tests == fact.tests]
         return [self._answer(command, fact.ok, fact.why, data) for command in found]
 
-    def on_done(self, fact: facts.Rescued | facts.ShareProven) -> list[Effect]:
+    def on_disk_used(self, fact: facts.DiskUsed) -> list[Effect]:
         """What is in memory is known, or is on disk; or this node's share of a checkpoint was read."""
-        kind = Rescue if isinstance(fact, facts.Rescued) else Prove
-        command = self._in_hand.get((kind.__name__, fact.term, fact.act))
-        return [] if command is None else [self._answer(command, fact.ok, fact.why, dict(fact.data))]
+        asked = _key(fact.command) in self._in_hand
+        return [self._answer(fact.command, fact.ok, fact.why, dict(fact.data))] if asked else []
 
     # ---- memory ------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 
-from gangrun.agent.facts import ShareProven
+from gangrun.agent.facts import DiskUsed
 from gangrun.checkpoint.dcp_verify import BadFile, UnreadableFile
 from gangrun.checkpoint.manifest_verify import prove_share, read_manifest
 from gangrun.checkpoint.torch_zip import Damaged
@@ -37,7 +37,7 @@ class Proving:
         with self._lock:
             self._given_up.set()
 
-    def answer(self, command: Prove) -> ShareProven:
+    def answer(self, command: Prove) -> DiskUsed:
         """One command; what goes wrong is the answer's ``why``."""
         with self._lock:
             self._given_up.set()
@@ -51,8 +51,8 @@ class Proving:
         try:
             manifest = read_manifest(command.directory)
             if manifest.nonce != command.nonce:
-                return ShareProven(command.term, command.act, False, "another save is there")
+                return DiskUsed(command, False, "another save is there")
             prove_share(command.directory, manifest, tick, THREADS_COUNT, command.share, command.readers_count)
         except (ManifestError, BadFile, Damaged, UnreadableFile, GivenUp) as found:
-            return ShareProven(command.term, command.act, False, str(found))
-        return ShareProven(command.term, command.act, True)
+            return DiskUsed(command, False, str(found))
+        return DiskUsed(command, True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from gangrun.agent.facts import Rescued
+from gangrun.agent.facts import DiskUsed
 from gangrun.checkpoint.kept import Kept, NotKept, StepName
 from gangrun.checkpoint.parity.code import CannotRebuild
 from gangrun.checkpoint.rebuild import make_again
@@ -24,26 +24,26 @@ from gangrun.wire.messages import Rescue
 from gangrun.wire.protection import PIECES_PREFIX, RECORD_NAME, Protection, ProtectionRefused
 
 
-def rescue(keeper: str, command: Rescue) -> Rescued:
+def rescue(keeper: str, command: Rescue) -> DiskUsed:
     """Answer one command; what goes wrong is the answer's ``why``."""
     try:
         kept = Kept(keeper)
     except NotKept as error:
-        return Rescued(command.term, command.act, not command.into, str(error), {"steps": []})
+        return DiskUsed(command, not command.into, str(error), {"steps": []})
     try:
         if not command.into:
             steps = [msgspec.to_builtins(one) for one in holdings(kept, command.attempt)]
-            return Rescued(command.term, command.act, True, data={"steps": steps})
+            return DiskUsed(command, True, data={"steps": steps})
         name = StepName(command.attempt, command.step, command.nonce)
         if command.rebuild:
             written = make_again(_record(kept, name), command.rebuild, command.into)
         else:
             written = bring(kept, name, command.files, command.into)
-        return Rescued(command.term, command.act, True, data={"bytes": written})
+        return DiskUsed(command, True, data={"bytes": written})
     except OSError as error:
-        return Rescued(command.term, command.act, False, error.strerror or str(error), {"steps": []})
+        return DiskUsed(command, False, error.strerror or str(error), {"steps": []})
     except (CannotRebuild, LayoutRefused, ProtectionRefused) as error:
-        return Rescued(command.term, command.act, False, str(error), {"steps": []})
+        return DiskUsed(command, False, str(error), {"steps": []})
     finally:
         kept.close()
 

@@ -314,10 +314,10 @@ class SimAgent(SimProcess):
                 self.timeline.after(TESTS_S if tests else CHECK_S, lambda: self._checked(tests))
             case effects.Leave():
                 node.warden.goodbye(effect.code)
-            case effects.RescueSteps() | effects.ProveShare():
-                self._rescue(effect.command)
+            case effects.UseDisk():
+                self._use_disk(effect.command)
 
-    def _rescue(self, command: Rescue | Prove) -> None:
+    def _use_disk(self, command: Rescue | Prove) -> None:
         """What is in memory is known at once; what is written is there when the disk has it."""
         if isinstance(command, Prove):
             self._read_share(command)
@@ -325,7 +325,7 @@ class SimAgent(SimProcess):
         kept, names = self.node.kept, self.world.memory.names
         if not command.into:
             steps = [msgspec.to_builtins(one) for one in holdings(kept, command.attempt, names, pin=command.pin)]
-            self.tell(facts.Rescued(command.term, command.act, True, data={"steps": steps}))
+            self.tell(facts.DiskUsed(command, True, data={"steps": steps}))
             return
 
         def write() -> None:
@@ -335,7 +335,7 @@ class SimAgent(SimProcess):
             why = why or self.world.checkpoint_fs.bring(command.into, command.files)
             if command.pin:
                 kept.let_go()
-            self.tell(facts.Rescued(command.term, command.act, not why, why))
+            self.tell(facts.DiskUsed(command, not why, why))
 
         self.timeline.at(self.node.mount.ready_at() + BRING_S, lambda: self.when_awake(write))
 
@@ -345,7 +345,7 @@ class SimAgent(SimProcess):
         def read() -> None:
             why = self.world.checkpoint_fs.damage_of(command.directory, command.nonce)
             why = why or (os.strerror(self.node.mount.trouble()) if self.node.mount.trouble() else "")
-            self.tell(facts.ShareProven(command.term, command.act, not why, why))
+            self.tell(facts.DiskUsed(command, not why, why))
 
         self.timeline.at(self.node.mount.ready_at() + READ_S, lambda: self.when_awake(read))
 

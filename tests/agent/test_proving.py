@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.agent.facts import ShareProven
+from gangrun.agent.facts import DiskUsed
 from gangrun.agent.proving import Proving
 from gangrun.checkpoint.manifest_verify import read_manifest
 from gangrun.wire.messages import Prove
@@ -18,9 +18,9 @@ def share(save: Path, reader: int, nonce: str = f"{7:016x}") -> Prove:
     return Prove(1, (1, reader), str(save), nonce, reader, 3)
 
 
-def answered(proving: Proving, command: Prove) -> ShareProven:
+def answered(proving: Proving, command: Prove) -> DiskUsed:
     """From a thread of its own, as an errand is: its priority is lowered for good."""
-    told: list[ShareProven] = []
+    told: list[DiskUsed] = []
     thread = threading.Thread(target=lambda: told.append(proving.answer(command)))
     thread.start()
     thread.join(60)
@@ -31,7 +31,7 @@ def test_each_reader_says_what_is_true_of_its_own_share(tmp_path: Path) -> None:
     save = saves.own(tmp_path, 7, 6)
     proving = Proving()
     assert [answered(proving, share(save, reader)) for reader in range(3)] == [
-        ShareProven(1, (1, reader), True) for reader in range(3)
+        DiskUsed(share(save, reader), True) for reader in range(3)
     ]
     saves.flip(save, "__3_0.distcp")
     found = [answered(proving, share(save, reader)) for reader in range(3)]
@@ -57,7 +57,8 @@ def test_what_cannot_be_read_is_said_in_words(tmp_path: Path, spoil: object, why
 
 def test_another_save_of_that_step_is_not_taken_for_it(tmp_path: Path) -> None:
     save = saves.own(tmp_path, 7, 3)
-    assert answered(Proving(), share(save, 1, "ab" * 8)) == ShareProven(1, (1, 1), False, "another save is there")
+    asked = share(save, 1, "ab" * 8)
+    assert answered(Proving(), asked) == DiskUsed(asked, False, "another save is there")
 
 
 @pytest.mark.parametrize("by", ["the next question", "a start of ranks"])

@@ -84,7 +84,7 @@ def test_damage_wherever_it_is_is_found_by_whose_share_it_is(tmp_path: Path, sha
         shares = [Prove(1, (1, share), asked.directory, asked.nonce, share, 4) for share in (0, 1, 3)]
         with ThreadPoolExecutor(1) as agents:  # its thread keeps the priority that it is given
             answers = list(agents.map(Proving().answer, shares))
-        return {one.act[1]: one.why for one in answers if not one.ok}
+        return {one.command.act[1]: one.why for one in answers if not one.ok}
 
     step, reason, words = Told(tmp_path, read).choose()
     assert step == 7 and words.startswith("; read by 4 nodes")

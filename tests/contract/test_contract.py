@@ -185,7 +185,7 @@ def test_a_launch_that_is_sent_twice_makes_one_gang(run: Runs, nodes: int) -> No
 def test_a_silent_node_is_noticed_left_out_and_its_ranks_never_step_again(run: Runs, node: int) -> None:
     one = run(Scenario(nodes=3, min_nodes=2, ranks_per_node=1, steps=ENDLESS))
     one.wait_for_step(SETTLED)
-    name = one.node(node)
+    name, frozen = one.node(node), one.ranks()[node]
     one.freeze_node(node)
     one.wait_for_step(5, attempt=1)
     status = one.wait("the second attempt runs", lambda found: len(found["attempts"]) == 2)
@@ -195,7 +195,8 @@ def test_a_silent_node_is_noticed_left_out_and_its_ranks_never_step_again(run: R
     assert name not in status["attempts"][1]["nodes"] and len(status["attempts"][1]["nodes"]) == 2
 
     one.thaw_node(node)
-    one.wait_until("only ranks of the new gang are left", lambda: len(one.ranks()) == 2, 30)
+    one.wait_until("the left-out node's rank is gone", lambda: not one.alive(frozen), 30)
+    assert len(one.ranks()) == 2
     one.kill_rank(0)  # the left-out node is back and well, and must not be used
     one.wait_for_step(5, attempt=2)
     status = one.wait("the third attempt", lambda found: len(found["attempts"]) == 3)

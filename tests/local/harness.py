@@ -208,16 +208,18 @@ class Box:
         return max(path for path in self.runs.iterdir() if path.is_dir() and (path / ".gangrun").is_dir())
 
     def ranks(self) -> dict[int, int]:
-        """Rank -> pid of the live ranks: the agents' children."""
-        agents, found = set(self.process_ids("agent_main")), {}
+        """Rank -> pid of the live ranks: agents' children, of the newest attempt whatever a frozen node still has."""
+        agents = set(self.process_ids("agent_main"))
+        newest: dict[int, tuple[int, int]] = {}
         for pid, variables in self.left().items():
             try:
                 parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue
             if parent in agents and variables.get("GANGRUN_ATTEMPT"):
-                found[int(variables["RANK"])] = pid
-        return found
+                rank, attempt = int(variables["RANK"]), int(variables["GANGRUN_ATTEMPT"])
+                newest[rank] = max(newest.get(rank, (attempt, pid)), (attempt, pid))
+        return {rank: pid for rank, (_, pid) in newest.items()}
 
     def explain(self) -> str:
         """``gangrun explain`` of the newest run, each run of blanks as one."""

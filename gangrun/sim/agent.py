@@ -1,64 +1,45 @@
-"""The body of a simulated agent around the real brain (room: sim).
+"""The body of a simulated agent around the real brain: what it hears and when it wakes (room: sim).
 
-``perform`` does in numbers what ``agent.loop`` does with sockets and processes. While nothing happens to a node it is
-*parked*: its beats and their acks are known to get through, so none is sent; ``unpark`` accounts for them before
-anything else touches the node. What its beats would say of ranks that do not step, the supervisor is given all the
-same. Next: ``node`` (warden and ranks), ``supervisor`` (the other end).
+While nothing happens to a node it is *parked*: its beats and their acks are known to get through, so none is sent;
+``unpark`` accounts for them before anything else touches the node. What its beats would say of ranks that do not step,
+the supervisor is given all the same. Next: ``deeds`` (what the brain wants done), ``node`` (warden and ranks),
+``supervisor`` (the other end).
 """
 
 from __future__ import annotations
 
 import math
-import os
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from gangrun.agent import effects, facts
+from gangrun.agent import facts
 from gangrun.agent.brain import AgentBrain, AgentConfig
 from gangrun.agent.effects import Effect
-from gangrun.core.model import ErrorReport, Finding, RankStack
+from gangrun.core.model import ErrorReport, Finding
 from gangrun.sim.clock import Entry
+from gangrun.sim.deeds import Deeds
 from gangrun.sim.gang import SimRank, exit_of
-from gangrun.sim.memory import holdings
+from gangrun.sim.network import Line
 from gangrun.sim.process import SimProcess
 from gangrun.wire.messages import (
     Ack,
     BetweenAgents,
     Check,
-    Dial,
-    FromAgent,
     Launch,
     PeerAddress,
     Prepare,
-    Prove,
     Reading,
-    Rescue,
     Stacks,
-    Stop,
     ToAgent,
 )
 
 if TYPE_CHECKING:
     from gangrun.sim.node import SimNode
     from gangrun.sim.supervisor import SimSupervisor
-
-PREPARE_S, LAUNCH_S, STOP_S, STACKS_S, CHECK_S, TESTS_S, BRING_S, READ_S = 0.02, 0.1, 0.3, 0.2, 0.05, 20.0, 0.4, 0.6
+    from gangrun.sim.world import World
 
 # What moves no timer of the brain.
 OUTCOMES = (facts.SlatePrepared, facts.RanksLaunched, facts.RankEnded, facts.Checked, facts.StacksTaken)
 COMMANDS = (Prepare, Launch, Check, Stacks)
-
-
-class Line:
-    """One connection to one supervisor; closed when the agent dials again."""
-
-    __slots__ = ("agent", "supervisor")
-
-    def __init__(self, agent: SimAgent, supervisor: SimSupervisor | None) -> None:
-        """Open (to nobody, if the address is of a process that is gone)."""
-        self.agent = agent
-        self.supervisor = supervisor
 
 
 class SimAgent(SimProcess):
@@ -67,8 +48,8 @@ class SimAgent(SimProcess):
     def __init__(self, node: SimNode, incarnation: str, previous_died: str) -> None:
         """Started by the warden just now."""
         super().__init__(node.timeline, f"agent {incarnation} on {node.name}", node.world.new_pid())
-        self.node = node
-        self.world = node.world
+        self.node: SimNode = node
+        self.world: World = node.world
         self.incarnation = incarnation
         world = node.world
         self.beat_every_s = world.setup.policy.timing.beat_every_s
@@ -88,7 +69,7 @@ class SimAgent(SimProcess):
         self.brain = AgentBrain(config, self.boot())
         self.line: Line | None = None
         self.parked = False
-        self._pending: list[Launch] = []  # not forked yet
+        self.deeds = Deeds(self)
         self._forgotten_seq = 0  # of its events, as told by acks
         self._active_seq = 0  # the newest beat when something last happened here
         self._wake: Entry | None = None
@@ -124,7 +105,7 @@ class SimAgent(SimProcess):
         if readings:
             taken = facts.ReadingsTaken(self.brain.orders.attempt, readings)
             for effect in self.brain.local(taken, self.boot()):
-                self._do(effect)
+                self.deeds.do(effect)
 
     def readings(self) -> tuple[Reading, ...]:
         """Of the ranks that are alive here."""
@@ -147,7 +128,7 @@ class SimAgent(SimProcess):
             return False
         if len(brain.outbox) or brain.orders.launching or brain.orders.stopping or self.node.keeps_talking():
             return False
-        return line.supervisor.hears_lazily(self)
+        return line.supervisor.parked.would_hear(self)
 
     def still_willing(self, supervisor: SimSupervisor) -> bool:
         """Asked later: nothing has happened here since."""
@@ -181,7 +162,7 @@ class SimAgent(SimProcess):
         assert self.line.supervisor is not None
         sent_at, count, ago_s = self.newest_beat()
         if count:
-            stamp = self.line.supervisor.catch_up(self, count, ago_s)
+            stamp = self.line.supervisor.parked.catch_up(self, count, ago_s)
             self.perform(self.brain.catch_up_acked(sent_at, self.boot(), count, stamp))
 
     def unpark(self) -> None:
@@ -192,7 +173,7 @@ class SimAgent(SimProcess):
         assert self.line.supervisor is not None
         self.account()
         self.parked = False
-        self.line.supervisor.parks_no_longer(self)
+        self.line.supervisor.parked.forget(self)
         if not self.alive:
             return
         self._active_seq = self.brain.lease.seq
@@ -221,12 +202,12 @@ class SimAgent(SimProcess):
             return
         wake = self._wake  # an ack makes nothing due sooner
         for effect in self.brain.from_supervisor(message, self.boot()):
-            self._do(effect)
+            self.deeds.do(effect)
         if self.brain.outbox.journalled_seq != self._forgotten_seq:
             self.world.checker.witness.forgot(self, self._forgotten_seq, self.brain.outbox.journalled_seq)
             self._forgotten_seq = self.brain.outbox.journalled_seq
         if lease.acked_seq > self._active_seq and self._may_park() and line.supervisor is not None:
-            line.supervisor.park_if_many(self)
+            line.supervisor.parked.park_if_many(self)
         if not self.parked and (wake is None or wake.action is None):
             self._plan()
 
@@ -256,13 +237,6 @@ class SimAgent(SimProcess):
         found = Finding(self.node.name, "xid", fatal, sentence, self.boot(), not fatal, needs, until_boot=fatal)
         self.tell(facts.FindingMade(found))
 
-    def _checked(self, tests: str) -> None:
-        sick = self.node.name in self.world.sick
-        if sick:
-            self.finds(fatal=True)
-        tested = "all came out right" if tests and not sick else ""
-        self.tell(facts.Checked(not sick, "a GPU fell off the bus" if sick else "", tested, tests))
-
     def rank_ended(self, rank: SimRank, code: int | None, signal: int | None, error: ErrorReport | None) -> None:
         """A pidfd became readable."""
         self.tell(facts.RankEnded(rank.of[1], exit_of(rank, code, signal, self.boot(), error)))
@@ -273,128 +247,6 @@ class SimAgent(SimProcess):
         """Do what the brain asks, in order. ``timers``: it may want to be woken sooner than it has said."""
         for effect in wanted:
             if self.alive:
-                self._do(effect)
+                self.deeds.do(effect)
         if self.alive and (timers or self._wake is None or self._wake.action is None):
             self._plan()
-
-    def _do(self, effect: Effect) -> None:
-        node = self.node
-        match effect:
-            case effects.SendSupervisor():
-                self._send(effect.message)
-            case effects.SendPeer():
-                self.world.send_peer(self, effect.peer.endpoint, effect.message)
-            case effects.ReplyPeer():
-                self.world.send_peer(self, effect.route.decode(), effect.message)
-            case effects.DialTerm():
-                self.line = Line(self, self.world.supervisor_at(effect.endpoint))
-            case effects.FindTerm():
-                self.timeline.at(node.mount.ready_at(), self._found)
-            case effects.WriteLease():
-                node.warden.lease_written(effect.deadline)
-            case effects.SpawnSupervisor():
-                node.warden.spawn_supervisor(effect.term_min, effect.promises, effect.promised_at)
-            case effects.PrepareSlate():
-                self.world.checker.obeys(self, effect.command)
-                self.timeline.after(PREPARE_S, lambda: self._prepared(effect.command))
-            case effects.LaunchRanks():
-                self.world.checker.obeys(self, effect.command)
-                self._pending.append(effect.command)
-                self.timeline.after(LAUNCH_S, lambda: self.when_awake(lambda: self._launch(effect.command)))
-            case effects.StopRanks():
-                self._stop(effect.command)
-            case effects.TakeStacks():
-                attempt = effect.command.attempt
-                stacks = tuple(
-                    RankStack(rank.rank, node.name, "train.py:1 step", "") for rank in node.ranks if rank.alive
-                )
-                self.timeline.after(STACKS_S, lambda: self.tell(facts.StacksTaken(attempt, stacks)))
-            case effects.RunCheck():
-                tests = effect.command.tests
-                self.timeline.after(TESTS_S if tests else CHECK_S, lambda: self._checked(tests))
-            case effects.Leave():
-                node.warden.goodbye(effect.code)
-            case effects.UseDisk():
-                self._use_disk(effect.command)
-
-    def _use_disk(self, command: Rescue | Prove) -> None:
-        """What is in memory is known at once; what is written is there when the disk has it."""
-        if isinstance(command, Prove):
-            self._read_share(command)
-            return
-        kept, names = self.node.kept, self.world.memory.names
-        if not command.into:
-            steps = [msgspec.to_builtins(one) for one in holdings(kept, command.attempt, names, pin=command.pin)]
-            self.tell(facts.DiskUsed(command, True, data={"steps": steps}))
-            return
-
-        def write() -> None:
-            there = kept.steps.get((command.attempt, command.step, command.nonce), set())
-            why = "" if there.issuperset(command.files) else "it is not kept any more"
-            why = why or (os.strerror(self.node.mount.trouble()) if self.node.mount.trouble() else "")
-            why = why or self.world.checkpoint_fs.bring(command.into, command.files)
-            if command.pin:
-                kept.let_go()
-            self.tell(facts.DiskUsed(command, not why, why))
-
-        self.timeline.at(self.node.mount.ready_at() + BRING_S, lambda: self.when_awake(write))
-
-    def _read_share(self, command: Prove) -> None:
-        """Whole where what stands there is, and this node's mount shows it."""
-
-        def read() -> None:
-            why = self.world.checkpoint_fs.damage_of(command.directory, command.nonce)
-            why = why or (os.strerror(self.node.mount.trouble()) if self.node.mount.trouble() else "")
-            self.tell(facts.DiskUsed(command, not why, why))
-
-        self.timeline.at(self.node.mount.ready_at() + READ_S, lambda: self.when_awake(read))
-
-    def _send(self, message: FromAgent) -> None:
-        line = self.line
-        if line is None or line.supervisor is None:
-            return
-        supervisor = line.supervisor
-        self.world.network.send(self.node.index, supervisor.node.index, lambda: supervisor.hear(line, message))
-
-    def _found(self) -> None:
-        claims = self.node.mount.claims()
-        if not claims:
-            self.tell(facts.TermFound(None))
-            return
-        claim = claims[max(claims)]
-        self.tell(facts.TermFound(Dial(claim.term, claim.endpoint, claim.server_key), claim.job))
-
-    def _prepared(self, command: Prepare) -> None:
-        left = [rank.name for rank in self.node.ranks if rank.alive]
-        port = self.world.new_port() if command.rank_zero else 0
-        self.tell(facts.SlatePrepared(command.attempt, not left, ", ".join(left), port))
-
-    def _launch(self, command: Launch) -> None:
-        if command not in self._pending:
-            self.tell(facts.RanksLaunched(command.attempt, False, "stopped before they were up"))
-        elif self.node.launch(command, self):
-            ranks = tuple(rank.live() for rank in self.node.ranks if rank.alive and rank.of[1] == command.attempt)
-            self.tell(facts.RanksLaunched(command.attempt, True, ranks=ranks))
-        else:
-            self.tell(facts.RanksLaunched(command.attempt, False, "the lease ended while ranks were being started"))
-
-    def _stop(self, command: Stop) -> None:
-        """SIGTERM, grace, SIGKILL; said again until none is left. What is not forked yet will not be."""
-        self._pending = [launch for launch in self._pending if launch.attempt > command.attempt]
-
-        def look() -> None:
-            left = [r for r in self.node.ranks if r.alive and r.agent is self and r.of[1] <= command.attempt]
-            for rank in left:
-                self.node.kill_rank(rank, 15)
-            left = [rank for rank in left if rank.alive]
-            if not left:
-                self.tell(facts.RanksStopped(command.attempt, True))
-            elif self.timeline.now > began + command.grace_s + 10.0:
-                names = tuple(rank.name for rank in left)
-                self.tell(facts.RanksStopped(command.attempt, False, names))
-            else:
-                self.timeline.after(0.5, lambda: self.when_awake(look))
-
-        began = self.timeline.now
-        alive = any(rank.alive for rank in self.node.ranks)
-        self.timeline.after(STOP_S if alive else 0.001, lambda: self.when_awake(look))

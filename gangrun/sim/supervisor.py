@@ -1,7 +1,7 @@
 """A simulated supervisor's process around the real take-over and the real loop (room: sim).
 
-It has what the loop asks of ``ports``, in numbers: a mailbox, a radio, a clock. Beats of parked agents are entered in
-the loop's table before it looks there, as if each had been sent. Next: ``agent``, the other end of each line.
+It has what the loop asks of ``ports``, in numbers: a mailbox, a radio, a clock. Next: ``parked`` (agents whose beats
+are known and not sent), ``agent``, the other end of each line.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 from gangrun.core import takeover as rules
 from gangrun.core.events import CancelRequested, Stamped
 from gangrun.ports import AgentSaid, Item, Woken
-from gangrun.sim.agent import Line, SimAgent
 from gangrun.sim.checkpoints import SimCheckpoints
 from gangrun.sim.clock import Entry
 from gangrun.sim.disk import SimStore, SimTerms
+from gangrun.sim.network import Line
+from gangrun.sim.parked import ParkedAgents
 from gangrun.sim.process import ProcessKilled, SimProcess
 from gangrun.supervisor import takeover
 from gangrun.supervisor.facts import EXIT_DEPOSED, EXIT_REFUSED, Facts
@@ -28,11 +29,9 @@ from gangrun.wire.messages import Ack, Dial, FromAgent, Probe, Stop, ToAgent, We
 if TYPE_CHECKING:
     from gangrun.sim.node import SimNode
 
-REFRESH_EVERY_S = 1.0
 CANCEL_LOOK_S = 0.25
 FLUSH_EVERY_S = 9.0
 FLUSHES_NODES_MAX_COUNT = 16  # each flush wakes all agents: in big worlds that is most of what there is to simulate
-TRIP_S = 0.001  # of a beat that is not sent
 QUIET = (Ack, Welcome, Probe)
 
 
@@ -77,9 +76,7 @@ class SimSupervisor(SimProcess):
         self.store: SimStore | None = None
         self._lines: dict[bytes, Line] = {}
         self._peers: dict[str, bytes] = {}
-        self._parked: dict[str, SimAgent] = {}
-        self._willing: dict[str, SimAgent] = {}
-        self._refreshed_at = -math.inf
+        self.parked = ParkedAgents(self)
         self._wake: Entry | None = None
         self._watch: takeover.CounterWatch | None = None
         self._judged = 0
@@ -288,7 +285,7 @@ class SimSupervisor(SimProcess):
         self._turning = True
         try:
             while self.awake:
-                self._refresh()
+                self.parked.refresh()
                 going = loop.turn()
                 self.world.checker.turned(self)
                 if not going:
@@ -311,7 +308,7 @@ class SimSupervisor(SimProcess):
         """SIGKILL: what was being written may be lost, torn or late."""
         if not self.alive:
             return
-        self._wake_all()
+        self.parked.wake_all()
         super().kill()
         if self.exit_code is None and self.store is not None:
             self.store.killed()
@@ -319,82 +316,3 @@ class SimSupervisor(SimProcess):
             self.timeline.after(0.0, self.alone)
         if self.exit_code is None:
             self.node.warden.supervisor_exited(-9, self.term_min)
-
-    # ---- parked agents ------------------------------------------------------------------------------------------
-
-    def hears_lazily(self, agent: SimAgent) -> bool:
-        """Is all between us so well that beats need not be sent?"""
-        loop = self.loop
-        if loop is None or not self.awake or self.exit_code is not None or self.probe is not None:
-            return False
-        network, here, there = self.world.network, self.node.index, agent.node.index
-        if not (network.clear(here, there) and network.clear(there, here)):
-            return False
-        row = loop.beats.rows.get(agent.node.name)
-        suspected = agent.node.name in loop.silence.suspects
-        return row is not None and row.incarnation == agent.incarnation and not suspected
-
-    def park_if_many(self, agent: SimAgent) -> None:
-        """Unsent beats count only where those who do not send them are a majority: acks depend on one (law 3)."""
-        self._willing[agent.node.name] = agent
-        loop = self.loop
-        if loop is None or not loop.leadership.holds(loop.run_clock.at(self.clock.now())):
-            return
-        if not self._are_many(len(self._parked | self._willing)):
-            return
-        willing, self._willing = self._willing, {}
-        for other in willing.values():
-            if other is agent or other.still_willing(self):
-                self._parked[other.node.name] = other
-                other.park()
-        if not self._are_many(len(self._parked)):
-            self._wake_all()
-
-    def _are_many(self, count: int) -> bool:
-        return self.loop is not None and 2 * count > max(len(self.loop.state.nodes), len(self.loop.beats.heard))
-
-    def _wake_all(self) -> None:
-        parked, self._parked = self._parked, {}
-        for agent in parked.values():
-            agent.unpark()
-
-    def parks_no_longer(self, agent: SimAgent) -> None:
-        """It will send its beats."""
-        if self._parked.pop(agent.node.name, None) is not None and not self._are_many(len(self._parked)):
-            self._wake_all()
-
-    def catch_up(self, agent: SimAgent, count: int, ago_s: float) -> float:
-        """These beats came while nobody looked; the stamp of the newest ack."""
-        loop = self.loop
-        row = None if loop is None else loop.beats.rows.get(agent.node.name)
-        if loop is None or row is None or row.incarnation != agent.incarnation:
-            return 0.0
-        self._enter(loop, loop.run_clock.at(self.clock.now()), agent, ago_s)
-        row.seq += count
-        return row.arrived_at
-
-    def _enter(self, loop: Loop, now: float, agent: SimAgent, ago_s: float, *, held_up: bool = True) -> None:
-        row = loop.beats.rows[agent.node.name]
-        arrived_at = now - (ago_s - TRIP_S if ago_s > TRIP_S else 0.0)
-        if arrived_at <= row.arrived_at:
-            return
-        row.arrived_at = arrived_at
-        row.sent_after = max(row.sent_after, arrived_at - self.policy.timing.beat_every_s)
-        loop.beats.heard[row.node] = arrived_at
-        loop.leadership.heard(row.node, row.sent_after)
-        if held_up and loop.gathering is None and agent.is_held_up():
-            row.readings = agent.readings()
-            loop.progress.observe(row, arrived_at)
-
-    def _refresh(self) -> None:
-        """Enter what parked agents are known to have sent."""
-        loop, now = self.loop, self.timeline.now
-        if now < self._refreshed_at + REFRESH_EVERY_S or not self._parked or loop is None:
-            return
-        self._refreshed_at = now
-        here = loop.run_clock.at(self.clock.now())
-        held_up = any(gang.alive_count and not gang.stepping for gang in self.world.gangs)
-        for agent in self._parked.values():
-            _, count, ago_s = agent.newest_beat()
-            if count:
-                self._enter(loop, here, agent, ago_s, held_up=held_up)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, TIMEOUT, FUNCTION_NOT_FOUND = 3, 4, 6, 10, 13
 INVALID_ARGUMENT, CORRUPTED_INFOROM, GPU_IS_LOST, RESET_REQUIRED = 2, 14, 15, 16
-ARGUMENT_VERSION_MISMATCH = 25
+ARGUMENT_VERSION_MISMATCH, UNKNOWN = 25, 999
+BINDING_TOO_OLD = -1  # none of NVML's: nvidia-ml-py itself does not know the question
 UNKNOWN_WORDS = {
     NOT_SUPPORTED: "this GPU does not measure it",
     NO_PERMISSION: "users may not read it here",
@@ -13,6 +14,7 @@ UNKNOWN_WORDS = {
     FUNCTION_NOT_FOUND: "this driver is too old to say",
     INVALID_ARGUMENT: "this driver does not know the question",
     ARGUMENT_VERSION_MISMATCH: "this driver does not know the question",
+    BINDING_TOO_OLD: "the installed nvidia-ml-py is too old to ask",
 }
 LOST_WORDS = {
     GPU_IS_LOST: "it fell off the bus or does not answer any more",
@@ -20,6 +22,7 @@ LOST_WORDS = {
     CORRUPTED_INFOROM: "its info ROM is corrupted",
 }
 
+RETIREMENT_CAUSES = (0, 1)  # many single-bit errors, one double-bit error
 VALUE_TYPES = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
 LINK5_FIELDS = (
     ("malformed_packets", 206),

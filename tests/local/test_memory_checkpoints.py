@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,8 @@ from tests.local.harness import Box
 pytest.importorskip("torch")
 
 STEPS = 30
-# Two ranks, FSDP2: every rank's memory is needed. DEATHS: attempt:step:what; nobody dies while a save is under way.
+# Two ranks, FSDP2: every rank's memory is needed. DEATHS: attempt:step:what (rank and agent are those of rank 1, host1
+# is rank 1's, with all that is on it); nobody dies while a save is under way.
 SCRIPT = """
 import hashlib, os, signal, sys, time
 import torch, torch.distributed as dist
@@ -53,8 +56,12 @@ with gangrun.Checkpointer(
         while step == int(os.environ.get("AWAITS_DISK", -1)) and not os.path.exists(sys.argv[1] + "/step-5"):
             time.sleep(0.01)
         what = deaths.get((attempt, step))
-        if what and rank == 1:
-            os.kill(os.getpid() if what == "rank" else int(os.environ["GANGRUN_AGENT_PID"]), signal.SIGKILL)
+        agent = int(os.environ.get("GANGRUN_AGENT_PID") or 0)
+        if what in ("rank", "agent") and rank == 1:
+            os.kill(os.getpid() if what == "rank" else agent, signal.SIGKILL)
+        if what == f"host{rank}":
+            warden = int(open(f"/proc/{agent}/stat").read().rpartition(")")[2].split()[1])
+            os.kill(warden, signal.SIGKILL)
         if what:
             time.sleep(600)
 found = hashlib.sha256()
@@ -67,38 +74,55 @@ dist.destroy_process_group()
 """
 
 
-def train(box: Box, tmp_path: Path, name: str, *options: str, deaths: str = "", every: int = 10) -> str:
+def train(box: Box, name: str, *options: str, deaths: str = "", every: int = 1000) -> str:
     """The digest of the weights in the end."""
-    result = tmp_path / f"{name}.txt"
-    script, directory = box.script(SCRIPT), box.work / name
-    environment = {"DEATHS": deaths, "EVERY": str(every), "STEPS": str(STEPS), "RESULT": str(result)}
+    result, directory = box.work / f"{name}.txt", box.work / name
     box.start(
-        "--nproc-per-node",
-        "2",
-        "--no-health",
-        "--checkpoint-dir",
-        directory,
-        *options,
-        script,
-        directory,
-        environment=environment,
-    )
+        "--no-health", "--checkpoint-dir", directory, *options, box.script(SCRIPT), directory,
+        environment={"DEATHS": deaths, "EVERY": str(every), "STEPS": str(STEPS), "RESULT": str(result)},
+    )  # fmt: skip
     assert box.end(240) == 0, box.told()
     return result.read_text()
 
 
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """How two ranks end that nobody disturbs."""
+    box = Box(tmp_path_factory.mktemp("calm"))
+    try:
+        yield train(box, "calm", "--nproc-per-node", "2")
+    finally:
+        box.close()
+
+
 def test_ranks_and_agent_die_and_nothing_but_the_steps_since_the_last_one_in_memory_is_lost(
-    box: Box, tmp_path: Path
+    box: Box, calm: str
 ) -> None:
-    killed = train(
-        box, tmp_path, "killed", "--memory-checkpoints", deaths="0:16:rank 1:25:agent", every=10
-    )  # fmt: skip
+    options = ("--nproc-per-node", "2", "--memory-checkpoints")
+    killed = train(box, "killed", *options, deaths="0:16:rank 1:25:agent", every=10)
     status = box.status()
     assert [one["resumed_from_step"] for one in status["attempts"]] == [None, 14, 23]
     told = box.explain()
     assert "resuming from step 14: verified, every checksum holds; brought to the disk from the memory of" in told, told
-    assert killed == train(box, tmp_path, "calm")
+    assert killed == calm
     assert sorted(path.name for path in (box.work / "killed").glob("step-*"))[:2] == ["step-14", "step-19"]
+
+
+def test_what_a_lost_host_left_is_protected_again_and_a_second_loss_is_survived_by_what_came_since(
+    box: Box, calm: str
+) -> None:
+    """Rank 1's host is lost when step 5 is in memory, rank 0's when step 11 is. By then the first one is back, with a
+    memory that was empty: what it was given since is all there is, and no rank ever saves to the disk.
+    """
+    hosts = ("--local-hosts", "--nodes", "2", "--nproc-per-node", "1")
+    lost = train(box, "lost", *hosts, "--memory-checkpoints", deaths="0:6:host1 1:12:host0")
+    assert [one["resumed_from_step"] for one in box.status()["attempts"]] == [None, 5, 11], box.told()
+    told = box.explain()
+    for step, holder in ((5, 0), (11, 1)):
+        assert re.search(
+            rf"resuming from step {step}: [^;]*; brought to the disk from the memory of \S*-{holder} ", told
+        )
+    assert lost == calm
 
 
 def test_a_run_that_ends_leaves_on_disk_what_was_in_memory_only_and_goes_on_from_there(

@@ -2,7 +2,7 @@
 
 No ranks train meanwhile, but an agent beats: its threads have a lower priority. One share is read at a time: the next
 question ends the one before, as does a start of ranks, since nobody waits for it any more. Next:
-``supervisor/reading_call.py`` asks, ``checkpoint/manifest_verify.py`` reads.
+``supervisor/reading_call.py`` asks, ``checkpoint/proof.py`` reads.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import os
 import threading
 
 from gangrun.agent.facts import DiskUsed
+from gangrun.checkpoint.dcp_metadata import MetadataRefused
 from gangrun.checkpoint.dcp_verify import BadFile, UnreadableFile
-from gangrun.checkpoint.manifest_verify import prove_share, read_manifest
+from gangrun.checkpoint.manifest_verify import proof_of
+from gangrun.checkpoint.proof import prove_share
 from gangrun.checkpoint.torch_zip import Damaged
 from gangrun.wire.manifest import ManifestError
 from gangrun.wire.messages import Prove
@@ -49,10 +51,9 @@ class Proving:
                 raise GivenUp("it was given up for what was asked next")
 
         try:
-            manifest = read_manifest(command.directory)
-            if manifest.nonce != command.nonce:
-                return DiskUsed(command, False, "another save is there")
-            prove_share(command.directory, manifest, tick, THREADS_COUNT, command.share, command.readers_count)
-        except (ManifestError, BadFile, Damaged, UnreadableFile, GivenUp) as found:
+            proof = proof_of(command.directory, command.nonce)
+            unproven = prove_share(proof, tick, THREADS_COUNT, command.share, command.readers_count)
+        except (ManifestError, MetadataRefused, BadFile, Damaged, UnreadableFile, GivenUp) as found:
             return DiskUsed(command, False, str(found))
-        return DiskUsed(command, True)
+        why = f"{len(unproven)} pieces of its share cannot be checked" if unproven else ""
+        return DiskUsed(command, not why, why)

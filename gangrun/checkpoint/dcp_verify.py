@@ -10,10 +10,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import blake2b
 from itertools import groupby
 from threading import Event
 
@@ -25,13 +26,15 @@ from gangrun.checkpoint.dcp_metadata import (
     MetadataRefused,
     parse_metadata,
 )
+from gangrun.checkpoint.proof import Proof, ProveAll, Tick, Turn, prove_share
 from gangrun.checkpoint.torch_zip import BUFFER_BYTES, Damaged, Source, looks_like_archive, prove
 from gangrun.core.model import Level
 from gangrun.core.selection import shown
 from gangrun.wire.manifest import MANIFEST_NAME, SAVE_ID_PREFIX
 
 FileMark = tuple[int, int, int, int]  # size, mtime_ns, ctime_ns, inode: a file that keeps them was not written since
-Tick = Callable[[int], None]
+
+SEEN_PREFIX = "seen-"  # of the name of a save that is told by how its files look; no nonce of gangrun's begins so
 
 _BATCH_BYTES = 64 * 1024 * 1024
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
@@ -82,11 +85,14 @@ def screen(directory: str) -> Judgement:
         return Judgement(None, str(found), unreadable=True)
 
 
-def verify(directory: str, tick: Tick | None = None, threads_count: int = 4) -> Judgement:
-    """Structure and every byte. ``tick`` is told how many bytes were read since its last call, from several threads."""
+def verify(
+    directory: str, tick: Tick | None = None, threads_count: int = 4, prove_all: ProveAll | None = None
+) -> Judgement:
+    """Structure and every byte. ``prove_all`` has others read too; it does what ``prove_share`` does."""
     try:
         screened, metadata = _screen(directory)
-        unproven = _prove_all(directory, metadata, tick or (lambda count: None), threads_count)
+        proof = _proof(directory, screened, metadata)
+        unproven = (prove_all or prove_share)(proof, tick or (lambda count: None), threads_count)
         again = tuple((path, mark_of(directory, path)) for path, _ in screened.marks)
     except (MetadataRefused, BadFile, Damaged) as found:
         return Judgement(None, str(found))
@@ -97,7 +103,12 @@ def verify(directory: str, tick: Tick | None = None, threads_count: int = 4) -> 
     level, why = Level.VERIFIED, ""
     if unproven:
         level, why = Level.COMPLETE, _unproven_words(unproven, screened.entry_count)
-    return Judgement(level, why, True, screened.marks, screened.save_id, screened.entry_count, screened.data_bytes)
+    return replace(screened, level=level, why=why, deep=True)
+
+
+def proof_of(directory: str) -> Proof:
+    """What to read of whatever is there now; raises what says that it is not whole, or cannot be seen."""
+    return _proof(directory, *_screen(directory))
 
 
 def mark_of(directory: str, path: str) -> FileMark:
@@ -166,19 +177,17 @@ def opened(directory: str, path: str) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _prove_all(directory: str, metadata: DcpMetadata, tick: Tick, threads_count: int) -> list[str]:
-    """Prove every entry; returns why some could not be, one by one. The first damage in file order is raised."""
-    stop = Event()
-    unproven: list[str] = []
-    with ThreadPoolExecutor(threads_count, thread_name_prefix="verify") as pool:
-        jobs = [pool.submit(_prove_batch, directory, batch, tick, stop) for batch in _batches(metadata.entries)]
-        try:
-            for job in jobs:
-                unproven += job.result()
-        finally:
-            stop.set()
-            pool.shutdown(wait=True, cancel_futures=True)
-    return unproven
+def _proof(directory: str, screened: Judgement, metadata: DcpMetadata) -> Proof:
+    """Nothing in the format binds a shard to its save, so all files as they stand name it: when each was written, not
+    its inode, as some file systems number theirs on each node anew.
+    """
+    files = [(path, size, mtime_ns) for path, (size, mtime_ns, _, _) in screened.marks]
+    name = blake2b(repr((screened.save_id, files)).encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
+    turns = [
+        Turn(sum(entry.length for entry in batch), partial(_prove_batch, directory, batch))
+        for batch in _batches(metadata.entries)
+    ]
+    return Proof(directory, SEEN_PREFIX + name, screened.data_bytes, turns)
 
 
 def _batches(entries: tuple[Entry, ...]) -> Iterator[list[Entry]]:
@@ -238,6 +247,6 @@ def _all_zero(source: Source, entry: Entry) -> bool:
     return True
 
 
-def _unproven_words(unproven: list[str], total: int) -> str:
+def _unproven_words(unproven: Sequence[str], total: int) -> str:
     kinds = sorted(set(unproven))
     return f"{len(unproven)} of {total} pieces cannot be checked: {', '.join(kinds)}"

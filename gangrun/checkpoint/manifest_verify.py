@@ -8,20 +8,20 @@ Next: ``store``, which asks; ``wire/manifest.py`` for the shape.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from threading import Event, Lock, Thread
+from functools import partial
+from threading import Event
 
+from gangrun.checkpoint import dcp_verify
 from gangrun.checkpoint.dcp_metadata import METADATA_NAME
-from gangrun.checkpoint.dcp_verify import BadFile, FileMark, Judgement, Tick, UnreadableFile, mark_of, opened, told
+from gangrun.checkpoint.dcp_verify import BadFile, FileMark, Judgement, UnreadableFile, mark_of, opened, told
+from gangrun.checkpoint.proof import Proof, ProveAll, Tick, Turn, prove_share
 from gangrun.checkpoint.shared_files import shared_words
 from gangrun.checkpoint.torch_zip import BUFFER_BYTES, Damaged, Source
 from gangrun.core.model import Level
 from gangrun.core.selection import shown
-from gangrun.core.sharing import share_of
 from gangrun.wire.manifest import MANIFEST_MAX_BYTES, MANIFEST_NAME, FileRow, Manifest, ManifestError, decode
-
-ProveAll = Callable[[str, Manifest, Tick, int], None]  # directory, manifest, tick, threads; damage is raised
 
 NO_CTIME = 0
 _CHUNKS_AT_ONCE_COUNT = 4
@@ -48,13 +48,10 @@ def screen(directory: str, step: int) -> Judgement:
 def verify(
     directory: str, step: int, tick: Tick | None = None, threads_count: int = 4, prove_all: ProveAll | None = None
 ) -> Judgement:
-    """Structure and every byte. ``tick`` is told how many bytes were read since its last call, from several threads.
-
-    ``prove_all`` has every chunk read by others too (``prove_share``) and raises what ``prove_share`` raises.
-    """
+    """Structure and every byte. ``prove_all`` has others read too; it does what ``prove_share`` does."""
     try:
         screened, manifest = _screen(directory, step)
-        (prove_all or prove_share)(directory, manifest, tick or (lambda count: None), threads_count)
+        (prove_all or prove_share)(proof_by(directory, manifest), tick or (lambda count: None), threads_count)
         again = tuple((path, mark_kept(directory, path)) for path, _ in screened.marks)
     except (ManifestError, BadFile, Damaged) as found:
         return Judgement(None, str(found))
@@ -89,44 +86,31 @@ def _screen(directory: str, step: int) -> tuple[Judgement, Manifest]:
     return Judgement(Level.COMPLETE, "", False, tuple(marks), manifest.nonce, count, manifest.data_bytes), manifest
 
 
-def prove_share(
-    directory: str, manifest: Manifest, tick: Tick, threads_count: int, reader: int = 0, readers_count: int = 1
-) -> None:
-    """Read every chunk of this reader's share; the first damage in file order is raised.
+def proof_of(directory: str, save: str) -> Proof:
+    """What to read of the save of that name, in any format; ``BadFile`` where another one is there.
 
-    No pool of threads: a process could not end before its threads have, and a file server that stands still holds them.
+    Also raises what says that nobody can tell what is there.
     """
-    stop, turns = Event(), _turns(manifest)
-    ends = [(min(chunks.stop * manifest.chunk_bytes, row.size), chunks.start) for row, chunks in turns]
-    share = share_of([end - first * manifest.chunk_bytes for end, first in ends], reader, readers_count)
-    left, lock, wrong = iter(share), Lock(), dict[int, BaseException]()
+    own = not save.startswith(dcp_verify.SEEN_PREFIX)
+    proof = proof_by(directory, read_manifest(directory)) if own else dcp_verify.proof_of(directory)
+    if proof.save != save:
+        raise BadFile("another save is there")
+    return proof
 
-    def read() -> None:
-        while not stop.is_set() and not wrong:
-            with lock:
-                number = next(left, -1)
-            if number < 0:
-                return
-            row, chunks = turns[number]
-            try:
-                _prove(directory, row, chunks, manifest.chunk_bytes, tick, stop)
-            except BaseException as error:  # noqa: BLE001 - a thread's main: whoever waits for it must hear of it
-                wrong[number] = error
 
-    threads = [Thread(target=read, name=f"verify_{i}", daemon=True) for i in range(min(threads_count, len(share)))]
-    for thread in threads:
-        thread.start()
-    try:
-        for thread in threads:
-            thread.join()
-    finally:
-        stop.set()
-    if wrong:
-        raise wrong[min(wrong)]
+def proof_by(directory: str, manifest: Manifest) -> Proof:
+    """What to read; its save is known by the nonce."""
+    turns = [
+        Turn(
+            min(chunks.stop * manifest.chunk_bytes, row.size) - chunks.start * manifest.chunk_bytes,
+            partial(_prove, directory, row, chunks, manifest.chunk_bytes),
+        )
+        for row, chunks in _turns(manifest)
+    ]
+    return Proof(directory, manifest.nonce, manifest.data_bytes, turns)
 
 
 def _turns(manifest: Manifest) -> Sequence[tuple[FileRow, range]]:
-    """Enough of one file to be worth a thread's turn."""
     return [
         (row, range(first, min(first + _CHUNKS_AT_ONCE_COUNT, count)))
         for row in manifest.files
@@ -135,12 +119,12 @@ def _turns(manifest: Manifest) -> Sequence[tuple[FileRow, range]]:
     ]
 
 
-def _prove(directory: str, row: FileRow, chunks: range, chunk_bytes: int, tick: Tick, stop: Event) -> None:
+def _prove(directory: str, row: FileRow, chunks: range, chunk_bytes: int, tick: Tick, stop: Event) -> Sequence[str]:
     source = Source(tick)
     with opened(directory, row.path) as source.descriptor, told(row.path):
         for chunk in chunks:
             if stop.is_set():
-                return
+                break
             offset = chunk * chunk_bytes
             try:
                 found = source.crc(offset, min(chunk_bytes, row.size - offset))
@@ -149,3 +133,4 @@ def _prove(directory: str, row: FileRow, chunks: range, chunk_bytes: int, tick: 
             if found != row.crc_of(chunk):
                 said = f"{shown(row.path)} is damaged: the checksum of its bytes from {offset} on is wrong"
                 raise Damaged(said + shared_words(directory, row.path))
+    return ()

@@ -15,9 +15,9 @@ from threading import Lock
 
 from gangrun.checkpoint import manifest_verify, safetensors_verify
 from gangrun.checkpoint.dcp_verify import Judgement, screen, verify
-from gangrun.checkpoint.manifest_verify import ProveAll
 from gangrun.checkpoint.memory import Memory
 from gangrun.checkpoint.opinion import Opinions, Validator
+from gangrun.checkpoint.proof import ProveAll
 from gangrun.checkpoint.request_record import RequestRecord, load_record, save_record
 from gangrun.checkpoint.scan import StepDirectory, StepPattern, StorageUnreadable, list_steps, look_at, step_pattern
 from gangrun.checkpoint.set_aside import Moved, put_back, set_aside, to_move
@@ -85,7 +85,7 @@ class CheckpointRoom:
     ) -> None:
         """``run_directory`` keeps explicit resume requests; ``progress`` is called from reading threads, one by one;
         ``validator`` is asked of what was read and found valid, and of formats that are not known. ``prove_all`` shares
-        the reading of gangrun's own checkpoints with others.
+        the reading with others.
         """
         self._prove_all = prove_all
         self._opinions = Opinions(validator)
@@ -267,7 +267,7 @@ class CheckpointRoom:
             return manifest_verify.verify(found.path, found.step, tick, self._threads_count, self._prove_all)
         if found.kind is Kind.SAFETENSORS:
             return safetensors_verify.verify(found.path)
-        return verify(found.path, tick, self._threads_count)
+        return verify(found.path, tick, self._threads_count, self._prove_all)
 
     def _ticker(self, found: StepDirectory, judged: Judgement) -> Callable[[int], None] | None:
         progress = self._progress

@@ -2,24 +2,22 @@
 
 The checkpoint thread stands in ``prove_all`` while the supervisor's loop asks the agents; the loop answers through
 ``dealt`` and ``proven``. Only what this host finds damaged itself is damaged: what another node could not read, or
-found wrong, is read again here. Whatever the loop does, this thread waits for a bounded time.
+found wrong or could not check, is read again here. Whatever the loop does, this thread waits for a bounded time.
 Next: ``core/sharing.py`` deals out, ``supervisor/reading_call.py`` asks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from gangrun.checkpoint.dcp_verify import Tick
-from gangrun.checkpoint.manifest_verify import prove_share
+from gangrun.checkpoint.proof import Proof, Tick, prove_share
 from gangrun.cli.terminal import size_words
 from gangrun.core.sharing import patience_s, readers_max_count
 from gangrun.ports import ReadingAsked
-from gangrun.wire.manifest import Manifest
 
 LOOP_WITHIN_S = 10.0  # so late the loop may be with an answer
 T = TypeVar("T")
@@ -58,19 +56,18 @@ class SharedReading:
         finally:
             self._wanted = False
 
-    def prove_all(self, directory: str, manifest: Manifest, tick: Tick, threads_count: int) -> None:
+    def prove_all(self, proof: Proof, tick: Tick, threads_count: int) -> Sequence[str]:
         """What ``prove_share`` does for the whole, and raises."""
-        most = readers_max_count(manifest.data_bytes, self._share_bytes) if self._wanted else 1
+        most = readers_max_count(proof.data_bytes, self._share_bytes) if self._wanted else 1
         if most == 1:
-            prove_share(directory, manifest, tick, threads_count)
-            return
+            return prove_share(proof, tick, threads_count)
         began, self._number = self._now(), self._number + 1
-        asked = ReadingAsked(self._number, directory, manifest.nonce, most)
+        asked = ReadingAsked(self._number, proof.directory, proof.save, most)
         self._post(asked)
         own, count = self._answer(self._dealt, LOOP_WITHIN_S) or (0, 1)
         left_s = 0.0
         try:
-            prove_share(directory, manifest, tick, threads_count, own, count)
+            unproven = prove_share(proof, tick, threads_count, own, count)
             left_s = patience_s(self._now() - began)
         finally:
             self._post(replace(asked, left_s=left_s))
@@ -79,11 +76,12 @@ class SharedReading:
             told = self._answer(self._proven, left_s + LOOP_WITHIN_S)
             unread = dict.fromkeys(set(range(count)) - {own}, "no answer") if told is None else told
         for share in sorted(unread):
-            prove_share(directory, manifest, tick, threads_count, share, count)
+            unproven += prove_share(proof, tick, threads_count, share, count)
         nodes = f"{count - len(unread)} node{'' if count - len(unread) == 1 else 's'}"
-        words = f"; read by {nodes}, {size_words(manifest.data_bytes)} in {self._now() - began:.1f} s"
+        words = f"; read by {nodes}, {size_words(proof.data_bytes)} in {self._now() - began:.1f} s"
         again = "; ".join(sorted(set(unread.values())))
-        self._words[directory] = words + (f", what fell to others was read again here ({again})" if again else "")
+        self._words[proof.directory] = words + (f", what fell to others was read again here ({again})" if again else "")
+        return unproven
 
     def _answer(self, queue: SimpleQueue[tuple[int, T]], within_s: float) -> T | None:
         """What the loop says to this question; late answers to earlier ones are passed over."""

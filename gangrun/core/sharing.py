@@ -1,7 +1,7 @@
 """How the reading of one checkpoint is dealt out among several readers (room: core).
 
 Each works its own share out of the same list, so that nothing but the list has to be agreed on. Shares are runs of
-neighbours, since storage likes to be read in order. Next: ``checkpoint/manifest_verify.py`` reads one,
+neighbours, since storage likes to be read in order. Next: ``checkpoint/proof.py`` reads one,
 ``training/reading_together.py`` has all ranks read, ``supervisor/reading_call.py`` all nodes.
 """
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from gangrun.agent.proving import Proving
 from gangrun.checkpoint.store import CheckpointRoom
 from gangrun.cli.shared_reading import SharedReading
 from gangrun.cli.times import steady_now
+from gangrun.core.model import Level
 from gangrun.core.selection import Chosen, parse_resume
 from gangrun.ports import ReadingAsked
 from gangrun.wire.messages import Prove
@@ -43,6 +49,14 @@ class Told:
             choice = self.room.choose_and_set_aside(parse_resume("auto"), "r-0").choice
         assert isinstance(choice, Chosen)
         return choice.checkpoint.step, choice.reason, self.reading.words_of(choice.checkpoint.path)
+
+
+def by_agents(asked: ReadingAsked) -> Unread:
+    """What becomes of the shares of others, each read as an agent reads it."""
+    shares = [Prove(1, (1, share), asked.directory, asked.nonce, share, 4) for share in (0, 1, 3)]
+    with ThreadPoolExecutor(1) as agents:  # its thread keeps the priority that it is given
+        answers = list(agents.map(Proving().answer, shares))
+    return {one.command.act[1]: one.why for one in answers if not one.ok}
 
 
 def test_others_are_asked_for_a_large_one_and_it_is_remembered(tmp_path: Path) -> None:
@@ -80,15 +94,46 @@ def test_damage_wherever_it_is_is_found_by_whose_share_it_is(tmp_path: Path, sha
     saves.own(tmp_path, 7, 8)
     saves.flip(saves.own(tmp_path, 9, 8), f"__{shard}_0.distcp")
 
-    def read(asked: ReadingAsked) -> Unread:
-        shares = [Prove(1, (1, share), asked.directory, asked.nonce, share, 4) for share in (0, 1, 3)]
-        with ThreadPoolExecutor(1) as agents:  # its thread keeps the priority that it is given
-            answers = list(agents.map(Proving().answer, shares))
-        return {one.command.act[1]: one.why for one in answers if not one.ok}
-
-    step, reason, words = Told(tmp_path, read).choose()
+    step, reason, words = Told(tmp_path, by_agents).choose()
     assert step == 7 and words.startswith("; read by 4 nodes")
     assert f"step 9: __{shard}_0.distcp is damaged" in reason
+
+
+def test_plain_checkpoints_are_read_by_all_too_and_damage_is_found_wherever_it_is(tmp_path: Path) -> None:
+    saves.plain(tmp_path, 7, 8)
+    for shard in range(8):
+        save = saves.plain(tmp_path, 8 + shard, 8)
+        saves.flip(save, saves.files_of(save)[shard])
+    told = Told(tmp_path, by_agents)
+    with told.reading.shared():
+        found = {one.step: one for one in told.room.survey()}
+    assert [step for step, one in found.items() if one.valid] == [7]
+    for shard in range(8):
+        assert f"in __0_{shard}.distcp is damaged: checksum" in found[8 + shard].why_not
+    assert re.match(r"; read by 4 nodes, \d+\.\d kB in \d+\.\d s$", told.reading.words_of(found[7].path))
+
+
+def test_a_node_that_sees_other_files_proves_nothing_of_a_plain_one(tmp_path: Path) -> None:
+    save = saves.plain(tmp_path, 7, 8)
+    stale = Path(shutil.copytree(save, tmp_path / "stale" / "step-7"))
+    os.utime(stale / saves.files_of(stale)[0], (1, 1))
+    told = Told(tmp_path, lambda asked: by_agents(replace(asked, directory=str(stale))))
+    step, _, words = told.choose()
+    assert step == 7 and words.startswith("; read by 1 node, ")
+    assert words.endswith("what fell to others was read again here (another save is there)")
+
+
+def test_what_nobody_can_check_is_complete_and_every_piece_is_counted(tmp_path: Path) -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        saves.plain(tmp_path, 7, 8)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    told = Told(tmp_path, by_agents)
+    with told.reading.shared():
+        found = told.room.survey()[0]
+    assert (found.level, found.valid) == (Level.COMPLETE, True)
+    assert found.why_not == "8 of 8 pieces cannot be checked: written without checksums"
 
 
 def test_where_nobody_answers_all_is_read_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

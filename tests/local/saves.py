@@ -24,6 +24,24 @@ def write(root: Path, steps: tuple[int, ...]) -> None:
             dcp.save({"model": weights, "step": step}, checkpoint_id=root / f"step-{step}")
 
 
+def plain(directory: Path, step: int, tensors_count: int) -> Path:
+    """``step-N`` by torch's own saver, each tensor in a file of its own: ``files_of`` gives them as they are read."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    save = directory / f"step-{step}"
+    weights = {f"w{i:02d}": torch.full((1000,), float(step + i)) for i in range(tensors_count)}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        dcp.save(weights, storage_writer=dcp.FileSystemWriter(save, single_file_per_rank=False, sync_files=False))
+    return save
+
+
+def files_of(save: Path) -> list[str]:
+    """The shards of a checkpoint, by name."""
+    return sorted(path.name for path in save.glob("*.distcp"))
+
+
 def own(directory: Path, step: int, shards_count: int) -> Path:
     """``step-N`` as gangrun proves it: its manifest holds for every byte. Its tensors are none, so nothing loads it."""
     save = directory / f"step-{step}"

@@ -7,19 +7,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.local import saves
 from tests.local.harness import Box
 
 SHARDS_COUNT = 12
 STUCK = """
 import sys, threading
-from gangrun.checkpoint.manifest_verify import prove_share, read_manifest
+from gangrun.checkpoint import dcp_verify, manifest_verify
 reads = threading.Event()
 def never(count):
     reads.set()
     threading.Event().wait()
-what = sys.argv[1], read_manifest(sys.argv[1]), never, 4
-threading.Thread(target=prove_share, args=what, daemon=True).start()
+what = {"own": (manifest_verify.verify, (sys.argv[1], 7, never)), "plain": (dcp_verify.verify, (sys.argv[1], never))}
+verify, told = what[sys.argv[2]]
+threading.Thread(target=verify, args=told, daemon=True).start()
 assert reads.wait(60)
 """
 
@@ -42,6 +45,25 @@ def test_agents_of_all_nodes_read_it_and_damage_in_any_share_is_found(box: Box) 
         assert f"step {step}: __{shard}_0.distcp is damaged" in told
 
 
-def test_a_process_ends_though_its_reading_never_does(tmp_path: Path) -> None:
-    save = saves.own(tmp_path, 7, SHARDS_COUNT)
-    assert subprocess.run([sys.executable, "-c", STUCK, str(save)], check=False, timeout=120).returncode == 0
+def test_agents_read_a_plain_checkpoint_too(box: Box) -> None:
+    directory = box.work / "its ckpt"
+    for step in (10, 20, 30):
+        save = saves.plain(directory, step, SHARDS_COUNT)
+        shards = saves.files_of(save)
+        if step > 10:
+            saves.flip(save, shards[0 if step == 20 else -1])  # the one's share, and the other's
+    script = box.script("")
+    box.start(
+        "--nodes", "2", "--local-hosts", "--no-health", "--reading-share", "1K", "--checkpoint-dir", directory, script
+    )  # fmt: skip
+    assert box.end(deadline_s=120.0) == 0, box.told()
+    assert box.status()["attempts"][0]["resumed_from_step"] == 10
+    told = box.explain()
+    assert re.search(r"read by [12] nodes?, \d+\.\d kB in \d+\.\d s", told), told
+    assert all(re.search(rf"step {step}: \w+ in \w+\.distcp is damaged", told) for step in (20, 30)), told
+
+
+@pytest.mark.parametrize("kind", ["own", "plain"])
+def test_a_process_ends_though_its_reading_never_does(tmp_path: Path, kind: str) -> None:
+    save = (saves.own if kind == "own" else saves.plain)(tmp_path, 7, SHARDS_COUNT)
+    assert subprocess.run([sys.executable, "-c", STUCK, str(save), kind], check=False, timeout=120).returncode == 0

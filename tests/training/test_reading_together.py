@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from gangrun.training import grouping  # noqa: E402
+from tests.local.saves import files_of, plain  # noqa: E402
 
 WORLD = 3
 pytestmark = pytest.mark.timeout(900)
@@ -55,15 +56,16 @@ def test_ranks_prove_together_and_one_ranks_trouble_is_no_damage(saves: Path, tm
     broken, blind = shutil.copytree(saves, tmp_path / "broken"), shutil.copytree(saves, tmp_path / "blind")
     damage(shards(broken / "step-2")[-1])
     damage(shards(broken / "step-1")[0])
-    told = [str(saves), "-1", str(saves), "-1", str(broken), "-1", str(blind), "1"]
+    foreign = plain(tmp_path / "plain", 2, 12)
+    told = [str(saves), "-1", str(saves), "-1", str(broken), "-1", str(blind), "1", str(foreign.parent), "-1"]
     command = [sys.executable, str(Path(__file__).with_name("readers.py")), str(tmp_path / "out"), str(WORLD), *told]
     done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
     rows.sort(key=lambda row: (row["phase"], row["rank"]))
-    assert [row["chosen"] for row in rows] == [2] * WORLD + [2] * WORLD + [0] * WORLD + [2] * WORLD
+    assert [row["chosen"] for row in rows] == [2] * WORLD + [2] * WORLD + [0] * WORLD + [2] * WORLD * 2
 
-    first, again, _, blinded = ([row["read"] for row in rows if row["phase"] == phase] for phase in range(4))
+    first, again, _, blinded, other = ([row["read"] for row in rows if row["phase"] == phase] for phase in range(5))
     names = {f"step-2/{path.name}" for path in (saves / "step-2").iterdir()} - {"step-2/gangrun.json"}
     assert len(names) > 10 and Counter(name for read in first for name in read) == Counter(names), "each by one rank"
     assert all(2 <= len(read) <= 6 for read in first)
@@ -72,3 +74,6 @@ def test_ranks_prove_together_and_one_ranks_trouble_is_no_damage(saves: Path, tm
     assert sorted(path.name for path in broken.glob("step-*")) == ["step-0"], "the other two were set aside"
     assert not any(name.endswith(".distcp") for name in blinded[1])
     assert {name for read in blinded for name in read} == names, "the first rank reads what another could not"
+
+    assert Counter(name for read in other for name in read) == Counter(f"step-2/{name}" for name in files_of(foreign))
+    assert [len(read) for read in other] == [4] * WORLD, "a plain one is read by all too"

@@ -1,0 +1,71 @@
+"""Room: checkpoint. What has to be read so that one save is proven: turns of work for threads, and shares of them.
+
+Next: ``dcp_verify`` and ``manifest_verify`` make the turns of their formats, ``core/sharing.py`` deals them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Event, Lock, Thread
+
+from gangrun.core.sharing import share_of
+
+Tick = Callable[[int], None]  # so many bytes were read since its last call; called from several threads
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Enough of one file to be worth a thread's turn.
+
+    ``read`` compares it until the event is set; it raises damage, and returns why some pieces could not be checked.
+    """
+
+    size_bytes: int
+    read: Callable[[Tick, Event], Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """All of one save, in file order."""
+
+    directory: str
+    save: str  # tells this save from another one at that place, in the same words on every node
+    data_bytes: int
+    turns: Sequence[Turn]
+
+
+ProveAll = Callable[[Proof, Tick, int], Sequence[str]]  # with so many threads; returns and raises as ``prove_share``
+
+
+def prove_share(proof: Proof, tick: Tick, threads_count: int, reader: int = 0, readers_count: int = 1) -> list[str]:
+    """Read all of this reader's share; the first damage in file order is raised. Returns what its turns return.
+
+    No pool of threads: a process could not end before its threads have, and a file server that stands still holds them.
+    """
+    share = share_of([turn.size_bytes for turn in proof.turns], reader, readers_count)
+    stop, left, lock = Event(), iter(share), Lock()
+    unproven, wrong = list[str](), dict[int, BaseException]()
+
+    def read() -> None:
+        while not stop.is_set() and not wrong:
+            with lock:
+                number = next(left, -1)
+            if number < 0:
+                return
+            try:
+                unproven.extend(proof.turns[number].read(tick, stop))
+            except BaseException as error:  # noqa: BLE001 - a thread's main: whoever waits for it must hear of it
+                wrong[number] = error
+
+    threads = [Thread(target=read, name=f"verify_{i}", daemon=True) for i in range(min(threads_count, len(share)))]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    finally:
+        stop.set()
+    if wrong:
+        raise wrong[min(wrong)]
+    return unproven

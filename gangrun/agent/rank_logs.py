@@ -19,6 +19,7 @@ from gangrun.agent.capped_log import CappedLog
 from gangrun.wire.spec import LogSpec
 
 READ_BYTES = 256 * 1024
+PIPE_MAX_BYTES = 1024 * 1024  # no pipe holds more unless root has made it larger
 LINE_MAX_BYTES = 64 * 1024
 PARTIAL_AFTER_S = 1.0  # a prompt or a progress bar without a newline is shown this late
 SPOOL_MAX_BYTES = 16 * 1024 * 1024
@@ -39,8 +40,6 @@ class _Stream:
 @dataclass(slots=True)
 class _RankOutput:
     output_bytes: int = 0
-    open_count: int = 0
-    drained: threading.Event = field(default_factory=threading.Event)
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES_COUNT))
     tail_bytes: int = 0
 
@@ -68,7 +67,8 @@ class RankLogs:
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
-        self._closing = False
+        self._closing = self._over = False
+        self._asked: deque[tuple[int, threading.Event]] = deque()
         self._lines: deque[tuple[int, bytes]] = deque()
         self._spooled_bytes = 0
         self._dropped_count = self._dropped_bytes = 0
@@ -86,7 +86,7 @@ class RankLogs:
 
     def add(self, rank: int, stdout_fd: int, stderr_fd: int) -> None:
         """Take over the read ends of a rank's pipes; they are closed here."""
-        self._ranks[rank] = _RankOutput(open_count=2)
+        self._ranks[rank] = _RankOutput()
         for fd, is_stderr in ((stdout_fd, False), (stderr_fd, True)):
             os.set_blocking(fd, False)
             self._streams[fd] = _Stream(rank, fd, is_stderr)
@@ -103,10 +103,15 @@ class RankLogs:
         output = self._ranks.get(rank)
         return list(output.tail) if output else []
 
-    def wait_drained(self, rank: int, within_s: float) -> bool:
-        """Wait until all that the rank printed is read; False if something else holds its pipes open."""
-        output = self._ranks.get(rank)
-        return output is None or output.drained.wait(within_s)
+    def wait_read(self, rank: int, within_s: float) -> bool:
+        """Wait until all that the rank has printed by now is read, whoever else may hold its pipes open."""
+        read = threading.Event()
+        with self._changed:
+            if self._over:
+                return True
+            self._asked.append((rank, read))
+            self._wake()
+        return read.wait(within_s)
 
     def say(self, text: str) -> None:
         """A line of gangrun's own in the node's log."""
@@ -116,28 +121,29 @@ class RankLogs:
         """Read what is left, write what the disk takes; False if something was not written in time."""
         self._closing = True
         self._wake()
-        self._reader.join(within_s / 2)
-        with self._changed:
-            self._changed.notify_all()
-        return self._written.wait(within_s / 2)
+        return self._written.wait(within_s)
 
     def _wake(self) -> None:
-        try:
-            os.write(self._wake_write, b"x")
-        except (BlockingIOError, OSError):
-            return  # it is awake, or gone
+        with self._changed:
+            if self._over:
+                return
+            try:
+                os.write(self._wake_write, b"x")
+            except BlockingIOError:
+                return  # it is awake
 
     # ---- the reading thread ----------------------------------------------------------------------------------------
 
     def _read_loop(self) -> None:
         while True:
-            partial = any(stream.partial for stream in self._streams.values())
+            partial = any(stream.partial for stream in list(self._streams.values()))  # ``add`` puts more there
             ready = self._selector.select(PARTIAL_AFTER_S / 2 if partial else None)
             for key, _ in ready:
                 if key.fd == self._wake_read:
                     os.read(self._wake_read, 4096)
                 else:
                     self._read(self._streams[key.fd])
+            self._answer()
             now = self._now()
             for stream in list(self._streams.values()):
                 if stream.partial and (self._closing or now - stream.partial_since >= PARTIAL_AFTER_S):
@@ -146,23 +152,40 @@ class RankLogs:
                 break
         for stream in list(self._streams.values()):
             self._end(stream)
-        os.close(self._wake_read)
-        os.close(self._wake_write)
-        self._selector.close()
         with self._changed:
+            self._over = True
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            self._selector.close()
+            for _, read in self._asked:
+                read.set()
             self._lines.append((-2, b""))  # the end
             self._changed.notify_all()
 
-    def _read(self, stream: _Stream) -> None:
+    def _answer(self) -> None:
+        """To whoever waits until all is read that a rank had printed when it was asked."""
+        with self._changed:
+            asked, self._asked = self._asked, deque()
+        for rank, read in asked:
+            for stream in [stream for stream in list(self._streams.values()) if stream.rank == rank]:
+                left_bytes = PIPE_MAX_BYTES
+                while (count := self._read(stream)) and (left_bytes := left_bytes - count) > 0:
+                    pass
+                if count is not None and stream.partial:
+                    self._flush(stream)
+            read.set()
+
+    def _read(self, stream: _Stream) -> int | None:
+        """How many bytes came, 0 where none wait; None at the end of the stream, which is closed."""
         try:
             data = os.read(stream.fd, READ_BYTES)
         except BlockingIOError:
-            return
+            return 0
         except OSError:
             data = b""
         if not data:
             self._end(stream)
-            return
+            return None
         self._ranks[stream.rank].output_bytes += len(data)
         *lines, rest = (stream.partial + data).split(b"\n")
         for line in lines:
@@ -173,6 +196,7 @@ class RankLogs:
         if rest and (lines or not stream.partial):
             stream.partial_since = self._now()
         stream.partial = rest
+        return len(data)
 
     def _flush(self, stream: _Stream) -> None:
         rest, stream.partial = stream.partial, b""
@@ -182,12 +206,8 @@ class RankLogs:
         if stream.partial:
             self._flush(stream)
         self._selector.unregister(stream.fd)
+        del self._streams[stream.fd]  # first: a rank that is being started may get the number as soon as it is free
         os.close(stream.fd)
-        del self._streams[stream.fd]
-        output = self._ranks[stream.rank]
-        output.open_count -= 1
-        if output.open_count == 0:
-            output.drained.set()
 
     def _take(self, stream: _Stream, line: bytes) -> None:
         """One line without its newline; of what a progress bar overwrote only the last is kept."""

@@ -16,7 +16,7 @@ from gangrun.agent.rank_files import RankFiles
 from gangrun.agent.rank_logs import RankLogs
 from gangrun.core.model import RankExit
 
-DRAIN_WITHIN_S = 0.1  # for the last lines of its stderr; a child of it may hold the pipe open
+READ_WITHIN_S = 5.0  # for its last lines, which lie in its pipes: only a node that hardly runs needs longer
 
 
 class Child(Protocol):
@@ -60,7 +60,7 @@ def watch(
         at, ours, last_step = now(), by_us(), step()
         orphaned()
         rank.ended.set()
-        logs.wait_drained(rank.rank, DRAIN_WITHIN_S)
+        logs.wait_read(rank.rank, READ_WITHIN_S)
         failed = code != 0
         rank.exit = RankExit(
             rank=rank.rank,

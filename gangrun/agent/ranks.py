@@ -36,7 +36,8 @@ from gangrun.wire.progress import Slot
 from gangrun.wire.spec import LogSpec
 
 SLATE_WITHIN_S = 5.0
-LOGS_CLOSE_WITHIN_S = 2.0
+LOGS_CLOSE_WITHIN_S = 2.0  # between two attempts, when the agent has to beat
+LOGS_CLOSE_AT_END_S = 8.0  # of which nothing else waits
 ENDED_WITHIN_S = 1.0
 HELD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # from every process of a job step, by the scheduler
 
@@ -224,7 +225,7 @@ class RankGang:
             rank.watched.child.wait()
             rank.watched.ended.set()
 
-    def _forget(self) -> None:
+    def _forget(self, within_s: float = LOGS_CLOSE_WITHIN_S) -> None:
         """Let go of a gang that has ended."""
         gang, self._gang = self._gang, None
         if gang is None:
@@ -232,7 +233,7 @@ class RankGang:
         for rank in gang.ranks.values():
             if rank.watched.ended.wait(ENDED_WITHIN_S):  # until then its watcher may still read the slot
                 rank.slot.close()
-        gang.logs.close(LOGS_CLOSE_WITHIN_S)
+        gang.logs.close(within_s)
         gang.files.remove()
 
     # ---- looking ---------------------------------------------------------------------------------------------------
@@ -327,7 +328,7 @@ class RankGang:
 
     def close(self) -> None:
         """Let go of files and threads; the ranks must have ended."""
-        self._forget()
+        self._forget(LOGS_CLOSE_AT_END_S)
 
 
 def _step_of(slot: Slot) -> Callable[[], int]:

@@ -283,12 +283,12 @@ def test_a_silent_supervisor_is_replaced_and_ranks_run_on(node: Node):
     ranks = node.launch(0)
     node.acking = False
 
-    def asked_for() -> bool:
+    def asked_for() -> list[str]:
         node.pump(0.05)
-        return (node.folder / "supervisor").exists()
+        path = node.folder / "supervisor"
+        return path.read_text().split() if path.exists() else []
 
-    until(asked_for, 10, "the warden was asked for a supervisor")
-    words = (node.folder / "supervisor").read_text().split()
+    words = until(asked_for, 10, "the warden was asked for a supervisor")
     assert words[:2] == ["--term-min", "2"]
     assert '["n0"]' in words
     node.lead()

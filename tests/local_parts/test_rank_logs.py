@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -60,7 +61,7 @@ def test_lines_are_prefixed_and_the_tail_of_stderr_is_kept_apart(start: Start) -
     os.write(pipes.err, b"bad \xff\xfe byte\n")
     os.write(pipes.out, b"o\n\n")
     pipes.hang_up()
-    assert pipes.logs.wait_drained(7, 60)
+    assert pipes.logs.wait_read(7, 60)
     assert pipes.logs.close(60)
     assert sorted(pipes.text().splitlines()) == [
         "[n0:rank7] ",
@@ -166,9 +167,29 @@ def test_a_disk_that_refuses_is_tried_again_and_the_loss_is_told(start: Start, t
     assert "[n0:rank7] lost" not in pipes.text()
 
 
-def test_pipes_that_something_else_holds_do_not_hold_the_end_up(start: Start) -> None:
+def test_pipes_that_something_else_holds_hold_up_neither_the_last_words_nor_the_end(start: Start) -> None:
     pipes = start()
-    os.write(pipes.out, b"last words\n")
-    assert not pipes.logs.wait_drained(7, 0.05)
-    assert pipes.logs.close(4)
-    assert "last words" in pipes.text()
+    os.write(pipes.err, b"x" * 300_000 + b"\nlast words\nand no newline")
+    assert pipes.logs.wait_read(7, 60)
+    assert pipes.logs.stderr_tail(7)[-2:] == ["last words", "and no newline"]
+    assert pipes.logs.close(60)
+    assert "last words\n[n0:rank7] and no newline\n" in pipes.text()
+    assert pipes.logs.wait_read(7, 60), "who asks afterwards does not wait"
+
+
+def test_ranks_that_end_while_others_are_being_started_cost_nobody_a_line(tmp_path: Path) -> None:
+    """A file number is given away again as soon as it is free."""
+    logs, count, interval_s = RankLogs("n0", tmp_path, LogSpec(), boottime), 10_000, sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for rank in range(count):
+            out_read, out = os.pipe()
+            err_read, err = os.pipe()
+            logs.add(rank, out_read, err_read)
+            os.write(out, b"at once\n")
+            os.close(out)
+            os.close(err)
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert logs.close(60)
+    assert (tmp_path / "n0.log").read_text().count(" at once\n") == count

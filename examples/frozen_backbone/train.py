@@ -85,8 +85,6 @@ def train(args: argparse.Namespace) -> None:
             if ckpt.step(step, loss=loss.item()).stop:
                 break
             time.sleep(max(0.0, args.step_time - (time.monotonic() - began)))
-        else:
-            ckpt.save(args.steps - 1, wait=True)
     if dist.get_rank() == 0:
         shown(args.checkpoint_dir)
 

@@ -79,9 +79,8 @@ def main() -> None:
                 break
             time.sleep(max(0.0, args.step_time - (time.monotonic() - began)))
         else:
-            ckpt.save(args.steps - 1, wait=True)
             if dist.get_rank() == 0:
-                print(f"finished after step {args.steps - 1}", flush=True)
+                print(f"finished after step {args.steps - 1}, which is saved next", flush=True)
     dist.barrier()
     dist.destroy_process_group()
 

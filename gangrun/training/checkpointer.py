@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import os
 import secrets
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
@@ -32,7 +33,7 @@ from gangrun.training.clock import Clock, RealClock
 from gangrun.training.grouping import Grouping
 from gangrun.training.keeping import Keeping
 from gangrun.training.plan import Planning
-from gangrun.training.ranks import Ranks
+from gangrun.training.ranks import RankGone, Ranks
 from gangrun.training.saver import Save, Saver
 from gangrun.training.schedule import Schedule
 from gangrun.training.snapshot import HostBuffer, Snapshot
@@ -66,8 +67,8 @@ class Checkpointer:
     the same on all ranks: a data cursor counts samples of all ranks, as ``gangrun.GlobalBatchSampler`` does.
     ``interval``: "auto", a whole number of steps, or seconds as a float; "auto" weighs the measured stall against the
     time between failures, of which ``mtbf_s`` (seconds, of the whole job) may tell what is known. None: ranks save to
-    the nodes' memory alone, from where gangrun brings a step to the disk every ``--flush-every``, and the last one to
-    the disk at ``close()``; where nothing does, it is "auto".
+    the nodes' memory alone, from where gangrun brings a step to the disk every ``--flush-every``; where nothing does,
+    it is "auto". Whatever it is, the last step is saved to the disk at the end, by ``close()`` or the ``with`` block.
     ``keep``: newest checkpoints that stay, or a ``Keep``; None: all of them.
     ``full_every``: files whose tensors did not change since the last checkpoint are shared with it (hard links), by at
     most so many checkpoints, and then written again; 1: never. Unless told it is 10, and never more than ``keep`` - 1:
@@ -114,8 +115,8 @@ class Checkpointer:
         self._keeping = keeping
         writing = delta.Delta(self._staging.directory, shared_by, grouping)
         kept = memory_saving.kept_of(self._ranks, self._staging.directory)
-        self._memory_only = interval is None and kept is not None and environment.flush_every_s() > 0
-        interval = "auto" if interval is None and not self._memory_only else interval
+        memory_only = interval is None and kept is not None and environment.flush_every_s() > 0
+        interval = "auto" if interval is None and not memory_only else interval
         self._schedule = Schedule(interval, self._ranks, self._clock, failures_count=attempt, mtbf_s=mtbf_s)
         memory = None if kept is None else memory_saving.MemorySaving(kept, self._staging, self._clock)
         self._memory_schedule = Schedule(
@@ -127,6 +128,7 @@ class Checkpointer:
         self._step = -1
         self._saved_step = -1
         self._proven_readable = self._closed = False
+        self._error_before = id(sys.exc_info()[1])
         progress.hold_requests()
         progress.save_on_stop()
         atexit.register(_finish, weakref.ref(self))
@@ -182,6 +184,7 @@ class Checkpointer:
         leave the loop; what had to be saved is. A save that failed in the background is told by a
         ``CheckpointWarning``.
         """
+        self._demand_open()
         progress.step(step, loss, grad_norm)
         self._step = step
         if self._data is not None and hasattr(self._data, "trained"):
@@ -215,6 +218,7 @@ class Checkpointer:
         Raises ``CheckpointError`` with ``wait`` if it could not be written, ValueError where the ranks' states do not
         fit together, TypeError for a state that could not be read back. The same step is not saved twice.
         """
+        self._demand_open()
         if step == self._saved_step:
             if wait:
                 self._wait_for_all()
@@ -256,9 +260,16 @@ class Checkpointer:
 
         return buffer.take(plan, planner.lookup_object, object_of)
 
+    def _demand_open(self) -> None:
+        if self._closed:
+            raise CheckpointError(
+                f"this Checkpointer of {self._staging.directory} is closed: nothing is saved any more"
+            )
+
     def _wait_for_all(self) -> None:
-        for save in self._saves:
-            save.done.wait()
+        with progress.saving():
+            for save in self._saves:
+                save.done.wait()
         failures = self._ended()
         if failures:
             raise CheckpointError("; ".join(failures))
@@ -288,21 +299,47 @@ class Checkpointer:
             warnings.warn(failure, CheckpointWarning, stacklevel=3)
 
     def close(self) -> None:
-        """Finish the saves that are under way. Raises ``CheckpointError`` if one of them failed; may be called again.
+        """Save the last step unless it is saved, and finish what is under way; called by all ranks, before
+        ``dist.destroy_process_group()``. Nothing is saved by it while an error is under way, as in a ``finally``.
 
-        Before ``dist.destroy_process_group()``.
+        Raises ``CheckpointError`` if the last step or another one under way could not be saved; may be called again.
         """
         if self._closed:
             return
-        if self._memory_only and self._step > self._saved_step:
-            self.save(self._step)
-        self._closed = True
-        self._saver.close()
-        if self._ranks.rank == 0:
-            self._staging.close()
-        failures = self._ended()
+        try:
+            told = self._save_the_end()
+        finally:
+            self._closed = True
+            with progress.saving():
+                self._saver.close()
+            if self._ranks.rank == 0:
+                self._staging.close()
+        failures = [*told, *self._ended()]
         if failures:
             raise CheckpointError("; ".join(failures))
+
+    def _save_the_end(self) -> list[str]:
+        """Begin to save the last step, if it is not saved; why it is not, and what failed before where it is not."""
+        error = sys.exc_info()[1]
+        if error is not None and id(error) != self._error_before:
+            return []  # its state may be of half a step, and the other ranks are elsewhere
+        with progress.saving():
+            for save in self._saves:
+                save.done.wait()  # so that all ranks know alike what is saved
+        failures = self._ended()
+        step = self._step
+        try:
+            last, first, unsaved = self._ranks.largest(step, -step, int(step > self._saved_step))
+        except RankGone as gone:
+            return [*failures, f"step {step}, the last one, was not saved: {gone}"]
+        if unsaved and last != -first:
+            failures.append(f"no last step was saved: one rank ended after step {-first} and another after step {last}")
+        elif unsaved:
+            for failure in failures:
+                warnings.warn(failure, CheckpointWarning, stacklevel=4)  # of a step that this one replaces
+            self.save(step)
+            return []
+        return failures
 
     def finish(self, within_s: float) -> None:
         """Give what is under way this long; what is not done then was never committed. Nothing is saved after this."""

@@ -6,12 +6,18 @@ of one group wait for each other for ever. Small Python values only. Next: ``che
 
 from __future__ import annotations
 
+import re
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 T = TypeVar("T")
+_IN_GLOO = re.compile(r"^\[[^]]*\] ")  # the place in its source
+
+
+class RankGone(RuntimeError):
+    """Another rank has ended, so nothing can be agreed on any more; the message has torch's words."""
 
 
 class Ranks:
@@ -31,11 +37,15 @@ class Ranks:
         return self._group
 
     def largest(self, *numbers: int) -> tuple[int, ...]:
-        """The largest of each over all ranks, the same for all."""
+        """The largest of each over all ranks, the same for all. Raises ``RankGone``."""
         if self._group is None:
             return numbers
         tensor = torch.tensor(numbers, dtype=torch.int64)
-        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
+        try:
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
+        except RuntimeError as error:
+            why = _IN_GLOO.sub("", str(error)).partition(". This is")[0]
+            raise RankGone(f"another rank is gone ({why})") from None
         return tuple(tensor.tolist())
 
     def from_first(self, value: T) -> T:

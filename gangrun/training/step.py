@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic_ns  # it is what a slot holds; a port would cost half of the microsecond
@@ -191,6 +192,21 @@ def mark_phase(phase: Phase | str) -> None:
     words = (_state or _attach()).words
     if words is not None:
         words.ints[progress.W_PHASE] = PHASES[phase]
+
+
+@contextmanager
+def saving() -> Iterator[None]:
+    """While this lasts a save is waited for, which is not taken for a hang; afterwards the phase is what it was."""
+    words = (_state or _attach()).words
+    if words is None:
+        yield
+        return
+    before = words.ints[progress.W_PHASE]
+    words.ints[progress.W_PHASE] = Phase.CHECKPOINT
+    try:
+        yield
+    finally:
+        words.ints[progress.W_PHASE] = before
 
 
 def should_stop() -> bool:

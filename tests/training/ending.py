@@ -1,0 +1,111 @@
+"""Two forked ranks end their training in every way, one way after the other; says what each of them heard and what is
+on disk.  ending.py DIRECTORY
+
+torch is imported once. A way is a function of the rank and its checkpointer; who returns has closed it by ``with``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import gangrun
+from tests.waiting import until
+
+INTERVAL = 4
+OTHER = Path(sys.argv[1], "done")
+
+
+def steps(ckpt: gangrun.Checkpointer, count: int) -> None:
+    for step in range(count):
+        ckpt.step(step)
+
+
+def between_two_saves(rank: int, ckpt: gangrun.Checkpointer) -> None:
+    steps(ckpt, 6)
+
+
+def when_it_is_saved(rank: int, ckpt: gangrun.Checkpointer) -> None:
+    steps(ckpt, 8)
+
+
+def after_different_steps(rank: int, ckpt: gangrun.Checkpointer) -> None:
+    steps(ckpt, 1)
+    if rank:
+        ckpt._step += 1
+
+
+def at_the_end_of_the_other(rank: int) -> None:
+    """Lets rank 1 go on once rank 0 has heard all that it is to hear of it."""
+    if rank:
+        until(OTHER.exists, 60, "the other rank to be done with its steps")
+    else:
+        OTHER.touch()
+
+
+def one_is_killed(rank: int, ckpt: gangrun.Checkpointer) -> None:
+    steps(ckpt, 2)
+    at_the_end_of_the_other(rank)
+    if rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def one_fails(rank: int, ckpt: gangrun.Checkpointer) -> None:
+    steps(ckpt, 2)
+    at_the_end_of_the_other(rank)
+    if rank:
+        raise KeyError("the script's own")
+
+
+WAYS: tuple[Callable[[int, gangrun.Checkpointer], None], ...] = (
+    between_two_saves, when_it_is_saved, after_different_steps, one_is_killed, one_fails,
+)  # fmt: skip
+
+
+def ended(way: Callable[[int, gangrun.Checkpointer], None], rank: int, directory: Path, world: int = 2) -> str:
+    dist.init_process_group("gloo", store=dist.FileStore(f"{directory}.store", world), rank=rank, world_size=world)
+    try:
+        with gangrun.Checkpointer(directory, model=nn.Linear(3, 2), interval=INTERVAL) as ckpt:
+            way(rank, ckpt)
+    except (gangrun.CheckpointError, KeyError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    root, found = Path(sys.argv[1]), {}
+    ended(between_two_saves, 0, root / "warm", 1)  # what is imported late is now, before ranks are forked
+    dist.destroy_process_group()
+    for way in WAYS:
+        directory, pids = root / way.__name__, []
+        OTHER.unlink(missing_ok=True)
+        for rank in range(2):
+            pid = os.fork()
+            if not pid:
+                heard = "an error that is none of the script's"
+                try:
+                    heard = ended(way, rank, directory)
+                finally:
+                    (root / f"{way.__name__}-{rank}").write_text(heard)
+                    os._exit(0)
+            pids.append(pid)
+        for pid in pids:
+            os.waitpid(pid, 0)
+        told = [root / f"{way.__name__}-{rank}" for rank in (0, 1)]
+        heard_of_each = [one.read_text() if one.exists() else None for one in told]
+        saved = sorted(int(path.name[5:]) for path in directory.glob("step-*"))
+        found[way.__name__] = {"heard": heard_of_each, "saved": saved}
+    sys.stdout.write(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

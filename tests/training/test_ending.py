@@ -1,0 +1,153 @@
+"""Who ends well has the last step on disk, who ends in an error what was saved before; nobody waits for ever."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gangrun
+from gangrun.training import step as progress
+from gangrun.wire.progress import Phase, Slot
+
+torch = pytest.importorskip("torch")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("GANGRUN_", "TORCHELASTIC_", "SLURM_"))]:
+        monkeypatch.delenv(name)
+
+
+def made(directory: Path, **options: Any) -> gangrun.Checkpointer:
+    return gangrun.Checkpointer(directory, model=torch.nn.Linear(3, 2), **{"interval": 4, **options})
+
+
+def saved(directory: Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in directory.glob("step-*"))
+
+
+def trained(ckpt: gangrun.Checkpointer, steps: range) -> None:
+    for step in steps:
+        ckpt.step(step)
+
+
+def test_the_last_step_of_a_training_that_ended_well_is_saved_once(tmp_path: Path) -> None:
+    with made(tmp_path) as ckpt:
+        trained(ckpt, range(6))
+    assert saved(tmp_path) == [3, 5]
+    with made(tmp_path) as ckpt:
+        assert ckpt.resume() == 6
+        trained(ckpt, range(6, 8))
+    assert saved(tmp_path) == [3, 5, 7]
+    with made(tmp_path) as ckpt:
+        ckpt.resume()
+    made(tmp_path).close()
+    assert saved(tmp_path) == [3, 5, 7]
+    assert not list(tmp_path.glob(".gangrun/set-aside")), "nothing was saved twice"
+
+
+def test_an_error_under_way_saves_nothing_and_one_that_was_there_before_hinders_nothing(tmp_path: Path) -> None:
+    def train_within(leave: type[BaseException]) -> None:
+        with made(tmp_path / "with") as ckpt:
+            trained(ckpt, range(2))
+            raise leave
+
+    for leave in (KeyError, SystemExit, KeyboardInterrupt):
+        with pytest.raises(leave):
+            train_within(leave)
+    ckpt = made(tmp_path / "finally")
+
+    def train() -> None:
+        try:
+            trained(ckpt, range(2))
+            raise KeyError
+        finally:
+            ckpt.close()
+
+    with pytest.raises(KeyError):
+        train()
+    assert saved(tmp_path / "with") == saved(tmp_path / "finally") == []
+    try:
+        raise MemoryError
+    except MemoryError:  # a script that tries again with less
+        with made(tmp_path / "again") as ckpt:
+            trained(ckpt, range(2))
+    assert saved(tmp_path / "again") == [1]
+
+
+def test_a_last_step_that_failed_is_tried_once_more_and_then_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.writev
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    ckpt = made(tmp_path, interval=1)
+    monkeypatch.setattr(os, "writev", full)
+    ckpt.step(0)
+    with progress.saving():
+        for save in ckpt._saves:
+            save.done.wait()
+    monkeypatch.setattr(os, "writev", real)
+    with pytest.warns(gangrun.CheckpointWarning, match="step 0 was not saved: rank 0: No space left"):
+        ckpt.close()
+    assert saved(tmp_path) == [0]
+    ckpt = made(tmp_path, interval=100)
+    monkeypatch.setattr(os, "writev", full)
+    trained(ckpt, range(3))
+    with pytest.raises(gangrun.CheckpointError, match="step 2 was not saved: rank 0: No space left"):
+        ckpt.close()
+    ckpt.close()
+    assert saved(tmp_path) == [0]
+
+
+def test_a_closed_one_says_so_instead_of_waiting_for_ever(tmp_path: Path) -> None:
+    ckpt = made(tmp_path)
+    ckpt.close()
+    for late in (lambda: ckpt.save(7, wait=True), lambda: ckpt.step(7)):
+        with pytest.raises(gangrun.CheckpointError, match="is closed: nothing is saved any more"):
+            late()
+
+
+def test_who_waits_for_a_save_is_not_taken_for_hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slot = Slot(str(tmp_path / "slot"), 0)
+    monkeypatch.setenv("GANGRUN_PROGRESS_SLOT", str(tmp_path / "slot"))
+    monkeypatch.setattr(progress, "_state", None)
+    real, phases = os.fsync, []
+
+    def watched(descriptor: int) -> None:
+        phases.append(slot.read().phase)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    with made(tmp_path / "c") as ckpt:
+        trained(ckpt, range(2))
+    assert phases[-1] == Phase.CHECKPOINT
+    assert slot.read().phase == Phase.TRAIN, "and again what it was"
+    slot.close()
+
+
+def test_ranks_agree_on_their_end_and_wait_for_none_that_is_gone(tmp_path: Path) -> None:
+    command = [sys.executable, str(Path(__file__).with_name("ending.py")), str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert found["between_two_saves"] == {"heard": ["", ""], "saved": [3, 5]}
+    assert found["when_it_is_saved"] == {"heard": ["", ""], "saved": [3, 7]}
+    words = "CheckpointError: no last step was saved: one rank ended after step 0 and another after step 1"
+    assert found["after_different_steps"] == {"heard": [words, words], "saved": []}
+    gone = "CheckpointError: step 1, the last one, was not saved: another rank is gone ("
+    for way, others in (("one_is_killed", None), ("one_fails", 'KeyError: "the script\'s own"')):
+        heard, saved_steps = found[way]["heard"], found[way]["saved"]
+        assert heard[0].startswith(gone) and ".cc" not in heard[0], heard
+        assert (heard[1], saved_steps) == (others, []), way

@@ -287,6 +287,7 @@ class AttemptRecord:
     outcome: str = ""
     reason: str = ""
     resumed_from_step: int | None = None
+    last_step: int = -1  # the highest one seen in it, once it has ended
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ def close_attempt(state: RunState, now: float, outcome: str, reason: str) -> tup
     """The attempts with the newest one ended, if it was still open."""
     if not state.attempts or state.attempts[-1].ended is not None:
         return state.attempts
-    last = replace(state.attempts[-1], ended=now, outcome=outcome, reason=reason)
+    last = replace(state.attempts[-1], ended=now, outcome=outcome, reason=reason, last_step=state.attempt_step)
     return (*state.attempts[:-1], last)
 
 

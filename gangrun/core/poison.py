@@ -3,7 +3,8 @@
 A state may be whole to the last byte and yet lead every attempt that loads it into the same failure soon after: a
 moment gone to infinity, a data position past the end. It is told by the same failure within a few steps of loading it,
 again and again, and never in an attempt that loaded another one or began anew. Then it is set aside, and the one before
-it is tried. Should that fail in the same way, it was the code, and what was set aside is put back.
+it is tried. Should that fail in the same way, it was the code, and what was set aside is put back: unless it can only
+be poisoned too, as what went wrong may have been saved more than once before it showed (``_poisoned_too``).
 Asked by ``blame`` and ``recovery``; ``checkpoint/store.py`` moves.
 """
 
@@ -13,9 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gangrun.core import repeats
-from gangrun.core.model import Cause, CheckpointRef, Failure, Poisoned, RunState, Sighting, Verdict
+from gangrun.core.model import AttemptRecord, Cause, CheckpointRef, Failure, Poisoned, RunState, Sighting, Verdict
 from gangrun.core.policy import Policy
+from gangrun.core.wording import listed
 
+SET_ASIDE_MAX_COUNT = 3  # in a row: a fourth is not tried for it, as by then something else is likelier
+WHOLE_STEPS_COUNT = 2  # so many steps after a load at least one was made in full, whenever the script tells of it
 _CAUSES = frozenset({Cause.RANK_ERROR, Cause.SIGNAL})
 
 
@@ -26,6 +30,8 @@ class Load:
     step: int
     steps_told: bool  # the script reports its steps: none seen means that it did not get to any
     since_attempt: int = -1
+    newer: tuple[Poisoned, ...] = ()  # that were set aside
+    attempts: tuple[AttemptRecord, ...] = ()  # of the run, and what they got to
 
 
 def load_of(state: RunState) -> Load | None:
@@ -33,50 +39,109 @@ def load_of(state: RunState) -> Load | None:
     if state.resume is None:
         return None
     told = state.steps_told or state.attempt_step >= 0
-    return Load(state.resume.step, told, max((one.attempt for one in state.poisoned), default=-1))
+    newer = tuple(one for one in state.poisoned if one.step > state.resume.step)
+    since = max((one.attempt for one in state.poisoned), default=-1)
+    return Load(state.resume.step, told, since, newer, state.attempts)
 
 
 def times_count(
     verdict: Verdict, sightings: tuple[Sighting, ...], load: Load | None, attempt_step: int, policy: Policy
 ) -> int:
-    """How often those who loaded this one failed like this, this time included; 0 where that need not be its fault.
+    """How often those who loaded this one, or one that was set aside for the same, failed like this, this time
+    included; 0 where that need not be its fault.
 
     ``verdict`` is of the newest attempt, which ``sightings`` do not hold yet.
     """
     if load is None or verdict.cause not in _CAUSES or repeats.may_be_the_nodes(verdict.signature):
         return 0
-    if not _soon(attempt_step, load, policy):
+    if not _soon(attempt_step, load.step, load, policy) or len(load.newer) >= SET_ASIDE_MAX_COUNT:
         return 0
     same = [sighting for sighting in sightings if sighting.signature == verdict.signature]
+    after = _steps_after(attempt_step, load.step)
     for sighting in same:
-        same_load = sighting.loaded_step == load.step and sighting.attempt > load.since_attempt
-        if not same_load or not _soon(sighting.step, load, policy):
+        if not _of_this_load(sighting, load) and not _of_a_poisoned_one(sighting, load):
             return 0
-        if sighting.step != attempt_step and repeats.is_weak(verdict.signature):
+        if not _soon(sighting.step, sighting.loaded_step, load, policy):
             return 0
+        if _steps_after(sighting.step, sighting.loaded_step) != after and repeats.is_weak(verdict.signature):
+            return 0
+    before = [sighting for sighting in same if not _of_this_load(sighting, load)]
+    if before and not _poisoned_too(load, before, attempt_step, policy):
+        return 0
     return 1 + len(same)
 
 
-def _soon(step: int, load: Load, policy: Policy) -> bool:
+def _soon(step: int, loaded_step: int, load: Load, policy: Policy) -> bool:
     if step < 0:
         return load.steps_told and policy.poison_after_steps > 0
-    return 0 <= step - load.step <= policy.poison_after_steps and policy.poison_after_steps > 0
+    return 0 <= step - loaded_step <= policy.poison_after_steps and policy.poison_after_steps > 0
+
+
+def _steps_after(step: int, loaded_step: int) -> int:
+    return step - loaded_step if step >= 0 else -1
+
+
+def _of_this_load(sighting: Sighting, load: Load) -> bool:
+    return sighting.loaded_step == load.step and sighting.attempt > load.since_attempt
+
+
+def _of_a_poisoned_one(sighting: Sighting, load: Load) -> bool:
+    """Had that attempt loaded one that was set aside for this very failure?"""
+    return any(
+        (one.step, one.signature) == (sighting.loaded_step, sighting.signature) and sighting.attempt <= one.attempt
+        for one in load.newer
+    )
+
+
+def _poisoned_too(load: Load, before: list[Sighting], attempt_step: int, policy: Policy) -> bool:
+    """Newer ones were set aside for this failure. Who loaded this one fell sooner than any of those did, and of the
+    attempts that came farther than a failure after a load may be the checkpoint's,
+
+    - one had passed the step at which it fell, so it is not that step's data or code; and who fell now made a whole
+      step first, so it is not the loading;
+    - or one had loaded a checkpoint, so it is not the loading either.
+
+    But if one had loaded this very one, or it fell at the same step as before or later, it is something else.
+    """
+    fell_at = max(attempt_step, load.step)
+    if fell_at >= min(max(one.step, one.loaded_step) for one in before):
+        return False
+    did_well = [
+        one for one in load.attempts if one.last_step - (one.resumed_from_step or 0) > policy.poison_after_steps
+    ]
+    if any(one.resumed_from_step == load.step for one in did_well):
+        return False
+    loading_works = any(one.resumed_from_step is not None for one in did_well)
+    passed = any(fell_at < one.last_step for one in did_well)
+    return loading_works or (passed and fell_at - load.step >= WHOLE_STEPS_COUNT)
 
 
 def verdict(failed: Verdict, load: Load, times: int, policy: Policy) -> Verdict:
     """It is the checkpoint's: no node is suspected, and another try from another one may succeed."""
-    sentence = (
-        f"{failed.sentence}, {times} times the same within {policy.poison_after_steps} steps of loading step"
-        f" {load.step}, and after no other load: step {load.step} is taken for poisoned"
-    )
+    newer = [f"step {one.step}" for one in load.newer if one.signature == failed.signature]
+    soon = f"within {policy.poison_after_steps} steps of loading"
+    if newer:
+        sentence = (
+            f"{failed.sentence}, the same {soon} step {load.step} and before that {listed(newer)}, each time sooner"
+            f" than with a newer one, where other attempts did well: step {load.step} is taken for poisoned too"
+        )
+    else:
+        sentence = (
+            f"{failed.sentence}, {times} times the same {soon} step {load.step}, and after no other load:"
+            f" step {load.step} is taken for poisoned"
+        )
     return Verdict(Cause.POISONED, Failure.SCRIPT, (), (), failed.signature, sentence)
 
 
 def condemn(state: RunState, judged: Verdict, traceback: str, policy: Policy) -> RunState:
     """The state whose next choice sets aside what the newest attempt loaded."""
+    load = load_of(state)
     assert state.resume is not None
-    times = sum(sighting.signature == judged.signature for sighting in state.budget.sightings)
-    why = f"whoever loaded it failed in the same way within {policy.poison_after_steps} steps, {times} times"
+    assert load is not None
+    same = [one for one in state.budget.sightings if one.signature == judged.signature]
+    times = sum(_of_this_load(one, load) for one in same)
+    often = f"{times} times" if times > 1 else "once, as with newer ones before"
+    why = f"whoever loaded it failed in the same way within {policy.poison_after_steps} steps, {often}"
     loaded, failed = state.resume, traceback or judged.sentence
     poison = Poisoned(loaded.step, loaded.path, judged.signature, state.attempt, why, failed, loaded.level)
     return replace(state, condemned=poison)
@@ -98,14 +163,18 @@ def told(condemned: Poisoned) -> str:
     return f"step {condemned.step} is taken for poisoned ({condemned.why}: {condemned.failed})"
 
 
-def cleared(state: RunState, judged: Verdict) -> tuple[RunState, str]:
-    """The run ends of this failure: those that were set aside for it had no part in it and are put back."""
-    innocent = [one for one in state.poisoned if one.signature == judged.signature]
+def cleared(state: RunState, signature: str) -> tuple[RunState, str]:
+    """The run ends of this failure: those that were set aside for it are put back, as nothing shows that it is them;
+    but not where the run, without them, came past the steps at which it failed.
+    """
+    sightings = [one for one in state.budget.sightings if one.signature == signature]
+    still_open = {(one.loaded_step, one.attempt) for one in sightings}  # progress forgets the others
+    innocent = [one for one in state.poisoned if one.signature == signature and (one.step, one.attempt) in still_open]
     if not innocent:
         return state, ""
     guilty = tuple(one for one in state.poisoned if one not in innocent)
-    names = " and ".join(f"step {one.step}" for one in innocent)
-    words = f"; it is not the checkpoint's, so {names}, set aside for it, is put back"
+    names = listed([f"step {one.step}" for one in innocent])
+    words = f"; nothing shows that it is the checkpoint's, so {names}, set aside for it, is put back"
     there = [CheckpointRef(one.step, one.path, one.level) for one in innocent]
     newest = max((*there, *([state.checkpoint] if state.checkpoint else [])), key=lambda one: one.step)
     return replace(state, poisoned=guilty, cleared=tuple(one.path for one in innocent), checkpoint=newest), words

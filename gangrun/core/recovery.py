@@ -87,7 +87,7 @@ def _conclude(judged: _Judged, now: float, policy: Policy) -> Decision:
         why, failure = (
             (sentence, verdict.failure) if verdict.final else (f"{sentence}; {ruling.sentence}", Failure.BUDGET)
         )
-        state, also = poison.cleared(state, verdict)
+        state, also = poison.cleared(state, verdict.signature)
         return finish(state, Phase.FAILED, now, f"{why}{also}", failure)
     if verdict.cause is Cause.POISONED:
         state = poison.condemn(state, verdict, blame.traceback_told(state.evidence), policy)

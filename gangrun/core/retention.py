@@ -31,19 +31,20 @@ class Held:
 
 
 SETTLED_COUNT = 2
+ROLLBACKS_COUNT = 2  # so often may be gone back for sure; a third time to what stays for other reasons
 
 
 def for_a_rollback(
     held: Collection[Held], resumed_step: int | None, written_steps: Collection[int], soon_steps: int
 ) -> tuple[int, ...]:
     """What may be needed again by a run that resumed from ``resumed_step``: that one, and should it be poisoned the
-    newest valid one before it. They stay until two of its own stand that were taken over ``soon_steps`` after it: those
+    newest valid ones before it. They stay until two of its own stand that were taken over ``soon_steps`` after it: those
     that it wrote sooner may bear the same poison.
     """
     if resumed_step is None or sum(step - resumed_step > soon_steps for step in written_steps) >= SETTLED_COUNT:
         return ()
-    older = max((one.step for one in held if one.valid and one.step < resumed_step), default=resumed_step)
-    return (older, resumed_step)
+    older = sorted(one.step for one in held if one.valid and one.step < resumed_step)
+    return (*older[-ROLLBACKS_COUNT:], resumed_step)
 
 
 def to_prune(held: Collection[Held], keep: Keep, needed_steps: Collection[int] = ()) -> tuple[int, ...]:

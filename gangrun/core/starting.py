@@ -224,8 +224,9 @@ def none_valid(state: RunState, event: NoneValid, now: float, policy: Policy) ->
         return rungs.storage_trouble(state, now, policy, event.reason)
     condemned = poison.to_set_aside(state)
     if condemned is not None:  # nothing was moved
-        reason = f"{poison.told(condemned)}; no other may be taken instead: {event.reason}"
-        return finish(replace(state, condemned=None), Phase.FAILED, now, reason, Failure.SCRIPT)
+        state, also = poison.cleared(replace(state, condemned=None), condemned.signature)
+        reason = f"{poison.told(condemned)}; no other may be taken instead: {event.reason}{also}"
+        return finish(state, Phase.FAILED, now, reason, Failure.SCRIPT)
     return finish(state, Phase.FAILED, now, event.reason, Failure.STORAGE)
 
 

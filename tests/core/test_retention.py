@@ -29,11 +29,12 @@ def test_the_newest_valid_ones_stay_however_many_damaged_ones_are_newer() -> Non
     ("resumed", "written", "needed"),
     [
         (None, (), ()),
-        (40, (), (30, 40)),
-        (40, (41, 42, 43, 50), (30, 40)),
-        (40, (41, 51), (30, 40)),
+        (40, (), (20, 30, 40)),
+        (40, (41, 42, 43, 50), (20, 30, 40)),
+        (40, (41, 51), (20, 30, 40)),
         (40, (51, 52), ()),
-        (10, (12,), (10, 10)),
+        (20, (22,), (10, 20)),
+        (10, (12,), (10,)),
     ],
 )
 def test_what_a_rollback_needs_stays_until_what_was_loaded_has_shown_itself(

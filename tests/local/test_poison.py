@@ -58,6 +58,47 @@ def test_it_is_set_aside_and_the_one_before_it_is_taken(box: Box) -> None:
         assert words in story, story
 
 
+# Trains from nothing and saves every tenth step, in a format without checksums. What the first attempt saves after step
+# 30 is spoilt, and that shows two steps after it was loaded; it is killed before it shows.
+SAVES = """
+import json, os, signal
+from pathlib import Path
+import gangrun
+path, step = gangrun.resume_info() or ("", None)
+state = json.loads((Path(path) / "state.json").read_text()) if path else "good"
+attempt = int(os.environ["GANGRUN_ATTEMPT"])
+with open("loads.txt", "a") as log:
+    log.write(f"{attempt} {step}\\n")
+begin = step + 1 if path else 0
+for now in range(begin, 81):
+    gangrun.step(now)
+    if state == "bad" and now == begin + 1:
+        raise ValueError(f"the loss is not a number at step {now}")
+    if now and now % 10 == 0:
+        header = json.dumps({"w": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}).encode()
+        new = Path("its ckpt", f"new-{attempt}-{now}")
+        new.mkdir(parents=True)
+        (new / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+        (new / "state.json").write_text(json.dumps("bad" if attempt == 0 and now > 30 else "good"))
+        new.rename(new.with_name(f"step-{now}"))
+    if attempt == 0 and now == 55:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_two_in_a_row_are_set_aside_where_the_code_is_known_to_work(box: Box) -> None:
+    box.start("--checkpoint-dir", box.work / "its ckpt", box.script(SAVES))
+    assert box.end() == 0, box.told()
+    assert loads(box) == ["0 None", "1 50", "2 50", "3 40", "4 30"]
+    assert sorted(aside(box)) == ["step-40", "step-50"]
+    assert max(int(path.name[5:]) for path in (box.work / "its ckpt").glob("step-*")) == 80
+    told = [one["outcome"] for one in box.status()["attempts"]]
+    assert told == ["signal", "rank error", "poisoned checkpoint", "poisoned checkpoint", "succeeded"]
+    story = box.explain()
+    for words in ("step 40 is taken for poisoned too", "once, as with newer ones before", "undo with: mv -nT"):
+        assert words in story, story
+
+
 def test_where_the_older_one_breaks_too_it_is_the_code_and_all_is_as_it_was(box: Box) -> None:
     assert run(box, EVER="1") == 1, box.told()
     assert loads(box) == ["0 20", "1 20", "2 10"]

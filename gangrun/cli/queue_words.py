@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from gangrun.core.model import Failure
 from gangrun.core.nodeset import fold
 
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
@@ -37,6 +38,7 @@ HOLDS = {
     "ReservationDeleted": "it is held, as its reservation is gone",
     "SPECIAL_EXIT": "it is held after a special exit",
 }
+NODES_FAILED = frozenset({"NODE_FAIL", "BOOT_FAIL"})
 HELD_BY_OTHERS = frozenset({"JobHeldAdmin"})  # a user's release is refused
 _COMMENT = re.compile(r"gr:(?P<run>.+):(?P<seq>[0-9]+)")
 
@@ -172,13 +174,14 @@ def ended_words(job: RunJob) -> str:
     if job.forgotten and not job.began and not job.last_words:
         return f"job {job.job} never began, and Slurm no longer knows it: it was cancelled in the queue, or purged"
     told = f" ({job.last_words})" if job.last_words else ""
+    early = "" if job.began else f" ({job.state}) before it began,"
     how = {
         "": f"ended, and Slurm has forgotten how{told}",
         "TIMEOUT": "ended at its time limit",
         "DEADLINE": "ended at its deadline",
         "PREEMPTED": "was preempted",
-        "NODE_FAIL": "ended as a node of it failed",
-        "BOOT_FAIL": "ended as a node of it did not boot",
+        "NODE_FAIL": f"ended{early} as a node of it failed",
+        "BOOT_FAIL": f"ended{early} as a node of it did not boot",
         "OUT_OF_MEMORY": "ended for lack of memory",
         "COMPLETED": "ended",
     }.get(job.state, f"ended in Slurm's state {job.state}{_why(job)}{told}")
@@ -207,6 +210,15 @@ def was_cancelled(job: RunJob) -> bool:
         return False
     told = "CANCELLED AT" in job.last_words and "DUE TO" not in job.last_words
     return job.state == "CANCELLED" or (not job.state and told)
+
+
+def failure_before_it_began(job: RunJob) -> Failure | None:
+    """Whose fault it was that Slurm itself ended a job of which nothing of ours had run; None where that is not so."""
+    if not job.ended or job.began:
+        return None
+    if job.state in NODES_FAILED:
+        return Failure.NODE
+    return Failure.SCHEDULER if job.state == "CANCELLED" and not was_cancelled(job) else None
 
 
 def _never_ran(job: RunJob) -> bool:

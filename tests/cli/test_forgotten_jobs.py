@@ -46,7 +46,8 @@ def test_of_a_job_that_never_began_and_was_forgotten_nobody_knows_more(
     ("told", "state", "words"),
     [
         (f"CANCELLED by 1000|None assigned|{NAME}", "CANCELLED", "job 77 was cancelled in Slurm (scancel)"),
-        (f"CANCELLED by 0|n[0-1]|{NAME}", "PENDING", "job 77 was not started: Slurm ended it before anything of it"),
+        (f"CANCELLED by 0|n[0-1]|{NAME}", "FAILED", "job 77 was not started: Slurm ended it before anything of it"),
+        (f"NODE_FAIL|n[0-1]|{NAME}", "FAILED", "job 77 ended (NODE_FAIL) before it began, as a node of it failed"),
         (f"TIMEOUT|n[0-1]|{NAME}", "PENDING", "job 77 ended at its time limit"),
         ("COMPLETED|n[0-1]|somebody else's", "PENDING", "job 77 never began, and Slurm no longer knows it"),
         (f"RUNNING|n[0-|{NAME}", "PENDING", "job 77 never began, and Slurm no longer knows it"),

@@ -121,7 +121,7 @@ def test_a_prolog_that_fails_is_said_and_resume_goes_on(cluster: Cluster, run: R
     cluster.fail_prolog("n2")
     job = run.step(2, 2, "--requeue", mode, "-w", "n[2-3]", steps=5)["job"]
     status = run.wait("the prolog's failure", lambda seen: "prolog" in seen["reason"], 20)
-    assert (status["state"], status["abandoned"]) == ("PENDING", mode == "resubmit")
+    assert status["state"] == ("FAILED" if mode == "resubmit" else "PENDING")
     (cluster.control / "prolog-fails@n2").unlink()
     cluster.tool("scontrol", "update", "NodeName=n2", "State=RESUME")
     run.gangrun("resume", run.id)

@@ -92,9 +92,9 @@ def test_a_prolog_that_fails_is_told_and_resume_is_the_way_out(cluster: Cluster,
     for name in cluster.names:
         cluster.fail_prolog(name)
     job = run.step(2, 1, "--requeue", "none", steps=3)["job"]
-    status = run.wait("its end", lambda found: found["abandoned"], 20)
+    status = run.end("FAILED", 20)
     assert status["reason"].startswith(f"job {job} was not started: Slurm")
-    assert said(run, "wait")[0] == 3
+    assert (status["failure"], said(run, "wait")[0]) == ("scheduler", 1)
     heal(cluster)
     assert said(run, "resume")[0] == 0
     run.end()

@@ -7,6 +7,7 @@ lines only. The first and the last rank's output is passed through; the rest is 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from gangrun.cli.rank_output import parts_of
 from gangrun.cli.terminal import clean, log_line
 from gangrun.core.model import TERMINAL, RunState
 from gangrun.wire.record import Record
@@ -39,22 +41,38 @@ READ_MAX_BYTES = 1 << 20
 
 
 class Tail:
-    """New whole lines of a growing file."""
+    """New whole lines of a growing log, also where it goes on in another file; see ``agent/capped_log``."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._offset, self._rest = path, 0, b""
+        self._path, self._inode, self._offset, self._rest = path, 0, 0, b""
 
     def lines(self) -> list[str]:
         """Lines that came since the last call; none while the file is missing or unreadable."""
         try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read(READ_MAX_BYTES)
+            data = self._fresh()
         except OSError:
             return []
-        self._offset += len(data)
         *whole, self._rest = (self._rest + data).split(b"\n")
         return [line.decode("utf-8", "replace") for line in whole]
+
+    def _fresh(self) -> bytes:
+        parts = [(part.stat().st_ino, part) for part in parts_of(self._path)]
+        inodes, data = [inode for inode, _ in parts], b""
+        begin = inodes.index(self._inode) if self._inode in inodes else int(self._inode > 0)
+        for inode, part in parts[begin:]:
+            with part.open("rb") as file:
+                found = os.fstat(file.fileno())
+                if found.st_ino != inode:
+                    return data  # it was turned into an older one just now
+                if inode != self._inode or found.st_size < self._offset:
+                    self._inode, self._offset = inode, 0
+                file.seek(self._offset)
+                more = file.read(READ_MAX_BYTES - len(data))
+            self._offset += len(more)
+            data += more
+            if len(data) >= READ_MAX_BYTES:
+                return data
+        return data
 
 
 def _of_tests(record: Record) -> bool:
@@ -113,7 +131,8 @@ class LiveView:
 
     def close(self) -> None:
         """The last lines, and the live one gone."""
-        self._drain()
+        while self._drain():
+            pass
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -134,13 +153,17 @@ class LiveView:
                 self._tails.setdefault((state.attempt, node), Tail(self.log_of(state.attempt, node)))
         self._drain()
 
-    def _drain(self) -> None:
+    def _drain(self) -> bool:
+        """Pass on what came; whether anything did."""
+        came = False
         for (attempt, _), tail in self._tails.items():
             if attempt < self._attempt - 1:
                 continue
             for line in tail.lines():
+                came = True
                 if any(mark in line.split(" ", 1)[0] for mark in self._shown):
                     self._emit(self.out, log_line(line, color=self.out.isatty()))
+        return came
 
     def _draw(self, state: RunState) -> None:
         from rich.console import Console

@@ -8,6 +8,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+from gangrun.agent.capped_log import CappedLog
 from gangrun.cli.live_view import LiveView
 from gangrun.core.events import CancelRequested
 from tests.cli.conftest import Call
@@ -35,6 +36,36 @@ def test_what_gangrun_run_leaves_out_is_said_once(runs: Path) -> None:
     view.tick(story.state)
     assert shown.getvalue().splitlines() == ["[n0:rank0] zero", "[n1:rank3] three"]
     assert told.getvalue().count("that of 0 and 3 is shown here; all of it: gangrun logs -f") == 1
+
+
+def looking_at(story: Builder) -> tuple[LiveView, io.StringIO]:
+    shown = io.StringIO()
+    folder = story.paths.logs
+    return LiveView(
+        lambda attempt, node: folder / str(attempt) / f"{node}.log", lambda term: {}, lambda: 0.0, shown, io.StringIO()
+    ), shown
+
+
+def test_all_that_was_printed_before_the_end_is_shown_at_the_end(runs: Path) -> None:
+    story = running(runs)
+    (view, shown), lines = looking_at(story), [f"[n0:rank0] {k} {'x' * 1000}" for k in range(5000)]
+    view.tick(story.state)
+    printed(story, 0, "n0", *lines)
+    view.close()
+    assert shown.getvalue().splitlines() == lines
+
+
+def test_a_log_that_goes_on_in_other_files_is_shown_on_and_on(runs: Path) -> None:
+    story = running(runs)
+    view, shown = looking_at(story)
+    log = CappedLog(story.paths.logs / "0" / "n0.log", 1000, 1000)
+    for number in range(500):
+        log.write(f"[n0:rank0] {number}\n".encode())
+        if number % 25 == 0:
+            view.tick(story.state)
+    log.close()
+    view.close()
+    assert shown.getvalue().splitlines() == [f"[n0:rank0] {k}" for k in range(500)]
 
 
 def test_the_newest_attempt_node_by_node(runs: Path, gangrun: Call) -> None:

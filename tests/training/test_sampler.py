@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -47,27 +48,59 @@ def test_each_sample_comes_once_per_epoch_however_the_ranks_change(
         assert sorted(order[epoch * size : (epoch + 1) * size]) == list(range(size))
 
 
-def test_what_was_fetched_ahead_does_not_count() -> None:
+def test_what_was_fetched_ahead_does_not_count(tmp_path: Path) -> None:
+    """Workers fetch all there is of the epoch before the first step is done; two steps are trained on."""
+    model = torch.nn.Linear(1, 1)
     one = GlobalBatchSampler(100, 10, micro_batch=5, seed=1)
-    loader = iter(torch.utils.data.DataLoader(range(100), batch_sampler=one, num_workers=0))
-    first = [next(loader).tolist() for _ in range(6)]
-    one.trained()
+    loader = torch.utils.data.DataLoader(range(100), batch_sampler=one, num_workers=2, prefetch_factor=20)  # type: ignore[arg-type]
+    with gangrun.Checkpointer(tmp_path, model=model, data=one, interval=1000) as ckpt:
+        batches = iter(loader)
+        first = [next(batches).tolist() for _ in range(6)]
+        ckpt.step(0)
+        ckpt.step(1)
+        assert (len(one), one.consumed, one.epoch) == (16, 20, 0)
     again = GlobalBatchSampler(100, 10, micro_batch=5, seed=1)
-    again.load_state_dict(one.state_dict())
-    assert [batch for _, batch in zip(range(4), again, strict=False)] == first[2:]
-    assert (len(one), one.consumed, one.epoch) == (18, 10, 0)
+    with gangrun.Checkpointer(tmp_path, model=model, data=again) as ckpt:
+        assert ckpt.resume() == 2
+        assert [batch for _, batch in zip(range(2), again, strict=False)] == first[4:]
+
+
+class Counting(torch.utils.data.DataLoader):  # type: ignore[type-arg]
+    """As torchdata's ``StatefulDataLoader``: its state counts what it has given, which is not what it has fetched."""
+
+    given_count = 0
+
+    def __iter__(self) -> Any:
+        skipped = self.given_count
+        for number, batch in enumerate(super().__iter__()):
+            if number >= skipped:
+                self.given_count += 1
+                yield batch
+        self.given_count = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"given": self.given_count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.given_count = state["given"]
+
+
+def test_a_loader_with_a_state_of_its_own_goes_on_where_it_was(tmp_path: Path) -> None:
+    seen: list[int] = []
+    for last in (4, 10):
+        loader = Counting(range(100), batch_size=10)  # type: ignore[arg-type]
+        with gangrun.Checkpointer(tmp_path, model=torch.nn.Linear(1, 1), data=loader, interval=1000) as ckpt:
+            batches = iter(loader)
+            start = ckpt.resume()
+            for step in range(start, last):
+                seen += next(batches).tolist()
+                ckpt.step(step)
+    assert (start, seen) == (4, list(range(100)))
 
 
 def test_a_loader_in_the_samplers_place_is_refused_in_words(tmp_path: Path) -> None:
-    """Such as torchdata's, which has a state of its own: it counts what was fetched, and nobody would count steps."""
-
-    class Loader(torch.utils.data.DataLoader):  # type: ignore[type-arg]
-        def state_dict(self) -> dict[str, int]:
-            return {"fetched": 6}
-
-        def load_state_dict(self, state: dict[str, int]) -> None: ...
-
-    loader = Loader(range(100), batch_sampler=GlobalBatchSampler(100, 10))  # type: ignore[arg-type]
+    """It counts what it has given; of how many batches there is a step, only the sampler knows."""
+    loader = Counting(range(100), batch_sampler=GlobalBatchSampler(100, 10))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="give its batch_sampler instead"):
         gangrun.Checkpointer(tmp_path, model=torch.nn.Linear(1, 1), data=loader)
     gangrun.Checkpointer(tmp_path, model=torch.nn.Linear(1, 1), data=loader.batch_sampler).close()

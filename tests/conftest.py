@@ -11,6 +11,7 @@ import shutil
 import signal
 import stat
 import tempfile
+import time
 from collections.abc import Generator
 from pathlib import Path
 
@@ -28,16 +29,18 @@ CLUSTER_FOLDERS = frozenset({"slurm"})
 # What a fresh machine may lack even in CI.
 MAY_SKIP_IN_CI = frozenset({"gpu"})
 
+# The same examples each time, on a machine as slow as it may be; others with pytest --hypothesis-profile=others.
 settings.register_profile(
-    "ci", derandomize=True, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+    "same", derandomize=True, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.register_profile("dev", deadline=None)
-settings.load_profile("ci" if IN_CI else "dev")
+settings.register_profile("others", settings.get_profile("same"), derandomize=False)
+settings.load_profile("same")
 
 os.environ.setdefault("GANGRUN_NO_HEALTH", "1")  # a process more for each agent; the tests of it turn it on
 
 
 TEMPORARY: list[str] = []
+SWEPT_AFTER_S = 2 * 3600
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -50,9 +53,19 @@ def pytest_configure(config: pytest.Config) -> None:
             signal.signal(ignored, signal.default_int_handler if ignored == signal.SIGINT else signal.SIG_DFL)
     if not hasattr(config, "workerinput"):  # a worker of pytest-xdist has the one of its session
         tempfile.gettempdir()  # remembered: pytest's own directories stay where they are looked for
-        TEMPORARY.append(tempfile.mkdtemp(prefix="gt-"))  # short: sockets have their paths in it
+        sweep(Path(tempfile.gettempdir()))
+        TEMPORARY.append(tempfile.mkdtemp(prefix=f"gt-{os.getpid()}-"))  # short: sockets have their paths in it
         Path(TEMPORARY[0]).chmod(0o1777)
         os.environ["TMPDIR"] = TEMPORARY[0]
+
+
+def sweep(folder: Path) -> None:
+    """Take away what a session that was killed hours ago could not."""
+    for path in folder.glob("gt-*-*"):
+        owner = path.name.split("-")[1]
+        old = path.stat().st_mtime < time.time() - SWEPT_AFTER_S  # another container may have processes of its own
+        if owner.isdecimal() and old and not Path("/proc", owner).exists():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def pytest_unconfigure() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import sweep
 from tests.waiting import stays, until
 
 pytest_plugins = ["pytester"]
@@ -49,6 +52,18 @@ def test_a_skip_is_a_failure_in_ci(pytester: pytest.Pytester, monkeypatch: pytes
         ["*a skip is a failure*not_there*", "*a skip is a failure*C compiler*", "*a skip is a failure*why not*"]
     )
     result.stdout.fnmatch_lines(["*no gpu here*"])
+
+
+def test_what_a_killed_session_left_is_taken_away_and_a_live_ones_is_not(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    stay = sorted([f"gt-{os.getpid()}-x", "gt-old", "gt-some-thing", "other"])
+    for name in (f"gt-{ended.pid}-x", *stay):
+        (tmp_path / name / "in it").mkdir(parents=True)
+        os.utime(tmp_path / name, (0, 0))
+    (tmp_path / f"gt-{ended.pid}-new").mkdir()
+    sweep(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*stay, f"gt-{ended.pid}-new"])
 
 
 def test_waiting_gives_the_value_or_says_what_did_not_come() -> None:

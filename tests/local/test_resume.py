@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.local import saves
+from tests.local.evidence import journal
 from tests.local.harness import Box
 
 pytest.importorskip("torch")
@@ -157,8 +158,7 @@ def test_a_damaged_one_is_passed_over_with_the_reason_and_set_aside(
 
 def journal_reasons(box: Box) -> list[str]:
     """Every reason, as it stands in the journal."""
-    lines = (box.run_dir() / ".gangrun/journal/1.jsonl").read_text().splitlines()
-    return [json.loads(line).get("reason", "") for line in lines]
+    return [record.reason for record in journal(box)]
 
 
 def test_none_valid_stops_the_run_and_never_starts_from_zero(resuming: Resuming) -> None:

@@ -106,11 +106,11 @@ def test_what_a_supervisor_may_not_say_is_counted_by_the_agent():
 
 def test_a_dealer_without_a_peer_queues_old_beats_so_they_are_known_by_seq_not_by_arrival():
     """Why beats carry a seq and an echo: what was said to nobody arrives, old, once somebody listens."""
-    with plain_socket.socket() as held:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with plain_socket.socket() as held, agent() as net, context, context.socket(zmq.ROUTER) as late:
+        held.setsockopt(plain_socket.SOL_SOCKET, plain_socket.SO_REUSEADDR, 1)  # nobody listens, nobody else gets it
         held.bind((HOST, 0))
         port = held.getsockname()[1]
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    with agent() as net, context, context.socket(zmq.ROUTER) as late:
         keys = new_key_pair()
         late.linger = 0
         late.curve_server = 1

@@ -110,6 +110,7 @@ def _elsewhere(
     run: str | None, nodes: str | None, queueing: tuple[str, str], here: Here, *, network: bool, as_json: bool
 ) -> int:
     from gangrun.cli import health_fold, health_nodes
+    from gangrun.cli.health_alike import compared
     from gangrun.cli.slurm_asking import tools_of
     from gangrun.cli.times import wall_now
 
@@ -129,6 +130,7 @@ def _elsewhere(
             note, more = found.sentence, {"test": "network"}
         else:
             said = health_nodes.ask(where, here, tools)
+    said = compared(said)
     if as_json:
         echo_json(health_fold.as_plain(said, note=note, **more))
     else:

@@ -165,6 +165,7 @@ def as_plain(verdicts: tuple[Verdict, ...], node: str) -> dict[str, Any]:
                 "words": one.words,
                 "took_s": round(one.took_s, 4),
                 "findings": [_plain_finding(finding) for finding in one.findings],
+                "alike": dict(one.alike),
             }
             for one in verdicts
         ],

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from gangrun.health import active, dcgm, gpu_running, host_bus, host_checks, infiniband, mounts, storage
+from gangrun.health import active, dcgm, gpu_running, host_bus, host_checks, ib_peers, infiniband, mounts, storage
 from gangrun.health.check import Check
 from gangrun.health.rounds import Family
 
 FAMILIES: tuple[Family, ...] = (
     gpu_running.FAMILY,
     infiniband.FAMILY,
+    ib_peers.FAMILY,
     host_checks.FAMILY,
     host_bus.FAMILY,
     host_checks.NAMES_FAMILY,

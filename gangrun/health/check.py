@@ -133,6 +133,7 @@ class Outcome:
     limit: str = ""
     findings: tuple[Finding, ...] = ()
     unknown: str = ""
+    alike: Mapping[str, str] = field(default_factory=dict)  # what should be the same on every node, by what it is
 
 
 Judge = Callable[[Reading, "Reading | None", HealthPolicy], Outcome]
@@ -161,6 +162,7 @@ class Verdict:
     words: str  # one sentence: the worst finding's, or why it is unknown; "" where all is well
     findings: tuple[Finding, ...] = ()
     took_s: float = 0.0  # that what it judges, and others of its family with it, took to be read
+    alike: Mapping[str, str] = field(default_factory=dict)
 
 
 _ORDER = (Severity.OK, Severity.UNKNOWN, Severity.WARN, Severity.FAIL)
@@ -178,10 +180,11 @@ def verdict_of(check: Check, outcome: Outcome) -> Verdict:
         told = next(finding.sentence for finding in outcome.findings if finding.severity is top)
         more = len(outcome.findings) - 1
         words = f"{told} (and {more} more)" if more else told
-        return Verdict(check.name, check.family, top, outcome.shown, outcome.limit, words, outcome.findings)
+        found = outcome.findings
+        return Verdict(check.name, check.family, top, outcome.shown, outcome.limit, words, found, alike=outcome.alike)
     if outcome.unknown:
         return Verdict(check.name, check.family, Severity.UNKNOWN, outcome.shown or "-", outcome.limit, outcome.unknown)
-    return Verdict(check.name, check.family, Severity.OK, outcome.shown, outcome.limit, "")
+    return Verdict(check.name, check.family, Severity.OK, outcome.shown, outcome.limit, "", alike=outcome.alike)
 
 
 def unknown_verdict(check: Check, why: str) -> Verdict:

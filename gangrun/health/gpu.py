@@ -237,13 +237,14 @@ def judge_driver(now: Reading, before: Reading | None, policy: HealthPolicy) -> 
     library, module = now.facts.get(NODE, "driver"), now.facts.get(NODE, "loaded_driver")
     if library is None:
         return Outcome("-", "library = module", unknown=why_not(now, "driver"))
+    alike = {"GPU driver": str(library)}
     if module is None or str(library) == str(module):
-        return Outcome(str(library), "library = module")
+        return Outcome(str(library), "library = module", alike=alike)
     sentence = f"the driver's library is {library} and its kernel module {module}: a reboot is due after an update"
     one = finding(
         "gpu_driver", NODE, Severity.WARN, sentence, Evidence(library, module), Needs.REBOOT, CauseClass.CONFIG
     )
-    return Outcome(f"{library}, {module}", "library = module", (one,))
+    return Outcome(f"{library}, {module}", "library = module", (one,), alike=alike)
 
 
 MODES = (  # (name, what it should be, words where it is not)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from statistics import median
 
 from gangrun.health.check import Check, Evidence, Finding, Needs, Outcome, Reading, Scope, Severity, Sticky
@@ -150,9 +151,42 @@ def judge_error_rates(now: Reading, before: Reading | None, policy: HealthPolicy
     return Outcome(f"{worst:.0e} at most", limit, tuple(found))
 
 
+def judge_speed(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
+    """Does every link that is up run as fast as the fastest of its kind?"""
+    del before
+    limit = "= the fastest of its kind"
+    speeds: dict[str, dict[str, float]] = {}  # by GPU
+    for place in now.facts.places_with("speed_mbps"):
+        speed = now.facts.number(place, "speed_mbps")
+        if speed and now.facts.number(place, "active") and (match := re.match(r"(gpu \d+) link \d+", place)):
+            speeds.setdefault(match[1], {})[place] = speed
+    if not speeds:
+        return Outcome("-", limit, unknown=why_not(now, "speed_mbps"))
+    best: dict[object, float] = {}
+    for gpu, links in speeds.items():
+        model = now.facts.get(gpu, "model")
+        best[model] = max(best.get(model, 0.0), *links.values())
+    found = []
+    for gpu, links in speeds.items():
+        full = best[now.facts.get(gpu, "model")]
+        slow = {place: speed for place, speed in links.items() if speed < policy.nvlink_speed_share * full}
+        if slow:
+            which = ", ".join(place.removeprefix(f"{gpu} ") for place in slow)
+            speed = min(slow.values())
+            sentence = (
+                f"{len(slow)} of {len(links)} NVLinks of {gpu} run at {speed:.0f} MB/s, and links beside them at "
+                f"{full:.0f} ({which}): it slows all ranks down"
+            )
+            evidence = Evidence(speed, full)
+            found.append(finding("nvlink_speed", gpu, Severity.WARN, sentence, evidence, Needs.ADMIN, sticky=Sticky.NO))
+    told = sorted({speed for links in speeds.values() for speed in links.values()}, reverse=True)
+    return Outcome(", ".join(f"{speed:.0f}" for speed in told[:3]) + " MB/s", limit, tuple(found))
+
+
 CHECKS = (
     Check("gpu_spare_rows", "gpu", "memory banks have spare rows", judge_spare_rows, 300.0),
     Check("gpu_clocks", "gpu", "busy GPUs run alike", judge_clocks, 15.0),
+    Check("nvlink_speed", "gpu", "NVLinks run at full speed", judge_speed, 60.0),
     Check("gpu_pcie_replays", "gpu", "PCIe seldom sends again", judge_replays, 60.0),
     Check("nvlink5_errors", "gpu", "NVLink 5 loses nothing", judge_nvlink5, 60.0),
     Check("nvlink5_rates", "gpu", "NVLink 5 gets few bits wrong", judge_error_rates, 60.0),

@@ -85,17 +85,37 @@ def with_rates(now: Reading, before: Reading | None) -> Reading:
     return replace(now, facts=replace(now.facts, values=values))
 
 
+SRAM_PARTS = (
+    ("sram_l2", "the L2 cache"),
+    ("sram_sm", "the processors"),
+    ("sram_pcie", "PCIe"),
+    ("sram_mcu", "the microcontrollers"),
+    ("sram_other", "other parts"),
+)
+
+
 def judge_sram(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
-    """The GPU's own mark that its SRAM is worn out."""
-    del before, policy
+    """The GPU's own mark that its SRAM is worn out, and what it counted in its life."""
+    del before
 
     def bad(place: str, exceeded: float) -> Finding | None:
-        if exceeded == 0:
-            return None
-        sentence = f"{place} says that its SRAM had more errors than NVIDIA allows: it is to be replaced"
-        return finding("gpu_sram", place, Severity.FAIL, sentence, Evidence(exceeded, 0), Needs.RMA)
+        ever = now.facts.number(place, "sram_uncorrected_ever") or 0.0
+        counts = [(now.facts.number(place, name) or 0.0, words) for name, words in SRAM_PARTS]
+        where = " and ".join(f"{count:.0f} in {words}" for count, words in counts if count)
+        history = f"{ever:.0f} uncorrectable errors of its SRAM in its life{f' ({where})' if where else ''}"
+        if exceeded:
+            sentence = f"{place} says that its SRAM had more errors than NVIDIA allows, {history}: it is to be replaced"
+            return finding("gpu_sram", place, Severity.FAIL, sentence, Evidence(exceeded, 0), Needs.RMA)
+        if ever > policy.sram_uncorrected_max:
+            sentence = f"{place} had {history}: GPUs with so many are replaced"
+            return finding("gpu_sram", place, Severity.WARN, sentence, Evidence(ever), Needs.RMA)
+        return None
 
-    return each(now, "sram_threshold", "0", lambda all_of: f"{sum(all_of):.0f} over it", bad)
+    def shown(all_of: list[float]) -> str:
+        ever = [count for p in gpus(now) if (count := now.facts.number(p, "sram_uncorrected_ever")) is not None]
+        return f"{sum(all_of):.0f} over it" + (f", {sum(ever):.0f} uncorrected ever" if ever else "")
+
+    return each(now, "sram_threshold", f"0, <= {policy.sram_uncorrected_max} ever each", shown, bad)
 
 
 def judge_remapped(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:

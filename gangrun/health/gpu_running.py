@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from statistics import median
 
-from gangrun.health import counters, gpu, gpu_links, gpu_memory, gpu_peers, gpu_slowed
+from gangrun.health import counters, firmware, gpu, gpu_links, gpu_memory, gpu_peers, gpu_slowed
 from gangrun.health.check import CauseClass, Check, Evidence, Finding, Needs, Outcome, Reading, Scope, Severity, Sticky
 from gangrun.health.gpu import each, finding, gpus, why_not
 from gangrun.health.gpu_use import of_job
@@ -155,17 +155,26 @@ def judge_nvlink(now: Reading, before: Reading | None, policy: HealthPolicy) -> 
     return Outcome(shown, "all up", found)
 
 
+NVLINK_ERRORS = (
+    ("replay", "what was sent again"),
+    ("recovery", "its recoveries"),
+    ("crc", "its checksum errors"),
+    ("crc_data", "its checksum errors of data"),
+    ("ecc", "its ECC errors of data"),
+)
+
+
 def judge_nvlink_errors(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
     """Replays and recoveries: a warning each, as sources disagree whether they do harm."""
     limit = f"< {policy.nvlink_errors_per_min:g}/min"
     found, compared_count, known = [], 0, False
-    for counter in ("replay", "recovery", "crc"):
+    for counter, words in NVLINK_ERRORS:
         known = known or bool(now.facts.places_with(counter))
         for place, grown in all_growths(now, before, counter):
             compared_count += 1
             over_min = max(grown.over_s / 60, 1.0)
             if grown.count / over_min >= policy.nvlink_errors_per_min:
-                sentence = f"{place}: its {counter} errors went {grown.words}"
+                sentence = f"{place}: {words} went {grown.words}"
                 found.append(
                     finding(
                         "nvlink_errors",
@@ -200,6 +209,7 @@ def remember(now: Reading, before: Reading | None) -> Reading:
 
 _CHECKS = (
     *gpu.CHECKS,
+    *firmware.CHECKS,
     *gpu_memory.CHECKS,
     Check("gpu_temperature", "gpu", "GPUs are cool enough", judge_temperature, 15.0),
     Check("gpu_throttled", "gpu", "GPUs are not slowed down", judge_throttled, 60.0),
@@ -225,9 +235,7 @@ FAMILY = Family(
             "ecc_corrected then",
             "ecc_corrected since",
             "pcie_replays",
-            "replay",
-            "recovery",
-            "crc",
+            *(name for name, _ in NVLINK_ERRORS),
             *(name for name, _, _ in gpu_links.NVLINK5_COUNTERS),
         }
     ),

@@ -69,8 +69,8 @@ def comparable(now: Reading, before: Reading | None) -> bool:
 def with_windows(now: Reading, before: Reading | None, windows_s: Mapping[str, float]) -> Reading:
     """Carry on, beside each counter named, what it was when its window began: rare things need longer than a look.
 
-    A window that is over begins anew with this reading, so what is judged spans at most the window; or the time in
-    which nobody looked, where that was longer.
+    A window that is over begins anew with the reading before this one, so that nothing falls between two windows. What
+    is judged spans at most the window; or the time in which nobody looked, where that was longer.
     """
     values: dict[str, Mapping[str, Value]] = dict(now.facts.values)
     for place in now.facts.values:
@@ -82,8 +82,7 @@ def with_windows(now: Reading, before: Reading | None, windows_s: Mapping[str, f
             base, since = new, now.at
             last = growth(now, before, place, name)
             if before is not None and last is not None:
-                if last.over_s > window_s:
-                    base, since = last.old, before.at
+                base, since = last.old, before.at
                 old, at = before.facts.number(place, f"{name} then"), before.facts.number(place, f"{name} since")
                 if old is not None and at is not None and old <= new and 0 <= now.at - at <= window_s:
                     base, since = old, at

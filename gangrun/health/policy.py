@@ -28,14 +28,17 @@ class HealthPolicy:
     remapped_rows_many: int = 10
     remapped_rows_max: int = 512
     retired_pages_max: int = 10
+    sram_uncorrected_max: int = 4  # in a GPU's whole life
     throttle_share: float = 0.1  # of the time between two readings
     nvlink_errors_per_min: float = 1.0
+    nvlink_speed_share: float = 0.99  # of the fastest link of GPUs of its model beside it
     nvlink_effective_ber: float = 1e-12  # bits wrong after correction, as DCGM has it
     nvlink_symbol_ber: float = 15e-238
     clock_share: float = 0.85  # of the busy GPUs beside it
 
     port_grace_s: float = 30.0
     link_downed_per_hour: float = 2.0
+    link_downed_per_day: float = 3.0
     link_recovery_per_min: float = 5.0
     symbol_errors_per_s: float = 10.0
     symbol_errors_per_hour: float = 120.0  # a bit in 1e12, as InfiniBand has it

@@ -48,7 +48,7 @@ pytestmark = pytest.mark.processes
 def test_a_box_without_gpus_is_judged_by_the_rest(box: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out = run(capsys, "--fs-root", str(box))
     assert code == 0, out
-    assert "unknown: 29 checks (gpu_count to gpu_slowed): no NVIDIA GPU here" in out
+    assert "unknown: 31 checks (gpu_count to gpu_slowed): no NVIDIA GPU here" in out
     assert "no InfiniBand or RoCE device here" in out
     assert "host_memory" in out
     assert max(map(len, out.splitlines())) <= 100
@@ -60,7 +60,7 @@ def test_json_has_every_check_and_a_schema_number(box: Path, capsys: pytest.Capt
     told = json.loads(out)
     assert (told["schema"], told["exit_code"], code) == (1, 0, 0)
     assert [one["check"] for one in told["checks"]] == [check.name for check in CHECKS]
-    keys = {"check", "family", "verdict", "reading", "limit", "words", "took_s", "findings"}
+    keys = {"check", "family", "verdict", "reading", "limit", "words", "took_s", "findings", "alike"}
     assert all(one.keys() == keys for one in told["checks"])
 
 

@@ -71,14 +71,11 @@ def test_only_what_hardware_may_cause_makes_a_node_poor() -> None:
 
 def corrected(*per_window: int, uuid: str = "u", step_s: float = 100.0) -> list[Reading]:
     """Looks every 100 s; each window takes so many errors, and the look that ends it begins the next."""
-    readings, at, count = [], 0.0, 7
+    counts = [7]
     for errors in per_window:
-        for k in range(7):
-            readings.append(reading({"gpu 0": {"uuid": uuid, "ecc_corrected": count + errors * k // 6}}, at))
-            at += step_s
-        count += errors
-    readings += [reading({"gpu 0": {"uuid": uuid, "ecc_corrected": count}}, at + wait_s) for wait_s in (0.0, step_s)]
-    return readings
+        counts += [counts[-1] + errors * k // 6 for k in range(1, 7)]
+    looks = enumerate([*counts, counts[-1]])
+    return [reading({"gpu 0": {"uuid": uuid, "ecc_corrected": count}}, k * step_s) for k, count in looks]
 
 
 @pytest.mark.parametrize(

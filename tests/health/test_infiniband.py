@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from gangrun.health import infiniband
-from gangrun.health.check import Facts, Reading, Severity, Verdict
+from gangrun.health import ib_errors, ib_peers, ib_ports, infiniband
+from gangrun.health.check import CauseClass, Facts, Needs, Reading, Severity, Verdict
+from gangrun.health.evidence import as_evidence
 from gangrun.health.policy import HealthPolicy
 from gangrun.health.rounds import Surroundings
 from tests.health.looks import POLICY, Scripted, family, look, verdict_after, write
@@ -63,9 +64,9 @@ def test_a_healthy_node_reads_well(tmp_path: Path) -> None:
 
 
 def test_no_device_is_unknown_quietly(tmp_path: Path) -> None:
-    assert infiniband.read(Surroundings(tmp_path, Scripted())).absent == infiniband.NO_PORT
+    assert infiniband.read(Surroundings(tmp_path, Scripted())).absent == ib_ports.NO_PORT
     (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
-    assert infiniband.read(Surroundings(tmp_path, Scripted())).absent == infiniband.NO_PORT
+    assert infiniband.read(Surroundings(tmp_path, Scripted())).absent == ib_ports.NO_PORT
 
 
 def test_a_port_that_was_never_up_is_not_the_jobs(tmp_path: Path) -> None:
@@ -128,7 +129,7 @@ def test_one_flap_is_ridden_out_and_a_second_within_the_hour_is_not() -> None:
     assert after("ib_flaps", port(at=0.0), port(at=5.0)).severity is Severity.OK
 
 
-@pytest.mark.parametrize("counter", [bound.counter for bound in infiniband.BOUNDS])
+@pytest.mark.parametrize("counter", [bound.counter for bound in ib_errors.BOUNDS])
 def test_every_error_counter_warns_when_it_grows_too_fast(counter: str) -> None:
     before, quiet = port(at=0.0, **{counter: 7}), port(at=10.0, **{counter: 7})
     assert after("ib_errors", before, quiet).severity is Severity.OK
@@ -155,6 +156,99 @@ def test_more_wrong_symbols_than_the_standard_allows_in_an_hour() -> None:
     )  # fmt: skip
     assert len(verdict.findings) == 1
     assert after("ib_errors", port(at=0.0, symbol_error=0), port(at=10.0, symbol_error=500)).severity is Severity.WARN
+
+
+@pytest.mark.parametrize("counter", ib_errors.TWICE)
+def test_what_tells_of_the_link_itself_is_told_once_and_is_broken_when_it_comes_again(counter: str) -> None:
+    calm, once = port(at=0.0, **{counter: 7}), port(at=5.0, **{counter: 9})
+    again = [port(at=at, **{counter: count}) for at, count in ((300.0, 9), (604.0, 10))]
+    assert after("ib_errors", calm, once).severity is Severity.WARN
+    assert after("ib_errors", calm, once, *again).severity is Severity.WARN, "ten minutes have not passed: one story"
+    broken = after("ib_errors", calm, once, *again, port(at=605.0, **{counter: 11}))
+    assert (broken.severity, "as it first did 10 min before: it is broken" in broken.words) == (Severity.FAIL, True)
+    [finding] = broken.findings
+    assert (finding.place, finding.needs) == ("mlx5_0 port 1", Needs.ADMIN)
+    quiet = [port(at=at, **{counter: 9}) for at in (1000.0, 3605.0)]
+    assert after("ib_errors", calm, once, *quiet, port(at=3606.0, **{counter: 10})).severity is Severity.WARN, (
+        "forgotten"
+    )
+    hour = port(at=3605.0, **{counter: 10})
+    assert after("ib_errors", calm, once, *quiet[:1], hour).severity is Severity.FAIL, "not yet"
+    booted = [port(at=700.0, boot="c", **{counter: 0}), port(at=705.0, boot="c", **{counter: 1})]
+    assert after("ib_errors", calm, once, *booted).severity is Severity.WARN
+
+
+def test_a_third_flap_within_a_day_is_broken_however_far_apart() -> None:
+    hour = 3600.0
+    two = [
+        port(at=0.0),
+        port(at=hour, link_downed=4),
+        port(at=5 * hour, link_downed=4),
+        port(at=9 * hour, link_downed=5),
+    ]
+    assert after("ib_flaps", *two).severity is Severity.WARN
+    third = [port(at=20 * hour, link_downed=5), port(at=20 * hour + 5, link_downed=6)]
+    broken = after("ib_flaps", *two, *third)
+    assert (broken.severity, "and 3 times within a day: it is broken" in broken.words) == (Severity.FAIL, True)
+    later = [port(at=25 * hour + 1, link_downed=5), port(at=25 * hour + 6, link_downed=6)]
+    assert after("ib_flaps", *two, *later).severity is Severity.WARN, "a day after the first the count begins anew"
+    assert after("ib_flaps", *two, *third, policy=HealthPolicy(link_downed_per_day=4)).severity is Severity.WARN
+    restarted = [port(at=9 * hour + 30 * k, link_downed=5 + k) for k in range(1, 5)]
+    patient = HealthPolicy(link_downed_per_hour=9)
+    assert after("ib_flaps", *two, *restarted, policy=patient).severity is Severity.WARN, "a switch's restart is once"
+
+
+def roce(root: Path, changes: Mapping[str, tuple[int, int]]) -> Path:
+    """Interfaces of mlx5_0: name -> (port, carrier changes)."""
+    tree(root, {"mlx5_0": {"link_layer": "Ethernet\n"}})
+    net = {f"sys/class/infiniband/mlx5_0/device/net/{name}": pair for name, pair in changes.items()}
+    files = {
+        f"{at}/{file}": f"{n}\n" for at, (p, c) in net.items() for file, n in (("dev_port", p), ("carrier_changes", c))
+    }
+    return write(root, files)
+
+
+def test_an_interface_of_roce_that_loses_its_carrier_again_and_again(tmp_path: Path) -> None:
+    before = read(roce(tmp_path, {"eth0": (0, 5), "eth0v1": (0, 1), "eth1": (1, 90)}))
+    assert before.facts.get("mlx5_0 port 1", "carrier_changes") == 6, "of this port's interfaces alone"
+    once = read(roce(tmp_path, {"eth0": (0, 7)}), 1005.0)
+    assert look("ib_errors", once, before).severity is Severity.OK, "lost and back: rate and state tell of that"
+    often = read(roce(tmp_path, {"eth0": (0, 8)}), 1005.0)
+    verdict = look("ib_errors", often, before)
+    assert (verdict.severity, "carrier_changes went from 6 to 9" in verdict.words) == (Severity.WARN, True)
+    tree(tmp_path, {"mlx5_0": {}})
+    assert read(tmp_path).facts.get("mlx5_0 port 1", "carrier_changes") is None, "IPoIB's says other things"
+
+
+@pytest.mark.parametrize("one", ib_peers.BESIDE, ids=lambda one: one.counter)
+def test_what_all_ports_count_is_told_where_one_stands_out(tmp_path: Path, one: ib_peers._Told) -> None:
+    def seen(at: float, *counts: int) -> Reading:
+        where = "counters" if one.counter.startswith(("port", "VL15")) else "hw_counters"
+        tree(tmp_path, {f"mlx5_{n}": {f"{where}/{one.counter}": f"{count}\n"} for n, count in enumerate(counts)})
+        return Reading("ib_peers", at, "b", ib_peers.read(Surroundings(tmp_path, Scripted())))
+
+    calm, most = seen(0.0, 1, 1, 1), int(10 * one.per_s_min * 60)
+    assert look("ib_peers", calm).severity is Severity.UNKNOWN
+    assert look("ib_peers", seen(60.0, 1 + most, 1, 1), calm).severity is Severity.OK, "as many are borne"
+    assert look("ib_peers", seen(60.0, *[2 + most] * 3), calm).severity is Severity.OK, "all of them alike"
+    verdict = look("ib_peers", seen(60.0, 2 + most, 1, 1), calm)
+    assert (verdict.severity, [f.place for f in verdict.findings]) == (Severity.WARN, ["mlx5_0 port 1"])
+    assert f"{one.counter} went from 1 to {2 + most}" in verdict.words
+
+
+def test_firmware_of_devices_of_one_kind_is_one(tmp_path: Path) -> None:
+    tree(tmp_path, {f"mlx5_{n}": {} for n in range(4)})
+    devices = "sys/class/infiniband"
+    write(tmp_path, {f"{devices}/mlx5_{n}/board_id": ("MT_1\n" if n < 3 else "MT_2\n") for n in range(4)})
+    write(tmp_path, {f"{devices}/mlx5_3/fw_ver": "20.1.1\n"})
+    same = look("ib_firmware", read(tmp_path))
+    assert (same.severity, same.shown) == (Severity.OK, "28.39.1002, 20.1.1"), "another kind has another one"
+    assert same.alike == {"MT_1 firmware": "28.39.1002", "MT_2 firmware": "20.1.1"}
+    write(tmp_path, {f"{devices}/mlx5_1/fw_ver": "28.40.1000\n"})
+    verdict = look("ib_firmware", read(tmp_path))
+    assert verdict.words == "mlx5_1 has another MT_1 firmware (28.40.1000) than those beside it (28.39.1002)"
+    assert [(f.severity, f.cause) for f in verdict.findings] == [(Severity.WARN, CauseClass.CONFIG)]
+    assert not any(one.poor or one.fatal for one in as_evidence("n1", [verdict], 0.0)), "a set-up keeps nobody away"
 
 
 @pytest.mark.parametrize("text", ["", "\n", "ACTIVE\n", "-4: x\n", "9" * 500 + "\n", "\x00\xff", "4: ACT\x1b[2JIVE\n"])

@@ -14,6 +14,7 @@ from gangrun.adapters.slurm.commands import Answer, Tools
 from gangrun.adapters.slurm.once import Heard, Where, argv, lines_of, on_each
 from gangrun.cli.errors import UserError
 from gangrun.cli.health import Here
+from gangrun.cli.health_alike import compared
 from gangrun.cli.health_fold import Said, as_plain, exit_code, page
 from gangrun.cli.health_network import gathered
 from gangrun.cli.health_nodes import Queueing, ask, said_by, where_to_ask, words_of
@@ -95,6 +96,26 @@ def test_what_nodes_say_is_read_with_care() -> None:
     assert [one.word for one in said] == ["fail", "unknown", "unknown", "unknown"]
     assert [one.silent for one in said] == ["", "it is cut off", "no such thing", "it said nothing"]
     assert said[0].verdicts == ("fail", "ok")
+
+
+def test_what_should_be_the_same_everywhere_is_compared_and_fails_nobody() -> None:
+    def node(name: str, driver: object, **more: str) -> str:
+        checks = [
+            {"check": "gpu_driver", "verdict": "ok", "alike": {"GPU driver": driver}},
+            {"check": "ib_firmware", "verdict": "ok", "alike": more},
+        ]
+        return json.dumps({"node": name, "checks": [*checks, {"verdict": "ok", "alike": 7}, {"verdict": "ok"}]})
+
+    names = ("n1", "n2", "n3", "n4")
+    lines = [node("n1", "570.1"), node("n2", "550.9", b="1"), node("n3", "570.1", b="2"), "{}"]
+    said = compared(said_by(Heard(tuple(lines), {}, "it said nothing"), names))
+    assert said[0].wrong == ()
+    assert said[1].wrong == (
+        ("warn", "gpu_driver", "its GPU driver is 550.9, and that of n[1,3] is 570.1"),
+        ("warn", "ib_firmware", "its b is 1, and that of n3 is 2"),
+    ), "of two that differ, the older one"
+    assert [one.word for one in said] == ["ok", "warn", "ok", "unknown"]
+    assert (exit_code(said), exit_code(said[:3])) == (3, 0)
 
 
 class NoSlurm:

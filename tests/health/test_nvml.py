@@ -24,33 +24,12 @@ from gangrun.health.policy import HealthPolicy
 from gangrun.health.recorded import facts_from
 from gangrun.health.rounds import Surroundings
 from tests.health.looks import look
+from tests.health.profiles import H100, PROFILES
 
 pytestmark = [pytest.mark.compiler, pytest.mark.processes]
 
 SOURCE = Path(__file__).parent / "nvml" / "library.c"
 REPO = Path(__file__).parents[2]
-H100 = {
-    "uuid": "GPU-{n}", "name": "NVIDIA H100 80GB HBM3", "pci": "00000000:{n}B:00.0", "field230": 0, "field91": 2,
-    "ecc00": 0, "ecc10": 0, "ecc11": 0, "sram": 0, "remapped": "0 0 0 0", "temperature": 41, "margin": 46,
-    "banks": "640 0 0 0 0", "info_rom": 1, "threshold": 95,
-    "slowdown": 87, "field82": 50, "reasons": 1, "field269": 0, "field270": 0, "field271": 0, "power_limit": 700000,
-    "power": 70000, "clock": 345, "width": 16, "width_max": 16, "generation": 1, "generation_max": 5, "replays": 0,
-    "persistence": 1, "ecc_mode": 1, "ecc_pending": 1, "mig": 0, "compute_mode": 0, "memory_used": 1000000,
-    "processes": 0, "busy": 0, "fabric": "3 0 1", "link0": 1, "link1": 1, "link0.errors0": 0, "link0.errors1": 0,
-    "link0.errors2": 0, "link1.errors0": 0, "link1.errors1": 0, "link1.errors2": 0, "event_types": 0xC00A,
-}  # fmt: skip
-LINK5 = {206: 0, 207: 0, 208: 0, 211: 0, 214: 0, 215: 0, 220: 0xFFF, 221: 0, 222: 0xFFF}  # 15e-255: none was seen
-B200 = {
-    **{key: value for key, value in H100.items() if ".errors" not in key},
-    "name": "NVIDIA B200", "power_limit": 1000000, "temperature": 38, "margin": 47, "repairs": "0 0", "field307": 0,
-    **{f"link{link}.field{number}": value for link in (0, 1) for number, value in LINK5.items()},
-}  # fmt: skip
-A100 = {
-    **{key: value for key, value in H100.items() if key not in ("fabric", "field230")},
-    "name": "NVIDIA A100-SXM4-80GB", "power_limit": 400000, "generation_max": 4, "width_max": 16,
-}  # fmt: skip
-H200 = {**H100, "name": "NVIDIA H200"}
-PROFILES = {"A100": A100, "H100": H100, "H200": H200, "B200": B200}
 
 
 @dataclass
@@ -129,9 +108,11 @@ def test_a_healthy_node_is_read_whole(library: Callable[..., Library]) -> None:
         "fabric_state": 3, "fabric_summary": 1, "busy_percent": 0,
     }  # fmt: skip
     assert {name: values.get(name) for name in expected} == expected
-    assert facts.values["gpu 0 link 1"] == {"active": 1, "replay": 0, "recovery": 0, "crc": 0}
+    assert facts.values["gpu 0 link 1"] == {
+        "active": 1, "replay": 0, "recovery": 0, "crc": 0, "crc_data": 0, "speed_mbps": 26562,
+    }  # fmt: skip
     assert {name for names in facts.missing.values() for name in names} == {
-        "retired_pages", "recoveries", "repair_pending", "bank_remap_pending",
+        "retired_pages", "recoveries", "repair_pending", "bank_remap_pending", "ecc",
     }, "an H100 retires no pages, and is no Blackwell"  # fmt: skip
 
 

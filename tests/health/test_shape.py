@@ -190,7 +190,9 @@ def test_a_window_outlasts_looks_and_begins_anew() -> None:
         grown = in_window(now, "p", "n")
         assert grown is not None
         assert (grown.old, grown.over_s) == (1, at)
-    assert in_window(with_windows(counted(500, at=101.0), now, windows), "p", "n") is None
+    next_one = in_window(with_windows(counted(500, at=101.0), now, windows), "p", "n")
+    assert next_one is not None, "what happens as a window ends is in the next one"
+    assert (next_one.old, next_one.count, next_one.over_s) == (100.0, 400.0, 1.0)
     unseen = in_window(with_windows(counted(500, at=300.0), now, windows), "p", "n")
     assert unseen is not None, "nobody looked for longer than the window"
     assert (unseen.old, unseen.count, unseen.over_s) == (100.0, 400.0, 200.0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gangrun.health import host_bus, mounts
+from gangrun.health import host_bus, ib_peers, mounts
 from gangrun.health.check import Facts, Reading, Severity, Verdict, verdict_of
 from gangrun.health.rounds import Surroundings
 from tests.health.looks import POLICY, Scripted, check, look, reading, write
@@ -159,14 +159,13 @@ def test_lustre(tmp_path: Path, said: str, severity: Severity) -> None:
     ids=["none", "one port", "all ports", "hardly any", "too few"],
 )
 def test_congestion(tmp_path: Path, waits: tuple[int, ...], severity: Severity) -> None:
-    from gangrun.health import infiniband
-
     def seen(counts: tuple[int, ...]) -> Facts:
         tree(tmp_path, {f"mlx5_{k}": {"counters/port_xmit_wait": f"{count}\n"} for k, count in enumerate(counts)})
-        return infiniband.read(Surroundings(tmp_path, Scripted()))
+        return ib_peers.read(Surroundings(tmp_path, Scripted()))
 
-    before = infiniband.remember(Reading("infiniband", 0.0, "b", seen(tuple(0 for _ in waits))), None)
-    now = infiniband.remember(Reading("infiniband", 10.0, "b", seen(waits)), before)
+    remember = ib_peers.FAMILY.remember
+    before = remember(Reading("ib_peers", 0.0, "b", seen(tuple(0 for _ in waits))), None)
+    now = remember(Reading("ib_peers", 10.0, "b", seen(waits)), before)
     one = check("ib_congestion")
     verdict = verdict_of(one, one.judge(now, before, POLICY))
     assert verdict.severity is severity, verdict

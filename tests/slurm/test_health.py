@@ -13,8 +13,9 @@ from collections.abc import Mapping
 
 import pytest
 
+from tests.health.profiles import H100
 from tests.health.test_infiniband import tree
-from tests.health.test_nvml import H100, SOURCE
+from tests.health.test_nvml import SOURCE
 from tests.slurm.cluster import Cluster
 from tests.slurm.harness import TINY, Run, attempts_that_stepped
 from tests.waiting import until

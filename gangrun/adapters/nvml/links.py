@@ -8,7 +8,7 @@ from gangrun.adapters.nvml.library import Handle, Refused
 from gangrun.adapters.nvml.reading import Getter, LinkGetter, Plain
 
 LINKS_MAX_COUNT = 36
-LINKS_COUNT_FIELD = 91
+LINKS_COUNT_FIELD, SPEED_FIELD = 91, 164
 
 
 def links_count(gpu: Handle) -> int:
@@ -33,6 +33,13 @@ def _error(name: str, counter: int) -> tuple[str, LinkGetter]:
     return name, lambda gpu, link: {name: library.ask("nvmlDeviceGetNvLinkErrorCounter", gpu, link, counter)}
 
 
+def _speed(gpu: Handle, link: int) -> Plain:
+    [answer] = library.fields(gpu, [(SPEED_FIELD, link)])
+    if isinstance(answer, Refused):
+        raise answer
+    return {"speed_mbps": answer}
+
+
 def _link5(gpu: Handle, link: int) -> Plain:
     """Links of the fifth generation: fields whose scope is the link. Some drivers know only some of them."""
     answers = library.fields(gpu, [(field, link) for _, field in LINK5_FIELDS])
@@ -51,5 +58,8 @@ LINK_GETTERS: tuple[tuple[str, LinkGetter], ...] = (
     _error("replay", 0),
     _error("recovery", 1),
     _error("crc", 2),
+    _error("crc_data", 3),
+    _error("ecc", 4),
+    ("speed_mbps", _speed),
     ("recoveries", _link5),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gangrun.adapters.nvml import library
 from gangrun.adapters.nvml.codes import CORRUPTED_INFOROM, RETIREMENT_CAUSES
 from gangrun.adapters.nvml.library import Handle, Refused
-from gangrun.adapters.nvml.reading import Getter, Plain, named, of_field
+from gangrun.adapters.nvml.reading import Getter, Plain, named, of_field, once
 
 
 def _ecc(name: str, kind: int, since: int) -> tuple[str, Getter]:
@@ -14,7 +14,16 @@ def _ecc(name: str, kind: int, since: int) -> tuple[str, Getter]:
 
 def _sram(gpu: Handle) -> Plain:
     status = library.filled("nvmlDeviceGetSramEccErrorStatus", gpu, "c_nvmlEccSramErrorStatus_v1_t")
-    return {"sram_threshold": int(status.bThresholdExceeded)}
+    ever_count = status.aggregateUncParity + status.aggregateUncSecDed
+    return {
+        "sram_threshold": int(status.bThresholdExceeded),
+        "sram_uncorrected_ever": ever_count,
+        "sram_l2": status.aggregateUncBucketL2,
+        "sram_sm": status.aggregateUncBucketSm,
+        "sram_pcie": status.aggregateUncBucketPcie,
+        "sram_mcu": status.aggregateUncBucketMcu,
+        "sram_other": status.aggregateUncBucketOther,
+    }
 
 
 def _remapped(gpu: Handle) -> Plain:
@@ -38,21 +47,14 @@ def _retired(gpu: Handle) -> Plain:
     return {"retired_pages": pages_count, "retired_pending": pending}
 
 
-_info_roms: dict[str, int] = {}  # by UUID: checking reads the flash, so each process does it once
-
-
 def _info_rom(gpu: Handle) -> Plain:
-    uuid = library.text("nvmlDeviceGetUUID", gpu)
-    if uuid not in _info_roms:
-        try:
-            library.ask("nvmlDeviceValidateInforom", gpu)
-        except Refused as why:
-            if why.code != CORRUPTED_INFOROM:
-                raise
-            _info_roms[uuid] = 0
-        else:
-            _info_roms[uuid] = 1
-    return {"info_rom_valid": _info_roms[uuid]}
+    try:
+        library.ask("nvmlDeviceValidateInforom", gpu)
+    except Refused as why:
+        if why.code != CORRUPTED_INFOROM:
+            raise
+        return {"info_rom_valid": 0}
+    return {"info_rom_valid": 1}
 
 
 GETTERS: tuple[tuple[str, Getter], ...] = (
@@ -64,6 +66,6 @@ GETTERS: tuple[tuple[str, Getter], ...] = (
     ("banks_exhausted", _spare_rows),
     ("repair_pending", _repairs),
     of_field("bank_remap_pending", 307),
-    ("info_rom_valid", _info_rom),
+    once("info_rom_valid", _info_rom),
     ("retired_pages", _retired),
 )

@@ -30,6 +30,21 @@ def either(name: str, newer: str, older: str, *more: int) -> tuple[str, Getter]:
     return name, lambda gpu: {name: library.either(newer, older, gpu, *more)}
 
 
+_known: dict[tuple[str, str], Plain] = {}  # by UUID and name
+
+
+def once(name: str, getter: Getter) -> tuple[str, Getter]:
+    """What does not change while the driver runs, or is costly as it reads the flash: once in each process."""
+
+    def ask(gpu: Handle) -> Plain:
+        key = (library.text("nvmlDeviceGetUUID", gpu), name)
+        if key not in _known:
+            _known[key] = getter(gpu)
+        return _known[key]
+
+    return name, ask
+
+
 def of_field(name: str, number: int) -> tuple[str, Getter]:
     """What one field says."""
     return name, lambda gpu: {name: library.field(gpu, number)}

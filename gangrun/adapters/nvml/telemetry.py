@@ -8,15 +8,18 @@ Any call here may hang on a sick driver: run ``snapshot`` in a process of its ow
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 
 from gangrun.adapters.nvml import library, links, memory, running
 from gangrun.adapters.nvml.codes import LOST_WORDS, UNKNOWN_WORDS
 from gangrun.adapters.nvml.library import Refused
-from gangrun.adapters.nvml.reading import Getter, Plain, of_field, worded
+from gangrun.adapters.nvml.reading import Getter, Plain, of_field, once, worded
 
 Question = Callable[[], Plain]
+
+SILENT_LINKS_COUNT = 2  # so many links of a GPU that cannot say it, and its others are not asked
 
 NODE_GETTERS: tuple[tuple[str, Question], ...] = (
     ("gpus_count", lambda: {"gpus_count": library.count()}),
@@ -26,6 +29,8 @@ GPU_GETTERS: tuple[tuple[str, Getter], ...] = (
     worded("uuid", "nvmlDeviceGetUUID"),
     worded("model", "nvmlDeviceGetName"),
     ("pci", lambda gpu: {"pci": library.words(library.ask("nvmlDeviceGetPciInfo", gpu).busId)}),
+    once(*worded("vbios", "nvmlDeviceGetVbiosVersion")),
+    once(*worded("info_rom_version", "nvmlDeviceGetInforomImageVersion")),
     of_field("recovery_action", 230),
     *memory.GETTERS,
     *running.GETTERS,
@@ -66,14 +71,19 @@ def _all() -> Plain:
     for index in range(int(values["node"].get("gpus_count", 0))):
         place = f"gpu {index}"
         values[place], missing[place] = {}, {}
+        said, silent = set[str](), Counter[str]()
         try:
             for where, name, question in _questions(index, place):
+                if name not in said and silent[name] >= SILENT_LINKS_COUNT:
+                    continue
                 try:
                     values.setdefault(where, {}).update(question())
+                    said.add(name)
                 except Refused as why:
                     if why.code in LOST_WORDS:
                         raise
                     missing.setdefault(where, {})[name] = _words(why)
+                    silent[name] += 1
         except Refused as lost:  # or no handle: the driver counts a GPU that it cannot reach
             values[place] |= {"lost": LOST_WORDS.get(lost.code, str(lost)), "lost_code": lost.code}
     return {"values": values, "missing": missing}

@@ -72,6 +72,8 @@ ret nvmlDeviceGetHandleByIndex_v2(u32 index, void **out) {
 ret nvmlSystemGetDriverVersion(char *out, u32 room) { return words_of("driver", out, room); }
 ret nvmlDeviceGetUUID(void *device, char *out, u32 room) { return gpu_words(device, "uuid", out, room); }
 ret nvmlDeviceGetName(void *device, char *out, u32 room) { return gpu_words(device, "name", out, room); }
+ret nvmlDeviceGetVbiosVersion(void *device, char *out, u32 room) { return gpu_words(device, "vbios", out, room); }
+ret nvmlDeviceGetInforomImageVersion(void *device, char *out, u32 room) { return gpu_words(device, "info_rom_version", out, room); }
 ret nvmlDeviceGetPciInfo_v3(void *device, char *out) { memset(out, 0, 68); return gpu_words(device, "pci", out + 36, 32); }
 
 typedef struct { u32 field, scope; long long at, took; u32 type; ret answer; u64 value; } field_value;
@@ -80,7 +82,7 @@ ret nvmlDeviceGetFieldValues(void *device, int count, field_value *values) {
     for (int i = 0; i < count; i++) {
         char name[32];
         double v = 0;
-        if (values[i].field > 200 && values[i].field < 223) /* of a link, which is the scope */
+        if ((values[i].field > 200 && values[i].field < 223) || values[i].field == 164) /* of a link, which is the scope */
             snprintf(name, sizeof name, "link%u.field%u", values[i].scope, values[i].field);
         else
             snprintf(name, sizeof name, "field%u", values[i].field);
@@ -101,10 +103,12 @@ ret nvmlDeviceGetTotalEccErrors(void *device, u32 kind, u32 since, u64 *out) {
     return r;
 }
 ret nvmlDeviceGetSramEccErrorStatus(void *device, u32 *status) {
-    double v;
-    ret r = gpu_number(device, "sram", &v);
+    char words[128];
+    u64 *counts = (u64 *)status; /* flag; of its life: parity, ECC, L2, SM, PCIe, microcontrollers, others */
+    ret r = gpu_words(device, "sram", words, sizeof words);
     if (status[0] != 0x1000068) return 25;
-    if (!r) ((u32 *)((char *)status + 96))[0] = (u32)v;
+    if (!r) sscanf(words, "%u %llu %llu %llu %llu %llu %llu %llu", status + 24, counts + 1, counts + 2, counts + 7,
+                   counts + 8, counts + 9, counts + 10, counts + 11);
     return r;
 }
 ret nvmlDeviceGetRemappedRows(void *device, u32 *c, u32 *u, u32 *p, u32 *f) {

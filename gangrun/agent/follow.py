@@ -8,7 +8,7 @@
    2 x ``takeover_after_s`` at most, then the old supervisor gets another chance and the next candidate the next
    promise: two cut-off nodes must not be lost to a supervisor that lives.
 3. A candidate with fresh promises of more than half of the roster asks its warden for a supervisor, one at a time;
-   after one that failed it waits 1, 2, 4 .. 64 s.
+   after one that failed it waits 1, 2, 4 .. 64 s, after one that ended the job and did not let us go 4, 8 .. 64 s.
 4. Where no majority can be had a candidate asks for a supervisor without promises: that one watches the holder's
    counter file for ``counter_still_s`` (or hears from the scheduler that the holder's node is down) before it claims,
    and is in no majority's way. It is asked for soon where too few of a small roster answer (two nodes, one gone), else
@@ -36,6 +36,8 @@ FRESH_BEATS = 2.5
 FIND_FIRST_S, FIND_MAX_S = 0.25, 1.0  # at start, until there is a claim
 DEPOSED = 75  # exit code of a supervisor that lost its term
 REFUSED = 78  # ... that cannot use the journal: a person must look
+ENDED = 0  # ... that saw to the end of the job, and was gone before this agent heard of it
+ENDED_FIRST = 2  # how many steps of the back-off are left out then
 DEPOSED_MAX = 7  # in a row, over two minutes, with nobody of this job in sight: the run is not this job's
 REFUSALS_MAX = 5  # in a row on one node: no other supervisor will fare better
 RESORT_FIRST_S, RESORT_MAX_S = 5.0, 60.0
@@ -71,7 +73,7 @@ class Follow:
         self.held: Held | None = None
         self._promises_count = 0  # in a row
         self.spawning = False
-        self.refusals_count = self.deposed_count = 0
+        self.refusals_count = self.deposed_count = self._ended_count = 0
         self._taken: dict[str, tuple[bytes, float]] = {}  # node -> (the way back, when)
         self._pongs: dict[str, float] = {}  # candidate -> how long it was unacked
         self._tried: set[str] = set()
@@ -327,6 +329,9 @@ class Follow:
             self.supervisor_refused(now)
         self.refusals_count += code == REFUSED
         self.deposed_count += code == DEPOSED
+        if code == ENDED:  # whatever acked us meanwhile: another will find the same
+            self._ended_count += 1
+            self._spawn_at = self._watch_at = now + backoff_s(self._ended_count + ENDED_FIRST)
         return self.find(now) if code == DEPOSED else []
 
     @property

@@ -2,7 +2,7 @@
 
 It ends when all of the roster have said hello, or some time before agents lose patience with it
 (``takeover_after_s``), whichever comes first, with the events that the term begins with. A fresh run, and a new job,
-expect nobody. Next: ``loop``.
+expect nobody; a job that only ends has no roster, and waits for whoever is still there, to let him go. Next: ``loop``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Gathering:
         self.roster = frozenset(state.nodes) if same_job else frozenset()
         # Agents are patient for ``takeover_after_s`` with a term that does not ack, and where most of the roster was
         # lost it cannot ack before this is over. An ended run must let them go sooner still.
-        share = ENDED_SHARE if state.phase in TERMINAL else GATHER_SHARE
+        share = ENDED_SHARE if state.phase in TERMINAL or state.leaving else GATHER_SHARE
         self.until = opening.run_start + share * timing.takeover_after_s
         self.floor: float | None = None  # by then the last supervisor had acked for the last time
         if facts.alone:  # all tasks of the job have ended: some node no supervisor hears any more
@@ -41,6 +41,7 @@ class Gathering:
         self._timing = timing
         self._rows = rows
         self._counted = frozenset(n for n in self.roster if not state.nodes[n].lost)
+        self._lets_go = same_job and state.leaving  # no roster any more, but agents that do not know it yet
         self._dialled: set[str] = set()  # a promise may have been taken back since, a hello to this term not
         self._settle(opening.run_start)
 
@@ -71,11 +72,14 @@ class Gathering:
 
     def over(self, now: float) -> bool:
         """Is there nobody left to wait for?"""
-        return now >= self.until or self._counted <= self._rows.keys()
+        return now >= self.until or self._all_here()
 
     def due(self) -> float:
         """When to look whether it is over."""
-        return -NEVER if self._counted <= self._rows.keys() else self.until
+        return -NEVER if self._all_here() else self.until
+
+    def _all_here(self) -> bool:
+        return not self._lets_go and self._counted <= self._rows.keys()
 
     def events(self) -> list[Event]:
         """What the term begins with."""

@@ -71,3 +71,18 @@ def test_an_agent_whose_run_went_on_in_another_job_leaves_once_that_is_certain()
     stage.local(facts.TermFound(dial(3), "another"))
     (leave,) = stage.only(effects.Leave)
     assert (leave.code, leave.reason) == (0, "the run went on in job another")
+
+
+def test_supervisors_that_end_the_job_and_do_not_let_this_agent_go_are_asked_for_more_and_more_rarely():
+    """Each of them acks it, and is gone before its farewell gets through."""
+    stage = lonely(3, PEERS[:3])
+    asked_at: list[float] = []
+    for term in range(2, 10):
+        began = stage.now
+        while not stage.brain.follow.spawning:
+            stage.pass_s(0.5)
+        asked_at.append(stage.now - began)
+        stage.follow(term, candidates=PEERS[:3], roster_count=3)
+        stage.local(facts.SupervisorExited(0, term))
+    assert all(asked_at[0] <= s <= 70 for s in asked_at), asked_at
+    assert min(asked_at[5:]) > 60, asked_at

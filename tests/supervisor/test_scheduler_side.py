@@ -9,8 +9,9 @@ from gangrun.core.events import ActDone, CancelRequested, NodeAbsent, Notice, No
 from gangrun.core.model import Phase
 from gangrun.core.moves import WHY
 from gangrun.core.policy import Policy
-from gangrun.wire.messages import Stop
+from gangrun.wire.messages import Farewell, Stop
 from tests.supervisor.desk import Desk
+from tests.supervisor.test_takeover import rejoin
 
 SCHEDULER = Policy(can_requeue=True)
 
@@ -141,6 +142,34 @@ def test_it_is_told_of_lost_nodes_where_the_run_goes_on_in_another_job_too() -> 
     desk.mailbox.post(Stamped(ActDone(act, "SubmitSuccessor")))
     desk.pass_s(2.0)
     assert [(ending.phase, lost) for ending, lost in desk.jobs.ended] == [(Phase.PENDING, ("n0",))]
+
+
+def test_a_job_that_only_ends_lets_go_whoever_is_still_there() -> None:
+    """Its roster is empty, and an agent that was cut off finds the new term only once that has begun."""
+    desk = Desk(nodes=3, policy=SCHEDULER)
+    desk.running()
+    cut_off = desk.agents["n0"]
+    cut_off.beating = cut_off.obeys = False
+    desk.pass_s(45.0)
+    ((act, _),) = desk.jobs.asked
+    desk.mailbox.post(Stamped(ActDone(act, "SubmitSuccessor")))
+    desk.pass_s(20.0)
+    assert desk.loop.exit_code == 0
+    for agent in desk.agents.values():
+        agent.beating = agent.obeys = False
+    loop = desk.open()
+    desk.pass_s(1.0)
+    assert loop.exit_code is None
+    cut_off.obeys = True
+    rejoin(desk, "n0")
+    desk.pass_s(5.0)
+    assert [one.reason for one in cut_off.heard(Farewell) if one.term == 2] == [
+        "supervisor #2 took over; the run goes on in another job, so this one ends"
+    ]
+    assert loop.exit_code == 0
+    alone = desk.open()
+    desk.pass_s(5.0)
+    assert alone.exit_code == 0, "nor does it wait long where nobody is left"
 
 
 def test_a_supervisor_of_last_resort_needs_nobody() -> None:

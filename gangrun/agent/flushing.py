@@ -1,46 +1,61 @@
-"""While ranks train on: the newest step in this node's memory is written to the disk, off their path (room: agent).
+"""All that is asked of this node's memory, in turn: what it holds, and to write it to the disk (room: agent).
 
-From the question to the end of the writing one connection to the keeper has the steps pinned, so that ranks may save on
-meanwhile. There is one flush at a time: the next question of any kind ends the one before, wherever it is. Each command
-is an errand in a thread of its own. Next: ``rescue``, which does the same for ranks that died.
+From a question for a flush to the end of its writing one connection to the keeper has the steps pinned, so that ranks
+may save on meanwhile. Each command is an errand in a thread of its own, and what is written is written for the newest
+question: the next one of any kind ends it, wherever it is, as does a start of ranks, and the word that nobody waits for
+it. Commands are numbered, so it does not matter which thread comes first. Next: ``rescue``.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 
 import msgspec
 
 from gangrun.agent.facts import DiskUsed
 from gangrun.agent.rescue import holdings, rescue
 from gangrun.checkpoint.kept import Kept, StepName
-from gangrun.checkpoint.rescue import bring
+from gangrun.checkpoint.rescue import GIVEN_UP, bring
 from gangrun.wire.messages import Rescue
 
 NICENESS = 10  # ranks come first
 
 
 class Flushing:
-    """All that is asked of one node's memory, in turn."""
+    """One node's."""
 
     def __init__(self, keeper: str) -> None:
         self._keeper = keeper
         self._lock = threading.Lock()
         self._pinned: Kept | None = None
-        self._given_up = threading.Event()  # by whoever writes now
+        self._newest = (-1, -1)  # command that ended all before it: its term, and its number there
+
+    def give_up(self, act: tuple[int, int]) -> None:
+        """Nobody waits any more for what was asked before this command."""
+        with self._lock:
+            self._end_all_before(act)
 
     def answer(self, command: Rescue) -> DiskUsed:
         """One command; what goes wrong is the answer's ``why``."""
-        if command.into and command.pin:
-            return self._written(command)
-        if command.into:
-            return rescue(self._keeper, command)
+        if command.into and command.step >= 0:
+            return self._written(command) if command.pin else rescue(self._keeper, command, self._ended(command))
         with self._lock:
-            self._given_up.set()
-            self._given_up = threading.Event()
-            self._let_go()
+            if command.act < self._newest:
+                return DiskUsed(command, False, GIVEN_UP)
+            self._end_all_before(command.act)
+            if command.into:
+                return DiskUsed(command, True)  # nothing is wanted any more
             return self._held(command) if command.pin else rescue(self._keeper, command)
+
+    def _ended(self, command: Rescue) -> Callable[[], bool]:
+        return lambda: self._newest > command.act
+
+    def _end_all_before(self, act: tuple[int, int]) -> None:
+        if act >= self._newest:
+            self._newest = act
+            self._let_go()
 
     def _let_go(self) -> None:
         if self._pinned is not None:
@@ -59,7 +74,9 @@ class Flushing:
 
     def _written(self, command: Rescue) -> DiskUsed:
         with self._lock:
-            kept, given_up, self._pinned = self._pinned, self._given_up, None
+            if command.act < self._newest:
+                return DiskUsed(command, False, GIVEN_UP)
+            kept, self._pinned = self._pinned, None
         if kept is None:
             return DiskUsed(command, False, "what was asked for is not pinned any more")
         try:
@@ -67,7 +84,7 @@ class Flushing:
             kept.pin(command.attempt, name)
             if command.files:
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)  # of this thread alone
-                written = bring(kept, name, command.files, command.into, given_up.is_set)
+                written = bring(kept, name, command.files, command.into, self._ended(command))
             return DiskUsed(command, True, data={"bytes": written})
         except OSError as error:
             return DiskUsed(command, False, error.strerror or str(error))

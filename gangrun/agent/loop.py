@@ -19,12 +19,13 @@ from gangrun.agent import effects, facts
 from gangrun.agent.brain import AgentBrain
 from gangrun.agent.effects import Effect
 from gangrun.agent.errands import Errands
+from gangrun.agent.flushing import Flushing
 from gangrun.agent.proving import Proving
 from gangrun.agent.skew import ClockSkew
 from gangrun.agent.surroundings import Health, Net, Ranks, WardenEnd
 from gangrun.ports import Clock
 from gangrun.processes import Askings
-from gangrun.wire.messages import Ack, Prove, Rescue
+from gangrun.wire.messages import Ack, Prepare, Prove, Rescue
 
 TURN_MAX_S = 1.0  # the warden kills an agent that gives no sign of life
 FAREWELL_S = 0.5  # for the last words to leave
@@ -49,10 +50,10 @@ class AgentLoop:
         say: Callable[[str], None],
         health: Health | None = None,
         skew: ClockSkew | None = None,
-        rescue: Callable[[Rescue], facts.DiskUsed] | None = None,
+        memory: Flushing | None = None,
         stacks_within_s: float = 8.0,
     ) -> None:
-        """``find_term``, ``check`` and ``rescue`` may block: they run as errands. ``say``: one line for people."""
+        """``find_term`` and ``check`` may block: they run as errands. ``say``: one line for people."""
         self.supervisor_pids: set[int] = set()
         self._brain = brain
         self._clock = clock
@@ -64,7 +65,7 @@ class AgentLoop:
         self._gang = (-1, False)  # as health was told
         self._find_term = find_term
         self._check = check
-        self._rescue = rescue
+        self._memory = memory
         self._say = say
         self._stacks_within_s = stacks_within_s
         self._errands = Errands()
@@ -179,8 +180,7 @@ class AgentLoop:
             case effects.SpawnSupervisor():
                 self._spawn(effect)
             case effects.PrepareSlate():
-                self._proving.give_up()  # who waited for it has chosen
-                self._ranks.prepare(effect.command)
+                self._prepare(effect.command)
             case effects.LaunchRanks():
                 self._launch(effect)
             case effects.StopRanks():
@@ -204,6 +204,12 @@ class AgentLoop:
                 "promised_at": wish.promised_at,
             }
         )
+
+    def _prepare(self, command: Prepare) -> None:
+        self._proving.give_up()  # who waited for it has chosen
+        if self._memory is not None:
+            self._memory.give_up(command.act)
+        self._ranks.prepare(command)
 
     def _launch(self, wish: effects.LaunchRanks) -> None:
         attempt = wish.command.attempt
@@ -235,13 +241,13 @@ class AgentLoop:
                 lambda error: facts.DiskUsed(command, False, str(error)),
             )
             return
-        rescue = self._rescue
-        if rescue is None:
+        memory = self._memory
+        if memory is None:
             self._local(facts.DiskUsed(command, True, data={"steps": []}))
             return
         self._errands.ask(
             f"rescue {command.term}.{command.act}",
-            lambda: rescue(command),
+            lambda: memory.answer(command),
             lambda error: facts.DiskUsed(command, False, str(error)),
         )
 

@@ -7,13 +7,14 @@ much as the one that died. Next: ``checkpoint/rescue.py`` does the writing, ``su
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from gangrun.agent.facts import DiskUsed
 from gangrun.checkpoint.kept import Kept, NotKept, StepName
-from gangrun.checkpoint.parity.code import CannotRebuild
+from gangrun.checkpoint.parity.code import CannotRebuild, GivenUp
 from gangrun.checkpoint.rebuild import make_again
 from gangrun.checkpoint.rescue import bring
 from gangrun.core.kept import Code, Holding, Stripe
@@ -24,8 +25,8 @@ from gangrun.wire.messages import Rescue
 from gangrun.wire.protection import PIECES_PREFIX, RECORD_NAME, Protection, ProtectionRefused
 
 
-def rescue(keeper: str, command: Rescue) -> DiskUsed:
-    """Answer one command; what goes wrong is the answer's ``why``."""
+def rescue(keeper: str, command: Rescue, ended: Callable[[], bool] = lambda: False) -> DiskUsed:
+    """Answer one command; what goes wrong is the answer's ``why``. ``ended``: nobody waits for it any more."""
     try:
         kept = Kept(keeper)
     except NotKept as error:
@@ -36,13 +37,13 @@ def rescue(keeper: str, command: Rescue) -> DiskUsed:
             return DiskUsed(command, True, data={"steps": steps})
         name = StepName(command.attempt, command.step, command.nonce)
         if command.rebuild:
-            written = make_again(_record(kept, name), command.rebuild, command.into)
+            written = make_again(_record(kept, name), command.rebuild, command.into, ended)
         else:
-            written = bring(kept, name, command.files, command.into)
+            written = bring(kept, name, command.files, command.into, ended)
         return DiskUsed(command, True, data={"bytes": written})
     except OSError as error:
         return DiskUsed(command, False, error.strerror or str(error), {"steps": []})
-    except (CannotRebuild, LayoutRefused, ProtectionRefused) as error:
+    except (CannotRebuild, GivenUp, LayoutRefused, ProtectionRefused) as error:
         return DiskUsed(command, False, str(error), {"steps": []})
     finally:
         kept.close()

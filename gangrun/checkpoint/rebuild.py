@@ -8,23 +8,26 @@ rest of a rescue.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 
 from gangrun.checkpoint.commit import sync_directory
-from gangrun.checkpoint.parity.code import CannotRebuild, rebuild
-from gangrun.checkpoint.parity.places import Place, Span
+from gangrun.checkpoint.parity.code import CannotRebuild, GivenUp, rebuild
+from gangrun.checkpoint.parity.places import PIECE_BYTES, Place, Span
+from gangrun.checkpoint.rescue import GIVEN_UP, SYNC_BYTES, partial_name
 from gangrun.wire.protection import Code, File, Protection
 
 
-def make_again(record: Protection, names: Collection[str], into: str) -> int:
-    """Write these files durably beside the others; the bytes written. OSError or ``CannotRebuild``: none of them."""
+def make_again(record: Protection, names: Collection[str], into: str, ended: Callable[[], bool] = lambda: False) -> int:
+    """Write these files durably beside the others; the bytes written. OSError, ``CannotRebuild`` or ``GivenUp`` (since
+    it is ``ended``, which is asked before each piece): none of them.
+    """
     missing = set(names)
     written = 0
     for code in record.codes:
         wanted = [n for n, files in enumerate(code.members) if missing & {file.name for file in files}]
         if wanted:
-            written += _Making(code, wanted, into).made(missing)
+            written += _Making(code, wanted, into, ended).made(missing)
             missing -= {file.name for n in wanted for file in code.members[n]}
     if missing:
         raise CannotRebuild(f"nothing tells how {min(missing)!r} was coded")
@@ -35,11 +38,10 @@ def make_again(record: Protection, names: Collection[str], into: str) -> int:
 class _Making:
     """The lost members of one code. Their files appear under their names once all of them are whole."""
 
-    def __init__(self, code: Code, wanted: list[int], into: str) -> None:
-        self._code, self._wanted, self._into = code, wanted, into
-        self._partial = {
-            file: os.path.join(into, f"{file.name}.{os.getpid()}.partial") for n in wanted for file in code.members[n]
-        }
+    def __init__(self, code: Code, wanted: list[int], into: str, ended: Callable[[], bool]) -> None:
+        self._code, self._wanted, self._into, self._ended = code, wanted, into, ended
+        self._partial = {file: partial_name(os.path.join(into, file.name)) for n in wanted for file in code.members[n]}
+        self._pieces_count = 0
 
     def made(self, names: Collection[str]) -> int:
         """``names``: those of them that are missing; what is there stays as it is."""
@@ -69,10 +71,19 @@ class _Making:
             for shard, name in enumerate(stripe.parity, len(stripe.members)):
                 if (descriptor := self._opened(stack, name)) >= 0:
                     held[shard] = descriptor
-            rebuild(stripe.layout, held, wanted)
+            rebuild(stripe.layout, held, wanted, tick=lambda: self._tick(outputs))
         for row in outputs.values():
             for descriptor, _, _ in row.parts:
                 os.fsync(descriptor)
+
+    def _tick(self, outputs: Mapping[int, Span]) -> None:
+        if self._ended():
+            raise GivenUp(GIVEN_UP)
+        self._pieces_count += 1
+        if self._pieces_count % (SYNC_BYTES // PIECE_BYTES) == 0:
+            for row in outputs.values():
+                for descriptor, _, _ in row.parts:
+                    os.fdatasync(descriptor)
 
     def _row(self, stack: ExitStack, files: tuple[File, ...]) -> Span | None:
         """The bytes of one member, one file after the other; None where one is not here."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
-import threading
 from collections.abc import Callable, Iterable
 
 from gangrun.checkpoint.commit import bears, sync_directory
@@ -20,6 +20,8 @@ from gangrun.checkpoint.scan import MACHINE_FOLDER
 from gangrun.wire.manifest import MANIFEST_NAME, is_inside
 
 _PIECE_BYTES = 64 * 1024 * 1024
+GIVEN_UP = "it was given up for something newer"
+SYNC_BYTES = 512 * 1024 * 1024  # no more waits for the disk at once, since nobody hears in that time that it is over
 
 
 def staging_of(directory: str, run: str) -> Callable[[int, int], str]:
@@ -57,21 +59,32 @@ def bring(
 
 def _copied(source: int, path: str, given_up: Callable[[], bool]) -> int:
     size, at = os.fstat(source).st_size, 0
-    partial = f"{path}.{os.getpid()}-{threading.get_native_id()}.partial"  # one that was given up may still be at it
-    target = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    partial = partial_name(path)
+    target = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         while at < size:
             if given_up():
-                raise NotKept("it was given up for something newer")
+                raise NotKept(GIVEN_UP)
             count = os.sendfile(target, source, at, min(_PIECE_BYTES, size - at))
             if count == 0:
                 raise NotKept(f"{os.path.basename(path)} ends at {at} of {size} bytes")
             at += count
+            if at % SYNC_BYTES < count:
+                os.fdatasync(target)
         os.fsync(target)
+        os.rename(partial, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)
+        raise
     finally:
         os.close(target)
-    os.rename(partial, path)
     return at
+
+
+def partial_name(path: str) -> str:
+    """Nobody else's: who was given up may still write the same file, here or on another node."""
+    return f"{path}.{secrets.token_hex(8)}.partial"
 
 
 def adopt(path: str, directory: str, step: int, nonce: str) -> str:

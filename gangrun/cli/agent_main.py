@@ -202,7 +202,7 @@ def main(words: list[str]) -> int:
         say=lambda sentence: _say(arguments.node, sentence),
         health=health,
         skew=skew if spec.health.enabled and "host_clock" not in spec.health.off else None,
-        rescue=Flushing(keeper).answer if keeper else None,
+        memory=Flushing(keeper) if keeper else None,
         stacks_within_s=spec.policy.stacks_within_s * 0.8,
     )
     loop.supervisor_pids.update(told.supervisor_pids)

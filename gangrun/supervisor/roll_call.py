@@ -13,6 +13,7 @@ from gangrun.core.actions import BringSteps, CheckNodes, EndJob, SealAttempts, S
 from gangrun.core.events import Event, StepBrought
 from gangrun.core.kept import WholeStep, newest_chosen
 from gangrun.core.model import RunState
+from gangrun.core.poison import to_set_aside
 from gangrun.core.policy import Policy
 from gangrun.core.sharing import far_share
 from gangrun.ports import Checkpoints, ReadingAsked
@@ -129,7 +130,8 @@ class RollCall:
     def _rescue_then_seal(self, attempt: int, state: RunState, checkpoints: Checkpoints, now: float) -> None:
         """In any case older attempts are sealed."""
         last = newest_chosen([(one.number, bool(one.nodes)) for one in state.attempts], attempt)
-        if self._facts.memory_staging is None or last < 0:
+        spoilt = to_set_aside(state) is not None  # what the last attempt kept is of the state that is set aside
+        if self._facts.memory_staging is None or last < 0 or spoilt:
             checkpoints.seal(attempt)
             return
 
@@ -142,8 +144,9 @@ class RollCall:
         nodes = sorted(node for node in self._rows if node in state.nodes and not state.nodes[node].lost)
         checkpoints.prepare(staging)
         self._rescue = RescueCall(
-            self._board, last, state.best_step, nodes, staging, done, now, ready=partial(checkpoints.prepared, staging)
-        )
+            self._board, last, state.disk_step, nodes, staging, done, now,
+            ready=partial(checkpoints.prepared, staging), discard=checkpoints.discard,
+        )  # fmt: skip
 
     def _bring(self, action: BringSteps, checkpoints: Checkpoints, now: float) -> None:
         """Before this job ends, or while ranks train on; answered with ``StepBrought``."""
@@ -157,7 +160,7 @@ class RollCall:
         nodes = action.nodes if staging else ()
         self._rescue = RescueCall(
             self._board, action.attempt, action.above_step, nodes, staging, done, now, BRING_SHARE * action.within_s,
-            pin=action.flush, ready=partial(checkpoints.prepared, staging),
+            pin=action.flush, ready=partial(checkpoints.prepared, staging), discard=checkpoints.discard,
         )  # fmt: skip
 
     def read(self, asked: ReadingAsked, state: RunState, checkpoints: Checkpoints, now: float) -> None:
@@ -261,7 +264,7 @@ class RollCall:
         told: list[Event] = []
         for call in self._calls():
             if now >= call.deadline:
-                if isinstance(call, StopCall | ReadingCall):
+                if isinstance(call, StopCall | ReadingCall | RescueCall):
                     told += call.tick_with(now, silent, lost)
                 else:
                     told += call.tick(now)
@@ -281,7 +284,7 @@ class RollCall:
 
     def look_again(self, now: float) -> None:
         """Something changed that may prove a node empty, or that it will not answer."""
-        for call in (self._stop, self._reading):
+        for call in (self._stop, self._reading, self._rescue):
             if call is not None and not call.over:
                 call.deadline = now
 

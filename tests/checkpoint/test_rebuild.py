@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gangrun.checkpoint.parity import turns
-from gangrun.checkpoint.parity.code import CannotRebuild, encode
+from gangrun.checkpoint.parity.code import CannotRebuild, GivenUp, encode
 from gangrun.checkpoint.parity.places import Span, Stream, empty, size_of, taken
 from gangrun.checkpoint.rebuild import make_again
 from gangrun.wire.protection import Code, File, Protection, Stripe, piece_name
@@ -130,6 +130,20 @@ def test_what_cannot_be_made_to_the_bit_is_not_there(tmp_path: Path, damage: Cal
         make_again(step.record, missing, str(folder))
     assert not [name for name in missing if (folder / name).exists()]
     assert not list(folder.glob("*.partial"))
+
+
+@pytest.mark.parametrize("pieces_count", [0, 1, 5, 9])
+def test_what_nobody_waits_for_any_more_ends_at_the_next_piece_and_leaves_nothing(
+    tmp_path: Path, pieces_count: int
+) -> None:
+    """Three stripes of two pieces of a row each, for either lost node, and files that were whole by then go too."""
+    step, folder = Step([(9, 3 * 2**18), (2**19,), (2**20,), (2**18,)], 2), tmp_path / "into"
+    missing = step.without(folder, (0, 2))
+    before = sorted(folder.iterdir())
+    asked = iter(range(pieces_count, -1, -1))
+    with pytest.raises(GivenUp, match="it was given up for something newer"):
+        make_again(step.record, missing, str(folder), lambda: next(asked) == 0)
+    assert sorted(folder.iterdir()) == before
 
 
 def test_a_file_that_is_there_stays_as_it_is_and_an_unknown_one_is_refused(tmp_path: Path) -> None:

@@ -249,7 +249,7 @@ def test_a_question_about_ranks_that_died_ends_the_flush_before_it(node: Node) -
         assert [one["step"] for one in flush.agent.answer(Rescue(1, flush.act(), 0)).data["steps"]] == [3]
         assert flush.write(found) == "what was asked for is not pinned any more"
         assert (saved(node), node.held()) == ([], [3])
-        nothing = flush.ask() | {"step": -1, "nonce": ""}
+        nothing = flush.ask()
         into = os.path.join(flush.staging, "x")
         assert flush.agent.answer(Rescue(1, flush.act(), 0, into, pin=True)).ok, "nothing is wanted"
         assert flush.write(nothing) == "what was asked for is not pinned any more"

@@ -21,6 +21,10 @@ class CannotRebuild(Exception):
     """The shards that are wanted cannot be had from those that are there; the message says why."""
 
 
+class GivenUp(Exception):
+    """By whoever is told of each piece. What was to be filled is thrown away with it, and left as it is."""
+
+
 def encode(data: Sequence[Place], parity: Sequence[Place], arithmetic: Arithmetic = sums_for) -> CodeLayout:
     """Fill ``parity`` from ``data``; memory for parity must be as long as the longest data shard.
 
@@ -50,8 +54,10 @@ def rebuild(
     held: Mapping[int, Place],
     wanted: Mapping[int, Place],
     arithmetic: Arithmetic = sums_for,
+    tick: Callable[[], None] = lambda: None,
 ) -> frozenset[int]:
-    """Fill ``wanted`` (by the shard's number) from what is ``held`` (likewise).
+    """Fill ``wanted`` (by the shard's number) from what is ``held`` (likewise). ``tick`` is called before each piece,
+    and may raise ``GivenUp``.
 
     Returns which of the held shards are damaged or cannot be read, as far as that was seen; they were not used, and to
     mend them ask again with them wanted. Raises ``CannotRebuild`` or ``LayoutRefused``; then what was wanted is empty.
@@ -71,23 +77,28 @@ def rebuild(
                 raise CannotRebuild(_too_few_words(layout, usable, offered - usable))
             inputs = {number: Stream(held[number], shards[number].size) for number in plan[0]}
             outputs = {number: Stream(wanted[number], shards[number].size) for number in order}
-            _run(list(inputs.values()), list(outputs.values()), arithmetic(plan[1]), layout.span_bytes)
+            _run(list(inputs.values()), list(outputs.values()), arithmetic(plan[1]), layout.span_bytes, tick)
             bad = {number for number, stream in inputs.items() if stream.failed or stream.sum() != shards[number]}
             if not bad:
                 _demand_right(outputs, shards)
                 break
             usable -= bad
+    except GivenUp:
+        raise
     except BaseException:
         _empty(list(wanted.values()))
         raise
     return frozenset(offered - usable)
 
 
-def _run(inputs: list[Stream], outputs: list[Stream], sums: Sums, span_bytes: int) -> None:
+def _run(
+    inputs: list[Stream], outputs: list[Stream], sums: Sums, span_bytes: int, tick: Callable[[], None] = lambda: None
+) -> None:
     """All bytes of the inputs through the sums into the outputs."""
     for stream in outputs:
         stream.begin()
     for offset in range(0, span_bytes, PIECE_BYTES):
+        tick()
         count = min(PIECE_BYTES, span_bytes - offset)
         sources = [stream.read(count) for stream in inputs]
         targets = [stream.room(count) for stream in outputs]

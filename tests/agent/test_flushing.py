@@ -1,0 +1,131 @@
+"""What a node writes out of its memory is for the newest question: whatever came before it ends, and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gangrun import memory_keeper
+from gangrun.agent.facts import DiskUsed
+from gangrun.agent.flushing import Flushing
+from gangrun.checkpoint.kept import Kept, NotKept, StepName
+from gangrun.checkpoint.rescue import GIVEN_UP
+from gangrun.wire import protection
+from gangrun.wire.messages import Rescue
+from gangrun.wire.protection import RECORD_NAME
+from tests.checkpoint.test_rebuild import Step
+from tests.waiting import until
+
+NAME = StepName(0, 5, "ab" * 8)
+STEP = Step([(300_000,), (200_000,), (100_000,)], 1)
+
+
+class Node:
+    """A keeper with a step of which it holds the first member, the record and its parity, and the agent's part."""
+
+    def __init__(self, folder: Path) -> None:
+        self.into = folder / "into"
+        name = f"gangrun-test-{os.getpid()}-{os.urandom(6).hex()}"
+        self.keeper = subprocess.Popen([sys.executable, "-E", "-s", "-S", memory_keeper.__file__, name, "0"])
+        self.kept = until(lambda: _met(name), 60, "the keeper")
+        self.kept.put(NAME, RECORD_NAME, protection.encode(STEP.record))
+        for file, data in STEP.files[0].items():
+            self.kept.put(NAME, file, data)
+        self.agent = Flushing(name)
+
+    def answer(self, command: Rescue) -> DiskUsed:
+        """From a thread of its own, as an errand is: its priority is lowered for good."""
+        told: list[DiskUsed] = []
+        thread = threading.Thread(target=lambda: told.append(self.agent.answer(command)))
+        thread.start()
+        thread.join(60)
+        return told[0]
+
+    def write(self, act: tuple[int, int], *, pin: bool = False, rebuild: tuple[str, ...] = ()) -> DiskUsed:
+        files = () if rebuild else tuple(STEP.files[0])
+        return self.answer(Rescue(1, act, 0, str(self.into), 5, NAME.nonce, files, rebuild, pin))
+
+    def there(self) -> list[str]:
+        return sorted(path.name for path in self.into.iterdir())
+
+
+def _met(name: str) -> Kept | None:
+    try:
+        return Kept(name)
+    except NotKept:
+        return None
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    made = Node(tmp_path)
+    yield made
+    made.kept.close()
+    made.keeper.kill()
+    made.keeper.wait()
+
+
+def asks(node: Node, act: tuple[int, int]) -> None:
+    """About the same ranks or others."""
+    assert node.answer(Rescue(1, act, 0)).ok
+
+
+def lets_go(node: Node, act: tuple[int, int]) -> None:
+    """The supervisor has given up what it asked for."""
+    assert node.answer(Rescue(1, act, 0, str(node.into.parent), pin=True)).ok
+
+
+def starts_ranks(node: Node, act: tuple[int, int]) -> None:
+    """Whoever begins has chosen where."""
+    node.agent.give_up(act)
+
+
+WAYS = [asks, lets_go, starts_ranks]
+
+
+@pytest.mark.parametrize("later", WAYS)
+def test_what_was_asked_for_before_ends_and_what_is_asked_after_is_done(
+    node: Node, later: Callable[[Node, tuple[int, int]], None]
+) -> None:
+    """In whichever order their threads come to it."""
+    missing = STEP.without(node.into, (1,))
+    node.into.joinpath("__0_0.distcp").unlink()
+    before = node.there()
+    later(node, (3, 9))
+    for act in ((3, 8), (2, 99)):
+        told = node.write(act), node.write(act, rebuild=tuple(missing)), node.write(act, pin=True)
+        assert [(one.ok, one.why) for one in told] == [(False, GIVEN_UP)] * 3
+        assert node.there() == before
+    assert node.write((3, 10)).ok
+    assert node.write((3, 11), rebuild=tuple(missing)).ok
+    assert (node.into / missing[0]).read_bytes() == STEP.files[1][missing[0]]
+    assert node.there() == sorted([*before, "__0_0.distcp", *missing])
+
+
+@pytest.mark.parametrize("later", WAYS)
+def test_what_was_pinned_for_a_flush_may_go_then(node: Node, later: Callable[[Node, tuple[int, int]], None]) -> None:
+    assert node.answer(Rescue(1, (1, 1), 0, pin=True)).data["steps"]
+    newer = StepName(0, 6, "cd" * 8)
+    node.kept.put(newer, "file", b"x")
+    node.kept.whole(newer)
+    assert [one["step"] for one in node.kept.held(0)] == [5, 6]
+    later(node, (1, 2))
+    until(lambda: [one["step"] for one in node.kept.held(0)] == [6], 60, "the older step to go")
+    node.into.mkdir()
+    assert node.write((1, 3), pin=True).why == "what was asked for is not pinned any more"
+
+
+def test_an_older_question_neither_ends_nor_unpins_what_the_newest_one_asked_for(node: Node) -> None:
+    assert node.answer(Rescue(1, (2, 5), 0, pin=True)).ok
+    for older in (Rescue(1, (2, 4), 0), Rescue(1, (1, 9), 0, pin=True), Rescue(1, (2, 4), 0, "elsewhere", pin=True)):
+        told = node.answer(older)
+        assert (told.ok, told.why) == (False, GIVEN_UP)
+    node.agent.give_up((2, 3))
+    assert node.write((2, 6), pin=True).ok
+    assert node.there() == ["__0_0.distcp"]

@@ -6,14 +6,13 @@ import pytest
 
 from tests.slurm.cluster import Cluster
 from tests.slurm.harness import Run
-from tests.slurm.test_tiers import train
-from tests.waiting import until
+from tests.slurm.test_tiers import train, wait
 
 
 @pytest.mark.timeout(900)
 def test_a_lost_host_without_a_spare_costs_the_next_job_no_step_that_was_in_memory(cluster: Cluster, run: Run) -> None:
-    train(run, "--fence-after", "18", waits=True)
-    until(lambda: len(list(run.steps.glob("waits-*"))) == 2, 120, lambda: f"both ranks at step 12\n{run.told()}")
+    train(run, "--fence-after", "18")
+    wait(run, 0, 2)
     assert run.saved() == []
     (job,) = run.jobs()
     lost = next(host for host, _ in run.ranks().values() if host != job["BatchHost"])

@@ -123,10 +123,11 @@ def test_what_survived_a_lost_host_is_protected_again_and_survives_the_next(
     train(run, "--spares", "2", waits=(12, 15))
     with calm(tmp_path / "calm", 2) as other:
         lost: list[str] = []
+        wait(run, 0, 2)
+        (job,) = run.jobs()
         for attempt in (0, 1):
             wait(run, attempt, 2)
             assert len(run.saved()) == attempt  # what was brought
-            (job,) = run.jobs()
             (host,) = {host for host, _ in run.ranks().values()} - {job["BatchHost"]}
             lost.append(host)
             cluster.power_off(host)

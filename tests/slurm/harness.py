@@ -226,16 +226,20 @@ class Run:
         return until(found, deadline_s, lambda: f"step {step} of attempt {attempt}\n{self.told()}")[0]
 
     def ranks(self) -> dict[int, tuple[str, int]]:
-        """Rank -> (host, pid on this machine) of the processes that train, on hosts that are on."""
-        found = {}
+        """Rank -> (host, pid on this machine) of the processes that train, on hosts that are on: of the newest attempt,
+        whatever a host that is cut off still has.
+        """
+        newest: dict[int, tuple[int, str, int]] = {}
         for host in self.cluster.names:
             if not self.cluster.room.is_on(host):
                 continue
             for process in self.cluster.processes_on(host, TRAINS):
                 variables = _environment(process.pid)
                 if "RANK" in variables and variables.get("GANGRUN_RUN") == self.id:
-                    found[int(variables["RANK"])] = (host, process.pid)
-        return found
+                    rank, attempt = int(variables["RANK"]), int(variables["GANGRUN_ATTEMPT"])
+                    if rank not in newest or newest[rank][0] < attempt:
+                        newest[rank] = attempt, host, process.pid
+        return {rank: (host, pid) for rank, (_, host, pid) in newest.items()}
 
     def assert_undisturbed(self) -> None:
         """No rank's final weights differ in a bit from those of a run that did each step once."""

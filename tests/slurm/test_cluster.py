@@ -151,7 +151,7 @@ def test_what_is_hidden_on_a_host_is_there_on_the_others(cluster: Cluster) -> No
 
 def test_tools_fail_as_ordered_and_as_often(cluster: Cluster) -> None:
     cluster.refuse("sbatch", "sbatch: error: Batch job submission failed: told to", times=1)
-    cluster.answer_late("sbatch", 4, times=1)
+    cluster.answer_late("sbatch", 8, times=1)
     cluster.hang("squeue", host="n1")
     first = cluster.user_run(["sbatch", "--wrap=true"], check=False)
     assert first.returncode == 1 and "told to" in first.stderr and cluster.squeue() == []

@@ -48,7 +48,7 @@ def test_nodes_are_asked_where_they_are_and_the_worst_comes_first(run: Run, clus
 
 
 def test_of_a_run_its_nodes_are_told(run: Run) -> None:
-    run.step(2, 1, steps=400)
+    run.step(2, 1, steps=9999)
     run.wait_for_step(1)
     told = health(run, run.id, code=0)
     assert set(words_of(told)) == set(run.status()["nodes"])

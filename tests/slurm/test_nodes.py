@@ -72,9 +72,10 @@ def test_a_lost_node_is_left_out_of_the_next_job_and_no_bit_of_the_weights_diffe
         one.submit("-N", "2", "--exclusive", "--checkpoint-dir", saves, TRAIN, "--steps", "24",
                    "--checkpoint-every", "6", "--step-time", step_s, "--checkpoint-dir", saves,
                    "--final", one.folder / "final")  # fmt: skip
-    until(lambda: 12 in run.saved(), 60, lambda: f"a checkpoint\n{run.told()}")
+    until(run.saved, 60, lambda: f"a checkpoint\n{run.told()}")
     (first,) = run.jobs()
     lost = next(host for host, _ in run.ranks().values() if host != first["BatchHost"])
+    until(lambda: 12 in run.saved(), 60, lambda: f"the second one\n{run.told()}")
     cluster.power_off(lost)
     status = run.end()
     second = run.jobs()[1]

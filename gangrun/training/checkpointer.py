@@ -27,7 +27,7 @@ from torch import nn
 
 from gangrun.checkpoint.commit import Staging
 from gangrun.core.retention import Keep
-from gangrun.training import delta, environment, memory_saving, random_state, resuming
+from gangrun.training import arguments, delta, environment, memory_saving, random_state, resuming
 from gangrun.training import step as progress
 from gangrun.training.clock import Clock, RealClock
 from gangrun.training.grouping import Grouping
@@ -51,6 +51,7 @@ from gangrun.training.step import Requests
 from gangrun.training.telling import Telling
 
 EXIT_WITHIN_S = 30.0
+_OPEN: weakref.WeakValueDictionary[str, Checkpointer] = weakref.WeakValueDictionary()  # by directory, of this process
 
 
 class CheckpointWarning(UserWarning):
@@ -78,8 +79,9 @@ class Checkpointer:
     (``--memory-checkpoints``).
 
     Costs per rank: a copy of its part of the state in host memory, and a second one once two saves overlap.
-    Raises TypeError for what has no state, ValueError for an interval, ``keep`` or ``full_every`` that is none, OSError
-    where the directory cannot be made or written.
+    Raises TypeError for what has no state or is none of the above, ValueError for numbers that cannot be meant, for an
+    optimizer of another model and for a directory that another one of this process saves to, OSError where the
+    directory cannot be made or written.
     """
 
     def __init__(
@@ -99,36 +101,40 @@ class Checkpointer:
         clock: Clock | None = None,
     ) -> None:
         """Makes process groups of its own, so that it never shares one with training."""
-        self._parts = Parts.of(model, optimizer, scheduler, data, extra)
+        where, kept_ones = arguments.directory(directory), arguments.keep(keep)
+        shared_by = delta.full_every(kept_ones, arguments.full_every(full_every))
+        mtbf_s = arguments.mtbf_s(mtbf_s)
+        often = None if interval is None else arguments.interval(interval, "interval")
+        memory_often = arguments.interval(memory_interval, "memory_interval")
+        self._parts = Parts.of(arguments.model(model), optimizer, scheduler, data, arguments.named(extra))
+        arguments.optimized(self._parts.optimizers, model)
         self._data = data
         self._clock = clock or RealClock()
         self._ranks = Ranks()
         run = environment.run_id()
         run, attempt = (run, environment.attempt()) if run else environment.launch_name()
-        keep = keep if isinstance(keep, Keep) else Keep(keep or 0)
-        shared_by = delta.full_every(keep, full_every)
-        keeping = Keeping(keep)
-        self._staging = self._made(os.path.abspath(os.fspath(directory)), run.replace("/", "_"), attempt)
+        keeping = Keeping(kept_ones)
+        self._staging = self._made(where, run.replace("/", "_"), attempt)
         grouping = Grouping()
         frozen = partial(frozen_storages, self._parts) if shared_by > 1 else None
         self._planning = Planning(self._ranks, grouping, frozen)
         self._keeping = keeping
         writing = delta.Delta(self._staging.directory, shared_by, grouping)
         kept = memory_saving.kept_of(self._ranks, self._staging.directory)
-        memory_only = interval is None and kept is not None and environment.flush_every_s() > 0
-        interval = "auto" if interval is None and not memory_only else interval
-        self._schedule = Schedule(interval, self._ranks, self._clock, failures_count=attempt, mtbf_s=mtbf_s)
+        if often is None and (kept is None or environment.flush_every_s() <= 0):
+            often = "auto"
+        self._schedule = Schedule(often, self._ranks, self._clock, failures_count=attempt, mtbf_s=mtbf_s)
         memory = None if kept is None else memory_saving.MemorySaving(kept, self._staging, self._clock)
         self._memory_schedule = Schedule(
-            memory_interval, self._ranks, self._clock, failures_count=attempt, mtbf_s=mtbf_s
+            memory_often, self._ranks, self._clock, failures_count=attempt, mtbf_s=mtbf_s
         )  # fmt: skip
         self._memory, self._memory_failure = memory, ""
         self._saver = Saver(Ranks(), self._staging, self._clock, writing, keeping, memory, *self._people_told())
         self._saves: list[Save] = []
-        self._step = -1
-        self._saved_step = -1
+        self._step = self._saved_step = self._resumed_step = -1
         self._proven_readable = self._closed = False
         self._error_before = id(sys.exc_info()[1])
+        _OPEN[where] = self
         progress.hold_requests()
         progress.save_on_stop()
         atexit.register(_finish, weakref.ref(self))
@@ -136,12 +142,9 @@ class Checkpointer:
     def _made(self, directory: str, run: str, attempt: int) -> Staging:
         """Rank 0 makes the staging, the others are told of it; all raise where it could not be made."""
         staging = Staging(directory, run, environment.term(), attempt, secrets.token_hex(8))
-        trouble = None
+        trouble: Exception | None = None
         if self._ranks.rank == 0:
-            try:
-                staging.open()
-            except OSError as error:
-                trouble = error
+            trouble = _opened(staging)
         staging, trouble = self._ranks.from_first((staging, trouble))
         if trouble is not None:
             raise trouble
@@ -173,18 +176,20 @@ class Checkpointer:
             return 0
         step, trained_s = resuming.load(point, self._parts, self._data, self._ranks.rank, self._ranks.world_size)
         self._schedule.trained_before_s = trained_s
-        self._step = self._saved_step = step
+        self._step = self._saved_step = self._resumed_step = step
         self._keeping.resumed_from(step)
         return step + 1
 
     def step(self, step: int, loss: SupportsFloat | None = None, grad_norm: SupportsFloat | None = None) -> Requests:
         """Say that ``step`` is done: it is shown, counted, and saved if it is time or if gangrun asks for it.
 
+        Steps are whole numbers that count up over the whole run; ValueError for one that does not come after the last.
         ``loss`` and ``grad_norm`` are shown to people. ``stop`` in the answer is true on all ranks at the same step:
         leave the loop; what had to be saved is. A save that failed in the background is told by a
         ``CheckpointWarning``.
         """
         self._demand_open()
+        step = arguments.later_step(step, self._step, self._resumed_step)
         progress.step(step, loss, grad_norm)
         self._step = step
         if self._data is not None and hasattr(self._data, "trained"):
@@ -219,6 +224,7 @@ class Checkpointer:
         fit together, TypeError for a state that could not be read back. The same step is not saved twice.
         """
         self._demand_open()
+        step = arguments.step(step)
         if step == self._saved_step:
             if wait:
                 self._wait_for_all()
@@ -310,6 +316,7 @@ class Checkpointer:
             told = self._save_the_end()
         finally:
             self._closed = True
+            _OPEN.pop(self._staging.directory, None)
             with progress.saving():
                 self._saver.close()
             if self._ranks.rank == 0:
@@ -345,6 +352,7 @@ class Checkpointer:
         """Give what is under way this long; what is not done then was never committed. Nothing is saved after this."""
         if not self._closed:
             self._closed = True
+            _OPEN.pop(self._staging.directory, None)
             if not self._saver.close(within_s):
                 warnings.warn(
                     f"a save was given up after {within_s:.0f} s; it was never committed",
@@ -363,6 +371,21 @@ class Checkpointer:
             self.close()
             return
         self.finish(EXIT_WITHIN_S)  # what went wrong in the body is what has to be seen
+
+
+def _opened(staging: Staging) -> Exception | None:
+    """Make it; why that cannot be."""
+    if staging.directory in _OPEN:
+        return ValueError(
+            f"another Checkpointer of this process saves to {staging.directory}: close() it first, or give this one "
+            "another directory"
+        )
+    try:
+        staging.open()
+    except OSError as error:
+        why = f"{error.strerror}; give a directory that this user can make, or write to"
+        return OSError(error.errno, f"checkpoints cannot be saved to {staging.directory}: {why}", error.filename)
+    return None
 
 
 def _finish(one: weakref.ref[Checkpointer]) -> None:

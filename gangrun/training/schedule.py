@@ -38,10 +38,6 @@ class Schedule:
         self, interval: str | float | None, ranks: Ranks, clock: Clock, *, failures_count: int, mtbf_s: float | None
     ) -> None:
         """``mtbf_s``: what the user knows of the machine; otherwise it is learnt from ``failures_count``."""
-        if (isinstance(interval, str) and interval != "auto") or isinstance(interval, bool):
-            raise ValueError(f'interval is "auto", a number of steps, or seconds as a float, not {interval!r}')
-        if interval is not None and not isinstance(interval, str) and interval <= 0:
-            raise ValueError(f"interval is a positive number, not {interval!r}")
         self._interval: str | float | int | None = interval
         self._ranks, self._clock = ranks, clock
         self._timed = not (interval is None or isinstance(interval, int))

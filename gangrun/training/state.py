@@ -27,6 +27,7 @@ from gangrun.training import random_state
 STATE_KEY = "gangrun.state"
 RANDOM_KEY = "gangrun.random."
 SCHEMA = 1
+_INSTEAD = ". Give a gangrun.GlobalBatchSampler, which the loader has as its batch_sampler, or a StatefulDataLoader"
 _OPTIONS = StateDictOptions(strict=True)
 
 
@@ -69,7 +70,10 @@ class Parts:
             elif isinstance(one, Stateful):
                 parts.small[name] = one
             else:
-                raise TypeError(f"{name} has no state_dict() and load_state_dict(), so it cannot be saved: {one!r}")
+                raise TypeError(
+                    f"{name} has no state_dict() and load_state_dict(), so it cannot be saved: it is a "
+                    f"{type(one).__name__}{_INSTEAD if name == 'data' else ''}"
+                )
         return parts
 
 
@@ -85,7 +89,7 @@ def _several(optimizer: Any) -> tuple[torch.optim.Optimizer, ...]:
     found = tuple(optimizer) if isinstance(optimizer, Iterable) else (optimizer,)
     for one in found:
         if not isinstance(one, torch.optim.Optimizer):
-            raise TypeError(f"optimizer is a torch.optim.Optimizer or several of them, not {one!r}")
+            raise TypeError(f"optimizer is a torch.optim.Optimizer or several of them, not a {type(one).__name__}")
     return found
 
 

@@ -86,7 +86,7 @@ class Counting(torch.utils.data.DataLoader):  # type: ignore[type-arg]
 
 
 def test_a_loader_with_a_state_of_its_own_goes_on_where_it_was(tmp_path: Path) -> None:
-    seen: list[int] = []
+    start, seen = -1, list[int]()
     for last in (4, 10):
         loader = Counting(range(100), batch_size=10)  # type: ignore[arg-type]
         with gangrun.Checkpointer(tmp_path, model=torch.nn.Linear(1, 1), data=loader, interval=1000) as ckpt:

@@ -7,7 +7,6 @@ import os
 import random
 import threading
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -220,33 +219,6 @@ def test_old_ones_go_and_what_is_kept_for_good_stays(tmp_path: Path) -> None:
         for step in range(10):
             ckpt.save(step, wait=True)
     assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-0", "step-4", "step-8", "step-9"]
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "words"),
-    [
-        (lambda d: gangrun.Checkpointer(d, model=nn.Linear(1, 1), interval=0), ValueError, "positive"),
-        (lambda d: gangrun.Checkpointer(d, model=nn.Linear(1, 1), interval="often"), ValueError, "auto"),
-        (lambda d: gangrun.Checkpointer(d, model=nn.Linear(1, 1), keep=1), ValueError, "at least 2"),
-        (
-            lambda d: gangrun.Checkpointer(d, model=nn.Linear(1, 1), scheduler=3),
-            TypeError,
-            "scheduler has no state_dict",
-        ),
-        (
-            lambda d: gangrun.Checkpointer(d, model=nn.Linear(1, 1), optimizer=3),
-            TypeError,
-            "optimizer is a torch.optim",
-        ),
-        (lambda d: gangrun.Checkpointer(d / "file" / "x", model=nn.Linear(1, 1)), OSError, "Not a directory"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_words(
-    tmp_path: Path, make: Callable[[Path], object], error: type[Exception], words: str
-) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(error, match=words):
-        make(tmp_path)
 
 
 def test_state_that_would_have_to_be_executed_is_refused_when_it_is_saved(tmp_path: Path) -> None:

@@ -1,0 +1,133 @@
+"""What a script's author gives by mistake is refused at once: which argument, what it is, what it may be."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gangrun
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+MODEL = nn.Linear(2, 2)
+OTHER = torch.optim.SGD(nn.Linear(3, 1).parameters())
+NAN, ENDLESS = float("nan"), float("inf")
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("GANGRUN_", "TORCHELASTIC_", "SLURM_"))]:
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"model": None}, TypeError, "model is a torch.nn.Module, not None"),
+        ({"model": MODEL.state_dict()}, TypeError, "model is a torch.nn.Module, not a OrderedDict"),
+        ({"optimizer": 3}, TypeError, "optimizer is a torch.optim.Optimizer or several of them, not a int"),
+        ({"optimizer": MODEL.parameters()}, TypeError, "not a Parameter"),
+        (
+            {"optimizer": OTHER},
+            ValueError,
+            r"a parameter of shape \(1, 3\) that is not the model's: make the optimizer after",
+        ),
+        ({"scheduler": 3}, TypeError, "scheduler has no state_dict"),
+        ({"data": torch.utils.data.DataLoader(range(3))}, TypeError, "it is a DataLoader. Give a gangrun.Global"),
+        ({"extra": MODEL}, TypeError, "extra is a dictionary of names .* not a Linear"),
+        ({"extra": {3: MODEL}}, TypeError, "extra is a dictionary of names"),
+        ({"extra": {"lr": 0.1}}, TypeError, "extra.lr has no state_dict.* it is a float"),
+        ({"interval": 0}, ValueError, "interval is a positive number, not 0"),
+        ({"interval": -5.0}, ValueError, "interval is a positive number, not -5.0"),
+        ({"interval": NAN}, ValueError, "interval is a positive number, not nan"),
+        ({"interval": ENDLESS}, ValueError, "interval is a positive number, not inf"),
+        ({"interval": "100"}, ValueError, "interval is \"auto\", a number of steps, or seconds as a float, not '100'"),
+        ({"interval": True}, TypeError, 'interval is "auto", .* not True'),
+        ({"interval": [1]}, TypeError, 'interval is "auto", .* not \\[1\\]'),
+        ({"memory_interval": None}, TypeError, 'memory_interval is "auto", .* not None'),
+        ({"keep": 1}, ValueError, "keep at least 2 checkpoints"),
+        ({"keep": -1}, ValueError, "keep at least 2 checkpoints"),
+        ({"keep": "5"}, TypeError, "keep is a whole number, not '5'"),
+        ({"keep": True}, TypeError, "keep is a whole number, not True"),
+        ({"mtbf_s": 0}, ValueError, "mtbf_s is a positive number of seconds, not 0"),
+        ({"mtbf_s": NAN}, ValueError, "mtbf_s is a positive number of seconds, not nan"),
+        ({"mtbf_s": "1h"}, TypeError, "mtbf_s is seconds between failures of the whole job, or None, not '1h'"),
+        ({"full_every": 0}, ValueError, "full_every is how many checkpoints may share a file, 1 or more, not 0"),
+        ({"full_every": 2.5}, TypeError, "full_every is a whole number, not 2.5"),
+        ({"directory": None}, TypeError, "directory is the path under which checkpoints are saved"),
+        ({"directory": ""}, TypeError, "directory is the path under which checkpoints are saved"),
+        (
+            {"directory": "file/x"},
+            OSError,
+            "checkpoints cannot be saved to .*file/x: Not a directory; give a directory",
+        ),
+        ({"directory": "file"}, OSError, "checkpoints cannot be saved to .*file: Not a directory; give a directory"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(error, match=words):
+        gangrun.Checkpointer(**{"directory": "c", "model": MODEL, **given})
+    assert os.listdir(tmp_path) == ["file"], "nothing was made of it"
+
+
+def test_numbers_of_numpy_and_torch_are_numbers(tmp_path: Path) -> None:
+    with gangrun.Checkpointer(
+        tmp_path, model=MODEL, interval=np.int64(2), keep=np.int32(0), mtbf_s=np.float32(9)
+    ) as one:  # type: ignore[arg-type]
+        assert one.interval_reason == "every 2 steps, as asked"
+        one.step(np.int64(1))  # type: ignore[arg-type]
+        one.save(torch.tensor(7), wait=True)
+    assert {path.name for path in tmp_path.glob("step-*")} == {"step-1", "step-7"}
+
+
+def test_steps_that_do_not_count_up_are_refused_in_words(tmp_path: Path) -> None:
+    with gangrun.Checkpointer(tmp_path, model=MODEL) as ckpt:
+        ckpt.step(3)
+        for again in (3, 2):
+            with pytest.raises(ValueError, match=f"step {again} comes after step 3: steps count up over the whole run"):
+                ckpt.step(again)
+        for wrong in (-1, 1.5, "4", None, True):
+            for call in (ckpt.step, ckpt.save):
+                with pytest.raises((ValueError, TypeError), match=r"step is a whole number|counted from 0 up"):
+                    call(wrong)  # type: ignore[arg-type]
+        ckpt.step(7)
+    with gangrun.Checkpointer(tmp_path, model=MODEL) as ckpt:
+        assert ckpt.resume() == 8
+        with pytest.raises(ValueError, match="step 0 is done already: a checkpoint of step 7 was resumed from"):
+            ckpt.step(0)
+        ckpt.step(8)
+    assert {path.name for path in tmp_path.glob("step-*")} == {"step-7", "step-8"}
+
+
+def test_two_at_once_on_one_directory_are_refused_and_one_after_the_other_is_not(tmp_path: Path) -> None:
+    first = gangrun.Checkpointer(tmp_path, model=MODEL)
+    with pytest.raises(ValueError, match=r"another Checkpointer of this process saves to .*: close\(\) it first"):
+        gangrun.Checkpointer(f"{tmp_path}/../{tmp_path.name}", model=MODEL)
+    first.close()
+    second = gangrun.Checkpointer(tmp_path, model=MODEL)
+    second.finish(20)
+    gangrun.Checkpointer(tmp_path, model=MODEL).close()
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOSPC])
+def test_a_directory_that_takes_nothing_is_named_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refused(path: str, mode: int = 0) -> None:
+        raise OSError(code, os.strerror(code), path)
+
+    monkeypatch.setattr(os, "mkdir", refused)
+    words = f"checkpoints cannot be saved to {tmp_path}/c: {os.strerror(code)}"
+    with pytest.raises(OSError, match=words) as told:
+        gangrun.Checkpointer(tmp_path / "c", model=MODEL)
+    assert told.value.errno == code

@@ -189,7 +189,7 @@ WEIGHTS: dict[Kind, tuple[int, tuple[float, ...], tuple[float, ...]]] = {
 MISSES_NO_MEMORY = frozenset(
     {
         Kind.KILL_RANK, Kind.EXIT_RANK, Kind.OOM_RANK, Kind.FINISH_RANK, Kind.STUCK_RANK, Kind.HANG, Kind.POOR,
-        Kind.KILL_SUPERVISOR, Kind.KILL_AGENT, Kind.WALL_JUMP, Kind.DRIFT,
+        Kind.KILL_SUPERVISOR, Kind.KILL_AGENT, Kind.KILL_NODE, Kind.WALL_JUMP, Kind.DRIFT,
     }
 )  # fmt: skip
 EVERYWHERE = frozenset({Kind.FS_STALL, Kind.FS_FULL, Kind.FS_READ_ONLY})

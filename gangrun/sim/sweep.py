@@ -45,7 +45,8 @@ def begin(kind: Kind, nodes_count: int) -> World:
         script = replace(script, checkpoint_every_count=DISK_EVERY_COUNT, memory_every_count=MEMORY_EVERY_COUNT)
     setup = Setup.of(nodes_count, script=script, requeue=kind.requeue)
     policy = replace(setup.policy, hang=HangPolicy(timeout_s=HANG_AFTER_S))
-    world = World(replace(setup, policy=policy, label=f"--nodes {nodes_count}"))
+    together = script.memory_every_count > 0
+    world = World(replace(setup, policy=policy, label=f"--nodes {nodes_count}", reads_together=together))
     if not kind.whole:
         world.start()
         world.run_until(WARM_AT_S)

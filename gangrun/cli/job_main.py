@@ -31,6 +31,9 @@ from gangrun.adapters.slurm.commands import Tools
 from gangrun.adapters.slurm.jobs import repoint
 from gangrun.adapters.slurm.scheduler import Scheduler, SchedulerSilent
 from gangrun.cli import environment
+from gangrun.cli.company import refuse_lasting_company
+from gangrun.cli.errors import UserError
+from gangrun.cli.finding import entries_of
 from gangrun.cli.job_owner import EXIT_ELSEWHERE, EXIT_UNUSABLE, JobOwner
 from gangrun.cli.live_view import LiveView
 from gangrun.cli.local_world import live_of
@@ -41,7 +44,7 @@ from gangrun.core.model import TERMINAL, RunState
 from gangrun.core.nodeset import NodesetError
 from gangrun.core.wording import counted
 from gangrun.wire.record import RecordError, replay
-from gangrun.wire.spec import SpecError
+from gangrun.wire.spec import RunSpec, SpecError
 from gangrun.wire.submission import Submission, SubmissionError
 
 EXIT_CANCELLED = 130
@@ -92,6 +95,8 @@ def main(words: list[str]) -> int:
         if taken.holder is not None and taken.holder.job != allocation.job:  # sbatch may have named this one
             repoint(Scheduler(Tools(variables)), allocation.job, taken.holder.job, clock, _say)
         return _leave(EXIT_ELSEWHERE, f"nothing is started: {taken.why}")
+    if why := _company(spec):
+        return _leave(EXIT_UNUSABLE, f"nothing is started: {why}")
     view = LiveView(
         log_of=paths.node_log, live_of=lambda term: live_of(paths, disk, term), wall=clock.wall, out=sys.stdout
     )
@@ -140,6 +145,15 @@ def _claimed(paths: RunPaths, disk: Disk, allocation: Allocation, seq: int) -> J
     wish = JobClaim(seq, allocation.job, allocation.restart, allocation.host, me.pid, me.start_ticks)
     claimed = JobClaims(paths, disk).claim(wish)
     return claimed if isinstance(claimed, Taken) else claimed.claim
+
+
+def _company(spec: RunSpec) -> str:
+    """Who else saves where this run does."""
+    try:
+        refuse_lasting_company(spec, lambda: entries_of(None))
+    except UserError as error:
+        return f"{error.message}; {error.hint}, and then gangrun resume {spec.run}"
+    return ""
 
 
 def _leave(code: int, why: str) -> int:

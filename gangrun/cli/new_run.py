@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -15,7 +16,7 @@ import msgspec
 
 from gangrun import __version__
 from gangrun.adapters.fs.disk import Disk
-from gangrun.adapters.fs.index import Index, IndexEntry
+from gangrun.adapters.fs.index import Index, IndexEntry, remove_run
 from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, create_run, no_room, write_environment, write_spec
 from gangrun.adapters.net.curve import write_client_key
 from gangrun.cli import environment
@@ -127,6 +128,13 @@ def put_in_index(paths: RunPaths, spec: RunSpec, job: str, pids: tuple[int, ...]
         index.put(IndexEntry(paths.run, spec.name, str(paths.root), spec.created_wall, jobs, pids))
     except OSError as error:
         click.echo(f"gangrun: the index of runs cannot be written ({error}); use --runs-dir to find this run", err=True)
+
+
+def unmade(disk: Disk, paths: RunPaths) -> None:
+    """Take a run away in which nothing was started."""
+    with contextlib.suppress(OSError, RunDirError):
+        remove_run(disk, paths.root)
+        Index(environment.state_home() / "runs").remove(paths.run)
 
 
 def name_of(argv: tuple[str, ...], module: str, python: bool) -> str:

@@ -15,13 +15,13 @@ from gangrun.adapters.fs.job_claims import JobClaim, JobClaims, Taken
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.adapters.local import box
 from gangrun.cli import environment
-from gangrun.cli.company import refuse_company
+from gangrun.cli.company import give_way, refuse_company
 from gangrun.cli.config import Value
 from gangrun.cli.errors import UserError
 from gangrun.cli.finding import entries_of
 from gangrun.cli.live_view import LiveView
 from gangrun.cli.local_world import launcher, live_of
-from gangrun.cli.new_run import make_run, put_in_index, understood
+from gangrun.cli.new_run import make_run, put_in_index, understood, unmade
 from gangrun.cli.request import Request
 from gangrun.cli.run_spec import ranks_of
 from gangrun.wire.spec import RunSpec
@@ -67,6 +67,12 @@ def own(
     if isinstance(claimed, Taken):
         raise UserError("busy", f"this run is already being run: {claimed.why}", "gangrun status shows it")
     put_in_index(paths, spec, claimed.claim.job, (me.pid,))
+    try:
+        give_way(spec, lambda: entries_of(None))
+    except UserError:
+        if claimed.claim.seq == 0:
+            unmade(disk, paths)
+        raise
     view = shown(paths, variables, as_json=as_json, quiet=quiet)
     view.say(f"run {paths.run} ({spec.name}) in {paths.root}")
     if over is not None and over.host != host:

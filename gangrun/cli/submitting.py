@@ -30,6 +30,7 @@ from gangrun.adapters.fs.run_dir import (
 from gangrun.checkpoint.scan import StorageUnreadable
 from gangrun.cli import environment
 from gangrun.cli.batch_jobs import BatchJobs
+from gangrun.cli.company import words_of_company
 from gangrun.cli.errors import SLURM, UNKNOWN, UserError
 from gangrun.cli.finding import entries_of
 from gangrun.cli.known_nodes import heeded
@@ -141,6 +142,9 @@ def _wish(request: Request, wall: float) -> Wish:
         raise UserError("usage", f"{words!r} is not valid UTF-8, so it cannot be kept with the run") from error
     _warn_of_places(found, draft)
     _warn_of_cpus(draft, submission)
+    if words := words_of_company(draft, entries_of(None), wall):
+        hint = "a job of this one that begins before that starts nothing; --dependency afterany:JOB has it wait"
+        click.echo(f"gangrun: {words}; {hint}", err=True)
     return Wish(found, draft, submission)
 
 

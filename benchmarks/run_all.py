@@ -9,6 +9,7 @@ from pathlib import Path
 
 import health
 import hot_paths
+import preflight
 import requeue
 import restart
 import simulation
@@ -24,6 +25,8 @@ def main() -> None:
     print(hot_paths.table(result["hot_paths"]), end="\n\n")
     result["health"] = health.measure()
     print(health.table(result["health"]), end="\n\n")
+    result["preflight"] = preflight.measure()
+    print(preflight.table(result["preflight"]), end="\n\n")
     result["restart"] = restart.measure(int(os.environ.get("ROUNDS", "20")), ranks=2)
     print(restart.table(result["restart"]), end="\n\n")
     result["simulation"] = simulation.measure(int(os.environ.get("SEEDS", "20000")), nodes=128)

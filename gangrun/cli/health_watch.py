@@ -3,7 +3,8 @@
 The agent starts it and reads its lines. Whatever a sick driver or a dead file server does to it, the agent goes on
 without: NVML is loaded here and nowhere else. It ends when its standard input does. One JSON object a line:
 
-    out  {"op": "watching", "trouble": ...}  {"op": "finding", ...}  {"op": "looked", "n": ...}  {"op": "alive"}
+    out  {"op": "watching", "trouble": ...}  {"op": "finding", ...}  {"op": "looked", "n": ..., "late": ...}
+         {"op": "alive"}
     in   {"op": "look", "n": ...}  {"op": "work", "n": ..., "tests": ..., "until": ...}
          {"op": "gang", "attempt": ..., "stopping": ...}
 """
@@ -16,7 +17,7 @@ import queue
 import resource
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from gangrun.adapters.clock import SystemClock
 from gangrun.cli import environment
 from gangrun.cli.health_kept import Kept
+from gangrun.health import site
 from gangrun.health.catalogue import FAMILIES
 from gangrun.health.check import Needs
 from gangrun.health.evidence import in_core
@@ -38,11 +40,12 @@ from gangrun.health.xid_watch import XidWatch
 
 if TYPE_CHECKING:
     from gangrun.core.model import DriverReport
-    from gangrun.health.check import Facts, Finding
+    from gangrun.health.check import Facts, Finding, Verdict
 
 OPEN_WITHIN_S = 5.0
 FIRST_LOOK_S = 5.0  # where nobody asks for one: an agent that came back, say
 ALIVE_EVERY_S = 30.0
+LATE_FIRST_S = 1.0  # after which is seen whether a look that was not back in time has come back, and so on, doubled
 # Of one core: a family that costs more is looked at less often, so that all of them together stay under 0.5 %.
 COST_SHARES, COST_SHARE = {"gpu": 0.002}, 0.0003
 GPU = "gpu"
@@ -74,7 +77,6 @@ def families_of(off: frozenset[str], commands: Mapping[str, Any]) -> tuple[Famil
     from dataclasses import replace
 
     from gangrun.cli.health_settings import site_commands
-    from gangrun.health import site
 
     own = site.family(site_commands(commands))
     left = (replace(one, checks=tuple(c for c in one.checks if c.name not in off)) for one in FAMILIES)
@@ -103,6 +105,7 @@ class Watch:
         self._kept = Kept(Path(str(spec.get("kept"))), boot, self._clock.now)
         self._news, self._xids = News(), XidStory(self._node)
         self._due = {one.name: self._clock.now() + FIRST_LOOK_S for one in self._families}
+        self._patience_s: dict[str, float] = {}
         self._said_at = self._clock.now()
 
     def run(self) -> None:
@@ -153,10 +156,9 @@ class Watch:
             self._xids.gang(int(said.get("attempt", -1)), bool(said.get("stopping")), self._clock.now())
         elif said.get("op") == "look":
             self._news.forget()
-            for family in self._families:
-                self._look(family)
+            late = self._look_at_all()
             self._kept.keep(self._rounds.kept, at_once=True)
-            self._say({"op": "looked", "n": said.get("n")})
+            self._say({"op": "looked", "n": said.get("n"), "late": late})
         elif said.get("op") == "work":
             self._work(said)
 
@@ -171,6 +173,21 @@ class Watch:
 
     # ---- looking ----
 
+    def _look_at_all(self) -> str:
+        """What a gang waits for: every family at once, and no longer than the policy says; then a site's own commands.
+        What was not back in time is told as soon as it is. Returns why not all is known.
+        """
+        within_s = self._policy.preflight_within_s
+        listed = [family for family in self._families if family.name != site.NAME]
+        looked = self._rounds.look_at_once([family.name for family in listed], within_s)
+        for family in listed:
+            self._told_of(family, looked[family.name], 0.0)
+        for family in self._families:
+            if family.name == site.NAME:
+                self._look(family)
+        late = [family.name for family in listed if family.name in self._rounds.late]
+        return f"not looked at within {within_s:g} s: {', '.join(late)}" if late else ""
+
     def _look_where_due(self) -> None:
         now = self._clock.now()
         told = [self._look(family) for family in self._families if now >= self._due[family.name]]
@@ -182,12 +199,21 @@ class Watch:
         """True where something was new."""
         before_s = _spent_s()
         looked = self._rounds.look_at(family.name)
+        return self._told_of(family, looked, _spent_s() - before_s)
+
+    def _told_of(self, family: Family, looked: Iterable[Verdict], spent_s: float) -> bool:
+        """Say what is new, and when to look again: of what is still to come back soon, and then less and less often."""
         found = [self._xids.weighed(one) for verdict in looked for one in verdict.findings]
         fresh = self._news.fresh(filter(travels, found), self._clock.now())
         for finding in fresh:
             self._say_finding(finding)
-        afforded_s = (_spent_s() - before_s) / COST_SHARES.get(family.name, COST_SHARE)
+        afforded_s = spent_s / COST_SHARES.get(family.name, COST_SHARE)
         pause_s = max(min(check.every_s for check in family.checks), afforded_s)
+        if self._rounds.is_out(family.name):
+            patience_s = self._patience_s[family.name] = 2 * self._patience_s.get(family.name, LATE_FIRST_S / 2)
+            pause_s = min(pause_s, patience_s)
+        else:
+            self._patience_s.pop(family.name, None)
         self._due[family.name] = self._clock.now() + pause_s
         return bool(fresh)
 

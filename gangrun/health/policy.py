@@ -64,6 +64,7 @@ class HealthPolicy:
     clock_error_warn_s: float = 1.0
     pressure_share: float = 0.2  # of the last minute
 
+    preflight_within_s: float = 5.0  # every check before ranks start; a site's own commands have their own time
     active_share: float = 0.8  # of the speed that was seen before
     active_share_cpu: float = 0.5  # a CPU works for others too
 

@@ -6,9 +6,8 @@ second is sent after it, for a thread or child that the kernel holds cannot be k
 
 from __future__ import annotations
 
-import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -19,6 +18,8 @@ from gangrun.health.policy import HealthPolicy
 
 if TYPE_CHECKING:
     from gangrun.ports import Clock
+
+LATE_MAX_S = 10.0  # what came back so long after its deadline is still news
 
 
 class Probes(Protocol):
@@ -60,7 +61,8 @@ class Rounds:
         self._around = around
         self._policy = policy
         self._clock = clock
-        self._out: dict[str, threading.Thread] = {}
+        self._out: dict[str, _Out] = {}
+        self._late: set[str] = set()
         self._before: dict[str, Reading] = {}
         self._earlier: dict[str, Reading] = {}
 
@@ -90,41 +92,77 @@ class Rounds:
         newest = {**self._earlier, **self._before}
         return tuple(only(one, counting[name]) for name, one in newest.items() if name in counting)
 
-    def _family(self, family: Family) -> list[Verdict]:
+    @property
+    def late(self) -> frozenset[str]:
+        """Families whose last look was not back in time."""
+        return frozenset(self._late)
+
+    def is_out(self, name: str) -> bool:
+        """Is a look at this family still to come back?"""
+        out = self._out.get(name)
+        return out is not None and not out.back.is_set()
+
+    def look_at_once(self, names: Collection[str], within_s: float) -> Mapping[str, tuple[Verdict, ...]]:
+        """Every check of these families, which are read at the same time; what is not back by then is unknown. So one
+        that hangs costs the others nothing, and all of them no more than ``within_s``.
+        """
         began = self._clock.now()
-        facts, why = self._read(family)
-        took_s = self._clock.now() - began
+        begun = [(family, self._begin(family)) for family in self._families if family.name in names]
+        told = {}
+        for family, out in begun:
+            left_s = max(0.0, min(family.within_s, within_s) - (self._clock.now() - began))
+            told[family.name] = tuple(self._told(family, out, left_s, min(family.within_s, within_s)))
+        return told
+
+    def _family(self, family: Family) -> list[Verdict]:
+        return self._told(family, self._begin(family), family.within_s, family.within_s)
+
+    def _begin(self, family: Family) -> _Out | None:
+        """A look that begins, or has come back since nobody waited for it any more; None: one is still out."""
+        out = self._out.get(family.name)
+        if out is not None and not out.back.is_set():
+            return None
+        if out is None or family.name not in self._late or self._clock.now() - out.ended > LATE_MAX_S:
+            out = self._out[family.name] = _Out(family, self._around, self._clock)
+        return out
+
+    def _told(self, family: Family, out: _Out | None, left_s: float, within_s: float) -> list[Verdict]:
+        facts, why = Facts(), "an earlier look has still not come back, and no second one is sent after it"
+        took_s = 0.0
+        if out is not None:
+            in_time = out.back.wait(left_s)
+            (self._late.discard if in_time else self._late.add)(family.name)
+            facts, why = out.said if in_time else (Facts(), f"no answer within {within_s:g} s")
+            took_s = (out.ended if in_time else self._clock.now()) - out.began
         why = why or facts.absent
-        if why:
+        if out is None or why:
             return [replace(unknown_verdict(check, why), took_s=took_s) for check in family.checks]
-        seen = Reading(family.name, self._clock.now(), boot_id(self._around.root), facts)
+        seen = Reading(family.name, out.ended, boot_id(self._around.root), facts)
         before = self._before.get(family.name, self._earlier.get(family.name))
         before = family.same(before, seen) if before is not None else None
         now = family.remember(seen, before)
         self._before[family.name] = now
         return [replace(judged(check, now, before, self._policy), took_s=took_s) for check in family.checks]
 
-    def _read(self, family: Family) -> tuple[Facts, str]:
-        out = self._out.get(family.name)
-        if out is not None and out.is_alive():
-            return Facts(), "an earlier look has still not come back, and no second one is sent after it"
-        answers: queue.SimpleQueue[Facts | Exception] = queue.SimpleQueue()
+
+class _Out:
+    """One look at one family, in a thread that may never come back."""
+
+    def __init__(self, family: Family, around: Surroundings, clock: Clock) -> None:
+        self.back = threading.Event()
+        self.said: tuple[Facts, str] = (Facts(), "could not be read")
+        self.began = self.ended = clock.now()
 
         def go() -> None:
             try:
-                answers.put(family.read(self._around))
+                self.said = family.read(around), ""
             except Exception as error:  # noqa: BLE001 - a broken checker is not a broken node: whatever it was, unknown
-                answers.put(error)
+                self.said = Facts(), f"could not be read: {type(error).__name__}: {error}"
+            finally:
+                self.ended = clock.now()
+                self.back.set()
 
-        thread = self._out[family.name] = threading.Thread(target=go, name=f"health-{family.name}", daemon=True)
-        thread.start()
-        try:
-            answer = answers.get(timeout=family.within_s)
-        except queue.Empty:
-            return Facts(), f"no answer within {family.within_s:g} s"
-        if isinstance(answer, Exception):
-            return Facts(), f"could not be read: {type(answer).__name__}: {answer}"
-        return answer, ""
+        threading.Thread(target=go, name=f"health-{family.name}", daemon=True).start()
 
 
 def judged(check: Check, now: Reading, before: Reading | None, policy: HealthPolicy) -> Verdict:

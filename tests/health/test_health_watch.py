@@ -15,11 +15,13 @@ import pytest
 from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.local import health_child
 from gangrun.adapters.local.health_child import HealthChild
+from gangrun.health.catalogue import CHECKS
 from tests.health.test_nvml import Library, build, library  # noqa: F401 - fixtures
 from tests.local.evidence import alive
 from tests.waiting import stays, until
 
 pytestmark = [pytest.mark.processes]
+PATIENT = {"preflight_within_s": 60.0}  # however busy the machine is
 
 
 @pytest.fixture
@@ -65,7 +67,9 @@ def test_an_xid_is_told_with_its_gpu_and_the_rest_of_a_driver_that_hangs_is_unkn
 ) -> None:
     driver = library()
     driver.say()
-    spec = {"node": "n1", "directories": [str(driver.state.parent)], "off": ["host_kernel", "gpu_count"]}
+    spec = {
+        "node": "n1", "directories": [str(driver.state.parent)], "off": ["host_kernel", "gpu_count"], "policy": PATIENT,
+    }  # fmt: skip
     child, seen, said = keep([sys.executable, "-m", "gangrun.cli.health_watch", json.dumps(spec)], driver.environment)
     found, unknown = child.look(60.0)
     assert (unknown, said) == ("", [])
@@ -106,7 +110,7 @@ def test_a_gpu_that_the_job_leaves_out_is_told_of_and_fails_nothing(
 ) -> None:
     driver = library()
     driver.say(changes={"gpu1.ecc10": 3, "gpu1.uuid": "!15"})
-    spec = {"node": "n1", "off": ["host_kernel", "gpu_count"], "policy": {"gpus_used": ["0"]}}
+    spec = {"node": "n1", "off": ["host_kernel", "gpu_count"], "policy": {**PATIENT, "gpus_used": ["0"]}}
     child, seen, _ = keep([sys.executable, "-m", "gangrun.cli.health_watch", json.dumps(spec)], driver.environment)
     found, unknown = child.look(60.0)
     (lost,) = [one for one in found if one["place"] == "gpu 1" and one["check"] == "gpu_lost"]
@@ -122,6 +126,37 @@ def test_a_gpu_that_the_job_leaves_out_is_told_of_and_fails_nothing(
     assert {(one["place"], one["fatal"], one["report"] is None) for one in fallen()} == {
         ("gpu 0", True, False), ("GPU-1", False, True),
     }  # fmt: skip
+
+
+@pytest.mark.compiler
+def test_a_check_that_hangs_holds_no_gang_up_and_is_told_when_it_has_looked(
+    library: Callable[..., Library],  # noqa: F811
+    keep: Callable[..., tuple[HealthChild, list[Any], list[str]]],
+    tmp_path: Path,
+) -> None:
+    """GPUs hang and are late; ports are read all the same; a site's own command has its own time."""
+    driver, ran, hangs = library(), tmp_path / "ran", tmp_path / "hangs"
+    hangs.touch()
+    driver.say(changes={"gpu0.power": f"~{hangs}", "gpu1.sram": "1 9 0 9 0 0 0 0"})
+    commands = {"mine": {"run": ["sh", "-c", f"echo > '{ran}'; exit 1"], "timeout": "60s"}}
+    off = [one.name for one in CHECKS if one.family != "infiniband" and one.name != "gpu_sram"]  # seldom looked at
+    policy = {"preflight_within_s": 0.5, "ib_devices": ["mlx5_0"]}
+    spec = {"node": "n1", "root": str(tmp_path), "off": off, "policy": policy, "commands": commands}
+    command = [sys.executable, "-m", "gangrun.cli.health_watch", json.dumps(spec)]
+    child, seen, _ = keep(command, driver.environment)
+    found, late = child.look(120.0)
+    assert late.startswith("not looked at within 0.5 s: gpu"), late
+    assert ran.exists()
+    assert "site_mine" in {one["check"] for one in found}
+    assert "gpu_sram" not in {one["check"] for one in found}
+    hangs.unlink()
+
+    def told() -> list[Any]:
+        seen.extend(child.take())
+        return [one for one in seen if one["check"] == "gpu_sram"]
+
+    (worn,) = until(told, 60, lambda: f"what the GPUs said late, among {seen}")
+    assert worn["fatal"]
 
 
 def test_a_keeper_starts_it_again_and_says_what_it_did_not_know(

@@ -105,6 +105,63 @@ def test_a_reading_that_hangs_is_unknown_and_no_second_is_sent_after_it(tmp_path
     go_on.set()
 
 
+def test_one_that_hangs_costs_those_read_with_it_nothing_and_is_judged_when_it_comes_back(tmp_path: Path) -> None:
+    go_on, begun, clock = threading.Event(), list[str](), HandClock()
+
+    def slowly(around: Surroundings) -> Facts:
+        begun.append("slow")
+        go_on.wait(60)
+        return Facts({"a": {"n": 1}})
+
+    quick = Family("quick", 60.0, lambda _: Facts(), (replace(ONE, family="quick"),))
+    unasked = Family("unasked", 60.0, lambda _: Facts(), (ONE,))
+    families = [Family("slow", 0.05, slowly, (ONE,)), quick, unasked]
+    both = Rounds(families, Surroundings(tmp_path, Scripted()), POLICY, clock)
+    told = both.look_at_once(["slow", "quick"], 60.0)
+    assert {name: one.severity for name, [one] in told.items()} == {"slow": Severity.UNKNOWN, "quick": Severity.OK}
+    assert told["slow"][0].words == "no answer within 0.05 s"
+    assert (both.late, both.is_out("slow"), both.is_out("quick")) == ({"slow"}, True, False)
+    assert "still not come back" in both.look_at("slow")[0].words
+    clock.at += 8.0
+    go_on.set()
+    until(lambda: not both.is_out("slow"), 30, lambda: "the reading to come back")
+    [late] = both.look_at("slow")
+    assert (late.severity, late.took_s, begun, both.late) == (Severity.OK, 8.0, ["slow"], frozenset())
+    both.look_at("slow")
+    assert begun == ["slow", "slow"], "what was judged once is not judged again"
+
+
+def test_families_are_read_at_the_same_time(tmp_path: Path) -> None:
+    both = threading.Barrier(2, timeout=60)
+
+    def read(around: Surroundings) -> Facts:
+        both.wait()
+        return Facts()
+
+    families = [Family(name, 60.0, read, (replace(ONE, family=name),)) for name in ("one", "other")]
+    told = Rounds(families, Surroundings(tmp_path, Scripted()), POLICY, HandClock()).look_at_once(
+        ["one", "other"], 60.0
+    )
+    assert [one.severity for [one] in told.values()] == [Severity.OK, Severity.OK]
+
+
+def test_what_came_back_long_ago_is_not_news(tmp_path: Path) -> None:
+    go_on, begun, clock = threading.Event(), list[int](), HandClock()
+
+    def read(around: Surroundings) -> Facts:
+        begun.append(1)
+        go_on.wait(60)
+        return Facts()
+
+    hanging = Rounds([Family("f", 60.0, read, (ONE,))], Surroundings(tmp_path, Scripted()), POLICY, clock)
+    [late] = hanging.look_at_once(["f"], 0.05)["f"]
+    assert (late.severity, late.words) == (Severity.UNKNOWN, "no answer within 0.05 s")
+    go_on.set()
+    until(lambda: not hanging.is_out("f"), 30, lambda: "the reading to come back")
+    clock.at += 10.5
+    assert (hanging.look_at("f")[0].severity, len(begun)) == (Severity.OK, 2)
+
+
 @pytest.mark.parametrize("why", ["", "no such thing here"])
 def test_how_long_the_reading_took_is_kept_with_each_verdict(tmp_path: Path, why: str) -> None:
     clock = HandClock()

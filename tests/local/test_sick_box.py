@@ -16,6 +16,7 @@ def test_no_rank_starts_beside_a_broken_gpu(box: Box, library: Callable[..., Lib
     driver.say(changes={"gpu1.field230": 2})
     hardware = {name: driver.environment[name] for name in ("LD_LIBRARY_PATH", "FAKE_NVML")}
     script = box.script("print('a rank')")
+    (box.work / "gangrun.toml").write_text("[health]\npreflight_within_s = 60\n")  # however busy the machine is
     box.start("--nproc-per-node", "1", script, environment={**hardware, "GANGRUN_NO_HEALTH": "0"})
     assert box.end(60) == 1
     told = box.told()

@@ -55,6 +55,7 @@ class Gpus:
         self.root = self.folder / "root"
         self._broken = self.folder / "broken"
         (self.folder / "sitecustomize.py").write_text(PLAYED_DEVICES.format(broken=str(self._broken)))
+        (run.folder / "gangrun.toml").write_text("[health]\npreflight_within_s = 60\n")  # however busy the machine is
         self.say("")
         for host in run.cluster.names:
             tree(self.root / host, {"mlx5_0": {}})

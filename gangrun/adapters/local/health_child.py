@@ -87,7 +87,8 @@ class HealthChild:
 
     def look(self, within_s: float) -> tuple[list[Plain], str]:
         """Have everything looked at anew and wait for the end of it: what was found, and why that is not all, or ""."""
-        return self._ask({"op": "look"}, within_s, "the health checks")
+        found, late = self._ask({"op": "look"}, within_s, "the health checks")
+        return found, late or str(self._said.get("late", ""))
 
     def work(self, tests: str, within_s: float) -> tuple[list[Plain], str, str]:
         """Have devices put to work, on a node that holds no ranks: what was found, what was done and came out right,

@@ -1,6 +1,6 @@
 /* libnvidia-ml.so.1 for tests: plays the values and errors of the file that $FAKE_NVML names, which is read anew at each
  * call; where there is one with the host's name behind a dot, that host reads it. One "key value" a line; "!15" is an
- * error code, "~" hangs for ever; a key that is missing is NOT_SUPPORTED.
+ * error code, "~" hangs for ever, "~PATH" as long as there is such a file; a key that is missing is NOT_SUPPORTED.
  * -DWITHOUT_... leaves functions out, as drivers of other years do. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,11 +27,12 @@ static ret words_of(const char *key, char *out, size_t room) {
         size_t n = strlen(key);
         if (strncmp(line, key, n) || line[n] != ' ') continue;
         line[strcspn(line, "\n")] = 0;
-        if (line[n + 1] == '~') for (;;) pause();
+        while (line[n + 1] == '~') if (!line[n + 2]) pause(); else if (access(line + n + 2, F_OK)) goto done; else usleep(5000);
         answer = line[n + 1] == '!' ? atoi(line + n + 2) : SUCCESS;
         if (!answer) snprintf(out, room, "%s", line + n + 1);
         break;
     }
+done:
     fclose(file);
     return answer;
 }

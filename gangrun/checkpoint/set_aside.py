@@ -67,20 +67,24 @@ def set_aside(directory: str, moving: list[Candidate], attempt: str) -> tuple[Mo
 
 
 def put_back(directory: str, run: str, paths: Iterable[str]) -> tuple[str, ...]:
-    """Bring back what this run moved away from these paths, newest first, where nothing took the name meanwhile; which
-    came back. Raises ``StorageUnreadable``: then all that did not come back is still where it was.
+    """Bring back what this run moved away from these paths, and together with them for the same reason, where nothing
+    took the name meanwhile; which came back. Raises ``StorageUnreadable``: then all that did not come back is still
+    where it was.
     """
     base = os.path.join(directory, MACHINE_FOLDER, FOLDER_NAME)
     back = []
     try:
         folders = _folders_of(base, run)
-        for path in paths:
-            name = os.path.basename(path)
-            held = [one for one in folders if path in _moved_from(one) and os.path.lexists(os.path.join(one, name))]
-            if held and not os.path.lexists(path) and _rename(os.path.join(held[0], name), path):
-                back.append(path)
-                _sync(held[0])
-                _sync(directory)
+        for wanted in paths:
+            name = os.path.basename(wanted)
+            held = [one for one in folders if wanted in _moved_from(one) and os.path.lexists(os.path.join(one, name))]
+            moved = _moved_from(held[0]) if held else {}
+            for path in (one for one, why in moved.items() if why == moved[wanted]):
+                there = os.path.join(held[0], os.path.basename(path))
+                if os.path.lexists(there) and not os.path.lexists(path) and _rename(there, path):
+                    back.append(path)
+                    _sync(held[0])
+                    _sync(directory)
     except OSError as error:
         why = os.strerror(error.errno or 0)
         raise StorageUnreadable(f"what was set aside in {shown(base)} cannot be put back ({why})") from None
@@ -98,12 +102,13 @@ def _folders_of(base: str, run: str) -> list[str]:
     return [os.path.join(base, name) for _, name in named]
 
 
-def _moved_from(folder: str) -> set[str]:
+def _moved_from(folder: str) -> dict[str, str]:
+    """From where to why, as far as the record of a folder can be read."""
     try:
         with open(os.path.join(folder, RECORD_NAME), "rb") as file:
-            return {str(row["from"]) for row in json.load(file)["moved"]}
+            return {str(row["from"]): str(row["why"]) for row in json.load(file)["moved"]}
     except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):
-        return set()
+        return {}
 
 
 def _fresh_folder(parent: str, attempt: str) -> str:

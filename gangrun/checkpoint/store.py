@@ -199,13 +199,14 @@ class CheckpointRoom:
                 candidates = self._judge_all(Depth.ALL, lambda candidate: candidate.path == path)
                 return replace(request, path=path), candidates + self._elsewhere(path, candidates)
             case ResumeKind.AUTO:
-                bad_path = condemned.path if condemned else ""
-                usable = self._judge_all(
-                    Depth.NEWEST,
-                    lambda c: (c.step, c.nonce) not in record.ignored and is_listed(c, sealed) and c.path != bad_path,
-                )
+
+                def in_use(c: Candidate) -> bool:
+                    return (c.step, c.nonce) not in record.ignored and is_listed(c, sealed)
+
+                usable = self._judge_all(Depth.NEWEST, lambda c: in_use(c) and not _is_poisoned(c, condemned))
                 if condemned is not None:
-                    usable = [_refused(c, condemned.why) if c.path == bad_path else c for c in usable]
+                    bad = [c for c in usable if in_use(c) and _is_poisoned(c, condemned)]
+                    usable = [_refused(c, condemned.why) if c in bad else c for c in usable]
                 return request, usable + (self._elsewhere(record.base_path, usable) if record.base_path else [])
 
     def _true_path(self, path: str) -> str:
@@ -335,6 +336,11 @@ def _candidate(found: StepDirectory, judged: Judgement) -> Candidate:
         judged=not unread,
         unreadable=judged.unreadable,
     )
+
+
+def _is_poisoned(candidate: Candidate, condemned: Poisoned | None) -> bool:
+    """It, and what whoever had loaded it saved before failing."""
+    return condemned is not None and candidate.committed and candidate.step >= condemned.first_step
 
 
 def _refused(candidate: Candidate, why: str) -> Candidate:

@@ -46,7 +46,7 @@ def first(before: RunState, decision: Decision, now: float, policy: Policy) -> D
         replace(state, nodes=roster, submitting=False, leaving=False),
         Phase.WAITING,
         f"{ends[0].reason}; {what}",
-        BringSteps(attempt, state.best_step, within_s, nodes),
+        BringSteps(attempt, state.disk_step, within_s, nodes),
         deadlines={TIMER: now + within_s},
         bringing=Bringing(attempt, nodes, state.phase, ends[0].reason),
     )
@@ -65,10 +65,10 @@ def flush(state: RunState, event: FlushDue, now: float, policy: Policy) -> Decis
     """RUNNING: the disk falls behind while ranks train on, so the nodes write down what they hold."""
     del now, policy
     assert state.placement is not None
-    if event.step <= state.best_step:
+    if event.step <= state.disk_step:
         return ignored(state, f"step {event.step} is not newer than what is on disk")
     nodes = tuple(sorted(name for name in state.placement.nodes if not state.nodes[name].lost))
-    action = BringSteps(state.attempt, state.best_step, END_WITHIN_S, nodes, flush=True)
+    action = BringSteps(state.attempt, state.disk_step, END_WITHIN_S, nodes, flush=True)
     return stay(state, f"step {event.step} is in memory only: bringing it to the disk while ranks train on", action)
 
 
@@ -76,7 +76,7 @@ def again(state: RunState, now: float) -> BringSteps:
     """The same once more, for a new supervisor."""
     assert state.bringing is not None
     left_s = max(LEAST_S, state.deadlines[TIMER].at - now)
-    return BringSteps(state.bringing.attempt, state.best_step, left_s, state.bringing.nodes)
+    return BringSteps(state.bringing.attempt, state.disk_step, left_s, state.bringing.nodes)
 
 
 def brought(state: RunState, event: StepBrought, now: float, policy: Policy) -> Decision:

@@ -255,6 +255,12 @@ class Poisoned:
     why: str
     failed: str  # the newest of these failures: the end of its traceback, or what is known
     level: Level = Level.COMPLETE  # as it was when it was loaded
+    since_step: int = -1  # it was saved between the loading of that one and the failure, so that goes too; -1: of none
+
+    @property
+    def first_step(self) -> int:
+        """What is at this step or above it is of the same state, and set aside with it."""
+        return self.step if self.since_step < 0 else self.since_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,6 +372,11 @@ class RunState:
     generation: int = 0
     marks: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # node -> (incarnation, newest seq)
     updated_at: float = 0.0
+
+    @property
+    def disk_step(self) -> int:
+        """Of the newest checkpoint that is in use, as far as is known; after a step back it is below ``best_step``."""
+        return self.best_step if self.checkpoint is None else self.checkpoint.step
 
 
 class Outcome(Enum):

@@ -11,6 +11,7 @@ Asked by ``blame`` and ``recovery``; ``checkpoint/store.py`` moves.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from gangrun.core import repeats
@@ -31,7 +32,7 @@ class Load:
     steps_told: bool  # the script reports its steps: none seen means that it did not get to any
     since_attempt: int = -1
     newer: tuple[Poisoned, ...] = ()  # that were set aside
-    attempts: tuple[AttemptRecord, ...] = ()  # of the run, and what they got to
+    attempts: tuple[AttemptRecord, ...] = ()  # before this one, and how far they came
 
 
 def load_of(state: RunState) -> Load | None:
@@ -41,7 +42,16 @@ def load_of(state: RunState) -> Load | None:
     told = state.steps_told or state.attempt_step >= 0
     newer = tuple(one for one in state.poisoned if one.step > state.resume.step)
     since = max((one.attempt for one in state.poisoned), default=-1)
-    return Load(state.resume.step, told, since, newer, state.attempts)
+    return Load(state.resume.step, told, since, newer, _as_far_as_known(state.attempts))
+
+
+def _as_far_as_known(attempts: tuple[AttemptRecord, ...]) -> tuple[AttemptRecord, ...]:
+    """Who was lost may have come farther than it was seen: to what the next one loaded, at least."""
+    launched = [one for one in attempts if one.nodes]
+    return tuple(
+        replace(one, last_step=max(one.last_step, _began_at(later))) if _began_at(later) > _began_at(one) else one
+        for one, later in pairwise(launched)
+    )
 
 
 def times_count(
@@ -59,13 +69,14 @@ def times_count(
     same = [sighting for sighting in sightings if sighting.signature == verdict.signature]
     after = _steps_after(attempt_step, load.step)
     for sighting in same:
-        if not _of_this_load(sighting, load) and not _of_a_poisoned_one(sighting, load):
+        known = _of_this_load(sighting, load) or _of_a_poisoned_one(sighting, load)
+        if not known and not _of_the_same_state(sighting, load, attempt_step, policy):
             return 0
         if not _soon(sighting.step, sighting.loaded_step, load, policy):
             return 0
         if _steps_after(sighting.step, sighting.loaded_step) != after and repeats.is_weak(verdict.signature):
             return 0
-    before = [sighting for sighting in same if not _of_this_load(sighting, load)]
+    before = [sighting for sighting in same if _of_a_poisoned_one(sighting, load)]
     if before and not _poisoned_too(load, before, attempt_step, policy):
         return 0
     return 1 + len(same)
@@ -88,14 +99,38 @@ def _of_this_load(sighting: Sighting, load: Load) -> bool:
 def _of_a_poisoned_one(sighting: Sighting, load: Load) -> bool:
     """Had that attempt loaded one that was set aside for this very failure?"""
     return any(
-        (one.step, one.signature) == (sighting.loaded_step, sighting.signature) and sighting.attempt <= one.attempt
+        one.signature == sighting.signature
+        and one.first_step <= sighting.loaded_step <= one.step
+        and sighting.attempt <= one.attempt
         for one in load.newer
     )
 
 
+def _of_the_same_state(sighting: Sighting, load: Load, attempt_step: int, policy: Policy) -> bool:
+    """Did that attempt save what was loaded now, on its way to the failure, which came no later now? Then both had the
+    same state; where another attempt has passed that step, so that it is not the step's data or code.
+    """
+    fell_at = max(attempt_step, load.step)
+    saved_by_it = sighting.loaded_step < load.step <= sighting.step and sighting.attempt > load.since_attempt
+    return saved_by_it and fell_at <= sighting.step and _passed(fell_at, _did_well(load, policy))
+
+
+def _did_well(load: Load, policy: Policy) -> list[AttemptRecord]:
+    """Attempts that came farther than a failure after a load may be the checkpoint's."""
+    return [one for one in load.attempts if one.last_step - _began_at(one) > policy.poison_after_steps]
+
+
+def _passed(step: int, attempts: list[AttemptRecord]) -> bool:
+    return any(_began_at(one) < step < one.last_step for one in attempts)
+
+
+def _began_at(attempt: AttemptRecord) -> int:
+    return -1 if attempt.resumed_from_step is None else attempt.resumed_from_step
+
+
 def _poisoned_too(load: Load, before: list[Sighting], attempt_step: int, policy: Policy) -> bool:
     """Newer ones were set aside for this failure. Who loaded this one fell sooner than any of those did, and of the
-    attempts that came farther than a failure after a load may be the checkpoint's,
+    attempts that did well,
 
     - one had passed the step at which it fell, so it is not that step's data or code; and who fell now made a whole
       step first, so it is not the loading;
@@ -106,14 +141,11 @@ def _poisoned_too(load: Load, before: list[Sighting], attempt_step: int, policy:
     fell_at = max(attempt_step, load.step)
     if fell_at >= min(max(one.step, one.loaded_step) for one in before):
         return False
-    did_well = [
-        one for one in load.attempts if one.last_step - (one.resumed_from_step or 0) > policy.poison_after_steps
-    ]
+    did_well = _did_well(load, policy)
     if any(one.resumed_from_step == load.step for one in did_well):
         return False
     loading_works = any(one.resumed_from_step is not None for one in did_well)
-    passed = any(fell_at < one.last_step for one in did_well)
-    return loading_works or (passed and fell_at - load.step >= WHOLE_STEPS_COUNT)
+    return loading_works or (_passed(fell_at, did_well) and fell_at - load.step >= WHOLE_STEPS_COUNT)
 
 
 def verdict(failed: Verdict, load: Load, times: int, policy: Policy) -> Verdict:
@@ -139,11 +171,12 @@ def condemn(state: RunState, judged: Verdict, traceback: str, policy: Policy) ->
     assert state.resume is not None
     assert load is not None
     same = [one for one in state.budget.sightings if one.signature == judged.signature]
-    times = sum(_of_this_load(one, load) for one in same)
+    family = [one for one in same if not _of_a_poisoned_one(one, load)]
+    times, since = len(family), min(one.loaded_step for one in family)
     often = f"{times} times" if times > 1 else "once, as with newer ones before"
     why = f"whoever loaded it failed in the same way within {policy.poison_after_steps} steps, {often}"
     loaded, failed = state.resume, traceback or judged.sentence
-    poison = Poisoned(loaded.step, loaded.path, judged.signature, state.attempt, why, failed, loaded.level)
+    poison = Poisoned(loaded.step, loaded.path, judged.signature, state.attempt, why, failed, loaded.level, since)
     return replace(state, condemned=poison)
 
 

@@ -38,8 +38,8 @@ def for_a_rollback(
     held: Collection[Held], resumed_step: int | None, written_steps: Collection[int], soon_steps: int
 ) -> tuple[int, ...]:
     """What may be needed again by a run that resumed from ``resumed_step``: that one, and should it be poisoned the
-    newest valid ones before it. They stay until two of its own stand that were taken over ``soon_steps`` after it: those
-    that it wrote sooner may bear the same poison.
+    newest valid ones before it. They stay until two of its own stand that were taken over ``soon_steps`` after it:
+    those that it wrote sooner may bear the same poison.
     """
     if resumed_step is None or sum(step - resumed_step > soon_steps for step in written_steps) >= SETTLED_COUNT:
         return ()

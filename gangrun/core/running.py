@@ -218,13 +218,13 @@ def checkpoint_seen(state: RunState, event: CheckpointSeen, now: float, policy: 
     """A newer valid checkpoint is the progress that refills the budget."""
     del now, policy
     seen = event.checkpoint
-    if seen.step <= state.best_step:
-        return ignored(state, f"the checkpoint of step {seen.step} is not newer than step {state.best_step}")
+    if seen.step <= state.disk_step:
+        return ignored(state, f"the checkpoint of step {seen.step} is not newer than step {state.disk_step}")
     return stay(
         state,
         f"checkpoint of step {seen.step} is {seen.level.value}",
         checkpoint=seen,
-        best_step=seen.step,
+        best_step=max(state.best_step, seen.step),
         observed_step=max(state.observed_step, seen.step),
         budget=budget.refill(state.budget, seen.step),
     )

@@ -278,14 +278,16 @@ class Checker:
         """A checkpoint got its final name."""
         if saved.step > self._best_step:
             self._best_step, self._idle_starts_count = saved.step, 0
+        if saved.nonce in self.world.checkpoint_fs.poisoned:
+            self.broken("I5", f"step {saved.step}, set aside as poisoned, is brought to the disk again")
         later = [attempt for attempt in self.chosen if attempt > saved.name[1]]
         if later and not self.world.checkpoint_fs.seals:
             self.late.add(saved.nonce)  # nothing can keep it out of the directory there: it must not be chosen
         elif later:
             self.broken("I4", f"attempt {saved.name[1]} committed step {saved.step} after {later} had chosen")
 
-    def chose(self, attempt: int, saved: Saved | None, told_so: bool) -> None:
-        """A resume point was chosen."""
+    def chose(self, attempt: int, saved: Saved | None, told_so: bool, back: bool) -> None:
+        """A resume point was chosen; ``back``: one before a poisoned one, as whose are the last attempt's in memory."""
         fs = self.world.checkpoint_fs
         if saved is not None and saved.nonce in self.late:
             self.broken(
@@ -297,7 +299,7 @@ class Checker:
                 self.broken("I5", f"attempt {attempt} resumes from {saved}, the newest valid is {best}")
             if saved is None and fs.ever_valid:
                 self.broken("I6", f"attempt {attempt} starts from zero though checkpoints were committed")
-        self._over_tiers(attempt, saved, told_so)
+        self._over_tiers(attempt, saved, told_so or back)
         if saved is not None and saved.name not in self._starts:
             self.broken("I5", f"attempt {attempt} resumes from {saved}, of an attempt that no record started")
         self.chosen[attempt] = self.world.timeline.now
@@ -311,7 +313,8 @@ class Checker:
     def _takes_along(self, record: Record) -> None:
         """A job's end takes its memory along, so it may hold nothing that the disk has not."""
         newest = self._in_memory()
-        if newest > max(self.world.checkpoint_fs.saved, default=-1):
+        back = [int(path.rpartition("-")[2]) for act in record.actions for path in act.args.get("put_back", ())]
+        if newest > max([*self.world.checkpoint_fs.saved, *back], default=-1):
             self.broken("I5", f"the job ends ({record.reason}), and step {newest} is in its memory only")
 
     def _in_memory(self) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from gangrun.core.actions import ChooseResume
 from gangrun.core.events import AttemptSealed, CheckpointSeen, NoneValid, ResumeChosen, Stamped, StepBrought
-from gangrun.core.model import CheckpointRef, Level
+from gangrun.core.model import CheckpointRef, Level, Poisoned
 from gangrun.core.selection import Candidate, Chosen, FromZero, Kind, choose, parse_resume
 from gangrun.core.sharing import patience_s
 from gangrun.ports import Item, ReadingAsked
@@ -65,6 +65,7 @@ class CheckpointFs:
         self.staging: dict[Name, Staging] = {}
         self.brought: dict[str, Brought] = {}
         self.set_aside: list[Saved] = []
+        self.poisoned: set[str] = set()  # nonces that may not come into use again, be they on disk or in memory
         self.ever_valid = False
         self.overwrites = False
         self.seals = True  # False: an object-like mount, where chmod does nothing and only the journal counts
@@ -195,7 +196,7 @@ class SimCheckpoints:
         self._when_read: Callable[[], None] = lambda: None
         self.names: Mapping[str, tuple[Name, int]] = {}  # of steps in memory, by nonce: whose, and of how many files
         self.on_act: Callable[[str, int], None] = lambda what, attempt: None
-        self.on_choice: Callable[[int, Saved | None, bool], None] = lambda attempt, saved, told_so: None
+        self.on_choice: Callable[[int, Saved | None, bool, bool], None] = lambda attempt, saved, told_so, back: None
 
     def _later(self, work: Callable[[], None], extra_s: float = 0.0) -> None:
         """Off the loop, after the storage answers, if the process lives and is awake then."""
@@ -256,16 +257,17 @@ class SimCheckpoints:
 
         def work() -> None:
             back = self._put_back(asked.put_back)
-            bad_path = asked.condemned.path if asked.condemned else ""
-            found = [replace(one, valid=one.valid and one.path != bad_path) for one in self.candidates()]
+            bad = self._condemned(asked.condemned) if asked.condemned else set()
+            found = [replace(one, valid=one.valid and one.nonce not in bad) for one in self.candidates()]
             choice = choose(found, parse_resume(request), journal_best_step=best_step, sealed=known | back)
             saved = self.fs.saved.get(choice.checkpoint.step) if isinstance(choice, Chosen) else None
             if not isinstance(choice, (Chosen, FromZero)):
                 self._mail(NoneValid(attempt, choice.reason))
                 return
+            self.fs.poisoned |= bad
             self._make_way(saved.step if saved else -1)
             self.fs.open_staging((self.term, attempt))
-            self.on_choice(attempt, saved, request != "auto")
+            self.on_choice(attempt, saved, request != "auto", asked.condemned is not None)
             passed = tuple((p.step, p.why) for p in choice.passed_over)
             checkpoint = choice.checkpoint if isinstance(choice, Chosen) else None
             self._mail(ResumeChosen(attempt, checkpoint, choice.reason, passed))
@@ -311,6 +313,11 @@ class SimCheckpoints:
             )
         return found
 
+    def _condemned(self, poison: Poisoned) -> set[str]:
+        """What is on disk of that state, and what whoever loaded it last has in memory."""
+        kept = {nonce for nonce, ((_, attempt), _) in self.names.items() if attempt == poison.attempt}
+        return kept | {saved.nonce for saved in self.fs.saved.values() if saved.step >= poison.first_step}
+
     def put_back(self, paths: Sequence[str]) -> None:
         """Off the loop, as all is done."""
 
@@ -327,6 +334,7 @@ class SimCheckpoints:
             if saved is not None and step not in self.fs.saved:
                 self.fs.set_aside.remove(saved)
                 self.fs.saved[step] = saved
+                self.fs.poisoned.discard(saved.nonce)
                 back.add((step, saved.nonce))
         return back
 

@@ -296,4 +296,5 @@ def exit_of(rank: SimRank, code: int | None, signal: int | None, at: float, erro
         by_us=False,
         error=error,
         at=at,
+        step=rank.gang.reading(rank).step if rank.gang is not None else -1,
     )

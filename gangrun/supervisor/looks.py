@@ -34,7 +34,7 @@ class Looks:
         if state.phase is Phase.RUNNING and (before.phase is not Phase.RUNNING or state.attempt != before.attempt):
             self._at = now + self._every_s
             self._flush_at = now + self._flush_every_s
-        if state.best_step > before.best_step:
+        if state.disk_step > before.disk_step:
             self._flush_at = now + self._flush_every_s
         if state.saving and not before.saving:
             self._await_save(now)
@@ -57,11 +57,11 @@ class Looks:
         """Look, if it is time to; what is to be written down."""
         if self._every_s > 0 and (state.saving or state.phase is Phase.RUNNING) and now >= self._at:
             self._at = now + (min(self._every_s, SAVING_EVERY_S) if state.saving else self._every_s)
-            self._checkpoints.look(state.best_step)
+            self._checkpoints.look(state.disk_step)
         if now < self._flush_due(state):
             return []
         step = self._progress.kept_step
-        if step <= state.best_step:
+        if step <= state.disk_step:
             self._flush_at = now + min(self._flush_every_s, SAVING_EVERY_S)  # as soon as there is one
             return []
         self._flush_at = now + self._flush_every_s

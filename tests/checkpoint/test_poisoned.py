@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from gangrun.checkpoint.scan import StorageUnreadable
 from gangrun.checkpoint.store import CheckpointRoom
 from gangrun.core.model import Poisoned
-from gangrun.core.selection import Chosen, NoneValid, ResumeRequest
+from gangrun.core.selection import Chosen, NoneValid, ResumeKind, ResumeRequest
 
 Copy = Callable[..., Path]
 AUTO = ResumeRequest()
@@ -41,6 +42,36 @@ def test_it_is_passed_over_and_moved_and_comes_back_as_it_was(copy: Copy) -> Non
     assert room.put_back("run", [str(root / "step-30")]) == (), "once"
     again = CheckpointRoom(str(root)).choose_and_set_aside(AUTO, "run-3", 30)
     assert isinstance(again.choice, Chosen) and again.choice.checkpoint.step == 30
+
+
+def test_what_was_saved_of_the_same_state_goes_and_comes_back_with_it(copy: Copy) -> None:
+    root = copy("step-10", "step-20", "step-30")
+    room = CheckpointRoom(str(root))
+    heir = replace(bad(root / "step-25"), since_step=20)
+    resume = room.choose_and_set_aside(AUTO, "run-2", 30, condemned=heir)
+    assert isinstance(resume.choice, Chosen)
+    assert resume.choice.checkpoint.step == 10
+    assert names(root) == ["step-10"]
+    other = root / ".gangrun" / "set-aside" / "run-2" / "moved.json"
+    record = json.loads(other.read_text())
+    assert {row["why"] for row in record["moved"]} == {"it failed twice"}
+    (other.parent / "step-5").mkdir()
+    record["moved"].append({"from": str(root / "step-5"), "why": "unfinished"})
+    other.write_text(json.dumps(record))
+    assert sorted(room.put_back("run", [str(root / "step-20")])) == [str(root / "step-20"), str(root / "step-30")]
+    assert names(root) == ["step-10", "step-20", "step-30"]
+
+
+def test_what_an_explicit_request_put_out_of_use_is_left_where_it_is(copy: Copy, tmp_path: Path) -> None:
+    root = copy("step-10", "step-20", "step-30")
+    (tmp_path / "run").mkdir()
+    room = CheckpointRoom(str(root), run_directory=str(tmp_path / "run"))
+    asked = room.choose_and_set_aside(ResumeRequest(ResumeKind.STEP, step=20), "run-1", 30)
+    assert isinstance(asked.choice, Chosen)
+    resume = room.choose_and_set_aside(AUTO, "run-2", 30, condemned=bad(root / "step-20"))
+    assert isinstance(resume.choice, Chosen)
+    assert resume.choice.checkpoint.step == 10
+    assert names(root) == ["step-10", "step-30"]
 
 
 def test_a_name_that_was_taken_meanwhile_is_left_alone(copy: Copy) -> None:

@@ -46,6 +46,27 @@ UNPROVEN = replace(LOAD, attempts=NEVER_RESUMED)
 FULL = replace(LOAD, newer=tuple(replace(FOUR_HUNDRED, step=step) for step in (400, 500, 600)))
 
 
+HEIR = poison.Load(404, True, -1, (), (ran(None, 450),))
+
+
+@pytest.mark.parametrize(
+    ("why", "times", "sightings", "load", "step"),
+    [
+        ("saved on the way to the same failure", 2, (seen(405),), HEIR, 405),
+        ("which comes sooner now", 2, (seen(406),), HEIR, 405),
+        ("twice on the way", 3, (seen(405), seen(405, 402)), HEIR, 405),
+        ("it comes farther now", 0, (seen(405),), HEIR, 406),
+        ("no attempt passed this step", 0, (seen(405),), replace(HEIR, attempts=(ran(None, 405),)), 405),
+        ("who passed it began later", 0, (seen(405),), replace(HEIR, attempts=(ran(405, 450),)), 405),
+        ("saved before that load", 0, (seen(405, 404),), replace(HEIR, step=400), 405),
+        ("saved after that failure", 0, (seen(405),), replace(HEIR, step=406), 406),
+        ("before a step back", 0, (seen(405),), replace(HEIR, since_attempt=4), 405),
+    ],
+)
+def test_what_was_saved_between_a_load_and_the_failure_is_the_same_state(why, times, sightings, load, step) -> None:  # type: ignore[no-untyped-def]
+    assert poison.times_count(FAILED, sightings, load, step, Policy()) == times, why
+
+
 @pytest.mark.parametrize(
     ("why", "times", "sightings", "load", "step", "failed"),
     [
@@ -217,6 +238,45 @@ def test_what_the_run_came_past_stays_set_aside_whatever_ends_it() -> None:
     life.says("it is the code's")
     assert "put back" not in life.reason
     assert [one.step for one in life.state.poisoned] == [400]
+
+
+def test_what_was_saved_on_the_way_goes_too_and_comes_back_with_it() -> None:
+    told = story(bad_from(400, 5), [300, 400], resumed_well=False)
+    life = told.life
+    life.again(saved(400))
+    life.on(GangStarted(life.state.attempt))
+    falls(life, 405)
+    life.again(saved(403))
+    life.on(GangStarted(life.state.attempt))
+    falls(life, 405)
+    life.on(AttemptSealed(life.state.attempt))
+    condemned = life.last(ChooseResume).condemned
+    assert condemned is not None
+    assert (condemned.step, condemned.first_step) == (403, 400)
+    life.choose(saved(300))
+    life.on(GangStarted(life.state.attempt))
+    falls(life, 302)
+    life.on(AttemptSealed(life.state.attempt))
+    second = life.last(ChooseResume).condemned
+    assert second is not None
+    assert (second.step, second.first_step, second.why[-30:]) == (300, 300, "once, as with newer ones before"[-30:])
+
+
+def test_who_was_lost_came_as_far_as_what_the_next_one_loaded() -> None:
+    told = story(bad_from(300, 2), [100, 200, 300, 400], resumed_well=False, ran_to=7).play()
+    assert told.life.state.attempts[0].last_step == 7
+    assert told.loaded == [400, 400, 300, 200]
+    load = poison.load_of(told.life.state)
+    assert load is not None
+    assert [one.last_step for one in load.attempts] == [400, 402, 402, 302]
+
+
+def test_after_a_step_back_what_is_saved_below_the_best_step_is_seen() -> None:
+    life = story(bad_from(400, 2), [300, 400], resumed_well=True).play().life
+    assert (life.state.best_step, life.state.disk_step) == (400, 300)
+    life.on(CheckpointSeen(saved(350)))
+    assert (life.state.best_step, life.state.disk_step) == (400, 350)
+    life.ignored(CheckpointSeen(saved(340)), "not newer than step 350")
 
 
 # ---- what an ordinary bug costs --------------------------------------------------------------------------------------

@@ -307,6 +307,7 @@ class TermTaken:
     highest_attempt: int
     expected: tuple[str, ...] = ()  # all nodes of the job; (): not known
     alone: bool = False  # all that the job had on its nodes has ended, and nothing will be started there again
+    seq: int = 0  # the job's place in the run: above what was asked for, where a person asked
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,7 @@ def term_taken(state: RunState, event: TermTaken, now: float, policy: Policy) ->
         state,
         term=event.term,
         job=event.job,
+        seq=max(state.seq, event.seq),
         attempt=max(state.attempt, event.highest_attempt),
         expected=event.expected,
         alone=event.alone,

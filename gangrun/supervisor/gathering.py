@@ -91,7 +91,7 @@ class Gathering:
             started += 1  # the record of its start was lost: its ranks may live, so its number is used up
         highest = max(self._opening.highest_attempt, started)
         expected = facts.expected or tuple(facts.addresses)
-        taken = TermTaken(self._opening.term, facts.job, held, missing, highest, expected, facts.alone)
+        taken = TermTaken(self._opening.term, facts.job, held, missing, highest, expected, facts.alone, facts.seq)
         if facts.resumed is not None and state.phase in TERMINAL and state.job != facts.job:
             return [facts.resumed, taken]
         return [taken]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gangrun.core.actions import EndJob
-from gangrun.core.events import Stamped, TermTaken
+from gangrun.core.actions import EndJob, SubmitSuccessor
+from gangrun.core.events import Notice, NoticeKind, Stamped, TermTaken
 from gangrun.core.lifecycle import step
 from gangrun.core.model import Deadline, Phase, RunState, Shape
 from gangrun.core.policy import Policy
@@ -29,3 +29,16 @@ def test_the_next_job_begins():
     assert not decision.state.leaving
     assert decision.actions == ()
     assert decision.state.job == "8"
+
+
+def test_a_job_that_a_person_asked_for_holds_its_own_place_and_asks_for_the_one_after_it():
+    """Nobody was left to ask. Else this job would find itself in the queue, and end for its own sake."""
+    policy = Policy(can_requeue=True)
+    taken = step(LEAVING, Stamped(TermTaken(3, "9", (), (), -1, seq=2)), 10.0, policy).state
+    assert taken.seq == 2
+    leaves = step(taken, Stamped(Notice(NoticeKind.PREEMPTION, 30.0)), 11.0, policy)
+    assert [action.seq for action in leaves.actions if isinstance(action, SubmitSuccessor)] == [3]
+
+
+def test_a_job_that_only_ends_does_not_ask_twice_for_the_next_place():
+    assert step(LEAVING, Stamped(TermTaken(3, "7", (), (), -1, seq=0)), 10.0, Policy()).state.seq == 1

@@ -172,6 +172,16 @@ def test_a_job_that_only_ends_lets_go_whoever_is_still_there() -> None:
     assert alone.exit_code == 0, "nor does it wait long where nobody is left"
 
 
+def test_a_job_that_a_person_asked_for_after_a_lost_one_asks_for_the_place_after_its_own() -> None:
+    desk = Desk(nodes=2, policy=SCHEDULER)
+    desk.running()
+    desk.facts = replace(desk.facts, job="j3", seq=2)
+    loop = desk.open()
+    assert loop.state.seq == 0
+    desk.pass_s(4.0)
+    assert (loop.state.job, loop.state.seq) == ("j3", 2)
+
+
 def test_a_supervisor_of_last_resort_needs_nobody() -> None:
     """All that the job had on its nodes has ended: it sees to the next job, and leaves the batch host alone."""
     desk = Desk(nodes=3, policy=SCHEDULER)

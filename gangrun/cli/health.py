@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gangrun.cli import environment
-from gangrun.cli.errors import UserError
+from gangrun.cli.errors import DONE, UserError
 from gangrun.cli.health_view import as_plain, exit_code, page, reason_of
 from gangrun.cli.options import echo_json, json_option
 from gangrun.cli.terminal import clean, welcomes_color, width, wrapped
@@ -86,6 +86,8 @@ def command(
         raise UserError("usage", "-p and -A say how to queue for the nodes of --nodes", "name nodes, or leave them out")
     if run is not None or nodes is not None or network:
         return _elsewhere(run, nodes, (partition, account), here, network=network, as_json=as_json)
+    from gangrun.cli.known_nodes import reminder
+
     verdicts, names = looked(here, variables)
     if reason:
         click.echo(reason_of(verdicts), nl=bool(reason_of(verdicts)))
@@ -95,6 +97,8 @@ def command(
         shown = [one for one in verdicts if not quiet or one.severity.value in ("warn", "fail")]
         color = welcomes_color(variables)
         lines = page(shown, verdicts, width(), color=color, everything_told=everything, names=names)
+        word = reminder([node_name(variables)]) if exit_code(verdicts) == DONE else ""
+        lines += wrapped(word, width(), "", "  ") if word else []
         click.echo("\n".join(lines))
     return exit_code(verdicts)
 
@@ -111,6 +115,7 @@ def _elsewhere(
 ) -> int:
     from gangrun.cli import health_fold, health_nodes
     from gangrun.cli.health_alike import compared
+    from gangrun.cli.known_nodes import reminder
     from gangrun.cli.slurm_asking import tools_of
     from gangrun.cli.times import wall_now
 
@@ -131,6 +136,8 @@ def _elsewhere(
         else:
             said = health_nodes.ask(where, here, tools)
     said = compared(said)
+    if run is None:
+        note = "; ".join(filter(None, (note, reminder(one.node for one in said if one.word in ("ok", "warn")))))
     if as_json:
         echo_json(health_fold.as_plain(said, note=note, **more))
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import click
@@ -62,6 +62,17 @@ class OtherRuns:
                 self._say(f"other runs are not told of broken nodes: {error}")
 
         threading.Thread(target=write, name="known-bad", daemon=True).start()
+
+
+def reminder(well: Iterable[str]) -> str:
+    """Which of these nodes, on which nothing failed now, the user's runs do without all the same; or ""."""
+    seen = frozenset(well)
+    out = [one for one in counting(KnownBadFile(environment.state_home()).read(), wall_now()) if one.node in seen]
+    if not out:
+        return ""
+    names = clean(fold(one.node for one in out))
+    why = f"{clean(out[0].node)}: {clean(out[0].reason)}"
+    return f"your runs still do without {names} ({why}); where it was repaired: gangrun nodes clear {names}"
 
 
 def heeded(exclude: str, nodelist: str) -> str:

@@ -12,8 +12,12 @@ from typing import Any
 
 import pytest
 
+from gangrun.adapters.fs.known_bad import KnownBadFile
+from gangrun.cli.environment import state_home
 from gangrun.cli.health_view import as_plain, exit_code, page
+from gangrun.cli.known_nodes import reminder
 from gangrun.cli.main import main
+from gangrun.cli.times import wall_now
 from gangrun.health.catalogue import CHECKS
 from gangrun.health.check import CauseClass, Evidence, Finding, Needs, Scope, Severity, Sticky, Verdict
 from gangrun.health.growth import FIRST_LOOK
@@ -53,6 +57,24 @@ def test_a_box_without_gpus_is_judged_by_the_rest(box: Path, capsys: pytest.Capt
     assert "host_memory" in out
     assert max(map(len, out.splitlines())) <= 100
     assert not [line for line in out.splitlines() if line.startswith("fail")]
+
+
+def test_who_left_this_node_out_is_reminded_of_it_where_nothing_fails(
+    box: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("SLURMD_NODENAME", "n3")
+    known = KnownBadFile(state_home())
+    known.add({"n3": "gpu 1 is lost", "n4": "XID 79"}, "old", wall_now())
+    _, out = run(capsys, "--fs-root", str(box))
+    sentence = "your runs still do without n3 (n3: gpu 1 is lost); where it was repaired: gangrun nodes clear n3"
+    assert sentence in " ".join(out.split())
+    code, out = run(capsys, "--fs-root", str(box), "--gpus", "8")
+    assert (code, "still do without" in out) == (1, False), "it is not the time to think of that"
+    known.clear(["n3"])
+    _, out = run(capsys, "--fs-root", str(box))
+    assert "still do without" not in out
+    assert reminder(["n1", "n4"]).startswith("your runs still do without n4 (n4: XID 79)")
 
 
 def test_json_has_every_check_and_a_schema_number(box: Path, capsys: pytest.CaptureFixture[str]) -> None:

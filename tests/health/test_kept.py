@@ -199,7 +199,7 @@ def test_a_checker_that_was_killed_is_followed_by_one_that_knows_what_it_saw(tmp
     write(root, {"proc/sys/kernel/random/boot_id": "b\n"})
     edac = {"sys/devices/system/edac/mc/mc0/ue_count": "0\n", "sys/devices/system/edac/mc/mc0/ce_count": "0\n"}
     write(root, edac)
-    spec = {"node": "n1", "root": str(root), "kept": str(kept)}
+    spec = {"node": "n1", "root": str(root), "kept": str(kept), "policy": {"preflight_within_s": 60.0}}
 
     def look() -> list[dict[str, Any]]:
         command = [sys.executable, "-m", "gangrun.cli.health_watch", json.dumps(spec)]

@@ -6,6 +6,7 @@ reason, unless the test is marked ``gpu``: a test that did not run has shown not
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -43,8 +44,10 @@ TEMPORARY: list[str] = []
 SWEPT_AFTER_S = 2 * 3600
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest asks where its own directories shall be
 def pytest_configure(config: pytest.Config) -> None:
     """What the tests start has a temporary directory of its own: killed ranks cannot remove what torch put there.
+    So have the tests: sessions beside each other that clean one up together end in an error now and then.
 
     Ctrl-C reaches them, even if the suite runs in the background of a shell, which has it ignored.
     """
@@ -52,26 +55,43 @@ def pytest_configure(config: pytest.Config) -> None:
         if signal.getsignal(ignored) is signal.SIG_IGN:
             signal.signal(ignored, signal.default_int_handler if ignored == signal.SIGINT else signal.SIG_DFL)
     if not hasattr(config, "workerinput"):  # a worker of pytest-xdist has the one of its session
-        tempfile.gettempdir()  # remembered: pytest's own directories stay where they are looked for
+        tempfile.gettempdir()  # remembered: what the tests themselves make stays where it is looked for
         sweep(Path(tempfile.gettempdir()))
         TEMPORARY.append(tempfile.mkdtemp(prefix=f"gt-{os.getpid()}-"))  # short: sockets have their paths in it
         Path(TEMPORARY[0]).chmod(0o1777)
         os.environ["TMPDIR"] = TEMPORARY[0]
+        if config.option.basetemp is None:
+            config.option.basetemp = f"{TEMPORARY[0]}/t"
 
 
 def sweep(folder: Path) -> None:
     """Take away what a session that was killed hours ago could not."""
     for path in folder.glob("gt-*-*"):
         owner = path.name.split("-")[1]
-        old = path.stat().st_mtime < time.time() - SWEPT_AFTER_S  # another container may have processes of its own
-        if owner.isdecimal() and old and not Path("/proc", owner).exists():
-            shutil.rmtree(path, ignore_errors=True)
+        if owner.isdecimal() and not Path("/proc", owner).exists():
+            with contextlib.suppress(OSError):  # another session sweeps too
+                if path.stat().st_mtime < time.time() - SWEPT_AFTER_S:  # or it has processes of its own, elsewhere
+                    remove(path)
+
+
+def remove(path: Path) -> None:
+    """With all folders in it that nobody was to write to any more."""
+    for folder, _, _ in os.walk(path):
+        with contextlib.suppress(OSError):
+            Path(folder).chmod(stat.S_IRWXU)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def pytest_sessionfinish(exitstatus: int) -> None:
+    """Where something failed it can be looked at for a while."""
+    if exitstatus not in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}:
+        TEMPORARY.clear()
 
 
 def pytest_unconfigure() -> None:
     """Nothing stays of it."""
     for path in TEMPORARY:
-        shutil.rmtree(path, ignore_errors=True)
+        remove(Path(path))
 
 
 @pytest.hookimpl(trylast=True)  # when those that do not run are gone

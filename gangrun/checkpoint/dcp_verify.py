@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from itertools import groupby
-from threading import Event
 
 from gangrun.checkpoint.dcp_metadata import (
     METADATA_MAX_BYTES,
@@ -26,7 +25,7 @@ from gangrun.checkpoint.dcp_metadata import (
     MetadataRefused,
     parse_metadata,
 )
-from gangrun.checkpoint.proof import Proof, ProveAll, Tick, Turn, prove_share
+from gangrun.checkpoint.proof import Means, Proof, ProveAll, Tick, Turn, prove_share
 from gangrun.checkpoint.torch_zip import BUFFER_BYTES, Damaged, Source, looks_like_archive, prove
 from gangrun.core.model import Level
 from gangrun.core.selection import shown
@@ -204,13 +203,13 @@ def _batches(entries: tuple[Entry, ...]) -> Iterator[list[Entry]]:
         yield batch
 
 
-def _prove_batch(directory: str, batch: list[Entry], tick: Tick, stop: Event) -> list[str]:
-    source = Source(tick)
+def _prove_batch(directory: str, batch: list[Entry], means: Means) -> list[str]:
+    source = Source(means.tick, means.mapped)
     unproven = []
     path = batch[0].path
     with opened(directory, path) as source.descriptor, told(path):
         for entry in batch:
-            if stop.is_set():
+            if means.stop.is_set():
                 break
             try:
                 why = _prove(source, entry)

@@ -11,12 +11,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from threading import Event
 
 from gangrun.checkpoint import dcp_verify
 from gangrun.checkpoint.dcp_metadata import METADATA_NAME
 from gangrun.checkpoint.dcp_verify import BadFile, FileMark, Judgement, UnreadableFile, mark_of, opened, told
-from gangrun.checkpoint.proof import Proof, ProveAll, Tick, Turn, prove_share
+from gangrun.checkpoint.proof import Means, Proof, ProveAll, Tick, Turn, prove_share
 from gangrun.checkpoint.shared_files import shared_words
 from gangrun.checkpoint.torch_zip import BUFFER_BYTES, Damaged, Source
 from gangrun.core.model import Level
@@ -119,11 +118,11 @@ def _turns(manifest: Manifest) -> Sequence[tuple[FileRow, range]]:
     ]
 
 
-def _prove(directory: str, row: FileRow, chunks: range, chunk_bytes: int, tick: Tick, stop: Event) -> Sequence[str]:
-    source = Source(tick)
+def _prove(directory: str, row: FileRow, chunks: range, chunk_bytes: int, means: Means) -> Sequence[str]:
+    source = Source(means.tick, means.mapped)
     with opened(directory, row.path) as source.descriptor, told(row.path):
         for chunk in chunks:
-            if stop.is_set():
+            if means.stop.is_set():
                 break
             offset = chunk * chunk_bytes
             try:

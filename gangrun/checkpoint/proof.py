@@ -9,20 +9,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Event, Lock, Thread
 
+from gangrun.checkpoint import mapped
+from gangrun.checkpoint.mapped import Lane, MappingChild
 from gangrun.core.sharing import share_of
 
 Tick = Callable[[int], None]  # so many bytes were read since its last call; called from several threads
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """Enough of one file to be worth a thread's turn.
+class Means:
+    """What one thread reads with, until ``stop`` is set; ``mapped`` only where there is much to read."""
 
-    ``read`` compares it until the event is set; it raises damage, and returns why some pieces could not be checked.
-    """
+    tick: Tick
+    stop: Event
+    mapped: Lane | None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Enough of one file to be worth a thread's turn: ``read`` raises damage, and says why pieces cannot be checked."""
 
     size_bytes: int
-    read: Callable[[Tick, Event], Sequence[str]]
+    read: Callable[[Means], Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +55,29 @@ def prove_share(proof: Proof, tick: Tick, threads_count: int, reader: int = 0, r
     stop, left, lock = Event(), iter(share), Lock()
     unproven, wrong = list[str](), dict[int, BaseException]()
 
-    def read() -> None:
+    def read(means: Means) -> None:
         while not stop.is_set() and not wrong:
             with lock:
                 number = next(left, -1)
             if number < 0:
                 return
             try:
-                unproven.extend(proof.turns[number].read(tick, stop))
+                unproven.extend(proof.turns[number].read(means))
             except BaseException as error:  # noqa: BLE001 - a thread's main: whoever waits for it must hear of it
                 wrong[number] = error
 
-    threads = [Thread(target=read, name=f"verify_{i}", daemon=True) for i in range(min(threads_count, len(share)))]
-    for thread in threads:
-        thread.start()
-    try:
-        for thread in threads:
-            thread.join()
-    finally:
-        stop.set()
+    count = min(threads_count, len(share))
+    worth = sum(proof.turns[number].size_bytes for number in share) >= mapped.WORTH_BYTES
+    with MappingChild(count) as child:
+        means = [Means(tick, stop, Lane(child, i) if worth else None) for i in range(count)]
+        threads = [Thread(target=read, args=(one,), name=f"verify_{i}", daemon=True) for i, one in enumerate(means)]
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            stop.set()
     if wrong:
         raise wrong[min(wrong)]
     return unproven

@@ -1,9 +1,9 @@
 """Room: checkpoint. Proves one ``torch.save`` archive inside a larger file by the CRC32s it carries.
 
 Knows exactly the archives torch writes: stored members only, no comment, zip64 records throughout. Bytes are read with
-``preadv`` into a buffer that is used again: a mapping would be faster by a little and kill the process by SIGBUS when
-the storage fails or the file shrinks underneath.
-Next: ``dcp_verify``, which calls this for every entry.
+``preadv`` into a buffer that is used again, or by a child that maps them: a mapping in this process would kill it by
+SIGBUS when the storage fails or the file shrinks underneath.
+Next: ``dcp_verify``, which calls this for every entry; ``mapped`` for the child.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from zlib import crc32 as zlib_crc32
+
+from gangrun.checkpoint.mapped import ASK_MAX_BYTES, Lane
 
 try:  # 29 GB/s a core instead of 4; the answer is the same
     from isal.isal_zlib import crc32
@@ -59,10 +61,11 @@ class _Member:
 class Source:
     """Reads of one open file through one buffer; not shared between threads."""
 
-    __slots__ = ("_view", "descriptor", "tick")
+    __slots__ = ("_mapped", "_view", "descriptor", "tick")
 
-    def __init__(self, tick: Callable[[int], None] = lambda count: None) -> None:
+    def __init__(self, tick: Callable[[int], None] = lambda count: None, mapped: Lane | None = None) -> None:
         self.descriptor = -1
+        self._mapped = mapped
         self._view = memoryview(b"")
         self.tick = tick  # called with the count of bytes proven since the last call
 
@@ -80,9 +83,22 @@ class Source:
 
     def crc(self, offset: int, length: int) -> int:
         """CRC32 of these bytes of the file."""
+        value = 0
+        while length and self._mapped is not None:
+            count = min(length, ASK_MAX_BYTES)
+            found = self._mapped.crc(self.descriptor, offset, count, value)
+            if found is None:
+                value = self._read(offset, count, value)
+            else:
+                value = found
+                self.tick(count)
+            offset += count
+            length -= count
+        return self._read(offset, length, value)
+
+    def _read(self, offset: int, length: int, value: int) -> int:
         if not self._view:
             self._view = memoryview(bytearray(BUFFER_BYTES))
-        value = 0
         while length:
             count = os.preadv(self.descriptor, [self._view[: min(length, BUFFER_BYTES)]], offset)
             if count == 0:

@@ -8,14 +8,14 @@ from threading import Barrier, Event, active_count
 
 import pytest
 
-from gangrun.checkpoint.proof import Proof, Tick, Turn, prove_share
+from gangrun.checkpoint.proof import Means, Proof, Turn, prove_share
 from gangrun.checkpoint.torch_zip import Damaged
 
 
 def proof_of(*reads: Callable[[], Sequence[str]]) -> Proof:
     def turn(read: Callable[[], Sequence[str]]) -> Turn:
-        def reading(tick: Tick, stop: Event) -> Sequence[str]:
-            tick(10)
+        def reading(means: Means) -> Sequence[str]:
+            means.tick(10)
             return read()
 
         return Turn(10, reading)

@@ -29,7 +29,7 @@ class Memory:
     def __init__(self, directory: str) -> None:
         self._folder = os.path.join(directory, MACHINE_FOLDER)
         self._path = os.path.join(self._folder, MEMORY_NAME)
-        self._known = _load(self._path)
+        self._known, self._accepted = _load(self._path)
         self._changed = False
 
     def recall(self, name: str, path: str) -> Judgement | None:
@@ -54,7 +54,18 @@ class Memory:
             self._changed = True
 
     def forget(self, name: str) -> None:
+        self._accepted.pop(name, None)
         self._changed = self._known.pop(name, None) is not None or self._changed
+
+    def accept(self, name: str, seal: str) -> None:
+        """Keep that somebody else accepts what is known of this step directory; ``seal`` says who, and what exactly."""
+        if name in self._known and self._accepted.get(name) != seal:
+            self._accepted[name] = seal
+            self._changed = True
+
+    def is_accepted(self, name: str, seal: str) -> bool:
+        """The same who of the same."""
+        return self._accepted.get(name) == seal
 
     def keep_only(self, names_newest_first: Iterable[str]) -> None:
         """Forget what is no longer there, and the oldest where there is too much."""
@@ -66,12 +77,14 @@ class Memory:
                 kept[name] = judged
         self._changed = self._changed or len(kept) != len(self._known)
         self._known = kept
+        self._accepted = {name: seal for name, seal in self._accepted.items() if name in kept}
 
     def save(self) -> str:
         """Write what changed; returns "" or why it could not be written, which costs time later and nothing else."""
         if not self._changed:
             return ""
-        body = {"schema": _SCHEMA, "checkpoints": {name: _row(judged) for name, judged in self._known.items()}}
+        rows = {name: _row(judged, self._accepted.get(name, "")) for name, judged in self._known.items()}
+        body = {"schema": _SCHEMA, "checkpoints": rows}
         try:
             write_json(self._folder, MEMORY_NAME, body)
         except OSError as error:
@@ -103,7 +116,7 @@ def _as_it_was(found: FileMark, known: FileMark) -> bool:
     return found == known or (known[2] == NO_CTIME and (found[0], found[1], found[3]) == (known[0], known[1], known[3]))
 
 
-def _row(judged: Judgement) -> dict[str, object]:
+def _row(judged: Judgement, accepted: str) -> dict[str, object]:
     assert judged.level is not None, "only whole checkpoints are remembered"
     return {
         "level": judged.level.value,
@@ -112,20 +125,24 @@ def _row(judged: Judgement) -> dict[str, object]:
         "save_id": judged.save_id,
         "entry_count": judged.entry_count,
         "data_bytes": judged.data_bytes,
+        "accepted": accepted,
         "files": {path: list(mark) for path, mark in judged.marks},
     }
 
 
-def _load(path: str) -> dict[str, Judgement]:
+def _load(path: str) -> tuple[dict[str, Judgement], dict[str, str]]:
+    """What is known, and what else was said of it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
             body = json.loads(file.read(_READ_MAX_BYTES))
         if body["schema"] != _SCHEMA:
-            return {}
-        return {str(name): _judgement(row) for name, row in body["checkpoints"].items()}
+            return {}, {}
+        rows = body["checkpoints"].items()
+        known = {str(name): _judgement(row) for name, row in rows}
+        return known, {str(name): row["accepted"] for name, row in rows if isinstance(row.get("accepted"), str)}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return {}
+        return {}, {}
 
 
 def _judgement(row: dict[str, object]) -> Judgement:

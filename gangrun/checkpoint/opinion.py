@@ -1,16 +1,20 @@
 """Room: checkpoint. What a command of the user's says of a checkpoint, beside what gangrun sees by itself.
 
-It is asked last, of what would otherwise be taken, and once for each save. It may refuse what is whole, and it alone
-can vouch for a format that gangrun does not know. Where it has no opinion nothing changes.
+It is asked last, of what would otherwise be taken, and once for each save: a yes is remembered beside what was proven,
+for this very command and save. A no is not: such a save is set aside by the next choice, and the trouble may have been
+the command's own. It may refuse what is whole, and it alone can vouch for a format that gangrun does not know; what
+that holds cannot be told from what it held, so it is asked again. Where it has no opinion nothing changes.
 Next: ``store``, which asks; ``adapters/local/validator.py`` runs the command.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
 
+from gangrun.checkpoint.memory import Memory
 from gangrun.checkpoint.scan import StepDirectory
 from gangrun.core.model import Level
 from gangrun.core.selection import Candidate, Kind, shown
@@ -21,16 +25,26 @@ Validator = Callable[[str], tuple[bool | None, str]]  # a path -> valid, not, or
 class Opinions:
     """The command's answers so far."""
 
-    def __init__(self, validator: Validator | None) -> None:
+    def __init__(self, validator: Validator | None, memory: Memory) -> None:
+        """``validator`` may have an ``identity``: what tells it from another one; without it nothing is remembered."""
         self._validator = validator
+        self._identity = str(getattr(validator, "identity", ""))
+        self._memory = memory
         self._known: dict[tuple[str, str | None], tuple[bool | None, str]] = {}
 
-    def of(self, candidate: Candidate, *, ask: bool) -> Candidate:
-        """A valid candidate as the command sees it, or not to ``ask``: as it saw it before, if it did."""
+    def of(self, candidate: Candidate, *, ask: bool, name: str = "") -> Candidate:
+        """A valid candidate as the command sees it, or not to ``ask``: as it saw it before, if it did. ``name``: as
+        what is proven of it is remembered.
+        """
         asked = ask or (candidate.path, candidate.nonce) in self._known
         if self._validator is None or not candidate.valid or not asked:
             return candidate
+        seal = self._seal(candidate) if name else ""
+        if seal and self._memory.is_accepted(name, seal):
+            return candidate
         content, said = self._ask(candidate.path, candidate.nonce)
+        if content and seal:
+            self._memory.accept(name, seal)
         if content is False:
             return replace(candidate, valid=False, level=None, why_not=f"the validator refuses it{said}")
         if content is None:
@@ -58,9 +72,16 @@ class Opinions:
             self._known[key] = content, f": {shown(said)}" if said else ""
         return self._known[key]
 
+    def _seal(self, candidate: Candidate) -> str:
+        """This command of this save; "" where one of them cannot be told from others."""
+        stamp = _stamp(candidate.path)
+        if not self._identity or stamp is None:
+            return ""
+        return hashlib.sha256(f"{self._identity}\n{candidate.nonce}\n{stamp}".encode()).hexdigest()
+
 
 def _stamp(path: str) -> str | None:
-    """Tells one content of an unknown directory from another, as far as names and times do."""
+    """Tells one content of a directory from another, as far as names and times do."""
     try:
         with os.scandir(path) as entries:
             facts = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]

@@ -88,13 +88,13 @@ class CheckpointRoom:
         the reading with others.
         """
         self._prove_all = prove_all
-        self._opinions = Opinions(validator)
         self.directory = os.path.abspath(directory)
         self._pattern = pattern or step_pattern()
         self._run_directory = run_directory
         self._threads_count = threads_count
         self._progress = progress
         self._memory = Memory(self.directory)
+        self._opinions = Opinions(validator, self._memory)
         self._seen_damaged: set[tuple[str, str | None]] = set()
         self._notes: list[str] = []
 
@@ -261,7 +261,7 @@ class CheckpointRoom:
         if remembered:
             self._memory.remember(found.name, judged)
         candidate = _candidate(found, judged)
-        return self._opinions.of(candidate, ask=deep(candidate))
+        return self._opinions.of(candidate, ask=deep(candidate), name=found.name if remembered else "")
 
     def _verify(self, found: StepDirectory, tick: Callable[[int], None] | None) -> Judgement:
         if found.kind is Kind.GANGRUN:

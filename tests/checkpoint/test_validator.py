@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,6 +64,70 @@ def test_it_refuses_what_is_whole_once_and_the_next_older_one_is_taken(copy: Cop
     assert isinstance(resume.choice, Chosen) and resume.choice.checkpoint.step == 20
     assert [move.why for move in resume.moved] == ["the validator refuses it: a weight is not a number"]
     assert asked == ["step-30", "step-20"], "each save once"
+
+
+class Counting:
+    """A validator that can be told from others, and counts."""
+
+    def __init__(self, identity: str, answer: bool | None = True) -> None:
+        self.identity, self.answer = identity, answer
+        self.asked: list[str] = []
+
+    def __call__(self, path: str) -> tuple[bool | None, str]:
+        self.asked.append(Path(path).name)
+        return self.answer, ""
+
+    def choose(self, root: Path) -> list[str]:
+        """A new process's choice; of what it asked."""
+        self.asked.clear()
+        CheckpointRoom(str(root), validator=self).choose_and_set_aside(AUTO, "a")
+        return self.asked
+
+
+def test_its_yes_outlives_the_process_for_this_command_and_this_save(copy: Copy) -> None:
+    root = copy("step-10", "step-20")
+    check, other = Counting("check"), Counting("other")
+    assert check.choose(root) == ["step-20"]
+    assert check.choose(root) == []
+    assert Counting("check").choose(root) == []
+    CheckpointRoom(str(root)).survey(Depth.ALL)
+    assert check.choose(root) == [], "whoever looks without it forgets nothing"
+    assert Counting("").choose(root) == ["step-20"], "it cannot be told from others"
+    assert other.choose(root) == ["step-20"]
+    assert other.choose(root) == []
+    assert check.choose(root) == ["step-20"], "the last one's is remembered"
+    (root / "step-20" / "beside.txt").write_text("new")
+    assert check.choose(root) == ["step-20"], "it may judge by that"
+    metadata = root / "step-20" / ".metadata"
+    shutil.copy2(metadata, root / "again")
+    os.replace(root / "again", metadata)
+    assert check.choose(root) == ["step-20"], "another file is another save"
+    for strange in ('"accepted": 7', '"accepted": null'):
+        memory = root / ".gangrun" / "verified.json"
+        memory.write_text(re.sub(r'"accepted": "[0-9a-f]+"', strange, memory.read_text()))
+        assert check.choose(root) == ["step-20"]
+
+
+@pytest.mark.parametrize("answer", [False, None])
+def test_a_no_is_asked_again_as_the_trouble_may_have_been_its_own(copy: Copy, answer: bool | None) -> None:
+    root = copy("step-10").parent
+    check = Counting("check", answer)
+    assert check.choose(root) == ["step-10"]
+    assert check.choose(root) == ["step-10"]
+
+
+def test_a_command_is_another_one_once_its_script_was_changed(tmp_path: Path) -> None:
+    script = tmp_path / "check.py"
+    script.write_text("1")
+
+    def identity(*argv: str, directory: Path = tmp_path) -> str:
+        return CommandValidator(argv, 1.0, {}, str(directory)).identity
+
+    before = identity("python", "check.py")
+    assert before == identity("python", "check.py")
+    assert len({before, identity("python", "other.py"), identity("python", "check.py", directory=Path("/"))}) == 3
+    script.write_text("22")
+    assert identity("python", "check.py") != before
 
 
 def test_without_an_opinion_gangruns_own_stands_and_says_so(copy: Copy) -> None:

@@ -6,6 +6,7 @@ Without a shell, the path as the last argument and always absolute: no name can 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -27,6 +28,7 @@ class CommandValidator:
         """``directory``: where it runs."""
         self._argv, self._within_s = tuple(argv), within_s
         self._environment, self._directory = dict(environment), directory
+        self.identity = _identity(self._argv, directory)
 
     def __call__(self, path: str) -> tuple[bool | None, str]:
         """Valid, not valid or no opinion (None), and the last line that it said."""
@@ -48,6 +50,19 @@ class CommandValidator:
             return code == VALID, words
         how = f"exit code {code}" if code > 0 else f"killed by signal {-code}"
         return None, f"{how}: {words}" if words else how
+
+
+def _identity(argv: Sequence[str], directory: str | None) -> str:
+    """Tells this command from another one, and from itself once a file that it names was changed."""
+    told = [str(directory)]
+    for word in argv:
+        told.append(word)
+        try:
+            found = os.stat(os.path.join(directory or "", word))
+            told.append(f"{found.st_size} {found.st_mtime_ns} {found.st_ino}")
+        except (OSError, ValueError):
+            told.append("no file")
+    return hashlib.sha256(repr(told).encode()).hexdigest()
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

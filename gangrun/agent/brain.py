@@ -11,15 +11,15 @@ sleeps until ``next_wake(beats=False)`` and calls ``catch_up_acked(sent_at, now,
 to the node, which leaves the brain as ``count`` beats would whose newest, sent at ``sent_at``, was acked by ``now``.
 
 Its parts: ``lease_keeping`` (term and lease), ``orders`` (commands and attempts), ``outbox`` (events),
-``follow`` (takeover).
+``follow`` (takeover), ``departure`` (its own end).
 """
 
 from __future__ import annotations
 
-import signal
 import zlib
 
 from gangrun.agent import effects, facts
+from gangrun.agent.departure import Departure
 from gangrun.agent.effects import Effect
 from gangrun.agent.follow import NEVER, REFUSALS_MAX, REFUSED, Follow
 from gangrun.agent.identity import AgentConfig, Counters
@@ -27,11 +27,8 @@ from gangrun.agent.lease_keeping import Lease
 from gangrun.agent.orders import Orders
 from gangrun.agent.outbox import Outbox
 from gangrun.core.events import (
-    CancelRequested,
     Event,
     FindingRaised,
-    Notice,
-    NoticeKind,
     RankExited,
     RankFinished,
 )
@@ -78,15 +75,11 @@ class AgentBrain:
         self.outbox = Outbox()
         self.follow = Follow(config.peer, config.incarnation, config.timing, config.roster_count, config.founder)
         self.counters = Counters()
-        self.gone = False
+        self.departure = Departure(config, self.lease, self.orders)
         self._ticked_at = now
         self.next_beat_at = NEVER
         self._readings: tuple[Reading, ...] = ()
         self._probes: dict[str, float] = {}
-        self._leaving: tuple[int, str] | None = None
-        self._leave_by = NEVER
-        self._terminate_by = NEVER
-        self._signals_count = 0
         # beats of a big gang are spread over the period, always the same way for one incarnation
         self._beat_phase = zlib.crc32(config.incarnation.encode()) % 1000 / 1000.0
 
@@ -106,6 +99,11 @@ class AgentBrain:
     def empty(self) -> bool:
         """As the next beat will say."""
         return self.orders.empty
+
+    @property
+    def gone(self) -> bool:
+        """Nothing is done or said any more."""
+        return self.departure.gone
 
     # ---- inputs ------------------------------------------------------------------------------------------------
 
@@ -130,7 +128,7 @@ class AgentBrain:
         for node in [n for n, until in self._probes.items() if now >= until]:
             del self._probes[node]
             done += self._say(ProbeResult(self.config.node, node, False))
-        return done + self._end_if_due(now)
+        return done + self.departure.if_due(now)
 
     def _note_gap(self, now: float) -> None:
         """After a pause of our own the acks lie in a socket that nobody has read yet: two beats to be heard again."""
@@ -159,9 +157,9 @@ class AgentBrain:
                 return [effects.SendPeer(message.target, Ping(self.config.node, self.lease.term_max))]
             case Farewell():
                 done = self.orders.take(message, self.outbox.full)
-                return done + self._leave(message.exit_code, message.reason, now)
+                return done + self.departure.begin(message.exit_code, message.reason, now)
             case Prepare() | Launch() | Stop() | Stacks() | Check() | Rescue() | Prove():
-                if self._leaving is not None and isinstance(message, Prepare | Launch):
+                if self.departure.begun and isinstance(message, Prepare | Launch):
                     return []
                 if isinstance(message, Prepare | Launch) and not self.lease.live(now):
                     return self._say(self.beat(now))  # first an ack, then ranks; the command is said again
@@ -199,7 +197,7 @@ class AgentBrain:
                 return self._rank_ended(fact, now)
             case facts.RanksStopped():
                 done = self._told(self.orders.on_stopped(fact))
-                return done + self._end_if_due(now)
+                return done + self.departure.if_due(now)
             case facts.StacksTaken():
                 return self._told(self.orders.on_stacks(fact))
             case facts.Checked():
@@ -215,9 +213,10 @@ class AgentBrain:
                 return []
             case facts.SupervisorExited():
                 done = self.follow.supervisor_exited(fact.code, fact.term, now)
-                return done + (self._leave(REFUSED, JOURNAL_REFUSED, now) if self.follow.hopeless else [])
+                return done + (self.departure.begin(REFUSED, JOURNAL_REFUSED, now) if self.follow.hopeless else [])
             case facts.TerminateAsked():
-                return self._terminate(fact, now)
+                done, event = self.departure.asked(fact, now)
+                return done if event is None else self._tell(event, now)
 
     # ---- beats -------------------------------------------------------------------------------------------------
 
@@ -271,7 +270,7 @@ class AgentBrain:
         """When ``tick`` has something to do; ``beats=False`` leaves out beats and re-dials for want of acks."""
         if self.gone:
             return NEVER
-        due = min(self.follow.due(self.lease), self._leave_by, self._terminate_by)
+        due = min(self.follow.due(self.lease), self.departure.due)
         if self._probes:
             due = min(due, *self._probes.values())
         if beats and self.lease.talks:
@@ -319,7 +318,7 @@ class AgentBrain:
             self.lease.see(fact.claim.term)
             line = self.lease.line
             if self.follow.unwanted if line is None else fact.claim.term > line.term:
-                return self._leave(0, f"the run went on in job {fact.job}", now)
+                return self.departure.begin(0, f"the run went on in job {fact.job}", now)
             return self.follow.found_none(self.lease, fact.claim.term, now)
         return self._dial(fact.claim, now)
 
@@ -364,36 +363,3 @@ class AgentBrain:
             return []
         self._readings = fact.readings  # first steps and stalls are judged where all readings meet
         return []
-
-    # ---- the end -----------------------------------------------------------------------------------------------
-
-    def _terminate(self, fact: facts.TerminateAsked, now: float) -> list[Effect]:
-        self._signals_count += 1
-        if self._signals_count > 1:
-            return self._leave(128 + fact.signal, f"signal {fact.signal}, twice", now)
-        grace_s = self.config.notice_grace_s
-        self._terminate_by = now + grace_s
-        if fact.signal == signal.SIGINT:
-            return self._tell(CancelRequested(f"SIGINT on {self.config.node}"), now)
-        return self._tell(Notice(NoticeKind.UNKNOWN, grace_s), now)
-
-    def _leave(self, code: int, reason: str, now: float) -> list[Effect]:
-        if self._leaving is not None:
-            return []
-        self._leaving = (code, reason)
-        self._terminate_by = NEVER
-        self._leave_by = now + self.config.leave_within_s
-        return self.orders.stop_all(self.lease.term_max, 0.0, reason) + self._end_if_due(now)
-
-    def _end_if_due(self, now: float) -> list[Effect]:
-        if self._leaving is not None:
-            if now < self._leave_by and not self.orders.empty:
-                return []
-            self.gone = True
-            return [effects.Leave(*self._leaving)]
-        if now < self._terminate_by:
-            return []
-        if self.lease.unacked_s(now) < self.config.timing.takeover_after_s:
-            self._terminate_by = now + self.config.timing.takeover_after_s  # a supervisor is at it
-            return []
-        return self._leave(128 + signal.SIGTERM, "a signal, and no supervisor to say what it means", now)

@@ -3,30 +3,16 @@
 It waits in exactly one place, ``turn``. What comes is turned into core events; each is decided by ``core.lifecycle``,
 written to the ledger, and what it asks for is performed once the record and its tickets are durable *and* this
 supervisor leads (law 3). Stopping alone does not wait for the disk. All instants here are on the run clock.
-Next: ``mail`` for what agents say, ``roll_call`` for how acts are performed, ``ledger`` for what waits for the disk.
+Next: ``mail`` for what agents say, ``acting`` for what is performed and when, ``ledger`` for what waits for the disk.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
 from gangrun.core import lifecycle
-from gangrun.core.actions import (
-    Action,
-    BringSteps,
-    CheckNodes,
-    ChooseResume,
-    Decision,
-    EndJob,
-    ProbeNode,
-    SealAttempts,
-    StartGang,
-    StopGang,
-    SubmitSuccessor,
-    TakeStacks,
-)
+from gangrun.core.actions import Action, Decision, EndJob, StartGang, StopGang
 from gangrun.core.events import (
     ActDone,
     ActFailed,
@@ -57,6 +43,7 @@ from gangrun.ports import (
     Withheld,
     Woken,
 )
+from gangrun.supervisor.acting import Acting
 from gangrun.supervisor.beats import Beats
 from gangrun.supervisor.facts import EXIT_DEPOSED, Facts, Opening
 from gangrun.supervisor.gathering import Gathering
@@ -100,13 +87,13 @@ class Loop:
         self.facts, self.policy, self.term = facts, policy, opening.term
         self.run_clock = RunClock(opening.run_start, opening.boot_start)
         self._clock, self._mailbox, self._store = clock, mailbox, store
-        self._checkpoints, self._jobs, self._say = checkpoints, jobs, say
+        self._checkpoints, self._say = checkpoints, say
         now = self._now()
         timing = policy.timing
         self.leadership = Leadership(timing)
         self.ledger = Ledger(store, opening.term)
         self.beats = Beats(timing)
-        self.silence = Silence(self.beats, timing, opening.term, self._send_acting)
+        self.silence = Silence(self.beats, timing, opening.term, self._say_leading)
         self.progress = Progress(policy, now)
         self.board = Switchboard(radio.send, opening.term, self.ledger.number, self.leadership.holds, timing)
         self.law_one = Gathering(facts, opening, timing, self.beats.rows)
@@ -114,8 +101,7 @@ class Loop:
         self.gathering: Gathering | None = self.law_one
         self._radio = radio
         self.mail = Mail(self, radio, clock.wall)
-        self._ready: deque[tuple[Action, int]] = deque()
-        self._sealed: tuple[tuple[int, str], ...] = ()
+        self.acting = Acting(self, checkpoints, jobs)
         self._fired: set[tuple[str, int]] = set()
         self.stalls = Stalls(self.ledger, timing)
         self._judge_backlog = 0
@@ -211,14 +197,14 @@ class Loop:
     def leave(self, why: str) -> None:
         """A newer term exists, or this one's acts are sealed: nothing more is said or done."""
         self.exit_code = EXIT_DEPOSED
-        self._ready.clear()
+        self.acting.ready.clear()
         self._say(f"supervisor #{self.term} leaves: {why}")
 
     def _outside(self, stamped: Stamped, now: float) -> None:
         """What checkpoints, jobs and the user's signals say."""
         event = stamped.event
         if isinstance(event, AttemptSealed):
-            self._sealed = event.commits
+            self.acting.sealed = event.commits
         elif isinstance(event, CheckpointSeen):
             self.progress.note_checkpoint(now)
         elif isinstance(event, ActDone | ActFailed) and event.what == EndJob.__name__:
@@ -235,6 +221,11 @@ class Loop:
     def touch(self) -> None:
         """A table changed: look anew at what is due."""
         self._due = None
+
+    def _say_leading(self, node: str, message: object) -> None:
+        """For what needs no record, but a leader."""
+        if self.leadership.holds(self._now()):
+            self._radio.send(node, message)
 
     # ---- decide and record ----
 
@@ -254,7 +245,7 @@ class Loop:
         self._follow(before, stamped.event, decision, now)
         for action, n in written.acts:
             if isinstance(action, StopGang):
-                self._ready.append((action, n))
+                self.acting.ready.append((action, n))
         self._drain_ready(now)
 
     def malformed(self, node: str, incarnation: str, event: AgentEvent, why: str, now: float) -> None:
@@ -303,44 +294,15 @@ class Loop:
         if hung is not None:
             self.decide(Stamped(hung), now)
         acts = [(a, number) for written in done for a, number in written.acts if not isinstance(a, withheld)]
-        self._ready.extend(acts)
+        self.acting.ready.extend(acts)
         back = self.stalls.over(now)
         if back is not None:
             self.progress.resume(now)
             self.decide(Stamped(back), now)
 
-    # ---- perform ----
-
-    def _send_acting(self, node: str, message: object) -> None:
-        """For what needs no record, but a leader."""
-        if self.leadership.holds(self._now()):
-            self._radio.send(node, message)
-
     def _drain_ready(self, now: float) -> None:
-        """An end alone needs no majority: whoever comes later reads it, and the nodes may be gone already."""
-        while self._ready and not isinstance(self._ready[0][0], EndJob) and isinstance(self._ready[-1][0], EndJob):
-            self._ready.popleft()  # the end supersedes what could not be done before it
-        while self._ready and (isinstance(self._ready[0][0], EndJob) or self.leadership.holds(now)):
-            action, n = self._ready.popleft()
+        if self.acting.drain(self.state, now):
             self._due = None
-            self._perform(action, n, now)
-
-    def _perform(self, action: Action, n: int, now: float) -> None:
-        match action:
-            case StartGang() | StopGang() | TakeStacks() | CheckNodes():
-                self.roll_call.perform(action, self.state, now)
-            case EndJob():
-                self._checkpoints.put_back(action.put_back)
-                self.roll_call.perform(action, self.state, now)
-                self._jobs.end((self.term, n), action, () if self.facts.alone else self.silence.away)
-            case SealAttempts() | BringSteps():
-                self.roll_call.rescue(action, self.state, self._checkpoints, now)
-            case ChooseResume():
-                self._checkpoints.choose(action, self._sealed)
-            case ProbeNode():
-                self.silence.probe(action.node, self.state, now)
-            case SubmitSuccessor():
-                self._jobs.submit((self.term, n), action)
 
     # ---- what is due ----
 

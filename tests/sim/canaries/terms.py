@@ -101,7 +101,7 @@ def _perform_pending(self: Any, now: float) -> None:
         for action, n in written.acts:
             if n and n not in early:
                 early.add(n)
-                self._ready.append((action, n))
+                self.acting.ready.append((action, n))
     self._drain_ready(now)
 
 
@@ -123,12 +123,14 @@ def stop_waits_for_the_disk() -> Swaps:
     """Ranks are stopped only once the record of it is durable."""
 
     def drain(self: Any, now: float) -> None:
-        held = [act for act in self._ready if isinstance(act[0], StopGang) and act[1] == 0 and not _stored(self, act)]
+        held = [
+            act for act in self.acting.ready if isinstance(act[0], StopGang) and act[1] == 0 and not _stored(self, act)
+        ]
         for act in held:
-            self._ready.remove(act)
+            self.acting.ready.remove(act)
         original(self, now)
         for act in held:
-            self._ready.append(act)
+            self.acting.ready.append(act)
 
     original = loop.Loop._drain_ready
     return ((loop.Loop, "_drain_ready", drain),)

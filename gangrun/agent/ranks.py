@@ -113,7 +113,7 @@ class RankGang:
         self._family = Family(tag_prefix(spec.run, spec.node), job_of(spec.inherited), spec.warden_pid, spared)
         self._gang: _Gang | None = None  # of the newest attempt, also once it has ended: its slots may still be asked
         self._ladder: StopLadder | None = None
-        self._ports_used: deque[int] = deque(maxlen=16)
+        self._ports_used: deque[int] = deque(maxlen=64)
         self._facts: deque[facts.Fact] = deque()
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 

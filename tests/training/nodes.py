@@ -44,7 +44,7 @@ for rank, variables in enumerate(json.loads(sys.argv[2])):
         train(rank, int(os.environ["WORLD_SIZE"]))
         os._exit(0)
     children.append(pid)
-sys.exit(max(os.waitpid(pid, 0)[1] for pid in children))
+sys.exit(any([os.waitpid(pid, 0)[1] for pid in children]))
 """
 
 

@@ -18,7 +18,7 @@ def test_a_successor_whose_nodes_die_before_it_begins_is_told_and_resume_goes_on
     lost = next(host for host, _ in run.ranks().values() if host != first["BatchHost"])
     cluster.power_off(lost)
     second = until(lambda: run.jobs()[1:], 60, run.told)[0]["JobId"]
-    assert run.status()["state"] == "PENDING"
+    run.wait("word that it waits", lambda status: status["state"] == "PENDING")
     for dead in ("n5", "n6"):
         cluster.power_off(dead)
     cluster.tool("scontrol", "update", f"JobId={second}", "ReqNodeList=n[5-6]")

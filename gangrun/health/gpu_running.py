@@ -1,13 +1,12 @@
-"""How GPUs run: heat, throttling, PCIe, NVLink, fabric (room: health; pure). The reading: ``gpu``."""
+"""How GPUs run: heat, throttling, PCIe, fabric (room: health; pure). The reading: ``gpu``."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from statistics import median
 
-from gangrun.health import counters, firmware, gpu, gpu_links, gpu_memory, gpu_peers, gpu_slowed
-from gangrun.health.check import CauseClass, Check, Evidence, Finding, Needs, Outcome, Reading, Scope, Severity, Sticky
+from gangrun.health import counters, firmware, gpu, gpu_memory, gpu_peers, gpu_slowed, gpu_wear, nvlink
+from gangrun.health.check import CauseClass, Check, Evidence, Finding, Needs, Outcome, Reading, Severity, Sticky
 from gangrun.health.gpu import each, finding, gpus, why_not
 from gangrun.health.gpu_use import of_job
 from gangrun.health.growth import FIRST_LOOK, all_growths, comparable, span, with_windows
@@ -138,69 +137,6 @@ def judge_fabric(now: Reading, before: Reading | None, policy: HealthPolicy) -> 
     return each(now, "fabric_state", "joined", lambda all_of: f"{sum(v == FABRIC_DONE for v in all_of)} joined", bad)
 
 
-def judge_nvlink(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
-    """Is every link of a GPU that has links up?"""
-    del before, policy
-    links = {p: v for p in now.facts.places_with("active") if (v := now.facts.number(p, "active")) is not None}
-    if not links:
-        return Outcome("-", "all up", unknown="these GPUs have no NVLink" if gpus(now) else why_not(now, "active"))
-    down = [place for place, active in links.items() if not active]
-    shown = f"{len(links) - len(down)} of {len(links)} up"
-    if len(down) == len(links):  # cards with a connector and no bridge
-        return Outcome(shown, "all up", unknown="no NVLink of this node is up: it may not be wired")
-    found = tuple(
-        finding("nvlink_state", place, Severity.FAIL, f"{place} is down", Evidence("down", "up"), scope=Scope.LINK)
-        for place in down
-    )
-    return Outcome(shown, "all up", found)
-
-
-NVLINK_ERRORS = (
-    ("replay", "what was sent again"),
-    ("recovery", "its recoveries"),
-    ("crc", "its checksum errors"),
-    ("crc_data", "its checksum errors of data"),
-    ("ecc", "its ECC errors of data"),
-)
-
-
-def judge_nvlink_errors(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
-    """Replays and recoveries: a warning each, as sources disagree whether they do harm."""
-    limit = f"< {policy.nvlink_errors_per_min:g}/min"
-    found, compared_count, known = [], 0, False
-    for counter, words in NVLINK_ERRORS:
-        known = known or bool(now.facts.places_with(counter))
-        for place, grown in all_growths(now, before, counter):
-            compared_count += 1
-            over_min = max(grown.over_s / 60, 1.0)
-            if grown.count / over_min >= policy.nvlink_errors_per_min:
-                sentence = f"{place}: {words} went {grown.words}"
-                found.append(
-                    finding(
-                        "nvlink_errors",
-                        place,
-                        Severity.WARN,
-                        sentence,
-                        grown.evidence,
-                        Needs.NONE,
-                        sticky=Sticky.CLEAN,
-                        scope=Scope.LINK,
-                    )
-                )
-    if not compared_count:
-        return Outcome("-", limit, unknown=FIRST_LOOK if known else _why_no_links(now))
-    return Outcome(f"{len(found)} of {compared_count} counters", limit, tuple(found))
-
-
-def _why_no_links(now: Reading) -> str:
-    if not gpus(now):
-        return why_not(now, "replay")
-    has = any(re.fullmatch(r"gpu \d+ link \d+", place) for place in now.facts.values)
-    if now.facts.places_with("recoveries"):
-        return "these GPUs have NVLink 5, which counts in other ways"
-    return now.facts.why_missing("replay") or "not counted" if has else "these GPUs have no NVLink"
-
-
 def remember(now: Reading, before: Reading | None) -> Reading:
     """What is judged over ten minutes: corrected errors, whether they grow worse, and what holds clocks down."""
     now = _with_heat(gpu_slowed.with_history(now, before), before)
@@ -215,9 +151,8 @@ _CHECKS = (
     Check("gpu_throttled", "gpu", "GPUs are not slowed down", judge_throttled, 60.0),
     Check("gpu_pcie", "gpu", "GPUs have all PCIe lanes", judge_pcie, 60.0),
     Check("gpu_fabric", "gpu", "GPUs have joined the NVLink fabric", judge_fabric, 60.0),
-    Check("nvlink_state", "gpu", "every NVLink is up", judge_nvlink, 60.0),
-    Check("nvlink_errors", "gpu", "NVLink errors do not grow", judge_nvlink_errors, 60.0),
-    *gpu_links.CHECKS,
+    *nvlink.CHECKS,
+    *gpu_wear.CHECKS,
     *gpu_peers.CHECKS,
     *gpu_slowed.CHECKS,
 )
@@ -235,8 +170,8 @@ FAMILY = Family(
             "ecc_corrected then",
             "ecc_corrected since",
             "pcie_replays",
-            *(name for name, _ in NVLINK_ERRORS),
-            *(name for name, _, _ in gpu_links.NVLINK5_COUNTERS),
+            *(name for name, _ in nvlink.NVLINK_ERRORS),
+            *(name for name, _, _ in nvlink.NVLINK5_COUNTERS),
         }
     ),
     counters.by_uuid,

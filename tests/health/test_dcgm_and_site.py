@@ -14,7 +14,7 @@ from gangrun.cli.health import Here
 from gangrun.cli.health import look as look_here
 from gangrun.cli.health_settings import site_commands
 from gangrun.cli.health_view import SILENTLY
-from gangrun.health import dcgm, gpu_links, gpu_memory, site
+from gangrun.health import dcgm, gpu_memory, nvlink, site
 from gangrun.health.check import Facts, Reading, Severity, Verdict, verdict_of
 from gangrun.health.evidence import as_evidence
 from gangrun.health.policy import HealthPolicy
@@ -149,7 +149,7 @@ def test_gpus_of_others_are_not_tested(seen: list[tuple[str, str]], more: tuple[
 
 
 def test_what_nobody_has_to_have_is_not_told() -> None:
-    of_other_gpus = {gpu_links.NO_NVLINK5, *(one for one in SILENTLY if one.startswith("these GPUs"))}
+    of_other_gpus = {nvlink.NO_NVLINK5, *(one for one in SILENTLY if one.startswith("these GPUs"))}
     assert {dcgm.ABSENT, "no Lustre here", *of_other_gpus} == SILENTLY
     now = Reading("gpu", 1.0, "b", Facts({"gpu 0 link 0": {"active": 1, "recoveries": 0}, "gpu 0": {"uuid": "u"}}))
     newer = replace(now, facts=replace(now.facts, missing={"gpu 0": {"retired_pages": gpu_memory.NOT_MEASURED}}))

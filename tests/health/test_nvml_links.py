@@ -31,12 +31,10 @@ def test_links_that_are_slower_than_their_like(library: Make, profile: str, spee
     assert (look("nvlink_speed", well).severity, look("nvlink_speed", well).shown) == (Severity.OK, f"{speed} MB/s")
     assert (well.facts.get("gpu 1 link 0", "ecc") == 0) is ecc
     slow = look("nvlink_speed", reading(one, gpu1__link0__field164=speed // 2))
-    assert slow.words == (
-        f"1 of 2 NVLinks of gpu 1 run at {speed // 2} MB/s, and links beside them at {speed} (link 0): "
-        "it slows all ranks down"
-    )
+    words = f"gpu 1 link 0 runs at {speed // 2} MB/s, and links beside it at {speed}: ranks wait for gpu 1"
+    assert slow.words == words
     [finding] = slow.findings
-    assert (finding.severity, finding.place, finding.needs) == (Severity.WARN, "gpu 1", Needs.ADMIN)
+    assert (finding.severity, finding.place, finding.needs) == (Severity.WARN, "gpu 1 link 0", Needs.ADMIN)
     down = look("nvlink_speed", reading(one, gpu1__link0=0, gpu1__link0__field164=1))
     assert down.severity is Severity.OK, "a link that is down has no speed, and nvlink_state tells of it"
     alone: dict[str, Any] = {f"gpu{n}__link{link}__field164": "!3" for n in (0, 1) for link in (0, 1)}
@@ -48,7 +46,7 @@ def test_ecc_errors_of_links_are_counted_where_the_card_does(library: Make) -> N
     one = library(profile="A100")
     before = reading(one, 0.0)
     verdict = look("nvlink_errors", reading(one, 60.0, gpu1__link1__errors4=2), before)
-    assert verdict.words == "gpu 1 link 1: its ECC errors of data went from 0 to 2 in 60 s"
+    assert verdict.words == "gpu 1 link 1: ECC errors of data went from 0 to 2 in 60 s"
     assert look("nvlink_errors", reading(one, 60.0, gpu0__link0__errors3=1), before).severity is Severity.WARN
 
 

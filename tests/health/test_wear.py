@@ -64,6 +64,81 @@ def test_gpus(name: str, now: Reading, before: Reading | None, severity: Severit
     assert (verdict.severity, words in verdict.words) == (severity, True), verdict
 
 
+LINKS = 18
+
+
+def linked(at: float, odd: dict[str, int] | None = None, only: int = LINKS) -> Reading:
+    """Two GPUs with all their links, of which the first ones of gpu 1 are odd, each a little more."""
+    well = {
+        "active": 1,
+        "replay": 0,
+        "recoveries": 0,
+        "recoveries_failed": 0,
+        "speed_mbps": 900,
+        "effective_ber": 1e-15,
+    }
+    values: dict[str, Any] = {"node": {}, "gpu 0": {"uuid": "a"}, "gpu 1": {"uuid": "b"}}
+    for gpu in (0, 1):
+        for n in range(LINKS):
+            changed = {name: value + n * (value > 1) for name, value in (odd or {}).items()} if gpu and n < only else {}
+            values[f"gpu {gpu} link {n}"] = {**well, **changed}
+    return reading(values, at)
+
+
+@pytest.mark.parametrize(
+    ("name", "odd", "severity", "one", "many"),
+    [
+        (
+            "nvlink_state",
+            {"active": 0},
+            FAIL,
+            "gpu 1 link 0 is down",
+            "18 of 18 NVLinks of gpu 1 are down (0-17)",
+        ),
+        (
+            "nvlink_errors",
+            {"replay": 50},
+            WARN,
+            "gpu 1 link 0: replays went from 0 to 50 in 60 s",
+            "gpu 1: replays went from 0 to 67 in 60 s at most, on 18 links (0-17)",
+        ),
+        (
+            "nvlink_speed",
+            {"speed_mbps": 400},
+            WARN,
+            "gpu 1 link 0 runs at 400 MB/s, and links beside it at 900: ranks wait for gpu 1",
+            "18 of 18 NVLinks of gpu 1 run at 400 MB/s, and links beside them at 900 (0-17): ranks wait for gpu 1",
+        ),
+        (
+            "nvlink5_errors",
+            {"recoveries_failed": 1},
+            FAIL,
+            "gpu 1 link 0: links that could not be brought back went from 0 to 1 in 60 s",
+            "gpu 1: links that could not be brought back went from 0 to 1 in 60 s at most, on 18 links (0-17)",
+        ),
+        (
+            "nvlink5_rates",
+            {"effective_ber": 1},
+            WARN,
+            "gpu 1 link 0: the share of bits that were wrong after correction is 1e+00, and should be at most 1e-12",
+            "gpu 1: the share of bits that were wrong after correction is 1e+00 at most, on 18 links (0-17)",
+        ),
+    ],
+)
+def test_what_befalls_many_links_of_a_gpu_is_one_finding(
+    name: str, odd: dict[str, int], severity: Severity, one: str, many: str
+) -> None:
+    before = linked(0.0)
+    for only, words, place in ((1, one, "gpu 1 link 0"), (LINKS, many, "gpu 1")):
+        verdict = look(name, linked(60.0, odd, only), before)
+        assert verdict.severity is severity
+        assert verdict.words.startswith(words), verdict.words
+        assert [finding.place for finding in verdict.findings] == [place]
+    assert look(name, linked(60.0), before).severity is OK
+    three = look(name, linked(60.0, odd, 3), before).words
+    assert "3 " in three and "(0-2)" in three
+
+
 # ---- bus and pressure ------------------------------------------------------------------------------------------------
 
 CARD = "sys/bus/pci/devices/0000:1b:00.0"

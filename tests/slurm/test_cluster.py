@@ -173,6 +173,7 @@ def test_a_failing_prolog_drains_its_node(cluster: Cluster) -> None:
     assert cluster.nodes()["n1"].startswith("drain")
 
 
+@pytest.mark.usefixtures("better")  # for its grace, in which there is time to look
 @pytest.mark.parametrize("partition", ["low-cancel", "low-requeue"])
 def test_a_better_partition_takes_nodes_after_a_grace_time(cluster: Cluster, partition: str) -> None:
     low = asleep(cluster, 2, f"--partition={partition}", "--exclusive", "--nodelist=n1,n2")

@@ -17,6 +17,7 @@ from gangrun.adapters.slurm.submission import Refused, Unknown
 from gangrun.adapters.slurm.watch import UNLIMITED_S, JobWatch
 from gangrun.core.actions import SubmitSuccessor
 from gangrun.core.events import ActDone, ActFailed, ActUnknown, Notice, NoticeKind
+from tests.slurm.better import GRACE_S
 from tests.slurm.cluster import Cluster
 from tests.slurm_parts.pretend import PretendTime
 from tests.waiting import until
@@ -147,9 +148,10 @@ def preempt(run: Run, job: str) -> None:
         ("scancel", NoticeKind.CANCEL, LONG_KILL_WAIT_S),
         ("signal", NoticeKind.UNKNOWN, UNLIMITED_S),
         ("requeue", NoticeKind.REQUEUE, LONG_KILL_WAIT_S),
-        ("preemption", NoticeKind.PREEMPTION, 40.0),
+        ("preemption", NoticeKind.PREEMPTION, float(GRACE_S)),
     ],
 )
+@pytest.mark.usefixtures("better")  # for its grace: some of that is left, too
 def test_why_a_signal_came(run: Run, how: str, kind: NoticeKind, grace_s: float) -> None:
     ways: dict[str, Callable[[str], object]] = {
         "scancel": lambda job: run.slurm.cancel((job,)),

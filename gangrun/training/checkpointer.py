@@ -33,7 +33,7 @@ from gangrun.training.clock import Clock, RealClock
 from gangrun.training.grouping import Grouping
 from gangrun.training.keeping import Keeping
 from gangrun.training.plan import Planning
-from gangrun.training.ranks import RankGone, Ranks
+from gangrun.training.ranks import Call, RankGone, Ranks
 from gangrun.training.saver import Save, Saver
 from gangrun.training.schedule import Schedule
 from gangrun.training.snapshot import HostBuffer, Snapshot
@@ -192,6 +192,7 @@ class Checkpointer:
         step = arguments.later_step(step, self._step, self._resumed_step)
         progress.step(step, loss, grad_norm)
         self._step = step
+        self._ranks.called(Call.STEP, step)
         if self._data is not None and hasattr(self._data, "trained"):
             self._data.trained()
         self._tell_failures()
@@ -229,6 +230,7 @@ class Checkpointer:
             if wait:
                 self._wait_for_all()
             return
+        self._ranks.called(Call.SAVE, step)
         self._begin(step, in_memory=False)
         self._saved_step = step
         if wait:
@@ -335,6 +337,7 @@ class Checkpointer:
                 save.done.wait()  # so that all ranks know alike what is saved
         failures = self._ended()
         step = self._step
+        self._ranks.called(Call.CLOSE, step)
         try:
             last, first, unsaved = self._ranks.largest(step, -step, int(step > self._saved_step))
         except RankGone as gone:

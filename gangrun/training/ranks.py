@@ -6,13 +6,21 @@ of one group wait for each other for ever. Small Python values only. Next: ``che
 
 from __future__ import annotations
 
+import contextlib
 import re
+import threading
+import warnings
+from collections.abc import Iterator
+from enum import IntEnum
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 T = TypeVar("T")
+WAIT_TOLD_S = 60.0
+_STEP_BITS = 56
+_NUMBERS_COUNT = 6  # in every meeting: whoever meets another one in another place must not send it another length
 _IN_GLOO = re.compile(r"^\[[^]]*\] ")  # the place in its source
 
 
@@ -20,33 +28,90 @@ class RankGone(RuntimeError):
     """Another rank has ended, so nothing can be agreed on any more; the message has torch's words."""
 
 
+class Call(IntEnum):
+    """What the script called that made ranks meet."""
+
+    MAKING = 0
+    STEP = 1
+    SAVE = 2
+    CLOSE = 3
+
+    def said(self, step: int) -> str:
+        """In words."""
+        told = {Call.MAKING: "(...)", Call.STEP: f".step({step})", Call.SAVE: f".save({step})", Call.CLOSE: ".close()"}
+        return f"Checkpointer{told[self]}"
+
+
 class Ranks:
-    """All ranks, or the one process there is where no process group was made."""
+    """All ranks, or the one process there is where no process group was made. Makes a group of its own."""
 
     def __init__(self) -> None:
         self._group: Any = None
+        self._call, self._step, self._waits_told = Call.MAKING, -1, False
         self.rank, self.world_size = 0, 1
         if dist.is_available() and dist.is_initialized():
             self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
             if self.world_size > 1:
-                self._group = dist.new_group(backend="gloo")
+                with self._waiting():
+                    self._group = dist.new_group(backend="gloo")
 
     @property
     def group(self) -> Any:
         """Of all ranks; None where there is but one."""
         return self._group
 
+    def called(self, call: Call, step: int) -> None:
+        """What the script calls now; it is compared with the others' at the next ``largest``."""
+        self._call, self._step = call, step
+
     def largest(self, *numbers: int) -> tuple[int, ...]:
-        """The largest of each over all ranks, the same for all. Raises ``RankGone``."""
+        """The largest of each over all ranks, the same for all. Raises ``RankGone``, and ValueError where the ranks
+        called different methods or are at different steps, which all of them learn.
+        """
         if self._group is None:
             return numbers
-        tensor = torch.tensor(numbers, dtype=torch.int64)
+        here = (self._call << _STEP_BITS) + self._step + 1
+        tensor = torch.zeros(_NUMBERS_COUNT, dtype=torch.int64)
+        tensor[: 2 + len(numbers)] = torch.tensor((here, -here, *numbers))
         try:
-            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
+            with self._waiting():
+                dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
         except RuntimeError as error:
             why = _IN_GLOO.sub("", str(error)).partition(". This is")[0]
             raise RankGone(f"another rank is gone ({why})") from None
-        return tuple(tensor.tolist())
+        last, first, *found = tensor.tolist()
+        self._demand_alike(here, last, -first)
+        return tuple(found[: len(numbers)])
+
+    def _demand_alike(self, here: int, last: int, first: int) -> None:
+        if first == last or (self._call is Call.CLOSE and first >> _STEP_BITS == last >> _STEP_BITS):
+            return
+        other = first if here == last else last
+        there = Call(other >> _STEP_BITS).said(other % (1 << _STEP_BITS) - 1)
+        raise ValueError(
+            f"rank {self.rank} is in {self._call.said(self._step)} and another one in {there}: all ranks call step(), "
+            "save() and close() alike, in the same order and for the same steps"
+        )
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Tell it, once, when the others do not come for long."""
+        timer = threading.Timer(WAIT_TOLD_S, self._tell_waiting)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _tell_waiting(self) -> None:
+        if not self._waits_told:
+            self._waits_told = True
+            warnings.warn(
+                f"rank {self.rank} has waited {WAIT_TOLD_S:.0f} s for other ranks in {self._call.said(self._step)}: "
+                "all ranks make a Checkpointer and call its methods, not rank 0 alone",
+                stacklevel=2,
+            )
 
     def from_first(self, value: T) -> T:
         """Rank 0's value."""

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 import gangrun
+from gangrun.training import ranks
 from tests.waiting import until
 
 INTERVAL = 4
@@ -65,17 +67,55 @@ def one_fails(rank: int, ckpt: gangrun.Checkpointer) -> None:
         raise KeyError("the script's own")
 
 
+def steps_apart(rank: int, ckpt: gangrun.Checkpointer) -> None:
+    for step in range(300):
+        ckpt.step(step + rank)
+
+
+def one_ends_sooner(rank: int, ckpt: gangrun.Checkpointer) -> None:
+    steps(ckpt, 300 if rank else 1)
+
+
+def one_makes_it_later(rank: int, ckpt: gangrun.Checkpointer) -> None:
+    """Before it is made: see ``ended``."""
+
+
+def one_steps_later(rank: int, ckpt: gangrun.Checkpointer) -> None:
+    ckpt.step(0)
+    late(rank)
+    for step in range(1, 4):
+        ckpt.step(step)
+
+
+def late(rank: int) -> None:
+    """Rank 1 goes on when rank 0 has told that it waits."""
+    if rank:
+        until(OTHER.exists, 60, "the other rank to tell that it waits")
+    else:
+        ranks.WAIT_TOLD_S = 0.01
+
+
+def told(message: Warning | str, *_: object, **__: object) -> None:
+    if "has waited" in str(message):
+        OTHER.with_suffix(".new").write_text(str(message))
+        OTHER.with_suffix(".new").rename(OTHER)
+
+
 WAYS: tuple[Callable[[int, gangrun.Checkpointer], None], ...] = (
-    between_two_saves, when_it_is_saved, after_different_steps, one_is_killed, one_fails,
+    between_two_saves, when_it_is_saved, after_different_steps, one_is_killed, one_fails, steps_apart, one_ends_sooner,
+    one_makes_it_later, one_steps_later,
 )  # fmt: skip
 
 
 def ended(way: Callable[[int, gangrun.Checkpointer], None], rank: int, directory: Path, world: int = 2) -> str:
     dist.init_process_group("gloo", store=dist.FileStore(f"{directory}.store", world), rank=rank, world_size=world)
+    warnings.showwarning = told
+    if way is one_makes_it_later:
+        late(rank)
     try:
         with gangrun.Checkpointer(directory, model=nn.Linear(3, 2), interval=INTERVAL) as ckpt:
             way(rank, ckpt)
-    except (gangrun.CheckpointError, KeyError) as error:
+    except (gangrun.CheckpointError, KeyError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
 
@@ -100,10 +140,11 @@ def main() -> None:
             pids.append(pid)
         for pid in pids:
             os.waitpid(pid, 0)
-        told = [root / f"{way.__name__}-{rank}" for rank in (0, 1)]
-        heard_of_each = [one.read_text() if one.exists() else None for one in told]
+        said = [root / f"{way.__name__}-{rank}" for rank in (0, 1)]
+        heard_of_each = [one.read_text() if one.exists() else None for one in said]
         saved = sorted(int(path.name[5:]) for path in directory.glob("step-*"))
-        found[way.__name__] = {"heard": heard_of_each, "saved": saved}
+        warned = OTHER.read_text() if OTHER.exists() else ""
+        found[way.__name__] = {"heard": heard_of_each, "warned": warned, "saved": saved}
     sys.stdout.write(json.dumps(found))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -142,12 +143,29 @@ def test_ranks_agree_on_their_end_and_wait_for_none_that_is_gone(tmp_path: Path)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
-    assert found["between_two_saves"] == {"heard": ["", ""], "saved": [3, 5]}
-    assert found["when_it_is_saved"] == {"heard": ["", ""], "saved": [3, 7]}
+    ended = {way: (one["heard"], one["saved"]) for way, one in found.items()}
+    assert ended["between_two_saves"] == (["", ""], [3, 5])
+    assert ended["when_it_is_saved"] == (["", ""], [3, 7])
     words = "CheckpointError: no last step was saved: one rank ended after step 0 and another after step 1"
-    assert found["after_different_steps"] == {"heard": [words, words], "saved": []}
+    assert ended["after_different_steps"] == ([words, words], [])
     gone = "CheckpointError: step 1, the last one, was not saved: another rank is gone ("
-    for way, others in (("one_is_killed", None), ("one_fails", 'KeyError: "the script\'s own"')):
-        heard, saved_steps = found[way]["heard"], found[way]["saved"]
+    for way, other in (("one_is_killed", None), ("one_fails", 'KeyError: "the script\'s own"')):
+        heard, saved_steps = ended[way]
         assert heard[0].startswith(gone) and ".cc" not in heard[0], heard
-        assert (heard[1], saved_steps) == (others, []), way
+        assert (heard[1], saved_steps) == (other, []), way
+    steps = ("Checkpointer.step(0)", "Checkpointer.step(1)")
+    for rank, heard in enumerate(found["steps_apart"]["heard"]):
+        assert heard.startswith(
+            f"ValueError: rank {rank} is in {steps[rank]} and another one in {steps[1 - rank]}: all"
+        )
+    sooner, later = found["one_ends_sooner"]["heard"]
+    assert re.match(
+        r"ValueError: rank 0 is in Checkpointer.close\(\) and another one in Checkpointer.step\([1-9]", sooner
+    )
+    assert re.match(
+        r"ValueError: rank 1 is in Checkpointer.step\([1-9]\d*\) and another one in Checkpointer.close\(\)", later
+    )
+    for way, where in (("one_makes_it_later", r"\(\.\.\.\)"), ("one_steps_later", r"\.step\([123]\)")):
+        assert ended[way] == (["", ""], [3] if "steps" in way else []), way
+        words = f"rank 0 has waited 0 s for other ranks in Checkpointer{where}: all ranks make a"
+        assert re.match(words, found[way]["warned"]), found[way]

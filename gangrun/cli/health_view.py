@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gangrun.cli.errors import DONE, RUN_FAILED, UNKNOWN
 from gangrun.cli.terminal import clean, styled, table, wrapped
+from gangrun.core.nodeset import natural_sort
 from gangrun.health.growth import FIRST_LOOK
 
 if TYPE_CHECKING:
@@ -94,7 +95,12 @@ def _named(shown: list[Verdict], names: Mapping[str, str], columns: int) -> list
     """Which cards these are: by number each program counts its own way."""
     places = [finding.place for one in shown for finding in one.findings if finding.severity.value in ("warn", "fail")]
     gpus = dict.fromkeys(match[0] for place in places if (match := re.match(r"gpu \d+", place)))
-    told = [line for gpu in gpus if gpu in names for line in wrapped(clean(f"{gpu}: {names[gpu]}"), columns, "", "  ")]
+    told = [
+        line
+        for gpu in natural_sort(gpus)
+        if gpu in names
+        for line in wrapped(clean(f"{gpu}: {names[gpu]}"), columns, "", "  ")
+    ]
     return ["", *told] if told else []
 
 

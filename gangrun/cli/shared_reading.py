@@ -34,6 +34,7 @@ class SharedReading:
         self._dealt: SimpleQueue[tuple[int, tuple[int, int]]] = SimpleQueue()
         self._proven: SimpleQueue[tuple[int, Mapping[int, str]]] = SimpleQueue()
         self._words: dict[str, str] = {}
+        self._ready_at = 0.0  # then this host began to look at what there is to read: others do that first too
 
     def dealt(self, number: int, share: int, readers_count: int) -> None:
         """From the loop: so many read, this host that share."""
@@ -50,7 +51,7 @@ class SharedReading:
     @contextmanager
     def shared(self) -> Iterator[None]:
         """No rank trains now, so other nodes have time to read; at all other times this host reads alone."""
-        self._wanted, self._words = True, {}
+        self._wanted, self._words, self._ready_at = True, {}, self._now()
         try:
             yield
         finally:
@@ -61,6 +62,12 @@ class SharedReading:
         most = readers_max_count(proof.data_bytes, self._share_bytes) if self._wanted else 1
         if most == 1:
             return prove_share(proof, tick, threads_count)
+        try:
+            return self._prove_together(proof, tick, threads_count, most)
+        finally:
+            self._ready_at = self._now()
+
+    def _prove_together(self, proof: Proof, tick: Tick, threads_count: int, most: int) -> Sequence[str]:
         began, self._number = self._now(), self._number + 1
         asked = ReadingAsked(self._number, proof.directory, proof.save, most)
         self._post(asked)
@@ -68,7 +75,7 @@ class SharedReading:
         left_s = 0.0
         try:
             unproven = prove_share(proof, tick, threads_count, own, count)
-            left_s = patience_s(self._now() - began)
+            left_s = patience_s(self._now() - self._ready_at)
         finally:
             self._post(replace(asked, left_s=left_s))
         unread: Mapping[int, str] = {}

@@ -21,6 +21,7 @@ from gangrun.wire.manifest import FileRow, Manifest, crcs_text, encode
 from tests.local import saves
 from tests.waiting import until
 
+pytestmark = pytest.mark.processes
 FILE_BYTES = 5 * 1024 * 1024 + 77
 CHUNK_BYTES = 2 * 1024 * 1024
 NOTED = """

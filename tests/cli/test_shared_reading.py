@@ -29,10 +29,15 @@ Unread = Mapping[int, str]
 class Told:
     """A room that reads with others; ``answer`` plays the loop, and says which shares of others were not read."""
 
-    def __init__(self, directory: Path, answer: Callable[[ReadingAsked], Unread] = lambda asked: {}) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        answer: Callable[[ReadingAsked], Unread] = lambda asked: {},
+        now: Callable[[], float] = steady_now,
+    ) -> None:
         self.asked: list[ReadingAsked] = []
         self._answer = answer
-        self.reading = SharedReading(self._heard, 1000, steady_now)
+        self.reading = SharedReading(self._heard, 1000, now)
         self.room = CheckpointRoom(str(directory), prove_all=self.reading.prove_all)
 
     def _heard(self, asked: ReadingAsked) -> None:
@@ -68,6 +73,18 @@ def test_others_are_asked_for_a_large_one_and_it_is_remembered(tmp_path: Path) -
         (1, str(save), f"{7:016x}", 48)
     ] * 2
     assert told.choose()[::2] == (7, "") and len(told.asked) == 2, "what was proven is remembered"
+
+
+def test_others_are_given_time_to_look_at_what_is_there_as_this_host_did_before_it_asked(tmp_path: Path) -> None:
+    """The metadata of a large plain checkpoint alone takes longer than a share of its bytes."""
+    saves.flip(saves.plain(tmp_path, 9, 8), "__0_7.distcp")
+    saves.plain(tmp_path, 7, 8)
+    now_s = 100.0
+    told = Told(tmp_path, by_agents, lambda: now_s)
+    with told.reading.shared():
+        now_s += 40.0
+        told.room.survey()
+    assert [asked.left_s for asked in told.asked] == [float("inf"), 80.0, float("inf"), 10.0]
 
 
 def test_a_small_one_is_read_alone_and_so_is_everything_while_ranks_train(tmp_path: Path) -> None:

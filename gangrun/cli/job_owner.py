@@ -84,7 +84,7 @@ class JobOwner:
         steps.start()
         self._stay(steps, onlooker, cancelling)
         if not onlooker.leave(LAST_LOOK_WITHIN_S):
-            view.say(f"{self.paths.root} does not answer: the last lines are missing here")
+            view.say(f"the last lines are missing here: gangrun logs {self.paths.run} shows all there is")
         goes_on = is_over(onlooker.state(), steps.claim) and not cancelling.meant
         return cancelling.code() if self.foreground and not goes_on else code_of(onlooker.state(), steps.claim)
 

@@ -82,8 +82,9 @@ class Launcher:
             self.hosts.drain(DRAIN_WITHIN_S)
             self.cancelling.say_urgent()
             self.cancelling.keep_mark()
-            if not self.onlooker.leave(LAST_LOOK_WITHIN_S):
-                self.view.say(f"{self.paths.root} does not answer: the last lines are missing here")
+            heard_count = len(self.cancelling.signals)
+            if not self.onlooker.leave(LAST_LOOK_WITHIN_S, lambda: len(self.cancelling.signals) > heard_count):
+                self.view.say(f"the last lines are missing here: gangrun logs {self.paths.run} shows all there is")
             self._tell_bad_ends(NEVER)
         return self.cancelling.code()
 

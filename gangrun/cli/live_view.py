@@ -45,13 +45,16 @@ class Tail:
 
     def __init__(self, path: Path) -> None:
         self._path, self._inode, self._offset, self._rest = path, 0, 0, b""
+        self.is_behind = False  # more was there than is read at once
 
     def lines(self) -> list[str]:
         """Lines that came since the last call; none while the file is missing or unreadable."""
+        self.is_behind = False
         try:
             data = self._fresh()
         except OSError:
             return []
+        self.is_behind = len(data) >= READ_MAX_BYTES
         *whole, self._rest = (self._rest + data).split(b"\n")
         return [line.decode("utf-8", "replace") for line in whole]
 
@@ -99,6 +102,7 @@ class LiveView:
     _drawn: str = ""
     _attempt: int = -1
     _began: float = 0.0
+    emitted_count: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)  # the owner speaks beside its onlooker
     _closed: set[int] = field(default_factory=set)  # ids of streams whose reader left
 
@@ -121,13 +125,14 @@ class LiveView:
         """What ranks printed up to here was shown by an earlier owner of the run."""
         self._attempt = state.attempt
 
-    def tick(self, state: RunState | None) -> None:
-        """Pass output on and refresh the live line."""
+    def tick(self, state: RunState | None) -> bool:
+        """Pass output on and refresh the live line; whether there is more output already."""
         if state is None:
-            return
-        self._pass_output(state)
+            return False
+        is_behind = self._pass_output(state)
         if self.terminal:
             self._draw(state)
+        return is_behind
 
     def close(self) -> None:
         """The last lines, and the live one gone."""
@@ -139,9 +144,9 @@ class LiveView:
         with contextlib.suppress(OSError, ValueError):
             self.err.flush()
 
-    def _pass_output(self, state: RunState) -> None:
+    def _pass_output(self, state: RunState) -> bool:
         if self.quiet_ranks or state.placement is None:
-            return
+            return False
         if state.attempt != self._attempt:
             if state.placement.world_size > 2 and not self._tails:
                 last, run = state.placement.world_size - 1, clean(state.run)
@@ -151,19 +156,19 @@ class LiveView:
             self._shown = tuple(f":rank{rank}]" for rank in sorted({0, state.placement.world_size - 1}))
             for node in (state.placement.nodes[0], state.placement.nodes[-1]):
                 self._tails.setdefault((state.attempt, node), Tail(self.log_of(state.attempt, node)))
-        self._drain()
+        return self._drain()
 
     def _drain(self) -> bool:
-        """Pass on what came; whether anything did."""
-        came = False
+        """Pass on what came; whether there is more."""
+        is_behind = False
         for (attempt, _), tail in self._tails.items():
             if attempt < self._attempt - 1:
                 continue
-            for line in tail.lines():
-                came = True
-                if any(mark in line.split(" ", 1)[0] for mark in self._shown):
-                    self._emit(self.out, log_line(line, color=self.out.isatty()))
-        return came
+            lines = [line for line in tail.lines() if any(mark in line.split(" ", 1)[0] for mark in self._shown)]
+            color, is_behind = self.out.isatty(), is_behind or tail.is_behind
+            if lines:
+                self._emit(self.out, "\n".join(log_line(line, color=color) for line in lines))
+        return is_behind
 
     def _draw(self, state: RunState) -> None:
         from rich.console import Console
@@ -203,6 +208,7 @@ class LiveView:
             return
         with self._lock:
             self._emit_alone(stream, line, style)
+        self.emitted_count += 1
 
     def _emit_alone(self, stream: TextIO, line: str, style: str) -> None:
         try:

@@ -7,6 +7,7 @@ Ctrl-C at any time, never waits for it.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gangrun.adapters.fs.disk import Disk
@@ -68,34 +69,40 @@ class Onlooker(threading.Thread):
         """The newest state that could be read."""
         return self._replayed.state()
 
-    def leave(self, within_s: float) -> bool:
-        """Look once more and end; False if that hangs."""
+    def leave(self, within_s: float, hurried: Callable[[], bool] = lambda: False) -> bool:
+        """Show all that is there and end; False if nothing can be shown for so long, or somebody is in a hurry."""
         self._over.set()
-        self.join(within_s)
+        emitted_count = -1
+        while self.is_alive() and self._view.emitted_count > emitted_count and not hurried():
+            emitted_count = self._view.emitted_count
+            self.join(within_s)
         return not self.is_alive()
 
     def run(self) -> None:
         """Look, again and again."""
-        while not self._over.wait(LOOK_EVERY_S):
-            self._look()
+        is_behind = False
+        while not self._over.wait(0.0 if is_behind else LOOK_EVERY_S):
+            is_behind = self._look()
         self._look()
         self._view.close()
 
-    def _look(self) -> None:
+    def _look(self) -> bool:
         try:
             for record in self._follower.poll():
                 self._replayed.feed(record)
                 if record.was != record.phase:
                     self.ended = record.phase in ENDS
                 self._view.record(record)
-            self._view.tick(self._replayed.state())
+            is_behind = self._view.tick(self._replayed.state())
             self._watch_directory()
+            return is_behind
         except OSError:
-            return  # the disk refuses reading: the next look may do better
+            return False  # the disk refuses reading: the next look may do better
         except Exception as error:  # noqa: BLE001 - a thread's main: the run does not depend on being seen
             if self._broken != repr(error):
                 self._broken = repr(error)
                 self._view.say(f"cannot show the run: {self._broken}")
+            return False
 
     def _watch_directory(self) -> None:
         """Without it nothing is decided any more, and no supervisor can ever begin."""

@@ -8,8 +8,11 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+from gangrun.adapters.clock import SystemClock
+from gangrun.adapters.fs.disk import Disk
 from gangrun.agent.capped_log import CappedLog
 from gangrun.cli.live_view import LiveView
+from gangrun.cli.onlooker import Onlooker
 from gangrun.core.events import CancelRequested
 from tests.cli.conftest import Call
 from tests.cli.run_builder import Builder
@@ -53,6 +56,37 @@ def test_all_that_was_printed_before_the_end_is_shown_at_the_end(runs: Path) -> 
     printed(story, 0, "n0", *lines)
     view.close()
     assert shown.getvalue().splitlines() == lines
+
+
+class Takes(io.StringIO):
+    """A terminal that takes one piece, and the next once it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.full, self.goes_on = threading.Event(), threading.Event()
+
+    def write(self, text: str) -> int:
+        if self.full.is_set():
+            self.goes_on.wait(60)
+        self.full.set()
+        return super().write(text)
+
+
+def test_who_leaves_waits_for_no_terminal_that_takes_nothing_and_is_waited_for_while_it_does(runs: Path) -> None:
+    story, out = running(runs), Takes()
+    folder, lines = story.paths.logs, [f"[n0:rank0] {k} {'x' * 1000}" for k in range(3000)]
+    printed(story, 0, "n0", *lines)
+    view = LiveView(
+        lambda attempt, node: folder / str(attempt) / f"{node}.log", lambda term: {}, lambda: 0.0, out, io.StringIO()
+    )
+    onlooker = Onlooker(story.paths, Disk(), SystemClock(), view)
+    onlooker.start()
+    assert out.full.wait(60)
+    assert not onlooker.leave(0.2)
+    assert not onlooker.leave(60.0, lambda: True), "who is in a hurry does not wait at all"
+    out.goes_on.set()
+    assert onlooker.leave(60.0)
+    assert out.getvalue().splitlines() == lines
 
 
 def test_a_log_that_goes_on_in_other_files_is_shown_on_and_on(runs: Path) -> None:

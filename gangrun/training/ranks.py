@@ -78,7 +78,7 @@ class Ranks:
                 dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
         except RuntimeError as error:
             why = _IN_GLOO.sub("", str(error)).partition(". This is")[0]
-            raise RankGone(f"another rank is gone ({why})") from None
+            raise RankGone(f"another rank is gone (gloo: {why})") from None  # which tells a victim from a culprit
         last, first, *found = tensor.tolist()
         self._demand_alike(here, last, -first)
         return tuple(found[: len(numbers)])

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import gangrun
+from gangrun.boot import looks_collective
 from gangrun.training import step as progress
 from gangrun.wire.progress import Phase, Slot
 
@@ -153,6 +154,7 @@ def test_ranks_agree_on_their_end_and_wait_for_none_that_is_gone(tmp_path: Path)
         heard, saved_steps = ended[way]
         assert heard[0].startswith(gone) and ".cc" not in heard[0], heard
         assert (heard[1], saved_steps) == (other, []), way
+        assert looks_collective("gangrun.training.state.CheckpointError", heard[0]), "a victim's error is no culprit's"
     steps = ("Checkpointer.step(0)", "Checkpointer.step(1)")
     for rank, heard in enumerate(found["steps_apart"]["heard"]):
         assert heard.startswith(

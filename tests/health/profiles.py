@@ -14,7 +14,9 @@ H100 = {
     "link0.errors2": 0, "link1.errors0": 0, "link1.errors1": 0, "link1.errors2": 0, "link0.errors3": 0,
     "link1.errors3": 0, "link0.field164": 26562, "link1.field164": 26562, "event_types": 0xC00A,
 }  # fmt: skip
-LINK5 = {206: 0, 207: 0, 208: 0, 211: 0, 214: 0, 215: 0, 220: 0xFFF, 221: 0, 222: 0xFFF}  # 15e-255: none was seen
+NONE_SEEN = 0xFFF  # 15e-255
+COUNTERS5 = (206, 207, 208, 209, 210, 211, 212, 214, 215, 221)
+LINK5 = {**dict.fromkeys(COUNTERS5, 0), 220: NONE_SEEN, 222: NONE_SEEN}
 B200 = {
     **{key: value for key, value in H100.items() if ".errors" not in key},
     "name": "NVIDIA B200", "vbios": "97.00.82.00.01", "link0.field164": 53125, "link1.field164": 53125,

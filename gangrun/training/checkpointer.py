@@ -300,7 +300,8 @@ class Checkpointer:
             if failure != self._memory_failure:
                 warnings.warn(failure, CheckpointWarning, stacklevel=4)  # once: each save may fail alike
             self._memory_failure = failure
-        return [save.failure for save in ended if save.failure and not save.in_memory]
+        where = f" (checkpoints go to {self._staging.directory})"
+        return [save.failure + where for save in ended if save.failure and not save.in_memory]
 
     def _tell_failures(self) -> None:
         for failure in self._ended():

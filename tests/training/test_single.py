@@ -152,7 +152,8 @@ def test_a_full_disk_is_told_at_the_next_step_and_leaves_nothing(
     ckpt = gangrun.Checkpointer(tmp_path, **given, interval=1)
     monkeypatch.setattr(os, "writev", full)
     ckpt.step(0)
-    told = pytest.warns(gangrun.CheckpointWarning, match="step 0 was not saved: rank 0: No space left on device")
+    words = rf"step 0 was not saved: rank 0: No space left on device \(checkpoints go to {tmp_path}\)"
+    told = pytest.warns(gangrun.CheckpointWarning, match=words)
     until(lambda: not list(tmp_path.glob(".gangrun/*/*/*/saving-*")) and not ckpt.saving, 20, "the save to fail")
     with told:
         ckpt.step(1)

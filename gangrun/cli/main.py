@@ -200,13 +200,13 @@ def _before_command(name: str, words: list[str]) -> list[str]:
 
 
 def _tell(words: list[str], kind: str, message: str, hint: str) -> None:
-    if _wants_json(words):
-        import json
+    with contextlib.suppress(OSError):  # it may be the output that cannot be written: the exit code tells all the same
+        if _wants_json(words):
+            import json
 
-        error: dict[str, Any] = {"error": {"kind": kind, "message": message, "hint": hint}}
-        with contextlib.suppress(OSError):  # it may be the output that cannot be written
+            error: dict[str, Any] = {"error": {"kind": kind, "message": message, "hint": hint}}
             click.echo(json.dumps(error))
-        return
-    click.echo(f"gangrun: {clean(message)}", err=True)
-    for line in hint.splitlines():
-        click.echo(f"  {clean(line)}", err=True)
+            return
+        click.echo(
+            "\n".join([f"gangrun: {clean(message)}", *(f"  {clean(line)}" for line in hint.splitlines())]), err=True
+        )

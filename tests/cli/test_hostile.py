@@ -122,6 +122,8 @@ def test_closed_pipes_and_full_disks_are_no_tracebacks(runs: Path, home: Path) -
         ("status > /dev/full", 3),
         ("status --json > /dev/full", 3),
         ("logs --errors 2>&- | head -1", 0),
+        ("logs nosuch 2>/dev/full", 5),
+        ("status nosuch --json > /dev/full", 5),
     ):
         script = f"set -o pipefail; {sys.executable} -m gangrun {line}"
         done = subprocess.run(["bash", "-c", script], cwd=home, env=here, capture_output=True, timeout=300, check=False)

@@ -114,6 +114,8 @@ def ended(way: Callable[[int, gangrun.Checkpointer], None], rank: int, directory
         late(rank)
     try:
         with gangrun.Checkpointer(directory, model=nn.Linear(3, 2), interval=INTERVAL) as ckpt:
+            own = [ckpt._ranks.group, ckpt._saver._ranks.group]
+            assert len({id(group) for group in (dist.group.WORLD, *own)}) == 3 or world == 1, "training's is its own"
             way(rank, ckpt)
     except (gangrun.CheckpointError, KeyError, ValueError) as error:
         return f"{type(error).__name__}: {error}"

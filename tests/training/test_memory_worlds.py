@@ -157,7 +157,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
             keeper.wait()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_four_ranks_on_two_nodes_then_three_then_two_go_on_from_what_lost_nodes_left_in_others_memory(
     cluster: Cluster,
 ) -> None:

@@ -67,7 +67,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.serialization.set_crc32_options(True)
     script = Path(__file__).with_name("two_ranks.py")
     ranks = [subprocess.Popen([sys.executable, str(script), str(root), str(rank)]) for rank in (0, 1)]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    assert [rank.wait(timeout=500) for rank in ranks] == [0, 0]
     (root / "rendezvous").unlink(missing_ok=True)
     return root
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 STYLES = {"ok": "green", "warn": "yellow", "fail": "red", "unknown": "dim"}
 LOST_AT_ONCE = 3
+LATE = "no answer within"  # as whoever asks says it
 REASON_MAX_CHARS = 200
 SILENTLY = frozenset(
     {
@@ -138,7 +139,9 @@ def _sum(verdicts: tuple[Verdict, ...]) -> str:
     counts = {word: sum(one.severity.value == word for one in verdicts) for word in STYLES}
     told = [f"{counts['ok']} ok"]
     told += [f"{counts[word]} {word}" for word in ("fail", "warn", "unknown") if counts[word]]
-    return f"{len(verdicts)} checks: {', '.join(told)}; {_means(verdicts)}"
+    late = dict.fromkeys(one.family for one in verdicts if one.words.startswith(LATE))
+    silent = f"; no answer in time: {', '.join(late)}" if late else ""
+    return f"{len(verdicts)} checks: {', '.join(told)}{silent}; {_means(verdicts)}"
 
 
 def _means(verdicts: tuple[Verdict, ...]) -> str:

@@ -215,6 +215,13 @@ def test_a_gpu_that_asks_to_be_drained_keeps_runs_away() -> None:
     assert page([one], (one,), 100, color=False)[-1].endswith("; no run would use this node")
 
 
+def test_who_did_not_answer_in_time_stands_in_the_last_line() -> None:
+    """A driver or a file server that hangs is unknown, and must not be overlooked for that."""
+    late = verdict(Severity.UNKNOWN, words="no answer within 15 s")
+    told = page([], (late, replace(late, check="b"), verdict(Severity.OK)), 100, color=False)
+    assert told[-1] == "3 checks: 1 ok, 2 unknown; no answer in time: gpu; a run would use this node"
+
+
 def test_reasons_name_the_checks_that_they_are_about() -> None:
     checks = [verdict(Severity.UNKNOWN, name, FIRST_LOOK) for name in ("a", "c", "d", "f")]
     shown = [checks[0], verdict(Severity.OK, "b"), *checks[1:]]

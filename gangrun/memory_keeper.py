@@ -12,6 +12,8 @@ Next: ``checkpoint/kept.py``, the other end; ``docs/decisions/0006-memory-before
     held   attempt                            -> what is there of it; older attempts go
     open   attempt, step, nonce, name         -> the memfd, to read
     pin    attempt[, step, nonce]             -> these steps stay until who said so pins others, or goes
+
+An answer comes in as many messages as it needs: each but the last begins with ``MORE``, the last one with ``LAST``.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MESSAGE_MAX_BYTES = 128 * 1024
+MORE, LAST = b"+", b"."
 SHARE_OF_NODE = 4  # without a limit of the user's own: a quarter of what this node, or its cgroup, has
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 GROWN = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW  # from the first on: it stays as large as was said
@@ -201,7 +205,11 @@ class Server:
             data = peer.recv(MESSAGE_MAX_BYTES)
             if data:
                 said, fd = self._answer(data, peer)
-                socket.send_fds(peer, [json.dumps(said).encode()], [fd] if fd >= 0 else [])
+                text, at = json.dumps(said).encode(), 0
+                while len(text) - at > MESSAGE_MAX_BYTES - 1:
+                    peer.send(MORE + text[at : at + MESSAGE_MAX_BYTES - 1])
+                    at += MESSAGE_MAX_BYTES - 1
+                socket.send_fds(peer, [LAST + text[at:]], [fd] if fd >= 0 else [])
                 return
         except OSError:
             pass
@@ -247,6 +255,8 @@ def main(words: list[str]) -> int:
     """``NAME LIMIT_BYTES``; 0 bytes: this node's share."""
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # each file of each step is a descriptor here
     Server(words[0], Keeper(limit_of(int(words[1])))).run()
     return 0
 

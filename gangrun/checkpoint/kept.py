@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from gangrun.memory_keeper import MESSAGE_MAX_BYTES, address
+from gangrun.memory_keeper import MESSAGE_MAX_BYTES, MORE, address
 
 ANSWER_WITHIN_S = 60.0  # it frees memory between two answers, which of a large step takes its time
 
@@ -97,10 +97,19 @@ class Kept:
         """Let go."""
         self._line.close()
 
+    def _heard(self) -> tuple[bytes, list[int]]:
+        """One answer, in as many messages as it took; nothing where the keeper is gone."""
+        parts = b""
+        while True:
+            data, fds, _, _ = socket.recv_fds(self._line, MESSAGE_MAX_BYTES, 1)
+            if not data.startswith(MORE):
+                return (parts + data[1:], fds) if data else (b"", fds)
+            parts += data[1:]
+
     def _ask(self, message: Mapping[str, object]) -> tuple[dict[str, Any], list[int]]:
         try:
             self._line.send(json.dumps(message).encode())
-            data, fds, _, _ = socket.recv_fds(self._line, MESSAGE_MAX_BYTES, 1)
+            data, fds = self._heard()
         except OSError as error:
             raise NotKept(f"the keeper of this node's memory does not answer: {error.strerror or error}") from None
         if not data:

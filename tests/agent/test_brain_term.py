@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from gangrun.agent import effects, facts
-from gangrun.wire.messages import Ack, Beat, CommandResult, Hello, Rejected, Welcome
+from gangrun.wire.messages import Ack, Beat, CommandResult, Hello, Rejected, Rescue, Welcome
 from tests.agent.stage import PEERS, TIMING, Stage, dial, launch, prepare, stop
 
 
@@ -70,7 +70,7 @@ def test_a_first_supervisor_that_fails_is_asked_for_again_ever_later():
     asked = []
     for _ in range(5):
         stage.local(facts.TermFound(None))
-        while not stage.brain.follow.spawning:
+        while not stage.brain.follow.asked.spawning:
             stage.pass_s(0.5)
             stage.local(facts.TermFound(None))
         asked.append(stage.now)
@@ -117,7 +117,12 @@ def test_an_older_ack_or_one_of_no_beat_changes_nothing():
     assert stage.brain.counters.stale_acks == 2, "the repeated newest one is not even stale"
 
 
-@pytest.mark.parametrize("message", [Ack(1, 1, 1000.0, 0), Welcome(1, "n1"), stop(5), prepare(1), launch(1)])
+@pytest.mark.parametrize("message",
+    [
+        Ack(1, 1, 1000.0, 0), Welcome(1, "n1"), stop(5), prepare(1), launch(1),
+        Rescue(1, (1, 7), 0), Rescue(1, (1, 8), 0, "/staging/5-ab", 5, "ab", ("0",)),
+    ],
+)  # fmt: skip
 def test_nothing_of_a_lower_term_is_believed(message):
     stage = Stage().follow(1)
     stage.peer(dial(2))

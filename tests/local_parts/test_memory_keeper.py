@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -22,7 +23,13 @@ Meet = Callable[[], Kept]
 @pytest.fixture
 def keeper() -> Iterator[subprocess.Popen[bytes]]:
     name = f"gangrun-test-{os.getpid()}-{os.urandom(6).hex()}"
-    process = subprocess.Popen([sys.executable, "-E", "-s", "-S", memory_keeper.__file__, name, str(LIMIT)])
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limited = (
+        f"import os, resource as r, sys; r.setrlimit(r.RLIMIT_NOFILE, (64, {hard})); "
+        "os.execv(sys.executable, sys.argv[1:])"
+    )
+    words = [sys.executable, "-E", "-s", "-S", memory_keeper.__file__, name, str(LIMIT)]
+    process = subprocess.Popen([sys.executable, "-c", limited, *words])
     process.keeper_name = name  # type: ignore[attr-defined]
     yield process
     process.kill()
@@ -175,3 +182,18 @@ def test_a_later_attempt_does_not_take_away_what_is_pinned_nor_offer_it(meet: Me
         assert os.pread(fd, 1, 0) == b"1"
     reader.close()
     until(lambda: _fits(writer, StepName(1, 2, "b" * 16), 600), 20, "its memory is free again")
+
+
+def test_a_node_may_hold_thousands_of_files_whatever_its_soft_limit_of_open_ones(
+    keeper: subprocess.Popen[bytes], meet: Meet
+) -> None:
+    """A frozen backbone is kept in files of 128 MiB, of all ranks of two nodes and of two steps at a time."""
+    kept = meet()
+    soft, hard = resource.prlimit(keeper.pid, resource.RLIMIT_NOFILE)
+    assert soft == hard
+    files = {f"__{number % 16}_{number:032}.distcp" for number in range(3000)}
+    for name in files:
+        kept.put(StepName(0, 7, "a" * 32), name, b"")
+    assert set(names(kept)[7]) == files
+    with kept.opened(StepName(0, 7, "a" * 32), min(files)) as fd:
+        assert os.fstat(fd).st_size == 0

@@ -19,9 +19,10 @@ from __future__ import annotations
 import zlib
 
 from gangrun.agent import effects, facts
+from gangrun.agent.asked import REFUSALS_MAX, REFUSED
 from gangrun.agent.departure import Departure
 from gangrun.agent.effects import Effect
-from gangrun.agent.follow import NEVER, REFUSALS_MAX, REFUSED, Follow
+from gangrun.agent.follow import NEVER, Follow
 from gangrun.agent.identity import AgentConfig, Counters
 from gangrun.agent.lease_keeping import Lease
 from gangrun.agent.orders import Orders
@@ -209,11 +210,13 @@ class AgentBrain:
             case facts.FindingMade():
                 return self._tell(FindingRaised(fact.finding), now)
             case facts.SupervisorRefused():
-                self.follow.supervisor_refused(now)
+                self.follow.asked.refused(now)
                 return []
             case facts.SupervisorExited():
                 done = self.follow.supervisor_exited(fact.code, fact.term, now)
-                return done + (self.departure.begin(REFUSED, JOURNAL_REFUSED, now) if self.follow.hopeless else [])
+                return done + (
+                    self.departure.begin(REFUSED, JOURNAL_REFUSED, now) if self.follow.asked.hopeless else []
+                )
             case facts.TerminateAsked():
                 done, event = self.departure.asked(fact, now)
                 return done if event is None else self._tell(event, now)
@@ -317,7 +320,7 @@ class AgentBrain:
             # a job that is over; its number counts all the same
             self.lease.see(fact.claim.term)
             line = self.lease.line
-            if self.follow.unwanted if line is None else fact.claim.term > line.term:
+            if self.follow.asked.unwanted if line is None else fact.claim.term > line.term:
                 return self.departure.begin(0, f"the run went on in job {fact.job}", now)
             return self.follow.found_none(self.lease, fact.claim.term, now)
         return self._dial(fact.claim, now)

@@ -25,21 +25,15 @@ import zlib
 from dataclasses import dataclass
 
 from gangrun.agent import effects
+from gangrun.agent.asked import DEPOSED, AskedSupervisor
 from gangrun.agent.effects import Effect
 from gangrun.agent.lease_keeping import Lease
 from gangrun.core.policy import Timing
-from gangrun.core.takeover import backoff_s
 from gangrun.wire.messages import Dial, PeerAddress, Ping, Pong, Promise
 
 PONG_WAIT_S = 0.5
 FRESH_BEATS = 2.5
 FIND_FIRST_S, FIND_MAX_S = 0.25, 1.0  # at start, until there is a claim
-DEPOSED = 75  # exit code of a supervisor that lost its term
-REFUSED = 78  # ... that cannot use the journal: a person must look
-ENDED = 0  # ... that saw to the end of the job, and was gone before this agent heard of it
-ENDED_FIRST = 2  # how many steps of the back-off are left out then
-DEPOSED_MAX = 7  # in a row, over two minutes, with nobody of this job in sight: the run is not this job's
-REFUSALS_MAX = 5  # in a row on one node: no other supervisor will fare better
 RESORT_FIRST_S, RESORT_MAX_S = 5.0, 60.0
 NEVER = float("inf")
 SPREAD_NODES_COUNT = 16
@@ -72,8 +66,7 @@ class Follow:
         self.candidates: tuple[PeerAddress, ...] = (me,) if roster_count == 1 else ()
         self.held: Held | None = None
         self._promises_count = 0  # in a row
-        self.spawning = False
-        self.refusals_count = self.deposed_count = self._ended_count = 0
+        self.asked = AskedSupervisor(timing)
         self._taken: dict[str, tuple[bytes, float]] = {}  # node -> (the way back, when)
         self._pongs: dict[str, float] = {}  # candidate -> how long it was unacked
         self._tried: set[str] = set()
@@ -83,13 +76,8 @@ class Follow:
         self._find_s = FIND_FIRST_S
         self._resort_at = 0.0
         self._resort_s = RESORT_FIRST_S
-        self._spawn_failures_count = self._watch_failures_count = 0
-        self._spawn_at = self._watch_at = 0.0  # not before; the latter for one without promises
-        self._watching = False  # the one asked for has no promises
         self._lives_at = 0.0  # when another candidate proved that the supervisor does
         self._too_few = False  # all of the roster were asked, and those that answered are no majority
-        self._spawned_at = NEVER  # when the last one was asked for, and to claim which term at least
-        self._spawned_term = 0
         # spreads the agents that know nobody, so that not all ask for a supervisor in the same second
         self._spread_s = zlib.crc32(incarnation.encode()) % 1000 / 100.0
 
@@ -109,18 +97,16 @@ class Follow:
 
     def dialled(self, dial: Dial) -> list[Effect]:
         """A newer term is being dialled: those who promised themselves to us are led there too."""
-        self.deposed_count = 0
         led: list[Effect] = [effects.ReplyPeer(route, dial) for route, _ in self._taken.values()]
         self._taken.clear()
         self._rest()
-        self.spawning = False
-        self._spawn_failures_count = 0
+        self.asked.answered()
         self._find_at, self._find_s = NEVER, FIND_FIRST_S
         return led
 
     def acked(self, candidates: tuple[PeerAddress, ...], roster_count: int) -> None:
         """A supervisor lives and names who may follow it."""
-        self.refusals_count = 0
+        self.asked.refusals_count = 0
         if candidates:
             self.candidates = candidates
         if roster_count >= self._filling_count:
@@ -130,7 +116,7 @@ class Follow:
 
     def _rest(self) -> None:
         self.held = None
-        self._watch_failures_count = 0
+        self.asked.watch_failures_count = 0
         self._too_few = False
         self._promises_count = 0
         self._pongs.clear()
@@ -185,11 +171,11 @@ class Follow:
         done: list[Effect] = []
         if now >= self._find_at:
             done += self.find(now)
-            if lease.line is not None and not self.spawning:
+            if lease.line is not None and not self.asked.spawning:
                 self._find_at, self._find_s = NEVER, FIND_FIRST_S
         if self.held is not None:
             return done + self._watch(lease, now) + self._keep(self.held, lease, now)
-        if lease.line is None and self._is_stuck(now):
+        if lease.line is None and self.asked.is_stuck(now):
             done += self._replace_stuck(lease, now)
         if now < lease.acked_at + self.timing.takeover_after_s:
             return done
@@ -301,65 +287,27 @@ class Follow:
         return self._spawn(lease.term_max + 1, tuple(sorted(nodes)), now)
 
     def _spawn(self, term_min: int, promises: tuple[str, ...], now: float) -> list[Effect]:
-        if self.spawning and not (promises and self._watching):
-            return []
-        if now < (self._spawn_at if promises else self._watch_at):
-            return []
-        if self.spawning:  # only a term above the one that the watching one wants lets a warden start another beside it
-            term_min = max(term_min, self._spawned_term + 1)
-        self.spawning, self._watching = True, not promises
-        self._spawned_at, self._spawned_term = now, term_min
-        self._find_s = FIND_FIRST_S
-        self._find_at = now + self._find_s  # its claim will say where it listens
-        return [effects.SpawnSupervisor(term_min, promises, now)]
-
-    def _is_stuck(self, now: float) -> bool:
-        """Has the supervisor that was asked for claimed nothing for longer than any file system may take?"""
-        return self.spawning and now >= self._spawned_at + self.timing.counter_still_s
+        wanted = self.asked.ask(term_min, promises, now)
+        if wanted:
+            self._find_s = FIND_FIRST_S
+            self._find_at = now + self._find_s  # its claim will say where it listens
+        return wanted
 
     def _replace_stuck(self, lease: Lease, now: float) -> list[Effect]:
         """Alone, this agent is the majority whose word lets a warden start one beside it; else others do it."""
-        self.spawning = False
+        self.asked.spawning = False
         promises = (self.me.node,) if self.roster_count == 1 else ()
-        return self._spawn(max(lease.term_max, self._spawned_term) + 1, promises, now)
+        return self._spawn(max(lease.term_max, self.asked.term) + 1, promises, now)
 
     def supervisor_exited(self, code: int, term_min: int, now: float) -> list[Effect]:
         """The one asked for, or one that served, is gone. A deposed one means that a newer term is to be found."""
-        if term_min >= self._spawned_term:
-            self.supervisor_refused(now)
-        self.refusals_count += code == REFUSED
-        self.deposed_count += code == DEPOSED
-        if code == ENDED:  # whatever acked us meanwhile: another will find the same
-            self._ended_count += 1
-            self._spawn_at = self._watch_at = now + backoff_s(self._ended_count + ENDED_FIRST)
+        self.asked.exited(code, term_min, now)
         return self.find(now) if code == DEPOSED else []
-
-    @property
-    def unwanted(self) -> bool:
-        """No supervisor of this job gets a term, and there is none."""
-        return self.deposed_count >= DEPOSED_MAX
-
-    @property
-    def hopeless(self) -> bool:
-        """No supervisor can go on from what the journal says."""
-        return self.refusals_count >= REFUSALS_MAX
-
-    def supervisor_refused(self, now: float) -> None:
-        """The one asked for never came to be; the next one waits longer."""
-        if not self.spawning:
-            return
-        self.spawning = False
-        if self._watching:
-            self._watch_failures_count += 1
-            self._watch_at = now + backoff_s(self._watch_failures_count)
-        else:
-            self._spawn_failures_count += 1
-            self._spawn_at = now + backoff_s(self._spawn_failures_count)
 
     # ---- last resorts ------------------------------------------------------------------------------------------
 
     def _lonely_at(self, lease: Lease) -> float:
-        if self.spawning:
+        if self.asked.spawning:
             return NEVER
         since = lease.acked_at
         if self._is_candidate(self.me.node) and self.roster_count > 1:
@@ -370,7 +318,7 @@ class Follow:
         else:
             spread_s = self._spread_s * max(1.0, self.roster_count / SPREAD_NODES_COUNT)
             after_s = 2 * self.timing.counter_still_s + spread_s
-        return max(since + after_s, self._spawn_at, self._watch_at)
+        return max(since + after_s, self.asked.not_before, self.asked.watch_not_before)
 
     def _lost_at(self, lease: Lease) -> float:
         first = self.timing.takeover_after_s * (2 if self.candidates else 1)

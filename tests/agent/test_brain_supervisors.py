@@ -46,7 +46,7 @@ def test_a_journal_that_nobody_can_use_is_given_up_with_the_words():
         assert not stage.only(effects.Leave)
         stage.local(facts.SupervisorExited(78, 2))
         stage.pass_s(1.0)
-        assert stage.brain.follow.refusals_count == count
+        assert stage.brain.follow.asked.refusals_count == count
     (leave,) = stage.only(effects.Leave)
     assert leave.code == 78
     assert "a person must look" in leave.reason
@@ -79,7 +79,7 @@ def test_supervisors_that_end_the_job_and_do_not_let_this_agent_go_are_asked_for
     asked_at: list[float] = []
     for term in range(2, 10):
         began = stage.now
-        while not stage.brain.follow.spawning:
+        while not stage.brain.follow.asked.spawning:
             stage.pass_s(0.5)
         asked_at.append(stage.now - began)
         stage.follow(term, candidates=PEERS[:3], roster_count=3)

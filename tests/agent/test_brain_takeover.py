@@ -267,7 +267,7 @@ def test_after_a_failed_supervisor_the_next_is_asked_for_ever_later(how):
     stage = Stage(roster_count=1).follow(1, candidates=PEERS[:1], roster_count=1)
     asked_at = []
     for _ in range(4):
-        while not stage.brain.follow.spawning:
+        while not stage.brain.follow.asked.spawning:
             stage.pass_s(0.25)
         asked_at.append(stage.now)
         stage.local(how)
@@ -335,13 +335,13 @@ def test_a_dial_ends_the_promise():
     stage.peer(dial(2))
     assert stage.brain.follow.held is None
     assert stage.brain.lease.promised_term == 0
-    assert stage.brain.follow.spawning is False
+    assert stage.brain.follow.asked.spawning is False
 
 
 def test_takeover_and_reconnect_fit_into_the_lease():
     """Law 2, as far as the agent has a say: unacked, asked, promised, spawned within T + 1.5 s; the lease is L."""
     stage = Stage(roster_count=1).follow(1, candidates=PEERS[:1], roster_count=1)
     begun = stage.now
-    while not stage.brain.follow.spawning:
+    while not stage.brain.follow.asked.spawning:
         stage.pass_s(0.1)
     assert stage.now - begun <= T + 1.5 < TIMING.fence_after_s

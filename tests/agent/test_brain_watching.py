@@ -63,16 +63,16 @@ def test_one_that_watches_is_in_no_majoritys_way():
     stage.peer(promise("n2", term=1, unacked_s=12.0))
     assert [(e.term_min, e.promises) for e in stage.only(effects.SpawnSupervisor)] == [(3, ("n1", "n2"))]
     stage.local(facts.SupervisorExited(75, 2))
-    assert stage.brain.follow.spawning, "that was the other one"
+    assert stage.brain.follow.asked.spawning, "that was the other one"
     stage.local(facts.SupervisorExited(1, 3))
-    assert not stage.brain.follow.spawning
+    assert not stage.brain.follow.asked.spawning
 
 
 def test_one_that_watched_in_vain_makes_the_next_one_wait_and_no_majority():
     stage = watching(3)
     for _ in range(6):
         stage.local(facts.SupervisorExited(75, 2))
-        while not stage.brain.follow.spawning:
+        while not stage.brain.follow.asked.spawning:
             stage.pass_s(0.25)
     stage.local(facts.SupervisorExited(75, 2))
     stage.take()

@@ -11,7 +11,7 @@ sleeps until ``next_wake(beats=False)`` and calls ``catch_up_acked(sent_at, now,
 to the node, which leaves the brain as ``count`` beats would whose newest, sent at ``sent_at``, was acked by ``now``.
 
 Its parts: ``lease_keeping`` (term and lease), ``orders`` (commands and attempts), ``outbox`` (events),
-``follow`` (takeover), ``departure`` (its own end).
+``follow`` (takeover), ``asked`` (the supervisor it asked for), ``departure`` (its own end).
 """
 
 from __future__ import annotations

@@ -183,7 +183,8 @@ class Checkpointer:
     def step(self, step: int, loss: SupportsFloat | None = None, grad_norm: SupportsFloat | None = None) -> Requests:
         """Say that ``step`` is done: it is shown, counted, and saved if it is time or if gangrun asks for it.
 
-        Steps are whole numbers that count up over the whole run; ValueError for one that does not come after the last.
+        Steps are whole numbers that count up over the whole run. Raises ValueError for one that does not come after the
+        last, or where ranks are at different ones, and ``CheckpointError`` once this is closed.
         ``loss`` and ``grad_norm`` are shown to people. ``stop`` in the answer is true on all ranks at the same step:
         leave the loop; what had to be saved is. A save that failed in the background is told by a
         ``CheckpointWarning``.

@@ -166,7 +166,8 @@ def ended_words(job: RunJob) -> str:
     if "slurm prolog" in job.last_words.lower():
         return f"job {job.job} was not started: Slurm's own preparation of a node failed ({job.last_words})"
     if _never_ran(job):
-        return f"job {job.job} was not started: Slurm ended it before anything of it ran, as where a prolog fails"
+        why = "as where a prolog fails, or where it is cancelled at that moment"
+        return f"job {job.job} was not started: Slurm ended it before anything of it ran, {why}"
     if job.reason == "DependencyNeverSatisfied":
         return f"job {job.job} was cancelled by Slurm: what it waited for can never come true"
     if was_cancelled(job):
@@ -222,5 +223,8 @@ def failure_before_it_began(job: RunJob) -> Failure | None:
 
 
 def _never_ran(job: RunJob) -> bool:
-    """It had nodes, and neither its batch script nor what watches over that left a word."""
+    """It had nodes, and neither its batch script nor what watches over that left a word.
+
+    A prolog that failed leaves the same as a scancel before the prolog's end, so this may have been either.
+    """
     return job.state == "CANCELLED" and bool(job.nodes) and not job.began and not job.last_words

@@ -15,7 +15,6 @@ from __future__ import annotations
 import atexit
 import os
 import secrets
-import sys
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
@@ -30,10 +29,11 @@ from gangrun.core.retention import Keep
 from gangrun.training import arguments, delta, environment, memory_saving, random_state, resuming
 from gangrun.training import step as progress
 from gangrun.training.clock import Clock, RealClock
+from gangrun.training.ending import Ending
 from gangrun.training.grouping import Grouping
 from gangrun.training.keeping import Keeping
 from gangrun.training.plan import Planning
-from gangrun.training.ranks import Call, RankGone, Ranks
+from gangrun.training.ranks import Call, Ranks
 from gangrun.training.saver import Save, Saver
 from gangrun.training.schedule import Schedule
 from gangrun.training.snapshot import HostBuffer, Snapshot
@@ -133,7 +133,7 @@ class Checkpointer:
         self._saves: list[Save] = []
         self._step = self._saved_step = self._resumed_step = -1
         self._proven_readable = self._closed = False
-        self._error_before = id(sys.exc_info()[1])
+        self._ending = Ending(self._ranks)
         _OPEN[where] = self
         progress.hold_requests()
         progress.save_on_stop()
@@ -331,27 +331,19 @@ class Checkpointer:
 
     def _save_the_end(self) -> list[str]:
         """Begin to save the last step, if it is not saved; why it is not, and what failed before where it is not."""
-        error = sys.exc_info()[1]
-        if error is not None and id(error) != self._error_before:
-            return []  # its state may be of half a step, and the other ranks are elsewhere
+        if self._ending.error() is not None:
+            return []
         with progress.saving():
             for save in self._saves:
                 save.done.wait()  # so that all ranks know alike what is saved
         failures = self._ended()
-        step = self._step
-        self._ranks.called(Call.CLOSE, step)
-        try:
-            last, first, unsaved = self._ranks.largest(step, -step, int(step > self._saved_step))
-        except RankGone as gone:
-            return [*failures, f"step {step}, the last one, was not saved: {gone}"]
-        if unsaved and last != -first:
-            failures.append(f"no last step was saved: one rank ended after step {-first} and another after step {last}")
-        elif unsaved:
-            for failure in failures:
-                warnings.warn(failure, CheckpointWarning, stacklevel=4)  # of a step that this one replaces
-            self.save(step)
-            return []
-        return failures
+        save_it, why_not = self._ending.agreed(self._step, unsaved=self._step > self._saved_step)
+        if not save_it:
+            return [*failures, why_not] if why_not else failures
+        for failure in failures:
+            warnings.warn(failure, CheckpointWarning, stacklevel=4)  # of a step that this one replaces
+        self.save(self._step)
+        return []
 
     def finish(self, within_s: float) -> None:
         """Give what is under way this long; what is not done then was never committed. Nothing is saved after this."""

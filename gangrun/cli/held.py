@@ -22,12 +22,12 @@ from gangrun.adapters.fs.job_claims import JobClaim, JobClaims, Taken
 from gangrun.adapters.fs.run_dir import RunPaths, write_submission
 from gangrun.adapters.local import box
 from gangrun.cli import environment
-from gangrun.cli.company import refuse_company
+from gangrun.cli.company import refuse_lasting_company
 from gangrun.cli.config import DEFAULT
 from gangrun.cli.errors import SLURM, UserError
 from gangrun.cli.finding import entries_of
 from gangrun.cli.job_owner import JobOwner
-from gangrun.cli.new_run import Understood, make_run, put_in_index
+from gangrun.cli.new_run import Understood, make_run, put_in_index, unmade
 from gangrun.cli.reading import read
 from gangrun.cli.run_spec import ranks_of
 from gangrun.cli.slurm_asking import excuse, tools_of
@@ -87,7 +87,6 @@ def run_in(held: Held, wish: Understood) -> int:
     draft = _draft(held, wish, wall)
     before = _begun(held, draft)
     if before is None:
-        refuse_company(draft, entries_of(None), wall)
         paths, spec = make_run(disk, wish.runs_dir, draft, wall)
         write_submission(disk, paths, _submission(held, spec))
     else:
@@ -153,6 +152,12 @@ def _own(held: Held, spec: RunSpec, paths: RunPaths, wish: Understood) -> int:
     if isinstance(claimed, Taken):
         raise UserError("busy", f"this run is already being run: {claimed.why}", "gangrun status shows it")
     put_in_index(paths, spec, allocation.job)
+    try:
+        refuse_lasting_company(spec, lambda: entries_of(None))
+    except UserError:
+        if holder is None:
+            unmade(disk, paths)
+        raise
     view = shown(paths, wish.variables, as_json=request.as_json, quiet=request.quiet)
     view.say(f"run {paths.run} ({spec.name}) on {fold(allocation.nodes)}, in {paths.root}")
     owner = JobOwner(

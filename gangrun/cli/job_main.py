@@ -8,6 +8,7 @@ Exit codes: 0, 1 and 130 as the run ended; 75 it goes on in another job; 78 a pe
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import threading
@@ -96,7 +97,9 @@ def main(words: list[str]) -> int:
             repoint(Scheduler(Tools(variables)), allocation.job, taken.holder.job, clock, _say)
         return _leave(EXIT_ELSEWHERE, f"nothing is started: {taken.why}")
     if why := _company(spec):
-        return _leave(EXIT_UNUSABLE, f"nothing is started: {why}")
+        told = f"nothing is started: {why}"
+        _note(paths, disk, seq, told)
+        return _leave(EXIT_UNUSABLE, told)
     view = LiveView(
         log_of=paths.node_log, live_of=lambda term: live_of(paths, disk, term), wall=clock.wall, out=sys.stdout
     )
@@ -154,6 +157,13 @@ def _company(spec: RunSpec) -> str:
     except UserError as error:
         return f"{error.message}; {error.hint}, and then gangrun resume {spec.run}"
     return ""
+
+
+def _note(paths: RunPaths, disk: Disk, seq: int, why: str) -> None:
+    """``gangrun status`` tells it where no supervisor does."""
+    target = paths.setup_failed(seq)
+    with contextlib.suppress(OSError):
+        disk.replace(target, f"{why}\n".encode(), paths.temporary(target, "new"))
 
 
 def _leave(code: int, why: str) -> int:

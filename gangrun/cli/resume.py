@@ -13,8 +13,7 @@ from typing import Any
 import click
 
 from gangrun.adapters.fs.disk import Disk
-from gangrun.adapters.fs.job_claims import JobClaims
-from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, check_private, clear_cancelled
+from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, check_private, clear_cancelled, read_cancelled
 from gangrun.cli import environment
 from gangrun.cli.company import refuse_company
 from gangrun.cli.errors import UNKNOWN, UserError
@@ -67,14 +66,16 @@ def command(
             leave_request(disk, paths, seq, what)
 
         return resume_job(reading, wish, variables, leave, as_json=as_json)
-    refuse_company(reading.spec, entries_of(None), wall_now())
-    seq = JobClaims(paths, disk).highest() + 1
-    leave_request(disk, paths, seq, wish)
-    clear_cancelled(disk, paths)
+    refuse_company(reading.spec, lambda: entries_of(None))
     from gangrun.cli.start import own
 
+    def ready(seq: int) -> None:
+        leave_request(disk, paths, seq, wish)
+        if read_cancelled(disk, paths) == reading.cancelled:  # else somebody has cancelled it meanwhile
+            clear_cancelled(disk, paths)
+
     over = reading.owner if reading.ended else None
-    return own(reading.spec, paths, variables, as_json=as_json, quiet=quiet, over=over)
+    return own(reading.spec, paths, variables, as_json=as_json, quiet=quiet, over=over, ready=ready)
 
 
 def _wish(request: str, max_restarts: str | None) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from gangrun.cli.queue_words import HELD_BY_OTHERS, Queue, RunJob, active_words,
 from gangrun.cli.reading import Reading, ask_slurm
 from gangrun.cli.slurm_asking import scheduler_of, standing, tools_of
 from gangrun.cli.status_json import SCHEMA
-from gangrun.cli.submitting import sent
+from gangrun.cli.submitting import sent, tell_of_company
 from gangrun.cli.terminal import clean
 from gangrun.cli.times import WallTimes, pause, steady_now, wall_now
 from gangrun.core.nodeset import fold
@@ -57,6 +57,7 @@ def resume_job(
     jobs = _batch_jobs(reading, variables)
     if reading.state is None and wish["request"] == "auto":  # it has not begun: what it was submitted with holds
         wish = {**wish, "request": reading.spec.resume}
+    tell_of_company(reading.spec)
     held = next((job for job in queue.waiting if job.held), None)
     if held is not None:
         return _release(reading, jobs, held, dict(wish), leave, as_json=as_json)

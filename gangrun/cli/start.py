@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import click
 
@@ -39,7 +39,7 @@ def start(request: Request) -> int:
     ranks = ranks_of(wish.value("nproc_per_node"), box.gpus_count(wish.variables), box.cpus_count())
     disk, wall = Disk(), SystemClock().wall()
     draft = wish.draft(wall, world="local", nodes=nodes_of(wish.settings), slots_per_node=ranks, ranks_per_slot=1)
-    refuse_company(draft, entries_of(None), wall)
+    refuse_company(draft, lambda: entries_of(None))
     paths, spec = make_run(disk, wish.runs_dir, draft, wall)
     return own(spec, paths, wish.everything, as_json=request.as_json, quiet=request.quiet)
 
@@ -52,9 +52,10 @@ def own(
     as_json: bool = False,
     quiet: bool = False,
     over: JobClaim | None = None,
+    ready: Callable[[int], None] | None = None,
 ) -> int:
     """Hold the next job of this run on this box until it ends. ``over``: the owner of the last one, wherever it was, if
-    that has ended.
+    that has ended. ``ready(seq)``, of a run that is taken up again, is called before anything is started.
     """
     disk = Disk()
     host, me = box.short_name(), processes.read_proc(os.getpid())
@@ -70,9 +71,11 @@ def own(
     try:
         give_way(spec, lambda: entries_of(None))
     except UserError:
-        if claimed.claim.seq == 0:
+        if ready is None:
             unmade(disk, paths)
         raise
+    if ready is not None:
+        ready(claimed.claim.seq)
     view = shown(paths, variables, as_json=as_json, quiet=quiet)
     view.say(f"run {paths.run} ({spec.name}) in {paths.root}")
     if over is not None and over.host != host:

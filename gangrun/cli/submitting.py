@@ -142,10 +142,16 @@ def _wish(request: Request, wall: float) -> Wish:
         raise UserError("usage", f"{words!r} is not valid UTF-8, so it cannot be kept with the run") from error
     _warn_of_places(found, draft)
     _warn_of_cpus(draft, submission)
-    if words := words_of_company(draft, entries_of(None), wall):
-        hint = "a job of this one that begins before that starts nothing; --dependency afterany:JOB has it wait"
-        click.echo(f"gangrun: {words}; {hint}", err=True)
+    tell_of_company(draft)
     return Wish(found, draft, submission)
+
+
+def tell_of_company(spec: RunSpec) -> None:
+    """A dependency on a job of the other run would not do: that run may go on in another job."""
+    words, other = words_of_company(spec, lambda: entries_of(None))
+    if words:
+        hint = f"a job of this one that begins before that starts nothing: gangrun wait {other} tells when it has"
+        click.echo(clean(f"gangrun: {words}; {hint}"), err=True)
 
 
 def _ranks(found: Understood) -> int:

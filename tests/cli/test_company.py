@@ -5,31 +5,63 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.index import IndexEntry
-from gangrun.cli import company
-from gangrun.cli.company import SIGN_WITHIN_S, give_way, refuse_company, refuse_lasting_company, words_of_company
+from gangrun.adapters.fs.live import Counter
+from gangrun.cli import company, job_main
+from gangrun.cli.company import (
+    BEGINS_S,
+    LASTS_S,
+    LONG_OVER_S,
+    SILENT_S,
+    Time,
+    give_way,
+    refuse_company,
+    refuse_lasting_company,
+    words_of_company,
+)
 from gangrun.cli.errors import UserError
+from gangrun.cli.start import own
 from tests.cli.conftest import Call
+from tests.cli.pretend_tools import PretendTools
 from tests.cli.run_builder import Builder
+from tests.cli.slurm_stories import job, leaving, submitted
 
 DEAD = 2**22 + 1  # no process can have this number
+HOUR_S = 3600.0
 
 
-def refused(story: Builder, directory: str, later_s: float = 1.0) -> bool:
+class Passing:
+    """Time that passes only while somebody waits, by a clock that may be wrong; ``happens`` meanwhile."""
+
+    def __init__(self, wall: float, happens: Callable[[float], object] = lambda at: None) -> None:
+        self.at, self.began, self.happens = 0.0, wall, happens
+        self.time = Time(now=lambda: self.at, wall=lambda: self.began + self.at, wait=self.wait)
+
+    def wait(self, seconds: float) -> None:
+        self.at += seconds
+        self.happens(self.at)
+
+
+def entry(story: Builder) -> IndexEntry:
+    return IndexEntry(story.run, story.name, str(story.paths.root), story.spec.created_wall)
+
+
+def refused(story: Builder, directory: str) -> bool:
     """Would a new run that saves to ``directory`` be told to wait for the one of ``story``?"""
     mine = msgspec.structs.replace(story.spec, run="20261119-000000-other")
     mine = msgspec.structs.replace(mine, checkpoint=msgspec.structs.replace(mine.checkpoint, directory=directory))
     gone = IndexEntry("20261117-000000-gone", "gone", str(story.runs / "gone"), 0.0)
-    known = (IndexEntry(story.run, story.name, str(story.paths.root), story.spec.created_wall), gone)
     said = ""
     try:
-        refuse_company(mine, known, story.now + later_s)
+        refuse_company(mine, lambda: (entry(story), gone))
     except UserError as error:
         said = f"{error.message}; {error.hint}"
     assert not said or (story.run in said and "gangrun cancel" in said)
@@ -44,23 +76,27 @@ def test_a_run_that_trains_is_not_joined(runs: Path, home: Path) -> None:
     assert refused(story, str(place))
     assert refused(story, str(home / "by another name"))
     assert not refused(story, str(home / "elsewhere")) and not refused(story, "")
-    refuse_company(story.spec, [IndexEntry(story.run, "train", str(story.paths.root), 0.0)], story.now)  # it is itself
+    refuse_company(story.spec, lambda: [entry(story)])  # it is itself
+
+
+def test_no_run_is_too_old_and_no_index_too_long(runs: Path) -> None:
+    story = begun(runs, "aaaaa").supervisor().up()
+    elsewhere = Builder(runs, run="20261118-110640-ccccc", checkpoint_dir=str(runs / "elsewhere")).owned_by_us()
+    mine = begun(runs, "bbbbb")
+    with pytest.raises(UserError, match=story.run):
+        refuse_company(mine.spec, lambda: [*[entry(elsewhere)] * 1000, entry(story)])
 
 
 @pytest.mark.parametrize(
-    ("change", "later_s"),
-    [
-        (lambda story: story.finished(), 1.0),
-        (lambda story: story.owner(1, pid=DEAD, ticks=1), 1.0),
-        (lambda story: story.owner(1, pid=DEAD, ticks=1, host="elsewhere"), SIGN_WITHIN_S + 60.0),
-    ],
-    ids=["ended", "killed", "silent on another host"],
+    "change",
+    [lambda story: story.finished(), lambda story: story.owner(1, pid=DEAD, ticks=1)],
+    ids=["ended", "killed"],
 )
-def test_whoever_is_over_is_no_hindrance(runs: Path, change: Callable[[Builder], Builder], later_s: float) -> None:
+def test_whoever_is_over_is_no_hindrance(runs: Path, change: Callable[[Builder], Builder]) -> None:
     story = Builder(runs, checkpoint_dir=str(runs / "ckpt")).owner(pid=os.getpid()).supervisor().up()
     assert refused(story, str(runs / "ckpt"))
     change(story)
-    assert not refused(story, str(runs / "ckpt"), later_s)
+    assert not refused(story, str(runs / "ckpt"))
 
 
 def begun(runs: Path, name: str) -> Builder:
@@ -68,49 +104,183 @@ def begun(runs: Path, name: str) -> Builder:
     return Builder(runs, run=f"20261118-110640-{name}", checkpoint_dir=str(runs / "ckpt")).owned_by_us()
 
 
-def entry(story: Builder) -> IndexEntry:
-    return IndexEntry(story.run, story.name, str(story.paths.root), story.spec.created_wall)
+def far(runs: Path, name: str = "bbbbb") -> Builder:
+    """A run that trains on a host which cannot be asked."""
+    return begun(runs, name).owner(host="elsewhere").supervisor().up()
+
+
+def alone(mine: Builder, other: Builder, passing: Passing) -> bool:
+    try:
+        refuse_lasting_company(mine.spec, lambda: [entry(other)], passing.time)
+    except UserError as error:
+        return other.run not in error.message
+    return True
+
+
+@pytest.mark.parametrize("ahead_s", [-HOUR_S, 0.0, HOUR_S])
+def test_what_still_writes_lives_whatever_the_clocks_say(runs: Path, ahead_s: float) -> None:
+    other, mine = far(runs), begun(runs, "aaaaa")
+    counter = Counter(Disk(), other.paths, other.term)
+
+    def happens(at: float) -> None:
+        if at % 5 == 0:
+            counter.write({}, other.now + at)
+
+    passing = Passing(other.now + ahead_s, happens)
+    assert not alone(mine, other, passing)
+    assert LASTS_S <= passing.at <= LASTS_S + 5
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "writes_for_s", "within_s"),
+    [
+        (-HOUR_S, 0, SILENT_S),
+        (0.0, 0, SILENT_S),
+        (HOUR_S, 0, SILENT_S),
+        (0.0, 10, 10 + SILENT_S),  # killed while we looked
+        (LONG_OVER_S + HOUR_S, 0, 0.0),
+    ],
+)
+def test_what_was_killed_elsewhere_is_soon_no_hindrance(
+    runs: Path, ahead_s: float, writes_for_s: float, within_s: float
+) -> None:
+    other, mine = far(runs), begun(runs, "aaaaa")
+    counter = Counter(Disk(), other.paths, other.term)
+    counter.write({}, other.now)
+
+    def happens(at: float) -> None:
+        if at <= writes_for_s:
+            counter.write({}, other.now + at)
+
+    passing = Passing(other.now + ahead_s, happens)
+    assert alone(mine, other, passing)
+    assert passing.at == within_s
+
+
+def test_one_that_ends_while_it_is_looked_at_is_no_hindrance(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other, mine = begun(runs, "bbbbb").supervisor().up(), begun(runs, "aaaaa")
+    passing = Passing(other.now, lambda at: at == 7 and other.finished())
+    assert alone(mine, other, passing)
+    assert passing.at == 7
+    assert capsys.readouterr().err.count("looking whether it still lives") == 1
+    other.owner(1, pid=os.getpid())  # it is taken up again
+    assert not alone(mine, other, Passing(other.now))
+
+
+def claimed(runs: Path, name: str) -> tuple[Builder, Passing]:
+    """A job of a run that has its place, and no supervisor yet; it begins after 50 s."""
+    other = submitted(runs, run=f"20261118-110640-{name}", checkpoint_dir=str(runs / "ckpt")).owner(host="n0")
+    return other, Passing(other.paths.jobs.stat().st_mtime)
+
+
+def test_a_job_is_seen_from_its_claim_on(runs: Path) -> None:
+    other, passing = claimed(runs, "bbbbb")
+    mine = begun(runs, "aaaaa")
+    passing.happens = lambda at: at == 50 and other.supervisor().up()
+    assert not alone(mine, other, passing)
+    assert passing.at == 50
+
+
+def test_a_claim_that_nothing_follows_is_no_hindrance_for_ever(runs: Path) -> None:
+    other, passing = claimed(runs, "bbbbb")
+    mine = begun(runs, "aaaaa")
+    assert alone(mine, other, passing)
+    assert passing.at == BEGINS_S
+    later = Passing(passing.began + LONG_OVER_S + HOUR_S)
+    assert alone(mine, other, later) and later.at == 0
+    other.paths.setup_failed(0).write_text("nothing is started: somebody else saves there\n")
+    told = Passing(passing.began)
+    assert alone(mine, other, told) and told.at == 0
+
+
+def test_of_two_jobs_that_begin_at_once_one_looks_for_longer(runs: Path) -> None:
+    other, passing = claimed(runs, "aaaaa")
+    mine = begun(runs, "bbbbb")
+    passing.happens = lambda at: at == BEGINS_S + 60 and other.supervisor().up()  # it has looked, and starts
+    assert not alone(mine, other, passing)
 
 
 def test_of_two_that_began_at_once_one_gives_way_and_the_other_waits_for_that(runs: Path) -> None:
     first, second = begun(runs, "aaaaa"), begun(runs, "bbbbb")
-    known = [entry(first), entry(second)]
+
+    def known() -> list[IndexEntry]:
+        return [entry(first), entry(second)]
+
+    at_once = Passing(first.now)
     with pytest.raises(UserError, match=first.run):
-        give_way(second.spec, lambda: known, within_s=600.0)
-    asked: list[int] = []
-
-    def goes_away() -> list[IndexEntry]:
-        asked.append(1)
-        return known if len(asked) < 3 else known[:1]
-
-    give_way(first.spec, goes_away, within_s=600.0)
-    assert len(asked) == 3
+        give_way(second.spec, known, time=at_once.time)
+    assert at_once.at == 0
+    passing = Passing(first.now, lambda at: at == 3 and second.owner(pid=DEAD, ticks=1))
+    give_way(first.spec, known, time=passing.time)
+    assert passing.at == 3
+    second.owned_by_us()
     with pytest.raises(UserError, match=second.run):
-        give_way(first.spec, lambda: known, within_s=0.0)
+        give_way(first.spec, known, time=Passing(first.now).time)
 
 
-def test_one_that_is_taken_up_again_is_seen_before_it_says_a_word(runs: Path) -> None:
-    other, mine = begun(runs, "aaaaa").supervisor().up().finished(), begun(runs, "bbbbb")
-    assert words_of_company(mine.spec, [entry(other)], other.now) == ""
-    other.owner(1, pid=os.getpid())
-    assert other.run in words_of_company(mine.spec, [entry(other)], other.now + 600.0)
+def test_who_gives_way_has_changed_nothing_yet(runs: Path) -> None:
+    begun(runs, "aaaaa")
+    mine = Builder(runs, run="20261118-110640-bbbbb", checkpoint_dir=str(runs / "ckpt"))
+    called: list[int] = []
+    with pytest.raises(UserError, match="aaaaa"):
+        own(mine.spec, mine.paths, {}, ready=called.append)
+    assert called == [] and mine.paths.spec.exists()
 
 
-def test_a_job_that_begins_beside_a_live_run_waits_a_little_and_starts_nothing(
-    runs: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_hangs_or_is_not_known_holds_nobody(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other, mine = begun(runs, "aaaaa"), begun(runs, "bbbbb")
+    release = threading.Event()
+
+    def hangs() -> list[IndexEntry]:
+        release.wait(600)
+        return [entry(other)]
+
+    def no_home() -> list[IndexEntry]:
+        raise RuntimeError("Could not determine home directory.")
+
+    try:
+        refuse_lasting_company(mine.spec, hangs, Time(answers_within_s=0.1))
+    finally:
+        release.set()
+    assert "a file system does not answer" in capsys.readouterr().err
+    refuse_lasting_company(mine.spec, no_home)
+    assert "Could not determine home directory" in capsys.readouterr().err
+
+
+def test_a_job_that_starts_nothing_leaves_its_story_to_status(
+    runs: Path, gangrun: Call, tools: PretendTools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other, mine = begun(runs, "bbbbb"), begun(runs, "aaaaa")
-    asked: list[int] = []
+    """The successor of an old run, in whose directory somebody else saves by now."""
+    other, old = begun(runs, "bbbbb"), leaving(runs, checkpoint_dir=str(runs / "ckpt"))
+    monkeypatch.setattr(company, "LASTS_S", 0.0)
+    monkeypatch.setenv("SLURM_JOB_ID", "13")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n0")
+    job(tools, old, 12, "NODE_FAIL")
+    job(tools, old, 13, "RUNNING", seq=1, nodes="n0")
+    assert job_main.main(["--run-dir", str(old.paths.root), "--seq", "1"]) == 78
+    job(tools, old, 13, "FAILED", "NonZeroExitCode", seq=1)
+    found = gangrun("status", old.run, "--json").json
+    assert (found["state"], found["exit_code"]) == ("FAILED", 1)
+    assert found["reason"].startswith(f"nothing is started: run {other.run} (train) saves to {runs / 'ckpt'}")
+    assert f"gangrun resume {old.run}" in found["reason"]
+    assert gangrun("explain", old.run).code == 0
+    said = gangrun("resume", old.run)
+    assert said.code == 0 and f"run {other.run} (train) saves to" in said.err
+    assert gangrun("status", old.run, "--json").json["state"] == "PENDING"
 
-    def dies() -> list[IndexEntry]:
-        asked.append(1)
-        return [entry(other)] if len(asked) < 3 else []
 
-    refuse_lasting_company(mine.spec, dies)
-    assert len(asked) == 3
-    monkeypatch.setattr(company, "SIGN_WITHIN_S", 0.0)
-    with pytest.raises(UserError, match=other.run):
-        refuse_lasting_company(mine.spec, lambda: [entry(other)])
+def test_in_an_allocation_of_ones_own_it_is_waited_too(
+    runs: Path, gangrun: Call, tools: PretendTools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = begun(runs, "aaaaa")
+    monkeypatch.setattr(company, "LASTS_S", 0.0)
+    monkeypatch.setenv("SLURM_JOB_ID", "13")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n0")
+    (tools.folder / "srun").symlink_to("/bin/false")
+    (runs.parent / "train.py").touch()
+    said = gangrun("run", "--json", "--nproc-per-node", "1", "--checkpoint-dir", str(runs / "ckpt"), "train.py")
+    assert said.error["kind"] == "busy" and other.run in said.error["message"]
+    assert [folder.name for folder in runs.iterdir()] == [other.run], "nothing is left"
 
 
 def test_who_submits_beside_a_live_run_is_told(runs: Path, home: Path, gangrun: Call) -> None:
@@ -119,6 +289,8 @@ def test_who_submits_beside_a_live_run_is_told(runs: Path, home: Path, gangrun: 
     said = gangrun("submit", "--dry-run", "--checkpoint-dir", str(runs / "ckpt"), "train.py")
     assert said.code == 0
     assert f"run {other.run} (train) saves to {runs / 'ckpt'}, and has not ended" in said.err
+    assert f"gangrun wait {other.run}" in said.err and "afterany" not in said.err
+    assert words_of_company(begun(runs, "ccccc").spec, lambda: [entry(other)])[1] == other.run
     assert "saves to" not in gangrun("submit", "--dry-run", "--checkpoint-dir", str(home), "train.py").err
 
 

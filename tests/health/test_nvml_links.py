@@ -69,6 +69,30 @@ def test_what_two_links_cannot_say_the_others_are_not_asked(library: Make) -> No
 
 
 @pytest.mark.parametrize(
+    "first",
+    [
+        {f"gpu0__link{link}": 0 for link in (0, 1)},
+        {f"gpu0__link{link}": "!3" for link in (0, 1)},
+        {f"gpu0__link{link}": "!10" for link in (0, 1)},
+        {f"gpu0__link{link}__errors4": "!10" for link in (0, 1)},
+        {f"gpu0__link{link}__errors4": "!999" for link in (0, 1)},
+    ],
+    ids=["down", "not wired", "no answer about the link", "no answer", "unknown"],
+)
+def test_links_that_are_down_and_drivers_that_do_not_answer_silence_no_other(
+    library: Make,  # noqa: F811
+    first: dict[str, object],
+) -> None:
+    others = {f"gpu0__link{link}": 1 for link in (2, 3)} | {f"gpu0__link{link}__errors4": 5 for link in (2, 3)}
+    facts = library().facts(gpu0__field91=4, **others, **first)
+    assert [place for place in facts.places_with("ecc") if place.startswith("gpu 0")] == [
+        "gpu 0 link 2",
+        "gpu 0 link 3",
+    ]
+    assert [facts.get(f"gpu 0 link {link}", "active") for link in (2, 3)] == [1, 1]
+
+
+@pytest.mark.parametrize(
     ("sram", "severity", "words"),
     [
         ("0 4 0 4 0 0 0 0", Severity.OK, ""),

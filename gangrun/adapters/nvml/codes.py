@@ -6,6 +6,7 @@ NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, TIMEOUT, FUNCTION_NOT_FOUND = 3, 4, 6, 
 INVALID_ARGUMENT, CORRUPTED_INFOROM, GPU_IS_LOST, RESET_REQUIRED = 2, 14, 15, 16
 ARGUMENT_VERSION_MISMATCH, UNKNOWN = 25, 999
 BINDING_TOO_OLD = -1  # none of NVML's: nvidia-ml-py itself does not know the question
+NEVER_SAID = frozenset({NOT_SUPPORTED, FUNCTION_NOT_FOUND, BINDING_TOO_OLD})  # of this card, driver or binding
 UNKNOWN_WORDS = {
     NOT_SUPPORTED: "this GPU does not measure it",
     NO_PERMISSION: "users may not read it here",

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from gangrun.adapters.nvml import library, links, memory, running
-from gangrun.adapters.nvml.codes import LOST_WORDS, UNKNOWN_WORDS
+from gangrun.adapters.nvml.codes import LOST_WORDS, NEVER_SAID, UNKNOWN_WORDS
 from gangrun.adapters.nvml.library import Refused
 from gangrun.adapters.nvml.reading import Getter, Plain, of_field, once, worded
 
 Question = Callable[[], Plain]
 
-SILENT_LINKS_COUNT = 2  # so many links of a GPU that cannot say it, and its others are not asked
+SILENT_LINKS_COUNT = 2  # so many links of a GPU that are up and cannot say it, and its others are not asked
 
 NODE_GETTERS: tuple[tuple[str, Question], ...] = (
     ("gpus_count", lambda: {"gpus_count": library.count()}),
@@ -83,7 +83,7 @@ def _all() -> Plain:
                     if why.code in LOST_WORDS:
                         raise
                     missing.setdefault(where, {})[name] = _words(why)
-                    silent[name] += 1
+                    silent[name] += why.code in NEVER_SAID and values.get(where, {}).get("active") == 1
         except Refused as lost:  # or no handle: the driver counts a GPU that it cannot reach
             values[place] |= {"lost": LOST_WORDS.get(lost.code, str(lost)), "lost_code": lost.code}
     return {"values": values, "missing": missing}

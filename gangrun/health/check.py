@@ -41,6 +41,7 @@ class CauseClass(Enum):
 
     HARDWARE = "hardware"
     APPLICATION = "application"
+    ELSEWHERE = "elsewhere"  # a peer's, the fabric's, its manager's or a program's: no sign against what counted it
     EITHER = "either"
     CONFIG = "config"
 
@@ -87,6 +88,7 @@ class Finding:
     evidence: Evidence
     sentence: str
     beside: bool = False  # about a device that this job may not use
+    devices_count: int = 1  # as several links of one GPU are one finding
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from gangrun.health.check import CauseClass, Finding, Needs, Scope, Severity, St
 
 DEVICES = frozenset({Scope.GPU, Scope.LINK, Scope.PORT})
 SHOWS_RESET = frozenset({"gpu_recovery", "gpu_ecc", "gpu_lost"})  # the driver says it until it has reset the GPU
+NOT_ITS_OWN = frozenset({CauseClass.APPLICATION, CauseClass.ELSEWHERE})
 BARS_A_START = frozenset({"gpu_recovery"})  # a GPU that asks to be drained would stop the gang soon after its start
 
 
@@ -45,7 +46,7 @@ def in_core(node: str, finding: Finding, at: float, report: model.DriverReport |
 
 def is_fatal(finding: Finding) -> bool:
     """May the gang not stay on this node? What may be a file server's or a set-up's is never the node's alone."""
-    if finding.severity is not Severity.FAIL or finding.cause is CauseClass.APPLICATION or finding.beside:
+    if finding.severity is not Severity.FAIL or finding.cause in NOT_ITS_OWN or finding.beside:
         return False
     if finding.scope is Scope.NODE:
         return finding.cause is not CauseClass.CONFIG
@@ -59,7 +60,7 @@ def bars_a_start(found: model.Finding) -> bool:
 
 def is_poor(finding: Finding) -> bool:
     """Would another node be better, where one is free?"""
-    if is_fatal(finding) or finding.cause is CauseClass.APPLICATION or finding.beside:
+    if is_fatal(finding) or finding.cause in NOT_ITS_OWN or finding.beside:
         return False
     if finding.severity is Severity.FAIL:
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from gangrun.health.check import Finding, Needs, Outcome, Reading, Severity, Value
+from gangrun.health.check import CauseClass, Finding, Needs, Outcome, Reading, Severity, Value
 from gangrun.health.growth import FIRST_LOOK, Growth, growth, in_window, span, with_windows
 from gangrun.health.ib_ports import CARRIER, finding, in_use
 from gangrun.health.policy import HealthPolicy
@@ -18,12 +18,16 @@ CARRIER_CHANGES_MAX = 2  # between two looks: a link that was lost and came back
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """How fast a counter may grow, and what it tells beyond that; ``twice``: again ten minutes later it is broken."""
+    """How fast a counter may grow, and what it tells beyond that; ``twice``: again ten minutes later it is broken.
+
+    ``whose``: what a peer that dies leaves at all others, or a full fabric, is no sign against this port.
+    """
 
     counter: str
     too_much: Callable[[Growth, HealthPolicy], bool]
     tells: str
     twice: bool = False
+    whose: CauseClass = CauseClass.HARDWARE
 
 
 def _any(grown: Growth, policy: HealthPolicy) -> bool:
@@ -37,12 +41,17 @@ BOUNDS = (
     _Bound("port_rcv_errors", lambda g, p: g.per_s > p.receive_errors_per_s, "damaged packets came in"),
     _Bound("local_link_integrity_errors", _any, "the link is close to its error limit", twice=True),
     _Bound("excessive_buffer_overrun_errors", _any, "flow control was violated", twice=True),
-    _Bound("port_xmit_discards", lambda g, p: g.per_s > p.discards_per_s, "congestion, rarely this node"),
-    _Bound("rnr_nak_retry_err", _any, "a receiver was slow; often the program's"),
-    _Bound("req_rnr_retries_exceeded", _any, "a connection died: look at both ends"),
-    _Bound("req_transport_retries_exceeded", _any, "a connection died: look at both ends"),
-    _Bound("local_ack_timeout_err", lambda g, p: g.per_s > p.ack_timeouts_per_s, "a peer did not answer"),
-    _Bound("roce_slow_restart", lambda g, p: g.per_s > p.receive_errors_per_s, "RoCE slows down"),
+    *(
+        _Bound(counter, too_much, tells, whose=CauseClass.ELSEWHERE)
+        for counter, too_much, tells in (
+            ("port_xmit_discards", lambda g, p: g.per_s > p.discards_per_s, "congestion, rarely this node"),
+            ("rnr_nak_retry_err", _any, "a receiver was slow; often the program's"),
+            ("req_rnr_retries_exceeded", _any, "a connection died: look at both ends"),
+            ("req_transport_retries_exceeded", _any, "a connection died: look at both ends"),
+            ("local_ack_timeout_err", lambda g, p: g.per_s > p.ack_timeouts_per_s, "a peer did not answer"),
+            ("roce_slow_restart", lambda g, p: g.per_s > p.receive_errors_per_s, "RoCE slows down"),
+        )
+    ),
     _Bound(CARRIER, lambda g, p: g.count > CARRIER_CHANGES_MAX, "its interface loses its link again and again"),
 )
 TWICE = tuple(bound.counter for bound in BOUNDS if bound.twice)
@@ -128,6 +137,7 @@ def judge_errors(now: Reading, before: Reading | None, policy: HealthPolicy) -> 
     used = in_use(now, policy)
     compared_count, found = 0, []
     for place in used:
+        told = set()
         for bound in BOUNDS:
             grown = growth(now, before, place, bound.counter)
             if grown is None:
@@ -135,7 +145,8 @@ def judge_errors(now: Reading, before: Reading | None, policy: HealthPolicy) -> 
             compared_count += 1
             if bound.too_much(grown, policy):
                 found.append(_error(now, place, bound, grown))
-        if place not in {one.place for one in found} and (one := _many_symbols(now, place, policy)) is not None:
+                told.add(bound.counter)
+        if SYMBOLS not in told and (one := _many_symbols(now, place, policy)) is not None:
             found.append(one)
     if not compared_count:
         return Outcome("-", unknown=FIRST_LOOK if used else "no port is active")
@@ -148,7 +159,7 @@ def _error(now: Reading, place: str, bound: _Bound, grown: Growth) -> Finding:
     if bound.twice and first is not None and now.at - first >= AGAIN_AFTER_S:
         sentence = f"{sentence}, as it first did {span(now.at - first)} before: it is broken"
         return finding("ib_errors", place, Severity.FAIL, sentence, grown.evidence)
-    return finding("ib_errors", place, Severity.WARN, sentence, grown.evidence, Needs.NONE)
+    return finding("ib_errors", place, Severity.WARN, sentence, grown.evidence, Needs.NONE, bound.whose)
 
 
 def _many_symbols(now: Reading, place: str, policy: HealthPolicy) -> Finding | None:

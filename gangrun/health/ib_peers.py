@@ -1,7 +1,8 @@
 """What ports count that says something only beside other ports (room: health; one family of checks). See ``ib_ports``.
 
 A full fabric, a slow receiver or a burst of work raises these everywhere: one port far above the others of its node is
-worth a word. They are read seldom, and apart from what must be seen within seconds, as each costs a question.
+worth a word. It may just be the busiest, as the one that carries storage or what rank 0 gathers: none of this counts
+against its node. They are read seldom, and apart from what must be seen within seconds, as each costs a question.
 """
 
 from __future__ import annotations
@@ -10,23 +11,26 @@ from dataclasses import dataclass
 from statistics import median
 
 from gangrun.health import ib_ports
-from gangrun.health.check import Check, Facts, Finding, Needs, Outcome, Reading, Severity
+from gangrun.health.check import CauseClass, Check, Facts, Finding, Needs, Outcome, Reading, Severity
 from gangrun.health.growth import FIRST_LOOK, Growth, growth
 from gangrun.health.ib_ports import finding, in_use
 from gangrun.health.policy import HealthPolicy
 from gangrun.health.rounds import Family, Surroundings
 
 WAITS = "port_xmit_wait"
-BESIDE_PEERS, WAITS_PER_S_MIN = 10.0, 1e6
+BESIDE_PEERS, USUAL_WAITS_PER_S = 10.0, 1e6
 PEERS_MIN_COUNT = 3
 
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """A counter, from how many a second on it is worth a word, and what it tells."""
+    """A counter, how many a second are nothing to speak of, and what it tells.
+
+    Worth a word is what exceeds ten times as many, and ten times the median of the ports.
+    """
 
     counter: str
-    per_s_min: float
+    usual_per_s: float
     tells: str
 
 
@@ -51,14 +55,14 @@ def read(around: Surroundings) -> Facts:
 
 
 def _far_above(
-    now: Reading, before: Reading | None, policy: HealthPolicy, counter: str, per_s_min: float
+    now: Reading, before: Reading | None, policy: HealthPolicy, counter: str, usual_per_s: float
 ) -> tuple[dict[str, Growth], dict[str, float]]:
     """The growth at each port in use, and at those far above the others how many times the usual it is."""
     used = in_use(now, policy)
     grown = {place: one for place in used if (one := growth(now, before, place, counter)) is not None}
     if len(grown) < PEERS_MIN_COUNT:
         return {}, {}
-    usual = max(median(one.per_s for one in grown.values()), per_s_min)
+    usual = max(median(one.per_s for one in grown.values()), usual_per_s)
     return grown, {p: one.per_s / usual for p, one in grown.items() if one.per_s > BESIDE_PEERS * usual}
 
 
@@ -68,13 +72,13 @@ def _too_few(now: Reading, before: Reading | None, policy: HealthPolicy, counter
 
 
 def _beside(check: str, place: str, sentence: str, grown: Growth) -> Finding:
-    return finding(check, place, Severity.WARN, sentence, grown.evidence, Needs.NONE)
+    return finding(check, place, Severity.WARN, sentence, grown.evidence, Needs.NONE, CauseClass.ELSEWHERE)
 
 
 def judge_congestion(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
     """Does one port wait to send far longer than those beside it? Rarely its own fault, and told for that reason."""
     limit = f"<= {BESIDE_PEERS:g} times its peers"
-    grown, above = _far_above(now, before, policy, WAITS, WAITS_PER_S_MIN)
+    grown, above = _far_above(now, before, policy, WAITS, USUAL_WAITS_PER_S)
     if not grown:
         return Outcome("-", limit, unknown=_too_few(now, before, policy, (WAITS,)))
     words = "times as long as ports beside it: congestion on its way"
@@ -90,7 +94,7 @@ def judge_peers(now: Reading, before: Reading | None, policy: HealthPolicy) -> O
     limit = f"<= {BESIDE_PEERS:g} times its peers"
     found, compared_count = [], 0
     for one in BESIDE:
-        grown, above = _far_above(now, before, policy, one.counter, one.per_s_min)
+        grown, above = _far_above(now, before, policy, one.counter, one.usual_per_s)
         compared_count += len(grown)
         for place in above:
             sentence = f"{place}: {one.counter} went {grown[place].words}, far more than at ports beside it"

@@ -144,8 +144,14 @@ def in_use(now: Reading, policy: HealthPolicy) -> tuple[str, ...]:
 
 
 def finding(
-    check: str, place: str, severity: Severity, sentence: str, evidence: Evidence, needs: Needs = Needs.ADMIN
+    check: str,
+    place: str,
+    severity: Severity,
+    sentence: str,
+    evidence: Evidence,
+    needs: Needs = Needs.ADMIN,
+    cause: CauseClass = CauseClass.HARDWARE,
 ) -> Finding:
     """A finding about a port, with what is usual for one."""
     sticky = Sticky.NO if check == "ib_state" else Sticky.CLEAN
-    return Finding(check, Scope.PORT, place, severity, CauseClass.HARDWARE, needs, sticky, evidence, sentence)
+    return Finding(check, Scope.PORT, place, severity, cause, needs, sticky, evidence, sentence)

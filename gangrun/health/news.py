@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from gangrun.health.check import CauseClass, Finding, Severity
-from gangrun.health.evidence import is_fatal
+from gangrun.health.evidence import NOT_ITS_OWN, is_fatal
 from gangrun.health.xid import COALESCED_S, REMEMBERED_S, GpuWord, XidEvent, findings, is_echo
 
 QUIET_S = 600.0
@@ -23,17 +23,19 @@ _ORDER = (Severity.OK, Severity.UNKNOWN, Severity.WARN, Severity.FAIL)
 
 
 class News:
-    """Remembers what was told, by check and place."""
+    """Remembers what was told, by check and place, and whether it counts against the device in that place."""
 
     def __init__(self) -> None:
-        self._told: dict[tuple[str, str], tuple[tuple[int, bool], float]] = {}
+        self._told: dict[tuple[str, str, bool], tuple[tuple[int, bool, int], float]] = {}
 
     def fresh(self, found: Iterable[Finding], now: float) -> list[Finding]:
         """Those of ``found`` that nobody was told of yet, or that are worse than what was told."""
         told = []
         for finding in found:
-            key, weight = (finding.check, finding.place), (_ORDER.index(finding.severity), is_fatal(finding))
-            before, seen_at = self._told.get(key, ((-1, False), now))
+            key = finding.check, finding.place, finding.cause in NOT_ITS_OWN
+            doubled = finding.devices_count.bit_length()  # not for each single one that comes along
+            weight = _ORDER.index(finding.severity), is_fatal(finding), doubled
+            before, seen_at = self._told.get(key, ((-1, False, 0), now))
             if now - seen_at > QUIET_S or weight > before:
                 told.append(finding)
                 before = weight

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+from gangrun.core.events import FindingRaised, GangStarted, NodeChecked
+from gangrun.core.model import Phase
 from gangrun.health import ib_errors, ib_peers, ib_ports, infiniband
 from gangrun.health.check import CauseClass, Facts, Needs, Reading, Severity, Verdict
 from gangrun.health.evidence import as_evidence
 from gangrun.health.policy import HealthPolicy
 from gangrun.health.rounds import Surroundings
+from tests.core.life import Life, saved
 from tests.health.looks import POLICY, Scripted, family, look, verdict_after, write
 
 PORT = {
@@ -227,13 +230,63 @@ def test_what_all_ports_count_is_told_where_one_stands_out(tmp_path: Path, one: 
         tree(tmp_path, {f"mlx5_{n}": {f"{where}/{one.counter}": f"{count}\n"} for n, count in enumerate(counts)})
         return Reading("ib_peers", at, "b", ib_peers.read(Surroundings(tmp_path, Scripted())))
 
-    calm, most = seen(0.0, 1, 1, 1), int(10 * one.per_s_min * 60)
+    calm, most = seen(0.0, 1, 1, 1), int(10 * one.usual_per_s * 60)
     assert look("ib_peers", calm).severity is Severity.UNKNOWN
     assert look("ib_peers", seen(60.0, 1 + most, 1, 1), calm).severity is Severity.OK, "as many are borne"
     assert look("ib_peers", seen(60.0, *[2 + most] * 3), calm).severity is Severity.OK, "all of them alike"
     verdict = look("ib_peers", seen(60.0, 2 + most, 1, 1), calm)
     assert (verdict.severity, [f.place for f in verdict.findings]) == (Severity.WARN, ["mlx5_0 port 1"])
     assert f"{one.counter} went from 1 to {2 + most}" in verdict.words
+
+
+def three(at: float, counter: str, count: int) -> Reading:
+    """Three ports, one of which counted so much."""
+    calm: dict[str, Any] = {"state": 4, "phys_state": 5, "link_layer": "InfiniBand", counter: 0}
+    values = {f"mlx5_{n} port 1": {**calm, "device": f"mlx5_{n}"} for n in range(3)}
+    values["mlx5_0 port 1"][counter] = count
+    return Reading("any", at, "b", Facts(values))
+
+
+OF_THE_LINK = {
+    "link_error_recovery", "symbol_error", "port_rcv_errors", "local_link_integrity_errors",
+    "excessive_buffer_overrun_errors", "carrier_changes",
+}  # fmt: skip
+BUSY = [
+    *(("ib_errors", bound.counter) for bound in ib_errors.BOUNDS),
+    *(("ib_peers", one.counter) for one in ib_peers.BESIDE),
+    ("ib_congestion", ib_peers.WAITS),
+]
+
+
+@pytest.mark.parametrize(("name", "counter"), BUSY)
+def test_only_what_tells_of_the_link_itself_counts_against_a_node(name: str, counter: str) -> None:
+    verdict = look(name, three(60.0, counter, 10**12), three(0.0, counter, 0))
+    assert (verdict.severity, [f.place for f in verdict.findings]) == (Severity.WARN, ["mlx5_0 port 1"])
+    own, life = counter in OF_THE_LINK, Life(3, 1).running()
+    life.join("s0")
+    life.on(NodeChecked("s0", True))
+    for attempt, rank in enumerate((0, 2)):
+        [found] = as_evidence("n1", [verdict], life.now)
+        life.on(FindingRaised(found))
+        assert (found.fatal, bool(life.state.nodes["n1"].poor)) == (False, own)
+        life.save(10 + attempt)
+        assert life.phase is Phase.RUNNING, "nobody moves for it"
+        life.exit(rank, signal=7)
+        life.stopped()
+        assert (life.state.suspicion.get("n1", 0) > 0) is own, life.reason
+        if own:
+            return
+        life.again(saved(10 + attempt))
+        assert life.started().placement.nodes == ("n0", "n1", "n2"), "nor is it taken last"
+        life.on(GangStarted(life.state.attempt))
+    assert life.state.excluded == {}
+
+
+def test_what_is_no_fault_of_the_port_hides_none_of_its_own() -> None:
+    looks = [port(at=600.0 * k, symbol_error=21 * k, port_xmit_discards=10**6 * k) for k in range(7)]
+    verdict = after("ib_errors", *looks)
+    told = {finding.sentence.split()[3]: finding.cause for finding in verdict.findings}
+    assert told == {"port_xmit_discards": CauseClass.ELSEWHERE, "symbol_error": CauseClass.HARDWARE}
 
 
 def test_firmware_of_devices_of_one_kind_is_one(tmp_path: Path) -> None:

@@ -36,11 +36,28 @@ def test_worse_is_news_and_better_is_not() -> None:
     assert news.fresh([HOT], 4.0) == [HOT]
 
 
+def test_many_more_links_with_the_same_trouble_are_news() -> None:
+    news = News()
+    told = [news.fresh([replace(HOT, devices_count=count)], float(count)) for count in range(1, 19)]
+    assert [found[0].devices_count for found in told if found] == [1, 2, 4, 8, 16]
+    assert news.fresh([replace(HOT, devices_count=2)], 20.0) == []
+    assert news.fresh([replace(HOT, devices_count=18)], 21.0) == []
+
+
+def test_what_is_no_fault_of_a_device_hides_none_of_its_own() -> None:
+    news, busy = News(), replace(HOT, cause=CauseClass.ELSEWHERE)
+    assert news.fresh([busy], 0.0) == [busy]
+    assert news.fresh([busy, HOT], 1.0) == [HOT]
+    assert all(news.fresh([busy], at) == [] for at in range(100, 1000, 100))
+    assert news.fresh([busy, HOT], 1000.0) == [HOT], "it was gone for long, however busy the place was"
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
         ({}, True),
         ({"cause": CauseClass.CONFIG}, False),
+        ({"cause": CauseClass.ELSEWHERE}, True),
         ({"cause": CauseClass.CONFIG, "severity": Severity.FAIL}, True),
         ({"check": "host_load", "scope": Scope.NODE}, False),
         ({"severity": Severity.OK}, False),
@@ -52,6 +69,7 @@ def test_what_travels(changes: dict[str, object], expected: bool) -> None:
 
 W, F = Severity.WARN, Severity.FAIL
 HARD, APP, EITHER, CONFIG = CauseClass.HARDWARE, CauseClass.APPLICATION, CauseClass.EITHER, CauseClass.CONFIG
+ELSE = CauseClass.ELSEWHERE
 
 
 @pytest.mark.parametrize(
@@ -64,6 +82,8 @@ HARD, APP, EITHER, CONFIG = CauseClass.HARDWARE, CauseClass.APPLICATION, CauseCl
         (F, Scope.NODE, CONFIG, False, True),  # a set-up that the whole site may share
         (F, Scope.FS, EITHER, False, True),  # a file server's, perhaps
         (F, Scope.GPU, APP, False, False),
+        (F, Scope.PORT, ELSE, False, False),
+        (W, Scope.PORT, ELSE, False, False),
         (W, Scope.GPU, HARD, False, True),
         (W, Scope.LINK, EITHER, False, True),
         (W, Scope.GPU, CONFIG, False, False),

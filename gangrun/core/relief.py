@@ -7,6 +7,7 @@ checkpoint is there. Nobody is left out for it: the node stays, as the last that
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,9 @@ from gangrun.core.wording import NAMES_COUNT, one_line
 CURES = frozenset({"reset", "reboot", "rma"})  # the hardware does not get well by itself
 SPEAKS = frozenset({"gpu_recovery"})  # the GPU itself asks to be left alone
 SAME = frozenset({"gpu_throttled", "gpu_slowed"})  # two ways of seeing one thing
+A_GPU = re.compile(
+    r"gpu \d+"
+)  # and none of its links: they count what comes and goes, and what befalls their other end
 MOVED = "moved"  # what became of an attempt that was stopped for it
 
 
@@ -42,13 +46,15 @@ def _due_because(state: RunState, found: Finding, now: float) -> str:
         return ""
     if found.needs in CURES or found.check in SPEAKS:
         return found.sentence
+    if not A_GPU.fullmatch(found.place):
+        return ""
     one = SAME if found.check in SAME else {found.check}
     others = [
         other.sentence
         for other in blame.recent(state.evidence.findings, now)
         if other.poor and (other.node, other.place) == (found.node, found.place) and other.check not in one
     ]
-    return f"{found.sentence}, and {others[-1]}" if others and found.place.startswith("gpu ") else ""
+    return f"{found.sentence}, and {others[-1]}" if others else ""
 
 
 def _shown_at_once(state: RunState, found: Finding, now: float, policy: Policy) -> frozenset[str]:

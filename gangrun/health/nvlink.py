@@ -1,13 +1,14 @@
 """NVLinks: are they up, as fast as their like, and do they carry data whole (room: health; pure). The reading: ``gpu``.
 
 A GPU has up to 18 of them, and what befalls one befalls them all more often than not: several links of one GPU with the
-same trouble are one finding about that GPU, which says which they are.
+same trouble are one finding, whose place is "gpu 3 links" and which says which they are.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 from gangrun.core.nodeset import fold
@@ -61,8 +62,14 @@ def _each(bad: Mapping[str, _T], one: Callable[[str, str, _T], Finding], key: Ca
         worst = max(links, key=lambda place: key(links[place]))
         alone = len(links) == 1
         which = "" if alone else f" at most, on {len(links)} links ({_numbers(links)})"
-        found.append(one(worst if alone else gpu, which, links[worst]))
+        told = one(worst if alone else gpu, which, links[worst])
+        found.append(told if alone else _of_several(told, gpu, len(links)))
     return found
+
+
+def _of_several(one: Finding, gpu: str, count: int) -> Finding:
+    """In a place of its own: what links count is no sign that the GPU itself is poor."""
+    return replace(one, place=f"{gpu} links", devices_count=count)
 
 
 def judge_state(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
@@ -81,7 +88,8 @@ def judge_state(now: Reading, before: Reading | None, policy: HealthPolicy) -> O
         place = next(iter(gone)) if alone else gpu
         many = f"{len(gone)} of {len(here[gpu])} NVLinks of {gpu} are down ({_numbers(gone)})"
         sentence = f"{place} is down" if alone else many
-        found.append(finding("nvlink_state", place, Severity.FAIL, sentence, Evidence("down", "up"), scope=Scope.LINK))
+        one = finding("nvlink_state", place, Severity.FAIL, sentence, Evidence("down", "up"), scope=Scope.LINK)
+        found.append(one if alone else _of_several(one, gpu, len(gone)))
     return Outcome(shown, "all up", tuple(found))
 
 
@@ -148,11 +156,10 @@ def judge_speed(now: Reading, before: Reading | None, policy: HealthPolicy) -> O
             beside = f"links beside {'it' if alone else 'them'} at {full:.0f}{which}: ranks wait for {gpu}"
             sentence = f"{whose} at {speed:.0f} MB/s, and {beside}"
             evidence, needs, sticky = Evidence(speed, full), Needs.ADMIN, Sticky.NO
-            found.append(
-                finding(
-                    "nvlink_speed", place, Severity.WARN, sentence, evidence, needs, sticky=sticky, scope=Scope.LINK
-                )
-            )  # fmt: skip
+            one = finding(
+                "nvlink_speed", place, Severity.WARN, sentence, evidence, needs, sticky=sticky, scope=Scope.LINK
+            )
+            found.append(one if alone else _of_several(one, gpu, len(slow)))
     told = sorted({speed for links in speeds.values() for speed in links.values()}, reverse=True)
     return Outcome(", ".join(f"{speed:.0f}" for speed in told[:3]) + " MB/s", limit, tuple(found))
 

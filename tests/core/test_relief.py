@@ -31,8 +31,10 @@ HOT = "gpu 2 is at 88 °C, 2 °C before it slows down"
 SLOW = "gpu 2 was slowed down by its own heat guard, 40 % of the last 60 s"
 
 
-def poor(node: str, check: str = "gpu_remapped", sentence: str = PENDING, needs: str = "reset") -> Finding:
-    return Finding(node, check, False, sentence, poor=True, needs=needs, place="gpu 2")
+def poor(
+    node: str, check: str = "gpu_remapped", sentence: str = PENDING, needs: str = "reset", place: str = "gpu 2"
+) -> Finding:
+    return Finding(node, check, False, sentence, poor=True, needs=needs, place=place)
 
 
 def with_spares(count: int = 1, nodes: int = 2, policy: Policy | None = None) -> Life:
@@ -97,6 +99,11 @@ def test_nobody_is_relieved_again_and_again() -> None:
         ([poor("n1", "gpu_throttled", SLOW, "admin"), poor("n1", "gpu_throttled", SLOW, "admin")], False),
         ([Finding("n1", "ib_flaps", False, "once", poor=True, place="mlx5_0 port 1"),
           Finding("n1", "ib_state", False, "down", poor=True, place="mlx5_0 port 1")], False),
+        ([poor("n1", "nvlink_errors", "replays", "", "gpu 2 links"), poor("n1", "gpu_temperature", HOT, "")], False),
+        ([poor("n1", "nvlink_errors", "replays", "", "gpu 2 links"),
+          poor("n1", "nvlink_speed", "slow", "admin", "gpu 2 links")], False),
+        ([poor("n1", "nvlink_errors", "replays", "", "gpu 2 link 5"),
+          poor("n1", "nvlink_speed", "slow", "admin", "gpu 2 link 5")], False),
         ([Finding("n1", "gpu_remapped", False, "told only", needs="reset", place="gpu 2")], False),
         ([poor("s0")], False),
         ([poor("x9")], False),

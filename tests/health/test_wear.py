@@ -129,11 +129,11 @@ def test_what_befalls_many_links_of_a_gpu_is_one_finding(
     name: str, odd: dict[str, int], severity: Severity, one: str, many: str
 ) -> None:
     before = linked(0.0)
-    for only, words, place in ((1, one, "gpu 1 link 0"), (LINKS, many, "gpu 1")):
+    for only, words, place in ((1, one, "gpu 1 link 0"), (LINKS, many, "gpu 1 links")):
         verdict = look(name, linked(60.0, odd, only), before)
         assert verdict.severity is severity
         assert verdict.words.startswith(words), verdict.words
-        assert [finding.place for finding in verdict.findings] == [place]
+        assert [(finding.place, finding.devices_count) for finding in verdict.findings] == [(place, only)]
     assert look(name, linked(60.0), before).severity is OK
     three = look(name, linked(60.0, odd, 3), before).words
     assert "3 " in three and "(0-2)" in three

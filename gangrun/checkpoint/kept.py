@@ -1,7 +1,8 @@
 """Room: checkpoint. One process's line to the keeper of this node's memory (``gangrun/memory_keeper.py``).
 
 A rank puts files there, an agent reads them; neither knows the other. Every call waits for the keeper, which answers at
-once or is dead. Next: ``training/memory_saving.py`` writes, ``rescue`` brings to disk.
+once or is dead. Where an answer is not heard whole the connection is closed, as what comes late would be taken for the
+next one's: then all is refused until ``again``. Next: ``training/memory_saving.py`` writes, ``rescue`` brings to disk.
 """
 
 from __future__ import annotations
@@ -40,13 +41,24 @@ class Kept:
     """A connection; what was begun and not finished when it closes is dropped."""
 
     def __init__(self, name: str) -> None:
-        self._line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._line.settimeout(ANSWER_WITHIN_S)
+        self._name = name
+        self._unheard = ""  # why this connection is of no more use
+        self._line = self._met()
+
+    def _met(self) -> socket.socket:
+        line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        line.settimeout(ANSWER_WITHIN_S)
         try:
-            self._line.connect(address(name))
+            line.connect(address(self._name))
         except OSError as error:
-            self._line.close()
+            line.close()
             raise NotKept(f"nothing keeps checkpoints in this node's memory: {error.strerror or error}") from None
+        return line
+
+    def again(self) -> None:
+        """Another connection where this one is of no more use; what it had begun, or pinned, is gone with it."""
+        if self._unheard:
+            self._line, self._unheard = self._met(), ""
 
     def new(self, step: StepName, name: str, size: int) -> int:
         """A descriptor to write exactly ``size`` bytes to; the caller closes it."""
@@ -97,24 +109,29 @@ class Kept:
         """Let go."""
         self._line.close()
 
-    def _heard(self) -> tuple[bytes, list[int]]:
-        """One answer, in as many messages as it took; nothing where the keeper is gone."""
+    def _heard(self) -> tuple[dict[str, Any], list[int]]:
+        """One answer, in as many messages as it took."""
         parts = b""
         while True:
             data, fds, _, _ = socket.recv_fds(self._line, MESSAGE_MAX_BYTES, 1)
-            if not data.startswith(MORE):
-                return (parts + data[1:], fds) if data else (b"", fds)
+            if not data:
+                raise NotKept("the keeper of this node's memory is gone")
             parts += data[1:]
+            if not data.startswith(MORE):
+                return json.loads(parts), fds
 
     def _ask(self, message: Mapping[str, object]) -> tuple[dict[str, Any], list[int]]:
+        if self._unheard:
+            raise NotKept(self._unheard)
         try:
             self._line.send(json.dumps(message).encode())
-            data, fds = self._heard()
-        except OSError as error:
-            raise NotKept(f"the keeper of this node's memory does not answer: {error.strerror or error}") from None
-        if not data:
-            raise NotKept("the keeper of this node's memory is gone")
-        said = json.loads(data)
+            said, fds = self._heard()
+        except (OSError, ValueError) as error:
+            self._line.close()
+            why = getattr(error, "strerror", None) or error
+            silent = not isinstance(error, NotKept)
+            self._unheard = f"the keeper of this node's memory does not answer: {why}" if silent else str(error)
+            raise NotKept(self._unheard) from None
         if not said.get("ok"):
             raise NotKept(str(said.get("why", "refused")))
         for fd in fds:

@@ -78,6 +78,8 @@ class MemorySaving:
     def written(self, step: int, snapshot: Snapshot, ranks: Ranks, describe: Describe) -> Outcome:
         """Keep it, until every node has its part. ``describe`` makes ``.metadata``."""
         name = StepName(self._staging.attempt, step, ranks.from_first(secrets.token_hex(16)))
+        with contextlib.suppress(NotKept):  # whatever is put says so too
+            self._kept.again()
         mine = self._put(name, snapshot)
         parts = ranks.to_first(mine)
         failure, metadata, manifest = "", b"", b""
@@ -97,8 +99,10 @@ class MemorySaving:
             failure = ranks.from_first(next(filter(None, troubles), ""))
         if failure:
             with contextlib.suppress(NotKept):
+                self._kept.again()  # what is sealed outlives a connection, and takes the next save's room
                 self._kept.abandon(name)
             return Outcome(f"steps are not kept in memory, only on disk: {failure}")
+        self._kept.again()
         self._kept.whole(name)
         return Outcome("", guarded.warning, guarded.losses_count)
 
@@ -180,6 +184,7 @@ class MemorySaving:
         if environment.local_rank() != 0:
             return ""
         try:
+            self._kept.again()  # without copies, or parity, it is kept all the same
             self._kept.put(name, METADATA_NAME, metadata)
             if record:
                 self._kept.put(name, RECORD_NAME, record)

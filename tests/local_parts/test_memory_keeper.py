@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +15,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from gangrun import memory_keeper
+from gangrun.checkpoint import kept as kept_module
 from gangrun.checkpoint.kept import Kept, NotKept, StepName
 from tests.waiting import until
 
@@ -197,3 +200,46 @@ def test_a_node_may_hold_thousands_of_files_whatever_its_soft_limit_of_open_ones
     assert set(names(kept)[7]) == files
     with kept.opened(StepName(0, 7, "a" * 32), min(files)) as fd:
         assert os.fstat(fd).st_size == 0
+
+
+def test_an_answer_that_comes_too_late_is_never_taken_for_another_ones(
+    keeper: subprocess.Popen[bytes], meet: Meet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patient, step = meet(), StepName(0, 1, "a" * 16)
+    patient.put(step, "file", b"x" * 5)
+    monkeypatch.setattr(kept_module, "ANSWER_WITHIN_S", 0.2)
+    hasty = Kept(keeper.keeper_name)  # type: ignore[attr-defined]
+    monkeypatch.undo()
+    keeper.send_signal(signal.SIGSTOP)
+    with pytest.raises(NotKept, match="does not answer: timed out"):
+        hasty.new(step, "half", 7)
+    keeper.send_signal(signal.SIGCONT)
+    for _ in range(2):
+        assert names(patient) == {1: {"file": 5}}
+    with pytest.raises(NotKept, match="does not answer: timed out"), hasty.opened(step, "file"):
+        pass
+    hasty.again()
+    with hasty.opened(step, "file") as fd:
+        assert os.fstat(fd).st_size == 5
+    hasty.again()
+    os.close(hasty.new(step, "half", LIMIT - 5))  # the late one is gone, and its room is free
+    hasty.close()
+
+
+def test_the_rest_of_an_answer_that_came_half_is_not_heard_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"gangrun-test-{os.getpid()}-{os.urandom(6).hex()}"
+    monkeypatch.setattr(kept_module, "ANSWER_WITHIN_S", 0.2)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
+        door.bind(memory_keeper.address(name))
+        door.listen()
+        kept = Kept(name)
+        peer = door.accept()[0]
+        peer.send(memory_keeper.MORE + b'{"ok": true, "st')
+        with pytest.raises(NotKept, match="does not answer: timed out"):
+            kept.held(0)
+        with contextlib.suppress(OSError):
+            peer.send(memory_keeper.LAST + b'eps": []}')
+        with pytest.raises(NotKept, match="does not answer: timed out"):
+            kept.held(0)
+        kept.close()
+        peer.close()

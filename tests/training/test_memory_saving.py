@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import warnings
@@ -18,6 +19,7 @@ import gangrun  # noqa: E402
 from gangrun import memory_keeper  # noqa: E402
 from gangrun.agent.flushing import Flushing  # noqa: E402
 from gangrun.agent.rescue import rescue  # noqa: E402
+from gangrun.checkpoint import kept  # noqa: E402
 from gangrun.checkpoint.kept import Kept, NotKept, StepName  # noqa: E402
 from gangrun.checkpoint.rescue import adopt, bring, discard, open_staging, staging_of  # noqa: E402
 from gangrun.checkpoint.store import CheckpointRoom  # noqa: E402
@@ -170,6 +172,22 @@ def test_a_keeper_that_died_costs_its_steps_and_nothing_else(node: Node) -> None
     assert node.answer(Rescue(1, (1, 1), 0))["steps"] == []
     with pytest.warns(UserWarning, match="checkpoints are not kept in memory"):
         node.checkpointer(model).close()
+
+
+def test_a_keeper_that_answers_too_late_costs_that_step_and_the_next_one_is_kept(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = torch.nn.Linear(3, 4)
+    monkeypatch.setattr(kept, "ANSWER_WITHIN_S", 0.2)
+    with node.checkpointer(model) as ckpt:
+        node.keeper.send_signal(signal.SIGSTOP)
+        with pytest.warns(CheckpointWarning, match="does not answer: timed out"):
+            train(node, ckpt, model, range(3))
+        monkeypatch.setattr(kept, "ANSWER_WITHIN_S", 60.0)
+        node.keeper.send_signal(signal.SIGCONT)
+        until(lambda: not node.answer(Rescue(1, (1, 1), 0))["steps"], 20, "what was begun to go")
+        train(node, ckpt, model, range(3, 6))
+        assert node.held() == [5]
 
 
 def test_the_newest_step_in_memory_is_shown(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

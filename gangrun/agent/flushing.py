@@ -34,43 +34,49 @@ class Flushing:
 
     def give_up(self, act: tuple[int, int]) -> None:
         """Nobody waits any more for what was asked before this command."""
-        with self._lock:
-            self._end_all_before(act)
+        self._begins(act)
 
     def answer(self, command: Rescue) -> DiskUsed:
         """One command; what goes wrong is the answer's ``why``."""
         if command.into and command.step >= 0:
             return self._written(command) if command.pin else rescue(self._keeper, command, self._ended(command))
-        with self._lock:
-            if command.act < self._newest:
-                return DiskUsed(command, False, GIVEN_UP)
-            self._end_all_before(command.act)
-            if command.into:
-                return DiskUsed(command, True)  # nothing is wanted any more
-            return self._held(command) if command.pin else rescue(self._keeper, command)
+        if not self._begins(command.act):
+            return DiskUsed(command, False, GIVEN_UP)
+        if command.into:
+            return DiskUsed(command, True)  # nothing is wanted any more
+        return self._held(command) if command.pin else rescue(self._keeper, command)
 
     def _ended(self, command: Rescue) -> Callable[[], bool]:
         return lambda: self._newest > command.act
 
-    def _end_all_before(self, act: tuple[int, int]) -> None:
-        if act >= self._newest:
+    def _begins(self, act: tuple[int, int]) -> bool:
+        """False where it was ended already. The keeper may take its time, so nobody asks it under the lock."""
+        with self._lock:
+            if act < self._newest:
+                return False
             self._newest = act
-            self._let_go()
-
-    def _let_go(self) -> None:
-        if self._pinned is not None:
-            self._pinned.close()
-        self._pinned = None
+            before, self._pinned = self._pinned, None
+        if before is not None:
+            before.close()
+        return True
 
     def _held(self, command: Rescue) -> DiskUsed:
+        kept = None
         try:
-            kept = self._pinned = Kept(self._keeper)
+            kept = Kept(self._keeper)
             kept.pin(command.attempt)
             steps = [msgspec.to_builtins(one) for one in holdings(kept, command.attempt)]
         except OSError as error:
-            self._let_go()
+            if kept is not None:
+                kept.close()
             return DiskUsed(command, True, error.strerror or str(error), {"steps": []})
-        return DiskUsed(command, True, data={"steps": steps})
+        with self._lock:
+            ended = self._newest > command.act
+            if not ended:
+                kept, self._pinned = self._pinned, kept
+        if kept is not None:
+            kept.close()
+        return DiskUsed(command, False, GIVEN_UP) if ended else DiskUsed(command, True, data={"steps": steps})
 
     def _written(self, command: Rescue) -> DiskUsed:
         with self._lock:

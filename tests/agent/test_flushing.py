@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -129,3 +130,34 @@ def test_an_older_question_neither_ends_nor_unpins_what_the_newest_one_asked_for
     node.agent.give_up((2, 3))
     assert node.write((2, 6), pin=True).ok
     assert node.there() == ["__0_0.distcp"]
+
+
+def waits_for_the_keeper(thread: threading.Thread) -> bool:
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None and frame.f_code is not Kept._heard.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
+@pytest.mark.parametrize("pin", [True, False], ids=["for a flush", "for a rescue"])
+def test_ranks_start_and_agents_beat_while_the_keeper_takes_its_time_to_say_what_it_has(node: Node, pin: bool) -> None:
+    """It is the agent's one loop that gives up."""
+    told: list[DiskUsed] = []
+    asking = threading.Thread(target=lambda: told.append(node.agent.answer(Rescue(1, (1, 1), 0, pin=pin))), daemon=True)
+    loop = threading.Thread(target=lambda: node.agent.give_up((1, 2)), daemon=True)
+    node.keeper.send_signal(signal.SIGSTOP)
+    try:
+        asking.start()
+        until(lambda: waits_for_the_keeper(asking), 20, "the question")
+        loop.start()
+        until(lambda: not loop.is_alive(), 8, "the loop to go on")
+        assert asking.is_alive()
+    finally:
+        node.keeper.send_signal(signal.SIGCONT)
+    asking.join(60)
+    if pin:
+        assert [(one.ok, one.why) for one in told] == [(False, GIVEN_UP)]
+    newer = StepName(0, 6, "cd" * 8)
+    node.kept.put(newer, "file", b"x")
+    node.kept.whole(newer)
+    until(lambda: [one["step"] for one in node.kept.held(0)] == [6], 20, "nothing to be pinned")

@@ -158,8 +158,10 @@ class Checkpoints(Protocol):
         with ``StepBrought``. ``rebuilt_count``: files that none of them held and that were made again.
         """
 
-    def discard(self, path: str) -> None:
-        """What nodes brought there, or half of it, will never be a checkpoint."""
+    def discard(self, path: str, *, more: bool = False) -> None:
+        """What nodes brought there, or half of it, will never be a checkpoint. Unless ``more`` is brought beside it
+        its staging goes too, and nothing can be brought there before it is prepared again.
+        """
 
     def seal(self, attempt: int) -> None:
         """Answer with ``AttemptSealed``."""

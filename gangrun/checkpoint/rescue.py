@@ -109,8 +109,11 @@ def adopt(path: str, directory: str, step: int, nonce: str) -> str:
     return ""
 
 
-def discard(path: str) -> None:
-    """What was brought, or half, and will be no checkpoint; and the attempt's staging where that is empty."""
+def discard(path: str, *, more: bool = False) -> None:
+    """What was brought, or half, and will be no checkpoint; and the attempt's staging where that is empty, unless there
+    is ``more`` to be brought: who brings it does not make that.
+    """
     shutil.rmtree(path, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        os.rmdir(os.path.dirname(path))
+    if not more:
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.dirname(path))

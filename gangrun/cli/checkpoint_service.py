@@ -43,6 +43,7 @@ class _Question:
     nodes: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
     rebuilt_count: int = 0
+    more: bool = False
 
 
 class CheckpointService:
@@ -83,9 +84,9 @@ class CheckpointService:
         """Where it could not be made, whoever is to write there says why."""
         return staging in self._prepared
 
-    def discard(self, path: str) -> None:
+    def discard(self, path: str, *, more: bool = False) -> None:
         """No answer."""
-        self._questions.put(_Question("discard", path=path))
+        self._questions.put(_Question("discard", path=path, more=more))
 
     def adopt(self, path: str, attempt: int, step: int, nonce: str, nodes: Sequence[str], rebuilt_count: int) -> None:
         """Answer with ``StepBrought``; what it says is said again by the choice that follows, if one does."""
@@ -142,7 +143,7 @@ class CheckpointService:
                 self._prepared.add(question.path)
                 return None
             case "discard":
-                discard(question.path)
+                discard(question.path, more=question.more)
                 return None
             case "adopt":
                 why = adopt(question.path, self._directory, question.step, question.nonce)

@@ -133,7 +133,9 @@ class CheckpointFs:
     def adopt(self, path: str, step: int, nonce: str, name: Name, files_count: int) -> str:
         """Rename out of there what is whole; "" or why not."""
         base, _, own = path.rpartition("/")
-        staging = self.brought[base]
+        staging = self.brought.get(base)
+        if staging is None:
+            return "No such file or directory"
         if staging.sealed:
             return "Permission denied"
         if step in self.saved:
@@ -144,6 +146,16 @@ class CheckpointFs:
         self.ever_valid = True
         self.on_commit(saved)
         return ""
+
+    def discard(self, path: str, *, more: bool = False) -> None:
+        """What was brought there goes, and the staging with the last of it; never out of a sealed one."""
+        base, _, own = path.rpartition("/")
+        staging = self.brought.get(base)
+        if staging is None or staging.sealed:
+            return
+        staging.files.pop(own, None)
+        if not more and not staging.files:
+            del self.brought[base]
 
     def list_commits(self, attempt: int) -> list[Saved]:
         """What stands as ``attempt`` begins: all that was listed before, and the commits of attempts since then.
@@ -221,8 +233,9 @@ class SimCheckpoints:
         """Is it there?"""
         return staging in self._made
 
-    def discard(self, path: str) -> None:
-        """It is found empty the next time."""
+    def discard(self, path: str, *, more: bool = False) -> None:
+        """When the storage answers, while nodes write on."""
+        self._later(lambda: self.fs.discard(path, more=more))
 
     def adopt(self, path: str, attempt: int, step: int, nonce: str, nodes: Sequence[str], rebuilt_count: int) -> None:
         """If it is whole and nobody has sealed it."""
@@ -231,6 +244,7 @@ class SimCheckpoints:
         def work() -> None:
             name, files_count = self.names[nonce]
             why = self.fs.adopt(path, step, nonce, name, files_count)
+            self.fs.discard(path)
             self._mail(StepBrought(attempt, step, tuple(nodes), why))
 
         self._later(work)

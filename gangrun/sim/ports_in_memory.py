@@ -6,6 +6,8 @@ is asked and is empty, disks answer at once or when told to. ``world`` is the pl
 
 from __future__ import annotations
 
+import errno
+import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -184,25 +186,43 @@ class HandCheckpoints:
     asked: list[tuple[str, int]] = field(default_factory=list)
     on_ask: Callable[[str], None] = lambda what: None
     has_staging: bool = True
+    brought: dict[str, set[str]] = field(default_factory=dict)  # paths, by the staging that they are in
 
     def prepare(self, staging: str) -> None:
         """Done at once, if there is a disk to do it on."""
-        del staging
+        self.brought[staging] = set()
 
     def prepared(self, staging: str) -> bool:
         """As set by hand."""
         del staging
         return self.has_staging
 
-    def discard(self, path: str) -> None:
-        """Noted."""
+    def bring(self, path: str) -> str:
+        """As a node does, which never makes the staging; "" or why not."""
+        staging = self.brought.get(os.path.dirname(path))
+        if staging is None:
+            return os.strerror(errno.ENOENT)
+        staging.add(path)
+        return ""
+
+    def discard(self, path: str, *, more: bool = False) -> None:
+        """Noted, and done."""
         self.asked.append((f"discard {path}", -1))
+        self._remove(path, more=more)
+
+    def _remove(self, path: str, *, more: bool = False) -> None:
+        staging = os.path.dirname(path)
+        self.brought.get(staging, set()).discard(path)
+        if not more and not self.brought.get(staging):
+            self.brought.pop(staging, None)
 
     def adopt(self, path: str, attempt: int, step: int, nonce: str, nodes: Sequence[str], rebuilt_count: int) -> None:
-        """Noted, and done."""
-        del path, nonce, rebuilt_count
+        """Noted, and done if it was brought."""
+        del nonce, rebuilt_count
         self.asked.append(("adopt", step))
-        self.post(Stamped(StepBrought(attempt, step, tuple(nodes))))
+        there = path in self.brought.get(os.path.dirname(path), ())
+        self._remove(path)
+        self.post(Stamped(StepBrought(attempt, step, tuple(nodes), "" if there else os.strerror(errno.ENOENT))))
 
     def seal(self, attempt: int) -> None:
         """Nothing to seal."""

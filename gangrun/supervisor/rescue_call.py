@@ -35,7 +35,7 @@ class RescueCall:
 
     Without ``pin`` a node that is lost meanwhile, or refuses, is done without: what it has not written is brought from
     whoever else has it, as it is where a node is only silent and others have it. ``discard``: nothing will come of a
-    path.
+    path, but more is brought beside it.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class RescueCall:
         self._held: dict[str, list[Holding]] = {}
         self._picked: WholeStep | None = None
         self._written: set[str] = set()
+        self._given_up: list[str] = []  # paths: who was told so late may still have written there
         self._names: dict[int, tuple[str, ...]] = {}  # that an open command will have written
         self._open = {
             board.say(node, lambda act: Rescue(board.term, act, attempt, pin=pin), now): node for node in nodes
@@ -178,7 +179,8 @@ class RescueCall:
             return self._finish(why, now)
         if (again.step, again.nonce) != (before.step, before.nonce):
             self._let_go(self._open.values(), now)
-            self._discard(self.path)
+            self._given_up.append(self.path)
+            self._discard(self.path)  # at once: it may be what the disk has no room for
             self._board.withdraw(self._open)
             self._open, self._names, self._written = {}, {}, set()
         self._picked = again
@@ -225,4 +227,6 @@ class RescueCall:
         self.over = True
         if why:
             self._let_go(self._open.values(), now)
+        for path in self._given_up:
+            self._discard(path)
         return self._done(self.path if self._picked is not None else "", self._picked, why)

@@ -145,7 +145,7 @@ class RollCall:
         checkpoints.prepare(staging)
         self._rescue = RescueCall(
             self._board, last, state.disk_step, nodes, staging, done, now,
-            ready=partial(checkpoints.prepared, staging), discard=checkpoints.discard,
+            ready=partial(checkpoints.prepared, staging), discard=partial(checkpoints.discard, more=True),
         )  # fmt: skip
 
     def _bring(self, action: BringSteps, checkpoints: Checkpoints, now: float) -> None:
@@ -160,7 +160,8 @@ class RollCall:
         nodes = action.nodes if staging else ()
         self._rescue = RescueCall(
             self._board, action.attempt, action.above_step, nodes, staging, done, now, BRING_SHARE * action.within_s,
-            pin=action.flush, ready=partial(checkpoints.prepared, staging), discard=checkpoints.discard,
+            pin=action.flush, ready=partial(checkpoints.prepared, staging),
+            discard=partial(checkpoints.discard, more=True),
         )  # fmt: skip
 
     def read(self, asked: ReadingAsked, state: RunState, checkpoints: Checkpoints, now: float) -> None:

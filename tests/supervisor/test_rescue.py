@@ -39,7 +39,10 @@ def desk_of(
                 hear(message)
                 return
             agent.got.append(message)
-            if message.into:
+            why = desk.checkpoints.bring(message.into) if message.files else ""
+            if why:
+                agent.answer(message, ok=False, why=why)
+            elif message.into:
                 bring(agent, message)
             else:
                 agent.answer(message, steps=held.get(agent.node, []))

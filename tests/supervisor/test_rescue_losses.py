@@ -82,7 +82,9 @@ def test_with_the_last_that_had_a_file_the_step_is_given_up_at_once_and_nobody_w
 def test_an_older_step_that_is_whole_without_it_is_brought_instead() -> None:
     older = holding(5, "0", "1", "m", of=3)
     desk = after_a_death({"n0": [older, FIRST], "n1": [holding(7, "1", of=0)]}, dies("n1"))
-    assert brought(desk) == [("discard staging/1/0/7-ab", -1), ("adopt", 5), ("seal", 1)]
+    gone = ("discard staging/1/0/7-ab", -1)
+    assert brought(desk) == [gone, gone, ("adopt", 5), ("seal", 1)], "once more when nobody can write there any more"
+    assert not desk.checkpoints.brought
     assert written(desk, "n0")[-1] == (5, ("0", "1", "m"), ())
 
 

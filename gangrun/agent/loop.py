@@ -257,7 +257,8 @@ class AgentLoop:
         self._say(f"leaving with {left.code}: {left.reason}")
         self._net.close(FAREWELL_S)
         self._tell_warden({"op": "goodbye", "code": left.code})
-        self._ranks.close()
+        if not self._ranks.close():
+            self._say("the disk did not take in time all that ranks printed: the last lines are missing in the logs")
         if self._health is not None:
             self._health.close()
         return left.code

@@ -37,7 +37,7 @@ from gangrun.wire.spec import LogSpec
 
 SLATE_WITHIN_S = 5.0
 LOGS_CLOSE_WITHIN_S = 2.0  # between two attempts, when the agent has to beat
-LOGS_CLOSE_AT_END_S = 8.0  # of which nothing else waits
+LOGS_CLOSE_AT_END_S = 3.0  # whoever owns the run kills what is left of it 5 s after its end is known
 ENDED_WITHIN_S = 1.0
 HELD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # from every process of a job step, by the scheduler
 
@@ -225,16 +225,17 @@ class RankGang:
             rank.watched.child.wait()
             rank.watched.ended.set()
 
-    def _forget(self, within_s: float = LOGS_CLOSE_WITHIN_S) -> None:
-        """Let go of a gang that has ended."""
+    def _forget(self, within_s: float = LOGS_CLOSE_WITHIN_S) -> bool:
+        """Let go of a gang that has ended; False if the disk did not take in time all that it printed."""
         gang, self._gang = self._gang, None
         if gang is None:
-            return
+            return True
         for rank in gang.ranks.values():
             if rank.watched.ended.wait(ENDED_WITHIN_S):  # until then its watcher may still read the slot
                 rank.slot.close()
-        gang.logs.close(within_s)
+        written = gang.logs.close(within_s)
         gang.files.remove()
+        return written
 
     # ---- looking ---------------------------------------------------------------------------------------------------
 
@@ -326,9 +327,9 @@ class RankGang:
             for rank in self._gang.alive():
                 kill(rank.proc)
 
-    def close(self) -> None:
-        """Let go of files and threads; the ranks must have ended."""
-        self._forget(LOGS_CLOSE_AT_END_S)
+    def close(self) -> bool:
+        """Let go of files and threads; the ranks must have ended. False: not all that they printed is in the logs."""
+        return self._forget(LOGS_CLOSE_AT_END_S)
 
 
 def _step_of(slot: Slot) -> Callable[[], int]:

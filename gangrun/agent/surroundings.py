@@ -129,5 +129,5 @@ class Ranks(Protocol):
     def kill_now(self) -> None:
         """SIGKILL to every rank."""
 
-    def close(self) -> None:
-        """Let go."""
+    def close(self) -> bool:
+        """Let go; False: not all that ranks printed is in the logs."""

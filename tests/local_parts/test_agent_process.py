@@ -22,6 +22,9 @@ from gangrun.adapters.local.hosts import own_command
 from gangrun.adapters.net.curve import write_client_key
 from gangrun.adapters.net.mailbox import QueueMailbox
 from gangrun.adapters.net.router import RouterRadio
+from gangrun.agent.loop import FAREWELL_S
+from gangrun.agent.ranks import ENDED_WITHIN_S, LOGS_CLOSE_AT_END_S
+from gangrun.cli import job_owner, launcher
 from gangrun.core.policy import Policy, Timing
 from gangrun.ports import AgentSaid
 from gangrun.processes import become_subreaper, descendants, kill_until_none, process_table, read_proc
@@ -366,3 +369,20 @@ def test_an_idle_agent_costs_next_to_nothing(node: Node):
     resident_mb = int(status["VmRSS"].split()[0]) / 1024
     assert resident_mb < 60, f"{resident_mb:.1f} MB"
     assert share < 0.005, f"{100 * share:.2f} % of a core"
+
+
+def test_what_the_disk_did_not_take_of_the_last_lines_is_said_before_it_leaves(node: Node):
+    logs = node.paths.root / "logs" / "0"
+    logs.mkdir(parents=True)
+    os.mkfifo(logs / "n0.log")  # opening it for writing blocks until somebody reads
+    node.next(Hello)
+    node.launch(0)
+    until(lambda: any(one.output_bytes for one in node.next(Beat).readings), 20, "a line to be printed")
+    assert node.ask(Farewell, 0, "over").ok
+    assert node.warden.wait(100) == 0
+    assert "the last lines are missing in the logs" in node.said()
+
+
+def test_an_agent_has_left_before_the_owner_of_its_run_kills_what_is_left():
+    leaves_within_s = FAREWELL_S + ENDED_WITHIN_S + LOGS_CLOSE_AT_END_S
+    assert leaves_within_s < min(launcher.LETS_GO_WITHIN_S, job_owner.LETS_GO_WITHIN_S)

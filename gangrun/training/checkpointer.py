@@ -48,6 +48,7 @@ from gangrun.training.state import (
     tensors_of,
 )
 from gangrun.training.step import Requests
+from gangrun.training.steps import Steps
 from gangrun.training.telling import Telling
 
 EXIT_WITHIN_S = 30.0
@@ -131,7 +132,7 @@ class Checkpointer:
         self._memory, self._memory_failure = memory, ""
         self._saver = Saver(Ranks(), self._staging, self._clock, writing, keeping, memory, *self._people_told())
         self._saves: list[Save] = []
-        self._step = self._saved_step = self._resumed_step = -1
+        self._steps = Steps()
         self._proven_readable = self._closed = False
         self._ending = Ending(self._ranks)
         _OPEN[where] = self
@@ -176,7 +177,7 @@ class Checkpointer:
             return 0
         step, trained_s = resuming.load(point, self._parts, self._data, self._ranks.rank, self._ranks.world_size)
         self._schedule.trained_before_s = trained_s
-        self._step = self._saved_step = self._resumed_step = step
+        self._steps.resumed_from(step)
         self._keeping.resumed_from(step)
         return step + 1
 
@@ -190,9 +191,9 @@ class Checkpointer:
         ``CheckpointWarning``.
         """
         self._demand_open()
-        step = arguments.later_step(step, self._step, self._resumed_step)
+        step = arguments.later_step(step, self._steps.last, self._steps.resumed)
         progress.step(step, loss, grad_norm)
-        self._step = step
+        self._steps.last = step
         self._ranks.called(Call.STEP, step)
         if self._data is not None and hasattr(self._data, "trained"):
             self._data.trained()
@@ -227,19 +228,17 @@ class Checkpointer:
         """
         self._demand_open()
         step = arguments.step(step)
-        if step == self._saved_step:
-            if wait:
-                self._wait_for_all()
-            return
-        self._ranks.called(Call.SAVE, step)
-        self._begin(step, in_memory=False)
-        self._saved_step = step
+        if not self._steps.is_saved(step):
+            self._ranks.called(Call.SAVE, step)
+            self._steps.save_called(step)
+            self._begin(step, in_memory=False)
+            self._steps.save_begun(step)
         if wait:
             self._wait_for_all()
 
     def _keep(self, step: int) -> None:
         """Save to the nodes' memory, unless the disk has or gets this step anyway, or both buffers are busy."""
-        if step != self._saved_step and not self._schedule_is_behind():
+        if not self._steps.is_saved(step) and not self._schedule_is_behind():
             self._begin(step, in_memory=True)
 
     def _begin(self, step: int, *, in_memory: bool) -> None:
@@ -294,8 +293,7 @@ class Checkpointer:
                     progress.step_kept(save.step, save.losses_count)
                 continue
             self._schedule.persist_s = save.persist_s
-            if save.failure and save.step == self._saved_step:
-                self._saved_step = -1
+            self._steps.save_ended(save.step, committed=not save.failure)
         kept = [save.failure or save.warning for save in ended if save.in_memory]
         for failure in dict.fromkeys(filter(None, kept)):
             if failure != self._memory_failure:
@@ -337,12 +335,13 @@ class Checkpointer:
             for save in self._saves:
                 save.done.wait()  # so that all ranks know alike what is saved
         failures = self._ended()
-        save_it, why_not = self._ending.agreed(self._step, unsaved=self._step > self._saved_step)
+        step = self._steps.last
+        save_it, why_not = self._ending.agreed(step, unsaved=self._steps.last_is_unsaved)
         if not save_it:
             return [*failures, why_not] if why_not else failures
         for failure in failures:
             warnings.warn(failure, CheckpointWarning, stacklevel=4)  # of a step that this one replaces
-        self.save(self._step)
+        self.save(step)
         return []
 
     def finish(self, within_s: float) -> None:

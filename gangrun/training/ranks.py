@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from gangrun.training import environment
+
 T = TypeVar("T")
 WAIT_TOLD_S = 60.0
 _STEP_BITS = 56
@@ -25,7 +27,7 @@ _IN_GLOO = re.compile(r"^\[[^]]*\] ")  # the place in its source
 
 
 class RankGone(RuntimeError):
-    """Another rank has ended, so nothing can be agreed on any more; the message has torch's words."""
+    """Another rank has ended or does not answer: nothing can be agreed on any more; the message has torch's words."""
 
 
 class Call(IntEnum):
@@ -47,7 +49,7 @@ class Ranks:
 
     def __init__(self) -> None:
         self._group: Any = None
-        self._call, self._step, self._waits_told = Call.MAKING, -1, False
+        self._call, self._step, self._met, self._waits_told = Call.MAKING, -1, False, False
         self.rank, self.world_size = 0, 1
         if dist.is_available() and dist.is_initialized():
             self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
@@ -73,12 +75,14 @@ class Ranks:
         here = (self._call << _STEP_BITS) + self._step + 1
         tensor = torch.zeros(_NUMBERS_COUNT, dtype=torch.int64)
         tensor[: 2 + len(numbers)] = torch.tensor((here, -here, *numbers))
-        try:
-            with self._waiting():
+        with self._waiting():
+            try:
                 dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
-        except RuntimeError as error:
-            why = _IN_GLOO.sub("", str(error)).partition(". This is")[0]
-            raise RankGone(f"another rank is gone (gloo: {why})") from None  # which tells a victim from a culprit
+            except RuntimeError as error:
+                why = _IN_GLOO.sub("", str(error)).partition(". This is")[0]
+                # the words in brackets tell a victim from a culprit
+                raise RankGone(f"another rank is gone or does not answer (gloo: {why})") from None
+        self._met = self._call is not Call.MAKING
         last, first, *found = tensor.tolist()
         self._demand_alike(here, last, -first)
         return tuple(found[: len(numbers)])
@@ -95,10 +99,16 @@ class Ranks:
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Tell it, once, when the others do not come for long."""
+        """Tell it, once, when the others do not come for long, unless the ranks have met in a call of the script
+        before: then all of them do call. Under gangrun the hang watch tells more, and takes output for a sign of life.
+        """
+        if self._met or environment.run_id():
+            yield
+            return
         timer = threading.Timer(WAIT_TOLD_S, self._tell_waiting)
         timer.daemon = True
-        timer.start()
+        with contextlib.suppress(RuntimeError):  # no thread can be had, and what is waited for needs none
+            timer.start()
         try:
             yield
         finally:
@@ -109,7 +119,7 @@ class Ranks:
             self._waits_told = True
             warnings.warn(
                 f"rank {self.rank} has waited {WAIT_TOLD_S:.0f} s for other ranks in {self._call.said(self._step)}: "
-                "all ranks make a Checkpointer and call its methods, not rank 0 alone",
+                "another rank is slow or stuck, or does not call it, as all ranks have to",
                 stacklevel=2,
             )
 

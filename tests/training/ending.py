@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -42,7 +43,7 @@ def when_it_is_saved(rank: int, ckpt: gangrun.Checkpointer) -> None:
 def after_different_steps(rank: int, ckpt: gangrun.Checkpointer) -> None:
     steps(ckpt, 1)
     if rank:
-        ckpt._step += 1
+        ckpt._steps.last += 1
 
 
 def at_the_end_of_the_other(rank: int) -> None:
@@ -80,30 +81,54 @@ def one_makes_it_later(rank: int, ckpt: gangrun.Checkpointer) -> None:
     """Before it is made: see ``ended``."""
 
 
+def one_makes_it_later_under_gangrun(rank: int, ckpt: gangrun.Checkpointer) -> None:
+    """The same."""
+
+
+def one_begins_later(rank: int, ckpt: gangrun.Checkpointer) -> None:
+    late(rank)
+    steps(ckpt, 4)
+
+
 def one_steps_later(rank: int, ckpt: gangrun.Checkpointer) -> None:
     ckpt.step(0)
-    late(rank)
+    late(rank, told_anyhow_after_s=0.5)
     for step in range(1, 4):
         ckpt.step(step)
 
 
-def late(rank: int) -> None:
-    """Rank 1 goes on when rank 0 has told that it waits."""
+def no_thread_can_be_had(rank: int, ckpt: gangrun.Checkpointer) -> None:
+    before = threading.stack_size(1 << 47)  # as much as there are addresses
+    ckpt.step(0)
+    threading.stack_size(before)
+
+
+def late(rank: int, told_anyhow_after_s: float = 0.0) -> None:
+    """Rank 1 goes on when rank 0 has told that it waits, or has had the time to tell it many times over."""
     if rank:
         until(OTHER.exists, 60, "the other rank to tell that it waits")
     else:
         ranks.WAIT_TOLD_S = 0.01
+        if told_anyhow_after_s:
+            threading.Timer(told_anyhow_after_s, tell, [""]).start()
+
+
+def tell(words: str) -> None:
+    if OTHER.exists():
+        return
+    new = OTHER.with_suffix(f".{threading.get_ident()}")
+    new.write_text(words)
+    new.rename(OTHER)
 
 
 def told(message: Warning | str, *_: object, **__: object) -> None:
     if "has waited" in str(message):
-        OTHER.with_suffix(".new").write_text(str(message))
-        OTHER.with_suffix(".new").rename(OTHER)
+        tell(str(message))
 
 
 WAYS: tuple[Callable[[int, gangrun.Checkpointer], None], ...] = (
     between_two_saves, when_it_is_saved, after_different_steps, one_is_killed, one_fails, steps_apart, one_ends_sooner,
-    one_makes_it_later, one_steps_later,
+    one_makes_it_later, one_makes_it_later_under_gangrun, one_begins_later, one_steps_later, no_thread_can_be_had,
 )  # fmt: skip
 
 
@@ -112,6 +137,9 @@ def ended(way: Callable[[int, gangrun.Checkpointer], None], rank: int, directory
     warnings.showwarning = told
     if way is one_makes_it_later:
         late(rank)
+    if way is one_makes_it_later_under_gangrun:
+        os.environ["GANGRUN_RUN"] = "run-1"
+        late(rank, told_anyhow_after_s=0.5)
     try:
         with gangrun.Checkpointer(directory, model=nn.Linear(3, 2), interval=INTERVAL) as ckpt:
             own = [ckpt._ranks.group, ckpt._saver._ranks.group]

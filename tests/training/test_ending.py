@@ -112,6 +112,51 @@ def test_a_last_step_that_failed_is_tried_once_more_and_then_told(
     assert saved(tmp_path) == [0]
 
 
+def test_an_older_step_on_disk_is_not_written_again_with_what_came_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.writev
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def fails(ckpt: gangrun.Checkpointer, step: int) -> None:
+        monkeypatch.setattr(os, "writev", full)
+        ckpt.save(step)
+        with progress.saving():
+            for save in ckpt._saves:
+                save.done.wait()
+        monkeypatch.setattr(os, "writev", real)
+
+    ckpt = made(tmp_path, interval=10)
+    trained(ckpt, range(10))
+    ckpt.save(9, wait=True)
+    fails(ckpt, 10)
+    with pytest.raises(gangrun.CheckpointError, match="step 10 was not saved: rank 0: No space left"):
+        ckpt.close()
+    before = (tmp_path / "step-9").stat().st_ino
+    ckpt = made(tmp_path)
+    assert ckpt.resume() == 10
+    fails(ckpt, 500)
+    ckpt.save(9)
+    with pytest.raises(gangrun.CheckpointError, match="step 500 was not saved: rank 0: No space left"):
+        ckpt.close()
+    ckpt = made(tmp_path, interval=100)
+    assert ckpt.resume() == 10
+    ckpt.step(10)
+    fails(ckpt, 11)
+    with pytest.raises(gangrun.CheckpointError, match="step 11 was not saved: rank 0: No space left"):
+        ckpt.close()  # the state is no longer that of step 10
+    ckpt = made(tmp_path, interval=100)
+    assert ckpt.resume() == 10
+    fails(ckpt, 10)
+    with pytest.warns(gangrun.CheckpointWarning, match="step 10 was not saved: rank 0: No space left"):
+        ckpt.step(11)
+    ckpt.close()
+    assert saved(tmp_path) == [9, 11] and (tmp_path / "step-9").stat().st_ino == before
+    assert not list(tmp_path.glob(".gangrun/set-aside")), "nothing was saved twice"
+
+
 def test_a_closed_one_says_so_instead_of_waiting_for_ever(tmp_path: Path) -> None:
     ckpt = made(tmp_path)
     ckpt.close()
@@ -149,7 +194,7 @@ def test_ranks_agree_on_their_end_and_wait_for_none_that_is_gone(tmp_path: Path)
     assert ended["when_it_is_saved"] == (["", ""], [3, 7])
     words = "CheckpointError: no last step was saved: one rank ended after step 0 and another after step 1"
     assert ended["after_different_steps"] == ([words, words], [])
-    gone = "CheckpointError: step 1, the last one, was not saved: another rank is gone ("
+    gone = "CheckpointError: step 1, the last one, was not saved: another rank is gone or does not answer ("
     for way, other in (("one_is_killed", None), ("one_fails", 'KeyError: "the script\'s own"')):
         heard, saved_steps = ended[way]
         assert heard[0].startswith(gone) and ".cc" not in heard[0], heard
@@ -167,7 +212,11 @@ def test_ranks_agree_on_their_end_and_wait_for_none_that_is_gone(tmp_path: Path)
     assert re.match(
         r"ValueError: rank 1 is in Checkpointer.step\([1-9]\d*\) and another one in Checkpointer.close\(\)", later
     )
-    for way, where in (("one_makes_it_later", r"\(\.\.\.\)"), ("one_steps_later", r"\.step\([123]\)")):
-        assert ended[way] == (["", ""], [3] if "steps" in way else []), way
-        words = f"rank 0 has waited 0 s for other ranks in Checkpointer{where}: all ranks make a"
+    for way, where in (("one_makes_it_later", r"\(\.\.\.\)"), ("one_begins_later", r"\.step\(0\)")):
+        assert ended[way] == (["", ""], [3] if "begins" in way else []), way
+        words = f"rank 0 has waited 0 s for other ranks in Checkpointer{where}: another rank is slow or stuck, or"
         assert re.match(words, found[way]["warned"]), found[way]
+    for way in ("one_makes_it_later_under_gangrun", "one_steps_later"):
+        assert ended[way] == (["", ""], [3] if "steps" in way else []), way
+        assert not found[way]["warned"], "output is a sign of life to whoever looks for hangs"
+    assert ended["no_thread_can_be_had"] == (["", ""], [0])

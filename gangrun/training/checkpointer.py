@@ -134,7 +134,7 @@ class Checkpointer:
         self._saves: list[Save] = []
         self._steps = Steps()
         self._proven_readable = self._closed = False
-        self._ending = Ending(self._ranks)
+        self._ending = Ending(self._ranks, self._staging.nonce)
         _OPEN[where] = self
         progress.hold_requests()
         progress.save_on_stop()
@@ -307,9 +307,11 @@ class Checkpointer:
             warnings.warn(failure, CheckpointWarning, stacklevel=3)
 
     def close(self) -> None:
-        """Save the last step unless it is saved, and finish what is under way; called by all ranks, before
-        ``dist.destroy_process_group()``. Nothing is saved by it while an error is under way, as in a ``finally``.
+        """Save the last step unless it is saved, with the state as it is now, and finish what is under way; called by
+        all ranks, before ``dist.destroy_process_group()``.
 
+        While an error is under way, as in a ``finally``, or being handled, no last step is saved, and where one was to
+        be a ``CheckpointWarning`` says so: call it after the ``except`` block that ends a training.
         Raises ``CheckpointError`` if the last step or another one under way could not be saved; may be called again.
         """
         if self._closed:
@@ -329,13 +331,15 @@ class Checkpointer:
 
     def _save_the_end(self) -> list[str]:
         """Begin to save the last step, if it is not saved; why it is not, and what failed before where it is not."""
-        if self._ending.error() is not None:
+        step = self._steps.last
+        if why := self._ending.hindered(step):
+            if self._steps.last_is_unsaved:
+                warnings.warn(why, CheckpointWarning, stacklevel=3)
             return []
         with progress.saving():
             for save in self._saves:
                 save.done.wait()  # so that all ranks know alike what is saved
         failures = self._ended()
-        step = self._steps.last
         save_it, why_not = self._ending.agreed(step, unsaved=self._steps.last_is_unsaved)
         if not save_it:
             return [*failures, why_not] if why_not else failures

@@ -14,14 +14,24 @@ from gangrun.training.ranks import Call, RankGone, Ranks
 class Ending:
     """Of one Checkpointer. An error that is being handled as this is made is none of its training's."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, name: str) -> None:
+        """``name``: of this one alone."""
         self._ranks = ranks
-        self._error_before = id(sys.exc_info()[1])
+        self._mark = f"gangrun: before {name}"
+        if (error := sys.exc_info()[1]) is not None:
+            vars(error)[self._mark] = True  # held instead it would keep its frames and all that they hold, as a model
 
-    def error(self) -> BaseException | None:
-        """The one that is under way in whoever calls this, as in a ``finally``, or being handled."""
+    def hindered(self, step: int) -> str:
+        """Why ``step`` cannot be saved by whoever calls this: an error is under way, as in a ``finally``, or is being
+        handled; "" where none is.
+        """
         error = sys.exc_info()[1]
-        return None if id(error) == self._error_before else error
+        if error is None or self._mark in vars(error):
+            return ""
+        return (
+            f"step {step}, the last one, is not saved: close() was called while {type(error).__name__} is under way or "
+            "being handled; call it after the except block"
+        )
 
     def agreed(self, step: int, *, unsaved: bool) -> tuple[bool, str]:
         """Whether all ranks save ``step`` now, and why they cannot; called by all of them, which know alike what is

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import re
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +76,8 @@ def test_an_error_under_way_saves_nothing_and_one_that_was_there_before_hinders_
         finally:
             ckpt.close()
 
-    with pytest.raises(KeyError):
+    words = r"step 1, the last one, is not saved: close\(\) was called while KeyError is under way or being"
+    with pytest.warns(gangrun.CheckpointWarning, match=words), pytest.raises(KeyError):
         train()
     assert saved(tmp_path / "with") == saved(tmp_path / "finally") == []
     try:
@@ -83,6 +86,53 @@ def test_an_error_under_way_saves_nothing_and_one_that_was_there_before_hinders_
         with made(tmp_path / "again") as ckpt:
             trained(ckpt, range(2))
     assert saved(tmp_path / "again") == [1]
+
+
+def test_who_closes_where_the_end_of_training_is_handled_is_told_what_is_not_saved(tmp_path: Path) -> None:
+    class EndedEarly(Exception):
+        pass
+
+    def trained_and_closed(ckpt: gangrun.Checkpointer, count: int) -> None:
+        try:
+            trained(ckpt, range(count))
+            raise EndedEarly
+        except EndedEarly:
+            ckpt.close()
+
+    with pytest.warns(gangrun.CheckpointWarning, match="step 1, the last one, is not saved: .* while EndedEarly is"):
+        trained_and_closed(made(tmp_path), 2)
+    assert saved(tmp_path) == []
+    trained_and_closed(made(tmp_path), 4)  # step 3 is saved, or on its way: nothing is told
+    assert saved(tmp_path) == [3]
+
+
+def test_an_error_that_was_there_before_is_known_again_without_being_held(tmp_path: Path) -> None:
+    class Before(Exception):
+        pass
+
+    def made_while_handled() -> tuple[gangrun.Checkpointer, int, weakref.ref[Before]]:
+        try:
+            raise Before
+        except Before as error:
+            return made(tmp_path), id(error), weakref.ref(error)
+
+    ckpt, place, before = made_while_handled()
+    gc.collect()
+    assert before() is None, "its frames may hold a whole model"
+    others = [Before()]
+    while id(others[-1]) != place and len(others) < 10_000:
+        others.append(Before())
+    trained(ckpt, range(2))
+
+    def closed_while_another_is_handled() -> None:
+        try:
+            raise others[-1]  # in the same place
+        except Before:
+            ckpt.close()
+
+    with pytest.warns(gangrun.CheckpointWarning, match="while Before is under way"):
+        closed_while_another_is_handled()
+    assert saved(tmp_path) == []
 
 
 def test_a_last_step_that_failed_is_tried_once_more_and_then_told(

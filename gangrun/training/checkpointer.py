@@ -26,7 +26,7 @@ from torch import nn
 
 from gangrun.checkpoint.commit import Staging
 from gangrun.core.retention import Keep
-from gangrun.training import arguments, delta, environment, memory_saving, random_state, resuming
+from gangrun.training import arguments, delta, environment, memory_saving, one_at_a_time, random_state, resuming
 from gangrun.training import step as progress
 from gangrun.training.clock import Clock, RealClock
 from gangrun.training.ending import Ending
@@ -52,7 +52,6 @@ from gangrun.training.steps import Steps
 from gangrun.training.telling import Telling
 
 EXIT_WITHIN_S = 30.0
-_OPEN: weakref.WeakValueDictionary[str, Checkpointer] = weakref.WeakValueDictionary()  # by directory, of this process
 
 
 class CheckpointWarning(UserWarning):
@@ -135,7 +134,7 @@ class Checkpointer:
         self._steps = Steps()
         self._proven_readable = self._closed = False
         self._ending = Ending(self._ranks, self._staging.nonce)
-        _OPEN[where] = self
+        one_at_a_time.taken(where, self, self._saver)
         progress.hold_requests()
         progress.save_on_stop()
         atexit.register(_finish, weakref.ref(self))
@@ -154,7 +153,8 @@ class Checkpointer:
     def _people_told(self) -> list[Callable[[int, str, float], None]]:
         if self._ranks.rank != 0 or not environment.run_id():
             return []
-        return [Telling(self._staging, self._clock, lambda: self._schedule.plan).ended]
+        schedule = self._schedule  # self would be held for as long as the saver's thread lives
+        return [Telling(self._staging, self._clock, lambda: schedule.plan).ended]
 
     @property
     def interval_reason(self) -> str:
@@ -320,7 +320,6 @@ class Checkpointer:
             told = self._save_the_end()
         finally:
             self._closed = True
-            _OPEN.pop(self._staging.directory, None)
             with progress.saving():
                 self._saver.close()
             if self._ranks.rank == 0:
@@ -352,7 +351,6 @@ class Checkpointer:
         """Give what is under way this long; what is not done then was never committed. Nothing is saved after this."""
         if not self._closed:
             self._closed = True
-            _OPEN.pop(self._staging.directory, None)
             if not self._saver.close(within_s):
                 warnings.warn(
                     f"a save was given up after {within_s:.0f} s; it was never committed",
@@ -375,11 +373,9 @@ class Checkpointer:
 
 def _opened(staging: Staging) -> Exception | None:
     """Make it; why that cannot be."""
-    if staging.directory in _OPEN:
-        return ValueError(
-            f"another Checkpointer of this process saves to {staging.directory}: close() it first, or give this one "
-            "another directory"
-        )
+    refused = one_at_a_time.refused(staging.directory)
+    if refused is not None:
+        return refused
     try:
         staging.open()
     except OSError as error:

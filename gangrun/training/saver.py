@@ -67,8 +67,9 @@ class Saver:
         self._buffers: queue.LifoQueue[HostBuffer] = queue.LifoQueue()
         for _ in range(BUFFERS_COUNT):
             self._buffers.put(HostBuffer())
-        self._saves: queue.Queue[Save | None] = queue.Queue()
+        self._saves: queue.SimpleQueue[Save | None] = queue.SimpleQueue()  # a finalizer may put into it at any moment
         self._given_up = threading.Event()
+        self.released = False  # nobody gives it another save
         self._thread = threading.Thread(target=self._main, name="gangrun-saver", daemon=True)
         self._thread.start()
 
@@ -89,11 +90,20 @@ class Saver:
         """Write this one after those before it."""
         self._saves.put(save)
 
+    def release(self) -> None:
+        """End by itself after what is under way; waits for nothing."""
+        self.released = True
+        self._saves.put(None)
+
+    def ended(self, within_s: float | None) -> bool:
+        """Whether it has come to its end by then."""
+        self._thread.join(within_s)
+        return not self._thread.is_alive()
+
     def close(self, within_s: float | None = None) -> bool:
         """Finish what is under way; False if that took too long: what is not committed by then never will be."""
-        self._saves.put(None)
-        self._thread.join(within_s)
-        if self._thread.is_alive():
+        self.release()
+        if not self.ended(within_s):
             self._given_up.set()
             return False
         if self._memory is not None:

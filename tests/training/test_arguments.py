@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import gangrun
+from gangrun.training import one_at_a_time
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
@@ -117,6 +119,38 @@ def test_two_at_once_on_one_directory_are_refused_and_one_after_the_other_is_not
     second = gangrun.Checkpointer(tmp_path, model=MODEL)
     second.finish(20)
     gangrun.Checkpointer(tmp_path, model=MODEL).close()
+
+
+def test_one_that_was_dropped_makes_room_for_the_next_once_all_it_had_begun_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go, real = threading.Event(), os.fsync
+
+    def slow(descriptor: int) -> None:
+        assert may_go.wait(60)
+        real(descriptor)
+
+    monkeypatch.setenv("GANGRUN_RUN", "run-1")
+    monkeypatch.setattr(os, "fsync", slow)
+    monkeypatch.setattr(one_at_a_time, "WAIT_S", 0.01)
+    first = gangrun.Checkpointer(tmp_path, model=MODEL)
+    first.save(3)
+    ended = first._saves[0].done
+    del first
+    with pytest.raises(ValueError, match=r"an earlier Checkpointer of this process still writes to .*: give this one"):
+        gangrun.Checkpointer(tmp_path, model=MODEL)
+    monkeypatch.setattr(one_at_a_time, "WAIT_S", 60.0)
+    may_go.set()
+    gangrun.Checkpointer(tmp_path, model=MODEL).close()
+    assert ended.is_set() and [path.name for path in tmp_path.glob("step-*")] == ["step-3"]
+    given_up = gangrun.Checkpointer(tmp_path, model=MODEL)
+    may_go.clear()
+    given_up.save(4)
+    with pytest.warns(gangrun.CheckpointWarning, match="a save was given up after 0 s"):
+        given_up.finish(0.01)
+    may_go.set()
+    with gangrun.Checkpointer(tmp_path, model=MODEL) as ckpt:
+        assert ckpt.resume() == 4, "what was given up is never committed"
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOSPC])

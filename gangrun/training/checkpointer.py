@@ -69,7 +69,8 @@ class Checkpointer:
     ``interval``: "auto", a whole number of steps, or seconds as a float; "auto" weighs the measured stall against the
     time between failures, of which ``mtbf_s`` (seconds, of the whole job) may tell what is known. None: ranks save to
     the nodes' memory alone, from where gangrun brings a step to the disk every ``--flush-every``; where nothing does,
-    it is "auto". Whatever it is, the last step is saved to the disk at the end, by ``close()`` or the ``with`` block.
+    it is "auto". Whatever it is, the last step is saved to the disk at the end, by ``close()`` or the ``with`` block,
+    as the state is then: weights that an evaluation changed (an EMA's) are to be put back before.
     ``keep``: newest checkpoints that stay, or a ``Keep``; None: all of them.
     ``full_every``: files whose tensors did not change since the last checkpoint are shared with it (hard links), by at
     most so many checkpoints, and then written again; 1: never. Unless told it is 10, and never more than ``keep`` - 1:
@@ -169,8 +170,8 @@ class Checkpointer:
     def resume(self) -> int:
         """Load the newest valid checkpoint into everything given; the next step to train, 0 when there is none.
 
-        It was read in full and proven before. Raises ``CheckpointError`` where checkpoints exist and none may be
-        used, and where one does not fit: other names, shapes or types. Nothing has then reached the model.
+        All ranks call it. It was read in full and proven before. Raises ``CheckpointError`` where checkpoints exist and
+        none may be used, and where one does not fit: other names, shapes or types. Nothing has then reached the model.
         """
         point = resuming.find(self._staging.directory, self._ranks, self._staging.nonce)
         if point is None:
@@ -184,8 +185,9 @@ class Checkpointer:
     def step(self, step: int, loss: SupportsFloat | None = None, grad_norm: SupportsFloat | None = None) -> Requests:
         """Say that ``step`` is done: it is shown, counted, and saved if it is time or if gangrun asks for it.
 
-        Steps are whole numbers that count up over the whole run. Raises ValueError for one that does not come after the
-        last, or where ranks are at different ones, and ``CheckpointError`` once this is closed.
+        Steps are whole numbers that count up over the whole run. Raises TypeError for what is none, ValueError for one
+        that does not come after the last, or where ranks are at different ones, RuntimeError where another rank is gone
+        or does not answer, and ``CheckpointError`` once this is closed.
         ``loss`` and ``grad_norm`` are shown to people. ``stop`` in the answer is true on all ranks at the same step:
         leave the loop; what had to be saved is. A save that failed in the background is told by a
         ``CheckpointWarning``.

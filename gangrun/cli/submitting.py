@@ -150,7 +150,7 @@ def tell_of_company(spec: RunSpec) -> None:
     """A dependency on a job of the other run would not do: that run may go on in another job."""
     words, other = words_of_company(spec, lambda: entries_of(None))
     if words:
-        hint = f"a job of this one that begins before that starts nothing: gangrun wait {other} tells when it has"
+        hint = f"a job of this one that begins before that starts nothing (gangrun wait {other} waits for it)"
         click.echo(clean(f"gangrun: {words}; {hint}"), err=True)
 
 

@@ -218,6 +218,26 @@ def test_of_two_that_began_at_once_one_gives_way_and_the_other_waits_for_that(ru
         give_way(first.spec, known, time=Passing(first.now).time)
 
 
+def test_who_is_in_a_hurry_believes_the_first_sign_of_one_elsewhere(runs: Path) -> None:
+    other, mine = far(runs, "aaaaa"), begun(runs, "bbbbb")
+    passing = Passing(other.now)
+    give_way(mine.spec, lambda: [entry(other)], time=passing.time)
+    assert passing.at == SILENT_S, "it was killed"
+    passing = Passing(other.now, lambda at: at == 4 and other.live())
+    with pytest.raises(UserError, match=other.run):
+        give_way(mine.spec, lambda: [entry(other)], time=passing.time)
+    assert passing.at == 4
+
+
+def test_one_that_cannot_be_read_is_left_aside(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other, mine = far(runs), begun(runs, "aaaaa")
+    other.paths.journal(other.term).write_bytes(b"no journal\n")
+    passing = Passing(other.now)
+    assert alone(mine, other, passing)
+    assert passing.at == SILENT_S
+    assert "cannot be seen, so it is left aside" in capsys.readouterr().err
+
+
 def test_who_gives_way_has_changed_nothing_yet(runs: Path) -> None:
     begun(runs, "aaaaa")
     mine = Builder(runs, run="20261118-110640-bbbbb", checkpoint_dir=str(runs / "ckpt"))

@@ -30,8 +30,8 @@ class Call(Protocol):
     def answered(self, n: int, result: CommandResult, now: float) -> list[Event]:
         """One node's answer to command ``n`` of this call."""
 
-    def tick(self, now: float) -> list[Event]:
-        """The deadline, if it is due."""
+    def tick(self, now: float, silent: Collection[str], lost: Collection[str]) -> list[Event]:
+        """The deadline is due; these nodes are silent, and those lost for this attempt."""
 
     def numbers(self) -> Collection[int]:
         """The commands that are still open."""
@@ -111,8 +111,9 @@ class StartCall:
             resume_step=resume.step if resume else -1,
         )
 
-    def tick(self, now: float) -> list[Event]:
+    def tick(self, now: float, silent: Collection[str], lost: Collection[str]) -> list[Event]:
         """Who has not answered in time is named."""
+        del silent, lost
         if now < self.deadline:
             return []
         node = min(self._open.values())
@@ -157,8 +158,9 @@ class StacksCall:
             pass  # no evidence from there; the others' counts
         return [] if self._open else self._taken()
 
-    def tick(self, now: float) -> list[Event]:
+    def tick(self, now: float, silent: Collection[str], lost: Collection[str]) -> list[Event]:
         """Time is up."""
+        del silent, lost
         return self._taken() if now >= self.deadline else []
 
     def _taken(self) -> list[Event]:
@@ -199,7 +201,7 @@ class CheckCall:
         self.over = not self._open
         return [NodeChecked(result.node, result.ok, result.why, str(result.data.get("tested", "")))]
 
-    def tick(self, now: float) -> list[Event]:
+    def tick(self, now: float, silent: Collection[str], lost: Collection[str]) -> list[Event]:
         """No deadline here."""
-        del now
+        del now, silent, lost
         return []

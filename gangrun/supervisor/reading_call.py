@@ -59,11 +59,7 @@ class ReadingCall:
             self._unread[share] = f"{node}: {result.why or 'refused without a reason'}"
         return self._end_if_all_answered()
 
-    def tick(self, now: float) -> list[Event]:
-        """As if nobody were lost."""
-        return self.tick_with(now, (), ())
-
-    def tick_with(self, now: float, silent: Collection[str], lost: Collection[str]) -> list[Event]:
+    def tick(self, now: float, silent: Collection[str], lost: Collection[str]) -> list[Event]:
         """Who is lost will not answer; in the end nobody is waited for."""
         del silent
         for n, (share, node) in list(self._open.items()):

@@ -82,11 +82,7 @@ class RescueCall:
             pass  # it holds nothing that could be used
         return [] if self._open else self._pick(now)
 
-    def tick(self, now: float) -> list[Event]:
-        """As if nobody were lost."""
-        return self.tick_with(now, (), ())
-
-    def tick_with(self, now: float, silent: Collection[str], lost: Collection[str]) -> list[Event]:
+    def tick(self, now: float, silent: Collection[str], lost: Collection[str]) -> list[Event]:
         """Who is lost is waited for no more; who has not said what it holds by now is gone, nor will anybody bring
         now what was not brought.
         """

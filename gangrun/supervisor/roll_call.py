@@ -265,10 +265,7 @@ class RollCall:
         told: list[Event] = []
         for call in self._calls():
             if now >= call.deadline:
-                if isinstance(call, StopCall | ReadingCall | RescueCall):
-                    told += call.tick_with(now, silent, lost)
-                else:
-                    told += call.tick(now)
+                told += call.tick(now, silent, lost)
                 if call.over:
                     self._board.withdraw(call.numbers())
         for n in [n for n, node in self._farewells.items() if node in lost or self._given_up(node, now)]:

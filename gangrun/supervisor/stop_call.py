@@ -106,11 +106,7 @@ class StopCall:
         self._timed_out.add(node)
         return [StopTimedOut(self.attempt, node, leftovers or (result.why or "processes",))]
 
-    def tick(self, now: float) -> list[Event]:
-        """As if nobody were silent."""
-        return self.tick_with(now, (), ())
-
-    def tick_with(self, now: float, silent: Collection[str], lost: Collection[str]) -> list[Event]:
+    def tick(self, now: float, silent: Collection[str], lost: Collection[str]) -> list[Event]:
         """Presume what may be presumed; the last node accounted for ends the call."""
         for node in [name for name, at in self._ask_again.items() if now >= at]:
             self._ask(node, now)

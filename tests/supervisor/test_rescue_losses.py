@@ -133,7 +133,7 @@ def test_who_is_lost_before_it_has_said_what_it_holds_is_not_waited_for() -> Non
     for n, node in (1, "n0"), (3, "n2"):
         call.answered(n, CommandResult(node, "i", (1, n), True, "", {"steps": COPIES[node]}), 0.0)
     assert len(said) == 3
-    call.tick_with(1.0, (), {"n1"})
+    call.tick(1.0, (), {"n1"})
     assert {(node, message.files) for node, message in said[3:]} == {("n0", ("0", "m")), ("n2", ("1",))}
 
 

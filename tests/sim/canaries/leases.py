@@ -172,14 +172,14 @@ def presume_from_the_journal() -> Swaps:
 @mutant("a gang counts as stopped only when every node is accounted for", "2", "I16")
 def stopped_when_most_are() -> Swaps:
     """The last node that does not answer is left out."""
-    original = stop_call.StopCall.tick_with
+    original = stop_call.StopCall.tick
 
-    def tick_with(self: Any, now: float, silent: Any, lost: Any) -> Any:
+    def tick(self: Any, now: float, silent: Any, lost: Any) -> Any:
         if len(self._waiting) <= 1:
             self._waiting.clear()
         return original(self, now, silent, lost)
 
-    return ((stop_call.StopCall, "tick_with", tick_with),)
+    return ((stop_call.StopCall, "tick", tick),)
 
 
 # ---- the fragment rule -----------------------------------------------------------------------------------------------

@@ -277,12 +277,15 @@ class Checkpointer:
             )
 
     def _wait_for_all(self) -> None:
+        if failures := self._settled():
+            raise CheckpointError("; ".join(failures))
+
+    def _settled(self) -> list[str]:
+        """As ``_ended``, once nothing is under way: all ranks know alike then what is saved."""
         with progress.saving():
             for save in self._saves:
                 save.done.wait()
-        failures = self._ended()
-        if failures:
-            raise CheckpointError("; ".join(failures))
+        return self._ended()
 
     def _ended(self) -> list[str]:
         """The sentences of the saves that failed since the last look."""
@@ -337,10 +340,7 @@ class Checkpointer:
             if self._steps.last_is_unsaved:
                 warnings.warn(why, CheckpointWarning, stacklevel=3)
             return []
-        with progress.saving():
-            for save in self._saves:
-                save.done.wait()  # so that all ranks know alike what is saved
-        failures = self._ended()
+        failures = self._settled()
         save_it, why_not = self._ending.agreed(step, unsaved=self._steps.last_is_unsaved)
         if not save_it:
             return [*failures, why_not] if why_not else failures

@@ -16,7 +16,7 @@ import pynvml
 from gangrun.adapters.nvml.codes import (
     ARGUMENT_VERSION_MISMATCH,
     BINDING_TOO_OLD,
-    FUNCTION_NOT_FOUND,
+    NEVER_SAID,
     NOT_SUPPORTED,
     UNKNOWN,
     VALUE_TYPES,
@@ -81,7 +81,7 @@ def either(newer: str, older: str, *about: Any) -> Any:
     try:
         return ask(newer, *about)
     except Refused as why:
-        if why.code not in (NOT_SUPPORTED, FUNCTION_NOT_FOUND, BINDING_TOO_OLD):
+        if why.code not in NEVER_SAID:
             raise
         return ask(older, *about)
 

@@ -59,7 +59,8 @@ def test_agents_read_a_plain_checkpoint_too(box: Box) -> None:
     assert box.end(deadline_s=120.0) == 0, box.told()
     assert box.status()["attempts"][0]["resumed_from_step"] == 10
     told = box.explain()
-    assert re.search(r"read by [12] nodes?, \d+\.\d kB in \d+\.\d s", told), told
+    # on a busy machine the other one may be too late, but it does not refuse
+    assert re.search(r"read by (2 nodes, \d+|1 node, [^;]*\(([^:;]+: )?no answer\))", told), told
     assert all(re.search(rf"step {step}: \w+ in \w+\.distcp is damaged", told) for step in (20, 30)), told
 
 

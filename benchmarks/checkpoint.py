@@ -60,8 +60,8 @@ def proven_and_loaded(rank: int, directory: Path, step: int, state: dict) -> Non
     """As at the start of an attempt: one process proves it, then all load."""
     import torch.distributed as dist
 
-    from gangrun.checkpoint import manifest_verify
-    from gangrun.training.loading import Reading
+    from gangrun.checkpoint.formats import own as manifest_verify
+    from gangrun.training.load.loading import Reading
 
     if rank == 0:
         assert manifest_verify.verify(str(directory), step).valid
@@ -77,7 +77,7 @@ def partly_frozen(rank: int, megabytes: int, rounds: int, folder: Path, timed) -
     from torch.distributed.fsdp import fully_shard
 
     import gangrun
-    from gangrun.checkpoint.manifest_verify import read_manifest
+    from gangrun.checkpoint.formats.own import read_manifest
 
     learnt = max(1, megabytes * 100_000 // (12 * WIDTH * WIDTH))
     frozen = megabytes * 900_000 // (4 * WIDTH * WIDTH)

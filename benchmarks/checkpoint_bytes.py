@@ -18,12 +18,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from gangrun.checkpoint import manifest_verify, mapped
+from gangrun.checkpoint import mapped_crc
+from gangrun.checkpoint.formats import own
+from gangrun.checkpoint.formats.torch_zip import BUFFER_BYTES, crc32
 from gangrun.checkpoint.parity import isa_l
 from gangrun.checkpoint.parity.code import encode, rebuild
 from gangrun.checkpoint.parity.field import Slow
 from gangrun.checkpoint.store import CheckpointRoom, Depth
-from gangrun.checkpoint.torch_zip import BUFFER_BYTES, crc32
 from gangrun.wire.manifest import CHUNK_BYTES, MANIFEST_NAME, FileRow, Manifest, crcs_text
 from gangrun.wire.manifest import encode as encode_manifest
 
@@ -72,10 +73,10 @@ def verifying(folder: Path, megabytes: int, rounds: int) -> dict[str, float]:
                 pass
 
     def proven(*, by_reading: bool = False) -> None:
-        worth = mapped.WORTH_BYTES
-        mapped.WORTH_BYTES = total + 2 if by_reading else worth
-        assert manifest_verify.verify(str(folder / "step-1"), 1, threads_count=1).valid
-        mapped.WORTH_BYTES = worth
+        worth = mapped_crc.WORTH_BYTES
+        mapped_crc.WORTH_BYTES = total + 2 if by_reading else worth
+        assert own.verify(str(folder / "step-1"), 1, threads_count=1).valid
+        mapped_crc.WORTH_BYTES = worth
 
     def mapped_here(path: Path) -> None:
         """Without the copy that reading makes, and without a child: it kills the process if the file shrinks."""

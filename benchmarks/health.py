@@ -78,7 +78,7 @@ def measured(seconds: float, *flags: str) -> dict:
 
 def is_ours(line: str) -> bool:
     """An agent or its watching process, and no warden, whose command line holds the agent's."""
-    return "warden.py" not in line and ("agent_main" in line or "health_watch" in line)
+    return "node/warden.py" not in line and ("entry.agent" in line or "entry.health_watch" in line)
 
 
 def measure(seconds: float = 60.0) -> dict:

@@ -110,7 +110,7 @@ def decision() -> dict:
     from dataclasses import replace
 
     from gangrun.core.events import ProgressMarked, Stamped
-    from gangrun.core.lifecycle import step
+    from gangrun.core.machine.lifecycle import step
     from gangrun.core.model import Node, Phase, RunState, Shape
     from gangrun.core.policy import Policy
 

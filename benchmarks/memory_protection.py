@@ -18,8 +18,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from gangrun import memory_keeper  # noqa: E402
-from gangrun.checkpoint.kept import Kept, NotKept  # noqa: E402
+from gangrun.checkpoint.memory_tier.keeper_client import Kept, NotKept  # noqa: E402
+from gangrun.node import memory_keeper  # noqa: E402
 from tests.waiting import until  # noqa: E402
 
 NODES = 4

@@ -29,7 +29,7 @@ def once(variables: dict[str, str]) -> dict[str, float]:
     """One node's gate: seconds until the process watches, and until it has looked."""
     with tempfile.TemporaryDirectory() as folder:
         spec = {"node": "bench", "directories": [folder], "policy": {"preflight_within_s": WITHIN_S}}
-        command = [sys.executable, "-m", "gangrun.cli.health_watch", json.dumps(spec)]
+        command = [sys.executable, "-m", "gangrun.entry.health_watch", json.dumps(spec)]
         began = time.monotonic()
         child = HealthChild(command, {**variables, "PYTHONPATH": str(ROOT)}, time.monotonic, lambda _: None)
         child.start()

@@ -1,15 +1,15 @@
-"""Draws docs/lifecycle.md from the tables in gangrun/core/lifecycle.py:  python docs/draw_lifecycle.py [--check]."""
+"""Draws docs/lifecycle.md from the tables in gangrun/core/machine/lifecycle.py:  python docs/draw_lifecycle.py [--check]."""
 
 import sys
 from pathlib import Path
 
-from gangrun.core.lifecycle import MOVES, TABLE, Late, Refusal
+from gangrun.core.machine.lifecycle import MOVES, TABLE, Late, Refusal
 from gangrun.core.model import Phase
 
 PAGE = Path(__file__).parent / "lifecycle.md"
 HEAD = """# The life of a run
 
-Drawn by `docs/draw_lifecycle.py` from the tables in `gangrun/core/lifecycle.py`; a test keeps the two equal.
+Drawn by `docs/draw_lifecycle.py` from the tables in `gangrun/core/machine/lifecycle.py`; a test keeps the two equal.
 
 A run begins in PENDING and ends in SUCCEEDED, FAILED or CANCELLED. Every other phase has a deadline or a named outside
 event that ends it. Nothing starts ranks but STARTING, and nothing leaves STOPPING before every rank is proven gone.

@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gangrun.core.retention import Keep as Keep
+    from gangrun.core.checkpoints.retention import Keep as Keep
     from gangrun.training.checkpointer import Checkpointer as Checkpointer
     from gangrun.training.checkpointer import CheckpointWarning as CheckpointWarning
     from gangrun.training.environment import ResumePoint as ResumePoint
@@ -27,7 +27,7 @@ _PUBLIC = {
     "CheckpointError": "gangrun.training.state",
     "CheckpointWarning": "gangrun.training.checkpointer",
     "GlobalBatchSampler": "gangrun.training.sampler",
-    "Keep": "gangrun.core.retention",
+    "Keep": "gangrun.core.checkpoints.retention",
     "step": "gangrun.training.step",
     "resume_info": "gangrun.training.environment",
     "ResumePoint": "gangrun.training.environment",

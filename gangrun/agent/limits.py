@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gangrun.health.files import number_in, text_of
+from gangrun.health.framework.files import number_in, text_of
 
 GB, MB = 1e9, 1 << 20
 OURS_BYTES = 48 * MB  # warden and agent

@@ -15,16 +15,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, final
 
-from gangrun.agent import effects, facts
-from gangrun.agent.brain import AgentBrain
-from gangrun.agent.effects import Effect
-from gangrun.agent.errands import Errands
-from gangrun.agent.flushing import Flushing
-from gangrun.agent.proving import Proving
-from gangrun.agent.skew import ClockSkew
+from gangrun.agent.background_tasks import Errands
+from gangrun.agent.brain import effects, facts
+from gangrun.agent.brain.clock_skew import ClockSkew
+from gangrun.agent.brain.decide import AgentBrain
+from gangrun.agent.brain.effects import Effect
+from gangrun.agent.flush_to_disk import Flushing
 from gangrun.agent.surroundings import Health, Net, Ranks, WardenEnd
+from gangrun.agent.verify_share import Proving
+from gangrun.node.processes import Askings
 from gangrun.ports import Clock
-from gangrun.processes import Askings
 from gangrun.wire.messages import Ack, Prepare, Prove, Rescue
 
 TURN_MAX_S = 1.0  # the warden kills an agent that gives no sign of life

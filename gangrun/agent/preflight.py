@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gangrun.agent import limits
-from gangrun.agent.facts import Checked
+from gangrun.agent.brain.facts import Checked
 from gangrun.agent.limits import MemoryLimits
 
 NOFILE_SPARE = 1024  # beside one file per agent: journals, logs, libraries

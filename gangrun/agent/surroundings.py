@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from gangrun.agent import facts
+from gangrun.agent.brain import facts
 from gangrun.wire.messages import (
     BetweenAgents,
     FromAgent,

@@ -1,6 +1,6 @@
 """The agent's end of what it shares with its warden: the lease and the messages (room: agent).
 
-Nothing may enter that decides when to renew: ``lease_keeping`` does. Next: ``gangrun.warden``, the other end, whose ops
+Nothing may enter that decides when to renew: ``lease_keeping`` does. Next: ``gangrun.node.warden``, the other end, whose ops
 are listed in ``docs/architecture.md``.
 """
 
@@ -12,8 +12,8 @@ import socket
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
-from gangrun.warden import ENV_INCARNATION, ENV_LEASE_FD, ENV_LINK_FD, receive
-from gangrun.warden_lease import Lease
+from gangrun.node.lease import Lease
+from gangrun.node.warden import ENV_INCARNATION, ENV_LEASE_FD, ENV_LINK_FD, receive
 
 
 class AgentEnd:

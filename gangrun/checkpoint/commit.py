@@ -2,7 +2,7 @@
 
 Staging is ``CKPT/.gangrun/<run>/<term>/<attempt>-<nonce>/``, made once by one process of the attempt. The supervisor of
 a later attempt seals it, and then neither a commit nor a prune of this one can happen any more (``staging``). Nothing
-is ever written into a directory that bears a step's name. Next: ``training/saver.py``, the only writer.
+is ever written into a directory that bears a step's name. Next: ``training/save/saver.py``, the only writer.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import re
 import shutil
 from dataclasses import dataclass
 
-from gangrun.checkpoint.dcp_verify import BadFile, UnreadableFile
-from gangrun.checkpoint.manifest_verify import read_manifest
+from gangrun.checkpoint.formats.dcp import BadFile, UnreadableFile
+from gangrun.checkpoint.formats.own import read_manifest
 from gangrun.checkpoint.scan import MACHINE_FOLDER
 from gangrun.checkpoint.set_aside import FOLDER_NAME as SET_ASIDE
 from gangrun.wire.manifest import MANIFEST_NAME, Manifest, ManifestError, encode

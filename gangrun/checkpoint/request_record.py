@@ -11,9 +11,9 @@ import json
 import os
 from dataclasses import dataclass
 
-from gangrun.checkpoint.memory import write_json
 from gangrun.checkpoint.scan import MACHINE_FOLDER, StorageUnreadable
-from gangrun.core.selection import shown
+from gangrun.checkpoint.verified_before import write_json
+from gangrun.core.checkpoints.resume import shown
 
 RECORD_NAME = "resume-request.json"
 _SCHEMA = 1

@@ -11,9 +11,9 @@ import os
 import re
 from dataclasses import dataclass
 
-from gangrun.checkpoint.dcp_metadata import METADATA_NAME
-from gangrun.checkpoint.safetensors_verify import INDEX_SUFFIX, SUFFIX
-from gangrun.core.selection import Kind, shown
+from gangrun.checkpoint.formats.dcp_metadata import METADATA_NAME
+from gangrun.checkpoint.formats.safetensors import INDEX_SUFFIX, SUFFIX
+from gangrun.core.checkpoints.resume import Kind, shown
 from gangrun.wire.manifest import MANIFEST_NAME
 
 MACHINE_FOLDER = ".gangrun"

@@ -14,9 +14,9 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gangrun.checkpoint.memory import write_json
 from gangrun.checkpoint.scan import MACHINE_FOLDER, StorageUnreadable
-from gangrun.core.selection import Candidate, Kind, shown
+from gangrun.checkpoint.verified_before import write_json
+from gangrun.core.checkpoints.resume import Candidate, Kind, shown
 
 FOLDER_NAME = "set-aside"
 RECORD_NAME = "moved.json"

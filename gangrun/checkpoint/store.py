@@ -13,16 +13,15 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from threading import Lock
 
-from gangrun.checkpoint import manifest_verify, safetensors_verify
-from gangrun.checkpoint.dcp_verify import Judgement, screen, verify
-from gangrun.checkpoint.memory import Memory
-from gangrun.checkpoint.opinion import Opinions, Validator
-from gangrun.checkpoint.proof import ProveAll
+from gangrun.checkpoint.formats import own, safetensors
+from gangrun.checkpoint.formats.dcp import Judgement, screen, verify
 from gangrun.checkpoint.request_record import RequestRecord, load_record, save_record
 from gangrun.checkpoint.scan import StepDirectory, StepPattern, StorageUnreadable, list_steps, look_at, step_pattern
 from gangrun.checkpoint.set_aside import Moved, put_back, set_aside, to_move
-from gangrun.core.model import Poisoned
-from gangrun.core.selection import (
+from gangrun.checkpoint.validator_verdict import Opinions, Validator
+from gangrun.checkpoint.verification import ProveAll
+from gangrun.checkpoint.verified_before import Memory
+from gangrun.core.checkpoints.resume import (
     Candidate,
     Choice,
     Chosen,
@@ -35,6 +34,7 @@ from gangrun.core.selection import (
     is_listed,
     shown,
 )
+from gangrun.core.model import Poisoned
 
 LINK_NAME = "resume"
 _TOLD_EVERY_BYTES = 64 * 1024 * 1024
@@ -265,9 +265,9 @@ class CheckpointRoom:
 
     def _verify(self, found: StepDirectory, tick: Callable[[int], None] | None) -> Judgement:
         if found.kind is Kind.GANGRUN:
-            return manifest_verify.verify(found.path, found.step, tick, self._threads_count, self._prove_all)
+            return own.verify(found.path, found.step, tick, self._threads_count, self._prove_all)
         if found.kind is Kind.SAFETENSORS:
-            return safetensors_verify.verify(found.path)
+            return safetensors.verify(found.path)
         return verify(found.path, tick, self._threads_count, self._prove_all)
 
     def _ticker(self, found: StepDirectory, judged: Judgement) -> Callable[[int], None] | None:
@@ -304,9 +304,9 @@ class CheckpointRoom:
 
 def _screen(found: StepDirectory) -> Judgement:
     if found.kind is Kind.GANGRUN:
-        return manifest_verify.screen(found.path, found.step)
+        return own.screen(found.path, found.step)
     if found.kind is Kind.SAFETENSORS:
-        return safetensors_verify.verify(found.path)
+        return safetensors.verify(found.path)
     return screen(found.path)
 
 

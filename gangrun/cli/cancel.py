@@ -11,19 +11,19 @@ import click
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import mark_cancelled
-from gangrun.cli.errors import DONE, SLURM, UNKNOWN, UserError
-from gangrun.cli.finding import find
 from gangrun.cli.options import asks, echo_json, json_option, run_argument, runs_dir_option, user_name
-from gangrun.cli.reading import Reading, read
-from gangrun.cli.settings import span_s
-from gangrun.cli.status_json import SCHEMA, status_of
-from gangrun.cli.steering import Told, tell_owner, wait_for_end
-from gangrun.cli.terminal import clean
-from gangrun.cli.times import wall_now
-from gangrun.cli.truth import truth_of
+from gangrun.config.settings import span_s
+from gangrun.display.text import clean
+from gangrun.display.times import wall_now
+from gangrun.errors import DONE, SLURM, UNKNOWN, UserError
+from gangrun.launch.stop import Told, tell_owner, wait_for_end
+from gangrun.runs.locate import find
+from gangrun.runs.snapshot import Reading, read
+from gangrun.runs.state import truth_of
+from gangrun.runs.status import SCHEMA, status_of
 
 if TYPE_CHECKING:
-    from gangrun.cli.cancel_jobs import CancelJobs
+    from gangrun.launch.slurm_cancel import CancelJobs
 
 SLACK_S = 30.0  # beyond the run's own grace periods
 
@@ -80,7 +80,7 @@ def _on_this_box(reading: Reading, timeout_s: float | None, *, first: bool, wait
 
 
 def _in_slurm(reading: Reading, timeout_s: float | None, *, waits: bool, now: bool, as_json: bool) -> int:
-    from gangrun.cli.cancel_jobs import CancelJobs, NotEnded
+    from gangrun.launch.slurm_cancel import CancelJobs, NotEnded
 
     run = clean(reading.spec.run)
 

@@ -16,18 +16,18 @@ from gangrun.adapters.fs.run_dir import MACHINE_DIR
 from gangrun.checkpoint.request_record import RequestRecord, load_record
 from gangrun.checkpoint.scan import DEFAULT_PATTERN, BadPattern, StorageUnreadable, is_checkpoint, step_pattern
 from gangrun.checkpoint.store import CheckpointRoom, Depth, Progress
-from gangrun.cli import environment
-from gangrun.cli.config import layered, usual_files
-from gangrun.cli.errors import DONE, NO_SUCH_RUN, RUN_FAILED, UNKNOWN, UserError
-from gangrun.cli.finding import find
 from gangrun.cli.options import echo_json, json_option, look_now, runs_dir_option
-from gangrun.cli.reading import patience, read
-from gangrun.cli.status_json import SCHEMA, memory_step
-from gangrun.cli.status_view import Look
-from gangrun.cli.terminal import clean, size_words, styled, table, wrapped
-from gangrun.cli.times import ago_words
-from gangrun.cli.validators import validator_of
-from gangrun.core.selection import Candidate, Chosen, FromZero, Kind, NoneValid, ResumeRequest, choose
+from gangrun.config import environment
+from gangrun.config.layers import layered, usual_files
+from gangrun.core.checkpoints.resume import Candidate, Chosen, FromZero, Kind, NoneValid, ResumeRequest, choose
+from gangrun.display.status_page import Look
+from gangrun.display.text import clean, size_words, styled, table, wrapped
+from gangrun.display.times import ago_words
+from gangrun.entry.validators import validator_of
+from gangrun.errors import DONE, NO_SUCH_RUN, RUN_FAILED, UNKNOWN, UserError
+from gangrun.runs.locate import find
+from gangrun.runs.snapshot import patience, read
+from gangrun.runs.status import SCHEMA, memory_step
 
 DISK, MEMORY = "disk", "memory"
 IN_MEMORY_ONLY = "on the nodes themselves; brought to the disk when ranks or an agent die"

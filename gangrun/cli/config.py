@@ -1,118 +1,74 @@
-"""Where a setting's value comes from (room: cli): flag > GANGRUN_* > ./gangrun.toml > user's config > default.
-
-A key that no setting has is an error that names the nearest one: a misspelt time-out must not be ignored in silence.
-"""
+"""``gangrun config``: every setting, its value and where it came from (room: cli; reads, never writes)."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from gangrun.cli import environment
-from gangrun.cli.errors import UserError, did_you_mean
-from gangrun.cli.slurm_settings import ALL_SETTINGS
+import click
 
-PREFIX = "GANGRUN_"
-BY_NAME = {setting.name: setting for setting in ALL_SETTINGS}
-# what we set for ranks and our own processes is not the user's configuration
-OWN_VARIABLES = frozenset(
-    {
-        "GANGRUN_RUN",
-        "GANGRUN_RUN_DIR",
-        "GANGRUN_ATTEMPT",
-        "GANGRUN_MEMORY",
-        "GANGRUN_MEMORY_PARITY",
-        "GANGRUN_RESUME_STEP",
-        "GANGRUN_PROGRESS_SLOT",
-        "GANGRUN_TEST_DISK_CONTROL",
-        "GANGRUN_TEST_HEALTH_ROOT",
-        "GANGRUN_TEST_KILL_AT",
-        "GANGRUN_TEST_SBATCH_WITHIN",
-        "GANGRUN_TEST_WALL_OFFSET",
-    }
-)
+from gangrun.cli.options import echo_json, json_option, look_now
+from gangrun.config import environment
+from gangrun.config.health_table import HealthTable
+from gangrun.config.layers import BY_NAME, Value, layered, unknown_variables, usual_files
+from gangrun.display.text import clean, styled, table
+from gangrun.runs.status import SCHEMA
 
 
-DEFAULT = "default"  # the origin of what nobody set
+@click.command("config")
+@click.option("--show", is_flag=True, help="Show all settings, which is also what happens without it.")
+@click.option("--config", "config_file", type=click.Path(path_type=Path), metavar="FILE", help="Read this first.")
+@json_option
+def command(show: bool, config_file: Path | None, as_json: bool) -> int:
+    """Every setting of a run with its value, and where that came from.
+
+    Stronger first: flags of `gangrun run`, GANGRUN_* variables, ./gangrun.toml, the config.toml of your
+    $XDG_CONFIG_HOME/gangrun, the default.
+    """
+    del show
+    variables = environment.all_variables()
+    files = usual_files(config_file)
+    settings = layered({}, variables, files)
+    told = unknown_variables(variables)
+    if as_json:
+        known = {name: {"value": _plain(value), "origin": value.origin} for name, value in settings.items()}
+        echo_json({"schema": SCHEMA, "settings": known, "files": [str(file) for file in files], "warnings": told})
+        return 0
+    look = look_now()
+    rows = [(name, _shown(value), clean(value.origin), BY_NAME[name].help) for name, value in settings.items()]
+    lines = table(("setting", "value", "from", "what it is"), rows, look.columns, "")
+    click.echo("\n".join([styled(lines[0], "dim", look.color), *lines[1:]]))
+    click.echo("\nread, the strongest first:")
+    for file in files:
+        click.echo(f"  {clean(file.absolute())}{'' if file.exists() else ' (not there)'}")
+    for sentence in told:
+        click.echo(f"gangrun: {clean(sentence)}", err=True)
+    return 0
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A setting's value and where it was found."""
-
-    value: Any
-    origin: str
-
-
-def usual_files(config_file: Path | None = None) -> tuple[Path, ...]:
-    """Where settings are looked for, the strongest first; ``config_file`` is what --config named."""
-    files = environment.config_files()
-    if config_file is None:
-        return files
-    if not config_file.is_file():
-        raise UserError("config", f"no such file: {config_file}")
-    return (config_file, *files)
+def _plain(value: Value) -> Any:
+    held = value.value
+    if isinstance(held, HealthTable):
+        return {**held.bounds, "off": list(held.off)}
+    return held.value if isinstance(held, Enum) else held
 
 
-def layered(flags: Mapping[str, Any], variables: Mapping[str, str], files: tuple[Path, ...]) -> dict[str, Value]:
-    """Every setting with its value; ``files`` from the strongest to the weakest, missing ones are skipped."""
-    found: dict[str, Value] = {s.name: Value(s.default, DEFAULT) for s in ALL_SETTINGS}
-    for path in reversed(files):
-        for name, raw in _read(path).items():
-            found[name] = Value(_parsed(name, raw, str(path)), str(path))
-    for setting in ALL_SETTINGS:
-        variable = PREFIX + setting.name.upper()
-        # GANGRUN_RESUME is what a rank is told, not what a user asks: only the flag and the files set ``resume``
-        if variable in variables and setting.name != "resume" and not setting.in_files_only:
-            found[setting.name] = Value(_parsed(setting.name, variables[variable], variable), variable)
-    for name, raw in flags.items():
-        found[name] = Value(_parsed(name, raw, "--" + name.replace("_", "-")), "--" + name.replace("_", "-"))
-    return found
-
-
-def unknown_variables(variables: Mapping[str, str]) -> list[str]:
-    """GANGRUN_* names that look like a misspelt setting, with the nearest one."""
-    told = []
-    names = [PREFIX + s.name.upper() for s in ALL_SETTINGS]
-    for name in sorted(variables):
-        if name.startswith(PREFIX) and name not in names and name not in OWN_VARIABLES:
-            near = did_you_mean(name, names, like=0.8)
-            if near:
-                told.append(f"{name} is not a setting; {near}")
-    return told
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise UserError("config", f"cannot read {path}: {error.strerror}") from error
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    try:
-        table = tomllib.loads(data.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError("config", f"{path} is not TOML: {error}") from error
-    names = [s.name for s in ALL_SETTINGS]
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        name = key.replace("-", "_")
-        if name not in BY_NAME:
-            hint = did_you_mean(name, names) or f"known keys: {', '.join(names)}"
-            raise UserError("config", f"{path}: unknown key {key!r}", hint)
-        flat[name] = value
-    return flat
-
-
-def _parsed(name: str, raw: object, where: str) -> Any:
-    try:
-        return BY_NAME[name].parse(raw)
-    except ValueError as error:
-        raise UserError("usage", f"{where}: {error}") from error
+def _shown(value: Value) -> str:
+    held: Any = value.value.value if isinstance(value.value, Enum) else value.value
+    match held:
+        case None:
+            return "-"
+        case bool():
+            return "true" if held else "false"
+        case float():
+            return f"{held:g} s"
+        case HealthTable():
+            return clean(", ".join([*(f"{key} = {held.bounds[key]}" for key in held.bounds), *held.off])) or "-"
+        case tuple():
+            return (
+                clean("; ".join(one if isinstance(one, str) else "=".join(part or "" for part in one) for one in held))
+                or '""'
+            )
+        case _:
+            return clean(held) or '""'

@@ -9,19 +9,19 @@ import click
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import JobClaims
-from gangrun.cli.finding import find
 from gangrun.cli.options import echo_json, json_option, look_now, run_argument, runs_dir_option
-from gangrun.cli.reading import Reading, read
-from gangrun.cli.saves_view import failure_words
-from gangrun.cli.status_json import SCHEMA, status_of
-from gangrun.cli.status_view import Look, excluded_lines
-from gangrun.cli.story import Entry, tell
-from gangrun.cli.terminal import clean, phase_word, styled, wrapped
-from gangrun.cli.times import clock_words, date_words
 from gangrun.core.nodeset import fold
+from gangrun.display.status_page import Look, excluded_lines
+from gangrun.display.text import clean, phase_word, styled, wrapped
+from gangrun.display.times import clock_words, date_words
+from gangrun.runs.locate import find
+from gangrun.runs.saves import failure_words
+from gangrun.runs.snapshot import Reading, read
+from gangrun.runs.status import SCHEMA, status_of
+from gangrun.runs.timeline import Entry, tell
 
 if TYPE_CHECKING:
-    from gangrun.cli.job_story import JobTold
+    from gangrun.runs.job_history import JobTold
 
 LABEL_CHARS = 11
 
@@ -55,7 +55,7 @@ def _jobs(reading: Reading, status: dict[str, Any]) -> list[JobTold]:
     """A run on one box has an owner at a time, and Slurm knows nothing of it."""
     if reading.spec.world != "slurm":
         return []
-    from gangrun.cli.job_story import tell_jobs
+    from gangrun.runs.job_history import tell_jobs
 
     claims = JobClaims(reading.paths, Disk()).all()
     return tell_jobs(reading.records, claims, status["attempts"], reading.queue)
@@ -85,7 +85,7 @@ def _as_json(status: dict[str, Any], entries: Iterable[Entry], jobs: list[JobTol
     keys = ("run", "name", "state", "reason", "failure", "attempts", "abandoned", "excluded", "saves", "notes")
     told: list[dict[str, Any]] = []
     if jobs:
-        from gangrun.cli.job_story import as_json
+        from gangrun.runs.job_history import as_json
 
         told = as_json(jobs)
     return {"schema": SCHEMA, **{key: status[key] for key in keys}, "jobs": told, "story": story}
@@ -98,7 +98,7 @@ def page(
     lines = [f"{phase_word(status['state'], look.color)} · {clean(status['name'])}  {clean(status['run'])}"]
     lines += wrapped(clean(status["reason"]), look.columns, "  ")
     if jobs:
-        from gangrun.cli.job_story import lines_of
+        from gangrun.runs.job_history import lines_of
 
         lines += lines_of(jobs, look)
         lines += ["", *excluded_lines(status, look)] if status["excluded"] else []

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gangrun.cli import environment
-from gangrun.cli.errors import DONE, UserError
-from gangrun.cli.health_view import as_plain, exit_code, page, reason_of
 from gangrun.cli.options import echo_json, json_option
-from gangrun.cli.terminal import clean, welcomes_color, width, wrapped
+from gangrun.config import environment
+from gangrun.display.health_page import as_plain, exit_code, page, reason_of
+from gangrun.display.text import clean, welcomes_color, width, wrapped
+from gangrun.errors import DONE, UserError
 
 if TYPE_CHECKING:
-    from gangrun.health.check import Verdict
-    from gangrun.health.policy import HealthPolicy
-    from gangrun.health.rounds import Surroundings
+    from gangrun.health.framework.check import Verdict
+    from gangrun.health.framework.policy import HealthPolicy
+    from gangrun.health.framework.rounds import Surroundings
 
 WAIT_MAX_S = 600.0
 
@@ -86,7 +86,7 @@ def command(
         raise UserError("usage", "-p and -A say how to queue for the nodes of --nodes", "name nodes, or leave them out")
     if run is not None or nodes is not None or network:
         return _elsewhere(run, nodes, (partition, account), here, network=network, as_json=as_json)
-    from gangrun.cli.known_nodes import reminder
+    from gangrun.launch.node_history import reminder
 
     verdicts, names = looked(here, variables)
     if reason:
@@ -113,23 +113,24 @@ def node_name(variables: Mapping[str, str]) -> str:
 def _elsewhere(
     run: str | None, nodes: str | None, queueing: tuple[str, str], here: Here, *, network: bool, as_json: bool
 ) -> int:
-    from gangrun.cli import health_fold, health_nodes
-    from gangrun.cli.health_alike import compared
-    from gangrun.cli.known_nodes import reminder
-    from gangrun.cli.slurm_asking import tools_of
-    from gangrun.cli.times import wall_now
+    from gangrun.display import health_fold
+    from gangrun.display.health_consistency import compared
+    from gangrun.display.times import wall_now
+    from gangrun.launch import health_nodes
+    from gangrun.launch.node_history import reminder
+    from gangrun.launch.slurm_ask import tools_of
 
     variables = environment.all_variables()
     tools, note, more = tools_of(variables), "", {}
     if run is not None:
-        from gangrun.cli.health_run import look as look_at_run
+        from gangrun.launch.health_run import look as look_at_run
 
         name, said, note = look_at_run(run, here, tools, wall_now())
         more = {"run": name}
     else:
         where = health_nodes.where_to_ask(nodes, variables, tools, health_nodes.Queueing(*queueing))
         if network:
-            from gangrun.cli.health_network import measured
+            from gangrun.launch.health_network import measured
 
             said, found = measured(where, tools)
             note, more = found.sentence, {"test": "network"}
@@ -169,11 +170,11 @@ def look(here: Here, variables: dict[str, str]) -> tuple[Verdict, ...]:
 def looked(here: Here, variables: dict[str, str]) -> tuple[tuple[Verdict, ...], dict[str, str]]:
     """The same, and what the GPUs are called that were seen."""
     from gangrun.adapters.clock import SystemClock
-    from gangrun.cli.config import layered, usual_files
-    from gangrun.cli.health_asking import Asking
-    from gangrun.cli.health_watch import families_of
-    from gangrun.health.gpu import named
-    from gangrun.health.rounds import Rounds, Surroundings
+    from gangrun.config.layers import layered, usual_files
+    from gangrun.entry.health_watch import families_of
+    from gangrun.health.framework.rounds import Rounds, Surroundings
+    from gangrun.health.gpu.presence import named
+    from gangrun.launch.health_questions import Asking
 
     table = layered({}, variables, usual_files())["health"].value
     policy = _policy(here.gpus, here.devices, variables, table.bounds)
@@ -191,9 +192,9 @@ def looked(here: Here, variables: dict[str, str]) -> tuple[tuple[Verdict, ...], 
 def _at_work(here: Here, around: Surroundings, policy: HealthPolicy) -> tuple[Verdict, ...]:
     """Devices at work, beside the best that they have shown here."""
     from gangrun.adapters.clock import SystemClock
-    from gangrun.cli.health_work import measured
-    from gangrun.health import dcgm
-    from gangrun.health.active import DEEP_FAMILY, FAMILY
+    from gangrun.health.active.devices import DEEP_FAMILY, FAMILY
+    from gangrun.health.gpu import dcgm
+    from gangrun.launch.health_work import measured
 
     families = (DEEP_FAMILY, dcgm.DEEP_TEST_FAMILY) if here.deep else (FAMILY, dcgm.TEST_FAMILY)
     node = node_name(environment.all_variables())
@@ -206,7 +207,7 @@ def _at_work(here: Here, around: Surroundings, policy: HealthPolicy) -> tuple[Ve
 def _policy(
     gpus: int | None, devices: tuple[str, ...], variables: Mapping[str, str], bounds: Mapping[str, Any]
 ) -> HealthPolicy:
-    from gangrun.health.policy import HealthPolicy
+    from gangrun.health.framework.policy import HealthPolicy
 
     if gpus is None:
         said = variables.get("SLURM_GPUS_ON_NODE", "")

@@ -8,18 +8,19 @@ import click
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import RunPaths
-from gangrun.cli import environment, rank_errors_view
-from gangrun.cli.errors import UserError
-from gangrun.cli.finding import find
-from gangrun.cli.following import Follower
 from gangrun.cli.options import echo_json, json_option, run_argument, runs_dir_option
-from gangrun.cli.rank_output import NewLines, Wanted, attempts_of, lines_of, node_logs
-from gangrun.cli.reading import Reading, read
-from gangrun.cli.status_json import SCHEMA
-from gangrun.cli.terminal import clean, log_line, welcomes_color
-from gangrun.cli.times import pause, steady_now, wall_now
-from gangrun.cli.truth import truth_of
+from gangrun.config import environment
 from gangrun.core.nodeset import NodesetError, unfold
+from gangrun.display.text import clean, log_line, welcomes_color
+from gangrun.display.times import pause, steady_now, wall_now
+from gangrun.errors import UserError
+from gangrun.runs import failures
+from gangrun.runs.follow import Follower
+from gangrun.runs.locate import find
+from gangrun.runs.rank_output import NewLines, Wanted, attempts_of, lines_of, node_logs
+from gangrun.runs.snapshot import Reading, read
+from gangrun.runs.state import truth_of
+from gangrun.runs.status import SCHEMA
 
 LOOK_EVERY_S = 0.25
 LOOK_AT_RUN_EVERY_S = 1.0
@@ -130,16 +131,16 @@ def _is_over(reading: Reading, attempt: int | None) -> bool:
 
 
 def _errors(reading: Reading, wanted: Wanted, attempt: int | None, *, as_json: bool) -> int:
-    by_attempt = rank_errors_view.exits_of(reading.records)
+    by_attempt = failures.exits_of(reading.records)
     number = attempt if attempt is not None else max(by_attempt, default=-1)
     exits = [
         one
-        for one in rank_errors_view.with_reports(reading.paths, number, by_attempt.get(number, []), Disk())
+        for one in failures.with_reports(reading.paths, number, by_attempt.get(number, []), Disk())
         if (wanted.ranks is None or one.rank in wanted.ranks) and wanted.node in (None, one.node)
     ]
-    groups = rank_errors_view.groups_of(exits)
+    groups = failures.groups_of(exits)
     if as_json:
-        failed = rank_errors_view.as_json(number, groups)
+        failed = failures.as_json(number, groups)
         known = {"schema": SCHEMA, "run": reading.spec.run, "attempts_with_failures": sorted(by_attempt)}
         echo_json({**known, **failed})
         return 0
@@ -150,7 +151,7 @@ def _errors(reading: Reading, wanted: Wanted, attempt: int | None, *, as_json: b
         return 0
     color = welcomes_color(environment.all_variables())
     tails = {group.exit.rank: _tail_of(reading.paths, number, group.exit.rank, color=color) for group in groups[:1]}
-    click.echo("\n".join(rank_errors_view.lines(number, groups, tails, color=color)), color=color)
+    click.echo("\n".join(failures.lines(number, groups, tails, color=color)), color=color)
     earlier = [str(known) for known in sorted(by_attempt) if known != number]
     if earlier:
         which = "attempt" if len(earlier) == 1 else "attempts"

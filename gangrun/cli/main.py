@@ -17,8 +17,8 @@ from typing import Any
 import click
 
 from gangrun import __version__
-from gangrun.cli.errors import INTERRUPTED, UNKNOWN, USAGE, UserError, did_you_mean
-from gangrun.cli.terminal import clean
+from gangrun.display.text import clean
+from gangrun.errors import INTERRUPTED, UNKNOWN, USAGE, UserError, did_you_mean
 
 # name -> (module, one line for --help), in the order in which --help shows them
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -33,7 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "checkpoints": ("gangrun.cli.checkpoints", "Which checkpoints are valid, and why the others are not."),
     "health": ("gangrun.cli.health", "Whether this node can be trusted: every check, its reading, its verdict."),
     "nodes": ("gangrun.cli.nodes", "Nodes that your runs found broken, and do without."),
-    "config": ("gangrun.cli.config_command", "Settings and where each came from."),
+    "config": ("gangrun.cli.config", "Settings and where each came from."),
     "prune": ("gangrun.cli.prune", "Remove run directories of runs that have ended."),
 }
 

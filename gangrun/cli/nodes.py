@@ -10,15 +10,15 @@ from __future__ import annotations
 import click
 
 from gangrun.adapters.fs.known_bad import KnownBadFile
-from gangrun.cli import environment
-from gangrun.cli.errors import UserError
 from gangrun.cli.options import echo_json, json_option, look_now
-from gangrun.cli.status_json import SCHEMA
-from gangrun.cli.terminal import clean, table
-from gangrun.cli.times import wall_now
-from gangrun.core import reports
-from gangrun.core.known_bad import counting, remembered
+from gangrun.config import environment
+from gangrun.core.nodes import xid_history
+from gangrun.core.nodes.known_bad import counting, remembered
 from gangrun.core.nodeset import fold, unfold
+from gangrun.display.text import clean, table
+from gangrun.display.times import wall_now
+from gangrun.errors import UserError
+from gangrun.runs.status import SCHEMA
 
 HOUR_S = 3600.0
 
@@ -34,7 +34,7 @@ def command(words: tuple[str, ...], as_json: bool) -> int:
     file, now = KnownBadFile(environment.state_home()), wall_now()
     if words:
         return _clear(file, words, as_json)
-    known, watched = remembered(file.read(), now), reports.remembered(reports.keyed(file.reports()), now)
+    known, watched = remembered(file.read(), now), xid_history.remembered(xid_history.keyed(file.reports()), now)
     out = {one.node for one in counting(known, now)}
     ranked = sorted(known.values(), key=lambda one: -one.at)
     if as_json:

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import click
 
-from gangrun.cli import environment
-from gangrun.cli.status_view import Look
-from gangrun.cli.terminal import welcomes_color, width
-from gangrun.cli.times import wall_now
+from gangrun.config import environment
+from gangrun.display.status_page import Look
+from gangrun.display.text import welcomes_color, width
+from gangrun.display.times import wall_now
 
 F = TypeVar("F", bound=Callable[..., Any])
 

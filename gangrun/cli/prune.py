@@ -15,14 +15,14 @@ import click
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.index import IndexEntry, remove_run
 from gangrun.adapters.fs.run_dir import RunDirError, RunPaths
-from gangrun.cli.errors import DONE, UNKNOWN, UserError
-from gangrun.cli.finding import entries_of, find, index_of
 from gangrun.cli.options import asks, echo_json, json_option, runs_dir_option
-from gangrun.cli.reading import Reading, read
-from gangrun.cli.settings import span_s
-from gangrun.cli.status_json import SCHEMA
-from gangrun.cli.terminal import clean, size_words, table, width
-from gangrun.cli.times import ago_words, wall_now
+from gangrun.config.settings import span_s
+from gangrun.display.text import clean, size_words, table, width
+from gangrun.display.times import ago_words, wall_now
+from gangrun.errors import DONE, UNKNOWN, UserError
+from gangrun.runs.locate import entries_of, find, index_of
+from gangrun.runs.snapshot import Reading, read
+from gangrun.runs.status import SCHEMA
 
 OLDER_THAN = "14d"
 ABANDONED_FOR_S = 14 * 86400.0
@@ -184,8 +184,8 @@ def _remove(going: list[Verdict], runs_dir: str | None) -> None:
 
 def _sweep_memory() -> None:
     """What runs whose processes were all killed at once left in this machine's memory."""
-    from gangrun.agent.rank_env import shared_memory_root
-    from gangrun.agent.rank_files import sweep
+    from gangrun.agent.ranks.environment import shared_memory_root
+    from gangrun.agent.ranks.files import sweep
 
     root = shared_memory_root()
     if swept := sweep(root):

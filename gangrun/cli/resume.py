@@ -14,17 +14,17 @@ import click
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, check_private, clear_cancelled, read_cancelled
-from gangrun.cli import environment
-from gangrun.cli.company import refuse_company
-from gangrun.cli.errors import UNKNOWN, UserError
-from gangrun.cli.finding import entries_of, find
 from gangrun.cli.options import json_option, run_argument, runs_dir_option, user_name
-from gangrun.cli.reading import Reading, alive, read
-from gangrun.cli.run_spec import refuse_unfindable
-from gangrun.cli.settings import count, resume_request
-from gangrun.cli.terminal import clean
-from gangrun.cli.times import pause, steady_now, wall_now
+from gangrun.config import environment
+from gangrun.config.run_spec import refuse_unfindable
+from gangrun.config.settings import count, resume_request
 from gangrun.core.model import Phase
+from gangrun.display.text import clean
+from gangrun.display.times import pause, steady_now, wall_now
+from gangrun.errors import UNKNOWN, UserError
+from gangrun.launch.exclusive import refuse_company
+from gangrun.runs.locate import entries_of, find
+from gangrun.runs.snapshot import Reading, alive, read
 from gangrun.wire.spec import RunSpec
 
 REQUEST_SCHEMA = 1
@@ -60,14 +60,14 @@ def command(
     variables = _variables(reading.spec, environment.all_variables())
     disk = Disk()
     if in_slurm:
-        from gangrun.cli.resume_job import resume_job
+        from gangrun.launch.slurm_resume import resume_job
 
         def leave(seq: int, what: dict[str, Any]) -> None:
             leave_request(disk, paths, seq, what)
 
         return resume_job(reading, wish, variables, leave, as_json=as_json)
     refuse_company(reading.spec, lambda: entries_of(None))
-    from gangrun.cli.start import own
+    from gangrun.launch.start import own
 
     def ready(seq: int) -> None:
         leave_request(disk, paths, seq, wish)
@@ -141,7 +141,7 @@ def _whole(paths: RunPaths) -> None:
 def _readable(reading: Reading) -> None:
     """Asked before anything is started: a supervisor would refuse, and its nodes would wait for a better one."""
     from gangrun.adapters.fs.terms import FsTerms
-    from gangrun.cli.wiring import clock_of
+    from gangrun.entry.wiring import clock_of
     from gangrun.supervisor.takeover import refusal
 
     paths = reading.paths

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from gangrun.cli.request import CONTEXT, command_options, request_of, setting_options
-from gangrun.cli.settings import SETTINGS
+from gangrun.config.request import CONTEXT, command_options, request_of, setting_options
+from gangrun.config.settings import SETTINGS
 
 
 @click.command("run", context_settings=CONTEXT)
@@ -30,6 +30,6 @@ def command(ctx: click.Context, /, **options: Any) -> int:
       gangrun run --checkpoint-dir ckpt --max-restarts 5 -m my.trainer
       gangrun run --nodes 2 --local-hosts --nproc-per-node 2 train.py
     """  # noqa: D301 - click reads the backspace
-    from gangrun.cli.start import start
+    from gangrun.launch.start import start
 
     return start(request_of(ctx, options, SETTINGS))

@@ -10,14 +10,14 @@ import click
 
 from gangrun.adapters.fs.index import IndexEntry
 from gangrun.adapters.fs.run_dir import RunPaths
-from gangrun.cli.errors import UserError
-from gangrun.cli.finding import entries_of, find
 from gangrun.cli.options import echo_json, json_option, look_now, run_argument, runs_dir_option
-from gangrun.cli.reading import Reading, concerns_slurm, read, with_queue
-from gangrun.cli.status_json import SCHEMA, status_of
-from gangrun.cli.status_view import overview, page, unreadable
-from gangrun.cli.terminal import clean
-from gangrun.cli.times import wall_now
+from gangrun.display.status_page import overview, page, unreadable
+from gangrun.display.text import clean
+from gangrun.display.times import wall_now
+from gangrun.errors import UserError
+from gangrun.runs.locate import entries_of, find
+from gangrun.runs.snapshot import Reading, concerns_slurm, read, with_queue
+from gangrun.runs.status import SCHEMA, status_of
 
 SHOWN_COUNT = 20
 
@@ -48,7 +48,7 @@ def command(run: str | None, all_runs: bool, watch: bool, as_json: bool, runs_di
         raise UserError("usage", "--json is one object, --watch many looks", "gangrun wait --json prints the last one")
     paths = find(run, runs_dir)
     if watch:
-        from gangrun.cli.watching import watch_run
+        from gangrun.display.watch import watch_run
 
         return watch_run(paths)
     status = status_of(read(paths, slurm=True), wall_now())
@@ -79,7 +79,7 @@ def _statuses(entries: Sequence[IndexEntry]) -> list[dict[str, Any]]:
     """Slurm is asked once for all runs, and those that this concerns are read anew: a journal's word is newer."""
     found = [_read_or_why(entry) for entry in entries]
     if any(isinstance(one, Reading) and concerns_slurm(one) for one in found):
-        from gangrun.cli.run_jobs import queue_of_each
+        from gangrun.runs.jobs import queue_of_each
 
         queue = queue_of_each()
         for k, one in enumerate(found):

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from gangrun.cli.request import CONTEXT, command_options, request_of, setting_options
-from gangrun.cli.settings import SETTINGS, Setting
-from gangrun.cli.slurm_settings import SLURM_SETTINGS
+from gangrun.config.request import CONTEXT, command_options, request_of, setting_options
+from gangrun.config.settings import SETTINGS, Setting
+from gangrun.config.slurm_options import SLURM_SETTINGS
 
 MORE_FLAGS = {"nodes": ("-N", "--nnodes"), "name": ("-J", "--job-name")}
 
@@ -40,8 +40,8 @@ def command(ctx: click.Context, /, dry_run: bool, wait: bool, **options: Any) ->
       gangrun submit -N 16 --spares 1 -p gpu -A me --setup 'module load cuda' -m my.trainer
       gangrun submit -N 2 --dry-run train.py
     """  # noqa: D301 - click reads the backspace
-    from gangrun.cli.submitting import dry, submit
     from gangrun.cli.wait import tell_end
+    from gangrun.launch.slurm_submit import dry, submit
 
     request = request_of(ctx, options, SUBMIT_SETTINGS, submits=True)
     if dry_run:

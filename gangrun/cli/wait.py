@@ -5,15 +5,15 @@ from __future__ import annotations
 import click
 
 from gangrun.adapters.fs.run_dir import RunPaths
-from gangrun.cli.errors import UNKNOWN, UserError
-from gangrun.cli.finding import find
 from gangrun.cli.options import echo_json, json_option, run_argument, runs_dir_option
-from gangrun.cli.settings import span_s
-from gangrun.cli.status_json import status_of
-from gangrun.cli.steering import wait_for_end
-from gangrun.cli.terminal import clean
-from gangrun.cli.times import span_words, wall_now
-from gangrun.cli.truth import truth_of
+from gangrun.config.settings import span_s
+from gangrun.display.text import clean
+from gangrun.display.times import span_words, wall_now
+from gangrun.errors import UNKNOWN, UserError
+from gangrun.launch.stop import wait_for_end
+from gangrun.runs.locate import find
+from gangrun.runs.state import truth_of
+from gangrun.runs.status import status_of
 
 
 @click.command("wait")

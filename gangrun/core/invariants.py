@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from gangrun.core import budget, placement, quarantine
 from gangrun.core.model import TERMINAL, Phase, Placement, RunState, StartStage
+from gangrun.core.nodes import placement, quarantine
 from gangrun.core.policy import Policy
+from gangrun.core.recovery import budget
 
 _BOUNDED = frozenset({Phase.CHECKING, Phase.STARTING, Phase.STOPPING, Phase.WAITING})
 _NEVER_DECREASING = ("seq", "term", "attempt", "best_step", "observed_step", "generation", "updated_at")

@@ -5,23 +5,26 @@
 
 from __future__ import annotations
 
-from gangrun.health import active, dcgm, gpu_running, host_bus, host_checks, ib_peers, infiniband, mounts, storage
-from gangrun.health.check import Check
-from gangrun.health.rounds import Family
+from gangrun.health.active import devices
+from gangrun.health.framework.check import Check
+from gangrun.health.framework.rounds import Family
+from gangrun.health.gpu import dcgm, running
+from gangrun.health.host import bus, checks, mounts, storage
+from gangrun.health.network import infiniband, port_peers
 
 FAMILIES: tuple[Family, ...] = (
-    gpu_running.FAMILY,
+    running.FAMILY,
     infiniband.FAMILY,
-    ib_peers.FAMILY,
-    host_checks.FAMILY,
-    host_bus.FAMILY,
-    host_checks.NAMES_FAMILY,
+    port_peers.FAMILY,
+    checks.FAMILY,
+    bus.FAMILY,
+    checks.NAMES_FAMILY,
     storage.FAMILY,
     mounts.FAMILY,
     dcgm.FAMILY,
 )
 ACTIVE_FAMILIES: tuple[Family, ...] = (
-    active.FAMILY,
+    devices.FAMILY,
     dcgm.TEST_FAMILY,
 )  # put devices to work: never beside ranks, only when asked for
 CHECKS: tuple[Check, ...] = tuple(check for family in FAMILIES for check in family.checks)

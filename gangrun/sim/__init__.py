@@ -13,9 +13,9 @@ Begin with ``world``; ``faults`` is the vocabulary, ``checker`` and ``witness`` 
 the thousand. From the shell: ``python -m gangrun.sim --seed 7 --nodes 128``.
 """
 
-from gangrun.sim.checker import InvariantBroken
-from gangrun.sim.faults import HOLDER, Fault, FaultPlan, Kind
-from gangrun.sim.gang import Behaviour, Script
+from gangrun.sim.body.gang import Behaviour, Script
+from gangrun.sim.faults.kinds import HOLDER, Fault, FaultPlan, Kind
+from gangrun.sim.invariants.checker import InvariantBroken
 from gangrun.sim.world import Outcome, Setup, World
 
 __all__ = [

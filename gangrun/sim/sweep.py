@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from gangrun.core.policy import HangPolicy
-from gangrun.sim.checker import InvariantBroken
-from gangrun.sim.faults import FaultPlan
-from gangrun.sim.gang import Script
+from gangrun.sim.body.gang import Script
+from gangrun.sim.faults.kinds import FaultPlan
+from gangrun.sim.invariants.checker import InvariantBroken
 from gangrun.sim.world import Outcome, Setup, World
 
 WARM_AT_S = 8.0

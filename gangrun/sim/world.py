@@ -11,24 +11,24 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from gangrun.agent import facts
+from gangrun.agent.brain import facts
 from gangrun.core.events import ResumeRequested
 from gangrun.core.model import Phase, RunState, Shape
 from gangrun.core.policy import HangPolicy, Policy
-from gangrun.sim.agent import SimAgent
-from gangrun.sim.checker import Checker
-from gangrun.sim.checkpoints import CheckpointFs
-from gangrun.sim.clock import EPOCH_S, NodeClock, Timeline
-from gangrun.sim.disk import Disk, Mount
-from gangrun.sim.faults import MISSES_NO_MEMORY, FaultPlan
-from gangrun.sim.gang import Script, SimGang, SimRank, Watched
-from gangrun.sim.injury import injure
-from gangrun.sim.memory import MemoryTier
-from gangrun.sim.network import Network
-from gangrun.sim.node import SimNode
-from gangrun.sim.process import Probe
-from gangrun.sim.scheduler import Scheduler
-from gangrun.sim.supervisor import SimSupervisor
+from gangrun.sim.body.agent import SimAgent
+from gangrun.sim.body.checkpoints import CheckpointFs
+from gangrun.sim.body.gang import Script, SimGang, SimRank, Watched
+from gangrun.sim.body.memory import MemoryTier
+from gangrun.sim.body.node import SimNode
+from gangrun.sim.body.scheduler import Scheduler
+from gangrun.sim.body.supervisor import SimSupervisor
+from gangrun.sim.engine.clock import EPOCH_S, NodeClock, Timeline
+from gangrun.sim.engine.disk import Disk, Mount
+from gangrun.sim.engine.network import Network
+from gangrun.sim.engine.process import Probe
+from gangrun.sim.faults.injection import injure
+from gangrun.sim.faults.kinds import MISSES_NO_MEMORY, FaultPlan
+from gangrun.sim.invariants.checker import Checker
 from gangrun.wire import record as wire_record
 from gangrun.wire.messages import BetweenAgents, Launch
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gangrun.core.lease import leader_lease_ends_at, proof_lasts_s
 from gangrun.core.model import Node, RunState
 from gangrun.core.policy import Timing
+from gangrun.core.protocol.lease import leader_lease_ends_at, proof_lasts_s
 
 NEVER = float("-inf")
 COUNT_COST_S = 1e-5  # per agent: how much waiting between two counts keeps their cost small at 10,000 agents

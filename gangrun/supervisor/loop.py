@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from gangrun.core import lifecycle
 from gangrun.core.actions import Action, Decision, EndJob, StartGang, StopGang
 from gangrun.core.events import (
     ActDone,
@@ -25,6 +24,7 @@ from gangrun.core.events import (
     ProgressStalled,
     Stamped,
 )
+from gangrun.core.machine import lifecycle
 from gangrun.core.model import Outcome, Phase, RunState
 from gangrun.core.policy import Policy
 from gangrun.ports import (
@@ -43,20 +43,20 @@ from gangrun.ports import (
     Withheld,
     Woken,
 )
-from gangrun.supervisor.acting import Acting
-from gangrun.supervisor.beats import Beats
+from gangrun.supervisor.agent_messages import Mail
+from gangrun.supervisor.checkpoint_polling import Looks
+from gangrun.supervisor.command_retry import Switchboard
+from gangrun.supervisor.dispatch import Acting
 from gangrun.supervisor.facts import EXIT_DEPOSED, Facts, Opening
-from gangrun.supervisor.gathering import Gathering
+from gangrun.supervisor.gang_commands import RollCall
+from gangrun.supervisor.heartbeats import Beats
+from gangrun.supervisor.journal_queue import Ledger, Written
 from gangrun.supervisor.leadership import Leadership
-from gangrun.supervisor.ledger import Ledger, Written
-from gangrun.supervisor.looks import Looks
-from gangrun.supervisor.mail import Mail
 from gangrun.supervisor.progress import Progress
-from gangrun.supervisor.roll_call import RollCall
 from gangrun.supervisor.run_clock import RunClock
 from gangrun.supervisor.silence import Silence
-from gangrun.supervisor.stalls import Stalls
-from gangrun.supervisor.switchboard import Switchboard
+from gangrun.supervisor.storage_stall import Stalls
+from gangrun.supervisor.takeover_gather import Gathering
 from gangrun.wire.messages import AgentEvent
 
 NEVER = float("inf")

@@ -10,10 +10,10 @@ from collections import deque
 from typing import Any
 
 from gangrun.core.events import Event, FirstStepSeen, ProgressMarked, ProgressStalled
-from gangrun.core.hang import Quiet, Stall, Watch
 from gangrun.core.model import Phase, RunState
 from gangrun.core.policy import Policy
-from gangrun.supervisor.beats import Row
+from gangrun.core.recovery.hang import Quiet, Stall, Watch
+from gangrun.supervisor.heartbeats import Row
 
 NEVER = float("inf")
 HALTED_BEATS = 2.0

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gangrun.core import lease, liveness
 from gangrun.core.events import Event, NodeHeard, NodeLost, NodeSilent
 from gangrun.core.model import RunState
 from gangrun.core.policy import Timing
-from gangrun.supervisor.beats import Beats
+from gangrun.core.protocol import lease, liveness
+from gangrun.supervisor.heartbeats import Beats
 from gangrun.supervisor.leadership import roster_of
 from gangrun.wire.messages import PeerAddress, Probe, ProbeResult
 

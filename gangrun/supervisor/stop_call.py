@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
-from gangrun.core import lease
 from gangrun.core.actions import StopGang
 from gangrun.core.events import Event, GangStopped, StopTimedOut
+from gangrun.core.machine.transitions import stop_bound_s
 from gangrun.core.model import Placement
-from gangrun.core.moves import stop_bound_s
 from gangrun.core.policy import Policy
+from gangrun.core.protocol import lease
+from gangrun.supervisor.command_retry import Switchboard
 from gangrun.supervisor.facts import Facts
-from gangrun.supervisor.switchboard import Switchboard
 from gangrun.wire.messages import CommandResult, Stop
 
 NEVER = float("inf")

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
+from gangrun.core.machine.succession import first_state
 from gangrun.core.model import RunState
 from gangrun.core.policy import Policy, Timing
-from gangrun.core.succession import first_state
 from gangrun.ports import Clock, History, Terms
 from gangrun.supervisor.facts import Facts, Opening
 from gangrun.supervisor.run_clock import RunClock

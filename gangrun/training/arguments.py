@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from gangrun.core.retention import Keep
+from gangrun.core.checkpoints.retention import Keep
 
 
 def directory(given: Any) -> str:

@@ -25,18 +25,23 @@ from typing import Any, SupportsFloat
 from torch import nn
 
 from gangrun.checkpoint.commit import Staging
-from gangrun.core.retention import Keep
-from gangrun.training import arguments, delta, environment, memory_saving, one_at_a_time, random_state, resuming
+from gangrun.core.checkpoints.retention import Keep
+from gangrun.training import arguments, environment, random_state
 from gangrun.training import step as progress
 from gangrun.training.clock import Clock, RealClock
-from gangrun.training.ending import Ending
-from gangrun.training.grouping import Grouping
-from gangrun.training.keeping import Keeping
-from gangrun.training.plan import Planning
+from gangrun.training.load import resuming
+from gangrun.training.memory import saving as memory_saving
 from gangrun.training.ranks import Call, Ranks
-from gangrun.training.saver import Save, Saver
-from gangrun.training.schedule import Schedule
-from gangrun.training.snapshot import HostBuffer, Snapshot
+from gangrun.training.save import delta, one_at_a_time
+from gangrun.training.save.ending import Ending
+from gangrun.training.save.grouping import Grouping
+from gangrun.training.save.plan import Planning
+from gangrun.training.save.retention import Keeping
+from gangrun.training.save.save_status import Telling
+from gangrun.training.save.saver import Save, Saver
+from gangrun.training.save.schedule import Schedule
+from gangrun.training.save.snapshot import HostBuffer, Snapshot
+from gangrun.training.save.steps import Steps
 from gangrun.training.state import (
     RANDOM_KEY,
     STATE_KEY,
@@ -48,8 +53,6 @@ from gangrun.training.state import (
     tensors_of,
 )
 from gangrun.training.step import Requests
-from gangrun.training.steps import Steps
-from gangrun.training.telling import Telling
 
 EXIT_WITHIN_S = 30.0
 

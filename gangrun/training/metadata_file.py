@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
-from gangrun.checkpoint.dcp_metadata import ALLOWED, MetadataRefused, parse_metadata
+from gangrun.checkpoint.formats.dcp_metadata import ALLOWED, MetadataRefused, parse_metadata
 
 
 def dump_metadata(metadata: Metadata) -> bytes:

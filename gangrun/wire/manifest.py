@@ -6,7 +6,7 @@ save by a nonce. Its own digest closes it, so that a flipped bit in the manifest
     {"body": {"schema": 1, "step": 200, "nonce": "…", "files": [{"path": "__0_0.distcp", "size": 9, "crcs": "8 hex…"}]},
      "digest": "blake2b of the body's bytes as they stand in the file"}
 
-Next: ``checkpoint/manifest_verify.py`` compares it with the files, ``checkpoint/commit.py`` writes it.
+Next: ``checkpoint/formats/own.py`` compares it with the files, ``checkpoint/commit.py`` writes it.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ Layout, version 1: 256 bytes, native byte order (both ends are on one machine), 
       26  script  kept                    i64  1 + the newest step that is whole in the nodes' memory; 0: none
       27  script  kept_losses             i64  so many nodes may be lost, and it still is
 
-Next: ``training/step.py`` (the writer), ``agent/readings.py`` (the reader).
+Next: ``training/step.py`` (the writer), ``agent/ranks/readings.py`` (the reader).
 """
 
 from __future__ import annotations

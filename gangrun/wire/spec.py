@@ -55,7 +55,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     world: str  # "local" | "slurm"
     command: tuple[str, ...]  # argv as the ranks are to run it
-    python: bool  # starts through boot.py
+    python: bool  # starts through node/boot.py
     save_signal: str = ""  # what the script saves on ("USR1"), sent to each rank before a stop in which it may save
     working_directory: str
     nodes: tuple[str, ...]  # local hosts by name; under Slurm each job has its own

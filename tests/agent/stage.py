@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from gangrun.agent import effects, facts
-from gangrun.agent.brain import AgentBrain, AgentConfig
-from gangrun.agent.effects import Effect
+from gangrun.agent.brain import effects, facts
+from gangrun.agent.brain.decide import AgentBrain, AgentConfig
+from gangrun.agent.brain.effects import Effect
 from gangrun.core.model import RankExit
 from gangrun.core.policy import Timing
 from gangrun.wire.messages import (

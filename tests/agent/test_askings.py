@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from gangrun.processes import Askings
+from gangrun.node.processes import Askings
 
 SECOND_NS = 1_000_000_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangrun.agent import effects, facts
+from gangrun.agent.brain import effects, facts
 from gangrun.wire.messages import Ack, Beat, Check, Farewell, Ping, Pong, Probe, Promise, Rejected, Stacks, Welcome
 from tests.agent.stage import PEERS, TIMING, Stage, dial, died, launch, live, prepare, stop
 

@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from gangrun.agent import effects, facts
-from gangrun.agent.outbox import FINDINGS_MAX, PER_BEAT_MAX, Outbox
+from gangrun.agent.brain import effects, facts
+from gangrun.agent.brain.outbox import FINDINGS_MAX, PER_BEAT_MAX, Outbox
 from gangrun.core.events import CancelRequested, Notice, RankExited, RankFinished
 from gangrun.core.model import Finding
 from gangrun.wire.kinds import event_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gangrun.agent import effects, facts
-from gangrun.agent.orders import ANSWERS_MAX
+from gangrun.agent.brain import effects, facts
+from gangrun.agent.brain.orders import ANSWERS_MAX
 from gangrun.core.model import RankStack
 from gangrun.wire.messages import Beat, Check, CommandResult, Farewell, Stacks
 from tests.agent.stage import Stage, dial, died, launch, live, prepare, stop

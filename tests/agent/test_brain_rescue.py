@@ -4,7 +4,7 @@ it is said.
 
 from __future__ import annotations
 
-from gangrun.agent import effects, facts
+from gangrun.agent.brain import effects, facts
 from gangrun.wire.messages import CommandResult, Prove, Rescue
 from tests.agent.stage import Stage
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gangrun.agent import effects, facts
+from gangrun.agent.brain import effects, facts
 from tests.agent.stage import PEERS, Stage, dial
 from tests.agent.test_brain_takeover import lonely
 

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from gangrun.agent import effects, facts
-from gangrun.agent.brain import AgentBrain, AgentConfig
+from gangrun.agent.brain import effects, facts
+from gangrun.agent.brain.decide import AgentBrain, AgentConfig
 from gangrun.wire.messages import Ack, Beat, Hello, Ping, Pong, Promise, Welcome
 from tests.agent.stage import ME, PEERS, TIMING, Stage, dial
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from gangrun.agent import effects, facts
+from gangrun.agent.brain import effects, facts
 from gangrun.wire.messages import Ack, Beat, CommandResult, Hello, Rejected, Rescue, Welcome
 from tests.agent.stage import PEERS, TIMING, Stage, dial, launch, prepare, stop
 

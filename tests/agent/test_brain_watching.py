@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangrun.agent import effects, facts
+from gangrun.agent.brain import effects, facts
 from tests.agent.stage import PEERS, TIMING, Stage
 from tests.agent.test_brain_takeover import T, pong, promise
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from gangrun import memory_keeper
-from gangrun.agent.facts import DiskUsed
-from gangrun.agent.flushing import Flushing
-from gangrun.checkpoint.kept import Kept, NotKept, StepName
-from gangrun.checkpoint.rescue import GIVEN_UP
+from gangrun.agent.brain.facts import DiskUsed
+from gangrun.agent.flush_to_disk import Flushing
+from gangrun.checkpoint.memory_tier.keeper_client import Kept, NotKept, StepName
+from gangrun.checkpoint.memory_tier.recover_from_memory import GIVEN_UP
+from gangrun.node import memory_keeper
 from gangrun.wire import protection
 from gangrun.wire.messages import Rescue
 from gangrun.wire.protection import RECORD_NAME

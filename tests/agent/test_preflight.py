@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.agent import facts
-from gangrun.agent.errands import Errands
+from gangrun.agent.background_tasks import Errands
+from gangrun.agent.brain import facts
 from gangrun.agent.limits import MemoryLimits, memory_limits
 from gangrun.agent.preflight import preflight
 from tests.waiting import until

@@ -14,8 +14,8 @@ import pytest
 
 import gangrun
 from gangrun.checkpoint.store import CheckpointRoom, Depth
+from gangrun.core.checkpoints.resume import Chosen, ResumeRequest
 from gangrun.core.model import Level
-from gangrun.core.selection import Chosen, ResumeRequest
 from tests.checkpoint.conftest import quiet, save
 from tests.checkpoint.test_own_and_safetensors import tensors
 

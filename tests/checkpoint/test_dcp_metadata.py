@@ -12,7 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
-from gangrun.checkpoint.dcp_verify import screen, verify
+from gangrun.checkpoint.formats.dcp import screen, verify
 from gangrun.core.model import Level
 
 Copy = Callable[..., Path]

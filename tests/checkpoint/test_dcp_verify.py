@@ -15,9 +15,10 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from gangrun.checkpoint import dcp_verify, torch_zip
-from gangrun.checkpoint.dcp_metadata import Entry, parse_metadata
-from gangrun.checkpoint.dcp_verify import Judgement, screen, verify
+from gangrun.checkpoint.formats import dcp as dcp_verify
+from gangrun.checkpoint.formats import torch_zip
+from gangrun.checkpoint.formats.dcp import Judgement, screen, verify
+from gangrun.checkpoint.formats.dcp_metadata import Entry, parse_metadata
 from gangrun.core.model import Level
 
 Copy = Callable[..., Path]

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.checkpoint import dcp_verify, manifest_verify, mapped
-from gangrun.checkpoint.mapped import Lane, MappingChild
-from gangrun.checkpoint.mapped_child import REQUEST
+from gangrun.checkpoint import mapped_crc
+from gangrun.checkpoint.formats import dcp
+from gangrun.checkpoint.formats import own as manifest_verify
+from gangrun.checkpoint.mapped_crc import Lane, MappingChild
+from gangrun.checkpoint.mapped_crc_child import REQUEST
 from gangrun.core.model import Level
-from gangrun.processes import read_proc
+from gangrun.node.processes import read_proc
 from gangrun.wire.manifest import FileRow, Manifest, crcs_text, encode
 from tests.local import saves
 from tests.waiting import until
@@ -46,8 +48,8 @@ os._exit(0)
 """
 OWNER = """
 import os, sys
-from gangrun.checkpoint.mapped import Lane, MappingChild
-from gangrun.checkpoint.mapped_child import REQUEST
+from gangrun.checkpoint.mapped_crc import Lane, MappingChild
+from gangrun.checkpoint.mapped_crc_child import REQUEST
 with MappingChild(1) as child, open(sys.argv[1], "rb") as file:
     Lane(child, 0).crc(file.fileno(), 0, 3_000_000, 0)
     child.lane(0)
@@ -72,15 +74,15 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Started:
 class Started:
     def __init__(self, note: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._note, self._monkeypatch = note, monkeypatch
-        monkeypatch.setattr(mapped, "WORTH_BYTES", 1)
-        monkeypatch.setattr(mapped, "ASK_MIN_BYTES", 1)
+        monkeypatch.setattr(mapped_crc, "WORTH_BYTES", 1)
+        monkeypatch.setattr(mapped_crc, "ASK_MIN_BYTES", 1)
         self.with_("")
 
     def with_(self, more: str) -> None:
         """The very program, after these lines of Python."""
         program = self._note.with_suffix(".py")
         program.write_text(NOTED.format(note=str(self._note)) + more + mapped_child_text())
-        self._monkeypatch.setattr(mapped, "PROGRAM", program)
+        self._monkeypatch.setattr(mapped_crc, "PROGRAM", program)
 
     def pids(self) -> list[int]:
         return [int(line) for line in self._note.read_text().split()] if self._note.exists() else []
@@ -93,7 +95,10 @@ class Started:
 
 def mapped_child_text() -> str:
     return (
-        Path(mapped.__file__).with_name("mapped_child.py").read_text().replace("from __future__ import annotations", "")
+        Path(mapped_crc.__file__)
+        .with_name("mapped_crc_child.py")
+        .read_text()
+        .replace("from __future__ import annotations", "")
     )
 
 
@@ -156,9 +161,9 @@ def test_a_save_is_proven_through_it_and_every_byte_is_told_once(tmp_path: Path,
 
 def test_so_is_a_plain_one(tmp_path: Path, started: Started) -> None:
     save = saves.plain(tmp_path, 7, 6)
-    assert dcp_verify.verify(str(save)).level is Level.VERIFIED
+    assert dcp.verify(str(save)).level is Level.VERIFIED
     saves.flip(save, saves.files_of(save)[3])
-    assert "__0_3.distcp is damaged: checksum of 'archive/data/0' is wrong" in dcp_verify.verify(str(save)).why
+    assert "__0_3.distcp is damaged: checksum of 'archive/data/0' is wrong" in dcp.verify(str(save)).why
     assert len(started.pids()) == 2 * tells_of_its_cache(tmp_path)
 
 
@@ -175,9 +180,11 @@ def test_it_dies_by_sigbus_there(content: Path, started: Started) -> None:
     """So that the test above is of what it says."""
     started.with_(AT_THE_WORST_MOMENT.format() + "sys.argv[1:] = ['self', sys.argv[1]]\n")
     asks = REQUEST.pack(3, 0, FILE_BYTES, 0)
-    text = mapped.PROGRAM.read_text().replace("    main()\n", "    sys.path.append(sys.argv[2]); answer('self', 0)\n")
+    text = mapped_crc.PROGRAM.read_text().replace(
+        "    main()\n", "    sys.path.append(sys.argv[2]); answer('self', 0)\n"
+    )
     done = subprocess.run(
-        ["sh", "-c", 'exec "$0" -c "$1" "$2" 3< "$3"', sys.executable, text, mapped.PACKAGES, content],
+        ["sh", "-c", 'exec "$0" -c "$1" "$2" 3< "$3"', sys.executable, text, mapped_crc.PACKAGES, content],
         input=asks, check=False, timeout=60,
     )  # fmt: skip
     assert done.returncode == -signal.SIGBUS
@@ -187,7 +194,7 @@ def test_what_does_not_answer_in_time_is_not_asked_again(
     tmp_path: Path, started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its late answer to one question would be taken for the answer to the next."""
-    monkeypatch.setattr(mapped, "ANSWER_WITHIN_S", 0.05)
+    monkeypatch.setattr(mapped_crc, "ANSWER_WITHIN_S", 0.05)
     questions = tmp_path / "questions"
     started.with_(DEAF.format(note=str(questions)))
     assert manifest_verify.verify(str(own(tmp_path)), 7, threads_count=1).level is Level.VERIFIED
@@ -211,7 +218,7 @@ def test_what_is_small_or_whose_cache_is_not_told_of_is_read(
 ) -> None:
     with MappingChild(1) as child, open("/proc/self/maps", "rb") as file:
         assert Lane(child, 0).crc(file.fileno(), 0, 4096, 0) is None
-    monkeypatch.setattr(mapped, "WORTH_BYTES", 3 * FILE_BYTES)
+    monkeypatch.setattr(mapped_crc, "WORTH_BYTES", 3 * FILE_BYTES)
     assert manifest_verify.verify(str(own(tmp_path)), 7).level is Level.VERIFIED
     assert not started.pids()
 

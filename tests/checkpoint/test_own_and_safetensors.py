@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import gangrun
-from gangrun.checkpoint import manifest_verify, safetensors_verify
+from gangrun.checkpoint.formats import own, safetensors
 from gangrun.checkpoint.store import CheckpointRoom, Depth
+from gangrun.core.checkpoints.resume import Candidate, Chosen, Kind, ResumeRequest, parse_resume
 from gangrun.core.model import Level
-from gangrun.core.selection import Candidate, Chosen, Kind, ResumeRequest, parse_resume
 from gangrun.wire.manifest import Manifest, decode, encode
 
 torch = pytest.importorskip("torch")
@@ -121,7 +121,7 @@ def test_intact_ones_raise_no_alarm_and_are_read_once(both: Path) -> None:
         assert not [one.why_not for one in found if one.level is None]
     assert all(one.level is Level.VERIFIED and one.valid for one in found), "remembered"
     read: list[int] = []
-    judged = manifest_verify.verify(str(both / "step-20"), 20, read.append)
+    judged = own.verify(str(both / "step-20"), 20, read.append)
     assert sum(read) == judged.data_bytes > 400 * 300 * 4 and judged.nonce == judged.save_id
 
 
@@ -185,7 +185,7 @@ def test_whole_safetensors_are_complete_and_never_called_verified(indexed: Path)
 
 
 def test_whole_shards_are_complete(sharded: Path) -> None:
-    assert safetensors_verify.verify(str(sharded)).level is Level.COMPLETE
+    assert safetensors.verify(str(sharded)).level is Level.COMPLETE
 
 
 HURT: list[tuple[Callable[[Path], object], str]] = [
@@ -205,29 +205,29 @@ HURT: list[tuple[Callable[[Path], object], str]] = [
 @pytest.mark.parametrize(("hurt", "words"), HURT)
 def test_damaged_safetensors_are_named(indexed: Path, hurt: Callable[[Path], object], words: str) -> None:
     hurt(indexed)
-    found = safetensors_verify.verify(str(indexed))
+    found = safetensors.verify(str(indexed))
     assert found.level is None and words in found.why
 
 
 @pytest.mark.parametrize("gone", [1, 2])
 def test_a_lost_first_or_middle_shard_is_seen(sharded: Path, gone: int) -> None:
     (sharded / f"shard-0000{gone}-model-00001-of-00001.safetensors").unlink()
-    assert safetensors_verify.verify(str(sharded)).why == "a shard of w is missing"
+    assert safetensors.verify(str(sharded)).why == "a shard of w is missing"
 
 
 def test_shards_that_a_save_of_more_ranks_left_are_seen(sharded: Path) -> None:
     for rank in range(2):
         name = f"shard-0000{rank + 1}-model-00001-of-00001.safetensors"
         tensors(sharded / name, {"w": ([6, 3], [6 * rank, 0]), f"only-{rank}": ([2], [0])})
-    found = safetensors_verify.verify(str(sharded))
+    found = safetensors.verify(str(sharded))
     assert (found.level, found.why) == (None, "the shards of w overlap: some were left by a save of other ranks")
     (sharded / "shard-00003-model-00001-of-00001.safetensors").unlink()
-    assert safetensors_verify.verify(str(sharded)).level is Level.COMPLETE
+    assert safetensors.verify(str(sharded)).level is Level.COMPLETE
 
 
 def test_the_same_tensors_in_files_of_two_kinds_are_no_damage(indexed: Path) -> None:
     tensors(indexed / "consolidated.safetensors", {"a": ([4, 3], [0, 0])}, sharded=False)
-    assert safetensors_verify.verify(str(indexed)).level is Level.COMPLETE
+    assert safetensors.verify(str(indexed)).level is Level.COMPLETE
 
 
 def test_what_safetensors_cannot_show_is_never_called_verified(sharded: Path) -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from gangrun.checkpoint.scan import StorageUnreadable
 from gangrun.checkpoint.store import CheckpointRoom
+from gangrun.core.checkpoints.resume import Chosen, NoneValid, ResumeKind, ResumeRequest
 from gangrun.core.model import Poisoned
-from gangrun.core.selection import Chosen, NoneValid, ResumeKind, ResumeRequest
 
 Copy = Callable[..., Path]
 AUTO = ResumeRequest()

@@ -8,8 +8,8 @@ from threading import Barrier, Event, active_count
 
 import pytest
 
-from gangrun.checkpoint.proof import Means, Proof, Turn, prove_share
-from gangrun.checkpoint.torch_zip import Damaged
+from gangrun.checkpoint.formats.torch_zip import Damaged
+from gangrun.checkpoint.verification import Means, Proof, Turn, prove_share
 
 
 def proof_of(*reads: Callable[[], Sequence[str]]) -> Proof:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from gangrun.checkpoint.memory_tier.rebuild import make_again
 from gangrun.checkpoint.parity import turns
 from gangrun.checkpoint.parity.code import CannotRebuild, GivenUp, encode
 from gangrun.checkpoint.parity.places import Span, Stream, empty, size_of, taken
-from gangrun.checkpoint.rebuild import make_again
 from gangrun.wire.protection import Code, File, Protection, Stripe, piece_name
 
 SIZES = [(9000, 5), (40_000,), (0,), (), (12_289,), (4096, 0, 8192)]  # files of each node

@@ -13,7 +13,7 @@ import pytest
 from gangrun.checkpoint import set_aside as moving
 from gangrun.checkpoint.scan import StorageUnreadable
 from gangrun.checkpoint.store import point_resume_link
-from gangrun.core.selection import Candidate
+from gangrun.core.checkpoints.resume import Candidate
 
 
 def candidate(path: Path) -> Candidate:

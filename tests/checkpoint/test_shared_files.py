@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.checkpoint import manifest_verify
+from gangrun.checkpoint.formats import own
 from gangrun.checkpoint.shared_files import also_in
 from gangrun.checkpoint.store import CheckpointRoom, Depth
 from gangrun.wire.manifest import FileRow, Manifest, encode
@@ -69,7 +69,7 @@ def test_a_link_made_while_it_is_read_is_no_change(three: Path) -> None:
             os.link(three / "step-10" / STILL, three / "another name")
         linked.append(count)
 
-    assert manifest_verify.verify(str(three / "step-10"), 10, link).valid and linked
+    assert own.verify(str(three / "step-10"), 10, link).valid and linked
 
 
 @pytest.mark.parametrize("cut", [False, True])

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.checkpoint import dcp_verify, store
+from gangrun.checkpoint import store
+from gangrun.checkpoint.formats import dcp
 from gangrun.checkpoint.scan import BadPattern, StorageUnreadable, list_steps, step_pattern
 from gangrun.checkpoint.store import CheckpointRoom, Depth, Progress, Resume
+from gangrun.core.checkpoints.resume import Chosen, FromZero, Kind, NoneValid, ResumeRequest, parse_resume
 from gangrun.core.model import Level
-from gangrun.core.selection import Chosen, FromZero, Kind, NoneValid, ResumeRequest, parse_resume
 from tests.waiting import until
 
 Copy = Callable[..., Path]
@@ -283,9 +284,9 @@ class Reads:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.names: list[str] = []
 
-        def counting(path: str, *rest: object) -> dcp_verify.Judgement:
+        def counting(path: str, *rest: object) -> dcp.Judgement:
             self.names.append(os.path.basename(path))
-            return dcp_verify.verify(path, *rest)  # type: ignore[arg-type]
+            return dcp.verify(path, *rest)  # type: ignore[arg-type]
 
         monkeypatch.setattr(store, "verify", counting)
 

@@ -12,7 +12,7 @@ import pytest
 
 from gangrun.adapters.local.validator import CommandValidator
 from gangrun.checkpoint.store import CheckpointRoom, Depth
-from gangrun.core.selection import Chosen, FromZero, Kind, NoneValid, ResumeRequest
+from gangrun.core.checkpoints.resume import Chosen, FromZero, Kind, NoneValid, ResumeRequest
 
 Copy = Callable[..., Path]
 AUTO = ResumeRequest()

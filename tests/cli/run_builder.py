@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-from gangrun import processes
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.index import Index, IndexEntry
 from gangrun.adapters.fs.job_claims import JobClaim
@@ -36,10 +35,11 @@ from gangrun.core.events import (
     Stamped,
     TermTaken,
 )
-from gangrun.core.lifecycle import step
+from gangrun.core.machine.lifecycle import step
+from gangrun.core.machine.succession import first_state
 from gangrun.core.model import CheckpointRef, ErrorReport, RankExit, RunState, Shape
 from gangrun.core.policy import Policy
-from gangrun.core.succession import first_state
+from gangrun.node import processes
 from gangrun.wire import claim as wire_claim
 from gangrun.wire import kinds
 from gangrun.wire import record as wire_record

@@ -11,7 +11,7 @@ import pytest
 from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.fs import stall
 from gangrun.adapters.fs.run_dir import RunPaths
-from gangrun.cli.cancelling import Cancelling
+from gangrun.launch.stop_signals import Cancelling
 from tests.waiting import until
 
 

@@ -15,8 +15,10 @@ import pytest
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.index import IndexEntry
 from gangrun.adapters.fs.live import Counter
-from gangrun.cli import company, job_main
-from gangrun.cli.company import (
+from gangrun.entry import job as job_main
+from gangrun.errors import UserError
+from gangrun.launch import exclusive
+from gangrun.launch.exclusive import (
     BEGINS_S,
     LASTS_S,
     LONG_OVER_S,
@@ -27,8 +29,7 @@ from gangrun.cli.company import (
     refuse_lasting_company,
     words_of_company,
 )
-from gangrun.cli.errors import UserError
-from gangrun.cli.start import own
+from gangrun.launch.start import own
 from tests.cli.conftest import Call
 from tests.cli.pretend_tools import PretendTools
 from tests.cli.run_builder import Builder
@@ -272,7 +273,7 @@ def test_a_job_that_starts_nothing_leaves_its_story_to_status(
 ) -> None:
     """The successor of an old run, in whose directory somebody else saves by now."""
     other, old = begun(runs, "bbbbb"), leaving(runs, checkpoint_dir=str(runs / "ckpt"))
-    monkeypatch.setattr(company, "LASTS_S", 0.0)
+    monkeypatch.setattr(exclusive, "LASTS_S", 0.0)
     monkeypatch.setenv("SLURM_JOB_ID", "13")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n0")
     job(tools, old, 12, "NODE_FAIL")
@@ -293,7 +294,7 @@ def test_in_an_allocation_of_ones_own_it_is_waited_too(
     runs: Path, gangrun: Call, tools: PretendTools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = begun(runs, "aaaaa")
-    monkeypatch.setattr(company, "LASTS_S", 0.0)
+    monkeypatch.setattr(exclusive, "LASTS_S", 0.0)
     monkeypatch.setenv("SLURM_JOB_ID", "13")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n0")
     (tools.folder / "srun").symlink_to("/bin/false")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.cli.config import layered
+from gangrun.config.layers import layered
 from tests.cli.conftest import Call
 
 

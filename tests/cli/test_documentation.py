@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.cli import errors
+from gangrun import errors
 from gangrun.cli.main import COMMANDS
-from gangrun.cli.reading import read
-from gangrun.cli.status_json import status_of
 from gangrun.core.policy import HangPolicy, Policy, Timing
+from gangrun.runs.snapshot import read
+from gangrun.runs.status import status_of
 from tests.cli.conftest import Call
 from tests.cli.run_builder import BEGAN, Builder
 from tests.cli.stories import failed

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from gangrun.cli.explain import page
-from gangrun.cli.reading import read
-from gangrun.cli.status_json import status_of
-from gangrun.cli.status_view import Look
-from gangrun.cli.story import tell
-from gangrun.cli.story_words import done, ranks_words, seen
 from gangrun.core import actions as core_actions
 from gangrun.core import events as core_events
 from gangrun.core.events import ProgressStalled, RankFinished, StacksTaken
 from gangrun.core.model import RankObservation, RankStack
+from gangrun.display.event_words import done, ranks_words, seen
+from gangrun.display.status_page import Look
+from gangrun.runs.snapshot import read
+from gangrun.runs.status import status_of
+from gangrun.runs.timeline import tell
 from gangrun.wire import kinds
 from tests.cli.conftest import Call, golden
 from tests.cli.run_builder import BEGAN, Builder

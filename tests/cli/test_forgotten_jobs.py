@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.cli.job_numbers import note
-from gangrun.cli.queue_words import RunJob, ended_words
+from gangrun.display.queue_words import RunJob, ended_words
+from gangrun.runs.submitted_job_ids import note
 from tests.cli.conftest import Call
 from tests.cli.pretend_tools import PretendTools
 from tests.cli.run_builder import Builder

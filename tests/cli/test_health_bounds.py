@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.cli.config import layered
-from gangrun.cli.errors import UserError
-from gangrun.cli.health_bounds import HealthTable, health_table
-from gangrun.cli.run_spec import policy_of, spec_of
+from gangrun.config.health_table import HealthTable, health_table
+from gangrun.config.layers import layered
+from gangrun.config.run_spec import policy_of, spec_of
+from gangrun.errors import UserError
 from gangrun.wire import spec as wire_spec
 
 

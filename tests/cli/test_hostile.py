@@ -16,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gangrun.cli.terminal import block, clean, log_line
 from gangrun.core.events import CancelRequested, NodeLost
 from gangrun.core.model import ErrorReport
+from gangrun.display.text import block, clean, log_line
 from tests.cli.conftest import Call, call
 from tests.cli.run_builder import Builder
 from tests.cli.stories import failed, running

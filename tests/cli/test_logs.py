@@ -10,10 +10,10 @@ from pathlib import Path
 
 from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.fs.disk import Disk
-from gangrun.agent.capped_log import CappedLog
-from gangrun.cli.live_view import LiveView
-from gangrun.cli.onlooker import Onlooker
+from gangrun.agent.ranks.capped_log import CappedLog
 from gangrun.core.events import CancelRequested
+from gangrun.display.live_view import LiveView
+from gangrun.display.observer import Onlooker
 from tests.cli.conftest import Call
 from tests.cli.run_builder import Builder
 from tests.cli.stories import failed, restarted, running, succeeded
@@ -162,7 +162,7 @@ def test_following_goes_over_attempts_and_ends_with_the_run(runs: Path, gangrun:
 
 
 def test_a_half_written_line_is_waited_for(runs: Path) -> None:
-    from gangrun.cli.rank_output import NewLines, Wanted
+    from gangrun.runs.rank_output import NewLines, Wanted
 
     story = running(runs)
     folder = story.paths.logs / "0"

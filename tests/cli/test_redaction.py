@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangrun.cli.redaction import HIDDEN, redacted, secret_names
+from gangrun.config.secrets import HIDDEN, redacted, secret_names
 from tests.cli.conftest import Call
 
 SECRET = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gangrun.cli.saves_view import failure_words, read_saves
+from gangrun.runs.saves import failure_words, read_saves
 from gangrun.wire.saves import SIZE_BYTES, SavesTold, encode
 from tests.cli.conftest import Call
 from tests.cli.run_builder import BEGAN, Builder

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from gangrun.agent.proving import Proving
+from gangrun.agent.verify_share import Proving
 from gangrun.checkpoint.store import CheckpointRoom
-from gangrun.cli.shared_reading import SharedReading
-from gangrun.cli.times import steady_now
+from gangrun.core.checkpoints.resume import Chosen, parse_resume
 from gangrun.core.model import Level
-from gangrun.core.selection import Chosen, parse_resume
+from gangrun.display.times import steady_now
+from gangrun.entry.shared_verification import SharedReading
 from gangrun.ports import ReadingAsked
 from gangrun.wire.messages import Prove
 from tests.local import saves
@@ -154,8 +154,8 @@ def test_what_nobody_can_check_is_complete_and_every_piece_is_counted(tmp_path: 
 
 
 def test_where_nobody_answers_all_is_read_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gangrun.cli.shared_reading.LOOP_WITHIN_S", 0.01)
-    monkeypatch.setattr("gangrun.cli.shared_reading.patience_s", lambda own_s: 0.0)
+    monkeypatch.setattr("gangrun.entry.shared_verification.LOOP_WITHIN_S", 0.01)
+    monkeypatch.setattr("gangrun.entry.shared_verification.patience_s", lambda own_s: 0.0)
     saves.own(tmp_path, 7, 8)
     saves.flip(saves.own(tmp_path, 9, 8), "__7_0.distcp")
     asked: list[ReadingAsked] = []

@@ -13,11 +13,11 @@ import pytest
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import mark_cancelled
-from gangrun.cli.following import Follower
-from gangrun.cli.reading import read
-from gangrun.cli.truth import truth_of
 from gangrun.core.events import CancelRequested
 from gangrun.core.model import Phase
+from gangrun.runs.follow import Follower
+from gangrun.runs.snapshot import read
+from gangrun.runs.state import truth_of
 from gangrun.wire.submission import comment
 from tests.cli.conftest import Call, golden
 from tests.cli.pretend_tools import PretendTools
@@ -375,7 +375,7 @@ def test_a_run_is_found_by_any_of_its_jobs(runs: Path, gangrun: Call, tools: Pre
 def test_waiting_goes_on_over_jobs_and_over_silence(
     runs: Path, gangrun: Call, tools: PretendTools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gangrun.cli.following.ASK_EVERY_S", 0.1)
+    monkeypatch.setattr("gangrun.runs.follow.ASK_EVERY_S", 0.1)
     story = leaving(runs)
     job(tools, story, 12, "COMPLETED")
     job(tools, story, 13, "PENDING", "Priority", seq=1)

@@ -11,11 +11,11 @@ import pytest
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import mark_cancelled, read_cancelled
-from gangrun.cli.cancel_jobs import _is_done
-from gangrun.cli.queue_words import Queue, RunJob
-from gangrun.cli.reading import read
-from gangrun.cli.times import wall_now
 from gangrun.core.events import CancelRequested
+from gangrun.display.queue_words import Queue, RunJob
+from gangrun.display.times import wall_now
+from gangrun.launch.slurm_cancel import _is_done
+from gangrun.runs.snapshot import read
 from gangrun.wire.submission import comment
 from tests.cli.conftest import Call
 from tests.cli.pretend_tools import PretendTools
@@ -27,13 +27,13 @@ from tests.waiting import until
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, value in (
-        ("cancel_jobs", "ASK_EVERY_S", 0.05), ("cancel_jobs", "SILENT_MAX_S", 0.2),
-        ("resume_job", "LOOK_EVERY_S", 0.05),
-        ("cancel_jobs", "LEAVES_WITHIN_S", 0.3), ("cancel_jobs", "HEEDED_WITHIN_S", 0.3),
-        ("resume_job", "LETS_GO_WITHIN_S", 0.3), ("slurm_asking", "REASON_WITHIN_S", 0.0),
-        ("slurm_asking", "LOOK_FOR_S", 0.2), ("submitting", "LOOK_FOR_S", 0.2), ("slurm_asking", "LOOK_EVERY_S", 0.05),
+        ("slurm_cancel", "ASK_EVERY_S", 0.05), ("slurm_cancel", "SILENT_MAX_S", 0.2),
+        ("slurm_resume", "LOOK_EVERY_S", 0.05),
+        ("slurm_cancel", "LEAVES_WITHIN_S", 0.3), ("slurm_cancel", "HEEDED_WITHIN_S", 0.3),
+        ("slurm_resume", "LETS_GO_WITHIN_S", 0.3), ("slurm_ask", "REASON_WITHIN_S", 0.0),
+        ("slurm_ask", "LOOK_FOR_S", 0.2), ("slurm_submit", "LOOK_FOR_S", 0.2), ("slurm_ask", "LOOK_EVERY_S", 0.05),
     ):  # fmt: skip
-        monkeypatch.setattr(f"gangrun.cli.{module}.{name}", value)
+        monkeypatch.setattr(f"gangrun.launch.{module}.{name}", value)
 
 
 # ---- cancel ----
@@ -91,7 +91,7 @@ def test_a_job_that_runs_is_left_to_its_supervisor(runs: Path, gangrun: Call, to
 def test_a_successor_in_the_queue_goes_at_once_and_one_that_comes_later_too(
     runs: Path, gangrun: Call, tools: PretendTools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gangrun.cli.cancel_jobs.HEEDED_WITHIN_S", 60.0)
+    monkeypatch.setattr("gangrun.launch.slurm_cancel.HEEDED_WITHIN_S", 60.0)
     story = held(runs)
     job(tools, story, 12, "RUNNING", nodes="n[0-1]")
     job(tools, story, 13, "PENDING", "Dependency", seq=1)
@@ -123,7 +123,7 @@ def test_where_nobody_heeds_the_mark_scancel_comes(runs: Path, gangrun: Call, to
 def test_a_node_that_is_dead_keeps_nobody_waiting(
     runs: Path, gangrun: Call, tools: PretendTools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gangrun.cli.cancel_jobs.COMPLETES_WITHIN_S", 0.2)
+    monkeypatch.setattr("gangrun.launch.slurm_cancel.COMPLETES_WITHIN_S", 0.2)
     story = leaving(runs)
     job(tools, story, 12, "COMPLETING", nodes="n1")
     job(tools, story, 13, "PENDING", "Priority", seq=1)
@@ -150,7 +150,7 @@ def test_no_wait_leaves_the_running_job_unless_it_is_to_end_now(runs: Path, gang
 def test_cancel_gives_up_in_time_and_says_what_is_left(
     runs: Path, gangrun: Call, tools: PretendTools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gangrun.cli.cancel_jobs.HEEDED_WITHIN_S", 60.0)
+    monkeypatch.setattr("gangrun.launch.slurm_cancel.HEEDED_WITHIN_S", 60.0)
     story = held(runs)
     job(tools, story, 12, "RUNNING", nodes="n[0-1]")
     said = gangrun("cancel", "train", "--timeout", "0.2", "--json")

@@ -22,7 +22,7 @@ COMMANDS = (
 # what a look at a run has no use for, and what would cost it most
 SUPERFLUOUS = (
     "asyncio", "subprocess", "multiprocessing", "logging", "importlib.metadata", "gangrun.core.events",
-    "gangrun.core.lifecycle", "gangrun.ports", "gangrun.supervisor", "gangrun.agent", "gangrun.cli.settings",
+    "gangrun.core.machine.lifecycle", "gangrun.ports", "gangrun.supervisor", "gangrun.agent", "gangrun.config.settings",
     "gangrun.adapters.slurm",
 )  # fmt: skip
 TIMES_MAX = 3.0

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from gangrun.adapters.fs.run_dir import write_spec
-from gangrun.cli.reading import read
-from gangrun.cli.status_json import status_of
-from gangrun.cli.status_view import Look, overview, page
 from gangrun.core.model import Phase
+from gangrun.display.status_page import Look, overview, page
+from gangrun.runs.snapshot import read
+from gangrun.runs.status import status_of
 from gangrun.wire.spec import CheckpointSpec
 from tests.cli.conftest import Call, golden
 from tests.cli.run_builder import BEGAN, Builder
@@ -174,8 +174,8 @@ def test_no_run_yet(runs: Path, gangrun: Call) -> None:
 
 
 def test_looking_again_tells_the_same_as_looking_anew(runs: Path) -> None:
-    from gangrun.cli.following import Follower
     from gangrun.core.events import CheckpointSeen, ProgressMarked
+    from gangrun.runs.follow import Follower
     from tests.cli.stories import STEP_20
 
     story = running(runs)

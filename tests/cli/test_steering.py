@@ -15,8 +15,8 @@ import pytest
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import mark_cancelled, read_cancelled
-from gangrun.cli.reading import read
 from gangrun.core.events import CancelRequested
+from gangrun.runs.snapshot import read
 from tests.cli.conftest import Call
 from tests.cli.run_builder import Builder
 from tests.cli.stories import cancelled, failed, running, succeeded

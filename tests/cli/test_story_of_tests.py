@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from gangrun.cli.live_view import LiveView
-from gangrun.cli.reading import read
 from gangrun.core.events import AgentJoined, FindingRaised, NodeChecked
 from gangrun.core.model import Finding
 from gangrun.core.policy import Policy
+from gangrun.display.live_view import LiveView
+from gangrun.runs.snapshot import read
 from tests.cli.conftest import Call
 from tests.cli.run_builder import Builder
 

@@ -14,8 +14,8 @@ import pytest
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import RunPaths, read_spec, read_submission
 from gangrun.adapters.slurm.scheduler import COLUMNS
-from gangrun.cli import submitting
-from gangrun.cli.batch_jobs import BatchJobs
+from gangrun.launch import slurm_submit
+from gangrun.launch.batch_jobs import BatchJobs
 from gangrun.wire.submission import Requeue
 from tests.cli.conftest import Call
 from tests.slurm_parts.scripts import options
@@ -58,7 +58,7 @@ def test_a_dry_run_needs_no_slurm_and_leaves_nothing(tools: Path, home: Path, ga
     assert (found["nodes"], found["gpus-per-node"], found["partition"], found["exclude"]) == ("5", "8", "gpu", "n1")
     assert found["chdir"] == str(home)
     assert found["output"] == f"{home}/gangrun_runs/{str(found['comment']).split(':')[1]}/logs/job-%j.out"
-    assert "gangrun.cli.job_main" in said.out
+    assert "gangrun.entry.job" in said.out
     script = gangrun("submit", "--dry-run", "--json", "train.py").json["script"]
     assert script.startswith("#!/bin/bash\n")
     assert left(home) == []
@@ -156,7 +156,7 @@ def test_a_disk_that_fills_up_meanwhile(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(submitting, "write_submission", full)
+    monkeypatch.setattr(slurm_submit, "write_submission", full)
     said = gangrun("submit", "train.py")
     assert (said.code, left(home)) == (2, [])
     assert "No space left on device" in said.err
@@ -192,7 +192,7 @@ def test_a_refusal_leaves_nothing(tools: Path, home: Path, gangrun: Call, shell:
 
 
 def test_nobody_can_tell(tools: Path, home: Path, gangrun: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submitting, "LOOK_FOR_S", 0.1)
+    monkeypatch.setattr(slurm_submit, "LOOK_FOR_S", 0.1)
     tool(tools, "sbatch", f'echo "{FAILED}Socket timed out on send/recv operation" >&2; exit 1')
     said = gangrun("submit", "train.py")
     assert said.code == 3

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gangrun.cli.tested_nodes import as_json, told
 from gangrun.core.model import Node
+from gangrun.runs.tested_nodes import as_json, told
 
 
 def node(name: str, tested: str = "", trial: str = "") -> Node:

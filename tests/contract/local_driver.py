@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from gangrun import processes
+from gangrun.node import processes
 from tests.contract.driver import Injection, Scenario, Status, Stepped
 from tests.local.evidence import alive
 from tests.local.harness import Box
@@ -139,10 +139,10 @@ class LocalDriver:
         os.kill(self.ranks()[rank], signal.SIGKILL)
 
     def kill_agent(self, node: int) -> None:
-        os.kill(self._of_node("agent_main", node), signal.SIGKILL)
+        os.kill(self._of_node("entry.agent", node), signal.SIGKILL)
 
     def kill_warden(self, node: int) -> None:
-        os.kill(self._of_node("warden.py", node), signal.SIGKILL)
+        os.kill(self._of_node("node/warden.py", node), signal.SIGKILL)
 
     def kill_supervisor(self) -> None:
         os.kill(self._supervisor(), signal.SIGKILL)
@@ -156,7 +156,7 @@ class LocalDriver:
         os.kill(process, signal.SIGCONT)
 
     def _supervisor(self) -> int:
-        return until(lambda: self.box.process_ids("supervisor_main"), 20, "a supervisor")[-1]
+        return until(lambda: self.box.process_ids("entry.supervisor"), 20, "a supervisor")[-1]
 
     def _of_node(self, part: str, node: int) -> int:
         name = self.node(node)
@@ -170,7 +170,7 @@ class LocalDriver:
 
     def _whole_node(self, node: int) -> list[int]:
         """The warden first, so that nobody sees the others fall."""
-        warden = self._of_node("warden.py", node)
+        warden = self._of_node("node/warden.py", node)
         below = processes.descendants([warden], processes.process_table(), [])
         return [warden, *(proc.pid for proc in below)]
 

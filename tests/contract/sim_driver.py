@@ -8,18 +8,18 @@ from pathlib import Path
 
 from gangrun.adapters.fs.run_dir import CancelMark, RunPaths
 from gangrun.cli.explain import page
-from gangrun.cli.reading import Reading
-from gangrun.cli.status_json import status_of
-from gangrun.cli.status_view import Look
-from gangrun.cli.story import tell
 from gangrun.core.events import ResumeRequested
 from gangrun.core.model import Shape
 from gangrun.core.policy import HangPolicy, Policy, Timing
+from gangrun.display.status_page import Look
+from gangrun.runs.snapshot import Reading
+from gangrun.runs.status import status_of
+from gangrun.runs.timeline import tell
 from gangrun.sim import Behaviour, Fault, Kind, Script, Setup, World
-from gangrun.sim.clock import EPOCH_S
-from gangrun.sim.gang import SimGang, SimRank
-from gangrun.sim.injury import injure
-from gangrun.sim.process import SimProcess
+from gangrun.sim.body.gang import SimGang, SimRank
+from gangrun.sim.engine.clock import EPOCH_S
+from gangrun.sim.engine.process import SimProcess
+from gangrun.sim.faults.injection import injure
 from gangrun.wire.record import Record, replay
 from gangrun.wire.spec import RunSpec
 from tests.contract.driver import Does, How, Injection, Scenario, Status, Stepped

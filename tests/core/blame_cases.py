@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gangrun.core import blame
 from gangrun.core.model import (
     ErrorReport,
     Evidence,
@@ -14,6 +13,7 @@ from gangrun.core.model import (
     Verdict,
 )
 from gangrun.core.policy import Policy
+from gangrun.core.recovery import blame
 
 POLICY = Policy()
 TRACEBACK = (

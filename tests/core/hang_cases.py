@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from gangrun.core.hang import NEVER, Quiet, Stall, Watch
 from gangrun.core.policy import HangPolicy
+from gangrun.core.recovery.hang import NEVER, Quiet, Stall, Watch
 
 POLICY = HangPolicy()
 

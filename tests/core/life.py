@@ -26,7 +26,8 @@ from gangrun.core.events import (
     ResumeChosen,
     Stamped,
 )
-from gangrun.core.lifecycle import MOVES, step
+from gangrun.core.machine.lifecycle import MOVES, step
+from gangrun.core.machine.succession import first_state
 from gangrun.core.model import (
     TERMINAL,
     CheckpointRef,
@@ -41,7 +42,6 @@ from gangrun.core.model import (
     Shape,
 )
 from gangrun.core.policy import Policy
-from gangrun.core.succession import first_state
 
 Kind = TypeVar("Kind")
 BUG = ErrorReport("ValueError", "bad batch", "sig", "Traceback ...\nValueError: bad batch", False)

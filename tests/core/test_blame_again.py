@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from gangrun.core import blame
 from gangrun.core.model import (
     Cause,
     Evidence,
@@ -20,6 +19,7 @@ from gangrun.core.model import (
     Sighting,
 )
 from gangrun.core.policy import Policy
+from gangrun.core.recovery import blame
 from tests.core.blame_cases import TWO, error, fell, judge
 
 # ---- once more -------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gangrun.core.actions import BringSteps, EndJob, StopGang, SubmitSuccessor
-from gangrun.core.bringing import END_WITHIN_S, sentence
+from gangrun.core.checkpoints.flush_to_disk import END_WITHIN_S, sentence
 from gangrun.core.events import (
     ActDone,
     AttemptSealed,

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangrun.core import budget
 from gangrun.core.model import Budget, Cause, Failure, Sighting, Verdict
 from gangrun.core.policy import Policy
+from gangrun.core.recovery import budget
 
 POLICY = Policy()
 

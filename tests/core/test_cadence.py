@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gangrun.core.cadence import cadence, efficiency, lambert_w0, observed_mtbf_s, optimum_s
+from gangrun.core.checkpoints.cadence import cadence, efficiency, lambert_w0, observed_mtbf_s, optimum_s
 
 HOUR, MINUTE = 3600.0, 60.0
 # mean time between failures, stall, restart, exact optimum in minutes, efficiency there, efficiency at 60 minutes

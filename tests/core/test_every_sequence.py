@@ -53,7 +53,8 @@ from gangrun.core.events import (
     StoreStalled,
     TermTaken,
 )
-from gangrun.core.lifecycle import MOVES, step
+from gangrun.core.machine.lifecycle import MOVES, step
+from gangrun.core.machine.succession import first_state
 from gangrun.core.model import (
     TERMINAL,
     CheckpointRef,
@@ -73,7 +74,6 @@ from gangrun.core.model import (
     Shape,
 )
 from gangrun.core.policy import Policy
-from gangrun.core.succession import first_state
 from gangrun.wire import kinds
 from gangrun.wire import record as wire
 from gangrun.wire.record import Record

@@ -15,9 +15,9 @@ from gangrun.core.events import (
     Notice,
     NoticeKind,
 )
+from gangrun.core.machine.starting import NAMED_MAX_COUNT
 from gangrun.core.model import Failure, Phase
 from gangrun.core.policy import Policy
-from gangrun.core.starting import NAMED_MAX_COUNT
 from tests.core.life import Life, fatal, warning
 
 SCHEDULER = Policy(can_requeue=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gangrun.core.hang import CPU_WINDOW_S, NEVER, Quiet, SlotPhase, Stall, Watch
+from gangrun.core.recovery.hang import CPU_WINDOW_S, NEVER, Quiet, SlotPhase, Stall, Watch
 from tests.core.hang_cases import POLICY, Gang, Sample, busy, idle, step, talk
 
 # ---- must trip -------------------------------------------------------------------------------------------------------

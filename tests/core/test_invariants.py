@@ -23,7 +23,7 @@ from gangrun.core.model import (
     Slot,
     StartStage,
 )
-from gangrun.core.placement import seated
+from gangrun.core.nodes.placement import seated
 from gangrun.core.policy import Policy
 
 POLICY = Policy()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangrun.core.kept import Code, Holding, Stripe, WholeStep, newest_chosen, newest_whole
+from gangrun.core.checkpoints.memory import Code, Holding, Stripe, WholeStep, newest_chosen, newest_whole
 
 
 def held(step: int, nonce: str, *files: str, of: int = 0) -> Holding:

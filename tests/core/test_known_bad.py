@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangrun.core.known_bad import COUNTED_MAX, DAY_S, KEPT_MAX_COUNT, WEEK_S, KnownBad, counting, found, remembered
+from gangrun.core.nodes.known_bad import (
+    COUNTED_MAX,
+    DAY_S,
+    KEPT_MAX_COUNT,
+    WEEK_S,
+    KnownBad,
+    counting,
+    found,
+    remembered,
+)
 
 
 def test_each_time_it_counts_twice_as_long_and_a_week_at_most() -> None:

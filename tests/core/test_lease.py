@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangrun.core import lease
-from gangrun.core.lease import KillRule
 from gangrun.core.model import Placement, Seat, Slot
 from gangrun.core.policy import Timing
+from gangrun.core.protocol import lease
+from gangrun.core.protocol.lease import KillRule
 
 TIMING = Timing()
 FOUR = Placement(tuple(Seat(Slot(f"n{i}", 0), 2 * i, 2) for i in range(4)), 8)

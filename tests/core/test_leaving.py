@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gangrun.core.actions import EndJob, SubmitSuccessor
 from gangrun.core.events import Notice, NoticeKind, Stamped, TermTaken
-from gangrun.core.lifecycle import step
+from gangrun.core.machine.lifecycle import step
 from gangrun.core.model import Deadline, Phase, RunState, Shape
 from gangrun.core.policy import Policy
 

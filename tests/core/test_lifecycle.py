@@ -43,7 +43,7 @@ from gangrun.core.events import (
     Stamped,
     TermTaken,
 )
-from gangrun.core.lifecycle import TABLE, Refusal, step
+from gangrun.core.machine.lifecycle import TABLE, Refusal, step
 from gangrun.core.model import (
     After,
     CheckpointRef,

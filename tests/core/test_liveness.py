@@ -8,8 +8,8 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangrun.core.liveness import NEVER, Liveness, judge
 from gangrun.core.policy import Timing
+from gangrun.core.protocol.liveness import NEVER, Liveness, judge
 
 TIMING = Timing()
 

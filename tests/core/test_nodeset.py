@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangrun.core import nodeset, wording
+from gangrun.core import nodeset
+from gangrun.core import text as wording
 from gangrun.core.nodeset import NodesetError, fold, natural_sort, unfold
 
 

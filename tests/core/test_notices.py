@@ -16,8 +16,8 @@ from gangrun.core.events import (
     StoreStalled,
     TermTaken,
 )
+from gangrun.core.machine.transitions import WHY
 from gangrun.core.model import TERMINAL, After, Inventory, Origin, Outcome, Phase, RankAlive
-from gangrun.core.moves import WHY
 from gangrun.core.policy import Policy
 from tests.core.life import Life, at, fatal
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangrun.core import placement
 from gangrun.core.model import Exclusion, Node, Placement, Rung, Seat, Shape, Slot
-from gangrun.core.placement import NotEnough, place
+from gangrun.core.nodes import placement
+from gangrun.core.nodes.placement import NotEnough, place
 
 SHAPE = Shape(nodes_count=3, nodes_min_count=2, slots_per_node=2, ranks_per_slot=1)
 OUT = Exclusion("XID 79", 0.0, 100.0)

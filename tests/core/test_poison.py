@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gangrun.core import poison
 from gangrun.core.actions import ChooseResume, EndJob, StartGang
+from gangrun.core.checkpoints import poison
 from gangrun.core.events import AttemptSealed, FindingRaised, GangStarted, NoneValid, ResumeRequested
 from gangrun.core.model import Cause, ErrorReport, Failure, Finding, Phase, Sighting, Verdict
 from gangrun.core.policy import Policy, PolicyError

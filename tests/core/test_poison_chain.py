@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangrun.core import poison
 from gangrun.core.actions import ChooseResume, EndJob
+from gangrun.core.checkpoints import poison
 from gangrun.core.events import AttemptSealed, CheckpointSeen, GangStarted, NoneValid
 from gangrun.core.model import (
     AttemptRecord,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangrun.core import quarantine
 from gangrun.core.model import Exclusion
+from gangrun.core.nodes import quarantine
 from gangrun.core.policy import Policy
 
 POLICY = Policy()

@@ -9,7 +9,7 @@ import pytest
 from gangrun.core.events import FindingRaised, GangStarted, NodeLost
 from gangrun.core.model import Exclusion, Failure, Phase
 from gangrun.core.policy import Policy, PolicyError
-from gangrun.core.recovery import judge
+from gangrun.core.recovery.choose import judge
 from tests.core.life import BUG, Life, fatal
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangrun.core.retention import Held, Keep, for_a_rollback, to_prune
+from gangrun.core.checkpoints.retention import Held, Keep, for_a_rollback, to_prune
 
 
 def held(*steps: int, bad: tuple[int, ...] = ()) -> list[Held]:

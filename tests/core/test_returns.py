@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangrun.core import quarantine
 from gangrun.core.actions import CheckNodes, StartGang, SubmitSuccessor
 from gangrun.core.events import (
     ActDone,
@@ -21,8 +20,9 @@ from gangrun.core.events import (
     TermTaken,
 )
 from gangrun.core.model import Exclusion, Finding, Node, Phase, RunState, Shape
+from gangrun.core.nodes import quarantine
+from gangrun.core.nodes.device_test import THOROUGH
 from gangrun.core.policy import Policy
-from gangrun.core.trial import THOROUGH
 from tests.core.life import Life
 
 SLURM = Policy(can_requeue=True)

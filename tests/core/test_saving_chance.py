@@ -8,7 +8,7 @@ from gangrun.core.actions import StopGang
 from gangrun.core.events import FindingRaised
 from gangrun.core.evidence import DriverReport
 from gangrun.core.model import Finding, Phase
-from gangrun.health.xid_table import XidClass, row_of
+from gangrun.health.gpu.xid_table import XidClass, row_of
 from tests.core.life import Life
 
 
@@ -38,6 +38,6 @@ def test_a_save_is_asked_for_where_it_may_succeed(found: Finding, saves: bool) -
 
 
 def test_every_number_that_takes_a_gpu_away_is_a_hard_one() -> None:
-    from gangrun.core.saving_chance import LOST_XIDS
+    from gangrun.core.recovery.can_checkpoint import LOST_XIDS
 
     assert {row_of(number).kind for number in LOST_XIDS} == {XidClass.HARD}

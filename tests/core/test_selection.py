@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangrun.core.model import CheckpointRef, Level
-from gangrun.core.selection import (
+from gangrun.core.checkpoints.resume import (
     Candidate,
     Chosen,
     FromZero,
@@ -21,6 +20,7 @@ from gangrun.core.selection import (
     parse_resume,
     shown,
 )
+from gangrun.core.model import CheckpointRef, Level
 
 AUTO = ResumeRequest()
 ZERO = ResumeRequest(ResumeKind.NONE)

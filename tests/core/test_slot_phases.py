@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gangrun.core.hang import LONG_PHASES, SlotPhase
+from gangrun.core.recovery.hang import LONG_PHASES, SlotPhase
 from gangrun.wire.progress import Phase
 
 

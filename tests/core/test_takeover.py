@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from gangrun.core import takeover
 from gangrun.core.model import Node
 from gangrun.core.policy import Timing
+from gangrun.core.protocol import takeover
 
 TIMING = Timing()
 ROSTER = tuple(f"n{index}" for index in range(1, 8))

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from gangrun.core import blame, trial
 from gangrun.core.actions import CheckNodes, SealAttempts, StartGang, SubmitSuccessor
 from gangrun.core.events import (
     AgentJoined,
@@ -20,7 +19,9 @@ from gangrun.core.events import (
     TermTaken,
 )
 from gangrun.core.model import Failure, Finding, Inventory, Node, Outcome, Phase, RankAlive, RunState, Shape, StartStage
+from gangrun.core.nodes import device_test
 from gangrun.core.policy import Policy, PolicyError
+from gangrun.core.recovery import blame
 from tests.core.life import BUG, Life
 
 TRIES = Policy(test_suspects=True)
@@ -70,7 +71,7 @@ def go_on(life: Life) -> None:
 def test_by_policy_every_node_of_a_job_is_put_to_work_before_the_first_attempt_and_no_restart_waits_for_it() -> None:
     life = Life(2, 1, policy=AT_START)
     life.join()
-    assert life.actions == (CheckNodes(("n0", "n1"), trial.QUICK),)
+    assert life.actions == (CheckNodes(("n0", "n1"), device_test.QUICK),)
     assert life.state.deadlines["check"].at == pytest.approx(life.now + 120.0)
     life.on(NodeChecked("n0", True, tested=CLEAN))
     life.says("n0 passed its checks, and its devices work: 48 products")
@@ -78,7 +79,7 @@ def test_by_policy_every_node_of_a_job_is_put_to_work_before_the_first_attempt_a
     life.says("n1 passed its checks, but it could not be tested")
     go_on(life)
     life.join("s0")
-    assert life.last(CheckNodes) == CheckNodes(("s0",), trial.QUICK), "it holds no ranks"
+    assert life.last(CheckNodes) == CheckNodes(("s0",), device_test.QUICK), "it holds no ranks"
     life.on(NodeChecked("s0", True, tested=CLEAN))
     before = life.count(CheckNodes)
     life.mark(5)
@@ -120,7 +121,7 @@ def test_the_gang_waits_for_a_suspect_that_it_needs_and_takes_it_back_clean() ->
     life = suspected()
     life.says("just before, n1: XID 94", "devices of n1 are put to work first", "restarting in place; checking n1")
     assert life.phase is Phase.CHECKING
-    assert life.actions == (CheckNodes(("n1",), trial.THOROUGH),)
+    assert life.actions == (CheckNodes(("n1",), device_test.THOROUGH),)
     assert life.state.deadlines["check"].at == pytest.approx(life.now + 180.0)
     life.on(NodeChecked("n1", True, tested=CLEAN))
     life.says("n1 was suspected (attempt 0: signal), and its devices work: 48 products", "starting attempt 1")
@@ -148,7 +149,7 @@ def test_where_the_gang_is_whole_without_it_nobody_waits() -> None:
     life = suspected(spares=("s0",))
     life.says("devices of n1 are put to work meanwhile, and others take part", "restarting on n[0,2],s0")
     assert life.phase is Phase.STARTING
-    assert CheckNodes(("n1",), trial.THOROUGH) in life.actions
+    assert CheckNodes(("n1",), device_test.THOROUGH) in life.actions
     go_on(life)
     assert life.started().placement.nodes == ("n0", "s0", "n2")
     life.on(NodeChecked("n1", True, tested=CLEAN))
@@ -241,7 +242,7 @@ def test_a_suspect_is_tested_while_the_pause_before_the_next_try_runs() -> None:
     life.exit(0, signal=7)
     life.stopped()
     assert life.phase is Phase.WAITING, life.reason
-    assert life.actions == (CheckNodes(("n2",), trial.THOROUGH),)
+    assert life.actions == (CheckNodes(("n2",), device_test.THOROUGH),)
     life.on(NodeChecked("n2", True, tested=CLEAN))
     life.due("backoff")
     assert life.phase is Phase.STARTING
@@ -255,7 +256,7 @@ def test_a_spare_lost_before_the_launch_makes_the_suspect_needed() -> None:
     life.stopped()
     life.says("checking n1")
     assert life.phase is Phase.CHECKING
-    assert life.last(CheckNodes) == CheckNodes(("n1",), trial.THOROUGH)
+    assert life.last(CheckNodes) == CheckNodes(("n1",), device_test.THOROUGH)
     life.on(NodeChecked("n1", True, tested=CLEAN))
     assert life.phase is Phase.STARTING
 
@@ -265,7 +266,7 @@ def taken_over(life: Life, *inventories: Inventory) -> tuple[object, ...]:
     return life.actions
 
 
-ASKED = CheckNodes(("n1",), trial.THOROUGH)
+ASKED = CheckNodes(("n1",), device_test.THOROUGH)
 
 
 def test_a_new_supervisor_asks_again() -> None:
@@ -295,14 +296,14 @@ def test_who_is_tested_in_the_pause_before_the_next_try_is_asked_again_too() -> 
     life.exit(0, signal=7)
     life.stopped()
     assert (life.phase, life.state.submitting) == (Phase.WAITING, False)
-    assert taken_over(life) == (CheckNodes(("n2",), trial.THOROUGH),)
+    assert taken_over(life) == (CheckNodes(("n2",), device_test.THOROUGH),)
 
 
 def test_an_agent_that_comes_back_is_still_on_trial_until_its_next_boot() -> None:
     life = suspected()
     node = life.state.nodes["n1"]
     life.on(AgentRejoined("n1", "i7", node.boot_id, 1))
-    assert life.actions == (CheckNodes(("n1",), trial.THOROUGH),)
+    assert life.actions == (CheckNodes(("n1",), device_test.THOROUGH),)
     life.on(AgentRejoined("n1", "i8", "another boot", 1))
     assert life.actions == (CheckNodes(("n1",)),)
     life.on(NodeChecked("n1", True))
@@ -343,6 +344,6 @@ def test_a_suspect_that_is_gone_is_not_asked() -> None:
 def test_nobody_on_trial_is_nothing_to_tell() -> None:
     nodes = {"n0": Node("n0", "i", "b", 1, checked=True)}
     state = RunState(run="r", shape=Shape(1, 1, 1, 1), nodes=nodes)
-    assert trial.told(state, (), 0.0) == ""
-    assert trial.begun(state, (), "no reason") is state
-    assert trial.overdue(state, 0.0, SLURM) == trial.Answered(state, "")
+    assert device_test.told(state, (), 0.0) == ""
+    assert device_test.begun(state, (), "no reason") is state
+    assert device_test.overdue(state, 0.0, SLURM) == device_test.Answered(state, "")

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from gangrun.adapters.fs.known_bad import NAME, KnownBadFile
-from gangrun.cli.known_nodes import OtherRuns
 from gangrun.core.model import Exclusion, Reported, RunState, Shape
+from gangrun.launch.node_history import OtherRuns
 from tests.waiting import until
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from gangrun.health.catalogue import CHECKS, FAMILIES
-from gangrun.health.check import Check, Facts, Outcome, Reading, Value, Verdict, verdict_of
-from gangrun.health.policy import HealthPolicy
-from gangrun.health.recorded import facts_from, reading_from
-from gangrun.health.rounds import Family
+from gangrun.health.framework.check import Check, Facts, Outcome, Reading, Value, Verdict, verdict_of
+from gangrun.health.framework.policy import HealthPolicy
+from gangrun.health.framework.recorded import facts_from, reading_from
+from gangrun.health.framework.rounds import Family
 
 RECORDED = Path(__file__).parent / "recorded"
 POLICY = HealthPolicy()

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from gangrun.adapters.local.crowd import Said, together
-from gangrun.cli.health_asking import baseline_of, keep_baseline
-from gangrun.cli.health_children import PROGRAM, active, gathered
-from gangrun.health import active as judging
-from gangrun.health.active_baseline import kept
-from gangrun.health.check import Facts, Reading, Severity, verdict_of
-from gangrun.health.recorded import facts_from, plain_reading, reading_from
+from gangrun.entry.health_children import PROGRAM, active, gathered
+from gangrun.health.active import devices as judging
+from gangrun.health.active.baseline import kept
+from gangrun.health.framework.check import Facts, Reading, Severity, verdict_of
+from gangrun.health.framework.recorded import facts_from, plain_reading, reading_from
+from gangrun.launch.health_questions import baseline_of, keep_baseline
 from tests.health.looks import POLICY
 from tests.waiting import until
 

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from gangrun.adapters.fs.known_bad import KnownBadFile
-from gangrun.cli.environment import state_home
-from gangrun.cli.health_view import as_plain, exit_code, page
-from gangrun.cli.known_nodes import reminder
 from gangrun.cli.main import main
-from gangrun.cli.times import wall_now
+from gangrun.config.environment import state_home
+from gangrun.display.health_page import as_plain, exit_code, page
+from gangrun.display.times import wall_now
 from gangrun.health.catalogue import CHECKS
-from gangrun.health.check import CauseClass, Evidence, Finding, Needs, Scope, Severity, Sticky, Verdict
-from gangrun.health.growth import FIRST_LOOK
+from gangrun.health.framework.check import CauseClass, Evidence, Finding, Needs, Scope, Severity, Sticky, Verdict
+from gangrun.health.framework.growth import FIRST_LOOK
+from gangrun.launch.node_history import reminder
 from tests.health.looks import write
 from tests.health.test_host import HOST
 from tests.health.test_infiniband import tree

@@ -9,17 +9,18 @@ from typing import Any
 
 import pytest
 
-from gangrun.cli.errors import UserError
 from gangrun.cli.health import Here
 from gangrun.cli.health import look as look_here
-from gangrun.cli.health_settings import site_commands
-from gangrun.cli.health_view import SILENTLY
-from gangrun.health import dcgm, gpu_memory, nvlink, site
-from gangrun.health.check import Facts, Reading, Severity, Verdict, verdict_of
-from gangrun.health.evidence import as_evidence
-from gangrun.health.policy import HealthPolicy
-from gangrun.health.recorded import facts_from
-from gangrun.health.rounds import Surroundings
+from gangrun.config.site_checks import site_commands
+from gangrun.display.health_page import SILENTLY
+from gangrun.errors import UserError
+from gangrun.health.framework.check import Facts, Reading, Severity, Verdict, verdict_of
+from gangrun.health.framework.evidence import as_evidence
+from gangrun.health.framework.policy import HealthPolicy
+from gangrun.health.framework.recorded import facts_from
+from gangrun.health.framework.rounds import Surroundings
+from gangrun.health.gpu import dcgm, memory, nvlink
+from gangrun.health.host import site
 from tests.health.looks import POLICY, Scripted, look
 
 
@@ -152,8 +153,8 @@ def test_what_nobody_has_to_have_is_not_told() -> None:
     of_other_gpus = {nvlink.NO_NVLINK5, *(one for one in SILENTLY if one.startswith("these GPUs"))}
     assert {dcgm.ABSENT, "no Lustre here", *of_other_gpus} == SILENTLY
     now = Reading("gpu", 1.0, "b", Facts({"gpu 0 link 0": {"active": 1, "recoveries": 0}, "gpu 0": {"uuid": "u"}}))
-    newer = replace(now, facts=replace(now.facts, missing={"gpu 0": {"retired_pages": gpu_memory.NOT_MEASURED}}))
-    none = {"gpu 0": {"repair_pending": gpu_memory.NOT_MEASURED}}
+    newer = replace(now, facts=replace(now.facts, missing={"gpu 0": {"retired_pages": memory.NOT_MEASURED}}))
+    none = {"gpu 0": {"repair_pending": memory.NOT_MEASURED}}
     older = Reading("gpu", 1.0, "b", Facts({"gpu 0": {"uuid": "u"}}, none))
     said = {look(name, newer).words for name in ("nvlink_errors", "gpu_retired")}
     said |= {look(name, older).words for name in ("nvlink5_errors", "nvlink5_rates", "gpu_repairs")}

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from gangrun.core.blame import STORAGE_CHECKS, judge
 from gangrun.core.model import Cause, Evidence, Failure
 from gangrun.core.policy import Policy
-from gangrun.health import check as values
-from gangrun.health import gpu
+from gangrun.core.recovery.blame import STORAGE_CHECKS, judge
 from gangrun.health.catalogue import CHECKS
-from gangrun.health.check import CauseClass, Needs, Severity, Sticky, Verdict, unknown_verdict
-from gangrun.health.evidence import as_evidence, in_core
+from gangrun.health.framework import check as values
+from gangrun.health.framework.check import CauseClass, Needs, Severity, Sticky, Verdict, unknown_verdict
+from gangrun.health.framework.evidence import as_evidence, in_core
+from gangrun.health.gpu import presence
 from tests.health.looks import check, look, reading, recorded
 from tests.health.test_xid import event, found
 
@@ -73,6 +73,6 @@ def test_the_core_knows_checks_of_storage_by_their_names() -> None:
     ],
 )
 def test_what_the_driver_says_until_a_gpu_is_reset_shows_that_it_was(check: str, needs: Needs, shows: bool) -> None:
-    one = gpu.finding(check, "gpu 1", Severity.FAIL, "broken", values.Evidence(1), needs)
+    one = presence.finding(check, "gpu 1", Severity.FAIL, "broken", values.Evidence(1), needs)
     assert in_core("n1", one, 5.0).shows_reset is shows
     assert not in_core("n1", replace(one, sticky=Sticky.CLEAN), 5.0).shows_reset

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gangrun.health.check import Needs, Reading, Severity, Verdict
-from gangrun.health.policy import HealthPolicy
+from gangrun.health.framework.check import Needs, Reading, Severity, Verdict
+from gangrun.health.framework.policy import HealthPolicy
 from tests.health.looks import look, reading, verdict_after
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gangrun.health.check import Reading, Severity
-from gangrun.health.evidence import as_evidence
+from gangrun.health.framework.check import Reading, Severity
+from gangrun.health.framework.evidence import as_evidence
 from tests.health.looks import look, reading, verdict_after
 
 OK, WARN, UNKNOWN = Severity.OK, Severity.WARN, Severity.UNKNOWN

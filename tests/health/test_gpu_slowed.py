@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gangrun.health.check import Reading, Severity, Value
-from gangrun.health.evidence import as_evidence, is_fatal
+from gangrun.health.framework.check import Reading, Severity, Value
+from gangrun.health.framework.evidence import as_evidence, is_fatal
 from tests.health.looks import look, reading, verdict_after
 
 OK, WARN, FAIL, UNKNOWN = Severity.OK, Severity.WARN, Severity.FAIL, Severity.UNKNOWN

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from gangrun.cli.agent_health import watch_spec
-from gangrun.health import gpu_use
-from gangrun.health.check import Facts, Severity
-from gangrun.health.evidence import as_evidence
-from gangrun.health.policy import HealthPolicy
+from gangrun.entry.agent_health import watch_spec
+from gangrun.health.framework.check import Facts, Severity
+from gangrun.health.framework.evidence import as_evidence
+from gangrun.health.framework.policy import HealthPolicy
+from gangrun.health.gpu import use
 from gangrun.wire.spec import HealthSpec, RunSpec
 from tests.health.looks import look, reading
 
@@ -28,8 +28,8 @@ from tests.health.looks import look, reading
     ],
 )
 def test_what_cuda_would_make_of_it(word: str, named: tuple[str, ...]) -> None:
-    assert gpu_use.wanted({"CUDA_VISIBLE_DEVICES": word}) == named
-    assert gpu_use.wanted({"PATH": word}) is None
+    assert use.wanted({"CUDA_VISIBLE_DEVICES": word}) == named
+    assert use.wanted({"PATH": word}) is None
 
 
 def four(**changes: Any) -> Facts:
@@ -58,18 +58,18 @@ def four(**changes: Any) -> Facts:
     ],
 )
 def test_which_are_not_the_jobs(named: tuple[str, ...] | None, facts: Facts, others: set[str]) -> None:
-    assert gpu_use.beside(facts, named) == others
+    assert use.beside(facts, named) == others
 
 
 def test_a_report_of_one_that_cannot_say_who_it_is() -> None:
     lost = four(gpu_2={"lost": "it fell off the bus"})
-    assert gpu_use.is_beside(lost, ("0",), "GPU-22")
-    assert gpu_use.is_beside(lost, ("0",), "GPU-33")
-    assert gpu_use.is_beside(lost, (), "GPU-00")
-    assert not gpu_use.is_beside(lost, ("0",), "GPU-00")
-    assert not gpu_use.is_beside(lost, ("2",), "GPU-22"), "it may well be the job's"
-    assert not gpu_use.is_beside(lost, ("0",), "")
-    assert not gpu_use.is_beside(lost, None, "GPU-22")
+    assert use.is_beside(lost, ("0",), "GPU-22")
+    assert use.is_beside(lost, ("0",), "GPU-33")
+    assert use.is_beside(lost, (), "GPU-00")
+    assert not use.is_beside(lost, ("0",), "GPU-00")
+    assert not use.is_beside(lost, ("2",), "GPU-22"), "it may well be the job's"
+    assert not use.is_beside(lost, ("0",), "")
+    assert not use.is_beside(lost, None, "GPU-22")
 
 
 @pytest.mark.parametrize(("used", "severity", "fatal"), [("0", Severity.WARN, False), ("1", Severity.FAIL, True)])

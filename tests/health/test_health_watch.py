@@ -70,7 +70,7 @@ def test_an_xid_is_told_with_its_gpu_and_the_rest_of_a_driver_that_hangs_is_unkn
     spec = {
         "node": "n1", "directories": [str(driver.state.parent)], "off": ["host_kernel", "gpu_count"], "policy": PATIENT,
     }  # fmt: skip
-    child, seen, said = keep([sys.executable, "-m", "gangrun.cli.health_watch", json.dumps(spec)], driver.environment)
+    child, seen, said = keep([sys.executable, "-m", "gangrun.entry.health_watch", json.dumps(spec)], driver.environment)
     found, unknown = child.look(60.0)
     assert (unknown, said) == ("", [])
     assert not [one for one in found if one["fatal"]], found
@@ -111,7 +111,7 @@ def test_a_gpu_that_the_job_leaves_out_is_told_of_and_fails_nothing(
     driver = library()
     driver.say(changes={"gpu1.ecc10": 3, "gpu1.uuid": "!15"})
     spec = {"node": "n1", "off": ["host_kernel", "gpu_count"], "policy": {**PATIENT, "gpus_used": ["0"]}}
-    child, seen, _ = keep([sys.executable, "-m", "gangrun.cli.health_watch", json.dumps(spec)], driver.environment)
+    child, seen, _ = keep([sys.executable, "-m", "gangrun.entry.health_watch", json.dumps(spec)], driver.environment)
     found, unknown = child.look(60.0)
     (lost,) = [one for one in found if one["place"] == "gpu 1" and one["check"] == "gpu_lost"]
     assert (lost["fatal"], lost["poor"], unknown) == (False, False, "")
@@ -142,7 +142,7 @@ def test_a_check_that_hangs_holds_no_gang_up_and_is_told_when_it_has_looked(
     off = [one.name for one in CHECKS if one.family != "infiniband" and one.name != "gpu_sram"]  # seldom looked at
     policy = {"preflight_within_s": 0.5, "ib_devices": ["mlx5_0"]}
     spec = {"node": "n1", "root": str(tmp_path), "off": off, "policy": policy, "commands": commands}
-    command = [sys.executable, "-m", "gangrun.cli.health_watch", json.dumps(spec)]
+    command = [sys.executable, "-m", "gangrun.entry.health_watch", json.dumps(spec)]
     child, seen, _ = keep(command, driver.environment)
     found, late = child.look(120.0)
     assert late.startswith("not looked at within 0.5 s: gpu"), late
@@ -215,7 +215,7 @@ def test_it_ends_when_its_agent_does(tmp_path: Path) -> None:
     )
     import subprocess
 
-    command = [sys.executable, "-m", "gangrun.cli.health_watch", json.dumps({"node": "n1"})]
+    command = [sys.executable, "-m", "gangrun.entry.health_watch", json.dumps({"node": "n1"})]
     done = subprocess.run(
         [sys.executable, "-c", code, *command], capture_output=True, text=True, timeout=300, check=True
     )

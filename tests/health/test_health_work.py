@@ -14,14 +14,14 @@ import pytest
 from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.local.box import cpus_count
 from gangrun.adapters.local.health_child import HealthChild
-from gangrun.agent.facts import Checked
-from gangrun.cli.agent_health import AgentHealth
-from gangrun.cli.health_asking import baseline_of
-from gangrun.cli.health_work import Worked, at_the_gate, summed_up
-from gangrun.core.trial import QUICK, THOROUGH
-from gangrun.health import dcgm
-from gangrun.health.check import Facts, Severity, Verdict
-from gangrun.health.rounds import Surroundings
+from gangrun.agent.brain.facts import Checked
+from gangrun.core.nodes.device_test import QUICK, THOROUGH
+from gangrun.entry.agent_health import AgentHealth
+from gangrun.health.framework.check import Facts, Severity, Verdict
+from gangrun.health.framework.rounds import Surroundings
+from gangrun.health.gpu import dcgm
+from gangrun.launch.health_questions import baseline_of
+from gangrun.launch.health_work import Worked, at_the_gate, summed_up
 from tests.health.looks import POLICY
 from tests.local.evidence import alive
 from tests.waiting import until
@@ -209,7 +209,7 @@ def test_tests_end_with_whoever_asked_for_them(tmp_path: Path) -> None:
     python.write_text(f"#!/bin/sh\necho $$ $PPID >> '{pids}'\nexec {sys.executable} -c '{at_work}' $PPID\n")
     python.chmod(0o755)
     asks = "import subprocess, sys; subprocess.run(sys.argv[1:])"
-    probe = [sys.executable, "-m", "gangrun.cli.health_probe", "active", "quick", "900", str(python)]
+    probe = [sys.executable, "-m", "gangrun.entry.health_probe", "active", "quick", "900", str(python)]
     no_gpu = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
     checker = subprocess.Popen([sys.executable, "-c", asks, *probe], stdout=subprocess.DEVNULL, env=no_gpu)
     devices = min(2, cpus_count())  # all have begun, each with its parent alive

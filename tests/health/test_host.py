@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from gangrun.health import host, host_checks, storage, storage_probe
-from gangrun.health.check import CauseClass, Facts, Reading, Severity, Verdict
-from gangrun.health.evidence import is_fatal
-from gangrun.health.host import NODE
-from gangrun.health.policy import HealthPolicy
-from gangrun.health.recorded import plain_facts
-from gangrun.health.rounds import Surroundings
+from gangrun.health.framework.check import CauseClass, Facts, Reading, Severity, Verdict
+from gangrun.health.framework.evidence import is_fatal
+from gangrun.health.framework.policy import HealthPolicy
+from gangrun.health.framework.recorded import plain_facts
+from gangrun.health.framework.rounds import Surroundings
+from gangrun.health.host import checks, storage, storage_probe
+from gangrun.health.host import readings as host
+from gangrun.health.host.readings import NODE
 from tests.health.looks import HandClock, Scripted, family, look, reading, verdict_after, write
 
 GB = 10**9
@@ -153,7 +154,7 @@ def test_names() -> None:
 
 def test_the_resolver_is_asked_by_a_child() -> None:
     probes = Scripted({"names": lambda *hosts: {"values": {host: {"resolve_s": 0.1} for host in hosts}}})
-    facts = host_checks.read_names(Surroundings(Path("/"), probes, peers=("a", "b")))
+    facts = checks.read_names(Surroundings(Path("/"), probes, peers=("a", "b")))
     assert (probes.asked, list(facts.values)) == ([("names", ("a", "b"))], ["a", "b"])
     said = storage_probe.names(("no-such-host.invalid", "bad\udcff" * 40), HandClock().now)
     assert all("error" in said.values[name] for name in ("no-such-host.invalid", "bad\udcff" * 40))

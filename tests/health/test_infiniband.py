@@ -11,11 +11,11 @@ import pytest
 
 from gangrun.core.events import FindingRaised, GangStarted, NodeChecked
 from gangrun.core.model import Phase
-from gangrun.health import ib_errors, ib_peers, ib_ports, infiniband
-from gangrun.health.check import CauseClass, Facts, Needs, Reading, Severity, Verdict
-from gangrun.health.evidence import as_evidence
-from gangrun.health.policy import HealthPolicy
-from gangrun.health.rounds import Surroundings
+from gangrun.health.framework.check import CauseClass, Facts, Needs, Reading, Severity, Verdict
+from gangrun.health.framework.evidence import as_evidence
+from gangrun.health.framework.policy import HealthPolicy
+from gangrun.health.framework.rounds import Surroundings
+from gangrun.health.network import infiniband, port_errors, port_peers, ports
 from tests.core.life import Life, saved
 from tests.health.looks import POLICY, Scripted, family, look, verdict_after, write
 
@@ -67,9 +67,9 @@ def test_a_healthy_node_reads_well(tmp_path: Path) -> None:
 
 
 def test_no_device_is_unknown_quietly(tmp_path: Path) -> None:
-    assert infiniband.read(Surroundings(tmp_path, Scripted())).absent == ib_ports.NO_PORT
+    assert infiniband.read(Surroundings(tmp_path, Scripted())).absent == ports.NO_PORT
     (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
-    assert infiniband.read(Surroundings(tmp_path, Scripted())).absent == ib_ports.NO_PORT
+    assert infiniband.read(Surroundings(tmp_path, Scripted())).absent == ports.NO_PORT
 
 
 def test_a_port_that_was_never_up_is_not_the_jobs(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_one_flap_is_ridden_out_and_a_second_within_the_hour_is_not() -> None:
     assert after("ib_flaps", port(at=0.0), port(at=5.0)).severity is Severity.OK
 
 
-@pytest.mark.parametrize("counter", [bound.counter for bound in ib_errors.BOUNDS])
+@pytest.mark.parametrize("counter", [bound.counter for bound in port_errors.BOUNDS])
 def test_every_error_counter_warns_when_it_grows_too_fast(counter: str) -> None:
     before, quiet = port(at=0.0, **{counter: 7}), port(at=10.0, **{counter: 7})
     assert after("ib_errors", before, quiet).severity is Severity.OK
@@ -161,7 +161,7 @@ def test_more_wrong_symbols_than_the_standard_allows_in_an_hour() -> None:
     assert after("ib_errors", port(at=0.0, symbol_error=0), port(at=10.0, symbol_error=500)).severity is Severity.WARN
 
 
-@pytest.mark.parametrize("counter", ib_errors.TWICE)
+@pytest.mark.parametrize("counter", port_errors.TWICE)
 def test_what_tells_of_the_link_itself_is_told_once_and_is_broken_when_it_comes_again(counter: str) -> None:
     calm, once = port(at=0.0, **{counter: 7}), port(at=5.0, **{counter: 9})
     again = [port(at=at, **{counter: count}) for at, count in ((300.0, 9), (604.0, 10))]
@@ -223,12 +223,12 @@ def test_an_interface_of_roce_that_loses_its_carrier_again_and_again(tmp_path: P
     assert read(tmp_path).facts.get("mlx5_0 port 1", "carrier_changes") is None, "IPoIB's says other things"
 
 
-@pytest.mark.parametrize("one", ib_peers.BESIDE, ids=lambda one: one.counter)
-def test_what_all_ports_count_is_told_where_one_stands_out(tmp_path: Path, one: ib_peers._Told) -> None:
+@pytest.mark.parametrize("one", port_peers.BESIDE, ids=lambda one: one.counter)
+def test_what_all_ports_count_is_told_where_one_stands_out(tmp_path: Path, one: port_peers._Told) -> None:
     def seen(at: float, *counts: int) -> Reading:
         where = "counters" if one.counter.startswith(("port", "VL15")) else "hw_counters"
         tree(tmp_path, {f"mlx5_{n}": {f"{where}/{one.counter}": f"{count}\n"} for n, count in enumerate(counts)})
-        return Reading("ib_peers", at, "b", ib_peers.read(Surroundings(tmp_path, Scripted())))
+        return Reading("ib_peers", at, "b", port_peers.read(Surroundings(tmp_path, Scripted())))
 
     calm, most = seen(0.0, 1, 1, 1), int(10 * one.usual_per_s * 60)
     assert look("ib_peers", calm).severity is Severity.UNKNOWN
@@ -252,9 +252,9 @@ OF_THE_LINK = {
     "excessive_buffer_overrun_errors", "carrier_changes",
 }  # fmt: skip
 BUSY = [
-    *(("ib_errors", bound.counter) for bound in ib_errors.BOUNDS),
-    *(("ib_peers", one.counter) for one in ib_peers.BESIDE),
-    ("ib_congestion", ib_peers.WAITS),
+    *(("ib_errors", bound.counter) for bound in port_errors.BOUNDS),
+    *(("ib_peers", one.counter) for one in port_peers.BESIDE),
+    ("ib_congestion", port_peers.WAITS),
 ]
 
 

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from gangrun.adapters.fs.disk import Disk
-from gangrun.cli import health_kept
-from gangrun.cli.health_kept import Kept
+from gangrun.entry import health_counters
+from gangrun.entry.health_counters import Kept
 from gangrun.health.catalogue import FAMILIES
-from gangrun.health.check import Facts, Reading, Severity, Value
-from gangrun.health.counters import by_uuid, only
-from gangrun.health.growth import growth
-from gangrun.health.recorded import plain_facts, plain_reading
-from gangrun.health.rounds import Rounds, Surroundings
+from gangrun.health.framework.check import Facts, Reading, Severity, Value
+from gangrun.health.framework.counters import by_uuid, only
+from gangrun.health.framework.growth import growth
+from gangrun.health.framework.recorded import plain_facts, plain_reading
+from gangrun.health.framework.rounds import Rounds, Surroundings
 from tests.health.looks import POLICY, HandClock, Scripted, family, verdict_after, write
 from tests.health.test_infiniband import DOWN, port, tree
 from tests.waiting import until
@@ -148,7 +148,7 @@ def test_it_is_written_now_and_then_and_not_at_every_look(tmp_path: Path) -> Non
     for now[0] in (5.0, 599.0, 600.0, 605.0, 1300.0):
         one.keep(readings, at_once=False)
     assert asked == [600.0, 1300.0]
-    until(lambda: [r.at for r in health_kept.read(Disk(), path, "b")] == [1300.0], 30, lambda: "the newest")
+    until(lambda: [r.at for r in health_counters.read(Disk(), path, "b")] == [1300.0], 30, lambda: "the newest")
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_file_that_makes_no_sense_is_no_baseline(tmp_path: Path, text: str) ->
     one = kept_in(path)
     assert one.readings(30.0) == ()
     one.keep(lambda: (READING,), at_once=True)
-    until(lambda: health_kept.read(Disk(), path, "b") == (READING,), 30, lambda: "that it is written over")
+    until(lambda: health_counters.read(Disk(), path, "b") == (READING,), 30, lambda: "that it is written over")
 
 
 def test_a_file_system_that_stands_still_or_refuses_costs_nothing_but_the_baseline(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_checker_that_was_killed_is_followed_by_one_that_knows_what_it_saw(tmp
     spec = {"node": "n1", "root": str(root), "kept": str(kept), "policy": {"preflight_within_s": 60.0}}
 
     def look() -> list[dict[str, Any]]:
-        command = [sys.executable, "-m", "gangrun.cli.health_watch", json.dumps(spec)]
+        command = [sys.executable, "-m", "gangrun.entry.health_watch", json.dumps(spec)]
         watch = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert watch.stdin is not None and watch.stdout is not None
         watch.stdin.write(b'{"op": "look", "n": 1}\n')

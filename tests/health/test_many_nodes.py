@@ -12,18 +12,18 @@ import pytest
 from gangrun.adapters.net.knock import unanswered
 from gangrun.adapters.slurm.commands import Answer, Tools
 from gangrun.adapters.slurm.once import Heard, Where, argv, lines_of, on_each
-from gangrun.cli.errors import UserError
 from gangrun.cli.health import Here
-from gangrun.cli.health_alike import compared
-from gangrun.cli.health_fold import Said, as_plain, exit_code, page
-from gangrun.cli.health_network import gathered
-from gangrun.cli.health_nodes import Queueing, ask, said_by, where_to_ask, words_of
-from gangrun.cli.health_run import merged, recorded
 from gangrun.cli.main import main
-from gangrun.cli.reading import read
 from gangrun.core.events import FindingRaised
 from gangrun.core.model import Finding
-from gangrun.health.pairs import Meeting
+from gangrun.display.health_consistency import compared
+from gangrun.display.health_fold import Said, as_plain, exit_code, page
+from gangrun.errors import UserError
+from gangrun.health.network.pairs import Meeting
+from gangrun.launch.health_network import gathered
+from gangrun.launch.health_nodes import Queueing, ask, said_by, where_to_ask, words_of
+from gangrun.launch.health_run import merged, recorded
+from gangrun.runs.snapshot import read
 from tests.cli.run_builder import Builder
 
 LOST = ("fail", "gpu_lost", "gpu 3 is lost: it fell off the bus")

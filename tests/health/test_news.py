@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from gangrun.health.check import CauseClass, Evidence, Finding, Needs, Scope, Severity, Sticky
-from gangrun.health.evidence import in_core, is_fatal, is_poor
-from gangrun.health.news import ECHO_S, QUIET_S, News, XidStory, travels
-from gangrun.health.xid import COALESCED_S, REMEMBERED_S, GpuWord
+from gangrun.health.framework.check import CauseClass, Evidence, Finding, Needs, Scope, Severity, Sticky
+from gangrun.health.framework.evidence import in_core, is_fatal, is_poor
+from gangrun.health.framework.news import ECHO_S, QUIET_S, News, XidStory, travels
+from gangrun.health.gpu.xid import COALESCED_S, REMEMBERED_S, GpuWord
 
 HOT = Finding(
     "gpu_temperature", Scope.GPU, "gpu 0", Severity.WARN, CauseClass.HARDWARE, Needs.ADMIN, Sticky.NO, Evidence(90),

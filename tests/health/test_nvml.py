@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from gangrun.adapters.local.probe_children import ProbeChildren
-from gangrun.health import dcgm, gpu
 from gangrun.health.catalogue import CHECKS
-from gangrun.health.check import Facts, Reading, Severity, Verdict
-from gangrun.health.policy import HealthPolicy
-from gangrun.health.recorded import facts_from
-from gangrun.health.rounds import Surroundings
+from gangrun.health.framework.check import Facts, Reading, Severity, Verdict
+from gangrun.health.framework.policy import HealthPolicy
+from gangrun.health.framework.recorded import facts_from
+from gangrun.health.framework.rounds import Surroundings
+from gangrun.health.gpu import dcgm, presence
 from tests.health.looks import look
 from tests.health.profiles import H100, PROFILES
 
@@ -50,7 +50,7 @@ class Library:
         part.replace(self.state)
 
     def ask(self, within_s: float = 30.0) -> Any:
-        command = (sys.executable, "-m", "gangrun.cli.health_probe")
+        command = (sys.executable, "-m", "gangrun.entry.health_probe")
         return ProbeChildren(command, self.environment).ask("gpu", (), within_s)
 
     def facts(self, **changes: object) -> Facts:
@@ -96,7 +96,7 @@ def library(build: Callable[..., Path], tmp_path: Path) -> Callable[..., Library
 
 def test_a_healthy_node_is_read_whole(library: Callable[..., Library]) -> None:
     facts = library().facts()
-    assert gpu.gpus(Reading("gpu", 0.0, "b", facts)) == ("gpu 0", "gpu 1")
+    assert presence.gpus(Reading("gpu", 0.0, "b", facts)) == ("gpu 0", "gpu 1")
     assert facts.values["node"] == {"gpus_count": 2, "driver": "570.86.15"}
     assert facts.get("gpu 1", "uuid") == "GPU-1"
     assert facts.get("gpu 1", "pci") == "00000000:1B:00.0"
@@ -227,7 +227,7 @@ def test_nvml_that_does_not_start(
 ) -> None:  # fmt: skip
     one = library()
     one.say(changes={"init": f"!{init}"})
-    facts = gpu.read(around(tmp_path, Asked(one.ask()), on_bus))
+    facts = presence.read(around(tmp_path, Asked(one.ask()), on_bus))
     verdict = look("gpu_count", Reading("gpu", 0.0, "b", facts), policy=HealthPolicy(gpus_count=gpus))
     assert (verdict.severity, words in verdict.words) == (severity, True), verdict
 
@@ -235,9 +235,9 @@ def test_nvml_that_does_not_start(
 @pytest.mark.parametrize(("on_bus", "gpus", "severity"), [(0, None, "unknown"), (2, 2, "fail"), (0, 8, "fail")])
 def test_no_library_at_all(tmp_path: Path, on_bus: int, gpus: int | None, severity: str) -> None:
     empty = {**os.environ, "PYTHONPATH": str(REPO), "LD_LIBRARY_PATH": str(tmp_path)}
-    said = ProbeChildren((sys.executable, "-m", "gangrun.cli.health_probe"), empty).ask("gpu", (), 30.0)
+    said = ProbeChildren((sys.executable, "-m", "gangrun.entry.health_probe"), empty).ask("gpu", (), 30.0)
     assert said["values"]["node"]["nvml_error"] == 12
-    facts = gpu.read(around(tmp_path, Asked(said), on_bus))
+    facts = presence.read(around(tmp_path, Asked(said), on_bus))
     verdict = look("gpu_count", Reading("gpu", 0.0, "b", facts), policy=HealthPolicy(gpus_count=gpus))
     assert verdict.severity.value == severity, verdict
 
@@ -359,7 +359,7 @@ def test_what_dcgm_says_of_gpus_of_other_jobs_is_not_this_jobs(library: Callable
     tool.write_text(DCGMI)
     tool.chmod(0o755)
     environment = {**one.environment, "PATH": f"{tool.parent}:{os.environ['PATH']}"}
-    children = ProbeChildren((sys.executable, "-m", "gangrun.cli.health_probe"), environment)
+    children = ProbeChildren((sys.executable, "-m", "gangrun.entry.health_probe"), environment)
     said = facts_from(children.ask("dcgm", dcgm.HEALTH, 60.0))
     verdict = look("dcgm_health", Reading("dcgm", 1.0, "b", said))
     assert (verdict.severity, "of gpu 5: Failure (not a GPU of this job)" in verdict.words) == (Severity.WARN, True)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gangrun.health.check import CauseClass, Needs, Reading, Severity
-from gangrun.health.evidence import as_evidence
+from gangrun.health.framework.check import CauseClass, Needs, Reading, Severity
+from gangrun.health.framework.evidence import as_evidence
 from tests.health.looks import look
 from tests.health.profiles import PROFILES
 from tests.health.test_nvml import Library, build, library  # noqa: F401 - fixtures

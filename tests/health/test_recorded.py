@@ -10,8 +10,8 @@ import json
 
 import pytest
 
-from gangrun.health.check import Severity
-from gangrun.health.recorded import plain_reading
+from gangrun.health.framework.check import Severity
+from gangrun.health.framework.recorded import plain_reading
 from tests.health.looks import RECORDED, family, look, recorded
 
 # file -> what is not well in it; what the hardware cannot say is unknown and not listed

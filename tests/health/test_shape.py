@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangrun.health.catalogue import ACTIVE_CHECKS, ACTIVE_FAMILIES, CHECKS, FAMILIES
-from gangrun.health.check import (
+from gangrun.health.framework.check import (
     CauseClass,
     Check,
     Evidence,
@@ -28,10 +28,10 @@ from gangrun.health.check import (
     verdict_of,
     worst,
 )  # fmt: skip
-from gangrun.health.growth import growth, in_window, span, with_windows
-from gangrun.health.policy import HealthPolicy
-from gangrun.health.recorded import facts_from, plain_facts, plain_reading, reading_from
-from gangrun.health.rounds import Family, Rounds, Surroundings, judged
+from gangrun.health.framework.growth import growth, in_window, span, with_windows
+from gangrun.health.framework.policy import HealthPolicy
+from gangrun.health.framework.recorded import facts_from, plain_facts, plain_reading, reading_from
+from gangrun.health.framework.rounds import Family, Rounds, Surroundings, judged
 from tests.health.looks import POLICY, HandClock, Scripted, reading
 from tests.waiting import until
 
@@ -50,7 +50,7 @@ def test_every_check_belongs_to_the_family_that_reads_for_it() -> None:
 
 
 def test_every_xid_is_on_the_page() -> None:
-    from gangrun.health.xid_table import XIDS, XidClass
+    from gangrun.health.gpu.xid_table import XIDS, XidClass
 
     for kind in XidClass:
         [row] = re.findall(rf"^\| {kind.value} \| ([^|]*)\|", DOCS, re.MULTILINE)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.cli.health_view import reason_of
-from gangrun.health.check import Severity, Verdict
+from gangrun.display.health_page import reason_of
+from gangrun.health.framework.check import Severity, Verdict
 
 TEMPLATES = Path(__file__).parents[2] / "slurm-templates"
 SCRIPTS = sorted(path.name for path in TEMPLATES.glob("health-*.sh"))

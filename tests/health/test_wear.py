@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from gangrun.health import host_bus, ib_peers, mounts
-from gangrun.health.check import Facts, Reading, Severity, Verdict, verdict_of
-from gangrun.health.rounds import Surroundings
+from gangrun.health.framework.check import Facts, Reading, Severity, Verdict, verdict_of
+from gangrun.health.framework.rounds import Surroundings
+from gangrun.health.host import bus as host_bus
+from gangrun.health.host import mounts
+from gangrun.health.network import port_peers
 from tests.health.looks import POLICY, Scripted, check, look, reading, write
 from tests.health.test_infiniband import tree
 
@@ -236,9 +238,9 @@ def test_lustre(tmp_path: Path, said: str, severity: Severity) -> None:
 def test_congestion(tmp_path: Path, waits: tuple[int, ...], severity: Severity) -> None:
     def seen(counts: tuple[int, ...]) -> Facts:
         tree(tmp_path, {f"mlx5_{k}": {"counters/port_xmit_wait": f"{count}\n"} for k, count in enumerate(counts)})
-        return ib_peers.read(Surroundings(tmp_path, Scripted()))
+        return port_peers.read(Surroundings(tmp_path, Scripted()))
 
-    remember = ib_peers.FAMILY.remember
+    remember = port_peers.FAMILY.remember
     before = remember(Reading("ib_peers", 0.0, "b", seen(tuple(0 for _ in waits))), None)
     now = remember(Reading("ib_peers", 10.0, "b", seen(waits)), before)
     one = check("ib_congestion")

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gangrun.health.check import CauseClass, Finding, Needs, Severity, Sticky
-from gangrun.health.xid import GpuWord, XidEvent, coalesced, findings, is_echo
-from gangrun.health.xid_table import RECOVERY_ACTIONS, XIDS, XidClass, row_of
+from gangrun.health.framework.check import CauseClass, Finding, Needs, Severity, Sticky
+from gangrun.health.gpu.xid import GpuWord, XidEvent, coalesced, findings, is_echo
+from gangrun.health.gpu.xid_table import RECOVERY_ACTIONS, XIDS, XidClass, row_of
 
 NOW = 100_000.0
 # As the policy is meant, written down a second time: number -> (verdict of one event alone, what it needs)

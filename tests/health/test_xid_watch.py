@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from gangrun.health import xid_watch
-from gangrun.health.xid_watch import XidWatch, xid_of
+from gangrun.health.gpu import xid_watch
+from gangrun.health.gpu.xid_watch import XidWatch, xid_of
 from tests.health.looks import HandClock
 from tests.waiting import until
 

@@ -170,7 +170,7 @@ class Box:
         return seen
 
     def process_ids(self, part: str) -> list[int]:
-        """Our own processes whose command line names ``part`` (agent_main, supervisor_main, warden.py)."""
+        """Our own processes whose command line names ``part`` (entry.agent, entry.supervisor, node/warden.py)."""
         found = []
         for pid in processes_of(str(self.folder)):
             try:
@@ -178,7 +178,7 @@ class Box:
             except OSError:
                 continue
             # a warden's command line holds those of the agent and the supervisor that it is to start
-            if part.encode() in command and (part == "warden.py" or b"warden.py" not in command):
+            if part.encode() in command and (part == "node/warden.py" or b"node/warden.py" not in command):
                 found.append(pid)
         return sorted(found)
 
@@ -209,7 +209,7 @@ class Box:
 
     def ranks(self) -> dict[int, int]:
         """Rank -> pid of the live ranks: agents' children, of the newest attempt whatever a frozen node still has."""
-        agents = set(self.process_ids("agent_main"))
+        agents = set(self.process_ids("entry.agent"))
         newest: dict[int, tuple[int, int]] = {}
         for pid, variables in self.left().items():
             try:

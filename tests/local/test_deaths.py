@@ -82,7 +82,7 @@ def test_a_killed_agent_takes_its_ranks_with_it_and_the_gang_comes_back(box: Box
     box.step(2, steps=60)
     box.wait_for_step(5)
     ranks = [box.pid_of(rank) for rank in (0, 1)]
-    os.kill(box.one("agent_main"), signal.SIGKILL)
+    os.kill(box.one("entry.agent"), signal.SIGKILL)
     within(lambda: all(map(gone, ranks)), DEAD_WITHIN_S, "the ranks are dead")
     assert box.end() == 0, box.told()
     status = box.status()
@@ -95,7 +95,7 @@ def test_a_killed_supervisor_is_replaced_and_training_goes_on(box: Box) -> None:
     box.step(2, steps=60)
     box.wait_for_step(5)
     ranks = [box.pid_of(rank) for rank in (0, 1)]
-    os.kill(box.one("supervisor_main"), signal.SIGKILL)
+    os.kill(box.one("entry.supervisor"), signal.SIGKILL)
     box.until_status("a second term", lambda status: status["supervisor"]["term"] >= 2)
     assert [box.pid_of(rank) for rank in (0, 1)] == ranks
     assert box.end() == 0, box.told()
@@ -108,7 +108,7 @@ def test_a_supervisor_stopped_for_good_is_replaced_and_leaves_when_it_wakes(box:
     box.step(2, steps=60)
     box.wait_for_step(5)
     ranks = [box.pid_of(rank) for rank in (0, 1)]
-    old = box.one("supervisor_main")
+    old = box.one("entry.supervisor")
     os.kill(old, signal.SIGSTOP)
     box.until_status("a second term", lambda status: status["supervisor"]["term"] >= 2)
     assert [box.pid_of(rank) for rank in (0, 1)] == ranks
@@ -126,7 +126,7 @@ def test_a_killed_warden_leaves_no_rank_and_the_run_goes_on(box: Box) -> None:
     box.step(2, steps=60)
     box.wait_for_step(5)
     ranks = [box.pid_of(rank) for rank in (0, 1)]
-    os.kill(box.one("warden.py"), signal.SIGKILL)
+    os.kill(box.one("node/warden.py"), signal.SIGKILL)
     within(lambda: all(map(gone, ranks)), DEAD_WITHIN_S, "the ranks are dead")
     assert box.end(90) == 0, box.told()
     assert box.status()["state"] == "SUCCEEDED"

@@ -7,7 +7,7 @@ import os
 import signal
 from pathlib import Path
 
-from gangrun.cli.launcher import LETS_GO_WITHIN_S
+from gangrun.launch.local_owner import LETS_GO_WITHIN_S
 from tests.local.harness import PACE_S, Box
 from tests.waiting import until
 
@@ -49,14 +49,14 @@ def test_sigterm_ends_it_with_143(box: Box) -> None:
 def test_agents_that_join_after_the_run_has_ended_leave_with_it(box: Box) -> None:
     """No supervisor lives that could tell them, and no other is asked for within a minute."""
     box.step(1, "--nodes", "2", "--local-hosts", steps=1000)
-    until(lambda: len(box.process_ids("agent_main")) == 2 and box.process_ids("supervisor_main"), 30, box.told)
-    agents = box.process_ids("agent_main")
+    until(lambda: len(box.process_ids("entry.agent")) == 2 and box.process_ids("entry.supervisor"), 30, box.told)
+    agents = box.process_ids("entry.agent")
     for pid in agents:  # before the supervisor listens: it has python to load
         os.kill(pid, signal.SIGSTOP)
     assert box.process is not None
     box.process.terminate()
     box.until_status("the end", lambda status: status["state"] == "CANCELLED", 30)
-    until(lambda: not box.process_ids("supervisor_main"), 30, box.told)
+    until(lambda: not box.process_ids("entry.supervisor"), 30, box.told)
     for pid in agents:
         os.kill(pid, signal.SIGCONT)
     assert box.end(30) == 143, box.told()
@@ -142,7 +142,7 @@ def test_two_local_hosts_make_one_gang(box: Box) -> None:
 def test_a_lost_local_host_is_waited_for_and_the_gang_comes_back(box: Box) -> None:
     box.step(1, "--nodes", "2", "--local-hosts", steps=60)
     box.wait_for_step(5)
-    victim = box.process_ids("warden.py")[-1]
+    victim = box.process_ids("node/warden.py")[-1]
     os.kill(victim, signal.SIGKILL)
     assert box.end(120) == 0, box.told()
     status = box.status()

@@ -22,7 +22,7 @@ from tests.waiting import until
 
 def by_hand(box: Box, entry: str, *arguments: str) -> subprocess.Popen[str]:
     """One of our processes as a person would start it who has read ``ps``."""
-    command = own_command(f"gangrun.cli.{entry}", ["--run-dir", str(box.run_dir()), *arguments], sys.executable)
+    command = own_command(f"gangrun.{entry}", ["--run-dir", str(box.run_dir()), *arguments], sys.executable)
     return subprocess.Popen(command, env=box.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -53,9 +53,9 @@ def untouched(box: Box, holder: Claim, ranks: list[int]) -> None:
 @pytest.mark.slow
 def test_nobody_started_by_hand_disturbs_a_live_run(box: Box) -> None:
     holder, ranks = live_run(box)
-    same_job = by_hand(box, "supervisor_main", "--node", holder.node, "--job", holder.job)
-    other_job = by_hand(box, "supervisor_main", "--node", holder.node, "--job", "local-elsewhere-1-1")
-    agent = by_hand(box, "agent_main", "--node", holder.node, "--job", holder.job)
+    same_job = by_hand(box, "entry.supervisor", "--node", holder.node, "--job", holder.job)
+    other_job = by_hand(box, "entry.supervisor", "--node", holder.node, "--job", "local-elsewhere-1-1")
+    agent = by_hand(box, "entry.agent", "--node", holder.node, "--job", holder.job)
     run = box.status()["run"]
     resume = box.gangrun("resume", run, "--runs-dir", str(box.runs), check=False)
 
@@ -75,7 +75,7 @@ def test_nobody_started_by_hand_disturbs_a_live_run(box: Box) -> None:
     # one that lies about promises gets a term, as any majority would; no agent follows it, and at its next record the
     # old holder finds its acts sealed: whoever decides then, it is one
     liar = by_hand(
-        box, "supervisor_main", "--node", holder.node, "--job", holder.job, "--promises", f'["{holder.node}"]'
+        box, "entry.supervisor", "--node", holder.node, "--job", holder.job, "--promises", f'["{holder.node}"]'
     )
     until(lambda: newest_claim(box).pid == liar.pid, 20, "the liar holds a term")
     os.kill(ranks[1], signal.SIGKILL)

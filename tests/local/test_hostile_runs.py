@@ -303,7 +303,7 @@ def throw_messages(box: Box, port: int, server_key: str, chance: random.Random, 
 def test_ten_thousand_messages_of_garbage_are_dropped_and_counted(box: Box) -> None:
     holder, ranks = live_run(box)
     chance = random.Random(20)
-    supervisor, agent = box.one("supervisor_main"), box.one("agent_main")
+    supervisor, agent = box.one("entry.supervisor"), box.one("entry.agent")
     ports = until(lambda: both if len(both := [*listening(supervisor), *listening(agent)]) == 2 else [], 10, "ports")
     for port, insider in zip(ports, (True, False), strict=True):
         throw_bytes(port, chance, 500)

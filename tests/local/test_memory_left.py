@@ -14,7 +14,7 @@ from tests.waiting import until
 
 SIZE = 4 * 2**20
 KEEPS = f"""
-from gangrun.checkpoint.kept import Kept, StepName
+from gangrun.checkpoint.memory_tier.keeper_client import Kept, StepName
 line = Kept(os.environ["GANGRUN_MEMORY"])
 def hook(step):
     name = StepName(attempt, step, "ab" * 8)
@@ -61,7 +61,7 @@ def is_killed(box: Box) -> None:
     """``gangrun run`` and its wardens: nobody is left who could kill the others, so these have to go by themselves."""
     assert box.process is not None
     box.process.send_signal(signal.SIGSTOP)
-    for pid in box.process_ids("warden.py"):
+    for pid in box.process_ids("node/warden.py"):
         os.kill(pid, signal.SIGKILL)
     box.process.kill()
     box.process.wait(120)
@@ -74,7 +74,7 @@ def test_nothing_is_left_in_memory(box: Box, ends: Callable[[Box], None]) -> Non
         "--checkpoint-grace", "1", steps=100_000 if ends is not succeeds else 20, hook=KEEPS,
     )  # fmt: skip
     box.wait_for_step(10, deadline_s=60)
-    keepers = box.process_ids("memory_keeper.py")
+    keepers = box.process_ids("node/memory_keeper.py")
     assert len(keepers) == 2
     held = until(lambda: memfds(keepers), 60, "something in memory")
     ends(box)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gangrun import processes
+from gangrun.node import processes
 from tests.local.evidence import each_step_once, never_two_gangs
 from tests.local.harness import Box
 from tests.waiting import until
@@ -52,7 +52,7 @@ def wake(box: Box, control: Path) -> None:
     """Once another has taken its place; or, where it was stopped before it said its first word, once it is stopped."""
     until(lambda: not control.exists(), 30, lambda: f"the position is reached\n{box.told()}")
     stopped = until(
-        lambda: [pid for pid in box.process_ids("supervisor_main") if state(pid) == "T"], 10, "it is stopped"
+        lambda: [pid for pid in box.process_ids("entry.supervisor") if state(pid) == "T"], 10, "it is stopped"
     )
     if list(box.work.glob("steps/rank-*.log")):
         until(

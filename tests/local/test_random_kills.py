@@ -97,7 +97,7 @@ def ended(box: Box) -> str:
 
 
 def strike(box: Box, target: str) -> None:
-    part = {"agent": "agent_main", "warden": "warden.py"}.get(target)
+    part = {"agent": "entry.agent", "warden": "node/warden.py"}.get(target)
     for pid in box.left() if part is None else box.process_ids(part):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

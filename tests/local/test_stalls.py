@@ -121,7 +121,7 @@ def test_a_stall_longer_than_every_limit_with_and_without_a_supervisor(boxes: Ca
         box.wait_for_step(5)
         ranks[box] = [box.pid_of(rank) for rank in (0, 1)]
         stall.say(box.folder / "disk", "stall")
-    os.kill(orphaned.one("supervisor_main"), signal.SIGKILL)
+    os.kill(orphaned.one("entry.supervisor"), signal.SIGKILL)
     stays(lambda: all(map(alive, ranks[patient])), 20, "ranks that wait for the disk are not hung, leases are renewed")
     until(lambda: not any(map(alive, ranks[orphaned])), 5, f"the lease ends, the ranks with it\n{orphaned.told()}")
     stays(lambda: orphaned.rows()[-1][0] == 0, 3, "no new attempt while nobody can claim a term")
@@ -233,7 +233,7 @@ def test_a_file_system_that_really_is_full_before_and_during_a_run(box: Box, sma
     hears(box, "No space left on device")
     until(lambda: not any(map(alive, ranks)), 15, f"the gang is stopped\n{box.told()}")
     stays(lambda: box.rows()[-1][0] == 0, 4, "no new attempt while nothing can be recorded")
-    assert box.process_ids("supervisor_main"), box.told()
+    assert box.process_ids("entry.supervisor"), box.told()
     ballast.unlink()
     box.wait_for_step(3, attempt=1, deadline_s=30)
     assert box.process is not None

@@ -48,7 +48,7 @@ def boxes(tmp_path: Path) -> Iterator[Callable[[str], Box]]:
 @pytest.mark.timeout(600)
 def test_whoever_of_us_sleeps_for_20_s_the_ranks_are_untouched(boxes: Callable[[str], Box]) -> None:
     sleepers = {}
-    for part in ("agent_main", "supervisor_main", "warden.py"):
+    for part in ("entry.agent", "entry.supervisor", "node/warden.py"):
         box = boxes(part)
         box.step(2, steps=100_000)
         sleepers[part] = box
@@ -99,8 +99,8 @@ def family_of(box: Box, node: str) -> list[int]:
         except OSError:
             continue
         text = " ".join(words)
-        ours = "agent_main" in text or "supervisor_main" in text
-        if ours and (f'"node": "{node}"' in text if "warden.py" in text else node in words):
+        ours = "entry.agent" in text or "entry.supervisor" in text
+        if ours and (f'"node": "{node}"' in text if "node/warden.py" in text else node in words):
             found.append(pid)
     return found
 
@@ -170,7 +170,7 @@ def test_a_wall_clock_that_jumps_an_hour_either_way_changes_no_verdict_and_no_or
     jump(3600)
     reached = len(box.rows())
     until(lambda: len(box.rows()) > reached + 30, 30, "ranks step on after the jump ahead")
-    os.kill(box.one("supervisor_main"), signal.SIGKILL)  # the next term begins an hour ahead
+    os.kill(box.one("entry.supervisor"), signal.SIGKILL)  # the next term begins an hour ahead
     wait_for_term(box, 2, 90)
     jump(-3600)
     reached = len(box.rows())

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from gangrun.agent.warden_link import AgentEnd
-from gangrun.processes import boottime_ns
+from gangrun.node.processes import boottime_ns
 from tests.local_parts.gang import Harness, order
 
 

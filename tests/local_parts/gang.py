@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gangrun.agent import facts
-from gangrun.agent.rank_env import inherited
-from gangrun.agent.ranks import GangSpec, RankGang
-from gangrun.processes import become_subreaper, is_alive, kill_until_none, read_proc
+from gangrun.agent.brain import facts
+from gangrun.agent.ranks.environment import inherited
+from gangrun.agent.ranks.gang_part import GangSpec, RankGang
+from gangrun.node.processes import become_subreaper, is_alive, kill_until_none, read_proc
 from gangrun.wire.messages import Launch, Stop
 from gangrun.wire.spec import LogSpec
 from tests.waiting import PATIENCE

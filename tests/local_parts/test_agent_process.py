@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import pytest
 
-from gangrun import warden
 from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import create_run, write_spec
@@ -23,11 +22,12 @@ from gangrun.adapters.net.curve import write_client_key
 from gangrun.adapters.net.mailbox import QueueMailbox
 from gangrun.adapters.net.router import RouterRadio
 from gangrun.agent.loop import FAREWELL_S
-from gangrun.agent.ranks import ENDED_WITHIN_S, LOGS_CLOSE_AT_END_S
-from gangrun.cli import job_owner, launcher
+from gangrun.agent.ranks.gang_part import ENDED_WITHIN_S, LOGS_CLOSE_AT_END_S
 from gangrun.core.policy import Policy, Timing
+from gangrun.launch import job_owner, local_owner
+from gangrun.node import warden
+from gangrun.node.processes import become_subreaper, descendants, kill_until_none, process_table, read_proc
 from gangrun.ports import AgentSaid
-from gangrun.processes import become_subreaper, descendants, kill_until_none, process_table, read_proc
 from gangrun.wire.claim import Claim
 from gangrun.wire.messages import (
     Ack,
@@ -87,7 +87,7 @@ class Node:
         self.lead()
         common = ["--run-dir", str(self.paths.root), "--node", "n0", "--job", "job"]
         fields = {
-            "agent": own_command("gangrun.cli.agent_main", common, sys.executable),
+            "agent": own_command("gangrun.entry.agent", common, sys.executable),
             "supervisor": [sys.executable, "-c", MARK, str(folder / "supervisor")],
             "node": "n0",
             "lease_s": timing.fence_after_s,
@@ -175,7 +175,7 @@ class Node:
 
     @property
     def agent(self) -> int:
-        found = [p.pid for p in descendants([self.warden.pid], process_table()) if b"agent_main" in cmdline(p.pid)]
+        found = [p.pid for p in descendants([self.warden.pid], process_table()) if b"entry.agent" in cmdline(p.pid)]
         return found[0]
 
 
@@ -385,4 +385,4 @@ def test_what_the_disk_did_not_take_of_the_last_lines_is_said_before_it_leaves(n
 
 def test_an_agent_has_left_before_the_owner_of_its_run_kills_what_is_left():
     leaves_within_s = FAREWELL_S + ENDED_WITHIN_S + LOGS_CLOSE_AT_END_S
-    assert leaves_within_s < min(launcher.LETS_GO_WITHIN_S, job_owner.LETS_GO_WITHIN_S)
+    assert leaves_within_s < min(local_owner.LETS_GO_WITHIN_S, job_owner.LETS_GO_WITHIN_S)

@@ -1,4 +1,4 @@
-"""boot.py beside plain python: the same output, the same codes, and what it adds."""
+"""node/boot.py beside plain python: the same output, the same codes, and what it adds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gangrun import boot
+from gangrun.node import boot
 from tests.local_parts.gang import lives
 from tests.waiting import stays, until
 
@@ -97,7 +97,7 @@ def test_it_runs_on_every_python_a_user_may_have(place: Path, version: str) -> N
         ).stdout.strip()
         python = Path(found) if found else None
     if python is None or subprocess.run([python, "-c", ""], capture_output=True).returncode != 0:
-        compile(Path(boot.__file__).read_text(), "boot.py", "exec", dont_inherit=True)
+        compile(Path(boot.__file__).read_text(), "node/boot.py", "exec", dont_inherit=True)
         return
     ending = "raise ValueError('bad')"
     assert run(place, "script.py", ending, python=str(python)) == run(
@@ -112,7 +112,7 @@ def test_the_exception_is_written_down(place: Path) -> None:
     assert set(report) == {"type", "message", "traceback", "signature", "collective", "rank", "pid", "time"}
     assert (report["message"], report["rank"], report["collective"]) == ("no", 2, False)
     assert report["traceback"].startswith("Traceback (most recent call last):\n")
-    assert "boot.py" not in report["traceback"]
+    assert "node/boot.py" not in report["traceback"]
     before = report["signature"]
     run(place, "script.py", "import socket\nraise socket.timeout('another message')")
     assert json.loads((place / "error.json").read_text())["signature"] == before

@@ -9,17 +9,17 @@ from typing import NamedTuple, cast
 
 import pytest
 
-from gangrun.checkpoint.kept import Kept, StepName
-from gangrun.checkpoint.rescue import bring, staging_of
+from gangrun.checkpoint.memory_tier.keeper_client import Kept, StepName
+from gangrun.checkpoint.memory_tier.recover_from_memory import bring, staging_of
 from gangrun.checkpoint.scan import DEFAULT_PATTERN
-from gangrun.cli.checkpoint_service import CheckpointService
 from gangrun.core.events import Stamped
+from gangrun.entry.checkpoint_service import CheckpointService
 from gangrun.ports import Checkpoints
-from gangrun.sim.checkpoints import CheckpointFs, SimCheckpoints
-from gangrun.sim.clock import Timeline
-from gangrun.sim.disk import Disk, Mount
+from gangrun.sim.body.checkpoints import CheckpointFs, SimCheckpoints
+from gangrun.sim.engine.clock import Timeline
+from gangrun.sim.engine.disk import Disk, Mount
+from gangrun.sim.engine.process import SimProcess
 from gangrun.sim.ports_in_memory import HandCheckpoints
-from gangrun.sim.process import SimProcess
 from tests.waiting import until
 
 GONE = "No such file or directory"

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from gangrun.checkpoint.scan import DEFAULT_PATTERN
-from gangrun.cli.checkpoint_service import CLOCKS_DIFFER_S, CheckpointService
 from gangrun.core.actions import ChooseResume
 from gangrun.core.events import AttemptSealed, CheckpointSeen, ResumeChosen, Stamped
+from gangrun.entry.checkpoint_service import CLOCKS_DIFFER_S, CheckpointService
 from tests.waiting import stays, until
 
 TINY = Path(__file__).resolve().parents[1] / "contract" / "tiny_dcp"

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from gangrun import memory_keeper
-from gangrun.checkpoint import kept as kept_module
-from gangrun.checkpoint.kept import Kept, NotKept, StepName
+from gangrun.checkpoint.memory_tier import keeper_client as kept_module
+from gangrun.checkpoint.memory_tier.keeper_client import Kept, NotKept, StepName
+from gangrun.node import memory_keeper
 from tests.waiting import until
 
 LIMIT = 1000

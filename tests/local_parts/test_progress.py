@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.core.hang import SlotPhase
+from gangrun.core.recovery.hang import SlotPhase
 from gangrun.training import environment, step
 from gangrun.wire import progress
 from gangrun.wire.progress import Ask, Phase, Slot, SlotError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gangrun.agent.rank_env import Place, rank_environment
-from gangrun.agent.rank_files import RankFiles
+from gangrun.agent.ranks.environment import Place, rank_environment
+from gangrun.agent.ranks.files import RankFiles
 from tests.local_parts.gang import order
 
 FILES = RankFiles(*map(Path, ("/m/slot", "/m/error", "/m/te", "/m/stack", "/m/signals", "/m/orders")))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.agent.capped_log import CappedLog, log_parts
-from gangrun.agent.rank_logs import LINE_MAX_BYTES, RankLogs
+from gangrun.agent.ranks.capped_log import CappedLog, log_parts
+from gangrun.agent.ranks.logs import LINE_MAX_BYTES, RankLogs
 from gangrun.wire.spec import LogSpec
 from tests.local_parts.gang import boottime
 from tests.waiting import until

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.agent import facts
-from gangrun.agent.ranks import LaunchError
+from gangrun.agent.brain import facts
+from gangrun.agent.ranks.gang_part import LaunchError
 from gangrun.wire.messages import Prepare, Stacks
 from tests.local_parts.gang import (
     GRACE_S,

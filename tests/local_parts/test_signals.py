@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.agent import facts
-from gangrun.processes import Proc, descendants, process_table
+from gangrun.agent.brain import facts
+from gangrun.node.processes import Proc, descendants, process_table
 from tests.local_parts.gang import GRACE_S, NO_GRACE_S, Harness, boottime, gang, harness, lives, order, stop_order
 from tests.waiting import stays, until
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from gangrun import warden, warden_lease
-from gangrun.core.lease import warden_must_kill
 from gangrun.core.policy import Timing
-from gangrun.processes import become_subreaper, boottime_ns, descendants, kill_until_none, process_table
+from gangrun.core.protocol.lease import warden_must_kill
+from gangrun.node import lease, warden
+from gangrun.node.processes import become_subreaper, boottime_ns, descendants, kill_until_none, process_table
 from tests.local_parts.gang import ROOT, STRAY, boottime, lives, number_in, reap
 from tests.waiting import stays, until
 
@@ -155,7 +155,7 @@ def test_the_wardens_rule_is_cores() -> None:
             for woke in (now - 0.25, now - 9.9, now - 10.1, now - 40.0):
                 for granted in (False, True):
                     rule = warden_must_kill(deadline, now, woke, timing, granted)
-                    ours = warden_lease.must_kill(deadline, now, woke, timing.fence_after_s, granted=granted)
+                    ours = lease.must_kill(deadline, now, woke, timing.fence_after_s, granted=granted)
                     assert ours == (rule.kill, rule.deadline, rule.granted)
 
 

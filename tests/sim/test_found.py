@@ -8,7 +8,7 @@ import pytest
 
 from gangrun.core.model import TERMINAL, Phase
 from gangrun.sim import FaultPlan, Kind, Script, Setup, World
-from gangrun.sim.process import SimProcess
+from gangrun.sim.engine.process import SimProcess
 
 
 @pytest.mark.parametrize("seed", range(20))

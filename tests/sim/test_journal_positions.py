@@ -14,7 +14,7 @@ import pytest
 
 from gangrun.core.model import Phase
 from gangrun.sim import Behaviour, FaultPlan, Kind, Script, Setup, World
-from gangrun.sim.process import SimProcess
+from gangrun.sim.engine.process import SimProcess
 
 STOPPED_FOR_S = (1.0, 8.0, 40.0)  # the longest is over the 20 s in which the word of a cancel must reach everybody
 SCRIPT = Script(steps_count=8, checkpoint_every_count=3, victims_after_s=0.5)

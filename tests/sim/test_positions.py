@@ -14,8 +14,8 @@ import pytest
 
 from gangrun.core.model import Phase
 from gangrun.sim import FaultPlan, Kind, Script, Setup, World
-from gangrun.sim.process import SimProcess
-from gangrun.sim.supervisor import SimSupervisor
+from gangrun.sim.body.supervisor import SimSupervisor
+from gangrun.sim.engine.process import SimProcess
 
 PAUSE_S = 75.0  # more than any of: take-over, lease, the counter's standing still
 SCRIPT = Script(steps_count=12, checkpoint_every_count=4)

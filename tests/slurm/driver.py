@@ -158,7 +158,7 @@ class SlurmDriver:
         os.kill(self.ranks()[rank], signal.SIGKILL)
 
     def kill_agent(self, node: int) -> None:
-        self._kill_on(node, NOT_WARDEN + "agent_main")
+        self._kill_on(node, NOT_WARDEN + "entry.agent")
 
     def kill_warden(self, node: int) -> None:
         self._kill_on(node, r"warden\.py")
@@ -183,7 +183,7 @@ class SlurmDriver:
     def _supervisor(self) -> int:
         """The newest."""
         found = until(
-            lambda: self._found(NOT_WARDEN + "supervisor_main", self.cluster.names), 20, lambda: f"one\n{self.told()}"
+            lambda: self._found(NOT_WARDEN + "entry.supervisor", self.cluster.names), 20, lambda: f"one\n{self.told()}"
         )
         return max(one.pid for one in found)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.core.wording import counted
+from gangrun.core.text import counted
 from tests.slurm.cluster import Cluster
 from tests.slurm.harness import Run
 from tests.waiting import until

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gangrun.adapters.slurm.commands import NOT_FOUND, Answer, Tools, clean
-from gangrun.processes import read_proc
+from gangrun.node.processes import read_proc
 from tests.waiting import until
 
 pytestmark = pytest.mark.processes

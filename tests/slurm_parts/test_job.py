@@ -12,10 +12,12 @@ from gangrun.adapters.fs.job_claims import JobClaim, plain_job
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.adapters.slurm.commands import Answer, Tools
 from gangrun.adapters.slurm.scheduler import JobFacts, Scheduler, SchedulerSilent
-from gangrun.cli import absent, held, job_main, job_owner, job_step, slurm_asking, slurm_world
-from gangrun.cli.errors import UserError
-from gangrun.cli.node_main import NODE, filled
 from gangrun.core.model import Phase, RunState, Shape
+from gangrun.entry import job as job_main
+from gangrun.entry.node import NODE, filled
+from gangrun.errors import UserError
+from gangrun.launch import absent_nodes, job_owner, job_step, node_spec, slurm_ask
+from gangrun.launch import allocation as held
 from gangrun.wire.spec import RunSpec
 from gangrun.wire.submission import Submission
 from tests.slurm_parts.captured import VERSIONS, shown
@@ -122,29 +124,29 @@ def test_the_wardens_spec_is_filled_with_the_nodes_own_name():
 
 
 def test_an_allocation_is_read_from_the_jobs_environment():
-    found = slurm_world.allocation_of({**FACTS, "SLURM_RESTART_COUNT": "2", "SLURM_CPUS_PER_TASK": "4"}, "login")
-    assert found == slurm_world.Allocation("12", 2, ("n1", "n2", "n3"), "login", 4)
+    found = node_spec.allocation_of({**FACTS, "SLURM_RESTART_COUNT": "2", "SLURM_CPUS_PER_TASK": "4"}, "login")
+    assert found == node_spec.Allocation("12", 2, ("n1", "n2", "n3"), "login", 4)
     with pytest.raises(KeyError):
-        slurm_world.allocation_of({}, "login")
+        node_spec.allocation_of({}, "login")
 
 
 def test_absent_nodes_are_told_once_each(tmp_path):
     paths, disk = RunPaths(tmp_path), Disk()
-    told: list[absent.Absent] = []
+    told: list[absent_nodes.Absent] = []
     paths.jobs.mkdir(parents=True)
-    assert absent.noted(disk, paths, "12") == ()
-    first = absent.Absent("n3", "Exited with exit code 1: no module named gangrun")
-    absent.note(disk, paths, "12", (first,))
-    watch = absent.AbsentWatch(paths, disk, "12", told.append)
+    assert absent_nodes.noted(disk, paths, "12") == ()
+    first = absent_nodes.Absent("n3", "Exited with exit code 1: no module named gangrun")
+    absent_nodes.note(disk, paths, "12", (first,))
+    watch = absent_nodes.AbsentWatch(paths, disk, "12", told.append)
     watch.start()
     until(lambda: told == [first], 10, "the first node is told")
-    second = absent.Absent("n4", "Communication connection failure", scheduler=True)
-    absent.note(disk, paths, "12", (first, second))
+    second = absent_nodes.Absent("n4", "Communication connection failure", scheduler=True)
+    absent_nodes.note(disk, paths, "12", (first, second))
     until(lambda: told == [first, second], 10, "the second node is told, and the first not again")
     watch.over.set()
     watch.join(100)
-    absent.path_of(paths, "12").write_text("torn")
-    assert absent.noted(disk, paths, "12") == ()
+    absent_nodes.path_of(paths, "12").write_text("torn")
+    assert absent_nodes.noted(disk, paths, "12") == ()
 
 
 def test_the_last_words_of_a_node(tmp_path):
@@ -203,8 +205,8 @@ def test_what_a_sigterm_to_a_script_of_ones_own_means(version, seen, excused, mo
             return Answer(0, shown(version, left.pop(0))) if left else Answer(1, err="Socket timed out")
 
     left = list(seen)
-    monkeypatch.setattr(slurm_asking, "TRY_EVERY_S", 0.0)
-    said = slurm_asking.excuse(Shows({}), "12", 0)
+    monkeypatch.setattr(slurm_ask, "TRY_EVERY_S", 0.0)
+    said = slurm_ask.excuse(Shows({}), "12", 0)
     assert said.startswith(excused) and bool(said) == bool(excused)
     assert not left
 
@@ -249,8 +251,8 @@ def test_the_step_of_a_run_names_the_roster_and_the_founder(tmp_path):
         run="r", name="r", world="slurm", command=("true",), python=False, working_directory="/", nodes=(),
         nodes_count=2, nodes_min_count=2, slots_per_node=1, ranks_per_slot=1,
     )  # fmt: skip
-    allocation = slurm_world.Allocation("12", 0, ("n1", "n2", "n3"), "n1", None)
-    words = slurm_world.step_argv(spec, RunPaths(tmp_path), CLAIM, allocation, ("n2", "n3"), ())
+    allocation = node_spec.Allocation("12", 0, ("n1", "n2", "n3"), "n1", None)
+    words = node_spec.step_argv(spec, RunPaths(tmp_path), CLAIM, allocation, ("n2", "n3"), ())
     told = json.loads(words[-2])
     assert told["agent"][-4:] == ["--roster", "n[1-3]", "--founder", "n2"]
     assert "--nodelist=n[2-3]" in words

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from gangrun.cli.config import layered
-from gangrun.cli.errors import UserError
-from gangrun.cli.slurm_settings import (
+from gangrun.config.layers import layered
+from gangrun.config.slurm_options import (
     ALL_SETTINGS,
     SBATCH_REFUSED,
     SRUN_REFUSED,
@@ -18,6 +17,7 @@ from gangrun.cli.slurm_settings import (
     shell_lines,
     srun_pairs,
 )
+from gangrun.errors import UserError
 from gangrun.wire.submission import Requeue
 
 

@@ -8,9 +8,9 @@ from gangrun.core.events import FlushDue
 from gangrun.core.model import Phase, RunState, Shape
 from gangrun.core.policy import Policy
 from gangrun.sim.ports_in_memory import HandCheckpoints
-from gangrun.supervisor.beats import Row
+from gangrun.supervisor.checkpoint_polling import NEVER, Looks
 from gangrun.supervisor.facts import Facts
-from gangrun.supervisor.looks import NEVER, Looks
+from gangrun.supervisor.heartbeats import Row
 from gangrun.supervisor.progress import Progress
 from gangrun.wire.messages import PeerAddress, Reading
 

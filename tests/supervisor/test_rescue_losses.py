@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gangrun.core.policy import Timing
-from gangrun.supervisor.rescue_call import RescueCall
-from gangrun.supervisor.switchboard import Switchboard
+from gangrun.supervisor.command_retry import Switchboard
+from gangrun.supervisor.recover_call import RescueCall
 from gangrun.wire.messages import CommandResult, Reading, Rescue
 from tests.supervisor.desk import Desk, HandAgent
 from tests.supervisor.test_loop import killed

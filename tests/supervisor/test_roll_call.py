@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gangrun.core import lease
 from gangrun.core.events import CancelRequested, Stamped
 from gangrun.core.model import Phase
 from gangrun.core.policy import Policy
+from gangrun.core.protocol import lease
 from gangrun.wire.messages import Check, CommandResult, Launch, Prepare, Stacks, Stop
 from tests.supervisor.desk import Desk
 from tests.supervisor.test_loop import killed

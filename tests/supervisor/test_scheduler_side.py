@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from gangrun.core.actions import SubmitSuccessor
 from gangrun.core.events import ActDone, CancelRequested, NodeAbsent, Notice, NoticeKind, Stamped
+from gangrun.core.machine.transitions import WHY
 from gangrun.core.model import Phase
-from gangrun.core.moves import WHY
 from gangrun.core.policy import Policy
 from gangrun.wire.messages import Farewell, Stop
 from tests.supervisor.desk import Desk

@@ -7,10 +7,10 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from gangrun.core import lease
 from gangrun.core.events import CancelRequested, ResumeRequested, Stamped
 from gangrun.core.model import Phase
 from gangrun.core.policy import Timing
+from gangrun.core.protocol import lease
 from gangrun.sim.ports_in_memory import MemoryTerms
 from gangrun.supervisor.facts import EXIT_DEPOSED
 from gangrun.supervisor.run_clock import RunClock

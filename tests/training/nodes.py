@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gangrun import memory_keeper
-from gangrun.checkpoint.kept import Kept, NotKept
+from gangrun.checkpoint.memory_tier.keeper_client import Kept, NotKept
+from gangrun.node import memory_keeper
 from tests.waiting import until
 
 # What is slow to import is imported once for all ranks.

@@ -13,8 +13,8 @@ import sys
 
 import torch.distributed as dist
 
+from gangrun.training.load.resuming import find
 from gangrun.training.ranks import Ranks
-from gangrun.training.resuming import find
 
 
 def rank_main(directory: str, out: str, world: int, blind: int, rank: int, number: int) -> None:

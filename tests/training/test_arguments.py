@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import gangrun
-from gangrun.training import one_at_a_time
+from gangrun.training.save import one_at_a_time
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402

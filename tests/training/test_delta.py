@@ -13,17 +13,20 @@ from pathlib import Path
 import pytest
 
 import gangrun
-from gangrun.checkpoint.manifest_verify import read_manifest
+from gangrun.checkpoint.formats.own import read_manifest
 from gangrun.checkpoint.store import CheckpointRoom, Depth
-from gangrun.core.retention import Keep
+from gangrun.core.checkpoints.retention import Keep
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.distributed import checkpoint as dcp  # noqa: E402
 from torch.distributed.checkpoint.metadata import MetadataIndex  # noqa: E402
 
-from gangrun.training import delta, grouping  # noqa: E402
-from gangrun.training.shard_file import ShardFile  # noqa: E402
+from gangrun.training.save import (  # noqa: E402
+    delta,
+    grouping,
+)
+from gangrun.training.save.shard_file import ShardFile  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import gangrun
-from gangrun.boot import looks_collective
+from gangrun.node.boot import looks_collective
 from gangrun.training import step as progress
 from gangrun.wire.progress import Phase, Slot
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.checkpoint.manifest_verify import read_manifest
+from gangrun.checkpoint.formats.own import read_manifest
 from gangrun.checkpoint.store import CheckpointRoom, Depth
-from gangrun.core.selection import Kind
+from gangrun.core.checkpoints.resume import Kind
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.timeout(900)

@@ -14,7 +14,7 @@ import gangrun
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from gangrun.training.loading import Reading  # noqa: E402
+from gangrun.training.load.loading import Reading  # noqa: E402
 from gangrun.training.state import CheckpointError, Parts, tensors_of  # noqa: E402
 
 

@@ -9,14 +9,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gangrun.agent.rescue import holdings  # noqa: E402
-from gangrun.checkpoint.kept import Kept, StepName  # noqa: E402
-from gangrun.checkpoint.manifest_verify import verify  # noqa: E402
-from gangrun.checkpoint.rescue import adopt, bring  # noqa: E402
-from gangrun.core.kept import newest_whole  # noqa: E402
+from gangrun.agent.recover_from_memory import holdings  # noqa: E402
+from gangrun.checkpoint.formats.own import verify  # noqa: E402
+from gangrun.checkpoint.memory_tier.keeper_client import Kept, StepName  # noqa: E402
+from gangrun.checkpoint.memory_tier.recover_from_memory import adopt, bring  # noqa: E402
+from gangrun.core.checkpoints.memory import newest_whole  # noqa: E402
 from gangrun.core.model import Level  # noqa: E402
-from gangrun.training.memory_copy import Taking, distance  # noqa: E402
-from gangrun.training.shard_file import row_of  # noqa: E402
+from gangrun.training.memory.copies import Taking, distance  # noqa: E402
+from gangrun.training.save.shard_file import row_of  # noqa: E402
 from tests.training.nodes import Nodes  # noqa: E402
 
 

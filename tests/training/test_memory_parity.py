@@ -12,13 +12,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gangrun.agent.rescue import rescue  # noqa: E402
-from gangrun.checkpoint.kept import StepName  # noqa: E402
-from gangrun.checkpoint.manifest_verify import verify  # noqa: E402
-from gangrun.checkpoint.rescue import adopt  # noqa: E402
-from gangrun.core.kept import Holding, WholeStep, newest_whole  # noqa: E402
+from gangrun.agent.recover_from_memory import rescue  # noqa: E402
+from gangrun.checkpoint.formats.own import verify  # noqa: E402
+from gangrun.checkpoint.memory_tier.keeper_client import StepName  # noqa: E402
+from gangrun.checkpoint.memory_tier.recover_from_memory import adopt  # noqa: E402
+from gangrun.core.checkpoints.memory import Holding, WholeStep, newest_whole  # noqa: E402
 from gangrun.core.model import Level  # noqa: E402
-from gangrun.training.memory_parity import Coded, Plan, plan_of, records_of  # noqa: E402
+from gangrun.training.memory.parity import Coded, Plan, plan_of, records_of  # noqa: E402
 from gangrun.wire import protection  # noqa: E402
 from gangrun.wire.messages import Rescue  # noqa: E402
 from tests.training.nodes import Nodes  # noqa: E402

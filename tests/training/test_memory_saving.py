@@ -16,17 +16,17 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import gangrun  # noqa: E402
-from gangrun import memory_keeper  # noqa: E402
-from gangrun.agent.flushing import Flushing  # noqa: E402
-from gangrun.agent.rescue import rescue  # noqa: E402
-from gangrun.checkpoint import kept  # noqa: E402
-from gangrun.checkpoint.kept import Kept, NotKept, StepName  # noqa: E402
-from gangrun.checkpoint.rescue import adopt, bring, discard, open_staging, staging_of  # noqa: E402
+from gangrun.agent.flush_to_disk import Flushing  # noqa: E402
+from gangrun.agent.recover_from_memory import rescue  # noqa: E402
+from gangrun.checkpoint.memory_tier import keeper_client as kept  # noqa: E402
+from gangrun.checkpoint.memory_tier.keeper_client import Kept, NotKept, StepName  # noqa: E402
+from gangrun.checkpoint.memory_tier.recover_from_memory import adopt, bring, discard, open_staging, staging_of  # noqa: E402
 from gangrun.checkpoint.store import CheckpointRoom  # noqa: E402
-from gangrun.core.selection import Chosen, ResumeRequest  # noqa: E402
-from gangrun.training import saver  # noqa: E402
+from gangrun.core.checkpoints.resume import Chosen, ResumeRequest  # noqa: E402
+from gangrun.node import memory_keeper  # noqa: E402
 from gangrun.training import step as progress  # noqa: E402
 from gangrun.training.checkpointer import CheckpointWarning  # noqa: E402
+from gangrun.training.save import saver  # noqa: E402
 from gangrun.wire.manifest import MANIFEST_NAME  # noqa: E402
 from gangrun.wire.messages import Rescue  # noqa: E402
 from gangrun.wire.progress import Slot  # noqa: E402

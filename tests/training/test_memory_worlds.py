@@ -16,11 +16,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gangrun import memory_keeper  # noqa: E402
-from gangrun.agent.rescue import rescue  # noqa: E402
-from gangrun.checkpoint.kept import Kept, NotKept  # noqa: E402
-from gangrun.checkpoint.rescue import adopt  # noqa: E402
-from gangrun.core.kept import Holding, WholeStep, newest_whole  # noqa: E402
+from gangrun.agent.recover_from_memory import rescue  # noqa: E402
+from gangrun.checkpoint.memory_tier.keeper_client import Kept, NotKept  # noqa: E402
+from gangrun.checkpoint.memory_tier.recover_from_memory import adopt  # noqa: E402
+from gangrun.core.checkpoints.memory import Holding, WholeStep, newest_whole  # noqa: E402
+from gangrun.node import memory_keeper  # noqa: E402
 from gangrun.wire.messages import Rescue  # noqa: E402
 from tests.waiting import until  # noqa: E402
 

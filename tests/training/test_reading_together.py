@@ -18,7 +18,7 @@ import gangrun
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from gangrun.training import grouping  # noqa: E402
+from gangrun.training.save import grouping  # noqa: E402
 from tests.local.saves import files_of, plain  # noqa: E402
 
 WORLD = 3

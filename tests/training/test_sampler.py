@@ -17,7 +17,7 @@ import gangrun
 from gangrun import GlobalBatchSampler
 from gangrun.training import step as progress
 from gangrun.training.ranks import Ranks
-from gangrun.training.schedule import Schedule
+from gangrun.training.save.schedule import Schedule
 from gangrun.wire.progress import Ask, Slot
 
 

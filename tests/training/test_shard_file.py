@@ -11,14 +11,17 @@ from pathlib import Path
 import pytest
 
 import gangrun
-from gangrun.checkpoint.manifest_verify import read_manifest
+from gangrun.checkpoint.formats.own import read_manifest
 from gangrun.checkpoint.store import CheckpointRoom, Depth
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from gangrun.training import grouping, shard_file  # noqa: E402
-from gangrun.training.shard_file import ShardFile, row_of  # noqa: E402
+from gangrun.training.save import (  # noqa: E402
+    grouping,
+    shard_file,
+)
+from gangrun.training.save.shard_file import ShardFile, row_of  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

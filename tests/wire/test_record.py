@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from gangrun.core.actions import CheckNodes, StartGang, SubmitSuccessor
 from gangrun.core.events import CheckpointSeen, NodeSilent, RankExited, Stamped
+from gangrun.core.machine.succession import first_state
 from gangrun.core.model import CheckpointRef, Level, RankExit, RunState, Shape
-from gangrun.core.placement import seated
+from gangrun.core.nodes.placement import seated
 from gangrun.core.policy import Policy
-from gangrun.core.succession import first_state
 from gangrun.wire import kinds
 from gangrun.wire import record as wire
 from gangrun.wire.record import NewerSchema, Record, RecordError, TornRecord

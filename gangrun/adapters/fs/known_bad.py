@@ -14,9 +14,9 @@ from pathlib import Path
 import msgspec
 
 from gangrun.adapters.fs.disk import Disk
-from gangrun.core.known_bad import KnownBad, found
 from gangrun.core.model import Reported
-from gangrun.core.reports import joined, keyed
+from gangrun.core.nodes.known_bad import KnownBad, found
+from gangrun.core.nodes.xid_history import joined, keyed
 
 NAME = "known-bad-nodes.json"
 SCHEMA = 1

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gangrun import processes, warden
+from gangrun.node import processes, warden
 
 KEPT_MAX_COUNT = 1000  # pieces of words that wait for the disk
 

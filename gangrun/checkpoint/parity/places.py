@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from typing import Protocol
 
-from gangrun.checkpoint.torch_zip import crc32
+from gangrun.checkpoint.formats.torch_zip import crc32
 from gangrun.wire.code_layout import ShardSum
 
 PIECE_BYTES = 128 * 1024  # ten of them stay in a core's own cache

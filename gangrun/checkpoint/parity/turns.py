@@ -7,7 +7,7 @@ which is what its code gives back. Each node holds m parity shards, each as long
 
 Groups are dealt out like cards, since neighbours tend to share a switch and a power supply. All ranks work this out
 alike from the same numbers; who rebuilds reads the record (``wire/protection.py``) instead. Next:
-``training/memory_parity.py``.
+``training/memory/parity.py``.
 """
 
 from __future__ import annotations

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gangrun.agent import outbox
-from gangrun.core import budget, lifecycle, placement, quarantine, recovery
-from gangrun.core import filter as core_filter
-from gangrun.sim.agent import SimAgent
-from gangrun.supervisor import beats, mail, run_clock, takeover
+from gangrun.agent.brain import outbox
+from gangrun.core.machine import lifecycle
+from gangrun.core.machine import stale_events as core_filter
+from gangrun.core.nodes import placement, quarantine
+from gangrun.core.recovery import budget, choose
+from gangrun.sim.body.agent import SimAgent
+from gangrun.supervisor import agent_messages, heartbeats, run_clock, takeover
 from tests.sim.canaries.mutation import Swaps, mutant
 
 
@@ -17,7 +19,7 @@ from tests.sim.canaries.mutation import Swaps, mutant
 def events_count_twice() -> Swaps:
     """No event number is remembered."""
     return (
-        (mail, "unheard_events", lambda events, known: list(events)),
+        (agent_messages, "unheard_events", lambda events, known: list(events)),
         (core_filter, "mark", lambda state, stamped: state),
         (lifecycle, "mark", lambda state, stamped: state),
     )
@@ -58,8 +60,8 @@ def replaced_agents_count() -> Swaps:
         why = filtered(state, stamped)
         return "" if "replaced" in why else why
 
-    original, heard, filtered = beats.Beats.beat, SimAgent.hear, core_filter.stale
-    return (beats.Beats, "beat", beat), (core_filter, "stale", stale), (lifecycle, "stale", stale)
+    original, heard, filtered = heartbeats.Beats.beat, SimAgent.hear, core_filter.stale
+    return (heartbeats.Beats, "beat", beat), (core_filter, "stale", stale), (lifecycle, "stale", stale)
 
 
 @mutant("an event is acked as journalled only once it is durable", "6", "I12", "I14")
@@ -70,7 +72,7 @@ def acked_before_the_journal() -> Swaps:
         incarnation, seq = self._loop.state.marks.get(row.node, ("", 0))
         return seq if incarnation == row.incarnation else 0
 
-    return ((mail.Mail, "_journalled", journalled),)
+    return ((agent_messages.Mail, "_journalled", journalled),)
 
 
 @mutant("agents keep events until they are journalled", "6", "I12", "I14")
@@ -101,7 +103,7 @@ def budget_never_runs_out() -> Swaps:
     def charge(spent: Any, *args: Any, **kwargs: Any) -> Any:
         return original(replace(spent, used={}, sightings=()), *args, **kwargs)
 
-    return tuple((module, "charge", charge) for module in (budget, recovery) if hasattr(module, "charge"))
+    return tuple((module, "charge", charge) for module in (budget, choose) if hasattr(module, "charge"))
 
 
 @mutant("the budget is refilled only above the run's highest valid step", "10", "I14", "I10")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from gangrun.core import running, starting, stopping
-from gangrun.core.moves import stay
-from gangrun.sim import disk, scheduler, world
+from gangrun.core.machine import running, starting, stopping
+from gangrun.core.machine.transitions import stay
+from gangrun.sim import world
+from gangrun.sim.body import scheduler
+from gangrun.sim.engine import disk
 from tests.sim.canaries.mutation import Swaps, mutant
 
 

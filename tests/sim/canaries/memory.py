@@ -6,10 +6,11 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from gangrun.core import bringing
-from gangrun.sim import FaultPlan, Script, Setup, World, memory
-from gangrun.sim.faults import Kind
-from gangrun.supervisor import roll_call
+from gangrun.core.checkpoints import flush_to_disk
+from gangrun.sim import FaultPlan, Script, Setup, World
+from gangrun.sim.body import memory
+from gangrun.sim.faults.kinds import Kind
+from gangrun.supervisor import gang_commands
 from tests.sim.canaries.mutation import Swaps, mutant
 from tests.sim.canaries.recipes import recipe
 
@@ -27,13 +28,13 @@ def chooses_before_memory_is_asked() -> Swaps:
     def seal(self: Any, attempt: int, state: Any, checkpoints: Any, now: float) -> None:
         checkpoints.seal(attempt)
 
-    return ((roll_call.RollCall, "_rescue_then_seal", seal),)
+    return ((gang_commands.RollCall, "_rescue_then_seal", seal),)
 
 
 @mutant("before a job ends, or asks for the next one, what only its memory holds is brought to the disk", "8", "I5")
 def ends_with_its_memory() -> Swaps:
     """The end is done as soon as it is decided."""
-    return ((bringing, "first", lambda before, decision, now, policy: decision),)
+    return ((flush_to_disk, "first", lambda before, decision, now, policy: decision),)
 
 
 @recipe("ends_with_its_memory")

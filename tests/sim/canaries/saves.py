@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gangrun.core import selection
+from gangrun.core.checkpoints import resume
 from gangrun.core.model import Level
-from gangrun.sim import checkpoints
+from gangrun.sim.body import checkpoints
 from tests.sim.canaries.mutation import Swaps, mutant
 
 
@@ -20,7 +20,7 @@ def staging_stays_open() -> Swaps:
 @mutant("only sealed commits are chosen (what counts where chmod does nothing)", "3", "I4", "I5")
 def chooses_unsealed() -> Swaps:
     """Whatever stands in the directory may be chosen."""
-    original = selection.choose
+    original = resume.choose
 
     def choose(candidates: Any, wanted: Any, **kwargs: Any) -> Any:
         return original(candidates, wanted, **{**kwargs, "sealed": None})
@@ -60,11 +60,11 @@ def chooses_damaged() -> Swaps:
 @mutant("never from zero once something was committed", "3", "I6")
 def from_zero_when_in_doubt() -> Swaps:
     """Where none is valid the run starts anew."""
-    original = selection.choose
+    original = resume.choose
 
     def choose(candidates: Any, wanted: Any, **kwargs: Any) -> Any:
         choice = original(candidates, wanted, **kwargs)
-        return selection.FromZero("why not") if isinstance(choice, selection.NoneValid) else choice
+        return resume.FromZero("why not") if isinstance(choice, resume.NoneValid) else choice
 
     return ((checkpoints, "choose", choose),)
 

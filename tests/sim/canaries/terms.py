@@ -8,16 +8,17 @@ from typing import Any
 
 import msgspec
 
-from gangrun.agent import lease_keeping, orders
-from gangrun.agent.follow import Follow
-from gangrun.core import rungs, succession
-from gangrun.core import takeover as core_takeover
+from gangrun.agent.brain import lease_keeping, orders
+from gangrun.agent.brain.follow import Follow
 from gangrun.core.actions import StopGang
 from gangrun.core.events import TermTaken
+from gangrun.core.machine import succession
+from gangrun.core.protocol import takeover as core_takeover
+from gangrun.core.recovery import recovery_steps
 from gangrun.ports import Deposed, History
-from gangrun.sim import disk
-from gangrun.sim.agent import SimAgent
-from gangrun.supervisor import calls, gathering, loop, takeover
+from gangrun.sim.body.agent import SimAgent
+from gangrun.sim.engine import disk
+from gangrun.supervisor import loop, node_calls, takeover, takeover_gather
 from tests.sim.canaries.mutation import Swaps, mutant
 
 
@@ -213,12 +214,12 @@ def attempt_without_tickets() -> Swaps:
 @mutant("attempt numbers start above agents' reports (which tickets cover) and tickets", "1", "I10", "I13")
 def attempt_from_journal_alone() -> Swaps:
     """A new term trusts the journal, whose last records may be damaged: agents are not asked, nor tickets counted."""
-    events = gathering.Gathering.events
+    events = takeover_gather.Gathering.events
 
     def without_reports(self: Any) -> Any:
         return [replace(e, highest_attempt=-1) if isinstance(e, TermTaken) else e for e in events(self)]
 
-    return (*_without_tickets(), (gathering.Gathering, "events", without_reports))
+    return (*_without_tickets(), (takeover_gather.Gathering, "events", without_reports))
 
 
 @mutant("a gang is never started under a number that was used before", "1", "I10", "I13", "I16", "state")
@@ -230,8 +231,8 @@ def attempt_number_used_again() -> Swaps:
             state = replace(state, attempts=state.attempts[:-1], attempt=state.attempt - 1)
         return original(state, *args)
 
-    original = rungs.begin_attempt
-    return ((rungs, "begin_attempt", begin_attempt),)
+    original = recovery_steps.begin_attempt
+    return ((recovery_steps, "begin_attempt", begin_attempt),)
 
 
 @mutant("a term is claimed with promises of a majority", "1", "I1")
@@ -327,5 +328,5 @@ def running_when_the_first_launched() -> Swaps:
             self._open = {n: self._open[n]}
         return original(self, n, result, now)
 
-    original = calls.StartCall.answered
-    return ((calls.StartCall, "answered", answered),)
+    original = node_calls.StartCall.answered
+    return ((node_calls.StartCall, "answered", answered),)

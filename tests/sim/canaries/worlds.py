@@ -9,7 +9,7 @@ import random
 from dataclasses import replace
 
 from gangrun.sim import Behaviour, FaultPlan, Kind, Script, Setup, World
-from gangrun.sim.process import SimProcess
+from gangrun.sim.engine.process import SimProcess
 from tests.sim.canaries.recipes import recipe
 
 

@@ -1,0 +1,368 @@
+"""What an agent does next (room: agent, pure state; no clock, file, socket or process may enter).
+
+One ``AgentBrain`` per incarnation, driven by the real ``loop`` and by the simulator alike. Every input takes ``now``
+(seconds of CLOCK_BOOTTIME) and returns the effects to perform, in order:
+
+    brain.start(now)  brain.tick(now)  brain.from_supervisor(message, now)
+    brain.from_peer(message, now, route)  brain.local(fact, now)          then sleep until brain.next_wake()
+
+``tick`` may come at any time and does only what is due. A simulator of many quiet nodes need not tick each beat: it
+sleeps until ``next_wake(beats=False)`` and calls ``catch_up_acked(sent_at, now, count)`` before anything else happens
+to the node, which leaves the brain as ``count`` beats would whose newest, sent at ``sent_at``, was acked by ``now``.
+
+Its parts: ``lease_keeping`` (term and lease), ``orders`` (commands and attempts), ``outbox`` (events),
+``follow`` (takeover), ``asked`` (the supervisor it asked for), ``departure`` (its own end).
+"""
+
+from __future__ import annotations
+
+import zlib
+
+from gangrun.agent.brain import effects, facts
+from gangrun.agent.brain.departure import Departure
+from gangrun.agent.brain.effects import Effect
+from gangrun.agent.brain.follow import NEVER, Follow
+from gangrun.agent.brain.identity import AgentConfig, Counters
+from gangrun.agent.brain.lease_keeping import Lease
+from gangrun.agent.brain.orders import Orders
+from gangrun.agent.brain.outbox import Outbox
+from gangrun.agent.brain.requested_supervisor import REFUSALS_MAX, REFUSED
+from gangrun.core.events import (
+    Event,
+    FindingRaised,
+    RankExited,
+    RankFinished,
+)
+from gangrun.wire.messages import (
+    Ack,
+    Beat,
+    BetweenAgents,
+    Check,
+    Dial,
+    Farewell,
+    Hello,
+    Launch,
+    Ping,
+    Pong,
+    Prepare,
+    Probe,
+    ProbeResult,
+    Promise,
+    Prove,
+    Reading,
+    Rejected,
+    Rescue,
+    Stacks,
+    Stop,
+    ToAgent,
+    Welcome,
+)
+
+JOURNAL_REFUSED = (
+    f"the run's journal cannot be used, as {REFUSALS_MAX} supervisors in a row have said above: a person must look"
+)
+
+__all__ = ["AgentBrain", "AgentConfig"]
+
+
+class AgentBrain:
+    """One incarnation of one agent."""
+
+    def __init__(self, config: AgentConfig, now: float) -> None:
+        self.config = config
+        self.lease = Lease(config.timing, now)
+        self.orders = Orders(config.node, config.incarnation)
+        self.orders.floor = config.attempt_floor
+        self.outbox = Outbox()
+        self.follow = Follow(config.peer, config.incarnation, config.timing, config.roster_count, config.founder)
+        self.counters = Counters()
+        self.departure = Departure(config, self.lease, self.orders)
+        self._ticked_at = now
+        self.next_beat_at = NEVER
+        self._readings: tuple[Reading, ...] = ()
+        self._probes: dict[str, float] = {}
+        # beats of a big gang are spread over the period, always the same way for one incarnation
+        self._beat_phase = zlib.crc32(config.incarnation.encode()) % 1000 / 1000.0
+
+    # ---- what a simulator's invariants look at -----------------------------------------------------------------
+
+    @property
+    def term_max(self) -> int:
+        """The highest term ever heard of."""
+        return self.lease.term_max
+
+    @property
+    def lease_deadline(self) -> float:
+        """Until when ranks may live here."""
+        return self.lease.deadline
+
+    @property
+    def empty(self) -> bool:
+        """As the next beat will say."""
+        return self.orders.empty
+
+    @property
+    def gone(self) -> bool:
+        """Nothing is done or said any more."""
+        return self.departure.gone
+
+    # ---- inputs ------------------------------------------------------------------------------------------------
+
+    def start(self, now: float) -> list[Effect]:
+        """First call: look for the newest term."""
+        return self.follow.find(now)
+
+    def tick(self, now: float) -> list[Effect]:
+        """Do what is due at ``now``."""
+        if self.gone:
+            return []
+        self._note_gap(now)
+        done = self._with_hello(self.follow.tick(self.lease, now))
+        if self.lease.line is not None and self.lease.talks:
+            if now >= self.lease.redial_at:
+                self.lease.redialled(now)
+                done += self._dial_effects(self.lease.line)
+            elif now >= self.next_beat_at:
+                done.append(effects.SendSupervisor(self.beat(now) if self.lease.welcomed else self.hello()))
+        while now >= self.next_beat_at:
+            self.next_beat_at += self.config.timing.beat_every_s
+        for node in [n for n, until in self._probes.items() if now >= until]:
+            del self._probes[node]
+            done += self._say(ProbeResult(self.config.node, node, False))
+        return done + self.departure.if_due(now)
+
+    def _note_gap(self, now: float) -> None:
+        """After a pause of our own the acks lie in a socket that nobody has read yet: two beats to be heard again."""
+        grace_s = 2.5 * self.config.timing.beat_every_s
+        if now - self._ticked_at > grace_s and self.lease.line is not None:
+            self.lease.patient_until(now + grace_s)
+        self._ticked_at = now
+
+    def from_supervisor(self, message: ToAgent, now: float) -> list[Effect]:
+        """A message on the line dialled last. What is of a lower term, or while promised away, is not believed."""
+        if self.gone:
+            return []
+        if isinstance(message, Rejected):
+            return self._rejected(message, now)
+        if not self.lease.follows(message.term):
+            return self._not_followed(message.term, now)
+        match message:
+            case Welcome():
+                self.lease.welcomed = True
+                self.lease.heard(message.stamp)
+                return self._say(self.beat(now))
+            case Ack():
+                return self._acked(message, now)
+            case Probe():
+                self._probes[message.target.node] = now + self.config.timing.beat_every_s
+                return [effects.SendPeer(message.target, Ping(self.config.node, self.lease.term_max))]
+            case Farewell():
+                done = self.orders.take(message, self.outbox.full)
+                return done + self.departure.begin(message.exit_code, message.reason, now)
+            case Prepare() | Launch() | Stop() | Stacks() | Check() | Rescue() | Prove():
+                if self.departure.begun and isinstance(message, Prepare | Launch):
+                    return []
+                if isinstance(message, Prepare | Launch) and not self.lease.live(now):
+                    return self._say(self.beat(now))  # first an ack, then ranks; the command is said again
+                return self.orders.take(message, self.outbox.full)
+
+    def from_peer(self, message: BetweenAgents, now: float, route: bytes = b"") -> list[Effect]:
+        """A message of another agent, or of a new supervisor (``Dial``); ``route`` leads back to it."""
+        if self.gone:
+            return []
+        match message:
+            case Dial():
+                return self._dial(message, now)
+            case Ping():
+                return self.follow.on_ping(message, self.lease, route, now)
+            case Promise():
+                return self.follow.on_promise(message, self.lease, route, now)
+            case Pong():
+                done: list[Effect] = []
+                if self._probes.pop(message.node, None) is not None:
+                    done = self._say(ProbeResult(self.config.node, message.node, True))
+                return done + self.follow.on_pong(message, self.lease, now)
+
+    def local(self, fact: facts.Fact, now: float) -> list[Effect]:
+        """Something happened on this node."""
+        if self.gone:
+            return []
+        match fact:
+            case facts.TermFound():
+                return self._term_found(fact, now)
+            case facts.SlatePrepared():
+                return self._told(self.orders.on_slate(fact))
+            case facts.RanksLaunched():
+                return self._told(self.orders.on_launched(fact))
+            case facts.RankEnded():
+                return self._rank_ended(fact, now)
+            case facts.RanksStopped():
+                done = self._told(self.orders.on_stopped(fact))
+                return done + self.departure.if_due(now)
+            case facts.StacksTaken():
+                return self._told(self.orders.on_stacks(fact))
+            case facts.Checked():
+                return self._told(self.orders.on_checked(fact))
+            case facts.DiskUsed():
+                return self._told(self.orders.on_disk_used(fact))
+            case facts.ReadingsTaken():
+                return self._read(fact)
+            case facts.FindingMade():
+                return self._tell(FindingRaised(fact.finding), now)
+            case facts.SupervisorRefused():
+                self.follow.asked.refused(now)
+                return []
+            case facts.SupervisorExited():
+                done = self.follow.supervisor_exited(fact.code, fact.term, now)
+                return done + (
+                    self.departure.begin(REFUSED, JOURNAL_REFUSED, now) if self.follow.asked.hopeless else []
+                )
+            case facts.TerminateAsked():
+                done, event = self.departure.asked(fact, now)
+                return done if event is None else self._tell(event, now)
+
+    # ---- beats -------------------------------------------------------------------------------------------------
+
+    def hello(self) -> Hello:
+        """Who I am, what I hold."""
+        config, orders = self.config, self.orders
+        return Hello(
+            node=config.node,
+            job=config.job,
+            job_restart=config.job_restart,
+            boot_id=config.boot_id,
+            incarnation=config.incarnation,
+            term_max=self.lease.term_max,
+            slots_count=config.slots_count,
+            attempt=orders.attempt,
+            ranks=tuple(orders.alive.values()),
+            peer=config.peer,
+            launching=orders.launching,
+            previous_died=config.previous_died,
+            nofile_hard=config.nofile_hard,
+        )
+
+    def beat(self, now: float) -> Beat:
+        """The next beat, as if sent now; its seq is used up."""
+        return Beat(
+            node=self.config.node,
+            incarnation=self.config.incarnation,
+            seq=self.lease.stamp(now),
+            boottime=now,
+            term_max=self.lease.term_max,
+            attempt=self.orders.attempt,
+            empty=self.orders.empty,
+            readings=self._readings if self.orders.alive else (),
+            events=self.outbox.page(),
+            echo=self.lease.echo,
+        )
+
+    def catch_up_acked(self, sent_at: float, now: float, count: int = 1, stamp: float = 0.0) -> list[Effect]:
+        """Account for ``count`` beats that were sent and acked unseen, the newest at ``sent_at`` (simulator only)."""
+        if self.gone or not self.lease.talks:
+            return []
+        self._ticked_at = now
+        self.lease.skip(count)
+        self.lease.heard(stamp)
+        self.follow.acked((), self.follow.roster_count)
+        deadline = self.lease.renewed(sent_at, now)
+        self.next_beat_at = sent_at + self.config.timing.beat_every_s
+        return [] if deadline is None else [effects.WriteLease(deadline)]
+
+    def next_wake(self, beats: bool = True) -> float:
+        """When ``tick`` has something to do; ``beats=False`` leaves out beats and re-dials for want of acks."""
+        if self.gone:
+            return NEVER
+        due = min(self.follow.due(self.lease), self.departure.due)
+        if self._probes:
+            due = min(due, *self._probes.values())
+        if beats and self.lease.talks:
+            due = min(due, self.next_beat_at, self.lease.redial_at)
+        return due
+
+    # ---- the line ----------------------------------------------------------------------------------------------
+
+    def _acked(self, ack: Ack, now: float) -> list[Effect]:
+        self.lease.heard(ack.stamp)
+        deadline = self.lease.acked(ack, now)
+        if self.lease.acked_seq != ack.seq:
+            self.counters.stale_acks += 1
+            return []
+        self.outbox.journalled(ack.journalled_seq)
+        self.follow.acked(ack.candidates, ack.roster_count)
+        return [] if deadline is None else [effects.WriteLease(deadline)]
+
+    def _dial(self, dial: Dial, now: float) -> list[Effect]:
+        if not self.lease.wants(dial):
+            return []
+        self.lease.dialled(dial, now)
+        led = self.follow.dialled(dial)
+        beat_every_s = self.config.timing.beat_every_s
+        self.next_beat_at = now + beat_every_s * (0.5 + 0.5 * self._beat_phase)
+        return self._dial_effects(dial) + led
+
+    def _dial_effects(self, dial: Dial) -> list[Effect]:
+        return self._with_hello([effects.DialTerm(dial.term, dial.endpoint, dial.server_key)])
+
+    def _with_hello(self, done: list[Effect]) -> list[Effect]:
+        """Whoever dials says hello first."""
+        said: list[Effect] = []
+        for effect in done:
+            said.append(effect)
+            if isinstance(effect, effects.DialTerm):
+                said.append(effects.SendSupervisor(self.hello()))
+        return said
+
+    def _term_found(self, fact: facts.TermFound, now: float) -> list[Effect]:
+        if fact.claim is None:
+            return self.follow.found_none(self.lease, 0, now)
+        if fact.job != self.config.job:
+            # a job that is over; its number counts all the same
+            self.lease.see(fact.claim.term)
+            line = self.lease.line
+            if self.follow.asked.unwanted if line is None else fact.claim.term > line.term:
+                return self.departure.begin(0, f"the run went on in job {fact.job}", now)
+            return self.follow.found_none(self.lease, fact.claim.term, now)
+        return self._dial(fact.claim, now)
+
+    def _not_followed(self, term: int, now: float) -> list[Effect]:
+        if term < self.lease.term_max:
+            self.counters.lower_term += 1
+        else:
+            self.counters.not_followed += 1
+        return self.follow.find(now) if self.lease.see(term) else []
+
+    def _rejected(self, message: Rejected, now: float) -> list[Effect]:
+        """A supervisor that does not want us: if it knows why, there is a newer term to be found."""
+        self.lease.welcomed = False
+        self.counters.not_followed += 1
+        return self.follow.find(now) if self.lease.see(message.term) else []
+
+    def _say(self, message: ProbeResult | Beat) -> list[Effect]:
+        return [effects.SendSupervisor(message)] if self.lease.talks else []
+
+    def _told(self, done: list[Effect]) -> list[Effect]:
+        """Answers come from memory later where there is nobody to hear them now."""
+        return done if self.lease.talks else [e for e in done if not isinstance(e, effects.SendSupervisor)]
+
+    # ---- events ------------------------------------------------------------------------------------------------
+
+    def _tell(self, event: Event, now: float) -> list[Effect]:
+        """Queue an event and do not wait for the next beat to say it."""
+        if not self.outbox.tell(event) or not self.lease.welcomed:
+            return []
+        return self._say(self.beat(now)) if self.lease.talks else []
+
+    def _rank_ended(self, fact: facts.RankEnded, now: float) -> list[Effect]:
+        ended = self.orders.on_ended(fact, self.lease.live(now))
+        if ended is None:
+            return []
+        if ended.code == 0 and not ended.by_us:  # a script that is asked to stop may well end with 0: no success
+            return self._tell(RankFinished(fact.attempt, ended.rank, ended.node, ended.at, ended.step), now)
+        return self._tell(RankExited(fact.attempt, ended), now)
+
+    def _read(self, fact: facts.ReadingsTaken) -> list[Effect]:
+        if fact.attempt != self.orders.attempt:
+            return []
+        self._readings = fact.readings  # first steps and stalls are judged where all readings meet
+        return []

@@ -1,0 +1,135 @@
+"""Which term this agent follows, and until when its ranks may live (room: agent, pure state; time is handed in).
+
+The rules, each of which closes a hole that was seen (``docs/protocol.md``):
+
+- ``term_max`` never falls; nothing of a lower term is believed.
+- The lease ends at (send time of the newest acked beat) + ``fence_after_s``. The send time is this agent's own note of
+  it, never the echo, so no ack can extend the lease past what was really sent; an ack of a beat that was sent to
+  another term is not an ack. Seeing a newer term makes it dial; it never renews.
+- While a promise is held nothing is said to, or believed from, a term up to the promised one: the old supervisor must
+  lose its majority of beats, or a node that it still acks would live longer than law 1 thinks.
+"""
+
+from __future__ import annotations
+
+from gangrun.core.policy import Timing
+from gangrun.core.protocol.lease import lease_deadline
+from gangrun.wire.messages import Ack, Dial
+
+SENT_MAX = 64  # send times kept: more than the beats of one lease
+REDIAL_BEATS_MAX = 8
+
+
+class Lease:
+    """The line to the newest term, and the lease it renews."""
+
+    def __init__(self, timing: Timing, now: float) -> None:
+        self.timing = timing
+        self.term_max = 0
+        self.line: Dial | None = None
+        self.welcomed = False
+        self.promised_term = 0  # > 0 while a promise is held
+        self.seq = 0
+        self.acked_seq = 0
+        self.deadline = 0.0
+        self.echo = 0.0  # newest word of this term's supervisor, by its own clock
+        self.acked_at = now  # when the newest good ack came; at first, when this agent began to wait for one
+        self.redial_at = float("inf")
+        self._redial_beats = 2
+        self._sent: dict[int, float] = {}
+
+    def follows(self, term: int) -> bool:
+        """Is this the term whose word counts here and now."""
+        return self.line is not None and term == self.line.term >= self.term_max and term > self.promised_term
+
+    @property
+    def talks(self) -> bool:
+        """May anything be said on the line."""
+        return self.line is not None and self.follows(self.line.term)
+
+    def see(self, term: int) -> bool:
+        """Note that ``term`` exists; True if it is news."""
+        if term <= self.term_max:
+            return False
+        self.term_max = term
+        return True
+
+    def unacked_s(self, now: float) -> float:
+        """How long no supervisor has acked this agent."""
+        return max(0.0, now - self.acked_at)
+
+    def patient_until(self, until: float) -> None:
+        """Neither look for another supervisor nor dial again before that."""
+        self.acked_at = max(self.acked_at, until - self.timing.takeover_after_s)
+        self.redial_at = max(self.redial_at, until)
+
+    def live(self, now: float) -> bool:
+        """May a rank live now."""
+        return now < self.deadline
+
+    def wants(self, dial: Dial) -> bool:
+        """Is this a line worth dialling: a newer term, or the newest one where there is no line to it."""
+        return dial.term >= self.term_max and (self.line is None or dial.term > self.line.term)
+
+    def dialled(self, dial: Dial, now: float) -> None:
+        """A new socket is being opened to ``dial``."""
+        if self.line is None or self.line.term != dial.term:
+            self._sent.clear()
+            self.echo = 0.0
+            self._redial_beats = 2
+            self.promised_term = 0
+            self.acked_at = now  # it has as long to ack as any other, or we would promise it away before its first word
+        self.see(dial.term)
+        self.line = dial
+        self.welcomed = False
+        self._redial_after(now)
+
+    def redialled(self, now: float) -> None:
+        """The same term, a new socket: the last one gave no ack for too long. Each time it waits longer."""
+        self.welcomed = False
+        self._redial_beats = min(2 * self._redial_beats, REDIAL_BEATS_MAX)
+        self._redial_after(now)
+
+    def _redial_after(self, now: float) -> None:
+        # half a beat more than the beats themselves, so that the last one's ack has time to come
+        self.redial_at = now + (self._redial_beats + 0.5) * self.timing.beat_every_s
+
+    def heard(self, stamp: float) -> None:
+        """The term followed said something at ``stamp`` on its clock: beats sent from now on prove it."""
+        self.echo = max(self.echo, stamp)
+
+    def stamp(self, now: float) -> int:
+        """Count a beat that is sent now; its seq."""
+        self.seq += 1
+        self._sent[self.seq] = now
+        if len(self._sent) > SENT_MAX:
+            del self._sent[next(iter(self._sent))]
+        return self.seq
+
+    def skip(self, count: int) -> None:
+        """Count beats that only a simulator knows of."""
+        self.seq += count
+
+    def acked(self, ack: Ack, now: float) -> float | None:
+        """Believe an ack or not: the new end of the lease, or None where it changes nothing.
+
+        Callers check ``follows`` first; an ack of an older or unknown beat changes nothing.
+        """
+        sent_at = self._sent.get(ack.seq)
+        if sent_at is None:  # never sent, of another term, or older than one that was acked
+            return None
+        self.acked_seq = ack.seq
+        for seq in [s for s in self._sent if s <= ack.seq]:
+            del self._sent[seq]
+        return self.renewed(sent_at, now)
+
+    def renewed(self, sent_at: float, now: float) -> float | None:
+        """A beat sent at ``sent_at`` was acked by the term followed."""
+        self.acked_at = max(self.acked_at, now)
+        self._redial_beats = 2
+        self._redial_after(now)
+        deadline = lease_deadline(sent_at, self.timing)
+        if deadline <= self.deadline:
+            return None
+        self.deadline = deadline
+        return deadline

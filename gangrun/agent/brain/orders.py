@@ -1,0 +1,224 @@
+"""What the supervisor told this agent to do, and what became of it (room: agent, pure state; no clock, no process).
+
+Commands are said again until answered, so each is known by (kind, term, act): in hand, or its answer is repeated from
+memory. What keeps two gangs apart on one node:
+
+- an attempt is launched only if this very incarnation proved its slate clean for it, in the same term;
+- never an attempt <= ``floor``, the newest one that was launched or stopped here, whatever the term says;
+- never while a rank of any attempt, or a descendant of one, may be left (nor, says ``brain``, without a live lease).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from gangrun.agent.brain import effects, facts
+from gangrun.agent.brain.effects import Effect
+from gangrun.core.model import RankExit
+from gangrun.wire.messages import Check, CommandResult, Farewell, Launch, LiveRank, Prepare, Prove, Rescue, Stacks, Stop
+
+Command = Prepare | Launch | Stop | Stacks | Check | Rescue | Prove | Farewell
+Key = tuple[str, int, tuple[int, int]]
+ANSWERS_MAX = 256
+
+
+class Orders:
+    """Ranks of this node as the brain knows them, and the commands about them."""
+
+    def __init__(self, node: str, incarnation: str) -> None:
+        self.node = node
+        self.incarnation = incarnation
+        self.attempt = -1  # newest it was told to launch
+        self.floor = -1
+        self.alive: dict[int, LiveRank] = {}
+        self.dirty = False  # since a launch, until a stop or a slate says that nothing is left
+        self._prepared: tuple[int, int] | None = None  # (term, attempt)
+        self._in_hand: dict[Key, Command] = {}
+        self._answers: OrderedDict[Key, CommandResult] = OrderedDict()
+
+    @property
+    def launching(self) -> bool:
+        """Told to launch and still at it."""
+        return any(isinstance(command, Launch) for command in self._in_hand.values())
+
+    @property
+    def stopping(self) -> bool:
+        """Told to stop and still at it."""
+        return any(isinstance(command, Stop) for command in self._in_hand.values())
+
+    @property
+    def empty(self) -> bool:
+        """No rank of any attempt, nor any descendant of one, is left here."""
+        return not self.dirty
+
+    def take(self, command: Command, outbox_full: bool) -> list[Effect]:
+        """Obey, refuse or repeat; the caller has checked the term and the lease."""
+        key = _key(command)
+        if key in self._answers:
+            return [effects.SendSupervisor(self._answers[key])]
+        if key in self._in_hand:
+            return []
+        match command:
+            case Prepare():
+                return self._prepare(command)
+            case Launch():
+                return self._launch(command, outbox_full)
+            case Stop():
+                return self._stop(command)
+            case Stacks():
+                self._in_hand[key] = command
+                return [effects.TakeStacks(command)]
+            case Check():
+                self._in_hand[key] = command
+                return [effects.RunCheck(command)]
+            case Rescue() | Prove():
+                self._in_hand[key] = command
+                return [effects.UseDisk(command)]
+            case Farewell():
+                return [self._answer(command, True)]
+
+    def _prepare(self, command: Prepare) -> list[Effect]:
+        if command.attempt <= self.floor:
+            return [self._answer(command, False, f"attempt {self.floor} was already started or stopped here")]
+        if self.alive or self.launching:
+            return [self._answer(command, False, f"ranks of attempt {self.attempt} are alive")]
+        for key in [k for k, other in self._in_hand.items() if isinstance(other, Prepare)]:
+            del self._in_hand[key]  # withdrawn by this newer one
+        self._prepared = None
+        self._in_hand[_key(command)] = command
+        return [effects.PrepareSlate(command)]
+
+    def _launch(self, command: Launch, outbox_full: bool) -> list[Effect]:
+        why = ""
+        if command.attempt <= self.floor:
+            why = f"attempt {self.floor} was already started or stopped here"
+        elif self.alive or self.launching or self.dirty:
+            why = f"something of attempt {self.attempt} may be left"
+        elif self._prepared != (command.term, command.attempt):
+            why = f"attempt {command.attempt} was not prepared by this agent"
+        elif outbox_full:
+            why = "too many events of this node wait for the journal"
+        if why:
+            return [self._answer(command, False, why)]
+        self.floor = self.attempt = command.attempt
+        self._prepared = None
+        self.dirty = True
+        self._in_hand[_key(command)] = command
+        return [effects.LaunchRanks(command)]
+
+    def _stop(self, command: Stop) -> list[Effect]:
+        if command.attempt < self.attempt:
+            # what was launched since was launched on a clean slate; it is not this command's to stop
+            return [self._answer(command, True)]
+        self.floor = max(self.floor, command.attempt)
+        if self._prepared is not None and self._prepared[1] <= self.floor:
+            self._prepared = None
+        # the same stop in other words (a new term's, say) must not cut short a checkpoint that is being saved
+        covered = any(
+            isinstance(other, Stop) and other.attempt >= command.attempt and _patience_s(other) <= _patience_s(command)
+            for other in self._in_hand.values()
+        )
+        self._in_hand[_key(command)] = command
+        return [] if covered else [effects.StopRanks(command)]
+
+    def stop_all(self, term: int, grace_s: float, why: str) -> list[Effect]:
+        """Stop whatever is left, on this agent's own account; nothing may be launched after it."""
+        if self.empty and not self.alive and not self.launching:
+            return []
+        self.floor = max(self.floor, self.attempt)
+        command = Stop(term, (term, -1), self.floor, grace_s, False, 0.0, why)
+        return [effects.StopRanks(command)]
+
+    # ---- outcomes ----------------------------------------------------------------------------------------------
+
+    def on_slate(self, fact: facts.SlatePrepared) -> list[Effect]:
+        """The slate of ``fact.attempt`` is clean, or not."""
+        answers: list[Effect] = []
+        for command in self._withdraw(Prepare, fact.attempt, fact.attempt):
+            if fact.ok:
+                self.dirty = False
+                self._prepared = (command.term, fact.attempt) if fact.attempt > self.floor else None
+            data: dict[str, Any] = {"port": fact.port} if fact.port else {}
+            answers.append(self._answer(command, fact.ok, fact.why, data | _free(fact.retry_free)))
+        return answers
+
+    def on_launched(self, fact: facts.RanksLaunched) -> list[Effect]:
+        """The ranks of ``fact.attempt`` run, or none of them does."""
+        answers: list[Effect] = []
+        for command in self._withdraw(Launch, fact.attempt, fact.attempt):
+            self.alive = {rank.rank: rank for rank in fact.ranks} if fact.ok else {}
+            answers.append(self._answer(command, fact.ok, fact.why, _free(fact.retry_free)))
+        return answers
+
+    def on_ended(self, fact: facts.RankEnded, lease_live: bool) -> RankExit | None:
+        """A rank is gone; None where it is not of the attempt that runs here."""
+        if fact.attempt != self.attempt:
+            return None
+        self.alive.pop(fact.exit.rank, None)
+        return replace(fact.exit, by_us=fact.exit.by_us or self.stopping or not lease_live)
+
+    def on_stopped(self, fact: facts.RanksStopped) -> list[Effect]:
+        """Nothing up to ``fact.attempt`` is left, or what is left cannot be killed."""
+        if fact.ok and fact.attempt >= self.attempt:
+            self.alive = {}
+            self.dirty = False
+            for launch in self._withdraw(Launch, 0, fact.attempt):
+                self._remember(launch, False, "stopped before it was up", {})
+        data = {"leftovers": list(fact.leftovers)} if fact.leftovers else {}
+        why = "" if fact.ok else "cannot be killed: " + ", ".join(fact.leftovers)
+        answers: list[Effect] = [self._answer(c, fact.ok, why, data) for c in self._withdraw(Stop, -1, fact.attempt)]
+        return answers + [effects.StopRanks(c) for c in self._in_hand.values() if isinstance(c, Stop)]
+
+    def on_stacks(self, fact: facts.StacksTaken) -> list[Effect]:
+        """All stacks of ``fact.attempt`` are on disk."""
+        data = {"stacks": [msgspec.to_builtins(stack) for stack in fact.stacks]}
+        return [self._answer(c, True, "", data) for c in self._withdraw(Stacks, fact.attempt, fact.attempt)]
+
+    def on_checked(self, fact: facts.Checked) -> list[Effect]:
+        """The preflight ended."""
+        data = {"tested": fact.tested} if fact.tested else {}
+        found = [one for one in self._in_hand.values() if isinstance(one, Check) and one.tests == fact.tests]
+        return [self._answer(command, fact.ok, fact.why, data) for command in found]
+
+    def on_disk_used(self, fact: facts.DiskUsed) -> list[Effect]:
+        """What is in memory is known, or is on disk; or this node's share of a checkpoint was read."""
+        asked = _key(fact.command) in self._in_hand
+        return [self._answer(fact.command, fact.ok, fact.why, dict(fact.data))] if asked else []
+
+    # ---- memory ------------------------------------------------------------------------------------------------
+
+    def _withdraw(self, kind: type[Any], first: int, last: int) -> list[Any]:
+        found = [c for c in self._in_hand.values() if isinstance(c, kind) and first <= c.attempt <= last]
+        for command in found:
+            del self._in_hand[_key(command)]
+        return found
+
+    def _answer(
+        self, command: Command, ok: bool, why: str = "", data: dict[str, Any] | None = None
+    ) -> effects.SendSupervisor:
+        return effects.SendSupervisor(self._remember(command, ok, why, data or {}))
+
+    def _remember(self, command: Command, ok: bool, why: str, data: dict[str, Any]) -> CommandResult:
+        key = _key(command)
+        self._in_hand.pop(key, None)
+        result = CommandResult(self.node, self.incarnation, command.act, ok, why, {"command": key[0], **data})
+        self._answers[key] = result
+        while len(self._answers) > ANSWERS_MAX:
+            self._answers.popitem(last=False)
+        return result
+
+
+def _key(command: Command) -> Key:
+    return type(command).__name__, command.term, command.act
+
+
+def _patience_s(command: Stop) -> float:
+    return command.grace_s + (command.checkpoint_grace_s if command.checkpoint_first else 0.0)
+
+
+def _free(retry_free: bool) -> dict[str, Any]:
+    return {"retry_free": True} if retry_free else {}

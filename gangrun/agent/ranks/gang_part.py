@@ -1,0 +1,348 @@
+"""The ranks of one node: started, watched, stopped; facts come out of a queue (room: agent).
+
+``launch`` must be called from the agent's main thread: the death signal fires when the *thread* that forked ends.
+Nothing here decides: the brain's effects come in, ``facts`` go out through ``fileno`` and ``take``. Slow things (a
+stop, stacks, the slate) run in threads of their own. Next: ``rank_env``, ``rank_watch``, ``rank_stop``, ``rank_logs``.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gangrun.agent.brain import facts
+from gangrun.agent.ranks.cleanup import Family, describe, free_port, job_of
+from gangrun.agent.ranks.environment import Place, rank_environment, tag_prefix
+from gangrun.agent.ranks.errors import OomCounter
+from gangrun.agent.ranks.exits import Watched, watch
+from gangrun.agent.ranks.files import AttemptFiles, RankFiles
+from gangrun.agent.ranks.logs import RankLogs
+from gangrun.agent.ranks.readings import new_children, reading
+from gangrun.agent.ranks.stacks import Subject, take_stacks
+from gangrun.agent.ranks.stop import StopLadder, Target
+from gangrun.core.model import RankExit
+from gangrun.node import boot
+from gangrun.node.processes import Proc, kill, kill_until_none, read_proc
+from gangrun.wire.messages import Launch, LiveRank, Prepare, Reading, Stacks, Stop
+from gangrun.wire.progress import Slot
+from gangrun.wire.spec import LogSpec
+
+SLATE_WITHIN_S = 5.0
+LOGS_CLOSE_WITHIN_S = 2.0  # between two attempts, when the agent has to beat
+LOGS_CLOSE_AT_END_S = 3.0  # whoever owns the run kills what is left of it 5 s after its end is known
+ENDED_WITHIN_S = 1.0
+HELD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # from every process of a job step, by the scheduler
+
+
+class LaunchError(RuntimeError):
+    """A rank could not be started; none is left. The message says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class GangSpec:
+    """What stays the same over all attempts of a run on this node."""
+
+    run: str
+    node: str
+    command: tuple[str, ...]
+    through_boot: bool  # a Python script or module: starts through node/boot.py in ``interpreter``
+    interpreter: str
+    working_directory: str
+    inherited: Mapping[str, str]  # the agent's own environment
+    environment: Mapping[str, str]  # --env and --env-file
+    local_root: Path  # node-local memory, see rank_env.shared_memory_root
+    run_directory: Path
+    log: LogSpec = field(default_factory=LogSpec)
+    max_restarts_count: int = 0
+    warden_pid: int = 0
+    checkpoint_directory: str = ""  # where the resume point is chosen from, "": nowhere
+    save_signal: int = 0  # what the script saves on, 0: none
+    memory_parity: str = ""  # "8+2": how steps in memory are coded over nodes; "": they are copied
+    flush_every_s: float = 0.0  # so often agents bring what is in memory to the disk; 0: only ranks save there
+
+    @property
+    def argv(self) -> list[str]:
+        """What is executed for every rank."""
+        here = boot.__file__
+        if self.through_boot:
+            return [self.interpreter, here, *self.command]
+        return [sys.executable, "-E", "-s", "-S", here, "--exec", *self.command]
+
+
+@dataclass(slots=True)
+class _Rank:
+    proc: Proc
+    slot: Slot
+    files: RankFiles
+    watched: Watched
+
+
+class _Gang:
+    """The ranks of one attempt."""
+
+    def __init__(self, spec: GangSpec, attempt: int, now: Callable[[], float]) -> None:
+        self.attempt = attempt
+        self.files = AttemptFiles(spec.local_root, spec.run, spec.node, attempt)
+        self.logs = RankLogs(spec.node, spec.run_directory / "logs" / str(attempt), spec.log, now)
+        self.oom = OomCounter()
+        self.ranks: dict[int, _Rank] = {}
+        self.seen: dict[int, Proc] = {}  # children that ranks were seen to have, by pid
+        self.orphan_pids: set[int] = set()  # what the warden had just inherited when a rank died
+        self.stopping = False
+
+    def alive(self) -> list[_Rank]:
+        """Those whose process has not ended."""
+        return [rank for rank in self.ranks.values() if not rank.watched.ended.is_set()]
+
+
+class RankGang:
+    """All that this node runs for the gang."""
+
+    def __init__(self, spec: GangSpec, now: Callable[[], float], spared: Callable[[], Collection[int]] = tuple) -> None:
+        """``spared``: pids below the warden that are not of ranks (the supervisor); the agent itself is known."""
+        self._spec = spec
+        self._now = now
+        self._family = Family(tag_prefix(spec.run, spec.node), job_of(spec.inherited), spec.warden_pid, spared)
+        self._gang: _Gang | None = None  # of the newest attempt, also once it has ended: its slots may still be asked
+        self._ladder: StopLadder | None = None
+        self._ports_used: deque[int] = deque(maxlen=64)
+        self._facts: deque[facts.Fact] = deque()
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    # ---- facts -----------------------------------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        """Readable when ``take`` has something."""
+        return self._bell
+
+    def take(self) -> list[facts.Fact]:
+        """Everything that happened since, in order."""
+        try:
+            os.eventfd_read(self._bell)
+        except BlockingIOError:
+            pass
+        taken: list[facts.Fact] = []
+        while self._facts:
+            taken.append(self._facts.popleft())
+        return taken
+
+    def _tell(self, fact: facts.Fact) -> None:
+        self._facts.append(fact)
+        os.eventfd_write(self._bell, 1)
+
+    # ---- launching -------------------------------------------------------------------------------------------------
+
+    def launch(self, order: Launch, may: Callable[[], bool] = lambda: True) -> tuple[LiveRank, ...]:
+        """Start all ranks of this node or none; ``LaunchError``. From the main thread only.
+
+        ``may``: asked before each fork and after the last, since any of them can take as long as a file system stalls.
+        """
+        assert threading.current_thread() is threading.main_thread(), "ranks would die with the thread that forked them"
+        assert self._gang is None or not self._gang.alive(), "the ranks of an earlier attempt are alive"
+        self._forget()
+        spec = self._spec
+        try:
+            gang = self._gang = _Gang(spec, order.attempt, self._now)
+        except OSError as error:
+            raise LaunchError(f"no room for the ranks' small files in {spec.local_root}: {error.strerror}") from error
+        for local_rank, rank in enumerate(order.ranks):
+            self._still(may, gang)
+            try:
+                self._start(gang, Place(spec.run, spec.node, order, local_rank, spec.max_restarts_count))
+            except OSError as error:
+                self._undo(gang)
+                raise LaunchError(f"rank {rank} could not be started: {error}") from error
+        self._still(may, gang)
+        for started in gang.ranks.values():  # only now: a fact of a gang that was never whole would mislead
+            watch(
+                started.watched,
+                gang.logs,
+                gang.oom,
+                lambda: gang.stopping,
+                self._now,
+                _step_of(started.slot),
+                _fact_of(gang, self._tell),
+                lambda: gang.orphan_pids.update(new_children(spec.warden_pid, {}) if spec.warden_pid else ()),
+            )
+        return tuple(LiveRank(n, rank.proc.pid, rank.proc.start_ticks) for n, rank in gang.ranks.items())
+
+    def _still(self, may: Callable[[], bool], gang: _Gang) -> None:
+        if not may():
+            self._undo(gang)
+            raise LaunchError("the lease ended while ranks were being started")
+
+    def _start(self, gang: _Gang, place: Place) -> None:
+        spec, rank = self._spec, place.rank
+        files = gang.files.of(rank)
+        slot = Slot(str(files.slot), rank)
+        environment = rank_environment(
+            spec.inherited,
+            spec.environment,
+            place,
+            files,
+            os.getpid(),
+            spec.save_signal,
+            spec.checkpoint_directory,
+            spec.memory_parity,
+            spec.flush_every_s,
+        )
+        mask = signal.pthread_sigmask(
+            signal.SIG_BLOCK, HELD
+        )  # inherited: until node/boot.py is ready they would kill it
+        try:
+            child = subprocess.Popen(
+                spec.argv,
+                env=environment,
+                cwd=spec.working_directory,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        assert child.stdout is not None
+        assert child.stderr is not None
+        proc = read_proc(child.pid)
+        assert proc is not None, "a child that nobody has waited for is in the table"
+        gang.logs.add(rank, os.dup(child.stdout.fileno()), os.dup(child.stderr.fileno()))
+        child.stdout.close()
+        child.stderr.close()
+        gang.ranks[rank] = _Rank(proc, slot, files, Watched(rank, spec.node, child, files))
+
+    def _undo(self, gang: _Gang) -> None:
+        """A launch failed half way: none of its ranks may be left."""
+        gang.stopping = True
+        started = list(gang.ranks.values())
+        kill_until_none(lambda: self._family.find([rank.proc for rank in started]), SLATE_WITHIN_S, _nothing)
+        for rank in started:
+            rank.watched.child.wait()
+            rank.watched.ended.set()
+
+    def _forget(self, within_s: float = LOGS_CLOSE_WITHIN_S) -> bool:
+        """Let go of a gang that has ended; False if the disk did not take in time all that it printed."""
+        gang, self._gang = self._gang, None
+        if gang is None:
+            return True
+        for rank in gang.ranks.values():
+            if rank.watched.ended.wait(ENDED_WITHIN_S):  # until then its watcher may still read the slot
+                rank.slot.close()
+        written = gang.logs.close(within_s)
+        gang.files.remove()
+        return written
+
+    # ---- looking ---------------------------------------------------------------------------------------------------
+
+    def live(self) -> tuple[LiveRank, ...]:
+        """The ranks whose process has not ended."""
+        gang = self._gang
+        alive = gang.alive() if gang else []
+        return tuple(LiveRank(rank.watched.rank, rank.proc.pid, rank.proc.start_ticks) for rank in alive)
+
+    def readings(self) -> tuple[Reading, ...]:
+        """A sample of every live rank."""
+        gang = self._gang
+        if gang is None:
+            return ()
+        wrapped = not self._spec.through_boot
+        for rank in gang.alive():
+            gang.seen |= new_children(rank.proc.pid, gang.seen)
+        return tuple(
+            reading(n, rank.proc.pid, rank.slot.read(), gang.logs.output_bytes(n), wrapped=wrapped)
+            for n, rank in gang.ranks.items()
+            if not rank.watched.ended.is_set()
+        )
+
+    def wants_checkpoint_on_stop(self) -> bool:
+        """Whether any rank said ``gangrun.save_on_stop()``."""
+        return self._gang is not None and any(rank.slot.read().saves_on_stop for rank in self._gang.alive())
+
+    def take_stacks(self, command: Stacks, within_s: float) -> None:
+        """Ask all live ranks where they stand; ``facts.StacksTaken``."""
+        gang = self._gang
+        alive = gang.alive() if gang else []
+        subjects = [Subject(r.watched.rank, self._spec.node, r.proc, r.files.stack) for r in alive]
+        keep_in = self._spec.run_directory / "stacks" / str(command.attempt)
+
+        def ask() -> None:
+            stacks = take_stacks(subjects, keep_in, within_s, self._now)
+            self._tell(facts.StacksTaken(command.attempt, stacks))
+
+        threading.Thread(target=ask, name="stacks", daemon=True).start()
+
+    # ---- stopping --------------------------------------------------------------------------------------------------
+
+    def stop(self, command: Stop) -> None:
+        """Stop all ranks of every attempt; ``facts.RanksStopped``. A second call while one runs means: sooner."""
+        if self._ladder is not None:
+            if command.grace_s > 0:
+                self._ladder.saved()
+            else:
+                self._ladder.hurry()
+            return
+        gang = self._gang
+        ranks = list(gang.ranks.values()) if gang else []
+        boot_runs = self._spec.through_boot
+        targets = [Target(r.proc, r.slot, r.files.signals, boot_runs, r.watched.ended, r.files.orders) for r in ranks]
+        if gang is not None:
+            gang.stopping = True
+        known = tuple(gang.seen.values()) if gang else ()
+        orphan_pids = tuple(gang.orphan_pids) if gang else ()
+        ladder = self._ladder = StopLadder(targets, self._family, known, self._now, orphan_pids, self._spec.save_signal)
+
+        def stop() -> None:
+            leftovers = ladder.run(command)
+            self._ladder = None
+            alive = self._family.find([rank.proc for rank in ranks])
+            self._tell(facts.RanksStopped(command.attempt, not alive, leftovers))
+
+        threading.Thread(target=stop, name="stop ranks", daemon=True).start()
+
+    def prepare(self, command: Prepare) -> None:
+        """Prove that nothing of ours is left, killing what is; ``facts.SlatePrepared``, with a port for rank 0."""
+
+        def look() -> None:
+            left = kill_until_none(lambda: self._family.find(()), SLATE_WITHIN_S, _nothing)
+            port = 0
+            if command.rank_zero and not left:
+                port = free_port(self._ports_used, random.Random())  # noqa: S311 - only to differ from others
+                self._ports_used.append(port)
+            why = ", ".join(describe(left))
+            if command.rank_zero and not left and not port:
+                why = "no port outside the ephemeral range is free"
+            self._tell(facts.SlatePrepared(command.attempt, not why, why, port))
+
+        threading.Thread(target=look, name="slate", daemon=True).start()
+
+    def kill_now(self) -> None:
+        """SIGKILL to every rank, without asking; the rest is ``stop``'s."""
+        if self._gang is not None:
+            self._gang.stopping = True
+            for rank in self._gang.alive():
+                kill(rank.proc)
+
+    def close(self) -> bool:
+        """Let go of files and threads; the ranks must have ended. False: not all that they printed is in the logs."""
+        return self._forget(LOGS_CLOSE_AT_END_S)
+
+
+def _step_of(slot: Slot) -> Callable[[], int]:
+    """Reads the last step that a rank reported, which outlives it in its slot."""
+    return lambda: slot.read().step
+
+
+def _fact_of(gang: _Gang, tell: Callable[[facts.Fact], None]) -> Callable[[RankExit], None]:
+    """Turns a death into a fact of this very attempt."""
+    return lambda how: tell(facts.RankEnded(gang.attempt, how))
+
+
+def _nothing() -> None:
+    """The watch threads reap what is ours, the warden the rest."""

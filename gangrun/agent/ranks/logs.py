@@ -1,0 +1,313 @@
+"""What ranks print: drained always, written when the disk takes it (room: agent).
+
+One thread reads every pipe and never waits for a disk; one thread writes and may wait as long as it likes. Between
+them is a bounded spool: when a disk stands still the spool fills, then lines are dropped and counted, and the count is
+written where they are missing. A rank therefore never blocks on its output. Time is handed in. Next: ``capped_log``.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gangrun.agent.ranks.capped_log import CappedLog
+from gangrun.wire.spec import LogSpec
+
+READ_BYTES = 256 * 1024
+PIPE_MAX_BYTES = 1024 * 1024  # no pipe holds more unless root has made it larger
+LINE_MAX_BYTES = 64 * 1024
+PARTIAL_AFTER_S = 1.0  # a prompt or a progress bar without a newline is shown this late
+SPOOL_MAX_BYTES = 16 * 1024 * 1024
+TAIL_LINES_COUNT = 400
+TAIL_MAX_BYTES = 64 * 1024
+RETRY_AFTER_S = 1.0
+
+
+@dataclass(slots=True)
+class _Stream:
+    rank: int
+    fd: int
+    is_stderr: bool
+    partial: bytes = b""
+    partial_since: float = 0.0
+
+
+@dataclass(slots=True)
+class _RankOutput:
+    output_bytes: int = 0
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES_COUNT))
+    tail_bytes: int = 0
+
+
+class RankLogs:
+    """The output of the ranks of one attempt on one node."""
+
+    def __init__(
+        self,
+        node: str,
+        directory: Path,
+        spec: LogSpec,
+        now: Callable[[], float],
+        spool_max_bytes: int = SPOOL_MAX_BYTES,
+    ) -> None:
+        self._node = node
+        self._spec = spec
+        self._now = now
+        self._spool_max_bytes = spool_max_bytes
+        self._directory = directory
+        self._log = self._capped(f"{node}.log")
+        self._rank_logs: dict[int, CappedLog] = {}
+        self._ranks: dict[int, _RankOutput] = {}
+        self._streams: dict[int, _Stream] = {}
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._closing = self._over = False
+        self._asked: deque[tuple[int, threading.Event]] = deque()
+        self._lines: deque[tuple[int, bytes]] = deque()
+        self._spooled_bytes = 0
+        self._dropped_count = self._dropped_bytes = 0
+        self._changed = threading.Condition()
+        self._written = threading.Event()
+        self._reader = threading.Thread(target=self._read_loop, name="rank output", daemon=True)
+        self._writer = threading.Thread(target=self._write_loop, name="rank logs", daemon=True)
+        self._reader.start()
+        self._writer.start()
+
+    def _capped(self, name: str) -> CappedLog:
+        return CappedLog(self._directory / name, self._spec.head_max_bytes, self._spec.tail_max_bytes)
+
+    # ---- for the agent ---------------------------------------------------------------------------------------------
+
+    def add(self, rank: int, stdout_fd: int, stderr_fd: int) -> None:
+        """Take over the read ends of a rank's pipes; they are closed here."""
+        self._ranks[rank] = _RankOutput()
+        for fd, is_stderr in ((stdout_fd, False), (stderr_fd, True)):
+            os.set_blocking(fd, False)
+            self._streams[fd] = _Stream(rank, fd, is_stderr)
+            self._selector.register(fd, selectors.EVENT_READ)
+        self._wake()
+
+    def output_bytes(self, rank: int) -> int:
+        """How much the rank has printed."""
+        output = self._ranks.get(rank)
+        return output.output_bytes if output else 0
+
+    def stderr_tail(self, rank: int) -> list[str]:
+        """The newest lines of its stderr."""
+        output = self._ranks.get(rank)
+        return list(output.tail) if output else []
+
+    def wait_read(self, rank: int, within_s: float) -> bool:
+        """Wait until all that the rank has printed by now is read, whoever else may hold its pipes open."""
+        read = threading.Event()
+        with self._changed:
+            if self._over:
+                return True
+            self._asked.append((rank, read))
+            self._wake()
+        return read.wait(within_s)
+
+    def say(self, text: str) -> None:
+        """A line of gangrun's own in the node's log."""
+        self._spool(-1, text.encode("utf-8", "backslashreplace") + b"\n")
+
+    def close(self, within_s: float) -> bool:
+        """Read what is left, write what the disk takes; False if something was not written in time."""
+        self._closing = True
+        self._wake()
+        return self._written.wait(within_s)
+
+    def _wake(self) -> None:
+        with self._changed:
+            if self._over:
+                return
+            try:
+                os.write(self._wake_write, b"x")
+            except BlockingIOError:
+                return  # it is awake
+
+    # ---- the reading thread ----------------------------------------------------------------------------------------
+
+    def _read_loop(self) -> None:
+        while True:
+            partial = any(stream.partial for stream in list(self._streams.values()))  # ``add`` puts more there
+            ready = self._selector.select(PARTIAL_AFTER_S / 2 if partial else None)
+            for key, _ in ready:
+                if key.fd == self._wake_read:
+                    os.read(self._wake_read, 4096)
+                else:
+                    self._read(self._streams[key.fd])
+            self._answer()
+            now = self._now()
+            for stream in list(self._streams.values()):
+                if stream.partial and (self._closing or now - stream.partial_since >= PARTIAL_AFTER_S):
+                    self._flush(stream)
+            if self._closing and not any(key.fd != self._wake_read for key, _ in self._selector.select(0)):
+                break
+        for stream in list(self._streams.values()):
+            self._end(stream)
+        with self._changed:
+            self._over = True
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            self._selector.close()
+            for _, read in self._asked:
+                read.set()
+            self._lines.append((-2, b""))  # the end
+            self._changed.notify_all()
+
+    def _answer(self) -> None:
+        """To whoever waits until all is read that a rank had printed when it was asked."""
+        with self._changed:
+            asked, self._asked = self._asked, deque()
+        for rank, read in asked:
+            for stream in [stream for stream in list(self._streams.values()) if stream.rank == rank]:
+                left_bytes = PIPE_MAX_BYTES
+                while (count := self._read(stream)) and (left_bytes := left_bytes - count) > 0:
+                    pass
+                if count is not None and stream.partial:
+                    self._flush(stream)
+            read.set()
+
+    def _read(self, stream: _Stream) -> int | None:
+        """How many bytes came, 0 where none wait; None at the end of the stream, which is closed."""
+        try:
+            data = os.read(stream.fd, READ_BYTES)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            data = b""
+        if not data:
+            self._end(stream)
+            return None
+        self._ranks[stream.rank].output_bytes += len(data)
+        *lines, rest = (stream.partial + data).split(b"\n")
+        for line in lines:
+            self._take(stream, line)
+        if len(rest) > LINE_MAX_BYTES:
+            self._take(stream, rest)
+            rest = b""
+        if rest and (lines or not stream.partial):
+            stream.partial_since = self._now()
+        stream.partial = rest
+        return len(data)
+
+    def _flush(self, stream: _Stream) -> None:
+        rest, stream.partial = stream.partial, b""
+        self._take(stream, rest)
+
+    def _end(self, stream: _Stream) -> None:
+        if stream.partial:
+            self._flush(stream)
+        self._selector.unregister(stream.fd)
+        del self._streams[stream.fd]  # first: a rank that is being started may get the number as soon as it is free
+        os.close(stream.fd)
+
+    def _take(self, stream: _Stream, line: bytes) -> None:
+        """One line without its newline; of what a progress bar overwrote only the last is kept."""
+        if b"\r" in line:
+            line = next((part for part in reversed(line.split(b"\r")) if part), b"")
+        for start in range(0, len(line) or 1, LINE_MAX_BYTES):
+            part = _printable(line[start : start + LINE_MAX_BYTES])
+            if stream.is_stderr:
+                self._remember(self._ranks[stream.rank], part)
+            self._spool(stream.rank, part + b"\n")
+
+    def _remember(self, output: _RankOutput, line: bytes) -> None:
+        text = line.decode("utf-8", "backslashreplace")[: TAIL_MAX_BYTES // 8]
+        if len(output.tail) == TAIL_LINES_COUNT:
+            output.tail_bytes -= len(output.tail[0])
+        output.tail.append(text)
+        output.tail_bytes += len(text)
+        while output.tail_bytes > TAIL_MAX_BYTES:
+            output.tail_bytes -= len(output.tail.popleft())
+
+    def _spool(self, rank: int, line: bytes) -> None:
+        with self._changed:
+            if self._spooled_bytes + len(line) > self._spool_max_bytes:
+                self._dropped_count += 1
+                self._dropped_bytes += len(line)
+                return
+            if self._dropped_count:
+                note = (
+                    f"{self._dropped_count} lines ({self._dropped_bytes} bytes) were dropped here: the disk stood still"
+                )
+                self._dropped_count = self._dropped_bytes = 0
+                self._lines.append((-1, note.encode() + b"\n"))
+            self._lines.append((rank, line))
+            self._spooled_bytes += len(line)
+            self._changed.notify_all()
+
+    # ---- the writing thread ----------------------------------------------------------------------------------------
+
+    def _write_loop(self) -> None:
+        trouble, lost_bytes = "", 0
+        ended = False
+        while not ended:
+            with self._changed:
+                while not self._lines:
+                    self._changed.wait()
+                batch = list(self._lines)
+                self._lines.clear()
+            ended = any(rank == -2 for rank, _ in batch)
+            size_bytes = sum(len(line) for rank, line in batch if rank != -1)
+            try:
+                if trouble:
+                    note = f"{lost_bytes} bytes were lost here: {trouble}"
+                    self._log.write(self._prefixed(-1, note.encode() + b"\n"))
+                    trouble, lost_bytes = "", 0
+                self._write(batch)
+            except OSError as error:  # full, read-only, stale: the ranks go on, and the log says later what is missing
+                trouble = error.strerror or str(error)
+                lost_bytes += size_bytes
+                self._close_files()
+                if not ended:
+                    threading.Event().wait(RETRY_AFTER_S)
+            with self._changed:
+                self._spooled_bytes -= size_bytes
+        self._close_files()
+        self._written.set()
+
+    def _prefixed(self, rank: int, line: bytes) -> bytes:
+        who = f"rank{rank}" if rank >= 0 else "gangrun"
+        return f"[{self._node}:{who}] ".encode() + line
+
+    def _write(self, batch: list[tuple[int, bytes]]) -> None:
+        chunk: list[bytes] = []
+        chunk_bytes = 0
+        for rank, line in batch:
+            if rank == -2:
+                continue
+            chunk.append(self._prefixed(rank, line))
+            chunk_bytes += len(line)
+            if chunk_bytes > READ_BYTES:  # a cap is kept to within one chunk
+                self._log.write(b"".join(chunk))
+                chunk, chunk_bytes = [], 0
+        if chunk:
+            self._log.write(b"".join(chunk))
+        if self._spec.per_rank:
+            for rank in sorted({rank for rank, _ in batch if rank >= 0}):
+                log = self._rank_logs.get(rank) or self._rank_logs.setdefault(rank, self._capped(f"rank-{rank}.log"))
+                log.write(b"".join(line for owner, line in batch if owner == rank))
+
+    def _close_files(self) -> None:
+        for log in (self._log, *self._rank_logs.values()):
+            try:
+                log.close()
+            except OSError:
+                continue  # close reports what a write did not, and the write is counted as lost already
+
+
+def _printable(line: bytes) -> bytes:
+    """The same bytes if they are UTF-8, else with what is not spelled out."""
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return line.decode("utf-8", "backslashreplace").encode()
+    return line

@@ -1,0 +1,131 @@
+"""Where a rank stands: its Python stacks if it can still tell, else the kernel's word for it (room: agent).
+
+``node/boot.py`` has given SIGRTMIN + 4 to faulthandler, which answers from C even if the main thread never comes back to
+Python. A stopped process, one in D state and a command that is not Python cannot answer: for these /proc speaks.
+The whole dump goes into the run directory. Next: ``core/recovery/blame.py`` compares the frames.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gangrun.core.model import RankStack
+from gangrun.node.boot import STACK_SIGNAL_OFFSET
+from gangrun.node.processes import Proc, kill, read_proc
+
+POLL_S = 0.02
+SETTLED_S = 0.1  # a dump that has not grown for this long is whole
+_FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\S+) in (?P<function>.*)$')
+_SYSCALL_STATES = {"D": "waits in the kernel and cannot be woken", "T": "is stopped", "t": "is held by a debugger"}
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A rank to ask."""
+
+    rank: int
+    node: str
+    proc: Proc
+    dump: Path
+
+
+def take_stacks(
+    subjects: Sequence[Subject], keep_in: Path, within_s: float, now: Callable[[], float]
+) -> tuple[RankStack, ...]:
+    """Ask all at once, wait for all together, keep what came."""
+    pause = threading.Event()
+    before = {subject.rank: _size(subject.dump) for subject in subjects}
+    asked = [subject for subject in subjects if _can_answer(subject.proc.pid)]
+    for subject in asked:
+        kill(subject.proc, signal.SIGRTMIN + STACK_SIGNAL_OFFSET)
+    give_up_at = now() + within_s
+    sizes, since = dict(before), now()
+    while asked and now() < give_up_at:
+        pause.wait(POLL_S)
+        newest = {subject.rank: _size(subject.dump) for subject in asked}
+        if any(newest[rank] != sizes[rank] for rank in newest):
+            sizes.update(newest)
+            since = now()
+        if all(sizes[s.rank] > before[s.rank] for s in asked) and now() - since >= SETTLED_S:
+            break
+    return tuple(_stack(subject, before[subject.rank], keep_in) for subject in subjects)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _can_answer(pid: int) -> bool:
+    """Whether the signal would be caught, now: anything else it would kill, or wait."""
+    try:
+        fields = dict(
+            line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line
+        )
+        caught = int(fields["SigCgt"], 16) >> (signal.SIGRTMIN + STACK_SIGNAL_OFFSET - 1) & 1
+    except (OSError, KeyError, ValueError):
+        return False
+    return bool(caught) and fields.get("State", "?")[0] not in _SYSCALL_STATES
+
+
+def _stack(subject: Subject, offset: int, keep_in: Path) -> RankStack:
+    text = _read_from(subject.dump, offset)
+    kernel = kernel_view(subject.proc.pid)
+    path = keep_in / f"rank-{subject.rank}.txt"
+    try:
+        keep_in.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(f"rank {subject.rank} on {subject.node}, process {subject.proc}\nkernel: {kernel}\n{text}\n")
+        kept = str(path)
+    except OSError:
+        kept = ""  # the frame alone must do
+    return RankStack(subject.rank, subject.node, innermost_frame(text) or f"no Python stack: {kernel}", kept)
+
+
+def _read_from(path: Path, offset: int) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read().decode("utf-8", "backslashreplace")
+    except OSError:
+        return ""
+
+
+def innermost_frame(dump: str) -> str:
+    """The innermost frame of the main thread, as ``train.py:12 in forward``; "" if there is none.
+
+    faulthandler lists the main thread last.
+    """
+    frame = ""
+    at_top = False
+    for line in dump.splitlines():
+        if line.endswith("(most recent call first):"):
+            at_top = True
+        elif at_top:
+            found = _FRAME.match(line)
+            frame = f"{Path(found['file']).name}:{found['line']} in {found['function']}" if found else ""
+            at_top = False
+    return frame
+
+
+def kernel_view(pid: int) -> str:
+    """What /proc says that the process is doing."""
+    proc = read_proc(pid)
+    if proc is None:
+        return "it is gone"
+    words = [_SYSCALL_STATES.get(proc.state, f"state {proc.state}")]
+    for name in ("wchan", "syscall"):
+        try:
+            text = Path(f"/proc/{pid}/{name}").read_text().strip()
+        except OSError:
+            continue  # not allowed without ptrace rights: the state must do
+        if text and text not in ("0", "running"):
+            words.append(f"{name} {text.split()[0]}")
+    return ", ".join(words)

@@ -1,0 +1,233 @@
+"""Stopping all ranks of a node, step by step, until none is left (room: agent).
+
+Ask (save, then stop), by the slot or by the script's save signal - SIGTERM - grace - SIGKILL to everything that came
+from a rank. A grace is given only where it can help: to a script with a handler of its own. Where there is none
+``node/boot.py``'s C handler tells so within milliseconds, and waiting for a rank that is stuck in a collective would only
+delay the next attempt.
+Runs in a thread of ``ranks``; never blocks without a bound. Next: ``slate`` (what is ours).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gangrun.agent.ranks.cleanup import (
+    Family,
+    describe,
+    is_cleaner,
+    is_torch_cleaner,
+    mapped_segments,
+    remove_segments,
+    strange_segments,
+)
+from gangrun.node.processes import Proc, kill, kill_until_none, read_proc
+from gangrun.wire.messages import Stop
+from gangrun.wire.progress import Ask, Slot
+
+POLL_S = 0.01
+KILL_WITHIN_S = 5.0
+CLEAN_WITHIN_S = 1.0  # for Python's own tracker of shared memory, once all else is dead
+TORCH_CLEAN_WITHIN_S = 3.0  # for torch's, where it alone knows of what is left: it waits two seconds before it cleans
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One rank to stop."""
+
+    proc: Proc
+    slot: Slot
+    signals: Path  # grows if SIGTERM met no handler of the script's own
+    through_boot: bool
+    ended: threading.Event
+    orders: Path  # every signal that is sent to it is written here first: its handler runs for no other
+
+
+class StopLadder:
+    """One stop; ``hurry`` cuts every grace short, ``saved`` only the one for saving."""
+
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        family: Family,
+        known: Iterable[Proc],
+        now: Callable[[], float],
+        orphan_pids: Iterable[int] = (),
+        save_signal: int = 0,
+    ) -> None:
+        """``known``: processes that were seen to come from the ranks, dead or alive. ``orphan_pids``: some that may
+        have; they are not killed for that, but what they left in shared memory goes once they are dead.
+        """
+        self._orphan_pids = frozenset(orphan_pids)
+        self._targets = targets
+        self._family = family
+        self._now = now
+        self._save_signal = save_signal
+        self._hurried = threading.Event()
+        self._saved = threading.Event()
+        self._pause = threading.Event()
+        self._came_from_ranks: dict[int, Proc] = {proc.pid: proc for proc in known}
+        self._segments: set[str] = set()
+
+    def hurry(self) -> None:
+        """No more grace."""
+        self._saved.set()
+        self._hurried.set()
+
+    def saved(self) -> None:
+        """No more waiting for a save; the grace after SIGTERM stays."""
+        self._saved.set()
+
+    def run(self, command: Stop) -> tuple[str, ...]:
+        """Stop; what could not be killed, in words."""
+        self._look()
+        if command.checkpoint_first and not any(target.ended.is_set() for target in self._targets):
+            self._let_save(command.checkpoint_grace_s)  # with one gone the others could only wait for it
+        alive = [target for target in self._targets if not target.ended.is_set()]
+        if alive and not self._hurried.is_set():
+            self._look()
+            self._terminate(alive, command.grace_s)
+        return self._kill_all()
+
+    def _look(self) -> None:
+        """Remember what is ours while it lives: pids and shared memory are harder to prove afterwards."""
+        found = self._family.find(target.proc for target in self._targets)
+        self._came_from_ranks |= {proc.pid: proc for proc in found}
+        self._segments |= mapped_segments(found)
+
+    def _let_save(self, within_s: float) -> None:
+        """Ask as the script wants to be asked; wait for those that can hear it."""
+        asked = any(target.slot.read().saves_on_stop for target in self._targets)
+        if asked:
+            for target in self._targets:
+                target.slot.ask(Ask.CHECKPOINT_NOW | Ask.STOP_AFTER_STEP)
+        sizes = {target.proc.pid: _size(target.signals) for target in self._targets}
+        waiting = [target for target in self._targets if self._send_save(target) or asked]
+        until = self._now() + within_s
+        while waiting and self._now() < until and not self._saved.is_set():
+            waiting = [
+                target
+                for target in waiting
+                if not target.ended.is_set() and (asked or _size(target.signals) == sizes[target.proc.pid])
+            ]
+            if waiting:
+                waiting[0].ended.wait(POLL_S)
+
+    def _send_save(self, target: Target) -> bool:
+        """Whether anything of this rank heard the save signal. A wrapper would die of it: what it runs gets it."""
+        if not self._save_signal:
+            return False
+        if target.through_boot:
+            _order(target, self._save_signal)
+            return kill(target.proc, self._save_signal)
+        level = [target.proc]
+        while level and not any(_catches(proc, self._save_signal) for proc in level):
+            parents = {proc.pid for proc in level}
+            level = [proc for proc in self._came_from_ranks.values() if proc.parent in parents]
+        heard = [kill(proc, self._save_signal) for proc in level if _catches(proc, self._save_signal)]
+        return any(heard)
+
+    def _terminate(self, alive: Sequence[Target], grace_s: float) -> None:
+        sizes = {target.proc.pid: _size(target.signals) for target in alive}
+        for target in alive:
+            target.slot.ask(Ask.STOP | Ask.STOP_AFTER_STEP)
+            self._send_term(target)
+        until = self._now() + grace_s
+        waiting = list(alive)
+        while waiting and self._now() < until and not self._hurried.is_set():
+            for target in list(waiting):
+                if target.ended.is_set():
+                    waiting.remove(target)
+                elif _size(target.signals) > sizes[target.proc.pid] or not _can_run(target.proc):
+                    kill(target.proc)  # nothing of its own to finish, or no way to
+                    waiting.remove(target)
+            if waiting:
+                waiting[0].ended.wait(POLL_S)
+
+    def _send_term(self, target: Target) -> None:
+        """To the rank alone: workers that die first would break a save. A wrapper passes nothing on: to its group."""
+        _order(target, signal.SIGTERM)
+        kill(target.proc, signal.SIGTERM)
+        if not target.through_boot:
+            for proc in self._came_from_ranks.values():
+                if proc.group == target.proc.pid and proc.pid != target.proc.pid:
+                    kill(proc, signal.SIGTERM)
+
+    def _kill_all(self) -> tuple[str, ...]:
+        left = kill_until_none(lambda: [p for p in self._find() if not is_cleaner(p)], KILL_WITHIN_S, _nothing)
+        if not left:
+            self._let_clean()
+        left = kill_until_none(self._find, KILL_WITHIN_S, _nothing)
+        for target in self._targets:
+            target.ended.wait(KILL_WITHIN_S if not left else 0)
+        dead = self._pids() - {proc.pid for proc in left}
+        return (*describe(left), *remove_segments(dead, self._segments if not left else ()))
+
+    def _let_clean(self) -> None:
+        """Nothing but cleaners lives. What they know and we do too is removed sooner by us."""
+        began, started_wall = self._now(), self._started_wall()
+        while cleaners := self._find():
+            strange = strange_segments(self._pids(), started_wall)
+            patience_s = TORCH_CLEAN_WITHIN_S if strange else CLEAN_WITHIN_S
+            if self._now() >= began + patience_s or not (strange or any(not is_torch_cleaner(p) for p in cleaners)):
+                return
+            self._pause.wait(POLL_S)
+
+    def _started_wall(self) -> float:
+        """By the file system's clock: when the ranks' small files were made."""
+        try:
+            return min(target.signals.parent.stat().st_mtime for target in self._targets)
+        except (OSError, ValueError):
+            return float("inf")
+
+    def _pids(self) -> set[int]:
+        return {*self._came_from_ranks, *self._orphan_pids}
+
+    def _find(self) -> list[Proc]:
+        # What was ours stays ours: a dying process has no environment any more, but may still hold memory.
+        known = [*self._came_from_ranks.values(), *(target.proc for target in self._targets)]
+        found = self._family.find(known)
+        self._came_from_ranks |= {proc.pid: proc for proc in found}
+        return found
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _order(target: Target, number: int) -> None:
+    """Write down what is about to be sent; without it the script's handler does not run, but its grace does."""
+    try:
+        fd = os.open(target.orders, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return
+    try:
+        os.write(fd, bytes([number]))
+    finally:
+        os.close(fd)
+
+
+def _catches(proc: Proc, number: int) -> bool:
+    """Whether it has a handler of its own for this signal."""
+    try:
+        lines = Path(f"/proc/{proc.pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    caught = next((line.partition(":")[2] for line in lines if line.startswith("SigCgt")), "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def _can_run(proc: Proc) -> bool:
+    now = read_proc(proc.pid)
+    return now is not None and now.state not in "Tt"
+
+
+def _nothing() -> None:
+    """The watch threads reap: there is nothing to do between two rounds of killing."""

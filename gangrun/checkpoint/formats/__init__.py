@@ -1,0 +1,1 @@
+"""One module a format: how it is read without unpickling, when it is complete, and how it is verified."""

@@ -1,0 +1,251 @@
+"""Room: checkpoint. Judges one plain DCP directory: *complete* by its structure, *verified* by every checksum in it.
+
+What cannot be seen from outside, because nothing in the format binds it: a shard that another step of the same run left
+whole and with the same layout, and a renamed entry in ``.metadata`` (it carries no checksum of its own).
+Next: ``store``, which decides which directories are judged how far; ``memory``, which remembers.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import blake2b
+from itertools import groupby
+
+from gangrun.checkpoint.formats.dcp_metadata import (
+    METADATA_MAX_BYTES,
+    METADATA_NAME,
+    DcpMetadata,
+    Entry,
+    MetadataRefused,
+    parse_metadata,
+)
+from gangrun.checkpoint.formats.torch_zip import BUFFER_BYTES, Damaged, Source, looks_like_archive, prove
+from gangrun.checkpoint.verification import Means, Proof, ProveAll, Tick, Turn, prove_share
+from gangrun.core.checkpoints.resume import shown
+from gangrun.core.model import Level
+from gangrun.wire.manifest import MANIFEST_NAME, SAVE_ID_PREFIX
+
+FileMark = tuple[int, int, int, int]  # size, mtime_ns, ctime_ns, inode: a file that keeps them was not written since
+
+SEEN_PREFIX = "seen-"  # of the name of a save that is told by how its files look; no nonce of gangrun's begins so
+
+_BATCH_BYTES = 64 * 1024 * 1024
+_MISSING = (errno.ENOENT, errno.ENOTDIR)
+
+
+class BadFile(Exception):
+    """A file of the checkpoint is missing or not a file; the message says which."""
+
+
+class UnreadableFile(Exception):
+    """The storage refused to show a file: nothing is known about its content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What is known of a directory. ``level`` None: not even whole; ``why`` says what is wrong, or why not verified."""
+
+    level: Level | None
+    why: str = ""
+    deep: bool = False  # the bytes were read too, as far as they carry checksums
+    marks: tuple[tuple[str, FileMark], ...] = ()  # every file that counts, by relative path
+    save_id: str | None = None
+    entry_count: int = 0
+    data_bytes: int = 0
+    unreadable: bool = False
+
+    @property
+    def nonce(self) -> str | None:
+        """Tells this save from another one into the same directory; None where nothing is known."""
+        if self.save_id or not self.marks:
+            return self.save_id
+        _, mtime_ns, _, inode = self.marks[0][1]  # .metadata comes first
+        return f"{inode}-{mtime_ns}"
+
+    @property
+    def valid(self) -> bool:
+        """May be resumed from: read in full, and whole as far as its format can tell."""
+        return self.deep and self.level is not None
+
+
+def screen(directory: str) -> Judgement:
+    """Structure only: ``.metadata`` makes sense, every file is there and long enough. Reads no data."""
+    try:
+        return _screen(directory)[0]
+    except (MetadataRefused, BadFile) as found:
+        return Judgement(None, str(found))
+    except UnreadableFile as found:
+        return Judgement(None, str(found), unreadable=True)
+
+
+def verify(
+    directory: str, tick: Tick | None = None, threads_count: int = 4, prove_all: ProveAll | None = None
+) -> Judgement:
+    """Structure and every byte. ``prove_all`` has others read too; it does what ``prove_share`` does."""
+    try:
+        screened, metadata = _screen(directory)
+        proof = _proof(directory, screened, metadata)
+        unproven = (prove_all or prove_share)(proof, tick or (lambda count: None), threads_count)
+        again = tuple((path, mark_of(directory, path)) for path, _ in screened.marks)
+    except (MetadataRefused, BadFile, Damaged) as found:
+        return Judgement(None, str(found))
+    except UnreadableFile as found:
+        return Judgement(None, str(found), unreadable=True)
+    if again != screened.marks:
+        return Judgement(None, "it was written to while it was being read")
+    level, why = Level.VERIFIED, ""
+    if unproven:
+        level, why = Level.COMPLETE, _unproven_words(unproven, screened.entry_count)
+    return replace(screened, level=level, why=why, deep=True)
+
+
+def proof_of(directory: str) -> Proof:
+    """What to read of whatever is there now; raises what says that it is not whole, or cannot be seen."""
+    return _proof(directory, *_screen(directory))
+
+
+def mark_of(directory: str, path: str) -> FileMark:
+    """Identity of one regular file inside; symbolic links are not followed, at no component."""
+    parts = path.split("/")
+    at = directory
+    with told(path):
+        for part in parts[:-1]:
+            at = os.path.join(at, part)
+            if not stat.S_ISDIR(os.lstat(at).st_mode):
+                raise BadFile(f"{shown(part)} is not a directory of its own (symbolic links are not followed)")
+        found = os.lstat(os.path.join(at, parts[-1]))
+    if stat.S_ISLNK(found.st_mode):
+        raise BadFile(f"{shown(path)} is a symbolic link, which is not followed")
+    if not stat.S_ISREG(found.st_mode):
+        raise BadFile(f"{shown(path)} is not a regular file")
+    return (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+
+
+@contextmanager
+def told(path: str) -> Iterator[None]:
+    """Turn what the operating system says about a file into words."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _MISSING:
+            raise BadFile(f"{shown(path)} is missing") from None
+        if error.errno == errno.ENAMETOOLONG:
+            raise BadFile(f"{shown(path)} cannot be a file: its name is too long") from None
+        if error.errno == errno.ELOOP:
+            raise BadFile(f"{shown(path)} is a symbolic link, which is not followed") from None
+        raise UnreadableFile(f"{shown(path)} cannot be read ({os.strerror(error.errno or 0)})") from None
+
+
+def _screen(directory: str) -> tuple[Judgement, DcpMetadata]:
+    """Judge the structure, which a save of gangrun's that lost its manifest does not pass."""
+    mark = mark_of(directory, METADATA_NAME)
+    if mark[0] > METADATA_MAX_BYTES:
+        raise MetadataRefused(f".metadata is larger than {METADATA_MAX_BYTES} bytes")
+    with opened(directory, METADATA_NAME) as descriptor, told(METADATA_NAME):
+        data = b"".join(iter(lambda: os.read(descriptor, BUFFER_BYTES), b""))
+    metadata = parse_metadata(data)
+    if (metadata.save_id or "").startswith(SAVE_ID_PREFIX):
+        raise BadFile(f"{MANIFEST_NAME} is missing, which was written with it")
+    marks = [(METADATA_NAME, mark)]
+    for path, entries in groupby(metadata.entries, key=lambda e: e.path):
+        mark = mark_of(directory, path)
+        needed = max(entry.offset + entry.length for entry in entries)
+        if mark[0] < needed:
+            raise BadFile(f"{shown(path)} is {mark[0]} bytes long and must be {needed} (truncated)")
+        marks.append((path, mark))
+    data_bytes = sum(entry.length for entry in metadata.entries)
+    judged = Judgement(Level.COMPLETE, "", False, tuple(marks), metadata.save_id, len(metadata.entries), data_bytes)
+    return judged, metadata
+
+
+@contextmanager
+def opened(directory: str, path: str) -> Iterator[int]:
+    """A descriptor of one regular file inside, for reading; what the system says against it, in words."""
+    with told(path):
+        # O_NONBLOCK: should a pipe have taken the file's place, opening it must not wait for a writer
+        descriptor = os.open(os.path.join(directory, path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _proof(directory: str, screened: Judgement, metadata: DcpMetadata) -> Proof:
+    """Nothing in the format binds a shard to its save, so all files as they stand name it: when each was written, not
+    its inode, as some file systems number theirs on each node anew.
+    """
+    files = [(path, size, mtime_ns) for path, (size, mtime_ns, _, _) in screened.marks]
+    name = blake2b(repr((screened.save_id, files)).encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
+    turns = [
+        Turn(sum(entry.length for entry in batch), partial(_prove_batch, directory, batch))
+        for batch in _batches(metadata.entries)
+    ]
+    return Proof(directory, SEEN_PREFIX + name, screened.data_bytes, turns)
+
+
+def _batches(entries: tuple[Entry, ...]) -> Iterator[list[Entry]]:
+    """Neighbours in one file, enough of them to be worth a thread's turn."""
+    batch: list[Entry] = []
+    size = 0
+    for entry in entries:
+        if batch and (entry.path != batch[0].path or size + entry.length > _BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(entry)
+        size += entry.length
+    if batch:
+        yield batch
+
+
+def _prove_batch(directory: str, batch: list[Entry], means: Means) -> list[str]:
+    source = Source(means.tick, means.mapped)
+    unproven = []
+    path = batch[0].path
+    with opened(directory, path) as source.descriptor, told(path):
+        for entry in batch:
+            if means.stop.is_set():
+                break
+            try:
+                why = _prove(source, entry)
+            except Damaged as damage:
+                raise Damaged(f"{shown(entry.fqn)} in {shown(path)} is damaged: {damage}") from None
+            if why:
+                unproven.append(why)
+    return unproven
+
+
+def _prove(source: Source, entry: Entry) -> str:
+    """Empty when the entry's checksums hold, else why nothing is proven; ``Damaged`` when they do not hold."""
+    if entry.transformed:
+        return "written through an extension"
+    if not entry.tensor and not looks_like_archive(source, entry.offset, entry.length):
+        # A planner may store an object's bytes in a form of its own. Zeros are no such form: that is a lost extent.
+        if entry.length and _all_zero(source, entry):
+            raise Damaged("it is all zeros")
+        return "of a form of their own"
+    reading = prove(source, entry.offset, entry.length)
+    # a subclass may store several smaller pieces, so only a single storage tells
+    if entry.payload_bytes is not None and len(reading.storages) == 1 and reading.storages[0] < entry.payload_bytes:
+        raise Damaged(f"it holds {reading.storages[0]} bytes of data and must hold {entry.payload_bytes}")
+    return "" if reading.checksummed else "written without checksums"
+
+
+def _all_zero(source: Source, entry: Entry) -> bool:
+    offset, left = entry.offset, entry.length
+    while left:
+        piece = source.at(offset, min(left, BUFFER_BYTES))
+        if piece.strip(b"\0"):
+            return False
+        offset, left = offset + len(piece), left - len(piece)
+    return True
+
+
+def _unproven_words(unproven: Sequence[str], total: int) -> str:
+    kinds = sorted(set(unproven))
+    return f"{len(unproven)} of {total} pieces cannot be checked: {', '.join(kinds)}"

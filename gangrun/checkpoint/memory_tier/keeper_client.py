@@ -1,0 +1,139 @@
+"""Room: checkpoint. One process's line to the keeper of this node's memory (``gangrun/node/memory_keeper.py``).
+
+A rank puts files there, an agent reads them; neither knows the other. Every call waits for the keeper, which answers at
+once or is dead. Where an answer is not heard whole the connection is closed, as what comes late would be taken for the
+next one's: then all is refused until ``again``. Next: ``training/memory/saving.py`` writes, ``rescue`` brings to disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from gangrun.node.memory_keeper import MESSAGE_MAX_BYTES, MORE, address
+
+ANSWER_WITHIN_S = 60.0  # it frees memory between two answers, which of a large step takes its time
+
+
+class NotKept(OSError):
+    """The keeper refused, or there is none (any more); the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepName:
+    """One save in memory."""
+
+    attempt: int
+    step: int
+    nonce: str
+
+    def message(self, op: str, **more: object) -> dict[str, object]:
+        """What is said about it."""
+        return {"op": op, "attempt": self.attempt, "step": self.step, "nonce": self.nonce, **more}
+
+
+class Kept:
+    """A connection; what was begun and not finished when it closes is dropped."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._unheard = ""  # why this connection is of no more use
+        self._line = self._met()
+
+    def _met(self) -> socket.socket:
+        line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        line.settimeout(ANSWER_WITHIN_S)
+        try:
+            line.connect(address(self._name))
+        except OSError as error:
+            line.close()
+            raise NotKept(f"nothing keeps checkpoints in this node's memory: {error.strerror or error}") from None
+        return line
+
+    def again(self) -> None:
+        """Another connection where this one is of no more use; what it had begun, or pinned, is gone with it."""
+        if self._unheard:
+            self._line, self._unheard = self._met(), ""
+
+    def new(self, step: StepName, name: str, size: int) -> int:
+        """A descriptor to write exactly ``size`` bytes to; the caller closes it."""
+        fds = self._ask(step.message("new", name=name, size=size))[1]
+        return fds[0]
+
+    def done(self, step: StepName, name: str) -> None:
+        """From now on nobody can change it."""
+        self._ask(step.message("done", name=name))
+
+    def put(self, step: StepName, name: str, data: bytes) -> None:
+        """A small file whole."""
+        fd = self.new(step, name, len(data))
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+        finally:
+            os.close(fd)
+        self.done(step, name)
+
+    def whole(self, step: StepName) -> None:
+        """Every node has all of its part: what is older is needed no more."""
+        self._ask(step.message("whole"))
+
+    def abandon(self, step: StepName) -> None:
+        """It will never be whole."""
+        self._ask(step.message("abandon"))
+
+    def pin(self, attempt: int, step: StepName | None = None) -> None:
+        """All steps of the attempt that are there, or this one, stay until this connection pins others or closes."""
+        self._ask(step.message("pin") if step is not None else {"op": "pin", "attempt": attempt})
+
+    def held(self, attempt: int) -> tuple[Mapping[str, Any], ...]:
+        """Of each step that is there: step, nonce, and the size of each sealed file by its name."""
+        return tuple(self._ask({"op": "held", "attempt": attempt})[0]["steps"])
+
+    @contextmanager
+    def opened(self, step: StepName, name: str) -> Iterator[int]:
+        """A descriptor to read."""
+        fd = self._ask(step.message("open", name=name))[1][0]
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Let go."""
+        self._line.close()
+
+    def _heard(self) -> tuple[dict[str, Any], list[int]]:
+        """One answer, in as many messages as it took."""
+        parts = b""
+        while True:
+            data, fds, _, _ = socket.recv_fds(self._line, MESSAGE_MAX_BYTES, 1)
+            if not data:
+                raise NotKept("the keeper of this node's memory is gone")
+            parts += data[1:]
+            if not data.startswith(MORE):
+                return json.loads(parts), fds
+
+    def _ask(self, message: Mapping[str, object]) -> tuple[dict[str, Any], list[int]]:
+        if self._unheard:
+            raise NotKept(self._unheard)
+        try:
+            self._line.send(json.dumps(message).encode())
+            said, fds = self._heard()
+        except (OSError, ValueError) as error:
+            self._line.close()
+            why = getattr(error, "strerror", None) or error
+            silent = not isinstance(error, NotKept)
+            self._unheard = f"the keeper of this node's memory does not answer: {why}" if silent else str(error)
+            raise NotKept(self._unheard) from None
+        if not said.get("ok"):
+            raise NotKept(str(said.get("why", "refused")))
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        return said, fds

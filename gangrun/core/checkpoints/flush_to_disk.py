@@ -1,0 +1,146 @@
+"""Before a job ends, the newest step in its nodes' memory is brought to the disk (room: core, which only decides).
+
+A job's end takes its memory along. So an end, or asking for the next job, waits in WAITING while nodes write what is
+newer there than on disk: within the time until the scheduler takes the nodes, and in any case not for ever. What was
+decided stands in ``state.bringing`` and is done afterwards, whatever became of it. A run that succeeded left what it
+wanted to leave; who cancels twice waits for nothing. Next: ``supervisor/recover_call.py``, which has it brought.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gangrun.core.actions import BringSteps, Decision, EndJob, SubmitSuccessor
+from gangrun.core.checkpoints.memory import newest_chosen
+from gangrun.core.events import DeadlinePassed, FlushDue, Notice, NoticeKind, StepBrought
+from gangrun.core.machine.transitions import LEAVE_S, LEAVE_SHARE_MAX, enter, finish, ignored, stay, with_deadline
+from gangrun.core.model import TERMINAL, Bringing, Outcome, Phase, RunState
+from gangrun.core.nodeset import fold
+from gangrun.core.policy import Policy
+from gangrun.core.recovery import recovery_steps
+
+END_WITHIN_S = 900.0  # where nobody takes the nodes away: as long as before an attempt
+LEAST_S = 1.0  # nothing is begun for less
+TIMER = "bring"
+
+
+def first(before: RunState, decision: Decision, now: float, policy: Policy) -> Decision:
+    """The decision as it is; or, where it ends this job and its memory may hold more than the disk, a wait for that."""
+    ends = [one for one in decision.actions if isinstance(one, EndJob | SubmitSuccessor)]
+    if not policy.keeps_memory or not ends or decision.outcome is not Outcome.APPLIED:
+        return decision
+    state = decision.state
+    roster = state.nodes or before.nodes  # who leaves forgets them
+    nodes = tuple(sorted(name for name, node in roster.items() if not node.lost))
+    here = [(one.number, bool(one.nodes)) for one in before.attempts if one.job == before.job]
+    attempt = newest_chosen(here, before.attempt + 1)
+    over = before.bringing is not None or before.phase in TERMINAL or before.hurried
+    if over or state.phase is Phase.SUCCEEDED or not nodes or attempt <= before.brought_attempt:
+        return decision
+    within_s = _within_s(state, state.phase, now, policy)
+    if within_s < LEAST_S:
+        reason = f"{decision.reason}; no time is left to bring to the disk what only memory holds"
+        return replace(decision, reason=reason, state=replace(state, reason=reason))
+    what = f"first the newest step in memory is brought to the disk, in up to {within_s:.0f} s"
+    return enter(
+        replace(state, nodes=roster, submitting=False, leaving=False),
+        Phase.WAITING,
+        f"{ends[0].reason}; {what}",
+        BringSteps(attempt, state.disk_step, within_s, nodes),
+        deadlines={TIMER: now + within_s},
+        bringing=Bringing(attempt, nodes, state.phase, ends[0].reason),
+    )
+
+
+def _within_s(state: RunState, then: Phase, now: float, policy: Policy) -> float:
+    """A cancel waits no longer than for a script's own save, and nobody longer than the nodes are there."""
+    limit_s = policy.checkpoint_grace_s if then is Phase.CANCELLED else END_WITHIN_S
+    if state.gone_at is None:
+        return limit_s
+    left_s = max(0.0, state.gone_at - now)
+    return min(limit_s, left_s - min(LEAVE_S, LEAVE_SHARE_MAX * left_s))
+
+
+def flush(state: RunState, event: FlushDue, now: float, policy: Policy) -> Decision:
+    """RUNNING: the disk falls behind while ranks train on, so the nodes write down what they hold."""
+    del now, policy
+    assert state.placement is not None
+    if event.step <= state.disk_step:
+        return ignored(state, f"step {event.step} is not newer than what is on disk")
+    nodes = tuple(sorted(name for name in state.placement.nodes if not state.nodes[name].lost))
+    action = BringSteps(state.attempt, state.disk_step, END_WITHIN_S, nodes, flush=True)
+    return stay(state, f"step {event.step} is in memory only: bringing it to the disk while ranks train on", action)
+
+
+def again(state: RunState, now: float) -> BringSteps:
+    """The same once more, for a new supervisor."""
+    assert state.bringing is not None
+    left_s = max(LEAST_S, state.deadlines[TIMER].at - now)
+    return BringSteps(state.bringing.attempt, state.disk_step, left_s, state.bringing.nodes)
+
+
+def brought(state: RunState, event: StepBrought, now: float, policy: Policy) -> Decision:
+    """What became of it; what waited for it goes on."""
+    told = sentence(event)
+    if state.bringing is None or event.attempt != state.bringing.attempt:
+        return stay(state, told)
+    return go_on(state, now, policy, told if event.step >= 0 or event.why else "")
+
+
+def sentence(event: StepBrought) -> str:
+    """In a person's words."""
+    if event.step < 0:
+        return event.why or "memory holds nothing newer than the disk"
+    if event.why:
+        return f"step {event.step}, which only memory holds, could not be brought to the disk: {event.why}"
+    return f"step {event.step} was brought to the disk from the memory of {fold(event.nodes)}"
+
+
+def time_is_up(state: RunState, event: DeadlinePassed, now: float, policy: Policy) -> Decision:
+    """WAITING: it is given up."""
+    del event
+    return go_on(state, now, policy, "what only memory holds could not be brought to the disk in time")
+
+
+def go_on(state: RunState, now: float, policy: Policy, told: str) -> Decision:
+    """Do what was decided before."""
+    held = state.bringing
+    assert held is not None
+    reason = "; ".join(filter(None, (held.reason, told)))
+    state = replace(state, bringing=None, brought_attempt=held.attempt)
+    match held.then:
+        case Phase.WAITING:
+            return recovery_steps.ask_for_job(state, now, policy, reason)
+        case Phase.PENDING:
+            return recovery_steps.leave(state, now, policy, reason)
+        case _:
+            return finish(state, held.then, now, reason, state.failure)
+
+
+def cancel(state: RunState, by: str, now: float, policy: Policy) -> Decision:
+    """WAITING: whatever was to follow, nothing does; asked twice, at once."""
+    held = state.bringing
+    assert held is not None
+    if held.then is Phase.CANCELLED:
+        reason = f"cancelled again by {by}; what only memory holds goes with the job"
+        return finish(state, Phase.CANCELLED, now, reason)
+    reason = f"cancelled by {by}"
+    cancelled = replace(held, then=Phase.CANCELLED, reason=reason)
+    state = _fitted(replace(state, bringing=cancelled, cancelled_by=by, failure=None), now, policy)
+    return stay(state, f"{reason} while the newest step in memory was being brought to the disk", loud=True)
+
+
+def notice(state: RunState, event: Notice, now: float, policy: Policy) -> Decision:
+    """WAITING: the nodes go, so there is less time; whose nodes they are decides what follows."""
+    held = state.bringing
+    assert held is not None
+    if event.kind in {NoticeKind.CANCEL, NoticeKind.UNKNOWN} and held.then is not Phase.CANCELLED:
+        return cancel(state, "the scheduler" if event.kind is NoticeKind.CANCEL else "a signal", now, policy)
+    reason = f"{event.kind.value} while the newest step in memory was being brought to the disk"
+    return stay(_fitted(state, now, policy), reason, loud=True)
+
+
+def _fitted(state: RunState, now: float, policy: Policy) -> RunState:
+    assert state.bringing is not None
+    at = now + max(0.0, _within_s(state, state.bringing.then, now, policy))
+    return with_deadline(state, TIMER, min(at, state.deadlines[TIMER].at))

@@ -1,0 +1,131 @@
+"""Which step that nodes hold in memory is whole, and who brings which file of it (room: core, which only decides).
+
+A step in memory is (attempt, step, nonce). Its manifest is put into memory only after every rank's shard was, so one
+node's manifest says how many files there must be; the step is whole if the nodes that answer hold so many together, or
+hold enough parity to make the rest again. Next: ``supervisor/recover_call.py``, which asks the nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Stripe:
+    """A piece of the files of each of these members, by place in the code, and parity, a file each.
+
+    As many of all its shards as there are members give back the others.
+    """
+
+    members: tuple[int, ...]
+    parity: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """The files of each member, and what was coded of them (``wire/protection.py``, without sizes and checksums)."""
+
+    members: tuple[tuple[str, ...], ...]
+    stripes: tuple[Stripe, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What one node holds of one step. ``wanted_count``: files of the whole step, 0 where its manifest is not here.
+
+    ``pieces``: parity. ``codes``: what it knows of the parity that it and others hold.
+    """
+
+    step: int
+    nonce: str
+    files: tuple[str, ...]
+    wanted_count: int = 0
+    pieces: tuple[str, ...] = ()
+    codes: tuple[Code, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WholeStep:
+    """A step that can be brought to the disk: each file once, by one of the nodes that hold it.
+
+    ``rebuild``: node -> files that nobody holds and that it makes again once all others, and the parity that is needed
+    for it, are there.
+    """
+
+    step: int
+    nonce: str
+    files: Mapping[str, tuple[str, ...]]  # node -> its files, and its parity where that is needed
+    rebuild: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def rebuilt_count(self) -> int:
+        """Files that nobody holds."""
+        return sum(map(len, self.rebuild.values()))
+
+
+@dataclass(slots=True)
+class _Found:
+    """One save, as all nodes together have it."""
+
+    files: dict[str, str] = field(default_factory=dict)  # name -> a node that holds it
+    pieces: dict[str, str] = field(default_factory=dict)
+    codes: dict[Code, list[str]] = field(default_factory=dict)  # -> nodes that have its record
+    wanted_count: int = 0
+
+
+def newest_whole(held: Mapping[str, Sequence[Holding]], above_step: int) -> WholeStep | None:
+    """The newest step above ``above_step`` that nodes hold, or can make again, to the last file; None: none is."""
+    steps: dict[tuple[int, str], _Found] = {}
+    for node, holdings in sorted(held.items()):
+        for one in holdings:
+            found = steps.setdefault((one.step, one.nonce), _Found())
+            for name in one.files:
+                found.files.setdefault(name, node)
+            for name in one.pieces:
+                found.pieces.setdefault(name, node)
+            for code in one.codes:
+                found.codes.setdefault(code, []).append(node)
+            found.wanted_count = max(found.wanted_count, one.wanted_count)
+    for key in sorted(steps, reverse=True):
+        found = steps[key]
+        if key[0] <= above_step or not found.wanted_count:
+            continue
+        rebuild, pieces = _made_again(found)
+        if len(found.files) + sum(map(len, rebuild.values())) == found.wanted_count:
+            by_node: dict[str, list[str]] = {}
+            for name, node in sorted({**found.files, **pieces}.items()):
+                by_node.setdefault(node, []).append(name)
+            return WholeStep(*key, {node: tuple(names) for node, names in by_node.items()}, rebuild)
+    return None
+
+
+def _made_again(found: _Found) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
+    """Which node makes which of the missing files, and what parity is needed for that, by a holder."""
+    rebuild: dict[str, tuple[str, ...]] = {}
+    needed: dict[str, str] = {}
+    for code, nodes in found.codes.items():
+        missing = {n for n, names in enumerate(code.members) if any(name not in found.files for name in names)}
+        if not missing:
+            continue
+        parity: list[str] = []
+        for stripe in code.stripes:
+            lost_count = len(missing.intersection(stripe.members))
+            there = [name for name in stripe.parity if name in found.pieces]
+            if len(there) < lost_count:
+                break
+            parity += there[:lost_count]
+        else:
+            needed.update((name, found.pieces[name]) for name in parity)
+            node = min(nodes, key=lambda one: len(rebuild.get(one, ())))
+            names = (name for n in sorted(missing) for name in code.members[n] if name not in found.files)
+            rebuild[node] = (*rebuild.get(node, ()), *names)
+    return rebuild, needed
+
+
+def newest_chosen(attempts: Sequence[tuple[int, bool]], before: int) -> int:
+    """Of (number, whether nodes were picked for it): the newest attempt before ``before`` that chose where to begin.
+
+    Only its steps may be brought back: whatever older ones hold was passed over by that choice. -1: there is none.
+    """
+    return max((number for number, picked in attempts if picked and number < before), default=-1)

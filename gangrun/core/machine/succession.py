@@ -1,0 +1,225 @@
+"""A new term, a new job, a run taken up again (room: core, which only decides).
+
+A new supervisor adopts a gang that lives and is whole; anything less is stopped and started anew. ``redrive`` names
+what the dead supervisor had asked for and the new one must ask again: every action is idempotent by its keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gangrun.core.actions import (
+    Action,
+    Decision,
+    EndJob,
+    SealAttempts,
+    TakeStacks,
+)
+from gangrun.core.checkpoints import flush_to_disk
+from gangrun.core.events import ResumeRequested, TermTaken
+from gangrun.core.exit_codes import EXIT_CODES
+from gangrun.core.machine.transitions import (
+    WHY,
+    close_attempt,
+    enter,
+    fenced,
+    finish,
+    may_hold_ranks,
+    stay,
+    stop_all,
+    stop_gang,
+    with_deadline,
+    without_deadline,
+)
+from gangrun.core.model import TERMINAL, After, Budget, Evidence, Phase, RunState, StartStage
+from gangrun.core.nodes import absences, device_test, quarantine, roster
+from gangrun.core.policy import Policy
+from gangrun.core.protocol.lease import fence_after_seal_s
+from gangrun.core.recovery import recovery_steps
+
+ABSENT_WITHIN_S = 5.0  # so long the last resort waits for what the job's launcher knows of its nodes
+
+
+def redrive(state: RunState, now: float, policy: Policy) -> tuple[Action, ...]:
+    """What must be asked again in this phase."""
+    match state.phase:
+        case Phase.CHECKING:
+            return device_test.ask(state, roster.unchecked(state), policy)
+        case Phase.STARTING if state.stage is StartStage.SEALING:
+            return (SealAttempts(state.attempt), *device_test.asked_again(state, policy))
+        case Phase.RUNNING:
+            stacks = (TakeStacks(state.attempt),) if state.evidence.hang is not None else ()
+            return (*stacks, *device_test.asked_again(state, policy))
+        case Phase.STOPPING:
+            return (stop_gang(state, now, policy, state.reason, state.saving),)
+        case Phase.WAITING if state.bringing is not None:
+            return (flush_to_disk.again(state, now),)
+        case Phase.WAITING if state.submitting:
+            return (recovery_steps.successor(state, now, state.reason),)
+        case Phase.WAITING:
+            return device_test.asked_again(state, policy)
+        case Phase.SUCCEEDED | Phase.FAILED | Phase.CANCELLED:
+            return (EndJob(state.phase, EXIT_CODES[state.phase], state.reason, state.cleared),)
+        case _:
+            return ()
+
+
+def term_taken(state: RunState, event: TermTaken, now: float, policy: Policy) -> Decision:
+    """In every phase: know the term, then adopt, stop, or go on where the last supervisor was."""
+    another_job = bool(state.job) and event.job != state.job
+    new = replace(
+        state,
+        term=event.term,
+        job=event.job,
+        seq=max(state.seq, event.seq),
+        attempt=max(state.attempt, event.highest_attempt),
+        expected=event.expected,
+        alone=event.alone,
+        store_stalled_since=None,  # its claim was written: the disk answers
+    )
+    who = f"supervisor #{event.term} took over"
+    if state.term == 0:
+        who = f"supervisor #{event.term} begins"
+    if state.phase in TERMINAL:
+        return stay(new, f"{who}; the run has ended", *redrive(new, now, policy))
+    if state.leaving and not another_job:
+        reason = f"{who}; the run goes on in another job, so this one ends"
+        return stay(new, reason, EndJob(Phase.PENDING, 0, reason))
+    if another_job:
+        return _in_another_job(new, now, policy, who)
+    if new.bringing is not None and event.alone:
+        return flush_to_disk.go_on(new, now, policy, f"{who}, and nobody is left whose memory could be asked")
+    if new.bringing is not None:
+        return stay(new, who, *redrive(new, now, policy))
+    if event.alone and not new.submitting:
+        return _alone(new, now, policy, who)
+    if new.attempt != state.attempt and state.phase not in {Phase.PENDING, Phase.CHECKING}:
+        why = f"{who}; nodes know of attempt {new.attempt}, the journal of {state.attempt}"
+        evidence = state.evidence if state.after is After.JUDGE else Evidence()
+        return stop_all(replace(new, submitting=False), now, policy, _what_was_to_follow(state), why, evidence)
+    if state.phase is Phase.RUNNING:
+        return _adopt(new, event, now, policy, who)
+    if state.stage is StartStage.LAUNCHING:
+        if _whole(new, event):
+            why = f"{who} and found all ranks of attempt {new.attempt} running"
+            return enter(new, Phase.RUNNING, why, *device_test.asked_again(new, policy))
+        why = f"{who} while attempt {new.attempt} was starting"
+        return stop_all(new, now, policy, After.AGAIN, why, Evidence())
+    if state.stage is StartStage.CHOOSING:
+        new = replace(new, stage=StartStage.SEALING)  # which commits stand was known to the last supervisor alone
+    return stay(_with_time(new, now + policy.start_within_s), who, *redrive(new, now, policy))
+
+
+def _alone(state: RunState, now: float, policy: Policy, who: str) -> Decision:
+    """The last resort: nobody is left to beat, so all nodes count as lost; then as whenever too few are left."""
+    reason = f"{who}, since all that its job had on its nodes has ended"
+    gone = {name: replace(node, lost=True, silent_since=now) for name, node in state.nodes.items()}
+    state = replace(state, nodes=gone)
+    if state.phase is Phase.PENDING:  # what the launcher knows of each node is being read
+        return stay(with_deadline(state, "join", now + ABSENT_WITHIN_S), reason, loud=True)
+    if not may_hold_ranks(state):
+        return absences.too_few(state, now, policy, f"{reason}{absences.told(state)}")
+    after = After.JUDGE if state.after is None else state.after
+    held = state.placement.nodes if state.placement else ()
+    died = tuple(dict.fromkeys((*state.evidence.agents_died, *held)))
+    return stop_all(state, now, policy, after, reason, replace(state.evidence, agents_died=died))
+
+
+def _what_was_to_follow(state: RunState) -> After:
+    """A stop that is asked for anew must not forget why: a cancelled run would start again."""
+    if state.after is not None:
+        return state.after
+    return After.REQUEUE if state.submitting else After.AGAIN
+
+
+def _with_time(state: RunState, at: float) -> RunState:
+    """What is asked for again gets the time for it again."""
+    for name, due in state.deadlines.items():
+        if name != WHY:
+            state = with_deadline(state, name, max(due.at, at))
+    return state
+
+
+def _adopt(state: RunState, event: TermTaken, now: float, policy: Policy, who: str) -> Decision:
+    """RUNNING: keep what lives. A node that has not answered yet is for the beats to judge."""
+    assert state.placement is not None
+    held = {inventory.node: inventory for inventory in event.inventories}
+    for name in state.placement.nodes:
+        if name in held and held[name].attempt != state.attempt:
+            reason = f"{who}; {name} no longer holds attempt {state.attempt}"
+            died = replace(state.evidence, agents_died=(*state.evidence.agents_died, name))
+            return stop_all(state, now, policy, After.JUDGE, reason, died)
+    missing = [name for name in state.placement.nodes if name not in held]
+    ranks = sum(len(inventory.ranks) for inventory in event.inventories)
+    what = f"{who} and adopted attempt {state.attempt} ({ranks} of {state.placement.world_size} ranks answered for)"
+    if missing:
+        what += f"; not heard yet: {', '.join(missing)}"
+    return stay(_with_time(state, now + policy.stacks_within_s), what, *redrive(state, now, policy))
+
+
+def _whole(state: RunState, event: TermTaken) -> bool:
+    assert state.placement is not None
+    alive = {rank.rank for held in event.inventories if held.attempt == state.attempt for rank in held.ranks}
+    return alive | state.finished >= set(range(state.placement.world_size))
+
+
+def _in_another_job(state: RunState, now: float, policy: Policy, who: str) -> Decision:
+    """The old job's ranks can no longer be asked: staging seals and leases keep them apart from the next gang."""
+    reason = f"{who} in job {state.job}; waiting for its nodes"
+    if state.after is After.CANCEL:
+        return finish(state, Phase.CANCELLED, now, f"cancelled by {state.cancelled_by}")
+    if state.after is After.SUCCEED:
+        return finish(state, Phase.SUCCEEDED, now, "all ranks finished before their job ended")
+    if state.bringing is not None and state.bringing.then in TERMINAL:
+        return finish(state, state.bringing.then, now, state.bringing.reason, state.failure)
+    if may_hold_ranks(state):
+        held = state.placement.nodes if state.placement else ()
+        state = fenced(state, held, now + fence_after_seal_s(policy.timing), now)
+    return enter(
+        without_deadline(state, WHY),
+        Phase.PENDING,
+        reason,
+        deadlines={"join": now + (ABSENT_WITHIN_S if state.alone else policy.join_within_s)},
+        gone_at=None,
+        nodes={},
+        absent={},
+        attempts=close_attempt(state, now, "job ended", "the job that held it ended"),
+        evidence=Evidence(),
+        finished=frozenset(),
+        submitting=False,
+        leaving=False,
+        waited_for_nodes=False,
+        tries_count=0,
+    )
+
+
+def resume_requested(state: RunState, event: ResumeRequested, now: float, policy: Policy) -> Decision:
+    """A person takes the run up again: a fresh budget, and exclusions only as long as they last."""
+    return enter(
+        state,
+        Phase.PENDING,
+        f"resumed by {event.by}; waiting for nodes",
+        deadlines={"join": now + policy.join_within_s},
+        gone_at=None,
+        job=event.job,
+        seq=max(state.seq, event.seq),
+        nodes={},
+        absent={},
+        budget=Budget(total_count=state.budget.total_count, mark=state.budget.mark),
+        suspicion={},
+        suspected_at={},
+        excluded=quarantine.kept(state.excluded, now),
+        evidence=Evidence(),
+        finished=frozenset(),
+        failure=None,
+        cancelled_by="",
+        resume_request=event.resume_request,
+        waited_for_nodes=False,
+        tries_count=0,
+    )
+
+
+def first_state(state: RunState, now: float, policy: Policy) -> RunState:
+    """The state with which a run's first term begins."""
+    fresh = enter(state, Phase.PENDING, "waiting for nodes", deadlines={"join": now + policy.join_within_s}).state
+    return replace(fresh, updated_at=now)

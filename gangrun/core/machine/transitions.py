@@ -1,0 +1,191 @@
+"""How a state becomes the next one (room: core, which only decides).
+
+The small verbs that the handlers in ``starting``, ``running``, ``stopping`` and ``waiting`` share: enter a phase,
+stay in it, refuse, ignore, finish. Each returns a ``Decision``; none decides anything by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from gangrun.core.actions import Action, Decision, EndJob, StopGang
+from gangrun.core.exit_codes import EXIT_CODES
+from gangrun.core.model import (
+    TERMINAL,
+    After,
+    AttemptRecord,
+    Deadline,
+    Evidence,
+    Failure,
+    Outcome,
+    Phase,
+    RunState,
+    StartStage,
+)
+from gangrun.core.policy import Policy
+from gangrun.core.protocol.lease import fence_wait_s
+
+# Of the time until the nodes are taken away, for what comes after the stop: the record, the next job.
+LEAVE_S, LEAVE_SHARE_MAX = 5.0, 1 / 3
+WHY = "why"  # the scheduler is being asked why an agent was told to end: goes on whatever the phase
+
+
+def refused(state: RunState, reason: str) -> Decision:
+    """The event may not happen here: nothing changes."""
+    return Decision(state, (), reason, Outcome.REFUSED)
+
+
+def ignored(state: RunState, reason: str) -> Decision:
+    """The event is stale or says nothing new: nothing changes."""
+    return Decision(state, (), reason, Outcome.IGNORED)
+
+
+def stay(state: RunState, reason: str, *actions: Action, loud: bool = False, **changes: Any) -> Decision:
+    """Same phase, same deadlines; ``loud``: the reason becomes what users read as the run's."""
+    if loud:
+        changes["reason"] = reason
+    return Decision(replace(state, **changes), actions, reason)
+
+
+def enter(
+    state: RunState,
+    phase: Phase,
+    reason: str,
+    *actions: Action,
+    deadlines: Mapping[str, float] | None = None,
+    **changes: Any,
+) -> Decision:
+    """Another phase: its deadlines replace all earlier ones, and ``reason`` is what users read."""
+    generation = state.generation
+    asking = WHY in state.deadlines and phase not in TERMINAL
+    fresh: dict[str, Deadline] = {WHY: state.deadlines[WHY]} if asking else {}
+    for name, at in (deadlines or {}).items():
+        generation += 1
+        fresh[name] = Deadline(at, generation)
+    changes.setdefault("stage", None)
+    changes.setdefault("after", None)
+    changes.setdefault("saving", False)
+    changes.setdefault("hurried", False)
+    changes.setdefault("bringing", None)
+    new = replace(state, phase=phase, reason=reason, deadlines=fresh, generation=generation, **changes)
+    return Decision(new, actions, reason)
+
+
+def with_deadline(state: RunState, name: str, at: float) -> RunState:
+    """The state with one more deadline (or a moved one)."""
+    generation = state.generation + 1
+    return replace(state, generation=generation, deadlines={**state.deadlines, name: Deadline(at, generation)})
+
+
+def without_deadline(state: RunState, name: str) -> RunState:
+    """The state without that deadline."""
+    return replace(state, deadlines={key: value for key, value in state.deadlines.items() if key != name})
+
+
+def close_attempt(state: RunState, now: float, outcome: str, reason: str) -> tuple[AttemptRecord, ...]:
+    """The attempts with the newest one ended, if it was still open."""
+    if not state.attempts or state.attempts[-1].ended is not None:
+        return state.attempts
+    last = replace(state.attempts[-1], ended=now, outcome=outcome, reason=reason, last_step=state.attempt_step)
+    return (*state.attempts[:-1], last)
+
+
+def finish(state: RunState, phase: Phase, now: float, reason: str, failure: Failure | None = None) -> Decision:
+    """The run ends here, with its story."""
+    return enter(
+        state,
+        phase,
+        reason,
+        EndJob(phase, EXIT_CODES[phase], reason, state.cleared),
+        attempts=close_attempt(state, now, phase.value.lower(), reason),
+        failure=failure,
+        submitting=False,
+        leaving=False,
+    )
+
+
+def stop_bound_s(policy: Policy, checkpoint_first: bool) -> float:
+    """How long a stop may take before it is asked again: every grace, then the longest lease."""
+    save_s = policy.checkpoint_grace_s if checkpoint_first else 0.0
+    return save_s + policy.stop_grace_s + fence_wait_s(policy.timing) + policy.stop_within_s
+
+
+def stop_all(
+    state: RunState,
+    now: float,
+    policy: Policy,
+    after: After,
+    reason: str,
+    evidence: Evidence | None = None,
+    *,
+    checkpoint_first: bool = False,
+) -> Decision:
+    """Stop every rank, then do ``after``."""
+    reason += _cut_short(state, now, policy) if checkpoint_first else ""
+    stop = stop_gang(state, now, policy, reason, checkpoint_first)
+    return enter(
+        state,
+        Phase.STOPPING,
+        reason,
+        stop,
+        deadlines={"stop": now + stop_bound_s(policy, checkpoint_first)},
+        after=after,
+        saving=stop.checkpoint_first,
+        evidence=evidence if evidence is not None else state.evidence,
+        tries_count=0,
+    )
+
+
+def stop_gang(state: RunState, now: float, policy: Policy, reason: str, checkpoint_first: bool) -> StopGang:
+    """The act that stops all ranks, fitted into the time until the nodes are taken away, if they are."""
+    if state.gone_at is None or now > state.gone_at:
+        return StopGang(state.attempt, policy.stop_grace_s, checkpoint_first, reason)
+    stop_s, save_s = _graces(state.gone_at - now, policy)
+    return StopGang(state.attempt, stop_s, checkpoint_first and save_s > 0, reason, save_s)
+
+
+def _graces(left_s: float, policy: Policy) -> tuple[float, float]:
+    """Seconds between SIGTERM and SIGKILL, and those to save before that: some of each, however short the time."""
+    ranks_s = left_s - min(LEAVE_S, LEAVE_SHARE_MAX * left_s)
+    stop_s = min(policy.stop_grace_s, ranks_s / 2)
+    return stop_s, min(policy.checkpoint_grace_s, ranks_s - stop_s)
+
+
+def _cut_short(state: RunState, now: float, policy: Policy) -> str:
+    """What a script may have too little time for, in words; "" where nobody takes the nodes away so soon."""
+    if state.gone_at is None or now > state.gone_at:
+        return ""
+    left_s = state.gone_at - now
+    _, save_s = _graces(left_s, policy)
+    if save_s >= policy.checkpoint_grace_s:
+        return ""
+    return f"; the nodes go in {left_s:.3g} s, so a save gets {save_s:.2g} of its {policy.checkpoint_grace_s:g} s"
+
+
+def fenced(state: RunState, nodes: Iterable[str], until: float, now: float) -> RunState:
+    """The state that knows that ranks may live on these nodes until then."""
+    kept = state.fence_nodes if state.fence_until > now else ()
+    names = tuple(sorted({*kept, *nodes}))
+    return replace(state, fence_nodes=names, fence_until=max(until, state.fence_until) if names else 0.0)
+
+
+def at_step(state: RunState, step: int) -> RunState:
+    """The state that knows that this attempt got to ``step`` at least."""
+    if step <= state.attempt_step:
+        return state
+    return replace(state, attempt_step=step, observed_step=max(state.observed_step, step))
+
+
+def is_unlaunched(state: RunState) -> bool:
+    """Is the newest attempt one that was opened, but of which no start was decided?"""
+    newest = state.attempts[-1] if state.attempts else None
+    return newest is not None and newest.ended is None and not newest.nodes and newest.number == state.attempt
+
+
+def may_hold_ranks(state: RunState) -> bool:
+    """Has this attempt been told to start? Then a stop must be proven, not assumed."""
+    return state.phase in {Phase.RUNNING, Phase.STOPPING} or (
+        state.phase is Phase.STARTING and state.stage is StartStage.LAUNCHING
+    )

@@ -1,0 +1,1 @@
+"""What is known of nodes: roster, absences, placement, quarantine, device tests, planned replacement."""

@@ -1,0 +1,107 @@
+"""Nodes of a job whose agents never came (room: core, which only decides).
+
+The job's launcher may know why: Slurm could start nothing there, or what it started could not run. Once every missing
+node is accounted for nobody is waited for. Such a node is left out of the next job, unless many, or all, say the same:
+then it is what was asked for that cannot work, and another job would cost a queue and end the same way.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gangrun.core.actions import Decision
+from gangrun.core.events import NodeAbsent
+from gangrun.core.machine.transitions import finish, ignored, stay
+from gangrun.core.model import Absence, Failure, Phase, RunState
+from gangrun.core.nodes import quarantine
+from gangrun.core.nodeset import fold, natural_sort
+from gangrun.core.policy import Policy
+from gangrun.core.recovery import blame, recovery_steps
+from gangrun.core.text import listed, one_line
+
+UNKNOWN = "nobody knows why"
+_NUMBER = re.compile(r"[0-9]+")
+
+
+def noted(state: RunState, event: NodeAbsent, now: float, policy: Policy) -> Decision:
+    """In any phase: what is known of a node that is not here."""
+    del now, policy
+    if event.node in state.nodes:
+        return ignored(state, f"{event.node} has joined: what became of it shows in its beats ({one_line(event.why)})")
+    absence = Absence(event.why, event.scheduler)
+    if state.absent.get(event.node) == absence:
+        return ignored(state, f"known: {event.node} does not come")
+    absent = {**state.absent, event.node: absence}
+    return stay(state, f"{event.node} does not come: {one_line(event.why)}", absent=absent)
+
+
+def missing(state: RunState) -> tuple[str, ...]:
+    """Nodes that should be here and are not."""
+    return tuple(natural_sort(name for name in {*state.expected, *state.absent} if name not in state.nodes))
+
+
+def nobody_else_comes(state: RunState) -> bool:
+    """Is every node of the job here, or known not to come?"""
+    return bool(state.expected) and all(name in state.nodes or name in state.absent for name in state.expected)
+
+
+def told(state: RunState) -> str:
+    """Who is missing and what is known of that, in words; "" where nobody is."""
+    words = [f"{fold(names)} did not: {why}" for why, names in _by_cause(state, missing(state)).items()]
+    return f"; {listed(words)}" if words else ""
+
+
+def _lone(state: RunState) -> str:
+    """The one node that came, where nobody knows why no other did: perhaps it is the one that is cut off; else ""."""
+    unknown = [name for name in missing(state) if name not in state.absent]
+    lone = len(state.nodes) == 1 and state.shape.nodes_count > 1 and (unknown or not state.absent)
+    return next(iter(state.nodes)) if lone else ""
+
+
+def too_few(state: RunState, now: float, policy: Policy, reason: str) -> Decision:
+    """Not enough nodes came: the next job without them, or the end where another would not come farther.
+
+    Whoever is alone for the second time, as others would have had to come to it, is left out itself.
+    """
+    lone = _lone(state)
+    if lone and policy.can_requeue:
+        if blame.unfaded(state.suspicion, state.suspected_at, now).get(lone):
+            why = "no other node of two jobs came to it"
+            left_out = quarantine.exclude(state.excluded, (lone,), why, now, policy, len(state.nodes))
+            state = replace(state, excluded=left_out.excluded)
+            return recovery_steps.too_few_nodes(state, now, policy, f"{reason}; {why}: {left_out.sentence}")
+        suspicion = {**state.suspicion, lone: 1}
+        state = replace(state, suspicion=suspicion, suspected_at={**state.suspected_at, lone: now})
+    names = missing(state)
+    if not names:
+        return recovery_steps.too_few_nodes(state, now, policy, reason)
+    count = len({*state.expected, *state.absent})
+    excluded, notes = state.excluded, list[str]()
+    for why, those in _by_cause(state, names).items():
+        absence = state.absent.get(those[0])
+        everywhere = len(those) == count and (count > 1 or (absence is not None and not absence.scheduler))
+        many = len(those) >= recovery_steps.SHARED_NODES_MIN and len(those) > policy.shared_fault_share * count
+        if absence is not None and (everywhere or many):
+            failure = Failure.SCHEDULER if absence.scheduler else Failure.SCRIPT
+            who = "no node could start" if everywhere else f"{len(those)} of {count} nodes could not start"
+            return finish(state, Phase.FAILED, now, f"{who}: {why}", failure)
+        if everywhere or many or not policy.can_requeue:
+            continue  # of a cause that nobody knows, and many have, no node is guilty
+        left_out = quarantine.exclude(excluded, those, f"did not join: {why}", now, policy, len(state.nodes))
+        excluded = left_out.excluded
+        notes.append(left_out.sentence)
+    return recovery_steps.too_few_nodes(replace(state, excluded=excluded), now, policy, "; ".join((reason, *notes)))
+
+
+def _by_cause(state: RunState, names: Iterable[str]) -> dict[str, list[str]]:
+    """The first one's own words -> all nodes that say the same but for numbers and names."""
+    words: dict[str, str] = {}
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        absence = state.absent.get(name)
+        why = UNKNOWN if absence is None else one_line(absence.why)
+        plain = _NUMBER.sub("N", why.replace(name, "<node>"))
+        groups.setdefault(words.setdefault(plain, why), []).append(name)
+    return groups

@@ -1,0 +1,171 @@
+"""Nodes on trial: whose devices are put to work before ranks use them again (room: core, which only decides).
+
+Who is suspected of a failure, and no more than suspected, is tested while the others get ready. Where the gang is
+whole without it nobody waits; else the answer is waited for, so long at most. What comes out decides: broken nodes are
+barred, clean ones are taken back and suspicion fades sooner, and where nobody could tell the suspicion alone counts, as
+it would have without a test. A pass is no proof: who falls first once more is left out untested. So are tested those
+that were left out until they had booted, and come back. By policy all nodes of a job are put to work before its first
+attempt, too; whoever has passed its checks is not asked again before a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from gangrun.core.actions import CheckNodes
+from gangrun.core.events import NodeChecked
+from gangrun.core.model import Node, Placement, RunState, Verdict
+from gangrun.core.nodes import placement, quarantine, roster
+from gangrun.core.nodeset import fold, natural_sort
+from gangrun.core.policy import Policy
+from gangrun.core.recovery import blame
+from gangrun.core.text import one_line
+
+QUICK, THOROUGH = "quick", "thorough"
+SUSPICIONS_MAX_COUNT = 2  # tested so often; suspected once more, a node goes as if there were no tests
+
+
+def ask(state: RunState, names: tuple[str, ...], policy: Policy) -> tuple[CheckNodes, ...]:
+    """What these nodes are asked to prove: those on trial at work, the others by policy."""
+    accused = tuple(name for name in names if state.nodes[name].trial and policy.test_suspects)
+    others = tuple(name for name in names if name not in accused)
+    asked = [CheckNodes(others, QUICK if policy.test_at_start else "")] if others else []
+    return (*asked, *([CheckNodes(accused, THOROUGH)] if accused else []))
+
+
+def within_s(asked: tuple[CheckNodes, ...], policy: Policy) -> float:
+    """How long the answers may take."""
+    kinds = {one.tests for one in asked}
+    turns = 2 if THOROUGH in kinds else 1 if QUICK in kinds else 0
+    return policy.check_within_s + turns * policy.tests_within_s
+
+
+# ---- who -------------------------------------------------------------------------------------------------------------
+
+
+def accused(state: RunState, verdict: Verdict, now: float, policy: Policy) -> tuple[str, ...]:
+    """Suspects that a test may clear: those that would go on suspicion alone, and those whose hardware was poor."""
+    if not policy.test_suspects or policy.observe or verdict.final:
+        return ()
+    found = blame.recent(state.evidence.findings, now)
+    poor = {one.node for one in found if one.poor and not one.check.startswith(blame.STORAGE_CHECKS)}
+    before = blame.unfaded(state.suspicion, state.suspected_at, now)
+    out = quarantine.active(state.excluded, now)
+    return tuple(
+        name
+        for name in verdict.suspects
+        if (name in poor or name in verdict.blamed)
+        and before.get(name, 0) < SUSPICIONS_MAX_COUNT
+        and name in state.nodes
+        and not placement.unusable_because(state.nodes[name], out, state.shape)
+    )
+
+
+def begun(state: RunState, names: tuple[str, ...], why: str) -> RunState:
+    """The state in which these nodes are on trial."""
+    changed = {name: replace(state.nodes[name], checked=None, trial=why) for name in names}
+    return replace(state, nodes={**state.nodes, **changed}) if changed else state
+
+
+def on_trial(state: RunState) -> tuple[str, ...]:
+    """Those that have not answered yet."""
+    return tuple(name for name in roster.unchecked(state) if state.nodes[name].trial)
+
+
+def asked_again(state: RunState, policy: Policy) -> tuple[CheckNodes, ...]:
+    """What a new supervisor asks beside whatever else goes on: it never hears what its predecessor was told."""
+    return ask(state, on_trial(state), policy)
+
+
+def needed(state: RunState, now: float) -> tuple[str, ...]:
+    """Nodes on trial that must be waited for: without them the gang is not whole."""
+    names = on_trial(state)
+    if not names:
+        return ()
+    placed = placement.place(state.nodes, quarantine.active(state.excluded, now), state.shape)
+    whole = isinstance(placed, Placement) and len(placed.nodes) == state.shape.nodes_count
+    return () if whole else names
+
+
+def awaited(state: RunState, now: float) -> tuple[str, ...]:
+    """Every node whose answer is waited for before the gang starts."""
+    beside = set(on_trial(state)) - set(needed(state, now))
+    return tuple(name for name in roster.unchecked(state) if name not in beside)
+
+
+def in_prospect(state: RunState, now: float) -> Mapping[str, Node]:
+    """The nodes as they will be if those that are waited for prove clean."""
+    return {**state.nodes, **{name: replace(state.nodes[name], trial="") for name in needed(state, now)}}
+
+
+def told(state: RunState, names: tuple[str, ...], now: float) -> str:
+    """What happens to them, in words; "" where nobody is on trial."""
+    if not names:
+        return ""
+    first = "first" if set(names) & set(needed(state, now)) else "meanwhile, and others take part"
+    return f"; devices of {fold(natural_sort(names))} are put to work {first}"
+
+
+# ---- what came out ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The state after one answer, and the sentence that tells it."""
+
+    state: RunState
+    sentence: str
+
+
+def answered(state: RunState, event: NodeChecked, now: float, policy: Policy) -> Answered:
+    """A node on trial has answered."""
+    name, was = event.node, state.nodes[event.node]
+    after = replace(state, nodes=roster.checked(state, event))
+    because = _because(name, was)
+    if not event.ok:
+        stays, _ = quarantine.reviewed(after, now, policy)
+        return Answered(stays, f"{because}, and failed: {event.reason}")
+    if event.tested:
+        sooner = {n: at - blame.SUSPICION_HALVES_S if n == name else at for n, at in state.suspected_at.items()}
+        sentence = f"{because}, and its devices work: {event.tested}"
+        return _cleared(replace(after, suspected_at=sooner), name, sentence, now, policy)
+    unknown = f"{because}, and could not be tested: {event.reason or 'it does not say why'}"
+    if not policy.test_suspects:  # nobody asked for more than checks
+        return _cleared(after, name, f"{name} {roster.checks_told(event)}", now, policy)
+    if state.suspicion.get(name, 0) < SUSPICIONS_MAX_COUNT:
+        return _cleared(after, name, f"{unknown}; that says nothing against it", now, policy)
+    return _left_out(after, name, unknown, now, policy)
+
+
+def _cleared(state: RunState, name: str, sentence: str, now: float, policy: Policy) -> Answered:
+    state, back = quarantine.reviewed(state, now, policy, name)
+    return Answered(state, f"{sentence}; {back or 'it may be used again'}")
+
+
+def overdue(state: RunState, now: float, policy: Policy) -> Answered:
+    """Those on trial that were waited for have not answered at all: that counts against them."""
+    names, sentences = needed(state, now), []
+    for name in names:
+        why = f"{_because('it', state.nodes[name])}, and has not answered whether its devices work"
+        failed = replace(state, nodes=roster.checked(state, NodeChecked(name, False, why)))
+        done = _left_out(failed, name, f"{name}: {why}", now, policy)
+        state = done.state
+        sentences.append(done.sentence)
+    return Answered(state, "; ".join(sentences))
+
+
+def _because(name: str, node: Node) -> str:
+    """Why it was on trial, in words."""
+    if node.trial.startswith(roster.LEFT_OUT):
+        return f"{name} was {node.trial}"
+    return f"{name} was suspected ({node.trial})"
+
+
+def _left_out(state: RunState, name: str, sentence: str, now: float, policy: Policy) -> Answered:
+    """On suspicion, so only where the gang can do without it."""
+    out = quarantine.active(state.excluded, now)
+    if not policy.can_requeue and not placement.can_do_without(state.nodes, out, state.shape, [name]):
+        return Answered(state, f"{sentence}; no other node can take its place")
+    done = quarantine.exclude(state.excluded, [name], one_line(sentence), now, policy, len(state.nodes))
+    return Answered(replace(state, excluded=done.excluded), f"{sentence}; {done.sentence}")

@@ -1,0 +1,146 @@
+"""Suspects that still work, and their relief: at the next checkpoint, where a better node is free (room: core).
+
+Pure, like all of core. Poor hardware is no reason to break off a step. What only an administrator's hand cures, what a
+GPU itself asks for, and two signs against one GPU are reason enough to let a healthy spare take the node's place once a
+checkpoint is there. Nobody is left out for it: the node stays, as the last that is taken. No restart is charged for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from gangrun.core.actions import Decision
+from gangrun.core.machine.transitions import close_attempt, stop_all
+from gangrun.core.model import After, Evidence, Finding, Node, Outcome, Placement, RunState
+from gangrun.core.nodes import placement, quarantine, roster
+from gangrun.core.nodeset import fold
+from gangrun.core.policy import Policy
+from gangrun.core.recovery import blame, choose, recovery_steps
+from gangrun.core.text import NAMES_COUNT, one_line
+
+CURES = frozenset({"reset", "reboot", "rma"})  # the hardware does not get well by itself
+SPEAKS = frozenset({"gpu_recovery"})  # the GPU itself asks to be left alone
+SAME = frozenset({"gpu_throttled", "gpu_slowed"})  # two ways of seeing one thing
+A_GPU = re.compile(
+    r"gpu \d+"
+)  # and none of its links: they count what comes and goes, and what befalls their other end
+MOVED = "moved"  # what became of an attempt that was stopped for it
+
+
+def noted(state: RunState, found: Finding, now: float, policy: Policy) -> Mapping[str, Node]:
+    """The roster that knows of poor hardware, and whether its node is to be relieved. What many nodes show at once is
+    no node's own.
+    """
+    nodes = dict(roster.found_poor(state, found))
+    why = _due_because(state, found, now)
+    if found.node in nodes and why:
+        nodes[found.node] = replace(nodes[found.node], due=why)
+    for name in _shown_at_once(state, found, now, policy) & set(nodes):
+        nodes[name] = replace(nodes[name], due="")
+    return nodes
+
+
+def _due_because(state: RunState, found: Finding, now: float) -> str:
+    if not found.poor:
+        return ""
+    if found.needs in CURES or found.check in SPEAKS:
+        return found.sentence
+    if not A_GPU.fullmatch(found.place):
+        return ""
+    one = SAME if found.check in SAME else {found.check}
+    others = [
+        other.sentence
+        for other in blame.recent(state.evidence.findings, now)
+        if other.poor and (other.node, other.place) == (found.node, found.place) and other.check not in one
+    ]
+    return f"{found.sentence}, and {others[-1]}" if others else ""
+
+
+def _shown_at_once(state: RunState, found: Finding, now: float, policy: Policy) -> frozenset[str]:
+    same = [other for other in blame.recent(state.evidence.findings, now) if other.poor and other.check == found.check]
+    shared = blame.shared_by_check([*same, found], len(state.nodes), policy) if found.poor else {}
+    return frozenset(shared.get(found.check, ()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Who goes, who comes, and why nobody does."""
+
+    leaving: tuple[str, ...] = ()
+    coming: tuple[str, ...] = ()
+    why_not: str = ""
+
+
+def _plan(state: RunState, before: Placement, now: float, policy: Policy) -> _Plan:
+    """What a restart now would change, with nodes that have proven themselves and nothing against them."""
+    good = {
+        name: node for name, node in state.nodes.items() if name in before.nodes or (node.checked and not node.poor)
+    }
+    placed = placement.place(good, quarantine.active(state.excluded, now), state.shape, prefer=before)
+    after = placed.nodes if isinstance(placed, Placement) else ()
+    leaving = tuple(name for name in before.nodes if name not in after)
+    if not any(state.nodes[name].due for name in leaving):
+        return _Plan(why_not="no healthy node is free to take its place")
+    gone = [name for name in leaving if not state.nodes[name].poor]
+    if gone:
+        return _Plan(why_not=f"{fold(gone)} cannot be used now either, which is to be settled first")
+    cap = quarantine.cap_count(len(state.nodes), policy)
+    moves = [one for one in state.attempts if one.outcome == MOVED and (one.ended or 0.0) > now - quarantine.HOUR_S]
+    if len(moves) >= cap:
+        return _Plan(why_not=f"nodes may be replaced so only {cap} times within an hour")
+    return _Plan(leaving, tuple(name for name in after if name not in before.nodes))
+
+
+def foreseen(state: RunState, name: str, now: float, policy: Policy) -> str:
+    """What will become of a node of the gang of which this was just heard, in words; "" where nothing does."""
+    if state.placement is None or name not in state.placement.nodes or not policy.move_suspects:
+        return ""
+    if not state.nodes[name].due:
+        return ""
+    plan = _plan(state, state.placement, now, policy)
+    if plan.why_not:
+        return f"; it goes on: {plan.why_not}"
+    what = f"replaced by {fold(plan.coming)} at the next checkpoint"
+    return f"; observing only, so it goes on; else it would be {what}" if policy.observe else f"; it is {what}"
+
+
+def at_checkpoint(decision: Decision, now: float, policy: Policy) -> Decision:
+    """RUNNING, and a newer checkpoint is there: stop and let others take the place of those that are due, if any are.
+
+    Not while something else is under way: a hang, a stalled disk, ranks that finish, nodes that are taken away.
+    """
+    state = decision.state
+    busy = "stacks" in state.deadlines or state.store_stalled_since is not None or state.finished
+    goes = state.gone_at is not None and now < state.gone_at
+    if decision.outcome is not Outcome.APPLIED or busy or goes or policy.observe or not policy.move_suspects:
+        return decision
+    assert state.placement is not None  # all ranks are alive
+    plan = _plan(state, state.placement, now, policy)
+    if plan.why_not:
+        return decision
+    why = {name: one_line(state.nodes[name].due or state.nodes[name].poor) for name in plan.leaving}
+    told = "; ".join(f"{name}: {why[name]}" for name in plan.leaving[:NAMES_COUNT])
+    who = "suspects that still work" if len(plan.leaving) > 1 else "a suspect that still works"
+    reason = (
+        f"{decision.reason}; {fold(plan.coming)} takes the place of {fold(plan.leaving)}, {who}, and what was trained"
+        f" since is saved first where the script can ({told})"
+    )
+    return stop_all(state, now, policy, After.MOVE, reason, checkpoint_first=True)
+
+
+def moved(state: RunState, now: float, policy: Policy) -> Decision:
+    """All ranks are down for a move. If something broke meanwhile, that is judged; else the gang starts again, free."""
+    if _broke(state.evidence):
+        return choose.judge(state, now, policy)
+    placed = placement.place(state.nodes, quarantine.active(state.excluded, now), state.shape, prefer=state.placement)
+    where = f" on {fold(placed.nodes)}" if isinstance(placed, Placement) else ""
+    closed = close_attempt(state, now, MOVED, state.reason)
+    why = f"attempt {state.attempt} was stopped so that suspects are relieved; restarting{where}, free of charge"
+    return recovery_steps.begin_checks(replace(state, attempts=closed), now, policy, why)
+
+
+def _broke(evidence: Evidence) -> bool:
+    fatal = any(found.fatal for found in evidence.findings)
+    return bool(fatal or evidence.exits or evidence.silent or evidence.agents_died)

@@ -1,0 +1,98 @@
+"""What is known of nodes, whatever the phase (room: core, which only decides).
+
+Each function takes an event about a node and returns the nodes as they are afterwards; what that means for the gang
+is for the handlers of the phase to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gangrun.core.events import AgentJoined, AgentRejoined, NodeChecked, NodeLost, NodeSilent
+from gangrun.core.model import Exclusion, Finding, Node, RunState
+from gangrun.core.nodes.quarantine import comes_back
+from gangrun.core.text import one_line
+
+LEFT_OUT = "left out until it had booted"
+
+
+def _cure(entry: Exclusion) -> str:
+    return f"{LEFT_OUT}{', or been reset' if entry.shows_reset else ''} ({one_line(entry.reason)})"
+
+
+def joined(state: RunState, event: AgentJoined | AgentRejoined) -> Mapping[str, Node]:
+    """The roster with this agent in it; the same boot of the same node keeps the preflight it has passed. One that was
+    left out until it had booted, and has, is on trial.
+    """
+    old = state.nodes.get(event.node)
+    same_boot = old is not None and old.boot_id == event.boot_id
+    entry = state.excluded.get(event.node)
+    back = _cure(entry) if entry and comes_back(entry, event.boot_id) else ""
+    node = Node(
+        name=event.node,
+        incarnation=event.incarnation,
+        boot_id=event.boot_id,
+        slots_count=event.slots_count,
+        checked=True if same_boot and old is not None and old.checked is True else None,
+        poor=old.poor if same_boot and old is not None else "",
+        due=old.due if same_boot and old is not None else "",
+        trial=old.trial if same_boot and old is not None else back,
+    )
+    return {**state.nodes, event.node: node}
+
+
+def silent(state: RunState, event: NodeSilent) -> Mapping[str, Node]:
+    """The roster with the node under suspicion."""
+    return _with(state, event.node, silent_since=event.since)
+
+
+def lost(state: RunState, event: NodeLost) -> Mapping[str, Node]:
+    """The roster with the node counted as gone."""
+    return _with(state, event.node, silent_since=event.since, lost=True)
+
+
+def heard(state: RunState, name: str) -> Mapping[str, Node]:
+    """The roster with the node back."""
+    return _with(state, name, silent_since=None, lost=False)
+
+
+def checked(state: RunState, event: NodeChecked) -> Mapping[str, Node]:
+    """The roster with the outcome of one preflight."""
+    tested = event.tested if event.ok else ""
+    return _with(state, event.node, checked=event.ok, check_reason=event.reason, trial="", tested=tested)
+
+
+def checks_told(event: NodeChecked) -> str:
+    """One preflight in words."""
+    if not event.ok:
+        return f"failed its checks: {event.reason}"
+    tested = f", and its devices work: {event.tested}" if event.tested else ""
+    return f"passed its checks{tested}{', but ' if event.reason else ''}{event.reason}"
+
+
+def found_bad(state: RunState, found: Finding) -> Mapping[str, Node]:
+    """The roster with a node that is not to be used: what was measured on it outweighs any check that it passed."""
+    return _with(state, found.node, checked=False, check_reason=found.sentence, found=found, trial="")
+
+
+def found_poor(state: RunState, found: Finding) -> Mapping[str, Node]:
+    """The roster with a node that is used last, if that was found; else as it was."""
+    return _with(state, found.node, poor=found.sentence) if found.poor else state.nodes
+
+
+def unchecked(state: RunState) -> tuple[str, ...]:
+    """Nodes that are here and have not been asked to prove themselves."""
+    return tuple([name for name, node in state.nodes.items() if node.checked is None and not node.lost])
+
+
+def in_gang(state: RunState, name: str) -> bool:
+    """Does the current placement use this node?"""
+    return state.placement is not None and name in state.placement.nodes
+
+
+def _with(state: RunState, name: str, **changes: object) -> Mapping[str, Node]:
+    node = state.nodes.get(name)
+    if node is None:
+        return state.nodes
+    return {**state.nodes, name: replace(node, **changes)}  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""The laws of terms, leases and liveness, as pure functions."""

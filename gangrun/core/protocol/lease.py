@@ -1,0 +1,124 @@
+"""When a lease ends and when a node may be presumed empty: the laws of protocol section 2 (room: core, pure).
+
+Letters as in ``docs/protocol.md``: L fence, S silence, K kill, P warden wake, D leader lease, T takeover, rho drift.
+Instants of an agent and of a supervisor are on different clocks; each function says on whose clock it works.
+``node/warden.py`` cannot import this (it is started by path); a test holds its rule against ``warden_must_kill``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from gangrun.core.model import Placement
+from gangrun.core.policy import Timing
+
+PROOF_COUNTERS = 3.0  # the holder's store looks for a seal with every write of the counter file
+GAP_GRACE_S = 2.0  # one beat round trip for a warden that was paused
+
+
+@dataclass(frozen=True, slots=True)
+class KillRule:
+    """Whether the warden kills now; what the deadline became, and whether that is a grace after a gap."""
+
+    kill: bool
+    deadline: float
+    granted: bool = False
+
+
+def lease_deadline(acked_send_time: float, timing: Timing) -> float:
+    """Agent's clock. The lease runs from when the newest acked beat was *sent*: a late ack must not add to it."""
+    return acked_send_time + timing.fence_after_s
+
+
+def fence_wait_s(timing: Timing) -> float:
+    """Law 1: how long after its last beat a node is empty at the latest, L(1 + rho) + K + P."""
+    return timing.fence_after_s * (1 + timing.drift) + timing.kill_within_s + timing.warden_wake_s
+
+
+def presumed_empty_at(last_beat: float, timing: Timing) -> float:
+    """Supervisor's clock: the instant from which a node that says nothing holds no ranks (law 1)."""
+    return last_beat + fence_wait_s(timing)
+
+
+def presumed_empty_after_takeover(majority_promised_at: float, timing: Timing) -> float:
+    """Supervisor's clock. The old leader may have acked until its own lease D ended, which the promises bound."""
+    return presumed_empty_at(majority_promised_at + timing.leader_lease_s, timing)
+
+
+def proof_lasts_s(timing: Timing) -> float:
+    """For how long a supervisor that does not hear everybody may ack after it was last seen that nobody sealed it."""
+    return PROOF_COUNTERS * timing.counter_every_s
+
+
+def last_ack_after_seal_s(timing: Timing) -> float:
+    """How long after a seal the sealed supervisor may still ack, if there is somebody whom it does not hear."""
+    return proof_lasts_s(timing) * (1 + timing.drift)
+
+
+def fence_after_seal_s(timing: Timing) -> float:
+    """How long after a seal ranks may live by a lease that the sealed supervisor renewed."""
+    return last_ack_after_seal_s(timing) + timing.leader_lease_s + fence_wait_s(timing)
+
+
+def fragment_allows(
+    *,
+    silent: Collection[str],
+    placement: Placement,
+    dead_ranks: Collection[int],
+    sealed: bool,
+    replica_ranks_count: int,
+    saves_itself: bool,
+) -> bool:
+    """May the next attempt start before law 1 allows? A gang cannot step without all its ranks.
+
+    ``dead_ranks``: confirmed dead, not merely silent. ``replica_ranks_count``: ranks of one whole copy of the model
+    (1 under plain data parallelism). The silent nodes must hold neither a whole copy, nor rank 0 of a script that
+    saves for itself. Where nothing is known of copies, pass 1: then only an empty silent set is allowed.
+    """
+    held = {
+        rank
+        for seat in placement.seats
+        if seat.slot.node in silent
+        for rank in range(seat.first_rank, seat.first_rank + seat.ranks_count)
+    }
+    if not held:
+        return True
+    confirmed = any(rank not in held for rank in dead_ranks)
+    whole_copy = _holds_whole_replica(held, placement.world_size, replica_ranks_count)
+    return confirmed and sealed and not whole_copy and not (saves_itself and 0 in held)
+
+
+def _holds_whole_replica(held: Collection[int], world_size: int, replica_ranks_count: int) -> bool:
+    size = max(1, replica_ranks_count)
+    return any(
+        all(rank in held for rank in range(first, first + size)) for first in range(0, world_size - size + 1, size)
+    )
+
+
+def leader_may_act(acked_at: Mapping[str, float], roster_count: int, now: float, timing: Timing) -> bool:
+    """Supervisor's clock: have more than half of the roster's beats been acked within D? (law 3)
+
+    ``acked_at``: per agent, when the beat that was acked newest *arrived*.
+    """
+    fresh = sum(at + timing.leader_lease_s >= now for at in acked_at.values())
+    return 2 * fresh > roster_count
+
+
+def leader_lease_ends_at(acked_at: Mapping[str, float], roster_count: int, timing: Timing) -> float | None:
+    """Supervisor's clock: the last instant at which ``leader_may_act`` holds if no more beats come; None: never did."""
+    newest_first = sorted(acked_at.values(), reverse=True)
+    need = roster_count // 2 + 1
+    return newest_first[need - 1] + timing.leader_lease_s if len(newest_first) >= need else None
+
+
+def warden_must_kill(deadline: float, now: float, last_wake: float, timing: Timing, granted: bool = False) -> KillRule:
+    """Warden's clock. Time alone is not the fence: after a gap of its own of more than L/3 the whole machine may have
+    been paused, so the agent gets one beat round trip to renew. ``granted``: this deadline is already such a grace;
+    it comes once, or a starved warden would never kill.
+    """
+    if now < deadline:
+        return KillRule(False, deadline, granted)
+    if now - last_wake > timing.fence_after_s / 3 and not granted:
+        return KillRule(False, now + GAP_GRACE_S, True)
+    return KillRule(True, deadline, granted)

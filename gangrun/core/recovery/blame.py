@@ -1,0 +1,391 @@
+"""Whose fault it was: evidence in, one verdict with one sentence out (room: core, which only decides).
+
+Order of trust: what the hardware says, silence, an agent's death, the first rank that fell of itself, then where
+everybody stood. A victim's collective error never counts against its own node, and nobody is blamed who may be
+innocent. ``repeats`` knows a failure that came before; ``hang_evidence`` reads a stall; ``lifecycle`` asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from gangrun.core.checkpoints import poison
+from gangrun.core.model import Cause, ErrorReport, Evidence, Failure, Finding, Placement, RankExit, Sighting, Verdict
+from gangrun.core.nodes.placement import ranks_of_node
+from gangrun.core.nodeset import fold, natural_sort
+from gangrun.core.policy import Policy
+from gangrun.core.recovery import blame_hang, early_exit, signatures, storage_words
+from gangrun.core.text import counted, finding_told, last_lines, listed, one_line, signal_name
+
+SHARED_NODES_MIN_COUNT = 3  # on fewer nodes "a fifth of them" says nothing
+SHELL_SIGNAL_BASE = 128  # a shell says 128 + N for a child killed by signal N
+SIGKILL = 9
+# From outside: operator, scheduler, another process. These tell nothing about the code, so they never "repeat".
+OUTSIDE_SIGNALS = frozenset({1, 2, 3, 9, 10, 12, 13, 14, 15, 19, 20, 21, 22, 24, 25})
+EVIDENCE_WINDOW_S = 600.0  # a poor reading so long before a failure may have to do with it
+SUSPICION_HALVES_S = 24 * 3600.0
+MAY_BE_HARDWARE = frozenset({Cause.RANK_ERROR, Cause.SIGNAL, Cause.HANG, Cause.VICTIMS_ONLY, Cause.START_FAILED})
+STORAGE_CHECKS = ("fs", "storage", "mount", "lustre", "nfs", "disk")
+
+
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """What every rule may look at besides the evidence."""
+
+    attempt_step: int
+    placement: Placement | None
+    nodes_count: int
+    policy: Policy
+    shared_fault_over: bool
+    finished: frozenset[int]
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there were; 0 where nobody knows."""
+        return self.placement.world_size if self.placement is not None else 0
+
+
+def judge(
+    evidence: Evidence,
+    *,
+    attempt: int,
+    attempt_step: int,
+    placement: Placement | None,
+    sightings: tuple[Sighting, ...],
+    suspicion: Mapping[str, int],
+    nodes_count: int,
+    policy: Policy,
+    shared_fault_over: bool = False,
+    load: poison.Load | None = None,
+    finished: frozenset[int] = frozenset(),
+) -> Verdict:
+    """Weigh the evidence of one failure. ``finished``: the ranks that had ended with 0.
+
+    ``shared_fault_over``: the wait for a shared service has run out, so what many nodes share counts as their own.
+    A node that is in both ``blamed`` and ``suspects`` goes on suspicion alone: leave it out only if the gang can do
+    without it (``placement.can_do_without``).
+    """
+    scene = _Scene(attempt_step, placement, nodes_count, policy, shared_fault_over, finished)
+    verdict = _first_impression(evidence, scene)
+    again = signatures.seen_before(verdict, sightings, attempt, attempt_step, nodes_count)
+    on_hardware = _on_poor_hardware(verdict, evidence, scene)
+    weighed = _fell_first_again(on_hardware, suspicion, scene)
+    innocent = on_hardware is verdict and not weighed.blamed  # another node tells first
+    times = poison.times_count(verdict, sightings, load, attempt_step, policy) if on_hardware is verdict else 0
+    if load is not None and innocent and times >= policy.poison_times_count:
+        return poison.verdict(verdict, load, times, policy)
+    if again is not None and not times:
+        return _same_again(verdict, again, _first_to_fall(evidence), attempt_step)
+    return weighed
+
+
+def _first_impression(evidence: Evidence, scene: _Scene) -> Verdict:
+    """The verdict on this failure alone."""
+    if evidence.started_over is not None:
+        return _started_over(*evidence.started_over)
+    fatal = [finding for finding in evidence.findings if finding.fatal]
+    if fatal:
+        return _hardware(evidence, scene)
+    if evidence.silent:
+        return _silent(evidence, scene)
+    if evidence.start_failed is not None:
+        return _start_failed(*evidence.start_failed)
+    if evidence.agents_died:
+        return _agents_died(evidence.agents_died)
+    first = _first_to_fall(evidence)
+    if first is not None:
+        return _fell(first, evidence, scene)
+    victims = [rank_exit for rank_exit in evidence.exits if not rank_exit.by_us]
+    if victims:
+        return early_exit.verdict(
+            victims,
+            evidence.hang,
+            attempt_step=scene.attempt_step,
+            world_size=scene.world_size,
+            finished=scene.finished,
+        )
+    if evidence.hang is not None:
+        return blame_hang.verdict(evidence.hang, scene.attempt_step, scene.world_size)
+    return Verdict(
+        Cause.VICTIMS_ONLY, Failure.SCRIPT, (), (), "", f"all ranks went down{_at_step(scene)} and nothing said why"
+    )
+
+
+def _is_victim(rank_exit: RankExit) -> bool:
+    return rank_exit.by_us or (rank_exit.error is not None and rank_exit.error.collective)
+
+
+def _first_to_fall(evidence: Evidence) -> RankExit | None:
+    """The first rank that ended of itself: whoever ended later may be its victim."""
+    own = [rank_exit for rank_exit in evidence.exits if not _is_victim(rank_exit)]
+    return min(own, key=lambda rank_exit: (rank_exit.at, rank_exit.rank)) if own else None
+
+
+# ---- nodes -----------------------------------------------------------------------------------------------------------
+
+
+def shared_nodes(since: Mapping[str, float], nodes_count: int, policy: Policy) -> tuple[str, ...]:
+    """Nodes hit by one cause together: more than a fifth of all, three at least, within ten seconds; else none."""
+    in_time = sorted(since.items(), key=lambda item: (item[1], item[0]))
+    best: tuple[str, ...] = ()
+    start = 0
+    for end, (_, at) in enumerate(in_time):
+        while at - in_time[start][1] > policy.shared_fault_window_s:
+            start += 1
+        if end + 1 - start > len(best):
+            best = tuple(name for name, _ in in_time[start : end + 1])
+    many = len(best) >= SHARED_NODES_MIN_COUNT and len(best) > policy.shared_fault_share * nodes_count
+    return tuple(natural_sort(best)) if many else ()
+
+
+def shared_by_check(findings: Iterable[Finding], nodes_count: int, policy: Policy) -> dict[str, tuple[str, ...]]:
+    """For each check that found the same on many nodes at once, those nodes."""
+    by_check: dict[str, dict[str, float]] = {}
+    for finding in findings:
+        times = by_check.setdefault(finding.check, {})
+        times[finding.node] = min(finding.at, times.get(finding.node, finding.at))
+    shared = {check: shared_nodes(times, nodes_count, policy) for check, times in by_check.items()}
+    return {check: nodes for check, nodes in shared.items() if nodes}
+
+
+def recent(findings: tuple[Finding, ...], now: float) -> tuple[Finding, ...]:
+    """What may bear on a failure now: what is fatal, and what was poor within the last minutes."""
+    return tuple(finding for finding in findings if finding.fatal or now - finding.at <= EVIDENCE_WINDOW_S)
+
+
+def _hardware(evidence: Evidence, scene: _Scene) -> Verdict:
+    fatal = [finding for finding in evidence.findings if finding.fatal]
+    shared: dict[str, tuple[str, ...]] = {}
+    if not scene.shared_fault_over:
+        shared = shared_by_check(fatal, scene.nodes_count, scene.policy)
+    own = [finding for finding in fatal if finding.node not in shared.get(finding.check, ())]
+    if not own:
+        check, nodes = max(shared.items(), key=lambda item: (len(item[1]), item[0]))
+        said = next(finding.sentence for finding in fatal if finding.check == check)
+        storage = check.startswith(STORAGE_CHECKS)
+        cause, failure = (Cause.STORAGE, Failure.STORAGE) if storage else (Cause.HARDWARE, Failure.SCHEDULER)
+        return Verdict(cause, failure, (), (), "", _shared_sentence(nodes, scene, f"{check}: {one_line(said)}"))
+    blamed = dict.fromkeys(finding.node for finding in own)
+    if not _shared_silence(evidence, scene):
+        blamed |= dict.fromkeys(_gone(evidence, scene))
+    told = listed([finding_told(finding) for finding in own])
+    return Verdict(Cause.HARDWARE, Failure.NODE, tuple(natural_sort(blamed)), (), "", f"hardware failed on {told}")
+
+
+def _shared_silence(evidence: Evidence, scene: _Scene) -> tuple[str, ...]:
+    if scene.shared_fault_over:
+        return ()
+    return shared_nodes(evidence.silent, scene.nodes_count, scene.policy)
+
+
+def _gone(evidence: Evidence, scene: _Scene) -> tuple[str, ...]:
+    """Silent nodes. Where there is one node only, it is ours: its agent is stuck, the node is not gone."""
+    return tuple(evidence.silent) if scene.nodes_count > 1 else ()
+
+
+def _silent(evidence: Evidence, scene: _Scene) -> Verdict:
+    shared = _shared_silence(evidence, scene)
+    blamed = tuple(natural_sort(set(_gone(evidence, scene)) - set(shared)))
+    if shared and not blamed:
+        sentence = _shared_sentence(shared, scene, "no heartbeat")
+        return Verdict(Cause.NODE_SILENT, Failure.SCHEDULER, (), (), "", sentence)
+    if not blamed:
+        only = fold(evidence.silent)
+        stuck = "sent no heartbeat although its node runs: the agent is stuck, not the node"
+        sentence = f"the agent on {only} {stuck}{_at_step(scene)}"
+        return Verdict(Cause.NODE_SILENT, Failure.NODE, (), (), "", sentence)
+    held = listed([_held(name, scene) for name in blamed])
+    return Verdict(Cause.NODE_SILENT, Failure.NODE, blamed, (), "", f"no heartbeat from {held}{_at_step(scene)}")
+
+
+def _held(name: str, scene: _Scene) -> str:
+    ranks = ranks_of_node(scene.placement, name) if scene.placement is not None else range(0)
+    if not ranks:
+        return name
+    return f"{name} (rank {ranks[0]})" if len(ranks) == 1 else f"{name} (ranks {ranks[0]}-{ranks[-1]})"
+
+
+def _shared_sentence(nodes: Iterable[str], scene: _Scene, what: str) -> str:
+    names = list(nodes)
+    return (
+        f"{counted(len(names), 'node')} of {scene.nodes_count} ({fold(names)}) failed in the same way within"
+        f" {scene.policy.shared_fault_window_s:g} s, so a service that they share is at fault and no node is blamed:"
+        f" {what}"
+    )
+
+
+def _agents_died(nodes: tuple[str, ...]) -> Verdict:
+    names = tuple(natural_sort(set(nodes)))
+    what = "the agent died" if len(names) == 1 else "agents died"
+    sentence = f"{what} on {fold(names)} and took its ranks along, as it must; the node itself answers"
+    return Verdict(Cause.AGENT_DIED, Failure.NODE, (), names if len(names) == 1 else (), "", sentence)
+
+
+def _start_failed(node: str, why: str) -> Verdict:
+    where = f" on {node}" if node else ""
+    failure = Failure.NODE if node else Failure.SCHEDULER
+    signature = signatures.start_signature(why)
+    sentence = f"the ranks could not be started{where}: {one_line(why)}"
+    return Verdict(Cause.START_FAILED, failure, (), (node,) if node else (), signature, sentence)
+
+
+def _started_over(first_step: int, resumed_step: int) -> Verdict:
+    sentence = (
+        f"it started over: the first step seen was {first_step} although it was given the checkpoint of step"
+        f" {resumed_step}; the script does not load what GANGRUN_RESUME names"
+    )
+    return Verdict(Cause.STARTED_OVER, Failure.SCRIPT, (), (), "", sentence, final=True)
+
+
+# ---- ranks -----------------------------------------------------------------------------------------------------------
+
+
+def _fell(first: RankExit, evidence: Evidence, scene: _Scene) -> Verdict:
+    """One rank ended of itself before all others: it is the story, its node is innocent so far."""
+    who = f"rank {first.rank} on {first.node}"
+    suspects = () if _everywhere(first, evidence) else (first.node,)
+    step = _at_step(scene)
+    if first.oom_kill:
+        sentence = f"{who} ran out of memory{step}: the job's memory cgroup killed it ({_how(first)})"
+        return Verdict(Cause.OOM, Failure.SCRIPT, (), (), signatures.OOM_SIGNATURE, sentence)
+    if first.error is not None:
+        return _raised(first, first.error, who, suspects, step)
+    if first.signal is not None:
+        sentence = f"{who} was killed by {signal_name(first.signal)}{step}{_nobody_said_why(first.signal)}"
+        outside = first.signal in OUTSIDE_SIGNALS
+        signature = "" if outside else signatures.signal_signature(first.signal)
+        return Verdict(Cause.SIGNAL, Failure.SCRIPT, (), suspects, signature, sentence)
+    if first.code == 0:
+        sentence = f"{who} ended with exit code 0{step} while the others ran on"
+        return Verdict(Cause.LEFT_EARLY, Failure.SCRIPT, (), (), signatures.exit_signature(0), sentence)
+    sentence = f"{who} ended with {_how(first)}{step} and no traceback"
+    return Verdict(Cause.RANK_ERROR, Failure.SCRIPT, (), suspects, signatures.exit_signature(first.code), sentence)
+
+
+def _raised(first: RankExit, error: ErrorReport, who: str, suspects: tuple[str, ...], step: str) -> Verdict:
+    passing = storage_words.may_pass(error)
+    storage = passing or storage_words.is_full(error)
+    cause, failure = (Cause.STORAGE, Failure.STORAGE) if storage else (Cause.RANK_ERROR, Failure.SCRIPT)
+    sentence = f"{who} raised {one_line(error.kind)}: {one_line(error.message)}{step} ({_how(first)})"
+    signature = "" if passing else signatures.error_signature(error)
+    return Verdict(cause, failure, (), () if storage else suspects, signature, sentence)
+
+
+def _everywhere(first: RankExit, evidence: Evidence) -> bool:
+    """Did ranks on another node end in the very same way? Then no node is to be suspected."""
+    if first.error is None:
+        return False
+    return any(
+        other.node != first.node and other.error is not None and other.error.signature == first.error.signature
+        for other in evidence.exits
+    )
+
+
+def _how(rank_exit: RankExit) -> str:
+    if rank_exit.signal is not None:
+        return signal_name(rank_exit.signal)
+    code = rank_exit.code
+    if code is None:
+        return "an unknown exit code"
+    if code > SHELL_SIGNAL_BASE and signal_name(code - SHELL_SIGNAL_BASE).startswith("SIG"):
+        return f"exit code {code} (a shell's word for {signal_name(code - SHELL_SIGNAL_BASE)})"
+    return f"exit code {code}"
+
+
+def _nobody_said_why(signal: int) -> str:
+    if signal == SIGKILL:
+        return " and nobody said why (not the memory cgroup)"
+    return " and nobody said why" if signal in OUTSIDE_SIGNALS else ""
+
+
+def _at_step(scene: _Scene) -> str:
+    return f" at step {scene.attempt_step}" if scene.attempt_step >= 0 else ""
+
+
+# ---- once more -------------------------------------------------------------------------------------------------------
+
+
+def _same_again(verdict: Verdict, before: Sighting, first: RankExit | None, attempt_step: int) -> Verdict:
+    """The same failure as in an earlier attempt: no restart will cure it."""
+    if before.step == attempt_step >= 0:
+        where = f"at the same step ({attempt_step})"
+    elif verdict.suspects and before.nodes and not set(verdict.suspects) & set(before.nodes):
+        where = f"on another node ({fold(before.nodes)} before, {fold(verdict.suspects)} now)"
+    else:
+        where = "without any progress between"
+    told = _traceback_of(first)
+    whose = {Failure.STORAGE: "storage's", Failure.NODE: "set-up's"}.get(verdict.failure, "code's")
+    again = f"as in attempt {before.attempt}, {where}: it is the {whose}, and another try would fail too"
+    sentence = f"{verdict.sentence}, {again}{f': {told}' if told else ''}"
+    failure = Failure.STORAGE if verdict.failure is Failure.STORAGE else Failure.SCRIPT
+    return Verdict(Cause.SAME_AGAIN, failure, (), (), verdict.signature, sentence, final=True)
+
+
+def _traceback_of(first: RankExit | None) -> str:
+    error = first.error if first is not None else None
+    return last_lines(error.traceback) if error is not None and error.traceback.strip() else ""
+
+
+def traceback_told(evidence: Evidence) -> str:
+    """The end of the traceback of the first rank that fell, on one line; "" where there is none."""
+    return _traceback_of(_first_to_fall(evidence))
+
+
+def _on_poor_hardware(verdict: Verdict, evidence: Evidence, scene: _Scene) -> Verdict:
+    """Hardware that was poor just before is a sign against its node where nothing else says why; it is no proof."""
+    poor = [one for one in evidence.findings if one.poor and not one.check.startswith(STORAGE_CHECKS)]
+    if verdict.blamed or verdict.final or verdict.cause not in MAY_BE_HARDWARE or not poor:
+        return verdict
+    shared = {name for names in shared_by_check(poor, scene.nodes_count, scene.policy).values() for name in names}
+    held = scene.placement.nodes if scene.placement is not None else ()
+    own = {one.node: one for one in poor if one.node in held and one.node not in shared}
+    if not own:
+        return verdict
+    told = listed([finding_told(one) for one in own.values()])
+    suspects = tuple(natural_sort(own))  # rather than whoever fell first: hardware says more than the order
+    return replace(verdict, suspects=suspects, sentence=f"{verdict.sentence}; just before, {told}")
+
+
+def _fell_first_again(verdict: Verdict, suspicion: Mapping[str, int], scene: _Scene) -> Verdict:
+    """A node that was first to fall before goes now, however innocent it looked each time.
+
+    Only where another can take its place, be it in the next job: a suspicion is no reason to end a run.
+    """
+    known = tuple(name for name in verdict.suspects if suspicion.get(name, 0) > 0)
+    in_use_count = len(scene.placement.nodes) if scene.placement is not None else 1
+    replaceable = scene.nodes_count > in_use_count or (scene.policy.can_requeue and scene.nodes_count > 1)
+    if not known or not replaceable or verdict.final:
+        return verdict
+    times = max(suspicion[name] for name in known) + 1
+    sentence = f"{verdict.sentence}; {fold(known)} was suspected for the {_nth(times)} time, so it is blamed"
+    return replace(verdict, blamed=tuple(dict.fromkeys((*verdict.blamed, *known))), sentence=sentence)
+
+
+def _nth(number: int) -> str:
+    return {1: "1st", 2: "2nd", 3: "3rd"}.get(number, f"{number}th")
+
+
+def on_suspicion_only(verdict: Verdict) -> tuple[str, ...]:
+    """Blamed nodes against which there is nothing but that they fell first before."""
+    return tuple(name for name in verdict.blamed if name in verdict.suspects)
+
+
+def unfaded(suspicion: Mapping[str, int], suspected_at: Mapping[str, float], now: float) -> Mapping[str, int]:
+    """The suspicion that still counts: it halves with each day, and less than a half is none."""
+    return {
+        name: count
+        for name, count in suspicion.items()
+        if count * 0.5 ** (max(0.0, now - suspected_at.get(name, now)) / SUSPICION_HALVES_S) >= 0.5
+    }
+
+
+def suspect(suspicion: Mapping[str, int], verdict: Verdict) -> Mapping[str, int]:
+    """Suspicion after a verdict: one more for each suspect; a blamed node starts anew when it comes back."""
+    after = dict(suspicion)
+    for name in verdict.suspects:
+        after[name] = after.get(name, 0) + 1
+    for name in verdict.blamed:
+        if name not in verdict.suspects:
+            after.pop(name, None)
+    return after

@@ -1,0 +1,120 @@
+"""Reading a stall: which rank is not where the others are (room: core, which only decides).
+
+In order: a rank that was stopped, a rank stuck in the kernel, the odd one out by stack, the one behind by step. The
+node of the one named becomes a suspect, never blamed at once. ``hang`` decides *that* it is a stall; ``blame`` asks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from gangrun.core.model import Cause, Failure, Hang, RankObservation, RankStack, Verdict
+from gangrun.core.recovery.signatures import hang_signature
+from gangrun.core.text import counted, listed, one_line
+
+# A frame that waits for other ranks: whoever stands in one waits for whoever does not.
+_WAITING_WORDS = (
+    "distributed_c10d",
+    "torch/distributed",
+    "all_reduce",
+    "allreduce",
+    "all_gather",
+    "barrier",
+    "nccl",
+    "gloo",
+)
+ODD_MAX_SHARE = 1 / 3  # more than this share "differs" means that there is no majority to differ from
+STOPPED = ("T", "t")
+STUCK = "D"
+
+
+def verdict(hang: Hang, attempt_step: int, world_size: int = 0) -> Verdict:
+    """What a stall tells; suspects only where the named ranks sit on one node.
+
+    Whoever is not among those observed had ended before: its step says nothing of where the others stand.
+    """
+    left = {seen.rank for seen in hang.observations} or set(range(world_size))
+    gone = [f"rank {rank}" for rank in range(world_size) if rank not in left]
+    ended = f" after {len(gone)} of {counted(world_size, 'rank')} ({listed(gone)}) had ended with exit code 0"
+    step = f" at step {attempt_step}" if attempt_step >= 0 else ""
+    when = ended if gone else step
+    head = f"no progress for {hang.stalled_s:.0f} s (limit {hang.limit_s:.0f} s){when}"
+    stopped = [seen for seen in hang.observations if seen.state in STOPPED]
+    if stopped:
+        words = f"{_ranks(stopped)} stopped (state T: a SIGSTOP or a debugger), all others wait"
+        return _verdict(f"{head}: {words}", stopped, "")
+    stuck = [seen for seen in hang.observations if seen.state == STUCK]
+    if stuck:
+        words = f"{_ranks(stuck)} stuck in the kernel (state D: storage, driver or network)"
+        return _verdict(f"{head}: {words}", stuck, "", storage=len(_nodes(stuck)) > 1)
+    odd, frame = odd_by_stack(hang.stacks)
+    if odd:
+        words = f"{_ranks(odd)} in {one_line(odd[0].frame)} while the others wait in {one_line(frame)}"
+        return _verdict(f"{head}: {words}", odd, hang_signature(odd[0].frame))
+    behind = behind_by_step(hang.observations)
+    if behind:
+        ahead = max(seen.step for seen in hang.observations)
+        words = f"{_ranks(behind)} at step {behind[0].step} while the others reached {ahead}"
+        return _verdict(f"{head}: {words}", behind, hang_signature(frame))
+    return _verdict(f"{head}: {_alike(hang, frame, bool(gone))}", [], hang_signature(frame))
+
+
+def _alike(hang: Hang, frame: str, some_ended: bool) -> str:
+    if len(hang.observations) == 1 and (frame or some_ended):
+        return f"{_ranks(hang.observations)} {f'in {one_line(frame)}' if frame else 'all that is left'}"
+    if not frame:
+        return "no rank differs from the others"
+    return f"{'all that are left' if some_ended else 'all ranks'} stand in {one_line(frame)}"
+
+
+def odd_by_stack(stacks: Sequence[RankStack]) -> tuple[list[RankStack], str]:
+    """Those who stand elsewhere than the majority, and where the majority stands ("" where there is none).
+
+    With two ranks there is no majority: then whoever waits for nobody is the odd one.
+    """
+    told = [stack for stack in stacks if stack.frame]
+    if not told:
+        return [], ""
+    frame, most = Counter(stack.frame for stack in told).most_common(1)[0]
+    odd = [stack for stack in told if stack.frame != frame]
+    if odd and len(odd) <= ODD_MAX_SHARE * len(told):
+        return odd, frame
+    busy = [stack for stack in told if not _waits(stack.frame)]
+    waiting = [stack for stack in told if _waits(stack.frame)]
+    if busy and waiting and len(busy) <= len(waiting):
+        return busy, waiting[0].frame
+    return [], frame if 2 * most > len(told) else ""
+
+
+def behind_by_step(observations: Sequence[RankObservation]) -> list[RankObservation]:
+    """The few ranks whose step is below everybody else's; none where steps are equal or not reported."""
+    steps = [seen.step for seen in observations]
+    if not steps or min(steps) < 0 or min(steps) == max(steps):
+        return []
+    behind = [seen for seen in observations if seen.step == min(steps)]
+    return behind if 2 * len(behind) <= len(observations) else []
+
+
+def _waits(frame: str) -> bool:
+    lowered = frame.lower()
+    return any(word in lowered for word in _WAITING_WORDS)
+
+
+def _nodes(ranks: Sequence[RankObservation | RankStack]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(seen.node for seen in ranks))
+
+
+def _ranks(ranks: Sequence[RankObservation | RankStack]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0].rank} on {ranks[0].node} is"
+    told = listed([f"{seen.rank} on {seen.node}" for seen in ranks])
+    return f"{counted(len(ranks), 'rank')} ({told}) are"
+
+
+def _verdict(
+    sentence: str, named: Sequence[RankObservation | RankStack], signature: str, storage: bool = False
+) -> Verdict:
+    nodes = _nodes(named)
+    failure = Failure.STORAGE if storage else Failure.SCRIPT
+    return Verdict(Cause.HANG, failure, (), nodes if len(nodes) == 1 else (), signature, sentence)

@@ -1,0 +1,320 @@
+"""Is the gang hung? A table of each rank's signs of progress (room: core, which only decides; time is handed in).
+
+A sign is *told* (a step, output, a checkpoint) or *shown* (busy after idle, back from the kernel). A stall is a long
+time without any sign **and** evidence: all ranks idle, or one stopped or stuck. Ranks that work without a word, in an
+evaluation or a compilation, are not hung. How long is long is learnt from the run; whoever trains on after a rank has
+ended may wait for it in vain, and gets the least. ``hang_evidence`` names the culprit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+from gangrun.core.model import RankObservation
+from gangrun.core.policy import HangPolicy
+from gangrun.core.text import counted
+
+NEVER = float("inf")
+CPU_WINDOW_S = 5.0
+BUSY_FACTOR = 5.0  # busy is this many times what still counts as idle, so that no rate flickers between the two
+STUCK_AFTER_S = 30.0  # in state D at every look for so long, not merely at one
+STALE_AFTER_S = 10.0  # older readings of a node say nothing about now
+LOOK_AGAIN_S = 5.0
+LOOKS_PER_LIMIT = 4.0
+SLACK_FACTOR = 2.0  # no limit is below twice an interval that the run has survived, whatever ended it
+
+
+class SlotPhase(IntEnum):
+    """What a script that reports says it is doing; numbers as in the progress slot."""
+
+    UNKNOWN = 0
+    STARTING = 1
+    STEPPING = 2
+    EVALUATING = 3
+    CHECKPOINTING = 4
+
+
+LONG_PHASES = frozenset({SlotPhase.EVALUATING, SlotPhase.CHECKPOINTING})
+
+
+class Reading(Protocol):
+    """A rank's newest sample; ``ports.RankReading`` and ``wire.messages.Reading`` are such."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def phase(self) -> int: ...
+    @property
+    def slot_writes_count(self) -> int: ...
+    @property
+    def output_bytes(self) -> int: ...
+    @property
+    def cpu_s(self) -> float: ...
+    @property
+    def state(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """The gang is hung."""
+
+    stalled_s: float
+    limit_s: float
+    observations: tuple[RankObservation, ...]
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Quiet:
+    """Not hung; look again at ``next_at``. ``sentence`` warns from half of the limit on, else ""."""
+
+    next_at: float
+    limit_s: float
+    sentence: str = ""
+
+
+@dataclass(slots=True)
+class _Row:
+    """One rank, as it was at the newest look."""
+
+    node: str
+    step: int
+    phase: int
+    writes_count: int
+    output_bytes: int
+    cpu_s: float
+    state: str
+    state_since: float
+    sign_at: float
+    window_at: float
+    window_cpu_s: float
+    cpu_rate: float = -1.0  # -1: not known yet
+    idle: bool = False
+
+
+class Watch:
+    """One gang's signs of progress. ``begin`` at each attempt; what was learnt of the steady phase is kept."""
+
+    def __init__(self, policy: HangPolicy, now: float) -> None:
+        self.policy = policy
+        self._usual_s = 0.0  # longest interval that ended with a word
+        self._survived_s = 0.0  # longest interval that ended with any sign
+        self.begin(now)
+
+    def begin(self, now: float) -> None:
+        """A new attempt starts up."""
+        self._rows: dict[int, _Row] = {}
+        self._of_node: dict[str, tuple[int, ...]] = {}
+        self._heard_at: dict[str, float] = {}
+        self._ended: set[int] = set()
+        self._began_at = now
+        self._sign_at = now
+        self._top_step = -1
+        self._steps_count = 0  # times that the gang's step advanced
+        self._told_count = 0
+        self._intervals_count = 0
+        self._suspended_at: float | None = None
+        self._unfit = False  # this interval must not be learnt from
+
+    # ---- what comes in -------------------------------------------------------------------------------------------
+
+    def observe(self, node: str, readings: Iterable[Reading], now: float) -> None:
+        """The newest readings of all ranks that live on ``node``; whoever is no longer among them has ended."""
+        self._heard_at[node] = now
+        here = []
+        for reading in readings:
+            here.append(reading.rank)
+            self._ended.discard(reading.rank)
+            row = self._rows.get(reading.rank)
+            if row is None:
+                self._rows[reading.rank] = _first_row(node, reading, now)
+                if reading.step >= 0 or reading.output_bytes > 0:
+                    self._told(reading, now)
+            else:
+                self._compare(row, reading, now)
+        for rank in self._of_node.get(node, ()):
+            if rank not in here:
+                del self._rows[rank]
+                self._ended.add(rank)
+        if here:
+            self._of_node[node] = tuple(here)
+        else:
+            self._of_node.pop(node, None)
+            self._heard_at.pop(node, None)
+
+    def note_checkpoint(self, now: float) -> None:
+        """A newer checkpoint was committed: progress, whoever made it."""
+        self._sign(now, told=True)
+
+    def suspend(self, now: float) -> None:
+        """Time does not count from here: the storage does not answer, so ranks may wait for it innocently."""
+        if self._suspended_at is None:
+            self._suspended_at = now
+
+    def resume(self, now: float) -> None:
+        """Time counts again."""
+        if self._suspended_at is not None:
+            self._sign_at += now - max(self._suspended_at, self._sign_at)
+            self._suspended_at = None
+            self._unfit = True
+
+    def _compare(self, row: _Row, reading: Reading, now: float) -> None:
+        told = (
+            reading.output_bytes > row.output_bytes
+            or reading.slot_writes_count > row.writes_count
+            or reading.step > row.step
+        )
+        shown = row.state == "D" != reading.state
+        if reading.state != row.state:
+            row.state, row.state_since = reading.state, now
+        if now - row.window_at >= CPU_WINDOW_S:
+            shown = self._new_window(row, reading.cpu_s, now) or shown
+        if told:
+            row.sign_at = now
+            self._told(reading, now)
+        elif shown:
+            row.sign_at = now
+            self._sign(now, told=False)
+        if reading.phase != row.phase and (reading.phase in LONG_PHASES or row.phase in LONG_PHASES):
+            self._unfit = True
+        if reading.state in ("T", "t"):
+            self._unfit = True
+        row.step, row.phase, row.writes_count = reading.step, reading.phase, reading.slot_writes_count
+        row.output_bytes, row.cpu_s = reading.output_bytes, reading.cpu_s
+
+    def _new_window(self, row: _Row, cpu_s: float, now: float) -> bool:
+        """Judge the CPU window that ends now; True when the rank turned busy after it was idle."""
+        row.cpu_rate = max(0.0, cpu_s - row.window_cpu_s) / (now - row.window_at)
+        row.window_at, row.window_cpu_s = now, cpu_s
+        if row.cpu_rate < self.policy.idle_cpu_rate:
+            row.idle = True
+        elif row.idle and row.cpu_rate >= BUSY_FACTOR * self.policy.idle_cpu_rate:
+            row.idle = False
+            return True
+        return False
+
+    def _told(self, reading: Reading, now: float) -> None:
+        self._told_count += 1
+        self._sign(now, told=True)
+        if reading.step > self._top_step:
+            self._steps_count += self._top_step >= 0
+            self._top_step = reading.step
+
+    def _sign(self, now: float, told: bool) -> None:
+        """Somebody made progress: the interval that ends here is one that this run survives."""
+        interval_s = now - self._sign_at
+        if interval_s <= 0:
+            return
+        self._sign_at = now
+        self._intervals_count += 1
+        # What passes before the first steps, or between the first words of a script without steps, is start-up.
+        settled = self._top_step >= 0 or self._told_count > self.policy.samples_min_count
+        if settled and not self._unfit:
+            self._survived_s = max(self._survived_s, interval_s)
+            if told:
+                self._usual_s = max(self._usual_s, interval_s)
+        self._unfit = False
+
+    # ---- what comes out ------------------------------------------------------------------------------------------
+
+    @property
+    def steady(self) -> bool:
+        """Is start-up over? A few steps say so; where none are reported, output that went on for a while."""
+        enough = self.policy.samples_min_count
+        if self._top_step >= 0:
+            return self._steps_count >= enough
+        lasted_s = self._sign_at - self._began_at
+        return self._told_count >= enough and self._intervals_count >= enough and lasted_s >= self.policy.steady_min_s
+
+    def limit_s(self) -> float:
+        """How long without any sign is too long, in the present phase; 0 where the watch is off."""
+        policy = self.policy
+        if policy.timeout_s is not None:
+            limit_s = policy.timeout_s
+        elif self._ended:  # no start-up lasts so long, and steps of those that are left say no more how long one takes
+            limit_s = max(policy.steady_min_s, SLACK_FACTOR * self._survived_s)
+        elif self.steady:
+            learnt_s = min(policy.steady_max_s, max(policy.steady_min_s, policy.factor * self._usual_s))
+            limit_s = max(learnt_s, SLACK_FACTOR * self._survived_s)
+        else:
+            limit_s = policy.startup_limit_s
+        if limit_s and any(row.phase in LONG_PHASES for row in self._rows.values()):
+            return max(limit_s, policy.steady_max_s)
+        return limit_s
+
+    def judge(self, now: float) -> Stall | Quiet:
+        """Hung or not, and when to look again."""
+        if self._suspended_at is not None or not self._rows or self.policy.timeout_s == 0:
+            return Quiet(NEVER, 0.0)
+        limit_s = self.limit_s()
+        stalled_s = now - self._sign_at
+        # A limit may shrink at any time (start-up ends, a long phase ends), so nobody sleeps until half of it.
+        soon = now + max(1.0, (self.policy.timeout_s or self.policy.steady_min_s) / LOOKS_PER_LIMIT)
+        if now < self._sign_at + limit_s / 2:
+            return Quiet(min(soon, self._sign_at + limit_s / 2), limit_s)
+        warning = f"no sign of progress for {stalled_s:.0f} s{self._at_step()}; counts as hung at {limit_s:.0f} s"
+        if now < self._sign_at + limit_s:
+            return Quiet(min(soon, self._sign_at + limit_s), limit_s, warning)
+        stale = [node for node, at in self._heard_at.items() if now - at > STALE_AFTER_S]
+        if stale:
+            why = f"{counted(len(stale), 'node')} not heard lately, so nobody is called hung"
+            return Quiet(now + LOOK_AGAIN_S, limit_s, f"no sign of progress for {stalled_s:.0f} s; {why}")
+        evidence = self._evidence(now, stalled_s)
+        if not evidence:
+            why = "but ranks are busy"
+            return Quiet(
+                now + LOOK_AGAIN_S, limit_s, f"no sign of progress for {stalled_s:.0f} s{self._at_step()}, {why}"
+            )
+        sentence = f"no sign of progress for {stalled_s:.0f} s{self._at_step()} (limit {limit_s:.0f} s) and {evidence}"
+        return Stall(stalled_s, limit_s, self.observations(now), sentence)
+
+    def _evidence(self, now: float, stalled_s: float) -> str:
+        """What besides the time says that this is a hang; "" when nothing does."""
+        rows = self._rows
+        stopped = [rank for rank, row in rows.items() if row.state in ("T", "t")]
+        if stopped:
+            return f"rank {min(stopped)} is stopped"
+        idle = [row for row in rows.values() if row.state != "D" and 0 <= row.cpu_rate < self.policy.idle_cpu_rate]
+        stuck = [rank for rank, row in rows.items() if row.state == "D" and now - row.state_since >= STUCK_AFTER_S]
+        if stuck:
+            return f"rank {min(stuck)} is stuck in the kernel (state D)"
+        if len(idle) == len(rows):
+            return "all ranks are idle"
+        # Busy ranks may spin in a collective or work without a word. A script that used to speak is believed to be
+        # hung in the end; the user's own time-out says when that is. One that never spoke cannot be told apart.
+        said = self.policy.timeout_s is not None
+        if self.steady and (said or stalled_s >= self.policy.steady_max_s):
+            return "ranks are busy without a word"
+        return ""
+
+    def observations(self, now: float) -> tuple[RankObservation, ...]:
+        """What is known of each rank, in rank order."""
+        return tuple(
+            RankObservation(rank, row.node, row.state, row.step, now - row.sign_at, max(0.0, row.cpu_rate))
+            for rank, row in sorted(self._rows.items())
+        )
+
+    def _at_step(self) -> str:
+        step = max((row.step for row in self._rows.values()), default=-1)
+        return f" at step {step}" if step >= 0 else ""
+
+
+def _first_row(node: str, reading: Reading, now: float) -> _Row:
+    return _Row(
+        node=node,
+        step=reading.step,
+        phase=reading.phase,
+        writes_count=reading.slot_writes_count,
+        output_bytes=reading.output_bytes,
+        cpu_s=reading.cpu_s,
+        state=reading.state,
+        state_since=now,
+        sign_at=now,
+        window_at=now,
+        window_cpu_s=reading.cpu_s,
+    )

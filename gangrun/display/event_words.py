@@ -1,0 +1,248 @@
+"""What was seen and what was done, in a person's words (room: cli; pure: core values in, one sentence out).
+
+What was *concluded* is not said here: that sentence is the core's own, and is printed as it stands. Every event and
+every action has its words; a new one without them does not type-check. Next: ``story``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gangrun.core import actions as act
+from gangrun.core import events as ev
+from gangrun.core.checkpoints import flush_to_disk
+from gangrun.core.model import CheckpointRef, Inventory, RankExit, RankObservation, RankStack
+from gangrun.core.nodeset import fold
+from gangrun.core.text import counted, listed, one_line, signal_name
+
+_STATES = {"T": "stopped", "t": "stopped by a tracer", "D": "stuck in the kernel", "Z": "dead", "S": "waiting"}
+_DEADLINES = {
+    "join": "nodes to join",
+    "check": "the checks",
+    "seal": "sealing older attempts",
+    "choose": "choosing a checkpoint",
+    "start": "all ranks to start",
+    "stop": "all ranks to stop",
+    "stacks": "the stacks",
+    "finish": "the other ranks to finish",
+    "backoff": "the pause",
+    "nodes": "nodes to come back",
+    "submit": "the scheduler's answer",
+    "bring": "bringing the newest step in memory to the disk",
+}
+
+
+def ranks_words(ranks: Iterable[int]) -> str:
+    """``rank 3`` or ``ranks 0-2,5``."""
+    known = sorted(set(ranks))
+    if len(known) == 1:
+        return f"rank {known[0]}"
+    return "ranks " + fold(str(rank) for rank in known).strip("[]")
+
+
+def exit_words(died: RankExit) -> str:
+    """How one rank ended, with its own words."""
+    by_signal = died.signal is not None
+    how = f"killed by {signal_name(died.signal or 0)}" if by_signal else f"ended with exit code {died.code}"
+    if died.oom_kill:
+        how += ", for the memory limit of its cgroup"
+    if died.by_us:
+        how += ", after the stop had begun"
+    if died.error is not None:
+        how += f": {one_line(f'{died.error.kind}: {died.error.message}')}"
+    return how
+
+
+def seen(event: ev.Event, at: float) -> str:
+    """What happened, as whoever saw it would say it; ``at`` is when, on the run clock."""
+    match event:
+        case ev.AgentJoined() | ev.AgentRejoined() | ev.TermTaken() | ev.ResumeRequested() | ev.CancelRequested():
+            return _of_people_and_processes(event)
+        case ev.NodeSilent() | ev.NodeLost() | ev.NodeHeard() | ev.NodeAbsent() | ev.NodeChecked() | ev.FindingRaised():
+            return _of_nodes(event, at)
+        case ev.AttemptSealed() | ev.ResumeChosen() | ev.NoneValid() | ev.CheckpointSeen():
+            return _of_checkpoints(event)
+        case ev.StepBrought():
+            return flush_to_disk.sentence(event)
+        case ev.FlushDue():
+            return f"the disk has had nothing new for a while, and memory holds step {event.step}"
+        case ev.GangStarted() | ev.GangStartFailed() | ev.GangStopped() | ev.StopTimedOut():
+            return _of_the_gang(event)
+        case ev.RankExited() | ev.RankFinished():
+            return _of_ranks(event)
+        case ev.FirstStepSeen() | ev.ProgressMarked() | ev.ProgressStalled() | ev.StacksTaken():
+            return _of_progress(event)
+        case ev.Notice() | ev.ActDone() | ev.ActFailed() | ev.ActUnknown():
+            return _of_the_scheduler(event)
+        case ev.DeadlinePassed(name=name):
+            return f"the time for {_DEADLINES.get(name, name)} was up"
+        case ev.StoreStalled(since=since):
+            return f"the run directory has not answered for {max(0.0, at - since):.0f} s"
+        case ev.StoreBack(stalled_s=stalled_s):
+            return f"the run directory answered after {stalled_s:.0f} s"
+
+
+def _of_people_and_processes(
+    event: ev.AgentJoined | ev.AgentRejoined | ev.TermTaken | ev.ResumeRequested | ev.CancelRequested,
+) -> str:
+    match event:
+        case ev.AgentJoined():
+            return f"the agent of {event.node} said hello ({counted(event.slots_count, 'slot')})"
+        case ev.AgentRejoined():
+            return f"a new agent on {event.node} said hello{': ' + event.why if event.why else ''}"
+        case ev.TermTaken():
+            held = _inventories(event.inventories)
+            number = event.job.partition("r")[0]  # of whichever stay of it
+            there = f" in job {number}" if number.isdecimal() else ""
+            return f"supervisor #{event.term} has its term{there}{'; ' + held if held else ''}"
+        case ev.ResumeRequested():
+            return f"{event.by} resumed the run (from: {event.resume_request})"
+        case ev.CancelRequested():
+            return f"{event.by} cancelled the run"
+
+
+def _inventories(inventories: Iterable[Inventory]) -> str:
+    with_ranks = [held for held in inventories if held.ranks]
+    if not with_ranks:
+        return ""
+    ranks_count = sum(len(held.ranks) for held in with_ranks)
+    return f"{counted(ranks_count, 'rank')} alive on {fold(held.node for held in with_ranks)}"
+
+
+def _of_nodes(
+    event: ev.NodeSilent | ev.NodeLost | ev.NodeHeard | ev.NodeAbsent | ev.NodeChecked | ev.FindingRaised, at: float
+) -> str:
+    match event:
+        case ev.NodeSilent():
+            return f"no beat from {event.node} for {max(0.0, at - event.since):.0f} s"
+        case ev.NodeLost():
+            return f"{event.node} counts as gone, silent for {max(0.0, at - event.since):.0f} s: {event.why}"
+        case ev.NodeHeard():
+            return f"{event.node} beats again"
+        case ev.NodeAbsent():
+            whose = "the scheduler could start nothing on" if event.scheduler else "no agent comes from"
+            return f"{whose} {event.node}: {event.why}"
+        case ev.NodeChecked():
+            how = ", and its devices were put to work" if event.tested else ""
+            return f"the checks of {event.node} {'passed' if event.ok else 'failed: ' + event.reason}{how}"
+        case ev.FindingRaised(finding=found):
+            return f"check {found.check} on {found.node}: {found.sentence}"
+
+
+def _of_checkpoints(event: ev.AttemptSealed | ev.ResumeChosen | ev.NoneValid | ev.CheckpointSeen) -> str:
+    match event:
+        case ev.AttemptSealed():
+            return f"staging of all attempts before {event.attempt} is sealed"
+        case ev.ResumeChosen():
+            chosen = event.checkpoint
+            return "no checkpoint to resume from" if chosen is None else f"a checkpoint: {_checkpoint(chosen)}"
+        case ev.NoneValid():
+            return "the checkpoints could not be read" if event.storage else "no checkpoint may be resumed from"
+        case ev.CheckpointSeen():
+            return f"a newer checkpoint: {_checkpoint(event.checkpoint)}"
+
+
+def _checkpoint(ref: CheckpointRef) -> str:
+    return f"step {ref.step}, {ref.level.value}, {ref.path}"
+
+
+def _of_the_gang(event: ev.GangStarted | ev.GangStartFailed | ev.GangStopped | ev.StopTimedOut) -> str:
+    match event:
+        case ev.GangStarted():
+            return f"every node has launched its ranks of attempt {event.attempt}"
+        case ev.GangStartFailed():
+            innocent = " (nobody's fault)" if event.retry_free else ""
+            return f"{event.node or 'a node'} could not start its ranks{innocent}: {event.why}"
+        case ev.GangStopped():
+            presumed = "".join(f"; {node} by {rule}" for node, rule in event.presumed)
+            left = f"; left behind: {', '.join(event.leftovers)}" if event.leftovers else ""
+            return f"no rank of attempt {event.attempt} lives{presumed}{left}"
+        case ev.StopTimedOut():
+            return f"{event.node} cannot end {', '.join(event.processes)}"
+
+
+def _of_ranks(event: ev.RankExited | ev.RankFinished) -> str:
+    match event:
+        case ev.RankExited(exit=died):
+            return f"rank {died.rank} on {died.node}: {exit_words(died)}"
+        case ev.RankFinished():
+            return f"rank {event.rank} on {event.node} ended with exit code 0"
+
+
+def _of_progress(event: ev.FirstStepSeen | ev.ProgressMarked | ev.ProgressStalled | ev.StacksTaken) -> str:
+    match event:
+        case ev.FirstStepSeen() | ev.ProgressMarked():
+            return f"step {event.step} was reported"
+        case ev.ProgressStalled():
+            where = _observations(event.observations)
+            return f"no sign of progress for {event.stalled_s:.0f} s (limit {event.limit_s:.0f} s){where}"
+        case ev.StacksTaken():
+            return f"where the ranks stand: {_stacks(event.stacks)}"
+
+
+def _observations(observations: Iterable[RankObservation]) -> str:
+    groups: dict[tuple[int, str], list[int]] = {}
+    for one in observations:
+        groups.setdefault((one.step, one.state), []).append(one.rank)
+    told = []
+    for (step, state), ranks in groups.items():
+        at_step = f" at step {step}" if step >= 0 else ""
+        told.append(f"{ranks_words(ranks)}{at_step} {_STATES.get(state, 'running' if state == 'R' else state)}")
+    return f"; {', '.join(told)}" if told else ""
+
+
+def _stacks(stacks: Iterable[RankStack]) -> str:
+    groups: dict[str, list[int]] = {}
+    for one in stacks:
+        groups.setdefault(one.frame, []).append(one.rank)
+    return "; ".join(f"{ranks_words(ranks)} in {frame}" for frame, ranks in groups.items()) or "nobody could tell"
+
+
+def _of_the_scheduler(event: ev.Notice | ev.ActDone | ev.ActFailed | ev.ActUnknown) -> str:
+    match event:
+        case ev.Notice(asking=True):
+            return "an agent was told to end; the scheduler is asked why"
+        case ev.Notice():
+            return f"notice: {event.kind.value}, {event.grace_s:.0f} s left"
+        case ev.ActDone():
+            return f"{event.what} was done"
+        case ev.ActFailed():
+            return f"{event.what} failed: {event.why}"
+        case ev.ActUnknown():
+            return f"nobody knows whether {event.what} was done: {event.why}"
+
+
+def done(action: act.Action) -> str:
+    """What was asked of the world."""
+    match action:
+        case act.CheckNodes(nodes=nodes):
+            at_work = ", with devices at work" if action.tests else ""
+            return f"asked {fold(nodes)} to prove {'itself' if len(nodes) == 1 else 'themselves'}{at_work}"
+        case act.SealAttempts():
+            return f"sealed staging of all attempts before {action.attempt}"
+        case act.ChooseResume():
+            known = f", known best: step {action.best_step}" if action.best_step >= 0 else ""
+            back = f"put back {listed(action.put_back)} and " if action.put_back else ""
+            without = f" without step {action.condemned.step}" if action.condemned else ""
+            return f"{back}looked for the checkpoint to resume from ({action.request}{known}){without}"
+        case act.StartGang(placement=placed, resume=resume):
+            origin = f"from step {resume.step}" if resume else "from the beginning"
+            return f"started {counted(placed.world_size, 'rank')} on {fold(placed.nodes)} {origin}"
+        case act.StopGang():
+            save = ", a checkpoint first if the script can" if action.checkpoint_first else ""
+            return f"stopped all ranks ({action.grace_s:g} s grace{save})"
+        case act.TakeStacks():
+            return "took the stacks of all ranks"
+        case act.ProbeNode():
+            return f"asked other nodes whether they reach {action.node}"
+        case act.BringSteps():
+            above = f" above step {action.above_step}" if action.above_step >= 0 else ""
+            return f"asked {fold(action.nodes)} for the newest step in memory{above}"
+        case act.SubmitSuccessor():
+            without = f" without {fold(action.exclude)}" if action.exclude else ""
+            curable = fold(node for node, _ in action.if_booted)
+            unless = f" ({curable} if it has not booted since)" if curable else ""
+            return f"asked the scheduler for job {action.seq} of this run{without}{unless}"
+        case act.EndJob():
+            back = f", and put back {listed(action.put_back)}" if action.put_back else ""
+            return f"ended this job as {action.phase.value} (exit code {action.exit_code}){back}"

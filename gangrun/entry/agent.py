@@ -1,0 +1,246 @@
+"""The agent's process (room: cli, as it ties the agent's surroundings to their adapters). Started by its warden.
+
+Exit codes: what the run's farewell says; 71 the warden is gone; 78 the node cannot work for this run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gangrun.adapters.clock import SystemClock
+from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.probe import probe
+from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, read_spec
+from gangrun.adapters.fs.terms import FsTerms
+from gangrun.adapters.local import box
+from gangrun.adapters.net.agent_net import AgentNet
+from gangrun.adapters.net.curve import KeyRefused, read_client_key
+from gangrun.agent.brain import facts
+from gangrun.agent.brain.clock_skew import LIMIT_S, ClockSkew
+from gangrun.agent.brain.decide import AgentBrain
+from gangrun.agent.brain.identity import AgentConfig
+from gangrun.agent.flush_to_disk import Flushing
+from gangrun.agent.limits import memory_limits
+from gangrun.agent.loop import AgentLoop
+from gangrun.agent.preflight import preflight
+from gangrun.agent.ranks.environment import inherited, shared_memory_root
+from gangrun.agent.ranks.files import sweep
+from gangrun.agent.ranks.gang_part import GangSpec, RankGang
+from gangrun.agent.warden_link import AgentEnd
+from gangrun.config import environment
+from gangrun.core.nodeset import unfold
+from gangrun.entry.agent_health import AgentHealth
+from gangrun.entry.wiring import clock_of, disk_of, own_address
+from gangrun.launch.process_log import tell, tell_dropped
+from gangrun.node.warden import ENV_MEMORY
+from gangrun.wire.messages import Dial
+from gangrun.wire.spec import RunSpec
+
+EXIT_UNUSABLE = 78
+HELLO_WITHIN_MS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """What the warden's command line says."""
+
+    run_dir: Path
+    node: str
+    job: str
+    founder: bool
+    roster: tuple[str, ...]  # the nodes of this job; empty: those of the spec
+
+
+def arguments_of(words: list[str]) -> Arguments:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(prog="gangrun-agent")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--node", required=True)
+    parser.add_argument("--job", required=True)
+    parser.add_argument("--seq", type=int, default=0)
+    parser.add_argument("--founder", default="", help="the node that has the job's first supervisor made")
+    parser.add_argument("--roster", default="")
+    found = parser.parse_args(words)
+    return Arguments(found.run_dir, found.node, found.job, found.founder == found.node, unfold(found.roster))
+
+
+def config_of(
+    arguments: Arguments, spec: RunSpec, nodes_count: int, incarnation: str, net: AgentNet, previous_died: str
+) -> AgentConfig:
+    """Who this agent is."""
+    return AgentConfig(
+        node=arguments.node,
+        incarnation=incarnation,
+        boot_id=box.boot_id(),
+        job=arguments.job,
+        job_restart=0,
+        slots_count=spec.slots_per_node,
+        peer=net.address,
+        timing=spec.policy.timing,
+        roster_count=nodes_count,
+        founder=arguments.founder,
+        previous_died=previous_died,
+        nofile_hard=net.nofile_hard,
+    )
+
+
+def gang_of(spec: RunSpec, paths: RunPaths, node: str) -> GangSpec:
+    """What every attempt on this node has in common."""
+    interpreter, command = (spec.command[0], spec.command[1:]) if spec.python else ("", spec.command)
+    return GangSpec(
+        run=spec.run,
+        node=node,
+        command=command,
+        through_boot=spec.python,
+        interpreter=interpreter,
+        working_directory=spec.working_directory,
+        inherited=inherited(),
+        environment=spec.environment,
+        local_root=shared_memory_root(),
+        run_directory=paths.root,
+        log=spec.log,
+        max_restarts_count=spec.policy.restarts_max_count,
+        warden_pid=os.getppid(),
+        checkpoint_directory=spec.checkpoint.directory,
+        memory_parity=spec.checkpoint.memory_parity,
+        flush_every_s=spec.checkpoint.flush_every_s if spec.checkpoint.memory else 0.0,
+        save_signal=signal.Signals[f"SIG{spec.save_signal}"].value if spec.save_signal else 0,
+    )
+
+
+def find_term(paths: RunPaths, clock: SystemClock, disk: Disk) -> facts.TermFound:
+    """The newest claim, as an address."""
+    claim = FsTerms(paths, clock, disk).newest()
+    if claim is None:
+        return facts.TermFound(None)
+    return facts.TermFound(Dial(claim.term, claim.endpoint, claim.server_key), claim.job)
+
+
+def check(
+    paths: RunPaths,
+    clock: SystemClock,
+    net: AgentNet,
+    nodes_count: int,
+    ranks_count: int,
+    nonce: str,
+    skew: Callable[[], str],
+) -> facts.Checked:
+    """This node's preflight; may take as long as the file system does."""
+
+    def lacking() -> str:
+        report = probe(paths.machine, clock, nonce)
+        return "" if report.usable else "; ".join(report.lacks)
+
+    variables = environment.all_variables()
+    asked = variables.get("SLURM_CPUS_PER_TASK", "")
+    return preflight(
+        nofile_hard=net.nofile_hard, agents_count=nodes_count, probe=lacking, clock=skew,
+        cpus_asked=int(asked) if asked.isdecimal() else None, cpus_allowed=len(os.sched_getaffinity(0)),
+        memory=memory_limits(variables), ranks_count=ranks_count,
+    )  # fmt: skip
+
+
+def skew_limit_s(spec: RunSpec) -> float:
+    """How far clocks may be apart before it is told: the bound of the check of the clock itself."""
+    bound = spec.health.bounds.get("clock_error_warn_s", LIMIT_S)
+    return LIMIT_S if isinstance(bound, tuple) else float(bound)
+
+
+def main(words: list[str]) -> int:
+    """Serve one node until the run says farewell."""
+    arguments = arguments_of(words)
+    warden = AgentEnd.attach(environment.attachable())
+    if warden is None:
+        _say(arguments.node, "an agent is started by its warden, not by hand: see gangrun run")
+        return EXIT_UNUSABLE
+    clock, paths = clock_of(), RunPaths(arguments.run_dir)
+    disk = disk_of(paths)
+    try:
+        spec, keys = read_spec(disk, paths), read_client_key(paths.client_key)
+    except (RunDirError, KeyRefused) as error:
+        _say(arguments.node, str(error))
+        return EXIT_UNUSABLE
+    threading.Thread(target=_sweep, args=(arguments.node,), name="sweep", daemon=True).start()
+    incarnation = os.urandom(6).hex()
+    nodes_count = len(arguments.roster or spec.nodes)
+    net = AgentNet(spec.run, keys, arguments.node, incarnation, own_address(spec, environment.all_variables()))
+    told = _hello(warden)
+    keeper = environment.all_variables().get(ENV_MEMORY, "")
+    brain = AgentBrain(config_of(arguments, spec, nodes_count, incarnation, net, told.previous_died), clock.now())
+    loop: AgentLoop | None = None
+    health: AgentHealth | None = None
+    skew = ClockSkew(arguments.node, skew_limit_s(spec))
+    if spec.health.enabled:
+        variables = environment.all_variables()
+        health = AgentHealth(spec, arguments.node, paths.root, variables, clock.now, lambda w: _say(arguments.node, w))
+
+    def no_ranks() -> tuple[int, ...]:
+        supervisors = tuple(loop.supervisor_pids) if loop is not None else told.supervisor_pids
+        ours = (*supervisors, told.keeper_pid) if told.keeper_pid else supervisors
+        return ours if health is None else (*ours, *health.pids())
+
+    def checked(tests: str) -> facts.Checked:
+        ranks_count = spec.slots_per_node * spec.ranks_per_slot
+        found = check(paths, clock, net, nodes_count, ranks_count, incarnation, skew.words)
+        return found if health is None else health.gate(found, tests)
+
+    loop = AgentLoop(
+        brain=brain,
+        clock=clock,
+        net=net,
+        warden=warden,
+        ranks=RankGang(gang_of(spec, paths, arguments.node), clock.now, no_ranks),
+        find_term=lambda: find_term(paths, clock, disk),
+        check=checked,
+        say=lambda sentence: _say(arguments.node, sentence),
+        health=health,
+        skew=skew if spec.health.enabled and "host_clock" not in spec.health.off else None,
+        memory=Flushing(keeper) if keeper else None,
+        stacks_within_s=spec.policy.stacks_within_s * 0.8,
+    )
+    loop.supervisor_pids.update(told.supervisor_pids)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    code = loop.run()
+    tell_dropped(f"{arguments.node}:agent", net.dropped)
+    return code
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The warden's first message."""
+
+    previous_died: str = ""
+    supervisor_pids: tuple[int, ...] = ()
+    keeper_pid: int = 0
+
+
+def _hello(warden: AgentEnd) -> Hello:
+    poller = select.poll()
+    poller.register(warden.fileno(), select.POLLIN)
+    poller.poll(HELLO_WITHIN_MS)
+    for message in warden.receive():
+        if message.get("op") == "hello":
+            return Hello(
+                str(message.get("previous_died") or ""),
+                tuple(message.get("supervisor_pids") or ()),
+                int(message.get("keeper_pid") or 0),
+            )
+    return Hello()
+
+
+def _sweep(node: str) -> None:
+    """Small files of runs whose agent and warden were killed at once: nobody else would ever remove them."""
+    root = shared_memory_root()
+    if swept := sweep(root):
+        _say(node, f"removed from {root} what was left there by {', '.join(swept)}")
+
+
+def _say(node: str, sentence: str) -> None:
+    tell(f"{node}:agent", sentence)

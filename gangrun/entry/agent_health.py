@@ -1,0 +1,121 @@
+"""A node's health as its agent has it: the watching process, set up for this run (room: cli, as it ties adapters).
+
+Next: ``health_watch`` is that process, ``adapters.local.health_child`` its keeper.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gangrun.adapters.fs.run_dir import RunPaths
+from gangrun.adapters.local.health_child import HealthChild
+from gangrun.agent.brain.facts import Checked, FindingMade
+from gangrun.core.model import Finding
+from gangrun.core.nodes.device_test import QUICK, THOROUGH
+from gangrun.health.framework.evidence import bars_a_start
+from gangrun.health.gpu import use
+from gangrun.wire.spec import RunSpec
+
+GATE_SHARE = 0.5  # of the time for checks: where thousands of nodes load python from one disk, beginning takes long
+
+
+class AgentHealth:
+    """``agent.surroundings.Health``, and the gate before the first attempt."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        node: str,
+        run_directory: Path,
+        variables: Mapping[str, str],
+        now: Callable[[], float],
+        say: Callable[[str], None],
+    ) -> None:
+        self._node = node
+        self._observe = spec.policy.observe
+        self._gate_within_s = GATE_SHARE * spec.policy.check_within_s
+        tests_s = spec.policy.tests_within_s
+        self._tests_within_s = {QUICK: tests_s, THOROUGH: 2 * tests_s}
+        self._one_at_a_time = threading.Lock()
+        what = watch_spec(spec, node, run_directory, variables)
+        command = [sys.executable, "-m", "gangrun.entry.health_watch", json.dumps(what)]
+        package = str(Path(__file__).resolve().parents[2])
+        inherited = variables.get("PYTHONPATH")
+        found = {**variables, "PYTHONPATH": f"{package}:{inherited}" if inherited else package}
+        self._child = HealthChild(command, found, now, say)
+        self._child.start()
+
+    def fileno(self) -> int:
+        """Readable when ``take`` has something."""
+        return self._child.fileno()
+
+    def take(self) -> list[FindingMade]:
+        """What was found since."""
+        return [FindingMade(found) for plain in self._child.take() if (found := self._finding(plain)) is not None]
+
+    def gang(self, attempt: int, stopping: bool) -> None:
+        """Pass it on."""
+        self._child.gang(attempt, stopping)
+
+    def pids(self) -> tuple[int, ...]:
+        """Processes of its own."""
+        return self._child.pids()
+
+    def close(self) -> None:
+        """End it."""
+        self._child.close()
+
+    def gate(self, before: Checked, tests: str) -> Checked:
+        """What the preflight said, with a look at the hardware, and with devices at work where that is asked for; what
+        is not seen in time is unknown, and not bad.
+        """
+        if not before.ok:
+            return before
+        with self._one_at_a_time:
+            plains, unknown = self._child.look(self._gate_within_s)
+            found = [one for one in map(self._finding, plains) if one is not None]
+            tested = ""
+            if tests and not any(map(bars_a_start, found)):
+                plains, tested, untested = self._child.work(tests, self._tests_within_s[tests])
+                found += [one for one in map(self._finding, plains) if one is not None]
+                unknown = "; ".join(filter(None, (unknown, f"devices are not proven: {untested}" if untested else "")))
+        fatal = [f"{one.sentence} ({one.check})" for one in found if bars_a_start(one)]
+        if fatal and self._observe:
+            return Checked(True, f"observing only, so it is used all the same: {'; '.join(fatal[:3])}")
+        if fatal:
+            return Checked(False, "; ".join(fatal[:3]))
+        poor = [one.sentence for one in found if one.poor]
+        return Checked(True, "; ".join([*filter(None, (before.why,)), *poor[:3], *filter(None, (unknown,))]), tested)
+
+    def _finding(self, plain: Mapping[str, Any]) -> Finding | None:
+        try:
+            return replace(msgspec.convert({"node": self._node, **plain}, Finding), node=self._node)
+        except msgspec.ValidationError:
+            return None
+
+
+def watch_spec(spec: RunSpec, node: str, run_directory: Path, variables: Mapping[str, str]) -> dict[str, Any]:
+    """What the watching process is told."""
+    gpus = variables.get("SLURM_GPUS_ON_NODE", "")
+    expected = {"gpus_count": int(gpus)} if gpus.isascii() and gpus.isdigit() and len(gpus) < 5 else {}
+    root = variables.get("GANGRUN_TEST_HEALTH_ROOT", "/").replace("%h", node)
+    checkpoints = [spec.checkpoint.directory] if spec.checkpoint.directory else []
+    return {
+        "node": node,
+        "root": root,
+        "directories": [str(run_directory), *checkpoints],
+        "made_later": checkpoints,
+        "kept": str(RunPaths(run_directory).counters(node)),
+        "policy": {**expected, "gpus_used": use.wanted({**variables, **spec.environment}), **spec.health.bounds},
+        "off": list(spec.health.off),
+        "python": spec.command[0] if spec.python else "",
+        "commands": dict(spec.health.commands),
+    }

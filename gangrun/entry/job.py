@@ -1,0 +1,175 @@
+"""A job's batch script (room: cli): claims the job's place in the run, starts its step, ends as the run ended.
+
+Sent by ``gangrun submit`` and by every supervisor that asks for a successor; sending it twice does no harm. It is the
+supervisor of last resort's starter, and it owns nothing: the run lives on without it, on the job's other nodes.
+Exit codes: 0, 1 and 130 as the run ended; 75 it goes on in another job; 78 a person must look.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.job_claims import JobClaim, JobClaims, Taken, plain_job
+from gangrun.adapters.fs.journal import JournalReader
+from gangrun.adapters.fs.run_dir import (
+    RunDirError,
+    RunPaths,
+    mark_cancelled,
+    read_cancelled,
+    read_spec,
+    read_submission,
+)
+from gangrun.adapters.local import box
+from gangrun.adapters.slurm.commands import Tools
+from gangrun.adapters.slurm.jobs import repoint
+from gangrun.adapters.slurm.scheduler import Scheduler, SchedulerSilent
+from gangrun.config import environment
+from gangrun.core.exit_codes import EXIT_CODES
+from gangrun.core.model import TERMINAL, RunState
+from gangrun.core.nodeset import NodesetError
+from gangrun.core.text import counted
+from gangrun.display.live_view import LiveView
+from gangrun.entry.wiring import clock_of, disk_of
+from gangrun.errors import UserError
+from gangrun.launch.exclusive import refuse_lasting_company
+from gangrun.launch.job_owner import EXIT_ELSEWHERE, EXIT_UNUSABLE, JobOwner
+from gangrun.launch.local import live_of
+from gangrun.launch.node_spec import Allocation, allocation_of
+from gangrun.node import processes
+from gangrun.runs.locate import entries_of
+from gangrun.wire.record import RecordError, replay
+from gangrun.wire.spec import RunSpec, SpecError
+from gangrun.wire.submission import Submission, SubmissionError
+
+EXIT_CANCELLED = 130
+ASKED_FOR_S = 60.0  # a Slurm that starts jobs answers, sooner or later
+ASK_EVERY_S = 2.0
+
+
+def srun_options(submission: Submission) -> tuple[str, ...]:
+    """What the user asked of srun besides."""
+    return tuple(f"--{key}" if value is None else f"--{key}={value}" for key, value in submission.srun)
+
+
+def place_of(state: RunState | None, job: str, asked: int) -> int:
+    """Which place this stay of the job is to take: a requeued one runs the same script, and has moved on."""
+    if state is not None and plain_job(state.job) == job:
+        return max(asked, state.seq)
+    return asked
+
+
+def main(words: list[str]) -> int:
+    """Until the job is over."""
+    parser = argparse.ArgumentParser(prog="gangrun-job")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--seq", type=int, required=True)
+    found = parser.parse_args(words)
+    paths, variables = RunPaths(found.run_dir), environment.all_variables()
+    disk, clock = disk_of(paths), clock_of()
+    try:
+        spec, submission = read_spec(disk, paths), read_submission(disk, paths)
+        allocation = allocation_of(variables, box.short_name())
+    except (RunDirError, SpecError, SubmissionError) as error:
+        return _leave(EXIT_UNUSABLE, str(error))
+    except (KeyError, NodesetError) as error:
+        return _leave(EXIT_UNUSABLE, f"this is no Slurm job's environment: {error}")
+    mark = read_cancelled(disk, paths)
+    if mark is not None:
+        return _leave(EXIT_CANCELLED, f"the run was cancelled by {mark.by}: nothing is started")
+    state = _last_state(paths, disk)
+    seq = place_of(state, allocation.job, found.seq)
+    if state is not None and state.phase in TERMINAL and not _is_resumed(paths, disk, seq):
+        why = f"nothing is started: the run has ended ({state.phase.value}, {state.reason})"
+        return _leave(EXIT_CODES[state.phase], why)
+    if _was_cancelled(paths, disk, state, seq, Scheduler(Tools(variables)), clock.now):
+        mark_cancelled(disk, paths, "scancel of the job before", clock.wall())
+        return _leave(EXIT_CANCELLED, "the job before was cancelled in Slurm, and the run with it: nothing is started")
+    taken = _claimed(paths, disk, allocation, seq)
+    if isinstance(taken, Taken):
+        if taken.holder is not None and taken.holder.job != allocation.job:  # sbatch may have named this one
+            repoint(Scheduler(Tools(variables)), allocation.job, taken.holder.job, clock, _say)
+        return _leave(EXIT_ELSEWHERE, f"nothing is started: {taken.why}")
+    if why := _company(spec):
+        told = f"nothing is started: {why}"
+        _note(paths, disk, seq, told)
+        return _leave(EXIT_UNUSABLE, told)
+    view = LiveView(
+        log_of=paths.node_log, live_of=lambda term: live_of(paths, disk, term), wall=clock.wall, out=sys.stdout
+    )
+    view.say(f"run {spec.run}: job {taken.token} on {counted(len(allocation.nodes), 'node')}")
+    options = srun_options(submission)
+    return JobOwner(spec, paths, taken, allocation, variables, options, disk, clock, view).run()
+
+
+def _last_state(paths: RunPaths, disk: Disk) -> RunState | None:
+    try:
+        return replay(JournalReader(paths, disk).read(newest_only=True).records)
+    except (RecordError, OSError):
+        return None  # whoever claims the next term finds out, and says so
+
+
+def _was_cancelled(
+    paths: RunPaths, disk: Disk, state: RunState | None, seq: int, scheduler: Scheduler, now: Callable[[], float]
+) -> bool:
+    """Did somebody scancel the job before, with nobody left to write that down? A job that we ended has a record."""
+    before = JobClaims(paths, disk).holder(seq - 1) if seq > 0 else None
+    if before is None or state is None or state.job != before.token or state.leaving or _is_resumed(paths, disk, seq):
+        return False
+    pause, until = threading.Event(), now() + ASKED_FOR_S
+    while True:
+        try:
+            facts = scheduler.job(before.job)
+        except SchedulerSilent as error:
+            if now() >= until:
+                sys.stderr.write(
+                    f"gangrun: nobody can tell whether job {before.job} was cancelled: {error}; going on\n"
+                )
+                return False
+            pause.wait(ASK_EVERY_S)
+            continue
+        return facts is not None and facts.state == "CANCELLED"
+
+
+def _is_resumed(paths: RunPaths, disk: Disk, seq: int) -> bool:
+    """Has a person asked for this very job? Then what became of the one before does not matter."""
+    return disk.exists(paths.machine / f"resume-{seq}.json")
+
+
+def _claimed(paths: RunPaths, disk: Disk, allocation: Allocation, seq: int) -> JobClaim | Taken:
+    me = processes.read_proc(os.getpid())
+    assert me is not None
+    wish = JobClaim(seq, allocation.job, allocation.restart, allocation.host, me.pid, me.start_ticks)
+    claimed = JobClaims(paths, disk).claim(wish)
+    return claimed if isinstance(claimed, Taken) else claimed.claim
+
+
+def _company(spec: RunSpec) -> str:
+    """Who else saves where this run does."""
+    try:
+        refuse_lasting_company(spec, lambda: entries_of(None))
+    except UserError as error:
+        return f"{error.message}; {error.hint}, and then gangrun resume {spec.run}"
+    return ""
+
+
+def _note(paths: RunPaths, disk: Disk, seq: int, why: str) -> None:
+    """``gangrun status`` tells it where no supervisor does."""
+    target = paths.setup_failed(seq)
+    with contextlib.suppress(OSError):
+        disk.replace(target, f"{why}\n".encode(), paths.temporary(target, "new"))
+
+
+def _leave(code: int, why: str) -> int:
+    _say(why)
+    return code
+
+
+def _say(sentence: str) -> None:
+    sys.stderr.write(f"gangrun: {sentence}\n")

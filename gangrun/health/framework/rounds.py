@@ -1,0 +1,182 @@
+"""Runs checks so that none can hurt: each family is read under a deadline, each judge may fail alone (room: health).
+
+A reading that raises, hangs or makes no sense is unknown, and never more than that. While a hung one is still out no
+second is sent after it, for a thread or child that the kernel holds cannot be killed. Next: ``catalogue``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from gangrun.health.framework.check import Check, Facts, Outcome, Reading, Verdict, unknown_verdict, verdict_of
+from gangrun.health.framework.counters import only
+from gangrun.health.framework.policy import HealthPolicy
+
+if TYPE_CHECKING:
+    from gangrun.ports import Clock
+
+LATE_MAX_S = 10.0  # what came back so long after its deadline is still news
+
+
+class Probes(Protocol):
+    """Questions that may never come back, each asked in a process of its own."""
+
+    def ask(self, kind: str, words: tuple[str, ...], within_s: float) -> Facts:
+        """What the child said; ``Facts.absent`` says why it said nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the edge may look at: a root to find /sys and /proc under, children, and what concerns this job."""
+
+    root: Path
+    probes: Probes
+    directories: tuple[str, ...] = ()  # that the job writes to
+    peers: tuple[str, ...] = ()  # names that must resolve
+    made_later: frozenset[str] = frozenset()  # directories that the script may have yet to make
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One file of checks: what is read once for all of them, how long that may take, and the checks."""
+
+    name: str
+    within_s: float
+    read: Callable[[Surroundings], Facts]
+    checks: tuple[Check, ...]
+    remember: Callable[[Reading, Reading | None], Reading] = lambda now, before: now  # pure: what spans several looks
+    counters: frozenset[str] = frozenset()  # values that are kept for whoever looks next, when this process is no more
+    same: Callable[[Reading, Reading], Reading] = lambda before, now: before  # pure: devices under the names of now
+
+
+class Rounds:
+    """Readings of one node over time: the one before is the baseline of the next."""
+
+    def __init__(self, families: Iterable[Family], around: Surroundings, policy: HealthPolicy, clock: Clock) -> None:
+        self._families = tuple(families)
+        self._around = around
+        self._policy = policy
+        self._clock = clock
+        self._out: dict[str, _Out] = {}
+        self._late: set[str] = set()
+        self._before: dict[str, Reading] = {}
+        self._earlier: dict[str, Reading] = {}
+
+    def look(self) -> tuple[Verdict, ...]:
+        """Every check once, in the order of the list."""
+        return tuple(verdict for family in self._families for verdict in self._family(family))
+
+    def look_at(self, name: str) -> tuple[Verdict, ...]:
+        """Every check of one family."""
+        return tuple(verdict for family in self._families if family.name == name for verdict in self._family(family))
+
+    def begin_from(self, readings: Iterable[Reading]) -> None:
+        """Readings that were kept earlier are the baseline of the first look."""
+        self._before |= {reading.family: reading for reading in readings}
+
+    def go_on_from(self, kept: Iterable[Reading]) -> None:
+        """What others ``kept`` of their last look is what the first look is compared with; it is no reading of ours."""
+        self._earlier |= {reading.family: reading for reading in kept}
+
+    def readings(self) -> tuple[Reading, ...]:
+        """The newest reading of each family that could be read: to be kept, for the next look."""
+        return tuple(self._before.values())
+
+    def kept(self) -> tuple[Reading, ...]:
+        """Of these, what goes on counting while nobody looks."""
+        counting = {family.name: family.counters for family in self._families if family.counters}
+        newest = {**self._earlier, **self._before}
+        return tuple(only(one, counting[name]) for name, one in newest.items() if name in counting)
+
+    @property
+    def late(self) -> frozenset[str]:
+        """Families whose last look was not back in time."""
+        return frozenset(self._late)
+
+    def is_out(self, name: str) -> bool:
+        """Is a look at this family still to come back?"""
+        out = self._out.get(name)
+        return out is not None and not out.back.is_set()
+
+    def look_at_once(self, names: Collection[str], within_s: float) -> Mapping[str, tuple[Verdict, ...]]:
+        """Every check of these families, which are read at the same time; what is not back by then is unknown. So one
+        that hangs costs the others nothing, and all of them no more than ``within_s``.
+        """
+        began = self._clock.now()
+        begun = [(family, self._begin(family)) for family in self._families if family.name in names]
+        told = {}
+        for family, out in begun:
+            left_s = max(0.0, min(family.within_s, within_s) - (self._clock.now() - began))
+            told[family.name] = tuple(self._told(family, out, left_s, min(family.within_s, within_s)))
+        return told
+
+    def _family(self, family: Family) -> list[Verdict]:
+        return self._told(family, self._begin(family), family.within_s, family.within_s)
+
+    def _begin(self, family: Family) -> _Out | None:
+        """A look that begins, or has come back since nobody waited for it any more; None: one is still out."""
+        out = self._out.get(family.name)
+        if out is not None and not out.back.is_set():
+            return None
+        if out is None or family.name not in self._late or self._clock.now() - out.ended > LATE_MAX_S:
+            out = self._out[family.name] = _Out(family, self._around, self._clock)
+        return out
+
+    def _told(self, family: Family, out: _Out | None, left_s: float, within_s: float) -> list[Verdict]:
+        facts, why = Facts(), "an earlier look has still not come back, and no second one is sent after it"
+        took_s = 0.0
+        if out is not None:
+            in_time = out.back.wait(left_s)
+            (self._late.discard if in_time else self._late.add)(family.name)
+            facts, why = out.said if in_time else (Facts(), f"no answer within {within_s:g} s")
+            took_s = (out.ended if in_time else self._clock.now()) - out.began
+        why = why or facts.absent
+        if out is None or why:
+            return [replace(unknown_verdict(check, why), took_s=took_s) for check in family.checks]
+        seen = Reading(family.name, out.ended, boot_id(self._around.root), facts)
+        before = self._before.get(family.name, self._earlier.get(family.name))
+        before = family.same(before, seen) if before is not None else None
+        now = family.remember(seen, before)
+        self._before[family.name] = now
+        return [replace(judged(check, now, before, self._policy), took_s=took_s) for check in family.checks]
+
+
+class _Out:
+    """One look at one family, in a thread that may never come back."""
+
+    def __init__(self, family: Family, around: Surroundings, clock: Clock) -> None:
+        self.back = threading.Event()
+        self.said: tuple[Facts, str] = (Facts(), "could not be read")
+        self.began = self.ended = clock.now()
+
+        def go() -> None:
+            try:
+                self.said = family.read(around), ""
+            except Exception as error:  # noqa: BLE001 - a broken checker is not a broken node: whatever it was, unknown
+                self.said = Facts(), f"could not be read: {type(error).__name__}: {error}"
+            finally:
+                self.ended = clock.now()
+                self.back.set()
+
+        threading.Thread(target=go, name=f"health-{family.name}", daemon=True).start()
+
+
+def judged(check: Check, now: Reading, before: Reading | None, policy: HealthPolicy) -> Verdict:
+    """One verdict; a judge that stumbles over odd values knows nothing, and must not take the others along."""
+    try:
+        outcome: Outcome = check.judge(now, before, policy)
+    except Exception as error:  # noqa: BLE001 - as above
+        return unknown_verdict(check, f"could not be judged: {type(error).__name__}: {error}")
+    return verdict_of(check, outcome)
+
+
+def boot_id(root: Path) -> str:
+    """Which boot counters belong to; "" where nobody says."""
+    try:
+        return (root / "proc/sys/kernel/random/boot_id").read_text("ascii", "replace").strip()
+    except OSError:
+        return ""

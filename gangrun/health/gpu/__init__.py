@@ -1,0 +1,1 @@
+"""Checks of GPUs: presence, memory, how they run, NVLink, XID, DCGM."""

@@ -1,0 +1,1 @@
+"""Checks of InfiniBand and RoCE ports, and the verdict on pairs of nodes."""

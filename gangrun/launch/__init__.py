@@ -1,0 +1,1 @@
+"""Makes a run, owns it and ends it: on this box, in an allocation, or as Slurm jobs."""

@@ -1,0 +1,92 @@
+"""What a user's runs know of broken nodes: told by supervisors, heeded by submit (room: cli). Shown by ``nodes``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import click
+
+from gangrun.adapters.fs.known_bad import KnownBadFile
+from gangrun.config import environment
+from gangrun.core.model import Reported, RunState
+from gangrun.core.nodes import quarantine, xid_history
+from gangrun.core.nodes.known_bad import counting
+from gangrun.core.nodeset import NodesetError, fold, unfold
+from gangrun.core.text import one_line
+from gangrun.display.text import clean
+from gangrun.display.times import wall_now
+
+READ_WITHIN_S = 2.0
+
+
+class OtherRuns:
+    """What one run hears of other runs and lets them know; the file is only touched in threads, as a home directory may
+    stand still.
+    """
+
+    def __init__(self, run: str, wall: Callable[[], float], say: Callable[[str], None]) -> None:
+        self._run, self._wall, self._say = run, wall, say
+        self._file = KnownBadFile(environment.state_home())
+        self._reports: tuple[Reported, ...] = ()
+        self._read = threading.Event()
+        threading.Thread(target=self._look, name="known-reports", daemon=True).start()
+
+    def _look(self) -> None:
+        self._reports = self._file.reports()
+        self._read.set()
+
+    def added(self, state: RunState, now: float) -> RunState:
+        """The state with what drivers reported under other runs."""
+        if not self._read.wait(READ_WITHIN_S):
+            self._say(f"what other runs know of GPUs could not be read within {READ_WITHIN_S:g} s")
+        return replace(state, reports=xid_history.joined(state.reports, self._reports, now)) if self._reports else state
+
+    def note(self, before: RunState, after: RunState) -> None:
+        """``supervisor.facts.Facts.note_nodes``."""
+        if before.excluded is after.excluded and before.reports is after.reports:
+            return
+        broken = quarantine.newly_broken(before.excluded, after.excluded)
+        back = quarantine.taken_back(before.excluded, after.excluded)
+        new = xid_history.news(before.reports, after.reports)
+        if not (broken or back or new):
+            return
+
+        def write() -> None:
+            try:
+                self._file.note(
+                    {node: one_line(reason) for node, reason in broken.items()}, back, new, self._run, self._wall()
+                )
+            except OSError as error:
+                self._say(f"other runs are not told of broken nodes: {error}")
+
+        threading.Thread(target=write, name="known-bad", daemon=True).start()
+
+
+def reminder(well: Iterable[str]) -> str:
+    """Which of these nodes, on which nothing failed now, the user's runs do without all the same; or ""."""
+    seen = frozenset(well)
+    out = [one for one in counting(KnownBadFile(environment.state_home()).read(), wall_now()) if one.node in seen]
+    if not out:
+        return ""
+    names = clean(fold(one.node for one in out))
+    why = f"{clean(out[0].node)}: {clean(out[0].reason)}"
+    return f"your runs still do without {names} ({why}); where it was repaired: gangrun nodes clear {names}"
+
+
+def heeded(exclude: str, nodelist: str) -> str:
+    """``--exclude`` with the nodes that earlier runs found broken, but for those that the user asks for by name."""
+    known = counting(KnownBadFile(environment.state_home()).read(), wall_now())
+    try:
+        named = {*unfold(exclude), *unfold(nodelist)}
+    except NodesetError:
+        return exclude  # Slurm says what is wrong with it
+    out = [one for one in known if one.node not in named]
+    if not out:
+        return exclude
+    names = fold(one.node for one in out)
+    why = f"{out[0].node}: {clean(out[0].reason)}"
+    words = f"without {clean(names)}, found broken by earlier runs ({why}); gangrun nodes shows and clears that"
+    click.echo(f"gangrun: {words}", err=True)
+    return ",".join(filter(None, (exclude, names)))

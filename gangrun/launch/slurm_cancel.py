@@ -1,0 +1,133 @@
+"""Ending the jobs of a cancelled run in Slurm (room: cli). The mark stands already: no job that starts from here on
+starts anything.
+
+Jobs that wait are cancelled at once. The one that has nodes is left to its supervisor, which finds the mark within a
+second and stops all ranks in order; scancel comes where nobody does that in time, or where it is asked for. A job
+without this run's comment is never touched: whoever holds it gives it back. Next: ``steering`` for runs on one box.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gangrun.adapters.slurm.scheduler import Scheduler, SchedulerRefused, SchedulerSilent
+from gangrun.core.nodeset import fold
+from gangrun.display.queue_words import Queue, RunJob
+from gangrun.display.times import pause, steady_now, wall_now
+from gangrun.runs.follow import Follower
+from gangrun.runs.jobs import ask, slurm
+from gangrun.runs.snapshot import Reading, with_queue
+
+LOOK_EVERY_S = 0.5
+ASK_EVERY_S = 1.0
+SILENT_MAX_S = 20.0  # a controller that is busy for a moment is not silent
+HEEDED_WITHIN_S = 30.0  # without a sign of a supervisor after so long nobody stops anything in order
+LEAVES_WITHIN_S = 15.0  # a job whose run has ended ends by itself
+KILLED_WITHIN_S = 90.0  # after scancel: KillWait, and an epilog
+COMPLETES_WITHIN_S = 45.0  # longer means a node that does not answer: Slurm waits for it, and nobody else has to
+
+
+class NotEnded(Exception):
+    """What is left, in a sentence; ``silent``: because Slurm does not answer."""
+
+    def __init__(self, words: str, *, silent: bool = False) -> None:
+        super().__init__(words)
+        self.silent = silent
+
+
+@dataclass(slots=True)
+class CancelJobs:
+    """One cancel. ``patience_s``: how long a supervisor may take to stop in order; ``now``: not at all."""
+
+    first: Reading
+    patience_s: float
+    now: bool = False
+    scheduler: Scheduler = field(default_factory=slurm)
+    say: Callable[[str], None] = lambda sentence: None
+    cancelled: set[str] = field(default_factory=set)  # jobs that we asked Slurm to end
+
+    def ask_once(self) -> tuple[Queue, tuple[RunJob, ...]]:
+        """Cancel what waits, and with ``now`` all; what is left to its supervisor."""
+        try:
+            queue = self._look(self.first)
+            self._scancel(queue, kill=self.now)
+        except SchedulerSilent as error:
+            raise NotEnded(f"Slurm does not answer: {error}", silent=True) from error
+        return queue, tuple(job for job in queue.active if job.job not in self.cancelled)
+
+    def until_none(self, timeout_s: float | None = None) -> Reading:
+        """Until Slurm has no job of the run any more; ``NotEnded`` where that takes too long."""
+        follower, began_at = Follower(self.first.paths, slurm=False), steady_now()
+        give_up_at = began_at + (self.patience_s + KILLED_WITHIN_S if timeout_s is None else timeout_s)
+        ended_at: float | None = None
+        silent_since: float | None = None
+        had_nodes, completing_since = False, float("inf")
+        while True:
+            reading = follower.look()
+            if reading.ended and ended_at is None:
+                ended_at = steady_now()
+            silent = ""
+            try:
+                queue = self._look(reading)
+                reading = with_queue(follower.look(), queue)
+                completing_since = float("inf") if queue.busy else min(completing_since, steady_now())
+                stuck = steady_now() - completing_since > COMPLETES_WITHIN_S
+                if _is_done(reading, queue, had_nodes=had_nodes, stuck=stuck):
+                    return reading
+                had_nodes = bool(queue.active)  # whoever had nodes may just have asked for one more job
+                self._scancel(queue, kill=self.now or self._is_late(reading, began_at, ended_at))
+                silent_since = None
+            except SchedulerSilent as error:
+                silent_since, silent, queue = silent_since or steady_now(), str(error), Queue()
+            self._give_up(silent, silent_since, queue, give_up_at)
+            pause(min(ASK_EVERY_S, max(0.05, give_up_at - steady_now())))
+
+    def _look(self, reading: Reading) -> Queue:
+        queue = ask(self.first.paths, self.first.spec.run, reading.owner, self.scheduler)
+        if queue.silent:
+            raise SchedulerSilent(queue.silent)
+        return queue
+
+    def _scancel(self, queue: Queue, *, kill: bool) -> None:
+        jobs = [job for job in (*queue.waiting, *(queue.active if kill else ())) if job.seq is not None]
+        names = [job.job for job in jobs if job.state != "COMPLETING"]
+        if not names:
+            return
+        fresh = set(names) - self.cancelled
+        try:
+            self.scheduler.cancel(names)
+        except SchedulerRefused as error:
+            raise NotEnded(f"Slurm refuses to cancel {_named(names)}: {error}") from error
+        self.cancelled.update(names)
+        if fresh:
+            self.say(f"scancel of {_named(sorted(fresh))}")
+
+    def _is_late(self, reading: Reading, began_at: float, ended_at: float | None) -> bool:
+        """Will nobody end the job that has nodes?"""
+        if ended_at is not None:
+            return steady_now() - ended_at > LEAVES_WITHIN_S
+        waited_s, last = steady_now() - began_at, reading.last_sign()
+        heeded = last is not None and wall_now() - last < HEEDED_WITHIN_S
+        return waited_s > self.patience_s or (waited_s > HEEDED_WITHIN_S and not heeded)
+
+    def _give_up(self, silent: str, silent_since: float | None, queue: Queue, give_up_at: float) -> None:
+        spent = steady_now() >= give_up_at
+        if silent_since is not None and (spent or steady_now() - silent_since > SILENT_MAX_S):
+            raise NotEnded(f"Slurm does not answer: {silent}", silent=True)
+        if spent:
+            left = [job.job for job in (*queue.waiting, *queue.active)]
+            raise NotEnded(f"{_named(left)} {'is' if len(left) == 1 else 'are'} still there")
+
+
+def _is_done(reading: Reading, queue: Queue, *, had_nodes: bool, stuck: bool) -> bool:
+    """Is nothing left that could do anything? ``stuck``: what is left has only been on its way out, for long."""
+    if queue.waiting:
+        return False
+    if reading.ended:
+        return all(job.seq is None for job in queue.busy)  # an allocation that a user holds is his to give back
+    return stuck if queue.active else not had_nodes
+
+
+def _named(jobs: list[str]) -> str:
+    return f"job {jobs[0]}" if len(jobs) == 1 else f"jobs {fold(jobs).strip('[]')}"

@@ -1,0 +1,169 @@
+"""Taking a run up again on Slurm (room: cli): one more job of it is asked for, or one that Slurm holds is let go.
+
+Nothing is started while a job of the run is there or nobody can tell: two would wait for each other's leases at best.
+Next: ``submitting``, which sends jobs, and ``resume`` for a run on one box.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.job_claims import JobClaims
+from gangrun.adapters.fs.run_dir import RunDirError, clear_cancelled, mark_cancelled, read_cancelled
+from gangrun.adapters.slurm.scheduler import Scheduler, SchedulerRefused, SchedulerSilent
+from gangrun.cli.options import echo_json
+from gangrun.core.nodes.quarantine import if_booted
+from gangrun.core.nodeset import fold
+from gangrun.display.queue_words import HELD_BY_OTHERS, Queue, RunJob, active_words, waiting_words
+from gangrun.display.text import clean
+from gangrun.display.times import WallTimes, pause, steady_now, wall_now
+from gangrun.errors import DONE, SLURM, UNKNOWN, UserError
+from gangrun.launch.batch_jobs import BatchJobs, batch_jobs
+from gangrun.launch.create import put_in_index
+from gangrun.launch.slurm_ask import scheduler_of, standing, tools_of
+from gangrun.launch.slurm_submit import sent, tell_of_company
+from gangrun.runs.snapshot import Reading, ask_slurm
+from gangrun.runs.status import SCHEMA
+from gangrun.wire.submission import SubmissionError
+
+Leave = Callable[[int, dict[str, Any]], None]
+LETS_GO_WITHIN_S = 20.0  # a job whose run has ended, or that is ending, leaves by then
+LOOK_EVERY_S = 0.5
+
+
+def excluded_now(reading: Reading, now: float, scheduler: Scheduler) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The nodes that the next job must do without, and those that were left out until they had booted, and have."""
+    if reading.state is None:
+        return (), ()
+    walls = WallTimes.of(reading.records)
+    out = {node: why for node, why in reading.state.excluded.items() if walls.wall(why.until) > now}
+    curable = dict(if_booted(out, reading.state.updated_at))
+    booted = scheduler.booted_since(
+        {node: walls.wall(reading.state.updated_at - ago_s) for node, ago_s in curable.items()}
+    )
+    return tuple(sorted(set(out) - set(booted))), booted
+
+
+def resume_job(
+    reading: Reading, wish: Mapping[str, Any], variables: Mapping[str, str], leave: Leave, *, as_json: bool
+) -> int:
+    """``leave(seq, wish)`` writes down what job ``seq`` is asked for."""
+    queue = _free(reading)
+    jobs = _batch_jobs(reading, variables)
+    if reading.state is None and wish["request"] == "auto":  # it has not begun: what it was submitted with holds
+        wish = {**wish, "request": reading.spec.resume}
+    tell_of_company(reading.spec)
+    held = next((job for job in queue.waiting if job.held), None)
+    if held is not None:
+        return _release(reading, jobs, held, dict(wish), leave, as_json=as_json)
+    seq = _next_place(reading, queue)
+    exclude, booted = excluded_now(reading, wall_now(), scheduler_of(jobs.tools))
+    disk, paths = Disk(), reading.paths
+    mark = read_cancelled(disk, paths)
+    leave(seq, dict(wish))
+    clear_cancelled(disk, paths)
+    try:
+        job = sent(jobs, reading.spec, seq, exclude)
+    except UserError as error:
+        if error.code != UNKNOWN:  # nothing was made: as if nobody had asked
+            disk.discard((paths.machine / f"resume-{seq}.json",))
+            if mark is not None:
+                mark_cancelled(disk, paths, mark.by, mark.wall)
+        raise
+    put_in_index(paths, reading.spec, job)
+    without = f" without {fold(exclude)}" if exclude else ""
+    without += f"; {fold(booted)} may be in it, booted since, and is tested first" if booted else ""
+    return _tell(reading, jobs, RunJob(job=job, seq=seq), f"job {job} is asked for{without}", as_json=as_json)
+
+
+def _free(reading: Reading) -> Queue:
+    """The run's jobs, none of which may be in the way."""
+    run, give_up_at = clean(reading.spec.run), steady_now() + LETS_GO_WITHIN_S
+    while True:
+        queue = ask_slurm(reading)
+        if queue.silent:
+            words = f"nobody can tell whether a job of {run} is alive: {clean(queue.silent)}"
+            raise UserError("slurm", words, "nothing was started; try again when Slurm answers", SLURM)
+        waiting = [job for job in queue.waiting if not job.held]
+        if not waiting and not queue.active:
+            return queue
+        late = steady_now() > give_up_at
+        if late and not waiting and not queue.busy:
+            return queue  # Slurm waits for a node that does not answer; the next job does as one that follows a loss
+        if waiting or late or (queue.busy and not reading.ended):
+            words = waiting_words(waiting[-1]) if waiting else active_words(queue.active[-1])
+            raise UserError("busy", f"{run} has a job already: {clean(words)}", f"gangrun cancel {run} ends it first")
+        pause(LOOK_EVERY_S)
+
+
+def _batch_jobs(reading: Reading, variables: Mapping[str, str]) -> BatchJobs:
+    try:
+        return batch_jobs(reading.paths, tools_of(variables))
+    except RunDirError as error:
+        words = f"{clean(reading.spec.run)} was not submitted: it ran in an allocation that somebody held"
+        raise UserError("slurm", words, "gangrun submit asks for a job of its own") from error
+    except SubmissionError as error:
+        raise UserError("slurm", f"{clean(reading.spec.run)}: {clean(str(error))}", "", UNKNOWN) from error
+
+
+def _next_place(reading: Reading, queue: Queue) -> int:
+    """After every job that was ever asked for, as far as anybody remembers."""
+    known = [JobClaims(reading.paths, Disk()).highest(), *(job.seq for job in queue.jobs if job.seq is not None)]
+    if reading.state is not None:
+        known.append(reading.state.seq)
+    return max(known) + 1
+
+
+def _release(
+    reading: Reading, jobs: BatchJobs, held: RunJob, wish: dict[str, Any],
+    leave: Leave, *, as_json: bool,
+) -> int:  # fmt: skip
+    run, scheduler = clean(reading.spec.run), scheduler_of(jobs.tools)
+    if held.held in HELD_BY_OTHERS:
+        words = f"job {held.job} of {run} is held by an admin, who alone can release it"
+        raise UserError("slurm", words, f"gangrun cancel {run}, then gangrun resume {run}, asks for another job", SLURM)
+    asks = reading.ended or wish["request"] != "auto" or wish["restarts_max_count"] is not None
+    if asks and held.seq is not None:
+        leave(held.seq, wish)
+    clear_cancelled(Disk(), reading.paths)
+    try:
+        scheduler.release(held.job)
+    except SchedulerRefused as error:
+        hint = f"gangrun cancel {run}, then gangrun resume {run}, asks for another job"
+        raise UserError("slurm", f"Slurm does not release job {held.job}: {clean(str(error))}", hint, SLURM) from error
+    except SchedulerSilent as error:
+        words = f"nobody can tell whether job {held.job} was released: {clean(str(error))}"
+        raise UserError("slurm", words, f"gangrun status {run} shows how it waits", UNKNOWN) from error
+    with contextlib.suppress(SchedulerRefused, SchedulerSilent):  # then it waits two minutes more
+        scheduler.start_now(held.job)
+    return _tell(
+        reading, jobs, held, f"job {held.job} is released; until now it waited as {held.held}", as_json=as_json
+    )
+
+
+def _tell(reading: Reading, jobs: BatchJobs, job: RunJob, words: str, *, as_json: bool) -> int:
+    spec, now = reading.spec, standing(jobs.tools, job.job)
+    if as_json:
+        echo_json(
+            {
+                "schema": SCHEMA,
+                "run": spec.run,
+                "name": spec.name,
+                "directory": str(reading.paths.root),
+                "job": job.job,
+                "seq": job.seq,
+                "released": bool(job.held),
+                "job_state": now.state,
+                "job_reason": now.reason,
+            }
+        )
+        return DONE
+    click.echo(f"run {spec.run} ({clean(spec.name)}): {clean(words)}")
+    click.echo(f"  job     {job.job}: {clean(now.words)}")
+    click.echo(f"  next    gangrun status {spec.run}")
+    return DONE

@@ -1,0 +1,285 @@
+"""From a request to Slurm's answer (room: cli): what ``gangrun submit`` does once its words are understood.
+
+Either there is a run with a job, or nothing; only where nobody can tell whether Slurm took the job does a run stay
+behind without one, and then that is said.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.run_dir import (
+    SUFFIX_BYTES,
+    RunPaths,
+    make_run_id,
+    mark_cancelled,
+    no_room,
+    write_submission,
+)
+from gangrun.checkpoint.scan import StorageUnreadable
+from gangrun.cli.options import echo_json
+from gangrun.config import environment
+from gangrun.config.request import Request
+from gangrun.config.slurm_options import gpus_count
+from gangrun.display.text import clean
+from gangrun.display.times import wall_now
+from gangrun.errors import SLURM, UNKNOWN, UserError
+from gangrun.launch.batch_jobs import BatchJobs
+from gangrun.launch.create import Understood, make_run, put_in_index, understood
+from gangrun.launch.exclusive import words_of_company
+from gangrun.launch.node_history import heeded
+from gangrun.launch.resume_point import ResumePoint, resume_point, resume_words
+from gangrun.launch.slurm_ask import LOOK_FOR_S, Standing, scheduler_of, standing, tools_of, whatever_came
+from gangrun.runs.locate import entries_of
+from gangrun.runs.status import SCHEMA
+from gangrun.wire.spec import RunSpec
+from gangrun.wire.submission import Requeue, Submission, encode
+
+NAME_MAX_COUNT = 40  # of a job's name; the run's id follows
+OF_ONE_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # noqa: S108 - named to warn of them
+# Slurm takes such jobs, unless the site enforces its limits at submission, and never starts them.
+NEVER = frozenset(
+    {"PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints", "DependencyNeverSatisfied", "InvalidAccount",
+     "InvalidQOS", "AccountNotAllowed", "QOSNotAllowed", "PartitionConfig"}
+)  # fmt: skip
+HINTS = (
+    ("partition", "sinfo -s lists the partitions"),
+    ("account", "sacctmgr show associations user=$USER lists your accounts"),
+    ("qos", "sacctmgr show associations user=$USER format=account,qos lists what you may use"),
+    ("node configuration", "no node offers so much: sinfo -N -o '%N %c %m %G %f' lists what there is"),
+    ("configuration source", "is this host a part of the cluster? SLURM_CONF may name its configuration"),
+    ("controller", "Slurm's controller does not answer; try again"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A run that is not made yet."""
+
+    understood: Understood
+    draft: RunSpec
+    submission: Submission  # but for the job's name, which holds the run's id
+
+
+def dry(request: Request) -> int:
+    """Print what would be sent."""
+    wish = _wish(request, wall_now())
+    paths = RunPaths(wish.understood.runs_dir / make_run_id(wish.draft.created_wall, os.urandom(SUFFIX_BYTES)))
+    text = _fitting(lambda: _jobs(wish, paths).script(0))
+    if request.as_json:
+        echo_json({"schema": SCHEMA, "dry_run": True, "script": text})
+    else:
+        click.echo(text, nl=False)
+    return 0
+
+
+def submit(request: Request, *, say: bool = True) -> RunPaths:
+    """Make the run, ask Slurm for its first job, tell what became of it."""
+    disk, wall = Disk(), wall_now()
+    wish = _wish(request, wall)
+    runs_dir = wish.understood.runs_dir
+    made = [folder for folder in (runs_dir, *runs_dir.parents) if not folder.exists()]
+    paths, spec = make_run(disk, runs_dir, wish.draft, wall)
+    try:
+        jobs = _jobs(wish, paths)
+        write_submission(disk, paths, jobs.submission)
+        job = sent(jobs, spec)
+    except (UserError, OSError) as error:
+        if isinstance(error, UserError) and error.code == UNKNOWN:
+            raise
+        _unmake(paths, made)
+        if isinstance(error, OSError):
+            failed = no_room(runs_dir, error)
+            raise UserError("run directory", failed.message, failed.hint) from error
+        raise
+    except KeyboardInterrupt:
+        if not paths.cancelled.exists():  # sbatch was not called yet
+            _unmake(paths, made)
+        raise
+    put_in_index(paths, spec, job)
+    if say:
+        _tell(request, spec, paths, job, standing(jobs.tools, job))
+    return paths
+
+
+def _wish(request: Request, wall: float) -> Wish:
+    found = understood(request, environment.all_variables())
+    nodes, spares = found.value("nodes"), found.value("spares")
+    draft = found.draft(
+        wall, world="slurm", nodes=(), nodes_count=nodes, spares_count=spares, slots_per_node=1,
+        ranks_per_slot=_ranks(found), can_requeue=found.value("requeue") is not Requeue.NONE,
+    )  # fmt: skip
+    texts = (
+        "gpus_per_node", "gres", "partition", "account", "qos", "time", "exclude", "nodelist", "constraint",
+        "cpus_per_task", "mem", "exclusive", "reservation", "dependency", "sbatch", "srun", "setup", "requeue",
+    )  # fmt: skip
+    asked = {name: found.value(name) for name in texts}
+    if draft.health.enabled:
+        asked["exclude"] = heeded(asked["exclude"], asked["nodelist"])
+    submission = Submission(
+        job_name="-",
+        nodes_count=nodes + spares,
+        python=sys.executable,
+        working_directory=draft.working_directory,
+        needs_python=draft.command[0] == "python",
+        **asked,
+    )
+    try:
+        encode(submission)
+    except UnicodeEncodeError as error:
+        words = os.fsencode(error.object).decode("utf-8", "backslashreplace")
+        raise UserError("usage", f"{words!r} is not valid UTF-8, so it cannot be kept with the run") from error
+    _warn_of_places(found, draft)
+    _warn_of_cpus(draft, submission)
+    tell_of_company(draft)
+    return Wish(found, draft, submission)
+
+
+def tell_of_company(spec: RunSpec) -> None:
+    """A dependency on a job of the other run would not do: that run may go on in another job."""
+    words, other = words_of_company(spec, lambda: entries_of(None))
+    if words:
+        hint = f"a job of this one that begins before that starts nothing (gangrun wait {other} waits for it)"
+        click.echo(clean(f"gangrun: {words}; {hint}"), err=True)
+
+
+def _ranks(found: Understood) -> int:
+    """Ranks on each node. The nodes are not here: only what is asked of them is known."""
+    asked, gpus = found.value("nproc_per_node"), gpus_count(found.value("gpus_per_node"), found.value("gres"))
+    cpus = int(found.value("cpus_per_task") or 0)
+    if asked is None:
+        return gpus or 1
+    if asked.isdecimal():
+        return int(asked)
+    known = {"gpu": gpus, "cpu": cpus, "auto": gpus or cpus}[asked]
+    if not known:
+        needed = {"gpu": "--gpus-per-node", "cpu": "--cpus-per-task"}.get(asked, "--gpus-per-node or --cpus-per-task")
+        words = f"--nproc-per-node {asked}: what a node of the cluster has is not known here"
+        raise UserError("usage", words, f"give a number, or {needed}")
+    return known
+
+
+def _warn_of_places(found: Understood, draft: RunSpec) -> None:
+    places = {"the runs directory": str(found.runs_dir), "the checkpoint directory": draft.checkpoint.directory}
+    for what, place in places.items():
+        if any(place == local or place.startswith(local + "/") for local in OF_ONE_NODE):
+            words = f"{what} {clean(place)} must be shared by all nodes, and such places seldom are"
+            click.echo(f"gangrun: {words}", err=True)
+
+
+def _warn_of_cpus(draft: RunSpec, submission: Submission) -> None:
+    """Slurm gives a task one CPU unless it is told otherwise, and all ranks of a node are in one task."""
+    passed = {key for key, _ in submission.sbatch}
+    asked = submission.cpus_per_task or submission.exclusive or passed & {"cpus-per-gpu", "mincpus", "exclusive"}
+    if draft.ranks_per_slot > 1 and not asked:
+        words = f"without -c all {draft.ranks_per_slot} ranks of a node get one CPU, unless the site gives more"
+        click.echo(f"gangrun: {words}", err=True)
+
+
+def job_name(name: str, run: str) -> str:
+    """Of all jobs of one run and of no other; without what squeue or a shell would take for a sign of its own."""
+    plain = re.sub(r"[^A-Za-z0-9_+-]+", "_", name).strip("_-")[:NAME_MAX_COUNT]
+    return f"{plain or 'run'}.{run}"
+
+
+def _jobs(wish: Wish, paths: RunPaths) -> BatchJobs:
+    submission = msgspec.structs.replace(wish.submission, job_name=job_name(wish.draft.name, paths.run))
+    return BatchJobs(paths, submission, tools_of(wish.understood.everything), _repeat)
+
+
+def _repeat(words: str) -> None:
+    """A site's greeting, a warning: Slurm took the job all the same."""
+    click.echo(f"gangrun: sbatch says: {clean(words)}", err=True)
+
+
+def _fitting(act: Callable[[], str]) -> str:
+    from gangrun.adapters.slurm.submission import Unfit
+
+    try:
+        return act()
+    except Unfit as error:
+        raise UserError("usage", str(error)) from error
+
+
+def sent(jobs: BatchJobs, spec: RunSpec, seq: int = 0, exclude: Sequence[str] = ()) -> str:
+    """The job id, or what went wrong in words; code UNKNOWN where a job may exist all the same."""
+    from gangrun.adapters.slurm.submission import NoSbatch, Refused, Unknown
+
+    try:
+        return _fitting(lambda: jobs.submit(seq, exclude))
+    except NoSbatch as error:
+        hint = "submit from a login node of the cluster; gangrun run trains on this machine"
+        raise UserError("slurm", f"Slurm cannot be asked: {error}", hint, SLURM) from error
+    except Refused as error:
+        hint = next((hint for sign, hint in HINTS if sign in str(error).lower()), "--dry-run shows what was asked")
+        raise UserError("slurm", f"Slurm refused the job: {error}", hint, SLURM) from error
+    except Unknown as error:
+        job = whatever_came(
+            scheduler_of(jobs.tools), jobs.submission.job_name, jobs.paths.run, seq, within_s=LOOK_FOR_S
+        )
+        if job:
+            return job
+        put_in_index(jobs.paths, spec, "")
+        words = f"nobody can tell whether Slurm took the job of run {spec.run}: {error}"
+        name = jobs.submission.job_name
+        hint = f"squeue --me --name {name} shows it if it did; gangrun cancel {spec.run} ends it either way"
+        raise UserError("slurm", words, hint, UNKNOWN) from error
+    except KeyboardInterrupt:
+        mark_cancelled(Disk(), jobs.paths, "Ctrl-C while it was submitted", wall_now())  # whatever came starts nothing
+        put_in_index(jobs.paths, spec, "")
+        raise
+
+
+def _unmake(paths: RunPaths, made: list[Path]) -> None:
+    """As if nobody had asked."""
+    shutil.rmtree(paths.root, ignore_errors=True)
+    for folder in made:
+        try:
+            folder.rmdir()
+        except OSError:
+            return  # somebody else has put something there
+
+
+def _tell(request: Request, spec: RunSpec, paths: RunPaths, job: str, now: Standing) -> None:
+    point: ResumePoint | None = None
+    try:
+        point = resume_point(spec, entries_of(None))
+        words = resume_words(spec, point, wall_now())
+    except StorageUnreadable as error:
+        words = clean(error)
+    if request.as_json:
+        found: dict[str, Any] = {
+            "schema": SCHEMA,
+            "run": spec.run,
+            "name": spec.name,
+            "directory": str(paths.root),
+            "job": job,
+            "job_state": now.state,
+            "job_reason": now.reason,
+            "resume_from": None
+            if point is None
+            else {"step": point.step, "path": point.path, "run": point.run or None, "user": point.user},
+        }
+        echo_json(found)
+        return
+    count = spec.nodes_count + spec.spares_count
+    spares = f", {spec.spares_count} of them spare" if spec.spares_count else ""
+    click.echo(f"run {spec.run} ({clean(spec.name)}) in {clean(paths.root)}")
+    click.echo(f"  job     {job} on {count} node{'s' * (count != 1)}{spares}: {clean(now.words)}")
+    click.echo(f"  resume  {words}")
+    if now.reason in NEVER:
+        click.echo("  note    Slurm will not start it as it was asked for; gangrun cancel takes it back")
+    if now.reason == "JobLaunchFailure":
+        click.echo("  note    a node could not open a file in the run directory: is it shared by all nodes?")
+    click.echo(f"  next    gangrun status {spec.run}")

@@ -1,0 +1,289 @@
+"""A rank's first code, started by path by the user's own python (an island: standard library only, Python >= 3.8).
+
+    python node/boot.py script.py ARGS...
+    python node/boot.py -m module ARGS...
+    python -E -s -S node/boot.py --exec COMMAND ARGS...
+
+The training environment need not have gangrun, so nothing of it may be imported here. What this adds to a plain
+``python script.py``: the rank dies with its agent; stacks can be taken from outside; TERM, USR1 and USR2 that some
+scheduler sprays over a node are survived until the agent stops the rank (``boot_signals``); the exception that ends it
+is written down. All else is as without it: ``__main__``, ``sys.argv``, ``sys.path``, exit codes, tracebacks, children.
+Next: ``agent/ranks/gang_part.py`` starts it, ``agent/ranks/errors.py`` reads what it wrote.
+"""
+
+# ruff: noqa: PLC0415
+# (imports that a rank may never need come late: this runs before every script)
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import ModuleType, TracebackType
+    from typing import Any, NoReturn
+
+STACK_SIGNAL_OFFSET = 4  # SIGRTMIN + 4
+TEXT_MAX_CHARS = 32 * 1024
+SIGNATURE_FRAMES_COUNT = 6
+EXIT_ORPHANED = 143
+
+# Errors of a rank whose peer was gone first: the death to explain is another one's.
+VICTIM_TYPES = (
+    "DistBackendError",
+    "DistNetworkError",
+    "DistStoreError",
+    "DistError",
+    "ConnectionResetError",
+    "BrokenPipeError",
+)
+VICTIM_WORDS = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection refused",
+    "broken pipe",
+    "socket timeout",
+    "socket has timed out",
+    "timed out waiting",
+    "timed out after",
+    "watchdog",
+    "remote process exited",
+    "ncclremoteerror",
+    "ncclsystemerror",
+    "nccl communicator was aborted",
+    "recv 0 bytes",
+    "failed to recv",
+    "wait timeout",
+)
+VICTIM_PLACES = ("gloo", "nccl", "c10d", "tcpstore", "torch.distributed", "processgroup", "store->", "rendezvous")
+OWN_FAULT_WORDS = (
+    "invalid usage",
+    "invalid argument",
+    "address already in use",
+    "eaddrinuse",
+    "out of memory",
+    "cuda error",
+)
+
+
+def looks_collective(kind: str, message: str) -> bool:
+    """Whether an error is a victim's: a peer or the store went away, and this rank only noticed."""
+    name, text = kind.rpartition(".")[2], message.lower()
+    if any(word in text for word in OWN_FAULT_WORDS):
+        return False
+    if name in VICTIM_TYPES:
+        return True
+    return any(word in text for word in VICTIM_WORDS) and any(place in text for place in VICTIM_PLACES)
+
+
+def signature(kind: str, frames: Sequence[tuple[str, str, int | None]]) -> str:
+    """A short name for a failure, the same on every rank, node and attempt.
+
+    ``frames``: (file, function, line), innermost last. Folders are left out since they differ between nodes, messages
+    since they hold numbers.
+    """
+    import hashlib
+
+    parts = [kind.rpartition(".")[2]]
+    parts += [f"{os.path.basename(f)}:{name}:{line}" for f, name, line in frames[-SIGNATURE_FRAMES_COUNT:]]
+    return hashlib.sha256("\n".join(parts).encode("utf-8", "backslashreplace")).hexdigest()[:16]
+
+
+def _die_with_agent() -> None:
+    """SIGKILL for us when the agent's main thread, which forked us, ends."""
+    expected = os.environ.get("GANGRUN_AGENT_PID", "")
+    if not expected:
+        return
+    try:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL
+    except (ImportError, OSError, AttributeError):
+        pass  # the warden's sweep is what is left
+    if os.getppid() != int(expected):
+        os._exit(EXIT_ORPHANED)  # it died before we asked
+
+
+def _signals() -> Any:
+    """The part that knows what signals may do here; loaded by path, since ``sys.path`` need not lead to it."""
+    from importlib.machinery import SourceFileLoader
+
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "boot_signals.py")
+    module = type(sys)("_gangrun_signals")
+    module.__file__ = path
+    SourceFileLoader("_gangrun_signals", path).exec_module(module)
+    return module
+
+
+def _stack_signal() -> int:
+    import signal
+
+    return signal.SIGRTMIN + STACK_SIGNAL_OFFSET
+
+
+def _without_boot(traceback: TracebackType | None) -> TracebackType | None:
+    """The traceback from the script's first frame on."""
+    while traceback is not None and traceback.tb_frame.f_code.co_filename == _CODE_FILE:
+        traceback = traceback.tb_next
+    return traceback
+
+
+def _report(error: BaseException) -> None:
+    """Write the exception that ends this rank to GANGRUN_ERROR_FILE, whole or not at all."""
+    path = os.environ.get("GANGRUN_ERROR_FILE", "")
+    if not path:
+        return
+    import json
+    import time
+    import traceback
+
+    trace = _without_boot(error.__traceback__)
+    kind = type(error).__qualname__
+    if type(error).__module__ not in ("builtins", "__main__"):
+        kind = type(error).__module__ + "." + kind
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001 - a user's __str__ may do anything
+        message = "<no message: str() of the exception failed>"
+    text = "".join(traceback.format_exception(type(error), error, trace))
+    frames = [(frame.filename, frame.name, frame.lineno) for frame in traceback.extract_tb(trace)]
+    if isinstance(error, SyntaxError):
+        frames.append((error.filename or "", "", error.lineno or 0))
+    report = {
+        "type": kind,
+        "message": message[:TEXT_MAX_CHARS],
+        "traceback": text[-TEXT_MAX_CHARS:],
+        "signature": signature(kind, frames),
+        "collective": looks_collective(kind, message),
+        "rank": int(os.environ.get("RANK", "-1")),
+        "pid": os.getpid(),
+        "time": time.time(),
+    }
+    temporary = f"{path}.{os.getpid()}"
+    with open(temporary, "w", encoding="utf-8", errors="backslashreplace") as file:
+        json.dump(report, file)
+    os.replace(temporary, path)
+
+
+def _run(start: Callable[[], object]) -> None:
+    """Run the script; an exception leaves by the interpreter's own door: exit codes, hooks and signals are its own."""
+    rank_pid = os.getpid()
+    try:
+        start()
+    except SystemExit:
+        raise
+    except BaseException as error:
+        if os.getpid() == rank_pid:  # not in a child by fork that fell out of the script
+            try:
+                _report(error)
+            except Exception as problem:  # noqa: BLE001 - the user's traceback matters more than ours
+                sys.stderr.write(f"gangrun: could not write the error report: {problem!r}\n")
+        users_hook = sys.excepthook
+
+        def hook(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
+            traceback = _without_boot(traceback)
+            value.__traceback__ = traceback
+            users_hook(kind, value, traceback)
+
+        sys.excepthook = hook
+        raise
+
+
+def _new_main() -> ModuleType:
+    """A fresh ``__main__``, so that nothing of this file is in the script's names; ours lives on under another."""
+    import builtins
+
+    sys.modules["_gangrun_boot"] = sys.modules["__main__"]
+    module = type(sys)("__main__")
+    module.__dict__["__builtins__"] = builtins
+    if sys.version_info < (3, 14):
+        module.__dict__["__annotations__"] = {}  # noqa: RUF063 - set, as the interpreter does
+    sys.modules["__main__"] = module
+    return module
+
+
+def _has_path_zero() -> bool:
+    """Whether this python puts the script's folder first (not with -P or -I)."""
+    return not (sys.flags.isolated or getattr(sys.flags, "safe_path", False))
+
+
+def _start_script(argv: list[str]) -> Callable[[], object]:
+    """``python script.py``: what to call."""
+    script = argv[0]
+    sys.argv[:] = argv
+    shown = os.path.abspath(script) if sys.version_info >= (3, 9) else script
+    if os.path.isdir(script) or script.endswith((".zip", ".pyz")):
+        if _has_path_zero():
+            sys.path[0] = shown
+        else:
+            sys.path.insert(0, shown)
+        return _start_module("__main__", alter_argv=False)
+    if _has_path_zero():
+        sys.path[0] = os.path.dirname(os.path.realpath(script))
+    import io
+    from importlib.machinery import SourceFileLoader
+
+    try:
+        with io.open_code(shown) as file:
+            source = file.read()
+    except OSError as error:
+        sys.stderr.write(f"{sys.executable}: can't open file {shown!r}: [Errno {error.errno}] {error.strerror}\n")
+        sys.exit(2)
+    module = _new_main()
+    module.__dict__.update(__file__=shown, __cached__=None, __loader__=SourceFileLoader("__main__", shown))
+
+    def start() -> None:
+        exec(compile(source, shown, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - it is what we are for
+
+    return start
+
+
+def _start_module(name: str, *, alter_argv: bool = True) -> Callable[[], object]:
+    """``python -m name``: what to call; runpy's own function for it, as the interpreter uses."""
+    import runpy
+
+    _new_main()
+    return lambda: runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def _exec(argv: list[str]) -> NoReturn:
+    """Become the command: same pid, same death signal, nothing else of ours."""
+    try:
+        os.execvp(argv[0], argv)  # noqa: S606 - no shell is the point
+    except OSError as error:
+        missing = " (it, or what its first line names)" if isinstance(error, FileNotFoundError) else ""
+        words = f"cannot run {argv[0]}: {error.strerror}{missing}"
+        sys.stderr.write(f"gangrun: {words}\n")
+        sys.stderr.flush()
+        try:
+            _report(type(error)(words))
+        except Exception as problem:  # noqa: BLE001 - the words above say it all
+            sys.stderr.write(f"gangrun: could not write the error report: {problem!r}\n")
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def _boot(argv: list[str]) -> None:
+    _die_with_agent()
+    if not argv or (argv[0] in ("-m", "--exec") and len(argv) < 2):
+        sys.stderr.write("usage: node/boot.py SCRIPT ARGS... | -m MODULE ARGS... | --exec COMMAND ARGS...\n")
+        sys.exit(2)
+    if argv[0] == "--exec":
+        _signals().before_exec()
+        _exec(argv[1:])
+    _signals().in_rank(_stack_signal())
+    if argv[0] == "-m":
+        sys.argv[:] = ["-m", *argv[2:]]
+        if _has_path_zero():
+            sys.path[0] = os.getcwd()
+        start = _start_module(argv[1])
+    else:
+        start = _start_script(argv)
+    _run(start)
+
+
+_CODE_FILE = _boot.__code__.co_filename
+
+if __name__ == "__main__":
+    _boot(sys.argv[1:])

@@ -1,0 +1,368 @@
+"""The first process on a node: holds the lease and kills what must not live (an island: standard library only).
+
+It is started by path (``python -E -s -S node/warden.py --spec JSON``), so nothing of gangrun, no socket but the pair to its
+agent and no file of a shared disk may enter: what it needs must not be able to hang or grow. It starts the agent and,
+when asked, a supervisor; adopts every orphan below itself (subreaper); at the lease deadline or at the agent's death it
+kills all else by pidfd until none is left. What agent and warden share stands here.
+Next: ``processes`` (the killing), ``agent/warden_link.py`` (the other end), ``docs/protocol.md`` section 2 (why).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing costs a megabyte that a warden does not have to spend
+    from collections.abc import Collection, Mapping
+    from typing import Any
+if TYPE_CHECKING or __name__ != "__main__":
+    from gangrun.node import processes
+    from gangrun.node.lease import LEASE_SIZE_BYTES, Lease, must_kill
+else:
+    import processes  # started by path: only its own folder is on sys.path
+    from lease import LEASE_SIZE_BYTES, Lease, must_kill
+
+MESSAGE_MAX_BYTES = 128 * 1024
+ENV_LEASE_FD, ENV_LINK_FD, ENV_INCARNATION = "GANGRUN_LEASE_FD", "GANGRUN_WARDEN_FD", "GANGRUN_AGENT_INCARNATION"
+ENV_MEMORY = "GANGRUN_MEMORY"  # the name of the keeper of checkpoints in memory, for agent and ranks; "" where none is
+EXIT_AGENT_LOST, EXIT_LIFE_LINE_LOST = 70, 71
+SUPERVISORS_MAX_COUNT = 3
+KILL_WITHIN_S = 5.0  # a process that outlives SIGKILL by this is in D state: named, not waited for
+
+
+def receive(link: socket.socket) -> list[dict[str, Any] | None]:
+    """Messages that wait, then None if the other side is gone."""
+    messages: list[dict[str, Any] | None] = []
+    while True:
+        try:
+            data = link.recv(MESSAGE_MAX_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return messages
+        except OSError:
+            data = b""
+        if not data:
+            return [*messages, None]
+        try:
+            message = json.loads(data)
+        except ValueError:
+            continue
+        if isinstance(message, dict):
+            messages.append(message)
+
+
+def argv(python: str, spec: Mapping[str, Any]) -> list[str]:
+    """The command that starts a warden; keys of ``spec`` are those of ``Warden``."""
+    return [python, "-E", "-s", "-S", os.path.abspath(__file__), "--spec", json.dumps(spec)]
+
+
+class Warden:
+    """One node's warden.
+
+    Spec: agent, supervisor (argv lists), node, lease_s, poll_s, agent_start_s, life_fd, pdeathsig, restarts_max_count,
+    restarts_window_s, supervisor_linger_s, memory_bytes (of checkpoints kept in memory; 0: as the node has, none: off).
+    """
+
+    def __init__(self, spec: Mapping[str, Any]) -> None:
+        self._agent_argv: list[str] = list(spec["agent"])
+        self._supervisor_argv: list[str] = list(spec.get("supervisor", ()))
+        self._node = str(spec.get("node", ""))
+        self._lease_ns = int(float(spec.get("lease_s", 30.0)) * 1e9)
+        self._poll_s = float(spec.get("poll_s", 0.25))
+        self._agent_start_ns = int(float(spec.get("agent_start_s", 60.0)) * 1e9)
+        self._restarts_max_count = int(spec.get("restarts_max_count", 5))
+        self._window_ns = int(float(spec.get("restarts_window_s", 60.0)) * 1e9)
+        self._linger_s = float(spec.get("supervisor_linger_s", 30.0))
+        self._life_fd = int(spec.get("life_fd", -1))
+        self._lease_fd = os.memfd_create("gangrun-lease")
+        os.ftruncate(self._lease_fd, LEASE_SIZE_BYTES)
+        self._lease = Lease(self._lease_fd)
+        self._link: socket.socket | None = None
+        self._agent = 0  # pid, 0: none
+        self._memory_bytes: int | None = spec.get("memory_bytes")
+        self._keeper, self._keeper_name = 0, ""
+        self._supervisors: dict[int, int] = {}  # pid -> the least term that it was asked to claim
+        self._agent_status = ""  # how the agent ended, "" while it lives
+        self._agent_since_ns = 0
+        self._starts_ns: list[int] = []
+        self._incarnation = 0
+        self._askings = processes.Askings()
+        self._terminating = 0
+        self._goodbye: int | None = None
+        self._life_lost = False
+        self._expired = False
+        self._leftovers: list[str] = []
+        self._turned_ns = self._woke_ns = processes.boottime_ns()  # when the loop turned last, and the time before
+        self._written_deadline_ns = 0  # as the agent wrote it
+        self._deadline_s = 0.0  # the same, or the grace granted after a gap
+        self._granted = False
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> int:
+        """Watch until the end; the exit code."""
+        processes.become_subreaper()
+        self._listen()
+        self._start_keeper()
+        self._start_agent("")
+        while True:
+            self._turn()
+            if self._life_lost or len(self._askings.signals) > 1:
+                return self._leave(EXIT_LIFE_LINE_LOST if self._life_lost else 128 + self._askings.signals[0])
+            if self._agent_status:
+                code = self._after_agent()
+                if code is not None:
+                    return self._leave(code)
+            self._judge_lease()
+
+    def _listen(self) -> None:
+        wake_read, wake_write = socket.socketpair()
+        wake_read.setblocking(False)
+        wake_write.setblocking(False)
+        self._wake = wake_read, wake_write
+        signal.set_wakeup_fd(wake_write.fileno(), warn_on_full_buffer=False)
+        for signum in _ENDS:
+            signal.signal(signum, self._askings.note)
+        for signum in _NOTICES:
+            signal.signal(signum, lambda number, _frame: self._tell({"op": "notice", "signal": number}))
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        self._selector.register(wake_read, selectors.EVENT_READ)
+        if self._life_fd >= 0:
+            os.set_inheritable(self._life_fd, False)
+            os.set_blocking(self._life_fd, False)
+            self._selector.register(self._life_fd, selectors.EVENT_READ)
+
+    def _turn(self) -> None:
+        """Wait for something, at most one poll; take it in."""
+        for key, _ in self._selector.select(self._poll_s):
+            if key.fileobj is self._wake[0]:
+                self._wake[0].recv(4096)
+            elif key.fileobj is self._link:
+                self._hear()
+            elif os.read(self._life_fd, 4096) == b"":
+                self._life_lost = True
+        now_ns = processes.boottime_ns()
+        self._woke_ns, self._turned_ns = self._turned_ns, now_ns
+        self._reap()
+        if self._askings.signals and not self._terminating:
+            self._terminating = self._askings.signals[0]
+            self._tell({"op": "terminate", "signal": self._terminating})
+
+    def _hear(self) -> None:
+        assert self._link is not None
+        for message in receive(self._link):
+            if message is None:
+                self._selector.unregister(self._link)
+                self._link = None
+                return
+            if message.get("op") == "goodbye":
+                self._goodbye = int(message.get("code", 0))
+            elif message.get("op") == "spawn_supervisor":
+                self._start_supervisor(message)
+            else:
+                self._say(f"unknown message from the agent: {str(message)[:200]}")
+
+    def _tell(self, message: Mapping[str, Any]) -> None:
+        if self._link is not None:
+            try:
+                self._link.send(json.dumps(message).encode())
+            except OSError as error:  # a stopped agent's full buffer: it asks again when it wakes, or is replaced
+                self._say(f"could not tell the agent {message.get('op')}: {error}")
+
+    def _say(self, text: str) -> None:
+        try:
+            os.write(2, f"[{self._node}:warden] {text}\n".encode())
+        except OSError:
+            pass
+
+    def _reap(self) -> None:
+        """Collect every dead child: agent, supervisor and whatever was adopted."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            code = os.waitstatus_to_exitcode(status)
+            if pid == self._agent:
+                self._agent = 0
+                self._agent_status = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+            elif pid == self._keeper:
+                self._keeper = 0
+                self._say(f"the keeper of checkpoints in memory ended ({code}): they are lost, those on disk are not")
+            elif pid in self._supervisors:
+                term = self._supervisors.pop(pid)
+                self._tell({"op": "supervisor_exited", "code": code, "term": term, "pid": pid})
+
+    def _strays(self) -> list[processes.Proc]:
+        """All below us that is neither agent nor keeper nor of the supervisor's tree."""
+        table, spared = processes.process_table(), [*self._supervisors, self._keeper]
+        return [p for p in processes.descendants([os.getpid()], table, spared) if p.pid != self._agent]
+
+    def _kill_strays(self) -> list[str]:
+        left = [str(proc) for proc in processes.kill_until_none(self._strays, KILL_WITHIN_S, self._reap)]
+        if left and left != self._leftovers:
+            self._say(f"SIGKILL does not end {', '.join(left)}: stuck in the kernel")
+        self._turned_ns = processes.boottime_ns()  # the time spent killing is no gap
+        return left
+
+    def _judge_lease(self) -> None:
+        if not self._agent:
+            return
+        now_ns, written_ns, lease_s = processes.boottime_ns(), self._lease.written_ns, self._lease_ns / 1e9
+        if self._lease.deadline_ns != self._written_deadline_ns:
+            self._written_deadline_ns, self._granted = self._lease.deadline_ns, False
+            self._deadline_s = self._written_deadline_ns / 1e9
+        if now_ns - self._woke_ns > self._lease_ns // 3:
+            self._agent_since_ns = now_ns  # it may have been paused with us
+        expired = False
+        if self._written_deadline_ns:
+            rule = must_kill(self._deadline_s, now_ns / 1e9, self._woke_ns / 1e9, lease_s, granted=self._granted)
+            expired, self._deadline_s, self._granted = rule
+        if expired:
+            self._end_lease()
+        self._expired = expired
+        limit_ns = self._lease_ns if written_ns else self._agent_start_ns
+        if now_ns - max(written_ns, self._agent_since_ns) > limit_ns:
+            self._say(f"the agent gave no sign of life for {limit_ns / 1e9:.0f} s: killing it")
+            os.kill(self._agent, signal.SIGKILL)  # our child, not yet reaped: the number is its own
+            self._agent_since_ns = now_ns  # said once
+
+    def _end_lease(self) -> None:
+        """No rank may live: kill, on every turn until the agent renews."""
+        if not self._expired:
+            self._say("the lease has ended: killing all ranks")
+        self._leftovers = self._kill_strays()
+        if not self._expired or self._leftovers:
+            self._tell({"op": "lease_expired", "leftovers": self._leftovers})
+
+    def _after_agent(self) -> int | None:
+        """The agent is dead: kill all it left, then replace it, or say with which code to leave."""
+        how, self._agent_status = self._agent_status, ""
+        if self._link is not None:
+            self._hear()  # its goodbye may still wait
+        self._leftovers = self._kill_strays()
+        if self._goodbye is not None:
+            return self._goodbye
+        if self._terminating:
+            return 128 + self._terminating
+        self._say(f"the agent died ({how}): its ranks are dead, starting it again")
+        recent = [at_ns for at_ns in self._starts_ns if at_ns > processes.boottime_ns() - self._window_ns]
+        if len(recent) > self._restarts_max_count:
+            self._say(f"{len(recent)} agents died within {self._window_ns / 1e9:.0f} s: giving up")
+            return EXIT_AGENT_LOST
+        self._starts_ns = recent
+        self._start_agent(how)
+        return None
+
+    def _start_agent(self, previous_died: str) -> None:
+        if self._link is not None:
+            self._selector.unregister(self._link)
+            self._link.close()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        self._lease.clear()
+        self._expired = False
+        environ = {
+            **os.environ,
+            ENV_LEASE_FD: str(self._lease_fd),
+            ENV_LINK_FD: str(theirs.fileno()),
+            ENV_INCARNATION: str(self._incarnation),
+            ENV_MEMORY: self._keeper_name,
+        }
+        self._agent_since_ns = processes.boottime_ns()
+        self._starts_ns.append(self._agent_since_ns)
+        self._agent = self._spawn(self._agent_argv, environ, (self._lease_fd, theirs.fileno()), _NOTICES)
+        theirs.close()
+        self._link = ours
+        self._selector.register(ours, selectors.EVENT_READ)
+        hello = {"op": "hello", "previous_died": previous_died, "supervisor_pids": list(self._supervisors)}
+        self._tell({**hello, "leftovers": self._leftovers, "keeper_pid": self._keeper})
+        self._incarnation += 1
+
+    def _start_keeper(self) -> None:
+        if self._memory_bytes is None:
+            return
+        self._keeper_name = f"gangrun-{os.getuid()}-{os.urandom(12).hex()}"
+        island = os.path.join(os.path.dirname(os.path.abspath(__file__)), "memory_keeper.py")
+        command = [sys.executable, "-E", "-s", "-S", island, self._keeper_name, str(self._memory_bytes)]
+        self._keeper = self._spawn(command, dict(os.environ), (), (*_ENDS, *_NOTICES))
+
+    def _start_supervisor(self, message: Mapping[str, Any]) -> None:
+        term = int(message.get("term_min", 0))
+        if why := self._refusal(term, bool(message.get("promises"))):
+            self._tell({"op": "supervisor_refused", "why": why, "term": term})
+            return
+        promises = json.dumps(message.get("promises", []))
+        command = [*self._supervisor_argv, "--term-min", str(term), "--promises", promises]
+        pid = self._spawn(command, dict(os.environ), (), (*_ENDS, *_NOTICES))
+        self._supervisors[pid] = term
+        self._tell({"op": "supervisor_started", "term": term, "pid": pid})
+
+    def _refusal(self, term: int, promised: bool) -> str:
+        """Why none is started. A stopped one is no reason once agents promised themselves to a newer term."""
+        if not self._supervisor_argv:
+            return "no supervisor command was given"
+        newest = max(self._supervisors.values(), default=-1)
+        if self._supervisors and (not promised or newest >= term or len(self._supervisors) >= SUPERVISORS_MAX_COUNT):
+            return f"one runs as {', '.join(map(str, self._supervisors))}"
+        return ""
+
+    def _spawn(self, command: list[str], env: Mapping[str, str], fds: Collection[int], deaf: Collection[int]) -> int:
+        warden = os.getpid()
+        pid = os.fork()  # safe: a warden has one thread
+        if pid:
+            return pid
+        try:
+            signal.set_wakeup_fd(-1)
+            for signum in (*_ENDS, *_NOTICES, signal.SIGCHLD, signal.SIGPIPE):
+                signal.signal(signum, signal.SIG_IGN if signum in deaf else signal.SIG_DFL)
+            processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != warden:
+                os._exit(127)
+            os.setsid()  # a terminal's Ctrl-C is for the launcher alone
+            for fd in fds:
+                os.set_inheritable(fd, True)
+            os.execvpe(command[0], command, env)  # noqa: S606 - no shell is the point
+        except BaseException as error:  # noqa: BLE001 - the child must never run the warden's loop
+            self._say(f"cannot start {command[0]}: {error}")
+        os._exit(127)
+
+    def _leave(self, code: int) -> int:
+        """Wait a little for a supervisor that is finishing, then leave nothing behind."""
+        until_ns = processes.boottime_ns() + int(self._linger_s * 1e9)
+        while self._goodbye is not None and self._supervisors and processes.boottime_ns() < until_ns:
+            self._turn()
+            if self._life_lost or len(self._askings.signals) > 1:
+                break
+        me = os.getpid()
+        processes.kill_until_none(
+            lambda: processes.descendants([me], processes.process_table()), KILL_WITHIN_S, self._reap
+        )
+        return code
+
+
+_ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # these come to all of a job step
+
+
+def main(arguments: list[str]) -> int:
+    """Start from the command line: ``--spec JSON``."""
+    if len(arguments) != 2 or arguments[0] != "--spec":
+        os.write(2, b"usage: node/warden.py --spec JSON\n")
+        return 2
+    spec = json.loads(arguments[1])
+    if spec.get("pdeathsig"):
+        parent = os.getppid()
+        processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            return EXIT_LIFE_LINE_LOST
+    return Warden(spec).run()
+
+
+if __name__ == "__main__":
+    os._exit(main(sys.argv[1:]))  # the interpreter's own way out takes the handlers away first: a late signal would win

@@ -1,0 +1,142 @@
+"""Who failed first and how, from the journal's evidence (room: cli; values in, values and lines out).
+
+The first failing rank comes first; then every distinct traceback once, with the ranks that had it. Victims, who only
+noticed that a peer was gone, come last. Next: ``logs --errors`` prints it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.run_dir import RunPaths
+from gangrun.core.events import RankExited
+from gangrun.core.model import ErrorReport, RankExit
+from gangrun.display.event_words import exit_words, ranks_words
+from gangrun.display.text import block, clean, styled
+from gangrun.wire.kinds import event_of
+from gangrun.wire.record import Record, RecordError
+
+REPORT_MAX_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Ranks that ended in the same way."""
+
+    ranks: tuple[int, ...]
+    exit: RankExit  # of the one that was seen first
+
+    @property
+    def victim(self) -> bool:
+        """Does it tell only that others were gone first?"""
+        return self.exit.by_us or (self.exit.error is not None and self.exit.error.collective)
+
+
+def exits_of(records: Iterable[Record]) -> dict[int, list[RankExit]]:
+    """Ends of ranks by attempt, in the order in which they were seen."""
+    found: dict[int, list[RankExit]] = {}
+    for record in records:
+        if record.kind != "RankExited":
+            continue
+        try:
+            event = event_of(record.kind, record.event)
+        except RecordError:
+            continue
+        if isinstance(event, RankExited):
+            known = found.setdefault(event.attempt, [])
+            if all(other.rank != event.exit.rank for other in known):
+                known.append(event.exit)
+    return found
+
+
+def with_reports(paths: RunPaths, attempt: int, exits: Sequence[RankExit], disk: Disk) -> list[RankExit]:
+    """The same, with the ranks' own reports where the journal has none."""
+    return [one if one.error else replace(one, error=_report(paths, attempt, one.rank, disk)) for one in exits]
+
+
+def _report(paths: RunPaths, attempt: int, rank: int, disk: Disk) -> ErrorReport | None:
+    try:
+        found: Any = msgspec.json.decode(disk.read(paths.error(attempt, rank), limit=REPORT_MAX_BYTES))
+    except (OSError, msgspec.DecodeError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    words = {name: str(found.get(name, "")) for name in ("message", "signature", "traceback")}
+    return ErrorReport(kind=str(found.get("type", "")), collective=bool(found.get("collective")), **words)
+
+
+def first_of(exits: Sequence[RankExit]) -> RankExit | None:
+    """The one that fell first of itself; if all are victims, the one that was seen first."""
+    ordered = sorted(exits, key=lambda one: one.at)
+    of_itself = [one for one in ordered if not one.by_us and not (one.error and one.error.collective)]
+    return next(iter(of_itself or ordered), None)
+
+
+def groups_of(exits: Sequence[RankExit]) -> list[Group]:
+    """Distinct ends, the first failing rank's first, victims' last."""
+    first = first_of(exits)
+    by_kind: dict[tuple[object, ...], list[RankExit]] = {}
+    for one in sorted(exits, key=lambda one: (one is not first, one.at)):
+        by_kind.setdefault(_key(one), []).append(one)
+    groups = [Group(tuple(sorted(one.rank for one in same)), same[0]) for same in by_kind.values()]
+    return sorted(groups, key=lambda group: (group.exit is not first, group.victim))
+
+
+def _key(one: RankExit) -> tuple[object, ...]:
+    if one.error is None:
+        return (one.code, one.signal, one.oom_kill, one.by_us)
+    text = one.error.traceback or f"{one.error.kind}: {one.error.message}"
+    return (one.error.kind, one.error.signature or text, one.error.collective)
+
+
+def as_json(attempt: int, groups: Sequence[Group]) -> dict[str, Any]:
+    """The failures of one attempt."""
+    return {"attempt": attempt, "failures": [_group_json(group) for group in groups]}
+
+
+def _group_json(group: Group) -> dict[str, Any]:
+    died, error = group.exit, group.exit.error
+    report = None
+    if error is not None:
+        report = {"type": error.kind, "message": error.message, "traceback": error.traceback}
+    return {
+        "ranks": list(group.ranks),
+        "first_rank": died.rank,
+        "node": died.node,
+        "exit_code": died.code,
+        "signal": died.signal,
+        "oom_kill": died.oom_kill,
+        "stopped_by_us": died.by_us,
+        "victim": group.victim,
+        "error": report,
+    }
+
+
+def lines(attempt: int, groups: Sequence[Group], tails: Mapping[int, Sequence[str]], *, color: bool) -> list[str]:
+    """The page; ``tails`` are the last lines of ranks that left no traceback."""
+    told = []
+    for number, group in enumerate(groups):
+        died = group.exit
+        if number == 0:
+            head = (
+                f"first to fail in attempt {attempt}: rank {died.rank} on {clean(died.node)}: {clean(exit_words(died))}"
+            )
+            others = [rank for rank in group.ranks if rank != died.rank]
+            same = [f"the same: {ranks_words(others)}"] if others else []
+        else:
+            victims = " (a peer was gone first)" if group.victim and not died.by_us else ""
+            head, same = f"{ranks_words(group.ranks)}{victims}: {clean(exit_words(died))}", []
+        told += [styled(head, "red" if number == 0 else "bold", color), *same]
+        if died.error and died.error.traceback:
+            told += ["", *("    " + line for line in block(died.error.traceback.rstrip()).split("\n"))]
+        elif died.rank in tails:
+            tail = tails[died.rank]
+            last = f"; the last lines of rank {died.rank}:" if tail else ", and printed nothing"
+            told += ["", f"  it left no traceback{last}", *("    " + line for line in tail)]
+        told.append("")
+    return told[:-1]

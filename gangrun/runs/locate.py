@@ -1,0 +1,154 @@
+"""Which run is meant (room: cli; reads, never writes): by id, prefix, name, job id or path, or the newest.
+
+The index of runs is a hint; a job that a supervisor submitted is not in it, so a number is also looked up among the
+claims of known runs, and at last in Slurm. Next: ``reading``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.index import Ambiguous, Found, Index, IndexEntry, Missing
+from gangrun.adapters.fs.job_claims import JobClaims
+from gangrun.adapters.fs.run_dir import RunPaths
+from gangrun.config import environment
+from gangrun.display.text import clean
+from gangrun.display.times import wall_now
+from gangrun.errors import NO_SUCH_RUN, UserError
+from gangrun.runs.snapshot import read
+from gangrun.runs.state import truth_of
+
+LISTED_COUNT = 10
+
+
+def default_runs_dir() -> str:
+    """Where runs lie if nobody says otherwise; a config that cannot be read must not stop a viewer."""
+    if not _somebody_says():
+        return environment.RUNS_DIR
+    from gangrun.config.layers import layered, usual_files
+
+    try:
+        return str(layered({}, environment.all_variables(), usual_files())["runs_dir"].value)
+    except UserError as error:
+        click.echo(f"gangrun: {clean(error.message)} (left aside here)", err=True)
+        return environment.RUNS_DIR
+
+
+def _somebody_says() -> bool:
+    """Is there anything that could set it? Mostly not, and then nobody need know all settings."""
+    try:
+        files = any(file.exists() for file in environment.config_files())
+    except OSError:
+        return True
+    return files or "GANGRUN_RUNS_DIR" in environment.all_variables()
+
+
+def index_of(runs_dir: str | None) -> Index:
+    """The user's index, which also looks into the runs directory here; with ``runs_dir`` only what lies there."""
+    folder = Path(runs_dir or default_runs_dir()).expanduser().absolute()
+    if runs_dir:
+        return Index(folder / ".no-index", also=(folder,))
+    return Index(environment.state_home() / "runs", also=(folder,))
+
+
+def find(token: str | None, runs_dir: str | None = None, *, steering: bool = False) -> RunPaths:
+    """The run that the user means: id, unique prefix, name, job id or path; None: the newest.
+
+    Of several runs with one name the newest is meant; to steer it the others must have ended, or it would be a guess.
+    """
+    index = index_of(runs_dir)
+    if token and token.isdecimal() and (held := _by_job(token, index)) is not None:
+        return held
+    match index.find(token):
+        case Found(entry):
+            return RunPaths(Path(entry.path))
+        case Ambiguous(entries) if all(entry.name == token for entry in entries):
+            return _newest_of_a_name(entries, steering=steering)
+        case Ambiguous(entries):
+            raise UserError("ambiguous run", f"{token!r} means several runs:", _listed(entries), NO_SUCH_RUN)
+        case Missing(nearest):
+            direct = _direct(token, index)
+            if direct is not None:
+                return direct
+            hint = f"did you mean {' or '.join(nearest)}?" if nearest else "gangrun status --all lists the runs"
+            if token is None:
+                raise UserError("no such run", f"no run yet{_where(runs_dir)}", "gangrun run starts one", NO_SUCH_RUN)
+            raise UserError("no such run", f"no run {token!r}{_where(runs_dir)}", hint, NO_SUCH_RUN)
+
+
+def _by_job(job: str, index: Index) -> RunPaths | None:
+    """The run whose job this is, before the number is taken for the beginning of an id."""
+    entries = index.entries()
+    for entry in entries:
+        if job in entry.jobs:
+            return RunPaths(Path(entry.path))
+    disk = Disk()
+    for entry in entries:
+        paths = RunPaths(Path(entry.path))
+        if any(claim.job == job for claim in JobClaims(paths, disk).all()):
+            return paths
+    return _by_comment(job, entries)
+
+
+def _by_comment(job: str, entries: Sequence[IndexEntry]) -> RunPaths | None:
+    """A job that waits has claimed nothing yet. Where there is no run on Slurm, Slurm is not asked."""
+    paths = [RunPaths(Path(entry.path)) for entry in entries]
+    if not any(Disk().exists(one.submission) for one in paths):
+        return None
+    from gangrun.runs.jobs import run_of
+
+    run = run_of(job)
+    return next((RunPaths(Path(entry.path)) for entry in entries if run and entry.run == run), None)
+
+
+def _where(runs_dir: str | None) -> str:
+    return f" in {runs_dir}" if runs_dir else ""
+
+
+def _listed(entries: Sequence[IndexEntry]) -> str:
+    lines = [f"{clean(e.run)}  {clean(e.name)}  {clean(e.path)}" for e in entries[:LISTED_COUNT]]
+    more = len(entries) - LISTED_COUNT
+    return "\n".join([*lines, *([f"and {more} more"] if more > 0 else [])])
+
+
+def _newest_of_a_name(entries: Sequence[IndexEntry], *, steering: bool) -> RunPaths:
+    newest, *others = entries
+    if steering:
+        going = [entry for entry in others if not _has_ended(entry)]
+        if going:
+            words = f"several runs are named {newest.name!r} and have not ended; name one by its id:"
+            raise UserError("ambiguous run", words, _listed([newest, *going]), NO_SUCH_RUN)
+    else:
+        told = f"{len(entries)} runs are named {clean(newest.name)}; this is the newest, {clean(newest.run)}"
+        click.echo(f"gangrun: {told}", err=True)
+    return RunPaths(Path(newest.path))
+
+
+def _has_ended(entry: IndexEntry) -> bool:
+    try:
+        return truth_of(read(RunPaths(Path(entry.path)), slurm=True), wall_now()).ended
+    except (UserError, OSError):
+        return False  # nobody can tell
+
+
+def _direct(token: str | None, index: Index) -> RunPaths | None:
+    """A run directory that the index could not understand: reading it will say why."""
+    if not token:
+        return None
+    for folder in (Path(), *index.also):
+        try:
+            paths = RunPaths((folder / token).absolute())
+            if paths.machine.is_dir():
+                return paths
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def entries_of(runs_dir: str | None) -> tuple[IndexEntry, ...]:
+    """All runs that are known, newest first."""
+    return index_of(runs_dir).entries()

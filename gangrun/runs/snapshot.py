@@ -1,0 +1,206 @@
+"""Reading what a run's journal says (room: cli): no daemon is asked, the journal is the state.
+
+Shared by every command that looks at a run. Nothing here writes. Of a run on Slurm that has not ended Slurm is asked
+too, where the command wants that. Next: ``finding`` for which run is meant, ``truth`` for what is concluded.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import click
+
+from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.job_claims import JobClaim, JobClaims
+from gangrun.adapters.fs.journal import JournalReader
+from gangrun.adapters.fs.live import Live, read_counter
+from gangrun.adapters.fs.run_dir import CancelMark, RunDirError, RunPaths, read_cancelled, read_spec
+from gangrun.adapters.local import box
+from gangrun.core.model import TERMINAL, RunState
+from gangrun.display.text import clean
+from gangrun.errors import NO_SUCH_RUN, UNKNOWN, UserError
+from gangrun.node import processes
+from gangrun.wire import claim as wire_claim
+from gangrun.wire.claim import Claim
+from gangrun.wire.record import Record, RecordError, replay
+from gangrun.wire.spec import RunSpec, SpecError
+
+if TYPE_CHECKING:  # a local run's viewer does not pay for it
+    from gangrun.display.queue_words import Queue
+
+PATIENCE_S = 5.0
+UNCLAIMED_FOR_S = 60.0  # a run that nobody took up for so long after it was made will not be taken up by itself
+UNREPLAYABLE = (RecordError, TypeError, ValueError)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One run as its directory tells it now."""
+
+    paths: RunPaths
+    spec: RunSpec
+    state: RunState | None  # None: no supervisor has begun yet
+    records: tuple[Record, ...]
+    notes: tuple[str, ...]
+    live: Live | None
+    claim: Claim | None  # of the newest term
+    owner: JobClaim | None
+    owner_alive: bool | None  # None: on another host, or no owner
+    cancelled: CancelMark | None
+    queue: Queue | None = None  # the jobs of the run in Slurm; None: it was not asked
+    resumed: bool = False  # it had ended, and a person asked for a job that has not begun yet
+
+    @property
+    def ended(self) -> bool:
+        """Does the journal say that the run is over, and nobody else that it goes on?"""
+        return self.state is not None and self.state.phase in TERMINAL and not self.resumed
+
+    def abandoned(self, now: float) -> bool:
+        """Not over, and nobody is left to end it, as far as this host can tell."""
+        if self.ended:
+            return False
+        if self.spec.world == "slurm":
+            return self._without_jobs(now)
+        if self.owner is None:
+            return now - self.spec.created_wall > UNCLAIMED_FOR_S
+        return self.owner_alive is False
+
+    def _without_jobs(self, now: float) -> bool:
+        """Slurm was asked, answered, and has no job of this run that is still to do something."""
+        queue = self.queue
+        if queue is None or queue.silent or queue.waiting or queue.active:
+            return False
+        return bool(queue.jobs) or now - self.spec.created_wall > UNCLAIMED_FOR_S
+
+    def last_sign(self) -> float | None:
+        """When anything of the run was last written, by the wall clock."""
+        signs = [self.records[-1].wall] if self.records else []
+        if self.live is not None:
+            signs.append(self.live.wall)
+        return max(signs, default=None)
+
+
+@contextmanager
+def patience(what: str) -> Iterator[None]:
+    """Say so if a file system does not answer; the kernel alone decides how long that lasts."""
+    words = f"gangrun: still waiting for {clean(what)} to answer (Ctrl-C leaves; the run does not notice)"
+    timer = threading.Timer(PATIENCE_S, lambda: click.echo(words, err=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def read(paths: RunPaths, *, story: bool = False, slurm: bool = False) -> Reading:
+    """Read a run; ``story`` also brings every record, else only the newest term's. ``slurm``: ask it too."""
+    with patience(str(paths.root)):
+        reading = _read(paths, story)
+    if not slurm or not concerns_slurm(reading):
+        return reading
+    queue = ask_slurm(reading)
+    with patience(str(paths.root)):
+        return with_queue(_read(paths, story), queue)  # anew: what was written meanwhile is newer than Slurm's word
+
+
+def concerns_slurm(reading: Reading) -> bool:
+    """Does Slurm know more of this run than its journal?"""
+    return reading.spec.world == "slurm" and not reading.ended
+
+
+def ask_slurm(reading: Reading) -> Queue:
+    """How the run's jobs stand; a few seconds at most."""
+    from gangrun.runs.jobs import ask
+
+    return ask(reading.paths, reading.spec.run, reading.owner)
+
+
+def with_queue(reading: Reading, queue: Queue) -> Reading:
+    """The reading with what Slurm said just before it, which also tells whether the owner lives."""
+    known = {job.job: job for job in queue.jobs}
+    alive_there = None
+    if reading.owner is not None and not queue.silent:
+        job = known.get(reading.owner.job)
+        alive_there = job is not None and job.active
+    return replace(reading, queue=queue, owner_alive=alive_there)
+
+
+def _read(paths: RunPaths, story: bool) -> Reading:
+    disk = Disk()
+    spec = spec_of(paths, disk)
+    history = JournalReader(paths, disk).read(newest_only=not story)
+    try:
+        state = replay(history.records)
+    except UNREPLAYABLE as error:
+        raise unreplayable(spec, error) from error
+    return reading_of(paths, spec, state, history.records, history.notes)
+
+
+def unreplayable(spec: RunSpec, error: Exception) -> UserError:
+    """A journal whose lines are whole and whose patches are of another shape than any gangrun writes."""
+    return UserError("journal", f"the journal of {spec.run} cannot be replayed: {error}", "", UNKNOWN)
+
+
+def reading_of(
+    paths: RunPaths, spec: RunSpec, state: RunState | None, records: tuple[Record, ...], notes: tuple[str, ...]
+) -> Reading:
+    """What the journal told, with what lies beside it."""
+    if state is None and (records or notes):
+        why = "; ".join(notes) or "it has no snapshot to begin with"
+        hint = f"it lies in {paths.journals}"
+        raise UserError("journal", f"the journal of {spec.run} cannot be read: {why}", hint, UNKNOWN)
+    disk = Disk()
+    claims = JobClaims(paths, disk)
+    highest = claims.highest()
+    owner = claims.holder(highest) if highest >= 0 else None
+    return Reading(
+        paths,
+        spec,
+        state,
+        records,
+        notes,
+        read_counter(disk, paths, state.term) if state else None,
+        _claim_of(paths, disk, state.term) if state else None,
+        owner,
+        None if spec.world == "slurm" else alive(owner),  # its pid means nothing on this host
+        read_cancelled(disk, paths),
+        resumed=spec.world == "slurm" and _is_resumed(paths, state),
+    )
+
+
+def _is_resumed(paths: RunPaths, state: RunState | None) -> bool:
+    """Has ``gangrun resume`` asked for a job after the last one of a run that has ended?"""
+    if state is None or state.phase not in TERMINAL:
+        return False
+    wishes = (path.stem.removeprefix("resume-") for path in paths.machine.glob("resume-*.json"))
+    return any(number.isdecimal() and int(number) > state.seq for number in wishes)
+
+
+def spec_of(paths: RunPaths, disk: Disk) -> RunSpec:
+    """The spec, or what is wrong with it in words."""
+    try:
+        return read_spec(disk, paths)
+    except RunDirError as error:
+        raise UserError("run directory", error.message, error.hint, NO_SUCH_RUN) from error
+    except SpecError as error:
+        raise UserError("spec", f"{paths.root.name}: {error}", f"it lies in {paths.spec}", UNKNOWN) from error
+
+
+def _claim_of(paths: RunPaths, disk: Disk, term: int) -> Claim | None:
+    try:
+        return wire_claim.decode(disk.read(paths.claim(term), limit=1 << 20))
+    except (OSError, wire_claim.ClaimError):
+        return None
+
+
+def alive(claim: JobClaim | None) -> bool | None:
+    """Does a local run's owner live? None where this host cannot tell."""
+    if claim is None or claim.host != box.short_name():
+        return None
+    proc = processes.read_proc(claim.pid)
+    return proc is not None and proc.start_ticks == claim.start_ticks and proc.state != "Z"

@@ -1,0 +1,373 @@
+"""The checkpoint file system, as values (room: sim).
+
+``CheckpointFs`` is the truth: committed directories, staging of every attempt, what was set aside. A trainer commits by
+writing in its attempt's staging and renaming out of it; sealed staging refuses both. A foreign saver writes under the
+final name, so a kill leaves half a checkpoint there. ``SimCheckpoints`` is the port over it, with the real
+``core.selection``. Next: ``gang``, which writes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from gangrun.core.actions import ChooseResume
+from gangrun.core.checkpoints.resume import Candidate, Chosen, FromZero, Kind, choose, parse_resume
+from gangrun.core.checkpoints.shares import patience_s
+from gangrun.core.events import AttemptSealed, CheckpointSeen, NoneValid, ResumeChosen, Stamped, StepBrought
+from gangrun.core.model import CheckpointRef, Level, Poisoned
+from gangrun.ports import Item, ReadingAsked
+from gangrun.sim.engine.clock import Timeline
+from gangrun.sim.engine.disk import Mount
+from gangrun.sim.engine.process import SimProcess
+
+ALL_NODES_COUNT = 1_000_000
+Name = tuple[int, int]  # (term, attempt)
+
+
+@dataclass(slots=True)
+class Saved:
+    """A directory under its final name."""
+
+    step: int
+    nonce: str
+    name: Name
+    at: float
+    whole: bool = True  # False: a foreign saver died in the middle of it
+    valid: bool = True  # False: torn or flipped since
+
+
+@dataclass(slots=True)
+class Staging:
+    """``.gangrun/<run>/<term>/<attempt>-<nonce>/``."""
+
+    sealed: bool = False
+    unfinished: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Brought:
+    """``.gangrun/<run>/<term>/<attempt>-memory/``: files by step, as nodes wrote them from their memory."""
+
+    attempt: int
+    sealed: bool = False
+    files: dict[str, set[str]] = field(default_factory=dict)
+
+
+class CheckpointFs:
+    """What is really there, and the rules of the file server: no rename out of a sealed folder, nor onto a name."""
+
+    def __init__(self, timeline: Timeline, *, foreign: bool = False) -> None:
+        """Empty. ``foreign``: the script saves under the final name by itself."""
+        self.timeline = timeline
+        self.foreign = foreign
+        self.saved: dict[int, Saved] = {}
+        self.staging: dict[Name, Staging] = {}
+        self.brought: dict[str, Brought] = {}
+        self.set_aside: list[Saved] = []
+        self.poisoned: set[str] = set()  # nonces that may not come into use again, be they on disk or in memory
+        self.ever_valid = False
+        self.overwrites = False
+        self.seals = True  # False: an object-like mount, where chmod does nothing and only the journal counts
+        self.on_commit: Callable[[Saved], None] = lambda saved: None
+        self.on_replaced: Callable[[Saved], None] = lambda saved: None
+        self._nonces = 0
+        self._listed: set[str] = set()
+        self._listed_for = 0
+
+    def open_staging(self, name: Name) -> None:
+        """Made by whoever starts the attempt; its ranks never make it."""
+        self.staging.setdefault(name, Staging())
+
+    def begin(self, name: Name, step: int) -> bool:
+        """Begin to write a checkpoint; False where the server refuses."""
+        if self.foreign:
+            if step in self.saved:
+                return False
+            self._nonces += 1
+            self.saved[step] = Saved(step, f"f{self._nonces}", name, self.timeline.now, whole=False)
+            return True
+        staging = self.staging.get(name)
+        if staging is None or staging.sealed:
+            return False
+        staging.unfinished.add(step)
+        return True
+
+    def commit(self, name: Name, step: int) -> bool:
+        """Rename out of staging (or, foreign, close the last file); False where the server refuses."""
+        if self.foreign:
+            saved = self.saved.get(step)
+            if saved is None or saved.name != name or saved.whole:
+                return False  # set aside meanwhile: the write hits an inode that nobody reads
+            saved.whole = True
+        else:
+            staging = self.staging[name]
+            if staging.sealed or step not in staging.unfinished or (step in self.saved and not self.overwrites):
+                return False
+            if step in self.saved:
+                self.on_replaced(self.saved[step])
+            staging.unfinished.discard(step)
+            self._nonces += 1
+            saved = self.saved[step] = Saved(step, f"n{self._nonces}", name, self.timeline.now)
+        self.ever_valid = True
+        self.on_commit(saved)
+        return True
+
+    def seal(self, name: Name) -> None:
+        """Seal staging of every earlier (term, attempt)."""
+        for other, staging in self.staging.items():
+            if other < name:
+                staging.sealed = self.seals
+        for brought in self.brought.values():
+            if brought.attempt < name[1]:
+                brought.sealed = self.seals
+
+    def bring(self, path: str, files: Collection[str]) -> str:
+        """A node writes its part of a step; "" or why not."""
+        base, _, step = path.rpartition("/")
+        if base not in self.brought or self.brought[base].sealed:
+            return "No such file or directory"
+        self.brought[base].files.setdefault(step, set()).update(files)
+        return ""
+
+    def adopt(self, path: str, step: int, nonce: str, name: Name, files_count: int) -> str:
+        """Rename out of there what is whole; "" or why not."""
+        base, _, own = path.rpartition("/")
+        staging = self.brought.get(base)
+        if staging is None:
+            return "No such file or directory"
+        if staging.sealed:
+            return "Permission denied"
+        if step in self.saved:
+            return f"step {step} stands on disk already"
+        if len(staging.files.pop(own, ())) != files_count:
+            return "a file is missing"
+        saved = self.saved[step] = Saved(step, nonce, name, self.timeline.now)
+        self.ever_valid = True
+        self.on_commit(saved)
+        return ""
+
+    def discard(self, path: str, *, more: bool = False) -> None:
+        """What was brought there goes, and the staging with the last of it; never out of a sealed one."""
+        base, _, own = path.rpartition("/")
+        staging = self.brought.get(base)
+        if staging is None or staging.sealed:
+            return
+        staging.files.pop(own, None)
+        if not more and not staging.files:
+            del self.brought[base]
+
+    def list_commits(self, attempt: int) -> list[Saved]:
+        """What stands as ``attempt`` begins: all that was listed before, and the commits of attempts since then.
+
+        What an older attempt commits after its own list was made is in no list. (The lists are the journal's.)
+        """
+        found = [s for s in self.saved.values() if s.nonce in self._listed or s.name[1] >= self._listed_for]
+        self._listed |= {saved.nonce for saved in found}
+        self._listed_for = max(self._listed_for, attempt)
+        return found
+
+    def newest_valid(self, but: Collection[str] = ()) -> Saved | None:
+        """What an all-knowing reader would resume from; ``but`` are nonces that do not count."""
+        good = [saved for saved in self.saved.values() if saved.whole and saved.valid and saved.nonce not in but]
+        return max(good, key=lambda saved: saved.step, default=None)
+
+    def damage_of(self, path: str, nonce: str) -> str:
+        """What a reader finds wrong with that save; "": nothing."""
+        saved = self.saved.get(int(path.rpartition("-")[2]))
+        if saved is None or saved.nonce != nonce:
+            return "another save is there"
+        return "" if saved.whole and saved.valid else "a checksum does not hold"
+
+    def damage(self) -> None:
+        """The newest one is no longer what was written."""
+        newest = self.newest_valid()
+        if newest is not None:
+            newest.valid = False
+
+
+class SimCheckpoints:
+    """The ``Checkpoints`` port of one supervisor."""
+
+    verify_s = 0.05
+
+    def __init__(
+        self, fs: CheckpointFs, mount: Mount, process: SimProcess, term: int, post: Callable[[Item], None]
+    ) -> None:
+        """``post`` puts an item into the loop's mailbox."""
+        self.fs = fs
+        self.mount = mount
+        self.process = process
+        self.term = term
+        self.post = post
+        self.timeline = mount.timeline
+        self._told_at: float | None = None
+        self._made: set[str] = set()
+        self.reads_together = False  # all nodes read the newest one before one is chosen
+        self._reading = ReadingAsked(0, "", "", 0)
+        self._when_read: Callable[[], None] = lambda: None
+        self.names: Mapping[str, tuple[Name, int]] = {}  # of steps in memory, by nonce: whose, and of how many files
+        self.on_act: Callable[[str, int], None] = lambda what, attempt: None
+        self.on_choice: Callable[[int, Saved | None, bool, bool], None] = lambda attempt, saved, told_so, back: None
+
+    def _later(self, work: Callable[[], None], extra_s: float = 0.0) -> None:
+        """Off the loop, after the storage answers, if the process lives and is awake then."""
+        self.timeline.at(self.mount.ready_at() + extra_s, lambda: self.process.when_awake(work))
+
+    def _mail(self, event: AttemptSealed | ResumeChosen | NoneValid | CheckpointSeen | StepBrought) -> None:
+        self.post(Stamped(event))
+
+    def prepare(self, staging: str) -> None:
+        """Made by the supervisor alone, and empty: ``TERM/ATTEMPT``."""
+        self._made.discard(staging)
+
+        def work() -> None:
+            old = self.fs.brought.get(staging)
+            if old is None or not old.sealed:
+                self.fs.brought[staging] = Brought(int(staging.partition("/")[2]))
+            self._made.add(staging)
+
+        self._later(work)
+
+    def prepared(self, staging: str) -> bool:
+        """Is it there?"""
+        return staging in self._made
+
+    def discard(self, path: str, *, more: bool = False) -> None:
+        """When the storage answers, while nodes write on."""
+        self._later(lambda: self.fs.discard(path, more=more))
+
+    def adopt(self, path: str, attempt: int, step: int, nonce: str, nodes: Sequence[str], rebuilt_count: int) -> None:
+        """If it is whole and nobody has sealed it."""
+        del rebuilt_count
+
+        def work() -> None:
+            name, files_count = self.names[nonce]
+            why = self.fs.adopt(path, step, nonce, name, files_count)
+            self.fs.discard(path)
+            self._mail(StepBrought(attempt, step, tuple(nodes), why))
+
+        self._later(work)
+
+    def seal(self, attempt: int) -> None:
+        """Seal, then list what stands."""
+        self.process.boundary(f"before seal of {attempt}")
+        self.on_act("seal", attempt)
+
+        def work() -> None:
+            self.fs.seal((self.term, attempt))
+            commits = tuple((s.step, s.nonce) for s in sorted(self.fs.list_commits(attempt), key=lambda s: s.step))
+            self._mail(AttemptSealed(attempt, commits))
+
+        self._later(work)
+
+    def choose(self, asked: ChooseResume, sealed: Sequence[tuple[int, str]]) -> None:
+        """Judge, choose with the real rule, set aside what is in the way."""
+        attempt, request, best_step = asked.attempt, asked.request, asked.best_step
+        self.process.boundary(f"before choice of {attempt}")
+        self._told_at = None
+        self.on_act("choose", attempt)
+        known = frozenset(sealed)
+
+        def work() -> None:
+            back = self._put_back(asked.put_back)
+            bad = self._condemned(asked.condemned) if asked.condemned else set()
+            found = [replace(one, valid=one.valid and one.nonce not in bad) for one in self.candidates()]
+            choice = choose(found, parse_resume(request), journal_best_step=best_step, sealed=known | back)
+            saved = self.fs.saved.get(choice.checkpoint.step) if isinstance(choice, Chosen) else None
+            if not isinstance(choice, (Chosen, FromZero)):
+                self._mail(NoneValid(attempt, choice.reason))
+                return
+            self.fs.poisoned |= bad
+            self._make_way(saved.step if saved else -1)
+            self.fs.open_staging((self.term, attempt))
+            self.on_choice(attempt, saved, request != "auto", asked.condemned is not None)
+            passed = tuple((p.step, p.why) for p in choice.passed_over)
+            checkpoint = choice.checkpoint if isinstance(choice, Chosen) else None
+            self._mail(ResumeChosen(attempt, checkpoint, choice.reason, passed))
+
+        newest = max(self.fs.saved.values(), key=lambda saved: saved.step, default=None)
+        if self.reads_together and newest is not None:
+            path = f"/ckpt/step-{newest.step}"
+            self._reading = ReadingAsked(self._reading.number + 1, path, newest.nonce, ALL_NODES_COUNT)
+            self._when_read = lambda: self._later(work, self.verify_s)
+            self.post(self._reading)
+        else:
+            self._later(work, self.verify_s)
+
+    def dealt(self, number: int, share: int, readers_count: int) -> None:
+        """This host reads its share too."""
+        del share
+        if number == self._reading.number:
+            told = replace(self._reading, left_s=patience_s(self.verify_s))
+            self._later(self._when_read if readers_count == 1 else lambda: self.post(told), self.verify_s)
+
+    def proven(self, number: int, unread: Mapping[int, str]) -> None:
+        """What others did not read takes this host as long again."""
+        if number == self._reading.number:
+            self._later(self._when_read, self.verify_s * len(unread))
+
+    def candidates(self) -> list[Candidate]:
+        """What a survey finds."""
+        kind = Kind.DCP if self.fs.foreign else Kind.GANGRUN
+        found = []
+        for saved in self.fs.saved.values():
+            valid = saved.whole and saved.valid
+            found.append(
+                Candidate(
+                    step=saved.step,
+                    path=f"/ckpt/step-{saved.step}",
+                    level=Level.VERIFIED if valid else None,
+                    valid=valid,
+                    why_not="" if valid else "a checksum does not hold",
+                    kind=kind,
+                    committed=saved.whole,
+                    nonce=saved.nonce,
+                )
+            )
+        return found
+
+    def _condemned(self, poison: Poisoned) -> set[str]:
+        """What is on disk of that state, and what whoever loaded it last has in memory."""
+        kept = {nonce for nonce, ((_, attempt), _) in self.names.items() if attempt == poison.attempt}
+        return kept | {saved.nonce for saved in self.fs.saved.values() if saved.step >= poison.first_step}
+
+    def put_back(self, paths: Sequence[str]) -> None:
+        """Off the loop, as all is done."""
+
+        def work() -> None:
+            self._put_back(paths)
+
+        if paths:
+            self._later(work)
+
+    def _put_back(self, paths: Sequence[str]) -> set[tuple[int, str]]:
+        back = set()
+        for step in (int(path.rpartition("-")[2]) for path in paths):
+            saved = next((one for one in reversed(self.fs.set_aside) if one.step == step), None)
+            if saved is not None and step not in self.fs.saved:
+                self.fs.set_aside.remove(saved)
+                self.fs.saved[step] = saved
+                self.fs.poisoned.discard(saved.nonce)
+                back.add((step, saved.nonce))
+        return back
+
+    def _make_way(self, above_step: int) -> None:
+        for step in [step for step in self.fs.saved if step > above_step]:
+            self.fs.set_aside.append(self.fs.saved.pop(step))
+
+    def await_save(self) -> None:
+        """What is whole by now was not saved because ranks were told to."""
+        self._told_at = self.timeline.now
+
+    def look(self, above_step: int) -> None:
+        """Is there a newer valid one?"""
+
+        def work() -> None:
+            newest = self.fs.newest_valid()
+            if newest is not None and newest.step > above_step:
+                path = f"/ckpt/step-{newest.step}"
+                told = self._told_at is not None and newest.at >= self._told_at
+                self._mail(CheckpointSeen(CheckpointRef(newest.step, path, Level.VERIFIED), told))
+
+        self._later(work)

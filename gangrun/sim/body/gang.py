@@ -1,0 +1,300 @@
+"""Virtual ranks, stepping together (room: sim).
+
+A ``SimGang`` is what a rendezvous at one address and port makes of ranks: it steps while all of them live, run and
+reach each other. Steps are not events: how far it is follows from since when it steps; only milestones (a checkpoint,
+something that the ``Script`` does, the end) are due at a time. Next: ``node``, where ranks live and die.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gangrun.core.model import ErrorReport, RankExit
+from gangrun.sim.body.checkpoints import CheckpointFs, Name
+from gangrun.sim.engine.clock import Entry, Timeline
+from gangrun.sim.engine.process import SimProcess
+from gangrun.wire.messages import LiveRank, Reading
+
+STEPPING = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """What the script does to itself: at ``step``, on ``rank``, in these attempts (None: in every one)."""
+
+    step: int
+    rank: int = 0
+    code: int | None = None  # exits with it
+    signal: int | None = None  # or dies of it
+    hang: bool = False
+    attempts: frozenset[int] | None = frozenset({0})
+    signature: str = ""  # of the traceback, "" for none
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """The training script as the simulator runs it."""
+
+    step_s: float = 1.0
+    startup_s: float = 1.0
+    steps_count: int = 60
+    checkpoint_every_count: int = 10
+    memory_every_count: int = 0  # steps between saves to the nodes' memory; 0: none
+    save_s: float = 0.3
+    foreign: bool = False  # saves under the final name by itself
+    victims_after_s: float = 3.0  # a peer of a dead rank fails with a collective error; 0: never
+    behaviours: tuple[Behaviour, ...] = ()
+
+
+class Host(Protocol):
+    """The node as its ranks see it."""
+
+    name: str
+    index: int
+
+    def rank_ended(self, rank: SimRank, code: int | None, signal: int | None, *, error: ErrorReport | None) -> None:
+        """Waitpid returned."""
+
+
+class SimRank(SimProcess):
+    """One training process."""
+
+    def __init__(self, timeline: Timeline, host: Host, rank: int, name: Name, pid: int) -> None:
+        """Just forked, of that (term, attempt)."""
+        super().__init__(timeline, f"rank {rank} of attempt {name[1]} on {host.name}", pid)
+        self.host = host
+        self.rank = rank
+        self.of = name
+        self.gang: SimGang | None = None
+        self.agent: object = None  # whose child it is
+        self.stuck_until = 0.0
+        self.oom = False
+
+    def live(self) -> LiveRank:
+        """As an inventory lists it."""
+        return LiveRank(self.rank, self.pid, self.start_ticks)
+
+    @property
+    def stuck(self) -> bool:
+        """The kernel holds it: no signal takes, and it does nothing."""
+        return self.timeline.now < self.stuck_until
+
+    @property
+    def is_orphan(self) -> bool:
+        """The agent that forked it is dead."""
+        return isinstance(self.agent, SimProcess) and not self.agent.alive
+
+    @property
+    def letter(self) -> str:
+        """Its /proc state."""
+        if self.stuck:
+            return "D"
+        return "R" if self.awake else "T"
+
+
+@dataclass(slots=True)
+class Watched:
+    """What the world is told of all gangs."""
+
+    stepping: Callable[[SimGang], None] = lambda gang: None
+    changed: Callable[[SimGang], None] = lambda gang: None
+    joined: Callable[[SimGang, SimRank], None] = lambda gang, rank: None
+
+
+@dataclass(slots=True)
+class _Progress:
+    step: float = 0.0
+    since: float | None = None  # stepping since
+    saved_step: int = -1
+    keeps_step: int = -1
+    did: set[int] = field(default_factory=set)
+
+
+class SimGang:
+    """All ranks that met at one address and port."""
+
+    def __init__(
+        self, timeline: Timeline, script: Script, fs: CheckpointFs, world_size: int, resume_step: int, watched: Watched
+    ) -> None:
+        """Nobody is there yet."""
+        self.timeline = timeline
+        self.script = script
+        self.fs = fs
+        self.world_size = world_size
+        self.watched = watched
+        self.members: dict[int, SimRank] = {}
+        self.alive_count = 0
+        self.hung = False
+        self.fresh = True  # has not made a step yet
+        self.reachable: Callable[[SimGang], bool] = lambda gang: True
+        self.keep: Callable[[SimGang, int], None] = lambda gang, step: None
+        self.kept_step = -1  # newest in the nodes' memory, as its ranks know
+        self._progress = _Progress(step=float(max(0, resume_step)))
+        self._ready_at = 0.0
+        self._due: Entry | None = None
+
+    @property
+    def name(self) -> Name:
+        """(term, attempt) of its first member."""
+        return next(iter(self.members.values())).of
+
+    @property
+    def whole(self) -> bool:
+        """Every rank lives."""
+        return self.alive_count == self.world_size == len(self.members)
+
+    @property
+    def stepping(self) -> bool:
+        """Completes steps now."""
+        return self._progress.since is not None
+
+    def steady_s(self) -> float:
+        """For how long it has stepped without a break."""
+        return 0.0 if self._progress.since is None else self.timeline.now - self._progress.since
+
+    def step(self) -> int:
+        """The newest step that is complete."""
+        done = self._progress
+        moved = 0.0 if done.since is None else (self.timeline.now - done.since) / self.script.step_s
+        return int(done.step + moved + 1e-9)
+
+    def join(self, rank: SimRank) -> None:
+        """One more rank is up."""
+        self.members[rank.rank] = rank
+        self.alive_count += 1
+        rank.gang = self
+        self.watched.joined(self, rank)
+        if self.whole:
+            self._ready_at = self.timeline.now + self.script.startup_s
+            self.timeline.at(self._ready_at, self.update)
+
+    def left(self, rank: SimRank) -> None:
+        """One rank fell: the others wait in a collective, and in time one of them fails for it."""
+        self.alive_count -= 1
+        self.update()
+        if self.script.victims_after_s and self.alive_count > 0:
+            self.timeline.after(self.script.victims_after_s, lambda: self._victim(rank.rank))
+
+    def _victim(self, of: int) -> None:
+        rank = self.members.get((of + 1) % self.world_size)
+        if rank is not None and rank.awake and not self.stepping and rank.letter == "R":
+            error = ErrorReport("DistBackendError", f"peer {of} is gone", "collective", "...", collective=True)
+            rank.host.rank_ended(rank, 1, None, error=error)
+
+    def update(self) -> None:
+        """Something changed: does it step?"""
+        now = self.timeline.now
+        going = (
+            self.whole
+            and not self.hung
+            and now >= self._ready_at
+            and all(rank.letter == "R" for rank in self.members.values())
+            and self.reachable(self)
+        )
+        done = self._progress
+        if going and done.since is None:
+            done.since = now
+            self.watched.stepping(self)
+            self.fresh = False
+            self._plan()
+        elif not going and done.since is not None:
+            done.step += (now - done.since) / self.script.step_s
+            done.since = None
+            if self._due is not None:
+                self._due.cancel()
+            self.watched.changed(self)
+
+    def _milestone(self) -> int:
+        """The next step at which anything happens."""
+        script, at = self.script, self.step()
+        every = script.checkpoint_every_count
+        found = [script.steps_count]
+        if every:
+            found.append((max(at, self._progress.saved_step) // every + 1) * every)
+        if script.memory_every_count:
+            every = script.memory_every_count
+            found.append((max(at, self._progress.keeps_step) // every + 1) * every)
+        for i, behaviour in enumerate(script.behaviours):
+            if i not in self._progress.did and behaviour.step >= at and self._applies(behaviour):
+                found.append(behaviour.step)
+        return min(found)
+
+    def _applies(self, behaviour: Behaviour) -> bool:
+        return behaviour.attempts is None or self.name[1] in behaviour.attempts
+
+    def _plan(self) -> None:
+        done = self._progress
+        assert done.since is not None
+        step = self._milestone()
+        when = done.since + (step - done.step) * self.script.step_s
+        self._due = self.timeline.at(when, lambda: self._reached(step))
+
+    def _reached(self, step: int) -> None:
+        done = self._progress
+        for i, behaviour in enumerate(self.script.behaviours):
+            if behaviour.step == step and i not in done.did and self._applies(behaviour):
+                done.did.add(i)
+                self._do(behaviour)
+                if done.since is None:
+                    return
+        if step >= self.script.steps_count:
+            for rank in list(self.members.values()):
+                rank.host.rank_ended(rank, 0, None, error=None)
+            return
+        every = self.script.checkpoint_every_count
+        if every and step % every == 0 and step > done.saved_step:
+            done.saved_step = step
+            self._save(step)
+        elif self.script.memory_every_count and step % self.script.memory_every_count == 0 and step > done.keeps_step:
+            done.keeps_step = step
+            self.keep(self, step)
+        self._plan()
+
+    def _do(self, behaviour: Behaviour) -> None:
+        if behaviour.hang:
+            self.hung = True
+            self.update()
+            return
+        rank = self.members[behaviour.rank % self.world_size]
+        error = None
+        if behaviour.signature:
+            error = ErrorReport("RuntimeError", "boom", behaviour.signature, "Traceback ...", collective=False)
+        rank.host.rank_ended(rank, behaviour.code, behaviour.signal, error=error)
+
+    def _save(self, step: int) -> None:
+        """Rank 0 writes beside the training, and commits when it is done, however long it was stopped meanwhile."""
+        writer, name = self.members[0], self.members[0].of
+        if not self.fs.begin(name, step):
+            return
+
+        def close() -> None:
+            if writer.timeline.now >= writer.stuck_until:
+                self.fs.commit(name, step)
+
+        self.timeline.after(self.script.save_s, lambda: writer.when_awake(close))
+
+    def reading(self, rank: SimRank) -> Reading:
+        """What the agent samples of one of its ranks."""
+        step = self.step() if self.timeline.now >= self._ready_at and self.whole else -1
+        if self._progress.since is None and self._progress.step == 0.0:
+            step = -1
+        busy = float(step + 1) + self.timeline.now if self.stepping else 0.0
+        letter = "S" if self.hung else rank.letter
+        return Reading(rank.rank, step, STEPPING, max(0, step), 0, busy, letter, kept_step=self.kept_step)
+
+
+def exit_of(rank: SimRank, code: int | None, signal: int | None, at: float, error: ErrorReport | None) -> RankExit:
+    """How a rank ended, as its agent reports it."""
+    return RankExit(
+        rank=rank.rank,
+        node=rank.host.name,
+        code=code,
+        signal=signal,
+        oom_kill=rank.oom,
+        by_us=False,
+        error=error,
+        at=at,
+        step=rank.gang.reading(rank).step if rank.gang is not None else -1,
+    )

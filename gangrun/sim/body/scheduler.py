@@ -1,0 +1,300 @@
+"""A scheduler made of numbers, and the batch script that each of its jobs begins with (room: sim).
+
+Small but with the habits that hurt: sbatch that succeeds and times out, squeue that is old or down, a job that starts
+twice, never, or under the same id again. The rules that must survive them (look for our comment before a retry, claim
+``jobs/<seq>`` by link, nothing after ``cancelled``) are in ``SimJobs`` and ``Scheduler.batch``. Next: ``world``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from gangrun.core.actions import Action, EndJob, SubmitSuccessor
+from gangrun.core.events import ActDone, ActFailed, ActUnknown, Notice, NoticeKind, Stamped
+from gangrun.core.model import TERMINAL, Phase
+from gangrun.sim.engine.disk import JobClaim
+
+if TYPE_CHECKING:
+    from gangrun.sim.body.node import SimNode
+    from gangrun.sim.body.supervisor import SimSupervisor
+    from gangrun.sim.world import World
+
+ANSWERS_AFTER_S = 1.0
+QUEUE_S, LOOK_AGAIN_S, LOOK_FOR_S, KILL_WAIT_S = 2.0, 5.0, 30.0, 30.0
+SUPERVISOR_START_S = 0.3
+
+
+class JobState(Enum):
+    """As squeue names it."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    ENDED = "ENDED"
+
+
+@dataclass(slots=True)
+class Job:
+    """One allocation."""
+
+    id: str
+    seq: int
+    comment: str
+    exclude: tuple[str, ...]
+    state: JobState = JobState.PENDING
+    restart: int = 0
+    nodes: list[SimNode] = field(default_factory=list)
+    owned: bool = False  # its batch script passed the claim
+    submitted_at: float = 0.0
+    ended_at: float = 0.0
+    why: NoticeKind = NoticeKind.UNKNOWN  # it is being taken away
+
+    @property
+    def token(self) -> str:
+        """What tells this stay from one before under the same id."""
+        return f"{self.id}r{self.restart}" if self.restart else self.id
+
+
+@dataclass(slots=True)
+class Moods:
+    """What is wrong with it, and until when; counts are of jobs that it will befall."""
+
+    refuses_until: float = 0.0
+    down_until: float = 0.0
+    stale_until: float = 0.0
+    times_out_count: int = 0
+    never_count: int = 0
+    held_until: float = 0.0
+
+
+class Scheduler:
+    """All jobs of the run."""
+
+    def __init__(self, world: World) -> None:
+        """No job yet."""
+        self.world = world
+        self.jobs: list[Job] = []
+        self.moods = Moods()
+        self.uses_link = True
+        self.checks_cancelled = True
+        self.looks_before_retry = True
+
+    # ---- sbatch, squeue, scancel --------------------------------------------------------------------------------
+
+    def sbatch(self, seq: int, exclude: tuple[str, ...]) -> Job | None:
+        """A job in the queue; None where it was refused. The caller may never hear of it."""
+        now = self.world.timeline.now
+        if now < self.moods.refuses_until:
+            return None
+        job = Job(f"job{len(self.jobs)}", seq, f"gr:{self.world.run_id}:{seq}", exclude, submitted_at=now)
+        self.jobs.append(job)
+        if self.moods.never_count:
+            self.moods.never_count -= 1
+        else:
+            self.world.timeline.at(max(now + QUEUE_S, self.moods.held_until), lambda: self.start(job))
+        return job
+
+    def squeue(self, comment: str) -> Job | None:
+        """The newest job with this comment that the controller shows. ``TimeoutError`` where it does not answer."""
+        now = self.world.timeline.now
+        if now < self.moods.down_until:
+            raise TimeoutError("squeue does not answer")
+        seen = [
+            job
+            for job in self.jobs
+            if job.comment == comment
+            and job.state is not JobState.ENDED
+            and (now >= self.moods.stale_until or job.submitted_at < self.moods.stale_until - 60.0)
+        ]
+        return seen[-1] if seen else None
+
+    def scancel(self, job: Job) -> None:
+        """SIGTERM to all, SIGKILL after KillWait; what waits in the queue never starts."""
+        if job.state is JobState.PENDING:
+            self._end(job)
+        if job.state is not JobState.RUNNING:
+            return
+        job.why = NoticeKind.CANCEL
+        for node in job.nodes:
+            self.world.terminate(node, 15)
+        self.world.timeline.after(KILL_WAIT_S, lambda: self.kill(job))
+
+    def kill(self, job: Job) -> None:
+        """The allocation is taken away."""
+        if job.state is JobState.RUNNING:
+            job.state = JobState.ENDED
+            for node in job.nodes:
+                if node.job == job.token:
+                    node.leave()
+            self._end(job)
+
+    # ---- a job's life -------------------------------------------------------------------------------------------
+
+    def start(self, job: Job) -> None:
+        """Nodes are there: the batch script runs."""
+        if job.state is not JobState.PENDING:
+            return
+        free = [n for n in self.world.nodes if n.up and not n.job and n.name not in job.exclude]
+        count = self.world.setup.job_nodes_count
+        if len(free) < count:
+            self.world.timeline.after(5.0, lambda: self.start(job))
+            return
+        job.state = JobState.RUNNING
+        job.nodes = free[:count]
+        for node in job.nodes:
+            node.job, node.job_restart = job.token, job.restart
+        self.batch(job)
+
+    def batch(self, job: Job) -> None:
+        """What runs before srun: (a) cancelled? (b) claim the place in the sequence."""
+        disk = self.world.disk
+        if self.checks_cancelled and disk.cancelled_at is not None:
+            self._end(job)
+            return
+        if max(disk.job_claims, default=0) > job.seq:
+            self._end(job)  # the run went on meanwhile
+            return
+        claim = disk.job_claims.get(job.seq)
+        ours = claim is not None and claim.job == job.id and claim.restart < job.restart
+        if self.uses_link and claim is not None and not ours:
+            self._end(job)
+            return
+        disk.job_claims[job.seq] = JobClaim(job.id, job.restart, self.world.timeline.now)
+        job.owned = True
+        self.world.checker.job_began(job)
+        for i, node in enumerate(job.nodes):
+            node.begin_job(job.token, job.restart, founder=i == 0)
+
+    def requeue(self, job: Job) -> None:
+        """``scontrol requeue``: everything dies, the same id waits again."""
+        if job.state is JobState.RUNNING:
+            job.state, job.owned = JobState.PENDING, False
+            for node in job.nodes:
+                if node.job == job.token:
+                    node.leave()
+            job.restart += 1
+            self.world.timeline.after(QUEUE_S, lambda: self.start(job))
+
+    def node_left(self, node: SimNode) -> None:
+        """Its task ended; with the last one the job ends, unless nobody has decided yet what is to follow."""
+        job = self.job_of(node.job)
+        node.job = ""
+        if (
+            job is not None
+            and job.state is JobState.RUNNING
+            and not any(n.up and n.job == job.token for n in job.nodes)
+            and not self.last_resort(job)
+        ):
+            self._end(job)
+
+    def last_resort(self, job: Job) -> bool:
+        """The batch script starts a supervisor beside it where all have left and the run still wants something."""
+        host, state = job.nodes[0], self.world.newest_state()
+        decided = state is not None and (
+            state.seq > job.seq or (state.job == job.token and (state.leaving or state.phase in TERMINAL))
+        )
+        if decided or not host.up or not job.owned or not self.world.setup.policy.can_requeue:
+            return False
+        host.job = job.token
+
+        def over() -> None:
+            if job.state is JobState.RUNNING and host.job == job.token:
+                self._end(job)
+
+        def begin() -> None:
+            if job.state is JobState.RUNNING and host.up and host.job == job.token:
+                host.supervisors.append(self.world.new_supervisor(host, 0, (), 0.0, alone=over))
+
+        self.world.timeline.after(SUPERVISOR_START_S, begin)
+        return True
+
+    def _end(self, job: Job) -> None:
+        job.state = JobState.ENDED
+        job.ended_at = self.world.timeline.now
+        self.world.timeline.after(0.0, self._look_whether_all_is_over)
+        for node in job.nodes:
+            if node.job == job.token:
+                node.job = ""
+
+    def _look_whether_all_is_over(self) -> None:
+        self.world.timeline.stopped = self.world.is_over()
+
+    def job_of(self, name: str) -> Job | None:
+        """By its id, or that of one of its stays."""
+        return next((job for job in self.jobs if job.id == name.partition("r")[0]), None)
+
+    def seq_of(self, name: str) -> int:
+        """A job's place in the sequence."""
+        job = self.job_of(name)
+        return 0 if job is None else job.seq
+
+    def running(self) -> list[Job]:
+        """Jobs that hold nodes."""
+        return [job for job in self.jobs if job.state is JobState.RUNNING]
+
+    def port(self, supervisor: SimSupervisor) -> SimJobs:
+        """The ``Jobs`` port of one supervisor."""
+        return SimJobs(self, supervisor)
+
+
+class SimJobs:
+    """The ``Jobs`` port: submits each successor once, whatever sbatch says of it."""
+
+    def __init__(self, scheduler: Scheduler, supervisor: SimSupervisor) -> None:
+        """For one supervisor's process."""
+        self.scheduler = scheduler
+        self.supervisor = supervisor
+
+    def submit(self, act: tuple[int, int], action: Action) -> None:
+        """Look for our comment, adopt what is there, else sbatch; a timeout is unknown, so look again."""
+        assert isinstance(action, SubmitSuccessor)
+        self.supervisor.boundary(f"before submit of {action.seq}")
+        self.scheduler.world.checker.performs(act[0], "submit", action.seq)
+        what = SubmitSuccessor.__name__
+        self._try(act, action, what, self.supervisor.timeline.now + LOOK_FOR_S)
+
+    def ask_why(self) -> None:
+        """Squeue and scontrol take their time."""
+        self.supervisor.timeline.after(ANSWERS_AFTER_S, lambda: self.supervisor.when_awake(self._answer))
+
+    def _answer(self) -> None:
+        job = self.scheduler.job_of(self.supervisor.node.job)
+        if job is not None and self.supervisor.timeline.now >= self.scheduler.moods.down_until:
+            self.supervisor.post(Stamped(Notice(job.why, KILL_WAIT_S - ANSWERS_AFTER_S)))
+
+    def end(self, act: tuple[int, int], action: EndJob, lost: tuple[str, ...]) -> None:
+        """The mark, where the run is cancelled; the job ends with its last node."""
+        del lost
+        if action.phase is Phase.CANCELLED:
+            self.scheduler.world.mark_cancelled()
+        self.supervisor.post(Stamped(ActDone(act, EndJob.__name__)))
+
+    def _try(self, act: tuple[int, int], action: SubmitSuccessor, what: str, until: float) -> None:
+        scheduler, supervisor = self.scheduler, self.supervisor
+        timeline = supervisor.timeline
+        again = lambda: supervisor.when_awake(lambda: self._try(act, action, what, until))  # noqa: E731
+        found = None
+        if scheduler.looks_before_retry:
+            try:
+                found = scheduler.squeue(f"gr:{scheduler.world.run_id}:{action.seq}")
+            except TimeoutError as error:
+                if timeline.now >= until:
+                    supervisor.post(Stamped(ActUnknown(act, what, str(error))))
+                else:
+                    timeline.after(LOOK_AGAIN_S, again)
+                return
+        if found is not None:
+            supervisor.post(Stamped(ActDone(act, what)))
+            return
+        since = {node: timeline.now - ago_s for node, ago_s in action.if_booted}
+        booted = [n.name for n in scheduler.world.nodes if n.booted_at > since.get(n.name, float("inf"))]
+        job = scheduler.sbatch(action.seq, tuple(node for node in action.exclude if node not in booted))
+        scheduler.world.checker.submitted(action.seq)
+        if job is not None and scheduler.moods.times_out_count:
+            scheduler.moods.times_out_count -= 1
+            timeline.after(LOOK_AGAIN_S, again)
+        elif job is None:
+            supervisor.post(Stamped(ActFailed(act, what, "sbatch: error: refused")))
+        else:
+            supervisor.post(Stamped(ActDone(act, what, booted=tuple(booted))))

@@ -1,0 +1,318 @@
+"""A simulated supervisor's process around the real take-over and the real loop (room: sim).
+
+It has what the loop asks of ``ports``, in numbers: a mailbox, a radio, a clock. Next: ``parked`` (agents whose beats
+are known and not sent), ``agent``, the other end of each line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from gangrun.core.events import CancelRequested, Stamped
+from gangrun.core.protocol import takeover as rules
+from gangrun.ports import AgentSaid, Item, Woken
+from gangrun.sim.body.checkpoints import SimCheckpoints
+from gangrun.sim.body.elided_heartbeats import ParkedAgents
+from gangrun.sim.engine.clock import Entry
+from gangrun.sim.engine.disk import SimStore, SimTerms
+from gangrun.sim.engine.network import Line
+from gangrun.sim.engine.process import ProcessKilled, SimProcess
+from gangrun.supervisor import takeover
+from gangrun.supervisor.facts import EXIT_DEPOSED, EXIT_REFUSED, Facts
+from gangrun.supervisor.loop import Loop
+from gangrun.wire.claim import Claim
+from gangrun.wire.messages import Ack, Dial, FromAgent, Probe, Stop, ToAgent, Welcome
+
+if TYPE_CHECKING:
+    from gangrun.sim.body.node import SimNode
+
+CANCEL_LOOK_S = 0.25
+FLUSH_EVERY_S = 9.0
+FLUSHES_NODES_MAX_COUNT = 16  # each flush wakes all agents: in big worlds that is most of what there is to simulate
+QUIET = (Ack, Welcome, Probe)
+
+
+class HostClock:
+    """The ``Clock`` port of one host."""
+
+    def __init__(self, node: SimNode) -> None:
+        """Its host's."""
+        self._node = node
+
+    def now(self) -> float:
+        """CLOCK_BOOTTIME."""
+        return self._node.clock.boot(self._node.timeline.now)
+
+    def wall(self) -> float:
+        """CLOCK_REALTIME."""
+        return self._node.clock.wall(self._node.timeline.now)
+
+
+class SimSupervisor(SimProcess):
+    """One supervisor, from its birth to its exit code."""
+
+    def __init__(
+        self, node: SimNode, term_min: int, promises: tuple[str, ...], alone: Callable[[], None] | None = None
+    ) -> None:
+        """Started just now by the node's warden, or (``alone``, told of the end) by the job's batch script."""
+        super().__init__(node.timeline, f"supervisor on {node.name}", node.world.new_pid())
+        self.node = node
+        self.world = node.world
+        self.term_min = term_min
+        self.promises = promises
+        self.alone = alone
+        self.endpoint = f"sim:{self.pid}"
+        self.clock = HostClock(node)
+        self.policy = node.world.policy_of_next_term()
+        self.loop: Loop | None = None
+        self.term = 0
+        self.entitled = ""
+        self.mail: deque[Item] = deque()
+        self.exit_code: int | None = None
+        self.says: list[str] = []
+        self.store: SimStore | None = None
+        self._lines: dict[bytes, Line] = {}
+        self._peers: dict[str, bytes] = {}
+        self.parked = ParkedAgents(self)
+        self._wake: Entry | None = None
+        self._watch: takeover.CounterWatch | None = None
+        self._judged = 0
+        self._cancel_seen = False
+        self._turning = False
+
+    # ---- birth --------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Claim, if it may (``core.takeover.may_claim``, asked as the real process asks it)."""
+        if not self.awake:
+            self.when_awake(self.start)
+            return
+        place = self.world.disk.job_claims[max(self.world.disk.job_claims)].token
+        if place != self.node.job:
+            self.says.append(f"{self.node.job} is not the job that holds this run: that is {place}")
+            self._exit(EXIT_DEPOSED)
+            return
+        claims = self.node.mount.claims()
+        newest = claims[max(claims)] if claims else None
+        if self._watch is None:
+            self._judged, self._watch = max(claims, default=0), takeover.CounterWatch(self.policy.timing)
+        elif self._judged < max(claims, default=0):
+            self.says.append(f"term {max(claims)} was claimed while it was found out whether we may")
+            self._exit(EXIT_DEPOSED)
+            return
+        by_promises = rules.has_majority(self.promises, self.world.roster_of(self.node.job))
+        if not by_promises and self._judged < self.term_min - 1:
+            self.says.append(f"term {self.term_min - 1} is known to exist and cannot be seen from here")
+            self._exit(EXIT_DEPOSED)
+            return
+        if newest is None or newest.job != self.node.job:
+            self.entitled = "nobody holds a term of this job"
+            self.timeline.after(0.0, lambda: self.when_awake(self._open))
+            return
+        verdict = None
+        down = newest.node == self.node.name and not self.world.lives(newest.pid)
+        if not by_promises and not down:
+            verdict = self._look_at_counter(max(claims))
+        ruling = rules.may_claim(
+            self.promises,
+            self.world.roster_of(self.node.job),
+            counter_still_s=self.policy.timing.counter_still_s if verdict else 0.0,
+            own_writes_ok=True,
+            holder_down=down,
+            timing=self.policy.timing,
+        )
+        if ruling.allowed:
+            self.entitled = ruling.sentence
+            self.timeline.after(0.0, lambda: self.when_awake(self._open))
+        elif verdict is False:
+            self.says.append(ruling.sentence)
+            self._exit(EXIT_DEPOSED)
+        else:
+            self.timeline.after(self.policy.timing.counter_every_s, self.start)
+
+    def _look_at_counter(self, term: int) -> bool | None:
+        assert self._watch is not None
+        mount = self.node.mount
+        works = self.timeline.now >= mount.stalled_until and not mount.trouble()
+        at = mount.disk.counters.get(term)
+        return self._watch.look(None if at is None else int(at * 1000), works, self.clock.now())
+
+    def _claim(self, term: int) -> Claim:
+        return Claim(
+            term=term,
+            run=self.world.run_id,
+            job=self.node.job,
+            node=self.node.name,
+            pid=self.pid,
+            start_ticks=self.start_ticks,
+            endpoint=self.endpoint,
+            server_key="key",
+            claimed_wall=self.clock.wall(),
+        )
+
+    def _open(self) -> None:
+        setup, mount = self.world.setup, self.node.mount
+        flushes = setup.script.memory_every_count and setup.shape.nodes_count <= FLUSHES_NODES_MAX_COUNT
+        jobs = self.world.scheduler.port(self)
+        facts = Facts(
+            run=self.world.run_id,
+            shape=setup.shape,
+            job=self.node.job,
+            seq=self.world.scheduler.seq_of(self.node.job),
+            node=self.node.name,
+            looks_every_s=10.0,
+            replica_ranks_count=setup.replica_ranks_count,
+            saves_itself=setup.script.foreign,
+            resumed=self.world.resumed.get(self.node.job),
+            asks_why=jobs.ask_why if self.policy.can_requeue else None,
+            mark_cancel=lambda by: self.world.mark_cancelled(),
+            memory_staging=(lambda term, attempt: f"{term}/{attempt}") if setup.script.memory_every_count else None,
+            flush_every_s=FLUSH_EVERY_S if flushes else 0.0,
+            alone=self.alone is not None,
+        )
+        try:
+            opening = takeover.take(
+                SimTerms(mount, self),
+                self.clock,
+                facts,
+                self.policy,
+                offer=self._claim,
+                term_min=self.term_min,
+                promised=self.promises,
+                judged=self._judged,
+            )
+            self.term = opening.term
+            self.world.checker.claimed(self, self.term)
+            self.store = SimStore(mount, self, self.post)
+            self.store.boot = self.clock.now
+            checkpoints = SimCheckpoints(self.world.checkpoint_fs, mount, self, self.term, self.post)
+            checkpoints.on_act = lambda what, attempt: self.world.checker.performs(self.term, what, attempt)
+            checkpoints.on_choice = self.world.checker.chose
+            checkpoints.names = self.world.memory.names
+            checkpoints.reads_together = self.world.setup.reads_together
+            self.loop = Loop(
+                clock=self.clock,
+                mailbox=self,
+                store=self.store,
+                radio=self,
+                checkpoints=checkpoints,
+                jobs=jobs,
+                policy=self.policy,
+                facts=facts,
+                opening=opening,
+                say=self.says.append,
+            )
+        except ProcessKilled:
+            return
+        except takeover.TermLost as error:
+            self.says.append(str(error))
+            self._exit(EXIT_DEPOSED)
+            return
+        except takeover.JournalRefused as error:
+            self.says.append(str(error))
+            self.world.checker.journal_refused(str(error))
+            self._exit(EXIT_REFUSED)
+            return
+        agent = self.node.agent
+        if agent is not None:
+            agent.hear_peer(Dial(self.term, self.endpoint, "key"), b"")
+        self.look_for_cancel()
+        self.plan()
+
+    def look_for_cancel(self) -> None:
+        """It looks for the marker four times a second, and says so once."""
+        if self.loop is not None and not self._cancel_seen and self.world.disk.cancelled_at is not None:
+            self._cancel_seen = True
+            self.timeline.after(CANCEL_LOOK_S, lambda: self.post(Stamped(CancelRequested("gangrun cancel"))))
+
+    # ---- ports --------------------------------------------------------------------------------------------------
+
+    def next(self, until: float) -> Item:
+        """The ``Mailbox``: the world waits for us, so this never does."""
+        del until
+        return self.mail.popleft() if self.mail else Woken()
+
+    def send(self, node: str, message: object) -> None:
+        """The ``Radio``."""
+        if isinstance(message, Stop):
+            self.world.checker.witness.says_stop(self, message.attempt)
+        line = self._lines.get(self._peers.get(node, b""))
+        if line is None:
+            return
+        assert isinstance(message, ToAgent)
+        agent, said = line.agent, message
+        if not isinstance(message, QUIET):
+            self.boundary(f"before sending {type(message).__name__} to {node}")
+        self.world.network.send(self.node.index, agent.node.index, lambda: agent.hear(line, said))
+
+    def bind_peer(self, node: str, peer: bytes) -> None:
+        """The ``Radio`` learns who speaks for a node."""
+        self._peers[node] = peer
+
+    # ---- the loop's life ----------------------------------------------------------------------------------------
+
+    def hear(self, line: Line, message: FromAgent) -> None:
+        """An agent's message arrives."""
+        if not self.alive:
+            return
+        peer = f"{line.agent.node.name}/{line.agent.incarnation}".encode()
+        self._lines[peer] = line
+        self.post(AgentSaid(peer, message))
+
+    def post(self, item: Item) -> None:
+        """Into the mailbox; the loop turns as soon as it can."""
+        self.mail.append(item)
+        self.when_awake(self._turn)
+
+    def plan(self) -> None:
+        """Turn when something comes, at the latest at the loop's own deadline."""
+        if self.loop is None or not self.alive:
+            return
+        when = self.node.clock.when(self.loop.deadline())
+        if self._wake is not None:
+            if self._wake.action is not None and self._wake.when == when:
+                return
+            self._wake.cancel()
+        self._wake = None if when == math.inf else self.timeline.at(when, lambda: self.when_awake(self._turn))
+
+    def _turn(self) -> None:
+        loop = self.loop
+        if loop is None or self._turning or self.exit_code is not None:
+            return
+        self._turning = True
+        try:
+            while self.awake:
+                self.parked.refresh()
+                going = loop.turn()
+                self.world.checker.turned(self)
+                if not going:
+                    self._exit(loop.exit_code if loop.exit_code is not None else 1)
+                    return
+                if not self.mail:
+                    break
+        except ProcessKilled:
+            return
+        finally:
+            self._turning = False
+        self.plan()
+
+    def _exit(self, code: int) -> None:
+        self.exit_code = code
+        self.kill()
+        self.node.warden.supervisor_exited(code, self.term_min)
+
+    def kill(self) -> None:
+        """SIGKILL: what was being written may be lost, torn or late."""
+        if not self.alive:
+            return
+        self.parked.wake_all()
+        super().kill()
+        if self.exit_code is None and self.store is not None:
+            self.store.killed()
+        if self.alone is not None:
+            self.timeline.after(0.0, self.alone)
+        if self.exit_code is None:
+            self.node.warden.supervisor_exited(-9, self.term_min)

@@ -1,0 +1,1 @@
+"""What a simulated world runs on: virtual clock, disk, network and processes."""

@@ -1,0 +1,343 @@
+"""The shared file system that holds the run directory, as values (room: sim).
+
+``Disk`` is the truth that the file server knows. ``Mount`` is one node's view of it, which may stand still, be full, be
+read-only, be up to a minute old, or lose the reply to something that was done. ``SimTerms`` and ``SimStore`` are the
+ports over it; their micro-steps are boundaries at which the process may die. Next: ``checkpoints``, the other one.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gangrun.ports import Deposed, History, Item, Stored, StoreTrouble, Withheld
+from gangrun.sim.engine.clock import Timeline
+from gangrun.sim.engine.process import ProcessKilled, SimProcess
+from gangrun.wire import record as wire_record
+from gangrun.wire.claim import Claim
+from gangrun.wire.record import Record
+
+LATENCY_S = 0.002
+
+
+@dataclass(slots=True)
+class Acts:
+    """``terms/N.acts``."""
+
+    tickets: dict[int, int] = field(default_factory=dict)  # number -> the attempt that it names, or -1
+    sealed: bool = False
+    started_attempt: int = -1  # highest that a ticket to start one names
+
+
+@dataclass(slots=True)
+class Line:
+    """One line of a journal; ``torn`` is what a kill in the middle of a write leaves."""
+
+    record: Record
+    torn: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JobClaim:
+    """``jobs/<seq>.json``."""
+
+    job: str
+    restart: int
+    at: float
+
+    @property
+    def token(self) -> str:
+        """As the job's."""
+        return f"{self.job}r{self.restart}" if self.restart else self.job
+
+
+class Disk:
+    """What is really there."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        """An empty run directory."""
+        self.timeline = timeline
+        self.claims: dict[int, tuple[float, Claim]] = {}
+        self.acts: dict[int, Acts] = {}
+        self.journals: dict[int, list[Line]] = {}
+        self.counters: dict[int, float] = {}
+        self.lineage: dict[int, dict[int, int]] = {}  # term -> how much of each earlier journal it was born from
+        self.job_claims: dict[int, JobClaim] = {}
+        self.cancelled_at: float | None = None
+        self.on_ticket: Callable[[int, int], None] = lambda term, n: None
+        self.on_record: Callable[[Record], None] = lambda record: None
+
+    def link_claim(self, claim: Claim) -> bool:
+        """Link(2): the name must not exist."""
+        if claim.term in self.claims:
+            return False
+        self.claims[claim.term] = (self.timeline.now, claim)
+        return True
+
+    def make_acts(self, term: int) -> bool:
+        """Mkdir: False where it exists."""
+        if term in self.acts:
+            return False
+        self.acts[term] = Acts()
+        return True
+
+    def seal_acts(self, term: int) -> None:
+        """Chmod 0500, created first if absent."""
+        self.acts.setdefault(term, Acts()).sealed = True
+
+    def take_ticket(self, term: int, n: int, attempt: int = -1, *, starts: bool = False) -> None:
+        """Create with O_EXCL; an OSError where the server refuses."""
+        acts = self.acts.get(term)
+        if acts is None:
+            raise FileNotFoundError(errno.ENOENT, "no folder of tickets")
+        if acts.sealed:
+            raise PermissionError(errno.EACCES, "sealed by a later term")
+        if n in acts.tickets:
+            raise FileExistsError(errno.EEXIST, "the ticket exists")
+        acts.tickets[n] = attempt
+        if starts:
+            acts.started_attempt = max(acts.started_attempt, attempt)
+        self.on_ticket(term, n)
+
+    def append(self, record: Record, *, torn: bool = False) -> None:
+        """Append a line to its term's journal."""
+        self.journals.setdefault(record.term, []).append(Line(record, torn))
+        if not torn:
+            self.on_record(record)
+
+    def readable(self, term: int) -> tuple[list[Record], str]:
+        """The records up to the first torn line, as a reader gets them, and what is wrong with the rest."""
+        records: list[Record] = []
+        for line in self.journals.get(term, ()):
+            data = wire_record.encode(line.record)
+            try:
+                records.append(wire_record.decode(data[: len(data) // 2] if line.torn else data))
+            except wire_record.TornRecord as error:
+                return records, f"journal of term {term} ends at record {len(records)}: {error}"
+        return records, ""
+
+
+def named_by(record: Record, n: int) -> tuple[int, bool]:
+    """The attempt that ticket ``n`` of this record names, -1 for none, and whether it is to start it."""
+    acts = [act for act in record.actions if act.n == n]
+    attempt = max((int(act.args.get("attempt", -1)) for act in acts), default=-1)
+    return attempt, any(act.kind == "StartGang" for act in acts)
+
+
+class Mount:
+    """One node's view of the disk."""
+
+    def __init__(self, disk: Disk, timeline: Timeline) -> None:
+        """Healthy."""
+        self.disk = disk
+        self.timeline = timeline
+        self.stalled_until = 0.0
+        self.full_until = 0.0
+        self.read_only_until = 0.0
+        self.stale_until = 0.0
+        self.stale_since = 0.0
+        self.lose_reply = False
+        self.tear_next = False
+        self.late_by_s = 0.0
+
+    def ready_at(self) -> float:
+        """When an operation that is begun now ends."""
+        return max(self.timeline.now, self.stalled_until) + LATENCY_S
+
+    def trouble(self) -> int:
+        """The errno that a write gets now, 0 for none."""
+        now = self.timeline.now
+        if now < self.full_until:
+            return errno.ENOSPC
+        return errno.EROFS if now < self.read_only_until else 0
+
+    def reply_lost(self) -> bool:
+        """Was it done, but the caller is told EIO? True once per fault."""
+        lost, self.lose_reply = self.lose_reply, False
+        return lost
+
+    def claims(self) -> dict[int, Claim]:
+        """The claims as this node sees them: maybe not the newest."""
+        old = self.stale_since if self.timeline.now < self.stale_until else None
+        return {n: claim for n, (at, claim) in self.disk.claims.items() if old is None or at <= old}
+
+
+class SimTerms:
+    """The ``Terms`` port: claims, seals, history."""
+
+    def __init__(self, mount: Mount, process: SimProcess) -> None:
+        """For one process, on its node's mount."""
+        self.mount = mount
+        self.disk = mount.disk
+        self.process = process
+
+    def _io(self, label: str) -> None:
+        self.process.boundary(f"before {label}")
+        self.process.wait_until(self.mount.ready_at())
+
+    def _done(self, label: str) -> None:
+        self.process.boundary(f"after {label}")
+
+    def newest(self) -> Claim | None:
+        """The newest claim that this node can see."""
+        self._io("reading claims")
+        claims = self.mount.claims()
+        return claims[max(claims)] if claims else None
+
+    def claim(self, claim: Claim) -> bool:
+        """By link(2); a lost reply counts as lost."""
+        self._io("claim")
+        if self.mount.trouble():
+            return False
+        won = self.disk.link_claim(claim)
+        self._done("claim")
+        return won and not self.mount.reply_lost()
+
+    def open_acts(self, term: int) -> bool:
+        """Make the folder of tickets."""
+        self._io("open acts")
+        if self.mount.trouble():
+            return False
+        made = self.disk.make_acts(term)
+        self._done("open acts")
+        return made and not self.mount.reply_lost()
+
+    def seal_before(self, term: int) -> tuple[str, ...]:
+        """Seal every earlier folder of tickets, and make it first where it is missing."""
+        for earlier in range(1, term):
+            self._io(f"seal {earlier}")
+            self.disk.seal_acts(earlier)
+            self._done(f"seal {earlier}")
+        return ()
+
+    def history(self, before: int) -> History:
+        """The journals of earlier terms."""
+        self._io("history")
+        self.disk.lineage[before] = {term: len(lines) for term, lines in self.disk.journals.items()}
+        records: list[Record] = []
+        notes: list[str] = []
+        named = -1
+        for term in sorted(self.disk.acts):
+            named = max([named, *(attempt for attempt in self.disk.acts[term].tickets.values() if term < before)])
+        for term in sorted(term for term in self.disk.journals if term < before):
+            readable, note = self.disk.readable(term)
+            records.extend(readable)
+            notes.extend([note] if note else [])
+        started = max((acts.started_attempt for term, acts in self.disk.acts.items() if term < before), default=-1)
+        return History(tuple(records), tuple(notes), named, started)
+
+
+class SimStore:
+    """The ``Store`` port: one commit after the other, each as fsync, then its tickets, then word to the loop."""
+
+    def __init__(self, mount: Mount, process: SimProcess, post: Callable[[Item], None]) -> None:
+        """``post`` puts an item into the loop's mailbox."""
+        self.mount = mount
+        self.process = process
+        self.post = post
+        self.timeline = mount.timeline
+        self.notes_count = 0
+        self._queue: deque[tuple[Record, tuple[int, ...]]] = deque()
+        self._busy = False
+        self._told = -1
+        self._withheld: Withheld | None = None
+        self.seen_open = float("-inf")
+        self.boot: Callable[[], float] = lambda: self.timeline.now
+
+    def commit(self, record: Record, tickets: Sequence[int]) -> None:
+        """In order, off the loop."""
+        self._queue.append((record, tuple(tickets)))
+        if not self._busy:
+            self._busy = True
+            self.timeline.at(self.mount.ready_at(), self._work)
+
+    def note_progress(self, live: Mapping[str, object]) -> bool:  # noqa: ARG002 - the port has it
+        """The counter file."""
+        self.notes_count += 1
+        works = self.timeline.now >= self.mount.stalled_until and not self.mount.trouble()
+        if works and self._queue_term() >= 0:
+            self.mount.disk.counters[self._queue_term()] = self.timeline.now
+            if self.mount.disk.acts[self.term].sealed:
+                self.post(Deposed(f"the acts of term {self.term} are sealed"))
+            else:
+                self.seen_open = self.boot()
+        return works
+
+    def seen_open_at(self) -> float:
+        """When the term was not sealed yet, on this host's clock."""
+        return self.seen_open
+
+    term = -1
+
+    def _queue_term(self) -> int:
+        return self.term
+
+    def _work(self) -> None:
+        if not self.process.awake:
+            self.process.when_awake(self._work)
+            return
+        try:
+            while self._queue:
+                if self.timeline.now < self.mount.stalled_until:
+                    self.timeline.at(self.mount.ready_at(), self._work)
+                    return
+                record, tickets = self._queue[0]
+                if not self._store(record, tickets):
+                    return
+                self._queue.popleft()
+                self.post(self._withheld or Stored(record.n))
+        except ProcessKilled:
+            return
+        self._busy = False
+
+    def _store(self, record: Record, tickets: tuple[int, ...]) -> bool:
+        disk, boundary = self.mount.disk, self.process.boundary
+        self._withheld = None
+        boundary(f"before fsync {record.n}")
+        number = self.mount.trouble()
+        if number:
+            if self._told != record.n:
+                self._told = record.n
+                self.post(StoreTrouble(record.n, f"[Errno {number}] {errno.errorcode[number]}"))
+            self.timeline.after(1.0, self._work)
+            return False
+        if record.n == 0:
+            self.term = record.term
+        disk.append(record)
+        boundary(f"after fsync {record.n}")
+        if not tickets and disk.acts[record.term].sealed:
+            # As the real store does: seen open after the fsync, whoever seals later reads this record too.
+            self.post(Deposed(f"the acts of term {record.term} are sealed"))
+            return False
+        for n in tickets:
+            boundary(f"before ticket {n}")
+            try:
+                attempt, starts = named_by(record, n)
+                if starts and disk.cancelled_at is not None:
+                    self._withheld = Withheld(record.n, "gangrun cancel")
+                    continue
+                disk.take_ticket(record.term, n, attempt, starts=starts)
+            except OSError as error:
+                self.post(Deposed(f"ticket {n} of term {record.term}: {error}"))
+                return False
+            boundary(f"after ticket {n}")
+            if self.mount.reply_lost():
+                self.post(Deposed(f"ticket {n} of term {record.term}: exists already after an unclear error"))
+                return False
+        self.seen_open = self.boot()
+        return True
+
+    def killed(self) -> None:
+        """What a SIGKILL leaves of the line that was being written: nothing, half of it, or the whole, later."""
+        if not self._queue:
+            return
+        record, _ = self._queue[0]
+        mount = self.mount
+        if mount.tear_next:
+            mount.tear_next = False
+            mount.disk.append(record, torn=True)
+        elif mount.late_by_s:
+            self.timeline.after(mount.late_by_s, lambda: mount.disk.append(record))
+            mount.late_by_s = 0.0

@@ -1,0 +1,1 @@
+"""What must hold in a simulated world after every event."""

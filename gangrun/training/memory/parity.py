@@ -1,0 +1,285 @@
+"""Codes the ranks' files against the loss of several nodes, for the nodes' memory (room: training).
+
+Of each group of nodes one rank of each codes with its like (``checkpoint/parity/turns.py`` has the plan). Whoever holds
+parity of a stripe is sent the pieces of all its members, some pages at a time over the saver's own group, and keeps the
+sum and nothing else. Both ends take checksums of what passed, and rank 0 compares them before it writes the record that
+a rebuild goes by. Next: ``memory_saving``, which calls this between a step's files and its manifest.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from gangrun.checkpoint.formats.torch_zip import crc32
+from gangrun.checkpoint.memory_tier.keeper_client import Kept, NotKept, StepName
+from gangrun.checkpoint.parity import turns
+from gangrun.checkpoint.parity.field import Row, parity_rows
+from gangrun.checkpoint.parity.isa_l import sums_for
+from gangrun.checkpoint.parity.places import Span, taken
+from gangrun.training.ranks import Ranks
+from gangrun.training.save.snapshot import bytes_of
+from gangrun.wire import protection
+from gangrun.wire.code_layout import CodeLayout, ShardSum
+from gangrun.wire.protection import Code, File, Protection, Stripe
+
+ROUND_BYTES = 1024 * 1024  # of each piece that is on its way at a time
+DAMAGED = "a piece came damaged for parity"
+
+Members = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which ranks code together; those of one group of nodes stand beside each other. Empty: there is no other node."""
+
+    codes: tuple[Members, ...]
+    parity_count: int
+    lanes_count: int
+
+    @property
+    def losses_count(self) -> int:
+        """How many nodes may be lost, wherever they are."""
+        return min((turns.bearable(len(members), self.parity_count) for members in self.codes), default=0)
+
+
+def plan_of(world_size: int, local_world_size: int, data_count: int, parity_count: int) -> Plan:
+    """For nodes with equally many ranks each."""
+    nodes_count = world_size // local_world_size if local_world_size > 0 else 0
+    if nodes_count < 2 or world_size != nodes_count * local_world_size:
+        return Plan((), parity_count, 0)
+    return Plan(
+        tuple(
+            tuple(node * local_world_size + lane for node in group)
+            for group in turns.groups(nodes_count, data_count, parity_count)
+            for lane in range(local_world_size)
+        ),
+        parity_count,
+        local_world_size,
+    )
+
+
+@dataclass(slots=True)
+class Coded:
+    """What one rank has to tell: checksums of its own pieces by stripe, and of what it keeps parity of."""
+
+    failure: str = ""
+    pieces: dict[int, int] = field(default_factory=dict)
+    parity: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = field(default_factory=dict)  # (stripe, shard)
+
+
+@dataclass(slots=True)
+class _Out:
+    """A piece of this rank's, and who wants it."""
+
+    stripe: int
+    begins: int
+    size: int
+    to: tuple[int, ...]
+    buffer: torch.Tensor
+    crc: int = 0
+
+
+class _In:
+    """A parity shard in the making."""
+
+    def __init__(self, stripe: int, shard: int, members: Members, sizes: list[int], row: Row) -> None:
+        self.stripe, self.shard, self.members, self.sizes = stripe, shard, members, sizes
+        self.span = max(sizes)
+        room = min(self.span, ROUND_BYTES)
+        self.rooms = [torch.empty(room, dtype=torch.uint8) for _ in members]
+        self.sum = torch.empty(room, dtype=torch.uint8)
+        self.crcs = [0] * len(members)
+        self.crc, self.descriptor = 0, -1
+        self._sums, self._plain = sums_for([row]), set(row) == {1}
+
+    def there(self, member: int, at: int) -> int:
+        """How much of the member's piece comes in this round."""
+        return max(0, min(ROUND_BYTES, self.sizes[member] - at))
+
+    def add(self, at: int) -> memoryview:
+        """What came in this round, summed up."""
+        count = min(ROUND_BYTES, self.span - at)
+        for number, room in enumerate(self.rooms):
+            there = self.there(number, at)
+            self.crcs[number] = crc32(bytes_of(room[:there]), self.crcs[number])
+            room[there:count] = 0
+        total = self.sum[:count]
+        if self._plain:  # without the interpreter's lock, whatever is installed
+            total.copy_(self.rooms[0][:count])
+            for room in self.rooms[1:]:
+                torch.bitwise_xor(total, room[:count], out=total)
+        else:
+            self._sums.fill([bytes_of(total)], [bytes_of(room[:count]) for room in self.rooms])
+        data = bytes_of(total)
+        self.crc = crc32(data, self.crc)
+        return data
+
+
+class Coding:
+    """One rank's part in its code; all of its members go on to the last round, whatever fails meanwhile."""
+
+    def __init__(self, kept: Kept, ranks: Ranks, number: int, members: Members, parity_count: int) -> None:
+        self._kept, self._ranks, self._number, self._members = kept, ranks, number, members
+        self._size = len(members)
+        self._parity_count = turns.bearable(self._size, parity_count)
+        self._place = members.index(ranks.rank)
+        self._failure = ""
+
+    def code(self, name: StepName, files: Sequence[tuple[File, ...]]) -> Coded:
+        """``files``: of all members in order; this rank's are in memory already."""
+        totals = [sum(file.size for file in one) for one in files]
+        outs, ins = self._outs(totals), self._ins(totals)
+        with ExitStack() as stack:
+            mine = self._own(stack, name, files[self._place])
+            for one in ins:
+                self._make_room(stack, name, one)
+            for at in range(0, max([one.size for one in outs] + [one.span for one in ins], default=0), ROUND_BYTES):
+                self._round(mine, outs, ins, at)
+        if not self._failure:
+            self._seal(name, ins)
+        return Coded(
+            self._failure,
+            {one.stripe: one.crc for one in outs},
+            {(one.stripe, one.shard): (one.crc, tuple(one.crcs)) for one in ins},
+        )
+
+    def _outs(self, totals: list[int]) -> list[_Out]:
+        found = []
+        for stripe in range(self._size):
+            holders = turns.parity_members(self._size, self._parity_count, stripe)
+            if self._place not in holders:
+                begins, size = turns.piece(
+                    totals[self._place], self._size, self._parity_count, self._place, stripe
+                )  # fmt: skip
+                room = torch.empty(min(size, ROUND_BYTES), dtype=torch.uint8)
+                found.append(_Out(stripe, begins, size, tuple(self._members[n] for n in holders), room))
+        return found
+
+    def _ins(self, totals: list[int]) -> list[_In]:
+        found = []
+        for stripe in range(self._size):
+            holders = turns.parity_members(self._size, self._parity_count, stripe)
+            if self._place in holders:
+                data = turns.data_members(self._size, self._parity_count, stripe)
+                sizes = [turns.piece(totals[n], self._size, self._parity_count, n, stripe)[1] for n in data]
+                shard = holders.index(self._place)
+                row = parity_rows(len(data), len(holders))[shard]
+                found.append(_In(stripe, shard, tuple(self._members[n] for n in data), sizes, row))
+        return found
+
+    def _own(self, stack: ExitStack, name: StepName, files: tuple[File, ...]) -> Span:
+        parts = []
+        for file in files:
+            try:
+                parts.append((stack.enter_context(self._kept.opened(name, file.name)), 0, file.size))
+            except NotKept as error:
+                self._failure = str(error.strerror or error)
+        return Span(tuple(parts))
+
+    def _make_room(self, stack: ExitStack, name: StepName, one: _In) -> None:
+        try:
+            file = protection.piece_name(self._number, one.stripe, one.shard)
+            one.descriptor = self._kept.new(name, file, one.span)
+            stack.callback(os.close, one.descriptor)
+        except NotKept as error:
+            self._failure = str(error.strerror or error)
+
+    def _round(self, mine: Span, outs: list[_Out], ins: list[_In], at: int) -> None:
+        jobs = []
+        for one in ins:
+            for member, rank in enumerate(one.members):
+                if there := one.there(member, at):
+                    room = one.rooms[member][:there]
+                    jobs.append(dist.irecv(room, rank, self._ranks.group, self._tag(one.stripe, one.shard)))
+        for out in outs:
+            there = min(ROUND_BYTES, out.size - at)
+            if there <= 0:
+                continue
+            part = out.buffer[:there]
+            if not taken(mine, bytes_of(part), out.begins + at):  # sent all the same: others wait for it
+                self._failure = "this rank's own files could not be read from memory"
+            out.crc = crc32(bytes_of(part), out.crc)
+            jobs += [
+                dist.isend(part, rank, self._ranks.group, self._tag(out.stripe, shard))
+                for shard, rank in enumerate(out.to)
+            ]
+        for job in jobs:
+            if job is not None:
+                job.wait()
+        for one in ins:
+            if at < one.span:
+                self._write(one, one.add(at), at)
+
+    def _tag(self, stripe: int, shard: int) -> int:
+        return 1 + stripe * self._size + shard
+
+    def _write(self, one: _In, data: memoryview, at: int) -> None:
+        try:
+            done = 0
+            while not self._failure and done < len(data):
+                done += os.pwrite(one.descriptor, data[done:], at + done)
+        except OSError as error:
+            self._failure = str(error.strerror or error)
+
+    def _seal(self, name: StepName, ins: list[_In]) -> None:
+        try:
+            for one in ins:
+                self._kept.done(name, protection.piece_name(self._number, one.stripe, one.shard))
+        except NotKept as error:
+            self._failure = str(error.strerror or error)
+
+
+def records_of(
+    plan: Plan, name: StepName, files: Sequence[tuple[File, ...]], coded: Sequence[Coded]
+) -> tuple[list[bytes], str]:
+    """Each rank's record, b"" where its group could not be coded, and "" or why one could not. Rank 0 alone."""
+    records, trouble = [b""] * len(files), ""
+    for first in range(0, len(plan.codes), plan.lanes_count):
+        numbers = range(first, first + plan.lanes_count)
+        codes = []
+        for number in numbers:
+            members = plan.codes[number]
+            failed = next((f"rank {n}: {coded[n].failure}" for n in members if coded[n].failure), "")
+            code = None if failed else _code(plan, number, files, coded)
+            if code is None:
+                trouble = trouble or failed or DAMAGED
+            else:
+                codes.append(code)
+        if len(codes) < len(numbers):
+            continue
+        losses_count = turns.bearable(len(plan.codes[first]), plan.parity_count)
+        record = protection.encode(
+            Protection(step=name.step, nonce=name.nonce, losses_count=losses_count, codes=tuple(codes))
+        )
+        for rank in (rank for number in numbers for rank in plan.codes[number]):
+            records[rank] = record
+    return records, trouble
+
+
+def _code(plan: Plan, number: int, files: Sequence[tuple[File, ...]], coded: Sequence[Coded]) -> Code | None:
+    """None where two ranks saw other bytes."""
+    members = plan.codes[number]
+    size, parity_count = len(members), turns.bearable(len(members), plan.parity_count)
+    totals = [sum(file.size for file in files[rank]) for rank in members]
+    stripes = []
+    for stripe in range(size):
+        data = turns.data_members(size, parity_count, stripe)
+        holders = turns.parity_members(size, parity_count, stripe)
+        sent = tuple(coded[members[n]].pieces[stripe] for n in data)
+        kept = [coded[members[n]].parity[stripe, shard] for shard, n in enumerate(holders)]
+        if any(came != sent for _, came in kept):
+            return None
+        sizes = [turns.piece(totals[n], size, parity_count, n, stripe)[1] for n in data]
+        layout = CodeLayout(
+            data=tuple(ShardSum(length, crc) for length, crc in zip(sizes, sent, strict=True)),
+            parity=tuple(ShardSum(max(sizes), crc) for crc, _ in kept),
+        )
+        names = tuple(protection.piece_name(number, stripe, shard) for shard in range(parity_count))
+        stripes.append(Stripe(data, names, layout))
+    return Code(tuple(files[rank] for rank in members), tuple(stripes))

@@ -1,0 +1,1 @@
+"""Writes checkpoints: plan, snapshot, shard files, the background saver, schedule and retention."""

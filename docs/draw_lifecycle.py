@@ -1,4 +1,4 @@
-"""Draws docs/lifecycle.md from the tables in gangrun/core/machine/lifecycle.py:  python docs/draw_lifecycle.py [--check]."""
+"""Draws docs/lifecycle.md from gangrun/core/machine/lifecycle.py:  python docs/draw_lifecycle.py [--check]."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""``python -m gangrun``: the same as the ``gangrun`` command, for where it is not on the path (room: cli's door)."""
+"""``python -m gangrun``: the same as the ``gangrun`` command, for where it is not on the path."""
 
 from __future__ import annotations
 

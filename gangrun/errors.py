@@ -1,4 +1,4 @@
-"""What a user can do wrong, or the world to the user (room: cli): one exception, one exit code each, no traceback."""
+"""What a user can do wrong, or the world to the user: one exception, one exit code each, no traceback."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class UserError(Exception):
 
 def did_you_mean(word: str, known: Iterable[str], *, before: str = "", like: float = 0.6) -> str:
     """``did you mean X?`` with the nearest of ``known``, ``before`` put before it; "" where nothing is ``like`` it."""
-    import difflib  # only who errs pays for it
+    import difflib  # noqa: PLC0415 - only who errs pays for it
 
     near = difflib.get_close_matches(word, list(known), 1, like)
     return f"did you mean {before}{near[0]}?" if near else ""

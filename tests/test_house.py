@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FILE_LINES_MAX = 400
+FILE_LINES_MAX = 800
 FUNCTION_LINES_MAX = 70
-OPENING_CHARS_MIN = 60
 NO_ROOM = {"utils", "util", "helpers", "helper", "common", "misc"}
 ISLANDS = {"gangrun/node/"}
 ALLOWED = {
@@ -115,15 +114,8 @@ def test_a_function_fits_on_a_screen() -> None:
     none([f"{path}:{f.lineno} {f.name} has {n} lines; split it" for path, f, n in sizes if n > FUNCTION_LINES_MAX])
 
 
-def test_a_module_opens_by_saying_what_room_it_is() -> None:
-    openings = {path: (ast.get_docstring(tree(path)) or "").strip() for path in GANGRUN}
-    none(
-        [
-            f"{path}: say in its first lines what room this is, what may not enter, where to go next"
-            for path, doc in openings.items()
-            if len(doc) < OPENING_CHARS_MIN and len(doc.splitlines()) < 2
-        ]
-    )
+def test_a_module_opens_by_saying_what_it_is_for() -> None:
+    none([f"{path}: say in its first line what it is for" for path in GANGRUN if not ast.get_docstring(tree(path))])
 
 
 def test_no_module_is_a_drawer_for_odds_and_ends() -> None:

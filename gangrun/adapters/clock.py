@@ -1,4 +1,4 @@
-"""The only reader of clocks outside the islands (room: adapters). Everyone else is handed a ``Clock``."""
+"""The only reader of clocks outside the islands. Everyone else is handed a ``Clock``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slow questions, each asked in a thread of its own, so that the loop never waits for a disk (room: agent).
+"""Slow questions, each asked in a thread of its own, so that the loop never waits for a disk.
 
 At most one of a kind is on its way; the answer, a fact, is taken by the loop. A question that never comes back (a file
 server that stands still) costs a sleeping thread and nothing else.

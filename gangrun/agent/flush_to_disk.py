@@ -1,9 +1,9 @@
-"""All that is asked of this node's memory, in turn: what it holds, and to write it to the disk (room: agent).
+"""All that is asked of this node's memory, in turn: what it holds, and to write it to the disk.
 
 From a question for a flush to the end of its writing one connection to the keeper has the steps pinned, so that ranks
 may save on meanwhile. Each command is an errand in a thread of its own, and what is written is written for the newest
 question: the next one of any kind ends it, wherever it is, as does a start of ranks, and the word that nobody waits for
-it. Commands are numbered, so it does not matter which thread comes first. Next: ``rescue``.
+it. Commands are numbered, so it does not matter which thread comes first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What memory this node's ranks may have, and whether a run can work with it (room: agent; reads small files, judges).
+"""What memory this node's ranks may have, and whether a run can work with it.
 
 Limits of the shell that submitted travel with a job, and a default of the scheduler's may be a hundred megabytes: both
-show as ranks that die long after the start, for want of what could have been asked for. Next: ``preflight``.
+show as ranks that die long after the start, for want of what could have been asked for.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The agent's one loop: hear, let the brain decide, perform (room: agent; torch and adapters may not enter).
+"""The agent's one loop: hear, let the brain decide, perform.
 
 It must run in the process's main thread: ranks are forked here and die with the thread that forked them. It waits in
-one place (``Net.wait``); whatever may take long is an errand or a thread of ``ranks``. Next: ``brain`` decides,
-``surroundings`` says what is handed in.
+one place (``Net.wait``); whatever may take long is an errand or a thread of ``ranks``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a node must prove before ranks start on it (room: agent; looks through what is handed in). Next: ``loop``.
+"""What a node must prove before ranks start on it.
 
 A refusal names the figure and the cure. What is merely poor is said, not refused.
 """

@@ -1,7 +1,7 @@
-"""What of a gang's state is in this node's memory, and bringing it to the disk (room: agent; called as an errand).
+"""What of a gang's state is in this node's memory, and bringing it to the disk.
 
 It asks the keeper that the warden started, which outlives ranks and agents: so an agent that was just born knows as
-much as the one that died. Next: ``checkpoint/memory_tier/recover_from_memory.py`` does the writing, ``supervisor/recover_call.py`` asks.
+much as the one that died.
 """
 
 from __future__ import annotations

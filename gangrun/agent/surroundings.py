@@ -1,7 +1,7 @@
-"""What the agent's loop needs of the world, on one page (room: agent, Protocols only; nothing is done here).
+"""What the agent's loop needs of the world, on one page.
 
 Wiring hands in real ones: ``adapters.net.agent_net`` for ``Net``, ``agent.warden_link`` for ``WardenEnd``,
-``agent.ranks`` for ``Ranks``. Next: ``loop``.
+``agent.ranks`` for ``Ranks``.
 """
 
 from __future__ import annotations

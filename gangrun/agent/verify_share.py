@@ -1,4 +1,4 @@
-"""This node's share of a checkpoint that is to be resumed from, read and compared (room: agent; called as an errand).
+"""This node's share of a checkpoint that is to be resumed from, read and compared.
 
 No ranks train meanwhile, but an agent beats: its threads have a lower priority. One share is read at a time: the next
 question ends the one before, as does a start of ranks, since nobody waits for it any more. Next:

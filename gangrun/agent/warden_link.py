@@ -1,7 +1,6 @@
-"""The agent's end of what it shares with its warden: the lease and the messages (room: agent).
+"""The agent's end of what it shares with its warden: the lease and the messages.
 
-Nothing may enter that decides when to renew: ``lease_keeping`` does. Next: ``gangrun.node.warden``, the other end, whose ops
-are listed in ``docs/architecture.md``.
+Nothing may enter that decides when to renew: ``lease_keeping`` does.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Room: checkpoint. How a save becomes a checkpoint, and how one goes: by one rename each, from staging and into trash.
+"""How a save becomes a checkpoint, and how one goes: by one rename each, from staging and into trash.
 
 Staging is ``CKPT/.gangrun/<run>/<term>/<attempt>-<nonce>/``, made once by one process of the attempt. The supervisor of
 a later attempt seals it, and then neither a commit nor a prune of this one can happen any more (``staging``). Nothing
-is ever written into a directory that bears a step's name. Next: ``training/save/saver.py``, the only writer.
+is ever written into a directory that bears a step's name.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Room: checkpoint. CRC32 of what is in the page cache, taken by a child that maps it: reading would copy it first.
+"""CRC32 of what is in the page cache, taken by a child that maps it: reading would copy it first.
 
 A file that shrinks, or storage that fails, kills by SIGBUS whoever has it mapped: that is the child, and its owner then
 reads the same bytes the ordinary way, which names what is wrong. Where pages are not in the cache, or the file system
 does not tell (network file systems do not), nothing is mapped. docs/decisions/0008 has the figures.
-Next: ``mapped_child`` is the program, ``torch_zip.Source`` asks.
 """
 
 from __future__ import annotations

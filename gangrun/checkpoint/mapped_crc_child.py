@@ -1,4 +1,4 @@
-"""Maps what another process has open and answers with CRC32s (room: checkpoint; a program by path, see ``mapped``).
+"""Maps what another process has open and answers with CRC32s.
 
 Standard library and isal only, and little of either: it starts in 11 ms. It ends with its input, and by SIGBUS where a
 mapped file shrinks or its storage fails: nobody but it is hurt.

@@ -1,8 +1,7 @@
-"""Room: checkpoint. Keeps an explicit resume request true beyond the attempt it was made for.
+"""Keeps an explicit resume request true beyond the attempt it was made for.
 
 After ``--resume 100`` the newer checkpoints that were there must not win when the next attempt asks for the newest one,
 and a resume point outside the checkpoint directory must not be forgotten. One small file in the run directory.
-Next: ``store``, the only caller.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Room: checkpoint. Which step directories there are: names and kinds only, nothing is judged here.
+"""Which step directories there are: names and kinds only, nothing is judged here.
 
 Symbolic links are seen and never followed. A directory that cannot be listed is trouble with the storage, never "no
 checkpoints": that difference is what keeps a run from starting again from zero.
-Next: ``dcp_verify`` judges what is found here.
 """
 
 from __future__ import annotations

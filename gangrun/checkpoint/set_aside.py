@@ -1,8 +1,7 @@
-"""Room: checkpoint. Moves unfinished and invalid step directories out of the way of the next attempt. Never deletes.
+"""Moves unfinished and invalid step directories out of the way of the next attempt. Never deletes.
 
 A directory above the resume step that no one may resume from would be written into again: half of one save and half of
 another load without any error. Renamed away, late writes of a dead attempt land in files that nobody reads.
-Next: ``store``, which knows what to move.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Room: checkpoint. Which other checkpoints hold the very same file: a save links what did not change (hard links).
+"""Which other checkpoints hold the very same file: a save links what did not change (hard links).
 
 What is damaged in one is then damaged in all of them, and a verdict has to say so. Told by inode, not by manifests: it
 is true whoever made the link, and costs nothing until something is damaged.
-Next: ``manifest_verify``, which asks; ``training/save/delta.py``, which links.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Room: checkpoint. Seals the staging of older attempts, so that the file server refuses their late commits.
+"""Seals the staging of older attempts, so that the file server refuses their late commits.
 
 Staging is ``CKPT/.gangrun/<run>/<term>/<attempt>-<nonce>/``; a commit is a rename out of it, which mode 0500 forbids to
 ordinary users. Modes do not bind root: there the directory is renamed away, and a late rename finds nothing.
-Next: ``store``, which chooses only after this.
 """
 
 from __future__ import annotations

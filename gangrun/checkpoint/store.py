@@ -1,8 +1,7 @@
-"""Room: checkpoint. The room's door: what is there, which one to resume from, and making way for the next attempt.
+"""The room's door: what is there, which one to resume from, and making way for the next attempt.
 
 Everything here reads files and may take as long as the storage likes: never call it from the supervisor's loop. Trouble
 with one checkpoint becomes its reason; trouble with the whole directory is ``StorageUnreadable``: nobody can tell.
-Next: ``scan`` finds, ``dcp_verify`` judges, ``core.selection`` chooses, ``set_aside`` moves.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Room: checkpoint. What a command of the user's says of a checkpoint, beside what gangrun sees by itself.
+"""What a command of the user's says of a checkpoint, beside what gangrun sees by itself.
 
 It is asked last, of what would otherwise be taken, and once for each save: a yes is remembered beside what was proven,
 for this very command and save. A no is not: such a save is set aside by the next choice, and the trouble may have been
 the command's own. It may refuse what is whole, and it alone can vouch for a format that gangrun does not know; what
 that holds cannot be told from what it held, so it is asked again. Where it has no opinion nothing changes.
-Next: ``store``, which asks; ``adapters/local/validator.py`` runs the command.
 """
 
 from __future__ import annotations

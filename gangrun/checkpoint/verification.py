@@ -1,7 +1,4 @@
-"""Room: checkpoint. What has to be read so that one save is proven: turns of work for threads, and shares of them.
-
-Next: ``dcp_verify`` and ``manifest_verify`` make the turns of their formats, ``core/checkpoints/shares.py`` deals them out.
-"""
+"""What has to be read so that one save is proven: turns of work for threads, and shares of them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Room: checkpoint. Remembers what was proven, so that it is not read again while no file was written to.
+"""Remembers what was proven, so that it is not read again while no file was written to.
 
 One small JSON file beside the checkpoints, replaced atomically. It only ever saves work: unreadable or alien content is
 no memory, a read-only directory is tolerated, and any difference in size, times or inode means: look again.
-Next: ``store`` asks here before it asks ``dcp_verify``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""``gangrun cancel``: end a run for good (room: cli). The mark first, then whoever holds the run.
-
-Next: ``steering`` for an owner on one box, ``cancel_jobs`` for jobs in Slurm.
-"""
+"""``gangrun cancel``: end a run for good. The mark first, then whoever holds the run."""
 
 from __future__ import annotations
 

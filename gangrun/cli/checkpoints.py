@@ -1,4 +1,4 @@
-"""``gangrun checkpoints``: which checkpoints are valid, and why the others are not (room: cli; moves nothing)."""
+"""``gangrun checkpoints``: which checkpoints are valid, and why the others are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gangrun config``: every setting, its value and where it came from (room: cli; reads, never writes)."""
+"""``gangrun config``: every setting, its value and where it came from."""
 
 from __future__ import annotations
 

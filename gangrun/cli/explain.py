@@ -1,4 +1,4 @@
-"""``gangrun explain``: every decision, with what was seen, concluded and done (room: cli; reads, never writes)."""
+"""``gangrun explain``: every decision, with what was seen, concluded and done."""
 
 from __future__ import annotations
 

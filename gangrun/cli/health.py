@@ -1,5 +1,4 @@
-"""``gangrun health``: what this node's checks read, and what it means (room: cli; reads, and writes one small file a
-directory that is asked for). Nothing is repaired: that takes an administrator, and the sentence says which.
+"""``gangrun health``: what this node's checks read, and what it means. It repairs nothing: an administrator does.
 
 A check that could not look is unknown, and is no failure: a box without GPUs is as healthy as the rest of it.
 """

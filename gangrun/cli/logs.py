@@ -1,4 +1,4 @@
-"""``gangrun logs``: what the ranks printed, and with --errors who failed first (room: cli; reads, never writes)."""
+"""``gangrun logs``: what the ranks printed, and with --errors who failed first."""
 
 from __future__ import annotations
 

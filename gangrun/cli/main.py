@@ -1,4 +1,4 @@
-"""The ``gangrun`` command: finds the subcommand, and turns what went wrong into words (room: cli).
+"""The ``gangrun`` command: finds the subcommand, and turns what went wrong into words.
 
 Subcommands are imported only when they are called, so that none pays for another's imports.
 """

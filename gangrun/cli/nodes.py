@@ -1,4 +1,4 @@
-"""``gangrun nodes``: nodes that your runs found broken, and that new ones do without (room: cli).
+"""``gangrun nodes``: nodes that your runs found broken, and that new ones do without.
 
 GPUs whose driver reported a fault within the last day stand there too, as the same once more says more.
 

@@ -1,4 +1,4 @@
-"""The options that several commands share, and how they all print one JSON object (room: cli)."""
+"""The options that several commands share, and how they all print one JSON object."""
 
 from __future__ import annotations
 

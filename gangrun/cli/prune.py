@@ -1,4 +1,4 @@
-"""``gangrun prune``: remove run directories of runs that are over (room: cli). Checkpoints are never touched.
+"""``gangrun prune``: remove run directories of runs that are over. Checkpoints are never touched.
 
 What is removed: logs, journal, keys of a run that has ended, or that nobody has held for long. A run whose checkpoints
 lie inside its run directory is kept, whatever is asked.

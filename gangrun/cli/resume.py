@@ -1,4 +1,4 @@
-"""``gangrun resume``: take a run up again after a fix, a cancel or a spent budget (room: cli).
+"""``gangrun resume``: take a run up again after a fix, a cancel or a spent budget.
 
 The run stays the same one: its directory, its journal, its checkpoints. What is asked of the next job is left for its
 supervisor in ``.gangrun/resume-<seq>.json``; then this process owns the run as ``gangrun run`` would. Next:

@@ -1,4 +1,4 @@
-"""``gangrun run``: train on this box, or in the allocation held, and own the run's life (room: cli)."""
+"""``gangrun run``: train on this box, or in the allocation held, and own the run's life."""
 
 from __future__ import annotations
 

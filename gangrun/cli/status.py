@@ -1,4 +1,4 @@
-"""``gangrun status``: what is running, where, at which step, what happened (room: cli; reads, never writes)."""
+"""``gangrun status``: what is running, where, at which step, what happened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gangrun submit``: make a run and ask Slurm for its first job (room: cli). Next: ``batch_jobs``, ``submitting``."""
+"""``gangrun submit``: make a run and ask Slurm for its first job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gangrun wait``: until a run has ended, then its exit code (room: cli; reads, never writes)."""
+"""``gangrun wait``: until a run has ended, then its exit code."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Where settings come from: layers (flag, environment, file, default) down to one RunSpec. No process is started here."""
+"""Where settings come from: layers (flag, environment, file, default) down to one RunSpec. It starts no process."""

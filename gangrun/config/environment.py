@@ -1,4 +1,4 @@
-"""The only place of the command line that reads the environment (room: cli)."""
+"""The only place of the command line that reads the environment."""
 
 from __future__ import annotations
 

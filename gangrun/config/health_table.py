@@ -1,4 +1,4 @@
-"""``[health]`` of gangrun.toml: which bounds a user set for the checks of nodes, and which checks are off (room: cli).
+"""``[health]`` of gangrun.toml: which bounds a user set for the checks of nodes, and which checks are off.
 
 Pure parsing. A name that no bound or check has is an error that says the nearest one.
 """

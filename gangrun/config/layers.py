@@ -1,4 +1,4 @@
-"""Where a setting's value comes from (room: cli): flag > GANGRUN_* > ./gangrun.toml > user's config > default.
+"""Where a setting's value comes from: flag > GANGRUN_* > ./gangrun.toml > user's config > default.
 
 A key that no setting has is an error that names the nearest one: a misspelt time-out must not be ignored in silence.
 """

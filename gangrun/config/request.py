@@ -1,4 +1,4 @@
-"""What a user types to train something (room: cli): the options that ``run`` and ``submit`` share, and their words."""
+"""What a user types to train something: the options that ``run`` and ``submit`` share, and their words."""
 
 from __future__ import annotations
 

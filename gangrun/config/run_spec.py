@@ -1,4 +1,4 @@
-"""From what the user typed to what the run is: command, ranks, environment (room: cli; no process is started here)."""
+"""From what the user typed to what the run is: command, ranks, environment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _VARIABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 def command_of(
     words: tuple[str, ...], module: str, no_python: bool, python: str, *, look: bool = True
 ) -> tuple[tuple[str, ...], bool]:
-    """(argv of a rank, does it start through node/boot.py): ``-m MODULE``, a ``.py`` file, ``python …``, or any command.
+    """(argv of a rank, does it start through boot.py): ``-m MODULE``, a ``.py`` file, ``python …``, or any command.
 
     Without ``look`` a command need not be on this machine's PATH.
     """
@@ -44,7 +44,7 @@ def command_of(
     name = Path(first).name
     if re.fullmatch(r"(python|pypy)[0-9.]*", name):
         rest = words[1:]
-        # only the plain forms can go through node/boot.py; with interpreter options python must parse them itself
+        # only the plain forms can go through boot.py; with interpreter options python must parse them itself
         if rest and (rest[0] == "-m" or not rest[0].startswith("-")):
             return _resolved(words, look), True
         return _resolved(words, look), False

@@ -1,4 +1,4 @@
-"""Secrets among the words of a command (room: cli; words in, words out): which they are, and how they may be shown.
+"""Secrets among the words of a command: which they are, and how they may be shown.
 
 A script's arguments are kept with the run, since another job must start it again with the very same ones. So all that
 can be done for a secret among them is never to show it, and to tell whoever typed it of ``--env NAME``, which is kept

@@ -1,4 +1,4 @@
-"""Every setting of a run: its name, what values it takes, what it means (room: cli; a table and pure parsing).
+"""Every setting of a run: its name, what values it takes, what it means.
 
 One row makes the flag, the ``GANGRUN_*`` variable, the key in ``gangrun.toml`` and the line in ``gangrun config``.
 """

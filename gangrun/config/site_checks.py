@@ -1,4 +1,4 @@
-"""``[health.commands]`` of gangrun.toml: a site's own checks (room: cli; pure parsing).
+"""``[health.commands]`` of gangrun.toml: a site's own checks.
 
 [health.commands]
 scratch = "/opt/site/check_scratch --quick"

@@ -1,4 +1,4 @@
-"""What Slurm can be asked for (room: cli; a table and pure parsing): the rows beside those of every run.
+"""What Slurm can be asked for: the rows beside those of every run.
 
 Texts go to Slurm as they are and it judges them; nothing asked means the site's default. ``--sbatch`` and ``--srun``
 pass on what has no row here, except what would break a run: each such word is refused with the reason.

@@ -1,4 +1,4 @@
-"""Everything that may be asked of the world (room: core, which only decides).
+"""Everything that may be asked of the world.
 
 Imperative, one frozen value each. Each outcome comes back as an event. ``TICKETED`` are the acts that leave the
 process for good: they need a record on disk and a ticket of the current term first (``docs/protocol.md``).

@@ -1,4 +1,4 @@
-"""Everything that can happen to a run (room: core, which only decides).
+"""Everything that can happen to a run.
 
 Past tense, one frozen value each. ``Stamped`` adds who said it; ``filter`` drops what is stale before the table in
 ``lifecycle`` sees it. Heartbeats are not here: they are a table, judged at deadlines.

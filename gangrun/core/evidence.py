@@ -1,6 +1,6 @@
-"""What is seen around a failure, as frozen values (room: core, which only decides). ``model`` hands them on.
+"""What is seen around a failure, as frozen values. ``model`` hands them on.
 
-Times named ``at`` are seconds on the run clock. Next: ``blame``, which weighs them.
+Times named ``at`` are seconds on the run clock.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The code with which a run that has ended leaves (room: core): one table for jobs, for ``run`` and for viewers."""
+"""The code with which a run that has ended leaves: one table for jobs, for ``run`` and for viewers."""
 
 from __future__ import annotations
 

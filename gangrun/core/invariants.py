@@ -1,4 +1,4 @@
-"""What must hold of every state, and of every two in a row (room: core, which only decides).
+"""What must hold of every state, and of every two in a row.
 
 The simulator checks these after each event, and so may a nervous operator. Only what a state alone can show is here;
 what needs the whole world (two gangs, leases, files) is checked in ``sim``. Names as in protocol section 9.

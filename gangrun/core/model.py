@@ -1,9 +1,8 @@
-"""The nouns of a run, as frozen values (room: core, which only decides).
+"""The nouns of a run, as frozen values.
 
 Everything here is immutable by convention too: a mapping inside a value is replaced, never changed in place.
 All times named ``at``, ``since`` or ``until`` are seconds on the run clock (see ``docs/protocol.md``).
-What is seen around a failure stands in ``evidence``, and is had from here like the rest. Next: ``events`` (what can
-happen to these) and ``actions`` (what may be asked of the world).
+What is seen around a failure stands in ``evidence``, and is had from here like the rest.
 """
 
 # ruff: noqa: PLC0414 - handed on

@@ -1,4 +1,4 @@
-"""Sets of node names as people write them, ``tiger[1-30,35]`` (room: core, which only decides).
+"""Sets of node names as people write them, ``tiger[1-30,35]``.
 
 ``fold`` is for sentences, ``unfold`` for what a user or a scheduler wrote, ``natural_key`` for the order of the roster
 (tiger2 before tiger10).

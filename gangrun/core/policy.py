@@ -1,4 +1,4 @@
-"""Every knob of a run, validated, with its unit in the name (room: core, which only decides).
+"""Every knob of a run, validated, with its unit in the name.
 
 A new knob gets a field here with its docstring line, a row in ``docs/operating.md`` and a test.
 The protocol's laws between the times are checked in ``Policy.__post_init__``: a policy that breaks one cannot exist.

@@ -1,4 +1,4 @@
-"""How a sentence to an operator is put together: signals by name, counts, one line (room: core, which only decides).
+"""How a sentence to an operator is put together: signals by name, counts, one line.
 
 Values in, words out. What a user or a rank wrote is foreign text: it is folded to one printable line and cut here.
 Used by ``blame``, ``placement``, ``budget`` and ``hang``.

@@ -1,7 +1,7 @@
-"""What was seen and what was done, in a person's words (room: cli; pure: core values in, one sentence out).
+"""What was seen and what was done, in a person's words.
 
 What was *concluded* is not said here: that sentence is the core's own, and is printed as it stands. Every event and
-every action has its words; a new one without them does not type-check. Next: ``story``.
+every action has its words; a new one without them does not type-check.
 """
 
 from __future__ import annotations

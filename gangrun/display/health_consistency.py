@@ -1,4 +1,4 @@
-"""What should be the same on every node, compared between those that answered: driver, firmware (room: cli; pure).
+"""What should be the same on every node, compared between those that answered: driver, firmware.
 
 A difference is a set-up's matter: a warning, told at nodes that have what fewer have, and no reason to leave one out.
 """

@@ -1,4 +1,4 @@
-"""Many nodes on one page, worst first, equal ones folded (room: cli; values in, text out)."""
+"""Many nodes on one page, worst first, equal ones folded."""
 
 from __future__ import annotations
 

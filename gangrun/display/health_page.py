@@ -1,4 +1,4 @@
-"""How verdicts are shown: a table, sentences, one line of sum, ``--json`` (room: cli; values in, text out)."""
+"""How verdicts are shown: a table, sentences, one line of sum, ``--json``."""
 
 from __future__ import annotations
 

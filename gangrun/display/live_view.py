@@ -1,4 +1,4 @@
-"""What ``gangrun run`` shows while it runs: the story, some ranks' output, one line of progress (room: cli).
+"""What ``gangrun run`` shows while it runs: the story, some ranks' output, one line of progress.
 
 On a terminal the last line is alive (rich draws it, which also minds COLUMNS and NO_COLOR); elsewhere there are plain
 lines only. The first and the last rank's output is passed through; the rest is in the log files.

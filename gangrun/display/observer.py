@@ -1,4 +1,4 @@
-"""The owner's eyes: reads the journal and the ranks' output and shows them (room: cli; a thread of its own).
+"""The owner's eyes: reads the journal and the ranks' output and shows them.
 
 Everything here may hang with the run directory, or with a terminal that takes no more; the launcher, which must heed
 Ctrl-C at any time, never waits for it.

@@ -1,7 +1,7 @@
-"""The jobs of a run as Slurm shows them, in a user's words (room: cli; values in, sentences out, no Slurm is asked).
+"""The jobs of a run as Slurm shows them, in a user's words.
 
 A job is this run's if its comment says so; the allocation of a user's own that holds the run is told apart by having
-no place in the sequence. Next: ``run_jobs`` asks Slurm, ``standing`` concludes what is true of the run.
+no place in the sequence.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A run's status as people read it (room: cli; values in, lines out, no clock and no file).
+"""A run's status as people read it.
 
 One run is a page that fits a terminal, several are a table. All text in a status is foreign and is cleaned here.
 """

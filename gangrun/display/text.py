@@ -1,4 +1,4 @@
-"""What may reach a terminal, and how wide it is (room: cli; text in, text out).
+"""What may reach a terminal, and how wide it is.
 
 Names, reasons and logs are foreign text: nothing in them may move the cursor, set a title or forge a line. Every
 command prints foreign text through ``clean``, ``block`` or ``log_line`` and nothing else.

@@ -1,4 +1,4 @@
-"""What time it is for people, and how times are said (room: cli; the one viewer's module that asks the clock).
+"""What time it is for people, and how times are said.
 
 Journals are kept on the run clock, which never jumps; people read wall clocks. ``WallTimes`` translates by the pairs
 that every record carries. Words are functions of values: ``now`` is handed in, so that they can be tested.

@@ -1,4 +1,4 @@
-"""``gangrun status --watch``: one page, drawn anew until the run ends (room: cli; the only viewer's use of rich).
+"""``gangrun status --watch``: one page, drawn anew until the run ends.
 
 On a terminal the page stays in its place; elsewhere a line is printed when something changed. Leaving it touches
 nothing: it only reads.

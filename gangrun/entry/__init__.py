@@ -1,1 +1,1 @@
-"""What ``python -m`` starts: agent, supervisor, job, node, health watch and probe. ``wiring`` is the composition root."""
+"""What ``python -m`` starts: agent, supervisor, job, node, health watch and probe. ``wiring`` composes."""

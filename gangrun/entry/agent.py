@@ -1,4 +1,4 @@
-"""The agent's process (room: cli, as it ties the agent's surroundings to their adapters). Started by its warden.
+"""The agent's process. Started by its warden.
 
 Exit codes: what the run's farewell says; 71 the warden is gone; 78 the node cannot work for this run.
 """

@@ -1,7 +1,4 @@
-"""A node's health as its agent has it: the watching process, set up for this run (room: cli, as it ties adapters).
-
-Next: ``health_watch`` is that process, ``adapters.local.health_child`` its keeper.
-"""
+"""A node's health as its agent has it: the watching process, set up for this run."""
 
 from __future__ import annotations
 

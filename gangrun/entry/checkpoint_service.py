@@ -1,4 +1,4 @@
-"""The checkpoint file system behind a thread (room: cli, as it ties the checkpoint room to the supervisor's mailbox).
+"""The checkpoint file system behind a thread.
 
 ``ports.Checkpoints`` for the real world: each question is answered later, as a core event. A directory that hangs
 keeps this thread waiting and nobody else; questions are answered in order, and a look that was overtaken is skipped.

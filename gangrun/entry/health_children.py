@@ -1,4 +1,4 @@
-"""Programs that health asks by starting them: tests of devices, dcgmi, a site's own commands (room: cli).
+"""Programs that health asks by starting them: tests of devices, dcgmi, a site's own commands.
 
 Runs in the probe's child. Each answer is plain values as ``health.recorded`` reads them.
 """

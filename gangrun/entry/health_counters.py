@@ -1,4 +1,4 @@
-"""A node's counters as they were at the last look, kept in the run's directory for the next one (room: cli).
+"""A node's counters as they were at the last look, kept in the run's directory for the next one.
 
 So that what rose while nobody looked (between attempts and jobs, after a checker that died) is seen to have risen, and
 in what time. One small file a node, written when a look was asked for, when something was found, and every ten minutes.

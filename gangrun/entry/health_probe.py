@@ -1,4 +1,4 @@
-"""The child that asks what may hang: ``python -m gangrun.entry.health_probe KIND WORDS...`` (room: cli).
+"""The child that asks what may hang: ``python -m gangrun.entry.health_probe KIND WORDS...``.
 
 It answers with one line of JSON and ends. Nothing is imported that its question does not need.
 """

@@ -1,4 +1,4 @@
-"""Watches one node's health while a run lives: ``python -m gangrun.entry.health_watch SPEC`` (room: cli).
+"""Watches one node's health while a run lives: ``python -m gangrun.entry.health_watch SPEC``.
 
 The agent starts it and reads its lines. Whatever a sick driver or a dead file server does to it, the agent goes on
 without: NVML is loaded here and nowhere else. It ends when its standard input does. One JSON object a line:

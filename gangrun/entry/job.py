@@ -1,4 +1,4 @@
-"""A job's batch script (room: cli): claims the job's place in the run, starts its step, ends as the run ended.
+"""A job's batch script: claims the job's place in the run, starts its step, ends as the run ended.
 
 Sent by ``gangrun submit`` and by every supervisor that asks for a successor; sending it twice does no harm. It is the
 supervisor of last resort's starter, and it owns nothing: the run lives on without it, on the job's other nodes.

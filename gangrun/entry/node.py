@@ -1,4 +1,4 @@
-"""What srun starts on each node of a job (room: cli): finds out which node this is, and becomes its warden.
+"""What srun starts on each node of a job: finds out which node this is, and becomes its warden.
 
 Every task of a step is started with the same words; only the environment tells the nodes apart.
 """

@@ -1,9 +1,8 @@
-"""The checkpoint that is to be resumed from, read by all nodes (room: cli, as it ties the checkpoint room to the loop).
+"""The checkpoint that is to be resumed from, read by all nodes.
 
 The checkpoint thread stands in ``prove_all`` while the supervisor's loop asks the agents; the loop answers through
 ``dealt`` and ``proven``. Only what this host finds damaged itself is damaged: what another node could not read, or
 found wrong or could not check, is read again here. Whatever the loop does, this thread waits for a bounded time.
-Next: ``core/checkpoints/shares.py`` deals out, ``supervisor/verify_call.py`` asks.
 """
 
 from __future__ import annotations

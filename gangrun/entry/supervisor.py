@@ -1,4 +1,4 @@
-"""The supervisor's process (room: cli, as it ties every port to its adapter): takes a term, then runs the loop.
+"""The supervisor's process: takes a term, then runs the loop.
 
 Started by the warden of the node that is to hold the term. Exit codes: 0 the run (or job) ended as decided, 75
 deposed or not entitled to claim, 78 the journal cannot be used and a person must look.

@@ -1,4 +1,4 @@
-"""What a supervisor has of Slurm (room: cli, as it ties ports to adapters): successors, this job's end, who is absent.
+"""What a supervisor has of Slurm: successors, this job's end, who is absent.
 
 In a box's world none of this is there; ``supervisor_main`` asks ``side_of`` which of the two it is in.
 """

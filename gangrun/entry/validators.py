@@ -1,4 +1,4 @@
-"""The user's validator, if there is one (room: cli, as it ties the checkpoint room to its adapter)."""
+"""The user's validator, if there is one."""
 
 from __future__ import annotations
 

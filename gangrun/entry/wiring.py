@@ -1,4 +1,4 @@
-"""What every process of ours is wired with (room: cli): the one place that knows which adapter is which port."""
+"""What every process of ours is wired with: the one place that knows which adapter is which port."""
 
 from __future__ import annotations
 

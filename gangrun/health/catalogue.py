@@ -1,4 +1,4 @@
-"""Every check, in the order in which people read them (room: health). A new family is a file and one line here.
+"""Every check, in the order in which people read them. A new family is a file and one line here.
 
 ``docs/health.md`` has a row for each; a test keeps the two equal.
 """

@@ -1,4 +1,4 @@
-"""Nodes whose agents never came, as the launcher of a job saw it (room: cli).
+"""Nodes whose agents never came, as the launcher of a job saw it.
 
 srun's words and a node's last ones reach the batch script only; the supervisor reads them from a file beside the job's
 claim, so that the reason that people read says why a node is missing.

@@ -1,4 +1,4 @@
-"""``gangrun run`` in an allocation that the user holds (room: cli): salloc, or an sbatch script of his own.
+"""``gangrun run`` in an allocation that the user holds: salloc, or an sbatch script of his own.
 
 All its nodes are used, from here: this process owns the run as it does on one box. The allocation stays the user's: it
 is never ended, and only a batch job can be had again (``scontrol requeue``, which runs the user's script once more).

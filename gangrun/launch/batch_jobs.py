@@ -1,4 +1,4 @@
-"""The jobs of a run as Slurm is asked for them (room: cli, as it ties the run directory to sbatch).
+"""The jobs of a run as Slurm is asked for them.
 
 ``gangrun submit`` asks for job 0, the supervisor of one job for the next, ``gangrun resume`` for one more: all by the
 same ``submission.json``. Nothing of submitit is loaded before something is submitted.

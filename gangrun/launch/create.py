@@ -1,4 +1,4 @@
-"""Making a run (room: cli): what ``run`` and ``submit`` do alike before anything starts; see ``start``, ``submit``."""
+"""Making a run: what ``run`` and ``submit`` do alike before anything starts; see ``start``, ``submit``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two runs that save to one directory at once would resume from each other's steps (room: cli; reads, never writes).
+"""Two runs that save to one directory at once would resume from each other's steps.
 
 Known are the runs in this user's index. An owner on this host can be looked for. Of any other run only what it writes
 tells whether it lives, and no clock is believed in that: what still writes when we have looked for a while lives, and

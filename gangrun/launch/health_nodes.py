@@ -1,6 +1,6 @@
-"""``gangrun health --nodes``: the same checks on other nodes, through srun (room: cli; asks Slurm, starts a step).
+"""``gangrun health --nodes``: the same checks on other nodes, through srun.
 
-What comes back is JSON from each node, read with care. Next: ``health_fold`` shows many nodes on one page.
+What comes back is JSON from each node, read with care.
 """
 
 from __future__ import annotations

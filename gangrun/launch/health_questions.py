@@ -1,4 +1,4 @@
-"""The children that health asks, and what it keeps between two calls (room: cli; one small file a node)."""
+"""The children that health asks, and what it keeps between two calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gangrun health RUN``: a run's nodes, by what its journal holds and by what they say now (room: cli; reads, asks).
+"""``gangrun health RUN``: a run's nodes, by what its journal holds and by what they say now.
 
 The journal has what was found at each node and which are excluded; a run that holds nodes in Slurm has them asked too.
 """

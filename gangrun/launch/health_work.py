@@ -1,4 +1,4 @@
-"""Devices put to work beside the best that they have shown on this node, which is kept for the next time (room: cli).
+"""Devices put to work beside the best that they have shown on this node, which is kept for the next time.
 
 For nodes on which no rank runs. Used by ``gangrun health --active`` and, at a run's gate, by ``health_watch``.
 """

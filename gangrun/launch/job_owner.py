@@ -1,7 +1,7 @@
-"""One stay of one job, seen from its launcher (room: cli): its step runs, the run is watched, the end is told.
+"""One stay of one job, seen from its launcher: its step runs, the run is watched, the end is told.
 
 The batch script is one owner, ``gangrun run`` in an allocation the other: there Ctrl-C cancels, and what SIGTERM means
-is asked of Slurm. Next: ``job_step``.
+is asked of Slurm.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The step of one job from its launch to its end (room: cli): started anew without nodes that srun cannot reach, and
+"""The step of one job from its launch to its end: started anew without nodes that srun cannot reach, and
 followed by a supervisor of last resort where the nodes are gone and nothing is decided yet.
 
 It decides nothing about the run. It makes sure that somebody does, and that whoever does knows what srun said.

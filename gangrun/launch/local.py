@@ -1,4 +1,4 @@
-"""The local world's processes, put together (room: cli): from a spec and a run directory to a launcher."""
+"""The local world's processes, put together: from a spec and a run directory to a launcher."""
 
 from __future__ import annotations
 

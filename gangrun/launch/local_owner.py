@@ -1,4 +1,4 @@
-"""The owner of a local run: starts the hosts, shows what happens, turns signals into a cancel (room: cli).
+"""The owner of a local run: starts the hosts, shows what happens, turns signals into a cancel.
 
 It decides nothing about the run; it reads the journal like any viewer. What it does own is the run's life: Ctrl-C here
 cancels, and when this process dies its wardens notice and kill all they have.

@@ -1,4 +1,4 @@
-"""What a user's runs know of broken nodes: told by supervisors, heeded by submit (room: cli). Shown by ``nodes``."""
+"""What a user's runs know of broken nodes: told by supervisors, heeded by submit. Shown by ``nodes``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Slurm job's processes, put together (room: cli): from a spec and an allocation to what srun starts."""
+"""A Slurm job's processes, put together: from a spec and an allocation to what srun starts."""
 
 from __future__ import annotations
 

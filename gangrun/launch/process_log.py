@@ -1,4 +1,4 @@
-"""How our own processes speak to whoever owns them (room: cli): whole lines on stderr, which the owner's pipe takes.
+"""How our own processes speak to whoever owns them: whole lines on stderr, which the owner's pipe takes.
 
 Nothing may wait or break here: the pipe is full when its owner is stopped, and gone when its owner is. An urgent line
 is shown to the person in front of ``gangrun run`` at once: the journal, by which all else is told, may be what fails.

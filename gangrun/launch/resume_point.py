@@ -1,4 +1,4 @@
-"""Which checkpoint a run would begin with, and whose it is (room: cli; reads names only, so that it is fast).
+"""Which checkpoint a run would begin with, and whose it is.
 
 Nothing is verified here: the run itself reads the bytes before its ranks start. ``gangrun checkpoints`` says more.
 """

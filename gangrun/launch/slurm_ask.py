@@ -1,4 +1,4 @@
-"""Asking Slurm from the command line (room: cli): short deadlines, and silence is an answer too.
+"""Asking Slurm from the command line: short deadlines, and silence is an answer too.
 
 What a command shows never depends on Slurm: where it does not answer, that is said and the command goes on.
 """

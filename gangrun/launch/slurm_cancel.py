@@ -1,9 +1,9 @@
-"""Ending the jobs of a cancelled run in Slurm (room: cli). The mark stands already: no job that starts from here on
+"""Ending the jobs of a cancelled run in Slurm. The mark stands already: no job that starts from here on
 starts anything.
 
 Jobs that wait are cancelled at once. The one that has nodes is left to its supervisor, which finds the mark within a
 second and stops all ranks in order; scancel comes where nobody does that in time, or where it is asked for. A job
-without this run's comment is never touched: whoever holds it gives it back. Next: ``steering`` for runs on one box.
+without this run's comment is never touched: whoever holds it gives it back.
 """
 
 from __future__ import annotations

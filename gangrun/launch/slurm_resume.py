@@ -1,7 +1,6 @@
-"""Taking a run up again on Slurm (room: cli): one more job of it is asked for, or one that Slurm holds is let go.
+"""Taking a run up again on Slurm: one more job of it is asked for, or one that Slurm holds is let go.
 
 Nothing is started while a job of the run is there or nobody can tell: two would wait for each other's leases at best.
-Next: ``submitting``, which sends jobs, and ``resume`` for a run on one box.
 """
 
 from __future__ import annotations

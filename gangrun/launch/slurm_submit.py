@@ -1,4 +1,4 @@
-"""From a request to Slurm's answer (room: cli): what ``gangrun submit`` does once its words are understood.
+"""From a request to Slurm's answer: what ``gangrun submit`` does once its words are understood.
 
 Either there is a run with a job, or nothing; only where nobody can tell whether Slurm took the job does a run stay
 behind without one, and then that is said.

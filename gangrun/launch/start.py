@@ -1,4 +1,4 @@
-"""Making a run and owning it to its end (room: cli): what ``gangrun run`` does once its words are understood."""
+"""Making a run and owning it to its end: what ``gangrun run`` does once its words are understood."""
 
 from __future__ import annotations
 

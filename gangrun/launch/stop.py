@@ -1,4 +1,4 @@
-"""Ending a run, and waiting for an end (room: cli): what ``cancel`` and ``wait`` share.
+"""Ending a run, and waiting for an end: what ``cancel`` and ``wait`` share.
 
 A cancel is a mark in the run directory first; only then is the owner told, so that nothing starts again whoever hears
 of it. A process is signalled only if it is surely the owner: number and start time must both be its own.

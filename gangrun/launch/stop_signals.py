@@ -1,4 +1,4 @@
-"""What Ctrl-C means to whoever owns a run in the foreground (room: cli): the mark first, then whoever must be told.
+"""What Ctrl-C means to whoever owns a run in the foreground: the mark first, then whoever must be told.
 
 A SIGTERM may come from Slurm, with every reason that a job can end for: then it is asked whether it means the run.
 Once: stop in order. The supervisor watches for the mark; agents are told only where nobody heeds it. Twice: kill.

@@ -1,1 +1,1 @@
-"""Started by path, standard library only: warden, lease, memory keeper, a rank's first code. Nothing of gangrun may enter."""
+"""Started by path, standard library only: warden, lease, memory keeper, a rank's first code. It imports nothing else."""

@@ -1,4 +1,4 @@
-"""A rank's first code, started by path by the user's own python (an island: standard library only, Python >= 3.8).
+"""A rank's first code, started by path by the user's own python.
 
     python node/boot.py script.py ARGS...
     python node/boot.py -m module ARGS...
@@ -8,7 +8,6 @@ The training environment need not have gangrun, so nothing of it may be imported
 ``python script.py``: the rank dies with its agent; stacks can be taken from outside; TERM, USR1 and USR2 that some
 scheduler sprays over a node are survived until the agent stops the rank (``boot_signals``); the exception that ends it
 is written down. All else is as without it: ``__main__``, ``sys.argv``, ``sys.path``, exit codes, tracebacks, children.
-Next: ``agent/ranks/gang_part.py`` starts it, ``agent/ranks/errors.py`` reads what it wrote.
 """
 
 # ruff: noqa: PLC0415

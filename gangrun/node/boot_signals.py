@@ -1,4 +1,4 @@
-"""What TERM, USR1 and USR2 do to a rank and its multiprocessing workers (an island: standard library only).
+"""What TERM, USR1 and USR2 do to a rank and its multiprocessing workers.
 
 A scheduler sends them to every process of a job step at once. Until the agent has decided, nothing may break by that:
 - the rank without a handler of its own: faulthandler, whose C code also answers where the main thread is stuck in a
@@ -6,7 +6,6 @@ A scheduler sends them to every process of a job step at once. Until the agent h
 - the rank's own Python handler for TERM and for the save signal runs when the agent has ordered it, once per order;
 - workers (fork, spawn, forkserver) keep the signals blocked, as torch gives them a handler for TERM that dies of it. A
   thread takes them one by one: what a process above the agent sent is dropped, what others sent is delivered as ever.
-Next: ``boot`` loads this in a rank; a spawned worker runs it before anything else.
 """
 
 # ruff: noqa: PLC0415

@@ -1,7 +1,6 @@
-"""The memory in which agent and warden share a lease, and when it kills (an island: standard library only).
+"""The memory in which agent and warden share a lease, and when it kills.
 
-Nothing of gangrun may enter: the warden imports it by path. Next: ``warden``, which enforces it;
-``agent/brain/lease_keeping``, which decides when to renew.
+Nothing of gangrun may enter: the warden imports it by path.
 """
 
 from __future__ import annotations

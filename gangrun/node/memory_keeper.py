@@ -1,9 +1,8 @@
-"""Keeps checkpoints in this node's memory, so that they outlive ranks and agents (an island: standard library only).
+"""Keeps checkpoints in this node's memory, so that they outlive ranks and agents.
 
 Started by the warden by path (``memory_keeper.py NAME LIMIT_BYTES``) and killed with it. It holds sealed memfds and
 knows nothing of their content: a file is (attempt, step, nonce, name) and its bytes. Nothing is ever written to a disk,
 so nothing has to be cleaned: all is gone with this process. Who speaks to it is of the same user and was told its name.
-Next: ``checkpoint/memory_tier/keeper_client.py``, the other end; ``docs/decisions/0006-memory-before-disk.md``, why.
 
     new    attempt, step, nonce, name, size   -> an empty memfd of that size, or why there is no room
     done   the same                           -> sealed: nobody can change it any more

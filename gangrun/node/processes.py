@@ -1,8 +1,7 @@
-"""The process table: who is below whom, and killing until none is left (an island: standard library only).
+"""The process table: who is below whom, and killing until none is left.
 
 Shared by the warden, which imports it by path, and by the agent and the launcher. Nothing of gangrun and nothing heavy
 may enter. A process is (pid, start_ticks): a number alone may be another one's by the time it is killed.
-Next: ``warden`` and ``agent/ranks/stop.py``, who decide what must not live.
 """
 
 from __future__ import annotations

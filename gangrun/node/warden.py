@@ -1,10 +1,9 @@
-"""The first process on a node: holds the lease and kills what must not live (an island: standard library only).
+"""The first process on a node: holds the lease and kills what must not live.
 
-It is started by path (``python -E -s -S node/warden.py --spec JSON``), so nothing of gangrun, no socket but the pair to its
+It is started by path (``python -E -s -S warden.py --spec JSON``), so nothing of gangrun, no socket but the pair to its
 agent and no file of a shared disk may enter: what it needs must not be able to hang or grow. It starts the agent and,
 when asked, a supervisor; adopts every orphan below itself (subreaper); at the lease deadline or at the agent's death it
 kills all else by pidfd until none is left. What agent and warden share stands here.
-Next: ``processes`` (the killing), ``agent/warden_link.py`` (the other end), ``docs/protocol.md`` section 2 (why).
 """
 
 from __future__ import annotations

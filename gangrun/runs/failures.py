@@ -1,7 +1,7 @@
-"""Who failed first and how, from the journal's evidence (room: cli; values in, values and lines out).
+"""Who failed first and how, from the journal's evidence.
 
 The first failing rank comes first; then every distinct traceback once, with the ranks that had it. Victims, who only
-noticed that a peer was gone, come last. Next: ``logs --errors`` prints it.
+noticed that a peer was gone, come last.
 """
 
 from __future__ import annotations

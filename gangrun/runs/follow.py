@@ -1,4 +1,4 @@
-"""Looking at a run again and again (room: cli; reads, never writes): only what the journal gained is read each time.
+"""Looking at a run again and again: only what the journal gained is read each time.
 
 For ``status --watch``, ``wait``, ``cancel`` and ``logs -f``: the journal of a month is not read anew every second, and
 Slurm is asked now and then, before the journal is read, so that the journal's word is the newer one.

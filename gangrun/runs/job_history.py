@@ -1,7 +1,7 @@
-"""The jobs of a run, one after the other (room: cli; values in, values and lines out): when each was asked for and
+"""The jobs of a run, one after the other: when each was asked for and
 without which nodes, where it ran, how it ended and why.
 
-From the journal's records, the claims of the batch scripts and, where it was asked, from Slurm. Next: ``explain``.
+From the journal's records, the claims of the batch scripts and, where it was asked, from Slurm.
 """
 
 from __future__ import annotations

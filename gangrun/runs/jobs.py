@@ -1,8 +1,8 @@
-"""Asking Slurm how a run's jobs stand (room: cli; asks with short deadlines, changes nothing).
+"""Asking Slurm how a run's jobs stand.
 
 Never asked for a local run, nor for one whose journal says that it has ended. A job is the run's if its comment says
 so, whatever it is called; the allocation that a user holds himself is found by the claim of the run's owner.
-Imported late, as it brings the modules that start Slurm's tools. Next: ``queue_words``, ``truth``.
+Imported late, as it brings the modules that start Slurm's tools.
 """
 
 from __future__ import annotations

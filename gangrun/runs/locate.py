@@ -1,7 +1,7 @@
-"""Which run is meant (room: cli; reads, never writes): by id, prefix, name, job id or path, or the newest.
+"""Which run is meant: by id, prefix, name, job id or path, or the newest.
 
 The index of runs is a hint; a job that a supervisor submitted is not in it, so a number is also looked up among the
-claims of known runs, and at last in Slurm. Next: ``reading``.
+claims of known runs, and at last in Slurm.
 """
 
 from __future__ import annotations

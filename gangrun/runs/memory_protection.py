@@ -1,4 +1,4 @@
-"""How many lost nodes the newest step in memory survives, for ``gangrun status`` (room: cli; pure)."""
+"""How many lost nodes the newest step in memory survives, for ``gangrun status``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The log files of a run as lines (room: cli; reads files, judges nothing).
+"""The log files of a run as lines.
 
 One file a node and attempt, each line with its ``[node:rankN] `` prefix; a file that got too long goes on in its tail
 files. Where several nodes are read their lines come node by node, as lines bear no times; while following they come as
-they are written. Next: ``logs``.
+they are written.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a run's saves go, as its checkpointer tells (room: cli; reads one small file beside the checkpoints).
+"""How a run's saves go, as its checkpointer tells.
 
 That file system need not be the run directory's and may stand still: it gets little time, and then nothing is known.
 """

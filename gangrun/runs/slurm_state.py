@@ -1,6 +1,6 @@
-"""What is true of a run on Slurm that its journal does not call ended (room: cli; values in, values out).
+"""What is true of a run on Slurm that its journal does not call ended.
 
-Imported for such runs only. Next: ``truth``, of which this is a part.
+Imported for such runs only.
 """
 
 from __future__ import annotations

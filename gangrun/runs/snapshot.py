@@ -1,7 +1,7 @@
-"""Reading what a run's journal says (room: cli): no daemon is asked, the journal is the state.
+"""Reading what a run's journal says: no daemon is asked, the journal is the state.
 
 Shared by every command that looks at a run. Nothing here writes. Of a run on Slurm that has not ended Slurm is asked
-too, where the command wants that. Next: ``finding`` for which run is meant, ``truth`` for what is concluded.
+too, where the command wants that.
 """
 
 from __future__ import annotations

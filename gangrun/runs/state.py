@@ -1,7 +1,7 @@
-"""What is true of a run now (room: cli; values in, values out): its journal's word, and Slurm's where that is newer.
+"""What is true of a run now: its journal's word, and Slurm's where that is newer.
 
 A journal tells what a supervisor decided; of a job that waits, or that ended with nobody left to write, only Slurm
-knows. What is concluded here is written nowhere. Next: ``queue_truth``, ``status_json``.
+knows. What is concluded here is written nowhere.
 """
 
 from __future__ import annotations

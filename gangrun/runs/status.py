@@ -1,7 +1,7 @@
-"""The status of a run as plain values (room: cli): what ``status --json``, ``wait --json`` and ``run --json`` print.
+"""The status of a run as plain values: what ``status --json``, ``wait --json`` and ``run --json`` print.
 
 Documented in docs/status-json.md: additions keep ``schema``, a change of meaning raises it. All times are seconds
-since the epoch by the wall clock. Next: ``status_view`` for what people see of it.
+since the epoch by the wall clock.
 """
 
 from __future__ import annotations

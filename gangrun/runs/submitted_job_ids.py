@@ -1,4 +1,4 @@
-"""The numbers that sbatch gave the jobs of a run (room: cli; small files in the run directory, best effort).
+"""The numbers that sbatch gave the jobs of a run.
 
 A job that never began leaves nothing else, and Slurm forgets it after MinJobAge.
 """

@@ -1,4 +1,4 @@
-"""Whose devices were put to work for a run, and what came out, as ``status`` shows it (room: cli)."""
+"""Whose devices were put to work for a run, and what came out, as ``status`` shows it."""
 
 from __future__ import annotations
 

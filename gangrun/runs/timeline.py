@@ -1,7 +1,7 @@
-"""The story of a run, record by record (room: cli; pure: journal records in, chapters out).
+"""The story of a run, record by record.
 
 For each record: when, what was seen, what was concluded (the core's own sentence, verbatim), what was done. Which of
-them matter to somebody who only wants to know what happened is decided here. Next: ``explain`` prints it.
+them matter to somebody who only wants to know what happened is decided here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A world made of numbers (room: sim): gangrun's own test tools, public and documented like the rest.
+"""A world made of numbers: gangrun's own test tools, public and documented like the rest.
 
 The real decisions, the real supervisor loop and the real agent brains run here against a virtual clock, simulated
 nodes, disks, networks and a scheduler, through seeded faults, while the invariants of ``docs/protocol.md`` section 9

@@ -1,4 +1,4 @@
-"""``python -m gangrun.sim --seed N --nodes 128``: one seed's world, told from its journal (room: sim).
+"""``python -m gangrun.sim --seed N --nodes 128``: one seed's world, told from its journal.
 
 The same seed and the same number of nodes give the same story, to the last record.
 """

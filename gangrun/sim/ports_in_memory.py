@@ -1,4 +1,4 @@
-"""The smallest world a supervisor's loop can live in: ports held in the hand (room: sim; no clock, file or thread).
+"""The smallest world a supervisor's loop can live in: ports held in the hand.
 
 For tests that set every message and every instant themselves. Nothing happens by itself: time moves when the mailbox
 is asked and is empty, disks answer at once or when told to. ``world`` is the place with faults and many nodes.

@@ -1,8 +1,8 @@
-"""Many seeds, each a world of its own (room: sim; the clock to measure with is handed in).
+"""Many seeds, each a world of its own.
 
 ``seeded(seed, nodes_count)`` is the one way from a number to a world, for the test that runs thousands, the benchmark
 and ``python -m gangrun.sim`` alike. Most seeds begin *warm*, in a world that already trains, and end once all ranks
-step undisturbed again; every sixteenth goes the whole way, from the first job to the last. Next: ``world``.
+step undisturbed again; every sixteenth goes the whole way, from the first job to the last.
 """
 
 from __future__ import annotations

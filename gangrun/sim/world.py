@@ -1,8 +1,7 @@
-"""A world made of numbers: nodes, disk, network, scheduler, and what goes wrong with them (room: sim).
+"""A world made of numbers: nodes, disk, network, scheduler, and what goes wrong with them.
 
 ``World(setup, plan, seed).run()`` drives the real core, the real supervisor loop and the real agent brains through a
 fault plan, under one virtual clock, and checks the invariants on the way. Same seed, same story, to the last record.
-Next: ``injury`` (how a fault is done), ``checker`` (what must hold), ``python -m gangrun.sim`` (to see one).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What agents say, turned into events and answers (room: supervisor). Next: ``loop``, whose part this is.
+"""What agents say, turned into events and answers.
 
 An ack renews a lease, so it is given only by a supervisor that leads; its ``journalled_seq`` covers only events whose
 record is durable, so an agent never forgets what could still be lost.

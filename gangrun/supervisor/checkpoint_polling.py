@@ -1,9 +1,7 @@
-"""When the checkpoint directory is looked into, and when nodes are to write down what their memory holds (room:
-supervisor; pure, time is handed in).
+"""When the checkpoint directory is looked into, and when nodes are to write down what their memory holds.
 
 Looked into is it now and then while ranks train; every second while all wait for a save, which ends as soon as that is
 there. A flush is due when nothing new has come to the disk for so long, whoever writes there, and memory has something.
-Next: ``loop``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Commands to agents (room: supervisor): said again every beat until answered, never trusted to a queue.
+"""Commands to agents: said again every beat until answered, never trusted to a queue.
 
 Each command has a number that nothing else in this term has; agents know it by that, so saying it twice is harmless.
-Nothing is said by a supervisor that may not act (law 3). Next: ``calls`` for what is commanded.
+Nothing is said by a supervisor that may not act (law 3).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Acts whose time has come, and who performs each (room: supervisor; ports only).
+"""Acts whose time has come, and who performs each.
 
 An act is ready once its record and its ticket are durable, and is performed while this supervisor leads (law 3); an end
-needs no majority. Next: ``roll_call``, which performs what agents do, and ``loop``, which says what is ready.
+needs no majority.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a supervisor is told at its birth (room: supervisor; values only). Next: ``takeover``, then ``loop``."""
+"""What a supervisor is told at its birth."""
 
 from __future__ import annotations
 

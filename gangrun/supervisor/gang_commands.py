@@ -1,7 +1,6 @@
-"""The gang-level acts, performed node by node (room: supervisor): start, stop, stacks, checks, farewell.
+"""The gang-level acts, performed node by node: start, stop, stacks, checks, farewell.
 
 The core knows gangs, not nodes' chatter: it is told once all of a roll call answered, or once it is known why not.
-Next: ``calls`` and ``stop_call`` for what each of them asks, ``switchboard`` for how it is said.
 """
 
 from __future__ import annotations

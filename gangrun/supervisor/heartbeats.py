@@ -1,9 +1,9 @@
-"""The table of beats: one row per agent (room: supervisor; pure, time is handed in).
+"""The table of beats: one row per agent.
 
 Beats never reach ``step``; they are judged here and at deadlines. Three instants per agent, each a safe bound for one
 law: ``arrived_at`` (no beat was sent later: law 1), ``sent_after`` (the newest was surely sent after it: law 3), and
 ``heard`` (what silence is counted from). They differ only where beats lie in a queue: old ones, delivered late, say
-nothing about now. Next: ``silence`` for what follows from silence, ``leadership`` for law 3.
+nothing about now.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Records on their way to disk, and what waits for them (room: supervisor; pure bookkeeping over the ``Store`` port).
+"""Records on their way to disk, and what waits for them.
 
 Nothing that a record asks for is performed, and no agent is told that its event is journalled, before ``Stored``.
 """

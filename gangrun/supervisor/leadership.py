@@ -1,4 +1,4 @@
-"""Law 3 (room: supervisor; pure): may this supervisor ack and act just now?
+"""Law 3: may this supervisor ack and act just now?
 
 Only while more than half of the roster beat to it within the leader lease D. And (law 5) only while it hears all of
 the roster, or was lately seen not to be sealed: whoever it does not hear may have taken its term, and counts from the

@@ -1,9 +1,8 @@
-"""The one loop: wait, translate, decide, record, perform (room: supervisor; ports only, no clock, file or thread).
+"""The one loop: wait, translate, decide, record, perform.
 
 It waits in exactly one place, ``turn``. What comes is turned into core events; each is decided by ``core.lifecycle``,
 written to the ledger, and what it asks for is performed once the record and its tickets are durable *and* this
 supervisor leads (law 3). Stopping alone does not wait for the disk. All instants here are on the run clock.
-Next: ``mail`` for what agents say, ``acting`` for what is performed and when, ``ledger`` for what waits for the disk.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Things that are asked of many nodes at once (room: supervisor): who was asked, who answered, what follows.
+"""Things that are asked of many nodes at once: who was asked, who answered, what follows.
 
-Each call turns per-node answers into one event for the core. ``StopCall`` is in ``stop_call``. Next: ``roll_call``.
+Each call turns per-node answers into one event for the core. ``StopCall`` is in ``stop_call``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the gang's readings say: steps, marks, stalls (room: supervisor; pure, time is handed in).
+"""What the gang's readings say: steps, marks, stalls.
 
 Readings ride on beats. The hang watch itself is ``core.hang``; here is which readings it sees, when it is asked, and
-what people are shown meanwhile. Next: ``loop``.
+what people are shown meanwhile.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 before a job ends.
 
 (Room: supervisor.) First all nodes say what they hold, then those that are picked write it, then what nobody holds is
-made again of that; whatever fails, the run goes on from what is on disk. Next: ``core/checkpoints/memory.py`` picks,
-``agent/recover_from_memory.py`` answers.
+made again of that; whatever fails, the run goes on from what is on disk.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The run clock (room: supervisor; pure): what ``step`` sees as ``now``, and what every table here is kept in.
+"""The run clock: what ``step`` sees as ``now``, and what every table here is kept in.
 
 At a term's start it is the wall clock, or the last recorded instant if that is later; from there on it follows
 CLOCK_BOOTTIME, so a wall clock that jumps changes nothing until the next term, and it never goes back.

@@ -1,9 +1,9 @@
-"""From silence to loss (room: supervisor; pure, time is handed in).
+"""From silence to loss.
 
 A silent node is a suspect after S: other agents are asked whether they reach it. It is *lost* when the gang it belongs
 to has halted too, when nobody reaches it, or when its lease is over. Whoever judges must not be the one who is cut
 off: with less than half of the roster in hearing nobody is lost until a majority on the other side would long have
-taken the term. Next: ``beats``, ``leadership``.
+taken the term.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Stopping all ranks, and proving that none is left (room: supervisor).
+"""Stopping all ranks, and proving that none is left.
 
 A node is accounted for when it answered that nothing is left, when law 1 says that it must be empty by now, or when
 the fragment rule says that what it may still hold can neither step nor save. A beat that says "empty" is not enough:
-the launch it has not seen yet may be under way. Next: ``roll_call``.
+the launch it has not seen yet may be under way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A journal whose disk does not answer (room: supervisor; pure, time is handed in). Next: ``loop``, whose part this is.
+"""A journal whose disk does not answer.
 
 Since when nothing became durable, and the verdict on a hang that waits until the disk is known to answer: ranks that
 wait for a disk that stands still are not hung.

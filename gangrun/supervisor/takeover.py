@@ -1,7 +1,7 @@
-"""Taking a term (room: supervisor; asks ports only): claim, open, seal, read, and no loop before that.
+"""Taking a term: claim, open, seal, read, and no loop before that.
 
 The order is the protection (``docs/protocol.md`` section 1): whoever claimed seals first and reads afterwards, so
-that nothing the last supervisor may still do is missing from what was read. Next: ``loop``.
+that nothing the last supervisor may still do is missing from what was read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The first seconds of a term (room: supervisor; pure): who of the roster is still there, and what do they hold.
+"""The first seconds of a term: who of the roster is still there, and what do they hold.
 
 It ends when all of the roster have said hello, or some time before agents lose patience with it
 (``takeover_after_s``), whichever comes first, with the events that the term begins with. A fresh run, and a new job,
-expect nobody; a job that only ends has no roster, and waits for whoever is still there, to let him go. Next: ``loop``.
+expect nobody; a job that only ends has no roster, and waits for whoever is still there, to let him go.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One checkpoint is read by several nodes before it is resumed from, each its share (room: supervisor).
+"""One checkpoint is read by several nodes before it is resumed from, each its share.
 
 A question like that for an inventory: it leaves no effect, so nothing is recorded, and a later supervisor just asks
 again. Whoever finds damage, cannot read or is gone has its share read again by this supervisor's host, whose verdict
-alone counts: one sick node condemns no checkpoint. Next: ``agent/verify_share.py`` answers, ``entry/shared_verification.py`` asks.
+alone counts: one sick node condemns no checkpoint.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a training script imports (room: training). torch may be used here, but never at import of this package.
+"""What a training script imports. torch may be used here, but never at import of this package.
 
 ``step`` (progress and requests) and ``environment`` (resume point) are light; they work as no-ops outside gangrun.
 """

@@ -1,7 +1,7 @@
-"""Refuses what a script's author gave by mistake, in words and before anything is made of it (room: training).
+"""Refuses what a script's author gave by mistake, in words and before anything is made of it.
 
 A mistake that is found here costs a second; found at the first save it costs the time until then, and found when a
-checkpoint is to be loaded, the run. Next: ``checkpointer``, which asks.
+checkpoint is to be loaded, the run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``gangrun.Checkpointer``: saves everything a run needs, without training waiting for the disk (room: training).
+"""``gangrun.Checkpointer``: saves everything a run needs, without training waiting for the disk.
 
     with gangrun.Checkpointer(directory, model=model, optimizer=optimizer, data=sampler) as ckpt:
         for step in range(ckpt.resume(), steps):
@@ -6,8 +6,7 @@
             if ckpt.step(step).stop:
                 break
 
-Works under gangrun, under plain torchrun and in one process. Next: ``saver`` for the background, ``resuming`` for
-loading.
+Works under gangrun, under plain torchrun and in one process.
 """
 
 from __future__ import annotations

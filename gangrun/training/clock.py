@@ -1,6 +1,6 @@
-"""The time that a training process measures its own saves by (room: training; the only file of it, beside ``step``).
+"""The time that a training process measures its own saves by.
 
-Passed as an argument to whoever needs it, so that tests hold it in the hand. Next: ``schedule``.
+Passed as an argument to whoever needs it, so that tests hold it in the hand.
 """
 
 from __future__ import annotations

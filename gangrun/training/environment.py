@@ -1,6 +1,6 @@
-"""What gangrun left in the environment of a training script (room: training; the only file of it that reads it).
+"""What gangrun left in the environment of a training script.
 
-No torch: a script may ask before it imports anything heavy. Next: ``step``.
+No torch: a script may ask before it imports anything heavy.
 """
 
 from __future__ import annotations

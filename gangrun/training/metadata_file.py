@@ -1,7 +1,7 @@
-"""torch's ``.metadata``, written as torch writes it and read so that nothing in it is executed (room: training).
+"""torch's ``.metadata``, written as torch writes it and read so that nothing in it is executed.
 
 torch reads it with an unrestricted ``pickle.load``: opening a stranger's checkpoint would run the stranger's code. Here
-only the dozen classes that a description is made of can be built. Next: ``loading``.
+only the dozen classes that a description is made of can be built.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What chance there is in a process, taken and given back: Python, NumPy if it is loaded, torch on CPU and GPU.
 
-Room: training. Stored as plain numbers and tensors, so that reading it back executes nothing. Next: ``state``.
+Room: training. Stored as plain numbers and tensors, so that reading it back executes nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The ranks of one gang talking to each other about checkpoints, on a group of their own (room: training).
+"""The ranks of one gang talking to each other about checkpoints, on a group of their own.
 
 Never on the group that training uses: a save goes on in the background while training's collectives run, and two users
-of one group wait for each other for ever. Small Python values only. Next: ``checkpointer``.
+of one group wait for each other for ever. Small Python values only.
 """
 
 from __future__ import annotations

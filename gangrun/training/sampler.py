@@ -1,4 +1,4 @@
-"""Which samples this rank trains on next: a function of one number, the samples consumed by all (room: training).
+"""Which samples this rank trains on next: a function of one number, the samples consumed by all.
 
     epoch, place = divmod(consumed, dataset_size)
 

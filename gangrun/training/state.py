@@ -1,8 +1,8 @@
-"""What a checkpoint holds: model, optimizer, schedule, data cursor, chance of every rank (room: training).
+"""What a checkpoint holds: model, optimizer, schedule, data cursor, chance of every rank.
 
 Models and optimizers go through torch's ``get_state_dict``, so that their names and shards are the same under DDP,
 FSDP2 and one process. Everything small is one object of rank 0, and each rank's chance is one object of its own; both
-are read back with ``weights_only``, so a checkpoint never executes anything. Next: ``loading``.
+are read back with ``weights_only``, so a checkpoint never executes anything.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""``gangrun.step()``: a training script says where it is and hears what is asked of it (room: training).
+"""``gangrun.step()``: a training script says where it is and hears what is asked of it.
 
 No system call, no torch, no lock: a few words in mapped memory, under a microsecond. Outside gangrun, in forked or
 spawned children (DataLoader workers) and where the slot cannot be had, every function here does nothing.
-Next: ``wire/progress.py`` for the memory, ``environment`` for the names.
 
     for step in range(first, last):
         loss = train(step)

@@ -1,4 +1,4 @@
-"""A supervisor's claim to a term, as ``terms/N.json`` holds it (room: wire, pure bytes <-> values)."""
+"""A supervisor's claim to a term, as ``terms/N.json`` holds it."""
 
 from __future__ import annotations
 

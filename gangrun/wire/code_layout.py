@@ -1,11 +1,10 @@
-"""How shards were coded against loss: what is needed to rebuild one, whatever library coded them (room: wire).
+"""How shards were coded against loss: what is needed to rebuild one, whatever library coded them.
 
 k data shards of unequal lengths and m parity shards as long as the longest of them, numbered 0 to k-1 and k to k+m-1.
 ``scheme`` names the arithmetic once for all: each byte of a parity shard is a sum over GF(256) (x8+x4+x3+x2+1) of the
 bytes at its place in the data shards, a shorter one being zeros after its end. The coefficient of data shard j in the
 i-th parity shard is (k xor j) / ((k+i) xor j), i from 0: a Cauchy matrix, scaled until its first row is ones, so that
 one parity shard is plain XOR.
-Next: ``checkpoint/parity``, which codes and rebuilds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The events and actions that a record or a message may name (room: wire, pure bytes <-> values).
+"""The events and actions that a record or a message may name.
 
 Apart from ``record`` so that whoever only replays a state does not pay for sixty classes that it never makes.
 """

@@ -1,12 +1,10 @@
-"""The manifest of a checkpoint: ``gangrun.json`` beside torch's own files (room: wire, bytes in, values out).
+"""The manifest of a checkpoint: ``gangrun.json`` beside torch's own files.
 
 Written last, it names every file with its size and the CRC32 of each chunk, and binds all of them to one step of one
 save by a nonce. Its own digest closes it, so that a flipped bit in the manifest is damage and never another checkpoint.
 
     {"body": {"schema": 1, "step": 200, "nonce": "…", "files": [{"path": "__0_0.distcp", "size": 9, "crcs": "8 hex…"}]},
      "digest": "blake2b of the body's bytes as they stand in the file"}
-
-Next: ``checkpoint/formats/own.py`` compares it with the files, ``checkpoint/commit.py`` writes it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What agents, supervisor and candidates say to each other (room: wire, pure bytes <-> values).
+"""What agents, supervisor and candidates say to each other.
 
 msgspec structs in msgpack, tagged by their class, each message in an ``Envelope`` that names run and schema version.
 A message that does not decode, or is of another run or a newer schema, is counted and dropped by its receiver.

@@ -1,4 +1,4 @@
-"""The progress slot: one small mmap'd file per rank, in node-local memory (room: wire, pure bytes <-> values).
+"""The progress slot: one small mmap'd file per rank, in node-local memory.
 
 The training script writes it without a system call, the agent reads it on every beat and leaves requests in it. No
 torch, no clock and no path of a shared disk may enter; who creates the file where is the agent's business.
@@ -21,8 +21,6 @@ Layout, version 1: 256 bytes, native byte order (both ends are on one machine), 
       25  script  handled                 i64  newest generation of requests that the script is done with
       26  script  kept                    i64  1 + the newest step that is whole in the nodes' memory; 0: none
       27  script  kept_losses             i64  so many nodes may be lost, and it still is
-
-Next: ``training/step.py`` (the writer), ``agent/ranks/readings.py`` (the reader).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""What a step in memory was coded into, and by whom, so that lost files of it can be made again (room: wire).
+"""What a step in memory was coded into, and by whom, so that lost files of it can be made again.
 
 It lies beside the manifest on every node of a group, and a rebuild goes by it, whatever nodes take part by then. Shards
 of a stripe: a piece of the files of each of its members, and parity, each in a file of its own in somebody's memory. A
 member's files count as one row of bytes, one after the other; its pieces follow each other in the order of stripes.
-Next: ``checkpoint/memory_tier/rebuild.py`` reads it, ``training/memory/parity.py`` writes it, ``code_layout`` has the arithmetic.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One line of the journal (room: wire, pure bytes <-> values).
+"""One line of the journal.
 
 A term's first record is a snapshot of the whole state; each later one holds the event, the decision as it was taken,
 and the patch that the decision made, so that a reader never has to decide again. A line is one JSON object whose last

@@ -1,4 +1,4 @@
-"""What a run's checkpointer tells people of its saves (room: wire, pure bytes <-> values).
+"""What a run's checkpointer tells people of its saves.
 
 One block of constant length, written over and over at the same place: so there is room for the news that the disk is
 full. Written by ``training/save/save_status.py`` beside the run's staging, read by ``gangrun status``.

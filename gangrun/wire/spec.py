@@ -1,4 +1,4 @@
-"""What the user submitted (room: wire): ``spec.json`` in the run directory, written once, read by every process."""
+"""What the user submitted: ``spec.json`` in the run directory, written once, read by every process."""
 
 from __future__ import annotations
 

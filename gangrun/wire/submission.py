@@ -1,4 +1,4 @@
-"""What Slurm is asked for each job of a run (room: wire): ``submission.json`` in the run directory, written once.
+"""What Slurm is asked for each job of a run: ``submission.json`` in the run directory, written once.
 
 The first job is submitted from it by ``gangrun submit``, every successor by the supervisor of the job before.
 """

@@ -1,4 +1,4 @@
-"""A claim comes into the world whole, and one of many claimants gets it (room: adapters/fs, touches the disk).
+"""A claim comes into the world whole, and one of many claimants gets it.
 
 Used by ``terms`` and ``job_claims``, which say what a failure means: only ``EEXIST`` tells that somebody else was
 first, after any other error nobody knows whether it is there.

@@ -1,7 +1,7 @@
-"""The one narrow edge to file operations (room: adapters/fs, touches the disk).
+"""The one narrow edge to file operations.
 
 No meaning may enter: no path layout, no retry, no judging of errors. Each operation passes ``before`` and ``after``,
-where ``stall.PausableDisk`` and tests stand. Next: ``run_dir`` for where things lie, ``terms`` for what they mean.
+where ``stall.PausableDisk`` and tests stand.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A disk under which a process is killed, or stopped, at its k-th change of the file system (room: adapters/fs).
+"""A disk under which a process is killed, or stopped, at its k-th change of the file system.
 
 For tests and drills: nothing in production calls it. The control file says ``kill 17`` or ``stop 17``; before and after
 each operation that changes something count as one position each. Whoever gets there takes the file away first, so that
-it happens once, whoever else is started with the same file. Next: ``stall`` for a disk that fails without killing.
+it happens once, whoever else is started with the same file.
 """
 
 from __future__ import annotations

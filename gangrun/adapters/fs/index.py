@@ -1,4 +1,4 @@
-"""The index of a user's runs, so that ``status`` finds them wherever they lie (room: adapters/fs, touches the disk).
+"""The index of a user's runs, so that ``status`` finds them wherever they lie.
 
 One small file per run; each is a hint only: the run directory itself is the truth, and an entry whose directory went
 is stale. Which folder the index is in is told by the caller.

@@ -1,4 +1,4 @@
-"""Who holds which place in the sequence of jobs (room: adapters/fs, touches the disk).
+"""Who holds which place in the sequence of jobs.
 
 Each batch script, and each local ``gangrun run``, claims ``jobs/<seq>.json`` by link before it starts anything; the
 loser leaves. No scheduler is asked here: whether an owner is gone is told by the caller.

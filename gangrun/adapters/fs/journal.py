@@ -1,8 +1,8 @@
-"""Journals: written whole lines at a time, read up to where they can be trusted (room: adapters/fs, touches the disk).
+"""Journals: written whole lines at a time, read up to where they can be trusted.
 
 No decision about a run may enter: records go in and come out. Law of reading: the numbers of the records in a file
 leave no gap. A damaged line that costs no number (the torn half of an append that was tried again) is passed over with
-a note; one that does cost a number ends what can be trusted of that file. Next: ``store``, which writes on a thread.
+a note; one that does cost a number ends what can be trusted of that file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The file of nodes that a user's runs found broken (room: adapters/fs, touches the disk).
+"""The file of nodes that a user's runs found broken.
 
 One file for all runs of a user, changed by processes on several hosts: read, change, replace under a lock where the
 file system has locks. It is a hint: one that is torn, of a newer version or cannot be read counts as empty.

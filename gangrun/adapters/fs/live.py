@@ -1,4 +1,4 @@
-"""The holder's counter file: sign of life and newest figures for ``status`` (room: adapters/fs, touches the disk).
+"""The holder's counter file: sign of life and newest figures for ``status``.
 
 Nothing durable may depend on it: it is overwritten in place, never fsynced, and may be lost or half old.
 """

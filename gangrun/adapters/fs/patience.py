@@ -1,4 +1,4 @@
-"""What all who claim by link(2) share (room: adapters/fs): how long they look, and when link is missing."""
+"""What all who claim by link(2) share: how long they look, and when link is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a file system can do, tried out (room: adapters/fs, touches the disk).
+"""What a file system can do, tried out.
 
 Asked at submit and at preflight of the runs directory and the checkpoint directory. It may hang where the file system
 does: run it where a deadline can leave it behind. No verdict beyond words: what to do about a lack is the caller's.

@@ -1,7 +1,6 @@
-"""Where everything of a run lies, and how its directory is made and checked (room: adapters/fs, touches the disk).
+"""Where everything of a run lies, and how its directory is made and checked.
 
 No other file spells a path of the run directory. Private means 0700/0600 and ours: keys that make agents obey lie here.
-Next: ``terms`` for what stands in ``.gangrun/terms``, ``journal`` for ``.gangrun/journal``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A disk that can be stalled, filled or made read-only while a real process runs on it (room: adapters/fs).
+"""A disk that can be stalled, filled or made read-only while a real process runs on it.
 
 For tests and drills: nothing in production calls it. Steered by method calls, or from another process by a control file
 of one line:

@@ -1,7 +1,7 @@
-"""Journal and tickets of one term on a thread of their own (room: adapters/fs, touches the disk).
+"""Journal and tickets of one term on a thread of their own.
 
 Strictly in order; a stalled disk blocks this thread and nothing else. No decision may enter: what cannot be written is
-tried again and said so, what is refused means deposed. Next: ``terms`` for what a ticket is, ``journal`` for the file.
+tried again and said so, what is refused means deposed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Claims, tickets and seals: who may act (room: adapters/fs, touches the disk).
+"""Claims, tickets and seals: who may act.
 
 This file is section 1 of ``docs/protocol.md`` made of link, mkdir, chmod and rmdir. It never takes a stat or a listing
-as proof that something is *not* there. Next: ``journal`` for what a term wrote, ``store`` for who takes tickets.
+as proof that something is *not* there.
 """
 
 from __future__ import annotations

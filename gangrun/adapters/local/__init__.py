@@ -1,4 +1,4 @@
-"""One box (room: adapters/local): starts wardens as children, finds GPUs, names this host.
+"""One box: starts wardens as children, finds GPUs, names this host.
 
 Nothing is decided here. ``hosts`` is to this box what srun is to an allocation.
 """

@@ -1,4 +1,4 @@
-"""What this box is: its name, its GPUs, its processors (room: adapters/local)."""
+"""What this box is: its name, its GPUs, its processors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several processes at once under one deadline (room: adapters/local): tests of devices, a site's own commands.
+"""Several processes at once under one deadline: tests of devices, a site's own commands.
 
 What a process said before it was killed is kept. One that the kernel holds cannot be killed: it is left, and said.
 """

@@ -1,4 +1,4 @@
-"""The agent's end of the process that watches this node's health (room: adapters). It is not trusted to live or answer.
+"""The agent's end of the process that watches this node's health. It is not trusted to live or answer.
 
 A thread starts it, reads its lines and starts it again when it dies or falls silent, so often at most; one that the
 kernel holds is left behind, and no second one is started beside it. What it has not said is unknown, and nothing more.

@@ -1,4 +1,4 @@
-"""The wardens of one box, one per local host (room: adapters/local).
+"""The wardens of one box, one per local host.
 
 Each is a child in a session of its own, so that a terminal's Ctrl-C reaches only us, and holds the end of a pipe: when
 this process dies, however it dies, the pipe breaks and every warden kills what it has. As a subreaper this process also

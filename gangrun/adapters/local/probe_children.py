@@ -1,4 +1,4 @@
-"""Questions that may never be answered, each put to a child with a deadline (room: adapters).
+"""Questions that may never be answered, each put to a child with a deadline.
 
 A child that the kernel holds (a dead file server, a sick driver) cannot even be killed. It is left behind, and until it
 is gone the same question is not asked again; no two children ask anything at once. The child answers with one line of

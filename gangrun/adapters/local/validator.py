@@ -1,4 +1,4 @@
-"""Runs the user's validator: a command that judges a checkpoint's directory by its exit code (room: adapters).
+"""Runs the user's validator: a command that judges a checkpoint's directory by its exit code.
 
 Without a shell, the path as the last argument and always absolute: no name can be an option or a second command.
 0: valid, 1: not; any other end, a time-out or a command that does not start is no opinion.

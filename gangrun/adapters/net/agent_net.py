@@ -1,4 +1,4 @@
-"""All that an agent hears and says, and the one place where it waits (room: adapters/net). Next: ``agent.loop``.
+"""All that an agent hears and says, and the one place where it waits.
 
 One thread only: ``wait`` polls our sockets together with whatever file descriptors the agent watches besides.
 """

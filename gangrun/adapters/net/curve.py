@@ -1,7 +1,7 @@
 """CURVE key pairs: one client pair per run, in its private directory, and a server pair per term and per agent.
 
 (Room: adapters/net.) Whoever can read the run's client key can speak to its agents and its supervisor, so a file that
-others could read is refused. Next: ``gate``, which admits this key and no other.
+others could read is refused.
 """
 
 from __future__ import annotations

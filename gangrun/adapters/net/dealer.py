@@ -1,4 +1,4 @@
-"""An agent's line to the supervisor of one term (room: adapters/net).
+"""An agent's line to the supervisor of one term.
 
 Each dial is a new socket with an identity of its own: node, incarnation and a count. Without the count a ROUTER that
 still holds the dead connection (a cut network) would ignore the new one, silently and for good; with HANDOVER whoever

@@ -1,4 +1,4 @@
-"""Who may connect: holders of the run's client key, and nobody else (room: adapters/net).
+"""Who may connect: holders of the run's client key, and nobody else.
 
 Without a ZAP handler libzmq admits *any* client key to a CURVE server; so each context that serves has this one bound
 before its first server socket, and the servers refuse to work without it (``ZAP_ENFORCE_DOMAIN``). It answers in the

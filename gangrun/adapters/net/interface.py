@@ -1,4 +1,4 @@
-"""Which of this host's addresses others reach (room: adapters/net).
+"""Which of this host's addresses others reach.
 
 A node may have several: of the management network, of InfiniBand, of containers. The one from which it answers the host
 that launched the step is reached by the other nodes too, and no name service is needed to find it.

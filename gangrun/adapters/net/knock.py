@@ -1,4 +1,4 @@
-"""Does another host answer at all? Asked before anything heavy waits for it (room: adapters/net; opens no door).
+"""Does another host answer at all? Asked before anything heavy waits for it.
 
 A refused connection is an answer, too: the other kernel gave it.
 """

@@ -1,4 +1,4 @@
-"""Where the supervisor's loop waits: one queue that any thread may fill (room: adapters/net). Next: ``ports``."""
+"""Where the supervisor's loop waits: one queue that any thread may fill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agents among themselves: promises, dials, pings (room: adapters/net).
+"""Agents among themselves: promises, dials, pings.
 
 Each agent has a CURVE ROUTER with a key of its own, behind the same gate as the supervisor's; ``Hello`` tells where.
 To speak first an agent opens a short-lived DEALER to the other's; answers come back on the route of the question.

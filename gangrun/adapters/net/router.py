@@ -1,4 +1,4 @@
-"""The supervisor's end: one CURVE ROUTER with a key of its own for this term (room: adapters/net).
+"""The supervisor's end: one CURVE ROUTER with a key of its own for this term.
 
 A thread owns the sockets; it decodes, counts what it drops, and posts the rest in batches. ``send`` may be called from
 any thread and never blocks: where a peer is unknown or does not drain its queue, the message is dropped and counted,

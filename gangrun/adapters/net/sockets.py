@@ -1,4 +1,4 @@
-"""Options that every socket of ours has, and the number of files a process may open (room: adapters/net).
+"""Options that every socket of ours has, and the number of files a process may open.
 
 Facts behind the numbers: at a soft limit of 1,024 files a ROUTER hears about 1,012 agents and no error shows anywhere;
 a default backlog loses connections when thousands dial at once; a DEALER without a peer queues what it is told and

@@ -1,1 +1,1 @@
-"""NVIDIA's management library, as an ordinary user may ask it (room: adapters). Start at ``telemetry``."""
+"""NVIDIA's management library, as an ordinary user may ask it. Start at ``telemetry``."""

@@ -1,4 +1,4 @@
-"""NVML's numbers and what they mean: return codes, fields, how values are coded (room: adapters; imports nothing)."""
+"""NVML's numbers and what they mean: return codes, fields, how values are coded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the driver reports by itself: XIDs and their like, as they come (room: adapters)."""
+"""What the driver reports by itself: XIDs and their like, as they come."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NVIDIA's binding and what it raises: the only module that imports pynvml (room: adapters).
+"""NVIDIA's binding and what it raises: the only module that imports pynvml.
 
 Everything is asked by name, as functions and structures come and go with drivers and bindings: what either of them does
 not know is ``Refused`` with a number, as all that NVML refuses is, and never an error of ours. A new reading is a

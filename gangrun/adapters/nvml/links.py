@@ -1,4 +1,4 @@
-"""What GPUs say of their NVLinks, one by one, and of the fabric between them (room: adapters)."""
+"""What GPUs say of their NVLinks, one by one, and of the fabric between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What GPUs say of their memory: ECC, SRAM, remapped rows, retired pages, repairs, info ROM (room: adapters)."""
+"""What GPUs say of their memory: ECC, SRAM, remapped rows, retired pages, repairs, info ROM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shape of a reading: a name, and what is asked of a GPU under it (room: adapters). Next: ``memory``."""
+"""The shape of a reading: a name, and what is asked of a GPU under it."""
 
 from __future__ import annotations
 

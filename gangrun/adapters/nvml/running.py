@@ -1,4 +1,4 @@
-"""What GPUs say of how they run and are set up: heat, clocks, power, PCIe, modes, who uses them (room: adapters)."""
+"""What GPUs say of how they run and are set up: heat, clocks, power, PCIe, modes, who uses them."""
 
 from __future__ import annotations
 

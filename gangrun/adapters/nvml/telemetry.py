@@ -1,4 +1,4 @@
-"""What GPUs say of themselves through NVML (room: adapters).
+"""What GPUs say of themselves through NVML.
 
 ``snapshot`` hands out plain values by place and name, and one word of why for each that is missing: NVML's functions
 come and go with drivers and cards, so "not supported", "not permitted" and "not known to this driver" are no faults. A

@@ -1,4 +1,4 @@
-"""Slurm, through its own tools and as an ordinary user (room: adapters; submitit enters ``submission`` only).
+"""Slurm, through its own tools and as an ordinary user.
 
 ``commands`` starts the tools, ``scheduler`` reads and asks, ``why`` tells why SIGTERM came, ``jobs`` submits the next
 job and watches this one. Nothing needs sacct: many clusters have no accounting.

@@ -1,4 +1,4 @@
-"""What accounting remembers of a job that the controller has forgotten (room: adapters/slurm).
+"""What accounting remembers of a job that the controller has forgotten.
 
 One question, where sacct is there and works; most small clusters have none, and nothing here depends on it.
 """

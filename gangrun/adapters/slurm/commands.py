@@ -1,4 +1,4 @@
-"""Slurm's tools as processes: a clean environment, a deadline, an answer (room: adapters/slurm).
+"""Slurm's tools as processes: a clean environment, a deadline, an answer.
 
 The only module here that starts a process. It reads no words of Slurm's: that is for ``scheduler`` and ``submission``.
 """

@@ -1,8 +1,7 @@
-"""The next job of the run, asked for exactly once (room: adapters/slurm). ``ports.Jobs`` in a thread of its own.
+"""The next job of the run, asked for exactly once. ``ports.Jobs`` in a thread of its own.
 
 Looking, submitting and looking again take up to a minute, so the answer comes by mail. What nobody can know is said
 as ``ActUnknown``: a request that timed out may have made a job, which the next look finds by its comment.
-Next: ``watch`` (this job's own end), ``docs/protocol.md`` 4.
 """
 
 from __future__ import annotations

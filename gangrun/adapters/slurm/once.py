@@ -1,4 +1,4 @@
-"""One command on each of some nodes, to its end, and what each said (room: adapters/slurm).
+"""One command on each of some nodes, to its end, and what each said.
 
 Inside an allocation it is a step beside all others; outside, a small job of its own on exactly these nodes, with a time
 limit. srun gives up on all nodes when it cannot reach one: that one is left out, and the others are asked again.

@@ -1,7 +1,7 @@
-"""What Slurm says of jobs, and what an ordinary user may ask of it (room: adapters/slurm).
+"""What Slurm says of jobs, and what an ordinary user may ask of it.
 
 Reads ``scontrol show job`` and ``squeue -o`` of 22.05 to 24.11; both print times in the zone that ``commands`` sets.
-Blocks up to ``within_s`` a question: never call it from the supervisor's loop. Next: ``why``, ``jobs``.
+Blocks up to ``within_s`` a question: never call it from the supervisor's loop.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The one step of a job: srun, which starts a warden on each node (room: adapters/slurm).
+"""The one step of a job: srun, which starts a warden on each node.
 
 srun gives up on all nodes when it cannot reach one, so whoever launches must know which: that is read from its words.
 What keeps a node's task from beginning comes through srun as well. Files that slurmstepd shall open are not asked for:

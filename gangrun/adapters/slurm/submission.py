@@ -1,8 +1,8 @@
-"""The batch script of a job, and how sbatch gets it (room: adapters/slurm; the only module with submitit in it).
+"""The batch script of a job, and how sbatch gets it.
 
 submitit writes the script. Overridden are its ways that would hurt a run: --signal (kills ranks), --wckey, a time limit
 of five minutes, file names made after sbatch returned, setup lines whose failure nobody notices, and sbatch without a
-deadline in whatever environment the caller has: ``commands`` starts it. Next: ``jobs``, which submits successors.
+deadline in whatever environment the caller has: ``commands`` starts it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""This job's own end, seen coming (room: adapters/slurm): the time limit, a preemption, and why SIGTERM came.
+"""This job's own end, seen coming: the time limit, a preemption, and why SIGTERM came.
 
 A thread that asks Slurm every ten seconds, and at once when an agent was signalled. What it finds it posts as
-``core.events.Notice``: each kind once, and an answer whenever it was asked. Next: ``why``, which judges.
+``core.events.Notice``: each kind once, and an answer whenever it was asked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Why SIGTERM came, from what Slurm shows of the job inside the grace (room: adapters/slurm; only decides).
+"""Why SIGTERM came, from what Slurm shows of the job inside the grace.
 
 No clock, no process: ``jobs.JobWatch`` asks Slurm, again where the answer is not there yet. The rows were seen on 22.05
 and 24.11 (``docs/slurm.md``). Slurm shows COMPLETING for every job on its way out; what differs is beside it.

@@ -1,4 +1,4 @@
-"""How far this node's wall clock is from its supervisor's (room: agent, pure; clocks are handed in).
+"""How far this node's wall clock is from its supervisor's.
 
 Each ack echoes when its beat was sent and says the supervisor's wall time: the midpoint of the round trip is off by
 half of it at most, whichever way was the slow one. So the shortest of the last trips says most, and what is within its

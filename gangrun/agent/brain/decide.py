@@ -1,4 +1,4 @@
-"""What an agent does next (room: agent, pure state; no clock, file, socket or process may enter).
+"""What an agent does next.
 
 One ``AgentBrain`` per incarnation, driven by the real ``loop`` and by the simulator alike. Every input takes ``now``
 (seconds of CLOCK_BOOTTIME) and returns the effects to perform, in order:

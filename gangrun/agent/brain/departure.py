@@ -1,7 +1,7 @@
-"""An agent's own end: when it leaves, with which code, and what a signal to it means (room: agent, pure state).
+"""An agent's own end: when it leaves, with which code, and what a signal to it means.
 
 It leaves once its ranks are gone, or after ``leave_within_s`` all the same. A signal alone ends nothing while a
-supervisor is there to say what it means; a second one does. Next: ``brain``, of which this is a part.
+supervisor is there to say what it means; a second one does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the agent's brain may ask of its body (room: agent, values only; no clock, file, socket or process).
+"""What the agent's brain may ask of its body.
 
 One frozen value each, performed in order by ``loop`` in the real world and by ``sim`` in the simulated one. Outcomes
-come back as ``facts``. Next: ``brain``, which returns these.
+come back as ``facts``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the agent's body tells its brain (room: agent, values only; no clock, file, socket or process).
+"""What the agent's body tells its brain.
 
-Past tense, one frozen value each. ``at``-like times are seconds of this host's CLOCK_BOOTTIME. Next: ``brain.local``.
+Past tense, one frozen value each. ``at``-like times are seconds of this host's CLOCK_BOOTTIME.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""When no supervisor acks: find one, or help one to be born (room: agent, pure state; time is handed in).
+"""When no supervisor acks: find one, or help one to be born.
 
 1. Unacked for ``takeover_after_s``: ask the candidates of the last ack (``Ping``). One that says it was acked lately
    proves that the supervisor lives and only the way to it is broken: no promise, dial on. One that follows a newer

@@ -1,4 +1,4 @@
-"""Who an agent is, and what it counts (room: agent, values only; no clock, file, socket or process may enter)."""
+"""Who an agent is, and what it counts."""
 
 from __future__ import annotations
 

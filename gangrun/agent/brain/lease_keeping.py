@@ -1,4 +1,4 @@
-"""Which term this agent follows, and until when its ranks may live (room: agent, pure state; time is handed in).
+"""Which term this agent follows, and until when its ranks may live.
 
 The rules, each of which closes a hole that was seen (``docs/protocol.md``):
 

@@ -1,4 +1,4 @@
-"""What the supervisor told this agent to do, and what became of it (room: agent, pure state; no clock, no process).
+"""What the supervisor told this agent to do, and what became of it.
 
 Commands are said again until answered, so each is known by (kind, term, act): in hand, or its answer is repeated from
 memory. What keeps two gangs apart on one node:

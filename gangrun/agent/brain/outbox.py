@@ -1,4 +1,4 @@
-"""Events on their way to the journal (room: agent, pure state; no clock, file, socket or process).
+"""Events on their way to the journal.
 
 An event gets its seq (within this incarnation) when it is told, rides on every beat until the supervisor acks it as
 journalled, and only then is forgotten. Bounds, so that a stalled journal cannot grow an agent:

@@ -1,7 +1,7 @@
-"""The supervisor that this agent asked its warden for, and when it may ask for another (room: agent, pure state).
+"""The supervisor that this agent asked its warden for, and when it may ask for another.
 
 One at a time; what became of each decides how long the next has to wait: 1, 2, 4 .. 64 s after one that failed, counted
-apart for those with promises and those that watch. Next: ``follow``, which says when one is wanted.
+apart for those with promises and those that watch.
 """
 
 from __future__ import annotations

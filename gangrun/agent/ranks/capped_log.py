@@ -1,4 +1,4 @@
-"""A log file that keeps its head and its tail, whatever is poured into it (room: agent).
+"""A log file that keeps its head and its tail, whatever is poured into it.
 
 ``X.log`` holds the first bytes. What comes after goes to ``X.log.tail``; once that is half of the tail's cap it becomes
 ``X.log.tail.1`` and the older one goes: its place says how much went. Nothing is copied and every file is readable at

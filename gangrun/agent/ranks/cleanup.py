@@ -1,8 +1,8 @@
-"""Is anything of an earlier attempt left on this node, and is there a port for the next one (room: agent).
+"""Is anything of an earlier attempt left on this node, and is there a port for the next one.
 
 "Ours" is proven, never guessed: below our warden or our ranks, or marked by our tag in our own job; a shared-memory
 file only if its name holds the pid of a dead process of ours, or if a process of ours had it mapped under one of the
-names that NCCL gives. What is not provably ours is left alone. Next: ``rank_stop`` kills what is found here.
+names that NCCL gives. What is not provably ours is left alone.
 """
 
 from __future__ import annotations

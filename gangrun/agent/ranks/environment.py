@@ -1,8 +1,8 @@
-"""The environment of a rank, name by name (room: agent; the only file of it that reads the environment).
+"""The environment of a rank, name by name.
 
 torchrun's names, so that its scripts run unmodified; Slurm's names bent to the gang's shape, so that libraries which
 read those see the same world; gangrun's own. What the user set stays, save where it would name another rank.
-Nothing here may be written to a disk: names like KEY or TOKEN travel by inheritance alone. Next: ``ranks``.
+Nothing here may be written to a disk: names like KEY or TOKEN travel by inheritance alone.
 """
 
 from __future__ import annotations

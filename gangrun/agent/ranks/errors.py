@@ -1,8 +1,7 @@
-"""Why a rank ended, from what it left: its error report, torch's, or the tail of its stderr (room: agent).
+"""Why a rank ended, from what it left: its error report, torch's, or the tail of its stderr.
 
 Reads node-local files and cgroup counters only; nothing is concluded here, blame is core's. The words and the
 signature are those of ``gangrun.node.boot``, so that both ways of learning of one failure name it the same.
-Next: ``rank_watch``, which asks when a rank has ended.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Sees a rank's death the moment it happens and says how it was (room: agent).
+"""Sees a rank's death the moment it happens and says how it was.
 
 One thread per rank waits in waitpid: nothing is polled, no kernel feature is needed, and the order of deaths, which
-blame needs, is the order in which the kernel tells them. Next: ``rank_errors`` (why), ``ranks`` (who listens).
+blame needs, is the order in which the kernel tells them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Small files of the ranks of one attempt, in node-local memory (room: agent).
+"""Small files of the ranks of one attempt, in node-local memory.
 
 Nothing here may be on a shared disk: a rank that dies writes here, the agent reads it at once, and a file server that
 stands still must delay neither. What is worth keeping goes into the run directory later. An agent that dies with its
-warden leaves its files behind; ``sweep`` finds those by the lock that nobody holds any more. Next: ``rank_env`` names
-them to the rank, ``rank_errors`` and ``stacks`` read them.
+warden leaves its files behind; ``sweep`` finds those by the lock that nobody holds any more.
 """
 
 from __future__ import annotations

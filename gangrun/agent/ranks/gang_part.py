@@ -1,8 +1,8 @@
-"""The ranks of one node: started, watched, stopped; facts come out of a queue (room: agent).
+"""The ranks of one node: started, watched, stopped; facts come out of a queue.
 
 ``launch`` must be called from the agent's main thread: the death signal fires when the *thread* that forked ends.
 Nothing here decides: the brain's effects come in, ``facts`` go out through ``fileno`` and ``take``. Slow things (a
-stop, stacks, the slate) run in threads of their own. Next: ``rank_env``, ``rank_watch``, ``rank_stop``, ``rank_logs``.
+stop, stacks, the slate) run in threads of their own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What ranks print: drained always, written when the disk takes it (room: agent).
+"""What ranks print: drained always, written when the disk takes it.
 
 One thread reads every pipe and never waits for a disk; one thread writes and may wait as long as it likes. Between
 them is a bounded spool: when a disk stands still the spool fills, then lines are dropped and counted, and the count is
-written where they are missing. A rank therefore never blocks on its output. Time is handed in. Next: ``capped_log``.
+written where they are missing. A rank therefore never blocks on its output. Time is handed in.
 """
 
 from __future__ import annotations

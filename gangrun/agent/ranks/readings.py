@@ -1,7 +1,7 @@
-"""What is seen of a rank from outside, for beats and the hang watch (room: agent).
+"""What is seen of a rank from outside, for beats and the hang watch.
 
 A few reads of /proc and of mapped memory per rank and beat: no scan, no system call that can hang. Counters only grow
-within an attempt. Next: ``core/recovery/hang.py`` judges them.
+within an attempt.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Where a rank stands: its Python stacks if it can still tell, else the kernel's word for it (room: agent).
+"""Where a rank stands: its Python stacks if it can still tell, else the kernel's word for it.
 
-``node/boot.py`` has given SIGRTMIN + 4 to faulthandler, which answers from C even if the main thread never comes back to
+``boot.py`` has given SIGRTMIN + 4 to faulthandler, which answers from C even if the main thread never comes back to
 Python. A stopped process, one in D state and a command that is not Python cannot answer: for these /proc speaks.
-The whole dump goes into the run directory. Next: ``core/recovery/blame.py`` compares the frames.
+The whole dump goes into the run directory.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Stopping all ranks of a node, step by step, until none is left (room: agent).
+"""Stopping all ranks of a node, step by step, until none is left.
 
 Ask (save, then stop), by the slot or by the script's save signal - SIGTERM - grace - SIGKILL to everything that came
 from a rank. A grace is given only where it can help: to a script with a handler of its own. Where there is none
-``node/boot.py``'s C handler tells so within milliseconds, and waiting for a rank that is stuck in a collective would only
+``boot.py``'s C handler tells so within milliseconds, and waiting for a rank that is stuck in a collective would only
 delay the next attempt.
-Runs in a thread of ``ranks``; never blocks without a bound. Next: ``slate`` (what is ours).
+Runs in a thread of ``ranks``; never blocks without a bound.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Room: checkpoint. Judges one plain DCP directory: *complete* by its structure, *verified* by every checksum in it.
+"""Judges one plain DCP directory: *complete* by its structure, *verified* by every checksum in it.
 
 What cannot be seen from outside, because nothing in the format binds it: a shard that another step of the same run left
 whole and with the same layout, and a renamed entry in ``.metadata`` (it carries no checksum of its own).
-Next: ``store``, which decides which directories are judged how far; ``memory``, which remembers.
 """
 
 from __future__ import annotations

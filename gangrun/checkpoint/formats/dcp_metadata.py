@@ -1,8 +1,7 @@
-"""Room: checkpoint. What a plain torch DCP ``.metadata`` says, read as data: never unpickled, torch never imported.
+"""What a plain torch DCP ``.metadata`` says, read as data: never unpickled, torch never imported.
 
 Gives every entry of the checkpoint (file, offset, length, tensor or bytes) and what the tensors must look like, after
 checking that the description itself is whole: every chunk stored once, every tensor covered, no path leading outside.
-Next: ``dcp_verify`` compares it with the files.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Room: checkpoint. Reads a pickle as data and can execute nothing, whatever the pickle says.
+"""Reads a pickle as data and can execute nothing, whatever the pickle says.
 
 An own interpreter, not ``pickle.Unpickler`` with a filtered ``find_class``: that one still hashes what it is told to
 hash and sizes its memo by what it reads, so a small hostile file can hang it, exhaust memory or overflow the C stack.
 Here dictionaries stay lists of pairs, nothing is hashed or called, and every global is only its name.
-Next: ``dcp_metadata`` gives the result a meaning.
 """
 
 from __future__ import annotations

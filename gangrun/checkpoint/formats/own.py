@@ -1,8 +1,7 @@
-"""Room: checkpoint. Judges a checkpoint of gangrun's own by its manifest: every file, its size and every chunk's CRC32.
+"""Judges a checkpoint of gangrun's own by its manifest: every file, its size and every chunk's CRC32.
 
 The manifest binds all bytes to one save of one step, torch's ``.metadata`` among them: a shard of another step, a file
 that was renamed or a directory that was given another step's name is seen here, which plain DCP cannot see.
-Next: ``store``, which asks; ``wire/manifest.py`` for the shape.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Room: checkpoint. Judges a directory of Hugging Face safetensors: *complete* at best, as they bear no checksums.
+"""Judges a directory of Hugging Face safetensors: *complete* at best, as they bear no checksums.
 
 Seen are files that the index or their own names promise and that are not there, torn headers, tensors that do not fill
 their file, and shards (as torch's sharded writer leaves them) that overlap, or do not cover their tensors from the
-beginning. Not seen, because nothing in the format shows it: a changed byte of a tensor. Next: ``store``, which asks.
+beginning. Not seen, because nothing in the format shows it: a changed byte of a tensor.
 """
 
 from __future__ import annotations

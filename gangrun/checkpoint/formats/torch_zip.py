@@ -1,9 +1,8 @@
-"""Room: checkpoint. Proves one ``torch.save`` archive inside a larger file by the CRC32s it carries.
+"""Proves one ``torch.save`` archive inside a larger file by the CRC32s it carries.
 
 Knows exactly the archives torch writes: stored members only, no comment, zip64 records throughout. Bytes are read with
 ``preadv`` into a buffer that is used again, or by a child that maps them: a mapping in this process would kill it by
 SIGBUS when the storage fails or the file shrinks underneath.
-Next: ``dcp_verify``, which calls this for every entry; ``mapped`` for the child.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Room: checkpoint. One process's line to the keeper of this node's memory (``gangrun/node/memory_keeper.py``).
+"""One process's line to the keeper of this node's memory (``gangrun/node/memory_keeper.py``).
 
 A rank puts files there, an agent reads them; neither knows the other. Every call waits for the keeper, which answers at
 once or is dead. Where an answer is not heard whole the connection is closed, as what comes late would be taken for the
-next one's: then all is refused until ``again``. Next: ``training/memory/saving.py`` writes, ``rescue`` brings to disk.
+next one's: then all is refused until ``again``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Makes files of a step again that nobody holds any more, from what others brought to the disk (room: checkpoint).
+"""Makes files of a step again that nobody holds any more, from what others brought to the disk.
 
 By the record of parity and by nothing else. Whatever is made has the checksums that the record tells, or is not there;
-the manifest's are proven later, with all other files. Next: ``parity/code.py`` for the arithmetic, ``rescue`` for the
-rest of a rescue.
+the manifest's are proven later, with all other files.
 """
 
 from __future__ import annotations

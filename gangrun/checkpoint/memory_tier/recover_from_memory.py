@@ -1,8 +1,8 @@
-"""Room: checkpoint. Brings a step that is in the memory of nodes to the disk, and makes a checkpoint of it.
+"""Brings a step that is in the memory of nodes to the disk, and makes a checkpoint of it.
 
 Each node writes its files into one staging directory of the attempt that made them; whoever holds the term then looks
 whether all are there and renames it out, before that attempt is sealed. So a rescue that comes too late finds its
-staging sealed, like any late commit. Bytes are proven when the resume point is chosen. Next: ``kept``, ``commit``.
+staging sealed, like any late commit. Bytes are proven when the resume point is chosen.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Codes the shards of a group and rebuilds lost ones, piece by piece over open files or memory (room: checkpoint).
+"""Codes the shards of a group and rebuilds lost ones, piece by piece over open files or memory.
 
 What is rebuilt counts only when ``rebuild`` returns: by then every byte that was read and every byte that was written
 had the CRC32 that the layout tells. A shard that is there but damaged counts as lost. Otherwise the places that were to
-be filled are left empty. Memory: one piece for every shard. Next: ``field``, ``places``.
+be filled are left empty. Memory: one piece for every shard.
 """
 
 from __future__ import annotations

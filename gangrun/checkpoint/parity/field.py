@@ -1,8 +1,7 @@
-"""Arithmetic of the code: which sum of the shards that are left is a shard that is not (room: checkpoint).
+"""Arithmetic of the code: which sum of the shards that are left is a shard that is not.
 
 Bytes are elements of GF(256) modulo x8+x4+x3+x2+1, so adding is XOR and multiplying by one number is a table. ``Slow``
 does it with nothing but Python's own: for where ISA-L is not installed, and to test ISA-L against.
-Next: ``isa_l``, the fast way; ``code``, which moves the bytes.
 """
 
 from __future__ import annotations

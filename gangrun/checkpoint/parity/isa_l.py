@@ -1,9 +1,8 @@
-"""ISA-L's erasure code by ctypes: the same sums as ``field.Slow``, at gigabytes a second (room: checkpoint).
+"""ISA-L's erasure code by ctypes: the same sums as ``field.Slow``, at gigabytes a second.
 
 Taken from the system's ``libisal.so.2`` or from the wheel of pyeclib, which brings one for x86-64 and aarch64; of
 pyeclib itself nothing is used, as its own interface copies each fragment several times and puts a header before it. A
 library is believed once it has answered one question as the slow way does. Calls hold no lock of the interpreter.
-Next: ``code``, which asks ``sums_for``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Where a shard's bytes are while it is coded: an open file, parts of several, or memory (room: checkpoint).
+"""Where a shard's bytes are while it is coded: an open file, parts of several, or memory.
 
 ``Stream`` goes over one from its beginning to its end, a piece at a time, and knows the CRC32 of what passed.
-Next: ``code``, which moves several of them in step.
 """
 
 from __future__ import annotations

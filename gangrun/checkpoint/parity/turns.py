@@ -1,4 +1,4 @@
-"""Who codes with whom, and whose parity lies where: rotating, as RAID 6 does it with disks (room: checkpoint).
+"""Who codes with whom, and whose parity lies where: rotating, as RAID 6 does it with disks.
 
 A group of g nodes that may lose m has g stripes. Stripe number s has its parity on the m nodes from the s-th on, round
 the group, and a piece of each of the g - m others. So a node's data are cut into g - m pieces, one for each stripe of

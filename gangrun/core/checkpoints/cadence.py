@@ -1,8 +1,8 @@
-"""How often a run should save (room: core, which only decides): the exact optimum of Daly's complete model.
+"""How often a run should save: the exact optimum of Daly's complete model.
 
 Saving costs a stall each time; not saving costs the work since the last save at each failure. With stall ``d`` and a
 mean time ``M`` between failures of the whole job, training ``t = M * (1 + W0(-exp(-d/M - 1)))`` seconds between saves
-wastes least; the time that a restart takes does not move it. Next: ``training/save/schedule.py``, which measures and asks.
+wastes least; the time that a restart takes does not move it.
 """
 
 from __future__ import annotations

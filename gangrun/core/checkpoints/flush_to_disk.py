@@ -1,9 +1,9 @@
-"""Before a job ends, the newest step in its nodes' memory is brought to the disk (room: core, which only decides).
+"""Before a job ends, the newest step in its nodes' memory is brought to the disk.
 
 A job's end takes its memory along. So an end, or asking for the next job, waits in WAITING while nodes write what is
 newer there than on disk: within the time until the scheduler takes the nodes, and in any case not for ever. What was
 decided stands in ``state.bringing`` and is done afterwards, whatever became of it. A run that succeeded left what it
-wanted to leave; who cancels twice waits for nothing. Next: ``supervisor/recover_call.py``, which has it brought.
+wanted to leave; who cancels twice waits for nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which step that nodes hold in memory is whole, and who brings which file of it (room: core, which only decides).
+"""Which step that nodes hold in memory is whole, and who brings which file of it.
 
 A step in memory is (attempt, step, nonce). Its manifest is put into memory only after every rank's shard was, so one
 node's manifest says how many files there must be; the step is whole if the nodes that answer hold so many together, or
-hold enough parity to make the rest again. Next: ``supervisor/recover_call.py``, which asks the nodes.
+hold enough parity to make the rest again.
 """
 
 from __future__ import annotations

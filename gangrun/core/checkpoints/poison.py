@@ -1,4 +1,4 @@
-"""Whether a checkpoint poisons whoever loads it (room: core, which only decides).
+"""Whether a checkpoint poisons whoever loads it.
 
 A state may be whole to the last byte and yet lead every attempt that loads it into the same failure soon after: a
 moment gone to infinity, a data position past the end. It is told by the same failure within a few steps of loading it,

@@ -1,4 +1,4 @@
-"""Which checkpoint the next attempt resumes from (room: core, which only decides).
+"""Which checkpoint the next attempt resumes from.
 
 Values in, a choice and a sentence out: no files, no clock. ``checkpoint.store`` gathers the candidates and acts on the
 choice. The one rule above all: a run that ever committed a checkpoint never starts again from zero by itself.

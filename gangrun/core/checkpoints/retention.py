@@ -1,4 +1,4 @@
-"""Which checkpoints may go (room: core, which only decides; ``checkpoint/commit.py`` moves them to the trash).
+"""Which checkpoints may go.
 
 Kept are the newest few, every M-th step for good, whatever is not proven to be whole or not ours, and always the newest
 one known to be valid, since the newest of all may turn out damaged when it is needed.

@@ -1,8 +1,7 @@
-"""How the reading of one checkpoint is dealt out among several readers (room: core).
+"""How the reading of one checkpoint is dealt out among several readers.
 
 Each works its own share out of the same list, so that nothing but the list has to be agreed on. Shares are runs of
-neighbours, since storage likes to be read in order. Next: ``checkpoint/verification.py`` reads one,
-``training/load/shared_verification.py`` has all ranks read, ``supervisor/verify_call.py`` all nodes.
+neighbours, since storage likes to be read in order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The heart: ``step(state, event, now, policy) -> Decision`` (room: core, which only decides).
+"""The heart: ``step(state, event, now, policy) -> Decision``.
 
 Two rules. Everything that moves a run from one phase to another is reached from ``TABLE`` below. And this file does
 not know in which world it is: Slurm, one box, or a world made of numbers.

@@ -1,4 +1,4 @@
-"""What an agent's "I was told to end" means (room: core, which only decides).
+"""What an agent's "I was told to end" means.
 
 A signal does not say why. Where a scheduler can be asked, an agent's word only begins a wait for its answer, which is a
 ``Notice`` without an origin; no answer in time means: stop. The wait goes on through whatever happens meanwhile.

@@ -1,4 +1,4 @@
-"""RUNNING: all ranks are alive (room: core, which only decides).
+"""RUNNING: all ranks are alive.
 
 Most of what happens here needs no stop (rung 0). What does need one only *stops* and keeps the evidence: conclusions
 are drawn in ``recovery`` once every rank is down, when the late reports are in.

@@ -1,4 +1,4 @@
-"""The one filter before the table (room: core, which only decides).
+"""The one filter before the table.
 
 An event that is a duplicate, of another attempt, or of an incarnation that has been replaced is *ignored*: journalled,
 acked, and without effect. What passes is legal or not by the table in ``lifecycle``.

@@ -1,4 +1,4 @@
-"""PENDING, CHECKING and STARTING: from nobody there to all ranks alive (room: core, which only decides).
+"""PENDING, CHECKING and STARTING: from nobody there to all ranks alive.
 
 An attempt starts in three stages: staging of older attempts is *sealed*, the resume point is *chosen*, the gang is
 *launched*. Nodes are picked last, at the launch, so that a node lost meanwhile costs nothing.

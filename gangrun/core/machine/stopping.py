@@ -1,4 +1,4 @@
-"""STOPPING and WAITING: ranks go down, evidence comes in, the next rung is due (room: core, which only decides)."""
+"""STOPPING and WAITING: ranks go down, evidence comes in, the next rung is due."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A new term, a new job, a run taken up again (room: core, which only decides).
+"""A new term, a new job, a run taken up again.
 
 A new supervisor adopts a gang that lives and is whole; anything less is stopped and started anew. ``redrive`` names
 what the dead supervisor had asked for and the new one must ask again: every action is idempotent by its keys.

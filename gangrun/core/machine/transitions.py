@@ -1,4 +1,4 @@
-"""How a state becomes the next one (room: core, which only decides).
+"""How a state becomes the next one.
 
 The small verbs that the handlers in ``starting``, ``running``, ``stopping`` and ``waiting`` share: enter a phase,
 stay in it, refuse, ignore, finish. Each returns a ``Decision``; none decides anything by itself.

@@ -1,4 +1,4 @@
-"""Nodes of a job whose agents never came (room: core, which only decides).
+"""Nodes of a job whose agents never came.
 
 The job's launcher may know why: Slurm could start nothing there, or what it started could not run. Once every missing
 node is accounted for nobody is waited for. Such a node is left out of the next job, unless many, or all, say the same:

@@ -1,4 +1,4 @@
-"""Which nodes have shown before an attempt that they are broken, and is it theirs (room: core, which only decides).
+"""Which nodes have shown before an attempt that they are broken, and is it theirs.
 
 A fatal finding bars its node at once (``roster``); here, when all answers are in, it is left out for good, so that the
 next job does without it too. The same on many nodes at once is a shared service's: wait, look again, exclude nobody.

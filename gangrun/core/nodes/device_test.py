@@ -1,4 +1,4 @@
-"""Nodes on trial: whose devices are put to work before ranks use them again (room: core, which only decides).
+"""Nodes on trial: whose devices are put to work before ranks use them again.
 
 Who is suspected of a failure, and no more than suspected, is tested while the others get ready. Where the gang is
 whole without it nobody waits; else the answer is waited for, so long at most. What comes out decides: broken nodes are

@@ -1,4 +1,4 @@
-"""Nodes that a user's earlier runs found broken: what is remembered, for how long, how many count (room: core).
+"""Nodes that a user's earlier runs found broken: what is remembered, for how long, how many count.
 
 Pure. Wall-clock seconds, since it outlives runs and machines. A node counts for a day, twice as long each time it is
 found broken again, a week at most; so few count at once that a fault of the judge cannot empty a cluster.

@@ -1,4 +1,4 @@
-"""Suspects that still work, and their relief: at the next checkpoint, where a better node is free (room: core).
+"""Suspects that still work, and their relief: at the next checkpoint, where a better node is free.
 
 Pure, like all of core. Poor hardware is no reason to break off a step. What only an administrator's hand cures, what a
 GPU itself asks for, and two signs against one GPU are reason enough to let a healthy spare take the node's place once a

@@ -1,4 +1,4 @@
-"""Which nodes the gang may not use, why and until when (room: core, which only decides).
+"""Which nodes the gang may not use, why and until when.
 
 Exclusions are capped per hour, since a fault that "hits" many nodes is more often a fault of the judge. Whether the
 gang can do without a node is ``placement``'s question; who is guilty is ``blame``'s.

@@ -1,4 +1,4 @@
-"""What is known of nodes, whatever the phase (room: core, which only decides).
+"""What is known of nodes, whatever the phase.
 
 Each function takes an event about a node and returns the nodes as they are afterwards; what that means for the gang
 is for the handlers of the phase to say.

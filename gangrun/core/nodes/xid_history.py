@@ -1,4 +1,4 @@
-"""What GPUs' drivers reported in the last day, over attempts, jobs and runs (room: core, which only decides).
+"""What GPUs' drivers reported in the last day, over attempts, jobs and runs.
 
 Most reports by number (XIDs) are the program's, or a GPU gets over them. The same of the same GPU once more tells
 hardware from program; the same of several GPUs is the program's. What a second time is worth comes with the report, as

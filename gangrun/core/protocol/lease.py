@@ -1,4 +1,4 @@
-"""When a lease ends and when a node may be presumed empty: the laws of protocol section 2 (room: core, pure).
+"""When a lease ends and when a node may be presumed empty: the laws of protocol section 2.
 
 Letters as in ``docs/protocol.md``: L fence, S silence, K kill, P warden wake, D leader lease, T takeover, rho drift.
 Instants of an agent and of a supervisor are on different clocks; each function says on whose clock it works.

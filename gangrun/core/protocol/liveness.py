@@ -1,4 +1,4 @@
-"""Who is silent, judged from the table of beats at deadlines (room: core, which only decides).
+"""Who is silent, judged from the table of beats at deadlines.
 
 Beats never go through ``lifecycle``: only a change, a node that fell silent or is heard again, becomes an event.
 """

@@ -1,4 +1,4 @@
-"""Who may become supervisor, and with which numbers: the rules of protocol sections 1 and 2 (room: core, pure).
+"""Who may become supervisor, and with which numbers: the rules of protocol sections 1 and 2.
 
 The claim itself is link(2)'s business (``adapters.fs.terms``), the promises are the agents' (``agent.follow``); here is
 only what must be true before either. The leases between old and new are in ``lease``.

@@ -1,4 +1,4 @@
-"""Whose fault it was: evidence in, one verdict with one sentence out (room: core, which only decides).
+"""Whose fault it was: evidence in, one verdict with one sentence out.
 
 Order of trust: what the hardware says, silence, an agent's death, the first rank that fell of itself, then where
 everybody stood. A victim's collective error never counts against its own node, and nobody is blamed who may be

@@ -1,4 +1,4 @@
-"""Reading a stall: which rank is not where the others are (room: core, which only decides).
+"""Reading a stall: which rank is not where the others are.
 
 In order: a rank that was stopped, a rank stuck in the kernel, the odd one out by stack, the one behind by step. The
 node of the one named becomes a suspect, never blamed at once. ``hang`` decides *that* it is a stall; ``blame`` asks.

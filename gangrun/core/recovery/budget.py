@@ -1,4 +1,4 @@
-"""How often the gang may be restarted, and after how long (room: core, which only decides).
+"""How often the gang may be restarted, and after how long.
 
 Each cause has its own count since the last progress; progress alone refills it, never time: a newer valid checkpoint,
 or, where none is known, a step that no attempt had reached. Called by ``lifecycle`` after each verdict.

@@ -1,4 +1,4 @@
-"""Whether ranks can still save when hardware broke under them (room: core, which only decides).
+"""Whether ranks can still save when hardware broke under them.
 
 What is about to be lost still computes, so all ranks are told to save at once, for as long as policy gives. A GPU that
 is gone computes nothing more: its ranks hang or fall, the others would wait for them until the time is over.

@@ -1,4 +1,4 @@
-"""Which rung comes next (room: core, which only decides).
+"""Which rung comes next.
 
 Called when all ranks are down, or when a start cannot go on: weigh the evidence (``blame``), charge the budget
 (``budget``), leave guilty nodes out (``quarantine``), and take the cheapest rung that will work.

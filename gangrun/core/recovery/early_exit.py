@@ -1,4 +1,4 @@
-"""Only ranks that lost a peer in a collective: who left them (room: core, which only decides).
+"""Only ranks that lost a peer in a collective: who left them.
 
 Either a stall names somebody, or a rank had ended with 0 while others still trained: a data set that is shorter on one
 rank, an early ``return``. That is the script's, and comes again. Else nobody knows. Asked by ``blame``.

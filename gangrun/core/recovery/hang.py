@@ -1,4 +1,4 @@
-"""Is the gang hung? A table of each rank's signs of progress (room: core, which only decides; time is handed in).
+"""Is the gang hung? A table of each rank's signs of progress.
 
 A sign is *told* (a step, output, a checkpoint) or *shown* (busy after idle, back from the kernel). A stall is a long
 time without any sign **and** evidence: all ranks idle, or one stopped or stuck. Ranks that work without a word, in an

@@ -1,4 +1,4 @@
-"""The rungs themselves: check, start an attempt, requeue, wait for storage (room: core, which only decides).
+"""The rungs themselves: check, start an attempt, requeue, wait for storage.
 
 Rung 0 is no move at all, 1 to 3 are one and the same start with another placement, 4 has no performer yet, 5 asks the
 scheduler, 6 is ``moves.finish``. ``recovery`` chooses between them after a failure.

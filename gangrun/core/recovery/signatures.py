@@ -1,4 +1,4 @@
-"""Knowing a failure that came before (room: core, which only decides).
+"""Knowing a failure that came before.
 
 A signature is what must be equal for two failures to count as the same one. Tracebacks carry their own; exit codes and
 fault signals say less, so they count only at the same known step; what comes from outside the code has none.

@@ -1,4 +1,4 @@
-"""Whether what a rank raised is the storage's doing (room: core, which only decides).
+"""Whether what a rank raised is the storage's doing.
 
 An ``OSError`` begins with its number. What saves wraps it: in gangrun's ``CheckpointError`` and torch's
 ``CheckpointException`` the system's words stand somewhere in the message.

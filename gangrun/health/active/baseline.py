@@ -1,4 +1,4 @@
-"""What a node's devices reached at their best, kept between runs (room: health; pure). Speeds are judged against it.
+"""What a node's devices reached at their best, kept between runs. Speeds are judged against it.
 
 A device, driver or torch that changed begins anew. What was worse than the policy's share is not taken in, so that a
 node does not grow slow unseen; what was better is.

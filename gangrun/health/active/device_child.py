@@ -1,8 +1,8 @@
-"""Puts a device to work and says what came out: ``python active_child.py '{...}'`` (room: health; a program by path).
+"""Puts a device to work and says what came out: ``python active_child.py '{...}'``.
 
 It is run by the python that trains, which need not have gangrun: standard library and torch only, and torch nowhere
 else in this room. One JSON object a line, as soon as a test is done, so that what a killed child knew is not lost.
-Whoever starts it sets the deadline; when that one dies, so does this. Next: ``active`` judges what it says.
+Whoever starts it sets the deadline; when that one dies, so does this.
 """
 
 from __future__ import annotations

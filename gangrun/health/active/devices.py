@@ -1,4 +1,4 @@
-"""Devices at work: known arithmetic, memory patterns, speeds against the node's own baseline (room: health).
+"""Devices at work: known arithmetic, memory patterns, speeds against the node's own baseline.
 
 One child for each GPU, or for the CPU where there is none; a second one there, so that there is somebody to add up
 with. What a test could not finish is unknown: only a wrong result, a device that refuses to work and a speed that fell

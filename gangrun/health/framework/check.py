@@ -1,4 +1,4 @@
-"""The shapes of node health: what was read, what was found, what it means (room: health; values only).
+"""The shapes of node health: what was read, what was found, what it means.
 
 A ``Reading`` is plain enough to be kept as JSON: recorded ones are the tests' data, and the one of a few seconds
 or attempts ago is the baseline for counters. ``Outcome`` is what a check's pure half says of it.

@@ -1,4 +1,4 @@
-"""What of a reading goes on counting while nobody looks, and so is kept for whoever looks next (room: health; pure).
+"""What of a reading goes on counting while nobody looks, and so is kept for whoever looks next.
 
 Only hardware's own counts, and what is needed to compare them: what hangs on a program's work (congestion, processes
 that wait) would accuse a node of what others did there. Boots are told apart by ``growth``, GPUs by their UUID, since

@@ -1,4 +1,4 @@
-"""What a node's findings are worth as evidence about a failure (room: health; pure): the door to ``core.blame``.
+"""What a node's findings are worth as evidence about a failure: the door to ``core.blame``.
 
 Only what failed, and is not the program's, counts against a node; hardware that is merely poor makes the gang prefer
 another node where one is free. Warnings go along for the story; what is unknown says nothing and is no evidence at all.

@@ -1,4 +1,4 @@
-"""Small files of /sys and /proc: read in one go, short, and never trusted (room: health; edge)."""
+"""Small files of /sys and /proc: read in one go, short, and never trusted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Firmware of devices of one kind: one version, on this node and on all (room: health; pure).
+"""Firmware of devices of one kind: one version, on this node and on all.
 
 A set-up's matter, told and never held against a node. What should be the same everywhere goes along as ``alike``: who
 sees several nodes compares it (``cli.health_alike``).

@@ -1,4 +1,4 @@
-"""How counters grew between two readings (room: health; pure). Absolute counts say nothing: they may be years old.
+"""How counters grew between two readings. Absolute counts say nothing: they may be years old.
 
 Another boot, another GPU in the place, a counter that went back or time that stood still: then there is no growth to
 speak of, and the newer reading is the new baseline.

@@ -1,4 +1,4 @@
-"""What is worth telling of many looks: what is new or worse, once (room: health; pure, no clock).
+"""What is worth telling of many looks: what is new or worse, once.
 
 A node is looked at every few seconds for weeks, and its findings are events that are kept for ever: a finding that
 holds is told once, and one that comes and goes is told again only after it was gone for a while.

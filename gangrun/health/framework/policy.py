@@ -1,4 +1,4 @@
-"""Bounds that checks judge by, and what a node is expected to have (room: health; values only).
+"""Bounds that checks judge by, and what a node is expected to have.
 
 Each bound names its unit. Where the figure comes from stands in ``docs/health.md``. None among the expectations: nobody
 said, so a check compares what it sees with itself (GPUs with each other) or says what it sees.

@@ -1,4 +1,4 @@
-"""Readings as plain JSON values, there and back (room: health). What was written elsewhere is not trusted.
+"""Readings as plain JSON values, there and back. What was written elsewhere is not trusted.
 
 What is not a place with named numbers or words is dropped; a number that is none (NaN, infinite, beyond all counters)
 too. So a judge only ever sees values of the three kinds.

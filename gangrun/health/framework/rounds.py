@@ -1,7 +1,7 @@
-"""Runs checks so that none can hurt: each family is read under a deadline, each judge may fail alone (room: health).
+"""Runs checks so that none can hurt: each family is read under a deadline, each judge may fail alone.
 
 A reading that raises, hangs or makes no sense is unknown, and never more than that. While a hung one is still out no
-second is sent after it, for a thread or child that the kernel holds cannot be killed. Next: ``catalogue``.
+second is sent after it, for a thread or child that the kernel holds cannot be killed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What NVIDIA's DCGM says, where it is installed and lets users ask (room: health): its watches, and its own tests.
+"""What NVIDIA's DCGM says, where it is installed and lets users ask: its watches, and its own tests.
 
 ``dcgmi`` prints JSON whose shape differs from version to version, so it is walked for what can be recognised. A word
 that is not known here is neither good nor bad. Where there is no ``dcgmi`` nothing is said.

@@ -1,4 +1,4 @@
-"""The memory of GPUs: ECC counts, SRAM, remapped rows, retired pages (room: health; pure). The reading: ``gpu``."""
+"""The memory of GPUs: ECC counts, SRAM, remapped rows, retired pages. The reading: ``gpu``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NVLinks: are they up, as fast as their like, and do they carry data whole (room: health; pure). The reading: ``gpu``.
+"""NVLinks: are they up, as fast as their like, and do they carry data whole. The reading: ``gpu``.
 
 A GPU has up to 18 of them, and what befalls one befalls them all more often than not: several links of one GPU with the
 same trouble are one finding, whose place is "gpu 3 links" and which says which they are.

@@ -1,4 +1,4 @@
-"""A GPU beside those of its kind, and its bus under load (room: health; pure). The reading: ``gpu``.
+"""A GPU beside those of its kind, and its bus under load. The reading: ``gpu``.
 
 What one look shows of work is chance, so what depends on work must show at two looks running.
 """

@@ -1,7 +1,7 @@
-"""Are the GPUs there, and do they answer: count, loss, wanted recovery, driver, modes, leftovers (room: health).
+"""Are the GPUs there, and do they answer: count, loss, wanted recovery, driver, modes, leftovers.
 
 A child asks NVML (see ``adapters.nvml``); PCI is looked at here. Where there is no NVIDIA GPU and none is expected,
-every check is unknown, quietly. Next: ``gpu_memory`` and ``gpu_running`` judge the same reading.
+every check is unknown, quietly.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How GPUs run: heat, throttling, PCIe, fabric (room: health; pure). The reading: ``gpu``."""
+"""How GPUs run: heat, throttling, PCIe, fabric. The reading: ``gpu``."""
 
 from __future__ import annotations
 

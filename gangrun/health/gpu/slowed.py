@@ -1,4 +1,4 @@
-"""What a GPU at work says holds its clocks down, and for how long (room: health; pure). The reading: ``gpu``.
+"""What a GPU at work says holds its clocks down, and for how long. The reading: ``gpu``.
 
 Each look shows a moment. Two running make a warning; most looks of ten minutes, while its clock is below that of the
 GPUs at work beside it, make a node that slows all ranks down. That it draws all the power it may is no fault.

@@ -1,4 +1,4 @@
-"""Which GPUs of a node a job may use: the others are looked at too, but never fail it (room: health; pure).
+"""Which GPUs of a node a job may use: the others are looked at too, but never fail it.
 
 ``CUDA_VISIBLE_DEVICES`` says it, by number or UUID. Where that leaves a doubt (GPUs of several kinds, which CUDA may
 number by speed; parts of GPUs; a number that is not there) all of them count.

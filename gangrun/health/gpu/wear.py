@@ -1,4 +1,4 @@
-"""What wears out, or slows a GPU down beside its peers (room: health; pure). The reading: ``gpu``."""
+"""What wears out, or slows a GPU down beside its peers. The reading: ``gpu``."""
 
 from __future__ import annotations
 

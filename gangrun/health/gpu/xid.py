@@ -1,4 +1,4 @@
-"""From XID events to findings: repetition, company and echoes weighed (room: health; pure). The table: ``xid_table``.
+"""From XID events to findings: repetition, company and echoes weighed. The table: ``xid_table``.
 
 One event rarely tells hardware from program. What does: the same GPU again in another attempt (hardware, perhaps), two
 GPUs at once (the program), and what the GPU itself asks for. What our own kill leaves behind never counts.

@@ -1,4 +1,4 @@
-"""What each XID means and asks for: one row each (room: health; a table, read by ``xid``).
+"""What each XID means and asks for: one row each.
 
 The driver reports a fault of a GPU, or of the program that ran on it, by number. Classes: ``APP`` is no sign against a
 node by itself; ``SOFT`` lets ranks restart here, a spare being better; ``HARD`` means leave the node out now; ``INFO``

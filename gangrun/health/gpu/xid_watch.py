@@ -1,4 +1,4 @@
-"""XID events as they come, on a thread of their own (room: health). What came before it watches is lost for good.
+"""XID events as they come, on a thread of their own. What came before it watches is lost for good.
 
 So it is opened before ranks start, and stays open over restarts. The driver may hang in any call: nobody waits for this
 thread but ``opened``, and that under a deadline.

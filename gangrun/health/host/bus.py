@@ -1,4 +1,4 @@
-"""PCIe errors as the kernel counts them, and time in which the host stood still for want of something (room: health).
+"""PCIe errors as the kernel counts them, and time in which the host stood still for want of something.
 
 Errors of the bus: of GPUs, network and storage cards and the bridges above them (AER). Pressure: PSI, where the kernel
 has it.

@@ -1,4 +1,4 @@
-"""What readings of the host mean (room: health; pure). The reading: ``host``; names are asked by a child."""
+"""What readings of the host mean. The reading: ``host``; names are asked by a child."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which file systems are mounted, and whether the kernel turned one read-only; Lustre's own word (room: health).
+"""Which file systems are mounted, and whether the kernel turned one read-only; Lustre's own word.
 
 Nothing of a file system is touched, so a dead server cannot hold whoever reads this. ``storage`` touches them.
 """

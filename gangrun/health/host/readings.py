@@ -1,4 +1,4 @@
-"""The host around the GPUs: memory, processes, clock, limits, kernel (room: health; one family of checks).
+"""The host around the GPUs: memory, processes, clock, limits, kernel.
 
 Everything here is a small file or a system call that does not block. What may block, names and file systems, is asked
 by children: ``names`` and ``storage``.

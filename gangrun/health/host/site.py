@@ -1,4 +1,4 @@
-"""A site's own checks: commands that end with 0 (well), 1 (not well) or else, which says nothing (room: health).
+"""A site's own checks: commands that end with 0 (well), 1 (not well) or else, which says nothing.
 
 Each runs as a child with a time limit, without a shell. ``[health.commands]`` names them; see ``cli.health_settings``.
 """

@@ -1,4 +1,4 @@
-"""The file systems that a job stands on: space, inodes, read-only, and whether they answer (room: health).
+"""The file systems that a job stands on: space, inodes, read-only, and whether they answer.
 
 Each directory is looked at by a child of its own. One that does not come back is unknown here: when all nodes say so at
 once it is the file server, and only whoever sees them all can tell.

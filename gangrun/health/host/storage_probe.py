@@ -1,7 +1,7 @@
-"""What may block for ever, and therefore runs in a child that can be left behind (room: health; edge).
+"""What may block for ever, and therefore runs in a child that can be left behind.
 
 A file server that stands still holds whoever asks it in the kernel, where no signal reaches. Each function is one
-child's whole life. Next: ``storage`` and ``host`` judge what comes back.
+child's whole life.
 """
 
 from __future__ import annotations

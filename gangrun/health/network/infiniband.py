@@ -1,4 +1,4 @@
-"""InfiniBand and RoCE ports: are they there, up, and as fast as they should be (room: health; one family of checks).
+"""InfiniBand and RoCE ports: are they there, up, and as fast as they should be.
 
 Down ports get a grace while a gang runs: flaps heal within seconds, and killing ranks for one costs more. The reading:
 ``ib_ports``. Counters are judged in ``ib_errors``, those that only say something beside other ports in ``ib_peers``.

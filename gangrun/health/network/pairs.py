@@ -1,4 +1,4 @@
-"""Which node makes the network slow: pairs, pairs anew, and what follows from both (room: health; pure).
+"""Which node makes the network slow: pairs, pairs anew, and what follows from both.
 
 A bad pair accuses two nodes. So each node meets two others, along a ring; only a node whose pairs were all bad is a
 suspect, and only one that is bad with a partner known to be good is named. Where no pair was good nobody is named: then

@@ -1,4 +1,4 @@
-"""What a port counts by itself: lost links, wrong symbols, damaged packets (room: health; pure). See ``ib_ports``."""
+"""What a port counts by itself: lost links, wrong symbols, damaged packets. See ``ib_ports``."""
 
 from __future__ import annotations
 

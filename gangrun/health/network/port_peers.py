@@ -1,4 +1,4 @@
-"""What ports count that says something only beside other ports (room: health; one family of checks). See ``ib_ports``.
+"""What ports count that says something only beside other ports. See ``ib_ports``.
 
 A full fabric, a slow receiver or a burst of work raises these everywhere: one port far above the others of its node is
 worth a word. It may just be the busiest, as the one that carries storage or what rank 0 gathers: none of this counts

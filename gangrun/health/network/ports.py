@@ -1,7 +1,7 @@
-"""InfiniBand and RoCE ports: what sysfs says of them to any user, and which of them a job uses (room: health).
+"""InfiniBand and RoCE ports: what sysfs says of them to any user, and which of them a job uses.
 
 A port that is down now, and was never seen up, is not in use and is passed over, unless the policy names its device.
-Which counters are read is the caller's word, as each costs the firmware a question. Next: ``infiniband``.
+Which counters are read is the caller's word, as each costs the firmware a question.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The body of a simulated agent around the real brain: what it hears and when it wakes (room: sim).
+"""The body of a simulated agent around the real brain: what it hears and when it wakes.
 
 While nothing happens to a node it is *parked*: its beats and their acks are known to get through, so none is sent;
 ``unpark`` accounts for them before anything else touches the node. What its beats would say of ranks that do not step,
-the supervisor is given all the same. Next: ``deeds`` (what the brain wants done), ``node`` (warden and ranks),
-``supervisor`` (the other end).
+the supervisor is given all the same.
 """
 
 from __future__ import annotations

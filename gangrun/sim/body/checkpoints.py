@@ -1,9 +1,9 @@
-"""The checkpoint file system, as values (room: sim).
+"""The checkpoint file system, as values.
 
 ``CheckpointFs`` is the truth: committed directories, staging of every attempt, what was set aside. A trainer commits by
 writing in its attempt's staging and renaming out of it; sealed staging refuses both. A foreign saver writes under the
 final name, so a kill leaves half a checkpoint there. ``SimCheckpoints`` is the port over it, with the real
-``core.selection``. Next: ``gang``, which writes here.
+``core.selection``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a simulated agent's brain wants done, done in numbers (room: sim).
+"""What a simulated agent's brain wants done, done in numbers.
 
 Here is what ``agent.loop`` does with sockets, processes and disks, and how long it takes. What comes of it is told to
-the agent as a fact. Next: ``agent`` (who asks), ``node`` (warden and ranks), ``memory`` (what is kept there).
+the agent as a fact.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Agents whose beats a simulated supervisor knows without their being sent (room: sim).
+"""Agents whose beats a simulated supervisor knows without their being sent.
 
 They are entered in the loop's table before it looks there, as if each had come; so a world in which nothing happens
-costs nothing. Next: ``agent`` (when one may be parked), ``supervisor`` (whose they are).
+costs nothing.
 """
 
 from __future__ import annotations

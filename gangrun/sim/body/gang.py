@@ -1,8 +1,8 @@
-"""Virtual ranks, stepping together (room: sim).
+"""Virtual ranks, stepping together.
 
 A ``SimGang`` is what a rendezvous at one address and port makes of ranks: it steps while all of them live, run and
 reach each other. Steps are not events: how far it is follows from since when it steps; only milestones (a checkpoint,
-something that the ``Script`` does, the end) are due at a time. Next: ``node``, where ranks live and die.
+something that the ``Script`` does, the end) are due at a time.
 """
 
 from __future__ import annotations

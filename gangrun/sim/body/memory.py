@@ -1,8 +1,8 @@
-"""The memory tier, in numbers (room: sim): what keepers hold, how ranks put a step there, and what is really whole.
+"""The memory tier, in numbers: what keepers hold, how ranks put a step there, and what is really whole.
 
 A save goes as ``training/memory/saving.py`` does it: each rank's file and its copy half way round, then the manifest on
 every node, then, once every rank knows that all have it, older steps go. Between any two of these somebody may die.
-What agents and supervisors make of it is the real thing. Next: ``gang``, which saves; ``checkpoints``, where it ends.
+What agents and supervisors make of it is the real thing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A simulated host: its clocks, its warden with the lease, its agent, its ranks (room: sim).
+"""A simulated host: its clocks, its warden with the lease, its agent, its ranks.
 
 The warden's judgement is the pure rule that the real one is held against (``core.lease.warden_must_kill``). What may
-befall a node (kill, reboot, pause, a paused virtual machine) is here too. Next: ``agent``, ``gang``, ``injury``.
+befall a node (kill, reboot, pause, a paused virtual machine) is here too.
 """
 
 from __future__ import annotations

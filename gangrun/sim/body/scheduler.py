@@ -1,8 +1,8 @@
-"""A scheduler made of numbers, and the batch script that each of its jobs begins with (room: sim).
+"""A scheduler made of numbers, and the batch script that each of its jobs begins with.
 
 Small but with the habits that hurt: sbatch that succeeds and times out, squeue that is old or down, a job that starts
 twice, never, or under the same id again. The rules that must survive them (look for our comment before a retry, claim
-``jobs/<seq>`` by link, nothing after ``cancelled``) are in ``SimJobs`` and ``Scheduler.batch``. Next: ``world``.
+``jobs/<seq>`` by link, nothing after ``cancelled``) are in ``SimJobs`` and ``Scheduler.batch``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""A simulated supervisor's process around the real take-over and the real loop (room: sim).
+"""A simulated supervisor's process around the real take-over and the real loop.
 
-It has what the loop asks of ``ports``, in numbers: a mailbox, a radio, a clock. Next: ``parked`` (agents whose beats
-are known and not sent), ``agent``, the other end of each line.
+It has what the loop asks of ``ports``, in numbers: a mailbox, a radio, a clock.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Time that jumps (room: sim; no real clock, thread or file may enter).
+"""Time that jumps.
 
 ``Timeline`` is the world's one heap: what is due next runs next, and time is wherever that is. ``NodeClock`` is what a
 simulated host takes for CLOCK_BOOTTIME and for wall time: it may drift, stop with its virtual machine, or be set wrong.
-A blocking call of a simulated process is a nested ``run_until``: the world goes on around it. Next: ``world``.
+A blocking call of a simulated process is a nested ``run_until``: the world goes on around it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The shared file system that holds the run directory, as values (room: sim).
+"""The shared file system that holds the run directory, as values.
 
 ``Disk`` is the truth that the file server knows. ``Mount`` is one node's view of it, which may stand still, be full, be
 read-only, be up to a minute old, or lose the reply to something that was done. ``SimTerms`` and ``SimStore`` are the
-ports over it; their micro-steps are boundaries at which the process may die. Next: ``checkpoints``, the other one.
+ports over it; their micro-steps are boundaries at which the process may die.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Who reaches whom, how late, and how often (room: sim).
+"""Who reaches whom, how late, and how often.
 
 One ``Network`` carries every message of a world. A cut may be whole, half or one-way; what is sent meanwhile waits (TCP
-sends it again when the cut heals, all at once) or is lost. Next: ``faults`` says what may happen here.
+sends it again when the cut heals, all at once) or is lost.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A simulated process: it may be killed or paused at any boundary (room: sim).
+"""A simulated process: it may be killed or paused at any boundary.
 
 Code of ours that runs in it is ordinary synchronous code. Where it touches the world it crosses a ``boundary``: there a
-plan may kill it (``ProcessKilled`` unwinds it) or pause it (the world runs on, nested, until it wakes). Next: ``disk``.
+plan may kill it (``ProcessKilled`` unwinds it) or pause it (the world runs on, nested, until it wakes).
 """
 
 from __future__ import annotations

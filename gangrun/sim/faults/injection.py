@@ -1,4 +1,4 @@
-"""How each fault is done to a world (room: sim). ``faults`` names them; nothing here decides anything."""
+"""How each fault is done to a world. ``faults`` names them; nothing here decides anything."""
 
 from __future__ import annotations
 

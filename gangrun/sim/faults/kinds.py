@@ -1,4 +1,4 @@
-"""What can go wrong, when, and to whom (room: sim; values only, the one seeded source of randomness is here).
+"""What can go wrong, when, and to whom.
 
 A ``FaultPlan`` is an immutable list of ``Fault``; ``FaultPlan.random`` draws one from a seed, ``fail_at`` writes one by
 hand, and ``|`` puts two together. Where to go next: ``injury`` does to the world what is said here.

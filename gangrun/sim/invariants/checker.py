@@ -1,4 +1,4 @@
-"""The invariants, checked where something could break them (room: sim).
+"""The invariants, checked where something could break them.
 
 Each is checked at the very event that can violate it, not after every event: a ticket, a durable record, a forked rank,
 a commit, a choice, a turn of the loop. Numbers as in ``docs/protocol.md`` section 9. What one state alone can show is

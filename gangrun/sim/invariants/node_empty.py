@@ -1,8 +1,8 @@
-"""What may be left on a node that counts as empty (room: sim): invariant I16, and what stands in for it.
+"""What may be left on a node that counts as empty: invariant I16, and what stands in for it.
 
 A node is known to be empty by its own word, by law 1's time, or by the fragment rule. Time proves nothing of a machine
 whose clock stood while it was paused: what it still holds, or forks on waking under a lease that by its own clock goes
-on, is kept harmless by seals and by the ranks that it lacks (I2 to I4). Next: ``checker``, which asks.
+on, is kept harmless by seals and by the ranks that it lacks (I2 to I4).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What only one who sees the whole world can swear to (room: sim): the checker's second pair of eyes.
+"""What only one who sees the whole world can swear to: the checker's second pair of eyes.
 
 ``checker`` holds records, tickets and gangs against each other; here is what lies between a supervisor and its agents:
 who leads when the next one claims (law 3), which events agents have forgotten (I12), whether a stop is said at once
-(protocol section 5), whether RUNNING is true (I14). Next: ``checker``, which asks.
+(protocol section 5), whether RUNNING is true (I14).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Reads a checkpoint that was proven whole into tensors that exist, shard by shard, whatever wrote it (room: training).
+"""Reads a checkpoint that was proven whole into tensors that exist, shard by shard, whatever wrote it.
 
 torch's own planner says which bytes belong where, so another number of ranks is no different from the same one. Each
 rank reads alone: no collective is needed. Types are compared before a byte is read, as torch would convert them in
 silence. What was proven before is compared once more as it arrives, where a whole shard is read: storage can rot
-between a proof that was remembered and now. Next: ``resuming``, which proves first.
+between a proof that was remembered and now.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which checkpoint to go on from: chosen and proven before a byte reaches the model (room: training).
+"""Which checkpoint to go on from: chosen and proven before a byte reaches the model.
 
 Under gangrun the supervisor has chosen before this process began. Elsewhere rank 0 chooses by the same rules, all read
-what it wants read, and it tells them. Next: ``reading_together``, ``loading``.
+what it wants read, and it tells them.
 """
 
 from __future__ import annotations

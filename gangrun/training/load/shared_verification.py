@@ -1,7 +1,7 @@
-"""All ranks read what rank 0 wants proven, each its share of the bytes: so do all nodes (room: training).
+"""All ranks read what rank 0 wants proven, each its share of the bytes: so do all nodes.
 
 Only what rank 0 finds damaged itself is damaged: what another rank could not read or check, or found wrong, rank 0
-reads again, as it may be that node's memory or mount. Next: ``core/checkpoints/shares.py`` deals out, ``resuming`` asks.
+reads again, as it may be that node's memory or mount.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Passes a copy of each rank's files to a rank of another node, for that node's memory (room: training).
+"""Passes a copy of each rank's files to a rank of another node, for that node's memory.
 
 Nodes stand in a ring, and a copy goes half way round: neighbours tend to share a switch and a power supply. One chunk
 is on its way in each direction at a time, over the saver's own group, and each is compared with its checksum as it
-arrives. Next: ``memory_saving``, which calls this between putting its own files and the manifest.
+arrives.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Codes the ranks' files against the loss of several nodes, for the nodes' memory (room: training).
+"""Codes the ranks' files against the loss of several nodes, for the nodes' memory.
 
 Of each group of nodes one rank of each codes with its like (``checkpoint/parity/turns.py`` has the plan). Whoever holds
 parity of a stripe is sent the pieces of all its members, some pages at a time over the saver's own group, and keeps the
 sum and nothing else. Both ends take checksums of what passed, and rank 0 compares them before it writes the record that
-a rebuild goes by. Next: ``memory_saving``, which calls this between a step's files and its manifest.
+a rebuild goes by.
 """
 
 from __future__ import annotations

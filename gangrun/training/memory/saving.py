@@ -1,9 +1,9 @@
-"""Puts a save into the memory of the nodes instead of onto the disk, all ranks together (room: training).
+"""Puts a save into the memory of the nodes instead of onto the disk, all ranks together.
 
 Each rank's files go into sealed memory that its node's keeper holds and that outlives it. Copies on another node, or
 parity on several, follow. A manifest, the same on every node, is put there once all ranks have all of theirs, and only
 when every node has that may older steps go: so at any moment some step is whole. gangrun brings it to the disk when
-ranks have died. Next: ``checkpoint/memory_tier/keeper_client.py`` for the keeper, ``saver`` for the thread that calls this.
+ranks have died.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Writes this rank's part of a save, and of that only what changed since the last commit (room: training).
+"""Writes this rank's part of a save, and of that only what changed since the last commit.
 
 A file whose tensors are byte for byte what they were is linked to the last commit's (a hard link: nothing can dangle,
 whichever goes first). A digest of each tensor decides, compared with what was written; a flag never does. After
 ``full_every`` checkpoints a file is written anew, so that damage to it reaches no more than those. Where links fail it
-is written as well. Next: ``saver``, which calls this in its own thread; ``grouping`` for what is compared.
+is written as well.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""How a training ends: whether its last step has still to be saved, on which all ranks agree (room: training).
+"""How a training ends: whether its last step has still to be saved, on which all ranks agree.
 
 Nothing is saved while an error is under way: the state may be of half a step, and the other ranks are elsewhere.
-Next: ``checkpointer``, which saves it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Which tensors are expected not to change, and which of them share a file (room: training; values only).
+"""Which tensors are expected not to change, and which of them share a file.
 
 An expectation, no more: it says what is worth comparing. Whether a file is linked is decided by its content each time
-(``delta``). At first what wants no gradient is expected to be still; later what was seen to be. Next: ``plan``, which
-lays the files out by it.
+(``delta``). At first what wants no gradient is expected to be still; later what was seen to be.
 """
 
 from __future__ import annotations

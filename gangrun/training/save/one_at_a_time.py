@@ -1,7 +1,7 @@
-"""One Checkpointer of this process at a time saves to a directory (room: training).
+"""One Checkpointer of this process at a time saves to a directory.
 
 A second one would sweep away what the first is writing. One that was dropped without ``close()`` writes what it has
-begun, in the background; who comes next waits for that. Next: ``saver``.
+begun, in the background; who comes next waits for that.
 """
 
 from __future__ import annotations

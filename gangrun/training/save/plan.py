@@ -1,9 +1,8 @@
-"""Which rank writes which tensor where, agreed once and kept for as long as the state keeps its shape (room: training).
+"""Which rank writes which tensor where, agreed once and kept for as long as the state keeps its shape.
 
 torch's own planner decides: what is replicated is written by one rank, what is sharded by its owner. Because every
 tensor archive has a size that is known beforehand, the place of each tensor in its file is part of the plan. Each rank
-has one file for what changes, and more for what is expected not to (``grouping``). Next: ``snapshot``, which fills the
-host's memory by it; ``delta``, which writes.
+has one file for what changes, and more for what is expected not to (``grouping``).
 """
 
 from __future__ import annotations

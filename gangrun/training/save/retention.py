@@ -1,7 +1,6 @@
-"""Lets old checkpoints go, on rank 0's background thread after each commit (room: training).
+"""Lets old checkpoints go, on rank 0's background thread after each commit.
 
 Which ones is decided in ``core.retention``. Only gangrun's own go, and nothing that a rollback may need.
-Next: ``checkpoint/commit.py``, which renames them away before it removes them.
 """
 
 from __future__ import annotations

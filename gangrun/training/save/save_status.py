@@ -1,7 +1,6 @@
-"""Tells people of this run's saves, on rank 0's background thread (room: training).
+"""Tells people of this run's saves, on rank 0's background thread.
 
 Only under gangrun: elsewhere nobody would look. What cannot be told is not told; a save is never lost for it.
-Next: ``wire/saves.py`` for the form, ``gangrun status`` for who reads it.
 """
 
 from __future__ import annotations

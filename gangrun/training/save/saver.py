@@ -1,8 +1,8 @@
-"""Writes snapshots in the background, all ranks together, and commits them (room: training).
+"""Writes snapshots in the background, all ranks together, and commits them.
 
 One thread and one process group of its own per process, so that nothing here ever waits for training or training for
 it, except by back-pressure: ``free_buffer``. Each save ends alike on all ranks: committed, or failed with one
-sentence. Next: ``delta`` for the bytes, ``checkpoint/commit.py`` for the renames.
+sentence.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""When to save, agreed by all ranks without a word at most steps (room: training).
+"""When to save, agreed by all ranks without a word at most steps.
 
 Steps are counted alike everywhere, so "every N steps" needs no talk. Time, requests and stops are seen by each rank
 at a moment of its own; so the ranks meet at agreed steps, about once a second, and do together what any of them has
-seen. Next: ``checkpointer``.
+seen.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Writes one rank's file of a checkpoint: archives one after the other, hashed while they pass (room: training).
+"""Writes one rank's file of a checkpoint: archives one after the other, hashed while they pass.
 
 CRC32s of two kinds are taken in one go while a piece is in the processor's cache: of each tensor's data, as its archive
 wants it, and of each chunk of the file, for the manifest. The disk is set to work on what was written at once, not
-only when the file is made durable. Next: ``delta``, which calls this in the saver's thread.
+only when the file is made durable.
 """
 
 from __future__ import annotations

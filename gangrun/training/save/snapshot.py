@@ -1,7 +1,7 @@
-"""The one thing that training waits for: its state copied into host memory that is used again (room: training).
+"""The one thing that training waits for: its state copied into host memory that is used again.
 
 Two buffers, so that one save may be written while the next is taken; each is as large as this rank's part of the state,
-pinned where there is a GPU. A third save waits for the first to be written. Next: ``saver``.
+pinned where there is a GPU. A third save waits for the first to be written.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Which step training is at and which ones are saved, as all ranks know alike (room: training).
+"""Which step training is at and which ones are saved, as all ranks know alike.
 
-No clock, no file: the caller says what happened. Next: ``checkpointer``, ``ending``.
+No clock, no file: the caller says what happened.
 """
 
 from __future__ import annotations

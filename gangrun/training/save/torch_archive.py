@@ -1,4 +1,4 @@
-"""``torch.save`` archives without ``torch.save``: all but a tensor's bytes is the same each time (room: training).
+"""``torch.save`` archives without ``torch.save``: all but a tensor's bytes is the same each time.
 
 A DCP shard is one small zip archive per tensor. torch itself makes the first one of each type and shape; of it the
 bytes before and after the data are kept, and later saves set only the data and its CRC32. So what is written is what

@@ -1,1 +1,1 @@
-"""Started by path, standard library only: warden, lease, memory keeper, a rank's first code. It imports nothing else."""
+"""Started by path, standard library only: warden, lease, memory keeper, a rank's first code. Imports nothing else."""

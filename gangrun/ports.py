@@ -13,8 +13,7 @@ from typing import Protocol
 from gangrun.core.actions import Action, ChooseResume, EndJob
 from gangrun.core.events import Stamped
 from gangrun.core.model import Inventory, Placement, RankObservation, RunState
-from gangrun.wire.claim import Claim
-from gangrun.wire.record import History, Record
+from gangrun.wire.record import Claim, History, Record
 
 
 class Clock(Protocol):

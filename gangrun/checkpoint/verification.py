@@ -8,7 +8,7 @@ from threading import Event, Lock, Thread
 
 from gangrun.checkpoint import mapped_crc as mapped
 from gangrun.checkpoint.mapped_crc import Lane, MappingChild
-from gangrun.core.checkpoints.shares import share_of
+from gangrun.core.checkpoints.resume import share_of
 
 Tick = Callable[[int], None]  # so many bytes were read since its last call; called from several threads
 

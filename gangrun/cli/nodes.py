@@ -12,8 +12,8 @@ import click
 from gangrun.adapters.fs.known_bad import KnownBadFile
 from gangrun.cli.options import echo_json, json_option, look_now
 from gangrun.config import environment
-from gangrun.core.nodes import xid_history
-from gangrun.core.nodes.known_bad import counting, remembered
+from gangrun.core.nodes import history
+from gangrun.core.nodes.history import nodes_to_avoid, remembered_nodes
 from gangrun.core.nodeset import fold, unfold
 from gangrun.display.text import clean, table
 from gangrun.display.times import wall_now
@@ -34,8 +34,8 @@ def command(words: tuple[str, ...], as_json: bool) -> int:
     file, now = KnownBadFile(environment.state_home()), wall_now()
     if words:
         return _clear(file, words, as_json)
-    known, watched = remembered(file.read(), now), xid_history.remembered(xid_history.keyed(file.reports()), now)
-    out = {one.node for one in counting(known, now)}
+    known, watched = remembered_nodes(file.read(), now), history.remembered(history.keyed(file.reports()), now)
+    out = {one.node for one in nodes_to_avoid(known, now)}
     ranked = sorted(known.values(), key=lambda one: -one.at)
     if as_json:
         rows = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gangrun.core.evidence import Finding
+from gangrun.core.model import Finding
 
 MESSAGE_CHARS_COUNT = 240
 NAMES_COUNT = 3  # a sentence names this many, then says how many more

@@ -31,8 +31,7 @@ from gangrun.adapters.slurm.commands import Tools
 from gangrun.adapters.slurm.jobs import repoint
 from gangrun.adapters.slurm.scheduler import Scheduler, SchedulerSilent
 from gangrun.config import environment
-from gangrun.core.exit_codes import EXIT_CODES
-from gangrun.core.model import TERMINAL, RunState
+from gangrun.core.model import EXIT_CODES, TERMINAL, RunState
 from gangrun.core.nodeset import NodesetError
 from gangrun.core.text import counted
 from gangrun.display.live_view import LiveView

@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from gangrun.checkpoint.verification import Proof, Tick, prove_share
-from gangrun.core.checkpoints.shares import patience_s, readers_max_count
+from gangrun.core.checkpoints.resume import patience_s, readers_max_count
 from gangrun.display.text import size_words
 from gangrun.ports import ReadingAsked
 

@@ -47,8 +47,7 @@ from gangrun.node import processes
 from gangrun.supervisor.facts import EXIT_DEPOSED, EXIT_REFUSED, Facts
 from gangrun.supervisor.loop import Loop
 from gangrun.supervisor.takeover import CounterWatch, JournalRefused, TermLost, take
-from gangrun.wire.claim import Claim
-from gangrun.wire.record import RecordError
+from gangrun.wire.record import Claim, RecordError
 from gangrun.wire.spec import RunSpec
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import JobClaim
 from gangrun.adapters.fs.run_dir import RunPaths
-from gangrun.core.exit_codes import EXIT_CODES
-from gangrun.core.model import TERMINAL, RunState
+from gangrun.core.model import EXIT_CODES, TERMINAL, RunState
 from gangrun.display.live_view import LiveView
 from gangrun.display.observer import Onlooker
 from gangrun.launch.job_step import JobStep, Part

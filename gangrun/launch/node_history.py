@@ -11,8 +11,8 @@ import click
 from gangrun.adapters.fs.known_bad import KnownBadFile
 from gangrun.config import environment
 from gangrun.core.model import Reported, RunState
-from gangrun.core.nodes import quarantine, xid_history
-from gangrun.core.nodes.known_bad import counting
+from gangrun.core.nodes import history, quarantine
+from gangrun.core.nodes.history import nodes_to_avoid
 from gangrun.core.nodeset import NodesetError, fold, unfold
 from gangrun.core.text import one_line
 from gangrun.display.text import clean
@@ -41,7 +41,7 @@ class OtherRuns:
         """The state with what drivers reported under other runs."""
         if not self._read.wait(READ_WITHIN_S):
             self._say(f"what other runs know of GPUs could not be read within {READ_WITHIN_S:g} s")
-        return replace(state, reports=xid_history.joined(state.reports, self._reports, now)) if self._reports else state
+        return replace(state, reports=history.joined(state.reports, self._reports, now)) if self._reports else state
 
     def note(self, before: RunState, after: RunState) -> None:
         """``supervisor.facts.Facts.note_nodes``."""
@@ -49,7 +49,7 @@ class OtherRuns:
             return
         broken = quarantine.newly_broken(before.excluded, after.excluded)
         back = quarantine.taken_back(before.excluded, after.excluded)
-        new = xid_history.news(before.reports, after.reports)
+        new = history.news(before.reports, after.reports)
         if not (broken or back or new):
             return
 
@@ -67,7 +67,7 @@ class OtherRuns:
 def reminder(well: Iterable[str]) -> str:
     """Which of these nodes, on which nothing failed now, the user's runs do without all the same; or ""."""
     seen = frozenset(well)
-    out = [one for one in counting(KnownBadFile(environment.state_home()).read(), wall_now()) if one.node in seen]
+    out = [one for one in nodes_to_avoid(KnownBadFile(environment.state_home()).read(), wall_now()) if one.node in seen]
     if not out:
         return ""
     names = clean(fold(one.node for one in out))
@@ -77,7 +77,7 @@ def reminder(well: Iterable[str]) -> str:
 
 def heeded(exclude: str, nodelist: str) -> str:
     """``--exclude`` with the nodes that earlier runs found broken, but for those that the user asks for by name."""
-    known = counting(KnownBadFile(environment.state_home()).read(), wall_now())
+    known = nodes_to_avoid(KnownBadFile(environment.state_home()).read(), wall_now())
     try:
         named = {*unfold(exclude), *unfold(nodelist)}
     except NodesetError:

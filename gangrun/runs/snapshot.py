@@ -24,9 +24,8 @@ from gangrun.core.model import TERMINAL, RunState
 from gangrun.display.text import clean
 from gangrun.errors import NO_SUCH_RUN, UNKNOWN, UserError
 from gangrun.node import processes
-from gangrun.wire import claim as wire_claim
-from gangrun.wire.claim import Claim
-from gangrun.wire.record import Record, RecordError, replay
+from gangrun.wire import record as wire_claim
+from gangrun.wire.record import Claim, Record, RecordError, replay
 from gangrun.wire.spec import RunSpec, SpecError
 
 if TYPE_CHECKING:  # a local run's viewer does not pay for it
@@ -193,7 +192,7 @@ def spec_of(paths: RunPaths, disk: Disk) -> RunSpec:
 
 def _claim_of(paths: RunPaths, disk: Disk, term: int) -> Claim | None:
     try:
-        return wire_claim.decode(disk.read(paths.claim(term), limit=1 << 20))
+        return wire_claim.decode_claim(disk.read(paths.claim(term), limit=1 << 20))
     except (OSError, wire_claim.ClaimError):
         return None
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gangrun.core.exit_codes import EXIT_CODES
-from gangrun.core.model import RunState
+from gangrun.core.model import EXIT_CODES, RunState
 from gangrun.runs.snapshot import Reading
 
 CANCELLED, PENDING = "CANCELLED", "PENDING"

@@ -16,8 +16,7 @@ from gangrun.core.actions import Action, ChooseResume, EndJob
 from gangrun.core.events import ActDone, AttemptSealed, ResumeChosen, Stamped, StepBrought
 from gangrun.ports import Deposed, History, Item, Stored, Withheld, Woken
 from gangrun.wire import record as wire_record
-from gangrun.wire.claim import Claim
-from gangrun.wire.record import Record
+from gangrun.wire.record import Claim, Record
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from functools import partial
 from gangrun.core.actions import BringSteps, CheckNodes, EndJob, SealAttempts, StartGang, StopGang, TakeStacks
 from gangrun.core.checkpoints.memory import WholeStep, newest_chosen
 from gangrun.core.checkpoints.poison import to_set_aside
-from gangrun.core.checkpoints.shares import far_share
+from gangrun.core.checkpoints.resume import far_share
 from gangrun.core.events import Event, StepBrought
 from gangrun.core.model import RunState
 from gangrun.core.policy import Policy

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from gangrun.core.events import Event, NodeHeard, NodeLost, NodeSilent
 from gangrun.core.model import RunState
 from gangrun.core.policy import Timing
-from gangrun.core.protocol import lease, liveness
+from gangrun.core.protocol import lease
 from gangrun.supervisor.heartbeats import Beats
 from gangrun.supervisor.leadership import roster_of
 from gangrun.wire.messages import PeerAddress, Probe, ProbeResult
@@ -128,7 +128,7 @@ class Silence:
     def tick(self, state: RunState, now: float, halted: bool | None) -> list[Event]:
         """Who fell silent, who is lost. ``halted``: has the gang stopped stepping (None: nobody knows)."""
         told: list[Event] = []
-        seen = liveness.judge(self._beats.heard, self.suspects.keys(), now, self._timing)
+        seen = lease.judge_silence(self._beats.heard, self.suspects.keys(), now, self._timing)
         for node, since in seen.newly_silent:
             self.suspects[node] = Suspect(since)
             told.append(NodeSilent(node, since))

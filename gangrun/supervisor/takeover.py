@@ -16,8 +16,7 @@ from gangrun.ports import Clock, History, Terms
 from gangrun.supervisor.facts import Facts, Opening
 from gangrun.supervisor.run_clock import RunClock
 from gangrun.wire import record as wire_record
-from gangrun.wire.claim import Claim
-from gangrun.wire.record import Record
+from gangrun.wire.record import Claim, Record
 
 CLAIMS_MAX = 8  # ambiguous errors in a row before this is left to another candidate
 

@@ -1,4 +1,4 @@
-"""One line of the journal.
+"""What a term leaves on disk: its claim (``terms/N.json``) and the lines of its journal.
 
 A term's first record is a snapshot of the whole state; each later one holds the event, the decision as it was taken,
 and the patch that the decision made, so that a reader never has to decide again. A line is one JSON object whose last
@@ -191,3 +191,38 @@ def replay(records: Iterable[Record]) -> RunState | None:
         elif plain is not None and record.patch:
             plain = apply(plain, record.patch)
     return None if plain is None else state_of(plain)
+
+
+# ---- the claim to a term ---------------------------------------------------------------------------------------------
+
+
+class ClaimError(ValueError):
+    """A claim file that cannot be read as one."""
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """Who holds ``term``, and where agents reach it. ``server_key`` is the public CURVE key of this term."""
+
+    term: int
+    run: str
+    job: str
+    node: str
+    pid: int
+    start_ticks: int
+    endpoint: str
+    server_key: str
+    claimed_wall: float
+    v: int = 1
+
+
+def encode_claim(claim: Claim) -> bytes:
+    """As JSON."""
+    return msgspec.json.encode(claim) + b"\n"
+
+
+def decode_claim(data: bytes) -> Claim:
+    """Read a claim; ``ClaimError`` says why it is none."""
+    try:
+        return msgspec.json.decode(data, type=Claim)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ClaimError(f"not a claim: {error}") from error

@@ -40,11 +40,10 @@ from gangrun.core.machine.succession import first_state
 from gangrun.core.model import CheckpointRef, ErrorReport, RankExit, RunState, Shape
 from gangrun.core.policy import Policy
 from gangrun.node import processes
-from gangrun.wire import claim as wire_claim
 from gangrun.wire import kinds
+from gangrun.wire import record as wire_claim
 from gangrun.wire import record as wire_record
-from gangrun.wire.claim import Claim
-from gangrun.wire.record import Record
+from gangrun.wire.record import Claim, Record
 from gangrun.wire.spec import CheckpointSpec, RunSpec
 
 BEGAN = 1_795_000_000.0  # 2026-11-18 11:06:40 UTC
@@ -106,7 +105,7 @@ class Builder:
         self.writer = JournalWriter(self.disk, self.paths.journal(self.term))
         self.n = self.tickets = 0
         claim = Claim(self.term, self.run, self.job, self.nodes[0], 1, 1, "tcp://x", "key", self.now)
-        self.paths.claim(self.term).write_bytes(wire_claim.encode(claim))
+        self.paths.claim(self.term).write_bytes(wire_claim.encode_claim(claim))
         self._write(kind="Snapshot", reason=f"supervisor #{self.term} reads", patch=wire_record.builtins(self.state))
         if took_over:
             self.on(TermTaken(self.term, self.job, (), (), self.state.attempt))

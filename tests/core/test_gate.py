@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gangrun.core.actions import CheckNodes, EndJob, StartGang, SubmitSuccessor
 from gangrun.core.events import AgentJoined, AgentRejoined, FindingRaised, GangStarted, NodeChecked
 from gangrun.core.model import Cause, Evidence, Exclusion, Failure, Finding, Node, Outcome, Phase, RunState, Shape
-from gangrun.core.nodes import admission, placement
+from gangrun.core.nodes import placement, quarantine
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import blame
 from tests.core.life import BUG, Life
@@ -142,7 +142,7 @@ def test_what_many_spares_show_at_once_leaves_none_of_them_out_of_the_next_job()
 def test_many_left_out_are_not_all_named() -> None:
     nodes = {f"n{k}": Node(f"n{k}", "i", "b", 1, checked=False, found=lost(f"n{k}", f"c{k}").finding) for k in range(5)}
     state = RunState(run="r", shape=Shape(5, 5, 1, 1), nodes=nodes)
-    weighed = admission.weigh(state, 0.0, Policy(can_requeue=True, exclusions_per_hour_max_count=9))
+    weighed = quarantine.weigh(state, 0.0, Policy(can_requeue=True, exclusions_per_hour_max_count=9))
     assert set(weighed.state.excluded) == set(nodes)
     assert weighed.sentence.endswith("; and 2 nodes more")
 
@@ -151,8 +151,8 @@ def test_who_is_out_already_is_not_weighed_again() -> None:
     node = Node("n0", "i", "b", 1, checked=False, found=lost("n0").finding)
     out = {"n0": Exclusion("XID 79", 0.0, 100.0)}
     state = RunState(run="r", shape=Shape(1, 1, 1, 1), nodes={"n0": node}, excluded=out)
-    assert admission.weigh(state, 50.0, SLURM) == admission.Weighed(state)
-    assert admission.weigh(state, 100.0, SLURM).state.excluded["n0"].since == 100.0
+    assert quarantine.weigh(state, 50.0, SLURM) == quarantine.Weighed(state)
+    assert quarantine.weigh(state, 100.0, SLURM).state.excluded["n0"].since == 100.0
 
 
 def test_who_only_observes_uses_a_broken_node_and_says_so() -> None:

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from gangrun.core.events import FindingRaised, GangStarted
 from gangrun.core.model import DriverReport, Finding, Node, Phase, Reported, RunState, Shape
-from gangrun.core.nodes import xid_history
+from gangrun.core.nodes import history
 from gangrun.core.policy import Policy
 from tests.core.life import Life
 
-DAY_S = xid_history.DAY_S
-APP, SOFT = xid_history.POOR, xid_history.FATAL
+DAY_S = history.DAY_S
+APP, SOFT = history.POOR, history.FATAL
 
 
 def xid(node: str, gpu: str, number: int, again: str) -> Finding:
@@ -29,13 +29,13 @@ def empty(run: str = "r", attempt: int = 0) -> RunState:
 
 
 def after(state: RunState, found: Finding, at: float, attempt: int = 0) -> tuple[RunState, Finding]:
-    return xid_history.heard(replace(state, attempt=attempt), found, at)
+    return history.heard(replace(state, attempt=attempt), found, at)
 
 
 def test_a_soft_one_that_the_gpu_had_before_is_the_hardwares_in_whatever_attempt() -> None:
     state, first = after(empty(), xid("n1", "GPU-7", 94, SOFT), 100.0)
     assert (first.fatal, first.poor, first.at) == (False, True, 100.0)
-    state, burst = after(state, xid("n1", "GPU-7", 94, SOFT), 100.0 + xid_history.APART_S)
+    state, burst = after(state, xid("n1", "GPU-7", 94, SOFT), 100.0 + history.APART_S)
     assert not burst.fatal, "still the same fault"
     _, again = after(state, xid("n1", "GPU-7", 94, SOFT), 4000.0, attempt=3)
     assert (again.fatal, again.poor, again.until_boot, again.boot_id) == (True, False, True, "b-n1")
@@ -74,17 +74,17 @@ def test_what_is_fatal_at_once_stays_so_and_what_is_no_report_is_only_dated() ->
 def test_other_runs_count_too_each_report_once() -> None:
     mine, _ = after(empty(), xid("n1", "GPU-7", 31, APP), 100.0)
     others = [Reported("n1", "GPU-7", 31, ((50.0, "q 2"),)), Reported("n1", "GPU-9", 94, ((1e12, "q 2"),))]
-    known = xid_history.joined(mine.reports, others, 200.0)
+    known = history.joined(mine.reports, others, 200.0)
     assert known["GPU-7 31"].seen == ((50.0, "q 2"), (100.0, "r 0"))
-    assert xid_history.joined(known, others, 200.0) == known
+    assert history.joined(known, others, 200.0) == known
     assert known["GPU-9 94"].seen == ((200.0, "q 2"),), "a clock that ran ahead is not believed"
-    assert xid_history.joined({}, others[:1], 50.0 + DAY_S) == {}
-    new = replace(empty("s"), reports=xid_history.joined({}, others, 200.0))
+    assert history.joined({}, others[:1], 50.0 + DAY_S) == {}
+    new = replace(empty("s"), reports=history.joined({}, others, 200.0))
     assert after(new, xid("n1", "GPU-7", 31, APP), 300.0)[1].poor
-    assert xid_history.news(mine.reports, known) == (known["GPU-9 94"],)
-    assert xid_history.news({}, known) == tuple(known.values())
+    assert history.news(mine.reports, known) == (known["GPU-9 94"],)
+    assert history.news({}, known) == tuple(known.values())
     later, _ = after(replace(mine, reports=known), xid("n1", "GPU-7", 31, APP), 300.0)
-    assert xid_history.news(known, later.reports) == (later.reports["GPU-7 31"],)
+    assert history.news(known, later.reports) == (later.reports["GPU-7 31"],)
 
 
 def test_a_second_soft_one_in_the_next_attempt_moves_the_gang() -> None:
@@ -105,16 +105,16 @@ def test_a_second_soft_one_in_the_next_attempt_moves_the_gang() -> None:
 
 
 def test_memory_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(xid_history, "KEPT_MAX_COUNT", 32)
+    monkeypatch.setattr(history, "KEPT_MAX_COUNT", 32)
     state = empty()
-    for k in range(xid_history.KEPT_MAX_COUNT + 9):
+    for k in range(history.KEPT_MAX_COUNT + 9):
         state, _ = after(state, xid("n1", f"GPU-{k}", 31, APP), 100.0 + k)
-    assert len(state.reports) == xid_history.KEPT_MAX_COUNT
+    assert len(state.reports) == history.KEPT_MAX_COUNT
     assert "GPU-8 31" not in state.reports and "GPU-9 31" in state.reports
     for k in range(20):
         state, _ = after(state, xid("n1", "GPU-9", 31, APP), 5000.0 + k)
-    assert len(state.reports["GPU-9 31"].seen) == xid_history.SEEN_MAX_COUNT
-    assert xid_history.remembered(state.reports, 6000.0) == state.reports
+    assert len(state.reports["GPU-9 31"].seen) == history.SEEN_MAX_COUNT
+    assert history.remembered(state.reports, 6000.0) == state.reports
 
 
 EVENTS = st.lists(
@@ -143,7 +143,7 @@ def test_whatever_comes_only_what_came_before_within_a_day_makes_it_worse(
         if again == APP and found.poor:
             assert {one[3] for one in same} - {attempt}, "in another attempt"
             assert same == day, "no other GPU had it"
-        if again == SOFT and same and now - same[-1][0] > xid_history.APART_S:
+        if again == SOFT and same and now - same[-1][0] > history.APART_S:
             assert found.fatal
         if not again:
             assert not (found.fatal or found.poor)
@@ -152,4 +152,4 @@ def test_whatever_comes_only_what_came_before_within_a_day_makes_it_worse(
 
 @pytest.mark.parametrize("at", [0.0, DAY_S])
 def test_one_that_said_nothing_is_forgotten(at: float) -> None:
-    assert xid_history.remembered({"k": Reported("n", "g", 1, ())}, at) == {}
+    assert history.remembered({"k": Reported("n", "g", 1, ())}, at) == {}

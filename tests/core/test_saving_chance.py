@@ -6,8 +6,7 @@ import pytest
 
 from gangrun.core.actions import StopGang
 from gangrun.core.events import FindingRaised
-from gangrun.core.evidence import DriverReport
-from gangrun.core.model import Finding, Phase
+from gangrun.core.model import DriverReport, Finding, Phase
 from gangrun.health.gpu.xid_table import XidClass, row_of
 from tests.core.life import Life
 

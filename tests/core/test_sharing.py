@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangrun.core.checkpoints.shares import PATIENCE_MIN_S, far_share, patience_s, readers_max_count, share_of
+from gangrun.core.checkpoints.resume import PATIENCE_MIN_S, far_share, patience_s, readers_max_count, share_of
 
 
 @given(st.lists(st.integers(0, 10**13), max_size=40), st.integers(1, 12))

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import RunPaths, create_run
-from gangrun.wire.claim import Claim
-from gangrun.wire.record import Act, Record
+from gangrun.wire.record import Act, Claim, Record
 from tests.waiting import until
 
 NOBODY = 65534

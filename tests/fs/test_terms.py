@@ -14,7 +14,7 @@ from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.journal import JournalDamaged
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.adapters.fs.terms import FsTerms, Ticket, TicketRefused
-from gangrun.wire import claim as wire_claim
+from gangrun.wire import record as wire_claim
 from gangrun.wire import record as wire_record
 from tests.fs.bench import HandClock, NoLinkDisk, RealClock, claim_of, fork, new_run, snapshot, start
 
@@ -51,7 +51,7 @@ def test_two_processes_race_for_200_claims_and_each_has_one_winner(tmp_path: Pat
     assert sorted(won[0] + won[1]) == list(range(ROUNDS))
     for i, node in enumerate(["n1", "n2"]):
         for term in won[i]:
-            assert wire_claim.decode(paths.claim(term).read_bytes()).node == node
+            assert wire_claim.decode_claim(paths.claim(term).read_bytes()).node == node
     assert not [name for name in os.listdir(paths.terms) if name.endswith(".tmp")]
 
 
@@ -100,7 +100,7 @@ def test_without_link_a_half_written_claim_is_waited_for_and_void_after_5_s(tmp_
     clock = HandClock()
     terms = terms_of(paths, NoLinkDisk(), clock)
     assert terms.claim(claim_of(1, paths))
-    paths.claim(2).write_bytes(wire_claim.encode(claim_of(2, paths))[:20])
+    paths.claim(2).write_bytes(wire_claim.encode_claim(claim_of(2, paths))[:20])
     began = clock.at
     assert terms.newest() == claim_of(1, paths)
     assert 5.0 <= clock.at - began < 6.0
@@ -113,7 +113,7 @@ def test_without_link_a_half_written_claim_is_waited_for_and_void_after_5_s(tmp_
 
 def test_a_claim_that_gets_whole_in_time_is_read(tmp_path: Path) -> None:
     paths = new_run(tmp_path)
-    whole = wire_claim.encode(claim_of(1, paths))
+    whole = wire_claim.encode_claim(claim_of(1, paths))
     paths.claim(1).write_bytes(whole[:9])
     clock = HandClock()
 
@@ -127,7 +127,7 @@ def test_a_claim_that_gets_whole_in_time_is_read(tmp_path: Path) -> None:
 
 def test_a_claim_that_names_another_term_is_none(tmp_path: Path) -> None:
     paths = new_run(tmp_path)
-    paths.claim(4).write_bytes(wire_claim.encode(claim_of(9, paths)))
+    paths.claim(4).write_bytes(wire_claim.encode_claim(claim_of(9, paths)))
     assert terms_of(paths).newest() is None
 
 

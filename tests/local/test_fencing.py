@@ -14,7 +14,7 @@ from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.adapters.fs.terms import FsTerms
 from gangrun.adapters.local.hosts import own_command
-from gangrun.wire.claim import Claim
+from gangrun.wire.record import Claim
 from tests.local.evidence import alive, never_two_gangs
 from tests.local.harness import Box
 from tests.waiting import until

@@ -28,7 +28,6 @@ from gangrun.launch import job_owner, local_owner
 from gangrun.node import warden
 from gangrun.node.processes import become_subreaper, descendants, kill_until_none, process_table, read_proc
 from gangrun.ports import AgentSaid
-from gangrun.wire.claim import Claim
 from gangrun.wire.messages import (
     Ack,
     AgentEvent,
@@ -44,6 +43,7 @@ from gangrun.wire.messages import (
     Stop,
     Welcome,
 )
+from gangrun.wire.record import Claim
 from gangrun.wire.spec import RunSpec
 from tests.local_parts.gang import lives, reap
 from tests.waiting import PATIENCE, until

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangrun.wire import claim, messages, record, spec
+from gangrun.wire import messages, record, spec
 from gangrun.wire.messages import Beat, Envelope, Hello, Launch, Reading, WireError, decode, encode
 from tests.net.ends import RUN, beat, hello
 
@@ -81,8 +81,8 @@ HOSTILE = [
 @pytest.mark.parametrize("data", HOSTILE)
 def test_files_with_hostile_bytes_are_refused_with_their_own_error(data):
     """Where msgspec itself lets a UnicodeDecodeError or a RecursionError through."""
-    with pytest.raises(claim.ClaimError):
-        claim.decode(data)
+    with pytest.raises(record.ClaimError):
+        record.decode_claim(data)
     with pytest.raises(spec.SpecError):
         spec.decode(data)
     body = data.removesuffix(b"}")

@@ -21,7 +21,6 @@ from gangrun.sim.ports_in_memory import (
 from gangrun.supervisor.facts import Facts
 from gangrun.supervisor.loop import Loop
 from gangrun.supervisor.takeover import take
-from gangrun.wire.claim import Claim
 from gangrun.wire.messages import (
     Ack,
     AgentEvent,
@@ -39,6 +38,7 @@ from gangrun.wire.messages import (
     Stop,
     Welcome,
 )
+from gangrun.wire.record import Claim
 
 
 @dataclass

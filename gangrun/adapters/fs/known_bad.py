@@ -15,8 +15,7 @@ import msgspec
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.core.model import Reported
-from gangrun.core.nodes.known_bad import KnownBad, found
-from gangrun.core.nodes.xid_history import joined, keyed
+from gangrun.core.nodes.history import KnownBad, joined, keyed, with_bad_node
 
 NAME = "known-bad-nodes.json"
 SCHEMA = 1
@@ -59,7 +58,7 @@ class KnownBadFile:
         def change(old: _File) -> _File:
             known: Mapping[str, KnownBad] = {one.node: one for one in old.nodes if one.node not in well}
             for node, reason in broken.items():
-                known = found(known, node, reason, run, now)
+                known = with_bad_node(known, node, reason, run, now)
             return _File(SCHEMA, tuple(known.values()), tuple(joined(keyed(old.reports), reported, now).values()))
 
         self._change(change)

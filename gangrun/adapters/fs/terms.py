@@ -20,8 +20,8 @@ from gangrun.adapters.fs.patience import UNREADABLE_VOID_AFTER_S, wait
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.core.actions import StartGang
 from gangrun.ports import Clock, History
-from gangrun.wire import claim as wire_claim
-from gangrun.wire.claim import Claim
+from gangrun.wire import record as wire_claim
+from gangrun.wire.record import Claim
 
 DEPOSED = frozenset({errno.EEXIST, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR})
 SEALED_MODE = 0o500
@@ -102,7 +102,7 @@ class FsTerms:
         until = self.clock.now() + UNREADABLE_VOID_AFTER_S
         while True:
             try:
-                found = wire_claim.decode(self.disk.read(self.paths.claim(term)))
+                found = wire_claim.decode_claim(self.disk.read(self.paths.claim(term)))
             except FileNotFoundError:
                 return None
             except (OSError, wire_claim.ClaimError) as error:
@@ -119,7 +119,7 @@ class FsTerms:
         target = self.paths.claim(claim.term)
         tag = temporary_tag(claim.node, claim.job, claim.pid, claim.start_ticks)
         try:
-            link_whole(self.disk, self.paths.temporary(target, tag), target, wire_claim.encode(claim))
+            link_whole(self.disk, self.paths.temporary(target, tag), target, wire_claim.encode_claim(claim))
         except OSError:
             return False
         return True

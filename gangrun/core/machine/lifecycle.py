@@ -41,6 +41,7 @@ from gangrun.core.events import (
     NodeSilent,
     NoneValid,
     Notice,
+    NoticeKind,
     ProgressMarked,
     ProgressStalled,
     RankExited,
@@ -55,8 +56,7 @@ from gangrun.core.events import (
     StoreStalled,
     TermTaken,
 )
-from gangrun.core.machine import notices, running, starting, stopping, succession
-from gangrun.core.machine.stale_events import mark, stale
+from gangrun.core.machine import running, starting, stopping, succession
 from gangrun.core.machine.transitions import WHY, ignored, refused, stay, with_deadline, without_deadline
 from gangrun.core.model import TERMINAL, Outcome, Phase, RunState
 from gangrun.core.nodes import absences
@@ -348,9 +348,9 @@ def step(state: RunState, stamped: Stamped, now: float, policy: Policy) -> Decis
     if why_stale:
         decision = ignored(state, why_stale)
     elif isinstance(event, Notice) and event.asking:
-        decision = notices.told_to_end(state, event, stamped.origin.node if stamped.origin else "an agent", now)
+        decision = told_to_end(state, event, stamped.origin.node if stamped.origin else "an agent", now)
     else:
-        seen, meant = notices.meant(state, event, now)
+        seen, meant = as_meant(state, event, now)
         handler = TABLE[state.phase][type(meant)]
         if isinstance(handler, Late):
             decision = ignored(state, f"{type(meant).__name__} in {state.phase.value}: {handler}")
@@ -362,3 +362,81 @@ def step(state: RunState, stamped: Stamped, now: float, policy: Policy) -> Decis
     if decision.outcome is Outcome.APPLIED:
         marked = replace(marked, updated_at=max(now, marked.updated_at))
     return Decision(marked, decision.actions, decision.reason, decision.outcome)
+
+
+_OF_AN_ATTEMPT = (
+    RankExited,
+    RankFinished,
+    FirstStepSeen,
+    ProgressMarked,
+    ProgressStalled,
+    StacksTaken,
+    GangStarted,
+    GangStartFailed,
+    GangStopped,
+    StopTimedOut,
+    FlushDue,
+)
+
+
+def stale(state: RunState, stamped: Stamped) -> str:
+    """Why the event must not reach the table; "" when it may."""
+    origin, event = stamped.origin, stamped.event
+    if origin is not None:
+        if origin.job != state.job and state.job:
+            return f"from job {origin.job}, while the run is in job {state.job}"
+        incarnation, newest = state.marks.get(origin.node, ("", -1))
+        if incarnation == origin.incarnation and origin.seq <= newest:
+            return f"said before: event {origin.seq} of {origin.node}"
+        node = state.nodes.get(origin.node)
+        joins = isinstance(event, AgentJoined | AgentRejoined)
+        if not joins and node is not None and node.incarnation != origin.incarnation:
+            return f"from an agent on {origin.node} that has been replaced"
+    if isinstance(event, _OF_AN_ATTEMPT) and event.attempt != state.attempt:
+        return f"of attempt {event.attempt}, while attempt {state.attempt} is the newest"
+    if isinstance(event, DeadlinePassed):
+        due = state.deadlines.get(event.name)
+        if due is None or due.generation != event.generation:
+            return f"a timer ({event.name}) that was set for something already over"
+    if isinstance(event, TermTaken) and event.term <= state.term:
+        return f"term {event.term} is not newer than term {state.term}"
+    return ""
+
+
+def mark(state: RunState, stamped: Stamped) -> RunState:
+    """The state that knows this event by its number, so that it counts once."""
+    origin = stamped.origin
+    if origin is None:
+        return state
+    incarnation, newest = state.marks.get(origin.node, ("", -1))
+    node = state.nodes.get(origin.node)
+    if node is not None and incarnation == node.incarnation != origin.incarnation:
+        return state  # a late word of one that was replaced must not make its successor's events new again
+    seq = max(newest, origin.seq) if incarnation == origin.incarnation else origin.seq
+    if (incarnation, newest) == (origin.incarnation, seq):
+        return state
+    return replace(state, marks={**state.marks, origin.node: (origin.incarnation, seq)})
+
+
+ANSWER_SHARE = 0.5  # of the time until the nodes go; the rest is for the stop
+
+
+def told_to_end(state: RunState, event: Notice, node: str, now: float) -> Decision:
+    """An agent was told to end, and the scheduler is being asked why."""
+    if state.phase in TERMINAL or WHY in state.deadlines:
+        return ignored(state, f"{node} was told to end too; the scheduler is being asked why")
+    state = with_deadline(state, WHY, now + ANSWER_SHARE * event.grace_s)
+    return stay(state, f"{node} was told to end; asking the scheduler why", gone_at=now + event.grace_s)
+
+
+def as_meant(state: RunState, event: Event, now: float) -> tuple[RunState, Event]:
+    """The event as its handler is to see it: an answer ends the wait, and so does that none came."""
+    if isinstance(event, Notice):
+        gone_at: float | None = now + event.grace_s
+        if event.kind is NoticeKind.UNKNOWN:  # nobody has said that the nodes go: only sooner than was thought
+            gone_at = None if state.gone_at is None else min(state.gone_at, now + event.grace_s)
+        return replace(without_deadline(state, WHY), gone_at=gone_at), event
+    if isinstance(event, DeadlinePassed) and event.name == WHY:
+        left_s = max(0.0, state.gone_at - now) if state.gone_at is not None else 0.0
+        return without_deadline(state, WHY), Notice(NoticeKind.UNKNOWN, left_s)
+    return state, event

@@ -30,9 +30,9 @@ from gangrun.core.events import (
 )
 from gangrun.core.machine.transitions import at_step, ignored, stay, stop_all, with_deadline, without_deadline
 from gangrun.core.model import After, Evidence, Hang, Phase, RankExit, RunState
-from gangrun.core.nodes import device_test, planned_replacement, roster, xid_history
+from gangrun.core.nodes import device_test, history, planned_replacement, roster
 from gangrun.core.policy import Policy
-from gangrun.core.recovery import blame, budget, can_checkpoint, choose, early_exit
+from gangrun.core.recovery import blame, blame_hang, budget, can_checkpoint, choose
 from gangrun.core.text import all_of, finding_told, listed
 
 FINDINGS_MAX_COUNT = 32
@@ -80,7 +80,7 @@ def finish_deadline(state: RunState, event: DeadlinePassed, now: float, policy: 
     del event, now
     assert state.placement is not None
     left = [f"rank {rank}" for rank in range(state.placement.world_size) if rank not in state.finished]
-    done = f"{early_exit.ended_words(state.finished)}, the first over {policy.finish_grace_s:g} s ago"
+    done = f"{blame_hang.ended_words(state.finished)}, the first over {policy.finish_grace_s:g} s ago"
     reason = f"{done}; not ended: {listed(left)}, which hang if they wait for those"
     return stay(without_deadline(state, "finish"), reason, loud=True)
 
@@ -149,7 +149,7 @@ def finding(state: RunState, event: FindingRaised, now: float, policy: Policy) -
     """A fatal finding on a node of the gang stops it, with a checkpoint first where that may succeed; a spare is not
     used any more; others are ridden out. Poor hardware is evidence of what happens soon after, not hours later.
     """
-    state, found = xid_history.heard(state, event.finding, now)
+    state, found = history.heard(state, event.finding, now)
     sentence = finding_told(found)
     if not found.fatal:
         kept = (*blame.recent(state.evidence.findings, now), found) if found.poor else state.evidence.findings

@@ -46,13 +46,12 @@ from gangrun.core.machine.transitions import (
 from gangrun.core.model import After, Evidence, Failure, Outcome, Phase, RunState, StartStage
 from gangrun.core.nodes import (
     absences,
-    admission,
     device_test,
+    history,
     placement,
     planned_replacement,
     quarantine,
     roster,
-    xid_history,
 )
 from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
@@ -193,7 +192,7 @@ def resume_chosen(state: RunState, event: ResumeChosen, now: float, policy: Poli
     """STARTING: pick the nodes and launch."""
     if state.stage is not StartStage.CHOOSING or event.attempt != state.attempt:
         return ignored(state, f"attempt {event.attempt} is not choosing")
-    weighed = admission.weigh(state, now, policy)
+    weighed = quarantine.weigh(state, now, policy)
     if weighed.look_again:
         return recovery_steps.look_again(weighed.state, now, policy, weighed.sentence)
     state = weighed.state
@@ -340,7 +339,7 @@ def agent_rejoined(state: RunState, event: AgentRejoined, now: float, policy: Po
 
 def finding(state: RunState, event: FindingRaised, now: float, policy: Policy) -> Decision:
     """PENDING to STARTING: a node that is already known to be bad is not used."""
-    state, found = xid_history.heard(state, event.finding, now)
+    state, found = history.heard(state, event.finding, now)
     sentence = finding_told(found)
     if not found.fatal or found.node not in state.nodes:
         return stay(state, sentence, nodes=planned_replacement.noted(state, found, now, policy))

@@ -41,7 +41,7 @@ from gangrun.core.machine.transitions import (
     with_deadline,
 )
 from gangrun.core.model import After, Evidence, Failure, Finding, Outcome, Phase, RunState
-from gangrun.core.nodes import placement, planned_replacement, quarantine, roster, xid_history
+from gangrun.core.nodes import history, placement, planned_replacement, quarantine, roster
 from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import budget, choose, recovery_steps
@@ -99,7 +99,7 @@ def agent_rejoined(state: RunState, event: AgentRejoined, now: float, policy: Po
 
 def finding(state: RunState, event: FindingRaised, now: float, policy: Policy) -> Decision:
     """Evidence if it is fatal to a node of the gang, or poor hardware; a spare is not used any more."""
-    state, found = xid_history.heard(state, event.finding, now)
+    state, found = history.heard(state, event.finding, now)
     sentence = finding_told(found)
     if not found.fatal:
         evidence = _with_finding(state, found) if found.poor else state.evidence

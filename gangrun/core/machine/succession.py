@@ -17,7 +17,6 @@ from gangrun.core.actions import (
 )
 from gangrun.core.checkpoints import flush_to_disk
 from gangrun.core.events import ResumeRequested, TermTaken
-from gangrun.core.exit_codes import EXIT_CODES
 from gangrun.core.machine.transitions import (
     WHY,
     close_attempt,
@@ -31,7 +30,7 @@ from gangrun.core.machine.transitions import (
     with_deadline,
     without_deadline,
 )
-from gangrun.core.model import TERMINAL, After, Budget, Evidence, Phase, RunState, StartStage
+from gangrun.core.model import EXIT_CODES, TERMINAL, After, Budget, Evidence, Phase, RunState, StartStage
 from gangrun.core.nodes import absences, device_test, quarantine, roster
 from gangrun.core.policy import Policy
 from gangrun.core.protocol.lease import fence_after_seal_s

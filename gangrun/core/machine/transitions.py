@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from gangrun.core.actions import Action, Decision, EndJob, StopGang
-from gangrun.core.exit_codes import EXIT_CODES
 from gangrun.core.model import (
+    EXIT_CODES,
     TERMINAL,
     After,
     AttemptRecord,

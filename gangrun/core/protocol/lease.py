@@ -1,8 +1,9 @@
-"""When a lease ends and when a node may be presumed empty: the laws of protocol section 2.
+"""When a node counts as silent, when its lease ends, when it may be presumed empty: the laws of protocol section 2.
 
 Letters as in ``docs/protocol.md``: L fence, S silence, K kill, P warden wake, D leader lease, T takeover, rho drift.
 Instants of an agent and of a supervisor are on different clocks; each function says on whose clock it works.
 ``node/warden.py`` cannot import this (it is started by path); a test holds its rule against ``warden_must_kill``.
+Heartbeats never go through ``lifecycle``: only a change, a node that falls silent or is heard again, becomes an event.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from gangrun.core.model import Placement
+from gangrun.core.nodeset import natural_key
 from gangrun.core.policy import Timing
 
 PROOF_COUNTERS = 3.0  # the holder's store looks for a seal with every write of the counter file
@@ -122,3 +124,43 @@ def warden_must_kill(deadline: float, now: float, last_wake: float, timing: Timi
     if now - last_wake > timing.fence_after_s / 3 and not granted:
         return KillRule(False, now + GAP_GRACE_S, True)
     return KillRule(True, deadline, granted)
+
+
+NEVER = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Liveness:
+    """What changed since the last look, and when to look again if nothing else happens."""
+
+    newly_silent: tuple[tuple[str, float], ...]  # (node, last heard), longest silent first
+    newly_heard: tuple[str, ...]
+    next_at: float
+
+
+def judge_silence(heard: Mapping[str, float], silent: Collection[str], now: float, timing: Timing) -> Liveness:
+    """Compare last beats with S. ``silent``: those already reported, so that each change is told once.
+
+    A node is silent from the very instant ``heard + S`` on, which is also what ``next_at`` says: a caller that sleeps
+    until then finds the change, never an instant too early.
+    """
+    after_s = timing.silence_after_s
+    if not silent:  # the common case costs one pass in C
+        oldest = min(heard.values(), default=NEVER)
+        if oldest + after_s > now:
+            return Liveness((), (), oldest + after_s)
+    known = frozenset(silent)
+    fell: list[tuple[str, float]] = []
+    back: list[str] = []
+    oldest = NEVER
+    for node, at in heard.items():
+        if at + after_s <= now:
+            if node not in known:
+                fell.append((node, at))
+        else:
+            if node in known:
+                back.append(node)
+            if at < oldest:  # noqa: PLR1730 - a call to min() each would double the cost
+                oldest = at
+    fell.sort(key=lambda item: (item[1], natural_key(item[0])))
+    return Liveness(tuple(fell), tuple(sorted(back, key=natural_key)), oldest + after_s)

@@ -15,7 +15,7 @@ from gangrun.core.model import Cause, ErrorReport, Evidence, Failure, Finding, P
 from gangrun.core.nodes.placement import ranks_of_node
 from gangrun.core.nodeset import fold, natural_sort
 from gangrun.core.policy import Policy
-from gangrun.core.recovery import blame_hang, early_exit, signatures, storage_words
+from gangrun.core.recovery import blame_hang, signatures
 from gangrun.core.text import counted, finding_told, last_lines, listed, one_line, signal_name
 
 SHARED_NODES_MIN_COUNT = 3  # on fewer nodes "a fifth of them" says nothing
@@ -98,7 +98,7 @@ def _first_impression(evidence: Evidence, scene: _Scene) -> Verdict:
         return _fell(first, evidence, scene)
     victims = [rank_exit for rank_exit in evidence.exits if not rank_exit.by_us]
     if victims:
-        return early_exit.verdict(
+        return blame_hang.lost_peers(
             victims,
             evidence.hang,
             attempt_step=scene.attempt_step,
@@ -264,8 +264,8 @@ def _fell(first: RankExit, evidence: Evidence, scene: _Scene) -> Verdict:
 
 
 def _raised(first: RankExit, error: ErrorReport, who: str, suspects: tuple[str, ...], step: str) -> Verdict:
-    passing = storage_words.may_pass(error)
-    storage = passing or storage_words.is_full(error)
+    passing = signatures.may_pass(error)
+    storage = passing or signatures.is_full(error)
     cause, failure = (Cause.STORAGE, Failure.STORAGE) if storage else (Cause.RANK_ERROR, Failure.SCRIPT)
     sentence = f"{who} raised {one_line(error.kind)}: {one_line(error.message)}{step} ({_how(first)})"
     signature = "" if passing else signatures.error_signature(error)

@@ -2,14 +2,19 @@
 
 In order: a rank that was stopped, a rank stuck in the kernel, the odd one out by stack, the one behind by step. The
 node of the one named becomes a suspect, never blamed at once. ``hang`` decides *that* it is a stall; ``blame`` asks.
+
+Also here: a gang in which every rank only lost a peer in a collective (``lost_peers``). Either a stall names the rank
+that left, or a rank had ended with 0 while others still trained: a data set that is shorter on one rank, an early
+``return``. That is the script's failure and comes again. Else the cause stays unknown.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
-from gangrun.core.model import Cause, Failure, Hang, RankObservation, RankStack, Verdict
+from gangrun.core.model import Cause, Failure, Hang, RankExit, RankObservation, RankStack, Verdict
 from gangrun.core.recovery.signatures import hang_signature
 from gangrun.core.text import counted, listed, one_line
 
@@ -118,3 +123,29 @@ def _verdict(
     nodes = _nodes(named)
     failure = Failure.STORAGE if storage else Failure.SCRIPT
     return Verdict(Cause.HANG, failure, (), nodes if len(nodes) == 1 else (), signature, sentence)
+
+
+_LEFT_EARLY = "a rank ended with 0 before the others"
+
+
+def lost_peers(
+    victims: Sequence[RankExit], hang: Hang | None, *, attempt_step: int, world_size: int, finished: frozenset[int]
+) -> Verdict:
+    """Blames no node: of all that were heard nobody fell of itself."""
+    first = min(victims, key=lambda rank_exit: (rank_exit.at, rank_exit.rank))
+    said = f": {one_line(first.error.message)}" if first.error is not None else ""
+    at_step = f" at step {attempt_step}" if attempt_step >= 0 else ""
+    lost = f"{counted(len(victims), 'rank')} lost a peer in a collective{at_step}"
+    whole = f"{lost}, rank {first.rank} on {first.node} first{said}"
+    if hang is not None:
+        stood = verdict(hang, attempt_step, world_size)
+        return replace(stood, cause=Cause.VICTIMS_ONLY, sentence=f"{whole}; {stood.sentence}")
+    if finished:
+        sentence = f"{ended_words(finished)} while others still trained; then {whole}"
+        return Verdict(Cause.LEFT_EARLY, Failure.SCRIPT, (), (), _LEFT_EARLY, sentence)
+    return Verdict(Cause.VICTIMS_ONLY, Failure.SCRIPT, (), (), "", f"{whole}; which rank left them is not known")
+
+
+def ended_words(finished: frozenset[int]) -> str:
+    """``rank 1, rank 2 ended with exit code 0``."""
+    return f"{listed([f'rank {rank}' for rank in sorted(finished)])} ended with exit code 0"

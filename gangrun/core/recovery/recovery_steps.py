@@ -11,7 +11,7 @@ from dataclasses import replace
 from gangrun.core.actions import CheckNodes, Decision, EndJob, SealAttempts, SubmitSuccessor
 from gangrun.core.machine.transitions import close_attempt, enter, finish, is_unlaunched
 from gangrun.core.model import AttemptRecord, Evidence, Failure, Phase, RunState, StartStage
-from gangrun.core.nodes import admission, device_test, placement, quarantine, roster
+from gangrun.core.nodes import device_test, placement, quarantine, roster
 from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import budget
@@ -48,7 +48,7 @@ def begin_attempt(state: RunState, now: float, policy: Policy, why: str) -> Deci
     if held:
         return enter(state, Phase.WAITING, f"{why}; {held}", deadlines={"backoff": state.fence_until})
     state, back = quarantine.reviewed(state, now, policy)
-    weighed = admission.weigh(state, now, policy)
+    weighed = quarantine.weigh(state, now, policy)
     why = "; ".join(filter(None, (why, back, weighed.sentence)))
     if weighed.look_again:
         return look_again(weighed.state, now, policy, why)
@@ -123,7 +123,7 @@ def requeue(state: RunState, now: float, policy: Policy, reason: str) -> Decisio
     charged, ruling = budget.charge_job(state.budget, policy)
     if not ruling.allowed:
         return finish(state, Phase.FAILED, now, f"{reason}; {ruling.sentence}", Failure.BUDGET)
-    weighed = admission.weigh(state, now, policy)
+    weighed = quarantine.weigh(state, now, policy)
     if weighed.sentence and not weighed.look_again:  # spares that were found broken while others trained
         state, reason = weighed.state, f"{reason}; {weighed.sentence}"
     closed = close_attempt(state, now, "requeued", reason)

@@ -2,6 +2,9 @@
 
 A signature is what must be equal for two failures to count as the same one. Tracebacks carry their own; exit codes and
 fault signals say less, so they count only at the same known step; what comes from outside the code has none.
+
+Also here: whether what a rank raised is the storage's doing. An ``OSError`` begins with its number. A save wraps it: in
+gangrun's ``CheckpointError`` and torch's ``CheckpointException`` the system's words stand somewhere in the message.
 """
 
 from __future__ import annotations
@@ -82,3 +85,25 @@ def seen_before(
 
 def _plain(text: str) -> str:
     return _NUMBER.sub("N", one_line(text))
+
+
+_FULL_ERRNOS = ("[Errno 28]", "[Errno 30]", "[Errno 122]")  # ENOSPC EROFS EDQUOT
+_PASSING_ERRNOS = ("[Errno 5]", "[Errno 116]")  # EIO ESTALE
+_FULL_WORDS = ("No space left on device", "Read-only file system", "Disk quota exceeded")
+_PASSING_WORDS = ("Input/output error", "Stale file handle")
+_SAVING = "Checkpoint"  # how the kinds of errors begin that are raised by whatever saves
+
+
+def is_full(error: ErrorReport) -> bool:
+    """A full or read-only place: waiting does not cure it."""
+    return _tells(error, _FULL_ERRNOS, _FULL_WORDS)
+
+
+def may_pass(error: ErrorReport) -> bool:
+    """Storage that did not answer as it should."""
+    return _tells(error, _PASSING_ERRNOS, _PASSING_WORDS)
+
+
+def _tells(error: ErrorReport, errnos: tuple[str, ...], words: tuple[str, ...]) -> bool:
+    wrapped = error.kind.rpartition(".")[2].startswith(_SAVING)
+    return error.message.startswith(errnos) or (wrapped and any(word in error.message for word in (*errnos, *words)))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gangrun.core.model import DriverReport
-from gangrun.core.nodes import xid_history
+from gangrun.core.nodes import history
 from gangrun.health.framework.check import CauseClass, Evidence, Finding, Needs, Scope, Severity, Sticky
 from gangrun.health.framework.growth import span
 from gangrun.health.gpu.xid_table import ALONE_SOFT, CLASS_CAUSES, ECHOES, RECOVERY_ACTIONS, XidClass, XidRow, row_of
@@ -54,7 +54,7 @@ def findings(node: str, events: Iterable[XidEvent], words: Mapping[str, GpuWord]
 def report_of(event: XidEvent, uuid: str, found: Finding) -> DriverReport:
     """What the core remembers of an event, for longer than anybody watches: whose it is, what a second one is worth."""
     row = row_of(event.xid)
-    again = xid_history.POOR if row.kind is XidClass.APP else xid_history.FATAL
+    again = history.POOR if row.kind is XidClass.APP else history.FATAL
     if row.kind is XidClass.INFO or found.severity is Severity.FAIL:
         again = ""
     whose = event.node if event.xid == OF_THE_NODE else uuid or f"{event.gpu} of {event.node}"

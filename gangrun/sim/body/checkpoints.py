@@ -12,8 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gangrun.core.actions import ChooseResume
-from gangrun.core.checkpoints.resume import Candidate, Chosen, FromZero, Kind, choose, parse_resume
-from gangrun.core.checkpoints.shares import patience_s
+from gangrun.core.checkpoints.resume import Candidate, Chosen, FromZero, Kind, choose, parse_resume, patience_s
 from gangrun.core.events import AttemptSealed, CheckpointSeen, NoneValid, ResumeChosen, Stamped, StepBrought
 from gangrun.core.model import CheckpointRef, Level, Poisoned
 from gangrun.ports import Item, ReadingAsked

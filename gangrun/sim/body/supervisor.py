@@ -22,8 +22,8 @@ from gangrun.sim.engine.process import ProcessKilled, SimProcess
 from gangrun.supervisor import takeover
 from gangrun.supervisor.facts import EXIT_DEPOSED, EXIT_REFUSED, Facts
 from gangrun.supervisor.loop import Loop
-from gangrun.wire.claim import Claim
 from gangrun.wire.messages import Ack, Dial, FromAgent, Probe, Stop, ToAgent, Welcome
+from gangrun.wire.record import Claim
 
 if TYPE_CHECKING:
     from gangrun.sim.body.node import SimNode

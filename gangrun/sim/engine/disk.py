@@ -16,8 +16,7 @@ from gangrun.ports import Deposed, History, Item, Stored, StoreTrouble, Withheld
 from gangrun.sim.engine.clock import Timeline
 from gangrun.sim.engine.process import ProcessKilled, SimProcess
 from gangrun.wire import record as wire_record
-from gangrun.wire.claim import Claim
-from gangrun.wire.record import Record
+from gangrun.wire.record import Claim, Record
 
 LATENCY_S = 0.002
 

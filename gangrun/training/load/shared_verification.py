@@ -11,7 +11,7 @@ from types import TracebackType
 
 from gangrun.checkpoint.formats.own import proof_of
 from gangrun.checkpoint.verification import Proof, Tick, prove_share
-from gangrun.core.checkpoints.shares import far_share
+from gangrun.core.checkpoints.resume import far_share
 from gangrun.training.ranks import Ranks
 
 _THREADS_COUNT = 4

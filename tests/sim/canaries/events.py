@@ -7,7 +7,6 @@ from typing import Any
 
 from gangrun.agent.brain import outbox
 from gangrun.core.machine import lifecycle
-from gangrun.core.machine import stale_events as core_filter
 from gangrun.core.nodes import placement, quarantine
 from gangrun.core.recovery import budget, choose
 from gangrun.sim.body.agent import SimAgent
@@ -20,7 +19,7 @@ def events_count_twice() -> Swaps:
     """No event number is remembered."""
     return (
         (agent_messages, "unheard_events", lambda events, known: list(events)),
-        (core_filter, "mark", lambda state, stamped: state),
+        (lifecycle, "mark", lambda state, stamped: state),
         (lifecycle, "mark", lambda state, stamped: state),
     )
 
@@ -40,7 +39,7 @@ def snapshot_without_marks() -> Swaps:
 @mutant("an event of another attempt is ignored", "6", "I12")
 def any_attempt_counts() -> Swaps:
     """Whatever attempt it is of, it counts for the newest."""
-    return ((core_filter, "_OF_AN_ATTEMPT", ()),)
+    return ((lifecycle, "_OF_AN_ATTEMPT", ()),)
 
 
 @mutant("an event of an agent that was replaced is ignored", "6", "I12")
@@ -60,8 +59,8 @@ def replaced_agents_count() -> Swaps:
         why = filtered(state, stamped)
         return "" if "replaced" in why else why
 
-    original, heard, filtered = heartbeats.Beats.beat, SimAgent.hear, core_filter.stale
-    return (heartbeats.Beats, "beat", beat), (core_filter, "stale", stale), (lifecycle, "stale", stale)
+    original, heard, filtered = heartbeats.Beats.beat, SimAgent.hear, lifecycle.stale
+    return (heartbeats.Beats, "beat", beat), (lifecycle, "stale", stale), (lifecycle, "stale", stale)
 
 
 @mutant("an event is acked as journalled only once it is durable", "6", "I12", "I14")

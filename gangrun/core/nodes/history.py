@@ -1,15 +1,19 @@
-"""What GPUs' drivers reported in the last day, over attempts, jobs and runs.
+"""What is remembered of nodes and their GPUs over attempts, jobs and runs.
 
-Most reports by number (XIDs) are the program's, or a GPU gets over them. The same of the same GPU once more tells
-hardware from program; the same of several GPUs is the program's. What a second time is worth comes with the report, as
-``health`` knows the numbers; that there was a first is known here, since whoever watches a node lives no longer than
-its job. Echoes of our own kill never come this far.
+Driver reports (XIDs) of the last day: most numbers are the program's fault, or a GPU gets over them. The same number
+of the same GPU once more tells hardware from program; the same number of several GPUs is the program's. What a second
+report is worth comes with the report, as ``health`` knows the numbers; that there was a first one is known here, since
+an agent lives no longer than its job. Echoes of gangrun's own kill never come this far.
+
+Nodes that earlier runs of the user found broken: a node counts for a day, twice as long each time it is found broken
+again, a week at most. At most ``COUNTED_MAX`` nodes count at once, so that a faulty check cannot empty a cluster.
+These times are wall-clock seconds, since they outlive runs and machines.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from gangrun.core.model import Finding, Reported, RunState
@@ -97,3 +101,52 @@ def joined(reports: Mapping[str, Reported], others: Iterable[Reported], now: flo
 def news(before: Mapping[str, Reported], after: Mapping[str, Reported]) -> tuple[Reported, ...]:
     """What came in between."""
     return tuple(one for key, one in after.items() if key not in before or one.seen[-1] != before[key].seen[-1])
+
+
+# ---- nodes that earlier runs found broken ----------------------------------------------------------------------------
+
+WEEK_S = 7 * DAY_S
+COUNTED_MAX = 8
+NODES_MAX_COUNT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class KnownBad:
+    """One node: why, found by which run, when last, how often so far."""
+
+    node: str
+    reason: str
+    run: str
+    at: float
+    times: int = 1
+
+    @property
+    def until(self) -> float:
+        """When it is given another chance."""
+        return self.at + min(WEEK_S, DAY_S * 2.0 ** min(self.times - 1, 10))
+
+
+KnownNodes = Mapping[str, KnownBad]
+
+
+def with_bad_node(known: KnownNodes, node: str, reason: str, run: str, now: float) -> KnownNodes:
+    """The list with one more finding; the same run's second word about the same node is no second time."""
+    held = remembered_nodes(known, now)
+    old = held.get(node)
+    again = old is not None and old.run != run
+    times = (old.times if old is not None else 0) + (1 if again or old is None else 0)
+    kept = {**held, node: KnownBad(node, reason, run, now, times)}
+    newest = sorted(kept.values(), key=lambda one: one.at, reverse=True)[:NODES_MAX_COUNT]
+    return {one.node: one for one in sorted(newest, key=lambda one: one.at)}
+
+
+def remembered_nodes(known: KnownNodes, now: float) -> KnownNodes:
+    """Without those that were well for a week after their time was up. A clock that ran ahead is not believed."""
+    held = {node: replace(one, at=min(one.at, now)) for node, one in known.items()}
+    return {node: one for node, one in held.items() if now < one.until + WEEK_S}
+
+
+def nodes_to_avoid(known: KnownNodes, now: float) -> tuple[KnownBad, ...]:
+    """Those that a new run does without: the newest first, and only so many."""
+    now_out = [one for one in remembered_nodes(known, now).values() if now < one.until]
+    return tuple(sorted(now_out, key=lambda one: (-one.at, one.node))[:COUNTED_MAX])

@@ -178,7 +178,7 @@ def _identities(
     from gangrun.health.gpu import dcgm as answers
 
     try:
-        from gangrun.adapters.nvml.telemetry import seen
+        from gangrun.adapters.nvml import seen
     except ImportError:
         return {}, []
     [said] = together([["dcgmi", *answers.DISCOVERY]], variables, max(0.1, min(IDENTITIES_WITHIN_S, within_s)), now)

@@ -19,7 +19,7 @@ def answer(kind: str, words: tuple[str, ...]) -> Any:
     """Plain values, as ``health.recorded`` reads them."""
     if kind == "gpu":
         try:
-            from gangrun.adapters.nvml.telemetry import snapshot
+            from gangrun.adapters.nvml import snapshot
         except ImportError:
             return {"absent": "the python package nvidia-ml-py is not installed"}
         return snapshot()

@@ -144,7 +144,7 @@ class Watch:
     def _watch_events(self) -> str:
         """Opened before anything else, and so before any rank: what came before is lost."""
         try:
-            from gangrun.adapters.nvml.events import EventWatch
+            from gangrun.adapters.nvml import EventWatch
         except ImportError:
             return "the python package nvidia-ml-py is not installed"
         watch = XidWatch(EventWatch(), lambda *event: self._heard.put(("xid", event)), self._clock)

@@ -266,7 +266,7 @@ def test_events_come_from_what_a_gpu_supports(library: Callable[..., Library]) -
     one = library()
     one.say(changes={"event0": "1 8 79", "event1": "0 4096 1", "event2": "0 8 31", "gpu1.event_types": 8})
     code = (
-        "import json\nfrom gangrun.adapters.nvml.events import EventWatch\nwatch = EventWatch()\n"
+        "import json\nfrom gangrun.adapters.nvml import EventWatch\nwatch = EventWatch()\n"
         "print(json.dumps([watch.open(), watch.wait(2000), watch.wait(2000), watch.wait(20), watch.close()]))"
     )
     done = subprocess.run(
@@ -274,7 +274,7 @@ def test_events_come_from_what_a_gpu_supports(library: Callable[..., Library]) -
     )
     assert json.loads(done.stdout) == [{}, ["GPU-1", 8, 79], ["GPU-0", 8, 31], None, None]
     one.say(changes={"gpu0.event_types": "!4", "gpu1.event_types": 0})
-    code = "from gangrun.adapters.nvml.events import EventWatch\nprint(EventWatch().open())"
+    code = "from gangrun.adapters.nvml import EventWatch\nprint(EventWatch().open())"
     done = subprocess.run(
         [sys.executable, "-c", code], env=one.environment, capture_output=True, text=True, check=True, timeout=300
     )

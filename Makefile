@@ -14,7 +14,8 @@ SCRATCH := .make
 # On a terminal pip shows its progress, since torch is large; in a log it speaks only of errors.
 INSTALL := $(PY) -m pip install $(if $(MAKE_TERMOUT),,--quiet --quiet) --disable-pip-version-check -c constraints.txt
 PYTEST := $(PY) -m pytest
-SEVERAL := $(PYTEST) --dist worksteal
+# A part of `make test`: pytest records for tests/unsteady.py what failed.
+PART = GANGRUN_TEST_RECORD=$(SCRATCH)/$(@:test-%=%).json $(PYTEST)
 QUICK := -m "not processes and not serial and not cluster and not sweep"
 # The tests start thousands of pythons: without bytecode on disk each would compile all of gangrun anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -23,7 +24,7 @@ JOBS ?= 2
 WAITING ?= 3
 SEEDS ?= 20000
 
-.PHONY: help demo test check format test-quick test-core test-sweep test-processes test-serial test-cluster test-slurm24 bench clean install system
+.PHONY: help demo test check format test-quick test-core test-sweep test-processes test-serial test-cluster test-slurm24 bench clean install system forget
 
 help:  ## this list
 	@echo "gangrun: make targets"
@@ -33,7 +34,7 @@ help:  ## this list
 demo: $(VENV)/.runs  ## train a small model, kill a rank in the middle, watch it come back, compare the weights
 	@$(PY) examples/kill_a_rank/demo.py
 
-test: system check  ## all of it: linters, types, layers, house, tests, coverage of core and wire
+test: forget system check  ## all of it: linters, types, layers, house, tests, coverage of core and wire
 	@part() { $(MAKE) --no-print-directory test-$$1 || red="$$red $$1"; }; red=; \
 	  set -m; $(MAKE) --no-print-directory test-cluster >$(SCRATCH)/cluster.out 2>&1 & beside=$$!; set +m; \
 	  trap 'kill -- -$$beside 2>/dev/null || true' EXIT; \
@@ -43,7 +44,10 @@ test: system check  ## all of it: linters, types, layers, house, tests, coverage
 	  part sweep; part serial; echo; \
 	  echo "what ran (the cluster beside the three before it, sweep and serial alone):"; \
 	  for part in core quick processes cluster sweep serial; do printf '%-10s' $$part; tail -qn 1 $(SCRATCH)/$$part.log; done; \
-	  [ -z "$$red" ] || { echo "make: red:$$red"; exit 1; }
+	  [ -z "$$red" ] || { echo "make: red:$$red"; echo "$$red" >$(SCRATCH)/red; exit 1; }
+
+forget:
+	@rm -f $(SCRATCH)/red $(SCRATCH)/*.json
 
 check: $(VENV)/.tests  ## linters, types, import contracts, house test
 	@echo "ruff: lint"; $(PY) -m ruff check --quiet .
@@ -56,29 +60,30 @@ format: $(VENV)/.tests  ## put every file into the common form
 	@$(PY) -m ruff check --fix --quiet . ; $(PY) -m ruff format .
 
 test-quick: $(VENV)/.tests  ## tests without real processes, several at once, but those of core and wire
-	@$(SEVERAL) -n $(JOBS) $(QUICK) --ignore=tests/core --ignore=tests/wire 2>&1 | tee $(SCRATCH)/quick.log
+	@mkdir -p $(SCRATCH)
+	@$(PART) --dist worksteal -n $(JOBS) $(QUICK) --ignore=tests/core --ignore=tests/wire 2>&1 | tee $(SCRATCH)/quick.log
 
 test-core: $(VENV)/.tests  ## those of core and wire, which must cover both branch by branch: tracing takes time, so these alone
 	@mkdir -p $(SCRATCH) && rm -f $(SCRATCH)/coverage*
-	@$(SEVERAL) -n $(JOBS) $(QUICK) tests/core tests/wire --cov --cov-report= 2>&1 | tee $(SCRATCH)/core.log
+	@$(PART) --dist worksteal -n $(JOBS) $(QUICK) tests/core tests/wire --cov --cov-report= 2>&1 | tee $(SCRATCH)/core.log
 	@echo "branch coverage of core and wire by the tests in tests/core and tests/wire, which must be 100 %:"
 	@$(PY) -m coverage report --fail-under=100
 
 test-sweep: $(VENV)/.tests  ## two thousand seeds of the simulated world
 	@mkdir -p $(SCRATCH)
-	@$(PYTEST) -m sweep 2>&1 | tee $(SCRATCH)/sweep.log
+	@$(PART) -m sweep 2>&1 | tee $(SCRATCH)/sweep.log
 
 test-processes: $(VENV)/.tests  ## tests that start real processes, several at once
 	@mkdir -p $(SCRATCH)
-	@$(SEVERAL) -n $(WAITING) -m processes --durations=10 2>&1 | tee $(SCRATCH)/processes.log
+	@$(PART) --dist worksteal -n $(WAITING) -m processes --durations=10 2>&1 | tee $(SCRATCH)/processes.log
 
 test-serial: $(VENV)/.tests  ## tests that measure time, one at a time and nothing beside them
 	@mkdir -p $(SCRATCH)
-	@$(PYTEST) -m serial --durations=5 2>&1 | tee $(SCRATCH)/serial.log
+	@$(PART) -m serial --durations=5 2>&1 | tee $(SCRATCH)/serial.log
 
 test-cluster: $(VENV)/.tests  ## tests on a real Slurm cluster of namespaces, which needs root
 	@mkdir -p $(SCRATCH)
-	@$(PYTEST) -m cluster --durations=15 2>&1 | tee $(SCRATCH)/cluster.log
+	@$(PART) -m cluster --durations=15 2>&1 | tee $(SCRATCH)/cluster.log
 
 test-slurm24: system $(VENV)/.tests  ## the tests on a Slurm cluster again, with Slurm 24.11 from Debian's mirror (root; not part of CI)
 	@command -v patchelf >/dev/null 2>&1 || apt-get install -y -qq patchelf >/dev/null || { echo "make: this needs patchelf"; exit 1; }

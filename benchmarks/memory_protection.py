@@ -30,11 +30,11 @@ import torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 import gangrun
-from gangrun.training import memory_saving
+from gangrun.training.memory import saving
 
 folder, mb, saves, protected = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] != "none"
 if not protected:
-    memory_saving.distance = lambda world, local: 0
+    saving.distance = lambda world, local: 0
 
 def spent():
     usage = resource.getrusage(resource.RUSAGE_SELF)

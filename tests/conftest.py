@@ -7,6 +7,7 @@ reason, unless the test is marked ``gpu``: a test that did not run has shown not
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -40,6 +41,7 @@ settings.load_profile("same")
 os.environ.setdefault("GANGRUN_NO_HEALTH", "1")  # a process more for each agent; the tests of it turn it on
 
 
+RECORD = "GANGRUN_TEST_RECORD"  # names the file for a Recorder; set by the Makefile
 TEMPORARY: list[str] = []
 SWEPT_AFTER_S = 2 * 3600
 
@@ -54,14 +56,40 @@ def pytest_configure(config: pytest.Config) -> None:
     for ignored in (signal.SIGINT, signal.SIGQUIT):
         if signal.getsignal(ignored) is signal.SIG_IGN:
             signal.signal(ignored, signal.default_int_handler if ignored == signal.SIGINT else signal.SIG_DFL)
+    record = os.environ.pop(RECORD, "")  # not for the sessions that tests start
     if not hasattr(config, "workerinput"):  # a worker of pytest-xdist has the one of its session
         tempfile.gettempdir()  # remembered: what the tests themselves make stays where it is looked for
         sweep(Path(tempfile.gettempdir()))
+        if record:
+            config.pluginmanager.register(Recorder(Path(record).absolute()))
         TEMPORARY.append(tempfile.mkdtemp(prefix=f"gt-{os.getpid()}-"))  # short: sockets have their paths in it
         Path(TEMPORARY[0]).chmod(0o1777)
         os.environ["TMPDIR"] = TEMPORARY[0]
         if config.option.basetemp is None:
             config.option.basetemp = f"{TEMPORARY[0]}/t"
+
+
+class Recorder:
+    """Writes what tests/unsteady.py reads of a session: its exit status, how many passed, each first failure."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._passed_count, self._seconds = 0, 0.0
+        self._failures: dict[str, str] = {}
+        self._crashed = False
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._seconds += report.duration
+        self._passed_count += report.when == "call" and report.passed
+        self._crashed |= report.when not in {"setup", "call", "teardown"}  # pytest-xdist's report of a dead worker
+        if report.failed:
+            sections = "".join(f"\n--- {title}\n{text}" for title, text in report.sections)
+            self._failures.setdefault(report.nodeid, f"{report.longreprtext}{sections}")
+
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        found = {"exit_status": int(exitstatus), "passed_count": self._passed_count, "seconds": self._seconds,
+                 "failures": self._failures, "crashed": self._crashed}  # fmt: skip
+        self._path.write_text(json.dumps(found), "utf-8")
 
 
 def sweep(folder: Path) -> None:

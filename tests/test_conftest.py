@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import sweep
+from tests.conftest import RECORD, sweep
+from tests.unsteady import Part
 from tests.waiting import stays, until
 
 pytest_plugins = ["pytester"]
@@ -52,6 +54,35 @@ def test_a_skip_is_a_failure_in_ci(pytester: pytest.Pytester, monkeypatch: pytes
         ["*a skip is a failure*not_there*", "*a skip is a failure*C compiler*", "*a skip is a failure*why not*"]
     )
     result.stdout.fnmatch_lines(["*no gpu here*"])
+
+
+RECORDED = """
+import os
+import pytest
+def test_right(): assert "GANGRUN_TEST_RECORD" not in os.environ
+@pytest.mark.parametrize("what", ["a b"])
+def test_wrong(what): print("its log"); assert 0, "wrong"
+@pytest.fixture
+def broken(): raise RuntimeError("no world")
+def test_no_world(broken): pass
+def test_death():
+    if os.environ.get("DIES"): os._exit(1)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("dies", ["", "yes"])
+def test_a_session_records_its_failures(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, dies: str) -> None:
+    pytester.makeconftest((HERE / "conftest.py").read_text("utf-8"))
+    pytester.makepyfile(test_some=RECORDED)
+    monkeypatch.setenv(RECORD, "part.json")
+    monkeypatch.setenv("DIES", dies)
+    assert pytester.runpytest_subprocess("-p", "no:cacheprovider", "-n1").ret == 1
+    part = Part(**json.loads((pytester.path / "part.json").read_text("utf-8")))
+    assert (part.exit_status, part.passed_count, part.crashed) == (1, 1 if dies else 2, bool(dies))
+    wrong = part.failures["test_some.py::test_wrong[a b]"]
+    assert "AssertionError: wrong" in wrong and "its log" in wrong
+    assert "no world" in part.failures["test_some.py::test_no_world"]
 
 
 def test_what_a_killed_session_left_is_taken_away_and_a_live_ones_is_not(tmp_path: Path) -> None:

@@ -15,12 +15,12 @@ from tests.local.harness import Box
 SHARDS_COUNT = 12
 STUCK = """
 import sys, threading
-from gangrun.checkpoint import dcp_verify, manifest_verify
+from gangrun.checkpoint.formats import dcp, own
 reads = threading.Event()
 def never(count):
     reads.set()
     threading.Event().wait()
-what = {"own": (manifest_verify.verify, (sys.argv[1], 7, never)), "plain": (dcp_verify.verify, (sys.argv[1], never))}
+what = {"own": (own.verify, (sys.argv[1], 7, never)), "plain": (dcp.verify, (sys.argv[1], never))}
 verify, told = what[sys.argv[2]]
 threading.Thread(target=verify, args=told, daemon=True).start()
 assert reads.wait(60)

@@ -48,7 +48,7 @@ def boxes(tmp_path: Path) -> Iterator[Callable[[str], Box]]:
 @pytest.mark.timeout(600)
 def test_whoever_of_us_sleeps_for_20_s_the_ranks_are_untouched(boxes: Callable[[str], Box]) -> None:
     sleepers = {}
-    for part in ("entry.agent", "entry.supervisor", "node/warden.py"):
+    for part in ("entry.agent", "entry.supervisor", "warden.py"):
         box = boxes(part)
         box.step(2, steps=100_000)
         sleepers[part] = box

@@ -14,9 +14,10 @@ the thousand. From the shell: ``python -m gangrun.sim --seed 7 --nodes 128``.
 """
 
 from gangrun.sim.body.gang import Behaviour, Script
-from gangrun.sim.faults.kinds import HOLDER, Fault, FaultPlan, Kind
-from gangrun.sim.invariants.checker import InvariantBroken
-from gangrun.sim.world import Outcome, Setup, World
+from gangrun.sim.faults import HOLDER, Fault, FaultPlan, Kind
+from gangrun.sim.invariants import InvariantBroken
+from gangrun.sim.setup import Setup
+from gangrun.sim.world import Outcome, World
 
 __all__ = [
     "HOLDER",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from gangrun.sim.invariants.checker import InvariantBroken
+from gangrun.sim.invariants import InvariantBroken
 from gangrun.sim.sweep import finish, seeded
 
 

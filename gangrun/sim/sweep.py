@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 
 from gangrun.core.policy import HangPolicy
 from gangrun.sim.body.gang import Script
-from gangrun.sim.faults.kinds import FaultPlan
-from gangrun.sim.invariants.checker import InvariantBroken
-from gangrun.sim.world import Outcome, Setup, World
+from gangrun.sim.faults import FaultPlan
+from gangrun.sim.invariants import InvariantBroken
+from gangrun.sim.setup import Setup
+from gangrun.sim.world import Outcome, World
 
 WARM_AT_S = 8.0
 WITHIN_S = 40.0  # faults of a random plan come within so long

@@ -19,7 +19,7 @@ from gangrun.sim import Behaviour, Fault, Kind, Script, Setup, World
 from gangrun.sim.body.gang import SimGang, SimRank
 from gangrun.sim.engine.clock import EPOCH_S
 from gangrun.sim.engine.process import SimProcess
-from gangrun.sim.faults.injection import injure
+from gangrun.sim.faults import injure
 from gangrun.wire.record import Record, replay
 from gangrun.wire.spec import RunSpec
 from tests.contract.driver import Does, How, Injection, Scenario, Status, Stepped
@@ -50,7 +50,7 @@ class SimDriver:
         self.folder = folder
         self.world = World(_setup(scenario), seed=1)
         self._stretches: list[_Stretch] = []
-        watched = self.world._watched
+        watched = self.world.watched
         self._stepping, self._changed = watched.stepping, watched.changed
         watched.stepping, watched.changed = self._began, self._stood
 

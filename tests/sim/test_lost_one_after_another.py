@@ -10,8 +10,8 @@ import pytest
 
 from gangrun.core.model import Phase
 from gangrun.sim import FaultPlan, Kind, Script, Setup, World
-from gangrun.sim.body.effects import BRING_S
-from gangrun.sim.faults.kinds import HOLDER
+from gangrun.sim.body.agent import BRING_S
+from gangrun.sim.faults import HOLDER
 
 SCRIPT = Script(steps_count=300, checkpoint_every_count=0, memory_every_count=4)
 LOSSES_COUNT = 3

@@ -8,15 +8,12 @@ What agents and supervisors make of it is the real thing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from gangrun.core.checkpoints.memory import Holding
-
-if TYPE_CHECKING:
-    from gangrun.sim.body.checkpoints import Name
-    from gangrun.sim.body.gang import SimGang, SimRank
-    from gangrun.sim.body.node import SimNode
-    from gangrun.sim.engine.clock import Timeline
+from gangrun.sim.body.checkpoints import Name
+from gangrun.sim.body.gang import SimGang, SimRank
+from gangrun.sim.engine.clock import Timeline
 
 MANIFEST = "manifest"
 PUT_S, TOLD_S, HALF_S = 0.1, 0.3, 0.05  # until the manifest is put, until all know it; half of all are later by so much
@@ -73,6 +70,17 @@ class SimKept:
             self._needless.discard(key)
 
 
+class Keeps(Protocol):
+    """A node with its keeper."""
+
+    name: str
+    ranks: list[SimRank]
+
+    @property
+    def kept(self) -> SimKept:
+        """What its keeper holds."""
+
+
 class MemoryTier:
     """All saves to memory of a world, and what one who sees everything knows of them."""
 
@@ -81,11 +89,11 @@ class MemoryTier:
         self.timeline = timeline
         self.names: dict[str, tuple[Name, int]] = {}  # nonce -> whose it is, files of the whole step
         self.protected: set[Key] = set()  # every node had all that it has to have
-        self.on_release: Callable[[SimNode, Key], None] = lambda node, key: None
+        self.on_release: Callable[[Any, Key], None] = lambda node, key: None
         self._manifests: dict[Key, int] = {}
         self._nonces = 0
 
-    def save(self, gang: SimGang, step: int, node_of: Callable[[SimRank], SimNode]) -> None:
+    def save(self, gang: SimGang, step: int, node_of: Callable[[SimRank], Keeps]) -> None:
         """All ranks begin; each goes on as long as it lives."""
         ranks: dict[str, list[SimRank]] = {}
         for _, rank in sorted(gang.members.items()):
@@ -102,7 +110,7 @@ class MemoryTier:
             self.timeline.after(PUT_S + late * HALF_S, lambda half=half: self._sign(gang, key, half, len(nodes)))  # type: ignore[misc]
             self.timeline.after(TOLD_S + late * HALF_S, lambda half=half: self._tell(gang, key, half))  # type: ignore[misc]
 
-    def _sign(self, gang: SimGang, key: Key, nodes: Iterable[SimNode], nodes_count: int) -> None:
+    def _sign(self, gang: SimGang, key: Key, nodes: Iterable[Keeps], nodes_count: int) -> None:
         """The manifest, where ranks still live."""
         for node in nodes:
             if self.lives_on(gang, node):
@@ -112,10 +120,10 @@ class MemoryTier:
         if self._manifests.get(key) == nodes_count:
             self.protected.add(key)
 
-    def signed(self, key: Key, node: SimNode) -> None:
+    def signed(self, key: Key, node: Keeps) -> None:
         """A node has the manifest; that alone lets nothing go."""
 
-    def _tell(self, gang: SimGang, key: Key, nodes: Iterable[SimNode]) -> None:
+    def _tell(self, gang: SimGang, key: Key, nodes: Iterable[Keeps]) -> None:
         """Each rank has heard of all others that they have it."""
         if key not in self.protected:
             return
@@ -124,13 +132,13 @@ class MemoryTier:
             if self.lives_on(gang, node):
                 self.release(key, node)
 
-    def release(self, key: Key, node: SimNode) -> None:
+    def release(self, key: Key, node: Keeps) -> None:
         """Older steps go from this node."""
         for older in node.kept.whole(key):
             self.on_release(node, older)
 
     @staticmethod
-    def lives_on(gang: SimGang, node: SimNode) -> bool:
+    def lives_on(gang: SimGang, node: Keeps) -> bool:
         """Does this gang still have ranks there?"""
         return any(rank.alive and rank.gang is gang for rank in node.ranks)
 
@@ -143,7 +151,7 @@ def holdings(kept: SimKept, attempt: int, names: dict[str, tuple[Name, int]], *,
     ]
 
 
-def newest_on(nodes: Iterable[SimNode], attempt: int, names: dict[str, tuple[Name, int]]) -> int:
+def newest_on(nodes: Iterable[Keeps], attempt: int, names: dict[str, tuple[Name, int]]) -> int:
     """The newest step of the attempt of which every file is in the memory of one of these nodes; -1: none."""
     there: dict[Key, set[str]] = {}
     for node in nodes:

@@ -7,7 +7,6 @@ befall a node (kill, reboot, pause, a paused virtual machine) is here too.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from gangrun.agent.brain import facts
 from gangrun.core.model import ErrorReport
@@ -15,14 +14,11 @@ from gangrun.core.protocol.lease import warden_must_kill
 from gangrun.sim.body.agent import SimAgent
 from gangrun.sim.body.gang import SimRank
 from gangrun.sim.body.memory import SimKept
+from gangrun.sim.body.surroundings import SupervisorBody, Surroundings
 from gangrun.sim.engine.clock import Entry, NodeClock
 from gangrun.sim.engine.disk import Mount
 from gangrun.sim.engine.process import SimProcess
 from gangrun.wire.messages import Launch
-
-if TYPE_CHECKING:
-    from gangrun.sim.body.supervisor import SimSupervisor
-    from gangrun.sim.world import World
 
 AGENT_START_S, SUPERVISOR_START_S, REAP_S = 0.3, 0.3, 0.005
 RESTARTS_MAX_COUNT, RESTARTS_WINDOW_S = 5, 60.0
@@ -154,7 +150,7 @@ class SimWarden(SimProcess):
 class SimNode:
     """One host."""
 
-    def __init__(self, world: World, index: int, name: str, mount: Mount, clock: NodeClock) -> None:
+    def __init__(self, world: Surroundings, index: int, name: str, mount: Mount, clock: NodeClock) -> None:
         """Up, and empty."""
         self.world = world
         self.timeline = world.timeline
@@ -170,7 +166,7 @@ class SimNode:
         self.founder = False
         self.warden = SimWarden(self)
         self.agent: SimAgent | None = None
-        self.supervisors: list[SimSupervisor] = []  # all of this boot; at most one of them is not stopped
+        self.supervisors: list[SupervisorBody] = []  # all of this boot; at most one of them is not stopped
         self.ranks: list[SimRank] = []
         self.up = True
         self.exit_code: int | None = None
@@ -198,7 +194,7 @@ class SimNode:
         self.supervisors.append(self.world.new_supervisor(self, term_min, promises, promised_at))
 
     @property
-    def supervisor(self) -> SimSupervisor | None:
+    def supervisor(self) -> SupervisorBody | None:
         """The newest one here."""
         return self.supervisors[-1] if self.supervisors else None
 
@@ -293,7 +289,7 @@ class SimNode:
             rank = SimRank(self.timeline, self, number, name, self.world.new_pid())
             rank.agent = agent
             self.ranks.append(rank)
-            self.world.rank_started(self, rank, command)
+            self.world.checks.rank_started(self, rank, command)
             gang.join(rank)
         return True
 

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from gangrun.core.actions import Action, EndJob, SubmitSuccessor
 from gangrun.core.events import ActDone, ActFailed, ActUnknown, Notice, NoticeKind, Stamped
 from gangrun.core.model import TERMINAL, Phase
+from gangrun.sim.body.node import SimNode
+from gangrun.sim.body.supervisor import SimSupervisor
+from gangrun.sim.body.surroundings import Surroundings
 from gangrun.sim.engine.disk import JobClaim
-
-if TYPE_CHECKING:
-    from gangrun.sim.body.node import SimNode
-    from gangrun.sim.body.supervisor import SimSupervisor
-    from gangrun.sim.world import World
 
 ANSWERS_AFTER_S = 1.0
 QUEUE_S, LOOK_AGAIN_S, LOOK_FOR_S, KILL_WAIT_S = 2.0, 5.0, 30.0, 30.0
@@ -71,7 +68,7 @@ class Moods:
 class Scheduler:
     """All jobs of the run."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Surroundings) -> None:
         """No job yet."""
         self.world = world
         self.jobs: list[Job] = []
@@ -162,7 +159,7 @@ class Scheduler:
             return
         disk.job_claims[job.seq] = JobClaim(job.id, job.restart, self.world.timeline.now)
         job.owned = True
-        self.world.checker.job_began(job)
+        self.world.checks.job_began(job)
         for i, node in enumerate(job.nodes):
             node.begin_job(job.token, job.restart, founder=i == 0)
 
@@ -250,7 +247,7 @@ class SimJobs:
         """Look for our comment, adopt what is there, else sbatch; a timeout is unknown, so look again."""
         assert isinstance(action, SubmitSuccessor)
         self.supervisor.boundary(f"before submit of {action.seq}")
-        self.scheduler.world.checker.performs(act[0], "submit", action.seq)
+        self.scheduler.world.checks.performs(act[0], "submit", action.seq)
         what = SubmitSuccessor.__name__
         self._try(act, action, what, self.supervisor.timeline.now + LOOK_FOR_S)
 
@@ -290,7 +287,7 @@ class SimJobs:
         since = {node: timeline.now - ago_s for node, ago_s in action.if_booted}
         booted = [n.name for n in scheduler.world.nodes if n.booted_at > since.get(n.name, float("inf"))]
         job = scheduler.sbatch(action.seq, tuple(node for node in action.exclude if node not in booted))
-        scheduler.world.checker.submitted(action.seq)
+        scheduler.world.checks.submitted(action.seq)
         if job is not None and scheduler.moods.times_out_count:
             scheduler.moods.times_out_count -= 1
             timeline.after(LOOK_AGAIN_S, again)

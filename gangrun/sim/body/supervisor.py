@@ -8,30 +8,30 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from gangrun.core.events import CancelRequested, Stamped
 from gangrun.core.protocol import takeover as rules
 from gangrun.ports import AgentSaid, Item, Woken
+from gangrun.sim.body.agent import SimAgent
 from gangrun.sim.body.checkpoints import SimCheckpoints
-from gangrun.sim.body.elided_heartbeats import ParkedAgents
+from gangrun.sim.body.node import SimNode
+from gangrun.sim.body.surroundings import Line, SupervisorBody
 from gangrun.sim.engine.clock import Entry
 from gangrun.sim.engine.disk import SimStore, SimTerms
-from gangrun.sim.engine.network import Line
-from gangrun.sim.engine.process import ProcessKilled, SimProcess
+from gangrun.sim.engine.process import ProcessKilled
 from gangrun.supervisor import takeover
 from gangrun.supervisor.facts import EXIT_DEPOSED, EXIT_REFUSED, Facts
 from gangrun.supervisor.loop import Loop
 from gangrun.wire.messages import Ack, Dial, FromAgent, Probe, Stop, ToAgent, Welcome
 from gangrun.wire.record import Claim
 
-if TYPE_CHECKING:
-    from gangrun.sim.body.node import SimNode
-
 CANCEL_LOOK_S = 0.25
 FLUSH_EVERY_S = 9.0
 FLUSHES_NODES_MAX_COUNT = 16  # each flush wakes all agents: in big worlds that is most of what there is to simulate
 QUIET = (Ack, Welcome, Probe)
+
+REFRESH_EVERY_S = 1.0
+TRIP_S = 0.001  # of a beat that is not sent
 
 
 class HostClock:
@@ -50,7 +50,7 @@ class HostClock:
         return self._node.clock.wall(self._node.timeline.now)
 
 
-class SimSupervisor(SimProcess):
+class SimSupervisor(SupervisorBody):
     """One supervisor, from its birth to its exit code."""
 
     def __init__(
@@ -184,12 +184,12 @@ class SimSupervisor(SimProcess):
                 judged=self._judged,
             )
             self.term = opening.term
-            self.world.checker.claimed(self, self.term)
+            self.world.checks.claimed(self, self.term)
             self.store = SimStore(mount, self, self.post)
             self.store.boot = self.clock.now
             checkpoints = SimCheckpoints(self.world.checkpoint_fs, mount, self, self.term, self.post)
-            checkpoints.on_act = lambda what, attempt: self.world.checker.performs(self.term, what, attempt)
-            checkpoints.on_choice = self.world.checker.chose
+            checkpoints.on_act = lambda what, attempt: self.world.checks.performs(self.term, what, attempt)
+            checkpoints.on_choice = self.world.checks.chose
             checkpoints.names = self.world.memory.names
             checkpoints.reads_together = self.world.setup.reads_together
             self.loop = Loop(
@@ -212,7 +212,7 @@ class SimSupervisor(SimProcess):
             return
         except takeover.JournalRefused as error:
             self.says.append(str(error))
-            self.world.checker.journal_refused(str(error))
+            self.world.checks.journal_refused(str(error))
             self._exit(EXIT_REFUSED)
             return
         agent = self.node.agent
@@ -237,7 +237,7 @@ class SimSupervisor(SimProcess):
     def send(self, node: str, message: object) -> None:
         """The ``Radio``."""
         if isinstance(message, Stop):
-            self.world.checker.witness.says_stop(self, message.attempt)
+            self.world.checks.says_stop(self, message.attempt)
         line = self._lines.get(self._peers.get(node, b""))
         if line is None:
             return
@@ -286,7 +286,7 @@ class SimSupervisor(SimProcess):
             while self.awake:
                 self.parked.refresh()
                 going = loop.turn()
-                self.world.checker.turned(self)
+                self.world.checks.turned(self)
                 if not going:
                     self._exit(loop.exit_code if loop.exit_code is not None else 1)
                     return
@@ -315,3 +315,96 @@ class SimSupervisor(SimProcess):
             self.timeline.after(0.0, self.alone)
         if self.exit_code is None:
             self.node.warden.supervisor_exited(-9, self.term_min)
+
+
+class ParkedAgents:
+    """Agents whose heartbeats this supervisor knows without their being sent.
+
+    They are entered in the loop's table before it looks there, as if each had come: so an idle world costs nothing.
+    """
+
+    def __init__(self, supervisor: SimSupervisor) -> None:
+        """None yet."""
+        self.supervisor = supervisor
+        self._parked: dict[str, SimAgent] = {}
+        self._willing: dict[str, SimAgent] = {}
+        self._refreshed_at = -math.inf
+
+    def would_hear(self, agent: SimAgent) -> bool:
+        """Is all between us so well that beats need not be sent?"""
+        supervisor, loop = self.supervisor, self.supervisor.loop
+        if loop is None or not supervisor.awake or supervisor.exit_code is not None or supervisor.probe is not None:
+            return False
+        network, here, there = supervisor.world.network, supervisor.node.index, agent.node.index
+        if not (network.clear(here, there) and network.clear(there, here)):
+            return False
+        row = loop.beats.rows.get(agent.node.name)
+        suspected = agent.node.name in loop.silence.suspects
+        return row is not None and row.incarnation == agent.incarnation and not suspected
+
+    def park_if_many(self, agent: SimAgent) -> None:
+        """Unsent beats count only where those who do not send them are a majority: acks depend on one (law 3)."""
+        self._willing[agent.node.name] = agent
+        loop = self.supervisor.loop
+        if loop is None or not loop.leadership.holds(loop.run_clock.at(self.supervisor.clock.now())):
+            return
+        if not self._are_many(len(self._parked | self._willing)):
+            return
+        willing, self._willing = self._willing, {}
+        for other in willing.values():
+            if other is agent or other.still_willing(self.supervisor):
+                self._parked[other.node.name] = other
+                other.park()
+        if not self._are_many(len(self._parked)):
+            self.wake_all()
+
+    def _are_many(self, count: int) -> bool:
+        loop = self.supervisor.loop
+        return loop is not None and 2 * count > max(len(loop.state.nodes), len(loop.beats.heard))
+
+    def wake_all(self) -> None:
+        """From here on all send theirs."""
+        parked, self._parked = self._parked, {}
+        for agent in parked.values():
+            agent.unpark()
+
+    def forget(self, agent: SimAgent) -> None:
+        """It will send its beats."""
+        if self._parked.pop(agent.node.name, None) is not None and not self._are_many(len(self._parked)):
+            self.wake_all()
+
+    def catch_up(self, agent: SimAgent, count: int, ago_s: float) -> float:
+        """These beats came while nobody looked; the stamp of the newest ack."""
+        loop = self.supervisor.loop
+        row = None if loop is None else loop.beats.rows.get(agent.node.name)
+        if loop is None or row is None or row.incarnation != agent.incarnation:
+            return 0.0
+        self._enter(loop, loop.run_clock.at(self.supervisor.clock.now()), agent, ago_s)
+        row.seq += count
+        return row.arrived_at
+
+    def _enter(self, loop: Loop, now: float, agent: SimAgent, ago_s: float, *, held_up: bool = True) -> None:
+        row = loop.beats.rows[agent.node.name]
+        arrived_at = now - (ago_s - TRIP_S if ago_s > TRIP_S else 0.0)
+        if arrived_at <= row.arrived_at:
+            return
+        row.arrived_at = arrived_at
+        row.sent_after = max(row.sent_after, arrived_at - self.supervisor.policy.timing.beat_every_s)
+        loop.beats.heard[row.node] = arrived_at
+        loop.leadership.heard(row.node, row.sent_after)
+        if held_up and loop.gathering is None and agent.is_held_up():
+            row.readings = agent.readings()
+            loop.progress.observe(row, arrived_at)
+
+    def refresh(self) -> None:
+        """Enter what parked agents are known to have sent."""
+        loop, now = self.supervisor.loop, self.supervisor.timeline.now
+        if now < self._refreshed_at + REFRESH_EVERY_S or not self._parked or loop is None:
+            return
+        self._refreshed_at = now
+        here = loop.run_clock.at(self.supervisor.clock.now())
+        held_up = any(gang.alive_count and not gang.stepping for gang in self.supervisor.world.gangs)
+        for agent in self._parked.values():
+            _, count, ago_s = agent.newest_beat()
+            if count:
+                self._enter(loop, here, agent, ago_s, held_up=held_up)

@@ -9,13 +9,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gangrun.sim.engine.clock import Timeline
-
-if TYPE_CHECKING:
-    from gangrun.sim.body.agent import SimAgent
-    from gangrun.sim.body.supervisor import SimSupervisor
 
 LATENCY_S = 0.0008
 HELD_MAX_COUNT = 64
@@ -40,17 +35,6 @@ class Trouble:
         if self.across is not None:
             return (source in self.across) != (target in self.across)
         return (self.heard is None or source in self.heard) and (self.hears is None or target in self.hears)
-
-
-class Line:
-    """One connection to one supervisor; closed when the agent dials again."""
-
-    __slots__ = ("agent", "supervisor")
-
-    def __init__(self, agent: SimAgent, supervisor: SimSupervisor | None) -> None:
-        """Open (to nobody, if the address is of a process that is gone)."""
-        self.agent = agent
-        self.supervisor = supervisor
 
 
 class Network:

@@ -6,7 +6,7 @@ from typing import Any
 
 from gangrun.core.machine import running, starting, stopping
 from gangrun.core.machine.transitions import stay
-from gangrun.sim import world
+from gangrun.sim import cluster
 from gangrun.sim.body import scheduler
 from gangrun.sim.engine import disk
 from tests.sim.canaries.mutation import Swaps, mutant
@@ -73,14 +73,14 @@ def no_last_resort() -> Swaps:
 def marks_the_cancel_last() -> Swaps:
     """The jobs first, the marker ten seconds later."""
 
-    def cancel(self: world.World) -> None:
+    def cancel(self: cluster.Cluster) -> None:
         self.checker.cancel_asked = True
         for job in self.scheduler.jobs:
             self.scheduler.scancel(job)
         self.timeline.after(10.0, lambda: original(self))
 
-    original = world.World.cancel
-    return ((world.World, "cancel", cancel),)
+    original = cluster.Cluster.cancel
+    return ((cluster.Cluster, "cancel", cancel),)
 
 
 @mutant("before a start's ticket the mark of a cancel is looked for", "4", "I8")
@@ -111,4 +111,4 @@ def forgets_the_cancel() -> Swaps:
 @mutant("ranks of each attempt meet at a port of their own", "7", "I2", "I3")
 def one_port_for_all() -> Swaps:
     """Every attempt meets at the same port."""
-    return ((world.World, "new_port", lambda self: 20000),)
+    return ((cluster.Cluster, "new_port", lambda self: 20000),)

@@ -6,10 +6,10 @@ from typing import Any
 
 from gangrun.agent.brain import lease_keeping
 from gangrun.core.protocol import lease
+from gangrun.sim import faults
 from gangrun.sim.body import node
 from gangrun.sim.body.agent import SimAgent
-from gangrun.sim.faults import injection
-from gangrun.sim.faults.kinds import Kind
+from gangrun.sim.faults import Kind
 from gangrun.supervisor import heartbeats, leadership, stop_call
 from gangrun.wire.messages import Ack
 from tests.sim.canaries.mutation import Swaps, mutant
@@ -97,7 +97,7 @@ def _agent_dies_alone(of: Any, at: Any, fault: Any) -> None:
 
 
 def _faults(**kinds: Any) -> Any:
-    return {**injection._NODE, **{Kind[name]: how for name, how in kinds.items()}}
+    return {**faults._NODE, **{Kind[name]: how for name, how in kinds.items()}}
 
 
 @mutant("when the agent dies its ranks die, before it is started again", "2", "I16", "I2", "I3", "I14")
@@ -110,14 +110,14 @@ def ranks_outlive_the_agent() -> Swaps:
 
     return (
         (node.SimWarden, "agent_died", agent_died),
-        (injection, "_NODE", _faults(KILL_AGENT=_agent_dies_alone)),
+        (faults, "_NODE", _faults(KILL_AGENT=_agent_dies_alone)),
     )
 
 
 @mutant("ranks have a death signal: they end with their agent even while the warden sleeps", "2", "I16")
 def no_death_signal() -> Swaps:
     """Only the warden kills what a dead agent left."""
-    return ((injection, "_NODE", _faults(KILL_AGENT=_agent_dies_alone)),)
+    return ((faults, "_NODE", _faults(KILL_AGENT=_agent_dies_alone)),)
 
 
 @mutant("the warden starts the next agent only once no rank is left", "2", "I16", "I2", "I3", "I14")
@@ -139,7 +139,7 @@ def all_outlive_the_warden() -> Swaps:
     def kill_warden(of: Any, at: Any, fault: Any) -> None:
         at.warden.kill()
 
-    return ((injection, "_NODE", _faults(KILL_WARDEN=kill_warden)),)
+    return ((faults, "_NODE", _faults(KILL_WARDEN=kill_warden)),)
 
 
 # ---- law 1 -----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 from gangrun.core.checkpoints import flush_to_disk
 from gangrun.sim import FaultPlan, Script, Setup, World
 from gangrun.sim.body import memory
-from gangrun.sim.faults.kinds import Kind
+from gangrun.sim.faults import Kind
 from gangrun.supervisor import gang_commands
 from tests.sim.canaries.mutation import Swaps, mutant
 from tests.sim.canaries.recipes import recipe

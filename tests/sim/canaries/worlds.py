@@ -85,7 +85,7 @@ def killed_between_ticket_and_start(rng: random.Random, seed: int) -> World:
         nonlocal tickets_count
         tickets_count += label.startswith("after ticket")
         if label.startswith("after ticket") and tickets_count == at:
-            world.disk.journals[1][-1].torn = world.checker.journal_damaged = True
+            world.disk.journals[1][-1].torn = world.journal_damaged = True
             process.kill()
 
     plan = FaultPlan().fail_at(rng.uniform(6.0, 12.0), Kind.KILL_RANK)

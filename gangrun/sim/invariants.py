@@ -2,30 +2,31 @@
 
 Each is checked at the very event that can violate it, not after every event: a ticket, a durable record, a forked rank,
 a commit, a choice, a turn of the loop. Numbers as in ``docs/protocol.md`` section 9. What one state alone can show is
-``core.invariants``. A broken one raises ``InvariantBroken``.
+``core.invariants``. A broken one raises ``InvariantBroken``. ``Checker`` holds records, tickets and gangs against each
+other; ``Safety`` has what lies between a supervisor and its agents; ``NodeEmpty`` has invariant I16.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from gangrun.core import invariants
 from gangrun.core.model import TERMINAL, Phase, RunState
+from gangrun.sim.body.agent import SimAgent
 from gangrun.sim.body.checkpoints import Name, Saved
 from gangrun.sim.body.gang import SimGang, SimRank
 from gangrun.sim.body.memory import newest_on
-from gangrun.sim.invariants.node_empty import Emptiness
-from gangrun.sim.invariants.safety import Witness
+from gangrun.sim.body.node import SimNode
+from gangrun.sim.body.scheduler import Job
+from gangrun.sim.body.supervisor import SimSupervisor
+from gangrun.sim.body.surroundings import Checks
+from gangrun.sim.cluster import Cluster
+from gangrun.sim.faults import MISSES_NO_MEMORY, FaultPlan
+from gangrun.supervisor.leadership import roster_of
 from gangrun.wire import record as wire_record
 from gangrun.wire.messages import Launch, Prepare, Stop
 from gangrun.wire.record import Record
-
-if TYPE_CHECKING:
-    from gangrun.sim.body.agent import SimAgent
-    from gangrun.sim.body.node import SimNode
-    from gangrun.sim.body.scheduler import Job
-    from gangrun.sim.body.supervisor import SimSupervisor
-    from gangrun.sim.world import World
 
 LAST_COUNT = 20
 CANCEL_WORD_S = 20.0  # how long the word of a cancel may take to reach everybody
@@ -35,24 +36,27 @@ OF_AN_ATTEMPT = frozenset(
     {"RankExited", "RankFinished", "GangStarted", "GangStartFailed", "GangStopped", "ProgressMarked"}
 )
 BIG_NODES_COUNT = 16
+EventKey = tuple[str, str, int]  # node, incarnation, seq of an event
+PROMISES_ARE_FRESH_S = 2.0  # later some may have been taken back, as they may
+STOP_SAID_WITHIN_S = 5.0
 
 
 class InvariantBroken(AssertionError):
     """A promise did not hold; the message says which, when, the last records, and how to see it again."""
 
 
-class Checker:
+class Checker(Checks):
     """The world's conscience."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Cluster, plan: FaultPlan) -> None:
         """Nothing has happened yet."""
         self.world = world
+        self.plan = plan
         self.records: list[Record] = []
         self.top_ticket_term = 0
         self.late: set[str] = set()  # nonces of commits that came too late to count
         self.chosen: dict[int, float] = {}  # attempt -> when its resume point was chosen
         self.refused: list[str] = []
-        self.journal_damaged = False  # decisions were lost, so what follows may contradict them
         self._starts: dict[Name, int] = {}  # (term, attempt) -> ticket of StartGang
         self._known_terms: dict[str, int] = {}  # incarnation -> term_max
         self._acts: dict[tuple[int, str, int], int] = {}
@@ -67,13 +71,22 @@ class Checker:
         self._claims_of_seq: dict[int, str] = {}
         self.cancel_asked = False  # set by whoever cancels without the marker
         self._cancelled_n: tuple[int, int] | None = None
-        self.witness = Witness(self)
-        self.emptiness = Emptiness(self)
+        self.safety = Safety(self)
+        self.node_empty = NodeEmpty(self)
         self._big = world.setup.shape.nodes_count > BIG_NODES_COUNT
 
     def broken(self, which: str, what: str) -> None:
         """Raise, with all that a person needs."""
-        raise InvariantBroken(f"{which}: {what}\n{self.world.story()}")
+        raise InvariantBroken(f"{which}: {what}\n{self.story()}")
+
+    def story(self) -> str:
+        """Where, what went wrong before, the last records, and how to see it again."""
+        world, faults = self.world, "\n".join(f"  {fault}" for fault in self.plan)
+        again = f"python -m gangrun.sim --seed {world.seed} {world.setup.label}"
+        return (
+            f"at {world.timeline.now:.3f} s of seed {world.seed}\nfaults:\n{faults or '  none'}\nlast records:\n"
+            f"{self.last_records()}\nsee it again: {again}"
+        )
 
     def last_records(self) -> str:
         """The newest records, one line each."""
@@ -89,7 +102,7 @@ class Checker:
 
     def claimed(self, supervisor: SimSupervisor, term: int) -> None:
         """A term was claimed: was anybody in the way who should have been asked?"""
-        self.witness.claimed(supervisor, term)
+        self.safety.claimed(supervisor, term)
         world = self.world
         roster, earlier = set(world.roster_of(supervisor.node.job)), world.disk.claims.get(term - 1)
         if earlier is None or earlier[1].job != supervisor.node.job or not world.lives(earlier[1].pid):
@@ -145,7 +158,7 @@ class Checker:
             if act.kind in {"EndJob", "SubmitSuccessor"} and act.args.get("phase") != Phase.SUCCEEDED.value:
                 self._takes_along(record)
         self._counted_once(record)
-        self.witness.record(record)
+        self.safety.record(record)
         newest = (record.term, record.n)
         if newest <= self._plain_at:
             return  # a dead client's late write, or a deposed supervisor's: history, not state
@@ -159,7 +172,7 @@ class Checker:
             self.broken("I10", f"the run clock went back from {self._at:.3f} to {record.at:.3f}")
         self._at = record.at
         if record.kind == "GangStopped" and record.outcome == "applied" and record.term == max(self.world.disk.claims):
-            self.emptiness.presumed(record)
+            self.node_empty.presumed(record)
         if record.kind in {"CancelRequested", "ResumeRequested"} and record.outcome == "applied":
             self._cancelled_n = newest if record.kind == "CancelRequested" else None
 
@@ -179,11 +192,11 @@ class Checker:
     def _of_this_attempt(self, record: Record) -> None:
         if self._plain is None or record.outcome != "applied":
             return
-        self.witness.speaks(record, self._plain["nodes"])
+        self.safety.speaks(record, self._plain["nodes"])
         if record.kind not in OF_AN_ATTEMPT:
             return
         named, newest = int(record.event["attempt"]), int(self._plain["attempt"])
-        if named != newest and not self.journal_damaged:
+        if named != newest and not self.world.journal_damaged:
             self.broken("I12", f"{record.kind} of attempt {named} was applied while attempt {newest} was the newest")
 
     def born_from(self, term: int) -> dict[int, int]:
@@ -216,7 +229,7 @@ class Checker:
         assert loop is not None
         state, before = loop.state, self._states.get(supervisor.pid)
         self._owner_seen_at = self.world.timeline.now
-        self.witness.turned(supervisor)
+        self.safety.turned(supervisor)
         if state is before:
             return
         self._states[supervisor.pid] = state
@@ -239,6 +252,14 @@ class Checker:
         """A new term could not read what the last one wrote."""
         self.refused.append(why)
 
+    def forgot(self, agent: SimAgent, before_seq: int, seq: int) -> None:
+        """An agent was told that its events up to ``seq`` are journalled, and drops them."""
+        self.safety.forgot(agent, before_seq, seq)
+
+    def says_stop(self, supervisor: SimSupervisor, attempt: int) -> None:
+        """A stop leaves a supervisor."""
+        self.safety.says_stop(supervisor, attempt)
+
     def obeys(self, agent: SimAgent, command: Prepare | Launch | Stop) -> None:
         """An agent does what a supervisor told it."""
         known = agent.brain.term_max
@@ -249,7 +270,7 @@ class Checker:
     def rank_started(self, node: SimNode, rank: SimRank, command: Launch) -> None:
         """A rank was forked."""
         self._has_ticket(command.term, "StartGang", command.attempt)
-        self.emptiness.forked(node, rank)
+        self.node_empty.forked(node, rank)
         cancelled_at = self.world.disk.cancelled_at
         if cancelled_at is not None and self.world.timeline.now > cancelled_at + CANCEL_WORD_S:
             self.broken("I8", f"{rank.name} started {self.world.timeline.now - cancelled_at:.1f} s after the cancel")
@@ -320,9 +341,14 @@ class Checker:
     def _in_memory(self) -> int:
         """The newest step of the newest attempt that nodes have whole and could be asked for; -1: none."""
         world = self.world
-        if not world.setup.script.memory_every_count or not self.chosen or world.memory_may_be_missed():
+        if not world.setup.script.memory_every_count or not self.chosen or self._memory_may_be_missed():
             return -1
         return newest_on([node for node in world.nodes if node.up], max(self.chosen), world.memory.names)
+
+    def _memory_may_be_missed(self) -> bool:
+        """Was there a fault so far for which a node may not be asked, or may not write?"""
+        now = self.world.timeline.now
+        return any(fault.at_s <= now and fault.kind not in MISSES_NO_MEMORY for fault in self.plan)
 
     def released(self, node: SimNode, key: tuple[int, int, str]) -> None:
         """A node lets a step in memory go."""
@@ -356,7 +382,7 @@ class Checker:
             n.supervisor is not None and n.supervisor.alive and n.supervisor.loop is not None for n in world.nodes
         )
         now = world.timeline.now
-        if supervised or not agents or now < world.plan.over_at_s:
+        if supervised or not agents or now < self.plan.over_at_s:
             self._owner_seen_at = now
         elif now > self._owner_seen_at + OWNER_WITHIN_S and not self.refused:
             self.broken("I15", f"nobody has decided for {now - self._owner_seen_at:.0f} s, {len(agents)} agents live")
@@ -380,6 +406,210 @@ class Checker:
                 self.broken("I14", f"the run is {phase} and no job is left")
             return
         if not any(gang.stepping for gang in world.gangs):
-            self.broken(
-                "I14", f"faults ended {world.timeline.now - world.plan.over_at_s:.0f} s ago, the run is {phase}"
-            )
+            self.broken("I14", f"faults ended {world.timeline.now - self.plan.over_at_s:.0f} s ago, the run is {phase}")
+
+
+class Safety:
+    """What lies between a supervisor and its agents.
+
+    Who leads when the next one claims (law 3), which events agents have forgotten (I12), whether a stop is
+    said at once (protocol section 5), whether RUNNING is true (I14).
+    """
+
+    def __init__(self, checker: Checker) -> None:
+        """Nothing was seen yet."""
+        self._checker = checker
+        self._world = checker.world
+        self._written: dict[EventKey, list[tuple[int, int]]] = {}  # where the journals have an event: (term, n)
+        self._forgotten: set[EventKey] = set()
+        self._stopping: dict[int, tuple[int, float]] = {}  # supervisor's pid -> (attempt, since)
+        self._led_since: dict[int, float] = {}  # supervisor's pid -> since when it has led without a break
+        self._said: set[tuple[int, int]] = set()  # (pid, attempt): a stop of it, or of a later one, was said
+
+    def claimed(self, supervisor: SimSupervisor, term: int) -> None:
+        """Law 3: whoever lost a majority of the agents it counts to this claim has stopped leading before it."""
+        world = self._world
+        roster = set(world.roster_of(supervisor.node.job))
+        fresh = world.timeline.now <= supervisor.start_ticks / 100 + PROMISES_ARE_FRESH_S
+        if not fresh or 2 * len(roster & set(supervisor.promises)) <= len(roster):
+            return
+        for other in world.supervisors:
+            loop = other.loop
+            if loop is None or other.term >= term or not other.awake or other.exit_code is not None:
+                continue
+            if world.clocks_stopped(other.node) or other.node.job != supervisor.node.job:
+                continue
+            counted = roster_of(loop.state)
+            if 2 * len(counted & set(supervisor.promises)) <= len(counted):
+                continue  # it had given most of these up as lost before: the seal ends its term, and law 5 the wait
+            now = loop.run_clock.at(other.clock.now())
+            if now < loop.law_one.until + other.policy.timing.takeover_after_s:
+                continue  # it began to ack when its agents had just lost their patience with it
+            if now < self._led_since.get(other.pid, now) + other.policy.timing.takeover_after_s:
+                continue  # it had lost its majority and regained it from agents who were losing their patience
+            if loop.leadership.holds(now):
+                self._checker.broken("I1", f"term {other.term} still leads as term {term} is claimed with promises")
+
+    def record(self, record: Record) -> None:
+        """A record became durable."""
+        if record.origin is not None:
+            key = (str(record.origin["node"]), str(record.origin["incarnation"]), int(record.origin["seq"]))
+            self._written.setdefault(key, []).append((record.term, record.n))
+        if record.kind == "Snapshot":
+            for forgotten in sorted(self._forgotten):
+                self._must_count(forgotten, record.term)
+        newest = record.term == max(self._world.disk.claims)
+        if newest and record.phase == Phase.RUNNING.value and record.was != record.phase:
+            self._all_were_born(record)
+
+    def _all_were_born(self, record: Record) -> None:
+        gang = next((gang for gang in reversed(self._world.gangs) if gang.members), None)
+        missing = 0 if gang is None else gang.world_size - len(gang.members)
+        if missing:
+            self._checker.broken("I14", f"term {record.term} says RUNNING, and {missing} ranks were never started")
+
+    def speaks(self, record: Record, nodes: Mapping[str, Any]) -> None:
+        """An event counts: is its agent the one that the state knows on that node?"""
+        origin = record.origin or {}
+        node = nodes.get(str(origin.get("node", "")))
+        if node is not None and node["incarnation"] != origin["incarnation"] and not self._world.journal_damaged:
+            what = f"{record.kind} of {origin['incarnation']} was applied, which {node['incarnation']} had replaced"
+            self._checker.broken("I12", what)
+
+    def orphans(self, node: SimNode, attempt: int) -> None:
+        """Time proves nothing of a node whose warden slept, but the kernel kills what has lost its agent even there."""
+        left = [rank for rank in node.ranks if rank.awake and rank.is_orphan and rank.of[1] <= attempt]
+        if left and not any(rank.stuck for rank in left) and not node.kill_takes_s:
+            self._checker.broken("I16", f"{left[0].name} lives without its agent")
+
+    # ---- events -------------------------------------------------------------------------------------------------
+
+    def forgot(self, agent: SimAgent, before_seq: int, seq: int) -> None:
+        """An agent was told that its events up to ``seq`` are journalled, and drops them."""
+        for number in range(before_seq + 1, seq + 1):
+            key = (agent.node.name, agent.incarnation, number)
+            self._forgotten.add(key)
+            if key not in self._written:
+                self._lost(key, "no journal has it")
+            terms = [term for term in self._world.disk.lineage if term in self._world.disk.journals]
+            self._must_count(key, max(terms, default=0))
+
+    def _must_count(self, key: EventKey, term: int) -> None:
+        """Is it in what this term was born from, or in what it wrote itself?"""
+        counts = self._checker.born_from(term)
+        if not any(at == term or n < counts.get(at, 0) for at, n in self._written[key]):
+            self._lost(key, f"term {term} knows nothing of it")
+
+    def _lost(self, key: EventKey, why: str) -> None:
+        if not self._world.journal_damaged:
+            self._checker.broken("I12", f"{key[1]} was told that its event {key[2]} is journalled, and {why}")
+
+    # ---- stops --------------------------------------------------------------------------------------------------
+
+    def says_stop(self, supervisor: SimSupervisor, attempt: int) -> None:
+        """A stop leaves a supervisor."""
+        self._said.add((supervisor.pid, attempt))
+
+    def _leads(self, supervisor: SimSupervisor) -> None:
+        loop = supervisor.loop
+        assert loop is not None
+        now = loop.run_clock.at(supervisor.clock.now())
+        if loop.leadership.holds(now):
+            self._led_since.setdefault(supervisor.pid, now)
+        else:
+            self._led_since.pop(supervisor.pid, None)
+
+    def turned(self, supervisor: SimSupervisor) -> None:
+        """A loop turned: does it keep back a stop that it has decided?"""
+        self._leads(supervisor)
+        loop = supervisor.loop
+        assert loop is not None
+        if loop.state.phase is not Phase.STOPPING or loop.gathering is not None:
+            self._stopping.pop(supervisor.pid, None)
+            return
+        now, attempt = self._world.timeline.now, loop.state.attempt
+        named, since = self._stopping.setdefault(supervisor.pid, (attempt, now))
+        if named != attempt:
+            self._stopping[supervisor.pid] = attempt, now
+        elif now > since + STOP_SAID_WITHIN_S and (supervisor.pid, attempt) not in self._said:
+            rows = loop.beats.rows
+            asked = [name for name in (loop.state.placement.nodes if loop.state.placement else ()) if name in rows]
+            if asked and loop.leadership.holds(loop.run_clock.at(supervisor.clock.now())):
+                what = f"attempt {attempt} is to be stopped for {now - since:.0f} s, and nobody is told"
+                self._checker.broken("I14", what)
+
+
+class NodeEmpty:
+    """What may be left on a node that counts as empty: invariant I16, and what stands in for it.
+
+    A node is known to be empty by its own word, by law 1's time, or by the fragment rule. Time proves nothing of a
+    machine whose clock stood while it was paused: what it still holds, or forks on waking under a lease that by its
+    own clock goes on, is kept harmless by seals and by the ranks that it lacks (I2 to I4).
+    """
+
+    def __init__(self, checker: Checker) -> None:
+        """No attempt has been stopped yet."""
+        self._checker = checker
+        self._world = checker.world
+        self._stopped_through = -1
+        self._slept_through: dict[str, int] = {}  # node -> newest attempt that went down while it was stopped itself
+        self._harmless: dict[str, int] = {}  # node -> newest attempt of which it may hold ranks that can do nothing
+
+    def presumed(self, record: Record) -> None:
+        """A record says that all ranks of an attempt are gone."""
+        attempt = int(record.event["attempt"])
+        self._stopped_through = max(self._stopped_through, attempt)
+        presumed = dict(record.event.get("presumed", ()))
+        job = self._world.disk.claims[record.term][1].job
+        for node in self._world.nodes:
+            asleep = self._world.clocks_stopped(node)
+            known = max(self._harmless.get(node.name, -1), self._slept_through.get(node.name, -1) if asleep else -1)
+            left = [rank for rank in node.ranks if rank.alive and known < rank.of[1] <= attempt and not rank.stuck]
+            if left and node.job == job and node.name not in presumed:
+                self._checker.broken("I16", f"attempt {attempt} counts as stopped, {left[0].name} lives")
+        for name, rule in presumed.items():
+            held_by = self._world.node_named(name)
+            assert held_by is not None
+            if "fragment" in rule:
+                self._harmless[name] = attempt
+                self._fragment(held_by, attempt)
+                continue
+            if self._world.clocks_stopped(held_by):
+                self._slept_through[name] = attempt
+                self._checker.safety.orphans(held_by, attempt)
+                continue
+            names = [rank.name for rank in held_by.ranks if rank.alive and rank.of[1] <= attempt and not rank.stuck]
+            if names:
+                self._checker.broken("I16", f"{name} was presumed empty ({rule}) and holds {', '.join(names)}")
+
+    def forked(self, node: SimNode, rank: SimRank) -> None:
+        """A rank is born: may there still be any of its attempt?"""
+        attempt = rank.of[1]
+        if attempt > self._stopped_through:
+            return
+        if attempt <= self._harmless.get(node.name, -1):
+            self._fragment(node, attempt)
+        elif attempt > self._slept_through.get(node.name, -1) or not self._lease_stood(node):
+            through = self._stopped_through
+            self._checker.broken("I16", f"{rank.name} starts after all ranks of attempt {through} were known as gone")
+
+    def _lease_stood(self, node: SimNode) -> bool:
+        """Would the node's lease be over if its clock had not stood?"""
+        clock = node.clock
+        return clock.boot(self._world.timeline.now) + clock.stood_s >= node.warden.deadline
+
+    def _fragment(self, node: SimNode, attempt: int) -> None:
+        """Presumed harmless: what it still holds can neither step nor save."""
+        world = self._world
+        held = {rank.rank for rank in node.ranks if rank.alive and rank.of[1] == attempt}
+        gang = next((gang for gang in world.gangs if gang.members and gang.name[1] == attempt), None)
+        if not held or gang is None:
+            return
+        size = world.setup.replica_ranks_count
+        if any(all(first + i in held for i in range(size)) for first in range(0, gang.world_size - size + 1, size)):
+            what = f"{node.name} still holds {sorted(held)} of attempt {attempt}, which can step alone"
+            self._checker.broken("I2", what)
+        if gang.whole:
+            self._checker.broken("I2", f"attempt {attempt} counts as stopped and has all its ranks")
+        if 0 in held and world.setup.script.foreign:
+            self._checker.broken("I4", f"{node.name} still holds rank 0 of attempt {attempt}, which saves by itself")

@@ -1,1 +1,0 @@
-"""What can go wrong in a simulated world, and how each fault is done to it."""

@@ -1,1 +1,0 @@
-"""What must hold in a simulated world after every event."""

@@ -9,6 +9,7 @@ from gangrun.core.machine.transitions import stay
 from gangrun.sim import cluster
 from gangrun.sim.body import scheduler
 from gangrun.sim.engine import disk
+from gangrun.sim.invariants import Checker
 from tests.sim.canaries.mutation import Swaps, mutant
 
 
@@ -74,7 +75,8 @@ def marks_the_cancel_last() -> Swaps:
     """The jobs first, the marker ten seconds later."""
 
     def cancel(self: cluster.Cluster) -> None:
-        self.checker.cancel_asked = True
+        assert isinstance(self.checks, Checker)
+        self.checks.cancel_asked = True
         for job in self.scheduler.jobs:
             self.scheduler.scancel(job)
         self.timeline.after(10.0, lambda: original(self))

@@ -103,11 +103,10 @@ def watch_spec(spec: RunSpec, node: str, run_directory: Path, variables: Mapping
     """What the watching process is told."""
     gpus = variables.get("SLURM_GPUS_ON_NODE", "")
     expected = {"gpus_count": int(gpus)} if gpus.isascii() and gpus.isdigit() and len(gpus) < 5 else {}
-    root = variables.get("GANGRUN_TEST_HEALTH_ROOT", "/").replace("%h", node)
     checkpoints = [spec.checkpoint.directory] if spec.checkpoint.directory else []
     return {
         "node": node,
-        "root": root,
+        "root": "/",
         "directories": [str(run_directory), *checkpoints],
         "made_later": checkpoints,
         "kept": str(RunPaths(run_directory).counters(node)),

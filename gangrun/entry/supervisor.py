@@ -40,7 +40,7 @@ from gangrun.core.protocol import takeover as rules
 from gangrun.entry.checkpoint_service import CheckpointService
 from gangrun.entry.shared_verification import SharedReading
 from gangrun.entry.validators import validator_of
-from gangrun.entry.wiring import clock_of, own_address, supervisor_disk_of
+from gangrun.entry.wiring import clock_of, disk_of, own_address
 from gangrun.launch.node_history import OtherRuns
 from gangrun.launch.process_log import STORAGE, tell, tell_dropped
 from gangrun.node import processes
@@ -298,7 +298,7 @@ def main(words: list[str]) -> int:
     """Take a term and hold it to the end."""
     arguments = arguments_of(words)
     clock, paths = clock_of(), RunPaths(arguments.run_dir)
-    disk = supervisor_disk_of(paths)
+    disk = disk_of(paths)
     spec, keys = read_spec(disk, paths), read_client_key(paths.client_key)
     me = processes.read_proc(os.getpid())
     assert me is not None

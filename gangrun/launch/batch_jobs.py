@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import RunPaths, read_submission
-from gangrun.adapters.local.hosts import own_command
 from gangrun.adapters.slurm.commands import Tools
-from gangrun.entry.wiring import sbatch_within_s
+from gangrun.entry.wiring import own_command
 from gangrun.runs import submitted_job_ids
 from gangrun.wire.submission import Submission
 
@@ -40,12 +39,11 @@ class BatchJobs:
 
     def submit(self, seq: int, exclude: Sequence[str] = (), dependency: str = "") -> str:
         """Send it; the job id."""
-        from gangrun.adapters.slurm.submission import SENT_WITHIN_S, submit
+        from gangrun.adapters.slurm.submission import submit
 
         job = submit(
             self.submission, self.paths, seq, self.command(seq), self.tools,
-            exclude=exclude, dependency=dependency, within_s=sbatch_within_s(SENT_WITHIN_S),
-            hear=self.hear,
+            exclude=exclude, dependency=dependency, hear=self.hear,
         )  # fmt: skip
         submitted_job_ids.note(self.paths, seq, job)
         return job

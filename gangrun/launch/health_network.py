@@ -16,12 +16,12 @@ from typing import Any
 from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.local.box import gpus_count
 from gangrun.adapters.local.crowd import together
-from gangrun.adapters.local.hosts import own_command
 from gangrun.adapters.net.knock import unanswered
 from gangrun.adapters.slurm.commands import Tools
 from gangrun.adapters.slurm.once import Heard, Unasked, Where, on_each
 from gangrun.config import environment
 from gangrun.display.health_fold import Said
+from gangrun.entry.wiring import own_command
 from gangrun.errors import SLURM, UserError
 from gangrun.health.network.pairs import Conclusion, Meeting, Pair, conclusion, confirming, rounds_of
 

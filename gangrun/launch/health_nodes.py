@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gangrun.adapters.local.hosts import own_command
 from gangrun.adapters.slurm.commands import Tools
 from gangrun.adapters.slurm.once import Heard, Unasked, Where, known_nodes, nodes_of_job, on_each
 from gangrun.core.nodeset import NodesetError, fold, unfold
 from gangrun.display.health_fold import Said
+from gangrun.entry.wiring import own_command
 from gangrun.errors import SLURM, USAGE, UserError, did_you_mean
 
 if TYPE_CHECKING:

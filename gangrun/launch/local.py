@@ -12,9 +12,9 @@ from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.journal import terms_seen
 from gangrun.adapters.fs.live import read_counter
 from gangrun.adapters.fs.run_dir import RunPaths
-from gangrun.adapters.local.hosts import LocalHosts, own_command
+from gangrun.adapters.local.hosts import LocalHosts
 from gangrun.display.live_view import LiveView
-from gangrun.entry.wiring import disk_of
+from gangrun.entry.wiring import disk_of, own_command
 from gangrun.launch.local_owner import Launcher
 from gangrun.launch.process_log import urgent_part
 from gangrun.wire.spec import RunSpec

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from gangrun.adapters.fs.job_claims import JobClaim
 from gangrun.adapters.fs.run_dir import RunPaths
-from gangrun.adapters.local.hosts import own_command
 from gangrun.adapters.slurm import step
 from gangrun.core.nodeset import fold, unfold
 from gangrun.entry.node import NODE
+from gangrun.entry.wiring import own_command
 from gangrun.wire.spec import RunSpec
 
 

@@ -9,23 +9,23 @@ from pathlib import Path
 import pytest
 
 from gangrun.adapters.clock import SystemClock
-from gangrun.adapters.fs import stall
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.launch.stop_signals import Cancelling
+from tests.faults.disk import PausableDisk, say
 from tests.waiting import until
 
 
 @pytest.fixture
 def control(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path / "disk"
-    stall.say(tmp_path / "disk", "run")
+    say(tmp_path / "disk", "run")
 
 
 def cancelling(control: Path, told: list[str]) -> Cancelling:
     paths = RunPaths(control.parent / "run")
     paths.root.mkdir()
     made = Cancelling(
-        paths, stall.PausableDisk(control), SystemClock(), told.append, state=lambda: None, insist=lambda: None,
+        paths, PausableDisk(control), SystemClock(), told.append, state=lambda: None, insist=lambda: None,
         kill=lambda: told.append("killed"),
     )  # fmt: skip
     made.signals += [signal.SIGINT, signal.SIGINT]
@@ -34,7 +34,7 @@ def cancelling(control: Path, told: list[str]) -> Cancelling:
 
 def test_a_third_signal_leaves_without_the_mark_and_says_what_to_do(control: Path) -> None:
     told: list[str] = []
-    stall.say(control, "stall")
+    say(control, "stall")
     owner = cancelling(control, told)
     owner.turn()
     assert "killed" in told

@@ -7,13 +7,13 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 from gangrun.node import processes
 from tests.contract.driver import Injection, Scenario, Status, Stepped
+from tests.faults.inject import gangrun
 from tests.local.evidence import alive
 from tests.local.harness import Box
 from tests.waiting import stays, until
@@ -68,7 +68,7 @@ class LocalDriver:
             "CONTRACT_EVERY": str(scenario.checkpoint_every),
             "CONTRACT_SAVES": str(self.saves),
             "CONTRACT_TINY": str(TINY),
-            "GANGRUN_TEST_WALL_OFFSET": str(self._wall),
+            "FAULT_WALL_OFFSET": str(self._wall),
             "HOOK": HOOK,
         }
 
@@ -203,7 +203,7 @@ class LocalDriver:
     def resume(self) -> None:
         with self.box.out.open("ab") as out, self.box.err.open("ab") as err:
             self.box.process = subprocess.Popen(
-                [sys.executable, "-m", "gangrun", "resume", self._run_id(), "--runs-dir", str(self.box.runs)],
+                [*gangrun(self.box.environment), "resume", self._run_id(), "--runs-dir", str(self.box.runs)],
                 cwd=self.box.work, env=self.box.environment, stdout=out, stderr=err, start_new_session=True,
             )  # fmt: skip
 

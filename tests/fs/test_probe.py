@@ -10,7 +10,7 @@ import pytest
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.probe import probe
-from gangrun.adapters.fs.stall import PausableDisk
+from tests.faults.disk import PausableDisk
 from tests.fs.bench import HandClock, NoLinkDisk, RealClock, as_uid, ground, uids
 
 

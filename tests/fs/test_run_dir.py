@@ -25,8 +25,8 @@ from gangrun.adapters.fs.run_dir import (
     read_spec,
     write_spec,
 )
-from gangrun.adapters.fs.stall import PausableDisk
 from gangrun.wire.spec import RunSpec
+from tests.faults.disk import PausableDisk
 from tests.fs.bench import NOBODY, as_uid, ground, new_run
 
 DISK = Disk()

@@ -16,10 +16,10 @@ from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.journal import JournalReader
 from gangrun.adapters.fs.live import read_counter
 from gangrun.adapters.fs.run_dir import RunPaths, mark_cancelled
-from gangrun.adapters.fs.stall import PausableDisk, say
 from gangrun.adapters.fs.store import FsStore, Mail
 from gangrun.adapters.fs.terms import FsTerms
 from gangrun.ports import Clock, Deposed, Stored, StoreTrouble, Withheld
+from tests.faults.disk import PausableDisk, say
 from tests.fs.bench import HandClock, RealClock, fork, new_run, note, snapshot, start
 
 WITHIN_S = 60.0

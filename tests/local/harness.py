@@ -1,4 +1,5 @@
-"""A real run on this box, driven as a user would: the command line, signals, files. No part of gangrun is replaced."""
+"""A real run on this box, driven as a user would: the command line, signals, files. Nothing of gangrun is
+replaced, but where a test asks for faults."""
 
 from __future__ import annotations
 
@@ -6,12 +7,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.faults.inject import gangrun
 from tests.waiting import PATIENCE, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,10 +96,11 @@ class Box:
 
     def start(self, *arguments: str | Path, environment: dict[str, str] | None = None) -> None:
         """``gangrun run`` with these arguments, in the background."""
+        environment = {**self.environment, **(environment or {})}
         with self.out.open("ab") as out, self.err.open("ab") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "gangrun", "run", "--runs-dir", str(self.runs), *map(str, arguments)],
-                cwd=self.work, env={**self.environment, **(environment or {})}, stdout=out, stderr=err,
+                [*gangrun(environment), "run", "--runs-dir", str(self.runs), *map(str, arguments)],
+                cwd=self.work, env=environment, stdout=out, stderr=err,
                 start_new_session=True,
             )  # fmt: skip
 
@@ -134,7 +136,7 @@ class Box:
         if "resume" in arguments:
             self.may_end.touch()
         return subprocess.run(
-            [sys.executable, "-m", "gangrun", *arguments],
+            [*gangrun(self.environment), *arguments],
             cwd=self.work, env=self.environment, check=check, capture_output=True, text=True, timeout=300, **more,
         )  # fmt: skip
 

@@ -13,7 +13,7 @@ from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.adapters.fs.terms import FsTerms
-from gangrun.adapters.local.hosts import own_command
+from gangrun.entry.wiring import own_command
 from gangrun.wire.record import Claim
 from tests.local.evidence import alive, never_two_gangs
 from tests.local.harness import Box

@@ -29,7 +29,7 @@ def begin(folder: Path, how: str, k: int) -> tuple[Box, Path]:
     box = Box(folder)
     control = folder / "position"
     control.write_text(f"{how} {k}")
-    box.environment["GANGRUN_TEST_KILL_AT"] = str(control)
+    box.environment["FAULT_KILL_AT"] = str(control)
     box.step(2, "--fence-after", "16", "--silence-after", "3", steps=STEPS)
     return box, control
 

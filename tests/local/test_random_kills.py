@@ -9,11 +9,11 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.faults.inject import gangrun
 from tests.local.harness import Box
 from tests.local.kills import Blows
 from tests.waiting import until
@@ -105,7 +105,7 @@ def strike(box: Box, target: str) -> None:
 
 def resume(box: Box) -> None:
     """``gangrun resume`` of the newest run, in the background."""
-    command = [sys.executable, "-m", "gangrun", "resume", box.run_dir().name, "--runs-dir", str(box.runs)]
+    command = [*gangrun(box.environment), "resume", box.run_dir().name, "--runs-dir", str(box.runs)]
     with box.out.open("ab") as out, box.err.open("ab") as err:
         box.process = subprocess.Popen(
             command, cwd=box.work, env=box.environment, stdout=out, stderr=err, start_new_session=True

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.adapters.fs import stall
+from tests.faults.disk import say
 from tests.local.evidence import alive, each_step_once, journal, kinds, never_two_gangs
 from tests.local.harness import Box
 from tests.waiting import stays, until
@@ -21,12 +21,12 @@ QUICK = ("--silence-after", "2", "--fence-after", "15")  # the shortest lease th
 @pytest.fixture
 def disk(box: Box) -> Path:
     """The control file of the disk under supervisor, agents and owner."""
-    return Path(steered(box).environment["GANGRUN_TEST_DISK_CONTROL"])
+    return Path(steered(box).environment["FAULT_DISK_CONTROL"])
 
 
 def steered(box: Box) -> Box:
     """A box whose run directory obeys the file ``disk`` in its folder."""
-    box.environment["GANGRUN_TEST_DISK_CONTROL"] = str(box.folder / "disk")
+    box.environment["FAULT_DISK_CONTROL"] = str(box.folder / "disk")
     return box
 
 
@@ -66,24 +66,24 @@ def test_a_run_directory_that_stands_still_for_20_s_stops_nobody_and_starts_noth
     )  # shorter than the stall, not than a pause
     box.wait_for_step(5)
     ranks = [box.pid_of(rank) for rank in (0, 1)]
-    stall.say(disk, "stall")
+    say(disk, "stall")
     stays(lambda: all(map(alive, ranks)), 20, "all ranks live while the run directory stands still")
     steps_on(box)
     hears(box, "has not answered for")
     assert "nothing is started" in box.err.read_text()
     warning = box.gangrun("status", "--runs-dir", str(box.runs)).stdout
     assert "has written nothing for" in warning, warning
-    stall.say(disk, "run")
+    say(disk, "run")
     hears(box, "the run directory answers again")
     box.until_status("the reason is up to date", lambda status: "answers again" in status["reason"])
     assert [box.pid_of(rank) for rank in (0, 1)] == ranks
 
     # the second time a rank dies in it: the others may be stopped, but nothing may be started
-    stall.say(disk, "stall")
+    say(disk, "stall")
     os.kill(ranks[1], signal.SIGKILL)
     until(lambda: not any(map(alive, ranks)), 15, f"the gang is stopped while the disk stands still\n{box.told()}")
     stays(lambda: box.rows()[-1][0] == 0, 5, "no new attempt while nothing can be recorded")
-    stall.say(disk, "run")
+    say(disk, "run")
     box.wait_for_step(3, attempt=1, deadline_s=30)
     assert box.process is not None
     box.process.send_signal(signal.SIGINT)
@@ -106,7 +106,7 @@ def test_a_stall_longer_than_every_limit_with_and_without_a_supervisor(boxes: Ca
     """
     patient, orphaned = boxes("patient"), boxes("orphaned")
     for box in (patient, orphaned):
-        stall.say(box.folder / "disk", "run")
+        say(box.folder / "disk", "run")
     patient.step(
         2, *QUICK, "--hang-timeout", "8", steps=60,
         hook="""
@@ -120,13 +120,13 @@ def test_a_stall_longer_than_every_limit_with_and_without_a_supervisor(boxes: Ca
     for box in (patient, orphaned):
         box.wait_for_step(5)
         ranks[box] = [box.pid_of(rank) for rank in (0, 1)]
-        stall.say(box.folder / "disk", "stall")
+        say(box.folder / "disk", "stall")
     os.kill(orphaned.one("entry.supervisor"), signal.SIGKILL)
     stays(lambda: all(map(alive, ranks[patient])), 20, "ranks that wait for the disk are not hung, leases are renewed")
     until(lambda: not any(map(alive, ranks[orphaned])), 5, f"the lease ends, the ranks with it\n{orphaned.told()}")
     stays(lambda: orphaned.rows()[-1][0] == 0, 3, "no new attempt while nobody can claim a term")
     for box in (patient, orphaned):
-        stall.say(box.folder / "disk", "run")
+        say(box.folder / "disk", "run")
     assert patient.end(60) == 0, patient.told()
     assert len(patient.status()["attempts"]) == 1
     assert "StoreBack" in kinds(patient)
@@ -142,7 +142,7 @@ def test_ctrl_c_is_heeded_while_the_run_directory_stands_still(box: Box, disk: P
     box.step(2, steps=100_000)
     box.wait_for_step(5)
     ranks = [box.pid_of(rank) for rank in (0, 1)]
-    stall.say(disk, "stall")
+    say(disk, "stall")
     assert box.process is not None
     box.process.send_signal(signal.SIGINT)
     hears(box, "no supervisor heeds the cancel")
@@ -150,7 +150,7 @@ def test_ctrl_c_is_heeded_while_the_run_directory_stands_still(box: Box, disk: P
     assert box.process.poll() is None, "the end is not written down yet"
     box.process.send_signal(signal.SIGINT)
     hears(box, "to write down that it was cancelled")
-    stall.say(disk, "")
+    say(disk, "")
     assert box.end(20) == 130, box.told()
     assert not box.left()
     status = box.status()
@@ -169,7 +169,7 @@ def test_a_run_directory_that_refuses_writing_stops_nobody_and_starts_nothing(bo
         box.step(2, steps=100_000)
         box.wait_for_step(5)
         ranks[error] = [box.pid_of(rank) for rank in (0, 1)]
-        stall.say(box.folder / "disk", f"fail {error}")
+        say(box.folder / "disk", f"fail {error}")
     for error, box in runs.items():
         hears(box, REFUSALS[error])
         steps_on(box)
@@ -179,7 +179,7 @@ def test_a_run_directory_that_refuses_writing_stops_nobody_and_starts_nothing(bo
         until(lambda: not any(map(alive, ranks[error])), 15, f"the gang is stopped\n{box.told()}")  # noqa: B023
     stays(lambda: all(box.rows()[-1][0] == 0 for box in runs.values()), 4, "no new attempt while nothing is recorded")
     for box in runs.values():
-        stall.say(box.folder / "disk", "run")
+        say(box.folder / "disk", "run")
     for box in runs.values():
         box.wait_for_step(3, attempt=1, deadline_s=30)
         assert box.process is not None

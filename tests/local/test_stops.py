@@ -158,7 +158,7 @@ def explained(box: Box) -> list[str]:
 def test_a_wall_clock_that_jumps_an_hour_either_way_changes_no_verdict_and_no_order(box: Box) -> None:
     wall = box.folder / "wall"
     wall.write_text("0")
-    box.environment["GANGRUN_TEST_WALL_OFFSET"] = str(wall)
+    box.environment["FAULT_WALL_OFFSET"] = str(wall)
 
     def jump(seconds: int) -> None:
         wall.with_suffix(".new").write_text(str(seconds))

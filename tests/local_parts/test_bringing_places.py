@@ -19,7 +19,7 @@ from gangrun.sim.body.checkpoints import CheckpointFs, SimCheckpoints
 from gangrun.sim.engine.clock import Timeline
 from gangrun.sim.engine.disk import Disk, Mount
 from gangrun.sim.engine.process import SimProcess
-from gangrun.sim.ports_in_memory import HandCheckpoints
+from tests.supervisor.ports_in_memory import HandCheckpoints
 from tests.waiting import until
 
 GONE = "No such file or directory"

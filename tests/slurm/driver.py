@@ -77,7 +77,7 @@ class SlurmDriver:
             "CONTRACT_TINY": str(TINY),
             "MAY_END": str(self.run.may_end),
             "TINY": str(TINY),  # HOOK sets what the harness names ``every`` too
-            "GANGRUN_TEST_WALL_OFFSET": str(self._wall),
+            "FAULT_WALL_OFFSET": str(self._wall),
             "HOOK": HOOK,
         }
 

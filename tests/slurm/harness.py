@@ -16,12 +16,13 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
 
+from tests.faults.inject import PLAIN, gangrun
 from tests.local.harness import whole_lines
 from tests.slurm import reach
 from tests.slurm.cluster import Cluster
 from tests.waiting import until
 
-GANGRUN = [reach.PYTHON, "-m", "gangrun"]
+GANGRUN = PLAIN
 TINY = reach.ROOT / "tests" / "contract" / "tiny_dcp"
 PAYLOAD = "__0_0.distcp"
 SHORT = ("--silence-after", "2", "--fence-after", "15")
@@ -105,7 +106,7 @@ class Run:
 
     def gangrun(self, *words: str | Path, check: bool = True, **more: Any) -> str:
         """Any command of gangrun's to its end; what it printed."""
-        done = self.cluster.user_run([*GANGRUN, *words], cwd=self.folder, check=False, **more)
+        done = self.cluster.user_run([*gangrun(more.get("env")), *words], cwd=self.folder, check=False, **more)
         assert not check or done.returncode == 0, (
             f"{words}: {done.returncode}: {done.stdout}{done.stderr}\n{self.told()}"
         )

@@ -65,7 +65,7 @@ class Gpus:
             "GANGRUN_NO_HEALTH": "0",
             "LD_LIBRARY_PATH": str(self.folder),
             "FAKE_NVML": str(self.folder / "gpus"),
-            "GANGRUN_TEST_HEALTH_ROOT": str(self.root / "%h"),
+            "FAULT_HEALTH_ROOT": str(self.root / "%h"),
             "PYTHONPATH": str(self.folder),
             "TINY": str(TINY),
         }

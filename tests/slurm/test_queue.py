@@ -27,7 +27,7 @@ def preemptible(
     """A run on the nodes that a better job may take. Some knobs have no option: they are set before it may start."""
     told = run.step(
         2, 2, "-p", "low-cancel", "-w", NODES, "--sbatch", "hold", steps=steps, every=10, pace=0.05, hook=hook,
-        stays=True, env={"GANGRUN_TEST_SBATCH_WITHIN": "6"},
+        stays=True, env={"FAULT_SBATCH_WITHIN": "6"},
     )  # fmt: skip
     path = run.root / ".gangrun" / "spec.json"
     spec = json.loads(path.read_text())

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from tests.faults.inject import PLAIN, gangrun
 from tests.slurm import reach
 from tests.slurm.cluster import Cluster
 from tests.waiting import until
 
-SUBMIT = [reach.PYTHON, "-m", "gangrun", "submit"]
+SUBMIT = [*PLAIN, "submit"]
 HOSTILE = "a 'b' $HOME %j %% ü \"q\" `x` #h"
 SHORT = ["--silence-after", "2", "--fence-after", "15"]
 
@@ -30,7 +31,7 @@ def folder(cluster: Cluster, request: pytest.FixtureRequest) -> Path:
 
 def submit(cluster: Cluster, folder: Path, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
     """``gangrun submit WORDS``, however it ends."""
-    return cluster.user_run([*SUBMIT, *SHORT, *words], cwd=folder, check=False, **more)
+    return cluster.user_run([*gangrun(more.get("env")), "submit", *SHORT, *words], cwd=folder, check=False, **more)
 
 
 def submitted(cluster: Cluster, folder: Path, *words: str, **more: Any) -> dict[str, Any]:
@@ -182,7 +183,7 @@ def test_sbatch_that_failed_and_did_submit(cluster: Cluster, folder: Path) -> No
 
 def test_sbatch_that_answers_too_late(cluster: Cluster, folder: Path) -> None:
     cluster.answer_late("sbatch", 90, times=1)
-    told = submitted(cluster, folder, "--sbatch", "hold", "train.py", env={"GANGRUN_TEST_SBATCH_WITHIN": "6"})
+    told = submitted(cluster, folder, "--sbatch", "hold", "train.py", env={"FAULT_SBATCH_WITHIN": "6"})
     (row,) = cluster.squeue()
     assert row["id"] == told["job"]
     assert len(runs(folder)) == 1

@@ -14,9 +14,9 @@ from time import process_time  # other processes of the machine do not count
 from gangrun.core.model import Phase, Shape
 from gangrun.core.policy import Policy
 from gangrun.ports import AgentSaid, Item, Woken
-from gangrun.sim.ports_in_memory import MemoryRadio
 from gangrun.wire.messages import Ack, Beat, Reading
 from tests.supervisor.desk import Desk, HandAgent
+from tests.supervisor.ports_in_memory import MemoryRadio
 
 AGENTS_COUNT = 10_000
 RANKS_PER_NODE = 8

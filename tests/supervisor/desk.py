@@ -8,16 +8,6 @@ from typing import Any
 from gangrun.core.model import Shape
 from gangrun.core.policy import Policy
 from gangrun.ports import AgentSaid
-from gangrun.sim.ports_in_memory import (
-    HandCheckpoints,
-    HandClock,
-    HandMailbox,
-    MemoryDisk,
-    MemoryRadio,
-    MemoryStore,
-    MemoryTerms,
-    NoJobs,
-)
 from gangrun.supervisor.facts import Facts
 from gangrun.supervisor.loop import Loop
 from gangrun.supervisor.takeover import take
@@ -39,6 +29,16 @@ from gangrun.wire.messages import (
     Welcome,
 )
 from gangrun.wire.record import Claim
+from tests.supervisor.ports_in_memory import (
+    HandCheckpoints,
+    HandClock,
+    HandMailbox,
+    MemoryDisk,
+    MemoryRadio,
+    MemoryStore,
+    MemoryTerms,
+    NoJobs,
+)
 
 
 @dataclass

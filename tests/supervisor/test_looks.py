@@ -7,12 +7,12 @@ from dataclasses import replace
 from gangrun.core.events import FlushDue
 from gangrun.core.model import Phase, RunState, Shape
 from gangrun.core.policy import Policy
-from gangrun.sim.ports_in_memory import HandCheckpoints
 from gangrun.supervisor.checkpoint_polling import NEVER, Looks
 from gangrun.supervisor.facts import Facts
 from gangrun.supervisor.heartbeats import Row
 from gangrun.supervisor.progress import Progress
 from gangrun.wire.messages import PeerAddress, Reading
+from tests.supervisor.ports_in_memory import HandCheckpoints
 
 WAITS = RunState(run="r", shape=Shape(2, 2, 1, 1), best_step=4)
 RUNS = replace(WAITS, phase=Phase.RUNNING, attempt=0)

@@ -11,7 +11,6 @@ from gangrun.core.events import CancelRequested, ResumeRequested, Stamped
 from gangrun.core.model import Phase
 from gangrun.core.policy import Timing
 from gangrun.core.protocol import lease
-from gangrun.sim.ports_in_memory import MemoryTerms
 from gangrun.supervisor.facts import EXIT_DEPOSED
 from gangrun.supervisor.run_clock import RunClock
 from gangrun.supervisor.takeover import CounterWatch, JournalRefused, TermLost, _fence_kept, take
@@ -19,6 +18,7 @@ from gangrun.wire import record as wire_record
 from gangrun.wire.messages import Ack, Launch, Stop
 from gangrun.wire.record import replay
 from tests.supervisor.desk import Desk
+from tests.supervisor.ports_in_memory import MemoryTerms
 from tests.supervisor.test_loop import killed
 from tests.supervisor.test_roll_call import record
 

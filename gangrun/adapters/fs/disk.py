@@ -1,7 +1,7 @@
 """The one narrow edge to file operations.
 
 No meaning may enter: no path layout, no retry, no judging of errors. Each operation passes ``before`` and ``after``,
-where ``stall.PausableDisk`` and tests stand.
+which a disk that fails on purpose overrides.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import queue
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -148,14 +148,3 @@ def _append(path: Path, data: bytes) -> None:
         os.write(fd, data)
     finally:
         os.close(fd)
-
-
-def own_command(entry: str, arguments: Sequence[str], python: str) -> list[str]:
-    """The command that starts one of our own processes (``entry`` is a module with ``main``).
-
-    Isolated (-I): neither the user's current folder nor PYTHONPATH, which are made for the training script, may put
-    their modules in place of ours.
-    """
-    root = str(Path(__file__).resolve().parents[3])
-    code = f"import sys; sys.path.append({root!r}); from {entry} import main; sys.exit(main(sys.argv[1:]))"
-    return [python, "-I", "-c", code, *arguments]

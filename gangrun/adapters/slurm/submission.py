@@ -115,8 +115,7 @@ def script(
 
 def submit(
     submission: Submission, places: Places, seq: int, command: Sequence[str], tools: Runs, *,
-    exclude: Sequence[str] = (), dependency: str = "", within_s: float = SENT_WITHIN_S,
-    hear: Callable[[str], None] = lambda words: None,
+    exclude: Sequence[str] = (), dependency: str = "", hear: Callable[[str], None] = lambda words: None,
 ) -> str:  # fmt: skip
     """Send job ``seq``; its job id. ``Refused``: no job exists; ``Unknown``: one may; or ``Unfit``, ``OSError``.
 
@@ -125,7 +124,7 @@ def submit(
     text = script(submission, places, seq, command, exclude=exclude, dependency=dependency)
     path = _written(places.batch_scripts, f"job-{seq}.sh", text)
     executor = _Executor(places.batch_scripts)
-    answer = tools.run(executor.sbatch(path), within_s)
+    answer = tools.run(executor.sbatch(path), SENT_WITHIN_S)
     found = _SUBMITTED.search(answer.out)
     words = words_of(answer)
     if found is not None:  # even if it was cut short after that

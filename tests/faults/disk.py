@@ -1,7 +1,7 @@
-"""A disk that can be stalled, filled or made read-only while a real process runs on it.
+"""Disks that fail while a real process works on them: ``PausableDisk`` stalls, fills up or turns read-only,
+``FatalDisk`` kills or stops its process at its k-th change of the file system.
 
-For tests and drills: nothing in production calls it. Steered by method calls, or from another process by a control file
-of one line:
+``PausableDisk`` is steered by method calls, or from another process by a control file of one line:
 
     run                 all works (also: no file, empty file)
     stall               every operation blocks until the line changes
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,3 +114,52 @@ def say(control: Path, line: str) -> None:
     temporary = control.with_name(f".{control.name}.tmp")
     temporary.write_text(line + "\n", encoding="utf-8")
     os.replace(temporary, control)
+
+
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+
+
+class FatalDisk(Disk):
+    """A real disk with one deadly position.
+
+    The control file says ``kill 17`` or ``stop 17``; before and after each operation that changes something count as
+    one position each. The process that gets there takes the file away first, so that it happens once, whatever other
+    processes are started with the same file.
+    """
+
+    def __init__(self, control: Path) -> None:
+        """Reads the control file once; without one nothing happens."""
+        self._control = control
+        self._lock = threading.Lock()
+        self._left_count = 0
+        self._signal = signal.SIGKILL
+        try:
+            words = control.read_text(encoding="ascii").split()
+        except FileNotFoundError:
+            return
+        if len(words) != 2 or words[0] not in SIGNALS or not words[1].isdecimal():
+            raise ControlError(f"{words} is not one of: kill K, stop K")
+        self._signal, self._left_count = SIGNALS[words[0]], int(words[1])
+
+    def before(self, op: str, path: Path) -> None:
+        """One position."""
+        del path
+        self._pass(op)
+
+    def after(self, op: str, path: Path) -> None:
+        """One more."""
+        del path
+        self._pass(op)
+
+    def _pass(self, op: str) -> None:
+        if op in LOOKING:
+            return
+        with self._lock:
+            self._left_count -= 1
+            if self._left_count != 0:
+                return
+        try:
+            os.unlink(self._control)
+        except FileNotFoundError:
+            return  # another process got there first
+        os.kill(os.getpid(), self._signal)

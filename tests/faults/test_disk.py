@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.adapters.fs.stall import RUN, Condition, ControlError, PausableDisk, parse, say
+from tests.faults.disk import RUN, Condition, ControlError, PausableDisk, parse, say
 
 
 def test_control_lines() -> None:

@@ -11,6 +11,7 @@ from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.cli.options import echo_json, json_option, run_argument, runs_dir_option
 from gangrun.config import environment
 from gangrun.core.nodeset import NodesetError, unfold
+from gangrun.display.explain_page import failure_page
 from gangrun.display.text import clean, log_line, welcomes_color
 from gangrun.display.times import pause, steady_now, wall_now
 from gangrun.errors import UserError
@@ -20,7 +21,6 @@ from gangrun.runs.locate import find
 from gangrun.runs.rank_output import NewLines, Wanted, attempts_of, lines_of, node_logs
 from gangrun.runs.snapshot import Reading, read
 from gangrun.runs.state import truth_of
-from gangrun.runs.status import SCHEMA
 
 LOOK_EVERY_S = 0.25
 LOOK_AT_RUN_EVERY_S = 1.0
@@ -140,9 +140,7 @@ def _errors(reading: Reading, wanted: Wanted, attempt: int | None, *, as_json: b
     ]
     groups = failures.groups_of(exits)
     if as_json:
-        failed = failures.as_json(number, groups)
-        known = {"schema": SCHEMA, "run": reading.spec.run, "attempts_with_failures": sorted(by_attempt)}
-        echo_json({**known, **failed})
+        echo_json(failures.failures_of(reading.spec.run, by_attempt, number, groups))
         return 0
     if not groups:
         others = ", ".join(str(known) for known in sorted(by_attempt))
@@ -151,7 +149,7 @@ def _errors(reading: Reading, wanted: Wanted, attempt: int | None, *, as_json: b
         return 0
     color = welcomes_color(environment.all_variables())
     tails = {group.exit.rank: _tail_of(reading.paths, number, group.exit.rank, color=color) for group in groups[:1]}
-    click.echo("\n".join(failures.lines(number, groups, tails, color=color)), color=color)
+    click.echo("\n".join(failure_page(number, groups, tails, color=color)), color=color)
     earlier = [str(known) for known in sorted(by_attempt) if known != number]
     if earlier:
         which = "attempt" if len(earlier) == 1 else "attempts"

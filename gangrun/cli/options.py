@@ -37,7 +37,9 @@ def echo_json(value: object) -> None:
     """One object on one line; ASCII, so that no locale can break it."""
     import json
 
-    click.echo(json.dumps(value))
+    import msgspec
+
+    click.echo(json.dumps(msgspec.to_builtins(value)))
 
 
 def look_now() -> Look:

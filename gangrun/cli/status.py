@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
 from gangrun.adapters.fs.index import IndexEntry
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.cli.options import echo_json, json_option, look_now, run_argument, runs_dir_option
-from gangrun.display.status_page import overview, page, unreadable
+from gangrun.display.status_page import overview, page
 from gangrun.display.text import clean
 from gangrun.display.times import wall_now
 from gangrun.errors import UserError
 from gangrun.runs.locate import entries_of, find
 from gangrun.runs.snapshot import Reading, concerns_slurm, read, with_queue
-from gangrun.runs.status import SCHEMA, status_of
+from gangrun.runs.status import SCHEMA, Status, UnreadableRun, status_of
 
 SHOWN_COUNT = 20
 
@@ -75,7 +74,7 @@ def _all(runs_dir: str | None, as_json: bool) -> int:
     return 0
 
 
-def _statuses(entries: Sequence[IndexEntry]) -> list[dict[str, Any]]:
+def _statuses(entries: Sequence[IndexEntry]) -> list[Status | UnreadableRun]:
     """Slurm is asked once for all runs, and those that this concerns are read anew: a journal's word is newer."""
     found = [_read_or_why(entry) for entry in entries]
     if any(isinstance(one, Reading) and concerns_slurm(one) for one in found):
@@ -89,11 +88,11 @@ def _statuses(entries: Sequence[IndexEntry]) -> list[dict[str, Any]]:
     return [status_of(one, wall_now()) if isinstance(one, Reading) else one for one in found]
 
 
-def _read_or_why(entry: IndexEntry) -> Reading | dict[str, Any]:
+def _read_or_why(entry: IndexEntry) -> Reading | UnreadableRun:
     try:
         return read(RunPaths(Path(entry.path)))
     except UserError as error:
         why = error.message
     except OSError as error:
         why = f"{error.strerror or error} ({clean(error.filename or entry.path)})"
-    return unreadable(entry.run, entry.name, why)
+    return UnreadableRun(run=entry.run, name=entry.name, reason=why)

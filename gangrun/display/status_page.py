@@ -5,17 +5,24 @@ One run is a page that fits a terminal, several are a table. All text in a statu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
-from typing import Any
 
 from gangrun.core.nodeset import fold
 from gangrun.display.text import clean, phase_word, styled, table, wrapped
 from gangrun.display.times import ago_words, clock_words, span_words, when_words
-from gangrun.runs import tested_nodes
-from gangrun.runs.memory_protection import bears_words
-from gangrun.runs.saves import failure_words, interval_words
+from gangrun.runs.saves import SavesStatus
+from gangrun.runs.status import (
+    AttemptStatus,
+    CheckpointStatus,
+    DeviceTestStatus,
+    ExcludedNode,
+    JobStatus,
+    MemoryProtection,
+    Status,
+    UnreadableRun,
+)
 
 LABEL_CHARS = 12
 ATTEMPTS_SHOWN_COUNT = 6
@@ -35,153 +42,178 @@ class Look:
     zone: tzinfo | None = None
 
 
-def page(status: Mapping[str, Any], look: Look) -> list[str]:
+def page(status: Status, look: Look) -> list[str]:
     """One run on one page."""
     lines = [_headline(status, look)]
-    lines += wrapped(clean(status["reason"]), look.columns, "  ")
+    lines += wrapped(clean(status.reason), look.columns, "  ")
     for warning in _warnings(status, look):
         lines += [styled(line, "yellow", look.color) for line in wrapped(warning, look.columns, "  ! ")]
     lines.append("")
     for label, text in _facts(status, look):
         first = f"  {label.ljust(LABEL_CHARS)}"
         lines += wrapped(text, look.columns, first, " " * len(first))
-    if told := tested_nodes.told(status["tests"]):
-        first = f"  {'devices'.ljust(LABEL_CHARS)}"
-        lines += wrapped(told, look.columns, first, " " * len(first))
-    lines += excluded_lines(status, look)
+    lines += excluded_lines(status.excluded, look)
     lines += _attempts(status, look)
     lines += ["", *(styled(line, "dim", look.color) for line in wrapped(_next(status), look.columns, "  "))]
     return lines
 
 
-def _headline(status: Mapping[str, Any], look: Look) -> str:
-    state = phase_word(status["state"], look.color)
-    name = styled(clean(status["name"]), "bold", look.color)
-    left = " · ".join([state, *(["abandoned"] if status["abandoned"] else []), name])
-    return f"{left}  {clean(status['run'])}"
+def _headline(status: Status, look: Look) -> str:
+    state = phase_word(status.state, look.color)
+    name = styled(clean(status.name), "bold", look.color)
+    left = " · ".join([state, *(["abandoned"] if status.abandoned else []), name])
+    return f"{left}  {clean(status.run)}"
 
 
-def _warnings(status: Mapping[str, Any], look: Look) -> list[str]:
+def _warnings(status: Status, look: Look) -> list[str]:
     told = []
-    if status["abandoned"]:
-        told.append(
-            f"nobody runs it any more: {_owner_words(status)}; gangrun resume {clean(status['run'])} takes it up"
-        )
-    elif _should_write(status) and look.now - status["last_sign"] > QUIET_AFTER_S:
-        told.append(f"its supervisor has written nothing for {span_words(look.now - status['last_sign'])}")
-    if status["warning"]:
-        told.append(clean(status["warning"]))
-    if words := failure_words(status["saves"], look.now):
+    if status.abandoned:
+        told.append(f"nobody runs it any more: {_owner_words(status)}; gangrun resume {clean(status.run)} takes it up")
+    elif (silent_s := _silent_s(status, look.now)) > QUIET_AFTER_S:
+        told.append(f"its supervisor has written nothing for {span_words(silent_s)}")
+    if status.warning:
+        told.append(clean(status.warning))
+    if words := failure_words(status.saves, look.now):
         told.append(words)
-    if (scheduler := status["scheduler"]) and scheduler["silent"]:
-        words = f"Slurm does not answer ({clean(scheduler['silent'])})"
+    if (scheduler := status.scheduler) and scheduler.silent:
+        words = f"Slurm does not answer ({clean(scheduler.silent)})"
         told.append(f"{words}: what is shown is what the run itself wrote")
-    told += [f"journal: {clean(note)}" for note in status["notes"]]
+    told += [f"journal: {clean(note)}" for note in status.notes]
     return told
 
 
-def _should_write(status: Mapping[str, Any]) -> bool:
-    """Is there a supervisor that is expected to write? Not while the run waits for a job."""
-    if status["exit_code"] is not None or not status["last_sign"]:
-        return False
-    scheduler = status["scheduler"]
-    return scheduler is None or bool(scheduler["silent"]) or any(job["nodes"] for job in scheduler["jobs"])
+def _silent_s(status: Status, now: float) -> float:
+    """How long the supervisor has written nothing; 0 if none is expected to write, as while the run waits for a job."""
+    if status.exit_code is not None or not status.last_sign:
+        return 0.0
+    scheduler = status.scheduler
+    writes = scheduler is None or bool(scheduler.silent) or any(job.nodes for job in scheduler.jobs)
+    return now - status.last_sign if writes else 0.0
 
 
-def _owner_words(status: Mapping[str, Any]) -> str:
-    owner = status["owner"]
-    if status["world"] == "slurm":
+def _owner_words(status: Status) -> str:
+    owner = status.owner
+    if status.world == "slurm":
         return "no job of it is left"
     if owner is None:
         return "no process ever took it up"
-    return f"process {owner['pid']} on {clean(owner['host'])}, which held it, is gone"
+    return f"process {owner.pid} on {clean(owner.host)}, which held it, is gone"
 
 
-def _facts(status: Mapping[str, Any], look: Look) -> list[tuple[str, str]]:
+def _facts(status: Status, look: Look) -> list[tuple[str, str]]:
     facts = [("where", _where(status))]
-    if status["job"] is not None:
+    if status.job is not None:
         facts.append(("job", _job(status, look)))
-    attempts = status["attempts"]
+    attempts = status.attempts
     if attempts:
-        since = attempts[0]["started"]
+        since = attempts[0].started
         facts.append(("started", when_words(since, look.now, look.zone)))
-    elif status["created"]:
-        facts.append(("created", when_words(status["created"], look.now, look.zone)))
-    if status["exit_code"] is not None and status["updated"]:
-        lasted = f", after {span_words(status['updated'] - attempts[0]['started'])}" if attempts else ""
-        facts.append(("ended", when_words(status["updated"], look.now, look.zone) + lasted))
-    if status["failure"]:
-        facts.append(("failure", clean(status["failure"])))
-    step = "none seen yet" if status["step"] is None else str(status["step"])
-    loss = "" if status["loss"] is None else f", loss {status['loss']:.5g}"
+    elif status.created:
+        facts.append(("created", when_words(status.created, look.now, look.zone)))
+    if status.exit_code is not None and status.updated:
+        lasted = f", after {span_words(status.updated - attempts[0].started)}" if attempts else ""
+        facts.append(("ended", when_words(status.updated, look.now, look.zone) + lasted))
+    if status.failure:
+        facts.append(("failure", clean(status.failure)))
+    step = "none seen yet" if status.step is None else str(status.step)
+    loss = "" if status.loss is None else f", loss {status.loss:.5g}"
     facts.append(("step", step + loss))
-    facts.append(("checkpoint", _checkpoint(status["checkpoint"], look)))
-    if status["memory_step"] is not None:
-        where = "on the nodes themselves" + bears_words(status["memory_bears"])
-        facts.append(("in memory", f"step {status['memory_step']}, {where}"))
-    if status["saves"] is not None:
-        facts.append(("saves", interval_words(status["saves"])))
-    if status["restarts"] or len(attempts) > 1:
-        facts.append(("restarts", str(status["restarts"])))
+    facts.append(("checkpoint", _checkpoint(status.checkpoint, look)))
+    if status.memory_step is not None:
+        where = "on the nodes themselves" + memory_words(status.memory_bears)
+        facts.append(("in memory", f"step {status.memory_step}, {where}"))
+    if status.saves is not None:
+        facts.append(("saves", clean(status.saves.interval_reason)))
+    if status.restarts or len(attempts) > 1:
+        facts.append(("restarts", str(status.restarts)))
+    if words := device_words(status.tests):
+        facts.append(("devices", words))
     return facts
 
 
-def _where(status: Mapping[str, Any]) -> str:
-    nodes = clean(fold(status["nodes"])) or "no node yet"
-    ranks = status["world_size"]
-    supervisor = status["supervisor"]
-    who = f"; supervisor #{supervisor['term']}" if supervisor else ""
-    on = f" on {clean(supervisor['node'])}" if supervisor and supervisor["node"] else ""
+def _where(status: Status) -> str:
+    nodes = clean(fold(status.nodes)) or "no node yet"
+    ranks = status.world_size
+    supervisor = status.supervisor
+    who = f"; supervisor #{supervisor.term}" if supervisor else ""
+    on = f" on {clean(supervisor.node)}" if supervisor and supervisor.node else ""
     return f"{nodes}, {ranks} rank{'' if ranks == 1 else 's'}{who}{on}"
 
 
-def _job(status: Mapping[str, Any], look: Look) -> str:
+def _job(status: Status, look: Look) -> str:
     """The newest job, and those before it that are still there."""
-    scheduler = status["scheduler"]
-    if scheduler is None or not scheduler["jobs"]:
-        return clean(status["job"])
-    there = [job for job in scheduler["jobs"] if not job["ended"]] or scheduler["jobs"][-1:]
+    scheduler = status.scheduler
+    if scheduler is None or not scheduler.jobs:
+        return clean(status.job)
+    there = [job for job in scheduler.jobs if not job.ended] or scheduler.jobs[-1:]
     return "; ".join(_one_job(job, look) for job in there)
 
 
-def _one_job(job: Mapping[str, Any], look: Look) -> str:
-    reason = f" ({clean(job['reason'])})" if job["reason"] else ""
-    on = f" on {clean(fold(job['nodes']))}" if job["nodes"] and not job["ended"] else ""
+def _one_job(job: JobStatus, look: Look) -> str:
+    reason = f" ({clean(job.reason)})" if job.reason else ""
+    on = f" on {clean(fold(job.nodes))}" if job.nodes and not job.ended else ""
     until = ""
-    if job["end"] is not None and job["nodes"] and job["end"] - look.now < FAR_OFF_S:
-        word = "since" if job["ended"] else "until at most"
-        until = f", {word} {when_words(job['end'], look.now, look.zone)}"
-    where = f", partition {clean(job['partition'])}" if job["partition"] else ""
-    return f"{clean(job['job'])} {clean(job['state'] or 'forgotten by Slurm').lower()}{reason}{on}{until}{where}"
+    if job.end is not None and job.nodes and job.end - look.now < FAR_OFF_S:
+        word = "since" if job.ended else "until at most"
+        until = f", {word} {when_words(job.end, look.now, look.zone)}"
+    where = f", partition {clean(job.partition)}" if job.partition else ""
+    return f"{clean(job.job)} {clean(job.state or 'forgotten by Slurm').lower()}{reason}{on}{until}{where}"
 
 
-def _checkpoint(checkpoint: Mapping[str, Any] | None, look: Look) -> str:
+def _checkpoint(checkpoint: CheckpointStatus | None, look: Look) -> str:
     if checkpoint is None:
         return "none known"
-    seen = f", seen {ago_words(checkpoint['seen'], look.now)}" if checkpoint["seen"] else ""
-    return f"step {checkpoint['step']}, {checkpoint['level']}{seen}, {clean(checkpoint['path'])}"
+    seen = f", seen {ago_words(checkpoint.seen, look.now)}" if checkpoint.seen else ""
+    return f"step {checkpoint.step}, {checkpoint.level}{seen}, {clean(checkpoint.path)}"
 
 
-def excluded_lines(status: Mapping[str, Any], look: Look) -> list[str]:
+def device_words(tests: Sequence[DeviceTestStatus]) -> str:
+    """Which devices were tested, on one line; "" if none were."""
+    passed = [one for one in tests if one.state == "passed"]
+    testing = [f"{clean(one.node)} is being tested ({clean(one.words)})" for one in tests if one.state != "passed"]
+    if len(passed) == 1:
+        return "; ".join([f"of {clean(passed[0].node)} work: {clean(passed[0].words)}", *testing])
+    names = clean(fold([one.node for one in passed]))
+    return "; ".join([*([f"of {names} work, as tested"] if passed else []), *testing])
+
+
+def memory_words(protection: MemoryProtection | None) -> str:
+    """How many lost nodes a step in memory survives, as the end of a sentence; "" if there is only one node."""
+    if protection is None or (not protection.asked and not protection.lost_nodes):
+        return ""
+    count, asked = protection.lost_nodes, protection.asked
+    told = "no lost node" if not count else "any lost node" if count == 1 else f"any {count} lost nodes"
+    return f"; survives {told}" + (f" (degraded: {asked} asked for)" if count < asked else "")
+
+
+def failure_words(saves: SavesStatus | None, now: float) -> str:
+    """What to warn of; "" while saves succeed."""
+    if saves is None or saves.failed is None:
+        return ""
+    failed = saves.failed
+    row = f" ({failed.in_a_row} saves in a row failed)" if failed.in_a_row > 1 else ""
+    return f"the newest save failed {ago_words(failed.at, now)}: {clean(failed.why)}{row}"
+
+
+def excluded_lines(excluded: Sequence[ExcludedNode], look: Look) -> list[str]:
     """Which nodes the run may not use, why, and until when."""
     lines = []
-    excluded = status["excluded"]
     for one in excluded[:EXCLUDED_SHOWN_COUNT]:
-        until = f"until {clock_words(one['until'], look.now, look.zone)} ({ago_words(one['until'], look.now)})"
-        text = f"{clean(one['node'])} {until}: {clean(one['reason'])}"
+        until = f"until {clock_words(one.until, look.now, look.zone)} ({ago_words(one.until, look.now)})"
+        text = f"{clean(one.node)} {until}: {clean(one.reason)}"
         lines += wrapped(text, look.columns, f"  {'excluded'.ljust(LABEL_CHARS)}", " " * (LABEL_CHARS + 4))
     if len(excluded) > EXCLUDED_SHOWN_COUNT:
         lines.append(f"  {' ' * LABEL_CHARS}and {len(excluded) - EXCLUDED_SHOWN_COUNT} more (--json has all)")
     return lines
 
 
-def _attempts(status: Mapping[str, Any], look: Look) -> list[str]:
-    attempts = status["attempts"]
+def _attempts(status: Status, look: Look) -> list[str]:
+    attempts = status.attempts
     if not attempts:
         return []
     shown = attempts[-ATTEMPTS_SHOWN_COUNT:]
-    until = status["last_sign"] if status["abandoned"] and status["last_sign"] else look.now
-    rows = [_attempt(one, until, status["reason"], look) for one in shown]
+    until = status.last_sign if status.abandoned and status.last_sign else look.now
+    rows = [_attempt(one, until, status.reason, look) for one in shown]
     lines = ["", *table(("attempt", "began", "lasted", "from step", "outcome"), rows, look.columns)]
     lines[1] = styled(lines[1], "dim", look.color)
     if len(attempts) > len(shown):
@@ -189,28 +221,28 @@ def _attempts(status: Mapping[str, Any], look: Look) -> list[str]:
     return lines
 
 
-def _attempt(one: Mapping[str, Any], until: float, told_above: str, look: Look) -> tuple[str, ...]:
-    ended = one["ended"] if one["ended"] is not None else until
-    lasted = span_words(ended - one["started"])
-    origin = "-" if one["resumed_from_step"] is None else str(one["resumed_from_step"])
-    outcome = clean(one["outcome"])
-    told = f"{outcome}: {clean(one['reason'])}" if one["reason"] else outcome
-    if one["reason"] and one["reason"] == told_above:
+def _attempt(one: AttemptStatus, until: float, told_above: str, look: Look) -> tuple[str, ...]:
+    ended = one.ended if one.ended is not None else until
+    lasted = span_words(ended - one.started)
+    origin = "-" if one.resumed_from_step is None else str(one.resumed_from_step)
+    outcome = clean(one.outcome)
+    told = f"{outcome}: {clean(one.reason)}" if one.reason else outcome
+    if one.reason and one.reason == told_above:
         told = f"{outcome} (told above)"
-    return str(one["number"]), clock_words(one["started"], look.now, look.zone), lasted, origin, told
+    return str(one.number), clock_words(one.started, look.now, look.zone), lasted, origin, told
 
 
-def _next(status: Mapping[str, Any]) -> str:
-    run = clean(status["run"])
-    if status["job"] is not None and not status["attempts"]:
-        place = f"{clean(status['directory'])}/logs/job-{clean(status['job'])}.out"
+def _next(status: Status) -> str:
+    run = clean(status.run)
+    if status.job is not None and not status.attempts:
+        place = f"{clean(status.directory)}/logs/job-{clean(status.job)}.out"
         return f"gangrun explain {run} tells the story; what the job said, once it has begun, is in {place}"
-    if status["state"] == "FAILED":
+    if status.state == "FAILED":
         return f"gangrun logs --errors {run} shows who failed first; gangrun explain {run} tells the story"
-    return f"gangrun explain {run} tells the story; it lies in {clean(status['directory'])}"
+    return f"gangrun explain {run} tells the story; it lies in {clean(status.directory)}"
 
 
-def overview(statuses: Sequence[Mapping[str, Any]], look: Look) -> list[str]:
+def overview(statuses: Sequence[Status | UnreadableRun], look: Look) -> list[str]:
     """Several runs, one line each; the caller has them newest first."""
     head = ("run", "name", "state", "where", "step", "restarts", "began", "reason")
     rows = [_line(status, look) for status in statuses]
@@ -227,35 +259,19 @@ def overview(statuses: Sequence[Mapping[str, Any]], look: Look) -> list[str]:
     return lines
 
 
-def _line(status: Mapping[str, Any], look: Look) -> tuple[str, ...]:
-    state = "ABANDONED" if status["abandoned"] else status["state"]
-    began = status["attempts"][0]["started"] if status["attempts"] else status["created"]
+def _line(status: Status | UnreadableRun, look: Look) -> tuple[str, ...]:
+    state = "ABANDONED" if status.abandoned else status.state
+    began = status.attempts[0].started if status.attempts else status.created
     return (
-        clean(status["run"]),
-        _cut(clean(status["name"]), WHERE_CHARS),
+        clean(status.run),
+        _cut(clean(status.name), WHERE_CHARS),
         clean(state),
-        _cut(clean(fold(status["nodes"])), WHERE_CHARS),
-        "-" if status["step"] is None else str(status["step"]),
-        str(status["restarts"]),
+        _cut(clean(fold(status.nodes)), WHERE_CHARS),
+        "-" if status.step is None else str(status.step),
+        str(status.restarts),
         ago_words(began, look.now) if began else "-",
-        clean(status["reason"]),
+        clean(status.reason),
     )
-
-
-def unreadable(run: str, name: str, why: str) -> dict[str, Any]:
-    """A line of ``overview`` for a run that cannot be read: it must not hide the others."""
-    return {
-        "run": run,
-        "name": name,
-        "state": "UNREADABLE",
-        "reason": why,
-        "abandoned": False,
-        "nodes": [],
-        "step": None,
-        "restarts": 0,
-        "attempts": [],
-        "created": 0.0,
-    }
 
 
 def _cut(text: str, chars: int) -> str:

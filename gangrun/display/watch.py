@@ -6,9 +6,6 @@ nothing: it only reads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import click
 
 from gangrun.adapters.fs.run_dir import RunPaths
@@ -17,7 +14,7 @@ from gangrun.display.status_page import page
 from gangrun.display.text import clean
 from gangrun.display.times import clock_words, pause, wall_now
 from gangrun.runs.follow import Follower
-from gangrun.runs.status import status_of
+from gangrun.runs.status import Status, status_of
 
 LOOK_EVERY_S = 1.0
 
@@ -31,8 +28,8 @@ def watch_run(paths: RunPaths) -> int:
     return _lines(paths)
 
 
-def _over(status: Mapping[str, Any]) -> bool:
-    return status["exit_code"] is not None or bool(status["abandoned"])
+def _over(status: Status) -> bool:
+    return status.exit_code is not None or bool(status.abandoned)
 
 
 def _live(paths: RunPaths) -> int:
@@ -40,7 +37,7 @@ def _live(paths: RunPaths) -> int:
     from rich.live import Live
     from rich.text import Text
 
-    def drawn(status: Mapping[str, Any]) -> Text:
+    def drawn(status: Status) -> Text:
         return Text.from_ansi("\n".join(page(status, look_now())))
 
     run = Follower(paths, curious=True)
@@ -67,7 +64,7 @@ def _lines(paths: RunPaths) -> int:
         pause(LOOK_EVERY_S)
 
 
-def _line(status: Mapping[str, Any]) -> str:
-    step = f", step {status['step']}" if status["step"] is not None else ""
-    gone = "abandoned, " if status["abandoned"] else ""
-    return f"{status['state']}{step}: {gone}{clean(status['reason'])}"
+def _line(status: Status) -> str:
+    step = f", step {status.step}" if status.step is not None else ""
+    gone = "abandoned, " if status.abandoned else ""
+    return f"{status.state}{step}: {gone}{clean(status.reason)}"

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from gangrun.adapters.slurm.scheduler import Scheduler, SchedulerRefused, SchedulerSilent
 from gangrun.core.nodeset import fold
-from gangrun.display.queue_words import Queue, RunJob
 from gangrun.display.times import pause, steady_now, wall_now
 from gangrun.runs.follow import Follower
 from gangrun.runs.jobs import ask, slurm
+from gangrun.runs.queue import Queue, RunJob
 from gangrun.runs.snapshot import Reading, with_queue
 
 LOOK_EVERY_S = 0.5

@@ -18,7 +18,6 @@ from gangrun.adapters.slurm.scheduler import Scheduler, SchedulerRefused, Schedu
 from gangrun.cli.options import echo_json
 from gangrun.core.nodes.quarantine import if_booted
 from gangrun.core.nodeset import fold
-from gangrun.display.queue_words import HELD_BY_OTHERS, Queue, RunJob, active_words, waiting_words
 from gangrun.display.text import clean
 from gangrun.display.times import WallTimes, pause, steady_now, wall_now
 from gangrun.errors import DONE, SLURM, UNKNOWN, UserError
@@ -26,6 +25,7 @@ from gangrun.launch.batch_jobs import BatchJobs, batch_jobs
 from gangrun.launch.create import put_in_index
 from gangrun.launch.slurm_ask import scheduler_of, standing, tools_of
 from gangrun.launch.slurm_submit import sent, tell_of_company
+from gangrun.runs.queue import HELD_BY_OTHERS, Queue, RunJob, active_words, waiting_words
 from gangrun.runs.snapshot import Reading, ask_slurm
 from gangrun.runs.status import SCHEMA
 from gangrun.wire.submission import SubmissionError

@@ -6,7 +6,7 @@ noticed that a peer was gone, come last.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,8 +16,7 @@ from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.core.events import RankExited
 from gangrun.core.model import ErrorReport, RankExit
-from gangrun.display.event_words import exit_words, ranks_words
-from gangrun.display.text import block, clean, styled
+from gangrun.runs.status import SCHEMA
 from gangrun.wire.kinds import event_of
 from gangrun.wire.record import Record, RecordError
 
@@ -25,7 +24,7 @@ REPORT_MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class SameEnd:
     """Ranks that ended in the same way."""
 
     ranks: tuple[int, ...]
@@ -77,13 +76,13 @@ def first_of(exits: Sequence[RankExit]) -> RankExit | None:
     return next(iter(of_itself or ordered), None)
 
 
-def groups_of(exits: Sequence[RankExit]) -> list[Group]:
+def groups_of(exits: Sequence[RankExit]) -> list[SameEnd]:
     """Distinct ends, the first failing rank's first, victims' last."""
     first = first_of(exits)
     by_kind: dict[tuple[object, ...], list[RankExit]] = {}
     for one in sorted(exits, key=lambda one: (one is not first, one.at)):
         by_kind.setdefault(_key(one), []).append(one)
-    groups = [Group(tuple(sorted(one.rank for one in same)), same[0]) for same in by_kind.values()]
+    groups = [SameEnd(tuple(sorted(one.rank for one in same)), same[0]) for same in by_kind.values()]
     return sorted(groups, key=lambda group: (group.exit is not first, group.victim))
 
 
@@ -94,49 +93,48 @@ def _key(one: RankExit) -> tuple[object, ...]:
     return (one.error.kind, one.error.signature or text, one.error.collective)
 
 
-def as_json(attempt: int, groups: Sequence[Group]) -> dict[str, Any]:
-    """The failures of one attempt."""
-    return {"attempt": attempt, "failures": [_group_json(group) for group in groups]}
+class RankError(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank reported before it ended."""
+
+    kind: str = msgspec.field(name="type")
+    message: str
+    traceback: str
 
 
-def _group_json(group: Group) -> dict[str, Any]:
+class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """Ranks that ended in the same way, as JSON."""
+
+    ranks: tuple[int, ...]
+    first_rank: int
+    node: str
+    exit_code: int | None
+    signal: int | None
+    oom_kill: bool
+    stopped_by_us: bool
+    victim: bool
+    error: RankError | None
+
+
+class Failures(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``logs --errors --json`` prints of one attempt."""
+
+    schema: int = SCHEMA
+    run: str
+    attempts_with_failures: tuple[int, ...]
+    attempt: int
+    failures: tuple[RankFailure, ...]
+
+
+def failures_of(run: str, attempts: Iterable[int], attempt: int, groups: Sequence[SameEnd]) -> Failures:
+    """The failures of one attempt as JSON."""
+    failures = tuple(_failure(group) for group in groups)
+    return Failures(run=run, attempts_with_failures=tuple(sorted(attempts)), attempt=attempt, failures=failures)
+
+
+def _failure(group: SameEnd) -> RankFailure:
     died, error = group.exit, group.exit.error
-    report = None
-    if error is not None:
-        report = {"type": error.kind, "message": error.message, "traceback": error.traceback}
-    return {
-        "ranks": list(group.ranks),
-        "first_rank": died.rank,
-        "node": died.node,
-        "exit_code": died.code,
-        "signal": died.signal,
-        "oom_kill": died.oom_kill,
-        "stopped_by_us": died.by_us,
-        "victim": group.victim,
-        "error": report,
-    }
-
-
-def lines(attempt: int, groups: Sequence[Group], tails: Mapping[int, Sequence[str]], *, color: bool) -> list[str]:
-    """The page; ``tails`` are the last lines of ranks that left no traceback."""
-    told = []
-    for number, group in enumerate(groups):
-        died = group.exit
-        if number == 0:
-            head = (
-                f"first to fail in attempt {attempt}: rank {died.rank} on {clean(died.node)}: {clean(exit_words(died))}"
-            )
-            others = [rank for rank in group.ranks if rank != died.rank]
-            same = [f"the same: {ranks_words(others)}"] if others else []
-        else:
-            victims = " (a peer was gone first)" if group.victim and not died.by_us else ""
-            head, same = f"{ranks_words(group.ranks)}{victims}: {clean(exit_words(died))}", []
-        told += [styled(head, "red" if number == 0 else "bold", color), *same]
-        if died.error and died.error.traceback:
-            told += ["", *("    " + line for line in block(died.error.traceback.rstrip()).split("\n"))]
-        elif died.rank in tails:
-            tail = tails[died.rank]
-            last = f"; the last lines of rank {died.rank}:" if tail else ", and printed nothing"
-            told += ["", f"  it left no traceback{last}", *("    " + line for line in tail)]
-        told.append("")
-    return told[:-1]
+    return RankFailure(
+        ranks=group.ranks, first_rank=died.rank, node=died.node, exit_code=died.code, signal=died.signal,
+        oom_kill=died.oom_kill, stopped_by_us=died.by_us, victim=group.victim,
+        error=None if error is None else RankError(kind=error.kind, message=error.message, traceback=error.traceback),
+    )  # fmt: skip

@@ -27,7 +27,7 @@ from gangrun.runs.snapshot import (
 from gangrun.wire.record import Record, apply, state_of
 
 if TYPE_CHECKING:
-    from gangrun.display.queue_words import Queue
+    from gangrun.runs.queue import Queue
 
 ASK_EVERY_S = 10.0
 ANEW_AFTER_S = 2.0

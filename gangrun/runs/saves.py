@@ -7,13 +7,33 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
-from typing import Any
 
-from gangrun.display.text import clean
-from gangrun.display.times import ago_words
+import msgspec
+
 from gangrun.runs.snapshot import patience
 from gangrun.wire.saves import NAME, SIZE_BYTES, SavesTold, decode
+
+
+class FailedSave(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest save, if it failed; ``in_a_row``: how many failed since the last good one."""
+
+    step: int
+    at: float
+    why: str
+    in_a_row: int
+
+
+class SavesStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How the run's ``gangrun.Checkpointer`` says that saving goes, as of the newest save that ended."""
+
+    attempt: int
+    interval_s: float
+    interval_reason: str
+    saved_step: int | None
+    saved_at: float | None
+    persist_s: float | None
+    failed: FailedSave | None
+
 
 _WITHIN_S = 10.0
 _silent: set[str] = set()  # asked once and did not answer: a hundred runs may save there
@@ -47,31 +67,18 @@ def _read(path: str) -> SavesTold | None:
         os.close(descriptor)
 
 
-def as_json(told: SavesTold | None) -> dict[str, Any] | None:
-    """As ``status --json`` has it."""
+def saves_status(directory: str, run: str) -> SavesStatus | None:
+    """What the newest news tells; None if there is none."""
+    told = read_saves(directory, run)
     if told is None:
         return None
-    failed = {"step": told.failed_step, "at": told.at, "why": told.failed_why, "in_a_row": told.failures_count}
-    return {
-        "attempt": told.attempt,
-        "interval_s": told.interval_s,
-        "interval_reason": told.interval_reason,
-        "saved_step": told.saved_step if told.saved_step >= 0 else None,
-        "saved_at": told.saved_at or None,
-        "persist_s": told.persist_s or None,
-        "failed": failed if told.failures_count else None,
-    }
-
-
-def failure_words(saves: Mapping[str, Any] | None, now: float) -> str:
-    """What to warn of; "" while saves succeed."""
-    if saves is None or saves["failed"] is None:
-        return ""
-    failed = saves["failed"]
-    row = f" ({failed['in_a_row']} saves in a row failed)" if failed["in_a_row"] > 1 else ""
-    return f"the newest save failed {ago_words(failed['at'], now)}: {clean(failed['why'])}{row}"
-
-
-def interval_words(saves: Mapping[str, Any]) -> str:
-    """How often is saved, and why."""
-    return clean(saves["interval_reason"])
+    failed = FailedSave(step=told.failed_step, at=told.at, why=told.failed_why, in_a_row=told.failures_count)
+    return SavesStatus(
+        attempt=told.attempt,
+        interval_s=told.interval_s,
+        interval_reason=told.interval_reason,
+        saved_step=told.saved_step if told.saved_step >= 0 else None,
+        saved_at=told.saved_at or None,
+        persist_s=told.persist_s or None,
+        failed=failed if told.failures_count else None,
+    )

@@ -6,7 +6,7 @@ Imported for such runs only.
 from __future__ import annotations
 
 from gangrun.core.model import Failure
-from gangrun.display.queue_words import (
+from gangrun.runs.queue import (
     Queue,
     active_words,
     ended_words,

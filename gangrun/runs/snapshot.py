@@ -29,7 +29,7 @@ from gangrun.wire.record import Claim, Record, RecordError, replay
 from gangrun.wire.spec import RunSpec, SpecError
 
 if TYPE_CHECKING:  # a local run's viewer does not pay for it
-    from gangrun.display.queue_words import Queue
+    from gangrun.runs.queue import Queue
 
 PATIENCE_S = 5.0
 UNCLAIMED_FOR_S = 60.0  # a run that nobody took up for so long after it was made will not be taken up by itself

@@ -1,52 +1,211 @@
-"""The status of a run as plain values: what ``status --json``, ``wait --json`` and ``run --json`` print.
+"""The status of a run: what ``status --json``, ``wait --json`` and ``run --json`` print, and what pages are drawn from.
 
-Documented in docs/status-json.md: additions keep ``schema``, a change of meaning raises it. All times are seconds
-since the epoch by the wall clock.
+Documented in docs/status-json.md, with its JSON schema in docs/status.schema.json: additions keep ``schema``, a change
+of meaning raises it. All times are seconds since the epoch by the wall clock.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
 
 from gangrun.adapters.fs.run_dir import RunPaths
-from gangrun.core.model import TERMINAL, AttemptRecord, CheckpointRef, RunState
+from gangrun.core.model import TERMINAL, AttemptRecord, CheckpointRef, Node, RunState
 from gangrun.core.nodes.quarantine import active
 from gangrun.core.nodeset import natural_sort
 from gangrun.display.times import WallTimes, wall_now
-from gangrun.runs import tested_nodes
-from gangrun.runs.memory_protection import bears
-from gangrun.runs.saves import as_json, read_saves
+from gangrun.runs.saves import SavesStatus, saves_status
 from gangrun.runs.snapshot import Reading, read
 from gangrun.runs.state import truth_of
 
-if TYPE_CHECKING:
-    from gangrun.display.queue_words import RunJob
-
 SCHEMA = 1
+
+
+class AttemptStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One start of all ranks."""
+
+    number: int
+    job: str
+    nodes: tuple[str, ...]
+    started: float
+    ended: float | None
+    outcome: str
+    reason: str
+    resumed_from_step: int | None
+
+
+class ExcludedNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that the run may not use."""
+
+    node: str
+    reason: str
+    since: float
+    until: float
+
+
+class DeviceTestStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A node whose devices are being tested, or passed their test; a node that failed it is excluded."""
+
+    node: str
+    state: str
+    words: str
+
+
+class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest checkpoint that is known to be valid."""
+
+    step: int
+    path: str
+    level: str
+    seen: float | None
+
+
+class MemoryProtection(msgspec.Struct, frozen=True, kw_only=True):
+    """How many lost nodes the newest step in memory survives, whichever they are, and how many were asked for."""
+
+    lost_nodes: int
+    asked: int
+
+
+class SupervisorStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Who decides, and where."""
+
+    term: int
+    node: str
+
+
+class OwnerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The process that holds the run; ``alive`` is None if this host cannot tell."""
+
+    job: str
+    host: str
+    pid: int
+    alive: bool | None
+
+
+class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One job of the run, in Slurm's words."""
+
+    job: str
+    seq: int | None
+    state: str | None
+    reason: str
+    nodes: tuple[str, ...]
+    partition: str | None
+    end: float | None
+    ended: bool
+    held: bool
+
+
+class SchedulerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What Slurm said just now; ``state`` and ``reason`` are those of the newest job."""
+
+    state: str | None
+    reason: str
+    silent: str | None
+    jobs: tuple[JobStatus, ...]
+
+
+class Status(msgspec.Struct, kw_only=True):
+    """One run. Every key is always there; what is not known is null."""
+
+    schema: int = SCHEMA
+    run: str
+    name: str
+    state: str
+    world: str
+    reason: str
+    failure: str | None
+    exit_code: int | None
+    attempts: tuple[AttemptStatus, ...] = ()
+    restarts: int = 0
+    excluded: tuple[ExcludedNode, ...] = ()
+    tests: tuple[DeviceTestStatus, ...] = ()
+    step: int | None = None
+    loss: float | None = None
+    checkpoint: CheckpointStatus | None = None
+    memory_step: int | None = None
+    memory_bears: MemoryProtection | None = None
+    nodes: tuple[str, ...]
+    world_size: int
+    supervisor: SupervisorStatus | None = None
+    owner: OwnerStatus | None
+    job: str | None
+    scheduler: SchedulerStatus | None
+    created: float
+    updated: float | None = None
+    last_sign: float | None
+    warning: str = ""
+    saves: SavesStatus | None
+    abandoned: bool
+    directory: str
+    notes: tuple[str, ...]
+
+
+class UnreadableRun(msgspec.Struct, frozen=True, kw_only=True):
+    """Stands in ``status --all`` for a run that cannot be read: it must not hide the others."""
+
+    run: str
+    name: str
+    reason: str
+    state: str = "UNREADABLE"
+    abandoned: bool = False
+    nodes: tuple[str, ...] = ()
+    step: int | None = None
+    restarts: int = 0
+    attempts: tuple[AttemptStatus, ...] = ()
+    created: float = 0.0
 
 
 def final_status(paths: RunPaths) -> str:
     """One JSON object on one line."""
     import json
 
-    return json.dumps(status_of(read(paths, slurm=True), wall_now()))
+    return json.dumps(msgspec.to_builtins(status_of(read(paths, slurm=True), wall_now())))
 
 
-def status_of(reading: Reading, now: float) -> dict[str, Any]:
+def status_of(reading: Reading, now: float) -> Status:
     """One run's status; ``now`` decides only whether a run that nobody took up counts as abandoned."""
-    status = _skeleton(reading)
-    if reading.state is not None:
-        status.update(_of_state(reading, reading.state))
-    truth = truth_of(reading, now)
-    status.update(
+    spec, truth = reading.spec, truth_of(reading, now)
+    status = Status(
+        run=spec.run, name=spec.name, world=spec.world, nodes=spec.nodes, world_size=_world_size(reading),
         state=truth.state, reason=truth.reason, failure=truth.failure, exit_code=truth.exit_code,
         abandoned=truth.abandoned, job=_newest_job(reading), scheduler=_scheduler(reading),
+        owner=_owner(reading),
+        created=spec.created_wall, last_sign=reading.last_sign(), directory=str(reading.paths.root),
+        saves=saves_status(spec.checkpoint.directory, spec.run), notes=reading.notes,
     )  # fmt: skip
+    if reading.state is not None:
+        _add_state(status, reading, reading.state)
     if truth.ended:
-        status["warning"] = ""
+        status.warning = ""
     return status
+
+
+def _add_state(status: Status, reading: Reading, state: RunState) -> None:
+    """What a supervisor wrote."""
+    walls, fresh = WallTimes.of(reading.records), _fresh(reading, state)
+    loss = fresh.get("loss")
+    status.attempts = tuple(_attempt(attempt, walls) for attempt in state.attempts)
+    status.restarts = state.budget.total_count
+    status.excluded = tuple(
+        ExcludedNode(node=node, reason=why.reason, since=walls.wall(why.since), until=walls.wall(why.until))
+        for node, why in sorted(active(state.excluded, state.updated_at).items())
+    )
+    status.tests = tuple(device_tests(state.nodes))
+    status.step = _step(state, fresh)
+    status.loss = float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None
+    status.checkpoint = _checkpoint(state.checkpoint, reading)
+    status.memory_step = memory_step(reading, state)
+    status.memory_bears = None if status.memory_step is None else _memory_protection(reading, fresh)
+    status.nodes = tuple(natural_sort(state.nodes)) or reading.spec.nodes
+    status.world_size = state.placement.world_size if state.placement else status.world_size
+    status.supervisor = SupervisorStatus(term=state.term, node=reading.claim.node if reading.claim else "")
+    status.updated = walls.wall(state.updated_at) if state.updated_at else None
+    status.warning = str(fresh.get("warning", ""))
 
 
 def _newest_job(reading: Reading) -> str | None:
@@ -65,70 +224,29 @@ def _job_number(token: str) -> str:
     return number if number.isdecimal() else token
 
 
-def _scheduler(reading: Reading) -> dict[str, Any] | None:
+def _scheduler(reading: Reading) -> SchedulerStatus | None:
     queue = reading.queue
     if queue is None:
         return None
-    newest = queue.newest
-    return {
-        "state": newest.state or None if newest else None,
-        "reason": newest.reason if newest else "",
-        "silent": queue.silent or None,
-        "jobs": [_job(job) for job in queue.jobs],
-    }
+    jobs = tuple(
+        JobStatus(
+            job=job.job, seq=job.seq, state=job.state or None, reason=job.reason, nodes=job.nodes,
+            partition=job.partition or None, end=job.end_wall, ended=job.ended, held=bool(job.held),
+        )
+        for job in queue.jobs
+    )  # fmt: skip
+    newest = jobs[-1] if jobs else None
+    return SchedulerStatus(
+        state=newest.state if newest else None, reason=newest.reason if newest else "",
+        silent=queue.silent or None, jobs=jobs,
+    )  # fmt: skip
 
 
-def _job(job: RunJob) -> dict[str, Any]:
-    return {
-        "job": job.job,
-        "seq": job.seq,
-        "state": job.state or None,
-        "reason": job.reason,
-        "nodes": list(job.nodes),
-        "partition": job.partition or None,
-        "end": job.end_wall,
-        "ended": job.ended,
-        "held": bool(job.held),
-    }
-
-
-def _skeleton(reading: Reading) -> dict[str, Any]:
-    spec, owner = reading.spec, reading.owner
-    return {
-        "schema": SCHEMA,
-        "run": spec.run,
-        "name": spec.name,
-        "state": "PENDING",
-        "world": spec.world,
-        "reason": "",
-        "failure": None,
-        "exit_code": None,
-        "attempts": [],
-        "restarts": 0,
-        "excluded": [],
-        "tests": [],
-        "step": None,
-        "loss": None,
-        "checkpoint": None,
-        "memory_step": None,
-        "memory_bears": None,
-        "nodes": list(spec.nodes),
-        "world_size": _world_size(reading),
-        "supervisor": None,
-        "owner": None
-        if owner is None
-        else {"job": owner.job, "host": owner.host, "pid": owner.pid, "alive": reading.owner_alive},
-        "job": None,
-        "scheduler": None,
-        "created": spec.created_wall,
-        "updated": None,
-        "last_sign": reading.last_sign(),
-        "warning": "",
-        "saves": as_json(read_saves(spec.checkpoint.directory, spec.run)),
-        "abandoned": False,
-        "directory": str(reading.paths.root),
-        "notes": list(reading.notes),
-    }
+def _owner(reading: Reading) -> OwnerStatus | None:
+    owner = reading.owner
+    if owner is None:
+        return None
+    return OwnerStatus(job=owner.job, host=owner.host, pid=owner.pid, alive=reading.owner_alive)
 
 
 def _world_size(reading: Reading) -> int:
@@ -136,43 +254,27 @@ def _world_size(reading: Reading) -> int:
     return (spec.nodes_count or len(spec.nodes)) * spec.slots_per_node * spec.ranks_per_slot
 
 
-def _of_state(reading: Reading, state: RunState) -> dict[str, Any]:
-    walls = WallTimes.of(reading.records)
-    fresh = _fresh(reading, state)
-    loss, warning = fresh.get("loss"), fresh.get("warning", "")
-    return {
-        "attempts": [_attempt(attempt, walls) for attempt in state.attempts],
-        "restarts": state.budget.total_count,
-        "excluded": [
-            {"node": node, "reason": why.reason, "since": walls.wall(why.since), "until": walls.wall(why.until)}
-            for node, why in sorted(active(state.excluded, state.updated_at).items())
-        ],
-        "tests": tested_nodes.as_json(state.nodes),
-        "step": _step(state, fresh),
-        "loss": float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None,
-        "checkpoint": _checkpoint(state.checkpoint, reading),
-        "memory_step": memory_step(reading, state),
-        "memory_bears": None if memory_step(reading, state) is None else bears(fresh, reading.spec),
-        "nodes": natural_sort(state.nodes) or list(reading.spec.nodes),
-        "world_size": state.placement.world_size if state.placement else _world_size(reading),
-        "supervisor": {"term": state.term, "node": reading.claim.node if reading.claim else ""},
-        "updated": walls.wall(state.updated_at) if state.updated_at else None,
-        "warning": str(warning),
-    }
+def _attempt(attempt: AttemptRecord, walls: WallTimes) -> AttemptStatus:
+    return AttemptStatus(
+        number=attempt.number,
+        job=_job_number(attempt.job),
+        nodes=attempt.nodes,
+        started=walls.wall(attempt.started),
+        ended=None if attempt.ended is None else walls.wall(attempt.ended),
+        outcome=attempt.outcome or ("running" if attempt.nodes else "starting"),
+        reason=attempt.reason,
+        resumed_from_step=attempt.resumed_from_step,
+    )
 
 
-def _attempt(attempt: AttemptRecord, walls: WallTimes) -> dict[str, Any]:
-    running = "running" if attempt.nodes else "starting"
-    return {
-        "number": attempt.number,
-        "job": _job_number(attempt.job),
-        "nodes": list(attempt.nodes),
-        "started": walls.wall(attempt.started),
-        "ended": None if attempt.ended is None else walls.wall(attempt.ended),
-        "outcome": attempt.outcome or running,
-        "reason": attempt.reason,
-        "resumed_from_step": attempt.resumed_from_step,
-    }
+def device_tests(nodes: Mapping[str, Node]) -> Iterator[DeviceTestStatus]:
+    """Nodes whose devices are being tested or passed their test, by name."""
+    for name in natural_sort(nodes):
+        node = nodes[name]
+        if node.trial or node.tested:
+            yield DeviceTestStatus(
+                node=name, state="testing" if node.trial else "passed", words=node.trial or node.tested
+            )
 
 
 def _step(state: RunState, live: Mapping[str, Any]) -> int | None:
@@ -190,16 +292,24 @@ def _fresh(reading: Reading, state: RunState) -> Mapping[str, Any]:
 
 
 def memory_step(reading: Reading, state: RunState) -> int | None:
-    """The newest step that is whole in the nodes' memory; None where there is none, or no longer."""
+    """The newest step that is whole in the nodes' memory; None if there is none, or no longer."""
     step = _fresh(reading, state).get("kept_step")
     return step if state.phase not in TERMINAL and isinstance(step, int) and step >= 0 else None
 
 
-def _checkpoint(ref: CheckpointRef | None, reading: Reading) -> dict[str, Any] | None:
+def _memory_protection(reading: Reading, live: Mapping[str, Any]) -> MemoryProtection | None:
+    """None if the supervisor does not tell."""
+    found, spec = live.get("kept_losses_count"), reading.spec
+    parity = spec.checkpoint.memory_parity.partition("+")[2]
+    asked = int(parity) if parity else min(1, max(0, (spec.nodes_count or len(spec.nodes)) - 1))
+    return MemoryProtection(lost_nodes=found, asked=asked) if isinstance(found, int) else None
+
+
+def _checkpoint(ref: CheckpointRef | None, reading: Reading) -> CheckpointStatus | None:
     if ref is None:
         return None
     seen = next((r.wall for r in reversed(reading.records) if _names(r.kind, r.event, ref.step)), None)
-    return {"step": ref.step, "path": ref.path, "level": ref.level.value, "seen": seen}
+    return CheckpointStatus(step=ref.step, path=ref.path, level=ref.level.value, seen=seen)
 
 
 def _names(kind: str, event: Mapping[str, Any], step: int) -> bool:

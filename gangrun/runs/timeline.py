@@ -1,21 +1,26 @@
-"""The story of a run, record by record.
+"""The timeline of a run: its decisions record by record, and its jobs one after the other.
 
-For each record: when, what was seen, what was concluded (the core's own sentence, verbatim), what was done. Which of
-them matter to somebody who only wants to know what happened is decided here.
+Which records matter to somebody who only wants to know what happened is decided here; their words are the display's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gangrun.core.events import Event, ResumeChosen
-from gangrun.display import event_words
-from gangrun.wire.kinds import action_of, event_of
-from gangrun.wire.record import Act, Record, RecordError
+import msgspec
 
-# These are told even where the phase stays the same.
+from gangrun.adapters.fs.job_claims import JobClaim
+from gangrun.core.actions import EndJob, SubmitSuccessor
+from gangrun.core.events import Event
+from gangrun.core.nodeset import natural_sort
+from gangrun.runs.queue import Queue, active_words, ended_words, waiting_words
+from gangrun.runs.status import AttemptStatus
+from gangrun.wire.kinds import action_of, event_of
+from gangrun.wire.record import Record, RecordError
+
+# These matter even if the phase stays the same.
 TELLING = frozenset(
     {
         "ActFailed", "ActUnknown", "AgentRejoined", "CancelRequested", "FindingRaised", "FirstStepSeen",
@@ -24,45 +29,22 @@ TELLING = frozenset(
         "StepBrought", "StopTimedOut", "StoreBack", "StoreStalled", "TermTaken",
     }
 )  # fmt: skip
-# These come in numbers: between two told records they are counted.
-COUNTED = frozenset({"AgentJoined", "CheckpointSeen", "NodeChecked", "ProgressMarked", "RankExited", "RankFinished"})
 OWN_PATCH = frozenset({"excluded", "failure", "suspicion"})  # a change of these is never passed over
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One record, told."""
-
-    wall: float
-    term: int
-    n: int
-    attempt: int  # the newest one once this had happened; -1 before the first
-    event: str
-    outcome: str
-    was: str
-    phase: str
-    seen: str
-    concluded: str
-    done: tuple[str, ...] = ()
-    tickets: tuple[int, ...] = ()  # of what was done; 0 where it needs none
-    passed_over: tuple[tuple[int, str], ...] = ()
-    matters: bool = True
-    opens: bool = False  # its attempt begins here
-    meanwhile: str = ""  # what came in numbers since the last entry that matters
-
-
 @dataclass(slots=True)
-class _Quiet:
-    """What is not told one by one."""
+class Meanwhile:
+    """Records that come in numbers: they are counted, and told with the next record that matters."""
 
     steps: list[int] = field(default_factory=list)
     checkpoints: list[int] = field(default_factory=list)
     exits: list[int] = field(default_factory=list)
     finished: list[int] = field(default_factory=list)
-    joined: int = 0
-    checked: int = 0
+    joined_count: int = 0
+    checked_count: int = 0
 
     def add(self, kind: str, data: Mapping[str, Any]) -> None:
+        """Count one more, if it is of a kind that is counted."""
         match kind, data:
             case "ProgressMarked", {"step": int(step)}:
                 self.steps.append(step)
@@ -73,78 +55,42 @@ class _Quiet:
             case "RankFinished", {"rank": int(rank)}:
                 self.finished.append(rank)
             case "AgentJoined", _:
-                self.joined += 1
+                self.joined_count += 1
             case "NodeChecked", _:
-                self.checked += 1
+                self.checked_count += 1
             case _:
-                pass  # of another shape than any gangrun writes
-
-    def words(self) -> str:
-        told = []
-        if self.joined:
-            told.append(f"{_many(self.joined, 'agent')} said hello")
-        if self.checked:
-            told.append(f"{_many(self.checked, 'answer')} of checks")
-        if self.steps:
-            told.append(f"step {max(self.steps)} was reached")
-        if self.checkpoints:
-            newest = f"newest of step {max(self.checkpoints)}"
-            told.append(f"{_many(len(self.checkpoints), 'checkpoint')} seen, {newest}")
-        if self.exits:
-            told.append(f"{event_words.ranks_words(self.exits)} ended too")
-        if self.finished:
-            told.append(f"{event_words.ranks_words(self.finished)} finished")
-        return ", ".join(told)
+                pass  # of another kind, or of another shape than any gangrun writes
 
 
-def _many(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+@dataclass(frozen=True, slots=True)
+class TimelineEntry:
+    """One record and what it means in the run's timeline."""
+
+    record: Record
+    event: Event | None  # of the record; None if this gangrun cannot read it
+    attempt: int  # the newest one after the record; -1 before the first
+    matters: bool = True
+    meanwhile: Meanwhile | None = None  # since the last entry that matters
 
 
-def tell(records: Iterable[Record]) -> list[Entry]:
+def timeline_of(records: Iterable[Record]) -> list[TimelineEntry]:
     """Every record as an entry; those that do not matter are marked, and counted in the next one that does."""
-    entries: list[Entry] = []
-    attempt, quiet = -1, _Quiet()
+    entries: list[TimelineEntry] = []
+    attempt, meanwhile = -1, Meanwhile()
     for record in records:
         newest = record.patch.get("attempt", attempt)
-        opens = isinstance(newest, int) and newest > attempt and record.kind != "Snapshot"
         attempt = newest if isinstance(newest, int) else attempt
         matters = _matters(record)
-        event = _event(record)
-        if not matters and record.outcome == "applied" and record.kind in COUNTED:
-            quiet.add(record.kind, record.event)
-        entries.append(
-            Entry(
-                wall=record.wall,
-                term=record.term,
-                n=record.n,
-                attempt=attempt,
-                event=record.kind,
-                outcome=record.outcome,
-                was=record.was,
-                phase=record.phase,
-                seen=_seen(record, event),
-                concluded=record.reason,
-                done=tuple(_done(one) for one in record.actions),
-                tickets=tuple(one.n for one in record.actions),
-                passed_over=event.passed_over if isinstance(event, ResumeChosen) else (),
-                matters=matters,
-                opens=opens,
-                meanwhile=quiet.words() if matters else "",
-            )
-        )
+        if not matters and record.outcome == "applied":
+            meanwhile.add(record.kind, record.event)
+        entries.append(TimelineEntry(record, _event(record), attempt, matters, meanwhile if matters else None))
         if matters:
-            quiet = _Quiet()
-    if (rest := quiet.words()) and entries:
-        entries.append(_closing(entries[-1], rest))
+            meanwhile = Meanwhile()
+    if entries and meanwhile != Meanwhile():
+        last = entries[-1].record  # nothing that matters came after it
+        nothing = Record(last.v, last.term, last.n, last.at, last.wall, kind="", was=last.phase, phase=last.phase)
+        entries.append(TimelineEntry(nothing, None, attempt, meanwhile=meanwhile))
     return entries
-
-
-def _closing(last: Entry, rest: str) -> Entry:
-    """What came in numbers after the last entry that matters."""
-    return Entry(
-        last.wall, last.term, last.n, last.attempt, "", "applied", last.phase, last.phase, "", "", meanwhile=rest
-    )
 
 
 def _matters(record: Record) -> bool:
@@ -154,9 +100,9 @@ def _matters(record: Record) -> bool:
         return True
     if record.kind == "RankExited":
         return not _one_of_many(record.event)
-    if record.kind == "NodeChecked":  # a suspect's answer has a story, and so has a failure
+    if record.kind == "NodeChecked":  # a suspect's answer matters, and so does a failure
         return not record.event.get("ok", True) or "suspected_at" in record.patch
-    if record.kind == "StepBrought":  # while ranks train on it comes every few minutes
+    if record.kind == "StepBrought":  # while ranks train it comes every few minutes
         return bool(record.event.get("why")) or record.phase != "RUNNING"
     return record.kind in TELLING
 
@@ -177,18 +123,100 @@ def _event(record: Record) -> Event | None:
         return None  # a snapshot, or of a kind that this gangrun does not know
 
 
-def _seen(record: Record, event: Event | None) -> str:
-    if event is not None:
-        return event_words.seen(event, record.at)
-    if record.kind == "Snapshot":
-        return f"supervisor #{record.term} read what was there"
-    if record.kind == "Malformed":
-        return f"an event of {record.event.get('node', 'some node')} that nobody can read"
-    return record.kind
+# ---- the jobs of a run on Slurm ----
 
 
-def _done(one: Act) -> str:
-    try:
-        return event_words.done(action_of(one.kind, one.args))
-    except RecordError:
-        return one.kind
+class JobStay(msgspec.Struct, frozen=True, kw_only=True):
+    """One stay of one job in the run; a job that was requeued or launched anew has several."""
+
+    job: str
+    seq: int | None
+    restart: int = 0
+    launch: int = 0
+    asked: float | None = None  # when a supervisor asked for it; None: a person did
+    without: tuple[str, ...] = ()  # the nodes that it must do without
+    began: float | None = None  # when its first supervisor did
+    nodes: tuple[str, ...] = ()
+    ended: float | None = None
+    ended_as: str | None = None  # the run's state when the job was ended; PENDING: it goes on in another job
+    reason: str = ""  # why it ended, or how it waits
+
+
+@dataclass(slots=True)
+class _JobActs:
+    """What supervisors did about jobs."""
+
+    asked: dict[int, tuple[float | None, tuple[str, ...]]] = field(default_factory=dict)  # by seq: when, without
+    began: dict[str, float] = field(default_factory=dict)  # by the claim's token
+    ended: dict[str, tuple[float | None, str | None, str]] = field(default_factory=dict)  # when, as what, why
+
+
+def job_stays(
+    records: Iterable[Record],
+    claims: Iterable[JobClaim],
+    attempts: Iterable[AttemptStatus],
+    queue: Queue | None,
+) -> list[JobStay]:
+    """In the order in which they held the run: from the journal, the batch scripts' claims and, if asked, Slurm."""
+    acts = _acts_of(records)
+    nodes: dict[str, set[str]] = {}
+    for attempt in attempts:
+        nodes.setdefault(attempt.job, set()).update(attempt.nodes)
+    stays = []
+    for claim in claims:
+        when, without = acts.asked.get(claim.seq, (None, ()))
+        over, as_what, why = acts.ended.get(claim.token, (None, None, ""))
+        stays.append(
+            JobStay(
+                job=claim.job, seq=claim.seq, restart=claim.restart, launch=claim.launch, asked=when, without=without,
+                began=acts.began.get(claim.token), nodes=tuple(natural_sort(nodes.get(claim.job, ()))), ended=over,
+                ended_as=as_what, reason=why,
+            )
+        )  # fmt: skip
+    return stays if queue is None else _with_queue(stays, acts, queue)
+
+
+def _acts_of(records: Iterable[Record]) -> _JobActs:
+    acts, current = _JobActs(), ""
+    for record in records:
+        if record.kind == "TermTaken" and isinstance(job := record.event.get("job"), str):
+            current = job
+            acts.began.setdefault(job, record.wall)
+        for act in record.actions:
+            try:
+                action = action_of(act.kind, act.args)
+            except RecordError:
+                continue
+            if isinstance(action, SubmitSuccessor):
+                acts.asked.setdefault(action.seq, (record.wall, action.exclude))
+            elif isinstance(action, EndJob):
+                acts.ended[current] = (record.wall, action.phase.value, action.reason)
+    return acts
+
+
+def _with_queue(stays: Sequence[JobStay], acts: _JobActs, queue: Queue) -> list[JobStay]:
+    """With what Slurm says of the newest stay of each job, and the jobs that have claimed nothing yet."""
+    told = list(stays)
+    newest = {one.job: k for k, one in enumerate(told)}
+    holders = {one.seq: one.job for one in told}
+    for job in queue.jobs:
+        words = ended_words(job) if job.ended else active_words(job) if job.active else waiting_words(job)
+        words = words.removeprefix(f"job {job.job} ")
+        k = newest.get(job.job)
+        if k is None:
+            if job.seq is not None and job.seq in holders:
+                held = f"place {job.seq} is held by job {holders[job.seq]}"
+                words = f"it started nothing, as {held}" if job.ended else f"{words}; {held}"
+            when, without = acts.asked.get(-1 if job.seq is None else job.seq, (None, ()))
+            ended = job.end_wall if job.ended else None
+            told.append(
+                JobStay(
+                    job=job.job, seq=job.seq, asked=when, without=without, nodes=job.nodes, ended=ended, reason=words
+                )
+            )
+        elif job.ended and not told[k].reason:
+            told[k] = msgspec.structs.replace(told[k], ended=job.end_wall, reason=words)
+        elif job.waits:
+            waiting = {"began": None, "ended": None, "ended_as": None, "nodes": (), "reason": words}
+            told.append(msgspec.structs.replace(told[k], **waiting))
+    return sorted(told, key=lambda one: -1 if one.seq is None else one.seq)

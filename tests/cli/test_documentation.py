@@ -6,6 +6,7 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gangrun import errors
@@ -84,7 +85,7 @@ def test_every_exit_code_is_told() -> None:
 
 
 def test_every_key_of_a_status_is_told(runs: Path) -> None:
-    status = status_of(read(failed(runs).paths), BEGAN)
+    status = msgspec.to_builtins(status_of(read(failed(runs).paths), BEGAN))
     told = set(re.findall(r"^\| `(\w+)` \|", STATUS, re.MULTILINE))
     assert status.keys() | status["attempts"][0].keys() == told
     for key in (*status["checkpoint"], "node", "since", "until", "term", "host", "pid", "alive"):

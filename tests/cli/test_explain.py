@@ -7,16 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.cli.explain import page
 from gangrun.core import actions as core_actions
 from gangrun.core import events as core_events
 from gangrun.core.events import ProgressStalled, RankFinished, StacksTaken
 from gangrun.core.model import RankObservation, RankStack
 from gangrun.display.event_words import done, ranks_words, seen
+from gangrun.display.explain_page import explained, page
 from gangrun.display.status_page import Look
 from gangrun.runs.snapshot import read
-from gangrun.runs.status import status_of
-from gangrun.runs.timeline import tell
 from gangrun.wire import kinds
 from tests.cli.conftest import Call, golden
 from tests.cli.run_builder import BEGAN, Builder
@@ -25,10 +23,8 @@ from tests.cli.stories import failed, restarted, running
 
 def test_the_story_of_a_script_that_fails_twice(runs: Path) -> None:
     story = failed(runs)
-    reading = read(story.paths, story=True)
-    entries = [entry for entry in tell(reading.records) if entry.matters]
     look = Look(BEGAN + 3600, 100, zone=timezone.utc)
-    golden("explain-failed.txt", "\n".join(page(status_of(reading, BEGAN), entries, look)) + "\n")
+    golden("explain-failed.txt", "\n".join(page(explained(read(story.paths, story=True), BEGAN), look)) + "\n")
 
 
 def test_with_all_every_sentence_of_the_core_is_there_verbatim(runs: Path, gangrun: Call) -> None:

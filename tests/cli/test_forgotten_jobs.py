@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.display.queue_words import RunJob, ended_words
+from gangrun.runs.queue import RunJob, ended_words
 from gangrun.runs.submitted_job_ids import note
 from tests.cli.conftest import Call
 from tests.cli.pretend_tools import PretendTools

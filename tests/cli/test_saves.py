@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gangrun.runs.saves import failure_words, read_saves
+from gangrun.runs.saves import read_saves
 from gangrun.wire.saves import SIZE_BYTES, SavesTold, encode
 from tests.cli.conftest import Call
 from tests.cli.run_builder import BEGAN, Builder
@@ -58,4 +58,3 @@ def test_what_is_no_news_is_not_believed_nor_followed(tmp_path: Path) -> None:
     path.rmdir()
     os.mkfifo(path)
     assert read_saves(str(tmp_path), "r") is None
-    assert failure_words(None, BEGAN) == ""

@@ -11,31 +11,44 @@ import msgspec
 import pytest
 
 from gangrun.adapters.fs.run_dir import write_spec
-from gangrun.core.model import Phase
-from gangrun.display.status_page import Look, overview, page
+from gangrun.core.model import Node, Phase
+from gangrun.display.status_page import Look, device_words, overview, page
 from gangrun.runs.snapshot import read
-from gangrun.runs.status import status_of
+from gangrun.runs.status import OwnerStatus, Status, SupervisorStatus, device_tests, status_of
 from gangrun.wire.spec import CheckpointSpec
 from tests.cli.conftest import Call, golden
 from tests.cli.run_builder import BEGAN, Builder
 from tests.cli.stories import cancelled, failed, restarted, running, succeeded
 
 LOOK = Look(BEGAN + 3600, 100, zone=timezone.utc)
+SCHEMA = Path(__file__).parents[2] / "docs" / "status.schema.json"
 
 
-def frozen(story: Builder) -> dict:
+def frozen(story: Builder) -> Status:
     """A status without what differs from machine to machine."""
     status = status_of(read(story.paths), BEGAN)
-    return json.loads(json.dumps(status).replace(str(story.paths.root.parent), "/runs"))
+    status.directory = status.directory.replace(str(story.paths.root.parent), "/runs")
+    if status.owner:
+        status.owner = OwnerStatus(job="local-box-1-1", host="HOST", pid=1, alive=True)
+    return status
 
 
 @pytest.mark.parametrize("life", [running, restarted, failed, succeeded, cancelled])
 def test_the_json_is_what_the_page_about_it_says(runs: Path, life) -> None:
-    story = life(runs)
-    status = frozen(story)
-    if status["owner"]:
-        status["owner"] = {"job": "local-box-1-1", "host": "HOST", "pid": 1, "alive": True}
-    golden(f"status-{life.__name__}.json", json.dumps(status, indent=2, sort_keys=True) + "\n")
+    text = json.dumps(msgspec.to_builtins(frozen(life(runs))), indent=2, sort_keys=True)
+    golden(f"status-{life.__name__}.json", text + "\n")
+
+
+def test_the_schema_in_the_docs_is_that_of_the_code() -> None:
+    found = json.dumps(msgspec.json.schema(Status), indent=2) + "\n"
+    assert found == SCHEMA.read_text("utf-8"), f"out of date: write the schema of runs.status.Status to {SCHEMA}"
+
+
+@pytest.mark.parametrize("words", [[], ["--all"]])
+def test_what_is_printed_keeps_to_the_schema(runs: Path, gangrun: Call, words: list[str]) -> None:
+    restarted(runs)
+    found = gangrun("status", "--json", *words).json
+    assert msgspec.convert(found["runs"][0] if words else found, Status, strict=True).state == "RUNNING"
 
 
 @pytest.mark.parametrize("columns", [80, 100])
@@ -184,6 +197,28 @@ def test_looking_again_tells_the_same_as_looking_anew(runs: Path) -> None:
         story.on(event, 60)
         assert status_of(follower.look(), BEGAN) == status_of(read(story.paths), BEGAN)
     story.supervisor()
-    assert status_of(follower.look(), BEGAN)["supervisor"]["term"] == 2
+    assert status_of(follower.look(), BEGAN).supervisor == SupervisorStatus(term=2, node="n0")
     story.finished()
     assert follower.look().ended
+
+
+def node(name: str, tested: str = "", trial: str = "") -> Node:
+    return Node(name, "i", "b", 1, checked=None if trial else True, tested=tested, trial=trial)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        ([node("n0")], ""),
+        ([node("n0", "0 wrong in 4 products")], "of n0 work: 0 wrong in 4 products"),
+        ([node(f"n{k}", "0 wrong") for k in range(11)], "of n[0-10] work, as tested"),
+        (
+            [node("n0", "0 wrong"), node("n2", trial="attempt 0: hang"), node("n1", "0 wrong", "attempt 1: signal")],
+            "of n0 work: 0 wrong; n1 is being tested (attempt 1: signal); n2 is being tested (attempt 0: hang)",
+        ),
+    ],
+)
+def test_devices_that_were_tested_are_told_on_one_line(nodes: list[Node], words: str) -> None:
+    tests = list(device_tests({one.name: one for one in nodes}))
+    assert device_words(tests) == words
+    assert {one.state for one in tests} <= {"testing", "passed"}

@@ -6,15 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from gangrun.adapters.fs.run_dir import CancelMark, RunPaths
-from gangrun.cli.explain import page
 from gangrun.core.events import ResumeRequested
 from gangrun.core.model import Shape
 from gangrun.core.policy import HangPolicy, Policy, Timing
+from gangrun.display.explain_page import explained, page
 from gangrun.display.status_page import Look
 from gangrun.runs.snapshot import Reading
 from gangrun.runs.status import status_of
-from gangrun.runs.timeline import tell
 from gangrun.sim import Behaviour, Fault, Kind, Script, Setup, World
 from gangrun.sim.body.gang import SimGang, SimRank
 from gangrun.sim.engine.clock import EPOCH_S
@@ -113,12 +114,12 @@ class SimDriver:
         )  # fmt: skip
 
     def status(self) -> Status:
-        return status_of(self._reading(), EPOCH_S + self.world.timeline.now)
+        found: Status = msgspec.to_builtins(status_of(self._reading(), EPOCH_S + self.world.timeline.now))
+        return found
 
     def explain(self) -> str:
         look = Look(EPOCH_S + self.world.timeline.now, columns=200)
-        entries = [entry for entry in tell(self._records()) if entry.matters]
-        return " ".join(" ".join(page(self.status(), entries, look)).split())
+        return " ".join(" ".join(page(explained(self._reading(), look.now), look)).split())
 
     def node(self, index: int) -> str:
         return self.world.nodes[index].name

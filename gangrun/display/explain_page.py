@@ -1,0 +1,284 @@
+"""What happened in a run: its decisions for ``gangrun explain``, and who failed first for ``gangrun logs --errors``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.job_claims import JobClaims
+from gangrun.core.events import ResumeChosen
+from gangrun.core.nodeset import NodesetError, fold
+from gangrun.core.text import counted
+from gangrun.display import event_words
+from gangrun.display.status_page import Look, excluded_lines, failure_words
+from gangrun.display.text import block, clean, phase_word, styled, wrapped
+from gangrun.display.times import clock_words, date_words, span_words
+from gangrun.runs.failures import SameEnd
+from gangrun.runs.saves import SavesStatus
+from gangrun.runs.snapshot import Reading
+from gangrun.runs.status import SCHEMA, AttemptStatus, ExcludedNode, status_of
+from gangrun.runs.timeline import JobStay, Meanwhile, TimelineEntry, job_stays, timeline_of
+from gangrun.wire.kinds import action_of
+from gangrun.wire.record import Act, RecordError
+
+LABEL_CHARS = 11
+
+
+class PassedOver(msgspec.Struct, frozen=True):
+    """A newer checkpoint that the run did not resume from."""
+
+    step: int
+    why: str
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """One record of the journal in words."""
+
+    at: float
+    term: int
+    record: int
+    attempt: int
+    event: str
+    outcome: str
+    was: str = msgspec.field(name="from")
+    phase: str = msgspec.field(name="to")
+    seen: str
+    concluded: str
+    done: tuple[str, ...] = ()
+    tickets: tuple[int, ...] = ()  # of what was done; 0 if it needs none
+    passed_over: tuple[PassedOver, ...] = ()
+    meanwhile: str
+    matters: bool
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``explain --json`` prints."""
+
+    schema: int = SCHEMA
+    run: str
+    name: str
+    state: str
+    reason: str
+    failure: str | None
+    attempts: tuple[AttemptStatus, ...]
+    abandoned: bool
+    excluded: tuple[ExcludedNode, ...]
+    saves: SavesStatus | None
+    notes: tuple[str, ...]
+    jobs: tuple[JobStay, ...]
+    story: tuple[Decision, ...]
+
+
+def explained(reading: Reading, now: float, *, everything: bool = False) -> Explanation:
+    """The run's decisions, without ``everything`` only those that matter."""
+    status = status_of(reading, now)
+    jobs: tuple[JobStay, ...] = ()
+    if reading.spec.world == "slurm":  # a run on one box has one owner at a time, and Slurm knows nothing of it
+        claims = JobClaims(reading.paths, Disk()).all()
+        jobs = tuple(job_stays(reading.records, claims, status.attempts, reading.queue))
+    entries = [entry for entry in timeline_of(reading.records) if everything or entry.matters]
+    return Explanation(
+        run=status.run, name=status.name, state=status.state, reason=status.reason, failure=status.failure,
+        attempts=status.attempts, abandoned=status.abandoned, excluded=status.excluded, saves=status.saves,
+        notes=status.notes, jobs=jobs, story=tuple(_decision(entry) for entry in entries),
+    )  # fmt: skip
+
+
+def _decision(entry: TimelineEntry) -> Decision:
+    record, event = entry.record, entry.event
+    passed_over = event.passed_over if isinstance(event, ResumeChosen) else ()
+    return Decision(
+        at=record.wall,
+        term=record.term,
+        record=record.n,
+        attempt=entry.attempt,
+        event=record.kind,
+        outcome=record.outcome,
+        was=record.was,
+        phase=record.phase,
+        seen=_seen(entry),
+        concluded=record.reason,
+        done=tuple(_done(act) for act in record.actions),
+        tickets=tuple(act.n for act in record.actions),
+        passed_over=tuple(PassedOver(step, why) for step, why in passed_over),
+        meanwhile=_meanwhile(entry.meanwhile) if entry.meanwhile is not None else "",
+        matters=entry.matters,
+    )
+
+
+def _seen(entry: TimelineEntry) -> str:
+    record = entry.record
+    if entry.event is not None:
+        return event_words.seen(entry.event, record.at)
+    if record.kind == "Snapshot":
+        return f"supervisor #{record.term} read what was there"
+    if record.kind == "Malformed":
+        return f"an event of {record.event.get('node', 'some node')} that nobody can read"
+    return record.kind
+
+
+def _done(act: Act) -> str:
+    try:
+        return event_words.done(action_of(act.kind, act.args))
+    except RecordError:
+        return act.kind
+
+
+def _meanwhile(seen: Meanwhile) -> str:
+    told = []
+    if seen.joined_count:
+        told.append(f"{counted(seen.joined_count, 'agent')} said hello")
+    if seen.checked_count:
+        told.append(f"{counted(seen.checked_count, 'answer')} of checks")
+    if seen.steps:
+        told.append(f"step {max(seen.steps)} was reached")
+    if seen.checkpoints:
+        told.append(f"{counted(len(seen.checkpoints), 'checkpoint')} seen, newest of step {max(seen.checkpoints)}")
+    if seen.exits:
+        told.append(f"{event_words.ranks_words(seen.exits)} ended too")
+    if seen.finished:
+        told.append(f"{event_words.ranks_words(seen.finished)} finished")
+    return ", ".join(told)
+
+
+# ---- the page ----
+
+
+def page(told: Explanation, look: Look, *, everything: bool = False) -> list[str]:
+    """The whole story as lines."""
+    lines = [f"{phase_word(told.state, look.color)} · {clean(told.name)}  {clean(told.run)}"]
+    lines += wrapped(clean(told.reason), look.columns, "  ")
+    if told.jobs:
+        lines += _jobs(told.jobs, look)
+        lines += ["", *excluded_lines(told.excluded, look)] if told.excluded else []
+    if not told.story:
+        lines += ["", "  nothing was decided yet"]
+    attempts = {one.number: one for one in told.attempts}
+    newest, day = -1, date_words(look.now, look.zone)
+    for entry in told.story:
+        if (entry_day := date_words(entry.at, look.zone)) != day:
+            day = entry_day
+            lines += ["", styled(day, "cyan", look.color)]
+        if entry.attempt > newest:
+            newest = entry.attempt
+            lines += ["", styled(_heading(newest, attempts.get(newest), look), "bold", look.color)]
+        lines += ["", *_entry(entry, look, everything=everything)]
+    return lines + _closing(told, look)
+
+
+def _jobs(jobs: Sequence[JobStay], look: Look) -> list[str]:
+    labels = [_job_label(one) for one in jobs]
+    chars = max(len(label) for label in labels) + 2
+    lines = ["", styled("jobs", "bold", look.color)]
+    for label, one in zip(labels, jobs, strict=True):
+        lines += wrapped(clean(_job_words(one, look)), look.columns, f"  {label.ljust(chars)}", " " * (chars + 2))
+    return lines
+
+
+def _job_label(one: JobStay) -> str:
+    again = f", start {one.restart + 1}" if one.restart else ""
+    anew = f", launch {one.launch + 1}" if one.launch else ""
+    return clean(f"job {one.job}{again}{anew}")
+
+
+def _job_words(one: JobStay, look: Look) -> str:
+    said = []
+    if one.asked is not None:
+        said.append(f"asked for at {clock_words(one.asked, look.now, look.zone)}")
+    if one.without:
+        said.append(f"without {_folded(one.without)}")
+    if one.began is not None:
+        on = f" on {_folded(one.nodes)}" if one.nodes else ""
+        said.append(f"began{on} at {clock_words(one.began, look.now, look.zone)}")
+    if one.ended is not None:
+        after = f" after {span_words(one.ended - one.began)}" if one.began is not None else ""
+        as_what = f" as {one.ended_as}" if one.ended_as not in (None, "PENDING") else ""
+        said.append(f"ended{as_what} at {clock_words(one.ended, look.now, look.zone)}{after}")
+    words = ", ".join(said)
+    return f"{words}: {one.reason}" if words and one.reason else words or one.reason or "nobody of it took the run up"
+
+
+def _folded(nodes: Sequence[str]) -> str:
+    try:
+        return fold(nodes)
+    except NodesetError:
+        return ", ".join(nodes)
+
+
+def _heading(number: int, attempt: AttemptStatus | None, look: Look) -> str:
+    if attempt is None:
+        return f"attempt {number}"
+    origin = f"from step {attempt.resumed_from_step}" if attempt.resumed_from_step is not None else "from the start"
+    nodes = f" on {clean(fold(attempt.nodes))}" if attempt.nodes else ""
+    text = f"attempt {number}{nodes}, {origin}: {clean(attempt.outcome)} "
+    return text + "─" * max(0, min(look.columns, 80) - len(text))
+
+
+def _entry(entry: Decision, look: Look, *, everything: bool) -> list[str]:
+    when = clock_words(entry.at, entry.at, look.zone)
+    was, phase = clean(entry.was), clean(entry.phase)
+    move = f"{was} → {phase_word(phase, look.color)}" if was != phase else phase
+    number = f"  record {entry.term}.{entry.record} {clean(entry.event)}" if everything else ""
+    lines = _labelled("meanwhile", [entry.meanwhile] if entry.meanwhile else [], look, "dim")
+    if not entry.event:
+        return lines
+    lines.append(f"{styled(when, 'cyan', look.color)}  {move}{styled(number, 'dim', look.color and everything)}")
+    lines += _labelled("seen", [entry.seen], look)
+    label = "concluded" if entry.outcome == "applied" else clean(entry.outcome)
+    lines += _labelled(label, [entry.concluded], look)
+    lines += _labelled("", [f"step {one.step} was passed over: {one.why}" for one in entry.passed_over], look)
+    tickets = [f" (ticket {n})" if n and everything else "" for n in entry.tickets]
+    return lines + _labelled("done", [a + b for a, b in zip(entry.done, tickets, strict=True)], look)
+
+
+def _labelled(label: str, texts: Iterable[str], look: Look, style: str = "") -> list[str]:
+    lines: list[str] = []
+    for text in texts:
+        first = f"  {label.ljust(LABEL_CHARS)}"
+        lines += wrapped(clean(text), look.columns, first, " " * len(first))
+        label = ""
+    return [styled(line, style, look.color) for line in lines]
+
+
+def _closing(told: Explanation, look: Look) -> list[str]:
+    run, warnings = clean(told.run), []
+    if told.abandoned:
+        warnings.append(f"nobody runs it any more; gangrun resume {run} takes it up again")
+    if words := failure_words(told.saves, look.now):
+        warnings.append(words)
+    warnings += [f"the journal could not be read in full: {clean(note)}" for note in told.notes]
+    lines = [line for words in warnings for line in ("", *wrapped(words, look.columns, "! "))]
+    if told.failure == "script":
+        lines += ["", f"gangrun logs --errors {run} shows the tracebacks"]
+    return lines
+
+
+# ---- who failed first ----
+
+
+def failure_page(
+    attempt: int, groups: Sequence[SameEnd], tails: Mapping[int, Sequence[str]], *, color: bool
+) -> list[str]:
+    """Who failed first, and how the others ended; ``tails`` are the last lines of ranks that left no traceback."""
+    told = []
+    for number, group in enumerate(groups):
+        died = group.exit
+        if number == 0:
+            where = f"rank {died.rank} on {clean(died.node)}"
+            head = f"first to fail in attempt {attempt}: {where}: {clean(event_words.exit_words(died))}"
+            others = [rank for rank in group.ranks if rank != died.rank]
+            same = [f"the same: {event_words.ranks_words(others)}"] if others else []
+        else:
+            victims = " (a peer was gone first)" if group.victim and not died.by_us else ""
+            head, same = f"{event_words.ranks_words(group.ranks)}{victims}: {clean(event_words.exit_words(died))}", []
+        told += [styled(head, "red" if number == 0 else "bold", color), *same]
+        if died.error and died.error.traceback:
+            told += ["", *("    " + line for line in block(died.error.traceback.rstrip()).split("\n"))]
+        elif died.rank in tails:
+            tail = tails[died.rank]
+            last = f"; the last lines of rank {died.rank}:" if tail else ", and printed nothing"
+            told += ["", f"  it left no traceback{last}", *("    " + line for line in tail)]
+        told.append("")
+    return told[:-1]

@@ -114,7 +114,9 @@ class SimDriver:
         )  # fmt: skip
 
     def status(self) -> Status:
-        found: Status = msgspec.to_builtins(status_of(self._reading(), EPOCH_S + self.world.timeline.now))
+        found: Status = msgspec.json.decode(
+            msgspec.json.encode(status_of(self._reading(), EPOCH_S + self.world.timeline.now))
+        )
         return found
 
     def explain(self) -> str:

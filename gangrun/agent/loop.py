@@ -14,17 +14,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, final
 
-from gangrun.agent.background_tasks import Errands
+from gangrun.agent.background_tasks import BackgroundTasks, MemoryTasks, VerifyTask
 from gangrun.agent.brain import effects, facts
-from gangrun.agent.brain.clock_skew import ClockSkew
 from gangrun.agent.brain.decide import AgentBrain
 from gangrun.agent.brain.effects import Effect
-from gangrun.agent.flush_to_disk import Flushing
+from gangrun.agent.brain.line import ClockSkew
 from gangrun.agent.surroundings import Health, Net, Ranks, WardenEnd
-from gangrun.agent.verify_share import Proving
 from gangrun.node.processes import Askings
 from gangrun.ports import Clock
-from gangrun.wire.messages import Ack, Prepare, Prove, Rescue
+from gangrun.wire.messages import Ack, Prepare, Recover, VerifyShare
 
 TURN_MAX_S = 1.0  # the warden kills an agent that gives no sign of life
 FAREWELL_S = 0.5  # for the last words to leave
@@ -49,7 +47,7 @@ class AgentLoop:
         say: Callable[[str], None],
         health: Health | None = None,
         skew: ClockSkew | None = None,
-        memory: Flushing | None = None,
+        memory: MemoryTasks | None = None,
         stacks_within_s: float = 8.0,
     ) -> None:
         """``find_term`` and ``check`` may block: they run as errands. ``say``: one line for people."""
@@ -67,8 +65,8 @@ class AgentLoop:
         self._memory = memory
         self._say = say
         self._stacks_within_s = stacks_within_s
-        self._errands = Errands()
-        self._proving = Proving()
+        self._errands = BackgroundTasks()
+        self._proving = VerifyTask()
         self._left: effects.Leave | None = None
         self._askings = Askings()
         self._asked_to_end = {"signal": 0, "warden": 0}
@@ -125,7 +123,7 @@ class AgentLoop:
     def _tell_skew(self, ack: Ack, skew: ClockSkew) -> None:
         found = skew.heard(ack, self._clock.now(), self._clock.wall())
         if found is not None:
-            self._local(facts.FindingMade(found))
+            self._local(facts.FindingReported(found))
 
     def _asked(self, source: str, signum: int) -> None:
         """A signal may reach us and our warden both (scancel signals all): that is one asking, not two."""
@@ -232,22 +230,22 @@ class AgentLoop:
         except OSError as error:
             self._say(f"the warden does not hear: {error}")
 
-    def _use_disk(self, command: Rescue | Prove) -> None:
-        if isinstance(command, Prove):
+    def _use_disk(self, command: Recover | VerifyShare) -> None:
+        if isinstance(command, VerifyShare):
             self._errands.ask(
                 f"prove {command.term}.{command.act}",
                 lambda: self._proving.answer(command),
-                lambda error: facts.DiskUsed(command, False, str(error)),
+                lambda error: facts.DiskTaskDone(command, False, str(error)),
             )
             return
         memory = self._memory
         if memory is None:
-            self._local(facts.DiskUsed(command, True, data={"steps": []}))
+            self._local(facts.DiskTaskDone(command, True, data={"steps": []}))
             return
         self._errands.ask(
             f"rescue {command.term}.{command.act}",
             lambda: memory.answer(command),
-            lambda error: facts.DiskUsed(command, False, str(error)),
+            lambda error: facts.DiskTaskDone(command, False, str(error)),
         )
 
     # ---- the end -----------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from gangrun.wire.messages import (
     LiveRank,
     PeerAddress,
     Prepare,
-    Reading,
+    RankSample,
     Stacks,
     Stop,
     ToAgent,
@@ -87,7 +87,7 @@ class Health(Protocol):
     def fileno(self) -> int:
         """Readable when ``take`` has something."""
 
-    def take(self) -> list[facts.FindingMade]:
+    def take(self) -> list[facts.FindingReported]:
         """What was found since."""
 
     def gang(self, attempt: int, stopping: bool) -> None:
@@ -123,7 +123,7 @@ class Ranks(Protocol):
     def take_stacks(self, command: Stacks, within_s: float) -> None:
         """Where does every rank stand."""
 
-    def readings(self) -> tuple[Reading, ...]:
+    def readings(self) -> tuple[RankSample, ...]:
         """A sample of every live rank."""
 
     def kill_now(self) -> None:

@@ -184,8 +184,7 @@ def _remove(going: list[Verdict], runs_dir: str | None) -> None:
 
 def _sweep_memory() -> None:
     """What runs whose processes were all killed at once left in this machine's memory."""
-    from gangrun.agent.ranks.environment import shared_memory_root
-    from gangrun.agent.ranks.files import sweep
+    from gangrun.agent.ranks.environment import shared_memory_root, sweep
 
     root = shared_memory_root()
     if swept := sweep(root):

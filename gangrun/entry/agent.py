@@ -22,16 +22,14 @@ from gangrun.adapters.fs.terms import FsTerms
 from gangrun.adapters.local import box
 from gangrun.adapters.net.agent_net import AgentNet
 from gangrun.adapters.net.curve import KeyRefused, read_client_key
+from gangrun.agent.background_tasks import MemoryTasks
 from gangrun.agent.brain import facts
-from gangrun.agent.brain.clock_skew import LIMIT_S, ClockSkew
 from gangrun.agent.brain.decide import AgentBrain
-from gangrun.agent.brain.identity import AgentConfig
-from gangrun.agent.flush_to_disk import Flushing
-from gangrun.agent.limits import memory_limits
+from gangrun.agent.brain.facts import AgentConfig
+from gangrun.agent.brain.line import LIMIT_S, ClockSkew
 from gangrun.agent.loop import AgentLoop
-from gangrun.agent.preflight import preflight
-from gangrun.agent.ranks.environment import inherited, shared_memory_root
-from gangrun.agent.ranks.files import sweep
+from gangrun.agent.preflight import memory_limits, preflight
+from gangrun.agent.ranks.environment import inherited, shared_memory_root, sweep
 from gangrun.agent.ranks.gang_part import GangSpec, RankGang
 from gangrun.agent.warden_link import AgentEnd
 from gangrun.config import environment
@@ -202,7 +200,7 @@ def main(words: list[str]) -> int:
         say=lambda sentence: _say(arguments.node, sentence),
         health=health,
         skew=skew if spec.health.enabled and "host_clock" not in spec.health.off else None,
-        memory=Flushing(keeper) if keeper else None,
+        memory=MemoryTasks(keeper) if keeper else None,
         stacks_within_s=spec.policy.stacks_within_s * 0.8,
     )
     loop.supervisor_pids.update(told.supervisor_pids)
@@ -213,7 +211,7 @@ def main(words: list[str]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
+class WardenHello:
     """The warden's first message."""
 
     previous_died: str = ""
@@ -221,18 +219,18 @@ class Hello:
     keeper_pid: int = 0
 
 
-def _hello(warden: AgentEnd) -> Hello:
+def _hello(warden: AgentEnd) -> WardenHello:
     poller = select.poll()
     poller.register(warden.fileno(), select.POLLIN)
     poller.poll(HELLO_WITHIN_MS)
     for message in warden.receive():
         if message.get("op") == "hello":
-            return Hello(
+            return WardenHello(
                 str(message.get("previous_died") or ""),
                 tuple(message.get("supervisor_pids") or ()),
                 int(message.get("keeper_pid") or 0),
             )
-    return Hello()
+    return WardenHello()
 
 
 def _sweep(node: str) -> None:

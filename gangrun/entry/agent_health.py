@@ -14,7 +14,7 @@ import msgspec
 
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.adapters.local.health_child import HealthChild
-from gangrun.agent.brain.facts import Checked, FindingMade
+from gangrun.agent.brain.facts import Checked, FindingReported
 from gangrun.core.model import Finding
 from gangrun.core.nodes.device_test import QUICK, THOROUGH
 from gangrun.health.framework.evidence import bars_a_start
@@ -54,9 +54,9 @@ class AgentHealth:
         """Readable when ``take`` has something."""
         return self._child.fileno()
 
-    def take(self) -> list[FindingMade]:
+    def take(self) -> list[FindingReported]:
         """What was found since."""
-        return [FindingMade(found) for plain in self._child.take() if (found := self._finding(plain)) is not None]
+        return [FindingReported(found) for plain in self._child.take() if (found := self._finding(plain)) is not None]
 
     def gang(self, attempt: int, stopping: bool) -> None:
         """Pass it on."""

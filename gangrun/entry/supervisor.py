@@ -44,8 +44,8 @@ from gangrun.entry.wiring import clock_of, disk_of, own_address
 from gangrun.launch.node_history import OtherRuns
 from gangrun.launch.process_log import STORAGE, tell, tell_dropped
 from gangrun.node import processes
-from gangrun.supervisor.facts import EXIT_DEPOSED, EXIT_REFUSED, Facts
 from gangrun.supervisor.loop import Loop
+from gangrun.supervisor.opening import EXIT_DEPOSED, EXIT_REFUSED, RunFacts
 from gangrun.supervisor.takeover import CounterWatch, JournalRefused, TermLost, take
 from gangrun.wire.record import Claim, RecordError
 from gangrun.wire.spec import RunSpec
@@ -241,9 +241,9 @@ def facts_of(
     asks_why: Callable[[], None] | None = None,
     mark_cancel: Callable[[str], None] | None = None,
     note_nodes: Callable[[RunState, RunState], None] | None = None,
-) -> Facts:
+) -> RunFacts:
     """What the loop is told of the run."""
-    return Facts(
+    return RunFacts(
         run=spec.run,
         shape=Shape(
             spec.nodes_count or len(spec.nodes), spec.nodes_min_count, spec.slots_per_node, spec.ranks_per_slot

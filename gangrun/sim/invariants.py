@@ -23,7 +23,7 @@ from gangrun.sim.body.supervisor import SimSupervisor
 from gangrun.sim.body.surroundings import Checks
 from gangrun.sim.cluster import Cluster
 from gangrun.sim.faults import MISSES_NO_MEMORY, FaultPlan
-from gangrun.supervisor.leadership import roster_of
+from gangrun.supervisor.heartbeats import roster_of
 from gangrun.wire import record as wire_record
 from gangrun.wire.messages import Launch, Prepare, Stop
 from gangrun.wire.record import Record

@@ -27,8 +27,7 @@ from gangrun.core.machine.transitions import WHY
 from gangrun.core.model import Phase
 from gangrun.core.protocol.takeover import candidates
 from gangrun.ports import AgentSaid, Radio
-from gangrun.supervisor.heartbeats import Greeting, Row, unheard_events
-from gangrun.supervisor.leadership import roster_of
+from gangrun.supervisor.heartbeats import Greeting, Row, roster_of, unheard_events
 from gangrun.wire.kinds import event_of
 from gangrun.wire.messages import (
     Ack,
@@ -54,7 +53,7 @@ ASK_WHY_EVERY_S = 5.0
 FRESH_SHARE = 0.5  # of D: an agent whose newest word of ours is older is given a new one to echo
 
 
-class Mail:
+class AgentMessages:
     """Reads letters for one loop."""
 
     def __init__(self, loop: Loop, radio: Radio, wall: Callable[[], float]) -> None:

@@ -1,29 +1,86 @@
-"""The gang-level acts, performed node by node: start, stop, stacks, checks, farewell.
+"""The gang-level acts: when each is performed, and how it is asked of the nodes.
 
-The core knows gangs, not nodes' chatter: it is told once all of a roll call answered, or once it is known why not.
+An act is ready once its record and its ticket are durable, and is performed while this supervisor leads (law 3); an end
+needs no majority. The core knows gangs, not nodes: it is told once all nodes answered, or once it is known why not.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
-from gangrun.core.actions import BringSteps, CheckNodes, EndJob, SealAttempts, StartGang, StopGang, TakeStacks
+from gangrun.core.actions import (
+    Action,
+    BringSteps,
+    CheckNodes,
+    ChooseResume,
+    EndJob,
+    ProbeNode,
+    SealAttempts,
+    StartGang,
+    StopGang,
+    SubmitSuccessor,
+    TakeStacks,
+)
 from gangrun.core.checkpoints.memory import WholeStep, newest_chosen
 from gangrun.core.checkpoints.poison import to_set_aside
 from gangrun.core.checkpoints.resume import far_share
 from gangrun.core.events import Event, StepBrought
 from gangrun.core.model import RunState
 from gangrun.core.policy import Policy
-from gangrun.ports import Checkpoints, ReadingAsked
-from gangrun.supervisor.command_retry import Switchboard
-from gangrun.supervisor.facts import Facts
+from gangrun.ports import Checkpoints, Jobs, ReadingAsked
 from gangrun.supervisor.heartbeats import Row
-from gangrun.supervisor.node_calls import Call, CheckCall, StacksCall, StartCall
-from gangrun.supervisor.recover_call import RescueCall
-from gangrun.supervisor.stop_call import StopCall
-from gangrun.supervisor.verify_call import ReadingCall
+from gangrun.supervisor.node_calls import CheckCall, CommandRetry, NodeCall, StacksCall, StartCall, StopCall, VerifyCall
+from gangrun.supervisor.opening import RunFacts
+from gangrun.supervisor.recover_call import RecoverCall
 from gangrun.wire.messages import CommandResult, Farewell, Stop
+
+if TYPE_CHECKING:
+    from gangrun.supervisor.loop import Loop
+
+
+class Dispatch:
+    """The acts of one term, each with its number, in the order in which they were decided."""
+
+    def __init__(self, loop: Loop, checkpoints: Checkpoints, jobs: Jobs) -> None:
+        """Nothing is ready yet."""
+        self._loop, self._checkpoints, self._jobs = loop, checkpoints, jobs
+        self.ready: deque[tuple[Action, int]] = deque()
+        self.sealed: tuple[tuple[int, str], ...] = ()  # the commits that stood when older attempts were sealed
+
+    def drain(self, state: RunState, now: float) -> bool:
+        """Perform what is ready; was there anything? An end alone needs no majority: whoever comes later reads it, and
+        the nodes may be gone already.
+        """
+        ready, performed = self.ready, False
+        while ready and not isinstance(ready[0][0], EndJob) and isinstance(ready[-1][0], EndJob):
+            ready.popleft()  # the end supersedes what could not be done before it
+        while ready and (isinstance(ready[0][0], EndJob) or self._loop.leadership.holds(now)):
+            action, n = ready.popleft()
+            performed = True
+            self._perform(action, n, state, now)
+        return performed
+
+    def _perform(self, action: Action, n: int, state: RunState, now: float) -> None:
+        loop = self._loop
+        match action:
+            case StartGang() | StopGang() | TakeStacks() | CheckNodes():
+                loop.roll_call.perform(action, state, now)
+            case EndJob():
+                self._checkpoints.put_back(action.put_back)
+                loop.roll_call.perform(action, state, now)
+                self._jobs.end((loop.term, n), action, () if loop.facts.alone else loop.silence.away)
+            case SealAttempts() | BringSteps():
+                loop.roll_call.rescue(action, state, self._checkpoints, now)
+            case ChooseResume():
+                self._checkpoints.choose(action, self.sealed)
+            case ProbeNode():
+                loop.silence.probe(action.node, state, now)
+            case SubmitSuccessor():
+                self._jobs.submit((loop.term, n), action)
+
 
 NEVER = float("inf")
 BRING_SHARE = 0.9  # of the time the core waits: who did not bring its part must be named before it gives up
@@ -34,14 +91,14 @@ FAREWELL_HEARD_BEATS = 60.0  # so long those that still beat, for whom it is onl
 GangAction = StartGang | StopGang | TakeStacks | CheckNodes | EndJob
 
 
-class RollCall:
+class GangCommands:
     """Who was told what, and who has answered."""
 
     def __init__(
         self,
-        board: Switchboard,
+        board: CommandRetry,
         rows: Mapping[str, Row],
-        facts: Facts,
+        facts: RunFacts,
         policy: Policy,
         empty_at: Callable[[str], float],
     ) -> None:
@@ -55,8 +112,8 @@ class RollCall:
         self._stop: StopCall | None = None
         self._stacks: StacksCall | None = None
         self._check: CheckCall | None = None
-        self._rescue: RescueCall | None = None
-        self._reading: ReadingCall | None = None
+        self._rescue: RecoverCall | None = None
+        self._reading: VerifyCall | None = None
         self._stopped_through = -1
         self._chased: dict[str, int] = {}  # node -> command
         self._farewells: dict[int, str] = {}
@@ -142,7 +199,7 @@ class RollCall:
         staging = self._facts.memory_staging(self._board.term, last)
         nodes = sorted(node for node in self._rows if node in state.nodes and not state.nodes[node].lost)
         checkpoints.prepare(staging)
-        self._rescue = RescueCall(
+        self._rescue = RecoverCall(
             self._board, last, state.disk_step, nodes, staging, done, now,
             ready=partial(checkpoints.prepared, staging), discard=partial(checkpoints.discard, more=True),
         )  # fmt: skip
@@ -157,7 +214,7 @@ class RollCall:
         if staging:
             checkpoints.prepare(staging)
         nodes = action.nodes if staging else ()
-        self._rescue = RescueCall(
+        self._rescue = RecoverCall(
             self._board, action.attempt, action.above_step, nodes, staging, done, now, BRING_SHARE * action.within_s,
             pin=action.flush, ready=partial(checkpoints.prepared, staging),
             discard=partial(checkpoints.discard, more=True),
@@ -181,7 +238,7 @@ class RollCall:
         shares = {name: far_share(place, count) for place, name in enumerate(sorted([here, *others]))}
         checkpoints.dealt(asked.number, shares.pop(here), count)
         done = partial(checkpoints.proven, asked.number)
-        self._reading = ReadingCall(self._board, asked, shares, count, done, now) if shares else None
+        self._reading = VerifyCall(self._board, asked, shares, count, done, now) if shares else None
 
     def dismiss(self, node: str, now: float) -> None:
         """This agent may go: the run is over."""
@@ -200,7 +257,7 @@ class RollCall:
         """All agents know that the run is over, and the scheduler knows what it must."""
         return self.ending is not None and not self._farewells and self.job_ended
 
-    def _drop(self, call: Call | None) -> None:
+    def _drop(self, call: NodeCall | None) -> None:
         if call is not None and not call.over:
             call.over = True
             self._board.withdraw(call.numbers())
@@ -226,8 +283,8 @@ class RollCall:
                 return told
         return []
 
-    def _calls(self) -> list[Call]:
-        calls: tuple[Call | None, ...] = (
+    def _calls(self) -> list[NodeCall]:
+        calls: tuple[NodeCall | None, ...] = (
             self._start, self._stop, self._stacks, self._check, self._rescue, self._reading,
         )  # fmt: skip
         return [call for call in calls if call is not None and not call.over]

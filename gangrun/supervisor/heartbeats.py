@@ -1,22 +1,41 @@
-"""The table of beats: one row per agent.
+"""What the agents' heartbeats prove: who lives, who leads, who is lost.
 
-Beats never reach ``step``; they are judged here and at deadlines. Three instants per agent, each a safe bound for one
-law: ``arrived_at`` (no beat was sent later: law 1), ``sent_after`` (the newest was surely sent after it: law 3), and
-``heard`` (what silence is counted from). They differ only where beats lie in a queue: old ones, delivered late, say
-nothing about now.
+Heartbeats never reach ``step``; they are judged here and at deadlines. ``Heartbeats`` is the table: one row per agent.
+``Leadership`` says whether this supervisor may ack and act just now (law 3). ``Silence`` follows a node from a missing
+heartbeat to its loss.
+
+Each row has three instants, each a safe bound for one law: ``arrived_at`` (no beat was sent later: law 1),
+``sent_after`` (the newest was surely sent after it: law 3), and ``heard`` (silence is counted from it). They differ only
+if beats lie in a queue: old ones, delivered late, say nothing about now.
+
+Leadership (law 3): a supervisor acks and acts only while more than half of the roster beat to it within the leader
+lease D. And (law 5) only while it hears all of the roster, or was lately seen not to be sealed: a node that it does not
+hear may have taken its term, and counts from the seal on how long ranks may live by its acks. The newest word of this
+supervisor that the agent had when it sent the beat (the echoed ``stamp``) counts, not the beat's arrival: a beat that lay
+in a queue while its agent promised itself to another supervisor proves nothing. The majority must hold in the roster as
+it is and in the one on disk, which a successor would count.
+
+Silence: a node that is silent for S is a suspect, and other agents are asked whether they reach it. It is *lost* when the
+gang it belongs to has halted too, when no other node reaches it, or when its lease is over. The judge must not be the one
+that is cut off: with less than half of the roster in hearing no node is lost until a majority on the other side would
+long have taken the term.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from gangrun.core.model import Inventory, Origin, RankAlive
+from gangrun.core.events import Event, NodeHeard, NodeLost, NodeSilent
+from gangrun.core.model import Inventory, Node, Origin, RankAlive, RunState
 from gangrun.core.policy import Timing
-from gangrun.wire.messages import AgentEvent, Beat, Hello, PeerAddress, Reading
+from gangrun.core.protocol import lease
+from gangrun.core.protocol.lease import leader_lease_ends_at, proof_lasts_s
+from gangrun.wire.messages import AgentEvent, Beat, Hello, PeerAddress, Probe, ProbeResult, RankSample
 
+NEVER = float("inf")
 LATE_BEATS = 3.0  # a beat that echoes an older word of ours than this many beats lay in a queue
 
 
@@ -48,7 +67,7 @@ class Row:
     attempt: int = -1
     ranks: tuple[RankAlive, ...] = ()
     launching: bool = False
-    readings: tuple[Reading, ...] = field(default=())
+    readings: tuple[RankSample, ...] = field(default=())
 
     def origin(self, seq: int) -> Origin:
         """Who says this agent's event ``seq``."""
@@ -59,7 +78,7 @@ class Row:
         return Inventory(self.node, self.attempt, self.ranks)
 
 
-class Beats:
+class Heartbeats:
     """All rows, and when each node was last heard."""
 
     def __init__(self, timing: Timing) -> None:
@@ -149,3 +168,235 @@ def unheard_events(events: tuple[AgentEvent, ...], known_seq: int) -> list[Agent
         elif event.seq > expected:
             break
     return fresh
+
+
+COUNT_COST_S = 1e-5  # per agent: how much waiting between two counts keeps their cost small at 10,000 agents
+COUNT_ALWAYS_MAX = 100
+
+Nodes = Mapping[str, Node]
+
+
+def roster_of(state: RunState) -> frozenset[str]:
+    """The agents that count: joined and not lost."""
+    return frozenset(name for name, node in state.nodes.items() if not node.lost)
+
+
+class Leadership:
+    """Who was heard when, and until when that makes a majority."""
+
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
+        self._heard: dict[str, float] = {}
+        self._rosters: tuple[Nodes, ...] = ()
+        self._until = -NEVER
+        self._count_again_at = -NEVER
+        self._proof_until = -NEVER
+        self._all_until = -NEVER
+        self._all_again_at = -NEVER
+
+    def heard(self, node: str, sent_after: float) -> None:
+        """A beat of ``node`` that was surely sent after that instant."""
+        if sent_after > self._heard.get(node, -NEVER):
+            self._heard[node] = sent_after
+
+    def forget(self, node: str) -> None:
+        """A new incarnation promised nothing yet and proves nothing yet."""
+        if self._heard.pop(node, None) is not None:
+            self._until = self._all_until = -NEVER
+
+    def rosters(self, *rosters: Nodes) -> None:
+        """In each of these a majority is needed. An empty one needs none: there is nobody to mislead."""
+        if len(rosters) == len(self._rosters) and all(a is b for a, b in zip(rosters, self._rosters, strict=True)):
+            return
+        self._rosters = rosters
+        self._until = self._all_until = -NEVER
+
+    def holds(self, now: float) -> bool:
+        """Is there a majority now, and can nobody have taken this term without our notice?"""
+        return self._has_majority(now) and (now <= self._proof_until or self._hears_all(now))
+
+    def _has_majority(self, now: float) -> bool:
+        if now <= self._until:
+            return True
+        if now < self._count_again_at:
+            return False
+        many = len(self._heard) > COUNT_ALWAYS_MAX
+        self._count_again_at = now + COUNT_COST_S * len(self._heard) if many else -NEVER
+        self._until = min((self._ends_at(roster) for roster in self._rosters), default=-NEVER)
+        return now <= self._until
+
+    def proven(self, at: float) -> None:
+        """Nobody had sealed this term yet at that instant."""
+        self._proof_until = max(self._proof_until, at + proof_lasts_s(self._timing))
+
+    def _hears_all(self, now: float) -> bool:
+        if now <= self._all_until:
+            return True
+        if now < self._all_again_at:
+            return False
+        self._all_again_at = now + COUNT_COST_S * len(self._heard) if len(self._heard) > COUNT_ALWAYS_MAX else -NEVER
+        counted = {name for roster in self._rosters for name, node in roster.items() if not node.lost}
+        oldest = min((self._heard.get(name, -NEVER) for name in counted), default=float("inf"))
+        self._all_until = oldest + self._timing.silence_after_s
+        return now <= self._all_until
+
+    def _ends_at(self, nodes: Nodes) -> float:
+        counted = [name for name, node in nodes.items() if not node.lost]
+        if not counted:
+            return float("inf")
+        heard = {name: self._heard[name] for name in counted if name in self._heard}
+        ends = leader_lease_ends_at(heard, len(counted), self._timing)
+        return -NEVER if ends is None else ends
+
+
+PROBERS_COUNT = 3
+PROBE_WAIT_BEATS = 3.0
+
+
+@dataclass(slots=True)
+class Suspect:
+    """A silent node and what others say of it."""
+
+    since: float
+    asked_at: float | None = None
+    answers: dict[str, bool | None] = field(default_factory=dict)  # prober -> did it reach the node
+
+    @property
+    def reached(self) -> bool:
+        """Somebody else reaches it: the way is broken, not the node."""
+        return any(self.answers.values())
+
+    def unreached(self, now: float, wait_s: float) -> bool:
+        """Everybody who was asked says no, or nobody answered in time."""
+        if self.asked_at is None or not self.answers or self.reached:
+            return False
+        return all(answer is False for answer in self.answers.values()) or now >= self.asked_at + wait_s
+
+
+class Silence:
+    """Suspects, and what becomes of them."""
+
+    def __init__(self, beats: Heartbeats, timing: Timing, term: int, send: Callable[[str, object], None]) -> None:
+        self.suspects: dict[str, Suspect] = {}
+        self.lost: set[str] = set()
+        self._left: set[str] = set()
+        self.next_at = NEVER
+        self._beats = beats
+        self._timing = timing
+        self._term = term
+        self._send = send
+        self._probe_wait_s = PROBE_WAIT_BEATS * timing.beat_every_s
+
+    @property
+    def away(self) -> tuple[str, ...]:
+        """All that are silent or lost, or were when the run left this job."""
+        return tuple(sorted(self._left.union(self.suspects)))
+
+    def adopt(self, state: RunState) -> None:
+        """Suspects as the last term left them."""
+        for name, node in state.nodes.items():
+            if node.lost or node.silent_since is not None:
+                self.suspects.setdefault(name, Suspect(node.silent_since or 0.0))
+            if node.lost:
+                self.lost.add(name)
+        self.next_at = float("-inf")
+
+    def clear(self) -> None:
+        """The run leaves this job for another one, whose nodes are unsuspected."""
+        self._left.update(self.suspects)
+        self.suspects.clear()
+        self.lost.clear()
+
+    def watch(self, now: float) -> None:
+        """There is one more agent to listen for."""
+        self.next_at = min(self.next_at, now + self._timing.silence_after_s)
+
+    def joined(self, node: str) -> None:
+        """A new agent on the node: nothing is held against it, and joining says that it was heard."""
+        self.suspects.pop(node, None)
+        self.lost.discard(node)
+        self._left.discard(node)
+
+    def heard(self, node: str, now: float) -> list[Event]:
+        """A beat of a suspect: is it back, or did the beat lie in a queue?"""
+        if now - self._beats.heard[node] >= self._timing.silence_after_s:
+            return []
+        self.joined(node)
+        return [NodeHeard(node)]
+
+    def probe(self, node: str, state: RunState, now: float) -> None:
+        """Ask a few others whether they reach it; asking twice changes nothing."""
+        suspect = self.suspects.get(node)
+        target = self._beats.rows.get(node)
+        if suspect is None or target is None or suspect.asked_at is not None:
+            return
+        probers = self._probers(node, state)
+        if not probers:
+            return
+        suspect.asked_at = now
+        suspect.answers = dict.fromkeys(probers)
+        self._ask(suspect, target.peer)
+
+    def _ask(self, suspect: Suspect, peer: PeerAddress) -> None:
+        for prober, answer in suspect.answers.items():
+            if answer is None:
+                self._send(prober, Probe(self._term, peer))
+
+    def _probers(self, node: str, state: RunState) -> list[str]:
+        names = sorted(n for n in state.nodes if n != node and n in self._beats.rows and n not in self.suspects)
+        later = [name for name in names if name > node] + [name for name in names if name < node]
+        return later[:PROBERS_COUNT]
+
+    def answered(self, said: ProbeResult) -> None:
+        """One prober's word."""
+        suspect = self.suspects.get(said.target)
+        if suspect is not None and said.node in suspect.answers:
+            suspect.answers[said.node] = said.reached
+            self.next_at = float("-inf")
+
+    def tick(self, state: RunState, now: float, halted: bool | None) -> list[Event]:
+        """Who fell silent, who is lost. ``halted``: has the gang stopped stepping (None: nobody knows)."""
+        told: list[Event] = []
+        seen = lease.judge_silence(self._beats.heard, self.suspects.keys(), now, self._timing)
+        for node, since in seen.newly_silent:
+            self.suspects[node] = Suspect(since)
+            told.append(NodeSilent(node, since))
+        for node in seen.newly_heard:
+            told.extend(self.heard(node, now))
+        self.next_at = seen.next_at
+        open_ones = sorted(set(self.suspects) - self.lost)
+        few = bool(open_ones) and self._hears_few(state, now)
+        for node in open_ones:
+            why = self._lost_why(node, state, now, halted, few)
+            if why:
+                self.lost.add(node)
+                told.append(NodeLost(node, self.suspects[node].since, why))
+            else:
+                self.next_at = min(self.next_at, now + self._timing.beat_every_s)
+        return told
+
+    def _hears_few(self, state: RunState, now: float) -> bool:
+        """Is less than half of the roster in hearing, so that we may be the ones who are cut off?
+
+        Whoever was lost only lately counts too, or the others would be lost one by one, each time with a majority of
+        those that are left.
+        """
+        recently = now - self._timing.counter_still_s
+        lately = now - self._timing.leader_lease_s  # sooner than silence shows: a cut takes many at once
+        alive, suspects, heard = roster_of(state), self.suspects, self._beats.heard
+        counted = [n for n in state.nodes if n in alive or (n in suspects and suspects[n].since > recently)]
+        return 2 * sum(heard.get(name, lately) > lately for name in counted) < len(counted)
+
+    def _lost_why(self, node: str, state: RunState, now: float, halted: bool | None, few: bool) -> str:
+        suspect = self.suspects[node]
+        silent_s = now - suspect.since
+        if few and silent_s < self._timing.counter_still_s:
+            return ""
+        if now >= lease.presumed_empty_at(suspect.since, self._timing):
+            return f"silent for {silent_s:.0f} s, its lease is over"
+        in_gang = state.placement is not None and node in state.placement.nodes
+        if in_gang and halted:
+            return f"silent for {silent_s:.0f} s, and the gang makes no steps any more"
+        if halted is not False and suspect.unreached(now, self._probe_wait_s):
+            return f"silent for {silent_s:.0f} s, and no other node reaches it ({', '.join(suspect.answers)})"
+        return ""

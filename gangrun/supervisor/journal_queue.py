@@ -1,6 +1,8 @@
-"""Records on their way to disk, and what waits for them.
+"""Records on their way to disk, what waits for them, and a disk that does not answer.
 
 Nothing that a record asks for is performed, and no agent is told that its event is journalled, before ``Stored``.
+``StorageStall`` knows since when nothing became durable. It holds the verdict on a hang until the disk is known to
+answer: ranks that wait for a disk that stands still are not hung.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gangrun.core.actions import TICKETED, Action, Decision
-from gangrun.core.events import Stamped
+from gangrun.core.events import ProgressStalled, Stamped, StoreBack, StoreStalled
 from gangrun.core.model import Outcome, RunState
+from gangrun.core.policy import Timing
 from gangrun.ports import Store
 from gangrun.wire import kinds
 from gangrun.wire import record as wire_record
@@ -29,7 +32,7 @@ class Written:
     acts: tuple[tuple[Action, int], ...]  # each with its ticket, 0 where it needs none
 
 
-class Ledger:
+class JournalQueue:
     """Numbers records and tickets of one term, and remembers what is not durable yet."""
 
     def __init__(self, store: Store, term: int) -> None:
@@ -112,3 +115,48 @@ class Ledger:
     def _commit(self, record: Record, written: Written) -> None:
         self._pending.append(written)
         self._store.commit(record, tuple(n for _, n in written.acts if n))
+
+
+NEVER = float("inf")
+
+
+class StorageStall:
+    """One term's."""
+
+    def __init__(self, ledger: JournalQueue, timing: Timing) -> None:
+        self.since: float | None = None
+        self._ledger = ledger
+        self._after_s = timing.store_stalled_after_s
+        self._held: tuple[int, ProgressStalled] | None = None
+
+    def due(self) -> float:
+        """When the oldest record has waited too long."""
+        oldest_at = self._ledger.oldest_at
+        return NEVER if oldest_at is None or self.since is not None else oldest_at + self._after_s
+
+    def begun(self, now: float) -> StoreStalled | None:
+        """The event, if it is due."""
+        if now < self.due():
+            return None
+        self.since, self._held = self._ledger.oldest_at, None
+        assert self.since is not None
+        return StoreStalled(self.since)
+
+    def over(self, now: float) -> StoreBack | None:
+        """Something became durable: the event, if that ends a stall."""
+        oldest_at = self._ledger.oldest_at
+        if self.since is None or (oldest_at is not None and now - oldest_at >= self._after_s):
+            return None
+        stalled_s, self.since = now - self.since, None
+        return StoreBack(stalled_s)
+
+    def hold(self, n: int, event: ProgressStalled) -> None:
+        """Not before record ``n`` is durable."""
+        self._held = n, event
+
+    def released(self, n: int) -> ProgressStalled | None:
+        """Record ``n`` is durable: what waited for it."""
+        if self._held is None or n < self._held[0]:
+            return None
+        event, self._held = self._held[1], None
+        return event

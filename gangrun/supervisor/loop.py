@@ -42,20 +42,14 @@ from gangrun.ports import (
     Withheld,
     Woken,
 )
-from gangrun.supervisor.agent_messages import Mail
-from gangrun.supervisor.checkpoint_polling import Looks
-from gangrun.supervisor.command_retry import Switchboard
-from gangrun.supervisor.dispatch import Acting
-from gangrun.supervisor.facts import EXIT_DEPOSED, Facts, Opening
-from gangrun.supervisor.gang_commands import RollCall
-from gangrun.supervisor.heartbeats import Beats
-from gangrun.supervisor.journal_queue import Ledger, Written
-from gangrun.supervisor.leadership import Leadership
-from gangrun.supervisor.progress import Progress
-from gangrun.supervisor.run_clock import RunClock
-from gangrun.supervisor.silence import Silence
-from gangrun.supervisor.storage_stall import Stalls
-from gangrun.supervisor.takeover_gather import Gathering
+from gangrun.supervisor.agent_messages import AgentMessages
+from gangrun.supervisor.gang_commands import Dispatch, GangCommands
+from gangrun.supervisor.heartbeats import Heartbeats, Leadership, Silence
+from gangrun.supervisor.journal_queue import JournalQueue, StorageStall, Written
+from gangrun.supervisor.node_calls import CommandRetry
+from gangrun.supervisor.opening import EXIT_DEPOSED, Opening, RunClock, RunFacts
+from gangrun.supervisor.progress import CheckpointPolling, GangProgress
+from gangrun.supervisor.takeover import TakeoverGather
 from gangrun.wire.messages import AgentEvent
 
 NEVER = float("inf")
@@ -76,7 +70,7 @@ class Loop:
         checkpoints: Checkpoints,
         jobs: Jobs,
         policy: Policy,
-        facts: Facts,
+        facts: RunFacts,
         opening: Opening,
         say: Callable[[str], None] = lambda sentence: None,
     ) -> None:
@@ -90,22 +84,22 @@ class Loop:
         now = self._now()
         timing = policy.timing
         self.leadership = Leadership(timing)
-        self.ledger = Ledger(store, opening.term)
-        self.beats = Beats(timing)
+        self.ledger = JournalQueue(store, opening.term)
+        self.beats = Heartbeats(timing)
         self.silence = Silence(self.beats, timing, opening.term, self._say_leading)
-        self.progress = Progress(policy, now)
-        self.board = Switchboard(radio.send, opening.term, self.ledger.number, self.leadership.holds, timing)
-        self.law_one = Gathering(facts, opening, timing, self.beats.rows)
-        self.roll_call = RollCall(self.board, self.beats.rows, facts, policy, self.law_one.empty_at)
-        self.gathering: Gathering | None = self.law_one
+        self.progress = GangProgress(policy, now)
+        self.board = CommandRetry(radio.send, opening.term, self.ledger.number, self.leadership.holds, timing)
+        self.law_one = TakeoverGather(facts, opening, timing, self.beats.rows)
+        self.roll_call = GangCommands(self.board, self.beats.rows, facts, policy, self.law_one.empty_at)
+        self.gathering: TakeoverGather | None = self.law_one
         self._radio = radio
-        self.mail = Mail(self, radio, clock.wall)
-        self.acting = Acting(self, checkpoints, jobs)
+        self.mail = AgentMessages(self, radio, clock.wall)
+        self.acting = Dispatch(self, checkpoints, jobs)
         self._fired: set[tuple[str, int]] = set()
-        self.stalls = Stalls(self.ledger, timing)
+        self.stalls = StorageStall(self.ledger, timing)
         self._judge_backlog = 0
         self._turned_at = self._live_at = now
-        self.looks = Looks(checkpoints, facts, self.state, now, self.progress)
+        self.looks = CheckpointPolling(checkpoints, facts, self.state, now, self.progress)
         self._due: float | None = None
         for node in sorted(self.law_one.roster):
             since = self.state.nodes[node].silent_since

@@ -1,27 +1,111 @@
-"""Things that are asked of many nodes at once: who was asked, who answered, what follows.
+"""Commands to many nodes at once: who was asked, who answered, what follows.
 
-Each call turns per-node answers into one event for the core. ``StopCall`` is in ``stop_call``.
+``CommandRetry`` says each command again every beat until it is answered, and never trusts a queue. Each command has a
+number that nothing else in this term has; agents know it by that, so saying it twice is harmless. A supervisor that may
+not act says nothing (law 3).
+
+A ``NodeCall`` turns the answers of several nodes into one event for the core: the core knows gangs, not nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
-from gangrun.core.actions import StartGang
-from gangrun.core.events import Event, GangStarted, GangStartFailed, NodeChecked, StacksTaken
+from gangrun.core.actions import StartGang, StopGang
+from gangrun.core.events import Event, GangStarted, GangStartFailed, GangStopped, NodeChecked, StacksTaken, StopTimedOut
+from gangrun.core.machine.transitions import stop_bound_s
 from gangrun.core.model import Placement, RankStack
-from gangrun.core.policy import Policy
-from gangrun.supervisor.command_retry import Switchboard
-from gangrun.wire.messages import Check, CommandResult, Launch, Prepare, Stacks
+from gangrun.core.policy import Policy, Timing
+from gangrun.core.protocol import lease
+from gangrun.ports import ReadingAsked
+from gangrun.supervisor.opening import RunFacts
+from gangrun.wire.messages import CheckNode, CommandResult, Launch, Prepare, Stacks, Stop, VerifyShare
 
 NEVER = float("inf")
+UNSAID = float("-inf")
+EARLY_S = 0.01
+
+
+@dataclass(slots=True)
+class Order:
+    """One command to one node, not yet answered."""
+
+    node: str
+    message: object
+    said_at: float = UNSAID
+
+
+class CommandRetry:
+    """All open commands of a term."""
+
+    def __init__(
+        self,
+        send: Callable[[str, object], None],
+        term: int,
+        number: Callable[[], int],
+        may_act: Callable[[float], bool],
+        timing: Timing,
+    ) -> None:
+        self.term = term
+        self.next_at = NEVER
+        self.final = False  # only farewells are left: nothing later contradicts them, so no majority is needed
+        self._send = send
+        self._number = number
+        self._may_act = may_act
+        self._again_s = timing.beat_every_s
+        self._orders: dict[int, Order] = {}
+
+    def __len__(self) -> int:
+        return len(self._orders)
+
+    def say(self, node: str, make: Callable[[tuple[int, int]], object], now: float) -> int:
+        """A new command; its number. ``make`` is given the act by which the agent knows it."""
+        n = self._number()
+        order = Order(node, make((self.term, n)))
+        self._orders[n] = order
+        if self.final or self._may_act(now):
+            self._say(order, now)
+        self.next_at = min(self.next_at, now + self._again_s)
+        return n
+
+    def _say(self, order: Order, now: float) -> None:
+        order.said_at = now
+        self._send(order.node, order.message)
+
+    def answered(self, result: CommandResult) -> int | None:
+        """The number of the command that this answers; None where nobody waits for it (any more)."""
+        term, n = result.act
+        order = self._orders.get(n)
+        if term != self.term or order is None or order.node != result.node:
+            return None
+        del self._orders[n]
+        return n
+
+    def withdraw(self, numbers: Iterable[int]) -> None:
+        """Nobody waits for these any more."""
+        for n in numbers:
+            self._orders.pop(n, None)
+
+    def tick(self, now: float) -> None:
+        """Say again what is due."""
+        if now < self.next_at:
+            return
+        self.next_at = now + self._again_s if self._orders else NEVER
+        if not (self.final or self._may_act(now)):
+            return
+        for order in self._orders.values():
+            if now - order.said_at >= self._again_s - EARLY_S:
+                self._say(order, now)
+
+
 STACKS_SHARE = 0.8  # of the time the core waits: what came must be told before it gives up
 
 
-class Call(Protocol):
+class NodeCall(Protocol):
     """A question to several nodes."""
 
     over: bool
@@ -41,7 +125,7 @@ class StartCall:
     """Start all ranks in two phases: every node proves its slate clean, then all launch."""
 
     def __init__(
-        self, board: Switchboard, action: StartGang, addresses: Mapping[str, str], policy: Policy, now: float
+        self, board: CommandRetry, action: StartGang, addresses: Mapping[str, str], policy: Policy, now: float
     ) -> None:
         self.over = False
         self.attempt = action.attempt
@@ -137,7 +221,7 @@ def ranks_by_node(placement: Placement) -> dict[str, tuple[tuple[int, ...], tupl
 class StacksCall:
     """Dump every rank's stack; what has come by the deadline counts."""
 
-    def __init__(self, board: Switchboard, attempt: int, nodes: tuple[str, ...], policy: Policy, now: float) -> None:
+    def __init__(self, board: CommandRetry, attempt: int, nodes: tuple[str, ...], policy: Policy, now: float) -> None:
         self.over = False
         self.attempt = attempt
         self.deadline = now + STACKS_SHARE * policy.stacks_within_s
@@ -171,9 +255,9 @@ class StacksCall:
 class CheckCall:
     """Preflight; each node's answer is an event of its own, and the core keeps the deadline."""
 
-    def __init__(self, board: Switchboard, nodes: tuple[str, ...], tests: str, now: float) -> None:
+    def __init__(self, board: CommandRetry, nodes: tuple[str, ...], tests: str, now: float) -> None:
         self.deadline = NEVER
-        self._open = {board.say(node, lambda act: Check(board.term, act, tests), now): node for node in nodes}
+        self._open = {board.say(node, lambda act: CheckNode(board.term, act, tests), now): node for node in nodes}
         self.over = not self._open
 
     def joined(self, other: CheckCall) -> CheckCall:
@@ -204,4 +288,201 @@ class CheckCall:
     def tick(self, now: float, silent: Collection[str], lost: Collection[str]) -> list[Event]:
         """No deadline here."""
         del now, silent, lost
+        return []
+
+
+LOOK_AGAIN_S = 1.0  # for nodes that fell silent meanwhile
+FRAGMENT = "fragment: what it holds can neither step nor save"
+ASK_AGAIN_S = 5.0  # a node that could not kill its ranks is asked anew
+
+
+class StopCall:
+    """One attempt on its way down."""
+
+    def __init__(
+        self,
+        board: CommandRetry,
+        facts: RunFacts,
+        policy: Policy,
+        placement: Placement | None,
+        empty_at: Callable[[str], float],
+    ) -> None:
+        """``empty_at``: from when on law 1 presumes a node empty; infinity where it cannot be said."""
+        self.over = False
+        self.deadline = NEVER
+        self.attempt = -1
+        self._board = board
+        self._facts = facts
+        self._policy = policy
+        self._placement = placement
+        self._empty_at = empty_at
+        self._action: StopGang | None = None
+        self._open: dict[int, str] = {}
+        self._waiting: set[str] = set()
+        self._answered: set[str] = set()
+        self._presumed: dict[str, str] = {}
+        self._leftovers: list[str] = []
+        self._timed_out: set[str] = set()
+        self._ask_again: dict[str, float] = {}
+
+    def begin(self, action: StopGang, nodes: Iterable[str], now: float) -> None:
+        """Ask, or ask again with other words: less grace, for instance."""
+        self._board.withdraw(self._open)
+        self._open.clear()
+        self._action, self.attempt = action, action.attempt
+        self._waiting |= set(nodes) - self._answered - self._presumed.keys()
+        for node in sorted(self._waiting):
+            self._ask(node, now)
+        self.deadline = now
+
+    def _ask(self, node: str, now: float) -> None:
+        action, policy = self._action, self._policy
+        assert action is not None
+        saves_s = action.checkpoint_grace_s
+        self._ask_again.pop(node, None)
+
+        def command(act: tuple[int, int]) -> Stop:
+            return Stop(
+                term=self._board.term,
+                act=act,
+                attempt=action.attempt,
+                grace_s=action.grace_s,
+                checkpoint_first=action.checkpoint_first,
+                checkpoint_grace_s=policy.checkpoint_grace_s if saves_s is None else saves_s,
+                why=action.why,
+            )
+
+        self._open[self._board.say(node, command, now)] = node
+
+    def numbers(self) -> Collection[int]:
+        """Commands without an answer yet."""
+        return self._open
+
+    def answered(self, n: int, result: CommandResult, now: float) -> list[Event]:
+        """Nothing is left there, or it cannot be killed."""
+        node = self._open.pop(n)
+        left = result.data.get("leftovers")
+        leftovers = tuple(str(item) for item in left) if isinstance(left, list | tuple) else ()
+        if result.ok:
+            self._waiting.discard(node)
+            self._answered.add(node)
+            self._leftovers.extend(f"{node}: {item}" for item in leftovers)
+            if not self._waiting:
+                self.deadline = now
+            return []
+        self._ask_again[node] = now + ASK_AGAIN_S
+        self.deadline = min(self.deadline, now + ASK_AGAIN_S)
+        if node in self._timed_out:
+            return []
+        self._timed_out.add(node)
+        return [StopTimedOut(self.attempt, node, leftovers or (result.why or "processes",))]
+
+    def tick(self, now: float, silent: Collection[str], lost: Collection[str]) -> list[Event]:
+        """Presume what may be presumed; the last node accounted for ends the call."""
+        for node in [name for name, at in self._ask_again.items() if now >= at]:
+            self._ask(node, now)
+        for node in sorted(self._waiting):
+            if node in silent and now >= self._empty_at(node):
+                self._presume(node, "law 1: its lease is over")
+        if self._waiting and self._waiting <= set(lost) and self._fragment(self._waiting):
+            for node in sorted(self._waiting):
+                self._presume(node, FRAGMENT)
+        if not self._waiting:
+            self.over = True
+            self._board.withdraw(self._open)
+            return [self._stopped(now)]
+        quiet = [self._empty_at(node) for node in self._waiting if node in silent]
+        self.deadline = min([now + LOOK_AGAIN_S, *quiet, *self._ask_again.values()])
+        return []
+
+    def _stopped(self, now: float) -> GangStopped:
+        by_law_1 = {node: self._empty_at(node) for node, rule in self._presumed.items() if rule == FRAGMENT}
+        fenced = tuple(sorted(node for node, at in by_law_1.items() if at > now))
+        # Where it cannot be said, as long as any stop may take: the ranks there are of no lease that we know.
+        unknown = now + stop_bound_s(self._policy, checkpoint_first=False)
+        until = max((unknown if by_law_1[node] == NEVER else by_law_1[node] for node in fenced), default=0.0)
+        presumed = tuple(sorted(self._presumed.items()))
+        return GangStopped(self.attempt, presumed, tuple(self._leftovers), fenced, until)
+
+    def _presume(self, node: str, rule: str) -> None:
+        self._waiting.discard(node)
+        self._presumed[node] = rule
+
+    def _fragment(self, silent: Collection[str]) -> bool:
+        """Sealed: the core seals all older staging before it starts the next attempt."""
+        if self._placement is None:
+            return False
+        dead = {
+            rank
+            for seat in self._placement.seats
+            if seat.slot.node in self._answered
+            for rank in range(seat.first_rank, seat.first_rank + seat.ranks_count)
+        }
+        return lease.fragment_allows(
+            silent=silent,
+            placement=self._placement,
+            dead_ranks=dead,
+            sealed=True,
+            replica_ranks_count=self._facts.replica_ranks_count,
+            saves_itself=self._facts.saves_itself,
+        )
+
+
+class VerifyCall:
+    """Ask all at once; in the end ``done(unread)``: which shares were not found whole, and why. No event follows."""
+
+    def __init__(
+        self,
+        board: CommandRetry,
+        asked: ReadingAsked,
+        shares: Mapping[str, int],
+        readers_count: int,
+        done: Callable[[Mapping[int, str]], None],
+        now: float,
+    ) -> None:
+        """``shares``: of nodes; what they leave of so many is this host's."""
+        self.over = False
+        self.number = asked.number
+        self.deadline = self._until = NEVER
+        self._board, self._done = board, done
+        self._unread: dict[int, str] = {}
+        self._open: dict[int, tuple[int, str]] = {}
+        for node, share in shares.items():
+
+            def command(act: tuple[int, int], share: int = share) -> VerifyShare:
+                return VerifyShare(board.term, act, asked.directory, asked.nonce, share, readers_count)
+
+            self._open[board.say(node, command, now)] = (share, node)
+
+    def numbers(self) -> Collection[int]:
+        """Commands without an answer yet."""
+        return self._open
+
+    def wait_until(self, until: float) -> None:
+        """This host has read its share: the others are given so long."""
+        self.deadline = self._until = until
+
+    def answered(self, n: int, result: CommandResult, now: float) -> list[Event]:
+        """One node has read its share, or could not, or found damage."""
+        del now
+        share, node = self._open.pop(n)
+        if not result.ok:
+            self._unread[share] = f"{node}: {result.why or 'refused without a reason'}"
+        return self._end_if_all_answered()
+
+    def tick(self, now: float, silent: Collection[str], lost: Collection[str]) -> list[Event]:
+        """Who is lost will not answer; in the end nobody is waited for."""
+        del silent
+        for n, (share, node) in list(self._open.items()):
+            if node in lost or now >= self._until:
+                self._unread[share] = f"{node}: {'lost' if node in lost else 'no answer'}"
+                del self._open[n]
+                self._board.withdraw([n])
+        self.deadline = self._until
+        return self._end_if_all_answered()
+
+    def _end_if_all_answered(self) -> list[Event]:
+        if not self._open:
+            self.over = True
+            self._done(self._unread)
         return []

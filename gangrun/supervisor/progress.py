@@ -1,7 +1,11 @@
-"""What the gang's readings say: steps, marks, stalls.
+"""What the ranks' samples say: steps, marks, stalls; and when to look for checkpoints.
 
-Readings ride on beats. The hang watch itself is ``core.hang``; here is which readings it sees, when it is asked, and
-what people are shown meanwhile.
+Samples ride on beats. The hang watch itself is ``core.recovery.hang``; ``GangProgress`` says which samples it sees, when
+it is asked, and what people are shown meanwhile.
+
+``CheckpointPolling`` looks into the checkpoint directory now and then while ranks train, and every second while all wait
+for a save, which ends as soon as that save is there. A flush is due when no new checkpoint has reached the disk for
+``flush_every_s``, whoever writes there, and memory has a newer step.
 """
 
 from __future__ import annotations
@@ -9,11 +13,13 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from gangrun.core.events import Event, FirstStepSeen, ProgressMarked, ProgressStalled
+from gangrun.core.events import Event, FirstStepSeen, FlushDue, ProgressMarked, ProgressStalled
 from gangrun.core.model import Phase, RunState
 from gangrun.core.policy import Policy
 from gangrun.core.recovery.hang import Quiet, Stall, Watch
+from gangrun.ports import Checkpoints
 from gangrun.supervisor.heartbeats import Row
+from gangrun.supervisor.opening import RunFacts
 
 NEVER = float("inf")
 HALTED_BEATS = 2.0
@@ -22,7 +28,7 @@ INTERVALS_COUNT = 16
 JUDGE_AGAIN_S = 1.0
 
 
-class Progress:
+class GangProgress:
     """One gang's steps, as seen from the supervisor."""
 
     def __init__(self, policy: Policy, now: float) -> None:
@@ -176,3 +182,58 @@ class Progress:
             "agents_heard_count": heard_count,
             "warning": self.warning,
         }
+
+
+SAVING_EVERY_S = 1.0
+
+
+class CheckpointPolling:
+    """One supervisor's; without looks or flushes where the facts say that there is no directory or no memory."""
+
+    def __init__(
+        self, checkpoints: Checkpoints, facts: RunFacts, state: RunState, now: float, progress: GangProgress
+    ) -> None:
+        self._checkpoints, self._every_s, self._progress = checkpoints, facts.looks_every_s, progress
+        self._flush_every_s = facts.flush_every_s
+        self._at = now
+        self._flush_at = now + self._flush_every_s
+        if state.saving:
+            self._await_save(now)
+
+    def follow(self, before: RunState, state: RunState, now: float) -> None:
+        """Keep in step with the state."""
+        if state.phase is Phase.RUNNING and (before.phase is not Phase.RUNNING or state.attempt != before.attempt):
+            self._at = now + self._every_s
+            self._flush_at = now + self._flush_every_s
+        if state.disk_step > before.disk_step:
+            self._flush_at = now + self._flush_every_s
+        if state.saving and not before.saving:
+            self._await_save(now)
+
+    def _await_save(self, now: float) -> None:
+        if self._every_s > 0:
+            self._checkpoints.await_save()
+            self._at = now + min(self._every_s, SAVING_EVERY_S)
+
+    def due(self, state: RunState) -> float:
+        """When to look next, or to have something written down."""
+        looks = self._every_s > 0 and (state.saving or state.phase is Phase.RUNNING)
+        return min(self._at if looks else NEVER, self._flush_due(state))
+
+    def _flush_due(self, state: RunState) -> float:
+        train = state.phase is Phase.RUNNING and state.store_stalled_since is None
+        return self._flush_at if self._flush_every_s > 0 and train else NEVER
+
+    def look(self, state: RunState, now: float) -> list[Event]:
+        """Look, if it is time to; what is to be written down."""
+        if self._every_s > 0 and (state.saving or state.phase is Phase.RUNNING) and now >= self._at:
+            self._at = now + (min(self._every_s, SAVING_EVERY_S) if state.saving else self._every_s)
+            self._checkpoints.look(state.disk_step)
+        if now < self._flush_due(state):
+            return []
+        step = self._progress.kept_step
+        if step <= state.disk_step:
+            self._flush_at = now + min(self._flush_every_s, SAVING_EVERY_S)  # as soon as there is one
+            return []
+        self._flush_at = now + self._flush_every_s
+        return [FlushDue(state.attempt, step)]

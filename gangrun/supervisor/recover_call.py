@@ -15,8 +15,8 @@ import msgspec
 
 from gangrun.core.checkpoints.memory import Holding, WholeStep, newest_whole
 from gangrun.core.events import Event
-from gangrun.supervisor.command_retry import Switchboard
-from gangrun.wire.messages import CommandResult, Rescue
+from gangrun.supervisor.node_calls import CommandRetry
+from gangrun.wire.messages import CommandResult, Recover
 
 ASK_WITHIN_S = 30.0  # a node that is only slow must not cost the steps since the last save on disk
 LOOK_EVERY_S = 0.2  # whether there is a place to bring it to
@@ -28,7 +28,7 @@ Done = Callable[[str, WholeStep | None, str], list[Event]]
 Names = Mapping[str, tuple[str, ...]]  # of files, by node
 
 
-class RescueCall:
+class RecoverCall:
     """Ask, pick once there is a place for it, have it brought. In the end ``done(path, step, why)``: it was brought to
     ``path``, or why not, or, with None, there was none. ``pin``: ranks train on, so what nodes name is kept for it.
 
@@ -38,7 +38,7 @@ class RescueCall:
     """
 
     def __init__(
-        self, board: Switchboard, attempt: int, above_step: int, nodes: Collection[str], staging: str, done: Done,
+        self, board: CommandRetry, attempt: int, above_step: int, nodes: Collection[str], staging: str, done: Done,
         now: float, within_s: float = RESCUE_WITHIN_S, *, pin: bool = False, ready: Callable[[], bool] = lambda: True,
         discard: Callable[[str], None] = lambda path: None,
     ) -> None:  # fmt: skip
@@ -52,7 +52,7 @@ class RescueCall:
         self._given_up: list[str] = []  # paths: who was told so late may still have written there
         self._names: dict[int, tuple[str, ...]] = {}  # that an open command will have written
         self._open = {
-            board.say(node, lambda act: Rescue(board.term, act, attempt, pin=pin), now): node for node in nodes
+            board.say(node, lambda act: Recover(board.term, act, attempt, pin=pin), now): node for node in nodes
         }
         self.deadline = self._due = now + min(ASK_WITHIN_S, ASK_SHARE_MAX * within_s) if self._open else now
 
@@ -201,7 +201,7 @@ class RescueCall:
         """Said once: what is pinned or written for nothing ends with the next question in any case."""
         term, attempt = self._board.term, self._attempt
         said = [
-            self._board.say(node, lambda act: Rescue(term, act, attempt, self._staging, pin=True), now)
+            self._board.say(node, lambda act: Recover(term, act, attempt, self._staging, pin=True), now)
             for node in set(nodes)
         ]
         self._board.withdraw(said)
@@ -210,8 +210,8 @@ class RescueCall:
         picked, pin = self._picked, self._pin and not rebuild
         assert picked is not None
 
-        def command(act: tuple[int, int]) -> Rescue:
-            return Rescue(
+        def command(act: tuple[int, int]) -> Recover:
+            return Recover(
                 self._board.term, act, self._attempt, self.path, picked.step, picked.nonce, files, rebuild, pin
             )
 

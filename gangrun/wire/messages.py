@@ -39,7 +39,7 @@ class LiveRank(msgspec.Struct, frozen=True):
     start_ticks: int
 
 
-class Reading(msgspec.Struct, frozen=True, array_like=True):
+class RankSample(msgspec.Struct, frozen=True, array_like=True):
     """The newest sample of one rank; counters only grow within an attempt."""
 
     rank: int
@@ -94,7 +94,7 @@ class Beat(_Message, frozen=True, tag=True):
     term_max: int
     attempt: int
     empty: bool
-    readings: tuple[Reading, ...] = ()
+    readings: tuple[RankSample, ...] = ()
     events: tuple[AgentEvent, ...] = ()  # not yet journalled, oldest first, bounded
     echo: float = 0.0  # newest ``stamp`` seen of this term: proves that this beat was sent after it
 
@@ -146,7 +146,7 @@ class Ack(_Message, frozen=True, tag=True):
 
 
 class Prepare(_Message, frozen=True, tag=True):
-    """Prove the slate clean for ``attempt``; rank 0's node also answers with ``data={"port": N}``."""
+    """VerifyShare the slate clean for ``attempt``; rank 0's node also answers with ``data={"port": N}``."""
 
     term: int
     act: tuple[int, int]
@@ -192,7 +192,7 @@ class Stacks(_Message, frozen=True, tag=True):
     attempt: int
 
 
-class Check(_Message, frozen=True, tag=True):
+class CheckNode(_Message, frozen=True, tag=True):
     """Run the preflight, by ``tests`` with devices at work; answered with ok / why and ``data={"tested": ...}``."""
 
     term: int
@@ -207,7 +207,7 @@ class Probe(_Message, frozen=True, tag=True):
     target: PeerAddress
 
 
-class Rescue(_Message, frozen=True, tag=True):
+class Recover(_Message, frozen=True, tag=True):
     """Say which steps of ``attempt`` are in your memory (``data={"steps": [Holding, ...]}``); older attempts' may go.
 
     With ``into``: write these files of that step there, durably; several nodes write into one directory. ``rebuild``:
@@ -226,7 +226,7 @@ class Rescue(_Message, frozen=True, tag=True):
     pin: bool = False
 
 
-class Prove(_Message, frozen=True, tag=True):
+class VerifyShare(_Message, frozen=True, tag=True):
     """Read this share of so many of the checkpoint in ``directory``, if it is the save of this nonce.
 
     Answered with ok: every checksum in it holds, or why not. Leaves no effect; the next one ends it.
@@ -256,7 +256,9 @@ class Rejected(_Message, frozen=True, tag=True):
     why: str
 
 
-ToAgent = Welcome | Ack | Prepare | Launch | Stop | Stacks | Check | Rescue | Prove | Probe | Farewell | Rejected
+ToAgent = (
+    Welcome | Ack | Prepare | Launch | Stop | Stacks | CheckNode | Recover | VerifyShare | Probe | Farewell | Rejected
+)
 
 
 # ---- between agents ------------------------------------------------------------------------------------------------

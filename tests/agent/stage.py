@@ -121,7 +121,7 @@ class Stage:
     def run(self, attempt: int = 0, term: int = 1) -> Stage:
         """Prepare and launch an attempt, with all that is answered."""
         self.sup(prepare(attempt, term))
-        self.local(facts.SlatePrepared(attempt, True))
+        self.local(facts.NodePrepared(attempt, True))
         self.sup(launch(attempt, term))
         self.local(facts.RanksLaunched(attempt, True, ranks=live(0, 1)))
         assert [r.ok for r in self.only(CommandResult)] == [True, True]

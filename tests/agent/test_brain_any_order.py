@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangrun.agent.brain import effects, facts
-from gangrun.wire.messages import Ack, Beat, Check, Farewell, Ping, Pong, Probe, Promise, Rejected, Stacks, Welcome
+from gangrun.wire.messages import Ack, Beat, CheckNode, Farewell, Ping, Pong, Probe, Promise, Rejected, Stacks, Welcome
 from tests.agent.stage import PEERS, TIMING, Stage, dial, died, launch, live, prepare, stop
 
 terms = st.integers(1, 4)
@@ -21,7 +21,7 @@ from_supervisor = st.one_of(
     st.builds(launch, attempts, terms, acts),
     st.builds(stop, attempts, terms, acts, st.sampled_from([0.0, 10.0]), st.booleans()),
     st.builds(lambda t, n, a: Stacks(t, (t, n), a), terms, acts, attempts),
-    st.builds(lambda t, n: Check(t, (t, n)), terms, acts),
+    st.builds(lambda t, n: CheckNode(t, (t, n)), terms, acts),
     st.builds(Probe, terms, st.sampled_from(PEERS)),
     st.builds(Rejected, terms, st.just("no")),
 )
@@ -32,7 +32,7 @@ from_peers = st.one_of(
     st.builds(Promise, nodes, st.just("i"), terms, st.floats(0, 20)),
 )
 local = st.one_of(
-    st.builds(facts.SlatePrepared, attempts, st.booleans()),
+    st.builds(facts.NodePrepared, attempts, st.booleans()),
     st.builds(facts.RanksLaunched, attempts, st.booleans(), st.just(""), st.just(live(0, 1))),
     st.builds(facts.RankEnded, attempts, st.builds(died, st.integers(0, 1), st.integers(0, 1))),
     st.builds(facts.RanksStopped, attempts, st.booleans()),
@@ -99,7 +99,7 @@ class Watcher:
             case "slate":
                 for command in in_hand:
                     if type(command).__name__ == "Prepare":
-                        stage.local(facts.SlatePrepared(command.attempt, True))  # type: ignore[union-attr]
+                        stage.local(facts.NodePrepared(command.attempt, True))  # type: ignore[union-attr]
             case "launched":
                 for command in in_hand:
                     if type(command).__name__ == "Launch":

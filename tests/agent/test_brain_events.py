@@ -7,16 +7,16 @@ import signal
 import pytest
 
 from gangrun.agent.brain import effects, facts
-from gangrun.agent.brain.outbox import FINDINGS_MAX, PER_BEAT_MAX, Outbox
+from gangrun.agent.brain.line import FINDINGS_MAX, PER_BEAT_MAX, Outbox
 from gangrun.core.events import CancelRequested, Notice, RankExited, RankFinished
 from gangrun.core.model import Finding
 from gangrun.wire.kinds import event_of
-from gangrun.wire.messages import Beat, Farewell, Ping, Pong, Probe, ProbeResult, Reading
+from gangrun.wire.messages import Beat, Farewell, Ping, Pong, Probe, ProbeResult, RankSample
 from tests.agent.stage import PEERS, Stage, dial, died, stop
 
 
-def finding(n: int) -> facts.FindingMade:
-    return facts.FindingMade(Finding("n1", "disk", False, f"finding {n}"))
+def finding(n: int) -> facts.FindingReported:
+    return facts.FindingReported(Finding("n1", "disk", False, f"finding {n}"))
 
 
 def test_an_event_does_not_wait_for_the_next_beat_and_rides_on_each_until_journalled():
@@ -107,7 +107,7 @@ def test_a_death_before_the_welcome_is_kept():
 
 def test_readings_ride_on_beats_of_their_attempt_only():
     stage = Stage().follow().run(0)
-    reading = Reading(0, 5, 1, 2, 3, 0.5, "R")
+    reading = RankSample(0, 5, 1, 2, 3, 0.5, "R")
     stage.local(facts.ReadingsTaken(0, (reading,)))
     assert stage.brain.beat(stage.now).readings == (reading,)
     stage.local(facts.ReadingsTaken(7, ()))

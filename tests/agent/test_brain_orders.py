@@ -7,7 +7,7 @@ import pytest
 from gangrun.agent.brain import effects, facts
 from gangrun.agent.brain.orders import ANSWERS_MAX
 from gangrun.core.model import RankStack
-from gangrun.wire.messages import Beat, Check, CommandResult, Farewell, Stacks
+from gangrun.wire.messages import Beat, CheckNode, CommandResult, Farewell, Stacks
 from tests.agent.stage import Stage, dial, died, launch, live, prepare, stop
 
 
@@ -19,7 +19,7 @@ def test_prepare_then_launch_then_up():
     stage = Stage().follow()
     command = prepare(0, rank_zero=True)
     assert stage.sup(command) == [effects.PrepareSlate(command)]
-    stage.local(facts.SlatePrepared(0, True, port=2345))
+    stage.local(facts.NodePrepared(0, True, port=2345))
     assert [r.data["port"] for r in stage.only(CommandResult)] == [2345]
     assert stage.sup(launch(0)) == [effects.LaunchRanks(launch(0))]
     assert stage.brain.hello().launching
@@ -32,7 +32,7 @@ def test_prepare_then_launch_then_up():
 def test_a_slate_that_is_not_clean_is_told_and_forbids_the_launch():
     stage = Stage().follow()
     stage.sup(prepare(0))
-    stage.local(facts.SlatePrepared(0, False, "process 77 is left", retry_free=True))
+    stage.local(facts.NodePrepared(0, False, "process 77 is left", retry_free=True))
     [result] = stage.only(CommandResult)
     assert (result.ok, result.why, result.data["retry_free"]) == (False, "process 77 is left", True)
     stage.sup(launch(0))
@@ -50,7 +50,7 @@ def test_an_attempt_is_launched_only_if_this_incarnation_prepared_it():
 def test_an_attempt_prepared_in_an_older_term_is_not_launched_in_a_newer():
     stage = Stage().follow(1)
     stage.sup(prepare(0))
-    stage.local(facts.SlatePrepared(0, True))
+    stage.local(facts.NodePrepared(0, True))
     stage.follow(2)
     stage.sup(launch(0, term=2))
     assert answers(stage)[-1] == (False, "attempt 0 was not prepared by this agent")
@@ -79,7 +79,7 @@ def test_a_newer_term_may_not_launch_the_same_attempt_again():
 def test_a_stop_forbids_what_was_not_started_yet():
     stage = Stage().follow()
     stage.sup(prepare(3))
-    stage.local(facts.SlatePrepared(3, True))
+    stage.local(facts.NodePrepared(3, True))
     stage.sup(stop(3))
     stage.local(facts.RanksStopped(3, True))
     stage.take()
@@ -91,7 +91,7 @@ def test_a_stop_overtakes_a_slate_that_is_still_being_proven():
     stage = Stage().follow()
     stage.sup(prepare(3))
     stage.sup(stop(3))
-    stage.local(facts.SlatePrepared(3, True))
+    stage.local(facts.NodePrepared(3, True))
     stage.take()
     stage.sup(launch(3))
     assert answers(stage) == [(False, "attempt 3 was already started or stopped here")]
@@ -116,7 +116,7 @@ def test_ranks_that_ended_by_themselves_may_have_left_children():
     stage.sup(launch(1))
     assert answers(stage) == [(False, "something of attempt 0 may be left")]
     stage.sup(prepare(1))
-    stage.local(facts.SlatePrepared(1, True))
+    stage.local(facts.NodePrepared(1, True))
     assert stage.brain.empty, "proven"
 
 
@@ -125,7 +125,7 @@ def test_nothing_starts_without_a_live_lease_first_an_ack_then_ranks(command):
     stage = Stage().follow()
     if command == launch(0):
         stage.sup(prepare(0))
-        stage.local(facts.SlatePrepared(0, True))
+        stage.local(facts.NodePrepared(0, True))
     stage.take()
     stage.now = stage.brain.lease_deadline
     stage.sup(command)
@@ -145,13 +145,13 @@ def test_no_launch_while_the_journal_does_not_take_our_events():
     stage.sup(stop(0))
     stage.local(facts.RanksStopped(0, True))
     stage.sup(prepare(1))
-    stage.local(facts.SlatePrepared(1, True))
+    stage.local(facts.NodePrepared(1, True))
     stage.take()
     stage.sup(launch(1))
     assert answers(stage) == [(False, "too many events of this node wait for the journal")]
 
 
-@pytest.mark.parametrize("command", [prepare(0), stop(0), Stacks(1, (1, 1), 0), Check(1, (1, 1))])
+@pytest.mark.parametrize("command", [prepare(0), stop(0), Stacks(1, (1, 1), 0), CheckNode(1, (1, 1))])
 def test_a_command_said_again_while_it_is_in_hand_is_done_once(command):
     stage = Stage().follow()
     assert len(stage.sup(command)) == 1
@@ -160,17 +160,17 @@ def test_a_command_said_again_while_it_is_in_hand_is_done_once(command):
 
 def test_a_command_said_again_after_its_answer_is_answered_from_memory():
     stage = Stage().follow()
-    stage.sup(Check(1, (1, 1)))
+    stage.sup(CheckNode(1, (1, 1)))
     stage.local(facts.Checked(False, "no"))
     first = stage.only(CommandResult)
-    stage.sup(Check(1, (1, 1)))
+    stage.sup(CheckNode(1, (1, 1)))
     assert stage.take() == [effects.SendSupervisor(first[0])]
 
 
 def test_an_answer_is_of_the_check_that_asked_for_it():
     stage = Stage().follow()
-    stage.sup(Check(1, (1, 1)))
-    assert stage.sup(Check(1, (1, 2), "thorough")) == [effects.RunCheck(Check(1, (1, 2), "thorough"))]
+    stage.sup(CheckNode(1, (1, 1)))
+    assert stage.sup(CheckNode(1, (1, 2), "thorough")) == [effects.RunCheck(CheckNode(1, (1, 2), "thorough"))]
     stage.local(facts.Checked(True))
     stage.local(facts.Checked(True, tested="4 products", tests="thorough"))
     plain, tested = stage.only(CommandResult)
@@ -180,19 +180,19 @@ def test_an_answer_is_of_the_check_that_asked_for_it():
 
 def test_the_same_number_in_another_term_is_another_command():
     stage = Stage().follow(1)
-    stage.sup(Check(1, (1, 1)))
+    stage.sup(CheckNode(1, (1, 1)))
     stage.local(facts.Checked(True))
     stage.follow(2)
-    assert stage.sup(Check(2, (2, 1))) == [effects.RunCheck(Check(2, (2, 1)))]
+    assert stage.sup(CheckNode(2, (2, 1))) == [effects.RunCheck(CheckNode(2, (2, 1)))]
 
 
 def test_memory_is_bounded():
     stage = Stage().follow()
     for n in range(1, ANSWERS_MAX + 2):
-        stage.sup(Check(1, (1, n)))
+        stage.sup(CheckNode(1, (1, n)))
         stage.local(facts.Checked(True))
     assert len(stage.brain.orders._answers) == ANSWERS_MAX
-    assert stage.sup(Check(1, (1, ANSWERS_MAX))), "the newest are kept"
+    assert stage.sup(CheckNode(1, (1, ANSWERS_MAX))), "the newest are kept"
 
 
 def test_a_newer_prepare_withdraws_the_older_one():
@@ -200,16 +200,16 @@ def test_a_newer_prepare_withdraws_the_older_one():
     stage.sup(prepare(0))
     stage.sup(prepare(1))
     stage.take()
-    stage.local(facts.SlatePrepared(0, True))
+    stage.local(facts.NodePrepared(0, True))
     assert answers(stage) == []
-    stage.local(facts.SlatePrepared(1, True))
+    stage.local(facts.NodePrepared(1, True))
     assert answers(stage) == [(True, "")]
 
 
 def test_a_launch_that_fails_is_told_and_not_tried_again():
     stage = Stage().follow()
     stage.sup(prepare(0))
-    stage.local(facts.SlatePrepared(0, True))
+    stage.local(facts.NodePrepared(0, True))
     stage.sup(launch(0))
     stage.take()
     stage.local(facts.RanksLaunched(0, False, "no such file: python"))
@@ -221,7 +221,7 @@ def test_a_launch_that_fails_is_told_and_not_tried_again():
 def test_a_stop_while_launching_ends_the_launch_too():
     stage = Stage().follow()
     stage.sup(prepare(0))
-    stage.local(facts.SlatePrepared(0, True))
+    stage.local(facts.NodePrepared(0, True))
     stage.sup(launch(0))
     stage.sup(stop(0))
     stage.local(facts.RanksStopped(0, True))
@@ -297,7 +297,7 @@ def test_stacks_are_answered_with_where_every_rank_stands():
 def test_facts_nobody_asked_for_are_not_told():
     stage = Stage().follow()
     for fact in (
-        facts.SlatePrepared(0, True),
+        facts.NodePrepared(0, True),
         facts.RanksLaunched(0, True, ranks=live(0)),
         facts.RanksStopped(0, True),
         facts.StacksTaken(0, ()),

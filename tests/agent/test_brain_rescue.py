@@ -5,19 +5,19 @@ it is said.
 from __future__ import annotations
 
 from gangrun.agent.brain import effects, facts
-from gangrun.wire.messages import CommandResult, Prove, Rescue
+from gangrun.wire.messages import CommandResult, Recover, VerifyShare
 from tests.agent.stage import Stage
 
-QUESTION = Rescue(1, (1, 7), 3)
+QUESTION = Recover(1, (1, 7), 3)
 
 
 def test_it_is_asked_once_and_answered_from_memory_later() -> None:
     stage = Stage().follow()
     assert stage.sup(QUESTION) == [effects.UseDisk(QUESTION)]
     assert stage.sup(QUESTION) == []
-    stage.local(facts.DiskUsed(QUESTION, True, data={"steps": []}))
+    stage.local(facts.DiskTaskDone(QUESTION, True, data={"steps": []}))
     [answer] = stage.only(CommandResult)
-    assert (answer.ok, answer.act, answer.data) == (True, (1, 7), {"command": "Rescue", "steps": []})
+    assert (answer.ok, answer.act, answer.data) == (True, (1, 7), {"command": "Recover", "steps": []})
     stage.sup(QUESTION)
     assert stage.only(CommandResult) == [answer]
 
@@ -25,10 +25,10 @@ def test_it_is_asked_once_and_answered_from_memory_later() -> None:
 def test_two_of_them_are_not_taken_for_each_other_and_what_nobody_asked_is_not_said() -> None:
     stage = Stage().follow()
     stage.sup(QUESTION)
-    written = Rescue(1, (1, 8), 3, "/into", 5, "ab", ("0",))
+    written = Recover(1, (1, 8), 3, "/into", 5, "ab", ("0",))
     stage.sup(written)
-    stage.local(facts.DiskUsed(written, False, "No space left on device"))
-    stage.local(facts.DiskUsed(Rescue(1, (1, 9), 3), True))
+    stage.local(facts.DiskTaskDone(written, False, "No space left on device"))
+    stage.local(facts.DiskTaskDone(Recover(1, (1, 9), 3), True))
     assert [(one.act, one.ok, one.why) for one in stage.only(CommandResult)] == [
         ((1, 8), False, "No space left on device")
     ]
@@ -36,11 +36,11 @@ def test_two_of_them_are_not_taken_for_each_other_and_what_nobody_asked_is_not_s
 
 def test_a_share_of_a_checkpoint_is_read_once_without_a_lease_and_answered_as_often_as_it_is_said() -> None:
     stage = Stage().follow()
-    asked = Prove(1, (1, 7), "/ckpt/step-5", "ab", 1, 3)
+    asked = VerifyShare(1, (1, 7), "/ckpt/step-5", "ab", 1, 3)
     assert stage.sup(asked) == [effects.UseDisk(asked)]
     assert stage.sup(asked) == []
-    stage.local(facts.DiskUsed(QUESTION, True))  # another question's answer
-    stage.local(facts.DiskUsed(asked, False, "__1_0.distcp is damaged"))
+    stage.local(facts.DiskTaskDone(QUESTION, True))  # another question's answer
+    stage.local(facts.DiskTaskDone(asked, False, "__1_0.distcp is damaged"))
     stage.sup(asked)
     answers = [(one.ok, one.why, one.data) for one in stage.only(CommandResult)]
-    assert answers == [(False, "__1_0.distcp is damaged", {"command": "Prove"})] * 2
+    assert answers == [(False, "__1_0.distcp is damaged", {"command": "VerifyShare"})] * 2

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from gangrun.agent.brain import effects, facts
-from gangrun.wire.messages import Ack, Beat, CommandResult, Hello, Rejected, Rescue, Welcome
+from gangrun.wire.messages import Ack, Beat, CommandResult, Hello, Recover, Rejected, Welcome
 from tests.agent.stage import PEERS, TIMING, Stage, dial, launch, prepare, stop
 
 
@@ -120,7 +120,7 @@ def test_an_older_ack_or_one_of_no_beat_changes_nothing():
 @pytest.mark.parametrize("message",
     [
         Ack(1, 1, 1000.0, 0), Welcome(1, "n1"), stop(5), prepare(1), launch(1),
-        Rescue(1, (1, 7), 0), Rescue(1, (1, 8), 0, "/staging/5-ab", 5, "ab", ("0",)),
+        Recover(1, (1, 7), 0), Recover(1, (1, 8), 0, "/staging/5-ab", 5, "ab", ("0",)),
     ],
 )  # fmt: skip
 def test_nothing_of_a_lower_term_is_believed(message):

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.agent.brain.facts import DiskUsed
-from gangrun.agent.flush_to_disk import Flushing
+from gangrun.agent.background_tasks import MemoryTasks
+from gangrun.agent.brain.facts import DiskTaskDone
 from gangrun.checkpoint.memory_tier.keeper_client import Kept, NotKept, StepName
 from gangrun.checkpoint.memory_tier.recover_from_memory import GIVEN_UP
 from gangrun.node import memory_keeper
 from gangrun.wire import protection
-from gangrun.wire.messages import Rescue
+from gangrun.wire.messages import Recover
 from gangrun.wire.protection import RECORD_NAME
 from tests.checkpoint.test_rebuild import Step
 from tests.waiting import until
@@ -38,19 +38,19 @@ class Node:
         self.kept.put(NAME, RECORD_NAME, protection.encode(STEP.record))
         for file, data in STEP.files[0].items():
             self.kept.put(NAME, file, data)
-        self.agent = Flushing(name)
+        self.agent = MemoryTasks(name)
 
-    def answer(self, command: Rescue) -> DiskUsed:
+    def answer(self, command: Recover) -> DiskTaskDone:
         """From a thread of its own, as an errand is: its priority is lowered for good."""
-        told: list[DiskUsed] = []
+        told: list[DiskTaskDone] = []
         thread = threading.Thread(target=lambda: told.append(self.agent.answer(command)))
         thread.start()
         thread.join(60)
         return told[0]
 
-    def write(self, act: tuple[int, int], *, pin: bool = False, rebuild: tuple[str, ...] = ()) -> DiskUsed:
+    def write(self, act: tuple[int, int], *, pin: bool = False, rebuild: tuple[str, ...] = ()) -> DiskTaskDone:
         files = () if rebuild else tuple(STEP.files[0])
-        return self.answer(Rescue(1, act, 0, str(self.into), 5, NAME.nonce, files, rebuild, pin))
+        return self.answer(Recover(1, act, 0, str(self.into), 5, NAME.nonce, files, rebuild, pin))
 
     def there(self) -> list[str]:
         return sorted(path.name for path in self.into.iterdir())
@@ -74,12 +74,12 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 def asks(node: Node, act: tuple[int, int]) -> None:
     """About the same ranks or others."""
-    assert node.answer(Rescue(1, act, 0)).ok
+    assert node.answer(Recover(1, act, 0)).ok
 
 
 def lets_go(node: Node, act: tuple[int, int]) -> None:
     """The supervisor has given up what it asked for."""
-    assert node.answer(Rescue(1, act, 0, str(node.into.parent), pin=True)).ok
+    assert node.answer(Recover(1, act, 0, str(node.into.parent), pin=True)).ok
 
 
 def starts_ranks(node: Node, act: tuple[int, int]) -> None:
@@ -111,7 +111,7 @@ def test_what_was_asked_for_before_ends_and_what_is_asked_after_is_done(
 
 @pytest.mark.parametrize("later", WAYS)
 def test_what_was_pinned_for_a_flush_may_go_then(node: Node, later: Callable[[Node, tuple[int, int]], None]) -> None:
-    assert node.answer(Rescue(1, (1, 1), 0, pin=True)).data["steps"]
+    assert node.answer(Recover(1, (1, 1), 0, pin=True)).data["steps"]
     newer = StepName(0, 6, "cd" * 8)
     node.kept.put(newer, "file", b"x")
     node.kept.whole(newer)
@@ -123,8 +123,8 @@ def test_what_was_pinned_for_a_flush_may_go_then(node: Node, later: Callable[[No
 
 
 def test_an_older_question_neither_ends_nor_unpins_what_the_newest_one_asked_for(node: Node) -> None:
-    assert node.answer(Rescue(1, (2, 5), 0, pin=True)).ok
-    for older in (Rescue(1, (2, 4), 0), Rescue(1, (1, 9), 0, pin=True), Rescue(1, (2, 4), 0, "elsewhere", pin=True)):
+    assert node.answer(Recover(1, (2, 5), 0, pin=True)).ok
+    for older in (Recover(1, (2, 4), 0), Recover(1, (1, 9), 0, pin=True), Recover(1, (2, 4), 0, "elsewhere", pin=True)):
         told = node.answer(older)
         assert (told.ok, told.why) == (False, GIVEN_UP)
     node.agent.give_up((2, 3))
@@ -142,8 +142,10 @@ def waits_for_the_keeper(thread: threading.Thread) -> bool:
 @pytest.mark.parametrize("pin", [True, False], ids=["for a flush", "for a rescue"])
 def test_ranks_start_and_agents_beat_while_the_keeper_takes_its_time_to_say_what_it_has(node: Node, pin: bool) -> None:
     """It is the agent's one loop that gives up."""
-    told: list[DiskUsed] = []
-    asking = threading.Thread(target=lambda: told.append(node.agent.answer(Rescue(1, (1, 1), 0, pin=pin))), daemon=True)
+    told: list[DiskTaskDone] = []
+    asking = threading.Thread(
+        target=lambda: told.append(node.agent.answer(Recover(1, (1, 1), 0, pin=pin))), daemon=True
+    )
     loop = threading.Thread(target=lambda: node.agent.give_up((1, 2)), daemon=True)
     node.keeper.send_signal(signal.SIGSTOP)
     try:

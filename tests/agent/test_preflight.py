@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.agent.background_tasks import Errands
+from gangrun.agent.background_tasks import BackgroundTasks
 from gangrun.agent.brain import facts
-from gangrun.agent.limits import MemoryLimits, memory_limits
-from gangrun.agent.preflight import preflight
+from gangrun.agent.preflight import MemoryLimits, memory_limits, preflight
 from tests.waiting import until
 
 
@@ -114,7 +113,7 @@ def test_what_slurm_was_asked_for_and_what_a_process_may_have(tmp_path, variable
 
 
 def test_an_answer_is_taken_once_and_an_exception_is_one_too():
-    errands = Errands()
+    errands = BackgroundTasks()
     assert errands.take() == []
     errands.ask("fine", lambda: facts.Checked(True), lambda e: facts.Checked(False))
     assert until(errands.take, 5, "the answer") == [facts.Checked(True)]
@@ -128,7 +127,7 @@ def test_an_answer_is_taken_once_and_an_exception_is_one_too():
 
 
 def test_one_of_a_kind_is_out_at_a_time_and_does_not_keep_others_back():
-    errands, gate, asked = Errands(), threading.Event(), []
+    errands, gate, asked = BackgroundTasks(), threading.Event(), []
 
     def slow() -> facts.Fact:
         asked.append(1)

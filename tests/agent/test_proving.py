@@ -12,24 +12,24 @@ from zlib import crc32
 import pytest
 import torch
 
-from gangrun.agent.brain.facts import DiskUsed
-from gangrun.agent.verify_share import Proving
+from gangrun.agent.background_tasks import VerifyTask
+from gangrun.agent.brain.facts import DiskTaskDone
 from gangrun.checkpoint.formats import dcp
 from gangrun.wire.manifest import CHUNK_BYTES, FileRow, Manifest, crcs_text, encode
-from gangrun.wire.messages import Prove
+from gangrun.wire.messages import VerifyShare
 from tests.local import saves
 from tests.waiting import until
 
 ENDLESS_BYTES = 2**40  # of a file without blocks: nobody reads it to its end here
 
 
-def share(save: Path, reader: int, nonce: str = f"{7:016x}") -> Prove:
-    return Prove(1, (1, reader), str(save), nonce, reader, 3)
+def share(save: Path, reader: int, nonce: str = f"{7:016x}") -> VerifyShare:
+    return VerifyShare(1, (1, reader), str(save), nonce, reader, 3)
 
 
-def answered(proving: Proving, command: Prove) -> DiskUsed:
+def answered(proving: VerifyTask, command: VerifyShare) -> DiskTaskDone:
     """From a thread of its own, as an errand is: its priority is lowered for good."""
-    told: list[DiskUsed] = []
+    told: list[DiskTaskDone] = []
     thread = threading.Thread(target=lambda: told.append(proving.answer(command)))
     thread.start()
     thread.join(60)
@@ -38,9 +38,9 @@ def answered(proving: Proving, command: Prove) -> DiskUsed:
 
 def test_each_reader_says_what_is_true_of_its_own_share(tmp_path: Path) -> None:
     save = saves.own(tmp_path, 7, 6)
-    proving = Proving()
+    proving = VerifyTask()
     assert [answered(proving, share(save, reader)) for reader in range(3)] == [
-        DiskUsed(share(save, reader), True) for reader in range(3)
+        DiskTaskDone(share(save, reader), True) for reader in range(3)
     ]
     saves.flip(save, "__3_0.distcp")
     found = [answered(proving, share(save, reader)) for reader in range(3)]
@@ -60,20 +60,20 @@ def test_each_reader_says_what_is_true_of_its_own_share(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_said_in_words(tmp_path: Path, spoil: object, why: str) -> None:
     save = saves.own(tmp_path, 7, 3)
     spoil(save)  # type: ignore[operator]
-    told = answered(Proving(), share(save, 0))
+    told = answered(VerifyTask(), share(save, 0))
     assert not told.ok and why in told.why
 
 
 def test_another_save_of_that_step_is_not_taken_for_it(tmp_path: Path) -> None:
     save = saves.own(tmp_path, 7, 3)
     asked = share(save, 1, "ab" * 8)
-    assert answered(Proving(), asked) == DiskUsed(asked, False, "another save is there")
+    assert answered(VerifyTask(), asked) == DiskTaskDone(asked, False, "another save is there")
 
 
 def test_a_plain_checkpoint_is_told_by_how_its_files_look(tmp_path: Path) -> None:
     save = saves.plain(tmp_path, 7, 6)
     name = dcp.proof_of(str(save)).save
-    proving = Proving()
+    proving = VerifyTask()
     assert all(answered(proving, share(save, reader, name)).ok for reader in range(3))
     copied = Path(shutil.copytree(save, tmp_path / "elsewhere"))  # other inodes, as some mounts number them
     assert answered(proving, share(copied, 1, name)).ok
@@ -103,7 +103,7 @@ def test_of_a_plain_one_too_what_cannot_be_read_is_said_in_words(tmp_path: Path,
     save = saves.plain(tmp_path, 7, 3)
     asked = share(save, 0, dcp.proof_of(str(save)).save)
     spoil(save)  # type: ignore[operator]
-    told = answered(Proving(), asked)
+    told = answered(VerifyTask(), asked)
     assert not told.ok and why in told.why
 
 
@@ -113,7 +113,7 @@ def test_what_cannot_be_checked_is_not_said_to_be_whole(tmp_path: Path) -> None:
         save = saves.plain(tmp_path, 7, 6)
     finally:
         torch.serialization.set_crc32_options(True)
-    told = answered(Proving(), share(save, 1, dcp.proof_of(str(save)).save))
+    told = answered(VerifyTask(), share(save, 1, dcp.proof_of(str(save)).save))
     assert (told.ok, told.why) == (False, "2 pieces of its share cannot be checked")
 
 
@@ -125,8 +125,8 @@ def test_a_reading_that_nobody_waits_for_ends(tmp_path: Path, by: str) -> None:
     os.truncate(shard, ENDLESS_BYTES)
     row = FileRow(shard.name, ENDLESS_BYTES, crcs_text([crc32(bytes(CHUNK_BYTES))]) * (ENDLESS_BYTES // CHUNK_BYTES))
     (endless / "gangrun.json").write_bytes(encode(Manifest(step=7, nonce=f"{7:016x}", files=(row,))))
-    proving, told = Proving(), list[DiskUsed]()
-    asked = Prove(1, (1, 0), str(endless), f"{7:016x}", 0, 1)
+    proving, told = VerifyTask(), list[DiskTaskDone]()
+    asked = VerifyShare(1, (1, 0), str(endless), f"{7:016x}", 0, 1)
     reading = threading.Thread(target=lambda: told.append(proving.answer(asked)), daemon=True)
     reading.start()
     until(lambda: str(shard) in opened_files(), 30.0, "the reading did not begin")
@@ -135,7 +135,7 @@ def test_a_reading_that_nobody_waits_for_ends(tmp_path: Path, by: str) -> None:
     else:
         assert answered(proving, share(saves.own(tmp_path, 7, 3), 1)).ok
     until(lambda: told, 30.0, "it is read still")
-    assert told == [DiskUsed(asked, False, "it was given up for what was asked next")]
+    assert told == [DiskTaskDone(asked, False, "it was given up for what was asked next")]
 
 
 def opened_files() -> set[str]:

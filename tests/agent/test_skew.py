@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangrun.agent.brain.clock_skew import TRIPS_MAX_COUNT, TRIPS_MIN_COUNT, ClockSkew
+from gangrun.agent.brain.line import TRIPS_MAX_COUNT, TRIPS_MIN_COUNT, ClockSkew
 from gangrun.core.model import Finding
 from gangrun.wire.messages import Ack
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.fs.disk import Disk
-from gangrun.agent.ranks.capped_log import CappedLog
+from gangrun.agent.ranks.logs import CappedLog
 from gangrun.core.events import CancelRequested
 from gangrun.display.live_view import LiveView
 from gangrun.display.observer import Onlooker

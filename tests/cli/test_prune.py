@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.agent.ranks.files import AttemptFiles
+from gangrun.agent.ranks.environment import AttemptFiles
 from tests.cli.conftest import Call
 from tests.cli.run_builder import Builder
 from tests.cli.stories import failed, running, succeeded

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from gangrun.agent.verify_share import Proving
+from gangrun.agent.background_tasks import VerifyTask
 from gangrun.checkpoint.store import CheckpointRoom
 from gangrun.core.checkpoints.resume import Chosen, parse_resume
 from gangrun.core.model import Level
 from gangrun.display.times import steady_now
 from gangrun.entry.shared_verification import SharedReading
 from gangrun.ports import ReadingAsked
-from gangrun.wire.messages import Prove
+from gangrun.wire.messages import VerifyShare
 from tests.local import saves
 
 Unread = Mapping[int, str]
@@ -58,9 +58,9 @@ class Told:
 
 def by_agents(asked: ReadingAsked) -> Unread:
     """What becomes of the shares of others, each read as an agent reads it."""
-    shares = [Prove(1, (1, share), asked.directory, asked.nonce, share, 4) for share in (0, 1, 3)]
+    shares = [VerifyShare(1, (1, share), asked.directory, asked.nonce, share, 4) for share in (0, 1, 3)]
     with ThreadPoolExecutor(1) as agents:  # its thread keeps the priority that it is given
-        answers = list(agents.map(Proving().answer, shares))
+        answers = list(agents.map(VerifyTask().answer, shares))
     return {one.command.act[1]: one.why for one in answers if not one.ok}
 
 

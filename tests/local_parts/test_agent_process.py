@@ -32,7 +32,7 @@ from gangrun.wire.messages import (
     Ack,
     AgentEvent,
     Beat,
-    Check,
+    CheckNode,
     CommandResult,
     Farewell,
     Hello,
@@ -206,7 +206,7 @@ def test_a_life_from_hello_to_goodbye(node: Node):
     assert (hello.node, hello.job, hello.attempt, hello.ranks, hello.slots_count) == ("n0", "job", -1, (), 2)
     assert hello.peer.endpoint.startswith("tcp://127.0.0.1:")
     assert node.next(Beat).empty
-    assert node.ask(Check).ok
+    assert node.ask(CheckNode).ok
     ranks = node.launch(0)
     assert len(ranks) == 2
     beat = node.next(Beat)
@@ -243,13 +243,13 @@ def test_farewell_stops_what_runs(node: Node):
 @pytest.mark.serial  # the same signal within seconds is an echo
 def test_a_signal_to_agent_and_warden_is_one_event(node: Node):
     node.next(Beat)
-    node.ask(Check)
+    node.ask(CheckNode)
     os.kill(node.agent, signal.SIGTERM)
     node.warden.send_signal(signal.SIGTERM)
     event = node.next(AgentEvent)
     assert (event.kind, event.seq) == ("Notice", 1)
-    node.ask(Check)
-    node.ask(Check)
+    node.ask(CheckNode)
+    node.ask(CheckNode)
     assert node.ask(Farewell, 143, "told to").ok
     assert node.warden.wait(100) == 143
 
@@ -266,7 +266,7 @@ def test_a_signal_to_every_process_is_one_notice_and_all_live_until_the_stop(nod
             os.kill(pid, number)
     event = node.next(AgentEvent)
     assert (event.kind, event.seq) == ("Notice", 1)
-    assert node.ask(Check).ok
+    assert node.ask(CheckNode).ok
     assert not {pid: said for pid, said in family.items() if not lives(pid)}
     assert node.ask(Stop, 0, 30.0, False, 0.0, "test").ok
     assert not any(map(lives, ranks))
@@ -353,7 +353,7 @@ def cpu_s(pid: int) -> float:
 def test_an_idle_agent_costs_next_to_nothing(node: Node):
     """Under 60 MB and half a percent of a core, at a beat per second."""
     node.next(Beat)
-    node.ask(Check)
+    node.ask(CheckNode)
     pid = node.agent
     for _ in range(2):
         node.next(Beat)

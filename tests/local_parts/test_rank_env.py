@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gangrun.agent.ranks.environment import Place, rank_environment
-from gangrun.agent.ranks.files import RankFiles
+from gangrun.agent.ranks.environment import RankFiles, RankPlace, rank_environment
 from tests.local_parts.gang import order
 
 FILES = RankFiles(*map(Path, ("/m/slot", "/m/error", "/m/te", "/m/stack", "/m/signals", "/m/orders")))
@@ -13,7 +12,7 @@ LAUNCH = order(
     world_size=8, node_rank=1, nodes_count=2, ranks=(4, 5, 6, 7), slots=(0, 1, 2, 3), master_addr="n3",
     master_port=23456, nodes=("n3", "n1"), resume_path="/ck/step-40", resume_step=40, attempt=2, term=6,
 )  # fmt: skip
-PLACE = Place("run-1", "n1", LAUNCH, local_rank=1, max_restarts_count=3)
+PLACE = RankPlace("run-1", "n1", LAUNCH, local_rank=1, max_restarts_count=3)
 
 GOLDEN = {
     "RANK": "5",
@@ -68,7 +67,7 @@ def test_what_the_user_set_stays_unless_it_names_another_rank() -> None:
 
 
 def test_a_rank_alone_on_its_node_gets_all_threads() -> None:
-    alone = Place("run-1", "n1", order(), 0, 3)
+    alone = RankPlace("run-1", "n1", order(), 0, 3)
     seen = rank_environment({"GANGRUN_RESUME": "/of/an/outer/run"}, {}, alone, FILES, 77)
     assert "OMP_NUM_THREADS" not in seen
     assert not {"GANGRUN_RESUME", "GANGRUN_RESUME_STEP"} & set(seen)

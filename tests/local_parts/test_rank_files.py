@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.agent.ranks.files import HELD, AttemptFiles, sweep, top_of
+from gangrun.agent.ranks.environment import HELD, AttemptFiles, sweep, top_of
 
 ROOT = Path(__file__).parents[2]
 HOLDS = """
 import sys
 from pathlib import Path
-from gangrun.agent.ranks.files import AttemptFiles
+from gangrun.agent.ranks.environment import AttemptFiles
 files = AttemptFiles(Path(sys.argv[1]), sys.argv[2], "n0", 0)
 files.of(0).slot.write_bytes(b"x")
 print("holds", flush=True)

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.agent.ranks.capped_log import CappedLog, log_parts
-from gangrun.agent.ranks.logs import LINE_MAX_BYTES, RankLogs
+from gangrun.agent.ranks.logs import LINE_MAX_BYTES, CappedLog, RankLogs, log_parts
 from gangrun.wire.spec import LogSpec
 from tests.local_parts.gang import boottime
 from tests.waiting import until

@@ -193,7 +193,7 @@ def test_the_slate_is_cleaned_and_a_port_found_outside_the_ephemeral_range(tmp_p
         made.next_fact(facts.RankEnded)
         stray = until(lambda: number_in(tmp_path / "stray"), 5, "the stray")
         made.gang.prepare(Prepare(1, (1, 3), 1, True))
-        slate = made.next_fact(facts.SlatePrepared)
+        slate = made.next_fact(facts.NodePrepared)
         assert slate.ok
         assert not lives(stray)
         low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangrun.wire import messages, record, spec
-from gangrun.wire.messages import Beat, Envelope, Hello, Launch, Reading, WireError, decode, encode
+from gangrun.wire.messages import Beat, Envelope, Hello, Launch, RankSample, WireError, decode, encode
 from tests.net.ends import RUN, beat, hello
 
 GENUINE = [
     encode(RUN, hello()),
     encode(RUN, beat(3)),
     encode(RUN, Launch(1, (1, 2), 0, 8, 0, 2, (0, 1), (0, 1), "host", 2000, ("a", "b"))),
-    encode(RUN, Beat("n", "i", 1, 1.0, 1, 0, False, (Reading(0, 1, 1, 1, 1, 0.1, "R"),))),
+    encode(RUN, Beat("n", "i", 1, 1.0, 1, 0, False, (RankSample(0, 1, 1, 1, 1, 0.1, "R"),))),
 ]
 plain = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary(),

@@ -8,17 +8,17 @@ import pytest
 
 from gangrun.core.model import Phase
 from gangrun.sim import FaultPlan, Kind, Script, Setup, World
-from gangrun.wire.messages import Prove
+from gangrun.wire.messages import VerifyShare
 
 
-def world_of(plan: FaultPlan, seed: int) -> tuple[World, list[Prove]]:
+def world_of(plan: FaultPlan, seed: int) -> tuple[World, list[VerifyShare]]:
     """Four nodes; and what any of them was asked to read."""
     world = World(replace(Setup.of(4, script=Script(steps_count=40)), reads_together=True), plan, seed)
-    asked: list[Prove] = []
+    asked: list[VerifyShare] = []
     damage_of = world.checkpoint_fs.damage_of
 
     def noted(path: str, nonce: str) -> str:
-        asked.append(Prove(0, (0, 0), path, nonce, 0, 0))
+        asked.append(VerifyShare(0, (0, 0), path, nonce, 0, 0))
         return damage_of(path, nonce)
 
     world.checkpoint_fs.damage_of = noted  # type: ignore[method-assign]

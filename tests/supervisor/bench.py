@@ -14,7 +14,7 @@ from time import process_time  # other processes of the machine do not count
 from gangrun.core.model import Phase, Shape
 from gangrun.core.policy import Policy
 from gangrun.ports import AgentSaid, Item, Woken
-from gangrun.wire.messages import Ack, Beat, Reading
+from gangrun.wire.messages import Ack, Beat, RankSample
 from tests.supervisor.desk import Desk, HandAgent
 from tests.supervisor.ports_in_memory import MemoryRadio
 
@@ -37,7 +37,7 @@ class Ears(HandAgent):
     def reading_beat(self, second: int) -> Beat:
         """The beat of one second of training."""
         self.seq += 1
-        readings = tuple(Reading(rank, second, 2, second, second * 100, second * 0.9, "R", 0) for rank in self.ranks)
+        readings = tuple(RankSample(rank, second, 2, second, second * 100, second * 0.9, "R", 0) for rank in self.ranks)
         return Beat(self.node, "i1", self.seq, self.desk.clock.boot, 0, self.attempt, False, readings, (), self.echo)
 
 

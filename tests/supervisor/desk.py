@@ -8,14 +8,14 @@ from typing import Any
 from gangrun.core.model import Shape
 from gangrun.core.policy import Policy
 from gangrun.ports import AgentSaid
-from gangrun.supervisor.facts import Facts
 from gangrun.supervisor.loop import Loop
+from gangrun.supervisor.opening import RunFacts
 from gangrun.supervisor.takeover import take
 from gangrun.wire.messages import (
     Ack,
     AgentEvent,
     Beat,
-    Check,
+    CheckNode,
     CommandResult,
     Farewell,
     Hello,
@@ -23,7 +23,7 @@ from gangrun.wire.messages import (
     LiveRank,
     PeerAddress,
     Prepare,
-    Reading,
+    RankSample,
     Stacks,
     Stop,
     Welcome,
@@ -90,7 +90,7 @@ class HandAgent:
             "term_max": 0,
             "attempt": self.attempt,
             "empty": not self.ranks,
-            "readings": tuple(Reading(r, self.step, 2, max(0, self.step), 0, 0.0, "R") for r in self.ranks),
+            "readings": tuple(RankSample(r, self.step, 2, max(0, self.step), 0, 0.0, "R") for r in self.ranks),
             "events": tuple(self.events),
             "echo": self.echo,
         }
@@ -128,7 +128,7 @@ class HandAgent:
             case Stacks():
                 stacks = [{"rank": r, "node": self.node, "frame": "f", "path": ""} for r in self.ranks]
                 self.answer(message, stacks=stacks)
-            case Check() | Farewell():
+            case CheckNode() | Farewell():
                 self.answer(message)
 
     def heard(self, kind: type) -> list[Any]:
@@ -147,7 +147,7 @@ class Desk:
         names = [f"n{i}" for i in range(nodes)]
         shape = Shape(nodes_count=nodes, nodes_min_count=nodes, slots_per_node=2, ranks_per_slot=1)
         self.facts = replace(
-            Facts(run="r", shape=shape, job="j1", node="n0", addresses={n: f"10.0.0.{n}" for n in names}), **facts
+            RunFacts(run="r", shape=shape, job="j1", node="n0", addresses={n: f"10.0.0.{n}" for n in names}), **facts
         )
         self.agents = {name: HandAgent(self, name) for name in names}
 

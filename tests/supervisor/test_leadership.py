@@ -9,7 +9,7 @@ import pytest
 from gangrun.core.events import CancelRequested, Stamped
 from gangrun.core.model import Node, Phase
 from gangrun.core.policy import Timing
-from gangrun.supervisor.leadership import Leadership
+from gangrun.supervisor.heartbeats import Leadership
 from gangrun.wire.messages import Ack, Stop, Welcome
 from tests.supervisor.desk import Desk
 from tests.supervisor.test_loop import killed

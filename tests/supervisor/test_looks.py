@@ -1,4 +1,4 @@
-"""When the checkpoint directory is looked into: the loop asks as ``Looks`` says."""
+"""When the checkpoint directory is looked into: the loop asks as ``CheckpointPolling`` says."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from dataclasses import replace
 from gangrun.core.events import FlushDue
 from gangrun.core.model import Phase, RunState, Shape
 from gangrun.core.policy import Policy
-from gangrun.supervisor.checkpoint_polling import NEVER, Looks
-from gangrun.supervisor.facts import Facts
 from gangrun.supervisor.heartbeats import Row
-from gangrun.supervisor.progress import Progress
-from gangrun.wire.messages import PeerAddress, Reading
+from gangrun.supervisor.opening import RunFacts
+from gangrun.supervisor.progress import NEVER, CheckpointPolling, GangProgress
+from gangrun.wire.messages import PeerAddress, RankSample
 from tests.supervisor.ports_in_memory import HandCheckpoints
 
 WAITS = RunState(run="r", shape=Shape(2, 2, 1, 1), best_step=4)
@@ -19,15 +18,15 @@ RUNS = replace(WAITS, phase=Phase.RUNNING, attempt=0)
 SAVES = replace(RUNS, phase=Phase.STOPPING, saving=True)
 
 
-def looks(every_s: float = 10.0, state: RunState = WAITS) -> tuple[Looks, list[tuple[str, int]]]:
+def looks(every_s: float = 10.0, state: RunState = WAITS) -> tuple[CheckpointPolling, list[tuple[str, int]]]:
     checkpoints = HandCheckpoints(post=lambda item: None)
     return made_of(checkpoints, state, looks_every_s=every_s)[0], checkpoints.asked
 
 
-def made_of(checkpoints: HandCheckpoints, state: RunState, **facts: float) -> tuple[Looks, Progress]:
-    progress = Progress(Policy(), 100.0)
-    told = replace(Facts(run="r", shape=state.shape, job="j"), **facts)  # type: ignore[arg-type]
-    return Looks(checkpoints, told, state, 100.0, progress), progress
+def made_of(checkpoints: HandCheckpoints, state: RunState, **facts: float) -> tuple[CheckpointPolling, GangProgress]:
+    progress = GangProgress(Policy(), 100.0)
+    told = replace(RunFacts(run="r", shape=state.shape, job="j"), **facts)  # type: ignore[arg-type]
+    return CheckpointPolling(checkpoints, told, state, 100.0, progress), progress
 
 
 def test_now_and_then_while_ranks_train_and_often_while_all_wait_for_a_save() -> None:
@@ -61,7 +60,7 @@ def test_without_a_directory_never() -> None:
 
 
 def row(step: int, kept_step: int) -> Row:
-    reading = Reading(0, step, 2, step, 0, 0.0, "R", kept_step=kept_step)
+    reading = RankSample(0, step, 2, step, 0, 0.0, "R", kept_step=kept_step)
     return Row(
         "n0", "i", "b", "j", 0, 1, PeerAddress("n0", "x", "k"), "", 0.0, 0.0, 0.0, attempt=0, readings=(reading,)
     )

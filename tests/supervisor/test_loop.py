@@ -9,7 +9,7 @@ import pytest
 from gangrun.core.events import AgentJoined, CancelRequested, Stamped
 from gangrun.core.model import Outcome, Phase
 from gangrun.ports import StoreTrouble
-from gangrun.supervisor.facts import EXIT_DEPOSED
+from gangrun.supervisor.opening import EXIT_DEPOSED
 from gangrun.wire.messages import Ack, Farewell, Launch, Prepare, Stop
 from gangrun.wire.record import replay
 from tests.supervisor.desk import Desk

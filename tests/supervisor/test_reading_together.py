@@ -9,7 +9,7 @@ import pytest
 
 from gangrun.core.events import CancelRequested, Stamped
 from gangrun.ports import ReadingAsked
-from gangrun.wire.messages import Prove
+from gangrun.wire.messages import VerifyShare
 from tests.supervisor.desk import Desk, HandAgent
 
 ASKED = ReadingAsked(1, "/ckpt/step-7", "ab", 100)
@@ -18,17 +18,17 @@ ASKED = ReadingAsked(1, "/ckpt/step-7", "ab", 100)
 class Readers:
     """A desk of four nodes, of which n0 is the supervisor's; the others read as they are told here."""
 
-    def __init__(self, does: Callable[[HandAgent, Prove], None], **facts: Any) -> None:
+    def __init__(self, does: Callable[[HandAgent, VerifyShare], None], **facts: Any) -> None:
         self.desk = Desk(nodes=4, **facts)
         for agent in self.desk.agents.values():
             self._listen(agent, does)
         self.desk.running()
 
-    def _listen(self, agent: HandAgent, does: Callable[[HandAgent, Prove], None]) -> None:
+    def _listen(self, agent: HandAgent, does: Callable[[HandAgent, VerifyShare], None]) -> None:
         hear = agent.hear
 
         def hearing(message: Any) -> None:
-            if isinstance(message, Prove):
+            if isinstance(message, VerifyShare):
                 agent.got.append(message)
                 does(agent, message)
             else:
@@ -50,11 +50,12 @@ class Readers:
     def shares(self) -> dict[str, set[tuple[int, int]]]:
         """Which share each node was asked for, of how many."""
         return {
-            node: {(m.share, m.readers_count) for m in agent.heard(Prove)} for node, agent in self.desk.agents.items()
+            node: {(m.share, m.readers_count) for m in agent.heard(VerifyShare)}
+            for node, agent in self.desk.agents.items()
         }
 
 
-def obey(agent: HandAgent, message: Prove) -> None:
+def obey(agent: HandAgent, message: VerifyShare) -> None:
     agent.answer(message)
 
 
@@ -62,14 +63,14 @@ def test_every_other_node_reads_a_share_of_its_own() -> None:
     readers = Readers(obey)
     readers.ask()
     assert readers.shares() == {"n0": set(), "n1": {(3, 4)}, "n2": {(0, 4)}, "n3": {(1, 4)}}
-    asked = {(m.directory, m.nonce) for agent in readers.desk.agents.values() for m in agent.heard(Prove)}
+    asked = {(m.directory, m.nonce) for agent in readers.desk.agents.values() for m in agent.heard(VerifyShare)}
     assert asked == {("/ckpt/step-7", "ab")}
     assert readers.told() == [("dealt 1: share 2", 4), ("proven 1 {}", -1)]
     readers.own_share_is_read(5.0)
     readers.desk.pass_s(10.0)
     assert len(readers.told()) == 2, "said once"
     kinds = readers.desk.kinds()
-    assert not any("Read" in kind or "Prove" in kind for kind in kinds), "a question leaves no record"
+    assert not any("Read" in kind or "VerifyShare" in kind for kind in kinds), "a question leaves no record"
 
 
 def test_no_more_are_asked_than_it_is_worth() -> None:
@@ -81,7 +82,7 @@ def test_no_more_are_asked_than_it_is_worth() -> None:
 
 
 def test_what_one_sick_node_finds_condemns_nothing() -> None:
-    def sick(agent: HandAgent, message: Prove) -> None:
+    def sick(agent: HandAgent, message: VerifyShare) -> None:
         agent.answer(message, ok=agent.node != "n2", why="__2_0.distcp is damaged")
 
     readers = Readers(sick)
@@ -94,19 +95,19 @@ def test_who_says_nothing_is_asked_again_and_waited_for_only_so_long() -> None:
     readers.ask()
     readers.desk.pass_s(60.0)
     assert readers.told() == [("dealt 1: share 2", 4)], "this host reads still"
-    assert len(readers.desk.agents["n3"].heard(Prove)) > 10
+    assert len(readers.desk.agents["n3"].heard(VerifyShare)) > 10
     readers.own_share_is_read(7.0)
     readers.desk.pass_s(6.0)
     assert readers.told() == [("dealt 1: share 2", 4)]
     readers.desk.pass_s(2.0)
     assert readers.told()[1:] == [("proven 1 {1: 'n3: no answer'}", -1)]
-    said = len(readers.desk.agents["n3"].heard(Prove))
+    said = len(readers.desk.agents["n3"].heard(VerifyShare))
     readers.desk.pass_s(5.0)
-    assert len(readers.desk.agents["n3"].heard(Prove)) == said, "nobody waits for it any more"
+    assert len(readers.desk.agents["n3"].heard(VerifyShare)) == said, "nobody waits for it any more"
 
 
 def test_a_node_that_is_lost_is_not_waited_for() -> None:
-    def dies(agent: HandAgent, message: Prove) -> None:
+    def dies(agent: HandAgent, message: VerifyShare) -> None:
         if agent.node == "n1":
             agent.beating = agent.obeys = False
         else:
@@ -124,7 +125,7 @@ def test_a_node_that_is_lost_is_not_waited_for() -> None:
 
 
 def test_an_agent_that_came_back_reads_what_the_one_before_it_was_asked_for() -> None:
-    def dies(agent: HandAgent, message: Prove) -> None:
+    def dies(agent: HandAgent, message: VerifyShare) -> None:
         if agent.node != "n1" or agent.incarnation == "i2":
             agent.answer(message)
 
@@ -142,11 +143,11 @@ def test_the_next_reading_ends_the_one_before_and_late_words_of_it_count_for_not
     readers.ask()
     readers.ask(ReadingAsked(2, "/ckpt/step-5", "cd", 100))
     late = readers.desk.agents["n2"]
-    late.answer(late.heard(Prove)[0], ok=False, why="late")
+    late.answer(late.heard(VerifyShare)[0], ok=False, why="late")
     readers.own_share_is_read(0.0)
     readers.desk.pass_s(3.0)
     assert readers.told() == [("dealt 1: share 2", 4), ("dealt 2: share 2", 4)]
-    assert [m.nonce for m in readers.desk.agents["n1"].heard(Prove)] == ["ab", "cd", "cd", "cd", "cd"]
+    assert [m.nonce for m in readers.desk.agents["n1"].heard(VerifyShare)] == ["ab", "cd", "cd", "cd", "cd"]
     readers.ask(ReadingAsked(3, "/ckpt/step-3", "ef", 100))
     assert readers.told()[2:] == [("dealt 3: share 2", 4), ("proven 3 {}", -1)]
 
@@ -161,4 +162,4 @@ def test_alone_it_reads_alone(nodes: int) -> None:
     desk.mailbox.post(ASKED)
     desk.turn_all()
     assert ("dealt 1: share 0", 1) in desk.checkpoints.asked or desk.loop.exit_code is not None
-    assert not any(agent.heard(Prove) for agent in desk.agents.values())
+    assert not any(agent.heard(VerifyShare) for agent in desk.agents.values())

@@ -11,7 +11,7 @@ import pytest
 from gangrun.core.events import CancelRequested, Stamped
 from gangrun.core.model import Phase
 from gangrun.core.policy import Policy
-from gangrun.wire.messages import Farewell, Reading, Rescue
+from gangrun.wire.messages import Farewell, RankSample, Recover
 from tests.supervisor.desk import Desk, HandAgent
 from tests.supervisor.test_loop import killed
 
@@ -25,7 +25,7 @@ def holding(step: int, *files: str, of: int) -> dict[str, Any]:
 
 
 def desk_of(
-    held: dict[str, list[dict[str, Any]]], bring: Callable[[HandAgent, Rescue], None], policy: Policy | None = None,
+    held: dict[str, list[dict[str, Any]]], bring: Callable[[HandAgent, Recover], None], policy: Policy | None = None,
     **facts: Any,
 ) -> Desk:  # fmt: skip
     """Two nodes that answer what they hold, and then do with the second question as ``bring`` says."""
@@ -35,7 +35,7 @@ def desk_of(
         hear = agent.hear
 
         def hearing(message: Any) -> None:
-            if not isinstance(message, Rescue):
+            if not isinstance(message, Recover):
                 hear(message)
                 return
             agent.got.append(message)
@@ -55,7 +55,7 @@ def desk_of(
     return desk
 
 
-def obey(agent: HandAgent, message: Rescue) -> None:
+def obey(agent: HandAgent, message: Recover) -> None:
     agent.answer(message, bytes=1)
 
 
@@ -70,7 +70,7 @@ def restarted(desk: Desk) -> list[tuple[str, int]]:
 def test_a_whole_step_is_brought_by_those_who_hold_it_before_older_attempts_are_sealed() -> None:
     desk = desk_of({"n0": [holding(7, "0", "m", of=3)], "n1": [holding(7, "1", of=0)]}, obey)
     assert restarted(desk) == [("adopt", 7), ("seal", 1), ("choose", 1)]
-    brought = {node: [m for m in agent.heard(Rescue) if m.into] for node, agent in desk.agents.items()}
+    brought = {node: [m for m in agent.heard(Recover) if m.into] for node, agent in desk.agents.items()}
     assert {node: {(m.attempt, m.into, m.step, m.nonce, m.files) for m in said} for node, said in brought.items()} == {
         "n0": {(0, "staging/1/0/7-ab", 7, "ab", ("0", "m"))},
         "n1": {(0, "staging/1/0/7-ab", 7, "ab", ("1",))},
@@ -85,7 +85,7 @@ CODE = {"members": [["0"], ["1"]], "stripes": [{"members": [1], "parity": ["p0"]
 def test_what_nobody_holds_is_made_again_once_all_else_is_on_the_disk(can: bool) -> None:
     asked: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = []
 
-    def bring(agent: HandAgent, message: Rescue) -> None:
+    def bring(agent: HandAgent, message: Recover) -> None:
         asked.append((agent.node, message.files, message.rebuild))
         agent.answer(message, ok=can or not message.rebuild, why="2 of 2 shards are lost")
 
@@ -101,11 +101,11 @@ def test_what_nobody_holds_is_made_again_once_all_else_is_on_the_disk(can: bool)
 def test_what_is_not_whole_is_left_and_the_run_goes_on_from_the_disk(held: dict[str, list[dict[str, Any]]]) -> None:
     desk = desk_of(held, obey)
     assert restarted(desk) == [("seal", 1), ("choose", 1)]
-    assert all(not m.into for agent in desk.agents.values() for m in agent.heard(Rescue))
+    assert all(not m.into for agent in desk.agents.values() for m in agent.heard(Recover))
 
 
 def test_a_node_that_cannot_write_its_part_costs_the_step_and_nothing_else() -> None:
-    def refuse(agent: HandAgent, message: Rescue) -> None:
+    def refuse(agent: HandAgent, message: Recover) -> None:
         agent.answer(message, ok=agent.node == "n0", why="No space left on device")
 
     desk = desk_of({"n0": [holding(7, "0", "m", of=3)], "n1": [holding(7, "1", of=0)]}, refuse)
@@ -124,18 +124,18 @@ def test_without_the_setting_nobody_is_asked() -> None:
     desk = Desk()
     desk.running()
     assert restarted(desk) == [("seal", 1), ("choose", 1)]
-    assert not any(agent.heard(Rescue) for agent in desk.agents.values())
+    assert not any(agent.heard(Recover) for agent in desk.agents.values())
 
 
 def test_the_newest_step_in_memory_is_among_the_live_figures() -> None:
     desk = Desk()
     loop = desk.running()
     assert loop.progress.live(loop.state, desk.clock.boot, 2)["kept_step"] == -1
-    desk.agents["n0"].beat(readings=(Reading(0, 9, 2, 9, 0, 0.0, "R", kept_step=8),))
+    desk.agents["n0"].beat(readings=(RankSample(0, 9, 2, 9, 0, 0.0, "R", kept_step=8),))
     desk.turn_all()
     assert loop.progress.live(loop.state, desk.clock.boot, 2)["kept_step"] == 8
-    desk.agents["n0"].beat(readings=(Reading(0, 9, 2, 9, 0, 0.0, "R", kept_step=9, kept_losses_count=2),))
-    desk.agents["n1"].beat(readings=(Reading(1, 9, 2, 9, 0, 0.0, "R", kept_step=8, kept_losses_count=3),))
+    desk.agents["n0"].beat(readings=(RankSample(0, 9, 2, 9, 0, 0.0, "R", kept_step=9, kept_losses_count=2),))
+    desk.agents["n1"].beat(readings=(RankSample(1, 9, 2, 9, 0, 0.0, "R", kept_step=8, kept_losses_count=3),))
     desk.turn_all()
     live = loop.progress.live(loop.state, desk.clock.boot, 2)
     assert (live["kept_step"], live["kept_losses_count"]) == (9, 2)
@@ -159,7 +159,7 @@ def cancel(desk: Desk) -> None:
 def test_before_a_job_ends_its_memory_is_brought_and_only_then_agents_may_go() -> None:
     told: list[Phase] = []
 
-    def bring(agent: HandAgent, message: Rescue) -> None:
+    def bring(agent: HandAgent, message: Recover) -> None:
         told.append(agent.desk.loop.state.phase)
         assert not any(one.heard(Farewell) for one in agent.desk.agents.values())
         obey(agent, message)
@@ -174,7 +174,7 @@ def test_before_a_job_ends_its_memory_is_brought_and_only_then_agents_may_go() -
 
 @pytest.mark.parametrize("refuses", [True, False], ids=["a full disk", "no answer"])
 def test_an_end_waits_for_memory_only_so_long(refuses: bool) -> None:
-    def bring(agent: HandAgent, message: Rescue) -> None:
+    def bring(agent: HandAgent, message: Recover) -> None:
         if refuses and agent.node == "n1":
             agent.answer(message, ok=False, why="No space left on device")
 
@@ -193,7 +193,7 @@ def test_a_node_that_says_nothing_leaves_time_for_those_that_do() -> None:
     desk = desk_of({"n0": [holding(7, "0", "m", of=2)]}, obey, replace(KEEPS, checkpoint_grace_s=30.0))
     silent = desk.agents["n1"]
     hear = silent.hear
-    silent.hear = lambda message: None if isinstance(message, Rescue) else hear(message)  # type: ignore[method-assign]
+    silent.hear = lambda message: None if isinstance(message, Recover) else hear(message)  # type: ignore[method-assign]
     cancel(desk)
     assert desk.loop.state.phase is Phase.WAITING
     desk.pass_s(9.0)
@@ -205,13 +205,13 @@ def test_nothing_is_brought_where_no_directory_is_known() -> None:
     desk.running()
     cancel(desk)
     assert desk.loop.state.phase is Phase.CANCELLED
-    assert not any(agent.heard(Rescue) for agent in desk.agents.values())
+    assert not any(agent.heard(Recover) for agent in desk.agents.values())
 
 
 def kept(desk: Desk, step: int) -> None:
     """Ranks say that this step is whole in memory."""
     for agent in desk.agents.values():
-        agent.beat(readings=(Reading(0, step + 1, 2, 9, 0, 0.0, "R", kept_step=step),))
+        agent.beat(readings=(RankSample(0, step + 1, 2, 9, 0, 0.0, "R", kept_step=step),))
     desk.turn_all()
 
 
@@ -222,7 +222,7 @@ def test_while_ranks_train_on_what_is_in_memory_is_pinned_and_written_down() -> 
     desk = desk_of(WHOLE, obey, **FLUSHES)
     kept(desk, 7)
     desk.pass_s(25.0)
-    said = {node: [(m.pin, m.step, m.files) for m in agent.heard(Rescue)] for node, agent in desk.agents.items()}
+    said = {node: [(m.pin, m.step, m.files) for m in agent.heard(Recover)] for node, agent in desk.agents.items()}
     assert said == {
         "n0": [(True, -1, ()), (True, 7, ("0", "m"))],
         "n1": [(True, -1, ()), (True, 7, ("1",))],
@@ -235,16 +235,16 @@ def test_who_holds_nothing_that_is_wanted_may_let_go_too() -> None:
     desk = desk_of({"n0": [holding(7, "0", "m", of=2)], "n1": [holding(6, "1", of=9)]}, obey, **FLUSHES)
     kept(desk, 7)
     desk.pass_s(25.0)
-    assert [(m.pin, bool(m.into), m.files) for m in desk.agents["n1"].heard(Rescue)][1:] == [(True, True, ())]
+    assert [(m.pin, bool(m.into), m.files) for m in desk.agents["n1"].heard(Recover)][1:] == [(True, True, ())]
     desk = desk_of({"n0": [holding(7, "0", of=2)]}, obey, **FLUSHES)
     kept(desk, 7)
     desk.pass_s(25.0)
-    assert [(m.pin, bool(m.into), m.step) for m in desk.agents["n0"].heard(Rescue)][1] == (True, True, -1)
+    assert [(m.pin, bool(m.into), m.step) for m in desk.agents["n0"].heard(Recover)][1] == (True, True, -1)
     assert ("adopt", 7) not in desk.checkpoints.asked
 
 
 def test_a_flush_that_fails_is_told_removed_and_tried_again_at_the_next_time() -> None:
-    def refuse(agent: HandAgent, message: Rescue) -> None:
+    def refuse(agent: HandAgent, message: Recover) -> None:
         agent.answer(message, ok=agent.node == "n0", why="No space left on device")
 
     desk = desk_of(WHOLE, refuse, **FLUSHES)
@@ -253,10 +253,10 @@ def test_a_flush_that_fails_is_told_removed_and_tried_again_at_the_next_time() -
     assert any("step 7, which only memory holds, could not be brought" in said for said in desk.says)
     assert ("discard staging/1/0/7-ab", -1) in desk.checkpoints.asked
     assert desk.loop.state.phase is Phase.RUNNING
-    before = len(desk.agents["n1"].heard(Rescue))
+    before = len(desk.agents["n1"].heard(Recover))
     kept(desk, 8)
     desk.pass_s(25.0)
-    assert len(desk.agents["n1"].heard(Rescue)) > before
+    assert len(desk.agents["n1"].heard(Recover)) > before
 
 
 def test_ranks_that_die_meanwhile_end_the_flush_and_the_rescue_does_its_work() -> None:
@@ -272,7 +272,7 @@ def test_nothing_is_picked_before_there_is_a_place_to_bring_it_to() -> None:
     desk.checkpoints.has_staging = False
     kept(desk, 7)
     desk.pass_s(25.0)
-    assert not any(m.files for m in desk.agents["n0"].heard(Rescue))
+    assert not any(m.files for m in desk.agents["n0"].heard(Recover))
     desk.checkpoints.has_staging = True
     desk.pass_s(1.0)
     assert ("adopt", 7) in desk.checkpoints.asked

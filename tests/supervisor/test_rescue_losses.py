@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from gangrun.core.policy import Timing
-from gangrun.supervisor.command_retry import Switchboard
-from gangrun.supervisor.recover_call import RescueCall
-from gangrun.wire.messages import CommandResult, Reading, Rescue
+from gangrun.supervisor.node_calls import CommandRetry
+from gangrun.supervisor.recover_call import RecoverCall
+from gangrun.wire.messages import CommandResult, RankSample, Recover
 from tests.supervisor.desk import Desk, HandAgent
 from tests.supervisor.test_loop import killed
 from tests.supervisor.test_rescue import CODE, FLUSHES, desk_of, holding, obey
 
-Does = Callable[[HandAgent, Rescue], None]
+Does = Callable[[HandAgent, Recover], None]
 WITHIN_S = 60.0  # a silent node is lost once its lease is over, if not sooner
 FIRST = holding(7, "0", "m", of=3)
 COPIES = {"n0": [FIRST], "n1": [holding(7, "1", of=0)], "n2": [holding(7, "1", of=0)]}
@@ -25,7 +25,7 @@ COPIES = {"n0": [FIRST], "n1": [holding(7, "1", of=0)], "n2": [holding(7, "1", o
 def dies(node: str) -> Does:
     """It falls silent instead of writing anything."""
 
-    def bring(agent: HandAgent, message: Rescue) -> None:
+    def bring(agent: HandAgent, message: Recover) -> None:
         if agent.node != node:
             obey(agent, message)
         agent.beating = agent.beating and agent.node != node
@@ -36,7 +36,7 @@ def dies(node: str) -> Does:
 def refuses(node: str) -> Does:
     """It is another one under the same name, say, whose memory was empty when it began."""
 
-    def bring(agent: HandAgent, message: Rescue) -> None:
+    def bring(agent: HandAgent, message: Recover) -> None:
         agent.answer(message, ok=agent.node != node, why="'1' is not kept")
 
     return bring
@@ -55,7 +55,7 @@ def brought(desk: Desk) -> list[tuple[str, int]]:
 
 
 def written(desk: Desk, node: str) -> list[tuple[int, tuple[str, ...], tuple[str, ...]]]:
-    said = {m.act: (m.step, m.files, m.rebuild) for m in desk.agents[node].heard(Rescue) if m.into and not m.pin}
+    said = {m.act: (m.step, m.files, m.rebuild) for m in desk.agents[node].heard(Recover) if m.into and not m.pin}
     return list(said.values())
 
 
@@ -68,7 +68,7 @@ def test_what_it_should_have_written_is_brought_from_whoever_has_a_copy(bring: D
 
 
 def test_with_the_last_that_had_a_file_the_step_is_given_up_at_once_and_nobody_writes_on() -> None:
-    def bring(agent: HandAgent, message: Rescue) -> None:
+    def bring(agent: HandAgent, message: Recover) -> None:
         if agent.node == "n1" and not message.pin:
             agent.answer(message, ok=False, why="No space left on device")
 
@@ -76,7 +76,7 @@ def test_with_the_last_that_had_a_file_the_step_is_given_up_at_once_and_nobody_w
     killed(desk)
     desk.pass_s(5.0)
     assert brought(desk) == [("discard staging/1/0/7-ab", -1), ("seal", 1)]
-    assert [(m.pin, m.step, m.files) for m in desk.agents["n0"].heard(Rescue)][-1] == (True, -1, ())
+    assert [(m.pin, m.step, m.files) for m in desk.agents["n0"].heard(Recover)][-1] == (True, -1, ())
 
 
 def test_an_older_step_that_is_whole_without_it_is_brought_instead() -> None:
@@ -97,7 +97,7 @@ PARITY = {
 def test_another_one_makes_again_what_it_should_have_made() -> None:
     """What the lost one had written stays, though nobody holds it any more."""
 
-    def bring(agent: HandAgent, message: Rescue) -> None:
+    def bring(agent: HandAgent, message: Recover) -> None:
         if message.rebuild and agent.node == "n0":
             agent.beating = False
         else:
@@ -120,7 +120,7 @@ def test_a_silent_node_is_done_without_at_once_where_others_have_all_of_it_and_w
     assert brought(desk) == []
     desk.agents["n1"].beating = True
     desk.pass_s(2.0)
-    obey(desk.agents["n1"], desk.agents["n1"].heard(Rescue)[-1])
+    obey(desk.agents["n1"], desk.agents["n1"].heard(Recover)[-1])
     desk.pass_s(2.0)
     assert brought(desk) == [("adopt", 7), ("seal", 1)]
 
@@ -128,8 +128,8 @@ def test_a_silent_node_is_done_without_at_once_where_others_have_all_of_it_and_w
 def test_who_is_lost_before_it_has_said_what_it_holds_is_not_waited_for() -> None:
     said: list[tuple[str, Any]] = []
     numbers = count(1)
-    board = Switchboard(lambda *one: said.append(one), 1, lambda: next(numbers), lambda now: True, Timing())
-    call = RescueCall(board, 0, -1, ("n0", "n1", "n2"), "staging", lambda *told: [], 0.0)
+    board = CommandRetry(lambda *one: said.append(one), 1, lambda: next(numbers), lambda now: True, Timing())
+    call = RecoverCall(board, 0, -1, ("n0", "n1", "n2"), "staging", lambda *told: [], 0.0)
     for n, node in (1, "n0"), (3, "n2"):
         call.answered(n, CommandResult(node, "i", (1, n), True, "", {"steps": COPIES[node]}), 0.0)
     assert len(said) == 3
@@ -140,6 +140,6 @@ def test_who_is_lost_before_it_has_said_what_it_holds_is_not_waited_for() -> Non
 def test_a_flush_does_not_go_on_without_it_since_others_pin_no_more_than_they_were_asked_for() -> None:
     desk = desk_of(COPIES, refuses("n1"), nodes=3, **FLUSHES)
     agent = desk.agents["n0"]
-    agent.beat(readings=tuple(Reading(rank, 8, 2, 9, 0, 0.0, "R", kept_step=7) for rank in agent.ranks))
+    agent.beat(readings=tuple(RankSample(rank, 8, 2, 9, 0, 0.0, "R", kept_step=7) for rank in agent.ranks))
     desk.pass_s(25.0)
     assert brought(desk) == [("discard staging/1/0/7-ab", -1)]

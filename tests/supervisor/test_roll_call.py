@@ -11,7 +11,7 @@ from gangrun.core.events import CancelRequested, Stamped
 from gangrun.core.model import Phase
 from gangrun.core.policy import Policy
 from gangrun.core.protocol import lease
-from gangrun.wire.messages import Check, CommandResult, Launch, Prepare, Stacks, Stop
+from gangrun.wire.messages import CheckNode, CommandResult, Launch, Prepare, Stacks, Stop
 from tests.supervisor.desk import Desk
 from tests.supervisor.test_loop import killed
 
@@ -31,9 +31,9 @@ def test_a_command_is_said_every_beat_until_answered() -> None:
     desk.agents["n1"].obeys = False
     desk.join()
     desk.pass_s(5.0)
-    said = desk.agents["n1"].heard(Check)
+    said = desk.agents["n1"].heard(CheckNode)
     assert 5 <= len(said) <= 7 and len({m.act for m in said}) == 1
-    assert len(desk.agents["n0"].heard(Check)) == 1
+    assert len(desk.agents["n0"].heard(CheckNode)) == 1
     desk.agents["n1"].obeys = True
     desk.pass_s(3.0)
     assert desk.loop.state.phase is Phase.RUNNING
@@ -44,7 +44,7 @@ def test_answers_twice_or_to_nobody_change_nothing() -> None:
     loop = desk.running()
     before = len(desk.disk.records(1))
     agent = desk.agents["n0"]
-    for message in [*agent.heard(Launch), *agent.heard(Check)]:
+    for message in [*agent.heard(Launch), *agent.heard(CheckNode)]:
         agent.answer(message)
     agent.post(CommandResult("n0", "i1", (9, 9), True))
     agent.post(CommandResult("n9", "i1", (1, 1), True))
@@ -59,7 +59,7 @@ def test_devices_are_put_to_work_where_the_policy_says_so_and_what_they_did_is_j
     desk.agents["n1"].obeys = False
     desk.join()
     desk.pass_s(2.0)
-    (check,) = {message.act: message for message in desk.agents["n1"].heard(Check)}.values()
+    (check,) = {message.act: message for message in desk.agents["n1"].heard(CheckNode)}.values()
     assert check.tests == "quick"
     desk.agents["n1"].answer(check, tested="4 products")
     desk.turn_all()

@@ -11,8 +11,7 @@ from gangrun.core.events import CancelRequested, ResumeRequested, Stamped
 from gangrun.core.model import Phase
 from gangrun.core.policy import Timing
 from gangrun.core.protocol import lease
-from gangrun.supervisor.facts import EXIT_DEPOSED
-from gangrun.supervisor.run_clock import RunClock
+from gangrun.supervisor.opening import EXIT_DEPOSED, RunClock
 from gangrun.supervisor.takeover import CounterWatch, JournalRefused, TermLost, _fence_kept, take
 from gangrun.wire import record as wire_record
 from gangrun.wire.messages import Ack, Launch, Stop

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gangrun.agent.recover_from_memory import holdings  # noqa: E402
+from gangrun.agent.background_tasks import holdings  # noqa: E402
 from gangrun.checkpoint.formats.own import verify  # noqa: E402
 from gangrun.checkpoint.memory_tier.keeper_client import Kept, StepName  # noqa: E402
 from gangrun.checkpoint.memory_tier.recover_from_memory import adopt, bring  # noqa: E402

@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gangrun.agent.recover_from_memory import rescue  # noqa: E402
+from gangrun.agent.background_tasks import rescue  # noqa: E402
 from gangrun.checkpoint.formats.own import verify  # noqa: E402
 from gangrun.checkpoint.memory_tier.keeper_client import StepName  # noqa: E402
 from gangrun.checkpoint.memory_tier.recover_from_memory import adopt  # noqa: E402
@@ -20,11 +20,11 @@ from gangrun.core.checkpoints.memory import Holding, WholeStep, newest_whole  # 
 from gangrun.core.model import Level  # noqa: E402
 from gangrun.training.memory.parity import Coded, Plan, plan_of, records_of  # noqa: E402
 from gangrun.wire import protection  # noqa: E402
-from gangrun.wire.messages import Rescue  # noqa: E402
+from gangrun.wire.messages import Recover  # noqa: E402
 from tests.training.nodes import Nodes  # noqa: E402
 
 
-def ask(nodes: Nodes, node: int, command: Rescue) -> Any:
+def ask(nodes: Nodes, node: int, command: Recover) -> Any:
     """As a supervisor asks the agent."""
     answer = rescue(nodes.names[node], command)
     assert answer.ok, answer.why
@@ -35,7 +35,7 @@ def whole_of(nodes: Nodes, *left: int) -> WholeStep | None:
     """What those nodes have together."""
     held = {}
     for node in left:
-        steps = ask(nodes, node, Rescue(1, (1, 1), 0))["steps"]
+        steps = ask(nodes, node, Recover(1, (1, 1), 0))["steps"]
         held[str(node)] = [msgspec.convert(one, Holding) for one in steps]
     return newest_whole(held, -1)
 
@@ -45,9 +45,9 @@ def brought(nodes: Nodes, whole: WholeStep, name: str) -> Path:
     into, directory = str(nodes.folder / f"into-{name}"), nodes.folder / name
     directory.mkdir()
     for node, files in whole.files.items():
-        ask(nodes, int(node), Rescue(1, (1, 2), 0, into, whole.step, whole.nonce, files))
+        ask(nodes, int(node), Recover(1, (1, 2), 0, into, whole.step, whole.nonce, files))
     for node, files in whole.rebuild.items():
-        ask(nodes, int(node), Rescue(1, (1, 3), 0, into, whole.step, whole.nonce, (), files))
+        ask(nodes, int(node), Recover(1, (1, 3), 0, into, whole.step, whole.nonce, (), files))
     assert adopt(into, str(directory), whole.step, whole.nonce) == ""
     return directory / f"step-{whole.step}"
 

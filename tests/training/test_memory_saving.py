@@ -16,8 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import gangrun  # noqa: E402
-from gangrun.agent.flush_to_disk import Flushing  # noqa: E402
-from gangrun.agent.recover_from_memory import rescue  # noqa: E402
+from gangrun.agent.background_tasks import MemoryTasks, rescue  # noqa: E402
 from gangrun.checkpoint.memory_tier import keeper_client as kept  # noqa: E402
 from gangrun.checkpoint.memory_tier.keeper_client import Kept, NotKept, StepName  # noqa: E402
 from gangrun.checkpoint.memory_tier.recover_from_memory import adopt, bring, discard, open_staging, staging_of  # noqa: E402
@@ -28,7 +27,7 @@ from gangrun.training import step as progress  # noqa: E402
 from gangrun.training.checkpointer import CheckpointWarning  # noqa: E402
 from gangrun.training.save import saver  # noqa: E402
 from gangrun.wire.manifest import MANIFEST_NAME  # noqa: E402
-from gangrun.wire.messages import Rescue  # noqa: E402
+from gangrun.wire.messages import Recover  # noqa: E402
 from gangrun.wire.progress import Slot  # noqa: E402
 from tests.waiting import until  # noqa: E402
 
@@ -54,9 +53,9 @@ class Node:
         return True
 
     def held(self, attempt: int = 0) -> list[int]:
-        return [one["step"] for one in self.answer(Rescue(1, (1, 1), attempt))["steps"] if one["wanted_count"]]
+        return [one["step"] for one in self.answer(Recover(1, (1, 1), attempt))["steps"] if one["wanted_count"]]
 
-    def answer(self, command: Rescue) -> dict[str, Any]:
+    def answer(self, command: Recover) -> dict[str, Any]:
         fact = rescue(self.name, command)
         return {"ok": fact.ok, "why": fact.why, **fact.data}
 
@@ -94,9 +93,9 @@ def test_a_step_in_memory_becomes_an_ordinary_checkpoint_that_is_resumed_from(
         assert node.held() == [5]  # the older ones went
         assert not list(node.directory.glob("step-*"))
         kept = model.weight.detach().clone()
-        step = node.answer(Rescue(1, (1, 1), 0))["steps"][0]
+        step = node.answer(Recover(1, (1, 1), 0))["steps"][0]
         into = os.path.join(staging_of(str(node.directory), "r1")(1, 0), "5-x")
-        wanted = Rescue(1, (1, 2), 0, into, 5, step["nonce"], tuple(step["files"]))
+        wanted = Recover(1, (1, 2), 0, into, 5, step["nonce"], tuple(step["files"]))
         assert node.answer(wanted)["why"] == "No such file or directory", "nobody but the supervisor makes the staging"
         assert open_staging(os.path.dirname(into)) == ""
         brought = node.answer(wanted)
@@ -117,12 +116,12 @@ def test_a_step_of_which_a_file_is_missing_or_short_is_never_made_a_checkpoint(n
     model = torch.nn.Linear(3, 4)
     with node.checkpointer(model) as ckpt:
         train(node, ckpt, model, range(2))
-        step = node.answer(Rescue(1, (1, 1), 0))["steps"][0]
+        step = node.answer(Recover(1, (1, 1), 0))["steps"][0]
         assert open_staging(str(node.directory / ".gangrun" / "r1" / "1" / "0-memory")) == ""
         for lacking in step["files"]:
             into = str(node.directory / ".gangrun" / "r1" / "1" / "0-memory" / f"without {lacking}")
             files = tuple(name for name in step["files"] if name != lacking)
-            assert node.answer(Rescue(1, (1, 2), 0, into, 1, step["nonce"], files))["ok"]
+            assert node.answer(Recover(1, (1, 2), 0, into, 1, step["nonce"], files))["ok"]
             assert adopt(into, str(node.directory), 1, step["nonce"]) != ""
             if lacking != MANIFEST_NAME:
                 Path(into, lacking).write_bytes(b"x")
@@ -135,8 +134,8 @@ def test_files_that_are_no_files_of_the_step_are_refused(node: Node, tmp_path: P
     model = torch.nn.Linear(3, 4)
     with node.checkpointer(model) as ckpt:
         train(node, ckpt, model, range(2))
-        step = node.answer(Rescue(1, (1, 1), 0))["steps"][0]
-        answer = node.answer(Rescue(1, (1, 2), 0, str(tmp_path / "into"), 1, step["nonce"], (name,)))
+        step = node.answer(Recover(1, (1, 1), 0))["steps"][0]
+        answer = node.answer(Recover(1, (1, 2), 0, str(tmp_path / "into"), 1, step["nonce"], (name,)))
         assert not answer["ok"] and answer["why"]
         assert not list((tmp_path / "into").iterdir())
 
@@ -169,7 +168,7 @@ def test_a_keeper_that_died_costs_its_steps_and_nothing_else(node: Node) -> None
         with pytest.warns(CheckpointWarning, match="not kept in memory"):
             train(node, ckpt, model, range(2, 8))
     assert saved(node) == [4, 7]
-    assert node.answer(Rescue(1, (1, 1), 0))["steps"] == []
+    assert node.answer(Recover(1, (1, 1), 0))["steps"] == []
     with pytest.warns(UserWarning, match="checkpoints are not kept in memory"):
         node.checkpointer(model).close()
 
@@ -185,7 +184,7 @@ def test_a_keeper_that_answers_too_late_costs_that_step_and_the_next_one_is_kept
             train(node, ckpt, model, range(3))
         monkeypatch.setattr(kept, "ANSWER_WITHIN_S", 60.0)
         node.keeper.send_signal(signal.SIGCONT)
-        until(lambda: not node.answer(Rescue(1, (1, 1), 0))["steps"], 20, "what was begun to go")
+        until(lambda: not node.answer(Recover(1, (1, 1), 0))["steps"], 20, "what was begun to go")
         train(node, ckpt, model, range(3, 6))
         assert node.held() == [5]
 
@@ -214,7 +213,7 @@ class Flush:
     """What the supervisor does, with one node: ask, have it written, make a checkpoint of it."""
 
     def __init__(self, node: Node) -> None:
-        self.node, self.agent, self.acts_count = node, Flushing(node.name), 0
+        self.node, self.agent, self.acts_count = node, MemoryTasks(node.name), 0
         self.staging = staging_of(str(node.directory), "r1")(1, 0)
 
     def act(self) -> tuple[int, int]:
@@ -223,13 +222,13 @@ class Flush:
 
     def ask(self) -> dict[str, Any]:
         assert open_staging(self.staging) == ""
-        steps = self.agent.answer(Rescue(1, self.act(), 0, pin=True)).data["steps"]
+        steps = self.agent.answer(Recover(1, self.act(), 0, pin=True)).data["steps"]
         return max(steps, key=lambda one: (one["wanted_count"] > 0, one["step"]))
 
     def write(self, found: dict[str, Any], files: tuple[str, ...] | None = None) -> str:
         into = os.path.join(self.staging, f"{found['step']}-{found['nonce']}")
         wanted = tuple(found["files"]) if files is None else files
-        told = self.agent.answer(Rescue(1, self.act(), 0, into, found["step"], found["nonce"], wanted, pin=True))
+        told = self.agent.answer(Recover(1, self.act(), 0, into, found["step"], found["nonce"], wanted, pin=True))
         if told.ok:
             assert adopt(into, str(self.node.directory), found["step"], found["nonce"]) == ""
         discard(into)
@@ -264,12 +263,12 @@ def test_a_question_about_ranks_that_died_ends_the_flush_before_it(node: Node) -
         train(node, ckpt, model, range(2))
         found = flush.ask()
         train(node, ckpt, model, range(2, 4))
-        assert [one["step"] for one in flush.agent.answer(Rescue(1, flush.act(), 0)).data["steps"]] == [3]
+        assert [one["step"] for one in flush.agent.answer(Recover(1, flush.act(), 0)).data["steps"]] == [3]
         assert flush.write(found) == "what was asked for is not pinned any more"
         assert (saved(node), node.held()) == ([], [3])
         nothing = flush.ask()
         into = os.path.join(flush.staging, "x")
-        assert flush.agent.answer(Rescue(1, flush.act(), 0, into, pin=True)).ok, "nothing is wanted"
+        assert flush.agent.answer(Recover(1, flush.act(), 0, into, pin=True)).ok, "nothing is wanted"
         assert flush.write(nothing) == "what was asked for is not pinned any more"
 
 
@@ -277,7 +276,7 @@ def test_what_is_being_written_is_given_up_between_two_pieces(node: Node) -> Non
     model = torch.nn.Linear(3, 4)
     with node.checkpointer(model) as ckpt:
         train(node, ckpt, model, range(2))
-        name = StepName(0, 1, node.answer(Rescue(1, (1, 1), 0))["steps"][0]["nonce"])
+        name = StepName(0, 1, node.answer(Recover(1, (1, 1), 0))["steps"][0]["nonce"])
         kept = Kept(node.name)
         with pytest.raises(NotKept, match="given up"):
             bring(kept, name, [MANIFEST_NAME], str(node.directory / "into"), lambda: True)

@@ -16,12 +16,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gangrun.agent.recover_from_memory import rescue  # noqa: E402
+from gangrun.agent.background_tasks import rescue  # noqa: E402
 from gangrun.checkpoint.memory_tier.keeper_client import Kept, NotKept  # noqa: E402
 from gangrun.checkpoint.memory_tier.recover_from_memory import adopt  # noqa: E402
 from gangrun.core.checkpoints.memory import Holding, WholeStep, newest_whole  # noqa: E402
 from gangrun.node import memory_keeper  # noqa: E402
-from gangrun.wire.messages import Rescue  # noqa: E402
+from gangrun.wire.messages import Recover  # noqa: E402
 from tests.waiting import until  # noqa: E402
 
 # Torch is imported once. Each line that comes is a world: variables of each rank, and the last step to be done. Each
@@ -120,7 +120,7 @@ class Cluster:
         """What the nodes that are left have whole, as a supervisor has it brought to the disk."""
         nodes = {name: name for name, keeper in zip(self.names, self.keepers, strict=True) if keeper.poll() is None}
         held = {
-            name: [msgspec.convert(one, Holding) for one in rescue(name, Rescue(1, (1, 1), attempt)).data["steps"]]
+            name: [msgspec.convert(one, Holding) for one in rescue(name, Recover(1, (1, 1), attempt)).data["steps"]]
             for name in nodes
         }
         whole = newest_whole(held, -1)
@@ -129,7 +129,7 @@ class Cluster:
         for wanted, rebuild in ((whole.files, False), (whole.rebuild, True)):
             for name, files in wanted.items():
                 parts = ((), files) if rebuild else (files, ())
-                told = rescue(name, Rescue(1, (1, 2), attempt, into, whole.step, whole.nonce, *parts))
+                told = rescue(name, Recover(1, (1, 2), attempt, into, whole.step, whole.nonce, *parts))
                 assert told.ok, told.why
         assert adopt(into, str(self.directory), whole.step, whole.nonce) == ""
         return whole

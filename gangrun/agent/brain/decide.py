@@ -1,35 +1,26 @@
-"""What an agent does next.
+"""An agent's own end: when it leaves, with which code, and what a signal to it means.
 
-One ``AgentBrain`` per incarnation, driven by the real ``loop`` and by the simulator alike. Every input takes ``now``
-(seconds of CLOCK_BOOTTIME) and returns the effects to perform, in order:
-
-    brain.start(now)  brain.tick(now)  brain.from_supervisor(message, now)
-    brain.from_peer(message, now, route)  brain.local(fact, now)          then sleep until brain.next_wake()
-
-``tick`` may come at any time and does only what is due. A simulator of many quiet nodes need not tick each beat: it
-sleeps until ``next_wake(beats=False)`` and calls ``catch_up_acked(sent_at, now, count)`` before anything else happens
-to the node, which leaves the brain as ``count`` beats would whose newest, sent at ``sent_at``, was acked by ``now``.
-
-Its parts: ``lease_keeping`` (term and lease), ``orders`` (commands and attempts), ``outbox`` (events),
-``follow`` (takeover), ``asked`` (the supervisor it asked for), ``departure`` (its own end).
+It leaves once its ranks are gone, or after ``leave_within_s`` all the same. A signal alone ends nothing while a
+supervisor is there to say what it means; a second one does.
 """
 
 from __future__ import annotations
 
+import signal
 import zlib
 
 from gangrun.agent.brain import effects, facts
-from gangrun.agent.brain.departure import Departure
 from gangrun.agent.brain.effects import Effect
-from gangrun.agent.brain.follow import NEVER, Follow
-from gangrun.agent.brain.identity import AgentConfig, Counters
-from gangrun.agent.brain.lease_keeping import Lease
+from gangrun.agent.brain.facts import AgentConfig, Counters
+from gangrun.agent.brain.follow import REFUSALS_MAX, REFUSED, Follow
+from gangrun.agent.brain.line import LeaseKeeper, Outbox
 from gangrun.agent.brain.orders import Orders
-from gangrun.agent.brain.outbox import Outbox
-from gangrun.agent.brain.requested_supervisor import REFUSALS_MAX, REFUSED
 from gangrun.core.events import (
+    CancelRequested,
     Event,
     FindingRaised,
+    Notice,
+    NoticeKind,
     RankExited,
     RankFinished,
 )
@@ -37,7 +28,7 @@ from gangrun.wire.messages import (
     Ack,
     Beat,
     BetweenAgents,
-    Check,
+    CheckNode,
     Dial,
     Farewell,
     Hello,
@@ -48,15 +39,73 @@ from gangrun.wire.messages import (
     Probe,
     ProbeResult,
     Promise,
-    Prove,
-    Reading,
+    RankSample,
+    Recover,
     Rejected,
-    Rescue,
     Stacks,
     Stop,
     ToAgent,
+    VerifyShare,
     Welcome,
 )
+
+NEVER = float("inf")
+
+
+class Departure:
+    """Asked for or not, begun or not, done or not."""
+
+    def __init__(self, config: AgentConfig, lease: LeaseKeeper, orders: Orders) -> None:
+        self.gone = False
+        self._config, self._lease, self._orders = config, lease, orders
+        self._leaving: tuple[int, str] | None = None
+        self._leave_by = self._terminate_by = NEVER
+        self._signals_count = 0
+
+    @property
+    def begun(self) -> bool:
+        """It leaves: nothing is started here any more."""
+        return self._leaving is not None
+
+    @property
+    def due(self) -> float:
+        """When ``if_due`` has something to do."""
+        return min(self._leave_by, self._terminate_by)
+
+    def asked(self, fact: facts.TerminateAsked, now: float) -> tuple[list[Effect], Event | None]:
+        """A signal came: what to do at once, or what to tell the supervisor."""
+        self._signals_count += 1
+        if self._signals_count > 1:
+            return self.begin(128 + fact.signal, f"signal {fact.signal}, twice", now), None
+        grace_s = self._config.notice_grace_s
+        self._terminate_by = now + grace_s
+        if fact.signal == signal.SIGINT:
+            return [], CancelRequested(f"SIGINT on {self._config.node}")
+        return [], Notice(NoticeKind.UNKNOWN, grace_s)
+
+    def begin(self, code: int, reason: str, now: float) -> list[Effect]:
+        """Stop the ranks, then leave."""
+        if self._leaving is not None:
+            return []
+        self._leaving = (code, reason)
+        self._terminate_by = NEVER
+        self._leave_by = now + self._config.leave_within_s
+        return self._orders.stop_all(self._lease.term_max, 0.0, reason) + self.if_due(now)
+
+    def if_due(self, now: float) -> list[Effect]:
+        """Leave, if the time has come."""
+        if self._leaving is not None:
+            if now < self._leave_by and not self._orders.empty:
+                return []
+            self.gone = True
+            return [effects.Leave(*self._leaving)]
+        if now < self._terminate_by:
+            return []
+        if self._lease.unacked_s(now) < self._config.timing.takeover_after_s:
+            self._terminate_by = now + self._config.timing.takeover_after_s  # a supervisor is at it
+            return []
+        return self.begin(128 + signal.SIGTERM, "a signal, and no supervisor to say what it means", now)
+
 
 JOURNAL_REFUSED = (
     f"the run's journal cannot be used, as {REFUSALS_MAX} supervisors in a row have said above: a person must look"
@@ -70,7 +119,7 @@ class AgentBrain:
 
     def __init__(self, config: AgentConfig, now: float) -> None:
         self.config = config
-        self.lease = Lease(config.timing, now)
+        self.lease = LeaseKeeper(config.timing, now)
         self.orders = Orders(config.node, config.incarnation)
         self.orders.floor = config.attempt_floor
         self.outbox = Outbox()
@@ -79,7 +128,7 @@ class AgentBrain:
         self.departure = Departure(config, self.lease, self.orders)
         self._ticked_at = now
         self.next_beat_at = NEVER
-        self._readings: tuple[Reading, ...] = ()
+        self._readings: tuple[RankSample, ...] = ()
         self._probes: dict[str, float] = {}
         # beats of a big gang are spread over the period, always the same way for one incarnation
         self._beat_phase = zlib.crc32(config.incarnation.encode()) % 1000 / 1000.0
@@ -159,7 +208,7 @@ class AgentBrain:
             case Farewell():
                 done = self.orders.take(message, self.outbox.full)
                 return done + self.departure.begin(message.exit_code, message.reason, now)
-            case Prepare() | Launch() | Stop() | Stacks() | Check() | Rescue() | Prove():
+            case Prepare() | Launch() | Stop() | Stacks() | CheckNode() | Recover() | VerifyShare():
                 if self.departure.begun and isinstance(message, Prepare | Launch):
                     return []
                 if isinstance(message, Prepare | Launch) and not self.lease.live(now):
@@ -190,7 +239,7 @@ class AgentBrain:
         match fact:
             case facts.TermFound():
                 return self._term_found(fact, now)
-            case facts.SlatePrepared():
+            case facts.NodePrepared():
                 return self._told(self.orders.on_slate(fact))
             case facts.RanksLaunched():
                 return self._told(self.orders.on_launched(fact))
@@ -203,11 +252,11 @@ class AgentBrain:
                 return self._told(self.orders.on_stacks(fact))
             case facts.Checked():
                 return self._told(self.orders.on_checked(fact))
-            case facts.DiskUsed():
+            case facts.DiskTaskDone():
                 return self._told(self.orders.on_disk_used(fact))
             case facts.ReadingsTaken():
                 return self._read(fact)
-            case facts.FindingMade():
+            case facts.FindingReported():
                 return self._tell(FindingRaised(fact.finding), now)
             case facts.SupervisorRefused():
                 self.follow.asked.refused(now)

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 from gangrun.wire.messages import (
     BetweenAgents,
-    Check,
+    CheckNode,
     FromAgent,
     Launch,
     PeerAddress,
     Prepare,
-    Prove,
-    Rescue,
+    Recover,
     Stacks,
     Stop,
+    VerifyShare,
 )
 
 
@@ -82,7 +82,7 @@ class SpawnSupervisor:
 
 @dataclass(frozen=True, slots=True)
 class PrepareSlate:
-    """Prove that nothing of earlier attempts is left, and find a port where asked; ``facts.SlatePrepared``."""
+    """VerifyShare that nothing of earlier attempts is left, and find a port where asked; ``facts.SlatePrepared``."""
 
     command: Prepare
 
@@ -112,7 +112,7 @@ class TakeStacks:
 class RunCheck:
     """Run the preflight; ``facts.Checked``."""
 
-    command: Check
+    command: CheckNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class UseDisk:
     whatever else of that kind is still under way; ``facts.DiskUsed``.
     """
 
-    command: Rescue | Prove
+    command: Recover | VerifyShare
 
 
 @dataclass(frozen=True, slots=True)

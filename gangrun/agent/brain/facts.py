@@ -1,7 +1,4 @@
-"""What the agent's body tells its brain.
-
-Past tense, one frozen value each. ``at``-like times are seconds of this host's CLOCK_BOOTTIME.
-"""
+"""Who an agent is, and what it counts."""
 
 from __future__ import annotations
 
@@ -10,7 +7,38 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gangrun.core.model import Finding, RankExit, RankStack
-from gangrun.wire.messages import Dial, LiveRank, Prove, Reading, Rescue
+from gangrun.core.policy import Timing
+from gangrun.wire.messages import Dial, LiveRank, PeerAddress, RankSample, Recover, VerifyShare
+
+
+@dataclass(frozen=True, slots=True)
+class AgentConfig:
+    """Who this agent is; nothing of it changes within an incarnation."""
+
+    node: str
+    incarnation: str
+    boot_id: str
+    job: str
+    job_restart: int
+    slots_count: int
+    peer: PeerAddress
+    timing: Timing = field(default_factory=Timing)
+    roster_count: int = 0  # as the spec has it; 0: known from the first ack on
+    founder: bool = False  # has the first supervisor of the job made
+    previous_died: str = ""
+    nofile_hard: int = 0
+    attempt_floor: int = -1  # newest attempt that an earlier incarnation was told of, where known
+    notice_grace_s: float = 90.0  # with no supervisor that acks, leave so long after a signal
+    leave_within_s: float = 15.0
+
+
+@dataclass(slots=True)
+class Counters:
+    """What was not believed, for people who look into an agent."""
+
+    lower_term: int = 0
+    stale_acks: int = 0
+    not_followed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +50,7 @@ class TermFound:
 
 
 @dataclass(frozen=True, slots=True)
-class SlatePrepared:
+class NodePrepared:
     """``PrepareSlate`` ended; ``why`` names what is left where it is not clean. ``port`` for rank 0's node.
 
     ``retry_free``: nobody's fault (no port was free), so another start costs nothing.
@@ -89,21 +117,21 @@ class ReadingsTaken:
     """The newest sample of every live rank of ``attempt``; it rides on the next beat."""
 
     attempt: int
-    readings: tuple[Reading, ...]
+    readings: tuple[RankSample, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class FindingMade:
+class FindingReported:
     """A check measured something worth telling."""
 
     finding: Finding
 
 
 @dataclass(frozen=True, slots=True)
-class DiskUsed:
+class DiskTaskDone:
     """``UseDisk`` ended; ``data`` goes back with the answer to its command."""
 
-    command: Rescue | Prove
+    command: Recover | VerifyShare
     ok: bool
     why: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -133,15 +161,15 @@ class TerminateAsked:
 
 Fact = (
     TermFound
-    | SlatePrepared
+    | NodePrepared
     | RanksLaunched
     | RankEnded
     | RanksStopped
     | StacksTaken
     | Checked
-    | DiskUsed
+    | DiskTaskDone
     | ReadingsTaken
-    | FindingMade
+    | FindingReported
     | SupervisorExited
     | SupervisorRefused
     | TerminateAsked

@@ -9,6 +9,7 @@
    promise: two cut-off nodes must not be lost to a supervisor that lives.
 3. A candidate with fresh promises of more than half of the roster asks its warden for a supervisor, one at a time;
    after one that failed it waits 1, 2, 4 .. 64 s, after one that ended the job and did not let us go 4, 8 .. 64 s.
+   Failures are counted apart for those with promises and those that watch (``RequestedSupervisor``).
 4. Where no majority can be had a candidate asks for a supervisor without promises: that one watches the holder's
    counter file for ``counter_still_s`` (or hears from the scheduler that the holder's node is down) before it claims,
    and is in no majority's way. It is asked for soon where too few of a small roster answer (two nodes, one gone), else
@@ -26,16 +27,91 @@ from dataclasses import dataclass
 
 from gangrun.agent.brain import effects
 from gangrun.agent.brain.effects import Effect
-from gangrun.agent.brain.lease_keeping import Lease
-from gangrun.agent.brain.requested_supervisor import DEPOSED, AskedSupervisor
+from gangrun.agent.brain.line import LeaseKeeper
 from gangrun.core.policy import Timing
+from gangrun.core.protocol.takeover import backoff_s
 from gangrun.wire.messages import Dial, PeerAddress, Ping, Pong, Promise
+
+DEPOSED = 75  # exit code of a supervisor that lost its term
+REFUSED = 78  # ... that cannot use the journal: a person must look
+ENDED = 0  # ... that saw to the end of the job, and was gone before this agent heard of it
+ENDED_FIRST = 2  # how many steps of the back-off are left out then
+DEPOSED_MAX = 7  # in a row, over two minutes, with nobody of this job in sight: the run is not this job's
+REFUSALS_MAX = 5  # in a row on one node: no other supervisor will fare better
+NEVER = float("inf")
+
+
+class RequestedSupervisor:
+    """At most one that is on its way."""
+
+    def __init__(self, timing: Timing) -> None:
+        self.spawning = False
+        self.term = 0  # which it is to claim at least
+        self.refusals_count = self.deposed_count = self.watch_failures_count = 0
+        self.not_before = self.watch_not_before = 0.0  # the latter for one without promises
+        self._failures_count = self._ended_count = 0
+        self._timing = timing
+        self._watching = False  # it has no promises
+        self._asked_at = NEVER
+
+    def ask(self, term_min: int, promises: tuple[str, ...], now: float) -> list[Effect]:
+        """One for this term or a later one, unless one is on its way, or it is too early."""
+        if self.spawning and not (promises and self._watching):
+            return []
+        if now < (self.not_before if promises else self.watch_not_before):
+            return []
+        if self.spawning:  # only a term above the one that the watching one wants lets a warden start another beside it
+            term_min = max(term_min, self.term + 1)
+        self.spawning, self._watching = True, not promises
+        self._asked_at, self.term = now, term_min
+        return [effects.SpawnSupervisor(term_min, promises, now)]
+
+    def is_stuck(self, now: float) -> bool:
+        """Has it claimed nothing for longer than any file system may take?"""
+        return self.spawning and now >= self._asked_at + self._timing.counter_still_s
+
+    def answered(self) -> None:
+        """A newer term is there."""
+        self.spawning = False
+        self.deposed_count = self._failures_count = 0
+
+    def exited(self, code: int, term_min: int, now: float) -> None:
+        """It, or one that served, is gone."""
+        if term_min >= self.term:
+            self.refused(now)
+        self.refusals_count += code == REFUSED
+        self.deposed_count += code == DEPOSED
+        if code == ENDED:  # whatever acked us meanwhile: another will find the same
+            self._ended_count += 1
+            self.not_before = self.watch_not_before = now + backoff_s(self._ended_count + ENDED_FIRST)
+
+    @property
+    def unwanted(self) -> bool:
+        """No supervisor of this job gets a term, and there is none."""
+        return self.deposed_count >= DEPOSED_MAX
+
+    @property
+    def hopeless(self) -> bool:
+        """No supervisor can go on from what the journal says."""
+        return self.refusals_count >= REFUSALS_MAX
+
+    def refused(self, now: float) -> None:
+        """It never came to be; the next one waits longer."""
+        if not self.spawning:
+            return
+        self.spawning = False
+        if self._watching:
+            self.watch_failures_count += 1
+            self.watch_not_before = now + backoff_s(self.watch_failures_count)
+        else:
+            self._failures_count += 1
+            self.not_before = now + backoff_s(self._failures_count)
+
 
 PONG_WAIT_S = 0.5
 FRESH_BEATS = 2.5
 FIND_FIRST_S, FIND_MAX_S = 0.25, 1.0  # at start, until there is a claim
 RESORT_FIRST_S, RESORT_MAX_S = 5.0, 60.0
-NEVER = float("inf")
 SPREAD_NODES_COUNT = 16
 WATCH_SOON_TAKEOVERS = 2  # late answers have come by then
 WATCH_AFTER_TAKEOVERS = 4  # two candidates have had their promises by then, and a supervisor that need not watch
@@ -43,7 +119,7 @@ VARIES_SHARE = 0.5
 
 
 @dataclass(slots=True)
-class Held:
+class GivenPromise:
     """A promise that this agent gave."""
 
     candidate: PeerAddress
@@ -64,9 +140,9 @@ class Follow:
         self.roster_count = roster_count
         self._filling_count = roster_count  # until all nodes were there once, a smaller roster is one being filled
         self.candidates: tuple[PeerAddress, ...] = (me,) if roster_count == 1 else ()
-        self.held: Held | None = None
+        self.held: GivenPromise | None = None
         self._promises_count = 0  # in a row
-        self.asked = AskedSupervisor(timing)
+        self.asked = RequestedSupervisor(timing)
         self._taken: dict[str, tuple[bytes, float]] = {}  # node -> (the way back, when)
         self._pongs: dict[str, float] = {}  # candidate -> how long it was unacked
         self._tried: set[str] = set()
@@ -89,7 +165,7 @@ class Follow:
         self._find_s = min(2 * self._find_s, FIND_MAX_S)
         return [effects.FindTerm()]
 
-    def found_none(self, lease: Lease, newest_term: int, now: float) -> list[Effect]:
+    def found_none(self, lease: LeaseKeeper, newest_term: int, now: float) -> list[Effect]:
         """No claim of this job yet: its founder has the first one made, all others look again."""
         if not self.founder or lease.line is not None:
             return []
@@ -126,19 +202,19 @@ class Follow:
 
     # ---- what peers say ----------------------------------------------------------------------------------------
 
-    def on_ping(self, ping: Ping, lease: Lease, route: bytes, now: float) -> list[Effect]:
+    def on_ping(self, ping: Ping, lease: LeaseKeeper, route: bytes, now: float) -> list[Effect]:
         """Answer; with the way to the newest term if the asker does not know it."""
         answers: list[Effect] = [self._pong(lease, route, now)]
         if lease.line is not None and lease.line.term > ping.term_max:
             answers.append(effects.ReplyPeer(route, lease.line))
         return answers
 
-    def _pong(self, lease: Lease, route: bytes, now: float) -> Effect:
+    def _pong(self, lease: LeaseKeeper, route: bytes, now: float) -> Effect:
         return effects.ReplyPeer(
             route, Pong(self.me.node, self.incarnation, lease.term_max, round(lease.unacked_s(now), 3))
         )
 
-    def on_pong(self, pong: Pong, lease: Lease, now: float) -> list[Effect]:
+    def on_pong(self, pong: Pong, lease: LeaseKeeper, now: float) -> list[Effect]:
         """A candidate answers."""
         if self.held is not None:
             if pong.node == self.held.candidate.node:
@@ -152,7 +228,7 @@ class Follow:
         self._pongs[pong.node] = pong.unacked_s
         return self._choose(lease, now) if self._all_answered() else []
 
-    def on_promise(self, promise: Promise, lease: Lease, route: bytes, now: float) -> list[Effect]:
+    def on_promise(self, promise: Promise, lease: LeaseKeeper, route: bytes, now: float) -> list[Effect]:
         """Another agent would follow whoever claims next; count it if its old term is not over already."""
         answers: list[Effect] = [self._pong(lease, route, now)]
         if lease.line is not None and lease.line.term > promise.term:
@@ -166,7 +242,7 @@ class Follow:
 
     # ---- time --------------------------------------------------------------------------------------------------
 
-    def tick(self, lease: Lease, now: float) -> list[Effect]:
+    def tick(self, lease: LeaseKeeper, now: float) -> list[Effect]:
         """Whatever is due."""
         done: list[Effect] = []
         if now >= self._find_at:
@@ -188,7 +264,7 @@ class Follow:
             done += self._ask(lease, now)
         return done
 
-    def due(self, lease: Lease) -> float:
+    def due(self, lease: LeaseKeeper) -> float:
         """When ``tick`` has something to do next."""
         due = self._find_at
         if self.held is not None:
@@ -206,10 +282,10 @@ class Follow:
                 first = min(first, self._lost_at(lease))
         return min(due, max(first, tired_at))
 
-    def _can_ask(self, lease: Lease) -> bool:
+    def _can_ask(self, lease: LeaseKeeper) -> bool:
         return lease.line is not None and bool(self.candidates)
 
-    def _ask(self, lease: Lease, now: float) -> list[Effect]:
+    def _ask(self, lease: LeaseKeeper, now: float) -> list[Effect]:
         self._ask_at = now + self.timing.beat_every_s
         self._choose_at = now + PONG_WAIT_S
         self._pongs = {self.me.node: lease.unacked_s(now)} if self._is_candidate(self.me.node) else {}
@@ -218,7 +294,7 @@ class Follow:
         ping = Ping(self.me.node, lease.term_max)
         return [effects.SendPeer(peer, ping) for peer in self.candidates if peer.node != self.me.node]
 
-    def _choose(self, lease: Lease, now: float) -> list[Effect]:
+    def _choose(self, lease: LeaseKeeper, now: float) -> list[Effect]:
         self._choose_at = NEVER
         lately_s = FRESH_BEATS * self.timing.beat_every_s
         if any(s <= lately_s for node, s in self._pongs.items() if node != self.me.node):
@@ -232,13 +308,13 @@ class Follow:
             self._tried.clear()
         for peer in reached:
             if peer.node not in self._tried:
-                self.held = Held(peer, now, now, now)
+                self.held = GivenPromise(peer, now, now, now)
                 self._promises_count += 1
                 lease.promised_term = lease.line.term
                 return self._promise(self.held, lease, now)
         return []
 
-    def _promise(self, held: Held, lease: Lease, now: float) -> list[Effect]:
+    def _promise(self, held: GivenPromise, lease: LeaseKeeper, now: float) -> list[Effect]:
         held.said_at = now
         if held.candidate.node == self.me.node:
             held.answered_at = now
@@ -247,13 +323,13 @@ class Follow:
         promise = Promise(self.me.node, self.incarnation, lease.promised_term, unacked_s)
         return [effects.SendPeer(held.candidate, promise)]
 
-    def _held_until(self, held: Held) -> float:
+    def _held_until(self, held: GivenPromise) -> float:
         """After the first a little less, and never twice the same: two agents that take turns would do so for ever."""
         share = zlib.crc32(f"{self.incarnation} {self._promises_count}".encode()) % 1000 / 1000.0
         shorter = VARIES_SHARE * share if self._promises_count > 1 else 0.0
         return held.since + (2 - shorter) * self.timing.takeover_after_s
 
-    def _keep(self, held: Held, lease: Lease, now: float) -> list[Effect]:
+    def _keep(self, held: GivenPromise, lease: LeaseKeeper, now: float) -> list[Effect]:
         """Say the promise again, or take it back: its time is over, or the candidate is gone."""
         silent = now - held.answered_at > 3 * self.timing.beat_every_s
         if held.ends_at == NEVER and (silent or now >= self._held_until(held)):
@@ -276,7 +352,7 @@ class Follow:
 
     # ---- as a candidate ----------------------------------------------------------------------------------------
 
-    def _collect(self, lease: Lease, now: float) -> list[Effect]:
+    def _collect(self, lease: LeaseKeeper, now: float) -> list[Effect]:
         """More than half of the roster, each within the last beats: a promise said once long ago may be taken back."""
         oldest = now - FRESH_BEATS * self.timing.beat_every_s
         nodes = {node for node, (_, at) in self._taken.items() if at >= oldest}
@@ -293,7 +369,7 @@ class Follow:
             self._find_at = now + self._find_s  # its claim will say where it listens
         return wanted
 
-    def _replace_stuck(self, lease: Lease, now: float) -> list[Effect]:
+    def _replace_stuck(self, lease: LeaseKeeper, now: float) -> list[Effect]:
         """Alone, this agent is the majority whose word lets a warden start one beside it; else others do it."""
         self.asked.spawning = False
         promises = (self.me.node,) if self.roster_count == 1 else ()
@@ -306,7 +382,7 @@ class Follow:
 
     # ---- last resorts ------------------------------------------------------------------------------------------
 
-    def _lonely_at(self, lease: Lease) -> float:
+    def _lonely_at(self, lease: LeaseKeeper) -> float:
         if self.asked.spawning:
             return NEVER
         since = lease.acked_at
@@ -320,11 +396,11 @@ class Follow:
             after_s = 2 * self.timing.counter_still_s + spread_s
         return max(since + after_s, self.asked.not_before, self.asked.watch_not_before)
 
-    def _lost_at(self, lease: Lease) -> float:
+    def _lost_at(self, lease: LeaseKeeper) -> float:
         first = self.timing.takeover_after_s * (2 if self.candidates else 1)
         return max(lease.acked_at + first, self._resort_at)
 
-    def _last_resorts(self, lease: Lease, now: float) -> list[Effect]:
+    def _last_resorts(self, lease: LeaseKeeper, now: float) -> list[Effect]:
         done = self._watch(lease, now)
         if lease.line is not None and now >= self._lost_at(lease):
             self._resort_at = now + self._resort_s
@@ -332,7 +408,7 @@ class Follow:
             done.append(effects.FindTerm())
         return done
 
-    def _watch(self, lease: Lease, now: float) -> list[Effect]:
+    def _watch(self, lease: LeaseKeeper, now: float) -> list[Effect]:
         return self._spawn(lease.term_max + 1, (), now) if now >= self._lonely_at(lease) else []
 
     def _is_candidate(self, node: str) -> bool:

@@ -19,9 +19,20 @@ import msgspec
 from gangrun.agent.brain import effects, facts
 from gangrun.agent.brain.effects import Effect
 from gangrun.core.model import RankExit
-from gangrun.wire.messages import Check, CommandResult, Farewell, Launch, LiveRank, Prepare, Prove, Rescue, Stacks, Stop
+from gangrun.wire.messages import (
+    CheckNode,
+    CommandResult,
+    Farewell,
+    Launch,
+    LiveRank,
+    Prepare,
+    Recover,
+    Stacks,
+    Stop,
+    VerifyShare,
+)
 
-Command = Prepare | Launch | Stop | Stacks | Check | Rescue | Prove | Farewell
+Command = Prepare | Launch | Stop | Stacks | CheckNode | Recover | VerifyShare | Farewell
 Key = tuple[str, int, tuple[int, int]]
 ANSWERS_MAX = 256
 
@@ -72,10 +83,10 @@ class Orders:
             case Stacks():
                 self._in_hand[key] = command
                 return [effects.TakeStacks(command)]
-            case Check():
+            case CheckNode():
                 self._in_hand[key] = command
                 return [effects.RunCheck(command)]
-            case Rescue() | Prove():
+            case Recover() | VerifyShare():
                 self._in_hand[key] = command
                 return [effects.UseDisk(command)]
             case Farewell():
@@ -135,7 +146,7 @@ class Orders:
 
     # ---- outcomes ----------------------------------------------------------------------------------------------
 
-    def on_slate(self, fact: facts.SlatePrepared) -> list[Effect]:
+    def on_slate(self, fact: facts.NodePrepared) -> list[Effect]:
         """The slate of ``fact.attempt`` is clean, or not."""
         answers: list[Effect] = []
         for command in self._withdraw(Prepare, fact.attempt, fact.attempt):
@@ -181,10 +192,10 @@ class Orders:
     def on_checked(self, fact: facts.Checked) -> list[Effect]:
         """The preflight ended."""
         data = {"tested": fact.tested} if fact.tested else {}
-        found = [one for one in self._in_hand.values() if isinstance(one, Check) and one.tests == fact.tests]
+        found = [one for one in self._in_hand.values() if isinstance(one, CheckNode) and one.tests == fact.tests]
         return [self._answer(command, fact.ok, fact.why, data) for command in found]
 
-    def on_disk_used(self, fact: facts.DiskUsed) -> list[Effect]:
+    def on_disk_used(self, fact: facts.DiskTaskDone) -> list[Effect]:
         """What is in memory is known, or is on disk; or this node's share of a checkpoint was read."""
         asked = _key(fact.command) in self._in_hand
         return [self._answer(fact.command, fact.ok, fact.why, dict(fact.data))] if asked else []

@@ -19,19 +19,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gangrun.agent.brain import facts
-from gangrun.agent.ranks.cleanup import Family, describe, free_port, job_of
-from gangrun.agent.ranks.environment import Place, rank_environment, tag_prefix
-from gangrun.agent.ranks.errors import OomCounter
-from gangrun.agent.ranks.exits import Watched, watch
-from gangrun.agent.ranks.files import AttemptFiles, RankFiles
+from gangrun.agent.ranks.environment import AttemptFiles, RankFiles, RankPlace, rank_environment, tag_prefix
+from gangrun.agent.ranks.exits import OomCounter, WatchedRank, watch
 from gangrun.agent.ranks.logs import RankLogs
-from gangrun.agent.ranks.readings import new_children, reading
-from gangrun.agent.ranks.stacks import Subject, take_stacks
-from gangrun.agent.ranks.stop import StopLadder, Target
+from gangrun.agent.ranks.observe import Subject, new_children, reading, take_stacks
+from gangrun.agent.ranks.stop import OwnProcesses, StopLadder, Target, describe, free_port, job_of
 from gangrun.core.model import RankExit
 from gangrun.node import boot
 from gangrun.node.processes import Proc, kill, kill_until_none, read_proc
-from gangrun.wire.messages import Launch, LiveRank, Prepare, Reading, Stacks, Stop
+from gangrun.wire.messages import Launch, LiveRank, Prepare, RankSample, Stacks, Stop
 from gangrun.wire.progress import Slot
 from gangrun.wire.spec import LogSpec
 
@@ -82,7 +78,7 @@ class _Rank:
     proc: Proc
     slot: Slot
     files: RankFiles
-    watched: Watched
+    watched: WatchedRank
 
 
 class _Gang:
@@ -110,7 +106,7 @@ class RankGang:
         """``spared``: pids below the warden that are not of ranks (the supervisor); the agent itself is known."""
         self._spec = spec
         self._now = now
-        self._family = Family(tag_prefix(spec.run, spec.node), job_of(spec.inherited), spec.warden_pid, spared)
+        self._family = OwnProcesses(tag_prefix(spec.run, spec.node), job_of(spec.inherited), spec.warden_pid, spared)
         self._gang: _Gang | None = None  # of the newest attempt, also once it has ended: its slots may still be asked
         self._ladder: StopLadder | None = None
         self._ports_used: deque[int] = deque(maxlen=64)
@@ -156,7 +152,7 @@ class RankGang:
         for local_rank, rank in enumerate(order.ranks):
             self._still(may, gang)
             try:
-                self._start(gang, Place(spec.run, spec.node, order, local_rank, spec.max_restarts_count))
+                self._start(gang, RankPlace(spec.run, spec.node, order, local_rank, spec.max_restarts_count))
             except OSError as error:
                 self._undo(gang)
                 raise LaunchError(f"rank {rank} could not be started: {error}") from error
@@ -179,7 +175,7 @@ class RankGang:
             self._undo(gang)
             raise LaunchError("the lease ended while ranks were being started")
 
-    def _start(self, gang: _Gang, place: Place) -> None:
+    def _start(self, gang: _Gang, place: RankPlace) -> None:
         spec, rank = self._spec, place.rank
         files = gang.files.of(rank)
         slot = Slot(str(files.slot), rank)
@@ -216,7 +212,7 @@ class RankGang:
         gang.logs.add(rank, os.dup(child.stdout.fileno()), os.dup(child.stderr.fileno()))
         child.stdout.close()
         child.stderr.close()
-        gang.ranks[rank] = _Rank(proc, slot, files, Watched(rank, spec.node, child, files))
+        gang.ranks[rank] = _Rank(proc, slot, files, WatchedRank(rank, spec.node, child, files))
 
     def _undo(self, gang: _Gang) -> None:
         """A launch failed half way: none of its ranks may be left."""
@@ -247,7 +243,7 @@ class RankGang:
         alive = gang.alive() if gang else []
         return tuple(LiveRank(rank.watched.rank, rank.proc.pid, rank.proc.start_ticks) for rank in alive)
 
-    def readings(self) -> tuple[Reading, ...]:
+    def readings(self) -> tuple[RankSample, ...]:
         """A sample of every live rank."""
         gang = self._gang
         if gang is None:
@@ -307,7 +303,7 @@ class RankGang:
         threading.Thread(target=stop, name="stop ranks", daemon=True).start()
 
     def prepare(self, command: Prepare) -> None:
-        """Prove that nothing of ours is left, killing what is; ``facts.SlatePrepared``, with a port for rank 0."""
+        """Prove that nothing of ours is left, killing what is; ``facts.NodePrepared``, with a port for rank 0."""
 
         def look() -> None:
             left = kill_until_none(lambda: self._family.find(()), SLATE_WITHIN_S, _nothing)
@@ -318,7 +314,7 @@ class RankGang:
             why = ", ".join(describe(left))
             if command.rank_zero and not left and not port:
                 why = "no port outside the ephemeral range is free"
-            self._tell(facts.SlatePrepared(command.attempt, not why, why, port))
+            self._tell(facts.NodePrepared(command.attempt, not why, why, port))
 
         threading.Thread(target=look, name="slate", daemon=True).start()
 

@@ -26,23 +26,23 @@ from gangrun.sim.engine.process import SimProcess
 from gangrun.wire.messages import (
     Ack,
     BetweenAgents,
-    Check,
+    CheckNode,
     Dial,
     FromAgent,
     Launch,
     PeerAddress,
     Prepare,
-    Prove,
-    Reading,
-    Rescue,
+    RankSample,
+    Recover,
     Stacks,
     Stop,
     ToAgent,
+    VerifyShare,
 )
 
 # What moves no timer of the brain.
-OUTCOMES = (facts.SlatePrepared, facts.RanksLaunched, facts.RankEnded, facts.Checked, facts.StacksTaken)
-COMMANDS = (Prepare, Launch, Check, Stacks)
+OUTCOMES = (facts.NodePrepared, facts.RanksLaunched, facts.RankEnded, facts.Checked, facts.StacksTaken)
+COMMANDS = (Prepare, Launch, CheckNode, Stacks)
 
 PREPARE_S, LAUNCH_S, STOP_S, STACKS_S, CHECK_S, TESTS_S, BRING_S, READ_S = 0.02, 0.1, 0.3, 0.2, 0.05, 20.0, 0.4, 0.6
 
@@ -158,7 +158,7 @@ class SimAgent(SimProcess):
             for effect in self.brain.local(taken, self.boot()):
                 self.deeds.do(effect)
 
-    def readings(self) -> tuple[Reading, ...]:
+    def readings(self) -> tuple[RankSample, ...]:
         """Of the ranks that are alive here."""
         orders = self.brain.orders
         if not orders.alive:
@@ -286,7 +286,7 @@ class SimAgent(SimProcess):
         sentence = "a GPU fell off the bus" if fatal else "a memory error was contained"
         needs = "" if fatal else "reset"
         found = Finding(self.node.name, "xid", fatal, sentence, self.boot(), not fatal, needs, until_boot=fatal)
-        self.tell(facts.FindingMade(found))
+        self.tell(facts.FindingReported(found))
 
     def rank_ended(self, rank: SimRank, code: int | None, signal: int | None, error: ErrorReport | None) -> None:
         """A pidfd became readable."""
@@ -362,15 +362,15 @@ class Deeds:
         tested = "all came out right" if tests and not sick else ""
         self.agent.tell(facts.Checked(not sick, "a GPU fell off the bus" if sick else "", tested, tests))
 
-    def _use_disk(self, command: Rescue | Prove) -> None:
+    def _use_disk(self, command: Recover | VerifyShare) -> None:
         """What is in memory is known at once; what is written is there when the disk has it."""
-        if isinstance(command, Prove):
+        if isinstance(command, VerifyShare):
             self._read_share(command)
             return
         kept, names = self.node.kept, self.world.memory.names
         if not command.into:
             steps = [msgspec.to_builtins(one) for one in holdings(kept, command.attempt, names, pin=command.pin)]
-            self.agent.tell(facts.DiskUsed(command, True, data={"steps": steps}))
+            self.agent.tell(facts.DiskTaskDone(command, True, data={"steps": steps}))
             return
 
         def write() -> None:
@@ -380,17 +380,17 @@ class Deeds:
             why = why or self.world.checkpoint_fs.bring(command.into, command.files)
             if command.pin:
                 kept.let_go()
-            self.agent.tell(facts.DiskUsed(command, not why, why))
+            self.agent.tell(facts.DiskTaskDone(command, not why, why))
 
         self.timeline.at(self.node.mount.ready_at() + BRING_S, lambda: self.agent.when_awake(write))
 
-    def _read_share(self, command: Prove) -> None:
+    def _read_share(self, command: VerifyShare) -> None:
         """Whole where what stands there is, and this node's mount shows it."""
 
         def read() -> None:
             why = self.world.checkpoint_fs.damage_of(command.directory, command.nonce)
             why = why or (os.strerror(self.node.mount.trouble()) if self.node.mount.trouble() else "")
-            self.agent.tell(facts.DiskUsed(command, not why, why))
+            self.agent.tell(facts.DiskTaskDone(command, not why, why))
 
         self.timeline.at(self.node.mount.ready_at() + READ_S, lambda: self.agent.when_awake(read))
 
@@ -412,7 +412,7 @@ class Deeds:
     def _prepared(self, command: Prepare) -> None:
         left = [rank.name for rank in self.node.ranks if rank.alive]
         port = self.world.new_port() if command.rank_zero else 0
-        self.agent.tell(facts.SlatePrepared(command.attempt, not left, ", ".join(left), port))
+        self.agent.tell(facts.NodePrepared(command.attempt, not left, ", ".join(left), port))
 
     def _launch(self, command: Launch) -> None:
         if command not in self._pending:

@@ -15,7 +15,7 @@ from gangrun.core.model import ErrorReport, RankExit
 from gangrun.sim.body.checkpoints import CheckpointFs, Name
 from gangrun.sim.engine.clock import Entry, Timeline
 from gangrun.sim.engine.process import SimProcess
-from gangrun.wire.messages import LiveRank, Reading
+from gangrun.wire.messages import LiveRank, RankSample
 
 STEPPING = 2
 
@@ -275,14 +275,14 @@ class SimGang:
 
         self.timeline.after(self.script.save_s, lambda: writer.when_awake(close))
 
-    def reading(self, rank: SimRank) -> Reading:
+    def reading(self, rank: SimRank) -> RankSample:
         """What the agent samples of one of its ranks."""
         step = self.step() if self.timeline.now >= self._ready_at and self.whole else -1
         if self._progress.since is None and self._progress.step == 0.0:
             step = -1
         busy = float(step + 1) + self.timeline.now if self.stepping else 0.0
         letter = "S" if self.hung else rank.letter
-        return Reading(rank.rank, step, STEPPING, max(0, step), 0, busy, letter, kept_step=self.kept_step)
+        return RankSample(rank.rank, step, STEPPING, max(0, step), 0, busy, letter, kept_step=self.kept_step)
 
 
 def exit_of(rank: SimRank, code: int | None, signal: int | None, at: float, error: ErrorReport | None) -> RankExit:

@@ -20,8 +20,8 @@ from gangrun.sim.engine.clock import Entry
 from gangrun.sim.engine.disk import SimStore, SimTerms
 from gangrun.sim.engine.process import ProcessKilled
 from gangrun.supervisor import takeover
-from gangrun.supervisor.facts import EXIT_DEPOSED, EXIT_REFUSED, Facts
 from gangrun.supervisor.loop import Loop
+from gangrun.supervisor.opening import EXIT_DEPOSED, EXIT_REFUSED, RunFacts
 from gangrun.wire.messages import Ack, Dial, FromAgent, Probe, Stop, ToAgent, Welcome
 from gangrun.wire.record import Claim
 
@@ -156,7 +156,7 @@ class SimSupervisor(SupervisorBody):
         setup, mount = self.world.setup, self.node.mount
         flushes = setup.script.memory_every_count and setup.shape.nodes_count <= FLUSHES_NODES_MAX_COUNT
         jobs = self.world.scheduler.port(self)
-        facts = Facts(
+        facts = RunFacts(
             run=self.world.run_id,
             shape=setup.shape,
             job=self.node.job,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gangrun.agent.brain import outbox
+from gangrun.agent.brain import line
 from gangrun.core.machine import lifecycle
 from gangrun.core.nodes import placement, quarantine
 from gangrun.core.recovery import budget, choose
 from gangrun.sim.body.agent import SimAgent
-from gangrun.supervisor import agent_messages, heartbeats, run_clock, takeover
+from gangrun.supervisor import agent_messages, heartbeats, opening, takeover
 from tests.sim.canaries.mutation import Swaps, mutant
 
 
@@ -59,8 +59,8 @@ def replaced_agents_count() -> Swaps:
         why = filtered(state, stamped)
         return "" if "replaced" in why else why
 
-    original, heard, filtered = heartbeats.Beats.beat, SimAgent.hear, lifecycle.stale
-    return (heartbeats.Beats, "beat", beat), (lifecycle, "stale", stale), (lifecycle, "stale", stale)
+    original, heard, filtered = heartbeats.Heartbeats.beat, SimAgent.hear, lifecycle.stale
+    return (heartbeats.Heartbeats, "beat", beat), (lifecycle, "stale", stale), (lifecycle, "stale", stale)
 
 
 @mutant("an event is acked as journalled only once it is durable", "6", "I12", "I14")
@@ -71,7 +71,7 @@ def acked_before_the_journal() -> Swaps:
         incarnation, seq = self._loop.state.marks.get(row.node, ("", 0))
         return seq if incarnation == row.incarnation else 0
 
-    return ((agent_messages.Mail, "_journalled", journalled),)
+    return ((agent_messages.AgentMessages, "_journalled", journalled),)
 
 
 @mutant("agents keep events until they are journalled", "6", "I12", "I14")
@@ -83,14 +83,14 @@ def forgets_once_said() -> Swaps:
         self.journalled(self.last_seq)
         return said
 
-    original = outbox.Outbox.page
-    return ((outbox.Outbox, "page", page),)
+    original = line.Outbox.page
+    return ((line.Outbox, "page", page),)
 
 
 @mutant("the run clock never goes back", "6", "I10")
 def run_clock_is_the_wall() -> Swaps:
     """At a term's start it is the wall clock, whatever was recorded."""
-    clock = run_clock.RunClock
+    clock = opening.RunClock
     return ((clock, "starting", staticmethod(lambda last, wall, boot: clock(wall, boot))),)
 
 

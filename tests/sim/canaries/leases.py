@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from gangrun.agent.brain import lease_keeping
+from gangrun.agent.brain import line
 from gangrun.core.protocol import lease
 from gangrun.sim import faults
 from gangrun.sim.body import node
 from gangrun.sim.body.agent import SimAgent
 from gangrun.sim.faults import Kind
-from gangrun.supervisor import heartbeats, leadership, stop_call
+from gangrun.supervisor import heartbeats, node_calls
 from gangrun.wire.messages import Ack
 from tests.sim.canaries.mutation import Swaps, mutant
 
@@ -20,8 +20,8 @@ from tests.sim.canaries.mutation import Swaps, mutant
 @mutant("a lease ends by when the acked beat was sent, not by when the ack came", "2", "I16")
 def lease_from_receipt() -> Swaps:
     """The lease runs from the ack's arrival."""
-    original = lease_keeping.Lease.renewed
-    return ((lease_keeping.Lease, "renewed", lambda self, sent_at, now: original(self, now, now)),)
+    original = line.LeaseKeeper.renewed
+    return ((line.LeaseKeeper, "renewed", lambda self, sent_at, now: original(self, now, now)),)
 
 
 @mutant(
@@ -46,13 +46,13 @@ def any_ack_renews() -> Swaps:
 @mutant("law 3: a supervisor with no majority of beats within D neither acks nor acts", "2", "I16", "I14", "I1")
 def leads_without_majority() -> Swaps:
     """A supervisor leads as long as it lives."""
-    return ((leadership.Leadership, "holds", lambda self, now: True),)
+    return ((heartbeats.Leadership, "holds", lambda self, now: True),)
 
 
 @mutant("law 5: who does not hear all of its roster acks only for so long after its term was seen open", "2", "I16")
 def acks_behind_a_still_disk() -> Swaps:
     """A majority is enough, whatever the holder's disk does."""
-    return ((leadership.Leadership, "holds", leadership.Leadership._has_majority),)
+    return ((heartbeats.Leadership, "holds", heartbeats.Leadership._has_majority),)
 
 
 @mutant("law 3: D(1 + drift) < T", "2", "I1", "I16")
@@ -64,7 +64,7 @@ def leader_lease_outlasts_patience() -> Swaps:
         return None if ends is None else ends + 3 * timing.takeover_after_s
 
     original = lease.leader_lease_ends_at
-    return ((leadership, "leader_lease_ends_at", ends_at),)
+    return ((heartbeats, "leader_lease_ends_at", ends_at),)
 
 
 @mutant("a beat counts by when it was sent, not by when it arrived", "7", "I1", "I16")
@@ -77,8 +77,8 @@ def late_beats_count() -> Swaps:
             row.sent_after = now
         return row
 
-    original = heartbeats.Beats.beat
-    return ((heartbeats.Beats, "beat", beat),)
+    original = heartbeats.Heartbeats.beat
+    return ((heartbeats.Heartbeats, "beat", beat),)
 
 
 # ---- who kills -------------------------------------------------------------------------------------------------------
@@ -173,14 +173,14 @@ def presume_from_the_journal() -> Swaps:
 @mutant("a gang counts as stopped only when every node is accounted for", "2", "I16")
 def stopped_when_most_are() -> Swaps:
     """The last node that does not answer is left out."""
-    original = stop_call.StopCall.tick
+    original = node_calls.StopCall.tick
 
     def tick(self: Any, now: float, silent: Any, lost: Any) -> Any:
         if len(self._waiting) <= 1:
             self._waiting.clear()
         return original(self, now, silent, lost)
 
-    return ((stop_call.StopCall, "tick", tick),)
+    return ((node_calls.StopCall, "tick", tick),)
 
 
 # ---- the fragment rule -----------------------------------------------------------------------------------------------

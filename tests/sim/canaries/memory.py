@@ -28,7 +28,7 @@ def chooses_before_memory_is_asked() -> Swaps:
     def seal(self: Any, attempt: int, state: Any, checkpoints: Any, now: float) -> None:
         checkpoints.seal(attempt)
 
-    return ((gang_commands.RollCall, "_rescue_then_seal", seal),)
+    return ((gang_commands.GangCommands, "_rescue_then_seal", seal),)
 
 
 @mutant("before a job ends, or asks for the next one, what only its memory holds is brought to the disk", "8", "I5")

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from gangrun.agent.brain import lease_keeping, orders
+from gangrun.agent.brain import line, orders
 from gangrun.agent.brain.follow import Follow
 from gangrun.core.actions import StopGang
 from gangrun.core.events import TermTaken
@@ -18,7 +18,7 @@ from gangrun.core.recovery import recovery_steps
 from gangrun.ports import Deposed, History
 from gangrun.sim.body.agent import SimAgent
 from gangrun.sim.engine import disk
-from gangrun.supervisor import loop, node_calls, takeover, takeover_gather
+from gangrun.supervisor import loop, node_calls, takeover
 from tests.sim.canaries.mutation import Swaps, mutant
 
 
@@ -214,12 +214,12 @@ def attempt_without_tickets() -> Swaps:
 @mutant("attempt numbers start above agents' reports (which tickets cover) and tickets", "1", "I10", "I13")
 def attempt_from_journal_alone() -> Swaps:
     """A new term trusts the journal, whose last records may be damaged: agents are not asked, nor tickets counted."""
-    events = takeover_gather.Gathering.events
+    events = takeover.TakeoverGather.events
 
     def without_reports(self: Any) -> Any:
         return [replace(e, highest_attempt=-1) if isinstance(e, TermTaken) else e for e in events(self)]
 
-    return (*_without_tickets(), (takeover_gather.Gathering, "events", without_reports))
+    return (*_without_tickets(), (takeover.TakeoverGather, "events", without_reports))
 
 
 @mutant("a gang is never started under a number that was used before", "1", "I10", "I13", "I16", "state")
@@ -296,7 +296,7 @@ def agents_hear_every_term() -> Swaps:
     def follows(self: Any, term: int) -> bool:
         return self.line is not None
 
-    return (lease_keeping.Lease, "follows", follows), (SimAgent, "hear", hear)
+    return (line.LeaseKeeper, "follows", follows), (SimAgent, "hear", hear)
 
 
 @mutant("an agent launches an attempt once, and never one that was stopped", "1", "I16", "I2", "I3")

@@ -1,22 +1,82 @@
-"""Where a rank stands: its Python stacks if it can still tell, else the kernel's word for it.
+"""What is seen of a rank from outside: a sample for each beat, and its stacks when a gang hangs.
 
-``boot.py`` has given SIGRTMIN + 4 to faulthandler, which answers from C even if the main thread never comes back to
-Python. A stopped process, one in D state and a command that is not Python cannot answer: for these /proc speaks.
-The whole dump goes into the run directory.
+A sample is a few reads of /proc and of mapped memory: no scan, no system call that can hang. Counters only grow within an
+attempt.
+
+Stacks: ``boot.py`` has given SIGRTMIN + 4 to faulthandler, which answers from C even if the main thread never comes back
+to Python. A stopped process, one in D state and a command that is not Python cannot answer: for these /proc speaks. The
+whole dump goes into the run directory.
 """
 
 from __future__ import annotations
 
+import math
+import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gangrun.core.model import RankStack
 from gangrun.node.boot import STACK_SIGNAL_OFFSET
 from gangrun.node.processes import Proc, kill, read_proc
+from gangrun.wire.messages import RankSample
+from gangrun.wire.progress import SlotReading
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+TREE_MAX_COUNT = 64
+
+
+def reading(rank: int, pid: int, slot: SlotReading, output_bytes: int, *, wrapped: bool) -> RankSample:
+    """One sample. ``wrapped``: a command of its own (a shell, a container), whose children do the work."""
+    proc = read_proc(pid)
+    procs = [] if proc is None else _tree(proc) if wrapped else [proc]
+    return RankSample(
+        rank=rank,
+        step=slot.step,
+        phase=slot.phase,
+        slot_writes_count=slot.writes_count,
+        output_bytes=output_bytes,
+        cpu_s=sum(one.cpu_ticks for one in procs) / TICKS_PER_S,
+        state=_state(procs) if procs else "X",
+        first_step=slot.first_step,
+        kept_step=slot.kept_step,
+        kept_losses_count=slot.kept_losses_count,
+        loss=slot.loss if math.isfinite(slot.loss) else None,
+    )
+
+
+def _children(pid: int) -> list[int]:
+    """Pids of the children that its main thread has; [] where the kernel does not list them."""
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (OSError, ValueError):
+        return []
+
+
+def new_children(pid: int, seen: Mapping[int, Proc]) -> dict[int, Proc]:
+    """Children not seen before: workers that end with their rank must be known while they live."""
+    return {proc.pid: proc for proc in map(read_proc, set(_children(pid)) - set(seen)) if proc is not None}
+
+
+def _state(procs: list[Proc]) -> str:
+    """The state of the one that matters: stuck before stopped before running before asleep."""
+    states = {proc.state for proc in procs}
+    return next((state for state in "DTtR" if state in states), procs[0].state)
+
+
+def _tree(root: Proc) -> list[Proc]:
+    """The process and those below it, bounded; only the root where the kernel does not list children."""
+    found = [root]
+    todo = [root.pid]
+    while todo and len(found) < TREE_MAX_COUNT:
+        children = _children(todo.pop())
+        todo += children
+        found += [proc for proc in map(read_proc, children) if proc is not None]
+    return found
+
 
 POLL_S = 0.02
 SETTLED_S = 0.1  # a dump that has not grown for this long is whole

@@ -1,4 +1,4 @@
-"""What a supervisor is told at its birth."""
+"""What a supervisor is told when its term begins, and the clock of the run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EXIT_REFUSED = 78  # the journal cannot be used: a person must look
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RunFacts:
     """The run and the job this supervisor works for."""
 
     run: str
@@ -50,3 +50,24 @@ class Opening:
     notes: tuple[str, ...] = ()  # what people should read: damage, warnings
     opened_at: float = float("-inf")  # run clock: nobody had sealed this term then
     witnesses: frozenset[str] = frozenset()  # nodes that count for every supervisor before this one
+
+
+@dataclass(frozen=True, slots=True)
+class RunClock:
+    """Seconds of the run from seconds of CLOCK_BOOTTIME, and back."""
+
+    run_start: float
+    boot_start: float
+
+    @staticmethod
+    def starting(last_recorded: float, wall: float, boot: float) -> RunClock:
+        """The clock of a term that starts now."""
+        return RunClock(max(last_recorded, wall), boot)
+
+    def at(self, boot: float) -> float:
+        """The run's time at that CLOCK_BOOTTIME."""
+        return self.run_start + (boot - self.boot_start)
+
+    def boot(self, at: float) -> float:
+        """The CLOCK_BOOTTIME at that time of the run."""
+        return self.boot_start + (at - self.run_start)

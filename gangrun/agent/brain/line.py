@@ -1,6 +1,6 @@
-"""Which term this agent follows, and until when its ranks may live.
+"""The line to the supervisor: which term this agent follows, its lease, its events, its clock.
 
-The rules, each of which closes a hole that was seen (``docs/protocol.md``):
+The rules of the lease, each of which closes a hole that was seen (``docs/protocol.md``):
 
 - ``term_max`` never falls; nothing of a lower term is believed.
 - The lease ends at (send time of the newest acked beat) + ``fence_after_s``. The send time is this agent's own note of
@@ -8,19 +8,38 @@ The rules, each of which closes a hole that was seen (``docs/protocol.md``):
   another term is not an ack. Seeing a newer term makes it dial; it never renews.
 - While a promise is held nothing is said to, or believed from, a term up to the promised one: the old supervisor must
   lose its majority of beats, or a node that it still acks would live longer than law 1 thinks.
+
+An event gets its seq (within this incarnation) when it is told, rides on every beat until the supervisor acks it as
+journalled, and only then is forgotten. Bounds, so that a stalled journal cannot grow an agent:
+
+- of events about ranks there are at most a few per rank and attempt, and ``full`` refuses the next attempt
+  (back-pressure: a run whose journal stands still starts nothing anyway);
+- findings beyond ``FINDINGS_MAX`` are dropped, counted, and the count is said with the next one that fits.
+
+Each ack echoes when its beat was sent and says the supervisor's wall time: the midpoint of the round trip is off by half
+of it at most. So the shortest of the last trips says most, and what is within its error is no skew. Nothing depends on
+wall clocks but what people read, so a skew is told, once, and excludes nobody.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from gangrun.core.events import Event, FindingRaised
+from gangrun.core.model import Finding
 from gangrun.core.policy import Timing
 from gangrun.core.protocol.lease import lease_deadline
-from gangrun.wire.messages import Ack, Dial
+from gangrun.wire.messages import Ack, AgentEvent, Dial
 
 SENT_MAX = 64  # send times kept: more than the beats of one lease
 REDIAL_BEATS_MAX = 8
 
 
-class Lease:
+class LeaseKeeper:
     """The line to the newest term, and the lease it renews."""
 
     def __init__(self, timing: Timing, now: float) -> None:
@@ -133,3 +152,101 @@ class Lease:
             return None
         self.deadline = deadline
         return deadline
+
+
+PER_BEAT_MAX = 64
+FINDINGS_MAX = 64
+LAUNCH_MAX = 1024  # more than this not journalled: no launch
+
+
+class Outbox:
+    """A queue with a memory of what the journal has."""
+
+    def __init__(self) -> None:
+        self.last_seq = 0
+        self.journalled_seq = 0
+        self.findings_dropped_count = 0
+        self._findings_count = 0
+        self._events: deque[AgentEvent] = deque()
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    @property
+    def full(self) -> bool:
+        """Too much waits for the journal: start nothing that could add to it."""
+        return len(self._events) > LAUNCH_MAX
+
+    def tell(self, event: Event) -> bool:
+        """Queue a core event; False where it was dropped (only ever a finding)."""
+        if isinstance(event, FindingRaised):
+            if self._findings_count >= FINDINGS_MAX:
+                self.findings_dropped_count += 1
+                return False
+            event = self._with_dropped(event)
+            self._findings_count += 1
+        self.last_seq += 1
+        data: dict[str, Any] = msgspec.to_builtins(event, str_keys=True)
+        self._events.append(AgentEvent(self.last_seq, type(event).__name__, data))
+        return True
+
+    def _with_dropped(self, event: FindingRaised) -> FindingRaised:
+        if not self.findings_dropped_count:
+            return event
+        sentence = f"{event.finding.sentence} ({self.findings_dropped_count} findings before it were dropped)"
+        self.findings_dropped_count = 0
+        return FindingRaised(replace(event.finding, sentence=sentence))
+
+    def journalled(self, seq: int) -> None:
+        """Forget every event up to ``seq``; a number never given is not believed."""
+        if seq > self.last_seq:
+            return
+        self.journalled_seq = max(self.journalled_seq, seq)
+        while self._events and self._events[0].seq <= seq:
+            if self._events.popleft().kind == FindingRaised.__name__:
+                self._findings_count -= 1
+
+    def page(self) -> tuple[AgentEvent, ...]:
+        """The oldest events, as many as one beat may carry."""
+        if not self._events:
+            return ()
+        return tuple(self._events[i] for i in range(min(PER_BEAT_MAX, len(self._events))))
+
+
+CHECK = "clock_skew"
+TRIPS_MIN_COUNT, TRIPS_MAX_COUNT = 5, 30
+LIMIT_S = 1.0
+
+
+class ClockSkew:
+    """Fed with acks; knows the skew, and says it when it is too much."""
+
+    def __init__(self, node: str, limit_s: float = LIMIT_S) -> None:
+        self._node, self._limit_s = node, limit_s
+        self._term = 0
+        self._trips: deque[tuple[float, float]] = deque(maxlen=TRIPS_MAX_COUNT)  # (how long, ours less theirs)
+        self._told = False
+
+    def heard(self, ack: Ack, now: float, wall: float) -> Finding | None:
+        """One ack at ``now``, by the clock that stamped its beat, and ``wall``, by the other: what is to be told."""
+        if ack.term != self._term:
+            self._term = ack.term
+            self._trips.clear()  # another supervisor has another clock
+        if ack.wall <= 0 or now < ack.boottime:
+            return None
+        trip_s = now - ack.boottime
+        self._trips.append((trip_s, wall - trip_s / 2 - ack.wall))
+        if self._told or len(self._trips) < TRIPS_MIN_COUNT or not (words := self.words()):
+            return None
+        self._told = True
+        return Finding(self._node, CHECK, False, words, needs="admin", place=self._node)
+
+    def words(self) -> str:
+        """What is wrong with this node's clock, as far as is known; "" where nothing is."""
+        if not self._trips:
+            return ""
+        trip_s, skew_s = min(self._trips)
+        if abs(skew_s) - trip_s / 2 <= self._limit_s:
+            return ""
+        how = "ahead of" if skew_s > 0 else "behind"
+        return f"this node's clock is {abs(skew_s):.1f} s {how} the supervisor's: times in logs will not fit together"

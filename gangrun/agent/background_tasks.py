@@ -3,15 +3,15 @@
 At most one task of a kind runs; its answer, a fact, is taken by the loop. A task that never comes back (a file server
 that stands still) costs a sleeping thread and nothing else.
 
-``MemoryTasks`` say what of a gang's state is in this node's memory and bring it to the disk. They ask the keeper that the
-warden started, which outlives ranks and agents: an agent that was just born knows as much as the one that died. From a
-question for a flush to the end of its writing one connection to the keeper has the steps pinned, so that ranks may save
-on meanwhile. What is written is written for the newest question: the next one of any kind ends it, as does a start of
-ranks. Commands are numbered, so it does not matter which thread comes first.
+``MemoryTasks`` say what of a gang's state is in this node's memory and bring it to the disk. They ask the keeper that
+the warden started, which outlives ranks and agents: an agent that was just born knows as much as the one that died.
+From a question for a flush to the end of its writing one connection to the keeper has the steps pinned, so that ranks
+may save on meanwhile. What is written is written for the newest question: the next one of any kind ends it, as does a
+start of ranks. Commands are numbered, so it does not matter which thread comes first.
 
-``VerifyTask`` reads and compares this node's share of a checkpoint that is to be resumed from. No ranks train meanwhile,
-but an agent beats: its threads have a lower priority. One share is read at a time: the next question ends the one before,
-as does a start of ranks.
+``VerifyTask`` reads and compares this node's share of a checkpoint that is to be resumed from. No ranks train
+meanwhile, but an agent beats: its threads have a lower priority. One share is read at a time: the next question ends
+the one before, as does a start of ranks.
 """
 
 from __future__ import annotations

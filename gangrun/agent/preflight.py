@@ -1,8 +1,8 @@
 """What a node must prove before ranks start on it, the memory that its ranks may have among it.
 
 A refusal names the figure and the cure. What is merely poor is said, not refused. Limits of the shell that submitted
-travel with a job, and a default of the scheduler's may be a hundred megabytes: both show as ranks that die long after the
-start, for want of what could have been asked for.
+travel with a job, and a default of the scheduler's may be a hundred megabytes: both show as ranks that die long after
+the start, for want of what could have been asked for.
 """
 
 from __future__ import annotations

@@ -5,20 +5,20 @@ Heartbeats never reach ``step``; they are judged here and at deadlines. ``Heartb
 heartbeat to its loss.
 
 Each row has three instants, each a safe bound for one law: ``arrived_at`` (no beat was sent later: law 1),
-``sent_after`` (the newest was surely sent after it: law 3), and ``heard`` (silence is counted from it). They differ only
-if beats lie in a queue: old ones, delivered late, say nothing about now.
+``sent_after`` (the newest was surely sent after it: law 3), and ``heard`` (silence is counted from it). They differ
+only if beats lie in a queue: old ones, delivered late, say nothing about now.
 
 Leadership (law 3): a supervisor acks and acts only while more than half of the roster beat to it within the leader
-lease D. And (law 5) only while it hears all of the roster, or was lately seen not to be sealed: a node that it does not
-hear may have taken its term, and counts from the seal on how long ranks may live by its acks. The newest word of this
-supervisor that the agent had when it sent the beat (the echoed ``stamp``) counts, not the beat's arrival: a beat that lay
-in a queue while its agent promised itself to another supervisor proves nothing. The majority must hold in the roster as
-it is and in the one on disk, which a successor would count.
+lease D. And (law 5) only while it hears all of the roster, or was lately seen not to be sealed: a node that it does
+not hear may have taken its term, and counts from the seal on how long ranks may live by its acks. The newest word of
+this supervisor that the agent had when it sent the beat (the echoed ``stamp``) counts, not the beat's arrival: a beat
+that lay in a queue while its agent promised itself to another supervisor proves nothing. The majority must hold in
+the roster as it is and in the one on disk, which a successor would count.
 
-Silence: a node that is silent for S is a suspect, and other agents are asked whether they reach it. It is *lost* when the
-gang it belongs to has halted too, when no other node reaches it, or when its lease is over. The judge must not be the one
-that is cut off: with less than half of the roster in hearing no node is lost until a majority on the other side would
-long have taken the term.
+Silence: a node that is silent for S is a suspect, and other agents are asked whether they reach it. It is *lost* when
+the gang it belongs to has halted too, when no other node reaches it, or when its lease is over. The judge must not be
+the one that is cut off: with less than half of the roster in hearing no node is lost until a majority on the other
+side would long have taken the term.
 """
 
 from __future__ import annotations

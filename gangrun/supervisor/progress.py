@@ -1,11 +1,11 @@
 """What the ranks' samples say: steps, marks, stalls; and when to look for checkpoints.
 
-Samples ride on beats. The hang watch itself is ``core.recovery.hang``; ``GangProgress`` says which samples it sees, when
-it is asked, and what people are shown meanwhile.
+Samples ride on beats. The hang watch itself is ``core.recovery.hang``; ``GangProgress`` says which samples it sees,
+when it is asked, and what people are shown meanwhile.
 
-``CheckpointPolling`` looks into the checkpoint directory now and then while ranks train, and every second while all wait
-for a save, which ends as soon as that save is there. A flush is due when no new checkpoint has reached the disk for
-``flush_every_s``, whoever writes there, and memory has a newer step.
+``CheckpointPolling`` looks into the checkpoint directory now and then while ranks train, and every second while all
+wait for a save, which ends as soon as that save is there. A flush is due when no new checkpoint has reached the disk
+for ``flush_every_s``, whoever writes there, and memory has a newer step.
 """
 
 from __future__ import annotations

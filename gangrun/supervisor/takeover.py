@@ -1,12 +1,12 @@
 """Taking a term: claim, open, seal, read; then gather what the roster still holds.
 
-The order is the protection (``docs/protocol.md`` section 1): a supervisor that claimed seals first and reads afterwards,
-so that nothing the last supervisor may still do is missing from what was read.
+The order is the protection (``docs/protocol.md`` section 1): a supervisor that claimed seals first and reads
+afterwards, so that nothing the last supervisor may still do is missing from what was read.
 
-Then the loop begins with ``TakeoverGather``: who of the roster is still there, and what do they hold. It ends when all of
-the roster have said hello, or some time before agents lose patience with it (``takeover_after_s``), whichever comes
-first, with the events that the term begins with. A fresh run, and a new job, expect nobody. A job that only ends has no
-roster, and waits for the agents that are still there, to let them go.
+Then the loop begins with ``TakeoverGather``: who of the roster is still there, and what do they hold. It ends when
+all of the roster have said hello, or some time before agents lose patience with it (``takeover_after_s``), whichever
+comes first, with the events that the term begins with. A fresh run, and a new job, expect nobody. A job that only
+ends has no roster, and waits for the agents that are still there, to let them go.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ journalled, and only then is forgotten. Bounds, so that a stalled journal cannot
   (back-pressure: a run whose journal stands still starts nothing anyway);
 - findings beyond ``FINDINGS_MAX`` are dropped, counted, and the count is said with the next one that fits.
 
-Each ack echoes when its beat was sent and says the supervisor's wall time: the midpoint of the round trip is off by half
-of it at most. So the shortest of the last trips says most, and what is within its error is no skew. Nothing depends on
-wall clocks but what people read, so a skew is told, once, and excludes nobody.
+Each ack echoes when its beat was sent and says the supervisor's wall time: the midpoint of the round trip is off by
+half of it at most. So the shortest of the last trips says most, and what is within its error is no skew. Nothing
+depends on wall clocks but what people read, so a skew is told, once, and excludes nobody.
 """
 
 from __future__ import annotations

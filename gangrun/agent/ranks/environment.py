@@ -1,8 +1,8 @@
 """What a rank is given: its environment, name by name, and its small files in node-local memory.
 
 Environment: torchrun's names, so that its scripts run unmodified; Slurm's names bent to the gang's shape, so that
-libraries which read those see the same world; gangrun's own. What the user set stays, unless it would name another rank.
-Nothing of it may be written to a disk: names like KEY or TOKEN travel by inheritance alone.
+libraries which read those see the same world; gangrun's own. What the user set stays, unless it would name another
+rank. Nothing of it may be written to a disk: names like KEY or TOKEN travel by inheritance alone.
 
 Files: none may be on a shared disk. A rank that dies writes here, the agent reads it at once, and a file server that
 stands still must delay neither. What is worth keeping goes into the run directory later. An agent that dies with its

@@ -3,8 +3,8 @@
 One thread per rank waits in waitpid: nothing is polled, no kernel feature is needed, and the order of deaths, which
 blame needs, is the order in which the kernel tells them.
 
-The reason comes from what the rank left: its error report, torch's, or the tail of its stderr. Reads node-local files and
-cgroup counters only; nothing is concluded here, blame is core's. The words and the signature are those of
+The reason comes from what the rank left: its error report, torch's, or the tail of its stderr. Reads node-local files
+and cgroup counters only; nothing is concluded here, blame is core's. The words and the signature are those of
 ``gangrun.node.boot``, so that both ways of learning of one failure name it the same.
 """
 

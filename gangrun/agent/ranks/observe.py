@@ -1,11 +1,11 @@
 """What is seen of a rank from outside: a sample for each beat, and its stacks when a gang hangs.
 
-A sample is a few reads of /proc and of mapped memory: no scan, no system call that can hang. Counters only grow within an
-attempt.
+A sample is a few reads of /proc and of mapped memory: no scan, no system call that can hang. Counters only grow
+within an attempt.
 
-Stacks: ``boot.py`` has given SIGRTMIN + 4 to faulthandler, which answers from C even if the main thread never comes back
-to Python. A stopped process, one in D state and a command that is not Python cannot answer: for these /proc speaks. The
-whole dump goes into the run directory.
+Stacks: ``boot.py`` has given SIGRTMIN + 4 to faulthandler, which answers from C even if the main thread never comes
+back to Python. A stopped process, one in D state and a command that is not Python cannot answer: for these /proc
+speaks. The whole dump goes into the run directory.
 """
 
 from __future__ import annotations

@@ -11,13 +11,13 @@ from gangrun.adapters.fs.run_dir import mark_cancelled
 from gangrun.cli.options import asks, echo_json, json_option, run_argument, runs_dir_option, user_name
 from gangrun.config.settings import span_s
 from gangrun.display.text import clean
-from gangrun.display.times import wall_now
 from gangrun.errors import DONE, SLURM, UNKNOWN, UserError
 from gangrun.launch.stop import Told, tell_owner, wait_for_end
 from gangrun.runs.locate import find
 from gangrun.runs.snapshot import Reading, read
 from gangrun.runs.state import truth_of
 from gangrun.runs.status import SCHEMA, status_of
+from gangrun.runs.times import wall_now
 
 if TYPE_CHECKING:
     from gangrun.launch.slurm_cancel import CancelJobs

@@ -114,10 +114,10 @@ def _elsewhere(
 ) -> int:
     from gangrun.display import health_fold
     from gangrun.display.health_consistency import compared
-    from gangrun.display.times import wall_now
     from gangrun.launch import health_nodes
     from gangrun.launch.node_history import reminder
     from gangrun.launch.slurm_ask import tools_of
+    from gangrun.runs.times import wall_now
 
     variables = environment.all_variables()
     tools, note, more = tools_of(variables), "", {}

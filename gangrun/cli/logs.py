@@ -13,7 +13,6 @@ from gangrun.config import environment
 from gangrun.core.nodeset import NodesetError, unfold
 from gangrun.display.explain_page import failure_page
 from gangrun.display.text import clean, log_line, welcomes_color
-from gangrun.display.times import pause, steady_now, wall_now
 from gangrun.errors import UserError
 from gangrun.runs import failures
 from gangrun.runs.follow import Follower
@@ -21,6 +20,7 @@ from gangrun.runs.locate import find
 from gangrun.runs.rank_output import NewLines, Wanted, attempts_of, lines_of, node_logs
 from gangrun.runs.snapshot import Reading, read
 from gangrun.runs.state import truth_of
+from gangrun.runs.times import pause, steady_now, wall_now
 
 LOOK_EVERY_S = 0.25
 LOOK_AT_RUN_EVERY_S = 1.0

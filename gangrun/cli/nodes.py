@@ -16,9 +16,9 @@ from gangrun.core.nodes import history
 from gangrun.core.nodes.history import nodes_to_avoid, remembered_nodes
 from gangrun.core.nodeset import fold, unfold
 from gangrun.display.text import clean, table
-from gangrun.display.times import wall_now
 from gangrun.errors import UserError
 from gangrun.runs.status import SCHEMA
+from gangrun.runs.times import wall_now
 
 HOUR_S = 3600.0
 

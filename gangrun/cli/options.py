@@ -12,7 +12,7 @@ import click
 from gangrun.config import environment
 from gangrun.display.status_page import Look
 from gangrun.display.text import welcomes_color, width
-from gangrun.display.times import wall_now
+from gangrun.runs.times import wall_now
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -18,11 +18,12 @@ from gangrun.adapters.fs.run_dir import RunDirError, RunPaths
 from gangrun.cli.options import asks, echo_json, json_option, runs_dir_option
 from gangrun.config.settings import span_s
 from gangrun.display.text import clean, size_words, table, width
-from gangrun.display.times import ago_words, wall_now
+from gangrun.display.times import ago_words
 from gangrun.errors import DONE, UNKNOWN, UserError
 from gangrun.runs.locate import entries_of, find, index_of
 from gangrun.runs.snapshot import Reading, read
 from gangrun.runs.status import SCHEMA
+from gangrun.runs.times import wall_now
 
 OLDER_THAN = "14d"
 ABANDONED_FOR_S = 14 * 86400.0

@@ -20,11 +20,11 @@ from gangrun.config.run_spec import refuse_unfindable
 from gangrun.config.settings import count, resume_request
 from gangrun.core.model import Phase
 from gangrun.display.text import clean
-from gangrun.display.times import pause, steady_now, wall_now
 from gangrun.errors import UNKNOWN, UserError
 from gangrun.launch.exclusive import refuse_company
 from gangrun.runs.locate import entries_of, find
 from gangrun.runs.snapshot import Reading, alive, read
+from gangrun.runs.times import pause, steady_now, wall_now
 from gangrun.wire.spec import RunSpec
 
 REQUEST_SCHEMA = 1

@@ -12,11 +12,11 @@ from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.cli.options import echo_json, json_option, look_now, run_argument, runs_dir_option
 from gangrun.display.status_page import overview, page
 from gangrun.display.text import clean
-from gangrun.display.times import wall_now
 from gangrun.errors import UserError
 from gangrun.runs.locate import entries_of, find
 from gangrun.runs.snapshot import Reading, concerns_slurm, read, with_queue
 from gangrun.runs.status import SCHEMA, Status, UnreadableRun, status_of
+from gangrun.runs.times import wall_now
 
 SHOWN_COUNT = 20
 

@@ -8,12 +8,13 @@ from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.cli.options import echo_json, json_option, run_argument, runs_dir_option
 from gangrun.config.settings import span_s
 from gangrun.display.text import clean
-from gangrun.display.times import span_words, wall_now
+from gangrun.display.times import span_words
 from gangrun.errors import UNKNOWN, UserError
 from gangrun.launch.stop import wait_for_end
 from gangrun.runs.locate import find
 from gangrun.runs.state import truth_of
 from gangrun.runs.status import status_of
+from gangrun.runs.times import wall_now
 
 
 @click.command("wait")

@@ -12,9 +12,10 @@ from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.cli.options import look_now
 from gangrun.display.status_page import page
 from gangrun.display.text import clean
-from gangrun.display.times import clock_words, pause, wall_now
+from gangrun.display.times import clock_words
 from gangrun.runs.follow import Follower
 from gangrun.runs.status import Status, status_of
+from gangrun.runs.times import pause, wall_now
 
 LOOK_EVERY_S = 1.0
 

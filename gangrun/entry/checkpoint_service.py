@@ -23,9 +23,9 @@ from gangrun.core.checkpoints.resume import NoneValid as NoChoice
 from gangrun.core.events import AttemptSealed, CheckpointSeen, Event, NoneValid, ResumeChosen, Stamped, StepBrought
 from gangrun.core.model import CheckpointRef
 from gangrun.core.nodeset import fold
-from gangrun.display.times import steady_now, wall_now
 from gangrun.entry.shared_verification import SharedReading
 from gangrun.launch.process_log import tell
+from gangrun.runs.times import steady_now, wall_now
 
 CLOCKS_DIFFER_S = 0.5
 NO_DIRECTORY = "no checkpoint directory is known (--checkpoint-dir), so the script finds its own way"

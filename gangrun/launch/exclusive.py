@@ -22,9 +22,9 @@ from gangrun.adapters.fs.index import IndexEntry
 from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, read_spec
 from gangrun.core.model import TERMINAL
 from gangrun.display.text import clean
-from gangrun.display.times import pause, steady_now, wall_now
 from gangrun.errors import NO_SUCH_RUN, UserError
 from gangrun.runs.snapshot import Reading, patience, read
+from gangrun.runs.times import pause, steady_now, wall_now
 from gangrun.wire.spec import RunSpec, SpecError
 
 LASTS_S = 30.0  # a chained job may begin while the last words of the one before are being written

@@ -16,7 +16,7 @@ from gangrun.core.nodes.history import nodes_to_avoid
 from gangrun.core.nodeset import NodesetError, fold, unfold
 from gangrun.core.text import one_line
 from gangrun.display.text import clean
-from gangrun.display.times import wall_now
+from gangrun.runs.times import wall_now
 
 READ_WITHIN_S = 2.0
 

@@ -12,8 +12,8 @@ from gangrun.adapters.slurm.commands import Tools
 from gangrun.adapters.slurm.scheduler import JobFacts, Scheduler, SchedulerRefused, SchedulerSilent
 from gangrun.adapters.slurm.why import why_terminated
 from gangrun.core.events import NoticeKind
-from gangrun.display.times import pause, steady_now
 from gangrun.runs.queue import REASONS
+from gangrun.runs.times import pause, steady_now
 from gangrun.wire.submission import comment
 
 ANSWER_WITHIN_S = 5.0

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 from gangrun.adapters.slurm.scheduler import Scheduler, SchedulerRefused, SchedulerSilent
 from gangrun.core.nodeset import fold
-from gangrun.display.times import pause, steady_now, wall_now
 from gangrun.runs.follow import Follower
 from gangrun.runs.jobs import ask, slurm
 from gangrun.runs.queue import Queue, RunJob
 from gangrun.runs.snapshot import Reading, with_queue
+from gangrun.runs.times import pause, steady_now, wall_now
 
 LOOK_EVERY_S = 0.5
 ASK_EVERY_S = 1.0

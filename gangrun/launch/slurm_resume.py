@@ -19,7 +19,6 @@ from gangrun.cli.options import echo_json
 from gangrun.core.nodes.quarantine import if_booted
 from gangrun.core.nodeset import fold
 from gangrun.display.text import clean
-from gangrun.display.times import WallTimes, pause, steady_now, wall_now
 from gangrun.errors import DONE, SLURM, UNKNOWN, UserError
 from gangrun.launch.batch_jobs import BatchJobs, batch_jobs
 from gangrun.launch.create import put_in_index
@@ -28,6 +27,7 @@ from gangrun.launch.slurm_submit import sent, tell_of_company
 from gangrun.runs.queue import HELD_BY_OTHERS, Queue, RunJob, active_words, waiting_words
 from gangrun.runs.snapshot import Reading, ask_slurm
 from gangrun.runs.status import SCHEMA
+from gangrun.runs.times import WallTimes, pause, steady_now, wall_now
 from gangrun.wire.submission import SubmissionError
 
 Leave = Callable[[int, dict[str, Any]], None]

@@ -33,7 +33,6 @@ from gangrun.config import environment
 from gangrun.config.request import Request
 from gangrun.config.slurm_options import gpus_count
 from gangrun.display.text import clean
-from gangrun.display.times import wall_now
 from gangrun.errors import SLURM, UNKNOWN, UserError
 from gangrun.launch.batch_jobs import BatchJobs
 from gangrun.launch.create import Understood, make_run, put_in_index, understood
@@ -43,6 +42,7 @@ from gangrun.launch.resume_point import ResumePoint, resume_point, resume_words
 from gangrun.launch.slurm_ask import LOOK_FOR_S, Standing, scheduler_of, standing, tools_of, whatever_came
 from gangrun.runs.locate import entries_of
 from gangrun.runs.status import SCHEMA
+from gangrun.runs.times import wall_now
 from gangrun.wire.spec import RunSpec
 from gangrun.wire.submission import Requeue, Submission, encode
 

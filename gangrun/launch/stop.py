@@ -10,11 +10,11 @@ import signal
 from enum import Enum
 
 from gangrun.adapters.fs.run_dir import RunPaths
-from gangrun.display.times import pause, steady_now, wall_now
 from gangrun.node import processes
 from gangrun.runs.follow import Follower
 from gangrun.runs.snapshot import Reading
 from gangrun.runs.state import truth_of
+from gangrun.runs.times import pause, steady_now, wall_now
 
 LOOK_EVERY_S = 0.2
 

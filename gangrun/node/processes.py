@@ -25,6 +25,11 @@ def boottime_ns() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
+def wall_s() -> float:
+    """Seconds since the epoch; may jump."""
+    return time.time()
+
+
 class Proc:
     """One line of the process table; (pid, start_ticks) is never used twice."""
 

@@ -12,7 +12,6 @@ from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.journal import JournalFollower
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.core.model import RunState
-from gangrun.display.times import steady_now, wall_now
 from gangrun.runs.snapshot import (
     UNREPLAYABLE,
     Reading,
@@ -24,6 +23,7 @@ from gangrun.runs.snapshot import (
     unreplayable,
     with_queue,
 )
+from gangrun.runs.times import steady_now, wall_now
 from gangrun.wire.record import Record, apply, state_of
 
 if TYPE_CHECKING:

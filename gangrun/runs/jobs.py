@@ -18,11 +18,11 @@ from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, read_cancelled, r
 from gangrun.adapters.slurm.accounting import remembered
 from gangrun.adapters.slurm.scheduler import JobFacts, Scheduler, SchedulerRefused, SchedulerSilent
 from gangrun.config import environment
-from gangrun.display.times import wall_now
 from gangrun.launch.slurm_ask import scheduler_of, tools_of
 from gangrun.runs import submitted_job_ids
 from gangrun.runs.queue import Queue, RunJob, in_order, place_of
 from gangrun.runs.snapshot import UNCLAIMED_FOR_S, Reading
+from gangrun.runs.times import wall_now
 from gangrun.wire.submission import SubmissionError
 
 TAIL_BYTES = 4096

@@ -17,10 +17,10 @@ from gangrun.adapters.fs.job_claims import JobClaims
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.config import environment
 from gangrun.display.text import clean
-from gangrun.display.times import wall_now
 from gangrun.errors import NO_SUCH_RUN, UserError
 from gangrun.runs.snapshot import read
 from gangrun.runs.state import truth_of
+from gangrun.runs.times import wall_now
 
 LISTED_COUNT = 10
 

@@ -16,10 +16,10 @@ from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.core.model import TERMINAL, AttemptRecord, CheckpointRef, Node, RunState
 from gangrun.core.nodes.quarantine import active
 from gangrun.core.nodeset import natural_sort
-from gangrun.display.times import WallTimes, wall_now
 from gangrun.runs.saves import SavesStatus, saves_status
 from gangrun.runs.snapshot import Reading, read
 from gangrun.runs.state import truth_of
+from gangrun.runs.times import WallTimes, wall_now
 
 SCHEMA = 1
 

@@ -17,9 +17,9 @@ from gangrun.agent.background_tasks import VerifyTask
 from gangrun.checkpoint.store import CheckpointRoom
 from gangrun.core.checkpoints.resume import Chosen, parse_resume
 from gangrun.core.model import Level
-from gangrun.display.times import steady_now
 from gangrun.entry.shared_verification import SharedReading
 from gangrun.ports import ReadingAsked
+from gangrun.runs.times import steady_now
 from gangrun.wire.messages import VerifyShare
 from tests.local import saves
 

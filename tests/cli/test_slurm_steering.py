@@ -12,10 +12,10 @@ import pytest
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import mark_cancelled, read_cancelled
 from gangrun.core.events import CancelRequested
-from gangrun.display.times import wall_now
 from gangrun.launch.slurm_cancel import _is_done
 from gangrun.runs.queue import Queue, RunJob
 from gangrun.runs.snapshot import read
+from gangrun.runs.times import wall_now
 from gangrun.wire.submission import comment
 from tests.cli.conftest import Call
 from tests.cli.pretend_tools import PretendTools

@@ -16,11 +16,11 @@ from gangrun.adapters.fs.known_bad import KnownBadFile
 from gangrun.cli.main import main
 from gangrun.config.environment import state_home
 from gangrun.display.health_page import as_plain, exit_code, page
-from gangrun.display.times import wall_now
 from gangrun.health.catalogue import CHECKS
 from gangrun.health.framework.check import CauseClass, Evidence, Finding, Needs, Scope, Severity, Sticky, Verdict
 from gangrun.health.framework.growth import FIRST_LOOK
 from gangrun.launch.node_history import reminder
+from gangrun.runs.times import wall_now
 from tests.health.looks import write
 from tests.health.test_host import HOST
 from tests.health.test_infiniband import tree

@@ -17,7 +17,7 @@ from gangrun.sim.body.gang import Behaviour, Script
 from gangrun.sim.faults import HOLDER, Fault, FaultPlan, Kind
 from gangrun.sim.invariants import InvariantBroken
 from gangrun.sim.setup import Setup
-from gangrun.sim.world import Outcome, World
+from gangrun.sim.world import World, WorldOutcome
 
 __all__ = [
     "HOLDER",
@@ -26,8 +26,8 @@ __all__ = [
     "FaultPlan",
     "InvariantBroken",
     "Kind",
-    "Outcome",
     "Script",
     "Setup",
     "World",
+    "WorldOutcome",
 ]

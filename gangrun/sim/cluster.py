@@ -11,14 +11,14 @@ from gangrun.core.events import ResumeRequested
 from gangrun.core.policy import Policy
 from gangrun.sim.body.agent import SimAgent
 from gangrun.sim.body.checkpoints import CheckpointFs
-from gangrun.sim.body.gang import SimGang, Watched
+from gangrun.sim.body.gang import GangHooks, SimGang
 from gangrun.sim.body.memory import MemoryTier
 from gangrun.sim.body.node import SimNode
-from gangrun.sim.body.scheduler import Scheduler
+from gangrun.sim.body.scheduler import SimScheduler
 from gangrun.sim.body.supervisor import SimSupervisor
 from gangrun.sim.body.surroundings import Surroundings
 from gangrun.sim.engine.clock import NodeClock, Timeline
-from gangrun.sim.engine.disk import Disk, Mount
+from gangrun.sim.engine.disk import Mount, SimDisk
 from gangrun.sim.engine.network import Network
 from gangrun.sim.engine.process import Probe
 from gangrun.sim.setup import Setup
@@ -30,7 +30,7 @@ SCANCEL_AFTER_S = 40.0
 class Cluster(Surroundings):
     """Everybody who lives in a world. ``world.World`` adds the faults, the checks and the end."""
 
-    watched: Watched
+    watched: GangHooks
 
     def __init__(self, setup: Setup, seed: int, probe: Probe | None) -> None:
         """Nothing runs yet. ``probe`` sees every boundary of every supervisor."""
@@ -39,12 +39,12 @@ class Cluster(Surroundings):
         self.run_id = f"sim-{seed}"
         self.rng = random.Random(f"world {seed}")
         self.timeline = Timeline()
-        self.disk = Disk(self.timeline)
+        self.disk = SimDisk(self.timeline)
         self.checkpoint_fs = CheckpointFs(self.timeline, foreign=setup.script.foreign)
         self.memory = MemoryTier(self.timeline)
         self.network = Network(self.timeline, self.rng)
         self.network.on_change = self.unpark_all
-        self.scheduler: Scheduler = Scheduler(self)
+        self.scheduler: SimScheduler = SimScheduler(self)
         self.gangs: list[SimGang] = []
         self.supervisor_probe = probe
         self.upgraded = False

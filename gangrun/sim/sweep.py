@@ -15,7 +15,7 @@ from gangrun.sim.body.gang import Script
 from gangrun.sim.faults import FaultPlan
 from gangrun.sim.invariants import InvariantBroken
 from gangrun.sim.setup import Setup
-from gangrun.sim.world import Outcome, World
+from gangrun.sim.world import World, WorldOutcome
 
 WARM_AT_S = 8.0
 WITHIN_S = 40.0  # faults of a random plan come within so long
@@ -26,7 +26,7 @@ HANG_AFTER_S = 12.0  # hundreds of agents beat while their gang stalls: do not s
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class WorldKind:
     """What kinds of world there are; ``whole`` ones begin cold and end at the end."""
 
     requeue: bool
@@ -34,12 +34,12 @@ class Kind:
     whole: bool = False
 
 
-def kind_of(seed: int) -> Kind:
+def kind_of(seed: int) -> WorldKind:
     """A seed's kind."""
-    return Kind(seed % 3 == 0, seed % 5 == 0, seed % WHOLE_EVERY_COUNT == 0)
+    return WorldKind(seed % 3 == 0, seed % 5 == 0, seed % WHOLE_EVERY_COUNT == 0)
 
 
-def begin(kind: Kind, nodes_count: int) -> World:
+def begin(kind: WorldKind, nodes_count: int) -> World:
     """A world of this kind, without faults yet; warm unless it is to be whole."""
     script = Script(steps_count=SHORT_COUNT if kind.whole else LONG_COUNT, foreign=kind.foreign)
     if kind.requeue and not kind.foreign:
@@ -54,7 +54,7 @@ def begin(kind: Kind, nodes_count: int) -> World:
     return world
 
 
-def finish(world: World, seed: int, nodes_count: int) -> Outcome:
+def finish(world: World, seed: int, nodes_count: int) -> WorldOutcome:
     """Let this seed's faults come over a world of its kind. Raises ``InvariantBroken``."""
     world.arm(FaultPlan.random(seed, nodes_count, nodes_count, WITHIN_S), seed)
     return world.run(until_steady=not kind_of(seed).whole)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gangrun.core.model import Phase, RunState
-from gangrun.sim.body.gang import Watched
+from gangrun.sim.body.gang import GangHooks
 from gangrun.sim.cluster import Cluster
 from gangrun.sim.engine.clock import EPOCH_S
 from gangrun.sim.engine.process import Probe
@@ -23,7 +23,7 @@ STEADY_S = 5.0
 
 
 @dataclass(slots=True)
-class Outcome:
+class WorldOutcome:
     """What came of a world."""
 
     seed: int
@@ -45,7 +45,7 @@ class World(Cluster):
         super().__init__(setup, seed, probe)
         self.plan = plan or FaultPlan()
         self.checks = self.checker = Checker(self, self.plan)
-        self.watched = Watched(self.checker.stepping, self.gang_changed, self.checker.joined)
+        self.watched = GangHooks(self.checker.stepping, self.gang_changed, self.checker.joined)
         self.disk.on_ticket = self.checker.ticket
         self.disk.on_record = self.checker.record
         self.checkpoint_fs.on_commit = self.checker.committed
@@ -74,7 +74,7 @@ class World(Cluster):
         else:
             self.start()
 
-    def run(self, settle_s: float = SETTLE_S, *, until_steady: bool = False) -> Outcome:
+    def run(self, settle_s: float = SETTLE_S, *, until_steady: bool = False) -> WorldOutcome:
         """To the end of the run, or until it had ``settle_s`` after the last fault to get there.
 
         ``until_steady``: a gang that steps undisturbed again after the last fault is enough.
@@ -105,9 +105,9 @@ class World(Cluster):
         self.checker.owners()
         self.timeline.after(30.0, self._owners)
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> WorldOutcome:
         """What came of it so far."""
-        return Outcome(
+        return WorldOutcome(
             seed=self.seed,
             state=self.newest_state(),
             took_s=self.timeline.now,

@@ -17,7 +17,7 @@ from gangrun.entry.checkpoint_service import CheckpointService
 from gangrun.ports import Checkpoints
 from gangrun.sim.body.checkpoints import CheckpointFs, SimCheckpoints
 from gangrun.sim.engine.clock import Timeline
-from gangrun.sim.engine.disk import Disk, Mount
+from gangrun.sim.engine.disk import Mount, SimDisk
 from gangrun.sim.engine.process import SimProcess
 from tests.supervisor.ports_in_memory import HandCheckpoints
 from tests.waiting import until
@@ -56,7 +56,7 @@ def real(folder: Path) -> Iterator[World]:
 
 def simulated(_folder: Path) -> Iterator[World]:
     timeline = Timeline()
-    fs, mount = CheckpointFs(timeline), Mount(Disk(timeline), timeline)
+    fs, mount = CheckpointFs(timeline), Mount(SimDisk(timeline), timeline)
     port = SimCheckpoints(fs, mount, SimProcess(timeline, "supervisor", 1), 1, lambda item: None)
     yield World(port, "1/0", lambda path: fs.bring(path, ("file",)), lambda: timeline.run_until(timeline.now + 1.0))
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from gangrun.sim import World
-from gangrun.sim.sweep import Kind, begin, finish, kind_of, measure
+from gangrun.sim.sweep import WorldKind, begin, finish, kind_of, measure
 
 SEEDS = range(2000)
 NODES_COUNT = 128
@@ -40,7 +40,7 @@ def one_seed(world: World, seed: int, notes: Path) -> int:
     return 0
 
 
-def worker(seeds: int, worlds: dict[Kind, World], notes: Path) -> None:
+def worker(seeds: int, worlds: dict[WorldKind, World], notes: Path) -> None:
     """The next seed while there is one, each in a fork of its own: what one world did is gone with its process."""
     while word := os.read(seeds, SEED_BYTES):
         seed = int.from_bytes(word, "little")

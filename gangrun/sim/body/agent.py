@@ -20,7 +20,7 @@ from gangrun.core.model import ErrorReport, Finding, RankStack
 from gangrun.sim.body.gang import SimRank, exit_of
 from gangrun.sim.body.memory import SimKept, holdings
 from gangrun.sim.body.surroundings import Line, SupervisorBody, Surroundings
-from gangrun.sim.engine.clock import Entry, NodeClock, Timeline
+from gangrun.sim.engine.clock import NodeClock, Scheduled, Timeline
 from gangrun.sim.engine.disk import Mount
 from gangrun.sim.engine.process import SimProcess
 from gangrun.wire.messages import (
@@ -123,7 +123,7 @@ class SimAgent(SimProcess):
         self.deeds = Deeds(self)
         self._forgotten_seq = 0  # of its events, as told by acks
         self._active_seq = 0  # the newest beat when something last happened here
-        self._wake: Entry | None = None
+        self._wake: Scheduled | None = None
         self.perform(self.brain.start(self.boot()))
 
     def boot(self) -> float:

@@ -37,7 +37,7 @@ class Saved:
 
 
 @dataclass(slots=True)
-class Staging:
+class SimStaging:
     """``.gangrun/<run>/<term>/<attempt>-<nonce>/``."""
 
     sealed: bool = False
@@ -61,7 +61,7 @@ class CheckpointFs:
         self.timeline = timeline
         self.foreign = foreign
         self.saved: dict[int, Saved] = {}
-        self.staging: dict[Name, Staging] = {}
+        self.staging: dict[Name, SimStaging] = {}
         self.brought: dict[str, Brought] = {}
         self.set_aside: list[Saved] = []
         self.poisoned: set[str] = set()  # nonces that may not come into use again, be they on disk or in memory
@@ -76,7 +76,7 @@ class CheckpointFs:
 
     def open_staging(self, name: Name) -> None:
         """Made by whoever starts the attempt; its ranks never make it."""
-        self.staging.setdefault(name, Staging())
+        self.staging.setdefault(name, SimStaging())
 
     def begin(self, name: Name, step: int) -> bool:
         """Begin to write a checkpoint; False where the server refuses."""

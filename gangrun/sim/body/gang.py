@@ -13,7 +13,7 @@ from typing import Protocol
 
 from gangrun.core.model import ErrorReport, RankExit
 from gangrun.sim.body.checkpoints import CheckpointFs, Name
-from gangrun.sim.engine.clock import Entry, Timeline
+from gangrun.sim.engine.clock import Scheduled, Timeline
 from gangrun.sim.engine.process import SimProcess
 from gangrun.wire.messages import LiveRank, RankSample
 
@@ -95,7 +95,7 @@ class SimRank(SimProcess):
 
 
 @dataclass(slots=True)
-class Watched:
+class GangHooks:
     """What the world is told of all gangs."""
 
     stepping: Callable[[SimGang], None] = lambda gang: None
@@ -116,14 +116,20 @@ class SimGang:
     """All ranks that met at one address and port."""
 
     def __init__(
-        self, timeline: Timeline, script: Script, fs: CheckpointFs, world_size: int, resume_step: int, watched: Watched
+        self,
+        timeline: Timeline,
+        script: Script,
+        fs: CheckpointFs,
+        world_size: int,
+        resume_step: int,
+        hooks: GangHooks,
     ) -> None:
         """Nobody is there yet."""
         self.timeline = timeline
         self.script = script
         self.fs = fs
         self.world_size = world_size
-        self.watched = watched
+        self.hooks = hooks
         self.members: dict[int, SimRank] = {}
         self.alive_count = 0
         self.hung = False
@@ -133,7 +139,7 @@ class SimGang:
         self.kept_step = -1  # newest in the nodes' memory, as its ranks know
         self._progress = _Progress(step=float(max(0, resume_step)))
         self._ready_at = 0.0
-        self._due: Entry | None = None
+        self._due: Scheduled | None = None
 
     @property
     def name(self) -> Name:
@@ -165,7 +171,7 @@ class SimGang:
         self.members[rank.rank] = rank
         self.alive_count += 1
         rank.gang = self
-        self.watched.joined(self, rank)
+        self.hooks.joined(self, rank)
         if self.whole:
             self._ready_at = self.timeline.now + self.script.startup_s
             self.timeline.at(self._ready_at, self.update)
@@ -196,7 +202,7 @@ class SimGang:
         done = self._progress
         if going and done.since is None:
             done.since = now
-            self.watched.stepping(self)
+            self.hooks.stepping(self)
             self.fresh = False
             self._plan()
         elif not going and done.since is not None:
@@ -204,7 +210,7 @@ class SimGang:
             done.since = None
             if self._due is not None:
                 self._due.cancel()
-            self.watched.changed(self)
+            self.hooks.changed(self)
 
     def _milestone(self) -> int:
         """The next step at which anything happens."""

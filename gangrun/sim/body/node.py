@@ -15,7 +15,7 @@ from gangrun.sim.body.agent import SimAgent
 from gangrun.sim.body.gang import SimRank
 from gangrun.sim.body.memory import SimKept
 from gangrun.sim.body.surroundings import SupervisorBody, Surroundings
-from gangrun.sim.engine.clock import Entry, NodeClock
+from gangrun.sim.engine.clock import NodeClock, Scheduled
 from gangrun.sim.engine.disk import Mount
 from gangrun.sim.engine.process import SimProcess
 from gangrun.wire.messages import Launch
@@ -39,7 +39,7 @@ class SimWarden(SimProcess):
         self.kills_at_deadline = True
         self._woke_boot = node.clock.boot(node.timeline.now)
         self._slept_from: float | None = None
-        self._check: Entry | None = None
+        self._check: Scheduled | None = None
         self._starts: list[float] = []
 
     # ---- lease --------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 Small but with the habits that hurt: sbatch that succeeds and times out, squeue that is old or down, a job that starts
 twice, never, or under the same id again. The rules that must survive them (look for our comment before a retry, claim
-``jobs/<seq>`` by link, nothing after ``cancelled``) are in ``SimJobs`` and ``Scheduler.batch``.
+``jobs/<seq>`` by link, nothing after ``cancelled``) are in ``SimJobs`` and ``SimScheduler.batch``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gangrun.core.model import TERMINAL, Phase
 from gangrun.sim.body.node import SimNode
 from gangrun.sim.body.supervisor import SimSupervisor
 from gangrun.sim.body.surroundings import Surroundings
-from gangrun.sim.engine.disk import JobClaim
+from gangrun.sim.engine.disk import SimJobClaim
 
 ANSWERS_AFTER_S = 1.0
 QUEUE_S, LOOK_AGAIN_S, LOOK_FOR_S, KILL_WAIT_S = 2.0, 5.0, 30.0, 30.0
@@ -65,7 +65,7 @@ class Moods:
     held_until: float = 0.0
 
 
-class Scheduler:
+class SimScheduler:
     """All jobs of the run."""
 
     def __init__(self, world: Surroundings) -> None:
@@ -157,7 +157,7 @@ class Scheduler:
         if self.uses_link and claim is not None and not ours:
             self._end(job)
             return
-        disk.job_claims[job.seq] = JobClaim(job.id, job.restart, self.world.timeline.now)
+        disk.job_claims[job.seq] = SimJobClaim(job.id, job.restart, self.world.timeline.now)
         job.owned = True
         self.world.checks.job_began(job)
         for i, node in enumerate(job.nodes):
@@ -238,7 +238,7 @@ class Scheduler:
 class SimJobs:
     """The ``Jobs`` port: submits each successor once, whatever sbatch says of it."""
 
-    def __init__(self, scheduler: Scheduler, supervisor: SimSupervisor) -> None:
+    def __init__(self, scheduler: SimScheduler, supervisor: SimSupervisor) -> None:
         """For one supervisor's process."""
         self.scheduler = scheduler
         self.supervisor = supervisor

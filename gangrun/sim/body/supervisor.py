@@ -16,7 +16,7 @@ from gangrun.sim.body.agent import SimAgent
 from gangrun.sim.body.checkpoints import SimCheckpoints
 from gangrun.sim.body.node import SimNode
 from gangrun.sim.body.surroundings import Line, SupervisorBody
-from gangrun.sim.engine.clock import Entry
+from gangrun.sim.engine.clock import Scheduled
 from gangrun.sim.engine.disk import SimStore, SimTerms
 from gangrun.sim.engine.process import ProcessKilled
 from gangrun.supervisor import takeover
@@ -76,7 +76,7 @@ class SimSupervisor(SupervisorBody):
         self._lines: dict[bytes, Line] = {}
         self._peers: dict[str, bytes] = {}
         self.parked = ParkedAgents(self)
-        self._wake: Entry | None = None
+        self._wake: Scheduled | None = None
         self._watch: takeover.CounterWatch | None = None
         self._judged = 0
         self._cancel_seen = False

@@ -16,7 +16,7 @@ from gangrun.sim.body.checkpoints import CheckpointFs, Saved
 from gangrun.sim.body.gang import SimGang, SimRank
 from gangrun.sim.body.memory import MemoryTier
 from gangrun.sim.engine.clock import Timeline
-from gangrun.sim.engine.disk import Disk
+from gangrun.sim.engine.disk import SimDisk
 from gangrun.sim.engine.network import Network
 from gangrun.sim.engine.process import SimProcess
 from gangrun.sim.setup import Setup
@@ -85,7 +85,7 @@ class Surroundings(ABC):
     run_id: str
     rng: random.Random
     timeline: Timeline
-    disk: Disk
+    disk: SimDisk
     checkpoint_fs: CheckpointFs
     memory: MemoryTier
     network: Network

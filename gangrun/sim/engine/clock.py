@@ -16,7 +16,7 @@ ROUNDING_S = 1e-6  # so that whoever sleeps until an instant finds on waking tha
 EPOCH_S = 1_800_000_000.0  # wall time at the start of every simulated world
 
 
-class Entry:
+class Scheduled:
     """One thing that is due; ``cancel`` leaves it in the heap, where it does nothing."""
 
     __slots__ = ("action", "when")
@@ -40,16 +40,16 @@ class Timeline:
         self.events_count = 0
         self.stopped = False  # set by whoever knows that nothing more will happen
         self._order = 0
-        self._heap: list[tuple[float, int, Entry]] = []
+        self._heap: list[tuple[float, int, Scheduled]] = []
 
-    def at(self, when: float, action: Action) -> Entry:
+    def at(self, when: float, action: Action) -> Scheduled:
         """Run ``action`` at ``when``, or next if that is past."""
-        entry = Entry(max(when, self.now), action)
+        entry = Scheduled(max(when, self.now), action)
         self._order += 1
         heapq.heappush(self._heap, (entry.when, self._order, entry))
         return entry
 
-    def after(self, delay_s: float, action: Action) -> Entry:
+    def after(self, delay_s: float, action: Action) -> Scheduled:
         """Run ``action`` that many seconds from now."""
         return self.at(self.now + delay_s, action)
 

@@ -1,6 +1,6 @@
 """The shared file system that holds the run directory, as values.
 
-``Disk`` is the truth that the file server knows. ``Mount`` is one node's view of it, which may stand still, be full, be
+``SimDisk`` is what the file server knows. ``Mount`` is one node's view of it, which may stand still, be full, be
 read-only, be up to a minute old, or lose the reply to something that was done. ``SimTerms`` and ``SimStore`` are the
 ports over it; their micro-steps are boundaries at which the process may die.
 """
@@ -31,7 +31,7 @@ class Acts:
 
 
 @dataclass(slots=True)
-class Line:
+class JournalLine:
     """One line of a journal; ``torn`` is what a kill in the middle of a write leaves."""
 
     record: Record
@@ -39,7 +39,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class JobClaim:
+class SimJobClaim:
     """``jobs/<seq>.json``."""
 
     job: str
@@ -52,7 +52,7 @@ class JobClaim:
         return f"{self.job}r{self.restart}" if self.restart else self.job
 
 
-class Disk:
+class SimDisk:
     """What is really there."""
 
     def __init__(self, timeline: Timeline) -> None:
@@ -60,10 +60,10 @@ class Disk:
         self.timeline = timeline
         self.claims: dict[int, tuple[float, Claim]] = {}
         self.acts: dict[int, Acts] = {}
-        self.journals: dict[int, list[Line]] = {}
+        self.journals: dict[int, list[JournalLine]] = {}
         self.counters: dict[int, float] = {}
         self.lineage: dict[int, dict[int, int]] = {}  # term -> how much of each earlier journal it was born from
-        self.job_claims: dict[int, JobClaim] = {}
+        self.job_claims: dict[int, SimJobClaim] = {}
         self.cancelled_at: float | None = None
         self.on_ticket: Callable[[int, int], None] = lambda term, n: None
         self.on_record: Callable[[Record], None] = lambda record: None
@@ -102,7 +102,7 @@ class Disk:
 
     def append(self, record: Record, *, torn: bool = False) -> None:
         """Append a line to its term's journal."""
-        self.journals.setdefault(record.term, []).append(Line(record, torn))
+        self.journals.setdefault(record.term, []).append(JournalLine(record, torn))
         if not torn:
             self.on_record(record)
 
@@ -128,7 +128,7 @@ def named_by(record: Record, n: int) -> tuple[int, bool]:
 class Mount:
     """One node's view of the disk."""
 
-    def __init__(self, disk: Disk, timeline: Timeline) -> None:
+    def __init__(self, disk: SimDisk, timeline: Timeline) -> None:
         """Healthy."""
         self.disk = disk
         self.timeline = timeline

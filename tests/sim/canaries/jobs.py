@@ -16,40 +16,40 @@ from tests.sim.canaries.mutation import Swaps, mutant
 @mutant("a batch script exits where the run is cancelled", "4", "I8")
 def ignores_the_marker() -> Swaps:
     """The marker is not looked for."""
-    original = scheduler.Scheduler.batch
+    original = scheduler.SimScheduler.batch
 
-    def batch(self: scheduler.Scheduler, job: Any) -> None:
+    def batch(self: scheduler.SimScheduler, job: Any) -> None:
         self.checks_cancelled = False
         original(self, job)
 
-    return ((scheduler.Scheduler, "batch", batch),)
+    return ((scheduler.SimScheduler, "batch", batch),)
 
 
 @mutant("a place in the sequence is claimed by link, the loser exits", "4", "I7", "I1")
 def every_job_passes() -> Swaps:
     """Every job of a place runs."""
-    original = scheduler.Scheduler.batch
+    original = scheduler.SimScheduler.batch
 
-    def batch(self: scheduler.Scheduler, job: Any) -> None:
+    def batch(self: scheduler.SimScheduler, job: Any) -> None:
         self.uses_link = False
         original(self, job)
 
-    return ((scheduler.Scheduler, "batch", batch),)
+    return ((scheduler.SimScheduler, "batch", batch),)
 
 
 @mutant("the same job with a higher restart count claims its place again", "4", "I14")
 def requeued_job_loses_its_place() -> Swaps:
     """A place is claimed once and for all."""
 
-    def batch(self: scheduler.Scheduler, job: Any) -> None:
+    def batch(self: scheduler.SimScheduler, job: Any) -> None:
         restart, job.restart = job.restart, 0
         try:
             original(self, job)
         finally:
             job.restart = restart
 
-    original = scheduler.Scheduler.batch
-    return ((scheduler.Scheduler, "batch", batch),)
+    original = scheduler.SimScheduler.batch
+    return ((scheduler.SimScheduler, "batch", batch),)
 
 
 @mutant("look for our comment before asking sbatch again", "4", "I7")
@@ -67,7 +67,7 @@ def submits_again_blindly() -> Swaps:
 @mutant("where all nodes left undecided the batch script decides", "4", "I14")
 def no_last_resort() -> Swaps:
     """A job ends with its last node, whatever is to follow."""
-    return ((scheduler.Scheduler, "last_resort", lambda self, job: False),)
+    return ((scheduler.SimScheduler, "last_resort", lambda self, job: False),)
 
 
 @mutant("a cancel creates `cancelled` first, then takes the jobs away", "4", "I8")

@@ -31,11 +31,11 @@ def _open_any(self: disk.SimTerms, term: int) -> bool:
 def claim_overwrites() -> Swaps:
     """A claim replaces one that is there (and a folder of tickets is taken over: alone, that stops it)."""
 
-    def link_claim(self: disk.Disk, claim: Any) -> bool:
+    def link_claim(self: disk.SimDisk, claim: Any) -> bool:
         self.claims[claim.term] = (self.timeline.now, claim)
         return True
 
-    return (disk.Disk, "link_claim", link_claim), (disk.SimTerms, "open_acts", _open_any)
+    return (disk.SimDisk, "link_claim", link_claim), (disk.SimTerms, "open_acts", _open_any)
 
 
 @mutant("an ambiguous error of the claim counts as lost", "1", "I1", "I11", "I13")
@@ -53,11 +53,11 @@ def ambiguous_claim_is_believed() -> Swaps:
 def open_acts_twice() -> Swaps:
     """A holder that finds its folder of tickets made, and sealed, by a later term makes it anew."""
 
-    def make_acts(self: disk.Disk, term: int) -> bool:
+    def make_acts(self: disk.SimDisk, term: int) -> bool:
         self.acts[term] = disk.Acts()
         return True
 
-    return ((disk.Disk, "make_acts", make_acts),)
+    return ((disk.SimDisk, "make_acts", make_acts),)
 
 
 @mutant("a ticket before each act", "1", "I13")

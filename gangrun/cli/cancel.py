@@ -8,9 +8,9 @@ import click
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import mark_cancelled
-from gangrun.cli.options import asks, echo_json, json_option, run_argument, runs_dir_option, user_name
-from gangrun.config.settings import span_s
-from gangrun.display.text import clean
+from gangrun.cli.options import TIME, asks, json_option, run_argument, runs_dir_option
+from gangrun.config import environment
+from gangrun.display.text import clean, echo_json
 from gangrun.errors import DONE, SLURM, UNKNOWN, UserError
 from gangrun.launch.stop import Told, tell_owner, wait_for_end
 from gangrun.runs.locate import find
@@ -27,21 +27,20 @@ SLACK_S = 30.0  # beyond the run's own grace periods
 
 @click.command("cancel")
 @run_argument
-@click.option("--wait/--no-wait", "waits", default=True, help="Stay until all ranks are down (default), or only ask.")
-@click.option("--now", is_flag=True, help="On Slurm: scancel what runs too, without an orderly stop.")
-@click.option("--timeout", metavar="TIME", help="Wait no longer than this (default: the run's own grace, and some).")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask, even without RUN.")
+@click.option("--wait/--no-wait", "waits", default=True, help="Wait until all ranks have ended (default).")
+@click.option("--now", is_flag=True, help="Cancel running jobs at once, without an orderly stop (Slurm only).")
+@click.option("--timeout", "timeout_s", type=TIME, help="Longest wait (default the run's grace periods plus 30s).")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation, even without RUN.")
 @json_option
 @runs_dir_option
-def command(
-    run: str | None, waits: bool, now: bool, timeout: str | None, yes: bool, as_json: bool, runs_dir: str | None
+def cancel(
+    run: str | None, waits: bool, now: bool, timeout_s: float | None, yes: bool, as_json: bool, runs_dir: str | None
 ) -> int:
     """End a run for good: all ranks are stopped in order, and nothing starts again by itself.
 
     A script that asked for it may save a checkpoint first. On Slurm the run's jobs are cancelled too: those that wait
     at once, one that runs when its ranks are down. `gangrun resume` takes a cancelled run up again.
     """
-    timeout_s = None if timeout is None else _span(timeout)
     paths = find(run, runs_dir, steering=True)
     reading = read(paths)
     if now and reading.spec.world != "slurm":
@@ -50,7 +49,7 @@ def command(
         _ask(reading)
     if reading.ended:
         return _say(reading, f"{reading.spec.run} has ended already", as_json=as_json)
-    first = mark_cancelled(Disk(), paths, f"{user_name()} (gangrun cancel)", wall_now())
+    first = mark_cancelled(Disk(), paths, f"{environment.user_name()} (gangrun cancel)", wall_now())
     if reading.spec.world == "slurm":
         return _in_slurm(reading, timeout_s, waits=waits, now=now, as_json=as_json)
     return _on_this_box(reading, timeout_s, first=first, waits=waits, as_json=as_json)
@@ -112,13 +111,6 @@ def _end_words(run: str, cancel: CancelJobs, last: Reading) -> str:
 
 def _nobody(run: str) -> str:
     return f"{run}: no job of it was left, so there was nothing to stop; it is marked, and nothing starts it again"
-
-
-def _span(text: str) -> float:
-    try:
-        return span_s(text)
-    except ValueError as error:
-        raise UserError("usage", f"--timeout: {error}") from error
 
 
 def _patience_s(reading: Reading) -> float:

@@ -16,12 +16,12 @@ from gangrun.adapters.fs.run_dir import MACHINE_DIR
 from gangrun.checkpoint.request_record import RequestRecord, load_record
 from gangrun.checkpoint.scan import DEFAULT_PATTERN, BadPattern, StorageUnreadable, is_checkpoint, step_pattern
 from gangrun.checkpoint.store import CheckpointRoom, Depth, Progress
-from gangrun.cli.options import echo_json, json_option, look_now, runs_dir_option
+from gangrun.cli.options import json_option, runs_dir_option
 from gangrun.config import environment
 from gangrun.config.layers import layered, usual_files
 from gangrun.core.checkpoints.resume import Candidate, Chosen, FromZero, Kind, NoneValid, ResumeRequest, choose
-from gangrun.display.status_page import Look
-from gangrun.display.text import clean, size_words, styled, table, wrapped
+from gangrun.display.status_page import Look, look_now
+from gangrun.display.text import clean, echo_json, size_words, styled, table, wrapped
 from gangrun.display.times import ago_words
 from gangrun.entry.validators import validator_of
 from gangrun.errors import DONE, NO_SUCH_RUN, RUN_FAILED, UNKNOWN, UserError
@@ -58,7 +58,7 @@ class Place:
 @click.option("--validator", metavar="COMMAND", help="With --verify: a command of yours judges too (0 valid, 1 not).")
 @json_option
 @runs_dir_option
-def command(
+def checkpoints(
     where: str | None,
     verify: bool,
     checkpoint_pattern: str | None,

@@ -8,11 +8,12 @@ from typing import Any
 
 import click
 
-from gangrun.cli.options import echo_json, json_option, look_now
+from gangrun.cli.options import json_option
 from gangrun.config import environment
 from gangrun.config.health_table import HealthTable
 from gangrun.config.layers import BY_NAME, Value, layered, unknown_variables, usual_files
-from gangrun.display.text import clean, styled, table
+from gangrun.display.status_page import look_now
+from gangrun.display.text import clean, echo_json, styled, table
 from gangrun.runs.status import SCHEMA
 
 
@@ -20,7 +21,7 @@ from gangrun.runs.status import SCHEMA
 @click.option("--show", is_flag=True, help="Show all settings, which is also what happens without it.")
 @click.option("--config", "config_file", type=click.Path(path_type=Path), metavar="FILE", help="Read this first.")
 @json_option
-def command(show: bool, config_file: Path | None, as_json: bool) -> int:
+def config(show: bool, config_file: Path | None, as_json: bool) -> int:
     """Every setting of a run with its value, and where that came from.
 
     Stronger first: flags of `gangrun run`, GANGRUN_* variables, ./gangrun.toml, the config.toml of your

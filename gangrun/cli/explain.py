@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import click
 
-from gangrun.cli.options import echo_json, json_option, look_now, run_argument, runs_dir_option
+from gangrun.cli.options import json_option, run_argument, runs_dir_option
 from gangrun.display.explain_page import explained, page
+from gangrun.display.status_page import look_now
+from gangrun.display.text import echo_json
 from gangrun.runs.locate import find
 from gangrun.runs.snapshot import read
 
@@ -17,7 +19,7 @@ from gangrun.runs.snapshot import read
 )
 @json_option
 @runs_dir_option
-def command(run: str | None, everything: bool, as_json: bool, runs_dir: str | None) -> int:
+def explain(run: str | None, everything: bool, as_json: bool, runs_dir: str | None) -> int:
     """The story of a run: when, what was seen, what was concluded, what was done.
 
     The sentences under "concluded" are the supervisor's own, from the journal. Without --all only decisions that

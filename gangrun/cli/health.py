@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gangrun.cli.options import echo_json, json_option
+from gangrun.cli.options import json_option
 from gangrun.config import environment
 from gangrun.display.health_page import as_plain, exit_code, page, reason_of
-from gangrun.display.text import clean, welcomes_color, width, wrapped
+from gangrun.display.text import clean, echo_json, welcomes_color, width, wrapped
 from gangrun.errors import DONE, UserError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ WAIT_MAX_S = 600.0
 @click.option("--reason", is_flag=True, help="One line of what failed, for Slurm's reason; nothing where nothing did.")
 @click.option("--fs-root", default="/", hidden=True, help="Where /sys and /proc are looked for.")
 @json_option
-def command(
+def health(
     run: str | None,
     nodes: str | None,
     partition: str,

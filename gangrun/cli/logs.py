@@ -8,11 +8,11 @@ import click
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import RunPaths
-from gangrun.cli.options import echo_json, json_option, run_argument, runs_dir_option
+from gangrun.cli.options import json_option, run_argument, runs_dir_option
 from gangrun.config import environment
 from gangrun.core.nodeset import NodesetError, unfold
 from gangrun.display.explain_page import failure_page
-from gangrun.display.text import clean, log_line, welcomes_color
+from gangrun.display.text import clean, echo_json, log_line, welcomes_color
 from gangrun.errors import UserError
 from gangrun.runs import failures
 from gangrun.runs.follow import Follower
@@ -38,7 +38,7 @@ LAST_ROUNDS_COUNT = 2  # after the end, so that the last lines are not missed
 @click.option("-e", "--errors", is_flag=True, help="Who failed first, then every distinct traceback once.")
 @json_option
 @runs_dir_option
-def command(
+def logs(
     run: str | None,
     ranks_text: str | None,
     attempt: int | None,

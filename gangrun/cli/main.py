@@ -18,23 +18,42 @@ import click
 
 from gangrun import __version__
 from gangrun.display.text import clean
-from gangrun.errors import INTERRUPTED, UNKNOWN, USAGE, UserError, did_you_mean
+from gangrun.errors import DONE, INTERRUPTED, UNKNOWN, USAGE, UserError, did_you_mean
 
 # name -> (module, one line for --help), in the order in which --help shows them
 COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("gangrun.cli.run", "Train on this box, and come back from failures."),
-    "submit": ("gangrun.cli.submit", "Train on Slurm: submit a run that lives through any number of jobs."),
-    "status": ("gangrun.cli.status", "What is running, where, at which step, what happened."),
-    "explain": ("gangrun.cli.explain", "Every decision: what was seen, concluded and done."),
-    "logs": ("gangrun.cli.logs", "What the ranks printed; --errors: who failed first, and how."),
+    "run": ("gangrun.cli.train", "Train on this machine and recover from failures."),
+    "submit": ("gangrun.cli.train", "Submit a training run to Slurm."),
+    "status": ("gangrun.cli.status", "Show what runs, where, at which step."),
+    "explain": ("gangrun.cli.explain", "Show every decision: what was seen, concluded, done."),
+    "logs": ("gangrun.cli.logs", "Show what the ranks printed; --errors shows who failed first."),
     "cancel": ("gangrun.cli.cancel", "End a run for good."),
-    "resume": ("gangrun.cli.resume", "Take a run up again: after a fix, a cancel, a spent budget."),
-    "wait": ("gangrun.cli.wait", "Wait until a run has ended; exits with its code."),
-    "checkpoints": ("gangrun.cli.checkpoints", "Which checkpoints are valid, and why the others are not."),
-    "health": ("gangrun.cli.health", "Whether this node can be trusted: every check, its reading, its verdict."),
-    "nodes": ("gangrun.cli.nodes", "Nodes that your runs found broken, and do without."),
-    "config": ("gangrun.cli.config", "Settings and where each came from."),
-    "prune": ("gangrun.cli.prune", "Remove run directories of runs that have ended."),
+    "resume": ("gangrun.cli.resume", "Continue a run after a fix, a cancel or a spent budget."),
+    "wait": ("gangrun.cli.wait", "Wait until a run has ended; exit with its code."),
+    "checkpoints": ("gangrun.cli.checkpoints", "List checkpoints: which are valid, and why others are not."),
+    "health": ("gangrun.cli.health", "Check this node, other nodes, or the nodes of a run."),
+    "nodes": ("gangrun.cli.nodes", "List nodes excluded by your runs, with the reason."),
+    "config": ("gangrun.cli.config", "Show every setting, its value, and where that was set."),
+    "prune": ("gangrun.cli.prune", "Remove the run directories of runs that have ended."),
+    "help": (__name__, "Show the help of gangrun or of one command."),
+}
+# what people type who know other tools -> what it is called here
+MEANT = {
+    "status --all": "list ls ps runs jobs queue",
+    "status --watch": "top watch monitor",
+    "status": "show info state describe",
+    "run": "start launch train exec torchrun",
+    "submit": "batch schedule enqueue",
+    "cancel": "stop kill abort end terminate delete",
+    "resume": "restart continue retry requeue",
+    "logs": "log tail output stdout errors",
+    "explain": "why history events journal story debug",
+    "checkpoints": "checkpoint ckpt ckpts saves",
+    "health": "check doctor diagnose test",
+    "nodes": "node hosts excluded",
+    "config": "settings options set get env",
+    "prune": "rm remove clean cleanup gc purge",
+    "--version": "version",
 }
 
 
@@ -81,18 +100,19 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the module of one command."""
-        if cmd_name not in COMMANDS:
+        if cmd_name not in COMMANDS or cmd_name in self.commands:
             return super().get_command(ctx, cmd_name)
         with _nothing_collected():
-            command: click.Command = importlib.import_module(COMMANDS[cmd_name][0]).command
+            command: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that was named, or the nearest one as a hint."""
+        """The command that was named; if there is none, the nearest by meaning or spelling as a hint."""
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            hint = did_you_mean(args[0], COMMANDS, before="gangrun ", like=0.5) or "see gangrun --help"
+            meant = next((f"did you mean gangrun {it}?" for it, words in MEANT.items() if args[0] in words.split()), "")
+            hint = meant or did_you_mean(args[0], COMMANDS, before="gangrun ", like=0.5) or "see gangrun help"
             raise UserError("usage", f"no such command: {args[0]}", hint)
         return super().resolve_command(ctx, args)
 
@@ -104,19 +124,34 @@ class LazyGroup(click.Group):
 
 
 @click.group(cls=LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="gangrun")
+@click.version_option(__version__, "-V", "--version", prog_name="gangrun")
 @click.pass_context
 def group(ctx: click.Context) -> int:
     """Run distributed training that survives dead ranks, hangs and broken nodes.
 
     \b
-    gangrun run --nproc-per-node 4 train.py      train here, restart what breaks
-    gangrun status                               how it goes
-    gangrun explain                              what happened, and why
+    gangrun run --nproc-per-node 4 train.py      train here, recover from failures
+    gangrun status                               show how the run goes
+    gangrun explain                              show what happened, and why
     """  # noqa: D301 - click reads the backspace
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help(), err=True)  # who types the bare word wants to read; a script that does made a mistake
     return USAGE
+
+
+@group.command("help")
+@click.argument("command", required=False, metavar="[COMMAND]")
+@click.pass_context
+def help_command(ctx: click.Context, command: str | None) -> int:
+    """Show the help of gangrun or of one command."""
+    assert ctx.parent is not None
+    if command is None:
+        click.echo(ctx.parent.get_help())
+        return DONE
+    name, found, _ = group.resolve_command(ctx.parent, [command])
+    assert found is not None
+    click.echo(found.get_help(click.Context(found, ctx.parent, name, **found.context_settings)))
+    return DONE
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -131,7 +166,7 @@ def main(argv: list[str] | None = None) -> None:
         _tell(words, error.kind, error.message, error.hint)
         sys.exit(error.code)
     except click.ClickException as error:
-        _tell(words, "usage", error.format_message(), _usage_hint(error))
+        _tell(words, "usage", error.format_message().rstrip("."), _usage_hint(error))
         sys.exit(USAGE)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
@@ -188,7 +223,7 @@ def _wants_json(words: list[str]) -> bool:
 
 def _before_command(name: str, words: list[str]) -> list[str]:
     """Options of ``run`` or ``submit``, up to the first word that is no option and no option's value."""
-    command: click.Command = importlib.import_module(COMMANDS[name][0]).command
+    command: click.Command = getattr(importlib.import_module(COMMANDS[name][0]), name)
     options = [param for param in command.params if isinstance(param, click.Option)]
     with_value = {name for option in options if not option.is_flag for name in option.opts}
     own: list[str] = []

@@ -10,12 +10,13 @@ from __future__ import annotations
 import click
 
 from gangrun.adapters.fs.known_bad import KnownBadFile
-from gangrun.cli.options import echo_json, json_option, look_now
+from gangrun.cli.options import json_option
 from gangrun.config import environment
 from gangrun.core.nodes import history
 from gangrun.core.nodes.history import nodes_to_avoid, remembered_nodes
 from gangrun.core.nodeset import fold, unfold
-from gangrun.display.text import clean, table
+from gangrun.display.status_page import look_now
+from gangrun.display.text import clean, echo_json, table
 from gangrun.errors import UserError
 from gangrun.runs.status import SCHEMA
 from gangrun.runs.times import wall_now
@@ -26,7 +27,7 @@ HOUR_S = 3600.0
 @click.command("nodes")
 @click.argument("words", nargs=-1, metavar="[clear NODES|all]")
 @json_option
-def command(words: tuple[str, ...], as_json: bool) -> int:
+def nodes(words: tuple[str, ...], as_json: bool) -> int:
     """Nodes whose hardware failed under your runs: why, and until when new runs do without them.
 
     `gangrun nodes clear n[3-4]` forgets these, `gangrun nodes clear all` every one.

@@ -15,9 +15,8 @@ import click
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.index import IndexEntry, remove_run
 from gangrun.adapters.fs.run_dir import RunDirError, RunPaths
-from gangrun.cli.options import asks, echo_json, json_option, runs_dir_option
-from gangrun.config.settings import span_s
-from gangrun.display.text import clean, size_words, table, width
+from gangrun.cli.options import TIME, asks, json_option, runs_dir_option
+from gangrun.display.text import clean, echo_json, size_words, table, width
 from gangrun.display.times import ago_words
 from gangrun.errors import DONE, UNKNOWN, UserError
 from gangrun.runs.locate import entries_of, find, index_of
@@ -25,7 +24,7 @@ from gangrun.runs.snapshot import Reading, read
 from gangrun.runs.status import SCHEMA
 from gangrun.runs.times import wall_now
 
-OLDER_THAN = "14d"
+OLDER_THAN_S = 14 * 86400.0
 ABANDONED_FOR_S = 14 * 86400.0
 UNKNOWN_OWNER_FOR_S = 30 * 86400.0  # held from another host, which cannot be asked from here
 
@@ -44,15 +43,15 @@ class Verdict:
 
 @click.command("prune")
 @click.argument("runs", nargs=-1, metavar="[RUN...]")
-@click.option("--older-than", metavar="TIME", default=None, help=f"Ended longer ago than this (default: {OLDER_THAN}).")
-@click.option("--keep", type=click.IntRange(min=0), default=0, metavar="N", help="Keep the N newest runs in any case.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--older-than", type=TIME, help="Remove runs that ended longer ago than TIME (default 14d).")
+@click.option("--keep", type=click.IntRange(min=0), default=0, metavar="N", help="Keep the N newest runs (default 0).")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed; remove nothing.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_option
 @runs_dir_option
-def command(
+def prune(
     runs: tuple[str, ...],
-    older_than: str | None,
+    older_than: float | None,
     keep: int,
     dry_run: bool,
     yes: bool,
@@ -64,10 +63,7 @@ def command(
     With RUN only those, however new; without, all that ended more than --older-than ago. A run that is alive, or may
     be, is never removed.
     """
-    try:
-        age_s = span_s(older_than or OLDER_THAN) if not runs or older_than else 0.0
-    except ValueError as error:
-        raise UserError("usage", f"--older-than: {error}") from error
+    age_s = older_than if older_than is not None else 0.0 if runs else OLDER_THAN_S
     verdicts = _named(runs, runs_dir, age_s) if runs else _old(runs_dir, age_s, keep)
     going = [one for one in verdicts if one.goes]
     if not as_json:

@@ -14,10 +14,10 @@ import click
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, check_private, clear_cancelled, read_cancelled
-from gangrun.cli.options import json_option, run_argument, runs_dir_option, user_name
+from gangrun.cli.options import Typed, json_option, run_argument, runs_dir_option
 from gangrun.config import environment
-from gangrun.config.run_spec import refuse_unfindable
-from gangrun.config.settings import count, resume_request
+from gangrun.config.parsers import resume_request, whole
+from gangrun.config.request import refuse_unfindable
 from gangrun.core.model import Phase
 from gangrun.display.text import clean
 from gangrun.errors import UNKNOWN, UserError
@@ -33,13 +33,20 @@ LETS_GO_WITHIN_S = 10.0
 
 @click.command("resume")
 @run_argument
-@click.option("--resume", "request", metavar="auto|none|STEP|PATH", default="auto", help="From where (default: auto).")
-@click.option("--max-restarts", metavar="N", help="Another budget of restarts from here on.")
-@click.option("-q", "--quiet", is_flag=True, help="Do not pass the ranks' output through.")
+@click.option(
+    "--resume",
+    "request",
+    type=Typed(resume_request, ("auto", "none")),
+    metavar="auto|none|STEP|PATH",
+    default="auto",
+    help="Checkpoint to resume from (default auto).",
+)
+@click.option("--max-restarts", type=Typed(whole(0)), metavar="N", help="New budget of restarts from here on.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not show the ranks' output.")
 @json_option
 @runs_dir_option
-def command(
-    run: str | None, request: str, max_restarts: str | None, quiet: bool, as_json: bool, runs_dir: str | None
+def resume(
+    run: str | None, request: str, max_restarts: int | None, quiet: bool, as_json: bool, runs_dir: str | None
 ) -> int:
     """Take a run up again: after a fix, a cancel, a spent budget, or when nobody runs it any more.
 
@@ -47,7 +54,12 @@ def command(
     by one more job, without the nodes that are excluded. A job that Slurm holds is released. A run that has succeeded
     is not run again, and one that is running is left alone.
     """
-    wish = _wish(request, max_restarts)
+    wish = {
+        "schema": REQUEST_SCHEMA,
+        "by": environment.user_name(),
+        "request": request,
+        "restarts_max_count": max_restarts,
+    }
     if run is None:
         raise UserError("usage", "which run? resume wants a RUN", "gangrun status --all lists them")
     paths = find(run, runs_dir, steering=True)
@@ -76,18 +88,6 @@ def command(
 
     over = reading.owner if reading.ended else None
     return own(reading.spec, paths, variables, as_json=as_json, quiet=quiet, over=over, ready=ready)
-
-
-def _wish(request: str, max_restarts: str | None) -> dict[str, Any]:
-    try:
-        return {
-            "schema": REQUEST_SCHEMA,
-            "by": user_name(),
-            "request": resume_request(request),
-            "restarts_max_count": None if max_restarts is None else count(max_restarts),
-        }
-    except ValueError as error:
-        raise UserError("usage", str(error), "gangrun resume --help") from error
 
 
 def leave_request(disk: Disk, paths: RunPaths, seq: int, wish: dict[str, Any]) -> None:

@@ -9,9 +9,9 @@ import click
 
 from gangrun.adapters.fs.index import IndexEntry
 from gangrun.adapters.fs.run_dir import RunPaths
-from gangrun.cli.options import echo_json, json_option, look_now, run_argument, runs_dir_option
-from gangrun.display.status_page import overview, page
-from gangrun.display.text import clean
+from gangrun.cli.options import json_option, run_argument, runs_dir_option
+from gangrun.display.status_page import look_now, overview, page
+from gangrun.display.text import clean, echo_json
 from gangrun.errors import UserError
 from gangrun.runs.locate import entries_of, find
 from gangrun.runs.snapshot import Reading, concerns_slurm, read, with_queue
@@ -29,7 +29,7 @@ SHOWN_COUNT = 20
 )
 @json_option
 @runs_dir_option
-def command(run: str | None, all_runs: bool, watch: bool, as_json: bool, runs_dir: str | None) -> int:
+def status(run: str | None, all_runs: bool, watch: bool, as_json: bool, runs_dir: str | None) -> int:
     """How a run goes: state and reason, where, step, checkpoint, attempts. Looking never touches the run.
 
     RUN is an id, the beginning of one, a name, a Slurm job id or a path; without it the newest run is shown.

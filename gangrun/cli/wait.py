@@ -5,11 +5,10 @@ from __future__ import annotations
 import click
 
 from gangrun.adapters.fs.run_dir import RunPaths
-from gangrun.cli.options import echo_json, json_option, run_argument, runs_dir_option
-from gangrun.config.settings import span_s
-from gangrun.display.text import clean
+from gangrun.cli.options import TIME, json_option, run_argument, runs_dir_option
+from gangrun.display.text import clean, echo_json
 from gangrun.display.times import span_words
-from gangrun.errors import UNKNOWN, UserError
+from gangrun.errors import UNKNOWN
 from gangrun.launch.stop import wait_for_end
 from gangrun.runs.locate import find
 from gangrun.runs.state import truth_of
@@ -19,20 +18,22 @@ from gangrun.runs.times import wall_now
 
 @click.command("wait")
 @run_argument
-@click.option("--timeout", metavar="TIME", help="Give up after so long, with exit code 3 (default: never).")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=TIME,
+    metavar="TIME",
+    help="Stop waiting after TIME with exit code 3 (default never).",
+)
 @json_option
 @runs_dir_option
-def command(run: str | None, timeout: str | None, as_json: bool, runs_dir: str | None) -> int:
+def wait(run: str | None, timeout_s: float | None, as_json: bool, runs_dir: str | None) -> int:
     """Wait until a run has ended and exit with its code: 0 done, 1 failed, 130 cancelled; 3 if nobody can tell.
 
     A run on Slurm is waited for over all its jobs. What is to follow it waits for the run, not for one of its jobs.
 
     With --json the final status is printed, as `gangrun status --json` would.
     """
-    try:
-        timeout_s = None if timeout is None else span_s(timeout)
-    except ValueError as error:
-        raise UserError("usage", f"--timeout: {error}") from error
     return tell_end(find(run, runs_dir), timeout_s, as_json=as_json)
 
 

@@ -5,8 +5,9 @@ A key that no setting has is an error that names the nearest one: a misspelt tim
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,22 +16,8 @@ from gangrun.config import environment
 from gangrun.config.slurm_options import ALL_SETTINGS
 from gangrun.errors import UserError, did_you_mean
 
-PREFIX = "GANGRUN_"
 BY_NAME = {setting.name: setting for setting in ALL_SETTINGS}
-# what we set for ranks and our own processes is not the user's configuration
-OWN_VARIABLES = frozenset(
-    {
-        "GANGRUN_RUN",
-        "GANGRUN_RUN_DIR",
-        "GANGRUN_ATTEMPT",
-        "GANGRUN_MEMORY",
-        "GANGRUN_MEMORY_PARITY",
-        "GANGRUN_RESUME_STEP",
-        "GANGRUN_PROGRESS_SLOT",
-    }
-)
-
-
+VARIABLES = {environment.PREFIX + row.name.upper(): row for row in ALL_SETTINGS}
 DEFAULT = "default"  # the origin of what nobody set
 
 
@@ -48,66 +35,60 @@ def usual_files(config_file: Path | None = None) -> tuple[Path, ...]:
     if config_file is None:
         return files
     if not config_file.is_file():
-        raise UserError("config", f"no such file: {config_file}")
+        raise UserError("config", f"--config: no such file: {config_file}", "name a file in TOML")
     return (config_file, *files)
 
 
 def layered(flags: Mapping[str, Any], variables: Mapping[str, str], files: tuple[Path, ...]) -> dict[str, Value]:
     """Every setting with its value; ``files`` from the strongest to the weakest, missing ones are skipped."""
-    found: dict[str, Value] = {s.name: Value(s.default, DEFAULT) for s in ALL_SETTINGS}
+    found = {row.name: Value(row.default, DEFAULT) for row in ALL_SETTINGS}
     for path in reversed(files):
-        for name, raw in _read(path).items():
-            found[name] = Value(_parsed(name, raw, str(path)), str(path))
-    for setting in ALL_SETTINGS:
-        variable = PREFIX + setting.name.upper()
+        for name, raw, place in _read(path):
+            found[name] = Value(parsed(name, raw, place), str(path))
+    for variable, row in VARIABLES.items():
         # GANGRUN_RESUME is what a rank is told, not what a user asks: only the flag and the files set ``resume``
-        if variable in variables and setting.name != "resume" and not setting.in_files_only:
-            found[setting.name] = Value(_parsed(setting.name, variables[variable], variable), variable)
+        if variable in variables and row.name != "resume" and not row.in_files_only:
+            found[row.name] = Value(parsed(row.name, variables[variable], variable), variable)
     for name, raw in flags.items():
-        found[name] = Value(_parsed(name, raw, "--" + name.replace("_", "-")), "--" + name.replace("_", "-"))
+        found[name] = Value(parsed(name, raw, BY_NAME[name].flag), BY_NAME[name].flag)
     return found
+
+
+def parsed(name: str, raw: object, place: str) -> Any:
+    """The value that ``raw`` stands for; ``UserError`` with the place."""
+    try:
+        return BY_NAME[name].kind.parse(raw)
+    except ValueError as error:
+        raise UserError("usage", f"{place}: {error}", getattr(error, "hint", "")) from error
 
 
 def unknown_variables(variables: Mapping[str, str]) -> list[str]:
     """GANGRUN_* names that look like a misspelt setting, with the nearest one."""
-    told = []
-    names = [PREFIX + s.name.upper() for s in ALL_SETTINGS]
-    for name in sorted(variables):
-        if name.startswith(PREFIX) and name not in names and name not in OWN_VARIABLES:
-            near = did_you_mean(name, names, like=0.8)
-            if near:
-                told.append(f"{name} is not a setting; {near}")
-    return told
+    own = environment.OWN_VARIABLES | VARIABLES.keys()
+    strange = [name for name in sorted(variables) if name.startswith(environment.PREFIX) and name not in own]
+    nearest = {name: did_you_mean(name, VARIABLES, like=0.8) for name in strange}
+    return [f"{name} is not a setting; {near}" for name, near in nearest.items() if near]
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise UserError("config", f"cannot read {path}: {error.strerror}") from error
+def _read(path: Path) -> Iterator[tuple[str, Any, str]]:
+    """(setting, its value, file and line) for each key of a file; nothing if there is no file."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
     try:
-        table = tomllib.loads(data.decode())
+        text = path.read_bytes().decode()
+        table = tomllib.loads(text)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UserError("config", f"cannot read {path}: {error.strerror}", "see whether you may read it") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError("config", f"{path} is not TOML: {error}") from error
-    names = [s.name for s in ALL_SETTINGS]
-    flat: dict[str, Any] = {}
+        raise UserError("config", f"{path} is not TOML: {error}", 'write one "name = value" per line') from error
     for key, value in table.items():
-        name = key.replace("-", "_")
+        name, line = key.replace("-", "_"), re.search(rf"^\s*\[?[\"']?{re.escape(key)}\b", text, re.MULTILINE)
+        place = f"{path}:{text.count(chr(10), 0, line.end()) + 1}" if line else str(path)
         if name not in BY_NAME:
-            hint = did_you_mean(name, names) or f"known keys: {', '.join(names)}"
-            raise UserError("config", f"{path}: unknown key {key!r}", hint)
-        flat[name] = value
-    return flat
-
-
-def _parsed(name: str, raw: object, where: str) -> Any:
-    try:
-        return BY_NAME[name].parse(raw)
-    except ValueError as error:
-        raise UserError("usage", f"{where}: {error}") from error
+            hint = did_you_mean(name, BY_NAME) or f"known keys: {', '.join(BY_NAME)}"
+            raise UserError("config", f"{place}: unknown key {key!r}", hint)
+        yield name, value, f"{place}: {key}"

@@ -1,22 +1,29 @@
-"""What a user types to train something: the options that ``run`` and ``submit`` share, and their words."""
+"""What the user typed, and the ``RunSpec`` that it makes: command, ranks, environment, settings.
+
+Nothing here parses the command line: ``gangrun.cli`` does, and hands over a ``Request``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import click
-from click.core import ParameterSource
-
-from gangrun.config.settings import Setting
+from gangrun import __version__
+from gangrun.checkpoint.scan import is_checkpoint
+from gangrun.config import environment
+from gangrun.config.layers import BY_NAME, DEFAULT, Value, layered, unknown_variables, usual_files
+from gangrun.config.secrets import is_secret, redacted, secret_names
+from gangrun.core.policy import HangPolicy, Policy, PolicyError, Timing
 from gangrun.errors import UserError
+from gangrun.wire.spec import CheckpointSpec, HealthSpec, LogSpec, RunSpec
 
-IGNORED_TORCHRUN = ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "monitor_interval", "start_method", "role")
-# options come before the command; torchrun spells them with underscores, and click hands names over without dashes
-CONTEXT = {"allow_interspersed_args": False, "token_normalize_func": lambda name: name.replace("_", "-")}
-F = TypeVar("F", bound=Callable[..., Any])
+# Where thousands of nodes load python from one file system the last of them take minutes.
+JOIN_WITHIN_S = {"local": Policy().join_within_s, "slurm": 300.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,83 +31,216 @@ class Request:
     """What the user typed."""
 
     words: tuple[str, ...]
-    module: str
-    no_python: bool
-    env_pairs: tuple[str, ...]
-    env_files: tuple[Path, ...]
-    config_file: Path | None
-    flags: Mapping[str, Any]
-    user: str
+    module: str = ""
+    no_python: bool = False
+    env_pairs: tuple[str, ...] = ()
+    env_files: tuple[Path, ...] = ()
+    config_file: Path | None = None
+    flags: Mapping[str, Any] = field(default_factory=dict)
     as_json: bool = False
     quiet: bool = False
     submits: bool = False  # setup lines run before the command
-    here: bool = False  # on this machine, whatever Slurm has to do with it
+    here: bool = False  # on this machine, whatever a scheduler has to do with it
 
 
-def setting_options(settings: Iterable[Setting]) -> Callable[[F], F]:
-    """One flag for each setting."""
+@dataclass(frozen=True, slots=True)
+class ResolvedRequest:
+    """A request with its settings found, its command resolved and its environment read."""
 
-    def add(function: F) -> F:
-        for row in reversed([row for row in settings if not row.in_files_only]):
-            names = ["--" + row.name.replace("_", "-"), *row.flags, row.name]
-            if row.flag:
-                option = click.option(*names, is_flag=True, default=None, help=row.help)
-            elif row.many:
-                option = click.option(*names, multiple=True, metavar=row.metavar, help=row.help)
-            else:
-                option = click.option(*names, default=None, metavar=row.metavar, help=row.help)
-            function = option(function)
-        return function
+    request: Request
+    settings: Mapping[str, Value]
+    variables: Mapping[str, str]  # the user's environment
+    argv: tuple[str, ...]
+    python: bool
+    added: Mapping[str, str]  # --env and --env-file
+    warnings: tuple[str, ...]
 
-    return add
+    @property
+    def runs_dir(self) -> Path:
+        """Where the run directory will lie."""
+        return Path(self.value("runs_dir")).expanduser().absolute()
+
+    @property
+    def everything(self) -> dict[str, str]:
+        """The environment for ranks."""
+        return {**self.variables, **self.added}
+
+    def value(self, name: str) -> Any:
+        """A setting's value."""
+        return self.settings[name].value
+
+    def is_set(self, name: str) -> bool:
+        """Did anybody set it?"""
+        return self.settings[name].origin != DEFAULT
+
+    def fields(self, struct: str) -> dict[str, Any]:
+        """The fields of a struct that settings fill, by name."""
+        return fields_of(self.settings, struct)
+
+    def draft(self, wall: float, **shape: Any) -> RunSpec:
+        """The spec but for the run's id, which its directory will give."""
+        secret = tuple(sorted(name for name, value in self.added.items() if is_secret(name, value)))
+        return spec_of(
+            self.settings,
+            run="-",
+            name=self.value("name") or name_of(self.argv, self.request.module, self.python),
+            command=self.argv,
+            python=self.python,
+            working_directory=os.getcwd(),
+            environment={name: value for name, value in self.added.items() if name not in secret},
+            secret_names=secret,
+            created_wall=wall,
+            created_by=environment.user_name(),
+            gangrun_version=__version__,
+            **shape,
+        )
 
 
-def command_options(function: F) -> F:
-    """The command to train with, its environment, and what torchrun has and nobody needs here."""
-    path = click.Path(path_type=Path)
-    decorators = [
-        click.option("-m", "--module", is_flag=True, help="The first word is a module, as in python -m."),
-        click.option("--no-python", is_flag=True, help="Run the command as it is, even if it is a script."),
-        click.option("--env", "env_pairs", multiple=True, metavar="K=V|K", help="A variable for the ranks, or yours."),
-        click.option("--env-file", "env_files", multiple=True, type=path, help="Lines of NAME=VALUE."),
-        click.option("--config", "config_file", type=path, help="Read settings from here first."),
-        click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND..."),
-        *(click.option("--" + name.replace("_", "-"), name, default=None, hidden=True) for name in IGNORED_TORCHRUN),
-    ]
-    for decorator in reversed(decorators):
-        function = decorator(function)
-    return function
+def resolved(request: Request, variables: Mapping[str, str]) -> ResolvedRequest:
+    """Find every setting, the command and the environment; a mistake in them is a ``UserError``.
+
+    Setup lines may bring the command, or another python, only where the job runs: then neither is looked for here.
+    """
+    settings = layered(request.flags, variables, usual_files(request.config_file))
+    there = bool(request.submits and settings["setup"].value)
+    python_here = "python" if there else environment.python_of(variables)
+    argv, python = command_of(request.words, request.module, request.no_python, python_here, look=not there)
+    added = environment.added_variables(request.env_pairs, request.env_files, variables)
+    warnings = (*unknown_variables(variables), *_secrets_told(request.words))
+    return ResolvedRequest(request, settings, variables, argv, python, added, warnings)
 
 
-def request_of(
-    ctx: click.Context, options: Mapping[str, Any], settings: Iterable[Setting], *, submits: bool = False
-) -> Request:
-    """The words put in order; only what was typed counts as a flag."""
-    from gangrun.cli.options import user_name
+def _secrets_told(words: tuple[str, ...]) -> Iterator[str]:
+    if names := secret_names(words):
+        kept = "arguments are kept with the run (0600), and every user of a node can read them in its process table"
+        way = "--env NAME hands a variable of yours to the ranks, and a secret one is written nowhere"
+        yield f"what {', '.join(names)} holds looks like a secret: {kept};\n{way}"
 
-    ignored = [name for name in IGNORED_TORCHRUN if options[name] is not None]
-    if ignored:
-        names = ", ".join("--" + name.replace("_", "-") for name in ignored)
-        click.echo(f"gangrun: {names}: not needed here, left aside", err=True)
-    words: tuple[str, ...] = options["words"]
-    if options["module"] and not words:
-        raise UserError("usage", "-m needs a module", f"{ctx.command_path} -m my.trainer")
-    typed = [
-        row.name
-        for row in settings
-        if not row.in_files_only and ctx.get_parameter_source(row.name) is ParameterSource.COMMANDLINE
-    ]
-    return Request(
-        words=words[1:] if options["module"] else words,
-        module=words[0] if options["module"] else "",
-        no_python=options["no_python"],
-        env_pairs=options["env_pairs"],
-        env_files=options["env_files"],
-        config_file=options["config_file"],
-        flags={name: options[name] for name in typed},
-        user=user_name(),
-        as_json=options.get("as_json", False),
-        quiet=options.get("quiet", False),
-        submits=submits,
-        here=options.get("here", False),
+
+def name_of(argv: tuple[str, ...], module: str, python: bool) -> str:
+    """A run's name when none was given: the script's or the command's."""
+    if module:
+        return module.rsplit(".", 1)[-1]
+    word = argv[1] if python and len(argv) > 1 else argv[0]
+    return re.sub(r"\.py$", "", Path(word).name) or "run"
+
+
+def command_of(
+    words: tuple[str, ...], module: str, no_python: bool, python: str, *, look: bool = True
+) -> tuple[tuple[str, ...], bool]:
+    """(argv of a rank, does it start through boot.py): ``-m MODULE``, a ``.py`` file, ``python …``, or any command.
+
+    Without ``look`` a command need not be on this machine's PATH.
+    """
+    if module:
+        return (python, "-m", module, *words), True
+    if not words:
+        hint = "for example: gangrun run --nproc-per-node 4 train.py"
+        raise UserError("usage", "no script or command was given", hint)
+    first, rest = words[0], words[1:]
+    if first.endswith(".py") and not no_python:
+        if not Path(first).is_file():
+            raise UserError("usage", f"no such script: {first}", f"looked in {Path.cwd()}")
+        return (python, *words), True
+    if look and shutil.which(first) is None:
+        raise UserError("usage", f"no such command: {redacted(words)[0]}", "is it on your PATH, and executable?")
+    is_python = not no_python and re.fullmatch(r"(python|pypy)[0-9.]*", Path(first).name) is not None
+    # only the plain forms can go through boot.py; with interpreter options python must parse them itself
+    return words, is_python and bool(rest) and (rest[0] == "-m" or not rest[0].startswith("-"))
+
+
+def ranks_of(asked: str | None, gpus_count: int, cpus_count: int, *, here: bool = True) -> int:
+    """How many ranks per node ``--nproc-per-node`` means; not ``here``, 0 GPUs or CPUs mean that nobody knows."""
+    if asked is None:
+        return gpus_count or 1
+    if asked.isdecimal():
+        return int(asked)
+    if count := {"gpu": gpus_count, "cpu": cpus_count, "auto": gpus_count or cpus_count}[asked]:
+        return count
+    if here:
+        raise UserError("usage", "--nproc-per-node gpu: this machine has no GPU", "give a number, or cpu")
+    needed = {"gpu": "--gpus-per-node", "cpu": "--cpus-per-task"}.get(asked, "--gpus-per-node or --cpus-per-task")
+    words = f"--nproc-per-node {asked}: the hardware of the cluster's nodes is not known here"
+    raise UserError("usage", words, f"give a number, or {needed}")
+
+
+def fields_of(settings: Mapping[str, Value], struct: str) -> dict[str, Any]:
+    """The fields of ``struct`` ("" is ``RunSpec`` itself) that settings fill, by name."""
+    rows = [(row.into.rpartition("."), row.name) for row in BY_NAME.values() if row.into]
+    return {into: settings[name].value for (whole, _, into), name in rows if whole == struct}
+
+
+def policy_of(settings: Mapping[str, Value], world: str, *, can_requeue: bool = False) -> Policy:
+    """The policy that these settings make; a law broken between times is a usage error."""
+    join_s, health, checks = settings["join_within"].value, settings["health"].value, not settings["no_health"].value
+    try:
+        return Policy(
+            timing=Timing(**fields_of(settings, "policy.timing")),
+            hang=HangPolicy(**fields_of(settings, "policy.hang")),
+            join_within_s=JOIN_WITHIN_S[world] if join_s is None else join_s,
+            can_requeue=can_requeue,
+            keeps_memory=settings["memory_checkpoints"].value,
+            test_at_start=checks and health.active_at_start,
+            test_suspects=checks and health.active_on_suspicion,
+            move_suspects=health.move_suspects,
+            **fields_of(settings, "policy"),
+        )
+    except PolicyError as error:
+        hint = "change the setting; gangrun config shows where each one is set"
+        raise UserError("usage", str(error), hint) from error
+
+
+def refuse_unfindable(resume: str, directory: str) -> None:
+    """A step or a path that was asked for must not be passed over in silence: the script would begin anew."""
+    if resume not in ("auto", "none") and not directory:
+        hint = "--checkpoint-dir says where the script keeps its checkpoints, and --resume which of them it begins from"
+        raise UserError("usage", f"--resume {resume}: no checkpoint directory is known", hint)
+
+
+def _refuse_unusable(settings: Mapping[str, Value], world: str) -> None:
+    """What would be passed over in silence, or tried again and again as storage that may come back."""
+    directory, validator = settings["checkpoint_dir"].value, settings["validator"].value
+    path, wrong, hint = os.path.expanduser(directory), "", "give --checkpoint-dir"
+    unkept = [settings[name].origin for name in ("memory_limit", "memory_protection", "flush_every")]
+    unkept = [where for where in unkept if where.startswith(("--", environment.PREFIX))]  # a file is for other runs too
+    if os.path.exists(path) and not os.path.isdir(path):
+        wrong, hint = f"--checkpoint-dir {directory}: that is no directory", "name the one above step-N"
+    elif directory and is_checkpoint(path):
+        wrong, hint = f"--checkpoint-dir {directory}: that is a checkpoint itself", "name the one above it"
+    elif validator and not directory:
+        wrong = "--validator: no checkpoint directory is known"
+    elif validator and world == "local" and shutil.which(validator[0]) is None:
+        wrong = f"--validator: {validator[0]!r} is no command here"
+        hint = "name a program on PATH, or the path of one that may be executed"
+    elif settings["memory_checkpoints"].value:
+        wrong = "" if directory else "--memory-checkpoints: no checkpoint directory is known"
+        hint = "give --checkpoint-dir: in-memory checkpoints are written there when ranks die"
+    elif unkept:
+        wrong, hint = f"{unkept[0]}: this run keeps no checkpoints in memory", "give --memory-checkpoints too"
+    if wrong:
+        raise UserError("usage", wrong, hint)
+
+
+def spec_of(settings: Mapping[str, Value], *, can_requeue: bool = False, **rest: Any) -> RunSpec:
+    """The spec as every process will read it."""
+    directory, health = settings["checkpoint_dir"].value, settings["health"].value
+    refuse_unfindable(settings["resume"].value, directory)
+    _refuse_unusable(settings, rest["world"])
+    nodes_count = rest.get("nodes_count", 0) or len(rest["nodes"])
+    nodes_min = settings["min_nodes"].value or nodes_count
+    if nodes_min > nodes_count:
+        hint = "give at most as many as --nodes"
+        raise UserError("usage", f"--min-nodes {nodes_min} is more than --nodes {nodes_count}", hint)
+    return RunSpec(
+        nodes_min_count=nodes_min,
+        checkpoint=CheckpointSpec(
+            directory=str(Path(directory).expanduser().absolute()) if directory else "",
+            memory_parity=settings["memory_protection"].value.replace("copy", ""),
+            **fields_of(settings, "checkpoint"),
+        ),
+        health=HealthSpec(not settings["no_health"].value, health.bounds, health.off, health.commands),
+        log=LogSpec(**fields_of(settings, "log")),
+        policy=policy_of(settings, rest["world"], can_requeue=can_requeue),
+        **fields_of(settings, ""),
+        **rest,
     )

@@ -1,261 +1,180 @@
-"""Every setting of a run: its name, what values it takes, what it means.
+"""Every setting of a run: its name, its kind of value, its default, where it goes, what it means.
 
-One row makes the flag, the ``GANGRUN_*`` variable, the key in ``gangrun.toml`` and the line in ``gangrun config``.
+One row makes the flag, the ``GANGRUN_*`` variable, the key in ``gangrun.toml``, the line in ``gangrun config`` and the
+row in ``docs/operating.md``. ``into`` names the field of ``RunSpec`` that a value fills, which has the default.
 """
 
 from __future__ import annotations
 
-import math
-import re
-import shlex
-import signal
-from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
+from functools import reduce
+from types import SimpleNamespace
 from typing import Any
 
+from gangrun.config import parsers
 from gangrun.config.environment import RUNS_DIR
 from gangrun.config.health_table import HealthTable, health_table
-
-_SPAN = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(s|sec|m|min|h|d)?\s*$")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?")
-NODE_RANKS_MAX_COUNT = 1024
-GROUP_MAX_COUNT = 128  # nodes that code together: up to twice as many do, and the field has 256 elements
-_SECONDS = {None: 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+from gangrun.core.policy import Policy
+from gangrun.wire.spec import CheckpointSpec, LogSpec
 
 
-def span_s(value: object) -> float:
-    """Seconds from 90, "90", "90s", "15m", "2h"; ValueError otherwise."""
-    if isinstance(value, bool):
-        raise ValueError("must be a time such as 90, 90s, 15m or 2h")  # noqa: TRY004 - a user's mistake
-    if isinstance(value, int | float) and math.isfinite(value) and value >= 0:
-        return float(value)
-    match = _SPAN.match(str(value))
-    if match is None:
-        raise ValueError(f"{value!r} is not a time: write seconds, or 90s, 15m, 2h")
-    return float(match.group(1)) * _SECONDS[match.group(2)]
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What values a setting takes."""
+
+    parse: parsers.Parser
+    metavar: str = ""
+    unit: str = ""
+    words: tuple[str, ...] = ()  # what may be completed on the command line
 
 
-def count(value: object) -> int:
-    """A whole number from 0 up; ValueError otherwise."""
-    if isinstance(value, bool) or not re.fullmatch(r"\s*\d+\s*", str(value)):
-        raise ValueError(f"{value!r} is not a whole number from 0 up")
-    return int(str(value))
-
-
-def at_least_one(value: object) -> int:
-    """A whole number from 1 up; ValueError otherwise."""
-    number = count(value)
-    if number < 1:
-        raise ValueError("must be at least 1")
-    return number
-
-
-def words(value: object) -> tuple[str, ...]:
-    """A command as a shell would split it, without a shell; "" is none; ValueError otherwise."""
-    if isinstance(value, list) and all(isinstance(word, str) for word in value):
-        return tuple(value)
-    if not isinstance(value, str) or "\0" in value:
-        raise ValueError(f"{value!r} is not a command")
-    try:
-        return tuple(shlex.split(value))
-    except ValueError as error:
-        raise ValueError(f"{value!r} is not a command: {error}") from None
-
-
-def positive_span_s(value: object) -> float:
-    """A time of more than nothing; ValueError otherwise."""
-    seconds = span_s(value)
-    if not seconds > 0:
-        raise ValueError("must be more than 0")
-    return seconds
-
-
-def at_least_two(value: object) -> int:
-    """A whole number from 2 up; ValueError otherwise."""
-    number = count(value)
-    if number < 2:
-        raise ValueError("must be at least 2: once proves nothing")
-    return number
-
-
-def ranks_per_node(value: object) -> str:
-    """A number from 1 up, or auto, gpu, cpu; ValueError otherwise."""
-    text = str(value).strip().lower()
-    if text in {"auto", "gpu", "cpu"}:
-        return text
-    try:
-        number = at_least_one(value)
-    except ValueError:
-        raise ValueError(f"{value!r} is neither a number of ranks nor one of auto, gpu, cpu") from None
-    if number > NODE_RANKS_MAX_COUNT:
-        raise ValueError(f"{NODE_RANKS_MAX_COUNT} ranks on a node at most")
-    return str(number)
-
-
-def switch(value: object) -> bool:
-    """True or false in the usual spellings; ValueError otherwise."""
-    if isinstance(value, bool):
-        return value
-    text = str(value).strip().lower()
-    if text in {"1", "true", "yes", "on"}:
-        return True
-    if text in {"0", "false", "no", "off", ""}:
-        return False
-    raise ValueError(f"{value!r} is neither true nor false")
-
-
-def size_bytes(value: object) -> int:
-    """Bytes from 1048576, "512M", "64G", "64GiB"; ValueError otherwise."""
-    match = None if isinstance(value, bool) else _SIZE.fullmatch(str(value).strip().lower())
-    if match is None:
-        raise ValueError(f"{value!r} is not a size: write bytes, or 512M, 64G")
-    return int(float(match.group(1)) * 1024 ** " kmgt".index(match.group(2) or " "))
-
-
-def memory_protection(value: object) -> str:
-    """copy, or 8+2: data of so many nodes, and so many of a group that may be lost; ValueError otherwise."""
-    text = str(value).strip().lower()
-    if text == "copy":
-        return text
-    match = re.fullmatch(r"([1-9]\d{0,2})\+([1-9]\d{0,2})", text)
-    if match is None:
-        raise ValueError(f"{value!r} is neither copy nor parity as 8+2: of 10 nodes any 2 may be lost")
-    if sum(map(int, match.groups())) > GROUP_MAX_COUNT:
-        raise ValueError(f"a group has {GROUP_MAX_COUNT} nodes at most")
-    return text
-
-
-def resume_request(value: object) -> str:
-    """auto, none, a step, or a path."""
-    text = str(value)
-    if not text.strip():
-        raise ValueError("must be auto, none, a step or a path")
-    return text
-
-
-SAVE_SIGNALS = ("HUP", "INT", "QUIT", "USR1", "USR2", "TERM", "URG")
-
-
-def save_signal(value: object) -> str:
-    """USR1 from USR1, SIGUSR1, usr1 or 10; "" means none; ValueError otherwise."""
-    text = str(value).strip().upper()
-    if text.isdigit() and int(text) in {number.value for number in signal.Signals}:
-        text = signal.Signals(int(text)).name
-    name = text.removeprefix("SIG")
-    if name and (isinstance(value, bool) or name not in SAVE_SIGNALS):
-        raise ValueError(f"{value!r} is no signal that a script can save on: give one of {', '.join(SAVE_SIGNALS)}")
-    return name
-
-
-def text(value: object) -> str:
-    """Any text."""
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is not text")  # noqa: TRY004 - a user's mistake, not a programmer's
-    return value
+SWITCH = Kind(parsers.switch)
+NAME = Kind(parsers.text, "NAME")
+DIRECTORY = Kind(parsers.text, "DIR")
+COMMAND = Kind(parsers.command, "COMMAND")
+COUNT = Kind(parsers.whole(0), "N", "count")
+NODES = Kind(parsers.whole(1), "K", "nodes")
+STEPS = Kind(parsers.whole(0), "STEPS", "steps")
+TIME = Kind(parsers.span_s, "TIME", "s")
+SIZE = Kind(parsers.size_bytes, "SIZE", "bytes")
+POSITIVE_TIME = Kind(parsers.positive_span_s, "TIME", "s")
+PATTERN = Kind(parsers.step_pattern, "REGEX")
+RANKS = Kind(parsers.ranks_per_node, "N|auto|gpu|cpu", "ranks", ("auto", "gpu", "cpu"))
+RESUME = Kind(parsers.resume_request, "auto|none|STEP|PATH", "", ("auto", "none"))
+SIGNAL = Kind(parsers.save_signal, "SIG", "", parsers.SAVE_SIGNALS)
+PROTECTION = Kind(parsers.memory_protection, "copy|K+M", "", ("copy",))
+TRAINING, PLACES, CHECKPOINTS = "Training", "Nodes and Slurm", "Checkpoints"
+RECOVERY, HEALTH, OUTPUT = "Recovery", "Health", "Output"
+GROUPS = (TRAINING, PLACES, CHECKPOINTS, RECOVERY, HEALTH, OUTPUT)
+_DEFAULTS = SimpleNamespace(checkpoint=CheckpointSpec(), log=LogSpec(), policy=Policy())
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One row."""
 
-    name: str  # as in gangrun.toml; the flag has dashes
-    parse: Callable[[object], Any]
-    default: Any
-    metavar: str
-    help: str
-    flag: bool = False  # takes no value on the command line
+    name: str  # as in gangrun.toml
+    kind: Kind
+    group: str
+    about: str  # verb first or a noun phrase, without the default
+    default: Any = None
+    into: str = ""
+    told_default: str = ""  # in words, where the value alone does not say it
+    zero: str = ""  # what 0 means
     many: bool = False  # may be given several times
     flags: tuple[str, ...] = ()  # other spellings of the flag
     in_files_only: bool = False  # a table: no flag and no variable
 
+    @property
+    def flag(self) -> str:
+        """As on the command line."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def default_words(self) -> str:
+        """The default as help and docs show it, "" where there is nothing to say."""
+        if self.told_default or self.default in (None, "", ()) or isinstance(self.default, bool | HealthTable):
+            return self.told_default
+        value = self.default.value if isinstance(self.default, Enum) else self.default
+        if self.kind.unit == "s":
+            return f"{value / 60:g}m" if value >= 120 and not value % 60 else f"{value:g}s"
+        return f"{value >> 20}M" if self.kind is SIZE else str(value)
+
+    @property
+    def help(self) -> str:
+        """For ``--help``."""
+        notes = [f"default {self.default_words}"] if self.default_words else []
+        notes += [f"0 = {self.zero}"] if self.zero else []
+        return self.about + (f" ({'; '.join(notes)})." if notes else ".")
+
+
+def to(field: str) -> dict[str, Any]:
+    """The columns ``into`` and ``default`` of a row whose value is this field of ``RunSpec``."""
+    return {"into": field, "default": reduce(getattr, field.split("."), _DEFAULTS)}
+
 
 SETTINGS: tuple[Setting, ...] = (
-    Setting("nproc_per_node", ranks_per_node, None, "N|auto|gpu|cpu", "Ranks per node (default: one per GPU, else 1)."),
-    Setting("nodes", at_least_one, 1, "K", "Nodes; on one box only with --local-hosts.", flags=("--nnodes",)),
-    Setting("min_nodes", at_least_one, None, "K", "Go on with so few nodes rather than stop (default: all)."),
-    Setting("local_hosts", switch, False, "", "Play K nodes on this box, each with its own agent.", flag=True),
-    Setting("max_restarts", count, 3, "N", "Restarts for one cause without progress in between."),
+    Setting("nproc_per_node", RANKS, TRAINING, "Ranks per node", told_default="one per GPU, else 1"),
+    Setting("nodes", NODES, PLACES, "Nodes that hold ranks", 1, flags=("--nnodes",)),
+    Setting("min_nodes", NODES, PLACES, "Fewest nodes to go on with when nodes are lost", told_default="all"),
+    Setting("local_hosts", SWITCH, PLACES, "Simulate the nodes on this machine, one agent each", False),
     Setting(
-        "checkpoint_dir", text, "", "DIR", "Where the script keeps its checkpoints; the newest valid one is resumed."
+        "max_restarts", COUNT, RECOVERY, "Restarts allowed for the same cause before progress resets the count",
+        **to("policy.restarts_max_count"),
+    ),
+    Setting("checkpoint_dir", DIRECTORY, CHECKPOINTS, "Directory of the script's checkpoints, to resume from", ""),
+    Setting(
+        "checkpoint_pattern", PATTERN, CHECKPOINTS, "Names of checkpoint directories; the group is the step",
+        **to("checkpoint.pattern"),
     ),
     Setting(
-        "checkpoint_pattern", text, r"step-(\d+)", "REGEX", "Names of checkpoint directories; the group is the step."
+        "reading_share", SIZE, CHECKPOINTS, "Minimum bytes per node when nodes verify a checkpoint in parallel",
+        **to("checkpoint.reading_share_bytes"), zero="one node reads all",
     ),
     Setting(
-        "reading_share",
-        size_bytes,
-        256 * 1024 * 1024,
-        "SIZE",
-        "Nodes share the reading of the checkpoint to be resumed from, each at least so much (256M); 0 = one reads it.",
+        "memory_checkpoints", SWITCH, CHECKPOINTS, "Keep checkpoints in node memory between saves to disk",
+        **to("checkpoint.memory"),
     ),
     Setting(
-        "memory_checkpoints",
-        switch,
-        False,
-        "",
-        "Keep steps in the nodes' memory between saves to disk: what dies with a rank is then seconds of work.",
-        flag=True,
+        "flush_every", TIME, CHECKPOINTS, "Write the newest in-memory checkpoint to disk if none reached it for TIME",
+        **to("checkpoint.flush_every_s"), zero="never",
     ),
     Setting(
-        "flush_every",
-        span_s,
-        300.0,
-        "TIME",
-        "The disk has had nothing new for so long: the newest step in memory is written there meanwhile; 0 = never.",
+        "memory_limit", SIZE, CHECKPOINTS, "Memory per node for checkpoints", **to("checkpoint.memory_limit_bytes"),
+        told_default="a quarter of the node",
     ),
     Setting(
-        "memory_limit", size_bytes, 0, "SIZE", "So much of a node's memory for them, 64G say (default: a quarter)."
-    ),
-    Setting(
-        "memory_protection",
-        memory_protection,
+        "memory_protection", PROTECTION, CHECKPOINTS, "Protect in-memory checkpoints by a copy or by parity, as 8+2",
         "copy",
-        "copy|K+M",
-        "What protects them from lost nodes: a copy on another node (default), or parity: 8+2 means any 2 of 10.",
     ),
     Setting(
-        "validator",
-        words,
-        (),
-        "COMMAND",
-        "Judges checkpoints too: told the directory as its last argument, it ends with 0 (valid) or 1 (not).",
+        "validator", COMMAND, CHECKPOINTS, "Command that judges a checkpoint directory; exits 0 if valid, 1 if not",
+        **to("checkpoint.validator"),
     ),
     Setting(
-        "validator_timeout", positive_span_s, 600.0, "TIME", "What the validator gets; after it, it has no opinion."
+        "validator_timeout", POSITIVE_TIME, CHECKPOINTS,
+        "Time limit for the validator; on timeout its verdict is ignored", **to("checkpoint.validator_within_s"),
     ),
     Setting(
-        "poison_after",
-        count,
-        10,
-        "STEPS",
-        "A failure so soon after loading a checkpoint, and of no other, may be the checkpoint's; 0 = never.",
-    ),
-    Setting("poison_times", at_least_two, 2, "N", "So often, and that checkpoint is set aside for the one before it."),
-    Setting("runs_dir", text, RUNS_DIR, "DIR", "Where run directories live."),
-    Setting("name", text, "", "NAME", "A name for the run (default: the script's)."),
-    Setting("resume", resume_request, "auto", "auto|none|STEP|PATH", "What the first attempt resumes from."),
-    Setting("hang_timeout", span_s, None, "TIME", "No progress for so long is a hang; 0 = never (default: learnt)."),
-    Setting("stop_grace", span_s, 10.0, "TIME", "What ranks get between SIGTERM and SIGKILL."),
-    Setting("checkpoint_grace", span_s, 60.0, "TIME", "What a script that asked for it gets to save before a stop."),
-    Setting(
-        "save_signal",
-        save_signal,
-        "",
-        "SIG",
-        "The script saves on this signal (USR1, say): ranks get it before a stop in which they may save.",
+        "poison_after", STEPS, RECOVERY, "Suspect the checkpoint if the run fails within STEPS of loading it",
+        **to("policy.poison_after_steps"), zero="off",
     ),
     Setting(
-        "save_lead",
-        span_s,
-        None,
-        "TIME",
-        "Ranks are told to save so long before a time limit (default: checkpoint_grace).",
+        "poison_times", Kind(parsers.whole(2, "once proves nothing"), "N", "count"), RECOVERY,
+        "Identical failures before falling back to the previous checkpoint", **to("policy.poison_times_count"),
     ),
-    Setting("join_within", span_s, None, "TIME", "What nodes get to join (default: 60 s; under Slurm 5 min)."),
-    Setting("silence_after", span_s, 5.0, "TIME", "An agent without a beat for so long is a suspect."),
-    Setting("fence_after", span_s, 30.0, "TIME", "Ranks whose agent is cut off die after so long."),
-    Setting("observe", switch, False, "", "Decide and tell, and act on nothing: no stop, no restart.", flag=True),
-    Setting("no_health", switch, False, "", "Check no node's hardware, before the run and while it lives.", flag=True),
-    Setting("health", health_table, HealthTable(), "", "The table [health]: bounds of the checks.", in_files_only=True),
-    Setting("log_per_rank", switch, False, "", "Keep one more log file for each rank.", flag=True),
-)
+    Setting("runs_dir", DIRECTORY, OUTPUT, "Directory that holds the run directories", RUNS_DIR),
+    Setting("name", NAME, OUTPUT, "Name of the run", "", told_default="the script's"),
+    Setting("resume", RESUME, CHECKPOINTS, "Checkpoint that the first attempt resumes from", "auto", into="resume"),
+    Setting(
+        "hang_timeout", TIME, RECOVERY, "Treat no progress for TIME as a hang", **to("policy.hang.timeout_s"),
+        told_default="learnt", zero="never",
+    ),
+    Setting("stop_grace", TIME, RECOVERY, "Time between SIGTERM and SIGKILL", **to("policy.stop_grace_s")),
+    Setting(
+        "checkpoint_grace", TIME, CHECKPOINTS, "Time to save before a stop, if the script asked for it",
+        **to("policy.checkpoint_grace_s"),
+    ),
+    Setting(
+        "save_signal", SIGNAL, CHECKPOINTS, "Signal that makes the script save, such as USR1", "", into="save_signal"
+    ),
+    Setting(
+        "save_lead", TIME, CHECKPOINTS, "Tell ranks to save TIME before the time limit", **to("policy.save_lead_s"),
+        told_default="checkpoint_grace",
+    ),
+    Setting("join_within", TIME, RECOVERY, "Time limit for nodes to join", told_default="60s; in a Slurm job 5m"),
+    Setting(
+        "silence_after", TIME, RECOVERY, "Suspect a node without a heartbeat for TIME",
+        **to("policy.timing.silence_after_s"),
+    ),
+    Setting(
+        "fence_after", TIME, RECOVERY, "Kill ranks whose agent is cut off for TIME", **to("policy.timing.fence_after_s")
+    ),
+    Setting("observe", SWITCH, RECOVERY, "Decide and report, but stop and restart nothing", **to("policy.observe")),
+    Setting("no_health", SWITCH, HEALTH, "Do not check hardware before and during the run", False),
+    Setting(
+        "health", Kind(health_table), HEALTH, "Table [health]: bounds of the checks", HealthTable(), in_files_only=True
+    ),
+    Setting("log_per_rank", SWITCH, OUTPUT, "Write one more log file for each rank", **to("log.per_rank")),
+)  # fmt: skip

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from gangrun.config.settings import span_s
+from gangrun.config.parsers import span_s
 from gangrun.errors import did_you_mean
 
 if TYPE_CHECKING:

@@ -9,138 +9,108 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from gangrun.config.settings import SETTINGS, Setting, count, switch
+from gangrun.config import parsers
+from gangrun.config.parsers import BadValue
+from gangrun.config.settings import COUNT, PLACES, RECOVERY, SETTINGS, SWITCH, Kind, Setting
 from gangrun.wire.submission import Requeue
 
 Pair = tuple[str, str | None]
+REQUEUE = tuple(one.value for one in Requeue)
 _KEY = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _GPU = re.compile(r"(?:gres[:/])?gpu(?::[^:,()]+?)??(?::(\d+))?(?:\(.*\))?")
 
-_FILES = "the run directory keeps what jobs say: see logs/"
-_NAME = "gangrun finds its jobs by it; name the run with -J"
+
+def _refusals(*rows: tuple[str, str]) -> dict[str, str]:
+    """Each option by its name, from (options, why they are not passed on)."""
+    return {name: why for names, why in rows for name in names.split()}
+
+
+_ONE_TASK = "one task on each node starts all ranks there"
+_RANKS = f"{_ONE_TASK}; see --nproc-per-node"
+_FILES = ("output error open-mode", "the run directory keeps what jobs say: see logs/")
+_START = ("chdir", "ranks start where gangrun submit was called; change there first")
 _END = "gangrun decides when a job ends and what comes after it"
-SBATCH_REFUSED = {
-    "array": "a run is one job at a time; submit several runs instead",
-    "output": _FILES,
-    "error": _FILES,
-    "open-mode": _FILES,
-    "input": "ranks read nothing",
-    "signal": "gangrun tells ranks itself: see --save-signal and --save-lead",
-    "comment": "gangrun finds its jobs by it",
-    "job-name": _NAME,
-    "wrap": "give the command at the end instead",
-    "no-kill": _END,
-    "requeue": "use --requeue same-job",
-    "no-requeue": "use --requeue resubmit, or none",
-    "kill-on-invalid-dep": _END,
-    "chdir": "ranks start where gangrun submit was called; change there first",
-    "ntasks": "one task on each node starts all ranks there; see --nproc-per-node",
-    "ntasks-per-node": "one task on each node starts all ranks there; see --nproc-per-node",
-    "ntasks-per-core": "one task on each node starts all ranks there; see --nproc-per-node",
-    "ntasks-per-socket": "one task on each node starts all ranks there; see --nproc-per-node",
-    "ntasks-per-gpu": "one task on each node starts all ranks there; see --nproc-per-node",
-    "tasks-per-node": "one task on each node starts all ranks there; see --nproc-per-node",
-    "gpus-per-task": "one task on each node starts all ranks there; use --gpus-per-node",
-    "overcommit": "one task on each node starts all ranks there; see --nproc-per-node",
-    "export": "the job gets your environment, and secrets reach ranks by nothing else; see --env",
-    "export-file": "the job gets your environment; see --env-file",
-    "clusters": "a run stays in one cluster; call gangrun submit there",
-    "cluster": "a run stays in one cluster; call gangrun submit there",
-    "wait": "use gangrun submit --wait",
-    "parsable": "use gangrun submit --json",
-    "test-only": "use gangrun submit --dry-run",
-    "help": "see gangrun submit --help",
-    "usage": "see gangrun submit --help",
-    "version": "see sbatch --version",
-    "ignore-pbs": "the script is gangrun's",
-}
-_STEP = "one task on each node starts all ranks there"
-SRUN_REFUSED = {
-    "nodes": _STEP, "ntasks": _STEP, "ntasks-per-node": _STEP, "tasks-per-node": _STEP, "nodelist": _STEP,
-    "exclude": _STEP, "relative": _STEP, "distribution": _STEP, "multi-prog": _STEP, "overcommit": _STEP,
-    "output": _FILES, "error": _FILES, "open-mode": _FILES, "input": "ranks read nothing", "label": _FILES,
-    "no-kill": _END, "kill-on-bad-exit": _END, "wait": _END, "signal": _END, "immediate": _END, "deadline": _END,
-    "jobid": "the step belongs to its job", "overlap": "gangrun sets it where it is needed",
-    "pty": "nobody sits before it", "export": "ranks get the job's environment; see --env",
-    "chdir": "ranks start where gangrun submit was called; change there first",
-    "job-name": "it is the job's", "comment": "it is the job's", "epilog": _END, "prolog": "use --setup",
-    "help": "see gangrun submit --help", "usage": "see gangrun submit --help", "version": "see srun --version",
-    "cpu-bind": "ranks may use all of the job's CPUs; bind them in your script",
-}  # fmt: skip
+_BOTH = (_FILES, _START, ("input", "ranks read nothing"), ("help usage", "see gangrun submit --help"))
+SBATCH_REFUSED = _refusals(
+    *_BOTH,
+    ("array", "a run is one job at a time; submit several runs instead"),
+    ("signal", "gangrun tells ranks itself: see --save-signal and --save-lead"),
+    ("comment", "gangrun finds its jobs by it"),
+    ("job-name", "gangrun finds its jobs by it; name the run with -J"),
+    ("wrap", "give the command at the end instead"),
+    ("no-kill kill-on-invalid-dep", _END),
+    ("requeue", "use --requeue same-job"),
+    ("no-requeue", "use --requeue resubmit, or none"),
+    ("ntasks ntasks-per-node ntasks-per-core ntasks-per-socket ntasks-per-gpu tasks-per-node overcommit", _RANKS),
+    ("gpus-per-task", f"{_ONE_TASK}; use --gpus-per-node"),
+    ("export", "the job gets your environment, and secrets reach ranks by nothing else; see --env"),
+    ("export-file", "the job gets your environment; see --env-file"),
+    ("clusters cluster", "a run stays in one cluster; call gangrun submit there"),
+    ("wait", "use gangrun submit --wait"),
+    ("parsable", "use gangrun submit --json"),
+    ("test-only", "use gangrun submit --dry-run"),
+    ("version", "see sbatch --version"),
+    ("ignore-pbs", "the script is gangrun's"),
+)
+SRUN_REFUSED = _refusals(
+    *_BOTH,
+    ("nodes ntasks ntasks-per-node tasks-per-node nodelist exclude relative distribution multi-prog overcommit",
+     _ONE_TASK),
+    ("label", _FILES[1]),
+    ("no-kill kill-on-bad-exit wait signal immediate deadline epilog", _END),
+    ("jobid", "the step belongs to its job"),
+    ("overlap", "gangrun sets it if it is needed"),
+    ("pty", "nobody sits before it"),
+    ("export", "ranks get the job's environment; see --env"),
+    ("job-name comment", "it is the job's"),
+    ("prolog", "use --setup"),
+    ("version", "see srun --version"),
+    ("cpu-bind", "ranks may use all of the job's CPUs; bind them in your script"),
+)  # fmt: skip
 
 
-def word(value: object) -> str:
-    """Any text or whole number, as Slurm will read it; ValueError otherwise."""
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError(f"{value!r} is not text")  # noqa: TRY004 - a user's mistake, not a programmer's
-    return str(value).strip()
+def _cpus(value: object) -> str:
+    return "" if value == "" else str(parsers.whole(1)(value))
 
 
-def whole_number(value: object) -> str:
-    """A whole number from 1 up as text, or nothing; ValueError otherwise."""
-    if value == "":
-        return ""
-    if count(value) < 1:
-        raise ValueError("must be at least 1")
-    return str(count(value))
-
-
-def shell_lines(value: object) -> tuple[str, ...]:
-    """Each one line of shell; one text may hold several. ValueError otherwise."""
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list | tuple) or not all(isinstance(one, str) for one in texts):
-        raise ValueError(f"{value!r} is neither a line of shell nor a list of such")
-    if any("\0" in one for one in texts):
-        raise ValueError("a line of shell cannot hold a NUL")
-    return tuple(one for one in texts if one.strip())
-
-
-def requeue(value: object) -> Requeue:
-    """How to get other nodes; ValueError otherwise."""
-    try:
-        return Requeue(str(value).strip().lower())
-    except ValueError:
-        raise ValueError(f"{value!r} is none of {', '.join(one.value for one in Requeue)}") from None
+def _requeue(value: object) -> Requeue:
+    return Requeue(parsers.one_of(*REQUEUE)(value))
 
 
 def sbatch_pairs(value: object) -> tuple[Pair, ...]:
-    """What --sbatch passes on; ValueError where it would break a run, or has an option of its own."""
-    own = {row.name.replace("_", "-"): _own_option(row) for row in SLURM_SETTINGS if row.name in _FOR_SLURM}
+    """What --sbatch passes on; ``BadValue`` if it would break a run, or has an option of its own."""
+    own = {row.flag[2:]: f"use {row.flag}" for row in SLURM_SETTINGS if row.name in _FOR_SLURM}
     own |= {"nodes": "use -N", "gpus": "use --gpus-per-node", "dependency": "use -d"}
-    return _pairs(value, "--sbatch", {**own, **SBATCH_REFUSED})
+    return _pairs(value, {**own, **SBATCH_REFUSED})
 
 
 def srun_pairs(value: object) -> tuple[Pair, ...]:
-    """What --srun passes on; ValueError where it would break a run."""
-    return _pairs(value, "--srun", SRUN_REFUSED)
+    """What --srun passes on; ``BadValue`` if it would break a run."""
+    return _pairs(value, SRUN_REFUSED)
 
 
-def _own_option(row: Setting) -> str:
-    return f"use --{row.name.replace('_', '-')}"
-
-
-def _pairs(value: object, what: str, refused: dict[str, str]) -> tuple[Pair, ...]:
+def _pairs(value: object, refused: dict[str, str]) -> tuple[Pair, ...]:
     """From ["a=b", "c"], "a=b" and, in a file, {a = "b", c = true}."""
     found: dict[str, str | None] = {}
-    for key, given in _split(value, what):
+    for key, given in _split(value):
         name = key.strip().lstrip("-").replace("_", "-").lower()
         if not _KEY.fullmatch(name) or len(name) < 2:
-            raise ValueError(f"{what} {key!r}: write KEY=VALUE with the long name of an option, such as mail-type=END")
+            raise BadValue(f"{key!r} is not an option", "write KEY=VALUE with its long name, such as mail-type=END")
         if name in refused:
-            raise ValueError(f"{what} {name} is not passed on: {refused[name]}")
+            raise BadValue(f"{name} is not passed on", refused[name])
         found[name] = given
     return tuple(found.items())
 
 
-def _split(value: object, what: str) -> Iterable[Pair]:
+def _split(value: object) -> Iterable[Pair]:
     if isinstance(value, dict):
         for key, given in value.items():
             if given is not False:
-                yield str(key), None if given is True else word(given)
+                yield str(key), None if given is True else parsers.word(given)
         return
-    for one in shell_lines(value):
+    for one in parsers.shell_lines(value):
         if "\n" in one:
-            raise ValueError(f"{what} {one!r} holds a line break")
+            raise BadValue(f"{one!r} holds a line break")
         key, equals, given = one.partition("=")
         yield key, given if equals else None
 
@@ -160,30 +130,44 @@ def gpus_count(gpus_per_node: str, gres: str) -> int:
     return total
 
 
-def _text(name: str, metavar: str, words: str, *flags: str) -> Setting:
-    return Setting(name, word, "", metavar, words, flags=flags)
+def _text(name: str, metavar: str, about: str, *flags: str) -> Setting:
+    return Setting(name, Kind(parsers.word, metavar), PLACES, about, "", f"submission.{name}", flags=flags)
+
+
+def _pairs_row(name: str, parse: parsers.Parser) -> Setting:
+    about = f"Pass any other option on to {name}; repeatable"
+    return Setting(name, Kind(parse, "KEY=VALUE"), PLACES, about, (), f"submission.{name}", many=True)
 
 
 SLURM_SETTINGS: tuple[Setting, ...] = (
-    Setting("spares", count, 0, "K", "Nodes beside --nodes that wait to take a broken one's place."),
-    _text("gpus_per_node", "[TYPE:]N", "GPUs on each node."),
-    _text("gres", "LIST", "Other resources on each node, such as gpu:8."),
-    _text("partition", "NAMES", "Where to queue.", "-p"),
-    _text("account", "NAME", "Who is charged.", "-A"),
-    _text("qos", "NAME", "Quality of service.", "-q"),
-    _text("time", "TIME", "Time limit as Slurm writes it: 90 is minutes, 1-12:00:00 is a day and a half.", "-t"),
-    _text("exclude", "NODES", "Never these nodes; what gangrun excludes comes on top.", "-x"),
-    _text("nodelist", "NODES", "These nodes at least.", "-w"),
-    _text("constraint", "FEATURES", "Only nodes with these features.", "-C"),
-    Setting("cpus_per_task", whole_number, "", "N", "CPUs on each node (all ranks are in one task).", flags=("-c",)),
-    _text("mem", "SIZE", "Memory on each node."),
-    Setting("exclusive", switch, False, "", "Share nodes with nobody.", flag=True),
-    _text("reservation", "NAME", "Use reserved nodes."),
-    _text("dependency", "LIST", "What the first job waits for, such as afterok:17.", "-d"),
-    Setting("sbatch", sbatch_pairs, (), "KEY=VALUE", "Any other option of sbatch; repeatable.", many=True),
-    Setting("srun", srun_pairs, (), "KEY=VALUE", "Any other option of srun; repeatable.", many=True),
-    Setting("setup", shell_lines, (), "LINE", "Shell before anything else, e.g. module load; repeatable.", many=True),
-    Setting("requeue", requeue, Requeue.RESUBMIT, "resubmit|same-job|none", "How to get other nodes."),
+    Setting("spares", COUNT, PLACES, "Nodes beside --nodes that wait to replace a broken one", 0),
+    _text("gpus_per_node", "[TYPE:]N", "GPUs per node"),
+    _text("gres", "LIST", "Other resources per node, such as gpu:8"),
+    _text("partition", "NAMES", "Partitions to queue in", "-p"),
+    _text("account", "NAME", "Account that is charged", "-A"),
+    _text("qos", "NAME", "Quality of service", "-q"),
+    _text("time", "TIME", "Time limit in Slurm's format: 90 (minutes), 1-12:00:00 (days-hours)", "-t"),
+    _text("exclude", "NODES", "Nodes never to use, beside those that gangrun excludes", "-x"),
+    _text("nodelist", "NODES", "Nodes that must be among those used", "-w"),
+    _text("constraint", "FEATURES", "Features that nodes must have", "-C"),
+    Setting(
+        "cpus_per_task", Kind(_cpus, "N", "CPUs"), PLACES, "CPUs per node, shared by its ranks", "",
+        "submission.cpus_per_task", flags=("-c",),
+    ),
+    _text("mem", "SIZE", "Memory per node"),
+    Setting("exclusive", SWITCH, PLACES, "Share nodes with no other job", False, "submission.exclusive"),
+    _text("reservation", "NAME", "Reservation whose nodes to use"),
+    _text("dependency", "LIST", "Jobs that the first job waits for, such as afterok:17", "-d"),
+    _pairs_row("sbatch", sbatch_pairs),
+    _pairs_row("srun", srun_pairs),
+    Setting(
+        "setup", Kind(parsers.shell_lines, "LINE"), PLACES, "Shell line to run first, such as module load; repeatable",
+        (), "submission.setup", many=True,
+    ),
+    Setting(
+        "requeue", Kind(_requeue, "resubmit|same-job|none", "", REQUEUE), RECOVERY, "Way to get other nodes",
+        Requeue.RESUBMIT, "submission.requeue",
+    ),
 )  # fmt: skip
 _FOR_SLURM = frozenset(row.name for row in SLURM_SETTINGS) - {"spares", "sbatch", "srun", "setup", "requeue"}
 ALL_SETTINGS = SETTINGS + SLURM_SETTINGS

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
 
+from gangrun.config import environment
 from gangrun.core.nodeset import fold
-from gangrun.display.text import clean, phase_word, styled, table, wrapped
+from gangrun.display.text import clean, phase_word, styled, table, welcomes_color, width, wrapped
 from gangrun.display.times import ago_words, clock_words, span_words, when_words
 from gangrun.runs.saves import SavesStatus
 from gangrun.runs.status import (
@@ -23,6 +24,7 @@ from gangrun.runs.status import (
     Status,
     UnreadableRun,
 )
+from gangrun.runs.times import wall_now
 
 LABEL_CHARS = 12
 ATTEMPTS_SHOWN_COUNT = 6
@@ -40,6 +42,11 @@ class Look:
     columns: int = 100
     color: bool = False
     zone: tzinfo | None = None
+
+
+def look_now() -> Look:
+    """How to draw on this standard output."""
+    return Look(wall_now(), width(), welcomes_color(environment.all_variables()))
 
 
 def page(status: Status, look: Look) -> list[str]:

@@ -133,3 +133,13 @@ def size_words(count_bytes: int) -> str:
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
         number /= 1000
     raise AssertionError("the last unit takes all")
+
+
+def echo_json(value: object) -> None:
+    """Print one object on one line; ASCII, so that no locale can break it."""
+    import json
+
+    import click  # not for the processes of a run
+    import msgspec
+
+    click.echo(json.dumps(msgspec.to_builtins(value)))

@@ -9,8 +9,7 @@ from __future__ import annotations
 import click
 
 from gangrun.adapters.fs.run_dir import RunPaths
-from gangrun.cli.options import look_now
-from gangrun.display.status_page import page
+from gangrun.display.status_page import look_now, page
 from gangrun.display.text import clean
 from gangrun.display.times import clock_words
 from gangrun.runs.follow import Follower

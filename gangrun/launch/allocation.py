@@ -21,13 +21,12 @@ from gangrun.adapters.fs.job_claims import JobClaim, JobClaims, Taken
 from gangrun.adapters.fs.run_dir import RunPaths, write_submission
 from gangrun.adapters.local import box
 from gangrun.config import environment
-from gangrun.config.layers import DEFAULT
-from gangrun.config.run_spec import ranks_of
+from gangrun.config.request import ResolvedRequest, ranks_of
 from gangrun.core.model import Phase
 from gangrun.core.nodeset import NodesetError, fold
 from gangrun.entry.wiring import clock_of
 from gangrun.errors import SLURM, UserError
-from gangrun.launch.create import Understood, make_run, put_in_index, unmade
+from gangrun.launch.create import make_run, put_in_index, unmade
 from gangrun.launch.exclusive import refuse_lasting_company
 from gangrun.launch.job_owner import JobOwner
 from gangrun.launch.node_spec import Allocation, allocation_of
@@ -54,7 +53,7 @@ class Held:
 
 def held_by(variables: Mapping[str, str]) -> Held | None:
     """None outside of any job; ``UserError`` in one of several tasks that would all do the same."""
-    if not environment.in_allocation(variables):
+    if not variables.get("SLURM_JOB_ID"):
         return None
     step = variables.get("SLURM_STEP_ID", "")
     tasks = variables.get("SLURM_STEP_NUM_TASKS") or variables.get("SLURM_NTASKS") or "1"
@@ -79,7 +78,7 @@ def refuse_login_node(variables: Mapping[str, str]) -> None:
         raise UserError("slurm", words, hint, SLURM)
 
 
-def run_in(held: Held, wish: Understood) -> int:
+def run_in(held: Held, wish: ResolvedRequest) -> int:
     """Make the run, or take up the one that an earlier stay of this job began; stay until its end."""
     if shutil.which("srun") is None:
         raise UserError("slurm", "there is no srun here, by which the nodes of the job are reached", "", SLURM)
@@ -98,9 +97,9 @@ def run_in(held: Held, wish: Understood) -> int:
     return _own(held, spec, paths, wish)
 
 
-def _draft(held: Held, wish: Understood, wall: float) -> RunSpec:
+def _draft(held: Held, wish: ResolvedRequest, wall: float) -> RunSpec:
     here = len(held.allocation.nodes)
-    asked = wish.value("nodes") if wish.settings["nodes"].origin != DEFAULT else here
+    asked = wish.value("nodes") if wish.is_set("nodes") else here
     if asked > here:
         words = f"--nodes {asked}: the allocation has {here} ({fold(held.allocation.nodes)})"
         raise UserError("slurm", words, "ask salloc or sbatch for more", SLURM)
@@ -140,7 +139,7 @@ def _begun(held: Held, draft: RunSpec) -> tuple[RunPaths, RunSpec] | None:
     return None
 
 
-def _own(held: Held, spec: RunSpec, paths: RunPaths, wish: Understood) -> int:
+def _own(held: Held, spec: RunSpec, paths: RunPaths, wish: ResolvedRequest) -> int:
     disk, allocation, request = Disk(), held.allocation, wish.request
     me = processes.read_proc(os.getpid())
     assert me is not None

@@ -15,10 +15,9 @@ from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import JobClaims
 from gangrun.adapters.fs.run_dir import RunDirError, clear_cancelled, mark_cancelled, read_cancelled
 from gangrun.adapters.slurm.scheduler import Scheduler, SchedulerRefused, SchedulerSilent
-from gangrun.cli.options import echo_json
 from gangrun.core.nodes.quarantine import if_booted
 from gangrun.core.nodeset import fold
-from gangrun.display.text import clean
+from gangrun.display.text import clean, echo_json
 from gangrun.errors import DONE, SLURM, UNKNOWN, UserError
 from gangrun.launch.batch_jobs import BatchJobs, batch_jobs
 from gangrun.launch.create import put_in_index

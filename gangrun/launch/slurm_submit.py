@@ -28,14 +28,12 @@ from gangrun.adapters.fs.run_dir import (
     write_submission,
 )
 from gangrun.checkpoint.scan import StorageUnreadable
-from gangrun.cli.options import echo_json
-from gangrun.config import environment
-from gangrun.config.request import Request
+from gangrun.config.request import Request, ResolvedRequest, ranks_of
 from gangrun.config.slurm_options import gpus_count
-from gangrun.display.text import clean
+from gangrun.display.text import clean, echo_json
 from gangrun.errors import SLURM, UNKNOWN, UserError
 from gangrun.launch.batch_jobs import BatchJobs
-from gangrun.launch.create import Understood, make_run, put_in_index, understood
+from gangrun.launch.create import make_run, put_in_index
 from gangrun.launch.exclusive import words_of_company
 from gangrun.launch.node_history import heeded
 from gangrun.launch.resume_point import ResumePoint, resume_point, resume_words
@@ -64,31 +62,31 @@ HINTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class PendingRun:
     """A run that is not made yet."""
 
-    understood: Understood
+    resolved: ResolvedRequest
     draft: RunSpec
     submission: Submission  # but for the job's name, which holds the run's id
 
 
-def dry(request: Request) -> int:
+def dry(found: ResolvedRequest) -> int:
     """Print what would be sent."""
-    wish = _wish(request, wall_now())
-    paths = RunPaths(wish.understood.runs_dir / make_run_id(wish.draft.created_wall, os.urandom(SUFFIX_BYTES)))
+    wish = _wish(found, wall_now())
+    paths = RunPaths(found.runs_dir / make_run_id(wish.draft.created_wall, os.urandom(SUFFIX_BYTES)))
     text = _fitting(lambda: _jobs(wish, paths).script(0))
-    if request.as_json:
+    if found.request.as_json:
         echo_json({"schema": SCHEMA, "dry_run": True, "script": text})
     else:
         click.echo(text, nl=False)
     return 0
 
 
-def submit(request: Request, *, say: bool = True) -> RunPaths:
+def submit(found: ResolvedRequest, *, say: bool = True) -> RunPaths:
     """Make the run, ask Slurm for its first job, tell what became of it."""
     disk, wall = Disk(), wall_now()
-    wish = _wish(request, wall)
-    runs_dir = wish.understood.runs_dir
+    wish = _wish(found, wall)
+    runs_dir = found.runs_dir
     made = [folder for folder in (runs_dir, *runs_dir.parents) if not folder.exists()]
     paths, spec = make_run(disk, runs_dir, wish.draft, wall)
     try:
@@ -109,22 +107,19 @@ def submit(request: Request, *, say: bool = True) -> RunPaths:
         raise
     put_in_index(paths, spec, job)
     if say:
-        _tell(request, spec, paths, job, standing(jobs.tools, job))
+        _tell(found.request, spec, paths, job, standing(jobs.tools, job))
     return paths
 
 
-def _wish(request: Request, wall: float) -> Wish:
-    found = understood(request, environment.all_variables())
+def _wish(found: ResolvedRequest, wall: float) -> PendingRun:
     nodes, spares = found.value("nodes"), found.value("spares")
+    gpus = gpus_count(found.value("gpus_per_node"), found.value("gres"))
+    ranks = ranks_of(found.value("nproc_per_node"), gpus, int(found.value("cpus_per_task") or 0), here=False)
     draft = found.draft(
         wall, world="slurm", nodes=(), nodes_count=nodes, spares_count=spares, slots_per_node=1,
-        ranks_per_slot=_ranks(found), can_requeue=found.value("requeue") is not Requeue.NONE,
+        ranks_per_slot=ranks, can_requeue=found.value("requeue") is not Requeue.NONE,
     )  # fmt: skip
-    texts = (
-        "gpus_per_node", "gres", "partition", "account", "qos", "time", "exclude", "nodelist", "constraint",
-        "cpus_per_task", "mem", "exclusive", "reservation", "dependency", "sbatch", "srun", "setup", "requeue",
-    )  # fmt: skip
-    asked = {name: found.value(name) for name in texts}
+    asked = found.fields("submission")
     if draft.health.enabled:
         asked["exclude"] = heeded(asked["exclude"], asked["nodelist"])
     submission = Submission(
@@ -143,7 +138,7 @@ def _wish(request: Request, wall: float) -> Wish:
     _warn_of_places(found, draft)
     _warn_of_cpus(draft, submission)
     tell_of_company(draft)
-    return Wish(found, draft, submission)
+    return PendingRun(found, draft, submission)
 
 
 def tell_of_company(spec: RunSpec) -> None:
@@ -154,23 +149,7 @@ def tell_of_company(spec: RunSpec) -> None:
         click.echo(clean(f"gangrun: {words}; {hint}"), err=True)
 
 
-def _ranks(found: Understood) -> int:
-    """Ranks on each node. The nodes are not here: only what is asked of them is known."""
-    asked, gpus = found.value("nproc_per_node"), gpus_count(found.value("gpus_per_node"), found.value("gres"))
-    cpus = int(found.value("cpus_per_task") or 0)
-    if asked is None:
-        return gpus or 1
-    if asked.isdecimal():
-        return int(asked)
-    known = {"gpu": gpus, "cpu": cpus, "auto": gpus or cpus}[asked]
-    if not known:
-        needed = {"gpu": "--gpus-per-node", "cpu": "--cpus-per-task"}.get(asked, "--gpus-per-node or --cpus-per-task")
-        words = f"--nproc-per-node {asked}: what a node of the cluster has is not known here"
-        raise UserError("usage", words, f"give a number, or {needed}")
-    return known
-
-
-def _warn_of_places(found: Understood, draft: RunSpec) -> None:
+def _warn_of_places(found: ResolvedRequest, draft: RunSpec) -> None:
     places = {"the runs directory": str(found.runs_dir), "the checkpoint directory": draft.checkpoint.directory}
     for what, place in places.items():
         if any(place == local or place.startswith(local + "/") for local in OF_ONE_NODE):
@@ -193,9 +172,9 @@ def job_name(name: str, run: str) -> str:
     return f"{plain or 'run'}.{run}"
 
 
-def _jobs(wish: Wish, paths: RunPaths) -> BatchJobs:
+def _jobs(wish: PendingRun, paths: RunPaths) -> BatchJobs:
     submission = msgspec.structs.replace(wish.submission, job_name=job_name(wish.draft.name, paths.run))
-    return BatchJobs(paths, submission, tools_of(wish.understood.everything), _repeat)
+    return BatchJobs(paths, submission, tools_of(wish.resolved.everything), _repeat)
 
 
 def _repeat(words: str) -> None:

@@ -13,13 +13,11 @@ from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import JobClaim, JobClaims, Taken
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.adapters.local import box
-from gangrun.config import environment
 from gangrun.config.layers import Value
-from gangrun.config.request import Request
-from gangrun.config.run_spec import ranks_of
+from gangrun.config.request import ResolvedRequest, ranks_of
 from gangrun.display.live_view import LiveView
 from gangrun.errors import UserError
-from gangrun.launch.create import make_run, put_in_index, understood, unmade
+from gangrun.launch.create import make_run, put_in_index, unmade
 from gangrun.launch.exclusive import give_way, refuse_company
 from gangrun.launch.local import launcher, live_of
 from gangrun.node import processes
@@ -27,9 +25,9 @@ from gangrun.runs.locate import entries_of
 from gangrun.wire.spec import RunSpec
 
 
-def start(request: Request) -> int:
+def start(wish: ResolvedRequest) -> int:
     """Make the run directory, start the hosts, stay until the end; the exit code."""
-    wish = understood(request, environment.all_variables())
+    request = wish.request
     if not wish.value("local_hosts") and not request.here:
         from gangrun.launch import allocation as held
 

@@ -8,7 +8,7 @@ import pytest
 
 from gangrun.config.health_table import HealthTable, health_table
 from gangrun.config.layers import layered
-from gangrun.config.run_spec import policy_of, spec_of
+from gangrun.config.request import policy_of, spec_of
 from gangrun.errors import UserError
 from gangrun.wire import spec as wire_spec
 

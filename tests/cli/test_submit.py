@@ -228,7 +228,7 @@ def test_ctrl_c_while_it_is_submitted(tools: Path, home: Path, gangrun: Call, mo
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ((), "what shall run?"),
+        ((), "no script or command was given"),
         (("-m",), "-m needs a module"),
         (("missing.py",), "no such script"),
         (("no-such-command",), "no such command"),

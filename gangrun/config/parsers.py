@@ -1,0 +1,180 @@
+"""Values as people write them: each parser takes text, or what TOML has, and gives the value or ``BadValue``.
+
+Pure. ``msgspec`` converts and checks what it has types for; here is how a person is told.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import signal
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+Parser = Callable[[object], Any]
+NODE_RANKS_MAX_COUNT = 1024
+GROUP_MAX_COUNT = 128  # nodes that code together: up to twice as many do, and the field has 256 elements
+SAVE_SIGNALS = ("HUP", "INT", "QUIT", "USR1", "USR2", "TERM", "URG")
+_SPAN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|sec|m|min|h|d)?\s*")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?")
+_SECONDS = {None: 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_SWITCH = {**dict.fromkeys(("1", "true", "yes", "on"), True), **dict.fromkeys(("0", "false", "no", "off", ""), False)}
+
+
+class BadValue(ValueError):
+    """What is wrong with a value, and what to write instead."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def converted(value: object, kind: Any, what: str, hint: str = "") -> Any:
+    """``value`` as ``kind``, which a person calls ``what``."""
+    try:
+        return msgspec.convert(value.strip() if isinstance(value, str) else value, kind, strict=False)
+    except msgspec.ValidationError:
+        raise BadValue(f"{value!r} is not {what}", hint) from None
+
+
+def whole(least: int, why: str = "") -> Parser:
+    """Parser of whole numbers of at least ``least``."""
+
+    def parse(value: object) -> Any:
+        return converted(value, Annotated[int, Meta(ge=least)], f"a whole number from {least} up", why)
+
+    return parse
+
+
+def one_of(*words: str) -> Parser:
+    """Parser of one of these words, in any case."""
+
+    def parse(value: object) -> str:
+        word = str(value).strip().lower()
+        if word not in words:
+            raise BadValue(f"{value!r} is none of {', '.join(words)}")
+        return word
+
+    return parse
+
+
+def text(value: object) -> str:
+    """Any text."""
+    if not isinstance(value, str):
+        raise BadValue(f"{value!r} is not text", 'put it in quotes: "..."')
+    return value
+
+
+def word(value: object) -> str:
+    """Text or a whole number, without blanks around it."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise BadValue(f"{value!r} is not text", 'put it in quotes: "..."')
+    return str(value).strip()
+
+
+def switch(value: object) -> bool:
+    """True or false in the usual spellings."""
+    found = _SWITCH.get(str(value).strip().lower())
+    if found is None:
+        raise BadValue(f"{value!r} is neither true nor false")
+    return found
+
+
+def span_s(value: object) -> float:
+    """Seconds from 90, "90", "90s", "15m", "2h"."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0:
+        return float(value)
+    match = _SPAN.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise BadValue(f"{value!r} is not a time", "write seconds, or 90s, 15m, 2h")
+    return float(match.group(1)) * _SECONDS[match.group(2)]
+
+
+def positive_span_s(value: object) -> float:
+    """A time longer than 0."""
+    if not (seconds := span_s(value)) > 0:
+        raise BadValue(f"{value!r} must be more than 0")
+    return seconds
+
+
+def size_bytes(value: object) -> int:
+    """Bytes from 1048576, "512M", "64G", "64GiB"."""
+    match = None if isinstance(value, bool) else _SIZE.fullmatch(str(value).strip().lower())
+    if match is None:
+        raise BadValue(f"{value!r} is not a size", "write bytes, or 512M, 64G")
+    return int(float(match.group(1)) * 1024 ** " kmgt".index(match.group(2) or " "))
+
+
+def command(value: object) -> tuple[str, ...]:
+    """A command as a shell would split it, without a shell; "" is none."""
+    try:
+        words = shlex.split(value) if isinstance(value, str) else msgspec.convert(value, tuple[str, ...])
+    except ValueError as error:  # msgspec's is one
+        why = f": {error}" if isinstance(value, str) else ""
+        raise BadValue(f"{value!r} is not a command{why}") from None
+    if any("\0" in one for one in words):
+        raise BadValue(f"{value!r} is not a command: it holds a NUL")
+    return tuple(words)
+
+
+def shell_lines(value: object) -> tuple[str, ...]:
+    """Each one line of shell; one text may hold several."""
+    what = "neither a line of shell nor a list of such"
+    lines: Sequence[str] = converted([value] if isinstance(value, str) else value, tuple[str, ...], what)
+    if any("\0" in one for one in lines):
+        raise BadValue("a line of shell cannot hold a NUL")
+    return tuple(one for one in lines if one.strip())
+
+
+def ranks_per_node(value: object) -> str:
+    """A number from 1 up, or auto, gpu, cpu."""
+    asked = str(value).strip().lower()
+    if asked in {"auto", "gpu", "cpu"}:
+        return asked
+    number = converted(value, Annotated[int, Meta(ge=1)], "a number of ranks, and none of auto, gpu, cpu")
+    if number > NODE_RANKS_MAX_COUNT:
+        raise BadValue(f"{value} ranks on a node: {NODE_RANKS_MAX_COUNT} ranks on a node at most")
+    return str(number)
+
+
+def step_pattern(value: object) -> str:
+    """A regular expression with one group, the step."""
+    from gangrun.checkpoint import scan  # not for those who only need a time
+
+    try:
+        return scan.step_pattern(text(value)).text
+    except scan.BadPattern as error:
+        raise BadValue(str(error)) from None
+
+
+def memory_protection(value: object) -> str:
+    """copy, or K+M such as 8+2: data of K nodes, and the M nodes of a group that may be lost."""
+    asked = str(value).strip().lower()
+    match = re.fullmatch(r"([1-9]\d{0,2})\+([1-9]\d{0,2})", asked)
+    if asked != "copy" and match is None:
+        raise BadValue(f"{value!r} is neither copy nor parity as 8+2", "8+2: of 10 nodes any 2 may be lost")
+    if match is not None and sum(map(int, match.groups())) > GROUP_MAX_COUNT:
+        raise BadValue(f"{value!r}: a group has {GROUP_MAX_COUNT} nodes at most")
+    return asked
+
+
+def resume_request(value: object) -> str:
+    """auto, none, a step, or a path."""
+    if not str(value).strip():
+        raise BadValue("'' is not auto, none, a step or a path")
+    return str(value)
+
+
+def save_signal(value: object) -> str:
+    """USR1 from USR1, SIGUSR1, usr1 or 10; "" means none."""
+    asked = str(value).strip().upper()
+    if asked.isdigit() and int(asked) in {number.value for number in signal.Signals}:
+        asked = signal.Signals(int(asked)).name
+    name = asked.removeprefix("SIG")
+    if name and (isinstance(value, bool) or name not in SAVE_SIGNALS):
+        raise BadValue(f"{value!r} is no signal that a script can save on", f"give one of {', '.join(SAVE_SIGNALS)}")
+    return name

@@ -10,6 +10,9 @@ from gangrun.core.events import (
     AgentJoined,
     GangStarted,
     NodeAbsent,
+    NodeChecked,
+    NodeLost,
+    NodeSilent,
     Notice,
     NoticeKind,
     TermTaken,
@@ -80,6 +83,65 @@ def test_a_spare_that_does_not_come_costs_nothing() -> None:
     absent(life, "n2")
     life.join("n0", "n1")
     assert life.phase is Phase.CHECKING
+
+
+def barred_before_the_spare_joins() -> Life:
+    """Two nodes are enough, but one of them is broken, and the agent of the spare is slow."""
+    life = of_job(2, spares=1)
+    life.join("n0", "n1")
+    life.on(NodeChecked("n0", True))
+    life.on(NodeChecked("n1", False, "gpu 3 is lost"))
+    assert life.phase is Phase.WAITING
+    life.says("waiting up to 60 s for n2 to join")
+    return life
+
+
+def test_a_slow_spare_is_waited_for_before_another_job_is_asked_for() -> None:
+    life = barred_before_the_spare_joins()
+    life.join("n2")
+    assert life.phase is Phase.CHECKING
+    life.on(NodeChecked("n2", True))
+    life.again()
+    assert life.started().placement.nodes == ("n0", "n2")
+    assert life.count(SubmitSuccessor) == 0
+
+
+def test_a_spare_that_does_not_join_in_time_or_never_will_is_waited_for_once() -> None:
+    life = barred_before_the_spare_joins()
+    life.due("nodes")
+    assert life.count(SubmitSuccessor) == 1
+    life = barred_before_the_spare_joins()
+    absent(life, "n2")
+    assert life.count(SubmitSuccessor) == 1
+
+
+@pytest.mark.parametrize("restarted", ["n0", "n2"])
+def test_a_wait_for_a_slow_spare_outlives_what_does_not_end_it(restarted: str) -> None:
+    life = of_job(2, spares=2)
+    life.join("n0", "n1")
+    life.on(NodeChecked("n0", True))
+    life.on(NodeChecked("n1", False, "gpu 3 is lost"))
+    if restarted == "n0":
+        life.on(NodeSilent("n0", life.now))
+        absent(life, "n2", "n3")
+    else:
+        absent(life, "n2")
+    assert life.phase is Phase.WAITING and not life.state.submitting
+    life.ignored(NodeAbsent("n2", EXECVE), "known")
+
+
+def test_without_enough_late_nodes_or_after_an_attempt_nobody_is_waited_for() -> None:
+    life = of_job(3, spares=1)
+    life.join("n0", "n1", "n2")
+    life.on(NodeChecked("n0", True))
+    for name in ("n1", "n2"):
+        life.on(NodeChecked(name, False, "gpu 3 is lost"))
+    assert life.count(SubmitSuccessor) == 1
+    life = of_job(2, spares=1).running()
+    life.exit(2, code=None, signal=7)
+    life.on(NodeLost("n1", life.now, "its lease is over"))
+    life.stopped()
+    assert life.count(SubmitSuccessor) == 1
 
 
 def test_a_node_that_never_said_anything_is_left_out_too() -> None:

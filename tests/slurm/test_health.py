@@ -34,7 +34,7 @@ if attempt: steps = start + 20
 
 PLAYED_DEVICES = """
 import json, os, sys
-if any(word.endswith("active_child.py") for word in sys.orig_argv):
+if any(word.endswith("device_child.py") for word in sys.orig_argv):
     wrong = 3 if os.path.exists({broken!r} + "." + os.environ["SLURMD_NODENAME"]) else 0
     print(json.dumps({{"usable": 1, "gemm_mismatches": wrong, "gemm_products": 4, "gemm_tflops": 1.0}}))
     print(json.dumps({{"memory_mismatches": 0, "memory_passes": 6, "memory_bytes_tested": 10**9, "memory_gbps": 9.0}}))

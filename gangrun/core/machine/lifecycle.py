@@ -263,6 +263,7 @@ TABLE: Mapping[Phase, Row] = {
         NodeSilent: stopping.quiet_node,
         NodeLost: stopping.quiet_node,
         NodeHeard: stopping.heard_in_waiting,
+        NodeAbsent: stopping.absent_in_waiting,
         NodeChecked: running.node_checked,
         FindingRaised: starting.finding,
         CancelRequested: _cancel_early,

@@ -16,6 +16,7 @@ from gangrun.core.events import (
     DeadlinePassed,
     FindingRaised,
     GangStopped,
+    NodeAbsent,
     NodeHeard,
     NodeLost,
     NodeSilent,
@@ -41,7 +42,7 @@ from gangrun.core.machine.transitions import (
     with_deadline,
 )
 from gangrun.core.model import After, Evidence, Failure, Finding, Outcome, Phase, RunState
-from gangrun.core.nodes import history, placement, planned_replacement, quarantine, roster
+from gangrun.core.nodes import absences, history, placement, planned_replacement, quarantine, roster
 from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import budget, choose, recovery_steps
@@ -267,6 +268,18 @@ def heard_in_waiting(state: RunState, event: NodeHeard, now: float, policy: Poli
     """A node is back, which may be what the run waits for."""
     state = replace(state, nodes=roster.heard(state, event.node))
     return _if_enough(state, now, policy, f"{event.node} is heard again")
+
+
+def absent_in_waiting(state: RunState, event: NodeAbsent, now: float, policy: Policy) -> Decision:
+    """A node will not join. If the run waits only for such nodes, the wait is over."""
+    decision = absences.noted(state, event, now, policy)
+    if "nodes" not in state.deadlines or not recovery_steps.still_joining(state, now):
+        return decision
+    after = decision.state
+    away = any(node.lost or node.silent_since is not None for node in after.nodes.values())
+    if away or recovery_steps.still_joining(after, now):
+        return decision
+    return recovery_steps.begin_checks(after, now, policy, decision.reason)
 
 
 def _if_enough(state: RunState, now: float, policy: Policy, reason: str) -> Decision:

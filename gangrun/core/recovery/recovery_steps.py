@@ -55,6 +55,10 @@ def begin_attempt(state: RunState, now: float, policy: Policy, why: str) -> Deci
     state = weighed.state
     placed = placement.place(state.nodes, quarantine.active(state.excluded, now), state.shape, prefer=state.placement)
     if isinstance(placed, placement.NotEnough):
+        late = still_joining(state, now)
+        if late and placed.have + len(late) >= placed.want and not (state.alone or state.waited_for_nodes):
+            reason = f"{why}; {placed.why}; waiting up to {policy.join_within_s:g} s for {fold(late)} to join"
+            return _wait_for_nodes(state, reason, now + policy.join_within_s)
         return too_few_nodes(state, now, policy, f"{why}; {placed.why}")
     attempts, number = state.attempts, state.attempt
     if not is_unlaunched(state):
@@ -107,10 +111,22 @@ def too_few_nodes(
     if away and not state.alone and (shared or not can_ask) and not state.waited_for_nodes:
         wait_s = max(policy.join_within_s, 2 * policy.timing.fence_after_s, policy.shared_fault_wait_s if shared else 0)
         reason = f"{reason}; waiting up to {wait_s:.0f} s for {fold(away)} to come back"
-        return enter(state, Phase.WAITING, reason, deadlines={"nodes": now + wait_s}, waited_for_nodes=True)
+        return _wait_for_nodes(state, reason, now + wait_s)
     if can_ask:
         return requeue(state, now, policy, reason)
     return finish(state, Phase.FAILED, now, reason, failure)
+
+
+def _wait_for_nodes(state: RunState, reason: str, until: float) -> Decision:
+    return enter(state, Phase.WAITING, reason, deadlines={"nodes": until}, waited_for_nodes=True)
+
+
+def still_joining(state: RunState, now: float) -> tuple[str, ...]:
+    """Nodes of this job whose agents may only be slow, as no attempt of this job has begun yet."""
+    if any(record.job == state.job for record in state.attempts):
+        return ()
+    gone = {*state.nodes, *state.absent, *left_out(state, now)}
+    return tuple(name for name in state.expected if name not in gone)
 
 
 def requeue(state: RunState, now: float, policy: Policy, reason: str) -> Decision:

@@ -1,4 +1,4 @@
-"""Puts a device to work and says what came out: ``python active_child.py '{...}'``.
+"""Puts a device to work and says what came out: ``python device_child.py '{...}'``.
 
 It is run by the python that trains, which need not have gangrun: standard library and torch only, and torch nowhere
 else in this room. One JSON object a line, as soon as a test is done, so that what a killed child knew is not lost.

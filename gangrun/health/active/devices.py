@@ -2,7 +2,7 @@
 
 One child for each GPU, or for the CPU where there is none; a second one there, so that there is somebody to add up
 with. What a test could not finish is unknown: only a wrong result, a device that refuses to work and a speed that fell
-count. ``active_child`` does the work, ``active_baseline`` keeps the best that was seen.
+count. ``device_child`` does the work, ``baseline`` keeps the best that was seen.
 """
 
 from __future__ import annotations

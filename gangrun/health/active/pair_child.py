@@ -1,6 +1,6 @@
 """Two nodes send each other tensors: ``python pair_child.py '{...}'`` on both.
 
-Standard library and torch only, as ``active_child``: gloo, or NCCL with the first GPU. The sizes grow until one takes
+Standard library and torch only, as ``device_child``: gloo, or NCCL with the first GPU. The sizes grow until one takes
 long enough to be measured; the first of the two says when to stop. One line of JSON at the end.
 """
 

@@ -79,7 +79,7 @@ def resume(
 
         return resume_job(reading, wish, variables, leave, as_json=as_json)
     refuse_company(reading.spec, lambda: entries_of(None))
-    from gangrun.launch.start import own
+    from gangrun.launch.local import own
 
     def ready(seq: int) -> None:
         leave_request(disk, paths, seq, wish)

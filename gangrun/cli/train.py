@@ -124,7 +124,7 @@ def run(ctx: click.Context, /, **options: Any) -> int:
       gangrun run --checkpoint-dir ckpt --max-restarts 5 -m my.trainer
       gangrun run --nodes 2 --local-hosts --nproc-per-node 2 train.py
     """  # noqa: D301 - click reads the backspace
-    from gangrun.launch.start import start
+    from gangrun.launch.local import start
 
     return start(_request(ctx, options, SETTINGS))
 

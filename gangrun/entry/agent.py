@@ -35,8 +35,7 @@ from gangrun.agent.warden_link import AgentEnd
 from gangrun.config import environment
 from gangrun.core.nodeset import unfold
 from gangrun.entry.agent_health import AgentHealth
-from gangrun.entry.wiring import clock_of, disk_of, own_address
-from gangrun.launch.process_log import tell, tell_dropped
+from gangrun.entry.wiring import clock_of, disk_of, own_address, tell, tell_dropped
 from gangrun.node.warden import ENV_MEMORY
 from gangrun.wire.messages import Dial
 from gangrun.wire.spec import RunSpec

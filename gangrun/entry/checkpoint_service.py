@@ -24,7 +24,7 @@ from gangrun.core.events import AttemptSealed, CheckpointSeen, Event, NoneValid,
 from gangrun.core.model import CheckpointRef
 from gangrun.core.nodeset import fold
 from gangrun.entry.shared_verification import SharedReading
-from gangrun.launch.process_log import tell
+from gangrun.entry.wiring import tell
 from gangrun.runs.times import steady_now, wall_now
 
 CLOCKS_DIFFER_S = 0.5

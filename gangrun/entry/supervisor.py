@@ -40,9 +40,8 @@ from gangrun.core.protocol import takeover as rules
 from gangrun.entry.checkpoint_service import CheckpointService
 from gangrun.entry.shared_verification import SharedReading
 from gangrun.entry.validators import validator_of
-from gangrun.entry.wiring import clock_of, disk_of, own_address
+from gangrun.entry.wiring import STORAGE, clock_of, disk_of, own_address, tell, tell_dropped
 from gangrun.launch.node_history import OtherRuns
-from gangrun.launch.process_log import STORAGE, tell, tell_dropped
 from gangrun.node import processes
 from gangrun.supervisor.loop import Loop
 from gangrun.supervisor.opening import EXIT_DEPOSED, EXIT_REFUSED, RunFacts

@@ -26,8 +26,7 @@ from gangrun.core.events import ActDone, ActFailed, Stamped
 from gangrun.core.model import Phase
 from gangrun.core.nodeset import NodesetError, unfold
 from gangrun.core.policy import Policy
-from gangrun.launch.absent_nodes import Absent, AbsentWatch
-from gangrun.launch.batch_jobs import BatchJobs
+from gangrun.launch.slurm_batch_job import Absent, AbsentWatch, BatchJobs
 from gangrun.wire.submission import Requeue, Submission, comment
 
 LEAD_SLACK_S = 15.0

@@ -1,10 +1,11 @@
-"""What every process of gangrun is wired with: its clock, its disk, its address, and the command that starts the next.
+"""What every process of gangrun is wired with: clock, disk, address, log lines, and the command of the next process.
 
 This is the composition root: ``entry`` alone knows which adapter stands behind which port.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.adapters.net.interface import LOOPBACK, towards
 from gangrun.wire.spec import RunSpec
 
+URGENT = "!] "
+STORAGE = "the run directory "  # how every sentence about storage that fails begins
 ROOT = str(Path(__file__).resolve().parents[2])
 
 
@@ -41,3 +44,30 @@ def own_command(entry: str, arguments: Sequence[str], python: str) -> list[str]:
     """
     code = f"import sys; sys.path.append({ROOT!r}); from {entry} import main; sys.exit(main(sys.argv[1:]))"
     return [python, "-I", "-c", code, *arguments]
+
+
+def tell(who: str, sentence: str, *, urgent: bool = False) -> None:
+    """One whole line on stderr, which the owner's pipe takes; lost if nobody can take it.
+
+    Nothing may wait or break here: the pipe is full when its owner is stopped, and gone when its owner is. An urgent
+    line is shown to the person in front of ``gangrun run`` at once: the journal, by which all else is told, may be what
+    fails.
+    """
+    line = f"[{who}{URGENT if urgent else '] '}{sentence}\n"
+    try:
+        os.write(2, line.encode("utf-8", "backslashreplace"))
+    except OSError:
+        return
+
+
+def tell_dropped(who: str, dropped: Mapping[str, int]) -> None:
+    """At the end: how many messages from the wire were not believed, if any."""
+    counted = ", ".join(f"{count} {kind}" for kind, count in sorted(dropped.items()) if count)
+    if counted:
+        tell(who, f"dropped on the wire: {counted}")
+
+
+def urgent_part(line: str) -> str:
+    """The sentence of an urgent line; "" for any other."""
+    who, mark, sentence = line.partition(URGENT)
+    return sentence if mark and who.startswith("[") and " " not in who else ""

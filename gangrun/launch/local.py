@@ -1,43 +1,127 @@
-"""The local world's processes, put together: from a spec and a run directory to a launcher."""
+"""``gangrun run`` on this box: makes the run, starts its hosts and owns it to its end.
+
+The owner decides nothing about the run; it reads the journal like any viewer. It does own the run's life: Ctrl-C
+cancels, and when this process dies its wardens notice and kill all they have.
+"""
 
 from __future__ import annotations
 
+import os
+import selectors
+import signal
 import sys
 from collections import deque
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
+from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.fs.disk import Disk
-from gangrun.adapters.fs.journal import terms_seen
-from gangrun.adapters.fs.live import read_counter
+from gangrun.adapters.fs.job_claims import JobClaim, JobClaims, Taken
 from gangrun.adapters.fs.run_dir import RunPaths
+from gangrun.adapters.local import box
 from gangrun.adapters.local.hosts import LocalHosts
+from gangrun.config.layers import Value
+from gangrun.config.request import ResolvedRequest, ranks_of
 from gangrun.display.live_view import LiveView
-from gangrun.entry.wiring import disk_of, own_command
-from gangrun.launch.local_owner import Launcher
-from gangrun.launch.process_log import urgent_part
+from gangrun.display.observer import Onlooker
+from gangrun.entry.wiring import disk_of, urgent_part
+from gangrun.errors import UserError
+from gangrun.launch.create import make_run, put_in_index, unmade
+from gangrun.launch.exclusive import give_way, refuse_company
+from gangrun.launch.node_spec import warden_spec
+from gangrun.launch.owner import Cancelling, shown, tell_json
+from gangrun.node import processes
+from gangrun.runs.locate import entries_of
 from gangrun.wire.spec import RunSpec
 
-PROCESS_LOG = "processes-{node}.log"
+LOOK_EVERY_S = 0.1
+RESTARTS_MAX = 3  # of one host's warden: something outside kills it
+EXIT_GOOD = 0
+DRAIN_WITHIN_S = 1.0
+LAST_LOOK_WITHIN_S = 5.0
+LETS_GO_WITHIN_S = 5.0
+EXPLAINED_WITHIN_S = 2.0
+NEVER = float("inf")
 
 
-def warden_spec(spec: RunSpec, paths: RunPaths, node: str, job: str, seq: int) -> dict[str, object]:
-    """What one host's warden is told."""
-    common = ["--run-dir", str(paths.root), "--node", node, "--job", job, "--seq", str(seq)]
-    return {
-        "agent": own_command("gangrun.entry.agent", [*common, "--founder", spec.nodes[0]], sys.executable),
-        "supervisor": own_command("gangrun.entry.supervisor", common, sys.executable),
-        "node": node,
-        "lease_s": spec.policy.timing.fence_after_s,
-        "poll_s": spec.policy.timing.warden_wake_s,
-        "memory_bytes": spec.checkpoint.memory_limit_bytes if spec.checkpoint.memory else None,
-    }
+def start(wish: ResolvedRequest) -> int:
+    """Make the run directory, start the hosts, stay until the end; the exit code."""
+    request = wish.request
+    if not wish.value("local_hosts") and not request.here:
+        from gangrun.launch import slurm_allocation
+
+        if (held := slurm_allocation.held_by(wish.variables)) is not None:
+            return slurm_allocation.run_in(held, wish)
+        slurm_allocation.refuse_login_node(wish.variables)
+    ranks = ranks_of(wish.value("nproc_per_node"), box.gpus_count(wish.variables), box.cpus_count())
+    disk, wall = Disk(), SystemClock().wall()
+    draft = wish.draft(wall, world="local", nodes=nodes_of(wish.settings), slots_per_node=ranks, ranks_per_slot=1)
+    refuse_company(draft, lambda: entries_of(None))
+    paths, spec = make_run(disk, wish.runs_dir, draft, wall)
+    return own(spec, paths, wish.everything, as_json=request.as_json, quiet=request.quiet)
 
 
-def process_log(paths: RunPaths, node: str) -> Path:
-    """Where our own processes of a host say what no rank and no journal holds."""
-    return paths.machine / PROCESS_LOG.format(node=node)
+def own(
+    spec: RunSpec,
+    paths: RunPaths,
+    variables: Mapping[str, str],
+    *,
+    as_json: bool = False,
+    quiet: bool = False,
+    over: JobClaim | None = None,
+    ready: Callable[[int], None] | None = None,
+) -> int:
+    """Hold the next job of this run on this box until it ends. ``over``: the owner of the last one, wherever it was, if
+    that has ended. ``ready(seq)``, of a run that is taken up again, is called before anything is started.
+    """
+    disk = Disk()
+    host, me = box.short_name(), processes.read_proc(os.getpid())
+    assert me is not None
+
+    def wish(seq: int) -> JobClaim:
+        return JobClaim(seq, f"local-{host}-{me.pid}-{me.start_ticks}", 0, host, me.pid, me.start_ticks)
+
+    claimed = JobClaims(paths, disk).claim_next(wish, lambda claim: claim == over or _owner_gone(claim))
+    if isinstance(claimed, Taken):
+        raise UserError("busy", f"this run is already being run: {claimed.why}", "gangrun status shows it")
+    put_in_index(paths, spec, claimed.claim.job, (me.pid,))
+    try:
+        give_way(spec, lambda: entries_of(None))
+    except UserError:
+        if ready is None:
+            unmade(disk, paths)
+        raise
+    if ready is not None:
+        ready(claimed.claim.seq)
+    view = shown(paths, variables, as_json=as_json, quiet=quiet)
+    view.say(f"run {paths.run} ({spec.name}) in {paths.root}")
+    if over is not None and over.host != host:
+        view.say(f"it was run on {over.host} before; nodes keep the names they had: {', '.join(spec.nodes)}")
+    code = launcher(spec, paths, variables, view, job=claimed.claim.job, seq=claimed.claim.seq).run()
+    if as_json:
+        tell_json(paths)
+    return code
+
+
+def nodes_of(settings: Mapping[str, Value]) -> tuple[str, ...]:
+    """Names of the local hosts."""
+    host, count = box.short_name(), settings["nodes"].value
+    if count == 1 and not settings["local_hosts"].value:
+        return (host,)
+    if not settings["local_hosts"].value:
+        raise UserError(
+            "usage",
+            f"--nodes {count} on one box",
+            "--local-hosts plays several nodes here; gangrun submit asks Slurm for some",
+        )
+    return tuple(f"{host}-{k}" for k in range(count))
+
+
+def _owner_gone(claim: JobClaim) -> bool:
+    if claim.host != box.short_name():
+        return False
+    proc = processes.read_proc(claim.pid)
+    return proc is None or proc.start_ticks != claim.start_ticks or proc.state == "Z"
 
 
 def launcher(
@@ -52,18 +136,111 @@ def launcher(
 
     hosts = LocalHosts(
         python=sys.executable,
-        specs={node: warden_spec(spec, paths, node, job, seq) for node in spec.nodes},
+        specs={node: warden_spec(spec, paths, job, seq, spec.nodes[0], node=node) for node in spec.nodes},
         environment={**environment, "GANGRUN_RUN_DIR": str(paths.root)},
-        logs={node: process_log(paths, node) for node in spec.nodes},
+        logs={node: paths.process_log(node) for node in spec.nodes},
         hear=hear,
     )
     return Launcher(paths, hosts, spec.nodes, view, urgent=urgent, disk=disk_of(paths))
 
 
-def live_of(paths: RunPaths, disk: Disk, term: int) -> Mapping[str, Any]:
-    """The newest figures of the run's supervisor; empty where there are none."""
-    for number in (term, max(terms_seen(disk, paths), default=term)):
-        found = read_counter(disk, paths, number)
-        if found is not None:
-            return found.live
-    return {}
+@dataclass(slots=True)
+class Launcher:
+    """One ``gangrun run`` (or ``resume``) on this box."""
+
+    paths: RunPaths
+    hosts: LocalHosts
+    nodes: tuple[str, ...]
+    view: LiveView
+    disk: Disk = field(default_factory=Disk)
+    clock: SystemClock = field(default_factory=SystemClock)
+    onlooker: Onlooker = field(init=False)
+    urgent: deque[str] = field(default_factory=deque)  # filled from the threads that hear the hosts
+    cancelling: Cancelling = field(init=False)
+    _removed: bool = False
+    _let_go_by: float = NEVER
+    _dismissed: bool = False
+    _restarts: dict[str, int] = field(default_factory=dict)
+    _ended_badly: deque[tuple[float, str]] = field(default_factory=deque)  # until when the run's end may explain it
+
+    def __post_init__(self) -> None:
+        """Its eyes are its own."""
+        self.onlooker = Onlooker(self.paths, self.disk, self.clock, self.view)
+        self.cancelling = Cancelling(
+            self.paths, self.disk, self.clock, self.view.say, self.onlooker.state,
+            insist=lambda: self.hosts.signal(signal.SIGINT),  # means cancel; of SIGTERM nobody knows what it means
+            kill=self._kill, urgent=self.urgent,
+        )  # fmt: skip
+
+    def run(self) -> int:
+        """Until every warden has gone; the run's exit code."""
+        self.onlooker.catch_up()
+        wake = self.cancelling.listen()
+        self.hosts.open()
+        try:
+            self.onlooker.start()
+            for node in self.nodes:
+                self.hosts.start(node)
+            with selectors.DefaultSelector() as selector:
+                selector.register(wake, selectors.EVENT_READ)
+                while self.hosts.running():
+                    for _ in selector.select(LOOK_EVERY_S):
+                        wake.recv(4096)
+                    self.cancelling.turn()
+                    self._heed_removal()
+                    self._bury()
+                    self._tell_bad_ends(self.clock.now())
+                    self._dismiss()
+        finally:
+            self.hosts.close()
+            self.hosts.sweep()
+            self.hosts.drain(DRAIN_WITHIN_S)
+            self.cancelling.say_urgent()
+            self.cancelling.keep_mark()
+            heard_count = len(self.cancelling.signals)
+            if not self.onlooker.leave(LAST_LOOK_WITHIN_S, lambda: len(self.cancelling.signals) > heard_count):
+                self.view.say(f"the last lines are missing here: gangrun logs {self.paths.run} shows all there is")
+            self._tell_bad_ends(NEVER)
+        return self.cancelling.code()
+
+    def _heed_removal(self) -> None:
+        if self.onlooker.removed and not self._removed:
+            self._removed = True
+            self._kill()
+            words = f"the run directory {self.paths.root} was removed"
+            self.view.say(f"{words}: nothing can be kept or decided any more, killing all ranks")
+
+    def _kill(self) -> None:
+        for signum in (signal.SIGTERM, signal.SIGINT):  # two of one kind would be one
+            self.hosts.signal(signum)
+
+    def _bury(self) -> None:
+        for gone in self.hosts.ended():
+            if gone.code == EXIT_GOOD or self.cancelling.signals or self._removed or self.onlooker.ended:
+                continue
+            count = self._restarts[gone.node] = self._restarts.get(gone.node, 0) + 1
+            how = f"signal {signal.Signals(-gone.code).name}" if gone.code < 0 else f"exit code {gone.code}"
+            if gone.code > 0 or count > RESTARTS_MAX:
+                log = self.hosts.logs[gone.node]
+                words = f"the warden of {gone.node} ended ({how}); its last words are in {log}"
+                self._ended_badly.append((self.clock.now() + EXPLAINED_WITHIN_S, words))
+                continue
+            self.view.say(f"the warden of {gone.node} was killed ({how}): starting it again")
+            self.hosts.start(gone.node)
+
+    def _tell_bad_ends(self, before: float) -> None:
+        """A warden whose run failed ends with the run's own code, mostly before its last record is read here."""
+        if self.onlooker.ended:
+            self._ended_badly.clear()
+        while self._ended_badly and self._ended_badly[0][0] <= before:
+            self.view.say(self._ended_badly.popleft()[1])
+
+    def _dismiss(self) -> None:
+        """Who joined too late to hear the supervisor's farewell would look for one that is gone: perhaps all did."""
+        if not self.onlooker.ended:
+            self._let_go_by = NEVER
+        elif self._let_go_by == NEVER:
+            self._let_go_by = self.clock.now() + LETS_GO_WITHIN_S
+        if not self._dismissed and self.clock.now() >= self._let_go_by:
+            self._dismissed = True
+            self._kill()

@@ -1,75 +1,50 @@
-"""A Slurm job's processes, put together: from a spec and an allocation to what srun starts."""
+"""What a node's warden is told: which agent and which supervisor to start, and the times of its lease."""
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Any
 
-from gangrun.adapters.fs.job_claims import JobClaim
 from gangrun.adapters.fs.run_dir import RunPaths
-from gangrun.adapters.slurm import step
-from gangrun.core.nodeset import fold, unfold
-from gangrun.entry.node import NODE
 from gangrun.entry.wiring import own_command
 from gangrun.wire.spec import RunSpec
 
-
-@dataclass(frozen=True, slots=True)
-class Allocation:
-    """The job that we are in, as its environment tells."""
-
-    job: str
-    restart: int
-    nodes: tuple[str, ...]
-    host: str  # this node's name in Slurm's words
-    cpus_per_task: int | None
+NODE = "{node}"  # stands for the name of the node, which the first process there puts in
 
 
-def allocation_of(variables: Mapping[str, str], host: str) -> Allocation:
-    """``KeyError`` or ``NodesetError`` where this is no job's environment."""
-    cpus = variables.get("SLURM_CPUS_PER_TASK", "")
-    return Allocation(
-        job=variables["SLURM_JOB_ID"],
-        restart=int(variables.get("SLURM_RESTART_COUNT") or 0),
-        nodes=unfold(variables["SLURM_JOB_NODELIST"]),
-        host=variables.get("SLURMD_NODENAME") or host,
-        cpus_per_task=int(cpus) if cpus.isdecimal() else None,
-    )
+def warden_spec(
+    spec: RunSpec, paths: RunPaths, job: str, seq: int, founder: str, *, node: str = NODE, roster: str = ""
+) -> dict[str, object]:
+    """The spec of one node's warden; with ``NODE`` it is the same for all.
 
-
-def warden_spec(spec: RunSpec, paths: RunPaths, claim: JobClaim, roster: str, founder: str) -> dict[str, object]:
-    """What every node's warden is told; each puts its own name in."""
-    common = ["--run-dir", str(paths.root), "--node", NODE, "--job", claim.token, "--seq", str(claim.seq)]
-    common += ["--roster", roster]
-    return {
+    Args:
+        spec: the run.
+        paths: where the run lies.
+        job: the token of the job that holds the run.
+        seq: the place of this job among the run's jobs.
+        founder: the node that has the job's first supervisor made.
+        node: the node's name.
+        roster: the nodes of the job, folded; "" for those of the spec.
+    """
+    common = ["--run-dir", str(paths.root), "--node", node, "--job", job, "--seq", str(seq)]
+    common += ["--roster", roster] if roster else []
+    told: dict[str, object] = {
         "agent": own_command("gangrun.entry.agent", [*common, "--founder", founder], sys.executable),
         "supervisor": own_command("gangrun.entry.supervisor", common, sys.executable),
-        "node": NODE,
+        "node": node,
         "lease_s": spec.policy.timing.fence_after_s,
         "poll_s": spec.policy.timing.warden_wake_s,
         "memory_bytes": spec.checkpoint.memory_limit_bytes if spec.checkpoint.memory else None,
-        "agent_start_s": spec.policy.join_within_s,  # hundreds of agents import from one file system
     }
+    if roster:
+        told["agent_start_s"] = spec.policy.join_within_s  # hundreds of agents import from one file system
+    return told
 
 
-def step_argv(
-    spec: RunSpec,
-    paths: RunPaths,
-    claim: JobClaim,
-    allocation: Allocation,
-    nodes: tuple[str, ...],
-    extra: tuple[str, ...],
-) -> list[str]:
-    """The command line of srun for these nodes of the allocation; all of it are the roster."""
-    told = warden_spec(spec, paths, claim, fold(allocation.nodes), nodes[0])
-    command = own_command("gangrun.entry.node", [json.dumps(told), str(paths.root)], sys.executable)
-    return step.argv(step.Shape(nodes, allocation.cpus_per_task, extra), command)
-
-
-def last_resort_argv(paths: RunPaths, claim: JobClaim, allocation: Allocation) -> list[str]:
-    """The supervisor that the batch script starts when nobody else is left to decide."""
-    words = ["--run-dir", str(paths.root), "--node", allocation.host, "--job", claim.token, "--seq", str(claim.seq)]
-    words += ["--roster", fold(allocation.nodes), "--last-resort"]
-    return own_command("gangrun.entry.supervisor", words, sys.executable)
+def filled(value: Any, node: str) -> Any:
+    """The spec with this node's name in it."""
+    if isinstance(value, str):
+        return node if value == NODE else value
+    if isinstance(value, list):
+        return [filled(part, node) for part in value]
+    return value

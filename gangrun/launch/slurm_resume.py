@@ -19,9 +19,9 @@ from gangrun.core.nodes.quarantine import if_booted
 from gangrun.core.nodeset import fold
 from gangrun.display.text import clean, echo_json
 from gangrun.errors import DONE, SLURM, UNKNOWN, UserError
-from gangrun.launch.batch_jobs import BatchJobs, batch_jobs
 from gangrun.launch.create import put_in_index
 from gangrun.launch.slurm_ask import scheduler_of, standing, tools_of
+from gangrun.launch.slurm_batch_job import BatchJobs, batch_jobs
 from gangrun.launch.slurm_submit import sent, tell_of_company
 from gangrun.runs.queue import HELD_BY_OTHERS, Queue, RunJob, active_words, waiting_words
 from gangrun.runs.snapshot import Reading, ask_slurm

@@ -1,4 +1,4 @@
-"""From a request to Slurm's answer: what ``gangrun submit`` does once its words are understood.
+"""From a request to Slurm's answer: what ``gangrun submit`` does once its words are resolved.
 
 Either there is a run with a job, or nothing; only where nobody can tell whether Slurm took the job does a run stay
 behind without one, and then that is said.
@@ -7,11 +7,13 @@ behind without one, and then that is said.
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,31 +21,35 @@ import click
 import msgspec
 
 from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.index import IndexEntry
 from gangrun.adapters.fs.run_dir import (
     SUFFIX_BYTES,
+    RunDirError,
     RunPaths,
     make_run_id,
     mark_cancelled,
     no_room,
+    read_spec,
     write_submission,
 )
-from gangrun.checkpoint.scan import StorageUnreadable
+from gangrun.checkpoint.scan import StorageUnreadable, list_steps, step_pattern
 from gangrun.config.request import Request, ResolvedRequest, ranks_of
 from gangrun.config.slurm_options import gpus_count
 from gangrun.display.text import clean, echo_json
+from gangrun.display.times import ago_words
 from gangrun.errors import SLURM, UNKNOWN, UserError
-from gangrun.launch.batch_jobs import BatchJobs
 from gangrun.launch.create import make_run, put_in_index
 from gangrun.launch.exclusive import words_of_company
 from gangrun.launch.node_history import heeded
-from gangrun.launch.resume_point import ResumePoint, resume_point, resume_words
 from gangrun.launch.slurm_ask import LOOK_FOR_S, Standing, scheduler_of, standing, tools_of, whatever_came
+from gangrun.launch.slurm_batch_job import BatchJobs
 from gangrun.runs.locate import entries_of
 from gangrun.runs.status import SCHEMA
 from gangrun.runs.times import wall_now
-from gangrun.wire.spec import RunSpec
+from gangrun.wire.spec import RunSpec, SpecError
 from gangrun.wire.submission import Requeue, Submission, encode
 
+RUNS_MAX_COUNT = 100  # newest runs that are asked whether they save to the same directory
 NAME_MAX_COUNT = 40  # of a job's name; the run's id follows
 OF_ONE_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # noqa: S108 - named to warn of them
 # Slurm takes such jobs, unless the site enforces its limits at submission, and never starts them.
@@ -231,7 +237,7 @@ def _unmake(paths: RunPaths, made: list[Path]) -> None:
 
 
 def _tell(request: Request, spec: RunSpec, paths: RunPaths, job: str, now: Standing) -> None:
-    point: ResumePoint | None = None
+    point: NewestCheckpoint | None = None
     try:
         point = resume_point(spec, entries_of(None))
         words = resume_words(spec, point, wall_now())
@@ -262,3 +268,71 @@ def _tell(request: Request, spec: RunSpec, paths: RunPaths, job: str, now: Stand
     if now.reason == "JobLaunchFailure":
         click.echo("  note    a node could not open a file in the run directory: is it shared by all nodes?")
     click.echo(f"  next    gangrun status {spec.run}")
+
+
+@dataclass(frozen=True, slots=True)
+class NewestCheckpoint:
+    """The newest committed checkpoint, as its directory shows it."""
+
+    step: int
+    path: str
+    changed: float
+    run: str  # of the run that most likely wrote it, "" if none is known
+    name: str
+    user: str
+
+    def words(self, now: float) -> str:
+        """One sentence."""
+        whose = f"run {self.run} ({self.name})" if self.run else f"user {self.user}"
+        return clean(f"step {self.step}, saved {ago_words(self.changed, now)} by {whose}: {self.path}")
+
+
+def resume_words(spec: RunSpec, point: NewestCheckpoint | None, now: float) -> str:
+    """What the first attempt begins with, for people."""
+    if spec.resume == "none":
+        return "nothing, as --resume none asks"
+    if spec.resume != "auto":
+        return clean(f"{spec.resume}, as --resume asks")
+    if not spec.checkpoint.directory:
+        return "nothing: no --checkpoint-dir is given"
+    if point is None:
+        return clean(f"nothing: no checkpoint in {spec.checkpoint.directory} yet")
+    return point.words(now)
+
+
+def resume_point(spec: RunSpec, known: Iterable[IndexEntry]) -> NewestCheckpoint | None:
+    """Where ``auto`` would begin; None: at the beginning. ``StorageUnreadable`` where nobody can tell."""
+    if spec.resume != "auto" or not spec.checkpoint.directory:
+        return None
+    found = list_steps(spec.checkpoint.directory, step_pattern(spec.checkpoint.pattern))
+    newest = next((one for one in found if one.committed and not one.unreadable), None)
+    if newest is None:
+        return None
+    try:
+        facts = os.stat(newest.path)
+    except OSError as error:
+        raise StorageUnreadable(f"{newest.path} cannot be looked at: {error.strerror}") from error
+    run, name = _author(spec, islice(known, RUNS_MAX_COUNT), facts.st_mtime)
+    return NewestCheckpoint(newest.step, newest.path, facts.st_mtime, run, name, _user(facts.st_uid))
+
+
+def _author(spec: RunSpec, known: Iterable[IndexEntry], changed: float) -> tuple[str, str]:
+    """The newest run that saves there and existed by then; its id and name."""
+    disk = Disk()
+    for entry in known:
+        if entry.run == spec.run or entry.created_wall > changed:
+            continue
+        try:
+            other = read_spec(disk, RunPaths(Path(entry.path)))
+        except (RunDirError, SpecError):
+            continue
+        if other.checkpoint.directory == spec.checkpoint.directory:
+            return other.run, other.name
+    return "", ""
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

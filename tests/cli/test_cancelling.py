@@ -10,7 +10,7 @@ import pytest
 
 from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.fs.run_dir import RunPaths
-from gangrun.launch.stop_signals import Cancelling
+from gangrun.launch.owner import Cancelling
 from tests.faults.disk import PausableDisk, say
 from tests.waiting import until
 

@@ -15,7 +15,7 @@ import pytest
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.index import IndexEntry
 from gangrun.adapters.fs.live import Counter
-from gangrun.entry import job as job_main
+from gangrun.entry import slurm_job as job_main
 from gangrun.errors import UserError
 from gangrun.launch import exclusive
 from gangrun.launch.exclusive import (
@@ -29,7 +29,7 @@ from gangrun.launch.exclusive import (
     refuse_lasting_company,
     words_of_company,
 )
-from gangrun.launch.start import own
+from gangrun.launch.local import own
 from tests.cli.conftest import Call
 from tests.cli.pretend_tools import PretendTools
 from tests.cli.run_builder import Builder

@@ -9,7 +9,7 @@ from pathlib import Path
 from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import RunPaths
-from gangrun.launch.stop_signals import Cancelling
+from gangrun.launch.owner import Cancelling
 from tests.waiting import until
 
 

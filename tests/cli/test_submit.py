@@ -15,7 +15,7 @@ from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import RunPaths, read_spec, read_submission
 from gangrun.adapters.slurm.scheduler import COLUMNS
 from gangrun.launch import slurm_submit
-from gangrun.launch.batch_jobs import BatchJobs
+from gangrun.launch.slurm_batch_job import BatchJobs
 from gangrun.wire.submission import Requeue
 from tests.cli.conftest import Call
 from tests.slurm_parts.scripts import options
@@ -58,7 +58,7 @@ def test_a_dry_run_needs_no_slurm_and_leaves_nothing(tools: Path, home: Path, ga
     assert (found["nodes"], found["gpus-per-node"], found["partition"], found["exclude"]) == ("5", "8", "gpu", "n1")
     assert found["chdir"] == str(home)
     assert found["output"] == f"{home}/gangrun_runs/{str(found['comment']).split(':')[1]}/logs/job-%j.out"
-    assert "gangrun.entry.job" in said.out
+    assert "gangrun.entry.slurm_job" in said.out
     script = gangrun("submit", "--dry-run", "--json", "train.py").json["script"]
     assert script.startswith("#!/bin/bash\n")
     assert left(home) == []

@@ -7,7 +7,7 @@ import os
 import signal
 from pathlib import Path
 
-from gangrun.launch.local_owner import LETS_GO_WITHIN_S
+from gangrun.launch.local import LETS_GO_WITHIN_S
 from tests.local.harness import PACE_S, Box
 from tests.waiting import until
 

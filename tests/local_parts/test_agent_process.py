@@ -24,7 +24,7 @@ from gangrun.agent.loop import FAREWELL_S
 from gangrun.agent.ranks.gang_part import ENDED_WITHIN_S, LOGS_CLOSE_AT_END_S
 from gangrun.core.policy import Policy, Timing
 from gangrun.entry.wiring import own_command
-from gangrun.launch import job_owner, local_owner
+from gangrun.launch import local, slurm_job_owner
 from gangrun.node import warden
 from gangrun.node.processes import become_subreaper, descendants, kill_until_none, process_table, read_proc
 from gangrun.ports import AgentSaid
@@ -385,4 +385,4 @@ def test_what_the_disk_did_not_take_of_the_last_lines_is_said_before_it_leaves(n
 
 def test_an_agent_has_left_before_the_owner_of_its_run_kills_what_is_left():
     leaves_within_s = FAREWELL_S + ENDED_WITHIN_S + LOGS_CLOSE_AT_END_S
-    assert leaves_within_s < min(local_owner.LETS_GO_WITHIN_S, job_owner.LETS_GO_WITHIN_S)
+    assert leaves_within_s < min(local.LETS_GO_WITHIN_S, slurm_job_owner.LETS_GO_WITHIN_S)

@@ -13,11 +13,21 @@ from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.adapters.slurm.commands import Answer, Tools
 from gangrun.adapters.slurm.scheduler import JobFacts, Scheduler, SchedulerSilent
 from gangrun.core.model import Phase, RunState, Shape
-from gangrun.entry import job as job_main
-from gangrun.entry.node import NODE, filled
+from gangrun.entry import slurm_job as job_main
 from gangrun.errors import UserError
-from gangrun.launch import absent_nodes, job_owner, job_step, node_spec, slurm_ask
-from gangrun.launch import allocation as held
+from gangrun.launch import slurm_allocation as held
+from gangrun.launch import slurm_ask
+from gangrun.launch import slurm_job_owner as job_owner
+from gangrun.launch.node_spec import NODE, filled
+from gangrun.launch.slurm_batch_job import (
+    Absent,
+    AbsentWatch,
+    Allocation,
+    absent_nodes,
+    absent_path,
+    allocation_of,
+    note_absent,
+)
 from gangrun.wire.spec import RunSpec
 from gangrun.wire.submission import Submission
 from tests.slurm_parts.captured import VERSIONS, shown
@@ -124,38 +134,38 @@ def test_the_wardens_spec_is_filled_with_the_nodes_own_name():
 
 
 def test_an_allocation_is_read_from_the_jobs_environment():
-    found = node_spec.allocation_of({**FACTS, "SLURM_RESTART_COUNT": "2", "SLURM_CPUS_PER_TASK": "4"}, "login")
-    assert found == node_spec.Allocation("12", 2, ("n1", "n2", "n3"), "login", 4)
+    found = allocation_of({**FACTS, "SLURM_RESTART_COUNT": "2", "SLURM_CPUS_PER_TASK": "4"}, "login")
+    assert found == Allocation("12", 2, ("n1", "n2", "n3"), "login", 4)
     with pytest.raises(KeyError):
-        node_spec.allocation_of({}, "login")
+        allocation_of({}, "login")
 
 
 def test_absent_nodes_are_told_once_each(tmp_path):
     paths, disk = RunPaths(tmp_path), Disk()
-    told: list[absent_nodes.Absent] = []
+    told: list[Absent] = []
     paths.jobs.mkdir(parents=True)
-    assert absent_nodes.noted(disk, paths, "12") == ()
-    first = absent_nodes.Absent("n3", "Exited with exit code 1: no module named gangrun")
-    absent_nodes.note(disk, paths, "12", (first,))
-    watch = absent_nodes.AbsentWatch(paths, disk, "12", told.append)
+    assert absent_nodes(disk, paths, "12") == ()
+    first = Absent("n3", "Exited with exit code 1: no module named gangrun")
+    note_absent(disk, paths, "12", (first,))
+    watch = AbsentWatch(paths, disk, "12", told.append)
     watch.start()
     until(lambda: told == [first], 10, "the first node is told")
-    second = absent_nodes.Absent("n4", "Communication connection failure", scheduler=True)
-    absent_nodes.note(disk, paths, "12", (first, second))
+    second = Absent("n4", "Communication connection failure", scheduler=True)
+    note_absent(disk, paths, "12", (first, second))
     until(lambda: told == [first, second], 10, "the second node is told, and the first not again")
     watch.over.set()
     watch.join(100)
-    absent_nodes.path_of(paths, "12").write_text("torn")
-    assert absent_nodes.noted(disk, paths, "12") == ()
+    absent_path(paths, "12").write_text("torn")
+    assert absent_nodes(disk, paths, "12") == ()
 
 
 def test_the_last_words_of_a_node(tmp_path):
     log = tmp_path / "processes-n3.log"
-    assert job_step.last_words(log) == ""
+    assert job_owner.last_words(log) == ""
     log.write_text(
         "[n3:agent] hello\n\nTraceback (most recent call last):\nModuleNotFoundError: No module named 'zmq'\n\n"
     )
-    assert job_step.last_words(log) == "Traceback (most recent call last):; ModuleNotFoundError: No module named 'zmq'"
+    assert job_owner.last_words(log) == "Traceback (most recent call last):; ModuleNotFoundError: No module named 'zmq'"
 
 
 def test_what_a_node_said_in_an_earlier_job_is_not_why_it_does_not_come(tmp_path):
@@ -163,12 +173,12 @@ def test_what_a_node_said_in_an_earlier_job_is_not_why_it_does_not_come(tmp_path
     paths.machine.mkdir(parents=True)
     log = paths.machine / "processes-n3.log"
     log.write_text("[n3:agent] leaving with 0: the next job of this run is submitted; this one ends\n")
-    said = job_step.said_bytes(paths, ("n3", "n4"))
+    said = job_owner.said_bytes(paths, ("n3", "n4"))
     assert said == {"n3": log.stat().st_size, "n4": 0}
-    assert job_step.last_words(log, said["n3"]) == ""
+    assert job_owner.last_words(log, said["n3"]) == ""
     with log.open("a") as more:
         more.write("[n3:agent] no disk\n")
-    assert job_step.last_words(log, said["n3"]) == "[n3:agent] no disk"
+    assert job_owner.last_words(log, said["n3"]) == "[n3:agent] no disk"
 
 
 @pytest.mark.parametrize(
@@ -251,8 +261,8 @@ def test_the_step_of_a_run_names_the_roster_and_the_founder(tmp_path):
         run="r", name="r", world="slurm", command=("true",), python=False, working_directory="/", nodes=(),
         nodes_count=2, nodes_min_count=2, slots_per_node=1, ranks_per_slot=1,
     )  # fmt: skip
-    allocation = node_spec.Allocation("12", 0, ("n1", "n2", "n3"), "n1", None)
-    words = node_spec.step_argv(spec, RunPaths(tmp_path), CLAIM, allocation, ("n2", "n3"), ())
+    allocation = Allocation("12", 0, ("n1", "n2", "n3"), "n1", None)
+    words = job_owner.step_argv(spec, RunPaths(tmp_path), CLAIM, allocation, ("n2", "n3"), ())
     told = json.loads(words[-2])
     assert told["agent"][-4:] == ["--roster", "n[1-3]", "--founder", "n2"]
     assert "--nodelist=n[2-3]" in words

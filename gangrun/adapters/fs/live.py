@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.journal import terms_seen
 from gangrun.adapters.fs.run_dir import RunPaths
 
 BLOCK_BYTES = 512
@@ -55,3 +56,12 @@ def read_counter(disk: Disk, paths: RunPaths, term: int) -> Live | None:
         return msgspec.json.decode(disk.read(paths.counter(term), limit=1 << 20), type=Live)
     except (OSError, msgspec.MsgspecError):
         return None
+
+
+def live_of(disk: Disk, paths: RunPaths, term: int) -> Mapping[str, Any]:
+    """The newest figures of the run's supervisor; empty where there are none."""
+    for number in (term, max(terms_seen(disk, paths), default=term)):
+        found = read_counter(disk, paths, number)
+        if found is not None:
+            return found.live
+    return {}

@@ -148,6 +148,10 @@ class RunPaths:
         """What a node's hardware had counted when it was last looked at."""
         return self.machine / "health" / f"{file_name(node)}.json"
 
+    def process_log(self, node: str) -> Path:
+        """Where gangrun's own processes of a node say what no rank and no journal holds."""
+        return self.machine / f"processes-{file_name(node)}.log"
+
     @property
     def logs(self) -> Path:
         """Folder of rank output."""

@@ -28,10 +28,10 @@ from gangrun.entry.wiring import clock_of
 from gangrun.errors import SLURM, UserError
 from gangrun.launch.create import make_run, put_in_index, unmade
 from gangrun.launch.exclusive import refuse_lasting_company
-from gangrun.launch.job_owner import JobOwner
-from gangrun.launch.node_spec import Allocation, allocation_of
+from gangrun.launch.owner import shown, tell_json
 from gangrun.launch.slurm_ask import excuse, tools_of
-from gangrun.launch.start import shown, tell_json
+from gangrun.launch.slurm_batch_job import Allocation, allocation_of
+from gangrun.launch.slurm_job_owner import JobOwner
 from gangrun.node import processes
 from gangrun.runs.locate import entries_of
 from gangrun.runs.snapshot import read
@@ -43,7 +43,7 @@ CONFIGURATIONS = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/run/s
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldAllocation:
     """The allocation around us."""
 
     allocation: Allocation
@@ -51,7 +51,7 @@ class Held:
     job_name: str
 
 
-def held_by(variables: Mapping[str, str]) -> Held | None:
+def held_by(variables: Mapping[str, str]) -> HeldAllocation | None:
     """None outside of any job; ``UserError`` in one of several tasks that would all do the same."""
     if not variables.get("SLURM_JOB_ID"):
         return None
@@ -65,7 +65,7 @@ def held_by(variables: Mapping[str, str]) -> Held | None:
     except (KeyError, NodesetError, ValueError) as error:
         raise UserError("slurm", f"SLURM_JOB_ID is set, but the job cannot be made out: {error}", "", SLURM) from error
     is_batch = "SLURM_PROCID" in variables and not step
-    return Held(allocation, is_batch, variables.get("SLURM_JOB_NAME", ""))
+    return HeldAllocation(allocation, is_batch, variables.get("SLURM_JOB_NAME", ""))
 
 
 def refuse_login_node(variables: Mapping[str, str]) -> None:
@@ -78,7 +78,7 @@ def refuse_login_node(variables: Mapping[str, str]) -> None:
         raise UserError("slurm", words, hint, SLURM)
 
 
-def run_in(held: Held, wish: ResolvedRequest) -> int:
+def run_in(held: HeldAllocation, wish: ResolvedRequest) -> int:
     """Make the run, or take up the one that an earlier stay of this job began; stay until its end."""
     if shutil.which("srun") is None:
         raise UserError("slurm", "there is no srun here, by which the nodes of the job are reached", "", SLURM)
@@ -97,7 +97,7 @@ def run_in(held: Held, wish: ResolvedRequest) -> int:
     return _own(held, spec, paths, wish)
 
 
-def _draft(held: Held, wish: ResolvedRequest, wall: float) -> RunSpec:
+def _draft(held: HeldAllocation, wish: ResolvedRequest, wall: float) -> RunSpec:
     here = len(held.allocation.nodes)
     asked = wish.value("nodes") if wish.is_set("nodes") else here
     if asked > here:
@@ -112,7 +112,7 @@ def _draft(held: Held, wish: ResolvedRequest, wall: float) -> RunSpec:
     )  # fmt: skip
 
 
-def _submission(held: Held, spec: RunSpec) -> Submission:
+def _submission(held: HeldAllocation, spec: RunSpec) -> Submission:
     return Submission(
         job_name=held.job_name,
         nodes_count=len(held.allocation.nodes),
@@ -122,7 +122,7 @@ def _submission(held: Held, spec: RunSpec) -> Submission:
     )
 
 
-def _begun(held: Held, draft: RunSpec) -> tuple[RunPaths, RunSpec] | None:
+def _begun(held: HeldAllocation, draft: RunSpec) -> tuple[RunPaths, RunSpec] | None:
     """A requeued script runs from its top: what it began before is the same command in the same job."""
     if not held.allocation.restart:
         return None
@@ -139,7 +139,7 @@ def _begun(held: Held, draft: RunSpec) -> tuple[RunPaths, RunSpec] | None:
     return None
 
 
-def _own(held: Held, spec: RunSpec, paths: RunPaths, wish: ResolvedRequest) -> int:
+def _own(held: HeldAllocation, spec: RunSpec, paths: RunPaths, wish: ResolvedRequest) -> int:
     disk, allocation, request = Disk(), held.allocation, wish.request
     me = processes.read_proc(os.getpid())
     assert me is not None

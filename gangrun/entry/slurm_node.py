@@ -9,25 +9,14 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.config import environment
-from gangrun.launch.local import process_log
+from gangrun.launch.node_spec import filled
 from gangrun.node import warden
 
 EXIT_NO_NODE = 78
 EXIT_NO_LOG = 74
-NODE = "{node}"  # stands for this node's name in the warden's spec
-
-
-def filled(value: Any, node: str) -> Any:
-    """The spec with this node's name in it."""
-    if isinstance(value, str):
-        return node if value == NODE else value
-    if isinstance(value, list):
-        return [filled(part, node) for part in value]
-    return value
 
 
 def speak_into(log: Path) -> str:
@@ -52,7 +41,7 @@ def main(words: list[str]) -> int:
     if not node:
         os.write(2, b"SLURMD_NODENAME is not set: this is started by srun, on each node of a job\n")
         return EXIT_NO_NODE
-    why = speak_into(process_log(RunPaths(Path(words[1])), node))
+    why = speak_into(RunPaths(Path(words[1])).process_log(node))
     if why:
         os.write(2, f"{why}\n".encode("utf-8", "replace"))
         return EXIT_NO_LOG

@@ -18,6 +18,7 @@ from pathlib import Path
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import JobClaim, JobClaims, Taken, plain_job
 from gangrun.adapters.fs.journal import JournalReader
+from gangrun.adapters.fs.live import live_of
 from gangrun.adapters.fs.run_dir import (
     RunDirError,
     RunPaths,
@@ -38,9 +39,8 @@ from gangrun.display.live_view import LiveView
 from gangrun.entry.wiring import clock_of, disk_of
 from gangrun.errors import UserError
 from gangrun.launch.exclusive import refuse_lasting_company
-from gangrun.launch.job_owner import EXIT_ELSEWHERE, EXIT_UNUSABLE, JobOwner
-from gangrun.launch.local import live_of
-from gangrun.launch.node_spec import Allocation, allocation_of
+from gangrun.launch.slurm_batch_job import Allocation, allocation_of
+from gangrun.launch.slurm_job_owner import EXIT_ELSEWHERE, EXIT_UNUSABLE, JobOwner
 from gangrun.node import processes
 from gangrun.runs.locate import entries_of
 from gangrun.wire.record import RecordError, replay
@@ -100,7 +100,7 @@ def main(words: list[str]) -> int:
         _note(paths, disk, seq, told)
         return _leave(EXIT_UNUSABLE, told)
     view = LiveView(
-        log_of=paths.node_log, live_of=lambda term: live_of(paths, disk, term), wall=clock.wall, out=sys.stdout
+        log_of=paths.node_log, live_of=lambda term: live_of(disk, paths, term), wall=clock.wall, out=sys.stdout
     )
     view.say(f"run {spec.run}: job {taken.token} on {counted(len(allocation.nodes), 'node')}")
     options = srun_options(submission)

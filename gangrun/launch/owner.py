@@ -1,21 +1,28 @@
-"""What Ctrl-C means to whoever owns a run in the foreground: the mark first, then whoever must be told.
+"""The process that owns a run in the foreground: what it shows to people, and what Ctrl-C means to it.
 
-A SIGTERM may come from Slurm, with every reason that a job can end for: then it is asked whether it means the run.
-Once: stop in order. The supervisor watches for the mark; agents are told only where nobody heeds it. Twice: kill.
+A SIGTERM may come from the scheduler, with every reason that a job can end for: then the owner asks whether the signal
+means the run. The first signal stops in order: the mark is written, the supervisor watches for it, and agents are told
+only if no supervisor heeds it. The second signal kills.
 """
 
 from __future__ import annotations
 
 import signal
 import socket
+import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import click
+
+from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.live import live_of
 from gangrun.adapters.fs.run_dir import RunPaths, mark_cancelled
 from gangrun.core.model import TERMINAL, Phase, RunState
+from gangrun.display.live_view import LiveView
 from gangrun.ports import Clock
 
 HEEDED_WITHIN_S = 15.0  # a takeover and more
@@ -159,3 +166,23 @@ class Cancelling:
         if phase is Phase.CANCELLED or (phase is not Phase.FAILED and self.meant):
             return 143 if self.by_signal else 130
         return 1
+
+
+def shown(paths: RunPaths, variables: Mapping[str, str], *, as_json: bool, quiet: bool) -> LiveView:
+    """What the person in front of a run's owner sees."""
+    disk = Disk()
+    return LiveView(
+        log_of=paths.node_log,
+        live_of=lambda term: live_of(disk, paths, term),
+        wall=SystemClock().wall,
+        out=sys.stderr if as_json else sys.stdout,
+        terminal=sys.stderr.isatty() and variables.get("TERM", "") != "dumb",
+        quiet_ranks=quiet,
+    )
+
+
+def tell_json(paths: RunPaths) -> None:
+    """The final status."""
+    from gangrun.runs.status import final_status
+
+    click.echo(final_status(paths))

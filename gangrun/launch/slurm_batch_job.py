@@ -1,0 +1,136 @@
+"""A batch job of a run: how it is asked for, what its environment tells, and which of its nodes never came.
+
+``gangrun submit`` asks for job 0, the supervisor of one job for the next, ``gangrun resume`` for one more: all by the
+same ``submission.json``. Nothing of submitit is loaded before something is submitted.
+
+srun's words and a node's last ones reach the job's launcher only. It notes them in a file beside the job's claim, where
+the supervisor reads them, so that the reason that people read says why a node is missing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.run_dir import RunPaths, read_submission
+from gangrun.adapters.slurm.commands import Tools
+from gangrun.core.nodeset import unfold
+from gangrun.entry.wiring import own_command
+from gangrun.runs import submitted_job_ids
+from gangrun.wire.submission import Submission
+
+LOOK_EVERY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """The job that we are in, as its environment tells."""
+
+    job: str
+    restart: int
+    nodes: tuple[str, ...]
+    host: str  # this node's name in Slurm's words
+    cpus_per_task: int | None
+
+
+def allocation_of(variables: Mapping[str, str], host: str) -> Allocation:
+    """``KeyError`` or ``NodesetError`` where this is no job's environment."""
+    cpus = variables.get("SLURM_CPUS_PER_TASK", "")
+    return Allocation(
+        job=variables["SLURM_JOB_ID"],
+        restart=int(variables.get("SLURM_RESTART_COUNT") or 0),
+        nodes=unfold(variables["SLURM_JOB_NODELIST"]),
+        host=variables.get("SLURMD_NODENAME") or host,
+        cpus_per_task=int(cpus) if cpus.isdecimal() else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchJobs:
+    """Writes and sends batch scripts of one run. Raises what ``adapters.slurm.submission`` raises."""
+
+    paths: RunPaths
+    submission: Submission
+    tools: Tools
+    hear: Callable[[str], None] = lambda words: None  # what sbatch says beside the job's number
+
+    def command(self, seq: int) -> list[str]:
+        """What the batch script of job ``seq`` becomes."""
+        arguments = ["--run-dir", str(self.paths.root), "--seq", str(seq)]
+        return own_command("gangrun.entry.slurm_job", arguments, self.submission.python)
+
+    def script(self, seq: int, exclude: Sequence[str] = (), dependency: str = "") -> str:
+        """The exact text."""
+        from gangrun.adapters.slurm.submission import script
+
+        return script(self.submission, self.paths, seq, self.command(seq), exclude=exclude, dependency=dependency)
+
+    def submit(self, seq: int, exclude: Sequence[str] = (), dependency: str = "") -> str:
+        """Send it; the job id."""
+        from gangrun.adapters.slurm.submission import submit
+
+        job = submit(
+            self.submission, self.paths, seq, self.command(seq), self.tools,
+            exclude=exclude, dependency=dependency, hear=self.hear,
+        )  # fmt: skip
+        submitted_job_ids.note(self.paths, seq, job)
+        return job
+
+
+def batch_jobs(paths: RunPaths, tools: Tools) -> BatchJobs:
+    """Those of a run that was submitted; ``RunDirError`` or ``SubmissionError`` where it was not, or is damaged."""
+    return BatchJobs(paths, read_submission(Disk(), paths), tools)
+
+
+class Absent(msgspec.Struct, frozen=True):
+    """One node, and why nobody joins from it."""
+
+    node: str
+    why: str
+    scheduler: bool = False  # Slurm could start nothing there; else it was our command, or the user's, that failed
+
+
+def absent_path(paths: RunPaths, job: str) -> Path:
+    """Where the launcher of this stay of a job keeps its notes."""
+    return paths.jobs / f"{job}.absent"
+
+
+def note_absent(disk: Disk, paths: RunPaths, job: str, nodes: tuple[Absent, ...]) -> None:
+    """All that are known, whole or not at all."""
+    target = absent_path(paths, job)
+    data = b"".join(msgspec.json.encode(node) + b"\n" for node in nodes)
+    disk.replace(target, data, paths.temporary(target, "new"))
+
+
+def absent_nodes(disk: Disk, paths: RunPaths, job: str) -> tuple[Absent, ...]:
+    """What ``note_absent`` left; nothing where that cannot be read."""
+    try:
+        data = disk.read(absent_path(paths, job))
+        return tuple(msgspec.json.decode(line, type=Absent) for line in data.splitlines())
+    except (OSError, msgspec.MsgspecError):
+        return ()
+
+
+class AbsentWatch(threading.Thread):
+    """Tells of each node once."""
+
+    def __init__(self, paths: RunPaths, disk: Disk, job: str, tell: Callable[[Absent], None]) -> None:
+        super().__init__(name="absent-watch", daemon=True)
+        self._paths, self._disk, self._job, self._tell = paths, disk, job, tell
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        """Until told to end."""
+        known: set[str] = set()
+        while True:
+            for absent in absent_nodes(self._disk, self._paths, self._job):
+                if absent.node not in known:
+                    known.add(absent.node)
+                    self._tell(absent)
+            if self.over.wait(LOOK_EVERY_S):
+                return

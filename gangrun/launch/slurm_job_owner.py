@@ -1,0 +1,297 @@
+"""One stay of one job, seen from its launcher: the step runs, the run is watched, the end is told.
+
+Owners are the batch script and ``gangrun run`` in an allocation. There Ctrl-C cancels, and Slurm is asked what a
+SIGTERM means. The step is started anew without nodes that srun cannot reach, and is followed by a supervisor of last
+resort if the nodes are gone and nothing is decided yet. The owner decides nothing about the run: it makes sure that a
+supervisor does, and that this supervisor knows what srun said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import selectors
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+import msgspec
+
+from gangrun.adapters.clock import SystemClock
+from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.job_claims import Claimed, JobClaim, JobClaims
+from gangrun.adapters.fs.run_dir import RunPaths
+from gangrun.adapters.slurm import step
+from gangrun.adapters.slurm.commands import Child, Tools
+from gangrun.adapters.slurm.step import Left, Step
+from gangrun.core.model import EXIT_CODES, TERMINAL, RunState
+from gangrun.core.nodeset import fold
+from gangrun.display.live_view import LiveView
+from gangrun.display.observer import Onlooker
+from gangrun.entry.wiring import own_command
+from gangrun.launch.node_spec import warden_spec
+from gangrun.launch.owner import Cancelling
+from gangrun.launch.slurm_batch_job import Absent, Allocation, note_absent
+from gangrun.wire.spec import RunSpec
+
+EXIT_ELSEWHERE = 75  # not 0: whoever waits for this job by afterok waits for a finished run
+EXIT_UNUSABLE = 78
+LOOK_EVERY_S = 0.25
+LETS_GO_WITHIN_S = 5.0  # the run has its record; a successor may wait for these nodes
+LAST_LOOK_WITHIN_S = 5.0
+
+
+def is_over(state: RunState | None, claim: JobClaim) -> bool:
+    """Does the run want nothing more of this job?"""
+    if state is None:
+        return False
+    ours = state.job == claim.token
+    return state.seq > claim.seq or (ours and (state.leaving or state.phase in TERMINAL))
+
+
+def code_of(state: RunState | None, claim: JobClaim) -> int:
+    """With what the job ends, so that Slurm's word and the run's agree."""
+    if state is not None and state.phase in TERMINAL:
+        return EXIT_CODES[state.phase]
+    return EXIT_ELSEWHERE if is_over(state, claim) else EXIT_UNUSABLE
+
+
+LAUNCHES_MAX = 4
+LAST_WORDS_BYTES = 2000
+LAST_LINES_COUNT = 2
+
+
+class StepPart(Enum):
+    """What runs now."""
+
+    STEP = "step"
+    LAST_RESORT = "supervisor of last resort"
+    OVER = "over"
+
+
+@dataclass(slots=True)
+class JobStep:
+    """``over`` says whether the run still wants this job; ``say`` shows a sentence to people."""
+
+    spec: RunSpec
+    paths: RunPaths
+    claim: JobClaim
+    allocation: Allocation
+    variables: Mapping[str, str]
+    extra: tuple[str, ...]
+    over: Callable[[], bool]
+    say: Callable[[str], None]
+    disk: Disk = field(default_factory=Disk)
+    part: StepPart = StepPart.STEP
+    _step: Step | None = None
+    _resort: Child | None = None
+    _absent: dict[str, Absent] = field(default_factory=dict)
+    _nodes: tuple[str, ...] = ()
+    _said_bytes: Mapping[str, int] = field(default_factory=dict)  # node -> what it had said before this launch
+    _noted: tuple[Absent, ...] = ()
+    _settled_count: int = 0
+
+    def start(self) -> None:
+        """Launch on all nodes of the job; ``OSError`` where there is no srun."""
+        self._launch(self.allocation.nodes)
+
+    def _launch(self, nodes: tuple[str, ...]) -> None:
+        words = step_argv(self.spec, self.paths, self.claim, self.allocation, nodes, self.extra)
+        self._nodes, self._settled_count = nodes, 0
+        self._said_bytes = said_bytes(self.paths, nodes)
+        self._step = Step(words, self.variables, self.allocation.job, Tools(self.variables))
+        self._step.start()
+
+    def turn(self) -> None:
+        """Take in what happened since the last turn."""
+        if self.part is StepPart.STEP:
+            assert self._step is not None
+            code = self._step.ended
+            self._hear(self._step, ended=code is not None)
+            if code is not None:
+                self._after_step(self._step)
+        elif self.part is StepPart.LAST_RESORT:
+            assert self._resort is not None
+            if self._resort.poll() is not None:
+                self.part = StepPart.OVER
+
+    def interrupt(self) -> None:
+        """Tell every agent to cancel."""
+        if self._step is not None and self.part is StepPart.STEP:
+            self._step.cancel("INT")
+
+    def leave(self) -> None:
+        """The run is over. Srun waits for a node that is gone until Slurm believes it; nobody else has to."""
+        if self._step is not None:
+            self._step.kill()
+        if self._resort is not None:
+            self._resort.send_signal(signal.SIGKILL)
+        self.part = StepPart.OVER
+
+    def kill(self) -> None:
+        """No more grace: Slurm kills all that the step has, on every node."""
+        if self._step is not None and self.part is StepPart.STEP:
+            self._step.cancel()
+        elif self._resort is not None:
+            self._resort.send_signal(signal.SIGKILL)
+
+    # ---- nodes that are missing ----
+
+    def _hear(self, step: Step, ended: bool) -> None:
+        """A node's last words may come a moment after srun tells of its end: what is new now is noted next time."""
+        settled = step.left[: None if ended else self._settled_count]
+        self._settled_count = len(step.left)
+        unreached = [left for left in settled if left.unreached]
+        for left in unreached or settled:  # where srun does not reach one node, it kills what began on the others
+            if left.node not in self._absent:
+                self._absent[left.node] = Absent(left.node, self._why(step, left), left.unreached)
+        found = tuple(self._absent.values())
+        if found == self._noted or self.over():
+            return
+        try:
+            note_absent(self.disk, self.paths, self.claim.token, found)
+        except OSError as error:
+            self.say(f"cannot write down why {fold(self._absent)} did not come: {error}")
+        self._noted = found
+
+    def _why(self, step: Step, left: Left) -> str:
+        if left.unreached:
+            return left.how
+        task = self._nodes.index(left.node) if left.node in self._nodes else -1
+        last = step.last_words(task) or last_words(
+            self.paths.process_log(left.node), self._said_bytes.get(left.node, 0)
+        )
+        return f"{left.how}: {last}" if last else left.how
+
+    # ---- when srun has ended ----
+
+    def _after_step(self, step: Step) -> None:
+        if self.over():
+            self.part = StepPart.OVER
+            return
+        unreached = {left.node for left in step.left if left.unreached}
+        rest = tuple(node for node in self._nodes if node not in unreached)
+        if unreached and rest and self.claim.launch + 1 < LAUNCHES_MAX:
+            self.say(f"srun does not reach {fold(unreached)}: launching on {fold(rest)}")
+            if self._claimed_again():
+                self._noted = ()
+                self._absent = {name: one for name, one in self._absent.items() if one.scheduler}
+                self._launch(rest)
+                return
+        told = "; ".join(step.words[-3:])
+        self.say(f"all nodes have left and nothing is decided yet ({told or 'srun said nothing'}): deciding here")
+        self._resort = Child(last_resort_argv(self.paths, self.claim, self.allocation), self.variables)
+        self.part = StepPart.LAST_RESORT
+
+    def _claimed_again(self) -> bool:
+        """A new launch is a new stay: what is left of the last one's supervisor must not hold it."""
+        wish = msgspec.structs.replace(self.claim, launch=self.claim.launch + 1)
+        if not isinstance(JobClaims(self.paths, self.disk).claim(wish), Claimed):
+            return False
+        self.claim = wish
+        return True
+
+
+def said_bytes(paths: RunPaths, nodes: tuple[str, ...]) -> dict[str, int]:
+    """How much each node's processes have said up to now: an earlier job's end is no reason for what follows."""
+    found = dict.fromkeys(nodes, 0)
+    for node in nodes:
+        with contextlib.suppress(OSError):
+            found[node] = paths.process_log(node).stat().st_size
+    return found
+
+
+def last_words(log: Path, said_bytes: int = 0) -> str:
+    """The end of what a node's processes said after their first ``said_bytes``, in one line."""
+    try:
+        data = log.read_bytes()[said_bytes:][-LAST_WORDS_BYTES:]
+    except OSError:
+        return ""
+    lines = [line.strip() for line in data.decode("utf-8", "replace").splitlines() if line.strip()]
+    return "; ".join(lines[-LAST_LINES_COUNT:])
+
+
+def step_argv(
+    spec: RunSpec,
+    paths: RunPaths,
+    claim: JobClaim,
+    allocation: Allocation,
+    nodes: tuple[str, ...],
+    extra: tuple[str, ...],
+) -> list[str]:
+    """The command line of srun for these nodes of the allocation; all of it are the roster."""
+    told = warden_spec(spec, paths, claim.token, claim.seq, nodes[0], roster=fold(allocation.nodes))
+    command = own_command("gangrun.entry.slurm_node", [json.dumps(told), str(paths.root)], sys.executable)
+    return step.argv(step.Shape(nodes, allocation.cpus_per_task, extra), command)
+
+
+def last_resort_argv(paths: RunPaths, claim: JobClaim, allocation: Allocation) -> list[str]:
+    """The supervisor that the batch script starts when nobody else is left to decide."""
+    words = ["--run-dir", str(paths.root), "--node", allocation.host, "--job", claim.token, "--seq", str(claim.seq)]
+    words += ["--roster", fold(allocation.nodes), "--last-resort"]
+    return own_command("gangrun.entry.supervisor", words, sys.executable)
+
+
+@dataclass(slots=True)
+class JobOwner:
+    """``foreground``: a person holds the allocation, and its Ctrl-C means the run."""
+
+    spec: RunSpec
+    paths: RunPaths
+    claim: JobClaim
+    allocation: Allocation
+    variables: Mapping[str, str]
+    extra: tuple[str, ...]
+    disk: Disk
+    clock: SystemClock
+    view: LiveView
+    foreground: bool = False
+    excuse: Callable[[], str] | None = None  # why a SIGTERM to this process does not mean the run
+
+    def run(self) -> int:
+        """Until nothing of it is left to do; the exit code."""
+        view = self.view
+        onlooker = Onlooker(self.paths, self.disk, self.clock, view)
+        onlooker.catch_up()
+        steps = JobStep(
+            self.spec, self.paths, self.claim, self.allocation, self.variables, self.extra,
+            over=lambda: is_over(onlooker.state(), steps.claim), say=view.say, disk=self.disk,
+        )  # fmt: skip
+        cancelling = Cancelling(
+            self.paths, self.disk, self.clock, view.say, onlooker.state,
+            insist=steps.interrupt, kill=steps.kill, excuse=self.excuse,
+        )  # fmt: skip
+        if not self.foreground:
+            for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+                # Slurm tells the step too, and what it means is found out there. Not SIG_IGN: srun would inherit that.
+                signal.signal(signum, lambda _number, _frame: None)
+        onlooker.start()
+        steps.start()
+        self._stay(steps, onlooker, cancelling)
+        if not onlooker.leave(LAST_LOOK_WITHIN_S):
+            view.say(f"the last lines are missing here: gangrun logs {self.paths.run} shows all there is")
+        goes_on = is_over(onlooker.state(), steps.claim) and not cancelling.meant
+        return cancelling.code() if self.foreground and not goes_on else code_of(onlooker.state(), steps.claim)
+
+    def _stay(self, steps: JobStep, onlooker: Onlooker, cancelling: Cancelling) -> None:
+        give_up_at = float("inf")
+        with selectors.DefaultSelector() as selector:
+            if self.foreground:
+                selector.register(cancelling.listen(), selectors.EVENT_READ)
+            pause = threading.Event()
+            while steps.part is not StepPart.OVER:
+                if self.foreground:
+                    for key, _ in selector.select(LOOK_EVERY_S):
+                        key.fileobj.recv(4096)  # type: ignore[union-attr] # the socket above
+                    cancelling.turn()
+                else:
+                    pause.wait(LOOK_EVERY_S)
+                steps.turn()
+                if give_up_at == float("inf") and is_over(onlooker.state(), steps.claim):
+                    give_up_at = self.clock.now() + LETS_GO_WITHIN_S
+                if self.clock.now() >= give_up_at:
+                    steps.leave()

@@ -60,13 +60,13 @@ def proven_and_loaded(rank: int, directory: Path, step: int, state: dict) -> Non
     """As at the start of an attempt: one process proves it, then all load."""
     import torch.distributed as dist
 
-    from gangrun.checkpoint.formats import own as manifest_verify
-    from gangrun.training.load.loading import Reading
+    from gangrun.checkpoint.formats import manifest as manifest_verify
+    from gangrun.training.load import CheckpointReader
 
     if rank == 0:
         assert manifest_verify.verify(str(directory), step).valid
     dist.barrier()
-    Reading(str(directory)).fill(state)
+    CheckpointReader(str(directory)).fill(state)
 
 
 def partly_frozen(rank: int, megabytes: int, rounds: int, folder: Path, timed) -> dict[str, float]:
@@ -77,7 +77,7 @@ def partly_frozen(rank: int, megabytes: int, rounds: int, folder: Path, timed) -
     from torch.distributed.fsdp import fully_shard
 
     import gangrun
-    from gangrun.checkpoint.formats.own import read_manifest
+    from gangrun.checkpoint.formats.manifest import read_manifest
 
     learnt = max(1, megabytes * 100_000 // (12 * WIDTH * WIDTH))
     frozen = megabytes * 900_000 // (4 * WIDTH * WIDTH)
@@ -151,7 +151,7 @@ def rank_main(rank: int, megabytes: int, rounds: int, folder: Path) -> None:
             dist.barrier()
         times.setdefault(name, []).append(time.perf_counter() - began)
 
-    ckpt = gangrun.Checkpointer(folder / "own", model=model, optimizer=optimizer, interval=10**9)
+    ckpt = gangrun.Checkpointer(folder / "own", model=model, optimizer=optimizer, every_steps=10**9)
     for number in range(rounds + 2):  # two to warm up: buffers, templates, the page cache
         timed("raw write+fsync", lambda: write_raw(folder / f"raw-{rank}", mine))
         timed("dcp.save", lambda n=number: dcp.save(state(), checkpoint_id=folder / f"dcp-{n}"))

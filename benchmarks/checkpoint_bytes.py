@@ -19,12 +19,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gangrun.checkpoint import mapped_crc
-from gangrun.checkpoint.formats import own
+from gangrun.checkpoint.formats import manifest
 from gangrun.checkpoint.formats.torch_zip import BUFFER_BYTES, crc32
-from gangrun.checkpoint.parity import isa_l
-from gangrun.checkpoint.parity.code import encode, rebuild
-from gangrun.checkpoint.parity.field import Slow
+from gangrun.checkpoint.parity import field
+from gangrun.checkpoint.parity.code import Span, rebuild
+from gangrun.checkpoint.parity.field import Slow, parity_rows, sums_for
 from gangrun.checkpoint.store import CheckpointRoom, Depth
+from gangrun.wire.code_layout import CodeLayout, ShardSum
 from gangrun.wire.manifest import CHUNK_BYTES, MANIFEST_NAME, FileRow, Manifest, crcs_text
 from gangrun.wire.manifest import encode as encode_manifest
 
@@ -75,7 +76,7 @@ def verifying(folder: Path, megabytes: int, rounds: int) -> dict[str, float]:
     def proven(*, by_reading: bool = False) -> None:
         worth = mapped_crc.WORTH_BYTES
         mapped_crc.WORTH_BYTES = total + 2 if by_reading else worth
-        assert own.verify(str(folder / "step-1"), 1, threads_count=1).valid
+        assert manifest.verify(str(folder / "step-1"), 1, threads_count=1).valid
         mapped_crc.WORTH_BYTES = worth
 
     def mapped_here(path: Path) -> None:
@@ -119,32 +120,35 @@ def choosing(folder: Path, count: int, files_count: int) -> dict[str, float]:
 
 
 def parity(megabytes: int, rounds: int) -> dict[str, float]:
-    """8+2 over memory and over files in memory, all hashes taken, per byte of data; beside the slow way."""
+    """8+2 summed in memory, and two shards rebuilt from files in memory with all hashes, per byte of data; and without
+    ISA-L.
+    """
     size = megabytes * 1024 * 1024 // 8
     data = [memoryview(bytearray(os.urandom(size))) for _ in range(8)]
-    spare = [memoryview(bytearray(size)) for _ in range(2)]
-    back = {number: memoryview(bytearray(size)) for number in (1, 6)}
-    files = [os.memfd_create("shard") for _ in range(10)]
-    for file, content in zip(files, [*data, *spare], strict=True):
-        with open(os.dup(file), "wb") as out:
-            out.write(content)
-    layout = encode(data, spare)
-    held = {number: one for number, one in enumerate([*data, *spare]) if number not in back}
+    sums = [memoryview(bytearray(size)) for _ in range(2)]
+    rows = parity_rows(8, 2)
+    slow = rounds_of({"slow": lambda: Slow(rows).fill(sums, data)}, 1)["slow"]
+    sums_for(rows).fill(sums, data)
+    spans = []
+    for content in (*data, *sums):
+        spans.append(Span(((os.memfd_create("shard"), 0, size),)))
+        spans[-1].write(content, 0)
+    shards = [ShardSum(size, crc32(one)) for one in (*data, *sums)]
+    layout = CodeLayout(data=tuple(shards[:8]), parity=tuple(shards[8:]))
+    back = {number: spans[number] for number in (1, 6)}
+    held = {number: one for number, one in enumerate(spans) if number not in back}
     works = {
-        "parity 8+2 encoded, memory, GB/s": lambda: encode(data, spare),
-        "parity 8+2, two rebuilt, memory, GB/s": lambda: rebuild(layout, held, back),
-        "parity 8+2 encoded, files, GB/s": lambda: encode(files[:8], files[8:]),
+        "parity 8+2 summed, memory, GB/s": lambda: sums_for(rows).fill(sums, data),
+        "parity 8+2, two rebuilt, files, GB/s": lambda: rebuild(layout, held, back),
     }
     speeds = {name: 8 * size / seconds / 1e9 for name, seconds in rounds_of(works, rounds).items()}
-    assert all(bytes(one) == bytes(data[number]) for number, one in back.items())
-    slow = rounds_of({"slow": lambda: encode(data, spare, Slow)}, 1)["slow"]
-    for file in files:
-        os.close(file)
-    return {**speeds, "parity 8+2 encoded without ISA-L, GB/s": 8 * size / slow / 1e9}
+    for span in spans:
+        os.close(span.parts[0][0])
+    return {**speeds, "parity 8+2 summed without ISA-L, GB/s": 8 * size / slow / 1e9}
 
 
 def measure(megabytes: int = 2048, rounds: int = 9, folder: str | None = None) -> dict[str, float]:
-    assert isa_l.found() is not None, "pip install 'gangrun[parity]'"
+    assert field.found() is not None, "pip install 'gangrun[parity]'"
     with tempfile.TemporaryDirectory(dir=folder) as place:
         one, hundred = Path(place) / "one", Path(place) / "hundred"
         one.mkdir()

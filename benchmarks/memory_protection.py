@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from gangrun.checkpoint.memory_tier.keeper_client import Kept, NotKept  # noqa: E402
+from gangrun.checkpoint.memory_tier.keeper_client import KeeperClient, KeeperRefused  # noqa: E402
 from gangrun.node import memory_keeper  # noqa: E402
 from tests.waiting import until  # noqa: E402
 
@@ -46,7 +46,7 @@ def train(rank):
     model = torch.nn.Linear(4096, mb * 64 * count, bias=False)  # so many MB for each rank
     fully_shard(model, mesh=init_device_mesh("cpu", (count,)))
     found = []
-    with gangrun.Checkpointer(folder + "/ckpt", model=model, interval=10**6, memory_interval=1) as ckpt:
+    with gangrun.Checkpointer(folder + "/ckpt", model=model, every_steps=10**6, memory_every_steps=1) as ckpt:
         for step in range(saves + 1):
             began = spent()
             ckpt.step(step)
@@ -71,8 +71,8 @@ sys.exit(max(os.waitpid(pid, 0)[1] for pid in children))
 
 def there(name: str) -> bool:
     try:
-        Kept(name).close()
-    except NotKept:
+        KeeperClient(name).close()
+    except KeeperRefused:
         return False
     return True
 
@@ -97,7 +97,7 @@ def one(way: str, mb: int, saves: int) -> dict[str, float]:
             command = [sys.executable, "-c", RANKS, folder, str(mb), str(saves), way, json.dumps(ranks)]
             subprocess.run(command, env=environment, check=True)
             told = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(NODES)]
-        kept = Kept(names[0])
+        kept = KeeperClient(names[0])
         held = sum(sum(step["files"].values()) for step in kept.held(0))
         kept.close()
     finally:

@@ -24,7 +24,7 @@ ALLOWED = {
     "time": ISLANDS
     | {
         "gangrun/adapters/clock.py",
-        "gangrun/training/clock.py",
+        "gangrun/training/environment.py",
         "gangrun/training/step.py",
         "gangrun/health/active/device_child.py",
         "gangrun/health/active/pair_child.py",

@@ -65,7 +65,7 @@ def train(args: argparse.Namespace) -> None:
         model=model,
         optimizer=optimizer,
         data=sampler,
-        interval=args.checkpoint_every,
+        every_steps=args.checkpoint_every,
         full_every=5,
     ) as ckpt:
         start = ckpt.resume()

@@ -61,7 +61,7 @@ def main() -> None:
         model=model,
         optimizer=optimizer,
         data=sampler,
-        interval=args.checkpoint_every or "auto",
+        every_steps=args.checkpoint_every or None,
         keep=5,
     ) as ckpt:
         start = ckpt.resume()

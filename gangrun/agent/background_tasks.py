@@ -27,13 +27,12 @@ import msgspec
 from gangrun.agent.brain.facts import DiskTaskDone, Fact
 from gangrun.checkpoint.formats.dcp import BadFile, UnreadableFile
 from gangrun.checkpoint.formats.dcp_metadata import MetadataRefused
-from gangrun.checkpoint.formats.own import proof_of
+from gangrun.checkpoint.formats.manifest import verification_of
 from gangrun.checkpoint.formats.torch_zip import Damaged
-from gangrun.checkpoint.memory_tier.keeper_client import Kept, NotKept, StepName
-from gangrun.checkpoint.memory_tier.rebuild import make_again
-from gangrun.checkpoint.memory_tier.recover_from_memory import GIVEN_UP, bring
+from gangrun.checkpoint.memory_tier.keeper_client import KeeperClient, KeeperRefused, StepName
+from gangrun.checkpoint.memory_tier.recover_from_memory import GIVEN_UP, bring, rebuild_files
 from gangrun.checkpoint.parity.code import CannotRebuild, GivenUp
-from gangrun.checkpoint.verification import prove_share
+from gangrun.checkpoint.verification import verify_share
 from gangrun.core.checkpoints.memory import Code, Holding, Stripe
 from gangrun.wire import protection as wire_protection
 from gangrun.wire.code_layout import LayoutRefused
@@ -87,8 +86,8 @@ class BackgroundTasks:
 def rescue(keeper: str, command: Recover, ended: Callable[[], bool] = lambda: False) -> DiskTaskDone:
     """Answer one command; what goes wrong is the answer's ``why``. ``ended``: nobody waits for it any more."""
     try:
-        kept = Kept(keeper)
-    except NotKept as error:
+        kept = KeeperClient(keeper)
+    except KeeperRefused as error:
         return DiskTaskDone(command, not command.into, str(error), {"steps": []})
     try:
         if not command.into:
@@ -96,7 +95,7 @@ def rescue(keeper: str, command: Recover, ended: Callable[[], bool] = lambda: Fa
             return DiskTaskDone(command, True, data={"steps": steps})
         name = StepName(command.attempt, command.step, command.nonce)
         if command.rebuild:
-            written = make_again(_record(kept, name), command.rebuild, command.into, ended)
+            written = rebuild_files(_record(kept, name), command.rebuild, command.into, ended)
         else:
             written = bring(kept, name, command.files, command.into, ended)
         return DiskTaskDone(command, True, data={"bytes": written})
@@ -108,12 +107,12 @@ def rescue(keeper: str, command: Recover, ended: Callable[[], bool] = lambda: Fa
         kept.close()
 
 
-def holdings(kept: Kept, attempt: int) -> list[Holding]:
+def holdings(kept: KeeperClient, attempt: int) -> list[Holding]:
     """What this node holds of this attempt. A manifest is put there last, so where one is, every shard is somewhere."""
     return [_holding(kept, attempt, step) for step in kept.held(attempt)]
 
 
-def _holding(kept: Kept, attempt: int, found: Any) -> Holding:
+def _holding(kept: KeeperClient, attempt: int, found: Any) -> Holding:
     step, nonce, sizes = int(found["step"]), str(found["nonce"]), dict(found["files"])
     name = StepName(attempt, step, nonce)
     wanted = 0
@@ -132,7 +131,7 @@ def _holding(kept: Kept, attempt: int, found: Any) -> Holding:
     return Holding(step, nonce, tuple(sorted({*sizes} - pieces)), wanted, tuple(sorted(pieces - {RECORD_NAME})), codes)
 
 
-def _record(kept: Kept, name: StepName) -> Protection:
+def _record(kept: KeeperClient, name: StepName) -> Protection:
     return wire_protection.decode(_read(kept, name, RECORD_NAME))
 
 
@@ -143,7 +142,7 @@ def _named(code: wire_protection.Code) -> Code:
     )
 
 
-def _read(kept: Kept, name: StepName, file: str) -> bytes:
+def _read(kept: KeeperClient, name: StepName, file: str) -> bytes:
     with kept.opened(name, file) as fd:
         return os.pread(fd, os.fstat(fd).st_size, 0)
 
@@ -157,7 +156,7 @@ class MemoryTasks:
     def __init__(self, keeper: str) -> None:
         self._keeper = keeper
         self._lock = threading.Lock()
-        self._pinned: Kept | None = None
+        self._pinned: KeeperClient | None = None
         self._newest = (-1, -1)  # command that ended all before it: its term, and its number there
 
     def give_up(self, act: tuple[int, int]) -> None:
@@ -191,7 +190,7 @@ class MemoryTasks:
     def _held(self, command: Recover) -> DiskTaskDone:
         kept = None
         try:
-            kept = Kept(self._keeper)
+            kept = KeeperClient(self._keeper)
             kept.pin(command.attempt)
             steps = [msgspec.to_builtins(one) for one in holdings(kept, command.attempt)]
         except OSError as error:
@@ -253,9 +252,9 @@ class VerifyTask:
                 raise GivenUp("it was given up for what was asked next")
 
         try:
-            proof = proof_of(command.directory, command.nonce)
-            unproven = prove_share(proof, tick, THREADS_COUNT, command.share, command.readers_count)
+            work = verification_of(command.directory, command.nonce)
+            unverified = verify_share(work, tick, THREADS_COUNT, command.share, command.readers_count)
         except (ManifestError, MetadataRefused, BadFile, Damaged, UnreadableFile, GivenUp) as found:
             return DiskTaskDone(command, False, str(found))
-        why = f"{len(unproven)} pieces of its share cannot be checked" if unproven else ""
+        why = f"{len(unverified)} pieces of its share cannot be checked" if unverified else ""
         return DiskTaskDone(command, not why, why)

@@ -1,8 +1,9 @@
 """How a save becomes a checkpoint, and how one goes: by one rename each, from staging and into trash.
 
-Staging is ``CKPT/.gangrun/<run>/<term>/<attempt>-<nonce>/``, made once by one process of the attempt. The supervisor of
-a later attempt seals it, and then neither a commit nor a prune of this one can happen any more (``staging``). Nothing
-is ever written into a directory that bears a step's name.
+Staging is ``CKPT/.gangrun/<run>/<term>/<attempt>-<nonce>/``. Rank 0 of the attempt makes it, once. Nothing is ever
+written into a directory that bears a step's name. Before the supervisor chooses the resume point of a later attempt it
+seals the staging of all earlier ones: mode 0500 forbids the rename that a commit or a prune is. Modes do not bind root,
+so for root the directory is renamed away, and a late rename finds nothing.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import shutil
 from dataclasses import dataclass
 
 from gangrun.checkpoint.formats.dcp import BadFile, UnreadableFile
-from gangrun.checkpoint.formats.own import read_manifest
-from gangrun.checkpoint.scan import MACHINE_FOLDER
+from gangrun.checkpoint.formats.manifest import read_manifest
+from gangrun.checkpoint.records import sync_directory
+from gangrun.checkpoint.scan import MACHINE_FOLDER, StorageUnreadable
 from gangrun.checkpoint.set_aside import FOLDER_NAME as SET_ASIDE
 from gangrun.wire.manifest import MANIFEST_NAME, Manifest, ManifestError, encode
 
@@ -150,15 +152,6 @@ def write_whole(path: str, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def sync_directory(path: str) -> None:
-    """Make the names in a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _listed(folder: str) -> list[str]:
     try:
         return os.listdir(folder)
@@ -175,3 +168,39 @@ def _remove(path: str) -> None:
     except OSError:
         return
     shutil.rmtree(gone, ignore_errors=True)
+
+
+_SEALED = ".sealed"
+
+
+def seal_staging(directory: str, run: str, attempt: int) -> tuple[str, ...]:
+    """Seal every attempt before ``attempt``, whatever its term; returns what was sealed now.
+
+    Raises ``StorageUnreadable`` if one of them would not be sealed: then nothing may be chosen.
+    """
+    base = os.path.join(directory, MACHINE_FOLDER, run)
+    sealed: list[str] = []
+    try:
+        for term in _numbered(base):
+            for name in sorted(os.listdir(os.path.join(base, term))):
+                match = _ATTEMPT.fullmatch(name)
+                if match and int(match.group(1)) < attempt:
+                    sealed.append(_seal(os.path.join(base, term, name)))
+    except OSError as error:
+        raise StorageUnreadable(f"staging of older attempts in {base} cannot be sealed: {error.strerror}") from error
+    return tuple(sealed)
+
+
+def _numbered(base: str) -> list[str]:
+    try:
+        return sorted((name for name in os.listdir(base) if name.isdecimal()), key=int)
+    except FileNotFoundError:
+        return []
+
+
+def _seal(path: str) -> str:
+    os.chmod(path, 0o500)
+    if os.geteuid() == 0:
+        os.rename(path, path + _SEALED)
+        return path + _SEALED
+    return path

@@ -13,8 +13,8 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from gangrun.checkpoint.records import sync_directory, write_json
 from gangrun.checkpoint.scan import MACHINE_FOLDER, StorageUnreadable
-from gangrun.checkpoint.verified_before import write_json
 from gangrun.core.checkpoints.resume import Candidate, Kind, shown
 
 FOLDER_NAME = "set-aside"
@@ -52,11 +52,14 @@ def set_aside(directory: str, moving: list[Candidate], attempt: str) -> tuple[Mo
         return ()
     try:
         folder = _fresh_folder(os.path.join(directory, MACHINE_FOLDER, FOLDER_NAME), attempt)
-        planned = [Moved(c.step, c.path, os.path.join(folder, os.path.basename(c.path)), _why(c)) for c in moving]
+        planned = [
+            Moved(c.step, c.path, os.path.join(folder, os.path.basename(c.path)), c.why_not or "not valid")
+            for c in moving
+        ]
         write_json(folder, RECORD_NAME, {"schema": 1, "attempt": attempt, "moved": [_row(move) for move in planned]})
         moved = tuple(move for move in planned if _rename(move.path, move.now_at))
         for changed in (folder, directory):
-            _sync(changed)
+            sync_directory(changed)
     except OSError as error:
         raise StorageUnreadable(
             f"unfinished or invalid checkpoints in {shown(directory)} cannot be moved out of the way "
@@ -82,8 +85,8 @@ def put_back(directory: str, run: str, paths: Iterable[str]) -> tuple[str, ...]:
                 there = os.path.join(held[0], os.path.basename(path))
                 if os.path.lexists(there) and not os.path.lexists(path) and _rename(there, path):
                     back.append(path)
-                    _sync(held[0])
-                    _sync(directory)
+                    sync_directory(held[0])
+                    sync_directory(directory)
     except OSError as error:
         why = os.strerror(error.errno or 0)
         raise StorageUnreadable(f"what was set aside in {shown(base)} cannot be put back ({why})") from None
@@ -139,18 +142,6 @@ def _rename(source: str, target: str) -> bool:
         if there is None or (there.st_dev, there.st_ino) != (before.st_dev, before.st_ino):
             raise
     return True
-
-
-def _sync(directory: str) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _why(candidate: Candidate) -> str:
-    return candidate.why_not or "not valid"
 
 
 def _row(move: Moved) -> dict[str, object]:

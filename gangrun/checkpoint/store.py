@@ -12,14 +12,13 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from threading import Lock
 
-from gangrun.checkpoint.formats import own, safetensors
+from gangrun.checkpoint.formats import manifest, safetensors
 from gangrun.checkpoint.formats.dcp import Judgement, screen, verify
-from gangrun.checkpoint.request_record import RequestRecord, load_record, save_record
+from gangrun.checkpoint.records import RequestRecord, VerifiedBefore, load_record, save_record
 from gangrun.checkpoint.scan import StepDirectory, StepPattern, StorageUnreadable, list_steps, look_at, step_pattern
 from gangrun.checkpoint.set_aside import Moved, put_back, set_aside, to_move
-from gangrun.checkpoint.validator_verdict import Opinions, Validator
-from gangrun.checkpoint.verification import ProveAll
-from gangrun.checkpoint.verified_before import Memory
+from gangrun.checkpoint.validator_verdict import Validator, ValidatorVerdicts
+from gangrun.checkpoint.verification import VerifyAll
 from gangrun.core.checkpoints.resume import (
     Candidate,
     Choice,
@@ -50,7 +49,7 @@ class Depth(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class VerifyProgress:
     """How far the reading of one checkpoint is."""
 
     step: int
@@ -78,22 +77,22 @@ class CheckpointRoom:
         *,
         run_directory: str | None = None,
         threads_count: int = 4,
-        progress: Callable[[Progress], None] | None = None,
+        progress: Callable[[VerifyProgress], None] | None = None,
         validator: Validator | None = None,
-        prove_all: ProveAll | None = None,
+        verify_all: VerifyAll | None = None,
     ) -> None:
-        """``run_directory`` keeps explicit resume requests; ``progress`` is called from reading threads, one by one;
-        ``validator`` is asked of what was read and found valid, and of formats that are not known. ``prove_all`` shares
-        the reading with others.
+        """``run_directory`` keeps explicit resume requests. Reading threads call ``progress``, one at a time.
+        ``validator`` judges checkpoints that were found valid, and those of an unknown format. ``verify_all`` shares
+        the reading with other nodes or ranks.
         """
-        self._prove_all = prove_all
+        self._prove_all = verify_all
         self.directory = os.path.abspath(directory)
         self._pattern = pattern or step_pattern()
         self._run_directory = run_directory
         self._threads_count = threads_count
         self._progress = progress
-        self._memory = Memory(self.directory)
-        self._opinions = Opinions(validator, self._memory)
+        self._memory = VerifiedBefore(self.directory)
+        self._opinions = ValidatorVerdicts(validator, self._memory)
         self._seen_damaged: set[tuple[str, str | None]] = set()
         self._notes: list[str] = []
 
@@ -256,7 +255,7 @@ class CheckpointRoom:
             total = judged.data_bytes
             judged = self._verify(found, self._ticker(found, judged))
             if self._progress is not None:
-                self._progress(Progress(found.step, found.path, total, total))
+                self._progress(VerifyProgress(found.step, found.path, total, total))
         if remembered:
             self._memory.remember(found.name, judged)
         candidate = _candidate(found, judged)
@@ -264,7 +263,7 @@ class CheckpointRoom:
 
     def _verify(self, found: StepDirectory, tick: Callable[[int], None] | None) -> Judgement:
         if found.kind is Kind.GANGRUN:
-            return own.verify(found.path, found.step, tick, self._threads_count, self._prove_all)
+            return manifest.verify(found.path, found.step, tick, self._threads_count, self._prove_all)
         if found.kind is Kind.SAFETENSORS:
             return safetensors.verify(found.path)
         return verify(found.path, tick, self._threads_count, self._prove_all)
@@ -281,9 +280,9 @@ class CheckpointRoom:
                 done += count
                 if done - told >= _TOLD_EVERY_BYTES:
                     told = done
-                    progress(Progress(found.step, found.path, done, judged.data_bytes))
+                    progress(VerifyProgress(found.step, found.path, done, judged.data_bytes))
 
-        progress(Progress(found.step, found.path, 0, judged.data_bytes))
+        progress(VerifyProgress(found.step, found.path, 0, judged.data_bytes))
         return tick
 
     def _save_memory(self) -> None:
@@ -303,7 +302,7 @@ class CheckpointRoom:
 
 def _screen(found: StepDirectory) -> Judgement:
     if found.kind is Kind.GANGRUN:
-        return own.screen(found.path, found.step)
+        return manifest.screen(found.path, found.step)
     if found.kind is Kind.SAFETENSORS:
         return safetensors.verify(found.path)
     return screen(found.path)

@@ -13,18 +13,18 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 
+from gangrun.checkpoint.records import VerifiedBefore
 from gangrun.checkpoint.scan import StepDirectory
-from gangrun.checkpoint.verified_before import Memory
 from gangrun.core.checkpoints.resume import Candidate, Kind, shown
 from gangrun.core.model import Level
 
 Validator = Callable[[str], tuple[bool | None, str]]  # a path -> valid, not, or no opinion; and its words
 
 
-class Opinions:
+class ValidatorVerdicts:
     """The command's answers so far."""
 
-    def __init__(self, validator: Validator | None, memory: Memory) -> None:
+    def __init__(self, validator: Validator | None, memory: VerifiedBefore) -> None:
         """``validator`` may have an ``identity``: what tells it from another one; without it nothing is remembered."""
         self._validator = validator
         self._identity = str(getattr(validator, "identity", ""))

@@ -1,4 +1,4 @@
-"""What has to be read so that one save is proven: turns of work for threads, and shares of them."""
+"""What has to be read so that one save is verified: turns of work for threads, and shares of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class Verification:
     """All of one save, in file order."""
 
     directory: str
@@ -40,17 +40,21 @@ class Proof:
     turns: Sequence[Turn]
 
 
-ProveAll = Callable[[Proof, Tick, int], Sequence[str]]  # with so many threads; returns and raises as ``prove_share``
+VerifyAll = Callable[
+    [Verification, Tick, int], Sequence[str]
+]  # with so many threads; returns and raises as ``verify_share``
 
 
-def prove_share(proof: Proof, tick: Tick, threads_count: int, reader: int = 0, readers_count: int = 1) -> list[str]:
+def verify_share(
+    verification: Verification, tick: Tick, threads_count: int, reader: int = 0, readers_count: int = 1
+) -> list[str]:
     """Read all of this reader's share; the first damage in file order is raised. Returns what its turns return.
 
     No pool of threads: a process could not end before its threads have, and a file server that stands still holds them.
     """
-    share = share_of([turn.size_bytes for turn in proof.turns], reader, readers_count)
+    share = share_of([turn.size_bytes for turn in verification.turns], reader, readers_count)
     stop, left, lock = Event(), iter(share), Lock()
-    unproven, wrong = list[str](), dict[int, BaseException]()
+    unverified, wrong = list[str](), dict[int, BaseException]()
 
     def read(means: Means) -> None:
         while not stop.is_set() and not wrong:
@@ -59,12 +63,12 @@ def prove_share(proof: Proof, tick: Tick, threads_count: int, reader: int = 0, r
             if number < 0:
                 return
             try:
-                unproven.extend(proof.turns[number].read(means))
+                unverified.extend(verification.turns[number].read(means))
             except BaseException as error:  # noqa: BLE001 - a thread's main: whoever waits for it must hear of it
                 wrong[number] = error
 
     count = min(threads_count, len(share))
-    worth = sum(proof.turns[number].size_bytes for number in share) >= mapped.WORTH_BYTES
+    worth = sum(verification.turns[number].size_bytes for number in share) >= mapped.WORTH_BYTES
     with MappingChild(count) as child:
         means = [Means(tick, stop, Lane(child, i) if worth else None) for i in range(count)]
         threads = [Thread(target=read, args=(one,), name=f"verify_{i}", daemon=True) for i, one in enumerate(means)]
@@ -77,4 +81,4 @@ def prove_share(proof: Proof, tick: Tick, threads_count: int, reader: int = 0, r
             stop.set()
     if wrong:
         raise wrong[min(wrong)]
-    return unproven
+    return unverified

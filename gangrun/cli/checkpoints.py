@@ -13,9 +13,10 @@ from typing import Any
 import click
 
 from gangrun.adapters.fs.run_dir import MACHINE_DIR
-from gangrun.checkpoint.request_record import RequestRecord, load_record
+from gangrun.adapters.local.validator import validator_of
+from gangrun.checkpoint.records import RequestRecord, load_record
 from gangrun.checkpoint.scan import DEFAULT_PATTERN, BadPattern, StorageUnreadable, is_checkpoint, step_pattern
-from gangrun.checkpoint.store import CheckpointRoom, Depth, Progress
+from gangrun.checkpoint.store import CheckpointRoom, Depth, VerifyProgress
 from gangrun.cli.options import json_option, runs_dir_option
 from gangrun.config import environment
 from gangrun.config.layers import layered, usual_files
@@ -23,7 +24,6 @@ from gangrun.core.checkpoints.resume import Candidate, Chosen, FromZero, Kind, N
 from gangrun.display.status_page import Look, look_now
 from gangrun.display.text import clean, echo_json, size_words, styled, table, wrapped
 from gangrun.display.times import ago_words
-from gangrun.entry.validators import validator_of
 from gangrun.errors import DONE, NO_SUCH_RUN, RUN_FAILED, UNKNOWN, UserError
 from gangrun.runs.locate import find
 from gangrun.runs.snapshot import patience, read
@@ -80,7 +80,9 @@ def checkpoints(
         with patience(place.directory), _progress(shown=verify) as progress:
             room = CheckpointRoom(
                 place.directory, pattern, run_directory=place.run_directory or None, progress=progress,
-                validator=validator_of(place.validator, place.validator_within_s, place.working_directory),
+                validator=validator_of(
+                    place.validator, place.validator_within_s, environment.all_variables(), place.working_directory
+                ),
             )  # fmt: skip
             found = room.survey(Depth.ALL if verify else Depth.STRUCTURE)
         record = load_record(place.run_directory) if place.run_directory else RequestRecord()
@@ -146,7 +148,7 @@ def _is_checkpoint_directory(where: str) -> bool:
 
 
 @contextmanager
-def _progress(*, shown: bool) -> Iterator[Callable[[Progress], None] | None]:
+def _progress(*, shown: bool) -> Iterator[Callable[[VerifyProgress], None] | None]:
     """A bar on a terminal that may have one; nothing elsewhere."""
     if not (shown and sys.stderr.isatty() and look_now().color):
         yield None
@@ -162,7 +164,7 @@ def _progress(*, shown: bool) -> Iterator[Callable[[Progress], None] | None]:
     tasks: dict[str, Any] = {}
     with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
 
-        def progress(one: Progress) -> None:
+        def progress(one: VerifyProgress) -> None:
             if one.path not in tasks:
                 tasks[one.path] = bars.add_task("", total=one.total_bytes, step=one.step)
             bars.update(tasks[one.path], completed=one.done_bytes)

@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from gangrun.checkpoint.commit import seal_staging
 from gangrun.checkpoint.memory_tier.recover_from_memory import adopt, discard, open_staging
 from gangrun.checkpoint.scan import StorageUnreadable, step_pattern
-from gangrun.checkpoint.staging import seal_staging
 from gangrun.checkpoint.store import CheckpointRoom, point_resume_link
 from gangrun.checkpoint.validator_verdict import Validator
 from gangrun.core.actions import ChooseResume
@@ -65,7 +65,7 @@ class CheckpointService:
         # one room for all questions: it remembers which damaged save it has read already
         self._room = CheckpointRoom(
             directory, step_pattern(pattern), run_directory=run_directory, validator=validator,
-            prove_all=self._reading.prove_all,
+            verify_all=self._reading.verify_all,
         )  # fmt: skip
         self._questions: queue.Queue[_Question | None] = queue.Queue()
         self._looks = 0

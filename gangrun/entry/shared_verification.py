@@ -1,6 +1,6 @@
 """The checkpoint that is to be resumed from, read by all nodes.
 
-The checkpoint thread stands in ``prove_all`` while the supervisor's loop asks the agents; the loop answers through
+The checkpoint thread stands in ``verify_all`` while the supervisor's loop asks the agents; the loop answers through
 ``dealt`` and ``proven``. Only what this host finds damaged itself is damaged: what another node could not read, or
 found wrong or could not check, is read again here. Whatever the loop does, this thread waits for a bounded time.
 """
@@ -13,7 +13,7 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from gangrun.checkpoint.verification import Proof, Tick, prove_share
+from gangrun.checkpoint.verification import Tick, Verification, verify_share
 from gangrun.core.checkpoints.resume import patience_s, readers_max_count
 from gangrun.display.text import size_words
 from gangrun.ports import ReadingAsked
@@ -56,24 +56,24 @@ class SharedReading:
         finally:
             self._wanted = False
 
-    def prove_all(self, proof: Proof, tick: Tick, threads_count: int) -> Sequence[str]:
-        """What ``prove_share`` does for the whole, and raises."""
-        most = readers_max_count(proof.data_bytes, self._share_bytes) if self._wanted else 1
+    def verify_all(self, verification: Verification, tick: Tick, threads_count: int) -> Sequence[str]:
+        """What ``verify_share`` does for the whole, and raises."""
+        most = readers_max_count(verification.data_bytes, self._share_bytes) if self._wanted else 1
         if most == 1:
-            return prove_share(proof, tick, threads_count)
+            return verify_share(verification, tick, threads_count)
         try:
-            return self._prove_together(proof, tick, threads_count, most)
+            return self._prove_together(verification, tick, threads_count, most)
         finally:
             self._ready_at = self._now()
 
-    def _prove_together(self, proof: Proof, tick: Tick, threads_count: int, most: int) -> Sequence[str]:
+    def _prove_together(self, verification: Verification, tick: Tick, threads_count: int, most: int) -> Sequence[str]:
         began, self._number = self._now(), self._number + 1
-        asked = ReadingAsked(self._number, proof.directory, proof.save, most)
+        asked = ReadingAsked(self._number, verification.directory, verification.save, most)
         self._post(asked)
         own, count = self._answer(self._dealt, LOOP_WITHIN_S) or (0, 1)
         left_s = 0.0
         try:
-            unproven = prove_share(proof, tick, threads_count, own, count)
+            unverified = verify_share(verification, tick, threads_count, own, count)
             left_s = patience_s(self._now() - self._ready_at)
         finally:
             self._post(replace(asked, left_s=left_s))
@@ -82,12 +82,14 @@ class SharedReading:
             told = self._answer(self._proven, left_s + LOOP_WITHIN_S)
             unread = dict.fromkeys(set(range(count)) - {own}, "no answer") if told is None else told
         for share in sorted(unread):
-            unproven += prove_share(proof, tick, threads_count, share, count)
+            unverified += verify_share(verification, tick, threads_count, share, count)
         nodes = f"{count - len(unread)} node{'' if count - len(unread) == 1 else 's'}"
-        words = f"; read by {nodes}, {size_words(proof.data_bytes)} in {self._now() - began:.1f} s"
+        words = f"; read by {nodes}, {size_words(verification.data_bytes)} in {self._now() - began:.1f} s"
         again = "; ".join(sorted(set(unread.values())))
-        self._words[proof.directory] = words + (f", what fell to others was read again here ({again})" if again else "")
-        return unproven
+        self._words[verification.directory] = words + (
+            f", what fell to others was read again here ({again})" if again else ""
+        )
+        return unverified
 
     def _answer(self, queue: SimpleQueue[tuple[int, T]], within_s: float) -> T | None:
         """What the loop says to this question; late answers to earlier ones are passed over."""

@@ -25,6 +25,7 @@ from gangrun.adapters.fs.run_dir import RunPaths, read_cancelled, read_spec
 from gangrun.adapters.fs.store import FsStore
 from gangrun.adapters.fs.terms import FsTerms
 from gangrun.adapters.local import box
+from gangrun.adapters.local.validator import validator_of
 from gangrun.adapters.net.curve import read_client_key
 from gangrun.adapters.net.interface import LOOPBACK
 from gangrun.adapters.net.mailbox import QueueMailbox
@@ -39,7 +40,6 @@ from gangrun.core.policy import Policy
 from gangrun.core.protocol import takeover as rules
 from gangrun.entry.checkpoint_service import CheckpointService
 from gangrun.entry.shared_verification import SharedReading
-from gangrun.entry.validators import validator_of
 from gangrun.entry.wiring import STORAGE, clock_of, disk_of, own_address, tell, tell_dropped
 from gangrun.launch.node_history import OtherRuns
 from gangrun.node import processes
@@ -288,7 +288,7 @@ def checkpoints_of(spec: RunSpec, paths: RunPaths, mailbox: QueueMailbox, clock:
     found = spec.checkpoint
     return CheckpointService(
         found.directory, found.pattern, spec.run, str(paths.root), mailbox.post,
-        validator_of(found.validator, found.validator_within_s, spec.working_directory),
+        validator_of(found.validator, found.validator_within_s, environment.all_variables(), spec.working_directory),
         SharedReading(mailbox.post, found.reading_share_bytes, clock.now),
     )  # fmt: skip
 

@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from gangrun.core.checkpoints.retention import Keep
+from gangrun.training.save.schedule import Every
 
 
 def directory(given: Any) -> str:
@@ -44,17 +45,20 @@ def named(given: Any) -> Mapping[str, Any]:
     return given
 
 
-def interval(given: Any, name: str) -> str | float | int:
-    """How often: a word, a number of steps as int, or seconds as float."""
-    if isinstance(given, str) and given == "auto":
-        return given
-    wanted = f'{name} is "auto", a number of steps, or seconds as a float, not {given!r}'
-    if isinstance(given, bool) or not isinstance(given, numbers.Real):
-        raise (ValueError if isinstance(given, str) else TypeError)(wanted)
-    value = operator.index(given) if isinstance(given, numbers.Integral) else float(given)
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name} is a positive number, not {given!r}")
-    return value
+def every(steps: Any, seconds: Any, prefix: str = "") -> Every | None:
+    """How often to save, from ``every_steps`` and ``every_s``, or those with a prefix; None: not by itself."""
+    every_steps, every_s = f"{prefix}every_steps", f"{prefix}every_s"
+    auto = isinstance(seconds, str) and seconds == "auto"
+    if steps is not None:
+        count = _whole(steps, every_steps)
+        if count < 1:
+            raise ValueError(f"{every_steps} is a positive number, not {steps!r}")
+        if seconds is not None and not auto:
+            raise ValueError(f"give {every_steps} or {every_s}, not both")
+        return Every(steps=count)
+    if seconds is None or auto:
+        return Every() if auto else None
+    return Every(seconds=_seconds(seconds, every_s, f'{every_s} is seconds or "auto"'))
 
 
 def keep(given: Any) -> Keep:
@@ -64,13 +68,8 @@ def keep(given: Any) -> Keep:
 
 def mtbf_s(given: Any) -> float | None:
     """Seconds between failures of the whole job; None: nothing is known."""
-    if given is None:
-        return None
-    if isinstance(given, bool) or not isinstance(given, numbers.Real):
-        raise TypeError(f"mtbf_s is seconds between failures of the whole job, or None, not {given!r}")
-    if not 0 < float(given) < math.inf:
-        raise ValueError(f"mtbf_s is a positive number of seconds, not {given!r}")
-    return float(given)
+    what = "mtbf_s is seconds between failures of the whole job, or None"
+    return None if given is None else _seconds(given, "mtbf_s", what)
 
 
 def full_every(given: Any) -> int | None:
@@ -113,6 +112,14 @@ def optimized(optimizers: Iterable[Any], trained: nn.Module) -> None:
                     "optimizer after the model has its final form (fully_shard, to_empty), and give the model that it "
                     "trains; several as one torch.nn.ModuleDict"
                 )
+
+
+def _seconds(given: Any, name: str, what: str) -> float:
+    if isinstance(given, bool) or not isinstance(given, numbers.Real):
+        raise TypeError(f"{what}, not {given!r}")
+    if not 0 < float(given) < math.inf:
+        raise ValueError(f"{name} is a positive number of seconds, not {given!r}")
+    return float(given)
 
 
 def _whole(given: Any, name: str) -> int:

@@ -19,28 +19,23 @@ import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Any, SupportsFloat
+from typing import Any, Literal, SupportsFloat
 
 from torch import nn
 
 from gangrun.checkpoint.commit import Staging
 from gangrun.core.checkpoints.retention import Keep
-from gangrun.training import arguments, environment, random_state
+from gangrun.ports import Clock
+from gangrun.training import arguments, environment, load
 from gangrun.training import step as progress
-from gangrun.training.clock import Clock, RealClock
-from gangrun.training.load import resuming
+from gangrun.training.environment import RealClock
 from gangrun.training.memory import saving as memory_saving
-from gangrun.training.ranks import Call, Ranks
-from gangrun.training.save import delta, one_at_a_time
-from gangrun.training.save.ending import Ending
-from gangrun.training.save.grouping import Grouping
-from gangrun.training.save.plan import Planning
-from gangrun.training.save.retention import Keeping
-from gangrun.training.save.save_status import Telling
-from gangrun.training.save.saver import Save, Saver
-from gangrun.training.save.schedule import Schedule
+from gangrun.training.ranks import RankGroup, ScriptCall
+from gangrun.training.save import delta
+from gangrun.training.save.plan import Grouping, Planning
+from gangrun.training.save.saver import Retention, Save, Saver, SaveStatus, refused_directory, take_directory
+from gangrun.training.save.schedule import Every, LastSave, Schedule, Steps
 from gangrun.training.save.snapshot import HostBuffer, Snapshot
-from gangrun.training.save.steps import Steps
 from gangrun.training.state import (
     RANDOM_KEY,
     STATE_KEY,
@@ -48,6 +43,7 @@ from gangrun.training.state import (
     Parts,
     demand_readable,
     frozen_storages,
+    random_numbers,
     small_state,
     tensors_of,
 )
@@ -61,30 +57,42 @@ class CheckpointWarning(UserWarning):
 
 
 class Checkpointer:
-    """All ranks make one, after their process group, and call the same methods in the same order.
+    """Saves the whole state of a training, in the background, and loads the newest valid checkpoint.
 
-    ``directory``: where ``step-N`` directories appear; the same file system for all ranks.
-    ``model``: a ``torch.nn.Module``, plain, DDP or FSDP2. ``optimizer``: one or several of ``torch.optim``.
-    ``scheduler``, ``data`` and the values of ``extra``: anything with ``state_dict`` and ``load_state_dict``. Modules
-    among them are saved like the model; of the others rank 0's state is saved and given back to all, so it must be
-    the same on all ranks: a data cursor counts samples of all ranks, as ``gangrun.GlobalBatchSampler`` does.
-    ``interval``: "auto", a whole number of steps, or seconds as a float; "auto" weighs the measured stall against the
-    time between failures, of which ``mtbf_s`` (seconds, of the whole job) may tell what is known. None: ranks save to
-    the nodes' memory alone, from where gangrun brings a step to the disk every ``--flush-every``; where nothing does,
-    it is "auto". Whatever it is, the last step is saved to the disk at the end, by ``close()`` or the ``with`` block,
-    as the state is then: weights that an evaluation changed (an EMA's) are to be put back before.
-    ``keep``: newest checkpoints that stay, or a ``Keep``; None: all of them.
-    ``full_every``: files whose tensors did not change since the last checkpoint are shared with it (hard links), by at
-    most so many checkpoints, and then written again; 1: never. Unless told it is 10, and never more than ``keep`` - 1:
-    so one of those kept shares nothing with the newest.
+    All ranks make one, after their process group, and call the same methods in the same order. Needs per rank: host
+    memory for a copy of its part of the state, and for a second copy once two saves overlap.
 
-    ``memory_interval``: as ``interval``, for saves to the nodes' memory where the run has them
-    (``--memory-checkpoints``).
+    Args:
+        directory: Where ``step-N`` directories appear; the same file system for all ranks.
+        model: A ``torch.nn.Module``: plain, DDP or FSDP2.
+        optimizer: One or several of ``torch.optim``; default none.
+        scheduler: An object with ``state_dict`` and ``load_state_dict``; default none. Rank 0's state is saved and
+            given back to all ranks, so it must be the same on all ranks.
+        data: The position in the data, with the same methods and the same rule: it counts samples of all ranks, as
+            ``gangrun.GlobalBatchSampler`` does; default none.
+        extra: More objects by name; default none. Modules are saved like the model, all others like ``scheduler``.
+        every_steps: Save to disk after this many steps; default None.
+        every_s: Save to disk after this many seconds. "auto" (the default) weighs the measured stall against the time
+            between failures. None, without ``every_steps``: ranks save to the nodes' memory alone, and gangrun writes
+            a step to the disk every ``--flush-every``; if nothing does that, None means "auto".
+        keep: How many of the newest checkpoints stay (at least 2), or a ``gangrun.Keep``; default None: all of them.
+        mtbf_s: Known time between failures of the whole job in seconds, for "auto"; default None: it is learnt.
+        full_every: Files whose tensors did not change are shared with the last checkpoint (hard links) by at most this
+            many checkpoints, and then written again; 1: never shared. Default 10, and at most ``keep`` - 1, so that one
+            of the checkpoints that stay shares nothing with the newest.
+        memory_every_steps: Save to the nodes' memory after this many steps, if the run has ``--memory-checkpoints``;
+            default None.
+        memory_every_s: Save to the nodes' memory after this many seconds, or "auto" (the default).
+        clock: For tests.
 
-    Costs per rank: a copy of its part of the state in host memory, and a second one once two saves overlap.
-    Raises TypeError for what has no state or is none of the above, ValueError for numbers that cannot be meant, for an
-    optimizer of another model and for a directory that another one of this process saves to, OSError where the
-    directory cannot be made or written.
+    Raises:
+        TypeError: An argument has the wrong type or has no state to save.
+        ValueError: A number that is impossible, both ``every_steps`` and ``every_s``, an optimizer of another model, or
+            a directory that another Checkpointer of this process saves to.
+        OSError: The directory cannot be made or written.
+
+    The last step is saved to disk at the end, by ``close()`` or the ``with`` block, with the state as it is then:
+    restore weights that an evaluation changed (an EMA's) before.
     """
 
     def __init__(
@@ -96,48 +104,52 @@ class Checkpointer:
         scheduler: Any = None,
         data: Any = None,
         extra: Mapping[str, Any] | None = None,
-        interval: str | float | None = "auto",
+        every_steps: int | None = None,
+        every_s: float | Literal["auto"] | None = "auto",
         keep: int | Keep | None = None,
         mtbf_s: float | None = None,
         full_every: int | None = None,
-        memory_interval: str | float = "auto",
+        memory_every_steps: int | None = None,
+        memory_every_s: float | Literal["auto"] = "auto",
         clock: Clock | None = None,
     ) -> None:
         """Makes process groups of its own, so that it never shares one with training."""
         where, kept_ones = arguments.directory(directory), arguments.keep(keep)
         shared_by = delta.full_every(kept_ones, arguments.full_every(full_every))
         mtbf_s = arguments.mtbf_s(mtbf_s)
-        often = None if interval is None else arguments.interval(interval, "interval")
-        memory_often = arguments.interval(memory_interval, "memory_interval")
+        every = arguments.every(every_steps, every_s)
+        memory_every = arguments.every(memory_every_steps, memory_every_s, "memory_")
+        if memory_every is None:
+            raise TypeError("give memory_every_steps or memory_every_s")
         self._parts = Parts.of(arguments.model(model), optimizer, scheduler, data, arguments.named(extra))
         arguments.optimized(self._parts.optimizers, model)
         self._data = data
         self._clock = clock or RealClock()
-        self._ranks = Ranks()
+        self._ranks = RankGroup()
         run = environment.run_id()
         run, attempt = (run, environment.attempt()) if run else environment.launch_name()
-        keeping = Keeping(kept_ones)
+        keeping = Retention(kept_ones)
         self._staging = self._made(where, run.replace("/", "_"), attempt)
         grouping = Grouping()
         frozen = partial(frozen_storages, self._parts) if shared_by > 1 else None
         self._planning = Planning(self._ranks, grouping, frozen)
         self._keeping = keeping
         writing = delta.Delta(self._staging.directory, shared_by, grouping)
-        kept = memory_saving.kept_of(self._ranks, self._staging.directory)
-        if often is None and (kept is None or environment.flush_every_s() <= 0):
-            often = "auto"
-        self._schedule = Schedule(often, self._ranks, self._clock, failures_count=attempt, mtbf_s=mtbf_s)
+        kept = memory_saving.keeper_of(self._ranks, self._staging.directory)
+        if every is None and (kept is None or environment.flush_every_s() <= 0):
+            every = Every()
+        self._schedule = Schedule(every, self._ranks, self._clock, failures_count=attempt, mtbf_s=mtbf_s)
         memory = None if kept is None else memory_saving.MemorySaving(kept, self._staging, self._clock)
         self._memory_schedule = Schedule(
-            memory_often, self._ranks, self._clock, failures_count=attempt, mtbf_s=mtbf_s
+            memory_every, self._ranks, self._clock, failures_count=attempt, mtbf_s=mtbf_s
         )  # fmt: skip
         self._memory, self._memory_failure = memory, ""
-        self._saver = Saver(Ranks(), self._staging, self._clock, writing, keeping, memory, *self._people_told())
+        self._saver = Saver(RankGroup(), self._staging, self._clock, writing, keeping, memory, *self._people_told())
         self._saves: list[Save] = []
         self._steps = Steps()
         self._proven_readable = self._closed = False
-        self._ending = Ending(self._ranks, self._staging.nonce)
-        one_at_a_time.taken(where, self, self._saver)
+        self._ending = LastSave(self._ranks, self._staging.nonce)
+        take_directory(where, self, self._saver)
         progress.hold_requests()
         progress.save_on_stop()
         atexit.register(_finish, weakref.ref(self))
@@ -157,7 +169,7 @@ class Checkpointer:
         if self._ranks.rank != 0 or not environment.run_id():
             return []
         schedule = self._schedule  # self would be held for as long as the saver's thread lives
-        return [Telling(self._staging, self._clock, lambda: schedule.plan).ended]
+        return [SaveStatus(self._staging, self._clock, lambda: schedule.plan).ended]
 
     @property
     def interval_reason(self) -> str:
@@ -175,10 +187,10 @@ class Checkpointer:
         All ranks call it. It was read in full and proven before. Raises ``CheckpointError`` where checkpoints exist and
         none may be used, and where one does not fit: other names, shapes or types. Nothing has then reached the model.
         """
-        point = resuming.find(self._staging.directory, self._ranks, self._staging.nonce)
+        point = load.find(self._staging.directory, self._ranks, self._staging.nonce)
         if point is None:
             return 0
-        step, trained_s = resuming.load(point, self._parts, self._data, self._ranks.rank, self._ranks.world_size)
+        step, trained_s = load.load(point, self._parts, self._data, self._ranks.rank, self._ranks.world_size)
         self._schedule.trained_before_s = trained_s
         self._steps.resumed_from(step)
         self._keeping.resumed_from(step)
@@ -198,7 +210,7 @@ class Checkpointer:
         step = arguments.later_step(step, self._steps.last, self._steps.resumed)
         progress.step(step, loss, grad_norm)
         self._steps.last = step
-        self._ranks.called(Call.STEP, step)
+        self._ranks.called(ScriptCall.STEP, step)
         if self._data is not None and hasattr(self._data, "trained"):
             self._data.trained()
         self._tell_failures()
@@ -233,7 +245,7 @@ class Checkpointer:
         self._demand_open()
         step = arguments.step(step)
         if not self._steps.is_saved(step):
-            self._ranks.called(Call.SAVE, step)
+            self._ranks.called(ScriptCall.SAVE, step)
             self._steps.save_called(step)
             self._begin(step, in_memory=False)
             self._steps.save_begun(step)
@@ -261,7 +273,7 @@ class Checkpointer:
     def _taken(self, buffer: HostBuffer, step: int) -> Snapshot:
         rank = self._ranks.rank
         small = small_state(self._parts, step, self._ranks.world_size, self._schedule.trained_s)
-        own = {f"{RANDOM_KEY}{rank}": random_state.take(), **({STATE_KEY: small} if rank == 0 else {})}
+        own = {f"{RANDOM_KEY}{rank}": random_numbers(), **({STATE_KEY: small} if rank == 0 else {})}
         if not self._proven_readable:
             demand_readable(small)
             self._proven_readable = True
@@ -297,7 +309,7 @@ class Checkpointer:
             if save.in_memory:
                 self._memory_schedule.persist_s = save.persist_s
                 if not save.failure:
-                    progress.step_kept(save.step, save.losses_count)
+                    progress.step_in_memory(save.step, save.losses_count)
                 continue
             self._schedule.persist_s = save.persist_s
             self._steps.save_ended(save.step, committed=not save.failure)
@@ -377,7 +389,7 @@ class Checkpointer:
 
 def _opened(staging: Staging) -> Exception | None:
     """Make it; why that cannot be."""
-    refused = one_at_a_time.refused(staging.directory)
+    refused = refused_directory(staging.directory)
     if refused is not None:
         return refused
     try:

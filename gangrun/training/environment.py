@@ -1,4 +1,4 @@
-"""What gangrun left in the environment of a training script.
+"""What a training process is given from outside: gangrun's variables in its environment, and the time.
 
 No torch: a script may ask before it imports anything heavy.
 """
@@ -6,7 +6,20 @@ No torch: a script may ask before it imports anything heavy.
 from __future__ import annotations
 
 import os
+import time
 from typing import NamedTuple
+
+
+class RealClock:
+    """``ports.Clock`` of this process; tests pass another one."""
+
+    def now(self) -> float:
+        """Seconds that never run backwards."""
+        return time.monotonic()
+
+    def wall(self) -> float:
+        """Seconds since 1970."""
+        return time.time()
 
 
 class ResumePoint(NamedTuple):

@@ -1,4 +1,6 @@
-"""torch's ``.metadata``, written as torch writes it and read so that nothing in it is executed.
+"""What describes a checkpoint: its manifest, and torch's ``.metadata``, written as torch writes it.
+
+``.metadata`` is read so that nothing in it is executed.
 
 torch reads it with an unrestricted ``pickle.load``: opening a stranger's checkpoint would run the stranger's code. Here
 only the dozen classes that a description is made of can be built.
@@ -8,16 +10,50 @@ from __future__ import annotations
 
 import io
 import pickle  # noqa: TID251 - the format is torch's; what is read passes the list below
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
-from gangrun.checkpoint.formats.dcp_metadata import ALLOWED, MetadataRefused, parse_metadata
+from gangrun.checkpoint.commit import Staging
+from gangrun.checkpoint.formats.dcp_metadata import ALLOWED, METADATA_NAME, MetadataRefused, parse_metadata
+from gangrun.training.save.delta import WrittenPart
+from gangrun.training.save.plan import SavePlan
+from gangrun.training.save.shard_file import row_of
+from gangrun.wire.manifest import SAVE_ID_PREFIX, Manifest
 
 
-def dump_metadata(metadata: Metadata) -> bytes:
-    """The content of ``.metadata``."""
-    return pickle.dumps(metadata)
+def describe(
+    staging: Staging,
+    step: int,
+    nonce: str,
+    plan: SavePlan,
+    parts: Sequence[WrittenPart],
+    *,
+    world_size: int,
+    wall: float,
+) -> tuple[bytes, Manifest]:
+    """The content of ``.metadata`` and the manifest of a save whose parts all ranks have written. Rank 0 alone."""
+    metadata = dump_metadata(plan, parts, nonce)
+    rows = chain.from_iterable(part.rows for part in parts)
+    manifest = Manifest(
+        step=step, nonce=nonce, run=staging.run, term=staging.term, attempt=staging.attempt, world_size=world_size,
+        made_by=f"torch {torch.__version__}", written_wall=wall, files=(*rows, row_of(METADATA_NAME, metadata)),
+    )  # fmt: skip
+    return metadata, manifest
+
+
+def dump_metadata(plan: SavePlan, parts: Iterable[WrittenPart], nonce: str) -> bytes:
+    """The content of ``.metadata``: what rank 0 planned, and where every rank's part stands."""
+    planned = plan.metadata
+    assert planned is not None, "rank 0 has the plan of all"
+    places = chain(plan.all_places, *(part.objects for part in parts))
+    storage = {index: _StorageInfo(name, at, length) for name, index, at, length in places}
+    meta = StorageMeta(save_id=SAVE_ID_PREFIX + nonce)
+    return pickle.dumps(Metadata(planned.state_dict_metadata, planned.planner_data, storage, meta))
 
 
 def load_metadata(data: bytes) -> Metadata:

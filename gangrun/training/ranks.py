@@ -30,7 +30,7 @@ class RankGone(RuntimeError):
     """Another rank has ended or does not answer: nothing can be agreed on any more; the message has torch's words."""
 
 
-class Call(IntEnum):
+class ScriptCall(IntEnum):
     """What the script called that made ranks meet."""
 
     MAKING = 0
@@ -40,16 +40,21 @@ class Call(IntEnum):
 
     def said(self, step: int) -> str:
         """In words."""
-        told = {Call.MAKING: "(...)", Call.STEP: f".step({step})", Call.SAVE: f".save({step})", Call.CLOSE: ".close()"}
+        told = {
+            ScriptCall.MAKING: "(...)",
+            ScriptCall.STEP: f".step({step})",
+            ScriptCall.SAVE: f".save({step})",
+            ScriptCall.CLOSE: ".close()",
+        }
         return f"Checkpointer{told[self]}"
 
 
-class Ranks:
+class RankGroup:
     """All ranks, or the one process there is where no process group was made. Makes a group of its own."""
 
     def __init__(self) -> None:
         self._group: Any = None
-        self._call, self._step, self._met, self._waits_told = Call.MAKING, -1, False, False
+        self._call, self._step, self._met, self._waits_told = ScriptCall.MAKING, -1, False, False
         self.rank, self.world_size = 0, 1
         if dist.is_available() and dist.is_initialized():
             self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
@@ -62,7 +67,7 @@ class Ranks:
         """Of all ranks; None where there is but one."""
         return self._group
 
-    def called(self, call: Call, step: int) -> None:
+    def called(self, call: ScriptCall, step: int) -> None:
         """What the script calls now; it is compared with the others' at the next ``largest``."""
         self._call, self._step = call, step
 
@@ -82,16 +87,16 @@ class Ranks:
                 why = _IN_GLOO.sub("", str(error)).partition(". This is")[0]
                 # the words in brackets tell a victim from a culprit
                 raise RankGone(f"another rank is gone or does not answer (gloo: {why})") from None
-        self._met = self._call is not Call.MAKING
+        self._met = self._call is not ScriptCall.MAKING
         last, first, *found = tensor.tolist()
         self._demand_alike(here, last, -first)
         return tuple(found[: len(numbers)])
 
     def _demand_alike(self, here: int, last: int, first: int) -> None:
-        if first == last or (self._call is Call.CLOSE and first >> _STEP_BITS == last >> _STEP_BITS):
+        if first == last or (self._call is ScriptCall.CLOSE and first >> _STEP_BITS == last >> _STEP_BITS):
             return
         other = first if here == last else last
-        there = Call(other >> _STEP_BITS).said(other % (1 << _STEP_BITS) - 1)
+        there = ScriptCall(other >> _STEP_BITS).said(other % (1 << _STEP_BITS) - 1)
         raise ValueError(
             f"rank {self.rank} is in {self._call.said(self._step)} and another one in {there}: all ranks call step(), "
             "save() and close() alike, in the same order and for the same steps"

@@ -73,7 +73,7 @@ class GlobalBatchSampler:
         self.consumed += batches_count * self.global_batch
 
     def at_first_batch(self, then: Callable[[], None]) -> None:
-        """Call this once when the first batch is asked for, if that is in the middle of an epoch.
+        """ScriptCall this once when the first batch is asked for, if that is in the middle of an epoch.
 
         A loader draws a random number whenever it is iterated. A run that was not interrupted drew it at the epoch's
         beginning, before the state that was saved: so chance is put back once more, after the loader has drawn.

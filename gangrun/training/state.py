@@ -1,13 +1,16 @@
-"""What a checkpoint holds: model, optimizer, schedule, data cursor, chance of every rank.
+"""What a checkpoint holds: model, optimizer, schedule, data cursor, random numbers of every rank.
 
 Models and optimizers go through torch's ``get_state_dict``, so that their names and shards are the same under DDP,
-FSDP2 and one process. Everything small is one object of rank 0, and each rank's chance is one object of its own; both
-are read back with ``weights_only``, so a checkpoint never executes anything.
+FSDP2 and one process. Everything small is one object of rank 0. Each rank's random state (Python, NumPy if it is
+loaded, torch on CPU and GPU) is one object of its own. Both are plain numbers and tensors and are read back with
+``weights_only``, so a checkpoint never executes anything.
 """
 
 from __future__ import annotations
 
 import io
+import random
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -21,8 +24,6 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_state_dict,
 )
-
-from gangrun.training import random_state
 
 STATE_KEY = "gangrun.state"
 RANDOM_KEY = "gangrun.random."
@@ -168,9 +169,48 @@ def put_back_small(parts: Parts, saved: dict[str, Any]) -> list[str]:
     return [name for name in parts.small if name not in known]
 
 
-def put_back_chance(mine: dict[str, Any] | None, first: dict[str, Any], rank: int) -> None:
+def restore_random(mine: dict[str, Any] | None, first: dict[str, Any], rank: int) -> None:
     """This rank's chance as it was; one of its own for a rank that there was not."""
     if mine is not None:
-        random_state.give_back(mine)
+        _restore_random(mine)
     else:
-        random_state.differ_by(rank, first)
+        _seed_by(rank, first)
+
+
+def random_numbers() -> dict[str, Any]:
+    """All of it, of this process."""
+    version, words, gauss = random.getstate()
+    state: dict[str, Any] = {
+        "python": [version, torch.tensor(words, dtype=torch.int64), gauss],
+        "torch": torch.get_rng_state(),
+    }
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        name, keys, position, has_gauss, cached = numpy.random.get_state()
+        state["numpy"] = [str(name), torch.tensor(keys.tolist()), int(position), int(has_gauss), float(cached)]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def _restore_random(state: dict[str, Any]) -> None:
+    """Continue with chance where it stood."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words.tolist()), gauss))
+    torch.set_rng_state(state["torch"])
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and "numpy" in state:
+        name, keys, position, has_gauss, cached = state["numpy"]
+        numpy.random.set_state((name, numpy.array(keys.tolist(), dtype="uint32"), position, has_gauss, cached))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def _seed_by(rank: int, first: dict[str, Any]) -> None:
+    """Chance for a rank that had none when the state was saved: a pure function of rank 0's and of the rank."""
+    seed = int(first["torch"].to(torch.int64).sum()) * 1_000_003 + rank
+    random.seed(seed)
+    torch.manual_seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)

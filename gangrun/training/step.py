@@ -76,6 +76,12 @@ class _State:
         return True
 
 
+def _number(value: SupportsFloat) -> float:
+    """As a float; a tensor is detached first, since torch warns of one that requires a gradient."""
+    detach = getattr(value, "detach", None)
+    return float(value if detach is None else detach())
+
+
 def _first_reporter(words: progress.Words, state: _State) -> Report:
     """Serves one call: a run that was to resume and began again is known by the very first step, which a beat of once a
     second would miss.
@@ -111,10 +117,10 @@ def _reporter(words: progress.Words, state: _State) -> Report:
         ints[w_step] = step  # type: ignore[call-overload]  # anything with __index__
         ints[w_phase] = code
         ints[w_at] = monotonic_ns()
-        if loss is not None:
-            floats[w_loss] = loss  # type: ignore[call-overload]  # anything with __float__
+        if loss is not None:  # a float, as it nearly always is, costs one comparison
+            floats[w_loss] = loss if loss.__class__ is float else _number(loss)
         if grad_norm is not None:
-            floats[w_grad_norm] = grad_norm  # type: ignore[call-overload]
+            floats[w_grad_norm] = grad_norm if grad_norm.__class__ is float else _number(grad_norm)
         seq += 2
         ints[w_seq] = seq
         asked = ints[w_requests]
@@ -232,7 +238,7 @@ def checkpoint_saved() -> None:
     (_state or _attach()).handled()
 
 
-def step_kept(step: int, losses_count: int) -> None:
+def step_in_memory(step: int, losses_count: int) -> None:
     """Say that this step is whole in the nodes' memory, and stays so when that many nodes are lost."""
     words = (_state or _attach()).words
     if words is not None:

@@ -1,7 +1,7 @@
 """What a run's checkpointer tells people of its saves.
 
 One block of constant length, written over and over at the same place: so there is room for the news that the disk is
-full. Written by ``training/save/save_status.py`` beside the run's staging, read by ``gangrun status``.
+full. Written by ``training/save/saver.py`` beside the run's staging, read by ``gangrun status``.
 """
 
 from __future__ import annotations

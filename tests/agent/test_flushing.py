@@ -14,13 +14,13 @@ import pytest
 
 from gangrun.agent.background_tasks import MemoryTasks
 from gangrun.agent.brain.facts import DiskTaskDone
-from gangrun.checkpoint.memory_tier.keeper_client import Kept, NotKept, StepName
+from gangrun.checkpoint.memory_tier.keeper_client import KeeperClient, KeeperRefused, StepName
 from gangrun.checkpoint.memory_tier.recover_from_memory import GIVEN_UP
 from gangrun.node import memory_keeper
 from gangrun.wire import protection
 from gangrun.wire.messages import Recover
 from gangrun.wire.protection import RECORD_NAME
-from tests.checkpoint.test_rebuild import Step
+from tests.checkpoint.test_parity import Step
 from tests.waiting import until
 
 NAME = StepName(0, 5, "ab" * 8)
@@ -56,10 +56,10 @@ class Node:
         return sorted(path.name for path in self.into.iterdir())
 
 
-def _met(name: str) -> Kept | None:
+def _met(name: str) -> KeeperClient | None:
     try:
-        return Kept(name)
-    except NotKept:
+        return KeeperClient(name)
+    except KeeperRefused:
         return None
 
 
@@ -134,7 +134,7 @@ def test_an_older_question_neither_ends_nor_unpins_what_the_newest_one_asked_for
 
 def waits_for_the_keeper(thread: threading.Thread) -> bool:
     frame = sys._current_frames().get(thread.ident or 0)
-    while frame is not None and frame.f_code is not Kept._heard.__code__:
+    while frame is not None and frame.f_code is not KeeperClient._heard.__code__:
         frame = frame.f_back
     return frame is not None
 

@@ -72,7 +72,7 @@ def test_another_save_of_that_step_is_not_taken_for_it(tmp_path: Path) -> None:
 
 def test_a_plain_checkpoint_is_told_by_how_its_files_look(tmp_path: Path) -> None:
     save = saves.plain(tmp_path, 7, 6)
-    name = dcp.proof_of(str(save)).save
+    name = dcp.verification_of(str(save)).save
     proving = VerifyTask()
     assert all(answered(proving, share(save, reader, name)).ok for reader in range(3))
     copied = Path(shutil.copytree(save, tmp_path / "elsewhere"))  # other inodes, as some mounts number them
@@ -101,7 +101,7 @@ def test_a_plain_checkpoint_is_told_by_how_its_files_look(tmp_path: Path) -> Non
 )
 def test_of_a_plain_one_too_what_cannot_be_read_is_said_in_words(tmp_path: Path, spoil: object, why: str) -> None:
     save = saves.plain(tmp_path, 7, 3)
-    asked = share(save, 0, dcp.proof_of(str(save)).save)
+    asked = share(save, 0, dcp.verification_of(str(save)).save)
     spoil(save)  # type: ignore[operator]
     told = answered(VerifyTask(), asked)
     assert not told.ok and why in told.why
@@ -113,7 +113,7 @@ def test_what_cannot_be_checked_is_not_said_to_be_whole(tmp_path: Path) -> None:
         save = saves.plain(tmp_path, 7, 6)
     finally:
         torch.serialization.set_crc32_options(True)
-    told = answered(VerifyTask(), share(save, 1, dcp.proof_of(str(save)).save))
+    told = answered(VerifyTask(), share(save, 1, dcp.verification_of(str(save)).save))
     assert (told.ok, told.why) == (False, "2 pieces of its share cannot be checked")
 
 

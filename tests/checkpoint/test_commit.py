@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.checkpoint.commit import CommitRefused, Staging, bears
-from gangrun.checkpoint.staging import seal_staging
+from gangrun.checkpoint.commit import CommitRefused, Staging, bears, seal_staging
 from gangrun.wire.manifest import FileRow, Manifest
 
 NONCE = "00112233445566778899aabbccddeeff"

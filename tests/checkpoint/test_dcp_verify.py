@@ -18,13 +18,13 @@ import torch.distributed.checkpoint as dcp
 from gangrun.checkpoint.formats import dcp as dcp_verify
 from gangrun.checkpoint.formats import torch_zip
 from gangrun.checkpoint.formats.dcp import Judgement, screen, verify
-from gangrun.checkpoint.formats.dcp_metadata import Entry, parse_metadata
+from gangrun.checkpoint.formats.dcp_metadata import StoredPiece, parse_metadata
 from gangrun.core.model import Level
 
 Copy = Callable[..., Path]
 
 
-def entries(path: Path) -> dict[str, Entry]:
+def entries(path: Path) -> dict[str, StoredPiece]:
     return {e.fqn: e for e in parse_metadata((path / ".metadata").read_bytes()).entries}
 
 

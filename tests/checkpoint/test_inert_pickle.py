@@ -14,8 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangrun.checkpoint.formats.dcp_metadata import METADATA_MAX_BYTES, MetadataRefused, parse_metadata
-from gangrun.checkpoint.formats.inert_pickle import GlobalName, Inert, Pairs, PickleRefused, read
+from gangrun.checkpoint.formats.dcp_metadata import (
+    METADATA_MAX_BYTES,
+    GlobalName,
+    Inert,
+    MetadataRefused,
+    Pairs,
+    PickleRefused,
+    parse_metadata,
+    read,
+)
 
 
 class Runs:

@@ -14,7 +14,7 @@ import pytest
 
 from gangrun.checkpoint import mapped_crc
 from gangrun.checkpoint.formats import dcp
-from gangrun.checkpoint.formats import own as manifest_verify
+from gangrun.checkpoint.formats import manifest as manifest_verify
 from gangrun.checkpoint.mapped_crc import Lane, MappingChild
 from gangrun.checkpoint.mapped_crc_child import REQUEST
 from gangrun.core.model import Level

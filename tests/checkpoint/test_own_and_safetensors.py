@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import gangrun
-from gangrun.checkpoint.formats import own, safetensors
+from gangrun.checkpoint.formats import manifest, safetensors
 from gangrun.checkpoint.store import CheckpointRoom, Depth
 from gangrun.core.checkpoints.resume import Candidate, Chosen, Kind, ResumeRequest, parse_resume
 from gangrun.core.model import Level
@@ -121,7 +121,7 @@ def test_intact_ones_raise_no_alarm_and_are_read_once(both: Path) -> None:
         assert not [one.why_not for one in found if one.level is None]
     assert all(one.level is Level.VERIFIED and one.valid for one in found), "remembered"
     read: list[int] = []
-    judged = own.verify(str(both / "step-20"), 20, read.append)
+    judged = manifest.verify(str(both / "step-20"), 20, read.append)
     assert sum(read) == judged.data_bytes > 400 * 300 * 4 and judged.nonce == judged.save_id
 
 

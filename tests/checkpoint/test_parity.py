@@ -1,13 +1,15 @@
-"""Parity: whichever shards are lost, what comes back is the same bits, or nothing at all."""
+"""Parity: whichever shards, or nodes, are lost, what comes back is the same bits, or nothing at all."""
 
 from __future__ import annotations
 
 import os
 import tracemalloc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain, combinations
+from pathlib import Path
 from random import Random
+from typing import Any
 from zlib import crc32
 
 import msgspec
@@ -15,12 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangrun.checkpoint.parity import isa_l
-from gangrun.checkpoint.parity.code import Arithmetic, CannotRebuild, encode, rebuild
-from gangrun.checkpoint.parity.field import Slow, coefficient, over, parity_rows, rebuild_rows, times
-from gangrun.checkpoint.parity.isa_l import sums_for
-from gangrun.checkpoint.parity.places import PIECE_BYTES, Place
+from gangrun.checkpoint.memory_tier.recover_from_memory import rebuild_files
+from gangrun.checkpoint.parity import field
+from gangrun.checkpoint.parity.code import PIECE_BYTES, Arithmetic, CannotRebuild, GivenUp, Span, rebuild
+from gangrun.checkpoint.parity.field import Slow, coefficient, over, parity_rows, rebuild_rows, sums_for, times
+from gangrun.training.memory import redundancy
 from gangrun.wire.code_layout import CodeLayout, LayoutRefused, ShardSum
+from gangrun.wire.protection import Code, File, Protection, Stripe, piece_name
 
 BOTH_WAYS = pytest.mark.parametrize("arithmetic", [sums_for, Slow], ids=["ISA-L", "slow"])
 GOLDEN = ["006cc92d", "a7f8b17b", "da030897", "74ad6a51"]
@@ -37,17 +40,21 @@ def coded(
 ) -> tuple[CodeLayout, list[bytes]]:
     span = max(map(len, data))
     parity = [bytearray(span) for _ in range(parity_count)]
-    layout = encode([memoryview(bytearray(one)) for one in data], [memoryview(one) for one in parity], arithmetic)
-    return layout, [*data, *map(bytes, parity)]
+    padded = [memoryview(bytearray(one.ljust(span, b"\0"))) for one in data]
+    if span:
+        arithmetic(parity_rows(len(data), parity_count)).fill([memoryview(one) for one in parity], padded)
+    data_sums, parity_sums = (tuple(ShardSum(len(one), crc32(one)) for one in some) for some in (data, parity))
+    return CodeLayout(data=data_sums, parity=parity_sums), [*data, *map(bytes, parity)]
 
 
 def mended(
     layout: CodeLayout, left: dict[int, bytes], wanted: Sequence[int], arithmetic: Arithmetic = sums_for
 ) -> tuple[dict[int, bytes], frozenset[int]]:
-    memory = {number: bytearray(b"\xee" * layout.shards[number].size) for number in wanted}
-    held = {number: memoryview(one) for number, one in left.items()}  # as it may not be written to, it is copied
-    damaged = rebuild(layout, held, {number: memoryview(one) for number, one in memory.items()}, arithmetic)
-    return {number: bytes(one) for number, one in memory.items()}, damaged
+    blank = [b"\xee" * layout.shards[number].size for number in wanted]
+    with files(*left.values()) as held, files(*blank) as back:
+        to_fill = dict(zip(wanted, back, strict=True))
+        damaged = rebuild(layout, dict(zip(left, held, strict=True)), to_fill, arithmetic)
+        return {number: content_of(one) for number, one in to_fill.items()}, damaged
 
 
 def losses(count: int, most: int) -> Iterator[tuple[int, ...]]:
@@ -55,18 +62,19 @@ def losses(count: int, most: int) -> Iterator[tuple[int, ...]]:
 
 
 @contextmanager
-def files(*contents: bytes) -> Iterator[list[int]]:
+def files(*contents: bytes) -> Iterator[list[Span]]:
     with ExitStack() as stack:
-        descriptors = []
+        spans = []
         for content in contents:
-            descriptors.append(os.memfd_create("shard"))
-            stack.callback(os.close, descriptors[-1])
-            assert os.pwrite(descriptors[-1], content, 0) == len(content)
-        yield descriptors
+            descriptor = os.memfd_create("shard")
+            stack.callback(os.close, descriptor)
+            assert os.pwrite(descriptor, content, 0) == len(content)
+            spans.append(Span(((descriptor, 0, len(content)),)))
+        yield spans
 
 
-def content_of(descriptor: int) -> bytes:
-    return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+def content_of(span: Span) -> bytes:
+    return b"".join(os.pread(descriptor, size, start) for descriptor, start, size in span.parts)
 
 
 @BOTH_WAYS
@@ -131,11 +139,11 @@ def test_the_field_is_one() -> None:
 def test_one_loss_too_many_is_said_and_leaves_nothing_behind() -> None:
     layout, shards = coded(some(2, (500, 400, 300)), 2)
     for lost in combinations(range(5), 3):
-        with files(*(b"x" * 600 for _ in lost)) as wanted:
-            left = {n: memoryview(shards[n]) for n in range(5) if n not in lost}
+        with files(*(b"x" * len(shards[n]) for n in lost)) as wanted, files(*shards) as held:
+            left = {n: held[n] for n in range(5) if n not in lost}
             with pytest.raises(CannotRebuild, match="3 of 5 shards are lost, and 2 parity shards give back 2 at most"):
                 rebuild(layout, left, dict(zip(lost, wanted, strict=True)))
-            assert [content_of(one) for one in wanted] == [b"", b"", b""]
+            assert not any(b"".join(map(content_of, wanted)))
 
 
 @BOTH_WAYS
@@ -154,13 +162,11 @@ def test_a_damaged_shard_counts_as_lost_and_is_named(arithmetic: Arithmetic) -> 
 def test_damage_beyond_what_parity_bears_gives_nothing_back() -> None:
     layout, shards = coded(some(4, (900, 800, 700)), 1)
     hurt = bytes([shards[1][0] ^ 1]) + shards[1][1:]
-    memory = bytearray(b"\xee" * 900)
-    with pytest.raises(
-        CannotRebuild, match=r"2 of 4 shards are lost \(1 there but damaged\), and 1 parity shard gives"
-    ):
-        rebuild(layout, {n: memoryview(one) for n, one in ((1, hurt), (2, shards[2]), (3, shards[3]))},
-                {0: memoryview(memory)})  # fmt: skip
-    assert not any(memory)
+    words = r"2 of 4 shards are lost \(1 there but damaged\), and 1 parity shard gives"
+    with files(b"\xee" * 900, hurt, *shards[2:]) as (wanted, *held):
+        with pytest.raises(CannotRebuild, match=words):
+            rebuild(layout, dict(enumerate(held, 1)), {0: wanted})
+        assert not any(content_of(wanted))
 
 
 @pytest.mark.parametrize("number", range(5))
@@ -169,47 +175,28 @@ def test_a_rebuild_that_the_layout_contradicts_is_never_handed_out(number: int) 
     sums = list(layout.shards)
     sums[number] = ShardSum(sums[number].size, sums[number].crc ^ 1)
     lying = CodeLayout(data=tuple(sums[:3]), parity=tuple(sums[3:]))
-    with files(b"x" * 2000) as (wanted,):
+    with files(b"x" * sums[number].size, *shards) as (wanted, *held):
         with pytest.raises(CannotRebuild, match=f"shard {number} was rebuilt from whole shards and its checksum is"):
-            rebuild(lying, {n: memoryview(one) for n, one in enumerate(shards) if n != number}, {number: wanted})
-        assert content_of(wanted) == b""
-
-
-def test_files_and_memory_are_the_same_to_it() -> None:
-    data = some(8, (PIECE_BYTES + 5, 0, 17))
-    layout, shards = coded(data, 2)
-    with files(*data, b"longer than it will be" * PIECE_BYTES, b"") as places:
-        assert encode(places[:3], places[3:]) == layout
-        assert [content_of(one) for one in places] == shards
-        with files(b"", b"y" * 99) as wanted:
-            held: dict[int, Place] = {1: places[1], 3: places[3], 4: memoryview(bytearray(shards[4]))}
-            assert rebuild(layout, held, {0: wanted[0], 2: wanted[1]}) == frozenset()
-            assert [content_of(one) for one in wanted] == [data[0], data[2]]
+            rebuild(lying, {n: one for n, one in enumerate(held) if n != number}, {number: wanted})
+        assert not any(content_of(wanted))
 
 
 def test_a_file_that_cannot_be_read_or_is_of_another_length_counts_as_lost() -> None:
     layout, shards = coded(some(9, (400, 300, 200)), 3)
-    with files(shards[1], shards[2] + b"!", shards[3], b"") as (first, longer, third, wanted):
-        unreadable = os.open(f"/proc/self/fd/{first}", os.O_WRONLY)
-        closed = os.dup(third)
-        os.close(closed)
+    with files(shards[1], shards[2] + b"!", shards[3], shards[4], shards[5], b"x" * 400) as spans:
+        first, longer, third, fourth, fifth, wanted = spans
+        unreadable = os.open(f"/proc/self/fd/{first.parts[0][0]}", os.O_WRONLY)
+        os.ftruncate(fourth.parts[0][0], 7)
         try:
-            held: dict[int, Place] = {1: unreadable, 2: longer, 3: third, 4: closed, 5: memoryview(shards[5])}
-            with pytest.raises(CannotRebuild, match=r"4 of 6 shards are lost \(1, 2, 4 there but damaged\)"):
+            held = {1: Span(((unreadable, 0, 300),)), 2: longer, 3: third, 4: fourth}
+            with pytest.raises(CannotRebuild, match=r"5 of 6 shards are lost \(1, 2, 4 there but damaged\)"):
                 rebuild(layout, held, {0: wanted})
-            assert rebuild(layout, {**held, 4: memoryview(shards[4])}, {0: wanted}) == {1, 2}
+            assert not any(content_of(wanted))
+            assert os.pwrite(fourth.parts[0][0], shards[4], 0) and rebuild(layout, {**held, 5: fifth}, {0: wanted}) == {
+                1,
+                2,
+            }
             assert content_of(wanted) == shards[0]
-        finally:
-            os.close(unreadable)
-
-
-def test_a_data_shard_that_cannot_be_read_is_never_coded() -> None:
-    with files(b"abc", b"old") as (data, parity):
-        unreadable = os.open(f"/proc/self/fd/{data}", os.O_WRONLY)
-        try:
-            with pytest.raises(OSError, match="data shard 1 could not be read"):
-                encode([data, unreadable], [parity])
-            assert content_of(parity) == b""
         finally:
             os.close(unreadable)
 
@@ -217,28 +204,25 @@ def test_a_data_shard_that_cannot_be_read_is_never_coded() -> None:
 def test_hostile_layouts_and_numbers_are_refused_before_anything_is_touched() -> None:
     layout, shards = coded(some(1, (50, 60)), 1)
     lying = msgspec.structs.replace(layout, parity=(ShardSum(2**49, 0),))
-    with files(b"kept") as (wanted,):
-        held = {0: memoryview(shards[0]), 2: memoryview(shards[2])}
+    with files(b"kept", shards[0], shards[2]) as (wanted, first, parity):
+        held = {0: first, 2: parity}
         with pytest.raises(LayoutRefused, match="must be the same"):
             rebuild(lying, held, {1: wanted})
         for number in (-1, 3):
             with pytest.raises(LayoutRefused, match=f"no shard {number} in a code of 3"):
                 rebuild(layout, held, {number: wanted})
-        for data, parity in (([], [wanted]), ([wanted], []), ([wanted] * 250, [wanted] * 7)):
-            with pytest.raises(LayoutRefused, match="one of each at least"):
-                encode(data, parity)
-        with pytest.raises(ValueError, match="memory of 3 bytes for a shard of 60"):
-            rebuild(layout, held, {1: memoryview(bytearray(3))})
+        with pytest.raises(ValueError, match="parts of 4 bytes for a shard of 60"):
+            rebuild(layout, held, {1: wanted})
         assert rebuild(layout, held, {}) == frozenset()
         assert content_of(wanted) == b"kept"
 
 
 def test_memory_is_bounded_by_pieces_and_not_by_shards() -> None:
     size = 24 * PIECE_BYTES
-    with files(bytes(size), bytes(size), b"") as (one, other, parity):
+    layout, _ = coded([bytes(size)] * 2, 1)
+    with files(bytes(size), bytes(size), bytes(size)) as (one, other, parity):
         tracemalloc.start()
         try:
-            layout = encode([one, other], [parity])
             rebuild(layout, {1: other, 2: parity}, {0: one})
             peak_bytes = tracemalloc.get_traced_memory()[1]
         finally:
@@ -247,11 +231,171 @@ def test_memory_is_bounded_by_pieces_and_not_by_shards() -> None:
 
 
 def test_isa_l_is_used_where_it_is_installed_and_believed_only_if_it_adds_up() -> None:
-    assert isa_l.found() is not None, "pyeclib of the test extra brings it"
+    assert field.found() is not None, "pyeclib of the test extra brings it"
 
     class Idle:
         """A library of the right name that computes nothing."""
 
         ec_init_tables = ec_encode_data = staticmethod(lambda *arguments: None)
 
-    assert not isa_l._agrees(Idle())  # type: ignore[arg-type]
+    assert not field._agrees(Idle())  # type: ignore[arg-type]
+
+
+SIZES = [(9000, 5), (40_000,), (0,), (), (12_289,), (4096, 0, 8192)]  # files of each node
+
+
+@pytest.mark.parametrize(
+    ("nodes", "data", "parity"), [(2, 1, 1), (4, 2, 2), (5, 8, 2), (7, 2, 1), (9, 2, 2), (11, 4, 1)]
+)
+def test_no_two_shards_of_a_stripe_lie_on_one_node_and_every_byte_is_in_one_stripe(
+    nodes: int, data: int, parity: int
+) -> None:
+    groups = redundancy.node_groups(nodes, data, parity)
+    assert sorted(node for group in groups for node in group) == list(range(nodes))
+    for size in map(len, groups):
+        assert min(nodes, data + parity) <= size < 2 * (data + parity)
+        bearable = redundancy.bearable(size, parity)
+        assert bearable == min(parity, size - 1)
+        for stripe in range(size):
+            holders = redundancy.parity_members(size, bearable, stripe)
+            members = redundancy.data_members(size, bearable, stripe)
+            assert sorted(holders + members) == list(range(size)), "each node once, or losing one would lose two"
+        for member, total in enumerate([0, 1, 4096, 4097, 100_000, 8192, 12_288, 5, 6, 7][:size]):
+            own = [stripe for stripe in range(size) if member in redundancy.data_members(size, bearable, stripe)]
+            at = 0
+            for stripe in own:
+                begins, length = redundancy.piece_place(total, size, bearable, member, stripe)
+                assert begins == at
+                at += length
+            assert at == total
+
+
+def test_neighbours_are_in_different_groups() -> None:
+    assert redundancy.node_groups(8, 2, 2) == ((0, 2, 4, 6), (1, 3, 5, 7))
+    assert redundancy.node_groups(9, 2, 2) == ((0, 2, 4, 6, 8), (1, 3, 5, 7))
+
+
+class Step:
+    """Files and parity of a group of nodes, as they would be brought to the disk."""
+
+    def __init__(self, sizes: list[tuple[int, ...]], parity_count: int) -> None:
+        random = Random(7)
+        self.files: list[dict[str, bytes]] = [
+            {f"__{node}_{number}.distcp": random.randbytes(size) for number, size in enumerate(one)}
+            for node, one in enumerate(sizes)
+        ]
+        self.parity: list[dict[str, bytes]] = [{} for _ in sizes]
+        size = len(sizes)
+        rows = [b"".join(one.values()) for one in self.files]
+        stripes = []
+        for stripe in range(size):
+            members = redundancy.data_members(size, parity_count, stripe)
+            pieces = []
+            for member in members:
+                begins, length = redundancy.piece_place(len(rows[member]), size, parity_count, member, stripe)
+                pieces.append(rows[member][begins : begins + length])
+            layout, coded_ = coded(pieces, parity_count)
+            names = tuple(piece_name(0, stripe, shard) for shard in range(parity_count))
+            for name, holder, data in zip(
+                names, redundancy.parity_members(size, parity_count, stripe), coded_[len(pieces) :], strict=True
+            ):
+                self.parity[holder][name] = data
+            stripes.append(Stripe(members, names, layout))
+        code = Code(
+            tuple(tuple(File(name, len(data)) for name, data in one.items()) for one in self.files), tuple(stripes)
+        )
+        self.record = Protection(step=5, nonce="ab" * 8, losses_count=parity_count, codes=(code,))
+
+    def without(self, folder: Path, lost: tuple[int, ...]) -> list[str]:
+        """Write what the others have; the names that are missing."""
+        folder.mkdir()
+        for node in set(range(len(self.files))).difference(lost):
+            for name, data in {**self.files[node], **self.parity[node]}.items():
+                (folder / name).write_bytes(data)
+        return [name for node in lost for name in self.files[node]]
+
+
+@pytest.mark.parametrize("parity_count", [1, 2, 3])
+def test_whichever_nodes_are_lost_their_files_come_back(tmp_path: Path, parity_count: int) -> None:
+    step = Step(SIZES, parity_count)
+    for lost in combinations(range(len(SIZES)), parity_count):
+        folder = tmp_path / "-".join(map(str, lost))
+        missing = step.without(folder, lost)
+        assert rebuild_files(step.record, missing, str(folder)) == sum(
+            len(data) for node in lost for data in step.files[node].values()
+        )
+        for files in step.files:
+            for name, data in files.items():
+                assert (folder / name).read_bytes() == data, (lost, name)
+        assert not list(folder.glob("*.partial"))
+
+
+def cut(folder: Path) -> None:
+    one = next(path for path in sorted(folder.glob("parity.*")) if path.stat().st_size)
+    one.write_bytes(one.read_bytes()[:-1])
+
+
+def flip(folder: Path) -> None:
+    for path in folder.glob("parity.*"):
+        data = bytearray(path.read_bytes())
+        if data:
+            data[len(data) // 2] ^= 1
+            path.write_bytes(data)
+
+
+def lose(folder: Path) -> None:
+    (folder / "__1_0.distcp").unlink()
+
+
+@pytest.mark.parametrize("damage", [cut, flip, lose])
+def test_what_cannot_be_made_to_the_bit_is_not_there(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    step, folder = Step(SIZES, 1), tmp_path / "into"
+    missing = step.without(folder, (0,))
+    damage(folder)
+    with pytest.raises(CannotRebuild):
+        rebuild_files(step.record, missing, str(folder))
+    assert not [name for name in missing if (folder / name).exists()]
+    assert not list(folder.glob("*.partial"))
+
+
+@pytest.mark.parametrize("pieces_count", [0, 1, 5, 9])
+def test_what_nobody_waits_for_any_more_ends_at_the_next_piece_and_leaves_nothing(
+    tmp_path: Path, pieces_count: int
+) -> None:
+    """Three stripes of two pieces of a row each, for either lost node, and files that were whole by then go too."""
+    step, folder = Step([(9, 3 * 2**18), (2**19,), (2**20,), (2**18,)], 2), tmp_path / "into"
+    missing = step.without(folder, (0, 2))
+    before = sorted(folder.iterdir())
+    asked = iter(range(pieces_count, -1, -1))
+    with pytest.raises(GivenUp, match="it was given up for something newer"):
+        rebuild_files(step.record, missing, str(folder), lambda: next(asked) == 0)
+    assert sorted(folder.iterdir()) == before
+
+
+def test_a_file_that_is_there_stays_as_it_is_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
+    step, folder = Step(SIZES, 1), tmp_path / "into"
+    missing = step.without(folder, (0,))
+    (folder / "__0_1.distcp").write_bytes(b"brought by another")
+    assert rebuild_files(step.record, ["__0_0.distcp"], str(folder)) == 9000
+    assert (folder / "__0_1.distcp").read_bytes() == b"brought by another"
+    with pytest.raises(CannotRebuild, match=r"nothing tells how '__9_0.distcp' was coded"):
+        rebuild_files(step.record, [*missing, "__9_0.distcp"], str(folder))
+
+
+def test_parts_of_files_are_one_row_of_bytes(tmp_path: Path) -> None:
+    with (tmp_path / "a").open("wb+") as one, (tmp_path / "b").open("wb+") as other:
+        for file, data in ((one, b"0123456789"), (other, b"abcdefghij")):
+            file.write(data)
+            file.flush()
+        row = Span(((one.fileno(), 2, 5), (other.fileno(), 0, 4)))
+
+        def read(span: Span, count: int, at: int = 0) -> Any:
+            room = bytearray(count)
+            return bytes(room) if span.read(memoryview(room), at) else None
+
+        assert row.size == 9 and read(row, 9) == b"23456abcd"
+        assert read(row.cut(3, 4), 4) == b"56ab" and read(row, 2, 4) == b"6a"
+        assert read(row, 10) is None and read(Span(((one.fileno(), 8, 5),)), 5) is None
+        row.clear()
+        assert one.seek(0) == 0 and one.read() == b"01" + bytes(5) + b"789" and other.seek(0) == 0
+        assert other.read() == bytes(4) + b"efghij"

@@ -9,10 +9,10 @@ from threading import Barrier, Event, active_count
 import pytest
 
 from gangrun.checkpoint.formats.torch_zip import Damaged
-from gangrun.checkpoint.verification import Means, Proof, Turn, prove_share
+from gangrun.checkpoint.verification import Means, Turn, Verification, verify_share
 
 
-def proof_of(*reads: Callable[[], Sequence[str]]) -> Proof:
+def verification_of(*reads: Callable[[], Sequence[str]]) -> Verification:
     def turn(read: Callable[[], Sequence[str]]) -> Turn:
         def reading(means: Means) -> Sequence[str]:
             means.tick(10)
@@ -20,7 +20,7 @@ def proof_of(*reads: Callable[[], Sequence[str]]) -> Proof:
 
         return Turn(10, reading)
 
-    return Proof("/nowhere", "a save", 10 * len(reads), [turn(read) for read in reads])
+    return Verification("/nowhere", "a save", 10 * len(reads), [turn(read) for read in reads])
 
 
 def test_the_first_damage_in_order_is_told_though_a_later_one_was_met_sooner() -> None:
@@ -38,14 +38,14 @@ def test_the_first_damage_in_order_is_told_though_a_later_one_was_met_sooner() -
 
     before = active_count()
     with pytest.raises(Damaged, match="the first"):
-        prove_share(proof_of(first, second, lambda: ()), lambda _: None, 2)
+        verify_share(verification_of(first, second, lambda: ()), lambda _: None, 2)
     assert active_count() == before
 
 
 @pytest.mark.parametrize("readers_count", [1, 2, 3, 7])
 def test_every_turn_is_somebodys_and_all_that_cannot_be_checked_is_told(readers_count: int) -> None:
-    proof = proof_of(*(lambda i=i: [f"piece {i}"] * (i % 3) for i in range(20)))  # type: ignore[misc]
+    proof = verification_of(*(lambda i=i: [f"piece {i}"] * (i % 3) for i in range(20)))  # type: ignore[misc]
     ticks: list[int] = []
-    told = [prove_share(proof, ticks.append, 4, reader, readers_count) for reader in range(readers_count)]
+    told = [verify_share(proof, ticks.append, 4, reader, readers_count) for reader in range(readers_count)]
     assert sum(ticks) == 200
     assert sorted(chain(*told)) == sorted(f"piece {i}" for i in range(20) for _ in range(i % 3))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.checkpoint.formats import own
-from gangrun.checkpoint.shared_files import also_in
+from gangrun.checkpoint.formats import manifest
+from gangrun.checkpoint.formats.manifest import also_in
 from gangrun.checkpoint.store import CheckpointRoom, Depth
 from gangrun.wire.manifest import FileRow, Manifest, encode
 from tests.waiting import until
@@ -69,7 +69,7 @@ def test_a_link_made_while_it_is_read_is_no_change(three: Path) -> None:
             os.link(three / "step-10" / STILL, three / "another name")
         linked.append(count)
 
-    assert own.verify(str(three / "step-10"), 10, link).valid and linked
+    assert manifest.verify(str(three / "step-10"), 10, link).valid and linked
 
 
 @pytest.mark.parametrize("cut", [False, True])

@@ -16,7 +16,7 @@ import pytest
 from gangrun.checkpoint import store
 from gangrun.checkpoint.formats import dcp
 from gangrun.checkpoint.scan import BadPattern, StorageUnreadable, list_steps, step_pattern
-from gangrun.checkpoint.store import CheckpointRoom, Depth, Progress, Resume
+from gangrun.checkpoint.store import CheckpointRoom, Depth, Resume, VerifyProgress
 from gangrun.core.checkpoints.resume import Chosen, FromZero, Kind, NoneValid, ResumeRequest, parse_resume
 from gangrun.core.model import Level
 from tests.waiting import until
@@ -362,7 +362,7 @@ def test_a_file_left_by_a_writer_that_died_is_written_over(copy: Copy) -> None:
 def test_long_readings_report_how_far_they_are(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "_TOLD_EVERY_BYTES", 100_000)
     root = copy("step-10", "step-20")
-    told: list[Progress] = []
+    told: list[VerifyProgress] = []
     CheckpointRoom(str(root), progress=told.append).survey()
     assert len(told) > 2 and {p.step for p in told} == {20}
     assert [p.done_bytes for p in told] == sorted(p.done_bytes for p in told)

@@ -38,7 +38,7 @@ class Told:
         self.asked: list[ReadingAsked] = []
         self._answer = answer
         self.reading = SharedReading(self._heard, 1000, now)
-        self.room = CheckpointRoom(str(directory), prove_all=self.reading.prove_all)
+        self.room = CheckpointRoom(str(directory), verify_all=self.reading.verify_all)
 
     def _heard(self, asked: ReadingAsked) -> None:
         self.asked.append(asked)
@@ -160,12 +160,12 @@ def test_where_nobody_answers_all_is_read_here(tmp_path: Path, monkeypatch: pyte
     saves.flip(saves.own(tmp_path, 9, 8), "__7_0.distcp")
     asked: list[ReadingAsked] = []
     reading = SharedReading(asked.append, 1000, steady_now)
-    room = CheckpointRoom(str(tmp_path), prove_all=reading.prove_all)
+    room = CheckpointRoom(str(tmp_path), verify_all=reading.verify_all)
     with reading.shared():
         assert room.choose_and_set_aside(parse_resume("auto"), "r-0").choice.reason.startswith("resuming from step 7")
     dealt = SharedReading(lambda one: dealt.dealt(one.number, 2, 4), 1000, steady_now)
     (tmp_path / ".gangrun" / "verified.json").unlink()
-    room = CheckpointRoom(str(tmp_path), prove_all=dealt.prove_all)
+    room = CheckpointRoom(str(tmp_path), verify_all=dealt.verify_all)
     with dealt.shared():
         room.choose_and_set_aside(parse_resume("auto"), "r-0")
     assert dealt.words_of(str(tmp_path / "step-7")).endswith("what fell to others was read again here (no answer)")

@@ -37,8 +37,9 @@ inputs = torch.randn(64, 16, generator=torch.Generator().manual_seed(1))
 torch.manual_seed(100 + rank)
 deaths = {(int(a), int(s)): what for a, s, what in (one.split(":") for one in os.environ["DEATHS"].split())}
 with gangrun.Checkpointer(
-    sys.argv[1], model=model, optimizer=optimizer, data=data, interval=int(os.environ["EVERY"]) or None,
-    memory_interval=3,
+    sys.argv[1], model=model, optimizer=optimizer, data=data, every_steps=int(os.environ["EVERY"]) or None,
+    every_s=None,
+    memory_every_steps=3,
 ) as ckpt:
     batches = None
     for step in range(ckpt.resume(), int(os.environ["STEPS"])):

@@ -14,8 +14,8 @@ from tests.waiting import until
 
 SIZE = 4 * 2**20
 KEEPS = f"""
-from gangrun.checkpoint.memory_tier.keeper_client import Kept, StepName
-line = Kept(os.environ["GANGRUN_MEMORY"])
+from gangrun.checkpoint.memory_tier.keeper_client import KeeperClient, StepName
+line = KeeperClient(os.environ["GANGRUN_MEMORY"])
 def hook(step):
     name = StepName(attempt, step, "ab" * 8)
     line.put(name, f"file-{{rank}}", bytes({SIZE}))

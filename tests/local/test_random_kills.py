@@ -43,7 +43,7 @@ optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9)
 model(torch.randn(4, 300)).sum().backward()
 optimizer.step()
 with gangrun.Checkpointer(
-    directory, model=model, optimizer=optimizer, keep=2, full_every=3, interval=3, memory_interval=2
+    directory, model=model, optimizer=optimizer, keep=2, full_every=3, every_steps=3, memory_every_steps=2
 ) as ckpt:
     start = ckpt.resume()
     if start <= blows.committed():

@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 
 import pytest
 
-from gangrun.checkpoint.memory_tier.keeper_client import Kept, StepName
+from gangrun.checkpoint.memory_tier.keeper_client import KeeperClient, StepName
 from gangrun.checkpoint.memory_tier.recover_from_memory import bring, staging_of
 from gangrun.checkpoint.scan import DEFAULT_PATTERN
 from gangrun.core.events import Stamped
@@ -40,7 +40,7 @@ def real(folder: Path) -> Iterator[World]:
 
     def brings(path: str) -> str:
         try:
-            bring(cast(Kept, None), StepName(0, 1, "ab"), (), path)  # of no files, so no keeper is asked
+            bring(cast(KeeperClient, None), StepName(0, 1, "ab"), (), path)  # of no files, so no keeper is asked
         except OSError as error:
             return error.strerror or str(error)
         return ""

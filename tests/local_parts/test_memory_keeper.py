@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from gangrun.checkpoint.memory_tier import keeper_client as kept_module
-from gangrun.checkpoint.memory_tier.keeper_client import Kept, NotKept, StepName
+from gangrun.checkpoint.memory_tier.keeper_client import KeeperClient, KeeperRefused, StepName
 from gangrun.node import memory_keeper
 from tests.waiting import until
 
 LIMIT = 1000
-Meet = Callable[[], Kept]
+Meet = Callable[[], KeeperClient]
 
 
 @pytest.fixture
@@ -41,13 +41,13 @@ def keeper() -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture
 def meet(keeper: subprocess.Popen[bytes]) -> Iterator[Meet]:
-    met: list[Kept] = []
+    met: list[KeeperClient] = []
 
-    def go() -> Kept:
-        def there() -> Kept | None:
+    def go() -> KeeperClient:
+        def there() -> KeeperClient | None:
             try:
-                return Kept(keeper.keeper_name)  # type: ignore[attr-defined]
-            except NotKept:
+                return KeeperClient(keeper.keeper_name)  # type: ignore[attr-defined]
+            except KeeperRefused:
                 return None
 
         one = until(there, 20, "the keeper")
@@ -60,7 +60,7 @@ def meet(keeper: subprocess.Popen[bytes]) -> Iterator[Meet]:
         one.close()
 
 
-def names(kept: Kept, attempt: int = 0) -> dict[int, dict[str, int]]:
+def names(kept: KeeperClient, attempt: int = 0) -> dict[int, dict[str, int]]:
     return {one["step"]: one["files"] for one in kept.held(attempt)}
 
 
@@ -84,19 +84,19 @@ def test_what_a_writer_had_not_finished_goes_with_it(meet: Meet) -> None:
     writer, reader, step = meet(), meet(), StepName(0, 5, "a" * 16)
     writer.put(step, "whole", b"12345")
     os.close(writer.new(step, "half", LIMIT - 5))
-    with pytest.raises(NotKept, match="not being written by you"):
+    with pytest.raises(KeeperRefused, match="not being written by you"):
         reader.done(step, "half")
-    with pytest.raises(NotKept, match="not kept"), reader.opened(step, "half"):
+    with pytest.raises(KeeperRefused, match="not kept"), reader.opened(step, "half"):
         pass
     writer.close()
     until(lambda: _fits(reader, StepName(0, 6, "b" * 16), LIMIT - 5), 20, "room again")
     assert names(reader)[5] == {"whole": 5}
 
 
-def _fits(kept: Kept, step: StepName, size: int) -> bool:
+def _fits(kept: KeeperClient, step: StepName, size: int) -> bool:
     try:
         os.close(kept.new(step, "probe", size))
-    except NotKept:
+    except KeeperRefused:
         return False
     return True
 
@@ -111,14 +111,14 @@ def test_a_newer_whole_step_lets_the_older_go_and_an_attempt_lets_those_before_i
     assert list(names(kept)) == [2]
     kept.put(StepName(1, 1, "c" * 16), "file", b"x")
     assert (names(kept, 1), names(kept, 0)) == ({1: {"file": 1}}, {})
-    with pytest.raises(NotKept, match="attempt 0 is over"):
+    with pytest.raises(KeeperRefused, match="attempt 0 is over"):
         kept.put(StepName(0, 9, "a" * 16), "file", b"x")
 
 
 def test_more_than_the_limit_is_refused_in_words_and_what_is_there_stays(meet: Meet) -> None:
     kept = meet()
     kept.put(StepName(0, 1, "a" * 16), "file", b"x" * 600)
-    with pytest.raises(NotKept, match=r"401 bytes more would pass the limit of 1000 bytes .*--memory-limit"):
+    with pytest.raises(KeeperRefused, match=r"401 bytes more would pass the limit of 1000 bytes .*--memory-limit"):
         kept.put(StepName(0, 2, "b" * 16), "file", b"x" * 401)
     kept.put(StepName(0, 2, "b" * 16), "file", b"x" * 400)
     assert list(names(kept)) == [1, 2]
@@ -145,7 +145,7 @@ def test_signals_that_a_scheduler_sends_to_all_do_not_end_it_and_its_death_is_to
     assert names(kept) == {1: {"file": 1}}
     keeper.kill()
     keeper.wait()
-    with pytest.raises(NotKept, match=r"gone|does not answer"):
+    with pytest.raises(KeeperRefused, match=r"gone|does not answer"):
         kept.held(0)
 
 
@@ -166,7 +166,7 @@ def test_what_is_pinned_stays_until_who_pinned_it_wants_another_or_goes(meet: Me
     with reader.opened(first, "file") as fd:
         assert os.pread(fd, 1, 0) == b"1"
     writer.put(third, "file", b"3" * 300)
-    with pytest.raises(NotKept, match="pass the limit"):
+    with pytest.raises(KeeperRefused, match="pass the limit"):
         writer.put(StepName(0, 4, "a" * 16), "file", b"4" * 300)
     reader.pin(0, second)
     assert set(names(reader)) == {2, 3}
@@ -208,15 +208,15 @@ def test_an_answer_that_comes_too_late_is_never_taken_for_another_ones(
     patient, step = meet(), StepName(0, 1, "a" * 16)
     patient.put(step, "file", b"x" * 5)
     monkeypatch.setattr(kept_module, "ANSWER_WITHIN_S", 0.2)
-    hasty = Kept(keeper.keeper_name)  # type: ignore[attr-defined]
+    hasty = KeeperClient(keeper.keeper_name)  # type: ignore[attr-defined]
     monkeypatch.undo()
     keeper.send_signal(signal.SIGSTOP)
-    with pytest.raises(NotKept, match="does not answer: timed out"):
+    with pytest.raises(KeeperRefused, match="does not answer: timed out"):
         hasty.new(step, "half", 7)
     keeper.send_signal(signal.SIGCONT)
     for _ in range(2):
         assert names(patient) == {1: {"file": 5}}
-    with pytest.raises(NotKept, match="does not answer: timed out"), hasty.opened(step, "file"):
+    with pytest.raises(KeeperRefused, match="does not answer: timed out"), hasty.opened(step, "file"):
         pass
     hasty.again()
     with hasty.opened(step, "file") as fd:
@@ -232,14 +232,14 @@ def test_the_rest_of_an_answer_that_came_half_is_not_heard_either(monkeypatch: p
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
         door.bind(memory_keeper.address(name))
         door.listen()
-        kept = Kept(name)
+        kept = KeeperClient(name)
         peer = door.accept()[0]
         peer.send(memory_keeper.MORE + b'{"ok": true, "st')
-        with pytest.raises(NotKept, match="does not answer: timed out"):
+        with pytest.raises(KeeperRefused, match="does not answer: timed out"):
             kept.held(0)
         with contextlib.suppress(OSError):
             peer.send(memory_keeper.LAST + b'eps": []}')
-        with pytest.raises(NotKept, match="does not answer: timed out"):
+        with pytest.raises(KeeperRefused, match="does not answer: timed out"):
             kept.held(0)
         kept.close()
         peer.close()

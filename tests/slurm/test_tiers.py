@@ -40,7 +40,7 @@ data = gangrun.GlobalBatchSampler(64, 64, seed=3)
 inputs = torch.randn(64, 16, generator=torch.Generator().manual_seed(1))
 torch.manual_seed(100 + rank)
 with gangrun.Checkpointer(
-    saves, model=model, optimizer=optimizer, data=data, interval=10**6, memory_interval=3
+    saves, model=model, optimizer=optimizer, data=data, every_steps=10**6, memory_every_steps=3
 ) as ckpt:
     for step in range(ckpt.resume(), 20):
         optimizer.zero_grad()

@@ -42,7 +42,7 @@ def save_for_ever(directory: str, told: int, countdown: int, rank: int = 0, worl
     model, optimizer = built()
     if countdown:
         arm(countdown)
-    ckpt = gangrun.Checkpointer(directory, model=model, optimizer=optimizer, keep=2, interval=2, full_every=4)
+    ckpt = gangrun.Checkpointer(directory, model=model, optimizer=optimizer, keep=2, every_steps=2, full_every=4)
     start = ckpt.resume()
     for step in range(start, start + 400):
         with torch.no_grad():

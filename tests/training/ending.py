@@ -141,7 +141,7 @@ def ended(way: Callable[[int, gangrun.Checkpointer], None], rank: int, directory
         os.environ["GANGRUN_RUN"] = "run-1"
         late(rank, told_anyhow_after_s=0.5)
     try:
-        with gangrun.Checkpointer(directory, model=nn.Linear(3, 2), interval=INTERVAL) as ckpt:
+        with gangrun.Checkpointer(directory, model=nn.Linear(3, 2), every_steps=INTERVAL) as ckpt:
             own = [ckpt._ranks.group, ckpt._saver._ranks.group]
             assert len({id(group) for group in (dist.group.WORLD, *own)}) == 3 or world == 1, "training's is its own"
             way(rank, ckpt)

@@ -75,7 +75,7 @@ def train(phase: dict, rank: int) -> dict:
     random.seed(100 + rank)
     np.random.seed(100 + rank)
     with gangrun.Checkpointer(
-        folder, model=model, optimizer=optimizer, scheduler=scheduler, data=data, interval=phase.get("interval", 3)
+        folder, model=model, optimizer=optimizer, scheduler=scheduler, data=data, every_steps=phase.get("interval", 3)
     ) as ckpt:
         start = ckpt.resume()
         loads = digest(model, optimizer)

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from gangrun.checkpoint.formats import own
+from gangrun.checkpoint.formats import manifest
 
 WATCHED = (
     "open", "write", "writev", "fsync", "rename", "mkdir", "rmdir", "unlink", "replace", "scandir", "chmod", "link",
@@ -41,7 +41,7 @@ def judge(directory: Path, committed: int) -> str:
     steps = []
     for path in directory.glob("step-*"):
         step = int(path.name.split("-")[1])
-        judged = own.verify(str(path), step)
+        judged = manifest.verify(str(path), step)
         if not judged.valid:
             return f"{path.name} is not whole: {judged.why}"
         steps.append(step)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gangrun.checkpoint.memory_tier.keeper_client import Kept, NotKept
+from gangrun.checkpoint.memory_tier.keeper_client import KeeperClient, KeeperRefused
 from gangrun.node import memory_keeper
 from tests.waiting import until
 
@@ -28,7 +28,7 @@ def train(rank, count):
     fully_shard(model, mesh=init_device_mesh("cpu", (count,)))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        with gangrun.Checkpointer(sys.argv[1] + "/ckpt", model=model, interval=1000, memory_interval=1) as ckpt:
+        with gangrun.Checkpointer(sys.argv[1] + "/ckpt", model=model, every_steps=1000, memory_every_steps=1) as ckpt:
             for step in range(int(sys.argv[3])):
                 ckpt.step(step)
                 while ckpt.saving:
@@ -100,7 +100,7 @@ class Nodes:
 
 def _there(name: str) -> bool:
     try:
-        Kept(name).close()
-    except NotKept:
+        KeeperClient(name).close()
+    except KeeperRefused:
         return False
     return True

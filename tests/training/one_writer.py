@@ -59,7 +59,7 @@ def rank_main(directory: Path, out: Path, rank: int) -> None:
     torch.manual_seed(rank)
     parts = nn.ModuleList(nn.Linear(400, 400) for _ in range(4))
     rows = []
-    with gangrun.Checkpointer(directory, model=parts, interval=1) as ckpt:
+    with gangrun.Checkpointer(directory, model=parts, every_steps=1) as ckpt:
         for at, code in enumerate(FAULTS):
             failing, after = 2 * at, 2 * at + 1
             with fault(code, rank == 1):

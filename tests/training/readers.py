@@ -13,8 +13,8 @@ import sys
 
 import torch.distributed as dist
 
-from gangrun.training.load.resuming import find
-from gangrun.training.ranks import Ranks
+from gangrun.training.load import find
+from gangrun.training.ranks import RankGroup
 
 
 def rank_main(directory: str, out: str, world: int, blind: int, rank: int, number: int) -> None:
@@ -34,7 +34,7 @@ def rank_main(directory: str, out: str, world: int, blind: int, rank: int, numbe
 
     for name, one in (("preadv", watched_preadv), ("open", blind_open)):
         setattr(os, name, one)
-    point = find(directory, Ranks(), "0123456789abcdef")
+    point = find(directory, RankGroup(), "0123456789abcdef")
     chosen = point.step if point else -1
     row = json.dumps({"phase": number, "rank": rank, "chosen": chosen, "read": sorted(set(seen))}) + "\n"
     log = opened(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

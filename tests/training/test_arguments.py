@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import gangrun
-from gangrun.training.save import one_at_a_time
+from gangrun.training.save import saver
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
@@ -45,14 +45,21 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"extra": MODEL}, TypeError, "extra is a dictionary of names .* not a Linear"),
         ({"extra": {3: MODEL}}, TypeError, "extra is a dictionary of names"),
         ({"extra": {"lr": 0.1}}, TypeError, "extra.lr has no state_dict.* it is a float"),
-        ({"interval": 0}, ValueError, "interval is a positive number, not 0"),
-        ({"interval": -5.0}, ValueError, "interval is a positive number, not -5.0"),
-        ({"interval": NAN}, ValueError, "interval is a positive number, not nan"),
-        ({"interval": ENDLESS}, ValueError, "interval is a positive number, not inf"),
-        ({"interval": "100"}, ValueError, "interval is \"auto\", a number of steps, or seconds as a float, not '100'"),
-        ({"interval": True}, TypeError, 'interval is "auto", .* not True'),
-        ({"interval": [1]}, TypeError, 'interval is "auto", .* not \\[1\\]'),
-        ({"memory_interval": None}, TypeError, 'memory_interval is "auto", .* not None'),
+        ({"every_steps": 0}, ValueError, "every_steps is a positive number, not 0"),
+        ({"every_steps": 2.5}, TypeError, "every_steps is a whole number, not 2.5"),
+        ({"every_steps": True}, TypeError, "every_steps is a whole number, not True"),
+        ({"every_steps": 5, "every_s": 60}, ValueError, "give every_steps or every_s, not both"),
+        ({"every_s": -5.0}, ValueError, "every_s is a positive number of seconds, not -5.0"),
+        ({"every_s": NAN}, ValueError, "every_s is a positive number of seconds, not nan"),
+        ({"every_s": ENDLESS}, ValueError, "every_s is a positive number of seconds, not inf"),
+        ({"every_s": "100"}, TypeError, "every_s is seconds or \"auto\", not '100'"),
+        ({"every_s": [1]}, TypeError, 'every_s is seconds or "auto", not \\[1\\]'),
+        ({"memory_every_s": None}, TypeError, "give memory_every_steps or memory_every_s"),
+        (
+            {"memory_every_steps": 1, "memory_every_s": 2},
+            ValueError,
+            "give memory_every_steps or memory_every_s, not both",
+        ),
         ({"keep": 1}, ValueError, "keep at least 2 checkpoints"),
         ({"keep": -1}, ValueError, "keep at least 2 checkpoints"),
         ({"keep": "5"}, TypeError, "keep is a whole number, not '5'"),
@@ -84,7 +91,7 @@ def test_what_cannot_be_is_refused_in_words(
 
 def test_numbers_of_numpy_and_torch_are_numbers(tmp_path: Path) -> None:
     with gangrun.Checkpointer(
-        tmp_path, model=MODEL, interval=np.int64(2), keep=np.int32(0), mtbf_s=np.float32(9)
+        tmp_path, model=MODEL, every_steps=np.int64(2), keep=np.int32(0), mtbf_s=np.float32(9)
     ) as one:  # type: ignore[arg-type]
         assert one.interval_reason == "every 2 steps, as asked"
         one.step(np.int64(1))  # type: ignore[arg-type]
@@ -132,14 +139,14 @@ def test_one_that_was_dropped_makes_room_for_the_next_once_all_it_had_begun_is_w
 
     monkeypatch.setenv("GANGRUN_RUN", "run-1")
     monkeypatch.setattr(os, "fsync", slow)
-    monkeypatch.setattr(one_at_a_time, "WAIT_S", 0.01)
+    monkeypatch.setattr(saver, "WAIT_S", 0.01)
     first = gangrun.Checkpointer(tmp_path, model=MODEL)
     first.save(3)
     ended = first._saves[0].done
     del first
     with pytest.raises(ValueError, match=r"an earlier Checkpointer of this process still writes to .*: give this one"):
         gangrun.Checkpointer(tmp_path, model=MODEL)
-    monkeypatch.setattr(one_at_a_time, "WAIT_S", 60.0)
+    monkeypatch.setattr(saver, "WAIT_S", 60.0)
     may_go.set()
     gangrun.Checkpointer(tmp_path, model=MODEL).close()
     assert ended.is_set() and [path.name for path in tmp_path.glob("step-*")] == ["step-3"]

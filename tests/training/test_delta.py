@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import gangrun
-from gangrun.checkpoint.formats.own import read_manifest
+from gangrun.checkpoint.formats.manifest import read_manifest
 from gangrun.checkpoint.store import CheckpointRoom, Depth
 from gangrun.core.checkpoints.retention import Keep
 
@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex  # noqa: E402
 
 from gangrun.training.save import (  # noqa: E402
     delta,
-    grouping,
+    plan,
 )
 from gangrun.training.save.shard_file import ShardFile  # noqa: E402
 
@@ -202,8 +202,8 @@ def test_damage_to_a_shared_file_is_told_of_all_and_the_one_with_a_file_of_its_o
 
 
 def test_neighbours_share_a_file_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouping, "GROUP_BYTES", 20_000)
+    monkeypatch.setattr(plan, "GROUP_BYTES", 20_000)
     sizes = [("a", 9_000), ("b", 9_000), ("c", 9_000), ("tiny", 50), ("huge", 99_000), ("d", 5_000)]
-    packed = grouping.packed([(MetadataIndex(name), size) for name, size in sizes])
+    packed = plan.packed([(MetadataIndex(name), size) for name, size in sizes])
     assert [[one.fqn for one in group] for group in packed] == [["a", "b"], ["c"], ["huge"], ["d"]]
-    assert grouping.packed([]) == ()
+    assert plan.packed([]) == ()

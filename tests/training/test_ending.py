@@ -31,7 +31,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made(directory: Path, **options: Any) -> gangrun.Checkpointer:
-    return gangrun.Checkpointer(directory, model=torch.nn.Linear(3, 2), **{"interval": 4, **options})
+    return gangrun.Checkpointer(directory, model=torch.nn.Linear(3, 2), **{"every_steps": 4, **options})
 
 
 def saved(directory: Path) -> list[int]:
@@ -143,7 +143,7 @@ def test_a_last_step_that_failed_is_tried_once_more_and_then_told(
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    ckpt = made(tmp_path, interval=1)
+    ckpt = made(tmp_path, every_steps=1)
     monkeypatch.setattr(os, "writev", full)
     ckpt.step(0)
     with progress.saving():
@@ -153,7 +153,7 @@ def test_a_last_step_that_failed_is_tried_once_more_and_then_told(
     with pytest.warns(gangrun.CheckpointWarning, match="step 0 was not saved: rank 0: No space left"):
         ckpt.close()
     assert saved(tmp_path) == [0]
-    ckpt = made(tmp_path, interval=100)
+    ckpt = made(tmp_path, every_steps=100)
     monkeypatch.setattr(os, "writev", full)
     trained(ckpt, range(3))
     with pytest.raises(gangrun.CheckpointError, match="step 2 was not saved: rank 0: No space left"):
@@ -178,7 +178,7 @@ def test_an_older_step_on_disk_is_not_written_again_with_what_came_after_it(
                 save.done.wait()
         monkeypatch.setattr(os, "writev", real)
 
-    ckpt = made(tmp_path, interval=10)
+    ckpt = made(tmp_path, every_steps=10)
     trained(ckpt, range(10))
     ckpt.save(9, wait=True)
     fails(ckpt, 10)
@@ -191,13 +191,13 @@ def test_an_older_step_on_disk_is_not_written_again_with_what_came_after_it(
     ckpt.save(9)
     with pytest.raises(gangrun.CheckpointError, match="step 500 was not saved: rank 0: No space left"):
         ckpt.close()
-    ckpt = made(tmp_path, interval=100)
+    ckpt = made(tmp_path, every_steps=100)
     assert ckpt.resume() == 10
     ckpt.step(10)
     fails(ckpt, 11)
     with pytest.raises(gangrun.CheckpointError, match="step 11 was not saved: rank 0: No space left"):
         ckpt.close()  # the state is no longer that of step 10
-    ckpt = made(tmp_path, interval=100)
+    ckpt = made(tmp_path, every_steps=100)
     assert ckpt.resume() == 10
     fails(ckpt, 10)
     with pytest.warns(gangrun.CheckpointWarning, match="step 10 was not saved: rank 0: No space left"):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.checkpoint.formats.own import read_manifest
+from gangrun.checkpoint.formats.manifest import read_manifest
 from gangrun.checkpoint.store import CheckpointRoom, Depth
 from gangrun.core.checkpoints.resume import Kind
 

@@ -14,7 +14,7 @@ import gangrun
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from gangrun.training.load.loading import Reading  # noqa: E402
+from gangrun.training.load import CheckpointReader  # noqa: E402
 from gangrun.training.state import CheckpointError, Parts, tensors_of  # noqa: E402
 
 
@@ -45,20 +45,22 @@ def test_what_rots_after_it_was_proven_is_refused_as_it_is_read(saved: Path) -> 
     content[content.index(wanted) + len(wanted) // 2] ^= 0x04
     shard.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"'model.1.weight' in .*step-3.* its checksum is wrong.* do not train"):
-        Reading(str(saved)).fill(state_of(parts(2)))
+        CheckpointReader(str(saved)).fill(state_of(parts(2)))
 
 
 def test_a_shard_that_went_away_after_it_was_proven_is_told_in_words(saved: Path) -> None:
     for shard in saved.glob("*.distcp"):
         shard.unlink()
     with pytest.raises(CheckpointError, match="cannot be loaded: No such file or directory"):
-        Reading(str(saved)).fill(state_of(parts(2)))
+        CheckpointReader(str(saved)).fill(state_of(parts(2)))
 
 
 def test_what_is_whole_comes_back_into_a_tensor_whose_rows_are_apart(saved: Path) -> None:
     model = parts(2)["model"]
     model[1].weight = nn.Parameter(model[1].weight.detach().t().contiguous().t())
     assert not model[1].weight.is_contiguous()
-    Reading(str(saved)).fill(state_of({"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}))
+    CheckpointReader(str(saved)).fill(
+        state_of({"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)})
+    )
     expected = parts(1)["model"].state_dict()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in model.state_dict().items())

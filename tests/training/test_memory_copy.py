@@ -10,19 +10,19 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from gangrun.agent.background_tasks import holdings  # noqa: E402
-from gangrun.checkpoint.formats.own import verify  # noqa: E402
-from gangrun.checkpoint.memory_tier.keeper_client import Kept, StepName  # noqa: E402
+from gangrun.checkpoint.formats.manifest import verify  # noqa: E402
+from gangrun.checkpoint.memory_tier.keeper_client import KeeperClient, StepName  # noqa: E402
 from gangrun.checkpoint.memory_tier.recover_from_memory import adopt, bring  # noqa: E402
 from gangrun.core.checkpoints.memory import newest_whole  # noqa: E402
 from gangrun.core.model import Level  # noqa: E402
-from gangrun.training.memory.copies import Taking, distance  # noqa: E402
+from gangrun.training.memory.redundancy import Taking, distance  # noqa: E402
 from gangrun.training.save.shard_file import row_of  # noqa: E402
 from tests.training.nodes import Nodes  # noqa: E402
 
 
 def held(nodes: Nodes, node: int) -> dict[str, Any]:
     """By that node alone."""
-    kept = Kept(nodes.names[node])
+    kept = KeeperClient(nodes.names[node])
     found = {str(node): holdings(kept, 0)}
     kept.close()
     return found
@@ -37,7 +37,7 @@ def test_either_node_alone_has_the_whole_step_and_it_is_proven_byte_by_byte(node
         assert {"__0_0.distcp", "__1_0.distcp", ".metadata", "gangrun.json"} == set(whole.files[str(node)])
         into, directory = nodes.folder / f"into-{node}", nodes.folder / f"ckpt-{node}"
         directory.mkdir()
-        kept = Kept(nodes.names[node])
+        kept = KeeperClient(nodes.names[node])
         bring(kept, StepName(0, whole.step, whole.nonce), whole.files[str(node)], str(into))
         kept.close()
         assert adopt(str(into), str(directory), whole.step, whole.nonce) == ""
@@ -47,7 +47,7 @@ def test_either_node_alone_has_the_whole_step_and_it_is_proven_byte_by_byte(node
 @pytest.mark.parametrize("fault", ["", "damaged", "no room"])
 def test_only_a_copy_that_came_whole_is_kept(nodes_of: Callable[..., Nodes], fault: str) -> None:
     nodes, name, data = nodes_of(1000, 10), StepName(0, 5, "ab"), b"the other's bytes"
-    kept = Kept(nodes.names[fault == "no room"])
+    kept = KeeperClient(nodes.names[fault == "no room"])
     taking = Taking(kept, name, [row_of("__1_0.distcp", data)])
     taking.room(0).copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
     if fault == "damaged":

@@ -13,12 +13,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from gangrun.agent.background_tasks import rescue  # noqa: E402
-from gangrun.checkpoint.formats.own import verify  # noqa: E402
+from gangrun.checkpoint.formats.manifest import verify  # noqa: E402
 from gangrun.checkpoint.memory_tier.keeper_client import StepName  # noqa: E402
 from gangrun.checkpoint.memory_tier.recover_from_memory import adopt  # noqa: E402
 from gangrun.core.checkpoints.memory import Holding, WholeStep, newest_whole  # noqa: E402
 from gangrun.core.model import Level  # noqa: E402
-from gangrun.training.memory.parity import Coded, Plan, plan_of, records_of  # noqa: E402
+from gangrun.training.memory.redundancy import Coded, CodingPlan, plan_of, records_of  # noqa: E402
 from gangrun.wire import protection  # noqa: E402
 from gangrun.wire.messages import Recover  # noqa: E402
 from tests.training.nodes import Nodes  # noqa: E402
@@ -137,7 +137,7 @@ def test_a_group_of_which_two_saw_other_bytes_has_no_record_and_others_have_thei
         Coded("", {0: 11}, {(1, 0): (10, (10,))}),
         third,
     ]
-    records, said = records_of(Plan(((0, 2), (3, 1)), 1, 1), StepName(0, 5, "ab" * 8), files, told)
+    records, said = records_of(CodingPlan(((0, 2), (3, 1)), 1, 1), StepName(0, 5, "ab" * 8), files, told)
     assert said == trouble
     assert records[0] == records[2] and (records[1] == records[3] == b"") == bool(trouble)
     for record in filter(None, records):

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 import gangrun  # noqa: E402
 from gangrun.agent.background_tasks import MemoryTasks, rescue  # noqa: E402
 from gangrun.checkpoint.memory_tier import keeper_client as kept  # noqa: E402
-from gangrun.checkpoint.memory_tier.keeper_client import Kept, NotKept, StepName  # noqa: E402
+from gangrun.checkpoint.memory_tier.keeper_client import KeeperClient, KeeperRefused, StepName  # noqa: E402
 from gangrun.checkpoint.memory_tier.recover_from_memory import adopt, bring, discard, open_staging, staging_of  # noqa: E402
 from gangrun.checkpoint.store import CheckpointRoom  # noqa: E402
 from gangrun.core.checkpoints.resume import Chosen, ResumeRequest  # noqa: E402
@@ -47,8 +47,8 @@ class Node:
 
     def there(self) -> bool:
         try:
-            Kept(self.name).close()
-        except NotKept:
+            KeeperClient(self.name).close()
+        except KeeperRefused:
             return False
         return True
 
@@ -61,7 +61,7 @@ class Node:
 
     def checkpointer(self, model: Any, **options: Any) -> gangrun.Checkpointer:
         return gangrun.Checkpointer(
-            self.directory, model=model, **{"interval": 1000, "memory_interval": 2, **options}
+            self.directory, model=model, **{"every_steps": 1000, "memory_every_steps": 2, **options}
         )  # fmt: skip
 
     def settled(self, ckpt: gangrun.Checkpointer) -> None:
@@ -148,7 +148,7 @@ def test_what_does_not_fit_is_told_once_and_the_disk_gets_its_saves(
     try:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            with node.checkpointer(model, interval=5) as ckpt:
+            with node.checkpointer(model, every_steps=5) as ckpt:
                 train(node, ckpt, model, range(9))
         said = [str(one.message) for one in told if one.category is CheckpointWarning]
         assert len(said) == 1 and "steps are not kept in memory" in said[0] and "limit of 100 bytes" in said[0]
@@ -161,7 +161,7 @@ def test_what_does_not_fit_is_told_once_and_the_disk_gets_its_saves(
 
 def test_a_keeper_that_died_costs_its_steps_and_nothing_else(node: Node) -> None:
     model = torch.nn.Linear(3, 4)
-    with node.checkpointer(model, interval=5) as ckpt:
+    with node.checkpointer(model, every_steps=5) as ckpt:
         train(node, ckpt, model, range(2))
         node.keeper.kill()
         node.keeper.wait()
@@ -204,7 +204,7 @@ def test_the_newest_step_in_memory_is_shown(node: Node, tmp_path: Path, monkeypa
 
 def test_memory_is_for_the_directory_that_gangrun_brings_it_to(node: Node, tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 4)
-    with gangrun.Checkpointer(tmp_path / "elsewhere", model=model, interval=1000, memory_interval=1) as ckpt:
+    with gangrun.Checkpointer(tmp_path / "elsewhere", model=model, every_steps=1000, memory_every_steps=1) as ckpt:
         train(node, ckpt, model, range(3))
     assert node.held() == []
 
@@ -277,8 +277,8 @@ def test_what_is_being_written_is_given_up_between_two_pieces(node: Node) -> Non
     with node.checkpointer(model) as ckpt:
         train(node, ckpt, model, range(2))
         name = StepName(0, 1, node.answer(Recover(1, (1, 1), 0))["steps"][0]["nonce"])
-        kept = Kept(node.name)
-        with pytest.raises(NotKept, match="given up"):
+        kept = KeeperClient(node.name)
+        with pytest.raises(KeeperRefused, match="given up"):
             bring(kept, name, [MANIFEST_NAME], str(node.directory / "into"), lambda: True)
         kept.close()
 
@@ -305,13 +305,13 @@ def test_with_no_interval_the_disk_is_left_to_gangrun_but_for_the_last_step(
 ) -> None:
     monkeypatch.setenv("GANGRUN_FLUSH_EVERY", "300")
     model = torch.nn.Linear(3, 4)
-    with node.checkpointer(model, interval=None) as ckpt:
-        assert "by gangrun" in ckpt.interval_reason
+    with node.checkpointer(model, every_steps=None, every_s=None) as ckpt:
+        assert "gangrun writes" in ckpt.interval_reason
         train(node, ckpt, model, range(7))
         assert (saved(node), node.held()) == ([], [5])
     assert saved(node) == [6]
     monkeypatch.delenv("GANGRUN_FLUSH_EVERY")
-    with node.checkpointer(model, interval=None) as ckpt:
+    with node.checkpointer(model, every_steps=None, every_s=None) as ckpt:
         assert "wastes least" in ckpt.interval_reason
 
 

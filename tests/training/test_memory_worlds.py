@@ -17,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from gangrun.agent.background_tasks import rescue  # noqa: E402
-from gangrun.checkpoint.memory_tier.keeper_client import Kept, NotKept  # noqa: E402
+from gangrun.checkpoint.memory_tier.keeper_client import KeeperClient, KeeperRefused  # noqa: E402
 from gangrun.checkpoint.memory_tier.recover_from_memory import adopt  # noqa: E402
 from gangrun.core.checkpoints.memory import Holding, WholeStep, newest_whole  # noqa: E402
 from gangrun.node import memory_keeper  # noqa: E402
@@ -40,7 +40,7 @@ def train(rank, world, folder, last):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     inputs = torch.randn(24, 37, generator=torch.Generator().manual_seed(1))
     with gangrun.Checkpointer(
-        f"{folder}/ckpt", model=model, optimizer=optimizer, interval=10**6, memory_interval=1
+        f"{folder}/ckpt", model=model, optimizer=optimizer, every_steps=10**6, memory_every_steps=1
     ) as ckpt:
         start = ckpt.resume()
         begins = digest(model, optimizer)
@@ -137,8 +137,8 @@ class Cluster:
 
 def _there(name: str) -> bool:
     try:
-        Kept(name).close()
-    except NotKept:
+        KeeperClient(name).close()
+    except KeeperRefused:
         return False
     return True
 

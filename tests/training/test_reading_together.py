@@ -18,7 +18,7 @@ import gangrun
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from gangrun.training.save import grouping  # noqa: E402
+from gangrun.training.save import plan  # noqa: E402
 from tests.local.saves import files_of, plain  # noqa: E402
 
 WORLD = 3
@@ -30,7 +30,7 @@ def saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Three steps, each of a dozen files, of which nothing was read yet."""
     for name in [name for name in os.environ if name.startswith(("GANGRUN_", "TORCHELASTIC_", "SLURM_"))]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(grouping, "GROUP_BYTES", 1)
+    monkeypatch.setattr(plan, "GROUP_BYTES", 1)
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     model = nn.ModuleList(nn.Linear(64, 64) for _ in range(10)).requires_grad_(requires_grad=False)
     for step in range(3):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,8 @@ import torch
 import gangrun
 from gangrun import GlobalBatchSampler
 from gangrun.training import step as progress
-from gangrun.training.ranks import Ranks
-from gangrun.training.save.schedule import Schedule
+from gangrun.training.ranks import RankGroup
+from gangrun.training.save.schedule import Every, Schedule
 from gangrun.wire.progress import Ask, Slot
 
 
@@ -53,7 +55,7 @@ def test_what_was_fetched_ahead_does_not_count(tmp_path: Path) -> None:
     model = torch.nn.Linear(1, 1)
     one = GlobalBatchSampler(100, 10, micro_batch=5, seed=1)
     loader = torch.utils.data.DataLoader(range(100), batch_sampler=one, num_workers=2, prefetch_factor=20)  # type: ignore[arg-type]
-    with gangrun.Checkpointer(tmp_path, model=model, data=one, interval=1000) as ckpt:
+    with gangrun.Checkpointer(tmp_path, model=model, data=one, every_steps=1000) as ckpt:
         batches = iter(loader)
         first = [next(batches).tolist() for _ in range(6)]
         ckpt.step(0)
@@ -89,7 +91,7 @@ def test_a_loader_with_a_state_of_its_own_goes_on_where_it_was(tmp_path: Path) -
     start, seen = -1, list[int]()
     for last in (4, 10):
         loader = Counting(range(100), batch_size=10)  # type: ignore[arg-type]
-        with gangrun.Checkpointer(tmp_path, model=torch.nn.Linear(1, 1), data=loader, interval=1000) as ckpt:
+        with gangrun.Checkpointer(tmp_path, model=torch.nn.Linear(1, 1), data=loader, every_steps=1000) as ckpt:
             batches = iter(loader)
             start = ckpt.resume()
             for step in range(start, last):
@@ -130,9 +132,9 @@ class Clock:
         return self.time
 
 
-def saves(interval: str | float, steps: int, step_s: float, **known: float) -> list[float]:
+def saves(every: Every, steps: int, step_s: float, **known: float) -> list[float]:
     clock = Clock()
-    schedule = Schedule(interval, Ranks(), clock, failures_count=0, mtbf_s=known.get("mtbf_s"))
+    schedule = Schedule(every, RankGroup(), clock, failures_count=0, mtbf_s=known.get("mtbf_s"))
     found = []
     for step in range(steps):
         clock.time += step_s
@@ -143,15 +145,15 @@ def saves(interval: str | float, steps: int, step_s: float, **known: float) -> l
 
 
 def test_steps_are_counted_and_seconds_are_kept_within_a_meeting() -> None:
-    assert saves(5, 17, 2.0) == [10.0, 20.0, 30.0]
+    assert saves(Every(steps=5), 17, 2.0) == [10.0, 20.0, 30.0]
     for step_s in (0.01, 0.3, 7.0):
-        times = saves(60.0, int(400 / step_s), step_s)
+        times = saves(Every(seconds=60.0), int(400 / step_s), step_s)
         gaps = [after - before for before, after in pairwise(times)]
         assert len(times) >= 5 and all(60 <= gap <= 60 + max(2.0, step_s) for gap in gaps), gaps
 
 
 def test_auto_follows_the_measured_stall() -> None:
-    times = saves("auto", 20_000, 0.5, stall_s=1.0, mtbf_s=10_000)
+    times = saves(Every(), 20_000, 0.5, stall_s=1.0, mtbf_s=10_000)
     gaps = [after - before for before, after in pairwise(times)]
     assert gaps and all(141 <= gap <= 143 for gap in gaps[1:]), gaps[:4]  # 2.35 minutes, and a meeting
 
@@ -160,7 +162,7 @@ def test_what_is_asked_is_saved_told_and_answered(tmp_path: Path, monkeypatch: p
     slot = Slot(str(tmp_path / "slot"), 0)
     monkeypatch.setenv("GANGRUN_PROGRESS_SLOT", str(tmp_path / "slot"))
     monkeypatch.setattr(progress, "_state", None)
-    with gangrun.Checkpointer(tmp_path / "c", model=torch.nn.Linear(2, 2), interval=10**6) as ckpt:
+    with gangrun.Checkpointer(tmp_path / "c", model=torch.nn.Linear(2, 2), every_steps=10**6) as ckpt:
         assert slot.read().saves_on_stop
         ckpt.step(0)
         generation = slot.ask(Ask.CHECKPOINT_NOW)
@@ -172,4 +174,22 @@ def test_what_is_asked_is_saved_told_and_answered(tmp_path: Path, monkeypatch: p
         stopped = next(step for step in range(2002, 4100) if ckpt.step(step).stop)
         assert (tmp_path / "c" / f"step-{stopped}" / "gangrun.json").exists()
         assert (slot.read().handled_generation, slot.read().step) == (generation, stopped)
+    slot.close()
+
+
+def test_a_loss_with_a_gradient_is_shown_without_a_warning_and_its_graph_is_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slot = Slot(str(tmp_path / "slot"), 0)
+    monkeypatch.setenv("GANGRUN_PROGRESS_SLOT", str(tmp_path / "slot"))
+    monkeypatch.setattr(progress, "_state", None)
+    loss = (torch.ones(1, requires_grad=True) * 3).sum()
+    alive = weakref.ref(loss)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gangrun.step(1, loss, grad_norm=loss)
+    told = slot.read()
+    assert (told.step, told.loss, told.grad_norm) == (1, 3.0, 3.0)
+    del loss
+    assert alive() is None
     slot.close()

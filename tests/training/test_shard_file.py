@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 import gangrun
-from gangrun.checkpoint.formats.own import read_manifest
+from gangrun.checkpoint.formats.manifest import read_manifest
 from gangrun.checkpoint.store import CheckpointRoom, Depth
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from gangrun.training.save import (  # noqa: E402
-    grouping,
+    plan,
     shard_file,
 )
 from gangrun.training.save.shard_file import ShardFile, row_of  # noqa: E402
@@ -47,7 +47,7 @@ def opened(directory: Path) -> list[str]:
 def test_all_files_are_durable_before_the_commit_and_few_are_open_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grouping, "GROUP_BYTES", 1)
+    monkeypatch.setattr(plan, "GROUP_BYTES", 1)
     model = nn.ModuleList(nn.Linear(64, 64) for _ in range(40)).requires_grad_(requires_grad=False)
     fsync, rename = os.fsync, os.rename
     synced: list[str] = []
@@ -79,7 +79,7 @@ def test_all_files_are_durable_before_the_commit_and_few_are_open_at_once(
 
 
 def test_a_save_that_fails_leaves_no_file_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouping, "GROUP_BYTES", 1)
+    monkeypatch.setattr(plan, "GROUP_BYTES", 1)
     model = nn.ModuleList(nn.Linear(64, 64) for _ in range(20)).requires_grad_(requires_grad=False)
     writev, calls = os.writev, iter(range(1000))
 

@@ -62,7 +62,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_everything_comes_back_with_chance_and_modules_and_small_state(tmp_path: Path) -> None:
     given, shadow = parts(), nn.Linear(4, 4)
     data = gangrun.GlobalBatchSampler(50, 4, seed=2)
-    with gangrun.Checkpointer(tmp_path, **given, data=data, extra={"shadow": shadow}, interval=2) as ckpt:
+    with gangrun.Checkpointer(tmp_path, **given, data=data, extra={"shadow": shadow}, every_steps=2) as ckpt:
         assert ckpt.resume() == 0
         for step in range(6):
             train(given)
@@ -124,7 +124,7 @@ def test_what_does_not_fit_is_refused_before_a_byte_reaches_the_model(tmp_path: 
 
 def test_a_damaged_one_is_passed_over_and_if_none_is_left_nothing_begins_anew(tmp_path: Path) -> None:
     given = parts()
-    with gangrun.Checkpointer(tmp_path, **given, interval=1) as ckpt:
+    with gangrun.Checkpointer(tmp_path, **given, every_steps=1) as ckpt:
         for step in range(2):
             train(given)
             ckpt.step(step)
@@ -149,7 +149,7 @@ def test_a_full_disk_is_told_at_the_next_step_and_leaves_nothing(
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    ckpt = gangrun.Checkpointer(tmp_path, **given, interval=1)
+    ckpt = gangrun.Checkpointer(tmp_path, **given, every_steps=1)
     monkeypatch.setattr(os, "writev", full)
     ckpt.step(0)
     words = rf"step 0 was not saved: rank 0: No space left on device \(checkpoints go to {tmp_path}\)"
@@ -178,7 +178,7 @@ def test_saves_faster_than_the_disk_wait_instead_of_filling_memory(
         may_go.wait(60)
         real(descriptor)
 
-    ckpt = gangrun.Checkpointer(tmp_path, **given, interval=1)
+    ckpt = gangrun.Checkpointer(tmp_path, **given, every_steps=1)
     monkeypatch.setattr(os, "fsync", slow)
     for step in range(5):  # the third is left out: training is not to wait for the disk
         train(given)

@@ -39,7 +39,7 @@ def test_people_are_told_of_each_save_and_why_one_failed(tmp_path: Path, monkeyp
         assert found is not None
         return found
 
-    with gangrun.Checkpointer(tmp_path, model=torch.nn.Linear(2, 2), interval=7) as ckpt:
+    with gangrun.Checkpointer(tmp_path, model=torch.nn.Linear(2, 2), every_steps=7) as ckpt:
         assert (told().interval_reason, told().saved_step) == ("every 7 steps, as asked", -1)
         ckpt.save(6, wait=True)
         assert (told().saved_step, told().failures_count, told().attempt) == (6, 0, 2)

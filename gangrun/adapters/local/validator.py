@@ -52,6 +52,13 @@ class CommandValidator:
         return None, f"{how}: {words}" if words else how
 
 
+def validator_of(
+    argv: Sequence[str], within_s: float, environment: Mapping[str, str], directory: str | None = None
+) -> CommandValidator | None:
+    """The user's validator, run in ``directory``; None without a command."""
+    return CommandValidator(argv, within_s, environment, directory) if argv else None
+
+
 def _identity(argv: Sequence[str], directory: str | None) -> str:
     """Tells this command from another one, and from itself once a file that it names was changed."""
     told = [str(directory)]

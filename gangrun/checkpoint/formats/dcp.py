@@ -9,27 +9,29 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from hashlib import blake2b
 from itertools import groupby
+from typing import ParamSpec
 
 from gangrun.checkpoint.formats.dcp_metadata import (
     METADATA_MAX_BYTES,
     METADATA_NAME,
     DcpMetadata,
-    Entry,
     MetadataRefused,
+    StoredPiece,
     parse_metadata,
 )
-from gangrun.checkpoint.formats.torch_zip import BUFFER_BYTES, Damaged, Source, looks_like_archive, prove
-from gangrun.checkpoint.verification import Means, Proof, ProveAll, Tick, Turn, prove_share
+from gangrun.checkpoint.formats.torch_zip import BUFFER_BYTES, Damaged, Source, looks_like_archive, verify_archive
+from gangrun.checkpoint.verification import Means, Tick, Turn, Verification, VerifyAll, verify_share
 from gangrun.core.checkpoints.resume import shown
 from gangrun.core.model import Level
-from gangrun.wire.manifest import MANIFEST_NAME, SAVE_ID_PREFIX
+from gangrun.wire.manifest import MANIFEST_NAME, SAVE_ID_PREFIX, ManifestError
 
+P = ParamSpec("P")
 FileMark = tuple[int, int, int, int]  # size, mtime_ns, ctime_ns, inode: a file that keeps them was not written since
 
 SEEN_PREFIX = "seen-"  # of the name of a save that is told by how its files look; no nonce of gangrun's begins so
@@ -73,40 +75,53 @@ class Judgement:
         return self.deep and self.level is not None
 
 
+def judged(look: Callable[P, Judgement]) -> Callable[P, Judgement]:
+    """Make a judgement of what ``look`` raises about a directory."""
+
+    @wraps(look)
+    def judge(*args: P.args, **kwargs: P.kwargs) -> Judgement:
+        try:
+            return look(*args, **kwargs)
+        except (MetadataRefused, ManifestError, BadFile, Damaged) as found:
+            return Judgement(None, str(found))
+        except UnreadableFile as found:
+            return Judgement(None, str(found), unreadable=True)
+
+    return judge
+
+
+@judged
 def screen(directory: str) -> Judgement:
     """Structure only: ``.metadata`` makes sense, every file is there and long enough. Reads no data."""
-    try:
-        return _screen(directory)[0]
-    except (MetadataRefused, BadFile) as found:
-        return Judgement(None, str(found))
-    except UnreadableFile as found:
-        return Judgement(None, str(found), unreadable=True)
+    return _screen(directory)[0]
 
 
+@judged
 def verify(
-    directory: str, tick: Tick | None = None, threads_count: int = 4, prove_all: ProveAll | None = None
+    directory: str, tick: Tick | None = None, threads_count: int = 4, verify_all: VerifyAll | None = None
 ) -> Judgement:
-    """Structure and every byte. ``prove_all`` has others read too; it does what ``prove_share`` does."""
-    try:
-        screened, metadata = _screen(directory)
-        proof = _proof(directory, screened, metadata)
-        unproven = (prove_all or prove_share)(proof, tick or (lambda count: None), threads_count)
-        again = tuple((path, mark_of(directory, path)) for path, _ in screened.marks)
-    except (MetadataRefused, BadFile, Damaged) as found:
-        return Judgement(None, str(found))
-    except UnreadableFile as found:
-        return Judgement(None, str(found), unreadable=True)
-    if again != screened.marks:
-        return Judgement(None, "it was written to while it was being read")
-    level, why = Level.VERIFIED, ""
-    if unproven:
-        level, why = Level.COMPLETE, _unproven_words(unproven, screened.entry_count)
-    return replace(screened, level=level, why=why, deep=True)
+    """Structure and every byte. ``verify_all`` has others read too; it does what ``verify_share`` does."""
+    screened, metadata = _screen(directory)
+    work = _verification(directory, screened, metadata)
+    return read_through(screened, work, mark_of, tick, threads_count, verify_all)
 
 
-def proof_of(directory: str) -> Proof:
+def read_through(
+    screened: Judgement, work: Verification, mark: Callable[[str, str], FileMark],
+    tick: Tick | None, threads_count: int, verify_all: VerifyAll | None,
+) -> Judgement:  # fmt: skip
+    """What is known of a directory once all of it was read; raises damage. ``mark``: a file's identity."""
+    unverified = (verify_all or verify_share)(work, tick or (lambda count: None), threads_count)
+    if any(mark(work.directory, path) != before for path, before in screened.marks):
+        raise BadFile("it was written to while it was being read")
+    if unverified:
+        return replace(screened, why=_unverified_words(unverified, screened.entry_count), deep=True)
+    return replace(screened, level=Level.VERIFIED, deep=True)
+
+
+def verification_of(directory: str) -> Verification:
     """What to read of whatever is there now; raises what says that it is not whole, or cannot be seen."""
-    return _proof(directory, *_screen(directory))
+    return _verification(directory, *_screen(directory))
 
 
 def mark_of(directory: str, path: str) -> FileMark:
@@ -175,22 +190,22 @@ def opened(directory: str, path: str) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _proof(directory: str, screened: Judgement, metadata: DcpMetadata) -> Proof:
+def _verification(directory: str, screened: Judgement, metadata: DcpMetadata) -> Verification:
     """Nothing in the format binds a shard to its save, so all files as they stand name it: when each was written, not
     its inode, as some file systems number theirs on each node anew.
     """
     files = [(path, size, mtime_ns) for path, (size, mtime_ns, _, _) in screened.marks]
     name = blake2b(repr((screened.save_id, files)).encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
     turns = [
-        Turn(sum(entry.length for entry in batch), partial(_prove_batch, directory, batch))
+        Turn(sum(entry.length for entry in batch), partial(_verify_batch, directory, batch))
         for batch in _batches(metadata.entries)
     ]
-    return Proof(directory, SEEN_PREFIX + name, screened.data_bytes, turns)
+    return Verification(directory, SEEN_PREFIX + name, screened.data_bytes, turns)
 
 
-def _batches(entries: tuple[Entry, ...]) -> Iterator[list[Entry]]:
+def _batches(entries: tuple[StoredPiece, ...]) -> Iterator[list[StoredPiece]]:
     """Neighbours in one file, enough of them to be worth a thread's turn."""
-    batch: list[Entry] = []
+    batch: list[StoredPiece] = []
     size = 0
     for entry in entries:
         if batch and (entry.path != batch[0].path or size + entry.length > _BATCH_BYTES):
@@ -202,25 +217,25 @@ def _batches(entries: tuple[Entry, ...]) -> Iterator[list[Entry]]:
         yield batch
 
 
-def _prove_batch(directory: str, batch: list[Entry], means: Means) -> list[str]:
+def _verify_batch(directory: str, batch: list[StoredPiece], means: Means) -> list[str]:
     source = Source(means.tick, means.mapped)
-    unproven = []
+    unverified = []
     path = batch[0].path
     with opened(directory, path) as source.descriptor, told(path):
         for entry in batch:
             if means.stop.is_set():
                 break
             try:
-                why = _prove(source, entry)
+                why = _verify_piece(source, entry)
             except Damaged as damage:
                 raise Damaged(f"{shown(entry.fqn)} in {shown(path)} is damaged: {damage}") from None
             if why:
-                unproven.append(why)
-    return unproven
+                unverified.append(why)
+    return unverified
 
 
-def _prove(source: Source, entry: Entry) -> str:
-    """Empty when the entry's checksums hold, else why nothing is proven; ``Damaged`` when they do not hold."""
+def _verify_piece(source: Source, entry: StoredPiece) -> str:
+    """Empty when the entry's checksums hold, else why nothing is verified; ``Damaged`` when they do not hold."""
     if entry.transformed:
         return "written through an extension"
     if not entry.tensor and not looks_like_archive(source, entry.offset, entry.length):
@@ -228,14 +243,14 @@ def _prove(source: Source, entry: Entry) -> str:
         if entry.length and _all_zero(source, entry):
             raise Damaged("it is all zeros")
         return "of a form of their own"
-    reading = prove(source, entry.offset, entry.length)
+    reading = verify_archive(source, entry.offset, entry.length)
     # a subclass may store several smaller pieces, so only a single storage tells
     if entry.payload_bytes is not None and len(reading.storages) == 1 and reading.storages[0] < entry.payload_bytes:
         raise Damaged(f"it holds {reading.storages[0]} bytes of data and must hold {entry.payload_bytes}")
     return "" if reading.checksummed else "written without checksums"
 
 
-def _all_zero(source: Source, entry: Entry) -> bool:
+def _all_zero(source: Source, entry: StoredPiece) -> bool:
     offset, left = entry.offset, entry.length
     while left:
         piece = source.at(offset, min(left, BUFFER_BYTES))
@@ -245,6 +260,6 @@ def _all_zero(source: Source, entry: Entry) -> bool:
     return True
 
 
-def _unproven_words(unproven: Sequence[str], total: int) -> str:
-    kinds = sorted(set(unproven))
-    return f"{len(unproven)} of {total} pieces cannot be checked: {', '.join(kinds)}"
+def _unverified_words(unverified: Sequence[str], total: int) -> str:
+    kinds = sorted(set(unverified))
+    return f"{len(unverified)} of {total} pieces cannot be checked: {', '.join(kinds)}"

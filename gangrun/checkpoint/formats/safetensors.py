@@ -15,7 +15,7 @@ import struct
 from collections.abc import Iterable
 from typing import Any
 
-from gangrun.checkpoint.formats.dcp import BadFile, FileMark, Judgement, UnreadableFile, mark_of, opened, told
+from gangrun.checkpoint.formats.dcp import BadFile, FileMark, Judgement, judged, mark_of, opened, told
 from gangrun.core.checkpoints.resume import shown
 from gangrun.core.model import Level
 from gangrun.wire.manifest import is_inside
@@ -35,23 +35,19 @@ _NO_CHECKSUMS = "safetensors carry no checksums"
 Shards = dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]]  # tensor -> (offsets, sizes) of its pieces
 
 
+@judged
 def verify(directory: str) -> Judgement:
     """Judge it; as only headers are read, this is as deep as it goes."""
-    try:
-        names = _listed(directory)
-        files = [name for name in names if name.endswith(SUFFIX)]
-        files += [name for name in _indexed(directory, names) if name not in files]
-        _demand_counted(files)
-        marks: list[tuple[str, FileMark]] = []
-        pieces: Shards = {}
-        for name in sorted(files):
-            marks.append((name, mark_of(directory, name)))
-            _header(directory, name, marks[-1][1][0], pieces)
-        _demand_covered(pieces, sharded=all(name.startswith(_SHARD_PREFIX) for name in files))
-    except BadFile as found:
-        return Judgement(None, str(found))
-    except UnreadableFile as found:
-        return Judgement(None, str(found), unreadable=True)
+    names = _listed(directory)
+    files = [name for name in names if name.endswith(SUFFIX)]
+    files += [name for name in _indexed(directory, names) if name not in files]
+    _demand_counted(files)
+    marks: list[tuple[str, FileMark]] = []
+    pieces: Shards = {}
+    for name in sorted(files):
+        marks.append((name, mark_of(directory, name)))
+        _header(directory, name, marks[-1][1][0], pieces)
+    _demand_covered(pieces, sharded=all(name.startswith(_SHARD_PREFIX) for name in files))
     size = sum(mark[0] for _, mark in marks)
     return Judgement(Level.COMPLETE, _NO_CHECKSUMS, True, tuple(marks), None, len(pieces), size)
 

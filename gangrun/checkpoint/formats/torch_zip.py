@@ -20,7 +20,16 @@ try:  # 29 GB/s a core instead of 4; the answer is the same
 except ImportError:  # pragma: no cover - every platform we test on has it
     crc32 = zlib_crc32
 
-__all__ = ["BUFFER_BYTES", "ArchiveReading", "Damaged", "Source", "crc32", "data_place", "looks_like_archive", "prove"]
+__all__ = [
+    "BUFFER_BYTES",
+    "ArchiveReading",
+    "Damaged",
+    "Source",
+    "crc32",
+    "data_place",
+    "looks_like_archive",
+    "verify_archive",
+]
 
 BUFFER_BYTES = 1024 * 1024  # stays in the cache between the read and the checksum
 _HOT_BYTES = 256 * 1024  # of fresh memory less stays there
@@ -43,7 +52,7 @@ class Damaged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ArchiveReading:
-    """What was found in a whole archive. ``checksummed`` False: written with CRC32 off, so nothing is proven."""
+    """What was found in a whole archive. ``checksummed`` False: written with CRC32 off, so nothing is verified."""
 
     checksummed: bool
     storages: tuple[int, ...]  # sizes of the tensor storages in it
@@ -66,7 +75,7 @@ class Source:
         self.descriptor = -1
         self._mapped = mapped
         self._view = memoryview(b"")
-        self.tick = tick  # called with the count of bytes proven since the last call
+        self.tick = tick  # called with the count of bytes verified since the last call
 
     def at(self, offset: int, length: int) -> bytes:
         """Exactly these bytes; ``Damaged`` where the file ends before."""
@@ -127,7 +136,7 @@ def looks_like_archive(source: Source, offset: int, length: int) -> bool:
     return source.at(offset, 4) == b"PK\x03\x04" or source.at(offset + length - _END.size, 4) == b"PK\x05\x06"
 
 
-def prove(source: Source, offset: int, length: int) -> ArchiveReading:
+def verify_archive(source: Source, offset: int, length: int) -> ArchiveReading:
     """Check every member of the archive at these bytes; ``Damaged`` says what does not hold."""
     members, data_end = _central_directory(source, offset, length)
     if not any(member.name.endswith(b"/data.pkl") for member in members):

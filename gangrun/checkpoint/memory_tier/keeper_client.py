@@ -20,7 +20,7 @@ from gangrun.node.memory_keeper import MESSAGE_MAX_BYTES, MORE, address
 ANSWER_WITHIN_S = 60.0  # it frees memory between two answers, which of a large step takes its time
 
 
-class NotKept(OSError):
+class KeeperRefused(OSError):
     """The keeper refused, or there is none (any more); the message says why."""
 
 
@@ -37,7 +37,7 @@ class StepName:
         return {"op": op, "attempt": self.attempt, "step": self.step, "nonce": self.nonce, **more}
 
 
-class Kept:
+class KeeperClient:
     """A connection; what was begun and not finished when it closes is dropped."""
 
     def __init__(self, name: str) -> None:
@@ -52,7 +52,7 @@ class Kept:
             line.connect(address(self._name))
         except OSError as error:
             line.close()
-            raise NotKept(f"nothing keeps checkpoints in this node's memory: {error.strerror or error}") from None
+            raise KeeperRefused(f"nothing keeps checkpoints in this node's memory: {error.strerror or error}") from None
         return line
 
     def again(self) -> None:
@@ -115,25 +115,25 @@ class Kept:
         while True:
             data, fds, _, _ = socket.recv_fds(self._line, MESSAGE_MAX_BYTES, 1)
             if not data:
-                raise NotKept("the keeper of this node's memory is gone")
+                raise KeeperRefused("the keeper of this node's memory is gone")
             parts += data[1:]
             if not data.startswith(MORE):
                 return json.loads(parts), fds
 
     def _ask(self, message: Mapping[str, object]) -> tuple[dict[str, Any], list[int]]:
         if self._unheard:
-            raise NotKept(self._unheard)
+            raise KeeperRefused(self._unheard)
         try:
             self._line.send(json.dumps(message).encode())
             said, fds = self._heard()
         except (OSError, ValueError) as error:
             self._line.close()
             why = getattr(error, "strerror", None) or error
-            silent = not isinstance(error, NotKept)
+            silent = not isinstance(error, KeeperRefused)
             self._unheard = f"the keeper of this node's memory does not answer: {why}" if silent else str(error)
-            raise NotKept(self._unheard) from None
+            raise KeeperRefused(self._unheard) from None
         if not said.get("ok"):
-            raise NotKept(str(said.get("why", "refused")))
+            raise KeeperRefused(str(said.get("why", "refused")))
         for fd in fds:
             os.set_inheritable(fd, False)
         return said, fds

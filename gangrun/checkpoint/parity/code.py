@@ -1,18 +1,108 @@
-"""Codes the shards of a group and rebuilds lost ones, piece by piece over open files or memory.
+"""Rebuilds lost shards of a group from those that are left, piece by piece over open files.
 
 What is rebuilt counts only when ``rebuild`` returns: by then every byte that was read and every byte that was written
-had the CRC32 that the layout tells. A shard that is there but damaged counts as lost. Otherwise the places that were to
-be filled are left empty. Memory: one piece for every shard.
+had the CRC32 that the layout tells. A shard that is there but damaged counts as lost. Otherwise the spans that were to
+be filled are left full of zeros. Memory: one piece for every shard.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from gangrun.checkpoint.parity.field import Row, Sums, parity_rows, rebuild_rows
-from gangrun.checkpoint.parity.isa_l import sums_for
-from gangrun.checkpoint.parity.places import PIECE_BYTES, Place, Stream, empty, size_of
-from gangrun.wire.code_layout import SHARDS_MAX_COUNT, CodeLayout, LayoutRefused, ShardSum, check
+from gangrun.checkpoint.formats.torch_zip import crc32
+from gangrun.checkpoint.parity.field import Row, Sums, rebuild_rows, sums_for
+from gangrun.wire.code_layout import CodeLayout, LayoutRefused, ShardSum, check
+
+PIECE_BYTES = 128 * 1024  # ten of them stay in a core's own cache
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Parts of open files, one after the other: (descriptor, where it begins, bytes). The files keep their lengths."""
+
+    parts: tuple[tuple[int, int, int], ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all parts."""
+        return sum(size for _, _, size in self.parts)
+
+    def cut(self, at: int, size: int) -> Span:
+        """``size`` bytes of it from ``at`` on."""
+        found, begins = [], 0
+        for descriptor, start, length in self.parts:
+            low, high = max(at, begins), min(at + size, begins + length)
+            if low < high:
+                found.append((descriptor, start + low - begins, high - low))
+            begins += length
+        return Span(tuple(found))
+
+    def read(self, into: memoryview, at: int) -> bool:
+        """Read ``into`` full from ``at`` on; False if that many bytes cannot be had."""
+        done = 0
+        for descriptor, start, size in self.cut(at, len(into)).parts:
+            end = done + size
+            while done < end:
+                try:  # not mapped: a mapping kills the process when the file shrinks underneath
+                    got = os.preadv(descriptor, [into[done:end]], start + size - (end - done))
+                except OSError:
+                    return False
+                if not got:
+                    return False
+                done += got
+        return done == len(into)
+
+    def write(self, data: memoryview, at: int) -> None:
+        """Write these bytes from ``at`` on."""
+        done = 0
+        for descriptor, start, size in self.cut(at, len(data)).parts:
+            end = done + size
+            while done < end:
+                done += os.pwrite(descriptor, data[done:end], start + size - (end - done))
+
+    def clear(self) -> None:
+        """Leave nothing there that could be taken for a shard."""
+        for at in range(0, self.size, PIECE_BYTES):
+            self.write(memoryview(bytes(min(PIECE_BYTES, self.size - at))), at)
+
+
+class _Stream:
+    """One shard on its way, a piece at a time. ``failed``: it could not be read to its end."""
+
+    def __init__(self, span: Span, size: int) -> None:
+        self._span, self._size = span, size
+        self._at = self._crc = 0
+        self._piece = memoryview(bytearray(PIECE_BYTES))
+        self.failed = False
+
+    def sum(self) -> ShardSum:
+        """What passed so far."""
+        return ShardSum(self._at, self._crc)
+
+    def read(self, count: int) -> memoryview:
+        """The next bytes, and zeros after the shard's end or where it fails."""
+        there = 0 if self.failed else min(count, self._size - self._at)
+        if there and not self._span.read(self._piece[:there], self._at):
+            self.failed, there = True, 0
+        if there < count:
+            self._piece[there:count] = bytes(count - there)
+        self._crc = crc32(self._piece[:there], self._crc)
+        self._at += there
+        return self._piece[:count]
+
+    def room(self, count: int) -> memoryview:
+        """Where the next bytes are to be put; ``write`` follows."""
+        return self._piece[:count]
+
+    def write(self, count: int) -> None:
+        """What was put into the room, without what lies after the shard's end."""
+        filled = self._piece[: min(count, self._size - self._at)]
+        self._crc = crc32(filled, self._crc)
+        self._span.write(filled, self._at)
+        self._at += len(filled)
+
 
 Arithmetic = Callable[[Sequence[Row]], Sums]
 
@@ -25,34 +115,10 @@ class GivenUp(Exception):
     """By whoever is told of each piece. What was to be filled is thrown away with it, and left as it is."""
 
 
-def encode(data: Sequence[Place], parity: Sequence[Place], arithmetic: Arithmetic = sums_for) -> CodeLayout:
-    """Fill ``parity`` from ``data``; memory for parity must be as long as the longest data shard.
-
-    Returns the layout, whose sizes and CRC32s are of what was read and written here. OSError where a file fails.
-    """
-    if not data or not parity or len(data) + len(parity) > SHARDS_MAX_COUNT:
-        raise LayoutRefused(
-            f"{len(data)} data and {len(parity)} parity shards: a code needs one of each at least, and "
-            f"{SHARDS_MAX_COUNT} together at most"
-        )
-    sizes = [size_of(place) for place in data]
-    inputs = [Stream(place, size) for place, size in zip(data, sizes, strict=True)]
-    outputs = [Stream(place, max(sizes)) for place in parity]
-    try:
-        _run(inputs, outputs, arithmetic(parity_rows(len(data), len(parity))), max(sizes))
-        short = [number for number, stream in enumerate(inputs) if stream.failed]
-        if short:
-            raise OSError(f"data shard {short[0]} could not be read to its end")
-        return CodeLayout(data=tuple(s.sum() for s in inputs), parity=tuple(s.sum() for s in outputs))
-    except BaseException:
-        _empty(parity)
-        raise
-
-
 def rebuild(
     layout: CodeLayout,
-    held: Mapping[int, Place],
-    wanted: Mapping[int, Place],
+    held: Mapping[int, Span],
+    wanted: Mapping[int, Span],
     arithmetic: Arithmetic = sums_for,
     tick: Callable[[], None] = lambda: None,
 ) -> frozenset[int]:
@@ -60,23 +126,27 @@ def rebuild(
     and may raise ``GivenUp``.
 
     Returns which of the held shards are damaged or cannot be read, as far as that was seen; they were not used, and to
-    mend them ask again with them wanted. Raises ``CannotRebuild`` or ``LayoutRefused``; then what was wanted is empty.
+    mend them ask again with them wanted. Raises ``CannotRebuild`` or ``LayoutRefused``, and what was
+    wanted is then all zeros.
     """
     check(layout)
     shards = layout.shards
     alien = sorted(number for number in {*held, *wanted} if not 0 <= number < len(shards))
     if alien:
         raise LayoutRefused(f"there is no shard {alien[0]} in a code of {len(shards)} shards")
+    for number, span in wanted.items():
+        if span.size != shards[number].size:
+            raise ValueError(f"parts of {span.size} bytes for a shard of {shards[number].size}")
     order = sorted(wanted)
     offered = {number for number in held if number not in wanted}
-    usable = {number for number in offered if _is_long(held[number], shards[number])}
+    usable = {number for number in offered if held[number].size == shards[number].size}
     try:
         while order:
             plan = rebuild_rows(len(layout.data), usable, order)
             if plan is None:
                 raise CannotRebuild(_too_few_words(layout, usable, offered - usable))
-            inputs = {number: Stream(held[number], shards[number].size) for number in plan[0]}
-            outputs = {number: Stream(wanted[number], shards[number].size) for number in order}
+            inputs = {number: _Stream(held[number], shards[number].size) for number in plan[0]}
+            outputs = {number: _Stream(wanted[number], shards[number].size) for number in order}
             _run(list(inputs.values()), list(outputs.values()), arithmetic(plan[1]), layout.span_bytes, tick)
             bad = {number for number, stream in inputs.items() if stream.failed or stream.sum() != shards[number]}
             if not bad:
@@ -86,46 +156,32 @@ def rebuild(
     except GivenUp:
         raise
     except BaseException:
-        _empty(list(wanted.values()))
+        for span in wanted.values():
+            span.clear()
         raise
     return frozenset(offered - usable)
 
 
 def _run(
-    inputs: list[Stream], outputs: list[Stream], sums: Sums, span_bytes: int, tick: Callable[[], None] = lambda: None
+    inputs: list[_Stream], outputs: list[_Stream], sums: Sums, span_bytes: int, tick: Callable[[], None] = lambda: None
 ) -> None:
     """All bytes of the inputs through the sums into the outputs."""
-    for stream in outputs:
-        stream.begin()
     for offset in range(0, span_bytes, PIECE_BYTES):
         tick()
         count = min(PIECE_BYTES, span_bytes - offset)
         sources = [stream.read(count) for stream in inputs]
-        targets = [stream.room(count) for stream in outputs]
-        sums.fill(targets, sources)
-        for stream, target in zip(outputs, targets, strict=True):
-            stream.write(target)
+        sums.fill([stream.room(count) for stream in outputs], sources)
+        for stream in outputs:
+            stream.write(count)
 
 
-def _demand_right(outputs: Mapping[int, Stream], shards: Sequence[ShardSum]) -> None:
+def _demand_right(outputs: Mapping[int, _Stream], shards: Sequence[ShardSum]) -> None:
     wrong = [number for number, stream in outputs.items() if stream.sum() != shards[number]]
     if wrong:
         raise CannotRebuild(
             f"shard {wrong[0]} was rebuilt from whole shards and its checksum is wrong all the same: "
             "the layout is not of these shards"
         )
-
-
-def _is_long(place: Place, shard: ShardSum) -> bool:
-    try:
-        return size_of(place) == shard.size
-    except OSError:
-        return False
-
-
-def _empty(places: Sequence[Place]) -> None:
-    for place in places:
-        empty(place)
 
 
 def _too_few_words(layout: CodeLayout, usable: set[int], damaged: set[int]) -> str:

@@ -12,29 +12,24 @@ import contextlib
 import os
 import secrets
 import warnings
-from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
-
 from gangrun.checkpoint.commit import Staging
-from gangrun.checkpoint.memory_tier.keeper_client import Kept, NotKept, StepName
+from gangrun.checkpoint.formats.dcp_metadata import METADATA_NAME
+from gangrun.checkpoint.memory_tier.keeper_client import KeeperClient, KeeperRefused, StepName
+from gangrun.ports import Clock
 from gangrun.training import environment
-from gangrun.training.clock import Clock
-from gangrun.training.memory.copies import Copying, distance
-from gangrun.training.memory.parity import Coded, Coding, plan_of, records_of
-from gangrun.training.ranks import Ranks
-from gangrun.training.save.delta import Part
-from gangrun.training.save.shard_file import ShardFile, row_of
+from gangrun.training.memory.redundancy import Coded, Coding, Copying, distance, plan_of, records_of
+from gangrun.training.metadata_file import describe
+from gangrun.training.ranks import RankGroup
+from gangrun.training.save.delta import WrittenPart
+from gangrun.training.save.shard_file import ShardFile
 from gangrun.training.save.snapshot import Snapshot
-from gangrun.wire.manifest import MANIFEST_NAME, FileRow, Manifest, encode
+from gangrun.wire.manifest import MANIFEST_NAME, FileRow, encode
 from gangrun.wire.protection import RECORD_NAME, File
 
-METADATA_NAME = ".metadata"
-Describe = Callable[[list[Part], str], bytes]
 
-
-class Outcome(NamedTuple):
+class MemorySaveResult(NamedTuple):
     """Of one save to memory, the same on all ranks.
 
     ``failure``: why it is not kept, "" where it is. ``warning``: why it survives less than was asked for.
@@ -52,14 +47,14 @@ class _Guarded(NamedTuple):
     record: bytes = b""
 
 
-def kept_of(ranks: Ranks, directory: str) -> Kept | None:
+def keeper_of(ranks: RankGroup, directory: str) -> KeeperClient | None:
     """This node's keeper, if every rank has one and gangrun brings what is there to this directory."""
     name, known = environment.memory_keeper(), environment.checkpoint_directory()
     kept = None
     if name and known and os.path.realpath(known) == os.path.realpath(directory):
         try:
-            kept = Kept(name)
-        except NotKept as error:
+            kept = KeeperClient(name)
+        except KeeperRefused as error:
             warnings.warn(f"checkpoints are not kept in memory: {error.strerror or error}", stacklevel=4)
     if ranks.largest(int(kept is None))[0]:
         if kept is not None:
@@ -71,14 +66,14 @@ def kept_of(ranks: Ranks, directory: str) -> Kept | None:
 class MemorySaving:
     """One rank's part in saves to memory; used by the saver's thread."""
 
-    def __init__(self, kept: Kept, staging: Staging, clock: Clock) -> None:
+    def __init__(self, kept: KeeperClient, staging: Staging, clock: Clock) -> None:
         self._kept, self._staging, self._clock = kept, staging, clock
         self._parity = environment.memory_parity()
 
-    def written(self, step: int, snapshot: Snapshot, ranks: Ranks, describe: Describe) -> Outcome:
-        """Keep it, until every node has its part. ``describe`` makes ``.metadata``."""
+    def written(self, step: int, snapshot: Snapshot, ranks: RankGroup) -> MemorySaveResult:
+        """Keep it, until every node has its part."""
         name = StepName(self._staging.attempt, step, ranks.from_first(secrets.token_hex(16)))
-        with contextlib.suppress(NotKept):  # whatever is put says so too
+        with contextlib.suppress(KeeperRefused):  # whatever is put says so too
             self._kept.again()
         mine = self._put(name, snapshot)
         parts = ranks.to_first(mine)
@@ -87,8 +82,11 @@ class MemorySaving:
         if ranks.rank == 0:
             failure = next((f"rank {rank}: {part.failure}" for rank, part in enumerate(parts) if part.failure), "")
             if not failure:
-                metadata = describe(parts, name.nonce)
-                manifest = self._manifest(name, [row for part in parts for row in part.rows], metadata, ranks)
+                metadata, described = describe(
+                    self._staging, step, name.nonce, snapshot.plan, parts, world_size=ranks.world_size,
+                    wall=self._clock.wall(),
+                )  # fmt: skip
+                manifest = encode(described)
                 if self._parity is not None:
                     files = [tuple(File(row.path, row.size) for row in part.rows) for part in parts]
         failure, metadata, manifest, files = ranks.from_first((failure, metadata, manifest, files))
@@ -98,15 +96,15 @@ class MemorySaving:
             troubles = ranks.to_first(self._put_small(name, metadata, manifest, guarded.record))
             failure = ranks.from_first(next(filter(None, troubles), ""))
         if failure:
-            with contextlib.suppress(NotKept):
+            with contextlib.suppress(KeeperRefused):
                 self._kept.again()  # what is sealed outlives a connection, and takes the next save's room
                 self._kept.abandon(name)
-            return Outcome(f"steps are not kept in memory, only on disk: {failure}")
+            return MemorySaveResult(f"steps are not kept in memory, only on disk: {failure}")
         self._kept.again()
         self._kept.whole(name)
-        return Outcome("", guarded.warning, guarded.losses_count)
+        return MemorySaveResult("", guarded.warning, guarded.losses_count)
 
-    def _copied(self, name: StepName, mine: Part, ranks: Ranks) -> _Guarded:
+    def _copied(self, name: StepName, mine: WrittenPart, ranks: RankGroup) -> _Guarded:
         """Each node's part to another node, where there is one."""
         distance_count = distance(ranks.world_size, environment.local_world_size())
         if not distance_count:
@@ -115,7 +113,7 @@ class MemorySaving:
         trouble = ranks.from_first(next((f"rank {n}: {why}" for n, why in enumerate(troubles) if why), ""))
         return _Guarded(f"steps in memory have no copy on another node: {trouble}" if trouble else "", int(not trouble))
 
-    def _coded(self, name: StepName, files: list[tuple[File, ...]], ranks: Ranks) -> _Guarded:
+    def _coded(self, name: StepName, files: list[tuple[File, ...]], ranks: RankGroup) -> _Guarded:
         """Parity of each group of nodes on other nodes of it."""
         assert self._parity is not None
         data_count, parity_count = self._parity
@@ -143,15 +141,12 @@ class MemorySaving:
         """Let go of the keeper; what was kept stays there."""
         self._kept.close()
 
-    def _put(self, name: StepName, snapshot: Snapshot) -> Part:
+    def _put(self, name: StepName, snapshot: Snapshot) -> WrittenPart:
         """This rank's files. A rank that has nothing to keep has none."""
         rows: list[FileRow] = []
         placed: list[tuple[str, object, int, int]] = []
-        pieces = iter(snapshot.pieces)
         try:
-            for number, file in enumerate(snapshot.plan.files):
-                tensors = [next(pieces) for _ in file.tensors]
-                objects = list(zip(snapshot.plan.objects, snapshot.objects, strict=True)) if number == 0 else []
+            for file, tensors, objects in snapshot.contents():
                 if not tensors and not objects:
                     continue
                 size = sum(piece.template.size for piece in tensors) + sum(len(data) for _, data in objects)
@@ -166,18 +161,8 @@ class MemorySaving:
                 rows.append(shard.close())
                 self._kept.done(name, file.name)
         except OSError as error:
-            return Part(failure=str(error.strerror or error))
-        return Part(tuple(rows), tuple(placed))
-
-    def _manifest(self, name: StepName, rows: list[FileRow], metadata: bytes, ranks: Ranks) -> bytes:
-        staging = self._staging
-        return encode(
-            Manifest(
-                step=name.step, nonce=name.nonce, run=staging.run, term=staging.term, attempt=staging.attempt,
-                world_size=ranks.world_size, made_by=f"torch {torch.__version__}", written_wall=self._clock.wall(),
-                files=(*rows, row_of(METADATA_NAME, metadata)),
-            )
-        )  # fmt: skip
+            return WrittenPart(failure=str(error.strerror or error))
+        return WrittenPart(tuple(rows), tuple(placed))
 
     def _put_small(self, name: StepName, metadata: bytes, manifest: bytes, record: bytes) -> str:
         """One rank of each node puts what all nodes have; the manifest last, since it says that all is there."""

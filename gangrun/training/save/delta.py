@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from gangrun.core.checkpoints.retention import Keep
-from gangrun.training.save.grouping import Grouping
-from gangrun.training.save.plan import PlannedFile
+from gangrun.training.save.plan import Grouping, PlannedFile
 from gangrun.training.save.shard_file import ShardFile, TensorPiece
 from gangrun.training.save.snapshot import Snapshot
 from gangrun.wire.manifest import FileRow
@@ -39,7 +38,7 @@ _NEVER_HERE = (errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS)  # not 
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WrittenPart:
     """What one rank wrote: its files' rows, and where its objects stand; or why it could not."""
 
     rows: tuple[FileRow, ...] = ()
@@ -81,30 +80,30 @@ class Delta:
         self._still: set[MetadataIndex] = set()
         self._new: set[MetadataIndex] = set()
 
-    def write(self, path: str, snapshot: Snapshot) -> Part:
+    def write(self, path: str, snapshot: Snapshot) -> WrittenPart:
         """Write or link this rank's files into ``path``. What went wrong is in the answer."""
         self._written, self._still, self._new, self._anew = {}, set(), set(), []
         rows: list[FileRow] = []
         objects: tuple[tuple[str, MetadataIndex, int, int], ...] = ()
-        pieces = iter(snapshot.pieces)
         try:
-            for number, file in enumerate(snapshot.plan.files):
-                mine = [next(pieces) for _ in file.tensors]
+            for number, (file, mine, given) in enumerate(snapshot.contents()):
                 if number:
                     rows.append(self._still_file(path, file, mine))
-                elif file.tensors or snapshot.plan.objects:
-                    row, objects = self._changing_file(path, file, mine, snapshot)
-                    rows.append(row)
+                elif mine or given:
+                    shard = self._begun(path, file.name)
+                    self._write_tensors(shard, file, mine)
+                    objects = tuple((file.name, index, shard.write_bytes(data), len(data)) for index, data in given)
+                    rows.append(shard.written())
             for shard in self._undurable:
                 shard.close()
             for key, row, digests in self._anew:
                 self._written[key] = _Held(row, _mark(os.path.join(path, row.path)), digests)
         except OSError as error:
-            return Part(failure=f"{error.strerror or error}")
+            return WrittenPart(failure=f"{error.strerror or error}")
         finally:
             while self._undurable:
                 self._undurable.pop().abort()
-        return Part(tuple(rows), objects)
+        return WrittenPart(tuple(rows), objects)
 
     def committed(self, step: int, snapshot: Snapshot) -> None:
         """What was written last has become the checkpoint of ``step``."""
@@ -112,17 +111,6 @@ class Delta:
         if self._may_link:
             sized = [(place.index, place.template.data_bytes) for place in snapshot.plan.tensors]
             self._grouping.seen(sized, self._new, self._still)
-
-    def _changing_file(
-        self, path: str, file: PlannedFile, pieces: Sequence[TensorPiece], snapshot: Snapshot
-    ) -> tuple[FileRow, tuple[tuple[str, MetadataIndex, int, int], ...]]:
-        shard = self._begun(path, file.name)
-        self._write_tensors(shard, file, pieces)
-        objects = tuple(
-            (file.name, index, shard.write_bytes(data), len(data))
-            for index, data in zip(snapshot.plan.objects, snapshot.objects, strict=True)
-        )
-        return shard.written(), objects
 
     def _still_file(self, path: str, file: PlannedFile, pieces: Sequence[TensorPiece]) -> FileRow:
         key = tuple((place.index, place.dtype, place.shape) for place in file.tensors)

@@ -2,13 +2,15 @@
 
 torch's own planner decides: what is replicated is written by one rank, what is sharded by its owner. Because every
 tensor archive has a size that is known beforehand, the place of each tensor in its file is part of the plan. Each rank
-has one file for what changes, and more for what is expected not to (``grouping``).
+has one file for what changes, and more for tensors that are expected not to change (``Grouping``). That is only an
+expectation: ``delta`` compares the content each time before it links a file. At first parameters without a gradient are
+expected to stay as they are, later those that were seen to.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -18,10 +20,67 @@ from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import WriteItemType
 
-from gangrun.training.ranks import Ranks
-from gangrun.training.save.grouping import Grouping, Groups, packed
-from gangrun.training.save.torch_archive import Template, Templates
+from gangrun.training.ranks import RankGroup
+from gangrun.training.save.shard_file import Template, Templates
 from gangrun.training.state import storage_of
+
+Group = tuple[MetadataIndex, ...]
+Groups = tuple[Group, ...]
+
+GROUP_BYTES = 128 * 1024 * 1024  # one change writes this much again; one file more for each so many
+LEAST_BYTES = 4096  # less is not worth a comparison: an archive's frame takes a quarter of it
+_WORTH_BYTES = 1024 * 1024
+_WORTH_PART = 20
+
+
+def packed(tensors: Iterable[tuple[MetadataIndex, int]]) -> Groups:
+    """Neighbours together, up to ``GROUP_BYTES`` a group; given as (index, bytes), in the order of the plan."""
+    groups: list[Group] = []
+    group: list[MetadataIndex] = []
+    size = 0
+    for index, count in tensors:
+        if count < LEAST_BYTES:
+            continue
+        if group and size + count > GROUP_BYTES:
+            groups.append(tuple(group))
+            group, size = [], 0
+        group.append(index)
+        size += count
+    return (*groups, tuple(group)) if group else tuple(groups)
+
+
+class Grouping:
+    """The groups that the next plan is made by. ``groups`` None: nobody has looked yet.
+
+    Written by the saver's thread and read by training's, one reference at a time. Planning anew makes training wait
+    for all ranks, so what was seen is heeded after the 2nd, 4th, 8th ... save only, and only where it pays.
+    """
+
+    def __init__(self) -> None:
+        self.groups: Groups | None = None
+        self._saves_count = 0
+
+    def seen(
+        self,
+        tensors: Collection[tuple[MetadataIndex, int]],
+        written: Collection[MetadataIndex],
+        still: Collection[MetadataIndex],
+    ) -> None:
+        """After a save of these (index, bytes): what was written, and what of it was as it had been the time before."""
+        self._saves_count += 1
+        if self._saves_count < 2 or self._saves_count & (self._saves_count - 1):
+            return
+        sizes = dict(tensors)
+        in_vain = sum(sizes[index] for index in still if sizes[index] >= LEAST_BYTES)
+        if in_vain < _WORTH_BYTES or in_vain * _WORTH_PART < sum(sizes[index] for index in written):
+            return
+        changed = set(written) - set(still)
+        whole = tuple(group for group in self.groups or () if changed.isdisjoint(group))
+        grouped = {index for group in whole for index in group}
+        groups = (*whole, *packed((i, size) for i, size in tensors if i in still and i not in grouped))
+        if groups != self.groups:
+            self.groups = groups
+
 
 OWN_PREFIX = "gangrun."  # keys of what is no user's tensor
 ALIGNMENT_BYTES = 64
@@ -48,7 +107,7 @@ class PlannedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SavePlan:
     """This rank's part. The first file takes what changes, objects too; each of the others may stay as it is.
 
     ``metadata`` and ``all_places`` on rank 0 only: (file, index, offset, length) of every rank's tensors.
@@ -72,14 +131,14 @@ class Planning:
     ``frozen`` tells the storages of parameters that want no gradient; None: all goes into one file.
     """
 
-    def __init__(self, ranks: Ranks, grouping: Grouping, frozen: Callable[[], Collection[int]] | None) -> None:
+    def __init__(self, ranks: RankGroup, grouping: Grouping, frozen: Callable[[], Collection[int]] | None) -> None:
         self._ranks, self._grouping, self._frozen = ranks, grouping, frozen
         self._templates = Templates()
         self._signature: object = None
-        self._plan: Plan | None = None
+        self._plan: SavePlan | None = None
         self._groups: Groups | None = None
 
-    def of(self, state: dict[str, Any]) -> tuple[DefaultSavePlanner, Plan]:
+    def of(self, state: dict[str, Any]) -> tuple[DefaultSavePlanner, SavePlan]:
         """The plan for this state, the same work on all ranks, and the planner that finds its values."""
         planner = DefaultSavePlanner()
         planner.set_up_planner(state, is_coordinator=self._ranks.rank == 0)
@@ -90,7 +149,7 @@ class Planning:
             self._signature = signature
         return planner, self._plan
 
-    def _made(self, planner: DefaultSavePlanner) -> Plan:
+    def _made(self, planner: DefaultSavePlanner) -> SavePlan:
         local_plans = self._ranks.to_first(planner.create_local_plan())
         metadata, parts, failed = None, [], ""
         if self._ranks.rank == 0:
@@ -107,7 +166,7 @@ class Planning:
         everyone = [row for rows_of_one in self._ranks.to_first(rows) for row in rows_of_one]
         return dataclasses.replace(plan, metadata=metadata, all_places=tuple(everyone))
 
-    def _laid_out(self, planner: DefaultSavePlanner, items: Any) -> Plan:
+    def _laid_out(self, planner: DefaultSavePlanner, items: Any) -> SavePlan:
         tensors: dict[MetadataIndex, torch.Tensor] = {}
         objects = []
         for item in items:
@@ -130,7 +189,7 @@ class Planning:
                 buffer_at += -(-template.data_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
                 file_at += template.size
             files.append(PlannedFile(f"__{self._ranks.rank}_{number}.distcp", tuple(places)))
-        return Plan(tuple(files), tuple(objects), buffer_at)
+        return SavePlan(tuple(files), tuple(objects), buffer_at)
 
     def _grouped(self, tensors: dict[MetadataIndex, torch.Tensor]) -> Groups:
         groups = self._grouping.groups

@@ -2,7 +2,11 @@
 
 One thread and one process group of its own per process, so that nothing here ever waits for training or training for
 it, except by back-pressure: ``free_buffer``. Each save ends alike on all ranks: committed, or failed with one
-sentence.
+sentence. On rank 0 the same thread then lets old checkpoints go (``Retention``) and, under gangrun, writes the status
+of saves for people (``SaveStatus``).
+
+One Checkpointer of a process at a time saves to a directory: a second one would sweep away what the first is writing. A
+Checkpointer that was dropped without ``close()`` writes what it has begun, in the background; the next one waits.
 """
 
 from __future__ import annotations
@@ -12,25 +16,27 @@ import os
 import queue
 import secrets
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
-
 from gangrun.checkpoint.commit import Staging, write_whole
-from gangrun.training.clock import Clock
+from gangrun.checkpoint.formats.dcp_metadata import METADATA_NAME
+from gangrun.checkpoint.scan import StorageUnreadable, list_steps, step_pattern
+from gangrun.checkpoint.store import CheckpointRoom, Depth
+from gangrun.core.checkpoints.cadence import Cadence
+from gangrun.core.checkpoints.resume import Kind
+from gangrun.core.checkpoints.retention import Held, Keep, for_a_rollback, to_prune
+from gangrun.core.policy import Policy
+from gangrun.ports import Clock
+from gangrun.training import step as progress
 from gangrun.training.memory.saving import MemorySaving
-from gangrun.training.metadata_file import dump_metadata
-from gangrun.training.ranks import Ranks
-from gangrun.training.save.delta import Delta, Part
-from gangrun.training.save.retention import Keeping
-from gangrun.training.save.shard_file import row_of
+from gangrun.training.metadata_file import describe
+from gangrun.training.ranks import RankGroup
+from gangrun.training.save.delta import Delta, WrittenPart
 from gangrun.training.save.snapshot import HostBuffer, Snapshot
-from gangrun.wire.manifest import SAVE_ID_PREFIX, Manifest
+from gangrun.wire.saves import NAME, SavesTold, encode
 
-METADATA_NAME = ".metadata"
 BUFFERS_COUNT = 2
 LOOK_EVERY_S = 10.0  # through the checkpoint directory, where saves go to memory
 
@@ -56,7 +62,7 @@ class Saver:
     """
 
     def __init__(
-        self, ranks: Ranks, staging: Staging, clock: Clock, delta: Delta, keeping: Keeping,
+        self, ranks: RankGroup, staging: Staging, clock: Clock, delta: Delta, keeping: Retention,
         memory: MemorySaving | None = None, told: Callable[[int, str, float], None] | None = None,
     ) -> None:  # fmt: skip
         self._ranks, self._staging, self._clock = ranks, staging, clock
@@ -134,12 +140,7 @@ class Saver:
 
     def _kept(self, save: Save) -> str:
         assert self._memory is not None, "only who has a keeper saves to it"
-        kept = self._memory.written(
-            save.step,
-            save.snapshot,
-            self._ranks,
-            lambda parts, nonce: dump_metadata(_metadata(save.snapshot, parts, nonce)),
-        )
+        kept = self._memory.written(save.step, save.snapshot, self._ranks)
         save.warning, save.losses_count = kept.warning, kept.losses_count
         return kept.failure
 
@@ -166,22 +167,18 @@ class Saver:
                 self._keeping.after_commit(save.step, self._staging)
         return failure
 
-    def _finished(self, save: Save, path: str, nonce: str, parts: list[Part]) -> str:
+    def _finished(self, save: Save, path: str, nonce: str, parts: list[WrittenPart]) -> str:
         failures = [f"rank {rank}: {part.failure}" for rank, part in enumerate(parts) if part.failure]
         if failures:
             self._staging.abandon(path)
             return f"step {save.step} was not saved: {failures[0]}"
         try:
-            rows = [row for part in parts for row in part.rows]
-            metadata = dump_metadata(_metadata(save.snapshot, parts, nonce))
-            write_whole(os.path.join(path, METADATA_NAME), metadata)
-            rows.append(row_of(METADATA_NAME, metadata))
             staging = self._staging
-            manifest = Manifest(
-                step=save.step, nonce=nonce, run=staging.run, term=staging.term, attempt=staging.attempt,
-                world_size=self._ranks.world_size, made_by=f"torch {torch.__version__}",
-                written_wall=self._clock.wall(), files=tuple(rows),
+            metadata, manifest = describe(
+                staging, save.step, nonce, save.snapshot.plan, parts, world_size=self._ranks.world_size,
+                wall=self._clock.wall(),
             )  # fmt: skip
+            write_whole(os.path.join(path, METADATA_NAME), metadata)
             if self._given_up.is_set():
                 staging.abandon(path)
                 return f"step {save.step} was not saved: it was given up"
@@ -192,14 +189,115 @@ class Saver:
         return ""
 
 
-def _metadata(snapshot: Snapshot, parts: list[Part], nonce: str) -> Metadata:
-    """Torch's description of the whole checkpoint, complete with where everything is stored."""
-    plan = snapshot.plan
-    assert plan.metadata is not None, "rank 0 has the plan of all"
-    storage = {index: _StorageInfo(name, at, length) for name, index, at, length in plan.all_places}
-    for part in parts:
-        for name, index, at, length in part.objects:
-            storage[index] = _StorageInfo(name, at, length)
-    planned = plan.metadata
-    meta = StorageMeta(save_id=SAVE_ID_PREFIX + nonce)
-    return Metadata(planned.state_dict_metadata, planned.planner_data, storage, meta)
+class Retention:
+    """What this process knows: which steps it wrote itself, and which one it came from."""
+
+    def __init__(self, keep: Keep) -> None:
+        self._keep = keep
+        self._resumed_step: int | None = None
+        self._written: set[int] = set()
+        self._in_memory: set[int] = set()
+
+    def resumed_from(self, step: int) -> None:
+        """This one may be needed again."""
+        self._resumed_step = step
+
+    def after_commit(self, step: int, staging: Staging) -> None:
+        """Prune what may go now. OSError where something would not; it is tried again after the next commit."""
+        self._written.add(step)
+        self._prune(staging)
+
+    def after_keep(self, step: int, staging: Staging) -> None:
+        """The same after a save to memory, as gangrun may have brought those before it to the disk."""
+        self._in_memory.add(step)
+        self._prune(staging)
+
+    def _prune(self, staging: Staging) -> None:
+        if not self._keep.newest_count:
+            return
+        try:
+            found = [one for one in list_steps(staging.directory, step_pattern()) if one.kind is Kind.GANGRUN]
+            on_disk = {one.step for one in found}
+            self._written |= self._in_memory & on_disk
+            self._in_memory = {step for step in self._in_memory if step > max(on_disk, default=-1)}
+            if len(found) <= self._keep.newest_count:
+                return
+            judged = {one.path: one for one in CheckpointRoom(staging.directory).survey(Depth.STRUCTURE)}
+        except StorageUnreadable:
+            return
+        held = [
+            Held(one.step, judged[one.path].valid or (one.step in self._written and judged[one.path].level is not None))
+            for one in found
+            if one.path in judged
+        ]
+        needed = for_a_rollback(held, self._resumed_step, self._written, Policy().poison_after_steps)
+        going = to_prune(held, self._keep, needed)
+        for one in found:
+            if one.step in going:
+                staging.prune(one.path)
+
+
+class SaveStatus:
+    """The news of one attempt. ``plan`` says how often is saved, and why."""
+
+    def __init__(self, staging: Staging, clock: Clock, plan: Callable[[], Cadence]) -> None:
+        """Takes its place on the disk at once."""
+        self._path = os.path.join(staging.run_folder, NAME)
+        self._clock, self._plan, self._attempt = clock, plan, staging.attempt
+        self._saved_step, self._saved_at, self._persist_s, self._failures_count = -1, 0.0, 0.0, 0
+        self._write(-1, "")
+
+    def ended(self, step: int, failure: str, persist_s: float) -> None:
+        """One save was committed (``failure`` "") or failed."""
+        if failure:
+            self._failures_count += 1
+        else:
+            self._failures_count, self._saved_step = 0, step
+            self._saved_at, self._persist_s = self._clock.wall(), persist_s
+        self._write(step if failure else -1, failure)
+
+    def _write(self, failed_step: int, why: str) -> None:
+        plan = self._plan()
+        told = SavesTold(
+            self._attempt, self._clock.wall(), plan.interval_s, plan.reason, saved_step=self._saved_step,
+            saved_at=self._saved_at, persist_s=self._persist_s, failures_count=self._failures_count,
+            failed_step=failed_step, failed_why=why,
+        )  # fmt: skip
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        try:
+            descriptor = os.open(self._path, flags, 0o644)
+            try:
+                os.pwrite(descriptor, encode(told), 0)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            return
+
+
+WAIT_S = 30.0
+_SAVERS: weakref.WeakValueDictionary[str, Saver] = weakref.WeakValueDictionary()  # the newest of each directory
+
+
+def take_directory(directory: str, owner: object, saver: Saver) -> None:
+    """``owner`` saves there by ``saver`` until that is closed, or the owner is gone."""
+    _SAVERS[directory] = saver
+    weakref.finalize(owner, saver.release).atexit = False  # what is under way at the process's end is waited for
+
+
+def refused_directory(directory: str) -> ValueError | None:
+    """Why nobody else can save there now; waits for what is only being finished."""
+    before = _SAVERS.get(directory)
+    if before is None:
+        return None
+    if not before.released:
+        return ValueError(
+            f"another Checkpointer of this process saves to {directory}: close() it first, or give this one another "
+            "directory"
+        )
+    with progress.saving():
+        if before.ended(WAIT_S):
+            return None
+    return ValueError(
+        f"an earlier Checkpointer of this process still writes to {directory}, and has not come to its end for "
+        f"{WAIT_S:.0f} s: give this one another directory"
+    )

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.metadata import MetadataIndex
 
-from gangrun.training.save.plan import Plan, TensorPlace
+from gangrun.training.save.plan import PlannedFile, SavePlan, TensorPlace
 from gangrun.training.save.shard_file import TensorPiece
 
 
@@ -22,9 +23,17 @@ from gangrun.training.save.shard_file import TensorPiece
 class Snapshot:
     """One moment's state of this rank, as it will stand in the file."""
 
-    plan: Plan
+    plan: SavePlan
     pieces: list[TensorPiece]
     objects: list[bytes]
+
+    def contents(self) -> Iterator[tuple[PlannedFile, list[TensorPiece], list[tuple[MetadataIndex, bytes]]]]:
+        """Each file with its tensors and objects, which are all in the first one."""
+        pieces = iter(self.pieces)
+        objects = list(zip(self.plan.objects, self.objects, strict=True))
+        for file in self.plan.files:
+            yield file, [next(pieces) for _ in file.tensors], objects
+            objects = []
 
 
 class HostBuffer:
@@ -32,11 +41,11 @@ class HostBuffer:
 
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
-        self._plan: Plan | None = None
+        self._plan: SavePlan | None = None
         self._views: list[torch.Tensor] = []
         self._pieces: list[TensorPiece] = []
 
-    def take(self, plan: Plan, tensor_of: Callable[[Any], Any], objects_of: Callable[[Any], Any]) -> Snapshot:
+    def take(self, plan: SavePlan, tensor_of: Callable[[Any], Any], objects_of: Callable[[Any], Any]) -> Snapshot:
         """Copy what ``tensor_of(index)`` gives for every place of the plan; objects are serialized at once."""
         if plan is not self._plan:
             self._shape_for(plan)
@@ -50,7 +59,7 @@ class HostBuffer:
             torch.cuda.current_stream().synchronize()
         return Snapshot(plan, self._pieces, objects)
 
-    def _shape_for(self, plan: Plan) -> None:
+    def _shape_for(self, plan: SavePlan) -> None:
         if self._memory.numel() < plan.buffer_bytes:
             pinned = torch.cuda.is_available()
             self._memory = torch.empty(plan.buffer_bytes, dtype=torch.uint8, pin_memory=pinned)

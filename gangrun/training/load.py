@@ -1,9 +1,13 @@
-"""Reads a checkpoint that was proven whole into tensors that exist, shard by shard, whatever wrote it.
+"""Which checkpoint to resume from, verified before a byte reaches the model, and its tensors loaded.
 
-torch's own planner says which bytes belong where, so another number of ranks is no different from the same one. Each
-rank reads alone: no collective is needed. Types are compared before a byte is read, as torch would convert them in
-silence. What was proven before is compared once more as it arrives, where a whole shard is read: storage can rot
-between a proof that was remembered and now.
+Under gangrun the supervisor has chosen before this process began. Elsewhere rank 0 chooses by the same rules and tells
+the others. All ranks then verify a share of the bytes each. Only what rank 0 finds damaged itself is damaged: what
+another rank could not read or check, or found wrong, rank 0 reads again, as it may be that node's memory or mount.
+
+Loading goes shard by shard into tensors that exist, whatever wrote the checkpoint. torch's own planner says which bytes
+belong where, so another number of ranks is no different from the same one. Each rank reads alone: no collective is
+needed. Types are compared before a byte is read, as torch would convert them in silence. Where a whole shard is read
+its checksum is compared once more: storage can rot between a verification that was remembered and now.
 """
 
 from __future__ import annotations
@@ -11,9 +15,12 @@ from __future__ import annotations
 import io
 import math
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import groupby
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -24,12 +31,136 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
 from gangrun.checkpoint.formats.dcp_metadata import MetadataRefused
+from gangrun.checkpoint.formats.manifest import verification_of
 from gangrun.checkpoint.formats.torch_zip import Damaged, Source, data_place
+from gangrun.checkpoint.scan import StorageUnreadable
+from gangrun.checkpoint.store import CheckpointRoom
+from gangrun.checkpoint.verification import Tick, Verification, verify_share
+from gangrun.core.checkpoints.resume import Chosen, NoneValid, ResumeRequest, far_share
+from gangrun.training import environment
 from gangrun.training.metadata_file import load_metadata
+from gangrun.training.ranks import RankGroup
 from gangrun.training.save.plan import OWN_PREFIX
 from gangrun.training.save.snapshot import bytes_of
-from gangrun.training.state import CheckpointError
+from gangrun.training.state import (
+    RANDOM_KEY,
+    STATE_KEY,
+    CheckpointError,
+    Parts,
+    put_back,
+    put_back_small,
+    restore_random,
+    tensors_of,
+)
 from gangrun.wire.manifest import SAVE_ID_PREFIX, is_inside
+
+
+def find(directory: str, ranks: RankGroup, nonce: str) -> environment.ResumePoint | None:
+    """The checkpoint to load, the same on all ranks; None: begin at the beginning. ``CheckpointError`` in words."""
+    told = environment.resume_info()
+    known = environment.checkpoint_directory()
+    if told is not None or (known and os.path.realpath(known) == os.path.realpath(directory)):
+        return told
+    path, step, trouble = "", -1, ""
+    together = SharedVerification(ranks)
+    if ranks.rank != 0:
+        together.help()
+    else:
+        try:
+            with together:
+                room = CheckpointRoom(directory, verify_all=together.verify_all)
+                choice = room.choose_and_set_aside(ResumeRequest(), f"unmanaged-{nonce}").choice
+            if isinstance(choice, NoneValid):
+                trouble = choice.reason
+            elif isinstance(choice, Chosen):
+                path, step = choice.checkpoint.path, choice.checkpoint.step
+        except StorageUnreadable as error:
+            trouble = str(error)
+    path, step, trouble = ranks.from_first((path, step, trouble))
+    if trouble:
+        raise CheckpointError(trouble)
+    return environment.ResumePoint(path, step) if path else None
+
+
+def load(point: environment.ResumePoint, parts: Parts, data: Any, rank: int, world_size: int) -> tuple[int, float]:
+    """Load everything; the step that the checkpoint was taken after, and the seconds that were trained up to it.
+
+    A plain DCP checkpoint gives model and optimizer, under the keys "model" and "optimizer", and a warning.
+    """
+    reading = CheckpointReader(point.path)
+    state = tensors_of(parts)
+    saved = reading.object_of(STATE_KEY)
+    reading.fill(state)
+    put_back(parts, state)
+    if saved is None:
+        warnings.warn(
+            f"{point.path} was not written by gangrun: model and optimizer are loaded, and schedule, data position and "
+            "random numbers begin anew",
+            stacklevel=3,
+        )
+        return point.step, 0.0
+    absent = put_back_small(parts, saved)
+    if absent:
+        warnings.warn(f"{point.path} has no state of {', '.join(absent)}: they begin anew", stacklevel=3)
+    first = reading.object_of(f"{RANDOM_KEY}0")
+    # with another number of ranks each draws other samples: chance of its own is as good, and is repeatable
+    same = saved["world_size"] == world_size
+    chance = partial(restore_random, reading.object_of(f"{RANDOM_KEY}{rank}") if same else None, first, rank)
+    chance()
+    if same and hasattr(data, "at_first_batch"):
+        data.at_first_batch(chance)
+    return int(saved["step"]), float(saved["trained_s"])
+
+
+_THREADS_COUNT = 4
+
+
+class SharedVerification:
+    """On rank 0 a context, within which ``verify_all`` may be called; all others ``help`` until it is left."""
+
+    def __init__(self, ranks: RankGroup) -> None:
+        self._ranks = ranks
+
+    def __enter__(self) -> SharedVerification:  # noqa: PYI034 - Self is of Python 3.11
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ranks.from_first(("", ""))
+
+    def verify_all(self, verification: Verification, tick: Tick, threads_count: int) -> Sequence[str]:
+        """What ``verify_share`` does for the whole, and raises."""
+        count = self._ranks.world_size
+        self._ranks.from_first((verification.directory, verification.save))
+        mine: Exception | None = None
+        unverified: list[str] = []
+        try:
+            unverified = verify_share(verification, tick, threads_count, far_share(0, count), count)
+        except Exception as found:  # noqa: BLE001 - whatever it is, the others wait for the answer to theirs
+            mine = found
+        verified = self._ranks.to_first(mine is None)
+        if mine is not None:
+            raise mine
+        for rank in (rank for rank in range(1, count) if not verified[rank]):
+            unverified += verify_share(verification, tick, threads_count, far_share(rank, count), count)
+        return unverified
+
+    def help(self) -> None:
+        """Read this rank's shares, until there are no more."""
+        while True:
+            directory, save = self._ranks.from_first(("", ""))
+            if not directory:
+                return
+            self._ranks.to_first(self._verified(directory, save))
+
+    def _verified(self, directory: str, save: str) -> bool:
+        count, share = self._ranks.world_size, far_share(self._ranks.rank, self._ranks.world_size)
+        try:
+            return not verify_share(verification_of(directory, save), lambda _: None, _THREADS_COUNT, share, count)
+        except Exception:  # noqa: BLE001 - rank 0 reads it instead, and says what it finds
+            return False
+
 
 _THREADS_COUNT = 4
 _TURN_BYTES = 32 * 1024 * 1024  # worth a thread's turn
@@ -44,7 +175,7 @@ class _Planner(DefaultLoadPlanner):  # type: ignore[misc]  # torch has no types 
         set_element(self.original_state_dict, self.mappings[read_item.dest_index.fqn], _inert(value.getvalue()))
 
 
-class Reading:
+class CheckpointReader:
     """One checkpoint directory, opened for reading. Raises ``CheckpointError`` where it cannot be used."""
 
     def __init__(self, directory: str) -> None:
@@ -162,7 +293,7 @@ class Reading:
         start, crc = place
         found = source.into(bytes_of(whole), start + (first[0] * row_bytes if first else 0))
         if wanted == sizes and found != crc:
-            raise Damaged("its checksum is wrong, so it has changed since it was proven whole")
+            raise Damaged("its checksum is wrong, so it has changed since it was verified whole")
         if whole is not target:
             target.copy_(whole)
         return True

@@ -1,1 +1,0 @@
-"""Reads checkpoints: which one to resume from, verified by all ranks together, and loaded into tensors."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gangrun.agent.brain.facts import Checked
-from gangrun.health.framework.files import number_in, text_of
+from gangrun.health.framework.readings import number_in, text_of
 
 GB, MB = 1e9, 1 << 20
 OURS_BYTES = 48 * MB  # warden and agent

@@ -22,8 +22,7 @@ from gangrun.display.text import clean, echo_json, welcomes_color, width, wrappe
 from gangrun.errors import DONE, UserError
 
 if TYPE_CHECKING:
-    from gangrun.health.framework.check import Verdict
-    from gangrun.health.framework.policy import HealthPolicy
+    from gangrun.health.framework.check import CheckVerdict, HealthPolicy
     from gangrun.health.framework.rounds import Surroundings
 
 WAIT_MAX_S = 600.0
@@ -161,18 +160,18 @@ class Here:
     deep: bool = False
 
 
-def look(here: Here, variables: dict[str, str]) -> tuple[Verdict, ...]:
+def look(here: Here, variables: dict[str, str]) -> tuple[CheckVerdict, ...]:
     """Every check, and the tests of devices where they are asked for."""
     return looked(here, variables)[0]
 
 
-def looked(here: Here, variables: dict[str, str]) -> tuple[tuple[Verdict, ...], dict[str, str]]:
+def looked(here: Here, variables: dict[str, str]) -> tuple[tuple[CheckVerdict, ...], dict[str, str]]:
     """The same, and what the GPUs are called that were seen."""
     from gangrun.adapters.clock import SystemClock
     from gangrun.config.layers import layered, usual_files
     from gangrun.entry.health_watch import families_of
     from gangrun.health.framework.rounds import Rounds, Surroundings
-    from gangrun.health.gpu.presence import named
+    from gangrun.health.gpu.devices import named
     from gangrun.launch.health_questions import Asking
 
     table = layered({}, variables, usual_files())["health"].value
@@ -188,7 +187,7 @@ def looked(here: Here, variables: dict[str, str]) -> tuple[tuple[Verdict, ...], 
     return verdicts + (_at_work(here, around, policy) if here.active else ()), names
 
 
-def _at_work(here: Here, around: Surroundings, policy: HealthPolicy) -> tuple[Verdict, ...]:
+def _at_work(here: Here, around: Surroundings, policy: HealthPolicy) -> tuple[CheckVerdict, ...]:
     """Devices at work, beside the best that they have shown here."""
     from gangrun.adapters.clock import SystemClock
     from gangrun.health.active.devices import DEEP_FAMILY, FAMILY
@@ -206,7 +205,7 @@ def _at_work(here: Here, around: Surroundings, policy: HealthPolicy) -> tuple[Ve
 def _policy(
     gpus: int | None, devices: tuple[str, ...], variables: Mapping[str, str], bounds: Mapping[str, Any]
 ) -> HealthPolicy:
-    from gangrun.health.framework.policy import HealthPolicy
+    from gangrun.health.framework.check import HealthPolicy
 
     if gpus is None:
         said = variables.get("SLURM_GPUS_ON_NODE", "")

@@ -30,7 +30,7 @@ class HealthTable:
 def health_table(value: object) -> HealthTable:
     """What ``[health]`` says; ValueError otherwise."""
     from gangrun.health.catalogue import ACTIVE_CHECKS, CHECKS
-    from gangrun.health.framework.policy import HealthPolicy
+    from gangrun.health.framework.check import HealthPolicy
 
     if not isinstance(value, dict):
         raise ValueError("[health] is a table, as in: [health] margin_warn_c = 3; to turn it off: no_health = true")  # noqa: TRY004

@@ -180,6 +180,42 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckTraits:
+    """What follows from the name of the check that made a finding, beside what the finding says."""
+
+    is_storage: bool = False  # it may be a file server's, and is never one node's alone
+    is_lost: bool = False  # the GPU computes nothing more, so its rank cannot save
+    asks_for_itself: bool = False  # the GPU itself asks to be left alone: no gang starts there
+    shows_reset: bool = False  # the driver says it until it has reset the GPU
+    same_sign: str = ""  # of checks with one sign, two are no two signs
+    of_the_site: bool = False  # a gang's own work, or how a whole site is set up: no event of a run
+    memory_errors: bool = False  # an XID may say that they were contained
+
+
+CHECK_TRAITS: Mapping[str, CheckTraits] = {  # ``tests.health`` holds it against the catalogue of checks
+    "gpu_recovery": CheckTraits(asks_for_itself=True, shows_reset=True),
+    "gpu_lost": CheckTraits(is_lost=True, shows_reset=True),
+    "gpu_ecc": CheckTraits(shows_reset=True, memory_errors=True),
+    "gpu_ecc_growth": CheckTraits(memory_errors=True),
+    "gpu_throttled": CheckTraits(same_sign="slowed"),
+    "gpu_slowed": CheckTraits(same_sign="slowed"),
+    "host_load": CheckTraits(of_the_site=True),
+    "host_clock": CheckTraits(of_the_site=True),
+    "storage_answers": CheckTraits(is_storage=True),
+    "storage_space": CheckTraits(is_storage=True),
+    "storage_inodes": CheckTraits(is_storage=True),
+    "storage_writable": CheckTraits(is_storage=True),
+    "storage_mounts": CheckTraits(is_storage=True),
+    "storage_lustre": CheckTraits(is_storage=True),
+}
+
+
+def traits_of(check: str) -> CheckTraits:
+    """The traits of a check; a check without an entry, as a site's own, has none."""
+    return CHECK_TRAITS.get(check, CheckTraits())
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """What a check measured on a node."""
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gangrun.core.nodeset import fold
-from gangrun.health.framework.firmware import most_common
+from gangrun.health.framework.bounds import most_common
 
 if TYPE_CHECKING:
     from gangrun.display.health_fold import Said

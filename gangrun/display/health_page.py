@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from gangrun.core.nodeset import natural_sort
 from gangrun.display.text import clean, styled, table, wrapped
 from gangrun.errors import DONE, RUN_FAILED, UNKNOWN
-from gangrun.health.framework.growth import FIRST_LOOK
+from gangrun.health.framework.check import FIRST_LOOK
 
 if TYPE_CHECKING:
-    from gangrun.health.framework.check import Finding, Verdict
+    from gangrun.health.framework.check import CheckVerdict, Finding
 
 SCHEMA = 1
 STYLES = {"ok": "green", "warn": "yellow", "fail": "red", "unknown": "dim"}
@@ -40,7 +40,7 @@ READING_MAX_CHARS = 40  # on one line of the table
 NAMES_MAX_COUNT = 8  # of checks that are unknown for one reason
 
 
-def exit_code(verdicts: tuple[Verdict, ...]) -> int:
+def exit_code(verdicts: tuple[CheckVerdict, ...]) -> int:
     """1: something failed; 3: nobody knows anything; else 0."""
     seen = {one.severity.value for one in verdicts}
     if "fail" in seen:
@@ -49,8 +49,8 @@ def exit_code(verdicts: tuple[Verdict, ...]) -> int:
 
 
 def page(
-    shown: list[Verdict],
-    verdicts: tuple[Verdict, ...],
+    shown: list[CheckVerdict],
+    verdicts: tuple[CheckVerdict, ...],
     columns: int,
     *,
     color: bool,
@@ -92,7 +92,7 @@ def _took(seconds: float) -> str:
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
-def _named(shown: list[Verdict], names: Mapping[str, str], columns: int) -> list[str]:
+def _named(shown: list[CheckVerdict], names: Mapping[str, str], columns: int) -> list[str]:
     """Which cards these are: by number each program counts its own way."""
     places = [finding.place for one in shown for finding in one.findings if finding.severity.value in ("warn", "fail")]
     gpus = dict.fromkeys(match[0] for place in places if (match := re.match(r"gpu \d+", place)))
@@ -105,18 +105,18 @@ def _named(shown: list[Verdict], names: Mapping[str, str], columns: int) -> list
     return ["", *told] if told else []
 
 
-def _in_a_row(checks: list[str], shown: list[Verdict]) -> bool:
+def _in_a_row(checks: list[str], shown: list[CheckVerdict]) -> bool:
     order = [one.check for one in shown]
     return order[order.index(checks[0]) : order.index(checks[-1]) + 1] == checks
 
 
-def reason_of(verdicts: tuple[Verdict, ...]) -> str:
+def reason_of(verdicts: tuple[CheckVerdict, ...]) -> str:
     """What failed, on one line that Slurm keeps as a node's reason."""
     told = "; ".join(clean(f"{one.check}: {one.words}") for one in verdicts if one.severity.value == "fail")
     return told if len(told) <= REASON_MAX_CHARS else told[: REASON_MAX_CHARS - 3] + "..."
 
 
-def _lost_at_once(shown: list[Verdict]) -> set[str]:
+def _lost_at_once(shown: list[CheckVerdict]) -> set[str]:
     """Reasons for which so many checks are unknown that one line for all says more than a row for each."""
     reasons = [one.words for one in shown if one.severity.value == "unknown"]
     return {why for why in reasons if reasons.count(why) > LOST_AT_ONCE}
@@ -135,7 +135,7 @@ def _told(finding: Finding, columns: int, color: bool) -> list[str]:
     return [_coloured(line, color) for line in lines]
 
 
-def _sum(verdicts: tuple[Verdict, ...]) -> str:
+def _sum(verdicts: tuple[CheckVerdict, ...]) -> str:
     counts = {word: sum(one.severity.value == word for one in verdicts) for word in STYLES}
     told = [f"{counts['ok']} ok"]
     told += [f"{counts[word]} {word}" for word in ("fail", "warn", "unknown") if counts[word]]
@@ -144,7 +144,7 @@ def _sum(verdicts: tuple[Verdict, ...]) -> str:
     return f"{len(verdicts)} checks: {', '.join(told)}{silent}; {_means(verdicts)}"
 
 
-def _means(verdicts: tuple[Verdict, ...]) -> str:
+def _means(verdicts: tuple[CheckVerdict, ...]) -> str:
     """What a run that began now would make of this node."""
     from gangrun.health.framework.evidence import as_evidence, bars_a_start
 
@@ -158,7 +158,7 @@ def _means(verdicts: tuple[Verdict, ...]) -> str:
     return "a run would use this node"
 
 
-def as_plain(verdicts: tuple[Verdict, ...], node: str) -> dict[str, Any]:
+def as_plain(verdicts: tuple[CheckVerdict, ...], node: str) -> dict[str, Any]:
     """``--json``; docs/health.md describes it."""
     return {
         "schema": SCHEMA,

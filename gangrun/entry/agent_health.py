@@ -18,7 +18,7 @@ from gangrun.agent.brain.facts import Checked, FindingReported
 from gangrun.core.model import Finding
 from gangrun.core.nodes.device_test import QUICK, THOROUGH
 from gangrun.health.framework.evidence import bars_a_start
-from gangrun.health.gpu import use
+from gangrun.health.gpu import devices as gpu_devices
 from gangrun.wire.spec import RunSpec
 
 GATE_SHARE = 0.5  # of the time for checks: where thousands of nodes load python from one disk, beginning takes long
@@ -110,7 +110,11 @@ def watch_spec(spec: RunSpec, node: str, run_directory: Path, variables: Mapping
         "directories": [str(run_directory), *checkpoints],
         "made_later": checkpoints,
         "kept": str(RunPaths(run_directory).counters(node)),
-        "policy": {**expected, "gpus_used": use.wanted({**variables, **spec.environment}), **spec.health.bounds},
+        "policy": {
+            **expected,
+            "gpus_used": gpu_devices.wanted({**variables, **spec.environment}),
+            **spec.health.bounds,
+        },
         "off": list(spec.health.off),
         "python": spec.command[0] if spec.python else "",
         "commands": dict(spec.health.commands),

@@ -17,7 +17,7 @@ from gangrun.adapters.local.box import cpus_count, gpus_count
 from gangrun.adapters.local.crowd import NOT_FOUND, Said, together
 from gangrun.config import environment
 from gangrun.health.active.devices import CPU, DEEP, ENDS_BEFORE_S, NODE
-from gangrun.health.framework.files import text_of
+from gangrun.health.framework.readings import text_of
 from gangrun.health.gpu.dcgm import WITHIN_S
 
 PROGRAM = Path(__file__).resolve().parents[1] / "health" / "active" / "device_child.py"
@@ -151,7 +151,7 @@ def _end(one: Said, within_s: float) -> str:
 
 def dcgm(words: Sequence[str], within_s: float = WITHIN_S) -> dict[str, Any]:
     """What dcgmi answers; where it is not installed, that."""
-    from gangrun.health.framework.recorded import plain_facts
+    from gangrun.health.framework.readings import plain_facts
     from gangrun.health.gpu import dcgm as answers
 
     variables = environment.all_variables()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gangrun.adapters.fs.disk import Disk
-from gangrun.health.framework.recorded import plain_reading, reading_from
+from gangrun.health.framework.readings import plain_reading, reading_from
 
 if TYPE_CHECKING:
     from gangrun.health.framework.check import Reading

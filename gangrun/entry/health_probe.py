@@ -39,14 +39,14 @@ def answer(kind: str, words: tuple[str, ...]) -> Any:
         from gangrun.entry.health_children import site_command
 
         return site_command(float(words[0]), words[1:])
-    from gangrun.health.framework.recorded import plain_facts
-    from gangrun.health.host.storage_probe import directory, names
+    from gangrun.health.framework.readings import plain_facts
+    from gangrun.health.host.storage import probe_directory, probe_names
 
     now = SystemClock().now
     if kind == "directory":
-        return plain_facts(directory(words[0], now))
+        return plain_facts(probe_directory(words[0], now))
     if kind == "names":
-        return plain_facts(names(words, now))
+        return plain_facts(probe_names(words, now))
     return {"absent": f"nobody knows how to ask for {kind}"}
 
 

@@ -26,21 +26,18 @@ from gangrun.adapters.clock import SystemClock
 from gangrun.config import environment
 from gangrun.entry.health_counters import Kept
 from gangrun.health.catalogue import FAMILIES
-from gangrun.health.framework.check import Needs
-from gangrun.health.framework.evidence import in_core
-from gangrun.health.framework.news import News, XidStory, travels
-from gangrun.health.framework.policy import HealthPolicy
-from gangrun.health.framework.recorded import facts_from
-from gangrun.health.framework.rounds import Family, Rounds, Surroundings, boot_id
-from gangrun.health.gpu.use import as_warning, is_beside
-from gangrun.health.gpu.xid import GpuWord, report_of
+from gangrun.health.framework.check import HealthPolicy, Needs, as_warning
+from gangrun.health.framework.evidence import News, in_core, travels
+from gangrun.health.framework.readings import boot_id, facts_from
+from gangrun.health.framework.rounds import CheckFamily, Rounds, Surroundings
+from gangrun.health.gpu.devices import is_beside
+from gangrun.health.gpu.xid import GpuWord, XidStory, XidWatch, report_of
 from gangrun.health.gpu.xid_table import XidClass, row_of
-from gangrun.health.gpu.xid_watch import XidWatch
 from gangrun.health.host import site
 
 if TYPE_CHECKING:
     from gangrun.core.model import DriverReport
-    from gangrun.health.framework.check import Facts, Finding, Verdict
+    from gangrun.health.framework.check import CheckVerdict, Finding, NodeFacts
 
 OPEN_WITHIN_S = 5.0
 FIRST_LOOK_S = 5.0  # where nobody asks for one: an agent that came back, say
@@ -61,7 +58,7 @@ class InThisProcess:
         command = (sys.executable, "-m", "gangrun.entry.health_probe")
         self._children = ProbeChildren(command, environment.all_variables())
 
-    def ask(self, kind: str, words: tuple[str, ...], within_s: float) -> Facts:
+    def ask(self, kind: str, words: tuple[str, ...], within_s: float) -> NodeFacts:
         """One question; a call that hangs takes the thread of its family along, and no other."""
         if kind == "active":
             words += self._python
@@ -72,7 +69,7 @@ class InThisProcess:
         return facts_from(answer(kind, words))
 
 
-def families_of(off: frozenset[str], commands: Mapping[str, Any]) -> tuple[Family, ...]:
+def families_of(off: frozenset[str], commands: Mapping[str, Any]) -> tuple[CheckFamily, ...]:
     """The catalogue without the checks that somebody turned off, and a site's own commands."""
     from dataclasses import replace
 
@@ -195,13 +192,13 @@ class Watch:
         if now >= self._said_at + ALIVE_EVERY_S:
             self._say({"op": "alive"})
 
-    def _look(self, family: Family) -> bool:
+    def _look(self, family: CheckFamily) -> bool:
         """True where something was new."""
         before_s = _spent_s()
         looked = self._rounds.look_at(family.name)
         return self._told_of(family, looked, _spent_s() - before_s)
 
-    def _told_of(self, family: Family, looked: Iterable[Verdict], spent_s: float) -> bool:
+    def _told_of(self, family: CheckFamily, looked: Iterable[CheckVerdict], spent_s: float) -> bool:
         """Say what is new, and when to look again: of what is still to come back soon, and then less and less often."""
         found = [self._xids.weighed(one) for verdict in looked for one in verdict.findings]
         fresh = self._news.fresh(filter(travels, found), self._clock.now())
@@ -237,7 +234,7 @@ class Watch:
             if finding.needs is Needs.RESET and GPU in self._due:
                 self._due[GPU] = self._clock.now()  # does the GPU ask for it? That stays to be seen until it was reset
 
-    def _gpu_facts(self) -> Facts | None:
+    def _gpu_facts(self) -> NodeFacts | None:
         return next((one.facts for one in self._rounds.readings() if one.family == GPU), None)
 
     def _place_of(self, uuid: str) -> str:

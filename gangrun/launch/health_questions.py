@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from gangrun.config import environment
 
 if TYPE_CHECKING:
-    from gangrun.health.framework.check import Facts, Reading
+    from gangrun.health.framework.check import NodeFacts, Reading
 
 KEPT_MAX_BYTES = 1_000_000
 
@@ -28,17 +28,16 @@ class Asking:
         found = {**variables, "PYTHONPATH": f"{package}{os.pathsep}{inherited}" if inherited else package}
         self._children = ProbeChildren((sys.executable, "-m", "gangrun.entry.health_probe"), found)
 
-    def ask(self, kind: str, words: tuple[str, ...], within_s: float) -> Facts:
+    def ask(self, kind: str, words: tuple[str, ...], within_s: float) -> NodeFacts:
         """One question, in a process of its own."""
-        from gangrun.health.framework.recorded import facts_from
+        from gangrun.health.framework.readings import facts_from
 
         return facts_from(self._children.ask(kind, words, within_s))
 
 
 def baseline_of(node: str) -> Reading | None:
     """What the devices of this node reached before; None where nothing was kept, or nothing that makes sense."""
-    from gangrun.health.framework.files import text_of
-    from gangrun.health.framework.recorded import reading_from
+    from gangrun.health.framework.readings import reading_from, text_of
 
     try:
         return reading_from(json.loads(text_of(_kept(node), KEPT_MAX_BYTES)))
@@ -48,7 +47,7 @@ def baseline_of(node: str) -> Reading | None:
 
 def keep_baseline(node: str, reading: Reading) -> str:
     """Keep it for the next call; why it could not be kept, or ""."""
-    from gangrun.health.framework.recorded import plain_reading
+    from gangrun.health.framework.readings import plain_reading
 
     path = _kept(node)
     new = path.with_name(f".{path.name}.{os.getpid()}")

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING
 
 from gangrun.core.nodes.device_test import THOROUGH
 from gangrun.health.active import devices
-from gangrun.health.active.baseline import kept
+from gangrun.health.active.devices import best_of
 from gangrun.health.framework.check import Severity
-from gangrun.health.framework.rounds import Family, Rounds
+from gangrun.health.framework.rounds import CheckFamily, Rounds
 from gangrun.health.gpu import dcgm
 from gangrun.launch.health_questions import baseline_of, keep_baseline
 
 if TYPE_CHECKING:
-    from gangrun.health.framework.check import Verdict
-    from gangrun.health.framework.policy import HealthPolicy
+    from gangrun.health.framework.check import CheckVerdict, HealthPolicy
     from gangrun.health.framework.rounds import Surroundings
     from gangrun.ports import Clock
 
@@ -31,14 +30,14 @@ EXACT = {"active_gemm": "", "active_memory": " of memory"}  # all of these must 
 class Worked:
     """What came out: every verdict, what was done and came out right ("" where not all of it did), and why not."""
 
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[CheckVerdict, ...]
     tested: str = ""
     untested: str = ""
 
 
 def measured(
-    families: Iterable[Family], around: Surroundings, policy: HealthPolicy, node: str, clock: Clock
-) -> tuple[tuple[Verdict, ...], str]:
+    families: Iterable[CheckFamily], around: Surroundings, policy: HealthPolicy, node: str, clock: Clock
+) -> tuple[tuple[CheckVerdict, ...], str]:
     """Every check of these families once; and why their best could not be kept, or ""."""
     before, why_not = baseline_of(node), ""
     rounds = Rounds(families, around, policy, clock)
@@ -46,7 +45,7 @@ def measured(
     verdicts = rounds.look()
     for now in rounds.readings():
         if now.family == devices.NAME and now is not before:
-            why_not = keep_baseline(node, kept(now, before))
+            why_not = keep_baseline(node, best_of(now, before))
     return verdicts, why_not
 
 
@@ -55,8 +54,8 @@ def at_the_gate(
 ) -> Worked:
     """The quick tests, and DCGM's own where they are to be thorough; what is not done at ``until`` is unknown."""
     began = clock.now()
-    verdicts: tuple[Verdict, ...] = ()
-    making: list[Callable[[float], Family]] = [devices.quick, *([dcgm.short_test] if tests == THOROUGH else [])]
+    verdicts: tuple[CheckVerdict, ...] = ()
+    making: list[Callable[[float], CheckFamily]] = [devices.quick, *([dcgm.short_test] if tests == THOROUGH else [])]
     for make in making:
         left_s = until - clock.now()
         if left_s < LEAST_S:
@@ -67,7 +66,7 @@ def at_the_gate(
     return summed_up(verdicts, clock.now() - began)
 
 
-def summed_up(verdicts: tuple[Verdict, ...], took_s: float) -> Worked:
+def summed_up(verdicts: tuple[CheckVerdict, ...], took_s: float) -> Worked:
     """In words. A device is proven only by results that are known to the bit."""
     by_name = {one.check: one for one in verdicts}
     told = []

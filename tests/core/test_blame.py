@@ -237,7 +237,7 @@ def test_shared_service_rule_for_silence(times: list[float], nodes_count: int, b
 
 @pytest.mark.parametrize(
     ("check", "cause", "failure"),
-    [("mount", Cause.STORAGE, Failure.STORAGE), ("ib_link", Cause.HARDWARE, Failure.SCHEDULER)],
+    [("storage_mounts", Cause.STORAGE, Failure.STORAGE), ("ib_link", Cause.HARDWARE, Failure.SCHEDULER)],
 )
 def test_shared_service_rule_for_findings(check: str, cause: Cause, failure: Failure) -> None:
     findings = tuple(Finding(f"n{index}", check, True, "gone", float(index)) for index in range(4))

@@ -230,7 +230,7 @@ def test_what_was_poor_while_ranks_were_being_stopped_counts() -> None:
     assert life.state.suspicion == {"n2": 1}
 
 
-@pytest.mark.parametrize("check", ["storage_space", "fs_slow"])
+@pytest.mark.parametrize("check", ["storage_space", "storage_answers"])
 def test_a_poor_file_system_is_no_sign_against_a_node(check: str) -> None:
     life = Life(3).running()
     life.on(poor("n1", check))

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from gangrun.health.catalogue import CHECKS, FAMILIES
-from gangrun.health.framework.check import Check, Facts, Outcome, Reading, Value, Verdict, verdict_of
-from gangrun.health.framework.policy import HealthPolicy
-from gangrun.health.framework.recorded import facts_from, reading_from
-from gangrun.health.framework.rounds import Family
+from gangrun.health.framework.check import Check, CheckVerdict, HealthPolicy, NodeFacts, Reading, Value, judged
+from gangrun.health.framework.readings import facts_from, reading_from
+from gangrun.health.framework.rounds import CheckFamily
 
 RECORDED = Path(__file__).parent / "recorded"
 POLICY = HealthPolicy()
@@ -22,12 +21,12 @@ def check(name: str) -> Check:
     return next(one for one in CHECKS if one.name == name)
 
 
-def family(name: str) -> Family:
+def family(name: str) -> CheckFamily:
     return next(one for one in FAMILIES if one.name == name)
 
 
 def reading(values: Mapping[str, Mapping[str, Value]], at: float = 1000.0, boot: str = "b", **missing: str) -> Reading:
-    return Reading("any", at, boot, Facts(values, {"node": missing} if missing else {}))
+    return Reading("any", at, boot, NodeFacts(values, {"node": missing} if missing else {}))
 
 
 def recorded(name: str) -> Reading:
@@ -36,13 +35,12 @@ def recorded(name: str) -> Reading:
     return found
 
 
-def look(name: str, now: Reading, before: Reading | None = None, policy: HealthPolicy = POLICY) -> Verdict:
+def look(name: str, now: Reading, before: Reading | None = None, policy: HealthPolicy = POLICY) -> CheckVerdict:
     """One check's verdict, with its family's memory of the reading before."""
     one = check(name)
     remember = family(one.family).remember
     was = remember(before, None) if before is not None else None
-    outcome: Outcome = one.judge(remember(now, was), was, policy)
-    return verdict_of(one, outcome)
+    return judged(one, remember(now, was), was, policy)
 
 
 @dataclass
@@ -65,7 +63,7 @@ class Scripted:
     answers: dict[str, Any] = field(default_factory=dict)
     asked: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
 
-    def ask(self, kind: str, words: tuple[str, ...], within_s: float) -> Facts:
+    def ask(self, kind: str, words: tuple[str, ...], within_s: float) -> NodeFacts:
         self.asked.append((kind, words))
         answer = self.answers.get(kind, {"absent": "not scripted"})
         return facts_from(answer(*words) if isinstance(answer, Callable) else answer)  # type: ignore[arg-type]
@@ -79,11 +77,11 @@ def write(root: Path, files: Mapping[str, str]) -> Path:
     return root
 
 
-def verdict_after(name: str, readings: Sequence[Reading], policy: HealthPolicy = POLICY) -> Verdict:
+def verdict_after(name: str, readings: Sequence[Reading], policy: HealthPolicy = POLICY) -> CheckVerdict:
     """The verdict on the last of several looks, each remembered by the next as ``Rounds`` does."""
     one = check(name)
     remember, was, now = family(one.family).remember, None, None
     for each in readings:
         was, now = now, remember(each, now)
     assert now is not None
-    return verdict_of(one, one.judge(now, was, policy))
+    return judged(one, now, was, policy)

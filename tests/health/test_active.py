@@ -14,9 +14,9 @@ import pytest
 from gangrun.adapters.local.crowd import Said, together
 from gangrun.entry.health_children import PROGRAM, active, gathered
 from gangrun.health.active import devices as judging
-from gangrun.health.active.baseline import kept
-from gangrun.health.framework.check import Facts, Reading, Severity, verdict_of
-from gangrun.health.framework.recorded import facts_from, plain_reading, reading_from
+from gangrun.health.active.devices import best_of
+from gangrun.health.framework.check import NodeFacts, Reading, Severity, judged
+from gangrun.health.framework.readings import facts_from, plain_reading, reading_from
 from gangrun.launch.health_questions import baseline_of, keep_baseline
 from tests.health.looks import POLICY
 from tests.waiting import until
@@ -34,12 +34,12 @@ def gpus(node: dict[str, Any] | None = None, **changed: dict[str, Any]) -> Readi
     """Four GPUs and their node, with what is otherwise."""
     values = {"node": {**NODE, **(node or {})}}
     values |= {f"gpu {n}": {**GPU, **changed.get(f"gpu_{n}", {})} for n in range(4)}
-    return Reading("active", 5.0, "b", Facts(values))
+    return Reading("active", 5.0, "b", NodeFacts(values))
 
 
 def cpu(load: float, **changed: Any) -> Reading:
     node = {"gpus": 0, "load": load, "cpus": 16}
-    return Reading("active", 5.0, "b", Facts({"node": node, "cpu": {**CPU, **changed}}))
+    return Reading("active", 5.0, "b", NodeFacts({"node": node, "cpu": {**CPU, **changed}}))
 
 
 BEFORE = gpus()
@@ -71,7 +71,7 @@ BEFORE = gpus()
 )  # fmt: skip
 def test_what_a_reading_means(check: str, now: Reading, before: Reading | None, severity: Severity, words: str) -> None:
     one = CHECK[check]
-    verdict = verdict_of(one, one.judge(now, before, POLICY))
+    verdict = judged(one, now, before, POLICY)
     assert (verdict.severity, words in verdict.words) == (severity, True), verdict
     assert all(finding.needs.value != "none" for finding in verdict.findings)
 
@@ -82,26 +82,26 @@ def test_another_device_driver_or_torch_is_compared_with_nothing(key: str) -> No
         {"allreduce_gbps": 1.0, key: "another"}, **{f"gpu_{n}": {"gemm_tflops": 1.0, key: "x"} for n in range(4)}
     )
     for check in ("active_allreduce", "active_gemm_speed"):
-        verdict = verdict_of(CHECK[check], CHECK[check].judge(slow, BEFORE, POLICY))
+        verdict = judged(CHECK[check], slow, BEFORE, POLICY)
         assert (verdict.severity, "its first" in verdict.shown) == (Severity.OK, True)
-    assert kept(slow, BEFORE).facts.get("gpu 0", "gemm_tflops") == 1.0
+    assert best_of(slow, BEFORE).facts.get("gpu 0", "gemm_tflops") == 1.0
 
 
 def test_the_best_is_kept_and_a_slow_day_does_not_lower_it() -> None:
-    first = kept(gpus(gpu_1={"gemm_tflops": 650.0}), None)
-    later = kept(gpus(gpu_0={"gemm_tflops": 100.0}, gpu_1={"gemm_tflops": 690.0, "h2d_gbps": "odd"}), first)
+    first = best_of(gpus(gpu_1={"gemm_tflops": 650.0}), None)
+    later = best_of(gpus(gpu_0={"gemm_tflops": 100.0}, gpu_1={"gemm_tflops": 690.0, "h2d_gbps": "odd"}), first)
     assert [later.facts.get(f"gpu {n}", "gemm_tflops") for n in range(2)] == [700.0, 690.0]
     assert later.facts.get("gpu 1", "h2d_gbps") == 53.0
     again = reading_from(json.loads(json.dumps(plain_reading(later))))
     assert again == later, "it is kept as JSON"
     slow = gpus({"allreduce_gbps": 1.0})
-    assert CHECK["active_allreduce"].judge(slow, again, POLICY).findings
+    assert judged(CHECK["active_allreduce"], slow, again, POLICY).findings
 
 
 def test_a_baseline_is_kept_for_the_next_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert baseline_of("n1") is None
-    assert keep_baseline("n1", kept(BEFORE, None)) == ""
+    assert keep_baseline("n1", best_of(BEFORE, None)) == ""
     found = baseline_of("n1")
     assert found is not None
     assert found.facts.get("gpu 2", "memory_gbps") == 2900.0
@@ -128,7 +128,7 @@ def test_what_a_killed_child_knew_is_kept_and_the_rest_is_unknown() -> None:
     )
     facts = facts_from(gathered([asked()], [said], 50.0, 1))
     now = Reading("active", 1.0, "b", facts)
-    verdicts = {one.name: verdict_of(one, one.judge(now, None, POLICY)) for one in judging.CHECKS}
+    verdicts = {one.name: judged(one, now, None, POLICY) for one in judging.CHECKS}
     assert verdicts["active_gemm"].severity is Severity.OK
     assert (verdicts["active_allreduce"].severity, verdicts["active_allreduce"].words) == (
         Severity.UNKNOWN,
@@ -151,7 +151,7 @@ def test_what_could_not_be_tested_is_unknown_and_says_why(said: Said, words: str
     told = facts.absent or facts.why_missing("gemm_mismatches")
     assert words in told
     for one in judging.CHECKS:
-        verdict = verdict_of(one, one.judge(Reading("active", 1.0, "b", facts), None, POLICY))
+        verdict = judged(one, Reading("active", 1.0, "b", facts), None, POLICY)
         assert verdict.severity in (Severity.OK, Severity.UNKNOWN)
 
 
@@ -195,7 +195,7 @@ def test_devices_of_this_machine_at_work(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     facts = facts_from(active("quick", 100.0, sys.executable))
     now = Reading("active", 1.0, "b", facts)
-    verdicts = {one.name: verdict_of(one, one.judge(now, None, POLICY)) for one in judging.CHECKS}
+    verdicts = {one.name: judged(one, now, None, POLICY) for one in judging.CHECKS}
     unknown = {name for name, one in verdicts.items() if one.severity is Severity.UNKNOWN}
     assert {one.severity for one in verdicts.values()} == {Severity.OK, Severity.UNKNOWN}, verdicts
     assert unknown - {"active_allreduce"} == {"active_copies"}, "of one processor nobody adds up"

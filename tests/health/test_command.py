@@ -17,8 +17,17 @@ from gangrun.cli.main import main
 from gangrun.config.environment import state_home
 from gangrun.display.health_page import as_plain, exit_code, page
 from gangrun.health.catalogue import CHECKS
-from gangrun.health.framework.check import CauseClass, Evidence, Finding, Needs, Scope, Severity, Sticky, Verdict
-from gangrun.health.framework.growth import FIRST_LOOK
+from gangrun.health.framework.check import (
+    FIRST_LOOK,
+    CauseClass,
+    CheckVerdict,
+    Finding,
+    Measured,
+    Needs,
+    Scope,
+    Severity,
+    Sticky,
+)
 from gangrun.launch.node_history import reminder
 from gangrun.runs.times import wall_now
 from tests.health.looks import write
@@ -146,8 +155,8 @@ def test_nothing_heavy_is_loaded_here_and_little_by_the_child(box: Path) -> None
 # ---- the page, of values ---------------------------------------------------------------------------------------------
 
 
-def verdict(severity: Severity, check: str = "gpu_ecc", words: str = "", **more: Any) -> Verdict:
-    return Verdict(check, "gpu", severity, "0", "0", words, **more)
+def verdict(severity: Severity, check: str = "gpu_ecc", words: str = "", **more: Any) -> CheckVerdict:
+    return CheckVerdict(check, "gpu", severity, "0", "0", words, **more)
 
 
 def test_exit_codes() -> None:
@@ -161,7 +170,7 @@ def test_exit_codes() -> None:
 def test_foreign_words_move_no_cursor() -> None:
     evil = "NVML \x1b[2J\r\nfail  forged"
     finding = Finding(
-        "gpu_lost", Scope.GPU, "gpu 0", Severity.FAIL, CauseClass.HARDWARE, Needs.REBOOT, Sticky.BOOT, Evidence(evil),
+        "gpu_lost", Scope.GPU, "gpu 0", Severity.FAIL, CauseClass.HARDWARE, Needs.REBOOT, Sticky.BOOT, Measured(evil),
         f"gpu 0 is lost: {evil}",
     )  # fmt: skip
     bad = verdict(Severity.FAIL, "gpu_lost", evil, findings=(finding,))
@@ -177,7 +186,7 @@ def test_foreign_words_move_no_cursor() -> None:
 
 def found(place: str, severity: Severity, sentence: str, cause: CauseClass = CauseClass.HARDWARE) -> Finding:
     scope = Scope.GPU if place.startswith("gpu") else Scope.NODE
-    return Finding("some", scope, place, severity, cause, Needs.RESET, Sticky.BOOT, Evidence(1), sentence)
+    return Finding("some", scope, place, severity, cause, Needs.RESET, Sticky.BOOT, Measured(1), sentence)
 
 
 def test_the_worst_is_told_first_with_the_names_by_which_cards_are_found() -> None:
@@ -232,8 +241,8 @@ def test_reasons_name_the_checks_that_they_are_about() -> None:
 
 
 def test_the_table_says_how_long_each_look_took_and_wraps_long_readings() -> None:
-    quick = Verdict("a", "host", Severity.OK, "24 of 25", "<= 25", "", took_s=0.0124)
-    slow = Verdict(
+    quick = CheckVerdict("a", "host", Severity.OK, "24 of 25", "<= 25", "", took_s=0.0124)
+    slow = CheckVerdict(
         "b", "host", Severity.OK, "a reading of more words than one line of it has room for", "", "", took_s=12.34
     )
     lines = page([quick, slow], (quick, slow), 80, color=False)

@@ -14,10 +14,9 @@ from gangrun.cli.health import look as look_here
 from gangrun.config.site_checks import site_commands
 from gangrun.display.health_page import SILENTLY
 from gangrun.errors import UserError
-from gangrun.health.framework.check import Facts, Reading, Severity, Verdict, verdict_of
+from gangrun.health.framework.check import CheckVerdict, HealthPolicy, NodeFacts, Reading, Severity, judged
 from gangrun.health.framework.evidence import as_evidence
-from gangrun.health.framework.policy import HealthPolicy
-from gangrun.health.framework.recorded import facts_from
+from gangrun.health.framework.readings import facts_from
 from gangrun.health.framework.rounds import Surroundings
 from gangrun.health.gpu import dcgm, memory, nvlink
 from gangrun.health.host import site
@@ -54,12 +53,12 @@ NEW: list[dict[str, Any]] = [
 ]
 
 
-def judged(words: tuple[str, ...], out: str) -> Verdict:
+def said_by_dcgm(words: tuple[str, ...], out: str) -> CheckVerdict:
     [check] = (dcgm.FAMILY if words == dcgm.HEALTH else dcgm.TEST_FAMILY).checks
     facts = dcgm.parsed(words, out)
     if facts.absent:
-        return Verdict(check.name, "dcgm", Severity.UNKNOWN, "", "", facts.absent)
-    return verdict_of(check, check.judge(Reading("dcgm", 1.0, "b", facts), None, POLICY))
+        return CheckVerdict(check.name, "dcgm", Severity.UNKNOWN, "", "", facts.absent)
+    return judged(check, Reading("dcgm", 1.0, "b", facts), None, POLICY)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +81,7 @@ def judged(words: tuple[str, ...], out: str) -> Verdict:
     ],
 )
 def test_what_dcgm_prints(words: tuple[str, ...], out: str, severity: Severity, told: str) -> None:
-    verdict = judged(words, out)
+    verdict = said_by_dcgm(words, out)
     assert (verdict.severity, told in verdict.words) == (severity, True), verdict
     assert len(verdict.findings) <= 1, "the node's word sums up what is said of its GPUs"
 
@@ -127,7 +126,7 @@ def test_only_gpus_of_this_job_count(seen: list[tuple[str, str]], named: tuple[s
     facts = dcgm.identified(dcgm.parsed(dcgm.HEALTH, SICK), UUIDS, seen)
     [check] = dcgm.FAMILY.checks
     policy = HealthPolicy(gpus_used=named)
-    verdict = verdict_of(check, check.judge(Reading("dcgm", 1.0, "b", facts), None, policy))
+    verdict = judged(check, Reading("dcgm", 1.0, "b", facts), None, policy)
     assert verdict.severity is (Severity.FAIL if fails else Severity.WARN)
     assert ("not a GPU of this job" in verdict.words) is not fails
     [heard] = as_evidence("n1", [verdict], 5.0)
@@ -139,7 +138,7 @@ def test_only_gpus_of_this_job_count(seen: list[tuple[str, str]], named: tuple[s
 def test_where_dcgms_numbers_are_not_known_all_gpus_count() -> None:
     facts = dcgm.identified(dcgm.parsed(dcgm.HEALTH, SICK), dcgm.identities("Error: no host engine"), [A])
     [check] = dcgm.FAMILY.checks
-    assert verdict_of(check, check.judge(Reading("dcgm", 1.0, "b", facts), None, POLICY)).severity is Severity.FAIL
+    assert judged(check, Reading("dcgm", 1.0, "b", facts), None, POLICY).severity is Severity.FAIL
 
 
 @pytest.mark.parametrize(
@@ -152,10 +151,10 @@ def test_gpus_of_others_are_not_tested(seen: list[tuple[str, str]], more: tuple[
 def test_what_nobody_has_to_have_is_not_told() -> None:
     of_other_gpus = {nvlink.NO_NVLINK5, *(one for one in SILENTLY if one.startswith("these GPUs"))}
     assert {dcgm.ABSENT, "no Lustre here", *of_other_gpus} == SILENTLY
-    now = Reading("gpu", 1.0, "b", Facts({"gpu 0 link 0": {"active": 1, "recoveries": 0}, "gpu 0": {"uuid": "u"}}))
+    now = Reading("gpu", 1.0, "b", NodeFacts({"gpu 0 link 0": {"active": 1, "recoveries": 0}, "gpu 0": {"uuid": "u"}}))
     newer = replace(now, facts=replace(now.facts, missing={"gpu 0": {"retired_pages": memory.NOT_MEASURED}}))
     none = {"gpu 0": {"repair_pending": memory.NOT_MEASURED}}
-    older = Reading("gpu", 1.0, "b", Facts({"gpu 0": {"uuid": "u"}}, none))
+    older = Reading("gpu", 1.0, "b", NodeFacts({"gpu 0": {"uuid": "u"}}, none))
     said = {look(name, newer).words for name in ("nvlink_errors", "gpu_retired")}
     said |= {look(name, older).words for name in ("nvlink5_errors", "nvlink5_rates", "gpu_repairs")}
     assert said == of_other_gpus
@@ -181,7 +180,7 @@ def test_an_exit_code_is_a_verdict(tmp_path: Path, answer: dict[str, Any], sever
     probes = Scripted({"command": answer})
     facts = family.read(Surroundings(tmp_path, probes))
     assert probes.asked == [("command", ("3", "/opt/disk", "-q", "a b"))]
-    verdict = verdict_of(family.checks[0], family.checks[0].judge(Reading("site", 1.0, "b", facts), None, POLICY))
+    verdict = judged(family.checks[0], Reading("site", 1.0, "b", facts), None, POLICY)
     assert (verdict.check, verdict.severity, words in verdict.words) == ("site_disk", severity, True), verdict
     assert site.family({}) is None
 
@@ -233,4 +232,4 @@ def test_commands_of_a_file_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_nothing_that_a_probe_says_is_trusted() -> None:
-    assert facts_from({"values": {"command": {"code": [1], "said": 7}}}) == Facts({"command": {"said": 7}})
+    assert facts_from({"values": {"command": {"code": [1], "said": 7}}}) == NodeFacts({"command": {"said": 7}})

@@ -6,20 +6,27 @@ from dataclasses import replace
 
 import pytest
 
-from gangrun.core.model import Cause, Evidence, Failure
+from gangrun.core.model import CHECK_TRAITS, Cause, Evidence, Failure
 from gangrun.core.policy import Policy
-from gangrun.core.recovery.blame import STORAGE_CHECKS, judge
+from gangrun.core.recovery.blame import judge
 from gangrun.health.catalogue import CHECKS
-from gangrun.health.framework import check as values
-from gangrun.health.framework.check import CauseClass, Needs, Severity, Sticky, Verdict, unknown_verdict
+from gangrun.health.framework.check import (
+    CauseClass,
+    CheckVerdict,
+    Look,
+    Needs,
+    Scope,
+    Severity,
+    Sticky,
+    unknown_verdict,
+)
 from gangrun.health.framework.evidence import as_evidence, in_core
-from gangrun.health.gpu import presence
-from tests.health.looks import check, look, reading, recorded
+from tests.health.looks import POLICY, check, look, reading, recorded
 from tests.health.test_xid import event, found
 
 
-def verdict(*findings: object) -> Verdict:
-    return Verdict("xid", "gpu", Severity.OK, "", "", "", findings)  # type: ignore[arg-type]
+def verdict(*findings: object) -> CheckVerdict:
+    return CheckVerdict("xid", "gpu", Severity.OK, "", "", "", findings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("xid", "fatal"), [(79, [True]), (94, [False]), (31, []), (45, [])])
@@ -55,13 +62,14 @@ def test_a_programs_fault_is_never_a_nodes() -> None:
     assert as_evidence("n1", [verdict(*found(event(31), event(31, gpu="gpu 1")))], 5.0) == ()
 
 
-def test_the_core_knows_checks_of_storage_by_their_names() -> None:
-    assert {one.family for one in CHECKS if one.name.startswith(STORAGE_CHECKS)} == {"storage", "mounts"}
-    assert all(one.name.startswith(STORAGE_CHECKS) for one in CHECKS if one.family == "storage")
+def test_every_trait_is_of_a_check_and_every_check_of_storage_has_its_own() -> None:
+    assert CHECK_TRAITS.keys() <= {one.name for one in CHECKS}
+    storage = {one.name for one in CHECKS if one.about.scope is Scope.FS}
+    assert {name for name, traits in CHECK_TRAITS.items() if traits.is_storage} == storage
 
 
 @pytest.mark.parametrize(
-    ("check", "needs", "shows"),
+    ("name", "needs", "shows"),
     [
         ("gpu_recovery", Needs.RESET, True),
         ("gpu_recovery", Needs.REBOOT, False),
@@ -72,7 +80,9 @@ def test_the_core_knows_checks_of_storage_by_their_names() -> None:
         ("nvlink_state", Needs.RESET, False),  # it may come up by itself
     ],
 )
-def test_what_the_driver_says_until_a_gpu_is_reset_shows_that_it_was(check: str, needs: Needs, shows: bool) -> None:
-    one = presence.finding(check, "gpu 1", Severity.FAIL, "broken", values.Evidence(1), needs)
+def test_what_the_driver_says_until_a_gpu_is_reset_shows_that_it_was(name: str, needs: Needs, shows: bool) -> None:
+    one = Look(replace(check("gpu_ecc"), name=name), reading({}), None, POLICY).found(
+        Severity.FAIL, "gpu 1", "broken", 1, needs=needs
+    )
     assert in_core("n1", one, 5.0).shows_reset is shows
     assert not in_core("n1", replace(one, sticky=Sticky.CLEAN), 5.0).shows_reset

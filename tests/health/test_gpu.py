@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from gangrun.health.framework.check import Needs, Reading, Severity, Verdict
-from gangrun.health.framework.policy import HealthPolicy
+from gangrun.health.framework.check import CheckVerdict, HealthPolicy, Needs, Reading, Severity
 from tests.health.looks import look, reading, verdict_after
 
 
@@ -21,7 +20,7 @@ def gpus(at: float = 1000.0, count: int = 4, places: dict[str, Any] | None = Non
     return reading({"node": {"gpus_count": count}, **values, **(places or {})}, at)
 
 
-def seen(verdict: Verdict) -> tuple[Severity, list[str]]:
+def seen(verdict: CheckVerdict) -> tuple[Severity, list[str]]:
     return verdict.severity, [finding.place for finding in verdict.findings]
 
 
@@ -52,7 +51,7 @@ def test_the_count_of_a_whole_life_matters_when_it_grows() -> None:
 
 @pytest.mark.parametrize("counter", ["throttled_heat_ns", "throttled_software_heat_ns", "power_brake_ns"])
 def test_slowing_down_counts_by_its_share_of_time(counter: str) -> None:
-    def after(ns: int) -> Verdict:
+    def after(ns: int) -> CheckVerdict:
         return verdict_after("gpu_throttled", [gpus(at=0.0, **{counter: 7}), gpus(at=60.0, **{counter: 7 + ns})])  # type: ignore[arg-type]
 
     assert look("gpu_throttled", gpus(**{counter: 10**12})).severity is Severity.UNKNOWN  # type: ignore[arg-type]

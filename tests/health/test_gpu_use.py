@@ -9,10 +9,9 @@ import msgspec
 import pytest
 
 from gangrun.entry.agent_health import watch_spec
-from gangrun.health.framework.check import Facts, Severity
+from gangrun.health.framework.check import HealthPolicy, NodeFacts, Severity
 from gangrun.health.framework.evidence import as_evidence
-from gangrun.health.framework.policy import HealthPolicy
-from gangrun.health.gpu import use
+from gangrun.health.gpu import devices
 from gangrun.wire.spec import HealthSpec, RunSpec
 from tests.health.looks import look, reading
 
@@ -28,15 +27,15 @@ from tests.health.looks import look, reading
     ],
 )
 def test_what_cuda_would_make_of_it(word: str, named: tuple[str, ...]) -> None:
-    assert use.wanted({"CUDA_VISIBLE_DEVICES": word}) == named
-    assert use.wanted({"PATH": word}) is None
+    assert devices.wanted({"CUDA_VISIBLE_DEVICES": word}) == named
+    assert devices.wanted({"PATH": word}) is None
 
 
-def four(**changes: Any) -> Facts:
+def four(**changes: Any) -> NodeFacts:
     values: dict[str, Any] = {f"gpu {n}": {"uuid": f"GPU-{n}{n}", "model": "H100"} for n in range(4)}
     for place, names in changes.items():
         values[place.replace("_", " ")] = names
-    return Facts({"node": {"gpus_count": 4}, **values, "gpu 3 link 0": {"active": 1}})
+    return NodeFacts({"node": {"gpus_count": 4}, **values, "gpu 3 link 0": {"active": 1}})
 
 
 @pytest.mark.parametrize(
@@ -57,19 +56,19 @@ def four(**changes: Any) -> Facts:
         (("MIG-00",), four(), set()),
     ],
 )
-def test_which_are_not_the_jobs(named: tuple[str, ...] | None, facts: Facts, others: set[str]) -> None:
-    assert use.beside(facts, named) == others
+def test_which_are_not_the_jobs(named: tuple[str, ...] | None, facts: NodeFacts, others: set[str]) -> None:
+    assert devices.beside(facts, named) == others
 
 
 def test_a_report_of_one_that_cannot_say_who_it_is() -> None:
     lost = four(gpu_2={"lost": "it fell off the bus"})
-    assert use.is_beside(lost, ("0",), "GPU-22")
-    assert use.is_beside(lost, ("0",), "GPU-33")
-    assert use.is_beside(lost, (), "GPU-00")
-    assert not use.is_beside(lost, ("0",), "GPU-00")
-    assert not use.is_beside(lost, ("2",), "GPU-22"), "it may well be the job's"
-    assert not use.is_beside(lost, ("0",), "")
-    assert not use.is_beside(lost, None, "GPU-22")
+    assert devices.is_beside(lost, ("0",), "GPU-22")
+    assert devices.is_beside(lost, ("0",), "GPU-33")
+    assert devices.is_beside(lost, (), "GPU-00")
+    assert not devices.is_beside(lost, ("0",), "GPU-00")
+    assert not devices.is_beside(lost, ("2",), "GPU-22"), "it may well be the job's"
+    assert not devices.is_beside(lost, ("0",), "")
+    assert not devices.is_beside(lost, None, "GPU-22")
 
 
 @pytest.mark.parametrize(("used", "severity", "fatal"), [("0", Severity.WARN, False), ("1", Severity.FAIL, True)])

@@ -17,7 +17,7 @@ from gangrun.adapters.local.health_child import HealthChild
 from gangrun.agent.brain.facts import Checked
 from gangrun.core.nodes.device_test import QUICK, THOROUGH
 from gangrun.entry.agent_health import AgentHealth
-from gangrun.health.framework.check import Facts, Severity, Verdict
+from gangrun.health.framework.check import CheckVerdict, NodeFacts, Severity
 from gangrun.health.framework.rounds import Surroundings
 from gangrun.health.gpu import dcgm
 from gangrun.launch.health_questions import baseline_of
@@ -36,15 +36,15 @@ DIAG: dict[str, dict[str, int | float | str]] = {"gpu 0": {"test": "pass", "test
 class Answers:
     """Probes that take their time, by a clock held in the hand."""
 
-    says: Mapping[str, Facts]
+    says: Mapping[str, NodeFacts]
     now_s: float = 100.0
     takes_s: float = 10.0
     asked: list[tuple[str, tuple[str, ...], float]] = field(default_factory=list)
 
-    def ask(self, kind: str, words: tuple[str, ...], within_s: float) -> Facts:
+    def ask(self, kind: str, words: tuple[str, ...], within_s: float) -> NodeFacts:
         self.asked.append((kind, words, within_s))
         self.now_s += self.takes_s
-        return self.says.get(kind, Facts(absent="dcgmi is not installed here"))
+        return self.says.get(kind, NodeFacts(absent="dcgmi is not installed here"))
 
     def now(self) -> float:
         return self.now_s
@@ -61,7 +61,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_came_out_right_is_told_and_its_best_is_kept() -> None:
-    answers = Answers({"active": Facts({"node": {"gpus": 0}, "cpu": CPU}), "dcgm_test": Facts(DIAG)})
+    answers = Answers({"active": NodeFacts({"node": {"gpus": 0}, "cpu": CPU}), "dcgm_test": NodeFacts(DIAG)})
     done = worked(answers, THOROUGH, 120.0)
     assert done.tested == "0 wrong in 4 products, 0 wrong in 0.1 GB of memory, DCGM's test: 1 seen, 0 bad, in 20 s"
     assert done.untested == ""
@@ -73,21 +73,21 @@ def test_what_came_out_right_is_told_and_its_best_is_kept() -> None:
 
 
 def test_who_asks_for_a_deep_test_has_dcgm_take_its_minutes() -> None:
-    answers = Answers({"dcgm_test": Facts(DIAG)})
+    answers = Answers({"dcgm_test": NodeFacts(DIAG)})
     facts = dcgm.DEEP_TEST_FAMILY.read(Surroundings(Path("/"), answers))  # type: ignore[arg-type]
     assert facts.get("gpu 0", "test") == "pass"
     assert answers.asked == [("dcgm_test", ("900", "diag", "-r", "2", "-j"), 900.0)]
 
 
 def test_before_the_start_dcgm_is_not_asked_and_where_it_is_not_there_nobody_misses_it() -> None:
-    answers = Answers({"active": Facts({"node": {"gpus": 0}, "cpu": CPU})})
+    answers = Answers({"active": NodeFacts({"node": {"gpus": 0}, "cpu": CPU})})
     assert worked(answers, QUICK, 58.0).tested.endswith("of memory, in 10 s")
     assert [kind for kind, _, _ in answers.asked] == ["active"]
     assert worked(answers, THOROUGH, 118.0).tested.endswith("of memory, in 20 s")
 
 
 def test_one_wrong_number_proves_nothing_but_itself() -> None:
-    wrong = Answers({"active": Facts({"node": {"gpus": 0}, "cpu": {**CPU, "gemm_mismatches": 3}})})
+    wrong = Answers({"active": NodeFacts({"node": {"gpus": 0}, "cpu": {**CPU, "gemm_mismatches": 3}})})
     done = worked(wrong, QUICK, 58.0)
     assert done.tested == ""
     assert "cpu computed 3 numbers wrong" in done.untested
@@ -96,19 +96,24 @@ def test_one_wrong_number_proves_nothing_but_itself() -> None:
 @pytest.mark.parametrize(
     ("facts", "left_s", "off", "why"),
     [
-        (Facts(absent="torch is not installed"), 58.0, (), "torch is not installed"),
-        (Facts({"node": {"gpus": 0}, "cpu": CPU}), 4.0, (), "there was no time for it, or it is off"),
-        (Facts({"node": {"gpus": 0}, "cpu": CPU}), 58.0, ("active_gemm",), "there was no time for it, or it is off"),
+        (NodeFacts(absent="torch is not installed"), 58.0, (), "torch is not installed"),
+        (NodeFacts({"node": {"gpus": 0}, "cpu": CPU}), 4.0, (), "there was no time for it, or it is off"),
+        (
+            NodeFacts({"node": {"gpus": 0}, "cpu": CPU}),
+            58.0,
+            ("active_gemm",),
+            "there was no time for it, or it is off",
+        ),
     ],
 )
-def test_what_was_not_done_is_not_proven(facts: Facts, left_s: float, off: tuple[str, ...], why: str) -> None:
+def test_what_was_not_done_is_not_proven(facts: NodeFacts, left_s: float, off: tuple[str, ...], why: str) -> None:
     done = worked(Answers({"active": facts}), QUICK, left_s, *off)
     assert (done.tested, done.untested) == ("", why)
 
 
 def test_a_failing_speed_is_no_pass() -> None:
-    fine = [Verdict(name, "active", Severity.OK, "0 wrong", "", "") for name in ("active_gemm", "active_memory")]
-    slow = Verdict("active_copies", "active", Severity.FAIL, "9 GB/s", "", "copies to gpu 1 run at 9 GB/s")
+    fine = [CheckVerdict(name, "active", Severity.OK, "0 wrong", "", "") for name in ("active_gemm", "active_memory")]
+    slow = CheckVerdict("active_copies", "active", Severity.FAIL, "9 GB/s", "", "copies to gpu 1 run at 9 GB/s")
     assert summed_up((*fine, slow), 3.0).untested == "copies to gpu 1 run at 9 GB/s"
     assert summed_up(tuple(fine), 3.0).tested == "0 wrong, 0 wrong of memory, in 3 s"
 

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from gangrun.health.framework.check import CauseClass, Facts, Reading, Severity, Verdict
+from gangrun.health.framework.check import CauseClass, CheckVerdict, HealthPolicy, Look, NodeFacts, Reading, Severity
 from gangrun.health.framework.evidence import is_fatal
-from gangrun.health.framework.policy import HealthPolicy
-from gangrun.health.framework.recorded import plain_facts
+from gangrun.health.framework.readings import plain_facts
 from gangrun.health.framework.rounds import Surroundings
-from gangrun.health.host import checks, storage, storage_probe
-from gangrun.health.host import readings as host
-from gangrun.health.host.readings import NODE
-from tests.health.looks import HandClock, Scripted, family, look, reading, verdict_after, write
+from gangrun.health.host import node as host
+from gangrun.health.host import storage
+from gangrun.health.host.node import NODE
+from tests.health.looks import HandClock, Scripted, check, family, look, reading, verdict_after, write
 
 GB = 10**9
 HOST = {
@@ -46,7 +45,7 @@ def node(at: float = 1000.0, **values: Any) -> Reading:
     return reading({NODE: values}, at)
 
 
-def only(verdict: Verdict) -> tuple[Severity, str]:
+def only(verdict: CheckVerdict) -> tuple[Severity, str]:
     return verdict.severity, verdict.words
 
 
@@ -70,8 +69,8 @@ def test_an_empty_tree_is_unknown_and_never_more(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "\n", ":::\n", "MemTotal: x kB\n", "nan nan nan\n", "\x00" * 9000, ") D\n"])
 def test_odd_files_do_no_harm(tmp_path: Path, text: str) -> None:
     now = read(write(tmp_path, dict.fromkeys(HOST, text)))
-    for check in family("host").checks:
-        assert look(check.name, now).severity is not Severity.FAIL, check.name
+    for one in family("host").checks:
+        assert look(one.name, now).severity is not Severity.FAIL, one.name
 
 
 def test_this_very_machine_can_be_read() -> None:
@@ -154,9 +153,9 @@ def test_names() -> None:
 
 def test_the_resolver_is_asked_by_a_child() -> None:
     probes = Scripted({"names": lambda *hosts: {"values": {host: {"resolve_s": 0.1} for host in hosts}}})
-    facts = checks.read_names(Surroundings(Path("/"), probes, peers=("a", "b")))
+    facts = host.read_names(Surroundings(Path("/"), probes, peers=("a", "b")))
     assert (probes.asked, list(facts.values)) == ([("names", ("a", "b"))], ["a", "b"])
-    said = storage_probe.names(("no-such-host.invalid", "bad\udcff" * 40), HandClock().now)
+    said = storage.probe_names(("no-such-host.invalid", "bad\udcff" * 40), HandClock().now)
     assert all("error" in said.values[name] for name in ("no-such-host.invalid", "bad\udcff" * 40))
 
 
@@ -169,7 +168,7 @@ def stored(**values: Any) -> Reading:
 
 def test_a_directory_is_written_and_read_and_left_clean(tmp_path: Path) -> None:
     place = str(tmp_path)
-    values = storage_probe.directory(place, HandClock().now).values[place]
+    values = storage.probe_directory(place, HandClock().now).values[place]
     assert values["probe_s"] == 0
     assert 0 <= float(values["used_share"]) <= 1
     assert values["read_only"] == 0
@@ -181,7 +180,7 @@ def test_where_one_may_not_write_nothing_is_broken(tmp_path: Path, monkeypatch: 
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr(os, "open", refuse)
-    facts = storage_probe.directory(str(tmp_path), HandClock().now)
+    facts = storage.probe_directory(str(tmp_path), HandClock().now)
     monkeypatch.undo()
     verdict = look("storage_answers", Reading("storage", 0.0, "b", facts))
     assert only(verdict) == (Severity.UNKNOWN, "you may not write there")
@@ -190,13 +189,13 @@ def test_where_one_may_not_write_nothing_is_broken(tmp_path: Path, monkeypatch: 
 
 def test_a_directory_that_is_not_there_and_one_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = str(tmp_path / "gone")
-    assert storage_probe.directory(gone, HandClock().now).values[gone] == {"broken": "No such file or directory"}
+    assert storage.probe_directory(gone, HandClock().now).values[gone] == {"broken": "No such file or directory"}
 
     def full(fd: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    values = storage_probe.directory(str(tmp_path), HandClock().now).values[str(tmp_path)]
+    values = storage.probe_directory(str(tmp_path), HandClock().now).values[str(tmp_path)]
     assert values["write_error"] == "No space left on device"
     assert list(tmp_path.iterdir()) == []
 
@@ -212,7 +211,7 @@ STORED: list[tuple[str, dict[str, Any], Severity, str]] = [
     ("storage_space", {"used_share": 0.95, "free_bytes": GB}, Severity.FAIL, "95 % full"),
     ("storage_inodes", {"inodes_free": 1000}, Severity.OK, ""),
     ("storage_inodes", {"inodes_free": 999}, Severity.FAIL, "999 more files"),
-    ("storage_inodes", {}, Severity.UNKNOWN, "no file system says"),
+    ("storage_inodes", {}, Severity.UNKNOWN, "no file system could be asked"),
     ("storage_writable", {"read_only": 0}, Severity.OK, ""),
     ("storage_writable", {"read_only": 1}, Severity.FAIL, "read-only"),
 ]
@@ -229,7 +228,9 @@ def test_a_file_server_that_does_not_answer_is_unknown_and_hides_no_other() -> N
     def answer(directory: str) -> object:
         if directory == "/nfs":
             return {"absent": "no answer within 20 s"}
-        return plain_facts(Facts({directory: {"probe_s": 0.01, "used_share": 0.99, "free_bytes": 5, "read_only": 0}}))
+        return plain_facts(
+            NodeFacts({directory: {"probe_s": 0.01, "used_share": 0.99, "free_bytes": 5, "read_only": 0}})
+        )
 
     probes = Scripted({"directory": answer})
     facts = storage.read(Surroundings(Path("/"), probes, directories=("/nfs", "/tmp")))
@@ -248,15 +249,16 @@ def test_a_file_server_that_does_not_answer_is_unknown_and_hides_no_other() -> N
 
 def test_a_directory_that_the_script_has_yet_to_make_is_unknown_and_one_that_was_named_is_broken(tmp_path):
     def ask(path):
-        return plain_facts(storage_probe.directory(path, HandClock().now))
+        return plain_facts(storage.probe_directory(path, HandClock().now))
 
+    one = check("storage_answers")
     later, named = str(tmp_path / "checkpoints"), str(tmp_path / "named")
     around = Surroundings(Path("/"), Scripted({"directory": ask}), (later, named), made_later=frozenset({later}))
-    said = storage.judge_answers(Reading("storage", 0.0, "b", storage.read(around)), None, HealthPolicy())
+    said = one.judge(Look(one, Reading("storage", 0.0, "b", storage.read(around)), None, HealthPolicy()))
     assert [found.place for found in said.findings] == [named]
     assert "not there yet" in said.unknown
     (tmp_path / "checkpoints").mkdir()
-    said = storage.judge_answers(Reading("storage", 0.0, "b", storage.read(around)), None, HealthPolicy())
+    said = one.judge(Look(one, Reading("storage", 0.0, "b", storage.read(around)), None, HealthPolicy()))
     assert [found.place for found in said.findings] == [named]
     assert (said.unknown, said.shown) == ("", "0 ms")
 

@@ -11,11 +11,10 @@ import pytest
 
 from gangrun.core.events import FindingRaised, GangStarted, NodeChecked
 from gangrun.core.model import Phase
-from gangrun.health.framework.check import CauseClass, Facts, Needs, Reading, Severity, Verdict
+from gangrun.health.framework.check import CauseClass, CheckVerdict, HealthPolicy, Needs, NodeFacts, Reading, Severity
 from gangrun.health.framework.evidence import as_evidence
-from gangrun.health.framework.policy import HealthPolicy
 from gangrun.health.framework.rounds import Surroundings
-from gangrun.health.network import infiniband, port_errors, port_peers, ports
+from gangrun.health.network import ports
 from tests.core.life import Life, saved
 from tests.health.looks import POLICY, Scripted, family, look, verdict_after, write
 
@@ -36,7 +35,7 @@ def tree(root: Path, devices: Mapping[str, Mapping[str, str]]) -> Path:
 
 
 def read(root: Path, at: float = 1000.0) -> Reading:
-    return Reading("infiniband", at, "b", infiniband.read(Surroundings(root, Scripted())))
+    return Reading("infiniband", at, "b", ports.read(Surroundings(root, Scripted())))
 
 
 def port(at: Any = 1000.0, boot: Any = "b", **changes: Any) -> Reading:
@@ -44,13 +43,13 @@ def port(at: Any = 1000.0, boot: Any = "b", **changes: Any) -> Reading:
     values = {"device": "mlx5_0", "state": 4, "state words": "4: ACTIVE", "phys_state": 5,
               "phys_state words": "5: LinkUp", "rate": 400, "rate words": "400 Gb/sec (4X NDR)",
               "link_layer": "InfiniBand", "link_downed": 3, **changes}  # fmt: skip
-    return Reading("infiniband", at, boot, Facts({"mlx5_0 port 1": values}))  # type: ignore[dict-item]
+    return Reading("infiniband", at, boot, NodeFacts({"mlx5_0 port 1": values}))  # type: ignore[dict-item]
 
 
 DOWN: dict[str, Any] = {"state": 1, "state words": "1: DOWN", "phys_state": 2, "phys_state words": "2: Polling"}
 
 
-def after(name: str, *readings: Reading, policy: HealthPolicy = POLICY) -> Verdict:
+def after(name: str, *readings: Reading, policy: HealthPolicy = POLICY) -> CheckVerdict:
     return verdict_after(name, readings, policy)
 
 
@@ -67,9 +66,9 @@ def test_a_healthy_node_reads_well(tmp_path: Path) -> None:
 
 
 def test_no_device_is_unknown_quietly(tmp_path: Path) -> None:
-    assert infiniband.read(Surroundings(tmp_path, Scripted())).absent == ports.NO_PORT
+    assert ports.read(Surroundings(tmp_path, Scripted())).absent == ports.NO_PORT
     (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
-    assert infiniband.read(Surroundings(tmp_path, Scripted())).absent == ports.NO_PORT
+    assert ports.read(Surroundings(tmp_path, Scripted())).absent == ports.NO_PORT
 
 
 def test_a_port_that_was_never_up_is_not_the_jobs(tmp_path: Path) -> None:
@@ -132,7 +131,7 @@ def test_one_flap_is_ridden_out_and_a_second_within_the_hour_is_not() -> None:
     assert after("ib_flaps", port(at=0.0), port(at=5.0)).severity is Severity.OK
 
 
-@pytest.mark.parametrize("counter", [bound.counter for bound in port_errors.BOUNDS])
+@pytest.mark.parametrize("counter", [bound.reading for bound in ports.BOUNDS])
 def test_every_error_counter_warns_when_it_grows_too_fast(counter: str) -> None:
     before, quiet = port(at=0.0, **{counter: 7}), port(at=10.0, **{counter: 7})
     assert after("ib_errors", before, quiet).severity is Severity.OK
@@ -161,7 +160,7 @@ def test_more_wrong_symbols_than_the_standard_allows_in_an_hour() -> None:
     assert after("ib_errors", port(at=0.0, symbol_error=0), port(at=10.0, symbol_error=500)).severity is Severity.WARN
 
 
-@pytest.mark.parametrize("counter", port_errors.TWICE)
+@pytest.mark.parametrize("counter", ports.TWICE)
 def test_what_tells_of_the_link_itself_is_told_once_and_is_broken_when_it_comes_again(counter: str) -> None:
     calm, once = port(at=0.0, **{counter: 7}), port(at=5.0, **{counter: 9})
     again = [port(at=at, **{counter: count}) for at, count in ((300.0, 9), (604.0, 10))]
@@ -223,20 +222,22 @@ def test_an_interface_of_roce_that_loses_its_carrier_again_and_again(tmp_path: P
     assert read(tmp_path).facts.get("mlx5_0 port 1", "carrier_changes") is None, "IPoIB's says other things"
 
 
-@pytest.mark.parametrize("one", port_peers.BESIDE, ids=lambda one: one.counter)
-def test_what_all_ports_count_is_told_where_one_stands_out(tmp_path: Path, one: port_peers._Told) -> None:
-    def seen(at: float, *counts: int) -> Reading:
-        where = "counters" if one.counter.startswith(("port", "VL15")) else "hw_counters"
-        tree(tmp_path, {f"mlx5_{n}": {f"{where}/{one.counter}": f"{count}\n"} for n, count in enumerate(counts)})
-        return Reading("ib_peers", at, "b", port_peers.read(Surroundings(tmp_path, Scripted())))
+@pytest.mark.parametrize("one", ports.BESIDE, ids=lambda one: one[0])
+def test_what_all_ports_count_is_told_where_one_stands_out(tmp_path: Path, one: tuple[str, float, str]) -> None:
+    counter, usual_per_s, _ = one
 
-    calm, most = seen(0.0, 1, 1, 1), int(10 * one.usual_per_s * 60)
+    def seen(at: float, *counts: int) -> Reading:
+        where = "counters" if counter.startswith(("port", "VL15")) else "hw_counters"
+        tree(tmp_path, {f"mlx5_{n}": {f"{where}/{counter}": f"{count}\n"} for n, count in enumerate(counts)})
+        return Reading("ib_peers", at, "b", ports.read_peers(Surroundings(tmp_path, Scripted())))
+
+    calm, most = seen(0.0, 1, 1, 1), int(10 * usual_per_s * 60)
     assert look("ib_peers", calm).severity is Severity.UNKNOWN
     assert look("ib_peers", seen(60.0, 1 + most, 1, 1), calm).severity is Severity.OK, "as many are borne"
     assert look("ib_peers", seen(60.0, *[2 + most] * 3), calm).severity is Severity.OK, "all of them alike"
     verdict = look("ib_peers", seen(60.0, 2 + most, 1, 1), calm)
     assert (verdict.severity, [f.place for f in verdict.findings]) == (Severity.WARN, ["mlx5_0 port 1"])
-    assert f"{one.counter} went from 1 to {2 + most}" in verdict.words
+    assert f"{counter} went from 1 to {2 + most}" in verdict.words
 
 
 def three(at: float, counter: str, count: int) -> Reading:
@@ -244,7 +245,7 @@ def three(at: float, counter: str, count: int) -> Reading:
     calm: dict[str, Any] = {"state": 4, "phys_state": 5, "link_layer": "InfiniBand", counter: 0}
     values = {f"mlx5_{n} port 1": {**calm, "device": f"mlx5_{n}"} for n in range(3)}
     values["mlx5_0 port 1"][counter] = count
-    return Reading("any", at, "b", Facts(values))
+    return Reading("any", at, "b", NodeFacts(values))
 
 
 OF_THE_LINK = {
@@ -252,9 +253,9 @@ OF_THE_LINK = {
     "excessive_buffer_overrun_errors", "carrier_changes",
 }  # fmt: skip
 BUSY = [
-    *(("ib_errors", bound.counter) for bound in port_errors.BOUNDS),
-    *(("ib_peers", one.counter) for one in port_peers.BESIDE),
-    ("ib_congestion", port_peers.WAITS),
+    *(("ib_errors", bound.reading) for bound in ports.BOUNDS),
+    *(("ib_peers", one[0]) for one in ports.BESIDE),
+    ("ib_congestion", ports.WAITS),
 ]
 
 

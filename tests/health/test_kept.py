@@ -17,10 +17,8 @@ from gangrun.adapters.fs.disk import Disk
 from gangrun.entry import health_counters
 from gangrun.entry.health_counters import Kept
 from gangrun.health.catalogue import FAMILIES
-from gangrun.health.framework.check import Facts, Reading, Severity, Value
-from gangrun.health.framework.counters import by_uuid, only
-from gangrun.health.framework.growth import growth
-from gangrun.health.framework.recorded import plain_facts, plain_reading
+from gangrun.health.framework.check import NodeFacts, Reading, Severity, Value, growth
+from gangrun.health.framework.readings import by_uuid, only, plain_facts, plain_reading
 from gangrun.health.framework.rounds import Rounds, Surroundings
 from tests.health.looks import POLICY, HandClock, Scripted, family, verdict_after, write
 from tests.health.test_infiniband import DOWN, port, tree
@@ -29,12 +27,12 @@ from tests.waiting import until
 H = 3600.0
 
 
-def gpu_values(*uuids: str, crc: int = 0, ever: int = 0) -> Facts:
+def gpu_values(*uuids: str, crc: int = 0, ever: int = 0) -> NodeFacts:
     values: dict[str, Mapping[str, Value]] = {"node": {"gpus_count": len(uuids)}}
     for n, uuid in enumerate(uuids):
         values[f"gpu {n}"] = {"uuid": uuid, "ecc_uncorrected_ever": ever, "temperature_c": 40}
         values[f"gpu {n} link 0"] = {"crc": crc + 100 * int(uuid[-1]), "active": 1}
-    return Facts(values)
+    return NodeFacts(values)
 
 
 def test_only_what_counts_on_is_kept() -> None:
@@ -116,7 +114,7 @@ def test_a_port_found_down_after_nobody_looked_has_the_grace_of_any_other() -> N
 
 # ---- the file --------------------------------------------------------------------------------------------------------
 
-READING = Reading("host", 7.0, "b", Facts({"mc0": {"ue_count": 1}}))
+READING = Reading("host", 7.0, "b", NodeFacts({"mc0": {"ue_count": 1}}))
 
 
 def kept_in(path: Path, boot_id: str = "b", now: float = 0.0) -> Kept:

@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from gangrun.health.framework.check import CauseClass, Evidence, Finding, Needs, Scope, Severity, Sticky
-from gangrun.health.framework.evidence import in_core, is_fatal, is_poor
-from gangrun.health.framework.news import ECHO_S, QUIET_S, News, XidStory, travels
-from gangrun.health.gpu.xid import COALESCED_S, REMEMBERED_S, GpuWord
+from gangrun.health.framework.check import CauseClass, Finding, Measured, Needs, Scope, Severity, Sticky
+from gangrun.health.framework.evidence import QUIET_S, News, in_core, is_fatal, is_poor, travels
+from gangrun.health.gpu.xid import COALESCED_S, ECHO_S, REMEMBERED_S, GpuWord, XidStory
 
 HOT = Finding(
-    "gpu_temperature", Scope.GPU, "gpu 0", Severity.WARN, CauseClass.HARDWARE, Needs.ADMIN, Sticky.NO, Evidence(90),
+    "gpu_temperature", Scope.GPU, "gpu 0", Severity.WARN, CauseClass.HARDWARE, Needs.ADMIN, Sticky.NO, Measured(90),
     "gpu 0 is hot",
 )  # fmt: skip
 

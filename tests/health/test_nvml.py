@@ -18,11 +18,10 @@ import pytest
 
 from gangrun.adapters.local.probe_children import ProbeChildren
 from gangrun.health.catalogue import CHECKS
-from gangrun.health.framework.check import Facts, Reading, Severity, Verdict
-from gangrun.health.framework.policy import HealthPolicy
-from gangrun.health.framework.recorded import facts_from
+from gangrun.health.framework.check import CheckVerdict, HealthPolicy, NodeFacts, Reading, Severity
+from gangrun.health.framework.readings import facts_from
 from gangrun.health.framework.rounds import Surroundings
-from gangrun.health.gpu import dcgm, presence
+from gangrun.health.gpu import dcgm, devices
 from tests.health.looks import look
 from tests.health.profiles import H100, PROFILES
 
@@ -53,11 +52,11 @@ class Library:
         command = (sys.executable, "-m", "gangrun.entry.health_probe")
         return ProbeChildren(command, self.environment).ask("gpu", (), within_s)
 
-    def facts(self, **changes: object) -> Facts:
+    def facts(self, **changes: object) -> NodeFacts:
         self.say(changes={key.replace("__", "."): value for key, value in changes.items()})
         return facts_from(self.ask())
 
-    def look(self, name: str, policy: Any = None, **changes: Any) -> Verdict:
+    def look(self, name: str, policy: Any = None, **changes: Any) -> CheckVerdict:
         return look(name, Reading("gpu", 1000.0, "b", self.facts(**changes)), policy=policy or HealthPolicy())
 
 
@@ -96,7 +95,7 @@ def library(build: Callable[..., Path], tmp_path: Path) -> Callable[..., Library
 
 def test_a_healthy_node_is_read_whole(library: Callable[..., Library]) -> None:
     facts = library().facts()
-    assert presence.gpus(Reading("gpu", 0.0, "b", facts)) == ("gpu 0", "gpu 1")
+    assert devices.gpus_in(facts) == ("gpu 0", "gpu 1")
     assert facts.values["node"] == {"gpus_count": 2, "driver": "570.86.15"}
     assert facts.get("gpu 1", "uuid") == "GPU-1"
     assert facts.get("gpu 1", "pci") == "00000000:1B:00.0"
@@ -206,7 +205,7 @@ class Asked:
     def __init__(self, answer: Any) -> None:
         self.answer = answer
 
-    def ask(self, kind: str, words: tuple[str, ...], within_s: float) -> Facts:
+    def ask(self, kind: str, words: tuple[str, ...], within_s: float) -> NodeFacts:
         return facts_from(self.answer)
 
 
@@ -227,7 +226,7 @@ def test_nvml_that_does_not_start(
 ) -> None:  # fmt: skip
     one = library()
     one.say(changes={"init": f"!{init}"})
-    facts = presence.read(around(tmp_path, Asked(one.ask()), on_bus))
+    facts = devices.read(around(tmp_path, Asked(one.ask()), on_bus))
     verdict = look("gpu_count", Reading("gpu", 0.0, "b", facts), policy=HealthPolicy(gpus_count=gpus))
     assert (verdict.severity, words in verdict.words) == (severity, True), verdict
 
@@ -237,7 +236,7 @@ def test_no_library_at_all(tmp_path: Path, on_bus: int, gpus: int | None, severi
     empty = {**os.environ, "PYTHONPATH": str(REPO), "LD_LIBRARY_PATH": str(tmp_path)}
     said = ProbeChildren((sys.executable, "-m", "gangrun.entry.health_probe"), empty).ask("gpu", (), 30.0)
     assert said["values"]["node"]["nvml_error"] == 12
-    facts = presence.read(around(tmp_path, Asked(said), on_bus))
+    facts = devices.read(around(tmp_path, Asked(said), on_bus))
     verdict = look("gpu_count", Reading("gpu", 0.0, "b", facts), policy=HealthPolicy(gpus_count=gpus))
     assert verdict.severity.value == severity, verdict
 

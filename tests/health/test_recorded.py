@@ -11,7 +11,7 @@ import json
 import pytest
 
 from gangrun.health.framework.check import Severity
-from gangrun.health.framework.recorded import plain_reading
+from gangrun.health.framework.readings import plain_reading
 from tests.health.looks import RECORDED, family, look, recorded
 
 # file -> what is not well in it; what the hardware cannot say is unknown and not listed

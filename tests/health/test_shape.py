@@ -16,22 +16,27 @@ from gangrun.health.catalogue import ACTIVE_CHECKS, ACTIVE_FAMILIES, CHECKS, FAM
 from gangrun.health.framework.check import (
     CauseClass,
     Check,
-    Evidence,
-    Facts,
+    CheckOutcome,
     Finding,
+    HealthPolicy,
+    Look,
+    Measured,
     Needs,
-    Outcome,
+    NodeFacts,
     Reading,
     Scope,
     Severity,
     Sticky,
+    growth,
+    in_window,
+    judged,
+    span,
     verdict_of,
+    with_windows,
     worst,
 )  # fmt: skip
-from gangrun.health.framework.growth import growth, in_window, span, with_windows
-from gangrun.health.framework.policy import HealthPolicy
-from gangrun.health.framework.recorded import facts_from, plain_facts, plain_reading, reading_from
-from gangrun.health.framework.rounds import Family, Rounds, Surroundings, judged
+from gangrun.health.framework.readings import facts_from, plain_facts, plain_reading, reading_from
+from gangrun.health.framework.rounds import CheckFamily, Rounds, Surroundings
 from tests.health.looks import POLICY, HandClock, Scripted, reading
 from tests.waiting import until
 
@@ -62,16 +67,16 @@ def test_every_xid_is_on_the_page() -> None:
 
 # ---- rounds ----------------------------------------------------------------------------------------------------------
 
-ONE = Check("one", "f", "asks", lambda now, before, policy: Outcome("fine"))
+ONE = Check("one", "f", "asks", lambda look: CheckOutcome("fine"))
 
 
 def rounds(read, tmp_path: Path, *checks: Check, within_s: float = 5.0) -> Rounds:
     around = Surroundings(tmp_path, Scripted())
-    return Rounds([Family("f", within_s, read, checks or (ONE,))], around, POLICY, HandClock())
+    return Rounds([CheckFamily("f", within_s, read, checks or (ONE,))], around, POLICY, HandClock())
 
 
 def test_a_reading_that_raises_is_unknown(tmp_path: Path) -> None:
-    def read(around: Surroundings) -> Facts:
+    def read(around: Surroundings) -> NodeFacts:
         raise RuntimeError("the file\nis on fire")
 
     [verdict] = rounds(read, tmp_path).look()
@@ -80,8 +85,8 @@ def test_a_reading_that_raises_is_unknown(tmp_path: Path) -> None:
 
 
 def test_a_judge_that_raises_is_unknown_and_the_others_go_on(tmp_path: Path) -> None:
-    broken = replace(ONE, name="broken", judge=lambda now, before, policy: 1 / 0)  # type: ignore[arg-type,return-value]
-    told = rounds(lambda _: Facts(), tmp_path, broken, ONE).look()
+    broken = replace(ONE, name="broken", judge=lambda look: 1 / 0)  # type: ignore[arg-type,return-value]
+    told = rounds(lambda _: NodeFacts(), tmp_path, broken, ONE).look()
     assert [one.severity for one in told] == [Severity.UNKNOWN, Severity.OK]
     assert "ZeroDivisionError" in told[0].words
 
@@ -89,10 +94,10 @@ def test_a_judge_that_raises_is_unknown_and_the_others_go_on(tmp_path: Path) -> 
 def test_a_reading_that_hangs_is_unknown_and_no_second_is_sent_after_it(tmp_path: Path) -> None:
     go_on, begun = threading.Event(), []
 
-    def read(around: Surroundings) -> Facts:
+    def read(around: Surroundings) -> NodeFacts:
         begun.append(1)
         go_on.wait(60)
-        return Facts()
+        return NodeFacts()
 
     hanging = rounds(read, tmp_path, within_s=0.05)
     [first] = hanging.look()
@@ -108,14 +113,14 @@ def test_a_reading_that_hangs_is_unknown_and_no_second_is_sent_after_it(tmp_path
 def test_one_that_hangs_costs_those_read_with_it_nothing_and_is_judged_when_it_comes_back(tmp_path: Path) -> None:
     go_on, begun, clock = threading.Event(), list[str](), HandClock()
 
-    def slowly(around: Surroundings) -> Facts:
+    def slowly(around: Surroundings) -> NodeFacts:
         begun.append("slow")
         go_on.wait(60)
-        return Facts({"a": {"n": 1}})
+        return NodeFacts({"a": {"n": 1}})
 
-    quick = Family("quick", 60.0, lambda _: Facts(), (replace(ONE, family="quick"),))
-    unasked = Family("unasked", 60.0, lambda _: Facts(), (ONE,))
-    families = [Family("slow", 0.05, slowly, (ONE,)), quick, unasked]
+    quick = CheckFamily("quick", 60.0, lambda _: NodeFacts(), (replace(ONE, family="quick"),))
+    unasked = CheckFamily("unasked", 60.0, lambda _: NodeFacts(), (ONE,))
+    families = [CheckFamily("slow", 0.05, slowly, (ONE,)), quick, unasked]
     both = Rounds(families, Surroundings(tmp_path, Scripted()), POLICY, clock)
     told = both.look_at_once(["slow", "quick"], 60.0)
     assert {name: one.severity for name, [one] in told.items()} == {"slow": Severity.UNKNOWN, "quick": Severity.OK}
@@ -134,11 +139,11 @@ def test_one_that_hangs_costs_those_read_with_it_nothing_and_is_judged_when_it_c
 def test_families_are_read_at_the_same_time(tmp_path: Path) -> None:
     both = threading.Barrier(2, timeout=60)
 
-    def read(around: Surroundings) -> Facts:
+    def read(around: Surroundings) -> NodeFacts:
         both.wait()
-        return Facts()
+        return NodeFacts()
 
-    families = [Family(name, 60.0, read, (replace(ONE, family=name),)) for name in ("one", "other")]
+    families = [CheckFamily(name, 60.0, read, (replace(ONE, family=name),)) for name in ("one", "other")]
     told = Rounds(families, Surroundings(tmp_path, Scripted()), POLICY, HandClock()).look_at_once(
         ["one", "other"], 60.0
     )
@@ -148,12 +153,12 @@ def test_families_are_read_at_the_same_time(tmp_path: Path) -> None:
 def test_what_came_back_long_ago_is_not_news(tmp_path: Path) -> None:
     go_on, begun, clock = threading.Event(), list[int](), HandClock()
 
-    def read(around: Surroundings) -> Facts:
+    def read(around: Surroundings) -> NodeFacts:
         begun.append(1)
         go_on.wait(60)
-        return Facts()
+        return NodeFacts()
 
-    hanging = Rounds([Family("f", 60.0, read, (ONE,))], Surroundings(tmp_path, Scripted()), POLICY, clock)
+    hanging = Rounds([CheckFamily("f", 60.0, read, (ONE,))], Surroundings(tmp_path, Scripted()), POLICY, clock)
     [late] = hanging.look_at_once(["f"], 0.05)["f"]
     assert (late.severity, late.words) == (Severity.UNKNOWN, "no answer within 0.05 s")
     go_on.set()
@@ -166,28 +171,28 @@ def test_what_came_back_long_ago_is_not_news(tmp_path: Path) -> None:
 def test_how_long_the_reading_took_is_kept_with_each_verdict(tmp_path: Path, why: str) -> None:
     clock = HandClock()
 
-    def read(around: Surroundings) -> Facts:
+    def read(around: Surroundings) -> NodeFacts:
         clock.at += 2.5
-        return Facts(absent=why)
+        return NodeFacts(absent=why)
 
     around = Surroundings(tmp_path, Scripted())
-    told = Rounds([Family("f", 60.0, read, (ONE, ONE))], around, POLICY, clock).look()
+    told = Rounds([CheckFamily("f", 60.0, read, (ONE, ONE))], around, POLICY, clock).look()
     assert [one.took_s for one in told] == [2.5, 2.5]
 
 
 def test_what_is_absent_is_unknown_with_its_reason(tmp_path: Path) -> None:
-    [verdict] = rounds(lambda _: Facts(absent="no such thing here"), tmp_path).look()
+    [verdict] = rounds(lambda _: NodeFacts(absent="no such thing here"), tmp_path).look()
     assert (verdict.severity, verdict.words) == (Severity.UNKNOWN, "no such thing here")
 
 
 def test_the_reading_before_is_the_baseline(tmp_path: Path) -> None:
     seen: list[Reading | None] = []
 
-    def judge(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
-        seen.append(before)
-        return Outcome("x")
+    def judge(look: Look) -> CheckOutcome:
+        seen.append(look.before)
+        return CheckOutcome("x")
 
-    told = rounds(lambda _: Facts({"a": {"n": 1}}), tmp_path, replace(ONE, judge=judge))
+    told = rounds(lambda _: NodeFacts({"a": {"n": 1}}), tmp_path, replace(ONE, judge=judge))
     told.look()
     told.look()
     assert seen[0] is None
@@ -197,12 +202,12 @@ def test_the_reading_before_is_the_baseline(tmp_path: Path) -> None:
 
 def test_unknown_alone_is_no_finding_and_never_worse_than_one() -> None:
     finding = Finding(
-        "one", Scope.NODE, "node", Severity.WARN, CauseClass.EITHER, Needs.NONE, Sticky.NO, Evidence(1), "it is poor"
+        "one", Scope.NODE, "node", Severity.WARN, CauseClass.EITHER, Needs.NONE, Sticky.NO, Measured(1), "it is poor"
     )
-    both = verdict_of(ONE, Outcome("x", findings=(finding, finding), unknown="the other was silent"))
+    both = verdict_of(ONE, CheckOutcome("x", findings=(finding, finding), unknown="the other was silent"))
     assert both.severity is Severity.WARN
     assert both.words == "it is poor (and 1 more)"
-    assert verdict_of(ONE, Outcome("x", unknown="silent")).findings == ()
+    assert verdict_of(ONE, CheckOutcome("x", unknown="silent")).findings == ()
     assert worst([]) is Severity.OK
     assert worst([Severity.UNKNOWN, Severity.OK]) is Severity.UNKNOWN
     assert worst([Severity.FAIL, Severity.WARN, Severity.UNKNOWN]) is Severity.FAIL
@@ -229,11 +234,11 @@ def counted(value: object, at: float = 1000.0, boot: str = "b", uuid: str = "u")
     ids=["first look", "another boot", "went back", "no time", "another gpu", "no number", "nan"],
 )
 def test_without_a_true_baseline_there_is_no_growth(before: Reading | None, now: Reading) -> None:
-    assert growth(now, before, "p", "n", "uuid") is None
+    assert growth(now, before, "p", "n") is None
 
 
 def test_growth() -> None:
-    grown = growth(counted(5), counted(3, at=980), "p", "n", "uuid")
+    grown = growth(counted(5), counted(3, at=980), "p", "n")
     assert grown is not None
     assert (grown.count, grown.per_s, grown.words) == (2, 0.1, "from 3 to 5 in 20 s")
     assert [span(s) for s in (0.5, 119, 600, 9000)] == ["0.5 s", "119 s", "10 min", "2 h"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gangrun.display.health_page import reason_of
-from gangrun.health.framework.check import Severity, Verdict
+from gangrun.health.framework.check import CheckVerdict, Severity
 
 TEMPLATES = Path(__file__).parents[2] / "slurm-templates"
 SCRIPTS = sorted(path.name for path in TEMPLATES.glob("health-*.sh"))
@@ -70,8 +70,11 @@ def test_they_are_told_of() -> None:
 
 
 def test_a_reason_is_one_line_that_slurm_keeps() -> None:
-    bad = Verdict("gpu_lost", "gpu", Severity.FAIL, "", "", "gpu 3 is\nlost")
-    assert reason_of((bad, Verdict("host_load", "host", Severity.WARN, "", "", "busy"))) == "gpu_lost: gpu 3 is\\nlost"
+    bad = CheckVerdict("gpu_lost", "gpu", Severity.FAIL, "", "", "gpu 3 is\nlost")
+    assert (
+        reason_of((bad, CheckVerdict("host_load", "host", Severity.WARN, "", "", "busy")))
+        == "gpu_lost: gpu 3 is\\nlost"
+    )
     assert reason_of(()) == ""
     long = reason_of(tuple(bad for _ in range(50)))
     assert (len(long), long.endswith("...")) == (200, True)

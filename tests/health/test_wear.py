@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from gangrun.health.framework.check import Facts, Reading, Severity, Verdict, verdict_of
+from gangrun.health.framework.check import CheckVerdict, NodeFacts, Reading, Severity, judged
 from gangrun.health.framework.rounds import Surroundings
-from gangrun.health.host import bus as host_bus
-from gangrun.health.host import mounts
-from gangrun.health.network import port_peers
+from gangrun.health.host import node, storage
+from gangrun.health.network import ports
 from tests.health.looks import POLICY, Scripted, check, look, reading, write
 from tests.health.test_infiniband import tree
 
@@ -148,7 +147,7 @@ AER = "RxErr 0\nBadTLP 0\nTOTAL_ERR_{what} {count}\n"
 CALM = "some avg10=1.00 avg60=2.00 avg300=0.00 total=1\nfull avg10=0.00 avg60={full} avg300=0.00 total=1\n"
 
 
-def bus(root: Path, fatal: int = 0, nonfatal: int = 0, full: str = "0.50", kind: str = "0x030200") -> Facts:
+def bus(root: Path, fatal: int = 0, nonfatal: int = 0, full: str = "0.50", kind: str = "0x030200") -> NodeFacts:
     write(
         root,
         {
@@ -159,13 +158,13 @@ def bus(root: Path, fatal: int = 0, nonfatal: int = 0, full: str = "0.50", kind:
             "proc/pressure/io": CALM.format(full="0.00"),
         },
     )
-    return host_bus.read(Surroundings(root, Scripted()))
+    return node.read_bus(Surroundings(root, Scripted()))
 
 
-def then(name: str, now: Facts, before: Facts | None = None) -> Verdict:
+def then(name: str, now: NodeFacts, before: NodeFacts | None = None) -> CheckVerdict:
     one = check(name)
     was = Reading("any", 0.0, "b", before) if before is not None else None
-    return verdict_of(one, one.judge(Reading("any", 60.0, "b", now), was, POLICY))
+    return judged(one, Reading("any", 60.0, "b", now), was, POLICY)
 
 
 def test_the_bus(tmp_path: Path) -> None:
@@ -180,7 +179,7 @@ def test_the_bus(tmp_path: Path) -> None:
     assert then("host_pressure", calm).severity is OK
     busy = then("host_pressure", bus(tmp_path, full="35.20"))
     assert (busy.severity, "waited for memory 35 %" in busy.words) == (WARN, True)
-    nothing = host_bus.read(Surroundings(tmp_path / "nothing", Scripted()))
+    nothing = node.read_bus(Surroundings(tmp_path / "nothing", Scripted()))
     assert then("host_pressure", nothing).words == "the kernel does not measure pressure (PSI)"
     assert then("host_pcie_errors", nothing).severity is UNKNOWN
 
@@ -195,9 +194,9 @@ MEANT = "42 21 8:3 / /usr ro - ext4 /dev/sdc ro"
 BOUND = "43 21 8:3 /lib /lib rw - ext4 /dev/sdc ro"
 
 
-def mounted(root: Path, *lines: str, lustre: str = "") -> Facts:
+def mounted(root: Path, *lines: str, lustre: str = "") -> NodeFacts:
     files = {"proc/self/mountinfo": "\n".join(lines)}
-    return mounts.read(Surroundings(write(root, {**files, "sys/fs/lustre/health_check": lustre}), Scripted()))
+    return storage.read_mounts(Surroundings(write(root, {**files, "sys/fs/lustre/health_check": lustre}), Scripted()))
 
 
 def test_mounts(tmp_path: Path) -> None:
@@ -236,14 +235,14 @@ def test_lustre(tmp_path: Path, said: str, severity: Severity) -> None:
     ids=["none", "one port", "all ports", "hardly any", "too few"],
 )
 def test_congestion(tmp_path: Path, waits: tuple[int, ...], severity: Severity) -> None:
-    def seen(counts: tuple[int, ...]) -> Facts:
+    def seen(counts: tuple[int, ...]) -> NodeFacts:
         tree(tmp_path, {f"mlx5_{k}": {"counters/port_xmit_wait": f"{count}\n"} for k, count in enumerate(counts)})
-        return port_peers.read(Surroundings(tmp_path, Scripted()))
+        return ports.read_peers(Surroundings(tmp_path, Scripted()))
 
-    remember = port_peers.FAMILY.remember
+    remember = ports.PEERS_FAMILY.remember
     before = remember(Reading("ib_peers", 0.0, "b", seen(tuple(0 for _ in waits))), None)
     now = remember(Reading("ib_peers", 10.0, "b", seen(waits)), before)
     one = check("ib_congestion")
-    verdict = verdict_of(one, one.judge(now, before, POLICY))
+    verdict = judged(one, now, before, POLICY)
     assert verdict.severity is severity, verdict
     assert severity is not WARN or "mlx5_0 port 1 waits to send" in verdict.words

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from gangrun.health.gpu import xid_watch
-from gangrun.health.gpu.xid_watch import XidWatch, xid_of
+from gangrun.health.gpu import xid
+from gangrun.health.gpu.xid import XidWatch, xid_of
 from tests.health.looks import HandClock
 from tests.waiting import until
 
@@ -41,7 +41,7 @@ class Driver:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(xid_watch, "WAIT_MS", 10)
+    monkeypatch.setattr(xid, "WAIT_MS", 10)
 
 
 def watch(driver: Driver) -> tuple[XidWatch, list[tuple[str, int, float]]]:
@@ -71,7 +71,7 @@ def test_no_watch_is_said_and_costs_nothing() -> None:
 
 
 def test_an_error_is_survived_and_many_end_it() -> None:
-    driver = Driver([OSError("999"), ("GPU-1", 8, 79), *[OSError("15")] * xid_watch.ERRORS_MAX_COUNT, ("GPU-1", 8, 1)])
+    driver = Driver([OSError("999"), ("GPU-1", 8, 79), *[OSError("15")] * xid.ERRORS_MAX_COUNT, ("GPU-1", 8, 1)])
     thread, told = watch(driver)
     thread.join(100)
     assert told == [("GPU-1", 79, 1000.0)]

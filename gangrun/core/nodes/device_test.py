@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from gangrun.core.actions import CheckNodes
 from gangrun.core.events import NodeChecked
-from gangrun.core.model import Node, Placement, RunState, Verdict
+from gangrun.core.model import Node, Placement, RunState, Verdict, traits_of
 from gangrun.core.nodes import placement, quarantine, roster
 from gangrun.core.nodeset import fold, natural_sort
 from gangrun.core.policy import Policy
@@ -49,7 +49,7 @@ def accused(state: RunState, verdict: Verdict, now: float, policy: Policy) -> tu
     if not policy.test_suspects or policy.observe or verdict.final:
         return ()
     found = blame.recent(state.evidence.findings, now)
-    poor = {one.node for one in found if one.poor and not one.check.startswith(blame.STORAGE_CHECKS)}
+    poor = {one.node for one in found if one.poor and not traits_of(one.check).is_storage}
     before = blame.unfaded(state.suspicion, state.suspected_at, now)
     out = quarantine.active(state.excluded, now)
     return tuple(

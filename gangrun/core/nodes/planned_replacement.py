@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from gangrun.core.actions import Decision
 from gangrun.core.machine.transitions import close_attempt, stop_all
-from gangrun.core.model import After, Evidence, Finding, Node, Outcome, Placement, RunState
+from gangrun.core.model import After, Evidence, Finding, Node, Outcome, Placement, RunState, traits_of
 from gangrun.core.nodes import placement, quarantine, roster
 from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
@@ -21,8 +21,6 @@ from gangrun.core.recovery import blame, choose, recovery_steps
 from gangrun.core.text import NAMES_COUNT, one_line
 
 CURES = frozenset({"reset", "reboot", "rma"})  # the hardware does not get well by itself
-SPEAKS = frozenset({"gpu_recovery"})  # the GPU itself asks to be left alone
-SAME = frozenset({"gpu_throttled", "gpu_slowed"})  # two ways of seeing one thing
 A_GPU = re.compile(
     r"gpu \d+"
 )  # and none of its links: they count what comes and goes, and what befalls their other end
@@ -45,17 +43,21 @@ def noted(state: RunState, found: Finding, now: float, policy: Policy) -> Mappin
 def _due_because(state: RunState, found: Finding, now: float) -> str:
     if not found.poor:
         return ""
-    if found.needs in CURES or found.check in SPEAKS:
+    if found.needs in CURES or traits_of(found.check).asks_for_itself:
         return found.sentence
     if not A_GPU.fullmatch(found.place):
         return ""
-    one = SAME if found.check in SAME else {found.check}
+    sign = _sign(found)
     others = [
         other.sentence
         for other in blame.recent(state.evidence.findings, now)
-        if other.poor and (other.node, other.place) == (found.node, found.place) and other.check not in one
+        if other.poor and (other.node, other.place) == (found.node, found.place) and _sign(other) != sign
     ]
     return f"{found.sentence}, and {others[-1]}" if others else ""
+
+
+def _sign(found: Finding) -> str:
+    return traits_of(found.check).same_sign or found.check
 
 
 def _shown_at_once(state: RunState, found: Finding, now: float, policy: Policy) -> frozenset[str]:

@@ -11,7 +11,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from gangrun.core.checkpoints import poison
-from gangrun.core.model import Cause, ErrorReport, Evidence, Failure, Finding, Placement, RankExit, Sighting, Verdict
+from gangrun.core.model import (
+    Cause,
+    ErrorReport,
+    Evidence,
+    Failure,
+    Finding,
+    Placement,
+    RankExit,
+    Sighting,
+    Verdict,
+    traits_of,
+)
 from gangrun.core.nodes.placement import ranks_of_node
 from gangrun.core.nodeset import fold, natural_sort
 from gangrun.core.policy import Policy
@@ -26,7 +37,6 @@ OUTSIDE_SIGNALS = frozenset({1, 2, 3, 9, 10, 12, 13, 14, 15, 19, 20, 21, 22, 24,
 EVIDENCE_WINDOW_S = 600.0  # a poor reading so long before a failure may have to do with it
 SUSPICION_HALVES_S = 24 * 3600.0
 MAY_BE_HARDWARE = frozenset({Cause.RANK_ERROR, Cause.SIGNAL, Cause.HANG, Cause.VICTIMS_ONLY, Cause.START_FAILED})
-STORAGE_CHECKS = ("fs", "storage", "mount", "lustre", "nfs", "disk")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +173,7 @@ def _hardware(evidence: Evidence, scene: _Scene) -> Verdict:
     if not own:
         check, nodes = max(shared.items(), key=lambda item: (len(item[1]), item[0]))
         said = next(finding.sentence for finding in fatal if finding.check == check)
-        storage = check.startswith(STORAGE_CHECKS)
+        storage = traits_of(check).is_storage
         cause, failure = (Cause.STORAGE, Failure.STORAGE) if storage else (Cause.HARDWARE, Failure.SCHEDULER)
         return Verdict(cause, failure, (), (), "", _shared_sentence(nodes, scene, f"{check}: {one_line(said)}"))
     blamed = dict.fromkeys(finding.node for finding in own)
@@ -334,7 +344,7 @@ def traceback_told(evidence: Evidence) -> str:
 
 def _on_poor_hardware(verdict: Verdict, evidence: Evidence, scene: _Scene) -> Verdict:
     """Hardware that was poor just before is a sign against its node where nothing else says why; it is no proof."""
-    poor = [one for one in evidence.findings if one.poor and not one.check.startswith(STORAGE_CHECKS)]
+    poor = [one for one in evidence.findings if one.poor and not traits_of(one.check).is_storage]
     if verdict.blamed or verdict.final or verdict.cause not in MAY_BE_HARDWARE or not poor:
         return verdict
     shared = {name for names in shared_by_check(poor, scene.nodes_count, scene.policy).values() for name in names}

@@ -6,16 +6,15 @@ is gone computes nothing more: its ranks hang or fall, the others would wait for
 
 from __future__ import annotations
 
-from gangrun.core.model import Finding
+from gangrun.core.model import Finding, traits_of
 
-LOST_CHECKS = frozenset({"gpu_lost"})
 # The driver has taken the GPU from every program on it: memory lost, off the bus, its own processors halted.
 LOST_XIDS = frozenset({46, 48, 62, 79, 95, 119, 120, 140, 158, 167})
 
 
 def can_save(found: Finding) -> bool:
     """May a save that all ranks take part in succeed after this?"""
-    if found.check in LOST_CHECKS:
+    if traits_of(found.check).is_lost:
         return False
     return found.report is None or found.report.number not in LOST_XIDS
 

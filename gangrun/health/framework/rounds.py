@@ -12,9 +12,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from gangrun.health.framework.check import Check, Facts, Outcome, Reading, Verdict, unknown_verdict, verdict_of
-from gangrun.health.framework.counters import only
-from gangrun.health.framework.policy import HealthPolicy
+from gangrun.health.framework.check import (
+    Check,
+    CheckVerdict,
+    HealthPolicy,
+    NodeFacts,
+    Reading,
+    judged,
+    unknown_verdict,
+)  # fmt: skip
+from gangrun.health.framework.readings import boot_id, only
 
 if TYPE_CHECKING:
     from gangrun.ports import Clock
@@ -25,8 +32,8 @@ LATE_MAX_S = 10.0  # what came back so long after its deadline is still news
 class Probes(Protocol):
     """Questions that may never come back, each asked in a process of its own."""
 
-    def ask(self, kind: str, words: tuple[str, ...], within_s: float) -> Facts:
-        """What the child said; ``Facts.absent`` says why it said nothing."""
+    def ask(self, kind: str, words: tuple[str, ...], within_s: float) -> NodeFacts:
+        """What the child said; ``NodeFacts.absent`` says why it said nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +48,12 @@ class Surroundings:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class CheckFamily:
     """One file of checks: what is read once for all of them, how long that may take, and the checks."""
 
     name: str
     within_s: float
-    read: Callable[[Surroundings], Facts]
+    read: Callable[[Surroundings], NodeFacts]
     checks: tuple[Check, ...]
     remember: Callable[[Reading, Reading | None], Reading] = lambda now, before: now  # pure: what spans several looks
     counters: frozenset[str] = frozenset()  # values that are kept for whoever looks next, when this process is no more
@@ -56,7 +63,9 @@ class Family:
 class Rounds:
     """Readings of one node over time: the one before is the baseline of the next."""
 
-    def __init__(self, families: Iterable[Family], around: Surroundings, policy: HealthPolicy, clock: Clock) -> None:
+    def __init__(
+        self, families: Iterable[CheckFamily], around: Surroundings, policy: HealthPolicy, clock: Clock
+    ) -> None:
         self._families = tuple(families)
         self._around = around
         self._policy = policy
@@ -66,13 +75,14 @@ class Rounds:
         self._before: dict[str, Reading] = {}
         self._earlier: dict[str, Reading] = {}
 
-    def look(self) -> tuple[Verdict, ...]:
+    def look(self) -> tuple[CheckVerdict, ...]:
         """Every check once, in the order of the list."""
-        return tuple(verdict for family in self._families for verdict in self._family(family))
+        return tuple(verdict for family in self._families for verdict in self.look_at(family.name))
 
-    def look_at(self, name: str) -> tuple[Verdict, ...]:
+    def look_at(self, name: str) -> tuple[CheckVerdict, ...]:
         """Every check of one family."""
-        return tuple(verdict for family in self._families if family.name == name for verdict in self._family(family))
+        mine = (family for family in self._families if family.name == name)
+        return tuple(one for f in mine for one in self._told(f, self._begin(f), f.within_s, f.within_s))
 
     def begin_from(self, readings: Iterable[Reading]) -> None:
         """Readings that were kept earlier are the baseline of the first look."""
@@ -102,7 +112,7 @@ class Rounds:
         out = self._out.get(name)
         return out is not None and not out.back.is_set()
 
-    def look_at_once(self, names: Collection[str], within_s: float) -> Mapping[str, tuple[Verdict, ...]]:
+    def look_at_once(self, names: Collection[str], within_s: float) -> Mapping[str, tuple[CheckVerdict, ...]]:
         """Every check of these families, which are read at the same time; what is not back by then is unknown. So one
         that hangs costs the others nothing, and all of them no more than ``within_s``.
         """
@@ -114,10 +124,7 @@ class Rounds:
             told[family.name] = tuple(self._told(family, out, left_s, min(family.within_s, within_s)))
         return told
 
-    def _family(self, family: Family) -> list[Verdict]:
-        return self._told(family, self._begin(family), family.within_s, family.within_s)
-
-    def _begin(self, family: Family) -> _Out | None:
+    def _begin(self, family: CheckFamily) -> _Out | None:
         """A look that begins, or has come back since nobody waited for it any more; None: one is still out."""
         out = self._out.get(family.name)
         if out is not None and not out.back.is_set():
@@ -126,13 +133,13 @@ class Rounds:
             out = self._out[family.name] = _Out(family, self._around, self._clock)
         return out
 
-    def _told(self, family: Family, out: _Out | None, left_s: float, within_s: float) -> list[Verdict]:
-        facts, why = Facts(), "an earlier look has still not come back, and no second one is sent after it"
+    def _told(self, family: CheckFamily, out: _Out | None, left_s: float, within_s: float) -> list[CheckVerdict]:
+        facts, why = NodeFacts(), "an earlier look has still not come back, and no second one is sent after it"
         took_s = 0.0
         if out is not None:
             in_time = out.back.wait(left_s)
             (self._late.discard if in_time else self._late.add)(family.name)
-            facts, why = out.said if in_time else (Facts(), f"no answer within {within_s:g} s")
+            facts, why = out.said if in_time else (NodeFacts(), f"no answer within {within_s:g} s")
             took_s = (out.ended if in_time else self._clock.now()) - out.began
         why = why or facts.absent
         if out is None or why:
@@ -148,35 +155,18 @@ class Rounds:
 class _Out:
     """One look at one family, in a thread that may never come back."""
 
-    def __init__(self, family: Family, around: Surroundings, clock: Clock) -> None:
+    def __init__(self, family: CheckFamily, around: Surroundings, clock: Clock) -> None:
         self.back = threading.Event()
-        self.said: tuple[Facts, str] = (Facts(), "could not be read")
+        self.said: tuple[NodeFacts, str] = (NodeFacts(), "could not be read")
         self.began = self.ended = clock.now()
 
         def go() -> None:
             try:
                 self.said = family.read(around), ""
             except Exception as error:  # noqa: BLE001 - a broken checker is not a broken node: whatever it was, unknown
-                self.said = Facts(), f"could not be read: {type(error).__name__}: {error}"
+                self.said = NodeFacts(), f"could not be read: {type(error).__name__}: {error}"
             finally:
                 self.ended = clock.now()
                 self.back.set()
 
         threading.Thread(target=go, name=f"health-{family.name}", daemon=True).start()
-
-
-def judged(check: Check, now: Reading, before: Reading | None, policy: HealthPolicy) -> Verdict:
-    """One verdict; a judge that stumbles over odd values knows nothing, and must not take the others along."""
-    try:
-        outcome: Outcome = check.judge(now, before, policy)
-    except Exception as error:  # noqa: BLE001 - as above
-        return unknown_verdict(check, f"could not be judged: {type(error).__name__}: {error}")
-    return verdict_of(check, outcome)
-
-
-def boot_id(root: Path) -> str:
-    """Which boot counters belong to; "" where nobody says."""
-    try:
-        return (root / "proc/sys/kernel/random/boot_id").read_text("ascii", "replace").strip()
-    except OSError:
-        return ""

@@ -1,14 +1,14 @@
-"""What NVIDIA's DCGM says, where it is installed and lets users ask: its watches, and its own tests.
+"""What NVIDIA's DCGM says, if it is installed and lets users ask: its watches, and its own tests.
 
 ``dcgmi`` prints JSON whose shape differs from version to version, so it is walked for what can be recognised. A word
-that is not known here is neither good nor bad. Where there is no ``dcgmi`` nothing is said.
+that is not known here is neither good nor bad. Without ``dcgmi`` nothing is said.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -16,20 +16,19 @@ from typing import Any
 from gangrun.health.framework.check import (
     CauseClass,
     Check,
-    Evidence,
-    Facts,
+    CheckOutcome,
     Finding,
+    Look,
     Needs,
-    Outcome,
-    Reading,
+    NodeFacts,
     Scope,
     Severity,
     Sticky,
+    Subject,
     Value,
-)
-from gangrun.health.framework.policy import HealthPolicy
-from gangrun.health.framework.rounds import Family, Surroundings
-from gangrun.health.gpu.use import beside, spared
+)  # fmt: skip
+from gangrun.health.framework.rounds import CheckFamily, Surroundings
+from gangrun.health.gpu.devices import beside
 
 NAME, TEST_NAME, NODE, SEEN = "dcgm", "dcgm_test", "node", "seen"
 ABSENT = "dcgmi is not installed here"
@@ -46,29 +45,29 @@ TEST_WORDS = {
 }
 
 
-def read(around: Surroundings) -> Facts:
+def read(around: Surroundings) -> NodeFacts:
     """What its watches saw."""
     return around.probes.ask(NAME, HEALTH, WITHIN_S)
 
 
-def read_test(around: Surroundings) -> Facts:
+def read_test(around: Surroundings) -> NodeFacts:
     """Its test of level 1, which takes half a minute."""
     return _tested(around, TEST_WITHIN_S)
 
 
-def read_deep_test(around: Surroundings) -> Facts:
+def read_deep_test(around: Surroundings) -> NodeFacts:
     """Its test of level 2, which takes minutes: memory and PCIe as well."""
     return _tested(around, DEEP_TEST_WITHIN_S, DEEP_TEST)
 
 
-def _tested(around: Surroundings, within_s: float, words: Sequence[str] = TEST) -> Facts:
+def _tested(around: Surroundings, within_s: float, words: Sequence[str] = TEST) -> NodeFacts:
     return around.probes.ask(TEST_NAME, (f"{within_s:g}", *words), within_s)
 
 
 # ---- what it prints --------------------------------------------------------------------------------------------------
 
 
-def parsed(words: Sequence[str], out: str) -> Facts:
+def parsed(words: Sequence[str], out: str) -> NodeFacts:
     """The values in what ``dcgmi`` printed; none where it printed no JSON."""
     start = out.find("{")  # warnings may stand before it
     try:
@@ -77,11 +76,11 @@ def parsed(words: Sequence[str], out: str) -> Facts:
         plain = None
     if not isinstance(plain, dict):
         said = " ".join(out.split())
-        return Facts(absent=f"dcgmi answers no JSON: {said[:WORDS_MAX_CHARS]}" if said else "dcgmi says nothing")
+        return NodeFacts(absent=f"dcgmi answers no JSON: {said[:WORDS_MAX_CHARS]}" if said else "dcgmi says nothing")
     return _health(plain) if words[:1] == ("health",) else _test(plain)
 
 
-def accuses(facts: Facts) -> bool:
+def accuses(facts: NodeFacts) -> bool:
     """Does it say of any GPU that it is not well?"""
     return any(
         HEALTH_WORDS.get(str(names.get("health", "")).lower(), Severity.OK) is not Severity.OK
@@ -101,7 +100,7 @@ def identities(out: str) -> dict[str, str]:
     return found
 
 
-def identified(facts: Facts, uuids: Mapping[str, str], seen: Sequence[tuple[str, str]]) -> Facts:
+def identified(facts: NodeFacts, uuids: Mapping[str, str], seen: Sequence[tuple[str, str]]) -> NodeFacts:
     """With the UUID of each GPU that DCGM speaks of, and those (with models) that this job's processes can see."""
     values = {place: {**names, **_uuid(uuids, place)} for place, names in facts.values.items()}
     visible = {f"{SEEN} {index}": {"uuid": uuid, "model": model} for index, (uuid, model) in enumerate(seen)}
@@ -120,20 +119,17 @@ def only_of(words: Sequence[str], uuids: Mapping[str, str], seen: Sequence[tuple
     return tuple(words) if whole else (*words, "-i", ",".join(own))
 
 
-def _others(facts: Facts, named: tuple[str, ...] | None) -> frozenset[str]:
+def _others(look: Look) -> frozenset[str]:
     """Places, by DCGM's numbers, of GPUs that the job cannot see or may not use; what is in doubt counts."""
-    visible = {f"gpu {index}": facts.values[place] for index, place in enumerate(_seen(facts))}
-    spare = beside(Facts(visible), named)
+    facts = look.facts
+    visible = {f"gpu {k}": facts.values[p] for k, p in enumerate(p for p in facts.values if p.startswith(SEEN))}
+    spare = beside(NodeFacts(visible), look.policy.gpus_used)
     own = {names["uuid"] for place, names in visible.items() if place not in spare}
     known = {place: uuid for place in facts.values if not place.startswith(SEEN) and (uuid := facts.get(place, "uuid"))}
     return frozenset(place for place, uuid in known.items() if visible and uuid not in own)
 
 
-def _seen(facts: Facts) -> list[str]:
-    return [place for place in facts.values if place.startswith(SEEN)]
-
-
-def _health(plain: dict[str, Any]) -> Facts:
+def _health(plain: dict[str, Any]) -> NodeFacts:
     values: dict[str, dict[str, Value]] = {}
     for path, word in _valued(plain, ()):
         if word.lower() in HEALTH_WORDS:
@@ -147,7 +143,7 @@ def _health(plain: dict[str, Any]) -> Facts:
         elif (place := _gpu_of(path)) != NODE and word.strip():
             known = values.setdefault(place, {})
             known["words"] = f"{known['words']}; {word.strip()}" if "words" in known else word.strip()
-    return Facts(_short(values), absent="" if values else "what dcgmi answers is not known here")
+    return NodeFacts(_short(values), absent="" if values else "what dcgmi answers is not known here")
 
 
 def _valued(plain: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -173,7 +169,7 @@ def _gpu_of(path: Sequence[str]) -> str:
     return f"gpu {int(found[1])}" if found else NODE
 
 
-def _test(plain: dict[str, Any]) -> Facts:
+def _test(plain: dict[str, Any]) -> NodeFacts:
     values: dict[str, dict[str, Value]] = {}
     for test, result in _results(plain, ""):
         word = str(result["status"])
@@ -187,7 +183,7 @@ def _test(plain: dict[str, Any]) -> Facts:
             known["tests"] = int(known["tests"]) + 1
             if _worse(word, str(known["test"]), TEST_WORDS):
                 known |= {"test": word, "words": f"{test}: {'; '.join(told) or word}"}
-    return Facts(_short(values), absent="" if values else "dcgmi tested nothing, or nothing that is known here")
+    return NodeFacts(_short(values), absent="" if values else "dcgmi tested nothing, or nothing that is known here")
 
 
 def _results(plain: object, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -230,58 +226,47 @@ def _list(value: object) -> list[Any]:
 # ---- judging ---------------------------------------------------------------------------------------------------------
 
 
-def _judged(
-    now: Reading, check: str, name: str, words: dict[str, Severity], whose: str, policy: HealthPolicy
-) -> Outcome:
-    places = now.facts.places_with(name)
-    if not places:
-        return Outcome("-", "none", unknown="dcgmi does not say")
-    found: list[Finding] = []
-    for place in sorted(places, key=lambda one: one == NODE):  # the node's word only sums up what is said of GPUs
-        word = str(now.facts.get(place, name))
-        severity = words.get(word.lower(), Severity.OK)
-        if severity is Severity.OK or (place == NODE and found):
-            continue
-        told = str(now.facts.get(place, "words") or word)
-        scope = Scope.GPU if place != NODE else Scope.NODE
-        cause = CauseClass.HARDWARE if place != NODE else CauseClass.EITHER
-        sentence = f"DCGM {whose} {place}: {told}"
-        found.append(Finding(check, scope, place, severity, cause, Needs.ADMIN, Sticky.BOOT, Evidence(word), sentence))
-    gpus = [place for place in places if place != NODE]
-    others = _others(now.facts, policy.gpus_used)
-    return Outcome(
-        f"{len(gpus) or 'all'} seen, {len(found)} bad", "none bad", tuple(spared(one, others) for one in found)
-    )
+def _judge(name: str, words: dict[str, Severity], whose: str) -> Callable[[Look], CheckOutcome]:
+    """Judge the word that it has for each GPU; the node's word only sums up what is said of GPUs."""
+
+    def judge(look: Look) -> CheckOutcome:
+        places = look.facts.places_with(name)
+        if not places:
+            return CheckOutcome("-", "none", unknown="dcgmi does not say")
+        found: list[Finding] = []
+        for place in sorted(places, key=lambda one: one == NODE):
+            word = str(look.facts.get(place, name))
+            severity = words.get(word.lower(), Severity.OK)
+            if severity is Severity.OK or (place == NODE and found):
+                continue
+            sentence = f"DCGM {whose} {place}: {look.facts.get(place, 'words') or word}"
+            one = look.found(severity, place, sentence, word)
+            found.append(replace(one, scope=Scope.NODE, cause=CauseClass.EITHER) if place == NODE else one)
+        gpus_count = sum(place != NODE for place in places)
+        return CheckOutcome(f"{gpus_count or 'all'} seen, {len(found)} bad", "none bad", tuple(found))
+
+    return judge
 
 
-def judge_health(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
-    """Did DCGM's own watches see anything?"""
-    del before
-    return _judged(now, "dcgm_health", "health", HEALTH_WORDS, "watches say of", policy)
-
-
-def judge_test(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
-    """Does DCGM's own test pass?"""
-    del before
-    return _judged(now, "dcgm_test", "test", TEST_WORDS, "tested", policy)
-
-
-FAMILY = Family(
+DCGM = Subject(Scope.GPU, CauseClass.HARDWARE, Needs.ADMIN, Sticky.BOOT, beside=_others)
+judge_health = _judge("health", HEALTH_WORDS, "watches say of")
+judge_test = _judge("test", TEST_WORDS, "tested")
+FAMILY = CheckFamily(
     NAME,
     WITHIN_S + 2.0,
     read,
-    (Check("dcgm_health", NAME, "DCGM's watches saw nothing", judge_health, 300.0),),
+    (Check("dcgm_health", NAME, "DCGM's watches saw nothing", judge_health, 300.0, DCGM),),
 )
-TEST_FAMILY = Family(
+TEST_FAMILY = CheckFamily(
     TEST_NAME,
     TEST_WITHIN_S + 2.0,
     read_test,
-    (Check("dcgm_test", TEST_NAME, "DCGM's own test passes", judge_test, 3600.0),),
+    (Check("dcgm_test", TEST_NAME, "DCGM's own test passes", judge_test, 3600.0, DCGM),),
 )
-DEEP_TEST_FAMILY = Family(TEST_NAME, DEEP_TEST_WITHIN_S + 2.0, read_deep_test, TEST_FAMILY.checks)
+DEEP_TEST_FAMILY = CheckFamily(TEST_NAME, DEEP_TEST_WITHIN_S + 2.0, read_deep_test, TEST_FAMILY.checks)
 
 
-def short_test(left_s: float) -> Family:
+def short_test(left_s: float) -> CheckFamily:
     """The same where there is only so much time."""
     within_s = min(TEST_WITHIN_S, left_s)
-    return Family(TEST_NAME, within_s + 2.0, lambda around: _tested(around, within_s), TEST_FAMILY.checks)
+    return CheckFamily(TEST_NAME, within_s + 2.0, lambda around: _tested(around, within_s), TEST_FAMILY.checks)

@@ -1,6 +1,6 @@
 """A site's own checks: commands that end with 0 (well), 1 (not well) or else, which says nothing.
 
-Each runs as a child with a time limit, without a shell. ``[health.commands]`` names them; see ``cli.health_settings``.
+Each runs as a child with a time limit, without a shell. ``[health.commands]`` names them; see ``config.health_table``.
 """
 
 from __future__ import annotations
@@ -11,26 +11,24 @@ from dataclasses import dataclass
 from functools import partial
 
 from gangrun.health.framework.check import (
+    FAIL,
     CauseClass,
     Check,
-    Evidence,
-    Facts,
-    Finding,
+    CheckOutcome,
+    Look,
     Needs,
-    Outcome,
-    Reading,
+    NodeFacts,
     Scope,
-    Severity,
-    Sticky,
+    Subject,
     Value,
-)
-from gangrun.health.framework.policy import HealthPolicy
-from gangrun.health.framework.rounds import Family, Surroundings
+)  # fmt: skip
+from gangrun.health.framework.rounds import CheckFamily, Surroundings
 
 NAME, PREFIX = "site", "site_"
 ENDS_BEFORE_S = 2.0  # the one who starts the command is given so much more
 WELL, NOT_WELL = 0, 1
 COMMANDS_MAX_COUNT = 20
+SITE = Subject(Scope.NODE, CauseClass.EITHER, Needs.ADMIN)
 NAMES = re.compile(r"[a-z][a-z0-9_]{0,30}")
 
 
@@ -42,19 +40,19 @@ class SiteCommand:
     within_s: float = 30.0
 
 
-def family(commands: Mapping[str, SiteCommand]) -> Family | None:
+def family(commands: Mapping[str, SiteCommand]) -> CheckFamily | None:
     """A check for each; None where there is none."""
     if not commands:
         return None
     within_s = sum(one.within_s + ENDS_BEFORE_S for one in commands.values())
     checks = tuple(
-        Check(PREFIX + name, NAME, f"`{' '.join(one.argv)}` is content", partial(_judge, name), 300.0)
+        Check(PREFIX + name, NAME, f"`{' '.join(one.argv)}` is content", partial(_judge, name), 300.0, SITE)
         for name, one in commands.items()
     )
-    return Family(NAME, within_s + ENDS_BEFORE_S, partial(_read, commands), checks)
+    return CheckFamily(NAME, within_s + ENDS_BEFORE_S, partial(_read, commands), checks)
 
 
-def _read(commands: Mapping[str, SiteCommand], around: Surroundings) -> Facts:
+def _read(commands: Mapping[str, SiteCommand], around: Surroundings) -> NodeFacts:
     values: dict[str, Mapping[str, Value]] = {}
     missing: dict[str, Mapping[str, str]] = {}
     for name, one in commands.items():
@@ -63,32 +61,17 @@ def _read(commands: Mapping[str, SiteCommand], around: Surroundings) -> Facts:
         why = said.absent or said.missing.get("command", {}).get("code", "")
         if why:
             missing[name] = {"code": why}
-    return Facts(values, missing)
+    return NodeFacts(values, missing)
 
 
-def _judge(name: str, now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
+def _judge(name: str, look: Look) -> CheckOutcome:
     """Its exit code is its verdict, its last line the sentence."""
-    del before, policy
     limit = "ends with 0"
-    code, said = now.facts.number(name, "code"), str(now.facts.get(name, "said") or "")
+    code, said = look.number(name, "code"), str(look.facts.get(name, "said") or "")
     if code is None:
-        return Outcome("-", limit, unknown=now.facts.missing.get(name, {}).get("code", "") or "it was not run")
-    shown = f"ended with {code:.0f}"
-    if code == WELL:
-        return Outcome(shown, limit)
-    words = f": {said}" if said else ""
-    if code != NOT_WELL:
-        return Outcome(shown, limit, unknown=f"the command {shown}, which says nothing of the node{words}")
+        return CheckOutcome("-", limit, unknown=look.facts.missing.get(name, {}).get("code", "") or "it was not run")
+    shown, words = f"ended with {code:.0f}", f": {said}" if said else ""
+    if code not in (WELL, NOT_WELL):
+        return CheckOutcome(shown, limit, unknown=f"the command {shown}, which says nothing of the node{words}")
     sentence = f"this site's check {name} fails{words}"
-    finding = Finding(
-        PREFIX + name,
-        Scope.NODE,
-        "node",
-        Severity.FAIL,
-        CauseClass.EITHER,
-        Needs.ADMIN,
-        Sticky.NO,
-        Evidence(code),
-        sentence,
-    )
-    return Outcome(shown, limit, (finding,))
+    return CheckOutcome(shown, limit, (look.found(FAIL, "node", sentence, code),) if code == NOT_WELL else ())

@@ -1,153 +1,285 @@
-"""The file systems that a job stands on: space, inodes, read-only, and whether they answer.
+"""The file systems that a job stands on: space, inodes, read-only, mounted, and whether they answer.
 
-Each directory is looked at by a child of its own. One that does not come back is unknown here: when all nodes say so at
-once it is the file server, and only whoever sees them all can tell.
+A file server that stands still holds a process that asks it in the kernel, where no signal reaches. So each directory
+is looked at by a child of its own, whose whole life is ``probe_directory`` (and ``probe_names`` for the resolver). One
+that does not come back is unknown here: if all nodes say so at once it is the file server, and only who sees them all
+can tell. Mounts are read without touching the file systems, so a dead server cannot hold that.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import re
+import socket
+from collections.abc import Callable
+
+from gangrun.health.framework.bounds import Bound, levels
 from gangrun.health.framework.check import (
+    FAIL,
+    WARN,
     CauseClass,
     Check,
-    Evidence,
-    Facts,
-    Finding,
+    CheckOutcome,
+    Look,
     Needs,
-    Outcome,
-    Reading,
+    NodeFacts,
     Scope,
-    Severity,
-    Sticky,
+    Subject,
     Value,
-)
-from gangrun.health.framework.growth import span
-from gangrun.health.framework.policy import HealthPolicy
-from gangrun.health.framework.rounds import Family, Surroundings
-from gangrun.health.host import storage_probe
+    comparable,
+    span,
+)  # fmt: skip
+from gangrun.health.framework.readings import text_of
+from gangrun.health.framework.rounds import CheckFamily, Surroundings
 
-NAME = "storage"
+NAME, MOUNTS_NAME, NODE = "storage", "mounts", "node"
 CHILD_WITHIN_S = 20.0
 FAMILY_WITHIN_S = 120.0
 DIRECTORIES_MAX_COUNT = 5
 NOT_YET = "the directory is not there yet"
-PERCENT = 100
+NOT_THERE = os.strerror(errno.ENOENT)
+CONTENT = b"gangrun health probe\n" * 195  # 4 KiB, about
+FS = Subject(
+    Scope.FS,
+    CauseClass.EITHER,
+    Needs.ADMIN,
+    why_not=lambda look, name: look.facts.why_missing(name) or "no file system could be asked",
+)
 
 
-def read(around: Surroundings) -> Facts:
+# ---- a child's whole life --------------------------------------------------------------------------------------------
+
+
+def probe_directory(path: str, now: Callable[[], float]) -> NodeFacts:
+    """Space of the file system, and the time to write, sync, rename and read back a small file in ``path``."""
+    values: dict[str, Value] = {}
+    missing: dict[str, str] = {}
+    try:
+        room = os.statvfs(path)
+        used = room.f_blocks - room.f_bfree
+        values |= {
+            "size_bytes": room.f_blocks * room.f_frsize,
+            "free_bytes": room.f_bavail * room.f_frsize,
+            "used_share": used / max(1, used + room.f_bavail),  # as df says it: of what ordinary users may have
+            "read_only": int(bool(room.f_flag & os.ST_RDONLY)),
+        }
+        if room.f_files:
+            values["inodes_free"] = room.f_favail
+        else:
+            missing["inodes_free"] = "this file system does not count them"
+    except OSError as error:
+        return NodeFacts({path: {"broken": _words(error)}})
+    began = now()
+    try:
+        _write_and_read(path)
+        values["probe_s"] = now() - began
+    except PermissionError:
+        missing["probe_s"] = "you may not write there"
+    except OSError as error:
+        values["write_error"] = _words(error)
+    return NodeFacts({path: values}, {path: missing} if missing else {})
+
+
+def _write_and_read(path: str) -> None:
+    name = os.path.join(path, f".gangrun-health-{socket.gethostname()}-{os.getpid()}")
+    fd = os.open(f"{name}.part", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            os.write(fd, CONTENT)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(f"{name}.part", name)
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if os.read(fd, len(CONTENT) + 1) != CONTENT:
+                raise OSError("what was read back is not what was written")
+        finally:
+            os.close(fd)
+    finally:
+        for left in (name, f"{name}.part"):
+            try:
+                os.unlink(left)
+            except OSError:
+                continue
+
+
+def probe_names(hosts: tuple[str, ...], now: Callable[[], float]) -> NodeFacts:
+    """Does every name resolve, and how long does it take?"""
+    values: dict[str, dict[str, Value]] = {}
+    for host in (socket.gethostname(), *hosts):
+        began = now()
+        try:
+            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            values[host] = {"resolve_s": now() - began, "address": str(found[0][4][0])}
+        except (OSError, UnicodeError) as error:
+            values[host] = {"resolve_s": now() - began, "error": str(error)}
+    return NodeFacts(values)
+
+
+def _words(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+# ---- directories -----------------------------------------------------------------------------------------------------
+
+
+def read(around: Surroundings) -> NodeFacts:
     """One child for each directory, one after the other."""
     values: dict[str, dict[str, Value]] = {}
     missing: dict[str, dict[str, str]] = {}
     for directory in around.directories[:DIRECTORIES_MAX_COUNT]:
         said = around.probes.ask("directory", (directory,), CHILD_WITHIN_S)
-        if said.absent:
-            missing[directory] = {"probe_s": said.absent, "used_share": said.absent}
-            continue
-        if directory in around.made_later and said.get(directory, "broken") == storage_probe.NOT_THERE:
-            missing[directory] = {"probe_s": NOT_YET, "used_share": NOT_YET}
+        is_later = directory in around.made_later and said.get(directory, "broken") == NOT_THERE
+        if said.absent or is_later:
+            missing[directory] = dict.fromkeys(("probe_s", "used_share"), said.absent or NOT_YET)
             continue
         values.setdefault(directory, {}).update(said.values.get(directory, {}))
         missing.setdefault(directory, {}).update(said.missing.get(directory, {}))
-    return Facts(values, missing, "" if around.directories else "no directory was named")
+    return NodeFacts(values, missing, "" if around.directories else "no directory was named")
 
 
-def _finding(
-    check: str, place: str, severity: Severity, sentence: str, evidence: Evidence, cause: CauseClass = CauseClass.EITHER
-) -> Finding:
-    return Finding(check, Scope.FS, place, severity, cause, Needs.ADMIN, Sticky.NO, evidence, sentence)
-
-
-def judge_answers(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
+def judge_answers(look: Look) -> CheckOutcome:
     """Can a small file be written, synced, renamed and read back, and how fast?"""
-    del before
-    found, slowest_s = [], -1.0
-    for place, values in now.facts.values.items():
+    found, slowest_s, policy = [], -1.0, look.policy
+    for place, values in look.facts.values.items():
         broken = values.get("broken") or values.get("write_error")
-        took_s = now.facts.number(place, "probe_s")
+        took_s = look.number(place, "probe_s")
         if broken:
-            sentence = f"{place} cannot be written: {broken}"
-            found.append(_finding("storage_answers", place, Severity.FAIL, sentence, Evidence(broken)))
+            found.append(look.found(FAIL, place, f"{place} cannot be written: {broken}", broken))
         elif took_s is not None:
             slowest_s = max(slowest_s, took_s)
             if took_s > policy.probe_warn_s:
-                severity = Severity.FAIL if took_s > policy.probe_fail_s else Severity.WARN
                 whose = "if it is so on all nodes, it is the file server"
                 sentence = f"{place} took {span(took_s)} to write, sync and read back 4 KiB; {whose}"
-                found.append(_finding("storage_answers", place, severity, sentence, Evidence(took_s)))
-    limit = f"< {policy.probe_warn_s:g} s"
-    why = now.facts.why_missing("probe_s")
+                found.append(look.found(FAIL if took_s > policy.probe_fail_s else WARN, place, sentence, took_s))
+    limit, why = f"< {policy.probe_warn_s:g} s", look.facts.why_missing("probe_s")
     if slowest_s < 0:
-        return Outcome("-", limit, tuple(found), why or "nothing was measured")
-    silent_count = sum("probe_s" in names for names in now.facts.missing.values())
+        return CheckOutcome("-", limit, tuple(found), why or "nothing was measured")
+    silent_count = sum("probe_s" in names for names in look.facts.missing.values())
     shown = f"{slowest_s * 1000:.0f} ms" + (f", {silent_count} silent" if silent_count else "")
-    return Outcome(shown, limit, tuple(found), why)
+    return CheckOutcome(shown, limit, tuple(found), why)
 
 
-def judge_space(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
-    """Is there room left?"""
-    del before
-    found, fullest = [], -1.0
-    for place in now.facts.places_with("used_share"):
-        used = now.facts.number(place, "used_share")
-        if used is None:
-            continue
-        fullest = max(fullest, used)
-        if used > policy.disk_used_warn:
-            severity = Severity.FAIL if used >= policy.disk_used_fail else Severity.WARN
-            free = (now.facts.number(place, "free_bytes") or 0.0) / 1e9
-            sentence = f"the file system of {place} is {used * PERCENT:.0f} % full, {free:.1f} GB are left"
-            found.append(_finding("storage_space", place, severity, sentence, Evidence(used)))
-    limit = f"<= {policy.disk_used_warn * PERCENT:.0f} %, fail at {policy.disk_used_fail * PERCENT:.0f} %"
-    if fullest < 0:
-        return Outcome("-", limit, unknown=now.facts.why_missing("used_share") or "no file system could be asked")
-    return Outcome(f"{fullest * PERCENT:.0f} % used", limit, tuple(found))
+def _full(look: Look, place: str, used: float) -> str:
+    free = (look.number(place, "free_bytes") or 0.0) / 1e9
+    return f"the file system of {place} is {used * 100:.0f} % full, {free:.1f} GB are left"
 
 
-def judge_inodes(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
-    """Can files still be made?"""
-    del before
-    free = {place: now.facts.number(place, "inodes_free") for place in now.facts.places_with("inodes_free")}
-    counted = {place: count for place, count in free.items() if count is not None}
-    limit = f">= {policy.inodes_free_min}"
-    if not counted:
-        return Outcome("-", limit, unknown=now.facts.why_missing("inodes_free") or "no file system says")
-    found = tuple(
-        _finding(
-            "storage_inodes", place, Severity.FAIL, f"{place} has room for {count:.0f} more files only", Evidence(count)
-        )
-        for place, count in counted.items()
-        if count < policy.inodes_free_min
-    )
-    return Outcome(f"{min(counted.values()):.0f} free", limit, found)
+judge_space = levels(
+    Bound("used_share", "disk_used_fail", FAIL, _full, reached=True),
+    Bound("used_share", "disk_used_warn", WARN, _full),
+    limit=lambda policy: f"<= {policy.disk_used_warn * 100:.0f} %, fail at {policy.disk_used_fail * 100:.0f} %",
+    shown=lambda shares: f"{max(shares) * 100:.0f} % used",
+)
+judge_inodes = levels(
+    Bound("inodes_free", "inodes_free_min", FAIL, "{place} has room for {value:.0f} more files only", below=True),
+    limit=lambda policy: f">= {policy.inodes_free_min}",
+    shown="{least:.0f} free",
+)
 
 
-def judge_writable(now: Reading, before: Reading | None, policy: HealthPolicy) -> Outcome:
+def judge_writable(look: Look) -> CheckOutcome:
     """Did the kernel turn a file system read-only? It does so when a disk fails."""
-    del before, policy
-    places = now.facts.places_with("read_only")
+    places = look.facts.places_with("read_only")
     if not places:
-        return Outcome("-", unknown="no file system could be asked")
+        return CheckOutcome("-", unknown="no file system could be asked")
     found = tuple(
-        _finding(
-            "storage_writable",
-            place,
-            Severity.FAIL,
-            f"the file system of {place} is mounted read-only; the kernel does that when a disk fails",
-            Evidence("read-only"),
+        look.found(
+            FAIL, place, f"the file system of {place} is mounted read-only; the kernel does that when a disk fails",
+            "read-only",
         )
         for place in places
-        if now.facts.get(place, "read_only") == 1
-    )
-    return Outcome(f"{len(places) - len(found)} of {len(places)}", "all", found)
+        if look.facts.get(place, "read_only") == 1
+    )  # fmt: skip
+    return CheckOutcome(f"{len(places) - len(found)} of {len(places)}", "all", found)
 
 
-FAMILY = Family(
+# ---- mounts ----------------------------------------------------------------------------------------------------------
+
+SHARED = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "panfs", "weka", "wekafs", "fuse.juicefs", "glusterfs", "9p")
+LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs")
+LUSTRE = ("sys/fs/lustre/health_check", "proc/fs/lustre/health_check")
+MOUNTINFO_MAX_BYTES = 1 << 20
+MOUNTS_MAX_COUNT = 512
+_OCTAL = re.compile(r"\\([0-7]{3})")
+
+
+def read_mounts(around: Surroundings) -> NodeFacts:
+    """A place for each mount of a disk or a file server, and ``node`` for Lustre's own word."""
+    text = text_of(around.root / "proc/self/mountinfo", MOUNTINFO_MAX_BYTES)
+    values: dict[str, dict[str, Value]] = {NODE: {}}
+    missing = {} if text else {NODE: {"mounted": "/proc/self/mountinfo does not say"}}
+    for line in text.splitlines():
+        words = line.split()
+        if "-" not in words[6:]:
+            continue
+        after = words[words.index("-", 6) + 1 :]
+        if len(after) < 3 or not after[0].startswith((*SHARED, *LOCAL)) or len(values) > MOUNTS_MAX_COUNT:
+            continue
+        place = _OCTAL.sub(lambda octal: chr(int(octal[1], 8)), words[4])
+        # the mount was asked for read-write, and the file system under it is read-only: the kernel did that
+        turned = words[3] == "/" and "rw" in words[5].split(",") and "ro" in after[2].split(",")
+        shared = int(after[0].startswith(SHARED))
+        values[place] = {"mounted": after[0], "turned_read_only": int(turned), "shared": shared}
+    lustre = next((said for path in LUSTRE if (said := text_of(around.root / path))), "")
+    if lustre:
+        values[NODE]["lustre"] = lustre.splitlines()[0]
+    return NodeFacts(values, missing)
+
+
+def judge_mounts(look: Look) -> CheckOutcome:
+    """Is everything still mounted that was, and as it was meant?"""
+    here, before = look.facts.places_with("mounted"), look.before
+    if why := look.facts.why_missing("mounted"):
+        return CheckOutcome("-", "as before", unknown=why)
+    turned = "read-only: its disk or server failed"
+    found = [
+        look.found(
+            FAIL, place, f"the kernel turned the file system of {place} {turned}", "ro", cause=CauseClass.HARDWARE
+        )
+        for place in here
+        if look.number(place, "turned_read_only") == 1
+    ]
+    if before is not None and comparable(look.now, before):
+        found += [
+            look.found(
+                WARN, place, f"{place} ({before.facts.get(place, 'mounted')}) was mounted and is not any more", "gone"
+            )
+            for place in before.facts.places_with("mounted")
+            if place not in here and before.facts.number(place, "shared") == 1
+        ]
+    return CheckOutcome(f"{len(here)} mounted", "as before", tuple(found))
+
+
+def judge_lustre(look: Look) -> CheckOutcome:
+    """What does the Lustre client say of itself?"""
+    said = look.facts.get(NODE, "lustre")
+    if said is None:
+        return CheckOutcome("-", "healthy", unknown="no Lustre here")
+    sentence = f"Lustre says of itself: {said}; if all nodes say so, it is the file servers"
+    found = () if str(said) == "healthy" else (look.found(FAIL, "lustre", sentence, said),)
+    return CheckOutcome(str(said), "healthy", found)
+
+
+FAMILY = CheckFamily(
     NAME,
     FAMILY_WITHIN_S,
     read,
     (
-        Check("storage_answers", NAME, "a small file can be written, synced and read back", judge_answers, 300.0),
-        Check("storage_space", NAME, "file systems have room", judge_space, 300.0),
-        Check("storage_inodes", NAME, "more files can be made", judge_inodes, 300.0),
-        Check("storage_writable", NAME, "no file system turned read-only", judge_writable, 300.0),
+        Check("storage_answers", NAME, "a small file can be written, synced and read back", judge_answers, 300.0, FS),
+        Check("storage_space", NAME, "file systems have room", judge_space, 300.0, FS),
+        Check("storage_inodes", NAME, "more files can be made", judge_inodes, 300.0, FS),
+        Check("storage_writable", NAME, "no file system turned read-only", judge_writable, 300.0, FS),
+    ),
+)
+MOUNTS_FAMILY = CheckFamily(
+    MOUNTS_NAME,
+    5.0,
+    read_mounts,
+    (
+        Check("storage_mounts", MOUNTS_NAME, "file systems stay mounted", judge_mounts, 60.0, FS),
+        Check("storage_lustre", MOUNTS_NAME, "Lustre says it is healthy", judge_lustre, 60.0, FS),
     ),
 )

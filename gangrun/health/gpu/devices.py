@@ -1,0 +1,321 @@
+"""Are the GPUs there, do they answer, are they set up for training, and which of them may this job use?
+
+A child asks NVML (see ``adapters.nvml``); PCI is looked at here. If there is no NVIDIA GPU and none is expected, every
+check is unknown, quietly. ``CUDA_VISIBLE_DEVICES`` names the job's GPUs, by number or UUID: the others are looked at
+too, but never fail the node. If that leaves a doubt (GPUs of several kinds, which CUDA may number by speed; parts of
+GPUs; a number that is not there) all of them count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from gangrun.core.text import counted
+from gangrun.health.framework.bounds import each, one_version
+from gangrun.health.framework.check import (
+    FAIL,
+    WARN,
+    CauseClass,
+    Check,
+    CheckOutcome,
+    Finding,
+    Look,
+    Needs,
+    NodeFacts,
+    Reading,
+    Scope,
+    Sticky,
+    Subject,
+    Value,
+)  # fmt: skip
+from gangrun.health.framework.readings import UUID, text_of
+from gangrun.health.framework.rounds import Surroundings
+from gangrun.health.gpu.xid_table import RECOVERY_ACTIONS
+
+NODE = "node"
+CHILD_WITHIN_S = 15.0
+NO_GPU = "no NVIDIA GPU here"
+NVIDIA, DISPLAY_CLASSES = "0x10de", ("0x0300", "0x0302")
+DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, VERSION_MISMATCH = 9, 12, 18
+RESET_REQUIRED, CORRUPTED_INFOROM = 16, 14
+CHILD_ANSWER = "nvml_answer"
+PEOPLE_FROM = 1000  # users below are the system's: its services may look at GPUs
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+NOBODY = frozenset({"", "-1", "NoDevFiles"})  # CUDA passes over what follows these; the last one is Slurm's
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read(around: Surroundings) -> NodeFacts:
+    """What NVML says, and how many GPUs are on the bus, which no driver can hide."""
+    said = around.probes.ask("gpu", (), CHILD_WITHIN_S)
+    node: dict[str, Value] = dict(said.values.get(NODE, {}))
+    missing = {place: dict(names) for place, names in said.missing.items()}
+    on_bus_count = _on_bus(around)
+    if on_bus_count is not None:
+        node["on_bus_count"] = on_bus_count
+    if said.absent:
+        missing.setdefault(NODE, {})[CHILD_ANSWER] = said.absent
+    version = re.search(r"Kernel Module[^0-9]*([0-9][0-9.]+)", text_of(around.root / "proc/driver/nvidia/version"))
+    if version:
+        node["loaded_driver"] = version[1]
+    return NodeFacts({**_with_others(said, around.root), NODE: node}, missing)
+
+
+def _with_others(said: NodeFacts, root: Path) -> dict[str, Mapping[str, Value]]:
+    """With how many of each GPU's programs are other people's, as far as /proc shows whose they are."""
+    own = _owner(root / "proc" / "self")
+    values: dict[str, Mapping[str, Value]] = dict(said.values)
+    for place, names in said.values.items():
+        owners = [_owner(root / "proc" / pid) for pid in str(names.get("processes_pids", "")).split()]
+        if own is not None and any(owner is not None for owner in owners):
+            others = [one for one in owners if one is not None and one >= PEOPLE_FROM and one != own]
+            values[place] = {**names, "others_count": len(others)}
+    return values
+
+
+def _owner(path: Path) -> int | None:
+    try:
+        return path.stat().st_uid
+    except OSError:
+        return None
+
+
+def _on_bus(around: Surroundings) -> int | None:
+    try:
+        devices = list((around.root / "sys/bus/pci/devices").iterdir())
+    except OSError:
+        return None
+    return sum(
+        text_of(device / "vendor") == NVIDIA and text_of(device / "class").startswith(DISPLAY_CLASSES)
+        for device in devices
+    )
+
+
+# ---- which GPUs there are, and which of them the job may use ---------------------------------------------------------
+
+
+def gpus_in(facts: NodeFacts) -> tuple[str, ...]:
+    """Places of GPUs, in order."""
+    return tuple(place for place in facts.values if re.fullmatch(r"gpu \d+", place))
+
+
+def gpus(look: Look, name: str = "") -> tuple[str, ...]:
+    """The same of a look."""
+    del name
+    return gpus_in(look.facts)
+
+
+def named(now: Reading) -> dict[str, str]:
+    """What each GPU is called by those who have to find it: model, UUID, place on the bus."""
+    said = {place: [now.facts.get(place, name) for name in ("model", "uuid", "pci")] for place in gpus_in(now.facts)}
+    return {place: ", ".join(str(word) for word in words if word) for place, words in said.items() if any(words)}
+
+
+def wanted(variables: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The GPUs that a job's variables name, by number or UUID; None: they say nothing."""
+    if VISIBLE not in variables:
+        return None
+    found: list[str] = []
+    for word in variables[VISIBLE].split(","):
+        if word.strip() in NOBODY:
+            break
+        found.append(word.strip())
+    return tuple(found)
+
+
+def beside(facts: NodeFacts, own: tuple[str, ...] | None) -> frozenset[str]:
+    """The places of GPUs that the job may not use; empty if that cannot be told."""
+    places = gpus_in(facts)
+    if own is None:
+        return frozenset()
+    if all(word.isascii() and word.isdigit() for word in own):
+        used = {f"gpu {int(word)}" for word in own}
+        kinds = {facts.get(place, "model") for place in places} - {None}
+        certain = used <= set(places) and (len(kinds) < 2 or not own)
+        return frozenset(places) - used if certain else frozenset()
+    used = set()
+    for word in own:
+        found = [place for place in places if str(facts.get(place, UUID) or "").startswith(word)]
+        if len(found) != 1:
+            return frozenset()  # it may be the one that is lost and cannot say its UUID any more
+        used.add(found[0])
+    return frozenset(places) - used
+
+
+def is_beside(facts: NodeFacts, named_gpus: tuple[str, ...] | None, uuid: str) -> bool:
+    """May the job not use this GPU? It may be one that is lost, and cannot say any more that this is its UUID."""
+    others = beside(facts, named_gpus)
+    own = [facts.get(place, UUID) for place in gpus_in(facts) if place not in others]
+    return bool(others and uuid) and None not in own and uuid not in own
+
+
+def why_not(look: Look, name: str) -> str:
+    """Why ``name`` was measured on no GPU."""
+    return look.facts.why_missing(name) or "no GPU says" if gpus(look) else _why_none(look)
+
+
+def _why_none(look: Look) -> str:
+    silent = look.facts.missing.get(NODE, {}).get(CHILD_ANSWER)
+    if silent:
+        return silent
+    words = look.facts.get(NODE, "nvml_words")
+    return f"NVML does not answer: {words}" if look.number(NODE, "on_bus_count") and words is not None else NO_GPU
+
+
+def _beside(look: Look) -> frozenset[str]:
+    return beside(look.facts, look.policy.gpus_used)
+
+
+GPU = Subject(Scope.GPU, CauseClass.HARDWARE, Needs.RESET, Sticky.BOOT, gpus, why_not, _beside)
+
+
+# ---- judging ---------------------------------------------------------------------------------------------------------
+
+
+def judge_count(look: Look) -> CheckOutcome:
+    """As many GPUs as were asked for, or as are on the bus."""
+    expected, on_bus = look.policy.gpus_count, look.number(NODE, "on_bus_count")
+    error, count = look.number(NODE, "nvml_error"), look.number(NODE, "gpus_count")
+    limit = f"= {expected}" if expected is not None else "= on the bus"
+    is_fault = error in (DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, VERSION_MISMATCH)
+    if expected and not count and on_bus == 0 and error != VERSION_MISMATCH:
+        sentence = f"{expected} GPUs are expected, and none is on the bus"
+        return CheckOutcome("0 on the bus", limit, (look.found(FAIL, NODE, sentence, 0, expected, Needs.REBOOT),))
+    if is_fault and (error == VERSION_MISMATCH or expected or on_bus):
+        return CheckOutcome("no answer", limit, (_no_driver(look, mismatch=error == VERSION_MISMATCH),))
+    if count is None:
+        return CheckOutcome("-", limit, unknown=_why_none(look))
+    found: tuple[Finding, ...] = ()
+    if expected is not None and count < expected:
+        where = f"; {on_bus:.0f} are on the bus" if on_bus is not None else ""
+        sentence = f"{count:.0f} GPUs answer instead of {expected}{where}"
+        found = (look.found(FAIL, NODE, sentence, count, expected, Needs.REBOOT),)
+    elif expected is None and on_bus is not None and count < on_bus:
+        sentence = f"{count:.0f} of {on_bus:.0f} GPUs answer: this job was given fewer, or the driver lost some"
+        found = (look.found(WARN, NODE, sentence, count, on_bus, Needs.NONE, CauseClass.EITHER),)
+    return CheckOutcome(f"{count:.0f}" + (f", {on_bus:.0f} on the bus" if on_bus is not None else ""), limit, found)
+
+
+def _no_driver(look: Look, *, mismatch: bool) -> Finding:
+    words = str(look.facts.get(NODE, "nvml_words"))
+    if mismatch:
+        sentence = "the driver was updated and the old one still runs (library and kernel module differ): reboot"
+        return look.found(FAIL, NODE, sentence, words, needs=Needs.REBOOT, cause=CauseClass.CONFIG)
+    sentence = (
+        f"{look.number(NODE, 'on_bus_count') or 0:.0f} GPUs are on the bus, but the driver cannot be asked: {words}"
+    )
+    severity = FAIL if look.policy.gpus_count else WARN
+    return look.found(severity, NODE, sentence, words, needs=Needs.ADMIN, cause=CauseClass.CONFIG)
+
+
+def judge_lost(look: Look) -> CheckOutcome:
+    """Does every GPU answer?"""
+    here = gpus(look)
+    if not here:
+        return look.unknown("all answer", "lost")
+    found = []
+    for place in here:
+        if (words := look.facts.get(place, "lost")) is not None:
+            code = int(look.number(place, "lost_code") or 0)
+            needs = {RESET_REQUIRED: Needs.RESET, CORRUPTED_INFOROM: Needs.RMA}.get(code, Needs.REBOOT)
+            found.append(look.found(FAIL, place, f"{place} is lost: {words}", words, needs=needs))
+    return CheckOutcome(f"{len(here) - len(found)} of {len(here)} answer", "all answer", tuple(found))
+
+
+def judge_recovery(look: Look) -> CheckOutcome:
+    """What the GPU itself asks for: the best single sign there is."""
+
+    def bad(place: str, value: float) -> Finding | None:
+        other = (f"for action {value:.0f}, unknown here", False, Needs.ADMIN)
+        words, fatal, needs = RECOVERY_ACTIONS.get(int(value), other)
+        return (
+            look.found(FAIL if fatal else WARN, place, f"{place} asks {words}", value, needs=needs) if value else None
+        )
+
+    return each(look, "recovery_action", "none", "{bad} of {count} ask for one", bad)
+
+
+def judge_driver(look: Look) -> CheckOutcome:
+    """Are driver library and kernel module of one version?"""
+    library, module = look.facts.get(NODE, "driver"), look.facts.get(NODE, "loaded_driver")
+    limit = "library = module"
+    if library is None:
+        return CheckOutcome("-", limit, unknown=why_not(look, "driver"))
+    alike = {"GPU driver": str(library)}
+    if module is None or str(library) == str(module):
+        return CheckOutcome(str(library), limit, alike=alike)
+    sentence = f"the driver's library is {library} and its kernel module {module}: a reboot is due after an update"
+    one = look.found(WARN, NODE, sentence, library, module, Needs.REBOOT, CauseClass.CONFIG)
+    return CheckOutcome(f"{library}, {module}", limit, (one,), alike=alike)
+
+
+MODES = (  # (name, what it should be, words if it is not)
+    ("persistence", 1, "persistence mode is off: each start waits seconds for the driver"),
+    ("ecc_mode", 1, "ECC is off: memory errors are not seen"),
+    ("mig_mode", 0, "it is split into instances (MIG)"),
+    ("compute_mode", 0, "its compute mode forbids programs to share it"),
+)
+
+
+def judge_modes(look: Look) -> CheckOutcome:
+    """Is every GPU set up as training wants it?"""
+    here = [place for place in gpus(look) if any(look.number(place, name) is not None for name, _, _ in MODES)]
+    if not here:
+        return CheckOutcome("-", unknown=why_not(look, "persistence"))
+    found = []
+    for place in here:
+        wrong = [w for name, good, w in MODES if (v := look.number(place, name)) is not None and v != good]
+        pending = look.number(place, "ecc_mode_pending")
+        if pending is not None and pending != look.number(place, "ecc_mode"):
+            wrong.append("a change of its ECC mode waits for a reboot")
+        if wrong:
+            sentence = f"{place}: {'; '.join(wrong)}"
+            found.append(look.found(WARN, place, sentence, sentence, needs=Needs.ADMIN, cause=CauseClass.CONFIG))
+    return CheckOutcome(f"{len(here) - len(found)} of {len(here)} as usual", "ECC on, no MIG", tuple(found))
+
+
+def judge_leftovers(look: Look) -> CheckOutcome:
+    """Does a program that is not ours hold memory of a GPU? Of interest before ranks start; later they hold it."""
+
+    def bad(place: str, used: float) -> Finding | None:
+        count, others = look.number(place, "processes_count"), look.number(place, "others_count")
+        if others:
+            whose = f"{counted(int(others), 'program')} of other people"
+            sentence = f"{place} is used by {whose}: it was given to both, or is theirs"
+            return look.found(WARN, place, sentence, others, 0, Needs.ADMIN, CauseClass.EITHER, Sticky.NO)
+        if used <= look.policy.leftover_bytes or count is None or count > 0:
+            return None
+        sentence = f"{place}: {used / 1e9:.1f} GB are in use although no process is listed: something was left behind"
+        return look.found(WARN, place, sentence, used, None, Needs.ADMIN, CauseClass.EITHER, Sticky.NO)
+
+    limit = f"<= {look.policy.leftover_bytes / 1e9:g} GB of nobody"
+    return each(look, "memory_used_bytes", limit, lambda all_of: f"{max(all_of) / 1e9:.1f} GB used at most", bad)
+
+
+FIRMWARE = (("vbios", "VBIOS"), ("info_rom_version", "info ROM"))
+
+
+def judge_firmware(look: Look) -> CheckOutcome:
+    """Do GPUs of one model carry the same firmware?"""
+    kinds: dict[str, dict[str, str]] = {}
+    for name, what in FIRMWARE:
+        for place in gpus(look):
+            if (version := look.facts.get(place, name)) is not None:
+                model = look.facts.get(place, "model") or "GPU"
+                kinds.setdefault(f"{model} {what}", {})[place] = str(version)
+    return one_version(look, kinds, why_not(look, FIRMWARE[0][0]))
+
+
+CHECKS = (
+    Check("gpu_count", "gpu", "all GPUs are there", judge_count, 60.0, GPU),
+    Check("gpu_lost", "gpu", "every GPU answers", judge_lost, 15.0, GPU),
+    Check("gpu_recovery", "gpu", "no GPU asks for a reset or reboot", judge_recovery, 60.0, GPU),
+    Check("gpu_driver", "gpu", "driver library and kernel module fit", judge_driver, 300.0, GPU),
+    Check("gpu_modes", "gpu", "GPUs are set up for training", judge_modes, 300.0, GPU),
+    Check("gpu_leftovers", "gpu", "nobody's memory is left on a GPU", judge_leftovers, 60.0, GPU),
+    Check("gpu_firmware", "gpu", "GPUs of one model have one firmware", judge_firmware, 300.0, GPU),
+)

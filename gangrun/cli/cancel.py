@@ -12,7 +12,7 @@ from gangrun.cli.options import TIME, asks, json_option, run_argument, runs_dir_
 from gangrun.config import environment
 from gangrun.display.text import clean, echo_json
 from gangrun.errors import DONE, SLURM, UNKNOWN, UserError
-from gangrun.launch.stop import Told, tell_owner, wait_for_end
+from gangrun.launch.stop import SignalResult, tell_owner, wait_for_end
 from gangrun.runs.locate import find
 from gangrun.runs.snapshot import Reading, read
 from gangrun.runs.state import truth_of
@@ -58,13 +58,13 @@ def cancel(
 def _on_this_box(reading: Reading, timeout_s: float | None, *, first: bool, waits: bool, as_json: bool) -> int:
     paths = reading.paths
     told = tell_owner(reading, again=not first)
-    if told is Told.NOBODY:
+    if told is SignalResult.NOBODY:
         words = "nobody runs it, so there was nothing to stop; it is marked, and nothing starts it again by itself"
         return _say(read(paths), f"{reading.spec.run}: {words}", as_json=as_json)
     if not waits:
         again = "" if first else " (it was asked before)"
         return _say(reading, f"{reading.spec.run} is asked to stop{again}", as_json=as_json)
-    if told is Told.ELSEWHERE and reading.owner is not None and not as_json:
+    if told is SignalResult.ELSEWHERE and reading.owner is not None and not as_json:
         click.echo(f"its owner is on {clean(reading.owner.host)} and will find the mark; waiting", err=True)
     last = wait_for_end(paths, timeout_s if timeout_s is not None else _patience_s(reading))
     if last.ended:

@@ -45,7 +45,7 @@ HELLO_WITHIN_MS = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Arguments:
+class AgentArguments:
     """What the warden's command line says."""
 
     run_dir: Path
@@ -55,7 +55,7 @@ class Arguments:
     roster: tuple[str, ...]  # the nodes of this job; empty: those of the spec
 
 
-def arguments_of(words: list[str]) -> Arguments:
+def arguments_of(words: list[str]) -> AgentArguments:
     """Parse the command line."""
     parser = argparse.ArgumentParser(prog="gangrun-agent")
     parser.add_argument("--run-dir", type=Path, required=True)
@@ -65,11 +65,11 @@ def arguments_of(words: list[str]) -> Arguments:
     parser.add_argument("--founder", default="", help="the node that has the job's first supervisor made")
     parser.add_argument("--roster", default="")
     found = parser.parse_args(words)
-    return Arguments(found.run_dir, found.node, found.job, found.founder == found.node, unfold(found.roster))
+    return AgentArguments(found.run_dir, found.node, found.job, found.founder == found.node, unfold(found.roster))
 
 
 def config_of(
-    arguments: Arguments, spec: RunSpec, nodes_count: int, incarnation: str, net: AgentNet, previous_died: str
+    arguments: AgentArguments, spec: RunSpec, nodes_count: int, incarnation: str, net: AgentNet, previous_died: str
 ) -> AgentConfig:
     """Who this agent is."""
     return AgentConfig(

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import JobClaim, JobClaims, Taken, plain_job
-from gangrun.adapters.fs.journal import JournalReader
-from gangrun.adapters.fs.live import live_of
+from gangrun.adapters.fs.journal import JournalReader, live_of
 from gangrun.adapters.fs.run_dir import (
     RunDirError,
     RunPaths,
@@ -30,7 +29,7 @@ from gangrun.adapters.fs.run_dir import (
 from gangrun.adapters.local import box
 from gangrun.adapters.slurm.commands import Tools
 from gangrun.adapters.slurm.jobs import repoint
-from gangrun.adapters.slurm.scheduler import Scheduler, SchedulerSilent
+from gangrun.adapters.slurm.scheduler import SchedulerSilent, SlurmScheduler
 from gangrun.config import environment
 from gangrun.core.model import EXIT_CODES, TERMINAL, RunState
 from gangrun.core.nodeset import NodesetError
@@ -87,13 +86,13 @@ def main(words: list[str]) -> int:
     if state is not None and state.phase in TERMINAL and not _is_resumed(paths, disk, seq):
         why = f"nothing is started: the run has ended ({state.phase.value}, {state.reason})"
         return _leave(EXIT_CODES[state.phase], why)
-    if _was_cancelled(paths, disk, state, seq, Scheduler(Tools(variables)), clock.now):
+    if _was_cancelled(paths, disk, state, seq, SlurmScheduler(Tools(variables)), clock.now):
         mark_cancelled(disk, paths, "scancel of the job before", clock.wall())
         return _leave(EXIT_CANCELLED, "the job before was cancelled in Slurm, and the run with it: nothing is started")
     taken = _claimed(paths, disk, allocation, seq)
     if isinstance(taken, Taken):
         if taken.holder is not None and taken.holder.job != allocation.job:  # sbatch may have named this one
-            repoint(Scheduler(Tools(variables)), allocation.job, taken.holder.job, clock, _say)
+            repoint(SlurmScheduler(Tools(variables)), allocation.job, taken.holder.job, clock, _say)
         return _leave(EXIT_ELSEWHERE, f"nothing is started: {taken.why}")
     if why := _company(spec):
         told = f"nothing is started: {why}"
@@ -115,7 +114,7 @@ def _last_state(paths: RunPaths, disk: Disk) -> RunState | None:
 
 
 def _was_cancelled(
-    paths: RunPaths, disk: Disk, state: RunState | None, seq: int, scheduler: Scheduler, now: Callable[[], float]
+    paths: RunPaths, disk: Disk, state: RunState | None, seq: int, scheduler: SlurmScheduler, now: Callable[[], float]
 ) -> bool:
     """Did somebody scancel the job before, with nobody left to write that down? A job that we ended has a record."""
     before = JobClaims(paths, disk).holder(seq - 1) if seq > 0 else None

@@ -20,7 +20,7 @@ import msgspec
 from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import JobClaim, JobClaims
-from gangrun.adapters.fs.live import read_counter
+from gangrun.adapters.fs.journal import read_counter
 from gangrun.adapters.fs.run_dir import RunPaths, read_cancelled, read_spec
 from gangrun.adapters.fs.store import FsStore
 from gangrun.adapters.fs.terms import FsTerms
@@ -28,8 +28,7 @@ from gangrun.adapters.local import box
 from gangrun.adapters.local.validator import validator_of
 from gangrun.adapters.net.curve import read_client_key
 from gangrun.adapters.net.interface import LOOPBACK
-from gangrun.adapters.net.mailbox import QueueMailbox
-from gangrun.adapters.net.router import RouterRadio
+from gangrun.adapters.net.router import QueueMailbox, RouterRadio
 from gangrun.checkpoint.memory_tier.recover_from_memory import staging_of
 from gangrun.config import environment
 from gangrun.core.actions import Action, EndJob
@@ -56,7 +55,7 @@ CANCEL_LOOK_S = 0.25
 PUT_BACK_WITHIN_S = 30.0
 
 
-class Wish(msgspec.Struct, frozen=True):
+class ResumeOrder(msgspec.Struct, frozen=True):
     """What ``gangrun resume`` leaves for the job it starts: ``.gangrun/resume-<seq>.json``."""
 
     by: str
@@ -65,7 +64,7 @@ class Wish(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Arguments:
+class SupervisorArguments:
     """What the warden's command line says."""
 
     run_dir: Path
@@ -78,7 +77,7 @@ class Arguments:
     last_resort: bool  # no agent of this job lives
 
 
-def arguments_of(words: list[str]) -> Arguments:
+def arguments_of(words: list[str]) -> SupervisorArguments:
     """Parse the command line."""
     parser = argparse.ArgumentParser(prog="gangrun-supervisor")
     parser.add_argument("--run-dir", type=Path, required=True)
@@ -91,7 +90,7 @@ def arguments_of(words: list[str]) -> Arguments:
     parser.add_argument("--last-resort", action="store_true")
     found = parser.parse_args(words)
     promises = tuple(str(node) for node in json.loads(found.promises))
-    return Arguments(
+    return SupervisorArguments(
         found.run_dir, found.node, found.job, found.seq, found.term_min, promises, unfold(found.roster),
         found.last_resort,
     )  # fmt: skip
@@ -142,7 +141,7 @@ def jobs_of(
     return side_of(paths, disk, clock, mailbox, policy, holder, all_heard, _say)
 
 
-def _hears_all(loop: Loop, arguments: Arguments) -> bool:
+def _hears_all(loop: Loop, arguments: SupervisorArguments) -> bool:
     """Does every node of the job answer now? Asked from another thread: it reads, and may be a beat late."""
     return not loop.silence.suspects and set(arguments.roster) <= set(loop.beats.rows)
 
@@ -165,7 +164,7 @@ class CancelWatch(threading.Thread):
 
 
 def entitled(
-    arguments: Arguments, spec: RunSpec, paths: RunPaths, disk: Disk, terms: FsTerms, clock: SystemClock
+    arguments: SupervisorArguments, spec: RunSpec, paths: RunPaths, disk: Disk, terms: FsTerms, clock: SystemClock
 ) -> int:
     """The newest term, above which this process may claim (``core.takeover.may_claim``); ``TermLost`` says why not."""
     newest = terms.newest()
@@ -202,7 +201,7 @@ def _holder(paths: RunPaths, disk: Disk) -> JobClaim | None:
     return jobs.holder(jobs.highest())
 
 
-def _holds_the_run(arguments: Arguments, paths: RunPaths, disk: Disk) -> None:
+def _holds_the_run(arguments: SupervisorArguments, paths: RunPaths, disk: Disk) -> None:
     place = _holder(paths, disk)
     if place is not None and place.token != arguments.job:
         raise TermLost(f"{arguments.job} is not the job that holds this run: that is {place.token}")
@@ -234,9 +233,9 @@ def _can_write(disk: Disk, paths: RunPaths) -> bool:
 
 
 def facts_of(
-    arguments: Arguments,
+    arguments: SupervisorArguments,
     spec: RunSpec,
-    wish: Wish | None,
+    order: ResumeOrder | None,
     asks_why: Callable[[], None] | None = None,
     mark_cancel: Callable[[str], None] | None = None,
     note_nodes: Callable[[RunState, RunState], None] | None = None,
@@ -252,7 +251,7 @@ def facts_of(
         node=arguments.node,
         addresses={node: node for node in arguments.roster} or dict.fromkeys(spec.nodes, LOOPBACK),
         resume_request=spec.resume,
-        resumed=ResumeRequested(wish.by, arguments.job, arguments.seq, wish.request) if wish else None,
+        resumed=ResumeRequested(order.by, arguments.job, arguments.seq, order.request) if order else None,
         looks_every_s=spec.checkpoint.look_every_s if spec.checkpoint.directory else 0.0,
         expected=arguments.roster,
         asks_why=asks_why,
@@ -269,18 +268,18 @@ def _memory_staging(spec: RunSpec) -> Callable[[int, int], str] | None:
     return staging_of(found.directory, spec.run) if found.memory and found.directory else None
 
 
-def _wish(arguments: Arguments, paths: RunPaths, disk: Disk) -> Wish | None:
+def _resume_order(arguments: SupervisorArguments, paths: RunPaths, disk: Disk) -> ResumeOrder | None:
     try:
-        return msgspec.json.decode(disk.read(paths.machine / f"resume-{arguments.seq}.json"), type=Wish)
+        return msgspec.json.decode(disk.read(paths.machine / f"resume-{arguments.seq}.json"), type=ResumeOrder)
     except (OSError, msgspec.MsgspecError):
         return None
 
 
-def policy_of(spec: RunSpec, wish: Wish | None) -> Policy:
+def policy_of(spec: RunSpec, order: ResumeOrder | None) -> Policy:
     """The run's policy, with what a person asked for when taking it up again."""
-    if wish is None or wish.restarts_max_count is None:
+    if order is None or order.restarts_max_count is None:
         return spec.policy
-    return replace(spec.policy, restarts_max_count=wish.restarts_max_count)
+    return replace(spec.policy, restarts_max_count=order.restarts_max_count)
 
 
 def checkpoints_of(spec: RunSpec, paths: RunPaths, mailbox: QueueMailbox, clock: SystemClock) -> CheckpointService:
@@ -316,8 +315,8 @@ def main(words: list[str]) -> int:
             radio.endpoint, radio.server_key, clock.wall(),
         )  # fmt: skip
 
-    wish = _wish(arguments, paths, disk)
-    policy = policy_of(spec, wish)
+    order = _resume_order(arguments, paths, disk)
+    policy = policy_of(spec, order)
     jobs = jobs_of(
         spec, paths, disk, clock, mailbox, policy, all_heard=lambda: loop is not None and _hears_all(loop, arguments)
     )
@@ -330,7 +329,7 @@ def main(words: list[str]) -> int:
 
     known = spec.world == "slurm" and spec.health.enabled  # on one box there is no other node to take
     others = OtherRuns(spec.run, clock.wall, _say) if known else None
-    facts = facts_of(arguments, spec, wish, jobs.ask_why, mark_cancel, others.note if others else None)
+    facts = facts_of(arguments, spec, order, jobs.ask_why, mark_cancel, others.note if others else None)
     try:
         opening = take(
             terms, clock, facts, policy,

@@ -14,10 +14,10 @@ from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import JobClaim
 from gangrun.adapters.fs.run_dir import RunPaths, mark_cancelled, read_cancelled, read_submission
-from gangrun.adapters.net.mailbox import QueueMailbox
+from gangrun.adapters.net.router import QueueMailbox
 from gangrun.adapters.slurm.commands import Tools
-from gangrun.adapters.slurm.jobs import Ask, SlurmJobs, end_allocation
-from gangrun.adapters.slurm.scheduler import Scheduler, SchedulerRefused, SchedulerSilent
+from gangrun.adapters.slurm.jobs import SlurmJobs, end_allocation
+from gangrun.adapters.slurm.scheduler import SchedulerRefused, SchedulerSilent, SlurmScheduler
 from gangrun.adapters.slurm.watch import JobWatch
 from gangrun.config import environment
 from gangrun.core import events
@@ -43,7 +43,7 @@ class SlurmSide:
     mailbox: QueueMailbox
     claim: JobClaim
     submission: Submission
-    scheduler: Scheduler
+    scheduler: SlurmScheduler
     jobs: SlurmJobs
     watch: JobWatch
     absent: AbsentWatch
@@ -118,7 +118,7 @@ def side_of(
     """Everything put together, nothing started."""
     submission = read_submission(disk, paths)
     tools = Tools(environment.all_variables())
-    scheduler, batches = Scheduler(tools), BatchJobs(paths, submission, tools)
+    scheduler, batches = SlurmScheduler(tools), BatchJobs(paths, submission, tools)
 
     def absent(node: Absent) -> None:
         mailbox.post(Stamped(events.NodeAbsent(node.node, node.why, node.scheduler)))
@@ -127,7 +127,7 @@ def side_of(
         scheduler, batches.submit, run=paths.run, job_name=submission.job_name, job=claim.job,
         restarts_count=claim.restart, post=mailbox.post, all_heard=all_heard, clock=clock, say=say,
         cancelled=lambda: read_cancelled(disk, paths) is not None,
-        ask=Ask.SAME_JOB if submission.requeue is Requeue.SAME_JOB else Ask.RESUBMIT,
+        same_job=submission.requeue is Requeue.SAME_JOB,
         user_exclude=_names(submission.exclude),
     )  # fmt: skip
     lead_s = policy.lead_s + policy.stop_grace_s + LEAD_SLACK_S
@@ -148,7 +148,7 @@ def _names(text: str) -> tuple[str, ...]:
 def is_down(node: str) -> bool:
     """Does Slurm say that a node is down? Where it does not answer in time, it does not."""
     try:
-        return Scheduler(Tools(environment.all_variables()), DOWN_WITHIN_S).is_down(node)
+        return SlurmScheduler(Tools(environment.all_variables()), DOWN_WITHIN_S).is_down(node)
     except (SchedulerSilent, SchedulerRefused):
         return False
 

@@ -16,9 +16,9 @@ from typing import Any
 from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.local.box import gpus_count
 from gangrun.adapters.local.crowd import together
-from gangrun.adapters.net.knock import unanswered
+from gangrun.adapters.net.interface import unanswered
 from gangrun.adapters.slurm.commands import Tools
-from gangrun.adapters.slurm.once import Heard, Unasked, Where, on_each
+from gangrun.adapters.slurm.step import Heard, Unasked, Where, on_each
 from gangrun.config import environment
 from gangrun.display.health_fold import Said
 from gangrun.entry.wiring import own_command

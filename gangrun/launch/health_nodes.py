@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gangrun.adapters.slurm.commands import Tools
-from gangrun.adapters.slurm.once import Heard, Unasked, Where, known_nodes, nodes_of_job, on_each
+from gangrun.adapters.slurm.step import Heard, Unasked, Where, known_nodes, nodes_of_job, on_each
 from gangrun.core.nodeset import NodesetError, fold, unfold
 from gangrun.display.health_fold import Said
 from gangrun.entry.wiring import own_command

@@ -35,7 +35,7 @@ def look(token: str, here: Here, tools: Tools, now: float) -> tuple[str, list[Sa
     if not held:
         note = "" if reading.ended else "no node of it could be asked now: this is what its journal holds"
         return reading.spec.run, nodes, "it has ended: this is what its journal holds" if reading.ended else note
-    from gangrun.adapters.slurm.once import Where
+    from gangrun.adapters.slurm.step import Where
 
     job = held[-1]
     try:

@@ -19,7 +19,7 @@ import click
 
 from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.fs.disk import Disk
-from gangrun.adapters.fs.live import live_of
+from gangrun.adapters.fs.journal import live_of
 from gangrun.adapters.fs.run_dir import RunPaths, mark_cancelled
 from gangrun.core.model import TERMINAL, Phase, RunState
 from gangrun.display.live_view import LiveView

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gangrun.adapters.slurm.commands import Tools
-from gangrun.adapters.slurm.scheduler import JobFacts, Scheduler, SchedulerRefused, SchedulerSilent
-from gangrun.adapters.slurm.why import why_terminated
+from gangrun.adapters.slurm.scheduler import JobFacts, SchedulerRefused, SchedulerSilent, SlurmScheduler
+from gangrun.adapters.slurm.watch import why_terminated
 from gangrun.core.events import NoticeKind
 from gangrun.runs.queue import REASONS
 from gangrun.runs.times import pause, steady_now
@@ -50,9 +50,9 @@ def tools_of(variables: Mapping[str, str]) -> Tools:
     return Tools(variables)
 
 
-def scheduler_of(tools: Tools) -> Scheduler:
+def scheduler_of(tools: Tools) -> SlurmScheduler:
     """Slurm, which gets little time to answer."""
-    return Scheduler(tools, ANSWER_WITHIN_S)
+    return SlurmScheduler(tools, ANSWER_WITHIN_S)
 
 
 def standing(tools: Tools, job: str) -> Standing:
@@ -70,7 +70,7 @@ def standing(tools: Tools, job: str) -> Standing:
     return Standing(facts.state, facts.reason) if facts else Standing("", "")
 
 
-def whatever_came(scheduler: Scheduler, name: str, run: str, seq: int = 0, *, within_s: float = LOOK_FOR_S) -> str:
+def whatever_came(scheduler: SlurmScheduler, name: str, run: str, seq: int = 0, *, within_s: float = LOOK_FOR_S) -> str:
     """The job that an sbatch without an answer made after all; "" if none is seen for long enough."""
     give_up_at = steady_now() + within_s
     while True:
@@ -90,7 +90,7 @@ def excuse(tools: Tools, job: str, restarts_count: int) -> str:
 
     Slurm sends one to all that a job has, whatever the reason: the agents have it too, and the supervisor heeds it.
     """
-    scheduler = Scheduler(tools, REASON_WITHIN_S)
+    scheduler = SlurmScheduler(tools, REASON_WITHIN_S)
     for _ in range(SHOWS_AFTER_TRIES):
         try:
             facts = scheduler.job(job)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gangrun.adapters.slurm.scheduler import Scheduler, SchedulerRefused, SchedulerSilent
+from gangrun.adapters.slurm.scheduler import SchedulerRefused, SchedulerSilent, SlurmScheduler
 from gangrun.core.nodeset import fold
 from gangrun.runs.follow import Follower
 from gangrun.runs.jobs import ask, slurm
@@ -43,7 +43,7 @@ class CancelJobs:
     first: Reading
     patience_s: float
     now: bool = False
-    scheduler: Scheduler = field(default_factory=slurm)
+    scheduler: SlurmScheduler = field(default_factory=slurm)
     say: Callable[[str], None] = lambda sentence: None
     cancelled: set[str] = field(default_factory=set)  # jobs that we asked Slurm to end
 

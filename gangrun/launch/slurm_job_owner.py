@@ -26,7 +26,7 @@ from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import Claimed, JobClaim, JobClaims
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.adapters.slurm import step
-from gangrun.adapters.slurm.commands import Child, Tools
+from gangrun.adapters.slurm.commands import ToolProcess, Tools
 from gangrun.adapters.slurm.step import Left, Step
 from gangrun.core.model import EXIT_CODES, TERMINAL, RunState
 from gangrun.core.nodeset import fold
@@ -88,7 +88,7 @@ class JobStep:
     disk: Disk = field(default_factory=Disk)
     part: StepPart = StepPart.STEP
     _step: Step | None = None
-    _resort: Child | None = None
+    _resort: ToolProcess | None = None
     _absent: dict[str, Absent] = field(default_factory=dict)
     _nodes: tuple[str, ...] = ()
     _said_bytes: Mapping[str, int] = field(default_factory=dict)  # node -> what it had said before this launch
@@ -184,7 +184,7 @@ class JobStep:
                 return
         told = "; ".join(step.words[-3:])
         self.say(f"all nodes have left and nothing is decided yet ({told or 'srun said nothing'}): deciding here")
-        self._resort = Child(last_resort_argv(self.paths, self.claim, self.allocation), self.variables)
+        self._resort = ToolProcess(last_resort_argv(self.paths, self.claim, self.allocation), self.variables)
         self.part = StepPart.LAST_RESORT
 
     def _claimed_again(self) -> bool:
@@ -226,7 +226,7 @@ def step_argv(
     """The command line of srun for these nodes of the allocation; all of it are the roster."""
     told = warden_spec(spec, paths, claim.token, claim.seq, nodes[0], roster=fold(allocation.nodes))
     command = own_command("gangrun.entry.slurm_node", [json.dumps(told), str(paths.root)], sys.executable)
-    return step.argv(step.Shape(nodes, allocation.cpus_per_task, extra), command)
+    return step.argv(step.StepShape(nodes, allocation.cpus_per_task, extra), command)
 
 
 def last_resort_argv(paths: RunPaths, claim: JobClaim, allocation: Allocation) -> list[str]:

@@ -14,7 +14,7 @@ import click
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import JobClaims
 from gangrun.adapters.fs.run_dir import RunDirError, clear_cancelled, mark_cancelled, read_cancelled
-from gangrun.adapters.slurm.scheduler import Scheduler, SchedulerRefused, SchedulerSilent
+from gangrun.adapters.slurm.scheduler import SchedulerRefused, SchedulerSilent, SlurmScheduler
 from gangrun.core.nodes.quarantine import if_booted
 from gangrun.core.nodeset import fold
 from gangrun.display.text import clean, echo_json
@@ -34,7 +34,7 @@ LETS_GO_WITHIN_S = 20.0  # a job whose run has ended, or that is ending, leaves 
 LOOK_EVERY_S = 0.5
 
 
-def excluded_now(reading: Reading, now: float, scheduler: Scheduler) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def excluded_now(reading: Reading, now: float, scheduler: SlurmScheduler) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The nodes that the next job must do without, and those that were left out until they had booted, and have."""
     if reading.state is None:
         return (), ()

@@ -199,14 +199,14 @@ def _fitting(act: Callable[[], str]) -> str:
 
 def sent(jobs: BatchJobs, spec: RunSpec, seq: int = 0, exclude: Sequence[str] = ()) -> str:
     """The job id, or what went wrong in words; code UNKNOWN where a job may exist all the same."""
-    from gangrun.adapters.slurm.submission import NoSbatch, Refused, Unknown
+    from gangrun.adapters.slurm.submission import NoSbatch, SbatchRefused, Unknown
 
     try:
         return _fitting(lambda: jobs.submit(seq, exclude))
     except NoSbatch as error:
         hint = "submit from a login node of the cluster; gangrun run trains on this machine"
         raise UserError("slurm", f"Slurm cannot be asked: {error}", hint, SLURM) from error
-    except Refused as error:
+    except SbatchRefused as error:
         hint = next((hint for sign, hint in HINTS if sign in str(error).lower()), "--dry-run shows what was asked")
         raise UserError("slurm", f"Slurm refused the job: {error}", hint, SLURM) from error
     except Unknown as error:

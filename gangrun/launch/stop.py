@@ -19,7 +19,7 @@ from gangrun.runs.times import pause, steady_now, wall_now
 LOOK_EVERY_S = 0.2
 
 
-class Told(Enum):
+class SignalResult(Enum):
     """What became of telling the owner."""
 
     TOLD = "told"
@@ -27,20 +27,20 @@ class Told(Enum):
     NOBODY = "nobody"
 
 
-def tell_owner(reading: Reading, *, again: bool = False) -> Told:
+def tell_owner(reading: Reading, *, again: bool = False) -> SignalResult:
     """SIGTERM to the process that holds the run, if it lives on this host.
 
     Not ``again``: to the owner a second signal means "kill now", and whoever cancels twice only means to cancel.
     """
     owner = reading.owner
     if owner is None or reading.owner_alive is False:
-        return Told.NOBODY
+        return SignalResult.NOBODY
     if reading.owner_alive is None:
-        return Told.ELSEWHERE
+        return SignalResult.ELSEWHERE
     proc = processes.read_proc(owner.pid)
     if proc is None or proc.start_ticks != owner.start_ticks:
-        return Told.NOBODY
-    return Told.TOLD if again or processes.kill(proc, signal.SIGTERM) else Told.NOBODY
+        return SignalResult.NOBODY
+    return SignalResult.TOLD if again or processes.kill(proc, signal.SIGTERM) else SignalResult.NOBODY
 
 
 def wait_for_end(paths: RunPaths, timeout_s: float | None) -> Reading:

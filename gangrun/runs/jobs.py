@@ -15,8 +15,7 @@ from dataclasses import replace
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import JobClaim, JobClaims
 from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, read_cancelled, read_submission
-from gangrun.adapters.slurm.accounting import remembered
-from gangrun.adapters.slurm.scheduler import JobFacts, Scheduler, SchedulerRefused, SchedulerSilent
+from gangrun.adapters.slurm.scheduler import JobFacts, SchedulerRefused, SchedulerSilent, SlurmScheduler, remembered
 from gangrun.config import environment
 from gangrun.launch.slurm_ask import scheduler_of, tools_of
 from gangrun.runs import submitted_job_ids
@@ -30,12 +29,12 @@ NOTE_CHARS = 500
 _SLURMS_OWN = re.compile(r"^.*(?:Error running slurm prolog|\*\*\* (?:JOB|STEP) .* CANCELLED AT ).*$", re.MULTILINE)
 
 
-def slurm() -> Scheduler:
+def slurm() -> SlurmScheduler:
     """Slurm as this user's commands ask it."""
     return scheduler_of(tools_of(environment.all_variables()))
 
 
-def ask(paths: RunPaths, run: str, owner: JobClaim | None, scheduler: Scheduler | None = None) -> Queue:
+def ask(paths: RunPaths, run: str, owner: JobClaim | None, scheduler: SlurmScheduler | None = None) -> Queue:
     """All jobs of the run that Slurm remembers, or why that cannot be known."""
     scheduler = scheduler or slurm()
     if whose := _anothers(paths):

@@ -16,8 +16,7 @@ import click
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import JobClaim, JobClaims
-from gangrun.adapters.fs.journal import JournalReader
-from gangrun.adapters.fs.live import Live, read_counter
+from gangrun.adapters.fs.journal import JournalReader, Live, read_counter
 from gangrun.adapters.fs.run_dir import CancelMark, RunDirError, RunPaths, read_cancelled, read_spec
 from gangrun.adapters.local import box
 from gangrun.core.model import TERMINAL, RunState

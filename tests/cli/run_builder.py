@@ -16,8 +16,7 @@ import msgspec
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.index import Index, IndexEntry
 from gangrun.adapters.fs.job_claims import JobClaim
-from gangrun.adapters.fs.journal import JournalWriter
-from gangrun.adapters.fs.live import Counter
+from gangrun.adapters.fs.journal import Counter, JournalWriter
 from gangrun.adapters.fs.run_dir import RunPaths, write_spec
 from gangrun.adapters.local import box
 from gangrun.core.actions import TICKETED

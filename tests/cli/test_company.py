@@ -14,7 +14,7 @@ import pytest
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.index import IndexEntry
-from gangrun.adapters.fs.live import Counter
+from gangrun.adapters.fs.journal import Counter
 from gangrun.entry import slurm_job as job_main
 from gangrun.errors import UserError
 from gangrun.launch import exclusive

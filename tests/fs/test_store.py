@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from gangrun.adapters.fs.disk import Disk
-from gangrun.adapters.fs.journal import JournalReader
-from gangrun.adapters.fs.live import read_counter
+from gangrun.adapters.fs.journal import JournalReader, read_counter
 from gangrun.adapters.fs.run_dir import RunPaths, mark_cancelled
 from gangrun.adapters.fs.store import FsStore, Mail
 from gangrun.adapters.fs.terms import FsTerms

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gangrun.adapters.net.knock import unanswered
+from gangrun.adapters.net.interface import unanswered
 from gangrun.adapters.slurm.commands import Answer, Tools
-from gangrun.adapters.slurm.once import Heard, Where, argv, lines_of, on_each
+from gangrun.adapters.slurm.step import Heard, Where, lines_of, on_each, once_argv
 from gangrun.cli.health import Here
 from gangrun.cli.main import main
 from gangrun.core.events import FindingRaised
@@ -74,9 +74,9 @@ def test_lines_that_srun_broke_are_whole_again() -> None:
 
 
 def test_a_step_beside_others_or_a_job_of_its_own() -> None:
-    inside = argv(Where(("n1", "n2"), "77"), ["true"], 90.0)
+    inside = once_argv(Where(("n1", "n2"), "77"), ["true"], 90.0)
     assert inside[:3] == ["srun", "--jobid=77", "--overlap"]
-    outside = argv(Where(("n1", "n3"), "", ("--partition=gpu",)), ["true"], 90.0)
+    outside = once_argv(Where(("n1", "n3"), "", ("--partition=gpu",)), ["true"], 90.0)
     assert {"--immediate=60", "--partition=gpu", "--nodelist=n[1,3]", "--time=3"} <= set(outside)
     assert not {"--overlap", "--jobid=77"} & set(outside)
     asked = Here(gpus=8, devices=("mlx5_0",), paths=("/a b",), peers=("n1",), over=2.0, active=True)

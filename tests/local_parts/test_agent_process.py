@@ -18,8 +18,7 @@ from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import create_run, write_spec
 from gangrun.adapters.fs.terms import FsTerms
 from gangrun.adapters.net.curve import write_client_key
-from gangrun.adapters.net.mailbox import QueueMailbox
-from gangrun.adapters.net.router import RouterRadio
+from gangrun.adapters.net.router import QueueMailbox, RouterRadio
 from gangrun.agent.loop import FAREWELL_S
 from gangrun.agent.ranks.gang_part import ENDED_WITHIN_S, LOGS_CLOSE_AT_END_S
 from gangrun.core.policy import Policy, Timing

@@ -10,8 +10,7 @@ import zmq
 from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.net.agent_net import AgentNet
 from gangrun.adapters.net.curve import KeyPair, new_key_pair
-from gangrun.adapters.net.mailbox import QueueMailbox
-from gangrun.adapters.net.router import RouterRadio
+from gangrun.adapters.net.router import QueueMailbox, RouterRadio
 from gangrun.adapters.net.sockets import client
 from gangrun.ports import AgentSaid, Woken
 from gangrun.wire.messages import Beat, Hello, PeerAddress

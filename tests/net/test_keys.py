@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from gangrun.adapters.net.curve import KeyRefused, new_key_pair, read_client_key, write_client_key
-from gangrun.adapters.net.mailbox import QueueMailbox
+from gangrun.adapters.net.router import QueueMailbox
 from gangrun.ports import Stored, Woken
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gangrun.adapters.clock import SystemClock
-from gangrun.adapters.slurm.scheduler import Scheduler
+from gangrun.adapters.slurm.scheduler import SlurmScheduler
 from tests.health.looks import write
 from tests.slurm.cluster import Cluster
 from tests.slurm.harness import Run
@@ -54,6 +54,6 @@ def test_memory_that_failed_between_two_jobs_is_seen_by_the_next(cluster: Cluste
 
 
 def test_slurm_says_when_a_node_has_booted(cluster: Cluster) -> None:
-    slurm, now = Scheduler(UsersTools(cluster)), SystemClock().wall()
+    slurm, now = SlurmScheduler(UsersTools(cluster)), SystemClock().wall()
     assert slurm.booted_since({"n1": 0.0, "n2": now, "n9": 0.0, "n3": 0.0}) == (), "one is no node: nothing is known"
     assert slurm.booted_since({"n1": 0.0, "n2": now, "n3": 0.0}) == ("n1", "n3")

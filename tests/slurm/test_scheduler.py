@@ -11,9 +11,9 @@ import pytest
 
 from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.slurm.commands import PLAIN, Answer, Tools
-from gangrun.adapters.slurm.jobs import ASK, Ask, SlurmJobs, end_allocation
-from gangrun.adapters.slurm.scheduler import JobFacts, Scheduler, SchedulerRefused, SchedulerSilent
-from gangrun.adapters.slurm.submission import Refused, Unknown
+from gangrun.adapters.slurm.jobs import ASK, SlurmJobs, end_allocation
+from gangrun.adapters.slurm.scheduler import JobFacts, SchedulerRefused, SchedulerSilent, SlurmScheduler
+from gangrun.adapters.slurm.submission import SbatchRefused, Unknown
 from gangrun.adapters.slurm.watch import UNLIMITED_S, JobWatch
 from gangrun.core.actions import SubmitSuccessor
 from gangrun.core.events import ActDone, ActFailed, ActUnknown, Notice, NoticeKind
@@ -53,7 +53,7 @@ class Run:
     def __post_init__(self) -> None:
         self.name = f"r{next(COUNT)}"  # Slurm remembers jobs of the tests before
         self.tools = UsersTools(self.cluster)
-        self.slurm = Scheduler(self.tools)
+        self.slurm = SlurmScheduler(self.tools)
 
     def marks(self, seq: int) -> tuple[str, str]:
         return f"-Jtrain.{self.name}", f"--comment=gr:{self.name}:{seq}"
@@ -75,14 +75,14 @@ class Run:
         if answer.timed_out:
             raise Unknown(answer.words)
         if answer.code:
-            raise Refused(answer.words)
+            raise SbatchRefused(answer.words)
         return answer.out.strip()
 
-    def jobs(self, job: str, ask: Ask = Ask.RESUBMIT, all_heard: bool = True, **more: Any) -> SlurmJobs:
+    def jobs(self, job: str, same_job: bool = False, all_heard: bool = True, **more: Any) -> SlurmJobs:
         return SlurmJobs(
             self.slurm, self.submit, run=self.name, job_name=f"train.{self.name}", job=job, restarts_count=0,
             post=lambda stamped: None, cancelled=lambda: False, all_heard=lambda: all_heard,
-            ask=ask, say=self.said.append, **{"clock": SystemClock(), **more},
+            same_job=same_job, say=self.said.append, **{"clock": SystemClock(), **more},
         )  # fmt: skip
 
     def seen(self, seq: int) -> list[JobFacts]:
@@ -118,7 +118,7 @@ def test_a_job_as_slurm_shows_it(run: Run) -> None:
 def test_a_controller_that_does_not_answer_is_silence_in_time(run: Run) -> None:
     job = run.first(nodes=1)
     run.cluster.stall("ctl")
-    hasty = Scheduler(run.tools, 1.0)
+    hasty = SlurmScheduler(run.tools, 1.0)
     for ask in (lambda: hasty.job(job), lambda: hasty.jobs_named("x"), lambda: hasty.cancel((job,))):
         with pytest.raises(SchedulerSilent, match="did not answer within 1 s"):
             ask()
@@ -243,7 +243,7 @@ def test_the_same_job_comes_back_elsewhere(run: Run) -> None:
     job = run.first()
     held = run.slurm.job(job)
     assert held is not None
-    done = run.jobs(job, Ask.SAME_JOB).perform(ACT, SubmitSuccessor(1, (held.nodes[0],), "x"))
+    done = run.jobs(job, same_job=True).perform(ACT, SubmitSuccessor(1, (held.nodes[0],), "x"))
     assert done == ActDone(ACT, ASK, same_job=True)
     run.cluster.wait_job(job, "PENDING")
     run.slurm.start_now(job)

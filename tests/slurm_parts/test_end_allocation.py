@@ -8,7 +8,7 @@ import pytest
 
 from gangrun.adapters.slurm.commands import Answer
 from gangrun.adapters.slurm.jobs import end_allocation
-from gangrun.adapters.slurm.scheduler import Scheduler
+from gangrun.adapters.slurm.scheduler import SlurmScheduler
 from tests.slurm_parts.pretend import PretendJob, PretendSlurm, PretendTime
 
 
@@ -22,7 +22,7 @@ class World:
 
 
 def end(world: World, wait: Callable[[float], bool] | None = None) -> str:
-    return end_allocation(Scheduler(world.slurm), "7", clock=world.time, wait=wait or world.time.wait)
+    return end_allocation(SlurmScheduler(world.slurm), "7", clock=world.time, wait=wait or world.time.wait)
 
 
 def test_an_allocation_without_a_batch_script_is_ended() -> None:

@@ -11,7 +11,7 @@ from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import JobClaim, plain_job
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.adapters.slurm.commands import Answer, Tools
-from gangrun.adapters.slurm.scheduler import JobFacts, Scheduler, SchedulerSilent
+from gangrun.adapters.slurm.scheduler import JobFacts, SchedulerSilent, SlurmScheduler
 from gangrun.core.model import Phase, RunState, Shape
 from gangrun.entry import slurm_job as job_main
 from gangrun.errors import UserError
@@ -106,7 +106,7 @@ def test_a_job_after_one_that_was_cancelled_starts_nothing(tmp_path, slurm, befo
     paths.job(0).write_bytes(b'{"seq":0,"job":"11","restart":0,"host":"n1","pid":1,"start_ticks":1}')
 
     def asked(seq):
-        return job_main._was_cancelled(paths, disk, before, seq, cast(Scheduler, Asked(slurm)), lambda: 0.0)
+        return job_main._was_cancelled(paths, disk, before, seq, cast(SlurmScheduler, Asked(slurm)), lambda: 0.0)
 
     assert asked(1) is cancelled
     assert asked(0) is False  # the first job has none before it
@@ -119,7 +119,7 @@ def test_a_slurm_that_stays_silent_does_not_hold_a_run_for_ever(tmp_path, capsys
     paths.jobs.mkdir(parents=True)
     paths.job(0).write_bytes(b'{"seq":0,"job":"11","restart":0,"host":"n1","pid":1,"start_ticks":1}')
     ticks = iter((0.0, 1e9))
-    silent = cast(Scheduler, Asked("", 5))
+    silent = cast(SlurmScheduler, Asked("", 5))
     assert not job_main._was_cancelled(paths, Disk(), state(job="11", seq=0), 1, silent, lambda: next(ticks))
     assert "nobody can tell whether job 11 was cancelled: no answer" in capsys.readouterr().err
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from gangrun.adapters.slurm.commands import Answer
-from gangrun.adapters.slurm.jobs import ASK, Ask, GaveUp, Outcome, SlurmJobs, repointed
-from gangrun.adapters.slurm.scheduler import Scheduler
-from gangrun.adapters.slurm.submission import Refused, Unfit, Unknown
+from gangrun.adapters.slurm.jobs import ASK, GaveUp, Outcome, SlurmJobs, repointed
+from gangrun.adapters.slurm.scheduler import SlurmScheduler
+from gangrun.adapters.slurm.submission import SbatchRefused, Unfit, Unknown
 from gangrun.core.actions import EndJob, SubmitSuccessor
 from gangrun.core.events import ActDone, ActFailed, ActUnknown
 from gangrun.core.model import Phase
@@ -41,11 +41,11 @@ class World:
         self.slurm = PretendSlurm(self.time)
         self.me = self.slurm.add(PretendJob("7", comment="gr:r1:0", state="RUNNING"))
 
-    def jobs(self, ask: Ask = Ask.RESUBMIT, user_exclude: Sequence[str] = (), **more: object) -> SlurmJobs:
+    def jobs(self, same_job: bool = False, user_exclude: Sequence[str] = (), **more: object) -> SlurmJobs:
         return SlurmJobs(
-            Scheduler(self.slurm), self.submit, run="r1", job_name="train.r1", job="7", restarts_count=0,
+            SlurmScheduler(self.slurm), self.submit, run="r1", job_name="train.r1", job="7", restarts_count=0,
             post=lambda stamped: self.posted.append(stamped.event), cancelled=lambda: self.cancelled,
-            all_heard=lambda: self.all_heard, clock=self.time, ask=ask, user_exclude=user_exclude,
+            all_heard=lambda: self.all_heard, clock=self.time, same_job=same_job, user_exclude=user_exclude,
             say=self.said.append, **{"wait": self.time.wait, **more},  # type: ignore[arg-type]
         )  # fmt: skip
 
@@ -85,15 +85,15 @@ def test_no_dependency_on_a_job_with_a_silent_node() -> None:
     assert world.asked[0][2] == ""
 
 
-@pytest.mark.parametrize("ask", list(Ask))
-def test_nodes_that_have_booted_may_be_in_it_again(ask: Ask) -> None:
+@pytest.mark.parametrize("same_job", [False, True])
+def test_nodes_that_have_booted_may_be_in_it_again(same_job: bool) -> None:
     """n2 was last seen in the bad boot 500 s ago; n5 is out for another reason."""
     world = World()
     told = f"NodeName=n2 State=IDLE BootTime={stamp(world.time.wall() - 300.0)} SlurmdStartTime=None\n"
     world.slurm.instead["scontrol show node n2 "] = [Answer(0, told)]
-    done = world.jobs(ask=ask).perform(ACT, replace(NEXT, if_booted=(("n2", 500.0),)))
-    assert done == ActDone(ACT, ASK, same_job=ask is Ask.SAME_JOB, booted=("n2",))
-    assert (world.asked[0][1] if ask is Ask.RESUBMIT else (world.me.excluded,)) == ("n5",)
+    done = world.jobs(same_job=same_job).perform(ACT, replace(NEXT, if_booted=(("n2", 500.0),)))
+    assert done == ActDone(ACT, ASK, same_job=same_job, booted=("n2",))
+    assert (world.asked[0][1] if not same_job else (world.me.excluded,)) == ("n5",)
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "CANCELLED"])
@@ -123,7 +123,7 @@ def test_other_runs_and_other_numbers_are_nobody_here() -> None:
     assert len(world.asked) == 1
 
 
-@pytest.mark.parametrize("words", [Refused("Invalid qos specification"), Unfit("a line break in the account")])
+@pytest.mark.parametrize("words", [SbatchRefused("Invalid qos specification"), Unfit("a line break in the account")])
 def test_refused_in_slurms_words(words: Exception) -> None:
     world = World(answers=[words])
     assert world.perform() == ActFailed(ACT, ASK, str(words))
@@ -183,8 +183,8 @@ def test_a_run_directory_that_refuses_the_script_is_unknown_not_the_end() -> Non
 
 def test_cancelled_before() -> None:
     world = World(cancelled=True)
-    for ask in Ask:
-        assert world.perform(ask=ask) == ActFailed(ACT, ASK, "the run is cancelled")
+    for same_job in (False, True):
+        assert world.perform(same_job=same_job) == ActFailed(ACT, ASK, "the run is cancelled")
     assert world.asked == [] == world.slurm.asked
 
 
@@ -264,7 +264,7 @@ def test_a_dependency_rewritten(before: str, after: str) -> None:
 
 def test_requeued_first_and_told_what_to_avoid_then() -> None:
     world = World()
-    assert world.perform(ask=Ask.SAME_JOB, user_exclude=("n9", "n2")) == BACK
+    assert world.perform(same_job=True, user_exclude=("n9", "n2")) == BACK
     assert (world.me.restarts, world.me.excluded, world.asked) == (1, "n9,n2,n5", [])
     assert [line.split()[1] for line in world.slurm.asked] == ["show", "requeue", "update"]
 
@@ -272,14 +272,14 @@ def test_requeued_first_and_told_what_to_avoid_then() -> None:
 def test_one_that_slurm_has_requeued_by_itself_is_not_requeued_again() -> None:
     world = World()
     world.me.restarts, world.me.state = 1, "COMPLETING"
-    assert world.perform(ask=Ask.SAME_JOB) == BACK
+    assert world.perform(same_job=True) == BACK
     assert (world.me.restarts, world.me.excluded) == (1, "n2,n5")
 
 
 def test_a_requeue_that_is_refused_has_failed() -> None:
     world = World()
     world.slurm.instead["scontrol requeue"] = [Answer(1, err="Requested operation is presently disabled for job 7")]
-    outcome = world.perform(ask=Ask.SAME_JOB)
+    outcome = world.perform(same_job=True)
     assert outcome == ActFailed(ACT, ASK, "Requested operation is presently disabled for job 7")
 
 
@@ -289,25 +289,25 @@ def test_a_requeue_that_nobody_answered_is_looked_for_before_it_is_asked_again(h
     world.slurm.instead["scontrol requeue"] = [UNREACHABLE]
     if happened:
         world.time.later(1.0, lambda: world.slurm.run(("scontrol", "requeue", "7"), 1.0))
-    assert world.perform(ask=Ask.SAME_JOB) == BACK
+    assert world.perform(same_job=True) == BACK
     assert (world.me.restarts, world.time.now()) == (1, 102.0)
 
 
 def test_a_slurm_that_stays_silent_is_unknown() -> None:
     world = World()
     world.slurm.down = True
-    assert isinstance(world.perform(ask=Ask.SAME_JOB), ActUnknown)
+    assert isinstance(world.perform(same_job=True), ActUnknown)
     assert 130 <= world.time.now() <= 133 and world.me.restarts == 0
 
 
 def test_exclusions_are_tried_again_for_a_while_then_said() -> None:
     world = World()
     world.slurm.instead["scontrol update"] = [UNREACHABLE] * 2
-    assert world.perform(ask=Ask.SAME_JOB) == BACK
+    assert world.perform(same_job=True) == BACK
     assert world.me.excluded == "n2,n5"
     world = World()
     world.slurm.instead["scontrol update"] = [UNREACHABLE] * 100
-    assert world.perform(ask=Ask.SAME_JOB) == BACK
+    assert world.perform(same_job=True) == BACK
     assert "job 7 could not be told to avoid n[2,5]: " in world.said[-1] and world.time.now() < 106
 
 
@@ -315,7 +315,7 @@ def test_exclusions_are_tried_again_for_a_while_then_said() -> None:
 
 
 def test_an_act_is_answered_once_whoever_asks_how_often() -> None:
-    world = World(answers=[Refused("no"), Refused("no more")])
+    world = World(answers=[SbatchRefused("no"), SbatchRefused("no more")])
     jobs = world.jobs()
     jobs.submit(ACT, NEXT)
     jobs.submit(ACT, NEXT)

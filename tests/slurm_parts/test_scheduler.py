@@ -12,9 +12,9 @@ from gangrun.adapters.slurm.scheduler import (
     FORMAT,
     KILL_WAIT_S,
     JobFacts,
-    Scheduler,
     SchedulerRefused,
     SchedulerSilent,
+    SlurmScheduler,
     awaited_ok,
     read_job,
     read_queue,
@@ -60,7 +60,7 @@ def wall(text: str) -> float:
 )
 def test_a_node_that_slurm_has_given_up(state: str, down: bool) -> None:
     slurm = Scripted(Answer(0, f"NodeName=n1 Arch=x86_64 CoresPerSocket=1 \n   OS=Linux\n   {state}\n   Reason=x\n"))
-    assert Scheduler(slurm).is_down("n1") is down
+    assert SlurmScheduler(slurm).is_down("n1") is down
     assert slurm.asked == [("scontrol", "show", "node", "n1")]
 
 
@@ -213,7 +213,7 @@ def record(job: str, name: str, dependency: str = "(null)") -> str:
 
 def test_one_job() -> None:
     tools = Scripted(Answer(0, shown("22.05", "running")), Answer(0, shown("22.05", "running")))
-    slurm = Scheduler(tools, 7.0)
+    slurm = SlurmScheduler(tools, 7.0)
     found = slurm.job("6")
     assert found is not None and found.state == "RUNNING"
     slurm.job("6", within_s=2.0)
@@ -222,7 +222,7 @@ def test_one_job() -> None:
 
 def test_a_job_that_slurm_does_not_know_is_none() -> None:
     words = "slurm_load_jobs error: Invalid job id specified\n"
-    assert Scheduler(Scripted(Answer(1, err=words))).job("6") is None
+    assert SlurmScheduler(Scripted(Answer(1, err=words))).job("6") is None
 
 
 UNHEARD = [
@@ -245,20 +245,20 @@ def test_a_slurm_that_cannot_be_asked_is_silent(answer: Answer) -> None:
         lambda slurm: slurm.requeue("6"),
     ):
         with pytest.raises(SchedulerSilent):
-            ask(Scheduler(Scripted(answer)))
+            ask(SlurmScheduler(Scripted(answer)))
 
 
 def test_an_unknown_complaint_about_a_look_is_silence_and_about_a_request_a_refusal() -> None:
     odd = Answer(1, err="slurm_load_jobs error: Something new\n")
     with pytest.raises(SchedulerSilent, match="Something new"):
-        Scheduler(Scripted(odd)).job("6")
+        SlurmScheduler(Scripted(odd)).job("6")
     with pytest.raises(SchedulerRefused, match="Something new"):
-        Scheduler(Scripted(odd)).requeue("6")
+        SlurmScheduler(Scripted(odd)).requeue("6")
 
 
 def test_jobs_by_name_are_this_users_in_any_state() -> None:
     tools = Scripted(Answer(0, record("5", "a") + record("6", "ab")), Answer(0, record("7", "a,b") + record("8", "a")))
-    slurm = Scheduler(tools)
+    slurm = SlurmScheduler(tools)
     assert [job.job for job in slurm.jobs_named("a")] == ["5"]
     assert [job.job for job in slurm.jobs_named("a,b")] == ["7"]
     assert tools.asked == [
@@ -269,7 +269,7 @@ def test_jobs_by_name_are_this_users_in_any_state() -> None:
 
 def test_all_of_a_users_jobs() -> None:
     tools = Scripted(Answer(0, record("5", "a") + record("6", "b")))
-    assert [job.name for job in Scheduler(tools).mine()] == ["a", "b"]
+    assert [job.name for job in SlurmScheduler(tools).mine()] == ["a", "b"]
     assert tools.asked == [("squeue", "-h", "--me", "-t", "all", "-o", FORMAT)]
 
 
@@ -280,7 +280,7 @@ def test_dependents_are_those_that_wait_for_a_good_end() -> None:
         record("14", "x", "afternotok:5(unfulfilled)"), record("15", "x"), record("16", "x", "afterok:4?afterok:5"),
     ))  # fmt: skip
     tools = Scripted(Answer(0, text))
-    assert [job.job for job in Scheduler(tools).dependents_of("5")] == ["10", "13", "16"]
+    assert [job.job for job in SlurmScheduler(tools).dependents_of("5")] == ["10", "13", "16"]
     assert tools.asked == [("squeue", "-h", "--me", "-t", "PENDING", "-o", FORMAT)]
 
 
@@ -301,7 +301,7 @@ def test_what_a_dependency_waits_for(text: str, jobs: tuple[str, ...]) -> None:
 
 def test_what_is_asked_of_slurm_in_its_words() -> None:
     tools = Scripted(*[Answer(0)] * 9)
-    slurm = Scheduler(tools)
+    slurm = SlurmScheduler(tools)
     slurm.cancel(("5", "6"))
     slurm.cancel(())
     slurm.cancel(("5",), within_s=1.5)
@@ -329,15 +329,15 @@ def test_what_is_asked_of_slurm_in_its_words() -> None:
     ],
 )
 def test_cancelling_what_is_over_is_fine_but_requeueing_it_is_not(words: str) -> None:
-    Scheduler(Scripted(Answer(1, err=words))).cancel(("5",))
+    SlurmScheduler(Scripted(Answer(1, err=words))).cancel(("5",))
     with pytest.raises(SchedulerRefused):
-        Scheduler(Scripted(Answer(1, err=words))).requeue("5")
+        SlurmScheduler(Scripted(Answer(1, err=words))).requeue("5")
 
 
 def test_somebody_elses_job_cannot_be_cancelled() -> None:
     words = "scancel: error: Kill job error on job id 5: Access/permission denied"
     with pytest.raises(SchedulerRefused, match="denied"):
-        Scheduler(Scripted(Answer(1, err=words))).cancel(("5",))
+        SlurmScheduler(Scripted(Answer(1, err=words))).cancel(("5",))
 
 
 @pytest.mark.parametrize(
@@ -350,13 +350,13 @@ def test_somebody_elses_job_cannot_be_cancelled() -> None:
     ],
 )
 def test_how_long_slurm_waits_before_it_kills(answer: Answer, kill_wait_s: float) -> None:
-    assert Scheduler(Scripted(answer)).kill_wait_s() == kill_wait_s
+    assert SlurmScheduler(Scripted(answer)).kill_wait_s() == kill_wait_s
 
 
 def test_how_long_a_preempted_job_may_stay() -> None:
     line = "   DefaultTime=NONE DisableRootJobs=NO ExclusiveUser=NO ExclusiveTopo=NO GraceTime=6 Hidden=NO\n"
     tools = Scripted(Answer(0, line), Answer(1, err="Partition low not found"))
-    assert (Scheduler(tools).grace_time_s("low"), Scheduler(tools).grace_time_s("low")) == (6.0, None)
+    assert (SlurmScheduler(tools).grace_time_s("low"), SlurmScheduler(tools).grace_time_s("low")) == (6.0, None)
     assert tools.asked[0] == ("scontrol", "show", "partition", "low")
 
 
@@ -366,9 +366,9 @@ def test_which_nodes_have_booted_since() -> None:
     text = "\n".join(NODE.format(node=node, boot=boot) for node, boot in boots.items())
     since = dict.fromkeys([*boots, "n5"], wall("2026-11-22T05:00:00"))
     slurm = Scripted(Answer(0, text + "\n"))
-    assert Scheduler(slurm).booted_since(since) == ("n1",)
+    assert SlurmScheduler(slurm).booted_since(since) == ("n1",)
     assert slurm.asked == [("scontrol", "show", "node", "n1,n2,n3,n4,n5", "--oneliner")]
-    assert Scheduler(Scripted()).booted_since({}) == (), "and nobody is asked"
+    assert SlurmScheduler(Scripted()).booted_since({}) == (), "and nobody is asked"
 
 
 @pytest.mark.parametrize(
@@ -376,4 +376,4 @@ def test_which_nodes_have_booted_since() -> None:
     [Answer(1, err="Node n9 not found"), Answer(-1, timed_out=True), Answer(0), Answer(0, "NodeName=n1 BootTime=soon")],
 )
 def test_where_slurm_does_not_say_nobody_has_booted(answer: Answer) -> None:
-    assert Scheduler(Scripted(answer)).booted_since({"n1": 0.0}) == ()
+    assert SlurmScheduler(Scripted(answer)).booted_since({"n1": 0.0}) == ()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.adapters.slurm.commands import NOT_FOUND, Answer
-from gangrun.adapters.slurm.submission import NoSbatch, Refused, Unfit, Unknown, script, submit, words_of
+from gangrun.adapters.slurm.submission import NoSbatch, SbatchRefused, Unfit, Unknown, script, submit, words_of
 from gangrun.wire.submission import Requeue, Submission
 from tests.slurm_parts.scripts import RUN, asked, made, options, run_by_hand
 
@@ -232,11 +232,15 @@ ERROR = "sbatch: error: Batch job submission failed: "
     [
         (
             Answer(1, "", ERROR + "Invalid partition name specified\n"),
-            Refused,
+            SbatchRefused,
             "Batch job submission failed: Invalid part",
         ),
-        (Answer(1, "", "sbatch: error: a\nsbatch: error: a\nsbatch: fatal: b\n"), Refused, "^a; b$"),
-        (Answer(1, "", ERROR + "Unable to contact slurm controller (connect failure)"), Refused, "connect failure"),
+        (Answer(1, "", "sbatch: error: a\nsbatch: error: a\nsbatch: fatal: b\n"), SbatchRefused, "^a; b$"),
+        (
+            Answer(1, "", ERROR + "Unable to contact slurm controller (connect failure)"),
+            SbatchRefused,
+            "connect failure",
+        ),
         (Answer(1, "", ERROR + "Socket timed out on send/recv operation"), Unknown, "timed out"),
         (Answer(1, "", ERROR + "Zero Bytes were transmitted or received"), Unknown, "Zero Bytes"),
         (Answer(1, "", ERROR + "Unable to contact slurm controller (receive failure)"), Unknown, "receive failure"),
@@ -244,7 +248,7 @@ ERROR = "sbatch: error: Batch job submission failed: "
         (Answer(-15, "", ""), Unknown, "exit code -15"),
         (Answer(0, "welcome", ""), Unknown, "welcome"),
         (Answer(NOT_FOUND, "", "there is no sbatch on this host"), NoSbatch, "no sbatch"),
-        (Answer(2, "", ""), Refused, "exit code 2"),
+        (Answer(2, "", ""), SbatchRefused, "exit code 2"),
     ],
 )
 def test_a_job_that_was_not_made_is_told_from_one_that_may_be(

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from gangrun.adapters.slurm.commands import Tools
-from gangrun.adapters.slurm.step import Left, Shape, Step, argv, environment_of, left_of
+from gangrun.adapters.slurm.step import Left, Step, StepShape, argv, environment_of, left_of
 from tests.waiting import until
 
 # As srun 22.05 and 24.11 said it.
@@ -17,7 +17,7 @@ KILLED = "srun: error: n2: task 1: Killed"
 
 
 def test_nothing_but_its_own_end_ends_the_step():
-    words = argv(Shape(("n1", "n2", "n10"), 4, ("--mpi=none",)), ["python", "warden"])
+    words = argv(StepShape(("n1", "n2", "n10"), 4, ("--mpi=none",)), ["python", "warden"])
     assert words[0] == "srun"
     assert words[-2:] == ["python", "warden"]
     assert {"--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--overlap", "--cpu-bind=none"} <= set(words)
@@ -26,7 +26,7 @@ def test_nothing_but_its_own_end_ends_the_step():
 
 
 def test_without_a_request_for_cpus_srun_is_not_told_any():
-    assert not [word for word in argv(Shape(("n1",), None), ["x"]) if word.startswith("--cpus")]
+    assert not [word for word in argv(StepShape(("n1",), None), ["x"]) if word.startswith("--cpus")]
 
 
 @pytest.mark.parametrize(

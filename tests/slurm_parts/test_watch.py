@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gangrun.adapters.slurm.commands import Answer
-from gangrun.adapters.slurm.scheduler import Scheduler
+from gangrun.adapters.slurm.scheduler import SlurmScheduler
 from gangrun.adapters.slurm.watch import UNLIMITED_S, JobWatch
 from gangrun.core.events import Notice, NoticeKind
 from tests.slurm_parts.pretend import UNREACHABLE, PretendBell, PretendJob, PretendSlurm, PretendTime
@@ -27,7 +27,7 @@ class World:
         self.posted: list[tuple[float, Notice]] = []
         self.said: list[str] = []
         self.watch = JobWatch(
-            Scheduler(self.slurm), job="7", restarts_count=restarts, lead_s=LEAD_S, clock=self.time,
+            SlurmScheduler(self.slurm), job="7", restarts_count=restarts, lead_s=LEAD_S, clock=self.time,
             post=lambda stamped: self.posted.append((self.time.now(), stamped.event)),  # type: ignore[arg-type]
             say=self.said.append, bells=lambda: PretendBell(self.time),
         )  # fmt: skip
@@ -266,7 +266,7 @@ def test_the_thread_ends_when_closed() -> None:
     slurm = PretendSlurm(time)
     slurm.add(PretendJob("7", state="COMPLETING", start_wall=0.0))
     posted: list[object] = []
-    watch = JobWatch(Scheduler(slurm), job="7", restarts_count=0, lead_s=1.0, post=posted.append, clock=time)
+    watch = JobWatch(SlurmScheduler(slurm), job="7", restarts_count=0, lead_s=1.0, post=posted.append, clock=time)
     watch.start()
     watch.ask_why()
     until(lambda: posted, 10, "a notice")

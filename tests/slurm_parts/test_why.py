@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gangrun.adapters.slurm.scheduler import JobFacts, read_job
-from gangrun.adapters.slurm.why import why_terminated
+from gangrun.adapters.slurm.watch import why_terminated
 from gangrun.core.events import NoticeKind
 from tests.slurm_parts.captured import VERSIONS, shown
 

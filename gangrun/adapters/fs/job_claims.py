@@ -1,22 +1,56 @@
-"""Who holds which place in the sequence of jobs.
+"""Claims by link(2): how any is made, and which process holds which place in the sequence of jobs.
 
-Each batch script, and each local ``gangrun run``, claims ``jobs/<seq>.json`` by link before it starts anything; the
-loser leaves. No scheduler is asked here: whether an owner is gone is told by the caller.
+A claim comes into the world whole, and one of many claimants gets it. Only ``EEXIST`` tells that another was first;
+after any other error nobody knows whether the claim is there. Each batch script, and each local ``gangrun run``, claims
+``jobs/<seq>.json`` before it starts anything; the loser leaves. No scheduler is asked here: the caller says whether an
+owner is gone.
 """
 
 from __future__ import annotations
 
 import errno
 import re
+import threading
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
-from gangrun.adapters.fs.born_whole import link_whole, temporary_tag
 from gangrun.adapters.fs.disk import Disk
-from gangrun.adapters.fs.patience import UNREADABLE_VOID_AFTER_S, wait
 from gangrun.adapters.fs.run_dir import RunPaths
+
+UNREADABLE_VOID_AFTER_S = 5.0
+LINK_MISSING = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS})
+
+
+def wait(seconds: float) -> None:
+    """Sleep, for whoever looks again and again at start."""
+    threading.Event().wait(seconds)
+
+
+def temporary_tag(host: str, job: str, pid: int, start_ticks: int) -> str:
+    """What tells one claimant's temporary name from any other's."""
+    who = zlib.crc32(f"{host}\0{job}".encode("utf-8", "surrogateescape"))
+    return f"{who:08x}-{pid}-{start_ticks}"
+
+
+def link_whole(disk: Disk, temporary: Path, target: Path, data: bytes) -> None:
+    """Written aside and linked to its name; where links are missing, made under its name at once. ``OSError``."""
+    try:
+        disk.discard((temporary,))
+        disk.write_new(temporary, data)
+        try:
+            disk.link(temporary, target)
+        except OSError as error:
+            if error.errno not in LINK_MISSING:
+                raise
+            disk.write_new(target, data)
+        disk.fsync_dir(target.parent)
+    finally:
+        disk.discard((temporary,))
+
 
 _LOOK_EVERY_S = 0.05
 _PLACE = re.compile(r"(?P<seq>[0-9]+)(?:\.(?P<generation>[0-9]+))?\.json")

@@ -3,14 +3,20 @@
 No decision about a run may enter: records go in and come out. Law of reading: the numbers of the records in a file
 leave no gap. A damaged line that costs no number (the torn half of an append that was tried again) is passed over with
 a note; one that does cost a number ends what can be trusted of that file.
+
+Beside each journal lies the counter of its term: sign of life and newest figures for ``status``. Nothing durable may
+depend on the counter: it is overwritten in place, never fsynced, and may be lost or half old.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import RunPaths
@@ -99,7 +105,7 @@ class JournalWriter:
 # ---- reading -------------------------------------------------------------------------------------------------------
 
 
-class Ending(Enum):
+class Trust(Enum):
     """How far a file could be trusted."""
 
     WHOLE = "whole"
@@ -116,7 +122,7 @@ class Lines:
     term: int
     expected: int = 0
     line: int = 0
-    ending: Ending = Ending.WHOLE
+    ending: Trust = Trust.WHOLE
     why: str = ""
     notes: list[str] = field(default_factory=list)
     bad: tuple[int, str] | None = None  # a line that could not be read, not yet known to cost a record
@@ -125,7 +131,7 @@ class Lines:
     @property
     def trusted(self) -> bool:
         """Whether more lines of this file can be used."""
-        return self.ending in (Ending.WHOLE, Ending.TORN)
+        return self.ending in (Trust.WHOLE, Trust.TORN)
 
     def feed(self, line: bytes) -> Record | None:
         """The record on this whole line, or None where it is to be passed over."""
@@ -135,7 +141,7 @@ class Lines:
         try:
             record = wire_record.decode(line)
         except wire_record.NewerSchema as error:
-            self._end(Ending.TOO_NEW, f"{self.name} line {self.line}: {error}")
+            self._end(Trust.TOO_NEW, f"{self.name} line {self.line}: {error}")
             return None
         except wire_record.RecordError as error:
             if self.bad is None:
@@ -145,7 +151,7 @@ class Lines:
 
     def _in_order(self, record: Record, line: bytes) -> Record | None:
         if record.term != self.term:
-            self._end(Ending.DAMAGED, f"{self.name} line {self.line}: it is of term {record.term}, not {self.term}")
+            self._end(Trust.DAMAGED, f"{self.name} line {self.line}: it is of term {record.term}, not {self.term}")
             return None
         if record.n == self.expected - 1 and line == self.last:
             self.notes.append(f"{self.name} line {self.line}: record {record.n} is there twice; counted once")
@@ -153,7 +159,7 @@ class Lines:
             return None
         if record.n != self.expected:
             where, what = self.bad or (self.line, f"record {record.n} follows {self.expected - 1}")
-            self._end(Ending.DAMAGED, f"{self.name} line {where}: {what}; records from {self.expected} on are missing")
+            self._end(Trust.DAMAGED, f"{self.name} line {where}: {what}; records from {self.expected} on are missing")
             return None
         if self.bad is not None:
             self.notes.append(f"{self.name} line {self.bad[0]}: half of an append tried again; nothing is missing")
@@ -166,13 +172,13 @@ class Lines:
         """The file ends here, with ``tail`` after its last newline."""
         record = self.feed(tail) if tail else None
         if self.trusted and self.bad is not None:
-            self.ending = Ending.TORN
+            self.ending = Trust.TORN
             line, why = self.bad
             self.why = f"{self.name} line {line}: {why}; state is right up to record {self.expected - 1}"
             self.notes.append(self.why)
         return record
 
-    def _end(self, ending: Ending, why: str) -> None:
+    def _end(self, ending: Trust, why: str) -> None:
         self.ending, self.why = ending, why
         self.notes.append(why)
 
@@ -183,7 +189,7 @@ class JournalFile:
 
     term: int
     records: tuple[Record, ...]
-    ending: Ending
+    ending: Trust
     why: str
     notes: tuple[str, ...]
 
@@ -211,16 +217,16 @@ def read_history(disk: Disk, paths: RunPaths, before: int) -> History:
     """
     files = [found for term in range(before) if (found := read_file(disk, paths, term)) is not None]
     newest = next((found for found in reversed(files) if found.records or not _torn_or_whole(found)), None)
-    if newest is not None and newest.ending is Ending.TOO_NEW:
+    if newest is not None and newest.ending is Trust.TOO_NEW:
         raise JournalTooNew(newest.why)
-    if newest is not None and newest.ending is Ending.DAMAGED:
+    if newest is not None and newest.ending is Trust.DAMAGED:
         raise JournalDamaged(newest.why)
     records = tuple(record for found in files for record in found.records)
     return History(records, tuple(note for found in files for note in found.notes))
 
 
 def _torn_or_whole(found: JournalFile) -> bool:
-    return found.ending in (Ending.WHOLE, Ending.TORN)
+    return found.ending in (Trust.WHOLE, Trust.TORN)
 
 
 def terms_seen(disk: Disk, paths: RunPaths) -> tuple[int, ...]:
@@ -318,3 +324,55 @@ class JournalFollower:
         for line in data[:end].split(b"\n")[:-1]:
             if (record := followed.lines.feed(line)) is not None:
                 yield record
+
+
+BLOCK_BYTES = 512
+
+
+class Live(msgspec.Struct, frozen=True):
+    """What the holder last wrote: ``count`` grows with each write, ``wall`` is when."""
+
+    count: int
+    wall: float
+    live: dict[str, Any] = {}
+
+
+@dataclass(slots=True)
+class Counter:
+    """Writes one term's counter file. In place: a full disk must not look like a dead supervisor."""
+
+    disk: Disk
+    paths: RunPaths
+    term: int
+    count: int = field(default=0)
+
+    def write(self, live: Mapping[str, object], wall: float) -> None:
+        """One small write; raises ``OSError`` where the disk does."""
+        self.count += 1
+        data = msgspec.json.encode(Live(self.count, wall, dict(live)))
+        padded = data + b" " * (-(len(data) + 1) % BLOCK_BYTES) + b"\n"
+        path = self.paths.counter(self.term)
+        fd = self.disk.open_rewrite(path)
+        try:
+            self.disk.overwrite(fd, padded, path)
+            if self.disk.size(fd, path) > len(padded):
+                self.disk.truncate(fd, len(padded), path)
+        finally:
+            self.disk.close(fd)
+
+
+def read_counter(disk: Disk, paths: RunPaths, term: int) -> Live | None:
+    """What is there now, opened anew; None where nothing readable is."""
+    try:
+        return msgspec.json.decode(disk.read(paths.counter(term), limit=1 << 20), type=Live)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def live_of(disk: Disk, paths: RunPaths, term: int) -> Mapping[str, Any]:
+    """The newest figures of the run's supervisor; empty where there are none."""
+    for number in (term, max(terms_seen(disk, paths), default=term)):
+        found = read_counter(disk, paths, number)
+        if found is not None:
+            return found.live
+    return {}

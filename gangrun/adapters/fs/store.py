@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from gangrun.adapters.fs.disk import Disk
-from gangrun.adapters.fs.journal import JournalShrank, JournalWriter
-from gangrun.adapters.fs.live import Counter
+from gangrun.adapters.fs.journal import Counter, JournalShrank, JournalWriter
 from gangrun.adapters.fs.run_dir import RunPaths, read_cancelled
 from gangrun.adapters.fs.terms import FsTerms, Ticket, TicketRefused
 from gangrun.core.actions import StartGang

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gangrun.adapters.fs.born_whole import link_whole, temporary_tag
 from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.job_claims import UNREADABLE_VOID_AFTER_S, link_whole, temporary_tag, wait
 from gangrun.adapters.fs.journal import read_history
-from gangrun.adapters.fs.patience import UNREADABLE_VOID_AFTER_S, wait
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.core.actions import StartGang
 from gangrun.ports import Clock, History

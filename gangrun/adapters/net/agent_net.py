@@ -1,20 +1,181 @@
-"""All that an agent hears and says, and the one place where it waits.
+"""An agent's network: its line to the supervisor of one term, and its socket among the other agents.
 
-One thread only: ``wait`` polls our sockets together with whatever file descriptors the agent watches besides.
+Each dial to the supervisor is a new socket with an identity of its own: node, incarnation and a count. Without the
+count a ROUTER that still holds the dead connection (a cut network) would ignore the new one, silently and for good.
+With HANDOVER any process that names an identity could take it over. The node behind an identity is learnt from its
+``Hello``.
+
+Between agents go promises, dials and pings. Each agent has a CURVE ROUTER with a key of its own, behind the same gate
+as the supervisor's; ``Hello`` tells its address. To speak first an agent opens a short-lived DEALER to the other's;
+answers come back on the route of the question. All of it is used by the agent's one thread.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 import zmq
 
-from gangrun.adapters.net.curve import KeyPair
-from gangrun.adapters.net.dealer import SupervisorLine
-from gangrun.adapters.net.gate import Gate
-from gangrun.adapters.net.peer import PeerSocket
-from gangrun.adapters.net.sockets import raise_nofile
-from gangrun.wire.messages import BetweenAgents, FromAgent, PeerAddress, ToAgent
+from gangrun.adapters.net.curve import Gate, KeyPair, new_key_pair
+from gangrun.adapters.net.sockets import Context, Socket, client, decoded, raise_nofile, server
+from gangrun.wire.messages import BetweenAgents, FromAgent, Message, PeerAddress, ToAgent, encode
+
+TAKE_MAX_COUNT = 256
+
+
+class SupervisorLine:
+    """At most one open socket, to the term dialled last."""
+
+    def __init__(self, context: Context, run: str, keys: KeyPair, name: str, stats: Counter[str]) -> None:
+        self.socket: Socket | None = None
+        self._context = context
+        self._run = run
+        self._keys = keys
+        self._name = name
+        self._stats = stats
+        self._dials_count = 0
+
+    def dial(self, endpoint: str, server_key: str) -> None:
+        """Close what was open, queue and all, and connect anew."""
+        self.close(0)
+        self._dials_count += 1
+        try:
+            self.socket = client(self._context, self._keys, f"{self._name}/{self._dials_count}", endpoint, server_key)
+        except ValueError:
+            self._stats["not an address"] += 1
+
+    def say(self, message: FromAgent) -> None:
+        """Queue for the supervisor; dropped where the queue is full."""
+        if self.socket is None:
+            return
+        try:
+            self.socket.send(encode(self._run, message), zmq.NOBLOCK)
+        except zmq.Again:
+            self._stats["queue full"] += 1
+
+    def take(self) -> list[ToAgent]:
+        """Everything that has come."""
+        taken: list[ToAgent] = []
+        while self.socket is not None and len(taken) < TAKE_MAX_COUNT:
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            message = decoded(self._run, frames[-1], self._stats) if len(frames) == 1 else None
+            if isinstance(message, ToAgent):
+                taken.append(message)
+            elif message is not None or len(frames) != 1:
+                self._stats["not a supervisor's message"] += 1
+        return taken
+
+    def close(self, linger_ms: int) -> None:
+        """Let go; what is queued has ``linger_ms`` to leave."""
+        if self.socket is not None:
+            self.socket.close(linger_ms)
+            self.socket = None
+
+
+IDLE_S = 15.0  # a promise is said again every second: its line stays open
+LINES_MAX_COUNT = 32
+
+
+@dataclass(slots=True)
+class _Line:
+    socket: Socket
+    used_at: float
+
+
+class PeerSocket:
+    """One agent's ear for its peers, and its lines to them."""
+
+    def __init__(
+        self, context: Context, run: str, keys: KeyPair, node: str, name: str, host: str, stats: Counter[str]
+    ) -> None:
+        own = new_key_pair()
+        self.socket, endpoint = server(context, own, host)
+        self.address = PeerAddress(node, endpoint, own.public)
+        self._context = context
+        self._run = run
+        self._keys = keys
+        self._name = name
+        self._stats = stats
+        self._lines: dict[tuple[str, str], _Line] = {}
+        self._opened_count = 0
+
+    def sockets(self) -> list[Socket]:
+        """All that may become readable."""
+        return [self.socket, *(line.socket for line in self._lines.values())]
+
+    def say(self, peer: PeerAddress, message: BetweenAgents, now: float) -> None:
+        """Fire and forget."""
+        line = self._line(peer, now)
+        if line is None:
+            return
+        try:
+            line.socket.send(encode(self._run, message), zmq.NOBLOCK)
+        except zmq.Again:
+            self._stats["queue full"] += 1
+
+    def _line(self, peer: PeerAddress, now: float) -> _Line | None:
+        key = (peer.endpoint, peer.key)
+        line = self._lines.get(key)
+        if line is None:
+            self._opened_count += 1
+            name = f"{self._name}/to/{self._opened_count}"
+            try:
+                line = _Line(client(self._context, self._keys, name, peer.endpoint, peer.key), now)
+            except ValueError:
+                self._stats["not an address"] += 1
+                return None
+            self._lines[key] = line
+            if len(self._lines) > LINES_MAX_COUNT:
+                self._drop(min(self._lines, key=lambda k: self._lines[k].used_at))
+        line.used_at = now
+        return line
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        self._lines.pop(key).socket.close(0)
+
+    def sweep(self, now: float) -> None:
+        """Close lines that nobody used lately."""
+        for key in [k for k, line in self._lines.items() if now - line.used_at > IDLE_S]:
+            self._drop(key)
+
+    def reply(self, route: bytes, message: BetweenAgents) -> None:
+        """Answer on the way by which a message came."""
+        try:
+            self.socket.send_multipart((route, encode(self._run, message)), zmq.NOBLOCK)
+        except zmq.Again:
+            self._stats["queue full"] += 1
+        except zmq.ZMQError:
+            self._stats["peer gone"] += 1
+
+    def take(self) -> list[tuple[BetweenAgents, bytes]]:
+        """Everything that has come, with the way back (b"" for an answer)."""
+        taken: list[tuple[BetweenAgents, bytes]] = []
+        for socket in self.sockets():
+            listens = socket is self.socket
+            while len(taken) < TAKE_MAX_COUNT:
+                try:
+                    frames = socket.recv_multipart(zmq.NOBLOCK)
+                except zmq.Again:
+                    break
+                if len(frames) != (2 if listens else 1):
+                    self._stats["wrong number of frames"] += 1
+                    continue
+                message: Message | None = decoded(self._run, frames[-1], self._stats)
+                if isinstance(message, BetweenAgents):
+                    taken.append((message, frames[0] if listens else b""))
+                elif message is not None:
+                    self._stats["not a peer's message"] += 1
+        return taken
+
+    def close(self) -> None:
+        """Let go of all."""
+        for key in list(self._lines):
+            self._drop(key)
+        self.socket.close(0)
 
 
 class AgentNet:

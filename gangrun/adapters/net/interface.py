@@ -1,7 +1,8 @@
-"""Which of this host's addresses others reach.
+"""How hosts reach each other: which of this host's addresses the others use, and does another host answer at all?
 
-A node may have several: of the management network, of InfiniBand, of containers. The one from which it answers the host
-that launched the step is reached by the other nodes too, and no name service is needed to find it.
+A node may have several addresses: of the management network, of InfiniBand, of containers. The one from which it
+answers the host that launched the step is reached by the other nodes too, and no name service is needed to find it.
+Standard library only: the command line imports this, and must not pay for ZeroMQ.
 """
 
 from __future__ import annotations
@@ -24,3 +25,21 @@ def towards(launcher: str) -> str:
         if not found.startswith(("127.", "0.")):
             return found
     return LOOPBACK
+
+
+TRIES_COUNT = 2
+
+
+def unanswered(host: str, port: int, within_s: float) -> str:
+    """Why nothing came back from there; "" where something did."""
+    why = ""
+    for _ in range(TRIES_COUNT):
+        try:
+            socket.create_connection((host, port), within_s / TRIES_COUNT).close()
+        except ConnectionRefusedError:
+            return ""
+        except (OSError, UnicodeError) as error:
+            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        else:
+            return ""
+    return f"{host} does not answer: {why}"

@@ -1,8 +1,8 @@
-"""The supervisor's end: one CURVE ROUTER with a key of its own for this term.
+"""The supervisor's end: one CURVE ROUTER with a key of its own for this term, and the mailbox that its loop waits at.
 
 A thread owns the sockets; it decodes, counts what it drops, and posts the rest in batches. ``send`` may be called from
-any thread and never blocks: where a peer is unknown or does not drain its queue, the message is dropped and counted,
-since everything is said again until it is answered.
+any thread and never blocks: if a peer is unknown or does not drain its queue, the message is dropped and counted, since
+everything is said again until it is answered.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import os
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
 
 import zmq
 
-from gangrun.adapters.net.curve import new_key_pair
-from gangrun.adapters.net.gate import Gate
+from gangrun.adapters.net.curve import Gate, new_key_pair
 from gangrun.adapters.net.sockets import decoded, raise_nofile, server
-from gangrun.ports import AgentSaid, Item
+from gangrun.ports import AgentSaid, Clock, Item, Woken
 from gangrun.wire.messages import FromAgent, Message, encode
 
 BATCH_MAX_COUNT = 512
@@ -138,3 +138,38 @@ class RouterRadio:
             else:
                 self.stats["not an agent's message"] += 1
         self._post(heard)
+
+
+WAIT_MAX_S = 1.0  # a queue's time-out stands still while the machine is suspended; the run's clock does not
+
+
+class QueueMailbox:
+    """``ports.Mailbox`` over a thread-safe queue; items come out in the order in which they were posted."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._queue: SimpleQueue[Sequence[Item]] = SimpleQueue()
+        self._taken: deque[Item] = deque()
+
+    def post(self, item: Item) -> None:
+        """Put one item in, from any thread."""
+        self._queue.put((item,))
+
+    def post_many(self, items: Sequence[Item]) -> None:
+        """Put several in at once: cheaper for a reader that found many. The sequence must not change afterwards."""
+        if items:
+            self._queue.put(items)
+
+    def next(self, until: float) -> Item:
+        """The next item, or ``Woken`` at ``until``."""
+        while not self._taken:
+            left_s = until - self._clock.now()
+            try:
+                if left_s <= 0:
+                    self._taken.extend(self._queue.get_nowait())
+                else:
+                    self._taken.extend(self._queue.get(timeout=min(left_s, WAIT_MAX_S)))
+            except Empty:
+                if left_s <= 0:
+                    return Woken()
+        return self._taken.popleft()

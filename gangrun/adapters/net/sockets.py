@@ -13,8 +13,7 @@ from collections import Counter
 
 import zmq
 
-from gangrun.adapters.net.curve import KeyPair
-from gangrun.adapters.net.gate import DOMAIN
+from gangrun.adapters.net.curve import DOMAIN, KeyPair
 from gangrun.wire.messages import SIZE_MAX_BYTES, Message, WireError, decode
 
 Context = zmq.Context[zmq.Socket[bytes]]

@@ -68,7 +68,7 @@ class Tools:
         return Answer(child.returncode, _text(out), _text(err))
 
 
-class Child:
+class ToolProcess:
     """A tool that stays as long as its work lasts (srun). Its words come on stderr.
 
     In a session of its own: a terminal's Ctrl-C is for the one who owns the run, and srun would hand it on.

@@ -10,12 +10,11 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from enum import Enum
 from queue import SimpleQueue
 from typing import Protocol
 
-from gangrun.adapters.slurm.scheduler import JobFacts, Scheduler, SchedulerRefused, SchedulerSilent
-from gangrun.adapters.slurm.submission import Refused, Unfit, Unknown
+from gangrun.adapters.slurm.scheduler import JobFacts, SchedulerRefused, SchedulerSilent, SlurmScheduler
+from gangrun.adapters.slurm.submission import SbatchRefused, Unfit, Unknown
 from gangrun.core.actions import Action, SubmitSuccessor
 from gangrun.core.events import ActDone, ActFailed, ActUnknown, Stamped
 from gangrun.core.nodeset import fold
@@ -36,14 +35,7 @@ class Submit(Protocol):
     """``submission.submit`` with the run filled in."""
 
     def __call__(self, seq: int, exclude: Sequence[str], dependency: str) -> str:
-        """The job id; ``Refused``: none was made; ``Unknown``: one may have been."""
-
-
-class Ask(Enum):
-    """What rung 5 does."""
-
-    RESUBMIT = "resubmit"
-    SAME_JOB = "same-job"
+        """The job id; ``SbatchRefused``: none was made; ``Unknown``: one may have been."""
 
 
 class GaveUp(Exception):
@@ -55,7 +47,7 @@ class SlurmJobs:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: SlurmScheduler,
         submit: Submit,
         *,
         run: str,
@@ -66,16 +58,18 @@ class SlurmJobs:
         cancelled: Callable[[], bool],
         all_heard: Callable[[], bool],
         clock: Clock,
-        ask: Ask = Ask.RESUBMIT,
+        same_job: bool = False,
         user_exclude: Sequence[str] = (),
         wait: Wait | None = None,
         say: Callable[[str], None] = lambda sentence: None,
     ) -> None:
-        """``all_heard``: does every node of this job answer? ``user_exclude`` matters to ``SAME_JOB`` alone."""
+        """``all_heard``: does every node of this job answer? ``same_job``: requeue this job instead of submitting one
+        more; only then ``user_exclude`` matters.
+        """
         self._scheduler, self._submit = scheduler, submit
         self._run, self._job_name, self._job, self._restarts_count = run, job_name, job, restarts_count
         self._post, self._cancelled, self._all_heard, self._clock = post, cancelled, all_heard, clock
-        self._ask, self._user_exclude, self._say = ask, tuple(user_exclude), say
+        self._requeues, self._user_exclude, self._say = same_job, tuple(user_exclude), say
         self._over = threading.Event()
         self._wait: Wait = wait if wait is not None else self._over.wait
         self._queue: SimpleQueue[tuple[tuple[int, int], SubmitSuccessor] | None] = SimpleQueue()
@@ -130,7 +124,7 @@ class SlurmJobs:
         """Ask Slurm for job ``action.seq``; takes as long as it takes. ``GaveUp`` once ``close`` was called."""
         if self._cancelled():
             return ActFailed(act, ASK, "the run is cancelled")
-        return (self._same_job if self._ask is Ask.SAME_JOB else self._resubmit)(act, action)
+        return (self._same_job if self._requeues else self._resubmit)(act, action)
 
     def _resubmit(self, act: tuple[int, int], action: SubmitSuccessor) -> Outcome:
         try:
@@ -143,7 +137,7 @@ class SlurmJobs:
             dependency = f"afterany:{self._job}" if self._all_heard() else ""
             booted = self._booted(action)
             job = self._submit(action.seq, [one for one in action.exclude if one not in booted], dependency)
-        except (Refused, Unfit, SchedulerRefused) as error:
+        except (SbatchRefused, Unfit, SchedulerRefused) as error:
             return ActFailed(act, ASK, str(error))
         except Unknown as error:
             return self._look_again(act, action.seq, str(error))
@@ -234,7 +228,7 @@ class SlurmJobs:
             raise GaveUp
 
 
-def repoint(scheduler: Scheduler, old: str, new: str, clock: Clock, say: Callable[[str], None]) -> None:
+def repoint(scheduler: SlurmScheduler, old: str, new: str, clock: Clock, say: Callable[[str], None]) -> None:
     """Jobs that wait for ``old`` to end well wait for ``new``; where that fails it is said, no more."""
     until = clock.now() + REPOINT_FOR_S
     try:
@@ -265,7 +259,7 @@ def _number(job: str) -> int:
     return int(found.group()) if found else 0
 
 
-def end_allocation(scheduler: Scheduler, job: str, *, clock: Clock, wait: Wait, within_s: float = 30.0) -> str:
+def end_allocation(scheduler: SlurmScheduler, job: str, *, clock: Clock, wait: Wait, within_s: float = 30.0) -> str:
     """Give the nodes back where no batch script is left to do it by ending. "" once Slurm shows it, else why not.
 
     As far as Slurm is concerned the job was cancelled: the record that a supervisor of ours ended it comes before.

@@ -190,7 +190,7 @@ def _instant(value: str) -> float | None:
         return None
 
 
-class Scheduler:
+class SlurmScheduler:
     """Slurm, asked through its tools by the user who runs this. Any thread may ask."""
 
     def __init__(self, tools: Tools, within_s: float = 10.0) -> None:
@@ -331,3 +331,30 @@ def awaited_ok(dependency: str) -> tuple[str, ...]:
         if kind == "afterok"
         for match in re.finditer(r"(?P<job>[0-9]+)(?:_\S+?)?(?:\([^)]*\))?(?::|$)", ids)
     )
+
+
+REMEMBERED = ("State", "NodeList", "JobName")
+REMEMBERED_WITHIN_S = 5.0
+
+
+def remembered(tools: Tools, job: str, name: str) -> JobFacts | None:
+    """How a job of that name ended, as accounting remembers it; None if it does not.
+
+    For jobs that the controller has forgotten. Most small clusters have no sacct, and nothing depends on it. Job ids
+    are given out again after a while.
+    """
+    argv = ("sacct", "-n", "-X", "-P", f"--delimiter={FIELD}", "-j", job, "-o", ",".join(REMEMBERED))
+    answer = tools.run(argv, REMEMBERED_WITHIN_S)
+    for line in reversed(answer.out.splitlines() if answer.code == 0 else ()):
+        found = dict(zip(REMEMBERED, line.split(FIELD, len(REMEMBERED) - 1), strict=False))
+        state = found["State"].partition(" ")[0]  # "CANCELLED by 1000"
+        if state in ENDED and found.get("JobName") == name:
+            return JobFacts(job=job, name=name, state=state, nodes=_accounted(found["NodeList"]))
+    return None
+
+
+def _accounted(text: str) -> tuple[str, ...]:
+    try:
+        return () if " " in text else unfold(text)  # "None assigned"
+    except NodesetError:
+        return ()

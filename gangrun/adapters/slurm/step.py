@@ -3,10 +3,15 @@
 srun gives up on all nodes when it cannot reach one, so whoever launches must know which: that is read from its words.
 What keeps a node's task from beginning comes through srun as well. Files that slurmstepd shall open are not asked for:
 where it cannot, the task ends without a word.
+
+``on_each`` starts one command on each of some nodes: inside an allocation as a step beside all others, outside as a
+small job of its own on exactly these nodes, with a time limit. srun gives up on all nodes when it cannot reach one:
+that one is left out, and the others are asked again.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 import threading
@@ -14,8 +19,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gangrun.adapters.slurm.commands import Child, Tools
-from gangrun.core.nodeset import NodesetError, fold, unfold
+from gangrun.adapters.slurm.commands import NOT_FOUND, Answer, ToolProcess, Tools
+from gangrun.adapters.slurm.scheduler import UNHEARD
+from gangrun.core.nodeset import NodesetError, fold, natural_sort, unfold
 
 # What srun takes from its surroundings and would bend our step: a user's habits, or the shape of the batch script's.
 BENDS = (
@@ -36,7 +42,7 @@ KEPT_OF_TASK_COUNT = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class StepShape:
     """What the step is asked to be."""
 
     nodes: tuple[str, ...]
@@ -44,7 +50,7 @@ class Shape:
     extra: tuple[str, ...] = ()  # srun's own options, from the user
 
 
-def argv(shape: Shape, command: Sequence[str]) -> list[str]:
+def argv(shape: StepShape, command: Sequence[str]) -> list[str]:
     """The command line. Nothing but its own end may end it: not a task's exit code, not a node that is gone."""
     count = len(shape.nodes)
     return [
@@ -96,16 +102,16 @@ class Step:
     left: list[Left] = field(default_factory=list)
     words: list[str] = field(default_factory=list)  # srun's own
     _said: dict[int, deque[str]] = field(default_factory=dict)
-    _child: Child | None = None
+    _child: ToolProcess | None = None
     _pump: threading.Thread | None = None
 
     def start(self) -> None:
         """``OSError`` where there is no srun."""
-        self._child = Child(self.argv, environment_of(self.environment))
+        self._child = ToolProcess(self.argv, environment_of(self.environment))
         self._pump = threading.Thread(target=self._read, args=(self._child,), name="srun", daemon=True)
         self._pump.start()
 
-    def _read(self, child: Child) -> None:
+    def _read(self, child: ToolProcess) -> None:
         for line in child.lines():
             task = _TASK.match(line)
             if task is not None:
@@ -143,3 +149,115 @@ class Step:
         """Only srun: the wardens live on, until the job ends or their leases do."""
         if self._child is not None:
             self._child.send_signal(signal.SIGKILL)
+
+
+ALL_NAMES = ("sinfo", "--noheader", "--Node", "--format=%N")
+ASKED_WITHIN_S = 10.0
+QUEUES_FOR_S = 60.0  # a job of its own gets its nodes within so long, or not at all
+STARTS_WITHIN_S = 30.0
+TRIES_MAX = 3
+JOB_NAME = "gangrun-health"
+PIECE_BYTES = 1024  # srun breaks longer lines into such pieces, each with its label
+_LABELLED = re.compile(r"^ *(\d+): ?(.*)$")
+_HEADS = re.compile(r"^srun: (error: )?")
+
+
+class Unasked(Exception):
+    """Nobody was asked, in Slurm's words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Nodes, and under which roof: the job that holds them, or what a job of its own is asked for."""
+
+    nodes: tuple[str, ...]
+    job: str = ""
+    options: tuple[str, ...] = ()  # of srun, for a job of its own: a partition, an account
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """Each line that came from any node (which one, the command must say itself), and why nodes were not heard."""
+
+    lines: tuple[str, ...]
+    silent: dict[str, str]
+    otherwise: str  # why a node that is in neither was not heard
+
+
+def once_argv(where: Where, command: Sequence[str], within_s: float) -> list[str]:
+    """The command line of srun; tasks are numbered in the order of the nodes."""
+    count = len(where.nodes)
+    roof = [f"--jobid={where.job}", "--overlap"] if where.job else [f"--immediate={QUEUES_FOR_S:.0f}", *where.options]
+    return [
+        "srun", *roof, f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1",
+        f"--nodelist={fold(where.nodes)}", f"--job-name={JOB_NAME}", f"--time={math.ceil(within_s / 60) + 1}",
+        "--kill-on-bad-exit=0", "--wait=0",
+        "--no-kill", "--input=none", "--cpu-bind=none", "--label", *command,
+    ]  # fmt: skip
+
+
+def on_each(tools: Tools, where: Where, command: Sequence[str], within_s: float) -> Heard:
+    """Ask all; ``Unasked`` where Slurm let nothing begin."""
+    silent: dict[str, str] = {}
+    nodes = tuple(natural_sort(where.nodes))
+    otherwise = "nothing was started there"
+    for _ in range(TRIES_MAX):
+        waits_s = within_s + STARTS_WITHIN_S + (0.0 if where.job else QUEUES_FOR_S)
+        answer = tools.run(once_argv(Where(nodes, where.job, where.options), command, within_s), waits_s)
+        lines = lines_of(answer.out)
+        left = [one for line in answer.err.splitlines() for one in left_of(line)]
+        unreached = {one.node: f"Slurm cannot start anything there: {one.how}" for one in left if one.unreached}
+        silent |= unreached
+        if lines or not unreached:
+            if not lines and not left:
+                raise Unasked(_words(answer))
+            ended = {one.node: f"the command there: {one.how}" for one in left if not one.unreached}
+            late = f"no answer within {waits_s:g} s" if answer.timed_out else "it said nothing"
+            return Heard(lines, {**ended, **silent}, late)
+        nodes = tuple(node for node in nodes if node not in unreached)
+        if not nodes:
+            break
+    return Heard((), silent, otherwise)
+
+
+def lines_of(out: str) -> tuple[str, ...]:
+    """What tasks wrote, line by line; pieces of one line are put together, whatever came from others in between."""
+    lines: list[str] = []
+    begun: dict[str, str] = {}
+    for raw in out.split("\n"):
+        match = _LABELLED.match(raw)
+        if match is None:
+            continue
+        task, piece = match.groups()
+        begun[task] = begun.get(task, "") + piece
+        if len(piece.encode("utf-8", "replace")) < PIECE_BYTES:
+            lines.append(begun.pop(task))
+    return (*lines, *begun.values())
+
+
+def _words(answer: Answer) -> str:
+    if answer.code == NOT_FOUND:
+        return answer.words
+    told = [_HEADS.sub("", line) for line in answer.err.splitlines() if line.startswith("srun: ")]
+    told = [line for line in told if not line.startswith(("Job step", "Force Terminated"))]
+    return "; ".join(dict.fromkeys(told)) or answer.words
+
+
+def known_nodes(tools: Tools) -> tuple[str, ...]:
+    """Every node that Slurm has; ``Unasked`` where it cannot be asked."""
+    answer = tools.run(ALL_NAMES, ASKED_WITHIN_S)
+    if answer.code != 0:
+        silent = answer.timed_out or any(sign in answer.words.lower() for sign in UNHEARD)
+        raise Unasked(f"Slurm does not answer: {answer.words}" if silent else answer.words)
+    return tuple(dict.fromkeys(answer.out.split()))
+
+
+def nodes_of_job(tools: Tools, job: str) -> tuple[str, ...]:
+    """The nodes that a job holds; ``Unasked`` where Slurm does not say."""
+    answer = tools.run(("squeue", "--noheader", f"--jobs={job}", "--format=%N"), ASKED_WITHIN_S)
+    if answer.code != 0:
+        raise Unasked(answer.words)
+    try:
+        return unfold(answer.out.strip()) if answer.out.strip() else ()
+    except NodesetError as error:
+        raise Unasked(str(error)) from error

@@ -43,11 +43,11 @@ class Unfit(ValueError):
     """A request that no batch script can carry; the message says which part, and why."""
 
 
-class Refused(Exception):
+class SbatchRefused(Exception):
     """sbatch said no, in these words: no job exists."""
 
 
-class NoSbatch(Refused):
+class NoSbatch(SbatchRefused):
     """There is no sbatch on this host."""
 
 
@@ -117,7 +117,7 @@ def submit(
     submission: Submission, places: Places, seq: int, command: Sequence[str], tools: Runs, *,
     exclude: Sequence[str] = (), dependency: str = "", hear: Callable[[str], None] = lambda words: None,
 ) -> str:  # fmt: skip
-    """Send job ``seq``; its job id. ``Refused``: no job exists; ``Unknown``: one may; or ``Unfit``, ``OSError``.
+    """Send job ``seq``; its job id. ``SbatchRefused``: no job exists; ``Unknown``: one may; or ``Unfit``, ``OSError``.
 
     ``hear`` gets what sbatch had to say although it took the job.
     """
@@ -136,7 +136,7 @@ def submit(
     halfway = any(sign in words.lower() for sign in _HALFWAY)
     if answer.timed_out or answer.code <= 0 or halfway:
         raise Unknown(words)
-    raise Refused(words)
+    raise SbatchRefused(words)
 
 
 def words_of(answer: Answer) -> str:

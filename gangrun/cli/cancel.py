@@ -13,9 +13,10 @@ from gangrun.config import environment
 from gangrun.display.text import clean, echo_json
 from gangrun.errors import DONE, SLURM, UNKNOWN, UserError
 from gangrun.launch.stop import SignalResult, tell_owner, wait_for_end
+from gangrun.runs.liveness import is_abandoned
 from gangrun.runs.locate import find
-from gangrun.runs.snapshot import Reading, read
-from gangrun.runs.state import truth_of
+from gangrun.runs.snapshot import RunSnapshot, read
+from gangrun.runs.state import run_state
 from gangrun.runs.status import SCHEMA, status_of
 from gangrun.runs.times import wall_now
 
@@ -55,7 +56,7 @@ def cancel(
     return _on_this_box(reading, timeout_s, first=first, waits=waits, as_json=as_json)
 
 
-def _on_this_box(reading: Reading, timeout_s: float | None, *, first: bool, waits: bool, as_json: bool) -> int:
+def _on_this_box(reading: RunSnapshot, timeout_s: float | None, *, first: bool, waits: bool, as_json: bool) -> int:
     paths = reading.paths
     told = tell_owner(reading, again=not first)
     if told is SignalResult.NOBODY:
@@ -69,13 +70,13 @@ def _on_this_box(reading: Reading, timeout_s: float | None, *, first: bool, wait
     last = wait_for_end(paths, timeout_s if timeout_s is not None else _patience_s(reading))
     if last.ended:
         return _say(last, f"{last.spec.run} has ended", as_json=as_json)
-    if last.abandoned(wall_now()):
+    if is_abandoned(last, wall_now()):
         return _say(last, f"{last.spec.run}: its owner is gone, and all ranks with it", as_json=as_json)
     hint = f"gangrun status {last.spec.run} shows how it goes; the cancel stands"
     raise UserError("not yet", f"{last.spec.run} has not ended in time", hint, UNKNOWN)
 
 
-def _in_slurm(reading: Reading, timeout_s: float | None, *, waits: bool, now: bool, as_json: bool) -> int:
+def _in_slurm(reading: RunSnapshot, timeout_s: float | None, *, waits: bool, now: bool, as_json: bool) -> int:
     from gangrun.launch.slurm_cancel import CancelJobs, NotEnded
 
     run = clean(reading.spec.run)
@@ -101,7 +102,7 @@ def _in_slurm(reading: Reading, timeout_s: float | None, *, waits: bool, now: bo
     return _say(last, f"{run}: its jobs are cancelled" if cancel.cancelled else _nobody(run), as_json=as_json)
 
 
-def _end_words(run: str, cancel: CancelJobs, last: Reading) -> str:
+def _end_words(run: str, cancel: CancelJobs, last: RunSnapshot) -> str:
     if not cancel.cancelled and not last.ended:
         return _nobody(run)
     left = [job for job in last.queue.active if job.seq is not None] if last.queue is not None else []
@@ -113,24 +114,24 @@ def _nobody(run: str) -> str:
     return f"{run}: no job of it was left, so there was nothing to stop; it is marked, and nothing starts it again"
 
 
-def _patience_s(reading: Reading) -> float:
+def _patience_s(reading: RunSnapshot) -> float:
     """As long as an orderly stop may take by the run's own policy."""
     policy = reading.spec.policy
     return policy.checkpoint_grace_s + policy.stop_grace_s + policy.timing.fence_after_s + SLACK_S
 
 
-def _ask(reading: Reading) -> None:
+def _ask(reading: RunSnapshot) -> None:
     named = f"{clean(reading.spec.run)} ({clean(reading.spec.name)})"
     if not asks():
         raise UserError("usage", "which run? cancel wants a RUN, or -y for the newest", f"the newest is {named}")
     click.confirm(f"Cancel {named}?", abort=True, err=True)
 
 
-def _say(reading: Reading, words: str, *, as_json: bool) -> int:
+def _say(reading: RunSnapshot, words: str, *, as_json: bool) -> int:
     if as_json:
         echo_json({"schema": SCHEMA, "message": words, "status": status_of(reading, wall_now())})
     else:
-        truth = truth_of(reading, wall_now())
+        truth = run_state(reading, wall_now())
         ended = reading.ended or (truth.ended and reading.queue is not None)
         click.echo(clean(words) + (f": {truth.state}, {clean(truth.reason)}" if ended else ""))
     return DONE

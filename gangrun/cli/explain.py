@@ -26,7 +26,7 @@ def explain(run: str | None, everything: bool, as_json: bool, runs_dir: str | No
     matter are told; what came in numbers is summed up under "meanwhile".
     """
     look = look_now()
-    told = explained(read(find(run, runs_dir), story=True, slurm=True), look.now, everything=everything)
+    told = explained(read(find(run, runs_dir), timeline=True, slurm=True), look.now, everything=everything)
     if as_json:
         echo_json(told)
     else:

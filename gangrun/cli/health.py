@@ -103,9 +103,9 @@ def health(
 
 def node_name(variables: Mapping[str, str]) -> str:
     """As Slurm calls this host, which need not be what it calls itself."""
-    from gangrun.adapters.local.box import short_name
+    from gangrun.node.processes import host_name
 
-    return variables.get("SLURMD_NODENAME") or short_name()
+    return variables.get("SLURMD_NODENAME") or host_name()
 
 
 def _elsewhere(

@@ -18,8 +18,8 @@ from gangrun.runs import failures
 from gangrun.runs.follow import Follower
 from gangrun.runs.locate import find
 from gangrun.runs.rank_output import NewLines, Wanted, attempts_of, lines_of, node_logs
-from gangrun.runs.snapshot import Reading, read
-from gangrun.runs.state import truth_of
+from gangrun.runs.snapshot import RunSnapshot, read
+from gangrun.runs.state import run_state
 from gangrun.runs.times import pause, steady_now, wall_now
 
 LOOK_EVERY_S = 0.25
@@ -63,7 +63,7 @@ def logs(
         raise UserError("usage", "--json goes with --errors; logs are lines", "gangrun logs --errors --json")
     paths = find(run, runs_dir)
     if errors:
-        return _errors(read(paths, story=True), wanted, attempt, as_json=as_json)
+        return _errors(read(paths, timeline=True), wanted, attempt, as_json=as_json)
     newest = attempt if attempt is not None else _newest(paths, wait_for_it=follow)
     if follow:
         return _follow(paths, wanted, newest, tail, only=attempt is not None)
@@ -123,14 +123,14 @@ def _follow(paths: RunPaths, wanted: Wanted, attempt: int, tail: int | None, *, 
     return 0
 
 
-def _is_over(reading: Reading, attempt: int | None) -> bool:
+def _is_over(reading: RunSnapshot, attempt: int | None) -> bool:
     """Will nothing more be written: by the run, or by this attempt of it?"""
-    if truth_of(reading, wall_now()).over:
+    if run_state(reading, wall_now()).over:
         return True
     return attempt is not None and reading.state is not None and reading.state.attempt > attempt
 
 
-def _errors(reading: Reading, wanted: Wanted, attempt: int | None, *, as_json: bool) -> int:
+def _errors(reading: RunSnapshot, wanted: Wanted, attempt: int | None, *, as_json: bool) -> int:
     by_attempt = failures.exits_of(reading.records)
     number = attempt if attempt is not None else max(by_attempt, default=-1)
     exits = [

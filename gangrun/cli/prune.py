@@ -19,8 +19,9 @@ from gangrun.cli.options import TIME, asks, json_option, runs_dir_option
 from gangrun.display.text import clean, echo_json, size_words, table, width
 from gangrun.display.times import ago_words
 from gangrun.errors import DONE, UNKNOWN, UserError
+from gangrun.runs.liveness import Liveness, liveness_of
 from gangrun.runs.locate import entries_of, find, index_of
-from gangrun.runs.snapshot import Reading, read
+from gangrun.runs.snapshot import RunSnapshot, read
 from gangrun.runs.status import SCHEMA
 from gangrun.runs.times import wall_now
 
@@ -107,24 +108,27 @@ def _judge(paths: RunPaths, run: str, name: str, age_s: float) -> Verdict:
     return Verdict(run, reading.spec.name, paths.root, goes, why, size_bytes)
 
 
-def _is_over(reading: Reading, now: float, age_s: float) -> tuple[bool, str]:
+def _is_over(reading: RunSnapshot, now: float, age_s: float) -> tuple[bool, str]:
     last = reading.last_sign() or reading.spec.created_wall
     quiet_s, when = max(0.0, now - last), ago_words(last, now)  # a clock that was set back must not make it negative
-    if reading.ended and reading.state is not None:
-        word = reading.state.phase.value
-        if quiet_s < age_s:
-            return False, f"{word}, only {when}"
-        return True, f"{word}, {when}"
-    if reading.owner_alive:
-        return False, "it is running"
-    bound_s = max(age_s, ABANDONED_FOR_S if reading.abandoned(now) else UNKNOWN_OWNER_FOR_S)
-    if quiet_s < bound_s:
-        whose = "abandoned" if reading.abandoned(now) else "held on another host"
+    match liveness_of(reading, now):
+        case Liveness.ENDED:
+            word = reading.state.phase.value if reading.state is not None else ""
+            return quiet_s >= age_s, f"{word}, {when}" if quiet_s >= age_s else f"{word}, only {when}"
+        case Liveness.ALIVE:
+            return False, "it is running"
+        case Liveness.QUEUED:
+            return False, "a job of it waits in the queue"
+        case Liveness.ABANDONED:
+            whose, bound_s = "abandoned", ABANDONED_FOR_S
+        case _:
+            whose, bound_s = "held on another host", UNKNOWN_OWNER_FOR_S
+    if quiet_s < max(age_s, bound_s):
         return False, f"it has not ended ({whose}, last sign {when})"
     return True, f"abandoned, last sign {when}"
 
 
-def _holds_checkpoints(reading: Reading) -> bool:
+def _holds_checkpoints(reading: RunSnapshot) -> bool:
     """Anything of the user's that would go with the directory: the one place where checkpoints could be lost."""
     root = reading.paths.root.resolve()
     named = [reading.spec.checkpoint.directory]

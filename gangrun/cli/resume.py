@@ -22,8 +22,9 @@ from gangrun.core.model import Phase
 from gangrun.display.text import clean
 from gangrun.errors import UNKNOWN, UserError
 from gangrun.launch.exclusive import refuse_company
+from gangrun.runs.liveness import Liveness, liveness_of
 from gangrun.runs.locate import entries_of, find
-from gangrun.runs.snapshot import Reading, alive, read
+from gangrun.runs.snapshot import RunSnapshot, is_owner_alive, read
 from gangrun.runs.times import pause, steady_now, wall_now
 from gangrun.wire.spec import RunSpec
 
@@ -97,25 +98,28 @@ def leave_request(disk: Disk, paths: RunPaths, seq: int, wish: dict[str, Any]) -
     disk.fsync_dir(paths.machine)
 
 
-def _may_go_on(reading: Reading, *, asks_slurm: bool) -> None:
+def _may_go_on(reading: RunSnapshot, *, asks_slurm: bool) -> None:
     run, owner = clean(reading.spec.run), reading.owner
     if reading.state is not None and reading.state.phase is Phase.SUCCEEDED:
         hint = f"gangrun {'submit' if asks_slurm else 'run'} starts a new run"
         raise UserError("ended", f"{run} has succeeded: there is nothing left to do", hint)
     if asks_slurm:
         return
-    if reading.ended:
-        _let_go(reading)
-        return
-    if reading.owner_alive and owner is not None:
-        words = f"{run} is being run by process {owner.pid} on {clean(owner.host)}"
-        raise UserError("busy", words, f"gangrun cancel {run} ends it first")
-    if owner is not None and reading.owner_alive is None:
-        words = f"{run} may still be run by process {owner.pid} on {clean(owner.host)}, which this host cannot ask"
-        raise UserError("busy", words, f"resume it on {clean(owner.host)}, or cancel it first")
+    match liveness_of(reading, wall_now()):
+        case Liveness.ENDED:
+            _let_go(reading)
+        case Liveness.ALIVE if owner is not None:
+            words = f"{run} is being run by process {owner.pid} on {clean(owner.host)}"
+            raise UserError("busy", words, f"gangrun cancel {run} ends it first")
+        case Liveness.UNKNOWN if owner is not None:
+            host = clean(owner.host)
+            words = f"{run} may still be run by process {owner.pid} on {host}, which this host cannot ask"
+            raise UserError("busy", words, f"resume it on {host}, or cancel it first")
+        case _:
+            pass  # nobody holds it
 
 
-def _let_go(reading: Reading) -> None:
+def _let_go(reading: RunSnapshot) -> None:
     """A run that has just ended still has its owner, which shows the last lines and leaves. One on another host cannot
     be seen to leave: it gets the same time.
     """
@@ -124,7 +128,7 @@ def _let_go(reading: Reading) -> None:
         pause(min(LETS_GO_WITHIN_S, max(0.0, LETS_GO_WITHIN_S - ended_for_s)))
         return
     give_up_at = steady_now() + LETS_GO_WITHIN_S
-    while alive(reading.owner):
+    while is_owner_alive(reading.owner):
         if steady_now() > give_up_at:
             words = f"{clean(reading.spec.run)} has ended, but its owner has not left yet"
             raise UserError("busy", words, "try again in a moment")
@@ -138,7 +142,7 @@ def _whole(paths: RunPaths) -> None:
         raise UserError("run directory", error.message, error.hint) from error
 
 
-def _readable(reading: Reading) -> None:
+def _readable(reading: RunSnapshot) -> None:
     """Asked before anything is started: a supervisor would refuse, and its nodes would wait for a better one."""
     from gangrun.adapters.fs.terms import FsTerms
     from gangrun.entry.wiring import clock_of

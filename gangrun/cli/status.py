@@ -14,7 +14,7 @@ from gangrun.display.status_page import look_now, overview, page
 from gangrun.display.text import clean, echo_json
 from gangrun.errors import UserError
 from gangrun.runs.locate import entries_of, find
-from gangrun.runs.snapshot import Reading, concerns_slurm, read, with_queue
+from gangrun.runs.snapshot import RunSnapshot, concerns_slurm, read, with_queue
 from gangrun.runs.status import SCHEMA, Status, UnreadableRun, status_of
 from gangrun.runs.times import wall_now
 
@@ -47,9 +47,11 @@ def status(run: str | None, all_runs: bool, watch: bool, as_json: bool, runs_dir
         raise UserError("usage", "--json is one object, --watch many looks", "gangrun wait --json prints the last one")
     paths = find(run, runs_dir)
     if watch:
-        from gangrun.display.watch import watch_run
+        from gangrun.display.live_view import watch_run
+        from gangrun.runs.follow import Follower
 
-        return watch_run(paths)
+        watch_run(Follower(paths, curious=True), look_now)
+        return 0
     status = status_of(read(paths, slurm=True), wall_now())
     if as_json:
         echo_json(status)
@@ -77,18 +79,20 @@ def _all(runs_dir: str | None, as_json: bool) -> int:
 def _statuses(entries: Sequence[IndexEntry]) -> list[Status | UnreadableRun]:
     """Slurm is asked once for all runs, and those that this concerns are read anew: a journal's word is newer."""
     found = [_read_or_why(entry) for entry in entries]
-    if any(isinstance(one, Reading) and concerns_slurm(one) for one in found):
+    if any(isinstance(one, RunSnapshot) and concerns_slurm(one) for one in found):
         from gangrun.runs.jobs import queue_of_each
 
         queue = queue_of_each()
         for k, one in enumerate(found):
-            if isinstance(one, Reading) and concerns_slurm(one):
+            if isinstance(one, RunSnapshot) and concerns_slurm(one):
                 again = _read_or_why(entries[k])
-                found[k] = with_queue(again, queue(again)) if isinstance(again, Reading) else again
-    return [status_of(one, wall_now()) if isinstance(one, Reading) else one for one in found]
+                if isinstance(again, RunSnapshot):
+                    again = with_queue(again, queue(again.paths, again.spec.run, again.owner))
+                found[k] = again
+    return [status_of(one, wall_now()) if isinstance(one, RunSnapshot) else one for one in found]
 
 
-def _read_or_why(entry: IndexEntry) -> Reading | UnreadableRun:
+def _read_or_why(entry: IndexEntry) -> RunSnapshot | UnreadableRun:
     try:
         return read(RunPaths(Path(entry.path)))
     except UserError as error:

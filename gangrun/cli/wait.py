@@ -11,7 +11,7 @@ from gangrun.display.times import span_words
 from gangrun.errors import UNKNOWN
 from gangrun.launch.stop import wait_for_end
 from gangrun.runs.locate import find
-from gangrun.runs.state import truth_of
+from gangrun.runs.state import run_state
 from gangrun.runs.status import status_of
 from gangrun.runs.times import wall_now
 
@@ -40,7 +40,7 @@ def wait(run: str | None, timeout_s: float | None, as_json: bool, runs_dir: str 
 def tell_end(paths: RunPaths, timeout_s: float | None, *, as_json: bool) -> int:
     """Wait for the end, tell it, and return the run's exit code."""
     reading = wait_for_end(paths, timeout_s)
-    run, truth = clean(reading.spec.run), truth_of(reading, wall_now())
+    run, truth = clean(reading.spec.run), run_state(reading, wall_now())
     if as_json:
         echo_json(status_of(reading, wall_now()))
     elif truth.ended:

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from gangrun.adapters.fs.disk import Disk
-from gangrun.adapters.fs.job_claims import JobClaims
 from gangrun.core.events import ResumeChosen
 from gangrun.core.nodeset import NodesetError, fold
 from gangrun.core.text import counted
@@ -17,7 +15,7 @@ from gangrun.display.text import block, clean, phase_word, styled, wrapped
 from gangrun.display.times import clock_words, date_words, span_words
 from gangrun.runs.failures import SameEnd
 from gangrun.runs.saves import SavesStatus
-from gangrun.runs.snapshot import Reading
+from gangrun.runs.snapshot import RunSnapshot
 from gangrun.runs.status import SCHEMA, AttemptStatus, ExcludedNode, status_of
 from gangrun.runs.timeline import JobStay, Meanwhile, TimelineEntry, job_stays, timeline_of
 from gangrun.wire.kinds import action_of
@@ -71,14 +69,13 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     story: tuple[Decision, ...]
 
 
-def explained(reading: Reading, now: float, *, everything: bool = False) -> Explanation:
+def explained(run: RunSnapshot, now: float, *, everything: bool = False) -> Explanation:
     """The run's decisions, without ``everything`` only those that matter."""
-    status = status_of(reading, now)
+    status = status_of(run, now)
     jobs: tuple[JobStay, ...] = ()
-    if reading.spec.world == "slurm":  # a run on one box has one owner at a time, and Slurm knows nothing of it
-        claims = JobClaims(reading.paths, Disk()).all()
-        jobs = tuple(job_stays(reading.records, claims, status.attempts, reading.queue))
-    entries = [entry for entry in timeline_of(reading.records) if everything or entry.matters]
+    if run.spec.world == "slurm":  # a run on one box has one owner at a time, and Slurm knows nothing of it
+        jobs = tuple(job_stays(run, status.attempts))
+    entries = [entry for entry in timeline_of(run.records) if everything or entry.matters]
     return Explanation(
         run=status.run, name=status.name, state=status.state, reason=status.reason, failure=status.failure,
         attempts=status.attempts, abandoned=status.abandoned, excluded=status.excluded, saves=status.saves,

@@ -1,29 +1,43 @@
-"""What ``gangrun run`` shows while it runs: the story, some ranks' output, one line of progress.
+"""What is shown while a run goes on: the screen of ``gangrun run``, and ``gangrun status --watch``.
 
-On a terminal the last line is alive (rich draws it, which also minds COLUMNS and NO_COLOR); elsewhere there are plain
-lines only. The first and the last rank's output is passed through; the rest is in the log files.
+``gangrun run`` shows decisions, some ranks' output and one line of progress. On a terminal the last line is alive (rich
+draws it, which also minds COLUMNS and NO_COLOR); elsewhere there are plain lines only. The first and the last rank's
+output is passed through; the rest is in the log files. RunSnapshot may hang with the run directory, and writing with a
+terminal that takes no more: both are the observer's, a thread for which the launcher, which must heed Ctrl-C at any
+time, never waits.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+import click
+
 from gangrun.core.model import TERMINAL, RunState
+from gangrun.display.status_page import Look, page
 from gangrun.display.text import clean, log_line
-from gangrun.runs.rank_output import parts_of
+from gangrun.display.times import clock_words
+from gangrun.ports import Clock
+from gangrun.runs.follow import Follower, JournalReplay
+from gangrun.runs.rank_output import LogTail
+from gangrun.runs.status import Status, status_of
+from gangrun.runs.times import pause, wall_now
 from gangrun.wire.record import Record
 
 if TYPE_CHECKING:
     from rich.live import Live
 
+ENDS = {phase.value for phase in TERMINAL}
+LOOK_EVERY_S = 0.1
+WATCH_EVERY_S = 1.0
+GONE_AFTER_S = 10.0  # a run directory that cannot be found for so long was removed, not moved about
 # the last two are told by the supervisor itself, at the time: their records come when the disk is back
 QUIET = frozenset(
     {
@@ -37,45 +51,6 @@ QUIET = frozenset(
         "StoreBack",
     }
 )
-READ_MAX_BYTES = 1 << 20
-
-
-class Tail:
-    """New whole lines of a growing log, also where it goes on in another file; see ``agent/ranks/capped_log``."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._inode, self._offset, self._rest = path, 0, 0, b""
-        self.is_behind = False  # more was there than is read at once
-
-    def lines(self) -> list[str]:
-        """Lines that came since the last call; none while the file is missing or unreadable."""
-        self.is_behind = False
-        try:
-            data = self._fresh()
-        except OSError:
-            return []
-        self.is_behind = len(data) >= READ_MAX_BYTES
-        *whole, self._rest = (self._rest + data).split(b"\n")
-        return [line.decode("utf-8", "replace") for line in whole]
-
-    def _fresh(self) -> bytes:
-        parts = [(part.stat().st_ino, part) for part in parts_of(self._path)]
-        inodes, data = [inode for inode, _ in parts], b""
-        begin = inodes.index(self._inode) if self._inode in inodes else int(self._inode > 0)
-        for inode, part in parts[begin:]:
-            with part.open("rb") as file:
-                found = os.fstat(file.fileno())
-                if found.st_ino != inode:
-                    return data  # it was turned into an older one just now
-                if inode != self._inode or found.st_size < self._offset:
-                    self._inode, self._offset = inode, 0
-                file.seek(self._offset)
-                more = file.read(READ_MAX_BYTES - len(data))
-            self._offset += len(more)
-            data += more
-            if len(data) >= READ_MAX_BYTES:
-                return data
-        return data
 
 
 def _of_tests(record: Record) -> bool:
@@ -97,13 +72,13 @@ class LiveView:
     terminal: bool = False  # draw a live line on ``err``
     quiet_ranks: bool = False
     _live: Live | None = None
-    _tails: dict[tuple[int, str], Tail] = field(default_factory=dict)
+    _tails: dict[tuple[int, str], LogTail] = field(default_factory=dict)
     _shown: tuple[str, ...] = ()
     _drawn: str = ""
     _attempt: int = -1
     _began: float = 0.0
     emitted_count: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock)  # the owner speaks beside its onlooker
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # the owner speaks beside its observer
     _closed: set[int] = field(default_factory=set)  # ids of streams whose reader left
 
     def say(self, sentence: str, wall: float | None = None) -> None:
@@ -113,7 +88,7 @@ class LiveView:
 
     def record(self, record: Record) -> None:
         """One line of the story, when it tells something new."""
-        ended = record.was != record.phase and record.phase in {phase.value for phase in TERMINAL}
+        ended = record.was != record.phase and record.phase in ENDS
         if record.outcome != "applied" or record.kind == "Snapshot":
             return
         if record.kind in QUIET and not ended and not _of_tests(record):
@@ -155,7 +130,7 @@ class LiveView:
             self._attempt = state.attempt
             self._shown = tuple(f":rank{rank}]" for rank in sorted({0, state.placement.world_size - 1}))
             for node in (state.placement.nodes[0], state.placement.nodes[-1]):
-                self._tails.setdefault((state.attempt, node), Tail(self.log_of(state.attempt, node)))
+                self._tails.setdefault((state.attempt, node), LogTail(self.log_of(state.attempt, node)))
         return self._drain()
 
     def _drain(self) -> bool:
@@ -164,7 +139,11 @@ class LiveView:
         for (attempt, _), tail in self._tails.items():
             if attempt < self._attempt - 1:
                 continue
-            lines = [line for line in tail.lines() if any(mark in line.split(" ", 1)[0] for mark in self._shown)]
+            try:
+                fresh = tail.lines()
+            except OSError:
+                continue  # unreadable now: the next look may do better
+            lines = [line for line in fresh if any(mark in line.split(" ", 1)[0] for mark in self._shown)]
             color, is_behind = self.out.isatty(), is_behind or tail.is_behind
             if lines:
                 self._emit(self.out, "\n".join(log_line(line, color=color) for line in lines))
@@ -222,3 +201,113 @@ class LiveView:
                 stream.flush()
         except (BrokenPipeError, ValueError):
             self._closed.add(id(stream))  # the reader left; the run goes on, and so does its log
+
+
+class Observer(threading.Thread):
+    """Shows one run until ``leave``; ``state``, ``removed`` and ``ended`` may be asked from any thread."""
+
+    def __init__(self, journal: JournalReplay, clock: Clock, view: LiveView) -> None:
+        super().__init__(name="observer", daemon=True)
+        self._journal, self._clock, self._view = journal, clock, view
+        self._over = threading.Event()
+        self._missing_since: float | None = None
+        self._broken = ""
+        self.removed = False
+        self.ended = False  # before these eyes: one that is taken up again had ended before
+
+    def catch_up(self) -> None:
+        """A run that is taken up again has a story already; it is not told twice. Before ``start``."""
+        self._journal.poll()
+        state = self._journal.state()
+        if state is not None:
+            self._view.pass_over(state)
+
+    def state(self) -> RunState | None:
+        """The newest state that could be read."""
+        return self._journal.state()
+
+    def leave(self, within_s: float, hurried: Callable[[], bool] = lambda: False) -> bool:
+        """Show all that is there and end; False if nothing can be shown for so long, or somebody is in a hurry."""
+        self._over.set()
+        emitted_count = -1
+        while self.is_alive() and self._view.emitted_count > emitted_count and not hurried():
+            emitted_count = self._view.emitted_count
+            self.join(within_s)
+        return not self.is_alive()
+
+    def run(self) -> None:
+        """Look, again and again."""
+        is_behind = False
+        while not self._over.wait(0.0 if is_behind else LOOK_EVERY_S):
+            is_behind = self._look()
+        self._look()
+        self._view.close()
+
+    def _look(self) -> bool:
+        try:
+            for record in self._journal.poll():
+                if record.was != record.phase:
+                    self.ended = record.phase in ENDS
+                self._view.record(record)
+            is_behind = self._view.tick(self._journal.state())
+            self._watch_directory()
+            return is_behind
+        except OSError:
+            return False  # the disk refuses reading: the next look may do better
+        except Exception as error:  # noqa: BLE001 - a thread's main: the run does not depend on being seen
+            if self._broken != repr(error):
+                self._broken = repr(error)
+                self._view.say(f"cannot show the run: {self._broken}")
+            return False
+
+    def _watch_directory(self) -> None:
+        """Without it nothing is decided any more, and no supervisor can ever begin."""
+        if self._journal.is_there():
+            self._missing_since = None
+            return
+        since = self._missing_since = self._missing_since or self._clock.now()
+        self.removed = self.removed or self._clock.now() >= since + GONE_AFTER_S
+
+
+# ---- status --watch ----
+
+
+def watch_run(run: Follower, look: Callable[[], Look]) -> None:
+    """Show a run until it has ended or nobody is left who could end it. Leaving it touches nothing: it only reads.
+
+    On a terminal the page stays in its place; elsewhere a line is printed when something changed.
+    """
+    show = _page_in_place(look) if sys.stdout.isatty() and look().color else _changed_lines()
+    with show as draw:
+        while True:
+            status = status_of(run.look(), wall_now())
+            draw(status)
+            if status.exit_code is not None or status.abandoned:
+                return
+            pause(WATCH_EVERY_S)
+
+
+@contextlib.contextmanager
+def _page_in_place(look: Callable[[], Look]) -> Iterator[Callable[[Status], None]]:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=Console(highlight=False), auto_refresh=False) as live:
+        yield lambda status: live.update(Text.from_ansi("\n".join(page(status, look()))), refresh=True)
+
+
+@contextlib.contextmanager
+def _changed_lines() -> Iterator[Callable[[Status], None]]:
+    shown = ""
+
+    def draw(status: Status) -> None:
+        nonlocal shown
+        step = f", step {status.step}" if status.step is not None else ""
+        gone = "abandoned, " if status.abandoned else ""
+        line = f"{status.state}{step}: {gone}{clean(status.reason)}"
+        if line != shown:
+            click.echo(f"{clock_words(wall_now(), wall_now())} {line}")
+            shown = line
+
+    yield draw

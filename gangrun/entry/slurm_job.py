@@ -26,7 +26,6 @@ from gangrun.adapters.fs.run_dir import (
     read_spec,
     read_submission,
 )
-from gangrun.adapters.local import box
 from gangrun.adapters.slurm.commands import Tools
 from gangrun.adapters.slurm.jobs import repoint
 from gangrun.adapters.slurm.scheduler import SchedulerSilent, SlurmScheduler
@@ -73,7 +72,7 @@ def main(words: list[str]) -> int:
     disk, clock = disk_of(paths), clock_of()
     try:
         spec, submission = read_spec(disk, paths), read_submission(disk, paths)
-        allocation = allocation_of(variables, box.short_name())
+        allocation = allocation_of(variables, processes.host_name())
     except (RunDirError, SpecError, SubmissionError) as error:
         return _leave(EXIT_UNUSABLE, str(error))
     except (KeyError, NodesetError) as error:

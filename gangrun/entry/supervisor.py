@@ -24,7 +24,6 @@ from gangrun.adapters.fs.journal import read_counter
 from gangrun.adapters.fs.run_dir import RunPaths, read_cancelled, read_spec
 from gangrun.adapters.fs.store import FsStore
 from gangrun.adapters.fs.terms import FsTerms
-from gangrun.adapters.local import box
 from gangrun.adapters.local.validator import validator_of
 from gangrun.adapters.net.curve import read_client_key
 from gangrun.adapters.net.interface import LOOPBACK
@@ -209,7 +208,7 @@ def _holds_the_run(arguments: SupervisorArguments, paths: RunPaths, disk: Disk) 
 
 def _is_dead(claim: Claim, node: str) -> bool:
     """Is the holder's process gone, as far as this host can tell for sure?"""
-    if claim.node != node and not claim.job.startswith(f"local-{box.short_name()}-"):
+    if claim.node != node and not claim.job.startswith(f"local-{processes.host_name()}-"):
         return False
     proc = processes.read_proc(claim.pid)
     return proc is None or proc.start_ticks != claim.start_ticks or proc.state == "Z"

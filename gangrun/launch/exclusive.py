@@ -20,10 +20,10 @@ import click
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.index import IndexEntry
 from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, read_spec
-from gangrun.core.model import TERMINAL
 from gangrun.display.text import clean
 from gangrun.errors import NO_SUCH_RUN, UserError
-from gangrun.runs.snapshot import Reading, patience, read
+from gangrun.runs.liveness import begins, lives_now
+from gangrun.runs.snapshot import RunSnapshot, patience, read
 from gangrun.runs.times import pause, steady_now, wall_now
 from gangrun.wire.spec import RunSpec, SpecError
 
@@ -82,7 +82,7 @@ def refuse_lasting_company(spec: RunSpec, known: Known, time: Time = TIME) -> No
     _alone(spec, known, LASTS_S, lambda other: False, time)
 
 
-def _alone(spec: RunSpec, known: Known, within_s: float, at_once: Callable[[Reading], bool], time: Time) -> None:
+def _alone(spec: RunSpec, known: Known, within_s: float, at_once: Callable[[RunSnapshot], bool], time: Time) -> None:
     began, told = time.now(), False
     others = [_Watched(paths, began) for paths in _saving_there(spec, known, time)]
     while others := [one for one in others if one.may_live(spec, time)]:
@@ -100,7 +100,7 @@ def _alone(spec: RunSpec, known: Known, within_s: float, at_once: Callable[[Read
 class _Look:
     """What one look at another run shows."""
 
-    reading: Reading
+    reading: RunSnapshot
     life: bool | None  # None: only what it writes can tell
     silent_for_s: float  # by clocks that may be wrong, in either direction
 
@@ -112,7 +112,7 @@ class _Watched:
     paths: RunPaths
     sign_at: float  # by our clock: since then it has shown nothing new
     lives: bool = False
-    reading: Reading | None = None
+    reading: RunSnapshot | None = None
 
     def may_live(self, spec: RunSpec, time: Time) -> bool:
         """Another look; False: it does not live, or has been silent for too long."""
@@ -141,30 +141,13 @@ def _look(paths: RunPaths, wall: float) -> _Look | None:
         if error.code == NO_SUCH_RUN:
             return None
         raise
-    signs = [paths.jobs.stat().st_mtime] if _begins(reading) else []
+    signs = [paths.jobs.stat().st_mtime] if begins(reading) else []
     if (last := reading.last_sign()) is not None:
         signs.append(last)
-    return _Look(reading, _life(reading), min((abs(wall - sign) for sign in signs), default=0.0))
+    return _Look(reading, lives_now(reading), min((abs(wall - sign) for sign in signs), default=0.0))
 
 
-def _life(other: Reading) -> bool | None:
-    owner, state = other.owner, other.state
-    if not _begins(other) and (state is None or state.phase in TERMINAL):
-        return False  # it waits in a queue, or has ended
-    if owner is not None and other.paths.setup_failed(owner.seq).exists():
-        return False  # its job started nothing, and said so
-    return other.owner_alive
-
-
-def _begins(other: Reading) -> bool:
-    """Has somebody its place of whom its journal does not speak yet?"""
-    owner, state = other.owner, other.state
-    if owner is None or state is None:
-        return owner is not None
-    return owner.seq > state.seq or (owner.seq == state.seq and owner.token != state.job)
-
-
-def _signs(other: Reading) -> tuple[object, ...]:
+def _signs(other: RunSnapshot) -> tuple[object, ...]:
     newest = other.records[-1] if other.records else None
     return (
         other.owner,
@@ -173,19 +156,19 @@ def _signs(other: Reading) -> tuple[object, ...]:
     )
 
 
-def _silence_s(spec: RunSpec, other: Reading) -> float:
+def _silence_s(spec: RunSpec, other: RunSnapshot) -> float:
     """Of two jobs that begin in one moment one must look for longer, and sees the other one begin."""
-    if not _begins(other):
+    if not begins(other):
         return SILENT_S
     return BEGINS_S if spec.run < other.spec.run else 2 * BEGINS_S
 
 
-def _words(spec: RunSpec, other: Reading) -> str:
+def _words(spec: RunSpec, other: RunSnapshot) -> str:
     place = os.path.realpath(spec.checkpoint.directory)
     return clean(f"run {other.spec.run} ({other.spec.name}) saves to {place}, and has not ended")
 
 
-def _refusal(spec: RunSpec, other: Reading) -> UserError:
+def _refusal(spec: RunSpec, other: RunSnapshot) -> UserError:
     hint = f"wait for it, end it (gangrun cancel {other.spec.run}), or give another --checkpoint-dir"
     return UserError("busy", _words(spec, other), clean(hint))
 

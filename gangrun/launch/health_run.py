@@ -16,7 +16,7 @@ from gangrun.display.health_fold import Said
 from gangrun.errors import UserError
 from gangrun.launch.health_nodes import ask
 from gangrun.runs.locate import find
-from gangrun.runs.snapshot import Reading, read
+from gangrun.runs.snapshot import RunSnapshot, read
 from gangrun.wire.kinds import event_of
 from gangrun.wire.record import Record, RecordError
 
@@ -29,7 +29,7 @@ KEPT_FOR_S = 24 * 3600.0  # an older finding says little of today
 
 def look(token: str, here: Here, tools: Tools, now: float) -> tuple[str, list[Said], str]:
     """The run's name, its nodes, and a word about what could not be asked."""
-    reading = read(find(token), story=True, slurm=True)
+    reading = read(find(token), timeline=True, slurm=True)
     nodes, note = recorded(reading, now), ""
     held = [job for job in (reading.queue.busy if reading.queue else ()) if job.nodes]
     if not held:
@@ -45,7 +45,7 @@ def look(token: str, here: Here, tools: Tools, now: float) -> tuple[str, list[Sa
     return reading.spec.run, merged(nodes, said.values()), note
 
 
-def recorded(reading: Reading, now: float) -> list[Said]:
+def recorded(reading: RunSnapshot, now: float) -> list[Said]:
     """Every node that the run knows, with what was found there."""
     wrong = dict(_found(reading.records, now - KEPT_FOR_S))
     state = reading.state

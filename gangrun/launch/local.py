@@ -22,8 +22,7 @@ from gangrun.adapters.local import box
 from gangrun.adapters.local.hosts import LocalHosts
 from gangrun.config.layers import Value
 from gangrun.config.request import ResolvedRequest, ranks_of
-from gangrun.display.live_view import LiveView
-from gangrun.display.observer import Onlooker
+from gangrun.display.live_view import LiveView, Observer
 from gangrun.entry.wiring import disk_of, urgent_part
 from gangrun.errors import UserError
 from gangrun.launch.create import make_run, put_in_index, unmade
@@ -31,6 +30,7 @@ from gangrun.launch.exclusive import give_way, refuse_company
 from gangrun.launch.node_spec import warden_spec
 from gangrun.launch.owner import Cancelling, shown, tell_json
 from gangrun.node import processes
+from gangrun.runs.follow import JournalReplay
 from gangrun.runs.locate import entries_of
 from gangrun.wire.spec import RunSpec
 
@@ -75,7 +75,7 @@ def own(
     that has ended. ``ready(seq)``, of a run that is taken up again, is called before anything is started.
     """
     disk = Disk()
-    host, me = box.short_name(), processes.read_proc(os.getpid())
+    host, me = processes.host_name(), processes.read_proc(os.getpid())
     assert me is not None
 
     def wish(seq: int) -> JobClaim:
@@ -105,7 +105,7 @@ def own(
 
 def nodes_of(settings: Mapping[str, Value]) -> tuple[str, ...]:
     """Names of the local hosts."""
-    host, count = box.short_name(), settings["nodes"].value
+    host, count = processes.host_name(), settings["nodes"].value
     if count == 1 and not settings["local_hosts"].value:
         return (host,)
     if not settings["local_hosts"].value:
@@ -118,7 +118,7 @@ def nodes_of(settings: Mapping[str, Value]) -> tuple[str, ...]:
 
 
 def _owner_gone(claim: JobClaim) -> bool:
-    if claim.host != box.short_name():
+    if claim.host != processes.host_name():
         return False
     proc = processes.read_proc(claim.pid)
     return proc is None or proc.start_ticks != claim.start_ticks or proc.state == "Z"
@@ -154,7 +154,7 @@ class Launcher:
     view: LiveView
     disk: Disk = field(default_factory=Disk)
     clock: SystemClock = field(default_factory=SystemClock)
-    onlooker: Onlooker = field(init=False)
+    observer: Observer = field(init=False)
     urgent: deque[str] = field(default_factory=deque)  # filled from the threads that hear the hosts
     cancelling: Cancelling = field(init=False)
     _removed: bool = False
@@ -165,20 +165,20 @@ class Launcher:
 
     def __post_init__(self) -> None:
         """Its eyes are its own."""
-        self.onlooker = Onlooker(self.paths, self.disk, self.clock, self.view)
+        self.observer = Observer(JournalReplay(self.paths, self.disk), self.clock, self.view)
         self.cancelling = Cancelling(
-            self.paths, self.disk, self.clock, self.view.say, self.onlooker.state,
+            self.paths, self.disk, self.clock, self.view.say, self.observer.state,
             insist=lambda: self.hosts.signal(signal.SIGINT),  # means cancel; of SIGTERM nobody knows what it means
             kill=self._kill, urgent=self.urgent,
         )  # fmt: skip
 
     def run(self) -> int:
         """Until every warden has gone; the run's exit code."""
-        self.onlooker.catch_up()
+        self.observer.catch_up()
         wake = self.cancelling.listen()
         self.hosts.open()
         try:
-            self.onlooker.start()
+            self.observer.start()
             for node in self.nodes:
                 self.hosts.start(node)
             with selectors.DefaultSelector() as selector:
@@ -198,13 +198,13 @@ class Launcher:
             self.cancelling.say_urgent()
             self.cancelling.keep_mark()
             heard_count = len(self.cancelling.signals)
-            if not self.onlooker.leave(LAST_LOOK_WITHIN_S, lambda: len(self.cancelling.signals) > heard_count):
+            if not self.observer.leave(LAST_LOOK_WITHIN_S, lambda: len(self.cancelling.signals) > heard_count):
                 self.view.say(f"the last lines are missing here: gangrun logs {self.paths.run} shows all there is")
             self._tell_bad_ends(NEVER)
         return self.cancelling.code()
 
     def _heed_removal(self) -> None:
-        if self.onlooker.removed and not self._removed:
+        if self.observer.removed and not self._removed:
             self._removed = True
             self._kill()
             words = f"the run directory {self.paths.root} was removed"
@@ -216,7 +216,7 @@ class Launcher:
 
     def _bury(self) -> None:
         for gone in self.hosts.ended():
-            if gone.code == EXIT_GOOD or self.cancelling.signals or self._removed or self.onlooker.ended:
+            if gone.code == EXIT_GOOD or self.cancelling.signals or self._removed or self.observer.ended:
                 continue
             count = self._restarts[gone.node] = self._restarts.get(gone.node, 0) + 1
             how = f"signal {signal.Signals(-gone.code).name}" if gone.code < 0 else f"exit code {gone.code}"
@@ -230,14 +230,14 @@ class Launcher:
 
     def _tell_bad_ends(self, before: float) -> None:
         """A warden whose run failed ends with the run's own code, mostly before its last record is read here."""
-        if self.onlooker.ended:
+        if self.observer.ended:
             self._ended_badly.clear()
         while self._ended_badly and self._ended_badly[0][0] <= before:
             self.view.say(self._ended_badly.popleft()[1])
 
     def _dismiss(self) -> None:
         """Who joined too late to hear the supervisor's farewell would look for one that is gone: perhaps all did."""
-        if not self.onlooker.ended:
+        if not self.observer.ended:
             self._let_go_by = NEVER
         elif self._let_go_by == NEVER:
             self._let_go_by = self.clock.now() + LETS_GO_WITHIN_S

@@ -61,7 +61,7 @@ def held_by(variables: Mapping[str, str]) -> HeldAllocation | None:
         words = f"this is one of {tasks} tasks of an srun: each of them would start a run"
         raise UserError("slurm", words, "call gangrun run once, from the batch script or the salloc shell", SLURM)
     try:
-        allocation = allocation_of(variables, box.short_name())
+        allocation = allocation_of(variables, processes.host_name())
     except (KeyError, NodesetError, ValueError) as error:
         raise UserError("slurm", f"SLURM_JOB_ID is set, but the job cannot be made out: {error}", "", SLURM) from error
     is_batch = "SLURM_PROCID" in variables and not step

@@ -12,11 +12,11 @@ from gangrun.adapters.slurm.commands import Tools
 from gangrun.adapters.slurm.scheduler import JobFacts, SchedulerRefused, SchedulerSilent, SlurmScheduler
 from gangrun.adapters.slurm.watch import why_terminated
 from gangrun.core.events import NoticeKind
+from gangrun.runs.jobs import scheduler_of
 from gangrun.runs.queue import REASONS
 from gangrun.runs.times import pause, steady_now
 from gangrun.wire.submission import comment
 
-ANSWER_WITHIN_S = 5.0
 REASON_WITHIN_S = 3.0  # Slurm gives a job its reason when it first tries to place it
 LOOK_FOR_S = 30.0  # a job that sbatch may have submitted shows up by then, or nobody can tell
 LOOK_EVERY_S = 1.0
@@ -48,11 +48,6 @@ class Standing:
 def tools_of(variables: Mapping[str, str]) -> Tools:
     """Slurm's tools; what sbatch hands on to a job is this environment."""
     return Tools(variables)
-
-
-def scheduler_of(tools: Tools) -> SlurmScheduler:
-    """Slurm, which gets little time to answer."""
-    return SlurmScheduler(tools, ANSWER_WITHIN_S)
 
 
 def standing(tools: Tools, job: str) -> Standing:

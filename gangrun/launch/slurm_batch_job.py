@@ -17,11 +17,11 @@ from pathlib import Path
 import msgspec
 
 from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.job_claims import note_job_id
 from gangrun.adapters.fs.run_dir import RunPaths, read_submission
 from gangrun.adapters.slurm.commands import Tools
 from gangrun.core.nodeset import unfold
 from gangrun.entry.wiring import own_command
-from gangrun.runs import submitted_job_ids
 from gangrun.wire.submission import Submission
 
 LOOK_EVERY_S = 0.5
@@ -78,7 +78,7 @@ class BatchJobs:
             self.submission, self.paths, seq, self.command(seq), self.tools,
             exclude=exclude, dependency=dependency, hear=self.hear,
         )  # fmt: skip
-        submitted_job_ids.note(self.paths, seq, job)
+        note_job_id(self.paths, seq, job)
         return job
 
 

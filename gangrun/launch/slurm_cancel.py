@@ -16,7 +16,7 @@ from gangrun.core.nodeset import fold
 from gangrun.runs.follow import Follower
 from gangrun.runs.jobs import ask, slurm
 from gangrun.runs.queue import Queue, RunJob
-from gangrun.runs.snapshot import Reading, with_queue
+from gangrun.runs.snapshot import RunSnapshot, with_queue
 from gangrun.runs.times import pause, steady_now, wall_now
 
 LOOK_EVERY_S = 0.5
@@ -40,7 +40,7 @@ class NotEnded(Exception):
 class CancelJobs:
     """One cancel. ``patience_s``: how long a supervisor may take to stop in order; ``now``: not at all."""
 
-    first: Reading
+    first: RunSnapshot
     patience_s: float
     now: bool = False
     scheduler: SlurmScheduler = field(default_factory=slurm)
@@ -56,7 +56,7 @@ class CancelJobs:
             raise NotEnded(f"Slurm does not answer: {error}", silent=True) from error
         return queue, tuple(job for job in queue.active if job.job not in self.cancelled)
 
-    def until_none(self, timeout_s: float | None = None) -> Reading:
+    def until_none(self, timeout_s: float | None = None) -> RunSnapshot:
         """Until Slurm has no job of the run any more; ``NotEnded`` where that takes too long."""
         follower, began_at = Follower(self.first.paths, slurm=False), steady_now()
         give_up_at = began_at + (self.patience_s + KILLED_WITHIN_S if timeout_s is None else timeout_s)
@@ -83,7 +83,7 @@ class CancelJobs:
             self._give_up(silent, silent_since, queue, give_up_at)
             pause(min(ASK_EVERY_S, max(0.05, give_up_at - steady_now())))
 
-    def _look(self, reading: Reading) -> Queue:
+    def _look(self, reading: RunSnapshot) -> Queue:
         queue = ask(self.first.paths, self.first.spec.run, reading.owner, self.scheduler)
         if queue.silent:
             raise SchedulerSilent(queue.silent)
@@ -103,7 +103,7 @@ class CancelJobs:
         if fresh:
             self.say(f"scancel of {_named(sorted(fresh))}")
 
-    def _is_late(self, reading: Reading, began_at: float, ended_at: float | None) -> bool:
+    def _is_late(self, reading: RunSnapshot, began_at: float, ended_at: float | None) -> bool:
         """Will nobody end the job that has nodes?"""
         if ended_at is not None:
             return steady_now() - ended_at > LEAVES_WITHIN_S
@@ -120,7 +120,7 @@ class CancelJobs:
             raise NotEnded(f"{_named(left)} {'is' if len(left) == 1 else 'are'} still there")
 
 
-def _is_done(reading: Reading, queue: Queue, *, had_nodes: bool, stuck: bool) -> bool:
+def _is_done(reading: RunSnapshot, queue: Queue, *, had_nodes: bool, stuck: bool) -> bool:
     """Is nothing left that could do anything? ``stuck``: what is left has only been on its way out, for long."""
     if queue.waiting:
         return False

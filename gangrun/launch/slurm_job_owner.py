@@ -30,12 +30,12 @@ from gangrun.adapters.slurm.commands import ToolProcess, Tools
 from gangrun.adapters.slurm.step import Left, Step
 from gangrun.core.model import EXIT_CODES, TERMINAL, RunState
 from gangrun.core.nodeset import fold
-from gangrun.display.live_view import LiveView
-from gangrun.display.observer import Onlooker
+from gangrun.display.live_view import LiveView, Observer
 from gangrun.entry.wiring import own_command
 from gangrun.launch.node_spec import warden_spec
 from gangrun.launch.owner import Cancelling
 from gangrun.launch.slurm_batch_job import Absent, Allocation, note_absent
+from gangrun.runs.follow import JournalReplay
 from gangrun.wire.spec import RunSpec
 
 EXIT_ELSEWHERE = 75  # not 0: whoever waits for this job by afterok waits for a finished run
@@ -255,29 +255,29 @@ class JobOwner:
     def run(self) -> int:
         """Until nothing of it is left to do; the exit code."""
         view = self.view
-        onlooker = Onlooker(self.paths, self.disk, self.clock, view)
-        onlooker.catch_up()
+        observer = Observer(JournalReplay(self.paths, self.disk), self.clock, view)
+        observer.catch_up()
         steps = JobStep(
             self.spec, self.paths, self.claim, self.allocation, self.variables, self.extra,
-            over=lambda: is_over(onlooker.state(), steps.claim), say=view.say, disk=self.disk,
+            over=lambda: is_over(observer.state(), steps.claim), say=view.say, disk=self.disk,
         )  # fmt: skip
         cancelling = Cancelling(
-            self.paths, self.disk, self.clock, view.say, onlooker.state,
+            self.paths, self.disk, self.clock, view.say, observer.state,
             insist=steps.interrupt, kill=steps.kill, excuse=self.excuse,
         )  # fmt: skip
         if not self.foreground:
             for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
                 # Slurm tells the step too, and what it means is found out there. Not SIG_IGN: srun would inherit that.
                 signal.signal(signum, lambda _number, _frame: None)
-        onlooker.start()
+        observer.start()
         steps.start()
-        self._stay(steps, onlooker, cancelling)
-        if not onlooker.leave(LAST_LOOK_WITHIN_S):
+        self._stay(steps, observer, cancelling)
+        if not observer.leave(LAST_LOOK_WITHIN_S):
             view.say(f"the last lines are missing here: gangrun logs {self.paths.run} shows all there is")
-        goes_on = is_over(onlooker.state(), steps.claim) and not cancelling.meant
-        return cancelling.code() if self.foreground and not goes_on else code_of(onlooker.state(), steps.claim)
+        goes_on = is_over(observer.state(), steps.claim) and not cancelling.meant
+        return cancelling.code() if self.foreground and not goes_on else code_of(observer.state(), steps.claim)
 
-    def _stay(self, steps: JobStep, onlooker: Onlooker, cancelling: Cancelling) -> None:
+    def _stay(self, steps: JobStep, observer: Observer, cancelling: Cancelling) -> None:
         give_up_at = float("inf")
         with selectors.DefaultSelector() as selector:
             if self.foreground:
@@ -291,7 +291,7 @@ class JobOwner:
                 else:
                     pause.wait(LOOK_EVERY_S)
                 steps.turn()
-                if give_up_at == float("inf") and is_over(onlooker.state(), steps.claim):
+                if give_up_at == float("inf") and is_over(observer.state(), steps.claim):
                     give_up_at = self.clock.now() + LETS_GO_WITHIN_S
                 if self.clock.now() >= give_up_at:
                     steps.leave()

@@ -20,11 +20,12 @@ from gangrun.core.nodeset import fold
 from gangrun.display.text import clean, echo_json
 from gangrun.errors import DONE, SLURM, UNKNOWN, UserError
 from gangrun.launch.create import put_in_index
-from gangrun.launch.slurm_ask import scheduler_of, standing, tools_of
+from gangrun.launch.slurm_ask import standing, tools_of
 from gangrun.launch.slurm_batch_job import BatchJobs, batch_jobs
 from gangrun.launch.slurm_submit import sent, tell_of_company
+from gangrun.runs.jobs import scheduler_of
 from gangrun.runs.queue import HELD_BY_OTHERS, Queue, RunJob, active_words, waiting_words
-from gangrun.runs.snapshot import Reading, ask_slurm
+from gangrun.runs.snapshot import RunSnapshot, ask_slurm
 from gangrun.runs.status import SCHEMA
 from gangrun.runs.times import WallTimes, pause, steady_now, wall_now
 from gangrun.wire.submission import SubmissionError
@@ -34,7 +35,9 @@ LETS_GO_WITHIN_S = 20.0  # a job whose run has ended, or that is ending, leaves 
 LOOK_EVERY_S = 0.5
 
 
-def excluded_now(reading: Reading, now: float, scheduler: SlurmScheduler) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def excluded_now(
+    reading: RunSnapshot, now: float, scheduler: SlurmScheduler
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The nodes that the next job must do without, and those that were left out until they had booted, and have."""
     if reading.state is None:
         return (), ()
@@ -48,7 +51,7 @@ def excluded_now(reading: Reading, now: float, scheduler: SlurmScheduler) -> tup
 
 
 def resume_job(
-    reading: Reading, wish: Mapping[str, Any], variables: Mapping[str, str], leave: Leave, *, as_json: bool
+    reading: RunSnapshot, wish: Mapping[str, Any], variables: Mapping[str, str], leave: Leave, *, as_json: bool
 ) -> int:
     """``leave(seq, wish)`` writes down what job ``seq`` is asked for."""
     queue = _free(reading)
@@ -79,7 +82,7 @@ def resume_job(
     return _tell(reading, jobs, RunJob(job=job, seq=seq), f"job {job} is asked for{without}", as_json=as_json)
 
 
-def _free(reading: Reading) -> Queue:
+def _free(reading: RunSnapshot) -> Queue:
     """The run's jobs, none of which may be in the way."""
     run, give_up_at = clean(reading.spec.run), steady_now() + LETS_GO_WITHIN_S
     while True:
@@ -99,7 +102,7 @@ def _free(reading: Reading) -> Queue:
         pause(LOOK_EVERY_S)
 
 
-def _batch_jobs(reading: Reading, variables: Mapping[str, str]) -> BatchJobs:
+def _batch_jobs(reading: RunSnapshot, variables: Mapping[str, str]) -> BatchJobs:
     try:
         return batch_jobs(reading.paths, tools_of(variables))
     except RunDirError as error:
@@ -109,7 +112,7 @@ def _batch_jobs(reading: Reading, variables: Mapping[str, str]) -> BatchJobs:
         raise UserError("slurm", f"{clean(reading.spec.run)}: {clean(str(error))}", "", UNKNOWN) from error
 
 
-def _next_place(reading: Reading, queue: Queue) -> int:
+def _next_place(reading: RunSnapshot, queue: Queue) -> int:
     """After every job that was ever asked for, as far as anybody remembers."""
     known = [JobClaims(reading.paths, Disk()).highest(), *(job.seq for job in queue.jobs if job.seq is not None)]
     if reading.state is not None:
@@ -118,7 +121,7 @@ def _next_place(reading: Reading, queue: Queue) -> int:
 
 
 def _release(
-    reading: Reading, jobs: BatchJobs, held: RunJob, wish: dict[str, Any],
+    reading: RunSnapshot, jobs: BatchJobs, held: RunJob, wish: dict[str, Any],
     leave: Leave, *, as_json: bool,
 ) -> int:  # fmt: skip
     run, scheduler = clean(reading.spec.run), scheduler_of(jobs.tools)
@@ -144,7 +147,7 @@ def _release(
     )
 
 
-def _tell(reading: Reading, jobs: BatchJobs, job: RunJob, words: str, *, as_json: bool) -> int:
+def _tell(reading: RunSnapshot, jobs: BatchJobs, job: RunJob, words: str, *, as_json: bool) -> int:
     spec, now = reading.spec, standing(jobs.tools, job.job)
     if as_json:
         echo_json(

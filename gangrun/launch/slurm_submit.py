@@ -41,8 +41,9 @@ from gangrun.errors import SLURM, UNKNOWN, UserError
 from gangrun.launch.create import make_run, put_in_index
 from gangrun.launch.exclusive import words_of_company
 from gangrun.launch.node_history import heeded
-from gangrun.launch.slurm_ask import LOOK_FOR_S, Standing, scheduler_of, standing, tools_of, whatever_came
+from gangrun.launch.slurm_ask import LOOK_FOR_S, Standing, standing, tools_of, whatever_came
 from gangrun.launch.slurm_batch_job import BatchJobs
+from gangrun.runs.jobs import scheduler_of
 from gangrun.runs.locate import entries_of
 from gangrun.runs.status import SCHEMA
 from gangrun.runs.times import wall_now

@@ -12,8 +12,8 @@ from enum import Enum
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.node import processes
 from gangrun.runs.follow import Follower
-from gangrun.runs.snapshot import Reading
-from gangrun.runs.state import truth_of
+from gangrun.runs.snapshot import RunSnapshot
+from gangrun.runs.state import run_state
 from gangrun.runs.times import pause, steady_now, wall_now
 
 LOOK_EVERY_S = 0.2
@@ -27,7 +27,7 @@ class SignalResult(Enum):
     NOBODY = "nobody"
 
 
-def tell_owner(reading: Reading, *, again: bool = False) -> SignalResult:
+def tell_owner(reading: RunSnapshot, *, again: bool = False) -> SignalResult:
     """SIGTERM to the process that holds the run, if it lives on this host.
 
     Not ``again``: to the owner a second signal means "kill now", and whoever cancels twice only means to cancel.
@@ -43,7 +43,7 @@ def tell_owner(reading: Reading, *, again: bool = False) -> SignalResult:
     return SignalResult.TOLD if again or processes.kill(proc, signal.SIGTERM) else SignalResult.NOBODY
 
 
-def wait_for_end(paths: RunPaths, timeout_s: float | None) -> Reading:
+def wait_for_end(paths: RunPaths, timeout_s: float | None) -> RunSnapshot:
     """The last look at a run: when it has ended, when nobody is left to end it, or when the time is up.
 
     An owner that is gone gets one more look: its last record may have come in between.
@@ -52,7 +52,7 @@ def wait_for_end(paths: RunPaths, timeout_s: float | None) -> Reading:
     alone, follower = False, Follower(paths)
     while True:
         reading = follower.look()
-        truth = truth_of(reading, wall_now())
+        truth = run_state(reading, wall_now())
         if truth.ended or (alone and truth.abandoned):
             return reading
         alone = truth.abandoned

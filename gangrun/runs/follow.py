@@ -1,24 +1,23 @@
 """Looking at a run again and again: only what the journal gained is read each time.
 
-For ``status --watch``, ``wait``, ``cancel`` and ``logs -f``: the journal of a month is not read anew every second, and
-Slurm is asked now and then, before the journal is read, so that the journal's word is the newer one.
+For ``status --watch``, ``wait``, ``cancel``, ``logs -f`` and ``gangrun run``: the journal of a month is not read anew
+every second. Slurm is asked now and then, before the journal is read, so that the journal's word is the newer one.
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.journal import JournalFollower
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.core.model import RunState
+from gangrun.runs.queue import Queue
 from gangrun.runs.snapshot import (
     UNREPLAYABLE,
-    Reading,
+    RunSnapshot,
     ask_slurm,
     concerns_slurm,
     patience,
-    reading_of,
+    snapshot_of,
     spec_of,
     unreplayable,
     with_queue,
@@ -26,70 +25,97 @@ from gangrun.runs.snapshot import (
 from gangrun.runs.times import steady_now, wall_now
 from gangrun.wire.record import Record, apply, state_of
 
-if TYPE_CHECKING:
-    from gangrun.runs.queue import Queue
-
 ASK_EVERY_S = 10.0
 ANEW_AFTER_S = 2.0
 QUIET_AFTER_S = 15.0  # a supervisor that lives writes every 5 s
 
 
-class Follower:
-    """One run, looked at as often as you like.
+class JournalReplay:
+    """The journal of one run: its new records at each ``poll``, and the state after them, which any thread may ask."""
 
-    ``curious``: about its jobs too while a supervisor writes; ``slurm=False``: whoever looks asks Slurm himself.
-    """
-
-    def __init__(self, paths: RunPaths, *, curious: bool = False, slurm: bool = True) -> None:
-        self._paths, self._disk, self._curious, self._slurm = paths, Disk(), curious, slurm
-        self._spec = spec_of(paths, self._disk)
-        self._journal = JournalFollower(paths, self._disk, newest_only=True)
+    def __init__(self, paths: RunPaths, disk: Disk, *, newest_only: bool = False) -> None:
+        self._paths, self._disk = paths, disk
+        self._journal = JournalFollower(paths, disk, newest_only=newest_only)
         self._plain: dict[str, object] | None = None
-        self._state: RunState | None = None
-        self._kept: dict[str, Record] = {}
-        self._queue: Queue | None = None
-        self._known: tuple[Record, ...] = ()  # the newest record when Slurm was asked
-        self._asked_at = self._ask_at = 0.0
+        self._built: tuple[dict[str, object] | None, RunState | None] = (None, None)
 
-    def look(self) -> Reading:
-        """The run as it is now. Of its records only those that a status needs are kept."""
-        reading = self._read()
-        if not self._slurm or not concerns_slurm(reading):
-            return reading
-        if self._queue is not None and reading.records[-1:] != self._known:
-            self._queue = None  # the journal knows more by now
-            self._ask_at = min(self._ask_at, self._asked_at + ANEW_AFTER_S)
-        if steady_now() >= self._ask_at and (self._curious or _is_quiet(reading)):
-            self._queue = ask_slurm(reading)
-            self._asked_at = steady_now()
-            self._ask_at = self._asked_at + ASK_EVERY_S
-            reading = self._read()
-            self._known = reading.records[-1:]
-        return reading if self._queue is None else with_queue(reading, self._queue)
-
-    def _read(self) -> Reading:
-        with patience(str(self._paths.root)):
-            fresh = self._journal.poll()
-            try:
-                self._feed(fresh)
-            except UNREPLAYABLE as error:
-                raise unreplayable(self._spec, error) from error
-            records = tuple(sorted(self._kept.values(), key=lambda record: (record.term, record.n)))
-            return reading_of(self._paths, self._spec, self._state, records, self._journal.notes(final=True))
-
-    def _feed(self, fresh: list[Record]) -> None:
+    def poll(self) -> list[Record]:
+        """The records since the last call."""
+        fresh = self._journal.poll()
         for record in fresh:
             if record.kind == "Snapshot":
                 self._plain = dict(record.patch)
             elif self._plain is not None and record.patch:
                 self._plain = apply(self._plain, record.patch)
-            for use in ("newest", record.kind if record.kind in ("Snapshot", "CheckpointSeen") else "newest"):
-                self._kept[use] = record
-        if fresh and self._plain is not None:
-            self._state = state_of(self._plain)
+        return fresh
+
+    def state(self) -> RunState | None:
+        """The whole state; None before the first snapshot."""
+        plain = self._plain
+        if self._built[0] is not plain:
+            self._built = (plain, None if plain is None else state_of(plain))
+        return self._built[1]
+
+    def notes(self) -> tuple[str, ...]:
+        """What could not be read."""
+        return self._journal.notes(final=True)
+
+    def is_there(self) -> bool:
+        """Does the run directory exist? Without it no supervisor can ever begin."""
+        try:
+            self._disk.lstat(self._paths.machine)
+        except FileNotFoundError:
+            return False
+        return True
 
 
-def _is_quiet(reading: Reading) -> bool:
-    """Does nobody write, so that only Slurm can know what becomes of the run?"""
-    last = reading.last_sign()
-    return reading.state is None or reading.state.leaving or last is None or wall_now() - last > QUIET_AFTER_S
+class Follower:
+    """One run, looked at as often as you like.
+
+    ``curious``: about its jobs too while a supervisor writes; ``slurm=False``: the caller asks Slurm itself.
+    """
+
+    def __init__(self, paths: RunPaths, *, curious: bool = False, slurm: bool = True) -> None:
+        self._paths, self._curious, self._slurm = paths, curious, slurm
+        disk = Disk()
+        self._spec = spec_of(paths, disk)
+        self._journal = JournalReplay(paths, disk, newest_only=True)
+        self._kept: dict[str, Record] = {}
+        self._queue: Queue | None = None
+        self._known: tuple[Record, ...] = ()  # the newest record when Slurm was asked
+        self._asked_at = self._ask_at = 0.0
+
+    def look(self) -> RunSnapshot:
+        """The run as it is now. Of its records only those that a status needs are kept."""
+        run = self._read()
+        if not self._slurm or not concerns_slurm(run):
+            return run
+        if self._queue is not None and run.records[-1:] != self._known:
+            self._queue = None  # the journal knows more by now
+            self._ask_at = min(self._ask_at, self._asked_at + ANEW_AFTER_S)
+        if steady_now() >= self._ask_at and (self._curious or _is_quiet(run)):
+            self._queue = ask_slurm(run)
+            self._asked_at = steady_now()
+            self._ask_at = self._asked_at + ASK_EVERY_S
+            run = self._read()
+            self._known = run.records[-1:]
+        return run if self._queue is None else with_queue(run, self._queue)
+
+    def _read(self) -> RunSnapshot:
+        with patience(str(self._paths.root)):
+            try:
+                for record in self._journal.poll():
+                    self._kept["newest"] = record
+                    if record.kind in ("Snapshot", "CheckpointSeen"):
+                        self._kept[record.kind] = record
+                state = self._journal.state()
+            except UNREPLAYABLE as error:
+                raise unreplayable(self._spec, error) from error
+            records = tuple(sorted(self._kept.values(), key=lambda record: (record.term, record.n)))
+            return snapshot_of(self._paths, self._spec, state, records, self._journal.notes())
+
+
+def _is_quiet(run: RunSnapshot) -> bool:
+    """Does no supervisor write, so that only Slurm can know what becomes of the run?"""
+    last = run.last_sign()
+    return run.state is None or run.state.leaving or last is None or wall_now() - last > QUIET_AFTER_S

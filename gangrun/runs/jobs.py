@@ -13,25 +13,29 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from gangrun.adapters.fs.disk import Disk
-from gangrun.adapters.fs.job_claims import JobClaim, JobClaims
+from gangrun.adapters.fs.job_claims import JobClaim, JobClaims, noted_job_id
 from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, read_cancelled, read_submission
+from gangrun.adapters.slurm.commands import Tools
 from gangrun.adapters.slurm.scheduler import JobFacts, SchedulerRefused, SchedulerSilent, SlurmScheduler, remembered
 from gangrun.config import environment
-from gangrun.launch.slurm_ask import scheduler_of, tools_of
-from gangrun.runs import submitted_job_ids
-from gangrun.runs.queue import Queue, RunJob, in_order, place_of
-from gangrun.runs.snapshot import UNCLAIMED_FOR_S, Reading
+from gangrun.runs.queue import UNCLAIMED_FOR_S, Queue, RunJob, in_order, place_of
 from gangrun.runs.times import wall_now
 from gangrun.wire.submission import SubmissionError
 
+ANSWER_WITHIN_S = 5.0
 TAIL_BYTES = 4096
 NOTE_CHARS = 500
 _SLURMS_OWN = re.compile(r"^.*(?:Error running slurm prolog|\*\*\* (?:JOB|STEP) .* CANCELLED AT ).*$", re.MULTILINE)
 
 
+def scheduler_of(tools: Tools) -> SlurmScheduler:
+    """Slurm, which gets little time to answer."""
+    return SlurmScheduler(tools, ANSWER_WITHIN_S)
+
+
 def slurm() -> SlurmScheduler:
     """Slurm as this user's commands ask it."""
-    return scheduler_of(tools_of(environment.all_variables()))
+    return scheduler_of(Tools(environment.all_variables()))
 
 
 def ask(paths: RunPaths, run: str, owner: JobClaim | None, scheduler: SlurmScheduler | None = None) -> Queue:
@@ -58,7 +62,7 @@ def ask(paths: RunPaths, run: str, owner: JobClaim | None, scheduler: SlurmSched
     newest = queue.newest
     if newest is None or not newest.forgotten or queue.stopped or read_cancelled(Disk(), paths) is not None:
         return queue
-    facts = remembered(tools_of(environment.all_variables()), newest.job, name)
+    facts = remembered(Tools(environment.all_variables()), newest.job, name)
     return queue if facts is None else replace(queue, jobs=(*queue.jobs[:-1], _as_remembered(newest, facts)))
 
 
@@ -67,18 +71,17 @@ def _as_remembered(job: RunJob, facts: JobFacts) -> RunJob:
     return replace(job, state=facts.state, nodes=facts.nodes)
 
 
-def queue_of_each() -> Callable[[Reading], Queue]:
+def queue_of_each() -> Callable[[RunPaths, str, JobClaim | None], Queue]:
     """For many runs by one question."""
     try:
         mine = slurm().mine()
     except (SchedulerSilent, SchedulerRefused) as error:
         silent = Queue(silent=str(error).rstrip("."))
-        return lambda reading: silent
+        return lambda paths, run, owner: silent
 
-    def queue(reading: Reading) -> Queue:
-        if whose := _anothers(reading.paths):
-            return Queue(silent=whose)
-        return queue_of(reading.paths, reading.spec.run, reading.owner, mine)
+    def queue(paths: RunPaths, run: str, owner: JobClaim | None) -> Queue:
+        whose = _anothers(paths)
+        return Queue(silent=whose) if whose else queue_of(paths, run, owner, mine)
 
     return queue
 
@@ -101,7 +104,7 @@ def queue_of(paths: RunPaths, run: str, owner: JobClaim | None, found: Iterable[
     if owner is not None and owner.job.isdecimal() and owner.job not in {job.job for job in jobs}:
         jobs.append(RunJob(job=owner.job, seq=owner.seq, ended=True))
     seq = 0 if owner is None else owner.seq + 1
-    number = submitted_job_ids.noted(paths, seq, before=wall_now() - UNCLAIMED_FOR_S)
+    number = noted_job_id(paths, seq, before=wall_now() - UNCLAIMED_FOR_S)
     if number and not any(job.seq == seq for job in jobs):
         jobs.append(RunJob(job=number, seq=seq, ended=True))
     ordered = list(in_order(tuple(jobs), owner.job if owner is not None else ""))

@@ -16,10 +16,10 @@ from gangrun.adapters.fs.index import Ambiguous, Found, Index, IndexEntry, Missi
 from gangrun.adapters.fs.job_claims import JobClaims
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.config import environment
-from gangrun.display.text import clean
+from gangrun.core.text import one_line
 from gangrun.errors import NO_SUCH_RUN, UserError
 from gangrun.runs.snapshot import read
-from gangrun.runs.state import truth_of
+from gangrun.runs.state import run_state
 from gangrun.runs.times import wall_now
 
 LISTED_COUNT = 10
@@ -34,7 +34,7 @@ def default_runs_dir() -> str:
     try:
         return str(layered({}, environment.all_variables(), usual_files())["runs_dir"].value)
     except UserError as error:
-        click.echo(f"gangrun: {clean(error.message)} (left aside here)", err=True)
+        click.echo(f"gangrun: {one_line(error.message)} (left aside here)", err=True)
         return environment.RUNS_DIR
 
 
@@ -110,7 +110,7 @@ def _where(runs_dir: str | None) -> str:
 
 
 def _listed(entries: Sequence[IndexEntry]) -> str:
-    lines = [f"{clean(e.run)}  {clean(e.name)}  {clean(e.path)}" for e in entries[:LISTED_COUNT]]
+    lines = [f"{one_line(e.run)}  {one_line(e.name)}  {one_line(e.path)}" for e in entries[:LISTED_COUNT]]
     more = len(entries) - LISTED_COUNT
     return "\n".join([*lines, *([f"and {more} more"] if more > 0 else [])])
 
@@ -123,14 +123,14 @@ def _newest_of_a_name(entries: Sequence[IndexEntry], *, steering: bool) -> RunPa
             words = f"several runs are named {newest.name!r} and have not ended; name one by its id:"
             raise UserError("ambiguous run", words, _listed([newest, *going]), NO_SUCH_RUN)
     else:
-        told = f"{len(entries)} runs are named {clean(newest.name)}; this is the newest, {clean(newest.run)}"
+        told = f"{len(entries)} runs are named {one_line(newest.name)}; this is the newest, {one_line(newest.run)}"
         click.echo(f"gangrun: {told}", err=True)
     return RunPaths(Path(newest.path))
 
 
 def _has_ended(entry: IndexEntry) -> bool:
     try:
-        return truth_of(read(RunPaths(Path(entry.path)), slurm=True), wall_now()).ended
+        return run_state(read(RunPaths(Path(entry.path)), slurm=True), wall_now()).ended
     except (UserError, OSError):
         return False  # nobody can tell
 

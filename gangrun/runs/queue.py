@@ -1,4 +1,4 @@
-"""The jobs of a run as Slurm shows them, in a user's words.
+"""The jobs of a run as Slurm shows them, and the sentences about them that become a run's reason.
 
 A job is this run's if its comment says so; the allocation of a user's own that holds the run is told apart by having
 no place in the sequence.
@@ -38,6 +38,7 @@ HOLDS = {
     "ReservationDeleted": "it is held, as its reservation is gone",
     "SPECIAL_EXIT": "it is held after a special exit",
 }
+UNCLAIMED_FOR_S = 60.0  # a job or run that nobody took up this long after it was made will not be taken up by itself
 NODES_FAILED = frozenset({"NODE_FAIL", "BOOT_FAIL"})
 HELD_BY_OTHERS = frozenset({"JobHeldAdmin"})  # a user's release is refused
 _COMMENT = re.compile(r"gr:(?P<run>.+):(?P<seq>[0-9]+)")

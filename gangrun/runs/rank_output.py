@@ -75,12 +75,45 @@ def lines_of(log: Path, wanted: Wanted) -> Iterator[str]:
                     yield text
 
 
-@dataclass(slots=True)
-class _Place:
-    """How far one file was read. By inode, so that a file that was renamed is not read twice."""
+class LogTail:
+    """New whole lines of one growing log, also where it goes on in another file; see ``agent/ranks/capped_log``.
 
-    offset: int = 0
-    rest: bytes = b""
+    A file is known by its inode, so that one that was renamed is not read twice.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._inode, self._offset, self._rest = path, 0, 0, b""
+        self.is_behind = False  # more was there than is read at once
+
+    def lines(self) -> list[str]:
+        """Lines that came since the last call; none while the file is missing."""
+        self.is_behind = False
+        try:
+            data = self._fresh()
+        except FileNotFoundError:
+            return []
+        self.is_behind = len(data) >= CHUNK_BYTES
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        return [line.decode("utf-8", "backslashreplace") for line in whole]
+
+    def _fresh(self) -> bytes:
+        parts = [(part.stat().st_ino, part) for part in parts_of(self._path)]
+        inodes, data = [inode for inode, _ in parts], b""
+        begin = inodes.index(self._inode) if self._inode in inodes else int(self._inode > 0)
+        for inode, part in parts[begin:]:
+            with part.open("rb") as file:
+                found = os.fstat(file.fileno())
+                if found.st_ino != inode:
+                    return data  # it was turned into an older one just now
+                if inode != self._inode or found.st_size < self._offset:
+                    self._inode, self._offset = inode, 0
+                file.seek(self._offset)
+                more = file.read(CHUNK_BYTES - len(data))
+            self._offset += len(more)
+            data += more
+            if len(data) >= CHUNK_BYTES:
+                return data
+        return data
 
 
 @dataclass(slots=True)
@@ -91,7 +124,7 @@ class NewLines:
     wanted: Wanted
     attempt: int  # attempts from this one on
     only: bool = False  # and none after it
-    _places: dict[int, _Place] = field(default_factory=dict)
+    _tails: dict[Path, LogTail] = field(default_factory=dict)
 
     def poll(self) -> Iterator[str]:
         """What came since; whole lines."""
@@ -99,21 +132,8 @@ class NewLines:
             if attempt < self.attempt or (self.only and attempt != self.attempt):
                 continue
             for log in node_logs(self.paths, attempt, self.wanted.node):
-                for part in parts_of(log):
-                    yield from self._fresh(part)
-
-    def _fresh(self, part: Path) -> Iterator[str]:
-        try:
-            file = part.open("rb")
-        except FileNotFoundError:
-            return  # it was turned into an older tail just now
-        with file:
-            place = self._places.setdefault(os.fstat(file.fileno()).st_ino, _Place())
-            file.seek(place.offset)
-            while data := file.read(CHUNK_BYTES):
-                place.offset += len(data)
-                *whole, place.rest = (place.rest + data).split(b"\n")
-                for line in whole:
-                    text = line.decode("utf-8", "backslashreplace")
-                    if self.wanted.takes(text):
-                        yield text
+                tail = self._tails.setdefault(log, LogTail(log))
+                lines = tail.lines()
+                while lines or tail.is_behind:
+                    yield from (line for line in lines if self.wanted.takes(line))
+                    lines = tail.lines()

@@ -1,4 +1,4 @@
-"""Reading what a run's journal says: no daemon is asked, the journal is the state.
+"""RunSnapshot what a run's journal says: no daemon is asked, the journal is the state.
 
 Shared by every command that looks at a run. Nothing here writes. Of a run on Slurm that has not ended Slurm is asked
 too, where the command wants that.
@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import click
 
@@ -18,25 +17,21 @@ from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import JobClaim, JobClaims
 from gangrun.adapters.fs.journal import JournalReader, Live, read_counter
 from gangrun.adapters.fs.run_dir import CancelMark, RunDirError, RunPaths, read_cancelled, read_spec
-from gangrun.adapters.local import box
 from gangrun.core.model import TERMINAL, RunState
-from gangrun.display.text import clean
+from gangrun.core.text import one_line
 from gangrun.errors import NO_SUCH_RUN, UNKNOWN, UserError
 from gangrun.node import processes
+from gangrun.runs.queue import Queue
 from gangrun.wire import record as wire_claim
 from gangrun.wire.record import Claim, Record, RecordError, replay
 from gangrun.wire.spec import RunSpec, SpecError
 
-if TYPE_CHECKING:  # a local run's viewer does not pay for it
-    from gangrun.runs.queue import Queue
-
 PATIENCE_S = 5.0
-UNCLAIMED_FOR_S = 60.0  # a run that nobody took up for so long after it was made will not be taken up by itself
 UNREPLAYABLE = (RecordError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class RunSnapshot:
     """One run as its directory tells it now."""
 
     paths: RunPaths
@@ -57,23 +52,6 @@ class Reading:
         """Does the journal say that the run is over, and nobody else that it goes on?"""
         return self.state is not None and self.state.phase in TERMINAL and not self.resumed
 
-    def abandoned(self, now: float) -> bool:
-        """Not over, and nobody is left to end it, as far as this host can tell."""
-        if self.ended:
-            return False
-        if self.spec.world == "slurm":
-            return self._without_jobs(now)
-        if self.owner is None:
-            return now - self.spec.created_wall > UNCLAIMED_FOR_S
-        return self.owner_alive is False
-
-    def _without_jobs(self, now: float) -> bool:
-        """Slurm was asked, answered, and has no job of this run that is still to do something."""
-        queue = self.queue
-        if queue is None or queue.silent or queue.waiting or queue.active:
-            return False
-        return bool(queue.jobs) or now - self.spec.created_wall > UNCLAIMED_FOR_S
-
     def last_sign(self) -> float | None:
         """When anything of the run was last written, by the wall clock."""
         signs = [self.records[-1].wall] if self.records else []
@@ -85,7 +63,7 @@ class Reading:
 @contextmanager
 def patience(what: str) -> Iterator[None]:
     """Say so if a file system does not answer; the kernel alone decides how long that lasts."""
-    words = f"gangrun: still waiting for {clean(what)} to answer (Ctrl-C leaves; the run does not notice)"
+    words = f"gangrun: still waiting for {one_line(what)} to answer (Ctrl-C leaves; the run does not notice)"
     timer = threading.Timer(PATIENCE_S, lambda: click.echo(words, err=True))
     timer.daemon = True
     timer.start()
@@ -95,30 +73,30 @@ def patience(what: str) -> Iterator[None]:
         timer.cancel()
 
 
-def read(paths: RunPaths, *, story: bool = False, slurm: bool = False) -> Reading:
-    """Read a run; ``story`` also brings every record, else only the newest term's. ``slurm``: ask it too."""
+def read(paths: RunPaths, *, timeline: bool = False, slurm: bool = False) -> RunSnapshot:
+    """Read a run; ``timeline`` also brings every record, else only the newest term's. ``slurm``: ask it too."""
     with patience(str(paths.root)):
-        reading = _read(paths, story)
+        reading = _read(paths, timeline)
     if not slurm or not concerns_slurm(reading):
         return reading
     queue = ask_slurm(reading)
     with patience(str(paths.root)):
-        return with_queue(_read(paths, story), queue)  # anew: what was written meanwhile is newer than Slurm's word
+        return with_queue(_read(paths, timeline), queue)  # anew: what was written meanwhile is newer than Slurm's word
 
 
-def concerns_slurm(reading: Reading) -> bool:
+def concerns_slurm(reading: RunSnapshot) -> bool:
     """Does Slurm know more of this run than its journal?"""
     return reading.spec.world == "slurm" and not reading.ended
 
 
-def ask_slurm(reading: Reading) -> Queue:
+def ask_slurm(reading: RunSnapshot) -> Queue:
     """How the run's jobs stand; a few seconds at most."""
     from gangrun.runs.jobs import ask
 
     return ask(reading.paths, reading.spec.run, reading.owner)
 
 
-def with_queue(reading: Reading, queue: Queue) -> Reading:
+def with_queue(reading: RunSnapshot, queue: Queue) -> RunSnapshot:
     """The reading with what Slurm said just before it, which also tells whether the owner lives."""
     known = {job.job: job for job in queue.jobs}
     alive_there = None
@@ -128,15 +106,15 @@ def with_queue(reading: Reading, queue: Queue) -> Reading:
     return replace(reading, queue=queue, owner_alive=alive_there)
 
 
-def _read(paths: RunPaths, story: bool) -> Reading:
+def _read(paths: RunPaths, timeline: bool) -> RunSnapshot:
     disk = Disk()
     spec = spec_of(paths, disk)
-    history = JournalReader(paths, disk).read(newest_only=not story)
+    history = JournalReader(paths, disk).read(newest_only=not timeline)
     try:
         state = replay(history.records)
     except UNREPLAYABLE as error:
         raise unreplayable(spec, error) from error
-    return reading_of(paths, spec, state, history.records, history.notes)
+    return snapshot_of(paths, spec, state, history.records, history.notes)
 
 
 def unreplayable(spec: RunSpec, error: Exception) -> UserError:
@@ -144,9 +122,9 @@ def unreplayable(spec: RunSpec, error: Exception) -> UserError:
     return UserError("journal", f"the journal of {spec.run} cannot be replayed: {error}", "", UNKNOWN)
 
 
-def reading_of(
+def snapshot_of(
     paths: RunPaths, spec: RunSpec, state: RunState | None, records: tuple[Record, ...], notes: tuple[str, ...]
-) -> Reading:
+) -> RunSnapshot:
     """What the journal told, with what lies beside it."""
     if state is None and (records or notes):
         why = "; ".join(notes) or "it has no snapshot to begin with"
@@ -156,7 +134,7 @@ def reading_of(
     claims = JobClaims(paths, disk)
     highest = claims.highest()
     owner = claims.holder(highest) if highest >= 0 else None
-    return Reading(
+    return RunSnapshot(
         paths,
         spec,
         state,
@@ -165,7 +143,7 @@ def reading_of(
         read_counter(disk, paths, state.term) if state else None,
         _claim_of(paths, disk, state.term) if state else None,
         owner,
-        None if spec.world == "slurm" else alive(owner),  # its pid means nothing on this host
+        None if spec.world == "slurm" else is_owner_alive(owner),  # its pid means nothing on this host
         read_cancelled(disk, paths),
         resumed=spec.world == "slurm" and _is_resumed(paths, state),
     )
@@ -196,9 +174,9 @@ def _claim_of(paths: RunPaths, disk: Disk, term: int) -> Claim | None:
         return None
 
 
-def alive(claim: JobClaim | None) -> bool | None:
+def is_owner_alive(claim: JobClaim | None) -> bool | None:
     """Does a local run's owner live? None where this host cannot tell."""
-    if claim is None or claim.host != box.short_name():
+    if claim is None or claim.host != processes.host_name():
         return None
     proc = processes.read_proc(claim.pid)
     return proc is not None and proc.start_ticks == claim.start_ticks and proc.state != "Z"

@@ -1,22 +1,32 @@
-"""What is true of a run now: its journal's word, and Slurm's where that is newer.
+"""The state of a run now: its journal's word, and Slurm's if that is newer.
 
-A journal tells what a supervisor decided; of a job that waits, or that ended with nobody left to write, only Slurm
-knows. What is concluded here is written nowhere.
+A journal tells what a supervisor decided. Of a job that waits, or that ended with no supervisor left to write, only
+Slurm knows. What is concluded here is written nowhere.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gangrun.core.model import EXIT_CODES, RunState
-from gangrun.runs.snapshot import Reading
+from gangrun.core.model import EXIT_CODES, Failure, RunState
+from gangrun.runs.liveness import is_abandoned
+from gangrun.runs.queue import (
+    Queue,
+    active_words,
+    ended_words,
+    failure_before_it_began,
+    waiting_words,
+    was_cancelled,
+)
+from gangrun.runs.snapshot import RunSnapshot
 
-CANCELLED, PENDING = "CANCELLED", "PENDING"
-CANCELLED_CODE = 130
+CANCELLED, FAILED, PENDING = "CANCELLED", "FAILED", "PENDING"
+CANCELLED_CODE, FAILED_CODE = 130, 1
+NOT_BEGUN = "no supervisor has begun yet"
 
 
 @dataclass(frozen=True, slots=True)
-class Truth:
+class CurrentState:
     """``state`` as users read it; ``exit_code`` None: the run has not ended."""
 
     state: str
@@ -36,38 +46,75 @@ class Truth:
         return self.ended or self.abandoned
 
 
-def truth_of(reading: Reading, now: float) -> Truth:
+def run_state(run: RunSnapshot, now: float) -> CurrentState:
     """``now`` decides only whether a run that nobody took up counts as abandoned."""
-    told = _told(reading.state)
-    if reading.resumed:
-        told = Truth(PENDING, f"it is asked to go on, and no supervisor has begun yet; before that: {told.reason}")
+    told = _journal_state(run.state)
+    if run.resumed:
+        told = CurrentState(PENDING, f"it is asked to go on, and {NOT_BEGUN}; before that: {told.reason}")
     if told.ended:
         return told
-    if reading.spec.world != "slurm" or reading.queue is None:
-        return _unasked(reading, told, now)
-    from gangrun.runs.slurm_state import in_slurm
+    if run.spec.world == "slurm" and run.queue is not None:
+        return _slurm_state(run, run.queue, told, now)
+    abandoned = is_abandoned(run, now)
+    if run.cancelled is not None and (abandoned or run.state is None):
+        return _cancelled(run)
+    return CurrentState(told.state, told.reason, failure=told.failure, abandoned=abandoned)
 
-    return in_slurm(reading, reading.queue, told, now)
 
-
-def _told(state: RunState | None) -> Truth:
+def _journal_state(state: RunState | None) -> CurrentState:
     if state is None:
-        return Truth(PENDING, "no supervisor has begun yet")
+        return CurrentState(PENDING, NOT_BEGUN)
     failure = state.failure.value if state.failure else None
-    return Truth(state.phase.value, state.reason, EXIT_CODES.get(state.phase), failure)
+    return CurrentState(state.phase.value, state.reason, EXIT_CODES.get(state.phase), failure)
 
 
-def by_the_mark(reading: Reading) -> Truth:
+def _cancelled(run: RunSnapshot) -> CurrentState:
     """Ended by the cancel mark alone."""
-    by = reading.cancelled.by if reading.cancelled is not None else "nobody"
-    if reading.state is None:
-        return Truth(CANCELLED, f"cancelled by {by} before it began", CANCELLED_CODE)
-    words = f"cancelled by {by}, and killed before that could be written down"
-    return Truth(CANCELLED, words, CANCELLED_CODE)
+    by = run.cancelled.by if run.cancelled is not None else "nobody"
+    when = "before it began" if run.state is None else ", and killed before that could be written down"
+    return CurrentState(CANCELLED, f"cancelled by {by}{'' if when[0] == ',' else ' '}{when}", CANCELLED_CODE)
 
 
-def _unasked(reading: Reading, told: Truth, now: float) -> Truth:
-    abandoned = reading.abandoned(now)
-    if reading.cancelled is not None and (abandoned or reading.state is None):
-        return by_the_mark(reading)
-    return Truth(told.state, told.reason, failure=told.failure, abandoned=abandoned)
+def _slurm_state(run: RunSnapshot, queue: Queue, told: CurrentState, now: float) -> CurrentState:
+    """``told`` is the journal's word."""
+    if queue.silent:
+        if run.state is not None:
+            return told
+        if run.cancelled is not None:
+            return _cancelled(run)
+        return CurrentState(PENDING, f"{NOT_BEGUN}, and Slurm does not say how its job stands: {queue.silent}")
+    leaving = run.state is not None and run.state.leaving and queue.jobs[-1:] == queue.waiting[-1:]
+    if queue.active and not leaving and not _is_lost(queue):
+        if run.state is not None:
+            return told
+        asked = f"; it is asked to stop by {run.cancelled.by}" if run.cancelled is not None else ""
+        return CurrentState(PENDING, f"{active_words(queue.active[-1])}; {NOT_BEGUN}{asked}")
+    if run.cancelled is not None:
+        return _cancelled(run)
+    if queue.waiting:
+        waits = waiting_words(queue.waiting[-1], run.spec.run)
+        return CurrentState(PENDING, f"{waits}; before that: {told.reason}" if run.state is not None else waits)
+    return _without_jobs(run, queue, told, now)
+
+
+def _is_lost(queue: Queue) -> bool:
+    """Is the job that was to go on gone before it began, and does no other do more than end?"""
+    newest = queue.newest
+    return newest is not None and newest.ended and not newest.began and not queue.busy
+
+
+def _without_jobs(run: RunSnapshot, queue: Queue, told: CurrentState, now: float) -> CurrentState:
+    """No job of the run is there or to come, and the journal does not say that it has ended."""
+    if queue.stopped:
+        return CurrentState(FAILED, queue.stopped, FAILED_CODE, Failure.SCRIPT.value)
+    newest = queue.newest
+    if newest is not None and was_cancelled(newest):
+        return CurrentState(CANCELLED, ended_words(newest), CANCELLED_CODE)
+    before = f"; before that: {told.reason}" if run.state is not None else ""
+    if newest is not None and (failure := failure_before_it_began(newest)) is not None:
+        way_out = f"nothing runs; gangrun resume {run.spec.run} goes on"
+        return CurrentState(FAILED, f"{ended_words(newest)}; {way_out}{before}", FAILED_CODE, failure.value)
+    if not is_abandoned(run, now) and not _is_lost(queue):
+        return CurrentState(told.state, "it is being submitted" if run.state is None else told.reason)
+    last = f"{ended_words(newest)}; " if newest is not None else ""
+    return CurrentState(told.state, f"{last}no job of this run is left{before}", failure=told.failure, abandoned=True)

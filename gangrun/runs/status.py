@@ -17,8 +17,8 @@ from gangrun.core.model import TERMINAL, AttemptRecord, CheckpointRef, Node, Run
 from gangrun.core.nodes.quarantine import active
 from gangrun.core.nodeset import natural_sort
 from gangrun.runs.saves import SavesStatus, saves_status
-from gangrun.runs.snapshot import Reading, read
-from gangrun.runs.state import truth_of
+from gangrun.runs.snapshot import RunSnapshot, read
+from gangrun.runs.state import run_state
 from gangrun.runs.times import WallTimes, wall_now
 
 SCHEMA = 1
@@ -167,9 +167,9 @@ def final_status(paths: RunPaths) -> str:
     return json.dumps(msgspec.to_builtins(status_of(read(paths, slurm=True), wall_now())))
 
 
-def status_of(reading: Reading, now: float) -> Status:
+def status_of(reading: RunSnapshot, now: float) -> Status:
     """One run's status; ``now`` decides only whether a run that nobody took up counts as abandoned."""
-    spec, truth = reading.spec, truth_of(reading, now)
+    spec, truth = reading.spec, run_state(reading, now)
     status = Status(
         run=spec.run, name=spec.name, world=spec.world, nodes=spec.nodes, world_size=_world_size(reading),
         state=truth.state, reason=truth.reason, failure=truth.failure, exit_code=truth.exit_code,
@@ -185,7 +185,7 @@ def status_of(reading: Reading, now: float) -> Status:
     return status
 
 
-def _add_state(status: Status, reading: Reading, state: RunState) -> None:
+def _add_state(status: Status, reading: RunSnapshot, state: RunState) -> None:
     """What a supervisor wrote."""
     walls, fresh = WallTimes.of(reading.records), _fresh(reading, state)
     loss = fresh.get("loss")
@@ -208,7 +208,7 @@ def _add_state(status: Status, reading: Reading, state: RunState) -> None:
     status.warning = str(fresh.get("warning", ""))
 
 
-def _newest_job(reading: Reading) -> str | None:
+def _newest_job(reading: RunSnapshot) -> str | None:
     if reading.spec.world != "slurm":
         return None
     if reading.queue is not None and reading.queue.newest is not None:
@@ -224,7 +224,7 @@ def _job_number(token: str) -> str:
     return number if number.isdecimal() else token
 
 
-def _scheduler(reading: Reading) -> SchedulerStatus | None:
+def _scheduler(reading: RunSnapshot) -> SchedulerStatus | None:
     queue = reading.queue
     if queue is None:
         return None
@@ -242,14 +242,14 @@ def _scheduler(reading: Reading) -> SchedulerStatus | None:
     )  # fmt: skip
 
 
-def _owner(reading: Reading) -> OwnerStatus | None:
+def _owner(reading: RunSnapshot) -> OwnerStatus | None:
     owner = reading.owner
     if owner is None:
         return None
     return OwnerStatus(job=owner.job, host=owner.host, pid=owner.pid, alive=reading.owner_alive)
 
 
-def _world_size(reading: Reading) -> int:
+def _world_size(reading: RunSnapshot) -> int:
     spec = reading.spec
     return (spec.nodes_count or len(spec.nodes)) * spec.slots_per_node * spec.ranks_per_slot
 
@@ -285,19 +285,19 @@ def _step(state: RunState, live: Mapping[str, Any]) -> int | None:
     return step if step >= 0 else None
 
 
-def _fresh(reading: Reading, state: RunState) -> Mapping[str, Any]:
+def _fresh(reading: RunSnapshot, state: RunState) -> Mapping[str, Any]:
     """The newest figures, if they are of the newest attempt."""
     live: Mapping[str, Any] = reading.live.live if reading.live else {}
     return live if live.get("attempt", state.attempt) == state.attempt else {}
 
 
-def memory_step(reading: Reading, state: RunState) -> int | None:
+def memory_step(reading: RunSnapshot, state: RunState) -> int | None:
     """The newest step that is whole in the nodes' memory; None if there is none, or no longer."""
     step = _fresh(reading, state).get("kept_step")
     return step if state.phase not in TERMINAL and isinstance(step, int) and step >= 0 else None
 
 
-def _memory_protection(reading: Reading, live: Mapping[str, Any]) -> MemoryProtection | None:
+def _memory_protection(reading: RunSnapshot, live: Mapping[str, Any]) -> MemoryProtection | None:
     """None if the supervisor does not tell."""
     found, spec = live.get("kept_losses_count"), reading.spec
     parity = spec.checkpoint.memory_parity.partition("+")[2]
@@ -305,7 +305,7 @@ def _memory_protection(reading: Reading, live: Mapping[str, Any]) -> MemoryProte
     return MemoryProtection(lost_nodes=found, asked=asked) if isinstance(found, int) else None
 
 
-def _checkpoint(ref: CheckpointRef | None, reading: Reading) -> CheckpointStatus | None:
+def _checkpoint(ref: CheckpointRef | None, reading: RunSnapshot) -> CheckpointStatus | None:
     if ref is None:
         return None
     seen = next((r.wall for r in reversed(reading.records) if _names(r.kind, r.event, ref.step)), None)

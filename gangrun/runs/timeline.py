@@ -11,11 +11,13 @@ from typing import Any
 
 import msgspec
 
-from gangrun.adapters.fs.job_claims import JobClaim
+from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.job_claims import JobClaims
 from gangrun.core.actions import EndJob, SubmitSuccessor
 from gangrun.core.events import Event
 from gangrun.core.nodeset import natural_sort
 from gangrun.runs.queue import Queue, active_words, ended_words, waiting_words
+from gangrun.runs.snapshot import RunSnapshot
 from gangrun.runs.status import AttemptStatus
 from gangrun.wire.kinds import action_of, event_of
 from gangrun.wire.record import Record, RecordError
@@ -151,19 +153,14 @@ class _JobActs:
     ended: dict[str, tuple[float | None, str | None, str]] = field(default_factory=dict)  # when, as what, why
 
 
-def job_stays(
-    records: Iterable[Record],
-    claims: Iterable[JobClaim],
-    attempts: Iterable[AttemptStatus],
-    queue: Queue | None,
-) -> list[JobStay]:
+def job_stays(run: RunSnapshot, attempts: Iterable[AttemptStatus]) -> list[JobStay]:
     """In the order in which they held the run: from the journal, the batch scripts' claims and, if asked, Slurm."""
-    acts = _acts_of(records)
+    acts = _acts_of(run.records)
     nodes: dict[str, set[str]] = {}
     for attempt in attempts:
         nodes.setdefault(attempt.job, set()).update(attempt.nodes)
     stays = []
-    for claim in claims:
+    for claim in JobClaims(run.paths, Disk()).all():
         when, without = acts.asked.get(claim.seq, (None, ()))
         over, as_what, why = acts.ended.get(claim.token, (None, None, ""))
         stays.append(
@@ -173,7 +170,7 @@ def job_stays(
                 ended_as=as_what, reason=why,
             )
         )  # fmt: skip
-    return stays if queue is None else _with_queue(stays, acts, queue)
+    return stays if run.queue is None else _with_queue(stays, acts, run.queue)
 
 
 def _acts_of(records: Iterable[Record]) -> _JobActs:

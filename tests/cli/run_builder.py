@@ -18,7 +18,6 @@ from gangrun.adapters.fs.index import Index, IndexEntry
 from gangrun.adapters.fs.job_claims import JobClaim
 from gangrun.adapters.fs.journal import Counter, JournalWriter
 from gangrun.adapters.fs.run_dir import RunPaths, write_spec
-from gangrun.adapters.local import box
 from gangrun.core.actions import TICKETED
 from gangrun.core.events import (
     AgentJoined,
@@ -149,7 +148,7 @@ class Builder:
     def owner(self, seq: int = 0, *, pid: int | None = None, ticks: int | None = None, host: str = "") -> Builder:
         """Who holds the newest job: without more, a process that is long gone."""
         pid, ticks = (2**22 + 7, 1) if pid is None else (pid, ticks or _ticks(pid))
-        claim = JobClaim(seq, self.job, 0, host or box.short_name(), pid, ticks)
+        claim = JobClaim(seq, self.job, 0, host or processes.host_name(), pid, ticks)
         self.paths.job(seq).write_bytes(msgspec.json.encode(claim))
         return self
 

@@ -24,7 +24,7 @@ from tests.cli.stories import failed, restarted, running
 def test_the_story_of_a_script_that_fails_twice(runs: Path) -> None:
     story = failed(runs)
     look = Look(BEGAN + 3600, 100, zone=timezone.utc)
-    golden("explain-failed.txt", "\n".join(page(explained(read(story.paths, story=True), BEGAN), look)) + "\n")
+    golden("explain-failed.txt", "\n".join(page(explained(read(story.paths, timeline=True), BEGAN), look)) + "\n")
 
 
 def test_with_all_every_sentence_of_the_core_is_there_verbatim(runs: Path, gangrun: Call) -> None:

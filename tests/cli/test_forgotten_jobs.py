@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from gangrun.adapters.fs.job_claims import note_job_id
 from gangrun.runs.queue import RunJob, ended_words
-from gangrun.runs.submitted_job_ids import note
 from tests.cli.conftest import Call
 from tests.cli.pretend_tools import PretendTools
 from tests.cli.run_builder import Builder
@@ -18,7 +18,7 @@ from tests.cli.test_slurm_status import status
 
 def no_longer_known(story: Builder, seq: int, number: int) -> None:
     """It was submitted a while ago; MinJobAge is over."""
-    note(story.paths, seq, str(number))
+    note_job_id(story.paths, seq, str(number))
     path = story.paths.batch_scripts / f"job-{seq}.number"
     os.utime(path, (path.stat().st_mtime - 100,) * 2)
 
@@ -29,7 +29,7 @@ def test_of_a_job_that_never_began_and_was_forgotten_nobody_knows_more(
 ) -> None:
     story = leaving(runs) if seq else submitted(runs)
     story.paths.batch_scripts.mkdir()
-    note(story.paths, seq, "77")
+    note_job_id(story.paths, seq, "77")
     assert status(gangrun)["job"] != "77", "submitted this moment: who asked before cannot have seen it"
     no_longer_known(story, seq, 77)
     words = "job 77 never began, and Slurm no longer knows it: it was cancelled in the queue, or purged; no job of this"

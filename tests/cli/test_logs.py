@@ -12,8 +12,8 @@ from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.fs.disk import Disk
 from gangrun.agent.ranks.logs import CappedLog
 from gangrun.core.events import CancelRequested
-from gangrun.display.live_view import LiveView
-from gangrun.display.observer import Onlooker
+from gangrun.display.live_view import LiveView, Observer
+from gangrun.runs.follow import JournalReplay
 from tests.cli.conftest import Call
 from tests.cli.run_builder import Builder
 from tests.cli.stories import failed, restarted, running, succeeded
@@ -79,13 +79,13 @@ def test_who_leaves_waits_for_no_terminal_that_takes_nothing_and_is_waited_for_w
     view = LiveView(
         lambda attempt, node: folder / str(attempt) / f"{node}.log", lambda term: {}, lambda: 0.0, out, io.StringIO()
     )
-    onlooker = Onlooker(story.paths, Disk(), SystemClock(), view)
-    onlooker.start()
+    observer = Observer(JournalReplay(story.paths, Disk()), SystemClock(), view)
+    observer.start()
     assert out.full.wait(60)
-    assert not onlooker.leave(0.2)
-    assert not onlooker.leave(60.0, lambda: True), "who is in a hurry does not wait at all"
+    assert not observer.leave(0.2)
+    assert not observer.leave(60.0, lambda: True), "who is in a hurry does not wait at all"
     out.goes_on.set()
-    assert onlooker.leave(60.0)
+    assert observer.leave(60.0)
     assert out.getvalue().splitlines() == lines
 
 

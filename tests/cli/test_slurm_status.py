@@ -17,7 +17,7 @@ from gangrun.core.events import CancelRequested
 from gangrun.core.model import Phase
 from gangrun.runs.follow import Follower
 from gangrun.runs.snapshot import read
-from gangrun.runs.state import truth_of
+from gangrun.runs.state import run_state
 from gangrun.wire.submission import comment
 from tests.cli.conftest import Call, golden
 from tests.cli.pretend_tools import PretendTools
@@ -95,7 +95,7 @@ def test_a_run_that_was_resumed_goes_on_before_its_next_job_begins(
     found = status(gangrun)
     assert (found["state"], found["exit_code"]) == ("PENDING", None)
     assert "job 13 waits in the queue (Resources)" in found["reason"]
-    assert not truth_of(read(story.paths, slurm=True), 0.0).over
+    assert not run_state(read(story.paths, slurm=True), 0.0).over
 
 
 def test_jobs_of_others_are_not_the_runs(runs: Path, gangrun: Call, tools: PretendTools) -> None:
@@ -313,9 +313,9 @@ def test_what_slurm_said_is_dropped_once_the_journal_knows_more(runs: Path, tool
     story = submitted(runs)
     job(tools, story, 12, "PENDING", "Resources")
     follower = Follower(story.paths, curious=True)
-    assert truth_of(follower.look(), story.now).reason.startswith("job 12 waits")
+    assert run_state(follower.look(), story.now).reason.startswith("job 12 waits")
     story.supervisor().up().owner(host="n0")
-    assert truth_of(follower.look(), story.now).state == "RUNNING"
+    assert run_state(follower.look(), story.now).state == "RUNNING"
     assert len(tools.calls("squeue")) == 1
 
 

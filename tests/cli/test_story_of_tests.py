@@ -44,7 +44,7 @@ def test_whoever_waits_for_tests_is_told_so(runs: Path) -> None:
     story = suspected_beside_training(runs)
     told = io.StringIO()
     view = LiveView(lambda rank, node: runs / "no log", lambda term: {}, lambda: 0.0, io.StringIO(), told)
-    for record in read(story.paths, story=True).records:
+    for record in read(story.paths, timeline=True).records:
         view.record(record)
     assert "all 2 nodes are here; checking n[0-1], with devices at work" in told.getvalue()
     assert f"n1 passed its checks, and its devices work: {CLEAN}; starting attempt 0" in told.getvalue()

@@ -14,7 +14,7 @@ from gangrun.core.model import Shape
 from gangrun.core.policy import HangPolicy, Policy, Timing
 from gangrun.display.explain_page import explained, page
 from gangrun.display.status_page import Look
-from gangrun.runs.snapshot import Reading
+from gangrun.runs.snapshot import RunSnapshot
 from gangrun.runs.status import status_of
 from gangrun.sim import Behaviour, Fault, Kind, Script, Setup, World
 from gangrun.sim.body.gang import SimGang, SimRank
@@ -96,13 +96,13 @@ class SimDriver:
         disk = self.world.disk
         return [record for term in sorted(disk.journals) for record in disk.readable(term)[0]]
 
-    def _reading(self) -> Reading:
+    def _reading(self) -> RunSnapshot:
         records, disk = self._records(), self.world.disk
         state = replay(records)
         claim = disk.claims[state.term][1] if state is not None and state.term in disk.claims else None
         mark = None if disk.cancelled_at is None else CancelMark("a person", EPOCH_S + disk.cancelled_at)
         paths = RunPaths(Path("/sim") / self.world.run_id)
-        return Reading(paths, self._spec(), state, tuple(records), (), None, claim, None, None, mark)
+        return RunSnapshot(paths, self._spec(), state, tuple(records), (), None, claim, None, None, mark)
 
     def _spec(self) -> RunSpec:
         shape = self.world.setup.shape

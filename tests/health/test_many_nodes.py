@@ -180,7 +180,7 @@ def test_of_a_run_its_journal_tells_what_was_found(tmp_path: Any) -> None:
     built = Builder(tmp_path).supervisor().up()
     built.on(FindingRaised(Finding("n0", "gpu_ecc", False, "one error", 1.0)))
     built.on(FindingRaised(Finding("n0", "gpu_ecc", False, "two errors", 2.0)))
-    reading = read(built.paths, story=True)
+    reading = read(built.paths, timeline=True)
     nodes = {one.node: one for one in recorded(reading, built.now)}
     assert nodes["n0"].wrong == (("warn", "gpu_ecc", "two errors"),)
     now = Said("n0", (("fail", "gpu_lost", "gone"),), ("fail",))

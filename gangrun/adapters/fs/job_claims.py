@@ -9,6 +9,7 @@ owner is gone.
 from __future__ import annotations
 
 import errno
+import os
 import re
 import threading
 import zlib
@@ -198,3 +199,31 @@ def _refusal(wish: JobClaim, holder: JobClaim | None) -> str:
 
 def _words(holder: JobClaim) -> str:
     return f"place {holder.seq} is held by job {holder.job} (process {holder.pid} on {holder.host})"
+
+
+# ---- the numbers that sbatch gave the jobs: one that never began leaves nothing else, and Slurm forgets it ----
+
+ID_BYTES_MAX = 64
+
+
+def note_job_id(paths: RunPaths, seq: int, job: str) -> None:
+    """Job ``job`` was submitted for place ``seq``; of several the last."""
+    path = _id_path(paths, seq)
+    try:
+        Disk().replace(path, job.encode(), path.with_name(f".{path.name}.{os.getpid()}.tmp"))
+    except OSError:
+        return  # it runs all the same
+
+
+def noted_job_id(paths: RunPaths, seq: int, before: float) -> str:
+    """The job that was submitted for place ``seq`` before that wall time; "" if none is known."""
+    path, disk = _id_path(paths, seq), Disk()
+    try:
+        early = disk.lstat(path).st_mtime < before
+        return disk.read(path, limit=ID_BYTES_MAX).decode("ascii", "replace") if early else ""
+    except OSError:
+        return ""
+
+
+def _id_path(paths: RunPaths, seq: int) -> Path:
+    return paths.batch_scripts / f"job-{seq}.number"

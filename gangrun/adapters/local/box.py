@@ -1,15 +1,10 @@
-"""What this box is: its name, its GPUs, its processors."""
+"""What this box is: its GPUs, its processors."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
-
-
-def short_name() -> str:
-    """The host's name without its domain."""
-    return os.uname().nodename.split(".")[0] or "localhost"  # socket would cost a viewer a twentieth of its start
 
 
 def gpus_count(variables: Mapping[str, str], driver: Path = Path("/proc/driver/nvidia/gpus")) -> int:

@@ -1,17 +1,28 @@
 """``[health]`` of gangrun.toml: which bounds a user set for the checks of nodes, and which checks are off.
 
-Pure parsing. A name that no bound or check has is an error that says the nearest one.
+Pure parsing. A name that no bound or check has is an error that says the nearest one. A site's own checks:
+
+    [health.commands]
+    scratch = "/opt/site/check_scratch --quick"
+    fabric = { run = ["/opt/site/fabric", "-v"], timeout = "2m" }
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gangrun.errors import did_you_mean
 
+if TYPE_CHECKING:
+    from gangrun.health.host.site import SiteCommand
+
 OFF, COMMANDS = "off", "commands"
+KEYS = ("run", "timeout")
+WHERE = "[health.commands]"
+TIMEOUT_MAX_S = 600.0
 SWITCHES = ("active_at_start", "active_on_suspicion", "move_suspects")  # what is done about what nodes show
 
 
@@ -62,8 +73,6 @@ def health_table(value: object) -> HealthTable:
 
 def _commands(given: object) -> dict[str, Any]:
     """As they are, once each is seen to be one."""
-    from gangrun.config.site_checks import WHERE, site_commands
-
     if not isinstance(given, dict):
         raise ValueError(f'{WHERE} is a table, as in: scratch = "/opt/site/check_scratch"')  # noqa: TRY004
     site_commands(given)
@@ -95,3 +104,59 @@ def _bound(name: str, given: object, kind: str) -> float | int | tuple[str, ...]
 def _nearest(name: str, names: Iterable[str]) -> str:
     near = did_you_mean(name, names)
     return f"; {near}" if near else ""
+
+
+# ---- a site's own checks ---------------------------------------------------------------------------------------------
+
+
+def site_commands(table: Mapping[str, Any]) -> dict[str, SiteCommand]:
+    """Every command by its name; ValueError otherwise."""
+    from gangrun.health.host.site import COMMANDS_MAX_COUNT, NAMES
+
+    if len(table) > COMMANDS_MAX_COUNT:
+        raise ValueError(f"{WHERE} has {len(table)} commands; at most {COMMANDS_MAX_COUNT}")
+    for name in table:
+        if not NAMES.fullmatch(str(name)):
+            raise ValueError(f"{WHERE} {name!r} is no name for a check: small letters, digits and _, a letter first")
+    return {str(name): _site_command(str(name), given) for name, given in table.items()}
+
+
+def _site_command(name: str, given: object) -> SiteCommand:
+    from gangrun.health.host.site import SiteCommand
+
+    if not isinstance(given, dict):
+        return SiteCommand(_argv(name, given))
+    for key in given:
+        if key not in KEYS:
+            hint = did_you_mean(str(key), KEYS) or f"known keys: {', '.join(KEYS)}"
+            raise ValueError(f"{WHERE} {name}: unknown key {key!r}; {hint}")
+    if "run" not in given:
+        raise ValueError(f'{WHERE} {name} does not say what to run: {name} = {{ run = "...", timeout = "60s" }}')
+    argv = _argv(name, given["run"])
+    if "timeout" not in given:
+        return SiteCommand(argv)
+    from gangrun.config.parsers import span_s  # which costs more to load than the watching of a node may
+
+    try:
+        within_s = span_s(given["timeout"])
+    except ValueError as error:
+        raise ValueError(f"{WHERE} {name}: timeout: {error}") from None
+    if not 0 < within_s <= TIMEOUT_MAX_S:
+        raise ValueError(f"{WHERE} {name}: timeout: more than 0, at most {TIMEOUT_MAX_S:.0f} s")
+    return SiteCommand(argv, within_s)
+
+
+def _argv(name: str, given: object) -> tuple[str, ...]:
+    """Words of a command line, quoted as for a shell; no shell reads them."""
+    if isinstance(given, str):
+        try:
+            words = shlex.split(given)
+        except ValueError as error:
+            raise ValueError(f"{WHERE} {name}: {given!r} is no command line: {error}") from None
+    elif isinstance(given, list) and all(isinstance(one, str) for one in given):
+        words = list(given)
+    else:
+        raise ValueError(f"{WHERE} {name} = {given!r} is neither a command line nor a list of its words")
+    if not words or not words[0] or any("\0" in word for word in words):
+        raise ValueError(f"{WHERE} {name} names no command")
+    return tuple(words)

@@ -14,7 +14,7 @@ from typing import Any
 
 from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.local.box import cpus_count, gpus_count
-from gangrun.adapters.local.crowd import NOT_FOUND, Said, together
+from gangrun.adapters.local.children import NOT_FOUND, ChildEnd, together
 from gangrun.config import environment
 from gangrun.health.active.devices import CPU, DEEP, ENDS_BEFORE_S, NODE
 from gangrun.health.framework.readings import text_of
@@ -83,7 +83,9 @@ def cpu_model() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "cpu")
 
 
-def gathered(asked: Sequence[Mapping[str, Any]], said: Sequence[Said], within_s: float, gpus: int) -> dict[str, Any]:
+def gathered(
+    asked: Sequence[Mapping[str, Any]], said: Sequence[ChildEnd], within_s: float, gpus: int
+) -> dict[str, Any]:
     """What the children knew, by place; and why the rest is missing."""
     values: dict[str, dict[str, Any]] = {NODE: {"gpus": gpus}}
     missing: dict[str, dict[str, str]] = {}
@@ -140,7 +142,7 @@ def _lines(out: str) -> list[dict[str, Any]]:
     return found
 
 
-def _end(one: Said, within_s: float) -> str:
+def _end(one: ChildEnd, within_s: float) -> str:
     if one.code is None:
         return f"not done within {within_s:g} s"
     if one.code == 0:

@@ -17,23 +17,23 @@ import queue
 import resource
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gangrun.adapters.clock import SystemClock
+from gangrun.adapters.fs.disk import Disk
 from gangrun.config import environment
-from gangrun.entry.health_counters import Kept
-from gangrun.health.catalogue import FAMILIES
-from gangrun.health.framework.check import HealthPolicy, Needs, as_warning
+from gangrun.health.framework.check import HealthPolicy, Needs, Reading, as_warning
 from gangrun.health.framework.evidence import News, in_core, travels
-from gangrun.health.framework.readings import boot_id, facts_from
+from gangrun.health.framework.readings import boot_id, plain_reading, reading_from
 from gangrun.health.framework.rounds import CheckFamily, Rounds, Surroundings
 from gangrun.health.gpu.devices import is_beside
 from gangrun.health.gpu.xid import GpuWord, XidStory, XidWatch, report_of
 from gangrun.health.gpu.xid_table import XidClass, row_of
 from gangrun.health.host import site
+from gangrun.launch.health_here import HealthProbes, at_the_gate, families_of
 
 if TYPE_CHECKING:
     from gangrun.core.model import DriverReport
@@ -46,41 +46,85 @@ LATE_FIRST_S = 1.0  # after which is seen whether a look that was not back in ti
 # Of one core: a family that costs more is looked at less often, so that all of them together stay under 0.5 %.
 COST_SHARES, COST_SHARE = {"gpu": 0.002}, 0.0003
 GPU = "gpu"
+KEPT_EVERY_S = 600.0
+KEPT_WITHIN_S = 3.0
+KEPT_MAX_BYTES = 2_000_000
+KEPT_SCHEMA = 1
+Readings = tuple[Reading, ...]
 
 
-class InThisProcess:
-    """``health.rounds.Probes``: GPUs are asked here, as this process may hang; what else may hang, in a child."""
+class KeptCounters:
+    """A node's counters as they were at the last look, kept in the run's directory for the next one.
 
-    def __init__(self, python: str = "") -> None:
-        from gangrun.adapters.local.probe_children import ProbeChildren
+    So what rose while nobody looked (between attempts and jobs, after a checker that died) is seen to have risen, and
+    in what time. One small file a node, written when a look was asked for, when something was found, and every ten
+    minutes. The shared file system may stand still, so both reading and writing are a thread's. What cannot be read,
+    makes no sense or is of another boot is no baseline; what cannot be written is written the next time.
 
-        self._python = (python,) if python else ()  # the one that trains, whose torch devices are tested with
-        command = (sys.executable, "-m", "gangrun.entry.health_probe")
-        self._children = ProbeChildren(command, environment.all_variables())
+    Args:
+        path: The node's file.
+        boot_id: Of the boot that counts; "" if it is not known: then nothing is kept.
+        now: Seconds of a clock that never goes back.
+        disk: The disk, for tests.
+    """
 
-    def ask(self, kind: str, words: tuple[str, ...], within_s: float) -> NodeFacts:
-        """One question; a call that hangs takes the thread of its family along, and no other."""
-        if kind == "active":
-            words += self._python
-        if kind != GPU:
-            return facts_from(self._children.ask(kind, words, within_s))
-        from gangrun.entry.health_probe import answer
+    def __init__(self, path: Path, boot_id: str, now: Callable[[], float], disk: Disk | None = None) -> None:
+        self._path, self._boot_id, self._now = path, boot_id, now
+        self._disk = disk or Disk()
+        self._written_at = now()
+        self._found: queue.SimpleQueue[Readings] = queue.SimpleQueue()
+        self._to_write: queue.SimpleQueue[Readings] = queue.SimpleQueue()
+        if boot_id:
+            threading.Thread(target=self._work, name="kept-counters", daemon=True).start()
 
-        return facts_from(answer(kind, words))
+    def readings(self, within_s: float = KEPT_WITHIN_S) -> Readings:
+        """What was kept in this boot; nothing where the file system does not answer in time."""
+        if not self._boot_id:
+            return ()
+        try:
+            return self._found.get(timeout=within_s)
+        except queue.Empty:
+            return ()
+
+    def keep(self, readings: Callable[[], Readings], *, at_once: bool) -> None:
+        """Have these written now, or where it is time to; returns at once."""
+        now = self._now()
+        if self._boot_id and (at_once or now - self._written_at >= KEPT_EVERY_S):
+            self._written_at = now
+            self._to_write.put(readings())
+
+    def _work(self) -> None:
+        self._found.put(_read_kept(self._disk, self._path, self._boot_id))
+        while True:
+            newest = self._to_write.get()
+            while not self._to_write.empty():
+                newest = self._to_write.get()
+            try:
+                self._write(newest)
+            except OSError:
+                continue
+
+    def _write(self, readings: Readings) -> None:
+        plain = {"v": KEPT_SCHEMA, "readings": [plain_reading(one) for one in readings]}
+        if not self._disk.is_dir(self._path.parent):
+            os.makedirs(self._path.parent, mode=0o700, exist_ok=True)
+        part = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
+        self._disk.replace(self._path, json.dumps(plain).encode("ascii") + b"\n", part)
 
 
-def families_of(off: frozenset[str], commands: Mapping[str, Any]) -> tuple[CheckFamily, ...]:
-    """The catalogue without the checks that somebody turned off, and a site's own commands."""
-    from dataclasses import replace
+def _read_kept(disk: Disk, path: Path, boot_id: str) -> Readings:
+    """The readings of this boot in a file that may be anything."""
+    try:
+        plain = json.loads(disk.read(path, limit=KEPT_MAX_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return ()
+    if not isinstance(plain, dict) or plain.get("v") != KEPT_SCHEMA or not isinstance(plain.get("readings"), list):
+        return ()
+    found = [reading_from(one) for one in plain["readings"]]
+    return tuple(one for one in found if one is not None and one.boot_id == boot_id)
 
-    from gangrun.config.site_checks import site_commands
 
-    own = site.family(site_commands(commands))
-    left = (replace(one, checks=tuple(c for c in one.checks if c.name not in off)) for one in FAMILIES)
-    return (*(one for one in left if one.checks), *([own] if own is not None else []))
-
-
-class Watch:
+class HealthWatch:
     """Looks when it is time, and says what is new."""
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
@@ -91,7 +135,7 @@ class Watch:
         self._families = families_of(self._off, spec.get("commands", {}))
         self._around = Surroundings(
             Path(spec.get("root", "/")),
-            InThisProcess(str(spec.get("python", ""))),
+            HealthProbes(environment.all_variables(), str(spec.get("python", "")), in_process=GPU),
             tuple(spec.get("directories", ())),
             tuple(spec.get("peers", ())),
             frozenset(spec.get("made_later", ())),
@@ -99,7 +143,7 @@ class Watch:
         self._policy = HealthPolicy(**{name: _value(found) for name, found in spec.get("policy", {}).items()})
         self._rounds = Rounds(self._families, self._around, self._policy, self._clock)
         boot = boot_id(self._around.root) if spec.get("kept") else ""
-        self._kept = Kept(Path(str(spec.get("kept"))), boot, self._clock.now)
+        self._kept = KeptCounters(Path(str(spec.get("kept"))), boot, self._clock.now)
         self._news, self._xids = News(), XidStory(self._node)
         self._due = {one.name: self._clock.now() + FIRST_LOOK_S for one in self._families}
         self._patience_s: dict[str, float] = {}
@@ -160,8 +204,6 @@ class Watch:
             self._work(said)
 
     def _work(self, said: Mapping[str, Any]) -> None:
-        from gangrun.launch.health_work import at_the_gate
-
         tests, until = str(said.get("tests")), float(said.get("until", 0.0))
         worked = at_the_gate(tests, until, self._around, self._policy, self._node, self._clock, self._off)
         for finding in filter(travels, (one for verdict in worked.verdicts for one in verdict.findings)):
@@ -278,7 +320,7 @@ def _value(found: Any) -> Any:
 
 def main() -> None:
     """Watch, and end at once: a library that is hard to leave must not keep us."""
-    Watch(json.loads(sys.argv[1])).run()
+    HealthWatch(json.loads(sys.argv[1])).run()
     os._exit(0)
 
 

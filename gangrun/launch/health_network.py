@@ -15,12 +15,12 @@ from typing import Any
 
 from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.local.box import gpus_count
-from gangrun.adapters.local.crowd import together
+from gangrun.adapters.local.children import together
 from gangrun.adapters.net.interface import unanswered
 from gangrun.adapters.slurm.commands import Tools
 from gangrun.adapters.slurm.step import Heard, Unasked, Where, on_each
 from gangrun.config import environment
-from gangrun.display.health_fold import Said
+from gangrun.display.health_page import NodeReport
 from gangrun.entry.wiring import own_command
 from gangrun.errors import SLURM, UserError
 from gangrun.health.network.pairs import Conclusion, Meeting, Pair, conclusion, confirming, rounds_of
@@ -35,7 +35,7 @@ ERROR_MAX_CHARS = 160
 Rounds = Sequence[Sequence[Pair]]
 
 
-def measured(where: Where, tools: Tools, within_s: float = MEETS_WITHIN_S) -> tuple[list[Said], Conclusion]:
+def measured(where: Where, tools: Tools, within_s: float = MEETS_WITHIN_S) -> tuple[list[NodeReport], Conclusion]:
     """All rounds, and if somebody is suspected those that make sure."""
     rounds = rounds_of(where.nodes)
     first = _met(rounds, where, tools, within_s, 0) if rounds else []
@@ -48,14 +48,14 @@ def measured(where: Where, tools: Tools, within_s: float = MEETS_WITHIN_S) -> tu
     return _told(where.nodes, found), found
 
 
-def _told(nodes: Sequence[str], found: Conclusion) -> list[Said]:
+def _told(nodes: Sequence[str], found: Conclusion) -> list[NodeReport]:
     named = {one.node: one.sentence for one in found.named}
     return [
-        Said(node, (("fail", "network", named[node]),))
+        NodeReport(node, (("fail", "network", named[node]),))
         if node in named
-        else Said(node, silent="all its pairs were bad, and with no good node it could be told apart")
+        else NodeReport(node, silent="all its pairs were bad, and with no good node it could be told apart")
         if node in found.doubtful
-        else Said(node, verdicts=("ok",))
+        else NodeReport(node, verdicts=("ok",))
         for node in nodes
     ]
 

@@ -1,6 +1,7 @@
-"""``gangrun health --nodes``: the same checks on other nodes, through srun.
+"""``gangrun health --nodes`` and ``gangrun health RUN``: the same checks on other nodes, through srun.
 
-What comes back is JSON from each node, read with care.
+What comes back is JSON from each node, read with care. A run's journal has what was found at each of its nodes and
+which are excluded; a run that holds nodes in Slurm has them asked too.
 """
 
 from __future__ import annotations
@@ -8,39 +9,30 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gangrun.adapters.slurm.commands import Tools
 from gangrun.adapters.slurm.step import Heard, Unasked, Where, known_nodes, nodes_of_job, on_each
-from gangrun.core.nodeset import NodesetError, fold, unfold
-from gangrun.display.health_fold import Said
+from gangrun.core.events import FindingRaised
+from gangrun.core.nodes.quarantine import active
+from gangrun.core.nodeset import NodesetError, fold, natural_sort, unfold
+from gangrun.display.health_page import VERDICTS, NodeReport
 from gangrun.entry.wiring import own_command
 from gangrun.errors import SLURM, USAGE, UserError, did_you_mean
+from gangrun.runs.locate import find
+from gangrun.runs.snapshot import RunSnapshot, read
+from gangrun.wire.kinds import event_of
+from gangrun.wire.record import Record, RecordError
 
 if TYPE_CHECKING:
-    from gangrun.cli.health import Here
+    from gangrun.launch.health_here import HealthQuery
 
 PASSIVE_WITHIN_S = 90.0
-NODES_NAMED_COUNT = 5
-WORDS = ("ok", "warn", "fail", "unknown")
+KEPT_FOR_S = 24 * 3600.0  # an older finding says little of today
 
 
-@dataclass(frozen=True, slots=True)
-class Queueing:
-    """What a job of its own is asked for."""
-
-    partition: str = ""
-    account: str = ""
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """For srun."""
-        named = (("partition", self.partition), ("account", self.account))
-        return tuple(f"--{name}={value}" for name, value in named if value)
-
-
-def where_to_ask(text: str | None, variables: Mapping[str, str], tools: Tools, queueing: Queueing) -> Where:
+def where_to_ask(text: str | None, variables: Mapping[str, str], tools: Tools, options: tuple[str, ...] = ()) -> Where:
     """The nodes that were named, or this job's; each is known to be one. Refused in words where none can be asked."""
     job = variables.get("SLURM_JOB_ID", "")
     if text is None and not job:
@@ -61,10 +53,10 @@ def where_to_ask(text: str | None, variables: Mapping[str, str], tools: Tools, q
         whose = f"job {job} has no" if job else "Slurm has no"
         hint = did_you_mean(strange[0], there) or (f"it has {fold(there)}" if there else "see sinfo")
         raise UserError("no such node", f"{whose} node {fold(strange)}", hint, USAGE)
-    return Where(nodes or there, job, queueing.options)
+    return Where(nodes or there, job, options)
 
 
-def ask(where: Where, here: Here, tools: Tools) -> list[Said]:
+def ask(where: Where, here: HealthQuery, tools: Tools) -> list[NodeReport]:
     """Each node's verdicts."""
     within_s = PASSIVE_WITHIN_S + here.over + (600.0 if here.deep else 60.0 if here.active else 0.0)
     command = own_command("gangrun.cli.main", ["health", "--json", *words_of(here)], sys.executable)
@@ -81,7 +73,7 @@ def _busy_hint(where: Where) -> str:
     return "nodes that a job holds are asked from inside that job, or by the name of its run: gangrun health RUN"
 
 
-def words_of(here: Here) -> list[str]:
+def words_of(here: HealthQuery) -> list[str]:
     """The options of the command line there."""
     words = [*(["--gpus", str(here.gpus)] if here.gpus is not None else []), *(["--active"] if here.active else [])]
     words += [f"--ib={one}" for one in here.devices] + [f"--path={one}" for one in here.paths]
@@ -89,13 +81,13 @@ def words_of(here: Here) -> list[str]:
     return [*words, *([f"--over={here.over:g}"] if here.over else [])]
 
 
-def said_by(heard: Heard, nodes: Sequence[str]) -> list[Said]:
+def said_by(heard: Heard, nodes: Sequence[str]) -> list[NodeReport]:
     """What each of these nodes said, or why it said nothing."""
     found = {said.node: said for line in heard.lines if (said := _parsed(line)) is not None}
-    return [found.get(node) or Said(node, silent=heard.silent.get(node, heard.otherwise)) for node in nodes]
+    return [found.get(node) or NodeReport(node, silent=heard.silent.get(node, heard.otherwise)) for node in nodes]
 
 
-def _parsed(line: str) -> Said | None:
+def _parsed(line: str) -> NodeReport | None:
     try:
         plain = json.loads(line)
     except ValueError:
@@ -103,9 +95,11 @@ def _parsed(line: str) -> Said | None:
     if not isinstance(plain, dict) or not isinstance(plain.get("node"), str):
         return None
     if isinstance(plain.get("error"), dict):
-        return Said(plain["node"], silent=str(plain["error"].get("message")))
-    checks = [one for one in _list(plain.get("checks")) if isinstance(one, dict) and one.get("verdict") in WORDS]
-    return Said(plain["node"], tuple(_findings(checks)), tuple(str(one["verdict"]) for one in checks), plain=plain)
+        return NodeReport(plain["node"], silent=str(plain["error"].get("message")))
+    checks = [one for one in _list(plain.get("checks")) if isinstance(one, dict) and one.get("verdict") in VERDICTS]
+    return NodeReport(
+        plain["node"], tuple(_findings(checks)), tuple(str(one["verdict"]) for one in checks), plain=plain
+    )
 
 
 def _findings(checks: Iterable[dict[str, Any]]) -> Iterable[tuple[str, str, str]]:
@@ -116,3 +110,71 @@ def _findings(checks: Iterable[dict[str, Any]]) -> Iterable[tuple[str, str, str]
 
 def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
+
+
+# ---- the nodes of a run ----------------------------------------------------------------------------------------------
+
+
+def look_at_run(token: str, here: HealthQuery, tools: Tools, now: float) -> tuple[str, list[NodeReport], str]:
+    """The run's name, its nodes, and a word about what could not be asked."""
+    reading = read(find(token), timeline=True, slurm=True)
+    nodes, note = recorded(reading, now), ""
+    held = [job for job in (reading.queue.busy if reading.queue else ()) if job.nodes]
+    if not held:
+        note = "" if reading.ended else "no node of it could be asked now: this is what its journal holds"
+        return reading.spec.run, nodes, "it has ended: this is what its journal holds" if reading.ended else note
+    job = held[-1]
+    try:
+        said = {one.node: one for one in ask(Where(job.nodes, job.job), here, tools)}
+    except UserError as error:
+        return reading.spec.run, nodes, f"{error.message}: this is what its journal holds"
+    return reading.spec.run, merged(nodes, said.values()), note
+
+
+def recorded(reading: RunSnapshot, now: float) -> list[NodeReport]:
+    """Every node that the run knows, with what was found there."""
+    wrong = dict(_found(reading.records, now - KEPT_FOR_S))
+    state = reading.state
+    names = {*reading.spec.nodes, *wrong}
+    excluded: dict[str, str] = {}
+    if state is not None:
+        out = active(state.excluded, state.updated_at)
+        names |= {*state.nodes, *state.expected, *out}
+        excluded = {node: why.reason for node, why in out.items()}
+    nodes = []
+    for name in natural_sort(names):
+        known = state.nodes.get(name) if state is not None else None
+        checked = ("ok",) if known is not None and known.checked else ()
+        silent = "" if checked or name in wrong or name in excluded else "the journal holds no check of it"
+        nodes.append(NodeReport(name, wrong.get(name, ()), checked, silent, excluded.get(name, "")))
+    return nodes
+
+
+def _found(records: Iterable[Record], since: float) -> Iterable[tuple[str, tuple[tuple[str, str, str], ...]]]:
+    """Of each node the newest finding of each check."""
+    found: dict[str, dict[str, tuple[str, str, str]]] = {}
+    for record in records:
+        if record.kind != FindingRaised.__name__ or record.wall < since:
+            continue
+        try:
+            event = event_of(record.kind, record.event)
+        except RecordError:
+            continue
+        if isinstance(event, FindingRaised):
+            one = event.finding
+            found.setdefault(one.node, {})[one.check] = ("fail" if one.fatal else "warn", one.check, one.sentence)
+    return ((node, tuple(checks.values())) for node, checks in found.items())
+
+
+def merged(nodes: list[NodeReport], said: Iterable[NodeReport]) -> list[NodeReport]:
+    """What nodes say now beside what was found: a check that speaks now has the word."""
+    known = {one.node: one for one in nodes}
+    for one in said:
+        old = known.get(one.node, NodeReport(one.node))
+        if one.silent:
+            known[one.node] = replace(old, silent=one.silent)
+            continue
+        now = {check for _, check, _ in one.wrong}
+        earlier = tuple((v, c, f"earlier: {words}") for v, c, words in old.wrong if c not in now)
+        known[one.node] = replace(one, wrong=one.wrong + earlier, excluded=old.excluded)
+    return [known[name] for name in natural_sort(known)]

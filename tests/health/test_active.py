@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from gangrun.adapters.local.crowd import Said, together
+from gangrun.adapters.local.children import ChildEnd, together
 from gangrun.entry.health_children import PROGRAM, active, gathered
 from gangrun.health.active import devices as judging
 from gangrun.health.active.devices import best_of
 from gangrun.health.framework.check import NodeFacts, Reading, Severity, judged
 from gangrun.health.framework.readings import facts_from, plain_reading, reading_from
-from gangrun.launch.health_questions import baseline_of, keep_baseline
+from gangrun.launch.health_here import baseline_of, keep_baseline
 from tests.health.looks import POLICY
 from tests.waiting import until
 
@@ -123,7 +123,7 @@ def asked(rank: int = 0, tests: tuple[str, ...] = ("product", "allreduce")) -> d
 
 
 def test_what_a_killed_child_knew_is_kept_and_the_rest_is_unknown() -> None:
-    said = Said(
+    said = ChildEnd(
         None, '{"usable": 1, "device": "H100"}\n{"gemm_mismatches": 0, "gemm_tflops": 1, "gemm_products": 2}\nNC'
     )
     facts = facts_from(gathered([asked()], [said], 50.0, 1))
@@ -139,14 +139,17 @@ def test_what_a_killed_child_knew_is_kept_and_the_rest_is_unknown() -> None:
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        (Said(0, '{"absent": "no torch"}'), "no torch"),
-        (Said(-9, ""), "the test was killed by signal 9"),
-        (Said(127, "", "python cannot be started: No such file"), "the test ended with 127: python cannot be started"),
-        (Said(0, '{"usable": 1}\n{"failed": "product", "why": "MemoryError: x"}'), "MemoryError: x"),
-        (Said(0, "nonsense\n[1]\n{"), "not tested"),
+        (ChildEnd(0, '{"absent": "no torch"}'), "no torch"),
+        (ChildEnd(-9, ""), "the test was killed by signal 9"),
+        (
+            ChildEnd(127, "", "python cannot be started: No such file"),
+            "the test ended with 127: python cannot be started",
+        ),
+        (ChildEnd(0, '{"usable": 1}\n{"failed": "product", "why": "MemoryError: x"}'), "MemoryError: x"),
+        (ChildEnd(0, "nonsense\n[1]\n{"), "not tested"),
     ],
 )
-def test_what_could_not_be_tested_is_unknown_and_says_why(said: Said, words: str) -> None:
+def test_what_could_not_be_tested_is_unknown_and_says_why(said: ChildEnd, words: str) -> None:
     facts = facts_from(gathered([asked()], [said], 50.0, 0))
     told = facts.absent or facts.why_missing("gemm_mismatches")
     assert words in told

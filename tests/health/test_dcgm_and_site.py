@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from gangrun.cli.health import Here
-from gangrun.cli.health import look as look_here
-from gangrun.config.site_checks import site_commands
+from gangrun.config.health_table import site_commands
 from gangrun.display.health_page import SILENTLY
 from gangrun.errors import UserError
 from gangrun.health.framework.check import CheckVerdict, HealthPolicy, NodeFacts, Reading, Severity, judged
@@ -20,6 +18,8 @@ from gangrun.health.framework.readings import facts_from
 from gangrun.health.framework.rounds import Surroundings
 from gangrun.health.gpu import dcgm, memory, nvlink
 from gangrun.health.host import site
+from gangrun.launch.health_here import HealthQuery
+from gangrun.launch.health_here import looked as look_here
 from tests.health.looks import POLICY, Scripted, look
 
 
@@ -217,7 +217,7 @@ def test_commands_of_a_file_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
              f'disk = "{script} \'/my scratch\' 1"', f'odd = ["{script}", "x", "9"]', 'gone = "/not/there"',
              'slow = { run = "sleep 60", timeout = "1s" }']  # fmt: skip
     (tmp_path / "gangrun.toml").write_text("\n".join(lines))
-    verdicts = {one.check: one for one in look_here(Here(fs_root=str(tmp_path)), {"PATH": "/usr/bin:/bin"})}
+    verdicts = {one.check: one for one in look_here(HealthQuery(fs_root=str(tmp_path)), {"PATH": "/usr/bin:/bin"})[0]}
     assert verdicts["site_disk"].words == "this site's check disk fails: no /my scratch here"
     assert [verdicts[f"site_{name}"].severity for name in ("disk", "odd", "gone", "slow")] == [
         Severity.FAIL,
@@ -228,7 +228,7 @@ def test_commands_of_a_file_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "host_clock" not in verdicts
     (tmp_path / "gangrun.toml").write_text('[health.commands]\ndisk = { ruin = "x" }\n')
     with pytest.raises(UserError, match="did you mean run"):
-        look_here(Here(fs_root=str(tmp_path)), {})
+        look_here(HealthQuery(fs_root=str(tmp_path)), {})
 
 
 def test_nothing_that_a_probe_says_is_trusted() -> None:

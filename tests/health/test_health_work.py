@@ -20,8 +20,7 @@ from gangrun.entry.agent_health import AgentHealth
 from gangrun.health.framework.check import CheckVerdict, NodeFacts, Severity
 from gangrun.health.framework.rounds import Surroundings
 from gangrun.health.gpu import dcgm
-from gangrun.launch.health_questions import baseline_of
-from gangrun.launch.health_work import Worked, at_the_gate, summed_up
+from gangrun.launch.health_here import DeviceTestResult, at_the_gate, baseline_of, summed_up
 from tests.health.looks import POLICY
 from tests.local.evidence import alive
 from tests.waiting import until
@@ -50,7 +49,7 @@ class Answers:
         return self.now_s
 
 
-def worked(answers: Answers, tests: str, left_s: float, *off: str) -> Worked:
+def worked(answers: Answers, tests: str, left_s: float, *off: str) -> DeviceTestResult:
     around = Surroundings(Path("/"), answers)
     return at_the_gate(tests, answers.now_s + left_s, around, POLICY, "n1", answers, frozenset(off))  # type: ignore[arg-type]
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from gangrun.adapters.fs.disk import Disk
-from gangrun.entry import health_counters
-from gangrun.entry.health_counters import Kept
+from gangrun.entry import health_watch
+from gangrun.entry.health_watch import KeptCounters
 from gangrun.health.catalogue import FAMILIES
 from gangrun.health.framework.check import NodeFacts, Reading, Severity, Value, growth
 from gangrun.health.framework.readings import by_uuid, only, plain_facts, plain_reading
@@ -117,8 +117,8 @@ def test_a_port_found_down_after_nobody_looked_has_the_grace_of_any_other() -> N
 READING = Reading("host", 7.0, "b", NodeFacts({"mc0": {"ue_count": 1}}))
 
 
-def kept_in(path: Path, boot_id: str = "b", now: float = 0.0) -> Kept:
-    return Kept(path, boot_id, lambda: now)
+def kept_in(path: Path, boot_id: str = "b", now: float = 0.0) -> KeptCounters:
+    return KeptCounters(path, boot_id, lambda: now)
 
 
 def test_it_is_kept_for_this_boot_alone(tmp_path: Path) -> None:
@@ -142,11 +142,11 @@ def test_it_is_written_now_and_then_and_not_at_every_look(tmp_path: Path) -> Non
         asked.append(now[0])
         return (Reading("host", now[0], "b", READING.facts),)
 
-    one = Kept(path, "b", lambda: now[0])
+    one = KeptCounters(path, "b", lambda: now[0])
     for now[0] in (5.0, 599.0, 600.0, 605.0, 1300.0):
         one.keep(readings, at_once=False)
     assert asked == [600.0, 1300.0]
-    until(lambda: [r.at for r in health_counters.read(Disk(), path, "b")] == [1300.0], 30, lambda: "the newest")
+    until(lambda: [r.at for r in health_watch._read_kept(Disk(), path, "b")] == [1300.0], 30, lambda: "the newest")
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_file_that_makes_no_sense_is_no_baseline(tmp_path: Path, text: str) ->
     one = kept_in(path)
     assert one.readings(30.0) == ()
     one.keep(lambda: (READING,), at_once=True)
-    until(lambda: health_counters.read(Disk(), path, "b") == (READING,), 30, lambda: "that it is written over")
+    until(lambda: health_watch._read_kept(Disk(), path, "b") == (READING,), 30, lambda: "that it is written over")
 
 
 def test_a_file_system_that_stands_still_or_refuses_costs_nothing_but_the_baseline(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_file_system_that_stands_still_or_refuses_costs_nothing_but_the_baseli
     one.keep(lambda: (READING,), at_once=True)
     until(path.exists, 30, lambda: "that it is written once it can be")
     try:
-        still = Kept(path, "b", lambda: 0.0, Still())
+        still = KeptCounters(path, "b", lambda: 0.0, Still())
         assert still.readings(0.05) == ()
         still.keep(lambda: (READING,), at_once=True)
     finally:

@@ -12,17 +12,15 @@ import pytest
 from gangrun.adapters.net.interface import unanswered
 from gangrun.adapters.slurm.commands import Answer, Tools
 from gangrun.adapters.slurm.step import Heard, Where, lines_of, on_each, once_argv
-from gangrun.cli.health import Here
 from gangrun.cli.main import main
 from gangrun.core.events import FindingRaised
 from gangrun.core.model import Finding
-from gangrun.display.health_consistency import compared
-from gangrun.display.health_fold import Said, as_plain, exit_code, page
+from gangrun.display.health_page import NodeReport, compared, nodes_as_plain, nodes_exit_code, nodes_page
 from gangrun.errors import UserError
 from gangrun.health.network.pairs import Meeting
+from gangrun.launch.health_here import HealthQuery
 from gangrun.launch.health_network import gathered
-from gangrun.launch.health_nodes import Queueing, ask, said_by, where_to_ask, words_of
-from gangrun.launch.health_run import merged, recorded
+from gangrun.launch.health_nodes import ask, merged, recorded, said_by, where_to_ask, words_of
 from gangrun.runs.snapshot import read
 from tests.cli.run_builder import Builder
 
@@ -31,11 +29,11 @@ CLOCK = ("warn", "host_clock", "the clock is set by nobody")
 
 
 def test_the_worst_comes_first_and_equal_ones_are_folded() -> None:
-    nodes = [Said(f"n{k}", (CLOCK,), ("ok", "warn")) for k in range(1, 9)]
-    nodes[4] = Said("n5", (CLOCK, LOST), ("ok", "warn", "fail"))
-    nodes[6] = Said("n7", silent="Slurm cannot start anything there: \x1b[2Jevil")
-    nodes[7] = Said("n8", excluded="its GPU fell off the bus", verdicts=("ok",))
-    lines = page(nodes, 100, color=False)
+    nodes = [NodeReport(f"n{k}", (CLOCK,), ("ok", "warn")) for k in range(1, 9)]
+    nodes[4] = NodeReport("n5", (CLOCK, LOST), ("ok", "warn", "fail"))
+    nodes[6] = NodeReport("n7", silent="Slurm cannot start anything there: \x1b[2Jevil")
+    nodes[7] = NodeReport("n8", excluded="its GPU fell off the bus", verdicts=("ok",))
+    lines = nodes_page(nodes, 100, color=False)
     heads = [line for line in lines if line and not line.startswith(" ")]
     assert heads == [
         "excluded n8",
@@ -47,23 +45,23 @@ def test_the_worst_comes_first_and_equal_ones_are_folded() -> None:
     assert "         n1: warn  the clock is set by nobody (host_clock)" in lines
     assert lines.index("         fail  gpu 3 is lost: it fell off the bus (gpu_lost)") < lines.index(heads[2])
     assert all(line.isprintable() and len(line) <= 100 for line in lines)
-    assert page([Said("n1", tuple(LOST for _ in range(9)))], 100, color=False)[-3].endswith(
+    assert nodes_page([NodeReport("n1", tuple(LOST for _ in range(9)))], 100, color=False)[-3].endswith(
         "and 3 more: gangrun health --json"
     )
-    assert [one["verdict"] for one in as_plain(nodes)["nodes"]][4:8] == ["fail", "warn", "unknown", "excluded"]
+    assert [one["verdict"] for one in nodes_as_plain(nodes)["nodes"]][4:8] == ["fail", "warn", "unknown", "excluded"]
 
 
 @pytest.mark.parametrize(
     ("nodes", "code"),
     [
-        ([Said("a", verdicts=("ok",)), Said("b", (CLOCK,))], 0),
-        ([Said("a", verdicts=("ok",)), Said("b", (LOST,)), Said("c", silent="x")], 1),
-        ([Said("a", verdicts=("ok",)), Said("c", silent="x")], 3),
+        ([NodeReport("a", verdicts=("ok",)), NodeReport("b", (CLOCK,))], 0),
+        ([NodeReport("a", verdicts=("ok",)), NodeReport("b", (LOST,)), NodeReport("c", silent="x")], 1),
+        ([NodeReport("a", verdicts=("ok",)), NodeReport("c", silent="x")], 3),
         ([], 3),
     ],
 )
-def test_exit_codes(nodes: list[Said], code: int) -> None:
-    assert exit_code(nodes) == code
+def test_exit_codes(nodes: list[NodeReport], code: int) -> None:
+    assert nodes_exit_code(nodes) == code
 
 
 def test_lines_that_srun_broke_are_whole_again() -> None:
@@ -79,7 +77,7 @@ def test_a_step_beside_others_or_a_job_of_its_own() -> None:
     outside = once_argv(Where(("n1", "n3"), "", ("--partition=gpu",)), ["true"], 90.0)
     assert {"--immediate=60", "--partition=gpu", "--nodelist=n[1,3]", "--time=3"} <= set(outside)
     assert not {"--overlap", "--jobid=77"} & set(outside)
-    asked = Here(gpus=8, devices=("mlx5_0",), paths=("/a b",), peers=("n1",), over=2.0, active=True)
+    asked = HealthQuery(gpus=8, devices=("mlx5_0",), paths=("/a b",), peers=("n1",), over=2.0, active=True)
     assert words_of(asked) == ["--gpus", "8", "--active", "--ib=mlx5_0", "--path=/a b", "--peer=n1", "--over=2"]
 
 
@@ -115,7 +113,7 @@ def test_what_should_be_the_same_everywhere_is_compared_and_fails_nobody() -> No
         ("warn", "ib_firmware", "its b is 1, and that of n3 is 2"),
     ), "of two that differ, the older one"
     assert [one.word for one in said] == ["ok", "warn", "ok", "unknown"]
-    assert (exit_code(said), exit_code(said[:3])) == (3, 0)
+    assert (nodes_exit_code(said), nodes_exit_code(said[:3])) == (3, 0)
 
 
 class NoSlurm:
@@ -134,7 +132,7 @@ class NoSlurm:
 )
 def test_nodes_that_cannot_be_asked_are_refused_in_words(text: str | None, words: str) -> None:
     with pytest.raises(UserError) as refused:
-        where_to_ask(text, {}, NoSlurm(), Queueing())  # type: ignore[arg-type]
+        where_to_ask(text, {}, NoSlurm())  # type: ignore[arg-type]
     assert words in refused.value.message
     assert refused.value.hint
 
@@ -183,11 +181,11 @@ def test_of_a_run_its_journal_tells_what_was_found(tmp_path: Any) -> None:
     reading = read(built.paths, timeline=True)
     nodes = {one.node: one for one in recorded(reading, built.now)}
     assert nodes["n0"].wrong == (("warn", "gpu_ecc", "two errors"),)
-    now = Said("n0", (("fail", "gpu_lost", "gone"),), ("fail",))
+    now = NodeReport("n0", (("fail", "gpu_lost", "gone"),), ("fail",))
     [both] = [one for one in merged(list(nodes.values()), [now]) if one.node == "n0"]
     assert [check for _, check, _ in both.wrong] == ["gpu_lost", "gpu_ecc"]
     assert both.wrong[1][2] == "earlier: two errors"
-    [silent] = merged([nodes["n0"]], [Said("n0", silent="cut off")])
+    [silent] = merged([nodes["n0"]], [NodeReport("n0", silent="cut off")])
     assert (silent.silent, silent.word) == ("cut off", "warn")
     assert [one.wrong for one in recorded(reading, built.now + 1e6) if one.node == "n0"] == [()]
 
@@ -215,11 +213,11 @@ def test_where_one_node_cannot_be_reached_the_others_are_asked(tmp_path: Path) -
     assert said["n3"].silent == "the command there: Killed"
     assert ["--nodelist=n[1,3]" in line for line in (tmp_path / "calls").read_text().splitlines()] == [False, True]
     with pytest.raises(UserError) as refused:
-        ask(Where(("n9",), ""), Here(), tools)
+        ask(Where(("n9",), ""), HealthQuery(), tools)
     assert refused.value.message == "no node was asked: Unable to allocate resources: Requested nodes are busy"
     assert "gangrun health RUN" in refused.value.hint
     with pytest.raises(UserError, match="there is no srun on this host"):
-        ask(Where(("n1",), "7"), Here(), Tools({"PATH": "/not/there"}))
+        ask(Where(("n1",), "7"), HealthQuery(), Tools({"PATH": "/not/there"}))
 
 
 def test_a_run_is_looked_at_by_its_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

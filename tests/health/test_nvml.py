@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gangrun.adapters.local.probe_children import ProbeChildren
+from gangrun.adapters.local.children import ProbeChildren
 from gangrun.health.catalogue import CHECKS
 from gangrun.health.framework.check import CheckVerdict, HealthPolicy, NodeFacts, Reading, Severity
 from gangrun.health.framework.readings import facts_from

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.adapters.local.probe_children import ProbeChildren
+from gangrun.adapters.local.children import ProbeChildren
 from tests.waiting import until
 
 pytestmark = pytest.mark.processes
@@ -66,7 +66,7 @@ def test_after_a_child_that_cannot_be_killed_no_second_is_sent(tmp_path: Path, m
         tmp_path, f"import sys\nopen({str(begun)!r}, 'a').write('x')\n"
         f"open({str(gate)!r}).read() if sys.argv[1] == 'bad' else None\nprint('1')"
     )  # fmt: skip
-    monkeypatch.setattr("gangrun.adapters.local.probe_children.subprocess.Popen", Stuck)
+    monkeypatch.setattr("gangrun.adapters.local.children.subprocess.Popen", Stuck)
     first = asking.ask("bad", (), 0.5)
     assert "cannot be killed" in first["absent"]
     assert asking.left_count == 1

@@ -99,7 +99,7 @@ def start_up() -> dict:
 def look() -> dict:
     """All that ``gangrun status`` loads beside the libraries that it stands on."""
     return {
-        "ours_s": process_s([sys.executable, "-c", "import gangrun.cli.main, gangrun.cli.status"]),
+        "ours_s": process_s([sys.executable, "-c", "import gangrun.cli.main, gangrun.cli.view"]),
         "yardstick_s": process_s([sys.executable, "-c", "import click, msgspec, dataclasses"]),
         "yardstick": "import click, msgspec, dataclasses",
     }

@@ -145,12 +145,11 @@ def submit(ctx: click.Context, /, dry_run: bool, wait: bool, **options: Any) -> 
       gangrun submit -N 16 --spares 1 -p gpu -A me --setup 'module load cuda' -m my.trainer
       gangrun submit -N 2 --dry-run train.py
     """  # noqa: D301 - click reads the backspace
-    from gangrun.cli.wait import tell_end
-    from gangrun.launch import slurm_submit
+    from gangrun.launch import slurm_submit, stop
 
     found = _request(ctx, options, SUBMIT_SETTINGS, submits=True)
     if dry_run:
         return slurm_submit.dry(found)
     as_json = found.request.as_json
     paths = slurm_submit.submit(found, say=not (wait and as_json))
-    return tell_end(paths, None, as_json=as_json) if wait else 0
+    return stop.tell_end(paths, None, as_json=as_json) if wait else 0

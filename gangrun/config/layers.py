@@ -9,10 +9,12 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from gangrun.config import environment
+from gangrun.config.health_table import HealthTable
 from gangrun.config.slurm_options import ALL_SETTINGS
 from gangrun.errors import UserError, did_you_mean
 
@@ -27,6 +29,30 @@ class Value:
 
     value: Any
     origin: str
+
+    @property
+    def plain(self) -> Any:
+        """The value as JSON has it."""
+        if isinstance(self.value, HealthTable):
+            return {**self.value.bounds, "off": list(self.value.off)}
+        return self.value.value if isinstance(self.value, Enum) else self.value
+
+    @property
+    def words(self) -> str:
+        """The value as a person reads it."""
+        match self.plain:
+            case None:
+                return "-"
+            case bool() as on:
+                return str(on).lower()
+            case float() as seconds:
+                return f"{seconds:g} s"
+            case dict() as bounds:
+                return ", ".join([*(f"{key} = {bounds[key]}" for key in bounds if key != "off"), *bounds["off"]]) or "-"
+            case tuple() as parts:
+                return "; ".join(one if isinstance(one, str) else "=".join(filter(None, one)) for one in parts) or '""'
+            case other:
+                return str(other) or '""'
 
 
 def usual_files(config_file: Path | None = None) -> tuple[Path, ...]:

@@ -11,7 +11,7 @@ from gangrun.core.nodeset import NodesetError, fold
 from gangrun.core.text import counted
 from gangrun.display import event_words
 from gangrun.display.status_page import Look, excluded_lines, failure_words
-from gangrun.display.text import block, clean, phase_word, styled, wrapped
+from gangrun.display.text import block, clean, log_line, phase_word, styled, wrapped
 from gangrun.display.times import clock_words, date_words, span_words
 from gangrun.runs.failures import SameEnd
 from gangrun.runs.saves import SavesStatus
@@ -256,17 +256,29 @@ def _closing(told: Explanation, look: Look) -> list[str]:
 
 
 def failure_page(
-    attempt: int, groups: Sequence[SameEnd], tails: Mapping[int, Sequence[str]], *, color: bool
+    attempts: Sequence[int],
+    attempt: int,
+    groups: Sequence[SameEnd],
+    tails: Mapping[int, Sequence[str]],
+    *,
+    color: bool,
 ) -> list[str]:
-    """Who failed first, and how the others ended; ``tails`` are the last lines of ranks that left no traceback."""
-    told = []
+    """Who failed first in this attempt, how its other ranks ended, and which other ``attempts`` had failures.
+
+    ``tails`` are the last lines of ranks that left no traceback.
+    """
+    told: list[str] = []
+    others = [str(number) for number in attempts if number != attempt]
+    if not groups:
+        where = f" in attempt {attempt}" if attempt >= 0 else ""
+        return [f"no rank failed{where}" + (f"; ranks failed in attempts {', '.join(others)}" if others else "")]
     for number, group in enumerate(groups):
         died = group.exit
         if number == 0:
             where = f"rank {died.rank} on {clean(died.node)}"
             head = f"first to fail in attempt {attempt}: {where}: {clean(event_words.exit_words(died))}"
-            others = [rank for rank in group.ranks if rank != died.rank]
-            same = [f"the same: {event_words.ranks_words(others)}"] if others else []
+            rest = [rank for rank in group.ranks if rank != died.rank]
+            same = [f"the same: {event_words.ranks_words(rest)}"] if rest else []
         else:
             victims = " (a peer was gone first)" if group.victim and not died.by_us else ""
             head, same = f"{event_words.ranks_words(group.ranks)}{victims}: {clean(event_words.exit_words(died))}", []
@@ -276,6 +288,9 @@ def failure_page(
         elif died.rank in tails:
             tail = tails[died.rank]
             last = f"; the last lines of rank {died.rank}:" if tail else ", and printed nothing"
-            told += ["", f"  it left no traceback{last}", *("    " + line for line in tail)]
+            told += ["", f"  it left no traceback{last}", *("    " + log_line(line, color) for line in tail)]
         told.append("")
-    return told[:-1]
+    if others:
+        which = "attempt" if len(others) == 1 else "attempts"
+        told.append(f"ranks failed in {which} {', '.join(others)} too: --attempt K shows them")
+    return told if others else told[:-1]

@@ -12,7 +12,10 @@ from pathlib import Path
 from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import RunPaths
+from gangrun.adapters.local import validator
+from gangrun.adapters.local.validator import CommandValidator
 from gangrun.adapters.net.interface import LOOPBACK, towards
+from gangrun.config import environment
 from gangrun.wire.spec import RunSpec
 
 URGENT = "!] "
@@ -29,6 +32,11 @@ def disk_of(paths: RunPaths) -> Disk:
     """The disk on which this process reaches a run's directory."""
     del paths  # real disks are all alike
     return Disk()
+
+
+def validator_of(argv: Sequence[str], within_s: float, directory: str | None) -> CommandValidator | None:
+    """The user's validator with the environment of this process; None without a command."""
+    return validator.validator_of(argv, within_s, environment.all_variables(), directory)
 
 
 def own_address(spec: RunSpec, variables: Mapping[str, str]) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import click
 
@@ -16,9 +17,12 @@ from gangrun.core.nodes.history import nodes_to_avoid
 from gangrun.core.nodeset import NodesetError, fold, unfold
 from gangrun.core.text import one_line
 from gangrun.display.text import clean
+from gangrun.errors import UserError
+from gangrun.runs.status import SCHEMA
 from gangrun.runs.times import wall_now
 
 READ_WITHIN_S = 2.0
+HOUR_S = 3600.0
 
 
 class OtherRuns:
@@ -90,3 +94,62 @@ def heeded(exclude: str, nodelist: str) -> str:
     words = f"without {clean(names)}, found broken by earlier runs ({why}); gangrun nodes shows and clears that"
     click.echo(f"gangrun: {words}", err=True)
     return ",".join(filter(None, (exclude, names)))
+
+
+def known_nodes() -> dict[str, Any]:
+    """What ``gangrun nodes --json`` prints: broken nodes, newest first, and faults that GPUs reported."""
+    file, now = KnownBadFile(environment.state_home()), wall_now()
+    known = history.remembered_nodes(file.read(), now)
+    watched = history.remembered(history.keyed(file.reports()), now)
+    out = {one.node for one in nodes_to_avoid(known, now)}
+    nodes = [
+        {"node": one.node, "reason": one.reason, "run": one.run, "at": one.at, "times": one.times,
+         "until": one.until, "left_out": one.node in out}
+        for one in sorted(known.values(), key=lambda one: -one.at)
+    ]  # fmt: skip
+    reports = [
+        {"node": one.node, "gpu": one.gpu, "xid": one.number, "at": one.seen[-1][0], "times": len(one.seen)}
+        for one in sorted(watched.values(), key=lambda one: -one.seen[-1][0])
+    ]
+    return {"schema": SCHEMA, "nodes": nodes, "reports": reports}
+
+
+def rows_of(known: Mapping[str, Any]) -> Sequence[tuple[str, ...]]:
+    """The same as a table: node, state, count, last time, reason."""
+    now = wall_now()
+
+    def hours(seconds: float) -> str:
+        return f"{max(0.0, seconds) / HOUR_S:.0f} h"
+
+    return [
+        (
+            clean(one["node"]), f"excluded for {hours(one['until'] - now)} more" if one["left_out"] else "used again",
+            str(one["times"]), f"{hours(now - one['at'])} ago", clean(one["reason"]),
+        )
+        for one in known["nodes"]
+    ] + [
+        (
+            clean(one["node"]), "used", str(one["times"]), f"{hours(now - one['at'])} ago",
+            f"XID {one['xid']} on {clean(one['gpu'])}: the same within a day weighs more",
+        )
+        for one in known["reports"]
+    ]  # fmt: skip
+
+
+def clear(words: Sequence[str]) -> list[str]:
+    """Forget these nodes, or ``all``; the names of those that were forgotten."""
+    file = KnownBadFile(environment.state_home())
+    known = {**file.read(), **{one.node: one for one in file.reports()}}
+    try:
+        named = list(known) if list(words) == ["all"] else [name for word in words for name in unfold(word)]
+    except ValueError as error:
+        raise UserError("usage", f"{clean(' '.join(words))} names no nodes: {error}", "write n3, or n[3-5]") from error
+    if strange := [name for name in named if name not in known]:
+        raise UserError("usage", f"nothing is known against {clean(fold(strange))}", "gangrun nodes lists who is")
+    try:
+        file.clear(tuple(named))
+    except OSError as error:
+        raise UserError(
+            "state", f"cannot write {file.path}: {error.strerror}", "see whether you may write there"
+        ) from error
+    return named

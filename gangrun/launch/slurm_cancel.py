@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 
 from gangrun.adapters.slurm.scheduler import SchedulerRefused, SchedulerSilent, SlurmScheduler
 from gangrun.core.nodeset import fold
+from gangrun.display.text import clean
+from gangrun.errors import SLURM, UNKNOWN, UserError
 from gangrun.runs.follow import Follower
 from gangrun.runs.jobs import ask, slurm
 from gangrun.runs.queue import Queue, RunJob
-from gangrun.runs.snapshot import RunSnapshot, with_queue
+from gangrun.runs.snapshot import RunSnapshot, read, with_queue
 from gangrun.runs.times import pause, steady_now, wall_now
 
 LOOK_EVERY_S = 0.5
@@ -131,3 +133,31 @@ def _is_done(reading: RunSnapshot, queue: Queue, *, had_nodes: bool, stuck: bool
 
 def _named(jobs: list[str]) -> str:
     return f"job {jobs[0]}" if len(jobs) == 1 else f"jobs {fold(jobs).strip('[]')}"
+
+
+def cancel_jobs(
+    reading: RunSnapshot, timeout_s: float | None, grace_s: float, say: Callable[[str], None], *, waits: bool, now: bool
+) -> tuple[RunSnapshot, str]:
+    """Cancel the jobs of a run that is marked; the last look at it, and one sentence of what was done."""
+    run = clean(reading.spec.run)
+    nobody = f"{run}: no job of it was left, so there was nothing to stop; it is marked, and nothing starts it again"
+    jobs = CancelJobs(reading, grace_s, now=now, say=say)
+    try:
+        last, left = (jobs.until_none(timeout_s), ()) if waits else (None, jobs.ask_once()[1])
+    except NotEnded as error:
+        hint = f"the cancel stands, and no job of it starts anything any more; gangrun cancel {run}"
+        hint += " again when Slurm answers" if error.silent else " --now ends what is left without an orderly stop"
+        kind, code = ("slurm", SLURM) if error.silent else ("not yet", UNKNOWN)
+        raise UserError(kind, str(error), hint, code) from error
+    if last is None:
+        last = read(reading.paths, slurm=True)
+        if left:
+            return last, f"{run} is asked to stop; its supervisor ends job {left[-1].job}"
+        return last, f"{run}: its jobs are cancelled" if jobs.cancelled else nobody
+    if not jobs.cancelled and not last.ended:
+        return last, nobody
+    stuck = [job for job in last.queue.active if job.seq is not None] if last.queue is not None else []
+    more = (
+        f"; Slurm still waits for nodes of job {stuck[-1].job} that do not answer" if stuck and not last.ended else ""
+    )
+    return last, f"{run} has ended{more}"

@@ -7,20 +7,31 @@ of it. A process is signalled only if it is surely the owner: number and start t
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from enum import Enum
 
-from gangrun.adapters.fs.run_dir import RunPaths
+import click
+
+from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.run_dir import RunPaths, mark_cancelled
+from gangrun.config import environment
+from gangrun.display.text import clean, echo_json
+from gangrun.display.times import span_words
+from gangrun.errors import UNKNOWN, UserError
 from gangrun.node import processes
 from gangrun.runs.follow import Follower
-from gangrun.runs.snapshot import RunSnapshot
+from gangrun.runs.liveness import is_abandoned
+from gangrun.runs.snapshot import RunSnapshot, read
 from gangrun.runs.state import run_state
+from gangrun.runs.status import status_of
 from gangrun.runs.times import pause, steady_now, wall_now
 
 LOOK_EVERY_S = 0.2
+SLACK_S = 30.0  # beyond the run's own grace periods
 
 
 class SignalResult(Enum):
-    """What became of telling the owner."""
+    """What became of the signal to the owner."""
 
     TOLD = "told"
     ELSEWHERE = "elsewhere"  # on another host: it will find the mark
@@ -60,3 +71,54 @@ def wait_for_end(paths: RunPaths, timeout_s: float | None) -> RunSnapshot:
         if left_s <= 0:
             return reading
         pause(left_s)
+
+
+def cancel(
+    reading: RunSnapshot, timeout_s: float | None, say: Callable[[str], None], *, waits: bool, now: bool
+) -> tuple[RunSnapshot, str]:
+    """End a run for good; the last look at it, and one sentence of what was done.
+
+    ``UserError`` if it has not ended within ``timeout_s``, by default what its own policy gives an orderly stop.
+    """
+    paths, run, policy = reading.paths, clean(reading.spec.run), reading.spec.policy
+    if reading.ended:
+        return reading, f"{run} has ended already"
+    grace_s = policy.checkpoint_grace_s + policy.stop_grace_s + policy.timing.fence_after_s + SLACK_S
+    first = mark_cancelled(Disk(), paths, f"{environment.user_name()} (gangrun cancel)", wall_now())
+    if reading.spec.world == "slurm":
+        from gangrun.launch.slurm_cancel import cancel_jobs
+
+        return cancel_jobs(reading, timeout_s, grace_s, say, waits=waits, now=now)
+    told = tell_owner(reading, again=not first)
+    if told is SignalResult.NOBODY:
+        words = "no process runs it, so there was nothing to stop; it is marked, and nothing starts it again by itself"
+        return read(paths), f"{run}: {words}"
+    if not waits:
+        return reading, f"{run} is asked to stop{'' if first else ' (it was asked before)'}"
+    if told is SignalResult.ELSEWHERE and reading.owner is not None:
+        say(f"its owner is on {reading.owner.host} and will find the mark; waiting")
+    last = wait_for_end(paths, grace_s if timeout_s is None else timeout_s)
+    if last.ended:
+        return last, f"{run} has ended"
+    if is_abandoned(last, wall_now()):
+        return last, f"{run}: its owner is gone, and all ranks with it"
+    hint = f"gangrun status {run} shows how it goes; the cancel stands"
+    raise UserError("not yet", f"{run} has not ended in time", hint, UNKNOWN)
+
+
+def tell_end(paths: RunPaths, timeout_s: float | None, *, as_json: bool) -> int:
+    """Wait for the end, tell it, and return the run's exit code."""
+    reading = wait_for_end(paths, timeout_s)
+    run, truth = clean(reading.spec.run), run_state(reading, wall_now())
+    if as_json:
+        echo_json(status_of(reading, wall_now()))
+    elif truth.ended:
+        click.echo(f"{run} {truth.state}: {clean(truth.reason)}")
+    elif truth.abandoned:
+        why = f" ({clean(truth.reason)})" if reading.spec.world == "slurm" else ""
+        click.echo(f"{run}: nobody runs it any more, so it will not end by itself{why}", err=True)
+        click.echo(f"  gangrun resume {run} takes it up again", err=True)
+    else:
+        span = f"{timeout_s:g} s" if timeout_s is not None and timeout_s < 60 else span_words(timeout_s or 0.0)
+        click.echo(f"{run} has not ended within {span}", err=True)
+    return UNKNOWN if truth.exit_code is None else truth.exit_code

@@ -16,6 +16,8 @@ from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.core.events import RankExited
 from gangrun.core.model import ErrorReport, RankExit
+from gangrun.runs.rank_output import Wanted
+from gangrun.runs.snapshot import RunSnapshot
 from gangrun.runs.status import SCHEMA
 from gangrun.wire.kinds import event_of
 from gangrun.wire.record import Record, RecordError
@@ -138,3 +140,14 @@ def _failure(group: SameEnd) -> RankFailure:
         oom_kill=died.oom_kill, stopped_by_us=died.by_us, victim=group.victim,
         error=None if error is None else RankError(kind=error.kind, message=error.message, traceback=error.traceback),
     )  # fmt: skip
+
+
+def groups_in(reading: RunSnapshot, attempt: int | None, wanted: Wanted) -> tuple[list[int], int, list[SameEnd]]:
+    """(attempts with failures, the attempt that was looked at, how its wanted ranks ended)."""
+    by_attempt = exits_of(reading.records)
+    number = attempt if attempt is not None else max(by_attempt, default=-1)
+    exits = with_reports(reading.paths, number, by_attempt.get(number, []), Disk())
+    chosen = [
+        one for one in exits if (wanted.ranks is None or one.rank in wanted.ranks) and wanted.node in (None, one.node)
+    ]
+    return sorted(by_attempt), number, groups_of(chosen)

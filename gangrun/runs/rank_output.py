@@ -9,12 +9,23 @@ from __future__ import annotations
 
 import os
 import re
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gangrun.adapters.fs.run_dir import RunPaths, file_name
-from gangrun.core.nodeset import natural_sort
+from gangrun.core.nodeset import NodesetError, natural_sort, unfold
+from gangrun.errors import UserError
+from gangrun.runs.follow import Follower
+from gangrun.runs.snapshot import read
+from gangrun.runs.state import run_state
+from gangrun.runs.times import pause, steady_now, wall_now
+
+LOOK_EVERY_S = 0.25
+LOOK_AT_RUN_EVERY_S = 1.0
+TAIL_LINES_COUNT = 15
+LAST_ROUNDS_COUNT = 2  # after the end, so that the last lines are not missed
 
 CHUNK_BYTES = 1 << 20
 LINE_MAX_BYTES = 1 << 20
@@ -137,3 +148,60 @@ class NewLines:
                 while lines or tail.is_behind:
                     yield from (line for line in lines if self.wanted.takes(line))
                     lines = tail.lines()
+
+
+def ranks_in(text: str | None) -> frozenset[int] | None:
+    """The ranks that ``3`` or ``0,4-7`` names; None is all."""
+    if text is None:
+        return None
+    try:
+        return frozenset(int(name) for name in unfold(f"[{text}]"))
+    except (NodesetError, ValueError):
+        hint = "write 3, or 0,4-7"
+        raise UserError("usage", f"--rank: {text!r} is neither a rank nor a list of ranks", hint) from None
+
+
+def newest_attempt(paths: RunPaths, *, wait_for_it: bool) -> int:
+    """The newest attempt with output; before there is any 0 if it is worth to ``wait_for_it``."""
+    if known := attempts_of(paths):
+        return known[-1]
+    reading = read(paths)
+    if wait_for_it and not reading.ended:
+        return 0
+    reason = reading.state.reason if reading.state else "no supervisor has begun yet"
+    raise UserError("no output", f"no rank of {paths.run} has printed anything yet", f"the run says: {reason}", 1)
+
+
+def written(paths: RunPaths, wanted: Wanted, attempt: int, tail: int | None) -> Iterator[str]:
+    """The lines of one attempt, the last ``tail`` of each node."""
+    logs = node_logs(paths, attempt, wanted.node)
+    if not logs:
+        of = f" of node {wanted.node}" if wanted.node else ""
+        have = ", ".join(str(number) for number in attempts_of(paths)) or "none"
+        raise UserError("no output", f"there is no output{of} in attempt {attempt}", f"attempts with output: {have}", 1)
+    for log in logs:
+        yield from lines_of(log, wanted) if tail is None else deque(lines_of(log, wanted), maxlen=tail)
+
+
+def followed(paths: RunPaths, wanted: Wanted, attempt: int, tail: int | None, *, only: bool) -> Iterator[str]:
+    """The lines from now on, over attempts unless ``only`` this one is wanted, until the run ends."""
+    new, run = NewLines(paths, wanted, attempt, only), Follower(paths)
+    lines = new.poll()
+    yield from lines if tail is None else deque(lines, maxlen=tail)
+    look_at, rounds_left = steady_now(), LAST_ROUNDS_COUNT
+    while rounds_left:
+        yield from new.poll()
+        if steady_now() >= look_at:
+            look_at = steady_now() + LOOK_AT_RUN_EVERY_S
+            reading = run.look()
+            newer = reading.state is not None and reading.state.attempt > attempt
+            rounds_left -= run_state(reading, wall_now()).over or (only and newer)
+        pause(LOOK_EVERY_S)
+
+
+def tail_of(paths: RunPaths, attempt: int, rank: int) -> list[str]:
+    """The last lines of one rank."""
+    last: deque[str] = deque(maxlen=TAIL_LINES_COUNT)
+    for log in node_logs(paths, attempt):
+        last.extend(lines_of(log, Wanted(frozenset({rank}))))
+    return list(last)

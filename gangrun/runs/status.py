@@ -7,17 +7,20 @@ of meaning raises it. All times are seconds since the epoch by the wall clock.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from gangrun.adapters.fs.index import IndexEntry
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.core.model import TERMINAL, AttemptRecord, CheckpointRef, Node, RunState
 from gangrun.core.nodes.quarantine import active
 from gangrun.core.nodeset import natural_sort
+from gangrun.errors import UserError
 from gangrun.runs.saves import SavesStatus, saves_status
-from gangrun.runs.snapshot import RunSnapshot, read
+from gangrun.runs.snapshot import RunSnapshot, concerns_slurm, read, with_queue
 from gangrun.runs.state import run_state
 from gangrun.runs.times import WallTimes, wall_now
 
@@ -315,3 +318,29 @@ def _checkpoint(ref: CheckpointRef | None, reading: RunSnapshot) -> CheckpointSt
 def _names(kind: str, event: Mapping[str, Any], step: int) -> bool:
     checkpoint = event.get("checkpoint")
     return kind == "CheckpointSeen" and isinstance(checkpoint, dict) and checkpoint.get("step") == step
+
+
+def statuses_of(entries: Sequence[IndexEntry]) -> list[Status | UnreadableRun]:
+    """Slurm is asked once for all runs, and those that this concerns are read anew: a journal's word is newer."""
+    found = [_read_or_why(entry) for entry in entries]
+    if any(isinstance(one, RunSnapshot) and concerns_slurm(one) for one in found):
+        from gangrun.runs.jobs import queue_of_each
+
+        queue = queue_of_each()
+        for k, one in enumerate(found):
+            if isinstance(one, RunSnapshot) and concerns_slurm(one):
+                again = _read_or_why(entries[k])
+                if isinstance(again, RunSnapshot):
+                    again = with_queue(again, queue(again.paths, again.spec.run, again.owner))
+                found[k] = again
+    return [status_of(one, wall_now()) if isinstance(one, RunSnapshot) else one for one in found]
+
+
+def _read_or_why(entry: IndexEntry) -> RunSnapshot | UnreadableRun:
+    try:
+        return read(RunPaths(Path(entry.path)))
+    except UserError as error:
+        why = error.message
+    except OSError as error:
+        why = f"{error.strerror or error} ({error.filename or entry.path})"
+    return UnreadableRun(run=entry.run, name=entry.name, reason=why)

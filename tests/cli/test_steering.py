@@ -93,7 +93,7 @@ def test_a_process_that_only_has_the_owners_number_is_not_signalled(
     Builder(runs).supervisor().up().owner(pid=owner.pid, ticks=1)
     said = gangrun("cancel", "train")
     assert said.code == 0
-    assert "nobody runs it" in said.out
+    assert "no process runs it" in said.out
     assert owner.poll() is None
 
 

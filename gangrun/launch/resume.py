@@ -1,8 +1,7 @@
-"""``gangrun resume``: take a run up again after a fix, a cancel or a spent budget.
+"""Continuing a run after a fix, a cancel or a spent budget: ``gangrun resume``.
 
 The run stays the same one: its directory, its journal, its checkpoints. What is asked of the next job is left for its
-supervisor in ``.gangrun/resume-<seq>.json``; then this process owns the run as ``gangrun run`` would. Next:
-``resume_job`` for a run on Slurm, of which only the next job is asked for.
+supervisor in ``.gangrun/resume-<seq>.json``; then this process owns the run as ``gangrun run`` would.
 """
 
 from __future__ import annotations
@@ -10,13 +9,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import click
-
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, check_private, clear_cancelled, read_cancelled
-from gangrun.cli.options import Typed, json_option, run_argument, runs_dir_option
 from gangrun.config import environment
-from gangrun.config.parsers import resume_request, whole
 from gangrun.config.request import refuse_unfindable
 from gangrun.core.model import Phase
 from gangrun.display.text import clean
@@ -32,37 +27,16 @@ REQUEST_SCHEMA = 1
 LETS_GO_WITHIN_S = 10.0
 
 
-@click.command("resume")
-@run_argument
-@click.option(
-    "--resume",
-    "request",
-    type=Typed(resume_request, ("auto", "none")),
-    metavar="auto|none|STEP|PATH",
-    default="auto",
-    help="Checkpoint to resume from (default auto).",
-)
-@click.option("--max-restarts", type=Typed(whole(0)), metavar="N", help="New budget of restarts from here on.")
-@click.option("-q", "--quiet", is_flag=True, help="Do not show the ranks' output.")
-@json_option
-@runs_dir_option
 def resume(
-    run: str | None, request: str, max_restarts: int | None, quiet: bool, as_json: bool, runs_dir: str | None
+    run: str, runs_dir: str | None, request: str, max_restarts: int | None, *, quiet: bool, as_json: bool
 ) -> int:
-    """Take a run up again: after a fix, a cancel, a spent budget, or when nobody runs it any more.
-
-    It goes on from its newest valid checkpoint with a fresh budget of restarts: here and in the foreground, or on Slurm
-    by one more job, without the nodes that are excluded. A job that Slurm holds is released. A run that has succeeded
-    is not run again, and one that is running is left alone.
-    """
+    """Continue a run here, or ask for its next job; ``max_restarts`` None keeps the run's own."""
     wish = {
         "schema": REQUEST_SCHEMA,
         "by": environment.user_name(),
         "request": request,
         "restarts_max_count": max_restarts,
     }
-    if run is None:
-        raise UserError("usage", "which run? resume wants a RUN", "gangrun status --all lists them")
     paths = find(run, runs_dir, steering=True)
     reading = read(paths)
     in_slurm = reading.spec.world == "slurm"

@@ -1,0 +1,101 @@
+"""``gangrun cancel``, ``resume`` and ``wait``: end a run, continue one, wait for the end of one."""
+
+from __future__ import annotations
+
+import click
+
+from gangrun.cli.options import TIME, Typed, asks, json_option, run_argument, runs_dir_option
+from gangrun.config.parsers import resume_request, whole
+from gangrun.display.text import clean, echo_json
+from gangrun.errors import DONE, UserError
+from gangrun.launch import stop
+from gangrun.runs.locate import find
+from gangrun.runs.snapshot import read
+from gangrun.runs.state import run_state
+from gangrun.runs.status import SCHEMA, status_of
+from gangrun.runs.times import wall_now
+
+
+@click.command("cancel")
+@run_argument
+@click.option("--wait/--no-wait", "waits", default=True, help="Wait until all ranks have ended (default).")
+@click.option("--now", is_flag=True, help="Cancel running jobs at once, without an orderly stop.")
+@click.option("--timeout", "timeout_s", type=TIME, help="Longest wait (default the run's grace periods plus 30s).")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation, even without RUN.")
+@json_option
+@runs_dir_option
+def cancel(
+    run: str | None, waits: bool, now: bool, timeout_s: float | None, yes: bool, as_json: bool, runs_dir: str | None
+) -> int:
+    """End a run for good: stop all ranks in order; nothing starts again by itself.
+
+    A script that asked for it may save a checkpoint first. Waiting jobs of the run are cancelled at once, a running job
+    when its ranks have ended. `gangrun resume` continues a cancelled run.
+    """
+    reading = read(find(run, runs_dir, steering=True))
+    if now and reading.spec.world == "local":
+        raise UserError(
+            "usage", "--now is for runs that have jobs", "gangrun run is stopped at once by a second Ctrl-C"
+        )
+    if run is None and not yes:
+        named = f"{clean(reading.spec.run)} ({clean(reading.spec.name)})"
+        if not asks():
+            raise UserError("usage", "which run? cancel needs a RUN, or -y for the newest", f"the newest is {named}")
+        click.confirm(f"Cancel {named}?", abort=True, err=True)
+
+    def say(sentence: str) -> None:
+        if not as_json:
+            click.echo(f"gangrun: {clean(sentence)}", err=True)
+
+    last, words = stop.cancel(reading, timeout_s, say, waits=waits, now=now)
+    if as_json:
+        echo_json({"schema": SCHEMA, "message": words, "status": status_of(last, wall_now())})
+    else:
+        truth = run_state(last, wall_now())
+        ended = last.ended or (truth.ended and last.queue is not None)
+        click.echo(clean(words) + (f": {truth.state}, {clean(truth.reason)}" if ended else ""))
+    return DONE
+
+
+@click.command("resume")
+@run_argument
+@click.option(
+    "--resume",
+    "request",
+    type=Typed(resume_request, ("auto", "none")),
+    metavar="auto|none|STEP|PATH",
+    default="auto",
+    help="Checkpoint to resume from (default auto).",
+)
+@click.option("--max-restarts", type=Typed(whole(0)), metavar="N", help="New budget of restarts from here on.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not show the ranks' output.")
+@json_option
+@runs_dir_option
+def resume(
+    run: str | None, request: str, max_restarts: int | None, quiet: bool, as_json: bool, runs_dir: str | None
+) -> int:
+    """Continue a run after a fix, a cancel or a spent budget, or when nobody runs it any more.
+
+    It continues from its newest valid checkpoint with a new budget of restarts: here and in the foreground, or by one
+    more job on nodes that are not excluded. A held job is released. A run that has succeeded or still runs is left
+    alone.
+    """
+    if run is None:
+        raise UserError("usage", "which run? resume needs a RUN", "gangrun status --all lists them")
+    from gangrun.launch.resume import resume as resumed
+
+    return resumed(run, runs_dir, request, max_restarts, quiet=quiet, as_json=as_json)
+
+
+@click.command("wait")
+@run_argument
+@click.option("--timeout", "timeout_s", type=TIME, help="Stop waiting after TIME with exit code 3 (default never).")
+@json_option
+@runs_dir_option
+def wait(run: str | None, timeout_s: float | None, as_json: bool, runs_dir: str | None) -> int:
+    """Wait until a run has ended, over all its jobs, and exit with its code.
+
+    The code is 0 if the run succeeded, 1 if it failed, 130 if it was cancelled, 3 if nobody can tell. With --json the
+    final status is printed, as `gangrun status --json` would.
+    """
+    return stop.tell_end(find(run, runs_dir), timeout_s, as_json=as_json)

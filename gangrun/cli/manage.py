@@ -1,0 +1,160 @@
+"""``gangrun checkpoints``, ``nodes``, ``config`` and ``prune``: what runs left, and what they are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gangrun.cli.options import TIME, asks, json_option, runs_dir_option
+from gangrun.display.status_page import look_now
+from gangrun.display.text import clean, echo_json, size_words, styled, table
+from gangrun.errors import DONE, RUN_FAILED, UNKNOWN, UserError
+from gangrun.runs.status import SCHEMA
+
+OLDER_THAN_S = 14 * 86400.0
+
+
+@click.command("checkpoints")
+@click.argument("where", required=False, metavar="[DIR|RUN]")
+@click.option("--verify", is_flag=True, help="Read every byte not yet verified; exit 1 if the newest is invalid.")
+@click.option("--checkpoint-pattern", metavar="REGEX", help="Names of checkpoint directories; the group is the step.")
+@click.option("--validator", metavar="COMMAND", help="With --verify, ask this command too (0 valid, 1 not).")
+@json_option
+@runs_dir_option
+def checkpoints(
+    where: str | None, verify: bool, checkpoint_pattern: str | None, validator: str | None, as_json: bool,
+    runs_dir: str | None,
+) -> int:  # fmt: skip
+    """List checkpoints, newest first: valid or not, why not, and which one a run would resume from.
+
+    DIR is a directory of checkpoints; RUN is a run, whose own directory is looked at. Without --verify no data is read:
+    "complete" is what the structure shows, "verified" what was verified before and has not changed since.
+    """
+    from gangrun.display.checkpoints_page import page, progress_bars
+    from gangrun.entry.wiring import validator_of
+    from gangrun.runs import checkpoints
+
+    place = checkpoints.place_of(where, checkpoint_pattern, validator, runs_dir)
+    with progress_bars(shown=verify) as progress:
+        judge = validator_of(place.validator, place.validator_within_s, place.working_directory)
+        survey = checkpoints.surveyed(place, progress, judge, verify=verify)
+    if as_json:
+        echo_json(checkpoints.as_json(survey))
+    else:
+        click.echo("\n".join(page(survey, look_now())))
+    return RUN_FAILED if verify and not survey.newest_is_valid else DONE
+
+
+@click.command("nodes")
+@click.argument("words", nargs=-1, metavar="[clear NODES|all]")
+@json_option
+def nodes(words: tuple[str, ...], as_json: bool) -> int:
+    """List nodes excluded by your runs: why, and until when new runs avoid them.
+
+    `gangrun nodes clear n[3-4]` forgets these nodes, `gangrun nodes clear all` forgets every node.
+    """
+    from gangrun.launch import node_history
+
+    if words:
+        verb, *named = words
+        if verb != "clear" or not named:
+            hint = "gangrun nodes clear n3"
+            raise UserError("usage", f"gangrun nodes {clean(' '.join(words))}: not understood", hint)
+        cleared = node_history.clear(named)
+        if as_json:
+            echo_json({"schema": SCHEMA, "cleared": cleared})
+        else:
+            click.echo(f"forgotten: {clean(', '.join(cleared))}" if cleared else "nothing was known")
+        return DONE
+    known = node_history.known_nodes()
+    if as_json:
+        echo_json(known)
+        return DONE
+    rows = node_history.rows_of(known)
+    head = ("node", "now", "times", "last", "why")
+    click.echo("\n".join(table(head, rows, look_now().columns, "")) if rows else "no node is known to be bad")
+    return DONE
+
+
+@click.command("config")
+@click.option("--show", is_flag=True, help="Show all settings, which is also what happens without it.")
+@click.option("--config", "config_file", type=click.Path(path_type=Path), metavar="FILE", help="Read FILE first.")
+@json_option
+def config(show: bool, config_file: Path | None, as_json: bool) -> int:
+    """Show every setting of a run with its value, and where that came from.
+
+    Stronger first: flags of `gangrun run`, GANGRUN_* variables, ./gangrun.toml, the config.toml of your
+    $XDG_CONFIG_HOME/gangrun, the default.
+    """
+    from gangrun.config.environment import all_variables
+    from gangrun.config.layers import BY_NAME, layered, unknown_variables, usual_files
+
+    del show
+    variables, files = all_variables(), usual_files(config_file)
+    settings, warnings = layered({}, variables, files), unknown_variables(variables)
+    if as_json:
+        known = {name: {"value": value.plain, "origin": value.origin} for name, value in settings.items()}
+        echo_json({"schema": SCHEMA, "settings": known, "files": [str(file) for file in files], "warnings": warnings})
+        return DONE
+    look = look_now()
+    rows = [(name, clean(value.words), clean(value.origin), BY_NAME[name].help) for name, value in settings.items()]
+    head, *lines = table(("setting", "value", "from", "what it is"), rows, look.columns, "")
+    click.echo("\n".join([styled(head, "dim", look.color), *lines, "", "read, the strongest first:"]))
+    for file in files:
+        click.echo(f"  {clean(file.absolute())}{'' if file.exists() else ' (not there)'}")
+    for sentence in warnings:
+        click.echo(f"gangrun: {clean(sentence)}", err=True)
+    return DONE
+
+
+@click.command("prune")
+@click.argument("runs", nargs=-1, metavar="[RUN...]")
+@click.option("--older-than", type=TIME, help="Remove runs that ended longer ago than TIME (default 14d).")
+@click.option("--keep", type=click.IntRange(min=0), default=0, metavar="N", help="Keep the N newest runs (default 0).")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed; remove nothing.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@json_option
+@runs_dir_option
+def prune(
+    runs: tuple[str, ...], older_than: float | None, keep: int, dry_run: bool, yes: bool, as_json: bool,
+    runs_dir: str | None,
+) -> int:  # fmt: skip
+    """Remove the run directories of runs that have ended: logs, journal and keys, never checkpoints.
+
+    With RUN only these runs, however new they are. Without RUN all runs that ended longer ago than --older-than. A run
+    that is alive, or may be alive, is never removed.
+    """
+    from gangrun.launch import prune as removal
+
+    age_s = older_than if older_than is not None else 0.0 if runs else OLDER_THAN_S
+    found = removal.candidates(runs, runs_dir, age_s, keep)
+    going, kept = [one for one in found if one.goes], [one for one in found if not one.goes]
+    if not as_json:
+        rows = [(clean(one.run), clean(one.name), size_words(one.size_bytes), clean(one.why)) for one in going]
+        lines = table(("run", "name", "size", "why"), rows, look_now().columns, "") if rows else ["nothing to remove"]
+        lines += [f"kept {clean(one.run)}: {clean(one.why)}" for one in kept if runs]
+        lines += [f"kept {len(kept)} that are newer, not over, or cannot be read"] if kept and not runs else []
+        click.echo("\n".join(lines))
+    if going and not dry_run:
+        if not yes and not asks():
+            raise UserError("usage", "nothing was removed: there is nobody here to ask", "-y removes without asking")
+        if not yes:
+            many = "y" if len(going) == 1 else "ies"
+            click.confirm(f"Remove {len(going)} run director{many}?", abort=True, err=True)
+        removal.remove(going, runs_dir)
+    if not dry_run and (swept := removal.sweep_memory()):
+        click.echo(clean(swept), err=True)
+    if as_json:
+        echo_json({"schema": SCHEMA, "dry_run": dry_run, "removed": _plain(going), "kept": _plain(kept)})
+    elif going and not dry_run:
+        click.echo(f"removed {len(going)} run{'' if len(going) == 1 else 's'}")
+    return UNKNOWN if runs and kept else DONE
+
+
+def _plain(removals: list[Any]) -> list[dict[str, Any]]:
+    return [
+        {"run": one.run, "name": one.name, "path": str(one.path), "why": one.why, "size_bytes": one.size_bytes}
+        for one in removals
+    ]

@@ -1,0 +1,142 @@
+"""``gangrun status``, ``explain`` and ``logs``: they look at a run and never touch it.
+
+``status`` is looked at often: what only the others need is imported in them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from gangrun.cli.options import json_option, run_argument, runs_dir_option
+from gangrun.display.status_page import look_now, overview, page
+from gangrun.display.text import echo_json, log_line
+from gangrun.errors import UserError
+from gangrun.runs.locate import entries_of, find
+from gangrun.runs.snapshot import read
+from gangrun.runs.status import SCHEMA, status_of, statuses_of
+from gangrun.runs.times import wall_now
+
+SHOWN_COUNT = 20
+
+
+@click.command("status")
+@run_argument
+@click.option("-a", "--all", "all_runs", is_flag=True, help="Show all runs, newest first, one line each.")
+@click.option("-w", "--watch", is_flag=True, help="Redraw until the run ends; Ctrl-C leaves the viewer.")
+@json_option
+@runs_dir_option
+def status(run: str | None, all_runs: bool, watch: bool, as_json: bool, runs_dir: str | None) -> int:
+    """Show how a run goes: state and reason, where, step, checkpoint, attempts.
+
+    RUN is an id, the beginning of one, a name, a job id or a path; without RUN the newest run is shown.
+
+    \b
+      gangrun status              the newest run
+      gangrun status --all        all runs
+      gangrun status my-run -w    until it ends
+    """  # noqa: D301 - click reads the backspace
+    if all_runs:
+        if run is not None or watch:
+            raise UserError("usage", "--all shows every run, so it takes neither RUN nor --watch", "leave out --all")
+        return _all(runs_dir, as_json=as_json)
+    if watch and as_json:
+        raise UserError("usage", "--json is one object, --watch many looks", "gangrun wait --json prints the last one")
+    paths = find(run, runs_dir)
+    if watch:
+        from gangrun.display.live_view import watch_run
+        from gangrun.runs.follow import Follower
+
+        watch_run(Follower(paths, curious=True), look_now)
+        return 0
+    found = status_of(read(paths, slurm=True), wall_now())
+    return _json(found) if as_json else _lines(page(found, look_now()))
+
+
+def _all(runs_dir: str | None, *, as_json: bool) -> int:
+    entries = entries_of(runs_dir)
+    shown = entries if as_json else entries[:SHOWN_COUNT]
+    statuses = statuses_of(shown)
+    if as_json:
+        return _json({"schema": SCHEMA, "runs": statuses})
+    if not statuses:
+        return _lines(["no runs yet; gangrun run starts one"])
+    older = len(entries) - len(shown)
+    more = [f"and {older} older ones (--json lists all, gangrun prune removes old ones)"] if older else []
+    return _lines([*overview(statuses, look_now()), *more])
+
+
+def _json(value: object) -> int:
+    echo_json(value)
+    return 0
+
+
+def _lines(lines: list[str]) -> int:
+    click.echo("\n".join(lines))
+    return 0
+
+
+@click.command("explain")
+@run_argument
+@click.option("-a", "--all", "everything", is_flag=True, help="Show ignored, refused and routine records too.")
+@json_option
+@runs_dir_option
+def explain(run: str | None, everything: bool, as_json: bool, runs_dir: str | None) -> int:
+    """Show the decisions of a run: when, what was seen, concluded and done.
+
+    The sentences under "concluded" are the supervisor's own, from the journal. Without --all only decisions that
+    matter are shown; routine ones are summed up under "meanwhile".
+    """
+    from gangrun.display.explain_page import explained, page
+
+    look = look_now()
+    told = explained(read(find(run, runs_dir), timeline=True, slurm=True), look.now, everything=everything)
+    return _json(told) if as_json else _lines(page(told, look, everything=everything))
+
+
+@click.command("logs")
+@run_argument
+@click.option("-r", "--rank", "ranks", metavar="RANKS", help="Show only these ranks: 3, or 0,4-7.")
+@click.option("-k", "--attempt", type=click.IntRange(min=0), metavar="K", help="Attempt to show (default the newest).")
+@click.option("-n", "--node", metavar="NODE", help="Show only this node.")
+@click.option("-t", "--tail", type=click.IntRange(min=0), metavar="LINES", help="Show only the last LINES lines.")
+@click.option("-f", "--follow", is_flag=True, help="Follow until the run ends; Ctrl-C leaves the viewer.")
+@click.option("-e", "--errors", is_flag=True, help="Show who failed first, then each distinct traceback once.")
+@json_option
+@runs_dir_option
+def logs(run: str | None, runs_dir: str | None, *, follow: bool, errors: bool, as_json: bool, **asked: Any) -> int:
+    """Show what the ranks of a run printed, each line with [node:rankN] before it.
+
+    \b
+      gangrun logs -f                 all ranks, as it comes
+      gangrun logs --rank 0 -t 100    the last lines of rank 0
+      gangrun logs --errors           who failed first, and how
+    """  # noqa: D301 - click reads the backspace
+    from gangrun.runs.rank_output import Wanted, followed, newest_attempt, ranks_in, written
+
+    attempt, tail, wanted = asked["attempt"], asked["tail"], Wanted(ranks_in(asked["ranks"]), asked["node"])
+    if errors and (follow or tail is not None):
+        raise UserError("usage", "--errors takes neither --follow nor --tail", "leave them out")
+    if as_json and not errors:
+        raise UserError("usage", "--json goes with --errors; logs are lines", "gangrun logs --errors --json")
+    paths, color = find(run, runs_dir), look_now().color
+    if errors:
+        from gangrun.display.explain_page import failure_page
+        from gangrun.runs.failures import failures_of, groups_in
+        from gangrun.runs.rank_output import tail_of
+
+        reading = read(paths, timeline=True)
+        attempts, number, groups = groups_in(reading, attempt, wanted)
+        if as_json:
+            return _json(failures_of(reading.spec.run, attempts, number, groups))
+        tails = {group.exit.rank: tail_of(paths, number, group.exit.rank) for group in groups[:1]}
+        click.echo("\n".join(failure_page(attempts, number, groups, tails, color=color)), color=color)
+        return 0
+    newest = attempt if attempt is not None else newest_attempt(paths, wait_for_it=follow)
+    lines = written(paths, wanted, newest, tail)
+    if follow:
+        lines = followed(paths, wanted, newest, tail, only=attempt is not None)
+    for line in lines:
+        click.echo(log_line(line, color), color=color)
+    return 0

@@ -22,8 +22,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from gangrun.agent.brain.facts import DiskTaskDone, Fact
 from gangrun.checkpoint.formats.dcp import BadFile, UnreadableFile
 from gangrun.checkpoint.formats.dcp_metadata import MetadataRefused
@@ -37,7 +35,7 @@ from gangrun.core.checkpoints.memory import Code, Holding, Stripe
 from gangrun.wire import protection as wire_protection
 from gangrun.wire.code_layout import LayoutRefused
 from gangrun.wire.manifest import MANIFEST_MAX_BYTES, MANIFEST_NAME, ManifestError, decode
-from gangrun.wire.messages import Recover, VerifyShare
+from gangrun.wire.messages import MemoryAnswer, Recover, VerifyShare
 from gangrun.wire.protection import PIECES_PREFIX, RECORD_NAME, Protection, ProtectionRefused
 
 
@@ -88,28 +86,27 @@ def rescue(keeper: str, command: Recover, ended: Callable[[], bool] = lambda: Fa
     try:
         kept = KeeperClient(keeper)
     except KeeperRefused as error:
-        return DiskTaskDone(command, not command.into, str(error), {"steps": []})
+        return DiskTaskDone(command, not command.into, str(error))
     try:
         if not command.into:
-            steps = [msgspec.to_builtins(one) for one in holdings(kept, command.attempt)]
-            return DiskTaskDone(command, True, data={"steps": steps})
+            return DiskTaskDone(command, True, answer=MemoryAnswer(holdings(kept, command.attempt)))
         name = StepName(command.attempt, command.step, command.nonce)
         if command.rebuild:
-            written = rebuild_files(_record(kept, name), command.rebuild, command.into, ended)
+            rebuild_files(_record(kept, name), command.rebuild, command.into, ended)
         else:
-            written = bring(kept, name, command.files, command.into, ended)
-        return DiskTaskDone(command, True, data={"bytes": written})
+            bring(kept, name, command.files, command.into, ended)
+        return DiskTaskDone(command, True)
     except OSError as error:
-        return DiskTaskDone(command, False, error.strerror or str(error), {"steps": []})
+        return DiskTaskDone(command, False, error.strerror or str(error))
     except (CannotRebuild, GivenUp, LayoutRefused, ProtectionRefused) as error:
-        return DiskTaskDone(command, False, str(error), {"steps": []})
+        return DiskTaskDone(command, False, str(error))
     finally:
         kept.close()
 
 
-def holdings(kept: KeeperClient, attempt: int) -> list[Holding]:
+def holdings(kept: KeeperClient, attempt: int) -> tuple[Holding, ...]:
     """What this node holds of this attempt. A manifest is put there last, so where one is, every shard is somewhere."""
-    return [_holding(kept, attempt, step) for step in kept.held(attempt)]
+    return tuple(_holding(kept, attempt, step) for step in kept.held(attempt))
 
 
 def _holding(kept: KeeperClient, attempt: int, found: Any) -> Holding:
@@ -192,18 +189,20 @@ class MemoryTasks:
         try:
             kept = KeeperClient(self._keeper)
             kept.pin(command.attempt)
-            steps = [msgspec.to_builtins(one) for one in holdings(kept, command.attempt)]
+            steps = holdings(kept, command.attempt)
         except OSError as error:
             if kept is not None:
                 kept.close()
-            return DiskTaskDone(command, True, error.strerror or str(error), {"steps": []})
+            return DiskTaskDone(command, True, error.strerror or str(error))
         with self._lock:
             ended = self._newest > command.act
             if not ended:
                 kept, self._pinned = self._pinned, kept
         if kept is not None:
             kept.close()
-        return DiskTaskDone(command, False, GIVEN_UP) if ended else DiskTaskDone(command, True, data={"steps": steps})
+        return (
+            DiskTaskDone(command, False, GIVEN_UP) if ended else DiskTaskDone(command, True, answer=MemoryAnswer(steps))
+        )
 
     def _written(self, command: Recover) -> DiskTaskDone:
         with self._lock:
@@ -213,12 +212,12 @@ class MemoryTasks:
         if kept is None:
             return DiskTaskDone(command, False, "what was asked for is not pinned any more")
         try:
-            name, written = StepName(command.attempt, command.step, command.nonce), 0
+            name = StepName(command.attempt, command.step, command.nonce)
             kept.pin(command.attempt, name)
             if command.files:
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)  # of this thread alone
-                written = bring(kept, name, command.files, command.into, self._ended(command))
-            return DiskTaskDone(command, True, data={"bytes": written})
+                bring(kept, name, command.files, command.into, self._ended(command))
+            return DiskTaskDone(command, True)
         except OSError as error:
             return DiskTaskDone(command, False, error.strerror or str(error))
         finally:

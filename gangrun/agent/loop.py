@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, final
 
 from gangrun.agent.background_tasks import BackgroundTasks, MemoryTasks, VerifyTask
@@ -22,7 +23,18 @@ from gangrun.agent.brain.line import ClockSkew
 from gangrun.agent.surroundings import Health, Net, Ranks, WardenEnd
 from gangrun.node.processes import Askings
 from gangrun.ports import Clock
-from gangrun.wire.messages import Ack, Prepare, Recover, VerifyShare
+from gangrun.wire.messages import (
+    Ack,
+    CheckNode,
+    Command,
+    Launch,
+    MemoryAnswer,
+    Prepare,
+    Recover,
+    Stacks,
+    Stop,
+    VerifyShare,
+)
 
 TURN_MAX_S = 1.0  # the warden kills an agent that gives no sign of life
 FAREWELL_S = 0.5  # for the last words to leave
@@ -65,8 +77,8 @@ class AgentLoop:
         self._memory = memory
         self._say = say
         self._stacks_within_s = stacks_within_s
-        self._errands = BackgroundTasks()
-        self._proving = VerifyTask()
+        self._tasks = BackgroundTasks()
+        self._verify = VerifyTask()
         self._left: effects.Leave | None = None
         self._askings = Askings()
         self._asked_to_end = {"signal": 0, "warden": 0}
@@ -76,7 +88,7 @@ class AgentLoop:
         """Until the end; the exit code."""
         assert threading.current_thread() is threading.main_thread(), "ranks would die with the thread that forked them"
         with _Waker(self._askings) as wake:
-            for fd in (wake.fileno(), self._warden.fileno(), self._ranks.fileno(), self._errands.fileno()):
+            for fd in (wake.fileno(), self._warden.fileno(), self._ranks.fileno(), self._tasks.fileno()):
                 self._net.watch(fd)
             if self._health is not None:
                 self._net.watch(self._health.fileno())
@@ -96,7 +108,7 @@ class AgentLoop:
             self._asked("signal", signum)
         for told in self._warden.receive():
             self._from_warden(told)
-        answers = self._errands.take()  # before what was found, which a check's answer must not overtake
+        answers = self._tasks.take()  # before what was found, which a check's answer must not overtake
         found = self._health.take() if self._health is not None else ()
         for fact in (*self._ranks.take(), *found, *answers):
             self._local(fact)
@@ -171,25 +183,35 @@ class AgentLoop:
             case effects.DialTerm():
                 self._net.dial(effect.endpoint, effect.server_key)
             case effects.FindTerm():
-                self._errands.ask("find term", self._find_term, lambda _: facts.TermFound(None))
+                self._tasks.ask("find term", self._find_term, lambda _: facts.TermFound(None))
             case effects.WriteLease():
                 self._warden.lease.renew(int(effect.deadline * 1e9))
             case effects.SpawnSupervisor():
                 self._spawn(effect)
-            case effects.PrepareSlate():
-                self._prepare(effect.command)
-            case effects.LaunchRanks():
-                self._launch(effect)
-            case effects.StopRanks():
-                self._ranks.stop(effect.command)
-            case effects.TakeStacks():
-                self._ranks.take_stacks(effect.command, self._stacks_within_s)
-            case effects.RunCheck():
-                self._prove(effect.command.tests)
-            case effects.UseDisk():
-                self._use_disk(effect.command)
             case effects.Leave():
                 self._left = effect
+            case command:
+                self._obey(command)
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Prepare():
+                self._prepare(command)
+            case Launch():
+                self._launch(command)
+            case Stop():
+                self._ranks.stop(command)
+            case Stacks():
+                self._ranks.take_stacks(command, self._stacks_within_s)
+            case CheckNode():
+                self._run_check(command.tests)
+            case VerifyShare():
+                self._disk_task(command, partial(self._verify.answer, command))
+            case Recover():
+                if self._memory is None:
+                    self._local(facts.DiskTaskDone(command, True, answer=MemoryAnswer(())))
+                else:
+                    self._disk_task(command, partial(self._memory.answer, command))
 
     def _spawn(self, wish: effects.SpawnSupervisor) -> None:
         self._say(f"asking for a supervisor of term {wish.term_min} or later, promised by {len(wish.promises)}")
@@ -203,22 +225,22 @@ class AgentLoop:
         )
 
     def _prepare(self, command: Prepare) -> None:
-        self._proving.give_up()  # who waited for it has chosen
+        self._verify.give_up()  # who waited for it has chosen
         if self._memory is not None:
             self._memory.give_up(command.act)
         self._ranks.prepare(command)
 
-    def _launch(self, wish: effects.LaunchRanks) -> None:
-        attempt = wish.command.attempt
+    def _launch(self, command: Launch) -> None:
+        attempt = command.attempt
         try:
-            ranks = self._ranks.launch(wish.command, lambda: self._brain.lease.live(self._clock.now()))
+            ranks = self._ranks.launch(command, lambda: self._brain.lease.live(self._clock.now()))
         except RuntimeError as error:
             self._local(facts.RanksLaunched(attempt, False, str(error)))
             return
         self._local(facts.RanksLaunched(attempt, True, ranks=ranks))
 
-    def _prove(self, tests: str) -> None:
-        self._errands.ask(
+    def _run_check(self, tests: str) -> None:
+        self._tasks.ask(
             f"check {tests}",
             lambda: replace(self._check(tests), tests=tests),
             lambda error: facts.Checked(False, str(error), tests=tests),
@@ -230,23 +252,9 @@ class AgentLoop:
         except OSError as error:
             self._say(f"the warden does not hear: {error}")
 
-    def _use_disk(self, command: Recover | VerifyShare) -> None:
-        if isinstance(command, VerifyShare):
-            self._errands.ask(
-                f"prove {command.term}.{command.act}",
-                lambda: self._proving.answer(command),
-                lambda error: facts.DiskTaskDone(command, False, str(error)),
-            )
-            return
-        memory = self._memory
-        if memory is None:
-            self._local(facts.DiskTaskDone(command, True, data={"steps": []}))
-            return
-        self._errands.ask(
-            f"rescue {command.term}.{command.act}",
-            lambda: memory.answer(command),
-            lambda error: facts.DiskTaskDone(command, False, str(error)),
-        )
+    def _disk_task(self, command: Recover | VerifyShare, answer: Callable[[], facts.Fact]) -> None:
+        kind = f"{type(command).__name__} {command.term}.{command.act}"
+        self._tasks.ask(kind, answer, lambda error: facts.DiskTaskDone(command, False, str(error)))
 
     # ---- the end -----------------------------------------------------------------------------------------------
 

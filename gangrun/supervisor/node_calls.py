@@ -13,8 +13,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-import msgspec
-
 from gangrun.core.actions import StartGang, StopGang
 from gangrun.core.events import Event, GangStarted, GangStartFailed, GangStopped, NodeChecked, StacksTaken, StopTimedOut
 from gangrun.core.machine.transitions import stop_bound_s
@@ -23,7 +21,19 @@ from gangrun.core.policy import Policy, Timing
 from gangrun.core.protocol import lease
 from gangrun.ports import ReadingAsked
 from gangrun.supervisor.opening import RunFacts
-from gangrun.wire.messages import CheckNode, CommandResult, Launch, Prepare, Stacks, Stop, VerifyShare
+from gangrun.wire.messages import (
+    CheckAnswer,
+    CheckNode,
+    CommandResult,
+    Launch,
+    Prepare,
+    Stacks,
+    StacksAnswer,
+    StartAnswer,
+    Stop,
+    StopAnswer,
+    VerifyShare,
+)
 
 NEVER = float("inf")
 UNSAID = float("-inf")
@@ -150,10 +160,12 @@ class StartCall:
     def answered(self, n: int, result: CommandResult, now: float) -> list[Event]:
         """Prepared, launched, or refused."""
         node = self._open.pop(n)
+        port, retry_free = 0, False
+        if isinstance(result.answer, StartAnswer):
+            port, retry_free = result.answer.port, result.answer.retry_free
         if not result.ok:
-            return self._failed(node, result.why or "refused without a reason", bool(result.data.get("retry_free")))
-        port = result.data.get("port")
-        if isinstance(port, int) and not self._launching and node == self._nodes[0]:
+            return self._failed(node, result.why or "refused without a reason", retry_free)
+        if not self._launching and node == self._nodes[0]:
             self._port = port
         if self._open:
             return []
@@ -236,10 +248,8 @@ class StacksCall:
         """One node's stacks, or none."""
         del now
         self._open.discard(n)
-        try:
-            self._stacks.extend(msgspec.convert(result.data.get("stacks", []), list[RankStack]))
-        except msgspec.ValidationError:
-            pass  # no evidence from there; the others' counts
+        if isinstance(result.answer, StacksAnswer):
+            self._stacks.extend(result.answer.stacks)
         return [] if self._open else self._taken()
 
     def tick(self, now: float, silent: Collection[str], lost: Collection[str]) -> list[Event]:
@@ -283,7 +293,8 @@ class CheckCall:
         del now
         self._open.pop(n, None)
         self.over = not self._open
-        return [NodeChecked(result.node, result.ok, result.why, str(result.data.get("tested", "")))]
+        tested = result.answer.tested if isinstance(result.answer, CheckAnswer) else ""
+        return [NodeChecked(result.node, result.ok, result.why, tested)]
 
     def tick(self, now: float, silent: Collection[str], lost: Collection[str]) -> list[Event]:
         """No deadline here."""
@@ -361,8 +372,7 @@ class StopCall:
     def answered(self, n: int, result: CommandResult, now: float) -> list[Event]:
         """Nothing is left there, or it cannot be killed."""
         node = self._open.pop(n)
-        left = result.data.get("leftovers")
-        leftovers = tuple(str(item) for item in left) if isinstance(left, list | tuple) else ()
+        leftovers = result.answer.leftovers if isinstance(result.answer, StopAnswer) else ()
         if result.ok:
             self._waiting.discard(node)
             self._answered.add(node)

@@ -8,15 +8,13 @@ made again of that; whatever fails, the run goes on from what is on disk.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-
-import msgspec
 
 from gangrun.core.checkpoints.memory import Holding, WholeStep, newest_whole
 from gangrun.core.events import Event
 from gangrun.supervisor.node_calls import CommandRetry
-from gangrun.wire.messages import CommandResult, Recover
+from gangrun.wire.messages import CommandResult, MemoryAnswer, Recover
 
 ASK_WITHIN_S = 30.0  # a node that is only slow must not cost the steps since the last save on disk
 LOOK_EVERY_S = 0.2  # whether there is a place to bring it to
@@ -46,7 +44,7 @@ class RecoverCall:
         self._board, self._attempt, self._above_step, self._staging = board, attempt, above_step, staging
         self._done, self._within_s, self._pin, self._ready, self._discard = done, within_s, pin, ready, discard
         self._until = now + within_s
-        self._held: dict[str, list[Holding]] = {}
+        self._held: dict[str, Sequence[Holding]] = {}
         self._picked: WholeStep | None = None
         self._written: set[str] = set()
         self._given_up: list[str] = []  # paths: who was told so late may still have written there
@@ -75,10 +73,8 @@ class RecoverCall:
                 return self._without(node, f"{node}: {result.why or 'refused without a reason'}", now)
             self._written.update(names)
             return self._go_on(now)
-        try:
-            self._held[node] = msgspec.convert(result.data.get("steps", []), list[Holding])
-        except msgspec.ValidationError:
-            pass  # it holds nothing that could be used
+        if isinstance(result.answer, MemoryAnswer):
+            self._held[node] = result.answer.steps
         return [] if self._open else self._pick(now)
 
     def tick(self, now: float, silent: Collection[str], lost: Collection[str]) -> list[Event]:
@@ -181,7 +177,7 @@ class RecoverCall:
         self._picked = again
         return self._go_on(now)
 
-    def _held_without(self, node: str) -> dict[str, list[Holding]]:
+    def _held_without(self, node: str) -> dict[str, Sequence[Holding]]:
         """What it has written counts all the same."""
         picked, there = self._picked, self._written
         assert picked is not None

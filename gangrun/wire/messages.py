@@ -11,7 +11,10 @@ from typing import Any
 
 import msgspec
 
-SCHEMA = 1
+from gangrun.core.checkpoints.memory import Holding
+from gangrun.core.model import RankStack
+
+SCHEMA = 2
 SIZE_MAX_BYTES = 8 * 1024 * 1024
 
 
@@ -99,6 +102,40 @@ class Beat(_Message, frozen=True, tag=True):
     echo: float = 0.0  # newest ``stamp`` seen of this term: proves that this beat was sent after it
 
 
+class StartAnswer(_Message, frozen=True, tag=True):
+    """To ``Prepare`` and ``Launch``; ``port`` by rank 0's node. ``retry_free``: no node is to blame for the refusal."""
+
+    port: int = 0
+    retry_free: bool = False
+
+
+class StopAnswer(_Message, frozen=True, tag=True):
+    """To ``Stop``: what is left, in words; the processes that cannot be killed if it failed."""
+
+    leftovers: tuple[str, ...]
+
+
+class StacksAnswer(_Message, frozen=True, tag=True):
+    """To ``Stacks``."""
+
+    stacks: tuple[RankStack, ...]
+
+
+class CheckAnswer(_Message, frozen=True, tag=True):
+    """To ``CheckNode`` with device tests: what the devices did, if all came out right."""
+
+    tested: str
+
+
+class MemoryAnswer(_Message, frozen=True, tag=True):
+    """To ``Recover`` without ``into``."""
+
+    steps: tuple[Holding, ...]
+
+
+Answer = StartAnswer | StopAnswer | StacksAnswer | CheckAnswer | MemoryAnswer
+
+
 class CommandResult(_Message, frozen=True, tag=True):
     """The outcome of one command; said again until the command is withdrawn by a newer one or acked."""
 
@@ -107,7 +144,7 @@ class CommandResult(_Message, frozen=True, tag=True):
     act: tuple[int, int]
     ok: bool
     why: str = ""
-    data: dict[str, Any] = {}
+    answer: Answer | None = None
 
 
 class ProbeResult(_Message, frozen=True, tag=True):
@@ -146,7 +183,7 @@ class Ack(_Message, frozen=True, tag=True):
 
 
 class Prepare(_Message, frozen=True, tag=True):
-    """VerifyShare the slate clean for ``attempt``; rank 0's node also answers with ``data={"port": N}``."""
+    """Prove that nothing of earlier attempts is left, and find a port if ``rank_zero``; see ``StartAnswer``."""
 
     term: int
     act: tuple[int, int]
@@ -185,7 +222,7 @@ class Stop(_Message, frozen=True, tag=True):
 
 
 class Stacks(_Message, frozen=True, tag=True):
-    """Take the stacks of all ranks; answered with ``data={"stacks": [...]}``."""
+    """Take the stacks of all ranks; see ``StacksAnswer``."""
 
     term: int
     act: tuple[int, int]
@@ -193,7 +230,7 @@ class Stacks(_Message, frozen=True, tag=True):
 
 
 class CheckNode(_Message, frozen=True, tag=True):
-    """Run the preflight, by ``tests`` with devices at work; answered with ok / why and ``data={"tested": ...}``."""
+    """Run the preflight, by ``tests`` with devices at work; see ``CheckAnswer``."""
 
     term: int
     act: tuple[int, int]
@@ -208,7 +245,7 @@ class Probe(_Message, frozen=True, tag=True):
 
 
 class Recover(_Message, frozen=True, tag=True):
-    """Say which steps of ``attempt`` are in your memory (``data={"steps": [Holding, ...]}``); older attempts' may go.
+    """Say which steps of ``attempt`` are in your memory (``MemoryAnswer``); older attempts' may go.
 
     With ``into``: write these files of that step there, durably; several nodes write into one directory. ``rebuild``:
     files that nobody holds, made again of what lies there once all others have written. ``pin``: ranks train on, so
@@ -256,9 +293,8 @@ class Rejected(_Message, frozen=True, tag=True):
     why: str
 
 
-ToAgent = (
-    Welcome | Ack | Prepare | Launch | Stop | Stacks | CheckNode | Recover | VerifyShare | Probe | Farewell | Rejected
-)
+Command = Prepare | Launch | Stop | Stacks | CheckNode | Recover | VerifyShare
+ToAgent = Welcome | Ack | Command | Probe | Farewell | Rejected
 
 
 # ---- between agents ------------------------------------------------------------------------------------------------

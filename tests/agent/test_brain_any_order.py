@@ -6,7 +6,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangrun.agent.brain import effects, facts
-from gangrun.wire.messages import Ack, Beat, CheckNode, Farewell, Ping, Pong, Probe, Promise, Rejected, Stacks, Welcome
+from gangrun.wire.messages import (
+    Ack,
+    Beat,
+    CheckNode,
+    Farewell,
+    Launch,
+    Ping,
+    Pong,
+    Probe,
+    Promise,
+    Rejected,
+    Stacks,
+    Stop,
+    Welcome,
+)
 from tests.agent.stage import PEERS, TIMING, Stage, dial, died, launch, live, prepare, stop
 
 terms = st.integers(1, 4)
@@ -121,15 +135,15 @@ class Watcher:
             case effects.WriteLease():
                 assert effect.deadline <= self.stage.now + TIMING.fence_after_s, "longer than any beat allows"
                 assert self.dialled == brain.term_max, "renewed by a lower term"
-            case effects.LaunchRanks():
-                attempt = effect.command.attempt
+            case Launch():
+                attempt = effect.attempt
                 assert all(attempt > earlier for earlier in self.launched), "an attempt twice, or an older one"
                 assert attempt > self.stopped_through, "launched what was stopped"
-                assert effect.command.term == brain.term_max, "at the word of a lower term"
+                assert effect.term == brain.term_max, "at the word of a lower term"
                 assert self.stage.now < brain.lease_deadline, "without a lease"
                 self.launched.append(attempt)
-            case effects.StopRanks():
-                self.stopped_through = max(self.stopped_through, effect.command.attempt)
+            case Stop():
+                self.stopped_through = max(self.stopped_through, effect.attempt)
 
 
 @settings(max_examples=300)

@@ -11,7 +11,7 @@ from gangrun.agent.brain.line import FINDINGS_MAX, PER_BEAT_MAX, Outbox
 from gangrun.core.events import CancelRequested, Notice, RankExited, RankFinished
 from gangrun.core.model import Finding
 from gangrun.wire.kinds import event_of
-from gangrun.wire.messages import Beat, Farewell, Ping, Pong, Probe, ProbeResult, RankSample
+from gangrun.wire.messages import Beat, Farewell, Ping, Pong, Probe, ProbeResult, RankSample, Stop
 from tests.agent.stage import PEERS, Stage, dial, died, stop
 
 
@@ -133,9 +133,9 @@ def test_a_signal_without_a_supervisor_ends_the_agent_after_the_grace():
     stage = Stage(notice_grace_s=20.0).follow().run(0)
     stage.local(facts.TerminateAsked(15))
     stage.pass_s(19.5)
-    assert not stage.only(effects.StopRanks)
+    assert not stage.only(Stop)
     stage.pass_s(1.0)
-    assert len(stage.only(effects.StopRanks)) == 1
+    assert len(stage.only(Stop)) == 1
     stage.local(facts.RanksStopped(0, True))
     assert stage.only(effects.Leave)[0].code == 143
 
@@ -144,7 +144,7 @@ def test_a_second_signal_does_not_wait():
     stage = Stage().follow().run(0)
     stage.local(facts.TerminateAsked(2))
     stage.local(facts.TerminateAsked(2))
-    assert len(stage.only(effects.StopRanks)) == 1
+    assert len(stage.only(Stop)) == 1
     stage.local(facts.TerminateAsked(2))
     stage.local(facts.RanksStopped(0, True))
     assert [leave.code for leave in stage.only(effects.Leave)] == [130]

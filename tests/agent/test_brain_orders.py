@@ -6,8 +6,22 @@ import pytest
 
 from gangrun.agent.brain import effects, facts
 from gangrun.agent.brain.orders import ANSWERS_MAX
+from gangrun.core.events import StacksTaken
 from gangrun.core.model import RankStack
-from gangrun.wire.messages import Beat, CheckNode, CommandResult, Farewell, Stacks
+from gangrun.wire.messages import (
+    Beat,
+    CheckAnswer,
+    CheckNode,
+    CommandResult,
+    Farewell,
+    Launch,
+    Prepare,
+    Stacks,
+    StacksAnswer,
+    StartAnswer,
+    Stop,
+    StopAnswer,
+)
 from tests.agent.stage import Stage, dial, died, launch, live, prepare, stop
 
 
@@ -18,14 +32,14 @@ def answers(stage: Stage) -> list[tuple[bool, str]]:
 def test_prepare_then_launch_then_up():
     stage = Stage().follow()
     command = prepare(0, rank_zero=True)
-    assert stage.sup(command) == [effects.PrepareSlate(command)]
+    assert stage.sup(command) == [command]
     stage.local(facts.NodePrepared(0, True, port=2345))
-    assert [r.data["port"] for r in stage.only(CommandResult)] == [2345]
-    assert stage.sup(launch(0)) == [effects.LaunchRanks(launch(0))]
+    assert [r.answer for r in stage.only(CommandResult)] == [StartAnswer(2345)]
+    assert stage.sup(launch(0)) == [launch(0)]
     assert stage.brain.hello().launching
     assert not stage.brain.empty
     stage.local(facts.RanksLaunched(0, True, ranks=live(0, 1)))
-    assert [(r.ok, r.act, r.data) for r in stage.only(CommandResult)] == [(True, (1, 200), {"command": "Launch"})]
+    assert [(r.ok, r.act, r.answer) for r in stage.only(CommandResult)] == [(True, (1, 200), StartAnswer())]
     assert not stage.brain.hello().launching
 
 
@@ -34,7 +48,7 @@ def test_a_slate_that_is_not_clean_is_told_and_forbids_the_launch():
     stage.sup(prepare(0))
     stage.local(facts.NodePrepared(0, False, "process 77 is left", retry_free=True))
     [result] = stage.only(CommandResult)
-    assert (result.ok, result.why, result.data["retry_free"]) == (False, "process 77 is left", True)
+    assert (result.ok, result.why, result.answer) == (False, "process 77 is left", StartAnswer(retry_free=True))
     stage.sup(launch(0))
     assert answers(stage) == [(False, "attempt 0 was not prepared by this agent")]
 
@@ -43,7 +57,7 @@ def test_an_attempt_is_launched_only_if_this_incarnation_prepared_it():
     """The one before it was told to, died with its ranks, and the command is said again to its successor."""
     stage = Stage().follow()
     stage.sup(launch(4))
-    assert not any(isinstance(e, effects.LaunchRanks) for e in stage.done)
+    assert not any(isinstance(e, Launch) for e in stage.done)
     assert answers(stage) == [(False, "attempt 4 was not prepared by this agent")]
 
 
@@ -135,7 +149,7 @@ def test_nothing_starts_without_a_live_lease_first_an_ack_then_ranks(command):
     stage.ack(effect.message)
     stage.take()
     [effect] = stage.sup(command)
-    assert isinstance(effect, effects.PrepareSlate | effects.LaunchRanks)
+    assert isinstance(effect, Prepare | Launch)
 
 
 def test_no_launch_while_the_journal_does_not_take_our_events():
@@ -170,12 +184,12 @@ def test_a_command_said_again_after_its_answer_is_answered_from_memory():
 def test_an_answer_is_of_the_check_that_asked_for_it():
     stage = Stage().follow()
     stage.sup(CheckNode(1, (1, 1)))
-    assert stage.sup(CheckNode(1, (1, 2), "thorough")) == [effects.RunCheck(CheckNode(1, (1, 2), "thorough"))]
+    assert stage.sup(CheckNode(1, (1, 2), "thorough")) == [CheckNode(1, (1, 2), "thorough")]
     stage.local(facts.Checked(True))
     stage.local(facts.Checked(True, tested="4 products", tests="thorough"))
     plain, tested = stage.only(CommandResult)
-    assert (plain.act, "tested" in plain.data) == ((1, 1), False)
-    assert (tested.act, tested.data["tested"]) == ((1, 2), "4 products")
+    assert (plain.act, plain.answer) == ((1, 1), None)
+    assert (tested.act, tested.answer) == ((1, 2), CheckAnswer("4 products"))
 
 
 def test_the_same_number_in_another_term_is_another_command():
@@ -183,7 +197,7 @@ def test_the_same_number_in_another_term_is_another_command():
     stage.sup(CheckNode(1, (1, 1)))
     stage.local(facts.Checked(True))
     stage.follow(2)
-    assert stage.sup(CheckNode(2, (2, 1))) == [effects.RunCheck(CheckNode(2, (2, 1)))]
+    assert stage.sup(CheckNode(2, (2, 1))) == [CheckNode(2, (2, 1))]
 
 
 def test_memory_is_bounded():
@@ -236,13 +250,13 @@ def test_a_stop_while_launching_ends_the_launch_too():
 
 def test_a_stop_is_answered_once_nothing_is_left():
     stage = Stage().follow().run(0)
-    assert stage.sup(stop(0)) == [effects.StopRanks(stop(0))]
+    assert stage.sup(stop(0)) == [stop(0)]
     stage.local(facts.RankEnded(0, died(0, signal=15)))
     stage.take()
     assert not stage.brain.empty
     stage.local(facts.RanksStopped(0, True, ("shared memory x removed",)))
     [result] = stage.only(CommandResult)
-    assert (result.ok, result.data["leftovers"]) == (True, ["shared memory x removed"])
+    assert (result.ok, result.answer) == (True, StopAnswer(("shared memory x removed",)))
     assert stage.brain.empty
 
 
@@ -260,7 +274,7 @@ def test_the_same_stop_in_other_words_does_not_hurry_a_save_but_a_less_patient_o
     stage.sup(stop(0, save=True))
     assert stage.sup(stop(0, n=400, save=True)) == []
     hurried = stop(0, n=401, grace_s=0.0)
-    assert stage.sup(hurried) == [effects.StopRanks(hurried)]
+    assert stage.sup(hurried) == [hurried]
     stage.take()
     stage.local(facts.RanksStopped(0, True))
     assert answers(stage) == [(True, "")] * 3, "each is answered"
@@ -269,7 +283,7 @@ def test_the_same_stop_in_other_words_does_not_hurry_a_save_but_a_less_patient_o
 def test_a_stop_of_an_attempt_that_is_over_touches_nothing():
     stage = Stage().follow().run(5)
     assert stage.sup(stop(3))
-    assert not any(isinstance(e, effects.StopRanks) for e in stage.done)
+    assert not any(isinstance(e, Stop) for e in stage.done)
     assert answers(stage) == [(True, "")]
 
 
@@ -280,7 +294,7 @@ def test_a_stop_for_more_than_the_one_in_hand_is_asked_again_afterwards():
     stage.take()
     stage.local(facts.RanksStopped(5, True))
     done = stage.take()
-    assert effects.StopRanks(stop(6)) in done
+    assert stop(6) in done
     stage.local(facts.RanksStopped(6, True))
     assert answers(stage) == [(True, "")]
 
@@ -289,9 +303,10 @@ def test_stacks_are_answered_with_where_every_rank_stands():
     stage = Stage().follow().run(0)
     stage.sup(Stacks(1, (1, 50), 0))
     stage.take()
-    stage.local(facts.StacksTaken(0, (RankStack(0, "n1", "train.py:3 in f", "/x"),)))
+    stacks = (RankStack(0, "n1", "train.py:3 in f", "/x"),)
+    stage.local(StacksTaken(0, stacks))
     [result] = stage.only(CommandResult)
-    assert result.data["stacks"] == [{"rank": 0, "node": "n1", "frame": "train.py:3 in f", "path": "/x"}]
+    assert result.answer == StacksAnswer(stacks)
 
 
 def test_facts_nobody_asked_for_are_not_told():
@@ -300,7 +315,7 @@ def test_facts_nobody_asked_for_are_not_told():
         facts.NodePrepared(0, True),
         facts.RanksLaunched(0, True, ranks=live(0)),
         facts.RanksStopped(0, True),
-        facts.StacksTaken(0, ()),
+        StacksTaken(0, ()),
         facts.Checked(True),
         facts.RankEnded(3, died(0, code=1)),
     ):
@@ -324,7 +339,7 @@ def test_farewell_is_answered_then_everything_is_stopped_then_it_leaves():
     stage.sup(Farewell(1, (1, 9), 3, "done"))
     done = stage.take()
     assert isinstance(done[0], effects.SendSupervisor)
-    assert isinstance(done[1], effects.StopRanks)
+    assert isinstance(done[1], Stop)
     stage.sup(prepare(1))
     assert stage.take() == [], "nothing starts any more"
     stage.local(facts.RanksStopped(0, True))

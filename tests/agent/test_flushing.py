@@ -111,7 +111,7 @@ def test_what_was_asked_for_before_ends_and_what_is_asked_after_is_done(
 
 @pytest.mark.parametrize("later", WAYS)
 def test_what_was_pinned_for_a_flush_may_go_then(node: Node, later: Callable[[Node, tuple[int, int]], None]) -> None:
-    assert node.answer(Recover(1, (1, 1), 0, pin=True)).data["steps"]
+    assert node.answer(Recover(1, (1, 1), 0, pin=True)).answer
     newer = StepName(0, 6, "cd" * 8)
     node.kept.put(newer, "file", b"x")
     node.kept.whole(newer)

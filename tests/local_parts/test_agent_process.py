@@ -39,6 +39,8 @@ from gangrun.wire.messages import (
     PeerAddress,
     Prepare,
     Stacks,
+    StacksAnswer,
+    StartAnswer,
     Stop,
     Welcome,
 )
@@ -163,7 +165,8 @@ class Node:
         """Two ranks; their pids."""
         prepared = self.ask(Prepare, attempt, True)
         assert prepared.ok, prepared.why
-        port = prepared.data["port"]
+        assert isinstance(prepared.answer, StartAnswer)
+        port = prepared.answer.port
         up = self.ask(Launch, attempt, 2, 0, 1, (0, 1), (0, 1), "127.0.0.1", port, ("n0",))
         assert up.ok, up.why
         table = process_table()
@@ -212,7 +215,8 @@ def test_a_life_from_hello_to_goodbye(node: Node):
     while len(beat.readings) < 2:
         beat = node.next(Beat)
     assert not beat.empty
-    assert node.ask(Stacks, 0).data["stacks"][0]["rank"] == 0
+    stacks = node.ask(Stacks, 0).answer
+    assert isinstance(stacks, StacksAnswer) and stacks.stacks[0].rank == 0
 
     node.next(Beat)  # the next one is due in a second
     killed_at = node.clock.now()

@@ -12,6 +12,7 @@ import pytest
 
 from gangrun.agent.brain import facts
 from gangrun.agent.ranks.gang_part import LaunchError
+from gangrun.core.events import StacksTaken
 from gangrun.wire.messages import Prepare, Stacks
 from tests.local_parts.gang import (
     GRACE_S,
@@ -246,7 +247,7 @@ def test_stacks_name_the_frame_or_say_why_there_is_none(tmp_path: Path) -> None:
         until(lambda: made.gang.readings()[1].state == "T", 5, "stopped")
         asked_at = boottime()
         made.gang.take_stacks(Stacks(1, (1, 4), 0), within_s=GRACE_S)
-        first, second = made.next_fact(facts.StacksTaken, NO_GRACE_S).stacks
+        first, second = made.next_fact(StacksTaken, NO_GRACE_S).stacks
         assert boottime() - asked_at < NO_GRACE_S, "a stopped rank is not waited for"
         assert first.frame.endswith("in wait_here")
         assert first.frame.startswith("script.py:")
@@ -261,7 +262,7 @@ def test_a_command_that_is_not_python_runs_as_it_is(tmp_path: Path) -> None:
         until(lambda: "[n0:rank0] 0 of 1 a b $(c)" in made.log(), 10, lambda: made.log())
         until(lambda: made.gang.readings()[0].state == "S", 5, "its state")
         made.gang.take_stacks(Stacks(1, (1, 4), 0), within_s=1)
-        assert "no Python stack" in made.next_fact(facts.StacksTaken).stacks[0].frame
+        assert "no Python stack" in made.next_fact(StacksTaken).stacks[0].frame
         asked_at = boottime()
         made.gang.stop(stop_order(GRACE_S))
         assert made.next_fact(facts.RanksStopped, NO_GRACE_S).ok

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gangrun.core.model import Shape
+from gangrun.core.model import RankStack, Shape
 from gangrun.core.policy import Policy
 from gangrun.ports import AgentSaid
 from gangrun.supervisor.loop import Loop
@@ -14,6 +14,7 @@ from gangrun.supervisor.takeover import take
 from gangrun.wire.messages import (
     Ack,
     AgentEvent,
+    Answer,
     Beat,
     CheckNode,
     CommandResult,
@@ -25,6 +26,8 @@ from gangrun.wire.messages import (
     Prepare,
     RankSample,
     Stacks,
+    StacksAnswer,
+    StartAnswer,
     Stop,
     Welcome,
 )
@@ -99,8 +102,8 @@ class HandAgent:
     def tell(self, seq: int, kind: str, data: dict[str, Any]) -> None:
         self.events.append(AgentEvent(seq, kind, data))
 
-    def answer(self, message: Any, ok: bool = True, why: str = "", **data: Any) -> None:
-        self.post(CommandResult(self.node, self.incarnation, message.act, ok, why, data))
+    def answer(self, message: Any, ok: bool = True, why: str = "", answer: Answer | None = None) -> None:
+        self.post(CommandResult(self.node, self.incarnation, message.act, ok, why, answer))
 
     def hear(self, message: Any) -> None:
         self.got.append(message)
@@ -117,8 +120,7 @@ class HandAgent:
             return
         match message:
             case Prepare():
-                data: dict[str, Any] = {"port": 20000 + message.attempt} if message.rank_zero else {}
-                self.answer(message, **data)
+                self.answer(message, answer=StartAnswer(20000 + message.attempt if message.rank_zero else 0))
             case Launch():
                 self.attempt, self.ranks = message.attempt, message.ranks
                 self.answer(message)
@@ -126,8 +128,7 @@ class HandAgent:
                 self.ranks = ()
                 self.answer(message)
             case Stacks():
-                stacks = [{"rank": r, "node": self.node, "frame": "f", "path": ""} for r in self.ranks]
-                self.answer(message, stacks=stacks)
+                self.answer(message, answer=StacksAnswer(tuple(RankStack(r, self.node, "f", "") for r in self.ranks)))
             case CheckNode() | Farewell():
                 self.answer(message)
 

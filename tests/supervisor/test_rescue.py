@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from gangrun.core.checkpoints.memory import Code, Holding, Stripe
 from gangrun.core.events import CancelRequested, Stamped
 from gangrun.core.model import Phase
 from gangrun.core.policy import Policy
-from gangrun.wire.messages import Farewell, RankSample, Recover
+from gangrun.wire.messages import Farewell, MemoryAnswer, RankSample, Recover
 from tests.supervisor.desk import Desk, HandAgent
 from tests.supervisor.test_loop import killed
 
@@ -20,12 +21,12 @@ def staging(term: int, attempt: int) -> str:
     return f"staging/{term}/{attempt}"
 
 
-def holding(step: int, *files: str, of: int) -> dict[str, Any]:
-    return {"step": step, "nonce": "ab", "files": list(files), "wanted_count": of}
+def holding(step: int, *files: str, of: int) -> Holding:
+    return Holding(step, "ab", files, of)
 
 
 def desk_of(
-    held: dict[str, list[dict[str, Any]]], bring: Callable[[HandAgent, Recover], None], policy: Policy | None = None,
+    held: dict[str, list[Holding]], bring: Callable[[HandAgent, Recover], None], policy: Policy | None = None,
     **facts: Any,
 ) -> Desk:  # fmt: skip
     """Two nodes that answer what they hold, and then do with the second question as ``bring`` says."""
@@ -45,7 +46,7 @@ def desk_of(
             elif message.into:
                 bring(agent, message)
             else:
-                agent.answer(message, steps=held.get(agent.node, []))
+                agent.answer(message, answer=MemoryAnswer(tuple(held.get(agent.node, ()))))
 
         agent.hear = hearing  # type: ignore[method-assign]
 
@@ -56,7 +57,7 @@ def desk_of(
 
 
 def obey(agent: HandAgent, message: Recover) -> None:
-    agent.answer(message, bytes=1)
+    agent.answer(message)
 
 
 def restarted(desk: Desk) -> list[tuple[str, int]]:
@@ -78,7 +79,7 @@ def test_a_whole_step_is_brought_by_those_who_hold_it_before_older_attempts_are_
     assert desk.loop.state.phase is Phase.RUNNING
 
 
-CODE = {"members": [["0"], ["1"]], "stripes": [{"members": [1], "parity": ["p0"]}, {"members": [0], "parity": ["p1"]}]}
+CODE = Code((("0",), ("1",)), (Stripe((1,), ("p0",)), Stripe((0,), ("p1",))))
 
 
 @pytest.mark.parametrize("can", [True, False])
@@ -89,16 +90,14 @@ def test_what_nobody_holds_is_made_again_once_all_else_is_on_the_disk(can: bool)
         asked.append((agent.node, message.files, message.rebuild))
         agent.answer(message, ok=can or not message.rebuild, why="2 of 2 shards are lost")
 
-    held = {"n0": [holding(7, "0", "m", of=3) | {"pieces": ["p0"], "codes": [CODE]}]}
+    held = {"n0": [replace(holding(7, "0", "m", of=3), pieces=("p0",), codes=(CODE,))]}
     desk = desk_of(held, bring)
     assert restarted(desk) == ([("adopt", 7)] if can else []) + [("seal", 1), ("choose", 1)]
     assert asked == [("n0", ("0", "m", "p0"), ()), ("n0", (), ("1",))]
 
 
-@pytest.mark.parametrize(
-    "held", [{}, {"n0": [holding(7, "0", "m", of=3)]}, {"n0": [{"step": "seven"}]}], ids=["nothing", "half", "nonsense"]
-)
-def test_what_is_not_whole_is_left_and_the_run_goes_on_from_the_disk(held: dict[str, list[dict[str, Any]]]) -> None:
+@pytest.mark.parametrize("held", [{}, {"n0": [holding(7, "0", "m", of=3)]}], ids=["nothing", "half"])
+def test_what_is_not_whole_is_left_and_the_run_goes_on_from_the_disk(held: dict[str, list[Holding]]) -> None:
     desk = desk_of(held, obey)
     assert restarted(desk) == [("seal", 1), ("choose", 1)]
     assert all(not m.into for agent in desk.agents.values() for m in agent.heard(Recover))

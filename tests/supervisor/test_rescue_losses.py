@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
 import pytest
 
+from gangrun.core.checkpoints.memory import Holding
 from gangrun.core.policy import Timing
 from gangrun.supervisor.node_calls import CommandRetry
 from gangrun.supervisor.recover_call import RecoverCall
-from gangrun.wire.messages import CommandResult, RankSample, Recover
+from gangrun.wire.messages import CommandResult, MemoryAnswer, RankSample, Recover
 from tests.supervisor.desk import Desk, HandAgent
 from tests.supervisor.test_loop import killed
 from tests.supervisor.test_rescue import CODE, FLUSHES, desk_of, holding, obey
@@ -42,7 +44,7 @@ def refuses(node: str) -> Does:
     return bring
 
 
-def after_a_death(held: dict[str, list[dict[str, Any]]], bring: Does) -> Desk:
+def after_a_death(held: dict[str, list[Holding]], bring: Does) -> Desk:
     desk = desk_of(held, bring, nodes=3)
     killed(desk)
     desk.pass_s(WITHIN_S)
@@ -89,8 +91,8 @@ def test_an_older_step_that_is_whole_without_it_is_brought_instead() -> None:
 
 
 PARITY = {
-    "n0": [FIRST | {"pieces": ["p0"], "codes": [CODE]}],
-    "n1": [holding(7, of=0) | {"pieces": ["p0"], "codes": [CODE]}],
+    "n0": [replace(FIRST, pieces=("p0",), codes=(CODE,))],
+    "n1": [replace(holding(7, of=0), pieces=("p0",), codes=(CODE,))],
 }
 
 
@@ -131,7 +133,7 @@ def test_who_is_lost_before_it_has_said_what_it_holds_is_not_waited_for() -> Non
     board = CommandRetry(lambda *one: said.append(one), 1, lambda: next(numbers), lambda now: True, Timing())
     call = RecoverCall(board, 0, -1, ("n0", "n1", "n2"), "staging", lambda *told: [], 0.0)
     for n, node in (1, "n0"), (3, "n2"):
-        call.answered(n, CommandResult(node, "i", (1, n), True, "", {"steps": COPIES[node]}), 0.0)
+        call.answered(n, CommandResult(node, "i", (1, n), True, "", MemoryAnswer(tuple(COPIES[node]))), 0.0)
     assert len(said) == 3
     call.tick(1.0, (), {"n1"})
     assert {(node, message.files) for node, message in said[3:]} == {("n0", ("0", "m")), ("n2", ("1",))}

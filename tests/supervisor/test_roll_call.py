@@ -11,7 +11,17 @@ from gangrun.core.events import CancelRequested, Stamped
 from gangrun.core.model import Phase
 from gangrun.core.policy import Policy
 from gangrun.core.protocol import lease
-from gangrun.wire.messages import CheckNode, CommandResult, Launch, Prepare, Stacks, Stop
+from gangrun.wire.messages import (
+    CheckAnswer,
+    CheckNode,
+    CommandResult,
+    Launch,
+    Prepare,
+    Stacks,
+    StartAnswer,
+    Stop,
+    StopAnswer,
+)
 from tests.supervisor.desk import Desk
 from tests.supervisor.test_loop import killed
 
@@ -61,7 +71,7 @@ def test_devices_are_put_to_work_where_the_policy_says_so_and_what_they_did_is_j
     desk.pass_s(2.0)
     (check,) = {message.act: message for message in desk.agents["n1"].heard(CheckNode)}.values()
     assert check.tests == "quick"
-    desk.agents["n1"].answer(check, tested="4 products")
+    desk.agents["n1"].answer(check, answer=CheckAnswer("4 products"))
     desk.turn_all()
     assert record(desk, "NodeChecked")["tested"] == "4 products"
 
@@ -137,7 +147,7 @@ def test_what_cannot_be_killed_is_told_and_asked_again() -> None:
     agent = desk.agents["n1"]
     agent.obeys = False
     cancel(desk)
-    agent.answer(agent.heard(Stop)[-1], False, "cannot be killed", leftovers=["pid 7"])
+    agent.answer(agent.heard(Stop)[-1], False, "cannot be killed", StopAnswer(("pid 7",)))
     desk.turn_all()
     assert record(desk, "StopTimedOut") == {"attempt": 0, "node": "n1", "processes": ["pid 7"]}
     agent.obeys = True
@@ -256,7 +266,7 @@ def test_a_busy_port_is_nobodys_fault() -> None:
         agent.obeys = not (isinstance(message, Prepare) and message.attempt == 0)
         hear(message)
         if not agent.obeys:
-            agent.answer(message, False, "port 20000 is taken", retry_free=True)
+            agent.answer(message, False, "port 20000 is taken", StartAnswer(retry_free=True))
 
     agent.hear = first_port_taken  # type: ignore[method-assign]
     desk.join()
@@ -276,7 +286,7 @@ def test_stacks_that_make_no_sense_are_no_evidence() -> None:
         agent.obeys = not isinstance(message, Stacks)
         hear(message)
         if not agent.obeys:
-            agent.answer(message, stacks=["?"])
+            agent.answer(message)
 
     agent.hear = nonsense  # type: ignore[method-assign]
     for other in desk.agents.values():

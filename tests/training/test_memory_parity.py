@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -24,19 +22,18 @@ from gangrun.wire.messages import Recover  # noqa: E402
 from tests.training.nodes import Nodes  # noqa: E402
 
 
-def ask(nodes: Nodes, node: int, command: Recover) -> Any:
+def ask(nodes: Nodes, node: int, command: Recover) -> tuple[Holding, ...]:
     """As a supervisor asks the agent."""
     answer = rescue(nodes.names[node], command)
     assert answer.ok, answer.why
-    return answer.data
+    return answer.answer.steps if answer.answer else ()
 
 
 def whole_of(nodes: Nodes, *left: int) -> WholeStep | None:
     """What those nodes have together."""
     held = {}
     for node in left:
-        steps = ask(nodes, node, Recover(1, (1, 1), 0))["steps"]
-        held[str(node)] = [msgspec.convert(one, Holding) for one in steps]
+        held[str(node)] = ask(nodes, node, Recover(1, (1, 1), 0))
     return newest_whole(held, -1)
 
 

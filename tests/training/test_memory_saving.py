@@ -17,10 +17,12 @@ torch = pytest.importorskip("torch")
 
 import gangrun  # noqa: E402
 from gangrun.agent.background_tasks import MemoryTasks, rescue  # noqa: E402
+from gangrun.agent.brain.facts import DiskTaskDone  # noqa: E402
 from gangrun.checkpoint.memory_tier import keeper_client as kept  # noqa: E402
 from gangrun.checkpoint.memory_tier.keeper_client import KeeperClient, KeeperRefused, StepName  # noqa: E402
 from gangrun.checkpoint.memory_tier.recover_from_memory import adopt, bring, discard, open_staging, staging_of  # noqa: E402
 from gangrun.checkpoint.store import CheckpointRoom  # noqa: E402
+from gangrun.core.checkpoints.memory import Holding  # noqa: E402
 from gangrun.core.checkpoints.resume import Chosen, ResumeRequest  # noqa: E402
 from gangrun.node import memory_keeper  # noqa: E402
 from gangrun.training import step as progress  # noqa: E402
@@ -30,6 +32,11 @@ from gangrun.wire.manifest import MANIFEST_NAME  # noqa: E402
 from gangrun.wire.messages import Recover  # noqa: E402
 from gangrun.wire.progress import Slot  # noqa: E402
 from tests.waiting import until  # noqa: E402
+
+
+def steps_of(fact: DiskTaskDone) -> tuple[Holding, ...]:
+    assert fact.answer is not None, fact.why
+    return fact.answer.steps
 
 
 class Node:
@@ -53,11 +60,13 @@ class Node:
         return True
 
     def held(self, attempt: int = 0) -> list[int]:
-        return [one["step"] for one in self.answer(Recover(1, (1, 1), attempt))["steps"] if one["wanted_count"]]
+        return [one.step for one in self.steps(attempt) if one.wanted_count]
 
-    def answer(self, command: Recover) -> dict[str, Any]:
-        fact = rescue(self.name, command)
-        return {"ok": fact.ok, "why": fact.why, **fact.data}
+    def steps(self, attempt: int = 0) -> tuple[Holding, ...]:
+        return steps_of(self.answer(Recover(1, (1, 1), attempt)))
+
+    def answer(self, command: Recover) -> DiskTaskDone:
+        return rescue(self.name, command)
 
     def checkpointer(self, model: Any, **options: Any) -> gangrun.Checkpointer:
         return gangrun.Checkpointer(
@@ -93,15 +102,15 @@ def test_a_step_in_memory_becomes_an_ordinary_checkpoint_that_is_resumed_from(
         assert node.held() == [5]  # the older ones went
         assert not list(node.directory.glob("step-*"))
         kept = model.weight.detach().clone()
-        step = node.answer(Recover(1, (1, 1), 0))["steps"][0]
+        step = node.steps()[0]
         into = os.path.join(staging_of(str(node.directory), "r1")(1, 0), "5-x")
-        wanted = Recover(1, (1, 2), 0, into, 5, step["nonce"], tuple(step["files"]))
-        assert node.answer(wanted)["why"] == "No such file or directory", "nobody but the supervisor makes the staging"
+        wanted = Recover(1, (1, 2), 0, into, 5, step.nonce, tuple(step.files))
+        assert node.answer(wanted).why == "No such file or directory", "nobody but the supervisor makes the staging"
         assert open_staging(os.path.dirname(into)) == ""
         brought = node.answer(wanted)
-        assert brought["ok"] and brought["bytes"] > 0
-        assert adopt(into, str(node.directory), 5, step["nonce"]) == ""
-        assert adopt(into, str(node.directory), 5, step["nonce"]) == ""  # said again
+        assert brought.ok
+        assert adopt(into, str(node.directory), 5, step.nonce) == ""
+        assert adopt(into, str(node.directory), 5, step.nonce) == ""  # said again
         assert adopt(into, str(node.directory), 5, "0" * 32) == "step 5 stands on disk already"
     choice = CheckpointRoom(str(node.directory)).choose_and_set_aside(ResumeRequest(), "x").choice
     assert isinstance(choice, Chosen) and choice.checkpoint.step == 5 and "verified" in choice.reason
@@ -116,16 +125,16 @@ def test_a_step_of_which_a_file_is_missing_or_short_is_never_made_a_checkpoint(n
     model = torch.nn.Linear(3, 4)
     with node.checkpointer(model) as ckpt:
         train(node, ckpt, model, range(2))
-        step = node.answer(Recover(1, (1, 1), 0))["steps"][0]
+        step = node.steps()[0]
         assert open_staging(str(node.directory / ".gangrun" / "r1" / "1" / "0-memory")) == ""
-        for lacking in step["files"]:
+        for lacking in step.files:
             into = str(node.directory / ".gangrun" / "r1" / "1" / "0-memory" / f"without {lacking}")
-            files = tuple(name for name in step["files"] if name != lacking)
-            assert node.answer(Recover(1, (1, 2), 0, into, 1, step["nonce"], files))["ok"]
-            assert adopt(into, str(node.directory), 1, step["nonce"]) != ""
+            files = tuple(name for name in step.files if name != lacking)
+            assert node.answer(Recover(1, (1, 2), 0, into, 1, step.nonce, files)).ok
+            assert adopt(into, str(node.directory), 1, step.nonce) != ""
             if lacking != MANIFEST_NAME:
                 Path(into, lacking).write_bytes(b"x")
-                assert "bytes long" in adopt(into, str(node.directory), 1, step["nonce"])
+                assert "bytes long" in adopt(into, str(node.directory), 1, step.nonce)
         assert not list(node.directory.glob("step-*"))
 
 
@@ -134,9 +143,9 @@ def test_files_that_are_no_files_of_the_step_are_refused(node: Node, tmp_path: P
     model = torch.nn.Linear(3, 4)
     with node.checkpointer(model) as ckpt:
         train(node, ckpt, model, range(2))
-        step = node.answer(Recover(1, (1, 1), 0))["steps"][0]
-        answer = node.answer(Recover(1, (1, 2), 0, str(tmp_path / "into"), 1, step["nonce"], (name,)))
-        assert not answer["ok"] and answer["why"]
+        step = node.steps()[0]
+        answer = node.answer(Recover(1, (1, 2), 0, str(tmp_path / "into"), 1, step.nonce, (name,)))
+        assert not answer.ok and answer.why
         assert not list((tmp_path / "into").iterdir())
 
 
@@ -168,7 +177,7 @@ def test_a_keeper_that_died_costs_its_steps_and_nothing_else(node: Node) -> None
         with pytest.warns(CheckpointWarning, match="not kept in memory"):
             train(node, ckpt, model, range(2, 8))
     assert saved(node) == [4, 7]
-    assert node.answer(Recover(1, (1, 1), 0))["steps"] == []
+    assert node.steps() == ()
     with pytest.warns(UserWarning, match="checkpoints are not kept in memory"):
         node.checkpointer(model).close()
 
@@ -184,7 +193,7 @@ def test_a_keeper_that_answers_too_late_costs_that_step_and_the_next_one_is_kept
             train(node, ckpt, model, range(3))
         monkeypatch.setattr(kept, "ANSWER_WITHIN_S", 60.0)
         node.keeper.send_signal(signal.SIGCONT)
-        until(lambda: not node.answer(Recover(1, (1, 1), 0))["steps"], 20, "what was begun to go")
+        until(lambda: not node.steps(), 20, "what was begun to go")
         train(node, ckpt, model, range(3, 6))
         assert node.held() == [5]
 
@@ -220,17 +229,17 @@ class Flush:
         self.acts_count += 1
         return 1, self.acts_count
 
-    def ask(self) -> dict[str, Any]:
+    def ask(self) -> Holding:
         assert open_staging(self.staging) == ""
-        steps = self.agent.answer(Recover(1, self.act(), 0, pin=True)).data["steps"]
-        return max(steps, key=lambda one: (one["wanted_count"] > 0, one["step"]))
+        steps = steps_of(self.agent.answer(Recover(1, self.act(), 0, pin=True)))
+        return max(steps, key=lambda one: (one.wanted_count > 0, one.step))
 
-    def write(self, found: dict[str, Any], files: tuple[str, ...] | None = None) -> str:
-        into = os.path.join(self.staging, f"{found['step']}-{found['nonce']}")
-        wanted = tuple(found["files"]) if files is None else files
-        told = self.agent.answer(Recover(1, self.act(), 0, into, found["step"], found["nonce"], wanted, pin=True))
+    def write(self, found: Holding, files: tuple[str, ...] | None = None) -> str:
+        into = os.path.join(self.staging, f"{found.step}-{found.nonce}")
+        wanted = tuple(found.files) if files is None else files
+        told = self.agent.answer(Recover(1, self.act(), 0, into, found.step, found.nonce, wanted, pin=True))
         if told.ok:
-            assert adopt(into, str(self.node.directory), found["step"], found["nonce"]) == ""
+            assert adopt(into, str(self.node.directory), found.step, found.nonce) == ""
         discard(into)
         return told.why
 
@@ -245,7 +254,7 @@ def test_ranks_save_on_while_a_step_is_flushed_which_stays_until_it_is_on_disk(n
     with node.checkpointer(model) as ckpt:
         train(node, ckpt, model, range(4))
         found = flush.ask()
-        assert found["step"] == 3
+        assert found.step == 3
         train(node, ckpt, model, range(4, 8))
         assert flush.write(found) == ""
         assert saved(node) == [3]
@@ -263,7 +272,7 @@ def test_a_question_about_ranks_that_died_ends_the_flush_before_it(node: Node) -
         train(node, ckpt, model, range(2))
         found = flush.ask()
         train(node, ckpt, model, range(2, 4))
-        assert [one["step"] for one in flush.agent.answer(Recover(1, flush.act(), 0)).data["steps"]] == [3]
+        assert [one.step for one in steps_of(flush.agent.answer(Recover(1, flush.act(), 0)))] == [3]
         assert flush.write(found) == "what was asked for is not pinned any more"
         assert (saved(node), node.held()) == ([], [3])
         nothing = flush.ask()
@@ -276,7 +285,7 @@ def test_what_is_being_written_is_given_up_between_two_pieces(node: Node) -> Non
     model = torch.nn.Linear(3, 4)
     with node.checkpointer(model) as ckpt:
         train(node, ckpt, model, range(2))
-        name = StepName(0, 1, node.answer(Recover(1, (1, 1), 0))["steps"][0]["nonce"])
+        name = StepName(0, 1, node.steps()[0].nonce)
         kept = KeeperClient(node.name)
         with pytest.raises(KeeperRefused, match="given up"):
             bring(kept, name, [MANIFEST_NAME], str(node.directory / "into"), lambda: True)

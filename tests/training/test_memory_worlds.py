@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -19,7 +18,7 @@ torch = pytest.importorskip("torch")
 from gangrun.agent.background_tasks import rescue  # noqa: E402
 from gangrun.checkpoint.memory_tier.keeper_client import KeeperClient, KeeperRefused  # noqa: E402
 from gangrun.checkpoint.memory_tier.recover_from_memory import adopt  # noqa: E402
-from gangrun.core.checkpoints.memory import Holding, WholeStep, newest_whole  # noqa: E402
+from gangrun.core.checkpoints.memory import WholeStep, newest_whole  # noqa: E402
 from gangrun.node import memory_keeper  # noqa: E402
 from gangrun.wire.messages import Recover  # noqa: E402
 from tests.waiting import until  # noqa: E402
@@ -119,10 +118,8 @@ class Cluster:
     def brought(self, attempt: int) -> WholeStep:
         """What the nodes that are left have whole, as a supervisor has it brought to the disk."""
         nodes = {name: name for name, keeper in zip(self.names, self.keepers, strict=True) if keeper.poll() is None}
-        held = {
-            name: [msgspec.convert(one, Holding) for one in rescue(name, Recover(1, (1, 1), attempt)).data["steps"]]
-            for name in nodes
-        }
+        said = {name: rescue(name, Recover(1, (1, 1), attempt)) for name in nodes}
+        held = {name: fact.answer.steps for name, fact in said.items() if fact.answer}
         whole = newest_whole(held, -1)
         assert whole is not None
         into = str(self.folder / f"into-{attempt}")

@@ -10,11 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gangrun.core.checkpoints.memory import Code, Holding, Stripe
+from gangrun.core.model import RankStack
 from gangrun.wire import messages as wire
 from gangrun.wire.messages import (
     Ack,
     AgentEvent,
     Beat,
+    CheckAnswer,
     CheckNode,
     CommandResult,
     Dial,
@@ -22,6 +25,7 @@ from gangrun.wire.messages import (
     Hello,
     Launch,
     LiveRank,
+    MemoryAnswer,
     Message,
     PeerAddress,
     Ping,
@@ -34,13 +38,17 @@ from gangrun.wire.messages import (
     Recover,
     Rejected,
     Stacks,
+    StacksAnswer,
+    StartAnswer,
     Stop,
+    StopAnswer,
     VerifyShare,
     Welcome,
     WireError,
 )
 
 PEER = PeerAddress("n1", "tcp://10.0.0.1:4711", "key")
+HOLDING = Holding(7, "ab", ("0", "m"), 3, ("p0",), (Code((("0",), ("1",)), (Stripe((0, 1), ("p0",)),)),))
 SAMPLES: tuple[Message, ...] = (
     Hello("n1", "j", 0, "b", "i", 3, 8, 2, (LiveRank(0, 17, 99),), PEER, True, "signal 9", 4096),
     Beat(
@@ -55,7 +63,12 @@ SAMPLES: tuple[Message, ...] = (
         (AgentEvent(1, "x", {"a": [1]}),),
         2.0,
     ),
-    CommandResult("n1", "i", (3, 4), False, "no room", {"port": 29501}),
+    CommandResult("n1", "i", (3, 4), False, "no room"),
+    CommandResult("n1", "i", (3, 4), True, answer=StartAnswer(29501, True)),
+    CommandResult("n1", "i", (3, 4), True, answer=StopAnswer(("pid 7",))),
+    CommandResult("n1", "i", (3, 4), True, answer=StacksAnswer((RankStack(0, "n1", "train.py:1 in f", "/s"),))),
+    CommandResult("n1", "i", (3, 4), True, answer=CheckAnswer("4 products")),
+    CommandResult("n1", "i", (3, 4), True, answer=MemoryAnswer((HOLDING,))),
     ProbeResult("n1", "n2", True),
     Welcome(3, "n1", 2.0),
     Ack(3, 7, 1.5, 1, (PEER,), 4, 2.0),
@@ -93,7 +106,7 @@ def packed(**envelope: Any) -> bytes:
     ("data", "words"),
     [
         (wire.encode("other", SAMPLES[0]), "of run 'other', not 'r'"),
-        (packed(v=wire.SCHEMA + 1, run="r", body={"type": "Brand new"}), "schema 2, newer"),
+        (packed(v=wire.SCHEMA + 1, run="r", body={"type": "Brand new"}), "schema 3, newer"),
         (packed(v=1, run="r", body={"type": "Nonsense"}), "not a message"),
         (packed(v=1, run="r", body={"type": "Ping"}), "not a message"),
         (packed(v=1, run="r", body={"type": "Ping", "node": 7}), "not a message"),

@@ -23,6 +23,7 @@ from gangrun.core.events import (
     NoticeKind,
     RankExited,
     RankFinished,
+    StacksTaken,
 )
 from gangrun.wire.messages import (
     Ack,
@@ -248,7 +249,7 @@ class AgentBrain:
             case facts.RanksStopped():
                 done = self._told(self.orders.on_stopped(fact))
                 return done + self.departure.if_due(now)
-            case facts.StacksTaken():
+            case StacksTaken():
                 return self._told(self.orders.on_stacks(fact))
             case facts.Checked():
                 return self._told(self.orders.on_checked(fact))

@@ -1,25 +1,14 @@
 """What the agent's brain may ask of its body.
 
-One frozen value each, performed in order by ``loop`` in the real world and by ``sim`` in the simulated one. Outcomes
-come back as ``facts``.
+One frozen value each, performed in order by ``loop`` in the real world and by ``sim`` in the simulated one. A command
+of the supervisor that is to be obeyed now is itself an effect. Outcomes come back as ``facts``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gangrun.wire.messages import (
-    BetweenAgents,
-    CheckNode,
-    FromAgent,
-    Launch,
-    PeerAddress,
-    Prepare,
-    Recover,
-    Stacks,
-    Stop,
-    VerifyShare,
-)
+from gangrun.wire.messages import BetweenAgents, Command, FromAgent, PeerAddress
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,50 +70,6 @@ class SpawnSupervisor:
 
 
 @dataclass(frozen=True, slots=True)
-class PrepareSlate:
-    """VerifyShare that nothing of earlier attempts is left, and find a port where asked; ``facts.SlatePrepared``."""
-
-    command: Prepare
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchRanks:
-    """Start these ranks; ``facts.RanksLaunched``."""
-
-    command: Launch
-
-
-@dataclass(frozen=True, slots=True)
-class StopRanks:
-    """Stop all ranks of every attempt up to ``command.attempt``; ``facts.RanksStopped``. A second one may hurry."""
-
-    command: Stop
-
-
-@dataclass(frozen=True, slots=True)
-class TakeStacks:
-    """Dump all ranks' stacks; ``facts.StacksTaken``."""
-
-    command: Stacks
-
-
-@dataclass(frozen=True, slots=True)
-class RunCheck:
-    """Run the preflight; ``facts.Checked``."""
-
-    command: CheckNode
-
-
-@dataclass(frozen=True, slots=True)
-class UseDisk:
-    """Look into this node's memory or write what is there to the disk, or read this node's share of a checkpoint,
-    whatever else of that kind is still under way; ``facts.DiskUsed``.
-    """
-
-    command: Recover | VerifyShare
-
-
-@dataclass(frozen=True, slots=True)
 class Leave:
     """No rank is left: say goodbye to the warden and end with this code."""
 
@@ -132,19 +77,4 @@ class Leave:
     reason: str
 
 
-Effect = (
-    SendSupervisor
-    | SendPeer
-    | ReplyPeer
-    | DialTerm
-    | FindTerm
-    | WriteLease
-    | SpawnSupervisor
-    | PrepareSlate
-    | LaunchRanks
-    | StopRanks
-    | TakeStacks
-    | RunCheck
-    | UseDisk
-    | Leave
-)
+Effect = SendSupervisor | SendPeer | ReplyPeer | DialTerm | FindTerm | WriteLease | SpawnSupervisor | Leave | Command

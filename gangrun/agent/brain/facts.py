@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from gangrun.core.model import Finding, RankExit, RankStack
+from gangrun.core.events import StacksTaken
+from gangrun.core.model import Finding, RankExit
 from gangrun.core.policy import Timing
-from gangrun.wire.messages import Dial, LiveRank, PeerAddress, RankSample, Recover, VerifyShare
+from gangrun.wire.messages import Dial, LiveRank, MemoryAnswer, PeerAddress, RankSample, Recover, VerifyShare
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class TermFound:
 
 @dataclass(frozen=True, slots=True)
 class NodePrepared:
-    """``PrepareSlate`` ended; ``why`` names what is left where it is not clean. ``port`` for rank 0's node.
+    """``Prepare`` ended; ``why`` names what is left on the node if it is not clean. ``port`` for rank 0's node.
 
     ``retry_free``: nobody's fault (no port was free), so another start costs nothing.
     """
@@ -65,7 +64,7 @@ class NodePrepared:
 
 @dataclass(frozen=True, slots=True)
 class RanksLaunched:
-    """``LaunchRanks`` ended; where not ok, none of its ranks is left. ``retry_free``: the port was taken meanwhile."""
+    """``Launch`` ended; if not ok, none of its ranks is left. ``retry_free``: the port was taken meanwhile."""
 
     attempt: int
     ok: bool
@@ -84,7 +83,7 @@ class RankEnded:
 
 @dataclass(frozen=True, slots=True)
 class RanksStopped:
-    """``StopRanks`` ended: ok means that no rank of any attempt up to this one, nor a descendant, is left.
+    """``Stop`` ended: ok means that no rank of any attempt up to this one, nor a descendant, is left.
 
     ``leftovers`` are in words; where not ok they name the processes that cannot be killed.
     """
@@ -95,16 +94,8 @@ class RanksStopped:
 
 
 @dataclass(frozen=True, slots=True)
-class StacksTaken:
-    """``TakeStacks`` ended."""
-
-    attempt: int
-    stacks: tuple[RankStack, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Checked:
-    """``RunCheck`` ended, one that asked for ``tests``; ``tested``: what devices did, where all came out right."""
+    """``CheckNode`` ended, one that asked for ``tests``; ``tested``: what devices did, where all came out right."""
 
     ok: bool
     why: str = ""
@@ -129,12 +120,12 @@ class FindingReported:
 
 @dataclass(frozen=True, slots=True)
 class DiskTaskDone:
-    """``UseDisk`` ended; ``data`` goes back with the answer to its command."""
+    """``Recover`` or ``VerifyShare`` ended; ``answer`` goes back to the supervisor."""
 
     command: Recover | VerifyShare
     ok: bool
     why: str = ""
-    data: Mapping[str, Any] = field(default_factory=dict)
+    answer: MemoryAnswer | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,15 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import Any
 
-import msgspec
-
 from gangrun.agent.brain import effects, facts
 from gangrun.agent.brain.effects import Effect
+from gangrun.core.events import StacksTaken
 from gangrun.core.model import RankExit
 from gangrun.wire.messages import (
+    Answer,
+    CheckAnswer,
     CheckNode,
+    Command,
     CommandResult,
     Farewell,
     Launch,
@@ -28,11 +30,13 @@ from gangrun.wire.messages import (
     Prepare,
     Recover,
     Stacks,
+    StacksAnswer,
+    StartAnswer,
     Stop,
+    StopAnswer,
     VerifyShare,
 )
 
-Command = Prepare | Launch | Stop | Stacks | CheckNode | Recover | VerifyShare | Farewell
 Key = tuple[str, int, tuple[int, int]]
 ANSWERS_MAX = 256
 
@@ -66,7 +70,7 @@ class Orders:
         """No rank of any attempt, nor any descendant of one, is left here."""
         return not self.dirty
 
-    def take(self, command: Command, outbox_full: bool) -> list[Effect]:
+    def take(self, command: Command | Farewell, outbox_full: bool) -> list[Effect]:
         """Obey, refuse or repeat; the caller has checked the term and the lease."""
         key = _key(command)
         if key in self._answers:
@@ -80,15 +84,9 @@ class Orders:
                 return self._launch(command, outbox_full)
             case Stop():
                 return self._stop(command)
-            case Stacks():
+            case Stacks() | CheckNode() | Recover() | VerifyShare():
                 self._in_hand[key] = command
-                return [effects.TakeStacks(command)]
-            case CheckNode():
-                self._in_hand[key] = command
-                return [effects.RunCheck(command)]
-            case Recover() | VerifyShare():
-                self._in_hand[key] = command
-                return [effects.UseDisk(command)]
+                return [command]
             case Farewell():
                 return [self._answer(command, True)]
 
@@ -101,7 +99,7 @@ class Orders:
             del self._in_hand[key]  # withdrawn by this newer one
         self._prepared = None
         self._in_hand[_key(command)] = command
-        return [effects.PrepareSlate(command)]
+        return [command]
 
     def _launch(self, command: Launch, outbox_full: bool) -> list[Effect]:
         why = ""
@@ -119,7 +117,7 @@ class Orders:
         self._prepared = None
         self.dirty = True
         self._in_hand[_key(command)] = command
-        return [effects.LaunchRanks(command)]
+        return [command]
 
     def _stop(self, command: Stop) -> list[Effect]:
         if command.attempt < self.attempt:
@@ -134,15 +132,14 @@ class Orders:
             for other in self._in_hand.values()
         )
         self._in_hand[_key(command)] = command
-        return [] if covered else [effects.StopRanks(command)]
+        return [] if covered else [command]
 
     def stop_all(self, term: int, grace_s: float, why: str) -> list[Effect]:
         """Stop whatever is left, on this agent's own account; nothing may be launched after it."""
         if self.empty and not self.alive and not self.launching:
             return []
         self.floor = max(self.floor, self.attempt)
-        command = Stop(term, (term, -1), self.floor, grace_s, False, 0.0, why)
-        return [effects.StopRanks(command)]
+        return [Stop(term, (term, -1), self.floor, grace_s, False, 0.0, why)]
 
     # ---- outcomes ----------------------------------------------------------------------------------------------
 
@@ -153,8 +150,7 @@ class Orders:
             if fact.ok:
                 self.dirty = False
                 self._prepared = (command.term, fact.attempt) if fact.attempt > self.floor else None
-            data: dict[str, Any] = {"port": fact.port} if fact.port else {}
-            answers.append(self._answer(command, fact.ok, fact.why, data | _free(fact.retry_free)))
+            answers.append(self._answer(command, fact.ok, fact.why, StartAnswer(fact.port, fact.retry_free)))
         return answers
 
     def on_launched(self, fact: facts.RanksLaunched) -> list[Effect]:
@@ -162,7 +158,7 @@ class Orders:
         answers: list[Effect] = []
         for command in self._withdraw(Launch, fact.attempt, fact.attempt):
             self.alive = {rank.rank: rank for rank in fact.ranks} if fact.ok else {}
-            answers.append(self._answer(command, fact.ok, fact.why, _free(fact.retry_free)))
+            answers.append(self._answer(command, fact.ok, fact.why, StartAnswer(retry_free=fact.retry_free)))
         return answers
 
     def on_ended(self, fact: facts.RankEnded, lease_live: bool) -> RankExit | None:
@@ -178,27 +174,27 @@ class Orders:
             self.alive = {}
             self.dirty = False
             for launch in self._withdraw(Launch, 0, fact.attempt):
-                self._remember(launch, False, "stopped before it was up", {})
-        data = {"leftovers": list(fact.leftovers)} if fact.leftovers else {}
+                self._remember(launch, False, "stopped before it was up", None)
+        left = StopAnswer(fact.leftovers) if fact.leftovers else None
         why = "" if fact.ok else "cannot be killed: " + ", ".join(fact.leftovers)
-        answers: list[Effect] = [self._answer(c, fact.ok, why, data) for c in self._withdraw(Stop, -1, fact.attempt)]
-        return answers + [effects.StopRanks(c) for c in self._in_hand.values() if isinstance(c, Stop)]
+        answers: list[Effect] = [self._answer(c, fact.ok, why, left) for c in self._withdraw(Stop, -1, fact.attempt)]
+        return answers + [c for c in self._in_hand.values() if isinstance(c, Stop)]
 
-    def on_stacks(self, fact: facts.StacksTaken) -> list[Effect]:
+    def on_stacks(self, fact: StacksTaken) -> list[Effect]:
         """All stacks of ``fact.attempt`` are on disk."""
-        data = {"stacks": [msgspec.to_builtins(stack) for stack in fact.stacks]}
-        return [self._answer(c, True, "", data) for c in self._withdraw(Stacks, fact.attempt, fact.attempt)]
+        taken = StacksAnswer(fact.stacks)
+        return [self._answer(c, True, "", taken) for c in self._withdraw(Stacks, fact.attempt, fact.attempt)]
 
     def on_checked(self, fact: facts.Checked) -> list[Effect]:
         """The preflight ended."""
-        data = {"tested": fact.tested} if fact.tested else {}
+        tested = CheckAnswer(fact.tested) if fact.tested else None
         found = [one for one in self._in_hand.values() if isinstance(one, CheckNode) and one.tests == fact.tests]
-        return [self._answer(command, fact.ok, fact.why, data) for command in found]
+        return [self._answer(command, fact.ok, fact.why, tested) for command in found]
 
     def on_disk_used(self, fact: facts.DiskTaskDone) -> list[Effect]:
         """What is in memory is known, or is on disk; or this node's share of a checkpoint was read."""
         asked = _key(fact.command) in self._in_hand
-        return [self._answer(fact.command, fact.ok, fact.why, dict(fact.data))] if asked else []
+        return [self._answer(fact.command, fact.ok, fact.why, fact.answer)] if asked else []
 
     # ---- memory ------------------------------------------------------------------------------------------------
 
@@ -209,27 +205,23 @@ class Orders:
         return found
 
     def _answer(
-        self, command: Command, ok: bool, why: str = "", data: dict[str, Any] | None = None
+        self, command: Command | Farewell, ok: bool, why: str = "", answer: Answer | None = None
     ) -> effects.SendSupervisor:
-        return effects.SendSupervisor(self._remember(command, ok, why, data or {}))
+        return effects.SendSupervisor(self._remember(command, ok, why, answer))
 
-    def _remember(self, command: Command, ok: bool, why: str, data: dict[str, Any]) -> CommandResult:
+    def _remember(self, command: Command | Farewell, ok: bool, why: str, answer: Answer | None) -> CommandResult:
         key = _key(command)
         self._in_hand.pop(key, None)
-        result = CommandResult(self.node, self.incarnation, command.act, ok, why, {"command": key[0], **data})
+        result = CommandResult(self.node, self.incarnation, command.act, ok, why, answer)
         self._answers[key] = result
         while len(self._answers) > ANSWERS_MAX:
             self._answers.popitem(last=False)
         return result
 
 
-def _key(command: Command) -> Key:
+def _key(command: Command | Farewell) -> Key:
     return type(command).__name__, command.term, command.act
 
 
 def _patience_s(command: Stop) -> float:
     return command.grace_s + (command.checkpoint_grace_s if command.checkpoint_first else 0.0)
-
-
-def _free(retry_free: bool) -> dict[str, Any]:
-    return {"retry_free": True} if retry_free else {}

@@ -24,6 +24,7 @@ from gangrun.agent.ranks.exits import OomCounter, WatchedRank, watch
 from gangrun.agent.ranks.logs import RankLogs
 from gangrun.agent.ranks.observe import Subject, new_children, reading, take_stacks
 from gangrun.agent.ranks.stop import OwnProcesses, StopLadder, Target, describe, free_port, job_of
+from gangrun.core.events import StacksTaken
 from gangrun.core.model import RankExit
 from gangrun.node import boot
 from gangrun.node.processes import Proc, kill, kill_until_none, read_proc
@@ -262,7 +263,7 @@ class RankGang:
         return self._gang is not None and any(rank.slot.read().saves_on_stop for rank in self._gang.alive())
 
     def take_stacks(self, command: Stacks, within_s: float) -> None:
-        """Ask all live ranks where they stand; ``facts.StacksTaken``."""
+        """Ask all live ranks where they stand; ``StacksTaken``."""
         gang = self._gang
         alive = gang.alive() if gang else []
         subjects = [Subject(r.watched.rank, self._spec.node, r.proc, r.files.stack) for r in alive]
@@ -270,7 +271,7 @@ class RankGang:
 
         def ask() -> None:
             stacks = take_stacks(subjects, keep_in, within_s, self._now)
-            self._tell(facts.StacksTaken(command.attempt, stacks))
+            self._tell(StacksTaken(command.attempt, stacks))
 
         threading.Thread(target=ask, name="stacks", daemon=True).start()
 

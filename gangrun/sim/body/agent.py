@@ -11,11 +11,10 @@ import math
 import os
 from typing import Protocol
 
-import msgspec
-
 from gangrun.agent.brain import effects, facts
 from gangrun.agent.brain.decide import AgentBrain, AgentConfig
 from gangrun.agent.brain.effects import Effect
+from gangrun.core.events import StacksTaken
 from gangrun.core.model import ErrorReport, Finding, RankStack
 from gangrun.sim.body.gang import SimRank, exit_of
 from gangrun.sim.body.memory import SimKept, holdings
@@ -27,9 +26,11 @@ from gangrun.wire.messages import (
     Ack,
     BetweenAgents,
     CheckNode,
+    Command,
     Dial,
     FromAgent,
     Launch,
+    MemoryAnswer,
     PeerAddress,
     Prepare,
     RankSample,
@@ -41,7 +42,7 @@ from gangrun.wire.messages import (
 )
 
 # What moves no timer of the brain.
-OUTCOMES = (facts.NodePrepared, facts.RanksLaunched, facts.RankEnded, facts.Checked, facts.StacksTaken)
+OUTCOMES = (facts.NodePrepared, facts.RanksLaunched, facts.RankEnded, facts.Checked, StacksTaken)
 COMMANDS = (Prepare, Launch, CheckNode, Stacks)
 
 PREPARE_S, LAUNCH_S, STOP_S, STACKS_S, CHECK_S, TESTS_S, BRING_S, READ_S = 0.02, 0.1, 0.3, 0.2, 0.05, 20.0, 0.4, 0.6
@@ -332,28 +333,37 @@ class Deeds:
                 node.warden.lease_written(effect.deadline)
             case effects.SpawnSupervisor():
                 node.warden.spawn_supervisor(effect.term_min, effect.promises, effect.promised_at)
-            case effects.PrepareSlate():
-                self.world.checks.obeys(self.agent, effect.command)
-                self.timeline.after(PREPARE_S, lambda: self._prepared(effect.command))
-            case effects.LaunchRanks():
-                self.world.checks.obeys(self.agent, effect.command)
-                self._pending.append(effect.command)
-                self.timeline.after(LAUNCH_S, lambda: self.agent.when_awake(lambda: self._launch(effect.command)))
-            case effects.StopRanks():
-                self._stop(effect.command)
-            case effects.TakeStacks():
-                attempt = effect.command.attempt
-                stacks = tuple(
-                    RankStack(rank.rank, node.name, "train.py:1 step", "") for rank in node.ranks if rank.alive
-                )
-                self.timeline.after(STACKS_S, lambda: self.agent.tell(facts.StacksTaken(attempt, stacks)))
-            case effects.RunCheck():
-                tests = effect.command.tests
-                self.timeline.after(TESTS_S if tests else CHECK_S, lambda: self._checked(tests))
             case effects.Leave():
                 node.warden.goodbye(effect.code)
-            case effects.UseDisk():
-                self._use_disk(effect.command)
+            case command:
+                self._obey(command)
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Prepare():
+                self.world.checks.obeys(self.agent, command)
+                self.timeline.after(PREPARE_S, lambda: self._prepared(command))
+            case Launch():
+                self.world.checks.obeys(self.agent, command)
+                self._pending.append(command)
+                self.timeline.after(LAUNCH_S, lambda: self.agent.when_awake(lambda: self._launch(command)))
+            case Stop():
+                self._stop(command)
+            case Stacks():
+                attempt = command.attempt
+                stacks = tuple(
+                    RankStack(rank.rank, self.node.name, "train.py:1 step", "")
+                    for rank in self.node.ranks
+                    if rank.alive
+                )
+                self.timeline.after(STACKS_S, lambda: self.agent.tell(StacksTaken(attempt, stacks)))
+            case CheckNode():
+                tests = command.tests
+                self.timeline.after(TESTS_S if tests else CHECK_S, lambda: self._checked(tests))
+            case VerifyShare():
+                self._read_share(command)
+            case Recover():
+                self._recover(command)
 
     def _checked(self, tests: str) -> None:
         sick = self.node.name in self.world.sick
@@ -362,15 +372,12 @@ class Deeds:
         tested = "all came out right" if tests and not sick else ""
         self.agent.tell(facts.Checked(not sick, "a GPU fell off the bus" if sick else "", tested, tests))
 
-    def _use_disk(self, command: Recover | VerifyShare) -> None:
+    def _recover(self, command: Recover) -> None:
         """What is in memory is known at once; what is written is there when the disk has it."""
-        if isinstance(command, VerifyShare):
-            self._read_share(command)
-            return
         kept, names = self.node.kept, self.world.memory.names
         if not command.into:
-            steps = [msgspec.to_builtins(one) for one in holdings(kept, command.attempt, names, pin=command.pin)]
-            self.agent.tell(facts.DiskTaskDone(command, True, data={"steps": steps}))
+            steps = tuple(holdings(kept, command.attempt, names, pin=command.pin))
+            self.agent.tell(facts.DiskTaskDone(command, True, answer=MemoryAnswer(steps)))
             return
 
         def write() -> None:

@@ -6,8 +6,8 @@ blocks but ``Mailbox.next``: what takes time answers later, as an item in the ma
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from gangrun.core.actions import Action, ChooseResume, EndJob
@@ -70,20 +70,23 @@ class Woken:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadingAsked:
-    """A checkpoint that is to be proven is worth reading by several nodes, this host among them.
+class VerifyAsked:
+    """A checkpoint that is to be verified is worth reading by several nodes, this host among them.
 
-    Said again once this host has read its own share, with how long the others are still waited for.
+    The callbacks are called by the loop and never block: once ``dealt`` with this host's share and the node of each
+    other share; ``read`` with each other share as it is read, and why it is not whole ("" if it is). ``over``: the
+    thread that asked waits for no other node any more.
     """
 
-    number: int
     directory: str
     nonce: str
     readers_max_count: int
-    left_s: float = float("inf")
+    dealt: Callable[[int, Mapping[int, str]], None]
+    read: Callable[[int, str], None]
+    over: Callable[[], bool]
 
 
-Item = Stamped | Stored | Withheld | StoreTrouble | Deposed | AgentSaid | ReadingAsked | Woken
+Item = Stamped | Stored | Withheld | StoreTrouble | Deposed | AgentSaid | VerifyAsked | Woken
 
 
 class Mailbox(Protocol):
@@ -168,12 +171,6 @@ class Checkpoints(Protocol):
     def choose(self, asked: ChooseResume, sealed: Sequence[tuple[int, str]]) -> None:
         """Answer with ``ResumeChosen`` or ``NoneValid``."""
 
-    def dealt(self, number: int, share: int, readers_count: int) -> None:
-        """To ``ReadingAsked``: so many read now, this host that share; 1: alone."""
-
-    def proven(self, number: int, unread: Mapping[int, str]) -> None:
-        """The others are done with it. ``unread``: which shares were not found whole, and in words why."""
-
     def put_back(self, paths: Sequence[str]) -> None:
         """Move back what was set aside from these paths, without an answer; most often there are none."""
 
@@ -196,38 +193,8 @@ class Jobs(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class RankReading:
-    """The newest sample of one rank, as beats carry it; counters only grow within an attempt."""
-
-    rank: int
-    step: int
-    phase: int
-    slot_writes_count: int
-    output_bytes: int
-    cpu_s: float
-    state: str
-    first_step: int = -1
-    loss: float | None = None
-
-
-@dataclass(slots=True)
-class BeatRow:
-    """One agent's line in the table of beats."""
-
-    node: str
-    incarnation: str
-    heard_at: float  # supervisor's clock, newest beat
-    beat_boottime: float  # agent's clock in that beat
-    seq: int = 0
-    empty: bool = True
-    attempt: int = -1
-    readings: tuple[RankReading, ...] = field(default=())
-
-
 __all__ = [
     "AgentSaid",
-    "BeatRow",
     "Checkpoints",
     "Clock",
     "Deposed",
@@ -239,13 +206,12 @@ __all__ = [
     "Placement",
     "Radio",
     "RankObservation",
-    "RankReading",
-    "ReadingAsked",
     "RunState",
     "Store",
     "StoreTrouble",
     "Stored",
     "Terms",
+    "VerifyAsked",
     "Withheld",
     "Woken",
 ]

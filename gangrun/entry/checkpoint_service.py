@@ -1,49 +1,125 @@
 """The checkpoint file system behind a thread.
 
 ``ports.Checkpoints`` for the real world: each question is answered later, as a core event. A directory that hangs
-keeps this thread waiting and nobody else; questions are answered in order, and a look that was overtaken is skipped.
+keeps this thread waiting and nothing else; questions are answered in order, and a look that was overtaken is skipped.
 """
 
 from __future__ import annotations
 
 import os
-import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import TypeVar
 
 from gangrun.checkpoint.commit import seal_staging
 from gangrun.checkpoint.memory_tier.recover_from_memory import adopt, discard, open_staging
 from gangrun.checkpoint.scan import StorageUnreadable, step_pattern
 from gangrun.checkpoint.store import CheckpointRoom, point_resume_link
 from gangrun.checkpoint.validator_verdict import Validator
+from gangrun.checkpoint.verification import Tick, Verification, verify_share
 from gangrun.core.actions import ChooseResume
-from gangrun.core.checkpoints.resume import Chosen, parse_resume
+from gangrun.core.checkpoints.resume import Chosen, parse_resume, patience_s, readers_max_count
 from gangrun.core.checkpoints.resume import NoneValid as NoChoice
 from gangrun.core.events import AttemptSealed, CheckpointSeen, Event, NoneValid, ResumeChosen, Stamped, StepBrought
 from gangrun.core.model import CheckpointRef
 from gangrun.core.nodeset import fold
-from gangrun.entry.shared_verification import SharedReading
+from gangrun.display.text import size_words
 from gangrun.entry.wiring import tell
+from gangrun.ports import VerifyAsked
 from gangrun.runs.times import steady_now, wall_now
 
 CLOCKS_DIFFER_S = 0.5
+LOOP_WITHIN_S = 10.0  # the time in which the loop must have asked the agents
+T = TypeVar("T")
 NO_DIRECTORY = "no checkpoint directory is known (--checkpoint-dir), so the script finds its own way"
 
 
-@dataclass(frozen=True, slots=True)
-class _Question:
-    what: str
-    attempt: int = -1
-    step: int = -1
-    asked: ChooseResume | None = None
-    sealed: frozenset[tuple[int, str]] = frozenset()
-    path: str = ""
-    nonce: str = ""
-    nodes: tuple[str, ...] = ()
-    paths: tuple[str, ...] = ()
-    rebuilt_count: int = 0
-    more: bool = False
+class SharedVerification:
+    """How the checkpoint thread has other nodes read with this host; one reading at a time.
+
+    The thread posts ``VerifyAsked`` to the supervisor's loop, which asks the agents and answers through its callbacks.
+    Only what this host finds damaged itself is damaged: what another node could not read, or found wrong or could not
+    check, is read again here. Whatever the loop does, the thread waits for a bounded time.
+    """
+
+    def __init__(self, post: Callable[[VerifyAsked], None], share_bytes: int, now: Callable[[], float]) -> None:
+        """``share_bytes``: the least that each node reads; 0: nothing is shared."""
+        self._post, self._share_bytes, self._now = post, share_bytes, now
+        self._wanted = False
+        self._words: dict[str, str] = {}
+        self._ready_at = 0.0  # then this host began to look at what there is to read: others do that first too
+
+    def words_of(self, path: str) -> str:
+        """Which nodes read it, if that was shared this time."""
+        return self._words.get(path, "")
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """No rank trains now, so other nodes have time to read; at all other times this host reads alone."""
+        self._wanted, self._words, self._ready_at = True, {}, self._now()
+        try:
+            yield
+        finally:
+            self._wanted = False
+
+    def verify_all(self, verification: Verification, tick: Tick, threads_count: int) -> Sequence[str]:
+        """What ``verify_share`` does for the whole, and raises."""
+        most = readers_max_count(verification.data_bytes, self._share_bytes) if self._wanted else 1
+        if most == 1:
+            return verify_share(verification, tick, threads_count)
+        try:
+            return self._verify_together(verification, tick, threads_count, most)
+        finally:
+            self._ready_at = self._now()
+
+    def _verify_together(self, verification: Verification, tick: Tick, threads_count: int, most: int) -> Sequence[str]:
+        began = self._now()
+        dealt: SimpleQueue[tuple[int, Mapping[int, str]]] = SimpleQueue()
+        answers: SimpleQueue[tuple[int, str]] = SimpleQueue()
+        over = threading.Event()
+        self._post(
+            VerifyAsked(
+                verification.directory, verification.save, most, lambda own, others: dealt.put((own, others)),
+                lambda share, why: answers.put((share, why)), over.is_set,
+            )
+        )  # fmt: skip
+        own, others = self._next(dealt, LOOP_WITHIN_S) or (0, dict[int, str]())
+        count = len(others) + 1
+        try:
+            unverified = verify_share(verification, tick, threads_count, own, count)
+            unread = self._wait(others, answers, patience_s(self._now() - self._ready_at))
+        finally:
+            over.set()
+        for share in sorted(unread):
+            unverified += verify_share(verification, tick, threads_count, share, count)
+        nodes = f"{count - len(unread)} node{'' if count - len(unread) == 1 else 's'}"
+        words = f"; read by {nodes}, {size_words(verification.data_bytes)} in {self._now() - began:.1f} s"
+        again = "; ".join(sorted(set(unread.values())))
+        self._words[verification.directory] = words + (
+            f"; this host read the other shares again ({again})" if again else ""
+        )
+        return unverified
+
+    def _wait(
+        self, others: Mapping[int, str], answers: SimpleQueue[tuple[int, str]], within_s: float
+    ) -> dict[int, str]:
+        """The shares that other nodes did not find whole in time, and why."""
+        unread = {share: f"{node}: no answer" for share, node in others.items()}
+        left, until = set(others), self._now() + within_s
+        while left and (answer := self._next(answers, until - self._now())) is not None:
+            share, why = answer
+            left.discard(share)
+            unread[share] = why
+        return {share: why for share, why in unread.items() if why}
+
+    def _next(self, answers: SimpleQueue[T], within_s: float) -> T | None:
+        try:
+            return answers.get(timeout=max(0.0, within_s))
+        except Empty:
+            return None
 
 
 class CheckpointService:
@@ -57,17 +133,17 @@ class CheckpointService:
         run_directory: str,
         post: Callable[[Stamped], None],
         validator: Validator | None = None,
-        reading: SharedReading | None = None,
+        reading: SharedVerification | None = None,
     ) -> None:
         """``reading``: how other nodes read with this one; None: they do not."""
         self._directory, self._run, self._run_directory, self._post = directory, run, run_directory, post
-        self._reading = reading or SharedReading(lambda asked: None, 0, steady_now)
+        self._reading = reading or SharedVerification(lambda asked: None, 0, steady_now)
         # one room for all questions: it remembers which damaged save it has read already
         self._room = CheckpointRoom(
             directory, step_pattern(pattern), run_directory=run_directory, validator=validator,
             verify_all=self._reading.verify_all,
         )  # fmt: skip
-        self._questions: queue.Queue[_Question | None] = queue.Queue()
+        self._questions: SimpleQueue[Callable[[], Event | None] | None] = SimpleQueue()
         self._looks = 0
         self._prepared: set[str] = set()
         self._adopted: dict[int, str] = {}  # step -> where it was before it came to the disk
@@ -78,95 +154,71 @@ class CheckpointService:
     def prepare(self, staging: str) -> None:
         """No answer, but ``prepared``."""
         self._prepared.discard(staging)
-        self._questions.put(_Question("prepare", path=staging))
+        self._questions.put(partial(self._prepare, staging))
 
     def prepared(self, staging: str) -> bool:
-        """Where it could not be made, whoever is to write there says why."""
+        """If it could not be made, the node that is to write there says why."""
         return staging in self._prepared
 
     def discard(self, path: str, *, more: bool = False) -> None:
         """No answer."""
-        self._questions.put(_Question("discard", path=path, more=more))
+        self._questions.put(partial(discard, path, more=more))
 
     def adopt(self, path: str, attempt: int, step: int, nonce: str, nodes: Sequence[str], rebuilt_count: int) -> None:
         """Answer with ``StepBrought``; what it says is said again by the choice that follows, if one does."""
-        self._questions.put(
-            _Question("adopt", attempt, step, path=path, nonce=nonce, nodes=tuple(nodes), rebuilt_count=rebuilt_count)
-        )
+        self._questions.put(partial(self._adopt, path, attempt, step, nonce, tuple(nodes), rebuilt_count))
 
     def seal(self, attempt: int) -> None:
         """Answer with ``AttemptSealed``."""
-        self._questions.put(_Question("seal", attempt))
+        self._questions.put(partial(self._seal, attempt))
 
     def choose(self, asked: ChooseResume, sealed: Sequence[tuple[int, str]]) -> None:
         """Answer with ``ResumeChosen`` or ``NoneValid``."""
-        self._questions.put(_Question("choose", asked.attempt, asked=asked, sealed=frozenset(sealed)))
-
-    def dealt(self, number: int, share: int, readers_count: int) -> None:
-        """To whoever reads."""
-        self._reading.dealt(number, share, readers_count)
-
-    def proven(self, number: int, unread: Mapping[int, str]) -> None:
-        """To whoever reads."""
-        self._reading.proven(number, unread)
+        self._questions.put(partial(self._choose, asked, frozenset(sealed)))
 
     def put_back(self, paths: Sequence[str]) -> None:
-        """What was set aside from there goes back; where it cannot, the next choice sees to it again."""
+        """What was set aside from there goes back; if it cannot, the next choice sees to it again."""
         if paths and self._directory:
-            self._questions.put(_Question("put back", paths=tuple(paths)))
+            self._questions.put(partial(self._put_back, tuple(paths)))
 
     def look(self, above_step: int) -> None:
         """Answer with ``CheckpointSeen`` if a newer valid one is there."""
         if self._directory and self._looks == 0:
             self._looks += 1
-            self._questions.put(_Question("look", step=above_step))
+            self._questions.put(partial(self._look, above_step))
 
     def await_save(self) -> None:
         """By the clocks of hosts: where they differ a save from just before may count, or one from just after not."""
         self._told_at = wall_now()
 
     def close(self, within_s: float) -> None:
-        """Take no more questions; those that were asked are given so long."""
+        """Take no more questions; those that were asked are answered within this time."""
         self._questions.put(None)
         self._thread.join(within_s)
 
     def _main(self) -> None:
         while (question := self._questions.get()) is not None:
-            event = self._answer(question)
+            event = question()
             if event is not None:
                 self._post(Stamped(event))
 
-    def _answer(self, question: _Question) -> Event | None:
-        match question.what:
-            case "prepare":
-                open_staging(question.path)
-                self._prepared.add(question.path)
-                return None
-            case "discard":
-                discard(question.path, more=question.more)
-                return None
-            case "adopt":
-                why = adopt(question.path, self._directory, question.step, question.nonce)
-                where = fold(question.nodes) + _again(question.rebuilt_count)
-                discard(question.path)
-                self._adopted.clear()  # only the newest may be what the next attempt finds
-                self._adopted[question.step] = (
-                    f"; step {question.step} was in the memory of {where} and could not be brought to the disk: {why}"
-                    if why
-                    else f"; brought to the disk from the memory of {where}"
-                )
-                return StepBrought(question.attempt, question.step, question.nodes, why)
-            case "seal":
-                return self._seal(question.attempt)
-            case "choose":
-                assert question.asked is not None
-                with self._reading.shared():
-                    return self._choose(question.asked, question.sealed)
-            case "put back":
-                self._put_back(question.paths)
-                return None
-            case _:
-                return self._look(question.step)
+    def _prepare(self, staging: str) -> None:
+        open_staging(staging)
+        self._prepared.add(staging)
+
+    def _adopt(
+        self, path: str, attempt: int, step: int, nonce: str, nodes: tuple[str, ...], rebuilt_count: int
+    ) -> Event:
+        why = adopt(path, self._directory, step, nonce)
+        where = fold(nodes) + _again(rebuilt_count)
+        discard(path)
+        self._adopted.clear()  # only the newest may be what the next attempt finds
+        self._adopted[step] = (
+            f"; step {step} was in the memory of {where} and could not be brought to the disk: {why}"
+            if why
+            else f"; brought to the disk from the memory of {where}"
+        )
+        return StepBrought(attempt, step, nodes, why)
 
     def _seal(self, attempt: int) -> Event:
         try:
@@ -189,13 +241,11 @@ class CheckpointService:
             return ResumeChosen(asked.attempt, None, NO_DIRECTORY)
         try:
             back = self._room.put_back(self._run, asked.put_back)
-            found = self._room.choose_and_set_aside(
-                parse_resume(asked.request),
-                f"{self._run}-{asked.attempt}",
-                asked.best_step,
-                sealed | set(self._room.commits(back)),
-                asked.condemned,
-            )
+            known = sealed | set(self._room.commits(back))
+            with self._reading.shared():
+                found = self._room.choose_and_set_aside(
+                    parse_resume(asked.request), f"{self._run}-{asked.attempt}", asked.best_step, known, asked.condemned
+                )
         except StorageUnreadable as error:
             return NoneValid(asked.attempt, str(error), storage=True)
         choice = found.choice

@@ -238,12 +238,12 @@ class Checker(Checks):
             return
         for sentence in invariants.check(before, state, supervisor.policy):
             self.broken(sentence[:3] if sentence.startswith("I") else "state", sentence)
-        durable = loop.ledger.durable
+        durable = loop.journal.durable
         if (
             durable is not None
             and self._plain is not None
             and self._plain_at[0] == supervisor.term
-            and not len(loop.ledger)
+            and not len(loop.journal)
             and wire_record.state_of(self._plain) != state
         ):
             self.broken("I11", "replaying the journal does not give the live state")
@@ -443,7 +443,7 @@ class Safety:
             if 2 * len(counted & set(supervisor.promises)) <= len(counted):
                 continue  # it had given most of these up as lost before: the seal ends its term, and law 5 the wait
             now = loop.run_clock.at(other.clock.now())
-            if now < loop.law_one.until + other.policy.timing.takeover_after_s:
+            if now < loop.takeover.until + other.policy.timing.takeover_after_s:
                 continue  # it began to ack when its agents had just lost their patience with it
             if now < self._led_since.get(other.pid, now) + other.policy.timing.takeover_after_s:
                 continue  # it had lost its majority and regained it from agents who were losing their patience
@@ -524,7 +524,7 @@ class Safety:
         self._leads(supervisor)
         loop = supervisor.loop
         assert loop is not None
-        if loop.state.phase is not Phase.STOPPING or loop.gathering is not None:
+        if loop.state.phase is not Phase.STOPPING or loop.takeover.gathering:
             self._stopping.pop(supervisor.pid, None)
             return
         now, attempt = self._world.timeline.now, loop.state.attempt

@@ -7,8 +7,8 @@ record is durable, so an agent never forgets what could still be lost.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from gangrun.core.events import (
     AgentJoined,
@@ -24,10 +24,16 @@ from gangrun.core.events import (
     Stamped,
 )
 from gangrun.core.machine.transitions import WHY
-from gangrun.core.model import Phase
+from gangrun.core.model import Phase, RunState
+from gangrun.core.policy import Timing
 from gangrun.core.protocol.takeover import candidates
 from gangrun.ports import AgentSaid, Radio
-from gangrun.supervisor.heartbeats import Greeting, Row, roster_of, unheard_events
+from gangrun.supervisor.gang_commands import GangCommands
+from gangrun.supervisor.heartbeats import Greeting, Heartbeats, Leadership, Row, Silence, roster_of, unheard_events
+from gangrun.supervisor.journal_queue import JournalQueue
+from gangrun.supervisor.opening import RunFacts
+from gangrun.supervisor.progress import GangProgress
+from gangrun.supervisor.takeover import TakeoverGather
 from gangrun.wire.kinds import event_of
 from gangrun.wire.messages import (
     Ack,
@@ -42,9 +48,6 @@ from gangrun.wire.messages import (
 )
 from gangrun.wire.record import RecordError
 
-if TYPE_CHECKING:
-    from gangrun.supervisor.loop import Loop
-
 FROM_AGENTS = frozenset(
     kind.__name__ for kind in (RankExited, RankFinished, FindingRaised, FirstStepSeen, CancelRequested, Notice)
 )
@@ -53,18 +56,63 @@ ASK_WHY_EVERY_S = 5.0
 FRESH_SHARE = 0.5  # of D: an agent whose newest word of ours is older is given a new one to echo
 
 
-class AgentMessages:
-    """Reads letters for one loop."""
+class Supervisor(Protocol):
+    """What agents' messages may do to the supervisor."""
 
-    def __init__(self, loop: Loop, radio: Radio, wall: Callable[[], float]) -> None:
+    term: int
+    state: RunState
+    exit_code: int | None
+
+    def decide(self, stamped: Stamped, now: float) -> None:
+        """One event through the core, onto the journal."""
+
+    def tell(self, events: list[Event], now: float) -> None:
+        """Events of this supervisor's own tables."""
+
+    def malformed(self, node: str, incarnation: str, event: AgentEvent, why: str, now: float) -> None:
+        """An event that cannot be read."""
+
+    def leave(self, why: str) -> None:
+        """A newer term exists."""
+
+    def touch(self) -> None:
+        """A table changed: look anew at what is due."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentTables:
+    """What is known of the agents."""
+
+    beats: Heartbeats
+    leadership: Leadership
+    silence: Silence
+    progress: GangProgress
+    takeover: TakeoverGather
+    commands: GangCommands
+    journal: JournalQueue
+
+
+class AgentMessages:
+    """Reads what agents say, keeps the tables, and answers."""
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        tables: AgentTables,
+        facts: RunFacts,
+        radio: Radio,
+        timing: Timing,
+        wall: Callable[[], float],
+    ) -> None:
         self.later: list[Stamped] = []  # came before the term's first event
-        self._loop = loop
+        self._supervisor = supervisor
+        self._tables = tables
+        self._facts = facts
         self._radio = radio
         self._wall = wall
         self._candidates: tuple[PeerAddress, ...] = ()
         self._roster_count = 1
         self._count_at = self._ask_why_at = float("-inf")
-        timing = loop.policy.timing
         self._beat_every_s = timing.beat_every_s
         self._fresh_s = FRESH_SHARE * timing.leader_lease_s
 
@@ -79,42 +127,42 @@ class AgentMessages:
             case CommandResult():
                 self._result(said, now)
             case ProbeResult():
-                self._loop.silence.answered(said)
-                self._loop.touch()
+                self._tables.silence.answered(said)
+                self._supervisor.touch()
             case _:
-                self._loop.beats.dropped["not an agent's message"] += 1
+                self._tables.beats.dropped["not an agent's message"] += 1
 
     # ---- joining ----
 
     def _hello(self, said: Hello, peer: bytes, now: float) -> None:
-        loop = self._loop
-        if said.term_max > loop.term:
-            loop.leave(f"{said.node} knows of term {said.term_max}")
+        supervisor, tables = self._supervisor, self._tables
+        if said.term_max > supervisor.term:
+            supervisor.leave(f"{said.node} knows of term {said.term_max}")
             return
         stranger = self._stranger(said)
         if stranger:
-            loop.beats.dropped["hello of a stranger"] += 1
-            if said.node not in loop.beats.rows:
+            tables.beats.dropped["hello of a stranger"] += 1
+            if said.node not in tables.beats.rows:
                 self._radio.bind_peer(said.node, peer)
-                self._radio.send(said.node, Rejected(loop.term, stranger))
+                self._radio.send(said.node, Rejected(supervisor.term, stranger))
             return
-        greeting = loop.beats.hello(said, now)
+        greeting = tables.beats.hello(said, now)
         if greeting is Greeting.GONE:
             return
         self._radio.bind_peer(said.node, peer)
         if greeting is Greeting.NEW:
-            loop.leadership.forget(said.node)
-        loop.law_one.dialled(said.node, now)
-        loop.silence.watch(now)
+            tables.leadership.forget(said.node)
+        tables.takeover.dialled(said.node, now)
+        tables.silence.watch(now)
         self._count_at = float("-inf")
-        self._radio.send(said.node, Welcome(loop.term, said.node, stamp=now))
-        if loop.gathering is None:
-            loop.tell(self._joins(loop.beats.rows[said.node], now), now)
-            loop.roll_call.dismiss(said.node, now)
-        loop.touch()
+        self._radio.send(said.node, Welcome(supervisor.term, said.node, stamp=now))
+        if not tables.takeover.gathering:
+            supervisor.tell(self._joins(tables.beats.rows[said.node], now), now)
+            tables.commands.dismiss(said.node, now)
+        supervisor.touch()
 
     def _stranger(self, said: Hello) -> str:
-        facts = self._loop.facts
+        facts = self._facts
         if said.job != facts.job:
             return f"this supervisor is of job {facts.job}, not {said.job}"
         if facts.addresses and said.node not in facts.addresses:
@@ -123,70 +171,64 @@ class AgentMessages:
 
     def _joins(self, row: Row, now: float) -> list[Event]:
         """What this agent's presence means to the core; nothing where it is known already."""
-        loop = self._loop
-        known = loop.state.nodes.get(row.node)
+        supervisor, tables = self._supervisor, self._tables
+        known = supervisor.state.nodes.get(row.node)
         if known is not None and known.incarnation == row.incarnation:
-            return loop.silence.heard(row.node, now) if row.node in loop.silence.suspects else []
-        loop.silence.joined(row.node)
+            return tables.silence.heard(row.node, now) if row.node in tables.silence.suspects else []
+        tables.silence.joined(row.node)
         if known is None:
             return [AgentJoined(row.node, row.incarnation, row.boot_id, row.slots_count)]
         return [AgentRejoined(row.node, row.incarnation, row.boot_id, row.slots_count, row.previous_died)]
 
     def gathered(self, now: float) -> None:
-        """The term's first events, if there is nobody left to wait for."""
-        loop = self._loop
-        gathering = loop.gathering
-        if gathering is None or not gathering.over(now):
-            return
-        loop.gathering = None
-        loop.tell(gathering.events(), now)
-        loop.count_rosters()
-        if loop.facts.alone:
-            loop.silence.adopt(loop.state)
-        for node in sorted(loop.beats.rows):
-            loop.tell(self._joins(loop.beats.rows[node], now), now)
-        if WHY in loop.state.deadlines:
+        """The term has begun: whoever is there joins, and what came meanwhile is decided."""
+        supervisor, tables = self._supervisor, self._tables
+        if self._facts.alone:
+            tables.silence.adopt(supervisor.state)
+        for node in sorted(tables.beats.rows):
+            supervisor.tell(self._joins(tables.beats.rows[node], now), now)
+        if WHY in supervisor.state.deadlines:
             self.ask_why(now)  # the last supervisor's question died with it
         later, self.later = self.later, []
         for stamped in later:
-            loop.decide(stamped, now)
+            supervisor.decide(stamped, now)
 
     # ---- beats ----
 
     def _beat(self, said: Beat, now: float) -> None:
-        loop = self._loop
-        if said.term_max > loop.term:
-            loop.leave(f"{said.node} knows of term {said.term_max}")
+        supervisor, tables = self._supervisor, self._tables
+        if said.term_max > supervisor.term:
+            supervisor.leave(f"{said.node} knows of term {said.term_max}")
             return
-        row = loop.beats.beat(said, now)
+        row = tables.beats.beat(said, now)
         if row is None:
             return
-        loop.leadership.heard(row.node, row.sent_after)
-        if loop.gathering is None:
-            if row.node in loop.silence.suspects:
-                loop.tell(loop.silence.heard(row.node, now), now)
-            loop.progress.observe(row, now)
+        tables.leadership.heard(row.node, row.sent_after)
+        if not tables.takeover.gathering:
+            if row.node in tables.silence.suspects:
+                supervisor.tell(tables.silence.heard(row.node, now), now)
+            tables.progress.observe(row, now)
             if said.events:
                 self._events(row, said.events, now)
-            if loop.progress.first_step_due:
-                loop.touch()
-        if loop.exit_code is None:
+            if tables.progress.first_step_due:
+                supervisor.touch()
+        if supervisor.exit_code is None:
             self._answer(row, said, now)
 
     def _answer(self, row: Row, said: Beat, now: float) -> None:
-        loop = self._loop
-        if not loop.leadership.holds(now):
+        supervisor, tables = self._supervisor, self._tables
+        if not tables.leadership.holds(now):
             stale = now - row.sent_after > self._fresh_s
             if stale and now - row.welcomed_at >= self._beat_every_s:
                 row.welcomed_at = now  # renews nothing; its echo tells that the next beat is a new one
-                self._radio.send(row.node, Welcome(loop.term, row.node, stamp=now))
+                self._radio.send(row.node, Welcome(supervisor.term, row.node, stamp=now))
             return
         if now >= self._count_at:
             self._count(now)
         self._radio.send(
             row.node,
             Ack(
-                loop.term,
+                supervisor.term,
                 said.seq,
                 said.boottime,
                 self._journalled(row),
@@ -196,34 +238,34 @@ class AgentMessages:
                 self._wall(),
             ),
         )
-        if not row.empty and loop.gathering is None and self._is_over(row.attempt):
-            loop.roll_call.chase(row, f"attempt {row.attempt} is over", now)
-            loop.touch()
+        if not row.empty and not tables.takeover.gathering and self._is_over(row.attempt):
+            tables.commands.chase(row, now)
+            supervisor.touch()
 
     def _is_over(self, attempt: int) -> bool:
-        state = self._loop.state
+        state = self._supervisor.state
         return attempt >= 0 and (attempt < state.attempt or state.phase not in HOLDING)
 
     def _journalled(self, row: Row) -> int:
-        durable = self._loop.ledger.durable
+        durable = self._tables.journal.durable
         incarnation, seq = ("", 0) if durable is None else durable.marks.get(row.node, ("", 0))
         return seq if incarnation == row.incarnation else 0
 
     def _count(self, now: float) -> None:
-        loop = self._loop
+        supervisor, tables = self._supervisor, self._tables
         self._count_at = now + self._beat_every_s
         # A successor reads the roster on disk: a loss that is not there yet must not make its majority smaller.
-        durable = loop.ledger.durable
-        self._roster_count = max(1, len(roster_of(loop.state)), 0 if durable is None else len(roster_of(durable)))
-        rows = loop.beats.rows
-        names = candidates({n: node for n, node in loop.state.nodes.items() if n in rows}, loop.facts.node)
+        durable = tables.journal.durable
+        self._roster_count = max(1, len(roster_of(supervisor.state)), 0 if durable is None else len(roster_of(durable)))
+        rows = tables.beats.rows
+        names = candidates({n: node for n, node in supervisor.state.nodes.items() if n in rows}, self._facts.node)
         self._candidates = tuple(rows[name].peer for name in names)
 
     # ---- events ----
 
     def _events(self, row: Row, events: tuple[AgentEvent, ...], now: float) -> None:
-        loop = self._loop
-        incarnation, known = loop.state.marks.get(row.node, ("", 0))
+        supervisor = self._supervisor
+        incarnation, known = supervisor.state.marks.get(row.node, ("", 0))
         for event in unheard_events(events, known if incarnation == row.incarnation else 0):
             origin = row.origin(event.seq)
             try:
@@ -231,21 +273,21 @@ class AgentMessages:
                     raise RecordError(f"{event.kind!r} is not for agents to say")
                 stamped = self._heard(Stamped(event_of(event.kind, event.data), origin), now)
             except RecordError as error:
-                loop.malformed(row.node, row.incarnation, event, str(error), now)
+                supervisor.malformed(row.node, row.incarnation, event, str(error), now)
                 continue
-            loop.decide(stamped, now)
+            supervisor.decide(stamped, now)
 
     def _heard(self, stamped: Stamped, now: float) -> Stamped:
         """A signal does not say why: where a scheduler can be asked, it is."""
         event = stamped.event
-        if not isinstance(event, Notice) or event.kind is not NoticeKind.UNKNOWN or self._loop.facts.asks_why is None:
+        if not isinstance(event, Notice) or event.kind is not NoticeKind.UNKNOWN or self._facts.asks_why is None:
             return stamped
         self.ask_why(now)
         return replace(stamped, event=replace(event, asking=True))
 
     def ask_why(self, now: float) -> None:
         """Once for all agents that say the same; again where they say it later."""
-        asks_why = self._loop.facts.asks_why
+        asks_why = self._facts.asks_why
         if asks_why is not None and now >= self._ask_why_at:
             self._ask_why_at = now + ASK_WHY_EVERY_S
             asks_why()
@@ -253,10 +295,10 @@ class AgentMessages:
     # ---- answers ----
 
     def _result(self, said: CommandResult, now: float) -> None:
-        loop = self._loop
-        row = loop.beats.rows.get(said.node)
+        supervisor, tables = self._supervisor, self._tables
+        row = tables.beats.rows.get(said.node)
         if row is None or row.incarnation != said.incarnation:
-            loop.beats.dropped["answer of an unknown agent"] += 1
+            tables.beats.dropped["answer of an unknown agent"] += 1
             return
-        loop.tell(loop.roll_call.result(said, now), now)
-        loop.touch()
+        supervisor.tell(tables.commands.result(said, now), now)
+        supervisor.touch()

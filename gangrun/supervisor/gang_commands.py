@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 from gangrun.core.actions import (
     Action,
@@ -29,70 +29,72 @@ from gangrun.core.checkpoints.poison import to_set_aside
 from gangrun.core.checkpoints.resume import far_share
 from gangrun.core.events import Event, StepBrought
 from gangrun.core.model import RunState
-from gangrun.core.policy import Policy
-from gangrun.ports import Checkpoints, Jobs, ReadingAsked
-from gangrun.supervisor.heartbeats import Row
-from gangrun.supervisor.node_calls import CheckCall, CommandRetry, NodeCall, StacksCall, StartCall, StopCall, VerifyCall
+from gangrun.core.policy import Policy, Timing
+from gangrun.ports import Checkpoints, Jobs, VerifyAsked
+from gangrun.supervisor.heartbeats import Leadership, Row, Silence
+from gangrun.supervisor.node_calls import (
+    ChaseCall,
+    CheckCall,
+    CommandRetry,
+    NodeCall,
+    StacksCall,
+    StartCall,
+    StopCall,
+    VerifyCall,
+)
 from gangrun.supervisor.opening import RunFacts
-from gangrun.supervisor.recover_call import RecoverCall
-from gangrun.wire.messages import CommandResult, Farewell, Stop
-
-if TYPE_CHECKING:
-    from gangrun.supervisor.loop import Loop
-
-
-class Dispatch:
-    """The acts of one term, each with its number, in the order in which they were decided."""
-
-    def __init__(self, loop: Loop, checkpoints: Checkpoints, jobs: Jobs) -> None:
-        """Nothing is ready yet."""
-        self._loop, self._checkpoints, self._jobs = loop, checkpoints, jobs
-        self.ready: deque[tuple[Action, int]] = deque()
-        self.sealed: tuple[tuple[int, str], ...] = ()  # the commits that stood when older attempts were sealed
-
-    def drain(self, state: RunState, now: float) -> bool:
-        """Perform what is ready; was there anything? An end alone needs no majority: whoever comes later reads it, and
-        the nodes may be gone already.
-        """
-        ready, performed = self.ready, False
-        while ready and not isinstance(ready[0][0], EndJob) and isinstance(ready[-1][0], EndJob):
-            ready.popleft()  # the end supersedes what could not be done before it
-        while ready and (isinstance(ready[0][0], EndJob) or self._loop.leadership.holds(now)):
-            action, n = ready.popleft()
-            performed = True
-            self._perform(action, n, state, now)
-        return performed
-
-    def _perform(self, action: Action, n: int, state: RunState, now: float) -> None:
-        loop = self._loop
-        match action:
-            case StartGang() | StopGang() | TakeStacks() | CheckNodes():
-                loop.roll_call.perform(action, state, now)
-            case EndJob():
-                self._checkpoints.put_back(action.put_back)
-                loop.roll_call.perform(action, state, now)
-                self._jobs.end((loop.term, n), action, () if loop.facts.alone else loop.silence.away)
-            case SealAttempts() | BringSteps():
-                loop.roll_call.rescue(action, state, self._checkpoints, now)
-            case ChooseResume():
-                self._checkpoints.choose(action, self.sealed)
-            case ProbeNode():
-                loop.silence.probe(action.node, state, now)
-            case SubmitSuccessor():
-                self._jobs.submit((loop.term, n), action)
-
+from gangrun.supervisor.recover_call import Done, RecoverCall
+from gangrun.wire.messages import CommandResult, Farewell
 
 NEVER = float("inf")
-BRING_SHARE = 0.9  # of the time the core waits: who did not bring its part must be named before it gives up
-FAREWELL_BEATS = 10.0  # so long agents are waited for before the supervisor leaves without their answer
-JOB_ENDS_WITHIN_S = 30.0  # so long the scheduler's side of the end is waited for
-FAREWELL_HEARD_BEATS = 60.0  # so long those that still beat, for whom it is only the way that is bad
+BRING_SHARE = 0.9  # of the time the core waits: a node that did not bring its part must be named before it gives up
+FAREWELL_BEATS = 10.0  # agents are waited for this long before the supervisor leaves without their answer
+JOB_ENDS_WITHIN_S = 30.0  # the scheduler's side of the end is waited for this long
+FAREWELL_HEARD_BEATS = 60.0  # an agent that still beats is waited for this long: only the way to it is bad
 
-GangAction = StartGang | StopGang | TakeStacks | CheckNodes | EndJob
+
+class FarewellCall(NodeCall):
+    """The run is over, and each agent may go."""
+
+    def __init__(
+        self, board: CommandRetry, ending: EndJob, rows: Mapping[str, Row], timing: Timing, now: float
+    ) -> None:
+        super().__init__(board)
+        self._ending, self._rows, self._timing = ending, rows, timing
+        self.deadline, self._until = now, now + FAREWELL_BEATS * timing.beat_every_s
+        self._said: set[str] = set()
+        for node in sorted(rows):
+            self.dismiss(node, now)
+
+    def dismiss(self, node: str, now: float) -> None:
+        """This agent may go; said to each once."""
+        if node not in self._said:
+            self._said.add(node)
+            code, reason = self._ending.exit_code, self._ending.reason
+            self.ask(node, lambda act: Farewell(self._board.term, act, code, reason), now)
+
+    @property
+    def answered_by_all(self) -> bool:
+        """All agents know that the run is over, or are not waited for."""
+        return not self._open
+
+    def tick(self, now: float, silent: Collection[str], lost: Collection[str]) -> list[Event]:
+        """A node that is lost, or has had its time, is not waited for."""
+        del silent
+        self.leave([node for node in self._open.values() if node in lost or self._given_up(node, now)])
+        self.deadline = max(self._until, now + self._timing.beat_every_s) if self._open else NEVER
+        return []
+
+    def _given_up(self, node: str, now: float) -> bool:
+        if now < self._until:
+            return False
+        beats = now - self._rows[node].arrived_at < self._timing.silence_after_s
+        patience_s = (FAREWELL_HEARD_BEATS - FAREWELL_BEATS) * self._timing.beat_every_s
+        return not beats or now >= self._until + patience_s
 
 
 class GangCommands:
-    """Who was told what, and who has answered."""
+    """What was asked of which nodes, and what is still unanswered."""
 
     def __init__(
         self,
@@ -101,132 +103,126 @@ class GangCommands:
         facts: RunFacts,
         policy: Policy,
         empty_at: Callable[[str], float],
+        checkpoints: Checkpoints,
     ) -> None:
+        """``empty_at``: from when on law 1 presumes a node empty."""
         self.ending: EndJob | None = None
+        self.job_ended = False  # the scheduler's side of the end is done, or is not waited for any more
         self._board = board
         self._rows = rows
         self._facts = facts
         self._policy = policy
         self._empty_at = empty_at
+        self._checkpoints = checkpoints
         self._start: StartCall | None = None
         self._stop: StopCall | None = None
         self._stacks: StacksCall | None = None
-        self._check: CheckCall | None = None
-        self._rescue: RecoverCall | None = None
-        self._reading: VerifyCall | None = None
+        self._check = CheckCall(board)
+        self._recover: RecoverCall | None = None
+        self._verify: VerifyCall | None = None
+        self._chase = ChaseCall(board)
+        self._farewell: FarewellCall | None = None
         self._stopped_through = -1
-        self._chased: dict[str, int] = {}  # node -> command
-        self._farewells: dict[int, str] = {}
-        self._said_farewell: set[str] = set()
-        self.job_ended = False  # the scheduler's side of the end is done, or nobody waits for it any more
-        self._end_at = self._job_until = NEVER
-        self._looked_at = -NEVER
+        self._job_until = NEVER
 
     # ---- what the core asks for ----
 
-    def perform(self, action: GangAction, state: RunState, now: float) -> None:
-        """Begin one act; events follow from ``result`` and ``tick``."""
-        match action:
-            case StartGang():
-                self._perform_start(action, now)
-            case StopGang():
-                self._perform_stop(action, state, now)
-            case TakeStacks():
-                self._drop(self._stacks)
-                nodes = tuple(n for n in (state.placement.nodes if state.placement else ()) if n in self._rows)
-                self._stacks = StacksCall(self._board, action.attempt, nodes, self._policy, now)
-            case CheckNodes():
-                if self._check is not None and self._check.over:
-                    self._check = None
-                call = CheckCall(self._board, action.nodes, action.tests, now)
-                self._check = call if self._check is None else self._check.joined(call)
-            case EndJob():
-                self._perform_end(action, now)
-
-    def _perform_start(self, action: StartGang, now: float) -> None:
+    def start(self, action: StartGang, now: float) -> None:
+        """Start all ranks."""
         if action.attempt <= self._stopped_through:
             return  # stopped while its record was on the way to disk
-        self._drop(self._start)
-        if self._check is not None:
-            self._board.withdraw(self._check.left_by(action.placement.nodes))
+        _end(self._start)
+        self._check.leave(action.placement.nodes)  # the other nodes may still be at it
         self._start = StartCall(self._board, action, self._facts.addresses, self._policy, now)
 
-    def _perform_stop(self, action: StopGang, state: RunState, now: float) -> None:
+    def stop(self, action: StopGang, state: RunState, now: float) -> None:
+        """Stop all ranks."""
         self._stopped_through = max(self._stopped_through, action.attempt)
-        self._drop(self._start)
-        self._drop(self._stacks)
-        self._start = self._stacks = None
+        _end(self._start, self._stacks)
         if self._stop is None or self._stop.over or self._stop.attempt != action.attempt:
-            self._drop(self._stop)
+            _end(self._stop)
             self._stop = StopCall(self._board, self._facts, self._policy, state.placement, self._empty_at)
         held = set(state.placement.nodes if state.placement else state.nodes)  # unknown where: anywhere
         doubtful = {row.node for row in self._rows.values() if not row.empty or row.launching}
         self._stop.begin(action, held | doubtful, now)
 
-    def _perform_end(self, action: EndJob, now: float) -> None:
+    def stacks(self, action: TakeStacks, state: RunState, now: float) -> None:
+        """Take all ranks' stacks."""
+        _end(self._stacks)
+        nodes = tuple(n for n in (state.placement.nodes if state.placement else ()) if n in self._rows)
+        self._stacks = StacksCall(self._board, action.attempt, nodes, self._policy, now)
+
+    def check(self, action: CheckNodes, now: float) -> None:
+        """Have nodes prove themselves."""
+        self._check.ask_all(action.nodes, action.tests, now)
+
+    def end(self, action: EndJob, now: float) -> None:
+        """Let all agents go."""
         self.ending = action
         self._board.final = True
-        self._end_at = now + FAREWELL_BEATS * self._policy.timing.beat_every_s
         self._job_until = now + JOB_ENDS_WITHIN_S
-        for call in self._calls():
-            self._drop(call)
-        self._start = self._stop = self._stacks = self._check = self._rescue = self._reading = None
-        for node in sorted(self._rows):
-            self.dismiss(node, now)
+        _end(self._start, self._stop, self._stacks, self._check, self._recover, self._verify)
+        self._farewell = FarewellCall(self._board, action, self._rows, self._policy.timing, now)
 
-    def rescue(self, action: SealAttempts | BringSteps, state: RunState, checkpoints: Checkpoints, now: float) -> None:
+    def recover(self, action: SealAttempts | BringSteps, state: RunState, now: float) -> None:
         """What only nodes' memory holds is brought to the disk."""
-        self._drop(self._rescue)
-        self._rescue = None
+        _end(self._recover)
         if isinstance(action, BringSteps):
-            self._bring(action, checkpoints, now)
+            self._bring(action, now)
         else:
-            self._rescue_then_seal(action.attempt, state, checkpoints, now)
+            self._recover_then_seal(action.attempt, state, now)
 
-    def _rescue_then_seal(self, attempt: int, state: RunState, checkpoints: Checkpoints, now: float) -> None:
+    def _recover_then_seal(self, attempt: int, state: RunState, now: float) -> None:
         """In any case older attempts are sealed."""
         last = newest_chosen([(one.number, bool(one.nodes)) for one in state.attempts], attempt)
         spoilt = to_set_aside(state) is not None  # what the last attempt kept is of the state that is set aside
         if self._facts.memory_staging is None or last < 0 or spoilt:
-            checkpoints.seal(attempt)
+            self._checkpoints.seal(attempt)
             return
 
         def done(path: str, step: WholeStep | None, why: str) -> list[Event]:
-            told = _brought(checkpoints, last, path, step, why)
-            checkpoints.seal(attempt)
+            told = self._brought(last, path, step, why)
+            self._checkpoints.seal(attempt)
             return told if step is not None else []
 
-        staging = self._facts.memory_staging(self._board.term, last)
         nodes = sorted(node for node in self._rows if node in state.nodes and not state.nodes[node].lost)
-        checkpoints.prepare(staging)
-        self._rescue = RecoverCall(
-            self._board, last, state.disk_step, nodes, staging, done, now,
-            ready=partial(checkpoints.prepared, staging), discard=partial(checkpoints.discard, more=True),
-        )  # fmt: skip
+        self._begin_recover(last, state.disk_step, nodes, done, now)
 
-    def _bring(self, action: BringSteps, checkpoints: Checkpoints, now: float) -> None:
+    def _bring(self, action: BringSteps, now: float) -> None:
         """Before this job ends, or while ranks train on; answered with ``StepBrought``."""
-        staging = self._facts.memory_staging(self._board.term, action.attempt) if self._facts.memory_staging else ""
+        within_s = BRING_SHARE * action.within_s
+        done = partial(self._brought, action.attempt)
+        self._begin_recover(
+            action.attempt, action.above_step, action.nodes, done, now, within_s=within_s, pin=action.flush
+        )
 
-        def done(path: str, step: WholeStep | None, why: str) -> list[Event]:
-            return _brought(checkpoints, action.attempt, path, step, why)
-
+    def _begin_recover(
+        self, attempt: int, above_step: int, nodes: Collection[str], done: Done, now: float, **how: Any
+    ) -> None:
+        """Without a place to bring steps to, no node is asked."""
+        checkpoints = self._checkpoints
+        staging = self._facts.memory_staging(self._board.term, attempt) if self._facts.memory_staging else ""
         if staging:
             checkpoints.prepare(staging)
-        nodes = action.nodes if staging else ()
-        self._rescue = RecoverCall(
-            self._board, action.attempt, action.above_step, nodes, staging, done, now, BRING_SHARE * action.within_s,
-            pin=action.flush, ready=partial(checkpoints.prepared, staging),
-            discard=partial(checkpoints.discard, more=True),
+        self._recover = RecoverCall(
+            self._board, attempt, above_step, nodes if staging else (), staging, done, now,
+            ready=partial(checkpoints.prepared, staging), discard=partial(checkpoints.discard, more=True), **how,
         )  # fmt: skip
 
-    def read(self, asked: ReadingAsked, state: RunState, checkpoints: Checkpoints, now: float) -> None:
+    def _brought(self, attempt: int, path: str, step: WholeStep | None, why: str) -> list[Event]:
+        """What is known already; nothing if it still has to become a checkpoint, which answers later."""
+        if step is None:
+            return [StepBrought(attempt)]
+        nodes = tuple(step.files)
+        if why:
+            self._checkpoints.discard(path)
+            return [StepBrought(attempt, step.step, nodes, why)]
+        self._checkpoints.adopt(path, attempt, step.step, step.nonce, nodes, step.rebuilt_count)
+        return []
+
+    def verify(self, asked: VerifyAsked, state: RunState, now: float) -> None:
         """A checkpoint is read by all nodes that answer, this host among them."""
-        if asked.left_s < NEVER:
-            if self._reading is not None and self._reading.number == asked.number:
-                self._reading.wait_until(now + asked.left_s)
-            return
-        self._drop(self._reading)
+        _end(self._verify)
         here = self._facts.node
         others = [
             name
@@ -236,69 +232,39 @@ class GangCommands:
         others = others[: asked.readers_max_count - 1] if self.ending is None else []
         count = len(others) + 1
         shares = {name: far_share(place, count) for place, name in enumerate(sorted([here, *others]))}
-        checkpoints.dealt(asked.number, shares.pop(here), count)
-        done = partial(checkpoints.proven, asked.number)
-        self._reading = VerifyCall(self._board, asked, shares, count, done, now) if shares else None
+        own = shares.pop(here)
+        asked.dealt(own, {share: name for name, share in shares.items()})
+        self._verify = VerifyCall(self._board, asked, shares, count, now) if shares else None
 
     def dismiss(self, node: str, now: float) -> None:
-        """This agent may go: the run is over."""
-        if self.ending is None or node in self._said_farewell:
-            return
-        ending = self.ending
-        self._said_farewell.add(node)
-
-        def command(act: tuple[int, int]) -> Farewell:
-            return Farewell(self._board.term, act, ending.exit_code, ending.reason)
-
-        self._farewells[self._board.say(node, command, now)] = node
+        """This agent may go, if the run is over."""
+        if self._farewell is not None:
+            self._farewell.dismiss(node, now)
 
     @property
     def dismissed(self) -> bool:
         """All agents know that the run is over, and the scheduler knows what it must."""
-        return self.ending is not None and not self._farewells and self.job_ended
-
-    def _drop(self, call: NodeCall | None) -> None:
-        if call is not None and not call.over:
-            call.over = True
-            self._board.withdraw(call.numbers())
+        return self._farewell is not None and self._farewell.answered_by_all and self.job_ended
 
     # ---- what agents say ----
 
     def result(self, said: CommandResult, now: float) -> list[Event]:
         """One node's answer to one command."""
         n = self._board.answered(said)
-        if n is None:
-            return []
-        if n in self._farewells:
-            del self._farewells[n]
-            return []
-        if self._chased.get(said.node) == n:
-            del self._chased[said.node]
-            return []
-        for call in self._calls():
-            if n in call.numbers():
-                told = call.answered(n, said, now)
-                if call.over:
-                    self._board.withdraw(call.numbers())
-                return told
-        return []
+        call = next((call for call in self._calls() if n is not None and call.waits_for(n)), None)
+        return [] if call is None or n is None else call.answered(n, said, now)
 
     def _calls(self) -> list[NodeCall]:
         calls: tuple[NodeCall | None, ...] = (
-            self._start, self._stop, self._stacks, self._check, self._rescue, self._reading,
+            self._start, self._stop, self._stacks, self._check, self._recover, self._verify, self._chase,
+            self._farewell,
         )  # fmt: skip
         return [call for call in calls if call is not None and not call.over]
 
-    def chase(self, row: Row, why: str, now: float) -> None:
-        """Ranks of an attempt that is over live there: they must go, whatever became of the rest."""
-        if row.node in self._chased or (self._stop is not None and not self._stop.over):
-            return
-        grace_s, attempt = self._policy.stop_grace_s, row.attempt
-
-        def command(act: tuple[int, int]) -> Stop:
-            return Stop(self._board.term, act, attempt, grace_s, False, 0.0, why)
-
-        self._chased[row.node] = self._board.say(row.node, command, now)
+    def chase(self, row: Row, now: float) -> None:
+        """The attempt that this agent's ranks are of is over."""
+        if self._stop is None or self._stop.over:
+            self._chase.chase(row.node, row.attempt, self._policy.stop_grace_s, now)
 
     # ---- time ----
 
@@ -309,47 +275,85 @@ class GangCommands:
         due = min((call.deadline for call in self._calls()), default=NEVER)
         if self.ending is not None and not self.job_ended:
             due = min(due, self._job_until)
-        end_at = self._end_at if self._farewells else NEVER
-        return min(due, self._board.next_at, max(end_at, self._looked_at + self._policy.timing.beat_every_s))
+        return min(due, self._board.next_at)
 
     def tick(self, now: float, silent: Collection[str], lost: Collection[str]) -> list[Event]:
         """Say again what was not answered, and give up on what took too long."""
-        self._looked_at = now
         self._board.tick(now)
-        if self.ending is not None and now >= self._job_until:
+        if now >= self._job_until:
             self.job_ended = True
         told: list[Event] = []
         for call in self._calls():
             if now >= call.deadline:
                 told += call.tick(now, silent, lost)
-                if call.over:
-                    self._board.withdraw(call.numbers())
-        for n in [n for n, node in self._farewells.items() if node in lost or self._given_up(node, now)]:
-            del self._farewells[n]
         return told
-
-    def _given_up(self, node: str, now: float) -> bool:
-        """Has this agent been waited for long enough?"""
-        if now < self._end_at:
-            return False
-        timing = self._policy.timing
-        beats = now - self._rows[node].arrived_at < timing.silence_after_s
-        return not beats or now >= self._end_at + (FAREWELL_HEARD_BEATS - FAREWELL_BEATS) * timing.beat_every_s
 
     def look_again(self, now: float) -> None:
         """Something changed that may prove a node empty, or that it will not answer."""
-        for call in (self._stop, self._reading, self._rescue):
+        for call in (self._stop, self._verify, self._recover, self._farewell):
             if call is not None and not call.over:
                 call.deadline = now
 
 
-def _brought(checkpoints: Checkpoints, attempt: int, path: str, step: WholeStep | None, why: str) -> list[Event]:
-    """What is known already; nothing where it still has to become a checkpoint, which answers later."""
-    if step is None:
-        return [StepBrought(attempt)]
-    nodes = tuple(step.files)
-    if why:
-        checkpoints.discard(path)
-        return [StepBrought(attempt, step.step, nodes, why)]
-    checkpoints.adopt(path, attempt, step.step, step.nonce, nodes, step.rebuilt_count)
-    return []
+def _end(*calls: NodeCall | None) -> None:
+    for call in calls:
+        if call is not None and not call.over:
+            call.end()
+
+
+class Dispatch:
+    """The acts of one term, each with its number, in the order in which they were decided."""
+
+    def __init__(
+        self,
+        term: int,
+        leadership: Leadership,
+        commands: GangCommands,
+        checkpoints: Checkpoints,
+        jobs: Jobs,
+        silence: Silence,
+        *,
+        alone: bool,
+    ) -> None:
+        """Nothing is ready yet. ``alone``: no agent of this job lives."""
+        self.ready: deque[tuple[Action, int]] = deque()
+        self.sealed: tuple[tuple[int, str], ...] = ()  # the commits that stood when older attempts were sealed
+        self._term, self._leadership, self._commands = term, leadership, commands
+        self._checkpoints, self._jobs, self._silence, self._alone = checkpoints, jobs, silence, alone
+
+    def drain(self, state: RunState, now: float) -> bool:
+        """Perform what is ready; was there anything? An end alone needs no majority: a later supervisor reads it, and
+        the nodes may be gone already.
+        """
+        ready, performed = self.ready, False
+        while ready and not isinstance(ready[0][0], EndJob) and isinstance(ready[-1][0], EndJob):
+            ready.popleft()  # the end supersedes what could not be done before it
+        while ready and (isinstance(ready[0][0], EndJob) or self._leadership.holds(now)):
+            action, n = ready.popleft()
+            performed = True
+            self._perform(action, n, state, now)
+        return performed
+
+    def _perform(self, action: Action, n: int, state: RunState, now: float) -> None:
+        commands = self._commands
+        match action:
+            case StartGang():
+                commands.start(action, now)
+            case StopGang():
+                commands.stop(action, state, now)
+            case TakeStacks():
+                commands.stacks(action, state, now)
+            case CheckNodes():
+                commands.check(action, now)
+            case SealAttempts() | BringSteps():
+                commands.recover(action, state, now)
+            case EndJob():
+                self._checkpoints.put_back(action.put_back)
+                commands.end(action, now)
+                self._jobs.end((self._term, n), action, () if self._alone else self._silence.away)
+            case ChooseResume():
+                self._checkpoints.choose(action, self.sealed)
+            case ProbeNode():
+                self._silence.probe(action.node, state, now)
+            case SubmitSuccessor():
+                self._jobs.submit((self._term, n), action)

@@ -35,14 +35,14 @@ from gangrun.ports import (
     Jobs,
     Mailbox,
     Radio,
-    ReadingAsked,
     Store,
     Stored,
     StoreTrouble,
+    VerifyAsked,
     Withheld,
     Woken,
 )
-from gangrun.supervisor.agent_messages import AgentMessages
+from gangrun.supervisor.agent_messages import AgentMessages, AgentTables
 from gangrun.supervisor.gang_commands import Dispatch, GangCommands
 from gangrun.supervisor.heartbeats import Heartbeats, Leadership, Silence
 from gangrun.supervisor.journal_queue import JournalQueue, StorageStall, Written
@@ -80,37 +80,41 @@ class Loop:
         self.facts, self.policy, self.term = facts, policy, opening.term
         self.run_clock = RunClock(opening.run_start, opening.boot_start)
         self._clock, self._mailbox, self._store = clock, mailbox, store
-        self._checkpoints, self._say = checkpoints, say
+        self._say = say
         now = self._now()
         timing = policy.timing
         self.leadership = Leadership(timing)
-        self.ledger = JournalQueue(store, opening.term)
+        self.journal = JournalQueue(store, opening.term)
         self.beats = Heartbeats(timing)
         self.silence = Silence(self.beats, timing, opening.term, self._say_leading)
         self.progress = GangProgress(policy, now)
-        self.board = CommandRetry(radio.send, opening.term, self.ledger.number, self.leadership.holds, timing)
-        self.law_one = TakeoverGather(facts, opening, timing, self.beats.rows)
-        self.roll_call = GangCommands(self.board, self.beats.rows, facts, policy, self.law_one.empty_at)
-        self.gathering: TakeoverGather | None = self.law_one
+        self.takeover = TakeoverGather(facts, opening, timing, self.beats.rows)
+        board = CommandRetry(radio.send, opening.term, self.journal.number, self.leadership.holds, timing)
+        self._commands = GangCommands(board, self.beats.rows, facts, policy, self.takeover.empty_at, checkpoints)
         self._radio = radio
-        self.mail = AgentMessages(self, radio, clock.wall)
-        self.acting = Dispatch(self, checkpoints, jobs)
+        tables = AgentTables(
+            self.beats, self.leadership, self.silence, self.progress, self.takeover, self._commands, self.journal
+        )
+        self._messages = AgentMessages(self, tables, facts, radio, timing, clock.wall)
+        self.dispatch = Dispatch(
+            opening.term, self.leadership, self._commands, checkpoints, jobs, self.silence, alone=facts.alone
+        )
         self._fired: set[tuple[str, int]] = set()
-        self.stalls = StorageStall(self.ledger, timing)
+        self.stall = StorageStall(self.journal, timing)
         self._judge_backlog = 0
         self._turned_at = self._live_at = now
-        self.looks = CheckpointPolling(checkpoints, facts, self.state, now, self.progress)
+        self._polling = CheckpointPolling(checkpoints, facts, self.state, now, self.progress)
         self._due: float | None = None
-        for node in sorted(self.law_one.roster):
+        for node in sorted(self.takeover.roster):
             since = self.state.nodes[node].silent_since
             self.beats.expect(node, now if since is None else since)
-        if self.law_one.roster:
+        if self.takeover.roster:
             self.silence.adopt(self.state)
         self.leadership.proven(opening.opened_at)
-        self._opening_nodes = self.state.nodes if self.law_one.roster else {}
+        self._opening_nodes = self.state.nodes if self.takeover.roster else {}
         self.count_rosters()
         reason = f"supervisor #{self.term} on {facts.node or 'this host'} reads: {self.state.reason or 'nothing yet'}"
-        self.ledger.snapshot(self.state, now, clock.wall(), "; ".join((reason, *opening.notes)))
+        self.journal.snapshot(self.state, now, clock.wall(), "; ".join((reason, *opening.notes)))
 
     # ---- time ----
 
@@ -124,17 +128,17 @@ class Loop:
         return self.run_clock.boot(self._due)
 
     def _next_due(self) -> float:
-        if self.gathering is not None:
-            return min(self.gathering.due(), self.stalls.due())
+        if self.takeover.gathering:
+            return min(self.takeover.due(), self.stall.due())
         timers = (at.at for name, at in self.state.deadlines.items() if (name, at.generation) not in self._fired)
         return min(
             min(timers, default=NEVER),
-            self.stalls.due(),
+            self.stall.due(),
             self.silence.next_at,
             self.progress.next_at(self.state),
-            self.roll_call.next_at(),
+            self._commands.next_at(),
             self._live_at,
-            self.looks.due(self.state),
+            self._polling.due(self.state),
         )
 
     # ---- one turn ----
@@ -167,7 +171,7 @@ class Loop:
     def _take(self, item: Item, now: float) -> None:
         match item:
             case AgentSaid():
-                self.mail.open(item, now)
+                self._messages.open(item, now)
             case Stamped():
                 self._outside(item, now)
             case Stored():
@@ -176,13 +180,13 @@ class Loop:
                 self._stored(item.n, now, (StopGang, StartGang))
                 self.decide(Stamped(CancelRequested(item.by)), now)
             case StoreTrouble():
-                if self.ledger.trouble != item.why:
-                    self.ledger.trouble = item.why
+                if self.journal.trouble != item.why:
+                    self.journal.trouble = item.why
                     self._say(f"the run directory refuses writing: {item.why}; trying again")
             case Deposed():
                 self.leave(item.why)
-            case ReadingAsked():
-                self.roll_call.read(item, self.state, self._checkpoints, now)
+            case VerifyAsked():
+                self._commands.verify(item, self.state, now)
                 self._due = None
             case Woken():
                 pass
@@ -190,24 +194,24 @@ class Loop:
     def leave(self, why: str) -> None:
         """A newer term exists, or this one's acts are sealed: nothing more is said or done."""
         self.exit_code = EXIT_DEPOSED
-        self.acting.ready.clear()
+        self.dispatch.ready.clear()
         self._say(f"supervisor #{self.term} leaves: {why}")
 
     def _outside(self, stamped: Stamped, now: float) -> None:
         """What checkpoints, jobs and the user's signals say."""
         event = stamped.event
         if isinstance(event, AttemptSealed):
-            self.acting.sealed = event.commits
+            self.dispatch.sealed = event.commits
         elif isinstance(event, CheckpointSeen):
             self.progress.note_checkpoint(now)
         elif isinstance(event, ActDone | ActFailed) and event.what == EndJob.__name__:
-            self.roll_call.job_ended = True
+            self._commands.job_ended = True
             self._due = None
             if isinstance(event, ActFailed):
                 self._say(f"this job may not end by itself: {event.why}")
             return
-        if self.gathering is not None:
-            self.mail.later.append(stamped)
+        if self.takeover.gathering:
+            self._messages.later.append(stamped)
             return
         self.decide(stamped, now)
 
@@ -233,12 +237,12 @@ class Loop:
         now = max(now, before.updated_at)
         decision = lifecycle.step(before, stamped, now, self.policy)
         self.state = decision.state
-        written = self.ledger.write(before, stamped, decision, now, self._clock.wall())
+        written = self.journal.write(before, stamped, decision, now, self._clock.wall())
         self._due = None
         self._follow(before, stamped.event, decision, now)
         for action, n in written.acts:
             if isinstance(action, StopGang):
-                self.acting.ready.append((action, n))
+                self.dispatch.ready.append((action, n))
         self._drain_ready(now)
 
     def malformed(self, node: str, incarnation: str, event: AgentEvent, why: str, now: float) -> None:
@@ -246,7 +250,7 @@ class Loop:
         before = self.state
         self.state = replace(before, marks={**before.marks, node: (incarnation, event.seq)})
         what = {"node": node, "seq": event.seq, "kind": event.kind}
-        self.ledger.malformed(before, self.state, what, why, now, self._clock.wall())
+        self.journal.malformed(before, self.state, what, why, now, self._clock.wall())
         self._due = None
 
     def _follow(self, before: RunState, event: Event, decision: Decision, now: float) -> None:
@@ -263,38 +267,38 @@ class Loop:
                 self.silence.clear()
                 self.beats.forget_all()
             self.count_rosters()
-        self.looks.follow(before, state, now)
+        self._polling.follow(before, state, now)
         if state.phase is Phase.RUNNING:
             self.progress.begin(state.attempt, now)
         elif before.phase is Phase.RUNNING:
             self.progress.end()
         if isinstance(event, NodeLost):
-            self.roll_call.look_again(now)
+            self._commands.look_again(now)
 
     def count_rosters(self) -> None:
         """Whose beats make a majority: of the roster as decided, and as a successor would read it."""
-        durable = self._opening_nodes if self.ledger.durable is None else self.ledger.durable.nodes
-        self.leadership.rosters(self.state.nodes if self.gathering is None else self._opening_nodes, durable)
+        durable = self._opening_nodes if self.journal.durable is None else self.journal.durable.nodes
+        self.leadership.rosters(self._opening_nodes if self.takeover.gathering else self.state.nodes, durable)
 
     def _stored(self, n: int, now: float, withheld: tuple[type[Action], ...] = (StopGang,)) -> None:
-        done: list[Written] = self.ledger.stored(n)
+        done: list[Written] = self.journal.stored(n)
         if not done:
             return
         self._due = None
         self._prove()
         self.count_rosters()
-        hung = self.stalls.released(n)
+        hung = self.stall.released(n)
         if hung is not None:
             self.decide(Stamped(hung), now)
         acts = [(a, number) for written in done for a, number in written.acts if not isinstance(a, withheld)]
-        self.acting.ready.extend(acts)
-        back = self.stalls.over(now)
+        self.dispatch.ready.extend(acts)
+        back = self.stall.over(now)
         if back is not None:
             self.progress.resume(now)
             self.decide(Stamped(back), now)
 
     def _drain_ready(self, now: float) -> None:
-        if self.acting.drain(self.state, now):
+        if self.dispatch.drain(self.state, now):
             self._due = None
 
     # ---- what is due ----
@@ -302,8 +306,11 @@ class Loop:
     def _sweep(self, now: float, queue_empty: bool) -> None:
         self._due = None
         self._judge_stall(now)
-        if self.gathering is not None:
-            self.mail.gathered(now)
+        if self.takeover.gathering:
+            if self.takeover.over(now):
+                self.tell(self.takeover.events(), now)
+                self.count_rosters()
+                self._messages.gathered(now)
             return
         self._judge_silence(now, queue_empty)
         for name, due in sorted(self.state.deadlines.items()):
@@ -312,14 +319,14 @@ class Loop:
                 self.decide(Stamped(DeadlinePassed(name, due.generation)), now)
         if now >= self.progress.next_at(self.state):
             self._judge_progress(now)
-        self.tell(self.roll_call.tick(now, self.silence.suspects, self.silence.lost), now)
+        self.tell(self._commands.tick(now, self.silence.suspects, self.silence.lost), now)
         self._show(now)
-        if self.roll_call.ending is not None and self.roll_call.dismissed:
-            self.exit_code = self.roll_call.ending.exit_code
-            self._say(f"supervisor #{self.term} ends: {self.roll_call.ending.reason}")
+        if self._commands.ending is not None and self._commands.dismissed:
+            self.exit_code = self._commands.ending.exit_code
+            self._say(f"supervisor #{self.term} ends: {self._commands.ending.reason}")
 
     def _judge_stall(self, now: float) -> None:
-        stalled = self.stalls.begun(now)
+        stalled = self.stall.begun(now)
         if stalled is not None:
             self.progress.suspend(now)
             self.decide(Stamped(stalled), now)
@@ -329,7 +336,7 @@ class Loop:
             if isinstance(event, ProgressStalled):
                 # Ranks that wait for a disk that stands still are not hung: see first whether it answers.
                 reason = f"{self.progress.warning}; looking whether the run directory answers"
-                self.stalls.hold(self.ledger.look(self.state, reason, now, self._clock.wall()), event)
+                self.stall.hold(self.journal.look(self.state, reason, now, self._clock.wall()), event)
             else:
                 self.decide(Stamped(event), now)
 
@@ -350,6 +357,6 @@ class Loop:
             self._prove()
             self._live_at = now + self.policy.timing.counter_every_s
             heard = len(self.beats.heard) - len(self.silence.suspects)
-            if not self._store.note_progress(self.progress.live(self.state, now, heard)) and not len(self.ledger):
-                self.ledger.look(self.state, "looking whether the run directory answers", now, self._clock.wall())
-        self.tell(self.looks.look(self.state, now), now)
+            if not self._store.note_progress(self.progress.live(self.state, now, heard)) and not len(self.journal):
+                self.journal.look(self.state, "looking whether the run directory answers", now, self._clock.wall())
+        self.tell(self._polling.look(self.state, now), now)

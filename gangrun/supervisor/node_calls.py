@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+
+import msgspec
 
 from gangrun.core.actions import StartGang, StopGang
 from gangrun.core.events import Event, GangStarted, GangStartFailed, GangStopped, NodeChecked, StacksTaken, StopTimedOut
@@ -19,7 +20,7 @@ from gangrun.core.machine.transitions import stop_bound_s
 from gangrun.core.model import Placement, RankStack
 from gangrun.core.policy import Policy, Timing
 from gangrun.core.protocol import lease
-from gangrun.ports import ReadingAsked
+from gangrun.ports import VerifyAsked
 from gangrun.supervisor.opening import RunFacts
 from gangrun.wire.messages import (
     CheckAnswer,
@@ -37,6 +38,7 @@ from gangrun.wire.messages import (
 
 NEVER = float("inf")
 UNSAID = float("-inf")
+Act = tuple[int, int]  # (term, number), by which an agent knows a command
 EARLY_S = 0.01
 
 
@@ -72,7 +74,7 @@ class CommandRetry:
     def __len__(self) -> int:
         return len(self._orders)
 
-    def say(self, node: str, make: Callable[[tuple[int, int]], object], now: float) -> int:
+    def say(self, node: str, make: Callable[[Act], object], now: float) -> int:
         """A new command; its number. ``make`` is given the act by which the agent knows it."""
         n = self._number()
         order = Order(node, make((self.term, n)))
@@ -113,60 +115,90 @@ class CommandRetry:
 
 
 STACKS_SHARE = 0.8  # of the time the core waits: what came must be told before it gives up
+LOOK_AGAIN_S = 1.0  # for nodes that fell silent meanwhile
+FRAGMENT = "fragment: what it holds can neither step nor save"
+ASK_AGAIN_S = 5.0  # a node that could not kill its ranks is asked anew
 
 
-class NodeCall(Protocol):
-    """A question to several nodes."""
+class NodeCall:
+    """A question to several nodes: who has not answered, until when that is waited for, and what follows."""
 
-    over: bool
-    deadline: float
+    def __init__(self, board: CommandRetry, deadline: float = NEVER) -> None:
+        """``deadline``: when ``tick`` is due."""
+        self.over = False
+        self.deadline = deadline
+        self._board = board
+        self._open: dict[int, str] = {}  # command without an answer -> its node
+
+    def ask(self, node: str, make: Callable[[Act], object], now: float) -> int:
+        """One more command; its number."""
+        n = self._board.say(node, make, now)
+        self._open[n] = node
+        return n
+
+    def waits_for(self, n: int) -> bool:
+        """Is command ``n`` of this call, and open?"""
+        return n in self._open
 
     def answered(self, n: int, result: CommandResult, now: float) -> list[Event]:
         """One node's answer to command ``n`` of this call."""
+        return self._take(self._open.pop(n), result, now)
+
+    def _take(self, node: str, result: CommandResult, now: float) -> list[Event]:
+        """What follows from the answer of ``node``."""
+        del node, result, now
+        return []
 
     def tick(self, now: float, silent: Collection[str], lost: Collection[str]) -> list[Event]:
         """The deadline is due; these nodes are silent, and those lost for this attempt."""
+        del now, silent, lost
+        return []
 
-    def numbers(self) -> Collection[int]:
-        """The commands that are still open."""
+    def leave(self, nodes: Collection[str]) -> list[int]:
+        """The answers of these nodes are waited for no more; the commands."""
+        gone = [n for n, node in self._open.items() if node in nodes]
+        self._board.withdraw(gone)
+        for n in gone:
+            del self._open[n]
+        return gone
+
+    def end(self) -> None:
+        """No answer is waited for any more."""
+        self.over = True
+        self._board.withdraw(self._open)
+        self._open = {}
 
 
-class StartCall:
-    """Start all ranks in two phases: every node proves its slate clean, then all launch."""
+def refusal_of(result: CommandResult) -> str:
+    """Why the node refused, in words."""
+    return result.why or "refused without a reason"
+
+
+class StartCall(NodeCall):
+    """Start all ranks in two phases: every node proves that nothing is left on it, then all launch."""
 
     def __init__(
         self, board: CommandRetry, action: StartGang, addresses: Mapping[str, str], policy: Policy, now: float
     ) -> None:
-        self.over = False
+        super().__init__(board, now + policy.start_within_s)
         self.attempt = action.attempt
-        self._board = board
         self._action = action
         self._nodes = action.placement.nodes
         self._addresses = addresses
         self._within_s = policy.start_within_s
         self._port = 0
         self._launching = False
-        self._ranks: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        self.deadline = now + self._within_s
-        self._open = {
-            board.say(node, lambda act, first=i == 0: Prepare(board.term, act, self.attempt, first), now): node  # type: ignore[misc]
-            for i, node in enumerate(self._nodes)
-        }
+        for node in self._nodes:
+            first = node == self._nodes[0]
+            self.ask(node, lambda act, first=first: Prepare(board.term, act, self.attempt, first), now)  # type: ignore[misc]
 
-    def numbers(self) -> Collection[int]:
-        """Commands without an answer yet."""
-        return self._open
-
-    def answered(self, n: int, result: CommandResult, now: float) -> list[Event]:
+    def _take(self, node: str, result: CommandResult, now: float) -> list[Event]:
         """Prepared, launched, or refused."""
-        node = self._open.pop(n)
-        port, retry_free = 0, False
-        if isinstance(result.answer, StartAnswer):
-            port, retry_free = result.answer.port, result.answer.retry_free
+        answer = result.answer if isinstance(result.answer, StartAnswer) else StartAnswer()
         if not result.ok:
-            return self._failed(node, result.why or "refused without a reason", retry_free)
+            return self._failed(node, refusal_of(result), answer.retry_free)
         if not self._launching and node == self._nodes[0]:
-            self._port = port
+            self._port = answer.port
         if self._open:
             return []
         if self._launching:
@@ -178,44 +210,41 @@ class StartCall:
         return []
 
     def _failed(self, node: str, why: str, retry_free: bool = False) -> list[Event]:
-        self.over = True
+        self.end()
         return [GangStartFailed(self.attempt, node, why, retry_free)]
 
     def _launch(self, now: float) -> None:
         self._launching = True
-        self._ranks = ranks_by_node(self._action.placement)
         self.deadline = now + self._within_s
-        for i, node in enumerate(self._nodes):
-            self._open[self._board.say(node, lambda act, i=i: self._command(act, i), now)] = node  # type: ignore[misc]
-
-    def _command(self, act: tuple[int, int], node_rank: int) -> Launch:
         placement, resume = self._action.placement, self._action.resume
-        ranks, slots = self._ranks[self._nodes[node_rank]]
-        return Launch(
-            term=self._board.term,
-            act=act,
-            attempt=self.attempt,
-            world_size=placement.world_size,
-            node_rank=node_rank,
-            nodes_count=len(self._nodes),
-            ranks=ranks,
-            slots=slots,
-            master_addr=self._addresses.get(self._nodes[0], self._nodes[0]),
-            master_port=self._port,
-            nodes=self._nodes,
-            resume_path=resume.path if resume else "",
-            resume_step=resume.step if resume else -1,
-        )
+        by_node = ranks_by_node(placement)
+        for node_rank, node in enumerate(self._nodes):
+            ranks, slots = by_node[node]
+            launch = Launch(
+                term=self._board.term,
+                act=(0, 0),
+                attempt=self.attempt,
+                world_size=placement.world_size,
+                node_rank=node_rank,
+                nodes_count=len(self._nodes),
+                ranks=ranks,
+                slots=slots,
+                master_addr=self._addresses.get(self._nodes[0], self._nodes[0]),
+                master_port=self._port,
+                nodes=self._nodes,
+                resume_path=resume.path if resume else "",
+                resume_step=resume.step if resume else -1,
+            )
+            self.ask(node, lambda act, launch=launch: msgspec.structs.replace(launch, act=act), now)  # type: ignore[misc]
 
     def tick(self, now: float, silent: Collection[str], lost: Collection[str]) -> list[Event]:
-        """Who has not answered in time is named."""
+        """A node that has not answered in time is named."""
         del silent, lost
         if now < self.deadline:
             return []
-        node = min(self._open.values())
-        what = "launch its ranks" if self._launching else "prove its slate clean"
+        what = "launch its ranks" if self._launching else "prove that nothing is left on it"
         rest = f" (nor did {len(self._open) - 1} more)" if len(self._open) > 1 else ""
-        return self._failed(node, f"it did not {what} within {self._within_s:g} s{rest}")
+        return self._failed(min(self._open.values()), f"it did not {what} within {self._within_s:g} s{rest}")
 
 
 def ranks_by_node(placement: Placement) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -230,24 +259,19 @@ def ranks_by_node(placement: Placement) -> dict[str, tuple[tuple[int, ...], tupl
     }
 
 
-class StacksCall:
+class StacksCall(NodeCall):
     """Dump every rank's stack; what has come by the deadline counts."""
 
     def __init__(self, board: CommandRetry, attempt: int, nodes: tuple[str, ...], policy: Policy, now: float) -> None:
-        self.over = False
+        super().__init__(board, now + STACKS_SHARE * policy.stacks_within_s)
         self.attempt = attempt
-        self.deadline = now + STACKS_SHARE * policy.stacks_within_s
         self._stacks: list[RankStack] = []
-        self._open = {board.say(node, lambda act: Stacks(board.term, act, attempt), now) for node in nodes}
+        for node in nodes:
+            self.ask(node, lambda act: Stacks(board.term, act, attempt), now)
 
-    def numbers(self) -> Collection[int]:
-        """Commands without an answer yet."""
-        return self._open
-
-    def answered(self, n: int, result: CommandResult, now: float) -> list[Event]:
+    def _take(self, node: str, result: CommandResult, now: float) -> list[Event]:
         """One node's stacks, or none."""
-        del now
-        self._open.discard(n)
+        del node, now
         if isinstance(result.answer, StacksAnswer):
             self._stacks.extend(result.answer.stacks)
         return [] if self._open else self._taken()
@@ -258,57 +282,32 @@ class StacksCall:
         return self._taken() if now >= self.deadline else []
 
     def _taken(self) -> list[Event]:
-        self.over = True
+        self.end()
         return [StacksTaken(self.attempt, tuple(sorted(self._stacks, key=lambda stack: stack.rank)))]
 
 
-class CheckCall:
-    """Preflight; each node's answer is an event of its own, and the core keeps the deadline."""
+class CheckCall(NodeCall):
+    """Preflight; each node's answer is an event of its own, and the core keeps the deadline. Never over."""
 
-    def __init__(self, board: CommandRetry, nodes: tuple[str, ...], tests: str, now: float) -> None:
-        self.deadline = NEVER
-        self._open = {board.say(node, lambda act: CheckNode(board.term, act, tests), now): node for node in nodes}
-        self.over = not self._open
+    def ask_all(self, nodes: tuple[str, ...], tests: str, now: float) -> None:
+        """These nodes too."""
+        for node in nodes:
+            self.ask(node, lambda act: CheckNode(self._board.term, act, tests), now)
 
-    def joined(self, other: CheckCall) -> CheckCall:
-        """Both questions as one."""
-        self._open |= other._open
-        self.over = not self._open
-        return self
-
-    def left_by(self, nodes: Collection[str]) -> Collection[int]:
-        """These nodes' answers are waited for no more, as ranks start there; the others may still be at it."""
-        gone = [n for n, node in self._open.items() if node in nodes]
-        for n in gone:
-            del self._open[n]
-        self.over = not self._open
-        return gone
-
-    def numbers(self) -> Collection[int]:
-        """Commands without an answer yet."""
-        return self._open
-
-    def answered(self, n: int, result: CommandResult, now: float) -> list[Event]:
+    def _take(self, node: str, result: CommandResult, now: float) -> list[Event]:
         """One node proved itself, or did not."""
         del now
-        self._open.pop(n, None)
-        self.over = not self._open
         tested = result.answer.tested if isinstance(result.answer, CheckAnswer) else ""
-        return [NodeChecked(result.node, result.ok, result.why, tested)]
-
-    def tick(self, now: float, silent: Collection[str], lost: Collection[str]) -> list[Event]:
-        """No deadline here."""
-        del now, silent, lost
-        return []
+        return [NodeChecked(node, result.ok, result.why, tested)]
 
 
-LOOK_AGAIN_S = 1.0  # for nodes that fell silent meanwhile
-FRAGMENT = "fragment: what it holds can neither step nor save"
-ASK_AGAIN_S = 5.0  # a node that could not kill its ranks is asked anew
+class StopCall(NodeCall):
+    """Stop all ranks of one attempt, and prove that none is left.
 
-
-class StopCall:
-    """One attempt on its way down."""
+    A node is accounted for when it answered that nothing is left, when law 1 says that it must be empty by now, or when
+    the fragment rule says that what it may still hold can neither step nor save. A beat that says "empty" is not
+    enough: the launch it has not seen yet may be under way.
+    """
 
     def __init__(
         self,
@@ -318,17 +317,14 @@ class StopCall:
         placement: Placement | None,
         empty_at: Callable[[str], float],
     ) -> None:
-        """``empty_at``: from when on law 1 presumes a node empty; infinity where it cannot be said."""
-        self.over = False
-        self.deadline = NEVER
+        """``empty_at``: from when on law 1 presumes a node empty; infinity if that cannot be said."""
+        super().__init__(board)
         self.attempt = -1
-        self._board = board
         self._facts = facts
         self._policy = policy
         self._placement = placement
         self._empty_at = empty_at
         self._action: StopGang | None = None
-        self._open: dict[int, str] = {}
         self._waiting: set[str] = set()
         self._answered: set[str] = set()
         self._presumed: dict[str, str] = {}
@@ -338,21 +334,20 @@ class StopCall:
 
     def begin(self, action: StopGang, nodes: Iterable[str], now: float) -> None:
         """Ask, or ask again with other words: less grace, for instance."""
-        self._board.withdraw(self._open)
-        self._open.clear()
+        self.leave(set(self._open.values()))
         self._action, self.attempt = action, action.attempt
         self._waiting |= set(nodes) - self._answered - self._presumed.keys()
         for node in sorted(self._waiting):
-            self._ask(node, now)
+            self._ask_stop(node, now)
         self.deadline = now
 
-    def _ask(self, node: str, now: float) -> None:
+    def _ask_stop(self, node: str, now: float) -> None:
         action, policy = self._action, self._policy
         assert action is not None
         saves_s = action.checkpoint_grace_s
         self._ask_again.pop(node, None)
 
-        def command(act: tuple[int, int]) -> Stop:
+        def command(act: Act) -> Stop:
             return Stop(
                 term=self._board.term,
                 act=act,
@@ -363,15 +358,10 @@ class StopCall:
                 why=action.why,
             )
 
-        self._open[self._board.say(node, command, now)] = node
+        self.ask(node, command, now)
 
-    def numbers(self) -> Collection[int]:
-        """Commands without an answer yet."""
-        return self._open
-
-    def answered(self, n: int, result: CommandResult, now: float) -> list[Event]:
+    def _take(self, node: str, result: CommandResult, now: float) -> list[Event]:
         """Nothing is left there, or it cannot be killed."""
-        node = self._open.pop(n)
         leftovers = result.answer.leftovers if isinstance(result.answer, StopAnswer) else ()
         if result.ok:
             self._waiting.discard(node)
@@ -390,16 +380,15 @@ class StopCall:
     def tick(self, now: float, silent: Collection[str], lost: Collection[str]) -> list[Event]:
         """Presume what may be presumed; the last node accounted for ends the call."""
         for node in [name for name, at in self._ask_again.items() if now >= at]:
-            self._ask(node, now)
+            self._ask_stop(node, now)
         for node in sorted(self._waiting):
             if node in silent and now >= self._empty_at(node):
-                self._presume(node, "law 1: its lease is over")
+                self._presume(node, "its lease has expired")
         if self._waiting and self._waiting <= set(lost) and self._fragment(self._waiting):
             for node in sorted(self._waiting):
                 self._presume(node, FRAGMENT)
         if not self._waiting:
-            self.over = True
-            self._board.withdraw(self._open)
+            self.end()
             return [self._stopped(now)]
         quiet = [self._empty_at(node) for node in self._waiting if node in silent]
         self.deadline = min([now + LOOK_AGAIN_S, *quiet, *self._ask_again.values()])
@@ -408,7 +397,7 @@ class StopCall:
     def _stopped(self, now: float) -> GangStopped:
         by_law_1 = {node: self._empty_at(node) for node, rule in self._presumed.items() if rule == FRAGMENT}
         fenced = tuple(sorted(node for node, at in by_law_1.items() if at > now))
-        # Where it cannot be said, as long as any stop may take: the ranks there are of no lease that we know.
+        # If it cannot be said, as long as any stop may take: the ranks there are of no lease that we know.
         unknown = now + stop_bound_s(self._policy, checkpoint_first=False)
         until = max((unknown if by_law_1[node] == NEVER else by_law_1[node] for node in fenced), default=0.0)
         presumed = tuple(sorted(self._presumed.items()))
@@ -438,61 +427,51 @@ class StopCall:
         )
 
 
-class VerifyCall:
-    """Ask all at once; in the end ``done(unread)``: which shares were not found whole, and why. No event follows."""
+class ChaseCall(NodeCall):
+    """Ranks of an attempt that is over live on a node: they must go, whatever became of the rest."""
+
+    def chase(self, node: str, attempt: int, grace_s: float, now: float) -> None:
+        """Have them stopped, unless that was asked already."""
+        if node not in self._open.values():
+            why = f"attempt {attempt} is over"
+            self.ask(node, lambda act: Stop(self._board.term, act, attempt, grace_s, False, 0.0, why), now)
+
+
+class VerifyCall(NodeCall):
+    """One checkpoint is read by several nodes before it is resumed from, each its share.
+
+    A question like that for an inventory: it leaves no effect, so nothing is recorded, and a later supervisor just asks
+    again. If a node finds damage, cannot read or is gone, this supervisor's host reads its share again, and that
+    verdict alone counts: one sick node condemns no checkpoint. No event follows.
+    """
 
     def __init__(
-        self,
-        board: CommandRetry,
-        asked: ReadingAsked,
-        shares: Mapping[str, int],
-        readers_count: int,
-        done: Callable[[Mapping[int, str]], None],
-        now: float,
+        self, board: CommandRetry, asked: VerifyAsked, shares: Mapping[str, int], readers_count: int, now: float
     ) -> None:
-        """``shares``: of nodes; what they leave of so many is this host's."""
-        self.over = False
-        self.number = asked.number
-        self.deadline = self._until = NEVER
-        self._board, self._done = board, done
-        self._unread: dict[int, str] = {}
-        self._open: dict[int, tuple[int, str]] = {}
+        """``shares``: of other nodes than this host."""
+        super().__init__(board, now + LOOK_AGAIN_S)
+        self._asked, self._shares = asked, shares
         for node, share in shares.items():
 
-            def command(act: tuple[int, int], share: int = share) -> VerifyShare:
+            def command(act: Act, share: int = share) -> VerifyShare:
                 return VerifyShare(board.term, act, asked.directory, asked.nonce, share, readers_count)
 
-            self._open[board.say(node, command, now)] = (share, node)
+            self.ask(node, command, now)
 
-    def numbers(self) -> Collection[int]:
-        """Commands without an answer yet."""
-        return self._open
-
-    def wait_until(self, until: float) -> None:
-        """This host has read its share: the others are given so long."""
-        self.deadline = self._until = until
-
-    def answered(self, n: int, result: CommandResult, now: float) -> list[Event]:
+    def _take(self, node: str, result: CommandResult, now: float) -> list[Event]:
         """One node has read its share, or could not, or found damage."""
         del now
-        share, node = self._open.pop(n)
-        if not result.ok:
-            self._unread[share] = f"{node}: {result.why or 'refused without a reason'}"
-        return self._end_if_all_answered()
+        self._asked.read(self._shares[node], "" if result.ok else f"{node}: {refusal_of(result)}")
+        self.over = not self._open
+        return []
 
     def tick(self, now: float, silent: Collection[str], lost: Collection[str]) -> list[Event]:
-        """Who is lost will not answer; in the end nobody is waited for."""
+        """A node that is lost will not answer; in the end none is waited for."""
         del silent
-        for n, (share, node) in list(self._open.items()):
-            if node in lost or now >= self._until:
-                self._unread[share] = f"{node}: {'lost' if node in lost else 'no answer'}"
-                del self._open[n]
-                self._board.withdraw([n])
-        self.deadline = self._until
-        return self._end_if_all_answered()
-
-    def _end_if_all_answered(self) -> list[Event]:
-        if not self._open:
-            self.over = True
-            self._done(self._unread)
+        for node in set(self._open.values()).intersection(lost):
+            self.leave([node])
+            self._asked.read(self._shares[node], f"{node}: lost")
+        self.deadline = now + LOOK_AGAIN_S
+        if self._asked.over() or not self._open:
+            self.end()
         return []

@@ -1,8 +1,8 @@
 """The newest step that is whole in the nodes' memory is brought to the disk: before older attempts are sealed, and
 before a job ends.
 
-(Room: supervisor.) First all nodes say what they hold, then those that are picked write it, then what nobody holds is
-made again of that; whatever fails, the run goes on from what is on disk.
+First all nodes say what they hold, then those that are picked write it, then files that no node holds are made again
+from parity. If any of that fails, the run goes on from the newest checkpoint on disk.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from gangrun.core.checkpoints.memory import Holding, WholeStep, newest_whole
 from gangrun.core.events import Event
-from gangrun.supervisor.node_calls import CommandRetry
+from gangrun.supervisor.node_calls import Act, CommandRetry, NodeCall, refusal_of
 from gangrun.wire.messages import CommandResult, MemoryAnswer, Recover
 
 ASK_WITHIN_S = 30.0  # a node that is only slow must not cost the steps since the last save on disk
@@ -26,7 +26,7 @@ Done = Callable[[str, WholeStep | None, str], list[Event]]
 Names = Mapping[str, tuple[str, ...]]  # of files, by node
 
 
-class RecoverCall:
+class RecoverCall(NodeCall):
     """Ask, pick once there is a place for it, have it brought. In the end ``done(path, step, why)``: it was brought to
     ``path``, or why not, or, with None, there was none. ``pin``: ranks train on, so what nodes name is kept for it.
 
@@ -40,8 +40,8 @@ class RecoverCall:
         now: float, within_s: float = RESCUE_WITHIN_S, *, pin: bool = False, ready: Callable[[], bool] = lambda: True,
         discard: Callable[[str], None] = lambda path: None,
     ) -> None:  # fmt: skip
-        self.over = False
-        self._board, self._attempt, self._above_step, self._staging = board, attempt, above_step, staging
+        super().__init__(board)
+        self._attempt, self._above_step, self._staging = attempt, above_step, staging
         self._done, self._within_s, self._pin, self._ready, self._discard = done, within_s, pin, ready, discard
         self._until = now + within_s
         self._held: dict[str, Sequence[Holding]] = {}
@@ -49,14 +49,9 @@ class RecoverCall:
         self._written: set[str] = set()
         self._given_up: list[str] = []  # paths: who was told so late may still have written there
         self._names: dict[int, tuple[str, ...]] = {}  # that an open command will have written
-        self._open = {
-            board.say(node, lambda act: Recover(board.term, act, attempt, pin=pin), now): node for node in nodes
-        }
+        for node in nodes:
+            self.ask(node, lambda act: Recover(board.term, act, attempt, pin=pin), now)
         self.deadline = self._due = now + min(ASK_WITHIN_S, ASK_SHARE_MAX * within_s) if self._open else now
-
-    def numbers(self) -> Collection[int]:
-        """Commands without an answer yet."""
-        return self._open
 
     @property
     def path(self) -> str:
@@ -66,11 +61,10 @@ class RecoverCall:
 
     def answered(self, n: int, result: CommandResult, now: float) -> list[Event]:
         """What one node holds, or that it has written its part."""
-        node = self._open.pop(n)
-        names = self._names.pop(n, ())
+        node, names = self._open.pop(n), self._names.pop(n, ())
         if self._picked is not None:
             if not result.ok:
-                return self._without(node, f"{node}: {result.why or 'refused without a reason'}", now)
+                return self._without(node, f"{node}: {refusal_of(result)}", now)
             self._written.update(names)
             return self._go_on(now)
         if isinstance(result.answer, MemoryAnswer):
@@ -116,16 +110,13 @@ class RecoverCall:
 
     def _forget(self, node: str) -> bool:
         """It is waited for no more."""
-        gone = [n for n, other in self._open.items() if other == node]
-        self._board.withdraw(gone)
+        gone = self.leave([node])
         for n in gone:
-            del self._open[n]
             self._names.pop(n, None)
         return bool(gone)
 
     def _pick(self, now: float) -> list[Event]:
-        self._board.withdraw(self._open)
-        self._open = {}
+        self.leave(set(self._open.values()))
         if not self._ready() and now < self._until:
             self.deadline = self._due = now + LOOK_EVERY_S
             return []
@@ -172,8 +163,8 @@ class RecoverCall:
             self._let_go(self._open.values(), now)
             self._given_up.append(self.path)
             self._discard(self.path)  # at once: it may be what the disk has no room for
-            self._board.withdraw(self._open)
-            self._open, self._names, self._written = {}, {}, set()
+            self.leave(set(self._open.values()))
+            self._names, self._written = {}, set()
         self._picked = again
         return self._go_on(now)
 
@@ -206,18 +197,17 @@ class RecoverCall:
         picked, pin = self._picked, self._pin and not rebuild
         assert picked is not None
 
-        def command(act: tuple[int, int]) -> Recover:
+        def command(act: Act) -> Recover:
             return Recover(
                 self._board.term, act, self._attempt, self.path, picked.step, picked.nonce, files, rebuild, pin
             )
 
-        n = self._board.say(node, command, now)
-        self._open[n], self._names[n] = node, (*files, *rebuild)
+        self._names[self.ask(node, command, now)] = (*files, *rebuild)
 
     def _finish(self, why: str, now: float) -> list[Event]:
-        self.over = True
         if why:
             self._let_go(self._open.values(), now)
+        self.end()
         for path in self._given_up:
             self._discard(path)
         return self._done(self.path if self._picked is not None else "", self._picked, why)

@@ -194,6 +194,7 @@ class TakeoverGather:
     """Waits for the roster's inventories, and knows when the last supervisor can have acked for the last time."""
 
     def __init__(self, facts: RunFacts, opening: Opening, timing: Timing, rows: Mapping[str, Row]) -> None:
+        self.gathering = True  # until the term's first events
         state = opening.state
         same_job = state.job == facts.job and not facts.alone
         self.roster = frozenset(state.nodes) if same_job else frozenset()
@@ -250,7 +251,8 @@ class TakeoverGather:
         return not self._lets_go and self._counted <= self._rows.keys()
 
     def events(self) -> list[Event]:
-        """What the term begins with."""
+        """What the term begins with; the gathering is over."""
+        self.gathering = False
         facts, state, rows = self._facts, self._opening.state, self._rows
         held: tuple[Inventory, ...] = tuple(rows[name].inventory() for name in sorted(rows))
         missing = tuple(sorted(self.roster - rows.keys()))

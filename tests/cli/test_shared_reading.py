@@ -15,15 +15,18 @@ import torch
 
 from gangrun.agent.background_tasks import VerifyTask
 from gangrun.checkpoint.store import CheckpointRoom
-from gangrun.core.checkpoints.resume import Chosen, parse_resume
+from gangrun.core.checkpoints.resume import Chosen, parse_resume, patience_s
 from gangrun.core.model import Level
-from gangrun.entry.shared_verification import SharedReading
-from gangrun.ports import ReadingAsked
+from gangrun.entry.checkpoint_service import SharedVerification
+from gangrun.ports import VerifyAsked
 from gangrun.runs.times import steady_now
 from gangrun.wire.messages import VerifyShare
 from tests.local import saves
 
 Unread = Mapping[int, str]
+OTHERS = {0: "n2", 1: "n3", 3: "n1"}
+
+CHECKPOINT_SERVICE = "gangrun.entry.checkpoint_service"
 
 
 class Told:
@@ -32,21 +35,20 @@ class Told:
     def __init__(
         self,
         directory: Path,
-        answer: Callable[[ReadingAsked], Unread] = lambda asked: {},
+        answer: Callable[[VerifyAsked], Unread] = lambda asked: {},
         now: Callable[[], float] = steady_now,
     ) -> None:
-        self.asked: list[ReadingAsked] = []
+        self.asked: list[VerifyAsked] = []
         self._answer = answer
-        self.reading = SharedReading(self._heard, 1000, now)
+        self.reading = SharedVerification(self._heard, 1000, now)
         self.room = CheckpointRoom(str(directory), verify_all=self.reading.verify_all)
 
-    def _heard(self, asked: ReadingAsked) -> None:
+    def _heard(self, asked: VerifyAsked) -> None:
         self.asked.append(asked)
-        if asked.left_s == float("inf"):
-            self.reading.proven(asked.number - 1, {1: "of the reading before"})  # late: passed over
-            self.reading.dealt(asked.number, 2, 4)
-        else:
-            self.reading.proven(asked.number, self._answer(asked))
+        unread = self._answer(asked)
+        asked.dealt(2, OTHERS)
+        for share in OTHERS:
+            asked.read(share, unread.get(share, ""))
 
     def choose(self) -> tuple[int, str, str]:
         """Step, reason, and what is said of who read."""
@@ -56,7 +58,7 @@ class Told:
         return choice.checkpoint.step, choice.reason, self.reading.words_of(choice.checkpoint.path)
 
 
-def by_agents(asked: ReadingAsked) -> Unread:
+def by_agents(asked: VerifyAsked) -> Unread:
     """What becomes of the shares of others, each read as an agent reads it."""
     shares = [VerifyShare(1, (1, share), asked.directory, asked.nonce, share, 4) for share in (0, 1, 3)]
     with ThreadPoolExecutor(1) as agents:  # its thread keeps the priority that it is given
@@ -69,22 +71,29 @@ def test_others_are_asked_for_a_large_one_and_it_is_remembered(tmp_path: Path) -
     told = Told(tmp_path)
     step, _, words = told.choose()
     assert step == 7 and words.startswith("; read by 4 nodes, 48.0 kB in ")
-    assert [(one.number, one.directory, one.nonce, one.readers_max_count) for one in told.asked] == [
-        (1, str(save), f"{7:016x}", 48)
-    ] * 2
-    assert told.choose()[::2] == (7, "") and len(told.asked) == 2, "what was proven is remembered"
+    assert [(one.directory, one.nonce, one.readers_max_count) for one in told.asked] == [(str(save), f"{7:016x}", 48)]
+    assert told.asked[0].over()
+    assert told.choose()[::2] == (7, "") and len(told.asked) == 1, "what was proven is remembered"
 
 
-def test_others_are_given_time_to_look_at_what_is_there_as_this_host_did_before_it_asked(tmp_path: Path) -> None:
+def test_others_are_given_time_to_look_at_what_is_there_as_this_host_did_before_it_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The metadata of a large plain checkpoint alone takes longer than a share of its bytes."""
     saves.flip(saves.plain(tmp_path, 9, 8), "__0_7.distcp")
     saves.plain(tmp_path, 7, 8)
-    now_s = 100.0
+    now_s, waited = 100.0, list[float]()
+
+    def no_patience_s(own_s: float) -> float:
+        waited.append(own_s)
+        return 0.0
+
+    monkeypatch.setattr(CHECKPOINT_SERVICE + ".patience_s", no_patience_s)
     told = Told(tmp_path, by_agents, lambda: now_s)
     with told.reading.shared():
         now_s += 40.0
         told.room.survey()
-    assert [asked.left_s for asked in told.asked] == [float("inf"), 80.0, float("inf"), 10.0]
+    assert [patience_s(own_s) for own_s in waited] == [80.0, 10.0]
 
 
 def test_a_small_one_is_read_alone_and_so_is_everything_while_ranks_train(tmp_path: Path) -> None:
@@ -103,7 +112,7 @@ def test_what_a_sick_node_finds_is_read_again_here_and_is_no_damage(tmp_path: Pa
     told = Told(tmp_path, lambda asked: {1: "n2: __4_0.distcp is damaged"})
     step, _, words = told.choose()
     assert step == 7 and words.startswith("; read by 3 nodes, ")
-    assert words.endswith("what fell to others was read again here (n2: __4_0.distcp is damaged)")
+    assert words.endswith("this host read the other shares again (n2: __4_0.distcp is damaged)")
 
 
 @pytest.mark.parametrize("shard", range(8))
@@ -137,7 +146,7 @@ def test_a_node_that_sees_other_files_proves_nothing_of_a_plain_one(tmp_path: Pa
     told = Told(tmp_path, lambda asked: by_agents(replace(asked, directory=str(stale))))
     step, _, words = told.choose()
     assert step == 7 and words.startswith("; read by 1 node, ")
-    assert words.endswith("what fell to others was read again here (another save is there)")
+    assert words.endswith("this host read the other shares again (another save is there)")
 
 
 def test_what_nobody_can_check_is_complete_and_every_piece_is_counted(tmp_path: Path) -> None:
@@ -154,18 +163,20 @@ def test_what_nobody_can_check_is_complete_and_every_piece_is_counted(tmp_path: 
 
 
 def test_where_nobody_answers_all_is_read_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gangrun.entry.shared_verification.LOOP_WITHIN_S", 0.01)
-    monkeypatch.setattr("gangrun.entry.shared_verification.patience_s", lambda own_s: 0.0)
+    monkeypatch.setattr(CHECKPOINT_SERVICE + ".LOOP_WITHIN_S", 0.01)
+    monkeypatch.setattr(CHECKPOINT_SERVICE + ".patience_s", lambda own_s: 0.0)
     saves.own(tmp_path, 7, 8)
     saves.flip(saves.own(tmp_path, 9, 8), "__7_0.distcp")
-    asked: list[ReadingAsked] = []
-    reading = SharedReading(asked.append, 1000, steady_now)
+    asked: list[VerifyAsked] = []
+    reading = SharedVerification(asked.append, 1000, steady_now)
     room = CheckpointRoom(str(tmp_path), verify_all=reading.verify_all)
     with reading.shared():
         assert room.choose_and_set_aside(parse_resume("auto"), "r-0").choice.reason.startswith("resuming from step 7")
-    dealt = SharedReading(lambda one: dealt.dealt(one.number, 2, 4), 1000, steady_now)
+    dealt = SharedVerification(lambda one: one.dealt(2, OTHERS), 1000, steady_now)
     (tmp_path / ".gangrun" / "verified.json").unlink()
     room = CheckpointRoom(str(tmp_path), verify_all=dealt.verify_all)
     with dealt.shared():
         room.choose_and_set_aside(parse_resume("auto"), "r-0")
-    assert dealt.words_of(str(tmp_path / "step-7")).endswith("what fell to others was read again here (no answer)")
+    assert dealt.words_of(str(tmp_path / "step-7")).endswith(
+        "this host read the other shares again (n1: no answer; n2: no answer; n3: no answer)"
+    )

@@ -236,14 +236,6 @@ class HandCheckpoints:
         self.on_ask("choose")
         self.post(Stamped(ResumeChosen(asked.attempt, None, "no checkpoint was ever committed")))
 
-    def dealt(self, number: int, share: int, readers_count: int) -> None:
-        """Noted."""
-        self.asked.append((f"dealt {number}: share {share}", readers_count))
-
-    def proven(self, number: int, unread: Mapping[int, str]) -> None:
-        """Noted."""
-        self.asked.append((f"proven {number} {dict(unread)}", -1))
-
     def put_back(self, paths: Sequence[str]) -> None:
         """Nothing was set aside."""
         assert not paths

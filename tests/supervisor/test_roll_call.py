@@ -194,7 +194,7 @@ def test_law_one_to_the_instant() -> None:
     desk.pass_s(0.002)
     assert loop.state.phase is not Phase.STOPPING
     stopped = record(desk, "GangStopped")
-    assert stopped["presumed"] == [["n2", "law 1: its lease is over"]]
+    assert stopped["presumed"] == [["n2", "its lease has expired"]]
     assert stopped["fenced"] == []
 
 
@@ -229,7 +229,7 @@ def test_the_fragment_rule(node: str, facts: dict[str, Any], allowed: bool) -> N
     else:
         assert loop.state.phase is Phase.STOPPING
         desk.pass_s(25.0)
-        assert record(desk, "GangStopped")["presumed"][0][1].startswith("law 1")
+        assert record(desk, "GangStopped")["presumed"][0][1].startswith("its lease")
 
 
 def test_ranks_of_an_attempt_that_is_over_are_stopped_when_their_node_comes_back() -> None:

@@ -180,7 +180,7 @@ def test_it_waits_for_the_roster_only_so_long() -> None:
     loop = desk.open()
     desk.agents["n2"].beating = desk.agents["n2"].obeys = False
     rejoin(desk, "n0", "n1")
-    assert loop.gathering is not None
+    assert loop.takeover.gathering
     desk.pass_s(5.1)
     assert record(desk, "TermTaken")["missing"] == ["n2"]
     assert loop.state.phase is Phase.RUNNING
@@ -246,11 +246,11 @@ def test_law_one_after_a_takeover_runs_from_the_majoritys_hello_plus_d() -> None
     loop = desk.open()
     desk.agents["n2"].beating = desk.agents["n2"].obeys = False
     rejoin(desk, "n0")
-    assert loop.law_one.floor is not None  # the last supervisor may still lead the other two, but not for long
-    assert loop.law_one.floor >= loop.law_one.until + 10.0
+    assert loop.takeover.floor is not None  # the last supervisor may still lead the other two, but not for long
+    assert loop.takeover.floor >= loop.takeover.until + 10.0
     desk.clock.boot += 0.5
     rejoin(desk, "n1")
-    floor = loop.law_one.floor
+    floor = loop.takeover.floor
     assert floor == pytest.approx(loop.run_clock.at(desk.clock.boot))
     desk.pass_s(5.0)
     killed(desk)
@@ -267,16 +267,16 @@ def test_one_node_that_the_last_supervisor_must_hear_is_enough_to_know_when_it_a
     desk = Desk(nodes=3)
     desk.running()
     loop = desk.open()
-    assert loop.law_one.floor is None
+    assert loop.takeover.floor is None
     for name in ("n1", "n2"):
         desk.agents[name].beating = desk.agents[name].obeys = False
     rejoin(desk, "n0")
-    floor = loop.law_one.floor
-    assert floor == pytest.approx(loop.law_one.until - 3.5 + 15.0 * 1.01)
+    floor = loop.takeover.floor
+    assert floor == pytest.approx(loop.takeover.until - 3.5 + 15.0 * 1.01)
     desk.pass_s(100.0)  # nobody is lost before a majority on the other side would long have taken the term
     assert loop.state.phase is Phase.WAITING
     presumed = record(desk, "GangStopped")["presumed"]
-    assert presumed == [["n1", "law 1: its lease is over"], ["n2", "law 1: its lease is over"]]
+    assert presumed == [["n1", "its lease has expired"], ["n2", "its lease has expired"]]
 
 
 def test_one_that_was_ever_lost_proves_nothing() -> None:
@@ -290,9 +290,9 @@ def test_one_that_was_ever_lost_proves_nothing() -> None:
     loop = desk.open()
     assert not loop.state.nodes["n0"].lost
     rejoin(desk, "n0")
-    assert loop.law_one.floor is None
+    assert loop.takeover.floor is None
     rejoin(desk, "n1")
-    assert loop.law_one.floor is not None
+    assert loop.takeover.floor is not None
 
 
 def test_a_deposed_supervisor_that_wakes_starts_nothing() -> None:
@@ -350,7 +350,7 @@ def test_nodes_that_were_lost_are_not_waited_for_nor_heard_by_mistake() -> None:
     assert desk.loop.state.nodes["n3"].lost
     loop = desk.open()
     rejoin(desk, "n0", "n1", "n2")
-    assert loop.gathering is None and loop.state.nodes["n3"].lost
+    assert not loop.takeover.gathering and loop.state.nodes["n3"].lost
     desk.pass_s(3.0)
     assert "NodeHeard" not in desk.kinds()
     assert record(desk, "TermTaken")["missing"] == ["n3"]

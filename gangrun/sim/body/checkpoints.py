@@ -15,7 +15,7 @@ from gangrun.core.actions import ChooseResume
 from gangrun.core.checkpoints.resume import Candidate, Chosen, FromZero, Kind, choose, parse_resume, patience_s
 from gangrun.core.events import AttemptSealed, CheckpointSeen, NoneValid, ResumeChosen, Stamped, StepBrought
 from gangrun.core.model import CheckpointRef, Level, Poisoned
-from gangrun.ports import Item, ReadingAsked
+from gangrun.ports import Item, VerifyAsked
 from gangrun.sim.engine.clock import Timeline
 from gangrun.sim.engine.disk import Mount
 from gangrun.sim.engine.process import SimProcess
@@ -185,6 +185,48 @@ class CheckpointFs:
             newest.valid = False
 
 
+class SharedRead:
+    """One save that is read by all nodes: what others did not read takes this host as long again."""
+
+    def __init__(self, checkpoints: SimCheckpoints, then: Callable[[], None]) -> None:
+        """``then``: all of it was read."""
+        self._checkpoints, self._then = checkpoints, then
+        self._left: set[int] = set()
+        self._unread_count = 0
+        self._own_read = self._over = False
+
+    def dealt(self, share: int, others: Mapping[int, str]) -> None:
+        """This host reads its share too."""
+        del share
+        self._left = set(others)
+        self._checkpoints.later(self._has_read, self._checkpoints.verify_s)
+
+    def _has_read(self) -> None:
+        self._own_read = True
+        self._checkpoints.later(self._end, patience_s(self._checkpoints.verify_s))
+        self._end_if_read()
+
+    def read(self, share: int, why: str) -> None:
+        """Another node's share."""
+        self._left.discard(share)
+        self._unread_count += bool(why)
+        self._end_if_read()
+
+    def _end_if_read(self) -> None:
+        if self._own_read and not self._left:
+            self._end()
+
+    def _end(self) -> None:
+        if self._over or not self._checkpoints.reads(self):
+            return
+        self._over = True
+        self._checkpoints.later(self._then, self._checkpoints.verify_s * (self._unread_count + len(self._left)))
+
+    def is_over(self) -> bool:
+        """No other node is waited for."""
+        return self._over
+
+
 class SimCheckpoints:
     """The ``Checkpoints`` port of one supervisor."""
 
@@ -203,13 +245,16 @@ class SimCheckpoints:
         self._told_at: float | None = None
         self._made: set[str] = set()
         self.reads_together = False  # all nodes read the newest one before one is chosen
-        self._reading = ReadingAsked(0, "", "", 0)
-        self._when_read: Callable[[], None] = lambda: None
+        self._reading: SharedRead | None = None
         self.names: Mapping[str, tuple[Name, int]] = {}  # of steps in memory, by nonce: whose, and of how many files
         self.on_act: Callable[[str, int], None] = lambda what, attempt: None
         self.on_choice: Callable[[int, Saved | None, bool, bool], None] = lambda attempt, saved, told_so, back: None
 
-    def _later(self, work: Callable[[], None], extra_s: float = 0.0) -> None:
+    def reads(self, reading: SharedRead) -> bool:
+        """Is this the newest reading? Nothing follows from the end of an older one."""
+        return reading is self._reading
+
+    def later(self, work: Callable[[], None], extra_s: float = 0.0) -> None:
         """Off the loop, after the storage answers, if the process lives and is awake then."""
         self.timeline.at(self.mount.ready_at() + extra_s, lambda: self.process.when_awake(work))
 
@@ -226,7 +271,7 @@ class SimCheckpoints:
                 self.fs.brought[staging] = Brought(int(staging.partition("/")[2]))
             self._made.add(staging)
 
-        self._later(work)
+        self.later(work)
 
     def prepared(self, staging: str) -> bool:
         """Is it there?"""
@@ -234,7 +279,7 @@ class SimCheckpoints:
 
     def discard(self, path: str, *, more: bool = False) -> None:
         """When the storage answers, while nodes write on."""
-        self._later(lambda: self.fs.discard(path, more=more))
+        self.later(lambda: self.fs.discard(path, more=more))
 
     def adopt(self, path: str, attempt: int, step: int, nonce: str, nodes: Sequence[str], rebuilt_count: int) -> None:
         """If it is whole and nobody has sealed it."""
@@ -246,7 +291,7 @@ class SimCheckpoints:
             self.fs.discard(path)
             self._mail(StepBrought(attempt, step, tuple(nodes), why))
 
-        self._later(work)
+        self.later(work)
 
     def seal(self, attempt: int) -> None:
         """Seal, then list what stands."""
@@ -258,7 +303,7 @@ class SimCheckpoints:
             commits = tuple((s.step, s.nonce) for s in sorted(self.fs.list_commits(attempt), key=lambda s: s.step))
             self._mail(AttemptSealed(attempt, commits))
 
-        self._later(work)
+        self.later(work)
 
     def choose(self, asked: ChooseResume, sealed: Sequence[tuple[int, str]]) -> None:
         """Judge, choose with the real rule, set aside what is in the way."""
@@ -287,24 +332,12 @@ class SimCheckpoints:
 
         newest = max(self.fs.saved.values(), key=lambda saved: saved.step, default=None)
         if self.reads_together and newest is not None:
+            self._reading = SharedRead(self, lambda: self.later(work, self.verify_s))
             path = f"/ckpt/step-{newest.step}"
-            self._reading = ReadingAsked(self._reading.number + 1, path, newest.nonce, ALL_NODES_COUNT)
-            self._when_read = lambda: self._later(work, self.verify_s)
-            self.post(self._reading)
+            reading = self._reading
+            self.post(VerifyAsked(path, newest.nonce, ALL_NODES_COUNT, reading.dealt, reading.read, reading.is_over))
         else:
-            self._later(work, self.verify_s)
-
-    def dealt(self, number: int, share: int, readers_count: int) -> None:
-        """This host reads its share too."""
-        del share
-        if number == self._reading.number:
-            told = replace(self._reading, left_s=patience_s(self.verify_s))
-            self._later(self._when_read if readers_count == 1 else lambda: self.post(told), self.verify_s)
-
-    def proven(self, number: int, unread: Mapping[int, str]) -> None:
-        """What others did not read takes this host as long again."""
-        if number == self._reading.number:
-            self._later(self._when_read, self.verify_s * len(unread))
+            self.later(work, self.verify_s)
 
     def candidates(self) -> list[Candidate]:
         """What a survey finds."""
@@ -338,7 +371,7 @@ class SimCheckpoints:
             self._put_back(paths)
 
         if paths:
-            self._later(work)
+            self.later(work)
 
     def _put_back(self, paths: Sequence[str]) -> set[tuple[int, str]]:
         back = set()
@@ -369,4 +402,4 @@ class SimCheckpoints:
                 told = self._told_at is not None and newest.at >= self._told_at
                 self._mail(CheckpointSeen(CheckpointRef(newest.step, path, Level.VERIFIED), told))
 
-        self._later(work)
+        self.later(work)

@@ -392,7 +392,7 @@ class ParkedAgents:
         row.sent_after = max(row.sent_after, arrived_at - self.supervisor.policy.timing.beat_every_s)
         loop.beats.heard[row.node] = arrived_at
         loop.leadership.heard(row.node, row.sent_after)
-        if held_up and loop.gathering is None and agent.is_held_up():
+        if held_up and not loop.takeover.gathering and agent.is_held_up():
             row.readings = agent.readings()
             loop.progress.observe(row, arrived_at)
 

@@ -25,10 +25,10 @@ def lets_go_when_it_has_its_own() -> Swaps:
 def chooses_before_memory_is_asked() -> Swaps:
     """Older attempts are sealed at once."""
 
-    def seal(self: Any, attempt: int, state: Any, checkpoints: Any, now: float) -> None:
-        checkpoints.seal(attempt)
+    def seal(self: Any, attempt: int, state: Any, now: float) -> None:
+        self._checkpoints.seal(attempt)
 
-    return ((gang_commands.GangCommands, "_rescue_then_seal", seal),)
+    return ((gang_commands.GangCommands, "_recover_then_seal", seal),)
 
 
 @mutant("before a job ends, or asks for the next one, what only its memory holds is brought to the disk", "8", "I5")

@@ -98,11 +98,11 @@ def perform_at_once() -> Swaps:
 
 def _perform_pending(self: Any, now: float) -> None:
     early = self.__dict__.setdefault("early", set())
-    for written in list(self.ledger._pending):
+    for written in list(self.journal._pending):
         for action, n in written.acts:
             if n and n not in early:
                 early.add(n)
-                self.acting.ready.append((action, n))
+                self.dispatch.ready.append((action, n))
     self._drain_ready(now)
 
 
@@ -112,7 +112,7 @@ def acts_in_a_stall() -> Swaps:
 
     def decide(self: Any, stamped: Any, now: float) -> None:
         original(self, stamped, now)
-        if self.stalls.since is not None:
+        if self.stall.since is not None:
             _perform_pending(self, now)
 
     original = loop.Loop.decide
@@ -125,20 +125,22 @@ def stop_waits_for_the_disk() -> Swaps:
 
     def drain(self: Any, now: float) -> None:
         held = [
-            act for act in self.acting.ready if isinstance(act[0], StopGang) and act[1] == 0 and not _stored(self, act)
+            act
+            for act in self.dispatch.ready
+            if isinstance(act[0], StopGang) and act[1] == 0 and not _stored(self, act)
         ]
         for act in held:
-            self.acting.ready.remove(act)
+            self.dispatch.ready.remove(act)
         original(self, now)
         for act in held:
-            self.acting.ready.append(act)
+            self.dispatch.ready.append(act)
 
     original = loop.Loop._drain_ready
     return ((loop.Loop, "_drain_ready", drain),)
 
 
 def _stored(self: Any, act: Any) -> bool:
-    return not any(act in written.acts for written in self.ledger._pending)
+    return not any(act in written.acts for written in self.journal._pending)
 
 
 @mutant("a claimant seals all earlier terms", "1", "I1")

@@ -20,7 +20,8 @@ from gangrun.agent.brain import effects, facts
 from gangrun.agent.brain.decide import AgentBrain
 from gangrun.agent.brain.effects import Effect
 from gangrun.agent.brain.line import ClockSkew
-from gangrun.agent.surroundings import Health, Net, Ranks, WardenEnd
+from gangrun.agent.ranks.gang_part import RankGang
+from gangrun.agent.surroundings import AgentEnd, Health, Net
 from gangrun.node.processes import Askings
 from gangrun.ports import Clock
 from gangrun.wire.messages import (
@@ -52,8 +53,8 @@ class AgentLoop:
         brain: AgentBrain,
         clock: Clock,
         net: Net,
-        warden: WardenEnd,
-        ranks: Ranks,
+        warden: AgentEnd,
+        ranks: RankGang,
         find_term: Callable[[], facts.TermFound],
         check: Callable[[str], facts.Checked],
         say: Callable[[str], None],

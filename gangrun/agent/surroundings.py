@@ -1,25 +1,24 @@
-"""What the agent's loop needs of the world, on one page.
+"""What the agent's loop needs of the world: its lines, what watches the hardware, and its warden.
 
-Wiring hands in real ones: ``adapters.net.agent_net`` for ``Net``, ``agent.warden_link`` for ``WardenEnd``,
-``agent.ranks`` for ``Ranks``.
+Wiring hands in ``adapters.net.agent_net`` for ``Net`` and ``entry.agent_health`` for ``Health``. ``AgentEnd`` is the
+agent's end of what it shares with its warden; ``brain.line`` decides when the lease is renewed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+import os
+import socket
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, Protocol
 
 from gangrun.agent.brain import facts
+from gangrun.node.lease import Lease
+from gangrun.node.warden import ENV_INCARNATION, ENV_LEASE_FD, ENV_LINK_FD, receive
 from gangrun.wire.messages import (
     BetweenAgents,
     FromAgent,
-    Launch,
-    LiveRank,
     PeerAddress,
-    Prepare,
-    RankSample,
-    Stacks,
-    Stop,
     ToAgent,
 )
 
@@ -55,32 +54,6 @@ class Net(Protocol):
         """Let the last words leave, so long at most."""
 
 
-class LeaseMemory(Protocol):
-    """The memory that the warden reads."""
-
-    def renew(self, deadline_ns: int) -> None:
-        """Move the deadline."""
-
-    def touch(self) -> None:
-        """The loop turns."""
-
-
-class WardenEnd(Protocol):
-    """This agent's end of what it shares with its warden."""
-
-    @property
-    def lease(self) -> LeaseMemory: ...
-
-    def fileno(self) -> int:
-        """Readable when ``receive`` has something."""
-
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Tell the warden."""
-
-    def receive(self) -> list[dict[str, Any]]:
-        """All that waits."""
-
-
 class Health(Protocol):
     """What watches this node's hardware; findings come as facts."""
 
@@ -100,34 +73,31 @@ class Health(Protocol):
         """Let go."""
 
 
-class Ranks(Protocol):
-    """What this node runs for the gang; outcomes come as facts."""
+class AgentEnd:
+    """The agent's end: its lease and its messages with the warden."""
+
+    def __init__(self, lease_fd: int, link_fd: int, incarnation: int) -> None:
+        os.set_inheritable(lease_fd, False)
+        self.lease = Lease(lease_fd)
+        self.incarnation = incarnation  # how many agents this warden has started before
+        self._link = socket.socket(fileno=link_fd)
+        self._link.set_inheritable(False)
+        self._link.setblocking(False)
+
+    @classmethod
+    def attach(cls, environ: MutableMapping[str, str]) -> AgentEnd | None:
+        """The end that our warden left us; None if none did. The names are taken out: ranks must not see them."""
+        found = [environ.pop(name, "") for name in (ENV_LEASE_FD, ENV_LINK_FD, ENV_INCARNATION)]
+        return cls(int(found[0]), int(found[1]), int(found[2] or 0)) if found[0] and found[1] else None
 
     def fileno(self) -> int:
-        """Readable when ``take`` has something."""
+        """For a selector: readable when ``receive`` has something."""
+        return self._link.fileno()
 
-    def take(self) -> list[facts.Fact]:
-        """Everything that happened since, in order."""
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Tell the warden; it reads every quarter second, so a full buffer means that it is stopped."""
+        self._link.send(json.dumps(message).encode())
 
-    def launch(self, order: Launch, may: Callable[[], bool]) -> tuple[LiveRank, ...]:
-        """Start all ranks of this node or none (``RuntimeError`` says why), as long as they ``may`` live; from the main
-        thread only.
-        """
-
-    def prepare(self, command: Prepare) -> None:
-        """Prove the slate clean."""
-
-    def stop(self, command: Stop) -> None:
-        """Stop all ranks."""
-
-    def take_stacks(self, command: Stacks, within_s: float) -> None:
-        """Where does every rank stand."""
-
-    def readings(self) -> tuple[RankSample, ...]:
-        """A sample of every live rank."""
-
-    def kill_now(self) -> None:
-        """SIGKILL to every rank."""
-
-    def close(self) -> bool:
-        """Let go; False: not all that ranks printed is in the logs."""
+    def receive(self) -> list[dict[str, Any]]:
+        """All messages that wait; [] if none."""
+        return [message for message in receive(self._link) if message is not None]

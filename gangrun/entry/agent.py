@@ -29,9 +29,9 @@ from gangrun.agent.brain.facts import AgentConfig
 from gangrun.agent.brain.line import LIMIT_S, ClockSkew
 from gangrun.agent.loop import AgentLoop
 from gangrun.agent.preflight import memory_limits, preflight
-from gangrun.agent.ranks.environment import inherited, shared_memory_root, sweep
-from gangrun.agent.ranks.gang_part import GangSpec, RankGang
-from gangrun.agent.warden_link import AgentEnd
+from gangrun.agent.ranks.environment import GangSpec, inherited, shared_memory_root, sweep
+from gangrun.agent.ranks.gang_part import RankGang
+from gangrun.agent.surroundings import AgentEnd
 from gangrun.config import environment
 from gangrun.core.nodeset import unfold
 from gangrun.entry.agent_health import AgentHealth

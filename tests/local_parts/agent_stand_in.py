@@ -11,7 +11,7 @@ import select
 import sys
 from pathlib import Path
 
-from gangrun.agent.warden_link import AgentEnd
+from gangrun.agent.surroundings import AgentEnd
 from gangrun.node.processes import boottime_ns
 from tests.local_parts.gang import Harness, order
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gangrun.agent.brain import facts
-from gangrun.agent.ranks.environment import inherited
-from gangrun.agent.ranks.gang_part import GangSpec, RankGang
+from gangrun.agent.ranks.environment import GangSpec, inherited
+from gangrun.agent.ranks.gang_part import RankGang
 from gangrun.node.processes import become_subreaper, is_alive, kill_until_none, read_proc
 from gangrun.wire.messages import Launch, Stop
 from gangrun.wire.spec import LogSpec

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from gangrun.agent.ranks.environment import RankFiles, RankPlace, rank_environment
+from gangrun.agent.ranks.environment import GangSpec, RankFiles, RankPlace, rank_environment
+from gangrun.wire.messages import Launch
 from tests.local_parts.gang import order
 
 FILES = RankFiles(*map(Path, ("/m/slot", "/m/error", "/m/te", "/m/stack", "/m/signals", "/m/orders")))
@@ -12,7 +14,19 @@ LAUNCH = order(
     world_size=8, node_rank=1, nodes_count=2, ranks=(4, 5, 6, 7), slots=(0, 1, 2, 3), master_addr="n3",
     master_port=23456, nodes=("n3", "n1"), resume_path="/ck/step-40", resume_step=40, attempt=2, term=6,
 )  # fmt: skip
-PLACE = RankPlace("run-1", "n1", LAUNCH, local_rank=1, max_restarts_count=3)
+
+
+def environment(
+    inherited: dict[str, str], user: dict[str, str] | None = None, launch: Launch = LAUNCH, **spec: Any
+) -> dict[str, str]:
+    """What the last but two of the node's ranks sees, or its only one."""
+    made = GangSpec(
+        run="run-1", node="n1", command=("train",), through_boot=False, interpreter="", working_directory="/",
+        inherited=inherited, environment=user or {}, local_root=Path("/m"), run_directory=Path("/run"),
+        max_restarts_count=3, **spec,
+    )  # fmt: skip
+    return rank_environment(RankPlace(made, launch, min(1, len(launch.ranks) - 1)), FILES, 77)
+
 
 GOLDEN = {
     "RANK": "5",
@@ -50,25 +64,24 @@ GOLDEN = {
 
 
 def test_a_rank_sees_exactly_this() -> None:
-    assert rank_environment({}, {}, PLACE, FILES, 77) == GOLDEN
+    assert environment({}) == GOLDEN
     outer = {"GANGRUN_SAVE_SIGNAL": "1", "GANGRUN_TERM": "1"}
-    assert rank_environment(outer, {}, PLACE, FILES, 77) == GOLDEN
-    assert rank_environment(outer, {}, PLACE, FILES, 77, 10) == {**GOLDEN, "GANGRUN_SAVE_SIGNAL": "10"}
-    told = rank_environment({"GANGRUN_CHECKPOINT_DIR": "/outer"}, {}, PLACE, FILES, 77, 0, "/ck")
+    assert environment(outer) == GOLDEN
+    assert environment(outer, save_signal=10) == {**GOLDEN, "GANGRUN_SAVE_SIGNAL": "10"}
+    told = environment({"GANGRUN_CHECKPOINT_DIR": "/outer"}, checkpoint_directory="/ck")
     assert told == {**GOLDEN, "GANGRUN_CHECKPOINT_DIR": "/ck"}
-    assert rank_environment({"GANGRUN_CHECKPOINT_DIR": "/outer"}, {}, PLACE, FILES, 77) == GOLDEN
+    assert environment({"GANGRUN_CHECKPOINT_DIR": "/outer"}) == GOLDEN
 
 
 def test_what_the_user_set_stays_unless_it_names_another_rank() -> None:
     base = {"OMP_NUM_THREADS": "6", "NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "2,3", "API_TOKEN": "s", "RANK": "99"}
     user = {"PYTHONUNBUFFERED": "0", "NCCL_DEBUG": "WARN", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
-    seen = rank_environment(base, user, PLACE, FILES, 77)
+    seen = environment(base, user)
     assert seen == {**GOLDEN, **base, **user, "RANK": "5"}
 
 
 def test_a_rank_alone_on_its_node_gets_all_threads() -> None:
-    alone = RankPlace("run-1", "n1", order(), 0, 3)
-    seen = rank_environment({"GANGRUN_RESUME": "/of/an/outer/run"}, {}, alone, FILES, 77)
+    seen = environment({"GANGRUN_RESUME": "/of/an/outer/run"}, launch=order())
     assert "OMP_NUM_THREADS" not in seen
     assert not {"GANGRUN_RESUME", "GANGRUN_RESUME_STEP"} & set(seen)
 
@@ -78,7 +91,7 @@ def test_slurms_names_take_the_gangs_shape_and_the_originals_are_kept() -> None:
         "SLURM_JOB_ID": "9", "SLURM_PROCID": "0", "SLURM_NTASKS": "3", "SLURM_NNODES": "3", "SLURM_GTIDS": "0",
         "SLURM_TASKS_PER_NODE": "1(x3)", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_CPUS_ON_NODE": "64",
     }  # fmt: skip
-    seen = rank_environment(slurm, {}, PLACE, FILES, 77)
+    seen = environment(slurm)
     bent = {
         "SLURM_JOB_ID": "9", "SLURM_CPUS_ON_NODE": "64",
         "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_NTASKS": "8", "SLURM_NPROCS": "8",
@@ -90,5 +103,5 @@ def test_slurms_names_take_the_gangs_shape_and_the_originals_are_kept() -> None:
 
 
 def test_outside_a_job_no_slurm_name_appears() -> None:
-    seen = rank_environment({"SLURM_CONF": "/etc/slurm.conf"}, {}, PLACE, FILES, 77)
+    seen = environment({"SLURM_CONF": "/etc/slurm.conf"})
     assert {name for name in seen if "SLURM" in name} == {"SLURM_CONF"}

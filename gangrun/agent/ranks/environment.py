@@ -17,12 +17,15 @@ import os
 import secrets
 import shutil
 import stat
+import sys
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from gangrun.node import boot
 from gangrun.wire.messages import Launch
+from gangrun.wire.spec import LogSpec
 
 HELD = ".held"  # locked by whoever uses the directory that it lies in: no lock outlives its process
 HOLD_TRIES_COUNT, HOLD_AGAIN_S = 50, 0.02
@@ -178,14 +181,43 @@ INTERNAL = ("GANGRUN_LEASE_FD", "GANGRUN_WARDEN_FD", "GANGRUN_AGENT_INCARNATION"
 
 
 @dataclass(frozen=True, slots=True)
-class RankPlace:
-    """One rank of one attempt."""
+class GangSpec:
+    """What stays the same over all attempts of a run on this node."""
 
     run: str
     node: str
+    command: tuple[str, ...]
+    through_boot: bool  # a Python script or module: starts through node/boot.py in ``interpreter``
+    interpreter: str
+    working_directory: str
+    inherited: Mapping[str, str]  # the agent's own environment
+    environment: Mapping[str, str]  # --env and --env-file
+    local_root: Path  # node-local memory, see rank_env.shared_memory_root
+    run_directory: Path
+    log: LogSpec = field(default_factory=LogSpec)
+    max_restarts_count: int = 0
+    warden_pid: int = 0
+    checkpoint_directory: str = ""  # where the resume point is chosen from, "": nowhere
+    save_signal: int = 0  # what the script saves on, 0: none
+    memory_parity: str = ""  # "8+2": how steps in memory are coded over nodes; "": they are copied
+    flush_every_s: float = 0.0  # so often agents bring what is in memory to the disk; 0: only ranks save there
+
+    @property
+    def argv(self) -> list[str]:
+        """What is executed for every rank."""
+        here = boot.__file__
+        if self.through_boot:
+            return [self.interpreter, here, *self.command]
+        return [sys.executable, "-E", "-s", "-S", here, "--exec", *self.command]
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """One rank of one attempt."""
+
+    spec: GangSpec
     order: Launch
     local_rank: int
-    max_restarts_count: int
 
     @property
     def rank(self) -> int:
@@ -195,7 +227,7 @@ class RankPlace:
     @property
     def tag(self) -> str:
         """What marks it and every descendant of it."""
-        return f"{tag_prefix(self.run, self.node)}{self.order.attempt}:{self.rank}"
+        return f"{tag_prefix(self.spec.run, self.spec.node)}{self.order.attempt}:{self.rank}"
 
 
 def tag_prefix(run: str, node: str) -> str:
@@ -216,20 +248,10 @@ def shared_memory_root() -> Path:
     return Path.cwd()
 
 
-def rank_environment(
-    base: Mapping[str, str],
-    user: Mapping[str, str],
-    place: RankPlace,
-    files: RankFiles,
-    agent_pid: int,
-    save_signal: int = 0,
-    checkpoint_directory: str = "",
-    memory_parity: str = "",
-    flush_every_s: float = 0.0,
-) -> dict[str, str]:
-    """All that the rank sees. ``base``: inherited; ``user``: ``--env`` and ``--env-file``, which win over it."""
-    environment = {**base, **user}
-    order, local_size = place.order, len(place.order.ranks)
+def rank_environment(place: RankPlace, files: RankFiles, agent_pid: int) -> dict[str, str]:
+    """All that the rank sees. What the user set with ``--env`` and ``--env-file`` wins over what is inherited."""
+    spec, order, local_size = place.spec, place.order, len(place.order.ranks)
+    environment = {**spec.inherited, **spec.environment}
     if local_size > 1:
         environment.setdefault("OMP_NUM_THREADS", "1")  # as torchrun: ranks that share a node must not flood it
     environment.setdefault("PYTHONUNBUFFERED", "1")
@@ -240,7 +262,7 @@ def rank_environment(
         environment.update(_slurm_names(environment, place, local_size))
     environment.update(
         {
-            "GANGRUN_RUN": place.run,
+            "GANGRUN_RUN": place.spec.run,
             "GANGRUN_ATTEMPT": str(order.attempt),
             "GANGRUN_TERM": str(order.term),
             "GANGRUN_PROGRESS_SLOT": str(files.slot),
@@ -254,14 +276,14 @@ def rank_environment(
     )
     for name in _OF_THIS_RUN:
         environment.pop(name, None)  # of a run in which this one was started, for all we know
-    if memory_parity:
-        environment["GANGRUN_MEMORY_PARITY"] = memory_parity
-    if flush_every_s:
-        environment["GANGRUN_FLUSH_EVERY"] = f"{flush_every_s:g}"
-    if save_signal:
-        environment["GANGRUN_SAVE_SIGNAL"] = str(save_signal)
-    if checkpoint_directory:  # without a resume point, it tells "begin anew" from "nobody has looked"
-        environment["GANGRUN_CHECKPOINT_DIR"] = checkpoint_directory
+    ours = {
+        "GANGRUN_MEMORY_PARITY": spec.memory_parity,
+        "GANGRUN_FLUSH_EVERY": f"{spec.flush_every_s:g}" if spec.flush_every_s else "",
+        "GANGRUN_SAVE_SIGNAL": str(spec.save_signal) if spec.save_signal else "",
+        # without a resume point, it tells "begin anew" from "the supervisor has not looked"
+        "GANGRUN_CHECKPOINT_DIR": spec.checkpoint_directory,
+    }
+    environment.update({name: value for name, value in ours.items() if value})
     if order.resume_path:
         environment.update(GANGRUN_RESUME=order.resume_path, GANGRUN_RESUME_STEP=str(order.resume_step))
     return environment
@@ -281,9 +303,9 @@ def _torchrun_names(place: RankPlace, local_size: int) -> dict[str, str]:
         "ROLE_NAME": ROLE,
         "MASTER_ADDR": order.master_addr,
         "MASTER_PORT": str(order.master_port),
-        "TORCHELASTIC_RUN_ID": place.run,
+        "TORCHELASTIC_RUN_ID": place.spec.run,
         "TORCHELASTIC_RESTART_COUNT": str(order.attempt),
-        "TORCHELASTIC_MAX_RESTARTS": str(place.max_restarts_count),
+        "TORCHELASTIC_MAX_RESTARTS": str(place.spec.max_restarts_count),
         "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 makes the store: a new one for each attempt
     }
 

@@ -23,6 +23,9 @@ from gangrun.agent.ranks.environment import RankFiles
 from gangrun.agent.ranks.logs import RankLogs
 from gangrun.core.model import ErrorReport, RankExit
 from gangrun.node.boot import TEXT_MAX_CHARS, looks_collective, signature
+from gangrun.node.processes import Proc
+from gangrun.wire.messages import LiveRank
+from gangrun.wire.progress import Slot
 
 _FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+)(?:, in (?P<function>.*))?$')
 _LAST = re.compile(
@@ -165,14 +168,21 @@ class ChildProcess(Protocol):
 
 @dataclass(slots=True)
 class WatchedRank:
-    """One rank under watch."""
+    """One rank's process, and all that belongs to it."""
 
     rank: int
     node: str
     child: ChildProcess
+    proc: Proc
+    slot: Slot
     files: RankFiles
+    through_boot: bool  # started by node/boot.py, which knows our signals
     ended: threading.Event = field(default_factory=threading.Event)
-    exit: RankExit | None = None
+
+    @property
+    def live(self) -> LiveRank:
+        """As an inventory lists it."""
+        return LiveRank(self.rank, self.proc.pid, self.proc.start_ticks)
 
 
 def watch(
@@ -181,7 +191,6 @@ def watch(
     oom: OomCounter,
     by_us: Callable[[], bool],
     now: Callable[[], float],
-    step: Callable[[], int],
     tell: Callable[[RankExit], None],
     orphaned: Callable[[], None] = lambda: None,
 ) -> None:
@@ -191,12 +200,12 @@ def watch(
 
     def wait() -> None:
         code = rank.child.wait()
-        at, ours, last_step = now(), by_us(), step()
+        at, ours, last_step = now(), by_us(), rank.slot.read().step
         orphaned()
         rank.ended.set()
         logs.wait_read(rank.rank, READ_WITHIN_S)
         failed = code != 0
-        rank.exit = RankExit(
+        how = RankExit(
             rank=rank.rank,
             node=rank.node,
             code=code if code >= 0 else None,
@@ -207,6 +216,6 @@ def watch(
             at=at,
             step=last_step,
         )
-        tell(rank.exit)
+        tell(how)
 
     threading.Thread(target=wait, name=f"rank {rank.rank}", daemon=True).start()

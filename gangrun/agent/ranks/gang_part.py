@@ -11,26 +11,20 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Collection
 
 from gangrun.agent.brain import facts
-from gangrun.agent.ranks.environment import AttemptFiles, RankFiles, RankPlace, rank_environment, tag_prefix
+from gangrun.agent.ranks.environment import AttemptFiles, GangSpec, RankPlace, rank_environment, tag_prefix
 from gangrun.agent.ranks.exits import OomCounter, WatchedRank, watch
 from gangrun.agent.ranks.logs import RankLogs
-from gangrun.agent.ranks.observe import Subject, new_children, reading, take_stacks
-from gangrun.agent.ranks.stop import OwnProcesses, StopLadder, Target, describe, free_port, job_of
+from gangrun.agent.ranks.observe import new_children, reading, take_stacks
+from gangrun.agent.ranks.stop import OwnProcesses, StopLadder, describe, free_port, job_of
 from gangrun.core.events import StacksTaken
-from gangrun.core.model import RankExit
-from gangrun.node import boot
 from gangrun.node.processes import Proc, kill, kill_until_none, read_proc
 from gangrun.wire.messages import Launch, LiveRank, Prepare, RankSample, Stacks, Stop
 from gangrun.wire.progress import Slot
-from gangrun.wire.spec import LogSpec
 
 SLATE_WITHIN_S = 5.0
 LOGS_CLOSE_WITHIN_S = 2.0  # between two attempts, when the agent has to beat
@@ -43,45 +37,6 @@ class LaunchError(RuntimeError):
     """A rank could not be started; none is left. The message says which and why."""
 
 
-@dataclass(frozen=True, slots=True)
-class GangSpec:
-    """What stays the same over all attempts of a run on this node."""
-
-    run: str
-    node: str
-    command: tuple[str, ...]
-    through_boot: bool  # a Python script or module: starts through node/boot.py in ``interpreter``
-    interpreter: str
-    working_directory: str
-    inherited: Mapping[str, str]  # the agent's own environment
-    environment: Mapping[str, str]  # --env and --env-file
-    local_root: Path  # node-local memory, see rank_env.shared_memory_root
-    run_directory: Path
-    log: LogSpec = field(default_factory=LogSpec)
-    max_restarts_count: int = 0
-    warden_pid: int = 0
-    checkpoint_directory: str = ""  # where the resume point is chosen from, "": nowhere
-    save_signal: int = 0  # what the script saves on, 0: none
-    memory_parity: str = ""  # "8+2": how steps in memory are coded over nodes; "": they are copied
-    flush_every_s: float = 0.0  # so often agents bring what is in memory to the disk; 0: only ranks save there
-
-    @property
-    def argv(self) -> list[str]:
-        """What is executed for every rank."""
-        here = boot.__file__
-        if self.through_boot:
-            return [self.interpreter, here, *self.command]
-        return [sys.executable, "-E", "-s", "-S", here, "--exec", *self.command]
-
-
-@dataclass(slots=True)
-class _Rank:
-    proc: Proc
-    slot: Slot
-    files: RankFiles
-    watched: WatchedRank
-
-
 class _Gang:
     """The ranks of one attempt."""
 
@@ -90,14 +45,14 @@ class _Gang:
         self.files = AttemptFiles(spec.local_root, spec.run, spec.node, attempt)
         self.logs = RankLogs(spec.node, spec.run_directory / "logs" / str(attempt), spec.log, now)
         self.oom = OomCounter()
-        self.ranks: dict[int, _Rank] = {}
+        self.ranks: dict[int, WatchedRank] = {}
         self.seen: dict[int, Proc] = {}  # children that ranks were seen to have, by pid
         self.orphan_pids: set[int] = set()  # what the warden had just inherited when a rank died
         self.stopping = False
 
-    def alive(self) -> list[_Rank]:
+    def alive(self) -> list[WatchedRank]:
         """Those whose process has not ended."""
-        return [rank for rank in self.ranks.values() if not rank.watched.ended.is_set()]
+        return [rank for rank in self.ranks.values() if not rank.ended.is_set()]
 
 
 class RankGang:
@@ -153,23 +108,22 @@ class RankGang:
         for local_rank, rank in enumerate(order.ranks):
             self._still(may, gang)
             try:
-                self._start(gang, RankPlace(spec.run, spec.node, order, local_rank, spec.max_restarts_count))
+                self._start(gang, RankPlace(spec, order, local_rank))
             except OSError as error:
                 self._undo(gang)
                 raise LaunchError(f"rank {rank} could not be started: {error}") from error
         self._still(may, gang)
         for started in gang.ranks.values():  # only now: a fact of a gang that was never whole would mislead
             watch(
-                started.watched,
+                started,
                 gang.logs,
                 gang.oom,
                 lambda: gang.stopping,
                 self._now,
-                _step_of(started.slot),
-                _fact_of(gang, self._tell),
+                lambda how: self._tell(facts.RankEnded(gang.attempt, how)),
                 lambda: gang.orphan_pids.update(new_children(spec.warden_pid, {}) if spec.warden_pid else ()),
             )
-        return tuple(LiveRank(n, rank.proc.pid, rank.proc.start_ticks) for n, rank in gang.ranks.items())
+        return tuple(rank.live for rank in gang.ranks.values())
 
     def _still(self, may: Callable[[], bool], gang: _Gang) -> None:
         if not may():
@@ -180,20 +134,9 @@ class RankGang:
         spec, rank = self._spec, place.rank
         files = gang.files.of(rank)
         slot = Slot(str(files.slot), rank)
-        environment = rank_environment(
-            spec.inherited,
-            spec.environment,
-            place,
-            files,
-            os.getpid(),
-            spec.save_signal,
-            spec.checkpoint_directory,
-            spec.memory_parity,
-            spec.flush_every_s,
-        )
-        mask = signal.pthread_sigmask(
-            signal.SIG_BLOCK, HELD
-        )  # inherited: until node/boot.py is ready they would kill it
+        environment = rank_environment(place, files, os.getpid())
+        # inherited: until node/boot.py is ready these signals would kill it
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
         try:
             child = subprocess.Popen(
                 spec.argv,
@@ -213,7 +156,7 @@ class RankGang:
         gang.logs.add(rank, os.dup(child.stdout.fileno()), os.dup(child.stderr.fileno()))
         child.stdout.close()
         child.stderr.close()
-        gang.ranks[rank] = _Rank(proc, slot, files, WatchedRank(rank, spec.node, child, files))
+        gang.ranks[rank] = WatchedRank(rank, spec.node, child, proc, slot, files, spec.through_boot)
 
     def _undo(self, gang: _Gang) -> None:
         """A launch failed half way: none of its ranks may be left."""
@@ -221,8 +164,8 @@ class RankGang:
         started = list(gang.ranks.values())
         kill_until_none(lambda: self._family.find([rank.proc for rank in started]), SLATE_WITHIN_S, _nothing)
         for rank in started:
-            rank.watched.child.wait()
-            rank.watched.ended.set()
+            rank.child.wait()
+            rank.ended.set()
 
     def _forget(self, within_s: float = LOGS_CLOSE_WITHIN_S) -> bool:
         """Let go of a gang that has ended; False if the disk did not take in time all that it printed."""
@@ -230,7 +173,7 @@ class RankGang:
         if gang is None:
             return True
         for rank in gang.ranks.values():
-            if rank.watched.ended.wait(ENDED_WITHIN_S):  # until then its watcher may still read the slot
+            if rank.ended.wait(ENDED_WITHIN_S):  # until then its watcher may still read the slot
                 rank.slot.close()
         written = gang.logs.close(within_s)
         gang.files.remove()
@@ -240,9 +183,7 @@ class RankGang:
 
     def live(self) -> tuple[LiveRank, ...]:
         """The ranks whose process has not ended."""
-        gang = self._gang
-        alive = gang.alive() if gang else []
-        return tuple(LiveRank(rank.watched.rank, rank.proc.pid, rank.proc.start_ticks) for rank in alive)
+        return tuple(rank.live for rank in self._gang.alive()) if self._gang else ()
 
     def readings(self) -> tuple[RankSample, ...]:
         """A sample of every live rank."""
@@ -255,7 +196,7 @@ class RankGang:
         return tuple(
             reading(n, rank.proc.pid, rank.slot.read(), gang.logs.output_bytes(n), wrapped=wrapped)
             for n, rank in gang.ranks.items()
-            if not rank.watched.ended.is_set()
+            if not rank.ended.is_set()
         )
 
     def wants_checkpoint_on_stop(self) -> bool:
@@ -266,11 +207,10 @@ class RankGang:
         """Ask all live ranks where they stand; ``StacksTaken``."""
         gang = self._gang
         alive = gang.alive() if gang else []
-        subjects = [Subject(r.watched.rank, self._spec.node, r.proc, r.files.stack) for r in alive]
         keep_in = self._spec.run_directory / "stacks" / str(command.attempt)
 
         def ask() -> None:
-            stacks = take_stacks(subjects, keep_in, within_s, self._now)
+            stacks = take_stacks(alive, keep_in, within_s, self._now)
             self._tell(StacksTaken(command.attempt, stacks))
 
         threading.Thread(target=ask, name="stacks", daemon=True).start()
@@ -287,13 +227,11 @@ class RankGang:
             return
         gang = self._gang
         ranks = list(gang.ranks.values()) if gang else []
-        boot_runs = self._spec.through_boot
-        targets = [Target(r.proc, r.slot, r.files.signals, boot_runs, r.watched.ended, r.files.orders) for r in ranks]
         if gang is not None:
             gang.stopping = True
         known = tuple(gang.seen.values()) if gang else ()
         orphan_pids = tuple(gang.orphan_pids) if gang else ()
-        ladder = self._ladder = StopLadder(targets, self._family, known, self._now, orphan_pids, self._spec.save_signal)
+        ladder = self._ladder = StopLadder(ranks, self._family, known, self._now, orphan_pids, self._spec.save_signal)
 
         def stop() -> None:
             leftovers = ladder.run(command)
@@ -329,16 +267,6 @@ class RankGang:
     def close(self) -> bool:
         """Let go of files and threads; the ranks must have ended. False: not all that they printed is in the logs."""
         return self._forget(LOGS_CLOSE_AT_END_S)
-
-
-def _step_of(slot: Slot) -> Callable[[], int]:
-    """Reads the last step that a rank reported, which outlives it in its slot."""
-    return lambda: slot.read().step
-
-
-def _fact_of(gang: _Gang, tell: Callable[[facts.Fact], None]) -> Callable[[RankExit], None]:
-    """Turns a death into a fact of this very attempt."""
-    return lambda how: tell(facts.RankEnded(gang.attempt, how))
 
 
 def _nothing() -> None:

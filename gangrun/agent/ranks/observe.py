@@ -16,9 +16,9 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from gangrun.agent.ranks.exits import WatchedRank
 from gangrun.core.model import RankStack
 from gangrun.node.boot import STACK_SIGNAL_OFFSET
 from gangrun.node.processes import Proc, kill, read_proc
@@ -84,22 +84,12 @@ _FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\S+) in (?P<functio
 _SYSCALL_STATES = {"D": "waits in the kernel and cannot be woken", "T": "is stopped", "t": "is held by a debugger"}
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """A rank to ask."""
-
-    rank: int
-    node: str
-    proc: Proc
-    dump: Path
-
-
 def take_stacks(
-    subjects: Sequence[Subject], keep_in: Path, within_s: float, now: Callable[[], float]
+    subjects: Sequence[WatchedRank], keep_in: Path, within_s: float, now: Callable[[], float]
 ) -> tuple[RankStack, ...]:
     """Ask all at once, wait for all together, keep what came."""
     pause = threading.Event()
-    before = {subject.rank: _size(subject.dump) for subject in subjects}
+    before = {subject.rank: _size(subject.files.stack) for subject in subjects}
     asked = [subject for subject in subjects if _can_answer(subject.proc.pid)]
     for subject in asked:
         kill(subject.proc, signal.SIGRTMIN + STACK_SIGNAL_OFFSET)
@@ -107,7 +97,7 @@ def take_stacks(
     sizes, since = dict(before), now()
     while asked and now() < give_up_at:
         pause.wait(POLL_S)
-        newest = {subject.rank: _size(subject.dump) for subject in asked}
+        newest = {subject.rank: _size(subject.files.stack) for subject in asked}
         if any(newest[rank] != sizes[rank] for rank in newest):
             sizes.update(newest)
             since = now()
@@ -135,8 +125,8 @@ def _can_answer(pid: int) -> bool:
     return bool(caught) and fields.get("State", "?")[0] not in _SYSCALL_STATES
 
 
-def _stack(subject: Subject, offset: int, keep_in: Path) -> RankStack:
-    text = _read_from(subject.dump, offset)
+def _stack(subject: WatchedRank, offset: int, keep_in: Path) -> RankStack:
+    text = _read_from(subject.files.stack, offset)
     kernel = kernel_view(subject.proc.pid)
     path = keep_in / f"rank-{subject.rank}.txt"
     try:

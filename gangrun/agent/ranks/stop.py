@@ -19,13 +19,13 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from gangrun.agent.ranks.environment import TAG
+from gangrun.agent.ranks.exits import WatchedRank
 from gangrun.node.processes import Proc, descendants, is_alive, kill, kill_until_none, process_table, read_proc
 from gangrun.wire.messages import Stop
-from gangrun.wire.progress import Ask, Slot
+from gangrun.wire.progress import Ask
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - named by torch and NCCL, not by us
 PORT_FIRST, PORT_LAST = 20_000, 65_535
@@ -193,24 +193,12 @@ CLEAN_WITHIN_S = 1.0  # for Python's own tracker of shared memory, once all else
 TORCH_CLEAN_WITHIN_S = 3.0  # for torch's, where it alone knows of what is left: it waits two seconds before it cleans
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """One rank to stop."""
-
-    proc: Proc
-    slot: Slot
-    signals: Path  # grows if SIGTERM met no handler of the script's own
-    through_boot: bool
-    ended: threading.Event
-    orders: Path  # every signal that is sent to it is written here first: its handler runs for no other
-
-
 class StopLadder:
     """One stop; ``hurry`` cuts every grace short, ``saved`` only the one for saving."""
 
     def __init__(
         self,
-        targets: Sequence[Target],
+        targets: Sequence[WatchedRank],
         family: OwnProcesses,
         known: Iterable[Proc],
         now: Callable[[], float],
@@ -263,19 +251,19 @@ class StopLadder:
         if asked:
             for target in self._targets:
                 target.slot.ask(Ask.CHECKPOINT_NOW | Ask.STOP_AFTER_STEP)
-        sizes = {target.proc.pid: _size(target.signals) for target in self._targets}
+        sizes = {target.proc.pid: _size(target.files.signals) for target in self._targets}
         waiting = [target for target in self._targets if self._send_save(target) or asked]
         until = self._now() + within_s
         while waiting and self._now() < until and not self._saved.is_set():
             waiting = [
                 target
                 for target in waiting
-                if not target.ended.is_set() and (asked or _size(target.signals) == sizes[target.proc.pid])
+                if not target.ended.is_set() and (asked or _size(target.files.signals) == sizes[target.proc.pid])
             ]
             if waiting:
                 waiting[0].ended.wait(POLL_S)
 
-    def _send_save(self, target: Target) -> bool:
+    def _send_save(self, target: WatchedRank) -> bool:
         """Whether anything of this rank heard the save signal. A wrapper would die of it: what it runs gets it."""
         if not self._save_signal:
             return False
@@ -289,8 +277,8 @@ class StopLadder:
         heard = [kill(proc, self._save_signal) for proc in level if _catches(proc, self._save_signal)]
         return any(heard)
 
-    def _terminate(self, alive: Sequence[Target], grace_s: float) -> None:
-        sizes = {target.proc.pid: _size(target.signals) for target in alive}
+    def _terminate(self, alive: Sequence[WatchedRank], grace_s: float) -> None:
+        sizes = {target.proc.pid: _size(target.files.signals) for target in alive}
         for target in alive:
             target.slot.ask(Ask.STOP | Ask.STOP_AFTER_STEP)
             self._send_term(target)
@@ -300,13 +288,13 @@ class StopLadder:
             for target in list(waiting):
                 if target.ended.is_set():
                     waiting.remove(target)
-                elif _size(target.signals) > sizes[target.proc.pid] or not _can_run(target.proc):
+                elif _size(target.files.signals) > sizes[target.proc.pid] or not _can_run(target.proc):
                     kill(target.proc)  # nothing of its own to finish, or no way to
                     waiting.remove(target)
             if waiting:
                 waiting[0].ended.wait(POLL_S)
 
-    def _send_term(self, target: Target) -> None:
+    def _send_term(self, target: WatchedRank) -> None:
         """To the rank alone: workers that die first would break a save. A wrapper passes nothing on: to its group."""
         _order(target, signal.SIGTERM)
         kill(target.proc, signal.SIGTERM)
@@ -338,7 +326,7 @@ class StopLadder:
     def _started_wall(self) -> float:
         """By the file system's clock: when the ranks' small files were made."""
         try:
-            return min(target.signals.parent.stat().st_mtime for target in self._targets)
+            return min(target.files.signals.parent.stat().st_mtime for target in self._targets)
         except (OSError, ValueError):
             return float("inf")
 
@@ -360,10 +348,10 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _order(target: Target, number: int) -> None:
+def _order(target: WatchedRank, number: int) -> None:
     """Write down what is about to be sent; without it the script's handler does not run, but its grace does."""
     try:
-        fd = os.open(target.orders, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        fd = os.open(target.files.orders, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError:
         return
     try:

@@ -22,6 +22,8 @@ unexport PYTHONDONTWRITEBYTECODE
 JOBS ?= 2
 # Tests of real processes wait more than they compute, so more of them go on at once.
 WAITING ?= 3
+# Clusters side by side: the tests on a cluster wait for Slurm most of the time.
+CLUSTERS ?= 2
 SEEDS ?= 20000
 
 .PHONY: help demo test check format test-quick test-core test-sweep test-processes test-serial test-cluster test-slurm24 bench clean install system forget
@@ -29,7 +31,7 @@ SEEDS ?= 20000
 help:  ## this list
 	@echo "gangrun: make targets"
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "Variables: PYTHON=python3.12 (which python makes $(VENV)), JOBS=2 (quick tests at once), WAITING=3 (tests of processes at once), SEEDS=20000 (make bench)"
+	@echo "Variables: PYTHON=python3.12 (which python makes $(VENV)), JOBS=2 (quick tests at once), WAITING=3 (tests of processes at once), CLUSTERS=2 (Slurm clusters at once), SEEDS=20000 (make bench)"
 
 demo: $(VENV)/.runs  ## train a small model, kill a rank in the middle, watch it come back, compare the weights
 	@$(PY) examples/kill_a_rank/demo.py
@@ -38,12 +40,12 @@ test: forget system check  ## all of it: linters, types, layers, house, tests, c
 	@part() { $(MAKE) --no-print-directory test-$$1 || red="$$red $$1"; }; red=; \
 	  set -m; $(MAKE) --no-print-directory test-cluster >$(SCRATCH)/cluster.out 2>&1 & beside=$$!; set +m; \
 	  trap 'kill -- -$$beside 2>/dev/null || true' EXIT; \
-	  part core; part quick; part processes; \
+	  part core; part quick; part processes; part sweep; \
 	  echo "waiting for the tests on the Slurm cluster, which run beside these"; \
 	  if wait $$beside; then grep -v '^$$' $(SCRATCH)/cluster.out | tail -n 15; else red="$$red cluster"; cat $(SCRATCH)/cluster.out; fi; \
-	  part sweep; part serial; echo; \
-	  echo "what ran (the cluster beside the three before it, sweep and serial alone):"; \
-	  for part in core quick processes cluster sweep serial; do printf '%-10s' $$part; tail -qn 1 $(SCRATCH)/$$part.log; done; \
+	  part serial; echo; \
+	  echo "what ran (the cluster beside the four before it, serial alone):"; \
+	  for part in core quick processes sweep cluster serial; do printf '%-10s' $$part; tail -qn 1 $(SCRATCH)/$$part.log; done; \
 	  [ -z "$$red" ] || { echo "make: red:$$red"; echo "$$red" >$(SCRATCH)/red; exit 1; }
 
 forget:
@@ -83,7 +85,7 @@ test-serial: $(VENV)/.tests  ## tests that measure time, one at a time and nothi
 
 test-cluster: $(VENV)/.tests  ## tests on a real Slurm cluster of namespaces, which needs root
 	@mkdir -p $(SCRATCH)
-	@$(PART) -m cluster --durations=15 2>&1 | tee $(SCRATCH)/cluster.log
+	@$(PART) --dist worksteal -n $(CLUSTERS) -m cluster --durations=15 2>&1 | tee $(SCRATCH)/cluster.log
 
 test-slurm24: system $(VENV)/.tests  ## the tests on a Slurm cluster again, with Slurm 24.11 from Debian's mirror (root; not part of CI)
 	@command -v patchelf >/dev/null 2>&1 || apt-get install -y -qq patchelf >/dev/null || { echo "make: this needs patchelf"; exit 1; }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -42,7 +43,7 @@ def _flag(*names: str, group: str, help: str) -> Callable[[F], F]:  # noqa: A002
 
 def _training_options(settings: Iterable[Setting]) -> Callable[[F], F]:
     """The command to train with, its environment, a flag for each setting, and torchrun's that nobody needs here."""
-    path: dict[str, Any] = {"type": click.Path(), "cls": Grouped, "group": TRAINING, "metavar": "FILE"}
+    path: dict[str, Any] = {"type": click.Path(path_type=Path), "cls": Grouped, "group": TRAINING, "metavar": "FILE"}
     decorators: list[Callable[[Any], Any]] = [
         _flag("-m", "--module", group=TRAINING, help="Run the first word as a module, as python -m does."),
         _flag("--no-python", group=TRAINING, help="Run the command as it is, even if it is a script."),

@@ -15,69 +15,42 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.needs(Injection.CANCEL)]
 QUIET_S = 2.0
 
 
-def at_once(one: WorldDriver) -> None:
-    """Before anybody joined."""
-
-
-def once_it_exists(one: WorldDriver) -> None:
-    one.wait("a supervisor", lambda status: status["supervisor"] is not None)
-
-
-def at_the_launch(one: WorldDriver) -> None:
-    one.wait_for_launch()
-
-
-def in_the_middle(one: WorldDriver) -> None:
-    one.wait_for_step(10)
-
-
-def with_a_rank_just_dead(one: WorldDriver) -> None:
+def rank_just_dead(one: WorldDriver) -> None:
     one.wait_for_step(5)
     one.kill_rank(1)
 
 
-def at_the_second_launch(one: WorldDriver) -> None:
-    one.wait_for_step(5)
-    one.kill_rank(1)
+def second_launch(one: WorldDriver) -> None:
+    rank_just_dead(one)
     one.wait_for_launch(1)
 
 
-def without_a_supervisor(one: WorldDriver) -> None:
+def no_supervisor(one: WorldDriver) -> None:
     one.wait_for_step(5)
     one.kill_supervisor()
 
 
-def in_a_pause_between_attempts(one: WorldDriver) -> None:
-    one.wait("the pause after the second death", lambda status: status["state"] == "WAITING")
+MOMENTS: dict[str, Callable[[WorldDriver], object]] = {
+    "before anybody joined": lambda one: None,
+    "a supervisor exists": lambda one: one.wait("one", lambda status: status["supervisor"] is not None),
+    "the launch": lambda one: one.wait_for_launch(),
+    "the middle": lambda one: one.wait_for_step(10),
+    "a rank just dead": rank_just_dead,
+    "the second launch": second_launch,
+    "no supervisor": no_supervisor,
+    "a pause between attempts": lambda one: one.wait("one", lambda status: status["state"] == "WAITING"),
+}
 
 
-MOMENTS: tuple[Callable[[WorldDriver], None], ...] = (
-    at_once,
-    once_it_exists,
-    at_the_launch,
-    in_the_middle,
-    with_a_rank_just_dead,
-    at_the_second_launch,
-    without_a_supervisor,
-    in_a_pause_between_attempts,
-)
-
-
-@pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: moment.__name__)
-def test_cancel_at_any_moment_ends_cancelled_and_nothing_comes_back(
-    run: Runs, moment: Callable[[WorldDriver], None]
-) -> None:
-    does: tuple[Does, ...] = ()
-    if moment is in_a_pause_between_attempts:
-        does = tuple(  # pauses grow, until one is long enough to be seen
-            Does(How.KILL, step=5 + n, rank=n % 2, attempts=frozenset({n})) for n in range(8)
-        )
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_cancel_at_any_moment_ends_cancelled_and_nothing_comes_back(run: Runs, moment: str) -> None:
+    dying = range(8) if moment == "a pause between attempts" else ()  # pauses grow, until one is long enough to be seen
+    does = tuple(Does(How.KILL, step=5 + n, rank=n % 2, attempts=frozenset({n})) for n in dying)
     one = run(Scenario(nodes=2, ranks_per_node=1, steps=ENDLESS, does=does, max_restarts=10))
-    moment(one)
+    MOMENTS[moment](one)
     one.cancel()
-    assert one.end(60) == 130, one.told()
-    status = one.status()
-    assert status["state"] == "CANCELLED" and status["failure"] is None, one.told()
+    status = ended(one, 130, "CANCELLED")
+    assert status["failure"] is None, one.told()
     nobody_left(one)
     before = one.steps()
     one.pass_time(QUIET_S)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,3 +18,20 @@ def box(tmp_path: Path) -> Iterator[Box]:
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture
+def boxes(tmp_path: Path) -> Iterator[Callable[[str], Box]]:
+    """Several runs side by side: what takes 20 s in each takes 20 s in all."""
+    made: list[Box] = []
+
+    def make(name: str) -> Box:
+        (tmp_path / name).mkdir()
+        made.append(Box(tmp_path / name))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for box in made:
+            box.close()

@@ -188,6 +188,17 @@ class Box:
         """The only process of this kind."""
         return until(lambda: self.process_ids(part), 10, f"a process {part}")[0]
 
+    def stepping(self, count: int = 2) -> list[int]:
+        """The processes of the first ranks, once the run is in the middle."""
+        self.wait_for_step(5, deadline_s=60)
+        return [self.pid_of(rank) for rank in range(count)]
+
+    def interrupt(self, deadline_s: float = 40.0) -> None:
+        """Ctrl-C, and the end that it brings."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGINT)
+        assert self.end(deadline_s) == 130, self.told()
+
     def end(self, deadline_s: float = 60.0) -> int:
         """Let the script end and wait for ``gangrun run``; its exit code."""
         assert self.process is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from pathlib import Path
 
 from gangrun.launch.local import LETS_GO_WITHIN_S
 from tests.local.harness import PACE_S, Box
@@ -15,9 +14,7 @@ from tests.waiting import until
 def test_ctrl_c_stops_all_ranks_and_says_cancelled(box: Box) -> None:
     box.step(2, steps=1000)
     box.wait_for_step(5)
-    assert box.process is not None
-    box.process.send_signal(signal.SIGINT)
-    assert box.end(30) == 130, box.told()
+    box.interrupt()
     status = box.status()
     assert status["state"] == "CANCELLED"
     assert "Ctrl-C" in status["reason"]
@@ -34,15 +31,6 @@ def test_a_second_ctrl_c_does_not_wait_for_a_rank_that_will_not_stop(box: Box) -
     box.process.send_signal(signal.SIGINT)
     assert box.end(30) == 130, box.told()
     assert not box.left()
-    assert box.status()["state"] == "CANCELLED"
-
-
-def test_sigterm_ends_it_with_143(box: Box) -> None:
-    box.step(2, steps=1000)
-    box.wait_for_step(3)
-    assert box.process is not None
-    box.process.terminate()
-    assert box.end(30) == 143, box.told()
     assert box.status()["state"] == "CANCELLED"
 
 
@@ -114,17 +102,6 @@ def test_observing_stops_nothing_and_restarts_nothing(box: Box) -> None:
     assert len(status["attempts"]) == 1
 
 
-def test_the_budget_is_spent_when_a_rank_keeps_dying(box: Box) -> None:
-    box.step(
-        2, "--max-restarts", "1", steps=1000,
-        hook="if rank == 1:\n    def hook(step):\n        if step == 2 + attempt: os.kill(os.getpid(), 9)",
-    )  # fmt: skip
-    assert box.end(60) == 1, box.told()
-    status = box.status()
-    assert status["failure"] == "budget"
-    assert len(status["attempts"]) == 2
-
-
 def test_any_command_runs_unmodified(box: Box) -> None:
     box.start("--nproc-per-node", "2", "sh", "-c", "echo rank $RANK of $WORLD_SIZE; exit 0")
     assert box.end() == 0, box.told()
@@ -137,22 +114,6 @@ def test_two_local_hosts_make_one_gang(box: Box) -> None:
     status = box.status()
     assert len(status["attempts"][0]["nodes"]) == 2
     assert len(box.rows(3)) == 10
-
-
-def test_a_lost_local_host_is_waited_for_and_the_gang_comes_back(box: Box) -> None:
-    box.step(1, "--nodes", "2", "--local-hosts", steps=60)
-    box.wait_for_step(5)
-    victim = box.process_ids("node/warden.py")[-1]
-    os.kill(victim, signal.SIGKILL)
-    assert box.end(120) == 0, box.told()
-    status = box.status()
-    assert status["excluded"] == []
-    assert len(status["attempts"]) == 2
-
-
-def test_hostile_arguments_reach_the_script_as_they_are(box: Box) -> None:
-    script = box.script("import sys, pathlib\npathlib.Path('got').write_text(repr(sys.argv[1:]))")
-    words = ["two words", "$(touch /tmp/never)", "it's", 'a "quote"', "new\nline", "ünï", "--nodes", "-x"]
-    box.start("--name", "x $(y)\n'z'", script, *words)
-    assert box.end() == 0, box.told()
-    assert Path(box.work / "got").read_text() == repr(words)
+    shown = box.out.read_text()
+    assert ":rank0] step 9" in shown and ":rank3] step 9" in shown and ":rank1]" not in shown
+    assert not box.left()

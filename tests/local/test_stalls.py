@@ -18,12 +18,6 @@ from tests.waiting import stays, until
 QUICK = ("--silence-after", "2", "--fence-after", "15")  # the shortest lease that the policy's laws allow, about
 
 
-@pytest.fixture
-def disk(box: Box) -> Path:
-    """The control file of the disk under supervisor, agents and owner."""
-    return Path(steered(box).environment["FAULT_DISK_CONTROL"])
-
-
 def steered(box: Box) -> Box:
     """A box whose run directory obeys the file ``disk`` in its folder."""
     box.environment["FAULT_DISK_CONTROL"] = str(box.folder / "disk")
@@ -31,20 +25,9 @@ def steered(box: Box) -> Box:
 
 
 @pytest.fixture
-def boxes(tmp_path: Path) -> Iterator[Callable[[str], Box]]:
-    """Several such runs side by side: what takes 20 s in each takes 20 s in all."""
-    made: list[Box] = []
-
-    def make(name: str) -> Box:
-        (tmp_path / name).mkdir()
-        made.append(steered(Box(tmp_path / name)))
-        return made[-1]
-
-    try:
-        yield make
-    finally:
-        for box in made:
-            box.close()
+def disk(box: Box) -> Path:
+    """The control file of the disk under supervisor, agents and owner."""
+    return steered(box).folder / "disk"
 
 
 def steps_on(box: Box, rank: int = 0) -> None:
@@ -64,8 +47,7 @@ def test_a_run_directory_that_stands_still_for_20_s_stops_nobody_and_starts_noth
     box.step(
         2, "--silence-after", "12", "--fence-after", "60", steps=100_000
     )  # shorter than the stall, not than a pause
-    box.wait_for_step(5)
-    ranks = [box.pid_of(rank) for rank in (0, 1)]
+    ranks = box.stepping()
     say(disk, "stall")
     stays(lambda: all(map(alive, ranks)), 20, "all ranks live while the run directory stands still")
     steps_on(box)
@@ -85,9 +67,7 @@ def test_a_run_directory_that_stands_still_for_20_s_stops_nobody_and_starts_noth
     stays(lambda: box.rows()[-1][0] == 0, 5, "no new attempt while nothing can be recorded")
     say(disk, "run")
     box.wait_for_step(3, attempt=1, deadline_s=30)
-    assert box.process is not None
-    box.process.send_signal(signal.SIGINT)
-    assert box.end(30) == 130, box.told()
+    box.interrupt()
     assert never_two_gangs(box, 2) == [0, 1]
     each_step_once(box, 0)
     first, _ = box.status()["attempts"]
@@ -104,7 +84,7 @@ def test_a_stall_longer_than_every_limit_with_and_without_a_supervisor(boxes: Ca
     In one run the supervisor lives, and the ranks themselves wait for the same disk, as a rank that loads data would,
     so that they look hung. In the other it is killed: the leases run out, and the run waits for its disk.
     """
-    patient, orphaned = boxes("patient"), boxes("orphaned")
+    patient, orphaned = steered(boxes("patient")), steered(boxes("orphaned"))
     for box in (patient, orphaned):
         say(box.folder / "disk", "run")
     patient.step(
@@ -118,8 +98,7 @@ def test_a_stall_longer_than_every_limit_with_and_without_a_supervisor(boxes: Ca
     orphaned.step(2, *QUICK, steps=100_000)
     ranks = {}
     for box in (patient, orphaned):
-        box.wait_for_step(5)
-        ranks[box] = [box.pid_of(rank) for rank in (0, 1)]
+        ranks[box] = box.stepping()
         say(box.folder / "disk", "stall")
     os.kill(orphaned.one("entry.supervisor"), signal.SIGKILL)
     stays(lambda: all(map(alive, ranks[patient])), 20, "ranks that wait for the disk are not hung, leases are renewed")
@@ -131,17 +110,14 @@ def test_a_stall_longer_than_every_limit_with_and_without_a_supervisor(boxes: Ca
     assert len(patient.status()["attempts"]) == 1
     assert "StoreBack" in kinds(patient)
     orphaned.wait_for_step(3, attempt=1, deadline_s=60)
-    assert orphaned.process is not None
-    orphaned.process.send_signal(signal.SIGINT)
-    assert orphaned.end(30) == 130, orphaned.told()
+    orphaned.interrupt()
     assert never_two_gangs(orphaned, 2) == [0, 1]
 
 
 @pytest.mark.slow
 def test_ctrl_c_is_heeded_while_the_run_directory_stands_still(box: Box, disk: Path) -> None:
     box.step(2, steps=100_000)
-    box.wait_for_step(5)
-    ranks = [box.pid_of(rank) for rank in (0, 1)]
+    ranks = box.stepping()
     say(disk, "stall")
     assert box.process is not None
     box.process.send_signal(signal.SIGINT)
@@ -163,12 +139,11 @@ REFUSALS = {"ENOSPC": "No space left on device", "EROFS": "Read-only file system
 
 @pytest.mark.slow
 def test_a_run_directory_that_refuses_writing_stops_nobody_and_starts_nothing(boxes: Callable[[str], Box]) -> None:
-    runs = {error: boxes(error) for error in REFUSALS}
+    runs = {error: steered(boxes(error)) for error in REFUSALS}
     ranks = {}
     for error, box in runs.items():
         box.step(2, steps=100_000)
-        box.wait_for_step(5)
-        ranks[error] = [box.pid_of(rank) for rank in (0, 1)]
+        ranks[error] = box.stepping()
         say(box.folder / "disk", f"fail {error}")
     for error, box in runs.items():
         hears(box, REFUSALS[error])
@@ -182,9 +157,7 @@ def test_a_run_directory_that_refuses_writing_stops_nobody_and_starts_nothing(bo
         say(box.folder / "disk", "run")
     for box in runs.values():
         box.wait_for_step(3, attempt=1, deadline_s=30)
-        assert box.process is not None
-        box.process.send_signal(signal.SIGINT)
-        assert box.end(30) == 130, box.told()
+        box.interrupt()
         assert never_two_gangs(box, 2) == [0, 1]
         assert "rank 0" in box.status()["attempts"][0]["reason"]
 
@@ -226,8 +199,7 @@ def test_a_file_system_that_really_is_full_before_and_during_a_run(box: Box, sma
     ballast.unlink()
 
     box.step(2, steps=100_000, pace=0.02)
-    box.wait_for_step(5)
-    ranks = [box.pid_of(rank) for rank in (0, 1)]
+    ranks = box.stepping()
     ballast = fill(small)
     os.kill(ranks[1], signal.SIGKILL)
     hears(box, "No space left on device")
@@ -236,8 +208,6 @@ def test_a_file_system_that_really_is_full_before_and_during_a_run(box: Box, sma
     assert box.process_ids("entry.supervisor"), box.told()
     ballast.unlink()
     box.wait_for_step(3, attempt=1, deadline_s=30)
-    assert box.process is not None
-    box.process.send_signal(signal.SIGINT)
-    assert box.end(30) == 130, box.told()
+    box.interrupt()
     assert never_two_gangs(box, 2) == [0, 1]
     assert len({record.term for record in journal(box)}) == 1, "the supervisor lived through it"

@@ -24,7 +24,6 @@ from tests.waiting import until
 
 GANGRUN = PLAIN
 TINY = reach.ROOT / "tests" / "contract" / "tiny_dcp"
-PAYLOAD = "__0_0.distcp"
 SHORT = ("--silence-after", "2", "--fence-after", "15")
 OVER = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
 LOOK_AGAIN_S = 1.5
@@ -152,13 +151,6 @@ class Run:
     def kill_rank(self, rank: int, number: int = signal.SIGKILL) -> None:
         """A signal to the newest process of a rank."""
         os.kill(self.ranks()[rank][1], number)
-
-    def tear_newest(self) -> int:
-        """Half of the newest checkpoint's payload is gone; its step."""
-        step = max(self.saved())
-        payload = self.saves / f"step-{step}" / PAYLOAD
-        payload.write_bytes(payload.read_bytes()[: payload.stat().st_size // 2])
-        return step
 
     # ---- seeing: gangrun ----
 

@@ -58,16 +58,6 @@ def test_scancel_of_the_job_that_was_to_follow(cluster: Cluster, run: Run, bette
     assert len(run.jobs()) == 2
 
 
-def test_cancel_in_the_queue(cluster: Cluster, run: Run) -> None:
-    blocker = str(cluster.submit("sleep 100", "--nodes=6", "--exclusive"))
-    cluster.wait_job(blocker, "RUNNING")
-    job = run.step(2, 2, steps=5)["job"]
-    run.gangrun("cancel", run.id)
-    assert cluster.wait_job(job, "CANCELLED").get("NodeList", "") in {"", "(null)"}
-    cluster.user_run(["scancel", blocker])
-    over_for_good(cluster, run)
-
-
 def test_cancel_while_the_setup_lines_run(cluster: Cluster, run: Run) -> None:
     """Nothing of ours is there yet that could be told; it finds the mark."""
     go = run.folder / "go"
@@ -85,16 +75,6 @@ def test_cancel_while_the_setup_lines_run(cluster: Cluster, run: Run) -> None:
     go.touch()
     assert cluster.wait_job(job, "FAILED")["ExitCode"] == "130:0"
     assert "nothing is started" in (run.root / "logs" / f"job-{job}.out").read_text()
-    over_for_good(cluster, run)
-
-
-def test_cancel_while_it_runs(cluster: Cluster, run: Run) -> None:
-    job = run.step(2, 2, steps=400)["job"]
-    run.wait_for_step(3)
-    run.gangrun("cancel", run.id)
-    status = run.status()
-    assert status["reason"].startswith("cancelled by trainer")
-    assert cluster.wait_job(job, "FAILED")["ExitCode"] == "130:0"
     over_for_good(cluster, run)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from tests.slurm.better import NODES, Better
 from tests.slurm.cluster import Cluster
 from tests.slurm.harness import Run, attempts_that_stepped
@@ -113,21 +111,6 @@ def test_a_job_that_waits_says_what_for(cluster: Cluster, run: Run) -> None:
     cluster.user_run(["scancel", blocker])
     run.end()
     assert len(run.jobs()) == 1
-    cluster.assert_clean(10)
-
-
-@pytest.mark.parametrize("mode", ["resubmit", "same-job"])
-def test_a_prolog_that_fails_is_said_and_resume_goes_on(cluster: Cluster, run: Run, mode: str) -> None:
-    cluster.fail_prolog("n2")
-    job = run.step(2, 2, "--requeue", mode, "-w", "n[2-3]", steps=5)["job"]
-    status = run.wait("the prolog's failure", lambda seen: "prolog" in seen["reason"], 20)
-    assert status["state"] == ("FAILED" if mode == "resubmit" else "PENDING")
-    (cluster.control / "prolog-fails@n2").unlink()
-    cluster.tool("scontrol", "update", "NodeName=n2", "State=RESUME")
-    run.gangrun("resume", run.id)
-    run.end()
-    assert len(run.jobs()) == (1 if mode == "same-job" else 2)
-    assert run.jobs()[0]["JobId"] == job
     cluster.assert_clean(10)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,21 +14,16 @@ from gangrun.adapters.slurm.commands import PLAIN, Answer, Tools
 from gangrun.adapters.slurm.jobs import ASK, SlurmJobs, end_allocation
 from gangrun.adapters.slurm.scheduler import JobFacts, SchedulerRefused, SchedulerSilent, SlurmScheduler
 from gangrun.adapters.slurm.submission import SbatchRefused, Unknown
-from gangrun.adapters.slurm.watch import UNLIMITED_S, JobWatch
 from gangrun.core.actions import SubmitSuccessor
-from gangrun.core.events import ActDone, ActFailed, ActUnknown, Notice, NoticeKind
-from tests.slurm.better import GRACE_S
+from gangrun.core.events import ActDone, ActUnknown
 from tests.slurm.cluster import Cluster
 from tests.slurm_parts.pretend import PretendTime
 from tests.waiting import until
 
 ACT = (1, 1)
 COUNT = itertools.count(1)
-STUBBORN = "trap : TERM; while :; do sleep 0.1; done"
 MEEK = "srun --no-kill --kill-on-bad-exit=0 sleep 600"
-PATIENT = f"srun --no-kill --kill-on-bad-exit=0 bash -c '{STUBBORN}' & {STUBBORN}"
 KILL_WAIT_S = 5.0
-LONG_KILL_WAIT_S = 60.0  # some of it is left when Slurm has been asked
 
 
 class UsersTools(Tools):
@@ -137,47 +132,6 @@ def test_a_running_job_cannot_be_told_what_to_avoid(run: Run) -> None:
 # ---- why SIGTERM came ------------------------------------------------------------------------------------------------
 
 
-def preempt(run: Run, job: str) -> None:
-    run.cluster.submit("true", "-N6", "--exclusive", "-phigh")
-    until(lambda: (seen := run.slurm.job(job)) is not None and seen.preempted, 30, "the preemption")
-
-
-@pytest.mark.parametrize(
-    ("how", "kind", "grace_s"),
-    [
-        ("scancel", NoticeKind.CANCEL, LONG_KILL_WAIT_S),
-        ("signal", NoticeKind.UNKNOWN, UNLIMITED_S),
-        ("requeue", NoticeKind.REQUEUE, LONG_KILL_WAIT_S),
-        ("preemption", NoticeKind.PREEMPTION, float(GRACE_S)),
-    ],
-)
-@pytest.mark.usefixtures("better")  # for its grace: some of that is left, too
-def test_why_a_signal_came(run: Run, how: str, kind: NoticeKind, grace_s: float) -> None:
-    ways: dict[str, Callable[[str], object]] = {
-        "scancel": lambda job: run.slurm.cancel((job,)),
-        "signal": lambda job: run.tools.run(("scancel", "--signal=TERM", job), 10),
-        "requeue": lambda job: run.cluster.tool("scontrol", "requeue", job),  # by an admin
-        "preemption": lambda job: preempt(run, job),
-    }
-    if how != "preemption":
-        run.cluster.reconfigure(KillWait=int(LONG_KILL_WAIT_S))
-    job = run.first(*(("-plow-cancel", "-N6") if how == "preemption" else ()), shell=PATIENT)
-    posted: list[Notice] = []
-    watch = JobWatch(
-        run.slurm, job=job, restarts_count=0, lead_s=60.0, clock=SystemClock(), say=run.said.append,
-        post=lambda stamped: posted.append(stamped.event),  # type: ignore[arg-type]
-    )  # fmt: skip
-    watch.start()
-    until(lambda: watch.facts, 15, "a first look")
-    ways[how](job)
-    watch.ask_why()
-    until(lambda: posted, 15, lambda: f"a notice; {run.said}")
-    watch.close()
-    told = f"{posted} {watch.facts} {SystemClock().wall()}"
-    assert posted[0].kind is kind and 0 < posted[0].grace_s <= grace_s, told
-    watch.join(100)
-
-
 # ---- the next job ----------------------------------------------------------------------------------------------------
 
 
@@ -209,14 +163,6 @@ def test_without_a_dependency_the_successor_does_not_wait_for_a_dead_node(run: R
     until(lambda: not any(run.cluster.processes_on(name) for name in left), 20, "the survivor's tasks end")
 
 
-def test_sbatch_that_answers_too_late_has_made_one_job_and_no_other(run: Run) -> None:
-    job = run.first()
-    run.cluster.answer_late("sbatch", 60, times=1)
-    run.sbatch_within_s = 5.0
-    assert run.jobs(job).perform(ACT, SubmitSuccessor(1, (), "x")) == ActDone(ACT, ASK)
-    assert len(run.seen(1)) == 1 and "was made although sbatch did not say so" in run.said[0]
-
-
 def test_sbatch_that_hangs_is_killed_and_asked_again_once_nothing_came_of_it(run: Run) -> None:
     """Half a minute of looking is made of steps that take no time here."""
     job, time = run.first(nodes=1), PretendTime()
@@ -229,25 +175,3 @@ def test_sbatch_that_hangs_is_killed_and_asked_again_once_nothing_came_of_it(run
     run.sbatch_within_s = 20.0
     assert jobs.perform((1, 2), SubmitSuccessor(1, (), "x")) == ActDone((1, 2), ASK)
     assert len(run.seen(1)) == 1 and len(run.cluster.calls("sbatch")) == 3
-
-
-def test_a_refusal_is_told_in_slurms_words(run: Run) -> None:
-    job = run.first(nodes=1)
-    run.cluster.refuse("sbatch", "sbatch: error: Batch job submission failed: Invalid qos specification", times=1)
-    failed = run.jobs(job).perform(ACT, SubmitSuccessor(1, (), "x"))
-    assert isinstance(failed, ActFailed) and failed.why.endswith("Invalid qos specification")
-    assert run.seen(1) == []
-
-
-def test_the_same_job_comes_back_elsewhere(run: Run) -> None:
-    job = run.first()
-    held = run.slurm.job(job)
-    assert held is not None
-    done = run.jobs(job, same_job=True).perform(ACT, SubmitSuccessor(1, (held.nodes[0],), "x"))
-    assert done == ActDone(ACT, ASK, same_job=True)
-    run.cluster.wait_job(job, "PENDING")
-    run.slurm.start_now(job)
-    run.cluster.wait_job(job, "RUNNING")
-    back = run.slurm.job(job)
-    assert back is not None and back.restarts_count == 1 and back.excluded == (held.nodes[0],)
-    assert not set(back.excluded) & set(back.nodes) and len(back.nodes) == 2

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.core.text import counted
 from tests.slurm.cluster import Cluster
 from tests.slurm.harness import Run
 from tests.waiting import until
@@ -89,27 +88,23 @@ def calm(folder: Path, ranks_count: int) -> subprocess.Popen[str]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("protection", "lost_count"), [("3+1", 1), ("2+2", 2)], ids=["parity of one", "parity of two"])
-def test_hosts_that_lost_their_power_cost_no_step_that_was_in_memory(
-    cluster: Cluster, run: Run, tmp_path: Path, protection: str, lost_count: int
+def test_two_hosts_that_lost_their_power_cost_no_step_that_was_in_memory(
+    cluster: Cluster, run: Run, tmp_path: Path
 ) -> None:
-    hosts_count = 4
-    options = ("--spares", str(lost_count), "--memory-protection", protection)
-    train(run, *options, hosts_count=hosts_count)
-    with calm(tmp_path / "calm", hosts_count) as other:
-        wait(run, 0, hosts_count)
+    train(run, "--spares", "2", "--memory-protection", "2+2", hosts_count=4)
+    with calm(tmp_path / "calm", 4) as other:
+        wait(run, 0, 4)
         assert run.saved() == []
         (job,) = run.jobs()
-        lost = sorted({host for host, _ in run.ranks().values()} - {job["BatchHost"]})[:lost_count]
+        lost = sorted({host for host, _ in run.ranks().values()} - {job["BatchHost"]})[:2]
         for host in lost:
             cluster.power_off(host)
         status = run.end(deadline_s=240)
         assert [one["resumed_from_step"] for one in status["attempts"]] == [None, 11]
         told = run.explain()
         assert "brought to the disk from the memory of" in told, told
-        assert f"{counted(lost_count, 'file')} of lost nodes made again of parity" in told, told
-        for host in lost:
-            cluster.tool("scontrol", "update", f"NodeName={host}", "State=DOWN", "Reason=test")
+        assert "2 files of lost nodes made again of parity" in told, told
+        cluster.declare_down(*lost)
         said, _ = other.communicate(timeout=240)
         assert other.returncode == 0, said
         assert (run.steps / "final").read_text() == (tmp_path / "calm" / "steps" / "final").read_text()
@@ -123,22 +118,23 @@ def test_what_survived_a_lost_host_is_protected_again_and_survives_the_next(
     """The second one held what the first one's spare was given, and no rank ever saved to the disk."""
     train(run, "--spares", "2", waits=(12, 15))
     with calm(tmp_path / "calm", 2) as other:
-        lost: list[str] = []
+        lost, stays = list[str](), ""
         wait(run, 0, 2)
         (job,) = run.jobs()
         for attempt in (0, 1):
             wait(run, attempt, 2)
             assert len(run.saved()) == attempt  # what was brought
-            (host,) = {host for host, _ in run.ranks().values()} - {job["BatchHost"]}
+            hosts = {host for host, _ in run.ranks().values()}
+            stays = stays or min(hosts & {job["BatchHost"]} or hosts)  # the agent beside the batch script may be slow
+            (host,) = hosts - {stays}
             lost.append(host)
             cluster.power_off(host)
         status = run.end(deadline_s=240)
         assert [one["resumed_from_step"] for one in status["attempts"]] == [None, 11, 14]
         told = run.explain()
         for step in (11, 14):
-            assert f"step {step} was brought to the disk from the memory of {job['BatchHost']}" in told, told
-        for host in lost:
-            cluster.tool("scontrol", "update", f"NodeName={host}", "State=DOWN", "Reason=test")
+            assert f"step {step} was brought to the disk from the memory of {stays}" in told, told
+        cluster.declare_down(*lost)
         said, _ = other.communicate(timeout=240)
         assert other.returncode == 0, said
         assert (run.steps / "final").read_text() == (tmp_path / "calm" / "steps" / "final").read_text()

@@ -65,6 +65,7 @@ def test_a_running_job_is_stopped_in_order_and_nothing_stays(cluster: Cluster, r
     code, out, _ = said(run, "cancel")
     assert (code, "CANCELLED, cancelled by" in out) == (0, True)
     assert not cluster.calls("scancel")  # its supervisor and its batch script ended it
+    assert cluster.wait_job(job, "FAILED")["ExitCode"] == "130:0"
     cluster.assert_clean(15)
     assert said(run, "wait")[0] == 130
     assert f"job {job} began on n[1-2]" in run.explain()

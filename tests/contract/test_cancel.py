@@ -8,7 +8,7 @@ import pytest
 
 from tests.contract.conftest import Runs
 from tests.contract.driver import ENDLESS, Does, How, Injection, Scenario, WorldDriver
-from tests.contract.facts import ended, evidence, nobody_left, one_gang
+from tests.contract.facts import ended, nobody_left, one_gang
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.needs(Injection.CANCEL)]
 
@@ -57,18 +57,6 @@ def test_cancel_at_any_moment_ends_cancelled_and_nothing_comes_back(run: Runs, m
     nobody_left(one)
     assert one.steps() == before
     one_gang(one)
-
-
-def test_cancel_said_twice_and_once_more_is_cancel(run: Runs) -> None:
-    one = run(Scenario(steps=ENDLESS))
-    one.wait_for_step(5)
-    one.cancel()
-    one.cancel()
-    status = ended(one, 130, "CANCELLED")
-    evidence(status["reason"], "cancelled by")
-    one.cancel()
-    assert one.status() == status
-    assert len(status["attempts"]) == 1
 
 
 @pytest.mark.needs(Injection.RESUME)

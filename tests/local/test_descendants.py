@@ -105,20 +105,6 @@ def test_workers_die_with_their_rank_and_with_the_others(box: Box, how: str) -> 
     assert not left_in_memory(box, seen)
 
 
-@pytest.mark.parametrize("how", ["fork", "spawn"])
-def test_workers_die_when_the_run_is_cancelled(box: Box, how: str) -> None:
-    pytest.importorskip("torch")
-    box.start("--nproc-per-node", "2", box.script(LOADER), how, "never")
-    going(box, 0)
-    seen = segments_in_use(of_attempt(box, 0))
-    run = box.status()["run"]
-    done = box.gangrun("cancel", run, "--yes", "--runs-dir", str(box.runs), check=False)
-    assert done.returncode == 0, done.stderr
-    assert box.end(LONG_S) == 130, box.told()
-    assert not box.left()
-    assert not left_in_memory(box, seen)
-
-
 def command(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
@@ -150,15 +136,6 @@ def test_a_script_that_saves_on_sigterm_gets_the_time_to(box: Box) -> None:
     assert box.end() == 130, box.told()
     assert sorted(path.name for path in box.work.glob("saved-*")) == ["saved-0-0", "saved-0-1"]
     assert not box.left()
-
-
-def test_so_does_one_whose_sibling_died(box: Box) -> None:
-    box.start("--nproc-per-node", "2", "--stop-grace", "60", box.script(SAVES_ON_TERM))
-    box.until(lambda: len(list(box.work.glob("ready-0-*"))) == 2, "both ranks are ready")
-    os.kill(box.ranks()[1], signal.SIGKILL)
-    assert box.end() == 0, box.told()
-    assert [path.name for path in box.work.glob("saved-*")] == ["saved-0-0"]
-    assert box.status()["restarts"] == 1
 
 
 def test_one_that_saves_on_another_signal_gets_that_and_its_zero_is_no_success(box: Box) -> None:

@@ -116,19 +116,6 @@ def test_names_paths_and_arguments_of_any_kind_arrive_as_they_are(box: Box, tmp_
     assert box.status()["name"] == NAMES * 40
 
 
-def test_an_argument_that_is_no_text_is_passed_on_or_refused_in_words(box: Box) -> None:
-    script = box.script("import os, sys, pathlib\npathlib.Path('got').write_bytes(os.fsencode(sys.argv[1]))")
-    box.start(script, os.fsdecode(b"caf\xe9"))
-    code = box.end(30)
-    told = box.err.read_text()
-    assert "Traceback" not in told, told
-    assert code in {0, 2}, box.told()
-    if code == 0:
-        assert (box.work / "got").read_bytes() == b"caf\xe9"
-    else:
-        assert "UTF-8" in told, told
-
-
 VICES = """
 import os, signal, subprocess, sys, time
 rank = int(os.environ["RANK"])

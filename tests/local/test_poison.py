@@ -86,19 +86,6 @@ for now in range(begin, 81):
 """
 
 
-def test_two_in_a_row_are_set_aside_where_the_code_is_known_to_work(box: Box) -> None:
-    box.start("--checkpoint-dir", box.work / "its ckpt", box.script(SAVES))
-    assert box.end() == 0, box.told()
-    assert loads(box) == ["0 None", "1 50", "2 50", "3 40", "4 30"]
-    assert sorted(aside(box)) == ["step-40", "step-50"]
-    assert max(int(path.name[5:]) for path in (box.work / "its ckpt").glob("step-*")) == 80
-    told = [one["outcome"] for one in box.status()["attempts"]]
-    assert told == ["signal", "rank error", "poisoned checkpoint", "poisoned checkpoint", "succeeded"]
-    story = box.explain()
-    for words in ("step 40 is taken for poisoned too", "once, as with newer ones before", "undo with: mv -nT"):
-        assert words in story, story
-
-
 def test_where_the_older_one_breaks_too_it_is_the_code_and_all_is_as_it_was(box: Box) -> None:
     assert run(box, EVER="1") == 1, box.told()
     assert loads(box) == ["0 20", "1 20", "2 10"]

@@ -101,15 +101,6 @@ def test_the_newest_valid_one_is_found_and_told_in_three_ways(resuming: Resuming
     assert "verified, every checksum holds" in resuming.box.explain()
 
 
-def test_each_attempt_looks_again(resuming: Resuming) -> None:
-    resuming.put(10)
-    grow = f"shutil.copytree({str(resuming.written / 'step-20')!r}, {str(resuming.save(20))!r})"
-    status = resuming.run(DIE_IN="0", BEFORE_DEATH=grow)
-    assert [resuming.told(attempt)["step"] for attempt in (0, 1)] == ["10", "20"]
-    assert resuming.told(1)["link"] == str(resuming.save(20))
-    assert [attempt["resumed_from_step"] for attempt in status["attempts"]] == [10, 20]
-
-
 def test_never_committed_means_from_the_beginning(resuming: Resuming) -> None:
     status = resuming.run(DIE_IN="0")
     for attempt in (0, 1):
@@ -174,15 +165,6 @@ def test_what_the_journal_knows_and_the_disk_has_lost_stops_the_run(resuming: Re
     assert "step 10 was committed according to the journal" in status["reason"]
 
 
-def test_an_unfinished_save_is_no_checkpoint(resuming: Resuming) -> None:
-    resuming.put(10)
-    resuming.save(20).mkdir()
-    (resuming.save(20) / saves.PAYLOAD_NAME).write_bytes(b"half of it")
-    resuming.run()
-    assert resuming.told()["step"] == "10"
-    assert "unfinished" in resuming.box.explain()
-
-
 def test_resume_none_starts_from_the_beginning_once(resuming: Resuming) -> None:
     status = resuming.put(10, 20).run("--resume", "none", DIE_IN="0")
     assert [resuming.told(attempt)["path"] for attempt in (0, 1)] == ["", ""]
@@ -195,25 +177,11 @@ def test_resume_step_takes_that_one(resuming: Resuming) -> None:
     assert [resuming.told(attempt)["step"] for attempt in (0, 1)] == ["20", "20"]
 
 
-def test_resume_path_takes_one_from_elsewhere(resuming: Resuming) -> None:
-    elsewhere = resuming.written / "step-40"
-    resuming.put(10).run("--resume", elsewhere)
-    assert resuming.told() == {"path": str(elsewhere), "step": "40", "link": str(elsewhere)}
-
-
 def test_a_step_that_is_not_there_stops_the_run_and_says_which_are(resuming: Resuming) -> None:
     status = resuming.put(10, 20).run("--resume", "15", expect=1)
     assert "step 15" in status["reason"]
     assert "20, 10" in status["reason"]
     assert not resuming.ran()
-
-
-def test_names_by_another_pattern(resuming: Resuming) -> None:
-    saves.put(resuming.written, resuming.directory, 10, 20, name="epoch_{}_final")
-    resuming.put(50)
-    resuming.run("--checkpoint-pattern", r"epoch_(\d+)_final")
-    assert resuming.told()["step"] == "20"
-    assert resuming.told()["path"].endswith("epoch_20_final")
 
 
 def test_a_script_that_starts_over_is_stopped(resuming: Resuming) -> None:

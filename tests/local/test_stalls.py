@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.faults.disk import say
-from tests.local.evidence import alive, each_step_once, journal, kinds, never_two_gangs
+from tests.local.evidence import alive, each_step_once, kinds, never_two_gangs
 from tests.local.harness import Box
 from tests.waiting import stays, until
 
@@ -160,54 +159,3 @@ def test_a_run_directory_that_refuses_writing_stops_nobody_and_starts_nothing(bo
         box.interrupt()
         assert never_two_gangs(box, 2) == [0, 1]
         assert "rank 0" in box.status()["attempts"][0]["reason"]
-
-
-@pytest.fixture
-def small(box: Box) -> Iterator[Path]:
-    """The runs directory on a file system of its own, of 2 MiB."""
-    box.runs.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", box.runs], check=True)
-    try:
-        yield box.runs
-    finally:
-        box.close()
-        subprocess.run(["umount", "-l", box.runs], check=True)
-
-
-def fill(folder: Path) -> Path:
-    """Take every byte that is left."""
-    ballast = folder / "ballast"
-    with ballast.open("wb", buffering=0) as file:
-        for size in (65536, 4096, 1):
-            try:
-                while True:
-                    file.write(b"x" * size)
-            except OSError:
-                continue
-    return ballast
-
-
-@pytest.mark.root
-@pytest.mark.slow
-def test_a_file_system_that_really_is_full_before_and_during_a_run(box: Box, small: Path) -> None:
-    ballast = fill(small)
-    box.step(2, steps=5)
-    assert box.end(20) == 2, box.told()
-    assert "full" in box.err.read_text(), box.told()
-    assert "Traceback" not in box.err.read_text(), box.told()
-    assert list(small.iterdir()) == [ballast], "what could not be made whole is taken away again"
-    ballast.unlink()
-
-    box.step(2, steps=100_000, pace=0.02)
-    ranks = box.stepping()
-    ballast = fill(small)
-    os.kill(ranks[1], signal.SIGKILL)
-    hears(box, "No space left on device")
-    until(lambda: not any(map(alive, ranks)), 15, f"the gang is stopped\n{box.told()}")
-    stays(lambda: box.rows()[-1][0] == 0, 4, "no new attempt while nothing can be recorded")
-    assert box.process_ids("entry.supervisor"), box.told()
-    ballast.unlink()
-    box.wait_for_step(3, attempt=1, deadline_s=30)
-    box.interrupt()
-    assert never_two_gangs(box, 2) == [0, 1]
-    assert len({record.term for record in journal(box)}) == 1, "the supervisor lived through it"

@@ -28,10 +28,8 @@ NUMBERS = itertools.count()
 # So CI runs what lies between Slurm and them: which process is where, what a job's end means, files seen by all hosts.
 WHOLE = os.environ.get("GANGRUN_TEST_WHOLE_CONTRACT", "") not in {"", "0"}
 IN_CI = {
-    "test_an_exit_code_is_laid_to_its_rank_and_to_no_node",
     "test_a_killed_agent_takes_its_ranks_along_and_the_gang_comes_back",
     "test_a_killed_supervisor_is_replaced_and_the_gang_adopted",
-    "test_a_torn_newest_checkpoint_is_passed_over_with_its_reason",
     "test_a_cancelled_run_is_taken_up_again_from_its_checkpoint",
 }
 

@@ -118,23 +118,6 @@ def test_cut_one_way_lets_the_other_way_through(cluster: Cluster, direction: str
     until(lambda: (folder / f"{deaf}.heard").exists(), 5, "the link is whole again")
 
 
-def test_tools_fail_as_ordered_and_as_often(cluster: Cluster) -> None:
-    cluster.refuse("sbatch", "sbatch: error: Batch job submission failed: told to", times=1)
-    cluster.answer_late("sbatch", 8, times=1)
-    cluster.hang("squeue", host="n1")
-    first = cluster.user_run(["sbatch", "--wrap=true"], check=False)
-    assert first.returncode == 1 and "told to" in first.stderr and cluster.squeue() == []
-    late = cluster.popen(["sbatch", "--hold", "--comment=late", "--wrap=true"])
-    until(lambda: [row["comment"] for row in cluster.squeue()] == ["late"], 5, "it exists")
-    assert late.poll() is None
-    assert late.wait(100) == 0
-    assert cluster.submit("true")
-    assert [host for host, _ in cluster.calls("sbatch")] == ["login"] * 3
-    assert cluster.user_run(["squeue"]).returncode == 0
-    with pytest.raises(subprocess.TimeoutExpired):
-        cluster.user_run(["squeue"], host="n1", within_s=0.5)
-
-
 def test_settings_change_while_it_runs_and_a_silent_controller_comes_back(cluster: Cluster) -> None:
     with cluster.site.conf.open() as as_it_was:
         cluster.reconfigure(KillWait=7)

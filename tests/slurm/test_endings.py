@@ -76,14 +76,3 @@ def test_cancel_while_the_setup_lines_run(cluster: Cluster, run: Run) -> None:
     assert cluster.wait_job(job, "FAILED")["ExitCode"] == "130:0"
     assert "nothing is started" in (run.root / "logs" / f"job-{job}.out").read_text()
     over_for_good(cluster, run)
-
-
-def test_cancel_between_two_jobs(cluster: Cluster, run: Run, better: Better) -> None:
-    run.step(2, 2, "-p", "low-cancel", "-w", NODES, steps=400)
-    run.wait_for_step(3)
-    better.take()
-    better.has_them()
-    run.wait("the next job in the queue", in_the_queue, 20)
-    run.gangrun("cancel", run.id)
-    better.give_back()
-    over_for_good(cluster, run)

@@ -76,31 +76,6 @@ def test_preempted_and_requeued(cluster: Cluster, run: Run, better: Better) -> N
     cluster.assert_clean(10)
 
 
-# It saves when it is told to, and trains on: it would do so for as long as anybody waits.
-TRAINS_ON = SAVES.replace("    os._exit(0)\n", "")
-
-
-def test_little_grace_is_enough_for_a_small_save(cluster: Cluster, run: Run, better: Better) -> None:
-    cluster.tool("scontrol", "update", "PartitionName=low-cancel", "GraceTime=15")
-    saving(run, "-p", "low-cancel", "--checkpoint-grace", "60", hook=TRAINS_ON)
-    better.take()
-    better.has_them()
-    better.give_back()
-    status = run.end()
-    went_on(run, status, "preempted")
-    assert "of its 60 s" in status["attempts"][0]["reason"]
-    cluster.assert_clean(10)
-
-
-def test_who_trains_on_after_saving_is_not_waited_for(cluster: Cluster, run: Run) -> None:
-    saving(run, "--checkpoint-grace", "600", steps=4000, hook=TRAINS_ON)
-    run.gangrun("cancel", "--no-wait", run.id)
-    status = run.end("CANCELLED", 60)
-    (saved,) = run.saved()
-    assert (status["checkpoint"]["step"], status["attempts"][-1]["outcome"]) == (saved, "cancelled")
-    cluster.assert_clean(10)
-
-
 def seconds_until(slurms: str) -> float:
     if slurms == "Unknown":
         return 0.0

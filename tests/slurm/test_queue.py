@@ -16,7 +16,6 @@ def hook(step):
         time.sleep(0.01)
 """
 LATER = "pace = 0 if attempt else pace"  # nothing more is looked at in the next job
-IMPATIENT = {"backoff_first_s": 0.2, "waiting_max_s": 1.0}
 
 
 def preemptible(
@@ -81,50 +80,4 @@ def test_two_jobs_for_one_place(cluster: Cluster, run: Run, better: Better) -> N
     assert run.end()["job"] == holder
     cluster.wait_job(after, "COMPLETED", deadline_s=20)  # it was told to wait for the one that sbatch named
     assert attempts_that_stepped(run.rows()) == [0, 1]
-    cluster.assert_clean(10)
-
-
-def test_sbatch_that_always_refuses_ends_the_run_in_its_words(cluster: Cluster, run: Run, better: Better) -> None:
-    job = preemptible(cluster, run, steps=400, policy=IMPATIENT)["job"]
-    cluster.refuse("sbatch", FULL)
-    better.take()
-    status = run.end("FAILED")
-    assert status["failure"] == "scheduler"
-    assert "refused the next job 3 times: QOSMaxSubmitJobPerUserLimit" in status["reason"]
-    cluster.wait_job(job, "FAILED", "PREEMPTED")  # the latter since 24.11, whatever its exit code
-    assert len(run.jobs()) == 1
-    better.give_back()
-    cluster.assert_clean(20)
-
-
-def test_a_job_that_waits_says_what_for(cluster: Cluster, run: Run) -> None:
-    blocker = str(cluster.submit("sleep 100", "--nodes=6", "--exclusive"))
-    cluster.wait_job(blocker, "RUNNING")
-    job = run.step(2, 2, "--sbatch", "hold", steps=5)["job"]
-    status = run.status()
-    assert (status["state"], status["scheduler"]["reason"]) == ("PENDING", "JobHeldUser")
-    assert "held by its user" in status["reason"]
-    run.gangrun("resume", run.id)
-    status = run.wait("a reason of Slurm's", lambda seen: seen["scheduler"]["reason"] == "Resources", 20)
-    assert (status["state"], status["abandoned"]) == ("PENDING", False)
-    assert f"job {job} waits in the queue (Resources)" in status["reason"]
-    cluster.user_run(["scancel", blocker])
-    run.end()
-    assert len(run.jobs()) == 1
-    cluster.assert_clean(10)
-
-
-def test_a_script_that_is_sent_twice_makes_no_second_gang(cluster: Cluster, run: Run) -> None:
-    job = run.step(2, 2, steps=50, pace=0.05, hook=STAYS, env={"STAYS_IN": "0"})["job"]
-    run.wait_for_step(2)
-    script = run.root / ".gangrun" / "slurm" / "job-0.sh"
-    again = cluster.user_run(["sbatch", "--parsable", script], cwd=run.folder).stdout.strip()
-    assert cluster.wait_job(again, "FAILED")["ExitCode"] == "75:0"
-    said = (run.root / "logs" / f"job-{again}.out").read_text()
-    assert f"nothing is started: place 0 is held by job {job}" in said
-    (run.steps / "go").touch()
-    status = run.end()
-    assert [attempt["job"] for attempt in status["attempts"]] == [job]
-    assert attempts_that_stepped(run.rows()) == [0]
-    cluster.wait_job(job, "COMPLETED")
     cluster.assert_clean(10)

@@ -181,14 +181,6 @@ def test_sbatch_that_failed_and_did_submit(cluster: Cluster, folder: Path) -> No
     assert len(runs(folder)) == 1
 
 
-def test_sbatch_that_answers_too_late(cluster: Cluster, folder: Path) -> None:
-    cluster.answer_late("sbatch", 90, times=1)
-    told = submitted(cluster, folder, "--sbatch", "hold", "train.py", env={"FAULT_SBATCH_WITHIN": "6"})
-    (row,) = cluster.squeue()
-    assert row["id"] == told["job"]
-    assert len(runs(folder)) == 1
-
-
 def test_ctrl_c_while_sbatch_hangs(cluster: Cluster, folder: Path) -> None:
     cluster.hang("sbatch", times=1)
     started = cluster.popen([*SUBMIT, "train.py"], cwd=folder)

@@ -10,7 +10,7 @@ from typing import Any
 
 from gangrun.checkpoint.store import VerifyProgress
 from gangrun.core.checkpoints.resume import Candidate, Kind
-from gangrun.display.status_page import Look, look_now
+from gangrun.display.status_page import PageFormat, look_now
 from gangrun.display.text import clean, size_words, styled, table, wrapped
 from gangrun.display.times import ago_words
 from gangrun.runs.checkpoints import DISK, Survey, measure, unread
@@ -45,7 +45,7 @@ def progress_bars(*, shown: bool) -> Iterator[Callable[[VerifyProgress], None] |
         yield progress
 
 
-def page(survey: Survey, look: Look) -> list[str]:
+def page(survey: Survey, look: PageFormat) -> list[str]:
     """The table, and what would be resumed from."""
     place = survey.place
     lines = [f"{clean(place.directory)}{'  (of run ' + clean(place.run) + ')' if place.run else ''}"]
@@ -58,7 +58,7 @@ def page(survey: Survey, look: Look) -> list[str]:
     return [*lines, "", *wrapped(f"a run would go on like this: {clean(survey.reason)}", look.columns, "  ")]
 
 
-def _rows(memory_step: int | None, found: tuple[Candidate, ...], look: Look) -> list[tuple[str, ...]]:
+def _rows(memory_step: int | None, found: tuple[Candidate, ...], look: PageFormat) -> list[tuple[str, ...]]:
     """What is on the disk, and before it what is in memory only: that is newer, or it would have been let go."""
     rows = [_row(one, look, DISK if one.step != memory_step else f"{DISK}, {MEMORY}") for one in found]
     if memory_step is not None and all(one.step != memory_step for one in found):
@@ -66,7 +66,7 @@ def _rows(memory_step: int | None, found: tuple[Candidate, ...], look: Look) -> 
     return rows
 
 
-def _row(one: Candidate, look: Look, tier: str) -> tuple[str, ...]:
+def _row(one: Candidate, look: PageFormat, tier: str) -> tuple[str, ...]:
     found = measure(one.path)
     return (
         str(one.step),

@@ -10,7 +10,7 @@ from gangrun.core.events import ResumeChosen
 from gangrun.core.nodeset import NodesetError, fold
 from gangrun.core.text import counted
 from gangrun.display import event_words
-from gangrun.display.status_page import Look, excluded_lines, failure_words
+from gangrun.display.status_page import PageFormat, excluded_lines, failure_words
 from gangrun.display.text import block, clean, log_line, phase_word, styled, wrapped
 from gangrun.display.times import clock_words, date_words, span_words
 from gangrun.runs.failures import SameEnd
@@ -24,14 +24,14 @@ from gangrun.wire.record import Act, RecordError
 LABEL_CHARS = 11
 
 
-class PassedOver(msgspec.Struct, frozen=True):
+class SkippedCheckpoint(msgspec.Struct, frozen=True):
     """A newer checkpoint that the run did not resume from."""
 
     step: int
     why: str
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
+class ExplainedRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One record of the journal in words."""
 
     at: float
@@ -46,7 +46,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     concluded: str
     done: tuple[str, ...] = ()
     tickets: tuple[int, ...] = ()  # of what was done; 0 if it needs none
-    passed_over: tuple[PassedOver, ...] = ()
+    passed_over: tuple[SkippedCheckpoint, ...] = ()
     meanwhile: str
     matters: bool
 
@@ -66,7 +66,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     saves: SavesStatus | None
     notes: tuple[str, ...]
     jobs: tuple[JobStay, ...]
-    story: tuple[Decision, ...]
+    story: tuple[ExplainedRecord, ...]
 
 
 def explained(run: RunSnapshot, now: float, *, everything: bool = False) -> Explanation:
@@ -83,10 +83,10 @@ def explained(run: RunSnapshot, now: float, *, everything: bool = False) -> Expl
     )  # fmt: skip
 
 
-def _decision(entry: TimelineEntry) -> Decision:
+def _decision(entry: TimelineEntry) -> ExplainedRecord:
     record, event = entry.record, entry.event
     passed_over = event.passed_over if isinstance(event, ResumeChosen) else ()
-    return Decision(
+    return ExplainedRecord(
         at=record.wall,
         term=record.term,
         record=record.n,
@@ -99,7 +99,7 @@ def _decision(entry: TimelineEntry) -> Decision:
         concluded=record.reason,
         done=tuple(_done(act) for act in record.actions),
         tickets=tuple(act.n for act in record.actions),
-        passed_over=tuple(PassedOver(step, why) for step, why in passed_over),
+        passed_over=tuple(SkippedCheckpoint(step, why) for step, why in passed_over),
         meanwhile=_meanwhile(entry.meanwhile) if entry.meanwhile is not None else "",
         matters=entry.matters,
     )
@@ -143,7 +143,7 @@ def _meanwhile(seen: Meanwhile) -> str:
 # ---- the page ----
 
 
-def page(told: Explanation, look: Look, *, everything: bool = False) -> list[str]:
+def page(told: Explanation, look: PageFormat, *, everything: bool = False) -> list[str]:
     """The whole story as lines."""
     lines = [f"{phase_word(told.state, look.color)} · {clean(told.name)}  {clean(told.run)}"]
     lines += wrapped(clean(told.reason), look.columns, "  ")
@@ -165,7 +165,7 @@ def page(told: Explanation, look: Look, *, everything: bool = False) -> list[str
     return lines + _closing(told, look)
 
 
-def _jobs(jobs: Sequence[JobStay], look: Look) -> list[str]:
+def _jobs(jobs: Sequence[JobStay], look: PageFormat) -> list[str]:
     labels = [_job_label(one) for one in jobs]
     chars = max(len(label) for label in labels) + 2
     lines = ["", styled("jobs", "bold", look.color)]
@@ -180,7 +180,7 @@ def _job_label(one: JobStay) -> str:
     return clean(f"job {one.job}{again}{anew}")
 
 
-def _job_words(one: JobStay, look: Look) -> str:
+def _job_words(one: JobStay, look: PageFormat) -> str:
     said = []
     if one.asked is not None:
         said.append(f"asked for at {clock_words(one.asked, look.now, look.zone)}")
@@ -204,7 +204,7 @@ def _folded(nodes: Sequence[str]) -> str:
         return ", ".join(nodes)
 
 
-def _heading(number: int, attempt: AttemptStatus | None, look: Look) -> str:
+def _heading(number: int, attempt: AttemptStatus | None, look: PageFormat) -> str:
     if attempt is None:
         return f"attempt {number}"
     origin = f"from step {attempt.resumed_from_step}" if attempt.resumed_from_step is not None else "from the start"
@@ -213,7 +213,7 @@ def _heading(number: int, attempt: AttemptStatus | None, look: Look) -> str:
     return text + "─" * max(0, min(look.columns, 80) - len(text))
 
 
-def _entry(entry: Decision, look: Look, *, everything: bool) -> list[str]:
+def _entry(entry: ExplainedRecord, look: PageFormat, *, everything: bool) -> list[str]:
     when = clock_words(entry.at, entry.at, look.zone)
     was, phase = clean(entry.was), clean(entry.phase)
     move = f"{was} → {phase_word(phase, look.color)}" if was != phase else phase
@@ -230,7 +230,7 @@ def _entry(entry: Decision, look: Look, *, everything: bool) -> list[str]:
     return lines + _labelled("done", [a + b for a, b in zip(entry.done, tickets, strict=True)], look)
 
 
-def _labelled(label: str, texts: Iterable[str], look: Look, style: str = "") -> list[str]:
+def _labelled(label: str, texts: Iterable[str], look: PageFormat, style: str = "") -> list[str]:
     lines: list[str] = []
     for text in texts:
         first = f"  {label.ljust(LABEL_CHARS)}"
@@ -239,7 +239,7 @@ def _labelled(label: str, texts: Iterable[str], look: Look, style: str = "") -> 
     return [styled(line, style, look.color) for line in lines]
 
 
-def _closing(told: Explanation, look: Look) -> list[str]:
+def _closing(told: Explanation, look: PageFormat) -> list[str]:
     run, warnings = clean(told.run), []
     if told.abandoned:
         warnings.append(f"nobody runs it any more; gangrun resume {run} takes it up again")

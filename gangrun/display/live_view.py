@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from gangrun.core.model import TERMINAL, RunState
-from gangrun.display.status_page import Look, page
+from gangrun.display.status_page import PageFormat, page
 from gangrun.display.text import clean, log_line
 from gangrun.display.times import clock_words
 from gangrun.ports import Clock
@@ -272,7 +272,7 @@ class Observer(threading.Thread):
 # ---- status --watch ----
 
 
-def watch_run(run: Follower, look: Callable[[], Look]) -> None:
+def watch_run(run: Follower, look: Callable[[], PageFormat]) -> None:
     """Show a run until it has ended or nobody is left who could end it. Leaving it touches nothing: it only reads.
 
     On a terminal the page stays in its place; elsewhere a line is printed when something changed.
@@ -288,7 +288,7 @@ def watch_run(run: Follower, look: Callable[[], Look]) -> None:
 
 
 @contextlib.contextmanager
-def _page_in_place(look: Callable[[], Look]) -> Iterator[Callable[[Status], None]]:
+def _page_in_place(look: Callable[[], PageFormat]) -> Iterator[Callable[[Status], None]]:
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text

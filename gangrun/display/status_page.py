@@ -35,7 +35,7 @@ FAR_OFF_S = 30 * 86400.0  # a job without a limit ends in a year, as Slurm tells
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class PageFormat:
     """How the page is to look: the reader's moment, zone, columns, and whether colours are welcome."""
 
     now: float
@@ -44,12 +44,12 @@ class Look:
     zone: tzinfo | None = None
 
 
-def look_now() -> Look:
+def look_now() -> PageFormat:
     """How to draw on this standard output."""
-    return Look(wall_now(), width(), welcomes_color(environment.all_variables()))
+    return PageFormat(wall_now(), width(), welcomes_color(environment.all_variables()))
 
 
-def page(status: Status, look: Look) -> list[str]:
+def page(status: Status, look: PageFormat) -> list[str]:
     """One run on one page."""
     lines = [_headline(status, look)]
     lines += wrapped(clean(status.reason), look.columns, "  ")
@@ -65,14 +65,14 @@ def page(status: Status, look: Look) -> list[str]:
     return lines
 
 
-def _headline(status: Status, look: Look) -> str:
+def _headline(status: Status, look: PageFormat) -> str:
     state = phase_word(status.state, look.color)
     name = styled(clean(status.name), "bold", look.color)
     left = " · ".join([state, *(["abandoned"] if status.abandoned else []), name])
     return f"{left}  {clean(status.run)}"
 
 
-def _warnings(status: Status, look: Look) -> list[str]:
+def _warnings(status: Status, look: PageFormat) -> list[str]:
     told = []
     if status.abandoned:
         told.append(f"nobody runs it any more: {_owner_words(status)}; gangrun resume {clean(status.run)} takes it up")
@@ -107,7 +107,7 @@ def _owner_words(status: Status) -> str:
     return f"process {owner.pid} on {clean(owner.host)}, which held it, is gone"
 
 
-def _facts(status: Status, look: Look) -> list[tuple[str, str]]:
+def _facts(status: Status, look: PageFormat) -> list[tuple[str, str]]:
     facts = [("where", _where(status))]
     if status.job is not None:
         facts.append(("job", _job(status, look)))
@@ -147,7 +147,7 @@ def _where(status: Status) -> str:
     return f"{nodes}, {ranks} rank{'' if ranks == 1 else 's'}{who}{on}"
 
 
-def _job(status: Status, look: Look) -> str:
+def _job(status: Status, look: PageFormat) -> str:
     """The newest job, and those before it that are still there."""
     scheduler = status.scheduler
     if scheduler is None or not scheduler.jobs:
@@ -156,7 +156,7 @@ def _job(status: Status, look: Look) -> str:
     return "; ".join(_one_job(job, look) for job in there)
 
 
-def _one_job(job: JobStatus, look: Look) -> str:
+def _one_job(job: JobStatus, look: PageFormat) -> str:
     reason = f" ({clean(job.reason)})" if job.reason else ""
     on = f" on {clean(fold(job.nodes))}" if job.nodes and not job.ended else ""
     until = ""
@@ -167,7 +167,7 @@ def _one_job(job: JobStatus, look: Look) -> str:
     return f"{clean(job.job)} {clean(job.state or 'forgotten by Slurm').lower()}{reason}{on}{until}{where}"
 
 
-def _checkpoint(checkpoint: CheckpointStatus | None, look: Look) -> str:
+def _checkpoint(checkpoint: CheckpointStatus | None, look: PageFormat) -> str:
     if checkpoint is None:
         return "none known"
     seen = f", seen {ago_words(checkpoint.seen, look.now)}" if checkpoint.seen else ""
@@ -202,7 +202,7 @@ def failure_words(saves: SavesStatus | None, now: float) -> str:
     return f"the newest save failed {ago_words(failed.at, now)}: {clean(failed.why)}{row}"
 
 
-def excluded_lines(excluded: Sequence[ExcludedNode], look: Look) -> list[str]:
+def excluded_lines(excluded: Sequence[ExcludedNode], look: PageFormat) -> list[str]:
     """Which nodes the run may not use, why, and until when."""
     lines = []
     for one in excluded[:EXCLUDED_SHOWN_COUNT]:
@@ -214,7 +214,7 @@ def excluded_lines(excluded: Sequence[ExcludedNode], look: Look) -> list[str]:
     return lines
 
 
-def _attempts(status: Status, look: Look) -> list[str]:
+def _attempts(status: Status, look: PageFormat) -> list[str]:
     attempts = status.attempts
     if not attempts:
         return []
@@ -228,7 +228,7 @@ def _attempts(status: Status, look: Look) -> list[str]:
     return lines
 
 
-def _attempt(one: AttemptStatus, until: float, told_above: str, look: Look) -> tuple[str, ...]:
+def _attempt(one: AttemptStatus, until: float, told_above: str, look: PageFormat) -> tuple[str, ...]:
     ended = one.ended if one.ended is not None else until
     lasted = span_words(ended - one.started)
     origin = "-" if one.resumed_from_step is None else str(one.resumed_from_step)
@@ -249,7 +249,7 @@ def _next(status: Status) -> str:
     return f"gangrun explain {run} tells the story; it lies in {clean(status.directory)}"
 
 
-def overview(statuses: Sequence[Status | UnreadableRun], look: Look) -> list[str]:
+def overview(statuses: Sequence[Status | UnreadableRun], look: PageFormat) -> list[str]:
     """Several runs, one line each; the caller has them newest first."""
     head = ("run", "name", "state", "where", "step", "restarts", "began", "reason")
     rows = [_line(status, look) for status in statuses]
@@ -266,7 +266,7 @@ def overview(statuses: Sequence[Status | UnreadableRun], look: Look) -> list[str
     return lines
 
 
-def _line(status: Status | UnreadableRun, look: Look) -> tuple[str, ...]:
+def _line(status: Status | UnreadableRun, look: PageFormat) -> tuple[str, ...]:
     state = "ABANDONED" if status.abandoned else status.state
     began = status.attempts[0].started if status.attempts else status.created
     return (

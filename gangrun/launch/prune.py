@@ -13,7 +13,7 @@ from gangrun.adapters.fs.index import IndexEntry, remove_run
 from gangrun.adapters.fs.run_dir import RunDirError, RunPaths
 from gangrun.display.times import ago_words
 from gangrun.errors import UserError
-from gangrun.runs.liveness import Liveness, liveness_of
+from gangrun.runs.liveness import RunLiveness, liveness_of
 from gangrun.runs.locate import entries_of, find, index_of
 from gangrun.runs.snapshot import RunSnapshot, read
 from gangrun.runs.times import wall_now
@@ -69,14 +69,14 @@ def _is_over(reading: RunSnapshot, now: float, age_s: float) -> tuple[bool, str]
     last = reading.last_sign() or reading.spec.created_wall
     quiet_s, when = max(0.0, now - last), ago_words(last, now)  # a clock that was set back must not make it negative
     match liveness_of(reading, now):
-        case Liveness.ENDED:
+        case RunLiveness.ENDED:
             word = reading.state.phase.value if reading.state is not None else ""
             return quiet_s >= age_s, f"{word}, {when}" if quiet_s >= age_s else f"{word}, only {when}"
-        case Liveness.ALIVE:
+        case RunLiveness.ALIVE:
             return False, "it is running"
-        case Liveness.QUEUED:
+        case RunLiveness.QUEUED:
             return False, "a job of it waits in the queue"
-        case Liveness.ABANDONED:
+        case RunLiveness.ABANDONED:
             whose, bound_s = "abandoned", ABANDONED_FOR_S
         case _:
             whose, bound_s = "held on another host", UNKNOWN_OWNER_FOR_S

@@ -17,7 +17,7 @@ from gangrun.core.model import Phase
 from gangrun.display.text import clean
 from gangrun.errors import UNKNOWN, UserError
 from gangrun.launch.exclusive import refuse_company
-from gangrun.runs.liveness import Liveness, liveness_of
+from gangrun.runs.liveness import RunLiveness, liveness_of
 from gangrun.runs.locate import entries_of, find
 from gangrun.runs.snapshot import RunSnapshot, is_owner_alive, read
 from gangrun.runs.times import pause, steady_now, wall_now
@@ -80,12 +80,12 @@ def _may_go_on(reading: RunSnapshot, *, asks_slurm: bool) -> None:
     if asks_slurm:
         return
     match liveness_of(reading, wall_now()):
-        case Liveness.ENDED:
+        case RunLiveness.ENDED:
             _let_go(reading)
-        case Liveness.ALIVE if owner is not None:
+        case RunLiveness.ALIVE if owner is not None:
             words = f"{run} is being run by process {owner.pid} on {clean(owner.host)}"
             raise UserError("busy", words, f"gangrun cancel {run} ends it first")
-        case Liveness.UNKNOWN if owner is not None:
+        case RunLiveness.UNKNOWN if owner is not None:
             host = clean(owner.host)
             words = f"{run} may still be run by process {owner.pid} on {host}, which this host cannot ask"
             raise UserError("busy", words, f"resume it on {host}, or cancel it first")

@@ -13,7 +13,7 @@ from gangrun.runs.queue import UNCLAIMED_FOR_S
 from gangrun.runs.snapshot import RunSnapshot
 
 
-class Liveness(Enum):
+class RunLiveness(Enum):
     """Whether a run lives, as far as this host can tell."""
 
     ENDED = "ended"  # the journal says so, and nobody has asked it to go on
@@ -24,28 +24,28 @@ class Liveness(Enum):
     ABANDONED = "abandoned"  # it has not ended, and nobody is left to end it
 
 
-def liveness_of(run: RunSnapshot, now: float) -> Liveness:
+def liveness_of(run: RunSnapshot, now: float) -> RunLiveness:
     """``now`` (wall clock) decides only whether a run that nobody took up counts as abandoned."""
     if run.ended:
-        return Liveness.ENDED
+        return RunLiveness.ENDED
     if run.owner_alive:
-        return Liveness.ALIVE
+        return RunLiveness.ALIVE
     is_new = now - run.spec.created_wall <= UNCLAIMED_FOR_S
     if run.spec.world == "slurm":
         queue = run.queue
         if queue is None or queue.silent:
-            return Liveness.UNKNOWN
+            return RunLiveness.UNKNOWN
         if queue.waiting or queue.active:
-            return Liveness.ALIVE if queue.active else Liveness.QUEUED
-        return Liveness.UNCLAIMED if is_new and not queue.jobs else Liveness.ABANDONED
+            return RunLiveness.ALIVE if queue.active else RunLiveness.QUEUED
+        return RunLiveness.UNCLAIMED if is_new and not queue.jobs else RunLiveness.ABANDONED
     if run.owner is None:
-        return Liveness.UNCLAIMED if is_new else Liveness.ABANDONED
-    return Liveness.UNKNOWN if run.owner_alive is None else Liveness.ABANDONED
+        return RunLiveness.UNCLAIMED if is_new else RunLiveness.ABANDONED
+    return RunLiveness.UNKNOWN if run.owner_alive is None else RunLiveness.ABANDONED
 
 
 def is_abandoned(run: RunSnapshot, now: float) -> bool:
     """Not over, and nobody is left to end it."""
-    return liveness_of(run, now) is Liveness.ABANDONED
+    return liveness_of(run, now) is RunLiveness.ABANDONED
 
 
 def begins(run: RunSnapshot) -> bool:

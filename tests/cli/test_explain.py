@@ -13,7 +13,7 @@ from gangrun.core.events import ProgressStalled, RankFinished, StacksTaken
 from gangrun.core.model import RankObservation, RankStack
 from gangrun.display.event_words import done, ranks_words, seen
 from gangrun.display.explain_page import explained, page
-from gangrun.display.status_page import Look
+from gangrun.display.status_page import PageFormat
 from gangrun.runs.snapshot import read
 from gangrun.wire import kinds
 from tests.cli.conftest import Call, golden
@@ -23,7 +23,7 @@ from tests.cli.stories import failed, restarted, running
 
 def test_the_story_of_a_script_that_fails_twice(runs: Path) -> None:
     story = failed(runs)
-    look = Look(BEGAN + 3600, 100, zone=timezone.utc)
+    look = PageFormat(BEGAN + 3600, 100, zone=timezone.utc)
     golden("explain-failed.txt", "\n".join(page(explained(read(story.paths, timeline=True), BEGAN), look)) + "\n")
 
 

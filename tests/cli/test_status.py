@@ -12,7 +12,7 @@ import pytest
 
 from gangrun.adapters.fs.run_dir import write_spec
 from gangrun.core.model import Node, Phase
-from gangrun.display.status_page import Look, device_words, overview, page
+from gangrun.display.status_page import PageFormat, device_words, overview, page
 from gangrun.runs.snapshot import read
 from gangrun.runs.status import OwnerStatus, Status, SupervisorStatus, device_tests, status_of
 from gangrun.wire.spec import CheckpointSpec
@@ -20,7 +20,7 @@ from tests.cli.conftest import Call, golden
 from tests.cli.run_builder import BEGAN, Builder
 from tests.cli.stories import cancelled, failed, restarted, running, succeeded
 
-LOOK = Look(BEGAN + 3600, 100, zone=timezone.utc)
+LOOK = PageFormat(BEGAN + 3600, 100, zone=timezone.utc)
 SCHEMA = Path(__file__).parents[2] / "docs" / "status.schema.json"
 
 
@@ -53,7 +53,7 @@ def test_what_is_printed_keeps_to_the_schema(runs: Path, gangrun: Call, words: l
 
 @pytest.mark.parametrize("columns", [80, 100])
 def test_a_page_fits_the_terminal(runs: Path, columns: int) -> None:
-    lines = page(frozen(failed(runs)), Look(BEGAN + 3600, columns, zone=timezone.utc))
+    lines = page(frozen(failed(runs)), PageFormat(BEGAN + 3600, columns, zone=timezone.utc))
     golden(f"status-{columns}.txt", "\n".join(lines) + "\n")
     assert max(len(line) for line in lines) <= columns
 
@@ -160,8 +160,8 @@ def test_one_unreadable_run_does_not_hide_the_others(runs: Path, gangrun: Call) 
 
 def test_the_table_gives_the_reason_only_where_it_has_room(runs: Path) -> None:
     status = frozen(failed(runs))
-    assert "reason" not in overview([status], Look(BEGAN, 80))[0]
-    assert "reason" in overview([status], Look(BEGAN, 140))[0]
+    assert "reason" not in overview([status], PageFormat(BEGAN, 80))[0]
+    assert "reason" in overview([status], PageFormat(BEGAN, 140))[0]
 
 
 def test_watching_without_a_terminal_prints_lines_until_the_end(runs: Path, gangrun: Call) -> None:

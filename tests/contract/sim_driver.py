@@ -13,7 +13,7 @@ from gangrun.core.events import ResumeRequested
 from gangrun.core.model import Shape
 from gangrun.core.policy import HangPolicy, Policy, Timing
 from gangrun.display.explain_page import explained, page
-from gangrun.display.status_page import Look
+from gangrun.display.status_page import PageFormat
 from gangrun.runs.snapshot import RunSnapshot
 from gangrun.runs.status import status_of
 from gangrun.sim import Behaviour, Fault, Kind, Script, Setup, World
@@ -120,7 +120,7 @@ class SimDriver:
         return found
 
     def explain(self) -> str:
-        look = Look(EPOCH_S + self.world.timeline.now, columns=200)
+        look = PageFormat(EPOCH_S + self.world.timeline.now, columns=200)
         return " ".join(" ".join(page(explained(self._reading(), look.now), look)).split())
 
     def node(self, index: int) -> str:

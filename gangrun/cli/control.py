@@ -74,7 +74,7 @@ def cancel(
 def resume(
     run: str | None, request: str, max_restarts: int | None, quiet: bool, as_json: bool, runs_dir: str | None
 ) -> int:
-    """Continue a run after a fix, a cancel or a spent budget, or when nobody runs it any more.
+    """Continue a run after a fix, a cancel or a spent budget, or when no process runs it any more.
 
     It continues from its newest valid checkpoint with a new budget of restarts: here and in the foreground, or by one
     more job on nodes that are not excluded. A held job is released. A run that has succeeded or still runs is left

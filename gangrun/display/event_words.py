@@ -28,7 +28,7 @@ _DEADLINES = {
     "backoff": "the pause",
     "nodes": "nodes to come back",
     "submit": "the scheduler's answer",
-    "bring": "bringing the newest step in memory to the disk",
+    "bring": "writing the newest in-memory step to the disk",
 }
 
 
@@ -54,7 +54,7 @@ def exit_words(died: RankExit) -> str:
 
 
 def seen(event: ev.Event, at: float) -> str:
-    """What happened, as whoever saw it would say it; ``at`` is when, on the run clock."""
+    """What happened; ``at`` is when, on the run clock."""
     match event:
         case ev.AgentJoined() | ev.AgentRejoined() | ev.TermTaken() | ev.ResumeRequested() | ev.CancelRequested():
             return _of_people_and_processes(event)
@@ -65,7 +65,7 @@ def seen(event: ev.Event, at: float) -> str:
         case ev.StepBrought():
             return flush_to_disk.sentence(event)
         case ev.FlushDue():
-            return f"the disk has had nothing new for a while, and memory holds step {event.step}"
+            return f"no checkpoint has reached the disk for a while, and memory holds step {event.step}"
         case ev.GangStarted() | ev.GangStartFailed() | ev.GangStopped() | ev.StopTimedOut():
             return _of_the_gang(event)
         case ev.RankExited() | ev.RankFinished():
@@ -87,9 +87,9 @@ def _of_people_and_processes(
 ) -> str:
     match event:
         case ev.AgentJoined():
-            return f"the agent of {event.node} said hello ({counted(event.slots_count, 'slot')})"
+            return f"the agent of {event.node} connected ({counted(event.slots_count, 'slot')})"
         case ev.AgentRejoined():
-            return f"a new agent on {event.node} said hello{': ' + event.why if event.why else ''}"
+            return f"a new agent on {event.node} connected{': ' + event.why if event.why else ''}"
         case ev.TermTaken():
             held = _inventories(event.inventories)
             number = event.job.partition("r")[0]  # of whichever stay of it
@@ -114,16 +114,16 @@ def _of_nodes(
 ) -> str:
     match event:
         case ev.NodeSilent():
-            return f"no beat from {event.node} for {max(0.0, at - event.since):.0f} s"
+            return f"no heartbeat from {event.node} for {max(0.0, at - event.since):.0f} s"
         case ev.NodeLost():
-            return f"{event.node} counts as gone, silent for {max(0.0, at - event.since):.0f} s: {event.why}"
+            return f"{event.node} is lost, no heartbeat for {max(0.0, at - event.since):.0f} s: {event.why}"
         case ev.NodeHeard():
-            return f"{event.node} beats again"
+            return f"{event.node} sends heartbeats again"
         case ev.NodeAbsent():
-            whose = "the scheduler could start nothing on" if event.scheduler else "no agent comes from"
+            whose = "the scheduler started nothing on" if event.scheduler else "no agent connected from"
             return f"{whose} {event.node}: {event.why}"
         case ev.NodeChecked():
-            how = ", and its devices were put to work" if event.tested else ""
+            how = ", with a device test" if event.tested else ""
             return f"the checks of {event.node} {'passed' if event.ok else 'failed: ' + event.reason}{how}"
         case ev.FindingRaised(finding=found):
             return f"check {found.check} on {found.node}: {found.sentence}"
@@ -151,12 +151,12 @@ def _of_the_gang(event: ev.GangStarted | ev.GangStartFailed | ev.GangStopped | e
         case ev.GangStarted():
             return f"every node has launched its ranks of attempt {event.attempt}"
         case ev.GangStartFailed():
-            innocent = " (nobody's fault)" if event.retry_free else ""
+            innocent = " (no node is at fault)" if event.retry_free else ""
             return f"{event.node or 'a node'} could not start its ranks{innocent}: {event.why}"
         case ev.GangStopped():
             presumed = "".join(f"; {node} by {rule}" for node, rule in event.presumed)
             left = f"; left behind: {', '.join(event.leftovers)}" if event.leftovers else ""
-            return f"no rank of attempt {event.attempt} lives{presumed}{left}"
+            return f"all ranks of attempt {event.attempt} have ended{presumed}{left}"
         case ev.StopTimedOut():
             return f"{event.node} cannot end {', '.join(event.processes)}"
 
@@ -195,13 +195,13 @@ def _stacks(stacks: Iterable[RankStack]) -> str:
     groups: dict[str, list[int]] = {}
     for one in stacks:
         groups.setdefault(one.frame, []).append(one.rank)
-    return "; ".join(f"{ranks_words(ranks)} in {frame}" for frame, ranks in groups.items()) or "nobody could tell"
+    return "; ".join(f"{ranks_words(ranks)} in {frame}" for frame, ranks in groups.items()) or "no rank answered"
 
 
 def _of_the_scheduler(event: ev.Notice | ev.ActDone | ev.ActFailed | ev.ActUnknown) -> str:
     match event:
         case ev.Notice(asking=True):
-            return "an agent was told to end; the scheduler is asked why"
+            return "an agent received SIGTERM; asking the scheduler why"
         case ev.Notice():
             return f"notice: {event.kind.value}, {event.grace_s:.0f} s left"
         case ev.ActDone():
@@ -209,15 +209,15 @@ def _of_the_scheduler(event: ev.Notice | ev.ActDone | ev.ActFailed | ev.ActUnkno
         case ev.ActFailed():
             return f"{event.what} failed: {event.why}"
         case ev.ActUnknown():
-            return f"nobody knows whether {event.what} was done: {event.why}"
+            return f"it is not known whether {event.what} was done: {event.why}"
 
 
 def done(action: act.Action) -> str:
     """What was asked of the world."""
     match action:
         case act.CheckNodes(nodes=nodes):
-            at_work = ", with devices at work" if action.tests else ""
-            return f"asked {fold(nodes)} to prove {'itself' if len(nodes) == 1 else 'themselves'}{at_work}"
+            at_work = ", with a device test" if action.tests else ""
+            return f"started the checks of {fold(nodes)}{at_work}"
         case act.SealAttempts():
             return f"sealed staging of all attempts before {action.attempt}"
         case act.ChooseResume():

@@ -112,7 +112,7 @@ def _seen(entry: TimelineEntry) -> str:
     if record.kind == "Snapshot":
         return f"supervisor #{record.term} read what was there"
     if record.kind == "Malformed":
-        return f"an event of {record.event.get('node', 'some node')} that nobody can read"
+        return f"an event from {record.event.get('node', 'an unknown node')} that cannot be decoded"
     return record.kind
 
 
@@ -126,9 +126,9 @@ def _done(act: Act) -> str:
 def _meanwhile(seen: Meanwhile) -> str:
     told = []
     if seen.joined_count:
-        told.append(f"{counted(seen.joined_count, 'agent')} said hello")
+        told.append(f"{counted(seen.joined_count, 'agent')} connected")
     if seen.checked_count:
-        told.append(f"{counted(seen.checked_count, 'answer')} of checks")
+        told.append(f"{counted(seen.checked_count, 'check result')}")
     if seen.steps:
         told.append(f"step {max(seen.steps)} was reached")
     if seen.checkpoints:
@@ -151,7 +151,7 @@ def page(told: Explanation, look: PageFormat, *, everything: bool = False) -> li
         lines += _jobs(told.jobs, look)
         lines += ["", *excluded_lines(told.excluded, look)] if told.excluded else []
     if not told.story:
-        lines += ["", "  nothing was decided yet"]
+        lines += ["", "  no decision yet"]
     attempts = {one.number: one for one in told.attempts}
     newest, day = -1, date_words(look.now, look.zone)
     for entry in told.story:
@@ -194,7 +194,11 @@ def _job_words(one: JobStay, look: PageFormat) -> str:
         as_what = f" as {one.ended_as}" if one.ended_as not in (None, "PENDING") else ""
         said.append(f"ended{as_what} at {clock_words(one.ended, look.now, look.zone)}{after}")
     words = ", ".join(said)
-    return f"{words}: {one.reason}" if words and one.reason else words or one.reason or "nobody of it took the run up"
+    return (
+        f"{words}: {one.reason}"
+        if words and one.reason
+        else words or one.reason or "no process of this job took up the run"
+    )
 
 
 def _folded(nodes: Sequence[str]) -> str:
@@ -242,7 +246,7 @@ def _labelled(label: str, texts: Iterable[str], look: PageFormat, style: str = "
 def _closing(told: Explanation, look: PageFormat) -> list[str]:
     run, warnings = clean(told.run), []
     if told.abandoned:
-        warnings.append(f"nobody runs it any more; gangrun resume {run} takes it up again")
+        warnings.append(f"no process runs it any more; gangrun resume {run} continues it")
     if words := failure_words(told.saves, look.now):
         warnings.append(words)
     warnings += [f"the journal could not be read in full: {clean(note)}" for note in told.notes]
@@ -280,15 +284,19 @@ def failure_page(
             rest = [rank for rank in group.ranks if rank != died.rank]
             same = [f"the same: {event_words.ranks_words(rest)}"] if rest else []
         else:
-            victims = " (a peer was gone first)" if group.victim and not died.by_us else ""
+            victims = " (a peer exited first)" if group.victim and not died.by_us else ""
             head, same = f"{event_words.ranks_words(group.ranks)}{victims}: {clean(event_words.exit_words(died))}", []
         told += [styled(head, "red" if number == 0 else "bold", color), *same]
         if died.error and died.error.traceback:
             told += ["", *("    " + line for line in block(died.error.traceback.rstrip()).split("\n"))]
         elif died.rank in tails:
             tail = tails[died.rank]
-            last = f"; the last lines of rank {died.rank}:" if tail else ", and printed nothing"
-            told += ["", f"  it left no traceback{last}", *("    " + log_line(line, color) for line in tail)]
+            last = "; its last lines:" if tail else " and no output"
+            told += [
+                "",
+                f"  rank {died.rank} left no traceback{last}",
+                *("    " + log_line(line, color) for line in tail),
+            ]
         told.append("")
     if others:
         which = "attempt" if len(others) == 1 else "attempts"

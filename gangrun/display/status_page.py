@@ -75,16 +75,18 @@ def _headline(status: Status, look: PageFormat) -> str:
 def _warnings(status: Status, look: PageFormat) -> list[str]:
     told = []
     if status.abandoned:
-        told.append(f"nobody runs it any more: {_owner_words(status)}; gangrun resume {clean(status.run)} takes it up")
+        told.append(
+            f"no process runs it any more: {_owner_words(status)}; gangrun resume {clean(status.run)} continues it"
+        )
     elif (silent_s := _silent_s(status, look.now)) > QUIET_AFTER_S:
-        told.append(f"its supervisor has written nothing for {span_words(silent_s)}")
+        told.append(f"the supervisor has written nothing for {span_words(silent_s)}")
     if status.warning:
         told.append(clean(status.warning))
     if words := failure_words(status.saves, look.now):
         told.append(words)
     if (scheduler := status.scheduler) and scheduler.silent:
         words = f"Slurm does not answer ({clean(scheduler.silent)})"
-        told.append(f"{words}: what is shown is what the run itself wrote")
+        told.append(f"{words}: this page shows only what the run itself wrote")
     told += [f"journal: {clean(note)}" for note in status.notes]
     return told
 
@@ -101,7 +103,7 @@ def _silent_s(status: Status, now: float) -> float:
 def _owner_words(status: Status) -> str:
     owner = status.owner
     if status.world == "slurm":
-        return "no job of it is left"
+        return "Slurm has no job of it"
     if owner is None:
         return "no process ever took it up"
     return f"process {owner.pid} on {clean(owner.host)}, which held it, is gone"
@@ -179,9 +181,10 @@ def device_words(tests: Sequence[DeviceTestStatus]) -> str:
     passed = [one for one in tests if one.state == "passed"]
     testing = [f"{clean(one.node)} is being tested ({clean(one.words)})" for one in tests if one.state != "passed"]
     if len(passed) == 1:
-        return "; ".join([f"of {clean(passed[0].node)} work: {clean(passed[0].words)}", *testing])
-    names = clean(fold([one.node for one in passed]))
-    return "; ".join([*([f"of {names} work, as tested"] if passed else []), *testing])
+        testing.insert(0, f"{clean(passed[0].node)} passed the test: {clean(passed[0].words)}")
+    elif passed:
+        testing.insert(0, f"{clean(fold([one.node for one in passed]))} passed the test")
+    return "; ".join(testing)
 
 
 def memory_words(protection: MemoryProtection | None) -> str:
@@ -235,7 +238,7 @@ def _attempt(one: AttemptStatus, until: float, told_above: str, look: PageFormat
     outcome = clean(one.outcome)
     told = f"{outcome}: {clean(one.reason)}" if one.reason else outcome
     if one.reason and one.reason == told_above:
-        told = f"{outcome} (told above)"
+        told = f"{outcome} (reason above)"
     return str(one.number), clock_words(one.started, look.now, look.zone), lasted, origin, told
 
 
@@ -243,10 +246,10 @@ def _next(status: Status) -> str:
     run = clean(status.run)
     if status.job is not None and not status.attempts:
         place = f"{clean(status.directory)}/logs/job-{clean(status.job)}.out"
-        return f"gangrun explain {run} tells the story; what the job said, once it has begun, is in {place}"
+        return f"gangrun explain {run} shows every decision; once the job has begun, its output is in {place}"
     if status.state == "FAILED":
-        return f"gangrun logs --errors {run} shows who failed first; gangrun explain {run} tells the story"
-    return f"gangrun explain {run} tells the story; it lies in {clean(status.directory)}"
+        return f"gangrun logs --errors {run} shows which rank failed first; gangrun explain {run} shows every decision"
+    return f"gangrun explain {run} shows every decision; the run directory is {clean(status.directory)}"
 
 
 def overview(statuses: Sequence[Status | UnreadableRun], look: PageFormat) -> list[str]:

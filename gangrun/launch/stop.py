@@ -116,8 +116,8 @@ def tell_end(paths: RunPaths, timeout_s: float | None, *, as_json: bool) -> int:
         click.echo(f"{run} {truth.state}: {clean(truth.reason)}")
     elif truth.abandoned:
         why = f" ({clean(truth.reason)})" if reading.spec.world == "slurm" else ""
-        click.echo(f"{run}: nobody runs it any more, so it will not end by itself{why}", err=True)
-        click.echo(f"  gangrun resume {run} takes it up again", err=True)
+        click.echo(f"{run}: no process runs it any more, so it will not end by itself{why}", err=True)
+        click.echo(f"  gangrun resume {run} continues it", err=True)
     else:
         span = f"{timeout_s:g} s" if timeout_s is not None and timeout_s < 60 else span_words(timeout_s or 0.0)
         click.echo(f"{run} has not ended within {span}", err=True)

@@ -16,7 +16,7 @@ WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV
 # Slurm's reason -> what it means to whoever waits. What is not here is said in Slurm's own word alone.
 REASONS = {
     "Resources": "for free nodes",
-    "Priority": "other jobs are before it",
+    "Priority": "jobs of higher priority come first",
     "BeginTime": "it may not start yet",
     "PartitionDown": "its partition is down",
     "PartitionInactive": "its partition takes no jobs now",

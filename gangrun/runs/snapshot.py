@@ -63,7 +63,7 @@ class RunSnapshot:
 @contextmanager
 def patience(what: str) -> Iterator[None]:
     """Say so if a file system does not answer; the kernel alone decides how long that lasts."""
-    words = f"gangrun: still waiting for {one_line(what)} to answer (Ctrl-C leaves; the run does not notice)"
+    words = f"gangrun: still waiting for {one_line(what)} to answer (Ctrl-C leaves; it does not stop the run)"
     timer = threading.Timer(PATIENCE_S, lambda: click.echo(words, err=True))
     timer.daemon = True
     timer.start()

@@ -50,7 +50,7 @@ def run_state(run: RunSnapshot, now: float) -> CurrentState:
     """``now`` decides only whether a run that nobody took up counts as abandoned."""
     told = _journal_state(run.state)
     if run.resumed:
-        told = CurrentState(PENDING, f"it is asked to go on, and {NOT_BEGUN}; before that: {told.reason}")
+        told = CurrentState(PENDING, f"the run was resumed, and {NOT_BEGUN}; before that: {told.reason}")
     if told.ended:
         return told
     if run.spec.world == "slurm" and run.queue is not None:
@@ -87,7 +87,7 @@ def _slurm_state(run: RunSnapshot, queue: Queue, told: CurrentState, now: float)
     if queue.active and not leaving and not _is_lost(queue):
         if run.state is not None:
             return told
-        asked = f"; it is asked to stop by {run.cancelled.by}" if run.cancelled is not None else ""
+        asked = f"; {run.cancelled.by} asked the run to stop" if run.cancelled is not None else ""
         return CurrentState(PENDING, f"{active_words(queue.active[-1])}; {NOT_BEGUN}{asked}")
     if run.cancelled is not None:
         return _cancelled(run)

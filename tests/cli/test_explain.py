@@ -82,7 +82,7 @@ def test_damage_in_the_journal_is_told(runs: Path, gangrun: Call) -> None:
 
 def test_a_run_that_has_not_begun(runs: Path, gangrun: Call) -> None:
     Builder(runs)
-    assert "nothing was decided yet" in gangrun("explain").out
+    assert "no decision yet" in gangrun("explain").out
 
 
 EXAMPLES = {

@@ -55,7 +55,7 @@ def test_a_run_in_the_queue_is_pending_for_slurms_own_reason(runs: Path, gangrun
 @pytest.mark.parametrize(
     ("reason", "words"),
     [
-        ("Priority", "(Priority): other jobs are before it"),
+        ("Priority", "(Priority): jobs of higher priority come first"),
         ("None", "(Slurm has not looked at it yet)"),
         ("Dependency", "(Dependency for afterok:9(unfulfilled))"),
         ("QOSMaxCpuPerUserLimit", "(QOSMaxCpuPerUserLimit)"),
@@ -82,7 +82,7 @@ def test_a_job_that_runs_and_has_no_supervisor_yet(runs: Path, gangrun: Call, to
     mark_cancelled(Disk(), story.paths, "eve", 0.0)
     found = status(gangrun)
     assert (found["state"], found["exit_code"]) == ("PENDING", None)
-    assert "it is asked to stop by eve" in found["reason"]
+    assert "eve asked the run to stop" in found["reason"]
 
 
 def test_a_run_that_was_resumed_goes_on_before_its_next_job_begins(
@@ -116,7 +116,7 @@ def test_slurm_that_does_not_answer_is_said_and_nothing_is_made_up(
     assert (found["state"], found["abandoned"]) == ("PENDING", False)
     assert "Slurm does not say how its job stands: slurm_load_jobs error: Unable to contact" in found["reason"]
     assert "Unable to contact" in found["scheduler"]["silent"]
-    assert "what is shown is what the run itself wrote" in " ".join(gangrun("status").out.split())
+    assert "this page shows only what the run itself wrote" in " ".join(gangrun("status").out.split())
 
 
 def test_a_host_without_slurm_shows_what_the_run_wrote(
@@ -174,7 +174,9 @@ def test_between_jobs_the_run_waits_as_its_next_job_does(runs: Path, gangrun: Ca
     job(tools, story, 12, "COMPLETED")
     found = status(gangrun)
     assert (found["state"], found["job"], found["abandoned"]) == ("PENDING", "13", False)
-    assert found["reason"].startswith("job 13 waits in the queue (Priority): other jobs are before it; before that: ")
+    assert found["reason"].startswith(
+        "job 13 waits in the queue (Priority): jobs of higher priority come first; before that: "
+    )
     assert [(one["job"], one["seq"], one["ended"]) for one in found["scheduler"]["jobs"]] == [
         ("12", 0, True), ("13", 1, False)]  # fmt: skip
     assert found["excluded"][0]["node"] == "n1"
@@ -261,7 +263,7 @@ def test_any_other_end_leaves_the_run_abandoned(
     said = gangrun("wait")
     assert said.code == 3
     assert words in " ".join(said.err.split())
-    assert "no job of it is left" in gangrun("status").out
+    assert "Slurm has no job of it" in gangrun("status").out
 
 
 def test_a_job_that_had_nodes_and_never_ran_was_not_cancelled_by_anybody(
@@ -358,7 +360,7 @@ def test_all_runs_are_asked_for_by_one_question(runs: Path, gangrun: Call, tools
     tools.job(14, "PENDING", "Resources", name="x", comment=comment(other.run, 0))
     listed = gangrun("status", "--all", "--json").json["runs"]
     reasons = {one["run"]: one["reason"] for one in listed}
-    assert reasons[story.run] == "job 12 waits in the queue (Priority): other jobs are before it"
+    assert reasons[story.run] == "job 12 waits in the queue (Priority): jobs of higher priority come first"
     assert reasons[other.run] == "job 14 waits in the queue (Resources): for free nodes"
     assert len(tools.calls()) == 1
 

@@ -85,7 +85,7 @@ def test_a_run_without_an_owner_is_said_to_be_abandoned(runs: Path, gangrun: Cal
     assert status["state"] == Phase.RUNNING.value
     assert status["reason"] == story.state.reason
     page_said = gangrun("status").out
-    assert "nobody runs it any more" in page_said
+    assert "no process runs it any more" in page_said
     assert f"gangrun resume {story.run}" in " ".join(page_said.split())
 
 
@@ -210,11 +210,11 @@ def node(name: str, tested: str = "", trial: str = "") -> Node:
     ("nodes", "words"),
     [
         ([node("n0")], ""),
-        ([node("n0", "0 wrong in 4 products")], "of n0 work: 0 wrong in 4 products"),
-        ([node(f"n{k}", "0 wrong") for k in range(11)], "of n[0-10] work, as tested"),
+        ([node("n0", "0 wrong in 4 products")], "n0 passed the test: 0 wrong in 4 products"),
+        ([node(f"n{k}", "0 wrong") for k in range(11)], "n[0-10] passed the test"),
         (
             [node("n0", "0 wrong"), node("n2", trial="attempt 0: hang"), node("n1", "0 wrong", "attempt 1: signal")],
-            "of n0 work: 0 wrong; n1 is being tested (attempt 1: signal); n2 is being tested (attempt 0: hang)",
+            "n0 passed the test: 0 wrong; n1 is being tested (attempt 1: signal); n2 is being tested (attempt 0: hang)",
         ),
     ],
 )

@@ -144,7 +144,7 @@ def test_wait_gives_up_when_asked_to_and_where_it_is_in_vain(runs: Path, gangrun
     story.owner()
     said = gangrun("wait")
     assert said.code == 3
-    assert "nobody runs it any more" in said.err
+    assert "no process runs it any more" in said.err
     assert gangrun("wait", "--timeout", "soon").code == 2
 
 

@@ -30,10 +30,10 @@ def suspected_beside_training(runs: Path) -> Builder:
 def test_a_suspects_answer_is_told_while_others_train(runs: Path, gangrun: Call) -> None:
     story = suspected_beside_training(runs)
     said = " ".join(gangrun("status").out.split())
-    assert "devices of n0,s0 work, as tested; n1 is being tested (attempt 0: signal)" in said
+    assert "devices n0,s0 passed the test; n1 is being tested (attempt 0: signal)" in said
     story.on(NodeChecked("n1", True, tested=CLEAN))
     said = " ".join(gangrun("explain").out.split())
-    assert "asked n[0-1] to prove themselves, with devices at work" in said
+    assert "started the checks of n[0-1], with a device test" in said
     assert "devices of n1 are put to work meanwhile, and others take part" in said
     assert f"n1 was suspected (attempt 0: signal), and its devices work: {CLEAN}; it may be used again" in said
     tests = gangrun("status", "--json").json["tests"]

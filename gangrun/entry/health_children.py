@@ -1,6 +1,6 @@
 """Programs that health asks by starting them: tests of devices, dcgmi, a site's own commands.
 
-Runs in the probe's child. Each answer is plain values as ``health.recorded`` reads them.
+Runs in the probe's child. Each answer is plain values as ``health.framework.readings`` reads them.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ AT_WORK = ("active", "dcgm_test")  # what must not go on once nobody waits for i
 
 
 def answer(kind: str, words: tuple[str, ...]) -> Any:
-    """Plain values, as ``health.recorded`` reads them."""
+    """Plain values, as ``health.framework.readings`` reads them."""
     if kind == "gpu":
         try:
             from gangrun.adapters.nvml import snapshot

@@ -28,7 +28,7 @@ from gangrun.config import environment
 from gangrun.health.framework.check import HealthPolicy, Needs, Reading, as_warning
 from gangrun.health.framework.evidence import News, in_core, travels
 from gangrun.health.framework.readings import boot_id, plain_reading, reading_from
-from gangrun.health.framework.rounds import CheckFamily, Rounds, Surroundings
+from gangrun.health.framework.rounds import CheckFamily, HealthSurroundings, Rounds
 from gangrun.health.gpu.devices import is_beside
 from gangrun.health.gpu.xid import GpuWord, XidStory, XidWatch, report_of
 from gangrun.health.gpu.xid_table import XidClass, row_of
@@ -133,7 +133,7 @@ class HealthWatch:
         self._heard: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._off = frozenset(spec.get("off", ()))
         self._families = families_of(self._off, spec.get("commands", {}))
-        self._around = Surroundings(
+        self._around = HealthSurroundings(
             Path(spec.get("root", "/")),
             HealthProbes(environment.all_variables(), str(spec.get("python", "")), in_process=GPU),
             tuple(spec.get("directories", ())),

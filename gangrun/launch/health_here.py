@@ -25,7 +25,7 @@ from gangrun.health.active import devices
 from gangrun.health.catalogue import ACTIVE_CHECKS, ACTIVE_FAMILIES, FAMILIES
 from gangrun.health.framework.check import CheckVerdict, HealthPolicy, NodeFacts, Reading, Severity
 from gangrun.health.framework.readings import facts_from, plain_reading, reading_from, text_of
-from gangrun.health.framework.rounds import CheckFamily, Rounds, Surroundings
+from gangrun.health.framework.rounds import CheckFamily, HealthSurroundings, Rounds
 from gangrun.health.gpu import dcgm
 from gangrun.health.gpu.devices import named
 from gangrun.health.host import site
@@ -53,7 +53,7 @@ class HealthQuery:
 
 
 class HealthProbes:
-    """``health.rounds.Probes``: questions that may hang, each asked in a child that can be left behind.
+    """``health.framework.rounds.Probes``: questions that may hang, each asked in a child that can be left behind.
 
     Args:
         variables: The children's environment.
@@ -103,7 +103,7 @@ def looked(query: HealthQuery, variables: Mapping[str, str]) -> tuple[tuple[Chec
     table = layered({}, variables, usual_files())["health"].value
     policy = policy_of(query, variables, table.bounds)
     directories = tuple(dict.fromkeys(os.path.abspath(path) for path in query.paths or _usual()))
-    around = Surroundings(Path(query.fs_root), HealthProbes(variables), directories, query.peers)
+    around = HealthSurroundings(Path(query.fs_root), HealthProbes(variables), directories, query.peers)
     rounds = Rounds(families_of(frozenset(table.off), table.commands), around, policy, SystemClock())
     verdicts, why_not = rounds.look(), ""
     if query.over > 0:
@@ -155,7 +155,7 @@ class DeviceTestResult:
 
 
 def measured(
-    families: Iterable[CheckFamily], around: Surroundings, policy: HealthPolicy, node: str, clock: Clock
+    families: Iterable[CheckFamily], around: HealthSurroundings, policy: HealthPolicy, node: str, clock: Clock
 ) -> tuple[tuple[CheckVerdict, ...], str]:
     """Every check of these families once; and why their best could not be kept, or ""."""
     before, why_not = baseline_of(node), ""
@@ -169,7 +169,13 @@ def measured(
 
 
 def at_the_gate(
-    tests: str, until: float, around: Surroundings, policy: HealthPolicy, node: str, clock: Clock, off: frozenset[str]
+    tests: str,
+    until: float,
+    around: HealthSurroundings,
+    policy: HealthPolicy,
+    node: str,
+    clock: Clock,
+    off: frozenset[str],
 ) -> DeviceTestResult:
     """The quick tests, and DCGM's own if they are to be thorough; what is not done at ``until`` is unknown."""
     from gangrun.core.nodes.device_test import THOROUGH

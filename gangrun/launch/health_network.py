@@ -1,7 +1,7 @@
 """``gangrun health --network``: nodes in pairs, then in other pairs, so that a slow one can be named.
 
 Here srun starts one process a node; that one meets its partners in ``pair_child``, a program with torch, one process a
-meeting, killed at its deadline. ``health.pairs`` says who meets whom, and what follows.
+meeting, killed at its deadline. ``health.network.pairs`` says who meets whom, and what follows.
 """
 
 from __future__ import annotations

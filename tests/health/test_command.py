@@ -22,7 +22,7 @@ from gangrun.health.framework.check import (
     CauseClass,
     CheckVerdict,
     Finding,
-    Measured,
+    FindingEvidence,
     Needs,
     Scope,
     Severity,
@@ -171,8 +171,8 @@ def test_exit_codes() -> None:
 def test_foreign_words_move_no_cursor() -> None:
     evil = "NVML \x1b[2J\r\nfail  forged"
     finding = Finding(
-        "gpu_lost", Scope.GPU, "gpu 0", Severity.FAIL, CauseClass.HARDWARE, Needs.REBOOT, Sticky.BOOT, Measured(evil),
-        f"gpu 0 is lost: {evil}",
+        "gpu_lost", Scope.GPU, "gpu 0", Severity.FAIL, CauseClass.HARDWARE, Needs.REBOOT, Sticky.BOOT,
+        FindingEvidence(evil), f"gpu 0 is lost: {evil}",
     )  # fmt: skip
     bad = verdict(Severity.FAIL, "gpu_lost", evil, findings=(finding,))
     lines = page([bad, verdict(Severity.UNKNOWN, words=evil)], (bad,), 100, color=False)
@@ -187,7 +187,7 @@ def test_foreign_words_move_no_cursor() -> None:
 
 def found(place: str, severity: Severity, sentence: str, cause: CauseClass = CauseClass.HARDWARE) -> Finding:
     scope = Scope.GPU if place.startswith("gpu") else Scope.NODE
-    return Finding("some", scope, place, severity, cause, Needs.RESET, Sticky.BOOT, Measured(1), sentence)
+    return Finding("some", scope, place, severity, cause, Needs.RESET, Sticky.BOOT, FindingEvidence(1), sentence)
 
 
 def test_the_worst_is_told_first_with_the_names_by_which_cards_are_found() -> None:

@@ -15,7 +15,7 @@ from gangrun.errors import UserError
 from gangrun.health.framework.check import CheckVerdict, HealthPolicy, NodeFacts, Reading, Severity, judged
 from gangrun.health.framework.evidence import as_evidence
 from gangrun.health.framework.readings import facts_from
-from gangrun.health.framework.rounds import Surroundings
+from gangrun.health.framework.rounds import HealthSurroundings
 from gangrun.health.gpu import dcgm, memory, nvlink
 from gangrun.health.host import site
 from gangrun.launch.health_here import HealthQuery
@@ -178,7 +178,7 @@ def test_an_exit_code_is_a_verdict(tmp_path: Path, answer: dict[str, Any], sever
     family = site.family(site_commands({"disk": {"run": "/opt/disk -q 'a b'", "timeout": 3}}))
     assert family is not None
     probes = Scripted({"command": answer})
-    facts = family.read(Surroundings(tmp_path, probes))
+    facts = family.read(HealthSurroundings(tmp_path, probes))
     assert probes.asked == [("command", ("3", "/opt/disk", "-q", "a b"))]
     verdict = judged(family.checks[0], Reading("site", 1.0, "b", facts), None, POLICY)
     assert (verdict.check, verdict.severity, words in verdict.words) == ("site_disk", severity, True), verdict

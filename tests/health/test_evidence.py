@@ -12,8 +12,8 @@ from gangrun.core.recovery.blame import judge
 from gangrun.health.catalogue import CHECKS
 from gangrun.health.framework.check import (
     CauseClass,
+    CheckLook,
     CheckVerdict,
-    Look,
     Needs,
     Scope,
     Severity,
@@ -81,7 +81,7 @@ def test_every_trait_is_of_a_check_and_every_check_of_storage_has_its_own() -> N
     ],
 )
 def test_what_the_driver_says_until_a_gpu_is_reset_shows_that_it_was(name: str, needs: Needs, shows: bool) -> None:
-    one = Look(replace(check("gpu_ecc"), name=name), reading({}), None, POLICY).found(
+    one = CheckLook(replace(check("gpu_ecc"), name=name), reading({}), None, POLICY).found(
         Severity.FAIL, "gpu 1", "broken", 1, needs=needs
     )
     assert in_core("n1", one, 5.0).shows_reset is shows

@@ -10,7 +10,7 @@ import pytest
 
 from gangrun.health.framework.check import Reading, Severity
 from gangrun.health.framework.evidence import as_evidence
-from gangrun.health.framework.rounds import Surroundings
+from gangrun.health.framework.rounds import HealthSurroundings
 from gangrun.health.gpu import devices
 from tests.health.looks import Scripted, look
 
@@ -21,7 +21,7 @@ def read(root: Path, owners: dict[str, int]) -> Reading:
     for name, owner in owners.items():
         (root / "proc" / name).mkdir(parents=True)
         os.chown(root / "proc" / name, owner, -1)
-    return Reading("gpu", 0.0, "b", devices.read(Surroundings(root, Scripted({"gpu": SAID}))))
+    return Reading("gpu", 0.0, "b", devices.read(HealthSurroundings(root, Scripted({"gpu": SAID}))))
 
 
 @pytest.mark.root

@@ -18,13 +18,7 @@ from tests.health.looks import look, reading
 
 @pytest.mark.parametrize(
     ("word", "named"),
-    [
-        ("0,1", ("0", "1")),
-        (" 2 , GPU-ab", ("2", "GPU-ab")),
-        ("", ()),
-        ("0,-1,3", ("0",)),
-        ("NoDevFiles", ()),
-    ],
+    [("0,1", ("0", "1")), (" 2 , GPU-ab", ("2", "GPU-ab")), ("", ()), ("0,-1,3", ("0",)), ("NoDevFiles", ())],
 )
 def test_what_cuda_would_make_of_it(word: str, named: tuple[str, ...]) -> None:
     assert devices.wanted({"CUDA_VISIBLE_DEVICES": word}) == named

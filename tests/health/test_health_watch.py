@@ -160,9 +160,7 @@ def test_a_check_that_hangs_holds_no_gang_up_and_is_told_when_it_has_looked(
 
 
 def test_a_keeper_starts_it_again_and_says_what_it_did_not_know(
-    tmp_path: Path,
-    keep: Callable[..., tuple[HealthChild, list[Any], list[str]]],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, keep: Callable[..., tuple[HealthChild, list[Any], list[str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health_child, "PAUSES_S", (0.05,))
     child, seen, said = keep(played(tmp_path, ANSWERS), {})
@@ -224,9 +222,7 @@ def test_it_ends_when_its_agent_does(tmp_path: Path) -> None:
 
 
 def test_silence_is_ended(
-    tmp_path: Path,
-    keep: Callable[..., tuple[HealthChild, list[Any], list[str]]],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, keep: Callable[..., tuple[HealthChild, list[Any], list[str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health_child, "SILENT_MAX_S", 0.2)
     monkeypatch.setattr(health_child, "PAUSES_S", (600.0,))

@@ -18,7 +18,7 @@ from gangrun.agent.brain.facts import Checked
 from gangrun.core.nodes.device_test import QUICK, THOROUGH
 from gangrun.entry.agent_health import AgentHealth
 from gangrun.health.framework.check import CheckVerdict, NodeFacts, Severity
-from gangrun.health.framework.rounds import Surroundings
+from gangrun.health.framework.rounds import HealthSurroundings
 from gangrun.health.gpu import dcgm
 from gangrun.launch.health_here import DeviceTestResult, at_the_gate, baseline_of, summed_up
 from tests.health.looks import POLICY
@@ -50,7 +50,7 @@ class Answers:
 
 
 def worked(answers: Answers, tests: str, left_s: float, *off: str) -> DeviceTestResult:
-    around = Surroundings(Path("/"), answers)
+    around = HealthSurroundings(Path("/"), answers)
     return at_the_gate(tests, answers.now_s + left_s, around, POLICY, "n1", answers, frozenset(off))  # type: ignore[arg-type]
 
 
@@ -73,7 +73,7 @@ def test_what_came_out_right_is_told_and_its_best_is_kept() -> None:
 
 def test_who_asks_for_a_deep_test_has_dcgm_take_its_minutes() -> None:
     answers = Answers({"dcgm_test": NodeFacts(DIAG)})
-    facts = dcgm.DEEP_TEST_FAMILY.read(Surroundings(Path("/"), answers))  # type: ignore[arg-type]
+    facts = dcgm.DEEP_TEST_FAMILY.read(HealthSurroundings(Path("/"), answers))  # type: ignore[arg-type]
     assert facts.get("gpu 0", "test") == "pass"
     assert answers.asked == [("dcgm_test", ("900", "diag", "-r", "2", "-j"), 900.0)]
 

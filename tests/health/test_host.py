@@ -9,10 +9,18 @@ from typing import Any
 
 import pytest
 
-from gangrun.health.framework.check import CauseClass, CheckVerdict, HealthPolicy, Look, NodeFacts, Reading, Severity
+from gangrun.health.framework.check import (
+    CauseClass,
+    CheckLook,
+    CheckVerdict,
+    HealthPolicy,
+    NodeFacts,
+    Reading,
+    Severity,
+)
 from gangrun.health.framework.evidence import is_fatal
 from gangrun.health.framework.readings import plain_facts
-from gangrun.health.framework.rounds import Surroundings
+from gangrun.health.framework.rounds import HealthSurroundings
 from gangrun.health.host import node as host
 from gangrun.health.host import storage
 from gangrun.health.host.node import NODE
@@ -38,7 +46,7 @@ HOST = {
 
 
 def read(root: Path, at: float = 1000.0) -> Reading:
-    return Reading("host", at, "b", host.read(Surroundings(root, Scripted())))
+    return Reading("host", at, "b", host.read(HealthSurroundings(root, Scripted())))
 
 
 def node(at: float = 1000.0, **values: Any) -> Reading:
@@ -153,7 +161,7 @@ def test_names() -> None:
 
 def test_the_resolver_is_asked_by_a_child() -> None:
     probes = Scripted({"names": lambda *hosts: {"values": {host: {"resolve_s": 0.1} for host in hosts}}})
-    facts = host.read_names(Surroundings(Path("/"), probes, peers=("a", "b")))
+    facts = host.read_names(HealthSurroundings(Path("/"), probes, peers=("a", "b")))
     assert (probes.asked, list(facts.values)) == ([("names", ("a", "b"))], ["a", "b"])
     said = storage.probe_names(("no-such-host.invalid", "bad\udcff" * 40), HandClock().now)
     assert all("error" in said.values[name] for name in ("no-such-host.invalid", "bad\udcff" * 40))
@@ -233,17 +241,17 @@ def test_a_file_server_that_does_not_answer_is_unknown_and_hides_no_other() -> N
         )
 
     probes = Scripted({"directory": answer})
-    facts = storage.read(Surroundings(Path("/"), probes, directories=("/nfs", "/tmp")))
+    facts = storage.read(HealthSurroundings(Path("/"), probes, directories=("/nfs", "/tmp")))
     now = Reading("storage", 0.0, "b", facts)
     answers = look("storage_answers", now)
     assert (answers.severity, answers.words, answers.shown) == (
         Severity.UNKNOWN, "no answer within 20 s", "10 ms, 1 silent",
     )  # fmt: skip
     assert look("storage_space", now).severity is Severity.FAIL
-    assert storage.read(Surroundings(Path("/"), probes)).absent == "no directory was named"
+    assert storage.read(HealthSurroundings(Path("/"), probes)).absent == "no directory was named"
     many = tuple(f"/d{n}" for n in range(20))
     probes.asked.clear()
-    storage.read(Surroundings(Path("/"), probes, directories=many))
+    storage.read(HealthSurroundings(Path("/"), probes, directories=many))
     assert len(probes.asked) == storage.DIRECTORIES_MAX_COUNT
 
 
@@ -253,12 +261,12 @@ def test_a_directory_that_the_script_has_yet_to_make_is_unknown_and_one_that_was
 
     one = check("storage_answers")
     later, named = str(tmp_path / "checkpoints"), str(tmp_path / "named")
-    around = Surroundings(Path("/"), Scripted({"directory": ask}), (later, named), made_later=frozenset({later}))
-    said = one.judge(Look(one, Reading("storage", 0.0, "b", storage.read(around)), None, HealthPolicy()))
+    around = HealthSurroundings(Path("/"), Scripted({"directory": ask}), (later, named), made_later=frozenset({later}))
+    said = one.judge(CheckLook(one, Reading("storage", 0.0, "b", storage.read(around)), None, HealthPolicy()))
     assert [found.place for found in said.findings] == [named]
     assert "not there yet" in said.unknown
     (tmp_path / "checkpoints").mkdir()
-    said = one.judge(Look(one, Reading("storage", 0.0, "b", storage.read(around)), None, HealthPolicy()))
+    said = one.judge(CheckLook(one, Reading("storage", 0.0, "b", storage.read(around)), None, HealthPolicy()))
     assert [found.place for found in said.findings] == [named]
     assert (said.unknown, said.shown) == ("", "0 ms")
 

@@ -13,7 +13,7 @@ from gangrun.core.events import FindingRaised, GangStarted, NodeChecked
 from gangrun.core.model import Phase
 from gangrun.health.framework.check import CauseClass, CheckVerdict, HealthPolicy, Needs, NodeFacts, Reading, Severity
 from gangrun.health.framework.evidence import as_evidence
-from gangrun.health.framework.rounds import Surroundings
+from gangrun.health.framework.rounds import HealthSurroundings
 from gangrun.health.network import ports
 from tests.core.life import Life, saved
 from tests.health.looks import POLICY, Scripted, family, look, verdict_after, write
@@ -35,7 +35,7 @@ def tree(root: Path, devices: Mapping[str, Mapping[str, str]]) -> Path:
 
 
 def read(root: Path, at: float = 1000.0) -> Reading:
-    return Reading("infiniband", at, "b", ports.read(Surroundings(root, Scripted())))
+    return Reading("infiniband", at, "b", ports.read(HealthSurroundings(root, Scripted())))
 
 
 def port(at: Any = 1000.0, boot: Any = "b", **changes: Any) -> Reading:
@@ -66,9 +66,9 @@ def test_a_healthy_node_reads_well(tmp_path: Path) -> None:
 
 
 def test_no_device_is_unknown_quietly(tmp_path: Path) -> None:
-    assert ports.read(Surroundings(tmp_path, Scripted())).absent == ports.NO_PORT
+    assert ports.read(HealthSurroundings(tmp_path, Scripted())).absent == ports.NO_PORT
     (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
-    assert ports.read(Surroundings(tmp_path, Scripted())).absent == ports.NO_PORT
+    assert ports.read(HealthSurroundings(tmp_path, Scripted())).absent == ports.NO_PORT
 
 
 def test_a_port_that_was_never_up_is_not_the_jobs(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_what_all_ports_count_is_told_where_one_stands_out(tmp_path: Path, one: 
     def seen(at: float, *counts: int) -> Reading:
         where = "counters" if counter.startswith(("port", "VL15")) else "hw_counters"
         tree(tmp_path, {f"mlx5_{n}": {f"{where}/{counter}": f"{count}\n"} for n, count in enumerate(counts)})
-        return Reading("ib_peers", at, "b", ports.read_peers(Surroundings(tmp_path, Scripted())))
+        return Reading("ib_peers", at, "b", ports.read_peers(HealthSurroundings(tmp_path, Scripted())))
 
     calm, most = seen(0.0, 1, 1, 1), int(10 * usual_per_s * 60)
     assert look("ib_peers", calm).severity is Severity.UNKNOWN

@@ -19,7 +19,7 @@ from gangrun.entry.health_watch import KeptCounters
 from gangrun.health.catalogue import FAMILIES
 from gangrun.health.framework.check import NodeFacts, Reading, Severity, Value, growth
 from gangrun.health.framework.readings import by_uuid, only, plain_facts, plain_reading
-from gangrun.health.framework.rounds import Rounds, Surroundings
+from gangrun.health.framework.rounds import HealthSurroundings, Rounds
 from tests.health.looks import POLICY, HandClock, Scripted, family, verdict_after, write
 from tests.health.test_infiniband import DOWN, port, tree
 from tests.waiting import until
@@ -56,7 +56,7 @@ def test_gpus_are_compared_by_their_uuid_where_a_job_numbers_them_anew() -> None
 
 
 def rounds(root: Path, clock: HandClock, name: str, said: Any = None) -> Rounds:
-    around = Surroundings(root, Scripted({"gpu": said} if said else {}))
+    around = HealthSurroundings(root, Scripted({"gpu": said} if said else {}))
     return Rounds([family(name)], around, POLICY, clock)
 
 

@@ -137,11 +137,7 @@ def test_nodes_that_cannot_be_asked_are_refused_in_words(text: str | None, words
     assert refused.value.hint
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["run", "--nodes", "n1"], ["-p", "gpu"], ["run", "--network"]],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("words", [["run", "--nodes", "n1"], ["-p", "gpu"], ["run", "--network"]], ids=" ".join)
 def test_what_contradicts_itself_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["health", *words])

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from gangrun.health.framework.check import CauseClass, Finding, Measured, Needs, Scope, Severity, Sticky
+from gangrun.health.framework.check import CauseClass, Finding, FindingEvidence, Needs, Scope, Severity, Sticky
 from gangrun.health.framework.evidence import QUIET_S, News, in_core, is_fatal, is_poor, travels
 from gangrun.health.gpu.xid import COALESCED_S, ECHO_S, REMEMBERED_S, GpuWord, XidStory
 
 HOT = Finding(
-    "gpu_temperature", Scope.GPU, "gpu 0", Severity.WARN, CauseClass.HARDWARE, Needs.ADMIN, Sticky.NO, Measured(90),
-    "gpu 0 is hot",
+    "gpu_temperature", Scope.GPU, "gpu 0", Severity.WARN, CauseClass.HARDWARE, Needs.ADMIN, Sticky.NO,
+    FindingEvidence(90), "gpu 0 is hot",
 )  # fmt: skip
 
 

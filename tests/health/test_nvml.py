@@ -20,7 +20,7 @@ from gangrun.adapters.local.children import ProbeChildren
 from gangrun.health.catalogue import CHECKS
 from gangrun.health.framework.check import CheckVerdict, HealthPolicy, NodeFacts, Reading, Severity
 from gangrun.health.framework.readings import facts_from
-from gangrun.health.framework.rounds import Surroundings
+from gangrun.health.framework.rounds import HealthSurroundings
 from gangrun.health.gpu import dcgm, devices
 from tests.health.looks import look
 from tests.health.profiles import H100, PROFILES
@@ -81,12 +81,7 @@ def library(build: Callable[..., Path], tmp_path: Path) -> Callable[..., Library
         state = tmp_path / "state"
         return Library(
             state,
-            {
-                **os.environ,
-                "LD_LIBRARY_PATH": str(build(*options)),
-                "FAKE_NVML": str(state),
-                "PYTHONPATH": str(REPO),
-            },
+            {**os.environ, "LD_LIBRARY_PATH": str(build(*options)), "FAKE_NVML": str(state), "PYTHONPATH": str(REPO)},
             PROFILES[profile],
         )
 
@@ -191,14 +186,14 @@ def test_an_old_driver_lacks_functions(library: Callable[..., Library]) -> None:
     assert look("nvlink_state", Reading("gpu", 0.0, "b", facts)).severity is Severity.UNKNOWN
 
 
-def around(tmp_path: Path, probes: object, on_bus: int) -> Surroundings:
+def around(tmp_path: Path, probes: object, on_bus: int) -> HealthSurroundings:
     for n in range(on_bus):
         device = tmp_path / f"sys/bus/pci/devices/0000:{n}b:00.0"
         device.mkdir(parents=True)
         (device / "vendor").write_text("0x10de\n")
         (device / "class").write_text("0x030200\n")
     (tmp_path / "sys/bus/pci/devices").mkdir(parents=True, exist_ok=True)
-    return Surroundings(tmp_path, probes)  # type: ignore[arg-type]
+    return HealthSurroundings(tmp_path, probes)  # type: ignore[arg-type]
 
 
 class Asked:

@@ -16,11 +16,11 @@ from gangrun.health.catalogue import ACTIVE_CHECKS, ACTIVE_FAMILIES, CHECKS, FAM
 from gangrun.health.framework.check import (
     CauseClass,
     Check,
+    CheckLook,
     CheckOutcome,
     Finding,
+    FindingEvidence,
     HealthPolicy,
-    Look,
-    Measured,
     Needs,
     NodeFacts,
     Reading,
@@ -36,7 +36,7 @@ from gangrun.health.framework.check import (
     worst,
 )  # fmt: skip
 from gangrun.health.framework.readings import facts_from, plain_facts, plain_reading, reading_from
-from gangrun.health.framework.rounds import CheckFamily, Rounds, Surroundings
+from gangrun.health.framework.rounds import CheckFamily, HealthSurroundings, Rounds
 from tests.health.looks import POLICY, HandClock, Scripted, reading
 from tests.waiting import until
 
@@ -71,12 +71,12 @@ ONE = Check("one", "f", "asks", lambda look: CheckOutcome("fine"))
 
 
 def rounds(read, tmp_path: Path, *checks: Check, within_s: float = 5.0) -> Rounds:
-    around = Surroundings(tmp_path, Scripted())
+    around = HealthSurroundings(tmp_path, Scripted())
     return Rounds([CheckFamily("f", within_s, read, checks or (ONE,))], around, POLICY, HandClock())
 
 
 def test_a_reading_that_raises_is_unknown(tmp_path: Path) -> None:
-    def read(around: Surroundings) -> NodeFacts:
+    def read(around: HealthSurroundings) -> NodeFacts:
         raise RuntimeError("the file\nis on fire")
 
     [verdict] = rounds(read, tmp_path).look()
@@ -94,7 +94,7 @@ def test_a_judge_that_raises_is_unknown_and_the_others_go_on(tmp_path: Path) -> 
 def test_a_reading_that_hangs_is_unknown_and_no_second_is_sent_after_it(tmp_path: Path) -> None:
     go_on, begun = threading.Event(), []
 
-    def read(around: Surroundings) -> NodeFacts:
+    def read(around: HealthSurroundings) -> NodeFacts:
         begun.append(1)
         go_on.wait(60)
         return NodeFacts()
@@ -113,7 +113,7 @@ def test_a_reading_that_hangs_is_unknown_and_no_second_is_sent_after_it(tmp_path
 def test_one_that_hangs_costs_those_read_with_it_nothing_and_is_judged_when_it_comes_back(tmp_path: Path) -> None:
     go_on, begun, clock = threading.Event(), list[str](), HandClock()
 
-    def slowly(around: Surroundings) -> NodeFacts:
+    def slowly(around: HealthSurroundings) -> NodeFacts:
         begun.append("slow")
         go_on.wait(60)
         return NodeFacts({"a": {"n": 1}})
@@ -121,7 +121,7 @@ def test_one_that_hangs_costs_those_read_with_it_nothing_and_is_judged_when_it_c
     quick = CheckFamily("quick", 60.0, lambda _: NodeFacts(), (replace(ONE, family="quick"),))
     unasked = CheckFamily("unasked", 60.0, lambda _: NodeFacts(), (ONE,))
     families = [CheckFamily("slow", 0.05, slowly, (ONE,)), quick, unasked]
-    both = Rounds(families, Surroundings(tmp_path, Scripted()), POLICY, clock)
+    both = Rounds(families, HealthSurroundings(tmp_path, Scripted()), POLICY, clock)
     told = both.look_at_once(["slow", "quick"], 60.0)
     assert {name: one.severity for name, [one] in told.items()} == {"slow": Severity.UNKNOWN, "quick": Severity.OK}
     assert told["slow"][0].words == "no answer within 0.05 s"
@@ -139,12 +139,12 @@ def test_one_that_hangs_costs_those_read_with_it_nothing_and_is_judged_when_it_c
 def test_families_are_read_at_the_same_time(tmp_path: Path) -> None:
     both = threading.Barrier(2, timeout=60)
 
-    def read(around: Surroundings) -> NodeFacts:
+    def read(around: HealthSurroundings) -> NodeFacts:
         both.wait()
         return NodeFacts()
 
     families = [CheckFamily(name, 60.0, read, (replace(ONE, family=name),)) for name in ("one", "other")]
-    told = Rounds(families, Surroundings(tmp_path, Scripted()), POLICY, HandClock()).look_at_once(
+    told = Rounds(families, HealthSurroundings(tmp_path, Scripted()), POLICY, HandClock()).look_at_once(
         ["one", "other"], 60.0
     )
     assert [one.severity for [one] in told.values()] == [Severity.OK, Severity.OK]
@@ -153,12 +153,12 @@ def test_families_are_read_at_the_same_time(tmp_path: Path) -> None:
 def test_what_came_back_long_ago_is_not_news(tmp_path: Path) -> None:
     go_on, begun, clock = threading.Event(), list[int](), HandClock()
 
-    def read(around: Surroundings) -> NodeFacts:
+    def read(around: HealthSurroundings) -> NodeFacts:
         begun.append(1)
         go_on.wait(60)
         return NodeFacts()
 
-    hanging = Rounds([CheckFamily("f", 60.0, read, (ONE,))], Surroundings(tmp_path, Scripted()), POLICY, clock)
+    hanging = Rounds([CheckFamily("f", 60.0, read, (ONE,))], HealthSurroundings(tmp_path, Scripted()), POLICY, clock)
     [late] = hanging.look_at_once(["f"], 0.05)["f"]
     assert (late.severity, late.words) == (Severity.UNKNOWN, "no answer within 0.05 s")
     go_on.set()
@@ -171,11 +171,11 @@ def test_what_came_back_long_ago_is_not_news(tmp_path: Path) -> None:
 def test_how_long_the_reading_took_is_kept_with_each_verdict(tmp_path: Path, why: str) -> None:
     clock = HandClock()
 
-    def read(around: Surroundings) -> NodeFacts:
+    def read(around: HealthSurroundings) -> NodeFacts:
         clock.at += 2.5
         return NodeFacts(absent=why)
 
-    around = Surroundings(tmp_path, Scripted())
+    around = HealthSurroundings(tmp_path, Scripted())
     told = Rounds([CheckFamily("f", 60.0, read, (ONE, ONE))], around, POLICY, clock).look()
     assert [one.took_s for one in told] == [2.5, 2.5]
 
@@ -188,7 +188,7 @@ def test_what_is_absent_is_unknown_with_its_reason(tmp_path: Path) -> None:
 def test_the_reading_before_is_the_baseline(tmp_path: Path) -> None:
     seen: list[Reading | None] = []
 
-    def judge(look: Look) -> CheckOutcome:
+    def judge(look: CheckLook) -> CheckOutcome:
         seen.append(look.before)
         return CheckOutcome("x")
 
@@ -202,7 +202,15 @@ def test_the_reading_before_is_the_baseline(tmp_path: Path) -> None:
 
 def test_unknown_alone_is_no_finding_and_never_worse_than_one() -> None:
     finding = Finding(
-        "one", Scope.NODE, "node", Severity.WARN, CauseClass.EITHER, Needs.NONE, Sticky.NO, Measured(1), "it is poor"
+        "one",
+        Scope.NODE,
+        "node",
+        Severity.WARN,
+        CauseClass.EITHER,
+        Needs.NONE,
+        Sticky.NO,
+        FindingEvidence(1),
+        "it is poor",
     )
     both = verdict_of(ONE, CheckOutcome("x", findings=(finding, finding), unknown="the other was silent"))
     assert both.severity is Severity.WARN

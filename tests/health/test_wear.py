@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gangrun.health.framework.check import CheckVerdict, NodeFacts, Reading, Severity, judged
-from gangrun.health.framework.rounds import Surroundings
+from gangrun.health.framework.rounds import HealthSurroundings
 from gangrun.health.host import node, storage
 from gangrun.health.network import ports
 from tests.health.looks import POLICY, Scripted, check, look, reading, write
@@ -89,13 +89,7 @@ def linked(at: float, odd: dict[str, int] | None = None, only: int = LINKS) -> R
 @pytest.mark.parametrize(
     ("name", "odd", "severity", "one", "many"),
     [
-        (
-            "nvlink_state",
-            {"active": 0},
-            FAIL,
-            "gpu 1 link 0 is down",
-            "18 of 18 NVLinks of gpu 1 are down (0-17)",
-        ),
+        ("nvlink_state", {"active": 0}, FAIL, "gpu 1 link 0 is down", "18 of 18 NVLinks of gpu 1 are down (0-17)"),
         (
             "nvlink_errors",
             {"replay": 50},
@@ -158,7 +152,7 @@ def bus(root: Path, fatal: int = 0, nonfatal: int = 0, full: str = "0.50", kind:
             "proc/pressure/io": CALM.format(full="0.00"),
         },
     )
-    return node.read_bus(Surroundings(root, Scripted()))
+    return node.read_bus(HealthSurroundings(root, Scripted()))
 
 
 def then(name: str, now: NodeFacts, before: NodeFacts | None = None) -> CheckVerdict:
@@ -179,7 +173,7 @@ def test_the_bus(tmp_path: Path) -> None:
     assert then("host_pressure", calm).severity is OK
     busy = then("host_pressure", bus(tmp_path, full="35.20"))
     assert (busy.severity, "waited for memory 35 %" in busy.words) == (WARN, True)
-    nothing = node.read_bus(Surroundings(tmp_path / "nothing", Scripted()))
+    nothing = node.read_bus(HealthSurroundings(tmp_path / "nothing", Scripted()))
     assert then("host_pressure", nothing).words == "the kernel does not measure pressure (PSI)"
     assert then("host_pcie_errors", nothing).severity is UNKNOWN
 
@@ -196,7 +190,9 @@ BOUND = "43 21 8:3 /lib /lib rw - ext4 /dev/sdc ro"
 
 def mounted(root: Path, *lines: str, lustre: str = "") -> NodeFacts:
     files = {"proc/self/mountinfo": "\n".join(lines)}
-    return storage.read_mounts(Surroundings(write(root, {**files, "sys/fs/lustre/health_check": lustre}), Scripted()))
+    return storage.read_mounts(
+        HealthSurroundings(write(root, {**files, "sys/fs/lustre/health_check": lustre}), Scripted())
+    )
 
 
 def test_mounts(tmp_path: Path) -> None:
@@ -237,7 +233,7 @@ def test_lustre(tmp_path: Path, said: str, severity: Severity) -> None:
 def test_congestion(tmp_path: Path, waits: tuple[int, ...], severity: Severity) -> None:
     def seen(counts: tuple[int, ...]) -> NodeFacts:
         tree(tmp_path, {f"mlx5_{k}": {"counters/port_xmit_wait": f"{count}\n"} for k, count in enumerate(counts)})
-        return ports.read_peers(Surroundings(tmp_path, Scripted()))
+        return ports.read_peers(HealthSurroundings(tmp_path, Scripted()))
 
     remember = ports.PEERS_FAMILY.remember
     before = remember(Reading("ib_peers", 0.0, "b", seen(tuple(0 for _ in waits))), None)

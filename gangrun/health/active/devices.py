@@ -17,19 +17,19 @@ from gangrun.health.framework.check import (
     WARN,
     CauseClass,
     Check,
+    CheckLook,
     CheckOutcome,
+    CheckSubject,
     Finding,
-    Look,
     Needs,
     NodeFacts,
     Reading,
     Scope,
     Severity,
     Sticky,
-    Subject,
     Value,
 )  # fmt: skip
-from gangrun.health.framework.rounds import CheckFamily, Surroundings
+from gangrun.health.framework.rounds import CheckFamily, HealthSurroundings
 
 NAME, NODE, CPU = "active", "node", "cpu"
 QUICK, DEEP = "quick", "deep"
@@ -43,7 +43,7 @@ SPEEDS = ("gemm_tflops", "memory_gbps", "h2d_gbps", "d2h_gbps", "allreduce_gbps"
 ASKED_ONLY_S = 3600.0  # never while ranks run; after a failure, and when somebody asks
 
 
-def _reads(how: str, within_s: float) -> Callable[[Surroundings], NodeFacts]:
+def _reads(how: str, within_s: float) -> Callable[[HealthSurroundings], NodeFacts]:
     return lambda around: around.probes.ask(NAME, (how, f"{within_s - ENDS_BEFORE_S:g}"), within_s)
 
 
@@ -66,7 +66,7 @@ def best_of(now: Reading, before: Reading | None) -> Reading:
     return Reading(now.family, now.at, now.boot_id, NodeFacts(values))
 
 
-def _found(look: Look, severity: Severity, place: str, sentence: str, new: Value, old: Value | None = None, *,
+def _found(look: CheckLook, severity: Severity, place: str, sentence: str, new: Value, old: Value | None = None, *,
            needs: Needs) -> Finding:  # fmt: skip
     """Of a GPU, or of the node if it is a CPU's. Only what failed is the hardware's for sure."""
     cause = CauseClass.HARDWARE if severity is FAIL else CauseClass.EITHER
@@ -74,7 +74,7 @@ def _found(look: Look, severity: Severity, place: str, sentence: str, new: Value
     return one if place.startswith("gpu ") else replace(one, scope=Scope.NODE)
 
 
-def judge_starts(look: Look) -> CheckOutcome:
+def judge_starts(look: CheckLook) -> CheckOutcome:
     """Does every device take work at all?"""
     started_count = len(look.facts.places_with("usable"))
     refused = {place: str(look.facts.get(place, "unusable")) for place in look.facts.places_with("unusable")}
@@ -87,7 +87,7 @@ def judge_starts(look: Look) -> CheckOutcome:
     return CheckOutcome(f"{started_count} of {started_count + len(found)} work", "all work", found)
 
 
-def _exact(look: Look, wrong_name: str, what: str, shown: str) -> CheckOutcome:
+def _exact(look: CheckLook, wrong_name: str, what: str, shown: str) -> CheckOutcome:
     """One wrong number is a broken device."""
     wrong = look.numbers(wrong_name)
     if not wrong:
@@ -100,21 +100,21 @@ def _exact(look: Look, wrong_name: str, what: str, shown: str) -> CheckOutcome:
     return CheckOutcome(f"{sum(wrong.values()):.0f} wrong in {shown}", "0 wrong", found)
 
 
-def judge_arithmetic(look: Look) -> CheckOutcome:
+def judge_arithmetic(look: CheckLook) -> CheckOutcome:
     """Is what a device multiplies right, bit for bit?"""
     what = "computed {count} numbers wrong in products whose result is known: do not train on it"
     products = sum(look.number(place, "gemm_products") or 0 for place in look.numbers("gemm_mismatches"))
     return _exact(look, "gemm_mismatches", what, f"{products:.0f} products")
 
 
-def judge_memory(look: Look) -> CheckOutcome:
+def judge_memory(look: CheckLook) -> CheckOutcome:
     """Does memory hold what was written?"""
     what = "read back {count} words of memory that are not what was written"
     tested = sum(count for place, count in look.numbers("memory_bytes_tested").items() if place != NODE)
     return _exact(look, "memory_mismatches", what, f"{tested / 1e9:.1f} GB")
 
 
-def _speed(look: Look, names: Mapping[str, str], unit: str) -> CheckOutcome:
+def _speed(look: CheckLook, names: Mapping[str, str], unit: str) -> CheckOutcome:
     """Each speed beside what this device reached before, and beside the same GPUs of this node."""
     limit = f">= {look.policy.active_share * PERCENT:.0f} % of its best"
     found, told, compared = [], [], False
@@ -139,7 +139,7 @@ def _speed(look: Look, names: Mapping[str, str], unit: str) -> CheckOutcome:
     return CheckOutcome(f"{' / '.join(told)} {unit}{first}", limit, tuple(found))
 
 
-def _how_bad(look: Look, share: float) -> Severity:
+def _how_bad(look: CheckLook, share: float) -> Severity:
     """A GPU is ours alone. A CPU works for others too: only less than half of its speed, while idle, is a fault."""
     if look.number(NODE, "gpus"):
         return FAIL
@@ -148,7 +148,7 @@ def _how_bad(look: Look, share: float) -> Severity:
     return FAIL if idle and share < look.policy.active_share_cpu else WARN
 
 
-def _best(look: Look, place: str, name: str) -> float | None:
+def _best(look: CheckLook, place: str, name: str) -> float | None:
     """What the same device reached before under the same driver and torch; None if there is nothing to compare."""
     if look.before is None or any(look.facts.get(place, key) != look.before.facts.get(place, key) for key in SAME):
         return None
@@ -156,17 +156,17 @@ def _best(look: Look, place: str, name: str) -> float | None:
     return best if best is not None and best > 0 else None
 
 
-def judge_arithmetic_speed(look: Look) -> CheckOutcome:
+def judge_arithmetic_speed(look: CheckLook) -> CheckOutcome:
     """How fast are products?"""
     return _speed(look, {"gemm_tflops": "{place} multiplies"}, "TFLOP/s")
 
 
-def judge_bandwidth(look: Look) -> CheckOutcome:
+def judge_bandwidth(look: CheckLook) -> CheckOutcome:
     """How fast is a device's own memory?"""
     return _speed(look, {"memory_gbps": "memory of {place} copies"}, "GB/s")
 
 
-def judge_copies(look: Look) -> CheckOutcome:
+def judge_copies(look: CheckLook) -> CheckOutcome:
     """How fast do bytes get to a GPU and back?"""
     outcome = _speed(look, {"h2d_gbps": "copies to {place} run", "d2h_gbps": "copies from {place} run"}, "GB/s")
     if not any(place.startswith("gpu ") for place in look.facts.values):
@@ -174,7 +174,7 @@ def judge_copies(look: Look) -> CheckOutcome:
     return outcome
 
 
-def judge_sum(look: Look) -> CheckOutcome:
+def judge_sum(look: CheckLook) -> CheckOutcome:
     """How fast, and how right, do all devices of this node add up?"""
     outcome = _speed(look, {"allreduce_gbps": "an all-reduce inside this node runs"}, "GB/s")
     wrong = look.number(NODE, "allreduce_mismatches")
@@ -185,14 +185,14 @@ def judge_sum(look: Look) -> CheckOutcome:
     return CheckOutcome(outcome.shown, outcome.limit, (bad, *outcome.findings))
 
 
-def _why_not(look: Look, name: str) -> str:
+def _why_not(look: CheckLook, name: str) -> str:
     return look.facts.why_missing(name) or NOT_ASKED
 
 
-DEVICE = Subject(Scope.GPU, CauseClass.HARDWARE, Needs.ADMIN, Sticky.BOOT, why_not=_why_not)
+DEVICE = CheckSubject(Scope.GPU, CauseClass.HARDWARE, Needs.ADMIN, Sticky.BOOT, why_not=_why_not)
 
 
-def _check(name: str, asks: str, judge: Callable[[Look], CheckOutcome], proves: str | None = None) -> Check:
+def _check(name: str, asks: str, judge: Callable[[CheckLook], CheckOutcome], proves: str | None = None) -> Check:
     return Check(name, NAME, asks, judge, ASKED_ONLY_S, DEVICE, proves)
 
 

@@ -15,12 +15,12 @@ from statistics import median
 
 from gangrun.health.framework.check import (
     CauseClass,
+    CheckLook,
     CheckOutcome,
     Finding,
+    FindingEvidence,
     Growth,
     HealthPolicy,
-    Look,
-    Measured,
     Needs,
     Severity,
     Sticky,
@@ -32,7 +32,7 @@ ONE_OF_EACH = "one of each kind"
 Limit = str | Callable[[HealthPolicy], str]
 
 
-class Measure(Enum):
+class BoundMeasure(Enum):
     """What of a value is compared with its limit."""
 
     VALUE = "the value"
@@ -53,8 +53,8 @@ class Bound:
     reading: str
     limit: float | str
     severity: Severity
-    sentence: str | Callable[[Look, str, float], str]
-    measure: Measure = Measure.VALUE
+    sentence: str | Callable[[CheckLook, str, float], str]
+    measure: BoundMeasure = BoundMeasure.VALUE
     reached: bool = False
     below: bool = False
     per: float = 1.0  # how many of the limit's units are one of the measure's: 60 for a limit per minute
@@ -66,13 +66,13 @@ class Bound:
     def of(self, grown: Growth) -> float:
         """What of the growth is compared."""
         match self.measure:
-            case Measure.GROWTH | Measure.VALUE:
+            case BoundMeasure.GROWTH | BoundMeasure.VALUE:
                 return grown.count
-            case Measure.PER_S:
+            case BoundMeasure.PER_S:
                 return grown.per_s * self.per
-            case Measure.PER_MIN:
+            case BoundMeasure.PER_MIN:
                 return grown.per_min
-            case Measure.SHARE_OF_TIME:
+            case BoundMeasure.SHARE_OF_TIME:
                 return min(1.0, grown.count / 1e9 / grown.over_s)
 
     def is_broken(self, value: float, policy: HealthPolicy) -> bool:
@@ -84,7 +84,7 @@ class Bound:
         """The limit as a number."""
         return float(getattr(policy, self.limit)) if isinstance(self.limit, str) else self.limit
 
-    def finding(self, look: Look, place: str, value: float, grown: Growth | None = None) -> Finding:
+    def finding(self, look: CheckLook, place: str, value: float, grown: Growth | None = None) -> Finding:
         """What it means that the place is beyond the limit."""
         if isinstance(self.sentence, str):
             words: dict[str, object] = {
@@ -99,7 +99,7 @@ class Bound:
             sentence = self.sentence.format(**words)
         else:
             sentence = self.sentence(look, place, value)
-        evidence = grown.evidence if grown is not None else Measured(value, self.good)
+        evidence = grown.evidence if grown is not None else FindingEvidence(value, self.good)
         return look.found(
             self.severity, place, sentence, evidence, needs=self.needs, cause=self.cause, sticky=self.sticky
         )
@@ -107,18 +107,18 @@ class Bound:
 
 def levels(
     *bounds: Bound, limit: Limit, shown: str | Callable[[list[float]], str], of: str = ""
-) -> Callable[[Look], CheckOutcome]:
+) -> Callable[[CheckLook], CheckOutcome]:
     """Judge values of each place. ``of``: the value that is shown, and without which a place is not judged."""
     primary = of or bounds[0].reading
 
-    def judge(look: Look) -> CheckOutcome:
+    def judge(look: CheckLook) -> CheckOutcome:
         return each(look, primary, limit_words(limit, look), shown, lambda place, _: broken(look, place, bounds))
 
     return judge
 
 
 def each(
-    look: Look,
+    look: CheckLook,
     name: str,
     limit: str,
     shown: str | Callable[[list[float]], str],
@@ -136,7 +136,7 @@ def each(
     return CheckOutcome((shown(all_of) if callable(shown) else shown.format(**sums)) + more, limit, found)
 
 
-def broken(look: Look, place: str, bounds: Iterable[Bound]) -> Finding | None:
+def broken(look: CheckLook, place: str, bounds: Iterable[Bound]) -> Finding | None:
     """The first of these bounds that a value of this place breaks."""
     for bound in bounds:
         value = look.number(place, bound.reading)
@@ -149,11 +149,11 @@ def counters(
     *bounds: Bound,
     limit: Limit,
     shown: str = "{bad} of {compared} counters",
-    group: Callable[[Look, Bound, Mapping[str, Growth]], list[Finding]] | None = None,
-) -> Callable[[Look], CheckOutcome]:
+    group: Callable[[CheckLook, Bound, Mapping[str, Growth]], list[Finding]] | None = None,
+) -> Callable[[CheckLook], CheckOutcome]:
     """Judge the growth of each counter at each place. ``group`` makes findings of the places that break one bound."""
 
-    def judge(look: Look) -> CheckOutcome:
+    def judge(look: CheckLook) -> CheckOutcome:
         told, found, sums = limit_words(limit, look), list[Finding](), list[float]()
         bad_count, total, most = 0, 0.0, 0.0
         for bound in bounds:
@@ -174,7 +174,7 @@ def counters(
     return judge
 
 
-def limit_words(limit: Limit, look: Look) -> str:
+def limit_words(limit: Limit, look: CheckLook) -> str:
     """The limit as it is shown."""
     return limit(look.policy) if callable(limit) else limit
 
@@ -191,7 +191,7 @@ def most_common(versions: Iterable[str]) -> str:
     return max(counts, key=lambda version: (counts[version], version))
 
 
-def one_version(look: Look, kinds: Mapping[str, Mapping[str, str]], why_not: str) -> CheckOutcome:
+def one_version(look: CheckLook, kinds: Mapping[str, Mapping[str, str]], why_not: str) -> CheckOutcome:
     """Firmware of devices of one kind: one version, on this node and on all. A set-up's matter, never the node's fault.
 
     Args:

@@ -1,7 +1,7 @@
 """The shapes of node health: what was read, how it grew, what is too much, what was found.
 
 A ``Reading`` is plain enough to be kept as JSON: recorded ones are the tests' data, and the one of a few seconds or
-attempts ago is the baseline for counters. A check is pure: it sees a ``Look`` and returns a ``CheckOutcome``. Most
+attempts ago is the baseline for counters. A check is pure: it sees a ``CheckLook`` and returns a ``CheckOutcome``. Most
 checks are rows of ``bounds``; a check that needs code has a function. Three things are never mixed up: bad hardware
 (fail), poor hardware (warn), and a check that could not look (unknown).
 """
@@ -118,7 +118,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class FindingEvidence:
     """The evidence: what it is now, what it was, and the time between; ``old`` is None if only the state counts."""
 
     new: Value
@@ -150,9 +150,9 @@ class Growth:
         return self.count / max(self.over_s / 60, 1.0)
 
     @property
-    def evidence(self) -> Measured:
+    def evidence(self) -> FindingEvidence:
         """What goes into a finding."""
-        return Measured(self.new, self.old, self.over_s)
+        return FindingEvidence(self.new, self.old, self.over_s)
 
     @property
     def words(self) -> str:
@@ -306,7 +306,7 @@ class Finding:
     cause: CauseClass
     needs: Needs
     sticky: Sticky
-    evidence: Measured
+    evidence: FindingEvidence
     sentence: str
     beside: bool = False  # about a device that this job may not use
     devices_count: int = 1  # as several links of one GPU are one finding
@@ -324,16 +324,18 @@ class CheckOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class CheckSubject:
     """What checks are about: the places that count, and what is usual of a finding at one of them."""
 
     scope: Scope
     cause: CauseClass
     needs: Needs
     sticky: Sticky = Sticky.NO
-    places: Callable[[Look, str], tuple[str, ...]] = lambda look, name: look.facts.places_with(name)
-    why_not: Callable[[Look, str], str] = lambda look, name: look.facts.why_missing(name) or "it was not measured"
-    beside: Callable[[Look], frozenset[str]] = lambda look: frozenset()  # places of devices that the job may not use
+    places: Callable[[CheckLook, str], tuple[str, ...]] = lambda look, name: look.facts.places_with(name)
+    why_not: Callable[[CheckLook, str], str] = lambda look, name: look.facts.why_missing(name) or "it was not measured"
+    beside: Callable[[CheckLook], frozenset[str]] = lambda look: (
+        frozenset()
+    )  # places of devices that the job may not use
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,16 +345,16 @@ class Check:
     name: str
     family: str
     asks: str  # for people: what it looks at
-    judge: Callable[[Look], CheckOutcome]
+    judge: Callable[[CheckLook], CheckOutcome]
     every_s: float = 60.0  # while a gang runs
-    about: Subject = Subject(Scope.NODE, CauseClass.EITHER, Needs.ADMIN)
+    about: CheckSubject = CheckSubject(Scope.NODE, CauseClass.EITHER, Needs.ADMIN)
     proves: str | None = (
         None  # of a test of devices whose results are known to the bit: what it proves, after its reading
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class CheckLook:
     """What a judge sees: the check, this reading, the reading before (or None), the bounds."""
 
     check: Check
@@ -389,7 +391,7 @@ class Look:
         severity: Severity,
         place: str,
         sentence: str,
-        new: Value | Measured,
+        new: Value | FindingEvidence,
         old: Value | None = None,
         needs: Needs | None = None,
         cause: CauseClass | None = None,
@@ -397,7 +399,7 @@ class Look:
     ) -> Finding:
         """A finding of this check, with what is usual for what it is about."""
         about = self.check.about
-        evidence = new if isinstance(new, Measured) else Measured(new, old)
+        evidence = new if isinstance(new, FindingEvidence) else FindingEvidence(new, old)
         return Finding(
             self.check.name, about.scope, place, severity, cause or about.cause, needs or about.needs,
             sticky or about.sticky, evidence, sentence,
@@ -454,7 +456,7 @@ def as_warning(finding: Finding) -> Finding:
 
 def judged(check: Check, now: Reading, before: Reading | None, policy: HealthPolicy) -> CheckVerdict:
     """One verdict. A judge that stumbles over odd values knows nothing, and must not take the others along."""
-    look = Look(check, now, before, policy)
+    look = CheckLook(check, now, before, policy)
     try:
         outcome = check.judge(look)
         others = check.about.beside(look)

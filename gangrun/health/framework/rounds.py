@@ -37,7 +37,7 @@ class Probes(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class HealthSurroundings:
     """What the edge may look at: a root to find /sys and /proc under, children, and what concerns this job."""
 
     root: Path
@@ -53,7 +53,7 @@ class CheckFamily:
 
     name: str
     within_s: float
-    read: Callable[[Surroundings], NodeFacts]
+    read: Callable[[HealthSurroundings], NodeFacts]
     checks: tuple[Check, ...]
     remember: Callable[[Reading, Reading | None], Reading] = lambda now, before: now  # pure: what spans several looks
     counters: frozenset[str] = frozenset()  # values that are kept for whoever looks next, when this process is no more
@@ -64,7 +64,7 @@ class Rounds:
     """Readings of one node over time: the one before is the baseline of the next."""
 
     def __init__(
-        self, families: Iterable[CheckFamily], around: Surroundings, policy: HealthPolicy, clock: Clock
+        self, families: Iterable[CheckFamily], around: HealthSurroundings, policy: HealthPolicy, clock: Clock
     ) -> None:
         self._families = tuple(families)
         self._around = around
@@ -155,7 +155,7 @@ class Rounds:
 class _Out:
     """One look at one family, in a thread that may never come back."""
 
-    def __init__(self, family: CheckFamily, around: Surroundings, clock: Clock) -> None:
+    def __init__(self, family: CheckFamily, around: HealthSurroundings, clock: Clock) -> None:
         self.back = threading.Event()
         self.said: tuple[NodeFacts, str] = (NodeFacts(), "could not be read")
         self.began = self.ended = clock.now()

@@ -16,18 +16,18 @@ from typing import Any
 from gangrun.health.framework.check import (
     CauseClass,
     Check,
+    CheckLook,
     CheckOutcome,
+    CheckSubject,
     Finding,
-    Look,
     Needs,
     NodeFacts,
     Scope,
     Severity,
     Sticky,
-    Subject,
     Value,
 )  # fmt: skip
-from gangrun.health.framework.rounds import CheckFamily, Surroundings
+from gangrun.health.framework.rounds import CheckFamily, HealthSurroundings
 from gangrun.health.gpu.devices import beside
 
 NAME, TEST_NAME, NODE, SEEN = "dcgm", "dcgm_test", "node", "seen"
@@ -37,30 +37,25 @@ HEALTH, TEST, DEEP_TEST = ("health", "-c", "-j"), ("diag", "-r", "1", "-j"), ("d
 WITHIN_S, TEST_WITHIN_S, DEEP_TEST_WITHIN_S = 20.0, 180.0, 900.0
 WORDS_MAX_CHARS = 160
 HEALTH_WORDS = {"healthy": Severity.OK, "warning": Severity.WARN, "failure": Severity.FAIL}
-TEST_WORDS = {
-    "pass": Severity.OK,
-    "warn": Severity.WARN,
-    "warning": Severity.WARN,
-    "fail": Severity.FAIL,
-}
+TEST_WORDS = {"pass": Severity.OK, "warn": Severity.WARN, "warning": Severity.WARN, "fail": Severity.FAIL}
 
 
-def read(around: Surroundings) -> NodeFacts:
+def read(around: HealthSurroundings) -> NodeFacts:
     """What its watches saw."""
     return around.probes.ask(NAME, HEALTH, WITHIN_S)
 
 
-def read_test(around: Surroundings) -> NodeFacts:
+def read_test(around: HealthSurroundings) -> NodeFacts:
     """Its test of level 1, which takes half a minute."""
     return _tested(around, TEST_WITHIN_S)
 
 
-def read_deep_test(around: Surroundings) -> NodeFacts:
+def read_deep_test(around: HealthSurroundings) -> NodeFacts:
     """Its test of level 2, which takes minutes: memory and PCIe as well."""
     return _tested(around, DEEP_TEST_WITHIN_S, DEEP_TEST)
 
 
-def _tested(around: Surroundings, within_s: float, words: Sequence[str] = TEST) -> NodeFacts:
+def _tested(around: HealthSurroundings, within_s: float, words: Sequence[str] = TEST) -> NodeFacts:
     return around.probes.ask(TEST_NAME, (f"{within_s:g}", *words), within_s)
 
 
@@ -119,7 +114,7 @@ def only_of(words: Sequence[str], uuids: Mapping[str, str], seen: Sequence[tuple
     return tuple(words) if whole else (*words, "-i", ",".join(own))
 
 
-def _others(look: Look) -> frozenset[str]:
+def _others(look: CheckLook) -> frozenset[str]:
     """Places, by DCGM's numbers, of GPUs that the job cannot see or may not use; what is in doubt counts."""
     facts = look.facts
     visible = {f"gpu {k}": facts.values[p] for k, p in enumerate(p for p in facts.values if p.startswith(SEEN))}
@@ -226,10 +221,10 @@ def _list(value: object) -> list[Any]:
 # ---- judging ---------------------------------------------------------------------------------------------------------
 
 
-def _judge(name: str, words: dict[str, Severity], whose: str) -> Callable[[Look], CheckOutcome]:
+def _judge(name: str, words: dict[str, Severity], whose: str) -> Callable[[CheckLook], CheckOutcome]:
     """Judge the word that it has for each GPU; the node's word only sums up what is said of GPUs."""
 
-    def judge(look: Look) -> CheckOutcome:
+    def judge(look: CheckLook) -> CheckOutcome:
         places = look.facts.places_with(name)
         if not places:
             return CheckOutcome("-", "none", unknown="dcgmi does not say")
@@ -248,14 +243,11 @@ def _judge(name: str, words: dict[str, Severity], whose: str) -> Callable[[Look]
     return judge
 
 
-DCGM = Subject(Scope.GPU, CauseClass.HARDWARE, Needs.ADMIN, Sticky.BOOT, beside=_others)
+DCGM = CheckSubject(Scope.GPU, CauseClass.HARDWARE, Needs.ADMIN, Sticky.BOOT, beside=_others)
 judge_health = _judge("health", HEALTH_WORDS, "watches say of")
 judge_test = _judge("test", TEST_WORDS, "tested")
 FAMILY = CheckFamily(
-    NAME,
-    WITHIN_S + 2.0,
-    read,
-    (Check("dcgm_health", NAME, "DCGM's watches saw nothing", judge_health, 300.0, DCGM),),
+    NAME, WITHIN_S + 2.0, read, (Check("dcgm_health", NAME, "DCGM's watches saw nothing", judge_health, 300.0, DCGM),)
 )
 TEST_FAMILY = CheckFamily(
     TEST_NAME,

@@ -19,19 +19,19 @@ from gangrun.health.framework.check import (
     WARN,
     CauseClass,
     Check,
+    CheckLook,
     CheckOutcome,
+    CheckSubject,
     Finding,
-    Look,
     Needs,
     NodeFacts,
     Reading,
     Scope,
     Sticky,
-    Subject,
     Value,
 )  # fmt: skip
 from gangrun.health.framework.readings import UUID, text_of
-from gangrun.health.framework.rounds import Surroundings
+from gangrun.health.framework.rounds import HealthSurroundings
 from gangrun.health.gpu.xid_table import RECOVERY_ACTIONS
 
 NODE = "node"
@@ -49,7 +49,7 @@ NOBODY = frozenset({"", "-1", "NoDevFiles"})  # CUDA passes over what follows th
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
 
-def read(around: Surroundings) -> NodeFacts:
+def read(around: HealthSurroundings) -> NodeFacts:
     """What NVML says, and how many GPUs are on the bus, which no driver can hide."""
     said = around.probes.ask("gpu", (), CHILD_WITHIN_S)
     node: dict[str, Value] = dict(said.values.get(NODE, {}))
@@ -84,7 +84,7 @@ def _owner(path: Path) -> int | None:
         return None
 
 
-def _on_bus(around: Surroundings) -> int | None:
+def _on_bus(around: HealthSurroundings) -> int | None:
     try:
         devices = list((around.root / "sys/bus/pci/devices").iterdir())
     except OSError:
@@ -103,7 +103,7 @@ def gpus_in(facts: NodeFacts) -> tuple[str, ...]:
     return tuple(place for place in facts.values if re.fullmatch(r"gpu \d+", place))
 
 
-def gpus(look: Look, name: str = "") -> tuple[str, ...]:
+def gpus(look: CheckLook, name: str = "") -> tuple[str, ...]:
     """The same of a look."""
     del name
     return gpus_in(look.facts)
@@ -153,12 +153,12 @@ def is_beside(facts: NodeFacts, named_gpus: tuple[str, ...] | None, uuid: str) -
     return bool(others and uuid) and None not in own and uuid not in own
 
 
-def why_not(look: Look, name: str) -> str:
+def why_not(look: CheckLook, name: str) -> str:
     """Why ``name`` was measured on no GPU."""
     return look.facts.why_missing(name) or "no GPU says" if gpus(look) else _why_none(look)
 
 
-def _why_none(look: Look) -> str:
+def _why_none(look: CheckLook) -> str:
     silent = look.facts.missing.get(NODE, {}).get(CHILD_ANSWER)
     if silent:
         return silent
@@ -166,17 +166,17 @@ def _why_none(look: Look) -> str:
     return f"NVML does not answer: {words}" if look.number(NODE, "on_bus_count") and words is not None else NO_GPU
 
 
-def _beside(look: Look) -> frozenset[str]:
+def _beside(look: CheckLook) -> frozenset[str]:
     return beside(look.facts, look.policy.gpus_used)
 
 
-GPU = Subject(Scope.GPU, CauseClass.HARDWARE, Needs.RESET, Sticky.BOOT, gpus, why_not, _beside)
+GPU = CheckSubject(Scope.GPU, CauseClass.HARDWARE, Needs.RESET, Sticky.BOOT, gpus, why_not, _beside)
 
 
 # ---- judging ---------------------------------------------------------------------------------------------------------
 
 
-def judge_count(look: Look) -> CheckOutcome:
+def judge_count(look: CheckLook) -> CheckOutcome:
     """As many GPUs as were asked for, or as are on the bus."""
     expected, on_bus = look.policy.gpus_count, look.number(NODE, "on_bus_count")
     error, count = look.number(NODE, "nvml_error"), look.number(NODE, "gpus_count")
@@ -200,7 +200,7 @@ def judge_count(look: Look) -> CheckOutcome:
     return CheckOutcome(f"{count:.0f}" + (f", {on_bus:.0f} on the bus" if on_bus is not None else ""), limit, found)
 
 
-def _no_driver(look: Look, *, mismatch: bool) -> Finding:
+def _no_driver(look: CheckLook, *, mismatch: bool) -> Finding:
     words = str(look.facts.get(NODE, "nvml_words"))
     if mismatch:
         sentence = "the driver was updated and the old one still runs (library and kernel module differ): reboot"
@@ -212,7 +212,7 @@ def _no_driver(look: Look, *, mismatch: bool) -> Finding:
     return look.found(severity, NODE, sentence, words, needs=Needs.ADMIN, cause=CauseClass.CONFIG)
 
 
-def judge_lost(look: Look) -> CheckOutcome:
+def judge_lost(look: CheckLook) -> CheckOutcome:
     """Does every GPU answer?"""
     here = gpus(look)
     if not here:
@@ -226,7 +226,7 @@ def judge_lost(look: Look) -> CheckOutcome:
     return CheckOutcome(f"{len(here) - len(found)} of {len(here)} answer", "all answer", tuple(found))
 
 
-def judge_recovery(look: Look) -> CheckOutcome:
+def judge_recovery(look: CheckLook) -> CheckOutcome:
     """What the GPU itself asks for: the best single sign there is."""
 
     def bad(place: str, value: float) -> Finding | None:
@@ -239,7 +239,7 @@ def judge_recovery(look: Look) -> CheckOutcome:
     return each(look, "recovery_action", "none", "{bad} of {count} ask for one", bad)
 
 
-def judge_driver(look: Look) -> CheckOutcome:
+def judge_driver(look: CheckLook) -> CheckOutcome:
     """Are driver library and kernel module of one version?"""
     library, module = look.facts.get(NODE, "driver"), look.facts.get(NODE, "loaded_driver")
     limit = "library = module"
@@ -261,7 +261,7 @@ MODES = (  # (name, what it should be, words if it is not)
 )
 
 
-def judge_modes(look: Look) -> CheckOutcome:
+def judge_modes(look: CheckLook) -> CheckOutcome:
     """Is every GPU set up as training wants it?"""
     here = [place for place in gpus(look) if any(look.number(place, name) is not None for name, _, _ in MODES)]
     if not here:
@@ -278,7 +278,7 @@ def judge_modes(look: Look) -> CheckOutcome:
     return CheckOutcome(f"{len(here) - len(found)} of {len(here)} as usual", "ECC on, no MIG", tuple(found))
 
 
-def judge_leftovers(look: Look) -> CheckOutcome:
+def judge_leftovers(look: CheckLook) -> CheckOutcome:
     """Does a program that is not ours hold memory of a GPU? Of interest before ranks start; later they hold it."""
 
     def bad(place: str, used: float) -> Finding | None:
@@ -299,7 +299,7 @@ def judge_leftovers(look: Look) -> CheckOutcome:
 FIRMWARE = (("vbios", "VBIOS"), ("info_rom_version", "info ROM"))
 
 
-def judge_firmware(look: Look) -> CheckOutcome:
+def judge_firmware(look: CheckLook) -> CheckOutcome:
     """Do GPUs of one model carry the same firmware?"""
     kinds: dict[str, dict[str, str]] = {}
     for name, what in FIRMWARE:

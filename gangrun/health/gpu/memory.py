@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from gangrun.health.framework.bounds import Bound, Measure, counters, each, levels
+from gangrun.health.framework.bounds import Bound, BoundMeasure, counters, each, levels
 from gangrun.health.framework.check import (
     FAIL,
     WARN,
     Check,
+    CheckLook,
     CheckOutcome,
     Finding,
-    Look,
-    Measured,
+    FindingEvidence,
     Needs,
     Reading,
     Sticky,
@@ -31,7 +31,7 @@ NOT_MEASURED = "this GPU does not measure it"  # as ``adapters.nvml`` says it
 RATES = ("ecc_corrected rate", "ecc_corrected rate before", "ecc_corrected rate before that")
 
 
-def _uncorrected(look: Look, place: str, count: float) -> str:
+def _uncorrected(look: CheckLook, place: str, count: float) -> str:
     ever = look.number(place, "ecc_uncorrected_ever")
     history = f" ({ever:.0f} in its whole life)" if ever is not None else ""
     return f"{place} had {count:.0f} uncorrectable memory errors since the driver was loaded{history}"
@@ -46,14 +46,14 @@ judge_ever = counters(  # it outlives resets: only its growth tells of today
         0,
         FAIL,
         "{place}: its count of uncorrectable memory errors went {words}",
-        Measure.GROWTH,
+        BoundMeasure.GROWTH,
     ),
     limit="0 new",
     shown="{total:.0f} new",
 )
 
 
-def judge_corrected(look: Look) -> CheckOutcome:
+def judge_corrected(look: CheckLook) -> CheckOutcome:
     """Corrected errors by rate: each did no harm, many announce worse."""
     per_hour = look.policy.ecc_corrected_per_hour
     limit = f"<= {per_hour:g}/h"
@@ -74,14 +74,14 @@ def judge_corrected(look: Look) -> CheckOutcome:
     return CheckOutcome(f"{sum(g.count for g in grown.values()):.0f} new", limit, found or growing)
 
 
-def _growing(look: Look, place: str) -> Finding | None:
+def _growing(look: CheckLook, place: str) -> Finding | None:
     """Few errors, but twice as many in each span as in the one before."""
     newest, middle, oldest = [(look.number(place, name) or 0.0) * 3600 for name in RATES]
     if oldest <= 0 or newest < look.policy.ecc_growing_per_hour or middle < 2 * oldest or newest < 2 * middle:
         return None
     told = f"{oldest:.0f}, {middle:.0f}, {newest:.0f} an hour"
     sentence = f"{place} corrects memory errors faster and faster ({told}, {span(ECC_WINDOW_S)} each): not harmful yet"
-    evidence = Measured(newest, oldest, 3 * ECC_WINDOW_S)
+    evidence = FindingEvidence(newest, oldest, 3 * ECC_WINDOW_S)
     return look.found(WARN, place, sentence, evidence, needs=Needs.NONE, sticky=Sticky.CLEAN)
 
 
@@ -111,8 +111,8 @@ SRAM_PARTS = {
 }
 
 
-def _sram(told: str) -> Callable[[Look, str, float], str]:
-    def sentence(look: Look, place: str, value: float) -> str:
+def _sram(told: str) -> Callable[[CheckLook, str, float], str]:
+    def sentence(look: CheckLook, place: str, value: float) -> str:
         del value
         counts = [(look.number(place, name) or 0.0, words) for name, words in SRAM_PARTS.items()]
         where = " and ".join(f"{count:.0f} in {words}" for count, words in counts if count)
@@ -135,7 +135,7 @@ SRAM_BOUNDS = (
 )  # fmt: skip
 
 
-def judge_sram(look: Look) -> CheckOutcome:
+def judge_sram(look: CheckLook) -> CheckOutcome:
     """The GPU's own mark that its SRAM is worn out, and what it counted in its life."""
     ever = look.numbers("sram_uncorrected_ever").values()
     shown = "{total:.0f} marked" + (f", {sum(ever):.0f} uncorrected ever" if ever else "")
@@ -143,7 +143,7 @@ def judge_sram(look: Look) -> CheckOutcome:
     return levels(*SRAM_BOUNDS, limit=limit, shown=shown)(look)
 
 
-def judge_remapped(look: Look) -> CheckOutcome:
+def judge_remapped(look: CheckLook) -> CheckOutcome:
     """Rows of memory that were replaced by spare ones: failure is final, pending wants a reset, many are a sign."""
 
     def bad(place: str, failed: float) -> Finding | None:
@@ -170,13 +170,13 @@ def judge_remapped(look: Look) -> CheckOutcome:
     return each(look, "remap_failed", "0 failed, 0 pending", f"{rows:.0f} rows remapped", bad)
 
 
-def _none_of(look: Look, name: str, words: str) -> str:
+def _none_of(look: CheckLook, name: str, words: str) -> str:
     """Why it was measured nowhere: in plain words if these are GPUs of another generation."""
     why = GPU.why_not(look, name)
     return words if why == NOT_MEASURED else why
 
 
-def judge_retired(look: Look) -> CheckOutcome:
+def judge_retired(look: CheckLook) -> CheckOutcome:
     """Pages taken out of use, on GPUs before Ampere."""
 
     def bad(place: str, pages: float) -> Finding | None:
@@ -200,7 +200,7 @@ PENDING_REPAIRS = {
 }
 
 
-def judge_repairs(look: Look) -> CheckOutcome:
+def judge_repairs(look: CheckLook) -> CheckOutcome:
     """Does a GPU (from Blackwell on) wait for a reset to repair itself?"""
     here = [place for place in gpus(look) if any(look.number(place, name) is not None for name in PENDING_REPAIRS)]
     if not here:

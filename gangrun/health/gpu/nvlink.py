@@ -12,15 +12,15 @@ from dataclasses import replace
 from typing import TypeVar
 
 from gangrun.core.nodeset import fold
-from gangrun.health.framework.bounds import Bound, Measure, counters
+from gangrun.health.framework.bounds import Bound, BoundMeasure, counters
 from gangrun.health.framework.check import (
     FAIL,
     WARN,
     Check,
+    CheckLook,
     CheckOutcome,
     Finding,
     Growth,
-    Look,
     Needs,
     Scope,
     Sticky,
@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 NO_LINKS, NO_NVLINK5 = "these GPUs have no NVLink", "these GPUs have no NVLink 5"
 
 
-def _why_not(look: Look, name: str) -> str:
+def _why_not(look: CheckLook, name: str) -> str:
     if not gpus(look):
         return GPU.why_not(look, name)
     if name in (NVLINK5[0].reading, RATES[0].reading):
@@ -72,7 +72,7 @@ def _which(gpu: str, links: Mapping[str, object], worst: str) -> tuple[str, str]
     return (worst, "") if len(links) == 1 else (gpu, f" at most, on {len(links)} links ({_numbers(links)})")
 
 
-def judge_state(look: Look) -> CheckOutcome:
+def judge_state(look: CheckLook) -> CheckOutcome:
     """Is every link of a GPU that has links up?"""
     links = look.numbers("active")
     if not links:
@@ -90,7 +90,7 @@ def judge_state(look: Look) -> CheckOutcome:
     return CheckOutcome(shown, "all up", tuple(found))
 
 
-def _grown(look: Look, bound: Bound, bad: Mapping[str, Growth]) -> list[Finding]:
+def _grown(look: CheckLook, bound: Bound, bad: Mapping[str, Growth]) -> list[Finding]:
     """A finding for each GPU with links that count too much, made of the worst."""
     found = []
     for gpu, links in _by_gpu(bad).items():
@@ -107,7 +107,7 @@ def _grown(look: Look, bound: Bound, bad: Mapping[str, Growth]) -> list[Finding]
 
 def _often(counter: str, words: str) -> Bound:
     """A warning each, as sources disagree whether these do harm."""
-    limit, of, needs, sticky = "nvlink_errors_per_min", Measure.PER_MIN, Needs.NONE, Sticky.CLEAN
+    limit, of, needs, sticky = "nvlink_errors_per_min", BoundMeasure.PER_MIN, Needs.NONE, Sticky.CLEAN
     return Bound(counter, limit, WARN, words, of, reached=True, needs=needs, sticky=sticky)
 
 
@@ -119,7 +119,7 @@ NVLINK_ERRORS = (
     _often("ecc", "ECC errors of data"),
 )
 NVLINK5 = (
-    Bound("recoveries_failed", 0, FAIL, "links that could not be brought back", Measure.GROWTH),
+    Bound("recoveries_failed", 0, FAIL, "links that could not be brought back", BoundMeasure.GROWTH),
     _often("recoveries", "links that went down and came back"),
     _often("receive_errors", "errors of what was received"),
     _often("remote_errors", "packets that were damaged before"),
@@ -138,7 +138,7 @@ judge_errors = counters(*NVLINK_ERRORS, limit=lambda p: f"< {p.nvlink_errors_per
 judge_nvlink5 = counters(*NVLINK5, limit=lambda p: f"0 failed, < {p.nvlink_errors_per_min:g}/min", group=_grown)
 
 
-def judge_speed(look: Look) -> CheckOutcome:
+def judge_speed(look: CheckLook) -> CheckOutcome:
     """Does every link that is up run as fast as the fastest of its kind?"""
     limit = "= the fastest of its kind"
     up = {place: speed for place, speed in look.numbers("speed_mbps").items() if speed and look.number(place, "active")}
@@ -166,7 +166,7 @@ def judge_speed(look: Look) -> CheckOutcome:
     return CheckOutcome(", ".join(f"{speed:.0f}" for speed in told[:3]) + " MB/s", limit, tuple(found))
 
 
-def judge_error_rates(look: Look) -> CheckOutcome:
+def judge_error_rates(look: CheckLook) -> CheckOutcome:
     """Do links of the fifth generation get more bits wrong than their error correction is made for?"""
     limit = f"<= {look.policy.nvlink_effective_ber:g} of the bits"
     rates = {bound: look.numbers(bound.reading) for bound in RATES}

@@ -10,16 +10,16 @@ from __future__ import annotations
 from dataclasses import replace
 from statistics import median
 
-from gangrun.health.framework.bounds import Bound, Measure, counters, each, far_below
+from gangrun.health.framework.bounds import Bound, BoundMeasure, counters, each, far_below
 from gangrun.health.framework.check import (
     FAIL,
     WARN,
     CauseClass,
     Check,
+    CheckLook,
     CheckOutcome,
     Finding,
-    Look,
-    Measured,
+    FindingEvidence,
     Needs,
     Reading,
     Sticky,
@@ -41,7 +41,7 @@ NONE_AT_WORK = "no GPU is at work"
 # ---- heat ------------------------------------------------------------------------------------------------------------
 
 
-def judge_temperature(look: Look) -> CheckOutcome:
+def judge_temperature(look: CheckLook) -> CheckOutcome:
     """Degrees left before a GPU slows itself down, and each beside its peers."""
     policy, middle = look.policy, median(look.numbers("temperature_c").values() or [0.0])
 
@@ -88,11 +88,11 @@ def with_heat(now: Reading, before: Reading | None) -> Reading:
 
 
 def _throttled(counter: str, how: str) -> Bound:
-    def sentence(look: Look, place: str, share: float) -> str:
+    def sentence(look: CheckLook, place: str, share: float) -> str:
         over_s = look.now.at - (look.before.at if look.before else 0.0)
         return f"{place} was slowed down {how}, {share * 100:.0f} % of the last {span(over_s)}"
 
-    limit, of = "throttle_share", Measure.SHARE_OF_TIME
+    limit, of = "throttle_share", BoundMeasure.SHARE_OF_TIME
     return Bound(counter, limit, WARN, sentence, of, needs=Needs.ADMIN, sticky=Sticky.CLEAN)
 
 
@@ -137,7 +137,7 @@ def with_slowing(now: Reading, before: Reading | None) -> Reading:
     return now.with_more(more)
 
 
-def judge_slowed(look: Look) -> CheckOutcome:
+def judge_slowed(look: CheckLook) -> CheckOutcome:
     """Does the hardware, or the driver for heat, hold down the clocks of a GPU at work?"""
     limit, known = "none at work", look.numbers("clock_reasons")
     busy = [place for place in known if _at_work(look.now, place)]
@@ -147,7 +147,7 @@ def judge_slowed(look: Look) -> CheckOutcome:
     return CheckOutcome(f"{len(found)} of {len(busy)} at work", limit, found)
 
 
-def _slowed(look: Look, place: str, busy: list[str]) -> Finding | None:
+def _slowed(look: CheckLook, place: str, busy: list[str]) -> Finding | None:
     now, before, bits = look.now, look.before, _bits(look.now, place)
     words = next((words for bit, words in REASONS if bits & bit), "")
     if not words or before is None or not comparable(now, before) or not _same(now, before, place):
@@ -164,7 +164,7 @@ def _slowed(look: Look, place: str, busy: list[str]) -> Finding | None:
         often = f"in {share * 100:.0f} % of all looks of {span(WINDOW_S)}"
         beside = f"{clocks[place]:.0f} MHz while the GPUs beside it run at {usual:.0f}{company}"
         severity, sentence = FAIL, f"{place} is slowed down {words}, {often}: {beside}"
-    evidence = Measured(bits, _bits(before, place), now.at - before.at)
+    evidence = FindingEvidence(bits, _bits(before, place), now.at - before.at)
     return look.found(severity, place, sentence, evidence, needs=Needs.ADMIN, sticky=Sticky.CLEAN)
 
 
@@ -183,7 +183,7 @@ def _same(now: Reading, before: Reading, place: str) -> bool:
 # ---- beside those of its kind ----------------------------------------------------------------------------------------
 
 
-def judge_clocks(look: Look) -> CheckOutcome:
+def judge_clocks(look: CheckLook) -> CheckOutcome:
     """Does a busy GPU run slower than the busy ones beside it? At rest clocks say nothing."""
     limit = f">= {look.policy.clock_share * 100:.0f} % of its peers"
     clocks = look.numbers("sm_clock_mhz")
@@ -199,7 +199,7 @@ def judge_clocks(look: Look) -> CheckOutcome:
     return CheckOutcome(f"{min(busy.values()):.0f} to {max(busy.values()):.0f} MHz", limit, found)
 
 
-def judge_power(look: Look) -> CheckOutcome:
+def judge_power(look: CheckLook) -> CheckOutcome:
     """May every GPU draw as much as the others of its model?"""
     kinds: dict[object, dict[str, float]] = {}
     for place, watts in look.numbers("power_limit_w").items():
@@ -222,7 +222,7 @@ def _watts(all_of: list[float]) -> str:
     return f"{most} W" if least == most else f"{least} to {most} W"
 
 
-def judge_idle(look: Look) -> CheckOutcome:
+def judge_idle(look: CheckLook) -> CheckOutcome:
     """Does a GPU that holds a program rest while others work? One that hangs or lags shows like this."""
     limit, before = f">= {IDLE_PERCENT:g} % where others work", look.before
     shares = look.numbers("busy_percent")
@@ -232,7 +232,7 @@ def judge_idle(look: Look) -> CheckOutcome:
     told = f"does nothing while {busy_count} GPUs beside it work: its rank waits for something else, or hangs"
     found = tuple(
         look.found(
-            WARN, place, f"{place} {told}", Measured(share, over_s=look.now.at - before.at), None, Needs.NONE,
+            WARN, place, f"{place} {told}", FindingEvidence(share, over_s=look.now.at - before.at), None, Needs.NONE,
             CauseClass.APPLICATION, Sticky.NO,
         )
         for place, share in shares.items()
@@ -252,7 +252,7 @@ REPLAYS_PER_LANE_MIN = {1: 0.15, 2: 0.3, 3: 0.48, 4: 0.96, 5: 1.92, 6: 3.84}  # 
 NEWEST_GENERATION = 6
 
 
-def judge_pcie(look: Look) -> CheckOutcome:
+def judge_pcie(look: CheckLook) -> CheckOutcome:
     """Lanes of the bus; their speed drops when a GPU rests, so only their number is judged."""
 
     def bad(place: str, width: float) -> Finding | None:
@@ -265,7 +265,7 @@ def judge_pcie(look: Look) -> CheckOutcome:
     return each(look, "pcie_width", "= its maximum", "x{least:.0f}", bad)
 
 
-def judge_pcie_speed(look: Look) -> CheckOutcome:
+def judge_pcie_speed(look: CheckLook) -> CheckOutcome:
     """Does the bus of a busy GPU run at its full speed? At rest it is slow on purpose."""
     limit, before = "= its maximum at work", look.before
     known = [place for place in gpus(look) if _generations(look.now, place) is not None]
@@ -280,7 +280,7 @@ def judge_pcie_speed(look: Look) -> CheckOutcome:
             continue
         speed, full = _generations(look.now, place) or (0.0, 0.0)
         runs = f"its PCIe runs at generation {speed:.0f} of {full:.0f}: copies to it are slow"
-        evidence = Measured(speed, full, look.now.at - before.at)
+        evidence = FindingEvidence(speed, full, look.now.at - before.at)
         sentence = f"{place} is at work and {runs}"
         found.append(look.found(WARN, place, sentence, evidence, needs=Needs.REBOOT, sticky=Sticky.NO))
     return CheckOutcome(f"{len(busy) - len(found)} of {len(busy)} at full speed", limit, tuple(found))
@@ -296,7 +296,7 @@ def _is_slow(reading: Reading, place: str) -> bool:
     return _at_work(reading, place) and both is not None and both[0] < both[1]
 
 
-def judge_replays(look: Look) -> CheckOutcome:
+def judge_replays(look: CheckLook) -> CheckOutcome:
     """How often does PCIe send again? A few are normal, and more the faster the bus is."""
     limit, grown = "as DCGM allows, by lanes and speed", look.grown("pcie_replays")
     if not grown:
@@ -312,7 +312,7 @@ def judge_replays(look: Look) -> CheckOutcome:
     return CheckOutcome(f"{max(one.per_min for one in grown.values()):.1f}/min at most", limit, found)
 
 
-def _replays_allowed(look: Look, place: str) -> float:
+def _replays_allowed(look: CheckLook, place: str) -> float:
     generation = int(look.number(place, "pcie_generation_max") or NEWEST_GENERATION)
     per_lane = REPLAYS_PER_LANE_MIN.get(generation, REPLAYS_PER_LANE_MIN[NEWEST_GENERATION])
     return (look.number(place, "pcie_width") or 16.0) * per_lane
@@ -331,7 +331,7 @@ FABRIC_MASK = (  # (shift of two bits, words, is it broken while it lasts)
 )
 
 
-def judge_fabric(look: Look) -> CheckOutcome:
+def judge_fabric(look: CheckLook) -> CheckOutcome:
     """On machines with NVSwitch CUDA does not start before the fabric is up."""
 
     def bad(place: str, state: float) -> Finding | None:

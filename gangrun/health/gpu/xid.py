@@ -22,7 +22,7 @@ from gangrun.health.framework.check import (
     WARN,
     CauseClass,
     Finding,
-    Measured,
+    FindingEvidence,
     Needs,
     Scope,
     Severity,
@@ -194,17 +194,10 @@ def _time(events: list[XidEvent]) -> str:
 
 
 def _say(
-    gpu: str,
-    row: XidRow,
-    severity: Severity,
-    cause: CauseClass,
-    needs: Needs,
-    sticky: Sticky,
-    times: int,
-    why: str,
+    gpu: str, row: XidRow, severity: Severity, cause: CauseClass, needs: Needs, sticky: Sticky, times: int, why: str
 ) -> Finding:
     sentence = f"XID {row.xid} on {gpu}: {row.means}" + (f"; {why}" if why else "")
-    evidence = Measured(times, 0, REMEMBERED_S)
+    evidence = FindingEvidence(times, 0, REMEMBERED_S)
     return Finding(CHECK, Scope.GPU, gpu, severity, cause, needs, sticky, evidence, sentence)
 
 

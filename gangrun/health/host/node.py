@@ -13,26 +13,26 @@ import re
 import resource
 from pathlib import Path
 
-from gangrun.health.framework.bounds import Bound, Measure, counters
+from gangrun.health.framework.bounds import Bound, BoundMeasure, counters
 from gangrun.health.framework.check import (
     FAIL,
     WARN,
     CauseClass,
     Check,
+    CheckLook,
     CheckOutcome,
-    Look,
-    Measured,
+    CheckSubject,
+    FindingEvidence,
     Needs,
     NodeFacts,
     Scope,
     Sticky,
-    Subject,
     Value,
     growth,
     span,
 )  # fmt: skip
 from gangrun.health.framework.readings import folders_in, number_in, text_of
-from gangrun.health.framework.rounds import CheckFamily, Surroundings
+from gangrun.health.framework.rounds import CheckFamily, HealthSurroundings
 
 NODE = "node"
 PROCESSES_MAX_COUNT = 50_000
@@ -47,7 +47,7 @@ GB = 1e9
 # ---- reading the host ------------------------------------------------------------------------------------------------
 
 
-def read(around: Surroundings) -> NodeFacts:
+def read(around: HealthSurroundings) -> NodeFacts:
     """One place, ``node``, and one for each memory controller that counts its errors."""
     root = around.root
     values: dict[str, Value] = {}
@@ -201,10 +201,10 @@ def _clock(values: dict[str, Value], missing: dict[str, str]) -> None:
 
 # ---- judging the host ------------------------------------------------------------------------------------------------
 
-HOST = Subject(Scope.NODE, CauseClass.EITHER, Needs.ADMIN)
+HOST = CheckSubject(Scope.NODE, CauseClass.EITHER, Needs.ADMIN)
 
 
-def judge_memory(look: Look) -> CheckOutcome:
+def judge_memory(look: CheckLook) -> CheckOutcome:
     """Is there memory left?"""
     total, free = look.number(NODE, "memory_bytes"), look.number(NODE, "available_bytes")
     limit = f">= {look.policy.memory_available_share * PERCENT:.0f} % available"
@@ -215,12 +215,17 @@ def judge_memory(look: Look) -> CheckOutcome:
     return _one(look, shown, limit, sentence if free / total < look.policy.memory_available_share else "", free)
 
 
-def _unmeasured(look: Look, name: str, limit: str = "") -> CheckOutcome:
+def _unmeasured(look: CheckLook, name: str, limit: str = "") -> CheckOutcome:
     return CheckOutcome("-", limit, unknown=look.check.about.why_not(look, name))
 
 
 def _one(
-    look: Look, shown: str, limit: str, sentence: str, new: Value | Measured, cause: CauseClass | None = None
+    look: CheckLook,
+    shown: str,
+    limit: str,
+    sentence: str,
+    new: Value | FindingEvidence,
+    cause: CauseClass | None = None,
 ) -> CheckOutcome:
     """With a warning about the node, if there is a sentence."""
     return CheckOutcome(shown, limit, (look.found(WARN, NODE, sentence, new, cause=cause),) if sentence else ())
@@ -228,17 +233,17 @@ def _one(
 
 LOST = "{place} lost data: uncorrected memory errors went {words}; a memory module is failing"
 MENDED = "{place} corrects many errors: {words}; a memory module may be failing"
-MODULE = Subject(Scope.NODE, CauseClass.HARDWARE, Needs.RMA, Sticky.BOOT)
+MODULE = CheckSubject(Scope.NODE, CauseClass.HARDWARE, Needs.RMA, Sticky.BOOT)
 
 judge_memory_errors = counters(
-    Bound("ue_count", 0, FAIL, LOST, Measure.GROWTH),
-    Bound("ce_count", "edac_corrected_per_min", WARN, MENDED, Measure.PER_S, per=60),
+    Bound("ue_count", 0, FAIL, LOST, BoundMeasure.GROWTH),
+    Bound("ce_count", "edac_corrected_per_min", WARN, MENDED, BoundMeasure.PER_S, per=60),
     limit=lambda policy: f"0 new uncorrected, <= {policy.edac_corrected_per_min:g}/min corrected",
     shown="{total:.0f} new uncorrected",
 )
 
 
-def judge_shm(look: Look) -> CheckOutcome:
+def judge_shm(look: CheckLook) -> CheckOutcome:
     """Is there shared memory, for NCCL and for data loaders?"""
     size, free = look.number(NODE, "shm_bytes"), look.number(NODE, "shm_free_bytes")
     policy = look.policy
@@ -253,7 +258,7 @@ def judge_shm(look: Look) -> CheckOutcome:
     return _one(look, shown, limit, sentence if free < policy.shm_free_share * size else "", free)
 
 
-def judge_load(look: Look) -> CheckOutcome:
+def judge_load(look: CheckLook) -> CheckOutcome:
     """Do more processes want to run than there are CPUs?"""
     load, cpus = look.number(NODE, "load"), look.number(NODE, "cpus") or 1.0
     bound = look.policy.load_per_cpu * cpus
@@ -263,7 +268,7 @@ def judge_load(look: Look) -> CheckOutcome:
     return _one(look, f"{load:.1f} on {cpus:.0f} CPUs", f"<= {bound:g}", sentence if load > bound else "", load)
 
 
-def judge_processes(look: Look) -> CheckOutcome:
+def judge_processes(look: CheckLook) -> CheckOutcome:
     """Do processes hang in the kernel, look after look? Once is any disk at work."""
     waiting, most, before = look.number(NODE, "waiting"), look.policy.waiting_processes_max, look.before
     limit = f"<= {most} stuck"
@@ -275,10 +280,10 @@ def judge_processes(look: Look) -> CheckOutcome:
         return CheckOutcome(shown, limit)
     over_s, example = look.now.at - before.at, look.facts.get(NODE, "waiting_example") or "?"
     sentence = f"{waiting:.0f} processes wait in the kernel (state D), {was:.0f} {span(over_s)} ago: {example}"
-    return _one(look, shown, limit, sentence, Measured(waiting, was, over_s))
+    return _one(look, shown, limit, sentence, FindingEvidence(waiting, was, over_s))
 
 
-def judge_clock(look: Look) -> CheckOutcome:
+def judge_clock(look: CheckLook) -> CheckOutcome:
     """Does the kernel trust its clock?"""
     most_s = look.policy.clock_error_warn_s
     limit = f"error <= {most_s:g} s"
@@ -291,7 +296,7 @@ def judge_clock(look: Look) -> CheckOutcome:
     return _one(look, shown, limit, "" if good and error_s <= most_s else sentence, error_s)
 
 
-def judge_limits(look: Look) -> CheckOutcome:
+def judge_limits(look: CheckLook) -> CheckOutcome:
     """May processes open enough files? Locked memory matters to RDMA only, and is told."""
     files, locked = look.number(NODE, "files"), look.number(NODE, "locked_bytes")
     limit = f">= {look.policy.files_min} files"
@@ -307,7 +312,7 @@ def judge_limits(look: Look) -> CheckOutcome:
 ROOMS = (("tasks", "tasks_max", "processes and threads"), ("open_files", "open_files_max", "open files"))
 
 
-def judge_room(look: Look) -> CheckOutcome:
+def judge_room(look: CheckLook) -> CheckOutcome:
     """Can the node start more processes and open more files? Who leaks them stops everybody's."""
     policy = look.policy
     limit = f"<= {policy.room_used_warn * 100:.0f} %, fail at {policy.room_used_fail * 100:.0f} %"
@@ -335,7 +340,7 @@ TAINTS = (
 )
 
 
-def judge_kernel(look: Look) -> CheckOutcome:
+def judge_kernel(look: CheckLook) -> CheckOutcome:
     """Did the kernel note a fault of the machine? Older notes are told, new ones count."""
     new, grown = look.number(NODE, "tainted"), growth(look.now, look.before, NODE, "tainted")
     if new is None:
@@ -354,7 +359,7 @@ def judge_kernel(look: Look) -> CheckOutcome:
 
 KILLED = "the kernel killed {count:.0f} processes for want of memory in {over}"
 judge_oom = counters(  # a program's doing, and it explains a rank's end
-    Bound("oom_kills", 0, WARN, KILLED, Measure.GROWTH), limit="0 new", shown="{total:.0f} new"
+    Bound("oom_kills", 0, WARN, KILLED, BoundMeasure.GROWTH), limit="0 new", shown="{total:.0f} new"
 )
 
 
@@ -363,12 +368,12 @@ judge_oom = counters(  # a program's doing, and it explains a rank's end
 NAMES_WITHIN_S = 10.0
 
 
-def read_names(around: Surroundings) -> NodeFacts:
+def read_names(around: HealthSurroundings) -> NodeFacts:
     """A child asks the resolver, which may wait for a dead server."""
     return around.probes.ask("names", around.peers, NAMES_WITHIN_S)
 
 
-def judge_names(look: Look) -> CheckOutcome:
+def judge_names(look: CheckLook) -> CheckOutcome:
     """Do this host's and its peers' names resolve, soon?"""
     limit, slowest_s, found = f"< {look.policy.names_within_s:g} s", 0.0, []
     for name in look.facts.values:
@@ -395,7 +400,7 @@ WAITED = {"memory": "memory", "io": "disks or file servers"}
 _FULL = re.compile(r"^full avg10=\S+ avg60=(\d{1,3}(?:\.\d+)?)", re.MULTILINE)
 
 
-def read_bus(around: Surroundings) -> NodeFacts:
+def read_bus(around: HealthSurroundings) -> NodeFacts:
     """A place for each device that counts its errors, and ``node`` for pressure."""
     values: dict[str, dict[str, Value]] = {NODE: {}}
     missing: dict[str, dict[str, str]] = {NODE: {}}
@@ -418,7 +423,7 @@ def read_bus(around: Surroundings) -> NodeFacts:
     return NodeFacts(values, missing)
 
 
-BUS = Subject(
+BUS = CheckSubject(
     Scope.NODE,
     CauseClass.HARDWARE,
     Needs.ADMIN,
@@ -426,13 +431,13 @@ BUS = Subject(
     why_not=lambda look, name: look.facts.why_missing(name) or "no device counts them",
 )
 judge_pcie_errors = counters(  # what the bus mended itself is left to replays
-    Bound("fatal", 0, FAIL, "{place}: fatal PCIe errors went {words}", Measure.GROWTH, needs=Needs.REBOOT),
-    Bound("nonfatal", 0, WARN, "{place}: nonfatal PCIe errors went {words}", Measure.GROWTH),
+    Bound("fatal", 0, FAIL, "{place}: fatal PCIe errors went {words}", BoundMeasure.GROWTH, needs=Needs.REBOOT),
+    Bound("nonfatal", 0, WARN, "{place}: nonfatal PCIe errors went {words}", BoundMeasure.GROWTH),
     limit="0 new fatal or nonfatal",
 )
 
 
-def judge_pressure(look: Look) -> CheckOutcome:
+def judge_pressure(look: CheckLook) -> CheckOutcome:
     """Did everything stand still for want of memory or disks, for much of the last minute?"""
     most = look.policy.pressure_share
     limit = f"<= {most * 100:.0f} % of a minute"
@@ -450,8 +455,8 @@ def judge_pressure(look: Look) -> CheckOutcome:
     return CheckOutcome(", ".join(f"{what} {share * 100:.0f} %" for what, share in shares.items()), limit, found)
 
 
-KERNEL = Subject(Scope.NODE, CauseClass.EITHER, Needs.REBOOT, Sticky.BOOT)
-OOM = Subject(Scope.NODE, CauseClass.APPLICATION, Needs.RESTART)
+KERNEL = CheckSubject(Scope.NODE, CauseClass.EITHER, Needs.REBOOT, Sticky.BOOT)
+OOM = CheckSubject(Scope.NODE, CauseClass.APPLICATION, Needs.RESTART)
 FAMILY = CheckFamily(
     "host",
     5.0,

@@ -14,21 +14,21 @@ from gangrun.health.framework.check import (
     FAIL,
     CauseClass,
     Check,
+    CheckLook,
     CheckOutcome,
-    Look,
+    CheckSubject,
     Needs,
     NodeFacts,
     Scope,
-    Subject,
     Value,
 )  # fmt: skip
-from gangrun.health.framework.rounds import CheckFamily, Surroundings
+from gangrun.health.framework.rounds import CheckFamily, HealthSurroundings
 
 NAME, PREFIX = "site", "site_"
 ENDS_BEFORE_S = 2.0  # the one who starts the command is given so much more
 WELL, NOT_WELL = 0, 1
 COMMANDS_MAX_COUNT = 20
-SITE = Subject(Scope.NODE, CauseClass.EITHER, Needs.ADMIN)
+SITE = CheckSubject(Scope.NODE, CauseClass.EITHER, Needs.ADMIN)
 NAMES = re.compile(r"[a-z][a-z0-9_]{0,30}")
 
 
@@ -52,7 +52,7 @@ def family(commands: Mapping[str, SiteCommand]) -> CheckFamily | None:
     return CheckFamily(NAME, within_s + ENDS_BEFORE_S, partial(_read, commands), checks)
 
 
-def _read(commands: Mapping[str, SiteCommand], around: Surroundings) -> NodeFacts:
+def _read(commands: Mapping[str, SiteCommand], around: HealthSurroundings) -> NodeFacts:
     values: dict[str, Mapping[str, Value]] = {}
     missing: dict[str, Mapping[str, str]] = {}
     for name, one in commands.items():
@@ -64,7 +64,7 @@ def _read(commands: Mapping[str, SiteCommand], around: Surroundings) -> NodeFact
     return NodeFacts(values, missing)
 
 
-def _judge(name: str, look: Look) -> CheckOutcome:
+def _judge(name: str, look: CheckLook) -> CheckOutcome:
     """Its exit code is its verdict, its last line the sentence."""
     limit = "ends with 0"
     code, said = look.number(name, "code"), str(look.facts.get(name, "said") or "")

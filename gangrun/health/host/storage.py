@@ -20,18 +20,18 @@ from gangrun.health.framework.check import (
     WARN,
     CauseClass,
     Check,
+    CheckLook,
     CheckOutcome,
-    Look,
+    CheckSubject,
     Needs,
     NodeFacts,
     Scope,
-    Subject,
     Value,
     comparable,
     span,
 )  # fmt: skip
 from gangrun.health.framework.readings import text_of
-from gangrun.health.framework.rounds import CheckFamily, Surroundings
+from gangrun.health.framework.rounds import CheckFamily, HealthSurroundings
 
 NAME, MOUNTS_NAME, NODE = "storage", "mounts", "node"
 CHILD_WITHIN_S = 20.0
@@ -40,7 +40,7 @@ DIRECTORIES_MAX_COUNT = 5
 NOT_YET = "the directory is not there yet"
 NOT_THERE = os.strerror(errno.ENOENT)
 CONTENT = b"gangrun health probe\n" * 195  # 4 KiB, about
-FS = Subject(
+FS = CheckSubject(
     Scope.FS,
     CauseClass.EITHER,
     Needs.ADMIN,
@@ -125,7 +125,7 @@ def _words(error: OSError) -> str:
 # ---- directories -----------------------------------------------------------------------------------------------------
 
 
-def read(around: Surroundings) -> NodeFacts:
+def read(around: HealthSurroundings) -> NodeFacts:
     """One child for each directory, one after the other."""
     values: dict[str, dict[str, Value]] = {}
     missing: dict[str, dict[str, str]] = {}
@@ -140,7 +140,7 @@ def read(around: Surroundings) -> NodeFacts:
     return NodeFacts(values, missing, "" if around.directories else "no directory was named")
 
 
-def judge_answers(look: Look) -> CheckOutcome:
+def judge_answers(look: CheckLook) -> CheckOutcome:
     """Can a small file be written, synced, renamed and read back, and how fast?"""
     found, slowest_s, policy = [], -1.0, look.policy
     for place, values in look.facts.values.items():
@@ -162,7 +162,7 @@ def judge_answers(look: Look) -> CheckOutcome:
     return CheckOutcome(shown, limit, tuple(found), why)
 
 
-def _full(look: Look, place: str, used: float) -> str:
+def _full(look: CheckLook, place: str, used: float) -> str:
     free = (look.number(place, "free_bytes") or 0.0) / 1e9
     return f"the file system of {place} is {used * 100:.0f} % full, {free:.1f} GB are left"
 
@@ -180,7 +180,7 @@ judge_inodes = levels(
 )
 
 
-def judge_writable(look: Look) -> CheckOutcome:
+def judge_writable(look: CheckLook) -> CheckOutcome:
     """Did the kernel turn a file system read-only? It does so when a disk fails."""
     places = look.facts.places_with("read_only")
     if not places:
@@ -206,7 +206,7 @@ MOUNTS_MAX_COUNT = 512
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
-def read_mounts(around: Surroundings) -> NodeFacts:
+def read_mounts(around: HealthSurroundings) -> NodeFacts:
     """A place for each mount of a disk or a file server, and ``node`` for Lustre's own word."""
     text = text_of(around.root / "proc/self/mountinfo", MOUNTINFO_MAX_BYTES)
     values: dict[str, dict[str, Value]] = {NODE: {}}
@@ -229,7 +229,7 @@ def read_mounts(around: Surroundings) -> NodeFacts:
     return NodeFacts(values, missing)
 
 
-def judge_mounts(look: Look) -> CheckOutcome:
+def judge_mounts(look: CheckLook) -> CheckOutcome:
     """Is everything still mounted that was, and as it was meant?"""
     here, before = look.facts.places_with("mounted"), look.before
     if why := look.facts.why_missing("mounted"):
@@ -253,7 +253,7 @@ def judge_mounts(look: Look) -> CheckOutcome:
     return CheckOutcome(f"{len(here)} mounted", "as before", tuple(found))
 
 
-def judge_lustre(look: Look) -> CheckOutcome:
+def judge_lustre(look: CheckLook) -> CheckOutcome:
     """What does the Lustre client say of itself?"""
     said = look.facts.get(NODE, "lustre")
     if said is None:

@@ -14,24 +14,24 @@ import re
 from pathlib import Path
 from statistics import median
 
-from gangrun.health.framework.bounds import Bound, Measure, one_version
+from gangrun.health.framework.bounds import Bound, BoundMeasure, one_version
 from gangrun.health.framework.check import (
     FAIL,
     FIRST_LOOK,
     WARN,
     CauseClass,
     Check,
+    CheckLook,
     CheckOutcome,
+    CheckSubject,
     Finding,
+    FindingEvidence,
     Growth,
-    Look,
-    Measured,
     Needs,
     NodeFacts,
     Reading,
     Scope,
     Sticky,
-    Subject,
     Value,
     comparable,
     growth,
@@ -40,7 +40,7 @@ from gangrun.health.framework.check import (
     with_windows,
 )  # fmt: skip
 from gangrun.health.framework.readings import folders_in, number_in, text_of
-from gangrun.health.framework.rounds import CheckFamily, Surroundings
+from gangrun.health.framework.rounds import CheckFamily, HealthSurroundings
 
 NAME, PEERS_NAME = "infiniband", "ib_peers"
 DEVICES = "sys/class/infiniband"
@@ -59,13 +59,13 @@ WINDOWS_S = {DOWNED: HOUR_S, SYMBOLS: HOUR_S}
 
 
 def _bound(
-    counter: str, limit: float | str, tells: str, measure: Measure = Measure.PER_S, per: float = 1.0,
+    counter: str, limit: float | str, tells: str, measure: BoundMeasure = BoundMeasure.PER_S, per: float = 1.0,
     cause: CauseClass = CauseClass.HARDWARE,
 ) -> Bound:  # fmt: skip
     return Bound(counter, limit, WARN, tells, measure, per=per, needs=Needs.NONE, cause=cause)
 
 
-def _elsewhere(counter: str, limit: float | str, tells: str, measure: Measure = Measure.PER_S) -> Bound:
+def _elsewhere(counter: str, limit: float | str, tells: str, measure: BoundMeasure = BoundMeasure.PER_S) -> Bound:
     """What a peer that dies leaves at all others, or a full fabric, is no sign against this port."""
     return _bound(counter, limit, tells, measure, cause=CauseClass.ELSEWHERE)
 
@@ -74,15 +74,15 @@ BOUNDS = (
     _bound("link_error_recovery", "link_recovery_per_min", "short stalls", per=60),
     _bound(SYMBOLS, "symbol_errors_per_s", "a bad cable or plug"),
     _bound("port_rcv_errors", "receive_errors_per_s", "damaged packets came in"),
-    _bound("local_link_integrity_errors", 0, "the link is close to its error limit", Measure.GROWTH),
-    _bound("excessive_buffer_overrun_errors", 0, "flow control was violated", Measure.GROWTH),
+    _bound("local_link_integrity_errors", 0, "the link is close to its error limit", BoundMeasure.GROWTH),
+    _bound("excessive_buffer_overrun_errors", 0, "flow control was violated", BoundMeasure.GROWTH),
     _elsewhere("port_xmit_discards", "discards_per_s", "congestion, rarely this node"),
-    _elsewhere("rnr_nak_retry_err", 0, "a receiver was slow; often the program's", Measure.GROWTH),
-    _elsewhere("req_rnr_retries_exceeded", 0, "a connection died: look at both ends", Measure.GROWTH),
-    _elsewhere("req_transport_retries_exceeded", 0, "a connection died: look at both ends", Measure.GROWTH),
+    _elsewhere("rnr_nak_retry_err", 0, "a receiver was slow; often the program's", BoundMeasure.GROWTH),
+    _elsewhere("req_rnr_retries_exceeded", 0, "a connection died: look at both ends", BoundMeasure.GROWTH),
+    _elsewhere("req_transport_retries_exceeded", 0, "a connection died: look at both ends", BoundMeasure.GROWTH),
     _elsewhere("local_ack_timeout_err", "ack_timeouts_per_s", "a peer did not answer"),
     _elsewhere("roce_slow_restart", "receive_errors_per_s", "RoCE slows down"),
-    _bound(CARRIER, CARRIER_CHANGES_MAX, "its interface loses its link again and again", Measure.GROWTH),
+    _bound(CARRIER, CARRIER_CHANGES_MAX, "its interface loses its link again and again", BoundMeasure.GROWTH),
 )
 TWICE = ("local_link_integrity_errors", "excessive_buffer_overrun_errors")  # again ten minutes later: it is broken
 COUNTERS = (DOWNED, *(bound.reading for bound in BOUNDS))
@@ -119,17 +119,17 @@ PEER_COUNTERS = (WAITS, *(counter for counter, _, _ in BESIDE))
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
 
-def read(around: Surroundings) -> NodeFacts:
+def read(around: HealthSurroundings) -> NodeFacts:
     """Every port, and its own counters."""
     return read_ports(around, COUNTERS)
 
 
-def read_peers(around: Surroundings) -> NodeFacts:
+def read_peers(around: HealthSurroundings) -> NodeFacts:
     """Every port, and the counters that are compared."""
     return read_ports(around, PEER_COUNTERS)
 
 
-def read_ports(around: Surroundings, counters: tuple[str, ...]) -> NodeFacts:
+def read_ports(around: HealthSurroundings, counters: tuple[str, ...]) -> NodeFacts:
     """Every port's states, rate and these counters; ports as ``mlx5_0 port 1``."""
     values: dict[str, dict[str, Value]] = {}
     missing: dict[str, dict[str, str]] = {}
@@ -254,7 +254,7 @@ def is_up(facts: NodeFacts, place: str) -> bool:
     return facts.number(place, "state") == ACTIVE and facts.number(place, "phys_state") in (LINK_UP, None)
 
 
-def in_use(look: Look, name: str = "") -> tuple[str, ...]:
+def in_use(look: CheckLook, name: str = "") -> tuple[str, ...]:
     """The ports that matter: of the devices that the policy names, or those that are or were active."""
     del name
     named = look.policy.ib_devices
@@ -263,13 +263,13 @@ def in_use(look: Look, name: str = "") -> tuple[str, ...]:
     return look.facts.places_with(UP_AT)
 
 
-PORT = Subject(Scope.PORT, CauseClass.HARDWARE, Needs.ADMIN, Sticky.CLEAN, in_use)
+PORT = CheckSubject(Scope.PORT, CauseClass.HARDWARE, Needs.ADMIN, Sticky.CLEAN, in_use)
 
 
 # ---- what a port is by itself ----------------------------------------------------------------------------------------
 
 
-def judge_devices(look: Look) -> CheckOutcome:
+def judge_devices(look: CheckLook) -> CheckOutcome:
     """Are the devices there that the job uses?"""
     here = tuple(dict.fromkeys(str(look.facts.get(place, "device")) for place in look.facts.values))
     shown = f"{len(here)}: {', '.join(here)}" if len(here) <= 4 else f"{len(here)} devices"
@@ -282,7 +282,7 @@ def judge_devices(look: Look) -> CheckOutcome:
     return CheckOutcome(shown, f"= {len(named)} named" if named else "(none named)", found)
 
 
-def judge_firmware(look: Look) -> CheckOutcome:
+def judge_firmware(look: CheckLook) -> CheckOutcome:
     """Do network devices of one kind carry the same firmware?"""
     kinds: dict[str, dict[str, str]] = {}
     for place in in_use(look):
@@ -293,7 +293,7 @@ def judge_firmware(look: Look) -> CheckOutcome:
     return one_version(look, kinds, "no device in use says its firmware")
 
 
-def judge_state(look: Look) -> CheckOutcome:
+def judge_state(look: CheckLook) -> CheckOutcome:
     """Is every port that is used up?"""
     used = in_use(look)
     if not used:
@@ -302,13 +302,13 @@ def judge_state(look: Look) -> CheckOutcome:
     return CheckOutcome(f"{len(used) - len(found)} of {len(used)} up", "all ACTIVE", tuple(found))
 
 
-def _state(look: Look, place: str) -> Finding | None:
+def _state(look: CheckLook, place: str) -> Finding | None:
     facts, at = look.facts, look.now.at
     state, physical = facts.number(place, "state"), facts.number(place, "phys_state")
     if state is None or is_up(facts, place):
         return None
     words, up_at = str(facts.get(place, "state words")), facts.number(place, UP_AT)
-    evidence = Measured(words) if up_at is None else Measured(words, "ACTIVE", at - up_at)
+    evidence = FindingEvidence(words) if up_at is None else FindingEvidence(words, "ACTIVE", at - up_at)
     link = f"; its link is {facts.get(place, 'phys_state words')}" if physical != LINK_UP else ""
     if state == INITIALISING and physical == LINK_UP:
         sentence = f"{place} is up but waits for the subnet manager ({words}): a fabric matter, rarely the node's"
@@ -321,7 +321,7 @@ def _state(look: Look, place: str) -> Finding | None:
     return look.found(FAIL, place, down, evidence)
 
 
-def judge_rate(look: Look) -> CheckOutcome:
+def judge_rate(look: CheckLook) -> CheckOutcome:
     """Does every port run at full rate? With none expected: at that of its fastest peer, of the same kind."""
     rates = {place: rate for place, rate in look.numbers("rate").items() if look.number(place, "state") == ACTIVE}
     if not rates:
@@ -345,7 +345,7 @@ def judge_rate(look: Look) -> CheckOutcome:
 # ---- what it counts by itself ----------------------------------------------------------------------------------------
 
 
-def judge_flaps(look: Look) -> CheckOutcome:
+def judge_flaps(look: CheckLook) -> CheckOutcome:
     """Did a link go down? Once is ridden out; again within the hour, or for the third time in a day, it is broken."""
     policy = look.policy
     grown = {place: one for place in in_use(look) if (one := in_window(look.now, place, DOWNED)) is not None}
@@ -366,7 +366,7 @@ def judge_flaps(look: Look) -> CheckOutcome:
     return CheckOutcome(f"{total:.0f} in {span(longest_s)}", f"< {policy.link_downed_per_hour:g} in 1 h", tuple(found))
 
 
-def judge_errors(look: Look) -> CheckOutcome:
+def judge_errors(look: CheckLook) -> CheckOutcome:
     """Do error counters grow faster than they may?"""
     compared_count, found = 0, []
     for place in in_use(look):
@@ -386,7 +386,7 @@ def judge_errors(look: Look) -> CheckOutcome:
     return CheckOutcome(f"{len(found)} of {compared_count} counters", "rates: see docs", tuple(found))
 
 
-def _error(look: Look, place: str, bound: Bound, grown: Growth) -> Finding:
+def _error(look: CheckLook, place: str, bound: Bound, grown: Growth) -> Finding:
     sentence = f"{place}: {bound.reading} went {grown.words} ({bound.sentence})"
     first = look.number(place, f"{bound.reading} first grew")
     if bound.reading in TWICE and first is not None and look.now.at - first >= AGAIN_AFTER_S:
@@ -395,7 +395,7 @@ def _error(look: Look, place: str, bound: Bound, grown: Growth) -> Finding:
     return look.found(WARN, place, sentence, grown.evidence, needs=bound.needs, cause=bound.cause)
 
 
-def _many_symbols(look: Look, place: str) -> Finding | None:
+def _many_symbols(look: CheckLook, place: str) -> Finding | None:
     """More than the standard's share of wrong bits makes in an hour: too few to be seen in seconds."""
     grown = in_window(look.now, place, SYMBOLS)
     if grown is None or grown.count <= look.policy.symbol_errors_per_hour * max(1.0, grown.over_s / HOUR_S):
@@ -409,7 +409,7 @@ def _many_symbols(look: Look, place: str) -> Finding | None:
 PEERS_LIMIT = f"<= {BESIDE_PEERS:g} times its peers"
 
 
-def _far_above(look: Look, counter: str, usual_per_s: float) -> tuple[dict[str, Growth], dict[str, float]]:
+def _far_above(look: CheckLook, counter: str, usual_per_s: float) -> tuple[dict[str, Growth], dict[str, float]]:
     """The growth at each port in use, and at those far above the others how many times the usual it is."""
     grown = look.grown(counter)
     if len(grown) < PEERS_MIN_COUNT:
@@ -418,17 +418,17 @@ def _far_above(look: Look, counter: str, usual_per_s: float) -> tuple[dict[str, 
     return grown, {p: one.per_s / usual for p, one in grown.items() if one.per_s > BESIDE_PEERS * usual}
 
 
-def _too_few(look: Look, *counters: str) -> CheckOutcome:
+def _too_few(look: CheckLook, *counters: str) -> CheckOutcome:
     known = look.before is None and any(look.numbers(one) for one in counters)
     why = FIRST_LOOK if known else f"fewer than {PEERS_MIN_COUNT} ports to compare"
     return CheckOutcome("-", PEERS_LIMIT, unknown=why)
 
 
-def _beside(look: Look, place: str, sentence: str, grown: Growth) -> Finding:
+def _beside(look: CheckLook, place: str, sentence: str, grown: Growth) -> Finding:
     return look.found(WARN, place, sentence, grown.evidence, needs=Needs.NONE, cause=CauseClass.ELSEWHERE)
 
 
-def judge_congestion(look: Look) -> CheckOutcome:
+def judge_congestion(look: CheckLook) -> CheckOutcome:
     """Does one port wait to send far longer than those beside it? Rarely its own fault, and told for that reason."""
     grown, above = _far_above(look, WAITS, USUAL_WAITS_PER_S)
     if not grown:
@@ -441,7 +441,7 @@ def judge_congestion(look: Look) -> CheckOutcome:
     return CheckOutcome(f"{max(one.per_s for one in grown.values()):.3g} ticks/s at most", PEERS_LIMIT, found)
 
 
-def judge_peers(look: Look) -> CheckOutcome:
+def judge_peers(look: CheckLook) -> CheckOutcome:
     """Does one port count far more of what others count, too?"""
     found, compared_count = [], 0
     for counter, usual_per_s, tells in BESIDE:
@@ -455,8 +455,8 @@ def judge_peers(look: Look) -> CheckOutcome:
     return CheckOutcome(f"{len(found)} of {compared_count} counters", PEERS_LIMIT, tuple(found))
 
 
-GONE = Subject(Scope.NODE, CauseClass.HARDWARE, Needs.REBOOT, Sticky.BOOT)
-STATE = Subject(Scope.PORT, CauseClass.HARDWARE, Needs.ADMIN, Sticky.NO, in_use)
+GONE = CheckSubject(Scope.NODE, CauseClass.HARDWARE, Needs.REBOOT, Sticky.BOOT)
+STATE = CheckSubject(Scope.PORT, CauseClass.HARDWARE, Needs.ADMIN, Sticky.NO, in_use)
 FAMILY = CheckFamily(
     NAME,
     5.0,

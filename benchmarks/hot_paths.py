@@ -55,7 +55,7 @@ def step_report() -> dict:
             "    best.append((time.perf_counter() - t) / 100000)\n"
             "print(sorted(best)[3])\n"
         )
-        slot = progress.Slot(str(path), 0)
+        slot = progress.ProgressPage(str(path), 0)
         environment = {**os.environ, "GANGRUN_PROGRESS_SLOT": str(path), "PYTHONPATH": str(ROOT)}
         ours = float(
             subprocess.run(

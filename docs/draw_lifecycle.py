@@ -3,13 +3,13 @@
 import sys
 from pathlib import Path
 
-from gangrun.core.machine.lifecycle import MOVES, TABLE, Late, Refusal
+from gangrun.core.machine.lifecycle import TABLE, Late, Refusal, next_phases
 from gangrun.core.model import Phase
 
 PAGE = Path(__file__).parent / "lifecycle.md"
 HEAD = """# The life of a run
 
-Drawn by `docs/draw_lifecycle.py` from the tables in `gangrun/core/machine/lifecycle.py`; a test keeps the two equal.
+Drawn by `docs/draw_lifecycle.py` from the table in `gangrun/core/machine/lifecycle.py`; a test keeps the two equal.
 
 A run begins in PENDING and ends in SUCCEEDED, FAILED or CANCELLED. Every other phase has a deadline or a named outside
 event that ends it. Nothing starts ranks but STARTING, and nothing leaves STOPPING before every rank is proven gone.
@@ -21,10 +21,13 @@ stateDiagram-v2
 
 
 def diagram() -> str:
-    """The moves between phases, as a mermaid diagram's lines."""
-    lines = [
-        f"    {before.value} --> {after.value}: {why}" for before, row in MOVES.items() for after, why in row.items()
-    ]
+    """The moves between phases with the events that cause them, as a mermaid diagram's lines."""
+    lines = []
+    for before, row in TABLE.items():
+        for after in Phase:
+            causes = sorted(kind.__name__ for kind in row if after in next_phases(before, kind))
+            if causes:
+                lines.append(f"    {before.value} --> {after.value}: {', '.join(causes)}")
     ends = [f"    {phase.value} --> [*]" for phase in (Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED)]
     return "\n".join([*lines, *ends])
 

@@ -31,7 +31,7 @@ from gangrun.checkpoint.memory_tier.keeper_client import KeeperClient, KeeperRef
 from gangrun.checkpoint.memory_tier.recover_from_memory import GIVEN_UP, bring, rebuild_files
 from gangrun.checkpoint.parity.code import CannotRebuild, GivenUp
 from gangrun.checkpoint.verification import verify_share
-from gangrun.core.checkpoints.memory import Code, Holding, Stripe
+from gangrun.core.checkpoints.memory import HeldCode, HeldStripe, Holding
 from gangrun.wire import protection as wire_protection
 from gangrun.wire.code_layout import LayoutRefused
 from gangrun.wire.manifest import MANIFEST_MAX_BYTES, MANIFEST_NAME, ManifestError, decode
@@ -118,7 +118,7 @@ def _holding(kept: KeeperClient, attempt: int, found: Any) -> Holding:
             wanted = len(decode(_read(kept, name, MANIFEST_NAME)).files) + 1
         except ManifestError:
             wanted = 0
-    codes: tuple[Code, ...] = ()
+    codes: tuple[HeldCode, ...] = ()
     if RECORD_NAME in sizes:
         try:
             codes = tuple(map(_named, _record(kept, name).codes))
@@ -132,10 +132,10 @@ def _record(kept: KeeperClient, name: StepName) -> Protection:
     return wire_protection.decode(_read(kept, name, RECORD_NAME))
 
 
-def _named(code: wire_protection.Code) -> Code:
-    return Code(
+def _named(code: wire_protection.Code) -> HeldCode:
+    return HeldCode(
         tuple(tuple(file.name for file in files) for files in code.members),
-        tuple(Stripe(stripe.members, stripe.parity) for stripe in code.stripes),
+        tuple(HeldStripe(stripe.members, stripe.parity) for stripe in code.stripes),
     )
 
 

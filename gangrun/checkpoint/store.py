@@ -25,7 +25,7 @@ from gangrun.core.checkpoints.resume import (
     Chosen,
     FromZero,
     Kind,
-    NoneValid,
+    NothingValid,
     ResumeKind,
     ResumeRequest,
     choose,
@@ -161,12 +161,12 @@ class CheckpointRoom:
             journal_best_step = -1
         if condemned is not None and os.path.dirname(condemned.path) != self.directory:
             why = f"{shown(condemned.path)} is not in the checkpoint directory, where another could be taken instead"
-            return Resume(NoneValid(why, True), notes=tuple(self._notes))
+            return Resume(NothingValid(why), notes=tuple(self._notes))
         request, candidates = self._gather(request, record, sealed, condemned)
         if sealed is not None:  # what lies elsewhere is no commit of this run, so no list of commits can name it
             sealed |= {(c.step, c.nonce or "") for c in candidates if os.path.dirname(c.path) != self.directory}
         choice = choose(candidates, request, journal_best_step=journal_best_step, sealed=sealed, ignored=record.ignored)
-        if isinstance(choice, NoneValid):
+        if isinstance(choice, NothingValid):
             self._demand_readable(choice, candidates)
             return Resume(choice, notes=tuple(self._notes))
         if request.kind is not ResumeKind.AUTO and self._run_directory is not None:
@@ -290,7 +290,7 @@ class CheckpointRoom:
         if trouble:
             self._notes.append(trouble)
 
-    def _demand_readable(self, choice: NoneValid, candidates: list[Candidate]) -> None:
+    def _demand_readable(self, choice: NothingValid, candidates: list[Candidate]) -> None:
         """That none is valid must not be concluded from a storage that would not show them."""
         hidden = [c for c in candidates if c.unreadable and any(c.path == p.path for p in choice.passed_over)]
         if hidden:

@@ -11,8 +11,8 @@ from enum import Enum
 
 from gangrun.core.model import (
     CheckpointRef,
-    Finding,
     Inventory,
+    NodeFinding,
     Origin,
     RankExit,
     RankObservation,
@@ -99,7 +99,7 @@ class NodeChecked:
 class FindingRaised:
     """A check on a node measured something."""
 
-    finding: Finding
+    finding: NodeFinding
 
 
 @dataclass(frozen=True, slots=True)

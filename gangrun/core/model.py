@@ -76,20 +76,7 @@ class Cause(Enum):
     SAME_AGAIN = "same failure again"
     POISONED = "poisoned checkpoint"  # the same failure, and only of those who loaded this one
     STARTED_OVER = "started over"
-    NO_VALID_CHECKPOINT = "no valid checkpoint"
     STORAGE = "storage"
-
-
-class Rung(Enum):
-    """The ladder of recovery, cheapest first."""
-
-    RIDE_OUT = 0
-    RESTART = 1
-    SWAP = 2
-    SHRINK = 3
-    REFILL = 4
-    REQUEUE = 5
-    STOP = 6
 
 
 class Level(Enum):
@@ -136,7 +123,6 @@ class RankObservation:
     node: str
     state: str  # /proc state letter: R S D T Z ...
     step: int  # -1: the script does not report steps
-    idle_s: float  # since its last sign of progress
     cpu_rate: float  # CPU seconds per second, lately
 
 
@@ -216,7 +202,7 @@ def traits_of(check: str) -> CheckTraits:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class NodeFinding:
     """What a check measured on a node."""
 
     node: str
@@ -239,7 +225,7 @@ class Evidence:
 
     exits: tuple[RankExit, ...] = ()
     silent: Mapping[str, float] = field(default_factory=dict)  # node -> silent since
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[NodeFinding, ...] = ()
     hang: Hang | None = None
     agents_died: tuple[str, ...] = ()
     start_failed: tuple[str, str] | None = None  # (node or "", why)
@@ -254,7 +240,6 @@ class Origin:
     """Which incarnation of which agent said it; ``seq`` counts within the incarnation."""
 
     job: str
-    job_restart: int
     node: str
     boot_id: str
     incarnation: str
@@ -331,7 +316,7 @@ class Node:
     lost: bool = False
     checked: bool | None = None  # None: not yet checked in this job
     check_reason: str = ""
-    found: Finding | None = None  # the fatal finding for which it is not used
+    found: NodeFinding | None = None  # the fatal finding for which it is not used
     poor: str = ""  # why another node would be better, where one is free
     due: str = ""  # why it is relieved at the next checkpoint, where one is
     trial: str = ""  # why its devices are put to work before it is used again

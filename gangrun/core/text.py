@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gangrun.core.model import Finding
+from gangrun.core.model import NodeFinding
 
 MESSAGE_CHARS_COUNT = 240
 NAMES_COUNT = 3  # a sentence names this many, then says how many more
@@ -41,7 +41,7 @@ def last_lines(text: str, count: int = 3) -> str:
     return one_line(" | ".join(lines[-count:]), 2 * MESSAGE_CHARS_COUNT)
 
 
-def finding_told(found: Finding) -> str:
+def finding_told(found: NodeFinding) -> str:
     """``n3: gpu 1 is lost (gpu_lost)``."""
     return f"{found.node}: {one_line(found.sentence)} ({found.check})"
 

@@ -77,7 +77,6 @@ def config_of(
         incarnation=incarnation,
         boot_id=box.boot_id(),
         job=arguments.job,
-        job_restart=0,
         slots_count=spec.slots_per_node,
         peer=net.address,
         timing=spec.policy.timing,

@@ -15,7 +15,7 @@ import msgspec
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.adapters.local.health_child import HealthChild
 from gangrun.agent.brain.facts import Checked, FindingReported
-from gangrun.core.model import Finding
+from gangrun.core.model import NodeFinding
 from gangrun.core.nodes.device_test import QUICK, THOROUGH
 from gangrun.health.framework.evidence import bars_a_start
 from gangrun.health.gpu import devices as gpu_devices
@@ -92,9 +92,9 @@ class AgentHealth:
         poor = [one.sentence for one in found if one.poor]
         return Checked(True, "; ".join([*filter(None, (before.why,)), *poor[:3], *filter(None, (unknown,))]), tested)
 
-    def _finding(self, plain: Mapping[str, Any]) -> Finding | None:
+    def _finding(self, plain: Mapping[str, Any]) -> NodeFinding | None:
         try:
-            return replace(msgspec.convert({"node": self._node, **plain}, Finding), node=self._node)
+            return replace(msgspec.convert({"node": self._node, **plain}, NodeFinding), node=self._node)
         except msgspec.ValidationError:
             return None
 

@@ -21,8 +21,7 @@ from gangrun.checkpoint.store import CheckpointRoom, point_resume_link
 from gangrun.checkpoint.validator_verdict import Validator
 from gangrun.checkpoint.verification import Tick, Verification, verify_share
 from gangrun.core.actions import ChooseResume
-from gangrun.core.checkpoints.resume import Chosen, parse_resume, patience_s, readers_max_count
-from gangrun.core.checkpoints.resume import NoneValid as NoChoice
+from gangrun.core.checkpoints.resume import Chosen, NothingValid, parse_resume, patience_s, readers_max_count
 from gangrun.core.events import AttemptSealed, CheckpointSeen, Event, NoneValid, ResumeChosen, Stamped, StepBrought
 from gangrun.core.model import CheckpointRef
 from gangrun.core.nodeset import fold
@@ -253,7 +252,7 @@ class CheckpointService:
         undo = "".join(
             f"; moved aside: step {moved.step} ({moved.why}), undo with: {moved.undo}" for moved in found.moved
         )
-        if isinstance(choice, NoChoice):
+        if isinstance(choice, NothingValid):
             return NoneValid(asked.attempt, choice.reason)
         ref = choice.checkpoint if isinstance(choice, Chosen) else None
         self._link(ref)

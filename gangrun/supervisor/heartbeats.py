@@ -55,7 +55,6 @@ class Row:
     incarnation: str
     boot_id: str
     job: str
-    job_restart: int
     slots_count: int
     peer: PeerAddress
     previous_died: str
@@ -71,7 +70,7 @@ class Row:
 
     def origin(self, seq: int) -> Origin:
         """Who says this agent's event ``seq``."""
-        return Origin(self.job, self.job_restart, self.node, self.boot_id, self.incarnation, seq)
+        return Origin(self.job, self.node, self.boot_id, self.incarnation, seq)
 
     def inventory(self) -> Inventory:
         """What the agent holds, as it said when it connected."""
@@ -118,7 +117,6 @@ class Heartbeats:
                 incarnation=said.incarnation,
                 boot_id=said.boot_id,
                 job=said.job,
-                job_restart=said.job_restart,
                 slots_count=said.slots_count,
                 peer=said.peer,
                 previous_died=said.previous_died,

@@ -16,7 +16,7 @@ from typing import Any
 from gangrun.core.events import Event, FirstStepSeen, FlushDue, ProgressMarked, ProgressStalled
 from gangrun.core.model import Phase, RunState
 from gangrun.core.policy import Policy
-from gangrun.core.recovery.hang import Quiet, Stall, Watch
+from gangrun.core.recovery.hang import HangWatch, Quiet, Stall
 from gangrun.ports import Checkpoints
 from gangrun.supervisor.heartbeats import Row
 from gangrun.supervisor.opening import RunFacts
@@ -34,7 +34,7 @@ class GangProgress:
     def __init__(self, policy: Policy, now: float) -> None:
         self.warning = ""  # what the hang watch would tell people now
         self._policy = policy
-        self._watch = Watch(policy.hang, now)
+        self._watch = HangWatch(policy.hang, now)
         self._attempt = -1
         self._judge_at = NEVER
         self._suspended = False

@@ -36,7 +36,7 @@ from gangrun.checkpoint.formats.torch_zip import Damaged, Source, data_place
 from gangrun.checkpoint.scan import StorageUnreadable
 from gangrun.checkpoint.store import CheckpointRoom
 from gangrun.checkpoint.verification import Tick, Verification, verify_share
-from gangrun.core.checkpoints.resume import Chosen, NoneValid, ResumeRequest, far_share
+from gangrun.core.checkpoints.resume import Chosen, NothingValid, ResumeRequest, far_share
 from gangrun.training import environment
 from gangrun.training.metadata_file import load_metadata
 from gangrun.training.ranks import RankGroup
@@ -70,7 +70,7 @@ def find(directory: str, ranks: RankGroup, nonce: str) -> environment.ResumePoin
             with together:
                 room = CheckpointRoom(directory, verify_all=together.verify_all)
                 choice = room.choose_and_set_aside(ResumeRequest(), f"unmanaged-{nonce}").choice
-            if isinstance(choice, NoneValid):
+            if isinstance(choice, NothingValid):
                 trouble = choice.reason
             elif isinstance(choice, Chosen):
                 path, step = choice.checkpoint.path, choice.checkpoint.step

@@ -25,11 +25,12 @@ from typing import SupportsFloat, SupportsIndex
 
 from gangrun.training.environment import slot_path
 from gangrun.wire import progress
-from gangrun.wire.progress import Ask, Phase
+from gangrun.wire.progress import StepRequest, TrainingPhase
 
+_STOPS = StepRequest.STOP_AFTER_STEP | StepRequest.STOP
 PHASES: dict[object, int] = {
-    **{phase: int(phase) for phase in Phase},
-    **{phase.name.lower(): int(phase) for phase in Phase},
+    **{phase: int(phase) for phase in TrainingPhase},
+    **{phase.name.lower(): int(phase) for phase in TrainingPhase},
 }
 
 
@@ -129,8 +130,8 @@ def _reporter(words: progress.Words, state: _State) -> Report:
         if asked == asked_before:
             return again
         asked_before = asked
-        again = Requests(stop=bool(asked & (Ask.STOP_AFTER_STEP | Ask.STOP)))
-        checkpoint = bool(asked & Ask.CHECKPOINT_NOW) and state.tell(asked >> progress.GENERATION_SHIFT)
+        again = Requests(stop=bool(asked & _STOPS))
+        checkpoint = bool(asked & StepRequest.CHECKPOINT_NOW) and state.tell(asked >> progress.GENERATION_SHIFT)
         return Requests(stop=again.stop, checkpoint=checkpoint) if checkpoint else again
 
     return report
@@ -180,7 +181,7 @@ def step(
     step: SupportsIndex,
     loss: SupportsFloat | None = None,
     grad_norm: SupportsFloat | None = None,
-    phase: Phase | str = Phase.TRAIN,
+    phase: TrainingPhase | str = TrainingPhase.TRAIN,
 ) -> Requests:
     """Say that ``step`` is done; hear whether to save or stop.
 
@@ -192,7 +193,7 @@ def step(
     return state.report(step, loss, grad_norm, phase)
 
 
-def mark_phase(phase: Phase | str) -> None:
+def mark_phase(phase: TrainingPhase | str) -> None:
     """Say what begins now, without a step: ``mark_phase("eval")`` before a long evaluation."""
     words = (_state or _attach()).words
     if words is not None:
@@ -207,7 +208,7 @@ def saving() -> Iterator[None]:
         yield
         return
     before = words.ints[progress.W_PHASE]
-    words.ints[progress.W_PHASE] = Phase.CHECKPOINT
+    words.ints[progress.W_PHASE] = TrainingPhase.CHECKPOINT
     try:
         yield
     finally:
@@ -217,7 +218,7 @@ def saving() -> Iterator[None]:
 def should_stop() -> bool:
     """Whether to leave the loop now; stays true."""
     words = (_state or _attach()).words
-    return words is not None and bool(words.ints[progress.W_REQUESTS] & (Ask.STOP_AFTER_STEP | Ask.STOP))
+    return words is not None and bool(words.ints[progress.W_REQUESTS] & _STOPS)
 
 
 def should_checkpoint() -> bool:
@@ -227,7 +228,7 @@ def should_checkpoint() -> bool:
         return False
     asked = state.words.ints[progress.W_REQUESTS]
     generation = asked >> progress.GENERATION_SHIFT
-    if not asked & Ask.CHECKPOINT_NOW or generation <= state.words.ints[progress.W_HANDLED]:
+    if not asked & StepRequest.CHECKPOINT_NOW or generation <= state.words.ints[progress.W_HANDLED]:
         return False
     state.tell(generation)
     return True

@@ -74,7 +74,6 @@ class Hello(_Message, frozen=True, tag=True):
 
     node: str
     job: str
-    job_restart: int
     boot_id: str
     incarnation: str
     term_max: int

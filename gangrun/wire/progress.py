@@ -11,12 +11,12 @@ Layout, version 1: 256 bytes, native byte order (both ends are on one machine), 
        2  script  owner                   i64  pid of the process that reports; 0: none yet
        3  script  seq                     i64  odd while a record is being written; writes count = seq // 2
        4  script  step                    i64  -1: none yet
-       5  script  phase                   i64  Phase
+       5  script  phase                   i64  TrainingPhase
        6  script  at                      i64  ns of CLOCK_MONOTONIC
        7  script  loss                    f64  NaN: never reported
        8  script  grad_norm               f64  NaN: never reported
        9  script  first_step              i64  the first step reported; -1: none yet
-      16  agent   requests                i64  generation << 8 | Ask bits; one word, so never half of one
+      16  agent   requests                i64  generation << 8 | StepRequest bits; one word, so never half of one
       24  script  saves_on_stop           i64  1: the script will save when asked (``gangrun.save_on_stop()``)
       25  script  handled                 i64  newest generation of requests that the script is done with
       26  script  kept                    i64  1 + the newest step that is whole in the nodes' memory; 0: none
@@ -50,8 +50,8 @@ class SlotError(ValueError):
     """Not a slot, or of another version; the message says which."""
 
 
-class Phase(IntEnum):
-    """What the script says it is doing; the numbers are those of ``core.hang.SlotPhase``."""
+class TrainingPhase(IntEnum):
+    """What the script says it is doing; ``core.recovery.hang`` knows the numbers of two."""
 
     UNKNOWN = 0
     STARTUP = 1
@@ -60,7 +60,7 @@ class Phase(IntEnum):
     CHECKPOINT = 4
 
 
-class Ask(IntFlag):
+class StepRequest(IntFlag):
     """What the agent asks of the script."""
 
     NOTHING = 0
@@ -113,7 +113,7 @@ class Words:
         self._map.close()
 
 
-class Slot:
+class ProgressPage:
     """The agent's end."""
 
     def __init__(self, path: str, rank: int) -> None:
@@ -164,7 +164,7 @@ class Slot:
             torn=torn,
         )
 
-    def ask(self, what: Ask) -> int:
+    def ask(self, what: StepRequest) -> int:
         """Leave a request, replacing the one before; its generation."""
         self._generation += 1
         self._words.ints[W_REQUESTS] = self._generation << GENERATION_SHIFT | int(what)

@@ -22,7 +22,7 @@ class ProtectionRefused(ValueError):
     """Not a record that anything may be rebuilt by; the message says why."""
 
 
-class File(msgspec.Struct, frozen=True):
+class CodedFile(msgspec.Struct, frozen=True):
     """A file of the step."""
 
     name: str
@@ -40,7 +40,7 @@ class Stripe(msgspec.Struct, frozen=True):
 class Code(msgspec.Struct, frozen=True):
     """Ranks that code together, one of each node of a group: their files, and the stripes over them."""
 
-    members: tuple[tuple[File, ...], ...]
+    members: tuple[tuple[CodedFile, ...], ...]
     stripes: tuple[Stripe, ...]
 
     def piece(self, stripe: int, member: int) -> tuple[int, int]:

@@ -21,7 +21,7 @@ import msgspec
 
 from gangrun.core.model import RunState
 
-SCHEMA = 1
+SCHEMA = 2
 _CRC = b',"crc":"'
 
 

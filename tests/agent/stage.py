@@ -59,7 +59,7 @@ class Stage:
     def __init__(self, now: float = 1000.0, **config: Any) -> None:
         self.now = now
         given: dict[str, Any] = {"peer": ME, "timing": TIMING, "roster_count": 0, **config}
-        self.brain = AgentBrain(AgentConfig("n1", "inc", "boot", "job", 0, 2, **given), now)
+        self.brain = AgentBrain(AgentConfig("n1", "inc", "boot", "job", 2, **given), now)
         self.done: list[Effect] = []
         self.leases: list[float] = []
         self.did(self.brain.start(now))

@@ -9,14 +9,14 @@ import pytest
 from gangrun.agent.brain import effects, facts
 from gangrun.agent.brain.line import FINDINGS_MAX, PER_BEAT_MAX, Outbox
 from gangrun.core.events import CancelRequested, Notice, RankExited, RankFinished
-from gangrun.core.model import Finding
+from gangrun.core.model import NodeFinding
 from gangrun.wire.kinds import event_of
 from gangrun.wire.messages import Beat, Farewell, Ping, Pong, Probe, ProbeResult, RankSample, Stop
 from tests.agent.stage import PEERS, Stage, dial, died, stop
 
 
 def finding(n: int) -> facts.FindingReported:
-    return facts.FindingReported(Finding("n1", "disk", False, f"finding {n}"))
+    return facts.FindingReported(NodeFinding("n1", "disk", False, f"finding {n}"))
 
 
 def test_an_event_does_not_wait_for_the_next_beat_and_rides_on_each_until_journalled():

@@ -294,7 +294,7 @@ def test_many_who_are_no_candidates_do_not_do_so_all_at_once():
     first_s = []
     for i in range(12):
         stage = Stage()
-        config = AgentConfig("n1", f"i{i}", "boot", "job", 0, 2, peer=ME, timing=TIMING)
+        config = AgentConfig("n1", f"i{i}", "boot", "job", 2, peer=ME, timing=TIMING)
         stage.brain = AgentBrain(config, stage.now)
         stage.follow(1, candidates=PEERS[1:2], roster_count=1000)
         while not stage.only(effects.SpawnSupervisor):

@@ -7,20 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangrun.agent.brain.line import TRIPS_MAX_COUNT, TRIPS_MIN_COUNT, ClockSkew
-from gangrun.core.model import Finding
+from gangrun.core.model import NodeFinding
 from gangrun.wire.messages import Ack
 
 WALL = 1.7e9
 
 
-def trip(skew: ClockSkew, ours_less_theirs: float, there_s: float, back_s: float, term: int = 1) -> Finding | None:
+def trip(skew: ClockSkew, ours_less_theirs: float, there_s: float, back_s: float, term: int = 1) -> NodeFinding | None:
     """One beat, sent at 100 s and acked as it came, when the supervisor's clock is at WALL; and the way back."""
     heard_at = 100.0 + there_s + back_s
     ack = Ack(term, 7, 100.0, 0, stamp=5.0, wall=WALL)
     return skew.heard(ack, heard_at, WALL + back_s + ours_less_theirs)
 
 
-def told(skew: ClockSkew, *ours_less_theirs: float, **how: float) -> list[Finding]:
+def told(skew: ClockSkew, *ours_less_theirs: float, **how: float) -> list[NodeFinding]:
     heard = [trip(skew, one, how.get("there_s", 0.01), how.get("back_s", 0.01)) for one in ours_less_theirs]
     return [one for one in heard if one is not None]
 

@@ -23,7 +23,7 @@ from gangrun.checkpoint.parity.code import PIECE_BYTES, Arithmetic, CannotRebuil
 from gangrun.checkpoint.parity.field import Slow, coefficient, over, parity_rows, rebuild_rows, sums_for, times
 from gangrun.training.memory import redundancy
 from gangrun.wire.code_layout import CodeLayout, LayoutRefused, ShardSum
-from gangrun.wire.protection import Code, File, Protection, Stripe, piece_name
+from gangrun.wire.protection import Code, CodedFile, Protection, Stripe, piece_name
 
 BOTH_WAYS = pytest.mark.parametrize("arithmetic", [sums_for, Slow], ids=["ISA-L", "slow"])
 GOLDEN = ["006cc92d", "a7f8b17b", "da030897", "74ad6a51"]
@@ -302,7 +302,7 @@ class Step:
                 self.parity[holder][name] = data
             stripes.append(Stripe(members, names, layout))
         code = Code(
-            tuple(tuple(File(name, len(data)) for name, data in one.items()) for one in self.files), tuple(stripes)
+            tuple(tuple(CodedFile(name, len(data)) for name, data in one.items()) for one in self.files), tuple(stripes)
         )
         self.record = Protection(step=5, nonce="ab" * 8, losses_count=parity_count, codes=(code,))
 

@@ -13,7 +13,7 @@ import pytest
 
 from gangrun.checkpoint.scan import StorageUnreadable
 from gangrun.checkpoint.store import CheckpointRoom
-from gangrun.core.checkpoints.resume import Chosen, NoneValid, ResumeKind, ResumeRequest
+from gangrun.core.checkpoints.resume import Chosen, NothingValid, ResumeKind, ResumeRequest
 from gangrun.core.model import Poisoned
 
 Copy = Callable[..., Path]
@@ -87,7 +87,7 @@ def test_without_an_older_one_nothing_moves(copy: Copy) -> None:
     root = copy("step-10", "step-20")
     shutil.rmtree(root / "step-20")
     choice = CheckpointRoom(str(root)).choose_and_set_aside(AUTO, "run-2", 10, condemned=bad(root / "step-10")).choice
-    assert isinstance(choice, NoneValid) and "not starting again from zero" in choice.reason
+    assert isinstance(choice, NothingValid) and "not starting again from zero" in choice.reason
     assert names(root) == ["step-10"]
 
 
@@ -95,7 +95,7 @@ def test_one_that_lies_elsewhere_has_none_before_it(copy: Copy, tmp_path: Path) 
     root = copy("step-10")
     elsewhere = bad(tmp_path / "elsewhere" / "step-20")
     choice = CheckpointRoom(str(root)).choose_and_set_aside(AUTO, "run-2", 10, condemned=elsewhere).choice
-    assert isinstance(choice, NoneValid) and "not in the checkpoint directory" in choice.reason
+    assert isinstance(choice, NothingValid) and "not in the checkpoint directory" in choice.reason
 
 
 def test_what_cannot_be_read_is_told_and_a_foreign_record_moves_nothing(copy: Copy) -> None:

@@ -17,7 +17,7 @@ from gangrun.checkpoint import store
 from gangrun.checkpoint.formats import dcp
 from gangrun.checkpoint.scan import BadPattern, StorageUnreadable, list_steps, step_pattern
 from gangrun.checkpoint.store import CheckpointRoom, Depth, Resume, VerifyProgress
-from gangrun.core.checkpoints.resume import Chosen, FromZero, Kind, NoneValid, ResumeRequest, parse_resume
+from gangrun.core.checkpoints.resume import Chosen, FromZero, Kind, NothingValid, ResumeRequest, parse_resume
 from gangrun.core.model import Level
 from tests.waiting import until
 
@@ -163,7 +163,7 @@ def test_none_valid_stops_and_moves_nothing(copy: Copy) -> None:
     (root / "step-20" / "__0_0.distcp").unlink()
     (root / "step-30").mkdir()
     resume = CheckpointRoom(str(root)).choose_and_set_aside(AUTO, "0")
-    assert isinstance(resume.choice, NoneValid) and resume.choice.ever_committed
+    assert isinstance(resume.choice, NothingValid)
     assert "__0_0.distcp is missing" in resume.choice.reason
     assert names(root) == ["step-10", "step-20", "step-30"]
 
@@ -174,7 +174,7 @@ def test_never_committed_starts_at_zero_with_the_unfinished_moved(tmp_path: Path
     resume = CheckpointRoom(str(tmp_path)).choose_and_set_aside(AUTO, "0")
     assert isinstance(resume.choice, FromZero) and [m.step for m in resume.moved] == [5]
     gone = CheckpointRoom(str(tmp_path)).choose_and_set_aside(AUTO, "1", journal_best_step=5)
-    assert isinstance(gone.choice, NoneValid)
+    assert isinstance(gone.choice, NothingValid)
 
 
 def test_a_requested_step_holds_until_something_newer_is_saved(copy: Copy, tmp_path: Path, written: Path) -> None:
@@ -229,10 +229,10 @@ def test_a_path_elsewhere_is_judged_and_not_forgotten(written: Path, tmp_path: P
     assert resume.choice.checkpoint.path == str(base)
     assert step_of(room.choose_and_set_aside(AUTO, "1")) == 30
     damage(base)
-    assert isinstance(room.choose_and_set_aside(AUTO, "2").choice, NoneValid)
+    assert isinstance(room.choose_and_set_aside(AUTO, "2").choice, NothingValid)
     shutil.rmtree(base)
     gone = room.choose_and_set_aside(AUTO, "3").choice
-    assert isinstance(gone, NoneValid) and "it is missing" in gone.reason
+    assert isinstance(gone, NothingValid) and "it is missing" in gone.reason
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_paths_that_cannot_be_used_are_refused_in_words(tmp_path: Path, name: st
     (tmp_path / "file").mkdir()
     (tmp_path / "file" / "step-9").touch()
     choice = CheckpointRoom(str(tmp_path / "c")).choose_and_set_aside(parse_resume(str(tmp_path / name)), "0").choice
-    assert isinstance(choice, NoneValid) and words in choice.reason
+    assert isinstance(choice, NothingValid) and words in choice.reason
 
 
 def test_a_damaged_record_of_a_request_is_not_guessed_around(copy: Copy, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from gangrun.adapters.local.validator import CommandValidator
 from gangrun.checkpoint.store import CheckpointRoom, Depth
-from gangrun.core.checkpoints.resume import Chosen, FromZero, Kind, NoneValid, ResumeRequest
+from gangrun.core.checkpoints.resume import Chosen, FromZero, Kind, NothingValid, ResumeRequest
 
 Copy = Callable[..., Path]
 AUTO = ResumeRequest()
@@ -155,7 +155,7 @@ def test_it_alone_vouches_for_a_format_that_nobody_knows(tmp_path: Path) -> None
             (one,) = (one for one in room.survey(Depth.ALL) if one.step == 5)
             assert (one.kind, one.committed, one.valid) == (Kind.CUSTOM, True, True)
     plain = CheckpointRoom(str(tmp_path)).choose_and_set_aside(AUTO, "a").choice
-    assert isinstance(plain, FromZero | NoneValid)
+    assert isinstance(plain, FromZero | NothingValid)
 
 
 def test_a_choice_asks_nothing_of_what_is_older_than_the_newest_valid_one(copy: Copy) -> None:

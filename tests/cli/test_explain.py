@@ -54,7 +54,7 @@ def test_ignored_and_refused_events_are_told_only_when_asked_for(runs: Path, gan
 
 def test_a_hang_is_told_with_where_every_rank_stood(runs: Path, gangrun: Call) -> None:
     story = running(runs)
-    ranks = tuple(RankObservation(r, f"n{r // 2}", "T" if r == 3 else "S", 40, 9.0, 0.0) for r in range(4))
+    ranks = tuple(RankObservation(r, f"n{r // 2}", "T" if r == 3 else "S", 40, 0.0) for r in range(4))
     story.on(ProgressStalled(0, 130.0, 120.0, ranks))
     story.on(StacksTaken(0, tuple(RankStack(r, f"n{r // 2}", "all_reduce" if r < 3 else "save", "") for r in range(4))))
     said = " ".join(gangrun("explain").out.split())

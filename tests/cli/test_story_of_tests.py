@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 
 from gangrun.core.events import AgentJoined, FindingRaised, NodeChecked
-from gangrun.core.model import Finding
+from gangrun.core.model import NodeFinding
 from gangrun.core.policy import Policy
 from gangrun.display.live_view import LiveView
 from gangrun.runs.snapshot import read
@@ -23,7 +23,7 @@ def suspected_beside_training(runs: Path) -> Builder:
     for node in ("n0", "n1"):
         story.on(NodeChecked(node, True, tested=CLEAN))
     story.again().on(AgentJoined("s0", "i-s0", "b-s0", 2)).on(NodeChecked("s0", True, tested=CLEAN))
-    story.on(FindingRaised(Finding("n1", "xid", False, "XID 94 on gpu 1", poor=True)))
+    story.on(FindingRaised(NodeFinding("n1", "xid", False, "XID 94 on gpu 1", poor=True)))
     return story.exit(2, signal=7).stopped().again()
 
 

@@ -63,7 +63,6 @@ def judge(
     suspicion: dict[str, int] | None = None,
     nodes_count: int = 2,
     placement: Placement | None = TWO,
-    over: bool = False,
     policy: Policy = POLICY,
     finished: frozenset[int] = frozenset(),
 ) -> Verdict:
@@ -76,6 +75,5 @@ def judge(
         suspicion=suspicion or {},
         nodes_count=nodes_count,
         policy=policy,
-        shared_fault_over=over,
         finished=finished,
     )

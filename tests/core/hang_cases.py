@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from gangrun.core.policy import HangPolicy
-from gangrun.core.recovery.hang import NEVER, Quiet, Stall, Watch
+from gangrun.core.recovery.hang import NEVER, HangWatch, Quiet, Stall
 
 POLICY = HangPolicy()
 
@@ -28,7 +28,7 @@ class Gang:
     def __init__(self, ranks_count: int = 4, policy: HangPolicy = POLICY) -> None:
         self.now = 1000.0
         self.samples = [Sample(rank) for rank in range(ranks_count)]
-        self.watch = Watch(policy, self.now)
+        self.watch = HangWatch(policy, self.now)
         self.verdict: Stall | Quiet = Quiet(NEVER, 0.0)
 
     def second(self, change: Callable[[Sample], Sample] | None = None) -> Stall | Quiet:

@@ -26,14 +26,13 @@ from gangrun.core.events import (
     ResumeChosen,
     Stamped,
 )
-from gangrun.core.machine.lifecycle import MOVES, step
+from gangrun.core.machine.lifecycle import follows, step
 from gangrun.core.machine.succession import first_state
 from gangrun.core.model import (
-    TERMINAL,
     CheckpointRef,
     ErrorReport,
-    Finding,
     Level,
+    NodeFinding,
     Origin,
     Outcome,
     Phase,
@@ -90,8 +89,8 @@ class Life:
             if origin is None:
                 assert answer.state == before
         assert invariants.check(before, answer.state, self.policy) == (), (event, answer.reason)
+        assert follows(before.phase, type(event), answer.state.phase), (event, answer.reason)
         if answer.state.phase is not before.phase:
-            assert answer.state.phase in MOVES[before.phase], (event, answer.reason)
             assert answer.state.reason == answer.reason, "people read why it is in this phase"
         self.state = answer.state
         self.asked.extend(answer.actions)
@@ -239,13 +238,12 @@ def at(phase: Phase) -> Life:
         case Phase.CANCELLED:
             life.cancel()
     assert life.phase is phase
-    assert (phase in TERMINAL) == (not MOVES[phase].keys() - {Phase.PENDING})
     return life
 
 
-def fatal(node: str, check: str = "gpu lost", sentence: str = "") -> Finding:
-    return Finding(node, check, True, sentence or f"{node}: {check}", 5.0)
+def fatal(node: str, check: str = "gpu lost", sentence: str = "") -> NodeFinding:
+    return NodeFinding(node, check, True, sentence or f"{node}: {check}", 5.0)
 
 
-def warning(node: str) -> Finding:
-    return Finding(node, "link", False, f"{node}: a link flapped once", 5.0)
+def warning(node: str) -> NodeFinding:
+    return NodeFinding(node, "link", False, f"{node}: a link flapped once", 5.0)

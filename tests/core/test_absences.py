@@ -52,7 +52,9 @@ def test_once_all_that_are_missing_are_accounted_for_nobody_is_waited_for() -> N
     life = of_job()
     life.join("n0", "n1")
     absent(life, "n2")
-    life.says(f"2 of 3 nodes joined; n2 did not: {EXECVE}", "n2 left out", "the next job of this run without n2")
+    life.says(
+        f"2 of 3 nodes joined (n[0-1]); n2 did not: {EXECVE}", "n2 left out", "the next job of this run without n2"
+    )
     assert life.last(SubmitSuccessor).exclude == ("n2",)
     assert life.state.excluded["n2"].reason == f"did not join: {EXECVE}"
 

@@ -10,8 +10,8 @@ from gangrun.core.model import (
     Cause,
     Evidence,
     Failure,
-    Finding,
     Hang,
+    NodeFinding,
     Placement,
     RankExit,
     RankObservation,
@@ -100,7 +100,7 @@ def test_first_to_fall_twice_goes_though_it_looked_innocent() -> None:
     assert judge(evidence, suspicion={"n1": 4}, nodes_count=2, policy=Policy(can_requeue=True)).blamed == ("n1",)
     assert judge(evidence, suspicion={"n1": 4}, nodes_count=2, placement=None).blamed == ("n1",)
     assert judge(evidence, suspicion={"n1": 4}, nodes_count=1).blamed == (), "there is no other node"
-    hard = Finding("n1", "xid", True, "XID 79", 9.0)
+    hard = NodeFinding("n1", "xid", True, "XID 79", 9.0)
     assert blame.on_suspicion_only(judge(Evidence(findings=(hard,)), suspicion={"n1": 1})) == ()
 
 
@@ -119,7 +119,7 @@ def test_suspicion_grows_with_suspects_and_ends_with_blame() -> None:
 
 
 def seen(*ranks: tuple[str, str, int]) -> tuple[RankObservation, ...]:
-    return tuple(RankObservation(i, node, state, step, 130.0, 0.0) for i, (node, state, step) in enumerate(ranks))
+    return tuple(RankObservation(i, node, state, step, 0.0) for i, (node, state, step) in enumerate(ranks))
 
 
 def stacks(*frames: str) -> tuple[RankStack, ...]:

@@ -53,16 +53,16 @@ from gangrun.core.events import (
     StoreStalled,
     TermTaken,
 )
-from gangrun.core.machine.lifecycle import MOVES, step
+from gangrun.core.machine.lifecycle import follows, step
 from gangrun.core.machine.succession import first_state
 from gangrun.core.model import (
     TERMINAL,
     CheckpointRef,
     DriverReport,
     ErrorReport,
-    Finding,
     Inventory,
     Level,
+    NodeFinding,
     Origin,
     Outcome,
     Phase,
@@ -123,8 +123,7 @@ class Walk:
         if decision.outcome is not Outcome.APPLIED:
             assert decision.actions == ()
             assert origin is not None or after == before
-        if after.phase is not before.phase:
-            assert after.phase in MOVES[before.phase], (event, decision.reason)
+        assert follows(before.phase, type(event), after.phase), (event, decision.reason)
         if before.phase in TERMINAL and after.phase not in TERMINAL:
             assert isinstance(event, ResumeRequested)
         if isinstance(event, ResumeRequested) and decision.outcome is Outcome.APPLIED:
@@ -162,7 +161,7 @@ def of_attempt(number: int, draw: Any) -> Event:
     exits = st.builds(RankExit, ranks, names, code, st.none(), flag, flag, errors, st.just(1.0))
     signal, no = st.sampled_from([9, 11]), st.just(False)
     killed = st.builds(RankExit, ranks, names, st.none(), signal, no, flag, st.none(), st.just(2.0))
-    seen = st.builds(RankObservation, ranks, names, st.sampled_from("RSDT"), steps, st.just(9.0), st.just(0.0))
+    seen = st.builds(RankObservation, ranks, names, st.sampled_from("RSDT"), steps, st.just(0.0))
     stack = st.builds(RankStack, ranks, names, words, words)
     it = st.just(number)
     drawn: Event = draw(
@@ -198,10 +197,12 @@ whatever = st.one_of(
     st.builds(NodeHeard, names),
     st.builds(NodeAbsent, names, words, st.booleans()),
     st.builds(NodeChecked, names, st.booleans(), words),
-    st.builds(FindingRaised, st.builds(Finding, names, words, st.booleans(), st.just("a finding"), report=reports)),
+    st.builds(FindingRaised, st.builds(NodeFinding, names, words, st.booleans(), st.just("a finding"), report=reports)),
     st.builds(
         FindingRaised,
-        st.builds(Finding, names, words, st.just(False), sentence=words, poor=st.just(True), needs=st.just("reset")),
+        st.builds(
+            NodeFinding, names, words, st.just(False), sentence=words, poor=st.just(True), needs=st.just("reset")
+        ),
     ),
     st.builds(CheckpointSeen, checkpoints),
     st.builds(Notice, st.sampled_from(NoticeKind), st.just(30.0), st.booleans()),
@@ -279,7 +280,7 @@ def test_no_sequence_of_events_breaks_anything(data: st.DataObject) -> None:
         event, after_s = next_event(walk, data.draw)
         origin = None
         if data.draw(st.integers(0, 3)) == 0:
-            origin = Origin(walk.state.job, 0, data.draw(names), "b1", data.draw(st.sampled_from(["i1", "i2"])),
+            origin = Origin(walk.state.job, data.draw(names), "b1", data.draw(st.sampled_from(["i1", "i2"])),
                             data.draw(st.integers(1, 30)))  # fmt: skip
         walk.on(event, after_s, origin)
         if data.draw(st.integers(0, 15)) == 0:

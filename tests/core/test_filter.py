@@ -8,7 +8,7 @@ from tests.core.life import Life, at
 
 
 def origin(seq: int, incarnation: str = "i-n0", node: str = "n0", job: str = "j") -> Origin:
-    return Origin(job, 0, node, "b-n0", incarnation, seq)
+    return Origin(job, node, "b-n0", incarnation, seq)
 
 
 def test_an_event_counts_once_whatever_becomes_of_it() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gangrun.core.actions import CheckNodes, EndJob, StartGang, SubmitSuccessor
 from gangrun.core.events import AgentJoined, AgentRejoined, FindingRaised, GangStarted, NodeChecked
-from gangrun.core.model import Cause, Evidence, Exclusion, Failure, Finding, Node, Outcome, Phase, RunState, Shape
+from gangrun.core.model import Cause, Evidence, Exclusion, Failure, Node, NodeFinding, Outcome, Phase, RunState, Shape
 from gangrun.core.nodes import placement, quarantine
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import blame
@@ -20,11 +20,11 @@ SLURM = Policy(can_requeue=True)
 
 
 def lost(node: str, check: str = "gpu_lost", at: float = 0.0) -> FindingRaised:
-    return FindingRaised(Finding(node, check, True, f"gpu 3 of {node} is lost", at, needs="reboot", place="gpu 3"))
+    return FindingRaised(NodeFinding(node, check, True, f"gpu 3 of {node} is lost", at, needs="reboot", place="gpu 3"))
 
 
 def poor(node: str, check: str = "xid", at: float = 0.0) -> FindingRaised:
-    return FindingRaised(Finding(node, check, False, f"XID 94 on gpu 1 of {node}", at, True, "reset", "gpu 1"))
+    return FindingRaised(NodeFinding(node, check, False, f"XID 94 on gpu 1 of {node}", at, True, "reset", "gpu 1"))
 
 
 def checking(nodes: int = 3, policy: Policy = SLURM) -> Life:
@@ -311,7 +311,7 @@ def test_suspicion_of_an_older_journal_counts() -> None:
 
 FINDINGS = st.lists(
     st.builds(
-        Finding,
+        NodeFinding,
         node=st.sampled_from(["n0", "n1", "n2", "n3", "n4"]),
         check=st.sampled_from(["xid", "ib_state", "storage_answers"]),
         fatal=st.booleans(),
@@ -324,7 +324,9 @@ FINDINGS = st.lists(
 
 
 @given(FINDINGS)
-def test_a_verdict_blames_only_nodes_with_a_fatal_finding_and_never_all_for_one_cause(findings: list[Finding]) -> None:
+def test_a_verdict_blames_only_nodes_with_a_fatal_finding_and_never_all_for_one_cause(
+    findings: list[NodeFinding],
+) -> None:
     placed = placement.seated([f"n{k}" for k in range(5)], Shape(5, 5, 1, 1))
     told = blame.judge(
         Evidence(findings=tuple(findings)), attempt=0, attempt_step=3, placement=placed, sightings=(), suspicion={},
@@ -339,7 +341,7 @@ def test_a_verdict_blames_only_nodes_with_a_fatal_finding_and_never_all_for_one_
 
 
 @given(FINDINGS, st.integers(0, 4))
-def test_at_the_gate_caps_hold_and_only_the_broken_are_out(findings: list[Finding], spare: int) -> None:
+def test_at_the_gate_caps_hold_and_only_the_broken_are_out(findings: list[NodeFinding], spare: int) -> None:
     life = checking(5 - spare)
     for one in findings:
         if one.node in life.state.nodes and life.phase is Phase.CHECKING:

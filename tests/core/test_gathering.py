@@ -58,7 +58,7 @@ def test_too_few_came(came: tuple[str, ...]) -> None:
     life.due("join")
     assert life.phase is Phase.FAILED
     assert life.state.failure is Failure.NODE
-    life.says(f"{len(came)} of 3 nodes", came[0] if came else "none")
+    life.says(f"{len(came)} of 3 nodes joined within 60 s", *came)
     assert life.last(EndJob).exit_code == 1
 
 
@@ -155,7 +155,7 @@ def test_nobody_waits_for_the_check_of_a_lost_node() -> None:
     life.on(NodeChecked("n0", True))
     life.on(NodeLost("n1", life.now, "its probes failed"))
     assert life.phase is Phase.STARTING
-    life.says("n1 was lost while being checked", "its probes failed")
+    life.says("n1 is lost", "its probes failed")
 
 
 def test_a_checker_that_does_not_answer_excludes_nobody() -> None:

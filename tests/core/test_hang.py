@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from gangrun.core.recovery.hang import CPU_WINDOW_S, NEVER, Quiet, SlotPhase, Stall, Watch
+from gangrun.core.recovery.hang import CPU_WINDOW_S, LONG_PHASES, NEVER, HangWatch, Quiet, Stall
+from gangrun.wire.progress import TrainingPhase
 from tests.core.hang_cases import POLICY, Gang, Sample, busy, idle, step, talk
 
 # ---- must trip -------------------------------------------------------------------------------------------------------
@@ -21,7 +22,7 @@ def test_deadlock_in_gloo_trips_at_the_least_limit() -> None:
     assert stall.sentence == "no sign of progress for 120 s at step 19 (limit 120 s) and all ranks are idle"
     assert [seen.rank for seen in stall.observations] == [0, 1, 2, 3]
     first = stall.observations[0]
-    assert (first.node, first.state, first.step, first.idle_s) == ("n0", "S", 19, 120.0) and first.cpu_rate < 0.05
+    assert (first.node, first.state, first.step) == ("n0", "S", 19) and first.cpu_rate < 0.05
     assert stall.observations[3].node == "n1"
 
 
@@ -109,7 +110,7 @@ def test_after_a_rank_has_ended_the_others_get_the_least(steps_count: int, befor
 
 def test_whoever_looks_only_when_told_to_finds_it_in_time() -> None:
     """The limit shrinks from 1800 s to 120 s while somebody sleeps."""
-    watch, now, look_at = Watch(POLICY, 0.0), 0.0, 0.0
+    watch, now, look_at = HangWatch(POLICY, 0.0), 0.0, 0.0
     sample = Sample(0)
     while now < 3600.0:
         now += 1.0
@@ -142,10 +143,10 @@ def test_an_evaluation_far_beyond_the_limit_does_not_trip_while_ranks_work() -> 
 def test_an_evaluation_that_says_so_may_even_be_idle() -> None:
     gang = Gang()
     gang.train(20)
-    gang.seconds(1, lambda sample: replace(sample, phase=SlotPhase.EVALUATING, slot_writes_count=99))
+    gang.seconds(1, lambda sample: replace(sample, phase=TrainingPhase.EVAL, slot_writes_count=99))
     assert gang.watch.limit_s() == 3600.0
     assert gang.seconds(1000, idle) is None
-    gang.seconds(1, lambda sample: replace(step(sample), phase=SlotPhase.STEPPING, slot_writes_count=100))
+    gang.seconds(1, lambda sample: replace(step(sample), phase=TrainingPhase.TRAIN, slot_writes_count=100))
     assert gang.watch.limit_s() == 120.0, "what a long phase took is not learnt for the steps"
     stall = gang.seconds(130, idle)
     assert stall is not None
@@ -270,7 +271,7 @@ def test_ranks_that_ended_are_forgotten() -> None:
     gang = Gang()
     gang.train(20)
     gang.watch.observe("n0", gang.samples[:1], gang.now)
-    assert [seen.rank for seen in gang.watch.observations(gang.now)] == [0, 2, 3]
+    assert [seen.rank for seen in gang.watch.observations()] == [0, 2, 3]
     gang.watch.observe("n0", (), gang.now)
     gang.watch.observe("n1", (), gang.now)
     gang.watch.observe("n1", (), gang.now)
@@ -317,7 +318,7 @@ def test_output_and_long_phases_hold_an_explicit_timeout() -> None:
     for _ in range(10):
         assert gang.seconds(15, idle) is None
         assert gang.seconds(1, talk) is None
-    gang.seconds(1, lambda sample: replace(sample, phase=SlotPhase.CHECKPOINTING))
+    gang.seconds(1, lambda sample: replace(sample, phase=TrainingPhase.CHECKPOINT))
     assert gang.seconds(600, idle) is None
 
 
@@ -326,7 +327,7 @@ def test_output_and_long_phases_hold_an_explicit_timeout() -> None:
 
 def test_joining_in_the_middle_sees_what_is_already_there() -> None:
     """A new supervisor meets ranks at step 500 with megabytes of output."""
-    watch = Watch(POLICY, 0.0)
+    watch = HangWatch(POLICY, 0.0)
     watch.observe("n0", [Sample(0, step=500, output_bytes=10**6), Sample(1), Sample(2, output_bytes=5)], 7.0)
     assert watch.judge(7.0) == Quiet(7.0 + 30.0, 1800.0) and not watch.steady
 
@@ -334,15 +335,19 @@ def test_joining_in_the_middle_sees_what_is_already_there() -> None:
 def test_cpu_rate_needs_a_window() -> None:
     gang = Gang(1)
     gang.seconds(int(CPU_WINDOW_S), busy)
-    assert gang.watch.observations(gang.now)[0].cpu_rate == 0.0, "not known yet"
+    assert gang.watch.observations()[0].cpu_rate == 0.0, "not known yet"
     gang.second(busy)
-    assert gang.watch.observations(gang.now)[0].cpu_rate == pytest.approx(0.9)
+    assert gang.watch.observations()[0].cpu_rate == pytest.approx(0.9)
 
 
 def test_a_rate_between_idle_and_busy_is_neither() -> None:
     gang = Gang()
     gang.train(20)
     gang.seconds(20, idle)
-    sign_at = gang.now - 20
-    gang.seconds(20, lambda sample: replace(sample, cpu_s=sample.cpu_s + 0.1))
-    assert gang.watch.observations(gang.now)[0].idle_s == gang.now - sign_at
+    gang.seconds(60, lambda sample: replace(sample, cpu_s=sample.cpu_s + 0.1))
+    quiet = gang.watch.judge(gang.now)
+    assert isinstance(quiet, Quiet) and "no sign of progress for 80 s" in quiet.sentence
+
+
+def test_the_phases_that_may_be_long_are_those_that_a_script_reports() -> None:
+    assert {TrainingPhase.EVAL, TrainingPhase.CHECKPOINT} == LONG_PHASES

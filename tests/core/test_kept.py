@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangrun.core.checkpoints.memory import Code, Holding, Stripe, WholeStep, newest_chosen, newest_whole
+from gangrun.core.checkpoints.memory import HeldCode, HeldStripe, Holding, WholeStep, newest_chosen, newest_whole
 
 
 def held(step: int, nonce: str, *files: str, of: int = 0) -> Holding:
@@ -55,14 +55,14 @@ def test_only_the_newest_attempt_that_chose_where_to_begin_may_give_its_memory_b
 
 
 # Three nodes with a file each, of which one may be lost; b has two. Parity of a stripe lies where none of its data is.
-CODE = Code(
+CODE = HeldCode(
     (("0",), ("1", "1b"), ("2",)),
-    (Stripe((1, 2), ("p0",)), Stripe((0, 2), ("p1",)), Stripe((0, 1), ("p2",))),
+    (HeldStripe((1, 2), ("p0",)), HeldStripe((0, 2), ("p1",)), HeldStripe((0, 1), ("p2",))),
 )
 PARTS = {"a": (("0",), ("p0",)), "b": (("1", "1b"), ("p1",)), "c": (("2",), ("p2",))}
 
 
-def coded(*nodes: str, code: Code | None = CODE, lacking: tuple[str, ...] = ()) -> dict[str, list[Holding]]:
+def coded(*nodes: str, code: HeldCode | None = CODE, lacking: tuple[str, ...] = ()) -> dict[str, list[Holding]]:
     """What these nodes say: the manifest is everywhere."""
     said = {}
     for node in nodes:
@@ -105,7 +105,8 @@ def test_an_older_step_that_can_be_made_whole_is_better_than_a_newer_one_that_ca
 
 def test_several_codes_are_worked_on_by_several_nodes() -> None:
     codes = tuple(
-        Code(((f"a{n}",), (f"b{n}",)), (Stripe((1,), (f"q{n}",)), Stripe((0,), (f"p{n}",)))) for n in range(4)
+        HeldCode(((f"a{n}",), (f"b{n}",)), (HeldStripe((1,), (f"q{n}",)), HeldStripe((0,), (f"p{n}",))))
+        for n in range(4)
     )
     pieces = tuple(f"p{n}" for n in range(4))
     nodes = {

@@ -256,14 +256,14 @@ def test_a_taken_port_is_nobodys_fault_and_free() -> None:
 def test_duplicates_and_stale_events_change_nothing() -> None:
     life = Life()
     life.running()
-    origin = Origin("j", 0, "n0", "b-n0", "i-n0", 5)
+    origin = Origin("j", "n0", "b-n0", "i-n0", 5)
     exit_ = RankExit(0, "n0", 1, None, False, False, None, life.now)
     first = step(life.state, Stamped(RankExited(0, exit_), origin), life.now, life.policy)
     assert first.outcome is Outcome.APPLIED
     second = step(first.state, Stamped(RankExited(0, exit_), origin), life.now, life.policy)
     assert second.outcome is Outcome.IGNORED
     assert second.state == first.state
-    old = Origin("j", 0, "n0", "b-n0", "older", 1)
+    old = Origin("j", "n0", "b-n0", "older", 1)
     third = step(life.state, Stamped(RankExited(0, exit_), old), life.now, life.policy)
     assert third.outcome is Outcome.IGNORED
     other = step(life.state, Stamped(GangStarted(7)), life.now, life.policy)

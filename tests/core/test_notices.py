@@ -22,7 +22,7 @@ from gangrun.core.policy import Policy
 from tests.core.life import Life, at, fatal
 
 SCHEDULER = Policy(can_requeue=True)
-ON_N1 = Origin("j", 0, "n1", "b-n1", "i-n1", 1)
+ON_N1 = Origin("j", "n1", "b-n1", "i-n1", 1)
 
 
 def asks(life: Life, grace_s: float = 30.0) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from gangrun.core.actions import StopGang, TakeStacks
 from gangrun.core.events import FindingRaised, FirstStepSeen, ProgressStalled, StacksTaken
-from gangrun.core.model import Failure, Finding, Outcome, Phase, RankObservation, RankStack
+from gangrun.core.model import Failure, NodeFinding, Outcome, Phase, RankObservation, RankStack
 from gangrun.core.policy import Policy
 from tests.core.life import Life, fatal, saved
 
-OBSERVED = (RankObservation(0, "n0", "S", 5, 40.0, 0.0), RankObservation(1, "n0", "T", 5, 40.0, 0.0))
+OBSERVED = (RankObservation(0, "n0", "S", 5, 0.0), RankObservation(1, "n0", "T", 5, 0.0))
 
 
 def watched(*, can_requeue: bool = False) -> Life:
@@ -79,7 +79,7 @@ def test_a_rank_that_dies_ends_the_run_with_its_own_result() -> None:
 
 def test_nobody_is_excluded_for_what_a_rank_died_of() -> None:
     life = watched(can_requeue=True)
-    life.on(FindingRaised(Finding("n0", "gpu lost", True, "GPU 0 of n0 is lost")))
+    life.on(FindingRaised(NodeFinding("n0", "gpu lost", True, "GPU 0 of n0 is lost")))
     life.exit(0, code=None, signal=9)
     life.stopped()
     life.says("GPU 0 of n0", "observing only")

@@ -150,7 +150,7 @@ def test_a_job_that_may_be_in_the_queue_is_looked_for_again_but_not_for_ever() -
     life = Life(policy=SCHEDULER).submitting()
     while life.phase is Phase.WAITING:
         life.on(ActUnknown((1, 9), SUBMIT, "sbatch timed out"))
-        life.says("nobody knows", "sbatch timed out")
+        life.says("not known whether", "sbatch timed out")
         if life.phase is Phase.WAITING:
             assert life.state.deadlines["submit"].at - life.now >= 30.0
             life.due("submit")

@@ -7,9 +7,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangrun.core.model import Exclusion, Node, Placement, Rung, Seat, Shape, Slot
+from gangrun.core.model import Exclusion, Node, Placement, Seat, Shape, Slot
 from gangrun.core.nodes import placement
 from gangrun.core.nodes.placement import NotEnough, place
+from gangrun.core.nodes.placement import how_restarted as how
 
 SHAPE = Shape(nodes_count=3, nodes_min_count=2, slots_per_node=2, ranks_per_slot=1)
 OUT = Exclusion("XID 79", 0.0, 100.0)
@@ -66,16 +67,16 @@ def test_in_place_then_swap_then_shrink() -> None:
     assert isinstance(first, Placement)
     nodes["n0"] = Node("n0", "i", "b", 2)
     same = place(nodes, {}, SHAPE, first)
-    assert isinstance(same, Placement) and same == first and placement.rung_of(first, same) is Rung.RESTART
+    assert isinstance(same, Placement) and same == first and how(first, same) == "restarting in place"
     swapped = place(nodes, {"n2": OUT}, SHAPE, first)
-    assert isinstance(swapped, Placement) and placement.rung_of(first, swapped) is Rung.SWAP
+    assert isinstance(swapped, Placement) and how(first, swapped) == "restarting on n[0-1,3]"
     assert swapped.nodes == ("n1", "n0", "n3"), "who stays keeps its ranks"
     small = place(nodes, {"n2": OUT, "n0": OUT, "n4": OUT}, SHAPE, first)
-    assert isinstance(small, Placement) and placement.rung_of(first, small) is Rung.SHRINK
+    assert isinstance(small, Placement) and how(first, small) == "restarting smaller, on n[1,3]"
     assert small.nodes == ("n1", "n3")
     assert chosen(place(nodes, {}, SHAPE, small)) == ("n0", "n1", "n3"), "whole again: roster order"
-    assert placement.rung_of(None, small) is Rung.RESTART
-    assert placement.rung_of(small, first) is Rung.SWAP
+    assert how(None, small) == "restarting in place"
+    assert how(small, first) == "restarting on n[1-3]"
 
 
 def test_can_do_without() -> None:

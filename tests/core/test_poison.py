@@ -9,7 +9,7 @@ import pytest
 from gangrun.core.actions import ChooseResume, EndJob, StartGang
 from gangrun.core.checkpoints import poison
 from gangrun.core.events import AttemptSealed, FindingRaised, GangStarted, NoneValid, ResumeRequested
-from gangrun.core.model import Cause, ErrorReport, Failure, Finding, Phase, Sighting, Verdict
+from gangrun.core.model import Cause, ErrorReport, Failure, NodeFinding, Phase, Sighting, Verdict
 from gangrun.core.policy import Policy, PolicyError
 from tests.core.life import BUG, Life, saved
 
@@ -188,7 +188,7 @@ def test_poor_hardware_just_before_is_not_the_checkpoints() -> None:
     fails(life, 42)
     life.again(saved(40))
     life.on(GangStarted(1))
-    life.on(FindingRaised(Finding("n0", "gpu_clock", False, "slow", life.now, poor=True)))
+    life.on(FindingRaised(NodeFinding("n0", "gpu_clock", False, "slow", life.now, poor=True)))
     life.first(42)
     life.exit(0, error=BUG)
     life.stopped()

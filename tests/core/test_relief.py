@@ -22,7 +22,7 @@ from gangrun.core.events import (
     ProgressStalled,
     StoreStalled,
 )
-from gangrun.core.model import After, Finding, Phase
+from gangrun.core.model import After, NodeFinding, Phase
 from gangrun.core.policy import Policy
 from tests.core.life import BUG, Life, fatal, saved
 
@@ -33,8 +33,8 @@ SLOW = "gpu 2 was slowed down by its own heat guard, 40 % of the last 60 s"
 
 def poor(
     node: str, check: str = "gpu_remapped", sentence: str = PENDING, needs: str = "reset", place: str = "gpu 2"
-) -> Finding:
-    return Finding(node, check, False, sentence, poor=True, needs=needs, place=place)
+) -> NodeFinding:
+    return NodeFinding(node, check, False, sentence, poor=True, needs=needs, place=place)
 
 
 def with_spares(count: int = 1, nodes: int = 2, policy: Policy | None = None) -> Life:
@@ -97,21 +97,21 @@ def test_nobody_is_relieved_again_and_again() -> None:
         ([poor("n1", "gpu_slowed", SLOW, "admin"), poor("n1", "gpu_throttled", SLOW, "admin")], False),
         ([poor("n0", "gpu_temperature", HOT, "admin"), poor("n1", "gpu_throttled", SLOW, "admin")], False),
         ([poor("n1", "gpu_throttled", SLOW, "admin"), poor("n1", "gpu_throttled", SLOW, "admin")], False),
-        ([Finding("n1", "ib_flaps", False, "once", poor=True, place="mlx5_0 port 1"),
-          Finding("n1", "ib_state", False, "down", poor=True, place="mlx5_0 port 1")], False),
+        ([NodeFinding("n1", "ib_flaps", False, "once", poor=True, place="mlx5_0 port 1"),
+          NodeFinding("n1", "ib_state", False, "down", poor=True, place="mlx5_0 port 1")], False),
         ([poor("n1", "nvlink_errors", "replays", "", "gpu 2 links"), poor("n1", "gpu_temperature", HOT, "")], False),
         ([poor("n1", "nvlink_errors", "replays", "", "gpu 2 links"),
           poor("n1", "nvlink_speed", "slow", "admin", "gpu 2 links")], False),
         ([poor("n1", "nvlink_errors", "replays", "", "gpu 2 link 5"),
           poor("n1", "nvlink_speed", "slow", "admin", "gpu 2 link 5")], False),
-        ([Finding("n1", "gpu_remapped", False, "told only", needs="reset", place="gpu 2")], False),
+        ([NodeFinding("n1", "gpu_remapped", False, "told only", needs="reset", place="gpu 2")], False),
         ([poor("s0")], False),
         ([poor("x9")], False),
         ([poor("n1"), poor("s0")], False),
         ([poor("n1"), poor("s0", "gpu_temperature", HOT, "admin")], False),
     ],
 )  # fmt: skip
-def test_which_evidence_is_reason_enough(found: list[Finding], moves: bool) -> None:
+def test_which_evidence_is_reason_enough(found: list[NodeFinding], moves: bool) -> None:
     life = with_spares()
     for one in found:
         life.on(FindingRaised(one))

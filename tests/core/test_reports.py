@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangrun.core.events import FindingRaised, GangStarted
-from gangrun.core.model import DriverReport, Finding, Node, Phase, Reported, RunState, Shape
+from gangrun.core.model import DriverReport, Node, NodeFinding, Phase, Reported, RunState, Shape
 from gangrun.core.nodes import history
 from gangrun.core.policy import Policy
 from tests.core.life import Life
@@ -18,9 +18,9 @@ DAY_S = history.DAY_S
 APP, SOFT = history.POOR, history.FATAL
 
 
-def xid(node: str, gpu: str, number: int, again: str) -> Finding:
+def xid(node: str, gpu: str, number: int, again: str) -> NodeFinding:
     told = DriverReport(gpu, number, again)
-    return Finding(node, "xid", False, f"XID {number} on gpu 1", 0.0, again == SOFT, "reset", "gpu 1", report=told)
+    return NodeFinding(node, "xid", False, f"XID {number} on gpu 1", 0.0, again == SOFT, "reset", "gpu 1", report=told)
 
 
 def empty(run: str = "r", attempt: int = 0) -> RunState:
@@ -28,7 +28,7 @@ def empty(run: str = "r", attempt: int = 0) -> RunState:
     return RunState(run=run, shape=Shape(2, 2, 1, 1), nodes=nodes, attempt=attempt)
 
 
-def after(state: RunState, found: Finding, at: float, attempt: int = 0) -> tuple[RunState, Finding]:
+def after(state: RunState, found: NodeFinding, at: float, attempt: int = 0) -> tuple[RunState, NodeFinding]:
     return history.heard(replace(state, attempt=attempt), found, at)
 
 
@@ -65,9 +65,9 @@ def test_what_is_fatal_at_once_stays_so_and_what_is_no_report_is_only_dated() ->
     state, found = after(empty(), hard, 9.0)
     assert found == replace(hard, at=9.0, boot_id="b-n1")
     assert set(state.reports) == {"GPU-7 79"}
-    plain = Finding("elsewhere", "gpu_lost", True, "x", until_boot=True)
+    plain = NodeFinding("elsewhere", "gpu_lost", True, "x", until_boot=True)
     assert after(state, plain, 10.0) == (state, replace(plain, at=10.0))
-    port = Finding("n1", "ib_state", True, "x")
+    port = NodeFinding("n1", "ib_state", True, "x")
     assert after(state, port, 10.0)[1].boot_id == "", "which time may cure"
 
 

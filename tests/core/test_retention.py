@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangrun.core.checkpoints.retention import Held, Keep, for_a_rollback, to_prune
+from gangrun.core.checkpoints.retention import CommittedStep, Keep, for_a_rollback, to_prune
 
 
-def held(*steps: int, bad: tuple[int, ...] = ()) -> list[Held]:
-    return [Held(step, step not in bad) for step in steps]
+def held(*steps: int, bad: tuple[int, ...] = ()) -> list[CommittedStep]:
+    return [CommittedStep(step, step not in bad) for step in steps]
 
 
 def test_the_newest_stay_and_every_mth_stays_for_good() -> None:
@@ -53,7 +53,7 @@ def test_keeping_one_is_refused(arguments: tuple[int, int]) -> None:
 
 @given(st.dictionaries(st.integers(0, 60), st.booleans()), st.integers(2, 6), st.integers(0, 20))
 def test_a_valid_one_is_always_left(valid: dict[int, bool], newest: int, every: int) -> None:
-    gone = to_prune([Held(step, ok) for step, ok in valid.items()], Keep(newest, every))
+    gone = to_prune([CommittedStep(step, ok) for step, ok in valid.items()], Keep(newest, every))
     left = set(valid) - set(gone)
     assert len(left) >= min(len(valid), newest)
     if any(valid.values()):

@@ -19,7 +19,7 @@ from gangrun.core.events import (
     ResumeRequested,
     TermTaken,
 )
-from gangrun.core.model import Exclusion, Finding, Node, Phase, RunState, Shape
+from gangrun.core.model import Exclusion, Node, NodeFinding, Phase, RunState, Shape
 from gangrun.core.nodes import quarantine
 from gangrun.core.nodes.device_test import THOROUGH
 from gangrun.core.policy import Policy
@@ -30,7 +30,7 @@ DAY_S, WEEK_S = SLURM.exclusion_s, quarantine.WEEK_S
 
 
 def lost(node: str) -> FindingRaised:
-    return FindingRaised(Finding(node, "gpu_lost", True, "gpu 3 is lost", 0.0, until_boot=True))
+    return FindingRaised(NodeFinding(node, "gpu_lost", True, "gpu 3 is lost", 0.0, until_boot=True))
 
 
 def without_n1() -> Life:
@@ -174,7 +174,7 @@ def test_one_of_which_the_scheduler_was_wrong_is_looked_for_in_a_later_boot_only
 
 def asks_for_a_reset(node: str) -> FindingRaised:
     sentence = "gpu 3 asks for a reset"
-    return FindingRaised(Finding(node, "gpu_recovery", True, sentence, 0.0, until_boot=True, shows_reset=True))
+    return FindingRaised(NodeFinding(node, "gpu_recovery", True, sentence, 0.0, until_boot=True, shows_reset=True))
 
 
 @pytest.mark.parametrize("found", ["while it trained", "before it was used"])
@@ -201,8 +201,8 @@ def test_one_that_was_reset_is_taken_back_in_the_same_boot(found: str) -> None:
     assert life.state.excluded["n0"].returns_count == 1
 
 
-def fatal(check: str, place: str, needs: str = "reset", shows: bool = False, node: str = "n1") -> Finding:
-    return Finding(node, check, True, "x", 0.0, needs=needs, place=place, until_boot=True, shows_reset=shows)
+def fatal(check: str, place: str, needs: str = "reset", shows: bool = False, node: str = "n1") -> NodeFinding:
+    return NodeFinding(node, check, True, "x", 0.0, needs=needs, place=place, until_boot=True, shows_reset=shows)
 
 
 ASKS, XID = fatal("gpu_recovery", "gpu 1", shows=True), fatal("xid", "gpu 1")
@@ -219,7 +219,9 @@ ASKS, XID = fatal("gpu_recovery", "gpu 1", shows=True), fatal("xid", "gpu 1")
         ((ASKS, fatal("gpu_lost", "gpu 1", "reboot", node="n2")), {"n1"}),
     ],
 )
-def test_a_reset_cures_what_needs_no_more_on_a_gpu_that_says_so(found: tuple[Finding, ...], cured: set[str]) -> None:
+def test_a_reset_cures_what_needs_no_more_on_a_gpu_that_says_so(
+    found: tuple[NodeFinding, ...], cured: set[str]
+) -> None:
     assert quarantine.cured_by_reset(found) == cured
 
 

@@ -28,7 +28,7 @@ from gangrun.core.policy import Policy
 from tests.core.life import BUG, VICTIM, Life, fatal, saved, warning
 
 SCHEDULER = Policy(can_requeue=True)
-OBSERVED = tuple(RankObservation(rank, f"n{rank // 2}", "S", 7, 130.0, 0.0) for rank in range(4))
+OBSERVED = tuple(RankObservation(rank, f"n{rank // 2}", "S", 7, 0.0) for rank in range(4))
 STACKS = tuple(
     RankStack(rank, f"n{rank // 2}", "all_reduce" if rank else "load_batch", f"/s/rank-{rank}.txt") for rank in range(4)
 )
@@ -71,7 +71,7 @@ def test_the_last_rank_to_finish_ends_the_run_and_early_ones_are_mentioned() -> 
     life.says("rank 1", "2 of 4")
     life.due("finish")
     life.says("rank 0, rank 1 ended with exit code 0, the first over 30 s ago")
-    life.says("not ended: rank 2, rank 3, which hang if they wait for those")
+    life.says("rank 2, rank 3 still run; they hang if they wait for ranks that have ended")
     assert life.state.reason == life.reason
     assert life.phase is Phase.RUNNING
     life.finish(2, 3)

@@ -13,7 +13,7 @@ from gangrun.core.checkpoints.resume import (
     Chosen,
     FromZero,
     Kind,
-    NoneValid,
+    NothingValid,
     ResumeKind,
     ResumeRequest,
     choose,
@@ -76,7 +76,7 @@ def test_never_committed_means_from_the_beginning() -> None:
 
 def test_committed_and_none_valid_stops_the_run() -> None:
     choice = choose([bad(7), bad(8), unfinished(9)], AUTO)
-    assert isinstance(choice, NoneValid) and choice.ever_committed
+    assert isinstance(choice, NothingValid)
     assert choice.reason == (
         "none of 2 committed checkpoints may be resumed from (passed over: step 8: checksum of x is wrong; "
         "step 7: checksum of x is wrong); not starting again from zero"
@@ -87,7 +87,7 @@ def test_committed_and_none_valid_stops_the_run() -> None:
 @pytest.mark.parametrize("there", [[], [unfinished(20)], [alien(3)]])
 def test_the_journal_remembers_what_the_directory_lost(there: list[Candidate]) -> None:
     choice = choose(there, AUTO, journal_best_step=10)
-    assert isinstance(choice, NoneValid) and choice.ever_committed
+    assert isinstance(choice, NothingValid)
     assert choice.reason.startswith(
         "step 10 was committed according to the journal but no committed checkpoint is there"
     )
@@ -124,7 +124,7 @@ def test_a_gangrun_commit_counts_only_if_it_was_sealed() -> None:
     assert isinstance(choice, Chosen) and choice.checkpoint.step == 4
     assert "late write" in choice.passed_over[0].why
     nameless = dataclasses.replace(late, nonce=None)
-    assert isinstance(choose([nameless], AUTO, sealed=frozenset()), NoneValid)
+    assert isinstance(choose([nameless], AUTO, sealed=frozenset()), NothingValid)
     for sealed in (None, frozenset({(9, "n9")})):
         choice = choose([late, good(4)], AUTO, sealed=sealed)
         assert isinstance(choice, Chosen) and choice.checkpoint.step == 9
@@ -153,7 +153,7 @@ def test_a_step_on_request() -> None:
     assert choice.reason == "resuming from step 2, as asked: verified, every checksum holds"
     refused = choose([good(3), bad(2)], wanted)
     assert refused.reason == "cannot resume from step 2, as asked: checksum of x is wrong"
-    assert isinstance(refused, NoneValid) and refused.ever_committed
+    assert isinstance(refused, NothingValid)
     absent = choose([good(n) for n in (3, 4, 5, 6)], wanted)
     assert (
         absent.reason
@@ -162,10 +162,9 @@ def test_a_step_on_request() -> None:
     absent = choose([good(3)], wanted)
     assert absent.reason.endswith("the committed steps are 3")
     nothing = choose([unfinished(1)], wanted)
-    assert nothing == NoneValid(
-        "cannot resume from step 2, as asked: there is none; no committed checkpoint is there", False
+    assert nothing == NothingValid(
+        "cannot resume from step 2, as asked: there is none; no committed checkpoint is there"
     )
-    assert choose([], wanted, journal_best_step=0).ever_committed  # type: ignore[union-attr]
 
 
 def test_two_names_for_one_step_the_valid_one_is_taken() -> None:
@@ -231,6 +230,6 @@ def test_never_from_zero_once_anything_was_committed_and_never_an_invalid_one(
         assert choice.checkpoint.step == max(usable)
     else:
         assert not usable
-        assert isinstance(choice, NoneValid) == (best >= 0 or any(c.committed for c in found))
+        assert isinstance(choice, NothingValid) == (best >= 0 or any(c.committed for c in found))
         assert len(choice.passed_over) == len(found)
     assert choice.reason

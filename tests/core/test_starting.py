@@ -159,8 +159,8 @@ def test_no_rank_can_speak_before_the_launch() -> None:
     life.refused(life.died(0), "no rank")
     life.finish(0)
     assert life.answer.outcome is Outcome.REFUSED
-    life.refused(FirstStepSeen(0, 3), "step 3", "no rank")
-    life.refused(ProgressMarked(0, 3), "step 3", "no rank")
+    life.refused(FirstStepSeen(0, 3), "no rank")
+    life.refused(ProgressMarked(0, 3), "no rank")
     assert life.state == before
 
 

@@ -18,7 +18,18 @@ from gangrun.core.events import (
     NodeLost,
     TermTaken,
 )
-from gangrun.core.model import Failure, Finding, Inventory, Node, Outcome, Phase, RankAlive, RunState, Shape, StartStage
+from gangrun.core.model import (
+    Failure,
+    Inventory,
+    Node,
+    NodeFinding,
+    Outcome,
+    Phase,
+    RankAlive,
+    RunState,
+    Shape,
+    StartStage,
+)
 from gangrun.core.nodes import device_test
 from gangrun.core.policy import Policy, PolicyError
 from gangrun.core.recovery import blame
@@ -31,11 +42,11 @@ CLEAN = "48 products and 0.3 GB of memory right, in 9 s"
 
 
 def poor(node: str, check: str = "xid") -> FindingRaised:
-    return FindingRaised(Finding(node, check, False, f"XID 94 on gpu 1 of {node}", 0.0, True, "reset", "gpu 1"))
+    return FindingRaised(NodeFinding(node, check, False, f"XID 94 on gpu 1 of {node}", 0.0, True, "reset", "gpu 1"))
 
 
 def broken(node: str) -> FindingRaised:
-    return FindingRaised(Finding(node, "active_gemm", True, f"gpu 1 of {node} computed 3 numbers wrong", 0.0))
+    return FindingRaised(NodeFinding(node, "active_gemm", True, f"gpu 1 of {node} computed 3 numbers wrong", 0.0))
 
 
 def spared(life: Life, *names: str) -> Life:
@@ -175,7 +186,7 @@ def test_one_that_fails_while_others_train_is_not_used_again() -> None:
 def test_an_answer_that_comes_while_the_next_attempt_starts_counts() -> None:
     life = suspected(spares=("s0",))
     life.ignored(NodeChecked("n0", True), "not being checked now")
-    life.ignored(NodeChecked("elsewhere", True), "not being checked now")
+    life.ignored(NodeChecked("elsewhere", True), "not in this job")
     life.on(NodeChecked("n1", True, tested=CLEAN))
     assert (life.phase, life.answer.outcome) == (Phase.STARTING, Outcome.APPLIED)
     life.again()
@@ -335,7 +346,7 @@ def test_a_suspect_that_is_gone_is_not_asked() -> None:
     life = Life(3, 1, policy=SLURM).running()
     life.on(poor("n1"))
     life.exit(0, signal=7)
-    life.on(FindingRaised(Finding("n9", "xid", False, "of no node of ours", 0.0, True)))
+    life.on(FindingRaised(NodeFinding("n9", "xid", False, "of no node of ours", 0.0, True)))
     life.state = replace(life.state, nodes={name: one for name, one in life.state.nodes.items() if name != "n1"})
     life.stopped()
     assert not any(node.trial for node in life.state.nodes.values())

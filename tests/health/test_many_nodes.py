@@ -14,7 +14,7 @@ from gangrun.adapters.slurm.commands import Answer, Tools
 from gangrun.adapters.slurm.step import Heard, Where, lines_of, on_each, once_argv
 from gangrun.cli.main import main
 from gangrun.core.events import FindingRaised
-from gangrun.core.model import Finding
+from gangrun.core.model import NodeFinding
 from gangrun.display.health_page import NodeReport, compared, nodes_as_plain, nodes_exit_code, nodes_page
 from gangrun.errors import UserError
 from gangrun.health.network.pairs import Meeting
@@ -172,8 +172,8 @@ def test_a_host_that_answers_is_told_from_one_that_does_not() -> None:
 
 def test_of_a_run_its_journal_tells_what_was_found(tmp_path: Any) -> None:
     built = Builder(tmp_path).supervisor().up()
-    built.on(FindingRaised(Finding("n0", "gpu_ecc", False, "one error", 1.0)))
-    built.on(FindingRaised(Finding("n0", "gpu_ecc", False, "two errors", 2.0)))
+    built.on(FindingRaised(NodeFinding("n0", "gpu_ecc", False, "one error", 1.0)))
+    built.on(FindingRaised(NodeFinding("n0", "gpu_ecc", False, "two errors", 2.0)))
     reading = read(built.paths, timeline=True)
     nodes = {one.node: one for one in recorded(reading, built.now)}
     assert nodes["n0"].wrong == (("warn", "gpu_ecc", "two errors"),)
@@ -218,7 +218,7 @@ def test_where_one_node_cannot_be_reached_the_others_are_asked(tmp_path: Path) -
 
 def test_a_run_is_looked_at_by_its_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     built = Builder(tmp_path).supervisor().up()
-    built.on(FindingRaised(Finding("n1", "gpu_ecc_corrected", False, "gpu 0 corrected 999 errors", 1.0)))
+    built.on(FindingRaised(NodeFinding("n1", "gpu_ecc_corrected", False, "gpu 0 corrected 999 errors", 1.0)))
     with pytest.raises(SystemExit) as ended:
         main(["health", str(built.paths.root), "--json"])
     told = json.loads(capsys.readouterr().out)

@@ -13,66 +13,53 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.core.recovery.hang import SlotPhase
 from gangrun.training import environment, step
 from gangrun.wire import progress
-from gangrun.wire.progress import Ask, Phase, Slot, SlotError
+from gangrun.wire.progress import ProgressPage, SlotError, StepRequest, TrainingPhase
 from tests.local_parts.gang import ROOT
 
 STEP_MAX_NS = 1000
 
 
 @pytest.fixture
-def slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slot:
-    made = Slot(str(tmp_path / "slot"), rank=3)
+def slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProgressPage:
+    made = ProgressPage(str(tmp_path / "slot"), rank=3)
     monkeypatch.setenv("GANGRUN_PROGRESS_SLOT", made.path)
     monkeypatch.setattr(step, "_state", None)
     return made
 
 
-def test_a_new_slot_says_nothing_yet(slot: Slot) -> None:
+def test_a_new_slot_says_nothing_yet(slot: ProgressPage) -> None:
     read = slot.read()
-    assert (read.rank, read.owner_pid, read.writes_count, read.step, read.phase) == (3, 0, 0, -1, Phase.UNKNOWN)
+    assert (read.rank, read.owner_pid, read.writes_count, read.step, read.phase) == (3, 0, 0, -1, TrainingPhase.UNKNOWN)
     assert math.isnan(read.loss)
     assert math.isnan(read.grad_norm)
     assert Path(slot.path).stat().st_mode & 0o777 == 0o600
 
 
-def test_the_layout_is_what_the_docstring_says(slot: Slot) -> None:
+def test_the_layout_is_what_the_docstring_says(slot: ProgressPage) -> None:
     step.step(41, 0.25, grad_norm=8.0, phase="eval")
     raw = Path(slot.path).read_bytes()
     assert len(raw) == 256
     assert raw[:8] == b"GRSLOT" + struct.pack("=H", progress.VERSION)
     assert struct.unpack_from("=qqqqq", raw, 8) == (3, os.getpid(), 2, 41, 3)
     assert struct.unpack_from("=dd", raw, 56) == (0.25, 8.0)
-    slot.ask(Ask.STOP)
+    slot.ask(StepRequest.STOP)
     assert struct.unpack_from("=q", Path(slot.path).read_bytes(), 128) == (1 << 8 | 4,)
 
 
-def test_the_phases_are_those_that_core_judges() -> None:
-    pairs = {
-        Phase.UNKNOWN: SlotPhase.UNKNOWN,
-        Phase.STARTUP: SlotPhase.STARTING,
-        Phase.TRAIN: SlotPhase.STEPPING,
-        Phase.EVAL: SlotPhase.EVALUATING,
-        Phase.CHECKPOINT: SlotPhase.CHECKPOINTING,
-    }
-    assert [int(ours) for ours in pairs] == [int(cores) for cores in pairs.values()]
-    assert set(pairs) == set(Phase)
-
-
-def test_steps_are_read_as_they_are_written(slot: Slot) -> None:
+def test_steps_are_read_as_they_are_written(slot: ProgressPage) -> None:
     step.step(7, 1.5)
     step.step(8)
     step.mark_phase("checkpoint")
     read = slot.read()
-    assert (read.step, read.loss, read.writes_count, read.phase) == (8, 1.5, 2, Phase.CHECKPOINT)
+    assert (read.step, read.loss, read.writes_count, read.phase) == (8, 1.5, 2, TrainingPhase.CHECKPOINT)
     assert read.owner_pid == os.getpid()
     assert read.at_ns > 0
     assert not read.torn
 
 
-def test_a_writer_that_stands_in_the_middle_of_a_record_is_told_as_such(slot: Slot) -> None:
+def test_a_writer_that_stands_in_the_middle_of_a_record_is_told_as_such(slot: ProgressPage) -> None:
     step.step(7, 1.5)
     words = progress.attach(slot.path)
     words.ints[progress.W_SEQ] += 1
@@ -81,15 +68,15 @@ def test_a_writer_that_stands_in_the_middle_of_a_record_is_told_as_such(slot: Sl
     assert not slot.read().torn
 
 
-def test_a_checkpoint_is_asked_for_once_and_known_when_done(slot: Slot) -> None:
+def test_a_checkpoint_is_asked_for_once_and_known_when_done(slot: ProgressPage) -> None:
     assert step.step(1) == step.NOTHING
-    generation = slot.ask(Ask.CHECKPOINT_NOW)
+    generation = slot.ask(StepRequest.CHECKPOINT_NOW)
     assert step.should_checkpoint()
     asked = step.step(2)
     assert not step.should_stop()
     assert slot.read().handled_generation == generation, "told by should_checkpoint, done by the next step"
     assert not asked.checkpoint
-    second = slot.ask(Ask.CHECKPOINT_NOW | Ask.STOP_AFTER_STEP)
+    second = slot.ask(StepRequest.CHECKPOINT_NOW | StepRequest.STOP_AFTER_STEP)
     asked = step.step(3)
     assert (asked.checkpoint, asked.stop, bool(asked)) == (True, True, True)
     assert slot.read().handled_generation == generation
@@ -99,12 +86,12 @@ def test_a_checkpoint_is_asked_for_once_and_known_when_done(slot: Slot) -> None:
     assert (asked.checkpoint, asked.stop) == (False, True)
     assert step.should_stop()
     assert not step.should_checkpoint()
-    slot.ask(Ask.NOTHING)
+    slot.ask(StepRequest.NOTHING)
     assert not step.step(5)
     assert not step.should_stop()
 
 
-def test_a_script_can_say_that_it_saves_when_asked(slot: Slot) -> None:
+def test_a_script_can_say_that_it_saves_when_asked(slot: ProgressPage) -> None:
     step.save_on_stop()
     assert slot.read().saves_on_stop
     step.save_on_stop(wanted=False)
@@ -139,7 +126,7 @@ def test_a_file_that_is_no_slot_of_ours_is_left_alone(
     assert path.read_bytes() == content
 
 
-def test_only_the_rank_itself_writes_not_its_children(slot: Slot, tmp_path: Path) -> None:
+def test_only_the_rank_itself_writes_not_its_children(slot: ProgressPage, tmp_path: Path) -> None:
     script = tmp_path / "writes.py"
     script.write_text(
         textwrap.dedent("""
@@ -169,14 +156,14 @@ def test_the_resume_point(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.serial
-def test_a_step_costs_less_than_a_microsecond(slot: Slot) -> None:
+def test_a_step_costs_less_than_a_microsecond(slot: ProgressPage) -> None:
     count = 20_000
     best_s = min(timeit.repeat("step(7, 0.5)", globals={"step": step.step}, number=count, repeat=10))
     assert best_s / count * 1e9 < STEP_MAX_NS
 
 
-def test_a_slot_that_exists_is_never_taken_over(slot: Slot) -> None:
+def test_a_slot_that_exists_is_never_taken_over(slot: ProgressPage) -> None:
     with pytest.raises(FileExistsError):
-        Slot(slot.path, rank=4)
+        ProgressPage(slot.path, rank=4)
     slot.close()
     assert not Path(slot.path).exists()

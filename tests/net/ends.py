@@ -72,7 +72,7 @@ def dealer(where: Supervisor, keys: KeyPair = KEYS, name: str = "raw") -> Iterat
 
 
 def hello(node: str = "n1") -> Hello:
-    return Hello(node, "job", 0, "boot", "inc", 0, 1, -1, (), NOWHERE)
+    return Hello(node, "job", "boot", "inc", 0, 1, -1, (), NOWHERE)
 
 
 def beat(seq: int, node: str = "n1") -> Beat:

@@ -71,7 +71,6 @@ class HandAgent:
         said = Hello(
             node=self.node,
             job=self.desk.facts.job,
-            job_restart=0,
             boot_id=f"boot-{self.node}",
             incarnation=self.incarnation,
             term_max=0,

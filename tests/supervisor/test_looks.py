@@ -61,9 +61,7 @@ def test_without_a_directory_never() -> None:
 
 def row(step: int, kept_step: int) -> Row:
     reading = RankSample(0, step, 2, step, 0, 0.0, "R", kept_step=kept_step)
-    return Row(
-        "n0", "i", "b", "j", 0, 1, PeerAddress("n0", "x", "k"), "", 0.0, 0.0, 0.0, attempt=0, readings=(reading,)
-    )
+    return Row("n0", "i", "b", "j", 1, PeerAddress("n0", "x", "k"), "", 0.0, 0.0, 0.0, attempt=0, readings=(reading,))
 
 
 def test_a_flush_is_due_when_the_disk_has_had_nothing_new_for_so_long_and_memory_has() -> None:

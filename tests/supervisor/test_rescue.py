@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gangrun.core.checkpoints.memory import Code, Holding, Stripe
+from gangrun.core.checkpoints.memory import HeldCode, HeldStripe, Holding
 from gangrun.core.events import CancelRequested, Stamped
 from gangrun.core.model import Phase
 from gangrun.core.policy import Policy
@@ -79,7 +79,7 @@ def test_a_whole_step_is_brought_by_those_who_hold_it_before_older_attempts_are_
     assert desk.loop.state.phase is Phase.RUNNING
 
 
-CODE = Code((("0",), ("1",)), (Stripe((1,), ("p0",)), Stripe((0,), ("p1",))))
+CODE = HeldCode((("0",), ("1",)), (HeldStripe((1,), ("p0",)), HeldStripe((0,), ("p1",))))
 
 
 @pytest.mark.parametrize("can", [True, False])

@@ -18,7 +18,7 @@ import pytest
 import gangrun
 from gangrun.node.boot import looks_collective
 from gangrun.training import step as progress
-from gangrun.wire.progress import Phase, Slot
+from gangrun.wire.progress import ProgressPage, TrainingPhase
 
 torch = pytest.importorskip("torch")
 ROOT = Path(__file__).resolve().parents[2]
@@ -216,7 +216,7 @@ def test_a_closed_one_says_so_instead_of_waiting_for_ever(tmp_path: Path) -> Non
 
 
 def test_who_waits_for_a_save_is_not_taken_for_hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slot = Slot(str(tmp_path / "slot"), 0)
+    slot = ProgressPage(str(tmp_path / "slot"), 0)
     monkeypatch.setenv("GANGRUN_PROGRESS_SLOT", str(tmp_path / "slot"))
     monkeypatch.setattr(progress, "_state", None)
     real, phases = os.fsync, []
@@ -228,8 +228,8 @@ def test_who_waits_for_a_save_is_not_taken_for_hung(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "fsync", watched)
     with made(tmp_path / "c") as ckpt:
         trained(ckpt, range(2))
-    assert phases[-1] == Phase.CHECKPOINT
-    assert slot.read().phase == Phase.TRAIN, "and again what it was"
+    assert phases[-1] == TrainingPhase.CHECKPOINT
+    assert slot.read().phase == TrainingPhase.TRAIN, "and again what it was"
     slot.close()
 
 

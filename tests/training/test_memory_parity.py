@@ -127,7 +127,7 @@ def test_one_rank_of_each_node_codes_with_its_like(
 )
 def test_a_group_of_which_two_saw_other_bytes_has_no_record_and_others_have_theirs(third: Coded, trouble: str) -> None:
     """Two groups of two nodes; in each, either holds parity of the other's file."""
-    files = [(protection.File(f"__{rank}_0.distcp", 7),) for rank in range(4)]
+    files = [(protection.CodedFile(f"__{rank}_0.distcp", 7),) for rank in range(4)]
     told = [
         Coded("", {1: 10}, {(0, 0): (11, (11,))}),
         Coded("", {0: 41}, {(1, 0): (40, (40,))}),

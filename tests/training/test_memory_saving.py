@@ -30,7 +30,7 @@ from gangrun.training.checkpointer import CheckpointWarning  # noqa: E402
 from gangrun.training.save import saver  # noqa: E402
 from gangrun.wire.manifest import MANIFEST_NAME  # noqa: E402
 from gangrun.wire.messages import Recover  # noqa: E402
-from gangrun.wire.progress import Slot  # noqa: E402
+from gangrun.wire.progress import ProgressPage  # noqa: E402
 from tests.waiting import until  # noqa: E402
 
 
@@ -198,7 +198,7 @@ def test_a_keeper_that_answers_too_late_costs_that_step_and_the_next_one_is_kept
 
 
 def test_the_newest_step_in_memory_is_shown(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slot = Slot(str(tmp_path / "slot"), 0)
+    slot = ProgressPage(str(tmp_path / "slot"), 0)
     monkeypatch.setenv("GANGRUN_PROGRESS_SLOT", str(tmp_path / "slot"))
     monkeypatch.setattr(progress, "_state", None)
     model = torch.nn.Linear(3, 4)

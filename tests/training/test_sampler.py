@@ -20,7 +20,7 @@ from gangrun import GlobalBatchSampler
 from gangrun.training import step as progress
 from gangrun.training.ranks import RankGroup
 from gangrun.training.save.schedule import Every, Schedule
-from gangrun.wire.progress import Ask, Slot
+from gangrun.wire.progress import ProgressPage, StepRequest
 
 
 @settings(max_examples=60)
@@ -159,18 +159,18 @@ def test_auto_follows_the_measured_stall() -> None:
 
 
 def test_what_is_asked_is_saved_told_and_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slot = Slot(str(tmp_path / "slot"), 0)
+    slot = ProgressPage(str(tmp_path / "slot"), 0)
     monkeypatch.setenv("GANGRUN_PROGRESS_SLOT", str(tmp_path / "slot"))
     monkeypatch.setattr(progress, "_state", None)
     with gangrun.Checkpointer(tmp_path / "c", model=torch.nn.Linear(2, 2), every_steps=10**6) as ckpt:
         assert slot.read().saves_on_stop
         ckpt.step(0)
-        generation = slot.ask(Ask.CHECKPOINT_NOW)
+        generation = slot.ask(StepRequest.CHECKPOINT_NOW)
         answers = [ckpt.step(step) for step in range(1, 2002)]
         assert not any(answers), "a checkpoint alone is no reason to stop"
         assert slot.read().handled_generation == generation
         assert len(list((tmp_path / "c").glob("step-*"))) == 1, "saved once, and committed before it was answered"
-        generation = slot.ask(Ask.CHECKPOINT_NOW | Ask.STOP_AFTER_STEP)
+        generation = slot.ask(StepRequest.CHECKPOINT_NOW | StepRequest.STOP_AFTER_STEP)
         stopped = next(step for step in range(2002, 4100) if ckpt.step(step).stop)
         assert (tmp_path / "c" / f"step-{stopped}" / "gangrun.json").exists()
         assert (slot.read().handled_generation, slot.read().step) == (generation, stopped)
@@ -180,7 +180,7 @@ def test_what_is_asked_is_saved_told_and_answered(tmp_path: Path, monkeypatch: p
 def test_a_loss_with_a_gradient_is_shown_without_a_warning_and_its_graph_is_let_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slot = Slot(str(tmp_path / "slot"), 0)
+    slot = ProgressPage(str(tmp_path / "slot"), 0)
     monkeypatch.setenv("GANGRUN_PROGRESS_SLOT", str(tmp_path / "slot"))
     monkeypatch.setattr(progress, "_state", None)
     loss = (torch.ones(1, requires_grad=True) * 3).sum()

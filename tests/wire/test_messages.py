@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangrun.core.checkpoints.memory import Code, Holding, Stripe
+from gangrun.core.checkpoints.memory import HeldCode, HeldStripe, Holding
 from gangrun.core.model import RankStack
 from gangrun.wire import messages as wire
 from gangrun.wire.messages import (
@@ -48,9 +48,9 @@ from gangrun.wire.messages import (
 )
 
 PEER = PeerAddress("n1", "tcp://10.0.0.1:4711", "key")
-HOLDING = Holding(7, "ab", ("0", "m"), 3, ("p0",), (Code((("0",), ("1",)), (Stripe((0, 1), ("p0",)),)),))
+HOLDING = Holding(7, "ab", ("0", "m"), 3, ("p0",), (HeldCode((("0",), ("1",)), (HeldStripe((0, 1), ("p0",)),)),))
 SAMPLES: tuple[Message, ...] = (
-    Hello("n1", "j", 0, "b", "i", 3, 8, 2, (LiveRank(0, 17, 99),), PEER, True, "signal 9", 4096),
+    Hello("n1", "j", "b", "i", 3, 8, 2, (LiveRank(0, 17, 99),), PEER, True, "signal 9", 4096),
     Beat(
         "n1",
         "i",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gangrun.wire import progress
-from gangrun.wire.progress import Ask, Phase, Slot, SlotError, SlotReading
+from gangrun.wire.progress import ProgressPage, SlotError, SlotReading, StepRequest, TrainingPhase
 
 
 @pytest.fixture
@@ -20,40 +20,40 @@ def report(words: progress.Words, step: int) -> None:
     """As a training script does: odd, fields, even."""
     ints = words.ints
     ints[progress.W_SEQ] += 1
-    ints[progress.W_OWNER], ints[progress.W_STEP], ints[progress.W_PHASE] = 4711, step, Phase.TRAIN
+    ints[progress.W_OWNER], ints[progress.W_STEP], ints[progress.W_PHASE] = 4711, step, TrainingPhase.TRAIN
     ints[progress.W_AT] = 10**9
     words.floats[progress.W_LOSS], words.floats[progress.W_GRAD_NORM] = 2.5, 0.5
     ints[progress.W_SEQ] += 1
 
 
 def test_a_new_slot_says_that_nothing_was_reported(path: str) -> None:
-    slot = Slot(path, 3)
+    slot = ProgressPage(path, 3)
     read = slot.read()
-    assert (read.rank, read.owner_pid, read.writes_count, read.step, read.phase) == (3, 0, 0, -1, Phase.UNKNOWN)
+    assert (read.rank, read.owner_pid, read.writes_count, read.step, read.phase) == (3, 0, 0, -1, TrainingPhase.UNKNOWN)
     assert math.isnan(read.loss)
     assert math.isnan(read.grad_norm)
     assert not read.torn
     assert Path(path).stat().st_mode & 0o777 == 0o600
     with pytest.raises(FileExistsError):
-        Slot(path, 3)
+        ProgressPage(path, 3)
     slot.close()
     assert not Path(path).exists()
 
 
 def test_what_the_script_writes_the_agent_reads(path: str) -> None:
-    slot = Slot(path, 3)
+    slot = ProgressPage(path, 3)
     words = progress.attach(path)
     report(words, 12)
     words.ints[progress.W_SAVES_ON_STOP] = 1
     words.ints[progress.W_HANDLED] = 2
-    assert slot.read() == SlotReading(3, 4711, 1, 12, Phase.TRAIN, 10**9, 2.5, 0.5, True, 2)
+    assert slot.read() == SlotReading(3, 4711, 1, 12, TrainingPhase.TRAIN, 10**9, 2.5, 0.5, True, 2)
     words.close()
     slot.close(remove=False)
     assert Path(path).exists()
 
 
 def test_a_writer_that_stands_in_the_middle_of_a_record_blocks_nobody(path: str) -> None:
-    slot = Slot(path, 0)
+    slot = ProgressPage(path, 0)
     words = progress.attach(path)
     report(words, 12)
     words.ints[progress.W_SEQ] += 1
@@ -64,7 +64,7 @@ def test_a_writer_that_stands_in_the_middle_of_a_record_blocks_nobody(path: str)
 
 
 def test_a_record_that_changes_between_two_looks_is_looked_at_again(path: str) -> None:
-    slot = Slot(path, 0)
+    slot = ProgressPage(path, 0)
     words = progress.attach(path)
     looks = 0
     look = slot._once
@@ -83,12 +83,15 @@ def test_a_record_that_changes_between_two_looks_is_looked_at_again(path: str) -
 
 
 def test_each_request_replaces_the_one_before(path: str) -> None:
-    slot = Slot(path, 0)
+    slot = ProgressPage(path, 0)
     words = progress.attach(path)
-    assert slot.ask(Ask.CHECKPOINT_NOW) == 1
-    assert slot.ask(Ask.STOP | Ask.CHECKPOINT_NOW) == 2
+    assert slot.ask(StepRequest.CHECKPOINT_NOW) == 1
+    assert slot.ask(StepRequest.STOP | StepRequest.CHECKPOINT_NOW) == 2
     request = words.ints[progress.W_REQUESTS]
-    assert (request >> progress.GENERATION_SHIFT, Ask(request & 0xFF)) == (2, Ask.STOP | Ask.CHECKPOINT_NOW)
+    assert (request >> progress.GENERATION_SHIFT, StepRequest(request & 0xFF)) == (
+        2,
+        StepRequest.STOP | StepRequest.CHECKPOINT_NOW,
+    )
 
 
 def test_what_is_no_slot_is_refused(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ import pytest
 
 from gangrun.wire import protection
 from gangrun.wire.code_layout import CodeLayout, ShardSum
-from gangrun.wire.protection import Code, File, Protection, ProtectionRefused, Stripe, decode, encode, piece_name
+from gangrun.wire.protection import Code, CodedFile, Protection, ProtectionRefused, Stripe, decode, encode, piece_name
 
 LAYOUT = CodeLayout(data=(ShardSum(6, 1),), parity=(ShardSum(6, 1),))
 CODE = Code(
-    ((File("a", 2), File("b", 4)), (File("c", 6),)),
+    ((CodedFile("a", 2), CodedFile("b", 4)), (CodedFile("c", 6),)),
     (Stripe((1,), (piece_name(0, 0, 0),), LAYOUT), Stripe((0,), (piece_name(0, 1, 0),), LAYOUT)),
 )
 RECORD = Protection(step=7, nonce="ab" * 8, losses_count=1, codes=(CODE,))
@@ -38,7 +38,7 @@ def test_it_comes_back_as_it_was() -> None:
 def test_a_member_has_its_pieces_in_the_order_of_stripes() -> None:
     two = CodeLayout(data=(ShardSum(5, 1), ShardSum(3, 2)), parity=(ShardSum(5, 3),))
     code = Code(
-        ((File("a", 9),), (File("b", 5),), (File("c", 10),)),
+        ((CodedFile("a", 9),), (CodedFile("b", 5),), (CodedFile("c", 10),)),
         (Stripe((0, 1), ("parity.0.0.0",), two), Stripe((2, 0), ("parity.0.1.0",), msgspec.structs.replace(
             two, data=(ShardSum(5, 1), ShardSum(4, 2)))), Stripe((2, 1), ("parity.0.2.0",), msgspec.structs.replace(
             two, data=(ShardSum(5, 1), ShardSum(2, 2))))),
@@ -56,12 +56,12 @@ def test_a_member_has_its_pieces_in_the_order_of_stripes() -> None:
         (b"\xff", "cannot be understood"),
         (b"[" * 100_000, "cannot be understood"),
         (encode(changed(schema=2)), "newer than this gangrun's 1"),
-        (encode(of_code(members=((File("../a", 6),), CODE.members[1]))), "names no file of a checkpoint"),
-        (encode(of_code(members=((File("x/a", 6),), CODE.members[1]))), "names no file of a checkpoint"),
-        (encode(of_code(members=((File("parity.0", 6),), CODE.members[1]))), "names no file of a checkpoint"),
-        (encode(of_code(members=((File("a", -6),), CODE.members[1]))), "names no file of a checkpoint"),
-        (encode(of_code(members=((File("a", 5),), CODE.members[1]))), "6 bytes of member 0 were coded"),
-        (encode(of_code(members=(*CODE.members, (File("d", 1),)))), "0 bytes of member 2 were coded"),
+        (encode(of_code(members=((CodedFile("../a", 6),), CODE.members[1]))), "names no file of a checkpoint"),
+        (encode(of_code(members=((CodedFile("x/a", 6),), CODE.members[1]))), "names no file of a checkpoint"),
+        (encode(of_code(members=((CodedFile("parity.0", 6),), CODE.members[1]))), "names no file of a checkpoint"),
+        (encode(of_code(members=((CodedFile("a", -6),), CODE.members[1]))), "names no file of a checkpoint"),
+        (encode(of_code(members=((CodedFile("a", 5),), CODE.members[1]))), "6 bytes of member 0 were coded"),
+        (encode(of_code(members=(*CODE.members, (CodedFile("d", 1),)))), "0 bytes of member 2 were coded"),
         (encode(of_stripe(layout=CodeLayout(data=(), parity=()))), "a code of 0 data and 0 parity"),
         (encode(of_stripe(members=())), "other shards than were coded"),
         (encode(of_stripe(parity=("parity.a", "parity.b"))), "other shards than were coded"),

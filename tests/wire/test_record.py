@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangrun.core.actions import CheckNodes, StartGang, SubmitSuccessor
-from gangrun.core.events import CheckpointSeen, NodeSilent, RankExited, Stamped
+from gangrun.core.events import CheckpointSeen, NodeSilent, ProgressStalled, RankExited, Stamped
 from gangrun.core.machine.succession import first_state
-from gangrun.core.model import CheckpointRef, Level, RankExit, RunState, Shape
+from gangrun.core.model import CheckpointRef, Level, RankExit, RankObservation, RunState, Shape
 from gangrun.core.nodes.placement import seated
 from gangrun.core.policy import Policy
 from gangrun.wire import kinds
@@ -64,9 +64,20 @@ def test_torn_lines_are_refused_with_the_reason(line: bytes, words: str) -> None
         wire.decode(line)
 
 
+def test_a_line_of_schema_1_is_read_without_the_fields_that_went() -> None:
+    seen = {"rank": 3, "node": "n1", "state": "T", "step": 7, "idle_s": 130.0, "cpu_rate": 0.0}
+    old = {"attempt": 0, "stalled_s": 130.0, "limit_s": 120.0, "observations": [seen]}
+    origin = {"job": "j", "job_restart": 0, "node": "n1", "boot_id": "b", "incarnation": "i", "seq": 4}
+    fields = {"v": 1, "term": 1, "n": 1, "at": 0.0, "wall": 0.0, "kind": "ProgressStalled"}
+    read = wire.decode(sealed(msgspec.json.encode({**fields, "event": old, "origin": origin})[:-1]))
+    assert read.origin == origin
+    stalled = kinds.event_of(read.kind, read.event)
+    assert stalled == ProgressStalled(0, 130.0, 120.0, (RankObservation(3, "n1", "T", 7, 0.0),))
+
+
 def test_a_line_of_a_newer_gangrun_is_not_guessed_at() -> None:
     newer = sealed(msgspec.json.encode({"v": wire.SCHEMA + 1, "something": "new"})[:-1])
-    with pytest.raises(NewerSchema, match="schema 2 is newer"):
+    with pytest.raises(NewerSchema, match="schema 3 is newer"):
         wire.decode(newer)
 
 
@@ -136,7 +147,7 @@ def test_numbers_that_json_has_not_come_in_nowhere_and_make_nothing_unreadable(n
     with pytest.raises(RecordError, match=r"NodeSilent.*infinite"):
         kinds.event_of("NodeSilent", {"node": "n1", "since": number})
     with pytest.raises(RecordError, match="infinite"):
-        kinds.event_of("ProgressStalled", {"attempt": 0, "observations": [{"idle_s": number}, ("x", number)]})
+        kinds.event_of("ProgressStalled", {"attempt": 0, "observations": [{"cpu_rate": number}, ("x", number)]})
     state = RunState(run="r", shape=Shape(1, 1, 1, 1), updated_at=number)
     snapshot = Record(1, 1, 0, 0.0, 0.0, "Snapshot", patch=wire.builtins(state))
     back = wire.replay([wire.decode(wire.encode(snapshot))])

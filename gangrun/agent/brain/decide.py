@@ -122,7 +122,6 @@ class AgentBrain:
         self.config = config
         self.lease = LeaseKeeper(config.timing, now)
         self.orders = Orders(config.node, config.incarnation)
-        self.orders.floor = config.attempt_floor
         self.outbox = Outbox()
         self.follow = Follow(config.peer, config.incarnation, config.timing, config.roster_count, config.founder)
         self.counters = Counters()
@@ -279,7 +278,6 @@ class AgentBrain:
         return Hello(
             node=config.node,
             job=config.job,
-            job_restart=config.job_restart,
             boot_id=config.boot_id,
             incarnation=config.incarnation,
             term_max=self.lease.term_max,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gangrun.core.events import StacksTaken
-from gangrun.core.model import Finding, RankExit
+from gangrun.core.model import NodeFinding, RankExit
 from gangrun.core.policy import Timing
 from gangrun.wire.messages import Dial, LiveRank, MemoryAnswer, PeerAddress, RankSample, Recover, VerifyShare
 
@@ -18,7 +18,6 @@ class AgentConfig:
     incarnation: str
     boot_id: str
     job: str
-    job_restart: int
     slots_count: int
     peer: PeerAddress
     timing: Timing = field(default_factory=Timing)
@@ -26,7 +25,6 @@ class AgentConfig:
     founder: bool = False  # has the first supervisor of the job made
     previous_died: str = ""
     nofile_hard: int = 0
-    attempt_floor: int = -1  # newest attempt that an earlier incarnation was told of, where known
     notice_grace_s: float = 90.0  # with no supervisor that acks, leave so long after a signal
     leave_within_s: float = 15.0
 
@@ -115,7 +113,7 @@ class ReadingsTaken:
 class FindingReported:
     """A check measured something worth telling."""
 
-    finding: Finding
+    finding: NodeFinding
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 
 from gangrun.core.events import Event, FindingRaised
-from gangrun.core.model import Finding
+from gangrun.core.model import NodeFinding
 from gangrun.core.policy import Timing
 from gangrun.core.protocol.lease import lease_deadline
 from gangrun.wire.messages import Ack, AgentEvent, Dial
@@ -227,7 +227,7 @@ class ClockSkew:
         self._trips: deque[tuple[float, float]] = deque(maxlen=TRIPS_MAX_COUNT)  # (how long, ours less theirs)
         self._told = False
 
-    def heard(self, ack: Ack, now: float, wall: float) -> Finding | None:
+    def heard(self, ack: Ack, now: float, wall: float) -> NodeFinding | None:
         """One ack at ``now``, by the clock that stamped its beat, and ``wall``, by the other: what is to be told."""
         if ack.term != self._term:
             self._term = ack.term
@@ -239,7 +239,7 @@ class ClockSkew:
         if self._told or len(self._trips) < TRIPS_MIN_COUNT or not (words := self.words()):
             return None
         self._told = True
-        return Finding(self._node, CHECK, False, words, needs="admin", place=self._node)
+        return NodeFinding(self._node, CHECK, False, words, needs="admin", place=self._node)
 
     def words(self) -> str:
         """What is wrong with this node's clock, as far as is known; "" where nothing is."""

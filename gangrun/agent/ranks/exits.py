@@ -25,7 +25,7 @@ from gangrun.core.model import ErrorReport, RankExit
 from gangrun.node.boot import TEXT_MAX_CHARS, looks_collective, signature
 from gangrun.node.processes import Proc
 from gangrun.wire.messages import LiveRank
-from gangrun.wire.progress import Slot
+from gangrun.wire.progress import ProgressPage
 
 _FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+)(?:, in (?P<function>.*))?$')
 _LAST = re.compile(
@@ -174,7 +174,7 @@ class WatchedRank:
     node: str
     child: ChildProcess
     proc: Proc
-    slot: Slot
+    slot: ProgressPage
     files: RankFiles
     through_boot: bool  # started by node/boot.py, which knows our signals
     ended: threading.Event = field(default_factory=threading.Event)

@@ -24,7 +24,7 @@ from gangrun.agent.ranks.stop import OwnProcesses, StopLadder, describe, free_po
 from gangrun.core.events import StacksTaken
 from gangrun.node.processes import Proc, kill, kill_until_none, read_proc
 from gangrun.wire.messages import Launch, LiveRank, Prepare, RankSample, Stacks, Stop
-from gangrun.wire.progress import Slot
+from gangrun.wire.progress import ProgressPage
 
 SLATE_WITHIN_S = 5.0
 LOGS_CLOSE_WITHIN_S = 2.0  # between two attempts, when the agent has to beat
@@ -133,7 +133,7 @@ class RankGang:
     def _start(self, gang: _Gang, place: RankPlace) -> None:
         spec, rank = self._spec, place.rank
         files = gang.files.of(rank)
-        slot = Slot(str(files.slot), rank)
+        slot = ProgressPage(str(files.slot), rank)
         environment = rank_environment(place, files, os.getpid())
         # inherited: until node/boot.py is ready these signals would kill it
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)

@@ -25,7 +25,7 @@ from gangrun.agent.ranks.environment import TAG
 from gangrun.agent.ranks.exits import WatchedRank
 from gangrun.node.processes import Proc, descendants, is_alive, kill, kill_until_none, process_table, read_proc
 from gangrun.wire.messages import Stop
-from gangrun.wire.progress import Ask
+from gangrun.wire.progress import StepRequest
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - named by torch and NCCL, not by us
 PORT_FIRST, PORT_LAST = 20_000, 65_535
@@ -246,11 +246,11 @@ class StopLadder:
         self._segments |= mapped_segments(found)
 
     def _let_save(self, within_s: float) -> None:
-        """Ask as the script wants to be asked; wait for those that can hear it."""
+        """StepRequest as the script wants to be asked; wait for those that can hear it."""
         asked = any(target.slot.read().saves_on_stop for target in self._targets)
         if asked:
             for target in self._targets:
-                target.slot.ask(Ask.CHECKPOINT_NOW | Ask.STOP_AFTER_STEP)
+                target.slot.ask(StepRequest.CHECKPOINT_NOW | StepRequest.STOP_AFTER_STEP)
         sizes = {target.proc.pid: _size(target.files.signals) for target in self._targets}
         waiting = [target for target in self._targets if self._send_save(target) or asked]
         until = self._now() + within_s
@@ -280,7 +280,7 @@ class StopLadder:
     def _terminate(self, alive: Sequence[WatchedRank], grace_s: float) -> None:
         sizes = {target.proc.pid: _size(target.files.signals) for target in alive}
         for target in alive:
-            target.slot.ask(Ask.STOP | Ask.STOP_AFTER_STEP)
+            target.slot.ask(StepRequest.STOP | StepRequest.STOP_AFTER_STEP)
             self._send_term(target)
         until = self._now() + grace_s
         waiting = list(alive)

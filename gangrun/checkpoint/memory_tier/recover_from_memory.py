@@ -24,7 +24,7 @@ from gangrun.checkpoint.parity.code import PIECE_BYTES, CannotRebuild, GivenUp, 
 from gangrun.checkpoint.records import sync_directory
 from gangrun.checkpoint.scan import MACHINE_FOLDER
 from gangrun.wire.manifest import MANIFEST_NAME, is_inside
-from gangrun.wire.protection import Code, File, Protection
+from gangrun.wire.protection import Code, CodedFile, Protection
 
 _PIECE_BYTES = 64 * 1024 * 1024
 GIVEN_UP = "it was given up for something newer"
@@ -195,14 +195,14 @@ class _Making:
                 for descriptor, _, _ in row.parts:
                     os.fdatasync(descriptor)
 
-    def _row(self, stack: ExitStack, files: tuple[File, ...]) -> Span | None:
+    def _row(self, stack: ExitStack, files: tuple[CodedFile, ...]) -> Span | None:
         """The bytes of one member, one file after the other; None where one is not here."""
         descriptors = [self._opened(stack, file.name) for file in files]
         if -1 in descriptors:
             return None
         return Span(tuple((fd, 0, file.size) for fd, file in zip(descriptors, files, strict=True)))
 
-    def _new(self, stack: ExitStack, files: tuple[File, ...]) -> Span:
+    def _new(self, stack: ExitStack, files: tuple[CodedFile, ...]) -> Span:
         parts = []
         for file in files:
             flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC

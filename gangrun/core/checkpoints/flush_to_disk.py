@@ -12,12 +12,12 @@ from dataclasses import replace
 
 from gangrun.core.actions import BringSteps, Decision, EndJob, SubmitSuccessor
 from gangrun.core.checkpoints.memory import newest_chosen
-from gangrun.core.events import DeadlinePassed, FlushDue, Notice, NoticeKind, StepBrought
+from gangrun.core.events import FlushDue, Notice, NoticeKind, StepBrought
 from gangrun.core.machine.transitions import LEAVE_S, LEAVE_SHARE_MAX, enter, finish, ignored, stay, with_deadline
 from gangrun.core.model import TERMINAL, Bringing, Outcome, Phase, RunState
 from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
-from gangrun.core.recovery import recovery_steps
+from gangrun.core.recovery import choose
 
 END_WITHIN_S = 900.0  # where nobody takes the nodes away: as long as before an attempt
 LEAST_S = 1.0  # nothing is begun for less
@@ -96,9 +96,8 @@ def sentence(event: StepBrought) -> str:
     return f"step {event.step} was brought to the disk from the memory of {fold(event.nodes)}"
 
 
-def time_is_up(state: RunState, event: DeadlinePassed, now: float, policy: Policy) -> Decision:
+def time_is_up(state: RunState, now: float, policy: Policy) -> Decision:
     """WAITING: it is given up."""
-    del event
     return go_on(state, now, policy, "what only memory holds could not be brought to the disk in time")
 
 
@@ -110,9 +109,9 @@ def go_on(state: RunState, now: float, policy: Policy, told: str) -> Decision:
     state = replace(state, bringing=None, brought_attempt=held.attempt)
     match held.then:
         case Phase.WAITING:
-            return recovery_steps.ask_for_job(state, now, policy, reason)
+            return choose.ask_for_job(state, now, policy, reason)
         case Phase.PENDING:
-            return recovery_steps.leave(state, now, policy, reason)
+            return choose.leave(state, now, policy, reason)
         case _:
             return finish(state, held.then, now, reason, state.failure)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Stripe:
+class HeldStripe:
     """A piece of the files of each of these members, by place in the code, and parity, a file each.
 
     As many of all its shards as there are members give back the others.
@@ -23,11 +23,11 @@ class Stripe:
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class HeldCode:
     """The files of each member, and what was coded of them (``wire/protection.py``, without sizes and checksums)."""
 
     members: tuple[tuple[str, ...], ...]
-    stripes: tuple[Stripe, ...]
+    stripes: tuple[HeldStripe, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Holding:
     files: tuple[str, ...]
     wanted_count: int = 0
     pieces: tuple[str, ...] = ()
-    codes: tuple[Code, ...] = ()
+    codes: tuple[HeldCode, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class _Found:
 
     files: dict[str, str] = field(default_factory=dict)  # name -> a node that holds it
     pieces: dict[str, str] = field(default_factory=dict)
-    codes: dict[Code, list[str]] = field(default_factory=dict)  # -> nodes that have its record
+    codes: dict[HeldCode, list[str]] = field(default_factory=dict)  # -> nodes that have its record
     wanted_count: int = 0
 
 

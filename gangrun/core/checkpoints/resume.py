@@ -92,15 +92,14 @@ class FromZero:
 
 
 @dataclass(frozen=True, slots=True)
-class NoneValid:
+class NothingValid:
     """Stop the run: there is, or was, something to resume from, and none of it may be used."""
 
     reason: str
-    ever_committed: bool
     passed_over: tuple[PassedOver, ...] = ()
 
 
-Choice = Chosen | FromZero | NoneValid
+Choice = Chosen | FromZero | NothingValid
 
 
 def parse_resume(text: str) -> ResumeRequest:
@@ -133,7 +132,7 @@ def choose(
         case ResumeKind.NONE:
             return _asked_for_zero(newest_first)
         case ResumeKind.STEP | ResumeKind.PATH:
-            return _requested(newest_first, wanted, journal_best_step, sealed)
+            return _requested(newest_first, wanted, sealed)
         case ResumeKind.AUTO:  # pragma: no branch - the enum has no other member
             return _newest_valid(newest_first, journal_best_step, sealed, ignored)
 
@@ -148,9 +147,8 @@ def _asked_for_zero(newest_first: list[Candidate]) -> FromZero:
 def _requested(
     newest_first: list[Candidate],
     wanted: ResumeRequest,
-    journal_best_step: int,
     sealed: frozenset[tuple[int, str]] | None,
-) -> Chosen | NoneValid:
+) -> Chosen | NothingValid:
     by_step = wanted.kind is ResumeKind.STEP
     named = f"step {wanted.step}" if by_step else shown(wanted.path)
     found = [c for c in newest_first if (c.step == wanted.step if by_step else c.path == wanted.path)]
@@ -163,12 +161,11 @@ def _requested(
                 _ref(candidate), f"resuming from step {candidate.step}, as asked: {level}", (), candidate.nonce
             )
         refused.append(PassedOver(candidate.step, candidate.path, why))
-    ever = journal_best_step >= 0 or any(c.committed for c in newest_first)
     if refused:
-        return NoneValid(f"cannot resume from {named}, as asked: {refused[0].why}", ever, tuple(refused))
+        return NothingValid(f"cannot resume from {named}, as asked: {refused[0].why}", tuple(refused))
     steps = [c.step for c in newest_first if c.committed]
     there = f"the committed steps are {_steps(steps)}" if steps else "no committed checkpoint is there"
-    return NoneValid(f"cannot resume from {named}, as asked: there is none; {there}", ever)
+    return NothingValid(f"cannot resume from {named}, as asked: there is none; {there}")
 
 
 def _newest_valid(
@@ -192,17 +189,15 @@ def _newest_valid(
     return _nothing_valid(in_use, passed, journal_best_step)
 
 
-def _nothing_valid(in_use: list[Candidate], passed: list[PassedOver], journal_best_step: int) -> FromZero | NoneValid:
+def _nothing_valid(in_use: list[Candidate], passed: list[PassedOver], best_step: int) -> FromZero | NothingValid:
     committed = [c for c in in_use if c.committed]
     if committed:
         of_these = [p for p in passed if any(p.path == c.path for c in committed)]
         head = f"none of {_count(len(committed), 'committed checkpoint')} may be resumed from"
-        return NoneValid(f"{head}{_passed_words(of_these)}; not starting again from zero", True, tuple(passed))
-    if journal_best_step >= 0:
-        head = (
-            f"step {journal_best_step} was committed according to the journal but no committed checkpoint is there now"
-        )
-        return NoneValid(f"{head}{_passed_words(passed)}; not starting again from zero", True, tuple(passed))
+        return NothingValid(f"{head}{_passed_words(of_these)}; not starting again from zero", tuple(passed))
+    if best_step >= 0:
+        head = f"step {best_step} was committed according to the journal but no committed checkpoint is there now"
+        return NothingValid(f"{head}{_passed_words(passed)}; not starting again from zero", tuple(passed))
     return FromZero(
         f"starting from the beginning: no checkpoint was ever committed{_passed_words(passed)}", tuple(passed)
     )

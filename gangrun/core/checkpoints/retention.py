@@ -23,7 +23,7 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class CommittedStep:
     """One committed checkpoint of ours. ``valid``: read in full and found whole."""
 
     step: int
@@ -35,7 +35,7 @@ ROLLBACKS_COUNT = 2  # so often may be gone back for sure; a third time to what 
 
 
 def for_a_rollback(
-    held: Collection[Held], resumed_step: int | None, written_steps: Collection[int], soon_steps: int
+    held: Collection[CommittedStep], resumed_step: int | None, written_steps: Collection[int], soon_steps: int
 ) -> tuple[int, ...]:
     """What may be needed again by a run that resumed from ``resumed_step``: that one, and should it be poisoned the
     newest valid ones before it. They stay until two of its own stand that were taken over ``soon_steps`` after it:
@@ -47,7 +47,7 @@ def for_a_rollback(
     return (*older[-ROLLBACKS_COUNT:], resumed_step)
 
 
-def to_prune(held: Collection[Held], keep: Keep, needed_steps: Collection[int] = ()) -> tuple[int, ...]:
+def to_prune(held: Collection[CommittedStep], keep: Keep, needed_steps: Collection[int] = ()) -> tuple[int, ...]:
     """The steps that may go, oldest first. ``needed_steps`` stay: what ranks run from, what a rollback may need."""
     if not keep.newest_count:
         return ()

@@ -1,68 +1,53 @@
 """The heart: ``step(state, event, now, policy) -> Decision``.
 
-Two rules. Everything that moves a run from one phase to another is reached from ``TABLE`` below. And this file does
-not know in which world it is: Slurm, one box, or a world made of numbers.
+Theory of operation
+-------------------
+A run is always in one phase. ``TABLE`` has a row for each phase and an entry for each (phase, event):
 
-How it works: the filter drops what is stale; the table names the handler of (phase, event) or the reason why that pair
-cannot happen; the handler returns the state after, what to do, and one sentence for a person at 3 a.m. A refused event
-changes nothing. Handlers live by phase in ``starting``, ``running`` and ``stopping``; ``recovery`` chooses the rung
-after a failure, ``succession`` deals with new terms. The diagram in ``docs/lifecycle.md`` is drawn from this table.
+- ``On(handler, (phases))``: the handler decides. It returns the state after, the actions to perform, and one sentence
+  for a person at 3 a.m. The phases are those that may follow; a handler that is listed without phases never leaves its
+  phase. The tests and the simulator check each step against this list, and ``docs/lifecycle.md`` is drawn from it.
+- ``Late(reason)``: the event can happen and means nothing any more. It is journalled as ignored.
+- ``Refusal(reason)``: the event cannot happen. It is journalled as refused and changes nothing.
+
+The way of an event: ``stale`` drops duplicates and events of another attempt, job or incarnation. ``ended`` turns an
+agent's "I was told to end" into a wait for the scheduler's answer. Then the table. A decision that ends the job passes
+``flush_to_disk.first``, which may hold it in WAITING until the newest step in memory is on disk. Whatever becomes of an
+event, its number is remembered, so that it counts once and can be acknowledged.
+
+The phases: PENDING waits for nodes, CHECKING for their answers. STARTING seals older attempts, chooses the checkpoint
+and launches. RUNNING ends by STOPPING only. STOPPING ends when every rank is proven gone, and only then concludes
+(``choose``): start again, wait, ask for another job, or end. Every phase but PENDING and RUNNING has a deadline.
+Nothing but STARTING starts ranks.
+
+This module does not know in which world it runs: Slurm, one box, or the simulator. Handlers live in ``starting``,
+``running``, ``stopping``, ``waiting``, ``ended`` and, where one handler serves all phases, ``node_events``.
+``succession`` deals with new terms.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from gangrun.core import events as e
 from gangrun.core.actions import Decision
 from gangrun.core.checkpoints import flush_to_disk
-from gangrun.core.events import (
-    ActDone,
-    ActFailed,
-    ActUnknown,
-    AgentJoined,
-    AgentRejoined,
-    AttemptSealed,
-    CancelRequested,
-    CheckpointSeen,
-    DeadlinePassed,
-    Event,
-    FindingRaised,
-    FirstStepSeen,
-    FlushDue,
-    GangStarted,
-    GangStartFailed,
-    GangStopped,
-    NodeAbsent,
-    NodeChecked,
-    NodeHeard,
-    NodeLost,
-    NodeSilent,
-    NoneValid,
-    Notice,
-    NoticeKind,
-    ProgressMarked,
-    ProgressStalled,
-    RankExited,
-    RankFinished,
-    ResumeChosen,
-    ResumeRequested,
-    StacksTaken,
-    Stamped,
-    StepBrought,
-    StopTimedOut,
-    StoreBack,
-    StoreStalled,
-    TermTaken,
-)
-from gangrun.core.machine import running, starting, stopping, succession
+from gangrun.core.machine import ended, node_events, running, starting, stopping, succession, waiting
 from gangrun.core.machine.transitions import WHY, ignored, refused, stay, with_deadline, without_deadline
 from gangrun.core.model import TERMINAL, Outcome, Phase, RunState
-from gangrun.core.nodes import absences
 from gangrun.core.policy import Policy
 
 Handler = Callable[[RunState, Any, float, Policy], Decision]
+
+
+@dataclass(frozen=True, slots=True)
+class On:
+    """A handler, and the phases to which it may lead."""
+
+    handler: Handler
+    to: tuple[Phase, ...] = ()
 
 
 class Refusal(str):
@@ -77,7 +62,7 @@ class Late(str):
     __slots__ = ()
 
 
-def _store_stalled(state: RunState, event: StoreStalled, now: float, policy: Policy) -> Decision:
+def _store_stalled(state: RunState, event: e.StoreStalled, now: float, policy: Policy) -> Decision:
     del policy
     what = "ranks train on, but " if state.phase is Phase.RUNNING else ""
     silent = f"the run directory has not answered for {now - event.since:.0f} s"
@@ -87,7 +72,7 @@ def _store_stalled(state: RunState, event: StoreStalled, now: float, policy: Pol
     return stay(state, reason, loud=_tells(state), store_stalled_since=event.since)
 
 
-def _store_back(state: RunState, event: StoreBack, now: float, policy: Policy) -> Decision:
+def _store_back(state: RunState, event: e.StoreBack, now: float, policy: Policy) -> Decision:
     del now, policy
     if state.phase is Phase.STARTING:  # what was asked for could not even begin
         for name, due in without_deadline(state, WHY).deadlines.items():
@@ -97,248 +82,182 @@ def _store_back(state: RunState, event: StoreBack, now: float, policy: Policy) -
 
 
 def _tells(state: RunState) -> bool:
-    """May a passing trouble be what people read? Not where the reason says why the run ended, or why it is stopped."""
+    """May a passing trouble be what people read? Not if the reason says why the run ended, or why it is stopped."""
     return state.phase is not Phase.STOPPING and state.phase not in TERMINAL
 
 
-def _cancel_early(state: RunState, event: CancelRequested, now: float, policy: Policy) -> Decision:
-    return starting.cancel(state, event.by, now, policy)
+Row = Mapping[type[Any], "On | Refusal | Late"]
 
+_STOPS = (Phase.STOPPING,)
+_TRIES = (
+    Phase.CHECKING,
+    Phase.STARTING,
+    Phase.WAITING,
+    Phase.FAILED,
+)  # checks, an attempt, a wait; FAILED: too few nodes
+_ENDS = (
+    Phase.PENDING,
+    Phase.WAITING,
+    Phase.FAILED,
+    Phase.CANCELLED,
+)  # no rank lives: the job ends at once, or after a last wait
+_TAKEN = (Phase.PENDING, *_TRIES, Phase.CANCELLED)  # by a new supervisor
 
-def _cancel_running(state: RunState, event: CancelRequested, now: float, policy: Policy) -> Decision:
-    return running.cancel(state, event.by, now, policy)
-
-
-def _cancel_stopping(state: RunState, event: CancelRequested, now: float, policy: Policy) -> Decision:
-    return stopping.cancel(state, event.by, now, policy)
-
-
-Row = Mapping[type[Any], "Handler | Refusal | Late"]
-
+_STORE: Row = {e.StoreStalled: On(_store_stalled), e.StoreBack: On(_store_back)}
 _EVERYWHERE: Row = {
-    StoreStalled: _store_stalled,
-    StoreBack: _store_back,
-    TermTaken: succession.term_taken,
-    NodeHeard: stopping.heard_node,
-    NodeAbsent: absences.noted,
-    CheckpointSeen: running.checkpoint_seen,
-    StepBrought: flush_to_disk.brought,
-    FlushDue: Late("no rank trains on"),
-    ResumeRequested: Refusal("the run has not ended: cancel it first, or let it go on"),
-    ActDone: Late("an act was done that nobody waits for"),
-    ActFailed: Late("an act failed that nobody waits for"),
-    ActUnknown: Late("an act that nobody waits for may or may not have happened"),
+    **_STORE,
+    e.TermTaken: On(succession.term_taken, _TAKEN),
+    e.AgentJoined: On(node_events.joined),
+    e.AgentRejoined: On(node_events.joined),
+    e.NodeSilent: On(node_events.silent),
+    e.NodeHeard: On(node_events.heard),
+    e.NodeLost: On(node_events.lost),
+    e.NodeAbsent: On(node_events.absent),
+    e.NodeChecked: On(node_events.checked),
+    e.FindingRaised: On(node_events.finding),
+    e.CheckpointSeen: On(running.checkpoint_seen),
+    e.StepBrought: On(flush_to_disk.brought),
+    e.FlushDue: Late("no rank trains on"),
+    e.CancelRequested: On(ended.cancel_requested, (Phase.WAITING, Phase.CANCELLED)),
+    e.Notice: On(ended.notice, _ENDS),
+    e.ResumeRequested: Refusal("the run has not ended: cancel it first, or let it go on"),
+    e.ActDone: Late("an act was done that nobody waits for"),
+    e.ActFailed: Late("an act failed that nobody waits for"),
+    e.ActUnknown: Late("an act that nobody waits for may or may not have happened"),
 }
-_NO_RANKS: Row = {
-    RankExited: Refusal("no rank of this attempt was started"),
-    RankFinished: Refusal("no rank of this attempt was started"),
-    FirstStepSeen: Refusal("no rank of this attempt was started"),
-    ProgressMarked: Refusal("no rank of this attempt was started"),
-    ProgressStalled: Refusal("no rank of this attempt was started"),
-    StacksTaken: Refusal("no rank of this attempt was started"),
-    GangStarted: Refusal("no gang is being started"),
-    GangStartFailed: Refusal("no gang is being started"),
-    GangStopped: Refusal("no gang is being stopped"),
-    StopTimedOut: Refusal("no gang is being stopped"),
-}
+_OF_RANKS = (
+    *(e.RankExited, e.RankFinished, e.FirstStepSeen, e.ProgressMarked, e.ProgressStalled, e.StacksTaken),
+    *(e.GangStarted, e.GangStartFailed, e.GangStopped, e.StopTimedOut),
+)
+_NO_RANKS: Row = {kind: Refusal("no rank of this attempt was started") for kind in _OF_RANKS}
+_NO_STOP: Row = {kind: Refusal("no gang is being stopped") for kind in (e.GangStopped, e.StopTimedOut)}
 _NO_CHOICE: Row = {
-    AttemptSealed: Late("nothing is being sealed now"),
-    ResumeChosen: Late("no resume point is being chosen now"),
-    NoneValid: Late("no resume point is being chosen now"),
+    e.AttemptSealed: Late("nothing is being sealed now"),
+    e.ResumeChosen: Late("no resume point is being chosen now"),
+    e.NoneValid: Late("no resume point is being chosen now"),
 }
-_ENDED: Row = {kind: Late("the run has ended") for kind in Event.__args__}
+_ENDED: Row = {
+    **{kind: Late("the run has ended") for kind in e.Event.__args__},
+    **_STORE,
+    e.TermTaken: On(succession.term_taken),
+    e.ResumeRequested: On(ended.resume_requested, (Phase.PENDING,)),
+}
 
 TABLE: Mapping[Phase, Row] = {
     Phase.PENDING: {
         **_EVERYWHERE,
         **_NO_RANKS,
         **_NO_CHOICE,
-        AgentJoined: starting.agent_joined,
-        AgentRejoined: starting.agent_joined,
-        NodeSilent: stopping.quiet_node,
-        NodeLost: stopping.quiet_node,
-        NodeAbsent: starting.node_absent,
-        NodeChecked: Late("nodes are not being checked now"),
-        FindingRaised: starting.finding,
-        CancelRequested: _cancel_early,
-        Notice: stopping.waiting_notice,
-        DeadlinePassed: starting.join_deadline,
+        e.AgentJoined: On(node_events.joined, _TRIES),
+        e.AgentRejoined: On(node_events.joined, _TRIES),
+        e.NodeAbsent: On(node_events.absent, _TRIES),
+        e.NodeChecked: Late("nodes are not being checked now"),
+        e.DeadlinePassed: On(starting.join_deadline, _TRIES),
     },
     Phase.CHECKING: {
         **_EVERYWHERE,
         **_NO_RANKS,
         **_NO_CHOICE,
-        AgentJoined: starting.late_agent,
-        AgentRejoined: starting.late_agent,
-        NodeSilent: stopping.quiet_node,
-        NodeLost: starting.lost_while_checking,
-        NodeChecked: starting.node_checked,
-        FindingRaised: starting.finding,
-        CancelRequested: _cancel_early,
-        Notice: stopping.waiting_notice,
-        DeadlinePassed: starting.check_deadline,
+        e.NodeLost: On(node_events.lost, _TRIES),
+        e.NodeChecked: On(node_events.checked, _TRIES),
+        e.FindingRaised: On(node_events.finding, _TRIES),
+        e.DeadlinePassed: On(starting.check_deadline, _TRIES),
     },
     Phase.STARTING: {
         **_EVERYWHERE,
-        AgentJoined: stopping.waiting_agent,
-        AgentRejoined: starting.agent_rejoined,
-        NodeSilent: stopping.quiet_node,
-        NodeLost: starting.node_lost,
-        NodeChecked: starting.late_answer,
-        FindingRaised: starting.finding,
-        AttemptSealed: starting.sealed,
-        ResumeChosen: starting.resume_chosen,
-        NoneValid: starting.none_valid,
-        GangStarted: starting.gang_started,
-        GangStartFailed: starting.start_failed,
-        RankExited: starting.rank_exited,
-        RankFinished: starting.rank_finished,
-        FirstStepSeen: starting.first_step,
-        ProgressMarked: starting.progress,
-        ProgressStalled: Late("ranks are still starting"),
-        StacksTaken: Late("nobody asked for stacks in this attempt"),
-        GangStopped: Refusal("no gang is being stopped"),
-        StopTimedOut: Refusal("no gang is being stopped"),
-        CancelRequested: _cancel_early,
-        Notice: starting.notice,
-        DeadlinePassed: starting.start_deadline,
-        ActFailed: starting.act_failed,
+        **_NO_STOP,
+        e.TermTaken: On(succession.term_taken, (*_TAKEN, Phase.RUNNING, Phase.STOPPING)),
+        e.AgentRejoined: On(node_events.joined, _STOPS),
+        e.NodeLost: On(node_events.lost, _STOPS),
+        e.FindingRaised: On(node_events.finding, _STOPS),
+        e.AttemptSealed: On(starting.sealed),
+        e.ResumeChosen: On(starting.resume_chosen, (Phase.WAITING, Phase.FAILED)),
+        e.NoneValid: On(starting.none_valid, (Phase.WAITING, Phase.FAILED)),
+        e.GangStarted: On(starting.gang_started, (Phase.RUNNING,)),
+        e.GangStartFailed: On(starting.start_failed, _STOPS),
+        e.RankExited: On(running.rank_exited, _STOPS),
+        e.RankFinished: On(running.rank_finished, _STOPS),
+        e.FirstStepSeen: On(running.first_step, _STOPS),
+        e.ProgressMarked: On(running.progress),
+        e.ProgressStalled: Late("ranks are still starting"),
+        e.StacksTaken: Late("nobody asked for stacks in this attempt"),
+        e.CancelRequested: On(ended.cancel_requested, (Phase.WAITING, Phase.STOPPING, Phase.CANCELLED)),
+        e.Notice: On(ended.notice, (*_ENDS, Phase.STOPPING)),
+        e.DeadlinePassed: On(starting.start_deadline, (Phase.WAITING, Phase.FAILED, Phase.STOPPING)),
+        e.ActFailed: On(starting.act_failed, (Phase.WAITING, Phase.FAILED)),
     },
     Phase.RUNNING: {
         **_EVERYWHERE,
+        **_NO_STOP,
         **_NO_CHOICE,
-        AgentJoined: running.agent_joined,
-        AgentRejoined: running.agent_rejoined,
-        NodeSilent: running.node_silent,
-        NodeHeard: running.node_heard,
-        NodeLost: running.node_lost,
-        NodeChecked: running.node_checked,
-        FindingRaised: running.finding,
-        GangStarted: Late("all ranks are known to run"),
-        GangStartFailed: Refusal("all ranks were reported as started"),
-        RankExited: running.rank_exited,
-        RankFinished: running.rank_finished,
-        FirstStepSeen: running.first_step,
-        FlushDue: flush_to_disk.flush,
-        ProgressMarked: running.progress,
-        ProgressStalled: running.stalled,
-        StacksTaken: running.stacks_taken,
-        GangStopped: Refusal("nobody asked for a stop"),
-        StopTimedOut: Refusal("nobody asked for a stop"),
-        CancelRequested: _cancel_running,
-        Notice: running.notice,
-        CheckpointSeen: running.checkpoint_reached,
-        DeadlinePassed: running.deadline,
+        e.TermTaken: On(succession.term_taken, (Phase.PENDING, Phase.STOPPING)),
+        e.AgentRejoined: On(node_events.joined, _STOPS),
+        e.NodeLost: On(node_events.lost, _STOPS),
+        e.FindingRaised: On(node_events.finding, _STOPS),
+        e.GangStarted: Late("all ranks are known to run"),
+        e.GangStartFailed: Refusal("all ranks were reported as started"),
+        e.RankExited: On(running.rank_exited, _STOPS),
+        e.RankFinished: On(running.rank_finished, _STOPS),
+        e.FirstStepSeen: On(running.first_step, _STOPS),
+        e.FlushDue: On(flush_to_disk.flush),
+        e.ProgressMarked: On(running.progress),
+        e.ProgressStalled: On(running.stalled),
+        e.StacksTaken: On(running.stacks_taken, _STOPS),
+        e.CheckpointSeen: On(running.checkpoint_reached, _STOPS),
+        e.CancelRequested: On(ended.cancel_requested, _STOPS),
+        e.Notice: On(ended.notice, _STOPS),
+        e.DeadlinePassed: On(running.deadline, _STOPS),
     },
     Phase.STOPPING: {
         **_EVERYWHERE,
+        **{kind: Late("all ranks are being stopped") for kind in _OF_RANKS},
         **_NO_CHOICE,
-        AgentJoined: stopping.waiting_agent,
-        AgentRejoined: stopping.agent_rejoined,
-        NodeSilent: stopping.quiet_node,
-        NodeLost: stopping.node_lost,
-        NodeChecked: running.node_checked,
-        FindingRaised: stopping.finding,
-        GangStarted: Late("all ranks are being stopped"),
-        GangStartFailed: Late("all ranks are being stopped"),
-        RankExited: stopping.rank_exited,
-        RankFinished: stopping.rank_finished,
-        FirstStepSeen: Late("all ranks are being stopped"),
-        ProgressMarked: running.progress,
-        ProgressStalled: Late("all ranks are being stopped"),
-        StacksTaken: stopping.stacks_taken,
-        CheckpointSeen: stopping.checkpoint_seen,
-        GangStopped: stopping.gang_stopped,
-        StopTimedOut: stopping.stop_timed_out,
-        CancelRequested: _cancel_stopping,
-        Notice: stopping.notice,
-        DeadlinePassed: stopping.stop_deadline,
+        e.TermTaken: On(succession.term_taken, (Phase.PENDING, Phase.WAITING, Phase.SUCCEEDED, Phase.CANCELLED)),
+        e.RankExited: On(running.rank_exited),
+        e.RankFinished: On(running.rank_finished),
+        e.ProgressMarked: On(running.progress),
+        e.StacksTaken: On(running.stacks_taken),
+        e.CheckpointSeen: On(stopping.checkpoint_seen),
+        e.GangStopped: On(stopping.gang_stopped, (*_TAKEN, Phase.SUCCEEDED)),
+        e.StopTimedOut: On(stopping.stop_timed_out),
+        e.CancelRequested: On(ended.cancel_requested),
+        e.Notice: On(ended.notice),
+        e.DeadlinePassed: On(stopping.stop_deadline, (*_ENDS, Phase.SUCCEEDED)),
     },
     Phase.WAITING: {
         **_EVERYWHERE,
-        **{kind: Late("all ranks are down") for kind in _NO_RANKS},
+        **{kind: Late("all ranks are down") for kind in _OF_RANKS},
         **_NO_CHOICE,
-        AgentJoined: stopping.waiting_agent,
-        AgentRejoined: stopping.waiting_agent,
-        NodeSilent: stopping.quiet_node,
-        NodeLost: stopping.quiet_node,
-        NodeHeard: stopping.heard_in_waiting,
-        NodeAbsent: stopping.absent_in_waiting,
-        NodeChecked: running.node_checked,
-        FindingRaised: starting.finding,
-        CancelRequested: _cancel_early,
-        Notice: stopping.waiting_notice,
-        DeadlinePassed: stopping.wait_deadline,
-        ActDone: stopping.submitted,
-        ActFailed: stopping.not_submitted,
-        ActUnknown: stopping.maybe_submitted,
+        e.TermTaken: On(succession.term_taken, (*_TAKEN, Phase.STOPPING)),
+        e.AgentJoined: On(node_events.joined, _TRIES),
+        e.AgentRejoined: On(node_events.joined, _TRIES),
+        e.NodeHeard: On(node_events.heard, _TRIES),
+        e.NodeAbsent: On(node_events.absent, _TRIES),
+        e.StepBrought: On(flush_to_disk.brought, _ENDS),
+        e.DeadlinePassed: On(waiting.deadline, _TAKEN),
+        e.ActDone: On(waiting.submitted, (Phase.PENDING,)),
+        e.ActFailed: On(waiting.not_submitted, (Phase.FAILED,)),
+        e.ActUnknown: On(waiting.not_submitted, (Phase.FAILED,)),
     },
-    **{
-        phase: {
-            **_ENDED,
-            TermTaken: succession.term_taken,
-            ResumeRequested: succession.resume_requested,
-            StoreStalled: _store_stalled,
-            StoreBack: _store_back,
-        }
-        for phase in sorted(TERMINAL, key=lambda phase: phase.value)
-    },
+    Phase.SUCCEEDED: _ENDED,
+    Phase.FAILED: _ENDED,
+    Phase.CANCELLED: _ENDED,
 }
 
 
-# Which phase may follow which, and when: what the handlers above may do, checked after every step of the simulator and
-# drawn in docs/lifecycle.md.
-MOVES: Mapping[Phase, Mapping[Phase, str]] = {
-    Phase.PENDING: {
-        Phase.CHECKING: "nodes have joined",
-        Phase.STARTING: "nodes have joined and are known to be good",
-        Phase.WAITING: "too few nodes, or leases of an earlier job run on",
-        Phase.FAILED: "too few nodes came",
-        Phase.CANCELLED: "cancelled",
-    },
-    Phase.CHECKING: {
-        Phase.STARTING: "enough nodes passed",
-        Phase.WAITING: "too few nodes passed",
-        Phase.FAILED: "too few nodes passed",
-        Phase.CANCELLED: "cancelled",
-        Phase.PENDING: "another job took over",
-    },
-    Phase.STARTING: {
-        Phase.RUNNING: "all ranks live",
-        Phase.STOPPING: "a rank, node or agent fell",
-        Phase.WAITING: "storage does not answer, or too few nodes",
-        Phase.FAILED: "no valid checkpoint, or too few nodes",
-        Phase.CANCELLED: "cancelled before the launch",
-        Phase.PENDING: "another job took over",
-    },
-    Phase.RUNNING: {
-        Phase.STOPPING: "all finished, something fell, hung or was cancelled, or a suspect is relieved",
-        Phase.PENDING: "another job took over",
-    },
-    Phase.STOPPING: {
-        Phase.STARTING: "restart at once",
-        Phase.CHECKING: "restart with nodes not yet checked",
-        Phase.WAITING: "restart after a pause, or requeue",
-        Phase.SUCCEEDED: "all ranks finished",
-        Phase.FAILED: "nothing would cure it, or the budget is spent",
-        Phase.CANCELLED: "cancelled",
-        Phase.PENDING: "another job took over",
-    },
-    Phase.WAITING: {
-        Phase.STARTING: "the pause is over",
-        Phase.CHECKING: "the pause is over, new nodes came",
-        Phase.PENDING: "the next job is submitted, or took over",
-        Phase.FAILED: "given up",
-        Phase.STOPPING: "nodes know of a newer attempt",
-        Phase.CANCELLED: "cancelled",
-    },
-    Phase.SUCCEEDED: {Phase.PENDING: "resumed by a person"},
-    Phase.FAILED: {Phase.PENDING: "resumed by a person"},
-    Phase.CANCELLED: {Phase.PENDING: "resumed by a person"},
-}
+def next_phases(phase: Phase, kind: type[Any]) -> tuple[Phase, ...]:
+    """The phases to which an event of this kind may lead from ``phase``, without ``phase`` itself."""
+    entry = TABLE[phase][kind]
+    return tuple(after for after in entry.to if after is not phase) if isinstance(entry, On) else ()
 
 
-def step(state: RunState, stamped: Stamped, now: float, policy: Policy) -> Decision:
+def follows(before: Phase, kind: type[Any], after: Phase) -> bool:
+    """Is this step listed? The timer ``WHY`` stands for a notice that did not come."""
+    kinds = (kind, e.Notice) if kind is e.DeadlinePassed else (kind,)
+    return after is before or any(after in next_phases(before, one) for one in kinds)
+
+
+def step(state: RunState, stamped: e.Stamped, now: float, policy: Policy) -> Decision:
     """Decide what one event means. ``now`` is the run clock in seconds, which never goes back.
 
     The event counts once whatever becomes of it: a known agent's event number is remembered even when it is ignored or
@@ -348,39 +267,27 @@ def step(state: RunState, stamped: Stamped, now: float, policy: Policy) -> Decis
     why_stale = stale(state, stamped)
     if why_stale:
         decision = ignored(state, why_stale)
-    elif isinstance(event, Notice) and event.asking:
-        decision = told_to_end(state, event, stamped.origin.node if stamped.origin else "an agent", now)
+    elif isinstance(event, e.Notice) and event.asking:
+        decision = ended.told_to_end(state, event, stamped.origin.node if stamped.origin else "an agent", now)
     else:
-        seen, meant = as_meant(state, event, now)
-        handler = TABLE[state.phase][type(meant)]
-        if isinstance(handler, Late):
-            decision = ignored(state, f"{type(meant).__name__} in {state.phase.value}: {handler}")
-        elif isinstance(handler, Refusal):
-            decision = refused(state, f"{type(meant).__name__} in {state.phase.value}: {handler}")
-        else:
-            decision = flush_to_disk.first(state, handler(seen, meant, now, policy), now, policy)
+        seen, meant = ended.as_meant(state, event, now)
+        match TABLE[state.phase][type(meant)]:
+            case On(handler):
+                decision = flush_to_disk.first(state, handler(seen, meant, now, policy), now, policy)
+            case Late() as why:
+                decision = ignored(state, f"{type(meant).__name__} in {state.phase.value}: {why}")
+            case why:
+                decision = refused(state, f"{type(meant).__name__} in {state.phase.value}: {why}")
     marked = mark(decision.state, stamped)
     if decision.outcome is Outcome.APPLIED:
         marked = replace(marked, updated_at=max(now, marked.updated_at))
     return Decision(marked, decision.actions, decision.reason, decision.outcome)
 
 
-_OF_AN_ATTEMPT = (
-    RankExited,
-    RankFinished,
-    FirstStepSeen,
-    ProgressMarked,
-    ProgressStalled,
-    StacksTaken,
-    GangStarted,
-    GangStartFailed,
-    GangStopped,
-    StopTimedOut,
-    FlushDue,
-)
+_OF_AN_ATTEMPT = (*_OF_RANKS, e.FlushDue)
 
 
-def stale(state: RunState, stamped: Stamped) -> str:
+def stale(state: RunState, stamped: e.Stamped) -> str:
     """Why the event must not reach the table; "" when it may."""
     origin, event = stamped.origin, stamped.event
     if origin is not None:
@@ -390,21 +297,21 @@ def stale(state: RunState, stamped: Stamped) -> str:
         if incarnation == origin.incarnation and origin.seq <= newest:
             return f"said before: event {origin.seq} of {origin.node}"
         node = state.nodes.get(origin.node)
-        joins = isinstance(event, AgentJoined | AgentRejoined)
+        joins = isinstance(event, e.AgentJoined | e.AgentRejoined)
         if not joins and node is not None and node.incarnation != origin.incarnation:
             return f"from an agent on {origin.node} that has been replaced"
     if isinstance(event, _OF_AN_ATTEMPT) and event.attempt != state.attempt:
         return f"of attempt {event.attempt}, while attempt {state.attempt} is the newest"
-    if isinstance(event, DeadlinePassed):
+    if isinstance(event, e.DeadlinePassed):
         due = state.deadlines.get(event.name)
         if due is None or due.generation != event.generation:
             return f"a timer ({event.name}) that was set for something already over"
-    if isinstance(event, TermTaken) and event.term <= state.term:
+    if isinstance(event, e.TermTaken) and event.term <= state.term:
         return f"term {event.term} is not newer than term {state.term}"
     return ""
 
 
-def mark(state: RunState, stamped: Stamped) -> RunState:
+def mark(state: RunState, stamped: e.Stamped) -> RunState:
     """The state that knows this event by its number, so that it counts once."""
     origin = stamped.origin
     if origin is None:
@@ -417,27 +324,3 @@ def mark(state: RunState, stamped: Stamped) -> RunState:
     if (incarnation, newest) == (origin.incarnation, seq):
         return state
     return replace(state, marks={**state.marks, origin.node: (origin.incarnation, seq)})
-
-
-ANSWER_SHARE = 0.5  # of the time until the nodes go; the rest is for the stop
-
-
-def told_to_end(state: RunState, event: Notice, node: str, now: float) -> Decision:
-    """An agent was told to end, and the scheduler is being asked why."""
-    if state.phase in TERMINAL or WHY in state.deadlines:
-        return ignored(state, f"{node} was told to end too; the scheduler is being asked why")
-    state = with_deadline(state, WHY, now + ANSWER_SHARE * event.grace_s)
-    return stay(state, f"{node} was told to end; asking the scheduler why", gone_at=now + event.grace_s)
-
-
-def as_meant(state: RunState, event: Event, now: float) -> tuple[RunState, Event]:
-    """The event as its handler is to see it: an answer ends the wait, and so does that none came."""
-    if isinstance(event, Notice):
-        gone_at: float | None = now + event.grace_s
-        if event.kind is NoticeKind.UNKNOWN:  # nobody has said that the nodes go: only sooner than was thought
-            gone_at = None if state.gone_at is None else min(state.gone_at, now + event.grace_s)
-        return replace(without_deadline(state, WHY), gone_at=gone_at), event
-    if isinstance(event, DeadlinePassed) and event.name == WHY:
-        left_s = max(0.0, state.gone_at - now) if state.gone_at is not None else 0.0
-        return without_deadline(state, WHY), Notice(NoticeKind.UNKNOWN, left_s)
-    return state, event

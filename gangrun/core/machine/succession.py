@@ -16,7 +16,7 @@ from gangrun.core.actions import (
     TakeStacks,
 )
 from gangrun.core.checkpoints import flush_to_disk
-from gangrun.core.events import ResumeRequested, TermTaken
+from gangrun.core.events import TermTaken
 from gangrun.core.machine.transitions import (
     WHY,
     close_attempt,
@@ -30,11 +30,11 @@ from gangrun.core.machine.transitions import (
     with_deadline,
     without_deadline,
 )
-from gangrun.core.model import EXIT_CODES, TERMINAL, After, Budget, Evidence, Phase, RunState, StartStage
-from gangrun.core.nodes import absences, device_test, quarantine, roster
+from gangrun.core.model import EXIT_CODES, TERMINAL, After, Evidence, Phase, RunState, StartStage
+from gangrun.core.nodes import absences, device_test, roster
 from gangrun.core.policy import Policy
 from gangrun.core.protocol.lease import fence_after_seal_s
-from gangrun.core.recovery import recovery_steps
+from gangrun.core.recovery import choose
 
 ABSENT_WITHIN_S = 5.0  # so long the last resort waits for what the job's launcher knows of its nodes
 
@@ -54,7 +54,7 @@ def redrive(state: RunState, now: float, policy: Policy) -> tuple[Action, ...]:
         case Phase.WAITING if state.bringing is not None:
             return (flush_to_disk.again(state, now),)
         case Phase.WAITING if state.submitting:
-            return (recovery_steps.successor(state, now, state.reason),)
+            return (choose.successor(state, now, state.reason),)
         case Phase.WAITING:
             return device_test.asked_again(state, policy)
         case Phase.SUCCEEDED | Phase.FAILED | Phase.CANCELLED:
@@ -187,32 +187,6 @@ def _in_another_job(state: RunState, now: float, policy: Policy, who: str) -> De
         finished=frozenset(),
         submitting=False,
         leaving=False,
-        waited_for_nodes=False,
-        tries_count=0,
-    )
-
-
-def resume_requested(state: RunState, event: ResumeRequested, now: float, policy: Policy) -> Decision:
-    """A person takes the run up again: a fresh budget, and exclusions only as long as they last."""
-    return enter(
-        state,
-        Phase.PENDING,
-        f"resumed by {event.by}; waiting for nodes",
-        deadlines={"join": now + policy.join_within_s},
-        gone_at=None,
-        job=event.job,
-        seq=max(state.seq, event.seq),
-        nodes={},
-        absent={},
-        budget=Budget(total_count=state.budget.total_count, mark=state.budget.mark),
-        suspicion={},
-        suspected_at={},
-        excluded=quarantine.kept(state.excluded, now),
-        evidence=Evidence(),
-        finished=frozenset(),
-        failure=None,
-        cancelled_by="",
-        resume_request=event.resume_request,
         waited_for_nodes=False,
         tries_count=0,
     )

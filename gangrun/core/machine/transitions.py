@@ -138,6 +138,13 @@ def stop_all(
     )
 
 
+def stop_or_note(state: RunState, now: float, policy: Policy, reason: str, evidence: Evidence) -> Decision:
+    """Something fell: stop every rank and judge; if they are being stopped already it is evidence only."""
+    if state.phase is Phase.STOPPING:
+        return stay(state, reason, evidence=evidence)
+    return stop_all(state, now, policy, After.JUDGE, f"{reason}; stopping all ranks", evidence)
+
+
 def stop_gang(state: RunState, now: float, policy: Policy, reason: str, checkpoint_first: bool) -> StopGang:
     """The act that stops all ranks, fitted into the time until the nodes are taken away, if they are."""
     if state.gone_at is None or now > state.gone_at:

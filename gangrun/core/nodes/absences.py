@@ -18,16 +18,15 @@ from gangrun.core.model import Absence, Failure, Phase, RunState
 from gangrun.core.nodes import quarantine
 from gangrun.core.nodeset import fold, natural_sort
 from gangrun.core.policy import Policy
-from gangrun.core.recovery import blame, recovery_steps
+from gangrun.core.recovery import blame, choose
 from gangrun.core.text import listed, one_line
 
 UNKNOWN = "nobody knows why"
 _NUMBER = re.compile(r"[0-9]+")
 
 
-def noted(state: RunState, event: NodeAbsent, now: float, policy: Policy) -> Decision:
+def noted(state: RunState, event: NodeAbsent) -> Decision:
     """In any phase: what is known of a node that is not here."""
-    del now, policy
     if event.node in state.nodes:
         return ignored(state, f"{event.node} has joined: what became of it shows in its beats ({one_line(event.why)})")
     absence = Absence(event.why, event.scheduler)
@@ -71,18 +70,18 @@ def too_few(state: RunState, now: float, policy: Policy, reason: str) -> Decisio
             why = "no other node of two jobs came to it"
             left_out = quarantine.exclude(state.excluded, (lone,), why, now, policy, len(state.nodes))
             state = replace(state, excluded=left_out.excluded)
-            return recovery_steps.too_few_nodes(state, now, policy, f"{reason}; {why}: {left_out.sentence}")
+            return choose.too_few_nodes(state, now, policy, f"{reason}; {why}: {left_out.sentence}")
         suspicion = {**state.suspicion, lone: 1}
         state = replace(state, suspicion=suspicion, suspected_at={**state.suspected_at, lone: now})
     names = missing(state)
     if not names:
-        return recovery_steps.too_few_nodes(state, now, policy, reason)
+        return choose.too_few_nodes(state, now, policy, reason)
     count = len({*state.expected, *state.absent})
     excluded, notes = state.excluded, list[str]()
     for why, those in _by_cause(state, names).items():
         absence = state.absent.get(those[0])
         everywhere = len(those) == count and (count > 1 or (absence is not None and not absence.scheduler))
-        many = len(those) >= recovery_steps.SHARED_NODES_MIN and len(those) > policy.shared_fault_share * count
+        many = len(those) >= choose.SHARED_NODES_MIN and len(those) > policy.shared_fault_share * count
         if absence is not None and (everywhere or many):
             failure = Failure.SCHEDULER if absence.scheduler else Failure.SCRIPT
             who = "no node could start" if everywhere else f"{len(those)} of {count} nodes could not start"
@@ -92,7 +91,7 @@ def too_few(state: RunState, now: float, policy: Policy, reason: str) -> Decisio
         left_out = quarantine.exclude(excluded, those, f"did not join: {why}", now, policy, len(state.nodes))
         excluded = left_out.excluded
         notes.append(left_out.sentence)
-    return recovery_steps.too_few_nodes(replace(state, excluded=excluded), now, policy, "; ".join((reason, *notes)))
+    return choose.too_few_nodes(replace(state, excluded=excluded), now, policy, "; ".join((reason, *notes)))
 
 
 def _by_cause(state: RunState, names: Iterable[str]) -> dict[str, list[str]]:

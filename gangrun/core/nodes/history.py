@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from gangrun.core.model import Finding, Reported, RunState
+from gangrun.core.model import NodeFinding, Reported, RunState
 
 DAY_S = 24 * 3600.0
 APART_S = 60.0  # nearer than that, two reports tell of one fault
@@ -25,7 +25,7 @@ KEPT_MAX_COUNT = 1024
 FATAL, POOR = "fatal", "poor"  # what the same once more is worth
 
 
-def heard(state: RunState, finding: Finding, now: float) -> tuple[RunState, Finding]:
+def heard(state: RunState, finding: NodeFinding, now: float) -> tuple[RunState, NodeFinding]:
     """A finding as it is kept: heard of now, in this boot of its node, and weighed with what was reported before."""
     node = state.nodes.get(finding.node)
     boot_id = node.boot_id if node is not None else ""
@@ -42,7 +42,7 @@ def heard(state: RunState, finding: Finding, now: float) -> tuple[RunState, Find
     return replace(state, reports=after), _weighed(found, one, past, boot_id)
 
 
-def _weighed(found: Finding, one: Reported, past: Mapping[str, Reported], boot_id: str) -> Finding:
+def _weighed(found: NodeFinding, one: Reported, past: Mapping[str, Reported], boot_id: str) -> NodeFinding:
     assert found.report is not None
     if found.fatal:
         return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from gangrun.core.model import Exclusion, Node, Placement, Rung, Seat, Shape, Slot
+from gangrun.core.model import Exclusion, Node, Placement, Seat, Shape, Slot
 from gangrun.core.nodeset import fold, natural_sort
 from gangrun.core.text import counted, one_line
 
@@ -89,11 +89,12 @@ def can_do_without(
     return isinstance(place(rest, excluded, shape), Placement)
 
 
-def rung_of(before: Placement | None, after: Placement) -> Rung:
-    """Which rung of the ladder a move from one placement to the next is."""
+def how_restarted(before: Placement | None, after: Placement) -> str:
+    """The way from one placement to the next, in words."""
     if before is None or set(after.nodes) == set(before.nodes):
-        return Rung.RESTART
-    return Rung.SHRINK if len(after.nodes) < len(before.nodes) else Rung.SWAP
+        return "restarting in place"
+    smaller = " smaller," if len(after.nodes) < len(before.nodes) else ""
+    return f"restarting{smaller} on {fold(after.nodes)}"
 
 
 def ranks_of_node(placement: Placement, node: str) -> range:

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 from gangrun.core.actions import Decision
 from gangrun.core.machine.transitions import close_attempt, stop_all
-from gangrun.core.model import After, Evidence, Finding, Node, Outcome, Placement, RunState, traits_of
+from gangrun.core.model import After, Evidence, Node, NodeFinding, Outcome, Placement, RunState, traits_of
 from gangrun.core.nodes import placement, quarantine, roster
 from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
-from gangrun.core.recovery import blame, choose, recovery_steps
+from gangrun.core.recovery import blame, choose
 from gangrun.core.text import NAMES_COUNT, one_line
 
 CURES = frozenset({"reset", "reboot", "rma"})  # the hardware does not get well by itself
@@ -27,7 +27,7 @@ A_GPU = re.compile(
 MOVED = "moved"  # what became of an attempt that was stopped for it
 
 
-def noted(state: RunState, found: Finding, now: float, policy: Policy) -> Mapping[str, Node]:
+def noted(state: RunState, found: NodeFinding, now: float, policy: Policy) -> Mapping[str, Node]:
     """The roster that knows of poor hardware, and whether its node is to be relieved. What many nodes show at once is
     no node's own.
     """
@@ -40,7 +40,7 @@ def noted(state: RunState, found: Finding, now: float, policy: Policy) -> Mappin
     return nodes
 
 
-def _due_because(state: RunState, found: Finding, now: float) -> str:
+def _due_because(state: RunState, found: NodeFinding, now: float) -> str:
     if not found.poor:
         return ""
     if found.needs in CURES or traits_of(found.check).asks_for_itself:
@@ -56,11 +56,11 @@ def _due_because(state: RunState, found: Finding, now: float) -> str:
     return f"{found.sentence}, and {others[-1]}" if others else ""
 
 
-def _sign(found: Finding) -> str:
+def _sign(found: NodeFinding) -> str:
     return traits_of(found.check).same_sign or found.check
 
 
-def _shown_at_once(state: RunState, found: Finding, now: float, policy: Policy) -> frozenset[str]:
+def _shown_at_once(state: RunState, found: NodeFinding, now: float, policy: Policy) -> frozenset[str]:
     same = [other for other in blame.recent(state.evidence.findings, now) if other.poor and other.check == found.check]
     shared = blame.shared_by_check([*same, found], len(state.nodes), policy) if found.poor else {}
     return frozenset(shared.get(found.check, ()))
@@ -140,7 +140,7 @@ def moved(state: RunState, now: float, policy: Policy) -> Decision:
     where = f" on {fold(placed.nodes)}" if isinstance(placed, Placement) else ""
     closed = close_attempt(state, now, MOVED, state.reason)
     why = f"attempt {state.attempt} was stopped so that suspects are relieved; restarting{where}, free of charge"
-    return recovery_steps.begin_checks(replace(state, attempts=closed), now, policy, why)
+    return choose.begin_checks(replace(state, attempts=closed), now, policy, why)
 
 
 def _broke(evidence: Evidence) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from gangrun.core.model import Exclusion, Finding, RunState
+from gangrun.core.model import Exclusion, NodeFinding, RunState
 from gangrun.core.nodeset import fold, natural_sort
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import blame
@@ -108,7 +108,7 @@ def kept(excluded: Mapping[str, Exclusion], now: float) -> Mapping[str, Exclusio
     }
 
 
-def cured_by_reset(fatal: Collection[Finding]) -> frozenset[str]:
+def cured_by_reset(fatal: Collection[NodeFinding]) -> frozenset[str]:
     """Nodes that a reset cures, and whose checks would see that there was none: whatever broke needs no more than that,
     and of each device that broke something shows as long.
     """
@@ -174,12 +174,6 @@ def newly_broken(before: Mapping[str, Exclusion], after: Mapping[str, Exclusion]
     return {name: out.reason for name, out in after.items() if out.hardware and before.get(name) != out}
 
 
-def usable(name: str, excluded: Mapping[str, Exclusion], now: float) -> bool:
-    """May the gang use this node now, as far as exclusions go?"""
-    entry = excluded.get(name)
-    return entry is None or now >= entry.until
-
-
 @dataclass(frozen=True, slots=True)
 class Weighed:
     """The state after, a sentence ("" where there was nothing to weigh), and whether to wait and look again."""
@@ -212,12 +206,12 @@ def weigh(state: RunState, now: float, policy: Policy) -> Weighed:
     return Weighed(state, "; ".join(told[:3]) + more)
 
 
-def _shared(barred: Mapping[str, Finding], state: RunState, policy: Policy) -> tuple[str, ...]:
+def _shared(barred: Mapping[str, NodeFinding], state: RunState, policy: Policy) -> tuple[str, ...]:
     shared = blame.shared_by_check(barred.values(), len(state.nodes), policy).values()
     return max(shared, key=len, default=())
 
 
-def _unbarred(state: RunState, shared: tuple[str, ...], barred: Mapping[str, Finding], policy: Policy) -> Weighed:
+def _unbarred(state: RunState, shared: tuple[str, ...], barred: Mapping[str, NodeFinding], policy: Policy) -> Weighed:
     """Each of them is asked again, once the wait is over."""
     nodes = {**state.nodes}
     for name in shared:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gangrun.core.events import AgentJoined, AgentRejoined, NodeChecked, NodeLost, NodeSilent
-from gangrun.core.model import Exclusion, Finding, Node, RunState
+from gangrun.core.model import Exclusion, Node, NodeFinding, RunState
 from gangrun.core.nodes.quarantine import comes_back
 from gangrun.core.text import one_line
 
@@ -71,12 +71,12 @@ def checks_told(event: NodeChecked) -> str:
     return f"passed its checks{tested}{', but ' if event.reason else ''}{event.reason}"
 
 
-def found_bad(state: RunState, found: Finding) -> Mapping[str, Node]:
+def found_bad(state: RunState, found: NodeFinding) -> Mapping[str, Node]:
     """The roster with a node that is not to be used: what was measured on it outweighs any check that it passed."""
     return _with(state, found.node, checked=False, check_reason=found.sentence, found=found, trial="")
 
 
-def found_poor(state: RunState, found: Finding) -> Mapping[str, Node]:
+def found_poor(state: RunState, found: NodeFinding) -> Mapping[str, Node]:
     """The roster with a node that is used last, if that was found; else as it was."""
     return _with(state, found.node, poor=found.sentence) if found.poor else state.nodes
 

@@ -16,7 +16,7 @@ from gangrun.core.model import (
     ErrorReport,
     Evidence,
     Failure,
-    Finding,
+    NodeFinding,
     Placement,
     RankExit,
     Sighting,
@@ -47,7 +47,6 @@ class _Scene:
     placement: Placement | None
     nodes_count: int
     policy: Policy
-    shared_fault_over: bool
     finished: frozenset[int]
 
     @property
@@ -66,17 +65,15 @@ def judge(
     suspicion: Mapping[str, int],
     nodes_count: int,
     policy: Policy,
-    shared_fault_over: bool = False,
     load: poison.Load | None = None,
     finished: frozenset[int] = frozenset(),
 ) -> Verdict:
     """Weigh the evidence of one failure. ``finished``: the ranks that had ended with 0.
 
-    ``shared_fault_over``: the wait for a shared service has run out, so what many nodes share counts as their own.
     A node that is in both ``blamed`` and ``suspects`` goes on suspicion alone: leave it out only if the gang can do
     without it (``placement.can_do_without``).
     """
-    scene = _Scene(attempt_step, placement, nodes_count, policy, shared_fault_over, finished)
+    scene = _Scene(attempt_step, placement, nodes_count, policy, finished)
     verdict = _first_impression(evidence, scene)
     again = signatures.seen_before(verdict, sightings, attempt, attempt_step, nodes_count)
     on_hardware = _on_poor_hardware(verdict, evidence, scene)
@@ -149,7 +146,7 @@ def shared_nodes(since: Mapping[str, float], nodes_count: int, policy: Policy) -
     return tuple(natural_sort(best)) if many else ()
 
 
-def shared_by_check(findings: Iterable[Finding], nodes_count: int, policy: Policy) -> dict[str, tuple[str, ...]]:
+def shared_by_check(findings: Iterable[NodeFinding], nodes_count: int, policy: Policy) -> dict[str, tuple[str, ...]]:
     """For each check that found the same on many nodes at once, those nodes."""
     by_check: dict[str, dict[str, float]] = {}
     for finding in findings:
@@ -159,16 +156,14 @@ def shared_by_check(findings: Iterable[Finding], nodes_count: int, policy: Polic
     return {check: nodes for check, nodes in shared.items() if nodes}
 
 
-def recent(findings: tuple[Finding, ...], now: float) -> tuple[Finding, ...]:
+def recent(findings: tuple[NodeFinding, ...], now: float) -> tuple[NodeFinding, ...]:
     """What may bear on a failure now: what is fatal, and what was poor within the last minutes."""
     return tuple(finding for finding in findings if finding.fatal or now - finding.at <= EVIDENCE_WINDOW_S)
 
 
 def _hardware(evidence: Evidence, scene: _Scene) -> Verdict:
     fatal = [finding for finding in evidence.findings if finding.fatal]
-    shared: dict[str, tuple[str, ...]] = {}
-    if not scene.shared_fault_over:
-        shared = shared_by_check(fatal, scene.nodes_count, scene.policy)
+    shared = shared_by_check(fatal, scene.nodes_count, scene.policy)
     own = [finding for finding in fatal if finding.node not in shared.get(finding.check, ())]
     if not own:
         check, nodes = max(shared.items(), key=lambda item: (len(item[1]), item[0]))
@@ -177,16 +172,10 @@ def _hardware(evidence: Evidence, scene: _Scene) -> Verdict:
         cause, failure = (Cause.STORAGE, Failure.STORAGE) if storage else (Cause.HARDWARE, Failure.SCHEDULER)
         return Verdict(cause, failure, (), (), "", _shared_sentence(nodes, scene, f"{check}: {one_line(said)}"))
     blamed = dict.fromkeys(finding.node for finding in own)
-    if not _shared_silence(evidence, scene):
+    if not shared_nodes(evidence.silent, scene.nodes_count, scene.policy):
         blamed |= dict.fromkeys(_gone(evidence, scene))
     told = listed([finding_told(finding) for finding in own])
     return Verdict(Cause.HARDWARE, Failure.NODE, tuple(natural_sort(blamed)), (), "", f"hardware failed on {told}")
-
-
-def _shared_silence(evidence: Evidence, scene: _Scene) -> tuple[str, ...]:
-    if scene.shared_fault_over:
-        return ()
-    return shared_nodes(evidence.silent, scene.nodes_count, scene.policy)
 
 
 def _gone(evidence: Evidence, scene: _Scene) -> tuple[str, ...]:
@@ -195,7 +184,7 @@ def _gone(evidence: Evidence, scene: _Scene) -> tuple[str, ...]:
 
 
 def _silent(evidence: Evidence, scene: _Scene) -> Verdict:
-    shared = _shared_silence(evidence, scene)
+    shared = shared_nodes(evidence.silent, scene.nodes_count, scene.policy)
     blamed = tuple(natural_sort(set(_gone(evidence, scene)) - set(shared)))
     if shared and not blamed:
         sentence = _shared_sentence(shared, scene, "no heartbeat")

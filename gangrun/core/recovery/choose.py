@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gangrun.core.actions import Decision
+from gangrun.core.actions import CheckNodes, Decision, EndJob, SealAttempts, SubmitSuccessor
 from gangrun.core.checkpoints import poison
-from gangrun.core.machine.transitions import close_attempt, enter, finish
-from gangrun.core.model import Cause, Failure, Phase, Rung, RunState, Verdict
-from gangrun.core.nodes import device_test, placement, quarantine
+from gangrun.core.machine.transitions import close_attempt, enter, finish, is_unlaunched
+from gangrun.core.model import AttemptRecord, Cause, Evidence, Failure, Phase, RunState, StartStage, Verdict
+from gangrun.core.nodes import device_test, placement, quarantine, roster
 from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
-from gangrun.core.recovery import blame, budget, recovery_steps
+from gangrun.core.recovery import blame, budget
 
 
 def judge(state: RunState, now: float, policy: Policy) -> Decision:
@@ -105,7 +105,7 @@ def leave_behind(state: RunState, now: float, policy: Policy, reason: str) -> De
     bad = [found.node for found in state.evidence.findings if found.fatal] + list(state.evidence.silent)
     left_out = quarantine.exclude(state.excluded, bad, reason, now, policy, len(state.nodes))
     sentence = f"{reason}; {left_out.sentence}" if left_out.sentence else reason
-    return recovery_steps.requeue(replace(state, excluded=left_out.excluded), now, policy, sentence)
+    return requeue(replace(state, excluded=left_out.excluded), now, policy, sentence)
 
 
 def _guilty(state: RunState, verdict: Verdict, now: float, policy: Policy) -> tuple[str, ...]:
@@ -127,16 +127,202 @@ def _climb(state: RunState, verdict: Verdict, sentence: str, backoff_s: float, n
     nodes = device_test.in_prospect(state, now)
     placed = placement.place(nodes, quarantine.active(state.excluded, now), state.shape, prefer=before)
     if isinstance(placed, placement.NotEnough):
-        return recovery_steps.too_few_nodes(state, now, policy, f"{sentence}; {placed.why}", verdict.failure)
-    match placement.rung_of(before, placed):
-        case Rung.SWAP:
-            how = f"restarting on {fold(placed.nodes)}"
-        case Rung.SHRINK:
-            how = f"restarting smaller, on {fold(placed.nodes)}"
-        case _:
-            how = "restarting in place"
+        return too_few_nodes(state, now, policy, f"{sentence}; {placed.why}", verdict.failure)
+    how = placement.how_restarted(before, placed)
     if backoff_s > 0:
         reason = f"{sentence}; {how} in {backoff_s:.0f} s"
         asked = device_test.ask(state, device_test.on_trial(state), policy)
         return enter(state, Phase.WAITING, reason, *asked, deadlines={"backoff": now + backoff_s})
-    return recovery_steps.begin_checks(state, now, policy, f"{sentence}; {how}")
+    return begin_checks(state, now, policy, f"{sentence}; {how}")
+
+
+SHARED_NODES_MIN = 3  # fewer nodes that go together may be a coincidence
+
+
+def begin_checks(state: RunState, now: float, policy: Policy, why: str) -> Decision:
+    """Ask every node that has not yet proven itself; none left: start."""
+    asked = device_test.ask(state, roster.unchecked(state), policy)
+    nodes = device_test.awaited(state, now)
+    if not nodes:
+        return also(begin_attempt(state, now, policy, why), asked)
+    return enter(
+        state,
+        Phase.CHECKING,
+        f"{why}; checking {fold(nodes)}{', with devices at work' if any(one.tests for one in asked) else ''}",
+        *asked,
+        deadlines={"check": now + device_test.within_s(device_test.ask(state, nodes, policy), policy)},
+    )
+
+
+def also(decision: Decision, asked: tuple[CheckNodes, ...]) -> Decision:
+    """The same, and nodes on trial are tested beside it, where the job goes on."""
+    goes_on = decision.state.phase in {Phase.STARTING, Phase.WAITING} and not decision.state.submitting
+    return replace(decision, actions=(*asked, *decision.actions)) if asked and goes_on else decision
+
+
+def begin_attempt(state: RunState, now: float, policy: Policy, why: str) -> Decision:
+    """Open the next attempt, or reuse the number of one that was never launched."""
+    if device_test.needed(state, now):  # some were not when this attempt was begun
+        return begin_checks(state, now, policy, why)
+    held = _fence_holds(state, now)
+    if held:
+        return enter(state, Phase.WAITING, f"{why}; {held}", deadlines={"backoff": state.fence_until})
+    state, back = quarantine.reviewed(state, now, policy)
+    weighed = quarantine.weigh(state, now, policy)
+    why = "; ".join(filter(None, (why, back, weighed.sentence)))
+    if weighed.look_again:
+        return look_again(weighed.state, now, policy, why)
+    state = weighed.state
+    placed = placement.place(state.nodes, quarantine.active(state.excluded, now), state.shape, prefer=state.placement)
+    if isinstance(placed, placement.NotEnough):
+        late = still_joining(state, now)
+        if late and placed.have + len(late) >= placed.want and not (state.alone or state.waited_for_nodes):
+            reason = f"{why}; {placed.why}; waiting up to {policy.join_within_s:g} s for {fold(late)} to join"
+            return _wait_for_nodes(state, reason, now + policy.join_within_s)
+        return too_few_nodes(state, now, policy, f"{why}; {placed.why}")
+    attempts, number = state.attempts, state.attempt
+    if not is_unlaunched(state):
+        number += 1
+        closed = close_attempt(state, now, "not started", why)
+        attempts = (*closed, AttemptRecord(number=number, job=state.job, nodes=(), started=now))
+    return enter(
+        state,
+        Phase.STARTING,
+        f"{why}; starting attempt {number}",
+        SealAttempts(number),
+        deadlines={"seal": now + policy.choose_within_s},
+        stage=StartStage.SEALING,
+        attempt=number,
+        attempts=attempts,
+        evidence=Evidence(),
+        finished=frozenset(),
+        attempt_step=-1,
+        steps_told=state.steps_told or state.attempt_step >= 0,
+    )
+
+
+def look_again(state: RunState, now: float, policy: Policy, reason: str) -> Decision:
+    """What many nodes show at once is waited for, and looked at once more."""
+    return enter(state, Phase.WAITING, reason, deadlines={"backoff": now + policy.shared_fault_wait_s})
+
+
+def _fence_holds(state: RunState, now: float) -> str:
+    """Why no gang may start yet: nodes of an earlier job that nobody can ask. "" when it may."""
+    if now >= state.fence_until:
+        return ""
+    unasked = tuple(name for name in state.fence_nodes if name not in state.nodes)
+    if not unasked:
+        return ""
+    return f"waiting {state.fence_until - now:.0f} s until the leases of {fold(unasked)} of the earlier job are over"
+
+
+def too_few_nodes(
+    state: RunState, now: float, policy: Policy, reason: str, failure: Failure = Failure.NODE
+) -> Decision:
+    """Wait once for nodes that may come back, if many went at once (a shared service) or there is nobody else to ask;
+    then rung 5 where there is a scheduler, else rung 6.
+    """
+    out = left_out(state, now)  # whoever is left out is not waited for
+    away = [
+        name for name, node in state.nodes.items() if (node.lost or node.silent_since is not None) and name not in out
+    ]
+    shared = len(away) >= SHARED_NODES_MIN and len(away) > policy.shared_fault_share * len(state.nodes)
+    can_ask = policy.can_requeue and not policy.observe
+    if away and not state.alone and (shared or not can_ask) and not state.waited_for_nodes:
+        wait_s = max(policy.join_within_s, 2 * policy.timing.fence_after_s, policy.shared_fault_wait_s if shared else 0)
+        reason = f"{reason}; waiting up to {wait_s:.0f} s for {fold(away)} to come back"
+        return _wait_for_nodes(state, reason, now + wait_s)
+    if can_ask:
+        return requeue(state, now, policy, reason)
+    return finish(state, Phase.FAILED, now, reason, failure)
+
+
+def _wait_for_nodes(state: RunState, reason: str, until: float) -> Decision:
+    return enter(state, Phase.WAITING, reason, deadlines={"nodes": until}, waited_for_nodes=True)
+
+
+def still_joining(state: RunState, now: float) -> tuple[str, ...]:
+    """Nodes of this job whose agents may only be slow, as no attempt of this job has begun yet."""
+    if any(record.job == state.job for record in state.attempts):
+        return ()
+    gone = {*state.nodes, *state.absent, *left_out(state, now)}
+    return tuple(name for name in state.expected if name not in gone)
+
+
+def requeue(state: RunState, now: float, policy: Policy, reason: str) -> Decision:
+    """Ask for the next job of the run without the excluded nodes; without a scheduler the run ends here."""
+    if not policy.can_requeue:
+        return finish(state, Phase.FAILED, now, f"{reason}; no scheduler to ask for other nodes", Failure.SCHEDULER)
+    if policy.observe:
+        why = f"{reason}; observing only, so no other job is asked for"
+        return finish(state, Phase.FAILED, now, why, Failure.SCHEDULER)
+    charged, ruling = budget.charge_job(state.budget, policy)
+    if not ruling.allowed:
+        return finish(state, Phase.FAILED, now, f"{reason}; {ruling.sentence}", Failure.BUDGET)
+    weighed = quarantine.weigh(state, now, policy)
+    if weighed.sentence and not weighed.look_again:  # spares that were found broken while others trained
+        state, reason = weighed.state, f"{reason}; {weighed.sentence}"
+    closed = close_attempt(state, now, "requeued", reason)
+    return ask_for_job(replace(state, attempts=closed, budget=charged), now, policy, reason)
+
+
+def ask_for_job(state: RunState, now: float, policy: Policy, reason: str) -> Decision:
+    """Have the next job of this run submitted."""
+    exclude = left_out(state, now)
+    without = f" without {fold(exclude)}" if exclude else ""
+    return enter(
+        state,
+        Phase.WAITING,
+        f"{reason}; asking the scheduler for the next job of this run{without}",
+        successor(state, now, reason),
+        deadlines={"submit": now + policy.waiting_max_s},
+        submitting=True,
+        waited_for_nodes=False,
+        tries_count=1,
+    )
+
+
+def come_back(state: RunState, now: float, policy: Policy, reason: str) -> Decision:
+    """The scheduler has put this very job back into the queue: nobody is asked for another."""
+    back = f"{reason}; this job ends and comes back by itself"
+    return leave(replace(state, attempts=close_attempt(state, now, "requeued", reason)), now, policy, back)
+
+
+def leave(state: RunState, now: float, policy: Policy, reason: str) -> Decision:
+    """All that is left for this job is to end."""
+    return enter(
+        state,
+        Phase.PENDING,
+        reason,
+        EndJob(Phase.PENDING, 0, reason),
+        deadlines={"join": now + policy.waiting_max_s},
+        nodes={},
+        submitting=False,
+        leaving=True,
+    )
+
+
+def successor(state: RunState, now: float, reason: str) -> SubmitSuccessor:
+    """The next job as it is asked for now."""
+    return SubmitSuccessor(state.seq + 1, left_out(state, now), reason, quarantine.if_booted(state.excluded, now))
+
+
+def left_out(state: RunState, now: float) -> tuple[str, ...]:
+    """The nodes that the next job must do without: only as long as each exclusion lasts."""
+    return tuple(sorted(quarantine.active(state.excluded, now)))
+
+
+def storage_trouble(state: RunState, now: float, policy: Policy, reason: str) -> Decision:
+    """Checkpoints cannot be read or sealed now: try again with growing pauses, then stop; never start from zero."""
+    tries = state.tries_count + 1
+    wait_s = min(policy.backoff_max_s, policy.backoff_first_s * 2 ** (tries - 1))
+    waited_s = sum(min(policy.backoff_max_s, policy.backoff_first_s * 2**earlier) for earlier in range(tries - 1))
+    if waited_s >= policy.waiting_max_s:
+        return finish(state, Phase.FAILED, now, f"{reason}; given up after {tries - 1} tries", Failure.STORAGE)
+    return enter(
+        state,
+        Phase.WAITING,
+        f"{reason}; trying again in {wait_s:.0f} s",
+        deadlines={"backoff": now + wait_s},
+        tries_count=tries,
+    )

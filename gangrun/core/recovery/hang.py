@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Protocol
 
 from gangrun.core.model import RankObservation
@@ -27,20 +26,11 @@ LOOKS_PER_LIMIT = 4.0
 SLACK_FACTOR = 2.0  # no limit is below twice an interval that the run has survived, whatever ended it
 
 
-class SlotPhase(IntEnum):
-    """What a script that reports says it is doing; numbers as in the progress slot."""
-
-    UNKNOWN = 0
-    STARTING = 1
-    STEPPING = 2
-    EVALUATING = 3
-    CHECKPOINTING = 4
+# Numbers of ``wire.progress.TrainingPhase``: an evaluation and a checkpoint may take long without a sign of progress.
+LONG_PHASES = frozenset({3, 4})
 
 
-LONG_PHASES = frozenset({SlotPhase.EVALUATING, SlotPhase.CHECKPOINTING})
-
-
-class Reading(Protocol):
+class RankSigns(Protocol):
     """A rank's newest sample; ``ports.RankReading`` and ``wire.messages.Reading`` are such."""
 
     @property
@@ -97,7 +87,7 @@ class _Row:
     idle: bool = False
 
 
-class Watch:
+class HangWatch:
     """One gang's signs of progress. ``begin`` at each attempt; what was learnt of the steady phase is kept."""
 
     def __init__(self, policy: HangPolicy, now: float) -> None:
@@ -123,7 +113,7 @@ class Watch:
 
     # ---- what comes in -------------------------------------------------------------------------------------------
 
-    def observe(self, node: str, readings: Iterable[Reading], now: float) -> None:
+    def observe(self, node: str, readings: Iterable[RankSigns], now: float) -> None:
         """The newest readings of all ranks that live on ``node``; whoever is no longer among them has ended."""
         self._heard_at[node] = now
         here = []
@@ -163,7 +153,7 @@ class Watch:
             self._suspended_at = None
             self._unfit = True
 
-    def _compare(self, row: _Row, reading: Reading, now: float) -> None:
+    def _compare(self, row: _Row, reading: RankSigns, now: float) -> None:
         told = (
             reading.output_bytes > row.output_bytes
             or reading.slot_writes_count > row.writes_count
@@ -198,7 +188,7 @@ class Watch:
             return True
         return False
 
-    def _told(self, reading: Reading, now: float) -> None:
+    def _told(self, reading: RankSigns, now: float) -> None:
         self._told_count += 1
         self._sign(now, told=True)
         if reading.step > self._top_step:
@@ -271,7 +261,7 @@ class Watch:
                 now + LOOK_AGAIN_S, limit_s, f"no sign of progress for {stalled_s:.0f} s{self._at_step()}, {why}"
             )
         sentence = f"no sign of progress for {stalled_s:.0f} s{self._at_step()} (limit {limit_s:.0f} s) and {evidence}"
-        return Stall(stalled_s, limit_s, self.observations(now), sentence)
+        return Stall(stalled_s, limit_s, self.observations(), sentence)
 
     def _evidence(self, now: float, stalled_s: float) -> str:
         """What besides the time says that this is a hang; "" when nothing does."""
@@ -292,10 +282,10 @@ class Watch:
             return "ranks are busy without a word"
         return ""
 
-    def observations(self, now: float) -> tuple[RankObservation, ...]:
+    def observations(self) -> tuple[RankObservation, ...]:
         """What is known of each rank, in rank order."""
         return tuple(
-            RankObservation(rank, row.node, row.state, row.step, now - row.sign_at, max(0.0, row.cpu_rate))
+            RankObservation(rank, row.node, row.state, row.step, max(0.0, row.cpu_rate))
             for rank, row in sorted(self._rows.items())
         )
 
@@ -304,7 +294,7 @@ class Watch:
         return f" at step {step}" if step >= 0 else ""
 
 
-def _first_row(node: str, reading: Reading, now: float) -> _Row:
+def _first_row(node: str, reading: RankSigns, now: float) -> _Row:
     return _Row(
         node=node,
         step=reading.step,

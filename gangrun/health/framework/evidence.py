@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gangrun.core.model import DriverReport, traits_of
-from gangrun.core.model import Finding as CoreFinding
+from gangrun.core.model import DriverReport, NodeFinding, traits_of
 from gangrun.health.framework.check import (
     FAIL,
     SEVERITIES,
@@ -30,17 +29,17 @@ NOT_ITS_OWN = frozenset({CauseClass.APPLICATION, CauseClass.ELSEWHERE})
 QUIET_S = 600.0
 
 
-def as_evidence(node: str, verdicts: Iterable[CheckVerdict], at: float) -> tuple[CoreFinding, ...]:
+def as_evidence(node: str, verdicts: Iterable[CheckVerdict], at: float) -> tuple[NodeFinding, ...]:
     """Findings in the core's words; ``at``: seconds on the run clock."""
     found = (finding for verdict in verdicts for finding in verdict.findings)
     return tuple(in_core(node, one, at) for one in found if one.severity in (WARN, FAIL))
 
 
-def in_core(node: str, finding: Finding, at: float, report: DriverReport | None = None) -> CoreFinding:
+def in_core(node: str, finding: Finding, at: float, report: DriverReport | None = None) -> NodeFinding:
     """One finding in the core's words; ``report``: the driver's, if it comes of one."""
     fatal = is_fatal(finding)
     until_boot = fatal and finding.sticky is Sticky.BOOT
-    return CoreFinding(
+    return NodeFinding(
         node,
         finding.check,
         fatal,
@@ -64,7 +63,7 @@ def is_fatal(finding: Finding) -> bool:
     return finding.scope in DEVICES
 
 
-def bars_a_start(found: CoreFinding) -> bool:
+def bars_a_start(found: NodeFinding) -> bool:
     """May no gang start on this node? If one runs already, a poor node is left at its next checkpoint."""
     return found.fatal or (found.poor and traits_of(found.check).asks_for_itself)
 

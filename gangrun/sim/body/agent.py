@@ -15,7 +15,7 @@ from gangrun.agent.brain import effects, facts
 from gangrun.agent.brain.decide import AgentBrain, AgentConfig
 from gangrun.agent.brain.effects import Effect
 from gangrun.core.events import StacksTaken
-from gangrun.core.model import ErrorReport, Finding, RankStack
+from gangrun.core.model import ErrorReport, NodeFinding, RankStack
 from gangrun.sim.body.gang import SimRank, exit_of
 from gangrun.sim.body.memory import SimKept, holdings
 from gangrun.sim.body.surroundings import Line, SupervisorBody, Surroundings
@@ -70,7 +70,6 @@ class Host(Protocol):
     name: str
     boot_id: str
     job: str
-    job_restart: int
     founder: bool
     mount: Mount
     clock: NodeClock
@@ -110,7 +109,6 @@ class SimAgent(SimProcess):
             incarnation=incarnation,
             boot_id=node.boot_id,
             job=node.job,
-            job_restart=node.job_restart,
             slots_count=world.setup.shape.slots_per_node,
             peer=PeerAddress(node.name, f"peer:{incarnation}", "key"),
             timing=world.setup.policy.timing,
@@ -286,7 +284,7 @@ class SimAgent(SimProcess):
         """A check on this node measured something."""
         sentence = "a GPU fell off the bus" if fatal else "a memory error was contained"
         needs = "" if fatal else "reset"
-        found = Finding(self.node.name, "xid", fatal, sentence, self.boot(), not fatal, needs, until_boot=fatal)
+        found = NodeFinding(self.node.name, "xid", fatal, sentence, self.boot(), not fatal, needs, until_boot=fatal)
         self.tell(facts.FindingReported(found))
 
     def rank_ended(self, rank: SimRank, code: int | None, signal: int | None, error: ErrorReport | None) -> None:

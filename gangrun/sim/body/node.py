@@ -162,7 +162,6 @@ class SimNode:
         self.boots_count = 0
         self.booted_at = 0.0  # on the world's clock
         self.job = ""
-        self.job_restart = 0
         self.founder = False
         self.warden = SimWarden(self)
         self.agent: SimAgent | None = None
@@ -176,9 +175,9 @@ class SimNode:
 
     # ---- life ---------------------------------------------------------------------------------------------------
 
-    def begin_job(self, job: str, job_restart: int, *, founder: bool) -> None:
+    def begin_job(self, job: str, *, founder: bool) -> None:
         """The step starts here: a warden, and through it an agent."""
-        self.job, self.job_restart, self.founder = job, job_restart, founder
+        self.job, self.founder = job, founder
         self.exit_code = None
         self.warden = SimWarden(self)
         self.warden.start_agent("")
@@ -238,7 +237,7 @@ class SimNode:
         self.boot_id = f"boot-{self.name}-{self.boots_count}"
         self.clock.restart(self.timeline.now)
         if self.job and self.world.job_lives(self.job):
-            self.begin_job(self.job, self.job_restart, founder=self.founder)
+            self.begin_job(self.job, founder=self.founder)
 
     def pause(self, for_s: float, *, machine: bool) -> None:
         """Stop every process; ``machine``: the virtual machine, clock and all."""

@@ -140,7 +140,7 @@ class SimScheduler:
         job.state = JobState.RUNNING
         job.nodes = free[:count]
         for node in job.nodes:
-            node.job, node.job_restart = job.token, job.restart
+            node.job = job.token
         self.batch(job)
 
     def batch(self, job: Job) -> None:
@@ -161,7 +161,7 @@ class SimScheduler:
         job.owned = True
         self.world.checks.job_began(job)
         for i, node in enumerate(job.nodes):
-            node.begin_job(job.token, job.restart, founder=i == 0)
+            node.begin_job(job.token, founder=i == 0)
 
     def requeue(self, job: Job) -> None:
         """``scontrol requeue``: everything dies, the same id waits again."""

@@ -36,7 +36,7 @@ from gangrun.training.save.snapshot import bytes_of
 from gangrun.wire import protection
 from gangrun.wire.code_layout import CodeLayout, ShardSum
 from gangrun.wire.manifest import CHUNK_BYTES, FileRow
-from gangrun.wire.protection import Code, File, Protection, Stripe
+from gangrun.wire.protection import Code, CodedFile, Protection, Stripe
 
 PAGE_BYTES = 4096
 
@@ -308,7 +308,7 @@ class Coding:
         self._place = members.index(ranks.rank)
         self._failure = ""
 
-    def code(self, name: StepName, files: Sequence[tuple[File, ...]]) -> Coded:
+    def code(self, name: StepName, files: Sequence[tuple[CodedFile, ...]]) -> Coded:
         """``files``: of all members in order; this rank's are in memory already."""
         totals = [sum(file.size for file in one) for one in files]
         outs, ins = self._outs(totals), self._ins(totals)
@@ -350,7 +350,7 @@ class Coding:
                 found.append(_In(stripe, shard, tuple(self._members[n] for n in data), sizes, row))
         return found
 
-    def _own(self, stack: ExitStack, name: StepName, files: tuple[File, ...]) -> Span:
+    def _own(self, stack: ExitStack, name: StepName, files: tuple[CodedFile, ...]) -> Span:
         parts = []
         for file in files:
             try:
@@ -413,7 +413,7 @@ class Coding:
 
 
 def records_of(
-    plan: CodingPlan, name: StepName, files: Sequence[tuple[File, ...]], coded: Sequence[Coded]
+    plan: CodingPlan, name: StepName, files: Sequence[tuple[CodedFile, ...]], coded: Sequence[Coded]
 ) -> tuple[list[bytes], str]:
     """Each rank's record, b"" where its group could not be coded, and "" or why one could not. Rank 0 alone."""
     records, trouble = [b""] * len(files), ""
@@ -439,7 +439,7 @@ def records_of(
     return records, trouble
 
 
-def _code(plan: CodingPlan, number: int, files: Sequence[tuple[File, ...]], coded: Sequence[Coded]) -> Code | None:
+def _code(plan: CodingPlan, number: int, files: Sequence[tuple[CodedFile, ...]], coded: Sequence[Coded]) -> Code | None:
     """None where two ranks saw other bytes."""
     members = plan.codes[number]
     size, parity_count = len(members), bearable(len(members), plan.parity_count)

@@ -26,7 +26,7 @@ from gangrun.training.save.delta import WrittenPart
 from gangrun.training.save.shard_file import ShardFile
 from gangrun.training.save.snapshot import Snapshot
 from gangrun.wire.manifest import MANIFEST_NAME, FileRow, encode
-from gangrun.wire.protection import RECORD_NAME, File
+from gangrun.wire.protection import RECORD_NAME, CodedFile
 
 
 class MemorySaveResult(NamedTuple):
@@ -78,7 +78,7 @@ class MemorySaving:
         mine = self._put(name, snapshot)
         parts = ranks.to_first(mine)
         failure, metadata, manifest = "", b"", b""
-        files: list[tuple[File, ...]] = []  # of each rank
+        files: list[tuple[CodedFile, ...]] = []  # of each rank
         if ranks.rank == 0:
             failure = next((f"rank {rank}: {part.failure}" for rank, part in enumerate(parts) if part.failure), "")
             if not failure:
@@ -88,7 +88,7 @@ class MemorySaving:
                 )  # fmt: skip
                 manifest = encode(described)
                 if self._parity is not None:
-                    files = [tuple(File(row.path, row.size) for row in part.rows) for part in parts]
+                    files = [tuple(CodedFile(row.path, row.size) for row in part.rows) for part in parts]
         failure, metadata, manifest, files = ranks.from_first((failure, metadata, manifest, files))
         guarded = _Guarded("", 0)
         if not failure:
@@ -113,7 +113,7 @@ class MemorySaving:
         trouble = ranks.from_first(next((f"rank {n}: {why}" for n, why in enumerate(troubles) if why), ""))
         return _Guarded(f"steps in memory have no copy on another node: {trouble}" if trouble else "", int(not trouble))
 
-    def _coded(self, name: StepName, files: list[tuple[File, ...]], ranks: RankGroup) -> _Guarded:
+    def _coded(self, name: StepName, files: list[tuple[CodedFile, ...]], ranks: RankGroup) -> _Guarded:
         """Parity of each group of nodes on other nodes of it."""
         assert self._parity is not None
         data_count, parity_count = self._parity

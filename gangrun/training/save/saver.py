@@ -26,7 +26,7 @@ from gangrun.checkpoint.scan import StorageUnreadable, list_steps, step_pattern
 from gangrun.checkpoint.store import CheckpointRoom, Depth
 from gangrun.core.checkpoints.cadence import Cadence
 from gangrun.core.checkpoints.resume import Kind
-from gangrun.core.checkpoints.retention import Held, Keep, for_a_rollback, to_prune
+from gangrun.core.checkpoints.retention import CommittedStep, Keep, for_a_rollback, to_prune
 from gangrun.core.policy import Policy
 from gangrun.ports import Clock
 from gangrun.training import step as progress
@@ -226,7 +226,9 @@ class Retention:
         except StorageUnreadable:
             return
         held = [
-            Held(one.step, judged[one.path].valid or (one.step in self._written and judged[one.path].level is not None))
+            CommittedStep(
+                one.step, judged[one.path].valid or (one.step in self._written and judged[one.path].level is not None)
+            )
             for one in found
             if one.path in judged
         ]

@@ -64,7 +64,7 @@ def from_zero_when_in_doubt() -> Swaps:
 
     def choose(candidates: Any, wanted: Any, **kwargs: Any) -> Any:
         choice = original(candidates, wanted, **kwargs)
-        return resume.FromZero("why not") if isinstance(choice, resume.NoneValid) else choice
+        return resume.FromZero("why not") if isinstance(choice, resume.NothingValid) else choice
 
     return ((checkpoints, "choose", choose),)
 

@@ -14,7 +14,7 @@ from gangrun.core.actions import StopGang
 from gangrun.core.events import TermTaken
 from gangrun.core.machine import succession
 from gangrun.core.protocol import takeover as core_takeover
-from gangrun.core.recovery import recovery_steps
+from gangrun.core.recovery import choose
 from gangrun.ports import Deposed, History
 from gangrun.sim.body.agent import SimAgent
 from gangrun.sim.engine import disk
@@ -233,8 +233,8 @@ def attempt_number_used_again() -> Swaps:
             state = replace(state, attempts=state.attempts[:-1], attempt=state.attempt - 1)
         return original(state, *args)
 
-    original = recovery_steps.begin_attempt
-    return ((recovery_steps, "begin_attempt", begin_attempt),)
+    original = choose.begin_attempt
+    return ((choose, "begin_attempt", begin_attempt),)
 
 
 @mutant("a term is claimed with promises of a majority", "1", "I1")

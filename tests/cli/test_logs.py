@@ -27,31 +27,31 @@ def printed(story: Builder, attempt: int, node: str, *lines: str, part: str = ""
         file.writelines(line + "\n" for line in lines)
 
 
+def view_of(story: Builder, out: io.StringIO, err: io.StringIO | None = None) -> LiveView:
+    """The screen of ``gangrun run``."""
+    logs = story.paths.logs
+    return LiveView(
+        lambda attempt, node: logs / str(attempt) / f"{node}.log", lambda term: {}, lambda: 0.0, out,
+        err or io.StringIO(),
+    )  # fmt: skip
+
+
 def test_what_gangrun_run_leaves_out_is_said_once(runs: Path) -> None:
     story = restarted(runs)
     printed(story, 1, "n0", "[n0:rank0] zero", "[n0:rank1] one")
     printed(story, 1, "n1", "[n1:rank2] two", "[n1:rank3] three")
     shown, told = io.StringIO(), io.StringIO()
-    view = LiveView(
-        lambda attempt, node: story.paths.logs / str(attempt) / f"{node}.log", lambda term: {}, lambda: 0.0, shown, told
-    )
+    view = view_of(story, shown, told)
     view.tick(replace(story.state, attempt=0))
     view.tick(story.state)
     assert shown.getvalue().splitlines() == ["[n0:rank0] zero", "[n1:rank3] three"]
     assert told.getvalue().count("that of 0 and 3 is shown here; all of it: gangrun logs -f") == 1
 
 
-def looking_at(story: Builder) -> tuple[LiveView, io.StringIO]:
-    shown = io.StringIO()
-    folder = story.paths.logs
-    return LiveView(
-        lambda attempt, node: folder / str(attempt) / f"{node}.log", lambda term: {}, lambda: 0.0, shown, io.StringIO()
-    ), shown
-
-
 def test_all_that_was_printed_before_the_end_is_shown_at_the_end(runs: Path) -> None:
     story = running(runs)
-    (view, shown), lines = looking_at(story), [f"[n0:rank0] {k} {'x' * 1000}" for k in range(5000)]
+    shown, lines = io.StringIO(), [f"[n0:rank0] {k} {'x' * 1000}" for k in range(5000)]
+    view = view_of(story, shown)
     view.tick(story.state)
     printed(story, 0, "n0", *lines)
     view.close()
@@ -74,12 +74,9 @@ class Takes(io.StringIO):
 
 def test_who_leaves_waits_for_no_terminal_that_takes_nothing_and_is_waited_for_while_it_does(runs: Path) -> None:
     story, out = running(runs), Takes()
-    folder, lines = story.paths.logs, [f"[n0:rank0] {k} {'x' * 1000}" for k in range(3000)]
+    lines = [f"[n0:rank0] {k} {'x' * 1000}" for k in range(3000)]
     printed(story, 0, "n0", *lines)
-    view = LiveView(
-        lambda attempt, node: folder / str(attempt) / f"{node}.log", lambda term: {}, lambda: 0.0, out, io.StringIO()
-    )
-    observer = Observer(JournalReplay(story.paths, Disk()), SystemClock(), view)
+    observer = Observer(JournalReplay(story.paths, Disk()), SystemClock(), view_of(story, out))
     observer.start()
     assert out.full.wait(60)
     assert not observer.leave(0.2)
@@ -91,8 +88,8 @@ def test_who_leaves_waits_for_no_terminal_that_takes_nothing_and_is_waited_for_w
 
 def test_a_log_that_goes_on_in_other_files_is_shown_on_and_on(runs: Path) -> None:
     story = running(runs)
-    view, shown = looking_at(story)
-    log = CappedLog(story.paths.logs / "0" / "n0.log", 1000, 1000)
+    shown = io.StringIO()
+    view, log = view_of(story, shown), CappedLog(story.paths.logs / "0" / "n0.log", 1000, 1000)
     for number in range(500):
         log.write(f"[n0:rank0] {number}\n".encode())
         if number % 25 == 0:

@@ -208,21 +208,19 @@ def test_a_run_that_has_ended_does_not_ask_slurm(runs: Path, gangrun: Call, tool
 # ---- nobody is left ----
 
 
-def test_a_job_that_was_scancelled_while_it_waited(runs: Path, gangrun: Call, tools: PretendTools) -> None:
-    story = submitted(runs)
-    job(tools, story, 12, "CANCELLED", "Resources")
+@pytest.mark.parametrize("successor", [False, True])
+def test_a_job_that_was_scancelled_while_it_waited(
+    runs: Path, gangrun: Call, tools: PretendTools, successor: bool
+) -> None:
+    story = leaving(runs) if successor else submitted(runs)
+    if successor:
+        job(tools, story, 12, "COMPLETED")
+    job(tools, story, 12 + successor, "CANCELLED", "Resources", seq=int(successor))
     found = status(gangrun)
     assert (found["state"], found["exit_code"], found["abandoned"]) == ("CANCELLED", 130, False)
-    assert found["reason"] == "job 12 was cancelled in Slurm (scancel)"
+    assert found["reason"] == f"job {12 + successor} was cancelled in Slurm (scancel)"
     assert gangrun("wait").code == 130
     assert not story.paths.cancelled.exists()
-
-
-def test_a_successor_that_was_scancelled_ends_the_run(runs: Path, gangrun: Call, tools: PretendTools) -> None:
-    story = leaving(runs)
-    job(tools, story, 12, "COMPLETED")
-    job(tools, story, 13, "CANCELLED", seq=1)
-    assert status(gangrun)["reason"] == "job 13 was cancelled in Slurm (scancel)"
 
 
 @pytest.mark.parametrize("forgotten", [False, True])

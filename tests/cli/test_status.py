@@ -58,26 +58,6 @@ def test_a_page_fits_the_terminal(runs: Path, columns: int) -> None:
     assert max(len(line) for line in lines) <= columns
 
 
-def test_the_reason_is_the_cores_own_sentence(runs: Path, gangrun: Call) -> None:
-    story = failed(runs)
-    said = gangrun("status", "--json")
-    assert said.code == 0
-    assert said.json["reason"] == story.state.reason
-    assert said.json["state"] == "FAILED"
-    assert said.json["failure"] == "script"
-    assert said.json["exit_code"] == 1
-
-
-def test_every_run_has_the_same_keys_whatever_became_of_it(runs: Path, gangrun: Call) -> None:
-    story = failed(runs)
-    Builder(runs, run="20261118-120000-never")
-    one = gangrun("status", story.run, "--json").json
-    never = gangrun("status", "20261118-120000-never", "--json").json
-    assert one.keys() == never.keys()
-    assert never["state"] == "PENDING"
-    assert never["attempts"] == []
-
-
 def test_a_run_without_an_owner_is_said_to_be_abandoned(runs: Path, gangrun: Call) -> None:
     story = Builder(runs).supervisor().up().owner()
     status = gangrun("status", "--json").json

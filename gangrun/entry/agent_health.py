@@ -101,8 +101,8 @@ class AgentHealth:
 
 def watch_spec(spec: RunSpec, node: str, run_directory: Path, variables: Mapping[str, str]) -> dict[str, Any]:
     """What the watching process is told."""
-    gpus = variables.get("SLURM_GPUS_ON_NODE", "")
-    expected = {"gpus_count": int(gpus)} if gpus.isascii() and gpus.isdigit() and len(gpus) < 5 else {}
+    gpus_count = gpu_devices.given(variables)
+    expected = {} if gpus_count is None else {"gpus_count": gpus_count}
     checkpoints = [spec.checkpoint.directory] if spec.checkpoint.directory else []
     return {
         "node": node,

@@ -27,7 +27,7 @@ from gangrun.health.framework.check import CheckVerdict, HealthPolicy, NodeFacts
 from gangrun.health.framework.readings import facts_from, plain_reading, reading_from, text_of
 from gangrun.health.framework.rounds import CheckFamily, HealthSurroundings, Rounds
 from gangrun.health.gpu import dcgm
-from gangrun.health.gpu.devices import named
+from gangrun.health.gpu.devices import given, named
 from gangrun.health.host import site
 from gangrun.node.processes import host_name
 
@@ -119,18 +119,12 @@ def looked(query: HealthQuery, variables: Mapping[str, str]) -> tuple[tuple[Chec
 
 def policy_of(query: HealthQuery, variables: Mapping[str, str], bounds: Mapping[str, Any]) -> HealthPolicy:
     """The user's bounds, and what the query or else Slurm says that the node has."""
-    gpus = query.gpus if query.gpus is not None else gpus_given(variables)
+    gpus = query.gpus if query.gpus is not None else given(variables)
     for device in query.devices:
         if not device or "/" in device:
             raise UserError("usage", f"--ib: {device!r} names no device", "as in /sys/class/infiniband: mlx5_0")
     asked = {"gpus_count": gpus, "ib_devices": query.devices}
     return HealthPolicy(**{**bounds, **{name: value for name, value in asked.items() if value not in (None, ())}})
-
-
-def gpus_given(variables: Mapping[str, str]) -> int | None:
-    """How many GPUs Slurm gave on this node; None if it does not say a number."""
-    said = variables.get("SLURM_GPUS_ON_NODE", "")
-    return int(said) if said.isascii() and said.isdigit() and len(said) < 5 else None
 
 
 def _usual() -> tuple[str, ...]:

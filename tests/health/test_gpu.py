@@ -115,62 +115,48 @@ def test_a_gpu_without_any_margin_for_minutes_is_broken() -> None:
     assert verdict_after("gpu_temperature", [*looks[:5], replace(looks[5], boot_id="c")]).severity is Severity.WARN
 
 
-@pytest.mark.parametrize(
-    ("module", "severity"), [("570.86.15", Severity.OK), ("550.54.14", Severity.WARN), (None, Severity.OK)]
-)
-def test_driver(module: str | None, severity: Severity) -> None:
+def driver(module: str | None) -> Reading:
     node: dict[str, Any] = {"driver": "570.86.15", **({"loaded_driver": module} if module else {})}
-    assert look("gpu_driver", reading({"node": node, "gpu 0": {}})).severity is severity
+    return reading({"node": node, "gpu 0": {}})
+
+
+def one_gpu(**values: Any) -> Reading:
+    return reading({"gpu 0": {"uuid": "u", **values}})
+
+
+def remapped(corrected: int, uncorrected: int) -> Reading:
+    return one_gpu(remap_failed=0, remap_pending=0, remapped_corrected=corrected, remapped_uncorrected=uncorrected)
+
+
+OK, WARN, FAIL = Severity.OK, Severity.WARN, Severity.FAIL
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("name", "now", "severity", "words"),
     [
-        ({"persistence": 0}, "persistence mode is off"),
-        ({"ecc_mode": 0, "ecc_mode_pending": 0}, "ECC is off"),
-        ({"ecc_mode": 1, "ecc_mode_pending": 0}, "waits for a reboot"),
-        ({"mig_mode": 1}, "MIG"),
-        ({"compute_mode": 2}, "forbids"),
+        ("gpu_driver", driver("570.86.15"), OK, ""),
+        ("gpu_driver", driver("550.54.14"), WARN, ""),
+        ("gpu_driver", driver(None), OK, ""),
+        ("gpu_modes", one_gpu(persistence=0), WARN, "persistence mode is off"),
+        ("gpu_modes", one_gpu(ecc_mode=0, ecc_mode_pending=0), WARN, "ECC is off"),
+        ("gpu_modes", one_gpu(ecc_mode=1, ecc_mode_pending=0), WARN, "waits for a reboot"),
+        ("gpu_modes", one_gpu(mig_mode=1), WARN, "MIG"),
+        ("gpu_modes", one_gpu(compute_mode=2), WARN, "forbids"),
+        ("gpu_leftovers", one_gpu(memory_used_bytes=40e9, processes_count=2), OK, ""),  # a program is at work there
+        ("gpu_leftovers", one_gpu(memory_used_bytes=40e9, processes_count=0), WARN, "40.0 GB"),
+        ("gpu_leftovers", one_gpu(memory_used_bytes=40e9), OK, ""),  # whose it is cannot be told
+        ("gpu_retired", one_gpu(retired_pages=10, retired_pending=0), OK, ""),
+        ("gpu_retired", one_gpu(retired_pages=11, retired_pending=0), FAIL, ""),
+        ("gpu_retired", one_gpu(retired_pages=1, retired_pending=1), WARN, ""),
+        ("gpu_remapped", remapped(10, 0), OK, ""),
+        ("gpu_remapped", remapped(11, 0), WARN, ""),
+        ("gpu_remapped", remapped(0, 511), OK, ""),
+        ("gpu_remapped", remapped(0, 512), WARN, ""),
     ],
 )
-def test_modes(changes: dict[str, Any], words: str) -> None:
-    verdict = look("gpu_modes", reading({"gpu 0": {"uuid": "u", **changes}}))
-    assert (verdict.severity, words in verdict.words) == (Severity.WARN, True)
-
-
-def test_leftovers_are_nobodys_memory() -> None:
-    mine = {"memory_used_bytes": 40e9, "processes_count": 2}
-    assert look("gpu_leftovers", reading({"gpu 0": mine})).severity is Severity.OK, "somebody is at work there"
-    left = look("gpu_leftovers", reading({"gpu 0": {**mine, "processes_count": 0}}))
-    assert (left.severity, "40.0 GB" in left.words) == (Severity.WARN, True)
-    unknown = look("gpu_leftovers", reading({"gpu 0": {"memory_used_bytes": 40e9}}))
-    assert unknown.severity is Severity.OK, "whose it is cannot be told, so it is nobody's fault"
-
-
-@pytest.mark.parametrize(
-    ("changes", "severity"),
-    [
-        ({"retired_pages": 10, "retired_pending": 0}, Severity.OK),
-        ({"retired_pages": 11, "retired_pending": 0}, Severity.FAIL),
-        ({"retired_pages": 1, "retired_pending": 1}, Severity.WARN),
-    ],
-)
-def test_retired_pages(changes: dict[str, Any], severity: Severity) -> None:
-    assert look("gpu_retired", reading({"gpu 0": changes})).severity is severity
-
-
-@pytest.mark.parametrize(
-    ("corrected", "uncorrected", "severity"),
-    [(10, 0, Severity.OK), (11, 0, Severity.WARN), (0, 511, Severity.OK), (0, 512, Severity.WARN)],
-)
-def test_many_remapped_rows_are_a_sign(corrected: int, uncorrected: int, severity: Severity) -> None:
-    values = {
-        "remap_failed": 0,
-        "remap_pending": 0,
-        "remapped_corrected": corrected,
-        "remapped_uncorrected": uncorrected,
-    }
-    assert look("gpu_remapped", reading({"gpu 0": values})).severity is severity
+def test_what_one_look_tells(name: str, now: Reading, severity: Severity, words: str) -> None:
+    verdict = look(name, now)
+    assert (verdict.severity, words in verdict.words) == (severity, True), verdict
 
 
 def test_an_action_that_nobody_knows_is_told() -> None:

@@ -50,7 +50,7 @@ def status(run: str | None, all_runs: bool, watch: bool, as_json: bool, runs_dir
 
         watch_run(Follower(paths, curious=True), look_now)
         return 0
-    found = status_of(read(paths, slurm=True), wall_now())
+    found = status_of(read(paths, scheduler=True), wall_now())
     return _json(found) if as_json else _lines(page(found, look_now()))
 
 
@@ -91,7 +91,7 @@ def explain(run: str | None, everything: bool, as_json: bool, runs_dir: str | No
     from gangrun.display.explain_page import explained, page
 
     look = look_now()
-    told = explained(read(find(run, runs_dir), timeline=True, slurm=True), look.now, everything=everything)
+    told = explained(read(find(run, runs_dir), timeline=True, scheduler=True), look.now, everything=everything)
     return _json(told) if as_json else _lines(page(told, look, everything=everything))
 
 

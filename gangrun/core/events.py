@@ -27,7 +27,7 @@ class NoticeKind(Enum):
     PREEMPTION = "preempted"
     REQUEUE = "requeued"
     TIME_LIMIT = "time limit"
-    BATCH_DIED = "its batch script died"  # or its first node did, and Slurm ends the job with it: nobody asked for that
+    BATCH_DIED = "its batch script died"  # or its first node did, which ends the job: nobody asked for that
     UNKNOWN = "unknown"  # means stop
 
 

@@ -282,7 +282,7 @@ class Shape:
 
     nodes_count: int
     nodes_min_count: int
-    slots_per_node: int  # local box: one per rank; Slurm: 1
+    slots_per_node: int  # local box: one per rank; under a scheduler: 1
     ranks_per_slot: int
 
 

@@ -78,7 +78,7 @@ def _follows(last: str, number: str) -> bool:
 
 
 def unfold(text: str) -> tuple[str, ...]:
-    """Names in the order written, each once. Any number of bracket groups in a name, as Slurm writes them."""
+    """Names in the order written, each once. Any number of bracket groups in a name, as schedulers write them."""
     names: dict[str, None] = {}
     for part in _split(text):
         for name in _expanded(part, text):

@@ -73,7 +73,7 @@ def explained(run: RunSnapshot, now: float, *, everything: bool = False) -> Expl
     """The run's decisions, without ``everything`` only those that matter."""
     status = status_of(run, now)
     jobs: tuple[JobStay, ...] = ()
-    if run.spec.world == "slurm":  # a run on one box has one owner at a time, and Slurm knows nothing of it
+    if run.spec.is_scheduled:  # a run on one box has one owner at a time, and a scheduler knows nothing of it
         jobs = tuple(job_stays(run, status.attempts))
     entries = [entry for entry in timeline_of(run.records) if everything or entry.matters]
     return Explanation(

@@ -141,7 +141,7 @@ def _in_a_row(checks: list[str], shown: list[CheckVerdict]) -> bool:
 
 
 def reason_of(verdicts: tuple[CheckVerdict, ...]) -> str:
-    """What failed, on one line that Slurm keeps as a node's reason."""
+    """What failed, on one line that a scheduler keeps as a node's reason."""
     told = "; ".join(clean(f"{one.check}: {one.words}") for one in verdicts if one.severity.value == "fail")
     return told if len(told) <= REASON_MAX_CHARS else told[: REASON_MAX_CHARS - 3] + "..."
 

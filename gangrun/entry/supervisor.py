@@ -179,7 +179,7 @@ def entitled(
             found = read_counter(disk, paths, newest.term)
             verdict = watch.look(found.count if found else None, _can_write(disk, paths), clock.now())
             still_s = spec.policy.timing.counter_still_s if verdict else 0.0
-            dead = verdict is None and spec.world == "slurm" and _is_down(newest.node)
+            dead = verdict is None and spec.is_scheduled and _is_down(newest.node)
         ruling = rules.may_claim(
             arguments.promises, roster, counter_still_s=still_s, own_writes_ok=True, holder_down=dead,
             timing=spec.policy.timing,
@@ -325,7 +325,7 @@ def main(words: list[str]) -> int:
         if jobs.mark_cancel is not None:
             jobs.mark_cancel(by)
 
-    known = spec.world == "slurm" and spec.health.enabled  # on one box there is no other node to take
+    known = spec.is_scheduled and spec.health.enabled  # on one box there is no other node to take
     others = OtherRuns(spec.run, clock.wall, _say) if known else None
     facts = facts_of(arguments, spec, order, jobs.ask_why, mark_cancel, others.note if others else None)
     try:

@@ -1,1 +1,1 @@
-"""Makes a run, owns it and ends it: on this box, in an allocation, or as Slurm jobs."""
+"""Makes a run, owns it and ends it: on this box, in an allocation, or as jobs of a scheduler."""

@@ -117,7 +117,7 @@ def _list(value: object) -> list[Any]:
 
 def look_at_run(token: str, here: HealthQuery, tools: Tools, now: float) -> tuple[str, list[NodeReport], str]:
     """The run's name, its nodes, and a word about what could not be asked."""
-    reading = read(find(token), timeline=True, slurm=True)
+    reading = read(find(token), timeline=True, scheduler=True)
     nodes, note = recorded(reading, now), ""
     held = [job for job in (reading.queue.busy if reading.queue else ()) if job.nodes]
     if not held:

@@ -85,7 +85,7 @@ def heeded(exclude: str, nodelist: str) -> str:
     try:
         named = {*unfold(exclude), *unfold(nodelist)}
     except NodesetError:
-        return exclude  # Slurm says what is wrong with it
+        return exclude  # the scheduler says what is wrong with it
     out = [one for one in known if one.node not in named]
     if not out:
         return exclude

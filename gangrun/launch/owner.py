@@ -82,7 +82,7 @@ class Cancelling:
         self._insist()
 
     def _ask(self, excuse: Callable[[], str]) -> None:
-        """Once at a time: Slurm may tell a job twice."""
+        """Once at a time: a scheduler may tell a job twice."""
 
         def ask() -> None:
             why = excuse()

@@ -52,7 +52,7 @@ def _old(runs_dir: str | None, age_s: float, keep: int) -> list[Removal]:
 
 def _judge(paths: RunPaths, run: str, name: str, age_s: float) -> Removal:
     try:
-        reading = read(paths, slurm=True)
+        reading = read(paths, scheduler=True)
     except (UserError, OSError) as error:
         words = error.message if isinstance(error, UserError) else str(error)
         return Removal(

@@ -39,7 +39,7 @@ def resume(
     }
     paths = find(run, runs_dir, steering=True)
     reading = read(paths)
-    in_slurm = reading.spec.world == "slurm"
+    in_slurm = reading.spec.is_scheduled
     refuse_unfindable(request, reading.spec.checkpoint.directory)
     _may_go_on(reading, asks_slurm=in_slurm)
     _whole(paths)

@@ -60,7 +60,7 @@ class CancelJobs:
 
     def until_none(self, timeout_s: float | None = None) -> RunSnapshot:
         """Until Slurm has no job of the run any more; ``NotEnded`` where that takes too long."""
-        follower, began_at = Follower(self.first.paths, slurm=False), steady_now()
+        follower, began_at = Follower(self.first.paths, scheduler=False), steady_now()
         give_up_at = began_at + (self.patience_s + KILLED_WITHIN_S if timeout_s is None else timeout_s)
         ended_at: float | None = None
         silent_since: float | None = None
@@ -150,7 +150,7 @@ def cancel_jobs(
         kind, code = ("slurm", SLURM) if error.silent else ("not yet", UNKNOWN)
         raise UserError(kind, str(error), hint, code) from error
     if last is None:
-        last = read(reading.paths, slurm=True)
+        last = read(reading.paths, scheduler=True)
         if left:
             return last, f"{run} is asked to stop; its supervisor ends job {left[-1].job}"
         return last, f"{run}: its jobs are cancelled" if jobs.cancelled else nobody

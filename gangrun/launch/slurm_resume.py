@@ -25,7 +25,7 @@ from gangrun.launch.slurm_batch_job import BatchJobs, batch_jobs
 from gangrun.launch.slurm_submit import sent, tell_of_company
 from gangrun.runs.jobs import scheduler_of
 from gangrun.runs.queue import HELD_BY_OTHERS, Queue, RunJob, active_words, waiting_words
-from gangrun.runs.snapshot import RunSnapshot, ask_slurm
+from gangrun.runs.snapshot import RunSnapshot, ask_scheduler
 from gangrun.runs.status import SCHEMA
 from gangrun.runs.times import WallTimes, pause, steady_now, wall_now
 from gangrun.wire.submission import SubmissionError
@@ -86,7 +86,7 @@ def _free(reading: RunSnapshot) -> Queue:
     """The run's jobs, none of which may be in the way."""
     run, give_up_at = clean(reading.spec.run), steady_now() + LETS_GO_WITHIN_S
     while True:
-        queue = ask_slurm(reading)
+        queue = ask_scheduler(reading)
         if queue.silent:
             words = f"nobody can tell whether a job of {run} is alive: {clean(queue.silent)}"
             raise UserError("slurm", words, "nothing was started; try again when Slurm answers", SLURM)

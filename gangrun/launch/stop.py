@@ -85,7 +85,7 @@ def cancel(
         return reading, f"{run} has ended already"
     grace_s = policy.checkpoint_grace_s + policy.stop_grace_s + policy.timing.fence_after_s + SLACK_S
     first = mark_cancelled(Disk(), paths, f"{environment.user_name()} (gangrun cancel)", wall_now())
-    if reading.spec.world == "slurm":
+    if reading.spec.is_scheduled:
         from gangrun.launch.slurm_cancel import cancel_jobs
 
         return cancel_jobs(reading, timeout_s, grace_s, say, waits=waits, now=now)
@@ -115,7 +115,7 @@ def tell_end(paths: RunPaths, timeout_s: float | None, *, as_json: bool) -> int:
     elif truth.ended:
         click.echo(f"{run} {truth.state}: {clean(truth.reason)}")
     elif truth.abandoned:
-        why = f" ({clean(truth.reason)})" if reading.spec.world == "slurm" else ""
+        why = f" ({clean(truth.reason)})" if reading.spec.is_scheduled else ""
         click.echo(f"{run}: no process runs it any more, so it will not end by itself{why}", err=True)
         click.echo(f"  gangrun resume {run} continues it", err=True)
     else:

@@ -1,1 +1,1 @@
-"""Reads a run from its directory and, where a command wants it, from Slurm. Nothing here writes."""
+"""Reads a run from its directory and, where a command wants it, from the scheduler. Nothing here writes."""

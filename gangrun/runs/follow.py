@@ -1,7 +1,7 @@
 """Looking at a run again and again: only what the journal gained is read each time.
 
 For ``status --watch``, ``wait``, ``cancel``, ``logs -f`` and ``gangrun run``: the journal of a month is not read anew
-every second. Slurm is asked now and then, before the journal is read, so that the journal's word is the newer one.
+every second. The scheduler is asked now and then, before the journal is read, so that the journal's word is newer.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from gangrun.runs.queue import Queue
 from gangrun.runs.snapshot import (
     UNREPLAYABLE,
     RunSnapshot,
-    ask_slurm,
-    concerns_slurm,
+    ask_scheduler,
+    concerns_scheduler,
     patience,
     snapshot_of,
     spec_of,
@@ -72,29 +72,29 @@ class JournalReplay:
 class Follower:
     """One run, looked at as often as you like.
 
-    ``curious``: about its jobs too while a supervisor writes; ``slurm=False``: the caller asks Slurm itself.
+    ``curious``: about its jobs too while a supervisor writes; ``scheduler=False``: the caller asks it.
     """
 
-    def __init__(self, paths: RunPaths, *, curious: bool = False, slurm: bool = True) -> None:
-        self._paths, self._curious, self._slurm = paths, curious, slurm
+    def __init__(self, paths: RunPaths, *, curious: bool = False, scheduler: bool = True) -> None:
+        self._paths, self._curious, self._scheduler = paths, curious, scheduler
         disk = Disk()
         self._spec = spec_of(paths, disk)
         self._journal = JournalReplay(paths, disk, newest_only=True)
         self._kept: dict[str, Record] = {}
         self._queue: Queue | None = None
-        self._known: tuple[Record, ...] = ()  # the newest record when Slurm was asked
+        self._known: tuple[Record, ...] = ()  # the newest record when it was asked
         self._asked_at = self._ask_at = 0.0
 
     def look(self) -> RunSnapshot:
         """The run as it is now. Of its records only those that a status needs are kept."""
         run = self._read()
-        if not self._slurm or not concerns_slurm(run):
+        if not self._scheduler or not concerns_scheduler(run):
             return run
         if self._queue is not None and run.records[-1:] != self._known:
             self._queue = None  # the journal knows more by now
             self._ask_at = min(self._ask_at, self._asked_at + ANEW_AFTER_S)
         if steady_now() >= self._ask_at and (self._curious or _is_quiet(run)):
-            self._queue = ask_slurm(run)
+            self._queue = ask_scheduler(run)
             self._asked_at = steady_now()
             self._ask_at = self._asked_at + ASK_EVERY_S
             run = self._read()
@@ -116,6 +116,6 @@ class Follower:
 
 
 def _is_quiet(run: RunSnapshot) -> bool:
-    """Does no supervisor write, so that only Slurm can know what becomes of the run?"""
+    """Does no supervisor write, so that only the scheduler can know what becomes of the run?"""
     last = run.last_sign()
     return run.state is None or run.state.leaving or last is None or wall_now() - last > QUIET_AFTER_S

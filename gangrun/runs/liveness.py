@@ -1,7 +1,7 @@
 """Does a run live? One answer for all who ask.
 
-The snapshot of a run has the facts: the journal's last word, whether the owner's process is there, and, if Slurm was
-asked, the run's jobs. What follows from them is concluded here and nowhere else.
+The snapshot of a run has the facts: the journal's last word, whether the owner's process is there, and the run's jobs,
+if the scheduler was asked. What follows from them is concluded here and nowhere else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class RunLiveness(Enum):
     ALIVE = "alive"  # its owner's process is there, or a job of it has nodes
     QUEUED = "queued"  # a job of it waits in the queue
     UNCLAIMED = "unclaimed"  # it was made just now, and nobody has taken it up yet
-    UNKNOWN = "unknown"  # its owner is on another host, or Slurm does not answer or was not asked
+    UNKNOWN = "unknown"  # its owner is on another host, or the scheduler does not answer or was not asked
     ABANDONED = "abandoned"  # it has not ended, and nobody is left to end it
 
 
@@ -31,7 +31,7 @@ def liveness_of(run: RunSnapshot, now: float) -> RunLiveness:
     if run.owner_alive:
         return RunLiveness.ALIVE
     is_new = now - run.spec.created_wall <= UNCLAIMED_FOR_S
-    if run.spec.world == "slurm":
+    if run.spec.is_scheduled:
         queue = run.queue
         if queue is None or queue.silent:
             return RunLiveness.UNKNOWN
@@ -57,7 +57,7 @@ def begins(run: RunSnapshot) -> bool:
 
 
 def lives_now(run: RunSnapshot) -> bool | None:
-    """Does it do anything at this moment? None: only what it writes can tell. Slurm need not be asked."""
+    """Does it do anything at this moment? None: only what it writes can tell. The scheduler need not be asked."""
     if not begins(run) and (run.state is None or run.state.phase in TERMINAL):
         return False  # it waits in a queue, or has ended
     if run.owner is not None and run.paths.setup_failed(run.owner.seq).exists():

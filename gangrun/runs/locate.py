@@ -1,7 +1,7 @@
 """Which run is meant: by id, prefix, name, job id or path, or the newest.
 
 The index of runs is a hint; a job that a supervisor submitted is not in it, so a number is also looked up among the
-claims of known runs, and at last in Slurm.
+claims of known runs, and at last in the queue.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _by_job(job: str, index: Index) -> RunPaths | None:
 
 
 def _by_comment(job: str, entries: Sequence[IndexEntry]) -> RunPaths | None:
-    """A job that waits has claimed nothing yet. Where there is no run on Slurm, Slurm is not asked."""
+    """A job that waits has claimed nothing yet. Where no run has a scheduler, none is asked."""
     paths = [RunPaths(Path(entry.path)) for entry in entries]
     if not any(Disk().exists(one.submission) for one in paths):
         return None
@@ -130,7 +130,7 @@ def _newest_of_a_name(entries: Sequence[IndexEntry], *, steering: bool) -> RunPa
 
 def _has_ended(entry: IndexEntry) -> bool:
     try:
-        return run_state(read(RunPaths(Path(entry.path)), slurm=True), wall_now()).ended
+        return run_state(read(RunPaths(Path(entry.path)), scheduler=True), wall_now()).ended
     except (UserError, OSError):
         return False  # nobody can tell
 

@@ -1,7 +1,7 @@
-"""RunSnapshot what a run's journal says: no daemon is asked, the journal is the state.
+"""Reads what a run's journal says: no daemon is asked, the journal is the state.
 
-Shared by every command that looks at a run. Nothing here writes. Of a run on Slurm that has not ended Slurm is asked
-too, where the command wants that.
+Shared by every command that looks at a run. Nothing here writes. If a scheduled run has not ended, the scheduler is
+asked too, where the command wants that.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RunSnapshot:
     owner: JobClaim | None
     owner_alive: bool | None  # None: on another host, or no owner
     cancelled: CancelMark | None
-    queue: Queue | None = None  # the jobs of the run in Slurm; None: it was not asked
+    queue: Queue | None = None  # the jobs of the run in the queue; None: it was not asked
     resumed: bool = False  # it had ended, and a person asked for a job that has not begun yet
 
     @property
@@ -73,23 +73,23 @@ def patience(what: str) -> Iterator[None]:
         timer.cancel()
 
 
-def read(paths: RunPaths, *, timeline: bool = False, slurm: bool = False) -> RunSnapshot:
-    """Read a run; ``timeline`` also brings every record, else only the newest term's. ``slurm``: ask it too."""
+def read(paths: RunPaths, *, timeline: bool = False, scheduler: bool = False) -> RunSnapshot:
+    """Read a run; ``timeline`` also brings every record, else only the newest term's. ``scheduler``: ask it too."""
     with patience(str(paths.root)):
         reading = _read(paths, timeline)
-    if not slurm or not concerns_slurm(reading):
+    if not scheduler or not concerns_scheduler(reading):
         return reading
-    queue = ask_slurm(reading)
+    queue = ask_scheduler(reading)
     with patience(str(paths.root)):
-        return with_queue(_read(paths, timeline), queue)  # anew: what was written meanwhile is newer than Slurm's word
+        return with_queue(_read(paths, timeline), queue)  # anew: what was written meanwhile is newer
 
 
-def concerns_slurm(reading: RunSnapshot) -> bool:
-    """Does Slurm know more of this run than its journal?"""
-    return reading.spec.world == "slurm" and not reading.ended
+def concerns_scheduler(reading: RunSnapshot) -> bool:
+    """Does the scheduler know more of this run than its journal?"""
+    return reading.spec.is_scheduled and not reading.ended
 
 
-def ask_slurm(reading: RunSnapshot) -> Queue:
+def ask_scheduler(reading: RunSnapshot) -> Queue:
     """How the run's jobs stand; a few seconds at most."""
     from gangrun.runs.jobs import ask
 
@@ -97,7 +97,7 @@ def ask_slurm(reading: RunSnapshot) -> Queue:
 
 
 def with_queue(reading: RunSnapshot, queue: Queue) -> RunSnapshot:
-    """The reading with what Slurm said just before it, which also tells whether the owner lives."""
+    """The reading with what the scheduler said just before it, which also tells whether the owner lives."""
     known = {job.job: job for job in queue.jobs}
     alive_there = None
     if reading.owner is not None and not queue.silent:
@@ -143,9 +143,9 @@ def snapshot_of(
         read_counter(disk, paths, state.term) if state else None,
         _claim_of(paths, disk, state.term) if state else None,
         owner,
-        None if spec.world == "slurm" else is_owner_alive(owner),  # its pid means nothing on this host
+        None if spec.is_scheduled else is_owner_alive(owner),  # its pid means nothing on this host
         read_cancelled(disk, paths),
-        resumed=spec.world == "slurm" and _is_resumed(paths, state),
+        resumed=spec.is_scheduled and _is_resumed(paths, state),
     )
 
 

@@ -1,7 +1,7 @@
-"""The state of a run now: its journal's word, and Slurm's if that is newer.
+"""The state of a run now: its journal's word, and the scheduler's if that is newer.
 
 A journal tells what a supervisor decided. Of a job that waits, or that ended with no supervisor left to write, only
-Slurm knows. What is concluded here is written nowhere.
+the scheduler knows. What is concluded here is written nowhere.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def run_state(run: RunSnapshot, now: float) -> CurrentState:
         told = CurrentState(PENDING, f"the run was resumed, and {NOT_BEGUN}; before that: {told.reason}")
     if told.ended:
         return told
-    if run.spec.world == "slurm" and run.queue is not None:
-        return _slurm_state(run, run.queue, told, now)
+    if run.spec.is_scheduled and run.queue is not None:
+        return _scheduled_state(run, run.queue, told, now)
     abandoned = is_abandoned(run, now)
     if run.cancelled is not None and (abandoned or run.state is None):
         return _cancelled(run)
@@ -75,7 +75,7 @@ def _cancelled(run: RunSnapshot) -> CurrentState:
     return CurrentState(CANCELLED, f"cancelled by {by}{'' if when[0] == ',' else ' '}{when}", CANCELLED_CODE)
 
 
-def _slurm_state(run: RunSnapshot, queue: Queue, told: CurrentState, now: float) -> CurrentState:
+def _scheduled_state(run: RunSnapshot, queue: Queue, told: CurrentState, now: float) -> CurrentState:
     """``told`` is the journal's word."""
     if queue.silent:
         if run.state is not None:

@@ -20,7 +20,7 @@ from gangrun.core.nodes.quarantine import active
 from gangrun.core.nodeset import natural_sort
 from gangrun.errors import UserError
 from gangrun.runs.saves import SavesStatus, saves_status
-from gangrun.runs.snapshot import RunSnapshot, concerns_slurm, read, with_queue
+from gangrun.runs.snapshot import RunSnapshot, concerns_scheduler, read, with_queue
 from gangrun.runs.state import run_state
 from gangrun.runs.times import WallTimes, wall_now
 
@@ -90,7 +90,7 @@ class OwnerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One job of the run, in Slurm's words."""
+    """One job of the run, in the words of the scheduler."""
 
     job: str
     seq: int | None
@@ -104,7 +104,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SchedulerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What Slurm said just now; ``state`` and ``reason`` are those of the newest job."""
+    """What the scheduler said just now; ``state`` and ``reason`` are those of the newest job."""
 
     state: str | None
     reason: str
@@ -167,7 +167,7 @@ def final_status(paths: RunPaths) -> str:
     """One JSON object on one line."""
     import json
 
-    return json.dumps(msgspec.to_builtins(status_of(read(paths, slurm=True), wall_now())))
+    return json.dumps(msgspec.to_builtins(status_of(read(paths, scheduler=True), wall_now())))
 
 
 def status_of(reading: RunSnapshot, now: float) -> Status:
@@ -212,7 +212,7 @@ def _add_state(status: Status, reading: RunSnapshot, state: RunState) -> None:
 
 
 def _newest_job(reading: RunSnapshot) -> str | None:
-    if reading.spec.world != "slurm":
+    if not reading.spec.is_scheduled:
         return None
     if reading.queue is not None and reading.queue.newest is not None:
         return reading.queue.newest.job
@@ -222,7 +222,7 @@ def _newest_job(reading: RunSnapshot) -> str | None:
 
 
 def _job_number(token: str) -> str:
-    """Slurm's number of a job from what a run calls one stay of it (``12r1.2``); another token as it is."""
+    """The scheduler's number of a job from what a run calls one stay of it (``12r1.2``); another token as it is."""
     number = token.partition("r")[0]
     return number if number.isdecimal() else token
 
@@ -323,12 +323,12 @@ def _names(kind: str, event: Mapping[str, Any], step: int) -> bool:
 def statuses_of(entries: Sequence[IndexEntry]) -> list[Status | UnreadableRun]:
     """Slurm is asked once for all runs, and those that this concerns are read anew: a journal's word is newer."""
     found = [_read_or_why(entry) for entry in entries]
-    if any(isinstance(one, RunSnapshot) and concerns_slurm(one) for one in found):
+    if any(isinstance(one, RunSnapshot) and concerns_scheduler(one) for one in found):
         from gangrun.runs.jobs import queue_of_each
 
         queue = queue_of_each()
         for k, one in enumerate(found):
-            if isinstance(one, RunSnapshot) and concerns_slurm(one):
+            if isinstance(one, RunSnapshot) and concerns_scheduler(one):
                 again = _read_or_why(entries[k])
                 if isinstance(again, RunSnapshot):
                     again = with_queue(again, queue(again.paths, again.spec.run, again.owner))

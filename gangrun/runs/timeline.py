@@ -125,7 +125,7 @@ def _event(record: Record) -> Event | None:
         return None  # a snapshot, or of a kind that this gangrun does not know
 
 
-# ---- the jobs of a run on Slurm ----
+# ---- the jobs of a run ----
 
 
 class JobStay(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,7 +154,7 @@ class _JobActs:
 
 
 def job_stays(run: RunSnapshot, attempts: Iterable[AttemptStatus]) -> list[JobStay]:
-    """In the order in which they held the run: from the journal, the batch scripts' claims and, if asked, Slurm."""
+    """In the order in which they held the run: from the journal, the job claims and the scheduler, if asked."""
     acts = _acts_of(run.records)
     nodes: dict[str, set[str]] = {}
     for attempt in attempts:
@@ -192,7 +192,7 @@ def _acts_of(records: Iterable[Record]) -> _JobActs:
 
 
 def _with_queue(stays: Sequence[JobStay], acts: _JobActs, queue: Queue) -> list[JobStay]:
-    """With what Slurm says of the newest stay of each job, and the jobs that have claimed nothing yet."""
+    """With what the scheduler says of the newest stay of each job, and the jobs that have claimed nothing yet."""
     told = list(stays)
     newest = {one.job: k for k, one in enumerate(told)}
     holders = {one.seq: one.job for one in told}

@@ -58,7 +58,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     python: bool  # starts through node/boot.py
     save_signal: str = ""  # what the script saves on ("USR1"), sent to each rank before a stop in which it may save
     working_directory: str
-    nodes: tuple[str, ...]  # local hosts by name; under Slurm each job has its own
+    nodes: tuple[str, ...]  # local hosts by name; under a scheduler each job has its own
     nodes_count: int = 0  # as many as hold ranks; 0: as many as ``nodes`` names
     spares_count: int = 0  # so many more are asked for, and hold none until one is needed
     nodes_min_count: int
@@ -74,6 +74,11 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     created_wall: float = 0.0
     created_by: str = ""
     gangrun_version: str = ""
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Do its nodes come from a scheduler, job by job?"""
+        return self.world == "slurm"
 
 
 def encode(spec: RunSpec) -> bytes:

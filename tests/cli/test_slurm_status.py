@@ -95,7 +95,7 @@ def test_a_run_that_was_resumed_goes_on_before_its_next_job_begins(
     found = status(gangrun)
     assert (found["state"], found["exit_code"]) == ("PENDING", None)
     assert "job 13 waits in the queue (Resources)" in found["reason"]
-    assert not run_state(read(story.paths, slurm=True), 0.0).over
+    assert not run_state(read(story.paths, scheduler=True), 0.0).over
 
 
 def test_jobs_of_others_are_not_the_runs(runs: Path, gangrun: Call, tools: PretendTools) -> None:

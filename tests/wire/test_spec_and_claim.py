@@ -41,6 +41,7 @@ def test_a_spec_comes_back_as_it_was_and_people_can_read_it() -> None:
     data = specs.encode(SPEC)
     assert specs.decode(data) == SPEC
     assert data.count(b"\n") > 20
+    assert not SPEC.is_scheduled and specs.decode(changed(world="slurm")).is_scheduled
 
 
 def test_a_claim_comes_back_as_it_was() -> None:

@@ -20,7 +20,7 @@ and launches. RUNNING ends by STOPPING only. STOPPING ends when every rank is pr
 (``choose``): start again, wait, ask for another job, or end. Every phase but PENDING and RUNNING has a deadline.
 Nothing but STARTING starts ranks.
 
-This module does not know in which world it runs: Slurm, one box, or the simulator. Handlers live in ``starting``,
+This module does not know in which world it runs: a scheduler, one box, or the simulator. Handlers live in ``starting``,
 ``running``, ``stopping``, ``waiting``, ``ended`` and, where one handler serves all phases, ``node_events``.
 ``succession`` deals with new terms.
 """

@@ -1,8 +1,8 @@
 """Nodes of a job whose agents never came.
 
-The job's launcher may know why: Slurm could start nothing there, or what it started could not run. Once every missing
-node is accounted for nobody is waited for. Such a node is left out of the next job, unless many, or all, say the same:
-then it is what was asked for that cannot work, and another job would cost a queue and end the same way.
+The job's launcher may know why: the scheduler could start nothing there, or what it started could not run. Once every
+missing node is accounted for nobody is waited for. Such a node is left out of the next job, unless many, or all, say
+the same: then it is what was asked for that cannot work, and another job would cost a queue and end the same way.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which slot holds which ranks.
 
-The unit is a slot: a node under Slurm, a GPU (or a rank's place) on one box. Deterministic: the same roster gives the
-same placement, in natural order of node names. Called by ``lifecycle`` before each attempt.
+The unit is a slot: a node under a scheduler, a GPU (or a rank's place) on one box. Deterministic: the same roster gives
+the same placement, in natural order of node names. Called by ``lifecycle`` before each attempt.
 """
 
 from __future__ import annotations

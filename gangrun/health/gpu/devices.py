@@ -43,7 +43,7 @@ RESET_REQUIRED, CORRUPTED_INFOROM = 16, 14
 CHILD_ANSWER = "nvml_answer"
 PEOPLE_FROM = 1000  # users below are the system's: its services may look at GPUs
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-NOBODY = frozenset({"", "-1", "NoDevFiles"})  # CUDA passes over what follows these; the last one is Slurm's
+NOBODY = frozenset({"", "-1", "NoDevFiles"})  # CUDA passes over what follows these; the last one is a scheduler's
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------

@@ -104,9 +104,7 @@ def gang_of(spec: RunSpec, paths: RunPaths, node: str) -> GangSpec:
         log=spec.log,
         max_restarts_count=spec.policy.restarts_max_count,
         warden_pid=os.getppid(),
-        checkpoint_directory=spec.checkpoint.directory,
-        memory_parity=spec.checkpoint.memory_parity,
-        flush_every_s=spec.checkpoint.flush_every_s if spec.checkpoint.memory else 0.0,
+        checkpoint=spec.checkpoint,
         save_signal=signal.Signals[f"SIG{spec.save_signal}"].value if spec.save_signal else 0,
     )
 

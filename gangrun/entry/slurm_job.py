@@ -136,7 +136,7 @@ def _was_cancelled(
 
 def _is_resumed(paths: RunPaths, disk: Disk, seq: int) -> bool:
     """Has a person asked for this very job? Then what became of the one before does not matter."""
-    return disk.exists(paths.machine / f"resume-{seq}.json")
+    return disk.exists(paths.resume_order(seq))
 
 
 def _claimed(paths: RunPaths, disk: Disk, allocation: Allocation, seq: int) -> JobClaim | Taken:

@@ -15,13 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import JobClaim, JobClaims
 from gangrun.adapters.fs.journal import read_counter
-from gangrun.adapters.fs.run_dir import RunPaths, read_cancelled, read_spec
+from gangrun.adapters.fs.run_dir import ResumeOrder, RunPaths, read_cancelled, read_resume_order, read_spec
 from gangrun.adapters.fs.store import FsStore
 from gangrun.adapters.fs.terms import FsTerms
 from gangrun.adapters.local.validator import validator_of
@@ -51,14 +49,6 @@ if TYPE_CHECKING:
 
 CANCEL_LOOK_S = 0.25
 PUT_BACK_WITHIN_S = 30.0
-
-
-class ResumeOrder(msgspec.Struct, frozen=True):
-    """What ``gangrun resume`` leaves for the job it starts: ``.gangrun/resume-<seq>.json``."""
-
-    by: str
-    request: str = "auto"
-    restarts_max_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,12 +240,11 @@ def facts_of(
         addresses={node: node for node in arguments.roster} or dict.fromkeys(spec.nodes, LOOPBACK),
         resume_request=spec.resume,
         resumed=ResumeRequested(order.by, arguments.job, arguments.seq, order.request) if order else None,
-        looks_every_s=spec.checkpoint.look_every_s if spec.checkpoint.directory else 0.0,
+        checkpoint=spec.checkpoint,
         expected=arguments.roster,
         asks_why=asks_why,
         mark_cancel=mark_cancel,
         note_nodes=note_nodes,
-        flush_every_s=spec.checkpoint.flush_every_s if spec.checkpoint.memory else 0.0,
         memory_staging=_memory_staging(spec),
         alone=arguments.last_resort,
     )
@@ -264,13 +253,6 @@ def facts_of(
 def _memory_staging(spec: RunSpec) -> Callable[[int, int], str] | None:
     found = spec.checkpoint
     return staging_of(found.directory, spec.run) if found.memory and found.directory else None
-
-
-def _resume_order(arguments: SupervisorArguments, paths: RunPaths, disk: Disk) -> ResumeOrder | None:
-    try:
-        return msgspec.json.decode(disk.read(paths.machine / f"resume-{arguments.seq}.json"), type=ResumeOrder)
-    except (OSError, msgspec.MsgspecError):
-        return None
 
 
 def policy_of(spec: RunSpec, order: ResumeOrder | None) -> Policy:
@@ -313,7 +295,7 @@ def main(words: list[str]) -> int:
             radio.endpoint, radio.server_key, clock.wall(),
         )  # fmt: skip
 
-    order = _resume_order(arguments, paths, disk)
+    order = read_resume_order(disk, paths, arguments.seq)
     policy = policy_of(spec, order)
     jobs = jobs_of(
         spec, paths, disk, clock, mailbox, policy, all_heard=lambda: loop is not None and _hears_all(loop, arguments)

@@ -6,11 +6,20 @@ supervisor in ``.gangrun/resume-<seq>.json``; then this process owns the run as 
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from functools import partial
+
+import msgspec
 
 from gangrun.adapters.fs.disk import Disk
-from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, check_private, clear_cancelled, read_cancelled
+from gangrun.adapters.fs.run_dir import (
+    ResumeOrder,
+    RunDirError,
+    RunPaths,
+    check_private,
+    clear_cancelled,
+    leave_resume_order,
+    read_cancelled,
+)
 from gangrun.config import environment
 from gangrun.config.request import refuse_unfindable
 from gangrun.core.model import Phase
@@ -23,7 +32,6 @@ from gangrun.runs.snapshot import RunSnapshot, is_owner_alive, read
 from gangrun.runs.times import pause, steady_now, wall_now
 from gangrun.wire.spec import RunSpec
 
-REQUEST_SCHEMA = 1
 LETS_GO_WITHIN_S = 10.0
 
 
@@ -31,12 +39,7 @@ def resume(
     run: str, runs_dir: str | None, request: str, max_restarts: int | None, *, quiet: bool, as_json: bool
 ) -> int:
     """Continue a run here, or ask for its next job; ``max_restarts`` None keeps the run's own."""
-    wish = {
-        "schema": REQUEST_SCHEMA,
-        "by": environment.user_name(),
-        "request": request,
-        "restarts_max_count": max_restarts,
-    }
+    order = ResumeOrder(by=environment.user_name(), request=request, restarts_max_count=max_restarts)
     paths = find(run, runs_dir, steering=True)
     reading = read(paths)
     in_slurm = reading.spec.is_scheduled
@@ -49,27 +52,17 @@ def resume(
     if in_slurm:
         from gangrun.launch.slurm_resume import resume_job
 
-        def leave(seq: int, what: dict[str, Any]) -> None:
-            leave_request(disk, paths, seq, what)
-
-        return resume_job(reading, wish, variables, leave, as_json=as_json)
+        return resume_job(reading, order, variables, partial(leave_resume_order, disk, paths), as_json=as_json)
     refuse_company(reading.spec, lambda: entries_of(None))
     from gangrun.launch.local import own
 
     def ready(seq: int) -> None:
-        leave_request(disk, paths, seq, wish)
+        leave_resume_order(disk, paths, msgspec.structs.replace(order, seq=seq))
         if read_cancelled(disk, paths) == reading.cancelled:  # else somebody has cancelled it meanwhile
             clear_cancelled(disk, paths)
 
     over = reading.owner if reading.ended else None
     return own(reading.spec, paths, variables, as_json=as_json, quiet=quiet, over=over, ready=ready)
-
-
-def leave_request(disk: Disk, paths: RunPaths, seq: int, wish: dict[str, Any]) -> None:
-    """Write down what job ``seq`` is asked for, whole or not at all."""
-    target = paths.machine / f"resume-{seq}.json"
-    disk.replace(target, json.dumps({**wish, "seq": seq}).encode() + b"\n", paths.temporary(target, "new"))
-    disk.fsync_dir(paths.machine)
 
 
 def _may_go_on(reading: RunSnapshot, *, asks_slurm: bool) -> None:

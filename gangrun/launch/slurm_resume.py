@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import click
+import msgspec
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import JobClaims
-from gangrun.adapters.fs.run_dir import RunDirError, clear_cancelled, mark_cancelled, read_cancelled
+from gangrun.adapters.fs.run_dir import ResumeOrder, RunDirError, clear_cancelled, mark_cancelled, read_cancelled
 from gangrun.adapters.slurm.scheduler import SchedulerRefused, SchedulerSilent, SlurmScheduler
 from gangrun.core.nodes.quarantine import if_booted
 from gangrun.core.nodeset import fold
@@ -30,7 +30,7 @@ from gangrun.runs.status import SCHEMA
 from gangrun.runs.times import WallTimes, pause, steady_now, wall_now
 from gangrun.wire.submission import SubmissionError
 
-Leave = Callable[[int, dict[str, Any]], None]
+Leave = Callable[[ResumeOrder], None]
 LETS_GO_WITHIN_S = 20.0  # a job whose run has ended, or that is ending, leaves by then
 LOOK_EVERY_S = 0.5
 
@@ -51,28 +51,28 @@ def excluded_now(
 
 
 def resume_job(
-    reading: RunSnapshot, wish: Mapping[str, Any], variables: Mapping[str, str], leave: Leave, *, as_json: bool
+    reading: RunSnapshot, order: ResumeOrder, variables: Mapping[str, str], leave: Leave, *, as_json: bool
 ) -> int:
-    """``leave(seq, wish)`` writes down what job ``seq`` is asked for."""
+    """``leave(order)`` writes down what its job is asked for."""
     queue = _free(reading)
     jobs = _batch_jobs(reading, variables)
-    if reading.state is None and wish["request"] == "auto":  # it has not begun: what it was submitted with holds
-        wish = {**wish, "request": reading.spec.resume}
+    if reading.state is None and order.request == "auto":  # it has not begun: what it was submitted with holds
+        order = msgspec.structs.replace(order, request=reading.spec.resume)
     tell_of_company(reading.spec)
     held = next((job for job in queue.waiting if job.held), None)
     if held is not None:
-        return _release(reading, jobs, held, dict(wish), leave, as_json=as_json)
+        return _release(reading, jobs, held, order, leave, as_json=as_json)
     seq = _next_place(reading, queue)
     exclude, booted = excluded_now(reading, wall_now(), scheduler_of(jobs.tools))
     disk, paths = Disk(), reading.paths
     mark = read_cancelled(disk, paths)
-    leave(seq, dict(wish))
+    leave(msgspec.structs.replace(order, seq=seq))
     clear_cancelled(disk, paths)
     try:
         job = sent(jobs, reading.spec, seq, exclude)
     except UserError as error:
         if error.code != UNKNOWN:  # nothing was made: as if nobody had asked
-            disk.discard((paths.machine / f"resume-{seq}.json",))
+            disk.discard((paths.resume_order(seq),))
             if mark is not None:
                 mark_cancelled(disk, paths, mark.by, mark.wall)
         raise
@@ -121,16 +121,16 @@ def _next_place(reading: RunSnapshot, queue: Queue) -> int:
 
 
 def _release(
-    reading: RunSnapshot, jobs: BatchJobs, held: RunJob, wish: dict[str, Any],
+    reading: RunSnapshot, jobs: BatchJobs, held: RunJob, order: ResumeOrder,
     leave: Leave, *, as_json: bool,
 ) -> int:  # fmt: skip
     run, scheduler = clean(reading.spec.run), scheduler_of(jobs.tools)
     if held.held in HELD_BY_OTHERS:
         words = f"job {held.job} of {run} is held by an admin, who alone can release it"
         raise UserError("slurm", words, f"gangrun cancel {run}, then gangrun resume {run}, asks for another job", SLURM)
-    asks = reading.ended or wish["request"] != "auto" or wish["restarts_max_count"] is not None
+    asks = reading.ended or order.request != "auto" or order.restarts_max_count is not None
     if asks and held.seq is not None:
-        leave(held.seq, wish)
+        leave(msgspec.structs.replace(order, seq=held.seq))
     clear_cancelled(Disk(), reading.paths)
     try:
         scheduler.release(held.job)

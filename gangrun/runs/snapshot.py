@@ -16,7 +16,7 @@ import click
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import JobClaim, JobClaims
 from gangrun.adapters.fs.journal import JournalReader, Live, read_counter
-from gangrun.adapters.fs.run_dir import CancelMark, RunDirError, RunPaths, read_cancelled, read_spec
+from gangrun.adapters.fs.run_dir import CancelMark, RunDirError, RunPaths, read_cancelled, read_spec, resume_order_seqs
 from gangrun.core.model import TERMINAL, RunState
 from gangrun.core.text import one_line
 from gangrun.errors import NO_SUCH_RUN, UNKNOWN, UserError
@@ -153,8 +153,7 @@ def _is_resumed(paths: RunPaths, state: RunState | None) -> bool:
     """Has ``gangrun resume`` asked for a job after the last one of a run that has ended?"""
     if state is None or state.phase not in TERMINAL:
         return False
-    wishes = (path.stem.removeprefix("resume-") for path in paths.machine.glob("resume-*.json"))
-    return any(number.isdecimal() and int(number) > state.seq for number in wishes)
+    return any(seq > state.seq for seq in resume_order_seqs(paths))
 
 
 def spec_of(paths: RunPaths, disk: Disk) -> RunSpec:

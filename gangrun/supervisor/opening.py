@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from gangrun.core.events import ResumeRequested
 from gangrun.core.model import RunState, Shape
+from gangrun.wire.spec import CheckpointSpec
 
 EXIT_DEPOSED = 75  # a newer term exists, or ours could not be had: nothing was left undone that is ours
 EXIT_REFUSED = 78  # the journal cannot be used: a person must look
@@ -24,14 +25,13 @@ class RunFacts:
     addresses: Mapping[str, str] = field(default_factory=dict)  # node -> where its ranks are reached; empty: any node
     resume_request: str = "auto"
     resumed: ResumeRequested | None = None  # this job takes an ended run up again
-    looks_every_s: float = 10.0  # for newer checkpoints; 0: there is no directory to look into
+    checkpoint: CheckpointSpec = field(default_factory=lambda: CheckpointSpec("checkpoints"))
     replica_ranks_count: int = 1  # ranks that hold one whole copy of the model; 1 where nothing is known
     saves_itself: bool = True  # the script writes checkpoints without gangrun's checkpointer
     expected: tuple[str, ...] = ()  # all nodes of the job, spares too; (): those of ``addresses``
     asks_why: Callable[[], None] | None = None  # have the scheduler asked why an agent was told to end; never blocks
     mark_cancel: Callable[[str], None] | None = None  # leave the mark that ``str`` cancelled the run; never blocks
     note_nodes: Callable[[RunState, RunState], None] | None = None  # (before, after), for other runs; never blocks
-    flush_every_s: float = 0.0  # so long without news on disk, and what is in memory is written there; 0: never
     memory_staging: Callable[[int, int], str] | None = None  # (term, attempt) -> where steps in memory are brought to
     alone: bool = False  # no agent of this job lives and none will come: this supervisor is the last resort
 

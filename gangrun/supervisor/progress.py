@@ -193,8 +193,8 @@ class CheckpointPolling:
     def __init__(
         self, checkpoints: Checkpoints, facts: RunFacts, state: RunState, now: float, progress: GangProgress
     ) -> None:
-        self._checkpoints, self._every_s, self._progress = checkpoints, facts.looks_every_s, progress
-        self._flush_every_s = facts.flush_every_s
+        self._checkpoints, self._every_s, self._progress = checkpoints, facts.checkpoint.looks_every_s, progress
+        self._flush_every_s = facts.checkpoint.flushes_every_s
         self._at = now
         self._flush_at = now + self._flush_every_s
         if state.saving:

@@ -37,6 +37,16 @@ class CheckpointSpec(msgspec.Struct, frozen=True):
     memory_limit_bytes: int = 0  # per node; 0: a quarter of what it has
     memory_parity: str = ""  # "8+2": groups of 10 nodes, any 2 of which may be lost; "": each node's part is copied
 
+    @property
+    def looks_every_s(self) -> float:
+        """How often the supervisor looks for newer checkpoints; 0: there is no directory to look into."""
+        return self.look_every_s if self.directory else 0.0
+
+    @property
+    def flushes_every_s(self) -> float:
+        """``flush_every_s``, or 0 if no steps are kept in memory."""
+        return self.flush_every_s if self.memory else 0.0
+
 
 class HealthSpec(msgspec.Struct, frozen=True):
     """How nodes are watched while the run lives; ``bounds`` are those of the health policy that somebody set."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from gangrun.agent.ranks.environment import GangSpec, RankFiles, RankPlace, rank_environment
 from gangrun.wire.messages import Launch
+from gangrun.wire.spec import CheckpointSpec
 from tests.local_parts.gang import order
 
 FILES = RankFiles(*map(Path, ("/m/slot", "/m/error", "/m/te", "/m/stack", "/m/signals", "/m/orders")))
@@ -68,7 +69,7 @@ def test_a_rank_sees_exactly_this() -> None:
     outer = {"GANGRUN_SAVE_SIGNAL": "1", "GANGRUN_TERM": "1"}
     assert environment(outer) == GOLDEN
     assert environment(outer, save_signal=10) == {**GOLDEN, "GANGRUN_SAVE_SIGNAL": "10"}
-    told = environment({"GANGRUN_CHECKPOINT_DIR": "/outer"}, checkpoint_directory="/ck")
+    told = environment({"GANGRUN_CHECKPOINT_DIR": "/outer"}, checkpoint=CheckpointSpec("/ck"))
     assert told == {**GOLDEN, "GANGRUN_CHECKPOINT_DIR": "/ck"}
     assert environment({"GANGRUN_CHECKPOINT_DIR": "/outer"}) == GOLDEN
 

@@ -11,6 +11,7 @@ from gangrun.supervisor.heartbeats import Row
 from gangrun.supervisor.opening import RunFacts
 from gangrun.supervisor.progress import NEVER, CheckpointPolling, GangProgress
 from gangrun.wire.messages import PeerAddress, RankSample
+from gangrun.wire.spec import CheckpointSpec
 from tests.supervisor.ports_in_memory import HandCheckpoints
 
 WAITS = RunState(run="r", shape=Shape(2, 2, 1, 1), best_step=4)
@@ -20,10 +21,12 @@ SAVES = replace(RUNS, phase=Phase.STOPPING, saving=True)
 
 def looks(every_s: float = 10.0, state: RunState = WAITS) -> tuple[CheckpointPolling, list[tuple[str, int]]]:
     checkpoints = HandCheckpoints(post=lambda item: None)
-    return made_of(checkpoints, state, looks_every_s=every_s)[0], checkpoints.asked
+    return made_of(checkpoints, state, checkpoint=CheckpointSpec("d", look_every_s=every_s))[0], checkpoints.asked
 
 
-def made_of(checkpoints: HandCheckpoints, state: RunState, **facts: float) -> tuple[CheckpointPolling, GangProgress]:
+def made_of(
+    checkpoints: HandCheckpoints, state: RunState, **facts: CheckpointSpec
+) -> tuple[CheckpointPolling, GangProgress]:
     progress = GangProgress(Policy(), 100.0)
     told = replace(RunFacts(run="r", shape=state.shape, job="j"), **facts)  # type: ignore[arg-type]
     return CheckpointPolling(checkpoints, told, state, 100.0, progress), progress
@@ -65,7 +68,9 @@ def row(step: int, kept_step: int) -> Row:
 
 
 def test_a_flush_is_due_when_the_disk_has_had_nothing_new_for_so_long_and_memory_has() -> None:
-    made, progress = made_of(HandCheckpoints(post=lambda item: None), WAITS, flush_every_s=60.0, looks_every_s=0.0)
+    made, progress = made_of(
+        HandCheckpoints(post=lambda item: None), WAITS, checkpoint=CheckpointSpec(memory=True, flush_every_s=60.0)
+    )
     assert made.due(WAITS) == NEVER
     progress.begin(0, 100.0)
     made.follow(WAITS, RUNS, 100.0)
@@ -84,7 +89,7 @@ def test_a_flush_is_due_when_the_disk_has_had_nothing_new_for_so_long_and_memory
 
 
 def test_without_the_setting_nothing_is_flushed() -> None:
-    made, progress = made_of(HandCheckpoints(post=lambda item: None), RUNS, looks_every_s=0.0)
+    made, progress = made_of(HandCheckpoints(post=lambda item: None), RUNS, checkpoint=CheckpointSpec())
     progress.begin(0, 100.0)
     progress.observe(row(9, 8), 161.0)
     assert (made.due(RUNS), made.look(RUNS, 1e6)) == (NEVER, [])

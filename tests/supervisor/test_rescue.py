@@ -13,6 +13,7 @@ from gangrun.core.events import CancelRequested, Stamped
 from gangrun.core.model import Phase
 from gangrun.core.policy import Policy
 from gangrun.wire.messages import Farewell, MemoryAnswer, RankSample, Recover
+from gangrun.wire.spec import CheckpointSpec
 from tests.supervisor.desk import Desk, HandAgent
 from tests.supervisor.test_loop import killed
 
@@ -214,7 +215,7 @@ def kept(desk: Desk, step: int) -> None:
     desk.turn_all()
 
 
-FLUSHES: dict[str, Any] = {"policy": KEEPS, "flush_every_s": 20.0}
+FLUSHES: dict[str, Any] = {"policy": KEEPS, "checkpoint": CheckpointSpec("d", memory=True, flush_every_s=20.0)}
 
 
 def test_while_ranks_train_on_what_is_in_memory_is_pinned_and_written_down() -> None:

@@ -85,3 +85,10 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     for read, refusal in readers:
         with suppress(refusal):
             read(data)
+
+
+def test_without_a_directory_nothing_is_looked_for_and_without_memory_nothing_is_flushed() -> None:
+    told = CheckpointSpec("d", look_every_s=7.0, memory=True, flush_every_s=9.0)
+    assert (told.looks_every_s, told.flushes_every_s) == (7.0, 9.0)
+    bare = CheckpointSpec(look_every_s=7.0, flush_every_s=9.0)
+    assert (bare.looks_every_s, bare.flushes_every_s) == (0.0, 0.0)

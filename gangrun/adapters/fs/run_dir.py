@@ -175,6 +175,10 @@ class RunPaths:
         """Once this exists nothing starts any more."""
         return self.root / "cancelled"
 
+    def resume_order(self, seq: int) -> Path:
+        """What ``gangrun resume`` asks of job ``seq``."""
+        return self.machine / f"resume-{seq}.json"
+
     def temporary(self, path: Path, nonce: str) -> Path:
         """A name beside ``path`` that nothing takes for the real one."""
         return path.with_name(f".{path.name}.{nonce}.tmp")
@@ -313,6 +317,37 @@ def read_submission(disk: Disk, paths: RunPaths) -> wire_submission.Submission:
     except OSError as error:
         hint = "only gangrun submit writes it: was this run started otherwise?"
         raise RunDirError(f"cannot read {paths.submission}: {error.strerror}", hint) from error
+
+
+class ResumeOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``gangrun resume`` asks of the job that it starts."""
+
+    schema: int = 1
+    by: str
+    request: str = "auto"
+    restarts_max_count: int | None = None
+    seq: int = 0  # of the job
+
+
+def leave_resume_order(disk: Disk, paths: RunPaths, order: ResumeOrder) -> None:
+    """Write it down for job ``order.seq``, whole or not at all."""
+    target = paths.resume_order(order.seq)
+    disk.replace(target, msgspec.json.encode(order) + b"\n", paths.temporary(target, "new"))
+    disk.fsync_dir(paths.machine)
+
+
+def read_resume_order(disk: Disk, paths: RunPaths, seq: int) -> ResumeOrder | None:
+    """What was asked of this job; None: nothing, or nothing that can be read."""
+    try:
+        return msgspec.json.decode(disk.read(paths.resume_order(seq)), type=ResumeOrder)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def resume_order_seqs(paths: RunPaths) -> list[int]:
+    """The jobs that ``gangrun resume`` asked something of."""
+    numbers = (path.stem.removeprefix("resume-") for path in paths.machine.glob("resume-*.json"))
+    return [int(number) for number in numbers if number.isdecimal()]
 
 
 class CancelMark(msgspec.Struct, frozen=True):

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from gangrun.node import boot
 from gangrun.wire.messages import Launch
-from gangrun.wire.spec import LogSpec
+from gangrun.wire.spec import CheckpointSpec, LogSpec
 
 HELD = ".held"  # locked by whoever uses the directory that it lies in: no lock outlives its process
 HOLD_TRIES_COUNT, HOLD_AGAIN_S = 50, 0.02
@@ -197,10 +197,8 @@ class GangSpec:
     log: LogSpec = field(default_factory=LogSpec)
     max_restarts_count: int = 0
     warden_pid: int = 0
-    checkpoint_directory: str = ""  # where the resume point is chosen from, "": nowhere
+    checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     save_signal: int = 0  # what the script saves on, 0: none
-    memory_parity: str = ""  # "8+2": how steps in memory are coded over nodes; "": they are copied
-    flush_every_s: float = 0.0  # so often agents bring what is in memory to the disk; 0: only ranks save there
 
     @property
     def argv(self) -> list[str]:
@@ -277,11 +275,11 @@ def rank_environment(place: RankPlace, files: RankFiles, agent_pid: int) -> dict
     for name in _OF_THIS_RUN:
         environment.pop(name, None)  # of a run in which this one was started, for all we know
     ours = {
-        "GANGRUN_MEMORY_PARITY": spec.memory_parity,
-        "GANGRUN_FLUSH_EVERY": f"{spec.flush_every_s:g}" if spec.flush_every_s else "",
+        "GANGRUN_MEMORY_PARITY": spec.checkpoint.memory_parity,
+        "GANGRUN_FLUSH_EVERY": f"{spec.checkpoint.flushes_every_s:g}" if spec.checkpoint.flushes_every_s else "",
         "GANGRUN_SAVE_SIGNAL": str(spec.save_signal) if spec.save_signal else "",
         # without a resume point, it tells "begin anew" from "the supervisor has not looked"
-        "GANGRUN_CHECKPOINT_DIR": spec.checkpoint_directory,
+        "GANGRUN_CHECKPOINT_DIR": spec.checkpoint.directory,
     }
     environment.update({name: value for name, value in ours.items() if value})
     if order.resume_path:

@@ -24,6 +24,7 @@ from gangrun.supervisor.loop import Loop
 from gangrun.supervisor.opening import EXIT_DEPOSED, EXIT_REFUSED, RunFacts
 from gangrun.wire.messages import Ack, Dial, FromAgent, Probe, Stop, ToAgent, Welcome
 from gangrun.wire.record import Claim
+from gangrun.wire.spec import CheckpointSpec
 
 CANCEL_LOOK_S = 0.25
 FLUSH_EVERY_S = 9.0
@@ -162,14 +163,13 @@ class SimSupervisor(SupervisorBody):
             job=self.node.job,
             seq=self.world.scheduler.seq_of(self.node.job),
             node=self.node.name,
-            looks_every_s=10.0,
+            checkpoint=CheckpointSpec("checkpoints", memory=bool(flushes), flush_every_s=FLUSH_EVERY_S),
             replica_ranks_count=setup.replica_ranks_count,
             saves_itself=setup.script.foreign,
             resumed=self.world.resumed.get(self.node.job),
             asks_why=jobs.ask_why if self.policy.can_requeue else None,
             mark_cancel=lambda by: self.world.mark_cancelled(),
             memory_staging=(lambda term, attempt: f"{term}/{attempt}") if setup.script.memory_every_count else None,
-            flush_every_s=FLUSH_EVERY_S if flushes else 0.0,
             alone=self.alone is not None,
         )
         try:

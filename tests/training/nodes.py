@@ -48,20 +48,21 @@ sys.exit(any([os.waitpid(pid, 0)[1] for pid in children]))
 """
 
 
+def started_keeper(limit_bytes: int) -> tuple[str, subprocess.Popen[bytes]]:
+    """A keeper that answers: its name and its process."""
+    name = f"gangrun-test-{os.getpid()}-{os.urandom(6).hex()}"
+    keeper = subprocess.Popen([sys.executable, "-E", "-s", "-S", memory_keeper.__file__, name, str(limit_bytes)])
+    until(lambda: _there(name), 60, "a keeper")
+    return name, keeper
+
+
 class Nodes:
     """A keeper for each node, started and there."""
 
     def __init__(self, folder: Path, limits: list[int]) -> None:
         self.folder = folder
         folder.mkdir()
-        self.names = [f"gangrun-test-{os.getpid()}-{os.urandom(6).hex()}" for _ in limits]
-        island = memory_keeper.__file__
-        self.keepers = [
-            subprocess.Popen([sys.executable, "-E", "-s", "-S", island, name, str(limit)])
-            for name, limit in zip(self.names, limits, strict=True)
-        ]
-        for name in self.names:
-            until(lambda name=name: _there(name), 60, "a keeper")  # type: ignore[misc]
+        self.names, self.keepers = zip(*map(started_keeper, limits), strict=True)
 
     def train(self, steps_count: int, columns_count: int = 2001, *, parity: str = "", ranks_count: int = 1) -> set[str]:
         """What ranks said. Each step is a matrix of so many columns and 2049 rows, which no number of ranks divides."""

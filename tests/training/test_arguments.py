@@ -22,12 +22,6 @@ OTHER = torch.optim.SGD(nn.Linear(3, 1).parameters())
 NAN, ENDLESS = float("nan"), float("inf")
 
 
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith(("GANGRUN_", "TORCHELASTIC_", "SLURM_"))]:
-        monkeypatch.delenv(name)
-
-
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
@@ -129,16 +123,9 @@ def test_two_at_once_on_one_directory_are_refused_and_one_after_the_other_is_not
 
 
 def test_one_that_was_dropped_makes_room_for_the_next_once_all_it_had_begun_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hold_fsync: threading.Event
 ) -> None:
-    may_go, real = threading.Event(), os.fsync
-
-    def slow(descriptor: int) -> None:
-        assert may_go.wait(60)
-        real(descriptor)
-
     monkeypatch.setenv("GANGRUN_RUN", "run-1")
-    monkeypatch.setattr(os, "fsync", slow)
     monkeypatch.setattr(saver, "WAIT_S", 0.01)
     first = gangrun.Checkpointer(tmp_path, model=MODEL)
     first.save(3)
@@ -147,15 +134,15 @@ def test_one_that_was_dropped_makes_room_for_the_next_once_all_it_had_begun_is_w
     with pytest.raises(ValueError, match=r"an earlier Checkpointer of this process still writes to .*: give this one"):
         gangrun.Checkpointer(tmp_path, model=MODEL)
     monkeypatch.setattr(saver, "WAIT_S", 60.0)
-    may_go.set()
+    hold_fsync.set()
     gangrun.Checkpointer(tmp_path, model=MODEL).close()
     assert ended.is_set() and [path.name for path in tmp_path.glob("step-*")] == ["step-3"]
     given_up = gangrun.Checkpointer(tmp_path, model=MODEL)
-    may_go.clear()
+    hold_fsync.clear()
     given_up.save(4)
     with pytest.warns(gangrun.CheckpointWarning, match="a save was given up after 0 s"):
         given_up.finish(0.01)
-    may_go.set()
+    hold_fsync.set()
     with gangrun.Checkpointer(tmp_path, model=MODEL) as ckpt:
         assert ckpt.resume() == 4, "what was given up is never committed"
 

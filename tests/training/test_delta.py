@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -27,13 +26,6 @@ from gangrun.training.save import (  # noqa: E402
     plan,
 )
 from gangrun.training.save.shard_file import ShardFile  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith(("GANGRUN_", "TORCHELASTIC_", "SLURM_"))]:
-        monkeypatch.delenv(name)
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
 
 def backbone() -> nn.Module:

@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import json
 import os
 import re
-import subprocess
-import sys
 import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import gangrun
+from gangrun.checkpoint.store import CheckpointRoom, Depth
 from gangrun.node.boot import looks_collective
 from gangrun.training import step as progress
 from gangrun.wire.progress import ProgressPage, TrainingPhase
+from tests.training.harness import json_lines, run_program, steps_in
 
 torch = pytest.importorskip("torch")
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith(("GANGRUN_", "TORCHELASTIC_", "SLURM_"))]:
-        monkeypatch.delenv(name)
+DiskFull = Callable[[], AbstractContextManager[None]]
 
 
 def made(directory: Path, **options: Any) -> gangrun.Checkpointer:
     return gangrun.Checkpointer(directory, model=torch.nn.Linear(3, 2), **{"every_steps": 4, **options})
 
 
-def saved(directory: Path) -> list[int]:
-    return sorted(int(path.name[5:]) for path in directory.glob("step-*"))
+def settled(ckpt: gangrun.Checkpointer) -> None:
+    for save in ckpt._saves:
+        save.done.wait()
 
 
 def trained(ckpt: gangrun.Checkpointer, steps: range) -> None:
@@ -46,15 +42,15 @@ def trained(ckpt: gangrun.Checkpointer, steps: range) -> None:
 def test_the_last_step_of_a_training_that_ended_well_is_saved_once(tmp_path: Path) -> None:
     with made(tmp_path) as ckpt:
         trained(ckpt, range(6))
-    assert saved(tmp_path) == [3, 5]
+    assert steps_in(tmp_path) == [3, 5]
     with made(tmp_path) as ckpt:
         assert ckpt.resume() == 6
         trained(ckpt, range(6, 8))
-    assert saved(tmp_path) == [3, 5, 7]
+    assert steps_in(tmp_path) == [3, 5, 7]
     with made(tmp_path) as ckpt:
         ckpt.resume()
     made(tmp_path).close()
-    assert saved(tmp_path) == [3, 5, 7]
+    assert steps_in(tmp_path) == [3, 5, 7]
     assert not list(tmp_path.glob(".gangrun/set-aside")), "nothing was saved twice"
 
 
@@ -79,13 +75,13 @@ def test_an_error_under_way_saves_nothing_and_one_that_was_there_before_hinders_
     words = r"step 1, the last one, is not saved: close\(\) was called while KeyError is under way or being"
     with pytest.warns(gangrun.CheckpointWarning, match=words), pytest.raises(KeyError):
         train()
-    assert saved(tmp_path / "with") == saved(tmp_path / "finally") == []
+    assert steps_in(tmp_path / "with") == steps_in(tmp_path / "finally") == []
     try:
         raise MemoryError
     except MemoryError:  # a script that tries again with less
         with made(tmp_path / "again") as ckpt:
             trained(ckpt, range(2))
-    assert saved(tmp_path / "again") == [1]
+    assert steps_in(tmp_path / "again") == [1]
 
 
 def test_who_closes_where_the_end_of_training_is_handled_is_told_what_is_not_saved(tmp_path: Path) -> None:
@@ -101,9 +97,9 @@ def test_who_closes_where_the_end_of_training_is_handled_is_told_what_is_not_sav
 
     with pytest.warns(gangrun.CheckpointWarning, match="step 1, the last one, is not saved: .* while EndedEarly is"):
         trained_and_closed(made(tmp_path), 2)
-    assert saved(tmp_path) == []
+    assert steps_in(tmp_path) == []
     trained_and_closed(made(tmp_path), 4)  # step 3 is saved, or on its way: nothing is told
-    assert saved(tmp_path) == [3]
+    assert steps_in(tmp_path) == [3]
 
 
 def test_an_error_that_was_there_before_is_known_again_without_being_held(tmp_path: Path) -> None:
@@ -132,51 +128,32 @@ def test_an_error_that_was_there_before_is_known_again_without_being_held(tmp_pa
 
     with pytest.warns(gangrun.CheckpointWarning, match="while Before is under way"):
         closed_while_another_is_handled()
-    assert saved(tmp_path) == []
+    assert steps_in(tmp_path) == []
 
 
-def test_a_last_step_that_failed_is_tried_once_more_and_then_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = os.writev
-
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+def test_a_last_step_that_failed_is_tried_once_more_and_then_told(tmp_path: Path, disk_full: DiskFull) -> None:
     ckpt = made(tmp_path, every_steps=1)
-    monkeypatch.setattr(os, "writev", full)
-    ckpt.step(0)
-    with progress.saving():
-        for save in ckpt._saves:
-            save.done.wait()
-    monkeypatch.setattr(os, "writev", real)
+    with disk_full():
+        ckpt.step(0)
+        settled(ckpt)
     with pytest.warns(gangrun.CheckpointWarning, match="step 0 was not saved: rank 0: No space left"):
         ckpt.close()
-    assert saved(tmp_path) == [0]
+    assert steps_in(tmp_path) == [0]
     ckpt = made(tmp_path, every_steps=100)
-    monkeypatch.setattr(os, "writev", full)
     trained(ckpt, range(3))
-    with pytest.raises(gangrun.CheckpointError, match="step 2 was not saved: rank 0: No space left"):
+    with disk_full(), pytest.raises(gangrun.CheckpointError, match="step 2 was not saved: rank 0: No space left"):
         ckpt.close()
     ckpt.close()
-    assert saved(tmp_path) == [0]
+    assert steps_in(tmp_path) == [0]
 
 
 def test_an_older_step_on_disk_is_not_written_again_with_what_came_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, disk_full: DiskFull
 ) -> None:
-    real = os.writev
-
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     def fails(ckpt: gangrun.Checkpointer, step: int) -> None:
-        monkeypatch.setattr(os, "writev", full)
-        ckpt.save(step)
-        with progress.saving():
-            for save in ckpt._saves:
-                save.done.wait()
-        monkeypatch.setattr(os, "writev", real)
+        with disk_full():
+            ckpt.save(step)
+            settled(ckpt)
 
     ckpt = made(tmp_path, every_steps=10)
     trained(ckpt, range(10))
@@ -203,7 +180,7 @@ def test_an_older_step_on_disk_is_not_written_again_with_what_came_after_it(
     with pytest.warns(gangrun.CheckpointWarning, match="step 10 was not saved: rank 0: No space left"):
         ckpt.step(11)
     ckpt.close()
-    assert saved(tmp_path) == [9, 11] and (tmp_path / "step-9").stat().st_ino == before
+    assert steps_in(tmp_path) == [9, 11] and (tmp_path / "step-9").stat().st_ino == before
     assert not list(tmp_path.glob(".gangrun/set-aside")), "nothing was saved twice"
 
 
@@ -234,11 +211,7 @@ def test_who_waits_for_a_save_is_not_taken_for_hung(tmp_path: Path, monkeypatch:
 
 
 def test_ranks_agree_on_their_end_and_wait_for_none_that_is_gone(tmp_path: Path) -> None:
-    command = [sys.executable, str(Path(__file__).with_name("ending.py")), str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
+    found = json.loads(run_program("ending.py", tmp_path))
     ended = {way: (one["heard"], one["saved"]) for way, one in found.items()}
     assert ended["between_two_saves"] == (["", ""], [3, 5])
     assert ended["when_it_is_saved"] == (["", ""], [3, 7])
@@ -270,3 +243,45 @@ def test_ranks_agree_on_their_end_and_wait_for_none_that_is_gone(tmp_path: Path)
         assert ended[way] == (["", ""], [3] if "steps" in way else []), way
         assert not found[way]["warned"], "output is a sign of life to whoever looks for hangs"
     assert ended["no_thread_can_be_had"] == (["", ""], [0])
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("rounds", "world"), [(30, 1), (4, 2)])
+def test_a_kill_at_any_point_leaves_whole_steps(tmp_path: Path, rounds: int, world: int) -> None:
+    found = json.loads(run_program("crash.py", tmp_path / "saves", rounds, 5, world))
+    assert found["troubles"] == []
+    assert found["newest"] > 0, "saves were committed meanwhile"
+    assert found["linked"] > 0, "and some of them shared what does not change"
+    assert found["left"] == [], "each attempt removes what those before it left unfinished"
+
+
+def test_a_save_in_flight_is_finished_or_abandoned_whole(tmp_path: Path) -> None:
+    found = json.loads(run_program("leaving.py", tmp_path))
+    assert found == {
+        "forgets_to_close": {"ended": 0, "staged": [], "start": 2, "left": 0},
+        "raises_inside": {"ended": 256, "staged": [], "start": 2, "left": 0},  # exit code 1: its error was not hidden
+        "is_terminated": {"ended": 15, "staged": ["1"], "start": 1, "left": 0},
+        "gives_up": {"ended": 0, "staged": [], "start": 1, "left": 0},
+    }
+
+
+@pytest.mark.timeout(600)
+def test_what_rank_1_cannot_write_is_no_checkpoint_and_both_ranks_are_told(tmp_path: Path) -> None:
+    saves, out = tmp_path / "saves", tmp_path / "out"
+    run_program("one_writer.py", saves, out)
+    rows = json_lines(out)
+    for at, words in enumerate(("No space left on device", "Input/output error", "File too large")):
+        whole = [f"step-{step}" for step in range(1, 2 * at + 1, 2)]
+        why = f"step {2 * at} was not saved: rank 1: {words}"
+        both = [row for row in rows if row["failing"] == 2 * at]
+        assert sorted(row["rank"] for row in both) == [0, 1]
+        for row in both:
+            assert [one[: len(why)] for one in row["told"]] == [why], row
+            assert (row["status"][0], row["status"][1][: len(why)], row["status"][2]) == (2 * at, why, 1)
+            assert (row["stood"], row["then"]) == (whole, [*whole, f"step-{2 * at + 1}"])
+            assert row["left"] == []
+    raised = [row["raised"] for row in rows if "raised" in row]
+    assert len(raised) == 2
+    assert all("step 6 was not saved: rank 1: No space left on device" in one for one in raised)
+    found = CheckpointRoom(str(saves)).survey(Depth.ALL)
+    assert {one.step: one.valid for one in found} == {1: True, 3: True, 5: True, 6: True}

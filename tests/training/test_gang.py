@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import sysconfig
 import venv
 from collections import Counter
@@ -15,6 +14,7 @@ import pytest
 from gangrun.checkpoint.formats.manifest import read_manifest
 from gangrun.checkpoint.store import CheckpointRoom, Depth
 from gangrun.core.checkpoints.resume import Kind
+from tests.training.harness import json_lines, run_program
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.timeout(900)
@@ -33,10 +33,8 @@ print(*(bool((one.abs().sum(1) > 0).all()) for one in state["model"].values()))
 
 def run(out: Path, *phases: dict) -> list[dict]:
     told = [{"out": str(out), "kind": "fsdp", **phase} for phase in phases]
-    command = [sys.executable, str(Path(__file__).with_name("gang.py")), json.dumps(told)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return sorted((json.loads(line) for line in out.read_text().splitlines()), key=lambda row: row["rank"])
+    run_program("gang.py", json.dumps(told))
+    return sorted(json_lines(out), key=lambda row: row["rank"])
 
 
 def bare_python(folder: Path) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,13 +22,14 @@ from gangrun.checkpoint.memory_tier.recover_from_memory import adopt, bring, dis
 from gangrun.checkpoint.store import CheckpointRoom  # noqa: E402
 from gangrun.core.checkpoints.memory import Holding  # noqa: E402
 from gangrun.core.checkpoints.resume import Chosen, ResumeRequest  # noqa: E402
-from gangrun.node import memory_keeper  # noqa: E402
 from gangrun.training import step as progress  # noqa: E402
 from gangrun.training.checkpointer import CheckpointWarning  # noqa: E402
 from gangrun.training.save import saver  # noqa: E402
 from gangrun.wire.manifest import MANIFEST_NAME  # noqa: E402
 from gangrun.wire.messages import Recover  # noqa: E402
 from gangrun.wire.progress import ProgressPage  # noqa: E402
+from tests.training.harness import steps_in  # noqa: E402
+from tests.training.nodes import started_keeper  # noqa: E402
 from tests.waiting import until  # noqa: E402
 
 
@@ -43,20 +42,10 @@ class Node:
 
     def __init__(self, directory: Path, limit_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.directory = directory
-        self.name = f"gangrun-test-{os.getpid()}-{os.urandom(6).hex()}"
-        command = [sys.executable, "-E", "-s", "-S", memory_keeper.__file__, self.name, str(limit_bytes)]
-        self.keeper = subprocess.Popen(command)
-        until(self.there, 20, "the keeper")
+        self.name, self.keeper = started_keeper(limit_bytes)
         monkeypatch.setenv("GANGRUN_RUN", "r1")
         monkeypatch.setenv("GANGRUN_MEMORY", self.name)
         monkeypatch.setenv("GANGRUN_CHECKPOINT_DIR", str(directory))
-
-    def there(self) -> bool:
-        try:
-            KeeperClient(self.name).close()
-        except KeeperRefused:
-            return False
-        return True
 
     def held(self, attempt: int = 0) -> list[int]:
         return [one.step for one in self.steps(attempt) if one.wanted_count]
@@ -244,7 +233,7 @@ class Flush:
 
 
 def saved(node: Node) -> list[int]:
-    return sorted(int(path.name[5:]) for path in node.directory.glob("step-*"))
+    return steps_in(node.directory)
 
 
 def test_ranks_save_on_while_a_step_is_flushed_which_stays_until_it_is_on_disk(node: Node) -> None:

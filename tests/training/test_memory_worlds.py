@@ -16,12 +16,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from gangrun.agent.background_tasks import rescue  # noqa: E402
-from gangrun.checkpoint.memory_tier.keeper_client import KeeperClient, KeeperRefused  # noqa: E402
 from gangrun.checkpoint.memory_tier.recover_from_memory import adopt  # noqa: E402
 from gangrun.core.checkpoints.memory import WholeStep, newest_whole  # noqa: E402
-from gangrun.node import memory_keeper  # noqa: E402
 from gangrun.wire.messages import Recover  # noqa: E402
-from tests.waiting import until  # noqa: E402
+from tests.training.nodes import started_keeper  # noqa: E402
 
 # Torch is imported once. Each line that comes is a world: variables of each rank, and the last step to be done. Each
 # is answered with what rank 0 saw: where it began, and digests of the whole state there and at the end.
@@ -78,11 +76,7 @@ class Cluster:
     def __init__(self, folder: Path, nodes_count: int) -> None:
         self.folder, self.directory = folder, folder / "ckpt"
         self.directory.mkdir()
-        self.names = [f"gangrun-test-{os.getpid()}-{os.urandom(6).hex()}" for _ in range(nodes_count)]
-        command = [sys.executable, "-E", "-s", "-S", memory_keeper.__file__]
-        self.keepers = [subprocess.Popen([*command, name, str(10**8)]) for name in self.names]
-        for name in self.names:
-            until(lambda name=name: _there(name), 60, "a keeper")  # type: ignore[misc]
+        self.names, self.keepers = zip(*(started_keeper(10**8) for _ in range(nodes_count)), strict=True)
         environment = {
             **os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1", "GANGRUN_RUN": "r",
             "GANGRUN_CHECKPOINT_DIR": str(self.directory),
@@ -130,14 +124,6 @@ class Cluster:
                 assert told.ok, told.why
         assert adopt(into, str(self.directory), whole.step, whole.nonce) == ""
         return whole
-
-
-def _there(name: str) -> bool:
-    try:
-        KeeperClient(name).close()
-    except KeeperRefused:
-        return False
-    return True
 
 
 @pytest.fixture

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -20,6 +16,7 @@ from torch import nn  # noqa: E402
 
 from gangrun.training.save import plan  # noqa: E402
 from tests.local.saves import files_of, plain  # noqa: E402
+from tests.training.harness import json_lines, run_program  # noqa: E402
 
 WORLD = 3
 pytestmark = pytest.mark.timeout(900)
@@ -28,10 +25,7 @@ pytestmark = pytest.mark.timeout(900)
 @pytest.fixture
 def saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Three steps, each of a dozen files, of which nothing was read yet."""
-    for name in [name for name in os.environ if name.startswith(("GANGRUN_", "TORCHELASTIC_", "SLURM_"))]:
-        monkeypatch.delenv(name)
     monkeypatch.setattr(plan, "GROUP_BYTES", 1)
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     model = nn.ModuleList(nn.Linear(64, 64) for _ in range(10)).requires_grad_(requires_grad=False)
     for step in range(3):
         with gangrun.Checkpointer(tmp_path / "saves", model=model) as ckpt:  # the first save of each shares nothing
@@ -58,11 +52,8 @@ def test_ranks_prove_together_and_one_ranks_trouble_is_no_damage(saves: Path, tm
     damage(shards(broken / "step-1")[0])
     foreign = plain(tmp_path / "plain", 2, 12)
     told = [str(saves), "-1", str(saves), "-1", str(broken), "-1", str(blind), "1", str(foreign.parent), "-1"]
-    command = [sys.executable, str(Path(__file__).with_name("readers.py")), str(tmp_path / "out"), str(WORLD), *told]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    rows = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
-    rows.sort(key=lambda row: (row["phase"], row["rank"]))
+    run_program("readers.py", tmp_path / "out", WORLD, *told)
+    rows = sorted(json_lines(tmp_path / "out"), key=lambda row: (row["phase"], row["rank"]))
     assert [row["chosen"] for row in rows] == [2] * WORLD + [2] * WORLD + [0] * WORLD + [2] * WORLD * 2
 
     first, again, _, blinded, other = ([row["read"] for row in rows if row["phase"] == phase] for phase in range(5))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-import warnings
 from pathlib import Path
 
 import pytest
@@ -22,13 +21,6 @@ from gangrun.training.save import (  # noqa: E402
     shard_file,
 )
 from gangrun.training.save.shard_file import ShardFile, row_of  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith(("GANGRUN_", "TORCHELASTIC_", "SLURM_"))]:
-        monkeypatch.delenv(name)
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
 
 def opened(directory: Path) -> list[str]:
@@ -127,23 +119,18 @@ def test_where_the_system_cannot_begin_early_fsync_does_it_all(tmp_path: Path, m
 
 
 def test_while_saves_do_not_overlap_there_is_one_copy_in_the_hosts_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, hold_fsync: threading.Event
 ) -> None:
     model = nn.Linear(300, 300)
-    may_go_on, fsync = threading.Event(), os.fsync
-
-    def slow(descriptor: int) -> None:
-        may_go_on.wait(600)
-        fsync(descriptor)
-
+    hold_fsync.set()
     with gangrun.Checkpointer(tmp_path, model=model) as ckpt:
         for step in range(3):
             ckpt.save(step, wait=True)
         assert copies(ckpt) == [False, True]
-        monkeypatch.setattr(os, "fsync", slow)
+        hold_fsync.clear()
         ckpt.save(3)
         ckpt.save(4)
-        may_go_on.set()
+        hold_fsync.set()
         ckpt.save(5, wait=True)
         assert copies(ckpt) == [True, True]
     assert len(list(tmp_path.glob("step-*"))) == 6

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import random
 import threading
-import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,8 @@ import numpy as np
 import pytest
 
 import gangrun
+from gangrun.wire.saves import SavesTold, decode
+from tests.training.harness import steps_in
 from tests.waiting import until
 
 torch = pytest.importorskip("torch")
@@ -51,14 +52,6 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     )
 
 
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No launcher's words; torch says about itself that it saves without ranks."""
-    for name in [name for name in os.environ if name.startswith(("GANGRUN_", "TORCHELASTIC_", "SLURM_"))]:
-        monkeypatch.delenv(name)
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-
-
 def test_everything_comes_back_with_chance_and_modules_and_small_state(tmp_path: Path) -> None:
     given, shadow = parts(), nn.Linear(4, 4)
     data = gangrun.GlobalBatchSampler(50, 4, seed=2)
@@ -76,7 +69,7 @@ def test_everything_comes_back_with_chance_and_modules_and_small_state(tmp_path:
         assert "fails every 24.0 h" in ckpt.interval_reason
     assert same(given, again) and torch.equal(shadow.weight, other.weight) and at.consumed == 24
     assert drawn[:2] == saved[:2] and torch.equal(drawn[2], saved[2])
-    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-1", "step-3", "step-5"]
+    assert steps_in(tmp_path) == [1, 3, 5]
     assert not (tmp_path / ".gangrun" / "unmanaged").exists()
 
 
@@ -142,44 +135,29 @@ def test_a_damaged_one_is_passed_over_and_if_none_is_left_nothing_begins_anew(tm
 
 
 def test_a_full_disk_is_told_at_the_next_step_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, disk_full: Callable[[], AbstractContextManager[None]]
 ) -> None:
-    given, real = parts(), os.writev
-
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    ckpt = gangrun.Checkpointer(tmp_path, **given, every_steps=1)
-    monkeypatch.setattr(os, "writev", full)
-    ckpt.step(0)
+    ckpt = gangrun.Checkpointer(tmp_path, **parts(), every_steps=1)
     words = rf"step 0 was not saved: rank 0: No space left on device \(checkpoints go to {tmp_path}\)"
-    told = pytest.warns(gangrun.CheckpointWarning, match=words)
-    until(lambda: not list(tmp_path.glob(".gangrun/*/*/*/saving-*")) and not ckpt.saving, 20, "the save to fail")
-    with told:
-        ckpt.step(1)
-    with pytest.raises(gangrun.CheckpointError, match="No space left"):
-        ckpt.save(1, wait=True)
-    monkeypatch.setattr(os, "writev", real)
+    with disk_full():
+        ckpt.step(0)
+        until(lambda: not list(tmp_path.glob(".gangrun/*/*/*/saving-*")) and not ckpt.saving, 20, "the save to fail")
+        with pytest.warns(gangrun.CheckpointWarning, match=words):
+            ckpt.step(1)
+        with pytest.raises(gangrun.CheckpointError, match="No space left"):
+            ckpt.save(1, wait=True)
     ckpt.save(1, wait=True)
-    monkeypatch.setattr(os, "writev", full)
-    ckpt.save(2)
-    with pytest.warns(gangrun.CheckpointWarning, match="step 2 was not saved"):
-        ckpt.finish(20)  # as at the end of a process whose script forgot to close
+    with disk_full():
+        ckpt.save(2)
+        with pytest.warns(gangrun.CheckpointWarning, match="step 2 was not saved"):
+            ckpt.finish(20)  # as at the end of a process whose script forgot to close
     ckpt.close()
-    assert [path.name for path in tmp_path.glob("step-*")] == ["step-1"]
+    assert steps_in(tmp_path) == [1]
 
 
-def test_saves_faster_than_the_disk_wait_instead_of_filling_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given, may_go, real = parts(), threading.Event(), os.fsync
-
-    def slow(descriptor: int) -> None:
-        may_go.wait(60)
-        real(descriptor)
-
+def test_saves_faster_than_the_disk_wait_instead_of_filling_memory(tmp_path: Path, hold_fsync: threading.Event) -> None:
+    given = parts()
     ckpt = gangrun.Checkpointer(tmp_path, **given, every_steps=1)
-    monkeypatch.setattr(os, "fsync", slow)
     for step in range(5):  # the third is left out: training is not to wait for the disk
         train(given)
         ckpt.step(step)
@@ -187,10 +165,10 @@ def test_saves_faster_than_the_disk_wait_instead_of_filling_memory(
     third = threading.Thread(target=ckpt.save, args=(9,))
     third.start()
     assert third.is_alive() and ckpt.saving == 2
-    may_go.set()
+    hold_fsync.set()
     third.join(60)
     ckpt.close()
-    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-0", "step-1", "step-9"]
+    assert steps_in(tmp_path) == [0, 1, 9]
 
 
 def test_what_was_being_copied_is_saved_not_what_training_makes_of_it(tmp_path: Path) -> None:
@@ -219,7 +197,7 @@ def test_old_ones_go_and_what_is_kept_for_good_stays(tmp_path: Path) -> None:
     with gangrun.Checkpointer(tmp_path, **given, keep=gangrun.Keep(2, every_steps=4)) as ckpt:
         for step in range(10):
             ckpt.save(step, wait=True)
-    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-0", "step-4", "step-8", "step-9"]
+    assert steps_in(tmp_path) == [0, 4, 8, 9]
 
 
 def test_state_that_would_have_to_be_executed_is_refused_when_it_is_saved(tmp_path: Path) -> None:
@@ -233,3 +211,47 @@ def test_state_that_would_have_to_be_executed_is_refused_when_it_is_saved(tmp_pa
     with gangrun.Checkpointer(tmp_path, model=nn.Linear(1, 1), extra={"odd": Odd()}) as ckpt, refused:
         ckpt.save(0, wait=True)
     assert not list(tmp_path.glob("step-*"))
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("RUN", "run-1"), ("TERM", "6"), ("ATTEMPT", "2")):
+        monkeypatch.setenv(f"GANGRUN_{name}", value)
+
+
+@pytest.mark.usefixtures("launched")
+def test_staging_bears_the_run_the_term_and_the_attempt_that_its_ranks_were_started_in(tmp_path: Path) -> None:
+    with gangrun.Checkpointer(tmp_path, model=torch.nn.Linear(2, 2)):
+        (staging,) = tmp_path.glob(".gangrun/*/*/*")
+        assert staging.match(".gangrun/run-1/6/2-*")
+
+
+@pytest.mark.usefixtures("launched")
+def test_people_are_told_of_each_save_and_why_one_failed(
+    tmp_path: Path, disk_full: Callable[[], AbstractContextManager[None]]
+) -> None:
+    def told() -> SavesTold:
+        found = decode((tmp_path / ".gangrun/run-1/saves.json").read_bytes())
+        assert found is not None
+        return found
+
+    with gangrun.Checkpointer(tmp_path, model=torch.nn.Linear(2, 2), every_steps=7) as ckpt:
+        assert (told().interval_reason, told().saved_step) == ("every 7 steps, as asked", -1)
+        ckpt.save(6, wait=True)
+        assert (told().saved_step, told().failures_count, told().attempt) == (6, 0, 2)
+        with disk_full():
+            for step in (13, 20):
+                with pytest.raises(gangrun.CheckpointError):
+                    ckpt.save(step, wait=True)
+        assert (told().saved_step, told().failures_count, told().failed_step) == (6, 2, 20)
+        assert "step 20 was not saved: rank 0: No space left" in told().failed_why
+        ckpt.save(20, wait=True)
+        assert (told().saved_step, told().failures_count, told().failed_why) == (20, 0, "")
+
+
+@pytest.mark.usefixtures("launched")
+def test_news_that_cannot_be_written_cost_no_save(tmp_path: Path) -> None:
+    (tmp_path / ".gangrun/run-1/saves.json").mkdir(parents=True)
+    with gangrun.Checkpointer(tmp_path, model=torch.nn.Linear(2, 2)) as ckpt:
+        ckpt.save(3, wait=True)
+    assert (tmp_path / "step-3").is_dir()

@@ -53,7 +53,7 @@ EXIT_WITHIN_S = 30.0
 
 
 class CheckpointWarning(UserWarning):
-    """A save in the background failed; training goes on, and the checkpoints before it are as they were."""
+    """A save in the background failed. Training goes on, and earlier checkpoints are unharmed."""
 
 
 class Checkpointer:
@@ -173,7 +173,7 @@ class Checkpointer:
 
     @property
     def interval_reason(self) -> str:
-        """How often is saved at present, and why, in one sentence."""
+        """How often the Checkpointer saves at present, and why, in one sentence."""
         return self._schedule.plan.reason
 
     @property
@@ -182,10 +182,16 @@ class Checkpointer:
         return sum(not save.done.is_set() for save in self._saves)
 
     def resume(self) -> int:
-        """Load the newest valid checkpoint into everything given; the next step to train, 0 when there is none.
+        """Load the newest valid checkpoint into everything given. All ranks call it.
 
-        All ranks call it. It was read in full and proven before. Raises ``CheckpointError`` where checkpoints exist and
-        none may be used, and where one does not fit: other names, shapes or types. Nothing has then reached the model.
+        The checkpoint is verified before a byte reaches the model.
+
+        Returns:
+            The next step to train; 0 if there is no checkpoint.
+
+        Raises:
+            CheckpointError: Checkpoints exist and none may be used, or the checkpoint has other names, shapes or types
+                than the model and the optimizer. Nothing has reached the model then.
         """
         point = load.find(self._staging.directory, self._ranks, self._staging.nonce)
         if point is None:
@@ -197,14 +203,23 @@ class Checkpointer:
         return step + 1
 
     def step(self, step: int, loss: SupportsFloat | None = None, grad_norm: SupportsFloat | None = None) -> Requests:
-        """Say that ``step`` is done: it is shown, counted, and saved if it is time or if gangrun asks for it.
+        """Report that a step is done, and save if it is time or if gangrun asks for it. All ranks call it.
 
-        Steps are whole numbers that count up over the whole run. Raises TypeError for what is none, ValueError for one
-        that does not come after the last, or where ranks are at different ones, RuntimeError where another rank is gone
-        or does not answer, and ``CheckpointError`` once this is closed.
-        ``loss`` and ``grad_norm`` are shown to people. ``stop`` in the answer is true on all ranks at the same step:
-        leave the loop; what had to be saved is. A save that failed in the background is told by a
-        ``CheckpointWarning``.
+        Warns with ``CheckpointWarning`` if a save in the background has failed.
+
+        Args:
+            step: Number of the step; numbers count up over the whole run.
+            loss: Shown by ``gangrun status``; default None.
+            grad_norm: As ``loss``.
+
+        Returns:
+            ``stop`` is true on all ranks at the same step: leave the loop; the checkpoint is saved.
+
+        Raises:
+            TypeError: ``step`` is no whole number.
+            ValueError: ``step`` does not come after the last one, or ranks are at different steps.
+            RuntimeError: Another rank is gone or does not answer.
+            CheckpointError: The Checkpointer is closed.
         """
         self._demand_open()
         step = arguments.later_step(step, self._steps.last, self._steps.resumed)
@@ -237,10 +252,16 @@ class Checkpointer:
         progress.checkpoint_saved()
 
     def save(self, step: int, *, wait: bool = False) -> None:
-        """Save now, after ``step``; called by all ranks. With ``wait`` it returns once the checkpoint is committed.
+        """Save to disk now. All ranks call it. The same step is not saved twice.
 
-        Raises ``CheckpointError`` with ``wait`` if it could not be written, ValueError where the ranks' states do not
-        fit together, TypeError for a state that could not be read back. The same step is not saved twice.
+        Args:
+            step: The step that was done last.
+            wait: Return when the checkpoint is committed; default False: return when the state is copied.
+
+        Raises:
+            CheckpointError: With ``wait``, if the checkpoint could not be written; always, if this is closed.
+            ValueError: The ranks' states do not fit together.
+            TypeError: The state could not be read back without executing code.
         """
         self._demand_open()
         step = arguments.step(step)
@@ -326,12 +347,14 @@ class Checkpointer:
             warnings.warn(failure, CheckpointWarning, stacklevel=3)
 
     def close(self) -> None:
-        """Save the last step unless it is saved, with the state as it is now, and finish what is under way; called by
-        all ranks, before ``dist.destroy_process_group()``.
+        """Save the last step if it is not saved, with the state as it is now, and finish the saves under way.
 
-        While an error is under way, as in a ``finally``, or being handled, no last step is saved, and where one was to
-        be a ``CheckpointWarning`` says so: call it after the ``except`` block that ends a training.
-        Raises ``CheckpointError`` if the last step or another one under way could not be saved; may be called again.
+        All ranks call it, before ``dist.destroy_process_group()``; calling it again does nothing. While an error is
+        under way, as in a ``finally``, or is being handled, the last step is not saved and a ``CheckpointWarning`` says
+        so: call it after the ``except`` block that ends a training.
+
+        Raises:
+            CheckpointError: The last step, or a save under way, could not be saved.
         """
         if self._closed:
             return
@@ -364,7 +387,11 @@ class Checkpointer:
         return []
 
     def finish(self, within_s: float) -> None:
-        """Give what is under way this long; what is not done then was never committed. Nothing is saved after this."""
+        """Wait for the saves under way, and save nothing more.
+
+        Args:
+            within_s: Seconds to wait. Saves that are not done by then are never committed.
+        """
         if not self._closed:
             self._closed = True
             if not self._saver.close(within_s):

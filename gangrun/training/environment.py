@@ -23,7 +23,12 @@ class RealClock:
 
 
 class ResumePoint(NamedTuple):
-    """Where to go on from: the newest checkpoint that was proven valid before this attempt started."""
+    """The checkpoint to resume from: the newest one that was verified before this attempt started.
+
+    Attributes:
+        path: Its directory, the same on all ranks.
+        step: The step that it was saved after; -1 if gangrun does not know.
+    """
 
     path: str
     step: int
@@ -35,9 +40,10 @@ def slot_path() -> str:
 
 
 def resume_info() -> ResumePoint | None:
-    """The checkpoint to load, as (path, step), or None to start from the beginning.
+    """Return the checkpoint to load. Any thread of any rank may call it; it reads the environment only.
 
-    The path is the same on all ranks. Outside gangrun it is always None.
+    Returns:
+        The path and the step, the same on all ranks, or None to start from the beginning. Always None outside gangrun.
     """
     path = os.environ.get("GANGRUN_RESUME", "")
     if not path:

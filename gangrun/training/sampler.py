@@ -4,8 +4,8 @@
 
 The order of an epoch follows from its number and the seed. A global batch takes the next ``global_batch`` samples, over
 the end of an epoch into the next if need be, and every rank takes its share of them: so each sample comes once per
-epoch, the batch has one size for ever, and another number of ranks changes nothing but the shares. Next:
-``checkpointer``, which calls ``trained`` after each step and saves the number with the weights.
+epoch, the batch has one size for ever, and another number of ranks changes nothing but the shares. The
+Checkpointer calls ``trained`` after each step and saves the number with the weights.
 """
 
 from __future__ import annotations
@@ -23,13 +23,23 @@ _SCHEMA = 1
 class GlobalBatchSampler:
     """A batch sampler for ``DataLoader(dataset, batch_sampler=sampler)``, or for torchdata's ``StatefulDataLoader``.
 
-    ``global_batch``: samples per optimizer step over all ranks, constant for the whole run. ``micro_batch``: samples
-    that the loader yields at once on this rank; by default its whole share, and with gradient accumulation less.
-    Iterating gives what is left of the current epoch, and iterating again the next one. What a loader fetched ahead
-    does not count: only ``trained`` moves the position.
+    Iterating gives the rest of the current epoch; iterating again gives the next one. Batches that a loader fetched
+    ahead do not count: only ``trained`` moves the position. Every rank makes one with the same arguments.
 
-    ``fingerprint`` names the dataset's content (a text of yours); resuming with another one, another size, seed or
-    global batch raises ValueError, as samples would come twice or never. ValueError too for sizes that are no sizes.
+    Args:
+        dataset: The dataset, or its size in samples.
+        global_batch: Samples per optimizer step over all ranks, constant for the whole run.
+        micro_batch: Samples that the loader yields at once on this rank; default None: the rank's whole share of a
+            global batch. Give less for gradient accumulation.
+        shuffle: Whether each epoch has an order of its own; default True.
+        seed: Of the orders; default 0.
+        fingerprint: A text of yours that names the dataset's content; default "".
+        rank: Number of this rank; default None: that of the default process group.
+        world_size: Number of ranks; default None: that of the default process group.
+
+    Raises:
+        ValueError: A size that is impossible. Loading a state raises it too if the size, seed, global batch or
+            fingerprint differs: samples would come twice or never.
     """
 
     def __init__(
@@ -44,7 +54,6 @@ class GlobalBatchSampler:
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        """``rank`` and ``world_size`` are those of the default process group unless they are given."""
         grouped = dist.is_available() and dist.is_initialized()
         self.rank = rank if rank is not None else dist.get_rank() if grouped else 0
         self.world_size = world_size if world_size is not None else dist.get_world_size() if grouped else 1
@@ -73,7 +82,7 @@ class GlobalBatchSampler:
         self.consumed += batches_count * self.global_batch
 
     def at_first_batch(self, then: Callable[[], None]) -> None:
-        """ScriptCall this once when the first batch is asked for, if that is in the middle of an epoch.
+        """Call ``then`` once when the first batch is asked for, if that is in the middle of an epoch.
 
         A loader draws a random number whenever it is iterated. A run that was not interrupted drew it at the epoch's
         beginning, before the state that was saved: so chance is put back once more, after the loader has drawn.

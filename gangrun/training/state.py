@@ -33,7 +33,7 @@ _OPTIONS = StateDictOptions(strict=True)
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be written, found or loaded; the message says why, and what may be done."""
+    """A checkpoint could not be written, found or loaded. The message says why, and what to do."""
 
 
 @runtime_checkable

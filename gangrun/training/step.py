@@ -183,11 +183,24 @@ def step(
     grad_norm: SupportsFloat | None = None,
     phase: TrainingPhase | str = TrainingPhase.TRAIN,
 ) -> Requests:
-    """Say that ``step`` is done; hear whether to save or stop.
+    """Report that a step is done, and learn whether to save or stop. Costs under a microsecond.
 
-    ``loss`` and ``grad_norm`` are shown to people; a tensor on a GPU is waited for, so give a number you have anyway.
-    ``phase``: "train", "eval", "checkpoint", "startup": a long evaluation that calls ``step(n, phase="eval")``
-    is not taken for a hang.
+    Each rank calls it after each step, from one thread. Outside gangrun it does nothing.
+
+    Args:
+        step: Number of the step, counted over the whole run.
+        loss: Shown by ``gangrun status``; default None. A tensor may require a gradient: its graph is not kept. A
+            tensor on a GPU makes this call wait for the GPU, so give a number that you have anyway.
+        grad_norm: As ``loss``.
+        phase: "train" (the default), "eval", "checkpoint" or "startup". A long evaluation that calls
+            ``step(n, phase="eval")`` is not taken for a hang.
+
+    Returns:
+        ``stop`` (leave the loop; stays true) and ``checkpoint`` (save now; true once for each request).
+
+    Raises:
+        KeyError: ``phase`` is none of these.
+        TypeError: ``step`` or ``loss`` is no number.
     """
     state = _state or _attach()
     return state.report(step, loss, grad_norm, phase)

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """``newest_count`` newest ones stay (0: all); of older ones those whose step is a multiple of ``every_steps``."""
+    """Which checkpoints stay.
+
+    Args:
+        newest_count: This many of the newest stay, at least 2; default 0: all of them.
+        every_steps: Of older ones those stay whose step is a multiple of this; default 0: none.
+
+    Raises:
+        ValueError: A number is negative, or ``newest_count`` is 1.
+    """
 
     newest_count: int = 0
     every_steps: int = 0

@@ -109,21 +109,13 @@ class Staging:
                 return
 
     def _trash_name(self, name: str) -> str:
-        for number in range(1000):
-            path = os.path.join(self.path, _TRASH, f"{name}.{number}")
-            if not os.path.lexists(path):
-                return path
-        raise FileExistsError(17, "too much in the trash", self.path)
+        return _free_name(os.path.join(self.path, _TRASH), name)
 
     def _make_way(self, target: str) -> None:
         """An older save of the same step is never written over: it is set aside, whole."""
         parent = os.path.join(self.directory, MACHINE_FOLDER, SET_ASIDE, f"{self.run}-{self.attempt}-replaced")
         os.makedirs(parent, exist_ok=True)
-        for number in range(1000):
-            aside = os.path.join(parent, f"{os.path.basename(target)}.{number}")
-            if not os.path.lexists(aside):
-                os.rename(target, aside)
-                return
+        os.rename(target, _free_name(parent, os.path.basename(target)))
 
     def _sweep(self) -> None:
         """Renamed first: whoever still writes there finds nothing, even once its seal is broken to remove it."""
@@ -150,6 +142,14 @@ def write_whole(path: str, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _free_name(folder: str, name: str) -> str:
+    paths = (os.path.join(folder, f"{name}.{number}") for number in range(1000))
+    free = next((path for path in paths if not os.path.lexists(path)), None)
+    if free is None:
+        raise FileExistsError(errno.EEXIST, "too many saves of one step", folder)
+    return free
 
 
 def _listed(folder: str) -> list[str]:

@@ -16,7 +16,7 @@ import os
 import secrets
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, SupportsFloat
@@ -144,7 +144,7 @@ class Checkpointer:
             memory_every, self._ranks, self._clock, failures_count=attempt, mtbf_s=mtbf_s
         )  # fmt: skip
         self._memory, self._memory_failure = memory, ""
-        self._saver = Saver(RankGroup(), self._staging, self._clock, writing, keeping, memory, *self._people_told())
+        self._saver = Saver(RankGroup(), self._staging, self._clock, writing, keeping, memory, self._save_status())
         self._saves: list[Save] = []
         self._steps = Steps()
         self._proven_readable = self._closed = False
@@ -165,11 +165,10 @@ class Checkpointer:
             raise trouble
         return staging
 
-    def _people_told(self) -> list[Callable[[int, str, float], None]]:
-        if self._ranks.rank != 0 or not environment.run_id():
-            return []
+    def _save_status(self) -> SaveStatus | None:
         schedule = self._schedule  # self would be held for as long as the saver's thread lives
-        return [SaveStatus(self._staging, self._clock, lambda: schedule.plan).ended]
+        shown = self._ranks.rank == 0 and environment.run_id()
+        return SaveStatus(self._staging, self._clock, lambda: schedule.plan) if shown else None
 
     @property
     def interval_reason(self) -> str:

@@ -106,7 +106,6 @@ class Copying:
                 job.wait()
             if number < taking.chunks_count:
                 taking.took(number)
-        sending.close()
         return sending.failure or taking.close()
 
     def _swap(self, data: bytes, wanted: int) -> bytes:
@@ -148,10 +147,6 @@ class _Sending:
         except OSError as error:
             self.failure = str(error.strerror or error)
         return part
-
-    def close(self) -> None:
-        """Let go."""
-        self._buffer = torch.empty(0, dtype=torch.uint8)
 
 
 class Taking:

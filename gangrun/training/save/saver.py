@@ -20,6 +20,8 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from gangrun.checkpoint.commit import Staging, write_whole
 from gangrun.checkpoint.formats.dcp_metadata import METADATA_NAME
 from gangrun.checkpoint.scan import StorageUnreadable, list_steps, step_pattern
@@ -63,12 +65,12 @@ class Saver:
 
     def __init__(
         self, ranks: RankGroup, staging: Staging, clock: Clock, delta: Delta, keeping: Retention,
-        memory: MemorySaving | None = None, told: Callable[[int, str, float], None] | None = None,
+        memory: MemorySaving | None = None, status: SaveStatus | None = None,
     ) -> None:  # fmt: skip
         self._ranks, self._staging, self._clock = ranks, staging, clock
         self._delta, self._keeping, self._memory = delta, keeping, memory
         self._looked_at = clock.now()
-        self._told = told
+        self._status = status
         # the one used last comes first: while saves do not overlap the second never takes any memory
         self._buffers: queue.LifoQueue[HostBuffer] = queue.LifoQueue()
         for _ in range(BUFFERS_COUNT):
@@ -125,8 +127,8 @@ class Saver:
                 save.failure = f"step {save.step} was not saved: {type(error).__name__}: {error}"
             save.persist_s = self._clock.now() - began
             self._buffers.put(save.buffer)
-            if self._told is not None and not save.in_memory:
-                self._told(save.step, save.failure, save.persist_s)
+            if self._status is not None and not save.in_memory:
+                self._status.ended(save.step, save.failure, save.persist_s)
             save.done.set()
             if save.in_memory and not save.failure and self._ranks.rank == 0:
                 self._look(save.step)
@@ -245,35 +247,32 @@ class SaveStatus:
     def __init__(self, staging: Staging, clock: Clock, plan: Callable[[], Cadence]) -> None:
         """Takes its place on the disk at once."""
         self._path = os.path.join(staging.run_folder, NAME)
-        self._clock, self._plan, self._attempt = clock, plan, staging.attempt
-        self._saved_step, self._saved_at, self._persist_s, self._failures_count = -1, 0.0, 0.0, 0
-        self._write(-1, "")
+        self._clock, self._plan = clock, plan
+        self._told = SavesTold(staging.attempt, 0.0, 0.0, "")
+        self._write()
 
     def ended(self, step: int, failure: str, persist_s: float) -> None:
         """One save was committed (``failure`` "") or failed."""
         if failure:
-            self._failures_count += 1
+            self._write(failures_count=self._told.failures_count + 1, failed_step=step, failed_why=failure)
         else:
-            self._failures_count, self._saved_step = 0, step
-            self._saved_at, self._persist_s = self._clock.wall(), persist_s
-        self._write(step if failure else -1, failure)
+            self._write(
+                failures_count=0, failed_step=-1, failed_why="", saved_step=step, saved_at=self._clock.wall(),
+                persist_s=persist_s,
+            )  # fmt: skip
 
-    def _write(self, failed_step: int, why: str) -> None:
-        plan = self._plan()
-        told = SavesTold(
-            self._attempt, self._clock.wall(), plan.interval_s, plan.reason, saved_step=self._saved_step,
-            saved_at=self._saved_at, persist_s=self._persist_s, failures_count=self._failures_count,
-            failed_step=failed_step, failed_why=why,
-        )  # fmt: skip
+    def _write(self, **news: object) -> None:
+        plan, now = self._plan(), self._clock.wall()
+        self._told = msgspec.structs.replace(
+            self._told, at=now, interval_s=plan.interval_s, interval_reason=plan.reason, **news
+        )
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-        try:
+        with contextlib.suppress(OSError):  # what cannot be told is not told
             descriptor = os.open(self._path, flags, 0o644)
             try:
-                os.pwrite(descriptor, encode(told), 0)
+                os.pwrite(descriptor, encode(self._told), 0)
             finally:
                 os.close(descriptor)
-        except OSError:
-            return
 
 
 WAIT_S = 30.0

@@ -23,7 +23,7 @@ JOBS ?= 2
 # Tests of real processes wait more than they compute, so more of them go on at once.
 WAITING ?= 3
 # Clusters side by side: the tests on a cluster wait for Slurm most of the time.
-CLUSTERS ?= 2
+CLUSTERS ?= 3
 SEEDS ?= 20000
 
 .PHONY: help demo test check format test-quick test-core test-sweep test-processes test-serial test-cluster test-slurm24 bench clean install system forget
@@ -31,7 +31,7 @@ SEEDS ?= 20000
 help:  ## this list
 	@echo "gangrun: make targets"
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "Variables: PYTHON=python3.12 (which python makes $(VENV)), JOBS=2 (quick tests at once), WAITING=3 (tests of processes at once), CLUSTERS=2 (Slurm clusters at once), SEEDS=20000 (make bench)"
+	@echo "Variables: PYTHON=python3.12 (which python makes $(VENV)), JOBS=2 (quick tests at once), WAITING=3 (tests of processes at once), CLUSTERS=3 (Slurm clusters at once), SEEDS=20000 (make bench)"
 
 demo: $(VENV)/.runs  ## train a small model, kill a rank in the middle, watch it come back, compare the weights
 	@$(PY) examples/kill_a_rank/demo.py

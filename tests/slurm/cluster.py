@@ -292,10 +292,6 @@ class Cluster:
         """It fails with these words, and nothing was done."""
         self.order(tool, f"echo {shlex.quote(words)} >&2; exit 1", times, host)
 
-    def answer_late(self, tool: str, by_s: float, times: int | None = None, host: str = "") -> None:
-        """It does its work at once and answers ``by_s`` later."""
-        self.order(tool, f'said=$("$real" "$@" 2>&1); code=$?; sleep {by_s}; echo "$said"; exit $code', times, host)
-
     def hang(self, tool: str, times: int | None = None, host: str = "") -> None:
         """It does nothing and never answers."""
         self.order(tool, "exec sleep infinity", times, host)

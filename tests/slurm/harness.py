@@ -9,7 +9,6 @@ import inspect
 import json
 import math
 import os
-import signal
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -147,10 +146,6 @@ class Run:
         for path in (self.steps, self.saves):
             os.chown(path, self.cluster.site.uid, self.cluster.site.uid)
         return self.saves
-
-    def kill_rank(self, rank: int, number: int = signal.SIGKILL) -> None:
-        """A signal to the newest process of a rank."""
-        os.kill(self.ranks()[rank][1], number)
 
     # ---- seeing: gangrun ----
 

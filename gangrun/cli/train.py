@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from gangrun.cli.options import Grouped, GroupedCommand, Typed
 from gangrun.config.environment import all_variables
-from gangrun.config.request import Request, ResolvedRequest, resolved
 from gangrun.config.settings import GROUPS, OUTPUT, PLACES, SETTINGS, TRAINING, Setting
 from gangrun.config.slurm_options import SLURM_SETTINGS
 from gangrun.display.text import clean
 from gangrun.errors import UserError
+
+if TYPE_CHECKING:
+    from gangrun.config.request import ResolvedRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
 IGNORED_TORCHRUN = ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "monitor_interval", "start_method", "role")
@@ -84,6 +86,8 @@ def _request(
     ctx: click.Context, options: Mapping[str, Any], settings: Iterable[Setting], *, submits: bool = False
 ) -> ResolvedRequest:
     """The words put in order and understood; only what was typed counts as a flag."""
+    from gangrun.config.request import Request, resolved  # not for --help
+
     if ignored := [name for name in IGNORED_TORCHRUN if options[name] is not None]:
         names = ", ".join("--" + name.replace("_", "-") for name in ignored)
         click.echo(f"gangrun: gangrun ignores {names}: it needs no rendezvous", err=True)

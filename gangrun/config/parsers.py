@@ -12,9 +12,6 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
-import msgspec
-from msgspec import Meta
-
 Parser = Callable[[object], Any]
 NODE_RANKS_MAX_COUNT = 1024
 GROUP_MAX_COUNT = 128  # nodes that code together: up to twice as many do, and the field has 256 elements
@@ -35,6 +32,8 @@ class BadValue(ValueError):
 
 def converted(value: object, kind: Any, what: str, hint: str = "") -> Any:
     """``value`` as ``kind``, which a person calls ``what``."""
+    import msgspec  # here and below: --help parses nothing
+
     try:
         return msgspec.convert(value.strip() if isinstance(value, str) else value, kind, strict=False)
     except msgspec.ValidationError:
@@ -45,6 +44,8 @@ def whole(least: int, why: str = "") -> Parser:
     """Parser of whole numbers of at least ``least``."""
 
     def parse(value: object) -> Any:
+        from msgspec import Meta
+
         return converted(value, Annotated[int, Meta(ge=least)], f"a whole number from {least} up", why)
 
     return parse
@@ -111,6 +112,8 @@ def size_bytes(value: object) -> int:
 
 def command(value: object) -> tuple[str, ...]:
     """A command as a shell would split it, without a shell; "" is none."""
+    import msgspec
+
     try:
         words = shlex.split(value) if isinstance(value, str) else msgspec.convert(value, tuple[str, ...])
     except ValueError as error:  # msgspec's is one
@@ -135,7 +138,9 @@ def ranks_per_node(value: object) -> str:
     asked = str(value).strip().lower()
     if asked in {"auto", "gpu", "cpu"}:
         return asked
-    number = converted(value, Annotated[int, Meta(ge=1)], "a number of ranks, and none of auto, gpu, cpu")
+    number = whole(1)(value) if asked.isdecimal() else None
+    if number is None:
+        raise BadValue(f"{value!r} is neither a number of ranks nor one of auto, gpu, cpu")
     if number > NODE_RANKS_MAX_COUNT:
         raise BadValue(f"{value} ranks on a node: {NODE_RANKS_MAX_COUNT} ranks on a node at most")
     return str(number)

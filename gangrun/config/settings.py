@@ -1,26 +1,23 @@
 """Every setting of a run: its name, its kind of value, its default, where it goes, what it means.
 
 One row makes the flag, the ``GANGRUN_*`` variable, the key in ``gangrun.toml``, the line in ``gangrun config`` and the
-row in ``docs/operating.md``. ``into`` names the field of ``RunSpec`` that a value fills, which has the default.
+row in ``docs/operating.md``. ``into`` names the field of ``RunSpec`` that a value fills, with the same default (a test
+keeps them equal: to load those structs would cost every ``--help``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from functools import reduce
-from types import SimpleNamespace
 from typing import Any
 
 from gangrun.config import parsers
 from gangrun.config.environment import RUNS_DIR
 from gangrun.config.health_table import HealthTable, health_table
-from gangrun.core.policy import Policy
-from gangrun.wire.spec import CheckpointSpec, LogSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ValueKind:
     """What values a setting takes."""
 
     parse: parsers.Parser
@@ -29,25 +26,24 @@ class Kind:
     words: tuple[str, ...] = ()  # what may be completed on the command line
 
 
-SWITCH = Kind(parsers.switch)
-NAME = Kind(parsers.text, "NAME")
-DIRECTORY = Kind(parsers.text, "DIR")
-COMMAND = Kind(parsers.command, "COMMAND")
-COUNT = Kind(parsers.whole(0), "N", "count")
-NODES = Kind(parsers.whole(1), "K", "nodes")
-STEPS = Kind(parsers.whole(0), "STEPS", "steps")
-TIME = Kind(parsers.span_s, "TIME", "s")
-SIZE = Kind(parsers.size_bytes, "SIZE", "bytes")
-POSITIVE_TIME = Kind(parsers.positive_span_s, "TIME", "s")
-PATTERN = Kind(parsers.step_pattern, "REGEX")
-RANKS = Kind(parsers.ranks_per_node, "N|auto|gpu|cpu", "ranks", ("auto", "gpu", "cpu"))
-RESUME = Kind(parsers.resume_request, "auto|none|STEP|PATH", "", ("auto", "none"))
-SIGNAL = Kind(parsers.save_signal, "SIG", "", parsers.SAVE_SIGNALS)
-PROTECTION = Kind(parsers.memory_protection, "copy|K+M", "", ("copy",))
+SWITCH = ValueKind(parsers.switch)
+NAME = ValueKind(parsers.text, "NAME")
+DIRECTORY = ValueKind(parsers.text, "DIR")
+COMMAND = ValueKind(parsers.command, "COMMAND")
+COUNT = ValueKind(parsers.whole(0), "N", "count")
+NODES = ValueKind(parsers.whole(1), "K", "nodes")
+STEPS = ValueKind(parsers.whole(0), "STEPS", "steps")
+TIME = ValueKind(parsers.span_s, "TIME", "s")
+SIZE = ValueKind(parsers.size_bytes, "SIZE", "bytes")
+POSITIVE_TIME = ValueKind(parsers.positive_span_s, "TIME", "s")
+PATTERN = ValueKind(parsers.step_pattern, "REGEX")
+RANKS = ValueKind(parsers.ranks_per_node, "N|auto|gpu|cpu", "ranks", ("auto", "gpu", "cpu"))
+RESUME = ValueKind(parsers.resume_request, "auto|none|STEP|PATH", "", ("auto", "none"))
+SIGNAL = ValueKind(parsers.save_signal, "SIG", "", parsers.SAVE_SIGNALS)
+PROTECTION = ValueKind(parsers.memory_protection, "copy|K+M", "", ("copy",))
 TRAINING, PLACES, CHECKPOINTS = "Training", "Nodes and Slurm", "Checkpoints"
 RECOVERY, HEALTH, OUTPUT = "Recovery", "Health", "Output"
 GROUPS = (TRAINING, PLACES, CHECKPOINTS, RECOVERY, HEALTH, OUTPUT)
-_DEFAULTS = SimpleNamespace(checkpoint=CheckpointSpec(), log=LogSpec(), policy=Policy())
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +51,7 @@ class Setting:
     """One row."""
 
     name: str  # as in gangrun.toml
-    kind: Kind
+    kind: ValueKind
     group: str
     about: str  # verb first or a noun phrase, without the default
     default: Any = None
@@ -89,11 +85,6 @@ class Setting:
         return self.about + (f" ({'; '.join(notes)})." if notes else ".")
 
 
-def to(field: str) -> dict[str, Any]:
-    """The columns ``into`` and ``default`` of a row whose value is this field of ``RunSpec``."""
-    return {"into": field, "default": reduce(getattr, field.split("."), _DEFAULTS)}
-
-
 SETTINGS: tuple[Setting, ...] = (
     Setting("nproc_per_node", RANKS, TRAINING, "Ranks per node", told_default="one per GPU, else 1"),
     Setting("nodes", NODES, PLACES, "Nodes that hold ranks", 1, flags=("--nnodes",)),
@@ -101,27 +92,27 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("local_hosts", SWITCH, PLACES, "Simulate the nodes on this machine, one agent each", False),
     Setting(
         "max_restarts", COUNT, RECOVERY, "Restarts allowed for the same cause before progress resets the count",
-        **to("policy.restarts_max_count"),
+        3, "policy.restarts_max_count",
     ),
     Setting("checkpoint_dir", DIRECTORY, CHECKPOINTS, "Directory of the script's checkpoints, to resume from", ""),
     Setting(
         "checkpoint_pattern", PATTERN, CHECKPOINTS, "Names of checkpoint directories; the group is the step",
-        **to("checkpoint.pattern"),
+        r"step-(\d+)", "checkpoint.pattern",
     ),
     Setting(
         "reading_share", SIZE, CHECKPOINTS, "Minimum bytes per node when nodes verify a checkpoint in parallel",
-        **to("checkpoint.reading_share_bytes"), zero="one node reads all",
+        256 << 20, "checkpoint.reading_share_bytes", zero="one node reads all",
     ),
     Setting(
         "memory_checkpoints", SWITCH, CHECKPOINTS, "Keep checkpoints in node memory between saves to disk",
-        **to("checkpoint.memory"),
+        False, "checkpoint.memory",
     ),
     Setting(
         "flush_every", TIME, CHECKPOINTS, "Write the newest in-memory checkpoint to disk if none reached it for TIME",
-        **to("checkpoint.flush_every_s"), zero="never",
+        300.0, "checkpoint.flush_every_s", zero="never",
     ),
     Setting(
-        "memory_limit", SIZE, CHECKPOINTS, "Memory per node for checkpoints", **to("checkpoint.memory_limit_bytes"),
+        "memory_limit", SIZE, CHECKPOINTS, "Memory per node for checkpoints", 0, "checkpoint.memory_limit_bytes",
         told_default="a quarter of the node",
     ),
     Setting(
@@ -130,51 +121,52 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "validator", COMMAND, CHECKPOINTS, "Command that judges a checkpoint directory; exits 0 if valid, 1 if not",
-        **to("checkpoint.validator"),
+        (), "checkpoint.validator",
     ),
     Setting(
         "validator_timeout", POSITIVE_TIME, CHECKPOINTS,
-        "Time limit for the validator; on timeout its verdict is ignored", **to("checkpoint.validator_within_s"),
+        "Time limit for the validator; on timeout its verdict is ignored", 600.0, "checkpoint.validator_within_s",
     ),
     Setting(
         "poison_after", STEPS, RECOVERY, "Suspect the checkpoint if the run fails within STEPS of loading it",
-        **to("policy.poison_after_steps"), zero="off",
+        10, "policy.poison_after_steps", zero="off",
     ),
     Setting(
-        "poison_times", Kind(parsers.whole(2, "once proves nothing"), "N", "count"), RECOVERY,
-        "Identical failures before falling back to the previous checkpoint", **to("policy.poison_times_count"),
+        "poison_times", ValueKind(parsers.whole(2, "once proves nothing"), "N", "count"), RECOVERY,
+        "Identical failures before falling back to the previous checkpoint", 2, "policy.poison_times_count",
     ),
     Setting("runs_dir", DIRECTORY, OUTPUT, "Directory that holds the run directories", RUNS_DIR),
     Setting("name", NAME, OUTPUT, "Name of the run", "", told_default="the script's"),
     Setting("resume", RESUME, CHECKPOINTS, "Checkpoint that the first attempt resumes from", "auto", into="resume"),
     Setting(
-        "hang_timeout", TIME, RECOVERY, "Treat no progress for TIME as a hang", **to("policy.hang.timeout_s"),
+        "hang_timeout", TIME, RECOVERY, "Treat no progress for TIME as a hang", None, "policy.hang.timeout_s",
         told_default="learnt", zero="never",
     ),
-    Setting("stop_grace", TIME, RECOVERY, "Time between SIGTERM and SIGKILL", **to("policy.stop_grace_s")),
+    Setting("stop_grace", TIME, RECOVERY, "Time between SIGTERM and SIGKILL", 10.0, "policy.stop_grace_s"),
     Setting(
         "checkpoint_grace", TIME, CHECKPOINTS, "Time to save before a stop, if the script asked for it",
-        **to("policy.checkpoint_grace_s"),
+        60.0, "policy.checkpoint_grace_s",
     ),
     Setting(
         "save_signal", SIGNAL, CHECKPOINTS, "Signal that makes the script save, such as USR1", "", into="save_signal"
     ),
     Setting(
-        "save_lead", TIME, CHECKPOINTS, "Tell ranks to save TIME before the time limit", **to("policy.save_lead_s"),
+        "save_lead", TIME, CHECKPOINTS, "Tell ranks to save TIME before the time limit", None, "policy.save_lead_s",
         told_default="checkpoint_grace",
     ),
     Setting("join_within", TIME, RECOVERY, "Time limit for nodes to join", told_default="60s; in a Slurm job 5m"),
     Setting(
         "silence_after", TIME, RECOVERY, "Suspect a node without a heartbeat for TIME",
-        **to("policy.timing.silence_after_s"),
+        5.0, "policy.timing.silence_after_s",
     ),
     Setting(
-        "fence_after", TIME, RECOVERY, "Kill ranks whose agent is cut off for TIME", **to("policy.timing.fence_after_s")
+        "fence_after", TIME, RECOVERY, "Kill ranks whose agent is cut off for TIME", 30.0, "policy.timing.fence_after_s"
     ),
-    Setting("observe", SWITCH, RECOVERY, "Decide and report, but stop and restart nothing", **to("policy.observe")),
+    Setting("observe", SWITCH, RECOVERY, "Decide and report, but stop and restart nothing", False, "policy.observe"),
     Setting("no_health", SWITCH, HEALTH, "Do not check hardware before and during the run", False),
     Setting(
-        "health", Kind(health_table), HEALTH, "Table [health]: bounds of the checks", HealthTable(), in_files_only=True
+        "health", ValueKind(health_table), HEALTH, "Table [health]: bounds of the checks", HealthTable(),
+        in_files_only=True,
     ),
-    Setting("log_per_rank", SWITCH, OUTPUT, "Write one more log file for each rank", **to("log.per_rank")),
+    Setting("log_per_rank", SWITCH, OUTPUT, "Write one more log file for each rank", False, "log.per_rank"),
 )  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from gangrun.config import parsers
 from gangrun.config.parsers import BadValue
-from gangrun.config.settings import COUNT, PLACES, RECOVERY, SETTINGS, SWITCH, Kind, Setting
+from gangrun.config.settings import COUNT, PLACES, RECOVERY, SETTINGS, SWITCH, Setting, ValueKind
 from gangrun.wire.submission import Requeue
 
 Pair = tuple[str, str | None]
@@ -131,12 +131,12 @@ def gpus_count(gpus_per_node: str, gres: str) -> int:
 
 
 def _text(name: str, metavar: str, about: str, *flags: str) -> Setting:
-    return Setting(name, Kind(parsers.word, metavar), PLACES, about, "", f"submission.{name}", flags=flags)
+    return Setting(name, ValueKind(parsers.word, metavar), PLACES, about, "", f"submission.{name}", flags=flags)
 
 
 def _pairs_row(name: str, parse: parsers.Parser) -> Setting:
     about = f"Pass any other option on to {name}; repeatable"
-    return Setting(name, Kind(parse, "KEY=VALUE"), PLACES, about, (), f"submission.{name}", many=True)
+    return Setting(name, ValueKind(parse, "KEY=VALUE"), PLACES, about, (), f"submission.{name}", many=True)
 
 
 SLURM_SETTINGS: tuple[Setting, ...] = (
@@ -151,7 +151,7 @@ SLURM_SETTINGS: tuple[Setting, ...] = (
     _text("nodelist", "NODES", "Nodes that must be among those used", "-w"),
     _text("constraint", "FEATURES", "Features that nodes must have", "-C"),
     Setting(
-        "cpus_per_task", Kind(_cpus, "N", "CPUs"), PLACES, "CPUs per node, shared by its ranks", "",
+        "cpus_per_task", ValueKind(_cpus, "N", "CPUs"), PLACES, "CPUs per node, shared by its ranks", "",
         "submission.cpus_per_task", flags=("-c",),
     ),
     _text("mem", "SIZE", "Memory per node"),
@@ -161,11 +161,11 @@ SLURM_SETTINGS: tuple[Setting, ...] = (
     _pairs_row("sbatch", sbatch_pairs),
     _pairs_row("srun", srun_pairs),
     Setting(
-        "setup", Kind(parsers.shell_lines, "LINE"), PLACES, "Shell line to run first, such as module load; repeatable",
-        (), "submission.setup", many=True,
+        "setup", ValueKind(parsers.shell_lines, "LINE"), PLACES,
+        "Shell line to run first, such as module load; repeatable", (), "submission.setup", many=True,
     ),
     Setting(
-        "requeue", Kind(_requeue, "resubmit|same-job|none", "", REQUEUE), RECOVERY, "Way to get other nodes",
+        "requeue", ValueKind(_requeue, "resubmit|same-job|none", "", REQUEUE), RECOVERY, "Way to get other nodes",
         Requeue.RESUBMIT, "submission.requeue",
     ),
 )  # fmt: skip

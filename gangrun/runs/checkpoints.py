@@ -169,7 +169,7 @@ def _one_as_json(one: Candidate) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
+class DirectoryFacts:
     """Of a checkpoint directory; None where it does not say. ``shared_bytes``: in files that others hold too."""
 
     size_bytes: int | None = None
@@ -177,7 +177,7 @@ class Measure:
     shared_bytes: int | None = None
 
 
-def measure(path: str) -> Measure:
+def measure(path: str) -> DirectoryFacts:
     """What its files' entries tell."""
     try:
         facts = [
@@ -185,7 +185,7 @@ def measure(path: str) -> Measure:
         ]
         own = os.lstat(path)
     except OSError:
-        return Measure()
+        return DirectoryFacts()
     shared_bytes = sum(fact.st_size for fact in facts if fact.st_nlink > 1)
     changed = max((fact.st_mtime for fact in facts), default=own.st_mtime)
-    return Measure(sum(fact.st_size for fact in facts), changed, shared_bytes)
+    return DirectoryFacts(sum(fact.st_size for fact in facts), changed, shared_bytes)

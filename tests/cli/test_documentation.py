@@ -5,15 +5,19 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from gangrun import errors
 from gangrun.cli.main import COMMANDS
+from gangrun.config.settings import GROUPS, Setting
+from gangrun.config.slurm_options import ALL_SETTINGS
 from gangrun.core.policy import HangPolicy, Policy, Timing
 from gangrun.runs.snapshot import read
 from gangrun.runs.status import status_of
+from gangrun.wire.spec import CheckpointSpec
 from tests.cli.conftest import Call
 from tests.cli.run_builder import BEGAN, Builder
 from tests.cli.stories import failed
@@ -62,6 +66,33 @@ def test_a_knobs_row_has_its_unit_and_default(name: str) -> None:
     for ending, word in UNITS.items():
         if name.endswith(ending):
             assert unit == word
+
+
+def table_of_settings() -> str:
+    """As ``docs/operating.md`` has it."""
+    lines = ["| option | unit | default | meaning |", "|---|---|---|---|"]
+    for group in GROUPS:
+        lines.append(f"| **{group}** | | | |")
+        for row in (row for row in ALL_SETTINGS if row.group == group):
+            key = f"[{row.name}]" if row.in_files_only else row.flag
+            zero = f"; 0 = {row.zero}" if row.zero else ""
+            lines.append(f"| `{key}` | {row.kind.unit} | {row.default_words or '-'} | {row.about}{zero} |")
+    return "\n".join(lines)
+
+
+def test_the_table_of_settings_is_the_code_s() -> None:
+    assert table_of_settings() in OPERATING, f"docs/operating.md needs this table:\n{table_of_settings()}"
+
+
+@pytest.mark.parametrize("row", ALL_SETTINGS, ids=lambda row: row.name)
+def test_help_of_a_setting_is_one_short_sentence(row: Setting) -> None:
+    assert len(row.about.split()) <= 15
+    assert row.about[0].isupper() and not row.about.endswith(".")
+    if row.into.startswith(("policy.", "checkpoint.")):
+        found: object = SimpleNamespace(policy=Policy(), checkpoint=CheckpointSpec())
+        for name in row.into.split("."):
+            found = getattr(found, name)
+        assert row.default == found
 
 
 def test_every_command_has_its_part() -> None:

@@ -23,7 +23,7 @@ from gangrun.errors import DONE, INTERRUPTED, UNKNOWN, USAGE, UserError, did_you
 # name -> (module, one line for --help), in the order in which --help shows them
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("gangrun.cli.train", "Train on this machine and recover from failures."),
-    "submit": ("gangrun.cli.train", "Submit a training run to Slurm."),
+    "submit": ("gangrun.cli.submit", "Submit a training run to Slurm."),
     "status": ("gangrun.cli.view", "Show what runs, where, at which step."),
     "explain": ("gangrun.cli.view", "Show every decision: what was seen, concluded, done."),
     "logs": ("gangrun.cli.view", "Show what the ranks printed; --errors shows who failed first."),

@@ -39,6 +39,7 @@ def test_a_flag_is_strongest() -> None:
         ("max_restart = 3", "did you mean max_restarts?"),
         ("zzz = 3", "known keys"),
         ("max_restarts = -1", "not a whole number"),
+        ('name = "a"\n\nmax-restarts = -1', "gangrun.toml:3: max-restarts: -1 is"),
         ("poison_times = 1", "once proves nothing"),
         ("nproc_per_node = 99999999999999999999", "1024 ranks on a node at most"),
         ("max_restarts = [", "is not TOML"),

@@ -11,8 +11,10 @@ import msgspec
 import pytest
 
 from gangrun import errors
-from gangrun.cli.main import COMMANDS
-from gangrun.config.settings import GROUPS, Setting
+from gangrun.cli.main import COMMANDS, MEANT
+from gangrun.cli.submit import SUBMIT_COMMON
+from gangrun.cli.train import RUN_COMMON
+from gangrun.config.settings import GROUPS, SETTINGS, Setting
 from gangrun.config.slurm_options import ALL_SETTINGS
 from gangrun.core.policy import HangPolicy, Policy, Timing
 from gangrun.runs.snapshot import read
@@ -138,3 +140,42 @@ def test_keys_of_the_other_objects_are_told(runs: Path, gangrun: Call, home: Pat
     for found in objects:
         for key in found.keys() - {"schema", "run"}:
             assert f"`{key}`" in STATUS, key
+
+
+@pytest.mark.parametrize(("command", "common"), [("run", RUN_COMMON), ("submit", SUBMIT_COMMON)])
+def test_help_shows_ten_options_and_help_all_every_one(
+    home: Path, gangrun: Call, command: str, common: tuple[str, ...]
+) -> None:
+    short, everything = gangrun(command, "--help").out, gangrun(command, "--help-all").out
+    assert len(common) == 10
+    shown, known = (re.findall(r"^  (?:-\w, )?--([\w-]+)", text, re.MULTILINE) for text in (short, everything))
+    assert len(shown) == 10 + len(["help-all", "help"])
+    assert set(shown) < set(known)
+    assert {row.flag[2:] for row in SETTINGS if not row.in_files_only and row.name != "local_hosts"} <= set(known)
+    assert f"{len(known) - len(shown)} more options" in short
+    assert gangrun("help", command).out == short
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("list", "status --all"), ("ps", "status --all"), ("top", "status --watch"), ("stop", "cancel"),
+     ("kill", "cancel"), ("rm", "prune"), ("version", "--version"), ("chekpoints", "checkpoints"), ("zzz", "")],
+)  # fmt: skip
+def test_an_unknown_command_is_answered_by_meaning_or_spelling(
+    home: Path, gangrun: Call, typed: str, meant: str
+) -> None:
+    said = gangrun(typed)
+    assert said.code == 2
+    assert (f"did you mean gangrun {meant}?" if meant else "see gangrun help") in said.err
+
+
+def test_what_is_meant_exists() -> None:
+    words = [word for words in MEANT.values() for word in words.split()]
+    assert len(set(words)) == len(words) and not set(words) & COMMANDS.keys()
+    assert {meant.split()[0] for meant in MEANT} <= {*COMMANDS, "--version"}
+
+
+def test_help_and_version_in_their_short_forms(home: Path, gangrun: Call) -> None:
+    assert gangrun("help").out == gangrun("-h").out == gangrun("--help").out
+    assert gangrun("-V").out == gangrun("--version").out
+    assert "did you mean gangrun status?" in gangrun("help", "statsu").err

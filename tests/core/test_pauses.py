@@ -69,8 +69,7 @@ def test_a_wait_for_nodes_ends_when_enough_are_back() -> None:
 
 def test_nodes_are_waited_for_once() -> None:
     """A node that never answers its checks beside one that is gone must not turn in a circle for ever."""
-    life = Life(2)
-    life.running()
+    life = Life(2).running()
     life.on(AgentRejoined("n0", "i2", "another boot", 2))
     life.on(NodeLost("n1", 90.0, "lost"))
     life.stopped()
@@ -179,8 +178,7 @@ def test_what_others_acts_became_is_not_for_whoever_waits_for_a_job() -> None:
 
 
 def test_the_next_job_does_without_the_excluded_as_long_as_they_are() -> None:
-    life = Life(3, policy=SCHEDULER)
-    life.running()
+    life = Life(3, policy=SCHEDULER).running()
     old, new = Exclusion("old", 0.0, life.now - 1), Exclusion("new", 0.0, life.now + 1e5)
     life.state = replace(life.state, excluded={"n7": old, "n8": new})
     life.on(Notice(NoticeKind.PREEMPTION, 30.0))

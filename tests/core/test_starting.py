@@ -326,8 +326,7 @@ def test_a_notice_during_the_start(kind: NoticeKind, launched: bool) -> None:
 
 
 def test_a_job_that_only_ends_takes_nobody_in() -> None:
-    life = Life(1, policy=SCHEDULER)
-    life.launching()
+    life = Life(1, policy=SCHEDULER).launching()
     life.on(Notice(NoticeKind.TIME_LIMIT, 30.0))
     life.stopped()
     life.on(ActDone((1, 9), "SubmitSuccessor"))

@@ -81,7 +81,7 @@ class BackgroundTasks:
         return taken
 
 
-def rescue(keeper: str, command: Recover, ended: Callable[[], bool] = lambda: False) -> DiskTaskDone:
+def recover(keeper: str, command: Recover, ended: Callable[[], bool] = lambda: False) -> DiskTaskDone:
     """Answer one command; what goes wrong is the answer's ``why``. ``ended``: nobody waits for it any more."""
     try:
         kept = KeeperClient(keeper)
@@ -163,12 +163,12 @@ class MemoryTasks:
     def answer(self, command: Recover) -> DiskTaskDone:
         """One command; what goes wrong is the answer's ``why``."""
         if command.into and command.step >= 0:
-            return self._written(command) if command.pin else rescue(self._keeper, command, self._ended(command))
+            return self._written(command) if command.pin else recover(self._keeper, command, self._ended(command))
         if not self._begins(command.act):
             return DiskTaskDone(command, False, GIVEN_UP)
         if command.into:
             return DiskTaskDone(command, True)  # nothing is wanted any more
-        return self._held(command) if command.pin else rescue(self._keeper, command)
+        return self._held(command) if command.pin else recover(self._keeper, command)
 
     def _ended(self, command: Recover) -> Callable[[], bool]:
         return lambda: self._newest > command.act

@@ -1,7 +1,7 @@
 """The agent's one loop: hear, let the brain decide, perform.
 
 It must run in the process's main thread: ranks are forked here and die with the thread that forked them. It waits in
-one place (``Net.wait``); whatever may take long is an errand or a thread of ``ranks``.
+one place (``Net.wait``); whatever may take long is a background task or a thread of ``ranks``.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class AgentLoop:
         memory: MemoryTasks | None = None,
         stacks_within_s: float = 8.0,
     ) -> None:
-        """``find_term`` and ``check`` may block: they run as errands. ``say``: one line for people."""
+        """``find_term`` and ``check`` may block: they run as background tasks. ``say``: one line for people."""
         self.supervisor_pids: set[int] = set()
         self._brain = brain
         self._clock = clock

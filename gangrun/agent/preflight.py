@@ -154,7 +154,7 @@ def preflight(
     ``cpus_asked``: for this node, of the scheduler; ``cpus_allowed``: how many its affinity leaves to us and our ranks.
     ``memory``: what this node's ``ranks_count`` ranks may have.
 
-    May hang where the file system does: run it as an errand.
+    It hangs if the file system does: run it as a background task.
     """
     needed = agents_count + NOFILE_SPARE
     if nofile_hard < needed:

@@ -177,8 +177,10 @@ class AgentMessages:
             return tables.silence.heard(row.node, now) if row.node in tables.silence.suspects else []
         tables.silence.joined(row.node)
         if known is None:
-            return [AgentJoined(row.node, row.incarnation, row.boot_id, row.slots_count)]
-        return [AgentRejoined(row.node, row.incarnation, row.boot_id, row.slots_count, row.previous_died)]
+            return [AgentJoined(row.node, row.incarnation, row.hello.boot_id, row.hello.slots_count)]
+        return [
+            AgentRejoined(row.node, row.incarnation, row.hello.boot_id, row.hello.slots_count, row.hello.previous_died)
+        ]
 
     def gathered(self, now: float) -> None:
         """The term has begun: whoever is there joins, and what came meanwhile is decided."""
@@ -259,7 +261,7 @@ class AgentMessages:
         self._roster_count = max(1, len(roster_of(supervisor.state)), 0 if durable is None else len(roster_of(durable)))
         rows = tables.beats.rows
         names = candidates({n: node for n, node in supervisor.state.nodes.items() if n in rows}, self._facts.node)
-        self._candidates = tuple(rows[name].peer for name in names)
+        self._candidates = tuple(rows[name].hello.peer for name in names)
 
     # ---- events ----
 

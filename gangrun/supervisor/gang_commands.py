@@ -143,7 +143,7 @@ class GangCommands:
             _end(self._stop)
             self._stop = StopCall(self._board, self._facts, self._policy, state.placement, self._empty_at)
         held = set(state.placement.nodes if state.placement else state.nodes)  # unknown where: anywhere
-        doubtful = {row.node for row in self._rows.values() if not row.empty or row.launching}
+        doubtful = {row.node for row in self._rows.values() if not row.empty or row.hello.launching}
         self._stop.begin(action, held | doubtful, now)
 
     def stacks(self, action: TakeStacks, state: RunState, now: float) -> None:

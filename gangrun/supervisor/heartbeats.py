@@ -49,32 +49,36 @@ class Greeting(Enum):
 
 @dataclass(slots=True)
 class Row:
-    """One agent's line."""
+    """One agent's line: how it introduced itself last, and its newest beat."""
 
-    node: str
-    incarnation: str
-    boot_id: str
-    job: str
-    slots_count: int
-    peer: PeerAddress
-    previous_died: str
+    hello: Hello
     arrived_at: float
-    sent_after: float
     welcomed_at: float
+    sent_after: float = -NEVER
     seq: int = -1
     empty: bool = True
     attempt: int = -1
-    ranks: tuple[RankAlive, ...] = ()
-    launching: bool = False
-    readings: tuple[RankSample, ...] = field(default=())
+    readings: tuple[RankSample, ...] = ()
+
+    @property
+    def node(self) -> str:
+        """Where it runs."""
+        return self.hello.node
+
+    @property
+    def incarnation(self) -> str:
+        """Which agent of its node it is."""
+        return self.hello.incarnation
 
     def origin(self, seq: int) -> Origin:
         """Who says this agent's event ``seq``."""
-        return Origin(self.job, self.node, self.boot_id, self.incarnation, seq)
+        said = self.hello
+        return Origin(said.job, said.node, said.boot_id, said.incarnation, seq)
 
     def inventory(self) -> Inventory:
         """What the agent holds, as it said when it connected."""
-        return Inventory(self.node, self.attempt, self.ranks)
+        alive = tuple(RankAlive(rank.rank, rank.pid, rank.start_ticks) for rank in self.hello.ranks)
+        return Inventory(self.node, self.attempt, alive)
 
 
 class Heartbeats:
@@ -112,24 +116,10 @@ class Heartbeats:
         if row is not None and not known:
             self._replaced.add((row.node, row.incarnation))
         if row is None or not known:
-            row = Row(
-                node=said.node,
-                incarnation=said.incarnation,
-                boot_id=said.boot_id,
-                job=said.job,
-                slots_count=said.slots_count,
-                peer=said.peer,
-                previous_died=said.previous_died,
-                arrived_at=now,
-                sent_after=float("-inf"),
-                welcomed_at=now,
-            )
-            self.rows[said.node] = row
+            row = self.rows[said.node] = Row(said, now, now)
+        row.hello = said
         row.arrived_at = row.welcomed_at = now
-        row.peer = said.peer
         row.attempt = said.attempt
-        row.launching = said.launching
-        row.ranks = tuple(RankAlive(rank.rank, rank.pid, rank.start_ticks) for rank in said.ranks)
         row.empty = not (said.ranks or said.launching)
         self.heard[said.node] = now
         return Greeting.KNOWN if known else Greeting.NEW
@@ -333,7 +323,7 @@ class Silence:
             return
         suspect.asked_at = now
         suspect.answers = dict.fromkeys(probers)
-        self._ask(suspect, target.peer)
+        self._ask(suspect, target.hello.peer)
 
     def _ask(self, suspect: Suspect, peer: PeerAddress) -> None:
         for prober, answer in suspect.answers.items():

@@ -10,7 +10,7 @@ from gangrun.core.policy import Policy
 from gangrun.supervisor.heartbeats import Row
 from gangrun.supervisor.opening import RunFacts
 from gangrun.supervisor.progress import NEVER, CheckpointPolling, GangProgress
-from gangrun.wire.messages import PeerAddress, RankSample
+from gangrun.wire.messages import Hello, PeerAddress, RankSample
 from gangrun.wire.spec import CheckpointSpec
 from tests.supervisor.ports_in_memory import HandCheckpoints
 
@@ -64,7 +64,8 @@ def test_without_a_directory_never() -> None:
 
 def row(step: int, kept_step: int) -> Row:
     reading = RankSample(0, step, 2, step, 0, 0.0, "R", kept_step=kept_step)
-    return Row("n0", "i", "b", "j", 1, PeerAddress("n0", "x", "k"), "", 0.0, 0.0, 0.0, attempt=0, readings=(reading,))
+    hello = Hello("n0", "j", "b", "i", 1, 1, 0, (), PeerAddress("n0", "x", "k"))
+    return Row(hello, 0.0, 0.0, attempt=0, readings=(reading,))
 
 
 def test_a_flush_is_due_when_the_disk_has_had_nothing_new_for_so_long_and_memory_has() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gangrun.agent.background_tasks import rescue  # noqa: E402
+from gangrun.agent.background_tasks import recover  # noqa: E402
 from gangrun.checkpoint.formats.manifest import verify  # noqa: E402
 from gangrun.checkpoint.memory_tier.keeper_client import StepName  # noqa: E402
 from gangrun.checkpoint.memory_tier.recover_from_memory import adopt  # noqa: E402
@@ -24,7 +24,7 @@ from tests.training.nodes import Nodes  # noqa: E402
 
 def ask(nodes: Nodes, node: int, command: Recover) -> tuple[Holding, ...]:
     """As a supervisor asks the agent."""
-    answer = rescue(nodes.names[node], command)
+    answer = recover(nodes.names[node], command)
     assert answer.ok, answer.why
     return answer.answer.steps if answer.answer else ()
 

@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import gangrun  # noqa: E402
-from gangrun.agent.background_tasks import MemoryTasks, rescue  # noqa: E402
+from gangrun.agent.background_tasks import MemoryTasks, recover  # noqa: E402
 from gangrun.agent.brain.facts import DiskTaskDone  # noqa: E402
 from gangrun.checkpoint.memory_tier import keeper_client as kept  # noqa: E402
 from gangrun.checkpoint.memory_tier.keeper_client import KeeperClient, KeeperRefused, StepName  # noqa: E402
@@ -54,7 +54,7 @@ class Node:
         return steps_of(self.answer(Recover(1, (1, 1), attempt)))
 
     def answer(self, command: Recover) -> DiskTaskDone:
-        return rescue(self.name, command)
+        return recover(self.name, command)
 
     def checkpointer(self, model: Any, **options: Any) -> gangrun.Checkpointer:
         return gangrun.Checkpointer(

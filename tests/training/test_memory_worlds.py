@@ -15,7 +15,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gangrun.agent.background_tasks import rescue  # noqa: E402
+from gangrun.agent.background_tasks import recover  # noqa: E402
 from gangrun.checkpoint.memory_tier.recover_from_memory import adopt  # noqa: E402
 from gangrun.core.checkpoints.memory import WholeStep, newest_whole  # noqa: E402
 from gangrun.wire.messages import Recover  # noqa: E402
@@ -112,7 +112,7 @@ class Cluster:
     def brought(self, attempt: int) -> WholeStep:
         """What the nodes that are left have whole, as a supervisor has it brought to the disk."""
         nodes = {name: name for name, keeper in zip(self.names, self.keepers, strict=True) if keeper.poll() is None}
-        said = {name: rescue(name, Recover(1, (1, 1), attempt)) for name in nodes}
+        said = {name: recover(name, Recover(1, (1, 1), attempt)) for name in nodes}
         held = {name: fact.answer.steps for name, fact in said.items() if fact.answer}
         whole = newest_whole(held, -1)
         assert whole is not None
@@ -120,7 +120,7 @@ class Cluster:
         for wanted, rebuild in ((whole.files, False), (whole.rebuild, True)):
             for name, files in wanted.items():
                 parts = ((), files) if rebuild else (files, ())
-                told = rescue(name, Recover(1, (1, 2), attempt, into, whole.step, whole.nonce, *parts))
+                told = recover(name, Recover(1, (1, 2), attempt, into, whole.step, whole.nonce, *parts))
                 assert told.ok, told.why
         assert adopt(into, str(self.directory), whole.step, whole.nonce) == ""
         return whole

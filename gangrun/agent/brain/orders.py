@@ -3,7 +3,7 @@
 Commands are said again until answered, so each is known by (kind, term, act): in hand, or its answer is repeated from
 memory. What keeps two gangs apart on one node:
 
-- an attempt is launched only if this very incarnation proved its slate clean for it, in the same term;
+- an attempt is launched only if this very incarnation proved for it that nothing is left on the node, in the same term;
 - never an attempt <= ``floor``, the newest one that was launched or stopped here, whatever the term says;
 - never while a rank of any attempt, or a descendant of one, may be left (nor, says ``brain``, without a live lease).
 """
@@ -50,7 +50,7 @@ class Orders:
         self.attempt = -1  # newest it was told to launch
         self.floor = -1
         self.alive: dict[int, LiveRank] = {}
-        self.dirty = False  # since a launch, until a stop or a slate says that nothing is left
+        self.dirty = False  # since a launch, until a stop or a ``Prepare`` says that nothing is left
         self._prepared: tuple[int, int] | None = None  # (term, attempt)
         self._in_hand: dict[Key, Command] = {}
         self._answers: OrderedDict[Key, CommandResult] = OrderedDict()
@@ -121,7 +121,7 @@ class Orders:
 
     def _stop(self, command: Stop) -> list[Effect]:
         if command.attempt < self.attempt:
-            # what was launched since was launched on a clean slate; it is not this command's to stop
+            # what was launched since was launched on an empty node; it is not this command's to stop
             return [self._answer(command, True)]
         self.floor = max(self.floor, command.attempt)
         if self._prepared is not None and self._prepared[1] <= self.floor:
@@ -144,7 +144,7 @@ class Orders:
     # ---- outcomes ----------------------------------------------------------------------------------------------
 
     def on_slate(self, fact: facts.NodePrepared) -> list[Effect]:
-        """The slate of ``fact.attempt`` is clean, or not."""
+        """Nothing of earlier attempts is left for ``fact.attempt``, or something is."""
         answers: list[Effect] = []
         for command in self._withdraw(Prepare, fact.attempt, fact.attempt):
             if fact.ok:

@@ -2,7 +2,7 @@
 
 ``launch`` must be called from the agent's main thread: the death signal fires when the *thread* that forked ends.
 Nothing here decides: the brain's effects come in, ``facts`` go out through ``fileno`` and ``take``. Slow things (a
-stop, stacks, the slate) run in threads of their own.
+stop, stacks, the cleanup) run in threads of their own.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ class RankGang:
                 why = "no port outside the ephemeral range is free"
             self._tell(facts.NodePrepared(command.attempt, not why, why, port))
 
-        threading.Thread(target=look, name="slate", daemon=True).start()
+        threading.Thread(target=look, name="cleanup", daemon=True).start()
 
     def kill_now(self) -> None:
         """SIGKILL to every rank, without asking; the rest is ``stop``'s."""

@@ -1,4 +1,4 @@
-"""What one message costs the supervisor: ``python -m tests.supervisor.bench`` (room: tests; a benchmark, not a test).
+"""What one message costs the supervisor: ``python benchmarks/supervisor.py``.
 
 The budget is half a core for 10,000 agents that beat once a second: under 50 us of CPU a beat, with all that is due in
 between (the hang watch, silence, the counter file). The gang is started as any other is: hello, check, prepare, launch.
@@ -9,7 +9,10 @@ from __future__ import annotations
 import statistics
 import sys
 from collections import deque
+from pathlib import Path
 from time import process_time  # other processes of the machine do not count
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from gangrun.core.model import Phase, Shape
 from gangrun.core.policy import Policy

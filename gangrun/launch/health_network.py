@@ -22,7 +22,7 @@ from gangrun.adapters.slurm.step import Heard, Unasked, Where, on_each
 from gangrun.config import environment
 from gangrun.display.health_page import NodeReport
 from gangrun.entry.wiring import own_command
-from gangrun.errors import SLURM, UserError
+from gangrun.errors import SCHEDULER, UserError
 from gangrun.health.network.pairs import Conclusion, Meeting, Pair, conclusion, confirming, rounds_of
 
 PROGRAM = Path(__file__).resolve().parents[1] / "health" / "active" / "pair_child.py"
@@ -69,7 +69,7 @@ def _met(rounds: Rounds, where: Where, tools: Tools, within_s: float, first: int
     try:
         heard = on_each(tools, where, command, len(rounds) * within_s + STARTS_WITHIN_S)
     except Unasked as error:
-        raise UserError("slurm", f"no node was asked: {error}", "see squeue and sinfo", SLURM) from error
+        raise UserError("slurm", f"no node was asked: {error}", "see squeue and sinfo", SCHEDULER) from error
     return gathered(rounds, heard)
 
 

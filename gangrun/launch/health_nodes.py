@@ -19,7 +19,7 @@ from gangrun.core.nodes.quarantine import active
 from gangrun.core.nodeset import NodesetError, fold, natural_sort, unfold
 from gangrun.display.health_page import VERDICTS, NodeReport
 from gangrun.entry.wiring import own_command
-from gangrun.errors import SLURM, USAGE, UserError, did_you_mean
+from gangrun.errors import SCHEDULER, USAGE, UserError, did_you_mean
 from gangrun.runs.locate import find
 from gangrun.runs.snapshot import RunSnapshot, read
 from gangrun.wire.kinds import event_of
@@ -47,7 +47,7 @@ def where_to_ask(text: str | None, variables: Mapping[str, str], tools: Tools, o
         there = nodes_of_job(tools, job) if job else known_nodes(tools)
     except Unasked as error:
         hint = "--nodes asks other nodes through srun; without it this node is looked at"
-        raise UserError("slurm", f"Slurm cannot be asked: {error}", hint, SLURM) from error
+        raise UserError("slurm", f"Slurm cannot be asked: {error}", hint, SCHEDULER) from error
     strange = [node for node in nodes if node not in there]
     if strange:
         whose = f"job {job} has no" if job else "Slurm has no"
@@ -63,7 +63,7 @@ def ask(where: Where, here: HealthQuery, tools: Tools) -> list[NodeReport]:
     try:
         heard = on_each(tools, where, command, within_s)
     except Unasked as error:
-        raise UserError("slurm", f"no node was asked: {error}", _busy_hint(where), SLURM) from error
+        raise UserError("slurm", f"no node was asked: {error}", _busy_hint(where), SCHEDULER) from error
     return said_by(heard, where.nodes)
 
 

@@ -25,7 +25,7 @@ from gangrun.config.request import ResolvedRequest, ranks_of
 from gangrun.core.model import Phase
 from gangrun.core.nodeset import NodesetError, fold
 from gangrun.entry.wiring import clock_of
-from gangrun.errors import SLURM, UserError
+from gangrun.errors import SCHEDULER, UserError
 from gangrun.launch.create import make_run, put_in_index, unmade
 from gangrun.launch.exclusive import refuse_lasting_company
 from gangrun.launch.owner import shown, tell_json
@@ -59,7 +59,7 @@ def held_by(variables: Mapping[str, str]) -> HeldAllocation | None:
     tasks = variables.get("SLURM_STEP_NUM_TASKS") or variables.get("SLURM_NTASKS") or "1"
     if step.isdecimal() and int(step) < SPECIAL_STEPS and tasks.isdecimal() and int(tasks) > 1:
         words = f"this is one of {tasks} tasks of an srun: each of them would start a run"
-        raise UserError("slurm", words, "call gangrun run once, from the batch script or the salloc shell", SLURM)
+        raise UserError("slurm", words, "call gangrun run once, from the batch script or the salloc shell", SCHEDULER)
     try:
         allocation = allocation_of(variables, processes.host_name())
     except (KeyError, NodesetError, ValueError) as error:
@@ -75,13 +75,13 @@ def refuse_login_node(variables: Mapping[str, str]) -> None:
     if configured and shutil.which("sbatch"):
         words = "this host belongs to a Slurm cluster, and this is no job: it may be a login node"
         hint = "gangrun submit asks Slurm for nodes; inside salloc gangrun run uses its nodes; --here trains right here"
-        raise UserError("slurm", words, hint, SLURM)
+        raise UserError("slurm", words, hint, SCHEDULER)
 
 
 def run_in(held: HeldAllocation, wish: ResolvedRequest) -> int:
     """Make the run, or take up the one that an earlier stay of this job began; stay until its end."""
     if shutil.which("srun") is None:
-        raise UserError("slurm", "there is no srun here, by which the nodes of the job are reached", "", SLURM)
+        raise UserError("slurm", "there is no srun here, by which the nodes of the job are reached", "", SCHEDULER)
     disk, wall = Disk(), clock_of().wall()
     draft = _draft(held, wish, wall)
     before = _begun(held, draft)
@@ -102,7 +102,7 @@ def _draft(held: HeldAllocation, wish: ResolvedRequest, wall: float) -> RunSpec:
     asked = wish.value("nodes") if wish.is_set("nodes") else here
     if asked > here:
         words = f"--nodes {asked}: the allocation has {here} ({fold(held.allocation.nodes)})"
-        raise UserError("slurm", words, "ask salloc or sbatch for more", SLURM)
+        raise UserError("slurm", words, "ask salloc or sbatch for more", SCHEDULER)
     gpus = wish.variables.get("SLURM_GPUS_ON_NODE", "")
     gpus_count = int(gpus) if gpus.isdecimal() else box.gpus_count(wish.variables)
     ranks = ranks_of(wish.value("nproc_per_node"), gpus_count, box.cpus_count())

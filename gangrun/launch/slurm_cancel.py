@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from gangrun.adapters.slurm.scheduler import SchedulerRefused, SchedulerSilent, SlurmScheduler
 from gangrun.core.nodeset import fold
 from gangrun.display.text import clean
-from gangrun.errors import SLURM, UNKNOWN, UserError
+from gangrun.errors import SCHEDULER, UNKNOWN, UserError
 from gangrun.runs.follow import Follower
 from gangrun.runs.jobs import ask, slurm
 from gangrun.runs.queue import Queue, RunJob
@@ -147,7 +147,7 @@ def cancel_jobs(
     except NotEnded as error:
         hint = f"the cancel stands, and no job of it starts anything any more; gangrun cancel {run}"
         hint += " again when Slurm answers" if error.silent else " --now ends what is left without an orderly stop"
-        kind, code = ("slurm", SLURM) if error.silent else ("not yet", UNKNOWN)
+        kind, code = ("slurm", SCHEDULER) if error.silent else ("not yet", UNKNOWN)
         raise UserError(kind, str(error), hint, code) from error
     if last is None:
         last = read(reading.paths, scheduler=True)

@@ -18,7 +18,7 @@ from gangrun.adapters.slurm.scheduler import SchedulerRefused, SchedulerSilent, 
 from gangrun.core.nodes.quarantine import if_booted
 from gangrun.core.nodeset import fold
 from gangrun.display.text import clean, echo_json
-from gangrun.errors import DONE, SLURM, UNKNOWN, UserError
+from gangrun.errors import DONE, SCHEDULER, UNKNOWN, UserError
 from gangrun.launch.create import put_in_index
 from gangrun.launch.slurm_ask import standing, tools_of
 from gangrun.launch.slurm_batch_job import BatchJobs, batch_jobs
@@ -89,7 +89,7 @@ def _free(reading: RunSnapshot) -> Queue:
         queue = ask_scheduler(reading)
         if queue.silent:
             words = f"nobody can tell whether a job of {run} is alive: {clean(queue.silent)}"
-            raise UserError("slurm", words, "nothing was started; try again when Slurm answers", SLURM)
+            raise UserError("slurm", words, "nothing was started; try again when Slurm answers", SCHEDULER)
         waiting = [job for job in queue.waiting if not job.held]
         if not waiting and not queue.active:
             return queue
@@ -127,7 +127,7 @@ def _release(
     run, scheduler = clean(reading.spec.run), scheduler_of(jobs.tools)
     if held.held in HELD_BY_OTHERS:
         words = f"job {held.job} of {run} is held by an admin, who alone can release it"
-        raise UserError("slurm", words, f"gangrun cancel {run}, then gangrun resume {run}, asks for another job", SLURM)
+        raise UserError("slurm", words, f"gangrun cancel {run}, then gangrun resume {run}, asks for another job", SCHEDULER)
     asks = reading.ended or order.request != "auto" or order.restarts_max_count is not None
     if asks and held.seq is not None:
         leave(msgspec.structs.replace(order, seq=held.seq))
@@ -136,7 +136,7 @@ def _release(
         scheduler.release(held.job)
     except SchedulerRefused as error:
         hint = f"gangrun cancel {run}, then gangrun resume {run}, asks for another job"
-        raise UserError("slurm", f"Slurm does not release job {held.job}: {clean(str(error))}", hint, SLURM) from error
+        raise UserError("slurm", f"Slurm does not release job {held.job}: {clean(str(error))}", hint, SCHEDULER) from error
     except SchedulerSilent as error:
         words = f"nobody can tell whether job {held.job} was released: {clean(str(error))}"
         raise UserError("slurm", words, f"gangrun status {run} shows how it waits", UNKNOWN) from error

@@ -37,7 +37,7 @@ from gangrun.config.request import Request, ResolvedRequest, ranks_of
 from gangrun.config.slurm_options import gpus_count
 from gangrun.display.text import clean, echo_json
 from gangrun.display.times import ago_words
-from gangrun.errors import SLURM, UNKNOWN, UserError
+from gangrun.errors import SCHEDULER, UNKNOWN, UserError
 from gangrun.launch.create import make_run, put_in_index
 from gangrun.launch.exclusive import words_of_company
 from gangrun.launch.node_history import heeded
@@ -206,10 +206,10 @@ def sent(jobs: BatchJobs, spec: RunSpec, seq: int = 0, exclude: Sequence[str] = 
         return _fitting(lambda: jobs.submit(seq, exclude))
     except NoSbatch as error:
         hint = "submit from a login node of the cluster; gangrun run trains on this machine"
-        raise UserError("slurm", f"Slurm cannot be asked: {error}", hint, SLURM) from error
+        raise UserError("slurm", f"Slurm cannot be asked: {error}", hint, SCHEDULER) from error
     except SbatchRefused as error:
         hint = next((hint for sign, hint in HINTS if sign in str(error).lower()), "--dry-run shows what was asked")
-        raise UserError("slurm", f"Slurm refused the job: {error}", hint, SLURM) from error
+        raise UserError("slurm", f"Slurm refused the job: {error}", hint, SCHEDULER) from error
     except Unknown as error:
         job = whatever_came(
             scheduler_of(jobs.tools), jobs.submission.job_name, jobs.paths.run, seq, within_s=LOOK_FOR_S

@@ -321,7 +321,7 @@ def _names(kind: str, event: Mapping[str, Any], step: int) -> bool:
 
 
 def statuses_of(entries: Sequence[IndexEntry]) -> list[Status | UnreadableRun]:
-    """Slurm is asked once for all runs, and those that this concerns are read anew: a journal's word is newer."""
+    """Ask the scheduler once for all runs, and read anew those that this concerns: a journal's word is newer."""
     found = [_read_or_why(entry) for entry in entries]
     if any(isinstance(one, RunSnapshot) and concerns_scheduler(one) for one in found):
         from gangrun.runs.jobs import queue_of_each

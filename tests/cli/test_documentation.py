@@ -108,7 +108,7 @@ def test_every_exit_code_is_told() -> None:
         errors.RUN_FAILED,
         errors.USAGE,
         errors.UNKNOWN,
-        errors.SLURM,
+        errors.SCHEDULER,
         errors.NO_SUCH_RUN,
         errors.INTERRUPTED,
     )

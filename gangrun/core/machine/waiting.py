@@ -17,7 +17,7 @@ from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import choose
 
-LOOK_AGAIN_S = 30.0  # a job that sbatch made although it timed out shows in the queue by then
+LOOK_AGAIN_S = 30.0  # a job that was made although the request timed out shows in the queue by then
 
 
 def deadline(state: RunState, event: DeadlinePassed, now: float, policy: Policy) -> Decision:

@@ -56,7 +56,7 @@ check: $(VENV)/.tests  ## linters, types, import contracts, house test
 	@echo "ruff: format"; $(PY) -m ruff format --check --quiet . || { echo "not formatted as the others are: make format"; exit 1; }
 	@echo "mypy: strict"; $(PY) -m mypy
 	@echo "import-linter: layers"; mkdir -p $(SCRATCH); $(VENV)/bin/lint-imports >$(SCRATCH)/imports.log || { sed -n '/^Contracts/,$$p' $(SCRATCH)/imports.log; exit 1; }
-	@echo "house test"; $(PYTEST) -q -p no:cacheprovider tests/test_house.py
+	@echo "house test"; $(PYTEST) -q -p no:cacheprovider tests/test_house.py tests/test_layout.py
 
 format: $(VENV)/.tests  ## put every file into the common form
 	@$(PY) -m ruff check --fix --quiet . ; $(PY) -m ruff format .

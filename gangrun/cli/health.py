@@ -127,9 +127,9 @@ def _elsewhere(
 ) -> int:
     from gangrun.display.health_page import compared, nodes_as_plain, nodes_exit_code, nodes_page
     from gangrun.display.text import clean, echo_json, welcomes_color, width, wrapped
-    from gangrun.launch.health_nodes import ask, look_at_run, where_to_ask
     from gangrun.launch.node_history import reminder
     from gangrun.launch.slurm_ask import tools_of
+    from gangrun.launch.slurm_health_nodes import ask, look_at_run, where_to_ask
     from gangrun.runs.times import wall_now
 
     variables = environment.all_variables()
@@ -140,7 +140,7 @@ def _elsewhere(
     else:
         where = where_to_ask(nodes, variables, tools, options)
         if network:
-            from gangrun.launch.health_network import measured
+            from gangrun.launch.slurm_health_network import measured
 
             said, found = measured(where, tools)
             note, more = found.sentence, {"test": "network"}

@@ -36,7 +36,7 @@ T = TypeVar("T")
 NO_DIRECTORY = "no checkpoint directory is known (--checkpoint-dir), so the script finds its own way"
 
 
-class SharedVerification:
+class NodesVerification:
     """How the checkpoint thread has other nodes read with this host; one reading at a time.
 
     The thread posts ``VerifyAsked`` to the supervisor's loop, which asks the agents and answers through its callbacks.
@@ -132,11 +132,11 @@ class CheckpointService:
         run_directory: str,
         post: Callable[[Stamped], None],
         validator: Validator | None = None,
-        reading: SharedVerification | None = None,
+        reading: NodesVerification | None = None,
     ) -> None:
         """``reading``: how other nodes read with this one; None: they do not."""
         self._directory, self._run, self._run_directory, self._post = directory, run, run_directory, post
-        self._reading = reading or SharedVerification(lambda asked: None, 0, steady_now)
+        self._reading = reading or NodesVerification(lambda asked: None, 0, steady_now)
         # one room for all questions: it remembers which damaged save it has read already
         self._room = CheckpointRoom(
             directory, step_pattern(pattern), run_directory=run_directory, validator=validator,

@@ -34,7 +34,7 @@ from gangrun.core.model import RunState, Shape
 from gangrun.core.nodeset import unfold
 from gangrun.core.policy import Policy
 from gangrun.core.protocol import takeover as rules
-from gangrun.entry.checkpoint_service import CheckpointService, SharedVerification
+from gangrun.entry.checkpoint_service import CheckpointService, NodesVerification
 from gangrun.entry.wiring import STORAGE, clock_of, disk_of, own_address, tell, tell_dropped
 from gangrun.launch.node_history import OtherRuns
 from gangrun.node import processes
@@ -268,7 +268,7 @@ def checkpoints_of(spec: RunSpec, paths: RunPaths, mailbox: QueueMailbox, clock:
     return CheckpointService(
         found.directory, found.pattern, spec.run, str(paths.root), mailbox.post,
         validator_of(found.validator, found.validator_within_s, environment.all_variables(), spec.working_directory),
-        SharedVerification(mailbox.post, found.reading_share_bytes, clock.now),
+        NodesVerification(mailbox.post, found.reading_share_bytes, clock.now),
     )  # fmt: skip
 
 

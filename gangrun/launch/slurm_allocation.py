@@ -63,7 +63,9 @@ def held_by(variables: Mapping[str, str]) -> HeldAllocation | None:
     try:
         allocation = allocation_of(variables, processes.host_name())
     except (KeyError, NodesetError, ValueError) as error:
-        raise UserError("slurm", f"SLURM_JOB_ID is set, but the job cannot be made out: {error}", "", SLURM) from error
+        raise UserError(
+            "slurm", f"SLURM_JOB_ID is set, but the job cannot be made out: {error}", "", SCHEDULER
+        ) from error
     is_batch = "SLURM_PROCID" in variables and not step
     return HeldAllocation(allocation, is_batch, variables.get("SLURM_JOB_NAME", ""))
 

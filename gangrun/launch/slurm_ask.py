@@ -13,7 +13,7 @@ from gangrun.adapters.slurm.scheduler import JobFacts, SchedulerRefused, Schedul
 from gangrun.adapters.slurm.watch import why_terminated
 from gangrun.core.events import NoticeKind
 from gangrun.runs.jobs import scheduler_of
-from gangrun.runs.queue import REASONS
+from gangrun.runs.slurm_queue import REASONS
 from gangrun.runs.times import pause, steady_now
 from gangrun.wire.submission import comment
 

@@ -24,7 +24,7 @@ from gangrun.launch.slurm_ask import standing, tools_of
 from gangrun.launch.slurm_batch_job import BatchJobs, batch_jobs
 from gangrun.launch.slurm_submit import sent, tell_of_company
 from gangrun.runs.jobs import scheduler_of
-from gangrun.runs.queue import HELD_BY_OTHERS, Queue, RunJob, active_words, waiting_words
+from gangrun.runs.slurm_queue import HELD_BY_OTHERS, Queue, RunJob, active_words, waiting_words
 from gangrun.runs.snapshot import RunSnapshot, ask_scheduler
 from gangrun.runs.status import SCHEMA
 from gangrun.runs.times import WallTimes, pause, steady_now, wall_now
@@ -127,7 +127,9 @@ def _release(
     run, scheduler = clean(reading.spec.run), scheduler_of(jobs.tools)
     if held.held in HELD_BY_OTHERS:
         words = f"job {held.job} of {run} is held by an admin, who alone can release it"
-        raise UserError("slurm", words, f"gangrun cancel {run}, then gangrun resume {run}, asks for another job", SCHEDULER)
+        raise UserError(
+            "slurm", words, f"gangrun cancel {run}, then gangrun resume {run}, asks for another job", SCHEDULER
+        )
     asks = reading.ended or order.request != "auto" or order.restarts_max_count is not None
     if asks and held.seq is not None:
         leave(msgspec.structs.replace(order, seq=held.seq))
@@ -136,7 +138,9 @@ def _release(
         scheduler.release(held.job)
     except SchedulerRefused as error:
         hint = f"gangrun cancel {run}, then gangrun resume {run}, asks for another job"
-        raise UserError("slurm", f"Slurm does not release job {held.job}: {clean(str(error))}", hint, SCHEDULER) from error
+        raise UserError(
+            "slurm", f"Slurm does not release job {held.job}: {clean(str(error))}", hint, SCHEDULER
+        ) from error
     except SchedulerSilent as error:
         words = f"nobody can tell whether job {held.job} was released: {clean(str(error))}"
         raise UserError("slurm", words, f"gangrun status {run} shows how it waits", UNKNOWN) from error

@@ -10,7 +10,7 @@ from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.journal import JournalFollower
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.core.model import RunState
-from gangrun.runs.queue import Queue
+from gangrun.runs.slurm_queue import Queue
 from gangrun.runs.snapshot import (
     UNREPLAYABLE,
     RunSnapshot,

@@ -18,7 +18,7 @@ from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, read_cancelled, r
 from gangrun.adapters.slurm.commands import Tools
 from gangrun.adapters.slurm.scheduler import JobFacts, SchedulerRefused, SchedulerSilent, SlurmScheduler, remembered
 from gangrun.config import environment
-from gangrun.runs.queue import UNCLAIMED_FOR_S, Queue, RunJob, in_order, place_of
+from gangrun.runs.slurm_queue import UNCLAIMED_FOR_S, Queue, RunJob, in_order, place_of
 from gangrun.runs.times import wall_now
 from gangrun.wire.submission import SubmissionError
 

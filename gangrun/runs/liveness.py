@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum
 
 from gangrun.core.model import TERMINAL
-from gangrun.runs.queue import UNCLAIMED_FOR_S
+from gangrun.runs.slurm_queue import UNCLAIMED_FOR_S
 from gangrun.runs.snapshot import RunSnapshot
 
 

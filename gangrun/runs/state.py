@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gangrun.core.model import EXIT_CODES, Failure, RunState
 from gangrun.runs.liveness import is_abandoned
-from gangrun.runs.queue import (
+from gangrun.runs.slurm_queue import (
     Queue,
     active_words,
     ended_words,

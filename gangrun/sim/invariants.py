@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gangrun.core import invariants
+from gangrun.core import events, invariants
+from gangrun.core.machine import lifecycle
 from gangrun.core.model import TERMINAL, Phase, RunState
 from gangrun.sim.body.agent import SimAgent
 from gangrun.sim.body.checkpoints import Name, Saved
@@ -158,6 +159,7 @@ class Checker(Checks):
             if act.kind in {"EndJob", "SubmitSuccessor"} and act.args.get("phase") != Phase.SUCCEEDED.value:
                 self._takes_along(record)
         self._counted_once(record)
+        self._follows_the_table(record)
         self.safety.record(record)
         newest = (record.term, record.n)
         if newest <= self._plain_at:
@@ -175,6 +177,14 @@ class Checker(Checks):
             self.node_empty.presumed(record)
         if record.kind in {"CancelRequested", "ResumeRequested"} and record.outcome == "applied":
             self._cancelled_n = newest if record.kind == "CancelRequested" else None
+
+    def _follows_the_table(self, record: Record) -> None:
+        kind = getattr(events, record.kind, None)
+        if kind is None or record.outcome != "applied" or record.was == record.phase:
+            return
+        if not lifecycle.follows(Phase(record.was), kind, Phase(record.phase)):
+            what = f"{record.kind} leads from {record.was} to {record.phase}, which the table does not list"
+            self.broken("table", what)
 
     def _counted_once(self, record: Record) -> None:
         if record.origin is None or record.outcome != "applied":

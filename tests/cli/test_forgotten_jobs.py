@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gangrun.adapters.fs.job_claims import note_job_id
-from gangrun.runs.queue import RunJob, ended_words
+from gangrun.runs.slurm_queue import RunJob, ended_words
 from tests.cli.conftest import Call
 from tests.cli.pretend_tools import PretendTools
 from tests.cli.run_builder import Builder

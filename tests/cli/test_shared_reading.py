@@ -17,7 +17,7 @@ from gangrun.agent.background_tasks import VerifyTask
 from gangrun.checkpoint.store import CheckpointRoom
 from gangrun.core.checkpoints.resume import Chosen, parse_resume, patience_s
 from gangrun.core.model import Level
-from gangrun.entry.checkpoint_service import SharedVerification
+from gangrun.entry.checkpoint_service import NodesVerification
 from gangrun.ports import VerifyAsked
 from gangrun.runs.times import steady_now
 from gangrun.wire.messages import VerifyShare
@@ -40,7 +40,7 @@ class Told:
     ) -> None:
         self.asked: list[VerifyAsked] = []
         self._answer = answer
-        self.reading = SharedVerification(self._heard, 1000, now)
+        self.reading = NodesVerification(self._heard, 1000, now)
         self.room = CheckpointRoom(str(directory), verify_all=self.reading.verify_all)
 
     def _heard(self, asked: VerifyAsked) -> None:
@@ -168,11 +168,11 @@ def test_where_nobody_answers_all_is_read_here(tmp_path: Path, monkeypatch: pyte
     saves.own(tmp_path, 7, 8)
     saves.flip(saves.own(tmp_path, 9, 8), "__7_0.distcp")
     asked: list[VerifyAsked] = []
-    reading = SharedVerification(asked.append, 1000, steady_now)
+    reading = NodesVerification(asked.append, 1000, steady_now)
     room = CheckpointRoom(str(tmp_path), verify_all=reading.verify_all)
     with reading.shared():
         assert room.choose_and_set_aside(parse_resume("auto"), "r-0").choice.reason.startswith("resuming from step 7")
-    dealt = SharedVerification(lambda one: one.dealt(2, OTHERS), 1000, steady_now)
+    dealt = NodesVerification(lambda one: one.dealt(2, OTHERS), 1000, steady_now)
     (tmp_path / ".gangrun" / "verified.json").unlink()
     room = CheckpointRoom(str(tmp_path), verify_all=dealt.verify_all)
     with dealt.shared():

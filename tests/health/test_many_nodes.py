@@ -19,8 +19,8 @@ from gangrun.display.health_page import NodeReport, compared, nodes_as_plain, no
 from gangrun.errors import UserError
 from gangrun.health.network.pairs import Meeting
 from gangrun.launch.health_here import HealthQuery
-from gangrun.launch.health_network import gathered
-from gangrun.launch.health_nodes import ask, merged, recorded, said_by, where_to_ask, words_of
+from gangrun.launch.slurm_health_network import gathered
+from gangrun.launch.slurm_health_nodes import ask, merged, recorded, said_by, where_to_ask, words_of
 from gangrun.runs.snapshot import read
 from tests.cli.run_builder import Builder
 

@@ -65,7 +65,7 @@ def _met(rounds: Rounds, where: Where, tools: Tools, within_s: float, first: int
     plan = json.dumps(
         {"rounds": [[list(pair) for pair in one] for one in rounds], "within_s": within_s, "first": first}
     )
-    command = own_command("gangrun.launch.health_network", [plan], sys.executable)
+    command = own_command("gangrun.launch.slurm_health_network", [plan], sys.executable)
     try:
         heard = on_each(tools, where, command, len(rounds) * within_s + STARTS_WITHIN_S)
     except Unasked as error:

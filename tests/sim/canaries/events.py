@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from gangrun.agent.brain import line
 from gangrun.core.machine import lifecycle
 from gangrun.core.nodes import placement, quarantine
@@ -44,12 +46,12 @@ def any_attempt_counts() -> Swaps:
 
 @mutant("an event of an agent that was replaced is ignored", "6", "I12")
 def replaced_agents_count() -> Swaps:
-    """Late beats of an agent's last incarnation are read like those of the new one, in the table and in the filter."""
+    """Late beats of an agent that was replaced are read like those of the new one, in the table and by the filter."""
 
     def beat(self: Any, said: Any, now: float) -> Any:
         row = self.rows.get(said.node)
         if row is not None and row.incarnation != said.incarnation and said.events:
-            return replace(row, incarnation=said.incarnation)
+            return replace(row, hello=msgspec.structs.replace(row.hello, incarnation=said.incarnation))
         return original(self, said, now)
 
     def hear(self: Any, line: Any, message: Any) -> None:
@@ -60,7 +62,7 @@ def replaced_agents_count() -> Swaps:
         return "" if "replaced" in why else why
 
     original, heard, filtered = heartbeats.Heartbeats.beat, SimAgent.hear, lifecycle.stale
-    return (heartbeats.Heartbeats, "beat", beat), (lifecycle, "stale", stale), (lifecycle, "stale", stale)
+    return (heartbeats.Heartbeats, "beat", beat), (lifecycle, "stale", stale)
 
 
 @mutant("an event is acked as journalled only once it is durable", "6", "I12", "I14")
@@ -68,7 +70,7 @@ def acked_before_the_journal() -> Swaps:
     """What the live state knows is acked, durable or not."""
 
     def journalled(self: Any, row: Any) -> int:
-        incarnation, seq = self._loop.state.marks.get(row.node, ("", 0))
+        incarnation, seq = self._supervisor.state.marks.get(row.node, ("", 0))
         return seq if incarnation == row.incarnation else 0
 
     return ((agent_messages.AgentMessages, "_journalled", journalled),)

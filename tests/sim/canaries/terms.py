@@ -326,9 +326,9 @@ def running_when_the_first_launched() -> Swaps:
     """The first node's word is enough."""
 
     def answered(self: Any, n: int, result: Any, now: float) -> Any:
-        if self._launching and result.ok:
+        if isinstance(self, node_calls.StartCall) and self._launching and result.ok:
             self._open = {n: self._open[n]}
         return original(self, n, result, now)
 
-    original = node_calls.StartCall.answered
-    return ((node_calls.StartCall, "answered", answered),)
+    original = node_calls.NodeCall.answered
+    return ((node_calls.NodeCall, "answered", answered),)

@@ -1,5 +1,5 @@
 """The commands: one file each, and ``main`` that finds them.
 
 Nothing heavy is imported at the top of any of these files: ``gangrun status`` pays for click and the standard library.
-``wiring`` alone knows every adapter; ``environment`` alone reads the environment.
+The work is done in ``launch``, ``runs`` and ``display``; ``config`` knows what a setting means.
 """

@@ -1,6 +1,6 @@
 """What a supervisor has of Slurm: successors, this job's end, who is absent.
 
-In a box's world none of this is there; ``supervisor_main`` asks ``side_of`` which of the two it is in.
+In a box's world none of this is there; ``supervisor`` asks ``side_of`` which of the two it is in.
 """
 
 from __future__ import annotations

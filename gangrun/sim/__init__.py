@@ -9,7 +9,7 @@ are checked. No file, socket, thread, process or real clock may enter, and chanc
     plan = FaultPlan().fail_at(20.0, Kind.KILL_RANK, rank=1).fail_at(24.0, Kind.KILL_SUPERVISOR)
     outcome = World(Setup.of(4), plan, seed=7).run()
 
-Begin with ``world``; ``faults`` is the vocabulary, ``checker`` and ``witness`` the promises, ``sweep`` runs seeds by
+Begin with ``world``; ``faults`` is the vocabulary, ``invariants`` the promises, ``sweep`` runs seeds by
 the thousand. From the shell: ``python -m gangrun.sim --seed 7 --nodes 128``.
 """
 

@@ -4,7 +4,7 @@
    proves that the supervisor lives and only the way to it is broken: no promise, dial on. One that follows a newer
    term adds a ``Dial``.
 2. Otherwise promise to the first candidate, in the order of the ack, that answered. A promise is said again every
-   beat; while it is held the agent neither beats to nor believes the old term (``lease_keeping``). It is held for
+   beat; while it is held the agent neither beats to nor believes the old term (``line``). It is held for
    2 x ``takeover_after_s`` at most, then the old supervisor gets another chance and the next candidate the next
    promise: two cut-off nodes must not be lost to a supervisor that lives.
 3. A candidate with fresh promises of more than half of the roster asks its warden for a supervisor, one at a time;

@@ -2,7 +2,7 @@
 
 Order of trust: what the hardware says, silence, an agent's death, the first rank that fell of itself, then where
 everybody stood. A victim's collective error never counts against its own node, and nobody is blamed who may be
-innocent. ``repeats`` knows a failure that came before; ``hang_evidence`` reads a stall; ``lifecycle`` asks.
+innocent. ``signatures`` knows a failure that came before; ``blame_hang`` reads a stall; ``lifecycle`` asks.
 """
 
 from __future__ import annotations

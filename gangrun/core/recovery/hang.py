@@ -3,7 +3,7 @@
 A sign is *told* (a step, output, a checkpoint) or *shown* (busy after idle, back from the kernel). A stall is a long
 time without any sign **and** evidence: all ranks idle, or one stopped or stuck. Ranks that work without a word, in an
 evaluation or a compilation, are not hung. How long is long is learnt from the run; whoever trains on after a rank has
-ended may wait for it in vain, and gets the least. ``hang_evidence`` names the culprit.
+ended may wait for it in vain, and gets the least. ``blame_hang`` names the culprit.
 """
 
 from __future__ import annotations

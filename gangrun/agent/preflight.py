@@ -20,6 +20,7 @@ OURS_BYTES = 48 * MB  # warden and agent
 RANK_LEAST_BYTES = 8 * MB  # a python that has imported nothing
 RANK_POOR_BYTES = GB  # torch and its libraries, and no model yet
 GIVEN_SHARE = 0.9
+CPUS_ASKED = "SLURM_CPUS_PER_TASK"
 UNLIMITED_BYTES = 1 << 60  # version 1 of cgroups says "no limit" by a number
 
 
@@ -144,14 +145,15 @@ def preflight(
     agents_count: int,
     probe: Callable[[], str],
     clock: Callable[[], str],
-    cpus_asked: int | None = None,
+    cpus_asked: str = "",
     cpus_allowed: int = 0,
     memory: MemoryLimits = NO_LIMITS,
     ranks_count: int = 1,
 ) -> Checked:
     """``probe``: what the run directory lacks, "" if nothing; ``clock``: what is wrong with this node's, if known.
 
-    ``cpus_asked``: for this node, of the scheduler; ``cpus_allowed``: how many its affinity leaves to us and our ranks.
+    ``cpus_asked``: for this node, of the scheduler, "" if it does not say. ``cpus_allowed``: how many its affinity
+    leaves to us and our ranks.
     ``memory``: what this node's ``ranks_count`` ranks may have.
 
     It hangs if the file system does: run it as a background task.
@@ -167,7 +169,7 @@ def preflight(
     poor: list[str] = []
     if wrong := clock():  # wall clocks only annotate, so no promise hangs on this
         poor.append(wrong)
-    if cpus_asked is not None and cpus_allowed < cpus_asked:
+    if cpus_asked.isdecimal() and cpus_allowed < int(cpus_asked):
         poor.append(f"its ranks may use {cpus_allowed} of the {cpus_asked} CPUs asked for: data loading may be slow")
     poor += poor_limits(memory, ranks_count)
     return Checked(True, "; ".join(poor))

@@ -28,7 +28,7 @@ from gangrun.agent.brain.decide import AgentBrain
 from gangrun.agent.brain.facts import AgentConfig
 from gangrun.agent.brain.line import LIMIT_S, ClockSkew
 from gangrun.agent.loop import AgentLoop
-from gangrun.agent.preflight import memory_limits, preflight
+from gangrun.agent.preflight import CPUS_ASKED, memory_limits, preflight
 from gangrun.agent.ranks.environment import GangSpec, inherited, shared_memory_root, sweep
 from gangrun.agent.ranks.gang_part import RankGang
 from gangrun.agent.surroundings import AgentEnd
@@ -133,10 +133,9 @@ def check(
         return "" if report.usable else "; ".join(report.lacks)
 
     variables = environment.all_variables()
-    asked = variables.get("SLURM_CPUS_PER_TASK", "")
     return preflight(
         nofile_hard=net.nofile_hard, agents_count=nodes_count, probe=lacking, clock=skew,
-        cpus_asked=int(asked) if asked.isdecimal() else None, cpus_allowed=len(os.sched_getaffinity(0)),
+        cpus_asked=variables.get(CPUS_ASKED, ""), cpus_allowed=len(os.sched_getaffinity(0)),
         memory=memory_limits(variables), ranks_count=ranks_count,
     )  # fmt: skip
 

@@ -455,7 +455,7 @@ def _to_jobs(world: Cluster, fault: Fault) -> None:
     for job in world.scheduler.running():
         match fault.kind:
             case Kind.SLURM_TWICE:
-                world.scheduler.sbatch(job.seq, ())
+                world.scheduler.submit(job.seq, ())
             case Kind.SLURM_SUSPEND:
                 world.unpark_all()
                 for node in job.nodes:

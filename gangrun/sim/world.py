@@ -56,7 +56,7 @@ class World(Cluster):
 
     def start(self) -> None:
         """The first job is submitted, and every fault of the plan is due."""
-        self.scheduler.sbatch(0, ())
+        self.scheduler.submit(0, ())
         self._expect_faults()
         self.timeline.after(30.0, self._owners)
 

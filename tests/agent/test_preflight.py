@@ -22,10 +22,10 @@ from tests.waiting import until
         ({"nofile_hard": 1026}, True, ""),
         ({"probe": lambda: "cannot write to /runs"}, False, "cannot write"),
         ({"clock": lambda: "its clock is 61 s behind"}, True, "61 s behind"),
-        ({"cpus_asked": 8, "cpus_allowed": 1}, True, "1 of the 8 CPUs"),
-        ({"cpus_asked": 8, "cpus_allowed": 8}, True, ""),
-        ({"cpus_asked": None, "cpus_allowed": 1}, True, ""),
-        ({"cpus_asked": 8, "cpus_allowed": 1, "clock": lambda: "it is 61 s behind"}, True, "behind; its ranks"),
+        ({"cpus_asked": "8", "cpus_allowed": 1}, True, "1 of the 8 CPUs"),
+        ({"cpus_asked": "8", "cpus_allowed": 8}, True, ""),
+        ({"cpus_asked": "", "cpus_allowed": 1}, True, ""),
+        ({"cpus_asked": "8", "cpus_allowed": 1, "clock": lambda: "it is 61 s behind"}, True, "behind; its ranks"),
     ],
 )
 def test_refusals_name_the_figure_and_poor_things_are_only_said(given, ok, word):

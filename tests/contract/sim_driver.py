@@ -227,7 +227,7 @@ class SimDriver:
         assert world.is_over(), "a run that goes on is left alone"
         world.disk.cancelled_at, world.timeline.stopped = None, False
         seq = max(job.seq for job in world.scheduler.jobs) + 1
-        job = world.scheduler.sbatch(seq, ())
+        job = world.scheduler.submit(seq, ())
         assert job is not None
         world.resumed[job.id] = ResumeRequested("a person", job.id, seq)
 

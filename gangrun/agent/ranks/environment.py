@@ -171,6 +171,7 @@ def _sweep_one(top: Path, base: Path) -> bool:
     return True
 
 
+JOB_ID = "SLURM_JOB_ID"
 TAG = "GANGRUN_RANK_TAG"
 _OF_THIS_RUN = (
     "GANGRUN_RESUME", "GANGRUN_RESUME_STEP", "GANGRUN_SAVE_SIGNAL", "GANGRUN_CHECKPOINT_DIR", "GANGRUN_MEMORY_PARITY",
@@ -256,7 +257,7 @@ def rank_environment(place: RankPlace, files: RankFiles, agent_pid: int) -> dict
     environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     environment.update(_torchrun_names(place, local_size))
     environment["TORCHELASTIC_ERROR_FILE"] = str(files.torchelastic_error)
-    if "SLURM_JOB_ID" in environment:  # inside a job; SLURM_CONF alone says nothing
+    if JOB_ID in environment:  # inside a job; SLURM_CONF alone says nothing
         environment.update(_slurm_names(environment, place, local_size))
     environment.update(
         {

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from gangrun.agent.ranks.environment import TAG
+from gangrun.agent.ranks.environment import JOB_ID, TAG
 from gangrun.agent.ranks.exits import WatchedRank
 from gangrun.node.processes import Proc, descendants, is_alive, kill, kill_until_none, process_table, read_proc
 from gangrun.wire.messages import Stop
@@ -39,7 +39,7 @@ class OwnProcesses:
 
     def __init__(self, tag_prefix: str, job: str, warden_pid: int, spared: Callable[[], Collection[int]]) -> None:
         self._tag_prefix = tag_prefix.encode()
-        self._job = job.encode()  # SLURM_JOB_ID: a job that a rank submitted carries our tag too, and must live
+        self._job = job.encode()  # a job that a rank submitted carries our tag too, and must live
         self._warden_pid = warden_pid  # 0: there is none, orphans go to whoever takes them
         self._spared = spared
 
@@ -64,7 +64,7 @@ class OwnProcesses:
             return False
         if not any(variable.startswith(TAG.encode() + b"=" + self._tag_prefix) for variable in variables):
             return False
-        job = next((v.partition(b"=")[2] for v in variables if v.startswith(b"SLURM_JOB_ID=")), b"")
+        job = next((v.partition(b"=")[2] for v in variables if v.startswith(JOB_ID.encode() + b"=")), b"")
         return job == self._job
 
 
@@ -183,8 +183,8 @@ def describe(procs: Iterable[Proc]) -> tuple[str, ...]:
 
 
 def job_of(environment: Mapping[str, str]) -> str:
-    """The job that this node's ranks belong to, "" outside Slurm."""
-    return environment.get("SLURM_JOB_ID", "")
+    """The job that this node's ranks belong to, "" outside a scheduler's."""
+    return environment.get(JOB_ID, "")
 
 
 POLL_S = 0.01

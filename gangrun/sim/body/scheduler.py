@@ -79,7 +79,7 @@ class SimScheduler:
 
     # ---- sbatch, squeue, scancel --------------------------------------------------------------------------------
 
-    def sbatch(self, seq: int, exclude: tuple[str, ...]) -> Job | None:
+    def submit(self, seq: int, exclude: tuple[str, ...]) -> Job | None:
         """A job in the queue; None where it was refused. The caller may never hear of it."""
         now = self.world.timeline.now
         if now < self.moods.refuses_until:
@@ -286,7 +286,7 @@ class SimJobs:
             return
         since = {node: timeline.now - ago_s for node, ago_s in action.if_booted}
         booted = [n.name for n in scheduler.world.nodes if n.booted_at > since.get(n.name, float("inf"))]
-        job = scheduler.sbatch(action.seq, tuple(node for node in action.exclude if node not in booted))
+        job = scheduler.submit(action.seq, tuple(node for node in action.exclude if node not in booted))
         scheduler.world.checks.submitted(action.seq)
         if job is not None and scheduler.moods.times_out_count:
             scheduler.moods.times_out_count -= 1

@@ -81,7 +81,7 @@ def test_the_command_shows_and_clears(tmp_path: Path) -> None:
     KnownBadFile(tmp_path / "gangrun").add({"n1": "XID 79 on gpu 1\x1b[31m", "n2": "gpu lost"}, "r", time.time())
     code, out, _ = gangrun()
     assert code == 0
-    assert "n1" in out and "left out for 24 h more" in out and "\x1b" not in out
+    assert "n1" in out and "excluded for 24 h more" in out and "\x1b" not in out
     shown = json.loads(gangrun("--json")[1])["nodes"]
     assert {(one["node"], one["times"], one["left_out"]) for one in shown} == {("n1", 1, True), ("n2", 1, True)}
     code, _, error = gangrun("clear", "n[1-3]")

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from gangrun.cli.options import TIME, asks, json_option, runs_dir_option
+from gangrun.core.nodeset import fold
 from gangrun.display.status_page import look_now
 from gangrun.display.text import clean, echo_json, size_words, styled, table
 from gangrun.errors import DONE, RUN_FAILED, UNKNOWN, UserError
@@ -66,7 +67,7 @@ def nodes(words: tuple[str, ...], as_json: bool) -> int:
         if as_json:
             echo_json({"schema": SCHEMA, "cleared": cleared})
         else:
-            click.echo(f"forgotten: {clean(', '.join(cleared))}" if cleared else "nothing was known")
+            click.echo(f"forgotten: {clean(fold(cleared))}" if cleared else "nothing was known")
         return DONE
     known = node_history.known_nodes()
     if as_json:

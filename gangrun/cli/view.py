@@ -42,7 +42,8 @@ def status(run: str | None, all_runs: bool, watch: bool, as_json: bool, runs_dir
             raise UserError("usage", "--all shows every run, so it takes neither RUN nor --watch", "leave out --all")
         return _all(runs_dir, as_json=as_json)
     if watch and as_json:
-        raise UserError("usage", "--json is one object, --watch many looks", "gangrun wait --json prints the last one")
+        words = "--json and --watch exclude each other: --json prints one object, --watch prints many pages"
+        raise UserError("usage", words, "gangrun wait --json prints the final state")
     paths = find(run, runs_dir)
     if watch:
         from gangrun.display.live_view import watch_run
@@ -119,7 +120,8 @@ def logs(run: str | None, runs_dir: str | None, *, follow: bool, errors: bool, a
     if errors and (follow or tail is not None):
         raise UserError("usage", "--errors takes neither --follow nor --tail", "leave them out")
     if as_json and not errors:
-        raise UserError("usage", "--json goes with --errors; logs are lines", "gangrun logs --errors --json")
+        words = "--json needs --errors: the logs themselves are plain text"
+        raise UserError("usage", words, "gangrun logs --errors --json")
     paths, color = find(run, runs_dir), look_now().color
     if errors:
         from gangrun.display.explain_page import failure_page

@@ -156,7 +156,8 @@ def _argv(name: str, given: object) -> tuple[str, ...]:
     elif isinstance(given, list) and all(isinstance(one, str) for one in given):
         words = list(given)
     else:
-        raise ValueError(f"{WHERE} {name} = {given!r} is neither a command line nor a list of its words")
+        wrong = "has the wrong form: write the command as one string, or as a list of strings"
+        raise ValueError(f"{WHERE} {name} = {given!r} {wrong}")
     if not words or not words[0] or any("\0" in word for word in words):
         raise ValueError(f"{WHERE} {name} names no command")
     return tuple(words)

@@ -161,7 +161,8 @@ def memory_protection(value: object) -> str:
     asked = str(value).strip().lower()
     match = re.fullmatch(r"([1-9]\d{0,2})\+([1-9]\d{0,2})", asked)
     if asked != "copy" and match is None:
-        raise BadValue(f"{value!r} is neither copy nor parity as 8+2", "8+2: of 10 nodes any 2 may be lost")
+        hint = "8+2: in a group of 10 nodes the checkpoint survives the loss of any 2"
+        raise BadValue(f"{value!r} is neither copy nor parity as 8+2", hint)
     if match is not None and sum(map(int, match.groups())) > GROUP_MAX_COUNT:
         raise BadValue(f"{value!r}: a group has {GROUP_MAX_COUNT} nodes at most")
     return asked

@@ -43,7 +43,7 @@ SBATCH_REFUSED = _refusals(
     ("no-requeue", "use --requeue resubmit, or none"),
     ("ntasks ntasks-per-node ntasks-per-core ntasks-per-socket ntasks-per-gpu tasks-per-node overcommit", _RANKS),
     ("gpus-per-task", f"{_ONE_TASK}; use --gpus-per-node"),
-    ("export", "the job gets your environment, and secrets reach ranks by nothing else; see --env"),
+    ("export", "the job gets your environment, the only way by which secrets reach ranks; see --env"),
     ("export-file", "the job gets your environment; see --env-file"),
     ("clusters cluster", "a run stays in one cluster; call gangrun submit there"),
     ("wait", "use gangrun submit --wait"),
@@ -65,7 +65,7 @@ SRUN_REFUSED = _refusals(
     ("job-name comment", "it is the job's"),
     ("prolog", "use --setup"),
     ("version", "see srun --version"),
-    ("cpu-bind", "ranks may use all of the job's CPUs; bind them in your script"),
+    ("cpu-bind", "gangrun binds no rank to CPUs; do it in your script if you want it"),
 )  # fmt: skip
 
 

@@ -112,7 +112,7 @@ def nodes_of(settings: Mapping[str, Value]) -> tuple[str, ...]:
         raise UserError(
             "usage",
             f"--nodes {count} on one box",
-            "--local-hosts plays several nodes here; gangrun submit asks Slurm for some",
+            "--local-hosts simulates nodes on this machine; gangrun submit gets real ones from Slurm",
         )
     return tuple(f"{host}-{k}" for k in range(count))
 

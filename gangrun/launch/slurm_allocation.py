@@ -64,7 +64,7 @@ def held_by(variables: Mapping[str, str]) -> HeldAllocation | None:
         allocation = allocation_of(variables, processes.host_name())
     except (KeyError, NodesetError, ValueError) as error:
         raise UserError(
-            "slurm", f"SLURM_JOB_ID is set, but the job cannot be made out: {error}", "", SCHEDULER
+            "slurm", f"SLURM_JOB_ID is set, but gangrun cannot read the details of that job: {error}", "", SCHEDULER
         ) from error
     is_batch = "SLURM_PROCID" in variables and not step
     return HeldAllocation(allocation, is_batch, variables.get("SLURM_JOB_NAME", ""))

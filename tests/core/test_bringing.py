@@ -60,7 +60,7 @@ def brings(one: Life) -> BringSteps:
     [action] = one.actions
     assert isinstance(action, BringSteps)
     assert one.state.deadlines["bring"].at == pytest.approx(one.now + action.within_s)
-    one.says("first the newest step in memory is brought to the disk")
+    one.says("first the newest in-memory checkpoint is written to disk")
     return action
 
 

@@ -109,7 +109,7 @@ def test_if_the_older_one_fails_too_it_was_the_code_and_nothing_is_lost() -> Non
     life.again(saved(30))
     fails(life, 31)
     assert (life.phase, life.state.failure) == (Phase.FAILED, Failure.SCRIPT)
-    life.says("it is the code's", "Traceback ...", "step 40, set aside for it, is put back")
+    life.says("it is the code's", "Traceback ...", "step 40, set aside on that suspicion, is put back")
     assert life.last(EndJob).put_back == (saved(40).path,)
     assert life.state.poisoned == ()
     assert life.state.checkpoint == saved(40), "it is the newest again"
@@ -159,7 +159,7 @@ def test_no_older_one_stops_the_run_with_the_traceback_and_never_begins_anew() -
                 life.choose(saved(40))
         life.on(NoneValid(2, "none of 1 committed checkpoint may be resumed from"))
         assert (life.phase, life.state.failure, life.state.condemned) == (Phase.FAILED, Failure.SCRIPT, None)
-        life.says("step 40 is taken for poisoned", told, "none of 1")
+        life.says("step 40 counts as poisoned", told, "none of 1")
 
 
 def test_whoever_says_what_to_resume_from_gets_it() -> None:

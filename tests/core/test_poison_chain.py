@@ -199,7 +199,7 @@ def test_it_goes_back_to_the_newest_good_one_at_the_price_of_one_attempt_each(ba
 def test_what_is_told_of_the_second_one() -> None:
     told = story(bad_from(300, 2), [100, 200, 300, 400], resumed_well=True).play(3)
     said = told.life.state.attempts[-2].reason
-    for words in ("within 10 steps of loading step 300 and before that step 400", "sooner", "step 300 is taken"):
+    for words in ("within 10 steps of loading step 300 and before that step 400", "sooner", "step 300 counts as poisoned"):
         assert words in said, said
     first, second = told.life.state.poisoned[0], told.life.state.condemned
     assert second is not None
@@ -210,7 +210,7 @@ def test_more_than_may_be_set_aside_ends_the_run_and_all_come_back() -> None:
     told = story(bad_from(0, 2), [50, 100, 200, 300, 400], resumed_well=True).play()
     assert told.loaded == [400, 400, 300, 200, 100]
     assert told.life.phase is Phase.FAILED
-    told.life.says("it is the code's", "step 400, step 300, step 200, set aside for it, is put back")
+    told.life.says("it is the code's", "step 400, step 300, step 200, set aside on that suspicion, is put back")
     assert told.life.last(EndJob).put_back == tuple(saved(step).path for step in (400, 300, 200))
     assert told.life.state.checkpoint == saved(400)
 
@@ -219,7 +219,7 @@ def test_without_an_older_one_nothing_shows_that_it_was_the_checkpoints_and_all_
     told = story(bad_from(0, 2), [300, 400], resumed_well=True).play()
     assert told.loaded == [400, 400, 300]
     assert (told.life.phase, told.life.state.failure) == (Phase.FAILED, Failure.SCRIPT)
-    told.life.says("step 300 is taken for poisoned", "none of 1", "step 400, set aside for it, is put back")
+    told.life.says("step 300 counts as poisoned", "none of 1", "step 400, set aside on that suspicion, is put back")
     assert told.life.last(EndJob).put_back == (saved(400).path,)
 
 

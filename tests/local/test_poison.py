@@ -54,7 +54,7 @@ def test_it_is_set_aside_and_the_one_before_it_is_taken(box: Box) -> None:
     status = box.status()
     assert [one["outcome"] for one in status["attempts"]] == ["rank error", "poisoned checkpoint", "succeeded"]
     story = box.explain()
-    for words in ("step 20 is taken for poisoned", "the loss is not a number", "undo with: mv -nT"):
+    for words in ("step 20 counts as poisoned", "the loss is not a number", "undo with: mv -nT"):
         assert words in story, story
 
 
@@ -93,7 +93,7 @@ def test_where_the_older_one_breaks_too_it_is_the_code_and_all_is_as_it_was(box:
     assert aside(box) == []
     status = box.status()
     assert (status["failure"], status["attempts"][-1]["outcome"]) == ("script", "same failure again")
-    for words in ("it is the code's", 'raise ValueError(f"the loss', "step 20, set aside for it, is put back"):
+    for words in ("it is the code's", 'raise ValueError(f"the loss', "step 20, set aside on that suspicion, is put back"):
         assert words in status["reason"], status["reason"]
 
 

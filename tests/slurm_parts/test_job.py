@@ -231,7 +231,7 @@ def test_one_of_many_tasks_is_refused():
 
 
 def test_a_job_that_cannot_be_made_out_is_said():
-    with pytest.raises(UserError, match="cannot be made out"):
+    with pytest.raises(UserError, match="cannot read the details"):
         held.held_by({"SLURM_JOB_ID": "12"})
 
 

@@ -41,7 +41,7 @@ def first(before: RunState, decision: Decision, now: float, policy: Policy) -> D
     if within_s < LEAST_S:
         reason = f"{decision.reason}; no time is left to bring to the disk what only memory holds"
         return replace(decision, reason=reason, state=replace(state, reason=reason))
-    what = f"first the newest step in memory is brought to the disk, in up to {within_s:.0f} s"
+    what = f"first the newest in-memory checkpoint is written to disk, which may take up to {within_s:.0f} s"
     return enter(
         replace(state, nodes=roster, submitting=False, leaving=False),
         Phase.WAITING,

@@ -155,12 +155,12 @@ def verdict(failed: Verdict, load: Load, times: int, policy: Policy) -> Verdict:
     if newer:
         sentence = (
             f"{failed.sentence}, the same {soon} step {load.step} and before that {listed(newer)}, each time sooner"
-            f" than with a newer one, where other attempts did well: step {load.step} is taken for poisoned too"
+            f" than with a newer one, where other attempts did well: step {load.step} counts as poisoned too"
         )
     else:
         sentence = (
-            f"{failed.sentence}, {times} times the same {soon} step {load.step}, and after no other load:"
-            f" step {load.step} is taken for poisoned"
+            f"{failed.sentence}, {times} times the same {soon} step {load.step}, and never after loading another:"
+            f" step {load.step} counts as poisoned"
         )
     return Verdict(Cause.POISONED, Failure.SCRIPT, (), (), failed.signature, sentence)
 
@@ -193,7 +193,7 @@ def set_aside(state: RunState) -> dict[str, Any]:
 
 def told(condemned: Poisoned) -> str:
     """Why, with the newest failure."""
-    return f"step {condemned.step} is taken for poisoned ({condemned.why}: {condemned.failed})"
+    return f"step {condemned.step} counts as poisoned ({condemned.why}: {condemned.failed})"
 
 
 def cleared(state: RunState, signature: str) -> tuple[RunState, str]:
@@ -207,7 +207,7 @@ def cleared(state: RunState, signature: str) -> tuple[RunState, str]:
         return state, ""
     guilty = tuple(one for one in state.poisoned if one not in innocent)
     names = listed([f"step {one.step}" for one in innocent])
-    words = f"; nothing shows that it is the checkpoint's, so {names}, set aside for it, is put back"
+    words = f"; nothing shows that a checkpoint caused it: {names}, set aside on that suspicion, is put back"
     there = [CheckpointRef(one.step, one.path, one.level) for one in innocent]
     newest = max((*there, *([state.checkpoint] if state.checkpoint else [])), key=lambda one: one.step)
     return replace(state, poisoned=guilty, cleared=tuple(one.path for one in innocent), checkpoint=newest), words

@@ -35,7 +35,7 @@ NOTES = """
   takeover counts from when half of the roster has said hello to the new term (which is later than their promises), and
   a supervisor that has lost its majority does not act (law 3).
 - *D < T* is covered in part by *no promise while any candidate was acked lately*: `promises_too_early` takes out both.
-- *StoreStalled* itself only names the reason; that nothing starts without its record and ticket is the rule that holds.
+- *StoreStalled* only gives the reason. Another rule protects the run: nothing starts without its record and ticket.
 
 ## Rules that are about time, not safety
 

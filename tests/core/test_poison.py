@@ -86,7 +86,12 @@ def poisoned(policy: Policy | None = None) -> Life:
 
 def test_the_one_before_it_is_taken_and_the_run_goes_on() -> None:
     life = poisoned()
-    life.says("ValueError: bad batch", "2 times the same within 10 steps of loading step 40", "no other", "in place")
+    life.says(
+        "ValueError: bad batch",
+        "2 times the same within 10 steps of loading step 40",
+        "never after loading another",
+        "in place",
+    )
     assert life.state.attempts[1].outcome == "poisoned checkpoint"
     life.on(AttemptSealed(2))
     asked = life.last(ChooseResume)

@@ -199,7 +199,11 @@ def test_it_goes_back_to_the_newest_good_one_at_the_price_of_one_attempt_each(ba
 def test_what_is_told_of_the_second_one() -> None:
     told = story(bad_from(300, 2), [100, 200, 300, 400], resumed_well=True).play(3)
     said = told.life.state.attempts[-2].reason
-    for words in ("within 10 steps of loading step 300 and before that step 400", "sooner", "step 300 counts as poisoned"):
+    for words in (
+        "within 10 steps of loading step 300 and before that step 400",
+        "sooner",
+        "step 300 counts as poisoned",
+    ):
         assert words in said, said
     first, second = told.life.state.poisoned[0], told.life.state.condemned
     assert second is not None

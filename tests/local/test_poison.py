@@ -93,7 +93,11 @@ def test_where_the_older_one_breaks_too_it_is_the_code_and_all_is_as_it_was(box:
     assert aside(box) == []
     status = box.status()
     assert (status["failure"], status["attempts"][-1]["outcome"]) == ("script", "same failure again")
-    for words in ("it is the code's", 'raise ValueError(f"the loss', "step 20, set aside on that suspicion, is put back"):
+    for words in (
+        "it is the code's",
+        'raise ValueError(f"the loss',
+        "step 20, set aside on that suspicion, is put back",
+    ):
         assert words in status["reason"], status["reason"]
 
 

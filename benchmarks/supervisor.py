@@ -6,6 +6,7 @@ between (the hang watch, silence, the counter file). The gang is started as any 
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 from collections import deque
@@ -21,7 +22,6 @@ from gangrun.wire.messages import Ack, Beat, RankSample
 from tests.supervisor.desk import Desk, HandAgent
 from tests.supervisor.ports_in_memory import MemoryRadio
 
-AGENTS_COUNT = 10_000
 RANKS_PER_NODE = 8
 SECONDS = 30
 
@@ -78,23 +78,26 @@ class Bench:
 
 def main() -> None:
     """Print CPU microseconds per message, and of one core."""
-    bench = Bench(AGENTS_COUNT)
+    parser = argparse.ArgumentParser(description="Measure what one message costs the supervisor.")
+    parser.add_argument("--agents", type=int, default=10_000)
+    count = parser.parse_args().agents
+    bench = Bench(count)
     for agent in bench.agents:
         agent.hello(slots_count=RANKS_PER_NODE)
     took_s = bench.drain()
-    sys.stdout.write(f"hello: {took_s / AGENTS_COUNT * 1e6:.0f} us each, with the records of {AGENTS_COUNT} joins\n")
+    sys.stdout.write(f"hello: {took_s / count * 1e6:.0f} us each, with the records of {count} joins\n")
     took_s, seconds_count = 0.0, 0
     while bench.loop.state.phase is not Phase.RUNNING:
         took_s += bench.second(0)
         seconds_count += 1
         assert seconds_count < SECONDS, (bench.loop.state.phase, bench.loop.state.reason)
-    sys.stdout.write(f"checks, prepare and launch of {AGENTS_COUNT} nodes: {took_s:.1f} s\n")
+    sys.stdout.write(f"checks, prepare and launch of {count} nodes: {took_s:.1f} s\n")
     samples = [bench.second(number) for number in range(1, SECONDS)]
     assert bench.loop.state.phase is Phase.RUNNING, bench.loop.state.reason
     typical, worst = statistics.median(samples), max(samples)
     sys.stdout.write(
-        f"training, {RANKS_PER_NODE} ranks a node, hang watch and all: {typical / AGENTS_COUNT * 1e6:.1f} us a beat,"
-        f" {100 * typical:.0f} % of a core for {AGENTS_COUNT} agents, worst second {100 * worst:.0f} %\n"
+        f"training, {RANKS_PER_NODE} ranks a node, hang watch and all: {typical / count * 1e6:.1f} us a beat,"
+        f" {100 * typical:.0f} % of a core for {count} agents, worst second {100 * worst:.0f} %\n"
     )
 
 

@@ -35,7 +35,9 @@ def cancel(
     reading = read(find(run, runs_dir, steering=True))
     if now and reading.spec.world == "local":
         raise UserError(
-            "usage", "--now is for runs that have jobs", "gangrun run is stopped at once by a second Ctrl-C"
+            "usage",
+            "--now needs a run with Slurm jobs, and this run has none",
+            "press Ctrl-C twice in the terminal of gangrun run to stop it at once",
         )
     if run is None and not yes:
         named = f"{clean(reading.spec.run)} ({clean(reading.spec.name)})"

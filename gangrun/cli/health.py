@@ -88,7 +88,7 @@ def health(
         raise UserError("usage", "RUN and --nodes both say where to look", "give one of them")
     if run is not None and network:
         hint = "give --nodes, or call it inside a job"
-        raise UserError("usage", "--network takes nodes that nothing else uses", hint)
+        raise UserError("usage", "--network needs idle nodes: choose nodes that no other job uses, or wait", hint)
     if nodes is None and (partition or account):
         raise UserError("usage", "-p and -A say how to queue for the nodes of --nodes", "name nodes, or leave them out")
     if run is not None or nodes is not None or network:

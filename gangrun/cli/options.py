@@ -24,7 +24,7 @@ def run_argument(function: F) -> F:
 
 def runs_dir_option(function: F) -> F:
     """``--runs-dir``."""
-    words = "Directory to look for runs in (default: all that you started, and ./gangrun_runs)."
+    words = "Directory to search for runs (default: where your runs are, and ./gangrun_runs)."
     return click.option("--runs-dir", metavar="DIR", help=words)(function)
 
 

@@ -36,7 +36,7 @@ SBATCH_REFUSED = _refusals(
     ("array", "a run is one job at a time; submit several runs instead"),
     ("signal", "gangrun tells ranks itself: see --save-signal and --save-lead"),
     ("comment", "gangrun finds its jobs by it"),
-    ("job-name", "gangrun finds its jobs by it; name the run with -J"),
+    ("job-name", "gangrun finds its jobs by this name; use gangrun's own -J to name the run"),
     ("wrap", "give the command at the end instead"),
     ("no-kill kill-on-invalid-dep", _END),
     ("requeue", "use --requeue same-job"),

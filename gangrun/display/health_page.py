@@ -28,7 +28,7 @@ SILENTLY = frozenset(
         "dcgmi is not installed here",
         "no Lustre here",
         "these GPUs have no NVLink 5",
-        "these GPUs have NVLink 5, which counts in other ways",
+        "these GPUs have NVLink 5, which counts link errors in other counters",
         "these GPUs make no such repairs",
         "these GPUs retire no pages",
     }

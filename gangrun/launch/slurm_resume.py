@@ -78,7 +78,7 @@ def resume_job(
         raise
     put_in_index(paths, reading.spec, job)
     without = f" without {fold(exclude)}" if exclude else ""
-    without += f"; {fold(booted)} may be in it, booted since, and is tested first" if booted else ""
+    without += f"; {fold(booted)} has rebooted; if it is in that job, it is tested first" if booted else ""
     return _tell(reading, jobs, RunJob(job=job, seq=seq), f"job {job} is asked for{without}", as_json=as_json)
 
 

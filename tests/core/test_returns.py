@@ -99,7 +99,8 @@ def in_the_next_job(policy: Policy, boot_id: str, nodes: int = 1) -> Life:
     assert (asked.exclude, asked.if_booted) == (("n0",), (("n0", 0.0),))
     life.on(ActDone((1, 1), "SubmitSuccessor", booted=("n0",)))
     life.says(
-        "the next job of this run is submitted; this one ends; n0 may be in it, booted since, and is tested first"
+        "the next job of this run is submitted; this one ends; n0 has rebooted;"
+        " if it is in that job, it is tested first"
     )
     life.on(TermTaken(life.state.term + 1, "j2", (), ("n0",), life.state.attempt), after_s=1000.0)
     for name in life.names:

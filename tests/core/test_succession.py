@@ -143,7 +143,7 @@ def test_an_attempt_that_the_journal_does_not_know_is_stopped_first(phase: Phase
     taken(life, highest=4)
     assert life.phase is Phase.STOPPING
     assert life.last(StopGang).attempt == 4
-    life.says("attempt 4", "journal of 0")
+    life.says("attempt 4", "the journal only attempt 0")
 
 
 def test_a_cancelled_run_does_not_start_again_because_nodes_know_more_than_the_journal() -> None:

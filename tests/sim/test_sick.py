@@ -119,7 +119,7 @@ def test_one_that_has_booted_is_in_the_next_job_again_and_is_used_where_that_cur
     assert two in state.excluded
     journal = [line.record for lines in world.disk.journals.values() for line in lines]
     told = [record.reason for record in journal]
-    assert any(f"{one} may be in it, booted since" in reason for reason in told), told
+    assert any(f"{one} has rebooted; if it is in that job" in reason for reason in told), told
     later = [attempt for attempt in state.attempts if attempt.number > 0]
     assert any(one in attempt.nodes for attempt in later) is repaired
     if repaired:

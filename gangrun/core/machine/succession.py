@@ -93,7 +93,7 @@ def term_taken(state: RunState, event: TermTaken, now: float, policy: Policy) ->
     if event.alone and not new.submitting:
         return _alone(new, now, policy, who)
     if new.attempt != state.attempt and state.phase not in {Phase.PENDING, Phase.CHECKING}:
-        why = f"{who}; nodes know of attempt {new.attempt}, the journal of {state.attempt}"
+        why = f"{who}; the nodes know attempt {new.attempt}, the journal only attempt {state.attempt}"
         evidence = state.evidence if state.after is After.JUDGE else Evidence()
         return stop_all(replace(new, submitting=False), now, policy, _what_was_to_follow(state), why, evidence)
     if state.phase is Phase.RUNNING:

@@ -47,7 +47,7 @@ def submitted(state: RunState, event: ActDone, now: float, policy: Policy) -> De
     """The successor is in the queue: this job may end."""
     if not _waits_for(state, event.what):
         return refused(state, f"nobody waits for {event.what}")
-    back = f"; {fold(event.booted)} may be in it, booted since, and is tested first" if event.booted else ""
+    back = f"; {fold(event.booted)} has rebooted; if it is in that job, it is tested first" if event.booted else ""
     if event.same_job:
         return choose.come_back(state, now, policy, f"{state.reason}{back}")
     reason = f"the next job of this run is submitted; this one ends{back}"

@@ -41,7 +41,7 @@ def _why_not(look: CheckLook, name: str) -> str:
     if name != NVLINK_ERRORS[0].reading:
         return NO_LINKS if name == "active" else GPU.why_not(look, name)
     if look.facts.places_with("recoveries"):
-        return "these GPUs have NVLink 5, which counts in other ways"
+        return "these GPUs have NVLink 5, which counts link errors in other counters"
     has = any(_LINK.fullmatch(place) for place in look.facts.values)
     return look.facts.why_missing(name) or "not counted" if has else NO_LINKS
 

@@ -61,10 +61,11 @@ class FarewellCall(NodeCall):
     ) -> None:
         super().__init__(board)
         self._ending, self._rows, self._timing = ending, rows, timing
-        self.deadline, self._until = now, now + FAREWELL_BEATS * timing.beat_every_s
+        self._until = now + FAREWELL_BEATS * timing.beat_every_s
         self._said: set[str] = set()
         for node in sorted(rows):
             self.dismiss(node, now)
+        self.deadline = now  # nodes that are lost already are not waited for
 
     def dismiss(self, node: str, now: float) -> None:
         """This agent may go; said to each once."""
@@ -72,6 +73,7 @@ class FarewellCall(NodeCall):
             self._said.add(node)
             code, reason = self._ending.exit_code, self._ending.reason
             self.ask(node, lambda act: Farewell(self._board.term, act, code, reason), now)
+            self.deadline = min(self.deadline, max(self._until, now + self._timing.beat_every_s))
 
     @property
     def answered_by_all(self) -> bool:

@@ -362,3 +362,10 @@ def test_places_are_given_to_the_good_first() -> None:
     assert placement.place(nodes, {}, shape, prefer=before) == placement.seated(["n1", "n2"], shape)
     worn = {name: replace(node, poor="hot") for name, node in nodes.items()}
     assert placement.place(worn, {}, shape, prefer=before) == before
+
+
+def test_a_gpu_that_is_lost_while_ranks_start_bars_its_node_from_the_next_attempt() -> None:
+    life = Life(3).launching()
+    life.on(lost("n0"))
+    assert life.phase is Phase.STOPPING
+    assert not life.state.nodes["n0"].checked

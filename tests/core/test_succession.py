@@ -26,6 +26,7 @@ from gangrun.core.events import (
     Notice,
     NoticeKind,
     ProgressStalled,
+    RankFinished,
     ResumeRequested,
     StopTimedOut,
     StoreBack,
@@ -386,3 +387,14 @@ def test_a_launch_said_twice_is_ignored() -> None:
     life = Life().running()
     life.on(GangStarted(0))
     assert life.answer.outcome is Outcome.IGNORED
+
+
+def test_a_rank_of_an_attempt_that_only_the_nodes_know_may_finish_while_it_is_stopped() -> None:
+    life = Life()
+    life.checked()
+    assert life.state.placement is None or life.phase is Phase.STARTING
+    life.state = replace(life.state, placement=None)
+    taken(life, highest=life.state.attempt + 1)
+    assert life.phase is Phase.STOPPING
+    life.on(RankFinished(life.state.attempt, 0, "n0", life.now))
+    life.says("rank 0 finished while all ranks were being stopped")

@@ -86,3 +86,19 @@ def test_nobody_started_by_hand_disturbs_a_live_run(box: Box) -> None:
     told, _ = liar.communicate(timeout=300)
     assert "Traceback" not in told, told
     assert never_two_gangs(box, 2) == [0, 1]
+
+
+@pytest.mark.slow
+def test_the_acts_of_a_sealed_term_stop_its_holder_and_the_run_goes_on(box: Box) -> None:
+    """What a claimant does first, done by hand: the holder finds its acts sealed, leaves, and the next one adopts."""
+    holder, ranks = live_run(box)
+    terms = FsTerms(RunPaths(box.run_dir()), SystemClock(), Disk())
+    terms.seal_before(holder.term + 1)
+    os.kill(ranks[1], signal.SIGKILL)  # now it has something to write
+    until(lambda: not alive(holder.pid), 20, f"the sealed holder leaves\n{box.told()}")
+    box.wait_for_step(3, attempt=1, deadline_s=60)
+    assert newest_claim(box).term > holder.term
+    assert box.process is not None
+    box.process.send_signal(signal.SIGINT)
+    assert box.end(40) == 130, box.told()
+    assert never_two_gangs(box, 2) == [0, 1]

@@ -7,15 +7,21 @@ from typing import Any
 
 import pytest
 
+from gangrun.core.actions import EndJob
 from gangrun.core.events import CancelRequested, Stamped
 from gangrun.core.model import Phase
-from gangrun.core.policy import Policy
+from gangrun.core.policy import Policy, Timing
 from gangrun.core.protocol import lease
+from gangrun.supervisor.gang_commands import FarewellCall
+from gangrun.supervisor.heartbeats import Row
+from gangrun.supervisor.node_calls import CommandRetry
 from gangrun.wire.messages import (
     CheckAnswer,
     CheckNode,
     CommandResult,
+    Hello,
     Launch,
+    PeerAddress,
     Prepare,
     Stacks,
     StartAnswer,
@@ -293,3 +299,21 @@ def test_stacks_that_make_no_sense_are_no_evidence() -> None:
         other.step = 5
     desk.pass_s(40.0)
     assert [stack["rank"] for stack in record(desk, "StacksTaken")["stacks"]] == [0, 1]
+
+
+def test_an_agent_that_comes_after_the_end_is_not_waited_for_without_bound() -> None:
+    def row(node: str, at: float) -> Row:
+        return Row(Hello(node, "j", "b", "i", 1, 1, -1, (), PeerAddress(node, "x", "k")), at, at)
+
+    numbers = iter(range(1, 9))
+    rows, timing = {"n0": row("n0", 0.0)}, Timing()
+    board = CommandRetry(lambda node, message: None, 1, lambda: next(numbers), lambda now: True, timing)
+    call = FarewellCall(board, EndJob(Phase.SUCCEEDED, 0, "all ranks finished"), rows, timing, 0.0)
+    call.tick(1.0, (), ("n0",))
+    assert call.answered_by_all
+    rows["n1"] = row("n1", 20.0)
+    call.dismiss("n1", 20.0)
+    assert not call.answered_by_all
+    assert call.deadline <= 22.0, "nobody looks after it again"
+    call.tick(20.0 + timing.silence_after_s, (), ())
+    assert call.answered_by_all, "it does not beat"

@@ -68,7 +68,7 @@ def notice(state: RunState, event: Notice, now: float, policy: Policy) -> Decisi
         return flush_to_disk.notice(state, event, now, policy)
     if state.phase is Phase.STOPPING:
         return _notice_stopping(state, event, now, policy)
-    if event.kind is not NoticeKind.CANCEL and (state.submitting or state.leaving):
+    if event.kind is not NoticeKind.CANCEL and (state.submitting or state.leaving) and not may_hold_ranks(state):
         return stay(state, f"{event.kind.value} while the next job is being asked for")
     if event.kind in _ENDS_THE_RUN:
         return cancel(state, _ENDS_THE_RUN[event.kind], now, policy)

@@ -149,6 +149,8 @@ def finding(state: RunState, event: events.FindingRaised, now: float, policy: Po
     evidence = replace(state.evidence, findings=(*state.evidence.findings, found))
     if policy.observe and state.phase is Phase.RUNNING:
         return stay(state, sentence) if known else observed(state, evidence, sentence, now, policy)
+    if state.phase is Phase.STARTING:  # it is weighed again before the next attempt
+        state = replace(state, nodes=roster.found_bad(state, found))
     if state.phase is not Phase.RUNNING:
         return stop_or_note(state, now, policy, sentence, evidence)
     save = can_save(found)

@@ -74,10 +74,11 @@ def rank_finished(state: RunState, event: RankFinished, now: float, policy: Poli
     if not may_hold_ranks(state):
         return refused(state, NOT_LAUNCHED)
     state = at_step(state, event.step)
-    assert state.placement is not None
-    finished, world_size = state.finished | {event.rank}, state.placement.world_size
-    if state.phase is Phase.STOPPING:
+    finished = state.finished | {event.rank}
+    if state.phase is Phase.STOPPING:  # perhaps of an attempt that only the nodes know, whose placement nobody does
         return stay(state, f"rank {event.rank} finished while all ranks were being stopped", finished=finished)
+    assert state.placement is not None
+    world_size = state.placement.world_size
     if len(finished) >= world_size:
         state = replace(state, finished=finished)
         return stop_all(state, now, policy, After.SUCCEED, f"{all_of(world_size, 'rank')} finished")

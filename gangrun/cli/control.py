@@ -36,7 +36,7 @@ def cancel(
     if now and reading.spec.world == "local":
         raise UserError(
             "usage",
-            "--now needs a run with Slurm jobs, and this run has none",
+            "--now needs a run that holds jobs, and this run has none",
             "press Ctrl-C twice in the terminal of gangrun run to stop it at once",
         )
     if run is None and not yes:

@@ -20,11 +20,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ["tests.command_line"]
+
 TESTS = Path(__file__).parent
 IN_CI = os.environ.get("CI", "").lower() not in {"", "0", "false"}
 
 # Folders whose tests start real processes. They wait more than they compute, so several run at once.
-PROCESS_FOLDERS = frozenset({"local", "local_parts", "cli", "contract", "examples", "docs"})
+PROCESS_FOLDERS = frozenset({"local", "local_parts", "cli", "entry", "launch", "runs", "contract", "examples", "docs"})
 # Those on a real Slurm cluster wait for it more than they compute: they run beside all others but the serial ones.
 CLUSTER_FOLDERS = frozenset({"slurm"})
 

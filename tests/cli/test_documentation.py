@@ -20,9 +20,9 @@ from gangrun.core.policy import HangPolicy, Policy, Timing
 from gangrun.runs.snapshot import read
 from gangrun.runs.status import status_of
 from gangrun.wire.spec import CheckpointSpec
-from tests.cli.conftest import Call
-from tests.cli.run_builder import BEGAN, Builder
-from tests.cli.stories import failed
+from tests.command_line import Call
+from tests.runs.builder import BEGAN, Builder
+from tests.runs.stories import failed
 
 DOCS = Path(__file__).parents[2] / "docs"
 OPERATING = (DOCS / "operating.md").read_text("utf-8")

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from gangrun.core.events import CancelRequested, NodeLost
 from gangrun.core.model import ErrorReport
 from gangrun.display.text import block, clean, log_line
-from tests.cli.conftest import Call, call
-from tests.cli.run_builder import Builder
-from tests.cli.stories import failed, running
+from tests.command_line import Call, call
+from tests.runs.builder import Builder
+from tests.runs.stories import failed, running
 
 ESCAPES = "a\x1b[2J\x1b]0;owned\x07b\nnext\r\u202egnol\x9b31m\ud800"
 REPO = Path(__file__).parents[2]

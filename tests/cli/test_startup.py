@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.stories import failed
+from tests.runs.stories import failed
 
 REPO = Path(__file__).parents[2]
 HEAVY = ("torch", "zmq", "submitit", "pynvml", "numpy", "rich")

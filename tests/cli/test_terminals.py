@@ -10,8 +10,8 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from tests.cli.run_builder import Builder
-from tests.cli.stories import failed, running
+from tests.runs.builder import Builder
+from tests.runs.stories import failed, running
 
 REPO = Path(__file__).parents[2]
 

@@ -22,7 +22,7 @@ from gangrun.launch.health_here import HealthQuery
 from gangrun.launch.slurm_health_network import gathered
 from gangrun.launch.slurm_health_nodes import ask, merged, recorded, said_by, where_to_ask, words_of
 from gangrun.runs.snapshot import read
-from tests.cli.run_builder import Builder
+from tests.runs.builder import Builder
 
 LOST = ("fail", "gpu_lost", "gpu 3 is lost: it fell off the bus")
 CLOCK = ("warn", "host_clock", "the clock is set by nobody")

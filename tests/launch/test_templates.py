@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import gangrun as package
-from tests.cli.conftest import Call
+from tests.command_line import Call
 from tests.slurm_parts.scripts import RUN, options
 
 ROOT = Path(package.__file__).resolve().parents[1]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from gangrun.runs.saves import read_saves
 from gangrun.wire.saves import SIZE_BYTES, SavesTold, encode
-from tests.cli.conftest import Call
-from tests.cli.run_builder import BEGAN, Builder
-from tests.cli.stories import running
+from tests.command_line import Call
+from tests.runs.builder import BEGAN, Builder
+from tests.runs.stories import running
 
 WELL = SavesTold(0, BEGAN, 312.0, "a save stalls training for 0.20 s", saved_step=40, saved_at=BEGAN, persist_s=2.0)
 FAILED = SavesTold(

@@ -8,10 +8,10 @@ import pytest
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import mark_cancelled
-from tests.cli.conftest import Call
-from tests.cli.pretend_tools import PretendTools
-from tests.cli.slurm_stories import job, leaving
-from tests.cli.test_slurm_status import status
+from tests.command_line import Call
+from tests.runs.slurm_stories import job, leaving
+from tests.runs.test_slurm_queue import status
+from tests.slurm_parts.pretend_tools import PretendTools
 
 
 @pytest.mark.parametrize("last", ["COMPLETED", "COMPLETING"])

@@ -9,9 +9,9 @@ from gangrun.adapters.fs.run_dir import write_submission
 from gangrun.core.events import ActDone, CheckpointSeen, NodeLost, NodeSilent
 from gangrun.core.policy import Policy
 from gangrun.wire.submission import Submission, comment
-from tests.cli.pretend_tools import PretendTools
-from tests.cli.run_builder import Builder
-from tests.cli.stories import STEP_20
+from tests.runs.builder import Builder
+from tests.runs.stories import STEP_20
+from tests.slurm_parts.pretend_tools import PretendTools
 
 NAME = "train.20261118-110640-abcde"
 

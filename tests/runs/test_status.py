@@ -16,9 +16,9 @@ from gangrun.display.status_page import PageFormat, device_words, overview, page
 from gangrun.runs.snapshot import read
 from gangrun.runs.status import OwnerStatus, Status, SupervisorStatus, device_tests, status_of
 from gangrun.wire.spec import CheckpointSpec
-from tests.cli.conftest import Call, golden
-from tests.cli.run_builder import BEGAN, Builder
-from tests.cli.stories import cancelled, failed, restarted, running, succeeded
+from tests.command_line import Call, golden
+from tests.runs.builder import BEGAN, Builder
+from tests.runs.stories import cancelled, failed, restarted, running, succeeded
 
 LOOK = PageFormat(BEGAN + 3600, 100, zone=timezone.utc)
 SCHEMA = Path(__file__).parents[2] / "docs" / "status.schema.json"
@@ -169,7 +169,7 @@ def test_no_run_yet(runs: Path, gangrun: Call) -> None:
 def test_looking_again_tells_the_same_as_looking_anew(runs: Path) -> None:
     from gangrun.core.events import CheckpointSeen, ProgressMarked
     from gangrun.runs.follow import Follower
-    from tests.cli.stories import STEP_20
+    from tests.runs.stories import STEP_20
 
     story = running(runs)
     follower = Follower(story.paths)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Call
-from tests.cli.run_builder import Builder
+from tests.command_line import Call
+from tests.runs.builder import Builder
 
 torch = pytest.importorskip("torch")
 

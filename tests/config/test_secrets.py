@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangrun.config.secrets import HIDDEN, redacted, secret_names
-from tests.cli.conftest import Call
+from tests.command_line import Call
 
 SECRET = [
     ("--api-key XYZ", "--api-key ***"),

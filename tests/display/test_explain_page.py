@@ -14,9 +14,9 @@ from gangrun.display.explain_page import explained, page
 from gangrun.display.status_page import PageFormat
 from gangrun.runs.snapshot import read
 from gangrun.wire import kinds
-from tests.cli.conftest import Call, golden
-from tests.cli.run_builder import BEGAN, Builder
-from tests.cli.stories import failed, restarted, running
+from tests.command_line import Call, golden
+from tests.runs.builder import BEGAN, Builder
+from tests.runs.stories import failed, restarted, running
 
 
 def test_the_story_of_a_script_that_fails_twice(runs: Path) -> None:

@@ -19,11 +19,11 @@ from gangrun.runs.follow import Follower
 from gangrun.runs.snapshot import read
 from gangrun.runs.state import run_state
 from gangrun.wire.submission import comment
-from tests.cli.conftest import Call, golden
-from tests.cli.pretend_tools import PretendTools
-from tests.cli.run_builder import Builder
-from tests.cli.slurm_stories import NAME, held, job, leaving, submitted
-from tests.cli.stories import running, succeeded
+from tests.command_line import Call, golden
+from tests.runs.builder import Builder
+from tests.runs.slurm_stories import NAME, held, job, leaving, submitted
+from tests.runs.stories import running, succeeded
+from tests.slurm_parts.pretend_tools import PretendTools
 from tests.waiting import until
 
 REPO = Path(__file__).parents[2]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gangrun.agent.ranks.environment import AttemptFiles
-from tests.cli.conftest import Call
-from tests.cli.run_builder import Builder
-from tests.cli.stories import failed, running, succeeded
+from tests.command_line import Call
+from tests.runs.builder import Builder
+from tests.runs.stories import failed, running, succeeded
 
 DAY_S = 86400.0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gangrun.config.layers import layered
-from tests.cli.conftest import Call
+from tests.command_line import Call
 
 
 def test_the_strongest_source_wins_and_is_named(home: Path, gangrun: Call, monkeypatch: pytest.MonkeyPatch) -> None:

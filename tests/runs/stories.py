@@ -7,7 +7,7 @@ from typing import Any
 
 from gangrun.core.events import CancelRequested, CheckpointSeen, ProgressMarked
 from gangrun.core.model import CheckpointRef, Level
-from tests.cli.run_builder import ERROR, VICTIM, Builder
+from tests.runs.builder import ERROR, VICTIM, Builder
 
 STEP_20 = CheckpointRef(20, "/ckpt/step-20", Level.VERIFIED)
 TORN = ((30, ".metadata ends early"),)

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from gangrun.cli.main import main
-from tests.cli.pretend_tools import PretendTools
+from tests.slurm_parts.pretend_tools import PretendTools
 
-GOLDEN = Path(__file__).parent.parent / "golden"
+GOLDEN = Path(__file__).parent / "golden"
 
 
 @dataclass(frozen=True)

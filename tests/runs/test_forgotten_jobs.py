@@ -9,11 +9,11 @@ import pytest
 
 from gangrun.adapters.fs.job_claims import note_job_id
 from gangrun.runs.slurm_queue import RunJob, ended_words
-from tests.cli.conftest import Call
-from tests.cli.pretend_tools import PretendTools
-from tests.cli.run_builder import Builder
-from tests.cli.slurm_stories import NAME, job, leaving, submitted
-from tests.cli.test_slurm_status import status
+from tests.command_line import Call
+from tests.runs.builder import Builder
+from tests.runs.slurm_stories import NAME, job, leaving, submitted
+from tests.runs.test_slurm_queue import status
+from tests.slurm_parts.pretend_tools import PretendTools
 
 
 def no_longer_known(story: Builder, seq: int, number: int) -> None:

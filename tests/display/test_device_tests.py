@@ -10,8 +10,8 @@ from gangrun.core.model import NodeFinding
 from gangrun.core.policy import Policy
 from gangrun.display.live_view import LiveView
 from gangrun.runs.snapshot import read
-from tests.cli.conftest import Call
-from tests.cli.run_builder import Builder
+from tests.command_line import Call
+from tests.runs.builder import Builder
 
 CLEAN = "0 wrong in 4 products, in 9 s"
 

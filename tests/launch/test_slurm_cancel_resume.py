@@ -17,10 +17,10 @@ from gangrun.runs.slurm_queue import Queue, RunJob
 from gangrun.runs.snapshot import read
 from gangrun.runs.times import wall_now
 from gangrun.wire.submission import comment
-from tests.cli.conftest import Call
-from tests.cli.pretend_tools import PretendTools
-from tests.cli.run_builder import Builder
-from tests.cli.slurm_stories import NAME, held, job, leaving, submitted
+from tests.command_line import Call
+from tests.runs.builder import Builder
+from tests.runs.slurm_stories import NAME, held, job, leaving, submitted
+from tests.slurm_parts.pretend_tools import PretendTools
 from tests.waiting import until
 
 

@@ -14,9 +14,9 @@ from gangrun.agent.ranks.logs import CappedLog
 from gangrun.core.events import CancelRequested
 from gangrun.display.live_view import LiveView, Observer
 from gangrun.runs.follow import JournalReplay
-from tests.cli.conftest import Call
-from tests.cli.run_builder import Builder
-from tests.cli.stories import failed, restarted, running, succeeded
+from tests.command_line import Call
+from tests.runs.builder import Builder
+from tests.runs.stories import failed, restarted, running, succeeded
 from tests.waiting import until
 
 
@@ -198,7 +198,7 @@ def test_errors_as_json(runs: Path, gangrun: Call) -> None:
 
 
 def test_the_same_traceback_is_told_once(runs: Path, gangrun: Call) -> None:
-    from tests.cli.run_builder import ERROR
+    from tests.runs.builder import ERROR
 
     story = Builder(runs).supervisor().up()
     for rank in (3, 0, 1, 2):

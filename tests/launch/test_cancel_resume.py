@@ -17,9 +17,9 @@ from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import mark_cancelled, read_cancelled
 from gangrun.core.events import CancelRequested
 from gangrun.runs.snapshot import read
-from tests.cli.conftest import Call
-from tests.cli.run_builder import Builder
-from tests.cli.stories import cancelled, failed, running, succeeded
+from tests.command_line import Call
+from tests.runs.builder import Builder
+from tests.runs.stories import cancelled, failed, running, succeeded
 from tests.waiting import until
 
 OWNER = """

@@ -30,10 +30,10 @@ from gangrun.launch.exclusive import (
     words_of_company,
 )
 from gangrun.launch.local import own
-from tests.cli.conftest import Call
-from tests.cli.pretend_tools import PretendTools
-from tests.cli.run_builder import Builder
-from tests.cli.slurm_stories import job, leaving, submitted
+from tests.command_line import Call
+from tests.runs.builder import Builder
+from tests.runs.slurm_stories import job, leaving, submitted
+from tests.slurm_parts.pretend_tools import PretendTools
 
 DEAD = 2**22 + 1  # no process can have this number
 HOUR_S = 3600.0

@@ -17,7 +17,7 @@ from gangrun.adapters.slurm.scheduler import COLUMNS
 from gangrun.launch import slurm_submit
 from gangrun.launch.slurm_batch_job import BatchJobs
 from gangrun.wire.submission import Requeue
-from tests.cli.conftest import Call
+from tests.command_line import Call
 from tests.slurm_parts.scripts import options
 
 SHOWN = {"%i": "19", "%u": "me", "%T": "PENDING", "%r": "Resources", "%e": "N/A", "%j": "%s", "%k": "%s"}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from gangrun.wire import record as wire_record
 from gangrun.wire import spec as wire_spec
-from tests.cli.conftest import Call
-from tests.cli.run_builder import BEGAN, Builder
-from tests.cli.stories import running, succeeded
+from tests.command_line import Call
+from tests.runs.builder import BEGAN, Builder
+from tests.runs.stories import running, succeeded
 
 
 def test_by_id_prefix_name_job_path_and_none(runs: Path, gangrun: Call, home: Path) -> None:

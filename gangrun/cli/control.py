@@ -12,7 +12,7 @@ from gangrun.launch import stop
 from gangrun.runs.locate import find
 from gangrun.runs.snapshot import read
 from gangrun.runs.state import run_state
-from gangrun.runs.status import SCHEMA, status_of
+from gangrun.runs.status import status_of
 from gangrun.runs.times import wall_now
 
 
@@ -51,7 +51,7 @@ def cancel(
 
     last, words = stop.cancel(reading, timeout_s, say, waits=waits, now=now)
     if as_json:
-        echo_json({"schema": SCHEMA, "message": words, "status": status_of(last, wall_now())})
+        echo_json(stop.CancelReport(message=words, status=status_of(last, wall_now())))
     else:
         truth = run_state(last, wall_now())
         ended = last.ended or (truth.ended and last.queue is not None)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from gangrun.cli.options import TIME, asks, json_option, runs_dir_option
 from gangrun.core.nodeset import fold
@@ -15,6 +16,22 @@ from gangrun.errors import DONE, RUN_FAILED, UNKNOWN, UserError
 from gangrun.runs.status import SCHEMA
 
 OLDER_THAN_S = 14 * 86400.0
+
+
+class SettingValue(msgspec.Struct, frozen=True, kw_only=True):
+    """A setting's value, and the flag, variable or file that set it."""
+
+    value: Any
+    origin: str
+
+
+class ConfigReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``config --json`` prints."""
+
+    schema: int = SCHEMA
+    settings: dict[str, SettingValue]
+    files: tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
 @click.command("checkpoints")
@@ -42,7 +59,7 @@ def checkpoints(
         judge = validator_of(place.validator, place.validator_within_s, place.working_directory)
         survey = checkpoints.surveyed(place, progress, judge, verify=verify)
     if as_json:
-        echo_json(checkpoints.as_json(survey))
+        echo_json(survey)
     else:
         click.echo("\n".join(page(survey, look_now())))
     return RUN_FAILED if verify and not survey.newest_is_valid else DONE
@@ -65,7 +82,7 @@ def nodes(words: tuple[str, ...], as_json: bool) -> int:
             raise UserError("usage", f"gangrun nodes {clean(' '.join(words))}: not understood", hint)
         cleared = node_history.clear(named)
         if as_json:
-            echo_json({"schema": SCHEMA, "cleared": cleared})
+            echo_json(node_history.ClearedNodes(cleared=tuple(cleared)))
         else:
             click.echo(f"forgotten: {clean(fold(cleared))}" if cleared else "nothing was known")
         return DONE
@@ -96,8 +113,8 @@ def config(show: bool, config_file: Path | None, as_json: bool) -> int:
     variables, files = all_variables(), usual_files(config_file)
     settings, warnings = layered({}, variables, files), unknown_variables(variables)
     if as_json:
-        known = {name: {"value": value.plain, "origin": value.origin} for name, value in settings.items()}
-        echo_json({"schema": SCHEMA, "settings": known, "files": [str(file) for file in files], "warnings": warnings})
+        known = {name: SettingValue(value=value.plain, origin=value.origin) for name, value in settings.items()}
+        echo_json(ConfigReport(settings=known, files=tuple(map(str, files)), warnings=tuple(warnings)))
         return DONE
     look = look_now()
     rows = [(name, clean(value.words), clean(value.origin), BY_NAME[name].help) for name, value in settings.items()]
@@ -130,8 +147,8 @@ def prune(
     from gangrun.launch import prune as removal
 
     age_s = older_than if older_than is not None else 0.0 if runs else OLDER_THAN_S
-    found = removal.candidates(runs, runs_dir, age_s, keep)
-    going, kept = [one for one in found if one.goes], [one for one in found if not one.goes]
+    found = removal.candidates(runs, runs_dir, age_s, keep, dry_run=dry_run)
+    going, kept = found.removed, found.kept
     if not as_json:
         rows = [(clean(one.run), clean(one.name), size_words(one.size_bytes), clean(one.why)) for one in going]
         lines = table(("run", "name", "size", "why"), rows, look_now().columns, "") if rows else ["nothing to remove"]
@@ -148,14 +165,7 @@ def prune(
     if not dry_run and (swept := removal.sweep_memory()):
         click.echo(clean(swept), err=True)
     if as_json:
-        echo_json({"schema": SCHEMA, "dry_run": dry_run, "removed": _plain(going), "kept": _plain(kept)})
+        echo_json(found)
     elif going and not dry_run:
         click.echo(f"removed {len(going)} run{'' if len(going) == 1 else 's'}")
     return UNKNOWN if runs and kept else DONE
-
-
-def _plain(removals: list[Any]) -> list[dict[str, Any]]:
-    return [
-        {"run": one.run, "name": one.name, "path": str(one.path), "why": one.why, "size_bytes": one.size_bytes}
-        for one in removals
-    ]

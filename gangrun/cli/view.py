@@ -15,7 +15,7 @@ from gangrun.display.text import echo_json, log_line
 from gangrun.errors import UserError
 from gangrun.runs.locate import entries_of, find
 from gangrun.runs.snapshot import read
-from gangrun.runs.status import SCHEMA, status_of, statuses_of
+from gangrun.runs.status import RunList, status_of, statuses_of
 from gangrun.runs.times import wall_now
 
 SHOWN_COUNT = 20
@@ -60,7 +60,7 @@ def _all(runs_dir: str | None, *, as_json: bool) -> int:
     shown = entries if as_json else entries[:SHOWN_COUNT]
     statuses = statuses_of(shown)
     if as_json:
-        return _json({"schema": SCHEMA, "runs": statuses})
+        return _json(RunList(runs=tuple(statuses)))
     if not statuses:
         return _lines(["no runs yet; gangrun run starts one"])
     older = len(entries) - len(shown)

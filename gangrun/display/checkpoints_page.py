@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from gangrun.checkpoint.store import VerifyProgress
-from gangrun.core.checkpoints.resume import Candidate, Kind
+from gangrun.core.checkpoints.resume import Kind
 from gangrun.display.status_page import PageFormat, look_now
 from gangrun.display.text import clean, size_words, styled, table, wrapped
 from gangrun.display.times import ago_words
-from gangrun.runs.checkpoints import DISK, Survey, measure, unread
+from gangrun.runs.checkpoints import CheckpointList, ListedCheckpoint
 
 MEMORY = "memory"
 IN_MEMORY_ONLY = "on the nodes themselves; written to the disk when ranks or an agent die"
@@ -45,43 +45,37 @@ def progress_bars(*, shown: bool) -> Iterator[Callable[[VerifyProgress], None] |
         yield progress
 
 
-def page(survey: Survey, look: PageFormat) -> list[str]:
+def page(found: CheckpointList, look: PageFormat) -> list[str]:
     """The table, and what would be resumed from."""
-    place = survey.place
-    lines = [f"{clean(place.directory)}{'  (of run ' + clean(place.run) + ')' if place.run else ''}"]
-    rows = _rows(place.memory_step, survey.found, look)
+    lines = [f"{clean(found.directory)}{'  (of run ' + clean(found.run) + ')' if found.run else ''}"]
+    rows = _rows(found, look)
     if not rows:
         lines.append("  no checkpoints here")
     else:
         lines += ["", *table(_HEAD, rows, look.columns)]
         lines[2] = styled(lines[2], "dim", look.color)
-    return [*lines, "", *wrapped(f"a run would go on like this: {clean(survey.reason)}", look.columns, "  ")]
+    return [*lines, "", *wrapped(f"a run would go on like this: {clean(found.reason)}", look.columns, "  ")]
 
 
-def _rows(memory_step: int | None, found: tuple[Candidate, ...], look: PageFormat) -> list[tuple[str, ...]]:
+def _rows(found: CheckpointList, look: PageFormat) -> list[tuple[str, ...]]:
     """What is on the disk, and before it what is in memory only: that is newer, or it would have been let go."""
-    rows = [_row(one, look, DISK if one.step != memory_step else f"{DISK}, {MEMORY}") for one in found]
-    if memory_step is not None and all(one.step != memory_step for one in found):
-        rows.insert(0, (str(memory_step), "-", "-", MEMORY, "-", "-", "-", "-", IN_MEMORY_ONLY))
+    step = found.memory_step
+    rows = [_row(one, look, f"{one.tier}, {MEMORY}" if one.step == step else one.tier) for one in found.checkpoints]
+    if step is not None and all(one.step != step for one in found.checkpoints):
+        rows.insert(0, (str(step), "-", "-", MEMORY, "-", "-", "-", "-", IN_MEMORY_ONLY))
     return rows
 
 
-def _row(one: Candidate, look: PageFormat, tier: str) -> tuple[str, ...]:
-    found = measure(one.path)
+def _row(one: ListedCheckpoint, look: PageFormat, tier: str) -> tuple[str, ...]:
+    valid = "unread" if one.valid is None else "yes" if one.valid else "no" if one.committed else "unfinished"
     return (
         str(one.step),
-        _validity(one),
-        one.level.value if one.level else ("?" if one.kind is Kind.UNKNOWN else "-"),
+        valid,
+        one.level or ("?" if one.kind == Kind.UNKNOWN.value else "-"),
         tier,
-        "?" if found.size_bytes is None else size_words(found.size_bytes),
-        f"{100 * found.shared_bytes / found.size_bytes:.0f} %" if found.size_bytes and found.shared_bytes else "-",
-        "?" if found.changed is None else ago_words(found.changed, look.now),
+        "?" if one.size_bytes is None else size_words(one.size_bytes),
+        f"{100 * one.shared_bytes / one.size_bytes:.0f} %" if one.size_bytes and one.shared_bytes else "-",
+        "?" if one.changed is None else ago_words(one.changed, look.now),
         clean(os.path.basename(one.path)),
         clean(one.why_not),
     )
-
-
-def _validity(one: Candidate) -> str:
-    if unread(one):
-        return "unread"
-    return "yes" if one.valid else ("no" if one.committed else "unfinished")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import click
+import msgspec
 
 from gangrun.adapters.fs.known_bad import KnownBadFile
 from gangrun.config import environment
@@ -96,43 +96,83 @@ def heeded(exclude: str, nodelist: str) -> str:
     return ",".join(filter(None, (exclude, names)))
 
 
-def known_nodes() -> dict[str, Any]:
-    """What ``gangrun nodes --json`` prints: broken nodes, newest first, and faults that GPUs reported."""
+class KnownNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A node whose hardware failed under a run of this user; ``left_out``: new runs do without it until ``until``."""
+
+    node: str
+    reason: str
+    run: str
+    at: float
+    times: int
+    until: float
+    left_out: bool
+
+
+class ReportedGpu(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU whose driver reported a fault in the last day."""
+
+    node: str
+    gpu: str
+    xid: int
+    at: float
+    times: int
+
+
+class KnownNodes(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``nodes --json`` prints, newest first."""
+
+    schema: int = SCHEMA
+    nodes: tuple[KnownNode, ...]
+    reports: tuple[ReportedGpu, ...]
+
+
+class ClearedNodes(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``nodes clear --json`` prints."""
+
+    schema: int = SCHEMA
+    cleared: tuple[str, ...]
+
+
+def known_nodes() -> KnownNodes:
+    """Broken nodes, and faults that GPUs reported."""
     file, now = KnownBadFile(environment.state_home()), wall_now()
     known = history.remembered_nodes(file.read(), now)
     watched = history.remembered(history.keyed(file.reports()), now)
     out = {one.node for one in nodes_to_avoid(known, now)}
     nodes = [
-        {"node": one.node, "reason": one.reason, "run": one.run, "at": one.at, "times": one.times,
-         "until": one.until, "left_out": one.node in out}
+        KnownNode(
+            node=one.node, reason=one.reason, run=one.run, at=one.at, times=one.times, until=one.until,
+            left_out=one.node in out,
+        )
         for one in sorted(known.values(), key=lambda one: -one.at)
     ]  # fmt: skip
     reports = [
-        {"node": one.node, "gpu": one.gpu, "xid": one.number, "at": one.seen[-1][0], "times": len(one.seen)}
+        ReportedGpu(node=one.node, gpu=one.gpu, xid=one.number, at=one.seen[-1][0], times=len(one.seen))
         for one in sorted(watched.values(), key=lambda one: -one.seen[-1][0])
     ]
-    return {"schema": SCHEMA, "nodes": nodes, "reports": reports}
+    return KnownNodes(nodes=tuple(nodes), reports=tuple(reports))
 
 
-def rows_of(known: Mapping[str, Any]) -> Sequence[tuple[str, ...]]:
+def rows_of(known: KnownNodes) -> list[tuple[str, str, str, str, str]]:
     """The same as a table: node, state, count, last time, reason."""
     now = wall_now()
 
     def hours(seconds: float) -> str:
         return f"{max(0.0, seconds) / HOUR_S:.0f} h"
 
-    return [
+    nodes = [
         (
-            clean(one["node"]), f"excluded for {hours(one['until'] - now)} more" if one["left_out"] else "used again",
-            str(one["times"]), f"{hours(now - one['at'])} ago", clean(one["reason"]),
+            clean(one.node), f"excluded for {hours(one.until - now)} more" if one.left_out else "used again",
+            str(one.times), f"{hours(now - one.at)} ago", clean(one.reason),
         )
-        for one in known["nodes"]
-    ] + [
+        for one in known.nodes
+    ]  # fmt: skip
+    return nodes + [
         (
-            clean(one["node"]), "used", str(one["times"]), f"{hours(now - one['at'])} ago",
-            f"XID {one['xid']} on {clean(one['gpu'])}: the same within a day weighs more",
+            clean(one.node), "used", str(one.times), f"{hours(now - one.at)} ago",
+            f"XID {one.xid} on {clean(one.gpu)}: the same within a day weighs more",
         )
-        for one in known["reports"]
+        for one in known.reports
     ]  # fmt: skip
 
 

@@ -5,8 +5,10 @@ A run whose checkpoints lie inside its run directory is kept, whatever is asked.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
+
+import msgspec
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.index import IndexEntry, remove_run
@@ -16,53 +18,61 @@ from gangrun.errors import UserError
 from gangrun.runs.liveness import RunLiveness, liveness_of
 from gangrun.runs.locate import entries_of, find, index_of
 from gangrun.runs.snapshot import RunSnapshot, read
+from gangrun.runs.status import SCHEMA
 from gangrun.runs.times import wall_now
 
 ABANDONED_FOR_S = 14 * 86400.0
 UNKNOWN_OWNER_FOR_S = 30 * 86400.0  # held from another host, which cannot be asked from here
 
 
-@dataclass(frozen=True, slots=True)
-class Removal:
-    """One run, whether it is removed, and why."""
+class Removal(msgspec.Struct, frozen=True, kw_only=True):
+    """One run directory, and why it is removed or kept."""
 
     run: str
     name: str
-    path: Path
-    goes: bool
+    path: str
     why: str
     size_bytes: int = 0
 
 
-def candidates(tokens: tuple[str, ...], runs_dir: str | None, age_s: float, keep: int) -> list[Removal]:
-    """Each run that was named, or every known one but the ``keep`` newest, and whether it is removed."""
-    return _named(tokens, runs_dir, age_s) if tokens else _old(runs_dir, age_s, keep)
+class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``prune --json`` prints; with ``dry_run`` nothing is removed."""
+
+    schema: int = SCHEMA
+    dry_run: bool
+    removed: tuple[Removal, ...]
+    kept: tuple[Removal, ...]
 
 
-def _named(tokens: tuple[str, ...], runs_dir: str | None, age_s: float) -> list[Removal]:
-    """What the user named; a name that fits nothing stops all before anything is removed."""
-    paths = dict.fromkeys(find(token, runs_dir, steering=True) for token in tokens)
-    return [_judge(one, one.root.name, "", age_s) for one in paths]
+def candidates(tokens: tuple[str, ...], runs_dir: str | None, age_s: float, keep: int, *, dry_run: bool) -> PruneReport:
+    """Each run that was named, or every known one but the ``keep`` newest, and whether it is to be removed.
+
+    A name that fits no run stops all before anything is removed.
+    """
+    if tokens:
+        named = dict.fromkeys(find(token, runs_dir, steering=True) for token in tokens)
+        judged = [_judge(one, one.root.name, "", age_s) for one in named]
+    else:
+        entries: tuple[IndexEntry, ...] = entries_of(runs_dir)
+        judged = [_judge(RunPaths(Path(entry.path)), entry.run, entry.name, age_s) for entry in entries[keep:]]
+    removed, kept = (tuple(one for goes, one in judged if goes is wanted) for wanted in (True, False))
+    return PruneReport(dry_run=dry_run, removed=removed, kept=kept)
 
 
-def _old(runs_dir: str | None, age_s: float, keep: int) -> list[Removal]:
-    entries: tuple[IndexEntry, ...] = entries_of(runs_dir)
-    return [_judge(RunPaths(Path(entry.path)), entry.run, entry.name, age_s) for entry in entries[keep:]]
-
-
-def _judge(paths: RunPaths, run: str, name: str, age_s: float) -> Removal:
+def _judge(paths: RunPaths, run: str, name: str, age_s: float) -> tuple[bool, Removal]:
+    """Whether it is to be removed, and why."""
+    path = str(paths.root)
     try:
         reading = read(paths, scheduler=True)
     except (UserError, OSError) as error:
         words = error.message if isinstance(error, UserError) else str(error)
-        return Removal(
-            run, name, paths.root, goes=False, why=f"it cannot be read, so nobody knows whether it is over: {words}"
-        )
+        why = f"it cannot be read, so nobody knows whether it is over: {words}"
+        return False, Removal(run=run, name=name, path=path, why=why)
     goes, why = _is_over(reading, wall_now(), age_s)
     if goes and _holds_checkpoints(reading):
         goes, why = False, "its checkpoints lie in its run directory"
     size_bytes = _size_bytes(paths.root) if goes else 0
-    return Removal(run, reading.spec.name, paths.root, goes, why, size_bytes)
+    return goes, Removal(run=run, name=reading.spec.name, path=path, why=why, size_bytes=size_bytes)
 
 
 def _is_over(reading: RunSnapshot, now: float, age_s: float) -> tuple[bool, str]:
@@ -107,12 +117,12 @@ def _size_bytes(root: Path) -> int:
     return total
 
 
-def remove(going: list[Removal], runs_dir: str | None) -> None:
+def remove(going: Iterable[Removal], runs_dir: str | None) -> None:
     """Remove these run directories."""
     disk, index = Disk(), index_of(runs_dir)
     for one in going:
         try:
-            remove_run(disk, one.path)
+            remove_run(disk, Path(one.path))
         except RunDirError as error:
             raise UserError("run directory", error.message, error.hint) from error
         index.remove(one.run)

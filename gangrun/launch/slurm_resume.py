@@ -35,6 +35,20 @@ LETS_GO_WITHIN_S = 20.0  # a job whose run has ended, or that is ending, leaves 
 LOOK_EVERY_S = 0.5
 
 
+class ResumedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``resume --json`` prints of a run on Slurm; ``released``: the job was held, and goes on now."""
+
+    schema: int = SCHEMA
+    run: str
+    name: str
+    directory: str
+    job: str
+    seq: int | None
+    released: bool
+    job_state: str
+    job_reason: str
+
+
 def excluded_now(
     reading: RunSnapshot, now: float, scheduler: SlurmScheduler
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -155,18 +169,11 @@ def _tell(reading: RunSnapshot, jobs: BatchJobs, job: RunJob, words: str, *, as_
     spec, now = reading.spec, standing(jobs.tools, job.job)
     if as_json:
         echo_json(
-            {
-                "schema": SCHEMA,
-                "run": spec.run,
-                "name": spec.name,
-                "directory": str(reading.paths.root),
-                "job": job.job,
-                "seq": job.seq,
-                "released": bool(job.held),
-                "job_state": now.state,
-                "job_reason": now.reason,
-            }
-        )
+            ResumedRun(
+                run=spec.run, name=spec.name, directory=str(reading.paths.root), job=job.job, seq=job.seq,
+                released=bool(job.held), job_state=now.state, job_reason=now.reason,
+            )
+        )  # fmt: skip
         return DONE
     click.echo(f"run {spec.run} ({clean(spec.name)}): {clean(words)}")
     click.echo(f"  job     {job.job}: {clean(now.words)}")

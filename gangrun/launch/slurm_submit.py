@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
@@ -68,6 +67,36 @@ HINTS = (
 )
 
 
+class DryRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``submit --dry-run --json`` prints."""
+
+    schema: int = SCHEMA
+    dry_run: bool = True
+    script: str
+
+
+class NewestCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest committed checkpoint, as its directory shows it; ``run`` is the run that most likely wrote it."""
+
+    step: int
+    path: str
+    run: str | None
+    user: str
+
+
+class SubmittedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``submit --json`` prints: the run, its first job in Slurm's words, and what it would resume from."""
+
+    schema: int = SCHEMA
+    run: str
+    name: str
+    directory: str
+    job: str
+    job_state: str
+    job_reason: str
+    resume_from: NewestCheckpoint | None
+
+
 @dataclass(frozen=True, slots=True)
 class PendingRun:
     """A run that is not made yet."""
@@ -83,7 +112,7 @@ def dry(found: ResolvedRequest) -> int:
     paths = RunPaths(found.runs_dir / make_run_id(wish.draft.created_wall, os.urandom(SUFFIX_BYTES)))
     text = _fitting(lambda: _jobs(wish, paths).script(0))
     if found.request.as_json:
-        echo_json({"schema": SCHEMA, "dry_run": True, "script": text})
+        echo_json(DryRun(script=text))
     else:
         click.echo(text, nl=False)
     return 0
@@ -240,24 +269,16 @@ def _unmake(paths: RunPaths, made: list[Path]) -> None:
 def _tell(request: Request, spec: RunSpec, paths: RunPaths, job: str, now: Standing) -> None:
     point: NewestCheckpoint | None = None
     try:
-        point = resume_point(spec, entries_of(None))
-        words = resume_words(spec, point, wall_now())
+        point, words = resume_point(spec, entries_of(None), wall_now())
     except StorageUnreadable as error:
         words = clean(error)
     if request.as_json:
-        found: dict[str, Any] = {
-            "schema": SCHEMA,
-            "run": spec.run,
-            "name": spec.name,
-            "directory": str(paths.root),
-            "job": job,
-            "job_state": now.state,
-            "job_reason": now.reason,
-            "resume_from": None
-            if point is None
-            else {"step": point.step, "path": point.path, "run": point.run or None, "user": point.user},
-        }
-        echo_json(found)
+        echo_json(
+            SubmittedRun(
+                run=spec.run, name=spec.name, directory=str(paths.root), job=job, job_state=now.state,
+                job_reason=now.reason, resume_from=point,
+            )
+        )  # fmt: skip
         return
     count = spec.nodes_count + spec.spares_count
     spares = f", {spec.spares_count} of them spare" if spec.spares_count else ""
@@ -271,50 +292,30 @@ def _tell(request: Request, spec: RunSpec, paths: RunPaths, job: str, now: Stand
     click.echo(f"  next    gangrun status {spec.run}")
 
 
-@dataclass(frozen=True, slots=True)
-class NewestCheckpoint:
-    """The newest committed checkpoint, as its directory shows it."""
+def resume_point(spec: RunSpec, known: Iterable[IndexEntry], now: float) -> tuple[NewestCheckpoint | None, str]:
+    """The checkpoint that ``auto`` would begin from, if there is one; what the first attempt begins from, for people.
 
-    step: int
-    path: str
-    changed: float
-    run: str  # of the run that most likely wrote it, "" if none is known
-    name: str
-    user: str
-
-    def words(self, now: float) -> str:
-        """One sentence."""
-        whose = f"run {self.run} ({self.name})" if self.run else f"user {self.user}"
-        return clean(f"step {self.step}, saved {ago_words(self.changed, now)} by {whose}: {self.path}")
-
-
-def resume_words(spec: RunSpec, point: NewestCheckpoint | None, now: float) -> str:
-    """What the first attempt begins with, for people."""
-    if spec.resume == "none":
-        return "nothing, as --resume none asks"
+    ``StorageUnreadable`` where nobody can tell.
+    """
     if spec.resume != "auto":
-        return clean(f"{spec.resume}, as --resume asks")
-    if not spec.checkpoint.directory:
-        return "nothing: no --checkpoint-dir is given"
-    if point is None:
-        return clean(f"nothing: no checkpoint in {spec.checkpoint.directory} yet")
-    return point.words(now)
-
-
-def resume_point(spec: RunSpec, known: Iterable[IndexEntry]) -> NewestCheckpoint | None:
-    """Where ``auto`` would begin; None: at the beginning. ``StorageUnreadable`` where nobody can tell."""
-    if spec.resume != "auto" or not spec.checkpoint.directory:
-        return None
-    found = list_steps(spec.checkpoint.directory, step_pattern(spec.checkpoint.pattern))
+        asked = f"{spec.resume}, as --resume asks" if spec.resume != "none" else "nothing, as --resume none asks"
+        return None, clean(asked)
+    directory = spec.checkpoint.directory
+    if not directory:
+        return None, "nothing: no --checkpoint-dir is given"
+    found = list_steps(directory, step_pattern(spec.checkpoint.pattern))
     newest = next((one for one in found if one.committed and not one.unreadable), None)
     if newest is None:
-        return None
+        return None, clean(f"nothing: no checkpoint in {directory} yet")
     try:
         facts = os.stat(newest.path)
     except OSError as error:
         raise StorageUnreadable(f"{newest.path} cannot be looked at: {error.strerror}") from error
     run, name = _author(spec, islice(known, RUNS_MAX_COUNT), facts.st_mtime)
-    return NewestCheckpoint(newest.step, newest.path, facts.st_mtime, run, name, _user(facts.st_uid))
+    user = _user(facts.st_uid)
+    whose = f"run {run} ({name})" if run else f"user {user}"
+    words = f"step {newest.step}, saved {ago_words(facts.st_mtime, now)} by {whose}: {newest.path}"
+    return NewestCheckpoint(step=newest.step, path=newest.path, run=run or None, user=user), clean(words)
 
 
 def _author(spec: RunSpec, known: Iterable[IndexEntry], changed: float) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from enum import Enum
 
 import click
+import msgspec
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import RunPaths, mark_cancelled
@@ -23,11 +24,19 @@ from gangrun.runs.follow import Follower
 from gangrun.runs.liveness import is_abandoned
 from gangrun.runs.snapshot import RunSnapshot, read
 from gangrun.runs.state import run_state
-from gangrun.runs.status import status_of
+from gangrun.runs.status import SCHEMA, Status, status_of
 from gangrun.runs.times import pause, steady_now, wall_now
 
 LOOK_EVERY_S = 0.2
 SLACK_S = 30.0  # beyond the run's own grace periods
+
+
+class CancelReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``cancel --json`` prints: what was done, and the run's status after it."""
+
+    schema: int = SCHEMA
+    message: str
+    status: Status
 
 
 class SignalResult(Enum):

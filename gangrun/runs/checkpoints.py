@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from gangrun.adapters.fs.run_dir import MACHINE_DIR
 from gangrun.checkpoint.records import RequestRecord, load_record
@@ -16,13 +17,10 @@ from gangrun.checkpoint.validator_verdict import Validator
 from gangrun.config import environment
 from gangrun.config.layers import layered, usual_files
 from gangrun.core.checkpoints.resume import Candidate, Chosen, ResumeRequest, choose
-from gangrun.core.model import CheckpointRef
 from gangrun.errors import NO_SUCH_RUN, UNKNOWN, UserError
 from gangrun.runs.locate import find
 from gangrun.runs.snapshot import patience, read
 from gangrun.runs.status import SCHEMA, memory_step
-
-DISK = "disk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +38,46 @@ class CheckpointPlace:
     working_directory: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """What was found in a place, newest first; ``chosen`` is None if a run would begin from nothing, or not at all."""
+class ResumeCandidate(msgspec.Struct, frozen=True, kw_only=True):
+    """The checkpoint that a run would resume from."""
 
-    place: CheckpointPlace
-    found: tuple[Candidate, ...]
-    chosen: CheckpointRef | None
-    reason: str
+    step: int
+    path: str
+    level: str
+
+
+class ListedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One checkpoint directory; what the directory does not show is null."""
+
+    step: int
+    level: str | None
+    valid: bool | None  # None: whole by its structure, and its bytes are not verified yet
+    why_not: str
+    kind: str
+    committed: bool
+    tier: str
+    size_bytes: int | None
+    shared_bytes: int | None  # in files that another checkpoint holds too
+    changed: float | None  # when the newest file in it was written
+    path: str
+
+
+class CheckpointList(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``checkpoints`` shows of a directory, newest first; ``resume_from`` is null if a run would begin anew."""
+
+    schema: int = SCHEMA
+    directory: str
+    run: str | None
     verified: bool
+    memory_step: int | None
+    resume_from: ResumeCandidate | None
+    reason: str
+    checkpoints: tuple[ListedCheckpoint, ...]
 
     @property
     def newest_is_valid(self) -> bool:
         """Is the newest committed checkpoint valid?"""
-        return next((one.valid for one in self.found if one.committed), False)
+        return next((bool(one.valid) for one in self.checkpoints if one.committed), False)
 
 
 def surveyed(
@@ -62,7 +86,7 @@ def surveyed(
     validator: Validator | None,
     *,
     verify: bool,
-) -> Survey:
+) -> CheckpointList:
     """Look at every checkpoint there; to ``verify`` is to read all bytes that are not known to be whole."""
     try:
         with patience(place.directory):
@@ -77,14 +101,18 @@ def surveyed(
         raise UserError("usage", str(error)) from error
     except StorageUnreadable as error:
         raise UserError("storage", str(error), "see whether the file system answers", UNKNOWN) from error
-    hopeful = [replace(one, valid=True) if unread(one) else one for one in found]
+    hopeful = [replace(one, valid=True) if _is_unread(one) else one for one in found]
     choice = choose(hopeful, ResumeRequest(), journal_best_step=place.best_step, ignored=record.ignored)
-    chosen = choice.checkpoint if isinstance(choice, Chosen) else None
-    return Survey(place, tuple(found), chosen, choice.reason, verify)
+    ref = choice.checkpoint if isinstance(choice, Chosen) else None
+    chosen = None if ref is None else ResumeCandidate(step=ref.step, path=ref.path, level=ref.level.value)
+    return CheckpointList(
+        directory=place.directory, run=place.run or None, verified=verify, memory_step=place.memory_step,
+        resume_from=chosen, reason=choice.reason, checkpoints=tuple(map(_listed, found)),
+    )  # fmt: skip
 
 
-def unread(one: Candidate) -> bool:
-    """Whole by its structure, and nobody has read its bytes yet: a run would, before it resumes from it."""
+def _is_unread(one: Candidate) -> bool:
+    """Whole by its structure, with bytes that are not verified yet: a run verifies them before it resumes."""
     return one.committed and one.level is not None and not one.judged and not one.valid
 
 
@@ -135,57 +163,20 @@ def _is_checkpoint_directory(where: str) -> bool:
         return False
 
 
-def as_json(survey: Survey) -> dict[str, Any]:
-    """For ``gangrun checkpoints --json``."""
-    place, chosen = survey.place, survey.chosen
-    resume_from = chosen and {"step": chosen.step, "path": chosen.path, "level": chosen.level.value}
-    return {
-        "schema": SCHEMA,
-        "directory": place.directory,
-        "run": place.run or None,
-        "verified": survey.verified,
-        "memory_step": place.memory_step,
-        "resume_from": resume_from,
-        "reason": survey.reason,
-        "checkpoints": [_one_as_json(one) for one in survey.found],
-    }
-
-
-def _one_as_json(one: Candidate) -> dict[str, Any]:
-    found = measure(one.path)
-    return {
-        "step": one.step,
-        "level": one.level.value if one.level else None,
-        "valid": None if unread(one) else one.valid,
-        "why_not": one.why_not,
-        "kind": one.kind.value,
-        "committed": one.committed,
-        "tier": DISK,
-        "size_bytes": found.size_bytes,
-        "shared_bytes": found.shared_bytes,
-        "changed": found.changed,
-        "path": one.path,
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class DirectoryFacts:
-    """Of a checkpoint directory; None where it does not say. ``shared_bytes``: in files that others hold too."""
-
+def _listed(one: Candidate) -> ListedCheckpoint:
     size_bytes: int | None = None
-    changed: float | None = None  # when the newest file in it was written
     shared_bytes: int | None = None
-
-
-def measure(path: str) -> DirectoryFacts:
-    """What its files' entries tell."""
+    changed: float | None = None
     try:
-        facts = [
-            entry.stat(follow_symlinks=False) for entry in os.scandir(path) if entry.is_file(follow_symlinks=False)
-        ]
-        own = os.lstat(path)
+        with os.scandir(one.path) as entries:
+            facts = [entry.stat(follow_symlinks=False) for entry in entries if entry.is_file(follow_symlinks=False)]
+        changed = max((fact.st_mtime for fact in facts), default=os.lstat(one.path).st_mtime)
+        size_bytes = sum(fact.st_size for fact in facts)
+        shared_bytes = sum(fact.st_size for fact in facts if fact.st_nlink > 1)
     except OSError:
-        return DirectoryFacts()
-    shared_bytes = sum(fact.st_size for fact in facts if fact.st_nlink > 1)
-    changed = max((fact.st_mtime for fact in facts), default=own.st_mtime)
-    return DirectoryFacts(sum(fact.st_size for fact in facts), changed, shared_bytes)
+        pass  # it was removed just now, or may not be read
+    return ListedCheckpoint(
+        step=one.step, level=one.level.value if one.level else None, valid=None if _is_unread(one) else one.valid,
+        why_not=one.why_not, kind=one.kind.value, committed=one.committed, tier="disk", size_bytes=size_bytes,
+        shared_bytes=shared_bytes, changed=changed, path=one.path,
+    )  # fmt: skip

@@ -1,6 +1,6 @@
 """The status of a run: what ``status --json``, ``wait --json`` and ``run --json`` print, and what pages are drawn from.
 
-Documented in docs/status-json.md, with its JSON schema in docs/status.schema.json: additions keep ``schema``, a change
+Documented in docs/status-json.md, with its JSON schema in docs/json.schema.json: additions keep ``schema``, a change
 of meaning raises it. All times are seconds since the epoch by the wall clock.
 """
 
@@ -161,6 +161,13 @@ class UnreadableRun(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 0
     attempts: tuple[AttemptStatus, ...] = ()
     created: float = 0.0
+
+
+class RunList(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``status --all --json`` prints, newest first."""
+
+    schema: int = SCHEMA
+    runs: tuple[Any, ...]  # Status or UnreadableRun; msgspec has no union of structs without a tag
 
 
 def final_status(paths: RunPaths) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -12,13 +13,22 @@ import pytest
 
 from gangrun import errors
 from gangrun.cli.main import COMMANDS, MEANT
+from gangrun.cli.manage import ConfigReport
 from gangrun.cli.submit import SUBMIT_COMMON
 from gangrun.cli.train import RUN_COMMON
 from gangrun.config.settings import GROUPS, SETTINGS, Setting
 from gangrun.config.slurm_options import ALL_SETTINGS
 from gangrun.core.policy import HangPolicy, Policy, Timing
+from gangrun.display.explain_page import Explanation
+from gangrun.launch.node_history import ClearedNodes, KnownNodes
+from gangrun.launch.prune import PruneReport
+from gangrun.launch.slurm_resume import ResumedRun
+from gangrun.launch.slurm_submit import DryRun, SubmittedRun
+from gangrun.launch.stop import CancelReport
+from gangrun.runs.checkpoints import CheckpointList
+from gangrun.runs.failures import Failures
 from gangrun.runs.snapshot import read
-from gangrun.runs.status import status_of
+from gangrun.runs.status import RunList, Status, status_of
 from gangrun.wire.spec import CheckpointSpec
 from tests.command_line import Call
 from tests.runs.builder import BEGAN, Builder
@@ -117,9 +127,37 @@ def test_every_exit_code_is_told() -> None:
     assert str(errors.TERMINATED) in OPERATING
 
 
+PRINTED: dict[str, type[msgspec.Struct]] = {
+    "cancel": CancelReport,
+    "checkpoints": CheckpointList,
+    "config": ConfigReport,
+    "explain": Explanation,
+    "logs --errors": Failures,
+    "nodes": KnownNodes,
+    "nodes clear": ClearedNodes,
+    "prune": PruneReport,
+    "resume (on Slurm)": ResumedRun,
+    "status": Status,
+    "status --all": RunList,
+    "submit": SubmittedRun,
+    "submit --dry-run": DryRun,
+}  # command -> what it prints with --json; run, wait and resume on one machine print what status does
+COMMANDS_SCHEMA = DOCS / "json.schema.json"
+
+
+def json_schema() -> str:
+    """As ``docs/json.schema.json`` has it."""
+    schemas, defs = msgspec.json.schema_components(PRINTED.values(), ref_template="#/$defs/{name}")
+    return json.dumps({"commands": dict(zip(PRINTED, schemas, strict=True)), "$defs": defs}, indent=2) + "\n"
+
+
+def test_the_schema_in_the_docs_is_that_of_the_code() -> None:
+    assert json_schema() == COMMANDS_SCHEMA.read_text("utf-8"), f"write what json_schema() gives to {COMMANDS_SCHEMA}"
+
+
 def test_every_key_of_a_status_is_told(runs: Path) -> None:
     status = msgspec.to_builtins(status_of(read(failed(runs).paths), BEGAN))
-    told = set(re.findall(r"^\| `(\w+)` \|", STATUS, re.MULTILINE))
+    told = set(re.findall(r"^\| `(\w+)` \|", STATUS.partition("## Other commands")[0], re.MULTILINE))
     assert status.keys() | status["attempts"][0].keys() == told
     for key in (*status["checkpoint"], "node", "since", "until", "term", "host", "pid", "alive"):
         assert key in STATUS
@@ -136,6 +174,7 @@ def test_keys_of_the_other_objects_are_told(runs: Path, gangrun: Call, home: Pat
         gangrun("checkpoints", "other", "--json").json,
         gangrun("config", "--json").json,
         gangrun("prune", "--dry-run", "--json").json,
+        gangrun("nodes", "--json").json,
     ]
     for found in objects:
         for key in found.keys() - {"schema", "run"}:

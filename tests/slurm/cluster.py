@@ -46,6 +46,7 @@ class Cluster:
         self._stalled: set[str] = set()
         self._hidden: list[tuple[str, str]] = []
         self._started: list[subprocess.Popen[bytes]] = []
+        self._shaken = False  # hosts were off, cut or stopped since a job ran on all of them
         self.site.lay_out()
         self.room = Room(base, self.site.mounts())
         try:
@@ -198,6 +199,30 @@ class Cluster:
 
         until(idle, deadline_s, lambda: f"{sorted(wanted)} idle, but: {self.nodes()}\n{self.told()}")
 
+    def ready(self) -> None:
+        """Until every node takes work: one that Slurm lately took for silent may be idle and out of use for minutes."""
+
+        def works() -> bool:
+            states = self.nodes()
+            if any(state != "idle" for state in states.values()):
+                self._recall(states)
+            elif not self._shaken:
+                return True
+            else:
+                probe = ["timeout", "5", "srun", f"--nodes={len(self.names)}", "true"]
+                self._shaken = self.user_run(probe, check=False).returncode != 0
+            return False
+
+        until(works, 40, lambda: f"a job on all nodes, but: {self.nodes()}\n{self.told()}")
+
+    def _recall(self, states: Mapping[str, str]) -> None:
+        """Nodes that are out of use come back, and Slurm asks them at once."""
+        if silent := [name for name, state in states.items() if state.endswith("*")]:
+            self.declare_down(*silent)  # or nobody would ask them for minutes
+        out = [name for name, state in states.items() if state.startswith(("drain", "down", "fail")) or name in silent]
+        if out:
+            self.tool("scontrol", "update", f"NodeName={','.join(out)}", "State=RESUME", check=False)
+
     # ---- breaking nodes ----
 
     def power_off(self, name: str) -> None:
@@ -208,6 +233,7 @@ class Cluster:
             for one in self.processes_on(name, r"^\S*slurmctld ", everybody=True):
                 tell(one.pid, signal.SIGTERM)
             until(lambda: not self.processes_on(name, r"^\S*slurmctld ", everybody=True), 20, self.told)
+        self._shaken = True
         self.room.power_off(name)
         self._stalled.discard(name)
         self._hidden = [one for one in self._hidden if one[0] != name]
@@ -222,10 +248,12 @@ class Cluster:
         self.room.start(name)
 
     def cut(self, name: str) -> None:
+        self._shaken = True
         self.room.cut(name)
 
     def cut_one_way(self, name: str, direction: str) -> None:
         """``in``: it hears nobody; ``out``: nobody hears it."""
+        self._shaken = True
         self.room.cut_one_way(name, direction)
 
     def heal(self, name: str) -> None:
@@ -233,6 +261,7 @@ class Cluster:
 
     def stall(self, name: str) -> None:
         """SIGSTOP to everything on it; its kernel still answers pings."""
+        self._shaken = True
         self._stalled.add(name)
         self.room.stall(name)
 
@@ -339,13 +368,7 @@ class Cluster:
         if changed:
             self.tool("scontrol", "reconfigure")
         self._empty()
-        states = self.nodes()
-        if silent := [name for name, state in states.items() if state.endswith("*")]:
-            self.declare_down(*silent)  # or nobody would ask them for minutes
-        if out := [
-            name for name, state in states.items() if state.startswith(("drain", "down", "fail")) or name in silent
-        ]:
-            self.tool("scontrol", "update", f"NodeName={','.join(out)}", "State=RESUME", check=False)
+        self._recall(self.nodes())
         self.wait_idle()
         self._started = [one for one in self._started if one.poll() is None]
 

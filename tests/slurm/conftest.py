@@ -30,6 +30,7 @@ def standing_cluster() -> Cluster:
 @pytest.fixture
 def cluster(standing_cluster: Cluster) -> Iterator[Cluster]:
     """The cluster, whole and empty; whatever the test did to it is undone."""
+    standing_cluster.ready()
     try:
         yield standing_cluster
     finally:

@@ -54,6 +54,7 @@ class SlurmDriver(RealDriver):
         if absent := missing():
             pytest.skip(f"needs {', '.join(absent)}: see `make system`")
         self.cluster: Cluster = shared()
+        self.cluster.ready()
         self.run = run = Run(self.cluster, f"contract-{next(NUMBERS)}")
         super().__init__(scenario, run, run.saves, run.steps, run.folder / "wall")
         self._environment = {

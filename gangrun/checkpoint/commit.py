@@ -2,12 +2,14 @@
 
 Staging is ``CKPT/.gangrun/<run>/<term>/<attempt>-<nonce>/``. Rank 0 of the attempt makes it, once. Nothing is ever
 written into a directory that bears a step's name. Before the supervisor chooses the resume point of a later attempt it
-seals the staging of all earlier ones: mode 0500 forbids the rename that a commit or a prune is. Modes do not bind root,
-so for root the directory is renamed away, and a late rename finds nothing.
+seals the staging of all earlier ones: mode 0500 forbids the rename out of it that a commit is, and the rename into its
+trash that a prune is. Modes bind neither root nor anybody on mounts of object stores. So each seal is tried: if a
+directory can still be made in there, the staging is renamed away, and a late rename finds nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -17,8 +19,9 @@ from dataclasses import dataclass
 from gangrun.checkpoint.formats.dcp import BadFile, UnreadableFile
 from gangrun.checkpoint.formats.manifest import read_manifest
 from gangrun.checkpoint.records import sync_directory
-from gangrun.checkpoint.scan import MACHINE_FOLDER, StorageUnreadable
+from gangrun.checkpoint.scan import MACHINE_FOLDER, Identity, StorageUnreadable
 from gangrun.checkpoint.set_aside import FOLDER_NAME as SET_ASIDE
+from gangrun.checkpoint.set_aside import move
 from gangrun.wire.manifest import MANIFEST_NAME, Manifest, ManifestError, encode
 
 _TRASH = "trash"
@@ -67,16 +70,16 @@ class Staging:
         """Write the manifest into ``path`` and rename it to ``target``; ``CommitRefused`` if it is not there after."""
         write_whole(os.path.join(path, MANIFEST_NAME), encode(manifest))
         sync_directory(path)
-        if os.path.lexists(target):
-            self._make_way(target)
         try:
-            try:
-                os.rename(path, target)
-            except OSError as error:
-                if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
-                    raise
-                self._make_way(target)  # meanwhile gangrun brought the same step here from memory
-                os.rename(path, target)
+            if os.path.lexists(target):
+                self._replace(path, target)
+            else:
+                try:
+                    os.rename(path, target)
+                except OSError as error:
+                    if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+                        raise
+                    self._replace(path, target)  # meanwhile gangrun brought the same step here from memory
         except OSError as error:
             if not bears(target, manifest.nonce):  # a lost reply looks like a failure
                 raise CommitRefused(
@@ -84,12 +87,14 @@ class Staging:
                 ) from None
         sync_directory(self.directory)
 
-    def prune(self, path: str) -> None:
-        """Let a checkpoint go: out of sight by one rename, then its files."""
+    def prune(self, path: str, judged: Identity) -> None:
+        """Let a checkpoint go: out of sight by one rename, then its files. Raises ``StorageUnreadable`` if the name is
+        another save's by now.
+        """
         gone = self._trash_name(os.path.basename(path))
-        os.rename(path, gone)
-        sync_directory(self.directory)
-        shutil.rmtree(gone, ignore_errors=True)
+        if move(path, gone, judged):
+            sync_directory(self.directory)
+            shutil.rmtree(gone, ignore_errors=True)
 
     def abandon(self, path: str) -> None:
         """Remove an unfinished save; nothing is said about what cannot be removed now, a later attempt will."""
@@ -111,11 +116,24 @@ class Staging:
     def _trash_name(self, name: str) -> str:
         return _free_name(os.path.join(self.path, _TRASH), name)
 
-    def _make_way(self, target: str) -> None:
-        """An older save of the same step is never written over: it is set aside, whole."""
+    def _replace(self, path: str, target: str) -> None:
+        """An older save of the same step is never written over: it is set aside, whole.
+
+        A sealed attempt must not set aside what a later one has committed. So a rename within the staging comes first,
+        which the seal refuses; and where the seal comes later, what was set aside goes back.
+        """
+        whole = f"{path}.whole"
+        os.rename(path, whole)
         parent = os.path.join(self.directory, MACHINE_FOLDER, SET_ASIDE, f"{self.run}-{self.attempt}-replaced")
         os.makedirs(parent, exist_ok=True)
-        os.rename(target, _free_name(parent, os.path.basename(target)))
+        older = _free_name(parent, os.path.basename(target))
+        os.rename(target, older)
+        try:
+            os.rename(whole, target)
+        except OSError:
+            if not os.path.lexists(target):
+                os.rename(older, target)
+            raise
 
     def _sweep(self) -> None:
         """Renamed first: whoever still writes there finds nothing, even once its seal is broken to remove it."""
@@ -164,31 +182,33 @@ def _remove(path: str) -> None:
     try:
         if gone != path:
             os.rename(path, gone)
-        os.chmod(gone, 0o700)
+        for folder in (gone, os.path.join(gone, _TRASH)):
+            os.chmod(folder, 0o700)
+    except FileNotFoundError:  # steps that were brought from memory have no trash
+        pass
     except OSError:
         return
     shutil.rmtree(gone, ignore_errors=True)
 
 
 _SEALED = ".sealed"
+_TRIAL = ".seal-trial"
 
 
-def seal_staging(directory: str, run: str, attempt: int) -> tuple[str, ...]:
-    """Seal every attempt before ``attempt``, whatever its term; returns what was sealed now.
+def seal_staging(directory: str, run: str, attempt: int) -> None:
+    """Seal every attempt before ``attempt``, whatever its term.
 
     Raises ``StorageUnreadable`` if one of them would not be sealed: then nothing may be chosen.
     """
     base = os.path.join(directory, MACHINE_FOLDER, run)
-    sealed: list[str] = []
     try:
         for term in _numbered(base):
             for name in sorted(os.listdir(os.path.join(base, term))):
                 match = _ATTEMPT.fullmatch(name)
                 if match and int(match.group(1)) < attempt:
-                    sealed.append(_seal(os.path.join(base, term, name)))
+                    _seal(os.path.join(base, term, name))
     except OSError as error:
         raise StorageUnreadable(f"staging of older attempts in {base} cannot be sealed: {error.strerror}") from error
-    return tuple(sealed)
 
 
 def _numbered(base: str) -> list[str]:
@@ -198,9 +218,25 @@ def _numbered(base: str) -> list[str]:
         return []
 
 
-def _seal(path: str) -> str:
-    os.chmod(path, 0o500)
-    if os.geteuid() == 0:
-        os.rename(path, path + _SEALED)
-        return path + _SEALED
-    return path
+def _seal(path: str) -> None:
+    """By mode where that binds, else by another name; another supervisor may be doing the same."""
+    folders = (path, os.path.join(path, _TRASH))
+    for folder in folders:
+        with contextlib.suppress(OSError):  # what this has brought about is tried, not believed
+            os.chmod(folder, 0o500)
+    if not all(_keeps_out(folder) for folder in folders):
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(path, path + _SEALED)
+
+
+def _keeps_out(folder: str) -> bool:
+    """Whether no directory can be made in there, and so none renamed into or out of it."""
+    trial = os.path.join(folder, _TRIAL)
+    try:
+        os.mkdir(trial)
+    except FileExistsError:
+        return False
+    except (PermissionError, FileNotFoundError):
+        return True
+    os.rmdir(trial)
+    return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gangrun.checkpoint.formats.dcp_metadata import METADATA_NAME
 from gangrun.checkpoint.formats.safetensors import INDEX_SUFFIX, SUFFIX
@@ -37,6 +37,31 @@ def is_checkpoint(path: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class Identity:
+    """Tells one directory from another that takes its name later."""
+
+    device: int
+    inode: int
+    marker: tuple[int, int, int] | None = None  # inode, size and mtime_ns of the file that makes it a checkpoint
+
+    @staticmethod
+    def of(path: str) -> Identity:
+        """Of what bears the name now; symbolic links are not followed. Raises OSError."""
+        facts = os.lstat(path)
+        return Identity(facts.st_dev, facts.st_ino).with_marker(path)
+
+    def with_marker(self, path: str) -> Identity:
+        """The same directory, with the marker that is there now."""
+        for name in (MANIFEST_NAME, METADATA_NAME):
+            try:
+                found = os.lstat(os.path.join(path, name))
+            except OSError:  # the judgement says what is wrong with it
+                continue
+            return replace(self, marker=(found.st_ino, found.st_size, found.st_mtime_ns))
+        return self
+
+
+@dataclass(frozen=True, slots=True)
 class StepDirectory:
     """One name that the pattern takes for a step."""
 
@@ -47,6 +72,7 @@ class StepDirectory:
     committed: bool
     why: str = ""  # why it is unknown, or not committed
     unreadable: bool = False
+    identity: Identity | None = None  # of the directory that was listed, without its marker
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,25 +134,33 @@ def list_steps(directory: str, pattern: StepPattern) -> list[StepDirectory]:
 def look_at(step: int, path: str) -> StepDirectory | None:
     """What stands under one name; None for a plain file, or for what vanished meanwhile."""
     name = os.path.basename(path)
-
     if os.path.islink(path):
         why = "it is a symbolic link, which is not followed"
         return StepDirectory(step, name, path, Kind.UNKNOWN, False, why)
     try:
-        inside = os.listdir(path)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            facts, inside = os.fstat(descriptor), os.listdir(descriptor)
+        finally:
+            os.close(descriptor)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         why = f"it cannot be read ({os.strerror(error.errno or 0)})"
         # It may well be a committed checkpoint: calling it uncommitted could end in a start from zero.
         return StepDirectory(step, name, path, Kind.UNKNOWN, True, why, True)
+    identity = Identity(facts.st_dev, facts.st_ino)
+
+    def seen(kind: Kind, *, committed: bool, why: str = "") -> StepDirectory:
+        return StepDirectory(step, name, path, kind, committed, why, identity=identity)
+
     if MANIFEST_NAME in inside:  # it comes last, so that whatever bears it was committed
-        return StepDirectory(step, name, path, Kind.GANGRUN, True)
+        return seen(Kind.GANGRUN, committed=True)
     if METADATA_NAME in inside:
-        return StepDirectory(step, name, path, Kind.DCP, True)
+        return seen(Kind.DCP, committed=True)
     if not inside or _UNFINISHED_METADATA in inside or any(item.endswith(_DCP_SUFFIX) for item in inside):
-        return StepDirectory(step, name, path, Kind.DCP, False, "unfinished (never committed): it has no .metadata")
+        return seen(Kind.DCP, committed=False, why="unfinished (never committed): it has no .metadata")
     if any(item.endswith((SUFFIX, INDEX_SUFFIX)) for item in inside):
-        return StepDirectory(step, name, path, Kind.SAFETENSORS, True)
+        return seen(Kind.SAFETENSORS, committed=True)
     why = "its format is unknown (not a torch.distributed.checkpoint directory)"
-    return StepDirectory(step, name, path, Kind.UNKNOWN, False, why)
+    return seen(Kind.UNKNOWN, committed=False, why=why)

@@ -2,6 +2,10 @@
 
 A directory above the resume step that no one may resume from would be written into again: half of one save and half of
 another load without any error. Renamed away, late writes of a dead attempt land in files that nobody reads.
+
+A supervisor may sleep between judging a directory and renaming it. Meanwhile another one takes over, and its attempt
+commits a good checkpoint of the same name. So what is renamed must be what was judged: its identity is compared before
+the rename and after it, and a directory that was moved by mistake goes back at once.
 """
 
 from __future__ import annotations
@@ -10,11 +14,11 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gangrun.checkpoint.records import sync_directory, write_json
-from gangrun.checkpoint.scan import MACHINE_FOLDER, StorageUnreadable
+from gangrun.checkpoint.scan import MACHINE_FOLDER, Identity, StorageUnreadable
 from gangrun.core.checkpoints.resume import Candidate, Kind, shown
 
 FOLDER_NAME = "set-aside"
@@ -43,10 +47,14 @@ def to_move(candidates: Iterable[Candidate], above_step: int) -> list[Candidate]
     return [c for c in bad if c.step > above_step]
 
 
-def set_aside(directory: str, moving: list[Candidate], attempt: str) -> tuple[Moved, ...]:
-    """Move these under ``.gangrun/set-aside/<attempt>/``; raises ``StorageUnreadable`` if one would not go.
+def set_aside(
+    directory: str, moving: list[Candidate], attempt: str, judged: Mapping[str, Identity]
+) -> tuple[Moved, ...]:
+    """Move these under ``.gangrun/set-aside/<attempt>/``; ``judged``: by path, what was there as it was judged.
 
-    The intent is on disk before the first rename and stays there as the record of what was moved from where.
+    The intent is on disk before the first rename and stays there as the record of what was moved from where. Raises
+    ``StorageUnreadable`` if a directory would not go, or is another one by now: then the checkpoints have to be judged
+    again.
     """
     if not moving:
         return ()
@@ -56,8 +64,8 @@ def set_aside(directory: str, moving: list[Candidate], attempt: str) -> tuple[Mo
             Moved(c.step, c.path, os.path.join(folder, os.path.basename(c.path)), c.why_not or "not valid")
             for c in moving
         ]
-        write_json(folder, RECORD_NAME, {"schema": 1, "attempt": attempt, "moved": [_row(move) for move in planned]})
-        moved = tuple(move for move in planned if _rename(move.path, move.now_at))
+        write_json(folder, RECORD_NAME, {"schema": 1, "attempt": attempt, "moved": [_row(one) for one in planned]})
+        moved = tuple(one for one in planned if move(one.path, one.now_at, judged.get(one.path)))
         for changed in (folder, directory):
             sync_directory(changed)
     except OSError as error:
@@ -83,7 +91,7 @@ def put_back(directory: str, run: str, paths: Iterable[str]) -> tuple[str, ...]:
             moved = _moved_from(held[0]) if held else {}
             for path in (one for one, why in moved.items() if why == moved[wanted]):
                 there = os.path.join(held[0], os.path.basename(path))
-                if os.path.lexists(there) and not os.path.lexists(path) and _rename(there, path):
+                if os.path.lexists(there) and not os.path.lexists(path) and move(there, path):
                     back.append(path)
                     sync_directory(held[0])
                     sync_directory(directory)
@@ -126,23 +134,45 @@ def _fresh_folder(parent: str, attempt: str) -> str:
     raise FileExistsError(17, "too many set-aside directories", parent)
 
 
-def _rename(source: str, target: str) -> bool:
-    """False if the source was gone before. An error may be a lost reply: the target tells what really happened."""
+def move(source: str, target: str, judged: Identity | None = None) -> bool:
+    """False if the source was gone before; ``StorageUnreadable`` if it is not what was ``judged``, which stays, or goes
+    back. An error of the rename may be a lost reply: the target tells what really happened.
+    """
     try:
-        before = os.lstat(source)
+        before = Identity.of(source)
     except FileNotFoundError:
         return False
+    if judged is not None and before != judged:
+        raise StorageUnreadable(f"{_replaced_words(source)} gangrun leaves it there and judges the checkpoints again")
     try:
         os.rename(source, target)
     except OSError:
-        try:
-            there = os.lstat(target)
-        except FileNotFoundError:
-            there = None
-        if there is None or (there.st_dev, there.st_ino) != (before.st_dev, before.st_ino):
+        if _identity_or_none(target) != before:
             raise
+    if _identity_or_none(target) != before:
+        raise StorageUnreadable(_replaced_words(source) + _returned(target, source))
     return True
 
 
-def _row(move: Moved) -> dict[str, object]:
-    return {"step": move.step, "from": move.path, "to": move.now_at, "why": move.why, "undo": move.undo}
+def _replaced_words(path: str) -> str:
+    return f"{shown(path)} was replaced by another save after gangrun had judged it:"
+
+
+def _returned(moved: str, path: str) -> str:
+    """Bring back what was moved by mistake, unless its name is taken by then; says which."""
+    if not os.path.lexists(path):
+        os.rename(moved, path)
+        return " gangrun had moved the new save, has brought it back, and judges the checkpoints again"
+    undo = f"mv -nT -- {shlex.quote(moved)} {shlex.quote(path)}"
+    return f" gangrun moved the new save, and a third one has taken its name; to bring the moved one back: {undo}"
+
+
+def _identity_or_none(path: str) -> Identity | None:
+    try:
+        return Identity.of(path)
+    except FileNotFoundError:
+        return None
+
+
+def _row(moved: Moved) -> dict[str, object]:
+    return {"step": moved.step, "from": moved.path, "to": moved.now_at, "why": moved.why, "undo": moved.undo}

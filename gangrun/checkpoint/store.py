@@ -15,7 +15,15 @@ from threading import Lock
 from gangrun.checkpoint.formats import manifest, safetensors
 from gangrun.checkpoint.formats.dcp import Judgement, screen, verify
 from gangrun.checkpoint.records import RequestRecord, VerifiedBefore, load_record, save_record
-from gangrun.checkpoint.scan import StepDirectory, StepPattern, StorageUnreadable, list_steps, look_at, step_pattern
+from gangrun.checkpoint.scan import (
+    Identity,
+    StepDirectory,
+    StepPattern,
+    StorageUnreadable,
+    list_steps,
+    look_at,
+    step_pattern,
+)
 from gangrun.checkpoint.set_aside import Moved, put_back, set_aside, to_move
 from gangrun.checkpoint.validator_verdict import Validator, ValidatorVerdicts
 from gangrun.checkpoint.verification import VerifyAll
@@ -95,6 +103,7 @@ class CheckpointRoom:
         self._opinions = ValidatorVerdicts(validator, self._memory)
         self._seen_damaged: set[tuple[str, str | None]] = set()
         self._notes: list[str] = []
+        self._judged: dict[str, Identity] = {}  # by path: what was there when it was judged
 
     def survey(self, depth: Depth = Depth.NEWEST) -> list[Candidate]:
         """Every step directory, newest first, judged to this depth. Raises ``StorageUnreadable``."""
@@ -173,7 +182,7 @@ class CheckpointRoom:
             save_record(self._run_directory, _record_of(choice, candidates, journal_best_step))
         resume_step = choice.checkpoint.step if isinstance(choice, Chosen) else -1
         ours = [c for c in candidates if os.path.dirname(c.path) == self.directory]
-        moved = set_aside(self.directory, to_move(ours, resume_step), attempt)
+        moved = set_aside(self.directory, to_move(ours, resume_step), attempt, self._judged)
         return Resume(choice, moved, tuple(self._notes))
 
     def _record(self) -> RequestRecord:
@@ -245,6 +254,8 @@ class CheckpointRoom:
         return candidates
 
     def _judge(self, found: StepDirectory, deep: Callable[[Candidate], bool], *, remembered: bool = True) -> Candidate:
+        if found.identity is not None:
+            self._judged[found.path] = found.identity.with_marker(found.path) if found.committed else found.identity
         if found.kind is Kind.UNKNOWN or not found.committed:
             strange = _unjudged(found)
             return self._opinions.of_unknown(found, strange) if deep(strange) else strange

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gangrun.checkpoint.commit import CommitRefused, Staging, bears, seal_staging
+from gangrun.checkpoint.scan import Identity, StorageUnreadable
 from gangrun.wire.manifest import FileRow, Manifest
 
 NONCE = "00112233445566778899aabbccddeeff"
@@ -35,7 +40,7 @@ def test_a_commit_appears_whole_and_leaves_nothing_behind(tmp_path: Path) -> Non
     one.commit(begun(one, 3), str(tmp_path / "step-3"), manifest(3))
     assert sorted(os.listdir(tmp_path / "step-3")) == ["data", "gangrun.json"]
     assert bears(str(tmp_path / "step-3"), NONCE) and not bears(str(tmp_path / "step-3"), NONCE[::-1])
-    one.prune(str(tmp_path / "step-3"))
+    one.prune(str(tmp_path / "step-3"), Identity.of(str(tmp_path / "step-3")))
     one.abandon(begun(one, 4))
     one.abandon(str(tmp_path / "never was"))
     one.close()
@@ -86,17 +91,80 @@ def test_what_did_not_happen_is_a_failure(tmp_path: Path, monkeypatch: pytest.Mo
     assert not (tmp_path / "step-3").exists()
 
 
-def test_after_a_seal_nothing_is_committed_pruned_or_begun(tmp_path: Path) -> None:
-    old = staging(tmp_path, 0)
-    old.commit(begun(old, 3), str(tmp_path / "step-3"), manifest(3))
-    late = begun(old, 4)
-    seal_staging(str(tmp_path), "run-1", 1)
-    with pytest.raises(OSError, match=r"No such file|Permission denied"):
-        old.commit(late, str(tmp_path / "step-4"), manifest(4))
-    with pytest.raises(OSError, match=r"No such file|Permission denied"):
-        old.prune(str(tmp_path / "step-3"))
-    with pytest.raises(OSError, match=r"No such file|Permission denied"):
-        old.begin(5, NONCE)
-    assert sorted(os.listdir(tmp_path)) == [".gangrun", "step-3"]
-    new = staging(tmp_path, 1)
-    assert os.listdir(tmp_path / ".gangrun" / "run-1" / "2") == [os.path.basename(new.path)]
+NOBODY = 65534
+PR_SET_SECUREBITS, NO_SETUID_FIXUP = 28, 1 << 2
+
+
+@pytest.fixture(params=["root", "a user", "a user whom modes do not bind"])
+def as_somebody(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A folder of somebody's, and this thread is that somebody. The last one is as on a mount of an object store: who
+    keeps root's capabilities is bound by no mode, and is not root.
+    """
+    who = NOBODY * (request.param != "root")
+    folder = Path(tempfile.mkdtemp())
+    os.chown(folder, who, who)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if "modes" in request.param:
+        assert libc.prctl(PR_SET_SECUREBITS, NO_SETUID_FIXUP, 0, 0, 0) == 0, os.strerror(ctypes.get_errno())
+    os.seteuid(who)
+    try:
+        yield folder
+    finally:
+        os.seteuid(0)
+        assert libc.prctl(PR_SET_SECUREBITS, 0, 0, 0, 0) == 0
+        shutil.rmtree(folder)
+
+
+@pytest.mark.root
+def test_after_a_seal_nothing_is_committed_pruned_replaced_or_begun(as_somebody: Path) -> None:
+    directory, refused = as_somebody, pytest.raises(OSError, match=r"No such file|Permission denied")
+    old = staging(directory, 0)
+    old.commit(begun(old, 3), str(directory / "step-3"), manifest(3))
+    late, same = begun(old, 4), begun(old, 5)
+    for _ in range(2):  # another supervisor does it too
+        seal_staging(str(directory), "run-1", 1)
+    new = Staging(str(directory), "run-1", 2, 1, "1" * 16)
+    os.mkdir(new.path)
+    new.commit(begun(new, 5), str(directory / "step-5"), manifest(5, NONCE[::-1]))
+    for act in (
+        lambda: old.commit(late, str(directory / "step-4"), manifest(4)),
+        lambda: old.commit(same, str(directory / "step-5"), manifest(5)),
+        lambda: old.prune(str(directory / "step-3"), Identity.of(str(directory / "step-3"))),
+        lambda: old.begin(6, NONCE),
+    ):
+        with refused:
+            act()
+    assert sorted(os.listdir(directory)) == [".gangrun", "step-3", "step-5"]
+    assert bears(str(directory / "step-3"), NONCE) and bears(str(directory / "step-5"), NONCE[::-1])
+    assert not (directory / ".gangrun" / "set-aside").exists(), "a sealed attempt does not begin to replace"
+    newer = staging(directory, 2)
+    assert os.listdir(directory / ".gangrun" / "run-1" / "2") == [os.path.basename(newer.path)], "nothing is left of it"
+
+
+def test_what_is_replaced_goes_back_if_the_new_save_cannot_take_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, real = staging(tmp_path), os.rename
+    target = str(tmp_path / "step-3")
+    one.commit(begun(one, 3), target, manifest(3))
+    path = begun(one, 4)
+
+    def sealed_meanwhile(source: str, to: str) -> None:
+        if source.endswith(".whole"):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        real(source, to)
+
+    monkeypatch.setattr(os, "rename", sealed_meanwhile)
+    with pytest.raises(CommitRefused, match="Permission denied"):
+        one.commit(path, target, manifest(3, NONCE[::-1]))
+    assert bears(target, NONCE)
+
+
+def test_a_prune_spares_another_save_that_took_the_name(tmp_path: Path) -> None:
+    one, path = staging(tmp_path), str(tmp_path / "step-3")
+    one.commit(begun(one, 3), path, manifest(3))
+    judged = Identity.of(path)
+    one.commit(begun(one, 3), path, manifest(3, NONCE[::-1]))
+    with pytest.raises(StorageUnreadable, match="was replaced by another save"):
+        one.prune(path, judged)
+    assert bears(path, NONCE[::-1])

@@ -5,15 +5,36 @@ from __future__ import annotations
 import errno
 import os
 import shlex
+import shutil
 import subprocess
+import sys
+import zlib
 from pathlib import Path
 
 import pytest
 
 from gangrun.checkpoint import set_aside as moving
-from gangrun.checkpoint.scan import StorageUnreadable
-from gangrun.checkpoint.store import point_resume_link
-from gangrun.core.checkpoints.resume import Candidate
+from gangrun.checkpoint.commit import Staging, bears
+from gangrun.checkpoint.scan import Identity, StorageUnreadable
+from gangrun.checkpoint.store import CheckpointRoom, point_resume_link
+from gangrun.core.checkpoints.resume import Candidate, ResumeRequest
+from gangrun.wire.manifest import FileRow, Manifest
+from tests.waiting import until
+
+ROOT = Path(__file__).resolve().parents[2]
+NONCES = ("0" * 31 + "1", "0" * 31 + "2")
+
+
+def commit(directory: Path, attempt: int, step: int) -> Path:
+    """A whole checkpoint of this attempt."""
+    staging = Staging(str(directory), "run-1", 1 + attempt, attempt, f"{attempt:016x}")
+    if not os.path.exists(staging.path):
+        staging.open()
+    path, data = Path(staging.begin(step, NONCES[attempt])), b"%d %d" % (attempt, step)
+    (path / ".metadata").write_bytes(data)
+    row = FileRow(".metadata", len(data), f"{zlib.crc32(data):08x}")
+    staging.commit(str(path), str(directory / f"step-{step}"), Manifest(step=step, nonce=NONCES[attempt], files=(row,)))
+    return directory / f"step-{step}"
 
 
 def candidate(path: Path) -> Candidate:
@@ -23,8 +44,8 @@ def candidate(path: Path) -> Candidate:
 def test_a_taken_place_is_never_moved_into(tmp_path: Path) -> None:
     for step in (1, 2):
         (tmp_path / f"step-{step}").mkdir()
-    (first,) = moving.set_aside(str(tmp_path), [candidate(tmp_path / "step-1")], "0")
-    (second,) = moving.set_aside(str(tmp_path), [candidate(tmp_path / "step-2")], "0")
+    (first,) = moving.set_aside(str(tmp_path), [candidate(tmp_path / "step-1")], "0", {})
+    (second,) = moving.set_aside(str(tmp_path), [candidate(tmp_path / "step-2")], "0", {})
     assert os.path.dirname(first.now_at) != os.path.dirname(second.now_at)
     (tmp_path / "step-1").mkdir()  # someone made it again: undoing must not put one inside the other
     subprocess.run(shlex.split(first.undo), check=False, capture_output=True)
@@ -34,7 +55,7 @@ def test_a_taken_place_is_never_moved_into(tmp_path: Path) -> None:
 def test_the_undo_command_survives_hostile_names(tmp_path: Path) -> None:
     root = tmp_path / "a b'$(touch x)\n;"
     (root / "step-1").mkdir(parents=True)
-    (moved,) = moving.set_aside(str(root), [candidate(root / "step-1")], "0")
+    (moved,) = moving.set_aside(str(root), [candidate(root / "step-1")], "0", {})
     subprocess.run(["sh", "-c", moved.undo], check=True, cwd=tmp_path)
     assert (root / "step-1").is_dir() and not (tmp_path / "x").exists()
 
@@ -52,15 +73,67 @@ def test_a_lost_reply_is_not_a_failure_and_a_real_one_is_said(tmp_path: Path, mo
         raise OSError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(os, "rename", lost)
-    assert len(moving.set_aside(str(tmp_path), [candidate(tmp_path / "step-1")], "0")) == 1
+    assert len(moving.set_aside(str(tmp_path), [candidate(tmp_path / "step-1")], "0", {})) == 1
     monkeypatch.setattr(os, "rename", refused)
     with pytest.raises(StorageUnreadable, match=r"cannot be moved out of the way \(Permission denied\)"):
-        moving.set_aside(str(tmp_path), [candidate(tmp_path / "step-2")], "1")
+        moving.set_aside(str(tmp_path), [candidate(tmp_path / "step-2")], "1", {})
     assert (tmp_path / "step-2").is_dir()
 
 
 def test_what_vanished_meanwhile_was_not_moved(tmp_path: Path) -> None:
-    assert moving.set_aside(str(tmp_path), [candidate(tmp_path / "step-1")], "0") == ()
+    assert moving.set_aside(str(tmp_path), [candidate(tmp_path / "step-1")], "0", {}) == ()
+
+
+@pytest.mark.parametrize(
+    ("event", "name", "said"),
+    [
+        ("os.mkdir", "run-1-1", "gangrun leaves it there and judges the checkpoints again"),
+        ("os.rename", "step-40", "gangrun had moved the new save, has brought it back"),
+    ],
+    ids=["before it looks again", "between its look and the rename"],
+)
+@pytest.mark.processes
+def test_who_was_deposed_while_it_slept_does_not_move_a_newer_save_of_that_name(
+    tmp_path: Path, event: str, name: str, said: str
+) -> None:
+    directory, stopped, go = tmp_path / "checkpoints", tmp_path / "stopped", tmp_path / "go"
+    commit(directory, 0, 20)
+    os.truncate(commit(directory, 0, 40) / ".metadata", 1)
+    words = ["-m", "tests.checkpoint.late_mover", *map(str, (directory, "run-1-1", event, name, stopped, go))]
+    late = subprocess.Popen([sys.executable, *words], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        until(stopped.exists, 20, "the first supervisor to come to its move")
+        newer = CheckpointRoom(str(directory)).choose_and_set_aside(ResumeRequest(), "run-1-2")
+        assert [move.step for move in newer.moved] == [40]
+        commit(directory, 1, 40)
+        go.touch()
+        answer = late.communicate(timeout=60)[0]
+    finally:
+        late.kill()
+    assert bears(str(directory / "step-40"), NONCES[1]), answer
+    assert said in answer and "step-40" in answer
+
+
+def test_what_cannot_go_back_is_told_with_the_command_that_brings_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, rename = commit(tmp_path, 0, 40), os.rename
+    judged = {str(old): Identity.of(str(old))}
+
+    def overtaken(source: str, target: str) -> None:
+        monkeypatch.setattr(os, "rename", rename)
+        shutil.rmtree(source)
+        commit(tmp_path, 1, 40)
+        rename(source, target)
+        (tmp_path / "step-40" / "of a third").mkdir(parents=True)
+
+    monkeypatch.setattr(os, "rename", overtaken)
+    with pytest.raises(StorageUnreadable, match="a third one has taken its name") as trouble:
+        moving.set_aside(str(tmp_path), [candidate(old)], "0", judged)
+    assert (tmp_path / "step-40" / "of a third").is_dir()
+    shutil.rmtree(tmp_path / "step-40")
+    subprocess.run(shlex.split(str(trouble.value).partition("back: ")[2]), check=True)
+    assert bears(str(tmp_path / "step-40"), NONCES[1])
 
 
 def test_the_resume_link_is_replaced_in_one_step(tmp_path: Path) -> None:

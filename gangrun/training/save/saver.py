@@ -224,6 +224,7 @@ class Retention:
             self._in_memory = {step for step in self._in_memory if step > max(on_disk, default=-1)}
             if len(found) <= self._keep.newest_count:
                 return
+            identities = {one.path: one.identity.with_marker(one.path) for one in found if one.identity is not None}
             judged = {one.path: one for one in CheckpointRoom(staging.directory).survey(Depth.STRUCTURE)}
         except StorageUnreadable:
             return
@@ -237,8 +238,9 @@ class Retention:
         needed = for_a_rollback(held, self._resumed_step, self._written, Policy().poison_after_steps)
         going = to_prune(held, self._keep, needed)
         for one in found:
-            if one.step in going:
-                staging.prune(one.path)
+            if one.step in going and one.path in identities:
+                with contextlib.suppress(StorageUnreadable):  # another save took the name; the next prune judges it
+                    staging.prune(one.path, identities[one.path])
 
 
 class SaveStatus:

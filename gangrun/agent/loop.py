@@ -65,6 +65,7 @@ class AgentLoop:
     ) -> None:
         """``find_term`` and ``check`` may block: they run as background tasks. ``say``: one line for people."""
         self.supervisor_pids: set[int] = set()
+        self.own_pids: tuple[int, ...] = ()  # the warden's other children that are no rank's
         self._brain = brain
         self._clock = clock
         self._net = net
@@ -159,6 +160,9 @@ class AgentLoop:
                 self._local(facts.SupervisorRefused(str(told.get("why", ""))))
             case "hello":
                 self.supervisor_pids.update(told.get("supervisor_pids", ()))
+                self.own_pids = tuple(told.get("own_pids", ()))
+            case "own_pids":
+                self.own_pids = tuple(told.get("pids", ()))
             case "notice":
                 self._say(
                     f"{signal.Signals(told['signal']).name} came to this node: without a decision it means nothing"
@@ -271,8 +275,8 @@ class AgentLoop:
 
     def _orphaned(self) -> int:
         """Without a warden nobody would end the lease: no rank may live on."""
-        self._say("the warden is gone: killing all ranks")
         self._ranks.kill_now()
+        self._say("the warden is gone: all ranks were killed")
         return EXIT_ORPHANED
 
 

@@ -175,8 +175,7 @@ def main(words: list[str]) -> int:
         health = AgentHealth(spec, arguments.node, paths.root, variables, clock.now, lambda w: _say(arguments.node, w))
 
     def no_ranks() -> tuple[int, ...]:
-        supervisors = tuple(loop.supervisor_pids) if loop is not None else told.supervisor_pids
-        ours = (*supervisors, told.keeper_pid) if told.keeper_pid else supervisors
+        ours = (*told.supervisor_pids, *told.own_pids) if loop is None else (*loop.supervisor_pids, *loop.own_pids)
         return ours if health is None else (*ours, *health.pids())
 
     def checked(tests: str) -> facts.Checked:
@@ -199,6 +198,7 @@ def main(words: list[str]) -> int:
         stacks_within_s=spec.policy.stacks_within_s * 0.8,
     )
     loop.supervisor_pids.update(told.supervisor_pids)
+    loop.own_pids = told.own_pids
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     code = loop.run()
     tell_dropped(f"{arguments.node}:agent", net.dropped)
@@ -211,7 +211,7 @@ class WardenHello:
 
     previous_died: str = ""
     supervisor_pids: tuple[int, ...] = ()
-    keeper_pid: int = 0
+    own_pids: tuple[int, ...] = ()
 
 
 def _hello(warden: AgentEnd) -> WardenHello:
@@ -223,7 +223,7 @@ def _hello(warden: AgentEnd) -> WardenHello:
             return WardenHello(
                 str(message.get("previous_died") or ""),
                 tuple(message.get("supervisor_pids") or ()),
-                int(message.get("keeper_pid") or 0),
+                tuple(message.get("own_pids") or ()),
             )
     return WardenHello()
 

@@ -46,6 +46,6 @@ def main(words: list[str]) -> int:
         os.write(2, f"{why}\n".encode("utf-8", "replace"))
         return EXIT_NO_LOG
     spec = {key: filled(value, node) for key, value in json.loads(words[0]).items()}
-    command = warden.argv(sys.executable, spec)
+    command = warden.argv(sys.executable, {**spec, "writes_log": True})
     os.execve(command[0], command, {**variables, "GANGRUN_RUN_DIR": words[1]})  # noqa: S606 - no shell is the point
     raise AssertionError("unreachable")

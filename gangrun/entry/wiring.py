@@ -5,7 +5,6 @@ This is the composition root: ``entry`` alone knows which adapter stands behind 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,11 +15,13 @@ from gangrun.adapters.local import validator
 from gangrun.adapters.local.validator import CommandValidator
 from gangrun.adapters.net.interface import LOOPBACK, towards
 from gangrun.config import environment
+from gangrun.node.speech import Voice
 from gangrun.wire.spec import RunSpec
 
 URGENT = "!] "
 STORAGE = "the run directory "  # how every sentence about storage that fails begins
 ROOT = str(Path(__file__).resolve().parents[2])
+_VOICE = Voice()
 
 
 def clock_of() -> SystemClock:
@@ -55,17 +56,12 @@ def own_command(entry: str, arguments: Sequence[str], python: str) -> list[str]:
 
 
 def tell(who: str, sentence: str, *, urgent: bool = False) -> None:
-    """One whole line on stderr, which the owner's pipe takes; lost if nobody can take it.
+    """One whole line on stderr, which is a pipe that cannot block (``node.speech``); lost and counted if it is full.
 
-    Nothing may wait or break here: the pipe is full when its owner is stopped, and gone when its owner is. An urgent
-    line is shown to the person in front of ``gangrun run`` at once: the journal, by which all else is told, may be what
-    fails.
+    An urgent line is shown to the person in front of ``gangrun run`` at once: the journal, by which all else is told,
+    may be what fails.
     """
-    line = f"[{who}{URGENT if urgent else '] '}{sentence}\n"
-    try:
-        os.write(2, line.encode("utf-8", "backslashreplace"))
-    except OSError:
-        return
+    _VOICE.say(f"[{who}{URGENT if urgent else '] '}{sentence}")
 
 
 def tell_dropped(who: str, dropped: Mapping[str, int]) -> None:

@@ -3,7 +3,8 @@
 It is started by path (``python -E -s -S warden.py --spec JSON``), so nothing of gangrun, no socket but the pair to its
 agent and no file of a shared disk may enter: what it needs must not be able to hang or grow. It starts the agent and,
 when asked, a supervisor; adopts every orphan below itself (subreaper); at the lease deadline or at the agent's death it
-kills all else by pidfd until none is left. What agent and warden share stands here.
+kills all else by pidfd until none is left. Kill first, speak second, and to a pipe that cannot block (``speech``).
+What agent and warden share stands here.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ if TYPE_CHECKING:  # typing costs a megabyte that a warden does not have to spen
 if TYPE_CHECKING or __name__ != "__main__":
     from gangrun.node import processes
     from gangrun.node.lease import LEASE_SIZE_BYTES, Lease, must_kill
+    from gangrun.node.speech import LogWriter, Voice
 else:
     import processes  # started by path: only its own folder is on sys.path
     from lease import LEASE_SIZE_BYTES, Lease, must_kill
+    from speech import LogWriter, Voice
 
 MESSAGE_MAX_BYTES = 128 * 1024
 ENV_LEASE_FD, ENV_LINK_FD, ENV_INCARNATION = "GANGRUN_LEASE_FD", "GANGRUN_WARDEN_FD", "GANGRUN_AGENT_INCARNATION"
@@ -32,6 +35,7 @@ ENV_MEMORY = "GANGRUN_MEMORY"  # the name of the keeper of checkpoints in memory
 EXIT_AGENT_LOST, EXIT_LIFE_LINE_LOST = 70, 71
 SUPERVISORS_MAX_COUNT = 3
 KILL_WITHIN_S = 5.0  # a process that outlives SIGKILL by this is in D state: named, not waited for
+LAST_WORDS_WITHIN_S = 2.0  # what the log writer gets for them; a disk that stands still is not waited for
 
 
 def receive(link: socket.socket) -> list[dict[str, Any] | None]:
@@ -63,7 +67,8 @@ class Warden:
     """One node's warden.
 
     Spec: agent, supervisor (argv lists), node, lease_s, poll_s, agent_start_s, life_fd, pdeathsig, restarts_max_count,
-    restarts_window_s, supervisor_linger_s, memory_bytes (of checkpoints kept in memory; 0: as the node has, none: off).
+    restarts_window_s, supervisor_linger_s, memory_bytes (of checkpoints kept in memory; 0: as the node has, none: off),
+    writes_log (standard error is a file of a disk that may stand still).
     """
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
@@ -84,16 +89,19 @@ class Warden:
         self._agent = 0  # pid, 0: none
         self._memory_bytes: int | None = spec.get("memory_bytes")
         self._keeper, self._keeper_name = 0, ""
+        self._voice = Voice()
+        self._writes_log = bool(spec.get("writes_log"))
+        self._writer: LogWriter | None = None
         self._supervisors: dict[int, int] = {}  # pid -> the least term that it was asked to claim
         self._agent_status = ""  # how the agent ended, "" while it lives
         self._agent_since_ns = 0
-        self._starts_ns: list[int] = []
+        self._starts_ns: dict[str, list[int]] = {}  # what -> when it was started, lately
         self._incarnation = 0
         self._askings = processes.Askings()
         self._terminating = 0
         self._goodbye: int | None = None
         self._life_lost = False
-        self._expired = False
+        self._expired = self._leaving = False
         self._leftovers: list[str] = []
         self._turned_ns = self._woke_ns = processes.boottime_ns()  # when the loop turned last, and the time before
         self._written_deadline_ns = 0  # as the agent wrote it
@@ -104,6 +112,8 @@ class Warden:
     def run(self) -> int:
         """Watch until the end; the exit code."""
         processes.become_subreaper()
+        if self._writes_log:
+            self._writer = LogWriter()
         self._listen()
         self._start_keeper()
         self._start_agent("")
@@ -172,10 +182,7 @@ class Warden:
                 self._say(f"could not tell the agent {message.get('op')}: {error}")
 
     def _say(self, text: str) -> None:
-        try:
-            os.write(2, f"[{self._node}:warden] {text}\n".encode())
-        except OSError:
-            pass
+        self._voice.say(f"[{self._node}:warden] {text}")
 
     def _reap(self) -> None:
         """Collect every dead child: agent, supervisor and whatever was adopted."""
@@ -192,14 +199,24 @@ class Warden:
                 self._agent_status = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
             elif pid == self._keeper:
                 self._keeper = 0
-                self._say(f"the keeper of checkpoints in memory ended ({code}): they are lost, those on disk are not")
+                if not self._leaving:
+                    self._replace_keeper(code)
+            elif self._writer is not None and pid == self._writer.pid:
+                self._writer.pid = 0
+                if not self._leaving and self._may_start("log writer"):
+                    self._writer.start()
+                    self._tell({"op": "own_pids", "pids": self._own_pids()})
             elif pid in self._supervisors:
                 term = self._supervisors.pop(pid)
                 self._tell({"op": "supervisor_exited", "code": code, "term": term, "pid": pid})
 
+    def _own_pids(self) -> list[int]:
+        """Our children that are no rank's: keeper and log writer."""
+        return [pid for pid in (self._keeper, self._writer.pid if self._writer else 0) if pid]
+
     def _strays(self) -> list[processes.Proc]:
-        """All below us that is neither agent nor keeper nor of the supervisor's tree."""
-        table, spared = processes.process_table(), [*self._supervisors, self._keeper]
+        """All below us that is neither agent nor our own nor of the supervisor's tree."""
+        table, spared = processes.process_table(), [*self._supervisors, *self._own_pids()]
         return [p for p in processes.descendants([os.getpid()], table, spared) if p.pid != self._agent]
 
     def _kill_strays(self) -> list[str]:
@@ -227,15 +244,15 @@ class Warden:
         self._expired = expired
         limit_ns = self._lease_ns if written_ns else self._agent_start_ns
         if now_ns - max(written_ns, self._agent_since_ns) > limit_ns:
-            self._say(f"the agent gave no sign of life for {limit_ns / 1e9:.0f} s: killing it")
             os.kill(self._agent, signal.SIGKILL)  # our child, not yet reaped: the number is its own
+            self._say(f"the agent gave no sign of life for {limit_ns / 1e9:.0f} s: it is killed")
             self._agent_since_ns = now_ns  # said once
 
     def _end_lease(self) -> None:
         """No rank may live: kill, on every turn until the agent renews."""
-        if not self._expired:
-            self._say("the lease has ended: killing all ranks")
         self._leftovers = self._kill_strays()
+        if not self._expired:
+            self._say("the lease has ended: all ranks were killed")
         if not self._expired or self._leftovers:
             self._tell({"op": "lease_expired", "leftovers": self._leftovers})
 
@@ -250,13 +267,20 @@ class Warden:
         if self._terminating:
             return 128 + self._terminating
         self._say(f"the agent died ({how}): its ranks are dead, starting it again")
-        recent = [at_ns for at_ns in self._starts_ns if at_ns > processes.boottime_ns() - self._window_ns]
-        if len(recent) > self._restarts_max_count:
-            self._say(f"{len(recent)} agents died within {self._window_ns / 1e9:.0f} s: giving up")
+        if not self._may_start("agent"):
             return EXIT_AGENT_LOST
-        self._starts_ns = recent
         self._start_agent(how)
         return None
+
+    def _may_start(self, what: str) -> bool:
+        """Start it once more? Not if too many of its kind died lately. Counts as a start."""
+        now_ns = processes.boottime_ns()
+        recent = [at_ns for at_ns in self._starts_ns.get(what, ()) if at_ns > now_ns - self._window_ns]
+        if len(recent) >= self._restarts_max_count:
+            self._say(f"{len(recent) + 1} {what}s died within {self._window_ns / 1e9:.0f} s: giving up")
+            return False
+        self._starts_ns[what] = [*recent, now_ns]
+        return True
 
     def _start_agent(self, previous_died: str) -> None:
         if self._link is not None:
@@ -274,19 +298,26 @@ class Warden:
             ENV_MEMORY: self._keeper_name,
         }
         self._agent_since_ns = processes.boottime_ns()
-        self._starts_ns.append(self._agent_since_ns)
         self._agent = self._spawn(self._agent_argv, environ, (self._lease_fd, theirs.fileno()), _NOTICES)
         theirs.close()
         self._link = ours
         self._selector.register(ours, selectors.EVENT_READ)
         hello = {"op": "hello", "previous_died": previous_died, "supervisor_pids": list(self._supervisors)}
-        self._tell({**hello, "leftovers": self._leftovers, "keeper_pid": self._keeper})
+        self._tell({**hello, "leftovers": self._leftovers, "own_pids": self._own_pids()})
         self._incarnation += 1
+
+    def _replace_keeper(self, code: int) -> None:
+        """The next one has the same name, by which the agent and the ranks find it when they save again."""
+        self._say(f"the keeper of checkpoints in memory ended ({code}): they are lost, those on disk are not")
+        if self._may_start("keeper"):
+            self._start_keeper()
+            self._tell({"op": "own_pids", "pids": self._own_pids()})
+            self._say("an empty keeper was started in its place: the next checkpoint is kept in memory again")
 
     def _start_keeper(self) -> None:
         if self._memory_bytes is None:
             return
-        self._keeper_name = f"gangrun-{os.getuid()}-{os.urandom(12).hex()}"
+        self._keeper_name = self._keeper_name or f"gangrun-{os.getuid()}-{os.urandom(12).hex()}"
         island = os.path.join(os.path.dirname(os.path.abspath(__file__)), "memory_keeper.py")
         command = [sys.executable, "-E", "-s", "-S", island, self._keeper_name, str(self._memory_bytes)]
         self._keeper = self._spawn(command, dict(os.environ), (), (*_ENDS, *_NOTICES))
@@ -338,10 +369,18 @@ class Warden:
             self._turn()
             if self._life_lost or len(self._askings.signals) > 1:
                 break
-        me = os.getpid()
+        self._leaving = True
+        me, writer = os.getpid(), self._writer
         processes.kill_until_none(
-            lambda: processes.descendants([me], processes.process_table()), KILL_WITHIN_S, self._reap
-        )
+            lambda: processes.descendants([me], processes.process_table(), [writer.pid] if writer else []),
+            KILL_WITHIN_S, self._reap,
+        )  # fmt: skip
+        if writer is not None:
+            writer.finish()
+            until_ns = processes.boottime_ns() + int(LAST_WORDS_WITHIN_S * 1e9)
+            while writer.pid and processes.boottime_ns() < until_ns:
+                self._selector.select(0.05)  # SIGCHLD rings
+                self._reap()
         return code
 
 

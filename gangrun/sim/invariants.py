@@ -23,7 +23,7 @@ from gangrun.sim.body.scheduler import Job
 from gangrun.sim.body.supervisor import SimSupervisor
 from gangrun.sim.body.surroundings import Checks
 from gangrun.sim.cluster import Cluster
-from gangrun.sim.faults import MISSES_NO_MEMORY, FaultPlan
+from gangrun.sim.faults import MISSES_NO_MEMORY, FaultPlan, Kind
 from gangrun.supervisor.heartbeats import roster_of
 from gangrun.wire import record as wire_record
 from gangrun.wire.messages import Launch, Prepare, Stop
@@ -232,6 +232,11 @@ class Checker(Checks):
             self.broken("I13", f"term {term} performs {kind}({attempt}) without a durable record")
         if acts is None or n not in acts.tickets:
             self.broken("I13", f"term {term} performs {kind}({attempt}) without ticket {n}")
+
+    def lease_ended(self, node: SimNode) -> None:
+        """A warden kills all ranks of its node, if there are any."""
+        if node.ranks and len(self.plan.faults) and all(fault.kind is Kind.FS_STALL for fault in self.plan):
+            self.broken("I18", f"the lease of {node.name} ended, and nothing was wrong but the run directory")
 
     def turned(self, supervisor: SimSupervisor) -> None:
         """A loop turned: its state, and the journal's replay of it."""

@@ -1,6 +1,7 @@
 """An agent in miniature for the warden's tests: attaches, renews its lease, runs one rank, obeys files in its folder.
 
-agent_stand_in.py DIR LEASE_S      files: mute (no sign of life), no-renew, spawn (ask for a supervisor), die, bye
+agent_stand_in.py DIR LEASE_S      files: mute (no sign of life), no-renew, spawn (ask for a supervisor), die, bye,
+                                   speak (more than a pipe takes)
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from gangrun.agent.surroundings import AgentEnd
 from gangrun.node.processes import boottime_ns
+from gangrun.node.speech import Voice
 from tests.local_parts.gang import Harness, order
 
 
@@ -26,7 +28,12 @@ def main(directory: Path, lease_s: float) -> None:
     state.with_suffix(".new").write_text(json.dumps({"agent": os.getpid(), "rank": ranks[0].pid}))
     state.with_suffix(".new").rename(state)
     asked = False
+    voice = Voice()
+    voice.say("the agent speaks")
     while True:
+        if (directory / "speak").exists():
+            for _ in range(100):
+                voice.say("x" * 4000)
         select.select([end], [], [], 0.02)
         for message in end.receive():
             with (directory / "ops.jsonl").open("a") as file:

@@ -7,12 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gangrun.checkpoint.memory_tier.keeper_client import KeeperClient, KeeperRefused
 from gangrun.core.policy import Timing
 from gangrun.core.protocol.lease import warden_must_kill
 from gangrun.node import lease, warden
@@ -29,7 +30,7 @@ SUPERVISOR = (
 class Node:
     """A warden with a stand-in agent, one rank, and a daemon that the rank left behind."""
 
-    def __init__(self, directory: Path, lease_s: float, **spec: Any) -> None:
+    def __init__(self, directory: Path, lease_s: float, log_in: Path | None = None, **spec: Any) -> None:
         self.directory = directory
         (directory / "script.py").write_text(SCRIPT)
         self.agent_argv = [
@@ -49,12 +50,13 @@ class Node:
         }
         command = warden.argv(sys.executable, {**fields, "life_fd": life_read, **spec})
         environ = {**os.environ, "PYTHONPATH": ROOT}
-        with (directory / "warden.err").open("wb") as err:
+        self.log = (log_in or directory) / "warden.err"
+        with self.log.open("wb") as err:
             self.warden = subprocess.Popen(command, pass_fds=[life_read], env=environ, stderr=err)
         os.close(life_read)
 
     def said(self) -> str:
-        return (self.directory / "warden.err").read_text()
+        return self.log.read_text()
 
     def agent(self, incarnation: int = 0, within_s: float = 15) -> dict[str, int]:
         """Pids of an incarnation: agent, rank, and the rank's stray."""
@@ -125,6 +127,96 @@ def test_the_lease_ends_all_ranks_but_not_the_agent(nodes: Any) -> None:
     until(lambda: node.ops("lease_expired"), 3, "the agent to be told")
     assert lives(first["agent"])
     assert "the lease has ended" in node.said()
+
+
+@pytest.fixture
+def freezer(tmp_path: Path) -> Iterator[tuple[Path, Callable[[], None], Callable[[], None]]]:
+    """A file system of its own, and how to freeze and thaw it: a writer waits meanwhile, deaf to SIGKILL."""
+    image, folder = tmp_path / "image", tmp_path / "disk"
+    folder.mkdir()
+    with image.open("wb") as file:
+        file.truncate(16 << 20)
+    subprocess.run(["mkfs.ext4", "-q", image], check=True)
+    subprocess.run(["mount", "-o", "loop", image, folder], check=True)
+    frozen: list[bool] = []
+
+    def freeze() -> None:
+        subprocess.run(["fsfreeze", "--freeze", folder], check=True)
+        frozen.append(True)
+
+    def thaw() -> None:
+        if frozen:
+            frozen.clear()
+            subprocess.run(["fsfreeze", "--unfreeze", folder], check=True)
+
+    yield folder, freeze, thaw
+    thaw()
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.mark.root
+def test_the_fence_does_not_wait_for_the_disk_of_its_log(nodes: Any, freezer: Any) -> None:
+    """All that is said goes to a file system that is frozen: the lease ends all ranks, and the warden itself ends."""
+    folder, freeze, thaw = freezer
+    node = nodes(lease_s=3.0, log_in=folder, writes_log=True)
+    first = node.agent()
+    until(lambda: "speaks" in node.said(), 5, "the agent's words to reach the log")
+    freeze()
+    node.touch("speak")  # much: the pipe is full long before the thaw
+    node.touch("no-renew")
+    until(lambda: gone(first["rank"], first["stray"]), 3 + 1 + 0.25 + 2, "ranks to die at the deadline")
+    assert until(lambda: node.ops("lease_expired"), 3, "the agent to be told")[0]["leftovers"] == []
+    assert lives(first["agent"]), "it waits for no disk either"
+    thaw()
+    until(lambda: "lines were lost here: nobody could take them" in node.said(), 5, "what is missing to be said")
+    freeze()
+    node.touch("bye")
+    assert node.warden.wait(timeout=warden.KILL_WITHIN_S + warden.LAST_WORDS_WITHIN_S + 5) == 0
+    thaw()
+
+
+@pytest.mark.parametrize("pid_of", ["keeper", "log writer"])
+def test_who_serves_the_node_is_started_again(nodes: Any, pid_of: str) -> None:
+    """The memory keeper under its name, the log writer at its pipe; and neither is taken for what a rank left."""
+    node = nodes(memory_bytes=1 << 20, writes_log=True)
+    first = node.agent()
+    hello = until(lambda: node.ops("hello"), 5, "the hello")[0]
+    assert len(hello["own_pids"]) == 2
+    keeper, writer = hello["own_pids"]
+    os.kill(keeper if pid_of == "keeper" else writer, signal.SIGKILL)
+    now = until(lambda: node.ops("own_pids"), 5, "the agent to be told")[0]["pids"]
+    assert len(now) == 2
+    assert now != [keeper, writer]
+    assert all(map(lives, [*now, first["rank"]]))
+    if pid_of == "keeper":
+        environ = Path(f"/proc/{first['agent']}/environ").read_text().split("\0")
+        name = next(pair.partition("=")[2] for pair in environ if pair.startswith(warden.ENV_MEMORY + "="))
+        client = until(lambda: met(name), 5, "the new keeper to answer")
+        assert client.held(0) == ()
+        client.close()
+        until(lambda: "an empty keeper was started in its place" in node.said(), 5, "it to be said")
+    os.kill(first["agent"], signal.SIGKILL)  # its ranks die, what serves the node does not
+    node.agent(1)
+    assert all(map(lives, now))
+    until(lambda: "the agent died" in node.said(), 5, "the log to be written on")
+
+
+def test_a_keeper_that_cannot_live_is_given_up(nodes: Any) -> None:
+    node = nodes(memory_bytes=1 << 20, restarts_max_count=2)
+    node.agent()
+    (keeper,) = until(lambda: node.ops("hello"), 5, "the hello")[0]["own_pids"]
+    for count in (1, 2):
+        os.kill(keeper, signal.SIGKILL)
+        (keeper,) = until(lambda: node.ops("own_pids")[count - 1 :], 5, "the next keeper")[0]["pids"]  # noqa: B023
+    os.kill(keeper, signal.SIGKILL)
+    until(lambda: "3 keepers died within 60 s: giving up" in node.said(), 5, node.said)
+
+
+def met(name: str) -> KeeperClient | None:
+    try:
+        return KeeperClient(name)
+    except KeeperRefused:
+        return None
 
 
 def test_a_stopped_agent_loses_its_ranks_and_is_replaced(nodes: Any) -> None:

@@ -11,12 +11,13 @@ import math
 from gangrun.agent.brain import facts
 from gangrun.core.model import ErrorReport
 from gangrun.core.protocol.lease import warden_must_kill
+from gangrun.node.speech import Voice
 from gangrun.sim.body.agent import SimAgent
 from gangrun.sim.body.gang import SimRank
 from gangrun.sim.body.memory import SimKept
 from gangrun.sim.body.surroundings import SupervisorBody, Surroundings
 from gangrun.sim.engine.clock import NodeClock, Scheduled
-from gangrun.sim.engine.disk import Mount
+from gangrun.sim.engine.disk import Mount, SimStandardError
 from gangrun.sim.engine.process import SimProcess
 from gangrun.wire.messages import Launch
 
@@ -35,6 +36,7 @@ class SimWarden(SimProcess):
         self.deadline = 0.0
         self.granted = False
         self.kept = SimKept()
+        self.voice = Voice(SimStandardError(node.mount, self).write)
         self.said_goodbye = False
         self.kills_at_deadline = True
         self._woke_boot = node.clock.boot(node.timeline.now)
@@ -84,9 +86,15 @@ class SimWarden(SimProcess):
             return
         self._check = None
         if self.kills_at_deadline:
-            self.node.kill_ranks("lease ended")
+            self.end_lease()
             if any(rank.alive for rank in self.node.ranks):
                 self._check = self.timeline.after(0.25, self._judge)
+
+    def end_lease(self) -> None:
+        """Kill first, speak second."""
+        self.node.world.checks.lease_ended(self.node)
+        self.node.kill_ranks("lease ended")
+        self.voice.say("the lease has ended: all ranks were killed")
 
     # ---- children -----------------------------------------------------------------------------------------------
 

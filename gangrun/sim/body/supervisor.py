@@ -11,13 +11,14 @@ from collections.abc import Callable
 
 from gangrun.core.events import CancelRequested, Stamped
 from gangrun.core.protocol import takeover as rules
+from gangrun.node.speech import Voice
 from gangrun.ports import AgentSaid, Item, Woken
 from gangrun.sim.body.agent import SimAgent
 from gangrun.sim.body.checkpoints import SimCheckpoints
 from gangrun.sim.body.node import SimNode
 from gangrun.sim.body.surroundings import Line, SupervisorBody
 from gangrun.sim.engine.clock import Scheduled
-from gangrun.sim.engine.disk import SimStore, SimTerms
+from gangrun.sim.engine.disk import SimStandardError, SimStore, SimTerms
 from gangrun.sim.engine.process import ProcessKilled
 from gangrun.supervisor import takeover
 from gangrun.supervisor.loop import Loop
@@ -72,7 +73,7 @@ class SimSupervisor(SupervisorBody):
         self.entitled = ""
         self.mail: deque[Item] = deque()
         self.exit_code: int | None = None
-        self.says: list[str] = []
+        self.voice = Voice(SimStandardError(node.mount, self).write)
         self.store: SimStore | None = None
         self._lines: dict[bytes, Line] = {}
         self._peers: dict[str, bytes] = {}
@@ -92,7 +93,7 @@ class SimSupervisor(SupervisorBody):
             return
         place = self.world.disk.job_claims[max(self.world.disk.job_claims)].token
         if place != self.node.job:
-            self.says.append(f"{self.node.job} is not the job that holds this run: that is {place}")
+            self.voice.say(f"{self.node.job} is not the job that holds this run: that is {place}")
             self._exit(EXIT_DEPOSED)
             return
         claims = self.node.mount.claims()
@@ -100,12 +101,12 @@ class SimSupervisor(SupervisorBody):
         if self._watch is None:
             self._judged, self._watch = max(claims, default=0), takeover.CounterWatch(self.policy.timing)
         elif self._judged < max(claims, default=0):
-            self.says.append(f"term {max(claims)} was claimed while it was found out whether we may")
+            self.voice.say(f"term {max(claims)} was claimed while it was found out whether we may")
             self._exit(EXIT_DEPOSED)
             return
         by_promises = rules.has_majority(self.promises, self.world.roster_of(self.node.job))
         if not by_promises and self._judged < self.term_min - 1:
-            self.says.append(f"term {self.term_min - 1} is known to exist and cannot be seen from here")
+            self.voice.say(f"term {self.term_min - 1} is known to exist and cannot be seen from here")
             self._exit(EXIT_DEPOSED)
             return
         if newest is None or newest.job != self.node.job:
@@ -128,7 +129,7 @@ class SimSupervisor(SupervisorBody):
             self.entitled = ruling.sentence
             self.timeline.after(0.0, lambda: self.when_awake(self._open))
         elif verdict is False:
-            self.says.append(ruling.sentence)
+            self.voice.say(ruling.sentence)
             self._exit(EXIT_DEPOSED)
         else:
             self.timeline.after(self.policy.timing.counter_every_s, self.start)
@@ -202,16 +203,16 @@ class SimSupervisor(SupervisorBody):
                 policy=self.policy,
                 facts=facts,
                 opening=opening,
-                say=self.says.append,
+                say=self.voice.say,
             )
         except ProcessKilled:
             return
         except takeover.TermLost as error:
-            self.says.append(str(error))
+            self.voice.say(str(error))
             self._exit(EXIT_DEPOSED)
             return
         except takeover.JournalRefused as error:
-            self.says.append(str(error))
+            self.voice.say(str(error))
             self.world.checks.journal_refused(str(error))
             self._exit(EXIT_REFUSED)
             return

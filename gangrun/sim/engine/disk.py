@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gangrun.node.speech import PIPE_BYTES
 from gangrun.ports import Deposed, History, Item, Stored, StoreTrouble, Withheld
 from gangrun.sim.engine.clock import Timeline
 from gangrun.sim.engine.process import ProcessKilled, SimProcess
@@ -141,6 +142,11 @@ class Mount:
         self.tear_next = False
         self.late_by_s = 0.0
 
+    @property
+    def stands_still(self) -> bool:
+        """Nothing that is begun now ends for a while."""
+        return self.timeline.now < self.stalled_until
+
     def ready_at(self) -> float:
         """When an operation that is begun now ends."""
         return max(self.timeline.now, self.stalled_until) + LATENCY_S
@@ -161,6 +167,24 @@ class Mount:
         """The claims as this node sees them: maybe not the newest."""
         old = self.stale_since if self.timeline.now < self.stale_until else None
         return {n: claim for n, (at, claim) in self.disk.claims.items() if old is None or at <= old}
+
+
+class SimStandardError:
+    """A process's standard error: the pipe to its node's log writer, which alone waits where the disk stands still."""
+
+    def __init__(self, mount: Mount, process: SimProcess) -> None:
+        """Empty."""
+        self.mount = mount
+        self.process = process
+        self._waiting_bytes = 0
+
+    def write(self, fd: int, data: bytes) -> int:
+        """As ``os.write`` to a pipe that does not block."""
+        del fd
+        self._waiting_bytes = self._waiting_bytes + len(data) if self.mount.stands_still else 0
+        if self._waiting_bytes > PIPE_BYTES:
+            raise BlockingIOError(errno.EAGAIN, "the pipe is full")
+        return len(data)
 
 
 class SimTerms:

@@ -9,6 +9,8 @@ from gangrun.core.protocol import lease
 from gangrun.sim import faults
 from gangrun.sim.body import node
 from gangrun.sim.body.agent import SimAgent
+from gangrun.sim.engine.disk import SimStandardError
+from gangrun.sim.engine.process import ProcessKilled
 from gangrun.sim.faults import Kind
 from gangrun.supervisor import heartbeats, node_calls
 from gangrun.wire.messages import Ack
@@ -88,6 +90,32 @@ def late_beats_count() -> Swaps:
 def warden_never_kills() -> Swaps:
     """A lease that ends has no consequence."""
     return ((node, "warden_must_kill", lambda deadline, *rest: lease.KillRule(False, deadline + 1e6)),)
+
+
+def _waits_for_the_disk(self: SimStandardError, fd: int, data: bytes) -> int:
+    del fd
+    self.process.wait_until(self.mount.ready_at())
+    return len(data)
+
+
+@mutant("the supervisor speaks into a pipe that does not block, not into a file of the run directory", "5", "I18")
+def supervisor_waits_for_its_log() -> Swaps:
+    """Standard error is a file in the run directory, and whoever speaks waits for it."""
+    return ((SimStandardError, "write", _waits_for_the_disk),)
+
+
+@mutant("the warden kills before it speaks, and speaks into a pipe that does not block", "2", "I16")
+def warden_speaks_first() -> Swaps:
+    """It says that the lease has ended before it kills, into a file in the run directory."""
+
+    def end_lease(self: node.SimWarden) -> None:
+        try:
+            self.voice.say("the lease has ended: killing all ranks")
+        except ProcessKilled:
+            return
+        self.node.kill_ranks("lease ended")
+
+    return ((SimStandardError, "write", _waits_for_the_disk), (node.SimWarden, "end_lease", end_lease))
 
 
 def _agent_dies_alone(of: Any, at: Any, fault: Any) -> None:

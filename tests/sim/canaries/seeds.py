@@ -71,8 +71,10 @@ SEEDS: dict[str, tuple[int, ...]] = {
     "stopped_when_most_are": (6, 7, 14),
     "stored_though_sealed": (4, 7, 10),
     "submits_again_blindly": (0, 2, 3),
+    "supervisor_waits_for_its_log": (0, 1, 2),
     "ticket_before_record": (0, 1, 2),
     "wait_without_drift": (1, 2, 6),
     "wait_without_kill": (0, 1, 2),
     "warden_never_kills": (0, 1, 2),
+    "warden_speaks_first": (0, 1, 2),
 }

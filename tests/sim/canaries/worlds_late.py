@@ -24,6 +24,24 @@ def a_rank_falls_in_a_stall(rng: random.Random, seed: int) -> World:
     return World(Setup.of(3), plan.fail_at(at_s + rng.uniform(0.0, 8.0), Kind.KILL_RANK, rank=1), rng.randrange(10**6))
 
 
+@recipe("supervisor_waits_for_its_log")
+def a_healthy_gang_in_a_stall(rng: random.Random, seed: int) -> World:
+    """The run directory stands still for everybody, for longer than a lease."""
+    del seed
+    plan = FaultPlan().fail_at(rng.uniform(8.0, 12.0), Kind.FS_STALL, node=None, for_s=rng.uniform(45.0, 60.0))
+    return World(Setup.of(3, script=Script(steps_count=400)), plan, rng.randrange(10**6))
+
+
+@recipe("warden_speaks_first")
+def cut_off_in_a_stall(rng: random.Random, seed: int) -> World:
+    """A node is cut off while the run directory stands still for it, longer than its lease."""
+    del seed
+    node, at_s = rng.choice((1, 2)), rng.uniform(8.0, 12.0)
+    plan = FaultPlan().fail_at(at_s, Kind.CUT, node=node, for_s=120.0)
+    plan = plan.fail_at(at_s + rng.uniform(0.0, 5.0), Kind.FS_STALL, node=node, for_s=rng.uniform(60.0, 90.0))
+    return World(Setup.of(3, script=FALLS_ALONE), plan, seed_of(rng))
+
+
 @recipe("stored_though_sealed")
 def news_for_a_stopped_leader(rng: random.Random, seed: int) -> World:
     """Leader and one agent on one side of a cut; the leader's machine stops, the agent has news, others claim."""

@@ -124,7 +124,7 @@ class Terms(Protocol):
         """The newest claim that can be read; None never proves that there is none."""
 
     def claim(self, claim: Claim) -> bool:
-        """Take ``claim.term`` by link(2); an ambiguous error counts as lost."""
+        """Take ``claim.term`` by link(2); an ambiguous error counts as lost, ``OSError`` if no claim is seen."""
 
     def open_acts(self, term: int) -> bool:
         """Make the folder of tickets; False means deposed already."""

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.job_claims import insist
 from gangrun.adapters.fs.probe import probe
 from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, read_spec
 from gangrun.adapters.fs.terms import FsTerms
@@ -156,8 +157,11 @@ def main(words: list[str]) -> int:
     clock, paths = clock_of(), RunPaths(arguments.run_dir)
     disk = disk_of(paths)
     try:
-        spec, keys = read_spec(disk, paths), read_client_key(paths.client_key)
-    except (RunDirError, KeyRefused) as error:
+        # A dead agent is started again a few times only, and the node leaves the job then.
+        spec, keys = insist(
+            lambda: (read_spec(disk, paths), read_client_key(paths.client_key)), lambda why: _say(arguments.node, why)
+        )
+    except (OSError, RunDirError, KeyRefused) as error:
         _say(arguments.node, str(error))
         return EXIT_UNUSABLE
     threading.Thread(target=_sweep, args=(arguments.node,), name="sweep", daemon=True).start()

@@ -12,11 +12,12 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.fs.disk import Disk
-from gangrun.adapters.fs.job_claims import JobClaim, JobClaims, Taken, plain_job
+from gangrun.adapters.fs.job_claims import JobClaim, JobClaims, Taken, insist, plain_job
 from gangrun.adapters.fs.journal import JournalReader, live_of
 from gangrun.adapters.fs.run_dir import (
     RunDirError,
@@ -71,31 +72,21 @@ def main(words: list[str]) -> int:
     paths, variables = RunPaths(found.run_dir), environment.all_variables()
     disk, clock = disk_of(paths), clock_of()
     try:
-        spec, submission = read_spec(disk, paths), read_submission(disk, paths)
+        spec, submission = insist(lambda: (read_spec(disk, paths), read_submission(disk, paths)), _say)
         allocation = allocation_of(variables, processes.host_name())
+        # There is no elsewhere: a job that left after an error of the file system would leave the run to nobody.
+        taken = insist(lambda: _taken(paths, disk, clock, allocation, found.seq, variables), _say)
     except (RunDirError, SpecError, SubmissionError) as error:
         return _leave(EXIT_UNUSABLE, str(error))
+    except OSError as error:
+        return _leave(EXIT_UNUSABLE, f"nothing is started: {error}")
     except (KeyError, NodesetError) as error:
         return _leave(EXIT_UNUSABLE, f"this is no Slurm job's environment: {error}")
-    mark = read_cancelled(disk, paths)
-    if mark is not None:
-        return _leave(EXIT_CANCELLED, f"the run was cancelled by {mark.by}: nothing is started")
-    state = _last_state(paths, disk)
-    seq = place_of(state, allocation.job, found.seq)
-    if state is not None and state.phase in TERMINAL and not _is_resumed(paths, disk, seq):
-        why = f"nothing is started: the run has ended ({state.phase.value}, {state.reason})"
-        return _leave(EXIT_CODES[state.phase], why)
-    if _was_cancelled(paths, disk, state, seq, SlurmScheduler(Tools(variables)), clock.now):
-        mark_cancelled(disk, paths, "scancel of the job before", clock.wall())
-        return _leave(EXIT_CANCELLED, "the job before was cancelled in Slurm, and the run with it: nothing is started")
-    taken = _claimed(paths, disk, allocation, seq)
-    if isinstance(taken, Taken):
-        if taken.holder is not None and taken.holder.job != allocation.job:  # sbatch may have named this one
-            repoint(SlurmScheduler(Tools(variables)), allocation.job, taken.holder.job, clock, _say)
-        return _leave(EXIT_ELSEWHERE, f"nothing is started: {taken.why}")
+    if isinstance(taken, int):
+        return taken
     if why := _company(spec):
         told = f"nothing is started: {why}"
-        _note(paths, disk, seq, told)
+        _note(paths, disk, taken.seq, told)
         return _leave(EXIT_UNUSABLE, told)
     view = LiveView(
         log_of=paths.node_log, live_of=lambda term: live_of(disk, paths, term), wall=clock.wall, out=sys.stdout
@@ -105,10 +96,36 @@ def main(words: list[str]) -> int:
     return JobOwner(spec, paths, taken, allocation, variables, options, disk, clock, view).run()
 
 
+def _taken(
+    paths: RunPaths, disk: Disk, clock: SystemClock, allocation: Allocation, asked: int, variables: Mapping[str, str]
+) -> JobClaim | int:
+    """The claim of the job's place, or the code to leave with. ``OSError``: not known; safe to ask again."""
+    mark = read_cancelled(disk, paths)
+    if mark is not None:
+        return _leave(EXIT_CANCELLED, f"the run was cancelled by {mark.by}: nothing is started")
+    state = _last_state(paths, disk)
+    seq = place_of(state, allocation.job, asked)
+    if state is not None and state.phase in TERMINAL and not _is_resumed(paths, disk, seq):
+        why = f"nothing is started: the run has ended ({state.phase.value}, {state.reason})"
+        return _leave(EXIT_CODES[state.phase], why)
+    if _was_cancelled(paths, disk, state, seq, SlurmScheduler(Tools(variables)), clock.now):
+        mark_cancelled(disk, paths, "scancel of the job before", clock.wall())
+        return _leave(EXIT_CANCELLED, "the job before was cancelled in Slurm, and the run with it: nothing is started")
+    me = processes.read_proc(os.getpid())
+    assert me is not None
+    wish = JobClaim(seq, allocation.job, allocation.restart, allocation.host, me.pid, me.start_ticks)
+    claimed = JobClaims(paths, disk).claim(wish)
+    if isinstance(claimed, Taken):
+        if claimed.holder is not None and claimed.holder.job != allocation.job:  # sbatch may have named this one
+            repoint(SlurmScheduler(Tools(variables)), allocation.job, claimed.holder.job, clock, _say)
+        return _leave(EXIT_ELSEWHERE, f"nothing is started: {claimed.why}")
+    return claimed.claim
+
+
 def _last_state(paths: RunPaths, disk: Disk) -> RunState | None:
     try:
         return replay(JournalReader(paths, disk).read(newest_only=True).records)
-    except (RecordError, OSError):
+    except RecordError:
         return None  # whoever claims the next term finds out, and says so
 
 
@@ -137,14 +154,6 @@ def _was_cancelled(
 def _is_resumed(paths: RunPaths, disk: Disk, seq: int) -> bool:
     """Has a person asked for this very job? Then what became of the one before does not matter."""
     return disk.exists(paths.resume_order(seq))
-
-
-def _claimed(paths: RunPaths, disk: Disk, allocation: Allocation, seq: int) -> JobClaim | Taken:
-    me = processes.read_proc(os.getpid())
-    assert me is not None
-    wish = JobClaim(seq, allocation.job, allocation.restart, allocation.host, me.pid, me.start_ticks)
-    claimed = JobClaims(paths, disk).claim(wish)
-    return claimed if isinstance(claimed, Taken) else claimed.claim
 
 
 def _company(spec: RunSpec) -> str:

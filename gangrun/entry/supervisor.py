@@ -1,7 +1,8 @@
 """The supervisor's process: takes a term, then runs the loop.
 
-Started by the warden of the node that is to hold the term. Exit codes: 0 the run (or job) ended as decided, 75
-deposed or not entitled to claim, 78 the journal cannot be used and a person must look.
+Started by the warden of the node that is to hold the term. Exit codes: 0 the run (or job) ended as decided, 74 the file
+system gave no answer, so that an agent asks for the next one, 75 deposed or not entitled to claim, 78 the journal
+cannot be used and a person must look.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.fs.disk import Disk
-from gangrun.adapters.fs.job_claims import JobClaim, JobClaims
+from gangrun.adapters.fs.job_claims import JobClaim, JobClaims, insist
 from gangrun.adapters.fs.journal import read_counter
 from gangrun.adapters.fs.run_dir import ResumeOrder, RunPaths, read_cancelled, read_resume_order, read_spec
 from gangrun.adapters.fs.store import FsStore
@@ -39,13 +40,15 @@ from gangrun.entry.wiring import STORAGE, clock_of, disk_of, own_address, tell, 
 from gangrun.launch.node_history import OtherRuns
 from gangrun.node import processes
 from gangrun.supervisor.loop import Loop
-from gangrun.supervisor.opening import EXIT_DEPOSED, EXIT_REFUSED, RunFacts
+from gangrun.supervisor.opening import EXIT_DEPOSED, EXIT_NOT_KNOWN, EXIT_REFUSED, RunFacts
 from gangrun.supervisor.takeover import CounterWatch, JournalRefused, TermLost, take
 from gangrun.wire.record import Claim, RecordError
 from gangrun.wire.spec import RunSpec
 
 if TYPE_CHECKING:
     from gangrun.entry.supervisor_slurm import SlurmSide
+
+T = TypeVar("T")
 
 CANCEL_LOOK_S = 0.25
 PUT_BACK_WITHIN_S = 30.0
@@ -145,7 +148,10 @@ class CancelWatch(threading.Thread):
     def run(self) -> None:
         """Until the mark is there."""
         while not self.over.wait(CANCEL_LOOK_S):
-            mark = read_cancelled(self._disk, self._paths)
+            try:
+                mark = read_cancelled(self._disk, self._paths)
+            except OSError:
+                continue  # not known: look again
             if mark is not None and not self.over.is_set():
                 self._mailbox.post(Stamped(CancelRequested(mark.by)))
                 return
@@ -276,18 +282,15 @@ def main(words: list[str]) -> int:
     """Take a term and hold it to the end."""
     arguments = arguments_of(words)
     clock, paths = clock_of(), RunPaths(arguments.run_dir)
-    disk = disk_of(paths)
-    spec, keys = read_spec(disk, paths), read_client_key(paths.client_key)
+    disk, mailbox = disk_of(paths), QueueMailbox(clock)
+    terms, watch = FsTerms(paths, clock, disk), CancelWatch(paths, disk, mailbox)
     me = processes.read_proc(os.getpid())
     assert me is not None
-    terms = FsTerms(paths, clock, disk)
-    try:
-        judged = entitled(arguments, spec, paths, disk, terms, clock)
-    except TermLost as error:
-        return _leave(EXIT_DEPOSED, str(error))
-    mailbox = QueueMailbox(clock)
     loop: Loop | None = None
-    radio = RouterRadio(spec.run, keys.public, own_address(spec, environment.all_variables()), mailbox.post_many)
+
+    def known(operation: Callable[[], T]) -> T:
+        """Agents ask for another supervisor, with promises that are fresh. After the last resort there is nobody."""
+        return insist(operation, _say) if arguments.last_resort else operation()
 
     def offer(term: int) -> Claim:
         return Claim(
@@ -295,30 +298,36 @@ def main(words: list[str]) -> int:
             radio.endpoint, radio.server_key, clock.wall(),
         )  # fmt: skip
 
-    order = read_resume_order(disk, paths, arguments.seq)
-    policy = policy_of(spec, order)
-    jobs = jobs_of(
-        spec, paths, disk, clock, mailbox, policy, all_heard=lambda: loop is not None and _hears_all(loop, arguments)
-    )
-    watch = CancelWatch(paths, disk, mailbox)
+    def all_heard() -> bool:
+        return loop is not None and _hears_all(loop, arguments)
 
     def mark_cancel(by: str) -> None:
         watch.over.set()  # our own mark is not another asking, for which ranks would get no more time to save
         if jobs.mark_cancel is not None:
             jobs.mark_cancel(by)
 
-    known = spec.is_scheduled and spec.health.enabled  # on one box there is no other node to take
-    others = OtherRuns(spec.run, clock.wall, _say) if known else None
-    facts = facts_of(arguments, spec, order, jobs.ask_why, mark_cancel, others.note if others else None)
     try:
-        opening = take(
-            terms, clock, facts, policy,
-            offer=offer, term_min=arguments.term_min, promised=arguments.promises, judged=judged,
+        spec, keys = known(lambda: (read_spec(disk, paths), read_client_key(paths.client_key)))
+        order = known(lambda: read_resume_order(disk, paths, arguments.seq))
+        policy = policy_of(spec, order)
+        jobs = known(lambda: jobs_of(spec, paths, disk, clock, mailbox, policy, all_heard))
+        radio = RouterRadio(spec.run, keys.public, own_address(spec, environment.all_variables()), mailbox.post_many)
+        excludes = spec.is_scheduled and spec.health.enabled  # on one box there is no other node to take
+        others = OtherRuns(spec.run, clock.wall, _say) if excludes else None
+        facts = facts_of(arguments, spec, order, jobs.ask_why, mark_cancel, others.note if others else None)
+        opening = known(
+            lambda: take(
+                terms, clock, facts, policy,
+                offer=offer, term_min=arguments.term_min, promised=arguments.promises,
+                judged=entitled(arguments, spec, paths, disk, terms, clock),
+            )
         )  # fmt: skip
     except TermLost as error:
         return _leave(EXIT_DEPOSED, str(error))
     except (JournalRefused, RecordError) as error:
         return _leave(EXIT_REFUSED, str(error))
+    except OSError as error:
+        return _leave(EXIT_NOT_KNOWN, f"cannot tell how the run stands, so nothing is taken over: {error}")
     if others is not None:
         opening = replace(opening, state=others.added(opening.state, opening.run_start))
     store = FsStore(paths, opening.term, mailbox.post, clock, disk, policy.timing.counter_every_s)

@@ -180,16 +180,22 @@ def _saving_there(spec: RunSpec, known: Known, time: Time) -> list[RunPaths]:
     def look() -> None:
         directory, disk = os.path.realpath(spec.checkpoint.directory), Disk()
         same = {"": False}
+        unknown: OSError | None = None
         for entry in known():
             paths = RunPaths(Path(entry.path))
             try:
                 place = "" if entry.run == spec.run else read_spec(disk, paths).checkpoint.directory
             except (RunDirError, SpecError):
                 continue  # gone, or of no shape that lives
+            except OSError as error:
+                unknown = error
+                continue
             if place not in same:
                 same[place] = os.path.realpath(place) == directory
             if same[place]:
                 found.append(paths)
+        if unknown is not None:
+            raise unknown
 
     if spec.checkpoint.directory:
         _, why = _bounded(look, time)

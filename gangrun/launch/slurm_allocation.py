@@ -17,7 +17,7 @@ import click
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.index import Index
-from gangrun.adapters.fs.job_claims import JobClaim, JobClaims, Taken
+from gangrun.adapters.fs.job_claims import JobClaim, JobClaims, Taken, insist
 from gangrun.adapters.fs.run_dir import RunPaths, write_submission
 from gangrun.adapters.local import box
 from gangrun.config import environment
@@ -149,7 +149,8 @@ def _own(held: HeldAllocation, spec: RunSpec, paths: RunPaths, wish: ResolvedReq
     seq = max(0, claims.highest())
     holder = claims.holder(seq)
     seq += holder is not None and (holder.job, holder.restart) >= (allocation.job, allocation.restart)
-    claimed = claims.claim(JobClaim(seq, allocation.job, allocation.restart, allocation.host, me.pid, me.start_ticks))
+    mine = JobClaim(seq, allocation.job, allocation.restart, allocation.host, me.pid, me.start_ticks)
+    claimed = insist(lambda: claims.claim(mine), lambda why: click.echo(f"gangrun: {why}", err=True))
     if isinstance(claimed, Taken):
         raise UserError("busy", f"this run is already being run: {claimed.why}", "gangrun status shows it")
     put_in_index(paths, spec, allocation.job)

@@ -23,7 +23,7 @@ import msgspec
 
 from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.fs.disk import Disk
-from gangrun.adapters.fs.job_claims import Claimed, JobClaim, JobClaims
+from gangrun.adapters.fs.job_claims import Claimed, JobClaim, JobClaims, insist
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.adapters.slurm import step
 from gangrun.adapters.slurm.commands import ToolProcess, Tools
@@ -190,7 +190,7 @@ class JobStep:
     def _claimed_again(self) -> bool:
         """A new launch is a new stay: what is left of the last one's supervisor must not hold it."""
         wish = msgspec.structs.replace(self.claim, launch=self.claim.launch + 1)
-        if not isinstance(JobClaims(self.paths, self.disk).claim(wish), Claimed):
+        if not isinstance(insist(lambda: JobClaims(self.paths, self.disk).claim(wish), self.say), Claimed):
             return False
         self.claim = wish
         return True

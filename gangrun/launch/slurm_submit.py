@@ -326,7 +326,7 @@ def _author(spec: RunSpec, known: Iterable[IndexEntry], changed: float) -> tuple
             continue
         try:
             other = read_spec(disk, RunPaths(Path(entry.path)))
-        except (RunDirError, SpecError):
+        except (OSError, RunDirError, SpecError):
             continue
         if other.checkpoint.directory == spec.checkpoint.directory:
             return other.run, other.name

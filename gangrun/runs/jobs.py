@@ -49,7 +49,7 @@ def ask(paths: RunPaths, run: str, owner: JobClaim | None, scheduler: SlurmSched
         if owner is None:
             return Queue(silent=str(error).rstrip("."))
         name = ""
-    except SubmissionError as error:
+    except (OSError, SubmissionError) as error:
         return Queue(silent=str(error).rstrip("."))
     try:
         found = scheduler.jobs_named(name) if name else ()

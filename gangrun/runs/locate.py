@@ -89,20 +89,30 @@ def _by_job(job: str, index: Index) -> RunPaths | None:
     disk = Disk()
     for entry in entries:
         paths = RunPaths(Path(entry.path))
-        if any(claim.job == job for claim in JobClaims(paths, disk).all()):
+        try:
+            claims = JobClaims(paths, disk).all()
+        except OSError:  # some other run's file system: that run is found by its name
+            continue
+        if any(claim.job == job for claim in claims):
             return paths
     return _by_comment(job, entries)
 
 
 def _by_comment(job: str, entries: Sequence[IndexEntry]) -> RunPaths | None:
     """A job that waits has claimed nothing yet. Where no run has a scheduler, none is asked."""
-    paths = [RunPaths(Path(entry.path)) for entry in entries]
-    if not any(Disk().exists(one.submission) for one in paths):
+    if not any(_may_be_submitted(RunPaths(Path(entry.path))) for entry in entries):
         return None
     from gangrun.runs.jobs import run_of
 
     run = run_of(job)
     return next((RunPaths(Path(entry.path)) for entry in entries if run and entry.run == run), None)
+
+
+def _may_be_submitted(paths: RunPaths) -> bool:
+    try:
+        return Disk().exists(paths.submission)
+    except OSError:
+        return True
 
 
 def _where(runs_dir: str | None) -> str:

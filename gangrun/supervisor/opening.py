@@ -10,6 +10,7 @@ from gangrun.core.model import RunState, Shape
 from gangrun.wire.spec import CheckpointSpec
 
 EXIT_DEPOSED = 75  # a newer term exists, or ours could not be had: nothing was left undone that is ours
+EXIT_NOT_KNOWN = 74  # the file system gave no answer: nothing was found out, another try may do better
 EXIT_REFUSED = 78  # the journal cannot be used: a person must look
 
 

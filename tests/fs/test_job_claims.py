@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gangrun.adapters.fs.disk import Disk
-from gangrun.adapters.fs.job_claims import Claimed, JobClaim, JobClaims, Taken
+from gangrun.adapters.fs.job_claims import Claimed, JobClaim, JobClaims, Taken, insist
 from gangrun.adapters.fs.run_dir import RunPaths
+from tests.faults.disk import PausableDisk
 from tests.fs.bench import NoLinkDisk, fork, new_run
 
 
@@ -53,25 +55,78 @@ def test_the_next_place_only_once_the_owner_is_gone(tmp_path: Path) -> None:
     assert claims.claim_next(make, lambda _: False) == Claimed(make(2)), "unreadable for 5 s is void"
 
 
-def test_unclear_and_unreadable_count_as_lost(tmp_path: Path) -> None:
-    class Unclear(Disk):
-        def link(self, source: Path, target: Path) -> None:
-            super().link(source, target)
-            raise OSError(errno.EIO, "lost reply")
+class LostReply(Disk):
+    """Links, and says that it failed; fails before it links if ``done`` is False."""
 
+    def __init__(self, *, done: bool) -> None:
+        self.done = done
+
+    def link(self, source: Path, target: Path) -> None:
+        if self.done:
+            super().link(source, target)
+        raise OSError(errno.EIO, "lost reply")
+
+
+def test_a_claim_of_our_own_is_ours_whatever_the_reply_was(tmp_path: Path) -> None:
+    paths = new_run(tmp_path)
+    assert claims_of(paths, LostReply(done=True)).claim(wish()) == Claimed(wish())
+    assert claims_of(paths).claim(wish()) == Claimed(wish()), "asked again, as after an error"
+    again = claims_of(paths, LostReply(done=True)).claim(wish(restart=1, pid=11))
+    assert again == Claimed(wish(restart=1, pid=11))
+    assert isinstance(claims_of(paths, LostReply(done=True)).claim(wish(job="5")), Taken)
+    with pytest.raises(OSError, match="lost reply"):
+        claims_of(paths, LostReply(done=False)).claim(wish(1))
+    assert claims_of(paths).claim(wish(1, "80")) == Claimed(wish(1, "80")), "nobody had it"
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE])
+def test_an_error_is_no_answer_and_it_is_asked_again_until_there_is_one(tmp_path: Path, code: int) -> None:
+    paths, disk, waits, said = new_run(tmp_path), PausableDisk(), list[float](), list[str]()
+    disk.fail(code, looking_too=code in (errno.EIO, errno.ESTALE))
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 7:
+            disk.resume()
+
+    claims = claims_of(paths, disk)
+    assert insist(lambda: claims.claim(wish()), said.append, wait) == Claimed(wish())
+    assert waits == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0]
+    assert len(said) == 1
+    assert os.strerror(code) in said[0]
+    disk.fail(errno.EIO, looking_too=True)
+    for ask in (claims.highest, claims.all, lambda: claims.holder(0), lambda: claims.claim(wish())):
+        with pytest.raises(OSError, match="Input/output"):
+            ask()
+    disk.fail(errno.EACCES)
+    with pytest.raises(PermissionError):  # the same answer however often it is asked
+        insist(lambda: claims.claim(wish(1)), said.append, wait)
+
+
+def test_what_is_taken_and_cannot_be_seen_or_read(tmp_path: Path) -> None:
     class Blind(Disk):
         def exists(self, path: Path) -> bool:
             return False
 
     paths = new_run(tmp_path)
-    result = claims_of(paths, Unclear()).claim(wish())
-    assert isinstance(result, Taken)
-    assert "no clear answer" in result.why
-    hidden = claims_of(paths, Blind()).claim(wish(job="5"))
-    assert isinstance(hidden, Taken)
-    assert "cannot be seen yet" in hidden.why
+    assert claims_of(paths).claim(wish()) == Claimed(wish())
+    with pytest.raises(FileExistsError):
+        claims_of(paths, Blind()).claim(wish(job="5"))
     paths.job(3).write_bytes(b"garbage")
     assert isinstance(claims_of(paths).claim(wish(3)), Taken)
+
+
+def test_without_links_a_claim_that_finds_no_room_leaves_nothing_in_the_way(tmp_path: Path) -> None:
+    class Full(NoLinkDisk):
+        def write(self, fd: int, data: bytes, path: Path) -> int:
+            if path == paths.job(0):
+                raise OSError(errno.ENOSPC, "full")
+            return super().write(fd, data, path)
+
+    paths = new_run(tmp_path)
+    with pytest.raises(OSError, match="full"):
+        claims_of(paths, Full()).claim(wish())
+    assert claims_of(paths, NoLinkDisk()).claim(wish()) == Claimed(wish())
 
 
 def test_two_processes_race_for_each_place(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import stat
 from itertools import count
 from pathlib import Path
@@ -13,16 +14,20 @@ import pytest
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import (
     CancelMark,
+    ResumeOrder,
     RunDirError,
     RunPaths,
     check_private,
     clear_cancelled,
     create_run,
     file_name,
+    leave_resume_order,
     make_run_id,
     mark_cancelled,
     read_cancelled,
+    read_resume_order,
     read_spec,
+    read_submission,
     write_spec,
 )
 from gangrun.wire.spec import RunSpec
@@ -197,6 +202,34 @@ def test_cancelled_is_marked_once_and_holds_even_on_a_full_disk(tmp_path: Path) 
     assert read_cancelled(DISK, paths) is None
     assert mark_cancelled(NoBytes(), paths, "ada", 5.0)
     assert read_cancelled(DISK, paths) == CancelMark("unknown", 0.0)
+
+
+@pytest.mark.parametrize(
+    "code", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENOMEM, errno.ESHUTDOWN]
+)
+def test_an_error_is_no_cancel_and_no_word_about_an_order(tmp_path: Path, code: int) -> None:
+    paths, disk = new_run(tmp_path), PausableDisk()
+    leave_resume_order(disk, paths, ResumeOrder(by="ada", seq=1))
+    disk.fail(code, looking_too=True)
+    for ask in (read_cancelled, lambda disk, paths: read_resume_order(disk, paths, 1), read_spec, read_submission):
+        with pytest.raises(OSError, match=os.strerror(code)):
+            ask(disk, paths)
+
+
+def test_without_a_free_file_descriptor_only_a_mark_that_is_seen_counts(tmp_path: Path) -> None:
+    paths = new_run(tmp_path)
+
+    def body() -> None:
+        lowest = os.open("/", os.O_RDONLY)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 1, lowest + 1))
+        with pytest.raises(OSError, match="Too many open files"):
+            read_cancelled(DISK, paths)
+        os.close(lowest)
+        mark_cancelled(DISK, paths, "ada", 5.0)
+        os.open("/", os.O_RDONLY)
+        assert read_cancelled(DISK, paths) == CancelMark("unknown", 0.0)
+
+    as_uid(None, body)
 
 
 def test_node_names_become_one_harmless_component(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.adapters.fs.terms import FsTerms, Ticket, TicketRefused
 from gangrun.wire import record as wire_claim
 from gangrun.wire import record as wire_record
+from tests.faults.disk import PausableDisk
 from tests.fs.bench import HandClock, NoLinkDisk, RealClock, claim_of, fork, new_run, snapshot, start
 
 ROUNDS = 200
@@ -72,7 +73,7 @@ def test_newest_reads_claims_and_probes_past_a_stale_listing(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
 @pytest.mark.parametrize("done", [False, True], ids=["not done", "done, reply lost"])
-def test_an_ambiguous_answer_to_link_counts_as_lost(tmp_path: Path, code: int, done: bool) -> None:
+def test_an_ambiguous_answer_to_link_is_lost_if_a_claim_is_there(tmp_path: Path, code: int, done: bool) -> None:
     class Unclear(Disk):
         def link(self, source: Path, target: Path) -> None:
             if done:
@@ -80,7 +81,11 @@ def test_an_ambiguous_answer_to_link_counts_as_lost(tmp_path: Path, code: int, d
             raise OSError(code, os.strerror(code))
 
     paths = new_run(tmp_path)
-    assert not terms_of(paths, Unclear()).claim(claim_of(1, paths))
+    if done:
+        assert not terms_of(paths, Unclear()).claim(claim_of(1, paths))
+    else:
+        with pytest.raises(OSError, match=os.strerror(code)):
+            terms_of(paths, Unclear()).claim(claim_of(1, paths))
     again = terms_of(paths)
     assert again.claim(claim_of(1, paths)) is not done
     assert again.claim(claim_of(2, paths))
@@ -93,6 +98,24 @@ def test_a_claim_not_known_to_be_durable_is_lost(tmp_path: Path) -> None:
 
     paths = new_run(tmp_path)
     assert not terms_of(paths, NoSync()).claim(claim_of(1, paths))
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EMFILE])
+def test_no_error_says_that_there_is_no_claim_or_no_ticket(tmp_path: Path, code: int) -> None:
+    paths = new_run(tmp_path)
+    terms = terms_of(paths)
+    assert terms.newest() is None
+    assert terms.claim(claim_of(1, paths))
+    assert terms.open_acts(1)
+    terms.take_ticket(Ticket(1, 1, "StartGang", 4))
+    disk = PausableDisk()
+    broken = terms_of(paths, disk)
+    disk.fail(code, looking_too=True)
+    for ask in (broken.newest, broken.highest, lambda: broken.history(2), lambda: broken.claim(claim_of(2, paths))):
+        with pytest.raises(OSError, match=os.strerror(code)):
+            ask()
+    disk.resume()
+    assert broken.history(2).started_attempt == 4
 
 
 def test_without_link_a_half_written_claim_is_waited_for_and_void_after_5_s(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 READ_ALL_BYTES = 1 << 62  # a journal that was read in part only would look torn
+ABSENT = (FileNotFoundError, NotADirectoryError)  # the only errors that say "it is not there"; all others say nothing
+REFUSED = (*ABSENT, PermissionError, IsADirectoryError)  # the same answer comes however often it is asked
 
 
 class Disk:
@@ -88,17 +90,17 @@ class Disk:
         return result
 
     def is_dir(self, path: Path) -> bool:
-        """Whether a directory is there now; False also where nobody may look."""
+        """Whether a directory is there now; False also where nobody may look. ``OSError``: not known."""
         try:
             return stat.S_ISDIR(self.lstat(path).st_mode)
-        except OSError:
+        except (*ABSENT, PermissionError):
             return False
 
     def exists(self, path: Path) -> bool:
-        """Whether the name was seen; False never proves that it is not there (stale caches)."""
+        """Whether the name was seen; False never proves that it is not there (stale caches). ``OSError``: not known."""
         try:
             self.lstat(path)
-        except OSError:
+        except ABSENT:
             return False
         return True
 

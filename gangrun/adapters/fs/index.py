@@ -82,7 +82,10 @@ class Index:
         return tuple(sorted(listed.values(), key=lambda entry: (entry.created_wall, entry.run), reverse=True))
 
     def _stands(self, entry: IndexEntry) -> bool:
-        return self.disk.exists(RunPaths(Path(entry.path)).spec)
+        try:
+            return self.disk.exists(RunPaths(Path(entry.path)).spec)
+        except OSError:  # nobody knows: it is not forgotten, and whoever reads it is told why that fails
+            return True
 
     def _listed(self) -> Iterable[IndexEntry]:
         for name in _names(self.disk, self.folder):

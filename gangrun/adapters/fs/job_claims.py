@@ -1,9 +1,10 @@
 """Claims by link(2): how any is made, and which process holds which place in the sequence of jobs.
 
-A claim comes into the world whole, and one of many claimants gets it. Only ``EEXIST`` tells that another was first;
-after any other error nobody knows whether the claim is there. Each batch script, and each local ``gangrun run``, claims
-``jobs/<seq>.json`` before it starts anything; the loser leaves. No scheduler is asked here: the caller says whether an
-owner is gone.
+A claim comes into the world whole, and one of many claimants gets it. After an error nobody knows whether the claim is
+there: who holds the place is read, and a claim of our own process is ours, whatever the reply was. If nobody is seen to
+hold the place the error goes to the caller, who asks again (``insist``) or tells a person: it never means that another
+was first. Each batch script, and each local ``gangrun run``, claims ``jobs/<seq>.json`` before it starts anything; the
+loser leaves. No scheduler is asked here: the caller says whether an owner is gone.
 """
 
 from __future__ import annotations
@@ -16,19 +17,44 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
-from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.disk import ABSENT, REFUSED, Disk
 from gangrun.adapters.fs.run_dir import RunPaths
 
+T = TypeVar("T")
+
 UNREADABLE_VOID_AFTER_S = 5.0
+INSIST_FIRST_S, INSIST_MAX_S = 0.25, 10.0
 LINK_MISSING = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS})
 
 
 def wait(seconds: float) -> None:
     """Sleep, for whoever looks again and again at start."""
     threading.Event().wait(seconds)
+
+
+def insist(operation: Callable[[], T], say: Callable[[str], None], wait: Callable[[float], None] = wait) -> T:
+    """Ask until the file system gives an answer, first soon, then every 10 s; ``say`` hears each new reason once.
+
+    What will never get better (``REFUSED``) is raised. There is no other bound: whoever gives up here leaves a run that
+    nobody else goes on with.
+    """
+    said, pause_s = "", INSIST_FIRST_S
+    while True:
+        try:
+            return operation()
+        except REFUSED:
+            raise
+        except OSError as error:
+            why = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+        if why != said:
+            say(f"the run directory does not answer as it should ({why}): nothing is started, asking again")
+            said = why
+        wait(pause_s)
+        pause_s = min(2 * pause_s, INSIST_MAX_S)
 
 
 def temporary_tag(host: str, job: str, pid: int, start_ticks: int) -> str:
@@ -47,10 +73,22 @@ def link_whole(disk: Disk, temporary: Path, target: Path, data: bytes) -> None:
         except OSError as error:
             if error.errno not in LINK_MISSING:
                 raise
-            disk.write_new(target, data)
+            _write_at_once(disk, target, data)
         disk.fsync_dir(target.parent)
     finally:
         disk.discard((temporary,))
+
+
+def _write_at_once(disk: Disk, target: Path, data: bytes) -> None:
+    fd = disk.create(target)
+    try:
+        disk.write_all(fd, data, target)
+        disk.fsync(fd, target)
+    except OSError:
+        disk.discard((target,))  # it was made by us, and a half-written claim would be in everybody's way
+        raise
+    finally:
+        disk.close(fd)
 
 
 _LOOK_EVERY_S = 0.05
@@ -104,26 +142,32 @@ class JobClaims:
     wait: Callable[[float], None] = wait
 
     def claim(self, wish: JobClaim) -> Claimed | Taken:
-        """Take the place: free, or held by the same job with lower counts. An unclear error counts as lost."""
+        """Take the place: free, held by the same job with lower counts, or ours already.
+
+        ``OSError``: nobody is known to hold it, so it may be ours by now; ask again with the same wish.
+        """
         generation = 0
         while True:
             while self.disk.exists(self.paths.job(wish.seq, generation)):
                 generation += 1
             if generation > 0:
                 holder = self._read_patiently(wish.seq, generation - 1)
+                if holder == wish:
+                    self.disk.fsync_dir(self.paths.jobs)
+                    return Claimed(wish)
                 if why := _refusal(wish, holder):
                     return Taken(holder, why)
-            won = self._link(wish, generation)
-            if won is None:
-                return Taken(None, f"place {wish.seq} may or may not be ours: the file system gave no clear answer")
-            if won:
-                return Claimed(wish)
-            # Lost to one that the lookup had not shown: look again from there.
-            if not self.disk.exists(self.paths.job(wish.seq, generation)):
-                return Taken(None, f"place {wish.seq} is taken by a claim that cannot be seen yet")
+            try:
+                self._link(wish, generation)
+            except OSError:
+                # Another was first, or only the reply to our own link was lost: whoever is seen to hold it has it.
+                if not self.disk.exists(self.paths.job(wish.seq, generation)):
+                    raise
+                continue
+            return Claimed(wish)
 
     def holder(self, seq: int) -> JobClaim | None:
-        """The newest claim of ``seq`` that can be read."""
+        """The newest claim of ``seq`` that makes sense. ``OSError``: not known."""
         generation = 0
         found: JobClaim | None = None
         while self.disk.exists(self.paths.job(seq, generation)):
@@ -132,26 +176,24 @@ class JobClaims:
         return found
 
     def all(self) -> tuple[JobClaim, ...]:
-        """Every stay of every job that can be read, oldest first."""
-        try:
-            names = self.disk.names(self.paths.jobs)
-        except OSError:
-            names = ()
-        places = (_PLACE.fullmatch(name) for name in names)
+        """Every stay of every job that makes sense, oldest first. ``OSError``: not known."""
+        places = (_PLACE.fullmatch(name) for name in self._names())
         keys = sorted((int(found["seq"]), int(found["generation"] or 0)) for found in places if found)
         return tuple(claim for key in keys if (claim := self._read(*key)) is not None)
 
     def highest(self) -> int:
-        """The highest place seen claimed; -1: none seen. A lower bound, no proof."""
-        try:
-            names = self.disk.names(self.paths.jobs)
-        except OSError:
-            names = ()
-        seen = (int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdecimal())
+        """The highest place seen claimed; -1: none seen. A lower bound, no proof. ``OSError``: not known."""
+        seen = (int(name[:-5]) for name in self._names() if name.endswith(".json") and name[:-5].isdecimal())
         highest = max(seen, default=-1)
         while self.disk.exists(self.paths.job(highest + 1)):
             highest += 1
         return highest
+
+    def _names(self) -> tuple[str, ...]:
+        try:
+            return self.disk.names(self.paths.jobs)
+        except ABSENT:
+            return ()
 
     def claim_next(self, make: Callable[[int], JobClaim], owner_gone: Callable[[JobClaim], bool]) -> Claimed | Taken:
         """Take the place after the highest one, if the owner of that one is gone (or there is none)."""
@@ -173,18 +215,13 @@ class JobClaims:
     def _read(self, seq: int, generation: int) -> JobClaim | None:
         try:
             return msgspec.json.decode(self.disk.read(self.paths.job(seq, generation)), type=JobClaim)
-        except (OSError, msgspec.MsgspecError):
+        except (FileNotFoundError, msgspec.MsgspecError):
             return None
 
-    def _link(self, wish: JobClaim, generation: int) -> bool | None:
-        """None: nobody can tell."""
+    def _link(self, wish: JobClaim, generation: int) -> None:
         target = self.paths.job(wish.seq, generation)
         tag = temporary_tag(wish.host, wish.job, wish.pid, wish.start_ticks)
-        try:
-            link_whole(self.disk, self.paths.temporary(target, tag), target, msgspec.json.encode(wish) + b"\n")
-        except OSError as error:
-            return False if error.errno == errno.EEXIST else None
-        return True
+        link_whole(self.disk, self.paths.temporary(target, tag), target, msgspec.json.encode(wish) + b"\n")
 
 
 def _refusal(wish: JobClaim, holder: JobClaim | None) -> str:

@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.disk import REFUSED, Disk
 from gangrun.wire import spec as wire_spec
 from gangrun.wire import submission as wire_submission
 
@@ -297,10 +297,10 @@ def write_spec(disk: Disk, paths: RunPaths, spec: wire_spec.RunSpec) -> None:
 
 
 def read_spec(disk: Disk, paths: RunPaths) -> wire_spec.RunSpec:
-    """The spec; ``RunDirError`` where there is none, ``SpecError`` where it cannot be read as one."""
+    """The spec; ``RunDirError`` if none can be had, ``SpecError`` if it makes no sense, ``OSError``: not known."""
     try:
         return wire_spec.decode(disk.read(paths.spec))
-    except OSError as error:
+    except REFUSED as error:
         raise RunDirError(f"cannot read {paths.spec}: {error.strerror}", "is this a gangrun run directory?") from error
 
 
@@ -311,10 +311,13 @@ def write_submission(disk: Disk, paths: RunPaths, submission: wire_submission.Su
 
 
 def read_submission(disk: Disk, paths: RunPaths) -> wire_submission.Submission:
-    """What Slurm is asked for; ``RunDirError`` where nobody wrote it, ``SubmissionError`` where it is damaged."""
+    """What Slurm is asked for; ``RunDirError`` where nobody wrote it, ``SubmissionError`` where it is damaged.
+
+    ``OSError``: not known.
+    """
     try:
         return wire_submission.decode(disk.read(paths.submission))
-    except OSError as error:
+    except REFUSED as error:
         hint = "only gangrun submit writes it: was this run started otherwise?"
         raise RunDirError(f"cannot read {paths.submission}: {error.strerror}", hint) from error
 
@@ -337,10 +340,10 @@ def leave_resume_order(disk: Disk, paths: RunPaths, order: ResumeOrder) -> None:
 
 
 def read_resume_order(disk: Disk, paths: RunPaths, seq: int) -> ResumeOrder | None:
-    """What was asked of this job; None: nothing, or nothing that can be read."""
+    """What was asked of this job; None: nothing, or nothing that makes sense. ``OSError``: not known."""
     try:
         return msgspec.json.decode(disk.read(paths.resume_order(seq)), type=ResumeOrder)
-    except (OSError, msgspec.MsgspecError):
+    except (FileNotFoundError, msgspec.MsgspecError):
         return None
 
 
@@ -376,12 +379,19 @@ def mark_cancelled(disk: Disk, paths: RunPaths, by: str, wall: float) -> bool:
 
 
 def read_cancelled(disk: Disk, paths: RunPaths) -> CancelMark | None:
-    """The mark, or None where none is seen; an unreadable one is a mark all the same."""
+    """The mark, or None if it is not there; one that is seen and cannot be read is a mark all the same.
+
+    ``OSError``: nobody knows. Look again, and start nothing meanwhile.
+    """
     try:
         return msgspec.json.decode(disk.read(paths.cancelled), type=CancelMark)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError):
+    except msgspec.MsgspecError:
+        return CancelMark("unknown", 0.0)
+    except OSError:
+        if not disk.exists(paths.cancelled):
+            raise
         return CancelMark("unknown", 0.0)
 
 

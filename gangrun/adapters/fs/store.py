@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.journal import Counter, JournalShrank, JournalWriter
@@ -20,6 +21,8 @@ from gangrun.core.actions import StartGang
 from gangrun.ports import Clock, Deposed, Stored, StoreTrouble, Withheld
 from gangrun.wire import record as wire_record
 from gangrun.wire.record import Act, Record
+
+T = TypeVar("T")
 
 BATCH_MAX_COUNT = 256
 RETRY_FIRST_S = 0.1
@@ -153,10 +156,12 @@ class FsStore:
         for ticket in entry.tickets:
             if self._stopped:  # closed while the disk stood still: nobody would perform the act
                 return
-            if ticket.kind == StartGang.__name__ and (mark := read_cancelled(self._disk, self._paths)) is not None:
-                cancelled_by = mark.by
-                self._insist(partial(self._terms.still_open, self._term), entry.n)
-                continue
+            if ticket.kind == StartGang.__name__:
+                mark = self._insist(partial(read_cancelled, self._disk, self._paths), entry.n)
+                if mark is not None:
+                    cancelled_by = mark.by
+                    self._insist(partial(self._terms.still_open, self._term), entry.n)
+                    continue
             self._insist(partial(self._terms.take_ticket, ticket), entry.n)
         if not entry.tickets:
             self._insist(partial(self._terms.still_open, self._term), entry.n)
@@ -167,7 +172,7 @@ class FsStore:
             self._queue.popleft()
         self._post(Withheld(entry.n, cancelled_by) if cancelled_by else Stored(entry.n))
 
-    def _insist(self, operation: Callable[[], None], n: int) -> None:
+    def _insist(self, operation: Callable[[], T], n: int) -> T:
         """Until it works; says so once per change of reason. Stops trying when closed for good."""
         said, pause_s = "", RETRY_FIRST_S
         while True:

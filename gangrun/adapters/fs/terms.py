@@ -1,7 +1,8 @@
 """Claims, tickets and seals: who may act.
 
 This file is section 1 of ``docs/protocol.md`` made of link, mkdir, chmod and rmdir. It never takes a stat or a listing
-as proof that something is *not* there.
+as proof that something is *not* there, and no error but ENOENT as a word about what is there: an ``OSError`` that goes
+to the caller says "not known".
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.disk import ABSENT, Disk
 from gangrun.adapters.fs.job_claims import UNREADABLE_VOID_AFTER_S, link_whole, temporary_tag, wait
 from gangrun.adapters.fs.journal import read_history
 from gangrun.adapters.fs.run_dir import RunPaths
@@ -68,7 +69,7 @@ class FsTerms:
     def newest(self) -> Claim | None:
         """The newest claim that can be read; None never proves that there is none.
 
-        Waits for a claim that is being written without link; one that stays unreadable for 5 s is void.
+        Waits for a claim that is being written without link; one that makes no sense for 5 s is void.
         """
         for term in sorted(self._seen(), reverse=True):
             if (found := self._read_patiently(term)) is not None:
@@ -92,7 +93,7 @@ class FsTerms:
     def _names(self, folder: Path) -> tuple[str, ...]:
         try:
             return self.disk.names(folder)
-        except OSError:
+        except ABSENT:
             return ()
 
     def _read_patiently(self, term: int) -> Claim | None:
@@ -106,20 +107,28 @@ class FsTerms:
                 return None
             except (OSError, wire_claim.ClaimError) as error:
                 if self.clock.now() >= until:
-                    if not isinstance(error, OSError):
-                        self._void.add(term)
+                    if isinstance(error, OSError):
+                        raise
+                    self._void.add(term)
                     return None
                 self.wait(0.05)
                 continue
             return found if found.term == term else None
 
     def claim(self, claim: Claim) -> bool:
-        """Take ``claim.term`` by link(2); an ambiguous error counts as lost. True only if it is ours for sure."""
+        """Take ``claim.term`` by link(2); an error counts as lost if a claim of the term is there afterwards.
+
+        True only if it is ours for sure. ``OSError``: no claim of the term is seen, or nobody knows.
+        """
         target = self.paths.claim(claim.term)
         tag = temporary_tag(claim.node, claim.job, claim.pid, claim.start_ticks)
         try:
             link_whole(self.disk, self.paths.temporary(target, tag), target, wire_claim.encode_claim(claim))
+        except FileExistsError:
+            return False
         except OSError:
+            if not self.disk.exists(target):
+                raise
             return False
         return True
 
@@ -285,5 +294,5 @@ class FsTerms:
     def _note(self, path: Path) -> bytes:
         try:
             return self.disk.read(path, limit=4096)
-        except OSError:
+        except ABSENT:
             return b""

@@ -42,7 +42,8 @@ def cancel(
     if run is None and not yes:
         named = f"{clean(reading.spec.run)} ({clean(reading.spec.name)})"
         if not asks():
-            raise UserError("usage", "which run? cancel needs a RUN, or -y for the newest", f"the newest is {named}")
+            words = "cancel needs a RUN, because nobody is here to confirm the choice"
+            raise UserError("usage", words, f"name the run, or add -y to cancel {named}")
         click.confirm(f"Cancel {named}?", abort=True, err=True)
 
     def say(sentence: str) -> None:
@@ -82,8 +83,6 @@ def resume(
     more job on nodes that are not excluded. A held job is released. A run that has succeeded or still runs is left
     alone.
     """
-    if run is None:
-        raise UserError("usage", "which run? resume needs a RUN", "gangrun status --all lists them")
     from gangrun.launch.resume import resume as resumed
 
     return resumed(run, runs_dir, request, max_restarts, quiet=quiet, as_json=as_json)

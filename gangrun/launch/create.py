@@ -47,7 +47,11 @@ def put_in_index(paths: RunPaths, spec: RunSpec, job: str, pids: tuple[int, ...]
     try:
         jobs = next((known.jobs for known in index.entries() if known.run == paths.run), ())
         jobs = (*jobs, job) if job else jobs
-        index.put(IndexEntry(paths.run, spec.name, str(paths.root), spec.created_wall, jobs, pids))
+        index.put(
+            IndexEntry(
+                paths.run, spec.name, str(paths.root), spec.created_wall, jobs, pids, directory=spec.working_directory
+            )
+        )
     except OSError as error:
         click.echo(f"gangrun: the index of runs cannot be written ({error}); use --runs-dir to find this run", err=True)
 

@@ -36,7 +36,7 @@ LETS_GO_WITHIN_S = 10.0
 
 
 def resume(
-    run: str, runs_dir: str | None, request: str, max_restarts: int | None, *, quiet: bool, as_json: bool
+    run: str | None, runs_dir: str | None, request: str, max_restarts: int | None, *, quiet: bool, as_json: bool
 ) -> int:
     """Continue a run here, or ask for its next job; ``max_restarts`` None keeps the run's own."""
     order = ResumeOrder(by=environment.user_name(), request=request, restarts_max_count=max_restarts)

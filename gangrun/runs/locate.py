@@ -1,4 +1,4 @@
-"""Which run is meant: by id, prefix, name, job id or path, or the newest.
+"""Which run is meant: by id, prefix, name, job id or path, or the newest of this directory.
 
 The index of runs is a hint; a job that a supervisor submitted is not in it, so a number is also looked up among the
 claims of known runs, and at last in the queue.
@@ -6,6 +6,7 @@ claims of known runs, and at last in the queue.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.config import environment
 from gangrun.core.text import one_line
 from gangrun.errors import NO_SUCH_RUN, UserError
+from gangrun.runs.liveness import RunLiveness, liveness_of
 from gangrun.runs.snapshot import read
 from gangrun.runs.state import run_state
 from gangrun.runs.times import wall_now
@@ -56,18 +58,21 @@ def index_of(runs_dir: str | None) -> Index:
 
 
 def find(token: str | None, runs_dir: str | None = None, *, steering: bool = False) -> RunPaths:
-    """The run that the user means: id, unique prefix, name, job id or path; None: the newest.
+    """The run that the user means: id, unique prefix, name, job id or path.
 
-    Of several runs with one name the newest is meant; to steer it the others must have ended, or it would be a guess.
+    None: the newest run that was started in this directory, or else the newest of all. Of several runs with one name,
+    the newest; to steer one, the only one that is alive. Which run was taken is said, unless the command shows it.
     """
     index = index_of(runs_dir)
-    if token and token.isdecimal() and (held := _by_job(token, index)) is not None:
+    if token is None:
+        return _newest(index.entries(), runs_dir, steering=steering)
+    if token.isdecimal() and (held := _by_job(token, index)) is not None:
         return held
     match index.find(token):
         case Found(entry):
             return RunPaths(Path(entry.path))
         case Ambiguous(entries) if all(entry.name == token for entry in entries):
-            return _newest_of_a_name(entries, steering=steering)
+            return _one_of_a_name(entries, steering=steering)
         case Ambiguous(entries):
             raise UserError("ambiguous run", f"{token!r} means several runs:", _listed(entries), NO_SUCH_RUN)
         case Missing(nearest):
@@ -75,9 +80,30 @@ def find(token: str | None, runs_dir: str | None = None, *, steering: bool = Fal
             if direct is not None:
                 return direct
             hint = f"did you mean {' or '.join(nearest)}?" if nearest else "gangrun status --all lists the runs"
-            if token is None:
-                raise UserError("no such run", f"no run yet{_where(runs_dir)}", "gangrun run starts one", NO_SUCH_RUN)
             raise UserError("no such run", f"no run {token!r}{_where(runs_dir)}", hint, NO_SUCH_RUN)
+
+
+def _newest(entries: Sequence[IndexEntry], runs_dir: str | None, *, steering: bool) -> RunPaths:
+    if not entries:
+        raise UserError("no such run", f"no run yet{_where(runs_dir)}", "gangrun run starts one", NO_SUCH_RUN)
+    here = [] if runs_dir else [entry for entry in entries if entry.directory == _working_directory()]
+    found = (here or entries)[0]
+    if steering:
+        whose = f"run{_where(runs_dir)}" if runs_dir else "of your runs"
+        whose = "run that was started in this directory" if here else whose
+        _say(f"taking {one_line(found.run)} ({one_line(found.name)}), the newest {whose}")
+    return RunPaths(Path(found.path))
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return "-"
+
+
+def _say(words: str) -> None:
+    click.echo(f"gangrun: {words}", err=True)
 
 
 def _by_job(job: str, index: Index) -> RunPaths | None:
@@ -125,27 +151,36 @@ def _listed(entries: Sequence[IndexEntry]) -> str:
     return "\n".join([*lines, *([f"and {more} more"] if more > 0 else [])])
 
 
-def _newest_of_a_name(entries: Sequence[IndexEntry], *, steering: bool) -> RunPaths:
-    newest, *others = entries
+def _one_of_a_name(entries: Sequence[IndexEntry], *, steering: bool) -> RunPaths:
+    """To look at: the newest. To steer: the only one that is alive, else the only one that has not ended."""
+    named, taken = f"{len(entries)} runs are named {one_line(entries[0].name)}", entries[0]
+    words = f"this is the newest, {one_line(taken.run)}"
     if steering:
-        going = [entry for entry in others if not _has_ended(entry)]
+        lives = {entry.run: _liveness(entry) for entry in entries}
+        going = [entry for entry in entries if lives[entry.run] is not RunLiveness.ENDED]
+        alive = [entry for entry in going if lives[entry.run] is not RunLiveness.ABANDONED]
+        if len(alive or going) > 1:
+            which = "are alive" if alive else "have not ended"
+            words = f"several runs named {taken.name!r} {which}; name one by its id:"
+            raise UserError("ambiguous run", words, _listed(alive or going), NO_SUCH_RUN)
         if going:
-            words = f"several runs are named {newest.name!r} and have not ended; name one by its id:"
-            raise UserError("ambiguous run", words, _listed([newest, *going]), NO_SUCH_RUN)
-    else:
-        told = f"{len(entries)} runs are named {one_line(newest.name)}; this is the newest, {one_line(newest.run)}"
-        click.echo(f"gangrun: {told}", err=True)
-    return RunPaths(Path(newest.path))
+            taken = (alive or going)[0]
+            words = f"{one_line(taken.run)} is the only one that {'is alive' if alive else 'has not ended'}"
+        else:
+            words = f"all have ended; {words}"
+    _say(f"{named}; {words}")
+    return RunPaths(Path(taken.path))
 
 
-def _has_ended(entry: IndexEntry) -> bool:
+def _liveness(entry: IndexEntry) -> RunLiveness:
     try:
-        return run_state(read(RunPaths(Path(entry.path)), scheduler=True), wall_now()).ended
+        run = read(RunPaths(Path(entry.path)), scheduler=True)
     except (UserError, OSError):
-        return False  # nobody can tell
+        return RunLiveness.UNKNOWN
+    return RunLiveness.ENDED if run_state(run, wall_now()).ended else liveness_of(run, wall_now())
 
 
-def _direct(token: str | None, index: Index) -> RunPaths | None:
+def _direct(token: str, index: Index) -> RunPaths | None:
     """A run directory that the index could not understand: reading it will say why."""
     if not token:
         return None

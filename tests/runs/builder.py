@@ -158,7 +158,9 @@ class Builder:
 
     def indexed(self, index: Path) -> Builder:
         """Known to the user's index."""
-        Index(index).put(IndexEntry(self.run, self.name, str(self.paths.root), self.spec.created_wall, (self.job,)))
+        spec = self.spec
+        entry = IndexEntry(self.run, self.name, str(self.paths.root), spec.created_wall, (self.job,))
+        Index(index).put(msgspec.structs.replace(entry, directory=spec.working_directory))
         return self
 
     # ---- chapters ----

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from gangrun.wire import record as wire_record
 from gangrun.wire import spec as wire_spec
 from tests.command_line import Call
 from tests.runs.builder import BEGAN, Builder
-from tests.runs.stories import running, succeeded
+from tests.runs.stories import cancelled, running, succeeded
 
 
 def test_by_id_prefix_name_job_path_and_none(runs: Path, gangrun: Call, home: Path) -> None:
@@ -47,16 +49,56 @@ def test_looking_takes_the_newest_of_a_name_and_says_so(runs: Path, gangrun: Cal
     assert "2 runs are named train; this is the newest" in said.err
 
 
-def test_steering_takes_the_newest_of_a_name_only_if_the_others_have_ended(runs: Path, gangrun: Call) -> None:
-    other = running(runs, run="20261118-100000-aaaaa")
-    Builder(runs, run="20261118-100000-bbbbb", now=BEGAN + 9).supervisor().up().owner()
-    mark = runs / "20261118-100000-bbbbb" / "cancelled"
+def test_steering_takes_the_only_run_of_a_name_that_is_alive(runs: Path, gangrun: Call) -> None:
+    alive = Builder(runs, run="20261118-100000-aaaaa").supervisor().up().owner(host="another-host")
+    lost = Builder(runs, run="20261118-100000-bbbbb", now=BEGAN + 5).supervisor().up().owner()
+    succeeded(runs, run="20261118-100000-ccccc", now=BEGAN + 9)
+    said = gangrun("cancel", "train", "--no-wait")
+    assert said.code == 0
+    assert f"3 runs are named train; {alive.run} is the only one that is alive" in said.err
+    assert (alive.paths.cancelled.exists(), lost.paths.cancelled.exists()) == (True, False)
+    assert f"{alive.run} may still be run by process {2**22 + 7} on another-host" in gangrun("resume", "train").err
+
+
+def test_steering_takes_the_only_run_of_a_name_that_has_not_ended(runs: Path, gangrun: Call) -> None:
+    lost = Builder(runs, run="20261118-100000-aaaaa").supervisor().up().owner()
+    ended = succeeded(runs, run="20261118-100000-bbbbb", now=BEGAN + 9)
     said = gangrun("cancel", "train")
-    assert (said.code, mark.exists()) == (5, False)
-    assert "name one by its id" in said.err
-    other.finished()
-    assert gangrun("cancel", "train").code == 0
-    assert mark.exists()
+    assert (said.code, lost.paths.cancelled.exists()) == (0, True)
+    assert f"{lost.run} is the only one that has not ended" in said.err
+    said = gangrun("cancel", "train")  # cancelled, so both have ended
+    assert f"all have ended; this is the newest, {ended.run}" in said.err
+    assert f"{ended.run} has ended already" in said.out
+
+
+def test_steering_refuses_to_choose_among_several_that_are_alive(runs: Path, gangrun: Call) -> None:
+    stories = [Builder(runs, run=f"20261118-100000-{x * 5}").supervisor().up().owner(host="another-host") for x in "ab"]
+    for command in ("cancel", "resume"):
+        said = gangrun(command, "train")
+        assert said.code == 5
+        assert "several runs named 'train' are alive; name one by its id:" in said.err
+        assert all(story.run in said.err for story in stories)
+    assert not any(story.paths.cancelled.exists() for story in stories)
+
+
+def test_without_a_name_the_newest_run_of_this_directory_is_meant(
+    runs: Path, gangrun: Call, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, elsewhere = home / "here", home / "elsewhere" / "gangrun_runs"
+    here.mkdir()
+    elsewhere.mkdir(parents=True)
+    index = home / "state" / "gangrun" / "runs"
+    mine = cancelled(here, run="20261118-100000-aaaaa", name="mine").indexed(index)
+    newest = cancelled(elsewhere, run="20261118-100000-bbbbb", name="other", now=BEGAN + 9).indexed(index)
+    assert gangrun("status", "--json").json["run"] == newest.run
+    said = gangrun("cancel", "-y")
+    assert f"taking {newest.run} (other), the newest of your runs" in said.err
+    monkeypatch.chdir(here)
+    for command in ("status", "explain"):
+        assert gangrun(command, "--json").json["run"] == mine.run
+    for words in (("cancel", "-y"), ("resume", "--resume", "7")):
+        assert f"taking {mine.run} (mine), the newest run that was started in this directory" in gangrun(*words).err
+    assert gangrun("cancel", "-y", "--json", "--runs-dir", str(elsewhere)).json["status"]["run"] == newest.run
 
 
 def test_runs_dir_looks_there_only(runs: Path, gangrun: Call, home: Path) -> None:

@@ -29,6 +29,7 @@ class IndexEntry(msgspec.Struct, frozen=True):
     jobs: tuple[str, ...] = ()
     pids: tuple[int, ...] = ()
     v: int = 1
+    directory: str = ""  # where it was started; "" in entries that an older gangrun wrote
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +105,11 @@ class Index:
                 except (OSError, wire_spec.SpecError):
                     continue
                 path = str((runs_dir / name).absolute())
-                yield IndexEntry(run=spec.run, name=spec.name, path=path, created_wall=spec.created_wall)
+                yield IndexEntry(spec.run, spec.name, path, spec.created_wall, directory=spec.working_directory)
 
-    def find(self, token: str | None) -> Found | Ambiguous | Missing:
-        """By id, job id, name, unique prefix of an id or name, path; None means the newest."""
+    def find(self, token: str) -> Found | Ambiguous | Missing:
+        """By id, job id, name, unique prefix of an id or name, path."""
         entries = self.entries()
-        if token is None:
-            return Found(entries[0]) if entries else Missing(())
         tests: tuple[Callable[[IndexEntry], bool], ...] = (
             lambda entry: entry.run == token,
             lambda entry: token in entry.jobs,

@@ -173,12 +173,13 @@ def test_resume_asks_for_secrets_again(runs: Path, gangrun: Call, monkeypatch: p
 def test_a_resumed_run_goes_on_as_the_same_run(home: Path, gangrun: Call) -> None:
     """With real processes: fails, is resumed after the fix, succeeds; its history is one."""
     script = home / "train.py"
-    script.write_text("import pathlib, sys\nsys.exit(0 if pathlib.Path('fixed').exists() else 3)\n")
+    script.write_text("import pathlib, sys\nprint('up')\nsys.exit(0 if pathlib.Path('fixed').exists() else 3)\n")
     here = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-m", "gangrun", "run", "--max-restarts", "0", "--json", "train.py"]
     first = subprocess.run(command, cwd=home, env=here, capture_output=True, timeout=300, check=False)
     assert first.returncode == 1, first.stderr
-    run = json.loads(first.stdout)["run"]
+    run = json.loads(first.stdout)["run"]  # one object and nothing else: what ranks print goes elsewhere
+    assert b"up" in first.stderr
     (home / "fixed").touch()
     again = [sys.executable, "-m", "gangrun", "resume", run, "--max-restarts", "2", "--json"]
     second = subprocess.run(again, cwd=home, env=here, capture_output=True, timeout=300, check=False)

@@ -45,8 +45,3 @@ def journal(box: Box) -> list[Record]:
 def kinds(box: Box) -> list[str]:
     """The kinds of all records."""
     return [record.kind for record in journal(box)]
-
-
-def process_words(box: Box) -> str:
-    """What our own processes said, all hosts."""
-    return "".join(path.read_text(errors="replace") for path in sorted(box.run_dir().glob(".gangrun/processes-*.log")))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import time
 
 import pytest
 
@@ -17,38 +15,12 @@ DEAD_WITHIN_S = 2.0  # beyond what a lease allows: promised, so measured where n
 
 
 @pytest.mark.serial
-def test_the_death_of_a_rank_is_seen_at_once(box: Box) -> None:
-    box.step(2, steps=1000)
-    box.wait_for_step(3)
-    other, victim = box.pid_of(0), box.pid_of(1)
-    os.kill(victim, signal.SIGKILL)
-    killed_at = time.monotonic()
-    until(lambda: not alive(other), 5, "the other rank is stopped")
-    assert time.monotonic() - killed_at < 2.0
-    box.wait_for_step(0, attempt=1)
-
-
-@pytest.mark.serial
-def test_a_killed_agent_takes_its_ranks_with_it_and_the_gang_comes_back(box: Box) -> None:
-    box.step(2, steps=60)
+@pytest.mark.parametrize("part", ["entry.agent", "node/warden.py"])
+def test_a_killed_agent_or_warden_takes_its_ranks_with_it_at_once(box: Box, part: str) -> None:
+    box.step(2, steps=100_000)
     ranks = box.stepping()
-    os.kill(box.one("entry.agent"), signal.SIGKILL)
+    os.kill(box.one(part), signal.SIGKILL)
     within(lambda: not any(map(alive, ranks)), DEAD_WITHIN_S, "the ranks are dead")
-    assert box.end() == 0, box.told()
-    status = box.status()
-    assert status["restarts"] == 1
-    assert "agent" in status["attempts"][0]["reason"]
-    assert status["excluded"] == []
-
-
-@pytest.mark.serial
-def test_a_killed_warden_leaves_no_rank_and_the_run_goes_on(box: Box) -> None:
-    box.step(2, steps=60)
-    ranks = box.stepping()
-    os.kill(box.one("node/warden.py"), signal.SIGKILL)
-    within(lambda: not any(map(alive, ranks)), DEAD_WITHIN_S, "the ranks are dead")
-    assert box.end(90) == 0, box.told()
-    assert box.status()["state"] == "SUCCEEDED"
 
 
 def test_when_the_owner_is_killed_nothing_stays_and_the_run_can_be_taken_up_again(box: Box) -> None:
@@ -69,12 +41,3 @@ def test_when_the_owner_is_killed_nothing_stays_and_the_run_can_be_taken_up_agai
     assert done.returncode == 0, done.stderr + box.told()
     assert box.status()["state"] == "SUCCEEDED"
     assert not list(memory.glob("gangrun-*/*")), box.told()
-
-
-def test_json_prints_exactly_one_object(box: Box) -> None:
-    box.step(2, "--json", steps=5)
-    assert box.end() == 0, box.told()
-    found = json.loads(box.out.read_text())
-    assert found["schema"] == 1
-    assert found["state"] == "SUCCEEDED"
-    assert "step 4" in box.err.read_text()

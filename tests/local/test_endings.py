@@ -11,16 +11,6 @@ from tests.local.harness import PACE_S, Box
 from tests.waiting import until
 
 
-def test_ctrl_c_stops_all_ranks_and_says_cancelled(box: Box) -> None:
-    box.step(2, steps=1000)
-    box.wait_for_step(5)
-    box.interrupt()
-    status = box.status()
-    assert status["state"] == "CANCELLED"
-    assert "Ctrl-C" in status["reason"]
-    assert not box.left()
-
-
 def test_a_second_ctrl_c_does_not_wait_for_a_rank_that_will_not_stop(box: Box) -> None:
     box.step(2, "--stop-grace", "600", steps=1000, hook="import signal\nsignal.signal(signal.SIGTERM, lambda *a: None)")
     box.wait_for_step(5)
@@ -69,21 +59,6 @@ def test_cancel_from_elsewhere_then_resume_on_another_host(box: Box) -> None:
     assert len(status["attempts"]) == 2
 
 
-def test_a_stopped_rank_is_a_hang_and_is_named(box: Box) -> None:
-    box.step(3, "--hang-timeout", "8", steps=80)
-    box.wait_for_step(10)
-    os.kill(box.pid_of(1), signal.SIGSTOP)
-    box.wait_for_step(0, attempt=1, deadline_s=60)
-    assert box.end(60) == 0, box.told()  # at once: ranks that wait for their end look hung after a while
-    status = box.status()
-    assert len(status["attempts"]) == 2
-    reason = status["attempts"][0]["reason"]
-    assert "rank 1" in reason, reason
-    assert status["excluded"] == []
-    stacks = box.run_dir() / "stacks" / "0"
-    assert any("File" in path.read_text() for path in stacks.glob("rank-*.txt")), list(stacks.glob("*"))
-
-
 def test_observing_stops_nothing_and_restarts_nothing(box: Box) -> None:
     box.step(2, "--observe", "--hang-timeout", "8", steps=1000)
     box.wait_for_step(5)
@@ -100,20 +75,3 @@ def test_observing_stops_nothing_and_restarts_nothing(box: Box) -> None:
     assert "SIGKILL" in status["reason"]
     assert "observing" in status["reason"]
     assert len(status["attempts"]) == 1
-
-
-def test_any_command_runs_unmodified(box: Box) -> None:
-    box.start("--nproc-per-node", "2", "sh", "-c", "echo rank $RANK of $WORLD_SIZE; exit 0")
-    assert box.end() == 0, box.told()
-    assert "rank 0 of 2" in box.out.read_text()
-
-
-def test_two_local_hosts_make_one_gang(box: Box) -> None:
-    box.step(2, "--nodes", "2", "--local-hosts", steps=10)
-    assert box.end() == 0, box.told()
-    status = box.status()
-    assert len(status["attempts"][0]["nodes"]) == 2
-    assert len(box.rows(3)) == 10
-    shown = box.out.read_text()
-    assert ":rank0] step 9" in shown and ":rank3] step 9" in shown and ":rank1]" not in shown
-    assert not box.left()

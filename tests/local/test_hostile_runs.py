@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import os
-import random
 import resource
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import zmq
 
-from gangrun.adapters.net.curve import new_key_pair, read_client_key
-from tests.local.evidence import alive, never_two_gangs, process_words
+from tests.local.evidence import never_two_gangs
 from tests.local.harness import ROOT, Box
-from tests.local.test_fencing import live_run, untouched
 from tests.waiting import until
-
-GARBAGE_COUNT = 10_000
 
 
 def refused(box: Box, *arguments: str | Path, words: str) -> None:
@@ -165,13 +158,6 @@ def test_scripts_with_every_vice_end_as_they_should_and_leave_nothing(box: Box) 
     assert "\0" not in shown
 
 
-def test_a_script_that_ignores_sigterm_is_stopped_all_the_same(box: Box) -> None:
-    box.step(2, "--stop-grace", "1", steps=100_000, hook="import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)")
-    box.wait_for_step(3)
-    box.interrupt()
-    assert not box.left()
-
-
 def test_a_script_that_deletes_the_run_directory_ends_the_run_and_leaves_nothing(box: Box) -> None:
     box.step(
         2, steps=100_000,
@@ -231,72 +217,6 @@ def test_no_secret_is_ever_written_and_every_rank_has_it(box: Box) -> None:
     wrote = [path for path in box.folder.rglob("*") if path.is_file() and b"never-written" in path.read_bytes()]
     wrote = [path for path in wrote if path != script]
     assert wrote == []
-
-
-def listening(pid: int) -> list[int]:
-    """The TCP ports of this host on which a process listens."""
-    inodes = set()
-    for fd in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            target = os.readlink(fd)
-        except FileNotFoundError:  # it was closed meanwhile
-            continue
-        if target.startswith("socket:["):
-            inodes.add(target[8:-1])
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    return [int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and row[9] in inodes]
-
-
-def throw_bytes(port: int, chance: random.Random, count: int) -> None:
-    """Plain TCP: noise, half a greeting, a huge announced frame, an HTTP request."""
-    kinds = (b"GET / HTTP/1.1\r\n\r\n", b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\0CURVE", b"\x02" + b"\xff" * 8, b"")
-    for _ in range(count):
-        with socket.create_connection(("127.0.0.1", port), timeout=60) as line:
-            try:
-                line.sendall(chance.choice(kinds) + chance.randbytes(chance.randrange(200)))
-            except OSError:
-                continue
-
-
-def throw_messages(box: Box, port: int, server_key: str, chance: random.Random, count: int, *, insider: bool) -> None:
-    """ZeroMQ without a key, with a stranger's key, and with the run's own key and nonsense in the frames.
-
-    An agent's server key is told to nobody but its supervisor: there not even the run's own key opens (no ``insider``).
-    """
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    mine = read_client_key(box.run_dir() / ".gangrun" / "keys" / "client.json")
-    for pair in (None, new_key_pair(), mine):
-        line = context.socket(zmq.DEALER)
-        line.linger = 60_000 if insider and pair is mine else 500  # what is to be counted has to arrive
-        line.sndhwm = 0
-        line.sndtimeo = 60_000
-        if pair is not None:
-            line.curve_serverkey = server_key.encode()
-            line.curve_publickey, line.curve_secretkey = pair.public.encode(), pair.secret.encode()
-        line.connect(f"tcp://127.0.0.1:{port}")
-        for _ in range(count):
-            frames = [chance.randbytes(chance.randrange(300)) for _ in range(chance.choice((1, 1, 1, 2, 5)))]
-            try:
-                line.send_multipart(frames, 0 if insider and pair is mine else zmq.NOBLOCK)
-            except zmq.Again:  # not let in: there is no way to send
-                assert not (insider and pair is mine)
-        line.close()
-    context.term()
-
-
-@pytest.mark.slow
-def test_ten_thousand_messages_of_garbage_are_dropped_and_counted(box: Box) -> None:
-    holder, ranks = live_run(box)
-    chance = random.Random(20)
-    supervisor, agent = box.one("entry.supervisor"), box.one("entry.agent")
-    ports = until(lambda: both if len(both := [*listening(supervisor), *listening(agent)]) == 2 else [], 10, "ports")
-    for port, insider in zip(ports, (True, False), strict=True):
-        throw_bytes(port, chance, 500)
-        throw_messages(box, port, holder.server_key, chance, GARBAGE_COUNT // 6, insider=insider)
-    untouched(box, holder, ranks)
-    assert alive(agent)
-    box.interrupt()
-    assert "dropped on the wire" in process_words(box), process_words(box)
 
 
 def limited(box: Box, soft: int, hard: int, *arguments: str | Path) -> int:

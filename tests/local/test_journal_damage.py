@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.wire import record as wire_record
 from tests.local.evidence import never_two_gangs
 from tests.local.harness import Box
 from tests.waiting import until
@@ -103,12 +102,6 @@ def killed(killed_once: Killed) -> Killed:
     return killed_once.as_it_was()
 
 
-def test_without_damage_it_goes_on(killed: Killed) -> None:
-    status = killed.status()
-    assert status["abandoned"] and status["notes"] == []
-    killed.goes_on()
-
-
 def test_a_torn_last_line_is_left_out_and_said(killed: Killed) -> None:
     whole = killed.status()
     data = killed.journal.read_bytes()
@@ -136,38 +129,6 @@ def test_garbage_in_the_middle_is_told_up_to_there_and_not_gone_on_from(killed: 
     code, story = killed.say("explain")
     assert code == 0 and f"{killed.journal.name} line {at + 1}" in story
     killed.refuses(f"{killed.journal.name} line {at + 1}", "are missing")
-
-
-def test_half_an_append_that_was_tried_again_costs_nothing(killed: Killed) -> None:
-    lines = killed.journal.read_bytes().split(b"\n")
-    at = len(lines) // 2
-    killed.journal.write_bytes(b"\n".join([*lines[:at], lines[at][:30], *lines[at:]]))
-    assert "nothing is missing" in killed.status()["notes"][0]
-    killed.goes_on()
-
-
-def newer(n: int) -> bytes:
-    return wire_record.encode(wire_record.Record(v=99, term=1, n=n, at=0.0, wall=0.0, kind="Future"))
-
-
-def test_a_journal_of_a_newer_gangrun_is_refused(killed: Killed) -> None:
-    killed.journal.write_bytes(newer(0))
-    for command in ("status", "explain"):
-        code, said = killed.say(command)
-        assert code == 3, said
-        assert "newer than this gangrun" in said and "upgrade" in said, said
-    killed.refuses("newer than this gangrun", "upgrade")
-
-
-def test_a_newer_gangrun_that_wrote_last_is_not_overruled(killed: Killed) -> None:
-    lines = [line for line in killed.journal.read_bytes().split(b"\n") if line]
-    with killed.journal.open("ab") as file:
-        file.write(newer(len(lines)))
-    status = killed.status()
-    assert "newer than this gangrun" in status["notes"][0]
-    assert len(status["attempts"]) == 2, "what came before is told"
-    assert "newer than this gangrun" in killed.say("explain")[1]
-    killed.refuses("newer than this gangrun", "upgrade")
 
 
 def test_a_journal_that_is_gone_is_not_taken_for_a_run_that_never_began(killed: Killed) -> None:

@@ -86,21 +86,6 @@ for now in range(begin, 81):
 """
 
 
-def test_where_the_older_one_breaks_too_it_is_the_code_and_all_is_as_it_was(box: Box) -> None:
-    assert run(box, EVER="1") == 1, box.told()
-    assert loads(box) == ["0 20", "1 20", "2 10"]
-    assert sorted(path.name for path in (box.work / "its ckpt").glob("step-*")) == ["step-10", "step-20"]
-    assert aside(box) == []
-    status = box.status()
-    assert (status["failure"], status["attempts"][-1]["outcome"]) == ("script", "same failure again")
-    for words in (
-        "it is the code's",
-        'raise ValueError(f"the loss',
-        "step 20, set aside on that suspicion, is put back",
-    ):
-        assert words in status["reason"], status["reason"]
-
-
 def test_a_validator_is_asked_before_the_ranks_start(box: Box) -> None:
     put(box.work / "its ckpt", 10, "good")
     put(box.work / "its ckpt", 20, "good")

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,34 +100,14 @@ def test_the_newest_valid_one_is_found_and_told_in_three_ways(resuming: Resuming
     assert "verified, every checksum holds" in resuming.box.explain()
 
 
-def test_never_committed_means_from_the_beginning(resuming: Resuming) -> None:
-    status = resuming.run(DIE_IN="0")
-    for attempt in (0, 1):
-        assert resuming.told(attempt) == {"path": "", "step": "", "link": None}
-    assert status["checkpoint"] is None
-    assert "no checkpoint was ever committed" in resuming.box.explain()
-
-
-DAMAGES: list[tuple[Callable[[Path], None], str]] = [
-    (saves.flip, "checksum"),
-    (saves.truncate, "too short|shorter|ends|bytes"),
-    (saves.lose_shard, "missing"),
-    (saves.tear_metadata, ".metadata"),
-]
-
-
-@pytest.mark.parametrize(("damage", "word"), DAMAGES, ids=[damage.__name__ for damage, _ in DAMAGES])
-def test_a_damaged_one_is_passed_over_with_the_reason_and_set_aside(
-    resuming: Resuming, damage: Callable[[Path], None], word: str
-) -> None:
+def test_a_damaged_one_is_passed_over_with_the_reason_and_set_aside(resuming: Resuming) -> None:
     resuming.put(10, 20, 30)
-    damage(resuming.save(30))
+    saves.flip(resuming.save(30))
     resuming.run()
     assert resuming.told()["step"] == "20"
     story = resuming.box.explain()
     assert "passed over: step 30: " in story
-    why = story.partition("passed over: step 30: ")[2][:400]
-    assert any(part in why for part in word.split("|")), why
+    assert "checksum" in story.partition("passed over: step 30: ")[2][:400]
     assert not resuming.save(30).exists()
     aside = [path for path in (resuming.directory / ".gangrun/set-aside").glob("*/step-30") if path.is_dir()]
     assert len(aside) == 1
@@ -158,30 +137,9 @@ def test_none_valid_stops_the_run_and_never_starts_from_zero(resuming: Resuming)
     assert resuming.save(10).exists()  # a run that stops moves nothing
 
 
-def test_what_the_journal_knows_and_the_disk_has_lost_stops_the_run(resuming: Resuming) -> None:
-    lose = f"shutil.rmtree({str(resuming.save(10))!r})"
-    status = resuming.put(10).run(expect=1, DIE_IN="0", BEFORE_DEATH=lose)
-    assert status["failure"] == "storage"
-    assert "step 10 was committed according to the journal" in status["reason"]
-
-
-def test_resume_none_starts_from_the_beginning_once(resuming: Resuming) -> None:
-    status = resuming.put(10, 20).run("--resume", "none", DIE_IN="0")
-    assert [resuming.told(attempt)["path"] for attempt in (0, 1)] == ["", ""]
-    assert [attempt["resumed_from_step"] for attempt in status["attempts"]] == [None, None]
-    assert resuming.save(20).exists()
-
-
 def test_resume_step_takes_that_one(resuming: Resuming) -> None:
     resuming.put(10, 20, 30).run("--resume", "20", DIE_IN="0")
     assert [resuming.told(attempt)["step"] for attempt in (0, 1)] == ["20", "20"]
-
-
-def test_a_step_that_is_not_there_stops_the_run_and_says_which_are(resuming: Resuming) -> None:
-    status = resuming.put(10, 20).run("--resume", "15", expect=1)
-    assert "step 15" in status["reason"]
-    assert "20, 10" in status["reason"]
-    assert not resuming.ran()
 
 
 def test_a_script_that_starts_over_is_stopped(resuming: Resuming) -> None:

@@ -15,11 +15,11 @@ from tests.waiting import stays
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_whoever_of_us_sleeps_for_20_s_the_ranks_are_untouched(boxes: Callable[[str], Box]) -> None:
+def test_whoever_of_us_sleeps_for_12_s_the_ranks_are_untouched(boxes: Callable[[str], Box]) -> None:
     sleepers = {}
     for part in ("entry.agent", "entry.supervisor", "node/warden.py"):
         box = boxes(part.replace("/", "-"))
-        box.step(2, steps=100_000)
+        box.step(2, "--silence-after", "2", "--fence-after", "24", steps=100_000)
         sleepers[part] = box
     for box in sleepers.values():
         box.wait_for_step(5, deadline_s=60)
@@ -27,7 +27,7 @@ def test_whoever_of_us_sleeps_for_20_s_the_ranks_are_untouched(boxes: Callable[[
     for pid in asleep.values():
         os.kill(pid, signal.SIGSTOP)
     ranks = {part: [box.pid_of(rank) for rank in (0, 1)] for part, box in sleepers.items()}
-    stays(lambda: all(alive(pid) for pids in ranks.values() for pid in pids), 20, "all ranks live")
+    stays(lambda: all(alive(pid) for pids in ranks.values() for pid in pids), 12, "all ranks live")
     reached = {part: len(box.rows()) for part, box in sleepers.items()}
     for pid in asleep.values():
         os.kill(pid, signal.SIGCONT)

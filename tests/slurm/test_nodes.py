@@ -6,10 +6,9 @@ import pytest
 
 from tests.slurm import reach
 from tests.slurm.cluster import Cluster
-from tests.slurm.harness import TRAINS, Run, attempts_that_stepped
+from tests.slurm.harness import Run, attempts_that_stepped
 from tests.waiting import until
 
-LEASE_ENDS_WITHIN_S = 15 * 1.01 + 1 + 0.25  # of a node's last word: --fence-after, its drift, a kill, a warden's wake
 TWENTY_MORE = "if attempt: steps = start + 20"
 TRAIN = reach.ROOT / "examples" / "ddp_minimal" / "train.py"
 
@@ -109,32 +108,3 @@ def test_batch_host_and_spare(cluster: Cluster, run: Run) -> None:
     for job in (only, second):
         assert cluster.wait_job(job["JobId"], "COMPLETED")["ExitCode"] == "0:0"
     cluster.assert_clean(20)
-
-
-def test_a_host_that_is_cut_off_and_comes_back(cluster: Cluster, run: Run) -> None:
-    """It holds rank 0, which saves; and as ranks meet on the shared disk, the cut alone would stop nobody."""
-    run.step(3, 1, steps=9999, every=5, hook=TWENTY_MORE)
-    run.wait_for_step(12)
-    lost = run.host_of(0)
-    cluster.cut(lost)
-
-    def dead() -> bool:
-        new = any(row.attempt for row in run.rows())
-        alive = cluster.processes_on(lost, TRAINS)
-        assert not (new and alive), f"a new gang steps, and {alive} live\n{run.told()}"
-        return not alive
-
-    until(dead, LEASE_ENDS_WITHIN_S + 3, lambda: f"dead ranks\n{run.told()}")
-    saved = run.saved()
-    run.wait_for_step(0, attempt=1)
-    cluster.heal(lost)
-    status = run.end()
-    assert attempts_that_stepped(run.rows()) == [0, 1], run.told()
-    run.assert_undisturbed()
-    assert status["attempts"][1]["resumed_from_step"] == saved[-1] > 10
-    first, second = run.jobs()
-    assert (first["BatchHost"], second["ExcNodeList"]) == (lost, lost)
-    cluster.wait_job(second["JobId"], "COMPLETED")
-    cluster.declare_down(lost)
-    cluster.wait_job(first["JobId"], "CANCELLED")
-    cluster.assert_clean(60)

@@ -145,12 +145,14 @@ def preflight(
     agents_count: int,
     probe: Callable[[], str],
     clock: Callable[[], str],
+    checkpoint_probe: Callable[[], str] = str,
     cpus_asked: str = "",
     cpus_allowed: int = 0,
     memory: MemoryLimits = NO_LIMITS,
     ranks_count: int = 1,
 ) -> Checked:
-    """``probe``: what the run directory lacks, "" if nothing; ``clock``: what is wrong with this node's, if known.
+    """``probe``: what the run directory lacks, "" if nothing; ``clock``: what is wrong with this node's, if known;
+    ``checkpoint_probe``: what the checkpoint directory lacks for saves to be safe.
 
     ``cpus_asked``: for this node, of the scheduler, "" if it does not say. ``cpus_allowed``: how many its affinity
     leaves to us and our ranks.
@@ -169,6 +171,8 @@ def preflight(
     poor: list[str] = []
     if wrong := clock():  # wall clocks only annotate, so no promise hangs on this
         poor.append(wrong)
+    if unsafe := checkpoint_probe():  # the script may save elsewhere, or not at all
+        poor.append(unsafe)
     if cpus_asked.isdecimal() and cpus_allowed < int(cpus_asked):
         poor.append(f"its ranks may use {cpus_allowed} of the {cpus_asked} CPUs asked for: data loading may be slow")
     poor += poor_limits(memory, ranks_count)

@@ -17,7 +17,7 @@ from pathlib import Path
 from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import insist
-from gangrun.adapters.fs.probe import probe
+from gangrun.adapters.fs.probe import nearest_folder, probe
 from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, read_spec
 from gangrun.adapters.fs.terms import FsTerms
 from gangrun.adapters.local import box
@@ -121,11 +121,12 @@ def find_term(paths: RunPaths, clock: SystemClock, disk: Disk) -> facts.TermFoun
 def check(
     paths: RunPaths,
     clock: SystemClock,
-    net: AgentNet,
+    nofile_hard: int,
     nodes_count: int,
     ranks_count: int,
     nonce: str,
     skew: Callable[[], str],
+    checkpoint_directory: str,
 ) -> facts.Checked:
     """This node's preflight; may take as long as the file system does."""
 
@@ -133,9 +134,15 @@ def check(
         report = probe(paths.machine, clock, nonce)
         return "" if report.usable else "; ".join(report.lacks)
 
+    def unsafe_for_saves() -> str:
+        if not checkpoint_directory:
+            return ""
+        return "; ".join(probe(nearest_folder(Path(checkpoint_directory)), clock, nonce).unsafe_for_saves)
+
     variables = environment.all_variables()
     return preflight(
-        nofile_hard=net.nofile_hard, agents_count=nodes_count, probe=lacking, clock=skew,
+        nofile_hard=nofile_hard, agents_count=nodes_count, probe=lacking, clock=skew,
+        checkpoint_probe=unsafe_for_saves,
         cpus_asked=variables.get(CPUS_ASKED, ""), cpus_allowed=len(os.sched_getaffinity(0)),
         memory=memory_limits(variables), ranks_count=ranks_count,
     )  # fmt: skip
@@ -184,7 +191,8 @@ def main(words: list[str]) -> int:
 
     def checked(tests: str) -> facts.Checked:
         ranks_count = spec.slots_per_node * spec.ranks_per_slot
-        found = check(paths, clock, net, nodes_count, ranks_count, incarnation, skew.words)
+        directory = spec.checkpoint.directory
+        found = check(paths, clock, net.nofile_hard, nodes_count, ranks_count, incarnation, skew.words, directory)
         return found if health is None else health.gate(found, tests)
 
     loop = AgentLoop(

@@ -15,6 +15,7 @@ from gangrun.sim.body.gang import SimRank
 from gangrun.sim.body.node import SimNode
 from gangrun.sim.cluster import Cluster
 from gangrun.sim.engine.network import Trouble
+from gangrun.sim.engine.process import SimProcess
 
 HOLDER = -1  # as a node: wherever the newest supervisor is when the fault comes
 
@@ -24,6 +25,7 @@ class Kind(Enum):
 
     KILL_SUPERVISOR = "kill supervisor"
     PAUSE_SUPERVISOR = "pause supervisor"
+    PAUSE_AT_MOVE = "the next supervisor that sets checkpoints aside stops after judging them, until for_s is over"
     UPGRADE_SUPERVISOR = "kill supervisor, the next one has another policy"
     KILL_AGENT = "kill agent"
     PAUSE_AGENT = "pause agent"
@@ -60,6 +62,7 @@ class Kind(Enum):
     FS_LOST_REPLY = "the next operation succeeds and says EIO"
     FS_TORN_TAIL = "a kill leaves half a line"
     FS_LATE_WRITE = "a dead client's write arrives for_s later"
+    FS_NO_MODES = "modes in the checkpoint directory bind nobody"
     FLIP_JOURNAL = "a bit of one of the journal's last records flips, amount records before the end"
     FLIP_CHECKPOINT = "a bit of the newest checkpoint flips"
     TEAR_CHECKPOINT = "the newest checkpoint loses its end"
@@ -142,6 +145,9 @@ class FaultPlan:
             faults.append(_draw(rng, at_s, nodes_count, ranks_count))
             close = rng.random() < 0.6
             at_s = at_s + rng.expovariate(1 / 3.0) if close else rng.uniform(0.0, within_s)
+        if seed % 7 == 0:  # they alone change nothing, so they come on top
+            faults.append(Fault(0.0, Kind.FS_NO_MODES, None))
+            faults.append(Fault(faults[0].at_s, Kind.PAUSE_AT_MOVE, for_s=rng.choice(LONG)))
         return FaultPlan(tuple(sorted(faults, key=lambda fault: fault.at_s)))
 
 
@@ -194,7 +200,7 @@ WEIGHTS: dict[Kind, tuple[int, tuple[float, ...], tuple[float, ...]]] = {
 MISSES_NO_MEMORY = frozenset(
     {
         Kind.KILL_RANK, Kind.EXIT_RANK, Kind.OOM_RANK, Kind.FINISH_RANK, Kind.STUCK_RANK, Kind.HANG, Kind.POOR,
-        Kind.KILL_SUPERVISOR, Kind.KILL_AGENT, Kind.KILL_NODE, Kind.WALL_JUMP, Kind.DRIFT,
+        Kind.KILL_SUPERVISOR, Kind.KILL_AGENT, Kind.KILL_NODE, Kind.WALL_JUMP, Kind.DRIFT, Kind.FS_NO_MODES,
     }
 )  # fmt: skip
 EVERYWHERE = frozenset({Kind.FS_STALL, Kind.FS_FULL, Kind.FS_READ_ONLY})
@@ -482,6 +488,23 @@ def _damage(world: Cluster, fault: Fault) -> None:
     world.checkpoint_fs.damage()
 
 
+def _no_modes(world: Cluster, fault: Fault) -> None:
+    del fault
+    world.checkpoint_fs.modes_bind = False
+
+
+def _pause_at_move(world: Cluster, fault: Fault) -> None:
+    unhurt, until = world.checkpoint_fs.before_move, world.timeline.now + fault.for_s
+
+    def pause(process: SimProcess) -> None:
+        world.checkpoint_fs.before_move = unhurt
+        if until > world.timeline.now:
+            world.unpark_all()
+            process.pause(until - world.timeline.now)
+
+    world.checkpoint_fs.before_move = pause
+
+
 def _cancel(world: Cluster, fault: Fault) -> None:
     del fault
     world.cancel()
@@ -541,6 +564,8 @@ _WORLD: dict[Kind, Callable[[Cluster, Fault], None]] = {
     **dict.fromkeys(_NETWORK, _trouble),
     **dict.fromkeys(_STORAGE, _storage),
     **dict.fromkeys(_SLURM, _slurm),
+    Kind.FS_NO_MODES: _no_modes,
+    Kind.PAUSE_AT_MOVE: _pause_at_move,
     Kind.FLIP_JOURNAL: _flip_journal,
     Kind.FLIP_CHECKPOINT: _damage,
     Kind.TEAR_CHECKPOINT: _damage,

@@ -56,7 +56,7 @@ class Checker(Checks):
         self.records: list[Record] = []
         self.top_ticket_term = 0
         self.late: set[str] = set()  # nonces of commits that came too late to count
-        self.chosen: dict[int, float] = {}  # attempt -> when its resume point was chosen
+        self.chosen: set[Name] = set()  # whose resume points were chosen
         self.refused: list[str] = []
         self._starts: dict[Name, int] = {}  # (term, attempt) -> ticket of StartGang
         self._known_terms: dict[str, int] = {}  # incarnation -> term_max
@@ -316,14 +316,17 @@ class Checker(Checks):
             self._best_step, self._idle_starts_count = saved.step, 0
         if saved.nonce in self.world.checkpoint_fs.poisoned:
             self.broken("I5", f"step {saved.step}, set aside as poisoned, is brought to the disk again")
-        later = [attempt for attempt in self.chosen if attempt > saved.name[1]]
+        later = sorted({attempt for _, attempt in self.chosen if attempt > saved.name[1]})
         if later and not self.world.checkpoint_fs.seals:
             self.late.add(saved.nonce)  # nothing can keep it out of the directory there: it must not be chosen
         elif later:
             self.broken("I4", f"attempt {saved.name[1]} committed step {saved.step} after {later} had chosen")
 
-    def chose(self, attempt: int, saved: Saved | None, told_so: bool, back: bool) -> None:
+    def chose(self, name: Name, saved: Saved | None, told_so: bool, back: bool) -> None:
         """A resume point was chosen; ``back``: one before a poisoned one, as whose are the last attempt's in memory."""
+        if any(later > name for later in self.chosen):
+            return  # a deposed supervisor chose, which gets no ticket for a start
+        attempt = name[1]
         fs = self.world.checkpoint_fs
         if saved is not None and saved.nonce in self.late:
             self.broken(
@@ -338,7 +341,7 @@ class Checker(Checks):
         self._over_tiers(attempt, saved, told_so or back)
         if saved is not None and saved.name not in self._starts:
             self.broken("I5", f"attempt {attempt} resumes from {saved}, of an attempt that no record started")
-        self.chosen[attempt] = self.world.timeline.now
+        self.chosen.add(name)
 
     def _over_tiers(self, attempt: int, saved: Saved | None, told_so: bool) -> None:
         """I5 where nothing stood in the way of asking: no newer step is whole in the memory of nodes that are up."""
@@ -358,7 +361,9 @@ class Checker(Checks):
         world = self.world
         if not world.setup.script.memory_every_count or not self.chosen or self._memory_may_be_missed():
             return -1
-        return newest_on([node for node in world.nodes if node.up], max(self.chosen), world.memory.names)
+        return newest_on(
+            [node for node in world.nodes if node.up], max(attempt for _, attempt in self.chosen), world.memory.names
+        )
 
     def _memory_may_be_missed(self) -> bool:
         """Was there a fault so far for which a node may not be asked, or may not write?"""
@@ -374,6 +379,12 @@ class Checker(Checks):
         """A committed checkpoint was written over."""
         if saved.whole and saved.valid:
             self.broken("I6", f"the valid checkpoint of step {saved.step} (nonce {saved.nonce}) was written over")
+
+    def moved(self, name: Name, saved: Saved) -> None:
+        """A checkpoint was set aside for this (term, attempt)."""
+        later = sorted(other for other in self.chosen if other > name)
+        if later and saved.whole and saved.valid:
+            self.broken("I4", f"{name} set the valid step {saved.step} ({saved.nonce}) aside after {later} had chosen")
 
     def job_began(self, job: Job) -> None:
         """A batch script passed the claim."""

@@ -50,6 +50,7 @@ class World(Cluster):
         self.disk.on_record = self.checker.record
         self.checkpoint_fs.on_commit = self.checker.committed
         self.checkpoint_fs.on_replaced = self.checker.replaced
+        self.checkpoint_fs.on_moved = self.checker.moved
         self.memory.on_release = self.checker.released
 
     # ---- running ------------------------------------------------------------------------------------------------

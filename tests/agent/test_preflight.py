@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from gangrun.adapters.clock import SystemClock
+from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.agent.background_tasks import BackgroundTasks
 from gangrun.agent.brain import facts
 from gangrun.agent.preflight import MemoryLimits, memory_limits, preflight
+from gangrun.entry.agent import check
 from tests.waiting import until
 
 
@@ -21,6 +24,7 @@ from tests.waiting import until
         ({"nofile_hard": 1025}, False, "needs 1026"),
         ({"nofile_hard": 1026}, True, ""),
         ({"probe": lambda: "cannot write to /runs"}, False, "cannot write"),
+        ({"checkpoint_probe": lambda: "/ckpt: a directory cannot be renamed"}, True, "cannot be renamed"),
         ({"clock": lambda: "its clock is 61 s behind"}, True, "61 s behind"),
         ({"cpus_asked": "8", "cpus_allowed": 1}, True, "1 of the 8 CPUs"),
         ({"cpus_asked": "8", "cpus_allowed": 8}, True, ""),
@@ -34,6 +38,18 @@ def test_refusals_name_the_figure_and_poor_things_are_only_said(given, ok, word)
     assert checked.ok is ok
     assert word in checked.why
     assert bool(checked.why) == bool(word)
+
+
+def test_an_agent_probes_the_run_directory_and_the_checkpoint_directory(tmp_path: Path) -> None:
+    (tmp_path / ".gangrun").mkdir()
+    for directory, word in (
+        ("", ""),
+        (str(tmp_path / "not" / "yet"), ""),
+        ("/proc/checkpoints", "cannot write to /proc"),
+    ):
+        checked = check(RunPaths(tmp_path), SystemClock(), 4096, 2, 1, "abc", str, directory)
+        assert checked.ok and checked.why.startswith(word) and bool(checked.why) == bool(word), checked
+    assert not check(RunPaths(Path("/proc")), SystemClock(), 4096, 2, 1, "abc", str, "").ok
 
 
 GB, BIG = 10**9, 64 * 10**9

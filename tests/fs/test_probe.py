@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gangrun.adapters.fs.disk import Disk
-from gangrun.adapters.fs.probe import probe
+from gangrun.adapters.fs.probe import nearest_folder, probe
 from tests.faults.disk import PausableDisk
 from tests.fs.bench import HandClock, NoLinkDisk, RealClock, as_uid, ground, uids
 
@@ -25,6 +25,8 @@ def test_an_ordinary_file_system_has_it_all(uid: int | None) -> None:
         assert bool(report.lacks) is report.as_root
         assert report.free_bytes > 0
         assert list(base.iterdir()) == []
+        assert report.unsafe_for_saves == (), "what modes do not seal is renamed away"
+        assert nearest_folder(base / "not" / "yet") == base
 
     with ground(uid) as base:
         as_uid(uid, body)
@@ -48,6 +50,7 @@ def test_what_lacks_is_said_with_what_it_means(tmp_path: Path) -> None:
     assert "claims fall back to O_EXCL" in text
     assert "only checkpoints named in the journal will count" in text
     assert "sealed by removing" in text
+    assert any("renamed to another parent" in word for word in report.unsafe_for_saves)
     assert "only 1 MiB are free" in text
     assert list(tmp_path.iterdir()) == []
 

@@ -42,9 +42,19 @@ class ProbeReport:
         return self.writable and self.exclusive
 
     @property
+    def unsafe_for_saves(self) -> tuple[str, ...]:
+        """What a checkpoint directory lacks to keep late saves out; staging that modes do not seal is renamed away."""
+        return () if self.writable and self.rename_across else self.lacks
+
+    @property
     def words(self) -> tuple[str, ...]:
         """All of it, for people."""
         return self.lacks + self.warnings
+
+
+def nearest_folder(path: Path) -> Path:
+    """The directory itself, or the nearest one above it that is there: it will be made in that one."""
+    return next((folder for folder in (path, *path.parents) if folder.is_dir()), path)
 
 
 def probe(path: Path, clock: Clock, nonce: str, disk: Disk | None = None) -> ProbeReport:

@@ -67,9 +67,12 @@ class CheckpointFs:
         self.poisoned: set[str] = set()  # nonces that may not come into use again, be they on disk or in memory
         self.ever_valid = False
         self.overwrites = False
-        self.seals = True  # False: an object-like mount, where chmod does nothing and only the journal counts
+        self.modes_bind = True  # False: as root, or on a mount of an object store, chmod keeps nobody out
+        self.seals = True  # False: nor does renaming staging away, and only the journal counts
         self.on_commit: Callable[[Saved], None] = lambda saved: None
         self.on_replaced: Callable[[Saved], None] = lambda saved: None
+        self.on_moved: Callable[[Name, Saved], None] = lambda name, saved: None
+        self.before_move: Callable[[SimProcess], None] = lambda process: None  # a fault may stop the process here
         self._nonces = 0
         self._listed: set[str] = set()
         self._listed_for = 0
@@ -114,12 +117,16 @@ class CheckpointFs:
 
     def seal(self, name: Name) -> None:
         """Seal staging of every earlier (term, attempt)."""
-        for other, staging in self.staging.items():
-            if other < name:
-                staging.sealed = self.seals
-        for brought in self.brought.values():
-            if brought.attempt < name[1]:
-                brought.sealed = self.seals
+        older: list[SimStaging | Brought] = [staging for other, staging in self.staging.items() if other < name]
+        older += [brought for brought in self.brought.values() if brought.attempt < name[1]]
+        for staging in older:
+            staging.sealed = staging.sealed or (self.seals and self.modes_bind)
+            if not self.keeps_out(staging):
+                staging.sealed = self.seals  # renamed away: a late rename finds nothing
+
+    def keeps_out(self, staging: SimStaging | Brought) -> bool:
+        """What a trial shows: can nothing be made in there any more?"""
+        return staging.sealed
 
     def bring(self, path: str, files: Collection[str]) -> str:
         """A node writes its part of a step; "" or why not."""
@@ -248,7 +255,7 @@ class SimCheckpoints:
         self._reading: SharedRead | None = None
         self.names: Mapping[str, tuple[Name, int]] = {}  # of steps in memory, by nonce: whose, and of how many files
         self.on_act: Callable[[str, int], None] = lambda what, attempt: None
-        self.on_choice: Callable[[int, Saved | None, bool, bool], None] = lambda attempt, saved, told_so, back: None
+        self.on_choice: Callable[[Name, Saved | None, bool, bool], None] = lambda name, saved, told_so, back: None
 
     def reads(self, reading: SharedRead) -> bool:
         """Is this the newest reading? Nothing follows from the end of an older one."""
@@ -323,12 +330,22 @@ class SimCheckpoints:
                 self._mail(NoneValid(attempt, choice.reason))
                 return
             self.fs.poisoned |= bad
-            self._make_way(saved.step if saved else -1)
-            self.fs.open_staging((self.term, attempt))
-            self.on_choice(attempt, saved, request != "auto", asked.condemned is not None)
-            passed = tuple((p.step, p.why) for p in choice.passed_over)
-            checkpoint = choice.checkpoint if isinstance(choice, Chosen) else None
-            self._mail(ResumeChosen(attempt, checkpoint, choice.reason, passed))
+            above_step = saved.step if saved else -1
+            judged = [replace(one) for one in self.fs.saved.values() if one.step > above_step]
+
+            def make_way() -> None:
+                if why := self._make_way(attempt, judged):
+                    self._mail(NoneValid(attempt, why, storage=True))
+                    return
+                self.fs.open_staging((self.term, attempt))
+                self.on_choice((self.term, attempt), saved, request != "auto", asked.condemned is not None)
+                passed = tuple((p.step, p.why) for p in choice.passed_over)
+                checkpoint = choice.checkpoint if isinstance(choice, Chosen) else None
+                self._mail(ResumeChosen(attempt, checkpoint, choice.reason, passed))
+
+            if judged:
+                self.fs.before_move(self.process)
+            self.process.when_awake(make_way)
 
         newest = max(self.fs.saved.values(), key=lambda saved: saved.step, default=None)
         if self.reads_together and newest is not None:
@@ -384,9 +401,21 @@ class SimCheckpoints:
                 back.add((step, saved.nonce))
         return back
 
-    def _make_way(self, above_step: int) -> None:
-        for step in [step for step in self.fs.saved if step > above_step]:
-            self.fs.set_aside.append(self.fs.saved.pop(step))
+    def _make_way(self, attempt: int, judged: Sequence[Saved]) -> str:
+        """Move what was judged, and nothing that has taken its name since; "" or what is wrong."""
+        for one in judged:
+            found = self.fs.saved.get(one.step)
+            if found is None:
+                continue
+            if not self.is_as_judged(found, one):
+                return f"/ckpt/step-{one.step} was replaced by another save after gangrun had judged it"
+            self.fs.on_moved((self.term, attempt), found)
+            self.fs.set_aside.append(self.fs.saved.pop(one.step))
+        return ""
+
+    def is_as_judged(self, found: Saved, judged: Saved) -> bool:
+        """The same directory, and as far written."""
+        return (found.nonce, found.whole) == (judged.nonce, judged.whole)
 
     def await_save(self) -> None:
         """What is whole by now was not saved because ranks were told to."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gangrun.core.policy import Policy
-from gangrun.sim.body.checkpoints import CheckpointFs, Saved
+from gangrun.sim.body.checkpoints import CheckpointFs, Name, Saved
 from gangrun.sim.body.gang import SimGang, SimRank
 from gangrun.sim.body.memory import MemoryTier
 from gangrun.sim.engine.clock import Timeline
@@ -41,7 +41,7 @@ class Checks(ABC):
     @abstractmethod
     def says_stop(self, supervisor: Any, attempt: int) -> None: ...
     @abstractmethod
-    def chose(self, attempt: int, saved: Saved | None, told_so: bool, back: bool) -> None: ...
+    def chose(self, name: Name, saved: Saved | None, told_so: bool, back: bool) -> None: ...
     @abstractmethod
     def job_began(self, job: Any) -> None: ...
     @abstractmethod

@@ -72,4 +72,16 @@ def from_zero_when_in_doubt() -> Swaps:
 @mutant("unfinished saves above the resume step are set aside before the next attempt starts", "3", "I4", "I5", "I6")
 def late_saves_stay() -> Swaps:
     """They stay where a late writer finishes them."""
-    return ((checkpoints.SimCheckpoints, "_make_way", lambda self, above_step: None),)
+    return ((checkpoints.SimCheckpoints, "_make_way", lambda self, attempt, judged: ""),)
+
+
+@mutant("what is set aside is what was judged, and nothing that has taken its name since", "3", "I4")
+def moves_what_bears_the_name() -> Swaps:
+    """Whatever bears the name is moved."""
+    return ((checkpoints.SimCheckpoints, "is_as_judged", lambda self, found, judged: True),)
+
+
+@mutant("the seal of staging is tried, and staging that modes do not seal is renamed away", "3", "I4")
+def believes_the_seal() -> Swaps:
+    """After the chmod staging counts as sealed."""
+    return ((checkpoints.CheckpointFs, "keeps_out", lambda self, staging: True),)

@@ -194,6 +194,22 @@ def a_save_is_held_up_where_nothing_seals(rng: random.Random, seed: int) -> Worl
     return made
 
 
+@recipe("believes_the_seal")
+def a_save_is_held_up_where_modes_do_not_bind(rng: random.Random, seed: int) -> World:
+    """The same as root, or on a mount of an object store."""
+    made = a_save_is_held_up(rng, seed)
+    return World(made.setup, made.plan.fail_at(0.0, Kind.FS_NO_MODES), made.seed)
+
+
+@recipe("moves_what_bears_the_name")
+def stopped_between_judging_and_moving(rng: random.Random, seed: int) -> World:
+    """The newest save is damaged; while the supervisor that is to move it stops, the next one's attempt saves anew."""
+    at_s = rng.uniform(22.0, 40.0)
+    plan = FaultPlan().fail_at(at_s, Kind.PAUSE_AT_MOVE, for_s=rng.uniform(20.0, 50.0))
+    plan = plan.fail_at(at_s, Kind.FLIP_CHECKPOINT).fail_at(at_s + rng.uniform(0.0, 1.0), Kind.KILL_RANK, rank=2)
+    return World(Setup.of(4, script=Script(steps_count=90, foreign=seed % 2 == 1)), plan, rng.randrange(10**6))
+
+
 @recipe("chooses_damaged", "from_zero_when_in_doubt")
 def checkpoints_are_damaged(rng: random.Random, seed: int) -> World:
     """The newest ones no longer hold when they are needed."""

@@ -276,7 +276,7 @@ class ResumeRequested:
 
 @dataclass(frozen=True, slots=True)
 class DeadlinePassed:
-    """A deadline of ``state.deadlines`` is due."""
+    """A deadline of ``state.timers.deadlines`` is due."""
 
     name: str
     generation: int

@@ -6,7 +6,7 @@ what needs the whole world (two gangs, leases, files) is checked in ``sim``. Nam
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 
 from gangrun.core.model import TERMINAL, Phase, Placement, RunState, StartStage
@@ -15,12 +15,20 @@ from gangrun.core.policy import Policy
 from gangrun.core.recovery import budget
 
 _BOUNDED = frozenset({Phase.CHECKING, Phase.STARTING, Phase.STOPPING, Phase.WAITING})
-_NEVER_DECREASING = ("seq", "term", "attempt", "best_step", "observed_step", "generation", "updated_at")
+_NEVER_DECREASING: Mapping[str, Callable[[RunState], float]] = {
+    "seq": lambda state: state.seq,
+    "term": lambda state: state.term,
+    "attempt": lambda state: state.attempt.number,
+    "best_step": lambda state: state.checkpoints.best_step,
+    "observed_step": lambda state: state.checkpoints.observed_step,
+    "generation": lambda state: state.timers.generation,
+    "updated_at": lambda state: state.updated_at,
+}
 
 
 def check(previous: RunState | None, current: RunState, policy: Policy) -> tuple[str, ...]:
     """Sentences about what is broken; empty when all holds. ``previous`` None: there was none."""
-    broken = [*_shape_of(current), *_placement(current.placement), *_budget(current, policy)]
+    broken = [*_shape_of(current), *_placement(current.attempt.placement), *_budget(current, policy)]
     if previous is not None:
         broken += [
             *_monotonic(previous, current),
@@ -32,14 +40,14 @@ def check(previous: RunState | None, current: RunState, policy: Policy) -> tuple
 
 def _shape_of(state: RunState) -> Iterator[str]:
     phase = state.phase
-    if phase in TERMINAL and state.deadlines:
-        yield f"{phase.value} is the end but has deadlines: {', '.join(sorted(state.deadlines))}"
-    if phase in _BOUNDED and not state.deadlines:
+    if phase in TERMINAL and state.timers.deadlines:
+        yield f"{phase.value} is the end but has deadlines: {', '.join(sorted(state.timers.deadlines))}"
+    if phase in _BOUNDED and not state.timers.deadlines:
         yield f"I14: {phase.value} has no deadline and could last for ever"
-    if (phase is Phase.STARTING) is not (state.stage is not None):
-        yield f"{phase.value} with stage {state.stage.value if state.stage else 'none'}"
-    if (phase is Phase.STOPPING) is not (state.after is not None):
-        yield f"{phase.value} with after {state.after.value if state.after else 'none'}"
+    if (phase is Phase.STARTING) is not (state.underway.stage is not None):
+        yield f"{phase.value} with stage {state.underway.stage.value if state.underway.stage else 'none'}"
+    if (phase is Phase.STOPPING) is not (state.underway.after is not None):
+        yield f"{phase.value} with after {state.underway.after.value if state.underway.after else 'none'}"
     open_attempts = [record.number for record in state.attempts[:-1] if record.ended is None]
     if open_attempts:
         yield f"attempts {open_attempts} never ended although later ones began"
@@ -72,8 +80,8 @@ def _budget(state: RunState, policy: Policy) -> Iterator[str]:
 def _monotonic(previous: RunState, current: RunState) -> Iterator[str]:
     if previous.run != current.run:
         yield f"run {previous.run} became {current.run}"
-    for name in _NEVER_DECREASING:
-        before, after = getattr(previous, name), getattr(current, name)
+    for name, value_of in _NEVER_DECREASING.items():
+        before, after = value_of(previous), value_of(current)
         if after < before:
             yield f"I10: {name} went back from {before} to {after}"
     if current.budget.total_count < previous.budget.total_count:
@@ -82,30 +90,32 @@ def _monotonic(previous: RunState, current: RunState) -> Iterator[str]:
 
 def _exclusions(previous: RunState, current: RunState, policy: Policy) -> Iterator[str]:
     now = current.updated_at
-    if not set(current.excluded) - set(previous.excluded):
+    if not set(current.health.excluded) - set(previous.health.excluded):
         return
-    since = [entry.since for entry in quarantine.active(current.excluded, now).values()]
+    since = [entry.since for entry in quarantine.active(current.health.excluded, now).values()]
     recent = sum(at > now - quarantine.HOUR_S for at in since)
-    cap = quarantine.cap_count(len(current.nodes), policy)
+    cap = quarantine.cap_count(len(current.roster.nodes), policy)
     if recent > cap:
         yield f"I9: {recent} nodes excluded within an hour, the cap is {cap}"
 
 
 def _starting(previous: RunState, current: RunState) -> Iterator[str]:
     """What holds at the moment at which ranks are being launched."""
-    launching = current.stage is StartStage.LAUNCHING
-    if not launching or (previous.stage is StartStage.LAUNCHING and previous.attempt == current.attempt):
+    launching = current.underway.stage is StartStage.LAUNCHING
+    if not launching or (
+        previous.underway.stage is StartStage.LAUNCHING and previous.attempt.number == current.attempt.number
+    ):
         return
-    if current.placement is None:
-        yield f"I9: attempt {current.attempt} is being launched without a placement"
+    if current.attempt.placement is None:
+        yield f"I9: attempt {current.attempt.number} is being launched without a placement"
         return
-    excluded = quarantine.active(current.excluded, current.updated_at)
-    for name in current.placement.nodes:
-        node = current.nodes.get(name)
+    excluded = quarantine.active(current.health.excluded, current.updated_at)
+    for name in current.attempt.placement.nodes:
+        node = current.roster.nodes.get(name)
         why = placement.unusable_because(node, excluded, current.shape) if node is not None else "not in this job"
         if why:
-            yield f"I9: attempt {current.attempt} is being launched on {name}, which is {why}"
-    if previous.attempt == current.attempt and any(
-        record.number == current.attempt and record.nodes for record in previous.attempts
+            yield f"I9: attempt {current.attempt.number} is being launched on {name}, which is {why}"
+    if previous.attempt.number == current.attempt.number and any(
+        record.number == current.attempt.number and record.nodes for record in previous.attempts
     ):
-        yield f"I10: attempt {current.attempt} is being launched twice"
+        yield f"I10: attempt {current.attempt.number} is being launched twice"

@@ -441,65 +441,121 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
+class Attempt:
+    """The newest start of all ranks."""
+
+    number: int = -1
+    placement: Placement | None = None
+    resume: CheckpointRef | None = None
+    evidence: Evidence = field(default_factory=Evidence)
+    finished: frozenset[int] = frozenset()  # ranks that ended with 0
+    step: int = -1  # highest step seen in it
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """The nodes of this job."""
+
+    nodes: Mapping[str, Node] = field(default_factory=dict)
+    expected: tuple[str, ...] = ()  # all nodes of this job, spares too; (): not known
+    absent: Mapping[str, Absence] = field(default_factory=dict)
+    alone: bool = False  # no agent of this job lives, and none will come
+    waited_for_nodes: bool = False  # once since the last launch; a second time nobody is waited for
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHealth:
+    """What is remembered of nodes from one job to the next."""
+
+    suspicion: Mapping[str, int] = field(default_factory=dict)
+    suspected_at: Mapping[str, float] = field(default_factory=dict)  # when last: suspicion fades
+    excluded: Mapping[str, Exclusion] = field(default_factory=dict)
+    reports: Mapping[str, Reported] = field(default_factory=dict)  # of GPUs' drivers, by GPU and number
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Until then ranks of an earlier gang may live on these nodes, if the nodes stay away."""
+
+    until: float = 0.0
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SavedProgress:
+    """What the run has saved, what it may resume from, and how far it got."""
+
+    newest: CheckpointRef | None = None  # of those in use
+    best_step: int = -1  # highest step of a checkpoint that was valid
+    observed_step: int = -1  # highest step seen in any attempt
+    steps_told: bool = False  # an earlier attempt reported steps, so one that reports none did not get to any
+    resume_request: str = "auto"  # auto | none | a step | a path; "auto" again after the first attempt
+    condemned: Poisoned | None = None  # the next choice sets it aside
+    poisoned: tuple[Poisoned, ...] = ()  # were set aside
+    cleared: tuple[str, ...] = ()  # paths of those that were, and are to be put back
+    brought_attempt: int = -1  # steps of attempts up to this one are not brought from memory any more
+
+    @property
+    def disk_step(self) -> int:
+        """Of the newest checkpoint that is in use, as far as is known; after a step back it is below ``best_step``."""
+        return self.best_step if self.newest is None else self.newest.step
+
+
+@dataclass(frozen=True, slots=True)
+class Underway:
+    """What the phase is doing. It is over with the phase."""
+
+    stage: StartStage | None = None  # STARTING
+    after: After | None = None  # STOPPING: what follows
+    saving: bool = False  # STOPPING: ranks were told to save first
+    hurried: bool = False  # STOPPING: asked to stop a second time: nothing is waited for
+    bringing: Bringing | None = None  # WAITING: what was decided and waits for it
+    submitting: bool = False  # WAITING: a successor was asked for and not yet confirmed
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How the run or its job ends."""
+
+    failure: Failure | None = None
+    cancelled_by: str = ""
+    leaving: bool = False  # the run goes on in another job: all that is left for this one is to end
+    gone_at: float | None = None  # the scheduler takes the nodes away then
+
+
+@dataclass(frozen=True, slots=True)
+class Timers:
+    """The moments that are waited for, by name."""
+
+    deadlines: Mapping[str, Deadline] = field(default_factory=dict)
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RunState:
-    """All that the supervisor knows. The journal's snapshot is exactly this."""
+    """All that the supervisor knows. The journal's snapshot is exactly this, without the groups (``wire.record``)."""
 
     run: str
     shape: Shape
     job: str = ""
     seq: int = 0  # place in the sequence of jobs
+    term: int = 0
     phase: Phase = Phase.PENDING
     reason: str = ""
-    term: int = 0
-    attempt: int = -1  # number of the newest attempt
-    stage: StartStage | None = None
-    after: After | None = None
-    nodes: Mapping[str, Node] = field(default_factory=dict)
-    expected: tuple[str, ...] = ()  # all nodes of this job, spares too; (): not known
-    absent: Mapping[str, Absence] = field(default_factory=dict)
-    alone: bool = False  # no agent of this job lives, and none will come
-    placement: Placement | None = None
-    resume: CheckpointRef | None = None
-    resume_request: str = "auto"  # auto | none | a step | a path; "auto" again after the first attempt
-    evidence: Evidence = field(default_factory=Evidence)
-    finished: frozenset[int] = frozenset()  # ranks that ended with 0 in this attempt
-    attempts: tuple[AttemptRecord, ...] = ()
-    budget: Budget = Budget()
-    suspicion: Mapping[str, int] = field(default_factory=dict)
-    suspected_at: Mapping[str, float] = field(default_factory=dict)  # when last: suspicion fades
-    excluded: Mapping[str, Exclusion] = field(default_factory=dict)
-    reports: Mapping[str, Reported] = field(default_factory=dict)  # of GPUs' drivers, by GPU and number
-    best_step: int = -1  # highest step of a checkpoint that was valid
-    checkpoint: CheckpointRef | None = None
-    condemned: Poisoned | None = None  # the next choice sets it aside
-    poisoned: tuple[Poisoned, ...] = ()  # were set aside
-    cleared: tuple[str, ...] = ()  # paths of those that were, and are to be put back
-    observed_step: int = -1  # highest step seen in any attempt
-    attempt_step: int = -1  # highest step seen in this attempt
-    steps_told: bool = False  # an earlier attempt reported steps, so one that reports none did not get to any
-    failure: Failure | None = None
-    cancelled_by: str = ""
-    store_stalled_since: float | None = None
-    fence_until: float = 0.0  # until then ranks of an earlier gang may live on ``fence_nodes``, if those stay away
-    fence_nodes: tuple[str, ...] = ()
-    saving: bool = False  # ranks are being stopped, and were told to save first
-    hurried: bool = False  # asked to stop a second time: nothing is waited for
-    bringing: Bringing | None = None  # what was decided and waits for it
-    brought_attempt: int = -1  # steps of attempts up to this one are not brought from memory any more
-    submitting: bool = False  # a successor was asked for and not yet confirmed
-    leaving: bool = False  # the run goes on in another job: all that is left for this one is to end
-    gone_at: float | None = None  # the scheduler takes the nodes away then
-    waited_for_nodes: bool = False  # once since the last launch; a second time nobody is waited for
-    tries_count: int = 0  # repeated waits for one and the same thing (storage, a stop, a submission)
-    deadlines: Mapping[str, Deadline] = field(default_factory=dict)
-    generation: int = 0
-    marks: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # node -> (incarnation, newest seq)
     updated_at: float = 0.0
-
-    @property
-    def disk_step(self) -> int:
-        """Of the newest checkpoint that is in use, as far as is known; after a step back it is below ``best_step``."""
-        return self.best_step if self.checkpoint is None else self.checkpoint.step
+    underway: Underway = Underway()
+    timers: Timers = field(default_factory=Timers)
+    attempt: Attempt = field(default_factory=Attempt)
+    attempts: tuple[AttemptRecord, ...] = ()
+    roster: Roster = field(default_factory=Roster)
+    health: NodeHealth = field(default_factory=NodeHealth)
+    fence: Fence = Fence()
+    checkpoints: SavedProgress = SavedProgress()
+    budget: Budget = Budget()
+    ending: Ending = Ending()
+    tries_count: int = 0  # repeated waits for one and the same thing (storage, a stop, a submission)
+    store_stalled_since: float | None = None
+    marks: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # node -> (incarnation, newest seq)
 
 
 class Outcome(Enum):

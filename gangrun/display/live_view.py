@@ -98,7 +98,7 @@ class LiveView:
 
     def pass_over(self, state: RunState) -> None:
         """What ranks printed up to here was shown by an earlier owner of the run."""
-        self._attempt = state.attempt
+        self._attempt = state.attempt.number
 
     def tick(self, state: RunState | None) -> bool:
         """Pass output on and refresh the live line; whether there is more output already."""
@@ -120,17 +120,17 @@ class LiveView:
             self.err.flush()
 
     def _pass_output(self, state: RunState) -> bool:
-        if self.quiet_ranks or state.placement is None:
+        if self.quiet_ranks or state.attempt.placement is None:
             return False
-        if state.attempt != self._attempt:
-            if state.placement.world_size > 2 and not self._tails:
-                last, run = state.placement.world_size - 1, clean(state.run)
+        if state.attempt.number != self._attempt:
+            if state.attempt.placement.world_size > 2 and not self._tails:
+                last, run = state.attempt.placement.world_size - 1, clean(state.run)
                 self.say(f"of what ranks print, that of 0 and {last} is shown here; all of it: gangrun logs -f {run}")
             self._drain()
-            self._attempt = state.attempt
-            self._shown = tuple(f":rank{rank}]" for rank in sorted({0, state.placement.world_size - 1}))
-            for node in (state.placement.nodes[0], state.placement.nodes[-1]):
-                self._tails.setdefault((state.attempt, node), LogTail(self.log_of(state.attempt, node)))
+            self._attempt = state.attempt.number
+            self._shown = tuple(f":rank{rank}]" for rank in sorted({0, state.attempt.placement.world_size - 1}))
+            for node in (state.attempt.placement.nodes[0], state.attempt.placement.nodes[-1]):
+                self._tails.setdefault((state.attempt.number, node), LogTail(self.log_of(state.attempt.number, node)))
         return self._drain()
 
     def _drain(self) -> bool:
@@ -167,17 +167,17 @@ class LiveView:
 
     def _progress(self, state: RunState) -> str:
         live = self.live_of(state.term)
-        step = live.get("step", state.attempt_step)
+        step = live.get("step", state.attempt.step)
         if not self._began:
             self._began = self.wall()
         minutes, seconds = divmod(max(0, int(self.wall() - self._began)), 60)
-        parts = [f"{state.phase.value} {minutes}:{seconds:02d}", f"attempt {max(state.attempt, 0)}"]
+        parts = [f"{state.phase.value} {minutes}:{seconds:02d}", f"attempt {max(state.attempt.number, 0)}"]
         if isinstance(step, int) and step >= 0:
             parts.append(f"step {step}")
         if isinstance(live.get("loss"), float):
             parts.append(f"loss {live['loss']:.4g}")
-        if state.checkpoint is not None:
-            parts.append(f"checkpoint {state.checkpoint.step}")
+        if state.checkpoints.newest is not None:
+            parts.append(f"checkpoint {state.checkpoints.newest.step}")
         if state.budget.total_count:
             parts.append(f"restarts {state.budget.total_count}")
         return " · ".join(parts)

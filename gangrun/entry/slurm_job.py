@@ -134,7 +134,13 @@ def _was_cancelled(
 ) -> bool:
     """Did somebody scancel the job before, with nobody left to write that down? A job that we ended has a record."""
     before = JobClaims(paths, disk).holder(seq - 1) if seq > 0 else None
-    if before is None or state is None or state.job != before.token or state.leaving or _is_resumed(paths, disk, seq):
+    if (
+        before is None
+        or state is None
+        or state.job != before.token
+        or state.ending.leaving
+        or _is_resumed(paths, disk, seq)
+    ):
         return False
     pause, until = threading.Event(), now() + ASKED_FOR_S
     while True:

@@ -342,7 +342,7 @@ def main(words: list[str]) -> int:
     code = loop.run()
     jobs.close()
     watch.over.set()
-    has_more = loop.state.cleared or policy.keeps_memory  # what nodes did not bring whole is removed
+    has_more = loop.state.checkpoints.cleared or policy.keeps_memory  # what nodes did not bring whole is removed
     checkpoints.close(PUT_BACK_WITHIN_S if has_more and code != EXIT_DEPOSED else 0.0)
     radio.close(flush_s=0.5)
     tell_dropped("supervisor", radio.dropped)

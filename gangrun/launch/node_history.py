@@ -45,15 +45,21 @@ class OtherRuns:
         """The state with what drivers reported under other runs."""
         if not self._read.wait(READ_WITHIN_S):
             self._say(f"what other runs know of GPUs could not be read within {READ_WITHIN_S:g} s")
-        return replace(state, reports=history.joined(state.reports, self._reports, now)) if self._reports else state
+        return (
+            replace(
+                state, health=replace(state.health, reports=history.joined(state.health.reports, self._reports, now))
+            )
+            if self._reports
+            else state
+        )
 
     def note(self, before: RunState, after: RunState) -> None:
         """``supervisor.facts.Facts.note_nodes``."""
-        if before.excluded is after.excluded and before.reports is after.reports:
+        if before.health.excluded is after.health.excluded and before.health.reports is after.health.reports:
             return
-        broken = quarantine.newly_broken(before.excluded, after.excluded)
-        back = quarantine.taken_back(before.excluded, after.excluded)
-        new = history.news(before.reports, after.reports)
+        broken = quarantine.newly_broken(before.health.excluded, after.health.excluded)
+        back = quarantine.taken_back(before.health.excluded, after.health.excluded)
+        new = history.news(before.health.reports, after.health.reports)
         if not (broken or back or new):
             return
 

@@ -134,7 +134,7 @@ class Cancelling:
             return
         self._insist_at = None
         state = self.state()
-        if state is None or not (state.cancelled_by or state.phase in {Phase.STOPPING, *TERMINAL}):
+        if state is None or not (state.ending.cancelled_by or state.phase in {Phase.STOPPING, *TERMINAL}):
             self.say("no supervisor heeds the cancel: telling every agent")
             self.insist()
 

@@ -99,8 +99,8 @@ def _holds_checkpoints(reading: RunSnapshot) -> bool:
     """Anything of the user's that would go with the directory: the one place where checkpoints could be lost."""
     root = reading.paths.root.resolve()
     named = [reading.spec.checkpoint.directory]
-    if reading.state is not None and reading.state.checkpoint is not None:
-        named.append(reading.state.checkpoint.path)
+    if reading.state is not None and reading.state.checkpoints.newest is not None:
+        named.append(reading.state.checkpoints.newest.path)
     for directory in named:
         if directory and (Path(directory).resolve() == root or root in Path(directory).resolve().parents):
             return True

@@ -138,12 +138,12 @@ def recorded(reading: RunSnapshot, now: float) -> list[NodeReport]:
     names = {*reading.spec.nodes, *wrong}
     excluded: dict[str, str] = {}
     if state is not None:
-        out = active(state.excluded, state.updated_at)
-        names |= {*state.nodes, *state.expected, *out}
+        out = active(state.health.excluded, state.updated_at)
+        names |= {*state.roster.nodes, *state.roster.expected, *out}
         excluded = {node: why.reason for node, why in out.items()}
     nodes = []
     for name in natural_sort(names):
-        known = state.nodes.get(name) if state is not None else None
+        known = state.roster.nodes.get(name) if state is not None else None
         checked = ("ok",) if known is not None and known.checked else ()
         silent = "" if checked or name in wrong or name in excluded else "the journal holds no check of it"
         nodes.append(NodeReport(name, wrong.get(name, ()), checked, silent, excluded.get(name, "")))

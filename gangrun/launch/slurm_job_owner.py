@@ -50,7 +50,7 @@ def is_over(state: RunState | None, claim: JobClaim) -> bool:
     if state is None:
         return False
     ours = state.job == claim.token
-    return state.seq > claim.seq or (ours and (state.leaving or state.phase in TERMINAL))
+    return state.seq > claim.seq or (ours and (state.ending.leaving or state.phase in TERMINAL))
 
 
 def code_of(state: RunState | None, claim: JobClaim) -> int:

@@ -56,7 +56,7 @@ def excluded_now(
     if reading.state is None:
         return (), ()
     walls = WallTimes.of(reading.records)
-    out = {node: why for node, why in reading.state.excluded.items() if walls.wall(why.until) > now}
+    out = {node: why for node, why in reading.state.health.excluded.items() if walls.wall(why.until) > now}
     curable = dict(if_booted(out, reading.state.updated_at))
     booted = scheduler.booted_since(
         {node: walls.wall(reading.state.updated_at - ago_s) for node, ago_s in curable.items()}

@@ -146,7 +146,7 @@ def _of_run(where: str | None, pattern: str | None, runs_dir: str | None) -> Che
         hint = "name the directory: gangrun checkpoints DIR (the run was started without --checkpoint-dir)"
         raise UserError("no checkpoints", f"{reading.spec.run} has no checkpoint directory that gangrun knows of", hint)
     state = reading.state
-    best, in_memory = (state.best_step, memory_step(reading, state)) if state else (-1, None)
+    best, in_memory = (state.checkpoints.best_step, memory_step(reading, state)) if state else (-1, None)
     return CheckpointPlace(
         asked.directory, pattern or asked.pattern, reading.spec.run, str(reading.paths.root), best, in_memory,
         asked.validator, asked.validator_within_s, reading.spec.working_directory,

@@ -118,4 +118,4 @@ class Follower:
 def _is_quiet(run: RunSnapshot) -> bool:
     """Does no supervisor write, so that only the scheduler can know what becomes of the run?"""
     last = run.last_sign()
-    return run.state is None or run.state.leaving or last is None or wall_now() - last > QUIET_AFTER_S
+    return run.state is None or run.state.ending.leaving or last is None or wall_now() - last > QUIET_AFTER_S

@@ -194,7 +194,7 @@ def followed(paths: RunPaths, wanted: Wanted, attempt: int, tail: int | None, *,
         if steady_now() >= look_at:
             look_at = steady_now() + LOOK_AT_RUN_EVERY_S
             reading = run.look()
-            newer = reading.state is not None and reading.state.attempt > attempt
+            newer = reading.state is not None and reading.state.attempt.number > attempt
             rounds_left -= run_state(reading, wall_now()).over or (only and newer)
         pause(LOOK_EVERY_S)
 

@@ -64,7 +64,7 @@ def run_state(run: RunSnapshot, now: float) -> CurrentState:
 def _journal_state(state: RunState | None) -> CurrentState:
     if state is None:
         return CurrentState(PENDING, NOT_BEGUN)
-    failure = state.failure.value if state.failure else None
+    failure = state.ending.failure.value if state.ending.failure else None
     return CurrentState(state.phase.value, state.reason, EXIT_CODES.get(state.phase), failure)
 
 
@@ -83,7 +83,7 @@ def _scheduled_state(run: RunSnapshot, queue: Queue, told: CurrentState, now: fl
         if run.cancelled is not None:
             return _cancelled(run)
         return CurrentState(PENDING, f"{NOT_BEGUN}, and Slurm does not say how its job stands: {queue.silent}")
-    leaving = run.state is not None and run.state.leaving and queue.jobs[-1:] == queue.waiting[-1:]
+    leaving = run.state is not None and run.state.ending.leaving and queue.jobs[-1:] == queue.waiting[-1:]
     if queue.active and not leaving and not _is_lost(queue):
         if run.state is not None:
             return told

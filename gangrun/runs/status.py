@@ -203,16 +203,16 @@ def _add_state(status: Status, reading: RunSnapshot, state: RunState) -> None:
     status.restarts = state.budget.total_count
     status.excluded = tuple(
         ExcludedNode(node=node, reason=why.reason, since=walls.wall(why.since), until=walls.wall(why.until))
-        for node, why in sorted(active(state.excluded, state.updated_at).items())
+        for node, why in sorted(active(state.health.excluded, state.updated_at).items())
     )
-    status.tests = tuple(device_tests(state.nodes))
+    status.tests = tuple(device_tests(state.roster.nodes))
     status.step = _step(state, fresh)
     status.loss = float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None
-    status.checkpoint = _checkpoint(state.checkpoint, reading)
+    status.checkpoint = _checkpoint(state.checkpoints.newest, reading)
     status.memory_step = memory_step(reading, state)
     status.memory_bears = None if status.memory_step is None else _memory_protection(reading, fresh)
-    status.nodes = tuple(natural_sort(state.nodes)) or reading.spec.nodes
-    status.world_size = state.placement.world_size if state.placement else status.world_size
+    status.nodes = tuple(natural_sort(state.roster.nodes)) or reading.spec.nodes
+    status.world_size = state.attempt.placement.world_size if state.attempt.placement else status.world_size
     status.supervisor = SupervisorStatus(term=state.term, node=reading.claim.node if reading.claim else "")
     status.updated = walls.wall(state.updated_at) if state.updated_at else None
     status.warning = str(fresh.get("warning", ""))
@@ -290,15 +290,15 @@ def device_tests(nodes: Mapping[str, Node]) -> Iterator[DeviceTestStatus]:
 def _step(state: RunState, live: Mapping[str, Any]) -> int | None:
     """The newest step of this attempt; before its first one, the highest that any attempt got to."""
     newest = live.get("step")
-    step = max(state.attempt_step, newest if isinstance(newest, int) else -1)
-    step = step if step >= 0 else state.observed_step
+    step = max(state.attempt.step, newest if isinstance(newest, int) else -1)
+    step = step if step >= 0 else state.checkpoints.observed_step
     return step if step >= 0 else None
 
 
 def _fresh(reading: RunSnapshot, state: RunState) -> Mapping[str, Any]:
     """The newest figures, if they are of the newest attempt."""
     live: Mapping[str, Any] = reading.live.live if reading.live else {}
-    return live if live.get("attempt", state.attempt) == state.attempt else {}
+    return live if live.get("attempt", state.attempt.number) == state.attempt.number else {}
 
 
 def memory_step(reading: RunSnapshot, state: RunState) -> int | None:

@@ -248,7 +248,7 @@ class Checker(Checks):
         if state is before:
             return
         self._states[supervisor.pid] = state
-        changed = before is None or before.phase is not state.phase or before.attempt != state.attempt
+        changed = before is None or before.phase is not state.phase or before.attempt.number != state.attempt.number
         if self._big and not changed:
             return
         for sentence in invariants.check(before, state, supervisor.policy):
@@ -553,13 +553,17 @@ class Safety:
         if loop.state.phase is not Phase.STOPPING or loop.takeover.gathering:
             self._stopping.pop(supervisor.pid, None)
             return
-        now, attempt = self._world.timeline.now, loop.state.attempt
+        now, attempt = self._world.timeline.now, loop.state.attempt.number
         named, since = self._stopping.setdefault(supervisor.pid, (attempt, now))
         if named != attempt:
             self._stopping[supervisor.pid] = attempt, now
         elif now > since + STOP_SAID_WITHIN_S and (supervisor.pid, attempt) not in self._said:
             rows = loop.beats.rows
-            asked = [name for name in (loop.state.placement.nodes if loop.state.placement else ()) if name in rows]
+            asked = [
+                name
+                for name in (loop.state.attempt.placement.nodes if loop.state.attempt.placement else ())
+                if name in rows
+            ]
             if asked and loop.leadership.holds(loop.run_clock.at(supervisor.clock.now())):
                 what = f"attempt {attempt} is to be stopped for {now - since:.0f} s, and nobody is told"
                 self._checker.broken("I14", what)

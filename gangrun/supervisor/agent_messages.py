@@ -172,7 +172,7 @@ class AgentMessages:
     def _joins(self, row: Row, now: float) -> list[Event]:
         """What this agent's presence means to the core; nothing where it is known already."""
         supervisor, tables = self._supervisor, self._tables
-        known = supervisor.state.nodes.get(row.node)
+        known = supervisor.state.roster.nodes.get(row.node)
         if known is not None and known.incarnation == row.incarnation:
             return tables.silence.heard(row.node, now) if row.node in tables.silence.suspects else []
         tables.silence.joined(row.node)
@@ -189,7 +189,7 @@ class AgentMessages:
             tables.silence.adopt(supervisor.state)
         for node in sorted(tables.beats.rows):
             supervisor.tell(self._joins(tables.beats.rows[node], now), now)
-        if WHY in supervisor.state.deadlines:
+        if WHY in supervisor.state.timers.deadlines:
             self.ask_why(now)  # the last supervisor's question died with it
         later, self.later = self.later, []
         for stamped in later:
@@ -246,7 +246,7 @@ class AgentMessages:
 
     def _is_over(self, attempt: int) -> bool:
         state = self._supervisor.state
-        return attempt >= 0 and (attempt < state.attempt or state.phase not in HOLDING)
+        return attempt >= 0 and (attempt < state.attempt.number or state.phase not in HOLDING)
 
     def _journalled(self, row: Row) -> int:
         durable = self._tables.journal.durable
@@ -260,7 +260,9 @@ class AgentMessages:
         durable = tables.journal.durable
         self._roster_count = max(1, len(roster_of(supervisor.state)), 0 if durable is None else len(roster_of(durable)))
         rows = tables.beats.rows
-        names = candidates({n: node for n, node in supervisor.state.nodes.items() if n in rows}, self._facts.node)
+        names = candidates(
+            {n: node for n, node in supervisor.state.roster.nodes.items() if n in rows}, self._facts.node
+        )
         self._candidates = tuple(rows[name].hello.peer for name in names)
 
     # ---- events ----

@@ -143,15 +143,17 @@ class GangCommands:
         _end(self._start, self._stacks)
         if self._stop is None or self._stop.over or self._stop.attempt != action.attempt:
             _end(self._stop)
-            self._stop = StopCall(self._board, self._facts, self._policy, state.placement, self._empty_at)
-        held = set(state.placement.nodes if state.placement else state.nodes)  # unknown where: anywhere
+            self._stop = StopCall(self._board, self._facts, self._policy, state.attempt.placement, self._empty_at)
+        held = set(
+            state.attempt.placement.nodes if state.attempt.placement else state.roster.nodes
+        )  # unknown where: anywhere
         doubtful = {row.node for row in self._rows.values() if not row.empty or row.hello.launching}
         self._stop.begin(action, held | doubtful, now)
 
     def stacks(self, action: TakeStacks, state: RunState, now: float) -> None:
         """Take all ranks' stacks."""
         _end(self._stacks)
-        nodes = tuple(n for n in (state.placement.nodes if state.placement else ()) if n in self._rows)
+        nodes = tuple(n for n in (state.attempt.placement.nodes if state.attempt.placement else ()) if n in self._rows)
         self._stacks = StacksCall(self._board, action.attempt, nodes, self._policy, now)
 
     def check(self, action: CheckNodes, now: float) -> None:
@@ -187,8 +189,8 @@ class GangCommands:
             self._checkpoints.seal(attempt)
             return told if step is not None else []
 
-        nodes = sorted(node for node in self._rows if node in state.nodes and not state.nodes[node].lost)
-        self._begin_recover(last, state.disk_step, nodes, done, now)
+        nodes = sorted(node for node in self._rows if node in state.roster.nodes and not state.roster.nodes[node].lost)
+        self._begin_recover(last, state.checkpoints.disk_step, nodes, done, now)
 
     def _bring(self, action: BringSteps, now: float) -> None:
         """Before this job ends, or while ranks train on; answered with ``StepBrought``."""
@@ -228,7 +230,7 @@ class GangCommands:
         here = self._facts.node
         others = [
             name
-            for name, node in sorted(state.nodes.items())
+            for name, node in sorted(state.roster.nodes.items())
             if name in self._rows and not node.lost and node.silent_since is None and name != here
         ]
         others = others[: asked.readers_max_count - 1] if self.ending is None else []

@@ -166,7 +166,7 @@ Nodes = Mapping[str, Node]
 
 def roster_of(state: RunState) -> frozenset[str]:
     """The agents that count: joined and not lost."""
-    return frozenset(name for name, node in state.nodes.items() if not node.lost)
+    return frozenset(name for name, node in state.roster.nodes.items() if not node.lost)
 
 
 class Leadership:
@@ -282,7 +282,7 @@ class Silence:
 
     def adopt(self, state: RunState) -> None:
         """Suspects as the last term left them."""
-        for name, node in state.nodes.items():
+        for name, node in state.roster.nodes.items():
             if node.lost or node.silent_since is not None:
                 self.suspects.setdefault(name, Suspect(node.silent_since or 0.0))
             if node.lost:
@@ -331,7 +331,7 @@ class Silence:
                 self._send(prober, Probe(self._term, peer))
 
     def _probers(self, node: str, state: RunState) -> list[str]:
-        names = sorted(n for n in state.nodes if n != node and n in self._beats.rows and n not in self.suspects)
+        names = sorted(n for n in state.roster.nodes if n != node and n in self._beats.rows and n not in self.suspects)
         later = [name for name in names if name > node] + [name for name in names if name < node]
         return later[:PROBERS_COUNT]
 
@@ -372,7 +372,7 @@ class Silence:
         recently = now - self._timing.counter_still_s
         lately = now - self._timing.leader_lease_s  # sooner than silence shows: a cut takes many at once
         alive, suspects, heard = roster_of(state), self.suspects, self._beats.heard
-        counted = [n for n in state.nodes if n in alive or (n in suspects and suspects[n].since > recently)]
+        counted = [n for n in state.roster.nodes if n in alive or (n in suspects and suspects[n].since > recently)]
         return 2 * sum(heard.get(name, lately) > lately for name in counted) < len(counted)
 
     def _lost_why(self, node: str, state: RunState, now: float, halted: bool | None, few: bool) -> str:
@@ -382,7 +382,7 @@ class Silence:
             return ""
         if now >= lease.presumed_empty_at(suspect.since, self._timing):
             return f"silent for {silent_s:.0f} s, its lease is over"
-        in_gang = state.placement is not None and node in state.placement.nodes
+        in_gang = state.attempt.placement is not None and node in state.attempt.placement.nodes
         if in_gang and halted:
             return f"silent for {silent_s:.0f} s, and the gang makes no steps any more"
         if halted is not False and suspect.unreached(now, self._probe_wait_s):

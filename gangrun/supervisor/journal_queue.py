@@ -59,7 +59,7 @@ class JournalQueue:
 
     def snapshot(self, state: RunState, at: float, wall: float, reason: str) -> None:
         """The term's first record: the whole state."""
-        record = self._record("Snapshot", state, state, at, wall, reason=reason, patch=wire_record.builtins(state))
+        record = self._record("Snapshot", state, state, at, wall, reason=reason, patch=wire_record.snapshot(state))
         self._commit(record, Written(record.n, at, state, ()))
 
     def write(self, before: RunState, stamped: Stamped, decision: Decision, at: float, wall: float) -> Written:

@@ -106,12 +106,12 @@ class Loop:
         self._polling = CheckpointPolling(checkpoints, facts, self.state, now, self.progress)
         self._due: float | None = None
         for node in sorted(self.takeover.roster):
-            since = self.state.nodes[node].silent_since
+            since = self.state.roster.nodes[node].silent_since
             self.beats.expect(node, now if since is None else since)
         if self.takeover.roster:
             self.silence.adopt(self.state)
         self.leadership.proven(opening.opened_at)
-        self._opening_nodes = self.state.nodes if self.takeover.roster else {}
+        self._opening_nodes = self.state.roster.nodes if self.takeover.roster else {}
         self.count_rosters()
         reason = f"supervisor #{self.term} on {facts.node or 'this host'} reads: {self.state.reason or 'nothing yet'}"
         self.journal.snapshot(self.state, now, clock.wall(), "; ".join((reason, *opening.notes)))
@@ -130,7 +130,7 @@ class Loop:
     def _next_due(self) -> float:
         if self.takeover.gathering:
             return min(self.takeover.due(), self.stall.due())
-        timers = (at.at for name, at in self.state.deadlines.items() if (name, at.generation) not in self._fired)
+        timers = (at.at for name, at in self.state.timers.deadlines.items() if (name, at.generation) not in self._fired)
         return min(
             min(timers, default=NEVER),
             self.stall.due(),
@@ -258,18 +258,18 @@ class Loop:
         state = decision.state
         if decision.outcome is Outcome.APPLIED and decision.reason:
             self._say(decision.reason)
-        if state.cancelled_by and not before.cancelled_by and self.facts.mark_cancel is not None:
-            self.facts.mark_cancel(state.cancelled_by)  # first of all: this process may be killed any moment
+        if state.ending.cancelled_by and not before.ending.cancelled_by and self.facts.mark_cancel is not None:
+            self.facts.mark_cancel(state.ending.cancelled_by)  # first of all: this process may be killed any moment
         if self.facts.note_nodes is not None:
             self.facts.note_nodes(before, state)
-        if state.nodes is not before.nodes:
-            if before.nodes and not state.nodes:
+        if state.roster.nodes is not before.roster.nodes:
+            if before.roster.nodes and not state.roster.nodes:
                 self.silence.clear()
                 self.beats.forget_all()
             self.count_rosters()
         self._polling.follow(before, state, now)
         if state.phase is Phase.RUNNING:
-            self.progress.begin(state.attempt, now)
+            self.progress.begin(state.attempt.number, now)
         elif before.phase is Phase.RUNNING:
             self.progress.end()
         if isinstance(event, NodeLost):
@@ -277,8 +277,8 @@ class Loop:
 
     def count_rosters(self) -> None:
         """Whose beats make a majority: of the roster as decided, and as a successor would read it."""
-        durable = self._opening_nodes if self.journal.durable is None else self.journal.durable.nodes
-        self.leadership.rosters(self._opening_nodes if self.takeover.gathering else self.state.nodes, durable)
+        durable = self._opening_nodes if self.journal.durable is None else self.journal.durable.roster.nodes
+        self.leadership.rosters(self._opening_nodes if self.takeover.gathering else self.state.roster.nodes, durable)
 
     def _stored(self, n: int, now: float, withheld: tuple[type[Action], ...] = (StopGang,)) -> None:
         done: list[Written] = self.journal.stored(n)
@@ -313,7 +313,7 @@ class Loop:
                 self._messages.gathered(now)
             return
         self._judge_silence(now, queue_empty)
-        for name, due in sorted(self.state.deadlines.items()):
+        for name, due in sorted(self.state.timers.deadlines.items()):
             if now >= due.at and (name, due.generation) not in self._fired:
                 self._fired.add((name, due.generation))
                 self.decide(Stamped(DeadlinePassed(name, due.generation)), now)

@@ -131,17 +131,17 @@ class GangProgress:
 
     def tick(self, state: RunState, now: float) -> list[Event]:
         """Whatever the steps ask to be recorded."""
-        if state.phase is not Phase.RUNNING or state.attempt != self._attempt:
+        if state.phase is not Phase.RUNNING or state.attempt.number != self._attempt:
             return []
         told: list[Event] = []
         if self.first_step_due:
             self._marked = self._first
-            if state.attempt_step < 0:
-                told.append(FirstStepSeen(state.attempt, self._marked))
+            if state.attempt.step < 0:
+                told.append(FirstStepSeen(state.attempt.number, self._marked))
         if now >= self._mark_at and self._top > self._marked:
             self._marked = self._top
             self._mark_at = now + self._policy.progress_mark_every_s
-            told.append(ProgressMarked(state.attempt, self._top))
+            told.append(ProgressMarked(state.attempt.number, self._top))
         if now >= self._judge_at:
             told.extend(self._judged(state, now))
         return told
@@ -164,7 +164,7 @@ class GangProgress:
                 self.warning = verdict.sentence
                 again_s = verdict.stalled_s if self._policy.observe else 0.0  # nobody ends it: told ever more seldom
                 self._judge_at = now + max(self._policy.stop_within_s, again_s)  # again only if nothing came of it
-                return [ProgressStalled(state.attempt, verdict.stalled_s, verdict.limit_s, verdict.observations)]
+                return [ProgressStalled(state.attempt.number, verdict.stalled_s, verdict.limit_s, verdict.observations)]
 
     def live(self, state: RunState, now: float, heard_count: int) -> dict[str, Any]:
         """The newest figures, for whoever looks at the run."""
@@ -172,8 +172,8 @@ class GangProgress:
         return {
             "at": now,
             "phase": state.phase.value,
-            "attempt": state.attempt,
-            "step": self._top if self._top >= 0 else state.attempt_step,
+            "attempt": state.attempt.number,
+            "step": self._top if self._top >= 0 else state.attempt.step,
             "step_min": min(known) if known else -1,
             "loss": self._loss,
             "kept_step": self._kept[0],
@@ -197,17 +197,19 @@ class CheckpointPolling:
         self._flush_every_s = facts.checkpoint.flushes_every_s
         self._at = now
         self._flush_at = now + self._flush_every_s
-        if state.saving:
+        if state.underway.saving:
             self._await_save(now)
 
     def follow(self, before: RunState, state: RunState, now: float) -> None:
         """Keep in step with the state."""
-        if state.phase is Phase.RUNNING and (before.phase is not Phase.RUNNING or state.attempt != before.attempt):
+        if state.phase is Phase.RUNNING and (
+            before.phase is not Phase.RUNNING or state.attempt.number != before.attempt.number
+        ):
             self._at = now + self._every_s
             self._flush_at = now + self._flush_every_s
-        if state.disk_step > before.disk_step:
+        if state.checkpoints.disk_step > before.checkpoints.disk_step:
             self._flush_at = now + self._flush_every_s
-        if state.saving and not before.saving:
+        if state.underway.saving and not before.underway.saving:
             self._await_save(now)
 
     def _await_save(self, now: float) -> None:
@@ -217,7 +219,7 @@ class CheckpointPolling:
 
     def due(self, state: RunState) -> float:
         """When to look next, or to have something written down."""
-        looks = self._every_s > 0 and (state.saving or state.phase is Phase.RUNNING)
+        looks = self._every_s > 0 and (state.underway.saving or state.phase is Phase.RUNNING)
         return min(self._at if looks else NEVER, self._flush_due(state))
 
     def _flush_due(self, state: RunState) -> float:
@@ -226,14 +228,14 @@ class CheckpointPolling:
 
     def look(self, state: RunState, now: float) -> list[Event]:
         """Look, if it is time to; what is to be written down."""
-        if self._every_s > 0 and (state.saving or state.phase is Phase.RUNNING) and now >= self._at:
-            self._at = now + (min(self._every_s, SAVING_EVERY_S) if state.saving else self._every_s)
-            self._checkpoints.look(state.disk_step)
+        if self._every_s > 0 and (state.underway.saving or state.phase is Phase.RUNNING) and now >= self._at:
+            self._at = now + (min(self._every_s, SAVING_EVERY_S) if state.underway.saving else self._every_s)
+            self._checkpoints.look(state.checkpoints.disk_step)
         if now < self._flush_due(state):
             return []
         step = self._progress.kept_step
-        if step <= state.disk_step:
+        if step <= state.checkpoints.disk_step:
             self._flush_at = now + min(self._flush_every_s, SAVING_EVERY_S)  # as soon as there is one
             return []
         self._flush_at = now + self._flush_every_s
-        return [FlushDue(state.attempt, step)]
+        return [FlushDue(state.attempt.number, step)]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from gangrun.core.events import Event, TermTaken
 from gangrun.core.machine.succession import first_state
 from gangrun.core.machine.transitions import is_unlaunched
-from gangrun.core.model import TERMINAL, Inventory, RunState
+from gangrun.core.model import TERMINAL, Inventory, RunState, SavedProgress
 from gangrun.core.policy import Policy, Timing
 from gangrun.core.protocol import lease
 from gangrun.ports import Clock, History, Terms
@@ -70,14 +70,19 @@ def take(
     notes = (*warnings, *history.notes)
     opened_at = run_clock.at(opened)
     if state is None:
-        fresh = RunState(run=facts.run, shape=facts.shape, seq=facts.seq, resume_request=facts.resume_request)
+        fresh = RunState(
+            run=facts.run,
+            shape=facts.shape,
+            seq=facts.seq,
+            checkpoints=SavedProgress(resume_request=facts.resume_request),
+        )
         state = first_state(fresh, run_clock.run_start, policy)
         highest = history.ticketed_attempt
         return Opening(term, state, run_clock.run_start, boot, highest, notes=notes, opened_at=opened_at)
     if state.run != facts.run:
         raise JournalRefused(f"the journal is of run {state.run}, not of {facts.run}: the run directory was mixed up")
     state = _fence_kept(state, last_recorded, run_clock.run_start)
-    highest = max(state.attempt, history.ticketed_attempt)
+    highest = max(state.attempt.number, history.ticketed_attempt)
     return Opening(
         term, state, run_clock.run_start, boot, highest, frozenset(promised), history.started_attempt, notes,
         opened_at, _witnesses(state, history) if state.job == facts.job else frozenset(),
@@ -93,7 +98,7 @@ def _witnesses(state: RunState, history: History) -> frozenset[str]:
     if history.notes:
         return frozenset()
     lost = {str(record.event.get("node")) for record in history.records if record.kind == "NodeLost"}
-    return frozenset(name for name, node in state.nodes.items() if not node.lost and name not in lost)
+    return frozenset(name for name, node in state.roster.nodes.items() if not node.lost and name not in lost)
 
 
 def refusal(terms: Terms, before: int) -> str:
@@ -157,8 +162,8 @@ def _without_gap(records: Sequence[Record]) -> None:
 
 def _fence_kept(state: RunState, last_recorded: float, run_start: float) -> RunState:
     """A wall clock that jumped between two terms must not make a fence shorter."""
-    left_s = state.fence_until - last_recorded
-    return replace(state, fence_until=run_start + left_s) if left_s > 0 else state
+    left_s = state.fence.until - last_recorded
+    return replace(state, fence=replace(state.fence, until=run_start + left_s)) if left_s > 0 else state
 
 
 @dataclass(slots=True)
@@ -197,10 +202,10 @@ class TakeoverGather:
         self.gathering = True  # until the term's first events
         state = opening.state
         same_job = state.job == facts.job and not facts.alone
-        self.roster = frozenset(state.nodes) if same_job else frozenset()
+        self.roster = frozenset(state.roster.nodes) if same_job else frozenset()
         # Agents are patient for ``takeover_after_s`` with a term that does not ack, and where most of the roster was
         # lost it cannot ack before this is over. An ended run must let them go sooner still.
-        share = ENDED_SHARE if state.phase in TERMINAL or state.leaving else GATHER_SHARE
+        share = ENDED_SHARE if state.phase in TERMINAL or state.ending.leaving else GATHER_SHARE
         self.until = opening.run_start + share * timing.takeover_after_s
         self.floor: float | None = None  # by then the last supervisor had acked for the last time
         if facts.alone:  # all tasks of the job have ended: some node no supervisor hears any more
@@ -209,8 +214,8 @@ class TakeoverGather:
         self._opening = opening
         self._timing = timing
         self._rows = rows
-        self._counted = frozenset(n for n in self.roster if not state.nodes[n].lost)
-        self._lets_go = same_job and state.leaving  # no roster any more, but agents that do not know it yet
+        self._counted = frozenset(n for n in self.roster if not state.roster.nodes[n].lost)
+        self._lets_go = same_job and state.ending.leaving  # no roster any more, but agents that do not know it yet
         self._dialled: set[str] = set()  # a promise may have been taken back since, a hello to this term not
         self._settle(opening.run_start)
 
@@ -257,7 +262,7 @@ class TakeoverGather:
         held: tuple[Inventory, ...] = tuple(rows[name].inventory() for name in sorted(rows))
         missing = tuple(sorted(self.roster - rows.keys()))
         started = max((self._opening.started_attempt, *(row.attempt for row in rows.values())))
-        if started == state.attempt and is_unlaunched(state):
+        if started == state.attempt.number and is_unlaunched(state):
             started += 1  # the record of its start was lost: its ranks may live, so its number is used up
         highest = max(self._opening.highest_attempt, started)
         expected = facts.expected or tuple(facts.addresses)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import sys
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from itertools import compress, islice
 from operator import is_, is_not
@@ -19,7 +19,17 @@ from typing import Any
 
 import msgspec
 
-from gangrun.core.model import RunState
+from gangrun.core.model import (
+    Attempt,
+    Ending,
+    Fence,
+    NodeHealth,
+    Roster,
+    RunState,
+    SavedProgress,
+    Timers,
+    Underway,
+)
 
 SCHEMA = 2
 _CRC = b',"crc":"'
@@ -126,17 +136,33 @@ def _storable(plain: Any) -> Any:
 # that converts meanwhile dies of SIGSEGV (0.22). States are read by several threads, so it is done here, by one.
 _WORKED_OUT = msgspec.json.Decoder(RunState)
 
-_FIELDS = tuple(f.name for f in fields(RunState))
+# A state has groups, the journal has none: group -> its fields -> the names under which the journal has them.
+_RENAMED = {
+    "attempt": {"number": "attempt", "step": "attempt_step"},
+    "fence": {"until": "fence_until", "nodes": "fence_nodes"},
+    "checkpoints": {"newest": "checkpoint"},
+}
+_GROUPS: dict[str, dict[str, str]] = {
+    group: {f.name: _RENAMED.get(group, {}).get(f.name, f.name) for f in fields(kind)}
+    for group, kind in {
+        "underway": Underway,
+        "timers": Timers,
+        "attempt": Attempt,
+        "roster": Roster,
+        "health": NodeHealth,
+        "fence": Fence,
+        "checkpoints": SavedProgress,
+        "ending": Ending,
+    }.items()
+}
+_UNGROUPED = tuple(f.name for f in fields(RunState) if f.name not in _GROUPS)
 _MAPPINGS = ("nodes", "absent", "suspicion", "suspected_at", "excluded", "reports", "deadlines", "marks")
 
 
 def diff(old: RunState, new: RunState) -> dict[str, Any]:
     """What changed, field by field; mappings entry by entry, with None for an entry that went."""
     patch: dict[str, Any] = {}
-    for name in _FIELDS:
-        before, after = getattr(old, name), getattr(new, name)
-        if before is after:
-            continue
+    for name, before, after in _changed(old, new):
         if name in _MAPPINGS:
             entries = _entries(before, after)
             if entries:
@@ -144,6 +170,26 @@ def diff(old: RunState, new: RunState) -> dict[str, Any]:
         elif before != after:
             patch[name] = builtins(after)
     return patch
+
+
+def snapshot(state: RunState) -> dict[str, Any]:
+    """The whole state as plain JSON types, as a snapshot holds it."""
+    flat = {name: getattr(state, name) for name in _UNGROUPED}
+    for group, names in _GROUPS.items():
+        flat |= {stored: getattr(getattr(state, group), name) for name, stored in names.items()}
+    return builtins(flat)  # type: ignore[no-any-return]
+
+
+def _changed(old: RunState, new: RunState) -> Iterator[tuple[str, Any, Any]]:
+    """The journal's name, the old and the new value of each field that was replaced."""
+    pairs = [(old, new, {name: name for name in _UNGROUPED})]
+    pairs += [(getattr(old, group), getattr(new, group), names) for group, names in _GROUPS.items()]
+    for before, after, names in pairs:
+        if before is not after:
+            for name, stored in names.items():
+                was, is_now = getattr(before, name), getattr(after, name)
+                if was is not is_now:
+                    yield stored, was, is_now
 
 
 def _entries(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,8 +222,11 @@ def apply(state: dict[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
 
 def state_of(plain: Mapping[str, Any]) -> RunState:
     """A whole state from plain JSON types; ``RecordError`` where it does not fit."""
+    state = {name: plain[name] for name in _UNGROUPED if name in plain}
+    for group, names in _GROUPS.items():
+        state[group] = {name: plain[stored] for name, stored in names.items() if stored in plain}
     try:
-        return msgspec.convert(dict(plain), RunState)
+        return msgspec.convert(state, RunState)
     except msgspec.ValidationError as error:
         raise RecordError(f"snapshot: {error}") from error
 

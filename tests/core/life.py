@@ -113,7 +113,7 @@ class Life:
 
     def due(self, name: str) -> RunState:
         """Let the clock run until that deadline."""
-        deadline = self.state.deadlines[name]
+        deadline = self.state.timers.deadlines[name]
         return self.on(DeadlinePassed(name, deadline.generation), after_s=max(0.0, deadline.at - self.now))
 
     def last(self, kind: type[Kind]) -> Kind:
@@ -134,10 +134,10 @@ class Life:
             self.on(NodeChecked(name, True))
 
     def choose(self, checkpoint: CheckpointRef | None = None) -> None:
-        self.on(ResumeChosen(self.state.attempt, checkpoint, "nothing was saved yet"))
+        self.on(ResumeChosen(self.state.attempt.number, checkpoint, "nothing was saved yet"))
 
     def again(self, checkpoint: CheckpointRef | None = None) -> None:
-        self.on(AttemptSealed(self.state.attempt))
+        self.on(AttemptSealed(self.state.attempt.number))
         self.choose(checkpoint)
 
     def launching(self, checkpoint: CheckpointRef | None = None) -> Life:
@@ -147,7 +147,7 @@ class Life:
 
     def running(self, checkpoint: CheckpointRef | None = None) -> Life:
         self.launching(checkpoint)
-        self.on(GangStarted(self.state.attempt))
+        self.on(GangStarted(self.state.attempt.number))
         assert self.phase is Phase.RUNNING
         return self
 
@@ -158,7 +158,7 @@ class Life:
         return self
 
     def stopped(self, **more: Any) -> None:
-        self.on(GangStopped(self.state.attempt, **more))
+        self.on(GangStopped(self.state.attempt.number, **more))
 
     def waiting(self) -> Life:
         """Waiting for nodes that may come back."""
@@ -174,7 +174,7 @@ class Life:
         self.running()
         self.on(Notice(NoticeKind.PREEMPTION, 60.0))
         self.stopped()
-        assert self.state.submitting
+        assert self.state.underway.submitting
         return self
 
     def started(self) -> StartGang:
@@ -185,20 +185,20 @@ class Life:
         oom: bool = False, by_us: bool = False,
     ) -> RankExited:  # fmt: skip
         node = self.names[rank // self.ranks]
-        return RankExited(self.state.attempt, RankExit(rank, node, code, signal, oom, by_us, error, self.now))
+        return RankExited(self.state.attempt.number, RankExit(rank, node, code, signal, oom, by_us, error, self.now))
 
     def exit(self, rank: int, **how: Any) -> RunState:
         return self.on(self.died(rank, **how))
 
     def finish(self, *ranks: int) -> None:
         for rank in ranks:
-            self.on(RankFinished(self.state.attempt, rank, self.names[rank // self.ranks], self.now))
+            self.on(RankFinished(self.state.attempt.number, rank, self.names[rank // self.ranks], self.now))
 
     def mark(self, at_step: int) -> None:
-        self.on(ProgressMarked(self.state.attempt, at_step))
+        self.on(ProgressMarked(self.state.attempt.number, at_step))
 
     def first(self, at_step: int) -> None:
-        self.on(FirstStepSeen(self.state.attempt, at_step))
+        self.on(FirstStepSeen(self.state.attempt.number, at_step))
 
     def save(self, at_step: int) -> None:
         self.on(CheckpointSeen(saved(at_step)))
@@ -234,7 +234,7 @@ def at(phase: Phase) -> Life:
                 life.stopped()
                 if life.phase is Phase.STARTING:
                     life.again()
-                    life.on(GangStarted(life.state.attempt))
+                    life.on(GangStarted(life.state.attempt.number))
         case Phase.CANCELLED:
             life.cancel()
     assert life.phase is phase

@@ -56,7 +56,7 @@ def test_once_all_that_are_missing_are_accounted_for_nobody_is_waited_for() -> N
         f"2 of 3 nodes joined (n[0-1]); n2 did not: {EXECVE}", "n2 left out", "the next job of this run without n2"
     )
     assert life.last(SubmitSuccessor).exclude == ("n2",)
-    assert life.state.excluded["n2"].reason == f"did not join: {EXECVE}"
+    assert life.state.health.excluded["n2"].reason == f"did not join: {EXECVE}"
 
 
 def test_the_order_does_not_matter() -> None:
@@ -128,7 +128,7 @@ def test_a_wait_for_a_slow_spare_outlives_what_does_not_end_it(restarted: str) -
         absent(life, "n2", "n3")
     else:
         absent(life, "n2")
-    assert life.phase is Phase.WAITING and not life.state.submitting
+    assert life.phase is Phase.WAITING and not life.state.underway.submitting
     life.ignored(NodeAbsent("n2", EXECVE), "known")
 
 
@@ -159,7 +159,7 @@ def test_where_no_node_can_start_no_other_job_is_asked_for(scheduler: bool, fail
     life = of_job()
     for i, name in enumerate(("n0", "n1", "n2")):
         absent(life, name, why=f"task {i} on {name}: {EXECVE}", scheduler=scheduler)
-    assert (life.phase, life.state.failure) == (Phase.FAILED, failure)
+    assert (life.phase, life.state.ending.failure) == (Phase.FAILED, failure)
     life.says("no node could start: ", EXECVE)
     assert life.count(SubmitSuccessor) == 0
 
@@ -217,10 +217,10 @@ def test_what_is_known_of_nodes_is_kept_in_any_phase_and_not_believed_of_those_t
     life = of_job(2, spares=1).running()
     life.ignored(NodeAbsent("n1", "left", True), "n1 has joined")
     absent(life, "n2", why="left")
-    assert life.state.absent["n2"].why == "left"
+    assert life.state.roster.absent["n2"].why == "left"
     life.ignored(NodeAbsent("n2", "left"), "known")
     life.on(TermTaken(2, "k", (), (), 0, ("m0", "m1")))
-    assert (life.state.absent, life.state.expected) == ({}, ("m0", "m1"))
+    assert (life.state.roster.absent, life.state.roster.expected) == ({}, ("m0", "m1"))
 
 
 def test_a_node_that_comes_all_the_same_is_here() -> None:
@@ -234,9 +234,9 @@ def test_a_job_that_only_ends_takes_no_interest() -> None:
     life = of_job(2).running()
     life.on(Notice(NoticeKind.REQUEUE, 60.0))
     life.stopped()
-    assert life.state.leaving
+    assert life.state.ending.leaving
     absent(life, "n0", "n1")
-    assert (life.phase, life.state.leaving) == (Phase.PENDING, True)
+    assert (life.phase, life.state.ending.leaving) == (Phase.PENDING, True)
 
 
 # ---- jobs are counted --------------------------------------------------------------------------------------------
@@ -248,15 +248,15 @@ def jobs_until_the_end(*, saves: bool) -> tuple[Life, int]:
     life.checked()
     for number in range(1, 20):
         life.again()
-        life.on(GangStarted(life.state.attempt))
+        life.on(GangStarted(life.state.attempt.number))
         if saves:
             life.save(number)
         life.on(Notice(NoticeKind.PREEMPTION, 30.0))
         life.stopped()
-        if not life.state.submitting:
+        if not life.state.underway.submitting:
             return life, number
         life.on(ActDone((1, 9), "SubmitSuccessor"))
-        life.on(TermTaken(life.state.term + 1, f"j{number}", (), (), life.state.attempt))
+        life.on(TermTaken(life.state.term + 1, f"j{number}", (), (), life.state.attempt.number))
         for name in life.names:
             life.on(AgentJoined(name, f"i{number}-{name}", f"b-{name}", 2))
         life.due("check")
@@ -265,7 +265,7 @@ def jobs_until_the_end(*, saves: bool) -> tuple[Life, int]:
 
 def test_a_run_that_comes_no_farther_in_any_job_ends() -> None:
     life, jobs_count = jobs_until_the_end(saves=False)
-    assert (jobs_count, life.phase, life.state.failure) == (7, Phase.FAILED, Failure.BUDGET)
+    assert (jobs_count, life.phase, life.state.ending.failure) == (7, Phase.FAILED, Failure.BUDGET)
     life.says("no other job is asked for: 6 of 6 spent without any progress")
 
 
@@ -284,7 +284,7 @@ def test_jobs_are_not_counted_as_restarts() -> None:
 
 
 def last_resort(life: Life, names: tuple[str, ...] = ("n0", "n1"), job: str = "j") -> None:
-    life.on(TermTaken(life.state.term + 1, job, (), (), life.state.attempt, names, True))
+    life.on(TermTaken(life.state.term + 1, job, (), (), life.state.attempt.number, names, True))
 
 
 def test_nobody_is_left_of_a_gang_so_it_goes_on_in_another_job() -> None:
@@ -293,9 +293,9 @@ def test_nobody_is_left_of_a_gang_so_it_goes_on_in_another_job() -> None:
     assert life.phase is Phase.STOPPING
     assert isinstance(life.actions[0], StopGang)
     life.says("all that its job had on its nodes has ended")
-    assert all(node.lost for node in life.state.nodes.values())
+    assert all(node.lost for node in life.state.roster.nodes.values())
     life.stopped(presumed=(("n0", "law 1"), ("n1", "law 1")))
-    assert life.state.submitting, "nobody is waited for"
+    assert life.state.underway.submitting, "nobody is waited for"
     life.says("the next job of this run")
 
 
@@ -311,34 +311,34 @@ def test_where_nobody_ever_joined_it_waits_only_for_the_launchers_words() -> Non
     life = Life(policy=SCHEDULER)
     last_resort(life)
     assert life.phase is Phase.PENDING
-    assert life.state.deadlines["join"].at == life.now + 5.0
+    assert life.state.timers.deadlines["join"].at == life.now + 5.0
     absent(life, "n0", "n1")
     assert life.phase is Phase.FAILED
     life.says("no node could start", EXECVE)
     life = Life(policy=SCHEDULER)
     last_resort(life)
     life.due("join")
-    assert life.state.submitting
+    assert life.state.underway.submitting
 
 
 def test_the_same_in_a_job_that_never_had_a_supervisor() -> None:
     life = Life(policy=SCHEDULER).running()
     last_resort(life, job="k")
-    assert (life.phase, life.state.deadlines["join"].at) == (Phase.PENDING, life.now + 5.0)
+    assert (life.phase, life.state.timers.deadlines["join"].at) == (Phase.PENDING, life.now + 5.0)
     life.due("join")
-    assert life.state.submitting
+    assert life.state.underway.submitting
 
 
 def test_nodes_that_had_joined_and_are_gone_are_not_started_on() -> None:
     life = Life(policy=SCHEDULER)
     life.checked()
     last_resort(life)
-    assert life.state.submitting
+    assert life.state.underway.submitting
     life = Life(3, policy=SCHEDULER)
     life.join("n0", "n1")
     last_resort(life, ("n0", "n1", "n2"))
     absent(life, "n2")
-    assert life.state.submitting
+    assert life.state.underway.submitting
 
 
 def test_a_job_that_is_asked_for_is_asked_for_again() -> None:
@@ -386,13 +386,13 @@ def test_whoever_is_alone_because_it_is_known_why_the_others_are_not_there_is_no
     life = of_job(2)
     life.join("n0")
     absent(life, "n1")
-    assert submits(life) == ("n1",) and not life.state.suspicion
+    assert submits(life) == ("n1",) and not life.state.health.suspicion
     life = of_job(1)
     life.due("join")
-    assert not life.state.suspicion
+    assert not life.state.health.suspicion
 
 
 def test_a_lone_node_stays_where_no_other_job_can_be_asked_for() -> None:
     life = Life(2)
     ends_waiting(life, "n0", of=("n0", "n1"))
-    assert (life.state.suspicion, dict(life.state.excluded)) == ({}, {})
+    assert (life.state.health.suspicion, dict(life.state.health.excluded)) == ({}, {})

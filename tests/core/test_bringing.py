@@ -37,7 +37,7 @@ def failed(one: Life) -> Life:
         one.stopped()
         if one.phase is Phase.STARTING:
             one.again()
-            one.on(GangStarted(one.state.attempt))
+            one.on(GangStarted(one.state.attempt.number))
     return one
 
 
@@ -56,29 +56,29 @@ def preempted(one: Life, grace_s: float = 60.0, kind: NoticeKind = NoticeKind.PR
 def brings(one: Life) -> BringSteps:
     """It waits for memory, and for nothing else."""
     assert one.phase is Phase.WAITING, one.reason
-    assert set(one.state.deadlines) == {"bring"}
+    assert set(one.state.timers.deadlines) == {"bring"}
     [action] = one.actions
     assert isinstance(action, BringSteps)
-    assert one.state.deadlines["bring"].at == pytest.approx(one.now + action.within_s)
+    assert one.state.timers.deadlines["bring"].at == pytest.approx(one.now + action.within_s)
     one.says("first the newest in-memory checkpoint is written to disk")
     return action
 
 
 def brought(one: Life, step: int = 12, why: str = "") -> None:
-    assert one.state.bringing is not None
-    one.on(StepBrought(one.state.bringing.attempt, step, ("n0", "n1") if step >= 0 else (), why))
+    assert one.state.underway.bringing is not None
+    one.on(StepBrought(one.state.underway.bringing.attempt, step, ("n0", "n1") if step >= 0 else (), why))
 
 
 def took_over(one: Life, *, job: str = "j", alone: bool = False) -> None:
     state = one.state
-    one.on(TermTaken(state.term + 1, job, (), (), state.attempt, alone=alone))
+    one.on(TermTaken(state.term + 1, job, (), (), state.attempt.number, alone=alone))
 
 
 def test_a_failed_run_ends_when_its_memory_is_on_disk() -> None:
     one = life()
     one.save(7)
     assert brings(failed(one)) == BringSteps(1, 7, END_WITHIN_S, ("n0", "n1"))
-    assert one.state.failure is not None
+    assert one.state.ending.failure is not None
     brought(one)
     assert one.phase is Phase.FAILED
     one.says("bad batch", "step 12 was brought to the disk from the memory of n[0-1]")
@@ -88,7 +88,7 @@ def test_a_failed_run_ends_when_its_memory_is_on_disk() -> None:
 
 def test_nothing_newer_in_memory_is_not_worth_a_word() -> None:
     one = failed(life())
-    why = one.state.bringing
+    why = one.state.underway.bringing
     brought(one, -1)
     assert why is not None
     assert (one.phase, one.reason) == (Phase.FAILED, why.reason)
@@ -110,10 +110,10 @@ def test_the_next_job_is_asked_for_when_the_disk_has_what_it_needs() -> None:
     one.on(NodeLost("n1", one.now - 30, "its lease is over"))
     one.stopped()
     assert brings(one).nodes == ("n0",)
-    assert not one.state.submitting
+    assert not one.state.underway.submitting
     charged = one.state.budget
     brought(one)
-    assert one.state.submitting
+    assert one.state.underway.submitting
     assert one.state.budget == charged
     [asked] = one.actions
     assert isinstance(asked, SubmitSuccessor)
@@ -132,17 +132,17 @@ def test_a_grace_is_never_passed() -> None:
     one.on(Notice(NoticeKind.TIME_LIMIT, 30.0))
     one.now += 29.0
     one.stopped()
-    assert one.state.submitting
+    assert one.state.underway.submitting
     one.says("no time is left to bring to the disk what only memory holds")
 
 
 def test_a_job_that_comes_back_by_itself_leaves_its_memory_on_disk_too() -> None:
     one = preempted(life(scheduler=True), kind=NoticeKind.REQUEUE)
     brings(one)
-    assert one.state.nodes
-    assert not one.state.leaving
+    assert one.state.roster.nodes
+    assert not one.state.ending.leaving
     brought(one)
-    assert one.state.leaving
+    assert one.state.ending.leaving
     assert isinstance(one.actions[0], EndJob)
     one.says("comes back by itself", "step 12 was brought")
 
@@ -176,8 +176,8 @@ def test_a_cancel_meanwhile_is_the_end_and_in_its_own_time() -> None:
     brings(one)
     one.cancel()
     assert one.phase is Phase.WAITING
-    assert one.state.cancelled_by
-    assert one.state.deadlines["bring"].at == pytest.approx(one.now + one.policy.checkpoint_grace_s)
+    assert one.state.ending.cancelled_by
+    assert one.state.timers.deadlines["bring"].at == pytest.approx(one.now + one.policy.checkpoint_grace_s)
     brought(one)
     assert one.phase is Phase.CANCELLED
     assert one.count(SubmitSuccessor) == 0
@@ -197,7 +197,7 @@ def test_a_notice_meanwhile_leaves_less_time(kind: NoticeKind, then: Phase) -> N
     one.on(Notice(kind, 30.0))
     assert one.phase is Phase.WAITING
     bound_s = 25.0 if kind is not NoticeKind.UNKNOWN else one.policy.checkpoint_grace_s
-    assert one.state.deadlines["bring"].at == pytest.approx(one.now + bound_s)
+    assert one.state.timers.deadlines["bring"].at == pytest.approx(one.now + bound_s)
     one.on(Notice(kind, 20.0))
     assert one.phase is Phase.WAITING, "every node's agent passes it on: none hurries"
     brought(one)
@@ -215,7 +215,12 @@ def test_who_succeeded_left_what_it_wanted_to_leave() -> None:
 def test_nothing_is_asked_where_no_memory_is_kept_or_nobody_is_left_to_ask() -> None:
     assert failed(Life().running()).count(BringSteps) == 0
     one = life()
-    one.state = replace(one.state, nodes={n: replace(node, lost=True) for n, node in one.state.nodes.items()})
+    one.state = replace(
+        one.state,
+        roster=replace(
+            one.state.roster, nodes={n: replace(node, lost=True) for n, node in one.state.roster.nodes.items()}
+        ),
+    )
     assert failed(one).count(BringSteps) == 0
 
 
@@ -251,7 +256,7 @@ def test_a_new_supervisor_asks_again_for_the_time_that_is_left() -> None:
     assert again == replace(first, within_s=again.within_s)
     assert again.within_s == pytest.approx(first.within_s - 10.1)
     brought(one)
-    assert one.state.submitting
+    assert one.state.underway.submitting
 
 
 def test_the_last_resort_has_nobody_to_ask() -> None:
@@ -268,7 +273,7 @@ def test_another_job_does_not_undo_what_was_decided() -> None:
     one = preempted(life(scheduler=True))
     took_over(one, job="k")
     assert one.phase is Phase.PENDING
-    assert one.state.bringing is None
+    assert one.state.underway.bringing is None
 
 
 def test_while_ranks_train_on_the_nodes_write_down_what_the_disk_has_not() -> None:
@@ -290,7 +295,7 @@ def test_while_ranks_train_on_the_nodes_write_down_what_the_disk_has_not() -> No
 def test_what_another_call_brought_ends_no_wait() -> None:
     one = failed(life())
     one.on(StepBrought(0, 5, ("n0",)))
-    assert one.state.bringing == Bringing(1, ("n0", "n1"), Phase.FAILED, one.state.bringing.reason)  # type: ignore[union-attr]
+    assert one.state.underway.bringing == Bringing(1, ("n0", "n1"), Phase.FAILED, one.state.underway.bringing.reason)  # type: ignore[union-attr]
     one = life()
     one.on(StepBrought(0, 5, ("n0",)))
     assert one.phase is Phase.RUNNING

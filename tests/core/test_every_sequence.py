@@ -103,7 +103,7 @@ class Walk:
 
     def snapshot(self) -> None:
         """A new term begins to write."""
-        self._write(Record(1, self.state.term, 0, self.now, 0.0, "Snapshot", patch=wire.builtins(self.state)))
+        self._write(Record(1, self.state.term, 0, self.now, 0.0, "Snapshot", patch=wire.snapshot(self.state)))
 
     def _write(self, record: Record) -> None:
         line = wire.encode(record)
@@ -218,22 +218,22 @@ whatever = st.one_of(
 
 def helpful(state: RunState) -> Event | None:
     """What would bring the run on, so that walks get far."""
-    attempt = state.attempt
+    attempt = state.attempt.number
     match state.phase:
         case Phase.PENDING:
-            missing = [name for name in NODES if name not in state.nodes]
-            return AgentJoined(missing[0], "i1", "b1", 2) if missing and not state.leaving else None
+            missing = [name for name in NODES if name not in state.roster.nodes]
+            return AgentJoined(missing[0], "i1", "b1", 2) if missing and not state.ending.leaving else None
         case Phase.CHECKING:
-            return NodeChecked(next(name for name, node in state.nodes.items() if node.checked is None), True)
+            return NodeChecked(next(name for name, node in state.roster.nodes.items() if node.checked is None), True)
         case Phase.STARTING:
             stages: dict[str, Event] = {
                 "sealing": AttemptSealed(attempt),
                 "choosing": ResumeChosen(attempt, None, "nothing was saved yet"),
                 "launching": GangStarted(attempt),
             }
-            return stages[state.stage.value if state.stage else ""]
+            return stages[state.underway.stage.value if state.underway.stage else ""]
         case Phase.RUNNING:
-            return ProgressMarked(attempt, state.observed_step + 1)
+            return ProgressMarked(attempt, state.checkpoints.observed_step + 1)
         case Phase.STOPPING:
             return GangStopped(attempt)
         case Phase.WAITING:
@@ -249,20 +249,26 @@ def next_event(walk: Walk, draw: Any) -> tuple[Event, float]:
     brings_on = helpful(state) if kind <= 4 else None
     if brings_on is not None:
         return brings_on, 0.1
-    if kind <= 5 and state.deadlines:
-        name = draw(st.sampled_from(sorted(state.deadlines)))
-        due = state.deadlines[name]
+    if kind <= 5 and state.timers.deadlines:
+        name = draw(st.sampled_from(sorted(state.timers.deadlines)))
+        due = state.timers.deadlines[name]
         return DeadlinePassed(name, due.generation), max(0.0, due.at - walk.now)
     if kind == 6:
         alive = tuple(RankAlive(rank, 1, 1) for rank in range(draw(st.integers(0, 4))))
-        held = (Inventory("n0", state.attempt, alive), Inventory("n1", draw(st.integers(-1, state.attempt + 1))))
+        held = (
+            Inventory("n0", state.attempt.number, alive),
+            Inventory("n1", draw(st.integers(-1, state.attempt.number + 1))),
+        )
         job = draw(st.sampled_from([state.job or "j", "k"]))
-        term, highest = state.term + draw(st.integers(0, 2)), state.attempt + draw(st.integers(0, 2))
+        term, highest = state.term + draw(st.integers(0, 2)), state.attempt.number + draw(st.integers(0, 2))
         expected, alone = draw(st.sampled_from([(), NODES[:2], NODES])), draw(st.integers(0, 7)) == 0
         return TermTaken(term, job, held[: draw(st.integers(0, 2))], (), highest, expected, alone), 1.0
-    if kind <= 8 and state.attempt >= 0:
+    if kind <= 8 and state.attempt.number >= 0:
         return of_attempt(
-            draw(st.integers(max(0, state.attempt - 1), state.attempt + 1)) if kind == 8 else state.attempt, draw
+            draw(st.integers(max(0, state.attempt.number - 1), state.attempt.number + 1))
+            if kind == 8
+            else state.attempt.number,
+            draw,
         ), 0.1
     return draw(whatever), 0.1
 
@@ -300,12 +306,12 @@ def test_every_run_that_is_left_to_its_timers_ends(data: st.DataObject) -> None:
         walk.on(event, after_s, None)
     for _ in range(200):
         state = walk.state
-        if state.phase in TERMINAL or state.phase is Phase.RUNNING or state.leaving:
+        if state.phase in TERMINAL or state.phase is Phase.RUNNING or state.ending.leaving:
             break
         if state.store_stalled_since is not None:
             walk.on(StoreBack(6.0), 0.1, None)  # the outside event that is named
             continue
-        name, due = min(state.deadlines.items(), key=lambda item: item[1].at)
+        name, due = min(state.timers.deadlines.items(), key=lambda item: item[1].at)
         walk.on(DeadlinePassed(name, due.generation), max(0.0, due.at - walk.now), None)
     else:
         pytest.fail(f"it turns in a circle: {[record.reason for record in walk.records[-6:]]}")

@@ -71,7 +71,7 @@ def test_other_attempts_and_old_timers_are_over() -> None:
     life.stopped()
     life.ignored(died, "attempt 0", "attempt 1")
     life.ignored(DeadlinePassed("stop", 1), "stop")
-    timer = life.state.deadlines["seal"]
+    timer = life.state.timers.deadlines["seal"]
     life.ignored(DeadlinePassed("seal", timer.generation + 1), "seal")
 
 

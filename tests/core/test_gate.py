@@ -10,7 +10,20 @@ from hypothesis import strategies as st
 
 from gangrun.core.actions import CheckNodes, EndJob, StartGang, SubmitSuccessor
 from gangrun.core.events import AgentJoined, AgentRejoined, FindingRaised, GangStarted, NodeChecked
-from gangrun.core.model import Cause, Evidence, Exclusion, Failure, Node, NodeFinding, Outcome, Phase, RunState, Shape
+from gangrun.core.model import (
+    Cause,
+    Evidence,
+    Exclusion,
+    Failure,
+    Node,
+    NodeFinding,
+    NodeHealth,
+    Outcome,
+    Phase,
+    Roster,
+    RunState,
+    Shape,
+)
 from gangrun.core.nodes import placement, quarantine
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import blame
@@ -36,7 +49,7 @@ def checking(nodes: int = 3, policy: Policy = SLURM) -> Life:
 
 def checked(life: Life, *names: str) -> None:
     for name in names or life.names:
-        if life.phase is Phase.CHECKING and life.state.nodes[name].checked is None:
+        if life.phase is Phase.CHECKING and life.state.roster.nodes[name].checked is None:
             life.on(NodeChecked(name, True))
 
 
@@ -46,7 +59,7 @@ def test_a_node_that_fails_at_the_gate_is_left_out_of_the_next_job() -> None:
     checked(life)
     life.says("n1", "gpu 3 of n1 is lost (gpu_lost)", "left out for 24 h")
     assert life.last(SubmitSuccessor).exclude == ("n1",)
-    assert life.state.attempt == -1, "no rank was started"
+    assert life.state.attempt.number == -1, "no rank was started"
     assert not any(isinstance(asked, StartGang) for asked in life.asked)
 
 
@@ -57,15 +70,15 @@ def test_a_spare_takes_its_place_before_the_start() -> None:
     checked(life, "n0", "n2", "s0")
     life.again()
     assert life.started().placement.nodes == ("n0", "n2", "s0")
-    assert set(life.state.excluded) == {"n1"}
+    assert set(life.state.health.excluded) == {"n1"}
 
 
 def test_the_only_node_there_is_is_not_used_and_not_left_out_of_what_comes() -> None:
     life = checking(1, Policy())
     life.on(lost("n0"))
-    assert (life.phase, life.state.failure) == (Phase.FAILED, Failure.NODE)
+    assert (life.phase, life.state.ending.failure) == (Phase.FAILED, Failure.NODE)
     life.says("n0 failed its check", "gpu 3 of n0 is lost")
-    assert life.state.excluded == {}
+    assert life.state.health.excluded == {}
 
 
 def test_the_same_on_many_nodes_at_once_is_a_shared_services_and_looked_at_again() -> None:
@@ -75,12 +88,12 @@ def test_the_same_on_many_nodes_at_once_is_a_shared_services_and_looked_at_again
     checked(life)
     assert life.phase is Phase.WAITING
     life.says("3 nodes of 4 (n[0-2])", "none is left out", "looking again in 600 s")
-    assert life.state.excluded == {}
+    assert life.state.health.excluded == {}
     life.due("backoff")
     assert life.last(CheckNodes).nodes == ("n0", "n1", "n2")
     for name in ("n0", "n1", "n2"):
         life.on(lost(name, "ib_state"))
-    assert set(life.state.excluded) == {"n0", "n1"}, "the second time it is theirs, as far as the cap goes"
+    assert set(life.state.health.excluded) == {"n0", "n1"}, "the second time it is theirs, as far as the cap goes"
     life.says("n2 stays although blamed", "asking the scheduler")
 
 
@@ -141,18 +154,20 @@ def test_what_many_spares_show_at_once_leaves_none_of_them_out_of_the_next_job()
 
 def test_many_left_out_are_not_all_named() -> None:
     nodes = {f"n{k}": Node(f"n{k}", "i", "b", 1, checked=False, found=lost(f"n{k}", f"c{k}").finding) for k in range(5)}
-    state = RunState(run="r", shape=Shape(5, 5, 1, 1), nodes=nodes)
+    state = RunState(run="r", shape=Shape(5, 5, 1, 1), roster=Roster(nodes=nodes))
     weighed = quarantine.weigh(state, 0.0, Policy(can_requeue=True, exclusions_per_hour_max_count=9))
-    assert set(weighed.state.excluded) == set(nodes)
+    assert set(weighed.state.health.excluded) == set(nodes)
     assert weighed.sentence.endswith("; and 2 nodes more")
 
 
 def test_who_is_out_already_is_not_weighed_again() -> None:
     node = Node("n0", "i", "b", 1, checked=False, found=lost("n0").finding)
     out = {"n0": Exclusion("XID 79", 0.0, 100.0)}
-    state = RunState(run="r", shape=Shape(1, 1, 1, 1), nodes={"n0": node}, excluded=out)
+    state = RunState(
+        run="r", shape=Shape(1, 1, 1, 1), roster=Roster(nodes={"n0": node}), health=NodeHealth(excluded=out)
+    )
     assert quarantine.weigh(state, 50.0, SLURM) == quarantine.Weighed(state)
-    assert quarantine.weigh(state, 100.0, SLURM).state.excluded["n0"].since == 100.0
+    assert quarantine.weigh(state, 100.0, SLURM).state.health.excluded["n0"].since == 100.0
 
 
 def test_who_only_observes_uses_a_broken_node_and_says_so() -> None:
@@ -179,7 +194,7 @@ def test_a_poor_node_is_used_last_and_only_where_another_is_free() -> None:
     checked(life)
     life.again()
     assert life.started().placement.nodes == ("n0", "n1", "n2")
-    assert life.state.excluded == {}
+    assert life.state.health.excluded == {}
 
 
 def test_ranks_move_from_a_poor_node_at_the_next_restart_and_keep_their_seats() -> None:
@@ -193,7 +208,7 @@ def test_ranks_move_from_a_poor_node_at_the_next_restart_and_keep_their_seats() 
     life.says("just before, n1: XID 94", "restarting on")
     life.again()
     assert life.started().placement.nodes == ("n0", "s0", "n2")
-    assert life.state.excluded == {}
+    assert life.state.health.excluded == {}
 
 
 def test_poor_hardware_twice_is_blamed_where_another_job_can_do_without_it() -> None:
@@ -203,12 +218,12 @@ def test_poor_hardware_twice_is_blamed_where_another_job_can_do_without_it() -> 
         life.mark(10 * time)
         life.exit(0, signal=7)
         life.stopped()
-        assert ("n1" in life.state.excluded) is (time == 2), life.reason
+        assert ("n1" in life.state.health.excluded) is (time == 2), life.reason
         if time == 1:
             life.again()
-            life.on(GangStarted(life.state.attempt))
+            life.on(GangStarted(life.state.attempt.number))
     life.says("n1 was suspected for the 2nd time, so it is blamed")
-    assert set(life.state.excluded) == {"n1"}
+    assert set(life.state.health.excluded) == {"n1"}
 
 
 def test_a_poor_reading_of_an_hour_ago_is_no_evidence() -> None:
@@ -218,7 +233,7 @@ def test_a_poor_reading_of_an_hour_ago_is_no_evidence() -> None:
     life.exit(0, error=BUG)
     life.stopped()
     assert "XID 94" not in life.reason
-    assert life.state.suspicion == {"n0": 1}
+    assert life.state.health.suspicion == {"n0": 1}
 
 
 def test_what_was_poor_while_ranks_were_being_stopped_counts() -> None:
@@ -227,7 +242,7 @@ def test_what_was_poor_while_ranks_were_being_stopped_counts() -> None:
     life.on(poor("n2"))
     life.on(poor("nowhere"))
     life.stopped()
-    assert life.state.suspicion == {"n2": 1}
+    assert life.state.health.suspicion == {"n2": 1}
 
 
 @pytest.mark.parametrize("check", ["storage_space", "storage_answers"])
@@ -236,7 +251,7 @@ def test_a_poor_file_system_is_no_sign_against_a_node(check: str) -> None:
     life.on(poor("n1", check))
     life.exit(0, signal=7)
     life.stopped()
-    assert life.state.suspicion == {"n0": 1}
+    assert life.state.health.suspicion == {"n0": 1}
 
 
 def test_poor_ports_everywhere_are_the_fabrics() -> None:
@@ -245,7 +260,7 @@ def test_poor_ports_everywhere_are_the_fabrics() -> None:
         life.on(poor(name, "ib_errors"))
     life.exit(0, signal=7)
     life.stopped()
-    assert life.state.suspicion == {"n0": 1}
+    assert life.state.health.suspicion == {"n0": 1}
 
 
 def test_a_kill_for_memory_is_not_laid_to_poor_hardware() -> None:
@@ -253,7 +268,7 @@ def test_a_kill_for_memory_is_not_laid_to_poor_hardware() -> None:
     life.on(poor("n1"))
     life.exit(0, signal=9, oom=True)
     life.stopped()
-    assert life.state.suspicion == {}
+    assert life.state.health.suspicion == {}
 
 
 # ---- late nodes ------------------------------------------------------------------------------------------------------
@@ -264,7 +279,7 @@ def test_a_spare_that_comes_late_proves_itself_while_ranks_train() -> None:
     life.join("s0")
     assert life.last(CheckNodes).nodes == ("s0",)
     life.on(NodeChecked("s0", True))
-    assert life.state.nodes["s0"].checked is True
+    assert life.state.roster.nodes["s0"].checked is True
     life.join("s1")
     life.on(NodeChecked("s1", False, "no space"))
     life.says("s1 failed its checks: no space")
@@ -276,7 +291,7 @@ def test_a_spare_that_comes_late_proves_itself_while_ranks_train() -> None:
 
 def test_one_that_was_checked_in_this_boot_is_not_asked_again() -> None:
     life = Life(2).running()
-    node = life.state.nodes["n1"]
+    node = life.state.roster.nodes["n1"]
     before = len(life.asked)
     life.on(AgentJoined("n1", node.incarnation, node.boot_id, node.slots_count))
     assert life.asked[before:] == []
@@ -285,11 +300,11 @@ def test_one_that_was_checked_in_this_boot_is_not_asked_again() -> None:
 def test_what_was_poor_stays_so_until_the_next_boot() -> None:
     life = checking()
     life.on(poor("n1"))
-    old = life.state.nodes["n1"]
+    old = life.state.roster.nodes["n1"]
     life.on(AgentRejoined("n1", "i7", old.boot_id, old.slots_count))
-    assert life.state.nodes["n1"].poor == old.poor != ""
+    assert life.state.roster.nodes["n1"].poor == old.poor != ""
     life.on(AgentRejoined("n1", "i8", "another boot", old.slots_count))
-    assert life.state.nodes["n1"].poor == ""
+    assert life.state.roster.nodes["n1"].poor == ""
 
 
 # ---- suspicion fades -------------------------------------------------------------------------------------------------
@@ -344,12 +359,12 @@ def test_a_verdict_blames_only_nodes_with_a_fatal_finding_and_never_all_for_one_
 def test_at_the_gate_caps_hold_and_only_the_broken_are_out(findings: list[NodeFinding], spare: int) -> None:
     life = checking(5 - spare)
     for one in findings:
-        if one.node in life.state.nodes and life.phase is Phase.CHECKING:
+        if one.node in life.state.roster.nodes and life.phase is Phase.CHECKING:
             life.on(FindingRaised(one))
     checked(life)
     fatal = {one.node for one in findings if one.fatal}
-    assert set(life.state.excluded) <= fatal
-    assert len(life.state.excluded) <= 2
+    assert set(life.state.health.excluded) <= fatal
+    assert len(life.state.health.excluded) <= 2
     assert life.answer.outcome in {Outcome.APPLIED, Outcome.IGNORED}
     assert not any(isinstance(asked, EndJob) for asked in life.asked)
 
@@ -368,4 +383,4 @@ def test_a_gpu_that_is_lost_while_ranks_start_bars_its_node_from_the_next_attemp
     life = Life(3).launching()
     life.on(lost("n0"))
     assert life.phase is Phase.STOPPING
-    assert not life.state.nodes["n0"].checked
+    assert not life.state.roster.nodes["n0"].checked

@@ -57,7 +57,7 @@ def test_too_few_came(came: tuple[str, ...]) -> None:
     life.join(*came) if came else None
     life.due("join")
     assert life.phase is Phase.FAILED
-    assert life.state.failure is Failure.NODE
+    assert life.state.ending.failure is Failure.NODE
     life.says(f"{len(came)} of 3 nodes joined within 60 s", *came)
     assert life.last(EndJob).exit_code == 1
 
@@ -75,19 +75,19 @@ def test_nodes_that_fall_silent_before_the_start_are_noted_and_heard_again() -> 
     life.says("n0", "6 s")
     life.on(NodeLost("n1", life.now - 30, "its probes failed"))
     life.says("n1", "its probes failed")
-    assert life.state.nodes["n1"].lost
+    assert life.state.roster.nodes["n1"].lost
     life.on(NodeHeard("n1"))
     life.says("n1", "heard again")
-    assert not life.state.nodes["n1"].lost
+    assert not life.state.roster.nodes["n1"].lost
     life.on(NodeSilent("x9", life.now))
-    assert "x9" not in life.state.nodes
+    assert "x9" not in life.state.roster.nodes
 
 
 def test_a_node_known_to_be_bad_is_not_used() -> None:
     life = Life(2)
     life.join("n0")
     life.on(FindingRaised(warning("n0")))
-    assert life.state.nodes["n0"].checked is None
+    assert life.state.roster.nodes["n0"].checked is None
     life.on(FindingRaised(fatal("x9")))
     life.on(FindingRaised(fatal("n0")))
     life.says("n0", "gpu lost")
@@ -190,7 +190,7 @@ def test_a_notice_before_the_start(kind: NoticeKind) -> None:
         assert life.phase is Phase.CANCELLED
         life.says("scheduler" if kind is NoticeKind.CANCEL else "signal")
     elif kind is NoticeKind.REQUEUE:
-        assert (life.phase, life.state.seq, life.state.leaving) == (Phase.PENDING, 0, True)
+        assert (life.phase, life.state.seq, life.state.ending.leaving) == (Phase.PENDING, 0, True)
     else:
         assert life.last(SubmitSuccessor).seq == 1
         life.says(kind.value, "the next job")

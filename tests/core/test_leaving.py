@@ -5,11 +5,16 @@ from __future__ import annotations
 from gangrun.core.actions import EndJob, SubmitSuccessor
 from gangrun.core.events import Notice, NoticeKind, Stamped, TermTaken
 from gangrun.core.machine.lifecycle import step
-from gangrun.core.model import Deadline, Phase, RunState, Shape
+from gangrun.core.model import Deadline, Ending, Phase, RunState, Shape, Timers
 from gangrun.core.policy import Policy
 
 LEAVING = RunState(
-    run="r", shape=Shape(2, 2, 1, 1), job="7", seq=1, leaving=True, deadlines={"join": Deadline(3600.0, 1)}
+    run="r",
+    shape=Shape(2, 2, 1, 1),
+    job="7",
+    seq=1,
+    ending=Ending(leaving=True),
+    timers=Timers(deadlines={"join": Deadline(3600.0, 1)}),
 )
 
 
@@ -26,7 +31,7 @@ def test_a_new_term_in_the_old_job_ends_it():
 
 def test_the_next_job_begins():
     decision = taken_by("8")
-    assert not decision.state.leaving
+    assert not decision.state.ending.leaving
     assert decision.actions == ()
     assert decision.state.job == "8"
 

@@ -82,7 +82,7 @@ def test_a_clean_run_goes_through_the_phases_and_ends_its_job() -> None:
     assert life.state.phase is Phase.SUCCEEDED
     assert life.last(EndJob) == EndJob(Phase.SUCCEEDED, 0, life.state.reason)
     assert life.state.attempts[-1].outcome == "succeeded"
-    assert not life.state.deadlines
+    assert not life.state.timers.deadlines
 
 
 def test_a_killed_rank_restarts_in_place_and_blames_nobody() -> None:
@@ -92,7 +92,7 @@ def test_a_killed_rank_restarts_in_place_and_blames_nobody() -> None:
     assert isinstance(life.last(StopGang), StopGang)
     life.on(GangStopped(0))
     assert life.state.phase is Phase.STARTING
-    assert life.state.attempt == 1
+    assert life.state.attempt.number == 1
     life.again(CheckpointRef(7, "/c/step-7", Level.VERIFIED))
     start = life.last(StartGang)
     assert start.attempt == 1
@@ -101,7 +101,7 @@ def test_a_killed_rank_restarts_in_place_and_blames_nobody() -> None:
     assert start.resume.step == 7
     life.on(GangStarted(1))
     assert life.state.phase is Phase.RUNNING
-    assert not life.state.excluded
+    assert not life.state.health.excluded
 
 
 def test_the_same_bug_twice_stops_with_the_traceback() -> None:
@@ -114,9 +114,9 @@ def test_the_same_bug_twice_stops_with_the_traceback() -> None:
     life.exit(3, error=bug)
     life.on(GangStopped(1))
     assert life.state.phase is Phase.FAILED
-    assert life.state.failure is Failure.SCRIPT
+    assert life.state.ending.failure is Failure.SCRIPT
     assert "ValueError" in life.state.reason
-    assert not life.state.excluded
+    assert not life.state.health.excluded
 
 
 def test_a_lost_node_without_a_spare_is_waited_for_then_ends_the_run() -> None:
@@ -126,7 +126,7 @@ def test_a_lost_node_without_a_spare_is_waited_for_then_ends_the_run() -> None:
     assert life.state.phase is Phase.WAITING
     life.due("nodes")
     assert life.state.phase is Phase.FAILED
-    assert life.state.failure is Failure.NODE
+    assert life.state.ending.failure is Failure.NODE
 
 
 def test_a_lost_node_that_comes_back_ends_the_wait() -> None:
@@ -144,7 +144,7 @@ def test_a_lost_node_is_replaced_by_a_spare() -> None:
     life.on(AgentJoined("n2", "i", "b", 2))
     life.on(NodeLost("n1", life.now - 30, "its lease is over"))
     life.on(GangStopped(0, presumed=(("n1", "law 1"),)))
-    assert "n1" in life.state.excluded
+    assert "n1" in life.state.health.excluded
     life.on(NodeChecked("n2", True))
     life.again()
     start = life.last(StartGang)
@@ -177,7 +177,7 @@ def test_a_cancel_ends_cancelled_from_every_phase() -> None:
             life.running()
         life.on(CancelRequested("someone"))
         if life.state.phase is Phase.STOPPING:
-            life.on(GangStopped(life.state.attempt))
+            life.on(GangStopped(life.state.attempt.number))
         assert life.state.phase is Phase.CANCELLED, stop_at
         end = life.last(EndJob)
         assert end.exit_code == 130
@@ -207,7 +207,7 @@ def test_none_valid_never_starts_from_zero() -> None:
     life.on(AttemptSealed(0))
     life.on(NoneValid(0, "3 checkpoints were committed and none is valid"))
     assert life.state.phase is Phase.FAILED
-    assert life.state.failure is Failure.STORAGE
+    assert life.state.ending.failure is Failure.STORAGE
     assert not [action for action in life.asked if isinstance(action, StartGang)]
 
 
@@ -219,13 +219,13 @@ def test_a_hang_takes_stacks_before_it_stops() -> None:
     life.on(StacksTaken(0, ()))
     assert life.state.phase is Phase.STOPPING
     life.on(GangStopped(0))
-    assert life.state.attempt == 1
+    assert life.state.attempt.number == 1
 
 
 def test_a_taken_port_is_nobodys_fault_and_free() -> None:
     life = Life().launching()
     life.on(GangStartFailed(0, "n0", "port 29501 is taken", retry_free=True))
-    assert life.state.after is After.AGAIN
+    assert life.state.underway.after is After.AGAIN
     life.on(GangStopped(0))
     assert life.state.phase is Phase.STARTING
     assert life.state.budget.total_count == 0
@@ -257,7 +257,7 @@ def test_a_new_term_adopts_a_whole_gang_and_stops_a_broken_one() -> None:
     assert life.state.term == 2
     life.on(TermTaken(3, "j", (whole[0], Inventory("n1", -1)), (), 0))
     assert life.state.phase is Phase.STOPPING
-    assert life.state.after is After.JUDGE
+    assert life.state.underway.after is After.JUDGE
     redone = life.on(TermTaken(4, "j", whole, (), 0))
     assert redone.phase is Phase.STOPPING
     assert isinstance(life.asked[-1], StopGang)
@@ -268,8 +268,8 @@ def test_a_new_term_in_the_middle_of_a_start_never_uses_a_known_number_again(hig
     life = Life().launching()
     life.on(TermTaken(2, "j", (), ("n0", "n1"), highest))
     assert life.state.phase is Phase.STOPPING
-    life.on(GangStopped(life.state.attempt))
-    assert life.state.attempt == highest + 1
+    life.on(GangStopped(life.state.attempt.number))
+    assert life.state.attempt.number == highest + 1
 
 
 def test_another_job_waits_for_the_leases_of_nodes_that_did_not_come_back() -> None:
@@ -284,7 +284,7 @@ def test_another_job_waits_for_the_leases_of_nodes_that_did_not_come_back() -> N
     assert life.state.phase is Phase.WAITING
     life.due("backoff")
     assert life.state.phase is Phase.STARTING
-    assert life.state.attempt == 1
+    assert life.state.attempt.number == 1
 
 
 def test_a_run_that_ended_is_taken_up_again_only_when_asked() -> None:
@@ -295,9 +295,9 @@ def test_a_run_that_ended_is_taken_up_again_only_when_asked() -> None:
     assert life.state.phase is Phase.CANCELLED
     life.on(ResumeRequested("someone", "k", 1))
     assert life.state.phase is Phase.PENDING
-    assert life.state.cancelled_by == ""
+    assert life.state.ending.cancelled_by == ""
     life.launching()
-    assert life.state.attempt == 1
+    assert life.state.attempt.number == 1
 
 
 def test_preemption_saves_stops_and_requeues() -> None:
@@ -313,7 +313,7 @@ def test_checkpoints_never_go_back() -> None:
     life = Life().running()
     life.on(CheckpointSeen(CheckpointRef(10, "/c/step-10", Level.VERIFIED)))
     life.on(CheckpointSeen(CheckpointRef(5, "/c/step-5", Level.VERIFIED)))
-    assert life.state.best_step == 10
+    assert life.state.checkpoints.best_step == 10
 
 
 def test_a_rank_says_in_dying_how_far_it_got() -> None:
@@ -321,7 +321,7 @@ def test_a_rank_says_in_dying_how_far_it_got() -> None:
     life.on(ProgressMarked(0, 4))
     died = RankExit(1, "n0", None, 9, False, False, None, life.now, step=15)
     life.on(RankExited(0, died))
-    assert life.state.attempt_step == 15
-    assert life.state.observed_step == 15
+    assert life.state.attempt.step == 15
+    assert life.state.checkpoints.observed_step == 15
     life.on(RankFinished(0, 2, "n1", life.now, step=14))
-    assert life.state.attempt_step == 15
+    assert life.state.attempt.step == 15

@@ -32,20 +32,20 @@ def asks(life: Life, grace_s: float = 30.0) -> None:
 @pytest.mark.parametrize("phase", [phase for phase in Phase if phase not in TERMINAL])
 def test_an_agents_word_alone_stops_nothing_and_no_answer_stops_all(phase: Phase) -> None:
     life = at(phase)
-    due = dict(life.state.deadlines)
+    due = dict(life.state.timers.deadlines)
     asks(life)
     life.says("told to end; asking the scheduler why")
     assert (life.phase, life.actions) == (phase, ())
-    assert set(life.state.deadlines) == {*due, WHY}
-    assert life.state.deadlines[WHY].at == life.now + 15.0
+    assert set(life.state.timers.deadlines) == {*due, WHY}
+    assert life.state.timers.deadlines[WHY].at == life.now + 15.0
     life.ignored(Notice(NoticeKind.UNKNOWN, 30.0, asking=True), "too")
     life.due(WHY)
-    assert WHY not in life.state.deadlines
+    assert WHY not in life.state.timers.deadlines
     if phase is Phase.WAITING:
-        assert life.state.submitting, "why the nodes go is known: the run goes on elsewhere"
+        assert life.state.underway.submitting, "why the nodes go is known: the run goes on elsewhere"
         return
     assert life.phase in {Phase.STOPPING, Phase.CANCELLED}
-    assert life.state.cancelled_by == "a signal"
+    assert life.state.ending.cancelled_by == "a signal"
 
 
 @pytest.mark.parametrize("phase", [phase for phase in Phase if phase in TERMINAL])
@@ -65,29 +65,31 @@ def test_the_answer_decides_and_ends_the_wait(kind: NoticeKind) -> None:
     life = Life(policy=SCHEDULER).running()
     asks(life)
     life.on(Notice(kind, 28.0))
-    assert WHY not in life.state.deadlines
+    assert WHY not in life.state.timers.deadlines
     stops = {NoticeKind.CANCEL: After.CANCEL, NoticeKind.UNKNOWN: After.CANCEL, NoticeKind.REQUEUE: After.RETURN}
-    assert life.state.after is stops.get(kind, After.REQUEUE)
+    assert life.state.underway.after is stops.get(kind, After.REQUEUE)
 
 
 def test_the_wait_goes_on_through_other_phases_and_terms() -> None:
     life = Life(policy=SCHEDULER).launching()
     asks(life)
-    at_s = life.state.deadlines[WHY]
+    at_s = life.state.timers.deadlines[WHY]
     life.on(StoreStalled(life.now - 5.0))
     life.on(StoreBack(6.0))
     life.on(GangStarted(0))
     held = tuple(Inventory(name, 0, tuple(RankAlive(r, 1, 1) for r in range(2))) for name in life.names)
     life.on(TermTaken(1, "j", held, (), 0))
     life.exit(0)
-    assert (life.phase, life.state.deadlines[WHY]) == (Phase.STOPPING, at_s)
+    assert (life.phase, life.state.timers.deadlines[WHY]) == (Phase.STOPPING, at_s)
     life.on(Notice(NoticeKind.TIME_LIMIT, 20.0))
     asks(life)
     life.due(WHY)
-    assert life.state.after is After.REQUEUE, "a signal whose reason nobody knows does not undo one that is known"
+    assert life.state.underway.after is After.REQUEUE, (
+        "a signal whose reason nobody knows does not undo one that is known"
+    )
     asks(life)
     life.on(TermTaken(2, "k", (), (), 0))
-    assert WHY not in life.state.deadlines, "the signal was meant for the job before"
+    assert WHY not in life.state.timers.deadlines, "the signal was meant for the job before"
 
 
 @pytest.mark.parametrize(
@@ -105,13 +107,13 @@ def test_where_nobody_says_why_the_sooner_end_counts(signalled_s: float, answer_
 def test_a_signal_that_no_scheduler_sent_takes_no_nodes_away() -> None:
     life = Life().running()
     life.on(Notice(NoticeKind.UNKNOWN, 5.0))
-    assert (life.state.gone_at, life.last(StopGang).grace_s) == (None, 10.0)
+    assert (life.state.ending.gone_at, life.last(StopGang).grace_s) == (None, 10.0)
 
 
 def test_an_answer_after_the_wait_is_no_news_and_an_old_timer_none_either() -> None:
     life = Life(policy=SCHEDULER).running()
     asks(life)
-    due = life.state.deadlines[WHY]
+    due = life.state.timers.deadlines[WHY]
     life.on(Notice(NoticeKind.PREEMPTION, 25.0))
     life.ignored(DeadlinePassed(WHY, due.generation), "already over")
 
@@ -165,8 +167,8 @@ def test_a_stop_that_cannot_be_proven_leaves_the_place_to_the_job_that_comes_bac
     life.on(Notice(NoticeKind.REQUEUE, 30.0))
     while life.phase is Phase.STOPPING:
         life.due("stop")
-    assert (life.phase, life.state.seq, life.state.leaving) == (Phase.PENDING, 0, True)
-    assert life.state.fence_nodes == ("n0", "n1")
+    assert (life.phase, life.state.seq, life.state.ending.leaving) == (Phase.PENDING, 0, True)
+    assert life.state.fence.nodes == ("n0", "n1")
 
 
 def test_a_rank_that_falls_after_the_word_is_judged_as_any_other() -> None:
@@ -175,5 +177,5 @@ def test_a_rank_that_falls_after_the_word_is_judged_as_any_other() -> None:
     life.on(RankExited(0, life.died(1).exit))
     life.stopped()
     assert life.phase is Phase.STARTING
-    assert WHY in life.state.deadlines
+    assert WHY in life.state.timers.deadlines
     assert life.answer.outcome is Outcome.APPLIED

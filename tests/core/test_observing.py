@@ -16,7 +16,7 @@ def watched(*, can_requeue: bool = False) -> Life:
 
 
 def stall(life: Life, stalled_s: float = 40.0) -> None:
-    life.on(ProgressStalled(life.state.attempt, stalled_s, 30.0, OBSERVED))
+    life.on(ProgressStalled(life.state.attempt.number, stalled_s, 30.0, OBSERVED))
 
 
 def test_a_hang_is_told_with_what_would_follow_and_training_goes_on() -> None:
@@ -27,11 +27,11 @@ def test_a_hang_is_told_with_what_would_follow_and_training_goes_on() -> None:
     assert (life.phase, life.count(StopGang)) == (Phase.RUNNING, 0)
     life.says("hung", "40 s", "rank 1", "observing only, so training goes on", "restarting in place")
     assert life.state.reason == life.reason
-    assert "stacks" not in life.state.deadlines
+    assert "stacks" not in life.state.timers.deadlines
     life.ignored(StacksTaken(0, ()), "nobody asked")
     life.mark(6)
     life.says("no hang")
-    assert (life.state.reason, life.state.evidence.hang) == (life.reason, None)
+    assert (life.state.reason, life.state.attempt.evidence.hang) == (life.reason, None)
 
 
 def test_a_hang_that_lasts_is_looked_at_again_and_stacks_may_be_missing() -> None:
@@ -54,7 +54,7 @@ def test_a_fatal_finding_is_told_once_and_excludes_nobody() -> None:
     assert life.state.reason == life.reason
     life.on(FindingRaised(fatal("n0")))
     assert "observing" not in life.reason
-    assert (life.phase, life.count(StopGang), dict(life.state.excluded)) == (Phase.RUNNING, 0, {})
+    assert (life.phase, life.count(StopGang), dict(life.state.health.excluded)) == (Phase.RUNNING, 0, {})
 
 
 def test_a_script_that_starts_over_is_told_and_let_be() -> None:
@@ -62,7 +62,7 @@ def test_a_script_that_starts_over_is_told_and_let_be() -> None:
     life.on(FirstStepSeen(0, 3))
     life.says("started over", "20", "observing only")
     assert (life.phase, life.count(StopGang)) == (Phase.RUNNING, 0)
-    assert life.state.attempt_step == 3
+    assert life.state.attempt.step == 3
     life.exit(0, code=1)
     life.stopped()
     life.says("exit code 1")
@@ -72,7 +72,7 @@ def test_a_rank_that_dies_ends_the_run_with_its_own_result() -> None:
     life = watched()
     life.exit(0, code=None, signal=9)
     life.stopped()
-    assert (life.phase, life.state.failure) == (Phase.FAILED, Failure.SCRIPT)
+    assert (life.phase, life.state.ending.failure) == (Phase.FAILED, Failure.SCRIPT)
     life.says("rank 0 on n0", "SIGKILL", "restarting in place", "observing only")
     assert life.state.attempts[0].outcome == "signal"
 
@@ -83,12 +83,12 @@ def test_nobody_is_excluded_for_what_a_rank_died_of() -> None:
     life.exit(0, code=None, signal=9)
     life.stopped()
     life.says("GPU 0 of n0", "observing only")
-    assert (life.phase, life.state.failure, dict(life.state.excluded)) == (Phase.FAILED, Failure.NODE, {})
+    assert (life.phase, life.state.ending.failure, dict(life.state.health.excluded)) == (Phase.FAILED, Failure.NODE, {})
 
 
 def test_what_would_have_ended_the_run_anyway_ends_it_the_same() -> None:
     life = Life(policy=Policy(observe=True, restarts_max_count=0)).running()
     life.exit(0, code=None, signal=9)
     life.stopped()
-    assert (life.phase, life.state.failure) == (Phase.FAILED, Failure.BUDGET)
+    assert (life.phase, life.state.ending.failure) == (Phase.FAILED, Failure.BUDGET)
     assert "observing" not in life.reason

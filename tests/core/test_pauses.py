@@ -40,7 +40,7 @@ def test_the_pause_before_a_second_try_has_an_end() -> None:
         life.stopped()
         if life.phase is Phase.STARTING:
             life.again()
-            life.on(GangStarted(life.state.attempt))
+            life.on(GangStarted(life.state.attempt.number))
     assert life.phase is Phase.WAITING
     life.says("rank 0 on n0", "restarting in place in")
     life.on(NodeSilent("n1", life.now - 6))
@@ -79,7 +79,7 @@ def test_nodes_are_waited_for_once() -> None:
     life.due("check")
     assert life.phase is Phase.FAILED, life.reason
     life.says("n1 lost")
-    assert life.state.failure is Failure.NODE
+    assert life.state.ending.failure is Failure.NODE
 
 
 def test_a_node_that_flaps_is_not_waited_for_for_ever_either() -> None:
@@ -135,14 +135,14 @@ def test_refused_jobs_are_asked_for_with_growing_pauses_and_then_no_more() -> No
         if life.phase is Phase.FAILED:
             break
         life.says("QOSMaxSubmitJobPerUserLimit", "asking again in")
-        pauses.append(life.state.deadlines["submit"].at - life.now)
+        pauses.append(life.state.timers.deadlines["submit"].at - life.now)
         life.due("submit")
         assert life.last(SubmitSuccessor).seq == 1
     assert pauses == sorted(pauses)
     assert pauses[-1] <= life.policy.waiting_max_s < sum(pauses)
     life.says("QOSMaxSubmitJobPerUserLimit", f"{len(pauses) + 1} times")
-    assert life.state.failure is Failure.SCHEDULER
-    assert not life.state.submitting
+    assert life.state.ending.failure is Failure.SCHEDULER
+    assert not life.state.underway.submitting
 
 
 def test_a_job_that_may_be_in_the_queue_is_looked_for_again_but_not_for_ever() -> None:
@@ -151,9 +151,9 @@ def test_a_job_that_may_be_in_the_queue_is_looked_for_again_but_not_for_ever() -
         life.on(ActUnknown((1, 9), SUBMIT, "sbatch timed out"))
         life.says("not known whether", "sbatch timed out")
         if life.phase is Phase.WAITING:
-            assert life.state.deadlines["submit"].at - life.now >= 30.0
+            assert life.state.timers.deadlines["submit"].at - life.now >= 30.0
             life.due("submit")
-    assert life.state.failure is Failure.SCHEDULER
+    assert life.state.ending.failure is Failure.SCHEDULER
 
 
 def test_a_scheduler_that_never_answers_ends_the_wait() -> None:
@@ -180,7 +180,7 @@ def test_what_others_acts_became_is_not_for_whoever_waits_for_a_job() -> None:
 def test_the_next_job_does_without_the_excluded_as_long_as_they_are() -> None:
     life = Life(3, policy=SCHEDULER).running()
     old, new = Exclusion("old", 0.0, life.now - 1), Exclusion("new", 0.0, life.now + 1e5)
-    life.state = replace(life.state, excluded={"n7": old, "n8": new})
+    life.state = replace(life.state, health=replace(life.state.health, excluded={"n7": old, "n8": new}))
     life.on(Notice(NoticeKind.PREEMPTION, 30.0))
     life.stopped()
     assert life.last(SubmitSuccessor).exclude == ("n8",)
@@ -196,9 +196,9 @@ def test_a_notice_while_the_next_job_is_asked_for_asks_no_second_time(kind: Noti
     life.says(kind.value)
     assert life.count(SubmitSuccessor) == 1
     life.on(ActDone((1, 9), SUBMIT))
-    assert (life.phase, life.state.seq, life.state.leaving) == (Phase.PENDING, 1, True)
+    assert (life.phase, life.state.seq, life.state.ending.leaving) == (Phase.PENDING, 1, True)
     life.on(Notice(kind, 30.0))
-    assert life.state.leaving
+    assert life.state.ending.leaving
     life.on(Notice(NoticeKind.CANCEL, 30.0))
     assert life.phase is Phase.CANCELLED
 
@@ -208,14 +208,19 @@ def test_a_scheduler_that_gives_this_very_job_back_keeps_its_place() -> None:
     life.on(ActDone((1, 9), SUBMIT, same_job=True))
     life.says("comes back by itself")
     assert life.actions == (EndJob(Phase.PENDING, 0, life.reason),)
-    assert (life.phase, life.state.seq, life.state.leaving, life.state.submitting) == (Phase.PENDING, 0, True, False)
+    assert (life.phase, life.state.seq, life.state.ending.leaving, life.state.underway.submitting) == (
+        Phase.PENDING,
+        0,
+        True,
+        False,
+    )
 
 
 def test_the_next_job_is_in_the_queue_so_this_one_ends() -> None:
     life = Life(policy=SCHEDULER).submitting()
     life.on(ActDone((1, 9), SUBMIT))
     assert life.actions == (EndJob(Phase.PENDING, 0, life.reason),)
-    assert (life.phase, life.state.seq, life.state.nodes) == (Phase.PENDING, 1, {})
+    assert (life.phase, life.state.seq, life.state.roster.nodes) == (Phase.PENDING, 1, {})
     life.ignored(ActDone((1, 9), SUBMIT))
     life.ignored(AgentJoined("n0", "i", "b", 2))
 
@@ -225,4 +230,4 @@ def test_smaller_is_an_answer_where_the_user_allows_it() -> None:
     life.on(NodeLost("n1", 90.0, "lost"))
     life.stopped()
     life.says("restarting smaller, on n[0,2]")
-    assert life.state.stage is StartStage.SEALING
+    assert life.state.underway.stage is StartStage.SEALING

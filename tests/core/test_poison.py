@@ -64,7 +64,7 @@ def test_turned_off_it_never_is() -> None:
 
 def fails(life: Life, at_step: int, error: ErrorReport | None = BUG, rank: int = 0) -> None:
     """The gang that is being launched runs and dies of it; back to where it is being started, if it is."""
-    life.on(GangStarted(life.state.attempt))
+    life.on(GangStarted(life.state.attempt.number))
     life.first(at_step)
     life.exit(rank, error=error)
     life.stopped()
@@ -78,7 +78,7 @@ def poisoned(policy: Policy | None = None) -> Life:
     """Loaded step 40 twice and died two steps later both times; the next choice is due."""
     life = Life(policy=policy).launching(saved(40))
     fails(life, 42)
-    assert life.phase is Phase.STARTING and life.state.condemned is None
+    assert life.phase is Phase.STARTING and life.state.checkpoints.condemned is None
     life.again(saved(40))
     fails(life, 42)
     return life
@@ -99,7 +99,7 @@ def test_the_one_before_it_is_taken_and_the_run_goes_on() -> None:
     assert asked.condemned is not None and asked.condemned.path == saved(40).path
     life.choose(saved(30))
     assert life.last(StartGang).resume == saved(30)
-    assert life.state.condemned is None and [one.step for one in life.state.poisoned] == [40]
+    assert life.state.checkpoints.condemned is None and [one.step for one in life.state.checkpoints.poisoned] == [40]
     life.on(GangStarted(2))
     life.mark(90)
     life.save(90)
@@ -113,15 +113,15 @@ def test_if_the_older_one_fails_too_it_was_the_code_and_nothing_is_lost() -> Non
     life = poisoned()
     life.again(saved(30))
     fails(life, 31)
-    assert (life.phase, life.state.failure) == (Phase.FAILED, Failure.SCRIPT)
+    assert (life.phase, life.state.ending.failure) == (Phase.FAILED, Failure.SCRIPT)
     life.says("it is the code's", "Traceback ...", "step 40, set aside on that suspicion, is put back")
     assert life.last(EndJob).put_back == (saved(40).path,)
-    assert life.state.poisoned == ()
-    assert life.state.checkpoint == saved(40), "it is the newest again"
+    assert life.state.checkpoints.poisoned == ()
+    assert life.state.checkpoints.newest == saved(40), "it is the newest again"
     life.on(ResumeRequested("ann", "j", 0))
     life.launching(saved(40))
     assert life.last(ChooseResume).put_back == (saved(40).path,), "should the end not have come to it"
-    assert life.state.cleared == ()
+    assert life.state.checkpoints.cleared == ()
 
 
 def test_a_spent_budget_puts_it_back_too_and_another_failure_does_not() -> None:
@@ -145,10 +145,10 @@ def test_a_bug_that_is_as_old_as_the_run_stops_it_at_once() -> None:
 
 def test_three_times_where_so_many_are_asked_for() -> None:
     life = poisoned(Policy(poison_times_count=3))
-    assert life.state.condemned is None
+    assert life.state.checkpoints.condemned is None
     life.again(saved(40))
     fails(life, 43)
-    assert life.state.condemned is not None
+    assert life.state.checkpoints.condemned is not None
 
 
 def test_no_older_one_stops_the_run_with_the_traceback_and_never_begins_anew() -> None:
@@ -159,21 +159,25 @@ def test_no_older_one_stops_the_run_with_the_traceback_and_never_begins_anew() -
         life = Life().launching(saved(40))
         for _ in range(2):
             fails(life, 42, replace(BUG, traceback=traceback))
-            life.on(AttemptSealed(life.state.attempt))
-            if life.state.condemned is None:
+            life.on(AttemptSealed(life.state.attempt.number))
+            if life.state.checkpoints.condemned is None:
                 life.choose(saved(40))
         life.on(NoneValid(2, "none of 1 committed checkpoint may be resumed from"))
-        assert (life.phase, life.state.failure, life.state.condemned) == (Phase.FAILED, Failure.SCRIPT, None)
+        assert (life.phase, life.state.ending.failure, life.state.checkpoints.condemned) == (
+            Phase.FAILED,
+            Failure.SCRIPT,
+            None,
+        )
         life.says("step 40 counts as poisoned", told, "none of 1")
 
 
 def test_whoever_says_what_to_resume_from_gets_it() -> None:
     life = poisoned()
-    life.state = replace(life.state, resume_request="40")
+    life.state = replace(life.state, checkpoints=replace(life.state.checkpoints, resume_request="40"))
     life.on(AttemptSealed(2))
     assert life.last(ChooseResume) == ChooseResume(2, "40", 40)
     life.choose(saved(40))
-    assert (life.state.condemned, life.state.poisoned) == (None, ())
+    assert (life.state.checkpoints.condemned, life.state.checkpoints.poisoned) == (None, ())
 
 
 def test_a_node_that_may_be_the_reason_goes_first() -> None:
@@ -182,10 +186,10 @@ def test_a_node_that_may_be_the_reason_goes_first() -> None:
     fails(life, 42, rank=2)
     life.again(saved(40))
     fails(life, 42, rank=2)
-    assert life.state.condemned is None and "n1" in life.state.excluded, life.reason
+    assert life.state.checkpoints.condemned is None and "n1" in life.state.health.excluded, life.reason
     life.again(saved(40))
     fails(life, 42)
-    assert life.state.condemned is not None, "on another node too"
+    assert life.state.checkpoints.condemned is not None, "on another node too"
 
 
 def test_poor_hardware_just_before_is_not_the_checkpoints() -> None:
@@ -197,4 +201,4 @@ def test_poor_hardware_just_before_is_not_the_checkpoints() -> None:
     life.first(42)
     life.exit(0, error=BUG)
     life.stopped()
-    assert life.state.condemned is None
+    assert life.state.checkpoints.condemned is None

@@ -130,16 +130,16 @@ class Story:
 
     def _launched(self) -> bool:
         life = self.life
-        life.on(AttemptSealed(life.state.attempt))
+        life.on(AttemptSealed(life.state.attempt.number))
         condemned = life.last(ChooseResume).condemned
         there = [step for step in self.steps if condemned is None or step != condemned.step]
         if not there:
-            life.on(NoneValid(life.state.attempt, "none of 1 may be resumed from"))
+            life.on(NoneValid(life.state.attempt.number, "none of 1 may be resumed from"))
             return False
         self.steps = there
         self.loaded.append(max(there))
         life.choose(saved(max(there)))
-        life.on(GangStarted(life.state.attempt))
+        life.on(GangStarted(life.state.attempt.number))
         return True
 
 
@@ -158,7 +158,7 @@ def falls(life: Life, step: int) -> None:
 def lost(life: Life, checkpoint: CheckpointRef | None, last_step: int) -> None:
     """An attempt that came to that step and ended of nothing that can be known again; its saves stand."""
     life.choose(checkpoint)
-    life.on(GangStarted(life.state.attempt))
+    life.on(GangStarted(life.state.attempt.number))
     life.first((checkpoint.step if checkpoint else 0) + 1)
     life.mark(last_step)
     life.exit(0, code=None, signal=9)
@@ -192,8 +192,8 @@ def test_it_goes_back_to_the_newest_good_one_at_the_price_of_one_attempt_each(ba
     steps = [100, 200, 300, 400]
     told = story(bad_from(steps[-bad], 2), steps, resumed_well=resumed_well).play()
     assert told.loaded == [400, *steps[::-1][: bad + 1]]
-    assert [one.step for one in told.life.state.poisoned] == steps[::-1][:bad]
-    assert all(one.signature == "sig" for one in told.life.state.poisoned)
+    assert [one.step for one in told.life.state.checkpoints.poisoned] == steps[::-1][:bad]
+    assert all(one.signature == "sig" for one in told.life.state.checkpoints.poisoned)
 
 
 def test_what_is_told_of_the_second_one() -> None:
@@ -205,7 +205,7 @@ def test_what_is_told_of_the_second_one() -> None:
         "step 300 counts as poisoned",
     ):
         assert words in said, said
-    first, second = told.life.state.poisoned[0], told.life.state.condemned
+    first, second = told.life.state.checkpoints.poisoned[0], told.life.state.checkpoints.condemned
     assert second is not None
     assert ("2 times" in first.why, "once, as with newer ones before" in second.why) == (True, True)
 
@@ -216,13 +216,13 @@ def test_more_than_may_be_set_aside_ends_the_run_and_all_come_back() -> None:
     assert told.life.phase is Phase.FAILED
     told.life.says("it is the code's", "step 400, step 300, step 200, set aside on that suspicion, is put back")
     assert told.life.last(EndJob).put_back == tuple(saved(step).path for step in (400, 300, 200))
-    assert told.life.state.checkpoint == saved(400)
+    assert told.life.state.checkpoints.newest == saved(400)
 
 
 def test_without_an_older_one_nothing_shows_that_it_was_the_checkpoints_and_all_come_back() -> None:
     told = story(bad_from(0, 2), [300, 400], resumed_well=True).play()
     assert told.loaded == [400, 400, 300]
-    assert (told.life.phase, told.life.state.failure) == (Phase.FAILED, Failure.SCRIPT)
+    assert (told.life.phase, told.life.state.ending.failure) == (Phase.FAILED, Failure.SCRIPT)
     told.life.says("step 300 counts as poisoned", "none of 1", "step 400, set aside on that suspicion, is put back")
     assert told.life.last(EndJob).put_back == (saved(400).path,)
 
@@ -236,31 +236,31 @@ def test_what_the_run_came_past_stays_set_aside_whatever_ends_it() -> None:
     life.on(CheckpointSeen(saved(800)))
     falls(life, 901)
     life.again(saved(800))
-    life.on(GangStarted(life.state.attempt))
+    life.on(GangStarted(life.state.attempt.number))
     falls(life, 901)
     assert life.phase is Phase.FAILED
     life.says("it is the code's")
     assert "put back" not in life.reason
-    assert [one.step for one in life.state.poisoned] == [400]
+    assert [one.step for one in life.state.checkpoints.poisoned] == [400]
 
 
 def test_what_was_saved_on_the_way_goes_too_and_comes_back_with_it() -> None:
     told = story(bad_from(400, 5), [300, 400], resumed_well=False)
     life = told.life
     life.again(saved(400))
-    life.on(GangStarted(life.state.attempt))
+    life.on(GangStarted(life.state.attempt.number))
     falls(life, 405)
     life.again(saved(403))
-    life.on(GangStarted(life.state.attempt))
+    life.on(GangStarted(life.state.attempt.number))
     falls(life, 405)
-    life.on(AttemptSealed(life.state.attempt))
+    life.on(AttemptSealed(life.state.attempt.number))
     condemned = life.last(ChooseResume).condemned
     assert condemned is not None
     assert (condemned.step, condemned.first_step) == (403, 400)
     life.choose(saved(300))
-    life.on(GangStarted(life.state.attempt))
+    life.on(GangStarted(life.state.attempt.number))
     falls(life, 302)
-    life.on(AttemptSealed(life.state.attempt))
+    life.on(AttemptSealed(life.state.attempt.number))
     second = life.last(ChooseResume).condemned
     assert second is not None
     assert (second.step, second.first_step, second.why[-30:]) == (300, 300, "once, as with newer ones before"[-30:])
@@ -277,9 +277,9 @@ def test_who_was_lost_came_as_far_as_what_the_next_one_loaded() -> None:
 
 def test_after_a_step_back_what_is_saved_below_the_best_step_is_seen() -> None:
     life = story(bad_from(400, 2), [300, 400], resumed_well=True).play().life
-    assert (life.state.best_step, life.state.disk_step) == (400, 300)
+    assert (life.state.checkpoints.best_step, life.state.checkpoints.disk_step) == (400, 300)
     life.on(CheckpointSeen(saved(350)))
-    assert (life.state.best_step, life.state.disk_step) == (400, 350)
+    assert (life.state.checkpoints.best_step, life.state.checkpoints.disk_step) == (400, 350)
     life.ignored(CheckpointSeen(saved(340)), "not newer than step 350")
 
 
@@ -298,12 +298,12 @@ def test_a_run_in_which_nothing_ever_worked_ends_after_three_attempts(offset: in
     life.on(AttemptSealed(0))
     life.choose(saved(max(steps)))
     life.on(GangStarted(0))
-    life.state = replace(life.state, steps_told=True)
+    life.state = replace(life.state, checkpoints=replace(life.state.checkpoints, steps_told=True))
     falls(life, fails(max(steps)) or -1)
     told = Story(fails, sorted(steps), life, [max(steps)]).play()
     assert told.life.phase is Phase.FAILED
     assert len(told.loaded) == 3, told.life.reason
-    assert told.life.state.poisoned == (), "all is where it was"
+    assert told.life.state.checkpoints.poisoned == (), "all is where it was"
 
 
 @given(st.integers(-1, 1), st.lists(st.integers(20, 440), min_size=2, max_size=6, unique=True))
@@ -313,7 +313,7 @@ def test_a_loading_that_never_worked_ends_after_three_attempts(offset: int, step
     told = story(fails, steps, resumed_well=False).play()
     assert told.life.phase is Phase.FAILED
     assert len(told.loaded) == 3, told.life.reason
-    assert told.life.state.poisoned == ()
+    assert told.life.state.checkpoints.poisoned == ()
 
 
 @given(
@@ -326,7 +326,7 @@ def test_a_step_that_always_fails_ends_after_three_attempts(at: int, steps: list
     told = story(lambda loaded: at, [*steps, 401], resumed_well=resumed_well, ran_to=401).play()
     assert told.life.phase is Phase.FAILED
     assert len(told.loaded) <= 3, told.life.reason
-    assert told.life.state.poisoned == ()
+    assert told.life.state.checkpoints.poisoned == ()
 
 
 def test_from_the_beginning_on_it_ends_after_two() -> None:
@@ -354,7 +354,7 @@ def test_whatever_happens_it_ends_within_its_budget_and_loses_nothing(
     life = told.life
     assert life.phase is Phase.FAILED
     assert len(told.loaded) <= 2 + 3 * restarts
-    assert len(life.state.poisoned) <= poison.SET_ASIDE_MAX_COUNT
+    assert len(life.state.checkpoints.poisoned) <= poison.SET_ASIDE_MAX_COUNT
     back = {path.rpartition("-")[2] for path in life.last(EndJob).put_back}
-    aside = {str(one.step) for one in life.state.poisoned}
+    aside = {str(one.step) for one in life.state.checkpoints.poisoned}
     assert {*told.steps, *map(int, back | aside)} == set(ends), "each is there, is back, or is known to be set aside"

@@ -40,14 +40,14 @@ def test_a_spent_budget_ends_the_run_and_says_so() -> None:
         life.stopped()
         if life.phase is Phase.STARTING:
             life.again()
-            life.on(GangStarted(life.state.attempt))
-    assert (life.phase, life.state.failure) == (Phase.FAILED, Failure.BUDGET)
+            life.on(GangStarted(life.state.attempt.number))
+    assert (life.phase, life.state.ending.failure) == (Phase.FAILED, Failure.BUDGET)
     life.says("SIGKILL", "no restart is left")
 
 
 def test_a_silent_node_that_nothing_can_replace_is_not_excluded() -> None:
     life = Life().waiting()
-    assert not life.state.excluded
+    assert not life.state.health.excluded
     life.says("n1", "to come back")
 
 
@@ -61,8 +61,8 @@ def test_a_node_that_fell_first_twice_goes_where_another_can_take_its_place() ->
             life.due("check")
         if life.phase is Phase.STARTING:
             life.again()
-            life.on(GangStarted(life.state.attempt))
-    assert "n1" in life.state.excluded
+            life.on(GangStarted(life.state.attempt.number))
+    assert "n1" in life.state.health.excluded
     life.says("n1", "for the 2nd time")
 
 
@@ -74,8 +74,8 @@ def test_suspicion_alone_takes_no_node_that_the_gang_needs() -> None:
         if life.phase is Phase.WAITING:
             life.due("backoff")
         life.again()
-        life.on(GangStarted(life.state.attempt))
-    assert not life.state.excluded
+        life.on(GangStarted(life.state.attempt.number))
+    assert not life.state.health.excluded
 
 
 def test_more_than_the_hours_share_stays_in() -> None:
@@ -83,17 +83,21 @@ def test_more_than_the_hours_share_stays_in() -> None:
     life.join("s0")
     life.on(FindingRaised(fatal("n1")))
     life.stopped()
-    assert not life.state.excluded
+    assert not life.state.health.excluded
     life.says("n1 stays although blamed")
 
 
 def test_an_exclusion_ends_when_it_ends() -> None:
     life = Life()
-    life.state = replace(life.state, excluded={"n1": Exclusion("flaky", 0.0, life.now + 500)})
+    life.state = replace(
+        life.state, health=replace(life.state.health, excluded={"n1": Exclusion("flaky", 0.0, life.now + 500)})
+    )
     life.launching()
     assert life.phase is Phase.FAILED
     life = Life()
-    life.state = replace(life.state, excluded={"n1": Exclusion("flaky", 0.0, life.now)})
+    life.state = replace(
+        life.state, health=replace(life.state.health, excluded={"n1": Exclusion("flaky", 0.0, life.now)})
+    )
     life.launching()
     assert life.started().placement.nodes == ("n0", "n1")
 

@@ -17,7 +17,7 @@ def test_a_run_that_saves_between_its_deaths_is_never_out_of_restarts() -> None:
         life.again(saved(10 * done))
         assert life.state.budget.used == {}
         assert life.state.budget.mark == 10 * done
-        life.on(GangStarted(life.state.attempt))
+        life.on(GangStarted(life.state.attempt.number))
     assert life.state.budget.total_count == 7
 
 
@@ -26,7 +26,7 @@ def test_the_same_checkpoint_once_more_is_no_progress() -> None:
     life.exit(1, code=None, signal=9)
     life.stopped()
     life.again(saved(10))
-    life.on(GangStarted(life.state.attempt))
+    life.on(GangStarted(life.state.attempt.number))
     life.exit(1, code=None, signal=9)
     life.stopped()
     assert life.phase is Phase.FAILED

@@ -48,10 +48,10 @@ def with_spares(count: int = 1, nodes: int = 2, policy: Policy | None = None) ->
 def relieved(life: Life, step: int) -> None:
     """A checkpoint comes, all ranks go down, and up again."""
     life.save(step)
-    assert life.state.after is After.MOVE, life.reason
+    assert life.state.underway.after is After.MOVE, life.reason
     life.stopped()
     life.again(saved(step))
-    life.on(GangStarted(life.state.attempt))
+    life.on(GangStarted(life.state.attempt.number))
 
 
 def test_a_spare_takes_the_place_of_a_suspect_at_the_next_checkpoint_and_not_before() -> None:
@@ -70,7 +70,7 @@ def test_a_spare_takes_the_place_of_a_suspect_at_the_next_checkpoint_and_not_bef
     life.says("relieved", "restarting on n0,s0", "free of charge")
     life.again(saved(10))
     assert life.started().placement.nodes == ("n0", "s0")
-    assert (life.state.attempts[0].outcome, life.state.excluded) == ("moved", {})
+    assert (life.state.attempts[0].outcome, life.state.health.excluded) == ("moved", {})
     assert (life.state.budget.used, life.state.budget.total_count) == (budget.used, budget.total_count)
 
 
@@ -116,7 +116,7 @@ def test_which_evidence_is_reason_enough(found: list[NodeFinding], moves: bool) 
     for one in found:
         life.on(FindingRaised(one))
     life.save(10)
-    assert (life.state.after is After.MOVE) is moves, life.reason
+    assert (life.state.underway.after is After.MOVE) is moves, life.reason
 
 
 def test_two_signs_that_are_far_apart_in_time_are_two_single_ones() -> None:
@@ -136,8 +136,8 @@ def test_what_many_show_at_once_is_no_nodes_own() -> None:
     assert "replaced" not in life.reason
     life.save(10)
     assert life.phase is Phase.RUNNING
-    assert not any(node.due for node in life.state.nodes.values())
-    assert all(life.state.nodes[name].poor for name in ("n0", "n1", "n2")), "they are still taken last"
+    assert not any(node.due for node in life.state.roster.nodes.values())
+    assert all(life.state.roster.nodes[name].poor for name in ("n0", "n1", "n2")), "they are still taken last"
 
 
 @pytest.mark.parametrize("answer", [None, False])
@@ -153,20 +153,20 @@ def test_only_a_node_that_has_proven_itself_takes_a_place(answer: bool | None) -
     life.on(AgentJoined("s1", "i-s1", "b-s1", 2))
     life.on(NodeChecked("s1", True))
     life.save(20)
-    assert life.state.after is After.MOVE
+    assert life.state.underway.after is After.MOVE
 
 
 def test_a_node_found_poor_while_ranks_start_or_stop_is_relieved_later() -> None:
     life = Life().launching()
     life.on(FindingRaised(poor("n1")))
-    life.on(GangStarted(life.state.attempt))
+    life.on(GangStarted(life.state.attempt.number))
     life.exit(0, error=BUG)
     life.on(FindingRaised(poor("n0")))
-    assert [name for name, node in life.state.nodes.items() if node.due] == ["n0", "n1"]
+    assert [name for name, node in life.state.roster.nodes.items() if node.due] == ["n0", "n1"]
     life.on(AgentRejoined("n0", "i-2", "b-n0", 2, "it died"))
-    assert life.state.nodes["n0"].due == PENDING
+    assert life.state.roster.nodes["n0"].due == PENDING
     life.on(AgentRejoined("n0", "i-3", "b-9", 2, "the node has booted"))
-    assert life.state.nodes["n0"].due == ""
+    assert life.state.roster.nodes["n0"].due == ""
 
 
 def test_so_many_an_hour_at_most() -> None:
@@ -214,10 +214,10 @@ def test_not_while_something_else_is_under_way() -> None:
     life.save(10)
     life.stopped()
     life.again(saved(10))
-    life.on(GangStarted(life.state.attempt))
+    life.on(GangStarted(life.state.attempt.number))
     life.ignored(CheckpointSeen(saved(10)), "not newer")
     old = due(with_spares())
-    old.state = replace(old.state, gone_at=old.now + 60)
+    old.state = replace(old.state, ending=replace(old.state.ending, gone_at=old.now + 60))
     old.save(10)
     assert old.phase is Phase.RUNNING
 
@@ -262,7 +262,7 @@ def test_the_spare_may_be_gone_by_then() -> None:
     life.on(FindingRaised(poor("n1")))
     life.save(10)
     life.on(Notice(NoticeKind.PREEMPTION, 60.0))
-    assert life.state.after is After.REQUEUE
+    assert life.state.underway.after is After.REQUEUE
     life = with_spares()
     life.on(FindingRaised(poor("n1")))
     life.save(10)

@@ -9,7 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangrun.core.events import FindingRaised, GangStarted
-from gangrun.core.model import DriverReport, Node, NodeFinding, Phase, Reported, RunState, Shape
+from gangrun.core.model import (
+    Attempt,
+    DriverReport,
+    Node,
+    NodeFinding,
+    NodeHealth,
+    Phase,
+    Reported,
+    Roster,
+    RunState,
+    Shape,
+)
 from gangrun.core.nodes import history
 from gangrun.core.policy import Policy
 from tests.core.life import Life
@@ -25,11 +36,11 @@ def xid(node: str, gpu: str, number: int, again: str) -> NodeFinding:
 
 def empty(run: str = "r", attempt: int = 0) -> RunState:
     nodes = {name: Node(name, "i", f"b-{name}", 1) for name in ("n0", "n1")}
-    return RunState(run=run, shape=Shape(2, 2, 1, 1), nodes=nodes, attempt=attempt)
+    return RunState(run=run, shape=Shape(2, 2, 1, 1), roster=Roster(nodes=nodes), attempt=Attempt(number=attempt))
 
 
 def after(state: RunState, found: NodeFinding, at: float, attempt: int = 0) -> tuple[RunState, NodeFinding]:
-    return history.heard(replace(state, attempt=attempt), found, at)
+    return history.heard(replace(state, attempt=replace(state.attempt, number=attempt)), found, at)
 
 
 def test_a_soft_one_that_the_gpu_had_before_is_the_hardwares_in_whatever_attempt() -> None:
@@ -64,7 +75,7 @@ def test_what_is_fatal_at_once_stays_so_and_what_is_no_report_is_only_dated() ->
     hard = replace(xid("n1", "GPU-7", 79, ""), fatal=True, until_boot=True)
     state, found = after(empty(), hard, 9.0)
     assert found == replace(hard, at=9.0, boot_id="b-n1")
-    assert set(state.reports) == {"GPU-7 79"}
+    assert set(state.health.reports) == {"GPU-7 79"}
     plain = NodeFinding("elsewhere", "gpu_lost", True, "x", until_boot=True)
     assert after(state, plain, 10.0) == (state, replace(plain, at=10.0))
     port = NodeFinding("n1", "ib_state", True, "x")
@@ -74,17 +85,17 @@ def test_what_is_fatal_at_once_stays_so_and_what_is_no_report_is_only_dated() ->
 def test_other_runs_count_too_each_report_once() -> None:
     mine, _ = after(empty(), xid("n1", "GPU-7", 31, APP), 100.0)
     others = [Reported("n1", "GPU-7", 31, ((50.0, "q 2"),)), Reported("n1", "GPU-9", 94, ((1e12, "q 2"),))]
-    known = history.joined(mine.reports, others, 200.0)
+    known = history.joined(mine.health.reports, others, 200.0)
     assert known["GPU-7 31"].seen == ((50.0, "q 2"), (100.0, "r 0"))
     assert history.joined(known, others, 200.0) == known
     assert known["GPU-9 94"].seen == ((200.0, "q 2"),), "a clock that ran ahead is not believed"
     assert history.joined({}, others[:1], 50.0 + DAY_S) == {}
-    new = replace(empty("s"), reports=history.joined({}, others, 200.0))
+    new = replace(empty("s"), health=NodeHealth(reports=history.joined({}, others, 200.0)))
     assert after(new, xid("n1", "GPU-7", 31, APP), 300.0)[1].poor
-    assert history.news(mine.reports, known) == (known["GPU-9 94"],)
+    assert history.news(mine.health.reports, known) == (known["GPU-9 94"],)
     assert history.news({}, known) == tuple(known.values())
-    later, _ = after(replace(mine, reports=known), xid("n1", "GPU-7", 31, APP), 300.0)
-    assert history.news(known, later.reports) == (later.reports["GPU-7 31"],)
+    later, _ = after(replace(mine, health=replace(mine.health, reports=known)), xid("n1", "GPU-7", 31, APP), 300.0)
+    assert history.news(known, later.health.reports) == (later.health.reports["GPU-7 31"],)
 
 
 def test_a_second_soft_one_in_the_next_attempt_moves_the_gang() -> None:
@@ -96,12 +107,12 @@ def test_a_second_soft_one_in_the_next_attempt_moves_the_gang() -> None:
     if life.phase is Phase.WAITING:
         life.due("backoff")
     life.again()
-    life.on(GangStarted(life.state.attempt))
+    life.on(GangStarted(life.state.attempt.number))
     life.on(FindingRaised(xid("n1", "GPU-7", 94, SOFT)), after_s=120.0)
     assert life.phase is Phase.STOPPING
     life.stopped()
     life.says("hardware failed on n1", "GPU-7 had it 2 times", "left out until it has booted")
-    assert life.state.excluded["n1"].boot_id == "b-n1"
+    assert life.state.health.excluded["n1"].boot_id == "b-n1"
 
 
 def test_memory_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,12 +120,12 @@ def test_memory_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     state = empty()
     for k in range(history.KEPT_MAX_COUNT + 9):
         state, _ = after(state, xid("n1", f"GPU-{k}", 31, APP), 100.0 + k)
-    assert len(state.reports) == history.KEPT_MAX_COUNT
-    assert "GPU-8 31" not in state.reports and "GPU-9 31" in state.reports
+    assert len(state.health.reports) == history.KEPT_MAX_COUNT
+    assert "GPU-8 31" not in state.health.reports and "GPU-9 31" in state.health.reports
     for k in range(20):
         state, _ = after(state, xid("n1", "GPU-9", 31, APP), 5000.0 + k)
-    assert len(state.reports["GPU-9 31"].seen) == history.SEEN_MAX_COUNT
-    assert history.remembered(state.reports, 6000.0) == state.reports
+    assert len(state.health.reports["GPU-9 31"].seen) == history.SEEN_MAX_COUNT
+    assert history.remembered(state.health.reports, 6000.0) == state.health.reports
 
 
 EVENTS = st.lists(

@@ -19,7 +19,7 @@ from gangrun.core.events import (
     ResumeRequested,
     TermTaken,
 )
-from gangrun.core.model import Exclusion, Node, NodeFinding, Phase, RunState, Shape
+from gangrun.core.model import Exclusion, Node, NodeFinding, NodeHealth, Phase, Roster, RunState, Shape
 from gangrun.core.nodes import quarantine
 from gangrun.core.nodes.device_test import THOROUGH
 from gangrun.core.policy import Policy
@@ -40,12 +40,12 @@ def without_n1() -> Life:
     for name in (*life.names, "s0"):
         life.on(NodeChecked(name, True))
     life.again()
-    life.on(GangStarted(life.state.attempt))
+    life.on(GangStarted(life.state.attempt.number))
     life.on(lost("n1"))
     life.stopped()
     life.says("n1 left out until it has booted and passed its checks")
     life.again()
-    life.on(GangStarted(life.state.attempt))
+    life.on(GangStarted(life.state.attempt.number))
     assert life.started().placement.nodes == ("n0", "s0")
     return life
 
@@ -64,17 +64,17 @@ def restart(life: Life, *checked: str) -> None:
 def test_one_that_has_booted_and_passes_is_taken_back_and_it_is_said() -> None:
     life = without_n1()
     life.on(AgentRejoined("n1", "i2", "another boot", 2))
-    assert set(quarantine.active(life.state.excluded, life.now)) == {"n1"}, "a boot alone proves nothing"
+    assert set(quarantine.active(life.state.health.excluded, life.now)) == {"n1"}, "a boot alone proves nothing"
     restart(life, "n1")
     life.says("n1 has booted anew and passed its checks, so it is taken back (hardware failed on n1")
-    assert not quarantine.active(life.state.excluded, life.now)
+    assert not quarantine.active(life.state.health.excluded, life.now)
 
 
 def test_an_agent_that_came_back_in_the_same_boot_changes_nothing() -> None:
     life = without_n1()
     life.on(AgentRejoined("n1", "i2", "b-n1", 2))
     restart(life, "n1")
-    assert set(quarantine.active(life.state.excluded, life.now)) == {"n1"}
+    assert set(quarantine.active(life.state.health.excluded, life.now)) == {"n1"}
     assert "taken back" not in life.reason
 
 
@@ -83,7 +83,7 @@ def test_what_is_known_outlives_the_end_of_the_run() -> None:
     life.cancel()
     life.stopped()
     life.on(ResumeRequested("someone", "k", 1), after_s=2 * DAY_S)
-    assert life.state.excluded["n1"].boot_id == "b-n1"
+    assert life.state.health.excluded["n1"].boot_id == "b-n1"
 
 
 TRIES = replace(SLURM, test_suspects=True)
@@ -102,7 +102,7 @@ def in_the_next_job(policy: Policy, boot_id: str, nodes: int = 1) -> Life:
         "the next job of this run is submitted; this one ends; n0 has rebooted;"
         " if it is in that job, it is tested first"
     )
-    life.on(TermTaken(life.state.term + 1, "j2", (), ("n0",), life.state.attempt), after_s=1000.0)
+    life.on(TermTaken(life.state.term + 1, "j2", (), ("n0",), life.state.attempt.number), after_s=1000.0)
     for name in life.names:
         life.on(AgentJoined(name, "i2", boot_id if name == "n0" else "b", 2))
     return life
@@ -117,7 +117,7 @@ def test_one_that_has_booted_is_put_to_work_before_ranks_start_there() -> None:
         "n0 was left out until it had booted (hardware failed on n0", f"and its devices work: {CLEAN}; n0 has booted"
     )
     life.says("passed its checks, so it is taken back", "starting attempt 1")
-    assert life.state.suspected_at == {}
+    assert life.state.health.suspected_at == {}
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_one_that_has_booted_and_fails_or_says_nothing_stays_out(answer: NodeChe
     asked = life.last(SubmitSuccessor)
     assert (life.phase, asked.exclude, life.count(StartGang)) == (Phase.WAITING, ("n0",), 1)
     assert asked.if_booted == (("n0", 0.0),), "this boot did not cure it, so it takes another"
-    assert life.state.excluded["n0"].boot_id == "another boot"
+    assert life.state.health.excluded["n0"].boot_id == "another boot"
 
 
 @pytest.mark.parametrize(
@@ -188,18 +188,18 @@ def test_one_that_was_reset_is_taken_back_in_the_same_boot(found: str) -> None:
         life.join()
     life.on(asks_for_a_reset("n0"))
     life.stopped() if found == "while it trained" else life.on(NodeChecked("n1", True))
-    entry = life.state.excluded["n0"]
+    entry = life.state.health.excluded["n0"]
     assert (entry.boot_id, entry.shows_reset) == ("b-n0", True)
     life.on(ActDone((1, 1), "SubmitSuccessor"))
-    life.on(TermTaken(2, "j2", (), (), life.state.attempt), after_s=2 * DAY_S)
+    life.on(TermTaken(2, "j2", (), (), life.state.attempt.number), after_s=2 * DAY_S)
     life.join()
     assert life.actions == (CheckNodes(("n1",)), CheckNodes(("n0",), THOROUGH))
     life.on(NodeChecked("n1", True))
     life.on(NodeChecked("n0", True, tested=CLEAN))
     life.says("n0 was left out until it had booted, or been reset (", f"and its devices work: {CLEAN}")
     life.says("n0 was reset, as its sign is gone, and passed its checks, so it is taken back (", "starting attempt")
-    assert not quarantine.active(life.state.excluded, life.now)
-    assert life.state.excluded["n0"].returns_count == 1
+    assert not quarantine.active(life.state.health.excluded, life.now)
+    assert life.state.health.excluded["n0"].returns_count == 1
 
 
 def fatal(check: str, place: str, needs: str = "reset", shows: bool = False, node: str = "n1") -> NodeFinding:
@@ -253,7 +253,9 @@ def test_whom_no_boot_has_cured_is_not_offered_again() -> None:
 
 def state_with(entry: Exclusion, boot_id: str = "bad", checked: bool | None = True) -> RunState:
     node = Node("n1", "i", boot_id, 1, checked=checked)
-    return RunState(run="r", shape=Shape(1, 1, 1, 1), nodes={"n1": node}, excluded={"n1": entry})
+    return RunState(
+        run="r", shape=Shape(1, 1, 1, 1), roster=Roster(nodes={"n1": node}), health=NodeHealth(excluded={"n1": entry})
+    )
 
 
 OUT = Exclusion("gpu 3 is lost", 0.0, DAY_S, True, "bad")
@@ -280,23 +282,23 @@ def test_who_stays_out(
     state, sentence = quarantine.reviewed(state_with(entry, boot_id, checked), at, SLURM)
     assert words in sentence
     assert bool(sentence) is bool(words)
-    assert ("n1" in quarantine.active(state.excluded, at)) is is_out
+    assert ("n1" in quarantine.active(state.health.excluded, at)) is is_out
 
 
 def test_one_that_is_not_here_or_lost_is_not_looked_at() -> None:
     state = state_with(OUT, "new")
-    gone = replace(state, nodes={"n1": replace(state.nodes["n1"], lost=True)})
+    gone = replace(state, roster=replace(state.roster, nodes={"n1": replace(state.roster.nodes["n1"], lost=True)}))
     assert quarantine.reviewed(gone, 5.0, SLURM) == (gone, "")
-    assert quarantine.reviewed(replace(state, nodes={}), DAY_S, SLURM)[1] == ""
+    assert quarantine.reviewed(replace(state, roster=replace(state.roster, nodes={})), DAY_S, SLURM)[1] == ""
 
 
 def test_who_was_taken_back_is_told_once_and_is_not_broken_news() -> None:
     before = state_with(OUT, "new")
     after, _ = quarantine.reviewed(before, 5.0, SLURM)
-    assert quarantine.taken_back(before.excluded, after.excluded) == ("n1",)
-    assert quarantine.taken_back(after.excluded, after.excluded) == ()
-    assert quarantine.newly_broken(before.excluded, after.excluded) == {}
-    again = quarantine.exclude(after.excluded, ["n1"], "again", 9.0, SLURM, 9, ["n1"], {"n1": "new"})
+    assert quarantine.taken_back(before.health.excluded, after.health.excluded) == ("n1",)
+    assert quarantine.taken_back(after.health.excluded, after.health.excluded) == ()
+    assert quarantine.newly_broken(before.health.excluded, after.health.excluded) == {}
+    again = quarantine.exclude(after.health.excluded, ["n1"], "again", 9.0, SLURM, 9, ["n1"], {"n1": "new"})
     assert again.excluded["n1"] == Exclusion("again", 9.0, 9.0 + DAY_S, True, "new", 1)
     later = quarantine.exclude(again.excluded, ["n1"], "suspected", 10.0, SLURM, 9)
     assert later.excluded["n1"].boot_id == "new", "a lesser reason does not make it well"
@@ -313,25 +315,25 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_whatever_comes_nobody_works_in_the_boot_in_which_it_broke(steps: list[tuple[str, float]]) -> None:
-    state = replace(state_with(OUT), excluded={})
+    state = replace(state_with(OUT), health=NodeHealth())
     now, boots, found_at, broken_boot = 0.0, 0, float("-inf"), ""
     for what, after_s in steps:
         now += after_s
-        node = state.nodes["n1"]
-        if what == "found" and "n1" not in quarantine.active(state.excluded, now):
+        node = state.roster.nodes["n1"]
+        if what == "found" and "n1" not in quarantine.active(state.health.excluded, now):
             found_at, broken_boot = now, node.boot_id
-            done = quarantine.exclude(state.excluded, ["n1"], "x", now, SLURM, 9, ["n1"], {"n1": broken_boot})
+            done = quarantine.exclude(state.health.excluded, ["n1"], "x", now, SLURM, 9, ["n1"], {"n1": broken_boot})
             assert done.taken == ("n1",)
-            state = replace(state, excluded=done.excluded)
+            state = replace(state, health=replace(state.health, excluded=done.excluded))
         elif what == "boot":
             boots += 1
             node = replace(node, boot_id=f"boot {boots}", checked=None)
         elif what in {"passes", "fails"}:
             node = replace(node, checked=what == "passes")
-        state, _ = quarantine.reviewed(replace(state, nodes={"n1": node}), now, SLURM)
-        out = "n1" in quarantine.active(state.excluded, now)
+        state, _ = quarantine.reviewed(replace(state, roster=replace(state.roster, nodes={"n1": node})), now, SLURM)
+        out = "n1" in quarantine.active(state.health.excluded, now)
         cured = node.boot_id != broken_boot and node.checked is True
-        assert out or now >= found_at + WEEK_S or cured or not state.excluded["n1"].boot_id
-        assert state.excluded.get("n1", OUT).returns_count <= quarantine.RETURNS_MAX_COUNT
+        assert out or now >= found_at + WEEK_S or cured or not state.health.excluded["n1"].boot_id
+        assert state.health.excluded.get("n1", OUT).returns_count <= quarantine.RETURNS_MAX_COUNT
         if now >= found_at + WEEK_S:
             assert not out, "a week is the most"

@@ -35,7 +35,7 @@ STACKS = tuple(
 
 
 def stall(life: Life) -> None:
-    life.on(ProgressStalled(life.state.attempt, 130.0, 120.0, OBSERVED))
+    life.on(ProgressStalled(life.state.attempt.number, 130.0, 120.0, OBSERVED))
 
 
 # ---- ranks -------------------------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ def stall(life: Life) -> None:
 def test_a_rank_that_falls_stops_all_and_is_named(how: dict[str, object], words: str) -> None:
     life = Life().running()
     life.exit(2, **how)
-    assert life.state.after is After.JUDGE
+    assert life.state.underway.after is After.JUDGE
     life.says("rank 2 on n1", words)
     stop = life.last(StopGang)
     assert (stop.attempt, stop.grace_s, stop.checkpoint_first) == (0, life.policy.stop_grace_s, False)
@@ -101,7 +101,7 @@ def test_a_silent_node_is_a_suspect_whom_others_are_asked_about() -> None:
     assert life.state.reason == life.reason
     life.on(NodeHeard("n1"))
     assert life.state.reason == "n1 is heard again", "the suspicion must not stay what people read"
-    assert life.state.nodes["n1"].silent_since is None
+    assert life.state.roster.nodes["n1"].silent_since is None
 
 
 def test_news_of_a_node_that_was_not_away_is_no_news() -> None:
@@ -136,15 +136,15 @@ def test_where_there_is_one_node_nobody_can_be_asked() -> None:
 def test_a_lost_node_and_a_restarted_agent_stop_the_gang() -> None:
     life = Life().running()
     life.on(NodeLost("n1", life.now - 30, "its lease is over"))
-    assert life.state.after is After.JUDGE
+    assert life.state.underway.after is After.JUDGE
     life.says("n1", "its lease is over")
     life = Life().running()
     life.on(AgentRejoined("n1", "i2", "b-n1", 2))
-    assert life.state.evidence.agents_died == ("n1",)
+    assert life.state.attempt.evidence.agents_died == ("n1",)
     life.says("n1", "its ranks died with it")
     life.stopped()
     assert life.phase is Phase.STARTING
-    assert not life.state.excluded
+    assert not life.state.health.excluded
 
 
 # ---- findings ----------------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def test_a_warning_is_ridden_out_and_no_evidence_of_what_happens_later() -> None
     for _ in range(100):
         life.on(FindingRaised(warning("n1")))
     life.says("n1", "flapped")
-    assert life.state.evidence == before.evidence, "a month of warnings must not make the state grow"
+    assert life.state.attempt.evidence == before.attempt.evidence, "a month of warnings must not make the state grow"
 
 
 def test_a_fatal_finding_saves_stops_and_swaps() -> None:
@@ -166,7 +166,7 @@ def test_a_fatal_finding_saves_stops_and_swaps() -> None:
     assert life.last(StopGang).checkpoint_first
     life.says("n1", "gpu lost")
     life.stopped()
-    assert "n1" in life.state.excluded
+    assert "n1" in life.state.health.excluded
     life.says("n1", "gpu lost", "checking s0")
 
 
@@ -210,7 +210,11 @@ def test_steps_refill_the_budget_only_while_no_checkpoint_is_known() -> None:
     life.save(8)
     life.says("step 8", "verified")
     assert not life.state.budget.used
-    assert (life.state.best_step, life.state.observed_step, life.state.checkpoint) == (8, 90, saved(8))
+    assert (life.state.checkpoints.best_step, life.state.checkpoints.observed_step, life.state.checkpoints.newest) == (
+        8,
+        90,
+        saved(8),
+    )
     life.ignored(CheckpointSeen(saved(8)), "step 8", "not newer")
 
 
@@ -219,7 +223,7 @@ def test_steps_never_go_back() -> None:
     life.mark(9)
     life.mark(4)
     life.first(2)
-    assert (life.state.attempt_step, life.state.observed_step) == (9, 9)
+    assert (life.state.attempt.step, life.state.checkpoints.observed_step) == (9, 9)
 
 
 # ---- hangs -------------------------------------------------------------------------------------------------------
@@ -254,8 +258,8 @@ def test_a_step_while_stacks_are_taken_proves_that_it_was_no_hang() -> None:
     life.mark(7)
     stall(life)
     life.mark(7)
-    assert life.state.evidence.hang is not None, "the same step is no progress"
-    timer = life.state.deadlines["stacks"]
+    assert life.state.attempt.evidence.hang is not None, "the same step is no progress"
+    timer = life.state.timers.deadlines["stacks"]
     life.mark(8)
     life.says("step 8", "no hang")
     life.ignored(StacksTaken(0, STACKS), "nobody asked")
@@ -276,7 +280,7 @@ def test_a_stalled_disk_suspends_hang_verdicts() -> None:
     assert life.state.reason == life.reason
     stall(life)
     life.on(StoreStalled(life.now - 5))
-    assert "stacks" not in life.state.deadlines, "the ranks may wait for that very disk"
+    assert "stacks" not in life.state.timers.deadlines, "the ranks may wait for that very disk"
     life.ignored(StacksTaken(0, STACKS), "nobody asked")
     assert life.phase is Phase.RUNNING
 
@@ -296,10 +300,10 @@ def test_a_notice_saves_first(kind: NoticeKind) -> None:
     elif kind is NoticeKind.REQUEUE:
         life.says("requeued", "45 s", "comes back by itself")
         assert life.actions == (EndJob(Phase.PENDING, 0, life.reason),)
-        assert (life.phase, life.state.seq, life.state.leaving) == (Phase.PENDING, 0, True)
+        assert (life.phase, life.state.seq, life.state.ending.leaving) == (Phase.PENDING, 0, True)
         assert life.state.attempts[-1].outcome == "requeued"
         life.on(TermTaken(1, "jr1", (), (), 0))
-        assert (life.phase, life.state.leaving, life.state.gone_at) == (Phase.PENDING, False, None)
+        assert (life.phase, life.state.ending.leaving, life.state.ending.gone_at) == (Phase.PENDING, False, None)
     else:
         life.says(kind.value, "45 s", "the next job")
         assert life.last(SubmitSuccessor).seq == 1
@@ -309,7 +313,7 @@ def test_the_time_limit_of_a_box_without_a_scheduler_ends_the_run() -> None:
     life = Life().running()
     life.on(Notice(NoticeKind.TIME_LIMIT, 60.0))
     life.stopped()
-    assert (life.phase, life.state.failure) == (Phase.FAILED, Failure.SCHEDULER)
+    assert (life.phase, life.state.ending.failure) == (Phase.FAILED, Failure.SCHEDULER)
     life.says("time limit", "no scheduler")
 
 
@@ -345,7 +349,7 @@ def test_a_rank_that_ends_before_the_others_twice_is_the_scripts_fault() -> None
         if attempt == 0:
             life.again()
             life.on(GangStarted(1))
-    assert (life.phase, life.state.failure) == (Phase.FAILED, Failure.SCRIPT)
+    assert (life.phase, life.state.ending.failure) == (Phase.FAILED, Failure.SCRIPT)
 
 
 def test_victims_stop_the_gang_and_blame_nobody() -> None:
@@ -354,5 +358,5 @@ def test_victims_stop_the_gang_and_blame_nobody() -> None:
     life.says("rank 0", "DistBackendError")
     life.stopped()
     assert life.state.attempts[0].outcome == "collective error"
-    assert not life.state.excluded
-    assert life.state.evidence == Evidence()
+    assert not life.state.health.excluded
+    assert life.state.attempt.evidence == Evidence()

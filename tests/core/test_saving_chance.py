@@ -32,7 +32,7 @@ def test_a_save_is_asked_for_where_it_may_succeed(found: NodeFinding, saves: boo
     life = Life(2).running()
     life.on(FindingRaised(found))
     assert life.phase is Phase.STOPPING
-    assert life.last(StopGang).checkpoint_first is life.state.saving is saves
+    assert life.last(StopGang).checkpoint_first is life.state.underway.saving is saves
     life.says(found.sentence, "saving first" if saves else "stopping at once, as ranks there cannot save any more")
 
 

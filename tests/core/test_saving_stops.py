@@ -65,15 +65,15 @@ def test_the_save_that_ranks_were_told_to_make_ends_the_wait_for_it(asked: Event
     """A script that trains on after saving would cost the whole grace."""
     life = Life(policy=Policy(can_requeue=True)).running()
     life.on(asked)
-    after = life.state.after
+    after = life.state.underway.after
     life.on(CheckpointSeen(saved(7), told=True))
     life.says("step 7", "told to save")
     stop = life.last(StopGang)
     assert (stop.checkpoint_first, stop.grace_s, life.count(StopGang)) == (False, 10.0, 2)
-    assert (life.phase, life.state.after, life.state.best_step) == (Phase.STOPPING, after, 7)
+    assert (life.phase, life.state.underway.after, life.state.checkpoints.best_step) == (Phase.STOPPING, after, 7)
     life.on(CheckpointSeen(saved(8), told=True))
-    assert (life.actions, life.state.best_step) == ((), 8), "said once"
-    assert life.state.deadlines["stop"].at < life.now + 120
+    assert (life.actions, life.state.checkpoints.best_step) == ((), 8), "said once"
+    assert life.state.timers.deadlines["stop"].at < life.now + 120
 
 
 @pytest.mark.parametrize(
@@ -86,14 +86,14 @@ def test_a_save_from_before_the_word_does_not(seen: CheckpointSeen, progress: in
         life.on(ProgressMarked(0, progress))
     life.on(CancelRequested("someone"))
     life.on(seen)
-    assert (life.actions, life.state.saving, life.state.best_step) == ((), True, 7)
+    assert (life.actions, life.state.underway.saving, life.state.checkpoints.best_step) == ((), True, 7)
 
 
 def test_a_save_during_any_other_stop_is_only_noted() -> None:
     life = Life().running()
     life.exit(0)
     life.on(CheckpointSeen(saved(7), told=True))
-    assert (life.actions, life.state.best_step) == ((), 7)
+    assert (life.actions, life.state.checkpoints.best_step) == ((), 7)
     life.ignored(CheckpointSeen(saved(6), told=True), "not newer")
 
 
@@ -112,6 +112,6 @@ def test_who_is_hurried_or_asked_again_saves_no_more() -> None:
         life = Life().running()
         life.on(CancelRequested("someone"))
         life.on(CancelRequested("someone")) if again == "cancel" else life.due("stop")
-        assert (life.last(StopGang).grace_s, life.state.saving) == (0.0, False)
+        assert (life.last(StopGang).grace_s, life.state.underway.saving) == (0.0, False)
         life.on(CheckpointSeen(saved(7), told=True))
         assert life.actions == ()

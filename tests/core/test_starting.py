@@ -41,20 +41,20 @@ SCHEDULER = Policy(can_requeue=True)
 def test_sealed_then_chosen_then_launched() -> None:
     life = Life(2)
     life.checked()
-    assert life.state.stage is StartStage.SEALING
+    assert life.state.underway.stage is StartStage.SEALING
     life.ignored(AttemptSealed(7), "attempt 7")
     life.ignored(ResumeChosen(0, None, "too early"), "attempt 0")
     life.ignored(GangStarted(0), "attempt 0")
     life.ignored(GangStartFailed(0, "n0", "too early"), "attempt 0")
     life.on(AttemptSealed(0))
     assert life.actions == (ChooseResume(0, "auto", -1),)
-    assert life.state.stage is StartStage.CHOOSING
+    assert life.state.underway.stage is StartStage.CHOOSING
     life.ignored(AttemptSealed(0), "attempt 0")
     life.ignored(ResumeChosen(3, None, "of another"), "attempt 3")
     life.choose(saved(40))
     life.says("attempt 0", "4 ranks", "n[0-1]")
     assert life.started() == StartGang(0, life.started().placement, saved(40))
-    assert (life.state.best_step, life.state.checkpoint) == (40, saved(40))
+    assert (life.state.checkpoints.best_step, life.state.checkpoints.newest) == (40, saved(40))
     assert life.state.attempts[-1].resumed_from_step == 40
     life.ignored(ResumeChosen(0, None, "twice"), "attempt 0")
     life.ignored(NoneValid(0, "twice"), "attempt 0")
@@ -63,7 +63,7 @@ def test_sealed_then_chosen_then_launched() -> None:
 
 def test_a_request_counts_for_the_first_attempt_only() -> None:
     life = Life(1, 1)
-    life.state = replace(life.state, resume_request="40")
+    life.state = replace(life.state, checkpoints=replace(life.state.checkpoints, resume_request="40"))
     life.checked()
     life.on(AttemptSealed(0))
     assert life.last(ChooseResume).request == "40"
@@ -123,7 +123,7 @@ def test_storage_that_is_in_trouble_is_tried_again(trouble: object, word: str) -
     life.says(word, "trying again in 2 s")
     life.due("backoff")
     assert life.phase is Phase.STARTING
-    assert life.state.attempt == 0, "an attempt that was never launched keeps its number"
+    assert life.state.attempt.number == 0, "an attempt that was never launched keeps its number"
     assert len(life.state.attempts) == 1
     life.again()
     assert life.state.tries_count == 0
@@ -138,7 +138,7 @@ def test_storage_that_stays_in_trouble_ends_the_run_after_the_time_that_is_said(
         if life.phase is Phase.WAITING:
             life.due("backoff")
     life.says("EIO", "given up after")
-    assert life.state.failure is Failure.STORAGE
+    assert life.state.ending.failure is Failure.STORAGE
     waited_s = life.now - began
     assert life.policy.waiting_max_s <= waited_s < life.policy.waiting_max_s + 2 * life.policy.backoff_max_s
 
@@ -179,7 +179,7 @@ def test_a_rank_that_falls_during_the_launch(how: dict[str, object], words: tupl
     life = Life(2).launching()
     life.exit(2, **how)
     assert life.phase is Phase.STOPPING
-    assert life.state.after is After.JUDGE
+    assert life.state.underway.after is After.JUDGE
     life.says(*words)
     assert life.last(StopGang).why == life.reason
 
@@ -202,16 +202,16 @@ def test_ranks_that_finish_before_and_after_the_launch_is_acknowledged() -> None
     life.finish(0)
     life.on(GangStarted(0))
     life.finish(1)
-    assert "finish" in life.state.deadlines
+    assert "finish" in life.state.timers.deadlines
     life.finish(2, 3)
-    assert life.state.after is After.SUCCEED
+    assert life.state.underway.after is After.SUCCEED
 
 
 def test_steps_may_be_seen_while_the_last_ranks_are_launched() -> None:
     life = Life(2).launching(saved(40))
     life.first(41)
     life.mark(45)
-    assert (life.state.attempt_step, life.state.observed_step) == (45, 45)
+    assert (life.state.attempt.step, life.state.checkpoints.observed_step) == (45, 45)
     life.first(2)
     assert life.phase is Phase.STOPPING
     life.says("started over", "2", "40")
@@ -234,10 +234,12 @@ def test_a_stalled_disk_is_no_failed_start() -> None:
     life.due("start")
     assert life.phase is Phase.STARTING
     life.says("run directory")
-    left_s = life.state.deadlines["start"].at - life.now
+    left_s = life.state.timers.deadlines["start"].at - life.now
     life.on(StoreBack(300.0))
     life.says("300 s")
-    assert life.state.deadlines["start"].at - life.now > left_s + 290, "the launch could not even begin until now"
+    assert life.state.timers.deadlines["start"].at - life.now > left_s + 290, (
+        "the launch could not even begin until now"
+    )
     assert life.state.store_stalled_since is None
     life.on(GangStarted(0))
     assert life.phase is Phase.RUNNING
@@ -255,20 +257,20 @@ def test_a_start_that_some_node_refuses() -> None:
 def test_free_starts_are_free_but_not_for_ever() -> None:
     life = Life(2).launching()
     for count in range(1, 21):
-        life.on(GangStartFailed(life.state.attempt, "", "the port is taken", retry_free=True))
+        life.on(GangStartFailed(life.state.attempt.number, "", "the port is taken", retry_free=True))
         life.says("somewhere", "port")
         life.stopped()
         assert life.phase is Phase.STARTING
-        assert life.state.attempt == count
+        assert life.state.attempt.number == count
         assert life.state.attempts[-2].outcome == "not started"
         life.again()
     assert life.state.budget.total_count == 0
-    life.on(GangStartFailed(life.state.attempt, "", "the port is taken", retry_free=True))
+    life.on(GangStartFailed(life.state.attempt.number, "", "the port is taken", retry_free=True))
     life.stopped()
     life.says("the port is taken", "20 times over")
     assert life.state.budget.total_count == 1
     life.again()
-    life.on(GangStarted(life.state.attempt))
+    life.on(GangStarted(life.state.attempt.number))
     life.exit(0, code=None, signal=9)
     life.stopped()
     assert life.phase is Phase.STARTING, "free starts leave the budget of the causes whole"
@@ -284,7 +286,7 @@ def test_a_gang_node_lost_or_found_bad_or_restarted_during_the_launch() -> None:
         life = Life(2).launching()
         life.on(event)
         assert life.phase is Phase.STOPPING
-        assert life.state.after is After.JUDGE
+        assert life.state.underway.after is After.JUDGE
         life.says(*words)
 
 
@@ -300,7 +302,7 @@ def test_a_spare_lost_or_found_bad_or_restarted_during_the_launch_costs_nothing(
         life.on(event)
         assert life.phase is Phase.STARTING
         life.says("s0")
-    assert life.state.nodes["s0"].checked is False
+    assert life.state.roster.nodes["s0"].checked is False
 
 
 @pytest.mark.parametrize("launched", [False, True])
@@ -317,7 +319,7 @@ def test_a_notice_during_the_start(kind: NoticeKind, launched: bool) -> None:
         life.says("scheduler" if kind is NoticeKind.CANCEL else "signal")
         assert life.state.attempts[-1].outcome == "cancelled"
     elif kind is NoticeKind.REQUEUE:
-        assert (life.phase, life.state.seq, life.state.leaving) == (Phase.PENDING, 0, True)
+        assert (life.phase, life.state.seq, life.state.ending.leaving) == (Phase.PENDING, 0, True)
         life.says(kind.value, "comes back")
     else:
         assert life.last(SubmitSuccessor).seq == 1
@@ -330,7 +332,7 @@ def test_a_job_that_only_ends_takes_nobody_in() -> None:
     life.on(Notice(NoticeKind.TIME_LIMIT, 30.0))
     life.stopped()
     life.on(ActDone((1, 9), "SubmitSuccessor"))
-    assert life.state.leaving
+    assert life.state.ending.leaving
     life.ignored(AgentJoined("n0", "i2", "b", 2), "n0", "goes on in another")
     asked = life.count(SubmitSuccessor)
     life.on(Notice(NoticeKind.PREEMPTION, 30.0))
@@ -341,4 +343,4 @@ def test_a_job_that_only_ends_takes_nobody_in() -> None:
     assert life.phase is Phase.PENDING
     life.cancel()
     assert life.phase is Phase.CANCELLED
-    assert not life.state.leaving
+    assert not life.state.ending.leaving

@@ -54,7 +54,7 @@ def test_finishing_while_being_stopped_is_no_success() -> None:
 def test_what_is_lost_or_found_or_restarted_meanwhile_is_evidence_only_if_it_held_ranks() -> None:
     life = Life().stopping()
     life.join("s0")
-    before = life.state.evidence
+    before = life.state.attempt.evidence
     for event in (
         NodeLost("s0", 99.0, "its probes failed"),
         NodeHeard("s0"),
@@ -64,18 +64,18 @@ def test_what_is_lost_or_found_or_restarted_meanwhile_is_evidence_only_if_it_hel
         FindingRaised(warning("s0")),
     ):
         life.on(event)
-        assert life.state.evidence == before, event
-    assert life.state.nodes["s0"].checked is False
+        assert life.state.attempt.evidence == before, event
+    assert life.state.roster.nodes["s0"].checked is False
     told: list[tuple[Event, str]] = [
         (FindingRaised(fatal("n1")), "gpu lost"),
         (NodeLost("n1", 99.0, "its probes failed"), "its probes failed"),
         (AgentRejoined("n1", "i2", "b-n1", 2), "agent on n1"),
     ]
     for said, words in told:
-        seen = life.state.evidence
+        seen = life.state.attempt.evidence
         life.on(said)
         life.says(words)
-        assert life.state.evidence != seen
+        assert life.state.attempt.evidence != seen
     assert life.phase is Phase.STOPPING
 
 
@@ -94,8 +94,8 @@ def test_stacks_that_come_after_a_rank_fell_are_kept() -> None:
     life.exit(1, error=VICTIM)
     stacks = (RankStack(0, "n0", "load_batch", ""),)
     life.on(StacksTaken(0, stacks))
-    assert life.state.evidence.hang is not None
-    assert life.state.evidence.hang.stacks == stacks
+    assert life.state.attempt.evidence.hang is not None
+    assert life.state.attempt.evidence.hang.stacks == stacks
     life = Life().stopping()
     life.ignored(StacksTaken(0, stacks), "nobody asked")
 
@@ -107,9 +107,9 @@ def test_processes_that_the_kernel_holds_make_the_node_the_suspect() -> None:
     assert life.state.reason == life.reason
     life.on(StopTimedOut(0, "n1", ("python[123]", "python[124]")))
     life.says("python[124]")
-    assert len(life.state.evidence.findings) == 1
+    assert len(life.state.attempt.evidence.findings) == 1
     life.stopped()
-    assert "unkillable" in life.state.excluded["n1"].reason
+    assert "unkillable" in life.state.health.excluded["n1"].reason
 
 
 def test_what_could_not_be_cleaned_away_is_said_whatever_follows() -> None:
@@ -146,8 +146,8 @@ def test_a_stop_that_nobody_can_prove_ends_the_run_and_fences_the_next(after: Af
     life.due("stop")
     assert life.phase is ends
     life.says("nobody can prove", "attempt 0")
-    assert life.state.fence_until > life.now + life.policy.timing.fence_after_s
-    assert life.state.failure is (Failure.NODE if ends is Phase.FAILED else None)
+    assert life.state.fence.until > life.now + life.policy.timing.fence_after_s
+    assert life.state.ending.failure is (Failure.NODE if ends is Phase.FAILED else None)
 
 
 def test_a_stop_that_nobody_can_prove_leaves_the_job_to_its_nodes_where_there_is_a_scheduler() -> None:
@@ -157,8 +157,8 @@ def test_a_stop_that_nobody_can_prove_leaves_the_job_to_its_nodes_where_there_is
         life.due("stop")
     life.says("nobody can prove", "n1 left out", "the next job of this run without n1")
     assert life.last(SubmitSuccessor).exclude == ("n1",)
-    assert life.state.fence_nodes == ("n0", "n1")
-    assert life.state.fence_until > life.now + life.policy.timing.fence_after_s
+    assert life.state.fence.nodes == ("n0", "n1")
+    assert life.state.fence.until > life.now + life.policy.timing.fence_after_s
     life = Life(policy=SCHEDULER).stopping()
     for _ in range(4):
         life.due("stop")
@@ -218,10 +218,10 @@ def test_a_notice_while_stopping(kind: NoticeKind) -> None:
         life.says("cancelled by a signal")
     elif kind is NoticeKind.REQUEUE:
         life.says(kind.value, "comes back by itself")
-        assert life.state.leaving
+        assert life.state.ending.leaving
     else:
         life.says(kind.value, "the next job")
-        assert life.state.submitting
+        assert life.state.underway.submitting
 
 
 @pytest.mark.parametrize("again", [NoticeKind.PREEMPTION, NoticeKind.TIME_LIMIT, NoticeKind.UNKNOWN])
@@ -235,7 +235,7 @@ def test_a_notice_that_comes_twice_does_not_hide_what_was_said_of_it_first(again
     assert life.state.reason == first
     life.stopped()
     life.says("preempted: 14 s to save and stop", "the next job")
-    assert life.state.submitting
+    assert life.state.underway.submitting
 
 
 def test_a_cancel_counts_though_the_nodes_go_anyway() -> None:

@@ -48,7 +48,7 @@ def held(life: Life, attempt: int, *ranks: int) -> tuple[Inventory, ...]:
 
 
 def taken(life: Life, *, job: str = "j", inventories: tuple[Inventory, ...] = (), highest: int | None = None) -> None:
-    attempt = life.state.attempt if highest is None else highest
+    attempt = life.state.attempt.number if highest is None else highest
     life.on(TermTaken(life.state.term + 1, job, inventories, (), attempt))
 
 
@@ -58,7 +58,7 @@ def taken(life: Life, *, job: str = "j", inventories: tuple[Inventory, ...] = ()
 @pytest.mark.parametrize("phase", list(Phase))
 def test_a_new_term_is_known_in_every_phase_and_an_old_one_never(phase: Phase) -> None:
     life = at(phase)
-    whole = held(life, life.state.attempt, *range(4)) if phase is Phase.RUNNING else ()
+    whole = held(life, life.state.attempt.number, *range(4)) if phase is Phase.RUNNING else ()
     taken(life, inventories=whole)
     assert life.state.term == 1
     life.says("supervisor #1 begins")
@@ -73,7 +73,7 @@ def test_whoever_takes_over_has_time_to_do_so(phase: Phase) -> None:
     life.now += 100_000.0
     taken(life)
     assert life.phase is phase
-    for due in life.state.deadlines.values():
+    for due in life.state.timers.deadlines.values():
         assert due.at >= life.now + life.policy.start_within_s
 
 
@@ -88,7 +88,7 @@ def test_what_the_last_supervisor_asked_for_is_asked_again() -> None:
     life.on(AttemptSealed(0))
     taken(life)
     assert life.actions == (SealAttempts(0),), "which commits stand died with the last supervisor"
-    assert life.state.stage is StartStage.SEALING
+    assert life.state.underway.stage is StartStage.SEALING
     life = at(Phase.STOPPING)
     taken(life)
     assert life.actions == (StopGang(0, 10.0, False, life.state.reason),)
@@ -123,7 +123,7 @@ def test_a_hang_is_looked_at_again_with_time_for_it() -> None:
     life.now += 60
     taken(life, inventories=held(life, 0, *range(4)))
     assert life.actions == (TakeStacks(0),)
-    assert life.state.deadlines["stacks"].at >= life.now + life.policy.stacks_within_s
+    assert life.state.timers.deadlines["stacks"].at >= life.now + life.policy.stacks_within_s
 
 
 def test_a_gang_in_the_middle_of_a_launch_is_taken_if_whole_and_stopped_if_not() -> None:
@@ -134,7 +134,7 @@ def test_a_gang_in_the_middle_of_a_launch_is_taken_if_whole_and_stopped_if_not()
     life.says("found all ranks of attempt 0")
     life = Life().launching()
     taken(life, inventories=held(life, 0, 0, 1, 2))
-    assert life.state.after is After.AGAIN
+    assert life.state.underway.after is After.AGAIN
     life.says("while attempt 0 was starting")
 
 
@@ -165,9 +165,9 @@ def test_nor_is_a_success_a_requeue_or_the_evidence_forgotten() -> None:
 
     life = at(Phase.WAITING)
     taken(life, highest=4)
-    assert not life.state.submitting
+    assert not life.state.underway.submitting
     life.stopped()
-    assert life.state.submitting
+    assert life.state.underway.submitting
     assert life.last(SubmitSuccessor).seq == 1
 
     life = Life().running()
@@ -175,7 +175,7 @@ def test_nor_is_a_success_a_requeue_or_the_evidence_forgotten() -> None:
     taken(life, highest=4)
     life.stopped()
     assert "ValueError" in life.state.attempts[0].reason
-    assert life.state.attempt == 5
+    assert life.state.attempt.number == 5
 
 
 def test_numbers_that_nodes_know_are_not_used_again_even_for_an_attempt_that_was_never_launched() -> None:
@@ -188,7 +188,7 @@ def test_numbers_that_nodes_know_are_not_used_again_even_for_an_attempt_that_was
     taken(life, highest=3)
     assert life.phase is Phase.CHECKING
     life.due("check")
-    assert life.state.attempt == 4
+    assert life.state.attempt.number == 4
     assert [(one.number, one.outcome) for one in life.state.attempts] == [(0, "not started"), (4, "")]
 
 
@@ -218,14 +218,14 @@ def test_trouble_after_the_end_does_not_hide_why_it_ended() -> None:
 @pytest.mark.parametrize("phase", [phase for phase in Phase if phase not in TERMINAL])
 def test_another_job_waits_for_its_own_nodes(phase: Phase) -> None:
     life = at(phase)
-    was = life.state.attempt
+    was = life.state.attempt.number
     taken(life, job="k")
-    assert (life.phase, life.state.job, life.state.nodes) == (Phase.PENDING, "k", {})
-    assert "join" in life.state.deadlines
-    assert not life.state.submitting
+    assert (life.phase, life.state.job, life.state.roster.nodes) == (Phase.PENDING, "k", {})
+    assert "join" in life.state.timers.deadlines
+    assert not life.state.underway.submitting
     life.join()
     assert life.phase is Phase.CHECKING
-    assert life.state.attempt == was
+    assert life.state.attempt.number == was
 
 
 def test_old_leases_are_waited_for_only_where_ranks_could_be() -> None:
@@ -267,7 +267,7 @@ def test_a_job_that_only_ends_ends_under_its_next_supervisor_too_and_the_next_jo
     taken(life)
     assert isinstance(life.actions[0], EndJob)
     taken(life, job="k")
-    assert (life.phase, life.state.job, life.state.leaving) == (Phase.PENDING, "k", False)
+    assert (life.phase, life.state.job, life.state.ending.leaving) == (Phase.PENDING, "k", False)
     life.names = ["m0", "m1"]
     life.checked()
     assert life.phase is Phase.STARTING, "all ranks of the last job were proven gone: there is nothing to wait for"
@@ -301,10 +301,10 @@ def test_a_fence_outlives_the_launch_that_the_fragment_rule_allowed() -> None:
     until = life.now + 30.0
     life.stopped(presumed=(("n2", "fragment: ..."),), fenced=("n2",), fence_until=until)
     life.again()
-    life.on(GangStarted(life.state.attempt))
+    life.on(GangStarted(life.state.attempt.number))
     life.on(Notice(NoticeKind.PREEMPTION, 60.0))
     life.stopped()
-    assert (life.state.fence_nodes, life.state.fence_until) == (("n2",), until)
+    assert (life.state.fence.nodes, life.state.fence.until) == (("n2",), until)
     life.now = until
     life.on(ActDone((1, 9), "SubmitSuccessor"))
     taken(life, job="k")
@@ -319,16 +319,22 @@ def test_a_fence_outlives_the_launch_that_the_fragment_rule_allowed() -> None:
 @pytest.mark.parametrize("phase", [phase for phase in Phase if phase in TERMINAL])
 def test_only_what_has_ended_is_taken_up_again_and_afresh(phase: Phase) -> None:
     life = at(phase)
-    attempt = life.state.attempt
+    attempt = life.state.attempt.number
     life.on(ResumeRequested("a person", "k", 0, "40"))
     life.says("a person")
     state = life.state
-    assert (state.phase, state.job, state.seq, state.cancelled_by, state.failure) == (Phase.PENDING, "k", 0, "", None)
-    assert (state.budget.used, state.budget.sightings, state.suspicion) == ({}, (), {})
+    assert (state.phase, state.job, state.seq, state.ending.cancelled_by, state.ending.failure) == (
+        Phase.PENDING,
+        "k",
+        0,
+        "",
+        None,
+    )
+    assert (state.budget.used, state.budget.sightings, state.health.suspicion) == ({}, (), {})
     taken(life, job="k")
     life.checked()
-    life.on(AttemptSealed(life.state.attempt))
-    assert life.state.attempt == attempt + 1
+    life.on(AttemptSealed(life.state.attempt.number))
+    assert life.state.attempt.number == attempt + 1
     assert life.last(ChooseResume).request == "40"
     life.choose(saved(40))
     assert isinstance(life.last(StartGang), StartGang)
@@ -343,7 +349,7 @@ def test_a_run_that_lives_is_not_resumed(phase: Phase) -> None:
 def test_a_run_cancelled_while_it_asked_for_a_job_has_forgotten_that_when_it_is_resumed() -> None:
     life = at(Phase.WAITING)
     life.cancel()
-    assert not life.state.submitting
+    assert not life.state.underway.submitting
     life.on(ResumeRequested("a person", "k", 1))
     taken(life, job="k")
     life.on(AgentJoined("n0", "i2", "b", 2))
@@ -377,10 +383,14 @@ def test_exclusions_outlive_a_resume_only_as_long_as_they_last() -> None:
     life = Life(1)
     life.cancel()
     life.state = replace(
-        life.state, excluded={"old": Exclusion("x", 0.0, life.now), "new": Exclusion("y", 0.0, life.now + 99)}
+        life.state,
+        health=replace(
+            life.state.health,
+            excluded={"old": Exclusion("x", 0.0, life.now), "new": Exclusion("y", 0.0, life.now + 99)},
+        ),
     )
     life.on(ResumeRequested("a person", "k", 1))
-    assert set(life.state.excluded) == {"new"}
+    assert set(life.state.health.excluded) == {"new"}
 
 
 def test_a_launch_said_twice_is_ignored() -> None:
@@ -392,9 +402,9 @@ def test_a_launch_said_twice_is_ignored() -> None:
 def test_a_rank_of_an_attempt_that_only_the_nodes_know_may_finish_while_it_is_stopped() -> None:
     life = Life()
     life.checked()
-    assert life.state.placement is None or life.phase is Phase.STARTING
-    life.state = replace(life.state, placement=None)
-    taken(life, highest=life.state.attempt + 1)
+    assert life.state.attempt.placement is None or life.phase is Phase.STARTING
+    life.state = replace(life.state, attempt=replace(life.state.attempt, placement=None))
+    taken(life, highest=life.state.attempt.number + 1)
     assert life.phase is Phase.STOPPING
-    life.on(RankFinished(life.state.attempt, 0, "n0", life.now))
+    life.on(RankFinished(life.state.attempt.number, 0, "n0", life.now))
     life.says("rank 0 finished while all ranks were being stopped")

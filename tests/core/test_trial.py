@@ -26,6 +26,7 @@ from gangrun.core.model import (
     Outcome,
     Phase,
     RankAlive,
+    Roster,
     RunState,
     Shape,
     StartStage,
@@ -65,7 +66,7 @@ def suspected(nodes: int = 3, policy: Policy = SLURM, spares: tuple[str, ...] = 
 
 def fall(life: Life, node: str = "n1") -> None:
     """The gang stops for a signal that nobody explains, on poor hardware."""
-    life.mark(life.state.observed_step + 10)
+    life.mark(life.state.checkpoints.observed_step + 10)
     life.on(poor(node))
     life.exit(0, signal=7)
     life.stopped()
@@ -73,7 +74,7 @@ def fall(life: Life, node: str = "n1") -> None:
 
 def go_on(life: Life) -> None:
     life.again()
-    life.on(GangStarted(life.state.attempt))
+    life.on(GangStarted(life.state.attempt.number))
 
 
 # ---- at the start ----------------------------------------------------------------------------------------------------
@@ -83,7 +84,7 @@ def test_by_policy_every_node_of_a_job_is_put_to_work_before_the_first_attempt_a
     life = Life(2, 1, policy=AT_START)
     life.join()
     assert life.actions == (CheckNodes(("n0", "n1"), device_test.QUICK),)
-    assert life.state.deadlines["check"].at == pytest.approx(life.now + 120.0)
+    assert life.state.timers.deadlines["check"].at == pytest.approx(life.now + 120.0)
     life.on(NodeChecked("n0", True, tested=CLEAN))
     life.says("n0 passed its checks, and its devices work: 48 products")
     life.on(NodeChecked("n1", True, "it could not be tested: torch is not installed"))
@@ -103,10 +104,10 @@ def test_without_the_policy_devices_are_left_alone_and_a_late_node_moves_no_dead
     life = Life(2, 1)
     life.join()
     assert life.actions == (CheckNodes(("n0", "n1")),)
-    due = life.state.deadlines["check"]
+    due = life.state.timers.deadlines["check"]
     life.join("s0")
     assert life.actions == (CheckNodes(("s0",)),)
-    assert life.state.deadlines["check"] == due
+    assert life.state.timers.deadlines["check"] == due
 
 
 def test_a_node_that_joins_while_others_are_tested_has_the_time_for_it() -> None:
@@ -114,7 +115,7 @@ def test_a_node_that_joins_while_others_are_tested_has_the_time_for_it() -> None
     life.join()
     life.now += 100.0
     life.join("s0")
-    assert life.state.deadlines["check"].at == pytest.approx(life.now + 120.0)
+    assert life.state.timers.deadlines["check"].at == pytest.approx(life.now + 120.0)
     life.on(AgentJoined("s0", "i-s0", "b-s0", 1))
     life.due("check")
     life.says("no answer from the checks on n[0-1],s0 in 120 s: unknown is not bad", "starting attempt 0")
@@ -133,15 +134,17 @@ def test_the_gang_waits_for_a_suspect_that_it_needs_and_takes_it_back_clean() ->
     life.says("just before, n1: XID 94", "devices of n1 are put to work first", "restarting in place; checking n1")
     assert life.phase is Phase.CHECKING
     assert life.actions == (CheckNodes(("n1",), device_test.THOROUGH),)
-    assert life.state.deadlines["check"].at == pytest.approx(life.now + 180.0)
+    assert life.state.timers.deadlines["check"].at == pytest.approx(life.now + 180.0)
     life.on(NodeChecked("n1", True, tested=CLEAN))
     life.says("n1 was suspected (attempt 0: signal), and its devices work: 48 products", "starting attempt 1")
     life.again()
     assert life.started().placement.nodes == ("n0", "n1", "n2")
-    assert life.state.excluded == {}
+    assert life.state.health.excluded == {}
     life.now += 3600.0
-    assert life.state.suspicion == {"n1": 1}
-    assert blame.unfaded(life.state.suspicion, life.state.suspected_at, life.now) == {}, "sooner than a day later"
+    assert life.state.health.suspicion == {"n1": 1}
+    assert blame.unfaded(life.state.health.suspicion, life.state.health.suspected_at, life.now) == {}, (
+        "sooner than a day later"
+    )
 
 
 def test_a_suspect_that_fails_is_left_out_before_the_gang_starts() -> None:
@@ -164,7 +167,7 @@ def test_where_the_gang_is_whole_without_it_nobody_waits() -> None:
     go_on(life)
     assert life.started().placement.nodes == ("n0", "s0", "n2")
     life.on(NodeChecked("n1", True, tested=CLEAN))
-    assert life.state.nodes["n1"].checked is True
+    assert life.state.roster.nodes["n1"].checked is True
     life.says("it may be used again")
     life.on(NodeLost("s0", life.now - 30, "its lease is over"))
     life.stopped()
@@ -197,15 +200,17 @@ def test_a_second_time_it_is_tested_and_a_third_time_left_out_although_it_was_cl
     life = suspected()
     life.on(NodeChecked("n1", True, tested=CLEAN))
     go_on(life)
-    life.state = replace(life.state, suspected_at={"n1": life.now})  # as if it had not faded yet
+    life.state = replace(
+        life.state, health=replace(life.state.health, suspected_at={"n1": life.now})
+    )  # as if it had not faded yet
     fall(life)
     life.says("n1 was suspected for the 2nd time", "put to work first")
-    assert (life.phase, life.state.excluded) == (Phase.CHECKING, {})
+    assert (life.phase, life.state.health.excluded) == (Phase.CHECKING, {})
     life.on(NodeChecked("n1", True, tested=CLEAN))
     go_on(life)
     fall(life)
     life.says("n1 was suspected for the 3rd time, so it is blamed; n1 left out for 24 h")
-    assert set(life.state.excluded) == {"n1"}
+    assert set(life.state.health.excluded) == {"n1"}
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -218,7 +223,7 @@ def test_where_nobody_could_tell_the_suspicion_alone_counts(times: int) -> None:
         fall(life)
     life.on(NodeChecked("n1", True))
     life.says("n1 was suspected", "could not be tested: it does not say why")
-    assert set(life.state.excluded) == ({"n1"} if times == 2 else set())
+    assert set(life.state.health.excluded) == ({"n1"} if times == 2 else set())
     assert life.phase is (Phase.WAITING if times == 2 else Phase.STARTING)
 
 
@@ -230,8 +235,8 @@ def test_one_that_does_not_answer_is_left_out_and_holds_nobody_up() -> None:
     life = suspected(policy=TRIES)
     life.due("check")
     life.says("no other node can take its place")
-    assert (life.phase, life.state.failure) == (Phase.FAILED, Failure.NODE)
-    assert life.state.excluded == {}
+    assert (life.phase, life.state.ending.failure) == (Phase.FAILED, Failure.NODE)
+    assert life.state.health.excluded == {}
 
 
 def test_others_that_are_new_are_checked_beside_it() -> None:
@@ -240,7 +245,7 @@ def test_others_that_are_new_are_checked_beside_it() -> None:
     assert life.actions == (CheckNodes(("s0",)),)
     life.on(NodeChecked("s0", True))
     life.says("starting attempt 1")
-    assert life.state.nodes["n1"].checked is None, "it is still at work, and nobody waits for it any more"
+    assert life.state.roster.nodes["n1"].checked is None, "it is still at work, and nobody waits for it any more"
     go_on(life)
     assert life.started().placement.nodes == ("n0", "s0", "n2")
 
@@ -273,7 +278,7 @@ def test_a_spare_lost_before_the_launch_makes_the_suspect_needed() -> None:
 
 
 def taken_over(life: Life, *inventories: Inventory) -> tuple[object, ...]:
-    life.on(TermTaken(life.state.term + 1, life.state.job, inventories, (), life.state.attempt))
+    life.on(TermTaken(life.state.term + 1, life.state.job, inventories, (), life.state.attempt.number))
     return life.actions
 
 
@@ -289,7 +294,7 @@ def test_who_is_tested_beside_a_gang_is_asked_by_every_new_supervisor_until_it_h
     assert (life.phase, taken_over(life)) == (Phase.STARTING, (SealAttempts(1), ASKED))
     life.on(AttemptSealed(1))
     life.choose()
-    assert life.state.stage is StartStage.LAUNCHING
+    assert life.state.underway.stage is StartStage.LAUNCHING
     alive = tuple(
         Inventory(name, 1, (RankAlive(rank, 1, 0),)) for rank, name in enumerate(life.started().placement.nodes)
     )
@@ -306,13 +311,13 @@ def test_who_is_tested_in_the_pause_before_the_next_try_is_asked_again_too() -> 
     life.on(poor("n2"))
     life.exit(0, signal=7)
     life.stopped()
-    assert (life.phase, life.state.submitting) == (Phase.WAITING, False)
+    assert (life.phase, life.state.underway.submitting) == (Phase.WAITING, False)
     assert taken_over(life) == (CheckNodes(("n2",), device_test.THOROUGH),)
 
 
 def test_an_agent_that_comes_back_is_still_on_trial_until_its_next_boot() -> None:
     life = suspected()
-    node = life.state.nodes["n1"]
+    node = life.state.roster.nodes["n1"]
     life.on(AgentRejoined("n1", "i7", node.boot_id, 1))
     assert life.actions == (CheckNodes(("n1",), device_test.THOROUGH),)
     life.on(AgentRejoined("n1", "i8", "another boot", 1))
@@ -326,7 +331,7 @@ def test_an_agent_that_comes_back_is_still_on_trial_until_its_next_boot() -> Non
 )
 def test_nobody_is_tried_without_the_policy_nor_by_who_only_observes(policy: Policy) -> None:
     life = suspected(policy=policy)
-    assert not any(node.trial for node in life.state.nodes.values())
+    assert not any(node.trial for node in life.state.roster.nodes.values())
     assert not any(one.tests for one in life.asked if isinstance(one, CheckNodes))
 
 
@@ -334,12 +339,12 @@ def test_who_is_merely_the_first_to_fall_restarts_in_place_untested() -> None:
     life = Life(3, 1, policy=SLURM).running()
     life.exit(1, error=BUG)
     life.stopped()
-    assert (life.phase, life.state.suspicion) == (Phase.STARTING, {"n1": 1})
+    assert (life.phase, life.state.health.suspicion) == (Phase.STARTING, {"n1": 1})
     life = Life(3, 1, policy=SLURM).running()
     life.on(poor("n1", "storage_space"))
     life.exit(1, signal=7)
     life.stopped()
-    assert (life.phase, life.state.suspicion) == (Phase.STARTING, {"n1": 1}), "a poor file system says nothing"
+    assert (life.phase, life.state.health.suspicion) == (Phase.STARTING, {"n1": 1}), "a poor file system says nothing"
 
 
 def test_a_suspect_that_is_gone_is_not_asked() -> None:
@@ -347,14 +352,19 @@ def test_a_suspect_that_is_gone_is_not_asked() -> None:
     life.on(poor("n1"))
     life.exit(0, signal=7)
     life.on(FindingRaised(NodeFinding("n9", "xid", False, "of no node of ours", 0.0, True)))
-    life.state = replace(life.state, nodes={name: one for name, one in life.state.nodes.items() if name != "n1"})
+    life.state = replace(
+        life.state,
+        roster=replace(
+            life.state.roster, nodes={name: one for name, one in life.state.roster.nodes.items() if name != "n1"}
+        ),
+    )
     life.stopped()
-    assert not any(node.trial for node in life.state.nodes.values())
+    assert not any(node.trial for node in life.state.roster.nodes.values())
 
 
 def test_nobody_on_trial_is_nothing_to_tell() -> None:
     nodes = {"n0": Node("n0", "i", "b", 1, checked=True)}
-    state = RunState(run="r", shape=Shape(1, 1, 1, 1), nodes=nodes)
+    state = RunState(run="r", shape=Shape(1, 1, 1, 1), roster=Roster(nodes=nodes))
     assert device_test.told(state, (), 0.0) == ""
     assert device_test.begun(state, (), "no reason") is state
     assert device_test.overdue(state, 0.0, SLURM) == device_test.Answered(state, "")

@@ -57,13 +57,16 @@ def test_a_run_tells_others_and_hears_of_them(tmp_path: Path, monkeypatch: pytes
     first = OtherRuns("r", lambda: now, said.append)
     assert first.added(before, now) is before
     out = Exclusion("XID 79", now, now + 9.0, True)
-    first.note(before, replace(before, excluded={"n1": out}, reports={"k": GPU}))
+    first.note(before, replace(before, health=replace(before.health, excluded={"n1": out}, reports={"k": GPU})))
     until(lambda: file.reports() == (GPU,) and set(file.read()) == {"n1"}, 20, lambda: f"the file: {file.read()}")
     first.note(before, before)
     second = OtherRuns("s", lambda: now, said.append).added(before, now)
-    assert list(second.reports.values()) == [GPU]
+    assert list(second.health.reports.values()) == [GPU]
     back = replace(out, until=now, hardware=False, returns_count=1)
-    first.note(replace(before, excluded={"n1": out}), replace(before, excluded={"n1": back}))
+    first.note(
+        replace(before, health=replace(before.health, excluded={"n1": out})),
+        replace(before, health=replace(before.health, excluded={"n1": back})),
+    )
     until(lambda: not file.read(), 20, lambda: f"the file: {file.read()}")
     assert said == []
 

@@ -269,18 +269,18 @@ def test_only_what_tells_of_the_link_itself_counts_against_a_node(name: str, cou
     for attempt, rank in enumerate((0, 2)):
         [found] = as_evidence("n1", [verdict], life.now)
         life.on(FindingRaised(found))
-        assert (found.fatal, bool(life.state.nodes["n1"].poor)) == (False, own)
+        assert (found.fatal, bool(life.state.roster.nodes["n1"].poor)) == (False, own)
         life.save(10 + attempt)
         assert life.phase is Phase.RUNNING, "nobody moves for it"
         life.exit(rank, signal=7)
         life.stopped()
-        assert (life.state.suspicion.get("n1", 0) > 0) is own, life.reason
+        assert (life.state.health.suspicion.get("n1", 0) > 0) is own, life.reason
         if own:
             return
         life.again(saved(10 + attempt))
         assert life.started().placement.nodes == ("n0", "n1", "n2"), "nor is it taken last"
-        life.on(GangStarted(life.state.attempt))
-    assert life.state.excluded == {}
+        life.on(GangStarted(life.state.attempt.number))
+    assert life.state.health.excluded == {}
 
 
 def test_what_is_no_fault_of_the_port_hides_none_of_its_own() -> None:

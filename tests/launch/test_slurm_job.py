@@ -12,7 +12,7 @@ from gangrun.adapters.fs.job_claims import JobClaim, plain_job
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.adapters.slurm.commands import Answer, Tools
 from gangrun.adapters.slurm.scheduler import JobFacts, SchedulerSilent, SlurmScheduler
-from gangrun.core.model import Phase, RunState, Shape
+from gangrun.core.model import Ending, Phase, RunState, Shape
 from gangrun.entry import slurm_job as job_main
 from gangrun.errors import UserError
 from gangrun.launch import slurm_allocation as held
@@ -51,10 +51,10 @@ def state(**changes):
         (state(phase=Phase.SUCCEEDED), True, 0),
         (state(phase=Phase.FAILED), True, 1),
         (state(phase=Phase.CANCELLED), True, 130),
-        (state(phase=Phase.PENDING, leaving=True, seq=2), True, 75),
-        (state(phase=Phase.PENDING, leaving=True), True, 75),  # requeued: it comes back as the same job
+        (state(phase=Phase.PENDING, ending=Ending(leaving=True), seq=2), True, 75),
+        (state(phase=Phase.PENDING, ending=Ending(leaving=True)), True, 75),  # requeued: it comes back as the same job
         (state(job="13", seq=2), True, 75),  # another job has the run
-        (state(job="11", seq=0, phase=Phase.PENDING, leaving=True), False, 78),  # of the job before us
+        (state(job="11", seq=0, phase=Phase.PENDING, ending=Ending(leaving=True)), False, 78),  # of the job before us
     ],
 )
 def test_when_a_job_is_over_and_what_slurm_is_told(seen, over, code):
@@ -94,7 +94,7 @@ class Asked:
     ("slurm", "before", "cancelled"),
     [
         ("CANCELLED", state(job="11", seq=0), True),
-        ("CANCELLED", state(job="11", seq=1, leaving=True), False),  # we ended it, and said so first
+        ("CANCELLED", state(job="11", seq=1, ending=Ending(leaving=True)), False),  # we ended it, and said so first
         ("NODE_FAIL", state(job="11", seq=0), False),
         ("", state(job="11", seq=0), False),  # Slurm has forgotten it
         ("CANCELLED", None, False),

@@ -104,9 +104,9 @@ class Builder:
         self.n = self.tickets = 0
         claim = Claim(self.term, self.run, self.job, self.nodes[0], 1, 1, "tcp://x", "key", self.now)
         self.paths.claim(self.term).write_bytes(wire_claim.encode_claim(claim))
-        self._write(kind="Snapshot", reason=f"supervisor #{self.term} reads", patch=wire_record.builtins(self.state))
+        self._write(kind="Snapshot", reason=f"supervisor #{self.term} reads", patch=wire_record.snapshot(self.state))
         if took_over:
-            self.on(TermTaken(self.term, self.job, (), (), self.state.attempt))
+            self.on(TermTaken(self.term, self.job, (), (), self.state.attempt.number))
         return self
 
     def on(self, event: Event, after_s: float = 1.0) -> Builder:
@@ -142,7 +142,7 @@ class Builder:
 
     def live(self, **figures: Any) -> Builder:
         """What the supervisor writes beside the journal every few seconds."""
-        Counter(self.disk, self.paths, self.term).write({"attempt": self.state.attempt, **figures}, self.now)
+        Counter(self.disk, self.paths, self.term).write({"attempt": self.state.attempt.number, **figures}, self.now)
         return self
 
     def owner(self, seq: int = 0, *, pid: int | None = None, ticks: int | None = None, host: str = "") -> Builder:
@@ -178,10 +178,10 @@ class Builder:
         why = (
             f"resuming from step {checkpoint.step}" if checkpoint else "starting from the beginning: none was committed"
         )
-        self.on(AttemptSealed(self.state.attempt))
-        self.on(ResumeChosen(self.state.attempt, checkpoint, why, passed))
-        self.on(GangStarted(self.state.attempt))
-        return self.on(FirstStepSeen(self.state.attempt, checkpoint.step if checkpoint else 0))
+        self.on(AttemptSealed(self.state.attempt.number))
+        self.on(ResumeChosen(self.state.attempt.number, checkpoint, why, passed))
+        self.on(GangStarted(self.state.attempt.number))
+        return self.on(FirstStepSeen(self.state.attempt.number, checkpoint.step if checkpoint else 0))
 
     def exit(
         self, rank: int, *, error: ErrorReport | None = None, signal: int | None = None, by_us: bool = False
@@ -190,16 +190,16 @@ class Builder:
         code = None if signal else 1
         node = self.nodes[rank // self.ranks]
         died = RankExit(rank, node, code, signal, False, by_us, error, self.now)
-        return self.on(RankExited(self.state.attempt, died))
+        return self.on(RankExited(self.state.attempt.number, died))
 
     def stopped(self) -> Builder:
         """No rank lives."""
-        return self.on(GangStopped(self.state.attempt))
+        return self.on(GangStopped(self.state.attempt.number))
 
     def finished(self) -> Builder:
         """Every rank ended with 0."""
         for rank in range(len(self.nodes) * self.ranks):
-            self.on(RankFinished(self.state.attempt, rank, self.nodes[rank // self.ranks], self.now))
+            self.on(RankFinished(self.state.attempt.number, rank, self.nodes[rank // self.ranks], self.now))
         return self.stopped()
 
 

@@ -36,7 +36,7 @@ def leaving(runs: Path, **what: Any) -> Builder:
     story = submitted(runs, policy=Policy(can_requeue=True), **what).supervisor().up().on(CheckpointSeen(STEP_20), 60)
     story.owner(host="n0")
     story.on(NodeSilent("n1", story.now)).on(NodeLost("n1", story.now, "its lease ran out"), 40).stopped()
-    assert story.state.submitting, story.reasons
+    assert story.state.underway.submitting, story.reasons
     return story.on(ActDone((story.term, 1), "SubmitSuccessor"))
 
 

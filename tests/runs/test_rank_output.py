@@ -42,7 +42,7 @@ def test_what_gangrun_run_leaves_out_is_said_once(runs: Path) -> None:
     printed(story, 1, "n1", "[n1:rank2] two", "[n1:rank3] three")
     shown, told = io.StringIO(), io.StringIO()
     view = view_of(story, shown, told)
-    view.tick(replace(story.state, attempt=0))
+    view.tick(replace(story.state, attempt=replace(story.state.attempt, number=0)))
     view.tick(story.state)
     assert shown.getvalue().splitlines() == ["[n0:rank0] zero", "[n1:rank3] three"]
     assert told.getvalue().count("that of 0 and 3 is shown here; all of it: gangrun logs -f") == 1

@@ -126,7 +126,7 @@ def test_a_node_that_is_cut_off_is_not_the_only_one_left_in_every_job(nodes_coun
     setup = replace(Setup.of(nodes_count, script=Script(steps_count=40), requeue=True), pool_count=nodes_count + 4)
     outcome = World(setup, plan, 1).run()
     assert outcome.state is not None and outcome.state.phase is Phase.SUCCEEDED, outcome.state
-    assert "n0000" in outcome.state.excluded
+    assert "n0000" in outcome.state.health.excluded
 
 
 @pytest.mark.parametrize("seed", range(3))

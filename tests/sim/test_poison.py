@@ -23,7 +23,7 @@ def played(world: World) -> RunState:
     assert state.phase is Phase.SUCCEEDED, state.reason
     fs = world.checkpoint_fs
     assert fs.poisoned
-    spoilt = {one.attempt for one in state.poisoned}
+    spoilt = {one.attempt for one in state.checkpoints.poisoned}
     ever = [one for one in (*fs.saved.values(), *fs.set_aside) if one.nonce in world.memory.names]
     assert not [one for one in ever if one.name[1] in spoilt], "what they kept in memory was brought to the disk"
     return state
@@ -42,7 +42,7 @@ def test_two_in_a_row_are_set_aside_wherever_they_were(memory: int, starts: list
     )
     state = played(World(Setup.of(4, script=script), FaultPlan(), seed))
     assert [one.resumed_from_step for one in state.attempts] == starts
-    assert {one.step for one in state.poisoned} == {newest, older}
+    assert {one.step for one in state.checkpoints.poisoned} == {newest, older}
 
 
 SPOILT = Script(

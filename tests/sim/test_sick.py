@@ -20,8 +20,8 @@ def test_a_node_that_falls_sick_is_left_out_of_the_next_job(seed: int) -> None:
     state = world.newest_state()
     assert state is not None
     assert state.phase is Phase.SUCCEEDED, state.reason
-    assert set(state.excluded) == {world.nodes[1].name}
-    assert all(out.hardware for out in state.excluded.values())
+    assert set(state.health.excluded) == {world.nodes[1].name}
+    assert all(out.hardware for out in state.health.excluded.values())
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -44,7 +44,7 @@ def test_poor_hardware_excludes_nobody() -> None:
     state = world.newest_state()
     assert state is not None
     assert state.phase is Phase.SUCCEEDED, state.reason
-    assert state.excluded == {}
+    assert state.health.excluded == {}
 
 
 def tried(setup: Setup, *, at_start: bool = False) -> Setup:
@@ -63,7 +63,7 @@ def test_a_suspect_is_tested_and_only_a_broken_one_left_out(broken: bool) -> Non
     state = world.newest_state()
     assert state is not None
     assert state.phase is Phase.SUCCEEDED, state.reason
-    assert set(state.excluded) == ({name} if broken else set())
+    assert set(state.health.excluded) == ({name} if broken else set())
     assert len({attempt.job for attempt in state.attempts}) == (2 if broken else 1)
     first, again = state.attempts[:2]
     assert (name in again.nodes) is not broken
@@ -99,9 +99,9 @@ def test_a_supervisor_that_dies_meanwhile_costs_the_suspect_no_answer(at: float)
     world.run()
     state = world.newest_state()
     assert state is not None
-    assert (state.phase, state.excluded) == (Phase.SUCCEEDED, {}), state.reason
+    assert (state.phase, state.health.excluded) == (Phase.SUCCEEDED, {}), state.reason
     assert state.term > 1
-    assert (state.nodes[name].trial, bool(state.nodes[name].tested)) == ("", True)
+    assert (state.roster.nodes[name].trial, bool(state.roster.nodes[name].tested)) == ("", True)
 
 
 @pytest.mark.parametrize("repaired", [True, False])
@@ -116,7 +116,7 @@ def test_one_that_has_booted_is_in_the_next_job_again_and_is_used_where_that_cur
     world.run()
     state = world.newest_state()
     assert state is not None
-    assert two in state.excluded
+    assert two in state.health.excluded
     journal = [line.record for lines in world.disk.journals.values() for line in lines]
     told = [record.reason for record in journal]
     assert any(f"{one} has rebooted; if it is in that job" in reason for reason in told), told
@@ -134,7 +134,7 @@ def test_a_suspect_that_still_works_makes_room_at_a_checkpoint(seed: int) -> Non
     world.run()
     state = world.newest_state()
     assert state is not None
-    assert (state.phase, state.excluded, state.budget.total_count) == (Phase.SUCCEEDED, {}, 0), state.reason
+    assert (state.phase, state.health.excluded, state.budget.total_count) == (Phase.SUCCEEDED, {}, 0), state.reason
     before, after = state.attempts
     name = world.nodes[seed].name
     assert name in before.nodes

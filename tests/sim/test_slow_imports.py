@@ -21,7 +21,7 @@ def test_who_joins_late_is_neither_silent_nor_excluded(seed: int) -> None:
     state = world.run().state
     assert state is not None and state.phase is Phase.SUCCEEDED, world.story()
     assert not BLAMES & {record.kind for record in world.checker.records}
-    assert (dict(state.excluded), len(world.scheduler.jobs)) == ({}, 1)
+    assert (dict(state.health.excluded), len(world.scheduler.jobs)) == ({}, 1)
     (attempt,) = state.attempts
     assert len(attempt.nodes) == NODES_COUNT
     started = next(record.at for record in world.checker.records if record.kind == "GangStarted") - world.began_at

@@ -206,7 +206,7 @@ def test_a_roster_that_shrinks_counts_only_once_it_is_on_disk() -> None:
         desk.pass_s(1.0)
     desk.store.stalled = True
     desk.pass_s(10.0)
-    lost = loop.state.nodes["n1"].lost
+    lost = loop.state.roster.nodes["n1"].lost
     acks = len(desk.agents["n0"].heard(Ack))
     desk.pass_s(3.0)
     assert lost and len(desk.agents["n0"].heard(Ack)) == acks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gangrun.core.events import FlushDue
-from gangrun.core.model import Phase, RunState, Shape
+from gangrun.core.model import Phase, RunState, SavedProgress, Shape
 from gangrun.core.policy import Policy
 from gangrun.supervisor.heartbeats import Row
 from gangrun.supervisor.opening import RunFacts
@@ -14,9 +14,9 @@ from gangrun.wire.messages import Hello, PeerAddress, RankSample
 from gangrun.wire.spec import CheckpointSpec
 from tests.supervisor.ports_in_memory import HandCheckpoints
 
-WAITS = RunState(run="r", shape=Shape(2, 2, 1, 1), best_step=4)
-RUNS = replace(WAITS, phase=Phase.RUNNING, attempt=0)
-SAVES = replace(RUNS, phase=Phase.STOPPING, saving=True)
+WAITS = RunState(run="r", shape=Shape(2, 2, 1, 1), checkpoints=SavedProgress(best_step=4))
+RUNS = replace(WAITS, phase=Phase.RUNNING, attempt=replace(WAITS.attempt, number=0))
+SAVES = replace(RUNS, phase=Phase.STOPPING, underway=replace(RUNS.underway, saving=True))
 
 
 def looks(every_s: float = 10.0, state: RunState = WAITS) -> tuple[CheckpointPolling, list[tuple[str, int]]]:
@@ -46,7 +46,7 @@ def test_now_and_then_while_ranks_train_and_often_while_all_wait_for_a_save() ->
     made.follow(SAVES, SAVES, 112.5)
     made.look(SAVES, 113.0)
     assert (asked, made.due(SAVES)) == ([("look", 4), ("look", 4)], 114.0)
-    assert made.due(replace(SAVES, saving=False)) == NEVER
+    assert made.due(replace(SAVES, underway=replace(SAVES.underway, saving=False))) == NEVER
 
 
 def test_a_supervisor_that_takes_over_meanwhile_does_the_same() -> None:
@@ -83,7 +83,7 @@ def test_a_flush_is_due_when_the_disk_has_had_nothing_new_for_so_long_and_memory
     progress.observe(row(9, 8), 161.0)
     assert made.look(RUNS, 161.0) == [FlushDue(0, 8)]
     assert made.due(RUNS) == 221.0
-    newer = replace(RUNS, best_step=8)
+    newer = replace(RUNS, checkpoints=replace(RUNS.checkpoints, best_step=8))
     made.follow(RUNS, newer, 180.0)
     assert made.due(newer) == 240.0, "somebody wrote to the disk"
     assert made.look(newer, 240.0) == []

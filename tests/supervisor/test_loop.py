@@ -29,7 +29,7 @@ def killed(desk: Desk, seq: int = 1) -> None:
 def test_a_fresh_run_gets_to_running_and_the_journal_is_the_state() -> None:
     desk = Desk()
     loop = desk.running()
-    assert loop.state.attempt == 0
+    assert loop.state.attempt.number == 0
     assert replay(desk.disk.records(1)) == loop.state
     assert desk.kinds()[:3] == ["Snapshot", "TermTaken", "AgentJoined"]
 
@@ -66,7 +66,7 @@ def test_a_start_that_waits_for_the_disk_does_not_happen_after_its_stop() -> Non
     desk = Desk()
     desk.open()
     stall_at_start(desk)
-    assert desk.loop.state.stage is not None and desk.loop.state.stage.value == "launching"
+    assert desk.loop.state.underway.stage is not None and desk.loop.state.underway.stage.value == "launching"
     desk.mailbox.post(Stamped(CancelRequested("a person")))
     desk.turn_all()
     assert desk.agents["n0"].heard(Stop)
@@ -105,7 +105,7 @@ def test_a_start_whose_ticket_was_withheld_is_a_cancel() -> None:
     desk.join()
     desk.pass_s(3.0)
     assert desk.loop.state.phase is Phase.CANCELLED
-    assert desk.loop.state.cancelled_by == "a person"
+    assert desk.loop.state.ending.cancelled_by == "a person"
     assert not [m for agent in desk.agents.values() for m in agent.got if isinstance(m, Prepare | Launch)]
 
 
@@ -148,13 +148,13 @@ def test_events_are_taken_in_order_and_a_gap_waits() -> None:
     agent.tell(2, "RankExited", EXIT)
     agent.beat()
     desk.turn_all()
-    assert desk.loop.state.attempt == 0 and "RankExited" not in desk.kinds()
+    assert desk.loop.state.attempt.number == 0 and "RankExited" not in desk.kinds()
     agent.events.clear()
     agent.tell(1, "FindingRaised", {"finding": {"node": "n0", "check": "c", "fatal": False, "sentence": "s"}})
     agent.tell(2, "RankExited", EXIT)
     agent.beat()
     desk.turn_all()
-    assert desk.loop.state.attempt == 1  # stopped, judged and started again, all in this instant
+    assert desk.loop.state.attempt.number == 1  # stopped, judged and started again, all in this instant
     assert desk.kinds().count("RankExited") == 1
 
 
@@ -216,7 +216,7 @@ def test_a_refused_event_changes_nothing_and_is_on_record() -> None:
     desk.mailbox.post(Stamped(AgentJoined("n0", "i9", "b", 2)))
     desk.turn_all()
     assert "AgentJoined" in [record.kind for record in desk.disk.records(1)]
-    assert loop.state.attempt == before.attempt
+    assert loop.state.attempt.number == before.attempt.number
 
 
 def test_the_run_ends_with_its_code_and_agents_are_dismissed() -> None:
@@ -265,7 +265,7 @@ def test_first_step_and_marks() -> None:
     for agent in desk.agents.values():
         agent.step = 3
     desk.pass_s(1.5)
-    assert desk.kinds().count("FirstStepSeen") == 1 and loop.state.attempt_step == 3
+    assert desk.kinds().count("FirstStepSeen") == 1 and loop.state.attempt.step == 3
     for step in range(4, 70):
         for agent in desk.agents.values():
             agent.step = step
@@ -289,7 +289,7 @@ def test_what_comes_before_the_terms_first_event_waits_for_it() -> None:
     loop = desk.open()
     desk.mailbox.post(Stamped(CancelRequested("a person")))
     desk.turn_all()
-    assert loop.state.cancelled_by == ""
+    assert loop.state.ending.cancelled_by == ""
     desk.pass_s(6.0)
     kinds = desk.kinds()
     assert kinds.index("TermTaken") < kinds.index("CancelRequested")

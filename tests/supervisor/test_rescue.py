@@ -143,7 +143,7 @@ def test_the_newest_step_in_memory_is_among_the_live_figures() -> None:
 
 def test_what_the_disk_has_already_is_not_brought() -> None:
     desk = desk_of({"n0": [holding(7, "0", "m", of=2)]}, obey)
-    desk.loop.state = replace(desk.loop.state, best_step=7)
+    desk.loop.state = replace(desk.loop.state, checkpoints=replace(desk.loop.state.checkpoints, best_step=7))
     assert restarted(desk) == [("seal", 1), ("choose", 1)]
 
 

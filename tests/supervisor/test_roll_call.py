@@ -173,7 +173,7 @@ def test_a_new_agent_on_the_node_is_asked_and_answers_for_it() -> None:
     assert loop.state.phase is Phase.STOPPING  # nobody acts for a majority until the new agent has beaten
     agent.beat()
     desk.turn_all()
-    assert loop.state.attempt == 1  # stopped, accounted for by the new agent, started again
+    assert loop.state.attempt.number == 1  # stopped, accounted for by the new agent, started again
     agent.incarnation = "i1"
     agent.hello()
     desk.turn_all()
@@ -278,7 +278,7 @@ def test_a_busy_port_is_nobodys_fault() -> None:
     desk.join()
     desk.pass_s(3.0)
     first = next(r.event for r in desk.disk.records(1) if r.kind == "GangStartFailed")
-    assert first["retry_free"] and desk.loop.state.phase is Phase.RUNNING and desk.loop.state.attempt == 1
+    assert first["retry_free"] and desk.loop.state.phase is Phase.RUNNING and desk.loop.state.attempt.number == 1
     assert desk.loop.state.budget.total_count == 0
 
 

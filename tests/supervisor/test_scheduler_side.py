@@ -51,7 +51,7 @@ def test_agents_that_are_told_to_end_make_one_question_and_the_answer_decides() 
     stop = desk.agents["n0"].heard(Stop)[-1]
     assert (stop.grace_s, stop.checkpoint_grace_s, stop.checkpoint_first) == (10.0, 12.0, True)
     desk.pass_s(2.0)
-    assert loop.state.submitting
+    assert loop.state.underway.submitting
     assert slurm.marks == []
 
 
@@ -90,7 +90,7 @@ def test_a_question_that_died_with_its_supervisor_is_asked_again() -> None:
     desk.join()
     desk.pass_s(4.0)
     assert slurm.asked_count == 2
-    assert WHY in loop.state.deadlines
+    assert WHY in loop.state.timers.deadlines
 
 
 def test_where_nobody_can_be_asked_a_signal_means_stop() -> None:
@@ -193,7 +193,7 @@ def test_a_supervisor_of_last_resort_needs_nobody() -> None:
     desk.pass_s(4.0)
     assert loop.state.phase is Phase.STOPPING
     desk.pass_s(51.0)
-    assert loop.state.submitting
+    assert loop.state.underway.submitting
     (act, action), *more = desk.jobs.asked
     assert isinstance(action, SubmitSuccessor) and not more
     desk.mailbox.post(Stamped(ActDone(act, "SubmitSuccessor")))
@@ -208,9 +208,9 @@ def test_what_the_launcher_knows_decides_at_once() -> None:
     for name in ("n0", "n1"):
         desk.agents[name].hello()
     desk.pass_s(4.0)
-    assert loop.state.expected == ("n0", "n1", "n2")
+    assert loop.state.roster.expected == ("n0", "n1", "n2")
     desk.mailbox.post(Stamped(NodeAbsent("n2", "execve(): /x: No such file or directory")))
     desk.agents["n0"].beat()
     desk.agents["n1"].beat()
     desk.pass_s(1.0)
-    assert loop.state.submitting
+    assert loop.state.underway.submitting

@@ -90,7 +90,7 @@ def test_somebody_reaches_it_and_it_comes_back() -> None:
     desk.agents["n2"].beating = desk.agents["n2"].obeys = True
     desk.pass_s(1.5)
     assert [e["node"] for e in events(desk, "NodeHeard")] == ["n2"]
-    assert loop.state.nodes["n2"].silent_since is None
+    assert loop.state.roster.nodes["n2"].silent_since is None
 
 
 def test_probes_without_an_answer_count_as_no() -> None:
@@ -186,7 +186,7 @@ def test_readings_feed_the_hang_watch_and_a_stalled_journal_suspends_it() -> Non
     stepping(desk, 5.0)
     desk.store.stalled = True
     desk.pass_s(300.0)  # nothing was to be written, so nobody knew that the disk stands still
-    assert loop.state.phase is Phase.RUNNING and loop.state.evidence.hang is None
+    assert loop.state.phase is Phase.RUNNING and loop.state.attempt.evidence.hang is None
     assert loop.state.store_stalled_since is not None
     desk.store.stalled = False
     desk.store.flush()

@@ -139,8 +139,10 @@ def test_the_run_clock_never_goes_back_and_a_fence_never_shrinks() -> None:
     assert opening.run_start == pytest.approx(last)
     clock = RunClock(opening.run_start, opening.boot_start)
     assert clock.boot(clock.at(77.0)) == pytest.approx(77.0)
-    kept = _fence_kept(replace(opening.state, fence_until=last + 30.0), last, last + 3600.0)
-    assert kept.fence_until == pytest.approx(last + 3630.0)
+    kept = _fence_kept(
+        replace(opening.state, fence=replace(opening.state.fence, until=last + 30.0)), last, last + 3600.0
+    )
+    assert kept.fence.until == pytest.approx(last + 3630.0)
 
 
 def test_counter_watch() -> None:
@@ -166,7 +168,7 @@ def test_a_live_whole_gang_is_adopted() -> None:
     loop = desk.open()
     rejoin(desk)
     desk.pass_s(3.0)
-    assert loop.state.phase is Phase.RUNNING and loop.state.attempt == 0 and loop.state.term == 2
+    assert loop.state.phase is Phase.RUNNING and loop.state.attempt.number == 0 and loop.state.term == 2
     assert {n: len(a.heard(Launch)) for n, a in desk.agents.items()} == launches
     assert not any(a.heard(Stop) for a in desk.agents.values())
     taken = record(desk, "TermTaken")
@@ -194,7 +196,7 @@ def test_an_agent_that_lost_its_ranks_ends_the_adoption() -> None:
     agent.incarnation, agent.attempt, agent.ranks, agent.seq = "i2", -1, (), 0
     rejoin(desk)
     desk.pass_s(3.0)
-    assert loop.state.attempt == 1 and loop.state.nodes["n1"].incarnation == "i2"
+    assert loop.state.attempt.number == 1 and loop.state.roster.nodes["n1"].incarnation == "i2"
     assert "AgentRejoined" in desk.kinds()
 
 
@@ -213,7 +215,7 @@ def test_an_attempt_whose_start_was_lost_from_the_journal_is_not_started_again(b
     rejoin(desk)
     assert record(desk, "TermTaken")["highest_attempt"] == 1
     desk.pass_s(3.0)
-    assert loop.state.attempt >= 2
+    assert loop.state.attempt.number >= 2
 
 
 def test_attempt_numbers_never_repeat() -> None:
@@ -224,7 +226,7 @@ def test_attempt_numbers_never_repeat() -> None:
     rejoin(desk)
     assert record(desk, "TermTaken")["highest_attempt"] == 7
     desk.pass_s(3.0)
-    assert loop.state.attempt >= 8
+    assert loop.state.attempt.number >= 8
 
 
 def test_events_the_last_term_never_made_durable_come_again() -> None:
@@ -288,7 +290,7 @@ def test_one_that_was_ever_lost_proves_nothing() -> None:
     desk.agents["n0"].beating = True
     desk.pass_s(5.0)
     loop = desk.open()
-    assert not loop.state.nodes["n0"].lost
+    assert not loop.state.roster.nodes["n0"].lost
     rejoin(desk, "n0")
     assert loop.takeover.floor is None
     rejoin(desk, "n1")
@@ -334,7 +336,7 @@ def test_a_resumed_run_begins_anew_in_its_new_job() -> None:
     loop = desk.open()
     desk.join()
     desk.pass_s(3.0)
-    assert loop.state.phase is Phase.RUNNING and loop.state.job == "j2" and loop.state.attempt == 1
+    assert loop.state.phase is Phase.RUNNING and loop.state.job == "j2" and loop.state.attempt.number == 1
     assert replay([r for term in (1, 2) for r in desk.disk.records(term)]) == loop.state
     again = desk.open()
     rejoin(desk)
@@ -347,10 +349,10 @@ def test_nodes_that_were_lost_are_not_waited_for_nor_heard_by_mistake() -> None:
     desk.running()
     desk.agents["n3"].beating = desk.agents["n3"].obeys = False
     desk.pass_s(12.0)
-    assert desk.loop.state.nodes["n3"].lost
+    assert desk.loop.state.roster.nodes["n3"].lost
     loop = desk.open()
     rejoin(desk, "n0", "n1", "n2")
-    assert not loop.takeover.gathering and loop.state.nodes["n3"].lost
+    assert not loop.takeover.gathering and loop.state.roster.nodes["n3"].lost
     desk.pass_s(3.0)
     assert "NodeHeard" not in desk.kinds()
     assert record(desk, "TermTaken")["missing"] == ["n3"]

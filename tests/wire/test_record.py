@@ -117,7 +117,7 @@ def test_any_shape_is_an_event_or_an_action_or_refused(kind: str, data: dict[str
 
 @given(fields)
 def test_any_patch_gives_a_state_or_is_refused(patch: dict[str, Any]) -> None:
-    whole = wire.builtins(RunState(run="r", shape=Shape(1, 1, 1, 1)))
+    whole = wire.snapshot(RunState(run="r", shape=Shape(1, 1, 1, 1)))
     records = [
         Record(1, 1, 0, 0.0, 0.0, "Snapshot", patch=whole),
         Record(1, 1, 1, 0.0, 0.0, "NodeSilent", patch=patch),
@@ -149,7 +149,7 @@ def test_numbers_that_json_has_not_come_in_nowhere_and_make_nothing_unreadable(n
     with pytest.raises(RecordError, match="infinite"):
         kinds.event_of("ProgressStalled", {"attempt": 0, "observations": [{"cpu_rate": number}, ("x", number)]})
     state = RunState(run="r", shape=Shape(1, 1, 1, 1), updated_at=number)
-    snapshot = Record(1, 1, 0, 0.0, 0.0, "Snapshot", patch=wire.builtins(state))
+    snapshot = Record(1, 1, 0, 0.0, 0.0, "Snapshot", patch=wire.snapshot(state))
     back = wire.replay([wire.decode(wire.encode(snapshot))])
     assert back is not None
     assert math.isfinite(back.updated_at)
@@ -171,7 +171,7 @@ def test_a_patch_holds_what_changed_and_what_went() -> None:
     life.exit(0)
     patch = wire.diff(before, life.state)
     assert patch["deadlines"]["start"] is None
-    plain = wire.builtins(before)
+    plain = wire.snapshot(before)
     after = wire.apply(plain, patch)
     assert wire.state_of(after) == life.state
     assert wire.state_of(plain) == before, "the argument stays as it was"
@@ -181,21 +181,37 @@ def test_what_is_equal_has_not_changed_whatever_object_it_is_and_in_whatever_ord
     life = Life(2)
     life.join()
     state = life.state
-    turned = dict(reversed([(name, replace(node)) for name, node in state.nodes.items()]))
-    assert wire.diff(state, replace(state, shape=replace(state.shape), nodes=turned)) == {}
-    assert wire.diff(state, replace(state, nodes={name: replace(node) for name, node in state.nodes.items()})) == {}
+    turned = dict(reversed([(name, replace(node)) for name, node in state.roster.nodes.items()]))
+    same = {name: replace(node) for name, node in state.roster.nodes.items()}
+    for nodes in (turned, same):
+        equal = replace(state, shape=replace(state.shape), roster=replace(state.roster, nodes=nodes))
+        assert wire.diff(state, equal) == {}
+
+
+def test_the_journal_has_no_groups_and_its_names_stay() -> None:
+    """Journals of earlier releases have these names, and so do patches of theirs."""
+    names = """absent after alone attempt attempt_step attempts best_step bringing brought_attempt budget cancelled_by
+        checkpoint cleared condemned deadlines evidence excluded expected failure fence_nodes fence_until finished
+        generation gone_at hurried job leaving marks nodes observed_step phase placement poisoned reason reports resume
+        resume_request run saving seq shape stage steps_told store_stalled_since submitting suspected_at suspicion term
+        tries_count updated_at waited_for_nodes"""
+    state = Life().launching(saved(4)).state
+    assert sorted(wire.snapshot(state)) == names.split()
+    assert wire.snapshot(state)["checkpoint"]["step"] == 4
+    least = {"run": "r", "shape": wire.builtins(Shape(1, 1, 1, 1))}
+    assert wire.state_of({**least, "of_a_later_release": 1}) == RunState("r", Shape(1, 1, 1, 1))
 
 
 def test_replay_begins_at_the_newest_snapshot() -> None:
     state = first_state(RunState(run="r", shape=Shape(1, 1, 1, 1)), 1.0, Policy())
-    snapshot = Record(1, 1, 0, 0.0, 0.0, "Snapshot", patch=wire.builtins(state))
+    snapshot = Record(1, 1, 0, 0.0, 0.0, "Snapshot", patch=wire.snapshot(state))
     patched = Record(1, 1, 1, 0.0, 0.0, "NodeSilent", patch={"attempt": 5, "marks": {"n0": ["i", 3]}})
     silent = Record(1, 1, 2, 0.0, 0.0, "NodeHeard")
     assert wire.replay([]) is None
     assert wire.replay([patched]) is None
     later = wire.replay([patched, snapshot, patched, silent])
     assert later is not None
-    assert (later.attempt, later.marks) == (5, {"n0": ("i", 3)})
+    assert (later.attempt.number, later.marks) == (5, {"n0": ("i", 3)})
     assert wire.replay([snapshot, patched, snapshot]) == state
     with pytest.raises(RecordError, match="snapshot"):
         wire.replay([Record(1, 1, 0, 0.0, 0.0, "Snapshot", patch={"run": 7})])

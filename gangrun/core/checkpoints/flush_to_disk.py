@@ -2,8 +2,8 @@
 
 A job's end takes its memory along. So an end, or asking for the next job, waits in WAITING while nodes write what is
 newer there than on disk: within the time until the scheduler takes the nodes, and in any case not for ever. What was
-decided stands in ``state.bringing`` and is done afterwards, whatever became of it. A run that succeeded left what it
-wanted to leave; who cancels twice waits for nothing.
+decided stands in ``state.underway.bringing`` and is done afterwards, whatever became of it. A run that succeeded left
+what it wanted to leave; who cancels twice waits for nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gangrun.core.actions import BringSteps, Decision, EndJob, SubmitSuccessor
 from gangrun.core.checkpoints.memory import newest_chosen
 from gangrun.core.events import FlushDue, Notice, NoticeKind, StepBrought
 from gangrun.core.machine.transitions import LEAVE_S, LEAVE_SHARE_MAX, enter, finish, ignored, stay, with_deadline
-from gangrun.core.model import TERMINAL, Bringing, Outcome, Phase, RunState
+from gangrun.core.model import TERMINAL, Bringing, Outcome, Phase, RunState, Underway
 from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import choose
@@ -30,12 +30,12 @@ def first(before: RunState, decision: Decision, now: float, policy: Policy) -> D
     if not policy.keeps_memory or not ends or decision.outcome is not Outcome.APPLIED:
         return decision
     state = decision.state
-    roster = state.nodes or before.nodes  # who leaves forgets them
+    roster = state.roster.nodes or before.roster.nodes  # who leaves forgets them
     nodes = tuple(sorted(name for name, node in roster.items() if not node.lost))
     here = [(one.number, bool(one.nodes)) for one in before.attempts if one.job == before.job]
-    attempt = newest_chosen(here, before.attempt + 1)
-    over = before.bringing is not None or before.phase in TERMINAL or before.hurried
-    if over or state.phase is Phase.SUCCEEDED or not nodes or attempt <= before.brought_attempt:
+    attempt = newest_chosen(here, before.attempt.number + 1)
+    over = before.underway.bringing is not None or before.phase in TERMINAL or before.underway.hurried
+    if over or state.phase is Phase.SUCCEEDED or not nodes or attempt <= before.checkpoints.brought_attempt:
         return decision
     within_s = _within_s(state, state.phase, now, policy)
     if within_s < LEAST_S:
@@ -43,46 +43,48 @@ def first(before: RunState, decision: Decision, now: float, policy: Policy) -> D
         return replace(decision, reason=reason, state=replace(state, reason=reason))
     what = f"first the newest in-memory checkpoint is written to disk, which may take up to {within_s:.0f} s"
     return enter(
-        replace(state, nodes=roster, submitting=False, leaving=False),
+        replace(state, roster=replace(state.roster, nodes=roster), ending=replace(state.ending, leaving=False)),
         Phase.WAITING,
         f"{ends[0].reason}; {what}",
-        BringSteps(attempt, state.disk_step, within_s, nodes),
+        BringSteps(attempt, state.checkpoints.disk_step, within_s, nodes),
         deadlines={TIMER: now + within_s},
-        bringing=Bringing(attempt, nodes, state.phase, ends[0].reason),
+        underway=Underway(bringing=Bringing(attempt, nodes, state.phase, ends[0].reason)),
     )
 
 
 def _within_s(state: RunState, then: Phase, now: float, policy: Policy) -> float:
     """A cancel waits no longer than for a script's own save, and nobody longer than the nodes are there."""
     limit_s = policy.checkpoint_grace_s if then is Phase.CANCELLED else END_WITHIN_S
-    if state.gone_at is None:
+    if state.ending.gone_at is None:
         return limit_s
-    left_s = max(0.0, state.gone_at - now)
+    left_s = max(0.0, state.ending.gone_at - now)
     return min(limit_s, left_s - min(LEAVE_S, LEAVE_SHARE_MAX * left_s))
 
 
 def flush(state: RunState, event: FlushDue, now: float, policy: Policy) -> Decision:
     """RUNNING: the disk falls behind while ranks train on, so the nodes write down what they hold."""
     del now, policy
-    assert state.placement is not None
-    if event.step <= state.disk_step:
+    assert state.attempt.placement is not None
+    if event.step <= state.checkpoints.disk_step:
         return ignored(state, f"step {event.step} is not newer than what is on disk")
-    nodes = tuple(sorted(name for name in state.placement.nodes if not state.nodes[name].lost))
-    action = BringSteps(state.attempt, state.disk_step, END_WITHIN_S, nodes, flush=True)
+    nodes = tuple(sorted(name for name in state.attempt.placement.nodes if not state.roster.nodes[name].lost))
+    action = BringSteps(state.attempt.number, state.checkpoints.disk_step, END_WITHIN_S, nodes, flush=True)
     return stay(state, f"step {event.step} is in memory only: bringing it to the disk while ranks train on", action)
 
 
 def again(state: RunState, now: float) -> BringSteps:
     """The same once more, for a new supervisor."""
-    assert state.bringing is not None
-    left_s = max(LEAST_S, state.deadlines[TIMER].at - now)
-    return BringSteps(state.bringing.attempt, state.disk_step, left_s, state.bringing.nodes)
+    assert state.underway.bringing is not None
+    left_s = max(LEAST_S, state.timers.deadlines[TIMER].at - now)
+    return BringSteps(
+        state.underway.bringing.attempt, state.checkpoints.disk_step, left_s, state.underway.bringing.nodes
+    )
 
 
 def brought(state: RunState, event: StepBrought, now: float, policy: Policy) -> Decision:
     """What became of it; what waited for it goes on."""
     told = sentence(event)
-    if state.bringing is None or event.attempt != state.bringing.attempt:
+    if state.underway.bringing is None or event.attempt != state.underway.bringing.attempt:
         return stay(state, told)
     return go_on(state, now, policy, told if event.step >= 0 or event.why else "")
 
@@ -103,35 +105,47 @@ def time_is_up(state: RunState, now: float, policy: Policy) -> Decision:
 
 def go_on(state: RunState, now: float, policy: Policy, told: str) -> Decision:
     """Do what was decided before."""
-    held = state.bringing
+    held = state.underway.bringing
     assert held is not None
     reason = "; ".join(filter(None, (held.reason, told)))
-    state = replace(state, bringing=None, brought_attempt=held.attempt)
+    state = replace(
+        state,
+        underway=replace(state.underway, bringing=None),
+        checkpoints=replace(state.checkpoints, brought_attempt=held.attempt),
+    )
     match held.then:
         case Phase.WAITING:
             return choose.ask_for_job(state, now, policy, reason)
         case Phase.PENDING:
             return choose.leave(state, now, policy, reason)
         case _:
-            return finish(state, held.then, now, reason, state.failure)
+            return finish(state, held.then, now, reason, state.ending.failure)
 
 
 def cancel(state: RunState, by: str, now: float, policy: Policy) -> Decision:
     """WAITING: whatever was to follow, nothing does; asked twice, at once."""
-    held = state.bringing
+    held = state.underway.bringing
     assert held is not None
     if held.then is Phase.CANCELLED:
         reason = f"cancelled again by {by}; what only memory holds goes with the job"
         return finish(state, Phase.CANCELLED, now, reason)
     reason = f"cancelled by {by}"
     cancelled = replace(held, then=Phase.CANCELLED, reason=reason)
-    state = _fitted(replace(state, bringing=cancelled, cancelled_by=by, failure=None), now, policy)
+    state = _fitted(
+        replace(
+            state,
+            underway=replace(state.underway, bringing=cancelled),
+            ending=replace(state.ending, cancelled_by=by, failure=None),
+        ),
+        now,
+        policy,
+    )
     return stay(state, f"{reason} while the newest step in memory was being brought to the disk", loud=True)
 
 
 def notice(state: RunState, event: Notice, now: float, policy: Policy) -> Decision:
     """WAITING: the nodes go, so there is less time; whose nodes they are decides what follows."""
-    held = state.bringing
+    held = state.underway.bringing
     assert held is not None
     if event.kind in {NoticeKind.CANCEL, NoticeKind.UNKNOWN} and held.then is not Phase.CANCELLED:
         return cancel(state, "the scheduler" if event.kind is NoticeKind.CANCEL else "a signal", now, policy)
@@ -140,6 +154,6 @@ def notice(state: RunState, event: Notice, now: float, policy: Policy) -> Decisi
 
 
 def _fitted(state: RunState, now: float, policy: Policy) -> RunState:
-    assert state.bringing is not None
-    at = now + max(0.0, _within_s(state, state.bringing.then, now, policy))
-    return with_deadline(state, TIMER, min(at, state.deadlines[TIMER].at))
+    assert state.underway.bringing is not None
+    at = now + max(0.0, _within_s(state, state.underway.bringing.then, now, policy))
+    return with_deadline(state, TIMER, min(at, state.timers.deadlines[TIMER].at))

@@ -12,9 +12,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
-from gangrun.core.model import AttemptRecord, Cause, CheckpointRef, Failure, Poisoned, RunState, Sighting, Verdict
+from gangrun.core.model import (
+    AttemptRecord,
+    Cause,
+    CheckpointRef,
+    Failure,
+    Poisoned,
+    RunState,
+    SavedProgress,
+    Sighting,
+    Verdict,
+)
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import signatures
 from gangrun.core.text import listed
@@ -37,12 +46,12 @@ class Load:
 
 def load_of(state: RunState) -> Load | None:
     """Of the newest attempt; None where it began at the beginning."""
-    if state.resume is None:
+    if state.attempt.resume is None:
         return None
-    told = state.steps_told or state.attempt_step >= 0
-    newer = tuple(one for one in state.poisoned if one.step > state.resume.step)
-    since = max((one.attempt for one in state.poisoned), default=-1)
-    return Load(state.resume.step, told, since, newer, _as_far_as_known(state.attempts))
+    told = state.checkpoints.steps_told or state.attempt.step >= 0
+    newer = tuple(one for one in state.checkpoints.poisoned if one.step > state.attempt.resume.step)
+    since = max((one.attempt for one in state.checkpoints.poisoned), default=-1)
+    return Load(state.attempt.resume.step, told, since, newer, _as_far_as_known(state.attempts))
 
 
 def _as_far_as_known(attempts: tuple[AttemptRecord, ...]) -> tuple[AttemptRecord, ...]:
@@ -168,27 +177,29 @@ def verdict(failed: Verdict, load: Load, times: int, policy: Policy) -> Verdict:
 def condemn(state: RunState, judged: Verdict, traceback: str, policy: Policy) -> RunState:
     """The state whose next choice sets aside what the newest attempt loaded."""
     load = load_of(state)
-    assert state.resume is not None
+    assert state.attempt.resume is not None
     assert load is not None
     same = [one for one in state.budget.sightings if one.signature == judged.signature]
     family = [one for one in same if not _of_a_poisoned_one(one, load)]
     times, since = len(family), min(one.loaded_step for one in family)
     often = f"{times} times" if times > 1 else "once, as with newer ones before"
     why = f"whoever loaded it failed in the same way within {policy.poison_after_steps} steps, {often}"
-    loaded, failed = state.resume, traceback or judged.sentence
-    poison = Poisoned(loaded.step, loaded.path, judged.signature, state.attempt, why, failed, loaded.level, since)
-    return replace(state, condemned=poison)
+    loaded, failed = state.attempt.resume, traceback or judged.sentence
+    poison = Poisoned(
+        loaded.step, loaded.path, judged.signature, state.attempt.number, why, failed, loaded.level, since
+    )
+    return replace(state, checkpoints=replace(state.checkpoints, condemned=poison))
 
 
 def to_set_aside(state: RunState) -> Poisoned | None:
     """What the next choice sets aside; nothing where a person says what to resume from."""
-    return state.condemned if state.resume_request == "auto" else None
+    return state.checkpoints.condemned if state.checkpoints.resume_request == "auto" else None
 
 
-def set_aside(state: RunState) -> dict[str, Any]:
-    """What changes once that choice was made."""
-    now = to_set_aside(state)
-    return {"condemned": None, "poisoned": (*state.poisoned, now) if now else state.poisoned, "cleared": ()}
+def set_aside(state: RunState) -> SavedProgress:
+    """The checkpoints once that choice was made."""
+    now, before = to_set_aside(state), state.checkpoints
+    return replace(before, condemned=None, poisoned=(*before.poisoned, now) if now else before.poisoned, cleared=())
 
 
 def told(condemned: Poisoned) -> str:
@@ -202,12 +213,21 @@ def cleared(state: RunState, signature: str) -> tuple[RunState, str]:
     """
     sightings = [one for one in state.budget.sightings if one.signature == signature]
     still_open = {(one.loaded_step, one.attempt) for one in sightings}  # progress forgets the others
-    innocent = [one for one in state.poisoned if one.signature == signature and (one.step, one.attempt) in still_open]
+    innocent = [
+        one
+        for one in state.checkpoints.poisoned
+        if one.signature == signature and (one.step, one.attempt) in still_open
+    ]
     if not innocent:
         return state, ""
-    guilty = tuple(one for one in state.poisoned if one not in innocent)
+    guilty = tuple(one for one in state.checkpoints.poisoned if one not in innocent)
     names = listed([f"step {one.step}" for one in innocent])
     words = f"; nothing shows that a checkpoint caused it: {names}, set aside on that suspicion, is put back"
     there = [CheckpointRef(one.step, one.path, one.level) for one in innocent]
-    newest = max((*there, *([state.checkpoint] if state.checkpoint else [])), key=lambda one: one.step)
-    return replace(state, poisoned=guilty, cleared=tuple(one.path for one in innocent), checkpoint=newest), words
+    newest = max((*there, *([state.checkpoints.newest] if state.checkpoints.newest else [])), key=lambda one: one.step)
+    return replace(
+        state,
+        checkpoints=replace(
+            state.checkpoints, poisoned=guilty, cleared=tuple(one.path for one in innocent), newest=newest
+        ),
+    ), words

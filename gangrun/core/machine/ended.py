@@ -39,11 +39,11 @@ def cancel_requested(state: RunState, event: CancelRequested, now: float, policy
 
 def cancel(state: RunState, by: str, now: float, policy: Policy) -> Decision:
     """Stop in order. In RUNNING a script that asked for it may save first; a second cancel ends every wait."""
-    if state.bringing is not None:
+    if state.underway.bringing is not None:
         return flush_to_disk.cancel(state, by, now, policy)
     if state.phase is Phase.STOPPING:
         return _cancel_stopping(state, by)
-    state = replace(state, cancelled_by=by)
+    state = replace(state, ending=replace(state.ending, cancelled_by=by))
     reason = f"cancelled by {by}"
     if not may_hold_ranks(state):
         return finish(state, Phase.CANCELLED, now, reason)
@@ -52,23 +52,30 @@ def cancel(state: RunState, by: str, now: float, policy: Policy) -> Decision:
 
 
 def _cancel_stopping(state: RunState, by: str) -> Decision:
-    if state.after is After.CANCEL:
+    if state.underway.after is After.CANCEL:
         reason = f"cancelled again by {by}; killing all ranks"
-        stop = StopGang(state.attempt, 0.0, False, reason)
-        return stay(state, reason, stop, loud=True, saving=False, hurried=True)
-    if state.after is After.SUCCEED:
+        stop = StopGang(state.attempt.number, 0.0, False, reason)
+        return stay(state, reason, stop, loud=True, underway=replace(state.underway, saving=False, hurried=True))
+    if state.underway.after is After.SUCCEED:
         return ignored(state, f"cancelled by {by}, but all ranks have finished already")
     reason = f"cancelled by {by} while all ranks were being stopped"
-    return stay(state, reason, loud=True, after=After.CANCEL, cancelled_by=by)
+    return stay(
+        state,
+        reason,
+        loud=True,
+        underway=replace(state.underway, after=After.CANCEL),
+        ending=replace(state.ending, cancelled_by=by),
+    )
 
 
 def notice(state: RunState, event: Notice, now: float, policy: Policy) -> Decision:
     """The scheduler takes the nodes: save, stop, and go on elsewhere unless the run was cancelled."""
-    if state.bringing is not None:
+    if state.underway.bringing is not None:
         return flush_to_disk.notice(state, event, now, policy)
     if state.phase is Phase.STOPPING:
         return _notice_stopping(state, event, now, policy)
-    if event.kind is not NoticeKind.CANCEL and (state.submitting or state.leaving) and not may_hold_ranks(state):
+    goes_on_elsewhere = state.underway.submitting or state.ending.leaving
+    if event.kind is not NoticeKind.CANCEL and goes_on_elsewhere and not may_hold_ranks(state):
         return stay(state, f"{event.kind.value} while the next job is being asked for")
     if event.kind in _ENDS_THE_RUN:
         return cancel(state, _ENDS_THE_RUN[event.kind], now, policy)
@@ -84,15 +91,16 @@ def notice(state: RunState, event: Notice, now: float, policy: Policy) -> Decisi
 def _notice_stopping(state: RunState, event: Notice, now: float, policy: Policy) -> Decision:
     """The nodes go while all ranks are stopped: what was to be restarted here is requeued."""
     reason = f"{event.kind.value} while all ranks were being stopped"
-    if state.after in {After.CANCEL, After.SUCCEED}:  # every node's agent passes the same notice on: none hurries
+    if state.underway.after in {After.CANCEL, After.SUCCEED}:
+        # Every node's agent passes the same notice on: none hurries.
         return stay(state, reason)
     after = _after_notice(event)
-    why_is_known = event.kind is NoticeKind.UNKNOWN and state.after in {After.REQUEUE, After.RETURN}
-    if why_is_known or (event.kind is not NoticeKind.CANCEL and state.after is after):
+    why_is_known = event.kind is NoticeKind.UNKNOWN and state.underway.after in {After.REQUEUE, After.RETURN}
+    if why_is_known or (event.kind is not NoticeKind.CANCEL and state.underway.after is after):
         return stay(state, f"{reason}, which is known")  # what was said of it first tells more
     if event.kind in _ENDS_THE_RUN:
         return cancel(state, _ENDS_THE_RUN[event.kind], now, policy)
-    return stay(state, reason, loud=True, after=after)
+    return stay(state, reason, loud=True, underway=replace(state.underway, after=after))
 
 
 def _after_notice(event: Notice) -> After:
@@ -102,10 +110,14 @@ def _after_notice(event: Notice) -> After:
 
 def told_to_end(state: RunState, event: Notice, node: str, now: float) -> Decision:
     """An agent was told to end, and the scheduler is being asked why."""
-    if state.phase in TERMINAL or WHY in state.deadlines:
+    if state.phase in TERMINAL or WHY in state.timers.deadlines:
         return ignored(state, f"{node} was told to end too; the scheduler is being asked why")
     state = with_deadline(state, WHY, now + ANSWER_SHARE * event.grace_s)
-    return stay(state, f"{node} was told to end; asking the scheduler why", gone_at=now + event.grace_s)
+    return stay(
+        state,
+        f"{node} was told to end; asking the scheduler why",
+        ending=replace(state.ending, gone_at=now + event.grace_s),
+    )
 
 
 def as_meant(state: RunState, event: Event, now: float) -> tuple[RunState, Event]:
@@ -113,10 +125,10 @@ def as_meant(state: RunState, event: Event, now: float) -> tuple[RunState, Event
     if isinstance(event, Notice):
         gone_at: float | None = now + event.grace_s
         if event.kind is NoticeKind.UNKNOWN:  # nobody has said that the nodes go: only sooner than was thought
-            gone_at = None if state.gone_at is None else min(state.gone_at, now + event.grace_s)
-        return replace(without_deadline(state, WHY), gone_at=gone_at), event
+            gone_at = None if state.ending.gone_at is None else min(state.ending.gone_at, now + event.grace_s)
+        return replace(without_deadline(state, WHY), ending=replace(state.ending, gone_at=gone_at)), event
     if isinstance(event, DeadlinePassed) and event.name == WHY:
-        left_s = max(0.0, state.gone_at - now) if state.gone_at is not None else 0.0
+        left_s = max(0.0, state.ending.gone_at - now) if state.ending.gone_at is not None else 0.0
         return without_deadline(state, WHY), Notice(NoticeKind.UNKNOWN, left_s)
     return state, event
 
@@ -128,20 +140,15 @@ def resume_requested(state: RunState, event: ResumeRequested, now: float, policy
         Phase.PENDING,
         f"resumed by {event.by}; waiting for nodes",
         deadlines={"join": now + policy.join_within_s},
-        gone_at=None,
+        ending=replace(state.ending, gone_at=None, failure=None, cancelled_by=""),
         job=event.job,
         seq=max(state.seq, event.seq),
-        nodes={},
-        absent={},
+        roster=replace(state.roster, nodes={}, absent={}, waited_for_nodes=False),
         budget=Budget(total_count=state.budget.total_count, mark=state.budget.mark),
-        suspicion={},
-        suspected_at={},
-        excluded=quarantine.kept(state.excluded, now),
-        evidence=Evidence(),
-        finished=frozenset(),
-        failure=None,
-        cancelled_by="",
-        resume_request=event.resume_request,
-        waited_for_nodes=False,
+        health=replace(
+            state.health, suspicion={}, suspected_at={}, excluded=quarantine.kept(state.health.excluded, now)
+        ),
+        attempt=replace(state.attempt, evidence=Evidence(), finished=frozenset()),
+        checkpoints=replace(state.checkpoints, resume_request=event.resume_request),
         tries_count=0,
     )

@@ -67,7 +67,7 @@ def _store_stalled(state: RunState, event: e.StoreStalled, now: float, policy: P
     what = "ranks train on, but " if state.phase is Phase.RUNNING else ""
     silent = f"the run directory has not answered for {now - event.since:.0f} s"
     reason = f"{silent}: {what}nothing is started or excluded until it does"
-    if state.phase is Phase.RUNNING and state.evidence.hang is not None:
+    if state.phase is Phase.RUNNING and state.attempt.evidence.hang is not None:
         state = running.no_hang(state)  # ranks may wait for the same disk
     return stay(state, reason, loud=_tells(state), store_stalled_since=event.since)
 
@@ -75,7 +75,7 @@ def _store_stalled(state: RunState, event: e.StoreStalled, now: float, policy: P
 def _store_back(state: RunState, event: e.StoreBack, now: float, policy: Policy) -> Decision:
     del now, policy
     if state.phase is Phase.STARTING:  # what was asked for could not even begin
-        for name, due in without_deadline(state, WHY).deadlines.items():
+        for name, due in without_deadline(state, WHY).timers.deadlines.items():
             state = with_deadline(state, name, due.at + event.stalled_s)
     reason = f"the run directory answers again after {event.stalled_s:.0f} s"
     return stay(state, reason, loud=_tells(state), store_stalled_since=None)
@@ -296,14 +296,14 @@ def stale(state: RunState, stamped: e.Stamped) -> str:
         incarnation, newest = state.marks.get(origin.node, ("", -1))
         if incarnation == origin.incarnation and origin.seq <= newest:
             return f"said before: event {origin.seq} of {origin.node}"
-        node = state.nodes.get(origin.node)
+        node = state.roster.nodes.get(origin.node)
         joins = isinstance(event, e.AgentJoined | e.AgentRejoined)
         if not joins and node is not None and node.incarnation != origin.incarnation:
             return f"from an agent on {origin.node} that has been replaced"
-    if isinstance(event, _OF_AN_ATTEMPT) and event.attempt != state.attempt:
-        return f"of attempt {event.attempt}, while attempt {state.attempt} is the newest"
+    if isinstance(event, _OF_AN_ATTEMPT) and event.attempt != state.attempt.number:
+        return f"of attempt {event.attempt}, while attempt {state.attempt.number} is the newest"
     if isinstance(event, e.DeadlinePassed):
-        due = state.deadlines.get(event.name)
+        due = state.timers.deadlines.get(event.name)
         if due is None or due.generation != event.generation:
             return f"a timer ({event.name}) that was set for something already over"
     if isinstance(event, e.TermTaken) and event.term <= state.term:
@@ -317,7 +317,7 @@ def mark(state: RunState, stamped: e.Stamped) -> RunState:
     if origin is None:
         return state
     incarnation, newest = state.marks.get(origin.node, ("", -1))
-    node = state.nodes.get(origin.node)
+    node = state.roster.nodes.get(origin.node)
     if node is not None and incarnation == node.incarnation != origin.incarnation:
         return state  # a late word of one that was replaced must not make its successor's events new again
     seq = max(newest, origin.seq) if incarnation == origin.incarnation else origin.seq

@@ -13,7 +13,7 @@ from dataclasses import replace
 from gangrun.core import events
 from gangrun.core.actions import Decision, ProbeNode
 from gangrun.core.machine import starting, waiting
-from gangrun.core.machine.transitions import ignored, may_hold_ranks, stay, stop_all, stop_or_note
+from gangrun.core.machine.transitions import ignored, may_hold_ranks, stay, stop_all, stop_or_note, with_evidence
 from gangrun.core.model import After, Evidence, NodeFinding, Phase, RunState, traits_of
 from gangrun.core.nodes import absences, device_test, history, planned_replacement, roster
 from gangrun.core.policy import Policy
@@ -32,14 +32,14 @@ def _holds_ranks(state: RunState, node: str) -> bool:
 
 def joined(state: RunState, event: events.AgentJoined | events.AgentRejoined, now: float, policy: Policy) -> Decision:
     """An agent came, or a new one took its place: then the ranks of the old one are dead."""
-    if state.leaving:
+    if state.ending.leaving:
         return ignored(state, f"{event.node} joined a job that ends: the run goes on in another")
-    state = replace(state, nodes=roster.joined(state, event))
+    state = replace(state, roster=replace(state.roster, nodes=roster.joined(state, event)))
     reason = f"{event.node} joined"
     if isinstance(event, events.AgentRejoined):
         reason = f"the agent on {event.node} was restarted{': ' + event.why if event.why else ''}"
         if _holds_ranks(state, event.node):
-            died = replace(state.evidence, agents_died=(*state.evidence.agents_died, event.node))
+            died = replace(state.attempt.evidence, agents_died=(*state.attempt.evidence.agents_died, event.node))
             return stop_or_note(state, now, policy, f"{reason}; its ranks died with it", died)
         reason += "; it held no ranks" if state.phase in _GANG_UP else ""
     match state.phase:
@@ -49,7 +49,7 @@ def joined(state: RunState, event: events.AgentJoined | events.AgentRejoined, no
             return starting.check_late_node(state, event.node, now, policy)
         case Phase.WAITING:
             return waiting.go_on_if_enough(state, now, policy, reason)
-        case Phase.RUNNING if isinstance(event, events.AgentJoined) and state.nodes[event.node].checked is None:
+        case Phase.RUNNING if isinstance(event, events.AgentJoined) and state.roster.nodes[event.node].checked is None:
             # A spare that comes late is checked at once, so that no restart has to wait for it.
             return stay(state, reason, *device_test.ask(state, (event.node,), policy))
         case _:
@@ -62,10 +62,10 @@ def absent(state: RunState, event: events.NodeAbsent, now: float, policy: Policy
     after = decision.state
     if after is state:
         return decision
-    if state.phase is Phase.PENDING and not state.leaving and absences.nobody_else_comes(after):
+    if state.phase is Phase.PENDING and not state.ending.leaving and absences.nobody_else_comes(after):
         return starting.with_those_who_came(after, now, policy)
-    if "nodes" in state.deadlines and choose.still_joining(state, now):
-        away = any(node.lost or node.silent_since is not None for node in after.nodes.values())
+    if "nodes" in state.timers.deadlines and choose.still_joining(state, now):
+        away = any(node.lost or node.silent_since is not None for node in after.roster.nodes.values())
         if not away and not choose.still_joining(after, now):
             return choose.begin_checks(after, now, policy, decision.reason)
     return decision
@@ -74,21 +74,21 @@ def absent(state: RunState, event: events.NodeAbsent, now: float, policy: Policy
 def silent(state: RunState, event: events.NodeSilent, now: float, policy: Policy) -> Decision:
     """A suspect, not a reason to stop: in RUNNING other nodes are asked whether they reach the node."""
     del policy
-    if event.node not in state.nodes:
+    if event.node not in state.roster.nodes:
         return ignored(state, f"{event.node} is not in this job")
-    state = replace(state, nodes=roster.silent(state, event))
+    state = replace(state, roster=replace(state.roster, nodes=roster.silent(state, event)))
     reason = f"{event.node} has been silent for {now - event.since:.0f} s"
     loud = state.phase is Phase.RUNNING and roster.in_gang(state, event.node)
-    if state.phase is not Phase.RUNNING or len(state.nodes) < 2:
+    if state.phase is not Phase.RUNNING or len(state.roster.nodes) < 2:
         return stay(state, reason, loud=loud)
     return stay(state, f"{reason}; asking other nodes whether they reach it", ProbeNode(event.node), loud=loud)
 
 
 def heard(state: RunState, event: events.NodeHeard, now: float, policy: Policy) -> Decision:
     """The node was only slow. In RUNNING people have read that it was silent, so they read this too."""
-    was_away = event.node in state.nodes and state.nodes[event.node].silent_since is not None
+    was_away = event.node in state.roster.nodes and state.roster.nodes[event.node].silent_since is not None
     loud = state.phase is Phase.RUNNING and was_away and roster.in_gang(state, event.node)
-    state = replace(state, nodes=roster.heard(state, event.node))
+    state = replace(state, roster=replace(state.roster, nodes=roster.heard(state, event.node)))
     reason = f"{event.node} is heard again"
     if state.phase is Phase.WAITING:
         return waiting.go_on_if_enough(state, now, policy, reason)
@@ -98,10 +98,10 @@ def heard(state: RunState, event: events.NodeHeard, now: float, policy: Policy) 
 def lost(state: RunState, event: events.NodeLost, now: float, policy: Policy) -> Decision:
     """A node is gone. One that holds no ranks costs nothing."""
     holds = _holds_ranks(state, event.node)
-    state = replace(state, nodes=roster.lost(state, event))
+    state = replace(state, roster=replace(state.roster, nodes=roster.lost(state, event)))
     reason = f"{event.node} is lost: {event.why}"
     if holds:  # in STOPPING: that its ranks are gone is for ``GangStopped`` to prove
-        evidence = replace(state.evidence, silent={**state.evidence.silent, event.node: event.since})
+        evidence = replace(state.attempt.evidence, silent={**state.attempt.evidence.silent, event.node: event.since})
         return stop_or_note(state, now, policy, reason, evidence)
     if state.phase is Phase.CHECKING:
         return starting.when_checked(state, now, policy, reason)
@@ -110,7 +110,7 @@ def lost(state: RunState, event: events.NodeLost, now: float, policy: Policy) ->
 
 def checked(state: RunState, event: events.NodeChecked, now: float, policy: Policy) -> Decision:
     """An answer to the checks. A node that is known to be bad stays so, whatever it passes."""
-    node = state.nodes.get(event.node)
+    node = state.roster.nodes.get(event.node)
     if node is None:
         return ignored(state, f"{event.node} is not in this job")
     if event.ok and node.checked is False:
@@ -122,7 +122,7 @@ def checked(state: RunState, event: events.NodeChecked, now: float, policy: Poli
         return ignored(state, "nodes are not being checked now")
     else:
         state, reason = (
-            replace(state, nodes=roster.checked(state, event)),
+            replace(state, roster=replace(state.roster, nodes=roster.checked(state, event))),
             f"{event.node} {roster.checks_told(event)}",
         )
     return starting.when_checked(state, now, policy, reason) if state.phase is Phase.CHECKING else stay(state, reason)
@@ -136,21 +136,23 @@ def finding(state: RunState, event: events.FindingRaised, now: float, policy: Po
     """
     state, found = history.heard(state, event.finding, now)
     sentence = finding_told(found)
-    if not found.fatal or found.node not in state.nodes:
+    if not found.fatal or found.node not in state.roster.nodes:
         return _ride_out(state, found, sentence, now, policy)
     if policy.observe and state.phase not in _GANG_UP:
         return stay(state, f"{sentence}; observing only, so {found.node} is used all the same")
     if not _holds_ranks(state, found.node):
-        state = replace(state, nodes=roster.found_bad(state, found))
+        state = replace(state, roster=replace(state.roster, nodes=roster.found_bad(state, found)))
         if state.phase is Phase.CHECKING:
             return starting.when_checked(state, now, policy, sentence)
         return stay(state, f"{sentence}; it holds no ranks" if state.phase in _GANG_UP else sentence)
-    known = any(one.fatal and (one.node, one.check) == (found.node, found.check) for one in state.evidence.findings)
-    evidence = replace(state.evidence, findings=(*state.evidence.findings, found))
+    known = any(
+        one.fatal and (one.node, one.check) == (found.node, found.check) for one in state.attempt.evidence.findings
+    )
+    evidence = replace(state.attempt.evidence, findings=(*state.attempt.evidence.findings, found))
     if policy.observe and state.phase is Phase.RUNNING:
         return stay(state, sentence) if known else observed(state, evidence, sentence, now, policy)
     if state.phase is Phase.STARTING:  # it is weighed again before the next attempt
-        state = replace(state, nodes=roster.found_bad(state, found))
+        state = replace(state, roster=replace(state.roster, nodes=roster.found_bad(state, found)))
     if state.phase is not Phase.RUNNING:
         return stop_or_note(state, now, policy, sentence, evidence)
     save = can_save(found)
@@ -159,11 +161,15 @@ def finding(state: RunState, event: events.FindingRaised, now: float, policy: Po
 
 
 def _ride_out(state: RunState, found: NodeFinding, sentence: str, now: float, policy: Policy) -> Decision:
-    evidence = state.evidence
+    evidence = state.attempt.evidence
     if found.poor and state.phase in _GANG_UP:
         kept = (*blame.recent(evidence.findings, now), found)[-FINDINGS_MAX_COUNT:]
         evidence = replace(evidence, findings=kept)
-    told = replace(state, nodes=planned_replacement.noted(state, found, now, policy), evidence=evidence)
+    told = replace(
+        state,
+        roster=replace(state.roster, nodes=planned_replacement.noted(state, found, now, policy)),
+        attempt=replace(state.attempt, evidence=evidence),
+    )
     what = planned_replacement.foreseen(told, found.node, now, policy) if state.phase is Phase.RUNNING else ""
     return stay(told, f"{sentence}{what}", loud=bool(what))
 
@@ -179,6 +185,6 @@ def can_save(found: NodeFinding) -> bool:
 
 def observed(state: RunState, evidence: Evidence, reason: str, now: float, policy: Policy) -> Decision:
     """Observing only: say what would stop all ranks, and what would follow. The evidence bears on what happens next."""
-    would = choose.unobserved(replace(state, evidence=evidence), now, policy)
+    would = choose.unobserved(with_evidence(state, evidence), now, policy)
     told = f"{reason}; observing only, so training goes on; else all ranks would be stopped: {would}"
-    return stay(state, told, loud=True, evidence=evidence)
+    return stay(with_evidence(state, evidence), told, loud=True)

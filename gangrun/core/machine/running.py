@@ -30,6 +30,7 @@ from gangrun.core.machine.transitions import (
     stop_all,
     stop_or_note,
     with_deadline,
+    with_evidence,
     without_deadline,
 )
 from gangrun.core.model import After, Evidence, Hang, Phase, RankExit, RunState
@@ -56,14 +57,16 @@ def rank_exited(state: RunState, event: RankExited, now: float, policy: Policy) 
     died = event.exit
     if not may_hold_ranks(state):
         return refused(state, NOT_LAUNCHED)
-    if any(other.rank == died.rank for other in state.evidence.exits):
+    if any(other.rank == died.rank for other in state.attempt.evidence.exits):
         return ignored(state, f"rank {died.rank} is already known to have ended")
     state = at_step(state, died.step)
     when = " while ranks were starting" if state.phase is Phase.STARTING else ""
     reason = f"rank {died.rank} on {died.node} ended{when} ({how_it_ended(died)})"
     if died.by_us and state.phase is Phase.STOPPING:
         return stay(state, reason)  # says nothing of a cause, and would make each of thousands of records longer
-    return stop_or_note(state, now, policy, reason, replace(state.evidence, exits=(*state.evidence.exits, died)))
+    return stop_or_note(
+        state, now, policy, reason, replace(state.attempt.evidence, exits=(*state.attempt.evidence.exits, died))
+    )
 
 
 def rank_finished(state: RunState, event: RankFinished, now: float, policy: Policy) -> Decision:
@@ -74,17 +77,25 @@ def rank_finished(state: RunState, event: RankFinished, now: float, policy: Poli
     if not may_hold_ranks(state):
         return refused(state, NOT_LAUNCHED)
     state = at_step(state, event.step)
-    finished = state.finished | {event.rank}
+    finished = state.attempt.finished | {event.rank}
     if state.phase is Phase.STOPPING:  # perhaps of an attempt that only the nodes know, whose placement nobody does
-        return stay(state, f"rank {event.rank} finished while all ranks were being stopped", finished=finished)
-    assert state.placement is not None
-    world_size = state.placement.world_size
+        return stay(
+            state,
+            f"rank {event.rank} finished while all ranks were being stopped",
+            attempt=replace(state.attempt, finished=finished),
+        )
+    assert state.attempt.placement is not None
+    world_size = state.attempt.placement.world_size
     if len(finished) >= world_size:
-        state = replace(state, finished=finished)
+        state = replace(state, attempt=replace(state.attempt, finished=finished))
         return stop_all(state, now, policy, After.SUCCEED, f"{all_of(world_size, 'rank')} finished")
-    if state.phase is Phase.RUNNING and "finish" not in state.deadlines:
+    if state.phase is Phase.RUNNING and "finish" not in state.timers.deadlines:
         state = with_deadline(state, "finish", now + policy.finish_grace_s)
-    return stay(state, f"rank {event.rank} finished ({len(finished)} of {world_size})", finished=finished)
+    return stay(
+        state,
+        f"rank {event.rank} finished ({len(finished)} of {world_size})",
+        attempt=replace(state.attempt, finished=finished),
+    )
 
 
 def deadline(state: RunState, event: DeadlinePassed, now: float, policy: Policy) -> Decision:
@@ -95,9 +106,9 @@ def deadline(state: RunState, event: DeadlinePassed, now: float, policy: Policy)
 def finish_deadline(state: RunState, now: float, policy: Policy) -> Decision:
     """Say who is still at it; whether they are stuck is for the hang watch."""
     del now
-    assert state.placement is not None
-    left = [f"rank {rank}" for rank in range(state.placement.world_size) if rank not in state.finished]
-    done = f"{blame_hang.ended_words(state.finished)}, the first over {policy.finish_grace_s:g} s ago"
+    assert state.attempt.placement is not None
+    left = [f"rank {rank}" for rank in range(state.attempt.placement.world_size) if rank not in state.attempt.finished]
+    done = f"{blame_hang.ended_words(state.attempt.finished)}, the first over {policy.finish_grace_s:g} s ago"
     verb = "still runs; it hangs if it waits" if len(left) == 1 else "still run; they hang if they wait"
     reason = f"{done}; {listed(left)} {verb} for ranks that have ended"
     return stay(without_deadline(state, "finish"), reason, loud=True)
@@ -107,20 +118,15 @@ def first_step(state: RunState, event: FirstStepSeen, now: float, policy: Policy
     """A script that was told to resume and began again would write over what it had."""
     if not may_hold_ranks(state):
         return refused(state, NOT_LAUNCHED)
-    resumed = state.resume.step if state.resume else -1
+    resumed = state.attempt.resume.step if state.attempt.resume else -1
     if event.step < resumed:
         reason = f"it started over: the first step seen is {event.step}, though it was to resume from step {resumed}"
-        evidence = replace(state.evidence, started_over=(event.step, resumed))
+        evidence = replace(state.attempt.evidence, started_over=(event.step, resumed))
         if policy.observe:
             told = observed(state, evidence, reason, now, policy)
-            return replace(told, state=at_step(replace(told.state, evidence=state.evidence), event.step))
+            return replace(told, state=at_step(with_evidence(told.state, state.attempt.evidence), event.step))
         return stop_all(state, now, policy, After.JUDGE, reason, evidence)
-    return stay(
-        state,
-        f"first step of attempt {state.attempt}: {event.step}",
-        attempt_step=max(state.attempt_step, event.step),
-        observed_step=max(state.observed_step, event.step),
-    )
+    return stay(at_step(state, event.step), f"first step of attempt {state.attempt.number}: {event.step}")
 
 
 def progress(state: RunState, event: ProgressMarked, now: float, policy: Policy) -> Decision:
@@ -129,35 +135,33 @@ def progress(state: RunState, event: ProgressMarked, now: float, policy: Policy)
     if not may_hold_ranks(state):
         return refused(state, NOT_LAUNCHED)
     reason, was_told = f"step {event.step}", False
-    if state.phase is Phase.RUNNING and state.evidence.hang is not None and event.step > state.attempt_step:
-        was_told = "stacks" not in state.deadlines  # who only observes has said that it hangs
+    if state.phase is Phase.RUNNING and state.attempt.evidence.hang is not None and event.step > state.attempt.step:
+        was_told = "stacks" not in state.timers.deadlines  # who only observes has said that it hangs
         state, reason = no_hang(state), f"step {event.step}: it goes on, so it was no hang"
-    observed = max(state.observed_step, event.step)
+    state = at_step(state, event.step)
     refilled = state.budget
-    if state.best_step < 0:
-        refilled = budget.refill(state.budget, observed)
-    return stay(
-        state,
-        reason,
-        attempt_step=max(state.attempt_step, event.step),
-        observed_step=observed,
-        budget=refilled,
-        loud=was_told,
-    )
+    if state.checkpoints.best_step < 0:
+        refilled = budget.refill(state.budget, state.checkpoints.observed_step)
+    return stay(state, reason, budget=refilled, loud=was_told)
 
 
 def checkpoint_seen(state: RunState, event: CheckpointSeen, now: float, policy: Policy) -> Decision:
     """A newer valid checkpoint is the progress that refills the budget."""
     del now, policy
     seen = event.checkpoint
-    if seen.step <= state.disk_step:
-        return ignored(state, f"the checkpoint of step {seen.step} is not newer than step {state.disk_step}")
+    if seen.step <= state.checkpoints.disk_step:
+        return ignored(
+            state, f"the checkpoint of step {seen.step} is not newer than step {state.checkpoints.disk_step}"
+        )
     return stay(
         state,
         f"checkpoint of step {seen.step} is {seen.level.value}",
-        checkpoint=seen,
-        best_step=max(state.best_step, seen.step),
-        observed_step=max(state.observed_step, seen.step),
+        checkpoints=replace(
+            state.checkpoints,
+            newest=seen,
+            best_step=max(state.checkpoints.best_step, seen.step),
+            observed_step=max(state.checkpoints.observed_step, seen.step),
+        ),
         budget=budget.refill(state.budget, seen.step),
     )
 
@@ -171,35 +175,36 @@ def stalled(state: RunState, event: ProgressStalled, now: float, policy: Policy)
     """No progress: see where every rank stands before anything is killed."""
     if state.store_stalled_since is not None:
         return ignored(state, "the run directory does not answer, which may be all that the ranks wait for")
-    if "stacks" in state.deadlines:
+    if "stacks" in state.timers.deadlines:
         return ignored(state, "this stall is being looked at")
     hang = Hang(event.stalled_s, event.limit_s, event.observations)
     reason = f"no progress for {event.stalled_s:.0f} s (limit {event.limit_s:.0f} s); taking the stacks of all ranks"
     state = with_deadline(state, "stacks", now + policy.stacks_within_s)
-    return stay(state, reason, TakeStacks(state.attempt), loud=True, evidence=replace(state.evidence, hang=hang))
+    state = with_evidence(state, replace(state.attempt.evidence, hang=hang))
+    return stay(state, reason, TakeStacks(state.attempt.number), loud=True)
 
 
 def stacks_taken(state: RunState, event: StacksTaken, now: float, policy: Policy) -> Decision:
     """With the stacks in hand the hang can be judged: stop."""
-    hang, stopping = state.evidence.hang, state.phase is Phase.STOPPING
-    if hang is None or ("stacks" not in state.deadlines and not stopping):
+    hang, stopping = state.attempt.evidence.hang, state.phase is Phase.STOPPING
+    if hang is None or ("stacks" not in state.timers.deadlines and not stopping):
         return ignored(state, "nobody asked for stacks in this attempt")
-    evidence = replace(state.evidence, hang=replace(hang, stacks=event.stacks))
+    evidence = replace(state.attempt.evidence, hang=replace(hang, stacks=event.stacks))
     if stopping:  # a rank fell by itself meanwhile
-        return stay(state, "stacks are in", evidence=evidence)
+        return stay(with_evidence(state, evidence), "stacks are in")
     return _stop_hung(state, evidence, hang, now, policy)
 
 
 def stacks_deadline(state: RunState, now: float, policy: Policy) -> Decision:
     """No stacks are evidence too."""
-    hang = state.evidence.hang
+    hang = state.attempt.evidence.hang
     assert hang is not None  # the timer goes with it
-    return _stop_hung(state, state.evidence, hang, now, policy)
+    return _stop_hung(state, state.attempt.evidence, hang, now, policy)
 
 
 def no_hang(state: RunState) -> RunState:
     """The state in which nobody suspects a hang any more."""
-    return replace(without_deadline(state, "stacks"), evidence=replace(state.evidence, hang=None))
+    return with_evidence(without_deadline(state, "stacks"), replace(state.attempt.evidence, hang=None))
 
 
 def _stop_hung(state: RunState, evidence: Evidence, hang: Hang, now: float, policy: Policy) -> Decision:

@@ -20,7 +20,7 @@ from gangrun.core.events import (
     ResumeChosen,
 )
 from gangrun.core.machine.transitions import enter, finish, ignored, stay, stop_all, with_deadline
-from gangrun.core.model import After, Evidence, Failure, Phase, RunState, StartStage
+from gangrun.core.model import After, Evidence, Failure, Phase, RunState, StartStage, Underway
 from gangrun.core.nodes import absences, device_test, placement, quarantine, roster
 from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
@@ -32,9 +32,9 @@ NAMED_MAX_COUNT = 256  # more nodes than that are counted, not named
 
 def count_heads(state: RunState, now: float, policy: Policy, reason: str) -> Decision:
     """PENDING: one agent more."""
-    here, wanted = len(state.nodes), state.shape.nodes_count
+    here, wanted = len(state.roster.nodes), state.shape.nodes_count
     if here >= wanted:
-        why = f"all {wanted} nodes are here" if wanted > 1 else f"{next(iter(state.nodes))} is here"
+        why = f"all {wanted} nodes are here" if wanted > 1 else f"{next(iter(state.roster.nodes))} is here"
         return choose.begin_checks(state, now, policy, why)
     if absences.nobody_else_comes(state):
         return with_those_who_came(state, now, policy)
@@ -43,9 +43,9 @@ def count_heads(state: RunState, now: float, policy: Policy, reason: str) -> Dec
 
 def with_those_who_came(state: RunState, now: float, policy: Policy, within: str = "") -> Decision:
     """PENDING: nobody else comes, or not in time: start with the nodes that came, if they are enough."""
-    here, shape = len(state.nodes), state.shape
-    names = f" ({fold(state.nodes)})" if here else ""
-    count = max(shape.nodes_count, len(state.expected))
+    here, shape = len(state.roster.nodes), state.shape
+    names = f" ({fold(state.roster.nodes)})" if here else ""
+    count = max(shape.nodes_count, len(state.roster.expected))
     reason = f"{here} of {count} nodes joined{within}{names}{absences.told(state)}"
     if here >= max(1, shape.nodes_min_count):
         return choose.begin_checks(state, now, policy, reason)
@@ -54,9 +54,9 @@ def with_those_who_came(state: RunState, now: float, policy: Policy, within: str
 
 def check_late_node(state: RunState, name: str, now: float, policy: Policy) -> Decision:
     """CHECKING: one more node, or one that came back: it is asked too."""
-    asked = device_test.ask(state, (name,), policy) if state.nodes[name].checked is None else ()
+    asked = device_test.ask(state, (name,), policy) if state.roster.nodes[name].checked is None else ()
     if any(one.tests for one in asked):
-        due = max(state.deadlines["check"].at, now + device_test.within_s(asked, policy))
+        due = max(state.timers.deadlines["check"].at, now + device_test.within_s(asked, policy))
         state = with_deadline(state, "check", due)
     return stay(state, f"{name} joined while nodes are being checked", *asked)
 
@@ -86,7 +86,7 @@ def check_deadline(state: RunState, event: DeadlinePassed, now: float, policy: P
 
 def join_deadline(state: RunState, event: DeadlinePassed, now: float, policy: Policy) -> Decision:
     """PENDING: start with those who came, if they are enough; a job that only ends is told so again."""
-    if state.leaving:
+    if state.ending.leaving:
         reason = "the run goes on in another job, and this one has not ended yet"
         again = with_deadline(state, event.name, now + policy.join_within_s)
         return stay(again, reason, EndJob(Phase.PENDING, 0, reason), loud=True)
@@ -95,29 +95,43 @@ def join_deadline(state: RunState, event: DeadlinePassed, now: float, policy: Po
 
 def sealed(state: RunState, event: AttemptSealed, now: float, policy: Policy) -> Decision:
     """STARTING: nothing older can be committed any more, so the choice will stand."""
-    if state.stage is not StartStage.SEALING or event.attempt != state.attempt:
+    if state.underway.stage is not StartStage.SEALING or event.attempt != state.attempt.number:
         return ignored(state, f"attempt {event.attempt} is not being sealed")
-    new = replace(state, stage=StartStage.CHOOSING, brought_attempt=max(state.brought_attempt, state.attempt - 1))
-    reason = f"older attempts are sealed; looking for the checkpoint that attempt {state.attempt} resumes from"
+    new = replace(
+        state,
+        underway=replace(state.underway, stage=StartStage.CHOOSING),
+        checkpoints=replace(
+            state.checkpoints, brought_attempt=max(state.checkpoints.brought_attempt, state.attempt.number - 1)
+        ),
+    )
+    reason = f"older attempts are sealed; looking for the checkpoint that attempt {state.attempt.number} resumes from"
     return enter(
         new,
         Phase.STARTING,
         reason,
-        ChooseResume(state.attempt, state.resume_request, state.best_step, poison.to_set_aside(state), state.cleared),
+        ChooseResume(
+            state.attempt.number,
+            state.checkpoints.resume_request,
+            state.checkpoints.best_step,
+            poison.to_set_aside(state),
+            state.checkpoints.cleared,
+        ),
         deadlines={"choose": now + policy.choose_within_s},
-        stage=StartStage.CHOOSING,
+        underway=Underway(stage=StartStage.CHOOSING),
     )
 
 
 def resume_chosen(state: RunState, event: ResumeChosen, now: float, policy: Policy) -> Decision:
     """STARTING: pick the nodes and launch."""
-    if state.stage is not StartStage.CHOOSING or event.attempt != state.attempt:
+    if state.underway.stage is not StartStage.CHOOSING or event.attempt != state.attempt.number:
         return ignored(state, f"attempt {event.attempt} is not choosing")
     weighed = quarantine.weigh(state, now, policy)
     if weighed.look_again:
         return choose.look_again(weighed.state, now, policy, weighed.sentence)
     state = weighed.state
-    placed = placement.place(state.nodes, quarantine.active(state.excluded, now), state.shape, prefer=state.placement)
+    placed = placement.place(
+        state.roster.nodes, quarantine.active(state.health.excluded, now), state.shape, prefer=state.attempt.placement
+    )
     if isinstance(placed, placement.NotEnough):
         return choose.too_few_nodes(state, now, policy, "; ".join(filter(None, (weighed.sentence, placed.why))))
     chosen = event.checkpoint
@@ -125,36 +139,39 @@ def resume_chosen(state: RunState, event: ResumeChosen, now: float, policy: Poli
         state.attempts[-1], nodes=placed.nodes, started=now, resumed_from_step=chosen.step if chosen else None
     )
     ranks = "1 rank" if placed.world_size == 1 else f"{placed.world_size} ranks"
-    reason = f"attempt {state.attempt}: {ranks} on {fold(placed.nodes)}; {event.reason}"
+    reason = f"attempt {state.attempt.number}: {ranks} on {fold(placed.nodes)}; {event.reason}"
     return enter(
         state,
         Phase.STARTING,
         reason,
-        StartGang(state.attempt, placed, chosen),
+        StartGang(state.attempt.number, placed, chosen),
         deadlines={"start": now + 2 * policy.start_within_s},
-        stage=StartStage.LAUNCHING,
-        placement=placed,
-        resume=chosen,
-        **poison.set_aside(state),
-        resume_request="auto",  # what the request put out of use is remembered where checkpoints are judged
-        checkpoint=chosen or state.checkpoint,
-        best_step=max(state.best_step, chosen.step if chosen else -1),
+        underway=Underway(stage=StartStage.LAUNCHING),
+        attempt=replace(state.attempt, placement=placed, resume=chosen),
+        checkpoints=replace(
+            poison.set_aside(state),
+            resume_request="auto",  # what the request put out of use is remembered where checkpoints are judged
+            newest=chosen or state.checkpoints.newest,
+            best_step=max(state.checkpoints.best_step, chosen.step if chosen else -1),
+        ),
         budget=budget.refill(state.budget, chosen.step) if chosen else state.budget,  # no look may have met it before
         attempts=(*state.attempts[:-1], record),
-        waited_for_nodes=False,
+        roster=replace(state.roster, waited_for_nodes=False),
         tries_count=0,
     )
 
 
 def none_valid(state: RunState, event: NoneValid, now: float, policy: Policy) -> Decision:
     """STARTING: never from zero when something was committed; storage that cannot be read may come back."""
-    if state.stage is StartStage.LAUNCHING or event.attempt != state.attempt:
+    if state.underway.stage is StartStage.LAUNCHING or event.attempt != state.attempt.number:
         return ignored(state, f"attempt {event.attempt} is not choosing")
     if event.storage:
         return choose.storage_trouble(state, now, policy, event.reason)
     condemned = poison.to_set_aside(state)
     if condemned is not None:  # nothing was moved
-        state, also = poison.cleared(replace(state, condemned=None), condemned.signature)
+        state, also = poison.cleared(
+            replace(state, checkpoints=replace(state.checkpoints, condemned=None)), condemned.signature
+        )
         reason = f"{poison.told(condemned)}; no other may be taken instead: {event.reason}{also}"
         return finish(state, Phase.FAILED, now, reason, Failure.SCRIPT)
     return finish(state, Phase.FAILED, now, event.reason, Failure.STORAGE)
@@ -162,7 +179,7 @@ def none_valid(state: RunState, event: NoneValid, now: float, policy: Policy) ->
 
 def act_failed(state: RunState, event: ActFailed, now: float, policy: Policy) -> Decision:
     """STARTING: sealing or choosing was refused by the file system."""
-    if state.stage is StartStage.LAUNCHING or event.what not in {SealAttempts.__name__, ChooseResume.__name__}:
+    if state.underway.stage is StartStage.LAUNCHING or event.what not in {SealAttempts.__name__, ChooseResume.__name__}:
         return ignored(state, f"{event.what} failed, for which nobody waits now: {event.why}")
     return choose.storage_trouble(state, now, policy, f"{event.what} failed: {event.why}")
 
@@ -183,17 +200,21 @@ def start_deadline(state: RunState, event: DeadlinePassed, now: float, policy: P
 def gang_started(state: RunState, event: GangStarted, now: float, policy: Policy) -> Decision:
     """STARTING: all ranks live."""
     del now, policy
-    if state.stage is not StartStage.LAUNCHING:
+    if state.underway.stage is not StartStage.LAUNCHING:
         return ignored(state, f"attempt {event.attempt} is not being launched")
-    assert state.placement is not None
-    origin = f"from step {state.resume.step}" if state.resume else "from the beginning"
-    ranks = "1 rank runs" if state.placement.world_size == 1 else f"all {state.placement.world_size} ranks run"
-    return enter(state, Phase.RUNNING, f"attempt {state.attempt}: {ranks} {origin}")
+    assert state.attempt.placement is not None
+    origin = f"from step {state.attempt.resume.step}" if state.attempt.resume else "from the beginning"
+    ranks = (
+        "1 rank runs"
+        if state.attempt.placement.world_size == 1
+        else f"all {state.attempt.placement.world_size} ranks run"
+    )
+    return enter(state, Phase.RUNNING, f"attempt {state.attempt.number}: {ranks} {origin}")
 
 
 def start_failed(state: RunState, event: GangStartFailed, now: float, policy: Policy) -> Decision:
     """STARTING: some node refused; others may have launched."""
-    if state.stage is not StartStage.LAUNCHING:
+    if state.underway.stage is not StartStage.LAUNCHING:
         return ignored(state, f"attempt {event.attempt} is not being launched")
     where = f"on {event.node}" if event.node else "somewhere"
     reason = f"attempt {event.attempt} could not start {where}: {event.why}"

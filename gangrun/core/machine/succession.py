@@ -44,21 +44,21 @@ def redrive(state: RunState, now: float, policy: Policy) -> tuple[Action, ...]:
     match state.phase:
         case Phase.CHECKING:
             return device_test.ask(state, roster.unchecked(state), policy)
-        case Phase.STARTING if state.stage is StartStage.SEALING:
-            return (SealAttempts(state.attempt), *device_test.asked_again(state, policy))
+        case Phase.STARTING if state.underway.stage is StartStage.SEALING:
+            return (SealAttempts(state.attempt.number), *device_test.asked_again(state, policy))
         case Phase.RUNNING:
-            stacks = (TakeStacks(state.attempt),) if state.evidence.hang is not None else ()
+            stacks = (TakeStacks(state.attempt.number),) if state.attempt.evidence.hang is not None else ()
             return (*stacks, *device_test.asked_again(state, policy))
         case Phase.STOPPING:
-            return (stop_gang(state, now, policy, state.reason, state.saving),)
-        case Phase.WAITING if state.bringing is not None:
+            return (stop_gang(state, now, policy, state.reason, state.underway.saving),)
+        case Phase.WAITING if state.underway.bringing is not None:
             return (flush_to_disk.again(state, now),)
-        case Phase.WAITING if state.submitting:
+        case Phase.WAITING if state.underway.submitting:
             return (choose.successor(state, now, state.reason),)
         case Phase.WAITING:
             return device_test.asked_again(state, policy)
         case Phase.SUCCEEDED | Phase.FAILED | Phase.CANCELLED:
-            return (EndJob(state.phase, EXIT_CODES[state.phase], state.reason, state.cleared),)
+            return (EndJob(state.phase, EXIT_CODES[state.phase], state.reason, state.checkpoints.cleared),)
         case _:
             return ()
 
@@ -71,9 +71,8 @@ def term_taken(state: RunState, event: TermTaken, now: float, policy: Policy) ->
         term=event.term,
         job=event.job,
         seq=max(state.seq, event.seq),
-        attempt=max(state.attempt, event.highest_attempt),
-        expected=event.expected,
-        alone=event.alone,
+        attempt=replace(state.attempt, number=max(state.attempt.number, event.highest_attempt)),
+        roster=replace(state.roster, expected=event.expected, alone=event.alone),
         store_stalled_since=None,  # its claim was written: the disk answers
     )
     who = f"supervisor #{event.term} took over"
@@ -81,59 +80,68 @@ def term_taken(state: RunState, event: TermTaken, now: float, policy: Policy) ->
         who = f"supervisor #{event.term} begins"
     if state.phase in TERMINAL:
         return stay(new, f"{who}; the run has ended", *redrive(new, now, policy))
-    if state.leaving and not another_job:
+    if state.ending.leaving and not another_job:
         reason = f"{who}; the run goes on in another job, so this one ends"
         return stay(new, reason, EndJob(Phase.PENDING, 0, reason))
     if another_job:
         return _in_another_job(new, now, policy, who)
-    if new.bringing is not None and event.alone:
+    if new.underway.bringing is not None and event.alone:
         return flush_to_disk.go_on(new, now, policy, f"{who}, and nobody is left whose memory could be asked")
-    if new.bringing is not None:
+    if new.underway.bringing is not None:
         return stay(new, who, *redrive(new, now, policy))
-    if event.alone and not new.submitting:
+    if event.alone and not new.underway.submitting:
         return _alone(new, now, policy, who)
-    if new.attempt != state.attempt and state.phase not in {Phase.PENDING, Phase.CHECKING}:
-        why = f"{who}; the nodes know attempt {new.attempt}, the journal only attempt {state.attempt}"
-        evidence = state.evidence if state.after is After.JUDGE else Evidence()
-        return stop_all(replace(new, submitting=False), now, policy, _what_was_to_follow(state), why, evidence)
+    if new.attempt.number != state.attempt.number and state.phase not in {Phase.PENDING, Phase.CHECKING}:
+        why = f"{who}; the nodes know attempt {new.attempt.number}, the journal only attempt {state.attempt.number}"
+        evidence = state.attempt.evidence if state.underway.after is After.JUDGE else Evidence()
+        return stop_all(
+            replace(new, underway=replace(new.underway, submitting=False)),
+            now,
+            policy,
+            _what_was_to_follow(state),
+            why,
+            evidence,
+        )
     if state.phase is Phase.RUNNING:
         return _adopt(new, event, now, policy, who)
-    if state.stage is StartStage.LAUNCHING:
+    if state.underway.stage is StartStage.LAUNCHING:
         if _whole(new, event):
-            why = f"{who} and found all ranks of attempt {new.attempt} running"
+            why = f"{who} and found all ranks of attempt {new.attempt.number} running"
             return enter(new, Phase.RUNNING, why, *device_test.asked_again(new, policy))
-        why = f"{who} while attempt {new.attempt} was starting"
+        why = f"{who} while attempt {new.attempt.number} was starting"
         return stop_all(new, now, policy, After.AGAIN, why, Evidence())
-    if state.stage is StartStage.CHOOSING:
-        new = replace(new, stage=StartStage.SEALING)  # which commits stand was known to the last supervisor alone
+    if state.underway.stage is StartStage.CHOOSING:
+        new = replace(
+            new, underway=replace(new.underway, stage=StartStage.SEALING)
+        )  # which commits stand was known to the last supervisor alone
     return stay(_with_time(new, now + policy.start_within_s), who, *redrive(new, now, policy))
 
 
 def _alone(state: RunState, now: float, policy: Policy, who: str) -> Decision:
     """The last resort: nobody is left to beat, so all nodes count as lost; then as whenever too few are left."""
     reason = f"{who}, since all that its job had on its nodes has ended"
-    gone = {name: replace(node, lost=True, silent_since=now) for name, node in state.nodes.items()}
-    state = replace(state, nodes=gone)
+    gone = {name: replace(node, lost=True, silent_since=now) for name, node in state.roster.nodes.items()}
+    state = replace(state, roster=replace(state.roster, nodes=gone))
     if state.phase is Phase.PENDING:  # what the launcher knows of each node is being read
         return stay(with_deadline(state, "join", now + ABSENT_WITHIN_S), reason, loud=True)
     if not may_hold_ranks(state):
         return absences.too_few(state, now, policy, f"{reason}{absences.told(state)}")
-    after = After.JUDGE if state.after is None else state.after
-    held = state.placement.nodes if state.placement else ()
-    died = tuple(dict.fromkeys((*state.evidence.agents_died, *held)))
-    return stop_all(state, now, policy, after, reason, replace(state.evidence, agents_died=died))
+    after = After.JUDGE if state.underway.after is None else state.underway.after
+    held = state.attempt.placement.nodes if state.attempt.placement else ()
+    died = tuple(dict.fromkeys((*state.attempt.evidence.agents_died, *held)))
+    return stop_all(state, now, policy, after, reason, replace(state.attempt.evidence, agents_died=died))
 
 
 def _what_was_to_follow(state: RunState) -> After:
     """A stop that is asked for anew must not forget why: a cancelled run would start again."""
-    if state.after is not None:
-        return state.after
-    return After.REQUEUE if state.submitting else After.AGAIN
+    if state.underway.after is not None:
+        return state.underway.after
+    return After.REQUEUE if state.underway.submitting else After.AGAIN
 
 
 def _with_time(state: RunState, at: float) -> RunState:
     """What is asked for again gets the time for it again."""
-    for name, due in state.deadlines.items():
+    for name, due in state.timers.deadlines.items():
         if name != WHY:
             state = with_deadline(state, name, max(due.at, at))
     return state
@@ -141,53 +149,49 @@ def _with_time(state: RunState, at: float) -> RunState:
 
 def _adopt(state: RunState, event: TermTaken, now: float, policy: Policy, who: str) -> Decision:
     """RUNNING: keep what lives. A node that has not answered yet is for the beats to judge."""
-    assert state.placement is not None
+    assert state.attempt.placement is not None
     held = {inventory.node: inventory for inventory in event.inventories}
-    for name in state.placement.nodes:
-        if name in held and held[name].attempt != state.attempt:
-            reason = f"{who}; {name} no longer holds attempt {state.attempt}"
-            died = replace(state.evidence, agents_died=(*state.evidence.agents_died, name))
+    for name in state.attempt.placement.nodes:
+        if name in held and held[name].attempt != state.attempt.number:
+            reason = f"{who}; {name} no longer holds attempt {state.attempt.number}"
+            died = replace(state.attempt.evidence, agents_died=(*state.attempt.evidence.agents_died, name))
             return stop_all(state, now, policy, After.JUDGE, reason, died)
-    missing = [name for name in state.placement.nodes if name not in held]
+    missing = [name for name in state.attempt.placement.nodes if name not in held]
     ranks = sum(len(inventory.ranks) for inventory in event.inventories)
-    what = f"{who} and adopted attempt {state.attempt} ({ranks} of {state.placement.world_size} ranks answered for)"
+    answered = f"{ranks} of {state.attempt.placement.world_size} ranks answered for"
+    what = f"{who} and adopted attempt {state.attempt.number} ({answered})"
     if missing:
         what += f"; not heard yet: {', '.join(missing)}"
     return stay(_with_time(state, now + policy.stacks_within_s), what, *redrive(state, now, policy))
 
 
 def _whole(state: RunState, event: TermTaken) -> bool:
-    assert state.placement is not None
-    alive = {rank.rank for held in event.inventories if held.attempt == state.attempt for rank in held.ranks}
-    return alive | state.finished >= set(range(state.placement.world_size))
+    assert state.attempt.placement is not None
+    alive = {rank.rank for held in event.inventories if held.attempt == state.attempt.number for rank in held.ranks}
+    return alive | state.attempt.finished >= set(range(state.attempt.placement.world_size))
 
 
 def _in_another_job(state: RunState, now: float, policy: Policy, who: str) -> Decision:
     """The old job's ranks can no longer be asked: staging seals and leases keep them apart from the next gang."""
     reason = f"{who} in job {state.job}; waiting for its nodes"
-    if state.after is After.CANCEL:
-        return finish(state, Phase.CANCELLED, now, f"cancelled by {state.cancelled_by}")
-    if state.after is After.SUCCEED:
+    if state.underway.after is After.CANCEL:
+        return finish(state, Phase.CANCELLED, now, f"cancelled by {state.ending.cancelled_by}")
+    if state.underway.after is After.SUCCEED:
         return finish(state, Phase.SUCCEEDED, now, "all ranks finished before their job ended")
-    if state.bringing is not None and state.bringing.then in TERMINAL:
-        return finish(state, state.bringing.then, now, state.bringing.reason, state.failure)
+    if state.underway.bringing is not None and state.underway.bringing.then in TERMINAL:
+        return finish(state, state.underway.bringing.then, now, state.underway.bringing.reason, state.ending.failure)
     if may_hold_ranks(state):
-        held = state.placement.nodes if state.placement else ()
+        held = state.attempt.placement.nodes if state.attempt.placement else ()
         state = fenced(state, held, now + fence_after_seal_s(policy.timing), now)
     return enter(
         without_deadline(state, WHY),
         Phase.PENDING,
         reason,
-        deadlines={"join": now + (ABSENT_WITHIN_S if state.alone else policy.join_within_s)},
-        gone_at=None,
-        nodes={},
-        absent={},
+        deadlines={"join": now + (ABSENT_WITHIN_S if state.roster.alone else policy.join_within_s)},
+        ending=replace(state.ending, gone_at=None, leaving=False),
+        roster=replace(state.roster, nodes={}, absent={}, waited_for_nodes=False),
         attempts=close_attempt(state, now, "job ended", "the job that held it ended"),
-        evidence=Evidence(),
-        finished=frozenset(),
-        submitting=False,
-        leaving=False,
-        waited_for_nodes=False,
+        attempt=replace(state.attempt, evidence=Evidence(), finished=frozenset()),
         tries_count=0,
     )
 

@@ -23,12 +23,15 @@ from gangrun.core.model import (
     Phase,
     RunState,
     StartStage,
+    Timers,
+    Underway,
 )
 from gangrun.core.policy import Policy
 from gangrun.core.protocol.lease import fence_wait_s
 
 # Of the time until the nodes are taken away, for what comes after the stop: the record, the next job.
 LEAVE_S, LEAVE_SHARE_MAX = 5.0, 1 / 3
+NOTHING = Underway()
 WHY = "why"  # the scheduler is being asked why an agent was told to end: goes on whatever the phase
 
 
@@ -55,40 +58,42 @@ def enter(
     reason: str,
     *actions: Action,
     deadlines: Mapping[str, float] | None = None,
+    underway: Underway = NOTHING,
     **changes: Any,
 ) -> Decision:
     """Another phase: its deadlines replace all earlier ones, and ``reason`` is what users read."""
-    generation = state.generation
-    asking = WHY in state.deadlines and phase not in TERMINAL
-    fresh: dict[str, Deadline] = {WHY: state.deadlines[WHY]} if asking else {}
+    generation = state.timers.generation
+    asking = WHY in state.timers.deadlines and phase not in TERMINAL
+    fresh: dict[str, Deadline] = {WHY: state.timers.deadlines[WHY]} if asking else {}
     for name, at in (deadlines or {}).items():
         generation += 1
         fresh[name] = Deadline(at, generation)
-    changes.setdefault("stage", None)
-    changes.setdefault("after", None)
-    changes.setdefault("saving", False)
-    changes.setdefault("hurried", False)
-    changes.setdefault("bringing", None)
-    new = replace(state, phase=phase, reason=reason, deadlines=fresh, generation=generation, **changes)
+    timers = Timers(fresh, generation)
+    new = replace(state, phase=phase, reason=reason, underway=underway, timers=timers, **changes)
     return Decision(new, actions, reason)
 
 
 def with_deadline(state: RunState, name: str, at: float) -> RunState:
     """The state with one more deadline (or a moved one)."""
-    generation = state.generation + 1
-    return replace(state, generation=generation, deadlines={**state.deadlines, name: Deadline(at, generation)})
+    generation = state.timers.generation + 1
+    return replace(state, timers=Timers({**state.timers.deadlines, name: Deadline(at, generation)}, generation))
 
 
 def without_deadline(state: RunState, name: str) -> RunState:
     """The state without that deadline."""
-    return replace(state, deadlines={key: value for key, value in state.deadlines.items() if key != name})
+    return replace(
+        state,
+        timers=replace(
+            state.timers, deadlines={key: value for key, value in state.timers.deadlines.items() if key != name}
+        ),
+    )
 
 
 def close_attempt(state: RunState, now: float, outcome: str, reason: str) -> tuple[AttemptRecord, ...]:
     """The attempts with the newest one ended, if it was still open."""
     if not state.attempts or state.attempts[-1].ended is not None:
         return state.attempts
-    last = replace(state.attempts[-1], ended=now, outcome=outcome, reason=reason, last_step=state.attempt_step)
+    last = replace(state.attempts[-1], ended=now, outcome=outcome, reason=reason, last_step=state.attempt.step)
     return (*state.attempts[:-1], last)
 
 
@@ -98,11 +103,9 @@ def finish(state: RunState, phase: Phase, now: float, reason: str, failure: Fail
         state,
         phase,
         reason,
-        EndJob(phase, EXIT_CODES[phase], reason, state.cleared),
+        EndJob(phase, EXIT_CODES[phase], reason, state.checkpoints.cleared),
         attempts=close_attempt(state, now, phase.value.lower(), reason),
-        failure=failure,
-        submitting=False,
-        leaving=False,
+        ending=replace(state.ending, failure=failure, leaving=False),
     )
 
 
@@ -126,14 +129,12 @@ def stop_all(
     reason += _cut_short(state, now, policy) if checkpoint_first else ""
     stop = stop_gang(state, now, policy, reason, checkpoint_first)
     return enter(
-        state,
+        state if evidence is None else with_evidence(state, evidence),
         Phase.STOPPING,
         reason,
         stop,
         deadlines={"stop": now + stop_bound_s(policy, checkpoint_first)},
-        after=after,
-        saving=stop.checkpoint_first,
-        evidence=evidence if evidence is not None else state.evidence,
+        underway=Underway(after=after, saving=stop.checkpoint_first),
         tries_count=0,
     )
 
@@ -141,16 +142,16 @@ def stop_all(
 def stop_or_note(state: RunState, now: float, policy: Policy, reason: str, evidence: Evidence) -> Decision:
     """Something fell: stop every rank and judge; if they are being stopped already it is evidence only."""
     if state.phase is Phase.STOPPING:
-        return stay(state, reason, evidence=evidence)
+        return stay(with_evidence(state, evidence), reason)
     return stop_all(state, now, policy, After.JUDGE, f"{reason}; stopping all ranks", evidence)
 
 
 def stop_gang(state: RunState, now: float, policy: Policy, reason: str, checkpoint_first: bool) -> StopGang:
     """The act that stops all ranks, fitted into the time until the nodes are taken away, if they are."""
-    if state.gone_at is None or now > state.gone_at:
-        return StopGang(state.attempt, policy.stop_grace_s, checkpoint_first, reason)
-    stop_s, save_s = _graces(state.gone_at - now, policy)
-    return StopGang(state.attempt, stop_s, checkpoint_first and save_s > 0, reason, save_s)
+    if state.ending.gone_at is None or now > state.ending.gone_at:
+        return StopGang(state.attempt.number, policy.stop_grace_s, checkpoint_first, reason)
+    stop_s, save_s = _graces(state.ending.gone_at - now, policy)
+    return StopGang(state.attempt.number, stop_s, checkpoint_first and save_s > 0, reason, save_s)
 
 
 def _graces(left_s: float, policy: Policy) -> tuple[float, float]:
@@ -162,37 +163,48 @@ def _graces(left_s: float, policy: Policy) -> tuple[float, float]:
 
 def _cut_short(state: RunState, now: float, policy: Policy) -> str:
     """What a script may have too little time for, in words; "" where nobody takes the nodes away so soon."""
-    if state.gone_at is None or now > state.gone_at:
+    if state.ending.gone_at is None or now > state.ending.gone_at:
         return ""
-    left_s = state.gone_at - now
+    left_s = state.ending.gone_at - now
     _, save_s = _graces(left_s, policy)
     if save_s >= policy.checkpoint_grace_s:
         return ""
     return f"; the nodes go in {left_s:.3g} s, so a save gets {save_s:.2g} of its {policy.checkpoint_grace_s:g} s"
 
 
+def with_evidence(state: RunState, evidence: Evidence) -> RunState:
+    """The state in which that is the evidence of this attempt."""
+    return replace(state, attempt=replace(state.attempt, evidence=evidence))
+
+
 def fenced(state: RunState, nodes: Iterable[str], until: float, now: float) -> RunState:
     """The state that knows that ranks may live on these nodes until then."""
-    kept = state.fence_nodes if state.fence_until > now else ()
+    kept = state.fence.nodes if state.fence.until > now else ()
     names = tuple(sorted({*kept, *nodes}))
-    return replace(state, fence_nodes=names, fence_until=max(until, state.fence_until) if names else 0.0)
+    return replace(
+        state, fence=replace(state.fence, nodes=names, until=max(until, state.fence.until) if names else 0.0)
+    )
 
 
 def at_step(state: RunState, step: int) -> RunState:
     """The state that knows that this attempt got to ``step`` at least."""
-    if step <= state.attempt_step:
+    if step <= state.attempt.step:
         return state
-    return replace(state, attempt_step=step, observed_step=max(state.observed_step, step))
+    return replace(
+        state,
+        attempt=replace(state.attempt, step=step),
+        checkpoints=replace(state.checkpoints, observed_step=max(state.checkpoints.observed_step, step)),
+    )
 
 
 def is_unlaunched(state: RunState) -> bool:
     """Is the newest attempt one that was opened, but of which no start was decided?"""
     newest = state.attempts[-1] if state.attempts else None
-    return newest is not None and newest.ended is None and not newest.nodes and newest.number == state.attempt
+    return newest is not None and newest.ended is None and not newest.nodes and newest.number == state.attempt.number
 
 
 def may_hold_ranks(state: RunState) -> bool:
     """Has this attempt been told to start? Then a stop must be proven, not assumed."""
     return state.phase in {Phase.RUNNING, Phase.STOPPING} or (
-        state.phase is Phase.STARTING and state.stage is StartStage.LAUNCHING
+        state.phase is Phase.STARTING and state.underway.stage is StartStage.LAUNCHING
     )

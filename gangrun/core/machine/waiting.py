@@ -35,9 +35,9 @@ def deadline(state: RunState, event: DeadlinePassed, now: float, policy: Policy)
 
 def go_on_if_enough(state: RunState, now: float, policy: Policy, reason: str) -> Decision:
     """A node is here or back, which may be what the run waits for."""
-    if "nodes" not in state.deadlines:
+    if "nodes" not in state.timers.deadlines:
         return stay(state, reason)
-    placed = placement.place(state.nodes, quarantine.active(state.excluded, now), state.shape)
+    placed = placement.place(state.roster.nodes, quarantine.active(state.health.excluded, now), state.shape)
     if isinstance(placed, placement.NotEnough):
         return stay(state, f"{reason}; {placed.why}")
     return choose.begin_checks(state, now, policy, reason)
@@ -83,7 +83,7 @@ def _submit_again(state: RunState, now: float, policy: Policy) -> Decision:
 
 
 def _waits_for(state: RunState, what: str) -> bool:
-    return state.submitting and what == SubmitSuccessor.__name__
+    return state.underway.submitting and what == SubmitSuccessor.__name__
 
 
 def _ask_again_in_s(state: RunState, policy: Policy) -> float:

@@ -27,23 +27,29 @@ _NUMBER = re.compile(r"[0-9]+")
 
 def noted(state: RunState, event: NodeAbsent) -> Decision:
     """In any phase: what is known of a node that is not here."""
-    if event.node in state.nodes:
+    if event.node in state.roster.nodes:
         return ignored(state, f"{event.node} has joined: what became of it shows in its beats ({one_line(event.why)})")
     absence = Absence(event.why, event.scheduler)
-    if state.absent.get(event.node) == absence:
+    if state.roster.absent.get(event.node) == absence:
         return ignored(state, f"known: {event.node} does not come")
-    absent = {**state.absent, event.node: absence}
-    return stay(state, f"{event.node} does not come: {one_line(event.why)}", absent=absent)
+    absent = {**state.roster.absent, event.node: absence}
+    return stay(
+        state, f"{event.node} does not come: {one_line(event.why)}", roster=replace(state.roster, absent=absent)
+    )
 
 
 def missing(state: RunState) -> tuple[str, ...]:
     """Nodes that should be here and are not."""
-    return tuple(natural_sort(name for name in {*state.expected, *state.absent} if name not in state.nodes))
+    return tuple(
+        natural_sort(name for name in {*state.roster.expected, *state.roster.absent} if name not in state.roster.nodes)
+    )
 
 
 def nobody_else_comes(state: RunState) -> bool:
     """Is every node of the job here, or known not to come?"""
-    return bool(state.expected) and all(name in state.nodes or name in state.absent for name in state.expected)
+    return bool(state.roster.expected) and all(
+        name in state.roster.nodes or name in state.roster.absent for name in state.roster.expected
+    )
 
 
 def told(state: RunState) -> str:
@@ -54,9 +60,9 @@ def told(state: RunState) -> str:
 
 def _lone(state: RunState) -> str:
     """The one node that came, where nobody knows why no other did: perhaps it is the one that is cut off; else ""."""
-    unknown = [name for name in missing(state) if name not in state.absent]
-    lone = len(state.nodes) == 1 and state.shape.nodes_count > 1 and (unknown or not state.absent)
-    return next(iter(state.nodes)) if lone else ""
+    unknown = [name for name in missing(state) if name not in state.roster.absent]
+    lone = len(state.roster.nodes) == 1 and state.shape.nodes_count > 1 and (unknown or not state.roster.absent)
+    return next(iter(state.roster.nodes)) if lone else ""
 
 
 def too_few(state: RunState, now: float, policy: Policy, reason: str) -> Decision:
@@ -66,20 +72,23 @@ def too_few(state: RunState, now: float, policy: Policy, reason: str) -> Decisio
     """
     lone = _lone(state)
     if lone and policy.can_requeue:
-        if blame.unfaded(state.suspicion, state.suspected_at, now).get(lone):
+        if blame.unfaded(state.health.suspicion, state.health.suspected_at, now).get(lone):
             why = "no other node of two jobs came to it"
-            left_out = quarantine.exclude(state.excluded, (lone,), why, now, policy, len(state.nodes))
-            state = replace(state, excluded=left_out.excluded)
+            left_out = quarantine.exclude(state.health.excluded, (lone,), why, now, policy, len(state.roster.nodes))
+            state = replace(state, health=replace(state.health, excluded=left_out.excluded))
             return choose.too_few_nodes(state, now, policy, f"{reason}; {why}: {left_out.sentence}")
-        suspicion = {**state.suspicion, lone: 1}
-        state = replace(state, suspicion=suspicion, suspected_at={**state.suspected_at, lone: now})
+        suspicion = {**state.health.suspicion, lone: 1}
+        state = replace(
+            state,
+            health=replace(state.health, suspicion=suspicion, suspected_at={**state.health.suspected_at, lone: now}),
+        )
     names = missing(state)
     if not names:
         return choose.too_few_nodes(state, now, policy, reason)
-    count = len({*state.expected, *state.absent})
-    excluded, notes = state.excluded, list[str]()
+    count = len({*state.roster.expected, *state.roster.absent})
+    excluded, notes = state.health.excluded, list[str]()
     for why, those in _by_cause(state, names).items():
-        absence = state.absent.get(those[0])
+        absence = state.roster.absent.get(those[0])
         everywhere = len(those) == count and (count > 1 or (absence is not None and not absence.scheduler))
         many = len(those) >= choose.SHARED_NODES_MIN and len(those) > policy.shared_fault_share * count
         if absence is not None and (everywhere or many):
@@ -88,10 +97,12 @@ def too_few(state: RunState, now: float, policy: Policy, reason: str) -> Decisio
             return finish(state, Phase.FAILED, now, f"{who}: {why}", failure)
         if everywhere or many or not policy.can_requeue:
             continue  # of a cause that nobody knows, and many have, no node is guilty
-        left_out = quarantine.exclude(excluded, those, f"did not join: {why}", now, policy, len(state.nodes))
+        left_out = quarantine.exclude(excluded, those, f"did not join: {why}", now, policy, len(state.roster.nodes))
         excluded = left_out.excluded
         notes.append(left_out.sentence)
-    return choose.too_few_nodes(replace(state, excluded=excluded), now, policy, "; ".join((reason, *notes)))
+    return choose.too_few_nodes(
+        replace(state, health=replace(state.health, excluded=excluded)), now, policy, "; ".join((reason, *notes))
+    )
 
 
 def _by_cause(state: RunState, names: Iterable[str]) -> dict[str, list[str]]:
@@ -99,7 +110,7 @@ def _by_cause(state: RunState, names: Iterable[str]) -> dict[str, list[str]]:
     words: dict[str, str] = {}
     groups: dict[str, list[str]] = {}
     for name in names:
-        absence = state.absent.get(name)
+        absence = state.roster.absent.get(name)
         why = UNKNOWN if absence is None else one_line(absence.why)
         plain = _NUMBER.sub("N", why.replace(name, "<node>"))
         groups.setdefault(words.setdefault(plain, why), []).append(name)

@@ -28,7 +28,7 @@ SUSPICIONS_MAX_COUNT = 2  # tested so often; suspected once more, a node goes as
 
 def ask(state: RunState, names: tuple[str, ...], policy: Policy) -> tuple[CheckNodes, ...]:
     """What these nodes are asked to prove: those on trial at work, the others by policy."""
-    accused = tuple(name for name in names if state.nodes[name].trial and policy.test_suspects)
+    accused = tuple(name for name in names if state.roster.nodes[name].trial and policy.test_suspects)
     others = tuple(name for name in names if name not in accused)
     asked = [CheckNodes(others, QUICK if policy.test_at_start else "")] if others else []
     return (*asked, *([CheckNodes(accused, THOROUGH)] if accused else []))
@@ -48,29 +48,29 @@ def accused(state: RunState, verdict: Verdict, now: float, policy: Policy) -> tu
     """Suspects that a test may clear: those that would go on suspicion alone, and those whose hardware was poor."""
     if not policy.test_suspects or policy.observe or verdict.final:
         return ()
-    found = blame.recent(state.evidence.findings, now)
+    found = blame.recent(state.attempt.evidence.findings, now)
     poor = {one.node for one in found if one.poor and not traits_of(one.check).is_storage}
-    before = blame.unfaded(state.suspicion, state.suspected_at, now)
-    out = quarantine.active(state.excluded, now)
+    before = blame.unfaded(state.health.suspicion, state.health.suspected_at, now)
+    out = quarantine.active(state.health.excluded, now)
     return tuple(
         name
         for name in verdict.suspects
         if (name in poor or name in verdict.blamed)
         and before.get(name, 0) < SUSPICIONS_MAX_COUNT
-        and name in state.nodes
-        and not placement.unusable_because(state.nodes[name], out, state.shape)
+        and name in state.roster.nodes
+        and not placement.unusable_because(state.roster.nodes[name], out, state.shape)
     )
 
 
 def begun(state: RunState, names: tuple[str, ...], why: str) -> RunState:
     """The state in which these nodes are on trial."""
-    changed = {name: replace(state.nodes[name], checked=None, trial=why) for name in names}
-    return replace(state, nodes={**state.nodes, **changed}) if changed else state
+    changed = {name: replace(state.roster.nodes[name], checked=None, trial=why) for name in names}
+    return replace(state, roster=replace(state.roster, nodes={**state.roster.nodes, **changed})) if changed else state
 
 
 def on_trial(state: RunState) -> tuple[str, ...]:
     """Those that have not answered yet."""
-    return tuple(name for name in roster.unchecked(state) if state.nodes[name].trial)
+    return tuple(name for name in roster.unchecked(state) if state.roster.nodes[name].trial)
 
 
 def asked_again(state: RunState, policy: Policy) -> tuple[CheckNodes, ...]:
@@ -83,7 +83,7 @@ def needed(state: RunState, now: float) -> tuple[str, ...]:
     names = on_trial(state)
     if not names:
         return ()
-    placed = placement.place(state.nodes, quarantine.active(state.excluded, now), state.shape)
+    placed = placement.place(state.roster.nodes, quarantine.active(state.health.excluded, now), state.shape)
     whole = isinstance(placed, Placement) and len(placed.nodes) == state.shape.nodes_count
     return () if whole else names
 
@@ -96,7 +96,7 @@ def awaited(state: RunState, now: float) -> tuple[str, ...]:
 
 def in_prospect(state: RunState, now: float) -> Mapping[str, Node]:
     """The nodes as they will be if those that are waited for prove clean."""
-    return {**state.nodes, **{name: replace(state.nodes[name], trial="") for name in needed(state, now)}}
+    return {**state.roster.nodes, **{name: replace(state.roster.nodes[name], trial="") for name in needed(state, now)}}
 
 
 def told(state: RunState, names: tuple[str, ...], now: float) -> str:
@@ -120,20 +120,20 @@ class Answered:
 
 def answered(state: RunState, event: NodeChecked, now: float, policy: Policy) -> Answered:
     """A node on trial has answered."""
-    name, was = event.node, state.nodes[event.node]
-    after = replace(state, nodes=roster.checked(state, event))
+    name, was = event.node, state.roster.nodes[event.node]
+    after = replace(state, roster=replace(state.roster, nodes=roster.checked(state, event)))
     because = _because(name, was)
     if not event.ok:
         stays, _ = quarantine.reviewed(after, now, policy)
         return Answered(stays, f"{because}, and failed: {event.reason}")
     if event.tested:
-        sooner = {n: at - blame.SUSPICION_HALVES_S if n == name else at for n, at in state.suspected_at.items()}
+        sooner = {n: at - blame.SUSPICION_HALVES_S if n == name else at for n, at in state.health.suspected_at.items()}
         sentence = f"{because}, and its devices work: {event.tested}"
-        return _cleared(replace(after, suspected_at=sooner), name, sentence, now, policy)
+        return _cleared(replace(after, health=replace(after.health, suspected_at=sooner)), name, sentence, now, policy)
     unknown = f"{because}, and could not be tested: {event.reason or 'it does not say why'}"
     if not policy.test_suspects:  # nobody asked for more than checks
         return _cleared(after, name, f"{name} {roster.checks_told(event)}", now, policy)
-    if state.suspicion.get(name, 0) < SUSPICIONS_MAX_COUNT:
+    if state.health.suspicion.get(name, 0) < SUSPICIONS_MAX_COUNT:
         return _cleared(after, name, f"{unknown}; that says nothing against it", now, policy)
     return _left_out(after, name, unknown, now, policy)
 
@@ -147,8 +147,10 @@ def overdue(state: RunState, now: float, policy: Policy) -> Answered:
     """Those on trial that were waited for have not answered at all: that counts against them."""
     names, sentences = needed(state, now), []
     for name in names:
-        why = f"{_because('it', state.nodes[name])}, and has not answered whether its devices work"
-        failed = replace(state, nodes=roster.checked(state, NodeChecked(name, False, why)))
+        why = f"{_because('it', state.roster.nodes[name])}, and has not answered whether its devices work"
+        failed = replace(
+            state, roster=replace(state.roster, nodes=roster.checked(state, NodeChecked(name, False, why)))
+        )
         done = _left_out(failed, name, f"{name}: {why}", now, policy)
         state = done.state
         sentences.append(done.sentence)
@@ -164,8 +166,10 @@ def _because(name: str, node: Node) -> str:
 
 def _left_out(state: RunState, name: str, sentence: str, now: float, policy: Policy) -> Answered:
     """On suspicion, so only where the gang can do without it."""
-    out = quarantine.active(state.excluded, now)
-    if not policy.can_requeue and not placement.can_do_without(state.nodes, out, state.shape, [name]):
+    out = quarantine.active(state.health.excluded, now)
+    if not policy.can_requeue and not placement.can_do_without(state.roster.nodes, out, state.shape, [name]):
         return Answered(state, f"{sentence}; no other node can take its place")
-    done = quarantine.exclude(state.excluded, [name], one_line(sentence), now, policy, len(state.nodes))
-    return Answered(replace(state, excluded=done.excluded), f"{sentence}; {done.sentence}")
+    done = quarantine.exclude(state.health.excluded, [name], one_line(sentence), now, policy, len(state.roster.nodes))
+    return Answered(
+        replace(state, health=replace(state.health, excluded=done.excluded)), f"{sentence}; {done.sentence}"
+    )

@@ -27,19 +27,19 @@ FATAL, POOR = "fatal", "poor"  # what the same once more is worth
 
 def heard(state: RunState, finding: NodeFinding, now: float) -> tuple[RunState, NodeFinding]:
     """A finding as it is kept: heard of now, in this boot of its node, and weighed with what was reported before."""
-    node = state.nodes.get(finding.node)
+    node = state.roster.nodes.get(finding.node)
     boot_id = node.boot_id if node is not None else ""
     found = replace(finding, at=now, boot_id=boot_id if finding.until_boot else "")
     report = found.report
     if report is None:
         return state, found
-    past = remembered(state.reports, now)
+    past = remembered(state.health.reports, now)
     key = _key(report.gpu, report.number)
     earlier = past[key].seen if key in past else ()
-    attempt = f"{state.run} {state.attempt}"
+    attempt = f"{state.run} {state.attempt.number}"
     one = Reported(found.node, report.gpu, report.number, (*earlier, (now, attempt))[-SEEN_MAX_COUNT:])
     after = _newest({**past, key: one})
-    return replace(state, reports=after), _weighed(found, one, past, boot_id)
+    return replace(state, health=replace(state.health, reports=after)), _weighed(found, one, past, boot_id)
 
 
 def _weighed(found: NodeFinding, one: Reported, past: Mapping[str, Reported], boot_id: str) -> NodeFinding:

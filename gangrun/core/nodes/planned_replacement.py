@@ -50,7 +50,7 @@ def _due_because(state: RunState, found: NodeFinding, now: float) -> str:
     sign = _sign(found)
     others = [
         other.sentence
-        for other in blame.recent(state.evidence.findings, now)
+        for other in blame.recent(state.attempt.evidence.findings, now)
         if other.poor and (other.node, other.place) == (found.node, found.place) and _sign(other) != sign
     ]
     return f"{found.sentence}, and {others[-1]}" if others else ""
@@ -61,8 +61,12 @@ def _sign(found: NodeFinding) -> str:
 
 
 def _shown_at_once(state: RunState, found: NodeFinding, now: float, policy: Policy) -> frozenset[str]:
-    same = [other for other in blame.recent(state.evidence.findings, now) if other.poor and other.check == found.check]
-    shared = blame.shared_by_check([*same, found], len(state.nodes), policy) if found.poor else {}
+    same = [
+        other
+        for other in blame.recent(state.attempt.evidence.findings, now)
+        if other.poor and other.check == found.check
+    ]
+    shared = blame.shared_by_check([*same, found], len(state.roster.nodes), policy) if found.poor else {}
     return frozenset(shared.get(found.check, ()))
 
 
@@ -78,17 +82,19 @@ class _Plan:
 def _plan(state: RunState, before: Placement, now: float, policy: Policy) -> _Plan:
     """What a restart now would change, with nodes that have proven themselves and nothing against them."""
     good = {
-        name: node for name, node in state.nodes.items() if name in before.nodes or (node.checked and not node.poor)
+        name: node
+        for name, node in state.roster.nodes.items()
+        if name in before.nodes or (node.checked and not node.poor)
     }
-    placed = placement.place(good, quarantine.active(state.excluded, now), state.shape, prefer=before)
+    placed = placement.place(good, quarantine.active(state.health.excluded, now), state.shape, prefer=before)
     after = placed.nodes if isinstance(placed, Placement) else ()
     leaving = tuple(name for name in before.nodes if name not in after)
-    if not any(state.nodes[name].due for name in leaving):
+    if not any(state.roster.nodes[name].due for name in leaving):
         return _Plan(why_not="no healthy node is free to take its place")
-    gone = [name for name in leaving if not state.nodes[name].poor]
+    gone = [name for name in leaving if not state.roster.nodes[name].poor]
     if gone:
         return _Plan(why_not=f"{fold(gone)} cannot be used now either, which is to be settled first")
-    cap = quarantine.cap_count(len(state.nodes), policy)
+    cap = quarantine.cap_count(len(state.roster.nodes), policy)
     moves = [one for one in state.attempts if one.outcome == MOVED and (one.ended or 0.0) > now - quarantine.HOUR_S]
     if len(moves) >= cap:
         return _Plan(why_not=f"nodes may be replaced so only {cap} times within an hour")
@@ -97,11 +103,11 @@ def _plan(state: RunState, before: Placement, now: float, policy: Policy) -> _Pl
 
 def foreseen(state: RunState, name: str, now: float, policy: Policy) -> str:
     """What will become of a node of the gang of which this was just heard, in words; "" where nothing does."""
-    if state.placement is None or name not in state.placement.nodes or not policy.move_suspects:
+    if state.attempt.placement is None or name not in state.attempt.placement.nodes or not policy.move_suspects:
         return ""
-    if not state.nodes[name].due:
+    if not state.roster.nodes[name].due:
         return ""
-    plan = _plan(state, state.placement, now, policy)
+    plan = _plan(state, state.attempt.placement, now, policy)
     if plan.why_not:
         return f"; it goes on: {plan.why_not}"
     what = f"replaced by {fold(plan.coming)} at the next checkpoint"
@@ -114,15 +120,15 @@ def at_checkpoint(decision: Decision, now: float, policy: Policy) -> Decision:
     Not while something else is under way: a hang, a stalled disk, ranks that finish, nodes that are taken away.
     """
     state = decision.state
-    busy = "stacks" in state.deadlines or state.store_stalled_since is not None or state.finished
-    goes = state.gone_at is not None and now < state.gone_at
+    busy = "stacks" in state.timers.deadlines or state.store_stalled_since is not None or state.attempt.finished
+    goes = state.ending.gone_at is not None and now < state.ending.gone_at
     if decision.outcome is not Outcome.APPLIED or busy or goes or policy.observe or not policy.move_suspects:
         return decision
-    assert state.placement is not None  # all ranks are alive
-    plan = _plan(state, state.placement, now, policy)
+    assert state.attempt.placement is not None  # all ranks are alive
+    plan = _plan(state, state.attempt.placement, now, policy)
     if plan.why_not:
         return decision
-    why = {name: one_line(state.nodes[name].due or state.nodes[name].poor) for name in plan.leaving}
+    why = {name: one_line(state.roster.nodes[name].due or state.roster.nodes[name].poor) for name in plan.leaving}
     told = "; ".join(f"{name}: {why[name]}" for name in plan.leaving[:NAMES_COUNT])
     who = "suspects that still work" if len(plan.leaving) > 1 else "a suspect that still works"
     reason = (
@@ -134,12 +140,14 @@ def at_checkpoint(decision: Decision, now: float, policy: Policy) -> Decision:
 
 def moved(state: RunState, now: float, policy: Policy) -> Decision:
     """All ranks are down for a move. If something broke meanwhile, that is judged; else the gang starts again, free."""
-    if _broke(state.evidence):
+    if _broke(state.attempt.evidence):
         return choose.judge(state, now, policy)
-    placed = placement.place(state.nodes, quarantine.active(state.excluded, now), state.shape, prefer=state.placement)
+    placed = placement.place(
+        state.roster.nodes, quarantine.active(state.health.excluded, now), state.shape, prefer=state.attempt.placement
+    )
     where = f" on {fold(placed.nodes)}" if isinstance(placed, Placement) else ""
     closed = close_attempt(state, now, MOVED, state.reason)
-    why = f"attempt {state.attempt} was stopped so that suspects are relieved; restarting{where}, free of charge"
+    why = f"attempt {state.attempt.number} was stopped so that suspects are relieved; restarting{where}, free of charge"
     return choose.begin_checks(replace(state, attempts=closed), now, policy, why)
 
 

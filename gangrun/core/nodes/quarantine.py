@@ -141,9 +141,9 @@ def reviewed(state: RunState, now: float, policy: Policy, passed: str = "") -> t
     passed its checks is taken back, so often at most; who has not stays out when its time is up, for a week at most.
     ``passed``: who has just passed them, so that what a check would still see is known to be gone.
     """
-    after, back, stay = dict(state.excluded), list[str](), list[str]()
-    for name, entry in kept(state.excluded, now).items():
-        node = state.nodes.get(name)
+    after, back, stay = dict(state.health.excluded), list[str](), list[str]()
+    for name, entry in kept(state.health.excluded, now).items():
+        node = state.roster.nodes.get(name)
         if node is None or node.lost or not entry.boot_id:
             continue
         if node.boot_id == entry.boot_id or node.checked is False:  # from now on it is this boot that was bad
@@ -160,7 +160,9 @@ def reviewed(state: RunState, now: float, policy: Policy, passed: str = "") -> t
             after[name] = replace(after[name], until=min(now + policy.exclusion_s, entry.since + WEEK_S))
             why = "has not booted since" if node.boot_id == entry.boot_id else "has booted, which did not cure it"
             stay.append(f"{name} {why}, so it stays out ({one_line(entry.reason)})")
-    return (state if after == state.excluded else replace(state, excluded=after)), listed(back + stay)
+    return (
+        state if after == state.health.excluded else replace(state, health=replace(state.health, excluded=after))
+    ), listed(back + stay)
 
 
 def taken_back(before: Mapping[str, Exclusion], after: Mapping[str, Exclusion]) -> tuple[str, ...]:
@@ -185,13 +187,15 @@ class Weighed:
 
 def weigh(state: RunState, now: float, policy: Policy) -> Weighed:
     """Leave out the nodes that were found broken since the last attempt."""
-    out = active(state.excluded, now)
-    barred = {name: node.found for name, node in state.nodes.items() if node.found is not None and name not in out}
+    out = active(state.health.excluded, now)
+    barred = {
+        name: node.found for name, node in state.roster.nodes.items() if node.found is not None and name not in out
+    }
     if not barred:
         return Weighed(state)
-    if not state.waited_for_nodes and (shared := _shared(barred, state, policy)):
+    if not state.roster.waited_for_nodes and (shared := _shared(barred, state, policy)):
         return _unbarred(state, shared, barred, policy)
-    if not policy.can_requeue and len(state.nodes) < 2:
+    if not policy.can_requeue and len(state.roster.nodes) < 2:
         return Weighed(state)  # the only node there is: it is not used now, and whoever resumes the run has it checked
     told = []
     for name in natural_sort(barred):
@@ -199,27 +203,31 @@ def weigh(state: RunState, now: float, policy: Policy) -> Weighed:
         reason = f"{one_line(found.sentence)} ({found.check})"
         boots = {name: found.boot_id} if found.boot_id else {}
         resets = [name] if found.shows_reset else []
-        done = exclude(state.excluded, [name], reason, now, policy, len(state.nodes), [name], boots, resets)
-        state = replace(state, excluded=done.excluded)
+        done = exclude(
+            state.health.excluded, [name], reason, now, policy, len(state.roster.nodes), [name], boots, resets
+        )
+        state = replace(state, health=replace(state.health, excluded=done.excluded))
         told.append(f"{name}: {reason}; {done.sentence}")
     more = f"; and {counted(len(told) - 3, 'node')} more" if len(told) > 3 else ""
     return Weighed(state, "; ".join(told[:3]) + more)
 
 
 def _shared(barred: Mapping[str, NodeFinding], state: RunState, policy: Policy) -> tuple[str, ...]:
-    shared = blame.shared_by_check(barred.values(), len(state.nodes), policy).values()
+    shared = blame.shared_by_check(barred.values(), len(state.roster.nodes), policy).values()
     return max(shared, key=len, default=())
 
 
 def _unbarred(state: RunState, shared: tuple[str, ...], barred: Mapping[str, NodeFinding], policy: Policy) -> Weighed:
     """Each of them is asked again, once the wait is over."""
-    nodes = {**state.nodes}
+    nodes = {**state.roster.nodes}
     for name in shared:
         nodes[name] = replace(nodes[name], checked=None, check_reason="", found=None)
     first = barred[shared[0]]
     sentence = (
-        f"{counted(len(shared), 'node')} of {len(state.nodes)} ({fold(shared)}) show the same at once: a service that"
-        f" they share is at fault, and none is left out: {one_line(first.sentence)} ({first.check}); looking again in"
-        f" {policy.shared_fault_wait_s:.0f} s"
+        f"{counted(len(shared), 'node')} of {len(state.roster.nodes)} ({fold(shared)}) show the same at once: a service"
+        f" that they share is at fault, and none is left out: {one_line(first.sentence)} ({first.check}); looking"
+        f" again in {policy.shared_fault_wait_s:.0f} s"
     )
-    return Weighed(replace(state, nodes=nodes, waited_for_nodes=True), sentence, look_again=True)
+    return Weighed(
+        replace(state, roster=replace(state.roster, nodes=nodes, waited_for_nodes=True)), sentence, look_again=True
+    )

@@ -25,9 +25,9 @@ def joined(state: RunState, event: AgentJoined | AgentRejoined) -> Mapping[str, 
     """The roster with this agent in it; the same boot of the same node keeps the preflight it has passed. One that was
     left out until it had booted, and has, is on trial.
     """
-    old = state.nodes.get(event.node)
+    old = state.roster.nodes.get(event.node)
     same_boot = old is not None and old.boot_id == event.boot_id
-    entry = state.excluded.get(event.node)
+    entry = state.health.excluded.get(event.node)
     back = _cure(entry) if entry and comes_back(entry, event.boot_id) else ""
     node = Node(
         name=event.node,
@@ -39,7 +39,7 @@ def joined(state: RunState, event: AgentJoined | AgentRejoined) -> Mapping[str, 
         due=old.due if same_boot and old is not None else "",
         trial=old.trial if same_boot and old is not None else back,
     )
-    return {**state.nodes, event.node: node}
+    return {**state.roster.nodes, event.node: node}
 
 
 def silent(state: RunState, event: NodeSilent) -> Mapping[str, Node]:
@@ -78,21 +78,21 @@ def found_bad(state: RunState, found: NodeFinding) -> Mapping[str, Node]:
 
 def found_poor(state: RunState, found: NodeFinding) -> Mapping[str, Node]:
     """The roster with a node that is used last, if that was found; else as it was."""
-    return _with(state, found.node, poor=found.sentence) if found.poor else state.nodes
+    return _with(state, found.node, poor=found.sentence) if found.poor else state.roster.nodes
 
 
 def unchecked(state: RunState) -> tuple[str, ...]:
     """Nodes that are here and have not been asked to prove themselves."""
-    return tuple([name for name, node in state.nodes.items() if node.checked is None and not node.lost])
+    return tuple([name for name, node in state.roster.nodes.items() if node.checked is None and not node.lost])
 
 
 def in_gang(state: RunState, name: str) -> bool:
     """Does the current placement use this node?"""
-    return state.placement is not None and name in state.placement.nodes
+    return state.attempt.placement is not None and name in state.attempt.placement.nodes
 
 
 def _with(state: RunState, name: str, **changes: object) -> Mapping[str, Node]:
-    node = state.nodes.get(name)
+    node = state.roster.nodes.get(name)
     if node is None:
-        return state.nodes
-    return {**state.nodes, name: replace(node, **changes)}  # type: ignore[arg-type]
+        return state.roster.nodes
+    return {**state.roster.nodes, name: replace(node, **changes)}  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from gangrun.core.actions import CheckNodes, Decision, EndJob, SealAttempts, SubmitSuccessor
 from gangrun.core.checkpoints import poison
 from gangrun.core.machine.transitions import close_attempt, enter, finish, is_unlaunched
-from gangrun.core.model import AttemptRecord, Cause, Evidence, Failure, Phase, RunState, StartStage, Verdict
+from gangrun.core.model import AttemptRecord, Cause, Evidence, Failure, Phase, RunState, StartStage, Underway, Verdict
 from gangrun.core.nodes import device_test, placement, quarantine, roster
 from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
@@ -29,8 +29,14 @@ def judge(state: RunState, now: float, policy: Policy) -> Decision:
     reason = decision.reason
     if decision.state.phase is not Phase.FAILED:
         reason = f"{reason}; observing only, so nothing of that is done"
-    failure = decision.state.failure or judged.verdict.failure
-    return finish(replace(judged.state, excluded=state.excluded), Phase.FAILED, now, reason, failure)
+    failure = decision.state.ending.failure or judged.verdict.failure
+    return finish(
+        replace(judged.state, health=replace(judged.state.health, excluded=state.health.excluded)),
+        Phase.FAILED,
+        now,
+        reason,
+        failure,
+    )
 
 
 def unobserved(state: RunState, now: float, policy: Policy) -> str:
@@ -48,38 +54,43 @@ class _Judged:
 
 def _weigh(state: RunState, now: float, policy: Policy) -> _Judged:
     verdict = blame.judge(
-        replace(state.evidence, findings=blame.recent(state.evidence.findings, now)),
-        attempt=state.attempt,
-        attempt_step=state.attempt_step,
-        placement=state.placement,
+        replace(state.attempt.evidence, findings=blame.recent(state.attempt.evidence.findings, now)),
+        attempt=state.attempt.number,
+        attempt_step=state.attempt.step,
+        placement=state.attempt.placement,
         sightings=state.budget.sightings,
-        suspicion=blame.unfaded(state.suspicion, state.suspected_at, now),
-        nodes_count=len(state.nodes),
+        suspicion=blame.unfaded(state.health.suspicion, state.health.suspected_at, now),
+        nodes_count=len(state.roster.nodes),
         policy=policy,
         load=poison.load_of(state),
-        finished=state.finished,
+        finished=state.attempt.finished,
     )
-    loaded_step = state.resume.step if state.resume else -1
+    loaded_step = state.attempt.resume.step if state.attempt.resume else -1
     charged, ruling = budget.charge(
-        state.budget, verdict, state.attempt, state.attempt_step, policy, state.run, loaded_step
+        state.budget, verdict, state.attempt.number, state.attempt.step, policy, state.run, loaded_step
     )
     accused = device_test.accused(state, verdict, now, policy)
     guilty = [name for name in _guilty(state, verdict, now, policy) if name not in accused]
-    fatal = [found for found in state.evidence.findings if found.fatal]
+    fatal = [found for found in state.attempt.evidence.findings if found.fatal]
     broken, boots = {found.node for found in fatal}, {found.node: found.boot_id for found in fatal if found.boot_id}
-    count = len(state.nodes)
+    count = len(state.roster.nodes)
     resets = quarantine.cured_by_reset(fatal)
-    left_out = quarantine.exclude(state.excluded, guilty, verdict.sentence, now, policy, count, broken, boots, resets)
+    left_out = quarantine.exclude(
+        state.health.excluded, guilty, verdict.sentence, now, policy, count, broken, boots, resets
+    )
     state = replace(
         state,
         budget=charged,
-        excluded=left_out.excluded,
-        suspicion=blame.suspect(blame.unfaded(state.suspicion, state.suspected_at, now), verdict),
-        suspected_at={**state.suspected_at, **dict.fromkeys(verdict.suspects, now)},
+        health=replace(
+            state.health,
+            excluded=left_out.excluded,
+            suspicion=blame.suspect(blame.unfaded(state.health.suspicion, state.health.suspected_at, now), verdict),
+            suspected_at={**state.health.suspected_at, **dict.fromkeys(verdict.suspects, now)},
+        ),
         attempts=close_attempt(state, now, verdict.cause.value, verdict.sentence),
     )
     sentence = f"{verdict.sentence}; {left_out.sentence}" if left_out.sentence else verdict.sentence
-    state = device_test.begun(state, accused, f"attempt {state.attempt}: {verdict.cause.value}")
+    state = device_test.begun(state, accused, f"attempt {state.attempt.number}: {verdict.cause.value}")
     return _Judged(state, verdict, ruling, sentence + device_test.told(state, accused, now))
 
 
@@ -92,7 +103,7 @@ def _conclude(judged: _Judged, now: float, policy: Policy) -> Decision:
         state, also = poison.cleared(state, verdict.signature)
         return finish(state, Phase.FAILED, now, f"{why}{also}", failure)
     if verdict.cause is Cause.POISONED:
-        state = poison.condemn(state, verdict, blame.traceback_told(state.evidence), policy)
+        state = poison.condemn(state, verdict, blame.traceback_told(state.attempt.evidence), policy)
     return _climb(state, verdict, sentence, ruling.backoff_s, now, policy)
 
 
@@ -102,10 +113,10 @@ def leave_behind(state: RunState, now: float, policy: Policy, reason: str) -> De
     """
     if not policy.can_requeue or policy.observe:
         return finish(state, Phase.FAILED, now, reason, Failure.NODE)
-    bad = [found.node for found in state.evidence.findings if found.fatal] + list(state.evidence.silent)
-    left_out = quarantine.exclude(state.excluded, bad, reason, now, policy, len(state.nodes))
+    bad = [found.node for found in state.attempt.evidence.findings if found.fatal] + list(state.attempt.evidence.silent)
+    left_out = quarantine.exclude(state.health.excluded, bad, reason, now, policy, len(state.roster.nodes))
     sentence = f"{reason}; {left_out.sentence}" if left_out.sentence else reason
-    return requeue(replace(state, excluded=left_out.excluded), now, policy, sentence)
+    return requeue(replace(state, health=replace(state.health, excluded=left_out.excluded)), now, policy, sentence)
 
 
 def _guilty(state: RunState, verdict: Verdict, now: float, policy: Policy) -> tuple[str, ...]:
@@ -116,16 +127,16 @@ def _guilty(state: RunState, verdict: Verdict, now: float, policy: Policy) -> tu
     doubtful = blamed if verdict.cause is Cause.NODE_SILENT else blame.on_suspicion_only(verdict)
     if not doubtful or policy.can_requeue:
         return blamed
-    excluded = quarantine.active(state.excluded, now)
-    if placement.can_do_without(state.nodes, excluded, state.shape, blamed):
+    excluded = quarantine.active(state.health.excluded, now)
+    if placement.can_do_without(state.roster.nodes, excluded, state.shape, blamed):
         return blamed
     return tuple(name for name in blamed if name not in doubtful)
 
 
 def _climb(state: RunState, verdict: Verdict, sentence: str, backoff_s: float, now: float, policy: Policy) -> Decision:
-    before = state.placement
+    before = state.attempt.placement
     nodes = device_test.in_prospect(state, now)
-    placed = placement.place(nodes, quarantine.active(state.excluded, now), state.shape, prefer=before)
+    placed = placement.place(nodes, quarantine.active(state.health.excluded, now), state.shape, prefer=before)
     if isinstance(placed, placement.NotEnough):
         return too_few_nodes(state, now, policy, f"{sentence}; {placed.why}", verdict.failure)
     how = placement.how_restarted(before, placed)
@@ -156,7 +167,7 @@ def begin_checks(state: RunState, now: float, policy: Policy, why: str) -> Decis
 
 def also(decision: Decision, asked: tuple[CheckNodes, ...]) -> Decision:
     """The same, and nodes on trial are tested beside it, where the job goes on."""
-    goes_on = decision.state.phase in {Phase.STARTING, Phase.WAITING} and not decision.state.submitting
+    goes_on = decision.state.phase in {Phase.STARTING, Phase.WAITING} and not decision.state.underway.submitting
     return replace(decision, actions=(*asked, *decision.actions)) if asked and goes_on else decision
 
 
@@ -166,21 +177,27 @@ def begin_attempt(state: RunState, now: float, policy: Policy, why: str) -> Deci
         return begin_checks(state, now, policy, why)
     held = _fence_holds(state, now)
     if held:
-        return enter(state, Phase.WAITING, f"{why}; {held}", deadlines={"backoff": state.fence_until})
+        return enter(state, Phase.WAITING, f"{why}; {held}", deadlines={"backoff": state.fence.until})
     state, back = quarantine.reviewed(state, now, policy)
     weighed = quarantine.weigh(state, now, policy)
     why = "; ".join(filter(None, (why, back, weighed.sentence)))
     if weighed.look_again:
         return look_again(weighed.state, now, policy, why)
     state = weighed.state
-    placed = placement.place(state.nodes, quarantine.active(state.excluded, now), state.shape, prefer=state.placement)
+    placed = placement.place(
+        state.roster.nodes, quarantine.active(state.health.excluded, now), state.shape, prefer=state.attempt.placement
+    )
     if isinstance(placed, placement.NotEnough):
         late = still_joining(state, now)
-        if late and placed.have + len(late) >= placed.want and not (state.alone or state.waited_for_nodes):
+        if (
+            late
+            and placed.have + len(late) >= placed.want
+            and not (state.roster.alone or state.roster.waited_for_nodes)
+        ):
             reason = f"{why}; {placed.why}; waiting up to {policy.join_within_s:g} s for {fold(late)} to join"
             return _wait_for_nodes(state, reason, now + policy.join_within_s)
         return too_few_nodes(state, now, policy, f"{why}; {placed.why}")
-    attempts, number = state.attempts, state.attempt
+    attempts, number = state.attempts, state.attempt.number
     if not is_unlaunched(state):
         number += 1
         closed = close_attempt(state, now, "not started", why)
@@ -191,13 +208,10 @@ def begin_attempt(state: RunState, now: float, policy: Policy, why: str) -> Deci
         f"{why}; starting attempt {number}",
         SealAttempts(number),
         deadlines={"seal": now + policy.choose_within_s},
-        stage=StartStage.SEALING,
-        attempt=number,
+        underway=Underway(stage=StartStage.SEALING),
+        attempt=replace(state.attempt, number=number, evidence=Evidence(), finished=frozenset(), step=-1),
         attempts=attempts,
-        evidence=Evidence(),
-        finished=frozenset(),
-        attempt_step=-1,
-        steps_told=state.steps_told or state.attempt_step >= 0,
+        checkpoints=replace(state.checkpoints, steps_told=state.checkpoints.steps_told or state.attempt.step >= 0),
     )
 
 
@@ -208,12 +222,12 @@ def look_again(state: RunState, now: float, policy: Policy, reason: str) -> Deci
 
 def _fence_holds(state: RunState, now: float) -> str:
     """Why no gang may start yet: nodes of an earlier job that nobody can ask. "" when it may."""
-    if now >= state.fence_until:
+    if now >= state.fence.until:
         return ""
-    unasked = tuple(name for name in state.fence_nodes if name not in state.nodes)
+    unasked = tuple(name for name in state.fence.nodes if name not in state.roster.nodes)
     if not unasked:
         return ""
-    return f"waiting {state.fence_until - now:.0f} s until the leases of {fold(unasked)} of the earlier job are over"
+    return f"waiting {state.fence.until - now:.0f} s until the leases of {fold(unasked)} of the earlier job are over"
 
 
 def too_few_nodes(
@@ -224,11 +238,13 @@ def too_few_nodes(
     """
     out = left_out(state, now)  # whoever is left out is not waited for
     away = [
-        name for name, node in state.nodes.items() if (node.lost or node.silent_since is not None) and name not in out
+        name
+        for name, node in state.roster.nodes.items()
+        if (node.lost or node.silent_since is not None) and name not in out
     ]
-    shared = len(away) >= SHARED_NODES_MIN and len(away) > policy.shared_fault_share * len(state.nodes)
+    shared = len(away) >= SHARED_NODES_MIN and len(away) > policy.shared_fault_share * len(state.roster.nodes)
     can_ask = policy.can_requeue and not policy.observe
-    if away and not state.alone and (shared or not can_ask) and not state.waited_for_nodes:
+    if away and not state.roster.alone and (shared or not can_ask) and not state.roster.waited_for_nodes:
         wait_s = max(policy.join_within_s, 2 * policy.timing.fence_after_s, policy.shared_fault_wait_s if shared else 0)
         reason = f"{reason}; waiting up to {wait_s:.0f} s for {fold(away)} to come back"
         return _wait_for_nodes(state, reason, now + wait_s)
@@ -238,15 +254,17 @@ def too_few_nodes(
 
 
 def _wait_for_nodes(state: RunState, reason: str, until: float) -> Decision:
-    return enter(state, Phase.WAITING, reason, deadlines={"nodes": until}, waited_for_nodes=True)
+    return enter(
+        state, Phase.WAITING, reason, deadlines={"nodes": until}, roster=replace(state.roster, waited_for_nodes=True)
+    )
 
 
 def still_joining(state: RunState, now: float) -> tuple[str, ...]:
     """Nodes of this job whose agents may only be slow, as no attempt of this job has begun yet."""
     if any(record.job == state.job for record in state.attempts):
         return ()
-    gone = {*state.nodes, *state.absent, *left_out(state, now)}
-    return tuple(name for name in state.expected if name not in gone)
+    gone = {*state.roster.nodes, *state.roster.absent, *left_out(state, now)}
+    return tuple(name for name in state.roster.expected if name not in gone)
 
 
 def requeue(state: RunState, now: float, policy: Policy, reason: str) -> Decision:
@@ -276,8 +294,8 @@ def ask_for_job(state: RunState, now: float, policy: Policy, reason: str) -> Dec
         f"{reason}; asking the scheduler for the next job of this run{without}",
         successor(state, now, reason),
         deadlines={"submit": now + policy.waiting_max_s},
-        submitting=True,
-        waited_for_nodes=False,
+        underway=Underway(submitting=True),
+        roster=replace(state.roster, waited_for_nodes=False),
         tries_count=1,
     )
 
@@ -296,20 +314,21 @@ def leave(state: RunState, now: float, policy: Policy, reason: str) -> Decision:
         reason,
         EndJob(Phase.PENDING, 0, reason),
         deadlines={"join": now + policy.waiting_max_s},
-        nodes={},
-        submitting=False,
-        leaving=True,
+        roster=replace(state.roster, nodes={}),
+        ending=replace(state.ending, leaving=True),
     )
 
 
 def successor(state: RunState, now: float, reason: str) -> SubmitSuccessor:
     """The next job as it is asked for now."""
-    return SubmitSuccessor(state.seq + 1, left_out(state, now), reason, quarantine.if_booted(state.excluded, now))
+    return SubmitSuccessor(
+        state.seq + 1, left_out(state, now), reason, quarantine.if_booted(state.health.excluded, now)
+    )
 
 
 def left_out(state: RunState, now: float) -> tuple[str, ...]:
     """The nodes that the next job must do without: only as long as each exclusion lasts."""
-    return tuple(sorted(quarantine.active(state.excluded, now)))
+    return tuple(sorted(quarantine.active(state.health.excluded, now)))
 
 
 def storage_trouble(state: RunState, now: float, policy: Policy, reason: str) -> Decision:

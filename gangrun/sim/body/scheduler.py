@@ -189,7 +189,7 @@ class SimScheduler:
         """The batch script starts a supervisor beside it where all have left and the run still wants something."""
         host, state = job.nodes[0], self.world.newest_state()
         decided = state is not None and (
-            state.seq > job.seq or (state.job == job.token and (state.leaving or state.phase in TERMINAL))
+            state.seq > job.seq or (state.job == job.token and (state.ending.leaving or state.phase in TERMINAL))
         )
         if decided or not host.up or not job.owned or not self.world.setup.policy.can_requeue:
             return False

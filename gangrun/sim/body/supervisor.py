@@ -361,7 +361,7 @@ class ParkedAgents:
 
     def _are_many(self, count: int) -> bool:
         loop = self.supervisor.loop
-        return loop is not None and 2 * count > max(len(loop.state.nodes), len(loop.beats.heard))
+        return loop is not None and 2 * count > max(len(loop.state.roster.nodes), len(loop.beats.heard))
 
     def wake_all(self) -> None:
         """From here on all send theirs."""

@@ -230,7 +230,9 @@ def attempt_number_used_again() -> Swaps:
 
     def begin_attempt(state: Any, *args: Any) -> Any:
         if state.attempts and state.attempts[-1].nodes:
-            state = replace(state, attempts=state.attempts[:-1], attempt=state.attempt - 1)
+            state = replace(
+                state, attempts=state.attempts[:-1], attempt=replace(state.attempt, number=state.attempt.number - 1)
+            )
         return original(state, *args)
 
     original = choose.begin_attempt

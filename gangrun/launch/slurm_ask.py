@@ -91,7 +91,7 @@ def excuse(tools: Tools, job: str, restarts_count: int) -> str:
             facts = scheduler.job(job)
         except SchedulerSilent:
             return ""
-        kind = why_terminated(None, restarts_count, facts, 0.0)
+        kind = why_terminated(None, restarts_count, facts)
         if kind in EXCUSES:
             return f"job {job} {EXCUSES[kind]}: what becomes of the run is decided on its nodes"
         if kind is NoticeKind.CANCEL:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,12 @@ pace = 0 if attempt else pace
 SAVING = ("--save-signal", "USR1", "--checkpoint-grace", "10", "--stop-grace", "2")
 
 
-def saving(run: Run, *options: str, steps: int = 60, hook: str = SAVES) -> str:
+def saving(run: Run, *options: str, steps: int = 60, hook: str = SAVES, env: Mapping[str, str] | None = None) -> str:
     """A run on n1 and n2 that saves when it is told so, and never else; its first job."""
     kept = ("--checkpoint-dir", str(run.saves))
-    job = run.step(2, 2, "-w", NODES, *SAVING, *kept, *options, steps=steps, pace=0.05, hook=hook, stays=True)["job"]
+    told = run.step(2, 2, "-w", NODES, *SAVING, *kept, *options, steps=steps, pace=0.05, hook=hook, env=env, stays=True)
     run.wait_for_step(5)
-    return str(job)
+    return str(told["job"])
 
 
 def went_on(run: Run, status: dict[str, Any], why: str) -> None:
@@ -114,9 +115,13 @@ def test_requeued_by_an_admin(cluster: Cluster, run: Run) -> None:
 
 
 def test_time_limit(cluster: Cluster, run: Run) -> None:
-    job = saving(run, "-t", "1", steps=700)
+    """By Slurm's clock: that of the nodes is six hours ahead, as if the job had ended long ago."""
+    ahead = run.folder / "ahead"
+    ahead.write_text(str(6 * 3600))
+    job = saving(run, "-t", "1", steps=700, env={"FAULT_WALL_OFFSET": str(ahead)})
     status = run.end()
     first, second = status["attempts"]
+    assert max(row.step for row in run.rows() if row.attempt == 0) > 100, "it trained for half of its time"
     assert first["reason"].startswith("time limit: ")
     assert second["resumed_from_step"] == max(run.saved())
     before, after = run.jobs()

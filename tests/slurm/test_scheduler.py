@@ -101,7 +101,9 @@ def test_a_job_as_slurm_shows_it(run: Run) -> None:
     assert not {"n5", "n6"} & set(shown.nodes) and shown.excluded == ("n5", "n6")
     for key in ("job", "name", "comment", "user", "state", "reason", "partition", "nodes", "batch_host", "end_wall"):
         assert getattr(shown, key) == getattr(listed, key), key
-    assert run.slurm.kill_wait_s() == KILL_WAIT_S
+    controller = run.slurm.controller()
+    assert controller.kill_wait_s == KILL_WAIT_S
+    assert controller.wall is not None and abs(controller.wall - SystemClock().wall()) < 30
     run.slurm.cancel((job,))
     run.slurm.cancel((job,))  # on its way out already
     assert run.cluster.wait_job(job, "CANCELLED")

@@ -18,6 +18,7 @@ class PretendTime:
 
     def __init__(self) -> None:
         self.at = 100.0
+        self.wall_off_s = 0.0  # how wrong this node's wall clock is; Slurm's controller has another
         self.waits: list[float] = []
         self._calendar: list[tuple[float, Callable[[], object]]] = []
 
@@ -25,7 +26,7 @@ class PretendTime:
         return self.at
 
     def wall(self) -> float:
-        return WALL_START + self.at
+        return WALL_START + self.at + self.wall_off_s
 
     def later(self, in_s: float, what: Callable[[], object]) -> None:
         self._calendar.append((self.at + in_s, what))
@@ -99,6 +100,7 @@ class PretendSlurm(Tools):
         self.down = False  # nobody answers
         self.instead: dict[str, list[Answer]] = {}  # by the first words of a request: answers to give first
         self.costs_s = 0.0
+        self.behind_s = 0.0  # how much the controller's clock was set back
 
     def add(self, job: PretendJob) -> PretendJob:
         self.jobs[job.job] = job
@@ -138,7 +140,8 @@ class PretendSlurm(Tools):
 
     def _scontrol(self, argv: Sequence[str]) -> Answer:
         if argv[1:3] == ("show", "config"):
-            return Answer(0, "KillWait                = 6 sec\n")
+            as_of = stamp(self.time.wall() - self.time.wall_off_s - self.behind_s)
+            return Answer(0, f"Configuration data as of {as_of}\nKillWait                = 6 sec\n")
         if argv[1:3] == ("show", "partition"):
             return Answer(0, f"PartitionName={argv[3]}\n   DisableRootJobs=NO GraceTime=45 Hidden=NO\n")
         found = self.jobs.get(argv[-1] if argv[1] != "update" else argv[2].removeprefix("JobId="))

@@ -11,6 +11,7 @@ from gangrun.adapters.slurm.commands import NOT_FOUND, Answer, Tools
 from gangrun.adapters.slurm.scheduler import (
     FORMAT,
     KILL_WAIT_S,
+    Controller,
     JobFacts,
     SchedulerRefused,
     SchedulerSilent,
@@ -340,17 +341,23 @@ def test_somebody_elses_job_cannot_be_cancelled() -> None:
         SlurmScheduler(Scripted(Answer(1, err=words))).cancel(("5",))
 
 
+AS_OF = "Configuration data as of 2026-11-22T06:00:00\n"
+
+
 @pytest.mark.parametrize(
-    ("answer", "kill_wait_s"),
+    ("answer", "found"),
     [
-        (Answer(0, "JobFileAppend = 0\nKillWait                = 10 sec\nUnkillableStepTimeout = 60 sec\n"), 10.0),
-        (Answer(0, "nothing of it\n"), KILL_WAIT_S),
-        (Answer(1, err="Unable to contact slurm controller"), KILL_WAIT_S),
-        (Answer(1, err="no"), KILL_WAIT_S),
+        (
+            Answer(0, f"{AS_OF}JobFileAppend = 0\nKillWait                = 10 sec\nUnkillableStepTimeout = 60 sec\n"),
+            Controller(10.0, wall("2026-11-22T06:00:00")),
+        ),
+        (Answer(0, "nothing of it\n"), Controller(KILL_WAIT_S, None)),
+        (Answer(1, err="Unable to contact slurm controller"), Controller(KILL_WAIT_S, None)),
+        (Answer(1, err="no"), Controller(KILL_WAIT_S, None)),
     ],
 )
-def test_how_long_slurm_waits_before_it_kills(answer: Answer, kill_wait_s: float) -> None:
-    assert SlurmScheduler(Scripted(answer)).kill_wait_s() == kill_wait_s
+def test_the_controllers_clock_and_how_long_it_waits_before_it_kills(answer: Answer, found: Controller) -> None:
+    assert SlurmScheduler(Scripted(answer)).controller() == found
 
 
 def test_how_long_a_preempted_job_may_stay() -> None:

@@ -67,6 +67,35 @@ def test_the_time_limit_is_told_once_and_in_time() -> None:
     assert world.posted == [(100.0 + 3600.0 - LEAD_S, Notice(NoticeKind.TIME_LIMIT, LEAD_S))]
 
 
+@pytest.mark.parametrize("off_s", [6 * 3600.0, -6 * 3600.0])
+@pytest.mark.parametrize("begins_wrong", [True, False])
+def test_a_wall_clock_that_is_wrong_moves_no_end(off_s: float, begins_wrong: bool) -> None:
+    """The controller ends the job, by its own clock; how long that is from now BOOTTIME counts."""
+    world = World()
+    if begins_wrong:
+        world.time.wall_off_s = off_s
+    else:
+        world.time.later(500.0, lambda: setattr(world.time, "wall_off_s", off_s))
+    world.turn_until(3800.0)
+    assert world.posted == [(100.0 + 3600.0 - LEAD_S, Notice(NoticeKind.TIME_LIMIT, LEAD_S))]
+
+
+def test_a_wall_clock_that_is_wrong_makes_no_signal_a_time_limit() -> None:
+    world = World()
+    world.time.wall_off_s = 6 * 3600.0
+    world.time.later(31.0, lambda: setattr(world.me, "state", "COMPLETING"))
+    assert [notice.kind for _, notice in world.signalled(31.0)] == [NoticeKind.CANCEL]
+
+
+def test_the_controllers_own_clock_is_followed() -> None:
+    """It is set back by an hour: it will end the job an hour later."""
+    world = World()
+    world.time.later(500.0, lambda: setattr(world.slurm, "behind_s", 3600.0))
+    world.turn_until(7400.0)
+    ((at, notice),) = world.posted
+    assert notice.kind is NoticeKind.TIME_LIMIT and at == 100.0 + 7200.0 - LEAD_S
+
+
 def test_a_short_job_trains_half_of_its_time() -> None:
     world = World(limit_s=60.0)
     world.turn_until(170.0)
@@ -236,7 +265,7 @@ def test_who_asks_gets_an_answer_even_if_it_was_told_before() -> None:
 
 def test_slurm_need_not_say_how_long_it_waits() -> None:
     world = World()
-    world.slurm.instead["scontrol show config"] = [Answer(1, err="no")]
+    world.slurm.instead["scontrol show config"] = [Answer(1, err="no")] * 2
     world.time.later(31.0, lambda: setattr(world.me, "state", "COMPLETING"))
     assert world.signalled(31.0)[0][1] == Notice(NoticeKind.CANCEL, 30.0)
 

@@ -203,8 +203,8 @@ class SlurmJobs:
 
     def _booted(self, action: SubmitSuccessor) -> tuple[str, ...]:
         """Those that are left out until they have booted, and have."""
-        now = self._clock.wall()
-        return self._scheduler.booted_since({node: now - ago_s for node, ago_s in action.if_booted})
+        now = self._scheduler.controller().wall if action.if_booted else None  # our own clock may be hours wrong
+        return () if now is None else self._scheduler.booted_since({n: now - ago_s for n, ago_s in action.if_booted})
 
     def _is_requeued(self) -> bool:
         facts = self._scheduler.job(self._job)

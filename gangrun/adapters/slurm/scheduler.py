@@ -35,6 +35,7 @@ _FIRST_LINE = re.compile(
     r"JobId=(?P<job>\S+)(?: ArrayJobId=\S+)?(?: ArrayTaskId=\S+)?(?: HetJob\S+=\S+)* JobName=(?P<name>.*)"
 )
 _KILL_WAIT = re.compile(r"^KillWait\s*=\s*([0-9]+)", re.MULTILINE)
+_AS_OF = re.compile(r"^Configuration data as of (\S+)", re.MULTILINE)
 _NODE_STATE = re.compile(r"^ *State=([A-Z]+)", re.MULTILINE)
 _BOOT_TIME = re.compile(r"^NodeName=(\S+) .*? BootTime=(\S+)", re.MULTILINE)
 _GRACE_TIME = re.compile(r"\bGraceTime=([0-9]+)")
@@ -89,6 +90,16 @@ class JobFacts:
     def held(self) -> bool:
         """Waits for a person: ``release`` lets it go."""
         return self.state == "SPECIAL_EXIT" or (self.state == "PENDING" and self.reason in HELD)
+
+
+@dataclass(frozen=True, slots=True)
+class Controller:
+    """``wall`` is by its own clock as it answered. Slurm's tools reckon how long a job has left by the clock of the
+    host that they run on, which may be wrong; when a job ends is decided, and shown, by this one.
+    """
+
+    kill_wait_s: float = KILL_WAIT_S  # between SIGTERM and SIGKILL
+    wall: float | None = None
 
 
 def read_job(text: str) -> JobFacts:
@@ -243,21 +254,24 @@ class SlurmScheduler:
         boots = {match.group(1): _instant(match.group(2)) for match in _BOOT_TIME.finditer(text)}
         return tuple(node for node, wall in walls.items() if (boots.get(node) or 0.0) > wall + CLOCKS_APART_S)
 
-    def kill_wait_s(self) -> float:
-        """How long Slurm leaves between SIGTERM and SIGKILL; its default where it does not say."""
-        found = self._setting(("config",), _KILL_WAIT)
-        return KILL_WAIT_S if found is None else found
+    def controller(self) -> Controller:
+        """What slurmctld says of itself; defaults where it does not answer."""
+        text = self._shown("config")
+        kill_wait, as_of = _KILL_WAIT.search(text), _AS_OF.search(text)
+        return Controller(
+            float(kill_wait.group(1)) if kill_wait else KILL_WAIT_S, _instant(as_of.group(1)) if as_of else None
+        )
 
     def grace_time_s(self, partition: str) -> float | None:
         """How long a preempted job of that partition may stay; None where Slurm does not say."""
-        return self._setting(("partition", partition), _GRACE_TIME)
-
-    def _setting(self, of: Sequence[str], pattern: re.Pattern[str]) -> float | None:
-        try:
-            found = pattern.search(self._asked(("scontrol", "show", *of)).out)
-        except (SchedulerSilent, SchedulerRefused):
-            return None
+        found = _GRACE_TIME.search(self._shown("partition", partition))
         return float(found.group(1)) if found else None
+
+    def _shown(self, *of: str) -> str:
+        try:
+            return self._asked(("scontrol", "show", *of)).out
+        except (SchedulerSilent, SchedulerRefused):
+            return ""
 
     # ---- ask ----
 

@@ -1,7 +1,8 @@
 """This job's own end, seen coming: the time limit, a preemption, and why SIGTERM came.
 
 A thread that asks Slurm every ten seconds, and at once when an agent was signalled. What it finds it posts as
-``core.events.Notice``: each kind once, and an answer whenever it was asked.
+``core.events.Notice``: each kind once, and an answer whenever it was asked. The wall clock of this node is never asked:
+when the job ends is by the controller's, which is asked too, and from one answer to the next BOOTTIME counts.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from gangrun.adapters.slurm.scheduler import KILL_WAIT_S, JobFacts, SchedulerSilent, SlurmScheduler
+from gangrun.adapters.slurm.scheduler import Controller, JobFacts, SchedulerSilent, SlurmScheduler
 from gangrun.core.events import Notice, NoticeKind, Stamped
 from gangrun.ports import Clock
 
 FIRST_LOOK_S = 1.0
 LOOK_EVERY_S = 10.0
+CONTROLLER_EVERY_S = 60.0
 TRIES_COUNT = 4  # of a definite answer that tells nothing: a signal can be there before the state
 TRY_EVERY_S = 0.3
 ANSWER_WITHIN_S = 3.0
@@ -63,9 +65,10 @@ class JobWatch(threading.Thread):
         self._asked_at: float | None = None
         self._guard = threading.Lock()
         self._told: set[NoticeKind] = set()
-        self._end_wall: float | None = None
-        self._kill_wait_s: float | None = None
-        self._look_at = clock.now() + FIRST_LOOK_S
+        self._end_wall: float | None = None  # as Slurm shows it
+        self._controller = Controller()
+        self._wall_at_zero: float | None = None  # what the controller's clock showed when ours was 0
+        self._look_at = self._controller_at = clock.now() + FIRST_LOOK_S
         self._silent = ""
 
     # ---- from other threads ----
@@ -105,18 +108,25 @@ class JobWatch(threading.Thread):
         return not self._over.is_set()
 
     def _due(self) -> float:
-        end_due = NEVER
-        if self._end_wall is not None and NoticeKind.TIME_LIMIT not in self._told:
-            end_due = self._clock.now() + self._end_wall - self._lead(self._end_wall) - self._clock.wall()
-        return min(self._look_at, end_due)
+        left_s = self._left_s(self._end_wall)
+        if left_s is None or NoticeKind.TIME_LIMIT in self._told:
+            return self._look_at
+        return min(self._look_at, self._clock.now() + left_s - self._lead())
 
     def _look(self) -> None:
         self._look_at = self._clock.now() + LOOK_EVERY_S
-        facts, _ = self._seen()
-        if self._kill_wait_s is None and facts is not None:
-            self._kill_wait_s = self._scheduler.kill_wait_s()
+        facts, answered = self._seen()
+        if answered and self._clock.now() >= self._controller_at:
+            self._controller_at = self._clock.now() + CONTROLLER_EVERY_S
+            self._set_clock()
         if facts is not None and facts.runs and facts.preempted:
             self._tell(NoticeKind.PREEMPTION, self._grace_s(facts))
+
+    def _set_clock(self) -> None:
+        """Also where the controller's was set meanwhile: it ends the job by it."""
+        asked_at, found = self._clock.now(), self._scheduler.controller()
+        if found.wall is not None:
+            self._controller, self._wall_at_zero = found, found.wall - asked_at
 
     def _seen(self) -> tuple[JobFacts | None, bool]:
         """The job as Slurm shows it now, and whether Slurm answered."""
@@ -134,18 +144,23 @@ class JobWatch(threading.Thread):
                 self._end_wall = facts.end_wall
         return facts, True
 
-    def _lead(self, end_wall: float) -> float:
+    def _lead(self) -> float:
         """Not more than half of the time that the job was given, or a short one would never train."""
         start_wall = self.facts.start_wall if self.facts is not None else None
-        return self._lead_s if start_wall is None else min(self._lead_s, (end_wall - start_wall) / 2)
+        if start_wall is None or self._end_wall is None:
+            return self._lead_s
+        return min(self._lead_s, (self._end_wall - start_wall) / 2)
 
     def _judge_end(self) -> None:
-        if self._end_wall is None or self._clock.wall() < self._end_wall - self._lead(self._end_wall):
-            return
-        self._tell(NoticeKind.TIME_LIMIT, self._left_s(self._end_wall))
+        left_s = self._left_s(self._end_wall)
+        if left_s is not None and left_s <= self._lead():
+            self._tell(NoticeKind.TIME_LIMIT, max(0.0, left_s))
 
-    def _left_s(self, end_wall: float) -> float:
-        return max(0.0, end_wall - self._clock.wall())
+    def _left_s(self, wall: float | None) -> float | None:
+        """Until then by the controller's clock; None where either is not known."""
+        if wall is None or self._wall_at_zero is None:
+            return None
+        return wall - self._wall_at_zero - self._clock.now()
 
     def _grace_s(self, preempted: JobFacts) -> float:
         """Of a job without a time limit Slurm does not always show the end that a preemption sets."""
@@ -153,13 +168,12 @@ class JobWatch(threading.Thread):
         if end_wall is None and preempted.preempt_wall is not None:
             grace_s = self._scheduler.grace_time_s(preempted.partition)
             end_wall = None if grace_s is None else preempted.preempt_wall + grace_s
-        return self._kill_wait() if end_wall is None else self._left_s(end_wall)
+        left_s = self._left_s(end_wall)
+        return self._controller.kill_wait_s if left_s is None else max(0.0, left_s)
 
     def _until_limit_s(self) -> float:
-        return UNLIMITED_S if self._end_wall is None else self._left_s(self._end_wall)
-
-    def _kill_wait(self) -> float:
-        return KILL_WAIT_S if self._kill_wait_s is None else self._kill_wait_s
+        left_s = self._left_s(self._end_wall)
+        return UNLIMITED_S if left_s is None else max(0.0, left_s)
 
     # ---- why ----
 
@@ -167,11 +181,13 @@ class JobWatch(threading.Thread):
         """Look until it shows. A Slurm that is silent is asked for a third of the grace, one that knows nothing four
         times: then a signal is a signal, and means stop.
         """
-        kill_wait_s = self._kill_wait()
+        if self._wall_at_zero is None:
+            self._set_clock()
+        kill_wait_s = self._controller.kill_wait_s
         kind, facts, blank_count = NoticeKind.UNKNOWN, None, 0
         while True:
             facts, answered = self._seen()
-            kind = why_terminated(self._end_wall, self._restarts_count, facts, self._clock.wall())
+            kind = why_terminated(self._left_s(self._end_wall), self._restarts_count, facts)
             blank_count += answered
             spent = blank_count >= TRIES_COUNT or self._clock.now() - asked_at >= kill_wait_s / 3
             if kind is not NoticeKind.UNKNOWN or spent or self._over.wait(TRY_EVERY_S):
@@ -193,12 +209,10 @@ NODES_FAILED = frozenset({"NODE_FAIL", "BOOT_FAIL"})
 OUR_COMMENT = "gr:"
 
 
-def why_terminated(
-    known_end_wall: float | None, known_restarts: int, facts: JobFacts | None, now_wall: float
-) -> NoticeKind:
+def why_terminated(known_left_s: float | None, known_restarts: int, facts: JobFacts | None) -> NoticeKind:
     """The kind of notice; ``UNKNOWN`` means stop, and for a job that runs on also that it may be too early to tell.
 
-    ``known_end_wall`` is the planned end as last seen while the job ran: on its way out Slurm shows the real one.
+    ``known_left_s``: until the planned end as last seen while the job ran: on its way out Slurm shows the real one.
     """
     if facts is None:
         return NoticeKind.UNKNOWN
@@ -208,7 +222,7 @@ def why_terminated(
         return NoticeKind.PREEMPTION
     if facts.reason == "TimeLimit" or facts.state in {"TIMEOUT", "DEADLINE"}:
         return NoticeKind.TIME_LIMIT
-    if not _by_itself(facts) and known_end_wall is not None and now_wall >= known_end_wall - LIMIT_SLACK_S:
+    if not _by_itself(facts) and known_left_s is not None and known_left_s <= LIMIT_SLACK_S:
         return NoticeKind.TIME_LIMIT
     if facts.state in NODES_FAILED or (_by_itself(facts) and not facts.runs and (facts.exit_signal or _is_ours(facts))):
         return NoticeKind.BATCH_DIED  # killed, not by Slurm; or ours, which ends only once all is decided

@@ -275,7 +275,7 @@ MEMORY_GETTERS: tuple[tuple[str, Getter], ...] = (
     ("sram_threshold", _sram),
     ("remap_failed", _remapped),
     ("banks_exhausted", _spare_rows),
-    ("repair_pending", _repairs),
+    ("channel_repair_pending", _repairs),
     of_field("bank_remap_pending", 307),
     once("info_rom_valid", _info_rom),
     ("retired_pages", _retired),

@@ -50,10 +50,10 @@ BEFORE = gpus()
     [
         ("active_starts", gpus(), None, Severity.OK, ""),
         ("active_starts", gpus(gpu_2={"unusable": "CUDA error: uncorrectable ECC error"}), None, Severity.FAIL,
-         "gpu 2 takes no work: CUDA error: uncorrectable ECC error"),
+         "gpu 2: the device takes no work: CUDA error: uncorrectable ECC error"),
         ("active_gemm", gpus(), None, Severity.OK, ""),
-        ("active_gemm", gpus(gpu_1={"gemm_mismatches": 1}), None, Severity.FAIL, "gpu 1 computed 1 numbers wrong"),
-        ("active_memory", gpus(gpu_3={"memory_mismatches": 7}), None, Severity.FAIL, "gpu 3 read back 7 words"),
+        ("active_gemm", gpus(gpu_1={"gemm_mismatches": 1}), None, Severity.FAIL, "gpu 1: number of wrong results"),
+        ("active_memory", gpus(gpu_3={"memory_mismatches": 7}), None, Severity.FAIL, "not what was written is 7"),
         ("active_gemm_speed", gpus(), None, Severity.OK, ""),
         ("active_gemm_speed", gpus(gpu_0={"gemm_tflops": 500.0}), BEFORE, Severity.FAIL, "71 % of the 700 seen before"),
         ("active_gemm_speed", gpus(gpu_0={"gemm_tflops": 570.0}), BEFORE, Severity.OK, ""),

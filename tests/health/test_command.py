@@ -130,7 +130,10 @@ def test_what_makes_no_sense_is_refused(box: Path, capsys: pytest.CaptureFixture
 
 def test_a_path_that_is_not_there_fails(box: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out = run(capsys, "--fs-root", str(box), "--path", str(box / "gone"))
-    assert (code, "gone cannot be written: No such file or directory" in " ".join(out.split())) == (1, True)
+    assert (code, "gone: the directory cannot be written: No such file or directory" in " ".join(out.split())) == (
+        1,
+        True,
+    )
 
 
 def test_nothing_heavy_is_loaded_here_and_little_by_the_child(box: Path) -> None:

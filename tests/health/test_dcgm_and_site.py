@@ -12,11 +12,12 @@ import pytest
 from gangrun.config.health_table import site_commands
 from gangrun.display.health_page import SILENTLY
 from gangrun.errors import UserError
+from gangrun.health.framework.bounds import NOT_MEASURED
 from gangrun.health.framework.check import CheckVerdict, HealthPolicy, NodeFacts, Reading, Severity, judged
 from gangrun.health.framework.evidence import as_evidence
 from gangrun.health.framework.readings import facts_from
 from gangrun.health.framework.rounds import HealthSurroundings
-from gangrun.health.gpu import dcgm, memory, nvlink
+from gangrun.health.gpu import dcgm, nvlink
 from gangrun.health.host import site
 from gangrun.launch.health_here import HealthQuery
 from gangrun.launch.health_here import looked as look_here
@@ -66,18 +67,23 @@ def said_by_dcgm(words: tuple[str, ...], out: str) -> CheckVerdict:
     [
         (dcgm.HEALTH, tree("Healthy", **{"0": ("Healthy", {})}), Severity.OK, ""),
         (dcgm.HEALTH, tree("Healthy"), Severity.OK, ""),
-        (dcgm.HEALTH, SICK, Severity.FAIL, "DCGM watches say of gpu 3: Detected an NvLink is down"),
-        (dcgm.HEALTH, POOR, Severity.WARN, "DCGM watches say of gpu 1: more than 8 PCIe replays per minute"),
-        (dcgm.HEALTH, tree("Failure"), Severity.FAIL, "DCGM watches say of node: Failure"),
+        (dcgm.HEALTH, SICK, Severity.FAIL, "gpu 3: DCGM's watches found a fault: Detected an NvLink is down"),
+        (dcgm.HEALTH, POOR, Severity.WARN, "gpu 1: DCGM's watches found a fault: more than 8 PCIe replays per minute"),
+        (dcgm.HEALTH, tree("Failure"), Severity.FAIL, "DCGM's watches found a fault: Failure"),
         (dcgm.HEALTH, tree("Sparkling"), Severity.UNKNOWN, "is not known here"),
         (dcgm.HEALTH, "Error: unable to connect to host engine", Severity.UNKNOWN, "unable to connect to host engine"),
         (dcgm.HEALTH, "", Severity.UNKNOWN, "dcgmi says nothing"),
         (dcgm.HEALTH, "{" * 5000, Severity.UNKNOWN, "answers no JSON"),
-        (dcgm.TEST, diag(OLD), Severity.FAIL, "DCGM tested gpu 2: Memory: row remap pending"),
+        (dcgm.TEST, diag(OLD), Severity.FAIL, "gpu 2: DCGM's test found a fault: Memory: row remap pending"),
         (dcgm.TEST, diag(OLD[:1]), Severity.OK, ""),
-        (dcgm.TEST, diag(NEW, "software", "DCGM Diagnostic"), Severity.WARN, "DCGM tested gpu 1: software: it is hot"),
+        (
+            dcgm.TEST,
+            diag(NEW, "software", "DCGM Diagnostic"),
+            Severity.WARN,
+            "gpu 1: DCGM's test found a fault: software",
+        ),
         (dcgm.TEST, diag([{"gpu_ids": "0", "status": "Skip"}]), Severity.UNKNOWN, "nothing that is known here"),
-        (dcgm.TEST, diag([{"status": "Fail"}]), Severity.FAIL, "DCGM tested node: Memory: Fail"),
+        (dcgm.TEST, diag([{"status": "Fail"}]), Severity.FAIL, "DCGM's test found a fault: Memory: Fail"),
     ],
 )
 def test_what_dcgm_prints(words: tuple[str, ...], out: str, severity: Severity, told: str) -> None:
@@ -152,8 +158,8 @@ def test_what_nobody_has_to_have_is_not_told() -> None:
     of_other_gpus = {nvlink.NO_NVLINK5, *(one for one in SILENTLY if one.startswith("these GPUs"))}
     assert {dcgm.ABSENT, "no Lustre here", *of_other_gpus} == SILENTLY
     now = Reading("gpu", 1.0, "b", NodeFacts({"gpu 0 link 0": {"active": 1, "recoveries": 0}, "gpu 0": {"uuid": "u"}}))
-    newer = replace(now, facts=replace(now.facts, missing={"gpu 0": {"retired_pages": memory.NOT_MEASURED}}))
-    none = {"gpu 0": {"repair_pending": memory.NOT_MEASURED}}
+    newer = replace(now, facts=replace(now.facts, missing={"gpu 0": {"retired_pages": NOT_MEASURED}}))
+    none = {"gpu 0": {"channel_repair_pending": NOT_MEASURED}}
     older = Reading("gpu", 1.0, "b", NodeFacts({"gpu 0": {"uuid": "u"}}, none))
     said = {look(name, newer).words for name in ("nvlink_errors", "gpu_retired")}
     said |= {look(name, older).words for name in ("nvlink5_errors", "nvlink5_rates", "gpu_repairs")}

@@ -49,7 +49,7 @@ def test_the_core_blames_the_node_that_it_is_against() -> None:
         evidence, attempt=1, attempt_step=7, placement=None, sightings=(), suspicion={}, nodes_count=4, policy=Policy()
     )
     assert (told.cause, told.failure, told.blamed) == (Cause.HARDWARE, Failure.NODE, ("n2",))
-    assert "gpu 1 is lost" in told.sentence
+    assert "gpu 1: the GPU does not answer" in told.sentence
 
 
 def test_what_is_unknown_is_no_evidence() -> None:

@@ -94,7 +94,7 @@ def heated(second: float, others: float, **more: Any) -> Reading:
 def test_heat() -> None:
     assert look("gpu_temperature", heated(61, 50)).severity is Severity.OK
     beside = look("gpu_temperature", heated(63, 50))
-    assert (seen(beside), "at 63 °C while GPUs beside it are at 50" in beside.words) == (
+    assert (seen(beside), "63 °C, and the difference to the GPUs beside it is 13 °C" in beside.words) == (
         (Severity.WARN, ["gpu 1"]), True,
     )  # fmt: skip
     assert look("gpu_temperature", heated(60, 60, margin_c=5)).severity is Severity.OK
@@ -108,7 +108,9 @@ def test_heat() -> None:
 def test_a_gpu_without_any_margin_for_minutes_is_broken() -> None:
     looks = [replace(heated(92, 90, margin_c=margin), at=60.0 * k) for k, margin in enumerate((0, -1, 0, 0, -2, 0))]
     assert verdict_after("gpu_temperature", looks).severity is Severity.FAIL
-    assert "too hot not to slow down for 5 min" in verdict_after("gpu_temperature", looks).words
+    assert (
+        "without any margin before it slows down (now 92 °C) is 5 min" in verdict_after("gpu_temperature", looks).words
+    )
     assert verdict_after("gpu_temperature", looks[:5]).severity is Severity.WARN
     cooled = [*looks[:3], replace(heated(92, 90, margin_c=1), at=170.0), *looks[3:]]
     assert verdict_after("gpu_temperature", cooled).severity is Severity.WARN

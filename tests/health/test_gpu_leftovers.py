@@ -40,6 +40,6 @@ def test_whose_programs_are_on_a_gpu(tmp_path: Path, owners: dict[str, int], sev
     verdict = look("gpu_leftovers", read(tmp_path, owners))
     assert verdict.severity is severity, verdict
     if severity is Severity.WARN:
-        assert "gpu 0 is used by 1 program of other people" in verdict.words
+        assert "gpu 0: number of programs of other users is 1" in verdict.words
         heard: Any = as_evidence("n1", [verdict], 5.0)[0]
         assert (heard.fatal, heard.poor) == (False, True)

@@ -33,12 +33,12 @@ RESTING = reading({"gpu 0": {**AT_WORK, "busy_percent": 0, "pcie_generation": 1}
     [
         ("gpu_power", gpus(), None, OK, ""),
         ("gpu_power", gpus(power_limit_w=630.0), None, OK, ""),
-        ("gpu_power", gpus(power_limit_w=629.0), None, WARN, "may draw 629 W while the GPUs beside it may draw 700"),
+        ("gpu_power", gpus(power_limit_w=629.0), None, WARN, "power limit is 629 W, and 700 W on its peers"),
         ("gpu_power", gpus(power_limit_w=300.0, model="T4"), None, OK, ""),
         ("gpu_power", gpus(power_limit_w=300.0, count=2), None, OK, ""),
         ("gpu_power", gpus(power_limit_w=None), None, OK, ""),
         ("gpu_power", reading({"node": {}}), None, UNKNOWN, "no NVIDIA GPU here"),
-        ("gpu_pcie_speed", gpus(**SLOW), gpus(0.0, **SLOW), WARN, "its PCIe runs at generation 1 of 5"),
+        ("gpu_pcie_speed", gpus(**SLOW), gpus(0.0, **SLOW), WARN, "PCIe generation at work is 1"),
         ("gpu_pcie_speed", gpus(**SLOW), gpus(0.0), OK, ""),
         ("gpu_pcie_speed", gpus(**SLOW), gpus(0.0, "c", **SLOW), OK, ""),
         ("gpu_pcie_speed", gpus(**SLOW), gpus(0.0, **SLOW, busy_percent=0), OK, ""),
@@ -47,7 +47,7 @@ RESTING = reading({"gpu 0": {**AT_WORK, "busy_percent": 0, "pcie_generation": 1}
         ("gpu_pcie_speed", gpus(count=2, busy_percent=0), None, OK, ""),
         ("gpu_pcie_speed", RESTING, None, UNKNOWN, "no GPU is at work"),
         ("gpu_pcie_speed", reading({"gpu 0": {"busy_percent": 99}}), None, UNKNOWN, "no GPU says"),
-        ("gpu_idle", gpus(**IDLE), gpus(0.0, **IDLE), WARN, "gpu 1 does nothing while 3 GPUs beside it work"),
+        ("gpu_idle", gpus(**IDLE), gpus(0.0, **IDLE), WARN, "gpu 1: load while the GPUs beside it work is"),
         ("gpu_idle", gpus(**IDLE), gpus(0.0), OK, ""),
         ("gpu_idle", gpus(**IDLE), None, OK, ""),
         ("gpu_idle", gpus(**IDLE, processes_count=0), gpus(0.0, **IDLE), OK, ""),
@@ -95,7 +95,7 @@ def test_few_errors_that_come_faster_and_faster_are_a_sign(per_window: tuple[int
     verdict = verdict_after("gpu_ecc_corrected", corrected(*per_window))
     assert verdict.severity is severity, verdict.words
     if severity is WARN:
-        assert "faster and faster (36, 72, 144 an hour, 10 min each)" in verdict.words
+        assert "which doubles every 10 min, is 144 (limit: below 100)" in verdict.words
 
 
 def test_another_gpu_or_boot_has_another_past() -> None:

@@ -35,7 +35,7 @@ def gpus(
 @pytest.mark.parametrize(
     ("before", "now", "severity", "words"),
     [
-        (gpus(0.0, HEAT), gpus(15.0, HEAT), WARN, "gpu 0 is at work and slowed down by its own heat guard"),
+        (gpus(0.0, HEAT), gpus(15.0, HEAT), WARN, "gpu 0: the GPU is at work and slowed down by its own heat guard"),
         (gpus(0.0, HARDWARE), gpus(15.0, HARDWARE | BRAKE), WARN, "by the power brake: power supply or rack"),
         (gpus(0.0, HARDWARE), gpus(15.0, HARDWARE), WARN, "by its hardware"),
         (gpus(0.0, SOFT_HEAT), gpus(15.0, SOFT_HEAT), WARN, "for heat by the driver"),
@@ -86,7 +86,7 @@ def test_what_lasts_beside_faster_peers_is_broken(looks: list[Reading], severity
     verdict = verdict_after("gpu_slowed", looks)
     assert verdict.severity is severity, verdict
     if severity is FAIL:
-        assert "gpu 0 is slowed down" in verdict.words
+        assert "gpu 0: the GPU is slowed down" in verdict.words
         assert "1200 MHz while the GPUs beside it run at 1980" in verdict.words
         assert [one.fatal for one in as_evidence("n1", [verdict], 5.0)] == [True]
 

@@ -89,19 +89,24 @@ def test_this_very_machine_can_be_read() -> None:
 
 JUDGED: list[tuple[str, dict[str, Any], Severity, str]] = [
     ("host_memory", {"memory_bytes": 100 * GB, "available_bytes": 10 * GB}, Severity.OK, ""),
-    ("host_memory", {"memory_bytes": 100 * GB, "available_bytes": 9.9 * GB}, Severity.WARN, "only 9.9 GB"),
+    (
+        "host_memory",
+        {"memory_bytes": 100 * GB, "available_bytes": 9.9 * GB},
+        Severity.WARN,
+        "memory is 9.9 GB (limit",
+    ),
     ("host_memory", {"memory_bytes": 0, "available_bytes": 0}, Severity.UNKNOWN, "not measured"),
     ("host_shm", {"shm_bytes": 1 * GB, "shm_free_bytes": 1 * GB}, Severity.OK, ""),
-    ("host_shm", {"shm_bytes": 64_000_000, "shm_free_bytes": 64_000_000}, Severity.FAIL, "has 0.06 GB only"),
-    ("host_shm", {"shm_bytes": 100 * GB, "shm_free_bytes": 9 * GB}, Severity.WARN, "almost full"),
+    ("host_shm", {"shm_bytes": 64_000_000, "shm_free_bytes": 64_000_000}, Severity.FAIL, "size of /dev/shm is 64 MB"),
+    ("host_shm", {"shm_bytes": 100 * GB, "shm_free_bytes": 9 * GB}, Severity.WARN, "free space in /dev/shm is 9.0 GB"),
     ("host_load", {"load": 128.0, "cpus": 64}, Severity.OK, ""),
     ("host_load", {"load": 129.0, "cpus": 64}, Severity.WARN, "129"),
     ("host_clock", {"clock_error_s": 0.01, "clock_synchronised": 1}, Severity.OK, ""),
-    ("host_clock", {"clock_error_s": 16.0, "clock_synchronised": 0}, Severity.WARN, "set by nobody"),
-    ("host_clock", {"clock_error_s": 1.5, "clock_synchronised": 1}, Severity.WARN, "wrong by 1.5 s"),
+    ("host_clock", {"clock_error_s": 16.0, "clock_synchronised": 0}, Severity.WARN, "nothing sets the clock"),
+    ("host_clock", {"clock_error_s": 1.5, "clock_synchronised": 1}, Severity.WARN, "error of the clock is 1.5 s"),
     ("host_limits", {"files": 65536, "locked_bytes": -1}, Severity.OK, ""),
     ("host_limits", {"files": -1}, Severity.OK, ""),
-    ("host_limits", {"files": 1024}, Severity.WARN, "1024 files"),
+    ("host_limits", {"files": 1024}, Severity.WARN, "is 1024"),
     ("host_kernel", {"tainted": 4097.0}, Severity.OK, ""),
     ("host_kernel", {"tainted": 1 << 4}, Severity.WARN, "a machine check (MCE) some time since the boot"),
 ]
@@ -153,7 +158,7 @@ def test_names() -> None:
     fine: dict[str, Any] = {"n1": {"resolve_s": 0.001, "address": "10.0.0.1"}}
     assert look("host_names", reading(fine)).severity is Severity.OK
     slow = look("host_names", reading({**fine, "head": {"resolve_s": 5.0}}))
-    assert (slow.severity, "head took 5 s" in slow.words) == (Severity.WARN, True)
+    assert (slow.severity, "head: time to resolve the name is 5 s" in slow.words) == (Severity.WARN, True)
     gone = look("host_names", reading({**fine, "head": {"resolve_s": 0.1, "error": "Name or service not known"}}))
     assert (gone.severity, gone.findings[0].place) == (Severity.FAIL, "head")
     assert look("host_names", reading({})).severity is Severity.UNKNOWN
@@ -210,15 +215,15 @@ def test_a_directory_that_is_not_there_and_one_that_fails(tmp_path: Path, monkey
 
 STORED: list[tuple[str, dict[str, Any], Severity, str]] = [
     ("storage_answers", {"probe_s": 5.0}, Severity.OK, ""),
-    ("storage_answers", {"probe_s": 5.1}, Severity.WARN, "took 5.1 s"),
+    ("storage_answers", {"probe_s": 5.1}, Severity.WARN, "is 5.1 s (limit 5 s)"),
     ("storage_answers", {"probe_s": 15.1}, Severity.FAIL, "file server"),
     ("storage_answers", {"write_error": "Read-only file system"}, Severity.FAIL, "cannot be written: Read-only"),
     ("storage_answers", {"broken": "Stale file handle"}, Severity.FAIL, "Stale"),
     ("storage_space", {"used_share": 0.85, "free_bytes": GB}, Severity.OK, ""),
-    ("storage_space", {"used_share": 0.86, "free_bytes": GB}, Severity.WARN, "86 % full, 1.0 GB are left"),
-    ("storage_space", {"used_share": 0.95, "free_bytes": GB}, Severity.FAIL, "95 % full"),
+    ("storage_space", {"used_share": 0.86, "free_bytes": GB}, Severity.WARN, "86 % (limit 85 %). 1.0 GB are left"),
+    ("storage_space", {"used_share": 0.95, "free_bytes": GB}, Severity.FAIL, "is 95 %"),
     ("storage_inodes", {"inodes_free": 1000}, Severity.OK, ""),
-    ("storage_inodes", {"inodes_free": 999}, Severity.FAIL, "999 more files"),
+    ("storage_inodes", {"inodes_free": 999}, Severity.FAIL, "is 999"),
     ("storage_inodes", {}, Severity.UNKNOWN, "no file system could be asked"),
     ("storage_writable", {"read_only": 0}, Severity.OK, ""),
     ("storage_writable", {"read_only": 1}, Severity.FAIL, "read-only"),
@@ -245,7 +250,7 @@ def test_a_file_server_that_does_not_answer_is_unknown_and_hides_no_other() -> N
     now = Reading("storage", 0.0, "b", facts)
     answers = look("storage_answers", now)
     assert (answers.severity, answers.words, answers.shown) == (
-        Severity.UNKNOWN, "no answer within 20 s", "10 ms, 1 silent",
+        Severity.UNKNOWN, "no answer within 20 s", "10 ms at most",
     )  # fmt: skip
     assert look("storage_space", now).severity is Severity.FAIL
     assert storage.read(HealthSurroundings(Path("/"), probes)).absent == "no directory was named"
@@ -268,7 +273,7 @@ def test_a_directory_that_the_script_has_yet_to_make_is_unknown_and_one_that_was
     (tmp_path / "checkpoints").mkdir()
     said = one.judge(CheckLook(one, Reading("storage", 0.0, "b", storage.read(around)), None, HealthPolicy()))
     assert [found.place for found in said.findings] == [named]
-    assert (said.unknown, said.shown) == ("", "0 ms")
+    assert (said.unknown, said.shown) == ("", "0 ms at most")
 
 
 def test_bounds_are_the_policys() -> None:
@@ -280,12 +285,16 @@ def test_bounds_are_the_policys() -> None:
     ("values", "severity", "words"),
     [
         ({"tasks": 80, "tasks_max": 100, "open_files": 1, "open_files_max": 100}, Severity.OK, ""),
-        ({"tasks": 81, "tasks_max": 100}, Severity.WARN, "81 processes and threads of the 100"),
-        ({"tasks": 95, "tasks_max": 100}, Severity.FAIL, "soon none can be added"),
+        (
+            {"tasks": 81, "tasks_max": 100},
+            Severity.WARN,
+            "threads on this node is 81 (limit 80)",
+        ),
+        ({"tasks": 95, "tasks_max": 100}, Severity.FAIL, "Soon none can be added"),
         (
             {"tasks": 1, "tasks_max": 100, "open_files": 99, "open_files_max": 100},
             Severity.FAIL,
-            "99 open files of the",
+            "open files on this node is 99",
         ),
         ({"tasks": 5}, Severity.UNKNOWN, "does not say"),
     ],

@@ -11,6 +11,7 @@ import pytest
 
 from gangrun.core.events import FindingRaised, GangStarted, NodeChecked
 from gangrun.core.model import Phase
+from gangrun.health.framework.bounds import Bound, ShareOfPeers
 from gangrun.health.framework.check import CauseClass, CheckVerdict, HealthPolicy, Needs, NodeFacts, Reading, Severity
 from gangrun.health.framework.evidence import as_evidence
 from gangrun.health.framework.rounds import HealthSurroundings
@@ -123,9 +124,9 @@ def test_a_slow_port_is_seen_beside_its_peers_and_against_what_is_expected(tmp_p
 def test_one_flap_is_ridden_out_and_a_second_within_the_hour_is_not() -> None:
     readings = [port(at=0.0), port(at=600.0, link_downed=4)]
     once = after("ib_flaps", *readings)
-    assert (once.severity, "once in 10 min" in once.words) == (Severity.WARN, True)
+    assert (once.severity, "lost links rose from 3 to 4 in 10 min" in once.words) == (Severity.WARN, True)
     twice = after("ib_flaps", *readings, port(at=1800.0, link_downed=4), port(at=3000.0, link_downed=5))
-    assert (twice.severity, "2 times in 50 min" in twice.words) == (Severity.FAIL, True)
+    assert (twice.severity, "lost links rose from 3 to 5 in 50 min" in twice.words) == (Severity.FAIL, True)
     apart = after("ib_flaps", *readings, port(at=4000.0, link_downed=4), port(at=4100.0, link_downed=5))
     assert apart.severity is Severity.WARN
     assert after("ib_flaps", port(at=0.0), port(at=5.0)).severity is Severity.OK
@@ -153,7 +154,7 @@ def test_more_wrong_symbols_than_the_standard_allows_in_an_hour() -> None:
     assert after("ib_errors", *slowly[:7]).severity is Severity.OK, "120 in an hour"
     faster = [port(at=600.0 * k, symbol_error=21 * k) for k in range(7)]
     verdict = after("ib_errors", *faster)
-    assert (verdict.severity, "from 0 to 126 in 60 min, more than the standard allows" in verdict.words) == (
+    assert (verdict.severity, "from 0 to 126 in 60 min (limit 120 per hour)" in verdict.words) == (
         Severity.WARN, True,
     )  # fmt: skip
     assert len(verdict.findings) == 1
@@ -167,7 +168,10 @@ def test_what_tells_of_the_link_itself_is_told_once_and_is_broken_when_it_comes_
     assert after("ib_errors", calm, once).severity is Severity.WARN
     assert after("ib_errors", calm, once, *again).severity is Severity.WARN, "ten minutes have not passed: one story"
     broken = after("ib_errors", calm, once, *again, port(at=605.0, **{counter: 11}))
-    assert (broken.severity, "as it first did 10 min before: it is broken" in broken.words) == (Severity.FAIL, True)
+    assert (broken.severity, "ten minutes ago or earlier" in broken.words) == (
+        Severity.FAIL,
+        True,
+    )
     [finding] = broken.findings
     assert (finding.place, finding.needs) == ("mlx5_0 port 1", Needs.ADMIN)
     quiet = [port(at=at, **{counter: 9}) for at in (1000.0, 3605.0)]
@@ -191,7 +195,7 @@ def test_a_third_flap_within_a_day_is_broken_however_far_apart() -> None:
     assert after("ib_flaps", *two).severity is Severity.WARN
     third = [port(at=20 * hour, link_downed=5), port(at=20 * hour + 5, link_downed=6)]
     broken = after("ib_flaps", *two, *third)
-    assert (broken.severity, "and 3 times within a day: it is broken" in broken.words) == (Severity.FAIL, True)
+    assert (broken.severity, "times within a day that the link was lost is 3" in broken.words) == (Severity.FAIL, True)
     later = [port(at=25 * hour + 1, link_downed=5), port(at=25 * hour + 6, link_downed=6)]
     assert after("ib_flaps", *two, *later).severity is Severity.WARN, "a day after the first the count begins anew"
     assert after("ib_flaps", *two, *third, policy=HealthPolicy(link_downed_per_day=4)).severity is Severity.WARN
@@ -217,14 +221,15 @@ def test_an_interface_of_roce_that_loses_its_carrier_again_and_again(tmp_path: P
     assert look("ib_errors", once, before).severity is Severity.OK, "lost and back: rate and state tell of that"
     often = read(roce(tmp_path, {"eth0": (0, 8)}), 1005.0)
     verdict = look("ib_errors", often, before)
-    assert (verdict.severity, "carrier_changes went from 6 to 9" in verdict.words) == (Severity.WARN, True)
+    assert (verdict.severity, "carrier_changes rose from 6 to 9" in verdict.words) == (Severity.WARN, True)
     tree(tmp_path, {"mlx5_0": {}})
     assert read(tmp_path).facts.get("mlx5_0 port 1", "carrier_changes") is None, "IPoIB's says other things"
 
 
-@pytest.mark.parametrize("one", ports.BESIDE, ids=lambda one: one[0])
-def test_what_all_ports_count_is_told_where_one_stands_out(tmp_path: Path, one: tuple[str, float, str]) -> None:
-    counter, usual_per_s, _ = one
+@pytest.mark.parametrize("bound", ports.BESIDE, ids=lambda bound: bound.reading)
+def test_what_all_ports_count_is_told_where_one_stands_out(tmp_path: Path, bound: Bound) -> None:
+    assert isinstance(bound.limit, ShareOfPeers)
+    counter, usual_per_s = bound.reading, bound.limit.usual_min
 
     def seen(at: float, *counts: int) -> Reading:
         where = "counters" if counter.startswith(("port", "VL15")) else "hw_counters"
@@ -237,7 +242,7 @@ def test_what_all_ports_count_is_told_where_one_stands_out(tmp_path: Path, one: 
     assert look("ib_peers", seen(60.0, *[2 + most] * 3), calm).severity is Severity.OK, "all of them alike"
     verdict = look("ib_peers", seen(60.0, 2 + most, 1, 1), calm)
     assert (verdict.severity, [f.place for f in verdict.findings]) == (Severity.WARN, ["mlx5_0 port 1"])
-    assert f"{counter} went from 1 to {2 + most}" in verdict.words
+    assert f"{counter} rose from 1 to {2 + most}" in verdict.words
 
 
 def three(at: float, counter: str, count: int) -> Reading:
@@ -253,8 +258,8 @@ OF_THE_LINK = {
     "excessive_buffer_overrun_errors", "carrier_changes",
 }  # fmt: skip
 BUSY = [
-    *(("ib_errors", bound.reading) for bound in ports.BOUNDS),
-    *(("ib_peers", one[0]) for one in ports.BESIDE),
+    *(("ib_errors", counter) for counter in dict.fromkeys(bound.reading for bound in ports.BOUNDS)),
+    *(("ib_peers", bound.reading) for bound in ports.BESIDE),
     ("ib_congestion", ports.WAITS),
 ]
 
@@ -300,7 +305,7 @@ def test_firmware_of_devices_of_one_kind_is_one(tmp_path: Path) -> None:
     assert same.alike == {"MT_1 firmware": "28.39.1002", "MT_2 firmware": "20.1.1"}
     write(tmp_path, {f"{devices}/mlx5_1/fw_ver": "28.40.1000\n"})
     verdict = look("ib_firmware", read(tmp_path))
-    assert verdict.words == "mlx5_1 has another MT_1 firmware (28.40.1000) than those beside it (28.39.1002)"
+    assert verdict.words == "mlx5_1: MT_1 firmware is 28.40.1000, and 28.39.1002 on the devices beside it"
     assert [(f.severity, f.cause) for f in verdict.findings] == [(Severity.WARN, CauseClass.CONFIG)]
     assert not any(one.poor or one.fatal for one in as_evidence("n1", [verdict], 0.0)), "a set-up keeps nobody away"
 

@@ -98,7 +98,7 @@ def test_links_of_gpus_with_other_numbers_are_not_mixed_up(tmp_path: Path) -> No
 
 def test_flaps_of_a_night_are_not_those_of_an_hour() -> None:
     night = verdict_after("ib_flaps", [port(at=0.0), port(at=8 * H, link_downed=6)])
-    assert (night.severity, "lost its link 3 times in 8 h" in night.words) == (Severity.WARN, True)
+    assert (night.severity, "lost links rose from 3 to 6 in 8 h" in night.words) == (Severity.WARN, True)
     hour = verdict_after("ib_flaps", [port(at=0.0), port(at=1.2 * H, link_downed=6)])
     assert hour.severity is Severity.FAIL
 
@@ -219,6 +219,6 @@ def test_a_checker_that_was_killed_is_followed_by_one_that_knows_what_it_saw(tmp
     assert look() == []
     write(root, {"sys/devices/system/edac/mc/mc0/ue_count": "2\n"})
     (lost,) = look()
-    assert (lost["fatal"], "went from 0 to 2 in" in lost["sentence"]) == (True, True)
+    assert (lost["fatal"], "rose from 0 to 2 in" in lost["sentence"]) == (True, True)
     write(root, {"proc/sys/kernel/random/boot_id": "c\n", "sys/devices/system/edac/mc/mc0/ue_count": "5\n"})
     assert look() == [], "another boot"

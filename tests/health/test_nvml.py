@@ -106,34 +106,52 @@ def test_a_healthy_node_is_read_whole(library: Callable[..., Library]) -> None:
         "active": 1, "replay": 0, "recovery": 0, "crc": 0, "crc_data": 0, "speed_mbps": 26562,
     }  # fmt: skip
     assert {name for names in facts.missing.values() for name in names} == {
-        "retired_pages", "recoveries", "repair_pending", "bank_remap_pending", "ecc",
+        "retired_pages", "recoveries", "channel_repair_pending", "bank_remap_pending", "ecc",
     }, "an H100 retires no pages, and is no Blackwell"  # fmt: skip
 
 
 BROKEN = [
-    ("gpu_ecc", "gpu1__ecc10", 3, Severity.FAIL, "gpu 1 had 3 uncorrectable"),
-    ("gpu_recovery", "gpu0__field230", 2, Severity.FAIL, "gpu 0 asks for a reboot"),
-    ("gpu_recovery", "gpu0__field230", 4, Severity.WARN, "gpu 0 asks to be drained and reset"),
-    ("gpu_sram", "gpu1__sram", 1, Severity.FAIL, "replaced"),
+    (
+        "gpu_ecc",
+        "gpu1__ecc10",
+        3,
+        Severity.FAIL,
+        "since the driver was loaded is 3 (limit 0)",
+    ),
+    ("gpu_recovery", "gpu0__field230", 2, Severity.FAIL, "gpu 0: the GPU asks for a reboot"),
+    ("gpu_recovery", "gpu0__field230", 4, Severity.WARN, "gpu 0: the GPU asks to be drained and reset"),
+    ("gpu_sram", "gpu1__sram", 1, Severity.FAIL, "replaces"),
     ("gpu_remapped", "gpu0__remapped", "0 2 0 1", Severity.FAIL, "no spare row"),
     ("gpu_remapped", "gpu0__remapped", "0 1 1 0", Severity.WARN, "waits for a reset"),
-    ("gpu_temperature", "gpu1__margin", 2, Severity.WARN, "2 °C before it slows down"),
-    ("gpu_pcie", "gpu1__width", 8, Severity.FAIL, "8 PCIe lanes instead of 16"),
-    ("gpu_fabric", "gpu0__fabric", "2 0 0", Severity.WARN, "being joined"),
-    ("gpu_fabric", "gpu0__fabric", "3 0 2", Severity.FAIL, "gpu 0: it is not well (health 2) in the NVLink fabric"),
+    (
+        "gpu_temperature",
+        "gpu1__margin",
+        2,
+        Severity.WARN,
+        "before it slows down is 2 °C (limit: at least 5",
+    ),
+    ("gpu_pcie", "gpu1__width", 8, Severity.FAIL, "number of PCIe lanes is 8 (limit: at least 16)"),
+    ("gpu_fabric", "gpu0__fabric", "2 0 0", Severity.WARN, "still joining"),
+    (
+        "gpu_fabric",
+        "gpu0__fabric",
+        "3 0 2",
+        Severity.FAIL,
+        "gpu 0: health is 2, which is not well",
+    ),
     ("gpu_fabric", "gpu0__fabric", "3 0 2 1", Severity.FAIL, "gpu 0: its bandwidth is degraded in the NVLink fabric"),
     ("gpu_fabric", "gpu0__fabric", "3 1 2", Severity.FAIL, "Fabric Manager"),
     ("gpu_fabric", "gpu0__fabric", "3 0 0 1", Severity.FAIL, "gpu 0: its bandwidth is degraded"),
     ("gpu_fabric", "gpu0__fabric", "3 0 1 16", Severity.FAIL, "a route is unhealthy"),
     ("gpu_fabric", "gpu0__fabric", "3 0 1 4", Severity.WARN, "a route is being recovered"),
-    ("nvlink_state", "gpu1__link0", 0, Severity.FAIL, "gpu 1 link 0 is down"),
+    ("nvlink_state", "gpu1__link0", 0, Severity.FAIL, "gpu 1 link 0: NVLink is down"),
     ("gpu_modes", "gpu0__mig", 1, Severity.WARN, "MIG"),
-    ("gpu_leftovers", "gpu0__memory_used", 9_000_000_000, Severity.WARN, "left behind"),
-    ("gpu_lost", "gpu1__temperature", "!15", Severity.FAIL, "gpu 1 is lost"),
+    ("gpu_leftovers", "gpu0__memory_used", 9_000_000_000, Severity.WARN, "left it behind"),
+    ("gpu_lost", "gpu1__temperature", "!15", Severity.FAIL, "gpu 1: the GPU does not answer"),
     ("gpu_lost", "gpu1__ecc10", "!16", Severity.FAIL, "waits for a reset"),
     ("gpu_lost", "gpu0__uuid", "!14", Severity.FAIL, "info ROM"),
-    ("gpu_lost", "gpu1__handle", "!15", Severity.FAIL, "gpu 1 is lost"),
-    ("gpu_lost", "gpu1__handle", "!999", Severity.FAIL, "gpu 1 is lost"),
+    ("gpu_lost", "gpu1__handle", "!15", Severity.FAIL, "gpu 1: the GPU does not answer"),
+    ("gpu_lost", "gpu1__handle", "!999", Severity.FAIL, "gpu 1: the GPU does not answer"),
 ]
 
 
@@ -291,7 +309,10 @@ def test_the_bindings_structures_are_as_the_library_of_the_tests_has_them() -> N
 
 def test_spare_rows_and_links_of_the_fifth_generation(library: Callable[..., Library]) -> None:
     worn = library().look("gpu_spare_rows", gpu1__banks="600 30 8 2 1")
-    assert (worn.severity, "gpu 1 has 3 memory banks" in worn.words) == (Severity.WARN, True)
+    assert (worn.severity, "few or no spare rows is 3" in worn.words) == (
+        Severity.WARN,
+        True,
+    )
     links = {f"gpu0__link1__field{number}": count for number, count in ((208, 5), (214, 1), (215, 2))}
     facts = library().facts(**links)
     assert facts.values["gpu 0 link 1"]["recoveries_failed"] == 1
@@ -299,13 +320,13 @@ def test_spare_rows_and_links_of_the_fifth_generation(library: Callable[..., Lib
 
 
 BLACKWELL = [
-    ("nvlink5_rates", "gpu0__link1__field220", 0x20B, Severity.WARN, "gpu 0 link 1: the share of bits"),
+    ("nvlink5_rates", "gpu0__link1__field220", 0x20B, Severity.WARN, "gpu 0 link 1: share of bits"),
     ("nvlink5_rates", "gpu0__link1__field220", 0x10C, Severity.OK, ""),
-    ("nvlink5_rates", "gpu1__link0__field222", 0x2E9, Severity.WARN, "gpu 1 link 0: the share of symbols"),
+    ("nvlink5_rates", "gpu1__link0__field222", 0x2E9, Severity.WARN, "gpu 1 link 0: share of symbols"),
     ("gpu_repairs", "gpu1__repairs", "1 0", Severity.WARN, "a memory channel"),
-    ("gpu_repairs", "gpu1__repairs", "0 1", Severity.WARN, "a group of its processors"),
+    ("gpu_repairs", "gpu1__repairs", "0 1", Severity.WARN, "a group of processors"),
     ("gpu_repairs", "gpu0__field307", 1, Severity.WARN, "a memory bank"),
-    ("gpu_info_rom", "gpu1__info_rom", "!14", Severity.WARN, "the info ROM of gpu 1 is corrupted"),
+    ("gpu_info_rom", "gpu1__info_rom", "!14", Severity.WARN, "gpu 1: the info ROM is corrupted"),
     ("gpu_info_rom", "gpu1__info_rom", "!4", Severity.OK, ""),
 ]
 
@@ -325,7 +346,7 @@ def test_what_only_some_drivers_know_takes_nothing_else_along(library: Callable[
     facts = one.facts(**said, gpu0__link0__field221="!4", gpu0__field307="!3", gpu1__field307="!3", gpu0__info_rom="!3")
     now = Reading("gpu", 0.0, "b", facts)
     assert facts.get("gpu 0 link 1", "receive_errors") == 0
-    assert facts.missing["gpu 0"]["repair_pending"] == "this driver is too old to say"
+    assert facts.missing["gpu 0"]["channel_repair_pending"] == "this driver is too old to say"
     assert look("nvlink5_rates", now).severity is Severity.UNKNOWN
     assert look("gpu_repairs", now).severity is Severity.UNKNOWN
     assert (look("gpu_info_rom", now).severity, look("gpu_info_rom", now).shown) == (
@@ -356,7 +377,10 @@ def test_what_dcgm_says_of_gpus_of_other_jobs_is_not_this_jobs(library: Callable
     children = ProbeChildren((sys.executable, "-m", "gangrun.entry.health_probe"), environment)
     said = facts_from(children.ask("dcgm", dcgm.HEALTH, 60.0))
     verdict = look("dcgm_health", Reading("dcgm", 1.0, "b", said))
-    assert (verdict.severity, "of gpu 5: Failure (not a GPU of this job)" in verdict.words) == (Severity.WARN, True)
+    assert (
+        verdict.severity,
+        "gpu 5: DCGM's watches found a fault: Failure (not" in verdict.words,
+    ) == (Severity.WARN, True)
     tested = facts_from(children.ask("dcgm_test", ("60", *dcgm.TEST), 60.0))
     assert tested.places_with("test") == ("gpu 4",), "by DCGM's number, and no other"
 
@@ -366,7 +390,7 @@ def test_why_clocks_are_held_down_comes_from_either_function(library: Callable[.
         facts = library(*options).facts(gpu1__busy=99, gpu1__reasons=0x48, gpu0__busy=99, gpu0__reasons=0x4)
         verdict = look("gpu_slowed", Reading("gpu", 15.0, "b", facts), Reading("gpu", 0.0, "b", facts))
         assert (verdict.severity, verdict.shown) == (Severity.WARN, "1 of 2 at work")
-        assert "gpu 1 is at work and slowed down by its own heat guard" in verdict.words
+        assert "gpu 1: the GPU is at work and slowed down by its own heat guard" in verdict.words
 
 
 def test_nothing_is_wrong_with_a_healthy_node_of_any_kind(library: Callable[..., Library]) -> None:

@@ -35,13 +35,31 @@ def link(at: float, **counts: int) -> Reading:
         ("gpu_pcie_replays", gpus(), None, UNKNOWN, "first look"),
         ("gpu_pcie_replays", gpus(), gpus(0.0), OK, ""),
         ("gpu_pcie_replays", gpus(gpu_1={"pcie_replays": 40}), gpus(0.0), OK, ""),  # 30.7 a minute are allowed
-        ("gpu_pcie_replays", gpus(gpu_1={"pcie_replays": 41}), gpus(0.0), WARN, "gpu 1: PCIe sent again 31 times"),
-        ("gpu_pcie_replays", gpus(gpu_1={"pcie_replays": 21, "pcie_generation_max": 3}), gpus(0.0), WARN, "11 times"),
+        (
+            "gpu_pcie_replays",
+            gpus(gpu_1={"pcie_replays": 41}),
+            gpus(0.0),
+            WARN,
+            "transfers rose from 10 to 41",
+        ),
+        (
+            "gpu_pcie_replays",
+            gpus(gpu_1={"pcie_replays": 21, "pcie_generation_max": 3}),
+            gpus(0.0),
+            WARN,
+            "rose from 10 to 21",
+        ),
         ("gpu_pcie_replays", gpus(1.0, gpu_1={"pcie_replays": 20}), gpus(0.0), OK, ""),  # ten in a second are no rate
         ("gpu_pcie_replays", gpus(gpu_1={"pcie_replays": 999, "uuid": "new"}), gpus(0.0), OK, ""),
         ("gpu_pcie_replays", reading({"node": {}}), None, UNKNOWN, "no NVIDIA GPU here"),
         ("gpu_clocks", gpus(), None, OK, ""),
-        ("gpu_clocks", gpus(gpu_2={"sm_clock_mhz": 1600}), None, WARN, "gpu 2 runs at 1600 MHz while"),
+        (
+            "gpu_clocks",
+            gpus(gpu_2={"sm_clock_mhz": 1600}),
+            None,
+            WARN,
+            "is 1600 MHz, and 1980 MHz on its",
+        ),
         ("gpu_clocks", gpus(gpu_2={"sm_clock_mhz": 345, "busy_percent": 0}), None, OK, ""),
         ("gpu_clocks", gpus(gpu_0={"busy_percent": 3}, gpu_1={"busy_percent": 3}), None, UNKNOWN, "fewer than 3 GPUs"),
         ("nvlink5_errors", link(60.0), link(0.0), OK, ""),
@@ -51,13 +69,13 @@ def link(at: float, **counts: int) -> Reading:
             link(60.0, recoveries_failed=1),
             link(0.0),
             FAIL,
-            "could not be brought back went from 0 to 1",
+            "could not be brought back rose from 0 to 1",
         ),
         ("nvlink5_errors", link(600.0, recoveries=9), link(0.0, recoveries=0), OK, ""),
         ("nvlink5_errors", link(600.0, recoveries=10), link(0.0, recoveries=0), WARN, "went down and came back"),
         ("nvlink5_errors", gpus(), gpus(0.0), UNKNOWN, "these GPUs have no NVLink 5"),
         ("gpu_spare_rows", gpus(gpu_0={"banks_exhausted": 0}), None, OK, ""),
-        ("gpu_spare_rows", gpus(gpu_0={"banks_exhausted": 2}), None, WARN, "gpu 0 has 2 memory banks"),
+        ("gpu_spare_rows", gpus(gpu_0={"banks_exhausted": 2}), None, WARN, "spare rows is 2"),
     ],
 )
 def test_gpus(name: str, now: Reading, before: Reading | None, severity: Severity, words: str) -> None:
@@ -89,34 +107,40 @@ def linked(at: float, odd: dict[str, int] | None = None, only: int = LINKS) -> R
 @pytest.mark.parametrize(
     ("name", "odd", "severity", "one", "many"),
     [
-        ("nvlink_state", {"active": 0}, FAIL, "gpu 1 link 0 is down", "18 of 18 NVLinks of gpu 1 are down (0-17)"),
+        (
+            "nvlink_state",
+            {"active": 0},
+            FAIL,
+            "gpu 1 link 0: NVLink is down",
+            "gpu 1: NVLink is down on 18 links (0-17)",
+        ),
         (
             "nvlink_errors",
             {"replay": 50},
             WARN,
-            "gpu 1 link 0: replays went from 0 to 50 in 60 s",
-            "gpu 1: replays went from 0 to 67 in 60 s at most, on 18 links (0-17)",
+            "gpu 1 link 0: replays rose from 0 to 50 in 60 s",
+            "gpu 1: replays rose from 0 to 67 in 60 s at worst, on 18 links (0-17)",
         ),
         (
             "nvlink_speed",
             {"speed_mbps": 400},
             WARN,
-            "gpu 1 link 0 runs at 400 MB/s, and links beside it at 900: ranks wait for gpu 1",
-            "18 of 18 NVLinks of gpu 1 run at 400 MB/s, and links beside them at 900 (0-17): ranks wait for gpu 1",
+            "gpu 1 link 0: link speed is 400 MB/s, and 900 MB/s on its peers",
+            "gpu 1: link speed is 400 MB/s at worst, on 18 links (0-17), and 900 MB/s on its peers",
         ),
         (
             "nvlink5_errors",
             {"recoveries_failed": 1},
             FAIL,
-            "gpu 1 link 0: links that could not be brought back went from 0 to 1 in 60 s",
-            "gpu 1: links that could not be brought back went from 0 to 1 in 60 s at most, on 18 links (0-17)",
+            "gpu 1 link 0: links that could not be brought back rose from 0 to 1 in 60 s",
+            "gpu 1: links that could not be brought back rose from 0 to 1 in 60 s at worst, on 18 links (0-17)",
         ),
         (
             "nvlink5_rates",
             {"effective_ber": 1},
             WARN,
-            "gpu 1 link 0: the share of bits that were wrong after correction is 1e+00, and should be at most 1e-12",
-            "gpu 1: the share of bits that were wrong after correction is 1e+00 at most, on 18 links (0-17)",
+            "gpu 1 link 0: share of bits that were wrong after correction is 1e+00 (limit 1e-12)",
+            "gpu 1: share of bits that were wrong after correction is 1e+00 at worst, on 18 links (0-17)",
         ),
     ],
 )
@@ -166,13 +190,13 @@ def test_the_bus(tmp_path: Path) -> None:
     assert then("host_pcie_errors", calm).severity is UNKNOWN
     assert then("host_pcie_errors", calm, calm).severity is OK
     fatal = then("host_pcie_errors", bus(tmp_path, fatal=8), calm)
-    assert (fatal.severity, "pci 0000:1b:00.0: fatal PCIe errors went from 7 to 8" in fatal.words) == (FAIL, True)
+    assert (fatal.severity, "pci 0000:1b:00.0: fatal PCIe errors rose from 7 to 8" in fatal.words) == (FAIL, True)
     assert then("host_pcie_errors", bus(tmp_path, fatal=7, nonfatal=1), calm).severity is WARN
     sound = bus(tmp_path, kind="0x040300")
     assert "users may not read them" in then("host_pcie_errors", sound).words, "a sound card is nobody's concern"
     assert then("host_pressure", calm).severity is OK
     busy = then("host_pressure", bus(tmp_path, full="35.20"))
-    assert (busy.severity, "waited for memory 35 %" in busy.words) == (WARN, True)
+    assert (busy.severity, "waited for memory is 35 %" in busy.words) == (WARN, True)
     nothing = node.read_bus(HealthSurroundings(tmp_path / "nothing", Scripted()))
     assert then("host_pressure", nothing).words == "the kernel does not measure pressure (PSI)"
     assert then("host_pcie_errors", nothing).severity is UNKNOWN
@@ -241,4 +265,4 @@ def test_congestion(tmp_path: Path, waits: tuple[int, ...], severity: Severity) 
     one = check("ib_congestion")
     verdict = judged(one, now, before, POLICY)
     assert verdict.severity is severity, verdict
-    assert severity is not WARN or "mlx5_0 port 1 waits to send" in verdict.words
+    assert severity is not WARN or "mlx5_0 port 1: port_xmit_wait rose from" in verdict.words

@@ -20,7 +20,7 @@ def test_no_rank_starts_beside_a_broken_gpu(box: Box, library: Callable[..., Lib
     box.start("--nproc-per-node", "1", script, environment={**hardware, "GANGRUN_NO_HEALTH": "0"})
     assert box.end(60) == 1
     told = box.told()
-    assert "gpu 1 asks for a reboot of the node (gpu_recovery)" in told
+    assert "gpu 1: the GPU asks for a reboot of the node (gpu_recovery)" in told
     assert "a rank\n" not in told
     box.start("--nproc-per-node", "1", "--no-health", script, environment=hardware)
     assert box.end(60) == 0

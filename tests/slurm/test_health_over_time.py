@@ -48,7 +48,7 @@ def test_memory_that_failed_between_two_jobs_is_seen_by_the_next(cluster: Cluste
     status = run.end(deadline_s=120)
     assert [one["node"] for one in status["excluded"]] == [sick]
     assert {row.host for row in run.rows() if row.attempt} == {"n1", "n2", "n3"} - {sick}
-    assert "mc0 lost data: uncorrected memory errors went from 7 to 9 in" in run.explain()
+    assert "mc0: uncorrected memory errors rose from 7 to 9 in" in run.explain()
     run.gangrun("nodes", "clear", sick)
     cluster.assert_clean(20)
 

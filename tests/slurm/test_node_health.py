@@ -40,9 +40,8 @@ def test_nodes_are_asked_where_they_are_and_the_worst_comes_first(run: Run, clus
         cluster.submit(script, "-w", "n[1-2]", "-N2", "-o", "/dev/null"), "COMPLETED", "FAILED", deadline_s=60
     )
     inside = (run.folder / "inside").read_text()
-    assert (
-        "fail     n2\n         fail  /tmp/here cannot be written: No such file or directory (storage_answers)" in inside
-    )
+    words = "/tmp/here: the directory cannot be written: No such file or directory (storage_answers)"
+    assert f"fail     n2\n         fail  {words}" in inside
     assert "\ncode 1\n" in inside
     assert "has no node n4" in inside
 
@@ -88,5 +87,5 @@ def test_the_prolog_keeps_a_job_from_a_sick_node(cluster: Cluster) -> None:
     cluster.wait_job(well, "COMPLETED", deadline_s=60)
     until(lambda: "drain" in cluster.nodes()["n1"], 60, cluster.told)
     said = cluster.tool("scontrol", "show", "node", "n1", "--oneliner")
-    assert "Reason=gangrun: storage_answers: /tmp/there cannot be written" in said
+    assert "Reason=gangrun: storage_answers: /tmp/there: the directory cannot be written" in said
     assert cluster.job(sick)["JobState"] != "COMPLETED"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from gangrun.health.framework.bounds import far_below
+from gangrun.health.framework.bounds import Bound, BoundMeasure, Rows, far_below, words_of
 from gangrun.health.framework.check import (
     FAIL,
     WARN,
@@ -70,48 +70,40 @@ def _found(look: CheckLook, severity: Severity, place: str, sentence: str, new: 
            needs: Needs) -> Finding:  # fmt: skip
     """Of a GPU, or of the node if it is a CPU's. Only what failed is the hardware's for sure."""
     cause = CauseClass.HARDWARE if severity is FAIL else CauseClass.EITHER
-    one = look.found(severity, place, sentence, new, old, needs, cause, Sticky.BOOT)
-    return one if place.startswith("gpu ") else replace(one, scope=Scope.NODE)
+    return _of_the_node(look.found(severity, place, sentence, new, old, needs, cause, Sticky.BOOT))
 
 
-def judge_starts(look: CheckLook) -> CheckOutcome:
-    """Does every device take work at all?"""
-    started_count = len(look.facts.places_with("usable"))
-    refused = {place: str(look.facts.get(place, "unusable")) for place in look.facts.places_with("unusable")}
-    found = tuple(
-        _found(look, FAIL, place, f"{place} takes no work: {words}", words, needs=Needs.RESET)
-        for place, words in refused.items()
-    )
-    if not started_count and not found:
-        return look.unknown("all work", "usable")
-    return CheckOutcome(f"{started_count} of {started_count + len(found)} work", "all work", found)
+STARTS = Bound("unusable", 0, FAIL, "the device takes no work", measure=BoundMeasure.WORD, needs=Needs.RESET)
+WRONG_SUM = Bound("gemm_mismatches", 0, FAIL, "number of wrong results in products whose result is known",
+                  "Do not train on this device", needs=Needs.RMA, good=0)  # fmt: skip
+WRONG_WORDS = Bound("memory_mismatches", 0, FAIL, "number of memory words that are not what was written",
+                    "Do not train on this device", needs=Needs.RMA, good=0)  # fmt: skip
 
 
-def _exact(look: CheckLook, wrong_name: str, what: str, shown: str) -> CheckOutcome:
-    """One wrong number is a broken device."""
-    wrong = look.numbers(wrong_name)
-    if not wrong:
-        return look.unknown("0 wrong", wrong_name)
-    found = tuple(
-        _found(look, FAIL, place, f"{place} {what.format(count=f'{count:.0f}')}", count, 0, needs=Needs.RMA)
-        for place, count in wrong.items()
-        if count > 0
-    )
-    return CheckOutcome(f"{sum(wrong.values()):.0f} wrong in {shown}", "0 wrong", found)
+def _of_devices(rows: Rows) -> Callable[[CheckLook], CheckOutcome]:
+    """The same, with findings of the node if the device is a CPU."""
+
+    def judge(look: CheckLook) -> CheckOutcome:
+        outcome = rows(look)
+        return replace(outcome, findings=tuple(map(_of_the_node, outcome.findings)))
+
+    return judge
+
+
+def _of_the_node(one: Finding) -> Finding:
+    return one if one.place.startswith("gpu ") else replace(one, scope=Scope.NODE)
 
 
 def judge_arithmetic(look: CheckLook) -> CheckOutcome:
     """Is what a device multiplies right, bit for bit?"""
-    what = "computed {count} numbers wrong in products whose result is known: do not train on it"
     products = sum(look.number(place, "gemm_products") or 0 for place in look.numbers("gemm_mismatches"))
-    return _exact(look, "gemm_mismatches", what, f"{products:.0f} products")
+    return _of_devices(Rows((WRONG_SUM,), "0 wrong", f"{{total}} wrong in {products:.0f} products"))(look)
 
 
 def judge_memory(look: CheckLook) -> CheckOutcome:
     """Does memory hold what was written?"""
-    what = "read back {count} words of memory that are not what was written"
     tested = sum(count for place, count in look.numbers("memory_bytes_tested").items() if place != NODE)
-    return _exact(look, "memory_mismatches", what, f"{tested / 1e9:.1f} GB")
+    return _of_devices(Rows((WRONG_WORDS,), "0 wrong", f"{{total}} wrong in {tested / 1e9:.1f} GB"))(look)
 
 
 def _speed(look: CheckLook, names: Mapping[str, str], unit: str) -> CheckOutcome:
@@ -121,17 +113,17 @@ def _speed(look: CheckLook, names: Mapping[str, str], unit: str) -> CheckOutcome
     for name, words in names.items():
         speeds = look.numbers(name)
         if speeds:
-            told.append(f"{min(speeds.values()):.3g}")
+            told.append(f"{words_of('', min(speeds.values()))}")
         slower, middle = far_below(speeds, look.policy.active_share, 3)
         for place, speed in speeds.items():
-            best, told_of = _best(look, place, name), f"{words.format(place=place)} at {speed:.3g} {unit}"
+            best, told_of = _best(look, place, name), f"{words.format(place=place)} at {words_of('', speed)} {unit}"
             compared = compared or best is not None
             if best is not None and speed < look.policy.active_share * best:
-                sentence = f"{told_of}, {speed / best * PERCENT:.0f} % of the {best:.3g} seen before"
+                sentence = f"{told_of}, {speed / best * PERCENT:.0f} % of the {words_of('', best)} seen before"
                 severity = _how_bad(look, speed / best)
                 found.append(_found(look, severity, place, sentence, speed, best, needs=Needs.ADMIN))
             elif place in slower:
-                sentence = f"{told_of} while the GPUs beside it reach {middle:.3g} {unit}"
+                sentence = f"{told_of} while the GPUs beside it reach {words_of('', middle)} {unit}"
                 found.append(_found(look, FAIL, place, sentence, speed, middle, needs=Needs.ADMIN))
     if not told:
         return look.unknown(limit, *names)
@@ -192,19 +184,26 @@ def _why_not(look: CheckLook, name: str) -> str:
 DEVICE = CheckSubject(Scope.GPU, CauseClass.HARDWARE, Needs.ADMIN, Sticky.BOOT, why_not=_why_not)
 
 
+ANSWERED = {"usable", "unusable"}
+STARTED = replace(
+    DEVICE, places=lambda look, _: tuple(p for p, names in look.facts.values.items() if ANSWERED & names.keys())
+)
+
+
 def _check(name: str, asks: str, judge: Callable[[CheckLook], CheckOutcome], proves: str | None = None) -> Check:
     return Check(name, NAME, asks, judge, ASKED_ONLY_S, DEVICE, proves)
 
 
 CHECKS = (
-    _check("active_starts", "every device takes work", judge_starts),
+    replace(_check("active_starts", "every device takes work",
+                   _of_devices(Rows((STARTS,), "all work", "{good} of {count} work"))), about=STARTED),
     _check("active_gemm", "devices multiply right, bit for bit", judge_arithmetic, ""),
     _check("active_gemm_speed", "and as fast as ever", judge_arithmetic_speed),
     _check("active_memory", "memory holds what was written", judge_memory, " of memory"),
     _check("active_bandwidth", "memory is as fast as ever", judge_bandwidth),
     _check("active_copies", "the way to GPUs and back is as fast as ever", judge_copies),
     _check("active_allreduce", "devices of the node add up, right and fast", judge_sum),
-)
+)  # fmt: skip
 
 
 def family(how: str, within_s: float) -> CheckFamily:

@@ -2,8 +2,8 @@
 
 A ``Reading`` is plain enough to be kept as JSON: recorded ones are the tests' data, and the one of a few seconds or
 attempts ago is the baseline for counters. A check is pure: it sees a ``CheckLook`` and returns a ``CheckOutcome``. Most
-checks are rows of ``bounds``; a check that needs code has a function. Three things are never mixed up: bad hardware
-(fail), poor hardware (warn), and a check that could not look (unknown).
+checks are rows of ``bounds.Bound``; a check that needs code has a function. Three things are never mixed up: bad
+hardware (fail), poor hardware (warn), and a check that could not look (unknown).
 """
 
 from __future__ import annotations
@@ -333,9 +333,8 @@ class CheckSubject:
     sticky: Sticky = Sticky.NO
     places: Callable[[CheckLook, str], tuple[str, ...]] = lambda look, name: look.facts.places_with(name)
     why_not: Callable[[CheckLook, str], str] = lambda look, name: look.facts.why_missing(name) or "it was not measured"
-    beside: Callable[[CheckLook], frozenset[str]] = lambda look: (
-        frozenset()
-    )  # places of devices that the job may not use
+    beside: Callable[[CheckLook], frozenset[str]] = lambda look: frozenset()  # of devices that the job may not use
+    part_of: Callable[[str], str] | None = None  # whose parts the places are: many parts of a device are one finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,9 +347,7 @@ class Check:
     judge: Callable[[CheckLook], CheckOutcome]
     every_s: float = 60.0  # while a gang runs
     about: CheckSubject = CheckSubject(Scope.NODE, CauseClass.EITHER, Needs.ADMIN)
-    proves: str | None = (
-        None  # of a test of devices whose results are known to the bit: what it proves, after its reading
-    )
+    proves: str | None = None  # of a test whose results are known to the bit: what it proves, after its reading
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,7 +234,8 @@ def _judge(name: str, words: dict[str, Severity], whose: str) -> Callable[[Check
             severity = words.get(word.lower(), Severity.OK)
             if severity is Severity.OK or (place == NODE and found):
                 continue
-            sentence = f"DCGM {whose} {place}: {look.facts.get(place, 'words') or word}"
+            told = f"DCGM's {whose}: {look.facts.get(place, 'words') or word}"
+            sentence = told if place == NODE else f"{place}: {told}"
             one = look.found(severity, place, sentence, word)
             found.append(replace(one, scope=Scope.NODE, cause=CauseClass.EITHER) if place == NODE else one)
         gpus_count = sum(place != NODE for place in places)
@@ -244,8 +245,8 @@ def _judge(name: str, words: dict[str, Severity], whose: str) -> Callable[[Check
 
 
 DCGM = CheckSubject(Scope.GPU, CauseClass.HARDWARE, Needs.ADMIN, Sticky.BOOT, beside=_others)
-judge_health = _judge("health", HEALTH_WORDS, "watches say of")
-judge_test = _judge("test", TEST_WORDS, "tested")
+judge_health = _judge("health", HEALTH_WORDS, "watches found a fault")
+judge_test = _judge("test", TEST_WORDS, "test found a fault")
 FAMILY = CheckFamily(
     NAME, WITHIN_S + 2.0, read, (Check("dcgm_health", NAME, "DCGM's watches saw nothing", judge_health, 300.0, DCGM),)
 )

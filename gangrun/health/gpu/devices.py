@@ -9,11 +9,10 @@ GPUs; a number that is not there) all of them count.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from gangrun.core.text import counted
-from gangrun.health.framework.bounds import each, one_version
+from gangrun.health.framework.bounds import Bound, BoundMeasure, Breaks, Limit, Rows, ShareOf, one_version
 from gangrun.health.framework.check import (
     FAIL,
     WARN,
@@ -42,6 +41,7 @@ DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, VERSION_MISMATCH = 9, 12, 18
 RESET_REQUIRED, CORRUPTED_INFOROM = 16, 14
 CHILD_ANSWER = "nvml_answer"
 PEOPLE_FROM = 1000  # users below are the system's: its services may look at GPUs
+EITHER, EQUAL, FLAG, WORD = CauseClass.EITHER, Breaks.EQUAL, BoundMeasure.FLAG, BoundMeasure.WORD
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 NOBODY = frozenset({"", "-1", "NoDevFiles"})  # CUDA passes over what follows these; the last one is a scheduler's
 
@@ -218,33 +218,6 @@ def _no_driver(look: CheckLook, *, mismatch: bool) -> Finding:
     return look.found(severity, NODE, sentence, words, needs=Needs.ADMIN, cause=CauseClass.CONFIG)
 
 
-def judge_lost(look: CheckLook) -> CheckOutcome:
-    """Does every GPU answer?"""
-    here = gpus(look)
-    if not here:
-        return look.unknown("all answer", "lost")
-    found = []
-    for place in here:
-        if (words := look.facts.get(place, "lost")) is not None:
-            code = int(look.number(place, "lost_code") or 0)
-            needs = {RESET_REQUIRED: Needs.RESET, CORRUPTED_INFOROM: Needs.RMA}.get(code, Needs.REBOOT)
-            found.append(look.found(FAIL, place, f"{place} is lost: {words}", words, needs=needs))
-    return CheckOutcome(f"{len(here) - len(found)} of {len(here)} answer", "all answer", tuple(found))
-
-
-def judge_recovery(look: CheckLook) -> CheckOutcome:
-    """What the GPU itself asks for: the best single sign there is."""
-
-    def bad(place: str, value: float) -> Finding | None:
-        other = (f"for action {value:.0f}, unknown here", False, Needs.ADMIN)
-        words, fatal, needs = RECOVERY_ACTIONS.get(int(value), other)
-        return (
-            look.found(FAIL if fatal else WARN, place, f"{place} asks {words}", value, needs=needs) if value else None
-        )
-
-    return each(look, "recovery_action", "none", "{bad} of {count} ask for one", bad)
-
-
 def judge_driver(look: CheckLook) -> CheckOutcome:
     """Are driver library and kernel module of one version?"""
     library, module = look.facts.get(NODE, "driver"), look.facts.get(NODE, "loaded_driver")
@@ -257,49 +230,6 @@ def judge_driver(look: CheckLook) -> CheckOutcome:
     sentence = f"the driver's library is {library} and its kernel module {module}: a reboot is due after an update"
     one = look.found(WARN, NODE, sentence, library, module, Needs.REBOOT, CauseClass.CONFIG)
     return CheckOutcome(f"{library}, {module}", limit, (one,), alike=alike)
-
-
-MODES = (  # (name, what it should be, words if it is not)
-    ("persistence", 1, "persistence mode is off: each start waits seconds for the driver"),
-    ("ecc_mode", 1, "ECC is off: memory errors are not seen"),
-    ("mig_mode", 0, "it is split into instances (MIG)"),
-    ("compute_mode", 0, "its compute mode forbids programs to share it"),
-)
-
-
-def judge_modes(look: CheckLook) -> CheckOutcome:
-    """Is every GPU set up as training wants it?"""
-    here = [place for place in gpus(look) if any(look.number(place, name) is not None for name, _, _ in MODES)]
-    if not here:
-        return CheckOutcome("-", unknown=why_not(look, "persistence"))
-    found = []
-    for place in here:
-        wrong = [w for name, good, w in MODES if (v := look.number(place, name)) is not None and v != good]
-        pending = look.number(place, "ecc_mode_pending")
-        if pending is not None and pending != look.number(place, "ecc_mode"):
-            wrong.append("a change of its ECC mode waits for a reboot")
-        if wrong:
-            sentence = f"{place}: {'; '.join(wrong)}"
-            found.append(look.found(WARN, place, sentence, sentence, needs=Needs.ADMIN, cause=CauseClass.CONFIG))
-    return CheckOutcome(f"{len(here) - len(found)} of {len(here)} as usual", "ECC on, no MIG", tuple(found))
-
-
-def judge_leftovers(look: CheckLook) -> CheckOutcome:
-    """Does a program that is not ours hold memory of a GPU? Of interest before ranks start; later they hold it."""
-
-    def bad(place: str, used: float) -> Finding | None:
-        count, others = look.number(place, "processes_count"), look.number(place, "others_count")
-        if others:
-            whose = f"{counted(int(others), 'program')} of other people"
-            sentence = f"{place} is used by {whose}: it was given to both, or is theirs"
-            return look.found(WARN, place, sentence, others, 0, Needs.ADMIN, CauseClass.EITHER, Sticky.NO)
-        if used <= look.policy.leftover_bytes or count is None or count > 0:
-            return None
-        sentence = f"{place}: {used / 1e9:.1f} GB are in use although no process is listed: something was left behind"
-        return look.found(WARN, place, sentence, used, None, Needs.ADMIN, CauseClass.EITHER, Sticky.NO)
-
-    limit = f"<= {look.policy.leftover_bytes / 1e9:g} GB of nobody"
-    return each(look, "memory_used_bytes", limit, lambda all_of: f"{max(all_of) / 1e9:.1f} GB used at most", bad)
 
 
 FIRMWARE = (("vbios", "VBIOS"), ("info_rom_version", "info ROM"))
@@ -316,12 +246,55 @@ def judge_firmware(look: CheckLook) -> CheckOutcome:
     return one_version(look, kinds, why_not(look, FIRMWARE[0][0]))
 
 
+def _lost(code: int | None, needs: Needs) -> Bound:
+    where = None if code is None else lambda now, place: now.facts.number(place, "lost_code") == code
+    return Bound("lost", 0, FAIL, "the GPU does not answer", measure=WORD, where=where, needs=needs)
+
+
+LOST = (_lost(RESET_REQUIRED, Needs.RESET), _lost(CORRUPTED_INFOROM, Needs.RMA), _lost(None, Needs.REBOOT))
+RECOVERY = (  # what the GPU itself asks for: the best single sign there is
+    *(
+        Bound("recovery_action", action, FAIL if fatal else WARN, f"the GPU asks {words}", "", FLAG, EQUAL, needs=needs)
+        for action, (words, fatal, needs) in RECOVERY_ACTIONS.items()
+    ),
+    Bound("recovery_action", 0, WARN, "the GPU asks for action {recovery_action}, which gangrun does not know", "",
+          FLAG, needs=Needs.ADMIN),
+)  # fmt: skip
+
+
+def _mode(name: str, good: Limit, says: str) -> Bound:
+    return Bound(name, good, WARN, says, "", FLAG, Breaks.OTHER, needs=Needs.ADMIN, cause=CauseClass.CONFIG)
+
+
+MODES = (
+    _mode("persistence", 1, "persistence mode is off, so each start waits seconds for the driver"),
+    _mode("ecc_mode", 1, "ECC is off, so memory errors are not seen"),
+    _mode("mig_mode", 0, "the GPU is split into instances (MIG)"),
+    _mode("compute_mode", 0, "the compute mode forbids programs to share the GPU"),
+    _mode("ecc_mode_pending", ShareOf("ecc_mode"), "a change of the ECC mode waits for a reboot"),
+)
+
+
+def _left(name: str, limit: Limit, says: str, means: str, where: Callable[[Reading, str], bool] | None = None) -> Bound:
+    return Bound(name, limit, WARN, says, means, where=where, needs=Needs.ADMIN, cause=EITHER, sticky=Sticky.NO)
+
+
+LEFTOVERS = (  # of interest before ranks start; later they hold the memory
+    _left("others_count", 0, "number of programs of other users", "Two jobs got this GPU, or another user took it"),
+    _left("memory_used_bytes", "leftover_bytes", "memory in use although no process is listed",
+          "A program that ended left it behind", lambda now, place: now.facts.number(place, "processes_count") == 0),
+)  # fmt: skip
 CHECKS = (
     Check("gpu_count", "gpu", "all GPUs are there", judge_count, 60.0, GPU),
-    Check("gpu_lost", "gpu", "every GPU answers", judge_lost, 15.0, GPU),
-    Check("gpu_recovery", "gpu", "no GPU asks for a reset or reboot", judge_recovery, 60.0, GPU),
+    Check("gpu_lost", "gpu", "every GPU answers",
+          Rows(LOST, "all answer", "{good} of {count} answer"), 15.0, GPU),
+    Check("gpu_recovery", "gpu", "no GPU asks for a reset or reboot",
+          Rows(RECOVERY, "none", "{bad} of {count} ask for one"), 60.0, GPU),
     Check("gpu_driver", "gpu", "driver library and kernel module fit", judge_driver, 300.0, GPU),
-    Check("gpu_modes", "gpu", "GPUs are set up for training", judge_modes, 300.0, GPU),
-    Check("gpu_leftovers", "gpu", "nobody's memory is left on a GPU", judge_leftovers, 60.0, GPU),
+    Check("gpu_modes", "gpu", "GPUs are set up for training",
+          Rows(MODES, "ECC on, no MIG", "{good} of {count} as usual", joined=True), 300.0, GPU),
+    Check("gpu_leftovers", "gpu", "nobody's memory is left on a GPU",
+          Rows(LEFTOVERS, lambda p: f"<= {p.leftover_bytes / 1e9:g} GB of nobody", "{most} used at most",
+               of="memory_used_bytes"), 60.0, GPU),
     Check("gpu_firmware", "gpu", "GPUs of one model have one firmware", judge_firmware, 300.0, GPU),
-)
+)  # fmt: skip

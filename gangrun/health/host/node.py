@@ -11,9 +11,11 @@ import ctypes
 import os
 import re
 import resource
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from gangrun.health.framework.bounds import Bound, BoundMeasure, counters
+from gangrun.health.framework.bounds import Bound, BoundMeasure, Breaks, Limit, Rows, ShareOf
 from gangrun.health.framework.check import (
     FAIL,
     WARN,
@@ -22,7 +24,6 @@ from gangrun.health.framework.check import (
     CheckLook,
     CheckOutcome,
     CheckSubject,
-    FindingEvidence,
     Needs,
     NodeFacts,
     Scope,
@@ -120,14 +121,14 @@ def _kernel(root: Path, values: dict[str, Value], missing: dict[str, str]) -> No
             values[name] = float(words[0])
         except (IndexError, ValueError):
             missing[name] = f"/{path} does not say"
-    _room(root, values)
+    _read_room(root, values)
     for line in text_of(root / "proc/vmstat", VMSTAT_MAX_BYTES).splitlines():
         name, _, number = line.partition(" ")
         if name == "oom_kill" and number.isdigit():
             values["oom_kills"] = int(number)
 
 
-def _room(root: Path, values: dict[str, Value]) -> None:
+def _read_room(root: Path, values: dict[str, Value]) -> None:
     """How many tasks and open files there are on the whole node, and how many there may be."""
     tasks = text_of(root / "proc/loadavg").split()[3:4]
     now = tasks[0].partition("/")[2] if tasks else ""
@@ -201,136 +202,73 @@ def _clock(values: dict[str, Value], missing: dict[str, str]) -> None:
 
 # ---- judging the host ------------------------------------------------------------------------------------------------
 
+UNMEASURED = "it was not measured"
+ROOM_UNKNOWN = "the kernel does not say how many processes there may be"
 HOST = CheckSubject(Scope.NODE, CauseClass.EITHER, Needs.ADMIN)
-
-
-def judge_memory(look: CheckLook) -> CheckOutcome:
-    """Is there memory left?"""
-    total, free = look.number(NODE, "memory_bytes"), look.number(NODE, "available_bytes")
-    limit = f">= {look.policy.memory_available_share * PERCENT:.0f} % available"
-    if total is None or free is None or total <= 0:
-        return _unmeasured(look, "available_bytes", limit)
-    shown = f"{free / GB:.1f} of {total / GB:.1f} GB available"
-    sentence = f"only {free / GB:.1f} GB of memory are available of {total / GB:.1f} GB: ranks may be killed for it"
-    return _one(look, shown, limit, sentence if free / total < look.policy.memory_available_share else "", free)
-
-
-def _unmeasured(look: CheckLook, name: str, limit: str = "") -> CheckOutcome:
-    return CheckOutcome("-", limit, unknown=look.check.about.why_not(look, name))
-
-
-def _one(
-    look: CheckLook,
-    shown: str,
-    limit: str,
-    sentence: str,
-    new: Value | FindingEvidence,
-    cause: CauseClass | None = None,
-) -> CheckOutcome:
-    """With a warning about the node, if there is a sentence."""
-    return CheckOutcome(shown, limit, (look.found(WARN, NODE, sentence, new, cause=cause),) if sentence else ())
-
-
-LOST = "{place} lost data: uncorrected memory errors went {words}; a memory module is failing"
-MENDED = "{place} corrects many errors: {words}; a memory module may be failing"
-MODULE = CheckSubject(Scope.NODE, CauseClass.HARDWARE, Needs.RMA, Sticky.BOOT)
-
-judge_memory_errors = counters(
-    Bound("ue_count", 0, FAIL, LOST, BoundMeasure.GROWTH),
-    Bound("ce_count", "edac_corrected_per_min", WARN, MENDED, BoundMeasure.PER_S, per=60),
-    limit=lambda policy: f"0 new uncorrected, <= {policy.edac_corrected_per_min:g}/min corrected",
-    shown="{total:.0f} new uncorrected",
+RESOLVED = replace(
+    HOST,
+    places=lambda look, name: tuple(look.facts.values) if name else (),
+    why_not=lambda look, name: "no name was asked for",
 )
 
 
-def judge_shm(look: CheckLook) -> CheckOutcome:
-    """Is there shared memory, for NCCL and for data loaders?"""
-    size, free = look.number(NODE, "shm_bytes"), look.number(NODE, "shm_free_bytes")
-    policy = look.policy
-    limit = f">= {policy.shm_min_bytes / GB:g} GB, {policy.shm_free_share * PERCENT:.0f} % free"
-    if size is None or free is None:
-        return _unmeasured(look, "shm_bytes", limit)
-    shown = f"{free / GB:.1f} of {size / GB:.1f} GB free"
-    if size < policy.shm_min_bytes:
-        sentence = f"{SHM} has {size / GB:.2f} GB only: NCCL and data loaders will fail there"
-        return CheckOutcome(shown, limit, (look.found(FAIL, NODE, sentence, size, cause=CauseClass.CONFIG),))
-    sentence = f"{SHM} is almost full, {free / GB:.2f} GB are free: remove what dead programs left there"
-    return _one(look, shown, limit, sentence if free < policy.shm_free_share * size else "", free)
+def _of_host(name: str, limit: Limit, says: str, means: str, breaks: Breaks = Breaks.ABOVE, **more: Any) -> Bound:
+    return Bound(name, limit, more.pop("severity", WARN), says, means, breaks=breaks, **more)
 
 
-def judge_load(look: CheckLook) -> CheckOutcome:
-    """Do more processes want to run than there are CPUs?"""
-    load, cpus = look.number(NODE, "load"), look.number(NODE, "cpus") or 1.0
-    bound = look.policy.load_per_cpu * cpus
-    if load is None:
-        return _unmeasured(look, "load", f"<= {bound:g}")
-    sentence = f"the load was {load:.0f} over 5 minutes on {cpus:.0f} CPUs: something else works here too"
-    return _one(look, f"{load:.1f} on {cpus:.0f} CPUs", f"<= {bound:g}", sentence if load > bound else "", load)
-
-
-def judge_processes(look: CheckLook) -> CheckOutcome:
-    """Do processes hang in the kernel, look after look? Once is any disk at work."""
-    waiting, most, before = look.number(NODE, "waiting"), look.policy.waiting_processes_max, look.before
-    limit = f"<= {most} stuck"
-    if waiting is None:
-        return _unmeasured(look, "waiting", limit)
-    shown = f"{waiting:.0f} in state D"
-    was = before.facts.number(NODE, "waiting") if before is not None else None
-    if waiting <= most or was is None or was <= most or before is None:
-        return CheckOutcome(shown, limit)
-    over_s, example = look.now.at - before.at, look.facts.get(NODE, "waiting_example") or "?"
-    sentence = f"{waiting:.0f} processes wait in the kernel (state D), {was:.0f} {span(over_s)} ago: {example}"
-    return _one(look, shown, limit, sentence, FindingEvidence(waiting, was, over_s))
-
-
-def judge_clock(look: CheckLook) -> CheckOutcome:
-    """Does the kernel trust its clock?"""
-    most_s = look.policy.clock_error_warn_s
-    limit = f"error <= {most_s:g} s"
-    error_s, good = look.number(NODE, "clock_error_s"), look.number(NODE, "clock_synchronised")
-    if error_s is None or good is None:
-        return _unmeasured(look, "clock_error_s", limit)
-    shown = f"{'synchronised' if good else 'free-running'}, error {error_s:.3g} s"
-    how = f"may be wrong by {error_s:.3g} s" if good else "is set by nobody (no NTP or PTP)"
-    sentence = f"the clock {how}: times in logs will not fit those of other nodes"
-    return _one(look, shown, limit, "" if good and error_s <= most_s else sentence, error_s)
+MEMORY = _of_host("available_bytes", ShareOf("memory_bytes", "memory_available_share"), "available memory",
+                  "The kernel may kill ranks for it", Breaks.BELOW)  # fmt: skip
+MODULE = CheckSubject(Scope.NODE, CauseClass.HARDWARE, Needs.RMA, Sticky.BOOT)
+MEMORY_ERRORS = (
+    Bound("ue_count", 0, FAIL, "uncorrected memory errors", "Data was lost: a memory module is failing",
+          BoundMeasure.GROWTH),
+    Bound("ce_count", "edac_corrected_per_min", WARN, "corrected memory errors",
+          "A memory module may be failing", BoundMeasure.RATE, per_s=60.0),
+)  # fmt: skip
+SHARED_MEMORY = (
+    _of_host("shm_bytes", "shm_min_bytes", f"size of {SHM}", "NCCL and data loaders will fail there", Breaks.BELOW,
+             severity=FAIL, cause=CauseClass.CONFIG),
+    _of_host("shm_free_bytes", ShareOf("shm_bytes", "shm_free_share"), f"free space in {SHM}",
+             "Remove what dead programs left there", Breaks.BELOW),
+)  # fmt: skip
+LOAD = _of_host("load", ShareOf("cpus", "load_per_cpu"), "load over 5 minutes on {cpus} CPUs",
+                "Something else works on this node, too")  # fmt: skip
+PROCESSES = _of_host(  # once is any disk at work
+    "waiting", "waiting_processes_max", "number of processes that wait in the kernel (state D)",
+    "One of them is {waiting_example}", twice=True,
+)  # fmt: skip
+FOREIGN_TIMES = "Times in logs will not fit those of other nodes"
+CLOCK = (
+    _of_host("clock_synchronised", 1, "nothing sets the clock (no NTP or PTP)", FOREIGN_TIMES, Breaks.BELOW,
+             measure=BoundMeasure.FLAG),
+    _of_host("clock_error_s", "clock_error_warn_s", "possible error of the clock", FOREIGN_TIMES),
+)  # fmt: skip
+FILES = _of_host(
+    "files", "files_min", "number of files that a process may open", "Data loaders need more: raise `ulimit -Hn`",
+    Breaks.BELOW, where=lambda now, place: (now.facts.number(place, "files") or 0.0) >= 0, cause=CauseClass.CONFIG,
+)  # fmt: skip
 
 
 def judge_limits(look: CheckLook) -> CheckOutcome:
     """May processes open enough files? Locked memory matters to RDMA only, and is told."""
     files, locked = look.number(NODE, "files"), look.number(NODE, "locked_bytes")
-    limit = f">= {look.policy.files_min} files"
-    if files is None:
-        return _unmeasured(look, "files", limit)
-    many = "any number of" if files < 0 else f"{files:.0f}"
+    many = "any number of" if files is not None and files < 0 else "{files}"
     memory = "" if locked is None else f", {'all' if locked < 0 else f'{locked / GB:.2f} GB of'} memory lockable"
-    sentence = f"a process may open {files:.0f} files at most; data loaders need more: raise `ulimit -Hn`"
-    is_few = 0 <= files < look.policy.files_min
-    return _one(look, f"{many} files{memory}", limit, sentence if is_few else "", files, CauseClass.CONFIG)
+    return Rows((FILES,), lambda p: f">= {p.files_min} files", f"{many} files{memory}", of="files")(look)
 
 
-ROOMS = (("tasks", "tasks_max", "processes and threads"), ("open_files", "open_files_max", "open files"))
+def _room(name: str, words: str) -> tuple[Bound, Bound]:
+    means = "Soon none can be added: find the program that leaks them"
+    says = f"number of {words} on this node"
+    return (
+        _of_host(name, ShareOf(f"{name}_max", "room_used_fail"), says, means, Breaks.AT_LEAST, severity=FAIL,
+                 cause=CauseClass.CONFIG),
+        _of_host(name, ShareOf(f"{name}_max", "room_used_warn"), says, means, cause=CauseClass.CONFIG),
+    )  # fmt: skip
 
 
-def judge_room(look: CheckLook) -> CheckOutcome:
-    """Can the node start more processes and open more files? Who leaks them stops everybody's."""
-    policy = look.policy
-    limit = f"<= {policy.room_used_warn * 100:.0f} %, fail at {policy.room_used_fail * 100:.0f} %"
-    used, found = {}, []
-    for name, most, words in ROOMS:
-        count, room = look.number(NODE, name), look.number(NODE, most)
-        if count is None or not room:
-            continue
-        share = used[words] = count / room
-        if share > policy.room_used_warn:
-            severity = FAIL if share >= policy.room_used_fail else WARN
-            sentence = f"the node has {count:.0f} {words} of the {room:.0f} that it may have: soon none can be added"
-            found.append(look.found(severity, NODE, sentence, count, room, cause=CauseClass.CONFIG))
-    if not used:
-        return CheckOutcome("-", limit, unknown="the kernel does not say how many processes there may be")
-    shown = ", ".join(f"{share * 100:.0f} % of {words}" for words, share in used.items())
-    return CheckOutcome(shown, limit, tuple(found))
-
+ROOM = (*_room("tasks", "processes and threads"), *_room("open_files", "open files"))
+ROOM_USED = "{used} of what the kernel allows"
 
 # bits of /proc/sys/kernel/tainted that tell of a fault: (bit, words, is it fatal once new, whose it is)
 TAINTS = (
@@ -344,7 +282,7 @@ def judge_kernel(look: CheckLook) -> CheckOutcome:
     """Did the kernel note a fault of the machine? Older notes are told, new ones count."""
     new, grown = look.number(NODE, "tainted"), growth(look.now, look.before, NODE, "tainted")
     if new is None:
-        return _unmeasured(look, "tainted")
+        return look.unknown("", "tainted")
     found, noted = [], []
     for bit, words, fatal, cause in TAINTS:
         if int(new) >> bit & 1:
@@ -357,9 +295,8 @@ def judge_kernel(look: CheckLook) -> CheckOutcome:
     return CheckOutcome(", ".join(noted) or "no fault noted", "none", tuple(found))
 
 
-KILLED = "the kernel killed {count:.0f} processes for want of memory in {over}"
-judge_oom = counters(  # a program's doing, and it explains a rank's end
-    Bound("oom_kills", 0, WARN, KILLED, BoundMeasure.GROWTH), limit="0 new", shown="{total:.0f} new"
+OOM_KILLS = Bound(  # a program's doing, and it explains a rank's end
+    "oom_kills", 0, WARN, "processes killed by the kernel for want of memory", measure=BoundMeasure.GROWTH
 )
 
 
@@ -373,21 +310,10 @@ def read_names(around: HealthSurroundings) -> NodeFacts:
     return around.probes.ask("names", around.peers, NAMES_WITHIN_S)
 
 
-def judge_names(look: CheckLook) -> CheckOutcome:
-    """Do this host's and its peers' names resolve, soon?"""
-    limit, slowest_s, found = f"< {look.policy.names_within_s:g} s", 0.0, []
-    for name in look.facts.values:
-        took_s, error = look.number(name, "resolve_s") or 0.0, look.facts.get(name, "error")
-        slowest_s = max(slowest_s, took_s)
-        if error is not None:
-            sentence = f"the name {name} does not resolve here: {error}"
-            found.append(look.found(FAIL, name, sentence, error, cause=CauseClass.CONFIG))
-        elif took_s > look.policy.names_within_s:
-            sentence = f"the name {name} took {span(took_s)} to resolve: a name server does not answer"
-            found.append(look.found(WARN, name, sentence, took_s))
-    if not look.facts.values:
-        return CheckOutcome("-", limit, unknown="no name was asked for")
-    return CheckOutcome(f"{len(look.facts.values)} in {slowest_s * 1000:.0f} ms", limit, tuple(found))
+NAMES = (
+    Bound("error", 0, FAIL, "the name does not resolve here", measure=BoundMeasure.WORD, cause=CauseClass.CONFIG),
+    Bound("resolve_s", "names_within_s", WARN, "time to resolve the name", "A name server does not answer"),
+)
 
 
 # ---- the bus, and pressure -------------------------------------------------------------------------------------------
@@ -396,7 +322,7 @@ CLASSES = ("0x01", "0x02", "0x03", "0x0604")  # storage, network, display, bridg
 COUNTERS = (("fatal", "TOTAL_ERR_FATAL"), ("nonfatal", "TOTAL_ERR_NONFATAL"))
 DEVICES_MAX_COUNT = 512
 AER_MAX_BYTES = 2048
-WAITED = {"memory": "memory", "io": "disks or file servers"}
+WAITED = {"memory": "memory", "io": "disks or file servers"}  # kinds of pressure
 _FULL = re.compile(r"^full avg10=\S+ avg60=(\d{1,3}(?:\.\d+)?)", re.MULTILINE)
 
 
@@ -417,9 +343,9 @@ def read_bus(around: HealthSurroundings) -> NodeFacts:
         missing[NODE]["fatal"] = "the kernel counts no PCIe errors here, or users may not read them"
     for what in WAITED:
         if match := _FULL.search(text_of(around.root / "proc/pressure" / what)):
-            values[NODE][what] = float(match[1]) / 100
+            values[NODE][f"{what}_wait_share"] = float(match[1]) / 100
         else:
-            missing[NODE][what] = "the kernel does not measure pressure (PSI)"
+            missing[NODE][f"{what}_wait_share"] = "the kernel does not measure pressure (PSI)"
     return NodeFacts(values, missing)
 
 
@@ -430,31 +356,16 @@ BUS = CheckSubject(
     Sticky.BOOT,
     why_not=lambda look, name: look.facts.why_missing(name) or "no device counts them",
 )
-judge_pcie_errors = counters(  # what the bus mended itself is left to replays
-    Bound("fatal", 0, FAIL, "{place}: fatal PCIe errors went {words}", BoundMeasure.GROWTH, needs=Needs.REBOOT),
-    Bound("nonfatal", 0, WARN, "{place}: nonfatal PCIe errors went {words}", BoundMeasure.GROWTH),
-    limit="0 new fatal or nonfatal",
+PCIE_ERRORS = (  # what the bus mended itself is left to replays
+    Bound("fatal", 0, FAIL, "fatal PCIe errors", measure=BoundMeasure.GROWTH, needs=Needs.REBOOT),
+    Bound("nonfatal", 0, WARN, "nonfatal PCIe errors", measure=BoundMeasure.GROWTH),
 )
-
-
-def judge_pressure(look: CheckLook) -> CheckOutcome:
-    """Did everything stand still for want of memory or disks, for much of the last minute?"""
-    most = look.policy.pressure_share
-    limit = f"<= {most * 100:.0f} % of a minute"
-    shares = {what: share for what in WAITED if (share := look.number(NODE, what)) is not None}
-    if not shares:
-        return _unmeasured(look, "memory", limit)
-    told = "% of the last minute, which slows ranks down"
-    found = tuple(
-        look.found(
-            WARN, NODE, f"all processes waited for {WAITED[what]} {share * 100:.0f} {told}", share, needs=Needs.NONE
-        )
-        for what, share in shares.items()
-        if share > most
-    )
-    return CheckOutcome(", ".join(f"{what} {share * 100:.0f} %" for what, share in shares.items()), limit, found)
-
-
+PRESSURE = tuple(
+    Bound(f"{what}_wait_share", "pressure_share", WARN,
+          f"time of the last minute in which all processes waited for {words}", "Ranks are slowed down",
+          needs=Needs.NONE)
+    for what, words in WAITED.items()
+)  # fmt: skip
 KERNEL = CheckSubject(Scope.NODE, CauseClass.EITHER, Needs.REBOOT, Sticky.BOOT)
 OOM = CheckSubject(Scope.NODE, CauseClass.APPLICATION, Needs.RESTART)
 FAMILY = CheckFamily(
@@ -462,32 +373,51 @@ FAMILY = CheckFamily(
     5.0,
     read,
     (
-        Check("host_memory", "host", "memory is available", judge_memory, 300.0, HOST),
-        Check("host_memory_errors", "host", "memory modules lose no bits", judge_memory_errors, 300.0, MODULE),
-        Check("host_shm", "host", f"{SHM} is there and has room", judge_shm, 300.0, HOST),
-        Check("host_load", "host", "nobody else works here", judge_load, 300.0, HOST),
-        Check("host_processes", "host", "no processes hang in the kernel", judge_processes, 300.0, HOST),
-        Check("host_clock", "host", "the clock is kept right", judge_clock, 300.0, HOST),
+        Check("host_memory", "host", "memory is available",
+              Rows((MEMORY,), lambda p: f">= {p.memory_available_share * PERCENT:.0f} % available",
+                   "{available_bytes} of {memory_bytes} available", nobody=UNMEASURED), 300.0, HOST),
+        Check("host_memory_errors", "host", "memory modules lose no bits",
+              Rows(MEMORY_ERRORS, lambda p: f"0 new uncorrected, <= {p.edac_corrected_per_min:g}/min corrected",
+                   "{total} new uncorrected", each=True), 300.0, MODULE),
+        Check("host_shm", "host", f"{SHM} is there and has room",
+              Rows(SHARED_MEMORY, lambda p: f">= {p.shm_min_bytes / GB:g} GB, {p.shm_free_share * PERCENT:.0f} % free",
+                   "{shm_free_bytes} of {shm_bytes} free"), 300.0, HOST),
+        Check("host_load", "host", "nobody else works here",
+              Rows((LOAD,), lambda p: f"<= {p.load_per_cpu:g} for each CPU", "{load} on {cpus} CPUs"), 300.0, HOST),
+        Check("host_processes", "host", "no processes hang in the kernel",
+              Rows((PROCESSES,), lambda p: f"<= {p.waiting_processes_max} stuck", "{waiting} in state D"), 300.0, HOST),
+        Check("host_clock", "host", "the clock is kept right",
+              Rows(CLOCK, lambda p: f"error <= {p.clock_error_warn_s:g} s", "error {most}", of="clock_error_s"),
+              300.0, HOST),
         Check("host_limits", "host", "processes may open enough files", judge_limits, 300.0, HOST),
-        Check("host_room", "host", "processes and files can be added", judge_room, 300.0, HOST),
+        Check("host_room", "host", "processes and files can be added",
+              Rows(ROOM, lambda p: f"<= {p.room_used_warn * 100:.0f} %, fail at {p.room_used_fail * 100:.0f} %",
+                   ROOM_USED, each=True, nobody=ROOM_UNKNOWN), 300.0, HOST),
         Check("host_kernel", "host", "the kernel noted no fault", judge_kernel, 300.0, KERNEL),
-        Check("host_oom", "host", "nothing was killed for want of memory", judge_oom, 60.0, OOM),
+        Check("host_oom", "host", "nothing was killed for want of memory",
+              Rows((OOM_KILLS,), "0 new", "{total} new"), 60.0, OOM),
     ),
     counters=frozenset({"ue_count", "ce_count", "tainted"}),
-)
+)  # fmt: skip
 BUS_FAMILY = CheckFamily(
     "bus",
     5.0,
     read_bus,
     (
-        Check("host_pcie_errors", "bus", "the PCIe bus loses nothing", judge_pcie_errors, 60.0, BUS),
-        Check("host_pressure", "bus", "the host does not stand still", judge_pressure, 60.0, HOST),
+        Check("host_pcie_errors", "bus", "the PCIe bus loses nothing",
+              Rows(PCIE_ERRORS, "0 new fatal or nonfatal", "{bad} of {compared} counters", each=True), 60.0, BUS),
+        Check("host_pressure", "bus", "the host does not stand still",
+              Rows(PRESSURE, lambda p: f"<= {p.pressure_share * 100:.0f} % of a minute",
+                   "memory {memory_wait_share}, io {io_wait_share}", each=True), 60.0, HOST),
     ),
     counters=frozenset(name for name, _ in COUNTERS),
-)
+)  # fmt: skip
 NAMES_FAMILY = CheckFamily(
     "names",
     NAMES_WITHIN_S + 2.0,
     read_names,
-    (Check("host_names", "names", "names of this host and its peers resolve", judge_names, 300.0, HOST),),
-)
+    (
+        Check("host_names", "names", "names of this host and its peers resolve",
+              Rows(NAMES, lambda p: f"< {p.names_within_s:g} s", "{count} in {most}", of="resolve_s"), 300.0, RESOLVED),
+    ),
+)  # fmt: skip

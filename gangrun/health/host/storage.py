@@ -13,8 +13,9 @@ import os
 import re
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 
-from gangrun.health.framework.bounds import Bound, levels
+from gangrun.health.framework.bounds import Bound, BoundMeasure, Breaks, Rows
 from gangrun.health.framework.check import (
     FAIL,
     WARN,
@@ -26,9 +27,9 @@ from gangrun.health.framework.check import (
     Needs,
     NodeFacts,
     Scope,
+    Severity,
     Value,
     comparable,
-    span,
 )  # fmt: skip
 from gangrun.health.framework.readings import text_of
 from gangrun.health.framework.rounds import CheckFamily, HealthSurroundings
@@ -140,66 +141,31 @@ def read(around: HealthSurroundings) -> NodeFacts:
     return NodeFacts(values, missing, "" if around.directories else "no directory was named")
 
 
-def judge_answers(look: CheckLook) -> CheckOutcome:
-    """Can a small file be written, synced, renamed and read back, and how fast?"""
-    found, slowest_s, policy = [], -1.0, look.policy
-    for place, values in look.facts.values.items():
-        broken = values.get("broken") or values.get("write_error")
-        took_s = look.number(place, "probe_s")
-        if broken:
-            found.append(look.found(FAIL, place, f"{place} cannot be written: {broken}", broken))
-        elif took_s is not None:
-            slowest_s = max(slowest_s, took_s)
-            if took_s > policy.probe_warn_s:
-                whose = "if it is so on all nodes, it is the file server"
-                sentence = f"{place} took {span(took_s)} to write, sync and read back 4 KiB; {whose}"
-                found.append(look.found(FAIL if took_s > policy.probe_fail_s else WARN, place, sentence, took_s))
-    limit, why = f"< {policy.probe_warn_s:g} s", look.facts.why_missing("probe_s")
-    if slowest_s < 0:
-        return CheckOutcome("-", limit, tuple(found), why or "nothing was measured")
-    silent_count = sum("probe_s" in names for names in look.facts.missing.values())
-    shown = f"{slowest_s * 1000:.0f} ms" + (f", {silent_count} silent" if silent_count else "")
-    return CheckOutcome(shown, limit, tuple(found), why)
+def _slow(limit: str, severity: Severity) -> Bound:
+    says, means = "time to write, sync and read back 4 KiB", "If it is so on all nodes, it is the file server"
+    return Bound("probe_s", limit, severity, says, means)
 
 
-def _full(look: CheckLook, place: str, used: float) -> str:
-    free = (look.number(place, "free_bytes") or 0.0) / 1e9
-    return f"the file system of {place} is {used * 100:.0f} % full, {free:.1f} GB are left"
+def _full(limit: str, severity: Severity, breaks: Breaks) -> Bound:
+    return Bound("used_share", limit, severity, "used share of the file system", "{free_bytes} are left", breaks=breaks)
 
 
-judge_space = levels(
-    Bound("used_share", "disk_used_fail", FAIL, _full, reached=True),
-    Bound("used_share", "disk_used_warn", WARN, _full),
-    limit=lambda policy: f"<= {policy.disk_used_warn * 100:.0f} %, fail at {policy.disk_used_fail * 100:.0f} %",
-    shown=lambda shares: f"{max(shares) * 100:.0f} % used",
+ANSWERS = (
+    Bound("broken", 0, FAIL, "the directory cannot be written", measure=BoundMeasure.WORD),
+    Bound("write_error", 0, FAIL, "the directory cannot be written", measure=BoundMeasure.WORD),
+    _slow("probe_fail_s", FAIL),
+    _slow("probe_warn_s", WARN),
 )
-judge_inodes = levels(
-    Bound("inodes_free", "inodes_free_min", FAIL, "{place} has room for {value:.0f} more files only", below=True),
-    limit=lambda policy: f">= {policy.inodes_free_min}",
-    shown="{least:.0f} free",
-)
-
-
-def judge_writable(look: CheckLook) -> CheckOutcome:
-    """Did the kernel turn a file system read-only? It does so when a disk fails."""
-    places = look.facts.places_with("read_only")
-    if not places:
-        return CheckOutcome("-", unknown="no file system could be asked")
-    found = tuple(
-        look.found(
-            FAIL, place, f"the file system of {place} is mounted read-only; the kernel does that when a disk fails",
-            "read-only",
-        )
-        for place in places
-        if look.facts.get(place, "read_only") == 1
-    )  # fmt: skip
-    return CheckOutcome(f"{len(places) - len(found)} of {len(places)}", "all", found)
-
+SPACE = (_full("disk_used_fail", FAIL, Breaks.AT_LEAST), _full("disk_used_warn", WARN, Breaks.ABOVE))
+INODES = Bound("inodes_free", "inodes_free_min", FAIL, "number of files that can still be made", breaks=Breaks.BELOW)
+WRITABLE = Bound("read_only", 1, FAIL, "the file system is mounted read-only", "The kernel does that when a disk fails",
+                 BoundMeasure.FLAG, Breaks.EQUAL)  # fmt: skip
 
 # ---- mounts ----------------------------------------------------------------------------------------------------------
 
 SHARED = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "panfs", "weka", "wekafs", "fuse.juicefs", "glusterfs", "9p")
 LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs")
+LUSTRE_PLACE = "lustre"
 LUSTRE = ("sys/fs/lustre/health_check", "proc/fs/lustre/health_check")
 MOUNTINFO_MAX_BYTES = 1 << 20
 MOUNTS_MAX_COUNT = 512
@@ -225,7 +191,7 @@ def read_mounts(around: HealthSurroundings) -> NodeFacts:
         values[place] = {"mounted": after[0], "turned_read_only": int(turned), "shared": shared}
     lustre = next((said for path in LUSTRE if (said := text_of(around.root / path))), "")
     if lustre:
-        values[NODE]["lustre"] = lustre.splitlines()[0]
+        values[LUSTRE_PLACE] = {"lustre": lustre.splitlines()[0]}
     return NodeFacts(values, missing)
 
 
@@ -253,33 +219,33 @@ def judge_mounts(look: CheckLook) -> CheckOutcome:
     return CheckOutcome(f"{len(here)} mounted", "as before", tuple(found))
 
 
-def judge_lustre(look: CheckLook) -> CheckOutcome:
-    """What does the Lustre client say of itself?"""
-    said = look.facts.get(NODE, "lustre")
-    if said is None:
-        return CheckOutcome("-", "healthy", unknown="no Lustre here")
-    sentence = f"Lustre says of itself: {said}; if all nodes say so, it is the file servers"
-    found = () if str(said) == "healthy" else (look.found(FAIL, "lustre", sentence, said),)
-    return CheckOutcome(str(said), "healthy", found)
-
-
+LUSTRE_FS = replace(FS, why_not=lambda look, name: "no Lustre here")
+LUSTRE_SAYS = Bound("lustre", 0, FAIL, "Lustre says of itself", "If all nodes say so, it is the file servers",
+                    BoundMeasure.WORD, good="healthy")  # fmt: skip
 FAMILY = CheckFamily(
     NAME,
     FAMILY_WITHIN_S,
     read,
     (
-        Check("storage_answers", NAME, "a small file can be written, synced and read back", judge_answers, 300.0, FS),
-        Check("storage_space", NAME, "file systems have room", judge_space, 300.0, FS),
-        Check("storage_inodes", NAME, "more files can be made", judge_inodes, 300.0, FS),
-        Check("storage_writable", NAME, "no file system turned read-only", judge_writable, 300.0, FS),
+        Check("storage_answers", NAME, "a small file can be written, synced and read back",
+              Rows(ANSWERS, lambda p: f"< {p.probe_warn_s:g} s", "{most} at most", of="probe_s", whole=True),
+              300.0, FS),
+        Check("storage_space", NAME, "file systems have room",
+              Rows(SPACE, lambda p: f"<= {p.disk_used_warn * 100:.0f} %, fail at {p.disk_used_fail * 100:.0f} %",
+                   "{most} used"), 300.0, FS),
+        Check("storage_inodes", NAME, "more files can be made",
+              Rows((INODES,), lambda p: f">= {p.inodes_free_min}", "{least} free"), 300.0, FS),
+        Check("storage_writable", NAME, "no file system turned read-only",
+              Rows((WRITABLE,), "all", "{good} of {count}"), 300.0, FS),
     ),
-)
+)  # fmt: skip
 MOUNTS_FAMILY = CheckFamily(
     MOUNTS_NAME,
     5.0,
     read_mounts,
     (
         Check("storage_mounts", MOUNTS_NAME, "file systems stay mounted", judge_mounts, 60.0, FS),
-        Check("storage_lustre", MOUNTS_NAME, "Lustre says it is healthy", judge_lustre, 60.0, FS),
+        Check("storage_lustre", MOUNTS_NAME, "Lustre says it is healthy",
+              Rows((LUSTRE_SAYS,), "healthy", "{lustre}"), 60.0, LUSTRE_FS),
     ),
-)
+)  # fmt: skip

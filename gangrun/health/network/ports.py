@@ -11,13 +11,13 @@ word. It may just be the busiest, as the one that carries storage, so none of th
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
-from statistics import median
+from typing import Any
 
-from gangrun.health.framework.bounds import Bound, BoundMeasure, one_version
+from gangrun.health.framework.bounds import Bound, BoundMeasure, Breaks, Limit, Rows, ShareOfPeers, one_version
 from gangrun.health.framework.check import (
     FAIL,
-    FIRST_LOOK,
     WARN,
     CauseClass,
     Check,
@@ -26,7 +26,6 @@ from gangrun.health.framework.check import (
     CheckSubject,
     Finding,
     FindingEvidence,
-    Growth,
     Needs,
     NodeFacts,
     Reading,
@@ -58,34 +57,54 @@ CARRIER_CHANGES_MAX = 2  # between two looks: a link that was lost and came back
 WINDOWS_S = {DOWNED: HOUR_S, SYMBOLS: HOUR_S}
 
 
-def _bound(
-    counter: str, limit: float | str, tells: str, measure: BoundMeasure = BoundMeasure.PER_S, per: float = 1.0,
-    cause: CauseClass = CauseClass.HARDWARE,
-) -> Bound:  # fmt: skip
-    return Bound(counter, limit, WARN, tells, measure, per=per, needs=Needs.NONE, cause=cause)
-
-
-def _elsewhere(counter: str, limit: float | str, tells: str, measure: BoundMeasure = BoundMeasure.PER_S) -> Bound:
-    """What a peer that dies leaves at all others, or a full fabric, is no sign against this port."""
-    return _bound(counter, limit, tells, measure, cause=CauseClass.ELSEWHERE)
-
-
-BOUNDS = (
-    _bound("link_error_recovery", "link_recovery_per_min", "short stalls", per=60),
-    _bound(SYMBOLS, "symbol_errors_per_s", "a bad cable or plug"),
-    _bound("port_rcv_errors", "receive_errors_per_s", "damaged packets came in"),
-    _bound("local_link_integrity_errors", 0, "the link is close to its error limit", BoundMeasure.GROWTH),
-    _bound("excessive_buffer_overrun_errors", 0, "flow control was violated", BoundMeasure.GROWTH),
-    _elsewhere("port_xmit_discards", "discards_per_s", "congestion, rarely this node"),
-    _elsewhere("rnr_nak_retry_err", 0, "a receiver was slow; often the program's", BoundMeasure.GROWTH),
-    _elsewhere("req_rnr_retries_exceeded", 0, "a connection died: look at both ends", BoundMeasure.GROWTH),
-    _elsewhere("req_transport_retries_exceeded", 0, "a connection died: look at both ends", BoundMeasure.GROWTH),
-    _elsewhere("local_ack_timeout_err", "ack_timeouts_per_s", "a peer did not answer"),
-    _elsewhere("roce_slow_restart", "receive_errors_per_s", "RoCE slows down"),
-    _bound(CARRIER, CARRIER_CHANGES_MAX, "its interface loses its link again and again", BoundMeasure.GROWTH),
-)
 TWICE = ("local_link_integrity_errors", "excessive_buffer_overrun_errors")  # again ten minutes later: it is broken
-COUNTERS = (DOWNED, *(bound.reading for bound in BOUNDS))
+
+
+def _since_first_s(now: Reading, place: str, counter: str) -> float:
+    first = now.facts.number(place, f"{counter} first grew")
+    return 0.0 if first is None else now.at - first
+
+
+def _bound(
+    counter: str, limit: Limit, tells: str, per_s: float = 1.0, cause: CauseClass = CauseClass.HARDWARE, **more: Any
+) -> Bound:
+    """A warning: of any growth if the limit is 0, else of its rate."""
+    measure = BoundMeasure.GROWTH if limit == 0 or counter == CARRIER else BoundMeasure.RATE
+    return Bound(counter, limit, WARN, counter, tells, measure, per_s=per_s, needs=Needs.NONE, cause=cause, **more)
+
+
+def _elsewhere(counter: str, limit: Limit, tells: str) -> Bound:
+    """What a peer that dies leaves at all others, or a full fabric, is no sign against this port."""
+    return _bound(counter, limit, tells, cause=CauseClass.ELSEWHERE)
+
+
+def _again(counter: str) -> Bound:
+    def again(now: Reading, place: str) -> bool:
+        return _since_first_s(now, place, counter) >= AGAIN_AFTER_S
+
+    return Bound(counter, 0, FAIL, counter, "It also grew ten minutes ago or earlier: the link is broken",
+                 BoundMeasure.GROWTH, where=again)  # fmt: skip
+
+
+BAD_CABLE, LOOK_AT_BOTH = "The cable or plug may be bad", "A connection died. Look at both ends"
+BOUNDS = (
+    *(_again(counter) for counter in TWICE),
+    _bound("link_error_recovery", "link_recovery_per_min", "The link stalled for a short time", 60.0),
+    _bound(SYMBOLS, "symbol_errors_per_s", BAD_CABLE),
+    Bound(SYMBOLS, "symbol_errors_per_hour", WARN, SYMBOLS, BAD_CABLE, BoundMeasure.RATE, per_s=HOUR_S, least_s=HOUR_S,
+          window=True),  # more than the standard's share of wrong bits makes: too few to be seen in seconds
+    _bound("port_rcv_errors", "receive_errors_per_s", "Damaged packets came in"),
+    _bound("local_link_integrity_errors", 0, "The link is close to its error limit"),
+    _bound("excessive_buffer_overrun_errors", 0, "Flow control was violated"),
+    _elsewhere("port_xmit_discards", "discards_per_s", "This is congestion, rarely this node"),
+    _elsewhere("rnr_nak_retry_err", 0, "A receiver was slow, which is often the program's doing"),
+    _elsewhere("req_rnr_retries_exceeded", 0, LOOK_AT_BOTH),
+    _elsewhere("req_transport_retries_exceeded", 0, LOOK_AT_BOTH),
+    _elsewhere("local_ack_timeout_err", "ack_timeouts_per_s", "A peer did not answer"),
+    _elsewhere("roce_slow_restart", "receive_errors_per_s", "RoCE slows down"),
+    _bound(CARRIER, CARRIER_CHANGES_MAX, "The network interface loses its link again and again"),
+)  # fmt: skip
+COUNTERS = tuple(dict.fromkeys((DOWNED, *(bound.reading for bound in BOUNDS))))
 KEPT = frozenset(
     {
         UP_AT,
@@ -97,23 +116,29 @@ KEPT = frozenset(
     }
 )  # not what ranks that are killed leave at their peers
 
-# (counter, how many a second are nothing to speak of, what it tells): worth a word is what exceeds ten times as many,
-# and ten times the median of the ports
-BESIDE_PEERS, USUAL_WAITS_PER_S, PEERS_MIN_COUNT = 10.0, 1e6, 3
+BESIDE_PEERS, PEERS_MIN_COUNT = 10.0, 3
+
+
+def _beside(counter: str, usual_per_s: float, tells: str) -> Bound:
+    """Worth a word is ten times the median of the ports, and ten times what is nothing to speak of."""
+    return _elsewhere(counter, ShareOfPeers(BESIDE_PEERS, least_count=PEERS_MIN_COUNT, usual_min=usual_per_s), tells)
+
+
+CONGESTION = _beside(WAITS, 1e6, "The port waits to send because of congestion on its way")
 BESIDE = (
-    ("port_rcv_remote_physical_errors", 1.0, "packets that were damaged before: the other end, or beyond"),
-    ("port_rcv_switch_relay_errors", 1.0, "packets that could not be passed on"),
-    ("port_rcv_constraint_errors", 1.0, "packets refused on arrival: partitions or keys of the fabric"),
-    ("port_xmit_constraint_errors", 1.0, "packets refused on leaving: partitions or keys of the fabric"),
-    ("VL15_dropped", 1.0, "management packets dropped: the subnet manager asks too much at once"),
-    ("packet_seq_err", 10.0, "packets lost on the way"),
-    ("out_of_sequence", 10.0, "packets overtaken or lost on the way"),
-    ("implied_nak_seq_err", 10.0, "packets lost on the way"),
-    ("out_of_buffer", 10.0, "the receiver had no buffer ready"),
-    ("np_cnp_sent", 1000.0, "senders told to slow down"),
-    ("rp_cnp_handled", 1000.0, "told to slow down"),
+    _beside("port_rcv_remote_physical_errors", 1.0, "Packets that were damaged before: the other end, or beyond"),
+    _beside("port_rcv_switch_relay_errors", 1.0, "Packets that could not be passed on"),
+    _beside("port_rcv_constraint_errors", 1.0, "Packets refused on arrival: partitions or keys of the fabric"),
+    _beside("port_xmit_constraint_errors", 1.0, "Packets refused on leaving: partitions or keys of the fabric"),
+    _beside("VL15_dropped", 1.0, "Management packets dropped: the subnet manager asks too much at once"),
+    _beside("packet_seq_err", 10.0, "Packets lost on the way"),
+    _beside("out_of_sequence", 10.0, "Packets overtaken or lost on the way"),
+    _beside("implied_nak_seq_err", 10.0, "Packets lost on the way"),
+    _beside("out_of_buffer", 10.0, "The receiver had no buffer ready"),
+    _beside("np_cnp_sent", 1000.0, "Senders told to slow down"),
+    _beside("rp_cnp_handled", 1000.0, "Told to slow down"),
 )
-PEER_COUNTERS = (WAITS, *(counter for counter, _, _ in BESIDE))
+PEER_COUNTERS = (WAITS, *(bound.reading for bound in BESIDE))
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -263,7 +288,11 @@ def in_use(look: CheckLook, name: str = "") -> tuple[str, ...]:
     return look.facts.places_with(UP_AT)
 
 
-PORT = CheckSubject(Scope.PORT, CauseClass.HARDWARE, Needs.ADMIN, Sticky.CLEAN, in_use)
+def _why_not(look: CheckLook, name: str) -> str:
+    return (look.facts.why_missing(name) or "no active port says") if in_use(look) else "no port is active"
+
+
+PORT = CheckSubject(Scope.PORT, CauseClass.HARDWARE, Needs.ADMIN, Sticky.CLEAN, in_use, _why_not)
 
 
 # ---- what a port is by itself ----------------------------------------------------------------------------------------
@@ -321,140 +350,41 @@ def _state(look: CheckLook, place: str) -> Finding | None:
     return look.found(FAIL, place, down, evidence)
 
 
+def _is_active(now: Reading, place: str) -> bool:
+    return now.facts.number(place, "state") == ACTIVE
+
+
+DEGRADED = "The link or cable is degraded"
+RATE = Bound("rate", "ib_rate_gbps", FAIL, "rate", DEGRADED, breaks=Breaks.BELOW, where=_is_active)
+RATE_OF_PEERS = replace(RATE, limit=ShareOfPeers(1.0, "link_layer", 1, most=True), severity=WARN)
+
+
 def judge_rate(look: CheckLook) -> CheckOutcome:
     """Does every port run at full rate? With none expected: at that of its fastest peer, of the same kind."""
-    rates = {place: rate for place, rate in look.numbers("rate").items() if look.number(place, "state") == ACTIVE}
-    if not rates:
-        return CheckOutcome("-", unknown="no active port says its rate")
-    best: dict[object, float] = {}
-    for place, rate in rates.items():
-        layer = look.facts.get(place, "link_layer")
-        best[layer] = max(rate, best.get(layer, 0.0))
-    expected, found = look.policy.ib_rate_gbps, []
-    severity, whose = (FAIL, "expected") if expected is not None else (WARN, "of the fastest port here")
-    for place, rate in rates.items():
-        bound = expected if expected is not None else best[look.facts.get(place, "link_layer")]
-        if rate < bound:
-            words = look.facts.get(place, "rate words")
-            sentence = f"{place} runs at {words} instead of the {bound:g} Gb/s {whose}: a degraded link or cable"
-            found.append(look.found(severity, place, sentence, rate, bound))
-    shown = ", ".join(f"{rate:g}" for rate in sorted(set(rates.values()), reverse=True)) + " Gb/s"
-    return CheckOutcome(shown, f">= {expected:g} Gb/s" if expected is not None else "= peers", tuple(found))
+    expected = look.policy.ib_rate_gbps
+    bound, limit = (RATE_OF_PEERS, "= peers") if expected is None else (RATE, f">= {expected:g} Gb/s")
+    return Rows((bound,), limit, "{range}", nobody="no active port says its rate")(look)
 
 
-# ---- what it counts by itself ----------------------------------------------------------------------------------------
+# ---- what it counts --------------------------------------------------------------------------------------------------
 
 
-def judge_flaps(look: CheckLook) -> CheckOutcome:
-    """Did a link go down? Once is ridden out; again within the hour, or for the third time in a day, it is broken."""
-    policy = look.policy
-    grown = {place: one for place in in_use(look) if (one := in_window(look.now, place, DOWNED)) is not None}
-    if not grown:
-        return CheckOutcome("-", unknown=look.facts.why_missing(DOWNED) or FIRST_LOOK)
-    found = []
-    for place, one in grown.items():
-        if one.count > 0:
-            often = one.count >= policy.link_downed_per_hour * max(1.0, one.over_s / HOUR_S)
-            stories = look.number(place, STORIES) or 0.0
-            daily = stories >= policy.link_downed_per_day
-            tells = "it is broken" if often or daily else "ranks can go on, another time would count"
-            times = "once" if one.count == 1 else f"{one.count:.0f} times"
-            more = f", and {stories:.0f} times within a day" if daily and not often else ""
-            sentence = f"{place} lost its link {times} in {span(one.over_s)}{more}: {tells}"
-            found.append(look.found(FAIL if often or daily else WARN, place, sentence, one.evidence))
-    total, longest_s = sum(one.count for one in grown.values()), max(one.over_s for one in grown.values())
-    return CheckOutcome(f"{total:.0f} in {span(longest_s)}", f"< {policy.link_downed_per_hour:g} in 1 h", tuple(found))
+def _went_down(now: Reading, place: str) -> bool:
+    grown = in_window(now, place, DOWNED)
+    return grown is not None and grown.count > 0
 
 
-def judge_errors(look: CheckLook) -> CheckOutcome:
-    """Do error counters grow faster than they may?"""
-    compared_count, found = 0, []
-    for place in in_use(look):
-        told = set()
-        for bound in BOUNDS:
-            grown = growth(look.now, look.before, place, bound.reading)
-            if grown is None:
-                continue
-            compared_count += 1
-            if bound.is_broken(bound.of(grown), look.policy):
-                found.append(_error(look, place, bound, grown))
-                told.add(bound.reading)
-        if SYMBOLS not in told and (one := _many_symbols(look, place)) is not None:
-            found.append(one)
-    if not compared_count:
-        return CheckOutcome("-", unknown=FIRST_LOOK if in_use(look) else "no port is active")
-    return CheckOutcome(f"{len(found)} of {compared_count} counters", "rates: see docs", tuple(found))
-
-
-def _error(look: CheckLook, place: str, bound: Bound, grown: Growth) -> Finding:
-    sentence = f"{place}: {bound.reading} went {grown.words} ({bound.sentence})"
-    first = look.number(place, f"{bound.reading} first grew")
-    if bound.reading in TWICE and first is not None and look.now.at - first >= AGAIN_AFTER_S:
-        sentence = f"{sentence}, as it first did {span(look.now.at - first)} before: it is broken"
-        return look.found(FAIL, place, sentence, grown.evidence)
-    return look.found(WARN, place, sentence, grown.evidence, needs=bound.needs, cause=bound.cause)
-
-
-def _many_symbols(look: CheckLook, place: str) -> Finding | None:
-    """More than the standard's share of wrong bits makes in an hour: too few to be seen in seconds."""
-    grown = in_window(look.now, place, SYMBOLS)
-    if grown is None or grown.count <= look.policy.symbol_errors_per_hour * max(1.0, grown.over_s / HOUR_S):
-        return None
-    sentence = f"{place}: {SYMBOLS} went {grown.words}, more than the standard allows in an hour (a bad cable or plug)"
-    return look.found(WARN, place, sentence, grown.evidence)
-
-
-# ---- beside the other ports ------------------------------------------------------------------------------------------
-
+FLAPS = (  # once is ridden out; again within the hour, or for the third time in a day, it is broken
+    Bound(DOWNED, "link_downed_per_hour", FAIL, "lost links", "The link is broken", BoundMeasure.RATE,
+          Breaks.AT_LEAST, per_s=HOUR_S, least_s=HOUR_S, window=True),
+    Bound(STORIES, "link_downed_per_day", FAIL, "number of times within a day that the link was lost",
+          "The link is broken", breaks=Breaks.AT_LEAST, where=_went_down),
+    Bound(DOWNED, 0, WARN, "lost links", "Ranks can go on; if it happens again, the link is broken",
+          BoundMeasure.GROWTH, window=True),
+)  # fmt: skip
 PEERS_LIMIT = f"<= {BESIDE_PEERS:g} times its peers"
-
-
-def _far_above(look: CheckLook, counter: str, usual_per_s: float) -> tuple[dict[str, Growth], dict[str, float]]:
-    """The growth at each port in use, and at those far above the others how many times the usual it is."""
-    grown = look.grown(counter)
-    if len(grown) < PEERS_MIN_COUNT:
-        return {}, {}
-    usual = max(median(one.per_s for one in grown.values()), usual_per_s)
-    return grown, {p: one.per_s / usual for p, one in grown.items() if one.per_s > BESIDE_PEERS * usual}
-
-
-def _too_few(look: CheckLook, *counters: str) -> CheckOutcome:
-    known = look.before is None and any(look.numbers(one) for one in counters)
-    why = FIRST_LOOK if known else f"fewer than {PEERS_MIN_COUNT} ports to compare"
-    return CheckOutcome("-", PEERS_LIMIT, unknown=why)
-
-
-def _beside(look: CheckLook, place: str, sentence: str, grown: Growth) -> Finding:
-    return look.found(WARN, place, sentence, grown.evidence, needs=Needs.NONE, cause=CauseClass.ELSEWHERE)
-
-
-def judge_congestion(look: CheckLook) -> CheckOutcome:
-    """Does one port wait to send far longer than those beside it? Rarely its own fault, and told for that reason."""
-    grown, above = _far_above(look, WAITS, USUAL_WAITS_PER_S)
-    if not grown:
-        return _too_few(look, WAITS)
-    words = "times as long as ports beside it: congestion on its way"
-    found = tuple(
-        _beside(look, place, f"{place} waits to send {times:.0f} {words}", grown[place])
-        for place, times in above.items()
-    )
-    return CheckOutcome(f"{max(one.per_s for one in grown.values()):.3g} ticks/s at most", PEERS_LIMIT, found)
-
-
-def judge_peers(look: CheckLook) -> CheckOutcome:
-    """Does one port count far more of what others count, too?"""
-    found, compared_count = [], 0
-    for counter, usual_per_s, tells in BESIDE:
-        grown, above = _far_above(look, counter, usual_per_s)
-        compared_count += len(grown)
-        for place in above:
-            sentence = f"{place}: {counter} went {grown[place].words}, far more than at ports beside it ({tells})"
-            found.append(_beside(look, place, sentence, grown[place]))
-    if not compared_count:
-        return _too_few(look, *PEER_COUNTERS[1:])
-    return CheckOutcome(f"{len(found)} of {compared_count} counters", PEERS_LIMIT, tuple(found))
-
-
+TOO_FEW = f"fewer than {PEERS_MIN_COUNT} ports to compare"
+COUNTERS_BAD = "{bad} of {compared} counters"
 GONE = CheckSubject(Scope.NODE, CauseClass.HARDWARE, Needs.REBOOT, Sticky.BOOT)
 STATE = CheckSubject(Scope.PORT, CauseClass.HARDWARE, Needs.ADMIN, Sticky.NO, in_use)
 FAMILY = CheckFamily(
@@ -466,19 +396,23 @@ FAMILY = CheckFamily(
         Check("ib_firmware", NAME, "devices of one kind have one firmware", judge_firmware, 300.0, PORT),
         Check("ib_state", NAME, "ports are ACTIVE and linked", judge_state, 5.0, STATE),
         Check("ib_rate", NAME, "ports run at full rate", judge_rate, 60.0, PORT),
-        Check("ib_flaps", NAME, "links did not go down", judge_flaps, 5.0, PORT),
-        Check("ib_errors", NAME, "error counters do not grow", judge_errors, 5.0, PORT),
+        Check("ib_flaps", NAME, "links did not go down",
+              Rows(FLAPS, lambda p: f"< {p.link_downed_per_hour:g} in 1 h", "{total} lost"), 5.0, PORT),
+        Check("ib_errors", NAME, "error counters do not grow",
+              Rows(BOUNDS, "rates: see docs", COUNTERS_BAD, each=True), 5.0, PORT),
     ),
     remember,
     KEPT,
-)
+)  # fmt: skip
 PEERS_FAMILY = CheckFamily(
     PEERS_NAME,
     5.0,
     read_peers,
     (
-        Check("ib_congestion", PEERS_NAME, "no port waits longer than its peers", judge_congestion, 60.0, PORT),
-        Check("ib_peers", PEERS_NAME, "no port stands out among its peers", judge_peers, 60.0, PORT),
+        Check("ib_congestion", PEERS_NAME, "no port waits longer than its peers",
+              Rows((CONGESTION,), PEERS_LIMIT, "{most} ticks/s at most", nobody=TOO_FEW), 60.0, PORT),
+        Check("ib_peers", PEERS_NAME, "no port stands out among its peers",
+              Rows(BESIDE, PEERS_LIMIT, COUNTERS_BAD, each=True, nobody=TOO_FEW), 60.0, PORT),
     ),
     seen_up,
-)
+)  # fmt: skip

@@ -11,7 +11,7 @@ import argparse
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -39,9 +39,10 @@ from gangrun.entry.checkpoint_service import CheckpointService, NodesVerificatio
 from gangrun.entry.wiring import STORAGE, clock_of, disk_of, own_address, tell, tell_dropped
 from gangrun.launch.node_history import OtherRuns
 from gangrun.node import processes
+from gangrun.ports import Item
 from gangrun.supervisor.loop import Loop
 from gangrun.supervisor.opening import EXIT_DEPOSED, EXIT_NOT_KNOWN, EXIT_REFUSED, RunFacts
-from gangrun.supervisor.takeover import CounterWatch, JournalRefused, TermLost, take
+from gangrun.supervisor.takeover import CounterWatch, Greeter, JournalRefused, TermLost, take
 from gangrun.wire.record import Claim, RecordError
 from gangrun.wire.spec import RunSpec
 
@@ -268,6 +269,27 @@ def policy_of(spec: RunSpec, order: ResumeOrder | None) -> Policy:
     return replace(spec.policy, restarts_max_count=order.restarts_max_count)
 
 
+def radio_of(spec: RunSpec, client_public: str, greeter: Greeter, mailbox: QueueMailbox) -> RouterRadio:
+    """The radio; what it hears goes into the mailbox, past the greeter."""
+
+    def heard(items: Sequence[Item]) -> None:
+        for item in items:
+            greeter.hear(item, radio)
+        mailbox.post_many(items)
+
+    radio = RouterRadio(spec.run, client_public, own_address(spec, environment.all_variables()), heard)
+    return radio
+
+
+def claim_of(spec: RunSpec, arguments: SupervisorArguments, radio: RouterRadio, term: int, wall: float) -> Claim:
+    """This process's claim to a term."""
+    me = processes.read_proc(os.getpid())
+    assert me is not None
+    return Claim(
+        term, spec.run, arguments.job, arguments.node, me.pid, me.start_ticks, radio.endpoint, radio.server_key, wall
+    )
+
+
 def checkpoints_of(spec: RunSpec, paths: RunPaths, mailbox: QueueMailbox, clock: SystemClock) -> CheckpointService:
     """The checkpoint directory, which all nodes read."""
     found = spec.checkpoint
@@ -284,19 +306,16 @@ def main(words: list[str]) -> int:
     clock, paths = clock_of(), RunPaths(arguments.run_dir)
     disk, mailbox = disk_of(paths), QueueMailbox(clock)
     terms, watch = FsTerms(paths, clock, disk), CancelWatch(paths, disk, mailbox)
-    me = processes.read_proc(os.getpid())
-    assert me is not None
     loop: Loop | None = None
+    greeter = Greeter(arguments.job)
 
     def known(operation: Callable[[], T]) -> T:
         """Agents ask for another supervisor, with promises that are fresh. After the last resort there is nobody."""
         return insist(operation, _say) if arguments.last_resort else operation()
 
     def offer(term: int) -> Claim:
-        return Claim(
-            term, spec.run, arguments.job, arguments.node, me.pid, me.start_ticks,
-            radio.endpoint, radio.server_key, clock.wall(),
-        )  # fmt: skip
+        greeter.term = term
+        return claim_of(spec, arguments, radio, term, clock.wall())
 
     def all_heard() -> bool:
         return loop is not None and _hears_all(loop, arguments)
@@ -311,10 +330,11 @@ def main(words: list[str]) -> int:
         order = known(lambda: read_resume_order(disk, paths, arguments.seq))
         policy = policy_of(spec, order)
         jobs = known(lambda: jobs_of(spec, paths, disk, clock, mailbox, policy, all_heard))
-        radio = RouterRadio(spec.run, keys.public, own_address(spec, environment.all_variables()), mailbox.post_many)
+        radio = radio_of(spec, keys.public, greeter, mailbox)
         excludes = spec.is_scheduled and spec.health.enabled  # on one box there is no other node to take
         others = OtherRuns(spec.run, clock.wall, _say) if excludes else None
         facts = facts_of(arguments, spec, order, jobs.ask_why, mark_cancel, others.note if others else None)
+        radio.start()
         opening = known(
             lambda: take(
                 terms, clock, facts, policy,
@@ -328,6 +348,7 @@ def main(words: list[str]) -> int:
         return _leave(EXIT_REFUSED, str(error))
     except OSError as error:
         return _leave(EXIT_NOT_KNOWN, f"cannot tell how the run stands, so nothing is taken over: {error}")
+    greeter.term = 0
     if others is not None:
         opening = replace(opening, state=others.added(opening.state, opening.run_start))
     store = FsStore(paths, opening.term, mailbox.post, clock, disk, policy.timing.counter_every_s)
@@ -336,7 +357,6 @@ def main(words: list[str]) -> int:
         clock=clock, mailbox=mailbox, store=store, radio=radio, checkpoints=checkpoints, jobs=jobs,
         policy=policy, facts=facts, opening=opening, say=_say,
     )  # fmt: skip
-    radio.start()
     watch.start()
     jobs.start()
     code = loop.run()

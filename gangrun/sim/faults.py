@@ -58,6 +58,7 @@ class Kind(Enum):
     FS_STALL = "file system stands still for the node, or for all"
     FS_FULL = "no space left"
     FS_READ_ONLY = "read-only file system"
+    FS_SLOW = "each file operation of the node, or of all, takes amount seconds more"
     FS_STALE = "the node sees an old listing"
     FS_LOST_REPLY = "the next operation succeeds and says EIO"
     FS_TORN_TAIL = "a kill leaves half a line"
@@ -423,6 +424,8 @@ def _storage(world: Cluster, fault: Fault) -> None:
                 mount.full_until = max(mount.full_until, until)
             case Kind.FS_READ_ONLY:
                 mount.read_only_until = max(mount.read_only_until, until)
+            case Kind.FS_SLOW:
+                mount.slow_until, mount.slow_by_s = until, fault.amount
             case Kind.FS_STALE:
                 mount.stale_since, mount.stale_until = world.timeline.now, world.timeline.now + min(fault.for_s, 60.0)
             case Kind.FS_LOST_REPLY:
@@ -542,6 +545,7 @@ _STORAGE = (
     Kind.FS_STALL,
     Kind.FS_FULL,
     Kind.FS_READ_ONLY,
+    Kind.FS_SLOW,
     Kind.FS_STALE,
     Kind.FS_LOST_REPLY,
     Kind.FS_TORN_TAIL,

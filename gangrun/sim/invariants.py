@@ -481,7 +481,7 @@ class Safety:
         if record.origin is not None:
             key = (str(record.origin["node"]), str(record.origin["incarnation"]), int(record.origin["seq"]))
             self._written.setdefault(key, []).append((record.term, record.n))
-        if record.kind == "Snapshot":
+        if record.kind == "Snapshot" and record.term == max(self._world.disk.journals):  # else nobody goes on from it
             for forgotten in sorted(self._forgotten):
                 self._must_count(forgotten, record.term)
         newest = record.term == max(self._world.disk.claims)

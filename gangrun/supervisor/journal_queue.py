@@ -19,7 +19,7 @@ from gangrun.core.policy import Timing
 from gangrun.ports import Store
 from gangrun.wire import kinds
 from gangrun.wire import record as wire_record
-from gangrun.wire.record import Record
+from gangrun.wire.record import Inherited, Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,12 @@ class JournalQueue:
         self._next_number += 1
         return self._next_number - 1
 
-    def snapshot(self, state: RunState, at: float, wall: float, reason: str) -> None:
-        """The term's first record: the whole state."""
-        record = self._record("Snapshot", state, state, at, wall, reason=reason, patch=wire_record.snapshot(state))
+    def snapshot(self, state: RunState, carried: Inherited, at: float, wall: float, reason: str) -> None:
+        """The term's first record: the whole state, and what else a successor needs of all terms before this one."""
+        record = self._record(
+            "Snapshot", state, state, at, wall,
+            event=wire_record.builtins(carried), reason=reason, patch=wire_record.snapshot(state),
+        )  # fmt: skip
         self._commit(record, Written(record.n, at, state, ()))
 
     def write(self, before: RunState, stamped: Stamped, decision: Decision, at: float, wall: float) -> Written:

@@ -51,6 +51,7 @@ from gangrun.supervisor.opening import EXIT_DEPOSED, Opening, RunClock, RunFacts
 from gangrun.supervisor.progress import CheckpointPolling, GangProgress
 from gangrun.supervisor.takeover import TakeoverGather
 from gangrun.wire.messages import AgentEvent
+from gangrun.wire.record import Inherited
 
 NEVER = float("inf")
 OVERDUE_S = 1.0  # woken this much too late: this process, or its machine, was paused
@@ -114,7 +115,8 @@ class Loop:
         self._opening_nodes = self.state.roster.nodes if self.takeover.roster else {}
         self.count_rosters()
         reason = f"supervisor #{self.term} on {facts.node or 'this host'} reads: {self.state.reason or 'nothing yet'}"
-        self.journal.snapshot(self.state, now, clock.wall(), "; ".join((reason, *opening.notes)))
+        carried = Inherited(opening.highest_attempt, opening.started_attempt, opening.lost)
+        self.journal.snapshot(self.state, carried, now, clock.wall(), "; ".join((reason, *opening.notes)))
 
     # ---- time ----
 

@@ -48,6 +48,7 @@ class Opening:
     highest_attempt: int  # over journal and tickets
     promised: frozenset[str] = frozenset()  # nodes whose agents promised not to listen to the last term
     started_attempt: int = -1  # over tickets to start one
+    lost: tuple[str, ...] | None = None  # nodes that any supervisor so far has counted as lost; None: not known
     notes: tuple[str, ...] = ()  # what people should read: damage, warnings
     opened_at: float = float("-inf")  # run clock: nobody had sealed this term then
     witnesses: frozenset[str] = frozenset()  # nodes that count for every supervisor before this one

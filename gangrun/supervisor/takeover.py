@@ -20,10 +20,11 @@ from gangrun.core.machine.transitions import is_unlaunched
 from gangrun.core.model import TERMINAL, Inventory, RunState, SavedProgress
 from gangrun.core.policy import Policy, Timing
 from gangrun.core.protocol import lease
-from gangrun.ports import Clock, History, Terms
+from gangrun.ports import AgentSaid, Clock, History, Item, Radio, Terms
 from gangrun.supervisor.heartbeats import Row
 from gangrun.supervisor.opening import Opening, RunClock, RunFacts
 from gangrun.wire import record as wire_record
+from gangrun.wire.messages import Hello, Welcome
 from gangrun.wire.record import Claim, Record
 
 CLAIMS_MAX = 8  # ambiguous errors in a row before this is left to another candidate
@@ -78,26 +79,44 @@ def take(
         )
         state = first_state(fresh, run_clock.run_start, policy)
         highest = history.ticketed_attempt
-        return Opening(term, state, run_clock.run_start, boot, highest, notes=notes, opened_at=opened_at)
+        lost = history.lost()
+        return Opening(term, state, run_clock.run_start, boot, highest, lost=lost, notes=notes, opened_at=opened_at)
     if state.run != facts.run:
         raise JournalRefused(f"the journal is of run {state.run}, not of {facts.run}: the run directory was mixed up")
     state = _fence_kept(state, last_recorded, run_clock.run_start)
     highest = max(state.attempt.number, history.ticketed_attempt)
     return Opening(
-        term, state, run_clock.run_start, boot, highest, frozenset(promised), history.started_attempt, notes,
-        opened_at, _witnesses(state, history) if state.job == facts.job else frozenset(),
+        term, state, run_clock.run_start, boot, highest, frozenset(promised), history.started_attempt,
+        (lost := history.lost()), notes, opened_at, _witnesses(state, lost) if state.job == facts.job else frozenset(),
     )  # fmt: skip
 
 
-def _witnesses(state: RunState, history: History) -> frozenset[str]:
+class Greeter:
+    """Answers agents while earlier terms are read, so that they do not take a slow disk for a dead supervisor.
+
+    What they said is the loop's to hear afterwards. It renews no lease.
+    """
+
+    def __init__(self, job: str) -> None:
+        self.term = 0  # the one that is claimed; 0: none yet, or the loop answers by itself
+        self._job = job
+
+    def hear(self, item: Item, radio: Radio) -> None:
+        """One item of mail, which stays in the mailbox."""
+        match item:
+            case AgentSaid(peer, Hello(job=self._job) as said) if self.term:
+                radio.bind_peer(said.node, peer)
+                radio.send(said.node, Welcome(self.term, said.node, reading=True))
+
+
+def _witnesses(state: RunState, lost: tuple[str, ...] | None) -> frozenset[str]:
     """The nodes that no supervisor so far has counted as lost: each must have them in its hearing to go on acking.
 
     None where something of the journals cannot be read, and not one that was ever lost: some supervisor that does not
     know yet that its time is over may count it as lost still.
     """
-    if history.notes:
+    if lost is None:
         return frozenset()
-    lost = {str(record.event.get("node")) for record in history.records if record.kind == "NodeLost"}
     return frozenset(name for name, node in state.roster.nodes.items() if not node.lost and name not in lost)
 
 

@@ -166,6 +166,7 @@ class Welcome(_Message, frozen=True, tag=True):
     term: int
     node: str
     stamp: float = 0.0  # supervisor's clock as this was sent; echoed in beats
+    reading: bool = False  # not yet: this supervisor still reads what earlier terms left; say hello again
 
 
 class Ack(_Message, frozen=True, tag=True):

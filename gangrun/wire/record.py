@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import compress, islice
 from operator import is_, is_not
@@ -74,14 +74,41 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     patch: dict[str, Any] = {}
 
 
+class Inherited(msgspec.Struct, frozen=True):
+    """What a term's snapshot carries of all terms before it, so that nobody has to read their files again."""
+
+    ticketed_attempt: int  # highest attempt that a ticket names, whose record may be lost
+    started_attempt: int  # the same of tickets to start one: its ranks may live
+    lost: tuple[str, ...] | None  # nodes that a supervisor ever counted as lost; None: some records were not readable
+
+
 @dataclass(frozen=True, slots=True)
 class History:
-    """What earlier terms left: their records in order, and what could not be read, in words."""
+    """What earlier terms left since the newest snapshot that carries all before it, and what could not be read."""
 
     records: tuple[Record, ...]
     notes: tuple[str, ...] = ()
-    ticketed_attempt: int = -1  # highest attempt that a ticket names, whose record may be lost
-    started_attempt: int = -1  # the same of tickets to start one: its ranks may live
+    ticketed_attempt: int = -1  # as in ``Inherited``, over all terms
+    started_attempt: int = -1
+
+    def lost(self) -> tuple[str, ...] | None:
+        """As in ``Inherited``, over all terms."""
+        carried = inherited(self.records)
+        before = () if carried is None else carried.lost
+        if self.notes or before is None:
+            return None
+        since = {str(record.event.get("node")) for record in self.records if record.kind == "NodeLost"}
+        return tuple(sorted(since.union(before)))
+
+
+def inherited(records: Sequence[Record]) -> Inherited | None:
+    """What the snapshot at their beginning carries; None where there is no snapshot, or an older gangrun wrote it."""
+    if not records or records[0].kind != "Snapshot":
+        return None
+    try:
+        return msgspec.convert(records[0].event, Inherited)
+    except msgspec.ValidationError:
+        return None
 
 
 def encode(record: Record) -> bytes:

@@ -345,3 +345,20 @@ def test_takeover_and_reconnect_fit_into_the_lease():
     while not stage.brain.follow.asked.spawning:
         stage.pass_s(0.1)
     assert stage.now - begun <= T + 1.5 < TIMING.fence_after_s
+
+
+def test_a_new_term_that_reads_is_waited_for_and_not_for_ever():
+    stage = lonely()
+    stage.peer(dial(2))
+    stage.take()
+    began, asked_after_s = stage.now, 0.0
+    while not asked_after_s and stage.now < began + 10 * T:
+        stage.sup(Welcome(2, "n1", reading=True))
+        stage.pass_s(TIMING.beat_every_s)
+        done = stage.take()
+        if any(isinstance(e, effects.SendPeer) and isinstance(e.message, Ping) for e in done):
+            asked_after_s = stage.now - began
+        else:
+            assert not any(isinstance(e, effects.DialTerm) for e in done), "the line to it stays"
+    assert asked_after_s == pytest.approx(2 * T, abs=TIMING.beat_every_s)
+    assert not stage.brain.lease.welcomed, "its beats count only from the loop's own welcome on"

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import RunPaths, create_run
-from gangrun.wire.record import Act, Claim, Record
+from gangrun.wire import record as wire_record
+from gangrun.wire.record import Act, Claim, Inherited, Record
 from tests.waiting import until
 
 NOBODY = 65534
@@ -95,8 +96,9 @@ def claim_of(term: int, paths: RunPaths, node: str = "n1", pid: int = 0) -> Clai
     return Claim(term, paths.run, "job", node, pid or os.getpid(), 7, "tcp://127.0.0.1:1", "key", 1.7e9)
 
 
-def snapshot(term: int) -> Record:
-    return Record(1, term, 0, 0.0, 0.0, "Snapshot", reason="first")
+def snapshot(term: int, carried: Inherited | None = None) -> Record:
+    event = {} if carried is None else wire_record.builtins(carried)
+    return Record(1, term, 0, 0.0, 0.0, "Snapshot", event, reason="first")
 
 
 def note(term: int, n: int) -> Record:

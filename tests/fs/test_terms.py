@@ -16,8 +16,22 @@ from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.adapters.fs.terms import FsTerms, Ticket, TicketRefused
 from gangrun.wire import record as wire_claim
 from gangrun.wire import record as wire_record
+from gangrun.wire.record import History, Inherited
 from tests.faults.disk import PausableDisk
-from tests.fs.bench import HandClock, NoLinkDisk, RealClock, claim_of, fork, new_run, snapshot, start
+from tests.fs.bench import (
+    HandClock,
+    NoLinkDisk,
+    RealClock,
+    TriggerDisk,
+    as_uid,
+    claim_of,
+    fork,
+    ground,
+    new_run,
+    snapshot,
+    start,
+    uids,
+)
 
 ROUNDS = 200
 
@@ -225,3 +239,74 @@ def test_history_refuses_what_cannot_be_gone_on_from(tmp_path: Path) -> None:
     )
     with pytest.raises(JournalDamaged, match=r"1\.jsonl line 2"):
         terms_of(paths).history(2)
+
+
+# ---- what a takeover costs ----
+
+TAKEOVER_OPERATIONS_MAX_COUNT = 30
+
+
+def grow_old(paths: RunPaths, terms_count: int, acts_count: int) -> None:
+    """As many terms as that, each of which did so many acts, was sealed and was read by the next one."""
+    for term in range(1, terms_count + 1):
+        paths.claim(term).write_bytes(wire_record.encode_claim(claim_of(term, paths)))
+        paths.acts(term).mkdir()
+        acts = range(1, acts_count + 1)
+        for n in acts:
+            paths.ticket(term, n).write_bytes(Ticket(term, n, "StartGang", term).note)
+        if term < terms_count:
+            paths.acts(term).chmod(0o500)
+        records = (snapshot(term, Inherited(term - 1, term - 1, ())), *(start(term, n, n, attempt=term) for n in acts))
+        paths.journal(term).write_bytes(b"".join(wire_record.encode(record) for record in records))
+
+
+def take_term(paths: RunPaths, disk: Disk) -> tuple[int, History]:
+    """What a supervisor does before its loop begins."""
+    terms = terms_of(paths, disk)
+    newest = terms.newest()
+    assert newest is not None and terms.claim(claim_of(newest.term + 1, paths)) and terms.open_acts(newest.term + 1)
+    terms.seal_before(newest.term + 1)
+    return newest.term + 1, terms.history(newest.term + 1)
+
+
+@pytest.mark.parametrize(("terms_count", "acts_count"), [(1000, 3), (2, 2000)])
+def test_a_takeover_costs_the_same_however_old_the_run_is(terms_count: int, acts_count: int) -> None:
+    def work() -> None:
+        paths, disk = new_run(base), TriggerDisk()
+        grow_old(paths, terms_count, acts_count)
+        term, history = take_term(paths, disk)
+        assert term == terms_count + 1
+        assert (history.ticketed_attempt, history.started_attempt, history.notes) == (terms_count, terms_count, ())
+        assert {record.term for record in history.records} == {terms_count}, "back to the newest snapshot, no further"
+        assert disk.count <= TAKEOVER_OPERATIONS_MAX_COUNT, disk.log
+        with pytest.raises(TicketRefused):
+            terms_of(paths).still_open(terms_count)
+
+    with ground(uids()[-1]) as base:  # root, whom modes do not bind, moves each ticket of the newest term
+        as_uid(uids()[-1], work)
+
+
+def test_numbers_of_earlier_terms_come_from_the_snapshot_or_where_it_has_none_from_their_tickets(
+    tmp_path: Path,
+) -> None:
+    paths = new_run(tmp_path)
+    grow_old(paths, 4, 1)
+    paths.ticket(2, 1).write_bytes(Ticket(2, 1, "StartGang", 9).note)
+    assert take_term(paths, Disk())[1].ticketed_attempt == 4, "the next term has read that one"
+    for term in (2, 3, 4):
+        records = (snapshot(term), start(term, 1, 1, attempt=9 if term == 2 else term))
+        paths.journal(term).write_bytes(b"".join(wire_record.encode(record) for record in records))
+    _, history = take_term(paths, Disk())
+    assert {record.term for record in history.records} == {1, 2, 3, 4}, "an older gangrun's: nothing is carried"
+    assert (history.ticketed_attempt, history.started_attempt) == (9, 9)
+
+
+def test_a_seal_that_is_missing_below_the_newest_journal_was_never_needed(tmp_path: Path) -> None:
+    """Terms that wrote no journal are sealed by whoever comes next; a journal tells that all before it were."""
+    paths = new_run(tmp_path)
+    grow_old(paths, 2, 1)
+    paths.claim(3).write_bytes(wire_record.encode_claim(claim_of(3, paths)))  # it died before its first record
+    take_term(paths, Disk())
+    for term in (2, 3):
+        with pytest.raises(TicketRefused):
+            terms_of(paths).still_open(term)

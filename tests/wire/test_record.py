@@ -223,3 +223,25 @@ def test_every_event_has_a_name_in_the_journal() -> None:
     assert Stamped(NodeSilent("n0", 1.0)).origin is None
     assert {"NodeSilent", "TermTaken"} <= set(kinds._EVENTS)
     assert {"StartGang", "EndJob"} <= set(kinds._ACTIONS)
+
+
+# ---- what a snapshot carries of the terms before it ----
+
+
+def snapshot_of(event: dict[str, Any]) -> Record:
+    return Record(2, 5, 0, 0.0, 0.0, "Snapshot", event)
+
+
+def test_a_snapshot_carries_what_a_successor_needs_of_all_terms_before_it() -> None:
+    carried = wire.Inherited(7, 6, ("n3",))
+    records = (snapshot_of(wire.builtins(carried)), Record(2, 5, 1, 1.0, 1.0, "NodeLost", {"node": "n1"}))
+    assert wire.inherited(records) == carried
+    assert wire.History(records).lost() == ("n1", "n3")
+    assert wire.History(records, ("half of it cannot be read",)).lost() is None
+    assert wire.History((snapshot_of(wire.builtins(wire.Inherited(7, 6, None))),)).lost() is None
+
+
+def test_a_snapshot_of_an_older_gangrun_carries_nothing() -> None:
+    older = (snapshot_of({}), Record(2, 5, 1, 1.0, 1.0, "NodeLost", {"node": "n1"}))
+    assert wire.inherited(older) is None and wire.inherited(older[1:]) is None and wire.inherited(()) is None
+    assert wire.History(older).lost() == ("n1",)

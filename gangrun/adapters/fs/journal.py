@@ -210,12 +210,17 @@ def read_file(disk: Disk, paths: RunPaths, term: int) -> JournalFile | None:
 
 
 def read_history(disk: Disk, paths: RunPaths, before: int) -> History:
-    """All terms below ``before``, for a takeover.
+    """The terms below ``before`` back to the newest snapshot that carries what was before it, for a takeover.
 
     Only the newest term that wrote anything decides what the state is, so damage in older ones is a note. Of that one
     a torn end is dropped with a note; anything worse is refused.
     """
-    files = [found for term in range(before) if (found := read_file(disk, paths, term)) is not None]
+    files: list[JournalFile] = []
+    for term in reversed(range(before)):
+        if (found := read_file(disk, paths, term)) is not None:
+            files.insert(0, found)
+            if wire_record.inherited(found.records) is not None:
+                break
     newest = next((found for found in reversed(files) if found.records or not _torn_or_whole(found)), None)
     if newest is not None and newest.ending is Trust.TOO_NEW:
         raise JournalTooNew(newest.why)
@@ -287,8 +292,9 @@ class JournalFollower:
 
     def _leap(self) -> None:
         for term in reversed(terms_seen(self.disk, self.paths)):
-            found = read_file(self.disk, self.paths, term)
-            if found is not None and found.records:
+            path = self.paths.journal(term)
+            first, _, _ = self.disk.read(path).partition(b"\n")
+            if Lines(str(path), term).feed(first) is not None:
                 self._term = term
                 return
 

@@ -20,7 +20,7 @@ from gangrun.adapters.fs.terms import FsTerms, Ticket, TicketRefused
 from gangrun.core.actions import StartGang
 from gangrun.ports import Clock, Deposed, Stored, StoreTrouble, Withheld
 from gangrun.wire import record as wire_record
-from gangrun.wire.record import Act, Record
+from gangrun.wire.record import Record
 
 T = TypeVar("T")
 
@@ -75,7 +75,7 @@ class FsStore:
     def commit(self, record: Record, tickets: Sequence[int]) -> None:
         """Append and fsync, then take each ticket; the answer comes through ``post``."""
         kinds = {act.n: act for act in record.actions}
-        wanted = tuple(_ticket(self._term, n, kinds.get(n)) for n in tickets)
+        wanted = tuple(Ticket.of(self._term, kinds[n]) if n in kinds else Ticket(self._term, n) for n in tickets)
         with self._changed:
             if self._closing:
                 raise RuntimeError("commit after close")
@@ -216,11 +216,6 @@ class FsStore:
         with self._changed:
             self._counter_works = True
             self._seen_open = max(self._seen_open, began)
-
-
-def _ticket(term: int, n: int, act: Act | None) -> Ticket:
-    attempt = act.args.get("attempt", -1) if act else -1
-    return Ticket(term, n, act.kind if act else "", attempt if isinstance(attempt, int) else -1)
 
 
 class _Abandoned(Exception):

@@ -10,18 +10,18 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gangrun.adapters.fs.disk import ABSENT, Disk
 from gangrun.adapters.fs.job_claims import UNREADABLE_VOID_AFTER_S, link_whole, temporary_tag, wait
-from gangrun.adapters.fs.journal import read_history
+from gangrun.adapters.fs.journal import read_history, terms_seen
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.core.actions import StartGang
 from gangrun.ports import Clock, History
-from gangrun.wire import record as wire_claim
-from gangrun.wire.record import Claim
+from gangrun.wire import record as wire_record
+from gangrun.wire.record import Act, Claim
 
 DEPOSED = frozenset({errno.EEXIST, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR})
 SEALED_MODE = 0o500
@@ -44,6 +44,12 @@ class Ticket:
     def note(self) -> bytes:
         """As it is written into the ticket."""
         return f"{self.kind} {self.attempt}\n".encode("ascii", "replace")
+
+    @staticmethod
+    def of(term: int, act: Act) -> Ticket:
+        """The ticket that a recorded act needs."""
+        attempt = act.args.get("attempt", -1)
+        return Ticket(term, act.n, act.kind, attempt if isinstance(attempt, int) else -1)
 
     @staticmethod
     def read(term: int, n: int, note: bytes) -> Ticket:
@@ -102,10 +108,10 @@ class FsTerms:
         until = self.clock.now() + UNREADABLE_VOID_AFTER_S
         while True:
             try:
-                found = wire_claim.decode_claim(self.disk.read(self.paths.claim(term)))
+                found = wire_record.decode_claim(self.disk.read(self.paths.claim(term)))
             except FileNotFoundError:
                 return None
-            except (OSError, wire_claim.ClaimError) as error:
+            except (OSError, wire_record.ClaimError) as error:
                 if self.clock.now() >= until:
                     if isinstance(error, OSError):
                         raise
@@ -123,7 +129,7 @@ class FsTerms:
         target = self.paths.claim(claim.term)
         tag = temporary_tag(claim.node, claim.job, claim.pid, claim.start_ticks)
         try:
-            link_whole(self.disk, self.paths.temporary(target, tag), target, wire_claim.encode_claim(claim))
+            link_whole(self.disk, self.paths.temporary(target, tag), target, wire_record.encode_claim(claim))
         except FileExistsError:
             return False
         except OSError:
@@ -183,7 +189,7 @@ class FsTerms:
 
     def seal_before(self, term: int) -> tuple[str, ...]:
         """Let no earlier term obtain another ticket; returns warnings. ``OSError``: not sealed, do not go on."""
-        by_removal = [k for k in range(term) if not self._seal_by_mode(k)]
+        by_removal = [k for k in range(self._sealed_below(term), term) if not self._seal_by_mode(k)]
         for k in by_removal:
             self._seal_by_removal(k)
         self.disk.fsync_dir(self.paths.terms)
@@ -191,6 +197,10 @@ class FsTerms:
             return ()
         whom = "root, as whom this runs" if os.geteuid() == 0 else "anybody on this file system"
         return (f"file modes do not bind {whom}: earlier terms were sealed by removing their folders",)
+
+    def _sealed_below(self, term: int) -> int:
+        """A term writes its journal only after it has sealed all before it: where one is seen, that was done."""
+        return max((seen for seen in terms_seen(self.disk, self.paths) if seen < term), default=0)
 
     def _seal_by_mode(self, k: int) -> bool:
         """Whether mode 0500 alone, or an earlier seal, keeps everybody out.
@@ -267,29 +277,34 @@ class FsTerms:
     # ---- what earlier terms left ----
 
     def history(self, before: int) -> History:
-        """The journals of all earlier terms; read only after ``seal_before``. ``JournalError``: must not go on."""
+        """What earlier terms left; read only after ``seal_before``. ``JournalError``: must not go on."""
         found = read_history(self.disk, self.paths, before)
-        recorded: dict[int, int] = {}
-        for record in found.records:
-            recorded[record.term] = max([recorded.get(record.term, 0), *(act.n for act in record.actions)])
-        notes, attempt, started = list(found.notes), -1, -1
-        for ticket in self._tickets(before):
+        recorded = {(record.term, act.n): act for record in found.records for act in record.actions}
+        carried = wire_record.inherited(found.records)
+        since = 0 if carried is None else found.records[0].term
+        notes = list(found.notes)
+        attempt, started = (-1, -1) if carried is None else (carried.ticketed_attempt, carried.started_attempt)
+        for ticket in self._tickets(range(since, before), recorded):
             attempt = max(attempt, ticket.attempt)
             if ticket.kind == StartGang.__name__:
                 started = max(started, ticket.attempt)
-            if ticket.n > recorded.get(ticket.term, 0):
+            if (ticket.term, ticket.n) not in recorded:
                 notes.append(
                     f"term {ticket.term} took the ticket of act {ticket.n} ({ticket.kind or 'unknown'}), but its record"
                     " is gone: the journal's end was lost after it was durable"
                 )
         return replace(found, notes=tuple(notes), ticketed_attempt=attempt, started_attempt=started)
 
-    def _tickets(self, before: int) -> Iterator[Ticket]:
-        for term in range(before):
+    def _tickets(self, terms: Iterable[int], recorded: Mapping[tuple[int, int], Act]) -> Iterator[Ticket]:
+        """Only a ticket whose record is gone is opened: there may be thousands, and each costs a file operation."""
+        for term in terms:
             for folder in (self.paths.acts(term), self.paths.acts_kept(term)):
                 for name in self._names(folder):
-                    if name.isdecimal():
-                        yield Ticket.read(term, int(name), self._note(folder / name))
+                    if not name.isdecimal():
+                        continue
+                    act = recorded.get((term, int(name)))
+                    note = self._note(folder / name) if act is None else b""
+                    yield Ticket.read(term, int(name), note) if act is None else Ticket.of(term, act)
 
     def _note(self, path: Path) -> bytes:
         try:

@@ -196,6 +196,9 @@ class AgentBrain:
         if not self.lease.follows(message.term):
             return self._not_followed(message.term, now)
         match message:
+            case Welcome(reading=True):
+                self.lease.patient_while_reading(now)
+                return []
             case Welcome():
                 self.lease.welcomed = True
                 self.lease.heard(message.stamp)

@@ -37,6 +37,7 @@ from gangrun.wire.messages import Ack, AgentEvent, Dial
 
 SENT_MAX = 64  # send times kept: more than the beats of one lease
 REDIAL_BEATS_MAX = 8
+READING_TAKEOVERS = 2  # so often ``takeover_after_s`` may a new term read before it acks
 
 
 class LeaseKeeper:
@@ -55,6 +56,7 @@ class LeaseKeeper:
         self.acked_at = now  # when the newest good ack came; at first, when this agent began to wait for one
         self.redial_at = float("inf")
         self._redial_beats = 2
+        self._dialled_at = now  # the newest term, first
         self._sent: dict[int, float] = {}
 
     def follows(self, term: int) -> bool:
@@ -82,6 +84,11 @@ class LeaseKeeper:
         self.acked_at = max(self.acked_at, until - self.timing.takeover_after_s)
         self.redial_at = max(self.redial_at, until)
 
+    def patient_while_reading(self, now: float) -> None:
+        """The newest term is there and reads. Not for ever: another must have time to follow it before leases end."""
+        longest = self._dialled_at + READING_TAKEOVERS * self.timing.takeover_after_s
+        self.patient_until(min(now + self.timing.takeover_after_s, longest))
+
     def live(self, now: float) -> bool:
         """May a rank live now."""
         return now < self.deadline
@@ -97,6 +104,7 @@ class LeaseKeeper:
             self.echo = 0.0
             self._redial_beats = 2
             self.promised_term = 0
+            self._dialled_at = now
             self.acked_at = now  # it has as long to ack as any other, or we would promise it away before its first word
         self.see(dial.term)
         self.line = dial

@@ -69,6 +69,7 @@ class SimSupervisor(SupervisorBody):
         self.clock = HostClock(node)
         self.policy = node.world.policy_of_next_term()
         self.loop: Loop | None = None
+        self.greeter = takeover.Greeter(node.job)
         self.term = 0
         self.entitled = ""
         self.mail: deque[Item] = deque()
@@ -142,6 +143,7 @@ class SimSupervisor(SupervisorBody):
         return self._watch.look(None if at is None else int(at * 1000), works, self.clock.now())
 
     def _claim(self, term: int) -> Claim:
+        self.greeter.term = term
         return Claim(
             term=term,
             run=self.world.run_id,
@@ -184,7 +186,7 @@ class SimSupervisor(SupervisorBody):
                 promised=self.promises,
                 judged=self._judged,
             )
-            self.term = opening.term
+            self.term, self.greeter.term = opening.term, 0
             self.world.checks.claimed(self, self.term)
             self.store = SimStore(mount, self, self.post)
             self.store.boot = self.clock.now
@@ -220,6 +222,8 @@ class SimSupervisor(SupervisorBody):
         if agent is not None:
             agent.hear_peer(Dial(self.term, self.endpoint, "key"), b"")
         self.look_for_cancel()
+        if self.mail:  # came while it was reading
+            self._turn()
         self.plan()
 
     def look_for_cancel(self) -> None:
@@ -260,7 +264,10 @@ class SimSupervisor(SupervisorBody):
             return
         peer = f"{line.agent.node.name}/{line.agent.incarnation}".encode()
         self._lines[peer] = line
-        self.post(AgentSaid(peer, message))
+        said = AgentSaid(peer, message)
+        if self.awake:
+            self.greeter.hear(said, self)
+        self.post(said)
 
     def post(self, item: Item) -> None:
         """Into the mailbox; the loop turns as soon as it can."""

@@ -20,6 +20,7 @@ from gangrun.wire import record as wire_record
 from gangrun.wire.record import Claim, Record
 
 LATENCY_S = 0.002
+SEAL_COUNT = 5  # file operations that sealing one term takes
 
 
 @dataclass(slots=True)
@@ -141,15 +142,18 @@ class Mount:
         self.lose_reply = False
         self.tear_next = False
         self.late_by_s = 0.0
+        self.slow_until = 0.0
+        self.slow_by_s = 0.0
 
     @property
     def stands_still(self) -> bool:
         """Nothing that is begun now ends for a while."""
         return self.timeline.now < self.stalled_until
 
-    def ready_at(self) -> float:
-        """When an operation that is begun now ends."""
-        return max(self.timeline.now, self.stalled_until) + LATENCY_S
+    def ready_at(self, count: int = 1) -> float:
+        """When an operation that is begun now ends, or ``count`` of them, one after the other."""
+        slow_s = count * self.slow_by_s if self.timeline.now < self.slow_until else 0.0
+        return max(self.timeline.now, self.stalled_until) + LATENCY_S + slow_s
 
     def trouble(self) -> int:
         """The errno that a write gets now, 0 for none."""
@@ -196,9 +200,9 @@ class SimTerms:
         self.disk = mount.disk
         self.process = process
 
-    def _io(self, label: str) -> None:
+    def _io(self, label: str, count: int = 1) -> None:
         self.process.boundary(f"before {label}")
-        self.process.wait_until(self.mount.ready_at())
+        self.process.wait_until(self.mount.ready_at(count))
 
     def _done(self, label: str) -> None:
         self.process.boundary(f"after {label}")
@@ -229,26 +233,40 @@ class SimTerms:
 
     def seal_before(self, term: int) -> tuple[str, ...]:
         """Seal every earlier folder of tickets, and make it first where it is missing."""
-        for earlier in range(1, term):
-            self._io(f"seal {earlier}")
+        for earlier in range(self.sealed_below(term), term):
+            self._io(f"seal {earlier}", SEAL_COUNT)
             self.disk.seal_acts(earlier)
             self._done(f"seal {earlier}")
         return ()
 
+    def sealed_below(self, term: int) -> int:
+        """Whoever wrote a journal had sealed all before it."""
+        return max((seen for seen in self.disk.journals if seen < term), default=1)
+
     def history(self, before: int) -> History:
-        """The journals of earlier terms."""
+        """The journals of earlier terms, back to a snapshot that carries all before it, and the tickets since then."""
         self._io("history")
         self.disk.lineage[before] = {term: len(lines) for term, lines in self.disk.journals.items()}
         records: list[Record] = []
         notes: list[str] = []
-        named = -1
-        for term in sorted(self.disk.acts):
-            named = max([named, *(attempt for attempt in self.disk.acts[term].tickets.values() if term < before)])
-        for term in sorted(term for term in self.disk.journals if term < before):
+        since, count = 0, 0
+        for term in sorted((term for term in self.disk.journals if term < before), reverse=True):
             readable, note = self.disk.readable(term)
-            records.extend(readable)
-            notes.extend([note] if note else [])
-        started = max((acts.started_attempt for term, acts in self.disk.acts.items() if term < before), default=-1)
+            count += 1
+            records[:0] = readable
+            notes[:0] = [note] if note else []
+            if wire_record.inherited(readable) is not None:
+                since = term
+                break
+        carried = wire_record.inherited(records)
+        named, started = (-1, -1) if carried is None else (carried.ticketed_attempt, carried.started_attempt)
+        recorded = {(record.term, act.n) for record in records for act in record.actions}
+        for term, acts in self.disk.acts.items():
+            if since <= term < before:
+                named = max([named, *acts.tickets.values()])
+                started = max(started, acts.started_attempt)
+                count += 2 + sum((term, n) not in recorded for n in acts.tickets)
+        self.process.wait_until(self.mount.ready_at(count) - LATENCY_S)
         return History(tuple(records), tuple(notes), named, started)
 
 

@@ -88,6 +88,22 @@ def resume(
     return resumed(run, runs_dir, request, max_restarts, quiet=quiet, as_json=as_json)
 
 
+@click.command("attach")
+@run_argument
+@click.option("-q", "--quiet", is_flag=True, help="Do not show the ranks' output.")
+@runs_dir_option
+def attach(run: str | None, quiet: bool, runs_dir: str | None) -> int:
+    """Show a run as gangrun run does, until it ends, and exit with its code.
+
+    Decisions, what the first and the last rank print, and the progress. Ctrl-C and a closed terminal leave this view;
+    the run goes on.
+    """
+    from gangrun.config.environment import all_variables
+    from gangrun.launch.owner import attached
+
+    return attached(find(run, runs_dir), all_variables(), quiet=quiet)
+
+
 @click.command("wait")
 @run_argument
 @click.option("--timeout", "timeout_s", type=TIME, help="Stop waiting after TIME with exit code 3 (default never).")

@@ -92,7 +92,7 @@ def request_of(
         submits=submits,
         **{
             name: options[name]
-            for name in ("no_python", "env_pairs", "env_files", "config_file", "as_json", "quiet", "here")
+            for name in ("no_python", "env_pairs", "env_files", "config_file", "as_json", "quiet", "here", "detach")
             if name in options
         },
     )
@@ -105,6 +105,7 @@ def request_of(
 @click.command("run", cls=GroupedCommand, groups=GROUPS, common=RUN_COMMON, context_settings=CONTEXT)
 @training_options(SETTINGS)
 @flag("--here", group=PLACES, help="Train on this machine alone, even on a login node or in a larger job.")
+@flag("--detach", group=PLACES, help="Go on in the background; gangrun attach shows the run.")
 @flag("-q", "--quiet", group=OUTPUT, help="Do not show the ranks' output.")
 @flag("--json", "as_json", group=OUTPUT, help="Print the final status as one JSON object.")
 @click.option("--standalone", is_flag=True, hidden=True)

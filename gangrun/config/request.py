@@ -39,6 +39,7 @@ class Request:
     flags: Mapping[str, Any] = field(default_factory=dict)
     as_json: bool = False
     quiet: bool = False
+    detach: bool = False  # the run goes on in the background
     submits: bool = False  # setup lines run before the command
     here: bool = False  # on this machine, whatever a scheduler has to do with it
 

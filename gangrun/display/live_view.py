@@ -10,6 +10,7 @@ time, never waits.
 from __future__ import annotations
 
 import contextlib
+import errno
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 ENDS = {phase.value for phase in TERMINAL}
 LOOK_EVERY_S = 0.1
+LAST_LINES_COUNT = 15  # of each node's ranks, for who looks again
+REFUSED = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EAGAIN})  # by a file that output was sent to
 WATCH_EVERY_S = 1.0
 GONE_AFTER_S = 10.0  # a run directory that cannot be found for so long was removed, not moved about
 # the last two are told by the supervisor itself, at the time: their records come when the disk is back
@@ -73,6 +76,7 @@ class LiveView:
     quiet_ranks: bool = False
     _live: Live | None = None
     _tails: dict[tuple[int, str], LogTail] = field(default_factory=dict)
+    _joins: bool = False  # it begins in the middle of an attempt
     _shown: tuple[str, ...] = ()
     _drawn: str = ""
     _attempt: int = -1
@@ -96,9 +100,13 @@ class LiveView:
         if record.was != record.phase or "reason" in record.patch:
             self.say(record.reason, record.wall)
 
-    def pass_over(self, state: RunState) -> None:
-        """What ranks printed up to here was shown by an earlier owner of the run."""
-        self._attempt = state.attempt.number
+    def pass_over(self, state: RunState, *, joins: bool = False) -> None:
+        """What ranks printed up to here was shown by an earlier owner of the run, or, if this view ``joins`` that one,
+        by the owner that it has: then the last lines are shown again.
+        """
+        self._joins = joins
+        if not joins:
+            self._attempt = state.attempt.number
 
     def tick(self, state: RunState | None) -> bool:
         """Pass output on and refresh the live line; whether there is more output already."""
@@ -131,10 +139,12 @@ class LiveView:
             self._shown = tuple(f":rank{rank}]" for rank in sorted({0, state.attempt.placement.world_size - 1}))
             for node in (state.attempt.placement.nodes[0], state.attempt.placement.nodes[-1]):
                 self._tails.setdefault((state.attempt.number, node), LogTail(self.log_of(state.attempt.number, node)))
-        return self._drain()
+        is_behind = self._drain(LAST_LINES_COUNT if self._joins else None)
+        self._joins = self._joins and is_behind
+        return is_behind
 
-    def _drain(self) -> bool:
-        """Pass on what came; whether there is more."""
+    def _drain(self, last_count: int | None = None) -> bool:
+        """Pass on what came, or only the last lines of it; whether there is more."""
         is_behind = False
         for (attempt, _), tail in self._tails.items():
             if attempt < self._attempt - 1:
@@ -145,6 +155,8 @@ class LiveView:
                 continue  # unreadable now: the next look may do better
             lines = [line for line in fresh if any(mark in line.split(" ", 1)[0] for mark in self._shown)]
             color, is_behind = self.out.isatty(), is_behind or tail.is_behind
+            if last_count is not None:
+                lines = [] if tail.is_behind else lines[-last_count:]
             if lines:
                 self._emit(self.out, "\n".join(log_line(line, color=color) for line in lines))
         return is_behind
@@ -199,8 +211,9 @@ class LiveView:
             else:
                 stream.write(line + "\n")
                 stream.flush()
-        except (BrokenPipeError, ValueError):
-            self._closed.add(id(stream))  # the reader left; the run goes on, and so does its log
+        except (OSError, ValueError) as error:
+            if getattr(error, "errno", None) not in REFUSED:  # full: the next line may do better
+                self._closed.add(id(stream))  # the reader left, or the terminal; the run goes on, and so does its log
 
 
 class Observer(threading.Thread):
@@ -215,12 +228,12 @@ class Observer(threading.Thread):
         self.removed = False
         self.ended = False  # before these eyes: one that is taken up again had ended before
 
-    def catch_up(self) -> None:
-        """A run that is taken up again has a story already; it is not told twice. Before ``start``."""
+    def catch_up(self, *, joins: bool = False) -> None:
+        """A run that is taken up, or looked at, again has a story already; it is not told twice. Before ``start``."""
         self._journal.poll()
         state = self._journal.state()
         if state is not None:
-            self._view.pass_over(state)
+            self._view.pass_over(state, joins=joins)
 
     def state(self) -> RunState | None:
         """The newest state that could be read."""

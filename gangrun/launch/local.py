@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import click
+
 from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import JobClaim, JobClaims, Taken
@@ -23,12 +25,13 @@ from gangrun.adapters.local.hosts import LocalHosts
 from gangrun.config.layers import Value
 from gangrun.config.request import ResolvedRequest, ranks_of
 from gangrun.display.live_view import LiveView, Observer
+from gangrun.display.text import clean, echo_json
 from gangrun.entry.wiring import disk_of, urgent_part
 from gangrun.errors import UserError
 from gangrun.launch.create import make_run, put_in_index, unmade
 from gangrun.launch.exclusive import give_way, refuse_company
 from gangrun.launch.node_spec import warden_spec
-from gangrun.launch.owner import Cancelling, shown, tell_json
+from gangrun.launch.owner import LAST_LOOK_WITHIN_S, Cancelling, in_background, shown, tell_json
 from gangrun.node import processes
 from gangrun.runs.follow import JournalReplay
 from gangrun.runs.locate import entries_of
@@ -38,7 +41,6 @@ LOOK_EVERY_S = 0.1
 RESTARTS_MAX = 3  # of one host's warden: something outside kills it
 EXIT_GOOD = 0
 DRAIN_WITHIN_S = 1.0
-LAST_LOOK_WITHIN_S = 5.0
 LETS_GO_WITHIN_S = 5.0
 EXPLAINED_WITHIN_S = 2.0
 NEVER = float("inf")
@@ -51,6 +53,9 @@ def start(wish: ResolvedRequest) -> int:
         from gangrun.launch import slurm_allocation
 
         if (held := slurm_allocation.held_by(wish.variables)) is not None:
+            if request.detach:
+                words = "--detach is for this machine alone: in a Slurm job the run would end with the job's script"
+                raise UserError("usage", words, "gangrun submit asks Slurm and returns")
             return slurm_allocation.run_in(held, wish)
         slurm_allocation.refuse_login_node(wish.variables)
     ranks = ranks_of(wish.value("nproc_per_node"), box.gpus_count(wish.variables), box.cpus_count())
@@ -58,7 +63,15 @@ def start(wish: ResolvedRequest) -> int:
     draft = wish.draft(wall, world="local", nodes=nodes_of(wish.settings), slots_per_node=ranks, ranks_per_slot=1)
     refuse_company(draft, lambda: entries_of(None))
     paths, spec = make_run(disk, wish.runs_dir, draft, wall)
-    return own(spec, paths, wish.everything, as_json=request.as_json, quiet=request.quiet)
+    if not request.detach:
+        return own(spec, paths, wish.everything, as_json=request.as_json, quiet=request.quiet)
+    in_background(paths.owner_log, lambda begun: own(spec, paths, wish.everything, quiet=True, begun=begun))
+    if request.as_json:
+        echo_json({"run": paths.run, "directory": str(paths.root)})
+    else:
+        click.echo(f"run {paths.run} ({clean(spec.name)}) goes on in the background, in {paths.root}")
+        click.echo(f"  gangrun attach {paths.run} shows it; gangrun cancel {paths.run} ends it")
+    return EXIT_GOOD
 
 
 def own(
@@ -70,9 +83,11 @@ def own(
     quiet: bool = False,
     over: JobClaim | None = None,
     ready: Callable[[int], None] | None = None,
+    begun: Callable[[], None] = lambda: None,
 ) -> int:
     """Hold the next job of this run on this box until it ends. ``over``: the owner of the last one, wherever it was, if
-    that has ended. ``ready(seq)``, of a run that is taken up again, is called before anything is started.
+    that has ended. ``ready(seq)``, of a run that is taken up again, is called before anything is started,
+    ``begun()`` once nothing can be refused any more.
     """
     disk = Disk()
     host, me = processes.host_name(), processes.read_proc(os.getpid())
@@ -93,6 +108,7 @@ def own(
         raise
     if ready is not None:
         ready(claimed.claim.seq)
+    begun()
     view = shown(paths, variables, as_json=as_json, quiet=quiet)
     view.say(f"run {paths.run} ({spec.name}) in {paths.root}")
     if over is not None and over.host != host:

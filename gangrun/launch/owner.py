@@ -2,18 +2,23 @@
 
 A SIGTERM may come from the scheduler, with every reason that a job can end for: then the owner asks whether the signal
 means the run. The first signal stops in order: the mark is written, the supervisor watches for it, and agents are told
-only if no supervisor heeds it. The second signal kills.
+only if no supervisor heeds it. The second signal kills, unless it is SIGHUP: a terminal that is closed sends that, and
+nobody who closes one is in such a hurry.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import socket
 import sys
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import click
 
@@ -22,12 +27,16 @@ from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.journal import live_of
 from gangrun.adapters.fs.run_dir import RunPaths, mark_cancelled
 from gangrun.core.model import TERMINAL, Phase, RunState
-from gangrun.display.live_view import LiveView
+from gangrun.display.live_view import LiveView, Observer
+from gangrun.errors import UserError
+from gangrun.launch.stop import tell_end, wait_for_end
 from gangrun.ports import Clock
+from gangrun.runs.follow import JournalReplay
 
 HEEDED_WITHIN_S = 15.0  # a takeover and more
 MARKED_WITHIN_S = 2.0  # a disk that takes longer stands still
 MARK_LOOK_EVERY_S = 0.1
+LAST_LOOK_WITHIN_S = 5.0
 KEPT_WITHIN_S = 10.0  # what it gets to come back before nothing tells that the run was cancelled
 
 
@@ -63,9 +72,14 @@ class Cancelling:
         signal.set_wakeup_fd(wake_write.fileno(), warn_on_full_buffer=False)
         self._keep = wake_write
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(signum, lambda number, _frame: self.signals.append(number))
+            signal.signal(signum, lambda number, _frame: self.note(number))
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         return wake_read
+
+    def note(self, number: int) -> None:
+        """A signal came. A closed terminal asks once, and adds nothing to what was asked before."""
+        if number != signal.SIGHUP or not (self.meant or signal.SIGHUP in self.signals):
+            self.signals.append(number)
 
     def turn(self) -> None:
         """Heed what came."""
@@ -96,6 +110,8 @@ class Cancelling:
             self._asking.start()
 
     def _heed(self, name: str) -> None:
+        if self.meant and name == "SIGHUP":
+            return
         if self.meant:
             self.kill()
             self.say(f"{name} again: killing all ranks")
@@ -109,7 +125,7 @@ class Cancelling:
             self.say(self.urgent.popleft())
 
     def _first(self, name: str) -> None:
-        by = "Ctrl-C" if name == "SIGINT" else name
+        by = {"SIGINT": "Ctrl-C", "SIGHUP": "SIGHUP (the terminal was closed)"}.get(name, name)
         self.by_signal = name != "SIGINT"
         self._insist_at = self.clock.now() + HEEDED_WITHIN_S
         self._marked_by = self.clock.now() + MARKED_WITHIN_S
@@ -186,3 +202,54 @@ def tell_json(paths: RunPaths) -> None:
     from gangrun.runs.status import final_status
 
     click.echo(final_status(paths))
+
+
+def attached(paths: RunPaths, variables: Mapping[str, str], *, quiet: bool) -> int:
+    """Show a run that another process owns as its owner would, to its end; the run's exit code."""
+    view = shown(paths, variables, as_json=False, quiet=quiet)
+    observer = Observer(JournalReplay(paths, Disk()), SystemClock(), view)
+    observer.catch_up(joins=True)
+    state = observer.state()
+    if state is None or state.phase not in TERMINAL:
+        view.say(f"run {paths.run} in {paths.root}; Ctrl-C leaves this view, gangrun cancel ends the run")
+        if state is not None:
+            view.say(state.reason)
+    observer.start()
+    try:
+        wait_for_end(paths, None)
+    finally:
+        observer.leave(LAST_LOOK_WITHIN_S)
+    return tell_end(paths, None, as_json=False)
+
+
+def in_background(log: Path, own: Callable[[Callable[[], None]], int]) -> None:
+    """Have ``own(begun)`` done by a process without a terminal, which writes into ``log``. Returns once it called
+    ``begun``; a ``UserError`` of before is raised here.
+    """
+    read, write = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(write)
+        with os.fdopen(read, "rb") as pipe:
+            told = json.loads(pipe.read() or b'["system", "the process in the background died", "", 3]')
+        if told:
+            os.waitpid(child, 0)
+            raise UserError(*told)
+        return
+
+    def tell(words: list[object]) -> None:
+        os.write(write, json.dumps(words).encode())
+        os.close(write)
+
+    code = 1
+    try:
+        os.setsid()
+        null, file = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        for fd, into in ((0, null), (1, file), (2, file)):
+            os.dup2(into, fd)
+        code = own(lambda: tell([]))
+    except UserError as error:
+        tell([error.kind, error.message, error.hint, error.code])
+    except BaseException:  # noqa: BLE001 - a forked child must never go on as its parent
+        traceback.print_exc()
+    os._exit(code)

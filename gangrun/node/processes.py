@@ -141,7 +141,8 @@ def kill_until_none(find: Callable[[], list[Proc]], within_s: float, between: Ca
 class Askings:
     """Signals that ask a process to end, each as often as somebody meant it: a scheduler may send one by two ways (to
     the step's processes, and through srun), so the same number within seconds is an echo. A busy node hears it late,
-    and a second asking kills what may be saving; whoever means it asks once more.
+    and a second asking kills what may be saving; whoever means it asks once more. SIGHUP comes of a closed terminal or
+    session, and adds nothing to an asking.
     """
 
     def __init__(self, now_ns: Callable[[], int] = boottime_ns) -> None:
@@ -152,6 +153,8 @@ class Askings:
     def note(self, number: int, _frame: object = None) -> None:
         """A signal's handler."""
         now_ns = self._now_ns()
+        if number == signal.SIGHUP and self.signals:
+            return
         if number not in self._taken_ns or now_ns > self._taken_ns[number] + ECHO_S * 1e9:
             self._taken_ns[number] = now_ns
             self.signals.append(number)

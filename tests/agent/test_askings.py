@@ -25,3 +25,14 @@ def test_what_comes_again_within_seconds_is_an_echo_and_what_comes_later_is_mean
     assert came(interrupt, 2.6) == [term, interrupt]
     assert came(term, 3.1) == [term, interrupt, term], "an echo does not put off what is meant"
     assert came(term, 4) == [term, interrupt, term]
+
+
+def test_a_closed_terminal_adds_nothing() -> None:
+    now_ns = [0]
+    askings = Askings(lambda: now_ns[0])
+    for number in (signal.SIGHUP, signal.SIGHUP):
+        askings.note(number)
+        now_ns[0] += 60 * 10**9
+    assert askings.signals == [signal.SIGHUP]
+    askings.note(signal.SIGTERM)
+    assert askings.signals == [signal.SIGHUP, signal.SIGTERM]

@@ -66,3 +66,24 @@ def test_a_sigterm_that_nobody_else_has_sent_cancels(tmp_path: Path) -> None:
         owner.says("SIGTERM: stopping all ranks in order")
         until(owner.mark.exists, 10, "the mark")
         assert (owner.kills_count, owner.cancelling.code()) == (0, 143)
+
+
+def test_a_closed_terminal_asks_once_and_hurries_nobody(tmp_path: Path) -> None:
+    owner = Owner(tmp_path, None)
+    for _ in range(3):
+        owner.cancelling.note(signal.SIGHUP)
+        owner.cancelling.turn()
+    owner.says("SIGHUP (the terminal was closed): stopping all ranks in order")
+    assert (owner.cancelling.signals, owner.kills_count) == ([signal.SIGHUP], 0)
+    owner.gets(signal.SIGINT)
+    assert owner.kills_count == 1, "that was meant"
+
+
+def test_a_terminal_that_is_closed_after_ctrl_c_kills_nobody(tmp_path: Path) -> None:
+    owner = Owner(tmp_path, None)
+    owner.cancelling.note(signal.SIGINT)
+    owner.cancelling.note(signal.SIGHUP)  # before either was heeded
+    owner.cancelling.turn()
+    owner.cancelling.note(signal.SIGHUP)
+    owner.cancelling.turn()
+    assert (owner.kills_count, owner.cancelling.meant) == (0, True)

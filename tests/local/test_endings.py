@@ -5,9 +5,18 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import textwrap
+from pathlib import Path
 
+import pexpect
+import pytest
+
+from gangrun.errors import UserError
 from gangrun.launch.local import LETS_GO_WITHIN_S
-from tests.local.harness import PACE_S, Box
+from gangrun.launch.owner import in_background
+from tests.faults.inject import PLAIN
+from tests.local.harness import PACE_S, STEPPER, Box
 from tests.waiting import until
 
 
@@ -22,6 +31,68 @@ def test_a_second_ctrl_c_does_not_wait_for_a_rank_that_will_not_stop(box: Box) -
     assert box.end(30) == 130, box.told()
     assert not box.left()
     assert box.status()["state"] == "CANCELLED"
+
+
+SAVES_AT_TERM = """
+    import signal
+    def saves(*_):
+        time.sleep(1)
+        (folder / f"saved-{rank}").touch()
+        os._exit(0)
+    signal.signal(signal.SIGTERM, saves)
+"""
+
+
+def test_a_terminal_that_is_closed_cancels_once_and_the_ranks_save(box: Box) -> None:
+    """The kernel, the shell and the session's end may each send SIGHUP, and nothing more can be written there."""
+    script = box.script(STEPPER)
+    words = ["run", "-q", "--runs-dir", str(box.runs), "--nproc-per-node", "2", "--stop-grace", "60", str(script)]
+    terminal = pexpect.spawn(
+        PLAIN[0], [*PLAIN[1:], *words, str(box.work / "steps"), "1000", "0.05"], cwd=str(box.work), timeout=60,
+        env={**box.environment, "TERM": "xterm", "HOOK": textwrap.dedent(SAVES_AT_TERM)},
+    )  # fmt: skip
+    box.wait_for_step(5, deadline_s=60)
+    os.kill(terminal.pid, signal.SIGHUP)
+    until(lambda: (box.run_dir() / "cancelled").exists(), 20, "the mark")
+    os.close(terminal.child_fd)
+    for _ in range(2):
+        os.kill(terminal.pid, signal.SIGHUP)
+    status = box.until_status("the end", lambda status: status["state"] == "CANCELLED", 30)
+    assert "SIGHUP (the terminal was closed)" in status["reason"]
+    assert all((box.work / "steps" / f"saved-{rank}").exists() for rank in (0, 1)), box.told()
+    until(lambda: not box.left(), 20, "all have left")
+
+
+def test_a_detached_run_goes_on_and_attach_shows_it_to_its_end(box: Box) -> None:
+    script = box.script(STEPPER)
+    words = ("--runs-dir", str(box.runs), "--nproc-per-node", "2", "--json", script, box.work / "steps", "30", "0.05")
+    told = json.loads(box.gangrun("run", "--detach", *map(str, words)).stdout)
+    box.wait_for_step(5, deadline_s=60)
+    with subprocess.Popen(
+        [*PLAIN, "attach", told["run"], "--runs-dir", str(box.runs)], cwd=box.work, env=box.environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
+    ) as viewer:  # fmt: skip
+        assert viewer.stdout is not None
+        assert viewer.stdout.readline().startswith("["), "what a rank printed"
+        os.kill(viewer.pid, signal.SIGINT)
+        assert viewer.wait(100) == 130
+    assert box.status()["state"] == "RUNNING", "who looks is not who owns"
+    box.may_end.touch()
+    end = box.gangrun("attach", told["run"], "--runs-dir", str(box.runs))
+    assert (end.returncode, "step 29" in end.stdout, "SUCCEEDED" in end.stdout) == (0, True, True), end
+    assert "all ranks finished" in (Path(told["directory"]) / "logs" / "owner.out").read_text()
+    until(lambda: not box.left(), 20, "all have left")
+    again = box.gangrun("run", "--detach", *map(str, ("--nodes", "2", *words)), check=False)
+    assert again.returncode == 2 and "--local-hosts" in again.stdout
+
+
+def test_what_a_run_in_the_background_is_refused_is_told_at_the_terminal(tmp_path: Path) -> None:
+    def own(begun: object) -> int:
+        raise UserError("busy", "this run is already being run", "gangrun status shows it", 3)
+
+    with pytest.raises(UserError) as told:
+        in_background(tmp_path / "log", own)
+    assert (told.value.kind, told.value.hint, told.value.code) == ("busy", "gangrun status shows it", 3)
 
 
 def test_agents_that_join_after_the_run_has_ended_leave_with_it(box: Box) -> None:

@@ -153,6 +153,11 @@ class RunPaths:
         return self.machine / f"processes-{file_name(node)}.log"
 
     @property
+    def owner_log(self) -> Path:
+        """What the owner of a run says that goes on in the background."""
+        return self.logs / "owner.out"
+
+    @property
     def logs(self) -> Path:
         """Folder of rank output."""
         return self.root / "logs"

@@ -22,101 +22,56 @@ def _write_metadata(path: Path, metadata: object) -> None:
     (path / ".metadata").write_bytes(pickle.dumps(metadata, 4))
 
 
-def _shrink(metadata: Any) -> None:
-    metadata.state_dict_metadata["model.weight"].chunks[0].sizes = torch.Size([300, 499])
+def weight(metadata: Any) -> Any:
+    return metadata.state_dict_metadata["model.weight"]
 
 
-def _move(metadata: Any) -> None:
-    metadata.state_dict_metadata["model.weight"].chunks[0].offsets = torch.Size([1, 0])
+def ends(metadata: Any, file: str = "") -> list[Any]:
+    """Where pieces of data stand (in that file), in order."""
+    places = (one for one in metadata.storage_data.values() if one.relative_path.startswith(file))
+    return sorted(places, key=lambda one: one.offset)
 
 
-def _flatten(metadata: Any) -> None:
-    metadata.state_dict_metadata["model.weight"].chunks[0].offsets = torch.Size([0])
-
-
-def _overlap(metadata: Any) -> None:
-    first = min(
-        (i for i in metadata.storage_data.values() if i.relative_path == "__0_0.distcp"), key=lambda i: i.offset
-    )
-    first.length += 1
-
-
-def _stretch(metadata: Any) -> None:
-    max(metadata.storage_data.values(), key=lambda i: i.offset).length += 10_000_000
-
-
-def _negative(metadata: Any) -> None:
-    max(metadata.storage_data.values(), key=lambda i: i.offset).offset = -1
-
-
-def _forget(metadata: Any) -> None:
-    del metadata.state_dict_metadata["step"]
-
-
-def _wrong_chunk(metadata: Any) -> None:
+def rename_chunk(metadata: Any) -> None:
     key = next(key for key in metadata.storage_data if key.fqn == "model.weight")
     metadata.storage_data[MetadataIndex("model.weight", [5, 5])] = metadata.storage_data.pop(key)
 
 
-def _no_chunks(metadata: Any) -> None:
-    metadata.state_dict_metadata["model.weight"].chunks = None
+SPOILT: list[tuple[Callable[[Any], tuple[Any, str, Any] | None], str]] = [  # what gets which attribute or item
+    (lambda m: (weight(m).chunks[0], "sizes", torch.Size([300, 499])), "covers 149700 of 150000 elements of model.w"),
+    (lambda m: (weight(m).chunks[0], "offsets", torch.Size([1, 0])), "puts a chunk of model.weight outside the tensor"),
+    (
+        lambda m: (weight(m).chunks[0], "offsets", torch.Size([0])),
+        "the chunks of model.weight inconsistently",
+    ),
+    (
+        lambda m: (ends(m, "__0_0.distcp")[0], "length", ends(m, "__0_0.distcp")[0].length + 1),
+        "overlap in __0_0.distcp",
+    ),
+    (lambda m: (ends(m)[-1], "length", ends(m)[-1].length + 10_000_000), "(truncated)"),
+    (lambda m: (ends(m)[-1], "offset", -1), "impossible offset or length"),
+    (lambda m: m.state_dict_metadata.pop("step") and None, "stores step, which it does not describe"),
+    (rename_chunk, "that is none of its chunks"),
+    (lambda m: (weight(m), "chunks", None), "lists no chunks of model.weight"),
+    (lambda m: (weight(m), "size", None), "gives model.weight an impossible shape"),
+    (lambda m: (ends(m)[0], "relative_path", None), "names no file for a piece of data"),
+    (lambda m: (m, "storage_data", None), "does not say where the data is stored"),
+    (lambda m: (m.storage_data, next(iter(m.storage_data)), 3), "does not say where the data is stored"),
+    (lambda m: (m, "state_dict_metadata", [1]), "does not list what the checkpoint holds"),
+    (lambda m: (m.state_dict_metadata, "model.weight", 3), "lists its content in an unknown way"),
+    (lambda m: (weight(m), "properties", None), "gives no element type for a tensor"),
+]
 
 
-def _no_shape(metadata: Any) -> None:
-    metadata.state_dict_metadata["model.weight"].size = None
-
-
-def _no_file(metadata: Any) -> None:
-    next(iter(metadata.storage_data.values())).relative_path = None
-
-
-def _no_places(metadata: Any) -> None:
-    metadata.storage_data = None
-
-
-def _no_place(metadata: Any) -> None:
-    metadata.storage_data[next(iter(metadata.storage_data))] = 3
-
-
-def _no_content(metadata: Any) -> None:
-    metadata.state_dict_metadata = [1]
-
-
-def _alien_content(metadata: Any) -> None:
-    metadata.state_dict_metadata["model.weight"] = 3
-
-
-def _no_type(metadata: Any) -> None:
-    metadata.state_dict_metadata["model.weight"].properties = None
-
-
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
-        (_shrink, "covers 149700 of 150000 elements of model.weight"),
-        (_move, "puts a chunk of model.weight outside the tensor"),
-        (_flatten, "describes the chunks of model.weight inconsistently"),
-        (_overlap, "overlap in __0_0.distcp"),
-        (_stretch, "(truncated)"),
-        (_negative, "impossible offset or length"),
-        (_forget, "stores step, which it does not describe"),
-        (_wrong_chunk, "that is none of its chunks"),
-        (_no_chunks, "lists no chunks of model.weight"),
-        (_no_shape, "gives model.weight an impossible shape"),
-        (_no_file, "names no file for a piece of data"),
-        (_no_places, "does not say where the data is stored"),
-        (_no_place, "does not say where the data is stored"),
-        (_no_content, "does not list what the checkpoint holds"),
-        (_alien_content, "lists its content in an unknown way"),
-        (_no_type, "gives no element type for a tensor"),
-    ],
-)
+@pytest.mark.parametrize(("spoil", "words"), SPOILT)
 def test_a_description_that_does_not_hold_together_is_refused(
-    copy: Copy, spoil: Callable[[Any], None], words: str
+    copy: Copy, spoil: Callable[[Any], tuple[Any, str, Any] | None], words: str
 ) -> None:
     path = copy("step-10")
     metadata = dcp.FileSystemReader(path).read_metadata()
-    spoil(metadata)
+    if change := spoil(metadata):
+        owner, name, value = change
+        owner.__setitem__(name, value) if isinstance(owner, dict) else setattr(owner, name, value)
     _write_metadata(path, metadata)
     found = screen(str(path))
     assert found.level is None and words in found.why

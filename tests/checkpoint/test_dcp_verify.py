@@ -115,12 +115,6 @@ def test_entries_that_were_never_written_are_missed(copy: Copy) -> None:
     assert screen(str(path)).why.endswith("items were never stored, model.weight for one")
 
 
-def test_a_shard_of_another_layout_is_seen(copy: Copy) -> None:
-    root = copy("step-10", "two_threads")
-    shutil.copy(root / "step-10" / "__0_0.distcp", root / "two_threads" / "__0_0.distcp")
-    assert judged(root / "two_threads").level is None
-
-
 def test_written_without_checksums_is_complete_and_says_so(copy: Copy) -> None:
     path = copy("no_checksums")
     found = judged(path)

@@ -21,6 +21,7 @@ from torch import nn
 
 import gangrun
 from gangrun.training import ranks
+from tests.training.harness import forked
 from tests.waiting import until
 
 INTERVAL = 4
@@ -155,21 +156,18 @@ def main() -> None:
     root, found = Path(sys.argv[1]), {}
     ended(between_two_saves, 0, root / "warm", 1)  # what is imported late is now, before ranks are forked
     dist.destroy_process_group()
+
+    def rank_main(rank: int) -> None:
+        heard = "an error that is none of the script's"
+        try:
+            heard = ended(way, rank, directory)
+        finally:
+            (root / f"{way.__name__}-{rank}").write_text(heard)
+
     for way in WAYS:
-        directory, pids = root / way.__name__, []
+        directory = root / way.__name__
         OTHER.unlink(missing_ok=True)
-        for rank in range(2):
-            pid = os.fork()
-            if not pid:
-                heard = "an error that is none of the script's"
-                try:
-                    heard = ended(way, rank, directory)
-                finally:
-                    (root / f"{way.__name__}-{rank}").write_text(heard)
-                    os._exit(0)
-            pids.append(pid)
-        for pid in pids:
-            os.waitpid(pid, 0)
+        forked(2, rank_main)
         said = [root / f"{way.__name__}-{rank}" for rank in (0, 1)]
         heard_of_each = [one.read_text() if one.exists() else None for one in said]
         saved = sorted(int(path.name[5:]) for path in directory.glob("step-*"))

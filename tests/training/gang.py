@@ -13,7 +13,6 @@ import os
 import random
 import signal
 import sys
-import traceback
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import gangrun
+from tests.training.harness import forked
 
 SAMPLES = 101
 GLOBAL_BATCH = 12
@@ -104,31 +104,17 @@ def train(phase: dict, rank: int) -> dict:
     return {"start": start, "loads": loads, "ends": ends, "seen": seen}
 
 
-def child(phase: dict, rank: int) -> None:
-    status = 1
-    try:
+def main() -> None:
+    torch.set_num_threads(1)
+
+    def rank_main(rank: int) -> None:
         row = {"world": phase["world"], "rank": rank, **train(phase, rank)}
         with open(phase["out"], "a") as out:
             out.write(json.dumps(row) + "\n")
-        status = 0
-    except BaseException:  # noqa: BLE001 - a forked child says it and leaves, whatever it was
-        if "kill_after" not in phase:
-            traceback.print_exc()
-    finally:
-        os._exit(status)
 
-
-def main() -> None:
-    torch.set_num_threads(1)
     for number, phase in enumerate(json.loads(sys.argv[1])):
         phase["store"] = f"{phase['out']}.store{number}"
-        children = []
-        for rank in range(phase["world"]):
-            pid = os.fork()
-            if pid == 0:
-                child(phase, rank)
-            children.append(pid)
-        failed = [os.waitpid(pid, 0)[1] for pid in children]
+        failed = forked(phase["world"], rank_main)
         if any(failed) and "kill_after" not in phase:
             sys.exit(f"phase {number} failed: {failed}")
 

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,23 @@ def run_program(name: str, *arguments: object) -> str:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
+
+
+def forked(count: int, rank_main: Callable[[int], object]) -> list[int]:
+    """How so many forked ranks ended. They have what was imported before, and leave without cleaning up."""
+    pids = []
+    for rank in range(count):
+        if not (pid := os.fork()):
+            status = 1
+            try:
+                rank_main(rank)
+                status = 0
+            except BaseException:  # noqa: BLE001 - a forked child says it and leaves, whatever it was
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        pids.append(pid)
+    return [os.waitpid(pid, 0)[1] for pid in pids]
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from torch import nn
 
 import gangrun
 from gangrun.wire.saves import decode
+from tests.training.harness import forked
 from tests.waiting import until
 
 WORLD = 2
@@ -100,20 +101,7 @@ def rank_main(directory: Path, out: Path, rank: int) -> None:
 
 def main() -> None:
     os.environ.update({"GANGRUN_RUN": "run-1", "GANGRUN_TERM": "1", "GANGRUN_ATTEMPT": "0"})
-    children = []
-    for rank in range(WORLD):
-        pid = os.fork()
-        if pid == 0:
-            status = 1
-            try:
-                rank_main(Path(sys.argv[1]), Path(sys.argv[2]), rank)
-                status = 0
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(status)
-        children.append(pid)
-    failed = [os.waitpid(pid, 0)[1] for pid in children]
+    failed = forked(WORLD, lambda rank: rank_main(Path(sys.argv[1]), Path(sys.argv[2]), rank))
     if any(failed):
         sys.exit(f"ranks ended with {failed}")
 

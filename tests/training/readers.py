@@ -10,14 +10,16 @@ import errno
 import json
 import os
 import sys
+from functools import partial
 
 import torch.distributed as dist
 
 from gangrun.training.load import find
 from gangrun.training.ranks import RankGroup
+from tests.training.harness import forked
 
 
-def rank_main(directory: str, out: str, world: int, blind: int, rank: int, number: int) -> None:
+def rank_main(directory: str, out: str, world: int, blind: int, number: int, rank: int) -> None:
     store = dist.FileStore(f"{out}.store{number}", world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     seen: list[str] = []
@@ -45,21 +47,10 @@ def rank_main(directory: str, out: str, world: int, blind: int, rank: int, numbe
 
 def main() -> None:
     out, world, folders = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
-    for number in range(0, len(folders), 2):
-        children = []
-        for rank in range(world):
-            pid = os.fork()
-            if pid == 0:
-                status = 1
-                try:
-                    rank_main(folders[number], out, world, int(folders[number + 1]), rank, number // 2)
-                    status = 0
-                finally:
-                    os._exit(status)
-            children.append(pid)
-        failed = [os.waitpid(pid, 0)[1] for pid in children]
+    for number, (folder, blind) in enumerate(zip(folders[::2], folders[1::2], strict=True)):
+        failed = forked(world, partial(rank_main, folder, out, world, int(blind), number))
         if any(failed):
-            sys.exit(f"phase {number // 2} failed: {failed}")
+            sys.exit(f"phase {number} failed: {failed}")
 
 
 if __name__ == "__main__":

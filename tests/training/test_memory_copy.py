@@ -3,45 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from gangrun.agent.background_tasks import holdings  # noqa: E402
 from gangrun.checkpoint.formats.manifest import verify  # noqa: E402
 from gangrun.checkpoint.memory_tier.keeper_client import KeeperClient, StepName  # noqa: E402
-from gangrun.checkpoint.memory_tier.recover_from_memory import adopt, bring  # noqa: E402
-from gangrun.core.checkpoints.memory import newest_whole  # noqa: E402
 from gangrun.core.model import Level  # noqa: E402
 from gangrun.training.memory.redundancy import Taking, distance  # noqa: E402
 from gangrun.training.save.shard_file import row_of  # noqa: E402
 from tests.training.nodes import Nodes  # noqa: E402
 
 
-def held(nodes: Nodes, node: int) -> dict[str, Any]:
-    """By that node alone."""
-    kept = KeeperClient(nodes.names[node])
-    found = {str(node): holdings(kept, 0)}
-    kept.close()
-    return found
-
-
 def test_either_node_alone_has_the_whole_step_and_it_is_proven_byte_by_byte(nodes_of: Callable[..., Nodes]) -> None:
     nodes = nodes_of(10**9, 10**9)
     assert nodes.train(3, 5_000) == set()  # 20 MB a rank, two chunks
     for node in (0, 1):
-        whole = newest_whole(held(nodes, node), -1)
+        whole = nodes.whole_of(node)
         assert whole is not None and whole.step == 2
         assert {"__0_0.distcp", "__1_0.distcp", ".metadata", "gangrun.json"} == set(whole.files[str(node)])
-        into, directory = nodes.folder / f"into-{node}", nodes.folder / f"ckpt-{node}"
-        directory.mkdir()
-        kept = KeeperClient(nodes.names[node])
-        bring(kept, StepName(0, whole.step, whole.nonce), whole.files[str(node)], str(into))
-        kept.close()
-        assert adopt(str(into), str(directory), whole.step, whole.nonce) == ""
-        assert verify(str(directory / "step-2"), 2).level is Level.VERIFIED
+        assert verify(str(nodes.brought(whole, f"of-{node}")), 2).level is Level.VERIFIED
 
 
 @pytest.mark.parametrize("fault", ["", "damaged", "no room"])

@@ -10,43 +10,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gangrun.agent.background_tasks import recover  # noqa: E402
 from gangrun.checkpoint.formats.manifest import verify  # noqa: E402
 from gangrun.checkpoint.memory_tier.keeper_client import StepName  # noqa: E402
-from gangrun.checkpoint.memory_tier.recover_from_memory import adopt  # noqa: E402
-from gangrun.core.checkpoints.memory import Holding, WholeStep, newest_whole  # noqa: E402
 from gangrun.core.model import Level  # noqa: E402
 from gangrun.training.memory.redundancy import Coded, CodingPlan, plan_of, records_of  # noqa: E402
 from gangrun.wire import protection  # noqa: E402
-from gangrun.wire.messages import Recover  # noqa: E402
 from tests.training.nodes import Nodes  # noqa: E402
-
-
-def ask(nodes: Nodes, node: int, command: Recover) -> tuple[Holding, ...]:
-    """As a supervisor asks the agent."""
-    answer = recover(nodes.names[node], command)
-    assert answer.ok, answer.why
-    return answer.answer.steps if answer.answer else ()
-
-
-def whole_of(nodes: Nodes, *left: int) -> WholeStep | None:
-    """What those nodes have together."""
-    held = {}
-    for node in left:
-        held[str(node)] = ask(nodes, node, Recover(1, (1, 1), 0))
-    return newest_whole(held, -1)
-
-
-def brought(nodes: Nodes, whole: WholeStep, name: str) -> Path:
-    """The checkpoint that comes of it."""
-    into, directory = str(nodes.folder / f"into-{name}"), nodes.folder / name
-    directory.mkdir()
-    for node, files in whole.files.items():
-        ask(nodes, int(node), Recover(1, (1, 2), 0, into, whole.step, whole.nonce, files))
-    for node, files in whole.rebuild.items():
-        ask(nodes, int(node), Recover(1, (1, 3), 0, into, whole.step, whole.nonce, (), files))
-    assert adopt(into, str(directory), whole.step, whole.nonce) == ""
-    return directory / f"step-{whole.step}"
 
 
 def content(path: Path) -> dict[str, bytes]:
@@ -57,17 +26,17 @@ def test_whichever_two_of_four_nodes_are_lost_every_bit_of_the_step_comes_back(n
     nodes = nodes_of(*[10**9] * 4)
     assert nodes.train(2, parity="2+2") == set()
     every = set(range(4))
-    calm = whole_of(nodes, *every)
+    calm = nodes.whole_of(*every)
     assert calm is not None and calm.step == 1 and not calm.rebuild
-    expected = content(brought(nodes, calm, "calm"))
+    expected = content(nodes.brought(calm, "calm"))
     assert len(expected) == 6 and "parity.json" not in expected
     for lost in [*combinations(range(4), 2), (3,)]:
-        whole = whole_of(nodes, *every.difference(lost))
+        whole = nodes.whole_of(*every.difference(lost))
         assert whole is not None and whole.rebuilt_count == len(lost), lost
-        found = brought(nodes, whole, f"without-{lost}")
+        found = nodes.brought(whole, f"without-{lost}")
         assert content(found) == expected, lost
         assert verify(str(found), 1).level is Level.VERIFIED
-    assert whole_of(nodes, 0) is None
+    assert nodes.whole_of(0) is None
 
 
 def test_a_node_without_room_for_parity_leaves_its_group_unprotected_and_the_step_whole(
@@ -76,9 +45,9 @@ def test_a_node_without_room_for_parity_leaves_its_group_unprotected_and_the_ste
     nodes = nodes_of(10**9, 10**9, 7 * 10**6)  # its part of the step are 5.5 MB, and parity 2.7
     (said,) = nodes.train(1, parity="2+1")
     assert "have no parity: rank 2:" in said and "--memory-limit" in said
-    whole = whole_of(nodes, 0, 1, 2)
+    whole = nodes.whole_of(0, 1, 2)
     assert whole is not None and not whole.rebuild
-    assert whole_of(nodes, 0, 1) is None
+    assert nodes.whole_of(0, 1) is None
 
 
 def test_fewer_nodes_than_were_asked_for_protect_each_other_as_far_as_they_can(nodes_of: Callable[..., Nodes]) -> None:
@@ -87,13 +56,13 @@ def test_fewer_nodes_than_were_asked_for_protect_each_other_as_far_as_they_can(n
     assert len(heard) == 1, heard
     (said,) = heard
     assert said == "steps in memory survive the loss of 1 of the nodes there are, and 2 were asked for"
-    calm = whole_of(nodes, 0, 1)
+    calm = nodes.whole_of(0, 1)
     assert calm is not None
-    expected = content(brought(nodes, calm, "calm"))
+    expected = content(nodes.brought(calm, "calm"))
     for left in (0, 1):
-        whole = whole_of(nodes, left)
+        whole = nodes.whole_of(left)
         assert whole is not None and whole.rebuilt_count == 2
-        assert content(brought(nodes, whole, f"of-{left}")) == expected
+        assert content(nodes.brought(whole, f"of-{left}")) == expected
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ class Node:
     """A keeper, and a process that trains under it."""
 
     def __init__(self, directory: Path, limit_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.directory = directory
+        self.directory, self.model = directory, torch.nn.Linear(3, 4)
         self.name, self.keeper = started_keeper(limit_bytes)
         monkeypatch.setenv("GANGRUN_RUN", "r1")
         monkeypatch.setenv("GANGRUN_MEMORY", self.name)
@@ -56,13 +56,16 @@ class Node:
     def answer(self, command: Recover) -> DiskTaskDone:
         return recover(self.name, command)
 
-    def checkpointer(self, model: Any, **options: Any) -> gangrun.Checkpointer:
-        return gangrun.Checkpointer(
-            self.directory, model=model, **{"every_steps": 1000, "memory_every_steps": 2, **options}
-        )  # fmt: skip
+    def checkpointer(self, **options: Any) -> gangrun.Checkpointer:
+        given = {"model": self.model, "every_steps": 1000, "memory_every_steps": 2, **options}
+        return gangrun.Checkpointer(self.directory, **given)
 
-    def settled(self, ckpt: gangrun.Checkpointer) -> None:
-        until(lambda: not ckpt.saving, 30, "all saves to end")
+    def train(self, ckpt: gangrun.Checkpointer, steps: range) -> None:
+        for step in steps:
+            with torch.no_grad():
+                self.model.weight.add_(1.0)
+            ckpt.step(step)
+            until(lambda: not ckpt.saving, 30, "all saves to end")
 
 
 @pytest.fixture
@@ -73,23 +76,14 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     made.keeper.wait()
 
 
-def train(node: Node, ckpt: gangrun.Checkpointer, model: Any, steps: range) -> None:
-    for step in steps:
-        with torch.no_grad():
-            model.weight.add_(1.0)
-        ckpt.step(step)
-        node.settled(ckpt)
-
-
 def test_a_step_in_memory_becomes_an_ordinary_checkpoint_that_is_resumed_from(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = torch.nn.Linear(3, 4)
-    with node.checkpointer(model) as ckpt:
-        train(node, ckpt, model, range(6))
+    with node.checkpointer() as ckpt:
+        node.train(ckpt, range(6))
         assert node.held() == [5]  # the older ones went
         assert not list(node.directory.glob("step-*"))
-        kept = model.weight.detach().clone()
+        kept = node.model.weight.detach().clone()
         step = node.steps()[0]
         into = os.path.join(staging_of(str(node.directory), "r1")(1, 0), "5-x")
         wanted = Recover(1, (1, 2), 0, into, 5, step.nonce, tuple(step.files))
@@ -104,15 +98,14 @@ def test_a_step_in_memory_becomes_an_ordinary_checkpoint_that_is_resumed_from(
     assert isinstance(choice, Chosen) and choice.checkpoint.step == 5 and "verified" in choice.reason
     other = torch.nn.Linear(3, 4)
     monkeypatch.setenv("GANGRUN_RESUME", choice.checkpoint.path)
-    with node.checkpointer(other) as ckpt:
+    with node.checkpointer(model=other) as ckpt:
         assert ckpt.resume() == 6
     assert torch.equal(other.weight, kept)
 
 
 def test_a_step_of_which_a_file_is_missing_or_short_is_never_made_a_checkpoint(node: Node) -> None:
-    model = torch.nn.Linear(3, 4)
-    with node.checkpointer(model) as ckpt:
-        train(node, ckpt, model, range(2))
+    with node.checkpointer() as ckpt:
+        node.train(ckpt, range(2))
         step = node.steps()[0]
         assert open_staging(str(node.directory / ".gangrun" / "r1" / "1" / "0-memory")) == ""
         for lacking in step.files:
@@ -128,9 +121,8 @@ def test_a_step_of_which_a_file_is_missing_or_short_is_never_made_a_checkpoint(n
 
 @pytest.mark.parametrize("name", ["../escape", "/etc/passwd", "a/b", "", "__9_9.distcp"])
 def test_files_that_are_no_files_of_the_step_are_refused(node: Node, tmp_path: Path, name: str) -> None:
-    model = torch.nn.Linear(3, 4)
-    with node.checkpointer(model) as ckpt:
-        train(node, ckpt, model, range(2))
+    with node.checkpointer() as ckpt:
+        node.train(ckpt, range(2))
         step = node.steps()[0]
         answer = node.answer(Recover(1, (1, 2), 0, str(tmp_path / "into"), 1, step.nonce, (name,)))
         assert not answer.ok and answer.why
@@ -141,12 +133,11 @@ def test_what_does_not_fit_is_told_once_and_the_disk_gets_its_saves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = Node(tmp_path / "ckpt", 100, monkeypatch)
-    model = torch.nn.Linear(3, 4)
     try:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            with node.checkpointer(model, every_steps=5) as ckpt:
-                train(node, ckpt, model, range(9))
+            with node.checkpointer(every_steps=5) as ckpt:
+                node.train(ckpt, range(9))
         said = [str(one.message) for one in told if one.category is CheckpointWarning]
         assert len(said) == 1 and "steps are not kept in memory" in said[0] and "limit of 100 bytes" in said[0]
         assert saved(node) == [4, 8]
@@ -157,32 +148,30 @@ def test_what_does_not_fit_is_told_once_and_the_disk_gets_its_saves(
 
 
 def test_a_keeper_that_died_costs_its_steps_and_nothing_else(node: Node) -> None:
-    model = torch.nn.Linear(3, 4)
-    with node.checkpointer(model, every_steps=5) as ckpt:
-        train(node, ckpt, model, range(2))
+    with node.checkpointer(every_steps=5) as ckpt:
+        node.train(ckpt, range(2))
         node.keeper.kill()
         node.keeper.wait()
         with pytest.warns(CheckpointWarning, match="not kept in memory"):
-            train(node, ckpt, model, range(2, 8))
+            node.train(ckpt, range(2, 8))
     assert saved(node) == [4, 7]
     assert node.steps() == ()
     with pytest.warns(UserWarning, match="checkpoints are not kept in memory"):
-        node.checkpointer(model).close()
+        node.checkpointer().close()
 
 
 def test_a_keeper_that_answers_too_late_costs_that_step_and_the_next_one_is_kept(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = torch.nn.Linear(3, 4)
     monkeypatch.setattr(kept, "ANSWER_WITHIN_S", 0.2)
-    with node.checkpointer(model) as ckpt:
+    with node.checkpointer() as ckpt:
         node.keeper.send_signal(signal.SIGSTOP)
         with pytest.warns(CheckpointWarning, match="does not answer: timed out"):
-            train(node, ckpt, model, range(3))
+            node.train(ckpt, range(3))
         monkeypatch.setattr(kept, "ANSWER_WITHIN_S", 60.0)
         node.keeper.send_signal(signal.SIGCONT)
         until(lambda: not node.steps(), 20, "what was begun to go")
-        train(node, ckpt, model, range(3, 6))
+        node.train(ckpt, range(3, 6))
         assert node.held() == [5]
 
 
@@ -190,19 +179,17 @@ def test_the_newest_step_in_memory_is_shown(node: Node, tmp_path: Path, monkeypa
     slot = ProgressPage(str(tmp_path / "slot"), 0)
     monkeypatch.setenv("GANGRUN_PROGRESS_SLOT", str(tmp_path / "slot"))
     monkeypatch.setattr(progress, "_state", None)
-    model = torch.nn.Linear(3, 4)
-    with node.checkpointer(model) as ckpt:
-        train(node, ckpt, model, range(1))
+    with node.checkpointer() as ckpt:
+        node.train(ckpt, range(1))
         assert slot.read().kept_step == -1
-        train(node, ckpt, model, range(1, 7))
+        node.train(ckpt, range(1, 7))
         assert slot.read().kept_step == 5
     slot.close()
 
 
 def test_memory_is_for_the_directory_that_gangrun_brings_it_to(node: Node, tmp_path: Path) -> None:
-    model = torch.nn.Linear(3, 4)
-    with gangrun.Checkpointer(tmp_path / "elsewhere", model=model, every_steps=1000, memory_every_steps=1) as ckpt:
-        train(node, ckpt, model, range(3))
+    with gangrun.Checkpointer(tmp_path / "elsewhere", model=node.model, every_steps=1000, memory_every_steps=1) as ckpt:
+        node.train(ckpt, range(3))
     assert node.held() == []
 
 
@@ -237,13 +224,12 @@ def saved(node: Node) -> list[int]:
 
 
 def test_ranks_save_on_while_a_step_is_flushed_which_stays_until_it_is_on_disk(node: Node) -> None:
-    model = torch.nn.Linear(3, 4)
     flush = Flush(node)
-    with node.checkpointer(model) as ckpt:
-        train(node, ckpt, model, range(4))
+    with node.checkpointer() as ckpt:
+        node.train(ckpt, range(4))
         found = flush.ask()
         assert found.step == 3
-        train(node, ckpt, model, range(4, 8))
+        node.train(ckpt, range(4, 8))
         assert flush.write(found) == ""
         assert saved(node) == [3]
         assert node.held() == [7], "what was pinned has gone"
@@ -254,12 +240,11 @@ def test_ranks_save_on_while_a_step_is_flushed_which_stays_until_it_is_on_disk(n
 
 
 def test_a_question_about_ranks_that_died_ends_the_flush_before_it(node: Node) -> None:
-    model = torch.nn.Linear(3, 4)
     flush = Flush(node)
-    with node.checkpointer(model) as ckpt:
-        train(node, ckpt, model, range(2))
+    with node.checkpointer() as ckpt:
+        node.train(ckpt, range(2))
         found = flush.ask()
-        train(node, ckpt, model, range(2, 4))
+        node.train(ckpt, range(2, 4))
         assert [one.step for one in steps_of(flush.agent.answer(Recover(1, flush.act(), 0)))] == [3]
         assert flush.write(found) == "what was asked for is not pinned any more"
         assert (saved(node), node.held()) == ([], [3])
@@ -270,9 +255,8 @@ def test_a_question_about_ranks_that_died_ends_the_flush_before_it(node: Node) -
 
 
 def test_what_is_being_written_is_given_up_between_two_pieces(node: Node) -> None:
-    model = torch.nn.Linear(3, 4)
-    with node.checkpointer(model) as ckpt:
-        train(node, ckpt, model, range(2))
+    with node.checkpointer() as ckpt:
+        node.train(ckpt, range(2))
         name = StepName(0, 1, node.steps()[0].nonce)
         kept = KeeperClient(node.name)
         with pytest.raises(KeeperRefused, match="given up"):
@@ -284,13 +268,12 @@ def test_steps_that_gangrun_brought_are_pruned_like_those_that_ranks_wrote(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(saver, "LOOK_EVERY_S", 0.0)
-    model = torch.nn.Linear(3, 4)
     flush = Flush(node)
-    with node.checkpointer(model, keep=gangrun.Keep(2, every_steps=6)) as ckpt:
+    with node.checkpointer(keep=gangrun.Keep(2, every_steps=6)) as ckpt:
         for at in range(0, 20, 2):
-            train(node, ckpt, model, range(at, at + 2))
+            node.train(ckpt, range(at, at + 2))
             assert flush.write(flush.ask()) == ""
-        train(node, ckpt, model, range(20, 22))
+        node.train(ckpt, range(20, 22))
         until(lambda: len(saved(node)) <= 4, 20, lambda: f"older ones to go: {saved(node)}")
         assert saved(node)[-2:] == [17, 19]
         ckpt.save(21, wait=True)
@@ -301,22 +284,20 @@ def test_with_no_interval_the_disk_is_left_to_gangrun_but_for_the_last_step(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GANGRUN_FLUSH_EVERY", "300")
-    model = torch.nn.Linear(3, 4)
-    with node.checkpointer(model, every_steps=None, every_s=None) as ckpt:
+    with node.checkpointer(every_steps=None, every_s=None) as ckpt:
         assert "gangrun writes" in ckpt.interval_reason
-        train(node, ckpt, model, range(7))
+        node.train(ckpt, range(7))
         assert (saved(node), node.held()) == ([], [5])
     assert saved(node) == [6]
     monkeypatch.delenv("GANGRUN_FLUSH_EVERY")
-    with node.checkpointer(model, every_steps=None, every_s=None) as ckpt:
+    with node.checkpointer(every_steps=None, every_s=None) as ckpt:
         assert "wastes least" in ckpt.interval_reason
 
 
 def test_a_step_that_gangrun_brought_meanwhile_is_no_failure_of_the_same_save(node: Node) -> None:
-    model = torch.nn.Linear(3, 4)
     flush = Flush(node)
-    with node.checkpointer(model) as ckpt:
-        train(node, ckpt, model, range(4))
+    with node.checkpointer() as ckpt:
+        node.train(ckpt, range(4))
         assert flush.write(flush.ask()) == ""
         ckpt.save(3, wait=True)
         assert saved(node) == [3]

@@ -362,3 +362,160 @@ def test_a_new_term_that_reads_is_waited_for_and_not_for_ever():
             assert not any(isinstance(e, effects.DialTerm) for e in done), "the line to it stays"
     assert asked_after_s == pytest.approx(2 * T, abs=TIMING.beat_every_s)
     assert not stage.brain.lease.welcomed, "its beats count only from the loop's own welcome on"
+
+
+def test_a_supervisor_that_was_stopped_before_it_claimed_is_replaced_where_nobody_else_can():
+    stage = Stage(roster_count=1, founder=True)
+    stage.local(facts.TermFound(None))
+    (first,) = stage.only(effects.SpawnSupervisor)
+    assert (first.term_min, first.promises) == (1, ())
+    for _ in range(59):
+        stage.pass_s(1.0)
+        stage.local(facts.TermFound(None))
+    assert not stage.only(effects.SpawnSupervisor)
+    stage.pass_s(2.0)
+    (second,) = stage.only(effects.SpawnSupervisor)
+    assert (second.term_min, second.promises) == (2, ("n1",)), (
+        "its own word, or the warden would not start one beside it"
+    )
+
+
+def test_where_others_can_the_founders_warden_is_only_asked():
+    stage = Stage(roster_count=3, founder=True)
+    stage.local(facts.TermFound(None))
+    stage.pass_s(62.0)
+    first, second = stage.only(effects.SpawnSupervisor)
+    assert (first.term_min, second.term_min, second.promises) == (1, 2, ())
+
+
+def test_a_supervisor_that_claimed_and_is_being_born_is_not_called_stuck():
+    stage = Stage(roster_count=1, founder=True)
+    stage.local(facts.TermFound(None))
+    stage.take()
+    stage.peer(dial(1))
+    stage.pass_s(4.0)
+    assert not stage.only(effects.SpawnSupervisor)
+
+
+def test_a_journal_that_nobody_can_use_is_given_up_with_the_words():
+    stage = lonely()
+    for count in range(1, 6):
+        assert not stage.only(effects.Leave)
+        stage.local(facts.SupervisorExited(78, 2))
+        stage.pass_s(1.0)
+        assert stage.brain.follow.asked.refusals_count == count
+    (leave,) = stage.only(effects.Leave)
+    assert leave.code == 78
+    assert "a person must look" in leave.reason
+
+
+def test_one_that_can_use_it_ends_the_count():
+    stage = lonely()
+    for _ in range(4):
+        stage.local(facts.SupervisorExited(78, 2))
+    stage.follow(2, candidates=PEERS, roster_count=5)
+    stage.local(facts.SupervisorExited(78, 3))
+    stage.pass_s(1.0)
+    assert not stage.only(effects.Leave)
+
+
+def test_an_agent_whose_run_went_on_in_another_job_leaves_once_that_is_certain():
+    stage = Stage(roster_count=2, founder=True)
+    for _ in range(7):
+        stage.local(facts.TermFound(dial(3), "another"))
+        assert not stage.only(effects.Leave), "its own job may be about to take a term"
+        stage.local(facts.SupervisorExited(75, 4))
+    stage.local(facts.TermFound(dial(3), "another"))
+    (leave,) = stage.only(effects.Leave)
+    assert (leave.code, leave.reason) == (0, "the run went on in job another")
+
+
+def test_supervisors_that_end_the_job_and_do_not_let_this_agent_go_are_asked_for_more_and_more_rarely():
+    """Each of them acks it, and is gone before its farewell gets through."""
+    stage = lonely(3, PEERS[:3])
+    asked_at: list[float] = []
+    for term in range(2, 10):
+        began = stage.now
+        while not stage.brain.follow.asked.spawning:
+            stage.pass_s(0.5)
+        asked_at.append(stage.now - began)
+        stage.follow(term, candidates=PEERS[:3], roster_count=3)
+        stage.local(facts.SupervisorExited(0, term))
+    assert all(asked_at[0] <= s <= 70 for s in asked_at), asked_at
+    assert min(asked_at[5:]) > 60, asked_at
+
+
+def watching(roster_count: int = 2) -> Stage:
+    """A candidate, of whose roster nobody answers, that has asked for a supervisor which watches the counter."""
+    stage = Stage().follow(1, candidates=PEERS[:roster_count], roster_count=roster_count)
+    stage.pass_s(2 * T - 0.01)
+    assert not stage.only(effects.SpawnSupervisor)
+    stage.pass_s(0.02)
+    assert [(e.term_min, e.promises) for e in stage.only(effects.SpawnSupervisor)] == [(2, ())]
+    return stage
+
+
+def test_where_too_few_answer_a_candidate_asks_for_one_that_watches_the_counter():
+    """It watches for a minute: so it begins soon, though a promise is held."""
+    stage = watching()
+    stage.pass_s(3 * TIMING.counter_still_s)
+    assert not stage.only(effects.SpawnSupervisor), "one at a time"
+
+
+@pytest.mark.parametrize("roster_count", [5, 1000])
+def test_where_enough_answer_two_candidates_get_their_promises_first(roster_count: int):
+    stage = Stage().follow(1, candidates=PEERS, roster_count=roster_count)
+    spawned_at, began = 0.0, stage.now
+    while not spawned_at:
+        stage.pass_s(0.1)
+        done = stage.take()
+        spawned_at = stage.now if any(isinstance(e, effects.SpawnSupervisor) for e in done) else 0.0
+        if any(isinstance(e, effects.SendPeer) for e in done):
+            for node in ("n2", "n3", "n4", "n5"):
+                stage.peer(pong(node, stage.now - began))
+    assert 4 * T <= spawned_at - began <= 4 * T + 0.2
+
+
+def test_a_late_answer_counts_too():
+    stage = Stage().follow(1, candidates=PEERS[:3], roster_count=3)
+    stage.pass_s(T + 1.5)
+    stage.peer(pong("n3"))
+    stage.pass_s(T)
+    assert not stage.only(effects.SpawnSupervisor)
+
+
+def test_nobody_watches_while_a_candidate_proves_that_the_supervisor_lives():
+    stage = Stage().follow(1, candidates=PEERS[:2], roster_count=2)
+    for _ in range(300):
+        stage.pass_s(0.2)
+        done = stage.take()
+        assert not any(isinstance(e, effects.SpawnSupervisor) for e in done)
+        if any(isinstance(e, effects.SendPeer) for e in done):
+            stage.peer(pong("n2", 0.5))
+
+
+def test_one_that_watches_is_in_no_majoritys_way():
+    stage = watching(3)
+    stage.peer(promise("n2", term=1, unacked_s=12.0))
+    assert [(e.term_min, e.promises) for e in stage.only(effects.SpawnSupervisor)] == [(3, ("n1", "n2"))]
+    stage.local(facts.SupervisorExited(75, 2))
+    assert stage.brain.follow.asked.spawning, "that was the other one"
+    stage.local(facts.SupervisorExited(1, 3))
+    assert not stage.brain.follow.asked.spawning
+
+
+def test_one_that_watched_in_vain_makes_the_next_one_wait_and_no_majority():
+    stage = watching(3)
+    for _ in range(6):
+        stage.local(facts.SupervisorExited(75, 2))
+        while not stage.brain.follow.asked.spawning:
+            stage.pass_s(0.25)
+    stage.local(facts.SupervisorExited(75, 2))
+    stage.take()
+    stage.pass_s(30.0)
+    assert not stage.only(effects.SpawnSupervisor), "it has found a counter that moves six times"
+    stage.peer(pong("n2"))
+    stage.peer(promise("n2", term=1, unacked_s=60.0))
+    stage.pass_s(2 * T)
+    stage.peer(promise("n2", term=1, unacked_s=60.0))
+    assert [e.promises for e in stage.only(effects.SpawnSupervisor)] == [("n1", "n2")]

@@ -129,33 +129,20 @@ def test_without_links_a_claim_that_finds_no_room_leaves_nothing_in_the_way(tmp_
     assert claims_of(paths, NoLinkDisk()).claim(wish()) == Claimed(wish())
 
 
-def test_two_processes_race_for_each_place(tmp_path: Path) -> None:
+@pytest.mark.parametrize("restart", [0, 1], ids=["two jobs", "one that is requeued"])
+def test_two_processes_race_for_each_place(tmp_path: Path, restart: int) -> None:
     paths = new_run(tmp_path)
-
-    def race(job: str, say: Callable[[str], None]) -> None:
-        for seq in range(100):
-            if isinstance(claims_of(paths).claim(wish(seq, job)), Claimed):
-                say(str(seq))
-
-    children = [fork(lambda say, job=job: race(job, say)) for job in ("1", "2")]  # type: ignore[misc]
-    results = [child.wait() for child in children]
-    won = [line for child in children for line in child.lines()]
-    assert results == ["exit 0", "exit 0"]
-    assert sorted(map(int, won)) == list(range(100))
-
-
-def test_two_starts_of_a_requeued_job_race_for_one_generation(tmp_path: Path) -> None:
-    paths = new_run(tmp_path)
-    for seq in range(60):
+    for seq in range(100 * restart):
         assert isinstance(claims_of(paths).claim(wish(seq)), Claimed)
 
     def race(pid: int, say: Callable[[str], None]) -> None:
-        for seq in range(60):
-            if isinstance(claims_of(paths).claim(wish(seq, restart=1, pid=pid)), Claimed):
+        for seq in range(100):
+            mine = wish(seq, "77" if restart else str(pid), restart, pid)
+            if isinstance(claims_of(paths).claim(mine), Claimed):
                 say(str(seq))
 
     children = [fork(lambda say, pid=pid: race(pid, say)) for pid in (21, 22)]  # type: ignore[misc]
     results = [child.wait() for child in children]
     won = [line for child in children for line in child.lines()]
     assert results == ["exit 0", "exit 0"]
-    assert sorted(map(int, won)) == list(range(60))
+    assert sorted(map(int, won)) == list(range(100))

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,6 +12,7 @@ import pytest
 from gangrun.adapters.fs.known_bad import NAME, KnownBadFile
 from gangrun.core.model import Exclusion, Reported, RunState, Shape
 from gangrun.launch.node_history import OtherRuns
+from tests.command_line import Call, Said
 from tests.waiting import until
 
 
@@ -71,31 +68,25 @@ def test_a_run_tells_others_and_hears_of_them(tmp_path: Path, monkeypatch: pytes
     assert said == []
 
 
-def test_the_command_shows_and_clears(tmp_path: Path) -> None:
-    def gangrun(*words: str) -> tuple[int, str, str]:
-        environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
-        done = subprocess.run(
-            [sys.executable, "-m", "gangrun", "nodes", *words], env=environment, capture_output=True, text=True,
-            timeout=300, check=False,
-        )  # fmt: skip
-        return done.returncode, done.stdout, done.stderr
-
-    assert gangrun() == (0, "no node is known to be bad\n", "")
-    KnownBadFile(tmp_path / "gangrun").add({"n1": "XID 79 on gpu 1\x1b[31m", "n2": "gpu lost"}, "r", time.time())
-    code, out, _ = gangrun()
-    assert code == 0
-    assert "n1" in out and "excluded for 24 h more" in out and "\x1b" not in out
-    shown = json.loads(gangrun("--json")[1])["nodes"]
+def test_the_command_shows_and_clears(home: Path, gangrun: Call) -> None:
+    file = KnownBadFile(home / "state" / "gangrun")
+    assert gangrun("nodes") == Said(0, "no node is known to be bad\n", "")
+    file.add({"n1": "XID 79 on gpu 1\x1b[31m", "n2": "gpu lost"}, "r", time.time())
+    said = gangrun("nodes")
+    assert said.code == 0
+    assert "n1" in said.out and "excluded for 24 h more" in said.out and "\x1b" not in said.out
+    shown = gangrun("nodes", "--json").json["nodes"]
     assert {(one["node"], one["times"], one["left_out"]) for one in shown} == {("n1", 1, True), ("n2", 1, True)}
-    code, _, error = gangrun("clear", "n[1-3]")
-    assert code != 0
-    assert "nothing is known against n3" in error
-    assert gangrun("clean")[0] != 0
-    assert gangrun("clear", "n[1")[0] != 0
-    assert gangrun("clear", "n1") == (0, "forgotten: n1\n", "")
-    KnownBadFile(tmp_path / "gangrun").note({}, (), [GPU], "r", time.time())
-    assert "n3    used" in gangrun()[1] and "XID 94 on GPU-7" in gangrun()[1]
-    (seen,) = json.loads(gangrun("--json")[1])["reports"]
+    said = gangrun("nodes", "clear", "n[1-3]")
+    assert said.code != 0
+    assert "nothing is known against n3" in said.err
+    assert gangrun("nodes", "clean").code != 0
+    assert gangrun("nodes", "clear", "n[1").code != 0
+    assert gangrun("nodes", "clear", "n1") == Said(0, "forgotten: n1\n", "")
+    file.note({}, (), [GPU], "r", time.time())
+    said = gangrun("nodes")
+    assert "n3    used" in said.out and "XID 94 on GPU-7" in said.out
+    (seen,) = gangrun("nodes", "--json").json["reports"]
     assert (seen["node"], seen["gpu"], seen["xid"], seen["times"]) == ("n3", "GPU-7", 94, 1)
-    assert gangrun("clear", "all") == (0, "forgotten: n[2-3]\n", "")
-    assert gangrun() == (0, "no node is known to be bad\n", "")
+    assert gangrun("nodes", "clear", "all") == Said(0, "forgotten: n[2-3]\n", "")
+    assert gangrun("nodes") == Said(0, "no node is known to be bad\n", "")

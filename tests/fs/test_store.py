@@ -6,8 +6,7 @@ import errno
 import os
 import queue
 import subprocess
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,9 @@ from gangrun.adapters.fs.run_dir import RunPaths, mark_cancelled
 from gangrun.adapters.fs.store import FsStore, Mail
 from gangrun.adapters.fs.terms import FsTerms
 from gangrun.ports import Clock, Deposed, Stored, StoreTrouble, Withheld
-from tests.faults.disk import PausableDisk, say
-from tests.fs.bench import HandClock, RealClock, fork, new_run, note, snapshot, start
+from tests.faults.disk import PausableDisk
+from tests.fs.bench import HandClock, RealClock, new_run, note, snapshot, start
+from tests.waiting import until
 
 WITHIN_S = 60.0
 
@@ -43,15 +43,6 @@ def disk() -> Iterator[PausableDisk]:
     pausable = PausableDisk()
     yield pausable
     pausable.resume()
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    event = threading.Event()
-    for _ in range(6000):
-        if condition():
-            return
-        event.wait(0.01)
-    raise AssertionError(f"not within 60 s: {what}")
 
 
 def test_records_then_tickets_then_mail_in_order(tmp_path: Path) -> None:
@@ -89,7 +80,7 @@ def test_a_quiet_term_that_is_sealed_learns_of_it_with_its_next_sign_of_life(tmp
     assert desk.store.seen_open_at() == clock.now()
     clock.wait(6.0)
     desk.store.note_progress({})
-    until(lambda: desk.store.seen_open_at() == clock.now(), "the counter's write tells too")
+    until(lambda: desk.store.seen_open_at() == clock.now(), 20, "the counter's write tells too")
     desk.terms.seal_before(2)
     clock.wait(6.0)
     desk.store.note_progress({})
@@ -114,7 +105,7 @@ def test_a_stalled_disk_blocks_nobody_but_the_store(tmp_path: Path, disk: Pausab
     disk.pause()
     desk.store.commit(snapshot(1), ())
     desk.store.note_progress({"step": 1})
-    until(lambda: disk.waiting_count > 0, "the store's thread blocked")
+    until(lambda: disk.waiting_count > 0, 20, "the store's thread blocked")
     desk.store.commit(note(1, 1), ())
     assert desk.mail.empty()
     disk.resume()
@@ -126,7 +117,7 @@ def test_a_store_closed_while_the_disk_stood_still_takes_no_ticket_later(tmp_pat
     disk.pause()
     desk.store.commit(snapshot(1), ())
     desk.store.commit(start(1, 1, 1), (1,))
-    until(lambda: disk.waiting_count > 0, "the store's thread blocked")
+    until(lambda: disk.waiting_count > 0, 20, "the store's thread blocked")
     assert not desk.store.close(0.05), "not drained, and it says so"
     disk.resume()
     desk.store._thread.join(WITHIN_S)
@@ -149,7 +140,7 @@ def test_trouble_is_said_once_and_the_record_gets_there_in_the_end(
     assert isinstance(first, StoreTrouble)
     assert first.n == 1
     tried = disk.refused_count
-    until(lambda: disk.refused_count > tried + 1, "some tries more")
+    until(lambda: disk.refused_count > tried + 1, 20, "some tries more")
     assert desk.mail.empty(), "the same reason is said once"
     disk.fail(errno.ENOSPC if code != errno.ENOSPC else errno.EROFS)
     second = desk.next()
@@ -293,7 +284,7 @@ def test_the_counter_goes_on_while_the_journal_is_in_trouble(tmp_path: Path) -> 
     desk.store.commit(snapshot(1), ())
     assert isinstance(desk.next(), StoreTrouble)
     desk.store.note_progress({"step": 1})
-    until(lambda: read_counter(Disk(), desk.paths, 1) is not None, "a counter file")
+    until(lambda: read_counter(Disk(), desk.paths, 1) is not None, 20, "a counter file")
     desk.store.close(0.0)
 
 
@@ -302,27 +293,3 @@ def test_a_torn_or_missing_counter_is_none(tmp_path: Path) -> None:
     assert read_counter(Disk(), paths, 1) is None
     paths.counter(1).write_bytes(b'{"count":3,"wa')
     assert read_counter(Disk(), paths, 1) is None
-
-
-def test_another_process_is_stalled_and_filled_through_its_control_file(tmp_path: Path) -> None:
-    """What a test of a real supervisor does: steer the disk of a running process from outside."""
-    control = tmp_path / "control"
-    paths = new_run(tmp_path)
-    assert FsTerms(paths, RealClock()).open_acts(1)
-    say(control, "stall")
-
-    def work(tell: object) -> None:
-        assert callable(tell)
-        mail: queue.Queue[Mail] = queue.Queue()
-        store = FsStore(paths, 1, mail.put, RealClock(), PausableDisk(control, only_under=paths.root))
-        store.commit(snapshot(1), ())
-        with pytest.raises(queue.Empty):
-            mail.get(timeout=0.3)
-        say(control, "fail ENOSPC")
-        tell(str(mail.get(timeout=WITHIN_S)))
-        say(control, "run")
-        tell(str(mail.get(timeout=WITHIN_S)))
-
-    child = fork(work)
-    result, said = child.wait(), child.lines()
-    assert (result, said) == ("exit 0", ["StoreTrouble(n=0, why='No space left on device')", "Stored(n=0)"])

@@ -1,15 +1,17 @@
-"""What dies, and what comes back: ranks, agent, supervisor, warden, and the owner itself."""
+"""What dies with a killed agent, warden or owner, and what comes back; what an agent costs while nobody dies."""
 
 from __future__ import annotations
 
 import os
 import signal
+import time
+from pathlib import Path
 
 import pytest
 
 from tests.local.evidence import alive
 from tests.local.harness import Box
-from tests.waiting import until, within
+from tests.waiting import stays, until, within
 
 DEAD_WITHIN_S = 2.0  # beyond what a lease allows: promised, so measured where nothing else runs
 
@@ -27,7 +29,7 @@ def test_when_the_owner_is_killed_nothing_stays_and_the_run_can_be_taken_up_agai
     memory = box.folder / "memory"
     (memory / f"gangrun-{os.getuid()}" / "another" / "n0").mkdir(parents=True)
     box.environment["GANGRUN_LOCAL_DIR"] = str(memory)
-    box.step(2, steps=100)
+    box.step(2, steps=40)
     box.wait_for_step(5)
     assert box.process is not None
     box.process.kill()
@@ -41,3 +43,23 @@ def test_when_the_owner_is_killed_nothing_stays_and_the_run_can_be_taken_up_agai
     assert done.returncode == 0, done.stderr + box.told()
     assert box.status()["state"] == "SUCCEEDED"
     assert not list(memory.glob("gangrun-*/*")), box.told()
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds of all threads, to the nanosecond."""
+    return sum(int(one.read_text().split()[0]) for one in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+
+
+@pytest.mark.serial
+def test_an_agent_costs_next_to_nothing(box: Box) -> None:
+    """Under 60 MB and half a percent of a core, at a heartbeat per second."""
+    box.start("--nproc-per-node", "2", box.script("import time\ntime.sleep(600)\n"))
+    until(lambda: len(box.ranks()) == 2, 20, box.told)
+    agent = box.one("entry.agent")
+    before, began = cpu_s(agent), time.monotonic()
+    stays(lambda: alive(agent), 6, "the agent lives")
+    share = (cpu_s(agent) - before) / (time.monotonic() - began)
+    status = Path(f"/proc/{agent}/status").read_text()
+    resident_mb = next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmRSS"))
+    assert resident_mb < 60, f"{resident_mb:.1f} MB"
+    assert share < 0.005, f"{100 * share:.2f} % of a core"

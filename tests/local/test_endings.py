@@ -1,4 +1,4 @@
-"""How a run is ended by people: Ctrl-C, cancel, resume, observe; and what hangs."""
+"""How a run is ended by people: Ctrl-C, cancel, resume, observe; what hangs, and what does not even begin."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pexpect
@@ -16,6 +17,7 @@ from gangrun.errors import UserError
 from gangrun.launch.local import LETS_GO_WITHIN_S
 from gangrun.launch.owner import in_background
 from tests.faults.inject import PLAIN
+from tests.health.test_nvml import Library, build, library  # noqa: F401 - fixtures
 from tests.local.harness import PACE_S, STEPPER, Box
 from tests.waiting import until
 
@@ -146,3 +148,19 @@ def test_observing_stops_nothing_and_restarts_nothing(box: Box) -> None:
     assert "SIGKILL" in status["reason"]
     assert "observing" in status["reason"]
     assert len(status["attempts"]) == 1
+
+
+@pytest.mark.compiler
+def test_no_rank_starts_beside_a_broken_gpu(box: Box, library: Callable[..., Library]) -> None:  # noqa: F811
+    driver = library()
+    driver.say(changes={"gpu1.field230": 2})
+    hardware = {name: driver.environment[name] for name in ("LD_LIBRARY_PATH", "FAKE_NVML")}
+    script = box.script("print('a rank')")
+    (box.work / "gangrun.toml").write_text("[health]\npreflight_within_s = 60\n")  # however busy the machine is
+    box.start("--nproc-per-node", "1", script, environment={**hardware, "GANGRUN_NO_HEALTH": "0"})
+    assert box.end(60) == 1
+    told = box.told()
+    assert "gpu 1: the GPU asks for a reboot of the node (gpu_recovery)" in told
+    assert "a rank\n" not in told
+    box.start("--nproc-per-node", "1", "--no-health", script, environment=hardware)
+    assert box.end(60) == 0

@@ -1,4 +1,4 @@
-"""The run directory stands still, is full or read-only under a live run: training goes on, and nothing is started."""
+"""The run directory or one of our processes stands still: training goes on, and nothing is started."""
 
 from __future__ import annotations
 
@@ -159,3 +159,31 @@ def test_a_run_directory_that_refuses_writing_stops_nobody_and_starts_nothing(bo
         box.interrupt()
         assert never_two_gangs(box, 2) == [0, 1]
         assert "rank 0" in box.status()["attempts"][0]["reason"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_whoever_of_us_sleeps_for_12_s_the_ranks_are_untouched(boxes: Callable[[str], Box]) -> None:
+    sleepers = {}
+    for part in ("entry.agent", "entry.supervisor", "node/warden.py"):
+        box = boxes(part.replace("/", "-"))
+        box.step(2, "--silence-after", "2", "--fence-after", "24", steps=100_000)
+        sleepers[part] = box
+    for box in sleepers.values():
+        box.wait_for_step(5, deadline_s=60)
+    asleep = {part: box.one(part) for part, box in sleepers.items()}
+    for pid in asleep.values():
+        os.kill(pid, signal.SIGSTOP)
+    ranks = {part: [box.pid_of(rank) for rank in (0, 1)] for part, box in sleepers.items()}
+    stays(lambda: all(alive(pid) for pids in ranks.values() for pid in pids), 12, "all ranks live")
+    reached = {part: len(box.rows()) for part, box in sleepers.items()}
+    for pid in asleep.values():
+        os.kill(pid, signal.SIGCONT)
+    for part, box in sleepers.items():
+        box.wait_for_step(reached[part] + 40)
+        assert [box.pid_of(rank) for rank in (0, 1)] == ranks[part], part
+        assert len(box.status()["attempts"]) == 1, part
+        assert not any(kind in {"NodeLost", "ProgressStalled", "RankExited"} for kind in kinds(box)), (part, kinds(box))
+        assert part != "entry.agent" or kinds(box).count("TermTaken") == 1, "one that wakes looks for nobody else"
+        box.interrupt()
+        each_step_once(box, 0)

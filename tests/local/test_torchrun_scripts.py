@@ -39,19 +39,6 @@ def test_a_ddp_trainer_with_its_own_snapshot_loses_a_rank_and_finishes(box: Box)
     assert box.status()["restarts"] == 1
 
 
-def test_an_fsdp2_trainer_with_its_own_folders_loses_a_rank_and_finishes(box: Box) -> None:
-    box.start("--nproc_per_node=2", SCRIPTS / "fsdp2_checkpoint.py", "--folder", "mine", "--iterations", "60")
-    box.until((box.work / "mine" / "6").exists, "a checkpoint of iteration 6")
-    os.kill(box.ranks()[0], signal.SIGKILL)
-    assert box.end(LONG_S) == 0, box.told()
-    shown = box.out.read_text()
-    resumed = re.search(r"Resuming from (\d+)", shown)
-    assert resumed, shown
-    assert int(resumed[1]) >= 6
-    assert "all 60 iterations done" in shown
-    assert box.status()["restarts"] == 1
-
-
 ITS_OWN = {"TORCHELASTIC_SIGNALS_TO_HANDLE"}  # torchrun tells itself
 # The store of an attempt, the run's own names, and where errors go differ by nature.
 DIFFERENT = {

@@ -175,31 +175,6 @@ def test_a_stray_signal_is_survived_and_written_down(place: Path, number: signal
     end(child)
 
 
-def test_children_by_fork_and_exec_die_of_sigterm_as_ever(place: Path) -> None:
-    body = """
-import multiprocessing as mp, signal, subprocess, time, os
-def wait(): time.sleep(600)
-if __name__ == '__main__':
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    for method in ('fork', 'spawn'):
-        p = mp.get_context(method).Process(target=wait); p.start(); p.terminate(); p.join(200)
-        assert p.exitcode == -15, p.exitcode
-    p = subprocess.Popen(['sleep', '600']); p.terminate()
-    assert p.wait(200) == -15
-    with mp.get_context('fork').Pool(2) as pool: pool.map(abs, [1])
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(5))
-    if os.fork() == 0:
-        os.kill(os.getpid(), signal.SIGTERM); time.sleep(10); os._exit(6)
-    assert os.waitstatus_to_exitcode(os.wait()[1]) == 5
-    print('ready', flush=True)
-    while True: time.sleep(0.05)  # a signal just before a long sleep would be seen only after it
-"""
-    child = start(place, body)
-    child.send_signal(signal.SIGTERM)
-    assert child.wait(100) == 5, "a handler of the script's own simply runs"
-    child.communicate()
-
-
 def test_stacks_can_be_taken_again_and_again(place: Path) -> None:
     child = start(place, "import time\ndef here():\n    print('ready', flush=True)\n    time.sleep(600)\nhere()\n")
     for count in (1, 2):

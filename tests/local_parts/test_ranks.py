@@ -26,7 +26,7 @@ from tests.local_parts.gang import (
     order,
     stop_order,
 )
-from tests.waiting import stays, until
+from tests.waiting import until
 
 READY = "print('ready', flush=True)\n"
 SLEEP = READY + "time.sleep(600)\n"
@@ -86,20 +86,6 @@ def test_a_traceback_of_a_wrapped_python_is_found_on_stderr_with_the_same_signat
     assert how.error.signature == direct.error.signature
     assert how.error.collective
     assert direct.error.collective
-
-
-def test_sigterm_and_usr_signals_are_survived_until_the_stop(tmp_path: Path) -> None:
-    with gang(tmp_path, SLEEP) as made:
-        (rank,) = made.gang.launch(order(1))
-        ready(made)
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-            os.kill(rank.pid, number)
-        stays(lambda: lives(rank.pid), 0.3, "the rank lives on")
-        asked_at = boottime()
-        made.gang.stop(stop_order(GRACE_S))
-        assert made.next_fact(facts.RanksStopped, NO_GRACE_S).ok
-        assert boottime() - asked_at < NO_GRACE_S, "a script without a handler of its own needs no grace"
-        assert made.next_fact(facts.RankEnded).exit.by_us
 
 
 def test_a_script_stuck_in_c_code_is_stopped_without_waiting_for_the_grace(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from gangrun.adapters.net.curve import KeyRefused, new_key_pair, read_client_key, write_client_key
+from gangrun.adapters.net.curve import KeyRefused, read_client_key, write_client_key
 from gangrun.adapters.net.router import QueueMailbox
 from gangrun.ports import Stored, Woken
 
@@ -47,10 +47,6 @@ def test_a_link_is_not_followed(tmp_path):
     (tmp_path / "client.json").symlink_to("real.json")
     with pytest.raises(OSError, match=r"symbolic|levels"):
         read_client_key(tmp_path / "client.json")
-
-
-def test_pairs_differ():
-    assert new_key_pair() != new_key_pair()
 
 
 class HeldClock:

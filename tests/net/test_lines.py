@@ -9,22 +9,10 @@ import zmq
 
 from gangrun.adapters.net.agent_net import AgentNet
 from gangrun.adapters.net.curve import new_key_pair
-from gangrun.adapters.net.sockets import client, raise_nofile
+from gangrun.adapters.net.sockets import client
 from gangrun.wire.messages import SIZE_MAX_BYTES, Ack, Hello, Ping, Pong, Stop, Welcome, encode
 from tests.net.ends import HOST, KEYS, NOWHERE, RUN, agent, beat, dealer, hello, supervisor
 from tests.waiting import until
-
-
-def test_hello_is_heard_and_answered_on_the_same_line():
-    with supervisor() as top, agent() as net:
-        net.dial(top.radio.endpoint, top.radio.server_key)
-        net.say(hello())
-        said = top.next()
-        assert said.message == hello()
-        top.radio.bind_peer("n1", said.peer)
-        top.radio.send("n1", Welcome(3, "n1", 7.0))
-        net.wait(5.0)
-        assert until(net.from_supervisor, 5, "the welcome") == [Welcome(3, "n1", 7.0)]
 
 
 def test_nothing_listens_on_all_interfaces():
@@ -220,16 +208,6 @@ def test_a_file_descriptor_ends_the_wait():
         net.wait(5.0)
         assert one.recv(8) == b"x"
         net.unwatch(one.fileno())
-
-
-def test_the_soft_limit_of_files_is_raised_to_the_hard_one():
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, hard), hard))
-        assert raise_nofile() == (hard, hard)
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_more_agents_than_a_low_soft_limit_would_allow_are_all_heard():

@@ -1,4 +1,4 @@
-"""status, wait and explain of a run on Slurm: its journal's word, and Slurm's where that is newer."""
+"""status, wait and explain of a run on Slurm: its journal's word, Slurm's where that is newer, accounting's at last."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.job_claims import note_job_id
 from gangrun.adapters.fs.run_dir import mark_cancelled
 from gangrun.core.events import CancelRequested
 from gangrun.core.model import Phase
 from gangrun.runs.follow import Follower
+from gangrun.runs.slurm_queue import RunJob, ended_words
 from gangrun.runs.snapshot import read
 from gangrun.runs.state import run_state
 from gangrun.wire.submission import comment
@@ -392,3 +394,112 @@ def test_waiting_goes_on_over_jobs_and_over_silence(
     assert story.state.phase is Phase.SUCCEEDED, story.reasons
     waiter.join(100)
     assert codes == [0]
+
+
+def no_longer_known(story: Builder, seq: int, number: int) -> None:
+    """It was submitted a while ago; MinJobAge is over."""
+    note_job_id(story.paths, seq, str(number))
+    path = story.paths.batch_scripts / f"job-{seq}.number"
+    os.utime(path, (path.stat().st_mtime - 100,) * 2)
+
+
+@pytest.mark.parametrize("seq", [0, 1])
+def test_of_a_job_that_never_began_and_was_forgotten_nobody_knows_more(
+    runs: Path, gangrun: Call, tools: PretendTools, seq: int
+) -> None:
+    story = leaving(runs) if seq else submitted(runs)
+    story.paths.batch_scripts.mkdir()
+    note_job_id(story.paths, seq, "77")
+    assert status(gangrun)["job"] != "77", "submitted this moment: who asked before cannot have seen it"
+    no_longer_known(story, seq, 77)
+    words = "job 77 never began, and Slurm no longer knows it: it was cancelled in the queue, or purged; no job of this"
+    found = status(gangrun)
+    assert (found["state"], found["job"], found["abandoned"]) == ("PENDING", "77", True)
+    assert found["reason"].startswith(words)
+    assert gangrun("status", "--all", "--json").json["runs"][0]["reason"] == found["reason"]
+    assert "never began, and Slurm no longer knows it" in " ".join(gangrun("explain").out.split())
+    said = gangrun("wait")
+    assert (said.code, words in " ".join(said.err.split())) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("told", "state", "words"),
+    [
+        (f"CANCELLED by 1000|None assigned|{NAME}", "CANCELLED", "job 77 was cancelled in Slurm (scancel)"),
+        (f"CANCELLED by 0|n[0-1]|{NAME}", "FAILED", "job 77 was not started: Slurm ended it before anything of it"),
+        (f"NODE_FAIL|n[0-1]|{NAME}", "FAILED", "job 77 ended (NODE_FAIL) before it began, as a node of it failed"),
+        (f"TIMEOUT|n[0-1]|{NAME}", "PENDING", "job 77 ended at its time limit"),
+        ("COMPLETED|n[0-1]|somebody else's", "PENDING", "job 77 never began, and Slurm no longer knows it"),
+        (f"RUNNING|n[0-|{NAME}", "PENDING", "job 77 never began, and Slurm no longer knows it"),
+        ("", "PENDING", "job 77 never began, and Slurm no longer knows it"),
+        (f"FAILED|n[0-|{NAME}", "PENDING", "job 77 ended in Slurm's state FAILED"),
+    ],
+)
+def test_where_there_is_accounting_it_remembers(
+    runs: Path, gangrun: Call, tools: PretendTools, told: str, state: str, words: str
+) -> None:
+    story = submitted(runs)
+    story.paths.batch_scripts.mkdir()
+    no_longer_known(story, 0, 77)
+    tools.change(accounting={"77": told})
+    found = status(gangrun)
+    assert (found["state"], found["abandoned"]) == (state, state == "PENDING")
+    assert found["reason"].startswith(words)
+    assert len(tools.calls("sacct")) == 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("JobLaunchFailure", ": a node could not start it"),
+        ("RaisedSignal:9(Killed)", "(RaisedSignal:9(Killed)); no job"),
+    ],
+)
+def test_slurms_reason_for_an_end_is_said(
+    runs: Path, gangrun: Call, tools: PretendTools, reason: str, words: str
+) -> None:
+    killed = RunJob(job="12", state="FAILED", reason=reason, ended=True, began=True)
+    assert ended_words(killed) == f"job 12 ended in Slurm's state FAILED ({reason}): its batch script was killed"
+    job(tools, submitted(runs), 12, "FAILED", reason, nodes="n[0-1]")
+    found = status(gangrun)
+    assert (found["state"], found["abandoned"]) == ("PENDING", True)
+    assert words in found["reason"]
+
+
+@pytest.mark.parametrize("last", ["COMPLETED", "COMPLETING"])
+@pytest.mark.parametrize(
+    ("state", "why"), [("NODE_FAIL", "a node of it failed"), ("BOOT_FAIL", "a node of it did not boot")]
+)
+def test_a_successor_whose_nodes_died_before_it_began_is_a_failure_and_resume_the_way_out(
+    runs: Path, gangrun: Call, tools: PretendTools, state: str, why: str, last: str
+) -> None:
+    """Slurm waits for a dead node of the job before it, which does no more than that."""
+    story = leaving(runs)
+    job(tools, story, 12, last, nodes="n1" if last == "COMPLETING" else "")
+    job(tools, story, 13, state, "NodeDown", seq=1, nodes="n2")
+    found = status(gangrun)
+    assert (found["state"], found["failure"], found["exit_code"], found["abandoned"]) == ("FAILED", "node", 1, False)
+    words = f"job 13 ended ({state}) before it began, as {why}; nothing runs; gangrun resume {story.run} goes on"
+    assert found["reason"].startswith(words)
+    said = gangrun("wait")
+    assert (said.code, words in " ".join(said.out.split())) == (1, True)
+    assert words in " ".join(gangrun("explain").out.split())
+    assert gangrun("status", "--all", "--json").json["runs"][0]["reason"] == found["reason"]
+
+
+def test_a_lost_successor_does_not_hide_that_the_job_before_it_still_runs_or_was_cancelled(
+    runs: Path, gangrun: Call, tools: PretendTools
+) -> None:
+    story = leaving(runs)
+    job(tools, story, 12, "RUNNING", nodes="n[0-1]")
+    job(tools, story, 13, "NODE_FAIL", seq=1)
+    assert (status(gangrun)["state"], status(gangrun)["exit_code"]) == ("PENDING", None)
+    job(tools, story, 12, "COMPLETING", nodes="n1")
+    job(tools, story, 13, "CANCELLED", seq=1)
+    assert status(gangrun)["state"] == "CANCELLED"
+    job(tools, story, 13, "TIMEOUT", seq=1)
+    found = status(gangrun)
+    assert (found["state"], found["abandoned"]) == ("PENDING", True)
+    mark_cancelled(Disk(), story.paths, "eve", 0.0)
+    job(tools, story, 13, "NODE_FAIL", seq=1)
+    assert status(gangrun)["state"] == "CANCELLED"

@@ -226,13 +226,7 @@ class Cluster:
     # ---- breaking nodes ----
 
     def power_off(self, name: str) -> None:
-        """Everything on it is gone; its address is silent. Also for ``ctl``, which may write down what it knows: it
-        does so every five seconds, and would give the number of a forgotten job, which still runs, to the next one.
-        """
-        if name == "ctl":
-            for one in self.processes_on(name, r"^\S*slurmctld ", everybody=True):
-                tell(one.pid, signal.SIGTERM)
-            until(lambda: not self.processes_on(name, r"^\S*slurmctld ", everybody=True), 20, self.told)
+        """Everything on it is gone; its address is silent."""
         self._shaken = True
         self.room.power_off(name)
         self._stalled.discard(name)
@@ -241,15 +235,6 @@ class Cluster:
     def declare_down(self, *names: str) -> None:
         """What Slurm finds out about a silent node only in minutes. It returns by itself once it answers."""
         self.tool("scontrol", "update", f"NodeName={','.join(names)}", "State=DOWN", "Reason=test")
-
-    def restart(self, name: str) -> None:
-        """Off, if it is not, and on again, with an empty /tmp and nothing hidden."""
-        self.power_off(name)
-        self.room.start(name)
-
-    def cut(self, name: str) -> None:
-        self._shaken = True
-        self.room.cut(name)
 
     def cut_one_way(self, name: str, direction: str) -> None:
         """``in``: it hears nobody; ``out``: nobody hears it."""
@@ -280,10 +265,9 @@ class Cluster:
 
     # ---- processes ----
 
-    def processes_on(self, name: str, pattern: str = "", everybody: bool = False) -> list[Process]:
-        """Processes of the user (or everybody) on a host whose command line has ``pattern`` (a regular expression)."""
-        found = self.room.processes(name)
-        ours = found if everybody else [one for one in found if one.uid == self.site.uid]
+    def processes_on(self, name: str, pattern: str = "") -> list[Process]:
+        """Processes of the user on a host whose command line has ``pattern`` (a regular expression)."""
+        ours = [one for one in self.room.processes(name) if one.uid == self.site.uid]
         return [one for one in ours if re.search(pattern, one.command)]
 
     def kill_on(self, name: str, pattern: str, number: int = signal.SIGKILL) -> list[int]:

@@ -136,10 +136,6 @@ class Room:
 
     # ---- the network ----
 
-    def cut(self, name: str) -> None:
-        """Nothing gets in or out: its cable is pulled at the switch."""
-        self._switch(f"link set {name} down")
-
     def cut_one_way(self, name: str, direction: str) -> None:
         """``in``: the host hears nobody. ``out``: nobody hears the host."""
         drop = "qdisc replace dev {} root pfifo limit 0"  # a queue that holds nothing: kernels have it without modules

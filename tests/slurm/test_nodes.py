@@ -1,16 +1,14 @@
-"""Ranks, nodes and links break under a run on a real cluster: what gangrun says of it, and what Slurm does."""
+"""Ranks, nodes and links break under a run on a real cluster, one way and both: what is said of it, what Slurm does."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.slurm import reach
 from tests.slurm.cluster import Cluster
-from tests.slurm.harness import Run, attempts_that_stepped
+from tests.slurm.harness import GANGRUN, TINY, TRAINS, Run, attempts_that_stepped
 from tests.waiting import until
 
 TWENTY_MORE = "if attempt: steps = start + 20"
-TRAIN = reach.ROOT / "examples" / "ddp_minimal" / "train.py"
 
 
 def test_a_killed_rank_is_started_again_in_the_same_job(cluster: Cluster, run: Run) -> None:
@@ -53,35 +51,6 @@ def test_a_bug_fails_the_run_and_its_job(cluster: Cluster, run: Run) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_lost_node_is_left_out_of_the_next_job_and_no_bit_of_the_weights_differs(cluster: Cluster, run: Run) -> None:
-    """Slurm believes in the node for minutes; beside it, the same training undisturbed."""
-    other = Run(cluster, "undisturbed")
-    for one, step_s in ((run, "0.3"), (other, "0.05")):  # of the one there is time to lose a node
-        saves = one.saves_made()
-        one.submit("-N", "2", "--exclusive", "--checkpoint-dir", saves, TRAIN, "--steps", "24",
-                   "--checkpoint-every", "6", "--step-time", step_s, "--checkpoint-dir", saves,
-                   "--final", one.folder / "final")  # fmt: skip
-    until(run.saved, 60, lambda: f"a checkpoint\n{run.told()}")
-    (first,) = run.jobs()
-    lost = next(host for host, _ in run.ranks().values() if host != first["BatchHost"])
-    until(lambda: 12 in run.saved(), 60, lambda: f"the second one\n{run.told()}")
-    cluster.power_off(lost)
-    status = run.end()
-    second = run.jobs()[1]
-    assert second["ExcNodeList"] == lost
-    assert [one["job"] for one in status["attempts"]] == [first["JobId"], second["JobId"]]
-    assert status["attempts"][1]["resumed_from_step"] >= 12
-    assert [one["node"] for one in status["excluded"]] == [lost]
-    assert cluster.wait_job(second["JobId"], "COMPLETED")["ExitCode"] == "0:0"
-    assert cluster.nodes()[lost].startswith("completing")  # nobody waited for Slurm to believe it
-    assert other.end()["restarts"] == 0
-    assert (run.folder / "final").read_bytes() == (other.folder / "final").read_bytes()
-    cluster.declare_down(lost)
-    assert cluster.wait_job(first["JobId"], "FAILED")["ExitCode"] == "75:0"
-    cluster.assert_clean(10)
-
-
-@pytest.mark.timeout(600)
 def test_batch_host_and_spare(cluster: Cluster, run: Run) -> None:
     """Two runs at once: one loses the host of its batch script and its supervisor, the other has a spare."""
     spared = Run(cluster, "with a spare")
@@ -108,3 +77,81 @@ def test_batch_host_and_spare(cluster: Cluster, run: Run) -> None:
     for job in (only, second):
         assert cluster.wait_job(job["JobId"], "COMPLETED")["ExitCode"] == "0:0"
     cluster.assert_clean(20)
+
+
+HELD = '"$real" --hold "$@"'
+
+
+def test_a_successor_whose_nodes_die_before_it_begins_is_told_and_resume_goes_on(cluster: Cluster, run: Run) -> None:
+    run.step(2, 1, steps=9999, every=5, hook=TWENTY_MORE)
+    run.wait_for_step(12)
+    cluster.order("sbatch", HELD, times=1)
+    (first,) = run.jobs()
+    lost = next(host for host, _ in run.ranks().values() if host != first["BatchHost"])
+    cluster.power_off(lost)
+    second = until(lambda: run.jobs()[1:], 60, run.told)[0]["JobId"]
+    run.wait("word that it waits", lambda status: status["state"] == "PENDING")
+    for dead in ("n5", "n6"):
+        cluster.power_off(dead)
+    cluster.tool("scontrol", "update", f"JobId={second}", "ReqNodeList=n[5-6]")
+    cluster.tool("scontrol", "release", second)
+    cluster.wait_job(second, "RUNNING")
+    cluster.declare_down("n5", "n6")
+    cluster.wait_job(second, "NODE_FAIL")
+    status = run.end("FAILED")
+    assert (status["failure"], status["abandoned"]) == ("node", False)
+    words = f"job {second} ended (NODE_FAIL) before it began, as a node of it failed; nothing runs"
+    assert status["reason"].startswith(f"{words}; gangrun resume {run.id} goes on")
+    told = cluster.user_run([*GANGRUN, "wait", run.id], cwd=run.folder, check=False)
+    assert (told.returncode, words in told.stdout) == (1, True)
+    assert words.removeprefix(f"job {second} ") in run.explain()
+    cluster.declare_down(lost)
+    cluster.wait_job(first["JobId"], "FAILED")
+    run.gangrun("resume", run.id, env={"HOOK": TWENTY_MORE, "TINY": str(TINY), "MAY_END": ""})
+    status = run.end()
+    assert [job["JobId"] for job in run.jobs()][:2] == [first["JobId"], second]
+    assert [one["job"] for one in status["attempts"]] == [first["JobId"], run.jobs()[2]["JobId"]]
+    assert status["attempts"][1]["resumed_from_step"] >= 10
+    assert attempts_that_stepped(run.rows()) == [0, 1]
+    run.assert_undisturbed()
+    cluster.assert_clean(20)
+
+
+LEASE_ENDS_WITHIN_S = 15 * 1.01 + 1 + 0.25  # of a node's last word: --fence-after, its drift, a kill, a warden's wake
+
+
+@pytest.mark.timeout(600)
+def test_a_supervisor_that_nobody_hears_and_a_node_that_hears_nobody(cluster: Cluster, run: Run) -> None:
+    """Two runs at once: one has a spare. Ranks meet on the shared disk, so no cut stops a gang by itself."""
+    spared = Run(cluster, "one way, with a spare")
+    spared.step(2, 1, "--spares", "1", "-w", "n[4-6]", steps=9999, every=5, hook=TWENTY_MORE)
+    run.step(3, 1, "-w", "n[1-3]", steps=9999, every=5, hook=TWENTY_MORE)
+    for one in (run, spared):
+        one.wait_for_step(12)
+    (first,), (only,) = run.jobs(), spared.jobs()
+    leader = first["BatchHost"]
+    other = next(host for host, _ in spared.ranks().values() if host != only["BatchHost"])
+    cluster.cut_one_way(leader, "out")
+    cluster.cut_one_way(other, "in")
+    until(
+        lambda: not [one for lost in (leader, other) for one in cluster.processes_on(lost, TRAINS)],
+        LEASE_ENDS_WITHIN_S + 5, lambda: f"dead ranks on {leader} and {other}\n{run.told()}\n{spared.told()}",
+    )  # fmt: skip
+    for one, lost in ((spared, other), (run, leader)):
+        one.wait_for_step(0, attempt=1)
+        cluster.heal(lost)
+    for one, lost in ((spared, other), (run, leader)):
+        status = one.end()
+        assert [found["node"] for found in status["excluded"]] == [lost]
+        assert attempts_that_stepped(one.rows()) == [0, 1]
+        one.assert_undisturbed()
+        assert lost not in status["attempts"][1]["nodes"]
+        assert status["attempts"][1]["resumed_from_step"] >= 10
+    assert [found["job"] for found in spared.status()["attempts"]] == [only["JobId"]] * 2
+    _, second = run.jobs()
+    assert second["ExcNodeList"] == leader
+    for job in (only, second):
+        assert cluster.wait_job(job["JobId"], "COMPLETED")["ExitCode"] == "0:0"
+    cluster.declare_down(leader)
+    cluster.wait_job(first["JobId"], "CANCELLED")
+    cluster.assert_clean(60)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -156,29 +155,6 @@ def test_what_slurm_refuses_leaves_nothing(cluster: Cluster, folder: Path) -> No
         assert "sbatch:" not in done.stderr
         assert sorted(path.name for path in folder.iterdir()) == ["train.py"]
     assert cluster.squeue() == []
-
-
-def test_hosts_without_slurm(cluster: Cluster, folder: Path) -> None:
-    done = cluster.user_run(["env", "PATH=/nowhere", *SUBMIT, "train.py"], cwd=folder, check=False)
-    assert (done.returncode, runs(folder)) == (4, [])
-    assert "there is no sbatch on this host" in done.stderr
-    conf = folder / "slurm.conf"
-    conf.write_text(
-        re.sub(r"SlurmctldHost=ctl\(.*\)", "SlurmctldHost=ctl(127.0.0.1)", cluster.site.conf.read_text())
-        + "MessageTimeout=1\n"
-    )
-    done = submit(cluster, folder, "train.py", env={"SLURM_CONF": str(conf)})
-    assert (done.returncode, runs(folder)) == (4, []), done
-    assert "Unable to contact slurm controller (connect failure)" in done.stderr
-
-
-def test_sbatch_that_failed_and_did_submit(cluster: Cluster, folder: Path) -> None:
-    words = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
-    cluster.order("sbatch", f'"$real" "$@" >/dev/null; echo {shlex.quote(words)} >&2; exit 1', times=1)
-    told = submitted(cluster, folder, "--sbatch", "hold", "train.py")
-    (row,) = cluster.squeue()
-    assert (row["id"], row["comment"]) == (told["job"], f"gr:{told['run']}:0")
-    assert len(runs(folder)) == 1
 
 
 def test_ctrl_c_while_sbatch_hangs(cluster: Cluster, folder: Path) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 from tests.slurm.cluster import Cluster
 from tests.slurm.harness import GANGRUN, TINY, Run
-from tests.waiting import until
 
 FOREVER = 100_000
 
@@ -71,34 +70,11 @@ def test_a_running_job_is_stopped_in_order_and_nothing_stays(cluster: Cluster, r
     assert f"job {job} began on n[1-2]" in run.explain()
 
 
-def test_scancel_of_a_waiting_job_ends_the_run(cluster: Cluster, run: Run) -> None:
-    fill(cluster, 6)
-    job = run.step(2, 1)["job"]
-    waiter = cluster.popen([*GANGRUN, "wait", run.id], cwd=run.folder)
-    cluster.user_run(["scancel", job])
-    assert waiter.wait(300) == 130
-    status = run.status()
-    assert status["state"] == "CANCELLED"
-    assert status["reason"] == f"job {job} was cancelled in Slurm (scancel)"
-
-
 def heal(cluster: Cluster) -> None:
     """The prolog works again, and the nodes that it drained are back."""
     for order in cluster.control.glob("prolog-fails@*"):
         order.unlink()
     cluster.tool("scontrol", "update", f"NodeName={','.join(cluster.names)}", "State=RESUME", check=False)
-
-
-def test_a_prolog_that_fails_is_told_and_resume_is_the_way_out(cluster: Cluster, run: Run) -> None:
-    for name in cluster.names:
-        cluster.fail_prolog(name)
-    job = run.step(2, 1, "--requeue", "none", steps=3)["job"]
-    status = run.end("FAILED", 20)
-    assert status["reason"].startswith(f"job {job} was not started: Slurm")
-    assert (status["failure"], said(run, "wait")[0]) == ("scheduler", 1)
-    heal(cluster)
-    assert said(run, "resume")[0] == 0
-    run.end()
 
 
 def test_a_job_that_slurm_holds_is_released(cluster: Cluster, run: Run) -> None:
@@ -112,19 +88,3 @@ def test_a_job_that_slurm_holds_is_released(cluster: Cluster, run: Run) -> None:
     assert code == 0, err
     assert (json.loads(out)["job"], json.loads(out)["released"]) == (job, True)
     assert run.end()["job"] == job
-
-
-def test_a_controller_that_is_silent_stops_nobody_from_looking(cluster: Cluster, run: Run) -> None:
-    fill(cluster, 6)
-    job = run.step(2, 1)["job"]
-    cluster.stall("ctl")
-    code, out, _ = said(run, "status", "--json")
-    status = json.loads(out)
-    assert (code, status["state"], status["abandoned"]) == (0, "PENDING", False)
-    assert "did not answer within" in status["scheduler"]["silent"]
-    code, _, err = said(run, "cancel", "--no-wait")
-    assert (code, "the cancel stands" in err) == (4, True)
-    assert (run.root / "cancelled").exists()
-    cluster.resume("ctl")
-    assert until(lambda: said(run, "cancel")[0] == 0, 30, "it answers again")
-    assert cluster.job(job)["JobState"] == "CANCELLED"

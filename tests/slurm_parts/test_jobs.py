@@ -1,4 +1,4 @@
-"""The next job is asked for exactly once, whatever sbatch and Slurm do; or the same job again."""
+"""The next job is asked for exactly once, whatever sbatch and Slurm do; or the same job again; or this one is ended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from gangrun.adapters.slurm.commands import Answer
-from gangrun.adapters.slurm.jobs import ASK, GaveUp, Outcome, SlurmJobs, repointed
+from gangrun.adapters.slurm.jobs import ASK, GaveUp, Outcome, SlurmJobs, end_allocation, repointed
 from gangrun.adapters.slurm.scheduler import SlurmScheduler
 from gangrun.adapters.slurm.submission import SbatchRefused, Unfit, Unknown
 from gangrun.core.actions import EndJob, SubmitSuccessor
@@ -377,3 +377,51 @@ def test_its_own_clockwork_ends_with_it() -> None:
     until(lambda: len(world.slurm.asked) >= 2, 10, "it looks again")
     jobs.close(100.0)
     assert world.posted == []
+
+
+class Ending:
+    """One running job."""
+
+    def __init__(self) -> None:
+        self.time = PretendTime()
+        self.slurm = PretendSlurm(self.time)
+        self.me = self.slurm.add(PretendJob("7", state="RUNNING"))
+
+
+def end(world: Ending, wait: Callable[[float], bool] | None = None) -> str:
+    return end_allocation(SlurmScheduler(world.slurm), "7", clock=world.time, wait=wait or world.time.wait)
+
+
+def test_an_allocation_without_a_batch_script_is_ended() -> None:
+    world = Ending()
+    assert end(world) == "" and world.me.state == "COMPLETING"
+    assert [line.split()[0] for line in world.slurm.asked] == ["scontrol", "scancel", "scontrol"]
+
+
+@pytest.mark.parametrize("state", ["COMPLETING", "CANCELLED", None])
+def test_one_that_is_over_is_left_alone(state: str | None) -> None:
+    world = Ending()
+    if state is None:
+        del world.slurm.jobs["7"]
+    else:
+        world.me.state = state
+    assert end(world) == "" and len(world.slurm.asked) == 1
+
+
+def test_asked_again_until_slurm_hears() -> None:
+    world = Ending()
+    world.slurm.down = True
+    world.time.later(4.5, lambda: setattr(world.slurm, "down", False))
+    assert end(world) == "" and world.time.now() == 106.0
+
+
+def test_given_up_in_words() -> None:
+    world = Ending()
+    world.slurm.down = True
+    assert "job 7 could not be ended: " in end(world) and world.time.now() == 130.0
+    world = Ending()
+    world.slurm.instead["scancel"] = [Answer(0)] * 100  # it says yes and does nothing
+    assert end(world) == "Slurm took the scancel of job 7, but still shows it after 30 s"
+    world = Ending()
+    world.slurm.down = True
+    assert end(world, lambda for_s: True) != "" and world.time.now() == 100.0

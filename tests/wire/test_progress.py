@@ -9,6 +9,7 @@ import pytest
 
 from gangrun.wire import progress
 from gangrun.wire.progress import ProgressPage, SlotError, SlotReading, StepRequest, TrainingPhase
+from gangrun.wire.saves import SIZE_BYTES, SavesTold, decode, encode
 
 
 @pytest.fixture
@@ -105,3 +106,18 @@ def test_what_is_no_slot_is_refused(tmp_path: Path) -> None:
         progress.attach(str(other))
     with pytest.raises(FileNotFoundError):
         progress.attach(str(tmp_path / "none"))
+
+
+def test_it_comes_back_and_never_changes_its_length() -> None:
+    told = SavesTold(2, 1e9, 300.0, "every 300 s, as asked", saved_step=40, saved_at=1e9, persist_s=2.5)
+    assert decode(encode(told)) == told and len(encode(told)) == SIZE_BYTES
+    long = SavesTold(2, 1e9, 300.0, "x", failures_count=3, failed_step=41, failed_why='ü"\\' * 5000 + "\ud800")
+    assert len(encode(long)) == SIZE_BYTES
+    back = decode(encode(long))
+    assert back is not None and back.failed_why.startswith('ü"\\ü') and back.failures_count == 3
+
+
+def test_what_is_torn_alien_or_newer_is_nothing() -> None:
+    block = encode(SavesTold(2, 1e9, 300.0, "x"))
+    for data in (b"", block[:30], b"[]", b"\xff", encode(SavesTold(2, 1e9, 300.0, "x", schema=2)), b'{"attempt": "a"}'):
+        assert decode(data) is None

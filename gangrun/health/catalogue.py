@@ -10,7 +10,7 @@ from gangrun.health.active import devices as active
 from gangrun.health.framework.check import Check, Reading
 from gangrun.health.framework.readings import UUID, by_uuid
 from gangrun.health.framework.rounds import CheckFamily
-from gangrun.health.gpu import dcgm, devices, memory, nvlink, running
+from gangrun.health.gpu import dcgm, devices, nvlink, running
 from gangrun.health.host import node, storage
 from gangrun.health.network import ports
 
@@ -20,14 +20,21 @@ LINK_COUNTERS = tuple(bound.reading for bound in (*nvlink.NVLINK_ERRORS, *nvlink
 
 def remember_gpus(now: Reading, before: Reading | None) -> Reading:
     """What is judged over minutes: corrected errors, whether they grow worse, heat, and what holds clocks down."""
-    return memory.remember(running.with_heat(running.with_slowing(now, before), before), before)
+    return devices.remember(running.with_heat(running.with_slowing(now, before), before), before)
 
 
 GPUS = CheckFamily(
     "gpu",
     devices.CHILD_WITHIN_S + 2.0,
     devices.read,
-    (*devices.CHECKS, *memory.CHECKS, *running.RUNNING, *nvlink.CHECKS, memory.SPARE_ROWS, *running.BESIDE_OTHERS),
+    (
+        *devices.CHECKS,
+        *devices.MEMORY_CHECKS,
+        *running.RUNNING,
+        *nvlink.CHECKS,
+        devices.SPARE_ROWS,
+        *running.BESIDE_OTHERS,
+    ),
     remember_gpus,
     frozenset({UUID, *GPU_COUNTERS, *LINK_COUNTERS}),
     by_uuid,

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gangrun.entry import health_probe
 from gangrun.health.framework.check import (
     CauseClass,
     CheckLook,
@@ -19,7 +20,7 @@ from gangrun.health.framework.check import (
     Severity,
 )
 from gangrun.health.framework.evidence import is_fatal
-from gangrun.health.framework.readings import plain_facts
+from gangrun.health.framework.readings import facts_from, plain_facts
 from gangrun.health.framework.rounds import HealthSurroundings
 from gangrun.health.host import node as host
 from gangrun.health.host import storage
@@ -168,7 +169,7 @@ def test_the_resolver_is_asked_by_a_child() -> None:
     probes = Scripted({"names": lambda *hosts: {"values": {host: {"resolve_s": 0.1} for host in hosts}}})
     facts = host.read_names(HealthSurroundings(Path("/"), probes, peers=("a", "b")))
     assert (probes.asked, list(facts.values)) == ([("names", ("a", "b"))], ["a", "b"])
-    said = storage.probe_names(("no-such-host.invalid", "bad\udcff" * 40), HandClock().now)
+    said = facts_from(health_probe.probe_names(("no-such-host.invalid", "bad\udcff" * 40), HandClock().now))
     assert all("error" in said.values[name] for name in ("no-such-host.invalid", "bad\udcff" * 40))
 
 
@@ -181,7 +182,7 @@ def stored(**values: Any) -> Reading:
 
 def test_a_directory_is_written_and_read_and_left_clean(tmp_path: Path) -> None:
     place = str(tmp_path)
-    values = storage.probe_directory(place, HandClock().now).values[place]
+    values = health_probe.probe_directory(place, HandClock().now)["values"][place]
     assert values["probe_s"] == 0
     assert 0 <= float(values["used_share"]) <= 1
     assert values["read_only"] == 0
@@ -193,7 +194,7 @@ def test_where_one_may_not_write_nothing_is_broken(tmp_path: Path, monkeypatch: 
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr(os, "open", refuse)
-    facts = storage.probe_directory(str(tmp_path), HandClock().now)
+    facts = facts_from(health_probe.probe_directory(str(tmp_path), HandClock().now))
     monkeypatch.undo()
     verdict = look("storage_answers", Reading("storage", 0.0, "b", facts))
     assert only(verdict) == (Severity.UNKNOWN, "you may not write there")
@@ -202,13 +203,15 @@ def test_where_one_may_not_write_nothing_is_broken(tmp_path: Path, monkeypatch: 
 
 def test_a_directory_that_is_not_there_and_one_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = str(tmp_path / "gone")
-    assert storage.probe_directory(gone, HandClock().now).values[gone] == {"broken": "No such file or directory"}
+    assert health_probe.probe_directory(gone, HandClock().now)["values"][gone] == {
+        "broken": "No such file or directory"
+    }
 
     def full(fd: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    values = storage.probe_directory(str(tmp_path), HandClock().now).values[str(tmp_path)]
+    values = health_probe.probe_directory(str(tmp_path), HandClock().now)["values"][str(tmp_path)]
     assert values["write_error"] == "No space left on device"
     assert list(tmp_path.iterdir()) == []
 
@@ -262,7 +265,7 @@ def test_a_file_server_that_does_not_answer_is_unknown_and_hides_no_other() -> N
 
 def test_a_directory_that_the_script_has_yet_to_make_is_unknown_and_one_that_was_named_is_broken(tmp_path):
     def ask(path):
-        return plain_facts(storage.probe_directory(path, HandClock().now))
+        return health_probe.probe_directory(path, HandClock().now)
 
     one = check("storage_answers")
     later, named = str(tmp_path / "checkpoints"), str(tmp_path / "named")

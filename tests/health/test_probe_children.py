@@ -95,3 +95,14 @@ def test_never_two_at_once(tmp_path: Path) -> None:
 
 def test_nothing_to_start() -> None:
     assert "could be started" in ProbeChildren(["/not/there"], {}).ask("x", (), 1.0)["absent"]
+
+
+def test_a_question_about_files_or_names_loads_no_checks() -> None:
+    code = """
+import sys
+from gangrun.entry.health_probe import answer
+answer("directory", ("/nowhere",)), answer("names", ())
+print(sorted(name for name in sys.modules if name.startswith("gangrun.health") or name in ("dataclasses", "pathlib")))
+"""
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("[]\n", ""), "one is started for each directory, again and again"

@@ -40,7 +40,7 @@ def test_nodes_are_asked_where_they_are_and_the_worst_comes_first(run: Run, clus
         cluster.submit(script, "-w", "n[1-2]", "-N2", "-o", "/dev/null"), "COMPLETED", "FAILED", deadline_s=60
     )
     inside = (run.folder / "inside").read_text()
-    words = "/tmp/here: the directory cannot be written: No such file or directory (storage_answers)"
+    words = "/tmp/here: the directory cannot be written: No such file or directory"
     assert f"fail     n2\n         fail  {words}" in inside
     assert "\ncode 1\n" in inside
     assert "has no node n4" in inside

@@ -1,7 +1,7 @@
 """The file systems that a job stands on: space, inodes, read-only, mounted, and whether they answer.
 
 A file server that stands still holds a process that asks it in the kernel, where no signal reaches. So each directory
-is looked at by a child of its own, whose whole life is ``probe_directory`` (and ``probe_names`` for the resolver). One
+is looked at by a child of its own (``entry.health_probe``), as names are. One
 that does not come back is unknown here: if all nodes say so at once it is the file server, and only who sees them all
 can tell. Mounts are read without touching the file systems, so a dead server cannot hold that.
 """
@@ -11,8 +11,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import socket
-from collections.abc import Callable
 from dataclasses import replace
 
 from gangrun.health.framework.bounds import Bound, BoundMeasure, Breaks, Rows
@@ -40,87 +38,12 @@ FAMILY_WITHIN_S = 120.0
 DIRECTORIES_MAX_COUNT = 5
 NOT_YET = "the directory is not there yet"
 NOT_THERE = os.strerror(errno.ENOENT)
-CONTENT = b"gangrun health probe\n" * 195  # 4 KiB, about
 FS = CheckSubject(
     Scope.FS,
     CauseClass.EITHER,
     Needs.ADMIN,
     why_not=lambda look, name: look.facts.why_missing(name) or "no file system could be asked",
 )
-
-
-# ---- a child's whole life --------------------------------------------------------------------------------------------
-
-
-def probe_directory(path: str, now: Callable[[], float]) -> NodeFacts:
-    """Space of the file system, and the time to write, sync, rename and read back a small file in ``path``."""
-    values: dict[str, Value] = {}
-    missing: dict[str, str] = {}
-    try:
-        room = os.statvfs(path)
-        used = room.f_blocks - room.f_bfree
-        values |= {
-            "size_bytes": room.f_blocks * room.f_frsize,
-            "free_bytes": room.f_bavail * room.f_frsize,
-            "used_share": used / max(1, used + room.f_bavail),  # as df says it: of what ordinary users may have
-            "read_only": int(bool(room.f_flag & os.ST_RDONLY)),
-        }
-        if room.f_files:
-            values["inodes_free"] = room.f_favail
-        else:
-            missing["inodes_free"] = "this file system does not count them"
-    except OSError as error:
-        return NodeFacts({path: {"broken": _words(error)}})
-    began = now()
-    try:
-        _write_and_read(path)
-        values["probe_s"] = now() - began
-    except PermissionError:
-        missing["probe_s"] = "you may not write there"
-    except OSError as error:
-        values["write_error"] = _words(error)
-    return NodeFacts({path: values}, {path: missing} if missing else {})
-
-
-def _write_and_read(path: str) -> None:
-    name = os.path.join(path, f".gangrun-health-{socket.gethostname()}-{os.getpid()}")
-    fd = os.open(f"{name}.part", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            os.write(fd, CONTENT)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.rename(f"{name}.part", name)
-        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            if os.read(fd, len(CONTENT) + 1) != CONTENT:
-                raise OSError("what was read back is not what was written")
-        finally:
-            os.close(fd)
-    finally:
-        for left in (name, f"{name}.part"):
-            try:
-                os.unlink(left)
-            except OSError:
-                continue
-
-
-def probe_names(hosts: tuple[str, ...], now: Callable[[], float]) -> NodeFacts:
-    """Does every name resolve, and how long does it take?"""
-    values: dict[str, dict[str, Value]] = {}
-    for host in (socket.gethostname(), *hosts):
-        began = now()
-        try:
-            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-            values[host] = {"resolve_s": now() - began, "address": str(found[0][4][0])}
-        except (OSError, UnicodeError) as error:
-            values[host] = {"resolve_s": now() - began, "error": str(error)}
-    return NodeFacts(values)
-
-
-def _words(error: OSError) -> str:
-    return error.strerror or str(error)
 
 
 # ---- directories -----------------------------------------------------------------------------------------------------

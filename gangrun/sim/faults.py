@@ -59,6 +59,7 @@ class Kind(Enum):
     FS_FULL = "no space left"
     FS_READ_ONLY = "read-only file system"
     FS_SLOW = "each file operation of the node, or of all, takes amount seconds more"
+    FS_ERROR = "every file operation fails, reading too"
     FS_STALE = "the node sees an old listing"
     FS_LOST_REPLY = "the next operation succeeds and says EIO"
     FS_TORN_TAIL = "a kill leaves half a line"
@@ -189,6 +190,7 @@ WEIGHTS: dict[Kind, tuple[int, tuple[float, ...], tuple[float, ...]]] = {
     Kind.FS_STALL: (4, (3.0, 20.0, 20.0), (0.0,)),
     Kind.FS_FULL: (2, (3.0, 20.0), (0.0,)),
     Kind.FS_READ_ONLY: (2, (3.0, 20.0), (0.0,)),
+    Kind.FS_ERROR: (2, (0.6, 3.0, 20.0), (0.0,)),
     Kind.FS_STALE: (2, (60.0,), (0.0,)),
     Kind.FS_LOST_REPLY: (3, (0.0,), (0.0,)),
     Kind.FS_TORN_TAIL: (2, (0.0,), (0.0,)),
@@ -204,7 +206,7 @@ MISSES_NO_MEMORY = frozenset(
         Kind.KILL_SUPERVISOR, Kind.KILL_AGENT, Kind.KILL_NODE, Kind.WALL_JUMP, Kind.DRIFT, Kind.FS_NO_MODES,
     }
 )  # fmt: skip
-EVERYWHERE = frozenset({Kind.FS_STALL, Kind.FS_FULL, Kind.FS_READ_ONLY})
+EVERYWHERE = frozenset({Kind.FS_STALL, Kind.FS_FULL, Kind.FS_READ_ONLY, Kind.FS_ERROR})
 _KINDS = tuple(WEIGHTS)
 _CUMULATED = tuple(sum(WEIGHTS[kind][0] for kind in _KINDS[: i + 1]) for i in range(len(_KINDS)))
 
@@ -426,6 +428,8 @@ def _storage(world: Cluster, fault: Fault) -> None:
                 mount.read_only_until = max(mount.read_only_until, until)
             case Kind.FS_SLOW:
                 mount.slow_until, mount.slow_by_s = until, fault.amount
+            case Kind.FS_ERROR:
+                mount.broken_until = max(mount.broken_until, until)
             case Kind.FS_STALE:
                 mount.stale_since, mount.stale_until = world.timeline.now, world.timeline.now + min(fault.for_s, 60.0)
             case Kind.FS_LOST_REPLY:
@@ -436,6 +440,9 @@ def _storage(world: Cluster, fault: Fault) -> None:
                 mount.late_by_s = fault.for_s
             case _:
                 raise AssertionError(fault.kind)
+    if fault.kind is Kind.FS_ERROR:
+        for supervisor in world.supervisors:
+            supervisor.look_for_cancel()
     if fault.kind in {Kind.FS_TORN_TAIL, Kind.FS_LATE_WRITE} and node is not None and node.supervisor is not None:
         node.supervisor.kill()
 
@@ -546,6 +553,7 @@ _STORAGE = (
     Kind.FS_FULL,
     Kind.FS_READ_ONLY,
     Kind.FS_SLOW,
+    Kind.FS_ERROR,
     Kind.FS_STALE,
     Kind.FS_LOST_REPLY,
     Kind.FS_TORN_TAIL,

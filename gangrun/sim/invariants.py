@@ -177,6 +177,9 @@ class Checker(Checks):
             self.node_empty.presumed(record)
         if record.kind in {"CancelRequested", "ResumeRequested"} and record.outcome == "applied":
             self._cancelled_n = newest if record.kind == "CancelRequested" else None
+            asked = self.cancel_asked or any(fault.kind is Kind.CANCEL for fault in self.plan)
+            if self._cancelled_n and self.world.disk.cancelled_at is None and not asked:
+                self.broken("I8", "the run is cancelled, and nobody cancelled it")
 
     def _follows_the_table(self, record: Record) -> None:
         kind = getattr(events, record.kind, None)

@@ -407,7 +407,10 @@ class Deeds:
         self.world.network.send(self.node.index, supervisor.node.index, lambda: supervisor.hear(line, message))
 
     def _found(self) -> None:
-        claims = self.node.mount.claims()
+        try:
+            claims = self.node.mount.claims()
+        except OSError:
+            claims = {}
         if not claims:
             self.agent.tell(facts.TermFound(None))
             return

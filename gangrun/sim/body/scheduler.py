@@ -16,11 +16,12 @@ from gangrun.core.model import TERMINAL, Phase
 from gangrun.sim.body.node import SimNode
 from gangrun.sim.body.supervisor import SimSupervisor
 from gangrun.sim.body.surroundings import Surroundings
-from gangrun.sim.engine.disk import SimJobClaim
+from gangrun.sim.engine.disk import Mount, SimJobClaim
 
 ANSWERS_AFTER_S = 1.0
 QUEUE_S, LOOK_AGAIN_S, LOOK_FOR_S, KILL_WAIT_S = 2.0, 5.0, 30.0, 30.0
 SUPERVISOR_START_S = 0.3
+ASK_AGAIN_S = 1.0
 
 
 class JobState(Enum):
@@ -46,6 +47,7 @@ class Job:
     submitted_at: float = 0.0
     ended_at: float = 0.0
     why: NoticeKind = NoticeKind.UNKNOWN  # it is being taken away
+    pid: int = 0  # of its batch script
 
     @property
     def token(self) -> str:
@@ -141,23 +143,36 @@ class SimScheduler:
         job.nodes = free[:count]
         for node in job.nodes:
             node.job = job.token
+        job.pid = self.world.new_pid()
         self.batch(job)
 
     def batch(self, job: Job) -> None:
-        """What runs before srun: (a) cancelled? (b) claim the place in the sequence."""
+        """What runs before srun: (a) cancelled? (b) claim the place in the sequence. After an error it asks again."""
+        pid = job.pid
+        try:
+            self._begin(job, job.nodes[0].mount)
+        except OSError:
+            self.world.timeline.after(ASK_AGAIN_S, lambda: self._ask_again(job, pid))
+
+    def _ask_again(self, job: Job, pid: int) -> None:
+        if job.state is JobState.RUNNING and job.pid == pid and job.nodes[0].up:
+            self.batch(job)
+
+    def _begin(self, job: Job, mount: Mount) -> None:
         disk = self.world.disk
-        if self.checks_cancelled and disk.cancelled_at is not None:
+        if self.checks_cancelled and mount.cancelled():
             self._end(job)
             return
         if max(disk.job_claims, default=0) > job.seq:
             self._end(job)  # the run went on meanwhile
             return
         claim = disk.job_claims.get(job.seq)
-        ours = claim is not None and claim.job == job.id and claim.restart < job.restart
+        ours = claim is not None and claim.job == job.id and (claim.restart < job.restart or claim.pid == job.pid)
         if self.uses_link and claim is not None and not ours:
             self._end(job)
             return
-        disk.job_claims[job.seq] = SimJobClaim(job.id, job.restart, self.world.timeline.now)
+        if claim is None or claim.pid != job.pid:
+            mount.claim_job(job.seq, SimJobClaim(job.id, job.restart, self.world.timeline.now, job.pid))
         job.owned = True
         self.world.checks.job_began(job)
         for i, node in enumerate(job.nodes):

@@ -22,12 +22,13 @@ from gangrun.sim.engine.disk import SimStandardError, SimStore, SimTerms
 from gangrun.sim.engine.process import ProcessKilled
 from gangrun.supervisor import takeover
 from gangrun.supervisor.loop import Loop
-from gangrun.supervisor.opening import EXIT_DEPOSED, EXIT_REFUSED, RunFacts
+from gangrun.supervisor.opening import EXIT_DEPOSED, EXIT_NOT_KNOWN, EXIT_REFUSED, RunFacts
 from gangrun.wire.messages import Ack, Dial, FromAgent, Probe, Stop, ToAgent, Welcome
 from gangrun.wire.record import Claim
 from gangrun.wire.spec import CheckpointSpec
 
 CANCEL_LOOK_S = 0.25
+ASK_AGAIN_S = 1.0
 FLUSH_EVERY_S = 9.0
 FLUSHES_NODES_MAX_COUNT = 16  # each flush wakes all agents: in big worlds that is most of what there is to simulate
 QUIET = (Ack, Welcome, Probe)
@@ -97,7 +98,11 @@ class SimSupervisor(SupervisorBody):
             self.voice.say(f"{self.node.job} is not the job that holds this run: that is {place}")
             self._exit(EXIT_DEPOSED)
             return
-        claims = self.node.mount.claims()
+        try:
+            claims = self.node.mount.claims()
+        except OSError as error:
+            self._not_known(error)
+            return
         newest = claims[max(claims)] if claims else None
         if self._watch is None:
             self._judged, self._watch = max(claims, default=0), takeover.CounterWatch(self.policy.timing)
@@ -135,6 +140,15 @@ class SimSupervisor(SupervisorBody):
         else:
             self.timeline.after(self.policy.timing.counter_every_s, self.start)
 
+    def _not_known(self, error: OSError) -> None:
+        """An agent asks for another supervisor; after the last resort there is nobody."""
+        self.voice.say(f"cannot tell how the run stands, so nothing is taken over: {error}")
+        if self.alone is None:
+            self._exit(EXIT_NOT_KNOWN)
+        else:
+            self._watch = None
+            self.timeline.after(ASK_AGAIN_S, self.start)
+
     def _look_at_counter(self, term: int) -> bool | None:
         assert self._watch is not None
         mount = self.node.mount
@@ -156,11 +170,10 @@ class SimSupervisor(SupervisorBody):
             claimed_wall=self.clock.wall(),
         )
 
-    def _open(self) -> None:
-        setup, mount = self.world.setup, self.node.mount
+    def _facts(self, ask_why: Callable[[], None]) -> RunFacts:
+        setup = self.world.setup
         flushes = setup.script.memory_every_count and setup.shape.nodes_count <= FLUSHES_NODES_MAX_COUNT
-        jobs = self.world.scheduler.port(self)
-        facts = RunFacts(
+        return RunFacts(
             run=self.world.run_id,
             shape=setup.shape,
             job=self.node.job,
@@ -170,11 +183,15 @@ class SimSupervisor(SupervisorBody):
             replica_ranks_count=setup.replica_ranks_count,
             saves_itself=setup.script.foreign,
             resumed=self.world.resumed.get(self.node.job),
-            asks_why=jobs.ask_why if self.policy.can_requeue else None,
+            asks_why=ask_why if self.policy.can_requeue else None,
             mark_cancel=lambda by: self.world.mark_cancelled(),
             memory_staging=(lambda term, attempt: f"{term}/{attempt}") if setup.script.memory_every_count else None,
             alone=self.alone is not None,
         )
+
+    def _open(self) -> None:
+        mount, jobs = self.node.mount, self.world.scheduler.port(self)
+        facts = self._facts(jobs.ask_why)
         try:
             opening = takeover.take(
                 SimTerms(mount, self),
@@ -213,6 +230,9 @@ class SimSupervisor(SupervisorBody):
             self.voice.say(str(error))
             self._exit(EXIT_DEPOSED)
             return
+        except OSError as error:
+            self._not_known(error)
+            return
         except takeover.JournalRefused as error:
             self.voice.say(str(error))
             self.world.checks.journal_refused(str(error))
@@ -227,9 +247,15 @@ class SimSupervisor(SupervisorBody):
         self.plan()
 
     def look_for_cancel(self) -> None:
-        """It looks for the marker four times a second, and says so once."""
-        if self.loop is not None and not self._cancel_seen and self.world.disk.cancelled_at is not None:
-            self._cancel_seen = True
+        """It looks for the marker four times a second, and says so once. An error says nothing: it looks again."""
+        if self.loop is None or self._cancel_seen or not self.alive:
+            return
+        try:
+            self._cancel_seen = self.node.mount.cancelled()
+        except OSError:
+            self.timeline.after(CANCEL_LOOK_S, lambda: self.when_awake(self.look_for_cancel))
+            return
+        if self._cancel_seen:
             self.timeline.after(CANCEL_LOOK_S, lambda: self.post(Stamped(CancelRequested("gangrun cancel"))))
 
     # ---- ports --------------------------------------------------------------------------------------------------

@@ -47,6 +47,7 @@ class SimJobClaim:
     job: str
     restart: int
     at: float
+    pid: int = 0  # of the batch script
 
     @property
     def token(self) -> str:
@@ -137,6 +138,7 @@ class Mount:
         self.stalled_until = 0.0
         self.full_until = 0.0
         self.read_only_until = 0.0
+        self.broken_until = 0.0
         self.stale_until = 0.0
         self.stale_since = 0.0
         self.lose_reply = False
@@ -158,9 +160,34 @@ class Mount:
     def trouble(self) -> int:
         """The errno that a write gets now, 0 for none."""
         now = self.timeline.now
+        if self.broken:
+            return errno.EIO
         if now < self.full_until:
             return errno.ENOSPC
         return errno.EROFS if now < self.read_only_until else 0
+
+    @property
+    def broken(self) -> bool:
+        """Does every operation fail, reading too?"""
+        return self.timeline.now < self.broken_until
+
+    def known(self) -> None:
+        """Before anything is read: ``OSError`` where there is no answer."""
+        if self.broken:
+            raise OSError(errno.EIO, "Input/output error")
+
+    def cancelled(self) -> bool:
+        """Is the mark of a cancel there? ``OSError``: not known."""
+        self.known()
+        return self.disk.cancelled_at is not None
+
+    def claim_job(self, seq: int, claim: SimJobClaim) -> None:
+        """By link(2), where nobody is seen to hold the place. ``OSError``: not known whether it is done."""
+        if number := self.trouble():
+            raise OSError(number, errno.errorcode[number])
+        self.disk.job_claims[seq] = claim
+        if self.reply_lost():
+            raise OSError(errno.EIO, "lost reply")
 
     def reply_lost(self) -> bool:
         """Was it done, but the caller is told EIO? True once per fault."""
@@ -168,7 +195,8 @@ class Mount:
         return lost
 
     def claims(self) -> dict[int, Claim]:
-        """The claims as this node sees them: maybe not the newest."""
+        """The claims as this node sees them: maybe not the newest. ``OSError``: not known."""
+        self.known()
         old = self.stale_since if self.timeline.now < self.stale_until else None
         return {n: claim for n, (at, claim) in self.disk.claims.items() if old is None or at <= old}
 
@@ -203,6 +231,11 @@ class SimTerms:
     def _io(self, label: str, count: int = 1) -> None:
         self.process.boundary(f"before {label}")
         self.process.wait_until(self.mount.ready_at(count))
+        self.mount.known()
+
+    def _writes(self) -> None:
+        if number := self.mount.trouble():
+            raise OSError(number, errno.errorcode[number])
 
     def _done(self, label: str) -> None:
         self.process.boundary(f"after {label}")
@@ -216,8 +249,7 @@ class SimTerms:
     def claim(self, claim: Claim) -> bool:
         """By link(2); a lost reply counts as lost."""
         self._io("claim")
-        if self.mount.trouble():
-            return False
+        self._writes()
         won = self.disk.link_claim(claim)
         self._done("claim")
         return won and not self.mount.reply_lost()
@@ -225,8 +257,7 @@ class SimTerms:
     def open_acts(self, term: int) -> bool:
         """Make the folder of tickets."""
         self._io("open acts")
-        if self.mount.trouble():
-            return False
+        self._writes()
         made = self.disk.make_acts(term)
         self._done("open acts")
         return made and not self.mount.reply_lost()

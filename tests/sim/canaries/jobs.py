@@ -52,6 +52,37 @@ def requeued_job_loses_its_place() -> Swaps:
     return ((scheduler.SimScheduler, "batch", batch),)
 
 
+@mutant("an error of the file system is not the mark of a cancel", "1", "I8", "I14")
+def an_error_is_a_cancel() -> Swaps:
+    """Whatever keeps the mark from being read is read as the mark."""
+
+    def cancelled(self: disk.Mount) -> bool:
+        return self.broken or self.disk.cancelled_at is not None
+
+    return ((disk.Mount, "cancelled", cancelled),)
+
+
+@mutant("a job that meets an error at its claim asks again, since there is no elsewhere", "4", "I14")
+def leaves_after_an_error() -> Swaps:
+    """It leaves the run to another job, and there is none."""
+    return ((scheduler.SimScheduler, "_ask_again", lambda self, job, pid: self._end(job)),)
+
+
+@mutant("a claim by the same process is its own, whatever the reply was", "4", "I14")
+def lost_reply_is_anothers_claim() -> Swaps:
+    """A place that is claimed is another's."""
+    original = scheduler.SimScheduler._begin
+
+    def begin(self: scheduler.SimScheduler, job: Any, mount: Any) -> None:
+        claim = mount.disk.job_claims.get(job.seq)
+        if claim is not None and claim.pid == job.pid:
+            self._end(job)
+        else:
+            original(self, job, mount)
+
+    return ((scheduler.SimScheduler, "_begin", begin),)
+
+
 @mutant("look for our comment before asking sbatch again", "4", "I7")
 def submits_again_blindly() -> Swaps:
     """A timeout counts as a no."""

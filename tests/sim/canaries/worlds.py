@@ -271,6 +271,16 @@ def nodes_go_one_by_one(rng: random.Random, seed: int) -> World:
     return World(setup, plan, rng.randrange(10**6))
 
 
+@recipe("an_error_is_a_cancel", "leaves_after_an_error", "lost_reply_is_anothers_claim")
+def the_next_job_meets_an_error(rng: random.Random, seed: int) -> World:
+    """A node is lost; when the next job has its nodes the run directory fails for a while, or loses a reply."""
+    at_s = rng.uniform(6.0, 12.0)
+    kind = (Kind.FS_ERROR, Kind.FS_FULL, Kind.FS_LOST_REPLY)[seed % 3]
+    plan = FaultPlan().fail_at(at_s, Kind.KILL_NODE, node=rng.choice((1, 2)))
+    plan = plan.fail_at(at_s + rng.uniform(32.5, 35.0), kind, node=None, for_s=rng.uniform(3.0, 20.0))
+    return World(replace(Setup.of(3, requeue=True), pool_count=9), plan, rng.randrange(10**6))
+
+
 @recipe(
     "ignores_the_marker",
     "marks_the_cancel_last",

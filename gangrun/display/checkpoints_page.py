@@ -17,7 +17,7 @@ from gangrun.runs.checkpoints import CheckpointList, ListedCheckpoint
 
 MEMORY = "memory"
 IN_MEMORY_ONLY = "on the nodes themselves; written to the disk when ranks or an agent die"
-_HEAD = ("step", "valid", "level", "tier", "size", "shared", "changed", "directory", "why")
+_HEAD = ("step", "valid", "level", "tier", "size", "shared", "changed", "name", "why")
 
 
 @contextmanager

@@ -12,10 +12,10 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import TextIO
 
 WIDTH_MIN, WIDTH_MAX, WIDTH_ELSEWHERE = 40, 120, 100
+LAST_CHARS, COLUMN_CHARS_MIN = 16, 8  # of a table's last column, and of one that gives way
 _SGR = re.compile(r"\x1b\[[0-9;:]*m")  # colours: the only sequences of a rank's that a terminal may see
 _RESET = "\x1b[0m"
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
@@ -99,25 +99,24 @@ def wrapped(text: str, columns: int, first: str = "", rest: str | None = None) -
     return lines or [first.rstrip()]
 
 
-def table(
-    head: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    columns: int,
-    indent: str = "  ",
-    widest: Mapping[int, int] = MappingProxyType({}),
-) -> list[str]:
-    """Columns as wide as they must be, or as ``widest`` lets them be by number; the last one takes what is left. What
-    does not fit wraps. Cells are clean already.
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], columns: int, indent: str = "  ") -> list[str]:
+    """Columns as wide as they must be; the last one takes what is left. What does not fit wraps.
+
+    If too little is left for the last column, the widest of the others give way, and their long words are broken.
+    Cells are clean already.
     """
     everything = [tuple(head), *(tuple(row) for row in rows)]
     count = len(head) - 1
-    sizes = [min(max(len(row[k]) for row in everything), widest.get(k, columns)) for k in range(count)]
-    sizes.append(max(columns - len(indent) - sum(sizes) - 2 * count, 16))
+    *sizes, last = (max(len(row[k]) for row in everything) for k in range(count + 1))
+    left = columns - len(indent) - 2 * count
+    while left - sum(sizes) < min(last, LAST_CHARS) and max(sizes, default=0) > COLUMN_CHARS_MIN:
+        sizes[sizes.index(max(sizes))] -= 1
+    sizes.append(max(left - sum(sizes), COLUMN_CHARS_MIN))
     lines = []
     for row in everything:
         cells = [
-            textwrap.wrap(cell, size, break_long_words=False, break_on_hyphens=False)
-            for cell, size in zip(row, sizes, strict=True)
+            textwrap.wrap(cell, size, break_long_words=k < count, break_on_hyphens=False)
+            for k, (cell, size) in enumerate(zip(row, sizes, strict=True))
         ]
         for parts in itertools.zip_longest(*cells, fillvalue=""):
             told = "  ".join(part.ljust(size) for part, size in zip(parts, sizes, strict=True))

@@ -20,23 +20,26 @@ from gangrun.runs.times import wall_now
 @run_argument
 @click.option("--wait/--no-wait", "waits", default=True, help="Wait until all ranks have ended (default).")
 @click.option("--now", is_flag=True, help="Cancel running jobs at once, without an orderly stop.")
-@click.option("--timeout", "timeout_s", type=TIME, help="Longest wait (default the run's grace periods plus 30s).")
+@click.option(
+    "--timeout", "timeout_s", type=TIME, help="Stop waiting after TIME (default the run's grace periods plus 30s)."
+)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation, even without RUN.")
 @json_option
 @runs_dir_option
 def cancel(
     run: str | None, waits: bool, now: bool, timeout_s: float | None, yes: bool, as_json: bool, runs_dir: str | None
 ) -> int:
-    """End a run for good: stop all ranks in order; nothing starts again by itself.
+    """End a run for good: stop all its ranks and cancel its jobs.
 
-    A script that asked for it may save a checkpoint first. Waiting jobs of the run are cancelled at once, a running job
-    when its ranks have ended. `gangrun resume` continues a cancelled run.
+    If the script asked for a warning before a stop, the script can save a checkpoint first. Pending jobs of the run
+    are cancelled at once. A running job is cancelled when its ranks have ended. `gangrun resume` continues a cancelled
+    run. Without RUN the newest run that was started in this directory is meant.
     """
     reading = read(find(run, runs_dir, steering=True))
     if now and reading.spec.world == "local":
         raise UserError(
             "usage",
-            "--now needs a run that holds jobs, and this run has none",
+            "--now cancels jobs, and this run has no jobs",
             "press Ctrl-C twice in the terminal of gangrun run to stop it at once",
         )
     if run is None and not yes:
@@ -70,18 +73,24 @@ def cancel(
     default="auto",
     help="Checkpoint to resume from (default auto).",
 )
-@click.option("--max-restarts", type=Typed(whole(0)), metavar="N", help="New budget of restarts from here on.")
+@click.option(
+    "--max-restarts",
+    type=Typed(whole(0)),
+    metavar="N",
+    help="Restarts allowed from now on (default the run's own limit).",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Do not show the ranks' output.")
 @json_option
 @runs_dir_option
 def resume(
     run: str | None, request: str, max_restarts: int | None, quiet: bool, as_json: bool, runs_dir: str | None
 ) -> int:
-    """Continue a run after a fix, a cancel or a spent budget, or when no process runs it any more.
+    """Continue a run that failed, was cancelled, or lost all its processes.
 
-    It continues from its newest valid checkpoint with a new budget of restarts: here and in the foreground, or by one
-    more job on nodes that are not excluded. A held job is released. A run that has succeeded or still runs is left
-    alone.
+    The run resumes from its newest valid checkpoint, and its restarts are counted from 0 again. A run that was started
+    with `gangrun run` continues here, in the foreground. A run that was submitted gets one more job, without the
+    excluded nodes; if a job of it is held, that job is released instead. gangrun refuses to resume a run that is alive
+    or has succeeded. Without RUN the newest run that was started in this directory is meant.
     """
     from gangrun.launch.resume import resume as resumed
 
@@ -112,7 +121,7 @@ def attach(run: str | None, quiet: bool, runs_dir: str | None) -> int:
 def wait(run: str | None, timeout_s: float | None, as_json: bool, runs_dir: str | None) -> int:
     """Wait until a run has ended, over all its jobs, and exit with its code.
 
-    The code is 0 if the run succeeded, 1 if it failed, 130 if it was cancelled, 3 if nobody can tell. With --json the
-    final status is printed, as `gangrun status --json` would.
+    Exit codes: 0 the run succeeded, 1 it failed, 130 it was cancelled, 3 the outcome is not known. --json prints the
+    final status, as `gangrun status --json` does.
     """
     return stop.tell_end(find(run, runs_dir), timeout_s, as_json=as_json)

@@ -47,17 +47,19 @@ WAIT_MAX_S = 600.0
     type=click.FloatRange(0.0, WAIT_MAX_S),
     default=0.0,
     metavar="SECONDS",
-    help="Check twice, SECONDS apart: counters are judged by how they grow.",
+    help="Check twice, SECONDS apart, to see how error counters grow.",
 )
 @click.option(
-    "--network", is_flag=True, help="Measure the network of --nodes or of this job in pairs; name slow nodes."
+    "--network",
+    is_flag=True,
+    help="Measure the network between pairs of --nodes or of this job's nodes; name slow nodes.",
 )
-@click.option("--active", is_flag=True, help="Test devices at work for under a minute. Not while a training runs.")
-@click.option("--deep", is_flag=True, help="Test devices for minutes, with most of their memory.")
-@click.option("-a", "--all", "everything", is_flag=True, help="Show a row for each check that could not look, too.")
-@click.option("-q", "--quiet", is_flag=True, help="Show only what is wrong.")
+@click.option("--active", is_flag=True, help="Run short device tests, under a minute. Do not use while ranks train.")
+@click.option("--deep", is_flag=True, help="Run device tests for some minutes, on most of the memory.")
+@click.option("-a", "--all", "everything", is_flag=True, help="Also show the checks that could not be measured.")
+@click.option("-q", "--quiet", is_flag=True, help="Show only warnings and failures.")
 @click.option(
-    "--reason", is_flag=True, help="Print what failed on one line, for Slurm's reason; nothing if nothing failed."
+    "--reason", is_flag=True, help="Print the failures on one line, to be a reason in Slurm; nothing if all passed."
 )
 @click.option("--fs-root", default="/", hidden=True, help="Directory that holds /sys and /proc.")
 @json_option
@@ -75,22 +77,26 @@ def health(
     deep: bool,
     **asked: object,
 ) -> int:
-    """Whether this node can be trusted: GPUs, network ports, memory, clock, names, file systems.
+    """Check this node: GPUs, network ports, memory, clock, host names, file systems.
 
-    With RUN (an id, a name, a job id) the nodes of that run, worst first; with --nodes any nodes of the cluster.
-    Exits 0 if nothing failed, 1 if something did, 3 if nothing at all could be measured. What is unknown is no
-    failure.
+    With RUN (an id, a name, a job id) gangrun checks the nodes of that run, with --nodes any nodes of the cluster, and
+    shows the worst first. Exit codes: 0 no check failed, 1 a check failed, 3 no check could be measured. "unknown"
+    means that a check could not be measured; it is not a failure.
     """
     from gangrun.launch.health_here import HealthQuery
 
     query = HealthQuery(active=active or deep, deep=deep, **asked)  # type: ignore[arg-type]
     if run is not None and nodes is not None:
-        raise UserError("usage", "RUN and --nodes both say where to look", "give one of them")
+        raise UserError("usage", "RUN and --nodes exclude each other: both name nodes to check", "give one of them")
     if run is not None and network:
         hint = "give --nodes, or call it inside a job"
-        raise UserError("usage", "--network needs idle nodes: choose nodes that no other job uses, or wait", hint)
+        raise UserError(
+            "usage", "--network and RUN exclude each other: the test needs nodes on which nothing runs", hint
+        )
     if nodes is None and (partition or account):
-        raise UserError("usage", "-p and -A say how to queue for the nodes of --nodes", "name nodes, or leave them out")
+        raise UserError(
+            "usage", "-p and -A need --nodes: they choose how to queue for those nodes", "name nodes, or leave both out"
+        )
     if run is not None or nodes is not None or network:
         queueing = (("partition", partition), ("account", account))
         options = tuple(f"--{name}={value}" for name, value in queueing if value)
@@ -107,7 +113,7 @@ def _here(query: HealthQuery, *, everything: bool, quiet: bool, reason: bool, as
     variables = environment.all_variables()
     verdicts, names, why_not = looked(query, variables)
     if why_not:
-        click.echo(f"gangrun: {clean(why_not)}: the next look has nothing to compare with", err=True)
+        click.echo(f"gangrun: {clean(why_not)}; the next test has nothing to compare with", err=True)
     if reason:
         click.echo(reason_of(verdicts), nl=bool(reason_of(verdicts)))
     elif as_json:

@@ -24,12 +24,12 @@ from gangrun.errors import DONE, INTERRUPTED, UNKNOWN, USAGE, UserError, did_you
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("gangrun.cli.train", "Train on this machine and recover from failures."),
     "submit": ("gangrun.cli.submit", "Submit a training run to Slurm."),
-    "status": ("gangrun.cli.view", "Show what runs, where, at which step."),
+    "status": ("gangrun.cli.view", "Show a run: its state, nodes, step and checkpoint."),
     "explain": ("gangrun.cli.view", "Show every decision: what was seen, concluded, done."),
     "attach": ("gangrun.cli.control", "Show a run as gangrun run does, until it ends."),
     "logs": ("gangrun.cli.view", "Show what the ranks printed; --errors shows who failed first."),
     "cancel": ("gangrun.cli.control", "End a run for good."),
-    "resume": ("gangrun.cli.control", "Continue a run after a fix, a cancel or a spent budget."),
+    "resume": ("gangrun.cli.control", "Continue a run that failed, was cancelled or lost its processes."),
     "wait": ("gangrun.cli.control", "Wait until a run has ended; exit with its code."),
     "checkpoints": ("gangrun.cli.manage", "List checkpoints: which are valid, and why others are not."),
     "health": ("gangrun.cli.health", "Check this node, other nodes, or the nodes of a run."),
@@ -178,7 +178,7 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(0)
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
-        hint = "see whether the file system answers, and whether you may read there"
+        hint = "check that the file system responds, and that you may read and write there"
         _tell(words, "system", f"{error.strerror or error}{where}", hint)
         _forget_stdout()  # it may be the one that cannot be written
         sys.exit(UNKNOWN)

@@ -37,8 +37,12 @@ class ConfigReport(msgspec.Struct, frozen=True, kw_only=True):
 @click.command("checkpoints")
 @click.argument("where", required=False, metavar="[DIR|RUN]")
 @click.option("--verify", is_flag=True, help="Read every byte not yet verified; exit 1 if the newest is invalid.")
-@click.option("--checkpoint-pattern", metavar="REGEX", help="Names of checkpoint directories; the group is the step.")
-@click.option("--validator", metavar="COMMAND", help="With --verify, ask this command too (0 valid, 1 not).")
+@click.option(
+    "--checkpoint-pattern", metavar="REGEX", help="Pattern of checkpoint directory names; its group is the step."
+)
+@click.option(
+    "--validator", metavar="COMMAND", help="With --verify, also run this command; it exits 0 if valid, 1 if not."
+)
 @json_option
 @runs_dir_option
 def checkpoints(
@@ -47,8 +51,9 @@ def checkpoints(
 ) -> int:  # fmt: skip
     """List checkpoints, newest first: valid or not, why not, and which one a run would resume from.
 
-    DIR is a directory of checkpoints; RUN is a run, whose own directory is looked at. Without --verify no data is read:
-    "complete" is what the structure shows, "verified" what was verified before and has not changed since.
+    DIR is a directory of checkpoints. RUN is a run, whose checkpoint directory is listed. Without --verify gangrun
+    reads no data: "complete" means that no part is missing, "verified" that all checksums were right when gangrun last
+    read the data, and that no file has changed since.
     """
     from gangrun.display.checkpoints_page import page, progress_bars
     from gangrun.entry.wiring import validator_of
@@ -71,7 +76,7 @@ def checkpoints(
 def nodes(words: tuple[str, ...], as_json: bool) -> int:
     """List nodes excluded by your runs: why, and until when new runs avoid them.
 
-    `gangrun nodes clear n[3-4]` forgets these nodes, `gangrun nodes clear all` forgets every node.
+    `gangrun nodes clear n[3-4]` removes these nodes from the list, `gangrun nodes clear all` removes every node.
     """
     from gangrun.launch import node_history
 
@@ -84,7 +89,7 @@ def nodes(words: tuple[str, ...], as_json: bool) -> int:
         if as_json:
             echo_json(node_history.ClearedNodes(cleared=tuple(cleared)))
         else:
-            click.echo(f"forgotten: {clean(fold(cleared))}" if cleared else "nothing was known")
+            click.echo(f"removed from the list: {clean(fold(cleared))}" if cleared else "the list was empty")
         return DONE
     known = node_history.known_nodes()
     if as_json:
@@ -92,19 +97,25 @@ def nodes(words: tuple[str, ...], as_json: bool) -> int:
         return DONE
     rows = node_history.rows_of(known)
     head = ("node", "now", "times", "last", "why")
-    click.echo("\n".join(table(head, rows, look_now().columns, "")) if rows else "no node is known to be bad")
+    click.echo("\n".join(table(head, rows, look_now().columns, "")) if rows else "no node is excluded")
     return DONE
 
 
 @click.command("config")
-@click.option("--show", is_flag=True, help="Show all settings, which is also what happens without it.")
-@click.option("--config", "config_file", type=click.Path(path_type=Path), metavar="FILE", help="Read FILE first.")
+@click.option("--show", is_flag=True, help="Show all settings (the default).")
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="File of settings, stronger than the others.",
+)
 @json_option
 def config(show: bool, config_file: Path | None, as_json: bool) -> int:
     """Show every setting of a run with its value, and where that came from.
 
-    Stronger first: flags of `gangrun run`, GANGRUN_* variables, ./gangrun.toml, the config.toml of your
-    $XDG_CONFIG_HOME/gangrun, the default.
+    From the strongest to the weakest: flags of `gangrun run`, GANGRUN_* variables, ./gangrun.toml, the config.toml of
+    your $XDG_CONFIG_HOME/gangrun, the default.
     """
     from gangrun.config.environment import all_variables
     from gangrun.config.layers import BY_NAME, layered, unknown_variables, usual_files
@@ -119,7 +130,7 @@ def config(show: bool, config_file: Path | None, as_json: bool) -> int:
     look = look_now()
     rows = [(name, clean(value.words), clean(value.origin), BY_NAME[name].help) for name, value in settings.items()]
     head, *lines = table(("setting", "value", "from", "what it is"), rows, look.columns, "")
-    click.echo("\n".join([styled(head, "dim", look.color), *lines, "", "read, the strongest first:"]))
+    click.echo("\n".join([styled(head, "dim", look.color), *lines, "", "files, the strongest first:"]))
     for file in files:
         click.echo(f"  {clean(file.absolute())}{'' if file.exists() else ' (not there)'}")
     for sentence in warnings:
@@ -153,11 +164,13 @@ def prune(
         rows = [(clean(one.run), clean(one.name), size_words(one.size_bytes), clean(one.why)) for one in going]
         lines = table(("run", "name", "size", "why"), rows, look_now().columns, "") if rows else ["nothing to remove"]
         lines += [f"kept {clean(one.run)}: {clean(one.why)}" for one in kept if runs]
-        lines += [f"kept {len(kept)} that are newer, not over, or cannot be read"] if kept and not runs else []
+        lines += [f"kept {len(kept)} that are newer, have not ended, or cannot be read"] if kept and not runs else []
         click.echo("\n".join(lines))
     if going and not dry_run:
         if not yes and not asks():
-            raise UserError("usage", "nothing was removed: there is nobody here to ask", "-y removes without asking")
+            raise UserError(
+                "usage", "nothing was removed, because nobody is here to confirm it", "-y removes without asking"
+            )
         if not yes:
             many = "y" if len(going) == 1 else "ies"
             click.confirm(f"Remove {len(going)} run director{many}?", abort=True, err=True)

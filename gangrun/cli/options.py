@@ -24,7 +24,7 @@ def run_argument(function: F) -> F:
 
 def runs_dir_option(function: F) -> F:
     """``--runs-dir``."""
-    words = "Directory to search for runs (default: where your runs are, and ./gangrun_runs)."
+    words = "Search only DIR for runs (default your index and ./gangrun_runs)."
     return click.option("--runs-dir", metavar="DIR", help=words)(function)
 
 

@@ -38,13 +38,13 @@ def training_options(settings: Iterable[Setting]) -> Callable[[F], F]:
     path: dict[str, Any] = {"type": click.Path(path_type=Path), "cls": Grouped, "group": TRAINING, "metavar": "FILE"}
     decorators: list[Callable[[Any], Any]] = [
         flag("-m", "--module", group=TRAINING, help="Run the first word as a module, as python -m does."),
-        flag("--no-python", group=TRAINING, help="Run the command as it is, even if it is a script."),
+        flag("--no-python", group=TRAINING, help="Run COMMAND as it is, even if it is a .py file."),
         click.option(
             "--env", "env_pairs", multiple=True, metavar="K=V|K", cls=Grouped, group=TRAINING,
             help="Set a variable for the ranks, or copy yours; repeatable.",
         ),
         click.option("--env-file", "env_files", multiple=True, help="File of NAME=VALUE lines; repeatable.", **path),
-        click.option("--config", "config_file", help="File of settings to read first.", **path),
+        click.option("--config", "config_file", help="File of settings, stronger than the others.", **path),
         *(_setting_option(row) for row in settings if not row.in_files_only),
         click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND..."),
         *(click.option("--" + name.replace("_", "-"), name, default=None, hidden=True) for name in IGNORED_TORCHRUN),
@@ -80,7 +80,7 @@ def request_of(
 
     if ignored := [name for name in IGNORED_TORCHRUN if options[name] is not None]:
         names = ", ".join("--" + name.replace("_", "-") for name in ignored)
-        click.echo(f"gangrun: gangrun ignores {names}: it needs no rendezvous", err=True)
+        click.echo(f"gangrun: gangrun ignores {names}, because it connects the ranks itself", err=True)
     words: tuple[str, ...] = options["words"]
     if options["module"] and not words:
         raise UserError("usage", "-m needs a module", f"for example: {ctx.command_path} -m my.trainer")

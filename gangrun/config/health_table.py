@@ -85,7 +85,7 @@ def _checks(given: object, names: list[str]) -> tuple[str, ...]:
         raise ValueError('[health] off: names of checks, as in off = ["host_load", "gpu_modes"]')
     for one in wanted:
         if one not in names:
-            raise ValueError(f"[health] off: there is no check {one!r}{_nearest(one, names)}")
+            raise ValueError(f"[health] off: no check is called {one!r}{_nearest(one, names)}")
     return tuple(dict.fromkeys(wanted))
 
 
@@ -117,7 +117,9 @@ def site_commands(table: Mapping[str, Any]) -> dict[str, SiteCommand]:
         raise ValueError(f"{WHERE} has {len(table)} commands; at most {COMMANDS_MAX_COUNT}")
     for name in table:
         if not NAMES.fullmatch(str(name)):
-            raise ValueError(f"{WHERE} {name!r} is no name for a check: small letters, digits and _, a letter first")
+            raise ValueError(
+                f"{WHERE} {name!r} is not a name for a check: use small letters, digits and _, with a letter first"
+            )
     return {str(name): _site_command(str(name), given) for name, given in table.items()}
 
 
@@ -131,7 +133,7 @@ def _site_command(name: str, given: object) -> SiteCommand:
             hint = did_you_mean(str(key), KEYS) or f"known keys: {', '.join(KEYS)}"
             raise ValueError(f"{WHERE} {name}: unknown key {key!r}; {hint}")
     if "run" not in given:
-        raise ValueError(f'{WHERE} {name} does not say what to run: {name} = {{ run = "...", timeout = "60s" }}')
+        raise ValueError(f'{WHERE} {name} has no command: write {name} = {{ run = "...", timeout = "60s" }}')
     argv = _argv(name, given["run"])
     if "timeout" not in given:
         return SiteCommand(argv)
@@ -159,5 +161,5 @@ def _argv(name: str, given: object) -> tuple[str, ...]:
         wrong = "has the wrong form: write the command as one string, or as a list of strings"
         raise ValueError(f"{WHERE} {name} = {given!r} {wrong}")
     if not words or not words[0] or any("\0" in word for word in words):
-        raise ValueError(f"{WHERE} {name} names no command")
+        raise ValueError(f"{WHERE} {name} has an empty command")
     return tuple(words)

@@ -57,7 +57,7 @@ def one_of(*words: str) -> Parser:
     def parse(value: object) -> str:
         word = str(value).strip().lower()
         if word not in words:
-            raise BadValue(f"{value!r} is none of {', '.join(words)}")
+            raise BadValue(f"{value!r} is not one of {', '.join(words)}")
         return word
 
     return parse
@@ -142,7 +142,7 @@ def ranks_per_node(value: object) -> str:
     if number is None:
         raise BadValue(f"{value!r} is neither a number of ranks nor one of auto, gpu, cpu")
     if number > NODE_RANKS_MAX_COUNT:
-        raise BadValue(f"{value} ranks on a node: {NODE_RANKS_MAX_COUNT} ranks on a node at most")
+        raise BadValue(f"{value} is too many: a node has at most {NODE_RANKS_MAX_COUNT} ranks")
     return str(number)
 
 
@@ -164,7 +164,7 @@ def memory_protection(value: object) -> str:
         hint = "8+2: in a group of 10 nodes the checkpoint survives the loss of any 2"
         raise BadValue(f"{value!r} is neither copy nor parity as 8+2", hint)
     if match is not None and sum(map(int, match.groups())) > GROUP_MAX_COUNT:
-        raise BadValue(f"{value!r}: a group has {GROUP_MAX_COUNT} nodes at most")
+        raise BadValue(f"{value!r} is too many: a group has at most {GROUP_MAX_COUNT} nodes")
     return asked
 
 
@@ -182,5 +182,7 @@ def save_signal(value: object) -> str:
         asked = signal.Signals(int(asked)).name
     name = asked.removeprefix("SIG")
     if name and (isinstance(value, bool) or name not in SAVE_SIGNALS):
-        raise BadValue(f"{value!r} is no signal that a script can save on", f"give one of {', '.join(SAVE_SIGNALS)}")
+        raise BadValue(
+            f"{value!r} is not a signal on which a script can save", f"give one of {', '.join(SAVE_SIGNALS)}"
+        )
     return name

@@ -113,9 +113,11 @@ def resolved(request: Request, variables: Mapping[str, str]) -> ResolvedRequest:
 
 def _secrets_told(words: tuple[str, ...]) -> Iterator[str]:
     if names := secret_names(words):
-        kept = "arguments are kept with the run (0600), and every user of a node can read them in its process table"
-        way = "--env NAME hands a variable of yours to the ranks, and a secret one is written nowhere"
-        yield f"what {', '.join(names)} holds looks like a secret: {kept};\n{way}"
+        kept = (
+            "gangrun stores arguments in the run directory, and every user of a node can see them in its process list"
+        )
+        way = "pass a secret with --env NAME instead: gangrun stores no secret variable"
+        yield f"the value of {', '.join(names)} looks like a secret: {kept};\n{way}"
 
 
 def name_of(argv: tuple[str, ...], module: str, python: bool) -> str:
@@ -141,7 +143,7 @@ def command_of(
     first, rest = words[0], words[1:]
     if first.endswith(".py") and not no_python:
         if not Path(first).is_file():
-            raise UserError("usage", f"no such script: {first}", f"looked in {Path.cwd()}")
+            raise UserError("usage", f"no such script: {first}", f"gangrun looked in {Path.cwd()}")
         return (python, *words), True
     if look and shutil.which(first) is None:
         raise UserError("usage", f"no such command: {redacted(words)[0]}", "is it on your PATH, and executable?")
@@ -205,19 +207,19 @@ def _refuse_unusable(settings: Mapping[str, Value], world: str) -> None:
     unkept = [settings[name].origin for name in ("memory_limit", "memory_protection", "flush_every")]
     unkept = [where for where in unkept if where.startswith(("--", environment.PREFIX))]  # a file is for other runs too
     if os.path.exists(path) and not os.path.isdir(path):
-        wrong, hint = f"--checkpoint-dir {directory}: that is no directory", "name the one above step-N"
+        wrong, hint = f"--checkpoint-dir {directory} is not a directory", "name the directory that holds step-N"
     elif directory and is_checkpoint(path):
-        wrong, hint = f"--checkpoint-dir {directory}: that is a checkpoint itself", "name the one above it"
+        wrong, hint = f"--checkpoint-dir {directory} is itself a checkpoint", "name the directory that holds it"
     elif validator and not directory:
-        wrong = "--validator: no checkpoint directory is known"
+        wrong = "--validator needs a checkpoint directory"
     elif validator and world == "local" and shutil.which(validator[0]) is None:
-        wrong = f"--validator: {validator[0]!r} is no command here"
-        hint = "name a program on PATH, or the path of one that may be executed"
+        wrong = f"--validator: there is no command {validator[0]!r} on this machine"
+        hint = "name a program on your PATH, or the path of an executable file"
     elif settings["memory_checkpoints"].value:
-        wrong = "" if directory else "--memory-checkpoints: no checkpoint directory is known"
+        wrong = "" if directory else "--memory-checkpoints needs a checkpoint directory"
         hint = "give --checkpoint-dir: in-memory checkpoints are written there when ranks die"
     elif unkept:
-        wrong, hint = f"{unkept[0]}: this run keeps no checkpoints in memory", "give --memory-checkpoints too"
+        wrong, hint = f"{unkept[0]}: this run keeps no checkpoints in memory", "add --memory-checkpoints"
     if wrong:
         raise UserError("usage", wrong, hint)
 

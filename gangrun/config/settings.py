@@ -88,15 +88,15 @@ class Setting:
 SETTINGS: tuple[Setting, ...] = (
     Setting("nproc_per_node", RANKS, TRAINING, "Ranks per node", told_default="one per GPU, else 1"),
     Setting("nodes", NODES, PLACES, "Nodes that hold ranks", 1, flags=("--nnodes",)),
-    Setting("min_nodes", NODES, PLACES, "Fewest nodes to go on with when nodes are lost", told_default="all"),
+    Setting("min_nodes", NODES, PLACES, "Minimum nodes to continue with after nodes are lost", told_default="all"),
     Setting("local_hosts", SWITCH, PLACES, "Simulate the nodes on this machine, one agent each", False),
     Setting(
         "max_restarts", COUNT, RECOVERY, "Restarts allowed for the same cause before progress resets the count",
         3, "policy.restarts_max_count",
     ),
-    Setting("checkpoint_dir", DIRECTORY, CHECKPOINTS, "Directory of the script's checkpoints, to resume from", ""),
+    Setting("checkpoint_dir", DIRECTORY, CHECKPOINTS, "Directory in which the script saves its checkpoints", ""),
     Setting(
-        "checkpoint_pattern", PATTERN, CHECKPOINTS, "Names of checkpoint directories; the group is the step",
+        "checkpoint_pattern", PATTERN, CHECKPOINTS, "Pattern of checkpoint directory names; its group is the step",
         r"step-(\d+)", "checkpoint.pattern",
     ),
     Setting(
@@ -116,11 +116,11 @@ SETTINGS: tuple[Setting, ...] = (
         told_default="a quarter of the node",
     ),
     Setting(
-        "memory_protection", PROTECTION, CHECKPOINTS, "Protect in-memory checkpoints by a copy or by parity, as 8+2",
-        "copy",
+        "memory_protection", PROTECTION, CHECKPOINTS,
+        "Protect in-memory checkpoints with a copy, or with parity such as 8+2", "copy",
     ),
     Setting(
-        "validator", COMMAND, CHECKPOINTS, "Command that judges a checkpoint directory; exits 0 if valid, 1 if not",
+        "validator", COMMAND, CHECKPOINTS, "Command that checks a checkpoint directory; exits 0 if valid, 1 if not",
         (), "checkpoint.validator",
     ),
     Setting(
@@ -132,7 +132,7 @@ SETTINGS: tuple[Setting, ...] = (
         10, "policy.poison_after_steps", zero="off",
     ),
     Setting(
-        "poison_times", ValueKind(parsers.whole(2, "once proves nothing"), "N", "count"), RECOVERY,
+        "poison_times", ValueKind(parsers.whole(2, "one failure proves nothing"), "N", "count"), RECOVERY,
         "Identical failures before falling back to the previous checkpoint", 2, "policy.poison_times_count",
     ),
     Setting("runs_dir", DIRECTORY, OUTPUT, "Directory that holds the run directories", RUNS_DIR),
@@ -140,11 +140,11 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("resume", RESUME, CHECKPOINTS, "Checkpoint that the first attempt resumes from", "auto", into="resume"),
     Setting(
         "hang_timeout", TIME, RECOVERY, "Treat no progress for TIME as a hang", None, "policy.hang.timeout_s",
-        told_default="learnt", zero="never",
+        told_default="learned from the run", zero="never",
     ),
     Setting("stop_grace", TIME, RECOVERY, "Time between SIGTERM and SIGKILL", 10.0, "policy.stop_grace_s"),
     Setting(
-        "checkpoint_grace", TIME, CHECKPOINTS, "Time to save before a stop, if the script asked for it",
+        "checkpoint_grace", TIME, CHECKPOINTS, "Time to save before a stop, for scripts that ask for it",
         60.0, "policy.checkpoint_grace_s",
     ),
     Setting(
@@ -154,19 +154,20 @@ SETTINGS: tuple[Setting, ...] = (
         "save_lead", TIME, CHECKPOINTS, "Tell ranks to save TIME before the time limit", None, "policy.save_lead_s",
         told_default="checkpoint_grace",
     ),
-    Setting("join_within", TIME, RECOVERY, "Time limit for nodes to join", told_default="60s; in a Slurm job 5m"),
+    Setting("join_within", TIME, RECOVERY, "Time limit for nodes to connect", told_default="60s; in a Slurm job 5m"),
     Setting(
         "silence_after", TIME, RECOVERY, "Suspect a node without a heartbeat for TIME",
         5.0, "policy.timing.silence_after_s",
     ),
     Setting(
-        "fence_after", TIME, RECOVERY, "Kill ranks whose agent is cut off for TIME", 30.0, "policy.timing.fence_after_s"
+        "fence_after", TIME, RECOVERY, "Kill the ranks of a node that is cut off for TIME",
+        30.0, "policy.timing.fence_after_s",
     ),
     Setting("observe", SWITCH, RECOVERY, "Decide and report, but stop and restart nothing", False, "policy.observe"),
     Setting("no_health", SWITCH, HEALTH, "Do not check hardware before and during the run", False),
     Setting(
-        "health", ValueKind(health_table), HEALTH, "Table [health]: bounds of the checks", HealthTable(),
+        "health", ValueKind(health_table), HEALTH, "Table [health]: limits of the checks", HealthTable(),
         in_files_only=True,
     ),
-    Setting("log_per_rank", SWITCH, OUTPUT, "Write one more log file for each rank", False, "log.per_rank"),
+    Setting("log_per_rank", SWITCH, OUTPUT, "Also write a log file for each rank", False, "log.per_rank"),
 )  # fmt: skip

@@ -27,15 +27,15 @@ def _refusals(*rows: tuple[str, str]) -> dict[str, str]:
 
 _ONE_TASK = "one task on each node starts all ranks there"
 _RANKS = f"{_ONE_TASK}; see --nproc-per-node"
-_FILES = ("output error open-mode", "the run directory keeps what jobs say: see logs/")
-_START = ("chdir", "ranks start where gangrun submit was called; change there first")
+_FILES = ("output error open-mode", "gangrun writes the output of jobs to logs/ in the run directory")
+_START = ("chdir", "ranks start in the directory from which you call gangrun submit")
 _END = "gangrun decides when a job ends and what comes after it"
-_BOTH = (_FILES, _START, ("input", "ranks read nothing"), ("help usage", "see gangrun submit --help"))
+_BOTH = (_FILES, _START, ("input", "ranks have no standard input"), ("help usage", "see gangrun submit --help"))
 SBATCH_REFUSED = _refusals(
     *_BOTH,
     ("array", "a run is one job at a time; submit several runs instead"),
     ("signal", "gangrun tells ranks itself: see --save-signal and --save-lead"),
-    ("comment", "gangrun finds its jobs by it"),
+    ("comment", "gangrun finds its jobs by their comment"),
     ("job-name", "gangrun finds its jobs by this name; use gangrun's own -J to name the run"),
     ("wrap", "give the command at the end instead"),
     ("no-kill kill-on-invalid-dep", _END),
@@ -50,7 +50,7 @@ SBATCH_REFUSED = _refusals(
     ("parsable", "use gangrun submit --json"),
     ("test-only", "use gangrun submit --dry-run"),
     ("version", "see sbatch --version"),
-    ("ignore-pbs", "the script is gangrun's"),
+    ("ignore-pbs", "gangrun writes the batch script"),
 )
 SRUN_REFUSED = _refusals(
     *_BOTH,
@@ -58,11 +58,11 @@ SRUN_REFUSED = _refusals(
      _ONE_TASK),
     ("label", _FILES[1]),
     ("no-kill kill-on-bad-exit wait signal immediate deadline epilog", _END),
-    ("jobid", "the step belongs to its job"),
+    ("jobid", "gangrun starts the step in its own job"),
     ("overlap", "gangrun sets it if it is needed"),
-    ("pty", "nobody sits before it"),
+    ("pty", "ranks have no terminal"),
     ("export", "ranks get the job's environment; see --env"),
-    ("job-name comment", "it is the job's"),
+    ("job-name comment", "gangrun sets it for the job"),
     ("prolog", "use --setup"),
     ("version", "see srun --version"),
     ("cpu-bind", "gangrun binds no rank to CPUs; do it in your script if you want it"),
@@ -140,33 +140,33 @@ def _pairs_row(name: str, parse: parsers.Parser) -> Setting:
 
 
 SLURM_SETTINGS: tuple[Setting, ...] = (
-    Setting("spares", COUNT, PLACES, "Nodes beside --nodes that wait to replace a broken one", 0),
+    Setting("spares", COUNT, PLACES, "Extra nodes of the job that replace broken ones", 0),
     _text("gpus_per_node", "[TYPE:]N", "GPUs per node"),
     _text("gres", "LIST", "Other resources per node, such as gpu:8"),
     _text("partition", "NAMES", "Partitions to queue in", "-p"),
     _text("account", "NAME", "Account that is charged", "-A"),
     _text("qos", "NAME", "Quality of service", "-q"),
     _text("time", "TIME", "Time limit in Slurm's format: 90 (minutes), 1-12:00:00 (days-hours)", "-t"),
-    _text("exclude", "NODES", "Nodes never to use, beside those that gangrun excludes", "-x"),
-    _text("nodelist", "NODES", "Nodes that must be among those used", "-w"),
+    _text("exclude", "NODES", "Nodes never to use, besides those that gangrun excludes", "-x"),
+    _text("nodelist", "NODES", "Nodes that the job must include", "-w"),
     _text("constraint", "FEATURES", "Features that nodes must have", "-C"),
     Setting(
         "cpus_per_task", ValueKind(_cpus, "N", "CPUs"), PLACES, "CPUs per node, shared by its ranks", "",
         "submission.cpus_per_task", flags=("-c",),
     ),
     _text("mem", "SIZE", "Memory per node"),
-    Setting("exclusive", SWITCH, PLACES, "Share nodes with no other job", False, "submission.exclusive"),
+    Setting("exclusive", SWITCH, PLACES, "Do not share nodes with other jobs", False, "submission.exclusive"),
     _text("reservation", "NAME", "Reservation whose nodes to use"),
     _text("dependency", "LIST", "Jobs that the first job waits for, such as afterok:17", "-d"),
     _pairs_row("sbatch", sbatch_pairs),
     _pairs_row("srun", srun_pairs),
     Setting(
         "setup", ValueKind(parsers.shell_lines, "LINE"), PLACES,
-        "Shell line to run first, such as module load; repeatable", (), "submission.setup", many=True,
+        "Shell command to run first in every job, such as module load; repeatable", (), "submission.setup", many=True,
     ),
     Setting(
-        "requeue", ValueKind(_requeue, "resubmit|same-job|none", "", REQUEUE), RECOVERY, "Way to get other nodes",
-        Requeue.RESUBMIT, "submission.requeue",
+        "requeue", ValueKind(_requeue, "resubmit|same-job|none", "", REQUEUE), RECOVERY,
+        "How to get other nodes: a new job, a requeue, or not at all", Requeue.RESUBMIT, "submission.requeue",
     ),
 )  # fmt: skip
 _FOR_SLURM = frozenset(row.name for row in SLURM_SETTINGS) - {"spares", "sbatch", "srun", "setup", "requeue"}

@@ -16,7 +16,7 @@ from gangrun.display.times import ago_words
 from gangrun.runs.checkpoints import CheckpointList, ListedCheckpoint
 
 MEMORY = "memory"
-IN_MEMORY_ONLY = "on the nodes themselves; written to the disk when ranks or an agent die"
+IN_MEMORY_ONLY = "in the memory of the nodes; written to disk if ranks or an agent die"
 _HEAD = ("step", "valid", "level", "tier", "size", "shared", "changed", "name", "why")
 
 
@@ -54,7 +54,7 @@ def page(found: CheckpointList, look: PageFormat) -> list[str]:
     else:
         lines += ["", *table(_HEAD, rows, look.columns)]
         lines[2] = styled(lines[2], "dim", look.color)
-    return [*lines, "", *wrapped(f"a run would go on like this: {clean(found.reason)}", look.columns, "  ")]
+    return [*lines, "", *wrapped(f"if a run started now: {clean(found.reason)}", look.columns, "  ")]
 
 
 def _rows(found: CheckpointList, look: PageFormat) -> list[tuple[str, ...]]:

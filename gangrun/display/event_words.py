@@ -45,9 +45,9 @@ def exit_words(died: RankExit) -> str:
     by_signal = died.signal is not None
     how = f"killed by {signal_name(died.signal or 0)}" if by_signal else f"ended with exit code {died.code}"
     if died.oom_kill:
-        how += ", for the memory limit of its cgroup"
+        how += ", because its cgroup reached its memory limit"
     if died.by_us:
-        how += ", after the stop had begun"
+        how += ", after gangrun had begun to stop the ranks"
     if died.error is not None:
         how += f": {one_line(f'{died.error.kind}: {died.error.message}')}"
     return how
@@ -75,7 +75,7 @@ def seen(event: ev.Event, at: float) -> str:
         case ev.Notice() | ev.ActDone() | ev.ActFailed() | ev.ActUnknown():
             return _of_the_scheduler(event)
         case ev.DeadlinePassed(name=name):
-            return f"the time for {_DEADLINES.get(name, name)} was up"
+            return f"the time limit for {_DEADLINES.get(name, name)} has passed"
         case ev.StoreStalled(since=since):
             return f"the run directory has not answered for {max(0.0, at - since):.0f} s"
         case ev.StoreBack(stalled_s=stalled_s):
@@ -177,7 +177,7 @@ def _of_progress(event: ev.FirstStepSeen | ev.ProgressMarked | ev.ProgressStalle
             where = _observations(event.observations)
             return f"no sign of progress for {event.stalled_s:.0f} s (limit {event.limit_s:.0f} s){where}"
         case ev.StacksTaken():
-            return f"where the ranks stand: {_stacks(event.stacks)}"
+            return f"stacks of the ranks: {_stacks(event.stacks)}"
 
 
 def _observations(observations: Iterable[RankObservation]) -> str:
@@ -201,7 +201,7 @@ def _stacks(stacks: Iterable[RankStack]) -> str:
 def _of_the_scheduler(event: ev.Notice | ev.ActDone | ev.ActFailed | ev.ActUnknown) -> str:
     match event:
         case ev.Notice(asking=True):
-            return "an agent received SIGTERM; asking the scheduler why"
+            return "an agent received SIGTERM; asking the scheduler for the reason"
         case ev.Notice():
             return f"notice: {event.kind.value}, {event.grace_s:.0f} s left"
         case ev.ActDone():

@@ -179,7 +179,7 @@ def _means(verdicts: tuple[CheckVerdict, ...]) -> str:
     from gangrun.health.framework.evidence import as_evidence, bars_a_start
 
     if exit_code(verdicts) == UNKNOWN:
-        return "nothing is known of this node"
+        return "this node could not be checked"
     found = as_evidence("", verdicts, 0.0)
     if any(map(bars_a_start, found)):
         return "no run would use this node"

@@ -133,7 +133,7 @@ class LiveView:
         if state.attempt.number != self._attempt:
             if state.attempt.placement.world_size > 2 and not self._tails:
                 last, run = state.attempt.placement.world_size - 1, clean(state.run)
-                self.say(f"of what ranks print, that of 0 and {last} is shown here; all of it: gangrun logs -f {run}")
+                self.say(f"only the output of ranks 0 and {last} is shown here; gangrun logs -f {run} shows all")
             self._drain()
             self._attempt = state.attempt.number
             self._shown = tuple(f":rank{rank}]" for rank in sorted({0, state.attempt.placement.world_size - 1}))

@@ -103,10 +103,10 @@ def _silent_s(status: Status, now: float) -> float:
 def _owner_words(status: Status) -> str:
     owner = status.owner
     if status.world == "slurm":
-        return "Slurm has no job of it"
+        return "Slurm has no job of this run"
     if owner is None:
-        return "no process ever took it up"
-    return f"process {owner.pid} on {clean(owner.host)}, which held it, is gone"
+        return "no process ever started it"
+    return f"process {owner.pid} on {clean(owner.host)}, which ran it, is gone"
 
 
 def _facts(status: Status, look: PageFormat) -> list[tuple[str, str]]:

@@ -244,7 +244,7 @@ def _sweep(node: str) -> None:
     """Small files of runs whose agent and warden were killed at once: nobody else would ever remove them."""
     root = shared_memory_root()
     if swept := sweep(root):
-        _say(node, f"removed from {root} what was left there by {', '.join(swept)}")
+        _say(node, f"removed from {root} the files left by {', '.join(swept)}")
 
 
 def _say(node: str, sentence: str) -> None:

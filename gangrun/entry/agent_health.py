@@ -86,7 +86,7 @@ class AgentHealth:
                 unknown = "; ".join(filter(None, (unknown, f"devices are not proven: {untested}" if untested else "")))
         fatal = [f"{one.sentence} ({one.check})" for one in found if bars_a_start(one)]
         if fatal and self._observe:
-            return Checked(True, f"observing only, so it is used all the same: {'; '.join(fatal[:3])}")
+            return Checked(True, f"the node is used although it failed, because of --observe: {'; '.join(fatal[:3])}")
         if fatal:
             return Checked(False, "; ".join(fatal[:3]))
         poor = [one.sentence for one in found if one.poor]

@@ -33,7 +33,7 @@ from gangrun.runs.times import steady_now, wall_now
 CLOCKS_DIFFER_S = 0.5
 LOOP_WITHIN_S = 10.0  # the time in which the loop must have asked the agents
 T = TypeVar("T")
-NO_DIRECTORY = "no checkpoint directory is known (--checkpoint-dir), so the script finds its own way"
+NO_DIRECTORY = "no checkpoint directory is known (--checkpoint-dir), so the script itself decides what to load"
 
 
 class NodesVerification:
@@ -213,9 +213,9 @@ class CheckpointService:
         discard(path)
         self._adopted.clear()  # only the newest may be what the next attempt finds
         self._adopted[step] = (
-            f"; step {step} was in the memory of {where} and could not be brought to the disk: {why}"
+            f"; step {step} was in the memory of {where} and could not be written to disk: {why}"
             if why
-            else f"; brought to the disk from the memory of {where}"
+            else f"; written to disk from the memory of {where}"
         )
         return StepBrought(attempt, step, nodes, why)
 
@@ -249,9 +249,7 @@ class CheckpointService:
             return NoneValid(asked.attempt, str(error), storage=True)
         choice = found.choice
         passed = tuple((one.step, one.why) for one in choice.passed_over)
-        undo = "".join(
-            f"; moved aside: step {moved.step} ({moved.why}), undo with: {moved.undo}" for moved in found.moved
-        )
+        undo = "".join(f"; set aside step {moved.step} ({moved.why}), undo with: {moved.undo}" for moved in found.moved)
         if isinstance(choice, NothingValid):
             return NoneValid(asked.attempt, choice.reason)
         ref = choice.checkpoint if isinstance(choice, Chosen) else None
@@ -290,4 +288,4 @@ def _finished_at(path: str) -> float:
 
 def _again(files_count: int) -> str:
     many = f"{files_count} {'file' if files_count == 1 else 'files'}"
-    return f"; {many} of lost nodes made again of parity" if files_count else ""
+    return f"; {many} of lost nodes rebuilt from parity" if files_count else ""

@@ -81,7 +81,7 @@ def main(words: list[str]) -> int:
     except OSError as error:
         return _leave(EXIT_UNUSABLE, f"nothing is started: {error}")
     except (KeyError, NodesetError) as error:
-        return _leave(EXIT_UNUSABLE, f"this is no Slurm job's environment: {error}")
+        return _leave(EXIT_UNUSABLE, f"this is not the environment of a Slurm job: {error}")
     if isinstance(taken, int):
         return taken
     if why := _company(spec):
@@ -148,9 +148,7 @@ def _was_cancelled(
             facts = scheduler.job(before.job)
         except SchedulerSilent as error:
             if now() >= until:
-                sys.stderr.write(
-                    f"gangrun: nobody can tell whether job {before.job} was cancelled: {error}; going on\n"
-                )
+                sys.stderr.write(f"gangrun: cannot tell whether job {before.job} was cancelled: {error}; continuing\n")
                 return False
             pause.wait(ASK_EVERY_S)
             continue

@@ -27,7 +27,7 @@ def speak_into(log: Path) -> str:
     try:
         opened = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     except OSError as error:
-        return f"the run directory is not as elsewhere here: {log}: {error.strerror or error}"
+        return f"this node cannot open a file in the run directory: {log}: {error.strerror or error}"
     os.dup2(opened, 1)
     os.dup2(opened, 2)
     os.close(opened)

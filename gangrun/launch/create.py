@@ -34,8 +34,8 @@ def make_run(disk: Disk, runs_dir: Path, draft: RunSpec, wall: float) -> tuple[R
         except UnicodeEncodeError as error:
             shutil.rmtree(paths.root, ignore_errors=True)
             words = os.fsencode(redacted((error.object,))[0]).decode("utf-8", "backslashreplace")
-            message = f"{words!r} is not valid UTF-8, so it cannot be kept with the run"
-            raise UserError("usage", message, "rename it, or let the script put it together") from error
+            message = f"{words!r} is not valid UTF-8, so it cannot be stored with the run"
+            raise UserError("usage", message, "rename it, or let the script build the name") from error
     except RunDirError as error:
         raise UserError("run directory", error.message, error.hint) from error
     return paths, spec

@@ -92,7 +92,8 @@ def _alone(spec: RunSpec, known: Known, within_s: float, at_once: Callable[[RunS
                 raise _refusal(spec, other)
         if not told:
             told = True
-            _say(f"run {others[0].paths.run} saves to {spec.checkpoint.directory} too: looking whether it still lives")
+            place = spec.checkpoint.directory
+            _say(f"run {others[0].paths.run} saves to {place} too: checking whether it is still alive")
         time.wait(LOOK_EVERY_S)
 
 
@@ -121,7 +122,7 @@ class _Watched:
         if why:
             if now - self.sign_at < SILENT_S:
                 return True
-            _say(f"whether run {self.paths.run} lives cannot be seen, so it is left aside: {why}")
+            _say(f"cannot tell whether run {self.paths.run} is alive, so gangrun ignores that run: {why}")
             return False
         if look is None or look.life is False:
             return False
@@ -200,7 +201,7 @@ def _saving_there(spec: RunSpec, known: Known, time: Time) -> list[RunPaths]:
     if spec.checkpoint.directory:
         _, why = _bounded(look, time)
         if why:
-            _say(f"whether another run saves to {spec.checkpoint.directory} cannot be seen of all your runs: {why}")
+            _say(f"cannot check all your runs for one that saves to {spec.checkpoint.directory}: {why}")
     return list(found)
 
 

@@ -196,7 +196,7 @@ def summed_up(verdicts: tuple[CheckVerdict, ...], took_s: float) -> DeviceTestRe
         if check.proves is None:
             continue
         if one is None or one.severity is Severity.UNKNOWN:
-            why = one.words if one is not None else "there was no time for it, or it is off"
+            why = one.words if one is not None else "the test is turned off, or there was no time for it"
             return DeviceTestResult(verdicts, "", why)
         told.append(one.shown + check.proves)
     bad = next((one.words for one in verdicts if one.severity is Severity.FAIL), "")

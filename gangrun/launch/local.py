@@ -98,7 +98,7 @@ def own(
 
     claimed = JobClaims(paths, disk).claim_next(wish, lambda claim: claim == over or _owner_gone(claim))
     if isinstance(claimed, Taken):
-        raise UserError("busy", f"this run is already being run: {claimed.why}", "gangrun status shows it")
+        raise UserError("busy", f"another process runs this run already: {claimed.why}", "gangrun status shows it")
     put_in_index(paths, spec, claimed.claim.job, (me.pid,))
     try:
         give_way(spec, lambda: entries_of(None))
@@ -112,7 +112,7 @@ def own(
     view = shown(paths, variables, as_json=as_json, quiet=quiet)
     view.say(f"run {paths.run} ({spec.name}) in {paths.root}")
     if over is not None and over.host != host:
-        view.say(f"it was run on {over.host} before; nodes keep the names they had: {', '.join(spec.nodes)}")
+        view.say(f"the run was on {over.host} before; its nodes keep their names: {', '.join(spec.nodes)}")
     code = launcher(spec, paths, variables, view, job=claimed.claim.job, seq=claimed.claim.seq).run()
     if as_json:
         tell_json(paths)
@@ -127,7 +127,7 @@ def nodes_of(settings: Mapping[str, Value]) -> tuple[str, ...]:
     if not settings["local_hosts"].value:
         raise UserError(
             "usage",
-            f"--nodes {count} on one box",
+            f"--nodes {count}, but this machine is one node",
             "--local-hosts simulates nodes on this machine; gangrun submit gets real ones from Slurm",
         )
     return tuple(f"{host}-{k}" for k in range(count))
@@ -215,7 +215,7 @@ class Launcher:
             self.cancelling.keep_mark()
             heard_count = len(self.cancelling.signals)
             if not self.observer.leave(LAST_LOOK_WITHIN_S, lambda: len(self.cancelling.signals) > heard_count):
-                self.view.say(f"the last lines are missing here: gangrun logs {self.paths.run} shows all there is")
+                self.view.say(f"some of the last lines are missing here: gangrun logs {self.paths.run} shows all")
             self._tell_bad_ends(NEVER)
         return self.cancelling.code()
 
@@ -224,7 +224,7 @@ class Launcher:
             self._removed = True
             self._kill()
             words = f"the run directory {self.paths.root} was removed"
-            self.view.say(f"{words}: nothing can be kept or decided any more, killing all ranks")
+            self.view.say(f"{words}, so nothing can be recorded any more: killing all ranks")
 
     def _kill(self) -> None:
         for signum in (signal.SIGTERM, signal.SIGINT):  # two of one kind would be one
@@ -238,7 +238,7 @@ class Launcher:
             how = f"signal {signal.Signals(-gone.code).name}" if gone.code < 0 else f"exit code {gone.code}"
             if gone.code > 0 or count > RESTARTS_MAX:
                 log = self.hosts.logs[gone.node]
-                words = f"the warden of {gone.node} ended ({how}); its last words are in {log}"
+                words = f"the warden of {gone.node} ended ({how}); see the end of {log}"
                 self._ended_badly.append((self.clock.now() + EXPLAINED_WITHIN_S, words))
                 continue
             self.view.say(f"the warden of {gone.node} was killed ({how}): starting it again")

@@ -44,7 +44,7 @@ class OtherRuns:
     def added(self, state: RunState, now: float) -> RunState:
         """The state with what drivers reported under other runs."""
         if not self._read.wait(READ_WITHIN_S):
-            self._say(f"what other runs know of GPUs could not be read within {READ_WITHIN_S:g} s")
+            self._say(f"what your other runs know about GPUs could not be read within {READ_WITHIN_S:g} s")
         return (
             replace(
                 state, health=replace(state.health, reports=history.joined(state.health.reports, self._reports, now))
@@ -69,7 +69,7 @@ class OtherRuns:
                     {node: one_line(reason) for node, reason in broken.items()}, back, new, self._run, self._wall()
                 )
             except OSError as error:
-                self._say(f"other runs are not told of broken nodes: {error}")
+                self._say(f"broken nodes cannot be recorded for your other runs: {error}")
 
         threading.Thread(target=write, name="known-bad", daemon=True).start()
 
@@ -82,7 +82,7 @@ def reminder(well: Iterable[str]) -> str:
         return ""
     names = clean(fold(one.node for one in out))
     why = f"{clean(out[0].node)}: {clean(out[0].reason)}"
-    return f"your runs still do without {names} ({why}); where it was repaired: gangrun nodes clear {names}"
+    return f"your runs still exclude {names} ({why}); after a repair, run gangrun nodes clear {names}"
 
 
 def heeded(exclude: str, nodelist: str) -> str:
@@ -97,7 +97,7 @@ def heeded(exclude: str, nodelist: str) -> str:
         return exclude
     names = fold(one.node for one in out)
     why = f"{out[0].node}: {clean(out[0].reason)}"
-    words = f"without {clean(names)}, found broken by earlier runs ({why}); gangrun nodes shows and clears that"
+    words = f"excluding {clean(names)}, which earlier runs found broken ({why}); gangrun nodes lists and clears them"
     click.echo(f"gangrun: {words}", err=True)
     return ",".join(filter(None, (exclude, names)))
 
@@ -176,7 +176,7 @@ def rows_of(known: KnownNodes) -> list[tuple[str, str, str, str, str]]:
     return nodes + [
         (
             clean(one.node), "used", str(one.times), f"{hours(now - one.at)} ago",
-            f"XID {one.xid} on {clean(one.gpu)}: the same within a day weighs more",
+            f"XID {one.xid} on {clean(one.gpu)}: the same fault again within a day counts more",
         )
         for one in known.reports
     ]  # fmt: skip
@@ -191,7 +191,7 @@ def clear(words: Sequence[str]) -> list[str]:
     except ValueError as error:
         raise UserError("usage", f"{clean(' '.join(words))} names no nodes: {error}", "write n3, or n[3-5]") from error
     if strange := [name for name in named if name not in known]:
-        raise UserError("usage", f"nothing is known against {clean(fold(strange))}", "gangrun nodes lists who is")
+        raise UserError("usage", f"{clean(fold(strange))} is not on the list", "gangrun nodes shows the list")
     try:
         file.clear(tuple(named))
     except OSError as error:

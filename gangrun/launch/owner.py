@@ -131,13 +131,13 @@ class Cancelling:
         self._marked_by = self.clock.now() + MARKED_WITHIN_S
         self._marking = threading.Thread(target=self._mark, args=(by,), name="cancel mark", daemon=True)
         self._marking.start()
-        self.say(f"{by}: stopping all ranks in order; once more to kill them")
+        self.say(f"{by}: stopping all ranks; a second {by} kills them")
 
     def _mark(self, by: str) -> None:
         try:
             first = mark_cancelled(self.disk, self.paths, by, self.clock.wall())
         except OSError as error:
-            self.urgent.append(f"the cancel cannot be written down ({error.strerror or error}); telling every agent")
+            self.urgent.append(f"the cancel cannot be recorded ({error.strerror or error}): telling every agent")
             self._insist_at = self.clock.now()
         else:
             self.by_signal = self.by_signal and first
@@ -151,7 +151,7 @@ class Cancelling:
         self._insist_at = None
         state = self.state()
         if state is None or not (state.ending.cancelled_by or state.phase in {Phase.STOPPING, *TERMINAL}):
-            self.say("no supervisor heeds the cancel: telling every agent")
+            self.say("no supervisor reacts to the cancel: telling every agent")
             self.insist()
 
     def keep_mark(self) -> None:
@@ -164,13 +164,13 @@ class Cancelling:
         marking.join(MARK_LOOK_EVERY_S)
         if not marking.is_alive():
             return
-        waits = f"waiting up to {KEPT_WITHIN_S:.0f} s to write down that it was cancelled (Ctrl-C leaves without)"
+        waits = f"waiting up to {KEPT_WITHIN_S:.0f} s to record the cancel (Ctrl-C leaves at once)"
         self.say(f"{self.paths.root} does not answer: {waits}")
         until = self.clock.now() + KEPT_WITHIN_S
         while marking.is_alive() and self.clock.now() < until and len(self.signals) == heard_count:
             marking.join(MARK_LOOK_EVERY_S)
         if marking.is_alive():
-            words = f"nothing tells yet that it was cancelled: once {self.paths.root} answers, do"
+            words = f"the cancel is not recorded yet: when {self.paths.root} answers, run"
             self.say(f"{words} gangrun cancel {self.paths.run}")
 
     def code(self) -> int:

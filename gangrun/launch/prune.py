@@ -66,7 +66,7 @@ def _judge(paths: RunPaths, run: str, name: str, age_s: float) -> tuple[bool, Re
         reading = read(paths, scheduler=True)
     except (UserError, OSError) as error:
         words = error.message if isinstance(error, UserError) else str(error)
-        why = f"it cannot be read, so nobody knows whether it is over: {words}"
+        why = f"it cannot be read, so it may not have ended: {words}"
         return False, Removal(run=run, name=name, path=path, why=why)
     goes, why = _is_over(reading, wall_now(), age_s)
     if goes and _holds_checkpoints(reading):
@@ -85,7 +85,7 @@ def _is_over(reading: RunSnapshot, now: float, age_s: float) -> tuple[bool, str]
         case RunLiveness.ALIVE:
             return False, "it is running"
         case RunLiveness.QUEUED:
-            return False, "a job of it waits in the queue"
+            return False, "it has a job in the queue"
         case RunLiveness.ABANDONED:
             whose, bound_s = "abandoned", ABANDONED_FOR_S
         case _:
@@ -135,4 +135,4 @@ def sweep_memory() -> str:
 
     root = shared_memory_root()
     swept = sweep(root)
-    return f"removed from {root} what was left there by {', '.join(swept)}" if swept else ""
+    return f"removed from {root} the files left by {', '.join(swept)}" if swept else ""

@@ -69,7 +69,7 @@ def _may_go_on(reading: RunSnapshot, *, asks_slurm: bool) -> None:
     run, owner = clean(reading.spec.run), reading.owner
     if reading.state is not None and reading.state.phase is Phase.SUCCEEDED:
         hint = f"gangrun {'submit' if asks_slurm else 'run'} starts a new run"
-        raise UserError("ended", f"{run} has succeeded: there is nothing left to do", hint)
+        raise UserError("ended", f"{run} has succeeded, so nothing is left to do", hint)
     if asks_slurm:
         return
     match liveness_of(reading, wall_now()):
@@ -97,7 +97,7 @@ def _let_go(reading: RunSnapshot) -> None:
     give_up_at = steady_now() + LETS_GO_WITHIN_S
     while is_owner_alive(reading.owner):
         if steady_now() > give_up_at:
-            words = f"{clean(reading.spec.run)} has ended, but its owner has not left yet"
+            words = f"{clean(reading.spec.run)} has ended, but the process that ran it has not exited yet"
             raise UserError("busy", words, "try again in a moment")
         pause(0.1)
 
@@ -119,8 +119,8 @@ def _readable(reading: RunSnapshot) -> None:
     terms = FsTerms(paths, clock_of(), Disk())
     why = refusal(terms, terms.highest() + 1)
     if why:
-        words = f"the journal of {clean(reading.spec.run)} cannot be gone on from: {clean(why)}"
-        raise UserError("journal", words, f"it lies in {paths.journals}; nothing was started", UNKNOWN)
+        words = f"{clean(reading.spec.run)} cannot be continued from its journal: {clean(why)}"
+        raise UserError("journal", words, f"the journal is in {paths.journals}; nothing was started", UNKNOWN)
 
 
 def _variables(spec: RunSpec, mine: dict[str, str]) -> dict[str, str]:
@@ -128,6 +128,6 @@ def _variables(spec: RunSpec, mine: dict[str, str]) -> dict[str, str]:
     missing = [name for name in spec.secret_names if name not in mine]
     if missing:
         were = "was" if len(missing) == 1 else "were"
-        words = f"{', '.join(missing)} {were} given to this run and not stored, as secrets never are"
+        words = f"{', '.join(missing)} {were} given to this run; gangrun stores no secrets"
         raise UserError("secrets", words, f"export {' '.join(missing)} again, then resume")
     return {**mine, **spec.environment}

@@ -75,7 +75,7 @@ def refuse_login_node(variables: Mapping[str, str]) -> None:
     named = variables.get("SLURM_CONF")
     configured = any(Path(path).is_file() for path in ([named] if named else CONFIGURATIONS))
     if configured and shutil.which("sbatch"):
-        words = "this host belongs to a Slurm cluster, and this is no job: it may be a login node"
+        words = "this host belongs to a Slurm cluster, and you are not in a job: it may be a login node"
         hint = "gangrun submit asks Slurm for nodes; inside salloc gangrun run uses its nodes; --here trains right here"
         raise UserError("slurm", words, hint, SCHEDULER)
 
@@ -83,7 +83,7 @@ def refuse_login_node(variables: Mapping[str, str]) -> None:
 def run_in(held: HeldAllocation, wish: ResolvedRequest) -> int:
     """Make the run, or take up the one that an earlier stay of this job began; stay until its end."""
     if shutil.which("srun") is None:
-        raise UserError("slurm", "there is no srun here, by which the nodes of the job are reached", "", SCHEDULER)
+        raise UserError("slurm", "there is no srun here; gangrun needs it to reach the nodes of the job", "", SCHEDULER)
     disk, wall = Disk(), clock_of().wall()
     draft = _draft(held, wish, wall)
     before = _begun(held, draft)
@@ -94,7 +94,7 @@ def run_in(held: HeldAllocation, wish: ResolvedRequest) -> int:
         paths, spec = before
     reading = read(paths)
     if reading.state is not None and reading.state.phase is Phase.SUCCEEDED:
-        click.echo(f"gangrun: run {spec.run} succeeded in an earlier stay of job {held.allocation.job}", err=True)
+        click.echo(f"gangrun: run {spec.run} succeeded before job {held.allocation.job} was requeued", err=True)
         return 0
     return _own(held, spec, paths, wish)
 
@@ -152,7 +152,7 @@ def _own(held: HeldAllocation, spec: RunSpec, paths: RunPaths, wish: ResolvedReq
     mine = JobClaim(seq, allocation.job, allocation.restart, allocation.host, me.pid, me.start_ticks)
     claimed = insist(lambda: claims.claim(mine), lambda why: click.echo(f"gangrun: {why}", err=True))
     if isinstance(claimed, Taken):
-        raise UserError("busy", f"this run is already being run: {claimed.why}", "gangrun status shows it")
+        raise UserError("busy", f"another process runs this run already: {claimed.why}", "gangrun status shows it")
     put_in_index(paths, spec, allocation.job)
     try:
         refuse_lasting_company(spec, lambda: entries_of(None))

@@ -40,7 +40,7 @@ class Standing:
     def words(self) -> str:
         """For people."""
         if not self.state:
-            return "Slurm does not say how it stands"
+            return "Slurm does not report its state"
         meaning = f": {REASONS[self.reason]}" if self.reason in REASONS else ""
         return self.state.lower() + (f" ({self.reason}{meaning})" if self.reason else "")
 
@@ -93,7 +93,7 @@ def excuse(tools: Tools, job: str, restarts_count: int) -> str:
             return ""
         kind = why_terminated(None, restarts_count, facts)
         if kind in EXCUSES:
-            return f"job {job} {EXCUSES[kind]}: what becomes of the run is decided on its nodes"
+            return f"job {job} {EXCUSES[kind]}: its supervisor decides what happens to the run"
         if kind is NoticeKind.CANCEL:
             return ""
         pause(TRY_EVERY_S)

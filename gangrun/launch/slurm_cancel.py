@@ -140,19 +140,19 @@ def cancel_jobs(
 ) -> tuple[RunSnapshot, str]:
     """Cancel the jobs of a run that is marked; the last look at it, and one sentence of what was done."""
     run = clean(reading.spec.run)
-    nobody = f"{run}: no job of it was left, so there was nothing to stop; it is marked, and nothing starts it again"
+    nobody = f"{run}: no job of it is left, so nothing had to be stopped; it is marked as cancelled"
     jobs = CancelJobs(reading, grace_s, now=now, say=say)
     try:
         last, left = (jobs.until_none(timeout_s), ()) if waits else (None, jobs.ask_once()[1])
     except NotEnded as error:
-        hint = f"the cancel stands, and no job of it starts anything any more; gangrun cancel {run}"
-        hint += " again when Slurm answers" if error.silent else " --now ends what is left without an orderly stop"
+        hint = f"the cancel stays in force: no job of the run starts anything any more; gangrun cancel {run}"
+        hint += " when Slurm answers again" if error.silent else " --now ends the rest at once"
         kind, code = ("slurm", SCHEDULER) if error.silent else ("not yet", UNKNOWN)
         raise UserError(kind, str(error), hint, code) from error
     if last is None:
         last = read(reading.paths, scheduler=True)
         if left:
-            return last, f"{run} is asked to stop; its supervisor ends job {left[-1].job}"
+            return last, f"{run} is asked to stop; its supervisor will end job {left[-1].job}"
         return last, f"{run}: its jobs are cancelled" if jobs.cancelled else nobody
     if not jobs.cancelled and not last.ended:
         return last, nobody

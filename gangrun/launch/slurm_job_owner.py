@@ -155,7 +155,7 @@ class JobStep:
         try:
             note_absent(self.disk, self.paths, self.claim.token, found)
         except OSError as error:
-            self.say(f"cannot write down why {fold(self._absent)} did not come: {error}")
+            self.say(f"cannot record why {fold(self._absent)} did not connect: {error}")
         self._noted = found
 
     def _why(self, step: Step, left: Left) -> str:
@@ -176,14 +176,15 @@ class JobStep:
         unreached = {left.node for left in step.left if left.unreached}
         rest = tuple(node for node in self._nodes if node not in unreached)
         if unreached and rest and self.claim.launch + 1 < LAUNCHES_MAX:
-            self.say(f"srun does not reach {fold(unreached)}: launching on {fold(rest)}")
+            self.say(f"srun cannot reach {fold(unreached)}: launching on {fold(rest)}")
             if self._claimed_again():
                 self._noted = ()
                 self._absent = {name: one for name, one in self._absent.items() if one.scheduler}
                 self._launch(rest)
                 return
         told = "; ".join(step.words[-3:])
-        self.say(f"all nodes have left and nothing is decided yet ({told or 'srun said nothing'}): deciding here")
+        undecided = "all agents have ended, and no supervisor has decided what comes next"
+        self.say(f"{undecided} ({told or 'srun said nothing'}): deciding here")
         self._resort = ToolProcess(last_resort_argv(self.paths, self.claim, self.allocation), self.variables)
         self.part = StepPart.LAST_RESORT
 
@@ -273,7 +274,7 @@ class JobOwner:
         steps.start()
         self._stay(steps, observer, cancelling)
         if not observer.leave(LAST_LOOK_WITHIN_S):
-            view.say(f"the last lines are missing here: gangrun logs {self.paths.run} shows all there is")
+            view.say(f"some of the last lines are missing here: gangrun logs {self.paths.run} shows all")
         goes_on = is_over(observer.state(), steps.claim) and not cancelling.meant
         return cancelling.code() if self.foreground and not goes_on else code_of(observer.state(), steps.claim)
 

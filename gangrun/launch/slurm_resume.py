@@ -93,7 +93,7 @@ def resume_job(
     put_in_index(paths, reading.spec, job)
     without = f" without {fold(exclude)}" if exclude else ""
     without += f"; {fold(booted)} has rebooted; if it is in that job, it is tested first" if booted else ""
-    return _tell(reading, jobs, RunJob(job=job, seq=seq), f"job {job} is asked for{without}", as_json=as_json)
+    return _tell(reading, jobs, RunJob(job=job, seq=seq), f"asked Slurm for job {job}{without}", as_json=as_json)
 
 
 def _free(reading: RunSnapshot) -> Queue:
@@ -102,7 +102,7 @@ def _free(reading: RunSnapshot) -> Queue:
     while True:
         queue = ask_scheduler(reading)
         if queue.silent:
-            words = f"nobody can tell whether a job of {run} is alive: {clean(queue.silent)}"
+            words = f"cannot tell whether {run} has a job: {clean(queue.silent)}"
             raise UserError("slurm", words, "nothing was started; try again when Slurm answers", SCHEDULER)
         waiting = [job for job in queue.waiting if not job.held]
         if not waiting and not queue.active:
@@ -120,8 +120,8 @@ def _batch_jobs(reading: RunSnapshot, variables: Mapping[str, str]) -> BatchJobs
     try:
         return batch_jobs(reading.paths, tools_of(variables))
     except RunDirError as error:
-        words = f"{clean(reading.spec.run)} was not submitted: it ran in an allocation that somebody held"
-        raise UserError("slurm", words, "gangrun submit asks for a job of its own") from error
+        words = f"{clean(reading.spec.run)} was not submitted: it ran in an allocation of its user"
+        raise UserError("slurm", words, "gangrun submit starts a new run with jobs of its own") from error
     except SubmissionError as error:
         raise UserError("slurm", f"{clean(reading.spec.run)}: {clean(str(error))}", "", UNKNOWN) from error
 
@@ -140,7 +140,7 @@ def _release(
 ) -> int:  # fmt: skip
     run, scheduler = clean(reading.spec.run), scheduler_of(jobs.tools)
     if held.held in HELD_BY_OTHERS:
-        words = f"job {held.job} of {run} is held by an admin, who alone can release it"
+        words = f"job {held.job} of {run} is held by an admin: only an admin can release it"
         raise UserError(
             "slurm", words, f"gangrun cancel {run}, then gangrun resume {run}, asks for another job", SCHEDULER
         )
@@ -156,13 +156,11 @@ def _release(
             "slurm", f"Slurm does not release job {held.job}: {clean(str(error))}", hint, SCHEDULER
         ) from error
     except SchedulerSilent as error:
-        words = f"nobody can tell whether job {held.job} was released: {clean(str(error))}"
+        words = f"cannot tell whether job {held.job} was released: {clean(str(error))}"
         raise UserError("slurm", words, f"gangrun status {run} shows how it waits", UNKNOWN) from error
     with contextlib.suppress(SchedulerRefused, SchedulerSilent):  # then it waits two minutes more
         scheduler.start_now(held.job)
-    return _tell(
-        reading, jobs, held, f"job {held.job} is released; until now it waited as {held.held}", as_json=as_json
-    )
+    return _tell(reading, jobs, held, f"job {held.job} is released; it was held ({held.held})", as_json=as_json)
 
 
 def _tell(reading: RunSnapshot, jobs: BatchJobs, job: RunJob, words: str, *, as_json: bool) -> int:

@@ -170,7 +170,7 @@ def _wish(found: ResolvedRequest, wall: float) -> PendingRun:
         encode(submission)
     except UnicodeEncodeError as error:
         words = os.fsencode(error.object).decode("utf-8", "backslashreplace")
-        raise UserError("usage", f"{words!r} is not valid UTF-8, so it cannot be kept with the run") from error
+        raise UserError("usage", f"{words!r} is not valid UTF-8, so it cannot be stored with the run") from error
     _warn_of_places(found, draft)
     _warn_of_cpus(draft, submission)
     tell_of_company(draft)
@@ -181,7 +181,7 @@ def tell_of_company(spec: RunSpec) -> None:
     """A dependency on a job of the other run would not do: that run may go on in another job."""
     words, other = words_of_company(spec, lambda: entries_of(None))
     if words:
-        hint = f"a job of this one that begins before that starts nothing (gangrun wait {other} waits for it)"
+        hint = f"jobs of this run start nothing before that run has ended (gangrun wait {other} waits for it)"
         click.echo(clean(f"gangrun: {words}; {hint}"), err=True)
 
 
@@ -189,7 +189,9 @@ def _warn_of_places(found: ResolvedRequest, draft: RunSpec) -> None:
     places = {"the runs directory": str(found.runs_dir), "the checkpoint directory": draft.checkpoint.directory}
     for what, place in places.items():
         if any(place == local or place.startswith(local + "/") for local in OF_ONE_NODE):
-            words = f"{what} {clean(place)} must be shared by all nodes, and such places seldom are"
+            words = (
+                f"{what} {clean(place)} must be visible on all nodes, but such a directory is usually local to one node"
+            )
             click.echo(f"gangrun: {words}", err=True)
 
 
@@ -198,7 +200,7 @@ def _warn_of_cpus(draft: RunSpec, submission: Submission) -> None:
     passed = {key for key, _ in submission.sbatch}
     asked = submission.cpus_per_task or submission.exclusive or passed & {"cpus-per-gpu", "mincpus", "exclusive"}
     if draft.ranks_per_slot > 1 and not asked:
-        words = f"without -c all {draft.ranks_per_slot} ranks of a node get one CPU, unless the site gives more"
+        words = f"without -c, all {draft.ranks_per_slot} ranks of a node share one CPU, unless your site gives more"
         click.echo(f"gangrun: {words}", err=True)
 
 
@@ -246,7 +248,7 @@ def sent(jobs: BatchJobs, spec: RunSpec, seq: int = 0, exclude: Sequence[str] = 
         if job:
             return job
         put_in_index(jobs.paths, spec, "")
-        words = f"nobody can tell whether Slurm took the job of run {spec.run}: {error}"
+        words = f"cannot tell whether Slurm accepted the job of run {spec.run}: {error}"
         name = jobs.submission.job_name
         hint = f"squeue --me --name {name} shows it if it did; gangrun cancel {spec.run} ends it either way"
         raise UserError("slurm", words, hint, UNKNOWN) from error
@@ -286,7 +288,7 @@ def _tell(request: Request, spec: RunSpec, paths: RunPaths, job: str, now: Stand
     click.echo(f"  job     {job} on {count} node{'s' * (count != 1)}{spares}: {clean(now.words)}")
     click.echo(f"  resume  {words}")
     if now.reason in NEVER:
-        click.echo("  note    Slurm will not start it as it was asked for; gangrun cancel takes it back")
+        click.echo("  note    Slurm cannot start this job with these options; gangrun cancel removes it")
     if now.reason == "JobLaunchFailure":
         click.echo("  note    a node could not open a file in the run directory: is it shared by all nodes?")
     click.echo(f"  next    gangrun status {spec.run}")

@@ -100,19 +100,19 @@ def cancel(
         return cancel_jobs(reading, timeout_s, grace_s, say, waits=waits, now=now)
     told = tell_owner(reading, again=not first)
     if told is SignalResult.NOBODY:
-        words = "no process runs it, so there was nothing to stop; it is marked, and nothing starts it again by itself"
+        words = "no process runs it, so nothing had to be stopped; it is marked as cancelled"
         return read(paths), f"{run}: {words}"
     if not waits:
         return reading, f"{run} is asked to stop{'' if first else ' (it was asked before)'}"
     if told is SignalResult.ELSEWHERE and reading.owner is not None:
-        say(f"its owner is on {reading.owner.host} and will find the mark; waiting")
+        say(f"the process that runs it is on {reading.owner.host} and will see the cancel; waiting")
     last = wait_for_end(paths, grace_s if timeout_s is None else timeout_s)
     if last.ended:
         return last, f"{run} has ended"
     if is_abandoned(last, wall_now()):
-        return last, f"{run}: its owner is gone, and all ranks with it"
-    hint = f"gangrun status {run} shows how it goes; the cancel stands"
-    raise UserError("not yet", f"{run} has not ended in time", hint, UNKNOWN)
+        return last, f"{run}: the process that ran it is gone, and so are all ranks"
+    hint = f"the cancel stays in force; gangrun status {run} shows what still runs"
+    raise UserError("not yet", f"{run} has not ended yet", hint, UNKNOWN)
 
 
 def tell_end(paths: RunPaths, timeout_s: float | None, *, as_json: bool) -> int:

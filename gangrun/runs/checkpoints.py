@@ -100,7 +100,7 @@ def surveyed(
     except BadPattern as error:
         raise UserError("usage", str(error)) from error
     except StorageUnreadable as error:
-        raise UserError("storage", str(error), "see whether the file system answers", UNKNOWN) from error
+        raise UserError("storage", str(error), "check that the file system responds", UNKNOWN) from error
     hopeful = [replace(one, valid=True) if _is_unread(one) else one for one in found]
     choice = choose(hopeful, ResumeRequest(), journal_best_step=place.best_step, ignored=record.ignored)
     ref = choice.checkpoint if isinstance(choice, Chosen) else None
@@ -131,7 +131,11 @@ def _directory(where: str | None, pattern: str | None) -> CheckpointPlace | None
     if where is not None and _is_checkpoint_directory(where):
         if is_checkpoint(where):
             above = os.path.dirname(os.path.abspath(where))
-            raise UserError("no checkpoints", f"{where} is a checkpoint itself", f"gangrun checkpoints {above}")
+            raise UserError(
+                "no checkpoints",
+                f"{where} is itself a checkpoint",
+                f"list the directory that holds it: gangrun checkpoints {above}",
+            )
         return CheckpointPlace(os.path.abspath(where), pattern or DEFAULT_PATTERN)
     if where is not None and os.sep in where and not os.path.exists(where):
         hint = "gangrun status --all lists the runs"
@@ -144,7 +148,7 @@ def _of_run(where: str | None, pattern: str | None, runs_dir: str | None) -> Che
     asked = reading.spec.checkpoint
     if not asked.directory:
         hint = "name the directory: gangrun checkpoints DIR (the run was started without --checkpoint-dir)"
-        raise UserError("no checkpoints", f"{reading.spec.run} has no checkpoint directory that gangrun knows of", hint)
+        raise UserError("no checkpoints", f"{reading.spec.run} has no checkpoint directory", hint)
     state = reading.state
     best, in_memory = (state.checkpoints.best_step, memory_step(reading, state)) if state else (-1, None)
     return CheckpointPlace(

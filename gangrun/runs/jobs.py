@@ -89,7 +89,7 @@ def queue_of_each() -> Callable[[RunPaths, str, JobClaim | None], Queue]:
 def _anothers(paths: RunPaths) -> str:
     """Root reads everybody's runs, but is told of its own jobs."""
     uid = Disk().lstat(paths.machine).st_uid
-    return "" if uid == os.geteuid() else f"the run belongs to uid {uid}, and Slurm is asked for your own jobs"
+    return "" if uid == os.geteuid() else f"the run belongs to uid {uid}, but gangrun asks Slurm for your own jobs only"
 
 
 def queue_of(paths: RunPaths, run: str, owner: JobClaim | None, found: Iterable[JobFacts]) -> Queue:

@@ -17,7 +17,7 @@ WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV
 REASONS = {
     "Resources": "for free nodes",
     "Priority": "jobs of higher priority come first",
-    "BeginTime": "it may not start yet",
+    "BeginTime": "its start time has not come",
     "PartitionDown": "its partition is down",
     "PartitionInactive": "its partition takes no jobs now",
     "PartitionTimeLimit": "it asks for more time than its partition gives",
@@ -27,7 +27,7 @@ REASONS = {
     "Nodes_required_for_job_are_DOWN": "nodes that it needs are down, drained or reserved",
     "Licenses": "for licences",
     "JobArrayTaskLimit": "for other tasks of its array",
-    "DependencyNeverSatisfied": "what it depends on can never come true: cancel it",
+    "DependencyNeverSatisfied": "its dependency can never be met: cancel the job",
     "BadConstraints": "no node fits what it asks for",
 }
 HOLDS = {
@@ -167,18 +167,18 @@ def ended_words(job: RunJob) -> str:
     if "slurm prolog" in job.last_words.lower():
         return f"job {job.job} was not started: Slurm's own preparation of a node failed ({job.last_words})"
     if _never_ran(job):
-        why = "as where a prolog fails, or where it is cancelled at that moment"
+        why = "because a prolog failed, or because the job was cancelled at that moment"
         return f"job {job.job} was not started: Slurm ended it before anything of it ran, {why}"
     if job.reason == "DependencyNeverSatisfied":
-        return f"job {job.job} was cancelled by Slurm: what it waited for can never come true"
+        return f"job {job.job} was cancelled by Slurm: its dependency can never be met"
     if was_cancelled(job):
         return f"job {job.job} was cancelled in Slurm (scancel)"
     if job.forgotten and not job.began and not job.last_words:
-        return f"job {job.job} never began, and Slurm no longer knows it: it was cancelled in the queue, or purged"
+        return f"job {job.job} never started, and Slurm no longer knows it: it was cancelled in the queue, or purged"
     told = f" ({job.last_words})" if job.last_words else ""
     early = "" if job.began else f" ({job.state}) before it began,"
     how = {
-        "": f"ended, and Slurm has forgotten how{told}",
+        "": f"ended, and Slurm no longer knows how{told}",
         "TIMEOUT": "ended at its time limit",
         "DEADLINE": "ended at its deadline",
         "PREEMPTED": "was preempted",
@@ -199,7 +199,9 @@ def _why(job: RunJob) -> str:
     if job.began and (reason == "JobLaunchFailure" or reason.startswith("RaisedSignal")):
         return f" ({reason}): its batch script was killed"
     if reason == "JobLaunchFailure":
-        return " (JobLaunchFailure): a node could not start it, as where it cannot write the job's output"
+        return (
+            " (JobLaunchFailure): a node could not start it, for example because the node cannot write the job's output"
+        )
     return f" ({reason})" if reason and reason != "NonZeroExitCode" else ""
 
 

@@ -112,7 +112,7 @@ def _without_jobs(run: RunSnapshot, queue: Queue, told: CurrentState, now: float
         return CurrentState(CANCELLED, ended_words(newest), CANCELLED_CODE)
     before = f"; before that: {told.reason}" if run.state is not None else ""
     if newest is not None and (failure := failure_before_it_began(newest)) is not None:
-        way_out = f"nothing runs; gangrun resume {run.spec.run} goes on"
+        way_out = f"nothing runs now; gangrun resume {run.spec.run} continues the run"
         return CurrentState(FAILED, f"{ended_words(newest)}; {way_out}{before}", FAILED_CODE, failure.value)
     if not is_abandoned(run, now) and not _is_lost(queue):
         return CurrentState(told.state, "it is being submitted" if run.state is None else told.reason)

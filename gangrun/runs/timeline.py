@@ -203,7 +203,7 @@ def _with_queue(stays: Sequence[JobStay], acts: _JobActs, queue: Queue) -> list[
         if k is None:
             if job.seq is not None and job.seq in holders:
                 held = f"place {job.seq} is held by job {holders[job.seq]}"
-                words = f"it started nothing, as {held}" if job.ended else f"{words}; {held}"
+                words = f"it started nothing, because {held}" if job.ended else f"{words}; {held}"
             when, without = acts.asked.get(-1 if job.seq is None else job.seq, (None, ()))
             ended = job.end_wall if job.ended else None
             told.append(

@@ -78,7 +78,7 @@ def test_whose_devices_are_put_to_work(tmp_path: Path, toml: str, policy: tuple[
         ({"disk_used_warn": 0.99}, "is below disk_used_warn"),
         ({"ib_devices": "mlx5_0"}, "names of devices"),
         ({"ib_devices": ["a/b"]}, "names of devices"),
-        ({"off": ["gpu_count", "host_lod"]}, "there is no check 'host_lod'; did you mean host_load?"),
+        ({"off": ["gpu_count", "host_lod"]}, "no check is called 'host_lod'; did you mean host_load?"),
         ({"off": [3]}, "names of checks"),
         ({"active_at_start": 1}, "active_at_start = 1: true or false"),
         ({"active_at_strat": True}, "did you mean active_at_start?"),

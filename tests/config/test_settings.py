@@ -40,8 +40,8 @@ def test_a_flag_is_strongest() -> None:
         ("zzz = 3", "known keys"),
         ("max_restarts = -1", "not a whole number"),
         ('name = "a"\n\nmax-restarts = -1', "gangrun.toml:3: max-restarts: -1 is"),
-        ("poison_times = 1", "once proves nothing"),
-        ("nproc_per_node = 99999999999999999999", "1024 ranks on a node at most"),
+        ("poison_times = 1", "one failure proves nothing"),
+        ("nproc_per_node = 99999999999999999999", "a node has at most 1024 ranks"),
         ("max_restarts = [", "is not TOML"),
         ('hang_timeout = "soon"', "is not a time"),
         ("observe = 3", "neither true nor false"),
@@ -76,7 +76,7 @@ def test_a_save_signal_that_cannot_be_is_refused(home: Path, gangrun: Call, text
     (home / "gangrun.toml").write_text(f'save_signal = "{text}"\n')
     said = gangrun("config")
     assert said.code == 2
-    assert "is no signal that a script can save on" in said.err
+    assert "is not a signal on which a script can save" in said.err
     assert "give one of HUP, INT" in said.err
 
 
@@ -84,7 +84,9 @@ def test_a_save_signal_that_cannot_be_is_refused(home: Path, gangrun: Call, text
 def test_a_protection_of_memory_that_cannot_be_is_refused(home: Path, gangrun: Call, text: str) -> None:
     (home / "gangrun.toml").write_text(f'memory_protection = "{text}"\n')
     said = gangrun("config")
-    assert said.code == 2 and ("is neither copy nor parity as 8+2" in said.err or "128 nodes at most" in said.err)
+    assert said.code == 2 and (
+        "is neither copy nor parity as 8+2" in said.err or "a group has at most 128 nodes" in said.err
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,7 @@ def test_a_protection_of_memory_that_cannot_be_is_refused(home: Path, gangrun: C
         (("--memory-limit", "1G"), {}, "--memory-limit: this run keeps no checkpoints in memory"),
         (("--memory-protection", "8+2"), {}, "--memory-protection: this run keeps no checkpoints in memory"),
         ((), {"GANGRUN_MEMORY_LIMIT": "1G"}, "GANGRUN_MEMORY_LIMIT: this run keeps no checkpoints in memory"),
-        (("--memory-checkpoints", "--memory-limit", "1G"), {}, "no checkpoint directory is known"),
+        (("--memory-checkpoints", "--memory-limit", "1G"), {}, "needs a checkpoint directory"),
     ],
 )
 def test_what_is_said_about_steps_in_memory_that_are_not_kept_is_no_secret(

@@ -105,7 +105,7 @@ def test_files_and_variables_say_the_same_as_options(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"requeue": "perhaps"}, "none of resubmit, same-job, none"),
+        ({"requeue": "perhaps"}, "not one of resubmit, same-job, none"),
         ({"cpus_per_task": "0"}, "from 1 up"),
         ({"cpus_per_task": "x"}, "whole number"),
         ({"partition": True}, "not text"),

@@ -62,7 +62,7 @@ def test_a_hang_is_told_with_where_every_rank_stood(runs: Path, gangrun: Call) -
     assert (
         "no sign of progress for 130 s (limit 120 s); ranks 0-2 at step 40 waiting, rank 3 at step 40 stopped" in said
     )
-    assert "where the ranks stand: ranks 0-2 in all_reduce; rank 3 in save" in said
+    assert "stacks of the ranks: ranks 0-2 in all_reduce; rank 3 in save" in said
 
 
 def test_a_takeover_is_told(runs: Path, gangrun: Call) -> None:

@@ -70,7 +70,7 @@ def test_a_run_tells_others_and_hears_of_them(tmp_path: Path, monkeypatch: pytes
 
 def test_the_command_shows_and_clears(home: Path, gangrun: Call) -> None:
     file = KnownBadFile(home / "state" / "gangrun")
-    assert gangrun("nodes") == Said(0, "no node is known to be bad\n", "")
+    assert gangrun("nodes") == Said(0, "no node is excluded\n", "")
     file.add({"n1": "XID 79 on gpu 1\x1b[31m", "n2": "gpu lost"}, "r", time.time())
     said = gangrun("nodes")
     assert said.code == 0
@@ -79,14 +79,14 @@ def test_the_command_shows_and_clears(home: Path, gangrun: Call) -> None:
     assert {(one["node"], one["times"], one["left_out"]) for one in shown} == {("n1", 1, True), ("n2", 1, True)}
     said = gangrun("nodes", "clear", "n[1-3]")
     assert said.code != 0
-    assert "nothing is known against n3" in said.err
+    assert "n3 is not on the list" in said.err
     assert gangrun("nodes", "clean").code != 0
     assert gangrun("nodes", "clear", "n[1").code != 0
-    assert gangrun("nodes", "clear", "n1") == Said(0, "forgotten: n1\n", "")
+    assert gangrun("nodes", "clear", "n1") == Said(0, "removed from the list: n1\n", "")
     file.note({}, (), [GPU], "r", time.time())
     said = gangrun("nodes")
     assert "n3    used" in said.out and "XID 94 on GPU-7" in said.out
     (seen,) = gangrun("nodes", "--json").json["reports"]
     assert (seen["node"], seen["gpu"], seen["xid"], seen["times"]) == ("n3", "GPU-7", 94, 1)
-    assert gangrun("nodes", "clear", "all") == Said(0, "forgotten: n[2-3]\n", "")
-    assert gangrun("nodes") == Said(0, "no node is known to be bad\n", "")
+    assert gangrun("nodes", "clear", "all") == Said(0, "removed from the list: n[2-3]\n", "")
+    assert gangrun("nodes") == Said(0, "no node is excluded\n", "")

@@ -76,14 +76,14 @@ def test_who_left_this_node_out_is_reminded_of_it_where_nothing_fails(
     known = KnownBadFile(state_home())
     known.add({"n3": "gpu 1 is lost", "n4": "XID 79"}, "old", wall_now())
     _, out = run(capsys, "--fs-root", str(box))
-    sentence = "your runs still do without n3 (n3: gpu 1 is lost); where it was repaired: gangrun nodes clear n3"
+    sentence = "your runs still exclude n3 (n3: gpu 1 is lost); after a repair, run gangrun nodes clear n3"
     assert sentence in " ".join(out.split())
     code, out = run(capsys, "--fs-root", str(box), "--gpus", "8")
     assert (code, "still do without" in out) == (1, False), "it is not the time to think of that"
     known.clear(["n3"])
     _, out = run(capsys, "--fs-root", str(box))
     assert "still do without" not in out
-    assert reminder(["n1", "n4"]).startswith("your runs still do without n4 (n4: XID 79)")
+    assert reminder(["n1", "n4"]).startswith("your runs still exclude n4 (n4: XID 79)")
 
 
 def test_json_has_every_check_and_a_schema_number(box: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,7 +214,7 @@ def test_the_worst_is_told_first_with_the_names_by_which_cards_are_found() -> No
         (Severity.FAIL, CauseClass.CONFIG, "a run would use this node last"),
         (Severity.WARN, CauseClass.HARDWARE, "a run would use this node"),
         (Severity.OK, CauseClass.HARDWARE, "a run would use this node"),
-        (Severity.UNKNOWN, CauseClass.HARDWARE, "nothing is known of this node"),
+        (Severity.UNKNOWN, CauseClass.HARDWARE, "this node could not be checked"),
     ],
 )
 def test_the_last_line_says_what_a_run_would_make_of_it(severity: Severity, cause: CauseClass, words: str) -> None:

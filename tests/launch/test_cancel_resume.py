@@ -83,7 +83,7 @@ def test_cancel_gives_up_waiting_in_time(runs: Path, gangrun: Call) -> None:
     said = gangrun("cancel", "train", "--timeout", "0.1")
     assert said.code == 3
     assert "another-host" in said.err
-    assert "the cancel stands" in said.err
+    assert "the cancel stays in force" in said.err
     assert story.paths.cancelled.exists()
 
 

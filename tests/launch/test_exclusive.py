@@ -163,7 +163,7 @@ def test_one_that_ends_while_it_is_looked_at_is_no_hindrance(runs: Path, capsys:
     passing = Passing(other.now, lambda at: at == 7 and other.finished())
     assert alone(mine, other, passing)
     assert passing.at == 7
-    assert capsys.readouterr().err.count("looking whether it still lives") == 1
+    assert capsys.readouterr().err.count("checking whether it is still alive") == 1
     other.owner(1, pid=os.getpid())  # it is taken up again
     assert not alone(mine, other, Passing(other.now))
 
@@ -236,7 +236,7 @@ def test_one_that_cannot_be_read_is_left_aside(runs: Path, capsys: pytest.Captur
     passing = Passing(other.now)
     assert alone(mine, other, passing)
     assert passing.at == SILENT_S
-    assert "cannot be seen, so it is left aside" in capsys.readouterr().err
+    assert "is alive, so gangrun ignores that run" in capsys.readouterr().err
 
 
 def test_who_gives_way_has_changed_nothing_yet(runs: Path) -> None:

@@ -100,7 +100,7 @@ def test_a_sigterm_that_slurm_has_a_reason_for_cancels_nothing(tmp_path: Path) -
     assert (owner.mark.exists(), owner.cancelling.meant, owner.kills_count) == (False, False, 0)
     assert owner.cancelling.code() == 1
     owner.gets(signal.SIGINT)
-    owner.says("Ctrl-C: stopping all ranks in order")
+    owner.says("Ctrl-C: stopping all ranks; a second")
     until(owner.mark.exists, 10, "the mark")
     assert owner.kills_count == 0, "it was the first that meant the run"
     owner.gets(signal.SIGTERM)
@@ -113,7 +113,7 @@ def test_a_sigterm_that_nobody_else_has_sent_cancels(tmp_path: Path) -> None:
         root.mkdir()
         owner = Owner(root, excuse)
         owner.gets(signal.SIGTERM)
-        owner.says("SIGTERM: stopping all ranks in order")
+        owner.says("SIGTERM: stopping all ranks; a second")
         until(owner.mark.exists, 10, "the mark")
         assert (owner.kills_count, owner.cancelling.code()) == (0, 143)
 
@@ -128,7 +128,7 @@ def test_a_closed_terminal_asks_once_and_hurries_nobody(tmp_path: Path) -> None:
     for _ in range(3):
         owner.cancelling.note(signal.SIGHUP)
         owner.cancelling.turn()
-    owner.says("SIGHUP (the terminal was closed): stopping all ranks in order")
+    owner.says("SIGHUP (the terminal was closed): stopping all ranks; a second")
     assert (owner.cancelling.signals, owner.kills_count) == ([signal.SIGHUP], 0)
     owner.gets(signal.SIGINT)
     assert owner.kills_count == 1, "that was meant"

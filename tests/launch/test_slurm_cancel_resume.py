@@ -60,7 +60,7 @@ def test_the_mark_comes_before_slurm_is_asked(runs: Path, gangrun: Call, tools: 
         said = gangrun("cancel", "train", "--json", *words)
         assert said.code == 4
         assert said.error["kind"] == "slurm"
-        assert "the cancel stands" in said.error["hint"]
+        assert "the cancel stays in force" in said.error["hint"]
         assert story.paths.cancelled.exists()
     tools.change(silent=False)
     assert gangrun("cancel", "train").code == 0
@@ -140,7 +140,7 @@ def test_no_wait_leaves_the_running_job_unless_it_is_to_end_now(runs: Path, gang
     job(tools, story, 13, "PENDING", "Priority", seq=1)
     said = gangrun("cancel", "train", "--no-wait")
     assert said.code == 0
-    assert "is asked to stop; its supervisor ends job 12" in said.out
+    assert "is asked to stop; its supervisor will end job 12" in said.out
     assert (tools.state(12), tools.state(13)) == ("RUNNING", "CANCELLED")
     said = gangrun("cancel", "train", "--no-wait", "--now")
     assert "its jobs are cancelled" in said.out
@@ -196,7 +196,7 @@ def test_a_run_without_a_job_is_marked(runs: Path, gangrun: Call, tools: Pretend
     job(tools, story, 12, "TIMEOUT")
     said = gangrun("cancel", "train")
     assert said.code == 0
-    assert "no job of it was left" in said.out
+    assert "no job of it is left" in said.out
     assert story.paths.cancelled.exists()
     assert gangrun("wait").code == 130
 
@@ -263,7 +263,7 @@ def test_where_nobody_knows_whether_there_is_a_job_its_wish_stays(
     tools.change(refuses={"sbatch": "sbatch: error: Batch job submission failed: Socket timed out on send/recv"})
     said = gangrun("resume", "train", "--json")
     assert said.code == 3
-    assert "nobody can tell whether Slurm took the job" in said.error["message"]
+    assert "cannot tell whether Slurm accepted the job" in said.error["message"]
     assert wish_of(story, 1)["seq"] == 1
 
 

@@ -121,7 +121,7 @@ def test_a_slurm_that_stays_silent_does_not_hold_a_run_for_ever(tmp_path, capsys
     ticks = iter((0.0, 1e9))
     silent = cast(SlurmScheduler, Asked("", 5))
     assert not job_main._was_cancelled(paths, Disk(), state(job="11", seq=0), 1, silent, lambda: next(ticks))
-    assert "nobody can tell whether job 11 was cancelled: no answer" in capsys.readouterr().err
+    assert "cannot tell whether job 11 was cancelled: no answer" in capsys.readouterr().err
 
 
 def test_the_wardens_spec_is_filled_with_the_nodes_own_name():

@@ -111,7 +111,7 @@ def test_a_job_that_slurm_takes_and_never_starts(tools: Path, home: Path, gangru
     tool(tools, "scontrol", f"cat <<'X'\n{facts}\nX")
     said = gangrun("submit", "-N", "99", "train.py").out
     assert "pending (PartitionNodeLimit: it asks for more nodes than its partition gives)" in said
-    assert "Slurm will not start it as it was asked for" in said
+    assert "Slurm cannot start this job with these options" in said
 
 
 def test_json_tells_where_it_would_go_on(tools: Path, home: Path, gangrun: Call) -> None:
@@ -197,7 +197,9 @@ def test_nobody_can_tell(tools: Path, home: Path, gangrun: Call, monkeypatch: py
     said = gangrun("submit", "train.py")
     assert said.code == 3
     paths = the_run(home)
-    assert f"whether Slurm took the job of run {paths.run}: Batch job submission failed: Socket timed out" in said.err
+    assert (
+        f"whether Slurm accepted the job of run {paths.run}: Batch job submission failed: Socket timed out" in said.err
+    )
     assert f"squeue --me --name train.{paths.run}" in said.err
     assert gangrun("status", paths.run).code == 0
 
@@ -278,14 +280,14 @@ def test_places_that_other_nodes_do_not_see(
     tools: Path, home: Path, gangrun: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = gangrun("submit", "--runs-dir", "/dev/shm/gr", "--checkpoint-dir", "/tmp/x", "--dry-run", "train.py")
-    assert "the runs directory /dev/shm/gr must be shared by all nodes" in said.err
-    assert "the checkpoint directory /tmp/x must be shared" in said.err
+    assert "the runs directory /dev/shm/gr must be visible on all nodes" in said.err
+    assert "the checkpoint directory /tmp/x must be visible" in said.err
     assert "shared" not in gangrun("submit", "--runs-dir", "/shared/gr", "--dry-run", "train.py").err
 
 
 def test_one_cpu_for_many_ranks(tools: Path, home: Path, gangrun: Call) -> None:
     eight = ("submit", "--gpus-per-node", "8", "--dry-run")
-    assert "without -c all 8 ranks of a node get one CPU" in gangrun(*eight, "train.py").err
+    assert "without -c, all 8 ranks of a node share one CPU" in gangrun(*eight, "train.py").err
     for more in (("-c", "16"), ("--exclusive",), ("--sbatch", "cpus-per-gpu=4")):
         assert "one CPU" not in gangrun(*eight, *more, "train.py").err
     assert "one CPU" not in gangrun("submit", "--dry-run", "train.py").err

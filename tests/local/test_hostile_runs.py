@@ -68,7 +68,7 @@ def test_what_cannot_be_run_is_refused_before_there_is_a_run(box: Box) -> None:
         box, "--validator", "no-such-judge", "--checkpoint-dir", "saves", "true", words="'no-such-judge' is no command"
     )
     refused(box, "--validator", "true", "true", words="--validator: no checkpoint directory is known")
-    refused(box, "--checkpoint-dir", plain, "true", words="that is no directory")
+    refused(box, "--checkpoint-dir", plain, "true", words="is not a directory")
     assert not box.runs.exists() or not list(box.runs.iterdir())
 
 

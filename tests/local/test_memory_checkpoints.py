@@ -110,7 +110,7 @@ def test_ranks_and_agent_die_and_nothing_but_the_steps_since_the_last_one_in_mem
     status = box.status()
     assert [one["resumed_from_step"] for one in status["attempts"]] == [None, 14, 23]
     told = box.explain()
-    assert "resuming from step 14: verified, every checksum holds; brought to the disk from the memory of" in told, told
+    assert "resuming from step 14: verified, every checksum holds; written to disk from the memory of" in told, told
     assert killed == calm
     assert sorted(path.name for path in (box.work / "killed").glob("step-*"))[:2] == ["step-14", "step-19"]
 
@@ -126,9 +126,7 @@ def test_what_a_lost_host_left_is_protected_again_and_a_second_loss_is_survived_
     assert [one["resumed_from_step"] for one in box.status()["attempts"]] == [None, 5, 11], box.told()
     told = box.explain()
     for step, holder in ((5, 0), (11, 1)):
-        assert re.search(
-            rf"resuming from step {step}: [^;]*; brought to the disk from the memory of \S*-{holder} ", told
-        )
+        assert re.search(rf"resuming from step {step}: [^;]*; written to disk from the memory of \S*-{holder} ", told)
     assert lost == calm
 
 

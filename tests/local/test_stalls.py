@@ -120,7 +120,7 @@ def test_ctrl_c_is_heeded_while_the_run_directory_stands_still(box: Box, disk: P
     say(disk, "stall")
     assert box.process is not None
     box.process.send_signal(signal.SIGINT)
-    hears(box, "no supervisor heeds the cancel")
+    hears(box, "no supervisor reacts to the cancel")
     until(lambda: not any(map(alive, ranks)), 15, f"the ranks are stopped\n{box.told()}")
     assert box.process.poll() is None, "the end is not written down yet"
     box.process.send_signal(signal.SIGINT)

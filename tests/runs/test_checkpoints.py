@@ -75,11 +75,11 @@ def test_verify_finds_the_damage_and_exits_1(ckpt: Path, gangrun: Call) -> None:
 
 def test_a_checkpoint_is_not_taken_for_the_directory_of_checkpoints(ckpt: Path, gangrun: Call) -> None:
     said = gangrun("checkpoints", "ckpt/step-20")
-    assert said.code == 2 and "is a checkpoint itself" in said.err and f"gangrun checkpoints {ckpt}" in said.err
+    assert said.code == 2 and "is itself a checkpoint" in said.err and f"gangrun checkpoints {ckpt}" in said.err
     said = gangrun("checkpoints", str(ckpt / "nowhere"))
     assert said.code == 5 and "neither a directory nor a run" in said.err
     said = gangrun("run", "--checkpoint-dir", "ckpt/step-20", "true")
-    assert said.code == 2 and "that is a checkpoint itself" in said.err
+    assert said.code == 2 and "is itself a checkpoint" in said.err
 
 
 def test_a_step_in_memory_is_listed_with_its_tier(ckpt: Path, runs: Path, gangrun: Call) -> None:

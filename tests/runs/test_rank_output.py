@@ -45,7 +45,7 @@ def test_what_gangrun_run_leaves_out_is_said_once(runs: Path) -> None:
     view.tick(replace(story.state, attempt=replace(story.state.attempt, number=0)))
     view.tick(story.state)
     assert shown.getvalue().splitlines() == ["[n0:rank0] zero", "[n1:rank3] three"]
-    assert told.getvalue().count("that of 0 and 3 is shown here; all of it: gangrun logs -f") == 1
+    assert told.getvalue().count("only the output of ranks 0 and 3 is shown here; gangrun logs -f") == 1
 
 
 def test_all_that_was_printed_before_the_end_is_shown_at_the_end(runs: Path) -> None:

@@ -197,7 +197,9 @@ def test_a_job_that_slurm_requeued_by_itself_waits(runs: Path, gangrun: Call, to
     job(tools, story, 12, "PENDING", "BeginTime")
     found = status(gangrun)
     assert found["state"] == "PENDING"
-    assert found["reason"].startswith("job 12 waits in the queue (BeginTime): it may not start yet; before that: ")
+    assert found["reason"].startswith(
+        "job 12 waits in the queue (BeginTime): its start time has not come; before that: "
+    )
 
 
 def test_a_run_that_has_ended_does_not_ask_slurm(runs: Path, gangrun: Call, tools: PretendTools) -> None:
@@ -245,8 +247,8 @@ def test_a_job_that_was_scancelled_with_nobody_left_to_write(
         ("PREEMPTED", "", "job 12 was preempted"),
         ("FAILED", "", "job 12 ended in Slurm's state FAILED"),
         ("CANCELLED", "\nError running slurm prolog: 1\n", "job 12 was not started: Slurm's own preparation"),
-        ("", SCANCELLED.replace("***\n", "DUE TO TIME LIMIT ***\n"), "Slurm has forgotten how (slurmstepd-n0: error"),
-        ("", "", "job 12 ended, and Slurm has forgotten how; no job"),
+        ("", SCANCELLED.replace("***\n", "DUE TO TIME LIMIT ***\n"), "Slurm no longer knows how (slurmstepd-n0: error"),
+        ("", "", "job 12 ended, and Slurm no longer knows how; no job"),
     ],
 )
 def test_any_other_end_leaves_the_run_abandoned(
@@ -263,7 +265,7 @@ def test_any_other_end_leaves_the_run_abandoned(
     said = gangrun("wait")
     assert said.code == 3
     assert words in " ".join(said.err.split())
-    assert "Slurm has no job of it" in gangrun("status").out
+    assert "Slurm has no job of this run" in gangrun("status").out
 
 
 def test_a_job_that_had_nodes_and_never_ran_was_not_cancelled_by_anybody(
@@ -412,12 +414,14 @@ def test_of_a_job_that_never_began_and_was_forgotten_nobody_knows_more(
     note_job_id(story.paths, seq, "77")
     assert status(gangrun)["job"] != "77", "submitted this moment: who asked before cannot have seen it"
     no_longer_known(story, seq, 77)
-    words = "job 77 never began, and Slurm no longer knows it: it was cancelled in the queue, or purged; no job of this"
+    words = (
+        "job 77 never started, and Slurm no longer knows it: it was cancelled in the queue, or purged; no job of this"
+    )
     found = status(gangrun)
     assert (found["state"], found["job"], found["abandoned"]) == ("PENDING", "77", True)
     assert found["reason"].startswith(words)
     assert gangrun("status", "--all", "--json").json["runs"][0]["reason"] == found["reason"]
-    assert "never began, and Slurm no longer knows it" in " ".join(gangrun("explain").out.split())
+    assert "never started, and Slurm no longer knows it" in " ".join(gangrun("explain").out.split())
     said = gangrun("wait")
     assert (said.code, words in " ".join(said.err.split())) == (3, True)
 
@@ -429,9 +433,9 @@ def test_of_a_job_that_never_began_and_was_forgotten_nobody_knows_more(
         (f"CANCELLED by 0|n[0-1]|{NAME}", "FAILED", "job 77 was not started: Slurm ended it before anything of it"),
         (f"NODE_FAIL|n[0-1]|{NAME}", "FAILED", "job 77 ended (NODE_FAIL) before it began, as a node of it failed"),
         (f"TIMEOUT|n[0-1]|{NAME}", "PENDING", "job 77 ended at its time limit"),
-        ("COMPLETED|n[0-1]|somebody else's", "PENDING", "job 77 never began, and Slurm no longer knows it"),
-        (f"RUNNING|n[0-|{NAME}", "PENDING", "job 77 never began, and Slurm no longer knows it"),
-        ("", "PENDING", "job 77 never began, and Slurm no longer knows it"),
+        ("COMPLETED|n[0-1]|somebody else's", "PENDING", "job 77 never started, and Slurm no longer knows it"),
+        (f"RUNNING|n[0-|{NAME}", "PENDING", "job 77 never started, and Slurm no longer knows it"),
+        ("", "PENDING", "job 77 never started, and Slurm no longer knows it"),
         (f"FAILED|n[0-|{NAME}", "PENDING", "job 77 ended in Slurm's state FAILED"),
     ],
 )
@@ -479,7 +483,7 @@ def test_a_successor_whose_nodes_died_before_it_began_is_a_failure_and_resume_th
     job(tools, story, 13, state, "NodeDown", seq=1, nodes="n2")
     found = status(gangrun)
     assert (found["state"], found["failure"], found["exit_code"], found["abandoned"]) == ("FAILED", "node", 1, False)
-    words = f"job 13 ended ({state}) before it began, as {why}; nothing runs; gangrun resume {story.run} goes on"
+    words = f"job 13 ended ({state}) before it began, as {why}; nothing runs now; gangrun resume {story.run} continues"
     assert found["reason"].startswith(words)
     said = gangrun("wait")
     assert (said.code, words in " ".join(said.out.split())) == (1, True)

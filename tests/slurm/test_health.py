@@ -139,7 +139,7 @@ def test_a_sick_node_is_never_used_and_one_that_falls_sick_is_left_behind(cluste
     assert "--exclude='n[2-3]'" in run.gangrun("submit", "--dry-run", "-N", "2", "true", env=known)
     assert "--exclude=n2\n" in run.gangrun("submit", "--dry-run", "-N", "1", "-w", "n3", "true", env=known)
     run.gangrun("nodes", "clear", "n[2-3]")
-    assert run.gangrun("nodes").strip() == "no node is known to be bad"
+    assert run.gangrun("nodes").strip() == "no node is excluded"
     cluster.assert_clean(20)
 
 

@@ -29,7 +29,7 @@ def test_nodes_that_do_not_come_are_done_without(cluster: Cluster, run: Run) -> 
     log = (run.root / ".gangrun" / "processes-n1.log").read_text()
     assert "n2 does not come: Exited with exit code 1: " in log
     assert "No module named 'gangrun" in log
-    assert "n3 does not come: Exited with exit code 74: the run directory is not as elsewhere here: " in log
+    assert "n3 does not come: Exited with exit code 74: this node cannot open a file in the run directory: " in log
     assert "n4 does not come: Communication connection failure" in log
     usable = len(os.sched_getaffinity(0))
     assert (run.steps / "cpus").read_text() == f"{usable} {CPUS_COUNT}"

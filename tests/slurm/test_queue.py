@@ -75,7 +75,7 @@ def test_two_jobs_for_one_place(cluster: Cluster, run: Run, better: Better) -> N
     assert cluster.wait_job(loser, "FAILED")["ExitCode"] == "75:0"
     status = run.status()
     assert (status["state"], status["job"]) == ("RUNNING", holder)
-    assert f"it started nothing, as place 1 is held by job {holder}" in run.explain()
+    assert f"it started nothing, because place 1 is held by job {holder}" in run.explain()
     (run.steps / "go").touch()
     assert run.end()["job"] == holder
     cluster.wait_job(after, "COMPLETED", deadline_s=20)  # it was told to wait for the one that sbatch named

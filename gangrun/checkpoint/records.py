@@ -15,7 +15,7 @@ import json
 import os
 import stat
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
 
@@ -23,7 +23,6 @@ from gangrun.checkpoint.formats.dcp import BadFile, FileMark, Judgement, Unreada
 from gangrun.checkpoint.formats.manifest import NO_CTIME
 from gangrun.checkpoint.scan import MACHINE_FOLDER, StorageUnreadable
 from gangrun.core.checkpoints.resume import shown
-from gangrun.core.model import Level
 
 MEMORY_NAME = "verified.json"
 _READ_MAX_BYTES = 64 * 1024 * 1024
@@ -31,20 +30,14 @@ _REMEMBERED_FILES_COUNT = 200_000  # oldest steps are forgotten first
 
 
 class _Row(msgspec.Struct):
-    """One step directory: its ``Judgement``, and the seal of a validator that accepted it."""
+    """What is known of one step directory, and the seal of a validator that accepted it."""
 
-    level: Level
-    deep: bool
-    why: str
-    save_id: str | None
-    entry_count: int
-    data_bytes: int
-    files: Annotated[dict[str, FileMark], msgspec.Meta(min_length=1)]
+    judged: Judgement
     accepted: object = ""  # alien content is no seal
 
 
 class _VerifiedFile(msgspec.Struct):
-    schema: Literal[1]
+    schema: Literal[2]
     checkpoints: dict[str, _Row]
 
 
@@ -54,13 +47,8 @@ class VerifiedBefore:
     def __init__(self, directory: str) -> None:
         self._folder = os.path.join(directory, MACHINE_FOLDER)
         self._path = os.path.join(self._folder, MEMORY_NAME)
-        rows = _load(self._path)
-        self._known = {
-            name: Judgement(
-                row.level, row.why, row.deep, tuple(row.files.items()), row.save_id, row.entry_count, row.data_bytes
-            )
-            for name, row in rows.items()
-        }
+        rows = {name: row for name, row in _load(self._path).items() if row.judged.level and row.judged.marks}
+        self._known = {name: row.judged for name, row in rows.items()}
         self._accepted = {name: row.accepted for name, row in rows.items() if isinstance(row.accepted, str)}
         self._changed = False
 
@@ -115,16 +103,9 @@ class VerifiedBefore:
         """Write what changed; returns "" or why it could not be written, which costs time later and nothing else."""
         if not self._changed:
             return ""
-        rows = {
-            name: _Row(
-                one.level, one.deep, one.why, one.save_id, one.entry_count, one.data_bytes, dict(one.marks),
-                self._accepted.get(name, ""),
-            )
-            for name, one in self._known.items()
-            if one.level is not None
-        }  # fmt: skip
+        rows = {name: _Row(one, self._accepted.get(name, "")) for name, one in self._known.items()}
         try:
-            write_json(self._folder, MEMORY_NAME, msgspec.to_builtins(_VerifiedFile(1, rows)))
+            write_json(self._folder, MEMORY_NAME, msgspec.to_builtins(_VerifiedFile(2, rows)))
         except OSError as error:
             return f"what was verified cannot be remembered in {self._folder} ({os.strerror(error.errno or 0)})"
         self._changed = False
@@ -168,8 +149,7 @@ def _load(path: str) -> dict[str, _Row]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
-            body = json.loads(file.read(_READ_MAX_BYTES))
-        return msgspec.convert(body, _VerifiedFile).checkpoints
+            return msgspec.json.decode(file.read(_READ_MAX_BYTES), type=_VerifiedFile).checkpoints
     except (OSError, ValueError, RecursionError):
         return {}
 

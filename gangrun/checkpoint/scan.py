@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gangrun.checkpoint.formats.dcp_metadata import METADATA_NAME
 from gangrun.checkpoint.formats.safetensors import INDEX_SUFFIX, SUFFIX
@@ -42,23 +42,20 @@ class Identity:
 
     device: int
     inode: int
-    marker: tuple[int, int, int] | None = None  # inode, size and mtime_ns of the file that makes it a checkpoint
+    marker: tuple[int, int, int] | None  # inode, size and mtime_ns of the file that makes it a checkpoint
 
     @staticmethod
     def of(path: str) -> Identity:
         """Of what bears the name now; symbolic links are not followed. Raises OSError."""
-        facts = os.lstat(path)
-        return Identity(facts.st_dev, facts.st_ino).with_marker(path)
-
-    def with_marker(self, path: str) -> Identity:
-        """The same directory, with the marker that is there now."""
+        facts, marker = os.lstat(path), None
         for name in (MANIFEST_NAME, METADATA_NAME):
             try:
-                found = os.lstat(os.path.join(path, name))
+                found = os.lstat(f"{path}/{name}")
             except OSError:  # the judgement says what is wrong with it
                 continue
-            return replace(self, marker=(found.st_ino, found.st_size, found.st_mtime_ns))
-        return self
+            marker = found.st_ino, found.st_size, found.st_mtime_ns
+            break
+        return Identity(facts.st_dev, facts.st_ino, marker)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +69,6 @@ class StepDirectory:
     committed: bool
     why: str = ""  # why it is unknown, or not committed
     unreadable: bool = False
-    identity: Identity | None = None  # of the directory that was listed, without its marker
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,42 +121,33 @@ def list_steps(directory: str, pattern: StepPattern) -> list[StepDirectory]:
         ) from None
     for item in listed:
         step = None if item.name == MACHINE_FOLDER else pattern.step_of(item.name)
-        one = None if step is None else look_at(step, item.path)
+        one = None if step is None else look_at(step, item.path, is_link=item.is_symlink())
         if one is not None:
             found.append(one)
     return sorted(found, key=lambda s: (s.step, s.name), reverse=True)
 
 
-def look_at(step: int, path: str) -> StepDirectory | None:
+def look_at(step: int, path: str, *, is_link: bool | None = None) -> StepDirectory | None:
     """What stands under one name; None for a plain file, or for what vanished meanwhile."""
     name = os.path.basename(path)
-    if os.path.islink(path):
+    if os.path.islink(path) if is_link is None else is_link:
         why = "it is a symbolic link, which is not followed"
         return StepDirectory(step, name, path, Kind.UNKNOWN, False, why)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            facts, inside = os.fstat(descriptor), os.listdir(descriptor)
-        finally:
-            os.close(descriptor)
+        inside = os.listdir(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         why = f"it cannot be read ({os.strerror(error.errno or 0)})"
         # It may well be a committed checkpoint: calling it uncommitted could end in a start from zero.
         return StepDirectory(step, name, path, Kind.UNKNOWN, True, why, True)
-    identity = Identity(facts.st_dev, facts.st_ino)
-
-    def seen(kind: Kind, *, committed: bool, why: str = "") -> StepDirectory:
-        return StepDirectory(step, name, path, kind, committed, why, identity=identity)
-
     if MANIFEST_NAME in inside:  # it comes last, so that whatever bears it was committed
-        return seen(Kind.GANGRUN, committed=True)
+        return StepDirectory(step, name, path, Kind.GANGRUN, True)
     if METADATA_NAME in inside:
-        return seen(Kind.DCP, committed=True)
+        return StepDirectory(step, name, path, Kind.DCP, True)
     if not inside or _UNFINISHED_METADATA in inside or any(item.endswith(_DCP_SUFFIX) for item in inside):
-        return seen(Kind.DCP, committed=False, why="unfinished (never committed): it has no .metadata")
+        return StepDirectory(step, name, path, Kind.DCP, False, "unfinished (never committed): it has no .metadata")
     if any(item.endswith((SUFFIX, INDEX_SUFFIX)) for item in inside):
-        return seen(Kind.SAFETENSORS, committed=True)
+        return StepDirectory(step, name, path, Kind.SAFETENSORS, True)
     why = "its format is unknown (not a torch.distributed.checkpoint directory)"
-    return seen(Kind.UNKNOWN, committed=False, why=why)
+    return StepDirectory(step, name, path, Kind.UNKNOWN, False, why)

@@ -91,7 +91,7 @@ def put_back(directory: str, run: str, paths: Iterable[str]) -> tuple[str, ...]:
             moved = _moved_from(held[0]) if held else {}
             for path in (one for one, why in moved.items() if why == moved[wanted]):
                 there = os.path.join(held[0], os.path.basename(path))
-                if os.path.lexists(there) and not os.path.lexists(path) and move(there, path):
+                if os.path.lexists(there) and not os.path.lexists(path) and move(there, path, Identity.of(there)):
                     back.append(path)
                     sync_directory(held[0])
                     sync_directory(directory)
@@ -134,7 +134,7 @@ def _fresh_folder(parent: str, attempt: str) -> str:
     raise FileExistsError(17, "too many set-aside directories", parent)
 
 
-def move(source: str, target: str, judged: Identity | None = None) -> bool:
+def move(source: str, target: str, judged: Identity | None) -> bool:
     """False if the source was gone before; ``StorageUnreadable`` if it is not what was ``judged``, which stays, or goes
     back. An error of the rename may be a lost reply: the target tells what really happened.
     """
@@ -142,7 +142,7 @@ def move(source: str, target: str, judged: Identity | None = None) -> bool:
         before = Identity.of(source)
     except FileNotFoundError:
         return False
-    if judged is not None and before != judged:
+    if before != judged:
         raise StorageUnreadable(f"{_replaced_words(source)} gangrun leaves it there and judges the checkpoints again")
     try:
         os.rename(source, target)

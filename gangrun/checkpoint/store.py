@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from threading import Lock
@@ -254,8 +255,11 @@ class CheckpointRoom:
         return candidates
 
     def _judge(self, found: StepDirectory, deep: Callable[[Candidate], bool], *, remembered: bool = True) -> Candidate:
-        if found.identity is not None:
-            self._judged[found.path] = found.identity.with_marker(found.path) if found.committed else found.identity
+        self._judged.pop(found.path, None)
+        with suppress(OSError):  # what cannot be seen is not moved
+            self._judged[found.path] = Identity.of(found.path)
+        if not found.committed:  # by a look before that one
+            found = look_at(found.step, found.path) or found
         if found.kind is Kind.UNKNOWN or not found.committed:
             strange = _unjudged(found)
             return self._opinions.of_unknown(found, strange) if deep(strange) else strange

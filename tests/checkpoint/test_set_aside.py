@@ -41,11 +41,16 @@ def candidate(path: Path) -> Candidate:
     return Candidate(int(path.name.split("-")[1]), str(path), None, False, "damaged")
 
 
+def aside(root: Path, path: Path, attempt: str) -> tuple[moving.Moved, ...]:
+    judged = {str(path): Identity.of(str(path))} if path.exists() else {}
+    return moving.set_aside(str(root), [candidate(path)], attempt, judged)
+
+
 def test_a_taken_place_is_never_moved_into(tmp_path: Path) -> None:
     for step in (1, 2):
         (tmp_path / f"step-{step}").mkdir()
-    (first,) = moving.set_aside(str(tmp_path), [candidate(tmp_path / "step-1")], "0", {})
-    (second,) = moving.set_aside(str(tmp_path), [candidate(tmp_path / "step-2")], "0", {})
+    (first,) = aside(tmp_path, tmp_path / "step-1", "0")
+    (second,) = aside(tmp_path, tmp_path / "step-2", "0")
     assert os.path.dirname(first.now_at) != os.path.dirname(second.now_at)
     (tmp_path / "step-1").mkdir()  # someone made it again: undoing must not put one inside the other
     subprocess.run(shlex.split(first.undo), check=False, capture_output=True)
@@ -55,7 +60,7 @@ def test_a_taken_place_is_never_moved_into(tmp_path: Path) -> None:
 def test_the_undo_command_survives_hostile_names(tmp_path: Path) -> None:
     root = tmp_path / "a b'$(touch x)\n;"
     (root / "step-1").mkdir(parents=True)
-    (moved,) = moving.set_aside(str(root), [candidate(root / "step-1")], "0", {})
+    (moved,) = aside(root, root / "step-1", "0")
     subprocess.run(["sh", "-c", moved.undo], check=True, cwd=tmp_path)
     assert (root / "step-1").is_dir() and not (tmp_path / "x").exists()
 
@@ -73,15 +78,15 @@ def test_a_lost_reply_is_not_a_failure_and_a_real_one_is_said(tmp_path: Path, mo
         raise OSError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(os, "rename", lost)
-    assert len(moving.set_aside(str(tmp_path), [candidate(tmp_path / "step-1")], "0", {})) == 1
+    assert len(aside(tmp_path, tmp_path / "step-1", "0")) == 1
     monkeypatch.setattr(os, "rename", refused)
     with pytest.raises(StorageUnreadable, match=r"cannot be moved out of the way \(Permission denied\)"):
-        moving.set_aside(str(tmp_path), [candidate(tmp_path / "step-2")], "1", {})
+        aside(tmp_path, tmp_path / "step-2", "1")
     assert (tmp_path / "step-2").is_dir()
 
 
 def test_what_vanished_meanwhile_was_not_moved(tmp_path: Path) -> None:
-    assert moving.set_aside(str(tmp_path), [candidate(tmp_path / "step-1")], "0", {}) == ()
+    assert aside(tmp_path, tmp_path / "step-1", "0") == ()
 
 
 @pytest.mark.parametrize(

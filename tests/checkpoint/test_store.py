@@ -23,7 +23,7 @@ from tests.waiting import until
 
 Copy = Callable[..., Path]
 AUTO = ResumeRequest()
-ROW = b'{"level": "verified", "deep": true, "why": "", "save_id": %s, "entry_count": 1, "data_bytes": 1, "files": {%s}}'
+ROW = b'{"judged": {"level": "verified", "deep": true, "save_id": %s, "marks": [%s]}}'
 
 
 def damage(path: Path) -> None:
@@ -326,11 +326,11 @@ def tick(folder: Path) -> int:
         b"[]",
         b"\xff",
         b"[" * 100_000,
-        b'{"schema": 2, "checkpoints": {}}',
-        b'{"schema": 1, "checkpoints": []}',
-        b'{"schema": 1, "checkpoints": {"step-10": {}}}',
-        b'{"schema": 1, "checkpoints": {"step-10": ' + ROW % (b"null", b"") + b"}}",
-        b'{"schema": 1, "checkpoints": {"step-10": ' + ROW % (b"3", b'"a": [1]') + b"}}",
+        b'{"schema": 1, "checkpoints": {}}',
+        b'{"schema": 2, "checkpoints": []}',
+        b'{"schema": 2, "checkpoints": {"step-10": {}}}',
+        b'{"schema": 2, "checkpoints": {"step-10": ' + ROW % (b"null", b"") + b"}}",
+        b'{"schema": 2, "checkpoints": {"step-10": ' + ROW % (b"3", b'["a", [1]]') + b"}}",
     ],
 )
 def test_unreadable_memory_is_no_memory(copy: Copy, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
@@ -339,7 +339,7 @@ def test_unreadable_memory_is_no_memory(copy: Copy, monkeypatch: pytest.MonkeyPa
     (root / ".gangrun" / "verified.json").write_bytes(content)
     assert CheckpointRoom(str(root)).survey(Depth.ALL)[1].level is Level.VERIFIED
     assert reads.take() == ["step-20", "step-10"]
-    assert json.loads((root / ".gangrun" / "verified.json").read_bytes())["schema"] == 1
+    assert json.loads((root / ".gangrun" / "verified.json").read_bytes())["schema"] == 2
 
 
 def test_a_memory_that_cannot_be_written_costs_only_time(copy: Copy, tmp_path: Path) -> None:

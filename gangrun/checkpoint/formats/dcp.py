@@ -161,9 +161,7 @@ def _screen(directory: str) -> tuple[Judgement, DcpMetadata]:
     mark = mark_of(directory, METADATA_NAME)
     if mark[0] > METADATA_MAX_BYTES:
         raise MetadataRefused(f".metadata is larger than {METADATA_MAX_BYTES} bytes")
-    with opened(directory, METADATA_NAME) as descriptor, told(METADATA_NAME):
-        data = b"".join(iter(lambda: os.read(descriptor, BUFFER_BYTES), b""))
-    metadata = parse_metadata(data)
+    metadata = parse_metadata(content_of(directory, METADATA_NAME))
     if (metadata.save_id or "").startswith(SAVE_ID_PREFIX):
         raise BadFile(f"{MANIFEST_NAME} is missing, which was written with it")
     marks = [(METADATA_NAME, mark)]
@@ -188,6 +186,12 @@ def opened(directory: str, path: str) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def content_of(directory: str, path: str) -> bytes:
+    """All of one file."""
+    with opened(directory, path) as descriptor, told(path):
+        return b"".join(iter(lambda: os.read(descriptor, BUFFER_BYTES), b""))
 
 
 def _verification(directory: str, screened: Judgement, metadata: DcpMetadata) -> Verification:

@@ -15,9 +15,11 @@ import math
 import struct
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from gangrun.core.checkpoints.resume import shown
 
+T = TypeVar("T")
 METADATA_NAME = ".metadata"
 METADATA_MAX_BYTES = 128 * 1024 * 1024
 
@@ -453,44 +455,35 @@ def _build_new(m: _Machine) -> None:
 
 def _set_state(m: _Machine) -> None:
     state = m.stack.pop()
-    target = m.stack[-1]
-    if not isinstance(target, Inert):
-        raise PickleRefused("its operations do not fit together")
-    target.state = state
+    _top(m, Inert).state = state
 
 
 def _append(m: _Machine) -> None:
     value = m.pop()
-    _list_under(m).append(value)
+    _top(m, list).append(value)
 
 
 def _appends(m: _Machine) -> None:
     values = m.pop_to_mark()
-    _list_under(m).extend(values)
-
-
-def _list_under(m: _Machine) -> list[object]:
-    target = m.stack[-1]
-    if not isinstance(target, list):
-        raise PickleRefused("its operations do not fit together")
-    return target
+    _top(m, list).extend(values)
 
 
 def _set_items(m: _Machine) -> None:
     values = m.pop_to_mark()
     if len(values) % 2:
         raise PickleRefused("its operations do not fit together")
-    _pairs_under(m).pairs.extend(zip(values[::2], values[1::2], strict=True))
+    _top(m, Pairs).pairs.extend(zip(values[::2], values[1::2], strict=True))
 
 
 def _set_item(m: _Machine) -> None:
     value, key = m.pop(), m.pop()
-    _pairs_under(m).pairs.append((key, value))
+    _top(m, Pairs).pairs.append((key, value))
 
 
-def _pairs_under(m: _Machine) -> Pairs:
+def _top(m: _Machine, kind: type[T]) -> T:
+    """What the operation changes: the newest value, which must be of this kind."""
     target = m.stack[-1]
-    if not isinstance(target, Pairs):
+    if not isinstance(target, kind):
         raise PickleRefused("its operations do not fit together")
     return target
 

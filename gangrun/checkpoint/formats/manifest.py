@@ -16,7 +16,7 @@ from functools import partial
 from gangrun.checkpoint.formats import dcp
 from gangrun.checkpoint.formats.dcp import BadFile, FileMark, Judgement, judged, mark_of, opened, read_through, told
 from gangrun.checkpoint.formats.dcp_metadata import METADATA_NAME
-from gangrun.checkpoint.formats.torch_zip import BUFFER_BYTES, Damaged, Source
+from gangrun.checkpoint.formats.torch_zip import Damaged, Source
 from gangrun.checkpoint.verification import Means, Tick, Turn, Verification, VerifyAll
 from gangrun.core.checkpoints.resume import shown
 from gangrun.core.model import Level
@@ -30,8 +30,7 @@ def read_manifest(directory: str) -> Manifest:
     """The manifest of a checkpoint; ``ManifestError``, ``BadFile`` or ``UnreadableFile`` in words."""
     if mark_of(directory, MANIFEST_NAME)[0] > MANIFEST_MAX_BYTES:
         raise ManifestError(f"{MANIFEST_NAME} is larger than {MANIFEST_MAX_BYTES} bytes")
-    with opened(directory, MANIFEST_NAME) as descriptor, told(MANIFEST_NAME):
-        return decode(b"".join(iter(lambda: os.read(descriptor, BUFFER_BYTES), b"")))
+    return decode(dcp.content_of(directory, MANIFEST_NAME))
 
 
 @judged

@@ -24,7 +24,7 @@ import msgspec
 
 from gangrun.checkpoint.commit import Staging, write_whole
 from gangrun.checkpoint.formats.dcp_metadata import METADATA_NAME
-from gangrun.checkpoint.scan import StorageUnreadable, list_steps, step_pattern
+from gangrun.checkpoint.scan import Identity, StorageUnreadable, list_steps, step_pattern
 from gangrun.checkpoint.store import CheckpointRoom, Depth
 from gangrun.core.checkpoints.cadence import Cadence
 from gangrun.core.checkpoints.resume import Kind
@@ -224,7 +224,7 @@ class Retention:
             self._in_memory = {step for step in self._in_memory if step > max(on_disk, default=-1)}
             if len(found) <= self._keep.newest_count:
                 return
-            identities = {one.path: one.identity.with_marker(one.path) for one in found if one.identity is not None}
+            identities = {one.path: Identity.of(one.path) for one in found}
             judged = {one.path: one for one in CheckpointRoom(staging.directory).survey(Depth.STRUCTURE)}
         except StorageUnreadable:
             return
@@ -238,7 +238,7 @@ class Retention:
         needed = for_a_rollback(held, self._resumed_step, self._written, Policy().poison_after_steps)
         going = to_prune(held, self._keep, needed)
         for one in found:
-            if one.step in going and one.path in identities:
+            if one.step in going:
                 with contextlib.suppress(StorageUnreadable):  # another save took the name; the next prune judges it
                     staging.prune(one.path, identities[one.path])
 

@@ -17,7 +17,7 @@ from gangrun.agent.ranks.gang_part import RankGang
 from gangrun.node.processes import become_subreaper, is_alive, kill_until_none, read_proc
 from gangrun.wire.messages import Launch, Stop
 from gangrun.wire.spec import LogSpec
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 Fact = TypeVar("Fact")
 GRACE_S = 120.0  # that a stop would cost if it waited for it
@@ -100,16 +100,20 @@ class Harness:
         self, kind: type[Fact], within_s: float = 10.0, which: Callable[[Fact], bool] = lambda _: True
     ) -> Fact:
         """The next fact of a kind; others are kept in ``seen``."""
-        until = boottime() + within_s * PATIENCE
+        end = boottime() + within_s * PATIENCE
         while True:
             for fact in self.seen:
                 if isinstance(fact, kind) and which(fact):
                     self.seen.remove(fact)
                     return fact
-            left_s = until - boottime()
+            left_s = end - boottime()
             assert left_s > 0, f"no {kind.__name__} within {within_s} s; seen {self.seen}"
             select.select([self.gang], [], [], left_s)
             self.seen += self.gang.take()
+
+    def ready(self, ranks_count: int = 1) -> None:
+        """Until so many ranks have printed that they are."""
+        until(lambda: self.log().count("ready\n") == ranks_count, 20, lambda: f"ranks to be ready: {self.log()}")
 
     def log(self, attempt: int = 0) -> str:
         """What is in the node's log."""

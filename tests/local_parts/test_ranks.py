@@ -32,16 +32,12 @@ READY = "print('ready', flush=True)\n"
 SLEEP = READY + "time.sleep(600)\n"
 
 
-def ready(made: Harness, ranks_count: int = 1) -> None:
-    until(lambda: made.log().count("ready\n") == ranks_count, 20, lambda: f"ranks to be ready: {made.log()}")
-
-
 @pytest.mark.serial
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_ranks_death_is_seen_at_once(tmp_path: Path, number: signal.Signals) -> None:
     with gang(tmp_path, SLEEP) as made:
         ranks = made.gang.launch(order(3))
-        ready(made, 3)
+        made.ready(3)
         seen_after_s = []
         for victim in (1, 0, 2):
             killed_at = boottime()
@@ -92,7 +88,7 @@ def test_a_script_stuck_in_c_code_is_stopped_without_waiting_for_the_grace(tmp_p
     script = "import ctypes\n" + READY + "ctypes.PyDLL(None).pause()\n"  # with the interpreter lock held
     with gang(tmp_path, script) as made:
         made.gang.launch(order(1))
-        ready(made)
+        made.ready()
         asked_at = boottime()
         made.gang.stop(stop_order(GRACE_S))
         assert made.next_fact(facts.RanksStopped, NO_GRACE_S).ok
@@ -110,7 +106,7 @@ def test_a_handler_of_the_scripts_own_gets_its_grace_and_no_more(tmp_path: Path)
     """)
     with gang(tmp_path, script + READY + "while True: time.sleep(0.05)\n") as made:
         made.gang.launch(order(1))
-        ready(made)
+        made.ready()
         made.gang.stop(stop_order(grace_s=30))
         assert made.next_fact(facts.RanksStopped).ok
         assert made.next_fact(facts.RankEnded).exit.code == 9
@@ -128,7 +124,7 @@ def test_a_stopped_rank_and_a_second_stop_are_killed_at_once(tmp_path: Path) -> 
     script = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     with gang(tmp_path, script + SLEEP) as made:
         ranks = made.gang.launch(order(2))
-        ready(made, 2)
+        made.ready(2)
         os.kill(ranks[0].pid, signal.SIGSTOP)
         until(lambda: made.gang.readings()[0].state == "T", 5, "the state to be seen")
         made.gang.stop(stop_order(GRACE_S))
@@ -152,7 +148,7 @@ def test_the_checkpoint_is_asked_for_first_where_the_script_wants_that(tmp_path:
     """)
     with gang(tmp_path, script) as made:
         made.gang.launch(order(2))
-        ready(made, 2)
+        made.ready(2)
         until(lambda: all(r.step > 3 for r in made.gang.readings()), 10, "steps to be read")
         assert made.gang.wants_checkpoint_on_stop()
         made.gang.stop(stop_order(checkpoint_first=True))
@@ -164,7 +160,7 @@ def test_the_checkpoint_is_asked_for_first_where_the_script_wants_that(tmp_path:
 def test_no_descendant_outlives_a_stop_even_one_that_left_group_and_session(tmp_path: Path) -> None:
     with gang(tmp_path, "stray('stray')\n" + SLEEP) as made:
         (rank,) = made.gang.launch(order(1))
-        ready(made)
+        made.ready()
         stray = until(lambda: number_in(tmp_path / "stray"), 5, "the stray")
         os.kill(rank.pid, signal.SIGKILL)
         made.next_fact(facts.RankEnded)
@@ -228,7 +224,7 @@ def test_stacks_name_the_frame_or_say_why_there_is_none(tmp_path: Path) -> None:
     script = "def wait_here():\n    print('ready', flush=True)\n    time.sleep(600)\nwait_here()\n"
     with gang(tmp_path, script) as made:
         ranks = made.gang.launch(order(2))
-        ready(made, 2)
+        made.ready(2)
         os.kill(ranks[1].pid, signal.SIGSTOP)
         until(lambda: made.gang.readings()[1].state == "T", 5, "stopped")
         asked_at = boottime()

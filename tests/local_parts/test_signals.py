@@ -147,15 +147,11 @@ def heard(directory: Path) -> list[int]:
     return [int(word) for word in path.read_text().split()] if path.exists() else []
 
 
-def ready(made: Harness, count: int = 1) -> None:
-    until(lambda: made.log().count("ready\n") == count, 20, lambda: f"ranks to be ready: {made.log()}")
-
-
 def test_a_scripts_own_handler_runs_when_the_agent_says_so_and_once(tmp_path: Path) -> None:
     arguments = (str(int(signal.SIGTERM)), "leaves", "SIGTERM", "SIGUSR1", "SIGUSR2")
     with gang(tmp_path, textwrap.dedent(HANDLERS), *arguments, save_signal=int(signal.SIGUSR1)) as made:
         (rank,) = made.gang.launch(order(1))
-        ready(made)
+        made.ready()
         spray(below(rank.pid), signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
         until(lambda: heard(tmp_path), 5, "its handler for USR2, which means nothing to us")
         stays(lambda: heard(tmp_path) == [signal.SIGUSR2] and lives(rank.pid), 0.3, "no other handler runs")
@@ -171,7 +167,7 @@ def test_a_script_that_saves_on_a_signal_gets_it_and_is_waited_for(tmp_path: Pat
     number = getattr(signal, name)
     with gang(tmp_path, textwrap.dedent(HANDLERS), str(int(number)), "leaves", name, save_signal=int(number)) as made:
         ranks = made.gang.launch(order(2))
-        ready(made, 2)
+        made.ready(2)
         spray([proc for rank in ranks for proc in below(rank.pid)], number)
         made.gang.stop(stop_order(0.0, checkpoint_first=True, checkpoint_grace_s=GRACE_S))
         exits = [made.next_fact(facts.RankEnded).exit for _ in range(2)]
@@ -201,7 +197,7 @@ def test_a_script_that_goes_on_after_saving_costs_the_grace_or_until_it_is_known
 def test_a_script_without_a_handler_for_the_save_signal_is_not_waited_for(tmp_path: Path) -> None:
     with gang(tmp_path, "print('ready', flush=True)\ntime.sleep(600)\n", save_signal=int(signal.SIGUSR1)) as made:
         made.gang.launch(order(1))
-        ready(made)
+        made.ready()
         asked_at = boottime()
         made.gang.stop(stop_order(checkpoint_first=True, checkpoint_grace_s=GRACE_S, grace_s=GRACE_S))
         assert made.next_fact(facts.RanksStopped, NO_GRACE_S).ok
@@ -212,7 +208,7 @@ def test_a_stop_that_is_not_to_save_sends_no_save_signal(tmp_path: Path) -> None
     arguments = (str(int(signal.SIGUSR1)), "leaves", "SIGUSR1")
     with gang(tmp_path, textwrap.dedent(HANDLERS), *arguments, save_signal=int(signal.SIGUSR1)) as made:
         made.gang.launch(order(1))
-        ready(made)
+        made.ready()
         made.gang.stop(stop_order())
         assert made.next_fact(facts.RanksStopped).ok
         assert not heard(tmp_path)
@@ -222,7 +218,7 @@ def test_a_command_that_is_not_python_lives_through_usr_signals_and_can_be_stopp
     command = ("sh", "-c", "echo ready; sleep 600; sleep 600")
     with harness(Harness(tmp_path, command, through_boot=False)) as made:
         (rank,) = made.gang.launch(order(1))
-        ready(made)
+        made.ready()
         until(lambda: len(below(rank.pid)) == 2, 5, "its child")
         family = below(rank.pid)
         spray(family, signal.SIGUSR1, signal.SIGUSR2, signal.SIGURG, signal.SIGCONT)
@@ -241,7 +237,7 @@ def test_what_a_wrapper_runs_gets_the_save_signal_and_not_the_wrapper(tmp_path: 
     made = Harness(tmp_path, ("sh", "-c", words), through_boot=False, save_signal=int(signal.SIGUSR1))
     with harness(made):
         made.gang.launch(order(1))
-        ready(made)
+        made.ready()
         made.gang.stop(stop_order(0.0, checkpoint_first=True, checkpoint_grace_s=GRACE_S))
         assert made.next_fact(facts.RankEnded).exit.code == 3
         assert made.next_fact(facts.RanksStopped).ok

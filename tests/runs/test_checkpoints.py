@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import shutil
-import warnings
 from pathlib import Path
 
 import pytest
 
 from tests.command_line import Call
+from tests.local import saves
 from tests.runs.builder import Builder
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import torch.distributed.checkpoint as dcp
-
     root = tmp_path_factory.mktemp("written")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        for step in (10, 20):
-            dcp.save({"w": torch.ones(2000)}, storage_writer=dcp.FileSystemWriter(root / f"step-{step}"))
+    saves.write(root, (10, 20))
     return root
 
 
@@ -32,13 +27,6 @@ def ckpt(written: Path, home: Path) -> Path:
     shutil.copytree(written, home / "ckpt")
     (home / "ckpt" / "step-30").mkdir()
     return home / "ckpt"
-
-
-def flip(directory: Path) -> None:
-    shard = next(directory.glob("*.distcp"))
-    data = bytearray(shard.read_bytes())
-    data[len(data) // 2] ^= 0xFF
-    shard.write_bytes(data)
 
 
 def test_newest_first_with_the_one_that_would_be_taken(ckpt: Path, gangrun: Call) -> None:
@@ -54,7 +42,7 @@ def test_newest_first_with_the_one_that_would_be_taken(ckpt: Path, gangrun: Call
 
 
 def test_without_verify_no_data_is_read_and_that_is_said(ckpt: Path, gangrun: Call) -> None:
-    flip(ckpt / "step-20")
+    saves.flip(ckpt / "step-20")
     found = gangrun("checkpoints", "ckpt", "--json").json
     assert found["checkpoints"][1]["level"] == "complete"
     assert found["checkpoints"][1]["valid"] is None
@@ -64,7 +52,7 @@ def test_without_verify_no_data_is_read_and_that_is_said(ckpt: Path, gangrun: Ca
 
 def test_verify_finds_the_damage_and_exits_1(ckpt: Path, gangrun: Call) -> None:
     assert gangrun("checkpoints", "ckpt", "--verify").code == 0
-    flip(ckpt / "step-20")
+    saves.flip(ckpt / "step-20")
     said = gangrun("checkpoints", "ckpt", "--verify", "--json")
     assert said.code == 1
     assert said.json["checkpoints"][1]["valid"] is False

@@ -109,33 +109,3 @@ def test_two_hosts_that_lost_their_power_cost_no_step_that_was_in_memory(
         assert other.returncode == 0, said
         assert (run.steps / "final").read_text() == (tmp_path / "calm" / "steps" / "final").read_text()
     cluster.assert_clean(20)
-
-
-@pytest.mark.timeout(900)
-def test_what_survived_a_lost_host_is_protected_again_and_survives_the_next(
-    cluster: Cluster, run: Run, tmp_path: Path
-) -> None:
-    """The second one held what the first one's spare was given, and no rank ever saved to the disk."""
-    train(run, "--spares", "2", waits=(12, 15))
-    with calm(tmp_path / "calm", 2) as other:
-        lost, stays = list[str](), ""
-        wait(run, 0, 2)
-        (job,) = run.jobs()
-        for attempt in (0, 1):
-            wait(run, attempt, 2)
-            assert len(run.saved()) == attempt  # what was brought
-            hosts = {host for host, _ in run.ranks().values()}
-            stays = stays or min(hosts & {job["BatchHost"]} or hosts)  # the agent beside the batch script may be slow
-            (host,) = hosts - {stays}
-            lost.append(host)
-            cluster.power_off(host)
-        status = run.end(deadline_s=240)
-        assert [one["resumed_from_step"] for one in status["attempts"]] == [None, 11, 14]
-        told = run.explain()
-        for step in (11, 14):
-            assert f"step {step} was brought to the disk from the memory of {stays}" in told, told
-        cluster.declare_down(*lost)
-        said, _ = other.communicate(timeout=240)
-        assert other.returncode == 0, said
-        assert (run.steps / "final").read_text() == (tmp_path / "calm" / "steps" / "final").read_text()
-    cluster.assert_clean(20)

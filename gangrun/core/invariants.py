@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 
 from gangrun.core.model import TERMINAL, Phase, Placement, RunState, StartStage
-from gangrun.core.nodes import placement, quarantine
+from gangrun.core.nodes import quarantine, standing
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import budget
 
@@ -92,7 +92,7 @@ def _exclusions(previous: RunState, current: RunState, policy: Policy) -> Iterat
     now = current.updated_at
     if not set(current.health.excluded) - set(previous.health.excluded):
         return
-    since = [entry.since for entry in quarantine.active(current.health.excluded, now).values()]
+    since = [entry.since for entry in standing.active(current.health.excluded, now).values()]
     recent = sum(at > now - quarantine.HOUR_S for at in since)
     cap = quarantine.cap_count(len(current.roster.nodes), policy)
     if recent > cap:
@@ -109,12 +109,13 @@ def _starting(previous: RunState, current: RunState) -> Iterator[str]:
     if current.attempt.placement is None:
         yield f"I9: attempt {current.attempt.number} is being launched without a placement"
         return
-    excluded = quarantine.active(current.health.excluded, current.updated_at)
+    excluded = standing.active(current.health.excluded, current.updated_at)
     for name in current.attempt.placement.nodes:
         node = current.roster.nodes.get(name)
-        why = placement.unusable_because(node, excluded, current.shape) if node is not None else "not in this job"
-        if why:
-            yield f"I9: attempt {current.attempt.number} is being launched on {name}, which is {why}"
+        if node is None:
+            yield f"I9: attempt {current.attempt.number} is being launched on {name}, which is not in this job"
+        elif not (stands := standing.standing_of(node, excluded, current.shape)).usable:
+            yield f"I9: attempt {current.attempt.number} is being launched on {name}, which is {stands.why}"
     if previous.attempt.number == current.attempt.number and any(
         record.number == current.attempt.number and record.nodes for record in previous.attempts
     ):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gangrun.adapters.slurm.commands import Tools
 from gangrun.adapters.slurm.step import Heard, Unasked, Where, known_nodes, nodes_of_job, on_each
 from gangrun.core.events import FindingRaised
-from gangrun.core.nodes.quarantine import active
+from gangrun.core.nodes.standing import active
 from gangrun.core.nodeset import NodesetError, fold, natural_sort, unfold
 from gangrun.display.health_page import VERDICTS, NodeReport
 from gangrun.entry.wiring import own_command

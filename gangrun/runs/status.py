@@ -16,7 +16,7 @@ import msgspec
 from gangrun.adapters.fs.index import IndexEntry
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.core.model import TERMINAL, AttemptRecord, CheckpointRef, Node, RunState
-from gangrun.core.nodes.quarantine import active
+from gangrun.core.nodes.standing import active
 from gangrun.core.nodeset import natural_sort
 from gangrun.errors import UserError
 from gangrun.runs.saves import SavesStatus, saves_status

@@ -18,6 +18,7 @@ from gangrun.core.model import (
     RankStack,
     Sighting,
 )
+from gangrun.core.nodes import standing
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import blame
 from tests.core.blame_cases import TWO, error, fell, judge
@@ -106,13 +107,13 @@ def test_first_to_fall_twice_goes_though_it_looked_innocent() -> None:
 
 def test_suspicion_grows_with_suspects_and_ends_with_blame() -> None:
     first = judge(Evidence(exits=(fell(signal=9),)))
-    once = blame.suspect({"n2": 1}, first)
+    once = standing.suspect({"n2": 1}, first)
     assert once == {"n2": 1, "n1": 1}
-    assert blame.suspect(once, judge(Evidence(exits=(fell(signal=9),)), suspicion=dict(once), nodes_count=3)) == {
+    assert standing.suspect(once, judge(Evidence(exits=(fell(signal=9),)), suspicion=dict(once), nodes_count=3)) == {
         "n2": 1,
         "n1": 2,
     }
-    assert blame.suspect(once, judge(Evidence(silent={"n1": 1.0}))) == {"n2": 1}
+    assert standing.suspect(once, judge(Evidence(silent={"n1": 1.0}))) == {"n2": 1}
 
 
 # ---- hangs -----------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from gangrun.core.model import (
     RunState,
     Shape,
 )
-from gangrun.core.nodes import placement, quarantine
+from gangrun.core.nodes import placement, quarantine, standing
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import blame
 from tests.core.life import BUG, Life
@@ -314,12 +314,12 @@ def test_what_was_poor_stays_so_until_the_next_boot() -> None:
     ("count", "days", "left"), [(1, 0.0, True), (1, 1.0, True), (1, 1.01, False), (4, 3.0, True), (4, 3.1, False)]
 )
 def test_suspicion_halves_with_each_day(count: int, days: float, left: bool) -> None:
-    kept = blame.unfaded({"n1": count}, {"n1": 1000.0}, 1000.0 + days * 86400.0)
+    kept = standing.unfaded(NodeHealth({"n1": count}, {"n1": 1000.0}), 1000.0 + days * 86400.0)
     assert kept == ({"n1": count} if left else {})
 
 
 def test_suspicion_of_an_older_journal_counts() -> None:
-    assert blame.unfaded({"n1": 1}, {}, 1e9) == {"n1": 1}
+    assert standing.unfaded(NodeHealth({"n1": 1}, {}), 1e9) == {"n1": 1}
 
 
 # ---- whatever comes --------------------------------------------------------------------------------------------------
@@ -350,7 +350,7 @@ def test_a_verdict_blames_only_nodes_with_a_fatal_finding_and_never_all_for_one_
     fatal = [one for one in findings if one.fatal]
     assert set(told.blamed) <= {one.node for one in fatal}
     assert (told.cause in {Cause.HARDWARE, Cause.STORAGE}) is bool(fatal)
-    for shared in blame.shared_by_check(fatal, 5, SLURM).items():
+    for shared in standing.shared_by_check(fatal, 5, SLURM).items():
         others = {one.node for one in fatal if one.check != shared[0]}
         assert not (set(shared[1]) & set(told.blamed)) - others
 

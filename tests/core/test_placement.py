@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangrun.core.model import Exclusion, Node, Placement, Seat, Shape, Slot
+from gangrun.core.model import (
+    Exclusion,
+    Node,
+    NodeFinding,
+    NodeHealth,
+    Placement,
+    Roster,
+    RunState,
+    Seat,
+    Shape,
+    Slot,
+)
 from gangrun.core.nodes import placement
 from gangrun.core.nodes.placement import NotEnough, place
 from gangrun.core.nodes.placement import how_restarted as how
+from gangrun.core.nodes.standing import USABLE, NodeStanding, StandingKind, Use, are_many, standing_of, use_of
+from gangrun.core.policy import Policy
 
 SHAPE = Shape(nodes_count=3, nodes_min_count=2, slots_per_node=2, ranks_per_slot=1)
 OUT = Exclusion("XID 79", 0.0, 100.0)
@@ -80,9 +95,52 @@ def test_in_place_then_swap_then_shrink() -> None:
 
 
 def test_can_do_without() -> None:
-    nodes = roster("n1", "n2", "n3")
-    assert placement.can_do_without(nodes, {}, SHAPE, ("n1",))
-    assert not placement.can_do_without(nodes, {"n2": OUT}, SHAPE, ("n1",))
+    state = RunState("r", SHAPE, roster=Roster(roster("n1", "n2", "n3")))
+    assert placement.can_do_without(state, ("n1",), 0.0)
+    one_is_out = replace(state, health=NodeHealth(excluded={"n2": OUT}))
+    assert not placement.can_do_without(one_is_out, ("n1",), 0.0)
+
+
+ILL = NodeFinding("n1", "gpu_lost", True, "gpu 3 is lost")
+
+
+@pytest.mark.parametrize(
+    ("marks", "kind", "why", "use"),
+    [
+        ({}, StandingKind.USABLE, "", Use.AS_ANY),
+        ({"checked": True}, StandingKind.USABLE, "", Use.AS_ANY),
+        ({"poor": "XID 94"}, StandingKind.SUSPECT, "XID 94", Use.LAST),
+        ({"poor": "XID 94", "due": "XID 64"}, StandingKind.TO_BE_REPLACED, "XID 64", Use.UNTIL_A_BETTER_ONE),
+        ({"slots_count": 1, "due": "x"}, StandingKind.TOO_SMALL, "has only 1 slot of the 2 needed", Use.NOT),
+        ({"trial": "attempt 0: signal", "slots_count": 1}, StandingKind.UNDER_TEST, "on trial (attempt 0", Use.TEST),
+        (
+            {"checked": False, "check_reason": "a", "trial": "x"},
+            StandingKind.BROKEN,
+            "failed its check (a)",
+            Use.NOT,
+        ),
+        ({"silent_since": 4.0, "checked": False}, StandingKind.AWAY, "silent", Use.WAIT),
+        ({"silent_since": 4.0, "lost": True}, StandingKind.AWAY, "lost", Use.WAIT),
+    ],
+)
+def test_the_weightiest_mark_of_a_node_says_what_is_to_be_done_of_it(
+    marks: dict[str, Any], kind: StandingKind, why: str, use: Use
+) -> None:
+    node = replace(roster("n1")["n1"], found=ILL if marks.get("checked") is False else None, **marks)
+    stands = standing_of(node, {}, SHAPE)
+    assert (stands.kind, use_of(stands), stands.finding) == (kind, use, node.found)
+    assert why in stands.why and bool(stands.why) is bool(why)
+    assert stands.usable is (use in USABLE)
+    out = standing_of(node, {"n1": OUT}, SHAPE)
+    assert out == NodeStanding(StandingKind.EXCLUDED, "excluded (XID 79)", node.found, 100.0)
+    assert use_of(out) is Use.NOT, "an exclusion outweighs all else"
+
+
+@pytest.mark.parametrize(
+    ("count", "nodes_count", "many"), [(2, 2, False), (3, 3, True), (3, 14, True), (3, 15, False), (4, 15, True)]
+)
+def test_many_are_three_at_least_and_more_than_a_fifth(count: int, nodes_count: int, many: bool) -> None:
+    assert are_many(count, nodes_count, Policy()) is many
 
 
 names = st.lists(st.integers(0, 30).map(lambda number: f"n{number}"), unique=True, max_size=12)

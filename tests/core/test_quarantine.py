@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangrun.core.model import Exclusion
-from gangrun.core.nodes import quarantine
+from gangrun.core.nodes import quarantine, standing
 from gangrun.core.policy import Policy
 
 POLICY = Policy()
@@ -43,7 +43,7 @@ def test_blamed_again_is_longer_not_more() -> None:
 
 def test_an_exclusion_ends_at_its_until() -> None:
     table = {"n1": Exclusion("a", 0.0, 10.0), "n2": Exclusion("b", 0.0, 20.0)}
-    assert set(quarantine.active(table, 9.9)) == {"n1", "n2"} and set(quarantine.active(table, 10.0)) == {"n2"}
+    assert set(standing.active(table, 9.9)) == {"n1", "n2"} and set(standing.active(table, 10.0)) == {"n2"}
 
 
 @given(
@@ -56,7 +56,7 @@ def test_the_cap_holds_in_every_hour(blames: list[tuple[float, list[int]]], node
     for wait_s, numbers in blames:
         now += wait_s
         done = quarantine.exclude(excluded, [f"n{number}" for number in numbers], "x", now, POLICY, nodes_count)
-        starts += [now] * len(set(done.excluded) - set(quarantine.active(excluded, now)))
+        starts += [now] * len(set(done.excluded) - set(standing.active(excluded, now)))
         excluded = dict(done.excluded)
         assert sum(at > now - 3600.0 for at in starts) <= quarantine.cap_count(nodes_count, POLICY)
 

@@ -20,7 +20,7 @@ from gangrun.core.events import (
     TermTaken,
 )
 from gangrun.core.model import Exclusion, Node, NodeFinding, NodeHealth, Phase, Roster, RunState, Shape
-from gangrun.core.nodes import quarantine
+from gangrun.core.nodes import quarantine, standing
 from gangrun.core.nodes.device_test import THOROUGH
 from gangrun.core.policy import Policy
 from tests.core.life import Life
@@ -64,17 +64,17 @@ def restart(life: Life, *checked: str) -> None:
 def test_one_that_has_booted_and_passes_is_taken_back_and_it_is_said() -> None:
     life = without_n1()
     life.on(AgentRejoined("n1", "i2", "another boot", 2))
-    assert set(quarantine.active(life.state.health.excluded, life.now)) == {"n1"}, "a boot alone proves nothing"
+    assert set(standing.active(life.state.health.excluded, life.now)) == {"n1"}, "a boot alone proves nothing"
     restart(life, "n1")
     life.says("n1 has booted anew and passed its checks, so it is taken back (hardware failed on n1")
-    assert not quarantine.active(life.state.health.excluded, life.now)
+    assert not standing.active(life.state.health.excluded, life.now)
 
 
 def test_an_agent_that_came_back_in_the_same_boot_changes_nothing() -> None:
     life = without_n1()
     life.on(AgentRejoined("n1", "i2", "b-n1", 2))
     restart(life, "n1")
-    assert set(quarantine.active(life.state.health.excluded, life.now)) == {"n1"}
+    assert set(standing.active(life.state.health.excluded, life.now)) == {"n1"}
     assert "taken back" not in life.reason
 
 
@@ -198,7 +198,7 @@ def test_one_that_was_reset_is_taken_back_in_the_same_boot(found: str) -> None:
     life.on(NodeChecked("n0", True, tested=CLEAN))
     life.says("n0 was left out until it had booted, or been reset (", f"and its devices work: {CLEAN}")
     life.says("n0 was reset, as its sign is gone, and passed its checks, so it is taken back (", "starting attempt")
-    assert not quarantine.active(life.state.health.excluded, life.now)
+    assert not standing.active(life.state.health.excluded, life.now)
     assert life.state.health.excluded["n0"].returns_count == 1
 
 
@@ -282,7 +282,7 @@ def test_who_stays_out(
     state, sentence = quarantine.reviewed(state_with(entry, boot_id, checked), at, SLURM)
     assert words in sentence
     assert bool(sentence) is bool(words)
-    assert ("n1" in quarantine.active(state.health.excluded, at)) is is_out
+    assert ("n1" in standing.active(state.health.excluded, at)) is is_out
 
 
 def test_one_that_is_not_here_or_lost_is_not_looked_at() -> None:
@@ -320,7 +320,7 @@ def test_whatever_comes_nobody_works_in_the_boot_in_which_it_broke(steps: list[t
     for what, after_s in steps:
         now += after_s
         node = state.roster.nodes["n1"]
-        if what == "found" and "n1" not in quarantine.active(state.health.excluded, now):
+        if what == "found" and "n1" not in standing.active(state.health.excluded, now):
             found_at, broken_boot = now, node.boot_id
             done = quarantine.exclude(state.health.excluded, ["n1"], "x", now, SLURM, 9, ["n1"], {"n1": broken_boot})
             assert done.taken == ("n1",)
@@ -331,7 +331,7 @@ def test_whatever_comes_nobody_works_in_the_boot_in_which_it_broke(steps: list[t
         elif what in {"passes", "fails"}:
             node = replace(node, checked=what == "passes")
         state, _ = quarantine.reviewed(replace(state, roster=replace(state.roster, nodes={"n1": node})), now, SLURM)
-        out = "n1" in quarantine.active(state.health.excluded, now)
+        out = "n1" in standing.active(state.health.excluded, now)
         cured = node.boot_id != broken_boot and node.checked is True
         assert out or now >= found_at + WEEK_S or cured or not state.health.excluded["n1"].boot_id
         assert state.health.excluded.get("n1", OUT).returns_count <= quarantine.RETURNS_MAX_COUNT

@@ -31,9 +31,8 @@ from gangrun.core.model import (
     Shape,
     StartStage,
 )
-from gangrun.core.nodes import device_test
+from gangrun.core.nodes import device_test, standing
 from gangrun.core.policy import Policy, PolicyError
-from gangrun.core.recovery import blame
 from tests.core.life import BUG, Life
 
 TRIES = Policy(test_suspects=True)
@@ -142,9 +141,7 @@ def test_the_gang_waits_for_a_suspect_that_it_needs_and_takes_it_back_clean() ->
     assert life.state.health.excluded == {}
     life.now += 3600.0
     assert life.state.health.suspicion == {"n1": 1}
-    assert blame.unfaded(life.state.health.suspicion, life.state.health.suspected_at, life.now) == {}, (
-        "sooner than a day later"
-    )
+    assert standing.unfaded(life.state.health, life.now) == {}, "sooner than a day later"
 
 
 def test_a_suspect_that_fails_is_left_out_before_the_gang_starts() -> None:

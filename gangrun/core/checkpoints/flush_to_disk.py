@@ -74,11 +74,10 @@ def flush(state: RunState, event: FlushDue, now: float, policy: Policy) -> Decis
 
 def again(state: RunState, now: float) -> BringSteps:
     """The same once more, for a new supervisor."""
-    assert state.underway.bringing is not None
+    held = state.underway.bringing
+    assert held is not None
     left_s = max(LEAST_S, state.timers.deadlines[TIMER].at - now)
-    return BringSteps(
-        state.underway.bringing.attempt, state.checkpoints.disk_step, left_s, state.underway.bringing.nodes
-    )
+    return BringSteps(held.attempt, state.checkpoints.disk_step, left_s, held.nodes)
 
 
 def brought(state: RunState, event: StepBrought, now: float, policy: Policy) -> Decision:
@@ -108,11 +107,8 @@ def go_on(state: RunState, now: float, policy: Policy, told: str) -> Decision:
     held = state.underway.bringing
     assert held is not None
     reason = "; ".join(filter(None, (held.reason, told)))
-    state = replace(
-        state,
-        underway=replace(state.underway, bringing=None),
-        checkpoints=replace(state.checkpoints, brought_attempt=held.attempt),
-    )
+    saved = replace(state.checkpoints, brought_attempt=held.attempt)
+    state = replace(state, underway=Underway(), checkpoints=saved)
     match held.then:
         case Phase.WAITING:
             return choose.ask_for_job(state, now, policy, reason)
@@ -131,16 +127,13 @@ def cancel(state: RunState, by: str, now: float, policy: Policy) -> Decision:
         return finish(state, Phase.CANCELLED, now, reason)
     reason = f"cancelled by {by}"
     cancelled = replace(held, then=Phase.CANCELLED, reason=reason)
-    state = _fitted(
-        replace(
-            state,
-            underway=replace(state.underway, bringing=cancelled),
-            ending=replace(state.ending, cancelled_by=by, failure=None),
-        ),
-        now,
-        policy,
+    ending = replace(state.ending, cancelled_by=by, failure=None)
+    state = replace(state, underway=Underway(bringing=cancelled), ending=ending)
+    return stay(
+        _fitted(state, now, policy),
+        f"{reason} while the newest step in memory was being brought to the disk",
+        loud=True,
     )
-    return stay(state, f"{reason} while the newest step in memory was being brought to the disk", loud=True)
 
 
 def notice(state: RunState, event: Notice, now: float, policy: Policy) -> Decision:
@@ -150,7 +143,8 @@ def notice(state: RunState, event: Notice, now: float, policy: Policy) -> Decisi
     if event.kind in {NoticeKind.CANCEL, NoticeKind.UNKNOWN} and held.then is not Phase.CANCELLED:
         return cancel(state, "the scheduler" if event.kind is NoticeKind.CANCEL else "a signal", now, policy)
     reason = f"{event.kind.value} while the newest step in memory was being brought to the disk"
-    return stay(_fitted(state, now, policy), reason, loud=True)
+    state = _fitted(state, now, policy)
+    return stay(state, reason, loud=True)
 
 
 def _fitted(state: RunState, now: float, policy: Policy) -> RunState:

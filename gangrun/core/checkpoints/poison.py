@@ -185,9 +185,8 @@ def condemn(state: RunState, judged: Verdict, traceback: str, policy: Policy) ->
     often = f"{times} times" if times > 1 else "once, as with newer ones before"
     why = f"whoever loaded it failed in the same way within {policy.poison_after_steps} steps, {often}"
     loaded, failed = state.attempt.resume, traceback or judged.sentence
-    poison = Poisoned(
-        loaded.step, loaded.path, judged.signature, state.attempt.number, why, failed, loaded.level, since
-    )
+    number = state.attempt.number
+    poison = Poisoned(loaded.step, loaded.path, judged.signature, number, why, failed, loaded.level, since)
     return replace(state, checkpoints=replace(state.checkpoints, condemned=poison))
 
 
@@ -213,21 +212,14 @@ def cleared(state: RunState, signature: str) -> tuple[RunState, str]:
     """
     sightings = [one for one in state.budget.sightings if one.signature == signature]
     still_open = {(one.loaded_step, one.attempt) for one in sightings}  # progress forgets the others
-    innocent = [
-        one
-        for one in state.checkpoints.poisoned
-        if one.signature == signature and (one.step, one.attempt) in still_open
-    ]
+    saved = state.checkpoints
+    innocent = [one for one in saved.poisoned if one.signature == signature and (one.step, one.attempt) in still_open]
     if not innocent:
         return state, ""
-    guilty = tuple(one for one in state.checkpoints.poisoned if one not in innocent)
+    guilty = tuple(one for one in saved.poisoned if one not in innocent)
     names = listed([f"step {one.step}" for one in innocent])
     words = f"; nothing shows that a checkpoint caused it: {names}, set aside on that suspicion, is put back"
     there = [CheckpointRef(one.step, one.path, one.level) for one in innocent]
-    newest = max((*there, *([state.checkpoints.newest] if state.checkpoints.newest else [])), key=lambda one: one.step)
-    return replace(
-        state,
-        checkpoints=replace(
-            state.checkpoints, poisoned=guilty, cleared=tuple(one.path for one in innocent), newest=newest
-        ),
-    ), words
+    newest = max((*there, *([saved.newest] if saved.newest else [])), key=lambda one: one.step)
+    saved = replace(saved, poisoned=guilty, cleared=tuple(one.path for one in innocent), newest=newest)
+    return replace(state, checkpoints=saved), words

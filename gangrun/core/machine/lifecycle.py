@@ -10,7 +10,7 @@ A run is always in one phase. ``TABLE`` has a row for each phase and an entry fo
 - ``Late(reason)``: the event can happen and means nothing any more. It is journalled as ignored.
 - ``Refusal(reason)``: the event cannot happen. It is journalled as refused and changes nothing.
 
-The way of an event: ``stale`` drops duplicates and events of another attempt, job or incarnation. ``ended`` turns an
+The way of an event: ``stale`` drops duplicates and events of another attempt, job or incarnation. ``stopping`` turns an
 agent's "I was told to end" into a wait for the scheduler's answer. Then the table. A decision that ends the job passes
 ``flush_to_disk.first``, which may hold it in WAITING until the newest step in memory is on disk. Whatever becomes of an
 event, its number is remembered, so that it counts once and can be acknowledged.
@@ -21,7 +21,7 @@ and launches. RUNNING ends by STOPPING only. STOPPING ends when every rank is pr
 Nothing but STARTING starts ranks.
 
 This module does not know in which world it runs: a scheduler, one box, or the simulator. Handlers live in ``starting``,
-``running``, ``stopping``, ``waiting``, ``ended`` and, where one handler serves all phases, ``node_events``.
+``running``, ``stopping``, ``waiting`` and, where one handler serves all phases, ``node_events``.
 ``succession`` deals with new terms.
 """
 
@@ -34,7 +34,7 @@ from typing import Any
 from gangrun.core import events as e
 from gangrun.core.actions import Decision
 from gangrun.core.checkpoints import flush_to_disk
-from gangrun.core.machine import ended, node_events, running, starting, stopping, succession, waiting
+from gangrun.core.machine import node_events, running, starting, stopping, succession, waiting
 from gangrun.core.machine.transitions import WHY, ignored, refused, stay, with_deadline, without_deadline
 from gangrun.core.model import TERMINAL, Outcome, Phase, RunState
 from gangrun.core.policy import Policy
@@ -118,8 +118,8 @@ _EVERYWHERE: Row = {
     e.CheckpointSeen: On(running.checkpoint_seen),
     e.StepBrought: On(flush_to_disk.brought),
     e.FlushDue: Late("no rank trains on"),
-    e.CancelRequested: On(ended.cancel_requested, (Phase.WAITING, Phase.CANCELLED)),
-    e.Notice: On(ended.notice, _ENDS),
+    e.CancelRequested: On(stopping.cancel_requested, (Phase.WAITING, Phase.CANCELLED)),
+    e.Notice: On(stopping.notice, _ENDS),
     e.ResumeRequested: Refusal("the run has not ended: cancel it first, or let it go on"),
     e.ActDone: Late("an act was done that nobody waits for"),
     e.ActFailed: Late("an act failed that nobody waits for"),
@@ -140,7 +140,7 @@ _ENDED: Row = {
     **{kind: Late("the run has ended") for kind in e.Event.__args__},
     **_STORE,
     e.TermTaken: On(succession.term_taken),
-    e.ResumeRequested: On(ended.resume_requested, (Phase.PENDING,)),
+    e.ResumeRequested: On(stopping.resume_requested, (Phase.PENDING,)),
 }
 
 TABLE: Mapping[Phase, Row] = {
@@ -181,8 +181,8 @@ TABLE: Mapping[Phase, Row] = {
         e.ProgressMarked: On(running.progress),
         e.ProgressStalled: Late("ranks are still starting"),
         e.StacksTaken: Late("nobody asked for stacks in this attempt"),
-        e.CancelRequested: On(ended.cancel_requested, (Phase.WAITING, Phase.STOPPING, Phase.CANCELLED)),
-        e.Notice: On(ended.notice, (*_ENDS, Phase.STOPPING)),
+        e.CancelRequested: On(stopping.cancel_requested, (Phase.WAITING, Phase.STOPPING, Phase.CANCELLED)),
+        e.Notice: On(stopping.notice, (*_ENDS, Phase.STOPPING)),
         e.DeadlinePassed: On(starting.start_deadline, (Phase.WAITING, Phase.FAILED, Phase.STOPPING)),
         e.ActFailed: On(starting.act_failed, (Phase.WAITING, Phase.FAILED)),
     },
@@ -204,8 +204,8 @@ TABLE: Mapping[Phase, Row] = {
         e.ProgressStalled: On(running.stalled),
         e.StacksTaken: On(running.stacks_taken, _STOPS),
         e.CheckpointSeen: On(running.checkpoint_reached, _STOPS),
-        e.CancelRequested: On(ended.cancel_requested, _STOPS),
-        e.Notice: On(ended.notice, _STOPS),
+        e.CancelRequested: On(stopping.cancel_requested, _STOPS),
+        e.Notice: On(stopping.notice, _STOPS),
         e.DeadlinePassed: On(running.deadline, _STOPS),
     },
     Phase.STOPPING: {
@@ -220,8 +220,8 @@ TABLE: Mapping[Phase, Row] = {
         e.CheckpointSeen: On(stopping.checkpoint_seen),
         e.GangStopped: On(stopping.gang_stopped, (*_TAKEN, Phase.SUCCEEDED)),
         e.StopTimedOut: On(stopping.stop_timed_out),
-        e.CancelRequested: On(ended.cancel_requested),
-        e.Notice: On(ended.notice),
+        e.CancelRequested: On(stopping.cancel_requested),
+        e.Notice: On(stopping.notice),
         e.DeadlinePassed: On(stopping.stop_deadline, (*_ENDS, Phase.SUCCEEDED)),
     },
     Phase.WAITING: {
@@ -268,9 +268,9 @@ def step(state: RunState, stamped: e.Stamped, now: float, policy: Policy) -> Dec
     if why_stale:
         decision = ignored(state, why_stale)
     elif isinstance(event, e.Notice) and event.asking:
-        decision = ended.told_to_end(state, event, stamped.origin.node if stamped.origin else "an agent", now)
+        decision = stopping.told_to_end(state, event, stamped.origin.node if stamped.origin else "an agent", now)
     else:
-        seen, meant = ended.as_meant(state, event, now)
+        seen, meant = stopping.as_meant(state, event, now)
         match TABLE[state.phase][type(meant)]:
             case On(handler):
                 decision = flush_to_disk.first(state, handler(seen, meant, now, policy), now, policy)

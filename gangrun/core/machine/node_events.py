@@ -15,9 +15,9 @@ from gangrun.core.actions import Decision, ProbeNode
 from gangrun.core.machine import starting, waiting
 from gangrun.core.machine.transitions import ignored, may_hold_ranks, stay, stop_all, stop_or_note, with_evidence
 from gangrun.core.model import After, Evidence, NodeFinding, Phase, RunState, traits_of
-from gangrun.core.nodes import absences, device_test, history, planned_replacement, roster
+from gangrun.core.nodes import absences, device_test, history, planned_replacement, roster, standing
 from gangrun.core.policy import Policy
-from gangrun.core.recovery import blame, choose
+from gangrun.core.recovery import choose
 from gangrun.core.text import finding_told
 
 FINDINGS_MAX_COUNT = 32
@@ -34,7 +34,7 @@ def joined(state: RunState, event: events.AgentJoined | events.AgentRejoined, no
     """An agent came, or a new one took its place: then the ranks of the old one are dead."""
     if state.ending.leaving:
         return ignored(state, f"{event.node} joined a job that ends: the run goes on in another")
-    state = replace(state, roster=replace(state.roster, nodes=roster.joined(state, event)))
+    state = roster.joined(state, event)
     reason = f"{event.node} joined"
     if isinstance(event, events.AgentRejoined):
         reason = f"the agent on {event.node} was restarted{': ' + event.why if event.why else ''}"
@@ -62,7 +62,7 @@ def absent(state: RunState, event: events.NodeAbsent, now: float, policy: Policy
     after = decision.state
     if after is state:
         return decision
-    if state.phase is Phase.PENDING and not state.ending.leaving and absences.nobody_else_comes(after):
+    if state.phase is Phase.PENDING and not state.ending.leaving and absences.nobody_else_comes(after.roster):
         return starting.with_those_who_came(after, now, policy)
     if "nodes" in state.timers.deadlines and choose.still_joining(state, now):
         away = any(node.lost or node.silent_since is not None for node in after.roster.nodes.values())
@@ -76,7 +76,7 @@ def silent(state: RunState, event: events.NodeSilent, now: float, policy: Policy
     del policy
     if event.node not in state.roster.nodes:
         return ignored(state, f"{event.node} is not in this job")
-    state = replace(state, roster=replace(state.roster, nodes=roster.silent(state, event)))
+    state = roster.silent(state, event)
     reason = f"{event.node} has been silent for {now - event.since:.0f} s"
     loud = state.phase is Phase.RUNNING and roster.in_gang(state, event.node)
     if state.phase is not Phase.RUNNING or len(state.roster.nodes) < 2:
@@ -88,7 +88,7 @@ def heard(state: RunState, event: events.NodeHeard, now: float, policy: Policy) 
     """The node was only slow. In RUNNING people have read that it was silent, so they read this too."""
     was_away = event.node in state.roster.nodes and state.roster.nodes[event.node].silent_since is not None
     loud = state.phase is Phase.RUNNING and was_away and roster.in_gang(state, event.node)
-    state = replace(state, roster=replace(state.roster, nodes=roster.heard(state, event.node)))
+    state = roster.heard(state, event.node)
     reason = f"{event.node} is heard again"
     if state.phase is Phase.WAITING:
         return waiting.go_on_if_enough(state, now, policy, reason)
@@ -98,7 +98,7 @@ def heard(state: RunState, event: events.NodeHeard, now: float, policy: Policy) 
 def lost(state: RunState, event: events.NodeLost, now: float, policy: Policy) -> Decision:
     """A node is gone. One that holds no ranks costs nothing."""
     holds = _holds_ranks(state, event.node)
-    state = replace(state, roster=replace(state.roster, nodes=roster.lost(state, event)))
+    state = roster.lost(state, event)
     reason = f"{event.node} is lost: {event.why}"
     if holds:  # in STOPPING: that its ranks are gone is for ``GangStopped`` to prove
         evidence = replace(state.attempt.evidence, silent={**state.attempt.evidence.silent, event.node: event.since})
@@ -121,10 +121,7 @@ def checked(state: RunState, event: events.NodeChecked, now: float, policy: Poli
     elif state.phase is Phase.STARTING:  # its answer was waited for, and it counts as unknown by now
         return ignored(state, "nodes are not being checked now")
     else:
-        state, reason = (
-            replace(state, roster=replace(state.roster, nodes=roster.checked(state, event))),
-            f"{event.node} {roster.checks_told(event)}",
-        )
+        state, reason = roster.checked(state, event), f"{event.node} {roster.checks_told(event)}"
     return starting.when_checked(state, now, policy, reason) if state.phase is Phase.CHECKING else stay(state, reason)
 
 
@@ -141,7 +138,7 @@ def finding(state: RunState, event: events.FindingRaised, now: float, policy: Po
     if policy.observe and state.phase not in _GANG_UP:
         return stay(state, f"{sentence}; observing only, so {found.node} is used all the same")
     if not _holds_ranks(state, found.node):
-        state = replace(state, roster=replace(state.roster, nodes=roster.found_bad(state, found)))
+        state = roster.found_bad(state, found)
         if state.phase is Phase.CHECKING:
             return starting.when_checked(state, now, policy, sentence)
         return stay(state, f"{sentence}; it holds no ranks" if state.phase in _GANG_UP else sentence)
@@ -152,7 +149,7 @@ def finding(state: RunState, event: events.FindingRaised, now: float, policy: Po
     if policy.observe and state.phase is Phase.RUNNING:
         return stay(state, sentence) if known else observed(state, evidence, sentence, now, policy)
     if state.phase is Phase.STARTING:  # it is weighed again before the next attempt
-        state = replace(state, roster=replace(state.roster, nodes=roster.found_bad(state, found)))
+        state = roster.found_bad(state, found)
     if state.phase is not Phase.RUNNING:
         return stop_or_note(state, now, policy, sentence, evidence)
     save = can_save(found)
@@ -163,13 +160,9 @@ def finding(state: RunState, event: events.FindingRaised, now: float, policy: Po
 def _ride_out(state: RunState, found: NodeFinding, sentence: str, now: float, policy: Policy) -> Decision:
     evidence = state.attempt.evidence
     if found.poor and state.phase in _GANG_UP:
-        kept = (*blame.recent(evidence.findings, now), found)[-FINDINGS_MAX_COUNT:]
+        kept = (*standing.recent(evidence.findings, now), found)[-FINDINGS_MAX_COUNT:]
         evidence = replace(evidence, findings=kept)
-    told = replace(
-        state,
-        roster=replace(state.roster, nodes=planned_replacement.noted(state, found, now, policy)),
-        attempt=replace(state.attempt, evidence=evidence),
-    )
+    told = with_evidence(planned_replacement.noted(state, found, now, policy), evidence)
     what = planned_replacement.foreseen(told, found.node, now, policy) if state.phase is Phase.RUNNING else ""
     return stay(told, f"{sentence}{what}", loud=bool(what))
 

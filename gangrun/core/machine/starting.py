@@ -36,7 +36,7 @@ def count_heads(state: RunState, now: float, policy: Policy, reason: str) -> Dec
     if here >= wanted:
         why = f"all {wanted} nodes are here" if wanted > 1 else f"{next(iter(state.roster.nodes))} is here"
         return choose.begin_checks(state, now, policy, why)
-    if absences.nobody_else_comes(state):
+    if absences.nobody_else_comes(state.roster):
         return with_those_who_came(state, now, policy)
     return stay(state, f"{reason} ({here} of {wanted} nodes)", loud=True)
 
@@ -46,7 +46,7 @@ def with_those_who_came(state: RunState, now: float, policy: Policy, within: str
     here, shape = len(state.roster.nodes), state.shape
     names = f" ({fold(state.roster.nodes)})" if here else ""
     count = max(shape.nodes_count, len(state.roster.expected))
-    reason = f"{here} of {count} nodes joined{within}{names}{absences.told(state)}"
+    reason = f"{here} of {count} nodes joined{within}{names}{absences.told(state.roster)}"
     if here >= max(1, shape.nodes_min_count):
         return choose.begin_checks(state, now, policy, reason)
     return absences.too_few(state, now, policy, reason)
@@ -97,27 +97,16 @@ def sealed(state: RunState, event: AttemptSealed, now: float, policy: Policy) ->
     """STARTING: nothing older can be committed any more, so the choice will stand."""
     if state.underway.stage is not StartStage.SEALING or event.attempt != state.attempt.number:
         return ignored(state, f"attempt {event.attempt} is not being sealed")
-    new = replace(
-        state,
-        underway=replace(state.underway, stage=StartStage.CHOOSING),
-        checkpoints=replace(
-            state.checkpoints, brought_attempt=max(state.checkpoints.brought_attempt, state.attempt.number - 1)
-        ),
-    )
-    reason = f"older attempts are sealed; looking for the checkpoint that attempt {state.attempt.number} resumes from"
+    saved, number = state.checkpoints, state.attempt.number
+    reason = f"older attempts are sealed; looking for the checkpoint that attempt {number} resumes from"
     return enter(
-        new,
+        state,
         Phase.STARTING,
         reason,
-        ChooseResume(
-            state.attempt.number,
-            state.checkpoints.resume_request,
-            state.checkpoints.best_step,
-            poison.to_set_aside(state),
-            state.checkpoints.cleared,
-        ),
+        ChooseResume(number, saved.resume_request, saved.best_step, poison.to_set_aside(state), saved.cleared),
         deadlines={"choose": now + policy.choose_within_s},
         underway=Underway(stage=StartStage.CHOOSING),
+        checkpoints=replace(saved, brought_attempt=max(saved.brought_attempt, number - 1)),
     )
 
 
@@ -129,9 +118,7 @@ def resume_chosen(state: RunState, event: ResumeChosen, now: float, policy: Poli
     if weighed.look_again:
         return choose.look_again(weighed.state, now, policy, weighed.sentence)
     state = weighed.state
-    placed = placement.place(
-        state.roster.nodes, quarantine.active(state.health.excluded, now), state.shape, prefer=state.attempt.placement
-    )
+    placed = placement.place_now(state, now)
     if isinstance(placed, placement.NotEnough):
         return choose.too_few_nodes(state, now, policy, "; ".join(filter(None, (weighed.sentence, placed.why))))
     chosen = event.checkpoint
@@ -169,9 +156,8 @@ def none_valid(state: RunState, event: NoneValid, now: float, policy: Policy) ->
         return choose.storage_trouble(state, now, policy, event.reason)
     condemned = poison.to_set_aside(state)
     if condemned is not None:  # nothing was moved
-        state, also = poison.cleared(
-            replace(state, checkpoints=replace(state.checkpoints, condemned=None)), condemned.signature
-        )
+        state = replace(state, checkpoints=replace(state.checkpoints, condemned=None))
+        state, also = poison.cleared(state, condemned.signature)
         reason = f"{poison.told(condemned)}; no other may be taken instead: {event.reason}{also}"
         return finish(state, Phase.FAILED, now, reason, Failure.SCRIPT)
     return finish(state, Phase.FAILED, now, event.reason, Failure.STORAGE)
@@ -204,11 +190,8 @@ def gang_started(state: RunState, event: GangStarted, now: float, policy: Policy
         return ignored(state, f"attempt {event.attempt} is not being launched")
     assert state.attempt.placement is not None
     origin = f"from step {state.attempt.resume.step}" if state.attempt.resume else "from the beginning"
-    ranks = (
-        "1 rank runs"
-        if state.attempt.placement.world_size == 1
-        else f"all {state.attempt.placement.world_size} ranks run"
-    )
+    world_size = state.attempt.placement.world_size
+    ranks = "1 rank runs" if world_size == 1 else f"all {world_size} ranks run"
     return enter(state, Phase.RUNNING, f"attempt {state.attempt.number}: {ranks} {origin}")
 
 

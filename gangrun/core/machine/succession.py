@@ -30,7 +30,7 @@ from gangrun.core.machine.transitions import (
     with_deadline,
     without_deadline,
 )
-from gangrun.core.model import EXIT_CODES, TERMINAL, After, Evidence, Phase, RunState, StartStage
+from gangrun.core.model import EXIT_CODES, TERMINAL, After, Evidence, Phase, RunState, StartStage, Underway
 from gangrun.core.nodes import absences, device_test, roster
 from gangrun.core.policy import Policy
 from gangrun.core.protocol.lease import fence_after_seal_s
@@ -94,14 +94,7 @@ def term_taken(state: RunState, event: TermTaken, now: float, policy: Policy) ->
     if new.attempt.number != state.attempt.number and state.phase not in {Phase.PENDING, Phase.CHECKING}:
         why = f"{who}; the nodes know attempt {new.attempt.number}, the journal only attempt {state.attempt.number}"
         evidence = state.attempt.evidence if state.underway.after is After.JUDGE else Evidence()
-        return stop_all(
-            replace(new, underway=replace(new.underway, submitting=False)),
-            now,
-            policy,
-            _what_was_to_follow(state),
-            why,
-            evidence,
-        )
+        return stop_all(new, now, policy, _what_was_to_follow(state), why, evidence)
     if state.phase is Phase.RUNNING:
         return _adopt(new, event, now, policy, who)
     if state.underway.stage is StartStage.LAUNCHING:
@@ -111,9 +104,7 @@ def term_taken(state: RunState, event: TermTaken, now: float, policy: Policy) ->
         why = f"{who} while attempt {new.attempt.number} was starting"
         return stop_all(new, now, policy, After.AGAIN, why, Evidence())
     if state.underway.stage is StartStage.CHOOSING:
-        new = replace(
-            new, underway=replace(new.underway, stage=StartStage.SEALING)
-        )  # which commits stand was known to the last supervisor alone
+        new = replace(new, underway=Underway(StartStage.SEALING))  # the last supervisor alone knew which commits stand
     return stay(_with_time(new, now + policy.start_within_s), who, *redrive(new, now, policy))
 
 
@@ -125,7 +116,7 @@ def _alone(state: RunState, now: float, policy: Policy, who: str) -> Decision:
     if state.phase is Phase.PENDING:  # what the launcher knows of each node is being read
         return stay(with_deadline(state, "join", now + ABSENT_WITHIN_S), reason, loud=True)
     if not may_hold_ranks(state):
-        return absences.too_few(state, now, policy, f"{reason}{absences.told(state)}")
+        return absences.too_few(state, now, policy, f"{reason}{absences.told(state.roster)}")
     after = After.JUDGE if state.underway.after is None else state.underway.after
     held = state.attempt.placement.nodes if state.attempt.placement else ()
     died = tuple(dict.fromkeys((*state.attempt.evidence.agents_died, *held)))

@@ -19,6 +19,7 @@ from gangrun.core.model import (
     Deadline,
     Evidence,
     Failure,
+    Fence,
     Outcome,
     Phase,
     RunState,
@@ -81,12 +82,8 @@ def with_deadline(state: RunState, name: str, at: float) -> RunState:
 
 def without_deadline(state: RunState, name: str) -> RunState:
     """The state without that deadline."""
-    return replace(
-        state,
-        timers=replace(
-            state.timers, deadlines={key: value for key, value in state.timers.deadlines.items() if key != name}
-        ),
-    )
+    left = {key: due for key, due in state.timers.deadlines.items() if key != name}
+    return replace(state, timers=Timers(left, state.timers.generation))
 
 
 def close_attempt(state: RunState, now: float, outcome: str, reason: str) -> tuple[AttemptRecord, ...]:
@@ -181,9 +178,7 @@ def fenced(state: RunState, nodes: Iterable[str], until: float, now: float) -> R
     """The state that knows that ranks may live on these nodes until then."""
     kept = state.fence.nodes if state.fence.until > now else ()
     names = tuple(sorted({*kept, *nodes}))
-    return replace(
-        state, fence=replace(state.fence, nodes=names, until=max(until, state.fence.until) if names else 0.0)
-    )
+    return replace(state, fence=Fence(max(until, state.fence.until) if names else 0.0, names))
 
 
 def at_step(state: RunState, step: int) -> RunState:

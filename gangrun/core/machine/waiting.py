@@ -12,7 +12,7 @@ from gangrun.core.checkpoints import flush_to_disk
 from gangrun.core.events import ActDone, ActFailed, ActUnknown, DeadlinePassed
 from gangrun.core.machine.transitions import finish, refused, stay, with_deadline
 from gangrun.core.model import Failure, Phase, RunState
-from gangrun.core.nodes import placement, quarantine
+from gangrun.core.nodes import placement
 from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import choose
@@ -37,7 +37,7 @@ def go_on_if_enough(state: RunState, now: float, policy: Policy, reason: str) ->
     """A node is here or back, which may be what the run waits for."""
     if "nodes" not in state.timers.deadlines:
         return stay(state, reason)
-    placed = placement.place(state.roster.nodes, quarantine.active(state.health.excluded, now), state.shape)
+    placed = placement.place_now(state, now, anew=True)
     if isinstance(placed, placement.NotEnough):
         return stay(state, f"{reason}; {placed.why}")
     return choose.begin_checks(state, now, policy, reason)

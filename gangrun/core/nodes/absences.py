@@ -14,11 +14,11 @@ from dataclasses import replace
 from gangrun.core.actions import Decision
 from gangrun.core.events import NodeAbsent
 from gangrun.core.machine.transitions import finish, ignored, stay
-from gangrun.core.model import Absence, Failure, Phase, RunState
-from gangrun.core.nodes import quarantine
+from gangrun.core.model import Absence, Failure, Phase, Roster, RunState
+from gangrun.core.nodes import quarantine, standing
 from gangrun.core.nodeset import fold, natural_sort
 from gangrun.core.policy import Policy
-from gangrun.core.recovery import blame, choose
+from gangrun.core.recovery import choose
 from gangrun.core.text import listed, one_line
 
 UNKNOWN = "nobody knows why"
@@ -32,37 +32,32 @@ def noted(state: RunState, event: NodeAbsent) -> Decision:
     absence = Absence(event.why, event.scheduler)
     if state.roster.absent.get(event.node) == absence:
         return ignored(state, f"known: {event.node} does not come")
-    absent = {**state.roster.absent, event.node: absence}
-    return stay(
-        state, f"{event.node} does not come: {one_line(event.why)}", roster=replace(state.roster, absent=absent)
-    )
+    roster = replace(state.roster, absent={**state.roster.absent, event.node: absence})
+    return stay(state, f"{event.node} does not come: {one_line(event.why)}", roster=roster)
 
 
-def missing(state: RunState) -> tuple[str, ...]:
+def missing(roster: Roster) -> tuple[str, ...]:
     """Nodes that should be here and are not."""
-    return tuple(
-        natural_sort(name for name in {*state.roster.expected, *state.roster.absent} if name not in state.roster.nodes)
-    )
+    return tuple(natural_sort(name for name in {*roster.expected, *roster.absent} if name not in roster.nodes))
 
 
-def nobody_else_comes(state: RunState) -> bool:
+def nobody_else_comes(roster: Roster) -> bool:
     """Is every node of the job here, or known not to come?"""
-    return bool(state.roster.expected) and all(
-        name in state.roster.nodes or name in state.roster.absent for name in state.roster.expected
-    )
+    return bool(roster.expected) and all(name in roster.nodes or name in roster.absent for name in roster.expected)
 
 
-def told(state: RunState) -> str:
+def told(roster: Roster) -> str:
     """Who is missing and what is known of that, in words; "" where nobody is."""
-    words = [f"{fold(names)} did not: {why}" for why, names in _by_cause(state, missing(state)).items()]
+    words = [f"{fold(names)} did not: {why}" for why, names in _by_cause(roster, missing(roster)).items()]
     return f"; {listed(words)}" if words else ""
 
 
 def _lone(state: RunState) -> str:
     """The one node that came, where nobody knows why no other did: perhaps it is the one that is cut off; else ""."""
-    unknown = [name for name in missing(state) if name not in state.roster.absent]
-    lone = len(state.roster.nodes) == 1 and state.shape.nodes_count > 1 and (unknown or not state.roster.absent)
-    return next(iter(state.roster.nodes)) if lone else ""
+    nodes, absent = state.roster.nodes, state.roster.absent
+    unknown = [name for name in missing(state.roster) if name not in absent]
+    lone = len(nodes) == 1 and state.shape.nodes_count > 1 and (unknown or not absent)
+    return next(iter(nodes)) if lone else ""
 
 
 def too_few(state: RunState, now: float, policy: Policy, reason: str) -> Decision:
@@ -72,45 +67,38 @@ def too_few(state: RunState, now: float, policy: Policy, reason: str) -> Decisio
     """
     lone = _lone(state)
     if lone and policy.can_requeue:
-        if blame.unfaded(state.health.suspicion, state.health.suspected_at, now).get(lone):
+        if standing.unfaded(state.health, now).get(lone):
             why = "no other node of two jobs came to it"
-            left_out = quarantine.exclude(state.health.excluded, (lone,), why, now, policy, len(state.roster.nodes))
-            state = replace(state, health=replace(state.health, excluded=left_out.excluded))
-            return choose.too_few_nodes(state, now, policy, f"{reason}; {why}: {left_out.sentence}")
-        suspicion = {**state.health.suspicion, lone: 1}
-        state = replace(
-            state,
-            health=replace(state.health, suspicion=suspicion, suspected_at={**state.health.suspected_at, lone: now}),
-        )
-    names = missing(state)
+            state, left_out = quarantine.leave_out(state, (lone,), why, now, policy)
+            return choose.too_few_nodes(state, now, policy, f"{reason}; {why}: {left_out}")
+        health = state.health
+        once, at = {**health.suspicion, lone: 1}, {**health.suspected_at, lone: now}
+        state = replace(state, health=replace(health, suspicion=once, suspected_at=at))
+    names = missing(state.roster)
     if not names:
         return choose.too_few_nodes(state, now, policy, reason)
     count = len({*state.roster.expected, *state.roster.absent})
-    excluded, notes = state.health.excluded, list[str]()
-    for why, those in _by_cause(state, names).items():
+    for why, those in _by_cause(state.roster, names).items():
         absence = state.roster.absent.get(those[0])
         everywhere = len(those) == count and (count > 1 or (absence is not None and not absence.scheduler))
-        many = len(those) >= choose.SHARED_NODES_MIN and len(those) > policy.shared_fault_share * count
+        many = standing.are_many(len(those), count, policy)
         if absence is not None and (everywhere or many):
             failure = Failure.SCHEDULER if absence.scheduler else Failure.SCRIPT
             who = "no node could start" if everywhere else f"{len(those)} of {count} nodes could not start"
             return finish(state, Phase.FAILED, now, f"{who}: {why}", failure)
         if everywhere or many or not policy.can_requeue:
             continue  # of a cause that nobody knows, and many have, no node is guilty
-        left_out = quarantine.exclude(excluded, those, f"did not join: {why}", now, policy, len(state.roster.nodes))
-        excluded = left_out.excluded
-        notes.append(left_out.sentence)
-    return choose.too_few_nodes(
-        replace(state, health=replace(state.health, excluded=excluded)), now, policy, "; ".join((reason, *notes))
-    )
+        state, left_out = quarantine.leave_out(state, those, f"did not join: {why}", now, policy)
+        reason += f"; {left_out}"
+    return choose.too_few_nodes(state, now, policy, reason)
 
 
-def _by_cause(state: RunState, names: Iterable[str]) -> dict[str, list[str]]:
+def _by_cause(roster: Roster, names: Iterable[str]) -> dict[str, list[str]]:
     """The first one's own words -> all nodes that say the same but for numbers and names."""
     words: dict[str, str] = {}
     groups: dict[str, list[str]] = {}
     for name in names:
-        absence = state.roster.absent.get(name)
+        absence = roster.absent.get(name)
         why = UNKNOWN if absence is None else one_line(absence.why)
         plain = _NUMBER.sub("N", why.replace(name, "<node>"))
         groups.setdefault(words.setdefault(plain, why), []).append(name)

@@ -16,10 +16,9 @@ from dataclasses import dataclass, replace
 from gangrun.core.actions import CheckNodes
 from gangrun.core.events import NodeChecked
 from gangrun.core.model import Node, Placement, RunState, Verdict, traits_of
-from gangrun.core.nodes import placement, quarantine, roster
+from gangrun.core.nodes import placement, quarantine, roster, standing
 from gangrun.core.nodeset import fold, natural_sort
 from gangrun.core.policy import Policy
-from gangrun.core.recovery import blame
 from gangrun.core.text import one_line
 
 QUICK, THOROUGH = "quick", "thorough"
@@ -48,24 +47,24 @@ def accused(state: RunState, verdict: Verdict, now: float, policy: Policy) -> tu
     """Suspects that a test may clear: those that would go on suspicion alone, and those whose hardware was poor."""
     if not policy.test_suspects or policy.observe or verdict.final:
         return ()
-    found = blame.recent(state.attempt.evidence.findings, now)
+    found = standing.recent(state.attempt.evidence.findings, now)
     poor = {one.node for one in found if one.poor and not traits_of(one.check).is_storage}
-    before = blame.unfaded(state.health.suspicion, state.health.suspected_at, now)
-    out = quarantine.active(state.health.excluded, now)
+    before = standing.unfaded(state.health, now)
+    stand = standing.standings(state, now)
     return tuple(
         name
         for name in verdict.suspects
         if (name in poor or name in verdict.blamed)
         and before.get(name, 0) < SUSPICIONS_MAX_COUNT
-        and name in state.roster.nodes
-        and not placement.unusable_because(state.roster.nodes[name], out, state.shape)
+        and name in stand
+        and stand[name].usable
     )
 
 
 def begun(state: RunState, names: tuple[str, ...], why: str) -> RunState:
     """The state in which these nodes are on trial."""
     changed = {name: replace(state.roster.nodes[name], checked=None, trial=why) for name in names}
-    return replace(state, roster=replace(state.roster, nodes={**state.roster.nodes, **changed})) if changed else state
+    return roster.with_nodes(state, changed)
 
 
 def on_trial(state: RunState) -> tuple[str, ...]:
@@ -83,7 +82,7 @@ def needed(state: RunState, now: float) -> tuple[str, ...]:
     names = on_trial(state)
     if not names:
         return ()
-    placed = placement.place(state.roster.nodes, quarantine.active(state.health.excluded, now), state.shape)
+    placed = placement.place_now(state, now, anew=True)
     whole = isinstance(placed, Placement) and len(placed.nodes) == state.shape.nodes_count
     return () if whole else names
 
@@ -121,13 +120,15 @@ class Answered:
 def answered(state: RunState, event: NodeChecked, now: float, policy: Policy) -> Answered:
     """A node on trial has answered."""
     name, was = event.node, state.roster.nodes[event.node]
-    after = replace(state, roster=replace(state.roster, nodes=roster.checked(state, event)))
+    after = roster.checked(state, event)
     because = _because(name, was)
     if not event.ok:
         stays, _ = quarantine.reviewed(after, now, policy)
         return Answered(stays, f"{because}, and failed: {event.reason}")
     if event.tested:
-        sooner = {n: at - blame.SUSPICION_HALVES_S if n == name else at for n, at in state.health.suspected_at.items()}
+        sooner = {
+            n: at - standing.SUSPICION_HALVES_S if n == name else at for n, at in state.health.suspected_at.items()
+        }
         sentence = f"{because}, and its devices work: {event.tested}"
         return _cleared(replace(after, health=replace(after.health, suspected_at=sooner)), name, sentence, now, policy)
     unknown = f"{because}, and could not be tested: {event.reason or 'it does not say why'}"
@@ -148,9 +149,7 @@ def overdue(state: RunState, now: float, policy: Policy) -> Answered:
     names, sentences = needed(state, now), []
     for name in names:
         why = f"{_because('it', state.roster.nodes[name])}, and has not answered whether its devices work"
-        failed = replace(
-            state, roster=replace(state.roster, nodes=roster.checked(state, NodeChecked(name, False, why)))
-        )
+        failed = roster.checked(state, NodeChecked(name, False, why))
         done = _left_out(failed, name, f"{name}: {why}", now, policy)
         state = done.state
         sentences.append(done.sentence)
@@ -166,10 +165,7 @@ def _because(name: str, node: Node) -> str:
 
 def _left_out(state: RunState, name: str, sentence: str, now: float, policy: Policy) -> Answered:
     """On suspicion, so only where the gang can do without it."""
-    out = quarantine.active(state.health.excluded, now)
-    if not policy.can_requeue and not placement.can_do_without(state.roster.nodes, out, state.shape, [name]):
+    if not policy.can_requeue and not placement.can_do_without(state, [name], now):
         return Answered(state, f"{sentence}; no other node can take its place")
-    done = quarantine.exclude(state.health.excluded, [name], one_line(sentence), now, policy, len(state.roster.nodes))
-    return Answered(
-        replace(state, health=replace(state.health, excluded=done.excluded)), f"{sentence}; {done.sentence}"
-    )
+    state, told = quarantine.leave_out(state, [name], one_line(sentence), now, policy)
+    return Answered(state, f"{sentence}; {told}")

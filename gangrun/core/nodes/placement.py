@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from gangrun.core.model import Exclusion, Node, Placement, Seat, Shape, Slot
+from gangrun.core.model import Exclusion, Node, Placement, RunState, Seat, Shape, Slot
+from gangrun.core.nodes.standing import NodeStanding, active, standing_of, use_of
 from gangrun.core.nodeset import fold, natural_sort
-from gangrun.core.text import counted, one_line
+from gangrun.core.text import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +30,19 @@ def place(
     shape: Shape,
     prefer: Placement | None = None,
 ) -> Placement | NotEnough:
-    """Choose nodes for all ranks: those of ``prefer`` first, so that spares stay spares; poor ones last, and of these
-    such as are due to be relieved last of all.
+    """Choose nodes for all ranks in the order of ``Use``; of equals those of ``prefer``, so that spares stay spares.
 
-    ``excluded`` holds only what is in force now (``quarantine.active``). Fewer than ``nodes_count`` but at least
+    ``excluded`` holds only what is in force now (``standing.active``). Fewer than ``nodes_count`` but at least
     ``nodes_min_count`` usable nodes give a smaller world.
     """
-    usable = natural_sort(name for name, node in nodes.items() if not unusable_because(node, excluded, shape))
+    stand = {name: standing_of(node, excluded, shape) for name, node in nodes.items()}
+    usable = natural_sort(name for name, one in stand.items() if one.usable)
     if len(usable) < shape.nodes_min_count:
-        return NotEnough(len(usable), shape.nodes_min_count, _why(nodes, excluded, shape, len(usable)))
+        return NotEnough(len(usable), shape.nodes_min_count, _why(stand, shape, len(usable)))
     count = min(shape.nodes_count, len(usable))
     before = prefer.nodes if prefer is not None else ()
     seat = {name: index for index, name in enumerate(before)}
-    against = {name: bool(nodes[name].poor) + bool(nodes[name].due) for name in usable}
-    best = sorted(usable, key=lambda name: (against[name], seat.get(name, len(seat))))[:count]
+    best = sorted(usable, key=lambda name: (use_of(stand[name]).value, seat.get(name, len(seat))))[:count]
     if len(before) == count:
         # Whoever stays keeps its ranks, so what its memory holds is still its own; a newcomer sits where one left.
         spare = iter([name for name in best if name not in seat])
@@ -51,6 +51,12 @@ def place(
     else:
         chosen = natural_sort(best)
     return seated(chosen, shape)
+
+
+def place_now(state: RunState, now: float, *, anew: bool = False) -> Placement | NotEnough:
+    """The nodes of this job, those of the last attempt first; ``anew``: whoever had ranks before."""
+    out = active(state.health.excluded, now)
+    return place(state.roster.nodes, out, state.shape, None if anew else state.attempt.placement)
 
 
 def seated(names: Collection[str], shape: Shape) -> Placement:
@@ -64,29 +70,10 @@ def seated(names: Collection[str], shape: Shape) -> Placement:
     return Placement(tuple(seats), rank)
 
 
-def unusable_because(node: Node, excluded: Mapping[str, Exclusion], shape: Shape) -> str:
-    """Why the gang may not use this node now; "" when it may. Not yet checked counts as usable."""
-    if node.name in excluded:
-        return f"excluded ({one_line(excluded[node.name].reason)})"
-    if node.lost:
-        return "lost"
-    if node.silent_since is not None:
-        return "silent"
-    if node.checked is False:
-        return f"failed its check ({one_line(node.check_reason)})"
-    if node.trial:
-        return f"on trial ({one_line(node.trial)})"
-    if node.slots_count < shape.slots_per_node:
-        return f"has only {counted(node.slots_count, 'slot')} of the {shape.slots_per_node} needed"
-    return ""
-
-
-def can_do_without(
-    nodes: Mapping[str, Node], excluded: Mapping[str, Exclusion], shape: Shape, names: Collection[str]
-) -> bool:
+def can_do_without(state: RunState, names: Collection[str], now: float) -> bool:
     """Would the gang still find a place if these nodes were left out?"""
-    rest = {name: node for name, node in nodes.items() if name not in names}
-    return isinstance(place(rest, excluded, shape), Placement)
+    rest = {name: node for name, node in state.roster.nodes.items() if name not in names}
+    return isinstance(place(rest, active(state.health.excluded, now), state.shape), Placement)
 
 
 def how_restarted(before: Placement | None, after: Placement) -> str:
@@ -105,14 +92,13 @@ def ranks_of_node(placement: Placement, node: str) -> range:
     return range(seats[0].first_rank, seats[-1].first_rank + seats[-1].ranks_count)
 
 
-def _why(nodes: Mapping[str, Node], excluded: Mapping[str, Exclusion], shape: Shape, have: int) -> str:
+def _why(stand: Mapping[str, NodeStanding], shape: Shape, have: int) -> str:
     reasons: dict[str, list[str]] = {}
-    for name in natural_sort(nodes):
-        reason = unusable_because(nodes[name], excluded, shape)
-        if reason:
-            reasons.setdefault(reason, []).append(name)
+    for name in natural_sort(stand):
+        if not stand[name].usable:
+            reasons.setdefault(stand[name].why, []).append(name)
     told = [f"{fold(names)} {reason}" for reason, names in reasons.items()]
-    missing = shape.nodes_count - len(nodes)
+    missing = shape.nodes_count - len(stand)
     if missing > 0:
         told.append(f"{counted(missing, 'node')} not here")
     return f"{counted(have, 'node')} usable, {shape.nodes_min_count} needed: {'; '.join(told)}"

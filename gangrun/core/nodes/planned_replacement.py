@@ -8,16 +8,15 @@ checkpoint is there. Nobody is left out for it: the node stays, as the last that
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gangrun.core.actions import Decision
 from gangrun.core.machine.transitions import close_attempt, stop_all
-from gangrun.core.model import After, Evidence, Node, NodeFinding, Outcome, Placement, RunState, traits_of
-from gangrun.core.nodes import placement, quarantine, roster
+from gangrun.core.model import After, Evidence, NodeFinding, Outcome, Placement, RunState, traits_of
+from gangrun.core.nodes import placement, quarantine, roster, standing
 from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
-from gangrun.core.recovery import blame, choose
+from gangrun.core.recovery import choose
 from gangrun.core.text import NAMES_COUNT, one_line
 
 CURES = frozenset({"reset", "reboot", "rma"})  # the hardware does not get well by itself
@@ -27,17 +26,14 @@ A_GPU = re.compile(
 MOVED = "moved"  # what became of an attempt that was stopped for it
 
 
-def noted(state: RunState, found: NodeFinding, now: float, policy: Policy) -> Mapping[str, Node]:
-    """The roster that knows of poor hardware, and whether its node is to be relieved. What many nodes show at once is
+def noted(state: RunState, found: NodeFinding, now: float, policy: Policy) -> RunState:
+    """The state that knows of poor hardware, and whether its node is to be relieved. What many nodes show at once is
     no node's own.
     """
-    nodes = dict(roster.found_poor(state, found))
     why = _due_because(state, found, now)
-    if found.node in nodes and why:
-        nodes[found.node] = replace(nodes[found.node], due=why)
-    for name in _shown_at_once(state, found, now, policy) & set(nodes):
-        nodes[name] = replace(nodes[name], due="")
-    return nodes
+    state = roster.found_poor(state, found, why)
+    shared = _shown_at_once(state, found, now, policy) & set(state.roster.nodes)
+    return roster.with_nodes(state, {name: replace(state.roster.nodes[name], due="") for name in shared})
 
 
 def _due_because(state: RunState, found: NodeFinding, now: float) -> str:
@@ -50,7 +46,7 @@ def _due_because(state: RunState, found: NodeFinding, now: float) -> str:
     sign = _sign(found)
     others = [
         other.sentence
-        for other in blame.recent(state.attempt.evidence.findings, now)
+        for other in standing.recent(state.attempt.evidence.findings, now)
         if other.poor and (other.node, other.place) == (found.node, found.place) and _sign(other) != sign
     ]
     return f"{found.sentence}, and {others[-1]}" if others else ""
@@ -63,10 +59,10 @@ def _sign(found: NodeFinding) -> str:
 def _shown_at_once(state: RunState, found: NodeFinding, now: float, policy: Policy) -> frozenset[str]:
     same = [
         other
-        for other in blame.recent(state.attempt.evidence.findings, now)
+        for other in standing.recent(state.attempt.evidence.findings, now)
         if other.poor and other.check == found.check
     ]
-    shared = blame.shared_by_check([*same, found], len(state.roster.nodes), policy) if found.poor else {}
+    shared = standing.shared_by_check([*same, found], len(state.roster.nodes), policy) if found.poor else {}
     return frozenset(shared.get(found.check, ()))
 
 
@@ -86,7 +82,7 @@ def _plan(state: RunState, before: Placement, now: float, policy: Policy) -> _Pl
         for name, node in state.roster.nodes.items()
         if name in before.nodes or (node.checked and not node.poor)
     }
-    placed = placement.place(good, quarantine.active(state.health.excluded, now), state.shape, prefer=before)
+    placed = placement.place(good, standing.active(state.health.excluded, now), state.shape, prefer=before)
     after = placed.nodes if isinstance(placed, Placement) else ()
     leaving = tuple(name for name in before.nodes if name not in after)
     if not any(state.roster.nodes[name].due for name in leaving):
@@ -142,9 +138,7 @@ def moved(state: RunState, now: float, policy: Policy) -> Decision:
     """All ranks are down for a move. If something broke meanwhile, that is judged; else the gang starts again, free."""
     if _broke(state.attempt.evidence):
         return choose.judge(state, now, policy)
-    placed = placement.place(
-        state.roster.nodes, quarantine.active(state.health.excluded, now), state.shape, prefer=state.attempt.placement
-    )
+    placed = placement.place_now(state, now)
     where = f" on {fold(placed.nodes)}" if isinstance(placed, Placement) else ""
     closed = close_attempt(state, now, MOVED, state.reason)
     why = f"attempt {state.attempt.number} was stopped so that suspects are relieved; restarting{where}, free of charge"

@@ -14,9 +14,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from gangrun.core.model import Exclusion, NodeFinding, RunState
+from gangrun.core.nodes import standing
+from gangrun.core.nodes.standing import StandingKind, active
 from gangrun.core.nodeset import fold, natural_sort
 from gangrun.core.policy import Policy
-from gangrun.core.recovery import blame
 from gangrun.core.text import counted, listed, one_line
 
 WEEK_S = 7 * 24 * 3600.0
@@ -94,9 +95,14 @@ def exclude(
     return Quarantined(after, tuple(taken), tuple(refused), "; ".join(told))
 
 
-def active(excluded: Mapping[str, Exclusion], now: float) -> Mapping[str, Exclusion]:
-    """What is still in force; an exclusion ends at its ``until``."""
-    return {name: entry for name, entry in excluded.items() if now < entry.until}
+def leave_out(
+    state: RunState, names: Iterable[str], reason: str, now: float, policy: Policy, fatal: Collection[NodeFinding] = ()
+) -> tuple[RunState, str]:
+    """Exclude these nodes of the run, and say what came of it; "" if there are none. ``fatal``: what was found."""
+    boots = {found.node: found.boot_id for found in fatal if found.boot_id}
+    broken, count = {found.node for found in fatal}, len(state.roster.nodes)
+    done = exclude(state.health.excluded, names, reason, now, policy, count, broken, boots, cured_by_reset(fatal))
+    return replace(state, health=replace(state.health, excluded=done.excluded)), done.sentence
 
 
 def kept(excluded: Mapping[str, Exclusion], now: float) -> Mapping[str, Exclusion]:
@@ -160,9 +166,9 @@ def reviewed(state: RunState, now: float, policy: Policy, passed: str = "") -> t
             after[name] = replace(after[name], until=min(now + policy.exclusion_s, entry.since + WEEK_S))
             why = "has not booted since" if node.boot_id == entry.boot_id else "has booted, which did not cure it"
             stay.append(f"{name} {why}, so it stays out ({one_line(entry.reason)})")
-    return (
-        state if after == state.health.excluded else replace(state, health=replace(state.health, excluded=after))
-    ), listed(back + stay)
+    if after != state.health.excluded:
+        state = replace(state, health=replace(state.health, excluded=after))
+    return state, listed(back + stay)
 
 
 def taken_back(before: Mapping[str, Exclusion], after: Mapping[str, Exclusion]) -> tuple[str, ...]:
@@ -187,10 +193,8 @@ class Weighed:
 
 def weigh(state: RunState, now: float, policy: Policy) -> Weighed:
     """Leave out the nodes that were found broken since the last attempt."""
-    out = active(state.health.excluded, now)
-    barred = {
-        name: node.found for name, node in state.roster.nodes.items() if node.found is not None and name not in out
-    }
+    stand = standing.standings(state, now)
+    barred = {name: one.finding for name, one in stand.items() if one.finding and one.kind is not StandingKind.EXCLUDED}
     if not barred:
         return Weighed(state)
     if not state.roster.waited_for_nodes and (shared := _shared(barred, state, policy)):
@@ -201,19 +205,14 @@ def weigh(state: RunState, now: float, policy: Policy) -> Weighed:
     for name in natural_sort(barred):
         found = barred[name]
         reason = f"{one_line(found.sentence)} ({found.check})"
-        boots = {name: found.boot_id} if found.boot_id else {}
-        resets = [name] if found.shows_reset else []
-        done = exclude(
-            state.health.excluded, [name], reason, now, policy, len(state.roster.nodes), [name], boots, resets
-        )
-        state = replace(state, health=replace(state.health, excluded=done.excluded))
-        told.append(f"{name}: {reason}; {done.sentence}")
+        state, sentence = leave_out(state, [name], reason, now, policy, [found])
+        told.append(f"{name}: {reason}; {sentence}")
     more = f"; and {counted(len(told) - 3, 'node')} more" if len(told) > 3 else ""
     return Weighed(state, "; ".join(told[:3]) + more)
 
 
 def _shared(barred: Mapping[str, NodeFinding], state: RunState, policy: Policy) -> tuple[str, ...]:
-    shared = blame.shared_by_check(barred.values(), len(state.roster.nodes), policy).values()
+    shared = standing.shared_by_check(barred.values(), len(state.roster.nodes), policy).values()
     return max(shared, key=len, default=())
 
 
@@ -228,6 +227,5 @@ def _unbarred(state: RunState, shared: tuple[str, ...], barred: Mapping[str, Nod
         f" that they share is at fault, and none is left out: {one_line(first.sentence)} ({first.check}); looking"
         f" again in {policy.shared_fault_wait_s:.0f} s"
     )
-    return Weighed(
-        replace(state, roster=replace(state.roster, nodes=nodes, waited_for_nodes=True)), sentence, look_again=True
-    )
+    roster = replace(state.roster, nodes=nodes, waited_for_nodes=True)
+    return Weighed(replace(state, roster=roster), sentence, look_again=True)

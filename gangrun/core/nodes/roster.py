@@ -1,7 +1,7 @@
-"""What is known of nodes, whatever the phase.
+"""How events mark nodes, whatever the phase.
 
-Each function takes an event about a node and returns the nodes as they are afterwards; what that means for the gang
-is for the handlers of the phase to say.
+Each function takes an event about a node and returns the state as it is afterwards. What the marks come to is for
+``standing``, and what that means for the gang for the handlers of the phase.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _cure(entry: Exclusion) -> str:
     return f"{LEFT_OUT}{', or been reset' if entry.shows_reset else ''} ({one_line(entry.reason)})"
 
 
-def joined(state: RunState, event: AgentJoined | AgentRejoined) -> Mapping[str, Node]:
+def joined(state: RunState, event: AgentJoined | AgentRejoined) -> RunState:
     """The roster with this agent in it; the same boot of the same node keeps the preflight it has passed. One that was
     left out until it had booted, and has, is on trial.
     """
@@ -39,25 +39,25 @@ def joined(state: RunState, event: AgentJoined | AgentRejoined) -> Mapping[str, 
         due=old.due if same_boot and old is not None else "",
         trial=old.trial if same_boot and old is not None else back,
     )
-    return {**state.roster.nodes, event.node: node}
+    return with_nodes(state, {event.node: node})
 
 
-def silent(state: RunState, event: NodeSilent) -> Mapping[str, Node]:
+def silent(state: RunState, event: NodeSilent) -> RunState:
     """The roster with the node under suspicion."""
     return _with(state, event.node, silent_since=event.since)
 
 
-def lost(state: RunState, event: NodeLost) -> Mapping[str, Node]:
+def lost(state: RunState, event: NodeLost) -> RunState:
     """The roster with the node counted as gone."""
     return _with(state, event.node, silent_since=event.since, lost=True)
 
 
-def heard(state: RunState, name: str) -> Mapping[str, Node]:
+def heard(state: RunState, name: str) -> RunState:
     """The roster with the node back."""
     return _with(state, name, silent_since=None, lost=False)
 
 
-def checked(state: RunState, event: NodeChecked) -> Mapping[str, Node]:
+def checked(state: RunState, event: NodeChecked) -> RunState:
     """The roster with the outcome of one preflight."""
     tested = event.tested if event.ok else ""
     return _with(state, event.node, checked=event.ok, check_reason=event.reason, trial="", tested=tested)
@@ -71,14 +71,16 @@ def checks_told(event: NodeChecked) -> str:
     return f"passed its checks{tested}{', but ' if event.reason else ''}{event.reason}"
 
 
-def found_bad(state: RunState, found: NodeFinding) -> Mapping[str, Node]:
+def found_bad(state: RunState, found: NodeFinding) -> RunState:
     """The roster with a node that is not to be used: what was measured on it outweighs any check that it passed."""
     return _with(state, found.node, checked=False, check_reason=found.sentence, found=found, trial="")
 
 
-def found_poor(state: RunState, found: NodeFinding) -> Mapping[str, Node]:
-    """The roster with a node that is used last, if that was found; else as it was."""
-    return _with(state, found.node, poor=found.sentence) if found.poor else state.roster.nodes
+def found_poor(state: RunState, found: NodeFinding, due: str) -> RunState:
+    """A node that is used last, if that was found; ``due``: why another is to take its place, if one is."""
+    if not found.poor:
+        return state
+    return _with(state, found.node, poor=found.sentence, **({"due": due} if due else {}))
 
 
 def unchecked(state: RunState) -> tuple[str, ...]:
@@ -91,8 +93,11 @@ def in_gang(state: RunState, name: str) -> bool:
     return state.attempt.placement is not None and name in state.attempt.placement.nodes
 
 
-def _with(state: RunState, name: str, **changes: object) -> Mapping[str, Node]:
+def with_nodes(state: RunState, changed: Mapping[str, Node]) -> RunState:
+    """The state with these nodes as they are now."""
+    return replace(state, roster=replace(state.roster, nodes={**state.roster.nodes, **changed})) if changed else state
+
+
+def _with(state: RunState, name: str, **changes: object) -> RunState:
     node = state.roster.nodes.get(name)
-    if node is None:
-        return state.roster.nodes
-    return {**state.roster.nodes, name: replace(node, **changes)}  # type: ignore[arg-type]
+    return state if node is None else with_nodes(state, {name: replace(node, **changes)})  # type: ignore[arg-type]

@@ -16,7 +16,6 @@ from gangrun.core.model import (
     ErrorReport,
     Evidence,
     Failure,
-    NodeFinding,
     Placement,
     RankExit,
     Sighting,
@@ -24,18 +23,16 @@ from gangrun.core.model import (
     traits_of,
 )
 from gangrun.core.nodes.placement import ranks_of_node
+from gangrun.core.nodes.standing import shared_by_check, shared_nodes
 from gangrun.core.nodeset import fold, natural_sort
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import blame_hang, signatures
 from gangrun.core.text import counted, finding_told, last_lines, listed, one_line, signal_name
 
-SHARED_NODES_MIN_COUNT = 3  # on fewer nodes "a fifth of them" says nothing
 SHELL_SIGNAL_BASE = 128  # a shell says 128 + N for a child killed by signal N
 SIGKILL = 9
 # From outside: operator, scheduler, another process. These tell nothing about the code, so they never "repeat".
 OUTSIDE_SIGNALS = frozenset({1, 2, 3, 9, 10, 12, 13, 14, 15, 19, 20, 21, 22, 24, 25})
-EVIDENCE_WINDOW_S = 600.0  # a poor reading so long before a failure may have to do with it
-SUSPICION_HALVES_S = 24 * 3600.0
 MAY_BE_HARDWARE = frozenset({Cause.RANK_ERROR, Cause.SIGNAL, Cause.HANG, Cause.VICTIMS_ONLY, Cause.START_FAILED})
 
 
@@ -130,35 +127,6 @@ def _first_to_fall(evidence: Evidence) -> RankExit | None:
 
 
 # ---- nodes -----------------------------------------------------------------------------------------------------------
-
-
-def shared_nodes(since: Mapping[str, float], nodes_count: int, policy: Policy) -> tuple[str, ...]:
-    """Nodes hit by one cause together: more than a fifth of all, three at least, within ten seconds; else none."""
-    in_time = sorted(since.items(), key=lambda item: (item[1], item[0]))
-    best: tuple[str, ...] = ()
-    start = 0
-    for end, (_, at) in enumerate(in_time):
-        while at - in_time[start][1] > policy.shared_fault_window_s:
-            start += 1
-        if end + 1 - start > len(best):
-            best = tuple(name for name, _ in in_time[start : end + 1])
-    many = len(best) >= SHARED_NODES_MIN_COUNT and len(best) > policy.shared_fault_share * nodes_count
-    return tuple(natural_sort(best)) if many else ()
-
-
-def shared_by_check(findings: Iterable[NodeFinding], nodes_count: int, policy: Policy) -> dict[str, tuple[str, ...]]:
-    """For each check that found the same on many nodes at once, those nodes."""
-    by_check: dict[str, dict[str, float]] = {}
-    for finding in findings:
-        times = by_check.setdefault(finding.check, {})
-        times[finding.node] = min(finding.at, times.get(finding.node, finding.at))
-    shared = {check: shared_nodes(times, nodes_count, policy) for check, times in by_check.items()}
-    return {check: nodes for check, nodes in shared.items() if nodes}
-
-
-def recent(findings: tuple[NodeFinding, ...], now: float) -> tuple[NodeFinding, ...]:
-    """What may bear on a failure now: what is fatal, and what was poor within the last minutes."""
-    return tuple(finding for finding in findings if finding.fatal or now - finding.at <= EVIDENCE_WINDOW_S)
 
 
 def _hardware(evidence: Evidence, scene: _Scene) -> Verdict:
@@ -368,23 +336,3 @@ def _nth(number: int) -> str:
 def on_suspicion_only(verdict: Verdict) -> tuple[str, ...]:
     """Blamed nodes against which there is nothing but that they fell first before."""
     return tuple(name for name in verdict.blamed if name in verdict.suspects)
-
-
-def unfaded(suspicion: Mapping[str, int], suspected_at: Mapping[str, float], now: float) -> Mapping[str, int]:
-    """The suspicion that still counts: it halves with each day, and less than a half is none."""
-    return {
-        name: count
-        for name, count in suspicion.items()
-        if count * 0.5 ** (max(0.0, now - suspected_at.get(name, now)) / SUSPICION_HALVES_S) >= 0.5
-    }
-
-
-def suspect(suspicion: Mapping[str, int], verdict: Verdict) -> Mapping[str, int]:
-    """Suspicion after a verdict: one more for each suspect; a blamed node starts anew when it comes back."""
-    after = dict(suspicion)
-    for name in verdict.suspects:
-        after[name] = after.get(name, 0) + 1
-    for name in verdict.blamed:
-        if name not in verdict.suspects:
-            after.pop(name, None)
-    return after

@@ -12,7 +12,8 @@ from gangrun.core.actions import CheckNodes, Decision, EndJob, SealAttempts, Sub
 from gangrun.core.checkpoints import poison
 from gangrun.core.machine.transitions import close_attempt, enter, finish, is_unlaunched
 from gangrun.core.model import AttemptRecord, Cause, Evidence, Failure, Phase, RunState, StartStage, Underway, Verdict
-from gangrun.core.nodes import device_test, placement, quarantine, roster
+from gangrun.core.nodes import device_test, placement, quarantine, roster, standing
+from gangrun.core.nodes.standing import Use
 from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import blame, budget
@@ -54,12 +55,12 @@ class _Judged:
 
 def _weigh(state: RunState, now: float, policy: Policy) -> _Judged:
     verdict = blame.judge(
-        replace(state.attempt.evidence, findings=blame.recent(state.attempt.evidence.findings, now)),
+        replace(state.attempt.evidence, findings=standing.recent(state.attempt.evidence.findings, now)),
         attempt=state.attempt.number,
         attempt_step=state.attempt.step,
         placement=state.attempt.placement,
         sightings=state.budget.sightings,
-        suspicion=blame.unfaded(state.health.suspicion, state.health.suspected_at, now),
+        suspicion=standing.unfaded(state.health, now),
         nodes_count=len(state.roster.nodes),
         policy=policy,
         load=poison.load_of(state),
@@ -72,24 +73,18 @@ def _weigh(state: RunState, now: float, policy: Policy) -> _Judged:
     accused = device_test.accused(state, verdict, now, policy)
     guilty = [name for name in _guilty(state, verdict, now, policy) if name not in accused]
     fatal = [found for found in state.attempt.evidence.findings if found.fatal]
-    broken, boots = {found.node for found in fatal}, {found.node: found.boot_id for found in fatal if found.boot_id}
-    count = len(state.roster.nodes)
-    resets = quarantine.cured_by_reset(fatal)
-    left_out = quarantine.exclude(
-        state.health.excluded, guilty, verdict.sentence, now, policy, count, broken, boots, resets
-    )
+    state, left_out = quarantine.leave_out(state, guilty, verdict.sentence, now, policy, fatal)
     state = replace(
         state,
         budget=charged,
         health=replace(
             state.health,
-            excluded=left_out.excluded,
-            suspicion=blame.suspect(blame.unfaded(state.health.suspicion, state.health.suspected_at, now), verdict),
+            suspicion=standing.suspect(standing.unfaded(state.health, now), verdict),
             suspected_at={**state.health.suspected_at, **dict.fromkeys(verdict.suspects, now)},
         ),
         attempts=close_attempt(state, now, verdict.cause.value, verdict.sentence),
     )
-    sentence = f"{verdict.sentence}; {left_out.sentence}" if left_out.sentence else verdict.sentence
+    sentence = f"{verdict.sentence}; {left_out}" if left_out else verdict.sentence
     state = device_test.begun(state, accused, f"attempt {state.attempt.number}: {verdict.cause.value}")
     return _Judged(state, verdict, ruling, sentence + device_test.told(state, accused, now))
 
@@ -114,9 +109,8 @@ def leave_behind(state: RunState, now: float, policy: Policy, reason: str) -> De
     if not policy.can_requeue or policy.observe:
         return finish(state, Phase.FAILED, now, reason, Failure.NODE)
     bad = [found.node for found in state.attempt.evidence.findings if found.fatal] + list(state.attempt.evidence.silent)
-    left_out = quarantine.exclude(state.health.excluded, bad, reason, now, policy, len(state.roster.nodes))
-    sentence = f"{reason}; {left_out.sentence}" if left_out.sentence else reason
-    return requeue(replace(state, health=replace(state.health, excluded=left_out.excluded)), now, policy, sentence)
+    state, left_out = quarantine.leave_out(state, bad, reason, now, policy)
+    return requeue(state, now, policy, f"{reason}; {left_out}" if left_out else reason)
 
 
 def _guilty(state: RunState, verdict: Verdict, now: float, policy: Policy) -> tuple[str, ...]:
@@ -127,8 +121,7 @@ def _guilty(state: RunState, verdict: Verdict, now: float, policy: Policy) -> tu
     doubtful = blamed if verdict.cause is Cause.NODE_SILENT else blame.on_suspicion_only(verdict)
     if not doubtful or policy.can_requeue:
         return blamed
-    excluded = quarantine.active(state.health.excluded, now)
-    if placement.can_do_without(state.roster.nodes, excluded, state.shape, blamed):
+    if placement.can_do_without(state, blamed, now):
         return blamed
     return tuple(name for name in blamed if name not in doubtful)
 
@@ -136,7 +129,7 @@ def _guilty(state: RunState, verdict: Verdict, now: float, policy: Policy) -> tu
 def _climb(state: RunState, verdict: Verdict, sentence: str, backoff_s: float, now: float, policy: Policy) -> Decision:
     before = state.attempt.placement
     nodes = device_test.in_prospect(state, now)
-    placed = placement.place(nodes, quarantine.active(state.health.excluded, now), state.shape, prefer=before)
+    placed = placement.place(nodes, standing.active(state.health.excluded, now), state.shape, prefer=before)
     if isinstance(placed, placement.NotEnough):
         return too_few_nodes(state, now, policy, f"{sentence}; {placed.why}", verdict.failure)
     how = placement.how_restarted(before, placed)
@@ -145,9 +138,6 @@ def _climb(state: RunState, verdict: Verdict, sentence: str, backoff_s: float, n
         asked = device_test.ask(state, device_test.on_trial(state), policy)
         return enter(state, Phase.WAITING, reason, *asked, deadlines={"backoff": now + backoff_s})
     return begin_checks(state, now, policy, f"{sentence}; {how}")
-
-
-SHARED_NODES_MIN = 3  # fewer nodes that go together may be a coincidence
 
 
 def begin_checks(state: RunState, now: float, policy: Policy, why: str) -> Decision:
@@ -184,9 +174,7 @@ def begin_attempt(state: RunState, now: float, policy: Policy, why: str) -> Deci
     if weighed.look_again:
         return look_again(weighed.state, now, policy, why)
     state = weighed.state
-    placed = placement.place(
-        state.roster.nodes, quarantine.active(state.health.excluded, now), state.shape, prefer=state.attempt.placement
-    )
+    placed = placement.place_now(state, now)
     if isinstance(placed, placement.NotEnough):
         late = still_joining(state, now)
         if (
@@ -236,13 +224,8 @@ def too_few_nodes(
     """Wait once for nodes that may come back, if many went at once (a shared service) or there is nobody else to ask;
     then rung 5 where there is a scheduler, else rung 6.
     """
-    out = left_out(state, now)  # whoever is left out is not waited for
-    away = [
-        name
-        for name, node in state.roster.nodes.items()
-        if (node.lost or node.silent_since is not None) and name not in out
-    ]
-    shared = len(away) >= SHARED_NODES_MIN and len(away) > policy.shared_fault_share * len(state.roster.nodes)
+    away = [name for name, one in standing.standings(state, now).items() if standing.use_of(one) is Use.WAIT]
+    shared = standing.are_many(len(away), len(state.roster.nodes), policy)
     can_ask = policy.can_requeue and not policy.observe
     if away and not state.roster.alone and (shared or not can_ask) and not state.roster.waited_for_nodes:
         wait_s = max(policy.join_within_s, 2 * policy.timing.fence_after_s, policy.shared_fault_wait_s if shared else 0)
@@ -328,7 +311,7 @@ def successor(state: RunState, now: float, reason: str) -> SubmitSuccessor:
 
 def left_out(state: RunState, now: float) -> tuple[str, ...]:
     """The nodes that the next job must do without: only as long as each exclusion lasts."""
-    return tuple(sorted(quarantine.active(state.health.excluded, now)))
+    return tuple(sorted(standing.active(state.health.excluded, now)))
 
 
 def storage_trouble(state: RunState, now: float, policy: Policy, reason: str) -> Decision:

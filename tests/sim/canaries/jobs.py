@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gangrun.core.machine import ended
+from gangrun.core.machine import stopping
 from gangrun.core.machine.transitions import stay
 from gangrun.sim import cluster
 from gangrun.sim.body import scheduler
@@ -138,7 +138,7 @@ def forgets_the_cancel() -> Swaps:
     def cancel(state: Any, *args: Any) -> Any:
         return stay(state, "cancelled, but who cares")
 
-    return ((ended, "cancel", cancel),)
+    return ((stopping, "cancel", cancel),)
 
 
 @mutant("ranks of each attempt meet at a port of their own", "7", "I2", "I3")

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 
@@ -35,17 +37,45 @@ class SavesStatus(msgspec.Struct, frozen=True, kw_only=True):
     failed: FailedSave | None
 
 
+T = TypeVar("T")
+CLOCKS_DIFFER_S = 30.0  # between this host, the hosts of the run and the file server
 _WITHIN_S = 10.0
 _silent: set[str] = set()  # asked once and did not answer: a hundred runs may save there
 
 
 def read_saves(directory: str, run: str) -> SavesTold | None:
     """The newest news; None where there is none, or where the directory does not answer."""
+    path = os.path.join(directory, ".gangrun", run.replace("/", "_"), NAME)
+    return _in_time(directory, lambda: _read(path))
+
+
+def newest_on_disk(directory: str, pattern: str, began: float, ended: float) -> tuple[int, str, float] | None:
+    """Step, path and time of the newest committed checkpoint that was written between these times, if there is one.
+
+    No two runs save to one directory at once, so a run that has ended wrote it. A supervisor looks every half minute
+    and need not have seen the last one.
+    """
+    from gangrun.checkpoint.scan import BadPattern, StorageUnreadable, list_steps, step_pattern  # not for a live run
+
+    def look() -> tuple[int, str, float] | None:
+        try:
+            for one in list_steps(directory, step_pattern(pattern)):
+                at = os.stat(one.path).st_mtime
+                if one.committed and not one.unreadable and began - CLOCKS_DIFFER_S <= at <= ended + CLOCKS_DIFFER_S:
+                    return one.step, one.path, at
+        except (OSError, StorageUnreadable, BadPattern):
+            pass  # then what the journal says is all that is known
+        return None
+
+    return _in_time(directory, look)
+
+
+def _in_time(directory: str, look: Callable[[], T | None]) -> T | None:
+    """What ``look`` finds there; None if the directory does not answer."""
     if not directory or directory in _silent:
         return None
-    found: list[SavesTold | None] = []
-    path = os.path.join(directory, ".gangrun", run.replace("/", "_"), NAME)
-    reader = threading.Thread(target=lambda: found.append(_read(path)), name="saves", daemon=True)
+    found: list[T | None] = []
+    reader = threading.Thread(target=lambda: found.append(look()), name="saves", daemon=True)
     with patience(directory):
         reader.start()
         reader.join(_WITHIN_S)

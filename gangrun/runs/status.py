@@ -19,7 +19,7 @@ from gangrun.core.model import TERMINAL, AttemptRecord, CheckpointRef, Node, Run
 from gangrun.core.nodes.standing import active
 from gangrun.core.nodeset import natural_sort
 from gangrun.errors import UserError
-from gangrun.runs.saves import SavesStatus, saves_status
+from gangrun.runs.saves import SavesStatus, newest_on_disk, saves_status
 from gangrun.runs.snapshot import RunSnapshot, concerns_scheduler, read, with_queue
 from gangrun.runs.state import run_state
 from gangrun.runs.times import WallTimes, wall_now
@@ -58,7 +58,7 @@ class DeviceTestStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest checkpoint that is known to be valid."""
+    """The newest checkpoint that is known to be valid; of a run that has ended, the last one that it committed."""
 
     step: int
     path: str
@@ -192,7 +192,21 @@ def status_of(reading: RunSnapshot, now: float) -> Status:
         _add_state(status, reading, reading.state)
     if truth.ended:
         status.warning = ""
+        _add_last(status, reading)
     return status
+
+
+def _add_last(status: Status, reading: RunSnapshot) -> None:
+    """What a run that has ended did last: its supervisor need not have seen it."""
+    spec, ended = reading.spec, status.last_sign or 0.0
+    if reading.live is not None and reading.live.live.get("step") != status.step:
+        status.loss = None  # it is that of an earlier step
+    if not spec.checkpoint.directory or not status.attempts:
+        return
+    found = newest_on_disk(spec.checkpoint.directory, spec.checkpoint.pattern, spec.created_wall, ended)
+    if found is not None and (status.checkpoint is None or found[0] > status.checkpoint.step):
+        step, path, at = found
+        status.checkpoint = CheckpointStatus(step=step, path=path, level="unread", seen=at)
 
 
 def _add_state(status: Status, reading: RunSnapshot, state: RunState) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from datetime import timezone
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import msgspec
 import pytest
 
 from gangrun.adapters.fs.run_dir import write_spec
-from gangrun.core.model import Node, Phase
+from gangrun.core.events import CancelRequested, CheckpointSeen, ProgressMarked
+from gangrun.core.model import CheckpointRef, Level, Node, Phase
 from gangrun.display.status_page import PageFormat, device_words, overview, page
 from gangrun.runs.snapshot import read
 from gangrun.runs.status import OwnerStatus, Status, SupervisorStatus, device_tests, status_of
@@ -196,3 +198,30 @@ def test_devices_that_were_tested_are_told_on_one_line(nodes: list[Node], words:
     tests = list(device_tests({one.name: one for one in nodes}))
     assert device_words(tests) == words
     assert {one.state for one in tests} <= {"testing", "passed"}
+
+
+def test_an_ended_run_shows_its_last_step_and_its_last_checkpoint(runs: Path, gangrun: Call, home: Path) -> None:
+    ckpt = home / "ckpt"
+    story = Builder(runs, checkpoint_dir=str(ckpt)).supervisor().up().live(step=12, loss=2.5)
+    seen = CheckpointRef(20, str(ckpt / "step-20"), Level.VERIFIED)
+    story.on(CheckpointSeen(seen), 60).on(ProgressMarked(0, 41), 30)
+
+    def committed(step: int, at: float) -> None:
+        folder = ckpt / f"step-{step}"
+        folder.mkdir(parents=True)
+        (folder / ".metadata").write_bytes(b"x")
+        os.utime(folder, (at, at))
+
+    committed(20, story.now - 30)
+    committed(40, story.now)
+    committed(60, story.now + 3600)  # of a run that came later
+    (ckpt / "step-50.tmp").mkdir()
+    assert gangrun("status", "--json").json["checkpoint"]["step"] == 20  # of a run that goes on the supervisor says it
+    story.on(CancelRequested("eve")).stopped()
+    status = gangrun("status", "--json").json
+    assert status["exit_code"] is not None
+    assert (status["step"], status["loss"]) == (41, None)
+    assert status["checkpoint"] == {"step": 40, "path": str(ckpt / "step-40"), "level": "unread", "seen": story.now - 2}
+    assert "step 40, unread" in gangrun("status").out
+    shutil.rmtree(ckpt)
+    assert gangrun("status", "--json").json["checkpoint"]["step"] == 20

@@ -13,6 +13,7 @@ import contextlib
 import errno
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 ENDS = {phase.value for phase in TERMINAL}
 LOOK_EVERY_S = 0.1
 LAST_LINES_COUNT = 15  # of each node's ranks, for who looks again
+REFUSED_MAX_COUNT = 100_000  # lines that wait for a terminal
 REFUSED = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EAGAIN})  # by a file that output was sent to
 WATCH_EVERY_S = 1.0
 GONE_AFTER_S = 10.0  # a run directory that cannot be found for so long was removed, not moved about
@@ -74,6 +76,7 @@ class LiveView:
     err: TextIO = field(default_factory=lambda: sys.stderr)
     terminal: bool = False  # draw a live line on ``err``
     quiet_ranks: bool = False
+    refused: deque[str] = field(default_factory=lambda: deque(maxlen=REFUSED_MAX_COUNT))  # lines the disk did not take
     _live: Live | None = None
     _tails: dict[tuple[int, str], LogTail] = field(default_factory=dict)
     _joins: bool = False  # it begins in the middle of an attempt
@@ -146,6 +149,8 @@ class LiveView:
     def _drain(self, last_count: int | None = None) -> bool:
         """Pass on what came, or only the last lines of it; whether there is more."""
         is_behind = False
+        while self.refused:
+            self._pass_on([self.refused.popleft()])
         for (attempt, _), tail in self._tails.items():
             if attempt < self._attempt - 1:
                 continue
@@ -154,12 +159,16 @@ class LiveView:
             except OSError:
                 continue  # unreadable now: the next look may do better
             lines = [line for line in fresh if any(mark in line.split(" ", 1)[0] for mark in self._shown)]
-            color, is_behind = self.out.isatty(), is_behind or tail.is_behind
+            is_behind = is_behind or tail.is_behind
             if last_count is not None:
                 lines = [] if tail.is_behind else lines[-last_count:]
-            if lines:
-                self._emit(self.out, "\n".join(log_line(line, color=color) for line in lines))
+            self._pass_on(lines)
         return is_behind
+
+    def _pass_on(self, lines: list[str]) -> None:
+        if lines and not self.quiet_ranks:
+            color = self.out.isatty()
+            self._emit(self.out, "\n".join(log_line(line, color=color) for line in lines))
 
     def _draw(self, state: RunState) -> None:
         from rich.console import Console

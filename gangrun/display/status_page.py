@@ -13,6 +13,7 @@ from gangrun.config import environment
 from gangrun.core.nodeset import fold
 from gangrun.display.text import clean, phase_word, styled, table, welcomes_color, width, wrapped
 from gangrun.display.times import ago_words, clock_words, span_words, when_words
+from gangrun.runs.rank_output import LOST_WORDS
 from gangrun.runs.saves import SavesStatus
 from gangrun.runs.status import (
     AttemptStatus,
@@ -87,7 +88,7 @@ def _warnings(status: Status, look: PageFormat) -> list[str]:
     if (scheduler := status.scheduler) and scheduler.silent:
         words = f"Slurm does not answer ({clean(scheduler.silent)})"
         told.append(f"{words}: this page shows only what the run itself wrote")
-    told += [f"journal: {clean(note)}" for note in status.notes]
+    told += [clean(note) if note.startswith(LOST_WORDS) else f"journal: {clean(note)}" for note in status.notes]
     return told
 
 

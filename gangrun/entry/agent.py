@@ -31,12 +31,12 @@ from gangrun.agent.brain.line import LIMIT_S, ClockSkew
 from gangrun.agent.loop import AgentLoop
 from gangrun.agent.preflight import CPUS_ASKED, memory_limits, preflight
 from gangrun.agent.ranks.environment import GangSpec, inherited, shared_memory_root, sweep
-from gangrun.agent.ranks.gang_part import RankGang
+from gangrun.agent.ranks.gang_part import People, RankGang
 from gangrun.agent.surroundings import AgentEnd
 from gangrun.config import environment
 from gangrun.core.nodeset import unfold
 from gangrun.entry.agent_health import AgentHealth
-from gangrun.entry.wiring import clock_of, disk_of, own_address, tell, tell_dropped
+from gangrun.entry.wiring import clock_of, disk_of, own_address, tell, tell_dropped, tell_output
 from gangrun.node.warden import ENV_MEMORY
 from gangrun.wire.messages import Dial
 from gangrun.wire.spec import RunSpec
@@ -108,6 +108,12 @@ def gang_of(spec: RunSpec, paths: RunPaths, node: str) -> GangSpec:
         checkpoint=spec.checkpoint,
         save_signal=signal.Signals[f"SIG{spec.save_signal}"].value if spec.save_signal else 0,
     )
+
+
+def people_of(spec: RunSpec, node: str) -> People:
+    """On one box our words reach the person in front of ``gangrun run``; elsewhere they go to the same disk."""
+    show = tell_output if spec.world == "local" else lambda line: None
+    return People(show, lambda sentence: tell(f"{node}:agent", sentence, urgent=True))
 
 
 def find_term(paths: RunPaths, clock: SystemClock, disk: Disk) -> facts.TermFound:
@@ -200,7 +206,7 @@ def main(words: list[str]) -> int:
         clock=clock,
         net=net,
         warden=warden,
-        ranks=RankGang(gang_of(spec, paths, arguments.node), clock.now, no_ranks),
+        ranks=RankGang(gang_of(spec, paths, arguments.node), clock.now, no_ranks, people_of(spec, arguments.node)),
         find_term=lambda: find_term(paths, clock, disk),
         check=checked,
         say=lambda sentence: _say(arguments.node, sentence),

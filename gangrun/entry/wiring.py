@@ -5,6 +5,7 @@ This is the composition root: ``entry`` alone knows which adapter stands behind 
 
 from __future__ import annotations
 
+import select
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from gangrun.node.speech import Voice
 from gangrun.wire.spec import RunSpec
 
 URGENT = "!] "
+OUTPUT = "[>] "
+OUTPUT_PIECE, OUTPUT_WITHIN_S = 900, 1.0  # letters, of four bytes at most
 STORAGE = "the run directory "  # how every sentence about storage that fails begins
 ROOT = str(Path(__file__).resolve().parents[2])
 _VOICE = Voice()
@@ -62,6 +65,20 @@ def tell(who: str, sentence: str, *, urgent: bool = False) -> None:
     may be what fails.
     """
     _VOICE.say(f"[{who}{URGENT if urgent else '] '}{sentence}")
+
+
+def tell_output(line: bytes) -> None:
+    """A rank's line that the disk refused, for the person in front of ``gangrun run``; waits a little if need be."""
+    text = line.decode("utf-8", "backslashreplace")
+    who, _, words = text.partition("] ")
+    for at in range(0, len(words) or 1, OUTPUT_PIECE):
+        select.select((), (2,), (), OUTPUT_WITHIN_S)
+        _VOICE.say(f"{OUTPUT}{who}] {words[at : at + OUTPUT_PIECE]}")
+
+
+def output_part(line: str) -> str:
+    """The rank's line that ``tell_output`` handed on; "" for any other."""
+    return line.removeprefix(OUTPUT) if line.startswith(OUTPUT) else ""
 
 
 def tell_dropped(who: str, dropped: Mapping[str, int]) -> None:

@@ -26,7 +26,7 @@ from gangrun.config.layers import Value
 from gangrun.config.request import ResolvedRequest, ranks_of
 from gangrun.display.live_view import LiveView, Observer
 from gangrun.display.text import clean, echo_json
-from gangrun.entry.wiring import disk_of, urgent_part
+from gangrun.entry.wiring import disk_of, output_part, urgent_part
 from gangrun.errors import UserError
 from gangrun.launch.create import make_run, put_in_index, unmade
 from gangrun.launch.exclusive import give_way, refuse_company
@@ -146,9 +146,13 @@ def launcher(
     """The owner of this run's processes on this box."""
     urgent: deque[str] = deque()
 
-    def hear(line: str) -> None:
+    def hear(line: str) -> bool:
         if sentence := urgent_part(line):
             urgent.append(sentence)
+        elif output := output_part(line):
+            view.refused.append(output)
+            return False
+        return True
 
     hosts = LocalHosts(
         python=sys.executable,

@@ -36,6 +36,7 @@ from gangrun.launch.node_spec import warden_spec
 from gangrun.launch.owner import Cancelling
 from gangrun.launch.slurm_batch_job import Absent, Allocation, note_absent
 from gangrun.runs.follow import JournalReplay
+from gangrun.runs.rank_output import lost_output
 from gangrun.wire.spec import RunSpec
 
 EXIT_ELSEWHERE = 75  # not 0: whoever waits for this job by afterok waits for a finished run
@@ -275,6 +276,8 @@ class JobOwner:
         self._stay(steps, observer, cancelling)
         if not observer.leave(LAST_LOOK_WITHIN_S):
             view.say(f"some of the last lines are missing here: gangrun logs {self.paths.run} shows all")
+        for words in lost_output(self.paths):
+            view.say(words)
         goes_on = is_over(observer.state(), steps.claim) and not cancelling.meant
         return cancelling.code() if self.foreground and not goes_on else code_of(observer.state(), steps.claim)
 

@@ -7,6 +7,7 @@ they are written.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections import deque
@@ -25,6 +26,8 @@ from gangrun.runs.times import pause, steady_now, wall_now
 LOOK_EVERY_S = 0.25
 LOOK_AT_RUN_EVERY_S = 1.0
 TAIL_LINES_COUNT = 15
+LOST_ATTEMPTS_COUNT = 5
+LOST_WORDS = "some of what ranks printed is missing in"
 LAST_ROUNDS_COUNT = 2  # after the end, so that the last lines are not missed
 
 CHUNK_BYTES = 1 << 20
@@ -68,6 +71,17 @@ def node_logs(paths: RunPaths, attempt: int, node: str | None = None) -> list[Pa
     if node is not None:
         logs = [name for name in logs if name in (f"{node}.log", f"{file_name(node)}.log")]
     return [folder / name for name in natural_sort(logs)]
+
+
+def lost_output(paths: RunPaths) -> tuple[str, ...]:
+    """Of the newest attempts, a sentence for each log in which the disk did not take all that ranks printed."""
+    told = []
+    with contextlib.suppress(OSError):  # a page that shows less is better than none
+        for attempt in attempts_of(paths)[-LOST_ATTEMPTS_COUNT:]:
+            for mark in sorted((paths.logs / str(attempt)).glob("*.log.lost")):
+                how = mark.read_text("utf-8", "replace").strip() or "the disk was full"
+                told.append(f"{LOST_WORDS} logs/{attempt}/{mark.name.removesuffix('.lost')} ({how})")
+    return tuple(told)
 
 
 def parts_of(log: Path) -> list[Path]:

@@ -19,6 +19,7 @@ from gangrun.core.model import TERMINAL, AttemptRecord, CheckpointRef, Node, Run
 from gangrun.core.nodes.standing import active
 from gangrun.core.nodeset import natural_sort
 from gangrun.errors import UserError
+from gangrun.runs.rank_output import lost_output
 from gangrun.runs.saves import SavesStatus, newest_on_disk, saves_status
 from gangrun.runs.snapshot import RunSnapshot, concerns_scheduler, read, with_queue
 from gangrun.runs.state import run_state
@@ -186,7 +187,7 @@ def status_of(reading: RunSnapshot, now: float) -> Status:
         abandoned=truth.abandoned, job=_newest_job(reading), scheduler=_scheduler(reading),
         owner=_owner(reading),
         created=spec.created_wall, last_sign=reading.last_sign(), directory=str(reading.paths.root),
-        saves=saves_status(spec.checkpoint.directory, spec.run), notes=reading.notes,
+        saves=saves_status(spec.checkpoint.directory, spec.run), notes=(*reading.notes, *lost_output(reading.paths)),
     )  # fmt: skip
     if reading.state is not None:
         _add_state(status, reading, reading.state)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from gangrun.node import processes
 from tests.faults.disk import say
 from tests.local.evidence import alive, each_step_once, kinds, never_two_gangs
 from tests.local.harness import Box
@@ -131,6 +134,49 @@ def test_ctrl_c_is_heeded_while_the_run_directory_stands_still(box: Box, disk: P
     status = box.status()
     assert (status["state"], status["exit_code"]) == ("CANCELLED", 130)
     assert "killed before that could be written down" in status["reason"]
+
+
+PRINTS = """
+    flag = folder.parent.parent / "print"
+    def hook(step):
+        if flag.exists() and not (folder / f"printed-{rank}").exists():
+            (folder / f"printed-{rank}").touch()
+            for number in range(3000): print(f"number {number:04}", "x" * 200, flush=True)
+"""
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_a_full_disk_under_the_logs_loses_no_line_of_the_terminal_and_the_loss_is_told(box: Box) -> None:
+    box.runs.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", box.runs], check=True)
+    try:
+        box.step(2, steps=100_000, hook=PRINTS)
+        box.stepping()
+        ballast = box.runs / "ballast"
+        with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+            while True:
+                file.write(b"x" * 4096)
+        (box.folder / "print").touch()
+        shown = [
+            f"[{processes.host_name()}:rank{rank}] number {number:04} " for rank in (0, 1) for number in range(3000)
+        ]
+
+        def numbers() -> list[str]:
+            lines = box.out.read_text().splitlines()
+            return sorted(line.partition("x")[0] for line in lines if " number " in line and line.endswith("x" * 200))
+
+        until(lambda: len(numbers()) >= len(shown), 10, lambda: f"every line: {len(numbers())} of {len(shown)}")
+        assert numbers() == shown, "each once"
+        hears(box, "the disk refuses what ranks print (No space left on device)")
+        ballast.unlink()
+        box.interrupt()
+        hears(box, "bytes of what ranks printed are missing in")
+        (note,) = box.status()["notes"]
+        assert note.startswith("some of what ranks printed is missing in logs/0/")
+        assert "what ranks printed is missing in" in box.gangrun("status", "--runs-dir", str(box.runs)).stdout
+    finally:
+        subprocess.run(["umount", "--lazy", box.runs], check=True)
 
 
 REFUSALS = {"ENOSPC": "No space left on device", "EROFS": "Read-only file system"}

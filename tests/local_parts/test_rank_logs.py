@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.agent.ranks.logs import LINE_MAX_BYTES, CappedLog, RankLogs, log_parts
+from gangrun.agent.ranks.logs import LINE_MAX_BYTES, LOST, CappedLog, RankLogs, log_parts
 from gangrun.wire.spec import LogSpec
 from tests.local_parts.gang import boottime
 from tests.waiting import until
@@ -164,6 +165,47 @@ def test_a_disk_that_refuses_is_tried_again_and_the_loss_is_told(start: Start, t
     until(lambda: (tmp_path / "logs" / "n0.log").exists() and "kept" in pipes.text(), 5, "the next try")
     assert "bytes were lost here: " in pipes.text()
     assert "[n0:rank7] lost" not in pipes.text()
+
+
+@pytest.mark.root
+def test_a_full_disk_loses_no_line_of_a_rank_that_is_shown(tmp_path: Path) -> None:
+    """It takes a part of what is written, then nothing, then all again: each line is in the log or was shown, once."""
+    disk, handed, said = tmp_path / "disk", list[str](), list[str]()
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", disk], check=True)
+    try:
+        ballast = disk / "ballast"
+        ballast.write_bytes(b"x" * 128 * 1024)
+        logs = RankLogs(
+            "n0", disk / "logs", LogSpec(), boottime, shown={0, 3},
+            show=lambda line: handed.append(line.decode()), say=said.append,
+        )  # fmt: skip
+        read, write = os.pipe()
+        err_read, err_write = os.pipe()
+        logs.add(3, read, err_read)
+
+        def prints(numbers: range) -> None:
+            for number in numbers:
+                os.write(write, b"line %05d of many\n" % number)
+            until(lambda: logs.output_bytes(3) == 19 * numbers.stop and not logs._spooled_bytes, 10, "it to be tried")
+
+        prints(range(8000))  # 240 KB of the 120 that are left
+        assert len(said) == 1 and "No space left on device" in said[0]
+        ballast.unlink()
+        prints(range(8000, 8100))
+        os.close(write)
+        os.close(err_write)
+        assert logs.close(20)
+        text = (disk / "logs" / "n0.log").read_text()
+        whole = [line for line in text.splitlines() if line.endswith(" of many") and len(line) == len(handed[0])]
+        assert sorted(handed + whole) == [f"[n0:rank3] line {number:05} of many" for number in range(8100)]
+        assert len(handed) > 1000 and len(whole) > 1000
+        assert "bytes were lost here: No space left on device" in text
+        lost_bytes = sum(len(line) + 1 for line in handed)
+        assert (disk / "logs" / f"n0.log{LOST}").read_text().startswith(f"{lost_bytes} bytes")
+        assert f"{lost_bytes} bytes of what ranks printed are missing in" in said[-1]
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
 
 
 def test_pipes_that_something_else_holds_hold_up_neither_the_last_words_nor_the_end(start: Start) -> None:

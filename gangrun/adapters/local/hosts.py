@@ -38,7 +38,7 @@ class LocalHosts:
     specs: Mapping[str, Mapping[str, object]]
     environment: Mapping[str, str]
     logs: Mapping[str, Path]
-    hear: Callable[[str], None] = lambda line: None  # each line they say; called from threads
+    hear: Callable[[str], bool] = lambda line: True  # each line they say; whether to keep it. Called from threads
     _pumps: list[threading.Thread] = field(default_factory=list)
     _children: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _life_read: int = -1
@@ -79,10 +79,12 @@ class LocalHosts:
         with os.fdopen(words, "rb", buffering=0) as pipe:
             while data := pipe.read(65536):
                 *lines, rest = (rest + data).split(b"\n")
-                for line in lines:
-                    self.hear(line.decode("utf-8", "replace"))
+                keep = [line + b"\n" for line in lines if self.hear(line.decode("utf-8", "replace"))]
                 with contextlib.suppress(queue.Full):  # the disk stands still for long: these words are lost
-                    kept.put_nowait(data)
+                    if keep:
+                        kept.put_nowait(b"".join(keep))
+        if rest:
+            kept.put(rest)
         kept.put(b"")
         keeper.join()
 

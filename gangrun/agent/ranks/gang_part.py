@@ -14,6 +14,7 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from gangrun.agent.brain import facts
 from gangrun.agent.ranks.environment import AttemptFiles, GangSpec, RankPlace, rank_environment, tag_prefix
@@ -37,13 +38,24 @@ class LaunchError(RuntimeError):
     """A rank could not be started; none is left. The message says which and why."""
 
 
+@dataclass(frozen=True, slots=True)
+class People:
+    """Who is told what the disk does not take: a line of a rank that is shown to them, and that it does not."""
+
+    show: Callable[[bytes], None] = lambda line: None
+    say: Callable[[str], None] = lambda sentence: None
+
+
 class _Gang:
     """The ranks of one attempt."""
 
-    def __init__(self, spec: GangSpec, attempt: int, now: Callable[[], float]) -> None:
-        self.attempt = attempt
+    def __init__(self, spec: GangSpec, order: Launch, now: Callable[[], float], people: People) -> None:
+        attempt = self.attempt = order.attempt
         self.files = AttemptFiles(spec.local_root, spec.run, spec.node, attempt)
-        self.logs = RankLogs(spec.node, spec.run_directory / "logs" / str(attempt), spec.log, now)
+        self.logs = RankLogs(
+            spec.node, spec.run_directory / "logs" / str(attempt), spec.log, now,
+            shown={0, order.world_size - 1}, show=people.show, say=people.say,
+        )  # fmt: skip
         self.oom = OomCounter()
         self.ranks: dict[int, WatchedRank] = {}
         self.seen: dict[int, Proc] = {}  # children that ranks were seen to have, by pid
@@ -58,10 +70,14 @@ class _Gang:
 class RankGang:
     """All that this node runs for the gang."""
 
-    def __init__(self, spec: GangSpec, now: Callable[[], float], spared: Callable[[], Collection[int]] = tuple) -> None:
+    def __init__(
+        self, spec: GangSpec, now: Callable[[], float], spared: Callable[[], Collection[int]] = tuple,
+        people: People = People(),
+    ) -> None:  # fmt: skip
         """``spared``: pids below the warden that are not of ranks (the supervisor); the agent itself is known."""
         self._spec = spec
         self._now = now
+        self._people = people
         self._family = OwnProcesses(tag_prefix(spec.run, spec.node), job_of(spec.inherited), spec.warden_pid, spared)
         self._gang: _Gang | None = None  # of the newest attempt, also once it has ended: its slots may still be asked
         self._ladder: StopLadder | None = None
@@ -102,7 +118,7 @@ class RankGang:
         self._forget()
         spec = self._spec
         try:
-            gang = self._gang = _Gang(spec, order.attempt, self._now)
+            gang = self._gang = _Gang(spec, order, self._now, self._people)
         except OSError as error:
             raise LaunchError(f"no room for the ranks' small files in {spec.local_root}: {error.strerror}") from error
         for local_rank, rank in enumerate(order.ranks):

@@ -4,6 +4,10 @@ One thread reads every pipe and never waits for a disk; one thread writes and ma
 them is a bounded spool: when a disk stands still the spool fills, then lines are dropped and counted, and the count is
 written where they are missing. A rank therefore never blocks on its output. Time is handed in.
 
+A disk that refuses (full, read-only, failing) loses what it refuses, but not for who looks: whole lines of the ranks
+that a person sees are handed to ``show``. ``X.log.lost`` says how much is missing in ``X.log``, and why; it is there
+as soon as the disk takes so much as an empty file.
+
 ``X.log`` holds the first bytes. What comes after goes to ``X.log.tail``; once that is half of the tail's cap it becomes
 ``X.log.tail.1`` and the older one goes: its place says how much went. Nothing is copied and every file is readable at
 any moment.
@@ -15,7 +19,7 @@ import os
 import selectors
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,7 +36,7 @@ class CappedLog:
     """One log; OSError comes through, and a later write tries again."""
 
     def __init__(self, path: Path, head_max_bytes: int, tail_max_bytes: int) -> None:
-        self._path = path
+        self.path = path
         self._head_max_bytes = head_max_bytes
         self._segment_max_bytes = max(tail_max_bytes // 2, 1)
         self._tail = path.with_name(path.name + ".tail")
@@ -41,15 +45,26 @@ class CappedLog:
         self._size_bytes = 0
         self._in_tail = False
         self._dropped_bytes = 0
+        self._is_torn = False  # the file ends in the middle of a line
+        self.refused = b""  # what the last ``write`` did not bring into the file, in whole lines
 
     def write(self, data: bytes) -> None:
         """Append whole lines."""
+        self.refused = data
         if self._fd < 0:
-            self._open(self._tail if self._in_tail else self._path)
+            self._open(self._tail if self._in_tail else self.path)
         limit_bytes = self._segment_max_bytes if self._in_tail else self._head_max_bytes
         if self._size_bytes and self._size_bytes + len(data) > limit_bytes:
             self._turn()
-        self._append(data)
+        mended_bytes, before_bytes = int(self._is_torn), self._size_bytes
+        try:
+            self._append(b"\n" * mended_bytes + data)
+        finally:
+            done_bytes = max(0, self._size_bytes - before_bytes - mended_bytes)
+            whole_bytes = data.rfind(b"\n", 0, done_bytes) + 1
+            if self._size_bytes > before_bytes:
+                self._is_torn = done_bytes > whole_bytes
+            self.refused = data[whole_bytes:]
 
     def _open(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,6 +108,7 @@ SPOOL_MAX_BYTES = 16 * 1024 * 1024
 TAIL_LINES_COUNT = 400
 TAIL_MAX_BYTES = 64 * 1024
 RETRY_AFTER_S = 1.0
+LOST = ".lost"  # after the name of a log: says what is missing in it
 
 
 @dataclass(slots=True)
@@ -121,8 +137,15 @@ class RankLogs:
         spec: LogSpec,
         now: Callable[[], float],
         spool_max_bytes: int = SPOOL_MAX_BYTES,
+        shown: Collection[int] = (),
+        show: Callable[[bytes], None] = lambda line: None,
+        say: Callable[[str], None] = lambda sentence: None,
     ) -> None:
+        """``show`` gets the lines that the disk refuses of ranks that are ``shown``; ``say`` is told that it does."""
         self._node = node
+        self._shown = tuple(f"[{node}:rank{rank}] ".encode() for rank in shown)
+        self._show, self._say = show, say
+        self._lost_bytes = 0  # in all
         self._spec = spec
         self._now = now
         self._spool_max_bytes = spool_max_bytes
@@ -305,6 +328,7 @@ class RankLogs:
                 note = (
                     f"{self._dropped_count} lines ({self._dropped_bytes} bytes) were dropped here: the disk stood still"
                 )
+                self._lost_bytes += self._dropped_bytes
                 self._dropped_count = self._dropped_bytes = 0
                 self._lines.append((-1, note.encode() + b"\n"))
             self._lines.append((rank, line))
@@ -324,40 +348,75 @@ class RankLogs:
                 self._lines.clear()
             ended = any(rank == -2 for rank, _ in batch)
             size_bytes = sum(len(line) for rank, line in batch if rank != -1)
+            chunks, refused = self._chunks(batch), b""
             try:
                 if trouble:
                     note = f"{lost_bytes} bytes were lost here: {trouble}"
                     self._log.write(self._prefixed(-1, note.encode() + b"\n"))
+                    self._mark_lost(trouble)
                     trouble, lost_bytes = "", 0
-                self._write(batch)
+                while chunks:
+                    chunk = chunks.pop(0)
+                    try:
+                        self._log.write(chunk)
+                    except OSError:
+                        refused = self._log.refused
+                        raise
+                self._write_by_rank(batch)
             except OSError as error:  # full, read-only, stale: the ranks go on, and the log says later what is missing
                 trouble = error.strerror or str(error)
-                lost_bytes += size_bytes
+                refused = b"".join([refused, *chunks])
+                lost_bytes += len(refused) or size_bytes
+                self._lose(refused, trouble)
                 self._close_files()
                 if not ended:
                     threading.Event().wait(RETRY_AFTER_S)
             with self._changed:
                 self._spooled_bytes -= size_bytes
+        self._lost_bytes += self._dropped_bytes
+        if self._lost_bytes:
+            self._mark_lost(trouble)
+            self._say(f"{self._lost_bytes} bytes of what ranks printed are missing in {self._log.path}")
         self._close_files()
         self._written.set()
+
+    def _lose(self, refused: bytes, why: str) -> None:
+        """The disk has not taken these lines: a person still sees those of the ranks that are shown."""
+        if not self._lost_bytes:
+            self._say(f"the disk refuses what ranks print ({why}): it will be missing in {self._log.path}")
+        self._lost_bytes += len(refused)
+        self._mark_lost(why)
+        for line in refused.splitlines():
+            if line.startswith(self._shown):
+                self._show(line)
+
+    def _mark_lost(self, why: str) -> None:
+        """For who looks at the run directory; on a full disk the file may stay empty."""
+        try:
+            path = self._log.path.with_name(self._log.path.name + LOST)
+            path.write_text(f"{self._lost_bytes} bytes" + (f": {why}" if why else ""), "utf-8")
+        except OSError:
+            return  # it is tried again with the next loss, and at the end
 
     def _prefixed(self, rank: int, line: bytes) -> bytes:
         who = f"rank{rank}" if rank >= 0 else "gangrun"
         return f"[{self._node}:{who}] ".encode() + line
 
-    def _write(self, batch: list[tuple[int, bytes]]) -> None:
-        chunk: list[bytes] = []
+    def _chunks(self, batch: list[tuple[int, bytes]]) -> list[bytes]:
+        """What to write at once: a cap is kept to within one chunk."""
+        chunks: list[list[bytes]] = [[]]
         chunk_bytes = 0
         for rank, line in batch:
             if rank == -2:
                 continue
-            chunk.append(self._prefixed(rank, line))
+            if chunk_bytes > READ_BYTES:
+                chunks.append([])
+                chunk_bytes = 0
+            chunks[-1].append(self._prefixed(rank, line))
             chunk_bytes += len(line)
-            if chunk_bytes > READ_BYTES:  # a cap is kept to within one chunk
-                self._log.write(b"".join(chunk))
-                chunk, chunk_bytes = [], 0
-        if chunk:
-            self._log.write(b"".join(chunk))
+        return [b"".join(chunk) for chunk in chunks if chunk]
+
+    def _write_by_rank(self, batch: list[tuple[int, bytes]]) -> None:
         if self._spec.per_rank:
             for rank in sorted({rank for rank, _ in batch if rank >= 0}):
                 log = self._rank_logs.get(rank) or self._rank_logs.setdefault(rank, self._capped(f"rank-{rank}.log"))

@@ -1,14 +1,17 @@
-"""Which checkpoint is chosen, table by table; the sentences are what an operator reads, so they are part of it."""
+"""Which checkpoint is resumed from, how its reading is shared, which may go, and how often to save."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gangrun.core.checkpoints.cadence import cadence, efficiency, lambert_w0, observed_mtbf_s, optimum_s
 from gangrun.core.checkpoints.resume import (
+    PATIENCE_MIN_S,
     Candidate,
     Chosen,
     FromZero,
@@ -17,10 +20,18 @@ from gangrun.core.checkpoints.resume import (
     ResumeKind,
     ResumeRequest,
     choose,
+    far_share,
     parse_resume,
+    patience_s,
+    readers_max_count,
+    share_of,
     shown,
 )
+from gangrun.core.checkpoints.retention import CommittedStep, Keep, for_a_rollback, to_prune
 from gangrun.core.model import CheckpointRef, Level
+
+# ---- which checkpoint is chosen --------------------------------------------------------------------------------------
+
 
 AUTO = ResumeRequest()
 ZERO = ResumeRequest(ResumeKind.NONE)
@@ -233,3 +244,158 @@ def test_never_from_zero_once_anything_was_committed_and_never_an_invalid_one(
         assert isinstance(choice, NothingValid) == (best >= 0 or any(c.committed for c in found))
         assert len(choice.passed_over) == len(found)
     assert choice.reason
+
+
+# ---- all pieces are dealt out, each once, in order and evenly --------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 10**13), max_size=40), st.integers(1, 12))
+def test_all_is_read_once_and_nobody_reads_much_more_than_the_others(sizes: list[int], readers: int) -> None:
+    shares = [share_of(sizes, reader, readers) for reader in range(readers)]
+    assert [number for share in shares for number in share] == list(range(len(sizes)))
+    most = max((sum(sizes[number] for number in share) for share in shares), default=0)
+    assert most * readers <= sum(sizes) + max(sizes, default=0) * readers
+
+
+def test_shares_are_neighbours() -> None:
+    assert [share_of([5, 5, 5, 5], reader, 2) for reader in range(2)] == [range(2), range(2, 4)]
+    assert [share_of([1, 1], reader, 3) for reader in range(3)] == [range(1), range(1, 2), range(2, 2)]
+    assert share_of([], 0, 1) == range(0)
+
+
+def test_so_many_read_that_each_has_enough_to_do() -> None:
+    assert [readers_max_count(total, 100) for total in (0, 99, 199, 200, 1000)] == [1, 1, 1, 2, 10]
+    assert readers_max_count(10**15, 0) == 1, "not to be shared"
+
+
+def test_others_are_waited_for_by_what_the_first_one_took() -> None:
+    assert patience_s(0.1) == PATIENCE_MIN_S
+    assert patience_s(100.0) == 200.0
+
+
+@given(st.integers(1, 50))
+def test_nobody_reads_what_it_wrote_itself_where_there_is_anybody_else(count: int) -> None:
+    shares = [far_share(place, count) for place in range(count)]
+    assert sorted(shares) == list(range(count))
+    assert count == 1 or all(share != place for place, share in enumerate(shares))
+
+
+# ---- what may go and what never does ---------------------------------------------------------------------------------
+
+
+def held(*steps: int, bad: tuple[int, ...] = ()) -> list[CommittedStep]:
+    return [CommittedStep(step, step not in bad) for step in steps]
+
+
+def test_the_newest_stay_and_every_mth_stays_for_good() -> None:
+    steps = held(*range(10, 110, 10))
+    assert to_prune(steps, Keep()) == ()
+    assert to_prune(steps, Keep(3)) == (10, 20, 30, 40, 50, 60, 70)
+    assert to_prune(steps, Keep(3, every_steps=50)) == (10, 20, 30, 40, 60, 70)
+    assert to_prune(steps, Keep(3), needed_steps=[20]) == (10, 30, 40, 50, 60, 70)
+
+
+def test_the_newest_valid_ones_stay_however_many_damaged_ones_are_newer() -> None:
+    assert to_prune(held(10, 20, 30, 40, 50, bad=(30, 40, 50)), Keep(2)) == (30,)
+
+
+@pytest.mark.parametrize(
+    ("resumed", "written", "needed"),
+    [
+        (None, (), ()),
+        (40, (), (20, 30, 40)),
+        (40, (41, 42, 43, 50), (20, 30, 40)),
+        (40, (41, 51), (20, 30, 40)),
+        (40, (51, 52), ()),
+        (20, (22,), (10, 20)),
+        (10, (12,), (10,)),
+    ],
+)
+def test_what_a_rollback_needs_stays_until_what_was_loaded_has_shown_itself(
+    resumed: int | None, written: tuple[int, ...], needed: tuple[int, ...]
+) -> None:
+    there = held(10, 20, 30, 35, 40, *written, bad=(35,))
+    assert for_a_rollback(there, resumed, written, 10) == needed
+    assert not set(to_prune(there, Keep(2), needed)) & set(needed)
+
+
+@pytest.mark.parametrize("arguments", [(1, 0), (-1, 0), (2, -1)])
+def test_keeping_one_is_refused(arguments: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="at least 2"):
+        Keep(*arguments)
+
+
+@given(st.dictionaries(st.integers(0, 60), st.booleans()), st.integers(2, 6), st.integers(0, 20))
+def test_a_valid_one_is_always_left(valid: dict[int, bool], newest: int, every: int) -> None:
+    gone = to_prune([CommittedStep(step, ok) for step, ok in valid.items()], Keep(newest, every))
+    left = set(valid) - set(gone)
+    assert len(left) >= min(len(valid), newest)
+    if any(valid.values()):
+        assert max(step for step, ok in valid.items() if ok) in left
+
+
+# ---- how often to save -----------------------------------------------------------------------------------------------
+
+
+HOUR, MINUTE = 3600.0, 60.0
+# mean time between failures, stall, restart, exact optimum in minutes, efficiency there, efficiency at 60 minutes
+TABLE = [
+    (48 * HOUR, 1, 300, 9.79, 0.9949, 0.9876),
+    (48 * HOUR, 30, 300, 53.33, 0.9798, 0.9797),
+    (48 * HOUR, 120, 300, 106.00, 0.9615, 0.9557),
+    (24 * HOUR, 300, 600, 116.69, 0.9126, 0.8962),
+    (6 * HOUR, 300, 600, 56.71, 0.8194, 0.8192),
+    (10000, 1, 300, 2.35, 0.9568, 0.8061),
+    (10000, 30, 300, 12.58, 0.8973, 0.7984),
+    (1.8 * HOUR, 30, 300, 10.06, 0.8658, 0.7063),
+    (14 * MINUTE, 5, 120, 1.47, 0.7755, 0.0513),
+    (15 * MINUTE, 300, 600, 9.17, 0.1997, 0.0273),
+]
+
+
+@pytest.mark.parametrize(("mtbf_s", "stall_s", "restart_s", "best_min", "at_best", "at_hour"), TABLE)
+def test_the_optimum_is_exact(
+    mtbf_s: float, stall_s: float, restart_s: float, best_min: float, at_best: float, at_hour: float
+) -> None:
+    best_s = optimum_s(stall_s, mtbf_s)
+    assert best_s == pytest.approx(best_min * MINUTE, rel=0.005)
+    assert efficiency(best_s, stall_s, mtbf_s, restart_s) == pytest.approx(at_best, abs=3e-4)
+    assert efficiency(HOUR, stall_s, mtbf_s, restart_s) == pytest.approx(at_hour, abs=4e-4)
+    for off in (0.98, 1.02):  # nothing beside it is better
+        assert efficiency(best_s * off, stall_s, mtbf_s, restart_s) < efficiency(best_s, stall_s, mtbf_s, restart_s)
+
+
+def test_lamberts_w_inverts_what_it_says_it_does() -> None:
+    for i in range(1, 2000):
+        w = -1 + i / 2000
+        assert lambert_w0(w * math.exp(w)) == pytest.approx(w, rel=1e-6, abs=1e-9)
+    assert lambert_w0(-1 / math.e) == pytest.approx(-1, abs=1e-7) and lambert_w0(0) == 0
+    for outside in (0.1, -1, math.nan):
+        with pytest.raises(ValueError, match="from -1/e to 0"):
+            lambert_w0(outside)
+
+
+def test_between_the_formulas_nothing_jumps() -> None:
+    for ratio in (1e-10, 1e-9, 1.01e-9, 1e-7, 2e-5, 2.6e-5, 1e-4):
+        exact = optimum_s(ratio, 1.0)
+        daly = math.sqrt(2 * ratio) * (1 + math.sqrt(ratio / 2) / 3 + ratio / 18) - ratio
+        assert exact == pytest.approx(daly, rel=1e-3)
+    for stall_s, mtbf_s in ((0, 1), (1, 0)):
+        with pytest.raises(ValueError, match="positive"):
+            optimum_s(stall_s, mtbf_s)
+
+
+def test_the_interval_is_bounded_and_says_so() -> None:
+    plain = cadence(30, 60, 48 * HOUR)
+    assert plain.interval_s == pytest.approx(53.33 * MINUTE, rel=0.005) and "fails every 48.0 h" in plain.reason
+    slow = cadence(0.1, 200, 2 * HOUR)
+    assert slow.interval_s == 400 and "raised to 400 s: a save takes 200.0 s to write" in slow.reason
+    rare = cadence(600, 60, 10000 * HOUR)
+    assert rare.interval_s == 4 * HOUR and "lowered to the most" in rare.reason
+    assert cadence(0, 0, HOUR).interval_s == 10
+
+
+def test_failures_shorten_what_is_expected() -> None:
+    assert observed_mtbf_s(0, 0) == 24 * HOUR
+    assert observed_mtbf_s(24 * HOUR, 3) == 12 * HOUR
+    assert observed_mtbf_s(-5, -1) == 24 * HOUR

@@ -107,7 +107,8 @@ class VerifiedBefore:
         try:
             write_json(self._folder, MEMORY_NAME, msgspec.to_builtins(_VerifiedFile(2, rows)))
         except OSError as error:
-            return f"what was verified cannot be remembered in {self._folder} ({os.strerror(error.errno or 0)})"
+            why = os.strerror(error.errno or 0)
+            return f"the list of verified checkpoints cannot be saved in {self._folder} ({why}): they are read again"
         self._changed = False
         return ""
 
@@ -155,7 +156,7 @@ def _load(path: str) -> dict[str, _Row]:
 
 
 RECORD_NAME = "resume-request.json"
-_WORDS = "what an earlier resume request put out of use"
+_WORDS = "the record of an earlier resume request"
 
 
 class RequestRecord(msgspec.Struct, frozen=True):
@@ -193,5 +194,5 @@ def save_record(run_directory: str, record: RequestRecord) -> None:
         write_json(folder, RECORD_NAME, msgspec.to_builtins(record))
     except OSError as error:
         raise StorageUnreadable(
-            f"the resume request cannot be kept in {shown(folder)} ({os.strerror(error.errno or 0)})"
+            f"the resume request cannot be saved in {shown(folder)} ({os.strerror(error.errno or 0)})"
         ) from None

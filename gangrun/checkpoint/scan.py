@@ -94,7 +94,7 @@ def step_pattern(text: str = DEFAULT_PATTERN) -> StepPattern:
     try:
         compiled = re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:
-        raise BadPattern(f"checkpoint pattern {shown(text)} is no regular expression: {error}") from None
+        raise BadPattern(f"checkpoint pattern {shown(text)} is not a regular expression: {error}") from None
     if "step" in compiled.groupindex:
         return StepPattern(text, compiled, "step")
     if compiled.groups != 1:
@@ -117,7 +117,7 @@ def list_steps(directory: str, pattern: StepPattern) -> list[StepDirectory]:
     except OSError as error:
         raise StorageUnreadable(
             f"checkpoint directory {shown(directory)} cannot be read ({os.strerror(error.errno or 0)}): "
-            "nobody can tell which checkpoints there are"
+            "gangrun does not know which checkpoints exist"
         ) from None
     for item in listed:
         step = None if item.name == MACHINE_FOLDER else pattern.step_of(item.name)

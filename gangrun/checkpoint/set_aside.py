@@ -143,7 +143,7 @@ def move(source: str, target: str, judged: Identity | None) -> bool:
     except FileNotFoundError:
         return False
     if before != judged:
-        raise StorageUnreadable(f"{_replaced_words(source)} gangrun leaves it there and judges the checkpoints again")
+        raise StorageUnreadable(f"{_replaced_words(source)} gangrun leaves it there and chooses again")
     try:
         os.rename(source, target)
     except OSError:
@@ -162,7 +162,7 @@ def _returned(moved: str, path: str) -> str:
     """Bring back what was moved by mistake, unless its name is taken by then; says which."""
     if not os.path.lexists(path):
         os.rename(moved, path)
-        return " gangrun had moved the new save, has brought it back, and judges the checkpoints again"
+        return " gangrun had moved the new save, has brought it back, and chooses again"
     undo = f"mv -nT -- {shlex.quote(moved)} {shlex.quote(path)}"
     return f" gangrun moved the new save, and a third one has taken its name; to bring the moved one back: {undo}"
 

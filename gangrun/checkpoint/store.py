@@ -310,7 +310,7 @@ class CheckpointRoom:
         hidden = [c for c in candidates if c.unreadable and any(c.path == p.path for p in choice.passed_over)]
         if hidden:
             raise StorageUnreadable(
-                f"nobody can tell what to resume from: {len(hidden)} of {len(candidates)} step directories "
+                f"gangrun cannot choose a checkpoint: {len(hidden)} of {len(candidates)} step directories "
                 f"cannot be read; step {hidden[0].step}: {hidden[0].why_not}"
             )
 

@@ -47,7 +47,7 @@ class ValidatorVerdicts:
         if content is False:
             return replace(candidate, valid=False, level=None, why_not=f"the validator refuses it{said}")
         if content is None:
-            unsure = f"the validator has no opinion of it{said}"
+            unsure = f"the validator gave no verdict{said}"
             return replace(candidate, why_not="; ".join(filter(None, (candidate.why_not, unsure))))
         return candidate
 
@@ -60,7 +60,7 @@ class ValidatorVerdicts:
         if content:
             why = "its format is unknown to gangrun, and the validator accepts it"
             return replace(candidate, kind=Kind.CUSTOM, committed=True, level=Level.COMPLETE, valid=True, why_not=why)
-        words = "refuses it" if content is False else "has no opinion of it"
+        words = "refuses it" if content is False else "gave no verdict"
         return replace(candidate, why_not=f"{candidate.why_not}; the validator {words}{said}")
 
     def _ask(self, path: str, nonce: str | None) -> tuple[bool | None, str]:

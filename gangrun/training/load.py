@@ -237,7 +237,7 @@ class CheckpointReader:
             if isinstance(found, TensorStorageMetadata) and found.properties.dtype != value.dtype:
                 raise CheckpointError(
                     f"{name!r} is {found.properties.dtype} in {self.directory} and {value.dtype} here; "
-                    "torch would convert it without a word"
+                    "torch would convert it silently"
                 )
 
     def _turns(self, items: list[ReadItem]) -> Iterator[tuple[str, _Turn]]:

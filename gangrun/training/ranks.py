@@ -98,8 +98,8 @@ class RankGroup:
         other = first if here == last else last
         there = ScriptCall(other >> _STEP_BITS).said(other % (1 << _STEP_BITS) - 1)
         raise ValueError(
-            f"rank {self.rank} is in {self._call.said(self._step)} and another one in {there}: all ranks call step(), "
-            "save() and close() alike, in the same order and for the same steps"
+            f"rank {self.rank} is in {self._call.said(self._step)} and another rank in {there}: all ranks must call "
+            "step(), save() and close() alike, in the same order and for the same steps"
         )
 
     @contextlib.contextmanager

@@ -142,7 +142,7 @@ def test_objects_in_a_form_of_their_own_cannot_be_checked_but_zeros_can(copy: Co
     path = copy("step-10")
     rng = entries(path)["step"]
     change(path / rng.path, rng.offset, b"my own format".ljust(rng.length, b"."))
-    assert judged(path).why.endswith("cannot be checked: of a form of their own")
+    assert judged(path).why.endswith("cannot be checked: not written by torch.save")
     assert judged(path).valid
     change(path / rng.path, rng.offset, bytes(rng.length))
     assert judged(path).why == f"step in {rng.path} is damaged: it is all zeros"

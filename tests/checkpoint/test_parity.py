@@ -367,7 +367,7 @@ def test_what_nobody_waits_for_any_more_ends_at_the_next_piece_and_leaves_nothin
     missing = step.without(folder, (0, 2))
     before = sorted(folder.iterdir())
     asked = iter(range(pieces_count, -1, -1))
-    with pytest.raises(GivenUp, match="it was given up for something newer"):
+    with pytest.raises(GivenUp, match="gangrun stopped writing this step: a newer request replaced it"):
         rebuild_files(step.record, missing, str(folder), lambda: next(asked) == 0)
     assert sorted(folder.iterdir()) == before
 

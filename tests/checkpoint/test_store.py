@@ -104,7 +104,7 @@ def test_a_directory_that_cannot_be_read_is_never_an_empty_one(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "scandir", fail)
-    with pytest.raises(StorageUnreadable, match="nobody can tell"):
+    with pytest.raises(StorageUnreadable, match="gangrun does not know which checkpoints exist"):
         CheckpointRoom(str(root)).choose_and_set_aside(AUTO, "0")
     assert names(root) == ["step-10", "step-20"]
 
@@ -125,7 +125,7 @@ def test_checkpoints_that_cannot_be_read_are_no_reason_to_conclude(
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, call, fail)
-    with pytest.raises(StorageUnreadable, match="nobody can tell what to resume from: 2 of 2"):
+    with pytest.raises(StorageUnreadable, match="gangrun cannot choose a checkpoint: 2 of 2"):
         CheckpointRoom(str(root)).choose_and_set_aside(AUTO, "0")
     monkeypatch.undo()
     assert names(root) == ["step-10", "step-20"]
@@ -269,7 +269,7 @@ def test_a_damaged_record_of_a_request_is_not_guessed_around(copy: Copy, tmp_pat
 def test_a_request_that_cannot_be_kept_is_not_begun(copy: Copy, tmp_path: Path) -> None:
     root = copy("step-10", "step-20")
     (tmp_path / "run").touch()
-    with pytest.raises(StorageUnreadable, match="cannot be kept"):
+    with pytest.raises(StorageUnreadable, match="cannot be saved in"):
         CheckpointRoom(str(root), run_directory=str(tmp_path / "run" / "x")).choose_and_set_aside(
             parse_resume("10"), "0"
         )
@@ -347,7 +347,7 @@ def test_a_memory_that_cannot_be_written_costs_only_time(copy: Copy, tmp_path: P
     (root / ".gangrun").symlink_to(tmp_path)  # a link to elsewhere is not written through
     resume = CheckpointRoom(str(root)).choose_and_set_aside(AUTO, "0")
     assert step_of(resume) == 20
-    assert len(resume.notes) == 1 and "cannot be remembered" in resume.notes[0]
+    assert len(resume.notes) == 1 and "cannot be saved in" in resume.notes[0]
     assert not (tmp_path / "verified.json").exists()
 
 

@@ -134,9 +134,9 @@ def test_without_an_opinion_gangruns_own_stands_and_says_so(copy: Copy) -> None:
     root = copy("step-10", "step-20")
     resume = CheckpointRoom(str(root), validator=lambda path: (None, "exit code 3")).choose_and_set_aside(AUTO, "a")
     assert isinstance(resume.choice, Chosen) and resume.choice.checkpoint.step == 20
-    assert "checksum holds; the validator has no opinion of it: exit code 3" in resume.choice.reason
+    assert "checksum holds; the validator gave no verdict: exit code 3" in resume.choice.reason
     silent = CheckpointRoom(str(root), validator=lambda path: (None, "exit code 3")).survey(Depth.ALL)
-    assert {one.why_not for one in silent} == {"the validator has no opinion of it: exit code 3"}
+    assert {one.why_not for one in silent} == {"the validator gave no verdict: exit code 3"}
     looked = CheckpointRoom(str(root), validator=lambda path: (False, "")).survey(Depth.STRUCTURE)
     assert all(one.level for one in looked), "nobody is asked where nothing is read"
 

@@ -226,14 +226,14 @@ def test_ranks_agree_on_their_end_and_wait_for_none_that_is_gone(tmp_path: Path)
     steps = ("Checkpointer.step(0)", "Checkpointer.step(1)")
     for rank, heard in enumerate(found["steps_apart"]["heard"]):
         assert heard.startswith(
-            f"ValueError: rank {rank} is in {steps[rank]} and another one in {steps[1 - rank]}: all"
+            f"ValueError: rank {rank} is in {steps[rank]} and another rank in {steps[1 - rank]}: all"
         )
     sooner, later = found["one_ends_sooner"]["heard"]
     assert re.match(
-        r"ValueError: rank 0 is in Checkpointer.close\(\) and another one in Checkpointer.step\([1-9]", sooner
+        r"ValueError: rank 0 is in Checkpointer.close\(\) and another rank in Checkpointer.step\([1-9]", sooner
     )
     assert re.match(
-        r"ValueError: rank 1 is in Checkpointer.step\([1-9]\d*\) and another one in Checkpointer.close\(\)", later
+        r"ValueError: rank 1 is in Checkpointer.step\([1-9]\d*\) and another rank in Checkpointer.close\(\)", later
     )
     for way, where in (("one_makes_it_later", r"\(\.\.\.\)"), ("one_begins_later", r"\.step\(0\)")):
         assert ended[way] == (["", ""], [3] if "begins" in way else []), way

@@ -93,7 +93,7 @@ def test_a_step_in_memory_becomes_an_ordinary_checkpoint_that_is_resumed_from(
         assert brought.ok
         assert adopt(into, str(node.directory), 5, step.nonce) == ""
         assert adopt(into, str(node.directory), 5, step.nonce) == ""  # said again
-        assert adopt(into, str(node.directory), 5, "0" * 32) == "step 5 stands on disk already"
+        assert adopt(into, str(node.directory), 5, "0" * 32) == "step 5 is on disk already"
     choice = CheckpointRoom(str(node.directory)).choose_and_set_aside(ResumeRequest(), "x").choice
     assert isinstance(choice, Chosen) and choice.checkpoint.step == 5 and "verified" in choice.reason
     other = torch.nn.Linear(3, 4)
@@ -139,7 +139,7 @@ def test_what_does_not_fit_is_told_once_and_the_disk_gets_its_saves(
             with node.checkpointer(every_steps=5) as ckpt:
                 node.train(ckpt, range(9))
         said = [str(one.message) for one in told if one.category is CheckpointWarning]
-        assert len(said) == 1 and "steps are not kept in memory" in said[0] and "limit of 100 bytes" in said[0]
+        assert len(said) == 1 and "saved to disk only, not to memory" in said[0] and "limit of 100 bytes" in said[0]
         assert saved(node) == [4, 8]
         assert node.held() == []
     finally:
@@ -152,11 +152,11 @@ def test_a_keeper_that_died_costs_its_steps_and_nothing_else(node: Node) -> None
         node.train(ckpt, range(2))
         node.keeper.kill()
         node.keeper.wait()
-        with pytest.warns(CheckpointWarning, match="not kept in memory"):
+        with pytest.warns(CheckpointWarning, match="not to memory"):
             node.train(ckpt, range(2, 8))
     assert saved(node) == [4, 7]
     assert node.steps() == ()
-    with pytest.warns(UserWarning, match="checkpoints are not kept in memory"):
+    with pytest.warns(UserWarning, match="saved to disk only, not to memory"):
         node.checkpointer().close()
 
 
@@ -259,7 +259,7 @@ def test_what_is_being_written_is_given_up_between_two_pieces(node: Node) -> Non
         node.train(ckpt, range(2))
         name = StepName(0, 1, node.steps()[0].nonce)
         kept = KeeperClient(node.name)
-        with pytest.raises(KeeperRefused, match="given up"):
+        with pytest.raises(KeeperRefused, match="gangrun stopped writing"):
             bring(kept, name, [MANIFEST_NAME], str(node.directory / "into"), lambda: True)
         kept.close()
 

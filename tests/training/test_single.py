@@ -95,7 +95,7 @@ def test_what_does_not_fit_is_refused_before_a_byte_reaches_the_model(tmp_path: 
         ckpt.save(0, wait=True)
     for other, words in (
         (parts(width=17), "does not fit this model"),
-        (parts(dtype=torch.float64), "convert it without a word"),
+        (parts(dtype=torch.float64), "convert it silently"),
         (
             {**parts(), "model": nn.Sequential(*parts()["model"], nn.Linear(3, 3))},
             "does not fit|do not have|not belong",

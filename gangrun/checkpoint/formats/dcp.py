@@ -246,7 +246,7 @@ def _verify_piece(source: Source, entry: StoredPiece) -> str:
         # A planner may store an object's bytes in a form of its own. Zeros are no such form: that is a lost extent.
         if entry.length and _all_zero(source, entry):
             raise Damaged("it is all zeros")
-        return "of a form of their own"
+        return "not written by torch.save"
     reading = verify_archive(source, entry.offset, entry.length)
     # a subclass may store several smaller pieces, so only a single storage tells
     if entry.payload_bytes is not None and len(reading.storages) == 1 and reading.storages[0] < entry.payload_bytes:

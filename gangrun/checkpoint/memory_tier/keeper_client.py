@@ -52,7 +52,8 @@ class KeeperClient:
             line.connect(address(self._name))
         except OSError as error:
             line.close()
-            raise KeeperRefused(f"nothing keeps checkpoints in this node's memory: {error.strerror or error}") from None
+            why = error.strerror or error
+            raise KeeperRefused(f"the keeper of this node's memory cannot be reached: {why}") from None
         return line
 
     def again(self) -> None:

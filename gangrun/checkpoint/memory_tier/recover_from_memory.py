@@ -27,7 +27,7 @@ from gangrun.wire.manifest import MANIFEST_NAME, is_inside
 from gangrun.wire.protection import Code, CodedFile, Protection
 
 _PIECE_BYTES = 64 * 1024 * 1024
-GIVEN_UP = "it was given up for something newer"
+GIVEN_UP = "gangrun stopped writing this step: a newer request replaced it"
 SYNC_BYTES = 512 * 1024 * 1024  # no more waits for the disk at once, since nobody hears in that time that it is over
 
 
@@ -100,10 +100,10 @@ def adopt(path: str, directory: str, step: int, nonce: str) -> str:
     if bears(target, nonce):
         return ""
     if os.path.lexists(target):
-        return f"step {step} stands on disk already"
+        return f"step {step} is on disk already"
     judged = screen(path, step)
     if judged.level is None or judged.nonce != nonce:
-        return judged.why or "it is another save"
+        return judged.why or "the files belong to another save of this step"
     extra = set(os.listdir(path)) - {MANIFEST_NAME, *(name for name, _ in judged.marks)}
     try:
         for name in extra:

@@ -55,7 +55,7 @@ def keeper_of(ranks: RankGroup, directory: str) -> KeeperClient | None:
         try:
             kept = KeeperClient(name)
         except KeeperRefused as error:
-            warnings.warn(f"checkpoints are not kept in memory: {error.strerror or error}", stacklevel=4)
+            warnings.warn(f"checkpoints are saved to disk only, not to memory: {error.strerror or error}", stacklevel=4)
     if ranks.largest(int(kept is None))[0]:
         if kept is not None:
             kept.close()
@@ -99,7 +99,7 @@ class MemorySaving:
             with contextlib.suppress(KeeperRefused):
                 self._kept.again()  # what is sealed outlives a connection, and takes the next save's room
                 self._kept.abandon(name)
-            return MemorySaveResult(f"steps are not kept in memory, only on disk: {failure}")
+            return MemorySaveResult(f"checkpoints are saved to disk only, not to memory: {failure}")
         self._kept.again()
         self._kept.whole(name)
         return MemorySaveResult("", guarded.warning, guarded.losses_count)

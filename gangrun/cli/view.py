@@ -24,10 +24,11 @@ SHOWN_COUNT = 20
 @click.command("status")
 @run_argument
 @click.option("-a", "--all", "all_runs", is_flag=True, help="Show all runs, newest first, one line each.")
+@click.option("--ranks", is_flag=True, help="Also show every rank: its node, pid, step and state.")
 @click.option("-w", "--watch", is_flag=True, help="Redraw until the run ends; Ctrl-C leaves the viewer.")
 @json_option
 @runs_dir_option
-def status(run: str | None, all_runs: bool, watch: bool, as_json: bool, runs_dir: str | None) -> int:
+def status(run: str | None, all_runs: bool, ranks: bool, watch: bool, as_json: bool, runs_dir: str | None) -> int:
     """Show how a run goes: state and reason, where, step, checkpoint, attempts.
 
     RUN is an id, the beginning of one, a name, a job id or a path; without RUN the newest run is shown.
@@ -37,6 +38,8 @@ def status(run: str | None, all_runs: bool, watch: bool, as_json: bool, runs_dir
       gangrun status --all        all runs
       gangrun status my-run -w    until it ends
     """  # noqa: D301 - click reads the backspace
+    if ranks and (all_runs or watch):
+        raise UserError("usage", "--ranks takes neither --all nor --watch", "leave them out")
     if all_runs:
         if run is not None or watch:
             raise UserError("usage", "--all shows every run, so it takes neither RUN nor --watch", "leave out --all")
@@ -51,7 +54,12 @@ def status(run: str | None, all_runs: bool, watch: bool, as_json: bool, runs_dir
 
         watch_run(Follower(paths, curious=True), look_now)
         return 0
-    found = status_of(read(paths, scheduler=True), wall_now())
+    reading = read(paths, timeline=ranks, scheduler=True)
+    found = status_of(reading, wall_now())
+    if ranks:
+        from gangrun.runs.failures import rank_statuses
+
+        found.ranks = rank_statuses(reading)
     return _json(found) if as_json else _lines(page(found, look_now()))
 
 

@@ -14,8 +14,8 @@ from gangrun.core.checkpoints import flush_to_disk
 from gangrun.core.model import CheckpointRef, Inventory, RankExit, RankObservation, RankStack
 from gangrun.core.nodeset import fold
 from gangrun.core.text import counted, listed, one_line, signal_name
+from gangrun.runs.failures import RANK_STATES
 
-_STATES = {"T": "stopped", "t": "stopped by a tracer", "D": "stuck in the kernel", "Z": "dead", "S": "waiting"}
 _DEADLINES = {
     "join": "nodes to join",
     "check": "the checks",
@@ -187,7 +187,7 @@ def _observations(observations: Iterable[RankObservation]) -> str:
     told = []
     for (step, state), ranks in groups.items():
         at_step = f" at step {step}" if step >= 0 else ""
-        told.append(f"{ranks_words(ranks)}{at_step} {_STATES.get(state, 'running' if state == 'R' else state)}")
+        told.append(f"{ranks_words(ranks)}{at_step} {RANK_STATES.get(state, state)}")
     return f"; {', '.join(told)}" if told else ""
 
 

@@ -62,6 +62,13 @@ def page(status: Status, look: PageFormat) -> list[str]:
         lines += wrapped(text, look.columns, first, " " * len(first))
     lines += excluded_lines(status.excluded, look)
     lines += _attempts(status, look)
+    if status.ranks is not None:
+        rows = [
+            (str(one.rank), clean(one.node), str(one.pid or "-"), "-" if one.step is None else str(one.step), one.state)
+            for one in status.ranks
+        ]
+        head = ("rank", "node", "pid", "step", "state")
+        lines += ["", *(table(head, rows, look.columns) if rows else ["  no rank was started yet"])]
     lines += ["", *(styled(line, "dim", look.color) for line in wrapped(_next(status), look.columns, "  "))]
     return lines
 

@@ -13,12 +13,14 @@ from typing import Any
 import msgspec
 
 from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.journal import read_ranks
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.core.events import RankExited
-from gangrun.core.model import ErrorReport, RankExit
+from gangrun.core.model import ErrorReport, Phase, RankExit
+from gangrun.core.text import signal_name
 from gangrun.runs.rank_output import Wanted
 from gangrun.runs.snapshot import RunSnapshot
-from gangrun.runs.status import SCHEMA
+from gangrun.runs.status import SCHEMA, RankStatus
 from gangrun.wire.kinds import event_of
 from gangrun.wire.record import Record, RecordError
 
@@ -53,6 +55,41 @@ def exits_of(records: Iterable[Record]) -> dict[int, list[RankExit]]:
             if all(other.rank != event.exit.rank for other in known):
                 known.append(event.exit)
     return found
+
+
+RANK_STATES = {"R": "running", "S": "waiting", "D": "stuck in the kernel", "T": "stopped", "t": "stopped by a tracer",
+               "Z": "dead", "X": "dead"}  # fmt: skip
+
+
+def rank_statuses(run: RunSnapshot) -> tuple[RankStatus, ...]:
+    """Every rank of the newest attempt; the snapshot must have all records."""
+    state = run.state
+    if state is None or state.attempt.placement is None:
+        return ()
+    number = state.attempt.number
+    noted = read_ranks(Disk(), run.paths)
+    nodes = noted.nodes if noted is not None and noted.attempt == number else {}
+    known = {rank: (pid, word, step) for rows in nodes.values() for rank, pid, word, step in rows}
+    exits = {one.rank: one for one in exits_of(run.records).get(number, ())}
+    is_live = state.phase in (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
+    found = []
+    for seat in state.attempt.placement.seats:
+        for rank in range(seat.first_rank, seat.first_rank + seat.ranks_count):
+            pid, word, step = known.get(rank, (0, "", -1))
+            if rank in exits:
+                died = exits[rank]
+                how = f"exit code {died.code}" if died.signal is None else f"killed by {signal_name(died.signal)}"
+                word, step = f"ended ({how})", max(step, died.step)
+            elif rank in state.attempt.finished:
+                word = "ended (exit code 0)"
+            else:
+                word = (RANK_STATES.get(word, word) or "not known yet") if is_live else "ended"
+            found.append(
+                RankStatus(
+                    rank=rank, node=seat.slot.node, pid=pid or None, state=word, step=step if step >= 0 else None
+                )
+            )
+    return tuple(sorted(found, key=lambda one: one.rank))
 
 
 def with_reports(paths: RunPaths, attempt: int, exits: Sequence[RankExit], disk: Disk) -> list[RankExit]:

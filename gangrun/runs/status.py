@@ -113,6 +113,16 @@ class SchedulerStatus(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[JobStatus, ...]
 
 
+class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank of the newest attempt; ``state`` is that of its process, or how the rank ended."""
+
+    rank: int
+    node: str
+    pid: int | None
+    state: str
+    step: int | None
+
+
 class Status(msgspec.Struct, kw_only=True):
     """One run. Every key is always there; what is not known is null."""
 
@@ -144,6 +154,7 @@ class Status(msgspec.Struct, kw_only=True):
     last_sign: float | None
     warning: str = ""
     saves: SavesStatus | None
+    ranks: tuple[RankStatus, ...] | None = None
     abandoned: bool
     directory: str
     notes: tuple[str, ...]

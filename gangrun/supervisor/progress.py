@@ -20,8 +20,11 @@ from gangrun.core.recovery.hang import HangWatch, Quiet, Stall
 from gangrun.ports import Checkpoints
 from gangrun.supervisor.heartbeats import Row
 from gangrun.supervisor.opening import RunFacts
+from gangrun.wire.messages import RankSample
 
 NEVER = float("inf")
+RANKS_EVERY_S = 15.0
+RANKS_PER_S = 100.0  # written to disk for people; 16,384 ranks take half a megabyte
 HALTED_BEATS = 2.0
 HALTED_FACTOR = 3.0  # a gang that makes no step for three of its longest recent intervals has halted
 INTERVALS_COUNT = 16
@@ -44,6 +47,8 @@ class GangProgress:
         self.warning = ""
         self._steps: dict[str, tuple[int, int]] = {}  # node -> (lowest, highest) step of its ranks
         self._phases: dict[str, int] = {}
+        self._readings: dict[str, tuple[RankSample, ...]] = {}  # by node, as of its newest beat
+        self._ranks_at = now
         self._top = self._first = -1
         self._kept = -1, 0  # the newest step in memory, and how many lost nodes it bears
         self._loss: float | None = None
@@ -90,6 +95,7 @@ class GangProgress:
         if row.attempt != self._attempt:
             return
         self._watch.observe(row.node, row.readings, now)
+        self._readings[row.node] = row.readings
         if not row.readings:
             self._steps.pop(row.node, None)
             return
@@ -166,10 +172,23 @@ class GangProgress:
                 self._judge_at = now + max(self._policy.stop_within_s, again_s)  # again only if nothing came of it
                 return [ProgressStalled(state.attempt.number, verdict.stalled_s, verdict.limit_s, verdict.observations)]
 
+    def _ranks(self, now: float) -> dict[str, list[tuple[int, int, str, int]]]:
+        """Rank, pid, state and step of every rank by node, now and then: many ranks are a large file."""
+        if now < self._ranks_at or not self._readings:
+            return {}
+        found = {
+            node: [(one.rank, one.pid, one.state, one.step) for one in readings]
+            for node, readings in self._readings.items()
+        }
+        self._ranks_at = now + max(RANKS_EVERY_S, sum(map(len, found.values())) / RANKS_PER_S)
+        return found
+
     def live(self, state: RunState, now: float, heard_count: int) -> dict[str, Any]:
         """The newest figures, for whoever looks at the run."""
         known = [low for low, _ in self._steps.values() if low >= 0]
+        ranks = self._ranks(now)
         return {
+            **({"ranks": ranks} if ranks else {}),
             "at": now,
             "phase": state.phase.value,
             "attempt": state.attempt.number,

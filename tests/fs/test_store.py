@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gangrun.adapters.fs.disk import Disk
-from gangrun.adapters.fs.journal import JournalReader, read_counter
+from gangrun.adapters.fs.journal import JournalReader, RanksNote, read_counter, read_ranks
 from gangrun.adapters.fs.run_dir import RunPaths, mark_cancelled
 from gangrun.adapters.fs.store import FsStore, Mail
 from gangrun.adapters.fs.terms import FsTerms
@@ -272,6 +272,15 @@ def test_the_counter_is_written_at_most_every_five_seconds(tmp_path: Path) -> No
     assert live is not None
     assert (live.count, live.live) == (2, {"step": 9})
     assert desk.store.close(WITHIN_S)
+
+
+def test_the_ranks_have_a_file_beside_the_counter(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    rows = {"n0": [(0, 4711, "R", 12)]}
+    desk.store.note_progress({"attempt": 3, "step": 12, "ranks": rows})
+    until(lambda: read_ranks(Disk(), desk.paths) == RanksNote(3, rows), 10, "ranks are noted")
+    live = read_counter(Disk(), desk.paths, 1)
+    assert live is not None and live.live == {"attempt": 3, "step": 12}
 
 
 def test_the_counter_goes_on_while_the_journal_is_in_trouble(tmp_path: Path) -> None:

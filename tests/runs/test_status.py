@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gangrun.adapters.fs.journal import note_ranks
 from gangrun.adapters.fs.run_dir import write_spec
 from gangrun.core.events import CancelRequested, CheckpointSeen, ProgressMarked
 from gangrun.core.model import CheckpointRef, Level, Node, Phase
@@ -19,7 +20,7 @@ from gangrun.runs.snapshot import read
 from gangrun.runs.status import OwnerStatus, Status, SupervisorStatus, device_tests, status_of
 from gangrun.wire.spec import CheckpointSpec
 from tests.command_line import Call, golden
-from tests.runs.builder import BEGAN, Builder
+from tests.runs.builder import BEGAN, ERROR, Builder
 from tests.runs.stories import cancelled, failed, restarted, running, succeeded
 
 LOOK = PageFormat(BEGAN + 3600, 100, zone=timezone.utc)
@@ -225,3 +226,36 @@ def test_an_ended_run_shows_its_last_step_and_its_last_checkpoint(runs: Path, ga
     assert "step 40, unread" in gangrun("status").out
     shutil.rmtree(ckpt)
     assert gangrun("status", "--json").json["checkpoint"]["step"] == 20
+
+
+def test_ranks_are_shown_with_node_pid_step_and_state(runs: Path, gangrun: Call) -> None:
+    story = running(runs)
+    rows = {"n0": [(0, 4711, "R", 12), (1, 4712, "D", 11)], "n1": [(2, 4713, "S", 12)]}
+    note_ranks(story.disk, story.paths, 0, rows)
+    found = gangrun("status", "--ranks", "--json").json["ranks"]
+    assert [(one["rank"], one["node"], one["pid"], one["step"], one["state"]) for one in found] == [
+        (0, "n0", 4711, 12, "running"),
+        (1, "n0", 4712, 11, "stuck in the kernel"),
+        (2, "n1", 4713, 12, "waiting"),
+        (3, "n1", None, None, "not known yet"),
+    ]
+    assert gangrun("status", "--json").json["ranks"] is None
+    page_lines = gangrun("status", "--ranks").out.splitlines()
+    assert "  1     n0    4712  11    stuck in the kernel" in page_lines
+    story.exit(2, signal=9).exit(0, error=ERROR).exit(1, signal=15, by_us=True)
+    found = gangrun("status", "--ranks", "--json").json["ranks"]
+    states = {one["rank"]: (one["pid"], one["state"]) for one in found}
+    assert states[2] == (4713, "ended (killed by SIGKILL (9))")
+    assert states[0] == (4711, "ended (exit code 1)")
+    note_ranks(story.disk, story.paths, 7, rows)  # of another attempt
+    assert gangrun("status", "--ranks", "--json").json["ranks"][0]["pid"] is None
+
+
+def test_ranks_of_a_run_that_has_ended_or_not_begun(runs: Path, gangrun: Call) -> None:
+    succeeded(runs)
+    found = gangrun("status", "--ranks", "--json").json["ranks"]
+    assert {one["state"] for one in found} == {"ended (exit code 0)"} and len(found) == 4
+    Builder(runs, run="20261119-000000-young", now=BEGAN + 9)
+    assert gangrun("status", "--ranks", "--json").json["ranks"] == []
+    assert "no rank was started yet" in gangrun("status", "--ranks").out
+    assert gangrun("status", "--ranks", "--all").code == 2

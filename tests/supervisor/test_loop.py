@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -263,6 +264,20 @@ def test_the_counter_file_is_written_every_five_seconds() -> None:
     assert ("look", -1) not in desk.checkpoints.asked
     desk.pass_s(10.0)
     assert ("look", -1) in desk.checkpoints.asked
+
+
+def test_ranks_are_noted_by_node_every_fifteen_seconds() -> None:
+    desk = Desk()
+    desk.running()
+    noted: dict[float, dict[str, list[int]]] = {}
+    for _ in range(40):
+        desk.pass_s(1.0)
+        live: Any = desk.store.live
+        if ranks := live.get("ranks"):
+            noted[live["at"]] = {node: [rank for rank, *_ in rows] for node, rows in ranks.items()}
+    times = sorted(noted)
+    assert len(times) >= 2 and all(later - earlier >= 15 for earlier, later in itertools.pairwise(times))
+    assert noted[times[-1]] == {name: sorted(agent.ranks) for name, agent in desk.agents.items() if agent.ranks}
 
 
 def test_first_step_and_marks() -> None:

@@ -375,6 +375,27 @@ def read_counter(disk: Disk, paths: RunPaths, term: int) -> Live | None:
         return None
 
 
+class RanksNote(msgspec.Struct, frozen=True):
+    """The ranks of an attempt by node: each with its number, pid, state as /proc has it, and step."""
+
+    attempt: int
+    nodes: dict[str, list[tuple[int, int, str, int]]]
+
+
+def note_ranks(disk: Disk, paths: RunPaths, attempt: object, nodes: object) -> None:
+    """All of a ``RanksNote``, or nothing."""
+    data = msgspec.json.encode({"attempt": attempt, "nodes": nodes})
+    disk.replace(paths.ranks, data, paths.temporary(paths.ranks, "new"))
+
+
+def read_ranks(disk: Disk, paths: RunPaths) -> RanksNote | None:
+    """What was noted last; None if nothing readable is there."""
+    try:
+        return msgspec.json.decode(disk.read(paths.ranks), type=RanksNote)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
 def live_of(disk: Disk, paths: RunPaths, term: int) -> Mapping[str, Any]:
     """The newest figures of the run's supervisor; empty where there are none."""
     for number in (term, max(terms_seen(disk, paths), default=term)):

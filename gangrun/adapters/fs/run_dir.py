@@ -148,6 +148,11 @@ class RunPaths:
         """What a node's hardware had counted when it was last looked at."""
         return self.machine / "health" / f"{file_name(node)}.json"
 
+    @property
+    def ranks(self) -> Path:
+        """The ranks of the newest attempt, as the supervisor saw them last."""
+        return self.machine / "ranks.json"
+
     def process_log(self, node: str) -> Path:
         """Where gangrun's own processes of a node say what no rank and no journal holds."""
         return self.machine / f"processes-{file_name(node)}.log"

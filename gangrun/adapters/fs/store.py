@@ -14,7 +14,7 @@ from functools import partial
 from typing import TypeVar
 
 from gangrun.adapters.fs.disk import Disk
-from gangrun.adapters.fs.journal import Counter, JournalShrank, JournalWriter
+from gangrun.adapters.fs.journal import Counter, JournalShrank, JournalWriter, note_ranks
 from gangrun.adapters.fs.run_dir import RunPaths, read_cancelled
 from gangrun.adapters.fs.terms import FsTerms, Ticket, TicketRefused
 from gangrun.core.actions import StartGang
@@ -208,9 +208,12 @@ class FsStore:
             began = self._clock.now()
             self._counter_due = began + self._counter_every_s
             self._counter_works = False
+        ranks = live.pop("ranks", None)
         try:
             self._counter.write(live, self._clock.wall())
             self._terms.still_open(self._term)
+            if ranks is not None:
+                note_ranks(self._disk, self._paths, live.get("attempt"), ranks)
         except OSError:
             return  # its loss is harmless: the journal's trouble is what gets reported
         with self._changed:

@@ -45,6 +45,7 @@ def reading(rank: int, pid: int, slot: SlotReading, output_bytes: int, *, wrappe
         kept_step=slot.kept_step,
         kept_losses_count=slot.kept_losses_count,
         loss=slot.loss if math.isfinite(slot.loss) else None,
+        pid=pid,
     )
 
 

@@ -192,6 +192,11 @@ class Jobs(Protocol):
         among the nodes that are lost, since no batch script will. Answer with ``ActDone`` or ``ActFailed``.
         """
 
+    def runs_at(self) -> float:
+        """When (``Clock.now``) the scheduler last held this very job for running, so that it had begun no other job of
+        the run; -infinity: never; infinity: there is no scheduler that could. Never blocks.
+        """
+
 
 __all__ = [
     "AgentSaid",

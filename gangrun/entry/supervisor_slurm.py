@@ -70,6 +70,10 @@ class SlurmSide:
         """``ports.Jobs.submit``."""
         self.jobs.submit(act, action)
 
+    def runs_at(self) -> float:
+        """``ports.Jobs.runs_at``."""
+        return self.watch.runs_at
+
     def end(self, act: tuple[int, int], action: EndJob, lost: tuple[str, ...]) -> None:
         """``ports.Jobs.end``: the batch script ends the job, unless its host is gone."""
         self.watch.close()

@@ -77,6 +77,7 @@ class Kind(Enum):
     SLURM_HELD = "the next job is held for that long"
     SLURM_SUSPEND = "scontrol suspend and resume"
     SLURM_REQUEUE = "the job is requeued under its id"
+    SLURM_GIVES_UP = "the job is requeued under its id, and its nodes, which Slurm does not reach, live on"
     BATCH_LOST = "the batch host is lost"
     SCANCEL = "scancel without our knowledge"
     CANCEL = "gangrun cancel"
@@ -478,6 +479,8 @@ def _to_jobs(world: Cluster, fault: Fault) -> None:
                     node.pause(fault.for_s, machine=False)
             case Kind.SLURM_REQUEUE:
                 world.scheduler.requeue(job)
+            case Kind.SLURM_GIVES_UP:
+                world.scheduler.give_up(job)
             case Kind.BATCH_LOST:
                 world.scheduler.kill(job)
             case Kind.SCANCEL:
@@ -569,6 +572,7 @@ _SLURM = (
     Kind.SLURM_HELD,
     Kind.SLURM_SUSPEND,
     Kind.SLURM_REQUEUE,
+    Kind.SLURM_GIVES_UP,
     Kind.BATCH_LOST,
     Kind.SCANCEL,
 )

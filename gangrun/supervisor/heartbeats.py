@@ -9,8 +9,9 @@ Each row has three instants, each a safe bound for one law: ``arrived_at`` (no b
 only if beats lie in a queue: old ones, delivered late, say nothing about now.
 
 Leadership (law 3): a supervisor acks and acts only while more than half of the roster beat to it within the leader
-lease D. And (law 5) only while it hears all of the roster, or was lately seen not to be sealed: a node that it does
-not hear may have taken its term, and counts from the seal on how long ranks may live by its acks. The newest word of
+lease D. And (law 5) only if it was lately seen not to be sealed: the next holder counts from the seal on how long ranks
+may live by its acks. While it hears all of the roster no node of its job has taken its term, but the next job may have:
+then a look that is not quite so new is enough, or the scheduler's word that this very job runs. The newest word of
 this supervisor that the agent had when it sent the beat (the echoed ``stamp``) counts, not the beat's arrival: a beat
 that lay in a queue while its agent promised itself to another supervisor proves nothing. The majority must hold in
 the roster as it is and in the one on disk, which a successor would count.
@@ -32,7 +33,7 @@ from gangrun.core.events import Event, NodeHeard, NodeLost, NodeSilent
 from gangrun.core.model import Inventory, Node, Origin, RankAlive, RunState
 from gangrun.core.policy import Timing
 from gangrun.core.protocol import lease
-from gangrun.core.protocol.lease import leader_lease_ends_at, proof_lasts_s
+from gangrun.core.protocol.lease import leader_lease_ends_at, proof_lasts_s, unconfirmed_lasts_s
 from gangrun.wire.messages import AgentEvent, Beat, Hello, PeerAddress, Probe, ProbeResult, RankSample
 
 NEVER = float("inf")
@@ -178,7 +179,7 @@ class Leadership:
         self._rosters: tuple[Nodes, ...] = ()
         self._until = -NEVER
         self._count_again_at = -NEVER
-        self._proof_until = -NEVER
+        self._proof_until = self._confirmed_until = -NEVER
         self._all_until = -NEVER
         self._all_again_at = -NEVER
 
@@ -201,7 +202,9 @@ class Leadership:
 
     def holds(self, now: float) -> bool:
         """Is there a majority now, and can nobody have taken this term without our notice?"""
-        return self._has_majority(now) and (now <= self._proof_until or self._hears_all(now))
+        if not self._has_majority(now):
+            return False
+        return now <= self._proof_until or (now <= self._confirmed_until and self._hears_all(now))
 
     def _has_majority(self, now: float) -> bool:
         if now <= self._until:
@@ -216,6 +219,11 @@ class Leadership:
     def proven(self, at: float) -> None:
         """Nobody had sealed this term yet at that instant."""
         self._proof_until = max(self._proof_until, at + proof_lasts_s(self._timing))
+        self.confirmed(at)
+
+    def confirmed(self, at: float) -> None:
+        """No other job can have begun before that instant: the scheduler said that this one runs."""
+        self._confirmed_until = max(self._confirmed_until, at + unconfirmed_lasts_s(self._timing))
 
     def _hears_all(self, now: float) -> bool:
         if now <= self._all_until:

@@ -80,7 +80,7 @@ class Loop:
         self.exit_code: int | None = None
         self.facts, self.policy, self.term = facts, policy, opening.term
         self.run_clock = RunClock(opening.run_start, opening.boot_start)
-        self._clock, self._mailbox, self._store = clock, mailbox, store
+        self._clock, self._mailbox, self._store, self._jobs = clock, mailbox, store, jobs
         self._say = say
         now = self._now()
         timing = policy.timing
@@ -353,6 +353,7 @@ class Loop:
 
     def _prove(self) -> None:
         self.leadership.proven(self.run_clock.at(self._store.seen_open_at()))
+        self.leadership.confirmed(self.run_clock.at(self._jobs.runs_at()))
 
     def _show(self, now: float) -> None:
         if now >= self._live_at:

@@ -227,8 +227,8 @@ class TakeoverGather:
         share = ENDED_SHARE if state.phase in TERMINAL or state.ending.leaving else GATHER_SHARE
         self.until = opening.run_start + share * timing.takeover_after_s
         self.floor: float | None = None  # by then the last supervisor had acked for the last time
-        if facts.alone:  # all tasks of the job have ended: some node no supervisor hears any more
-            self.floor = opening.run_start + lease.last_ack_after_seal_s(timing)
+        if facts.alone:  # for the launcher all tasks of the job have ended, whether or not it reaches their nodes
+            self.floor = opening.run_start + lease.last_ack_of_lost_job_s(timing)
         self._facts = facts
         self._opening = opening
         self._timing = timing

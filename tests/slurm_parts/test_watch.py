@@ -61,6 +61,22 @@ def test_first_after_a_second_then_every_ten() -> None:
     assert world.slurm.asked.count("scontrol show config") == 1
 
 
+def test_slurm_confirms_this_stay_of_the_job_and_no_other() -> None:
+    world = World()
+    assert world.watch.runs_at == float("-inf")
+    world.turn_until(125.0)
+    assert world.watch.runs_at == 131.0
+    world.slurm.down = True
+    world.turn_until(145.0)
+    assert world.watch.runs_at == 131.0, "no answer"
+    world.slurm.down, world.me.restarts = False, 1
+    world.turn_until(165.0)
+    assert world.watch.runs_at == 131.0, "it is another stay of the job that runs"
+    world.me.restarts = 0
+    world.turn_until(175.0)
+    assert world.watch.runs_at > 165.0
+
+
 def test_the_time_limit_is_told_once_and_in_time() -> None:
     world = World()
     world.turn_until(3800.0)

@@ -142,6 +142,7 @@ class Desk:
         self.clock = HandClock()
         self.mailbox = HandMailbox(self.clock)
         self.disk = MemoryDisk()
+        self.last_known_at = float("inf")  # until then storage and scheduler say that this job has the run
         self.policy = policy or Policy()
         self.says: list[str] = []
         names = [f"n{i}" for i in range(nodes)]
@@ -158,10 +159,10 @@ class Desk:
         """Take the next term; what earlier loops left in the mailbox is gone with their process."""
         self.mailbox.items.clear()
         opening = take(MemoryTerms(self.disk), self.clock, self.facts, self.policy, offer=self.offer)
-        self.store = MemoryStore(self.disk, opening.term, self.mailbox.post, stalled)
+        self.store = MemoryStore(self.disk, opening.term, self.mailbox.post, stalled, seen_open=self.last_known_at)
         self.radio = MemoryRadio(on_send=lambda node, message: self.agents[node].hear(message))
         self.checkpoints = HandCheckpoints(self.mailbox.post)
-        self.jobs = NoJobs(self.mailbox.post)
+        self.jobs = NoJobs(self.mailbox.post, confirmed_at=self.last_known_at)
         self.loop = Loop(
             clock=self.clock,
             mailbox=self.mailbox,

@@ -257,6 +257,7 @@ class NoJobs:
     asked: list[tuple[tuple[int, int], Action]] = field(default_factory=list)
     ended: list[tuple[EndJob, tuple[str, ...]]] = field(default_factory=list)
     answers: bool = True
+    confirmed_at: float = float("inf")  # there is no scheduler that could begin another job
 
     def submit(self, act: tuple[int, int], action: Action) -> None:
         """Noted."""
@@ -267,3 +268,7 @@ class NoJobs:
         self.ended.append((action, lost))
         if self.answers:
             self.post(Stamped(ActDone(act, EndJob.__name__)))
+
+    def runs_at(self) -> float:
+        """As the test says."""
+        return self.confirmed_at

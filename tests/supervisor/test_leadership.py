@@ -67,6 +67,7 @@ def test_both_rosters_need_their_majority() -> None:
 
 def test_who_does_not_hear_all_leads_only_for_so_long_after_it_was_seen_not_to_be_sealed() -> None:
     leads = Leadership(TIMING)
+    leads.confirmed(float("inf"))
     leads.rosters(nodes("abc"), nodes("abcd", "d"))
     for now in (10.0, 30.0):
         for node in "abc":
@@ -83,6 +84,39 @@ def test_who_does_not_hear_all_leads_only_for_so_long_after_it_was_seen_not_to_b
     assert not leads.holds(37.1)
     leads.rosters(nodes("abc", "c"), nodes("abc", "c"))
     assert leads.holds(37.1), "its loss is on disk"
+
+
+def test_who_hears_all_leads_only_for_so_long_after_the_scheduler_held_its_job_for_running() -> None:
+    leads, lasts_s = Leadership(TIMING), TIMING.fence_after_s
+    leads.rosters(nodes("ab"))
+
+    def holds(now: float) -> bool:
+        for node in "ab":
+            leads.heard(node, now)
+        return leads.holds(now)
+
+    assert not holds(10.0), "nobody knows whether another job has begun"
+    leads.confirmed(10.0)
+    assert holds(10.0 + lasts_s) and not holds(10.1 + lasts_s)
+    leads.proven(50.0)
+    assert holds(50.0 + lasts_s) and not holds(50.1 + lasts_s), "no seal at that instant says as much"
+
+
+def test_a_loop_that_neither_scheduler_nor_storage_answers_falls_silent_until_one_of_them_does() -> None:
+    desk = Desk()
+    desk.last_known_at = began_at = desk.clock.now()
+    loop, fence_s = desk.running(), desk.policy.timing.fence_after_s
+
+    def leads() -> bool:
+        return loop.leadership.holds(loop.run_clock.at(desk.clock.now()))
+
+    desk.pass_s(began_at + fence_s - 1.0 - desk.clock.now())
+    assert leads()
+    desk.pass_s(2.0)
+    assert not leads()
+    desk.jobs.confirmed_at = desk.clock.now()
+    desk.pass_s(6.0)
+    assert leads(), "Slurm says that this very job runs"
 
 
 def test_a_replaced_agent_proves_nothing() -> None:

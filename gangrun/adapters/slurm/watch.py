@@ -59,6 +59,7 @@ class JobWatch(threading.Thread):
         """``lead_s``: so long before the time limit the ranks must begin to save (at most half of the job's time)."""
         super().__init__(name="slurm-watch", daemon=True)
         self.facts: JobFacts | None = None  # as last seen; replaced, never changed
+        self.runs_at = -NEVER  # when Slurm was last asked and said that this stay of the job runs
         self._scheduler, self._job, self._restarts_count, self._lead_s = scheduler, job, restarts_count, lead_s
         self._post, self._clock, self._say = post, clock, say
         self._wake, self._over = bells(), bells()
@@ -130,6 +131,7 @@ class JobWatch(threading.Thread):
 
     def _seen(self) -> tuple[JobFacts | None, bool]:
         """The job as Slurm shows it now, and whether Slurm answered."""
+        asked_at = self._clock.now()
         try:
             facts = self._scheduler.job(self._job, within_s=ANSWER_WITHIN_S)
         except SchedulerSilent as error:
@@ -140,6 +142,8 @@ class JobWatch(threading.Thread):
         self._silent = ""
         if facts is not None:
             self.facts = facts
+            if facts.runs and facts.restarts_count == self._restarts_count:
+                self.runs_at = asked_at
             if facts.runs and not facts.preempted:
                 self._end_wall = facts.end_wall
         return facts, True

@@ -58,9 +58,21 @@ def last_ack_after_seal_s(timing: Timing) -> float:
     return proof_lasts_s(timing) * (1 + timing.drift)
 
 
+def unconfirmed_lasts_s(timing: Timing) -> float:
+    """For how long a supervisor that hears everybody may ack after it was last seen that nobody sealed its term, or
+    that the scheduler held this very job for running: a scheduler may have given up a job that it does not reach.
+    """
+    return max(timing.fence_after_s, proof_lasts_s(timing))
+
+
+def last_ack_of_lost_job_s(timing: Timing) -> float:
+    """How long after a seal from outside its job the sealed supervisor may still ack, whomever it hears."""
+    return unconfirmed_lasts_s(timing) * (1 + timing.drift)
+
+
 def fence_after_seal_s(timing: Timing) -> float:
-    """How long after a seal ranks may live by a lease that the sealed supervisor renewed."""
-    return last_ack_after_seal_s(timing) + timing.leader_lease_s + fence_wait_s(timing)
+    """How long after a seal from outside their job ranks may live by a lease that the sealed supervisor renewed."""
+    return last_ack_of_lost_job_s(timing) + timing.leader_lease_s + fence_wait_s(timing)
 
 
 def fragment_allows(

@@ -7,6 +7,7 @@ twice, never, or under the same id again. The rules that must survive them (look
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -188,6 +189,17 @@ class SimScheduler:
             job.restart += 1
             self.world.timeline.after(QUEUE_S, lambda: self.start(job))
 
+    def give_up(self, job: Job) -> None:
+        """Its nodes do not answer: the same id waits again, and what lives on them lives on."""
+        if job.state is JobState.RUNNING:
+            job.state, job.owned = JobState.PENDING, False
+            job.restart += 1
+            self.world.timeline.after(QUEUE_S, lambda: self.start(job))
+
+    def runs(self, token: str) -> bool:
+        """Does the controller answer, and say that this stay of a job has its nodes?"""
+        return self.world.timeline.now >= self.moods.down_until and self.world.job_lives(token)
+
     def node_left(self, node: SimNode) -> None:
         """Its task ended; with the last one the job ends, unless nobody has decided yet what is to follow."""
         job = self.job_of(node.job)
@@ -281,6 +293,12 @@ class SimJobs:
         if action.phase is Phase.CANCELLED:
             self.scheduler.world.mark_cancelled()
         self.supervisor.post(Stamped(ActDone(act, EndJob.__name__)))
+
+    def runs_at(self) -> float:
+        """As the controller says now; on a box without one no other job begins."""
+        if not self.supervisor.policy.can_requeue:
+            return math.inf
+        return self.supervisor.clock.now() if self.scheduler.runs(self.supervisor.node.job) else -math.inf
 
     def _try(self, act: tuple[int, int], action: SubmitSuccessor, what: str, until: float) -> None:
         scheduler, supervisor = self.scheduler, self.supervisor

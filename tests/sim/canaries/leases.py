@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gangrun.agent.brain import line
+from gangrun.core.machine import succession
 from gangrun.core.protocol import lease
 from gangrun.sim import faults
 from gangrun.sim.body import node
@@ -55,6 +56,28 @@ def leads_without_majority() -> Swaps:
 def acks_behind_a_still_disk() -> Swaps:
     """A majority is enough, whatever the holder's disk does."""
     return ((heartbeats.Leadership, "holds", heartbeats.Leadership._has_majority),)
+
+
+@mutant(
+    "law 5: who hears all of its roster acks only for so long after Slurm held its job for running", "2", "I3", "I16"
+)
+def acks_for_ever_if_all_are_heard() -> Swaps:
+    """Neither Slurm nor the run directory is needed while all nodes answer."""
+
+    def holds(self: heartbeats.Leadership, now: float) -> bool:
+        return self._has_majority(now) and (now <= self._proof_until or self._hears_all(now))
+
+    return ((heartbeats.Leadership, "holds", holds),)
+
+
+@mutant("law 5: the next job waits for as long as a holder that hears everybody may have acked", "2", "I3", "I16")
+def next_job_waits_for_a_proof_only() -> Swaps:
+    """It waits as if every holder needed to see that it is not sealed."""
+
+    def after_seal_s(timing: Any) -> float:
+        return lease.last_ack_after_seal_s(timing) + timing.leader_lease_s + lease.fence_wait_s(timing)
+
+    return ((succession, "fence_after_seal_s", after_seal_s),)
 
 
 @mutant("law 3: D(1 + drift) < T", "2", "I1", "I16")

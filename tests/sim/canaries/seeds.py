@@ -5,6 +5,7 @@ from __future__ import annotations
 SEEDS: dict[str, tuple[int, ...]] = {
     "acked_before_the_journal": (0, 1, 2),
     "acks_behind_a_still_disk": (2, 5, 8),
+    "acks_for_ever_if_all_are_heard": (0, 1, 2),
     "acts_in_a_stall": (0, 1, 2),
     "adopts_half_a_gang": (9, 11, 13),
     "agent_starts_beside_old_ranks": (0, 1, 2),
@@ -51,6 +52,7 @@ SEEDS: dict[str, tuple[int, ...]] = {
     "lost_reply_is_anothers_claim": (11, 26, 35),
     "marks_the_cancel_last": (1, 16, 22),
     "moves_what_bears_the_name": (3, 4, 5),
+    "next_job_waits_for_a_proof_only": (0, 1, 2),
     "no_death_signal": (0, 1, 2),
     "no_last_resort": (0, 1, 2),
     "no_seal": (0, 3, 5),

@@ -97,6 +97,18 @@ def a_spare_takes_the_run_from_a_holder_without_a_disk(rng: random.Random, seed:
     return World(setup, plan, rng.randrange(10**6))
 
 
+@recipe("acks_for_ever_if_all_are_heard", "next_job_waits_for_a_proof_only")
+def slurm_gives_up_nodes_that_train_on(rng: random.Random, seed: int) -> World:
+    """Neither Slurm nor the storage reaches the job, all of whose nodes hear each other; the job is requeued."""
+    nodes_count, at_s = (1, 2, 4)[seed % 3], rng.uniform(8.0, 12.0)
+    given_up_at_s = at_s + rng.uniform(20.0, 40.0)
+    plan = FaultPlan().fail_at(given_up_at_s, Kind.SLURM_GIVES_UP)
+    for node in range(nodes_count):
+        plan = plan.fail_at(at_s + rng.uniform(0.0, 1.0), Kind.FS_STALL, node=node, for_s=300.0)
+    setup = Setup.of(nodes_count, script=Script(steps_count=400), requeue=True)
+    return World(replace(setup, pool_count=2 * nodes_count), plan, rng.randrange(10**6))
+
+
 @recipe("promises_too_early")
 def the_leader_hesitates(rng: random.Random, seed: int) -> World:
     """A moment without acks, shorter than anybody's patience."""

@@ -201,7 +201,7 @@ def test_no_more_are_left_out_than_may_be() -> None:
     for i in range(6, 9):
         absent(life, f"n{i}", why=f"{'abc'[i - 6]} broke")
     assert len(life.last(SubmitSuccessor).exclude) == 2
-    life.says("stays although blamed")
+    life.says("is blamed but stays in use")
 
 
 def test_without_a_scheduler_it_ends_with_the_words() -> None:

@@ -114,9 +114,16 @@ def test_own_exception_blames_nobody() -> None:
         (
             fell(signal=9),
             Cause.SIGNAL,
-            "rank 1 on n1 was killed by SIGKILL (9) at step 120 and nobody said why (not the memory cgroup)",
+            (
+                "rank 1 on n1 was killed by SIGKILL (9) at step 120; who sent it is not known,"
+                " but it was not the job's memory limit"
+            ),
         ),
-        (fell(signal=15), Cause.SIGNAL, "rank 1 on n1 was killed by SIGTERM (15) at step 120 and nobody said why"),
+        (
+            fell(signal=15),
+            Cause.SIGNAL,
+            "rank 1 on n1 was killed by SIGTERM (15) at step 120; who sent it is not known",
+        ),
         (fell(signal=11), Cause.SIGNAL, "rank 1 on n1 was killed by SIGSEGV (11) at step 120"),
         (fell(signal=64), Cause.SIGNAL, "rank 1 on n1 was killed by signal 64 at step 120"),
         (
@@ -128,7 +135,7 @@ def test_own_exception_blames_nobody() -> None:
         (
             fell(code=137),
             Cause.RANK_ERROR,
-            "rank 1 on n1 ended with exit code 137 (a shell's word for SIGKILL (9)) at step 120 and no traceback",
+            "rank 1 on n1 ended with exit code 137 (how a shell reports SIGKILL (9)) at step 120 and no traceback",
         ),
         (fell(code=250), Cause.RANK_ERROR, "rank 1 on n1 ended with exit code 250 at step 120 and no traceback"),
         (
@@ -196,7 +203,7 @@ def test_storage_speaks_through_what_saves(kind: str, message: str, cause: Cause
 def test_full_disk_twice_stops_as_storage() -> None:
     full = error("[Errno 28] No space left on device", kind="OSError")
     verdict = judge(Evidence(exits=(fell(report=full),)), sightings=(Sighting("sig-a", 2, 120, ()),))
-    assert verdict.final and verdict.failure is Failure.STORAGE and "it is the storage's" in verdict.sentence
+    assert verdict.final and verdict.failure is Failure.STORAGE and "the cause is the storage" in verdict.sentence
 
 
 def test_foreign_text_stays_on_one_line() -> None:
@@ -233,7 +240,7 @@ def test_victims_name_the_ranks_that_ended_with_0_before_them() -> None:
         " at step 120, rank 0 on n1 first: [../gloo/pair.cc:534] Connection closed by peer"
     )
     again = judge(evidence, finished=frozenset({1}), sightings=(Sighting(verdict.signature, 2, 120, ()),))
-    assert again.final and again.failure is Failure.SCRIPT and "it is the code's" in again.sentence
+    assert again.final and again.failure is Failure.SCRIPT and "the cause is the code" in again.sentence
     farther = judge(evidence, finished=frozenset({1}), sightings=(Sighting(verdict.signature, 2, 60, ()),))
     assert not farther.final, "a run that gets on is given another try"
 
@@ -244,9 +251,9 @@ def test_victims_name_the_silent_node() -> None:
 
 
 def test_nothing_seen() -> None:
-    assert judge(Evidence(), step=-1).sentence == "all ranks went down and nothing said why"
+    assert judge(Evidence(), step=-1).sentence == "all ranks ended and none reported a cause"
     ours = judge(Evidence(exits=(fell(by_us=True),)))
-    assert ours.sentence == "all ranks went down at step 120 and nothing said why"
+    assert ours.sentence == "all ranks ended at step 120 and none reported a cause"
 
 
 # ---- nodes -----------------------------------------------------------------------------------------------------------
@@ -325,7 +332,7 @@ def test_agent_died_is_a_suspicion_only() -> None:
     verdict = judge(Evidence(agents_died=("n1", "n1"), exits=(victim(),)))
     assert (verdict.cause, verdict.blamed, verdict.suspects) == (Cause.AGENT_DIED, (), ("n1",))
     several = judge(Evidence(agents_died=("n2", "n1")))
-    assert several.suspects == () and several.sentence.startswith("agents died on n[1-2]")
+    assert several.suspects == () and several.sentence.startswith("the agents on n[1-2] died")
 
 
 def test_start_failed() -> None:
@@ -340,7 +347,7 @@ def test_start_failed_twice_in_the_same_way_on_one_box_is_final() -> None:
     first = judge(Evidence(start_failed=("n1", "pid 123: no such file")), nodes_count=1, step=-1)
     before = blame_sighting(first, 0, -1)
     again = judge(Evidence(start_failed=("n1", "pid 456: no such file")), nodes_count=1, step=-1, sightings=(before,))
-    assert again.final and "it is the set-up's" in again.sentence and again.failure is Failure.SCRIPT
+    assert again.final and "the cause is the set-up" in again.sentence and again.failure is Failure.SCRIPT
     evidence = Evidence(start_failed=("n1", "pid 456: no such file"))
     assert not judge(evidence, nodes_count=2, step=-1, sightings=(before,)).final, "perhaps this node's"
     elsewhere = Evidence(start_failed=("n2", "pid 456: no such file"))
@@ -415,7 +422,7 @@ def test_a_report_without_signature_gets_one_from_its_words() -> None:
         Evidence(exits=(fell(report=replace(silent, traceback=" \n")),)),
         sightings=(Sighting("error: ValueError: bad batch N", 1, 120, ()),),
     )
-    assert again.final and again.sentence.endswith("another try would fail too")
+    assert again.final and again.sentence.endswith("another attempt would fail too")
 
 
 def test_first_to_fall_twice_goes_though_it_looked_innocent() -> None:

@@ -1,4 +1,4 @@
-"""Before a job ends, what only its nodes' memory holds is brought to the disk, in the time there is and no longer."""
+"""Before a job ends, what only its nodes' memory holds is written to disk, in the time there is and no longer."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_failed_run_ends_when_its_memory_is_on_disk() -> None:
     assert one.state.ending.failure is not None
     brought(one)
     assert one.phase is Phase.FAILED
-    one.says("bad batch", "step 12 was brought to the disk from the memory of n[0-1]")
+    one.says("bad batch", "step 12 was written to disk from the memory of n[0-1]")
     [end] = one.actions
     assert end == EndJob(Phase.FAILED, 1, one.reason)
 
@@ -98,11 +98,11 @@ def test_what_could_not_be_brought_is_said_and_holds_nobody_up() -> None:
     one = failed(life())
     brought(one, 12, "n1: No space left on device")
     assert one.phase is Phase.FAILED
-    one.says("step 12, which only memory holds, could not be brought to the disk: n1: No space left on device")
+    one.says("step 12, which only memory holds, could not be written to disk: n1: No space left on device")
     one = failed(life())
     one.due("bring")
     assert one.phase is Phase.FAILED
-    one.says("could not be brought to the disk in time")
+    one.says("could not be written to disk in time")
 
 
 def test_the_next_job_is_asked_for_when_the_disk_has_what_it_needs() -> None:
@@ -117,7 +117,7 @@ def test_the_next_job_is_asked_for_when_the_disk_has_what_it_needs() -> None:
     assert one.state.budget == charged
     [asked] = one.actions
     assert isinstance(asked, SubmitSuccessor)
-    one.says("n1", "step 12 was brought to the disk", "asking the scheduler for the next job")
+    one.says("n1", "step 12 was written to disk", "asking the scheduler for the next job")
     one.on(ActDone((1, 1), "SubmitSuccessor"))
     assert isinstance(one.actions[0], EndJob), "once is enough"
 
@@ -133,7 +133,7 @@ def test_a_grace_is_never_passed() -> None:
     one.now += 29.0
     one.stopped()
     assert one.state.underway.submitting
-    one.says("no time is left to bring to the disk what only memory holds")
+    one.says("no time is left to write to disk what only memory holds")
 
 
 def test_a_job_that_comes_back_by_itself_leaves_its_memory_on_disk_too() -> None:
@@ -144,7 +144,7 @@ def test_a_job_that_comes_back_by_itself_leaves_its_memory_on_disk_too() -> None
     brought(one)
     assert one.state.ending.leaving
     assert isinstance(one.actions[0], EndJob)
-    one.says("comes back by itself", "step 12 was brought")
+    one.says("comes back by itself", "step 12 was written to disk")
 
 
 def test_a_cancel_waits_as_long_as_for_a_script_that_saves() -> None:
@@ -152,7 +152,7 @@ def test_a_cancel_waits_as_long_as_for_a_script_that_saves() -> None:
     assert brings(one).within_s == 17.0
     brought(one)
     assert one.phase is Phase.CANCELLED
-    one.says("cancelled by someone", "step 12 was brought")
+    one.says("cancelled by someone", "step 12 was written to disk")
     one = cancelled(life(checkpoint_grace_s=0.0))
     assert one.phase is Phase.CANCELLED
 
@@ -299,6 +299,6 @@ def test_what_another_call_brought_ends_no_wait() -> None:
     one = life()
     one.on(StepBrought(0, 5, ("n0",)))
     assert one.phase is Phase.RUNNING
-    one.says("step 5 was brought to the disk from the memory of n0")
+    one.says("step 5 was written to disk from the memory of n0")
     assert sentence(StepBrought(0)) == "memory holds nothing newer than the disk"
     assert saved(1).step == 1

@@ -107,7 +107,7 @@ def test_the_same_on_many_nodes_at_once_is_a_shared_services_and_looked_at_again
     for name in ("n0", "n1", "n2"):
         life.on(lost(name, "ib_state"))
     assert set(life.state.health.excluded) == {"n0", "n1"}, "the second time it is theirs, as far as the cap goes"
-    life.says("n2 stays although blamed", "asking the scheduler")
+    life.says("n2 is blamed but stays in use", "asking the scheduler")
 
 
 def test_a_service_that_is_back_lets_the_run_start() -> None:
@@ -418,7 +418,7 @@ def test_the_third_in_an_hour_stays() -> None:
     assert done.excluded == dict.fromkeys(("n1", "n2"), Exclusion("XID 79", 100.0, 100.0 + DAY_S))
     assert (
         done.sentence
-        == "n[1-2] left out for 24 h; n3 stays although blamed: only 2 nodes may be left out within an hour"
+        == "n[1-2] left out for 24 h; n3 is blamed but stays in use: at most 2 nodes may be left out within an hour"
     )
     later = quarantine.exclude(done.excluded, ["n3"], "XID 79", 100.0 + 3600.0, POLICY, 10)
     assert later.taken == ("n3",) and later.refused == () and later.sentence == "n3 left out for 24 h"

@@ -112,7 +112,7 @@ ILL = NodeFinding("n1", "gpu_lost", True, "gpu 3 is lost")
         ({"poor": "XID 94"}, StandingKind.SUSPECT, "XID 94", Use.LAST),
         ({"poor": "XID 94", "due": "XID 64"}, StandingKind.TO_BE_REPLACED, "XID 64", Use.UNTIL_A_BETTER_ONE),
         ({"slots_count": 1, "due": "x"}, StandingKind.TOO_SMALL, "has only 1 slot of the 2 needed", Use.NOT),
-        ({"trial": "attempt 0: signal", "slots_count": 1}, StandingKind.UNDER_TEST, "on trial (attempt 0", Use.TEST),
+        ({"trial": "attempt 0: signal", "slots_count": 1}, StandingKind.UNDER_TEST, "under test (attempt 0", Use.TEST),
         (
             {"checked": False, "check_reason": "a", "trial": "x"},
             StandingKind.BROKEN,

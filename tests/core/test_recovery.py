@@ -84,7 +84,7 @@ def test_more_than_the_hours_share_stays_in() -> None:
     life.on(FindingRaised(fatal("n1")))
     life.stopped()
     assert not life.state.health.excluded
-    life.says("n1 stays although blamed")
+    life.says("n1 is blamed but stays in use")
 
 
 def test_an_exclusion_ends_when_it_ends() -> None:
@@ -105,7 +105,7 @@ def test_an_exclusion_ends_when_it_ends() -> None:
 def test_nothing_that_says_why_is_said_too() -> None:
     life = Life().stopping()
     quiet = judge(Life().running().state, 200.0, life.policy)
-    assert "nothing said why" in quiet.reason
+    assert "none reported a cause" in quiet.reason
 
 
 def test_waits_of_no_time_would_turn_for_ever() -> None:

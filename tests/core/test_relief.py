@@ -67,7 +67,7 @@ def test_a_spare_takes_the_place_of_a_suspect_at_the_next_checkpoint_and_not_bef
     stop = life.last(StopGang)
     assert (life.phase, stop.checkpoint_first, stop.grace_s) == (Phase.STOPPING, True, life.policy.stop_grace_s)
     life.stopped()
-    life.says("relieved", "restarting on n0,s0", "free of charge")
+    life.says("to replace suspect nodes", "restarting on n0,s0, which the restart budget does not count")
     life.again(saved(10))
     assert life.started().placement.nodes == ("n0", "s0")
     assert (life.state.attempts[0].outcome, life.state.health.excluded) == ("moved", {})
@@ -270,4 +270,4 @@ def test_the_spare_may_be_gone_by_then() -> None:
     life.on(NodeLost("s0", life.now, "its lease is over"))
     life.stopped()
     assert life.phase is Phase.WAITING
-    life.says("restarting, free of charge", "1 node usable, 2 needed")
+    life.says("restarting, which the restart budget", "1 node usable, 2 needed")

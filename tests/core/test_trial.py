@@ -130,7 +130,7 @@ def test_the_time_for_tests_is_some() -> None:
 
 def test_the_gang_waits_for_a_suspect_that_it_needs_and_takes_it_back_clean() -> None:
     life = suspected()
-    life.says("just before, n1: XID 94", "devices of n1 are put to work first", "restarting in place; checking n1")
+    life.says("just before, n1: XID 94", "devices of n1 are tested first", "restarting in place; checking n1")
     assert life.phase is Phase.CHECKING
     assert life.actions == (CheckNodes(("n1",), device_test.THOROUGH),)
     assert life.state.timers.deadlines["check"].at == pytest.approx(life.now + 180.0)
@@ -158,7 +158,7 @@ def test_a_suspect_that_fails_is_left_out_before_the_gang_starts() -> None:
 
 def test_where_the_gang_is_whole_without_it_nobody_waits() -> None:
     life = suspected(spares=("s0",))
-    life.says("devices of n1 are put to work meanwhile, and others take part", "restarting on n[0,2],s0")
+    life.says("devices of n1 are tested meanwhile, and others take part", "restarting on n[0,2],s0")
     assert life.phase is Phase.STARTING
     assert CheckNodes(("n1",), device_test.THOROUGH) in life.actions
     go_on(life)
@@ -201,7 +201,7 @@ def test_a_second_time_it_is_tested_and_a_third_time_left_out_although_it_was_cl
         life.state, health=replace(life.state.health, suspected_at={"n1": life.now})
     )  # as if it had not faded yet
     fall(life)
-    life.says("n1 was suspected for the 2nd time", "put to work first")
+    life.says("n1 was suspected for the 2nd time", "tested first")
     assert (life.phase, life.state.health.excluded) == (Phase.CHECKING, {})
     life.on(NodeChecked("n1", True, tested=CLEAN))
     go_on(life)

@@ -142,7 +142,7 @@ def test_a_run_that_ends_leaves_on_disk_what_was_in_memory_only_and_goes_on_from
     )  # fmt: skip
     assert box.end(240) == 1, box.told()
     assert [path.name for path in saves.glob("step-*")] == ["step-8"], box.told()
-    assert "step 8 was brought to the disk from the memory of" in box.status()["reason"], box.told()
+    assert "step 8 was written to disk from the memory of" in box.status()["reason"], box.told()
     again = box.gangrun("resume", box.status()["run"], "--runs-dir", str(box.runs), check=False)
     assert again.returncode == 0, again.stderr + box.told()
     assert [one["resumed_from_step"] for one in box.status()["attempts"]] == [None, 8]
@@ -165,7 +165,7 @@ def test_ranks_that_save_to_memory_only_have_it_written_to_the_disk_while_they_t
     names = {path.name for path in saves.glob("step-*")}
     assert {"step-5", "step-9"} <= names, names
     story = box.gangrun("explain", box.status()["run"], "--runs-dir", str(box.runs), "--all").stdout
-    assert "step 5 was brought to the disk from the memory of" in story, story
+    assert "step 5 was written to disk from the memory of" in story, story
     assert not list((saves / ".gangrun").glob("*/*/*-memory"))
 
 

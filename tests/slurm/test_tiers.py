@@ -102,7 +102,7 @@ def test_two_hosts_that_lost_their_power_cost_no_step_that_was_in_memory(
         status = run.end(deadline_s=240)
         assert [one["resumed_from_step"] for one in status["attempts"]] == [None, 11]
         told = run.explain()
-        assert "brought to the disk from the memory of" in told, told
+        assert "written to disk from the memory of" in told, told
         assert "2 files of lost nodes rebuilt from parity" in told, told
         cluster.declare_down(*lost)
         said, _ = other.communicate(timeout=240)

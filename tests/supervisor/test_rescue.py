@@ -172,7 +172,7 @@ def test_before_a_job_ends_its_memory_is_brought_and_only_then_agents_may_go() -
     assert told == [Phase.WAITING, Phase.WAITING]
     assert ("adopt", 7) in desk.checkpoints.asked
     assert (desk.loop.state.phase, desk.loop.exit_code) == (Phase.CANCELLED, 130)
-    assert "step 7 was brought to the disk from the memory of n[0-1]" in desk.loop.state.reason
+    assert "step 7 was written to disk from the memory of n[0-1]" in desk.loop.state.reason
 
 
 @pytest.mark.parametrize("refuses", [True, False], ids=["a full disk", "no answer"])
@@ -200,7 +200,7 @@ def test_a_node_that_says_nothing_leaves_time_for_those_that_do() -> None:
     cancel(desk)
     assert desk.loop.state.phase is Phase.WAITING
     desk.pass_s(9.0)
-    assert "step 7 was brought to the disk from the memory of n0" in desk.loop.state.reason
+    assert "step 7 was written to disk from the memory of n0" in desk.loop.state.reason
 
 
 def test_nothing_is_brought_where_no_directory_is_known() -> None:
@@ -253,7 +253,7 @@ def test_a_flush_that_fails_is_told_removed_and_tried_again_at_the_next_time() -
     desk = desk_of(WHOLE, refuse, **FLUSHES)
     kept(desk, 7)
     desk.pass_s(25.0)
-    assert any("step 7, which only memory holds, could not be brought" in said for said in desk.says)
+    assert any("step 7, which only memory holds, could not be written to disk" in said for said in desk.says)
     assert ("discard staging/1/0/7-ab", -1) in desk.checkpoints.asked
     assert desk.loop.state.phase is Phase.RUNNING
     before = len(desk.agents["n1"].heard(Recover))

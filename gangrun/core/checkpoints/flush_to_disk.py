@@ -39,7 +39,7 @@ def first(before: RunState, decision: Decision, now: float, policy: Policy) -> D
         return decision
     within_s = _within_s(state, state.phase, now, policy)
     if within_s < LEAST_S:
-        reason = f"{decision.reason}; no time is left to bring to the disk what only memory holds"
+        reason = f"{decision.reason}; no time is left to write to disk what only memory holds"
         return replace(decision, reason=reason, state=replace(state, reason=reason))
     what = f"first the newest in-memory checkpoint is written to disk, which may take up to {within_s:.0f} s"
     return enter(
@@ -93,13 +93,13 @@ def sentence(event: StepBrought) -> str:
     if event.step < 0:
         return event.why or "memory holds nothing newer than the disk"
     if event.why:
-        return f"step {event.step}, which only memory holds, could not be brought to the disk: {event.why}"
-    return f"step {event.step} was brought to the disk from the memory of {fold(event.nodes)}"
+        return f"step {event.step}, which only memory holds, could not be written to disk: {event.why}"
+    return f"step {event.step} was written to disk from the memory of {fold(event.nodes)}"
 
 
 def time_is_up(state: RunState, now: float, policy: Policy) -> Decision:
     """WAITING: it is given up."""
-    return go_on(state, now, policy, "what only memory holds could not be brought to the disk in time")
+    return go_on(state, now, policy, "what only memory holds could not be written to disk in time")
 
 
 def go_on(state: RunState, now: float, policy: Policy, told: str) -> Decision:
@@ -131,7 +131,7 @@ def cancel(state: RunState, by: str, now: float, policy: Policy) -> Decision:
     state = replace(state, underway=Underway(bringing=cancelled), ending=ending)
     return stay(
         _fitted(state, now, policy),
-        f"{reason} while the newest step in memory was being brought to the disk",
+        f"{reason} while the newest step in memory was being written to disk",
         loud=True,
     )
 
@@ -142,7 +142,7 @@ def notice(state: RunState, event: Notice, now: float, policy: Policy) -> Decisi
     assert held is not None
     if event.kind in {NoticeKind.CANCEL, NoticeKind.UNKNOWN} and held.then is not Phase.CANCELLED:
         return cancel(state, "the scheduler" if event.kind is NoticeKind.CANCEL else "a signal", now, policy)
-    reason = f"{event.kind.value} while the newest step in memory was being brought to the disk"
+    reason = f"{event.kind.value} while the newest step in memory was being written to disk"
     state = _fitted(state, now, policy)
     return stay(state, reason, loud=True)
 

@@ -149,7 +149,7 @@ def _adopt(state: RunState, event: TermTaken, now: float, policy: Policy, who: s
             return stop_all(state, now, policy, After.JUDGE, reason, died)
     missing = [name for name in state.attempt.placement.nodes if name not in held]
     ranks = sum(len(inventory.ranks) for inventory in event.inventories)
-    answered = f"{ranks} of {state.attempt.placement.world_size} ranks answered for"
+    answered = f"{ranks} of {state.attempt.placement.world_size} ranks reported in"
     what = f"{who} and adopted attempt {state.attempt.number} ({answered})"
     if missing:
         what += f"; not heard yet: {', '.join(missing)}"

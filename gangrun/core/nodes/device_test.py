@@ -103,7 +103,7 @@ def told(state: RunState, names: tuple[str, ...], now: float) -> str:
     if not names:
         return ""
     first = "first" if set(names) & set(needed(state, now)) else "meanwhile, and others take part"
-    return f"; devices of {fold(natural_sort(names))} are put to work {first}"
+    return f"; the devices of {fold(natural_sort(names))} are tested {first}"
 
 
 # ---- what came out ---------------------------------------------------------------------------------------------------

@@ -141,7 +141,8 @@ def moved(state: RunState, now: float, policy: Policy) -> Decision:
     placed = placement.place_now(state, now)
     where = f" on {fold(placed.nodes)}" if isinstance(placed, Placement) else ""
     closed = close_attempt(state, now, MOVED, state.reason)
-    why = f"attempt {state.attempt.number} was stopped so that suspects are relieved; restarting{where}, free of charge"
+    why = f"attempt {state.attempt.number} was stopped to replace suspect nodes"
+    why += f"; restarting{where}, which the restart budget does not count"
     return choose.begin_checks(replace(state, attempts=closed), now, policy, why)
 
 

@@ -90,7 +90,7 @@ def exclude(
         told.append(f"{fold(set(taken) - set(to_boot))} left out for {policy.exclusion_s / HOUR_S:g} h")
     if refused:
         told.append(
-            f"{fold(refused)} stays although blamed: only {counted(cap, 'node')} may be left out within an hour"
+            f"{fold(refused)} is blamed but stays in use: at most {counted(cap, 'node')} may be left out within an hour"
         )
     return Quarantined(after, tuple(taken), tuple(refused), "; ".join(told))
 

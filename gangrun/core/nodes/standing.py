@@ -73,7 +73,7 @@ def standing_of(node: Node, excluded: Mapping[str, Exclusion], shape: Shape) -> 
     if node.checked is False:
         return NodeStanding(StandingKind.BROKEN, f"failed its check ({one_line(node.check_reason)})", found)
     if node.trial:
-        return NodeStanding(StandingKind.UNDER_TEST, f"on trial ({one_line(node.trial)})")
+        return NodeStanding(StandingKind.UNDER_TEST, f"under test ({one_line(node.trial)})")
     if node.slots_count < shape.slots_per_node:
         slots = counted(node.slots_count, "slot")
         return NodeStanding(StandingKind.TOO_SMALL, f"has only {slots} of the {shape.slots_per_node} needed")

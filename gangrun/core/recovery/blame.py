@@ -112,7 +112,7 @@ def _first_impression(evidence: Evidence, scene: _Scene) -> Verdict:
     if evidence.hang is not None:
         return blame_hang.verdict(evidence.hang, scene.attempt_step, scene.world_size)
     return Verdict(
-        Cause.VICTIMS_ONLY, Failure.SCRIPT, (), (), "", f"all ranks went down{_at_step(scene)} and nothing said why"
+        Cause.VICTIMS_ONLY, Failure.SCRIPT, (), (), "", f"all ranks ended{_at_step(scene)} and none reported a cause"
     )
 
 
@@ -184,8 +184,10 @@ def _shared_sentence(nodes: Iterable[str], scene: _Scene, what: str) -> str:
 
 def _agents_died(nodes: tuple[str, ...]) -> Verdict:
     names = tuple(natural_sort(set(nodes)))
-    what = "the agent died" if len(names) == 1 else "agents died"
-    sentence = f"{what} on {fold(names)} and took its ranks along, as it must; the node itself answers"
+    who, where = (
+        ("the agent", "the node still answers") if len(names) == 1 else ("the agents", "the nodes still answer")
+    )
+    sentence = f"{who} on {fold(names)} died, so the ranks there were killed; {where}"
     return Verdict(Cause.AGENT_DIED, Failure.NODE, (), names if len(names) == 1 else (), "", sentence)
 
 
@@ -256,14 +258,14 @@ def _how(rank_exit: RankExit) -> str:
     if code is None:
         return "an unknown exit code"
     if code > SHELL_SIGNAL_BASE and signal_name(code - SHELL_SIGNAL_BASE).startswith("SIG"):
-        return f"exit code {code} (a shell's word for {signal_name(code - SHELL_SIGNAL_BASE)})"
+        return f"exit code {code} (how a shell reports {signal_name(code - SHELL_SIGNAL_BASE)})"
     return f"exit code {code}"
 
 
 def _nobody_said_why(signal: int) -> str:
     if signal == SIGKILL:
-        return " and nobody said why (not the memory cgroup)"
-    return " and nobody said why" if signal in OUTSIDE_SIGNALS else ""
+        return "; who sent it is not known, but it was not the job's memory limit"
+    return "; who sent it is not known" if signal in OUTSIDE_SIGNALS else ""
 
 
 def _at_step(scene: _Scene) -> str:
@@ -282,8 +284,8 @@ def _same_again(verdict: Verdict, before: Sighting, first: RankExit | None, atte
     else:
         where = "without any progress between"
     told = _traceback_of(first)
-    whose = {Failure.STORAGE: "storage's", Failure.NODE: "set-up's"}.get(verdict.failure, "code's")
-    again = f"as in attempt {before.attempt}, {where}: it is the {whose}, and another try would fail too"
+    whose = {Failure.STORAGE: "storage", Failure.NODE: "set-up"}.get(verdict.failure, "code")
+    again = f"as in attempt {before.attempt}, {where}: the cause is the {whose}, so another attempt would fail too"
     sentence = f"{verdict.sentence}, {again}{f': {told}' if told else ''}"
     failure = Failure.STORAGE if verdict.failure is Failure.STORAGE else Failure.SCRIPT
     return Verdict(Cause.SAME_AGAIN, failure, (), (), verdict.signature, sentence, final=True)

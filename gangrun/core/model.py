@@ -94,10 +94,10 @@ class ErrorReport:
     """A rank's own account of its death. ``signature`` is stable over ranks and attempts."""
 
     kind: str  # exception type
-    message: str
-    signature: str
-    traceback: str
-    collective: bool  # a victim's error: a peer was gone first
+    message: str = ""
+    signature: str = ""
+    traceback: str = ""  # of the first ranks that fell only: ``running.abridged``
+    collective: bool = False  # a victim's error: a peer was gone first
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +106,12 @@ class RankExit:
 
     rank: int
     node: str
-    code: int | None
-    signal: int | None
-    oom_kill: bool
-    by_us: bool  # it fell after we had begun to stop all ranks
-    error: ErrorReport | None
-    at: float
+    code: int | None = None
+    signal: int | None = None
+    oom_kill: bool = False
+    by_us: bool = False  # it fell after we had begun to stop all ranks
+    error: ErrorReport | None = None
+    at: float = 0.0
     step: int = -1  # the last step that it reported; -1: it reported none
 
 

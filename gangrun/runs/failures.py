@@ -121,8 +121,14 @@ def groups_of(exits: Sequence[RankExit]) -> list[SameEnd]:
     by_kind: dict[tuple[object, ...], list[RankExit]] = {}
     for one in sorted(exits, key=lambda one: (one is not first, one.at)):
         by_kind.setdefault(_key(one), []).append(one)
-    groups = [SameEnd(tuple(sorted(one.rank for one in same)), same[0]) for same in by_kind.values()]
+    groups = [SameEnd(tuple(sorted(one.rank for one in same)), _told(same)) for same in by_kind.values()]
     return sorted(groups, key=lambda group: (group.exit is not first, group.victim))
+
+
+def _told(same: Sequence[RankExit]) -> RankExit:
+    """The first of them, with the text of the first that has one: of thousands of ranks few keep theirs."""
+    texts = (one.error for one in same if one.error is not None and one.error.traceback)
+    return replace(same[0], error=next(texts, same[0].error))
 
 
 def _key(one: RankExit) -> tuple[object, ...]:
@@ -187,4 +193,12 @@ def groups_in(reading: RunSnapshot, attempt: int | None, wanted: Wanted) -> tupl
     chosen = [
         one for one in exits if (wanted.ranks is None or one.rank in wanted.ranks) and wanted.node in (None, one.node)
     ]
-    return sorted(by_attempt), number, groups_of(chosen)
+    groups = [replace(group, exit=_with_text(reading.paths, number, group.exit)) for group in groups_of(chosen)]
+    return sorted(by_attempt), number, groups
+
+
+def _with_text(paths: RunPaths, attempt: int, died: RankExit) -> RankExit:
+    """The journal has the texts of the first ranks only; the others' are in their own reports."""
+    if died.error is None or died.error.traceback:
+        return died
+    return replace(died, error=_report(paths, attempt, died.rank, Disk()) or died.error)

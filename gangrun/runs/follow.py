@@ -23,7 +23,7 @@ from gangrun.runs.snapshot import (
     with_queue,
 )
 from gangrun.runs.times import steady_now, wall_now
-from gangrun.wire.record import Record, apply, state_of
+from gangrun.wire.record import Record, advance, state_of
 
 ASK_EVERY_S = 10.0
 ANEW_AFTER_S = 2.0
@@ -42,11 +42,7 @@ class JournalReplay:
     def poll(self) -> list[Record]:
         """The records since the last call."""
         fresh = self._journal.poll()
-        for record in fresh:
-            if record.kind == "Snapshot":
-                self._plain = dict(record.patch)
-            elif self._plain is not None and record.patch:
-                self._plain = apply(self._plain, record.patch)
+        self._plain = advance(self._plain, fresh)
         return fresh
 
     def state(self) -> RunState | None:

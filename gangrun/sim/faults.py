@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from gangrun.core.model import ErrorReport
 from gangrun.sim.body.gang import SimRank
 from gangrun.sim.body.node import SimNode
 from gangrun.sim.cluster import Cluster
@@ -34,6 +35,7 @@ class Kind(Enum):
     KILL_RANK = "kill rank"
     PAUSE_RANK = "pause rank"
     EXIT_RANK = "rank exits with amount"
+    FALL_RANKS = "all ranks exit with an error whose text has amount characters"
     FINISH_RANK = "rank exits 0 while the others go on"
     OOM_RANK = "rank killed for memory"
     STUCK_RANK = "rank in D state: no kill takes for that long"
@@ -362,6 +364,16 @@ def _exit_rank(world: Cluster, rank: SimRank, fault: Fault) -> None:
     rank.host.rank_ended(rank, code, None, error=None)
 
 
+def _fall_ranks(world: Cluster, rank: SimRank, fault: Fault) -> None:
+    """As ranks of a gang do whose collectives time out: all within a moment, each with a traceback of its own."""
+    del world
+    text = "x" * int(fault.amount)
+    error = ErrorReport("torch.distributed.DistBackendError", text[:999], "DistBackendError@train.py:17", text, True)
+    members = {} if rank.gang is None else rank.gang.members
+    for member in [one for _, one in sorted(members.items()) if one.alive]:
+        member.host.rank_ended(member, 1, None, error=error)
+
+
 def _pause_rank(world: Cluster, rank: SimRank, fault: Fault) -> None:
     if fault.kind is Kind.STUCK_RANK:
         rank.stuck_until = max(rank.stuck_until, world.timeline.now + fault.for_s)
@@ -545,6 +557,7 @@ _RANK: dict[Kind, Callable[[Cluster, SimRank, Fault], None]] = {
     Kind.KILL_RANK: _kill_rank,
     Kind.OOM_RANK: _kill_rank,
     Kind.EXIT_RANK: _exit_rank,
+    Kind.FALL_RANKS: _fall_ranks,
     Kind.FINISH_RANK: _exit_rank,
     Kind.PAUSE_RANK: _pause_rank,
     Kind.STUCK_RANK: _pause_rank,

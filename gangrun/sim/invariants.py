@@ -165,10 +165,7 @@ class Checker(Checks):
         if newest <= self._plain_at:
             return  # a dead client's late write, or a deposed supervisor's: history, not state
         self._of_this_attempt(record)
-        if record.kind == "Snapshot":
-            self._plain = dict(record.patch)
-        elif self._plain is not None:
-            self._plain = wire_record.apply(self._plain, record.patch)
+        self._plain = wire_record.advance(self._plain, (record,))
         self._plain_at = newest
         if record.at < self._at - 1e-6:
             self.broken("I10", f"the run clock went back from {self._at:.3f} to {record.at:.3f}")

@@ -23,6 +23,7 @@ from gangrun.core.events import (
     RankFinished,
     Stamped,
 )
+from gangrun.core.machine.running import abridged
 from gangrun.core.machine.transitions import WHY
 from gangrun.core.model import Phase, RunState
 from gangrun.core.policy import Timing
@@ -282,8 +283,10 @@ class AgentMessages:
             supervisor.decide(stamped, now)
 
     def _heard(self, stamped: Stamped, now: float) -> Stamped:
-        """A signal does not say why: where a scheduler can be asked, it is."""
+        """A signal does not say why: where a scheduler can be asked, it is. Of many ranks few keep their texts."""
         event = stamped.event
+        if isinstance(event, RankExited):
+            return replace(stamped, event=abridged(self._supervisor.state, event))
         if not isinstance(event, Notice) or event.kind is not NoticeKind.UNKNOWN or self._facts.asks_why is None:
             return stamped
         self.ask_why(now)

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from gangrun.core.actions import TICKETED, Action, Decision
 from gangrun.core.events import ProgressStalled, Stamped, StoreBack, StoreStalled
 from gangrun.core.model import Outcome, RunState
@@ -70,13 +72,13 @@ class JournalQueue:
         acts = tuple((a, self.number() if isinstance(a, TICKETED) else 0) for a in decision.actions)
         record = self._record(
             type(stamped.event).__name__, before, decision.state, at, wall,
-            event=wire_record.builtins(stamped.event),
-            origin=None if stamped.origin is None else wire_record.builtins(stamped.origin),
+            event=wire_record.sparse(stamped.event),
+            origin=None if stamped.origin is None else wire_record.told_of(stamped.origin),
             outcome=decision.outcome.value,
             reason=decision.reason,
             actions=tuple(kinds.act(a, n) for a, n in acts),
-            patch=wire_record.diff(before, decision.state),
         )  # fmt: skip
+        record = msgspec.structs.replace(record, patch=wire_record.change(before, decision.state, record))
         written = Written(record.n, at, decision.state, acts)
         self._commit(record, written)
         return written

@@ -12,7 +12,7 @@ import math
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from itertools import compress, islice
 from operator import is_, is_not
 from typing import Any
@@ -22,8 +22,11 @@ import msgspec
 from gangrun.core.model import (
     Attempt,
     Ending,
+    Evidence,
     Fence,
+    Hang,
     NodeHealth,
+    Origin,
     Roster,
     RunState,
     SavedProgress,
@@ -31,7 +34,7 @@ from gangrun.core.model import (
     Underway,
 )
 
-SCHEMA = 2
+SCHEMA = 3  # of 2: patches hold lists whole, and what an agent's record says of its origin too
 _CRC = b',"crc":"'
 
 
@@ -146,6 +149,16 @@ def builtins(value: object) -> Any:
     return _storable(msgspec.to_builtins(value, str_keys=True))
 
 
+def sparse(value: object) -> Any:
+    """A core value as plain JSON types, without the fields that are as by default: there are thousands of them."""
+    if not is_dataclass(value):
+        if isinstance(value, tuple):
+            return [sparse(item) for item in value]
+        return builtins(value)
+    pairs = ((f, getattr(value, f.name)) for f in fields(value))
+    return {f.name: sparse(held) for f, held in pairs if f.default is MISSING or held != f.default}
+
+
 def _storable(plain: Any) -> Any:
     """JSON has no infinity, and UTF-8 no lone surrogates (file names may): the nearest that can be kept."""
     if isinstance(plain, str):  # most frequent first: every value of every record comes by here
@@ -183,11 +196,17 @@ _GROUPS: dict[str, dict[str, str]] = {
     }.items()
 }
 _UNGROUPED = tuple(f.name for f in fields(RunState) if f.name not in _GROUPS)
-_MAPPINGS = ("nodes", "absent", "suspicion", "suspected_at", "excluded", "reports", "deadlines", "marks")
+_MAPPINGS = ("nodes", "absent", "suspicion", "suspected_at", "excluded", "reports", "deadlines", "marks", "silent+")
+_GROWING = frozenset({"attempts", "exits", "findings", "agents_died"})
+_AS_EVENT = "event"  # one more item: the one that is in the record's event
+_IMPLIED_SINCE = 3  # the schema since which a record's origin and time are not in its patch again
 
 
 def diff(old: RunState, new: RunState) -> dict[str, Any]:
-    """What changed, field by field; mappings entry by entry, with None for an entry that went."""
+    """What changed, field by field; mappings entry by entry, with None for an entry that went.
+
+    Of what grows only what is new: ``NAME+`` has it, else ``NAME`` has the whole value.
+    """
     patch: dict[str, Any] = {}
     for name, before, after in _changed(old, new):
         if name in _MAPPINGS:
@@ -195,8 +214,61 @@ def diff(old: RunState, new: RunState) -> dict[str, Any]:
             if entries:
                 patch[name] = entries
         elif before != after:
-            patch[name] = builtins(after)
+            patch |= _news(name, before, after)
     return patch
+
+
+def _news(name: str, old: Any, new: Any) -> dict[str, Any]:
+    """The patch of one field that changed."""
+    match old, new:
+        case (Evidence(), Evidence()) | (Hang(), Hang()):
+            pairs = ((f.name, getattr(old, f.name), getattr(new, f.name)) for f in fields(new))
+            parts = [_news(*pair) for pair in pairs if pair[1] is not pair[2] and pair[1] != pair[2]]
+            return {f"{name}+": {key: value for part in parts for key, value in part.items()}}
+        case tuple(), tuple() if name in _GROWING:
+            kept_count = _same_beginning(old, new)
+            items = [sparse(item) for item in new[kept_count:]]
+            return {f"{name}+": {"from": kept_count, "items": items}}
+        case dict(), dict() if name == "silent":
+            return {f"{name}+": _entries(old, new)}
+        case frozenset(), frozenset() if old < new:
+            return {f"{name}+": sorted(new - old)}
+    return {name: builtins(new)}
+
+
+def _same_beginning(old: tuple[Any, ...], new: tuple[Any, ...]) -> int:
+    """How many items at the beginning are the same; asked by identity first, and in C."""
+    if all(map(is_, old, new)):
+        return min(len(old), len(new))
+    return next(i for i, (was, is_now) in enumerate(zip(old, new, strict=False)) if was != is_now)
+
+
+def change(old: RunState, new: RunState, record: Record) -> dict[str, Any]:
+    """``diff`` without what the record of an agent's event says anyway: its number, its time and how its rank ended."""
+    patch = diff(old, new)
+    if record.origin is None:
+        return patch
+    if patch.get("marks") == _marked(record.origin):
+        del patch["marks"]
+    else:
+        patch.setdefault("marks", {})
+    if new.updated_at == record.at:
+        patch.pop("updated_at", None)
+    else:
+        patch["updated_at"] = new.updated_at
+    evidence = patch.get("evidence+", {})
+    if evidence.get("exits+", {}).get("items") == [record.event.get("exit")]:
+        evidence["exits+"] = _AS_EVENT
+    return patch
+
+
+def told_of(origin: Origin) -> dict[str, Any]:
+    """What a record says of its event's origin; job and boot are those with which its agent joined."""
+    return {"node": origin.node, "incarnation": origin.incarnation, "seq": origin.seq}
+
+
+def _marked(origin: Mapping[str, Any]) -> dict[str, Any]:
+    return {origin["node"]: [origin["incarnation"], origin["seq"]]}
 
 
 def snapshot(state: RunState) -> dict[str, Any]:
@@ -233,18 +305,70 @@ def _entries(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     return {key: builtins(new[key]) for key in changed if old.get(key) != new[key]} | dict.fromkeys(gone)
 
 
-def apply(state: dict[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """The plain state after ``patch``; neither argument changes. ``RecordError`` where the patch is none."""
-    result = dict(state)
-    for name, value in patch.items():
-        if name in _MAPPINGS:
-            if not isinstance(value, Mapping):
-                raise RecordError(f"patch: {name} must be entries, not {type(value).__name__}")
-            merged = {**result.get(name, {}), **value}
-            result[name] = {key: entry for key, entry in merged.items() if entry is not None}
-        else:
-            result[name] = value
-    return result
+def advance(plain: dict[str, Any] | None, records: Iterable[Record]) -> dict[str, Any] | None:
+    """The plain state after these records, which may span terms; None before the first snapshot.
+
+    Nothing that was given changes. ``RecordError`` where a patch is none.
+    """
+    owned: set[str] | None = None  # the fields that may be changed in place; None: not even which there are
+    for record in records:
+        patch = record.patch
+        if record.kind == "Snapshot":
+            plain, owned = patch, None
+        if record.kind == "Snapshot" or plain is None or (not patch and record.origin is None):
+            continue
+        if owned is None:
+            plain, owned = dict(plain), set()
+        if record.origin is not None and record.v >= _IMPLIED_SINCE:
+            patch = {"marks": _marked(record.origin), "updated_at": record.at, **patch}
+        for name, value in patch.items():
+            _put(plain, name, value, record, owned)
+    return plain
+
+
+def _put(plain: dict[str, Any], name: str, value: Any, record: Record, owned: set[str]) -> None:
+    """One entry of a patch."""
+    field = name.removesuffix("+")
+    if field == name and name not in _MAPPINGS:
+        plain[name] = value
+        owned.discard(name)
+        return
+    if field not in owned:
+        plain[field] = dict(plain.get(field, {})) if name in _MAPPINGS else _copied(plain.get(field))
+        owned.add(field)
+    _merge(plain, name, value, record)
+
+
+def _merge(plain: dict[str, Any], name: str, value: Any, record: Record) -> None:
+    there = plain.get(name.removesuffix("+"))
+    match there, value:
+        case dict(), dict() if name in _MAPPINGS:
+            for key, entry in value.items():
+                if entry is None:
+                    there.pop(key, None)
+                else:
+                    there[key] = entry
+        case dict(), dict():
+            for part, news in value.items():
+                if part.endswith("+"):
+                    _merge(there, part, news, record)
+                else:
+                    there[part] = _copied(news)
+        case list(), {"from": int(kept_count), "items": items}:
+            there[kept_count:] = items
+        case list(), "event":
+            there.append(record.event.get("exit"))
+        case list(), list():
+            there.extend(value)
+        case _:
+            raise RecordError(f"patch: {name} does not fit what is there")
+
+
+def _copied(value: Any) -> Any:
+    """Deep enough for ``_merge``, which changes lists and mappings of parts."""
+    if isinstance(value, dict):
+        return {key: _copied(entry) for key, entry in value.items()}
+    return list(value) if isinstance(value, list) else value
 
 
 def state_of(plain: Mapping[str, Any]) -> RunState:
@@ -260,12 +384,7 @@ def state_of(plain: Mapping[str, Any]) -> RunState:
 
 def replay(records: Iterable[Record]) -> RunState | None:
     """The state after these records, which may span terms; None before the first snapshot."""
-    plain: dict[str, Any] | None = None
-    for record in records:
-        if record.kind == "Snapshot":
-            plain = dict(record.patch)
-        elif plain is not None and record.patch:
-            plain = apply(plain, record.patch)
+    plain = advance(None, records)
     return None if plain is None else state_of(plain)
 
 

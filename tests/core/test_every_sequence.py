@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -97,7 +98,7 @@ class Walk:
         self.policy, self.now = policy, 100.0
         self.state = first_state(RunState(run="r", shape=shape), self.now, policy)
         self.records: list[Record] = []
-        self.plain: dict[str, Any] = {}
+        self.plain: dict[str, Any] | None = None
         self.cancelled = False
         self.snapshot()
 
@@ -110,7 +111,8 @@ class Walk:
         again = wire.decode(line)
         assert wire.encode(again) == line
         self.records.append(again)
-        self.plain = dict(again.patch) if again.kind == "Snapshot" else wire.apply(self.plain, again.patch)
+        self.plain = wire.advance(self.plain, (again,))
+        assert self.plain is not None
         assert wire.state_of(self.plain) == self.state, "what the records say is the live state, at every prefix"
 
     def on(self, event: Event, after_s: float, origin: Origin | None) -> None:
@@ -135,24 +137,23 @@ class Walk:
         for action in decision.actions:
             assert kinds.action_of(type(action).__name__, wire.builtins(action)) == action
         assert kinds.event_of(type(event).__name__, wire.builtins(event)) == event
-        self._write(
-            Record(
-                1,
-                after.term,
-                len(self.records),
-                self.now,
-                0.0,
-                type(event).__name__,
-                wire.builtins(event),
-                None if origin is None else wire.builtins(origin),
-                decision.outcome.value,
-                before.phase.value,
-                after.phase.value,
-                decision.reason,
-                tuple(kinds.act(action, 1) for action in decision.actions),
-                wire.diff(before, after),
-            )
+        assert kinds.event_of(type(event).__name__, wire.sparse(event)) == event
+        record = Record(
+            wire.SCHEMA,
+            after.term,
+            len(self.records),
+            self.now,
+            0.0,
+            type(event).__name__,
+            wire.sparse(event),
+            None if origin is None else wire.builtins(origin),
+            decision.outcome.value,
+            before.phase.value,
+            after.phase.value,
+            decision.reason,
+            tuple(kinds.act(action, 1) for action in decision.actions),
         )
+        self._write(msgspec.structs.replace(record, patch=wire.change(before, after, record)))
 
 
 def of_attempt(number: int, draw: Any) -> Event:

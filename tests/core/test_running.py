@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gangrun.core.actions import EndJob, ProbeNode, StartGang, StopGang, SubmitSuccessor, TakeStacks
@@ -29,6 +31,7 @@ from gangrun.core.events import (
     StoreStalled,
     TermTaken,
 )
+from gangrun.core.machine.running import abridged
 from gangrun.core.model import (
     After,
     ErrorReport,
@@ -706,3 +709,48 @@ def test_who_is_hurried_or_asked_again_saves_no_more() -> None:
         assert (life.last(StopGang).grace_s, life.state.underway.saving) == (0.0, False)
         life.on(CheckpointSeen(saved(7), told=True))
         assert life.actions == ()
+
+
+# ---- thousands of ranks that fall together ----
+
+
+def fell(life: Life, rank: int, error: ErrorReport, at: float, attempt: int = 0) -> RankExited:
+    """As the supervisor hands it on, with or without its text."""
+    died = RankExited(attempt, RankExit(rank, life.names[rank // life.ranks], 1, error=error, at=at))
+    return abridged(life.state, died)
+
+
+def test_of_ranks_that_fall_together_the_first_have_their_texts_and_the_rest_are_counted():
+    life = Life(nodes=2, ranks=40).running()
+    for rank in range(60):
+        life.on(fell(life, rank, VICTIM, 100.0 + rank))
+    errors = [one.error for one in life.state.attempt.evidence.exits]
+    assert [error for error in errors if error is not None and error.traceback] == [VICTIM] * 32
+    assert errors[32:] == [replace(VICTIM, message="", traceback="")] * 28
+
+
+def test_another_failure_than_those_that_are_told_keeps_the_first_line_of_its_message():
+    life = Life(nodes=2, ranks=40).running()
+    for rank in range(40):
+        life.on(fell(life, rank, BUG, 100.0 + rank))
+    other = ErrorReport("OSError", "disk\n" + 500 * "x", "elsewhere", "Traceback ...", False)
+    died = fell(life, 70, other, 200.0).exit
+    assert died.error is not None and not died.error.traceback
+    assert died.error.message.startswith("disk") and len(died.error.message) == 200
+    assert died.error.signature == "elsewhere"
+
+
+def test_the_rank_that_fell_first_keeps_its_text_however_late_its_word_comes():
+    life = Life(nodes=2, ranks=40).running()
+    for rank in range(40):
+        life.on(fell(life, rank, VICTIM, 100.0 + rank))
+    life.on(fell(life, 70, BUG, 99.0))
+    assert life.state.attempt.evidence.exits[-1].error == BUG
+    late = fell(life, 71, BUG, 150.0).exit.error
+    assert late == replace(BUG, message="", traceback="")
+
+
+def test_a_late_word_of_an_older_attempt_brings_no_text():
+    life = Life().running()
+    assert fell(life, 0, BUG, 100.0, attempt=7).exit.error == replace(BUG, traceback="")
+    assert abridged(life.state, life.died(0)) == life.died(0)

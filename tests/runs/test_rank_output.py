@@ -233,3 +233,19 @@ def test_no_failure(runs: Path, gangrun: Call) -> None:
     assert gangrun("logs", "--errors", "--json").json["failures"] == []
     assert gangrun("logs", "--errors", "-f").code == 2
     assert gangrun("logs", "--json").code == 2
+
+
+def test_texts_that_the_journal_left_out_come_from_a_rank_that_has_one_or_from_its_report(
+    runs: Path, gangrun: Call
+) -> None:
+    from tests.runs.builder import ERROR, VICTIM
+
+    story = Builder(runs).supervisor().up()
+    story.exit(3, error=replace(ERROR, message="", traceback="")).exit(0, error=ERROR)
+    story.exit(1, error=replace(VICTIM, message="", traceback=""))
+    path = story.paths.error(0, 1)
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"type": VICTIM.kind, "message": "peer closed", "traceback": "Traceback\nof its own"}))
+    said = gangrun("logs", "--errors").out
+    assert "first to fail in attempt 0: rank 3 on n1" in said and "shape mismatch: 3 vs 4" in said
+    assert "of its own" in said

@@ -16,7 +16,19 @@ from hypothesis import strategies as st
 from gangrun.core.actions import CheckNodes, StartGang, SubmitSuccessor
 from gangrun.core.events import CheckpointSeen, NodeSilent, ProgressStalled, RankExited, Stamped
 from gangrun.core.machine.succession import first_state
-from gangrun.core.model import CheckpointRef, Level, RankExit, RankObservation, RunState, Shape
+from gangrun.core.model import (
+    CheckpointRef,
+    Evidence,
+    Hang,
+    Level,
+    NodeFinding,
+    Origin,
+    RankExit,
+    RankObservation,
+    RankStack,
+    RunState,
+    Shape,
+)
 from gangrun.core.nodes.placement import seated
 from gangrun.core.policy import Policy
 from gangrun.wire import kinds
@@ -77,7 +89,7 @@ def test_a_line_of_schema_1_is_read_without_the_fields_that_went() -> None:
 
 def test_a_line_of_a_newer_gangrun_is_not_guessed_at() -> None:
     newer = sealed(msgspec.json.encode({"v": wire.SCHEMA + 1, "something": "new"})[:-1])
-    with pytest.raises(NewerSchema, match="schema 3 is newer"):
+    with pytest.raises(NewerSchema, match="schema 4 is newer"):
         wire.decode(newer)
 
 
@@ -172,8 +184,8 @@ def test_a_patch_holds_what_changed_and_what_went() -> None:
     patch = wire.diff(before, life.state)
     assert patch["deadlines"]["start"] is None
     plain = wire.snapshot(before)
-    after = wire.apply(plain, patch)
-    assert wire.state_of(after) == life.state
+    after = wire.advance(plain, (Record(2, 1, 1, 0.0, 0.0, "RankExited", patch=patch),))
+    assert after is not None and wire.state_of(after) == life.state
     assert wire.state_of(plain) == before, "the argument stays as it was"
 
 
@@ -215,7 +227,7 @@ def test_replay_begins_at_the_newest_snapshot() -> None:
     assert wire.replay([snapshot, patched, snapshot]) == state
     with pytest.raises(RecordError, match="snapshot"):
         wire.replay([Record(1, 1, 0, 0.0, 0.0, "Snapshot", patch={"run": 7})])
-    with pytest.raises(RecordError, match="nodes must be entries"):
+    with pytest.raises(RecordError, match="nodes does not fit"):
         wire.replay([snapshot, Record(1, 1, 1, 0.0, 0.0, "x", patch={"nodes": None})])
 
 
@@ -245,3 +257,85 @@ def test_a_snapshot_of_an_older_gangrun_carries_nothing() -> None:
     older = (snapshot_of({}), Record(2, 5, 1, 1.0, 1.0, "NodeLost", {"node": "n1"}))
     assert wire.inherited(older) is None and wire.inherited(older[1:]) is None and wire.inherited(()) is None
     assert wire.History(older).lost() == ("n1",)
+
+
+# ---- records carry what is new ----
+
+
+def written(life: Life, event: Any, origin: Origin | None = None, n: int = 1) -> Record:
+    """The record of one event, as a supervisor writes it."""
+    before = life.state
+    life.on(event, origin=origin)
+    said = None if origin is None else wire.told_of(origin)
+    record = Record(wire.SCHEMA, 1, n, life.now, life.now, type(event).__name__, wire.sparse(event), said)
+    return wire.decode(wire.encode(msgspec.structs.replace(record, patch=wire.change(before, life.state, record))))
+
+
+def test_a_record_has_what_is_new_and_nothing_twice() -> None:
+    life = Life(ranks=8).running(saved(4))
+    plain: dict[str, Any] | None = wire.snapshot(life.state)
+    first = wire.snapshot(life.state)
+    node = life.state.roster.nodes["n0"]
+    origins = [Origin(life.state.job, "n0", node.boot_id, node.incarnation, seq) for seq in (1, 2, 3)]
+    records = []
+    for rank, origin in enumerate(origins):
+        records.append(written(life, life.died(rank), origin))
+        plain = wire.advance(plain, records[-1:])
+        assert plain is not None and wire.state_of(plain) == life.state
+    assert records[-1].patch == {"evidence+": {"exits+": "event"}}
+    assert records[-1].event == {
+        "attempt": 0,
+        "exit": {"rank": 2, "node": "n0", "code": 1, "at": life.died(2).exit.at - 0.1},
+    }
+    repeated = written(life, life.died(2), origins[-1])
+    assert repeated.patch == {"marks": {}, "updated_at": life.state.updated_at}, "counted before: nothing changes"
+    assert wire.advance(plain, (repeated,)) == plain
+    assert first == wire.snapshot(Life(ranks=8).running(saved(4)).state), "what was given stays as it was"
+
+
+def test_what_grows_is_cut_where_it_begins_to_differ() -> None:
+    state = Life(ranks=8).running(saved(4)).state
+    exits = tuple(RankExit(rank, "n0", 1) for rank in range(4))
+    finding = NodeFinding("n0", "gpu", True, "broken")
+    steps = [
+        Evidence(exits=exits[:2], silent={"n0": 1.0}),
+        Evidence(exits=exits, silent={"n0": 1.0, "n1": 2.0}, findings=(finding,), hang=Hang(1.0, 2.0, ())),
+        Evidence(
+            exits=(exits[0], exits[2]), silent={"n1": 2.0}, hang=Hang(1.0, 2.0, (), (RankStack(0, "n0", "f", ""),))
+        ),
+        Evidence(),
+    ]
+    plain: dict[str, Any] | None = wire.snapshot(state)
+    for evidence in steps:
+        after = replace(state, attempt=replace(state.attempt, evidence=evidence, finished=frozenset(range(len(exits)))))
+        patch = wire.diff(state, after)
+        plain = wire.advance(plain, (Record(wire.SCHEMA, 1, 1, 0.0, 0.0, "Looking", patch=patch),))
+        assert plain is not None and wire.state_of(plain) == after
+        state = after
+    finished = replace(state, attempt=replace(state.attempt, finished=state.attempt.finished | {9}))
+    assert wire.diff(state, finished) == {"finished+": [9]}
+    assert wire.diff(finished, replace(finished, attempt=replace(finished.attempt, finished=frozenset()))) == {
+        "finished": []
+    }
+
+
+def test_a_journal_of_the_schema_before_is_read_as_it_was() -> None:
+    """Its patches hold lists whole, and what a record says of its origin is in them or did not happen."""
+    life = Life(ranks=8).running(saved(4))
+    records = [Record(2, 1, 0, 0.0, 0.0, "Snapshot", patch=wire.snapshot(life.state))]
+    for rank in range(3):
+        before = life.state
+        life.exit(rank)
+        patch = {name: wire.snapshot(life.state)[name] for name in ("evidence", "phase", "reason", "updated_at")}
+        patch |= {key: value for key, value in wire.diff(before, life.state).items() if not key.endswith("+")}
+        said = {"job": "j1", "node": "n0", "boot_id": "b", "incarnation": "i9", "seq": rank}
+        records.append(Record(2, 1, rank + 1, 0.0, 0.0, "RankExited", {}, said, patch=patch))
+    assert wire.replay(records) == life.state
+
+
+def test_a_patch_that_does_not_fit_is_refused() -> None:
+    plain = wire.snapshot(Life().running().state)
+    for patch in ({"attempts+": 7}, {"evidence+": {"exits+": {"from": "x"}}}, {"run+": [1]}):
+        with pytest.raises(RecordError, match="does not fit"):
+            wire.advance(plain, (Record(wire.SCHEMA, 1, 1, 0.0, 0.0, "Looking", patch=patch),))
+    assert wire.advance(None, (RECORD,)) is None

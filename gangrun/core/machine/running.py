@@ -37,9 +37,13 @@ from gangrun.core.model import After, Evidence, Hang, Phase, RankExit, RunState
 from gangrun.core.nodes import planned_replacement
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import blame_hang, budget
-from gangrun.core.text import all_of, listed
+from gangrun.core.recovery.blame import is_victim
+from gangrun.core.text import all_of, listed, one_line
 
 NOT_LAUNCHED = "no rank has been launched yet"
+TEXTS_MAX_COUNT = 32  # so many ranks of one failure have their text in the journal
+TEXTS_LOOKED_MAX_COUNT = 4 * TEXTS_MAX_COUNT
+MESSAGE_MAX_CHARS = 200
 
 
 def how_it_ended(died: RankExit) -> str:
@@ -50,6 +54,28 @@ def how_it_ended(died: RankExit) -> str:
         message = died.error.message.splitlines()[0] if died.error.message else ""
         return f"{died.error.kind}: {message}" if message else died.error.kind
     return f"signal {died.signal}" if died.signal is not None else f"exit code {died.code}"
+
+
+def abridged(state: RunState, event: RankExited) -> RankExited:
+    """The end of a rank without its text, once that many ranks have told theirs: thousands of them fall together.
+
+    The rank that fell before all others keeps it, however late its word comes. All have it in their own reports too.
+    """
+    died, error, evidence = event.exit, event.exit.error, state.attempt.evidence
+    told = [one for one in evidence.exits[:TEXTS_LOOKED_MAX_COUNT] if one.error is not None and one.error.traceback]
+    stale = event.attempt != state.attempt.number
+    if error is None or (not stale and (len(told) < TEXTS_MAX_COUNT or _fell_first(died, evidence))):
+        return event
+    known = any(one.error is not None and one.error.signature == error.signature for one in told)
+    message = "" if known and error.signature else one_line(error.message)[:MESSAGE_MAX_CHARS]
+    return replace(event, exit=replace(died, error=replace(error, message=message, traceback="")))
+
+
+def _fell_first(died: RankExit, evidence: Evidence) -> bool:
+    """Is it the first that ended of itself, by when that was seen?"""
+    if is_victim(died):
+        return False
+    return all(is_victim(other) or (died.at, died.rank) < (other.at, other.rank) for other in evidence.exits)
 
 
 def rank_exited(state: RunState, event: RankExited, now: float, policy: Policy) -> Decision:

@@ -116,13 +116,14 @@ def _first_impression(evidence: Evidence, scene: _Scene) -> Verdict:
     )
 
 
-def _is_victim(rank_exit: RankExit) -> bool:
+def is_victim(rank_exit: RankExit) -> bool:
+    """Did it end because others had, or because we stopped it?"""
     return rank_exit.by_us or (rank_exit.error is not None and rank_exit.error.collective)
 
 
 def _first_to_fall(evidence: Evidence) -> RankExit | None:
     """The first rank that ended of itself: whoever ended later may be its victim."""
-    own = [rank_exit for rank_exit in evidence.exits if not _is_victim(rank_exit)]
+    own = [rank_exit for rank_exit in evidence.exits if not is_victim(rank_exit)]
     return min(own, key=lambda rank_exit: (rank_exit.at, rank_exit.rank)) if own else None
 
 

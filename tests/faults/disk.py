@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,3 +164,32 @@ class FatalDisk(Disk):
         except FileNotFoundError:
             return  # another process got there first
         os.kill(os.getpid(), self._signal)
+
+
+class FreezableDisk:
+    """A file system of its own at ``folder``, for root: frozen, whoever writes there waits, deaf even to SIGKILL."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._frozen = folder, False
+        image = folder.with_suffix(".image")
+        folder.mkdir()
+        with image.open("wb") as file:
+            file.truncate(32 << 20)
+        subprocess.run(["mkfs.ext4", "-q", image], check=True)
+        found = subprocess.run(["losetup", "--find", "--show", image], check=True, capture_output=True, text=True)
+        self.device = found.stdout.strip()
+        subprocess.run(["mount", self.device, folder], check=True)
+
+    def freeze(self) -> None:
+        subprocess.run(["fsfreeze", "--freeze", self.folder], check=True)
+        self._frozen = True
+
+    def thaw(self) -> None:
+        if self._frozen:
+            self._frozen = False
+            subprocess.run(["fsfreeze", "--unfreeze", self.folder], check=True)
+
+    def close(self) -> None:
+        self.thaw()
+        subprocess.run(["umount", "--lazy", self.folder], check=True)
+        subprocess.run(["losetup", "--detach", self.device], check=True)

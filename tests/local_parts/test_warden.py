@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from gangrun.core.policy import Timing
 from gangrun.core.protocol.lease import warden_must_kill
 from gangrun.node import lease, warden
 from gangrun.node.processes import become_subreaper, boottime_ns, descendants, kill_until_none, process_table
+from tests.faults.disk import FreezableDisk
 from tests.local_parts.gang import ROOT, STRAY, boottime, lives, number_in, reap
 from tests.waiting import stays, until
 
@@ -130,49 +131,30 @@ def test_the_lease_ends_all_ranks_but_not_the_agent(nodes: Any) -> None:
 
 
 @pytest.fixture
-def freezer(tmp_path: Path) -> Iterator[tuple[Path, Callable[[], None], Callable[[], None]]]:
-    """A file system of its own, and how to freeze and thaw it: a writer waits meanwhile, deaf to SIGKILL."""
-    image, folder = tmp_path / "image", tmp_path / "disk"
-    folder.mkdir()
-    with image.open("wb") as file:
-        file.truncate(16 << 20)
-    subprocess.run(["mkfs.ext4", "-q", image], check=True)
-    subprocess.run(["mount", "-o", "loop", image, folder], check=True)
-    frozen: list[bool] = []
-
-    def freeze() -> None:
-        subprocess.run(["fsfreeze", "--freeze", folder], check=True)
-        frozen.append(True)
-
-    def thaw() -> None:
-        if frozen:
-            frozen.clear()
-            subprocess.run(["fsfreeze", "--unfreeze", folder], check=True)
-
-    yield folder, freeze, thaw
-    thaw()
-    subprocess.run(["umount", "--lazy", folder], check=True)
+def disk(tmp_path: Path) -> Iterator[FreezableDisk]:
+    made = FreezableDisk(tmp_path / "disk")
+    yield made
+    made.close()
 
 
 @pytest.mark.root
-def test_the_fence_does_not_wait_for_the_disk_of_its_log(nodes: Any, freezer: Any) -> None:
+def test_the_fence_does_not_wait_for_the_disk_of_its_log(nodes: Any, disk: FreezableDisk) -> None:
     """All that is said goes to a file system that is frozen: the lease ends all ranks, and the warden itself ends."""
-    folder, freeze, thaw = freezer
-    node = nodes(lease_s=3.0, log_in=folder, writes_log=True)
+    node = nodes(lease_s=3.0, log_in=disk.folder, writes_log=True)
     first = node.agent()
     until(lambda: "speaks" in node.said(), 5, "the agent's words to reach the log")
-    freeze()
+    disk.freeze()
     node.touch("speak")  # much: the pipe is full long before the thaw
     node.touch("no-renew")
     until(lambda: gone(first["rank"], first["stray"]), 3 + 1 + 0.25 + 2, "ranks to die at the deadline")
     assert until(lambda: node.ops("lease_expired"), 3, "the agent to be told")[0]["leftovers"] == []
     assert lives(first["agent"]), "it waits for no disk either"
-    thaw()
+    disk.thaw()
     until(lambda: "lines were lost here: nobody could take them" in node.said(), 5, "what is missing to be said")
-    freeze()
+    disk.freeze()
     node.touch("bye")
     assert node.warden.wait(timeout=warden.KILL_WITHIN_S + warden.LAST_WORDS_WITHIN_S + 5) == 0
-    thaw()
+    disk.thaw()
 
 
 @pytest.mark.parametrize("pid_of", ["keeper", "log writer"])

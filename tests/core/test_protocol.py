@@ -86,6 +86,15 @@ def test_the_end_of_the_leader_lease_is_its_end(acked: dict[str, float], roster_
     assert lease.leader_may_act(acked, roster_count, float(now), TIMING) is (end is not None and now <= end)
 
 
+def test_the_next_job_waits_for_longer_than_any_holder_before_it_may_have_acked() -> None:
+    assert lease.unconfirmed_lasts_s(TIMING) == TIMING.fence_after_s
+    assert lease.unconfirmed_lasts_s(replace(TIMING, fence_after_s=12.0)) == lease.proof_lasts_s(TIMING) == 15.0
+    assert lease.last_ack_after_seal_s(TIMING) < lease.last_ack_of_lost_job_s(TIMING)
+    longest_s = lease.last_ack_of_lost_job_s(TIMING) + TIMING.leader_lease_s + lease.fence_wait_s(TIMING)
+    assert lease.fence_after_seal_s(TIMING) == longest_s
+    assert 64.0 < longest_s < 66.0
+
+
 def test_leader_lease_is_over_before_anybody_promises() -> None:
     assert TIMING.leader_lease_s * (1 + TIMING.drift) < TIMING.takeover_after_s
 

@@ -194,13 +194,13 @@ def test_an_exit_code_is_a_verdict(tmp_path: Path, answer: dict[str, Any], sever
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        ({"Disk": "x"}, "'Disk' is no name for a check"),
-        ({"a/b": "x"}, "is no name for a check"),
-        ({"disk": ""}, "names no command"),
+        ({"Disk": "x"}, "'Disk' is not a name for a check"),
+        ({"a/b": "x"}, "is not a name for a check"),
+        ({"disk": ""}, "has an empty command"),
         ({"disk": 7}, "write the command as one string, or as a list of strings"),
         ({"disk": ["a", 7]}, "write the command as one string, or as a list of strings"),
         ({"disk": "echo 'a"}, "is no command line"),
-        ({"disk": {"timeout": 3}}, "does not say what to run"),
+        ({"disk": {"timeout": 3}}, "has no command: write"),
         ({"disk": {"run": "x", "timeuot": 3}}, "unknown key 'timeuot'; did you mean timeout?"),
         ({"disk": {"run": "x", "timeout": "soon"}}, "timeout: 'soon' is not a time"),
         ({"disk": {"run": "x", "timeout": 0}}, "timeout: more than 0"),

@@ -90,7 +90,7 @@ def test_a_detached_run_goes_on_and_attach_shows_it_to_its_end(box: Box) -> None
 
 def test_what_a_run_in_the_background_is_refused_is_told_at_the_terminal(tmp_path: Path) -> None:
     def own(begun: object) -> int:
-        raise UserError("busy", "this run is already being run", "gangrun status shows it", 3)
+        raise UserError("busy", "another process runs this run already", "gangrun status shows it", 3)
 
     with pytest.raises(UserError) as told:
         in_background(tmp_path / "log", own)

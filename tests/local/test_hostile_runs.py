@@ -65,9 +65,15 @@ def test_what_cannot_be_run_is_refused_before_there_is_a_run(box: Box) -> None:
     refused(box, words="no script or command was given")
     refused(box, "-m", words="-m needs a module")
     refused(
-        box, "--validator", "no-such-judge", "--checkpoint-dir", "saves", "true", words="'no-such-judge' is no command"
+        box,
+        "--validator",
+        "no-such-judge",
+        "--checkpoint-dir",
+        "saves",
+        "true",
+        words="there is no command 'no-such-judge'",
     )
-    refused(box, "--validator", "true", "true", words="--validator: no checkpoint directory is known")
+    refused(box, "--validator", "true", "true", words="--validator needs a checkpoint directory")
     refused(box, "--checkpoint-dir", plain, "true", words="is not a directory")
     assert not box.runs.exists() or not list(box.runs.iterdir())
 

@@ -127,7 +127,7 @@ def test_ctrl_c_is_heeded_while_the_run_directory_stands_still(box: Box, disk: P
     until(lambda: not any(map(alive, ranks)), 15, f"the ranks are stopped\n{box.told()}")
     assert box.process.poll() is None, "the end is not written down yet"
     box.process.send_signal(signal.SIGINT)
-    hears(box, "to write down that it was cancelled")
+    hears(box, "to record the cancel")
     say(disk, "")
     assert box.end(20) == 130, box.told()
     assert not box.left()

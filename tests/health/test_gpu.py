@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gangrun.health.framework.check import CheckVerdict, HealthPolicy, Needs, Reading, Severity
+from gangrun.health.framework.check import CheckVerdict, Needs, Reading, Severity
 from tests.health.looks import look, reading, verdict_after
 
 
@@ -36,42 +36,6 @@ def test_corrected_errors_count_by_rate_over_a_window() -> None:
     assert burst.severity is Severity.OK, "two in a second are no rate"
     spread = [gpus(at=60.0 * n, ecc_corrected=5_000_000 + 25 * n) for n in range(7)]
     assert verdict_after("gpu_ecc_corrected", spread).severity is Severity.WARN, "no two looks show it, the window does"
-
-
-def test_the_count_of_a_whole_life_matters_when_it_grows() -> None:
-    assert look("gpu_ecc_growth", gpus(ecc_uncorrected_ever=40)).severity is Severity.UNKNOWN
-    same = verdict_after("gpu_ecc_growth", [gpus(at=0.0, ecc_uncorrected_ever=40), gpus(ecc_uncorrected_ever=40)])
-    assert same.severity is Severity.OK
-    grew = verdict_after("gpu_ecc_growth", [gpus(at=0.0, ecc_uncorrected_ever=40), gpus(ecc_uncorrected_ever=41)])
-    assert seen(grew) == (Severity.FAIL, ["gpu 1"])
-    other = gpus(ecc_uncorrected_ever=41, uuid="GPU-new")
-    swapped = verdict_after("gpu_ecc_growth", [gpus(at=0.0, ecc_uncorrected_ever=40), other])
-    assert swapped.severity is not Severity.FAIL, "another GPU sits there now"
-
-
-@pytest.mark.parametrize("counter", ["throttled_heat_ns", "throttled_software_heat_ns", "power_brake_ns"])
-def test_slowing_down_counts_by_its_share_of_time(counter: str) -> None:
-    def after(ns: int) -> CheckVerdict:
-        return verdict_after("gpu_throttled", [gpus(at=0.0, **{counter: 7}), gpus(at=60.0, **{counter: 7 + ns})])  # type: ignore[arg-type]
-
-    assert look("gpu_throttled", gpus(**{counter: 10**12})).severity is Severity.UNKNOWN  # type: ignore[arg-type]
-    assert after(6 * 10**9).severity is Severity.OK
-    assert seen(after(7 * 10**9)) == (Severity.WARN, ["gpu 1"])
-    assert "12 % of the last 60 s" in after(7 * 10**9).words
-    assert "100 %" in after(10**15).words, "a counter in other units is no share beyond all of it"
-
-
-@pytest.mark.parametrize("counter", ["replay", "recovery", "crc"])
-def test_link_errors_warn_by_the_minute(counter: str) -> None:
-    def at(time: float, count: int) -> Reading:
-        return gpus(at=time, places={"gpu 1 link 3": {"active": 1, counter: count}})
-
-    assert look("nvlink_errors", at(0.0, 99)).severity is Severity.UNKNOWN
-    assert verdict_after("nvlink_errors", [at(0.0, 99), at(600.0, 104)]).severity is Severity.OK
-    verdict = verdict_after("nvlink_errors", [at(0.0, 99), at(10.0, 100)])
-    assert seen(verdict) == (Severity.WARN, ["gpu 1 link 3"])
-    assert look("nvlink_errors", gpus()).words == "these GPUs have no NVLink"
-    assert look("nvlink_state", gpus()).words == "these GPUs have no NVLink"
 
 
 def test_links_that_are_all_down_may_not_be_wired() -> None:
@@ -126,10 +90,6 @@ def one_gpu(**values: Any) -> Reading:
     return reading({"gpu 0": {"uuid": "u", **values}})
 
 
-def remapped(corrected: int, uncorrected: int) -> Reading:
-    return one_gpu(remap_failed=0, remap_pending=0, remapped_corrected=corrected, remapped_uncorrected=uncorrected)
-
-
 OK, WARN, FAIL = Severity.OK, Severity.WARN, Severity.FAIL
 
 
@@ -139,21 +99,11 @@ OK, WARN, FAIL = Severity.OK, Severity.WARN, Severity.FAIL
         ("gpu_driver", driver("570.86.15"), OK, ""),
         ("gpu_driver", driver("550.54.14"), WARN, ""),
         ("gpu_driver", driver(None), OK, ""),
-        ("gpu_modes", one_gpu(persistence=0), WARN, "persistence mode is off"),
         ("gpu_modes", one_gpu(ecc_mode=0, ecc_mode_pending=0), WARN, "ECC is off"),
         ("gpu_modes", one_gpu(ecc_mode=1, ecc_mode_pending=0), WARN, "waits for a reboot"),
-        ("gpu_modes", one_gpu(mig_mode=1), WARN, "MIG"),
-        ("gpu_modes", one_gpu(compute_mode=2), WARN, "forbids"),
         ("gpu_leftovers", one_gpu(memory_used_bytes=40e9, processes_count=2), OK, ""),  # a program is at work there
         ("gpu_leftovers", one_gpu(memory_used_bytes=40e9, processes_count=0), WARN, "40.0 GB"),
         ("gpu_leftovers", one_gpu(memory_used_bytes=40e9), OK, ""),  # whose it is cannot be told
-        ("gpu_retired", one_gpu(retired_pages=10, retired_pending=0), OK, ""),
-        ("gpu_retired", one_gpu(retired_pages=11, retired_pending=0), FAIL, ""),
-        ("gpu_retired", one_gpu(retired_pages=1, retired_pending=1), WARN, ""),
-        ("gpu_remapped", remapped(10, 0), OK, ""),
-        ("gpu_remapped", remapped(11, 0), WARN, ""),
-        ("gpu_remapped", remapped(0, 511), OK, ""),
-        ("gpu_remapped", remapped(0, 512), WARN, ""),
     ],
 )
 def test_what_one_look_tells(name: str, now: Reading, severity: Severity, words: str) -> None:
@@ -164,8 +114,3 @@ def test_what_one_look_tells(name: str, now: Reading, severity: Severity, words:
 def test_an_action_that_nobody_knows_is_told() -> None:
     verdict = look("gpu_recovery", gpus(recovery_action=99))
     assert (seen(verdict), verdict.findings[0].needs) == ((Severity.WARN, ["gpu 1"]), Needs.ADMIN)
-
-
-def test_a_bound_of_ones_own() -> None:
-    policy = HealthPolicy(memory_temperature_c=60)
-    assert look("gpu_temperature", heated(50, 50, memory_temperature_c=61), policy=policy).severity is Severity.WARN

@@ -111,34 +111,16 @@ def test_a_healthy_node_is_read_whole(library: Callable[..., Library]) -> None:
 
 
 BROKEN = [
-    (
-        "gpu_ecc",
-        "gpu1__ecc10",
-        3,
-        Severity.FAIL,
-        "since the driver was loaded is 3 (limit 0)",
-    ),
+    ("gpu_ecc", "gpu1__ecc10", 3, Severity.FAIL, "since the driver was loaded is 3 (limit 0)"),
     ("gpu_recovery", "gpu0__field230", 2, Severity.FAIL, "gpu 0: the GPU asks for a reboot"),
     ("gpu_recovery", "gpu0__field230", 4, Severity.WARN, "gpu 0: the GPU asks to be drained and reset"),
     ("gpu_sram", "gpu1__sram", 1, Severity.FAIL, "replaces"),
     ("gpu_remapped", "gpu0__remapped", "0 2 0 1", Severity.FAIL, "no spare row"),
     ("gpu_remapped", "gpu0__remapped", "0 1 1 0", Severity.WARN, "waits for a reset"),
-    (
-        "gpu_temperature",
-        "gpu1__margin",
-        2,
-        Severity.WARN,
-        "before it slows down is 2 °C (limit: at least 5",
-    ),
+    ("gpu_temperature", "gpu1__margin", 2, Severity.WARN, "before it slows down is 2 °C (limit: at least 5"),
     ("gpu_pcie", "gpu1__width", 8, Severity.FAIL, "number of PCIe lanes is 8 (limit: at least 16)"),
     ("gpu_fabric", "gpu0__fabric", "2 0 0", Severity.WARN, "still joining"),
-    (
-        "gpu_fabric",
-        "gpu0__fabric",
-        "3 0 2",
-        Severity.FAIL,
-        "gpu 0: health is 2, which is not well",
-    ),
+    ("gpu_fabric", "gpu0__fabric", "3 0 2", Severity.FAIL, "gpu 0: health is 2, which is not well"),
     ("gpu_fabric", "gpu0__fabric", "3 0 2 1", Severity.FAIL, "gpu 0: its bandwidth is degraded in the NVLink fabric"),
     ("gpu_fabric", "gpu0__fabric", "3 1 2", Severity.FAIL, "Fabric Manager"),
     ("gpu_fabric", "gpu0__fabric", "3 0 0 1", Severity.FAIL, "gpu 0: its bandwidth is degraded"),
@@ -309,10 +291,7 @@ def test_the_bindings_structures_are_as_the_library_of_the_tests_has_them() -> N
 
 def test_spare_rows_and_links_of_the_fifth_generation(library: Callable[..., Library]) -> None:
     worn = library().look("gpu_spare_rows", gpu1__banks="600 30 8 2 1")
-    assert (worn.severity, "few or no spare rows is 3" in worn.words) == (
-        Severity.WARN,
-        True,
-    )
+    assert (worn.severity, "few or no spare rows is 3" in worn.words) == (Severity.WARN, True)
     links = {f"gpu0__link1__field{number}": count for number, count in ((208, 5), (214, 1), (215, 2))}
     facts = library().facts(**links)
     assert facts.values["gpu 0 link 1"]["recoveries_failed"] == 1

@@ -49,16 +49,6 @@ def test_ecc_errors_of_links_are_counted_where_the_card_does(library: Make) -> N
     assert look("nvlink_errors", reading(one, 60.0, gpu0__link0__errors3=1), before).severity is Severity.WARN
 
 
-@pytest.mark.parametrize(
-    ("field", "words"), [(209, "damaged before"), (210, "what was received"), (212, "could not be sent")]
-)
-def test_what_links_of_the_fifth_generation_count_besides(library: Make, field: int, words: str) -> None:  # noqa: F811
-    one = library(profile="B200")
-    before, counted = reading(one), {f"gpu1__link0__field{field}": 2}
-    verdict = look("nvlink5_errors", reading(one, 60.0, **counted), before)  # type: ignore[arg-type]
-    assert (verdict.severity, f"{words} rose from 0 to 2 in 60 s" in verdict.words) == (Severity.WARN, True)
-
-
 def test_what_two_links_cannot_say_the_others_are_not_asked(library: Make) -> None:  # noqa: F811
     links = {f"gpu0__link{link}": 1 for link in (2, 3)} | {f"gpu0__link{link}__errors4": 5 for link in (2, 3)}
     facts = library().facts(gpu0__field91=4, gpu0__link0__field164="!3", gpu0__link3__field164=26562, **links)

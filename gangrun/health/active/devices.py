@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from gangrun.health.framework.bounds import Bound, BoundMeasure, Rows, far_below, words_of
 from gangrun.health.framework.check import (
@@ -68,9 +69,9 @@ def best_of(now: Reading, before: Reading | None) -> Reading:
 
 def _found(look: CheckLook, severity: Severity, place: str, sentence: str, new: Value, old: Value | None = None, *,
            needs: Needs) -> Finding:  # fmt: skip
-    """Of a GPU, or of the node if it is a CPU's. Only what failed is the hardware's for sure."""
+    """Only what failed is the hardware's for sure."""
     cause = CauseClass.HARDWARE if severity is FAIL else CauseClass.EITHER
-    return _of_the_node(look.found(severity, place, sentence, new, old, needs, cause, Sticky.BOOT))
+    return look.found(severity, place, sentence, new, old, needs, cause, Sticky.BOOT)
 
 
 STARTS = Bound("unusable", 0, FAIL, "the device takes no work", measure=BoundMeasure.WORD, needs=Needs.RESET)
@@ -80,33 +81,19 @@ WRONG_WORDS = Bound("memory_mismatches", 0, FAIL, "number of memory words that a
                     "Do not train on this device", needs=Needs.RMA, good=0)  # fmt: skip
 
 
-def _of_devices(rows: Rows) -> Callable[[CheckLook], CheckOutcome]:
-    """The same, with findings of the node if the device is a CPU."""
-
-    def judge(look: CheckLook) -> CheckOutcome:
-        outcome = rows(look)
-        return replace(outcome, findings=tuple(map(_of_the_node, outcome.findings)))
-
-    return judge
-
-
-def _of_the_node(one: Finding) -> Finding:
-    return one if one.place.startswith("gpu ") else replace(one, scope=Scope.NODE)
-
-
 def judge_arithmetic(look: CheckLook) -> CheckOutcome:
     """Is what a device multiplies right, bit for bit?"""
     products = sum(look.number(place, "gemm_products") or 0 for place in look.numbers("gemm_mismatches"))
-    return _of_devices(Rows((WRONG_SUM,), "0 wrong", f"{{total}} wrong in {products:.0f} products"))(look)
+    return Rows((WRONG_SUM,), "0 wrong", f"{{total}} wrong in {products:.0f} products")(look)
 
 
 def judge_memory(look: CheckLook) -> CheckOutcome:
     """Does memory hold what was written?"""
     tested = sum(count for place, count in look.numbers("memory_bytes_tested").items() if place != NODE)
-    return _of_devices(Rows((WRONG_WORDS,), "0 wrong", f"{{total}} wrong in {tested / 1e9:.1f} GB"))(look)
+    return Rows((WRONG_WORDS,), "0 wrong", f"{{total}} wrong in {tested / 1e9:.1f} GB")(look)
 
 
-def _speed(look: CheckLook, names: Mapping[str, str], unit: str) -> CheckOutcome:
+def _speed(names: Mapping[str, str], unit: str, look: CheckLook) -> CheckOutcome:
     """Each speed beside what this device reached before, and beside the same GPUs of this node."""
     limit = f">= {look.policy.active_share * PERCENT:.0f} % of its best"
     found, told, compared = [], [], False
@@ -148,19 +135,9 @@ def _best(look: CheckLook, place: str, name: str) -> float | None:
     return best if best is not None and best > 0 else None
 
 
-def judge_arithmetic_speed(look: CheckLook) -> CheckOutcome:
-    """How fast are products?"""
-    return _speed(look, {"gemm_tflops": "{place} multiplies"}, "TFLOP/s")
-
-
-def judge_bandwidth(look: CheckLook) -> CheckOutcome:
-    """How fast is a device's own memory?"""
-    return _speed(look, {"memory_gbps": "memory of {place} copies"}, "GB/s")
-
-
 def judge_copies(look: CheckLook) -> CheckOutcome:
     """How fast do bytes get to a GPU and back?"""
-    outcome = _speed(look, {"h2d_gbps": "copies to {place} run", "d2h_gbps": "copies from {place} run"}, "GB/s")
+    outcome = _speed({"h2d_gbps": "copies to {place} run", "d2h_gbps": "copies from {place} run"}, "GB/s", look)
     if not any(place.startswith("gpu ") for place in look.facts.values):
         return CheckOutcome("-", outcome.limit, unknown="no GPU was tested")
     return outcome
@@ -168,7 +145,7 @@ def judge_copies(look: CheckLook) -> CheckOutcome:
 
 def judge_sum(look: CheckLook) -> CheckOutcome:
     """How fast, and how right, do all devices of this node add up?"""
-    outcome = _speed(look, {"allreduce_gbps": "an all-reduce inside this node runs"}, "GB/s")
+    outcome = _speed({"allreduce_gbps": "an all-reduce inside this node runs"}, "GB/s", look)
     wrong = look.number(NODE, "allreduce_mismatches")
     if not wrong:
         return outcome
@@ -181,7 +158,10 @@ def _why_not(look: CheckLook, name: str) -> str:
     return look.facts.why_missing(name) or NOT_ASKED
 
 
-DEVICE = CheckSubject(Scope.GPU, CauseClass.HARDWARE, Needs.ADMIN, Sticky.BOOT, why_not=_why_not)
+DEVICE = CheckSubject(
+    Scope.GPU, CauseClass.HARDWARE, Needs.ADMIN, Sticky.BOOT, why_not=_why_not,
+    scope_at=lambda place: Scope.GPU if place.startswith("gpu ") else Scope.NODE,
+)  # fmt: skip
 
 
 ANSWERED = {"usable", "unusable"}
@@ -195,12 +175,14 @@ def _check(name: str, asks: str, judge: Callable[[CheckLook], CheckOutcome], pro
 
 
 CHECKS = (
-    replace(_check("active_starts", "every device takes work",
-                   _of_devices(Rows((STARTS,), "all work", "{good} of {count} work"))), about=STARTED),
+    Check("active_starts", NAME, "every device takes work", Rows((STARTS,), "all work", "{good} of {count} work"),
+          ASKED_ONLY_S, STARTED),
     _check("active_gemm", "devices multiply right, bit for bit", judge_arithmetic, ""),
-    _check("active_gemm_speed", "and as fast as ever", judge_arithmetic_speed),
+    _check("active_gemm_speed", "and as fast as ever",
+           partial(_speed, {"gemm_tflops": "{place} multiplies"}, "TFLOP/s")),
     _check("active_memory", "memory holds what was written", judge_memory, " of memory"),
-    _check("active_bandwidth", "memory is as fast as ever", judge_bandwidth),
+    _check("active_bandwidth", "memory is as fast as ever",
+           partial(_speed, {"memory_gbps": "memory of {place} copies"}, "GB/s")),
     _check("active_copies", "the way to GPUs and back is as fast as ever", judge_copies),
     _check("active_allreduce", "devices of the node add up, right and fast", judge_sum),
 )  # fmt: skip

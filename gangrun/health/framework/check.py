@@ -145,11 +145,6 @@ class Growth:
         return self.count / self.over_s
 
     @property
-    def per_min(self) -> float:
-        """How much in a minute; a shorter time counts as one minute."""
-        return self.count / max(self.over_s / 60, 1.0)
-
-    @property
     def evidence(self) -> FindingEvidence:
         """What goes into a finding."""
         return FindingEvidence(self.new, self.old, self.over_s)
@@ -334,6 +329,7 @@ class CheckSubject:
     places: Callable[[CheckLook, str], tuple[str, ...]] = lambda look, name: look.facts.places_with(name)
     why_not: Callable[[CheckLook, str], str] = lambda look, name: look.facts.why_missing(name) or "it was not measured"
     beside: Callable[[CheckLook], frozenset[str]] = lambda look: frozenset()  # of devices that the job may not use
+    scope_at: Callable[[str], Scope] | None = None  # of a place, if it is not the same for all
     part_of: Callable[[str], str] | None = None  # whose parts the places are: many parts of a device are one finding
 
 
@@ -396,10 +392,11 @@ class CheckLook:
     ) -> Finding:
         """A finding of this check, with what is usual for what it is about."""
         about = self.check.about
+        scope = about.scope_at(place) if about.scope_at else about.scope
         evidence = new if isinstance(new, FindingEvidence) else FindingEvidence(new, old)
         return Finding(
-            self.check.name, about.scope, place, severity, cause or about.cause, needs or about.needs,
-            sticky or about.sticky, evidence, sentence,
+            self.check.name, scope, place, severity, cause or about.cause, needs or about.needs, sticky or about.sticky,
+            evidence, sentence,
         )  # fmt: skip
 
 

@@ -14,7 +14,6 @@ from gangrun.core.actions import (
     StartGang,
     StopGang,
     SubmitSuccessor,
-    TakeStacks,
 )
 from gangrun.core.events import (
     ActDone,
@@ -24,7 +23,6 @@ from gangrun.core.events import (
     AgentRejoined,
     AttemptSealed,
     CancelRequested,
-    CheckpointSeen,
     DeadlinePassed,
     Event,
     FindingRaised,
@@ -40,11 +38,8 @@ from gangrun.core.events import (
     Notice,
     NoticeKind,
     ProgressMarked,
-    ProgressStalled,
     RankExited,
     RankFinished,
-    ResumeRequested,
-    StacksTaken,
     Stamped,
     TermTaken,
 )
@@ -55,16 +50,13 @@ from gangrun.core.model import (
     Deadline,
     DriverReport,
     Ending,
-    ErrorReport,
     Exclusion,
     Failure,
-    Inventory,
     Level,
     NodeFinding,
     Origin,
     Outcome,
     Phase,
-    RankAlive,
     RankExit,
     RunState,
     Shape,
@@ -118,21 +110,6 @@ def test_a_killed_rank_restarts_in_place_and_blames_nobody() -> None:
     assert start.resume.step == 7
     life.on(GangStarted(1))
     assert life.state.phase is Phase.RUNNING
-    assert not life.state.health.excluded
-
-
-def test_the_same_bug_twice_stops_with_the_traceback() -> None:
-    life = Life().running()
-    bug = ErrorReport("ValueError", "bad batch", "sig", "Traceback ...\nValueError: bad batch", False)
-    life.exit(3, error=bug)
-    life.on(GangStopped(0))
-    life.again()
-    life.on(GangStarted(1))
-    life.exit(3, error=bug)
-    life.on(GangStopped(1))
-    assert life.state.phase is Phase.FAILED
-    assert life.state.ending.failure is Failure.SCRIPT
-    assert "ValueError" in life.state.reason
     assert not life.state.health.excluded
 
 
@@ -202,22 +179,6 @@ def test_a_cancel_ends_cancelled_from_every_phase() -> None:
         assert life.state.phase is Phase.CANCELLED
 
 
-def test_a_second_cancel_takes_the_grace_away() -> None:
-    life = Life().running()
-    life.on(CancelRequested("someone"))
-    life.on(CancelRequested("someone"))
-    stop = life.last(StopGang)
-    assert stop.grace_s == 0.0
-
-
-def test_starting_over_stops_the_run() -> None:
-    life = Life().running(CheckpointRef(40, "/c/step-40", Level.COMPLETE))
-    life.on(FirstStepSeen(0, 0))
-    life.on(GangStopped(0))
-    assert life.state.phase is Phase.FAILED
-    assert "started over" in life.state.reason
-
-
 def test_none_valid_never_starts_from_zero() -> None:
     life = Life()
     life.checked()
@@ -228,17 +189,6 @@ def test_none_valid_never_starts_from_zero() -> None:
     assert not [action for action in life.asked if isinstance(action, StartGang)]
 
 
-def test_a_hang_takes_stacks_before_it_stops() -> None:
-    life = Life().running()
-    life.on(ProgressStalled(0, 130.0, 120.0, ()))
-    assert life.last(TakeStacks) == TakeStacks(0)
-    assert life.state.phase is Phase.RUNNING
-    life.on(StacksTaken(0, ()))
-    assert life.state.phase is Phase.STOPPING
-    life.on(GangStopped(0))
-    assert life.state.attempt.number == 1
-
-
 def test_a_taken_port_is_nobodys_fault_and_free() -> None:
     life = Life().launching()
     life.on(GangStartFailed(0, "n0", "port 29501 is taken", retry_free=True))
@@ -246,91 +196,6 @@ def test_a_taken_port_is_nobodys_fault_and_free() -> None:
     life.on(GangStopped(0))
     assert life.state.phase is Phase.STARTING
     assert life.state.budget.total_count == 0
-
-
-def test_duplicates_and_stale_events_change_nothing() -> None:
-    life = Life().running()
-    origin = Origin("j", "n0", "b-n0", "i-n0", 5)
-    exit_ = RankExit(0, "n0", 1, None, False, False, None, life.now)
-    first = step(life.state, Stamped(RankExited(0, exit_), origin), life.now, life.policy)
-    assert first.outcome is Outcome.APPLIED
-    second = step(first.state, Stamped(RankExited(0, exit_), origin), life.now, life.policy)
-    assert second.outcome is Outcome.IGNORED
-    assert second.state == first.state
-    old = Origin("j", "n0", "b-n0", "older", 1)
-    third = step(life.state, Stamped(RankExited(0, exit_), old), life.now, life.policy)
-    assert third.outcome is Outcome.IGNORED
-    other = step(life.state, Stamped(GangStarted(7)), life.now, life.policy)
-    assert other.outcome is Outcome.IGNORED
-
-
-def test_a_new_term_adopts_a_whole_gang_and_stops_a_broken_one() -> None:
-    life = Life().running()
-    whole = tuple(
-        Inventory(name, 0, tuple(RankAlive(2 * k + i, 1, 1) for i in range(2))) for k, name in enumerate(life.names)
-    )
-    life.on(TermTaken(2, "j", whole, (), 0))
-    assert life.state.phase is Phase.RUNNING
-    assert life.state.term == 2
-    life.on(TermTaken(3, "j", (whole[0], Inventory("n1", -1)), (), 0))
-    assert life.state.phase is Phase.STOPPING
-    assert life.state.underway.after is After.JUDGE
-    redone = life.on(TermTaken(4, "j", whole, (), 0))
-    assert redone.phase is Phase.STOPPING
-    assert isinstance(life.asked[-1], StopGang)
-
-
-@pytest.mark.parametrize("highest", [0, 3])
-def test_a_new_term_in_the_middle_of_a_start_never_uses_a_known_number_again(highest: int) -> None:
-    life = Life().launching()
-    life.on(TermTaken(2, "j", (), ("n0", "n1"), highest))
-    assert life.state.phase is Phase.STOPPING
-    life.on(GangStopped(life.state.attempt.number))
-    assert life.state.attempt.number == highest + 1
-
-
-def test_another_job_waits_for_the_leases_of_nodes_that_did_not_come_back() -> None:
-    life = Life().running()
-    life.on(TermTaken(2, "k", (), (), 0))
-    assert life.state.phase is Phase.PENDING
-    life.names = ["m0", "m1"]
-    for name in life.names:
-        life.on(AgentJoined(name, "i", "b", 2))
-    for name in life.names:
-        life.on(NodeChecked(name, True))
-    assert life.state.phase is Phase.WAITING
-    life.due("backoff")
-    assert life.state.phase is Phase.STARTING
-    assert life.state.attempt.number == 1
-
-
-def test_a_run_that_ended_is_taken_up_again_only_when_asked() -> None:
-    life = Life().running()
-    life.on(CancelRequested("someone"))
-    life.on(GangStopped(0))
-    life.on(TermTaken(2, "k", (), (), 0))
-    assert life.state.phase is Phase.CANCELLED
-    life.on(ResumeRequested("someone", "k", 1))
-    assert life.state.phase is Phase.PENDING
-    assert life.state.ending.cancelled_by == ""
-    life.launching()
-    assert life.state.attempt.number == 1
-
-
-def test_preemption_saves_stops_and_requeues() -> None:
-    life = Life(policy=Policy(can_requeue=True)).running()
-    life.on(Notice(NoticeKind.PREEMPTION, 60.0))
-    stop = life.last(StopGang)
-    assert stop.checkpoint_first
-    life.on(GangStopped(0))
-    assert isinstance(life.last(SubmitSuccessor), SubmitSuccessor)
-
-
-def test_checkpoints_never_go_back() -> None:
-    life = Life().running()
-    life.on(CheckpointSeen(CheckpointRef(10, "/c/step-10", Level.VERIFIED)))
-    life.on(CheckpointSeen(CheckpointRef(5, "/c/step-5", Level.VERIFIED)))
-    assert life.state.checkpoints.best_step == 10
 
 
 def test_a_rank_says_in_dying_how_far_it_got() -> None:

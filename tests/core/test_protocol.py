@@ -99,6 +99,12 @@ def test_leader_lease_is_over_before_anybody_promises() -> None:
     assert TIMING.leader_lease_s * (1 + TIMING.drift) < TIMING.takeover_after_s
 
 
+def test_a_sealed_supervisor_acks_until_its_proof_is_over_and_longer_only_from_outside_its_job() -> None:
+    proof_s = lease.PROOF_COUNTERS * TIMING.counter_every_s
+    assert lease.last_ack_after_seal_s(TIMING) == pytest.approx(proof_s * (1 + TIMING.drift))
+    assert lease.last_ack_of_lost_job_s(TIMING) >= lease.last_ack_after_seal_s(TIMING)
+
+
 def test_warden_kills_at_the_deadline() -> None:
     assert lease.warden_must_kill(130.0, 129.9, 129.65, TIMING) == KillRule(False, 130.0)
     assert lease.warden_must_kill(130.0, 130.0, 129.75, TIMING) == KillRule(True, 130.0)

@@ -348,14 +348,6 @@ def test_observing_asks_for_no_other_job() -> None:
     life.says("preempted", "observing only")
 
 
-def test_observing_restarts_nothing() -> None:
-    life = Life(policy=Policy(observe=True)).running()
-    life.exit(0, code=None, signal=9)
-    life.stopped()
-    assert life.phase is Phase.FAILED
-    life.says("rank 0 on n0", "SIGKILL", "observing only")
-
-
 def test_acts_that_nobody_waits_for_change_nothing() -> None:
     life = Life().running()
     life.ignored(ActFailed((1, 2), "SealAttempts", "late"), "ActFailed")

@@ -117,6 +117,14 @@ def test_a_gang_that_lives_is_adopted_whatever_has_not_answered_yet() -> None:
     life.says("adopted attempt 0", "2 of 4", "not heard yet: n1")
 
 
+def test_a_gang_of_which_a_node_knows_nothing_any_more_is_stopped_and_judged() -> None:
+    life = Life().running()
+    taken(life, inventories=(held(life, 0, 0, 1, 2, 3)[0], Inventory("n1", -1)))
+    assert (life.phase, life.state.underway.after) == (Phase.STOPPING, After.JUDGE)
+    life.says("n1 no longer holds attempt 0")
+    assert life.state.attempt.evidence.agents_died == ("n1",)
+
+
 def test_a_hang_is_looked_at_again_with_time_for_it() -> None:
     life = Life().running()
     life.on(ProgressStalled(0, 130.0, 120.0, ()))

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from gangrun.checkpoint.mapped_crc_child import ANSWER, REQUEST
+
+if TYPE_CHECKING:
+    import subprocess
 
 try:
     import isal
@@ -54,6 +57,8 @@ class MappingChild:
             lanes, self._lanes = self._lanes or [], []
         if process is None:
             return
+        import subprocess  # noqa: PLC0415 - most who look at checkpoints start no child
+
         process.kill()
         if kind is None:  # else threads may be at them still, and another file must not get their numbers
             for lane in lanes:
@@ -78,6 +83,8 @@ class MappingChild:
             return self._lanes[number] if self._lanes else None
 
     def _start(self) -> None:
+        import subprocess  # noqa: PLC0415 - most who look at checkpoints start no child
+
         with ExitStack() as theirs, ExitStack() as ours:
             pairs = list[tuple[socket.socket, socket.socket]]()
             for _ in range(self._lanes_count):

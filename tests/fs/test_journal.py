@@ -147,7 +147,8 @@ def test_a_newer_schema_is_refused_and_said(tmp_path: Path) -> None:
     paths = new_run(tmp_path)
     lines = lines_of(1, 3)
     put(paths, 1, b"".join([*lines[:2], newer(lines[2])]))
-    with pytest.raises(JournalTooNew, match=r"1\.jsonl line 3: schema 99 is newer than this gangrun's 2"):
+    ours = wire_record.SCHEMA
+    with pytest.raises(JournalTooNew, match=rf"1\.jsonl line 3: schema 99 is newer than this gangrun's {ours}"):
         read_history(DISK, paths, 2)
     assert list(JournalReader(paths).read().records) == records_of(1, 2)
     put(paths, 2, b"".join(lines_of(2, 1)))

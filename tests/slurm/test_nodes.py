@@ -100,8 +100,8 @@ def test_a_successor_whose_nodes_die_before_it_begins_is_told_and_resume_goes_on
     cluster.wait_job(second, "NODE_FAIL")
     status = run.end("FAILED")
     assert (status["failure"], status["abandoned"]) == ("node", False)
-    words = f"job {second} ended (NODE_FAIL) before it began, as a node of it failed; nothing runs"
-    assert status["reason"].startswith(f"{words}; gangrun resume {run.id} goes on")
+    words = f"job {second} ended (NODE_FAIL) before it began, as a node of it failed; nothing runs now"
+    assert status["reason"].startswith(f"{words}; gangrun resume {run.id} continues the run")
     told = cluster.user_run([*GANGRUN, "wait", run.id], cwd=run.folder, check=False)
     assert (told.returncode, words in told.stdout) == (1, True)
     assert words.removeprefix(f"job {second} ") in run.explain()

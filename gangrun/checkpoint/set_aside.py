@@ -143,7 +143,7 @@ def move(source: str, target: str, judged: Identity | None) -> bool:
     except FileNotFoundError:
         return False
     if before != judged:
-        raise StorageUnreadable(f"{_replaced_words(source)} gangrun leaves it there and chooses again")
+        raise StorageUnreadable(f"{_replaced_words(source)} gangrun leaves it in place and chooses a checkpoint again")
     try:
         os.rename(source, target)
     except OSError:

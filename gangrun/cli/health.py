@@ -89,7 +89,7 @@ def health(
     if run is not None and nodes is not None:
         raise UserError("usage", "RUN and --nodes exclude each other: both name nodes to check", "give one of them")
     if run is not None and network:
-        hint = "give --nodes, or call it inside a job"
+        hint = "give --nodes, or run this command inside a Slurm job"
         raise UserError(
             "usage", "--network and RUN exclude each other: the test needs nodes on which nothing runs", hint
         )

@@ -44,7 +44,8 @@ def health_table(value: object) -> HealthTable:
     from gangrun.health.framework.check import HealthPolicy
 
     if not isinstance(value, dict):
-        raise ValueError("[health] is a table, as in: [health] margin_warn_c = 3; to turn it off: no_health = true")  # noqa: TRY004
+        hint = "to turn all checks off, write no_health = true outside it"
+        raise ValueError(f"[health] must be a table, for example [health] margin_warn_c = 3; {hint}")  # noqa: TRY004
     bounds: dict[str, Any] = {}
     off: tuple[str, ...] = ()
     commands: dict[str, Any] = {}

@@ -164,7 +164,8 @@ def memory_protection(value: object) -> str:
         hint = "8+2: in a group of 10 nodes the checkpoint survives the loss of any 2"
         raise BadValue(f"{value!r} is neither copy nor parity as 8+2", hint)
     if match is not None and sum(map(int, match.groups())) > GROUP_MAX_COUNT:
-        raise BadValue(f"{value!r} is too many: a group has at most {GROUP_MAX_COUNT} nodes")
+        hint = f"data and parity of a checkpoint in memory are spread over at most {GROUP_MAX_COUNT} nodes"
+        raise BadValue(f"{value!r} is too many", hint)
     return asked
 
 
@@ -183,6 +184,6 @@ def save_signal(value: object) -> str:
     name = asked.removeprefix("SIG")
     if name and (isinstance(value, bool) or name not in SAVE_SIGNALS):
         raise BadValue(
-            f"{value!r} is not a signal on which a script can save", f"give one of {', '.join(SAVE_SIGNALS)}"
+            f"{value!r} cannot be the signal that tells a script to save", f"give one of {', '.join(SAVE_SIGNALS)}"
         )
     return name

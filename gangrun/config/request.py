@@ -207,7 +207,10 @@ def _refuse_unusable(settings: Mapping[str, Value], world: str) -> None:
     unkept = [settings[name].origin for name in ("memory_limit", "memory_protection", "flush_every")]
     unkept = [where for where in unkept if where.startswith(("--", environment.PREFIX))]  # a file is for other runs too
     if os.path.exists(path) and not os.path.isdir(path):
-        wrong, hint = f"--checkpoint-dir {directory} is not a directory", "name the directory that holds step-N"
+        wrong, hint = (
+            f"--checkpoint-dir {directory} is not a directory",
+            "give the directory that contains the step-N directories",
+        )
     elif directory and is_checkpoint(path):
         wrong, hint = f"--checkpoint-dir {directory} is itself a checkpoint", "name the directory that holds it"
     elif validator and not directory:

@@ -121,13 +121,17 @@ def look_at_run(token: str, here: HealthQuery, tools: Tools, now: float) -> tupl
     nodes, note = recorded(reading, now), ""
     held = [job for job in (reading.queue.busy if reading.queue else ()) if job.nodes]
     if not held:
-        note = "" if reading.ended else "no node of it could be asked now: this is what its journal holds"
-        return reading.spec.run, nodes, "it has ended: this is what its journal holds" if reading.ended else note
+        note = "" if reading.ended else "no node of this run could be asked now: shown is what the run's journal holds"
+        return (
+            reading.spec.run,
+            nodes,
+            "this run has ended: shown is what the run's journal holds" if reading.ended else note,
+        )
     job = held[-1]
     try:
         said = {one.node: one for one in ask(Where(job.nodes, job.job), here, tools)}
     except UserError as error:
-        return reading.spec.run, nodes, f"{error.message}: this is what its journal holds"
+        return reading.spec.run, nodes, f"{error.message}: shown is what the run's journal holds"
     return reading.spec.run, merged(nodes, said.values()), note
 
 

@@ -181,7 +181,7 @@ def tell_of_company(spec: RunSpec) -> None:
     """A dependency on a job of the other run would not do: that run may go on in another job."""
     words, other = words_of_company(spec, lambda: entries_of(None))
     if words:
-        hint = f"jobs of this run start nothing before that run has ended (gangrun wait {other} waits for it)"
+        hint = f"the jobs of this run wait until run {other} has ended (gangrun wait {other} waits for that)"
         click.echo(clean(f"gangrun: {words}; {hint}"), err=True)
 
 

@@ -23,7 +23,7 @@ def directory(given: Any) -> str:
     """The absolute path."""
     path = os.fspath(given) if isinstance(given, os.PathLike) else given
     if not isinstance(path, str) or not path:
-        raise TypeError(f"directory is the path under which checkpoints are saved, a text or a Path, not {given!r}")
+        raise TypeError(f"directory is the path under which checkpoints are saved, a str or a Path, not {given!r}")
     return os.path.abspath(path)
 
 

@@ -78,7 +78,9 @@ class _Restricted(pickle.Unpickler):
         if (module, name) in (("builtins", "getattr"), ("__builtin__", "getattr")):
             return _member
         if f"{module}.{name}" not in ALLOWED:
-            raise pickle.UnpicklingError(f"{module}.{name} is no part of a checkpoint's description")
+            raise pickle.UnpicklingError(
+                f"{module}.{name} may not stand in the description of a checkpoint, so it is not loaded"
+            )
         return super().find_class(module, name)
 
 

@@ -112,7 +112,7 @@ def test_entries_that_were_never_written_are_missed(copy: Copy) -> None:
     index = next(key for key in metadata.storage_data if key.fqn == "model.weight")
     del metadata.storage_data[index]
     _write_metadata(path, metadata)
-    assert screen(str(path)).why.endswith("items were never stored, model.weight for one")
+    assert screen(str(path)).why.endswith("items were never stored, for example model.weight")
 
 
 def test_written_without_checksums_is_complete_and_says_so(copy: Copy) -> None:

@@ -201,7 +201,10 @@ def test_shards_that_a_save_of_more_ranks_left_are_seen(sharded: Path) -> None:
         name = f"shard-0000{rank + 1}-model-00001-of-00001.safetensors"
         tensors(sharded / name, {"w": ([6, 3], [6 * rank, 0]), f"only-{rank}": ([2], [0])})
     found = safetensors.verify(str(sharded))
-    assert (found.level, found.why) == (None, "the shards of w overlap: some were left by a save of other ranks")
+    assert (found.level, found.why) == (
+        None,
+        "the shards of w overlap: some are left over from a save with another number of ranks",
+    )
     (sharded / "shard-00003-model-00001-of-00001.safetensors").unlink()
     assert safetensors.verify(str(sharded)).level is Level.COMPLETE
 

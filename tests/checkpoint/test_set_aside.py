@@ -92,7 +92,7 @@ def test_what_vanished_meanwhile_was_not_moved(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("event", "name", "said"),
     [
-        ("os.mkdir", "run-1-1", "gangrun leaves it there and chooses again"),
+        ("os.mkdir", "run-1-1", "gangrun leaves it in place and chooses a checkpoint again"),
         ("os.rename", "step-40", "gangrun had moved the new save, has brought it back"),
     ],
     ids=["before it looks again", "between its look and the rename"],

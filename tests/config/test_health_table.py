@@ -68,7 +68,7 @@ def test_whose_devices_are_put_to_work(tmp_path: Path, toml: str, policy: tuple[
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (True, "is a table"),
+        (True, "must be a table"),
         ({"margin_warn": 3}, "unknown key 'margin_warn' in [health]; did you mean margin_warn_c?"),
         ({"zzz": 3}, "unknown key 'zzz' in [health]"),
         ({"margin_warn_c": "hot"}, "margin_warn_c = 'hot' is not a number"),

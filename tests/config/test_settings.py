@@ -76,7 +76,7 @@ def test_a_save_signal_that_cannot_be_is_refused(home: Path, gangrun: Call, text
     (home / "gangrun.toml").write_text(f'save_signal = "{text}"\n')
     said = gangrun("config")
     assert said.code == 2
-    assert "is not a signal on which a script can save" in said.err
+    assert "cannot be the signal that tells a script to save" in said.err
     assert "give one of HUP, INT" in said.err
 
 
@@ -85,7 +85,7 @@ def test_a_protection_of_memory_that_cannot_be_is_refused(home: Path, gangrun: C
     (home / "gangrun.toml").write_text(f'memory_protection = "{text}"\n')
     said = gangrun("config")
     assert said.code == 2 and (
-        "is neither copy nor parity as 8+2" in said.err or "a group has at most 128 nodes" in said.err
+        "is neither copy nor parity as 8+2" in said.err or "spread over at most 128 nodes" in said.err
     )
 
 

@@ -100,7 +100,7 @@ def test_the_same_on_many_nodes_at_once_is_a_shared_services_and_looked_at_again
         life.on(lost(name, "ib_state"))
     checked(life)
     assert life.phase is Phase.WAITING
-    life.says("3 nodes of 4 (n[0-2])", "none is left out", "looking again in 600 s")
+    life.says("3 nodes of 4 (n[0-2])", "no node is excluded", "looking again in 600 s")
     assert life.state.health.excluded == {}
     life.due("backoff")
     assert life.last(CheckNodes).nodes == ("n0", "n1", "n2")
@@ -135,7 +135,7 @@ def test_the_choice_of_a_resume_point_weighs_what_came_meanwhile() -> None:
         life.on(lost(name, "ib_state"))
     life.again()
     assert life.phase is Phase.WAITING
-    life.says("none is left out")
+    life.says("no node is excluded")
 
 
 def with_spares(count: int, nodes: int) -> Life:

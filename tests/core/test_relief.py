@@ -175,7 +175,7 @@ def test_so_many_an_hour_at_most() -> None:
         life.on(FindingRaised(poor(name)), after_s=60.0)
         if k <= 2:
             relieved(life, 10 * k)
-    life.says("so only 2 times within an hour")
+    life.says("at most 2 such replacements are allowed within an hour")
     life.save(100)
     assert life.phase is Phase.RUNNING
     life.on(FindingRaised(poor("n3")), after_s=3600.0)

@@ -224,4 +224,4 @@ def test_a_run_is_looked_at_by_its_path(tmp_path: Path, capsys: pytest.CaptureFi
     told = json.loads(capsys.readouterr().out)
     assert (ended.value.code, told["exit_code"], told["run"]) == (0, 0, built.run)
     assert {one["node"] for one in told["nodes"]} == {"n0", "n1"}
-    assert "its journal holds" in told["note"]
+    assert "the run's journal holds" in told["note"]

@@ -27,7 +27,7 @@ def test_a_second_ctrl_c_does_not_wait_for_a_rank_that_will_not_stop(box: Box) -
     box.wait_for_step(5)
     assert box.process is not None
     box.process.send_signal(signal.SIGINT)
-    until(lambda: "once more" in box.err.read_text(), 10, "the first Ctrl-C is heard")
+    until(lambda: "stopping all ranks" in box.err.read_text(), 10, "the first Ctrl-C is heard")
     until(lambda: (box.run_dir() / "cancelled").exists(), 10, "the mark is there")
     box.process.send_signal(signal.SIGINT)
     assert box.end(30) == 130, box.told()

@@ -55,7 +55,7 @@ def test_fewer_nodes_than_were_asked_for_protect_each_other_as_far_as_they_can(n
     heard = nodes.train(1, parity="2+2", ranks_count=2)
     assert len(heard) == 1, heard
     (said,) = heard
-    assert said == "steps in memory survive the loss of 1 of the nodes there are, and 2 were asked for"
+    assert said == "steps in memory survive the loss of 1 of the nodes that this attempt has, and 2 were asked for"
     calm = nodes.whole_of(0, 1)
     assert calm is not None
     expected = content(nodes.brought(calm, "calm"))

@@ -176,7 +176,7 @@ def _demand_all_stored(described: dict[str, _Tensor | None], entries: list[Store
     stored = {entry.fqn for entry in entries}
     lost = [name for name, tensor in described.items() if (tensor.chunks if tensor else name not in stored)]
     if lost:
-        raise MetadataRefused(f"{len(lost)} of {len(described)} items were never stored, {shown(lost[0])} for one")
+        raise MetadataRefused(f"{len(lost)} of {len(described)} items were never stored, for example {shown(lost[0])}")
     before: StoredPiece | None = None
     for entry in entries:
         if before is not None and before.path == entry.path and before.offset + before.length > entry.offset:

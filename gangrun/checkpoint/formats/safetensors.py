@@ -133,4 +133,6 @@ def _demand_covered(pieces: Shards, *, sharded: bool) -> None:
         if held < math.prod(ends):
             raise BadFile(f"a shard of {shown(tensor)} is missing")
         if sharded and held > math.prod(ends):
-            raise BadFile(f"the shards of {shown(tensor)} overlap: some were left by a save of other ranks")
+            raise BadFile(
+                f"the shards of {shown(tensor)} overlap: some are left over from a save with another number of ranks"
+            )

@@ -93,7 +93,7 @@ def _plan(state: RunState, before: Placement, now: float, policy: Policy) -> _Pl
     cap = quarantine.cap_count(len(state.roster.nodes), policy)
     moves = [one for one in state.attempts if one.outcome == MOVED and (one.ended or 0.0) > now - quarantine.HOUR_S]
     if len(moves) >= cap:
-        return _Plan(why_not=f"nodes may be replaced so only {cap} times within an hour")
+        return _Plan(why_not=f"at most {cap} such replacements are allowed within an hour")
     return _Plan(leaving, tuple(name for name in after if name not in before.nodes))
 
 

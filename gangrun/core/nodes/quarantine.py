@@ -223,9 +223,9 @@ def _unbarred(state: RunState, shared: tuple[str, ...], barred: Mapping[str, Nod
         nodes[name] = replace(nodes[name], checked=None, check_reason="", found=None)
     first = barred[shared[0]]
     sentence = (
-        f"{counted(len(shared), 'node')} of {len(state.roster.nodes)} ({fold(shared)}) show the same at once: a service"
-        f" that they share is at fault, and none is left out: {one_line(first.sentence)} ({first.check}); looking"
-        f" again in {policy.shared_fault_wait_s:.0f} s"
+        f"{counted(len(shared), 'node')} of {len(state.roster.nodes)} ({fold(shared)}) report the same fault at once,"
+        " so a service that they share is at fault and no node is excluded:"
+        f" {one_line(first.sentence)} ({first.check}); looking again in {policy.shared_fault_wait_s:.0f} s"
     )
     roster = replace(state.roster, nodes=nodes, waited_for_nodes=True)
     return Weighed(replace(state, roster=roster), sentence, look_again=True)

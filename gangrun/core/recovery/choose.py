@@ -29,7 +29,7 @@ def judge(state: RunState, now: float, policy: Policy) -> Decision:
         return decision
     reason = decision.reason
     if decision.state.phase is not Phase.FAILED:
-        reason = f"{reason}; observing only, so nothing of that is done"
+        reason = f"{reason}; observing only, so gangrun does nothing"
     failure = decision.state.ending.failure or judged.verdict.failure
     return finish(
         replace(judged.state, health=replace(judged.state.health, excluded=state.health.excluded)),

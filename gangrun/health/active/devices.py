@@ -178,12 +178,12 @@ CHECKS = (
     Check("active_starts", NAME, "every device takes work", Rows((STARTS,), "all work", "{good} of {count} work"),
           ASKED_ONLY_S, STARTED),
     _check("active_gemm", "devices multiply right, bit for bit", judge_arithmetic, ""),
-    _check("active_gemm_speed", "and as fast as ever",
+    _check("active_gemm_speed", "and as fast as before",
            partial(_speed, {"gemm_tflops": "{place} multiplies"}, "TFLOP/s")),
     _check("active_memory", "memory holds what was written", judge_memory, " of memory"),
-    _check("active_bandwidth", "memory is as fast as ever",
+    _check("active_bandwidth", "memory is as fast as it was before",
            partial(_speed, {"memory_gbps": "memory of {place} copies"}, "GB/s")),
-    _check("active_copies", "the way to GPUs and back is as fast as ever", judge_copies),
+    _check("active_copies", "the way to GPUs and back is as fast as it was before", judge_copies),
     _check("active_allreduce", "devices of the node add up, right and fast", judge_sum),
 )  # fmt: skip
 

@@ -131,7 +131,7 @@ class MemorySaving:
                 warning, losses_count = f"steps in memory have no parity: {trouble}", 0
             elif losses_count < parity_count:
                 warning = (
-                    f"steps in memory survive the loss of {losses_count} of the nodes there are, "
+                    f"steps in memory survive the loss of {losses_count} of the nodes that this attempt has, "
                     f"and {parity_count} were asked for"
                 )
         warning, losses_count = ranks.from_first((warning, losses_count))

@@ -1,6 +1,6 @@
 """What warden, agent and supervisor say to people, without ever waiting for a file system.
 
-Under Slurm their words go into a log in the run directory, which may stand still for minutes: whoever wrote there
+In a job their words go into a log in the run directory, which may stand still for minutes: whoever wrote there
 himself would not kill, nor acknowledge, until it answers again. So their standard output and error are one pipe that
 never blocks, and one process per node, the log writer, reads it. That process alone waits for the disk, where no signal
 may reach it; nobody waits for that process. What the pipe does not take is dropped, counted, and said afterwards.

@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import click
@@ -92,7 +93,7 @@ def run_in(held: HeldAllocation, wish: ResolvedRequest) -> int:
         write_submission(disk, paths, _submission(held, spec))
     else:
         paths, spec = before
-    reading = read(paths)
+    reading = insist(lambda: read(paths), _say)
     if reading.state is not None and reading.state.phase is Phase.SUCCEEDED:
         click.echo(f"gangrun: run {spec.run} succeeded before job {held.allocation.job} was requeued", err=True)
         return 0
@@ -133,7 +134,7 @@ def _begun(held: HeldAllocation, draft: RunSpec) -> tuple[RunPaths, RunSpec] | N
             continue
         paths = RunPaths(Path(entry.path))
         try:
-            spec = read(paths).spec
+            spec = insist(partial(read, paths), _say).spec  # a job that gave up here would leave its run to nobody
         except UserError:
             continue
         if (spec.command, spec.working_directory, spec.name) == (draft.command, draft.working_directory, draft.name):
@@ -141,16 +142,25 @@ def _begun(held: HeldAllocation, draft: RunSpec) -> tuple[RunPaths, RunSpec] | N
     return None
 
 
+def _place(claims: JobClaims, allocation: Allocation) -> tuple[int, JobClaim | None]:
+    """The place to claim, and who holds the newest one. ``OSError``: not known."""
+    seq = max(0, claims.highest())
+    holder = claims.holder(seq)
+    return seq + (holder is not None and (holder.job, holder.restart) >= (allocation.job, allocation.restart)), holder
+
+
+def _say(sentence: str) -> None:
+    click.echo(f"gangrun: {sentence}", err=True)
+
+
 def _own(held: HeldAllocation, spec: RunSpec, paths: RunPaths, wish: ResolvedRequest) -> int:
     disk, allocation, request = Disk(), held.allocation, wish.request
     me = processes.read_proc(os.getpid())
     assert me is not None
     claims = JobClaims(paths, disk)
-    seq = max(0, claims.highest())
-    holder = claims.holder(seq)
-    seq += holder is not None and (holder.job, holder.restart) >= (allocation.job, allocation.restart)
+    seq, holder = insist(lambda: _place(claims, allocation), _say)
     mine = JobClaim(seq, allocation.job, allocation.restart, allocation.host, me.pid, me.start_ticks)
-    claimed = insist(lambda: claims.claim(mine), lambda why: click.echo(f"gangrun: {why}", err=True))
+    claimed = insist(lambda: claims.claim(mine), _say)
     if isinstance(claimed, Taken):
         raise UserError("busy", f"another process runs this run already: {claimed.why}", "gangrun status shows it")
     put_in_index(paths, spec, allocation.job)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import json
 from typing import cast
 
+import msgspec
 import pytest
 
 from gangrun.adapters.fs.disk import Disk
@@ -30,6 +33,7 @@ from gangrun.launch.slurm_batch_job import (
 )
 from gangrun.wire.spec import RunSpec
 from gangrun.wire.submission import Submission
+from tests.runs.stories import running, succeeded
 from tests.slurm_parts.captured import VERSIONS, shown
 from tests.waiting import until
 
@@ -247,6 +251,34 @@ def test_a_login_node_is_not_trained_on_by_mistake(tmp_path, monkeypatch):
         held.refuse_login_node({"SLURM_CONF": str(conf)})
     monkeypatch.setenv("PATH", str(tmp_path))
     held.refuse_login_node({"SLURM_CONF": str(conf)})  # tools that cannot be had do not matter
+
+
+@pytest.mark.parametrize(
+    ("made", "holder", "code", "said_last"),
+    [
+        (succeeded, "12", 0, "succeeded before job 12 was requeued"),
+        (running, "11", 2, "place 0 is held by job 11"),  # so it came to its own claim
+    ],
+)
+def test_a_requeued_script_goes_on_though_the_file_system_fails_now_and_then(
+    made, holder, code, said_last, home, gangrun, monkeypatch
+):
+    story = made(home, job="12", command=("train.sh",)).indexed(home / "state" / "gangrun" / "runs")
+    story.paths.job(0).write_bytes(msgspec.json.encode(JobClaim(0, holder, 0, "n1", 1, 1)))
+    for tool in ("srun", "train.sh"):
+        (home / tool).touch(mode=0o755)
+    for name, value in {**FACTS, "SLURM_RESTART_COUNT": "1", "SLURM_PROCID": "0", "PATH": str(home)}.items():
+        monkeypatch.setenv(name, value)
+    looks = itertools.count()
+
+    def before(self, op, path):
+        if path == story.paths.jobs and op == "names" and next(looks) % 2 == 0:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr(Disk, "before", before)
+    said = gangrun("run", "--name", "train", "train.sh")
+    assert (said.code, said_last in said.err) == (code, True), said.err
+    assert next(looks) == (4 if code == 0 else 6), "each look was repeated"
 
 
 def test_srun_is_given_what_the_user_asked_of_it():

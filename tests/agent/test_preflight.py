@@ -46,6 +46,7 @@ def test_an_agent_probes_the_run_directory_and_the_checkpoint_directory(tmp_path
         ("", ""),
         (str(tmp_path / "not" / "yet"), ""),
         ("/proc/checkpoints", "cannot write to /proc"),
+        (f"/{'x' * 300}/checkpoints", "cannot write to /x"),  # it cannot even be asked what is there
     ):
         checked = check(RunPaths(tmp_path), SystemClock(), 4096, 2, 1, "abc", str, directory)
         assert checked.ok and checked.why.startswith(word) and bool(checked.why) == bool(word), checked

@@ -361,6 +361,15 @@ def test_a_follower_from_the_newest_snapshot_goes_on_to_later_terms(tmp_path: Pa
     assert follower.poll() == records_of(3, 2)
 
 
+@pytest.mark.parametrize("newest_only", [False, True])
+def test_a_journal_that_is_listed_and_not_there_is_passed_over(tmp_path: Path, newest_only: bool) -> None:
+    paths = new_run(tmp_path)
+    put(paths, 2, b"".join(lines_of(2, 3)))
+    paths.journal(3).symlink_to("gone")  # what a stale listing shows: a name, and no file when it is opened
+    history = JournalReader(paths).read(newest_only)
+    assert (list(history.records), history.notes) == (records_of(2, 3), ())
+
+
 def test_a_follower_says_where_the_story_breaks_and_goes_on_with_the_next_term(tmp_path: Path) -> None:
     paths = new_run(tmp_path)
     lines = lines_of(1, 4)

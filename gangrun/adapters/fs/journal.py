@@ -293,7 +293,10 @@ class JournalFollower:
     def _leap(self) -> None:
         for term in reversed(terms_seen(self.disk, self.paths)):
             path = self.paths.journal(term)
-            first, _, _ = self.disk.read(path).partition(b"\n")
+            try:
+                first, _, _ = self.disk.read(path).partition(b"\n")
+            except FileNotFoundError:
+                continue  # a listing may be stale
             if Lines(str(path), term).feed(first) is not None:
                 self._term = term
                 return
@@ -307,7 +310,10 @@ class JournalFollower:
 
     def _torn_end(self, term: int, followed: _Followed) -> tuple[str, ...]:
         ending = replace(followed.lines, notes=[])
-        ending.finish(self.disk.read(self.paths.journal(term), followed.offset))
+        try:
+            ending.finish(self.disk.read(self.paths.journal(term), followed.offset))
+        except FileNotFoundError:
+            return ()
         return tuple(ending.notes)
 
     def _candidates(self) -> tuple[int, ...]:

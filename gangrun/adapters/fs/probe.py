@@ -53,8 +53,14 @@ class ProbeReport:
 
 
 def nearest_folder(path: Path) -> Path:
-    """The directory itself, or the nearest one above it that is there: it will be made in that one."""
-    return next((folder for folder in (path, *path.parents) if folder.is_dir()), path)
+    """The directory itself, or the nearest one above it that is there: it will be made in that one.
+
+    Where that cannot be found out it is the directory itself: ``probe`` says what is wrong with it.
+    """
+    try:
+        return next((folder for folder in (path, *path.parents) if folder.is_dir()), path)
+    except OSError:
+        return path
 
 
 def probe(path: Path, clock: Clock, nonce: str, disk: Disk | None = None) -> ProbeReport:

@@ -120,19 +120,25 @@ class Staging:
         """An older save of the same step is never written over: it is set aside, whole.
 
         A sealed attempt must not set aside what a later one has committed. So a rename within the staging comes first,
-        which the seal refuses; and where the seal comes later, what was set aside goes back.
+        which the seal refuses; and where the seal comes later, what was set aside goes back. Whatever fails, the new
+        save bears its first name again, by which it is abandoned.
         """
         whole = f"{path}.whole"
-        os.rename(path, whole)
-        parent = os.path.join(self.directory, MACHINE_FOLDER, SET_ASIDE, f"{self.run}-{self.attempt}-replaced")
-        os.makedirs(parent, exist_ok=True)
-        older = _free_name(parent, os.path.basename(target))
-        os.rename(target, older)
         try:
-            os.rename(whole, target)
+            os.rename(path, whole)
+            parent = os.path.join(self.directory, MACHINE_FOLDER, SET_ASIDE, f"{self.run}-{self.attempt}-replaced")
+            os.makedirs(parent, exist_ok=True)
+            older = _free_name(parent, os.path.basename(target))
+            os.rename(target, older)
+            try:
+                os.rename(whole, target)
+            except OSError:
+                if not os.path.lexists(target):
+                    os.rename(older, target)
+                raise
         except OSError:
-            if not os.path.lexists(target):
-                os.rename(older, target)
+            with contextlib.suppress(OSError):
+                os.rename(whole, path)
             raise
 
     def _sweep(self) -> None:

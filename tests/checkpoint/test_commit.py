@@ -141,6 +141,38 @@ def test_after_a_seal_nothing_is_committed_pruned_replaced_or_begun(as_somebody:
     assert os.listdir(directory / ".gangrun" / "run-1" / "2") == [os.path.basename(newer.path)], "nothing is left of it"
 
 
+@pytest.mark.parametrize("fails", ["its folder", "the older save", "the new save", "a lost reply"])
+def test_a_save_that_could_not_replace_the_older_one_is_abandoned_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    one, rename, makedirs = staging(tmp_path), os.rename, os.makedirs
+    target = str(tmp_path / "step-3")
+    one.commit(begun(one, 3), target, manifest(3))
+    path = begun(one, 4)
+
+    def full(folder: str, exist_ok: bool = False) -> None:
+        if fails == "its folder":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        makedirs(folder, exist_ok=exist_ok)
+
+    def refused(source: str, to: str) -> None:
+        older, new = source == target, source.endswith(".whole") and to == target
+        if (older and fails == "the older save") or (new and fails == "the new save"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        rename(source, to)
+        if fails == "a lost reply" and source == path:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(os, "makedirs", full)
+        failing.setattr(os, "rename", refused)
+        with pytest.raises(CommitRefused, match="No space left"):
+            one.commit(path, target, manifest(3, NONCE[::-1]))
+    assert bears(target, NONCE)
+    one.abandon(path)
+    assert os.listdir(one.path) == ["trash"] and not os.listdir(os.path.join(one.path, "trash"))
+
+
 def test_what_is_replaced_goes_back_if_the_new_save_cannot_take_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,9 +33,9 @@ def cancel(
 
     If the script asked for a warning before a stop, the script can save a checkpoint first. Pending jobs of the run
     are cancelled at once. A running job is cancelled when its ranks have ended. `gangrun resume` continues a cancelled
-    run. Without RUN the newest run that was started in this directory is meant.
+    run. Without RUN the newest run that was started in this directory is meant, or the only one of them that is alive.
     """
-    reading = read(find(run, runs_dir, steering=True))
+    reading = read(find(run, runs_dir, steering=True, ending=True))
     if now and reading.spec.world == "local":
         raise UserError(
             "usage",

@@ -31,10 +31,11 @@ SHOWN_COUNT = 20
 def status(run: str | None, all_runs: bool, ranks: bool, watch: bool, as_json: bool, runs_dir: str | None) -> int:
     """Show how a run goes: state and reason, where, step, checkpoint, attempts.
 
-    RUN is an id, the beginning of one, a name, a job id or a path; without RUN the newest run is shown.
+    RUN is an id, the beginning of one, a name, a job id or a path. Without RUN the newest run that was started in this
+    directory is shown; if there is none, the newest of your runs.
 
     \b
-      gangrun status              the newest run
+      gangrun status              the newest run of this directory
       gangrun status --all        all runs
       gangrun status my-run -w    until it ends
     """  # noqa: D301 - click reads the backspace

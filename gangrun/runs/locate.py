@@ -57,15 +57,16 @@ def index_of(runs_dir: str | None) -> Index:
     return Index(environment.state_home() / "runs", also=(folder,))
 
 
-def find(token: str | None, runs_dir: str | None = None, *, steering: bool = False) -> RunPaths:
+def find(token: str | None, runs_dir: str | None = None, *, steering: bool = False, ending: bool = False) -> RunPaths:
     """The run that the user means: id, unique prefix, name, job id or path.
 
-    None: the newest run that was started in this directory, or else the newest of all. Of several runs with one name,
-    the newest; to steer one, the only one that is alive. Which run was taken is said, unless the command shows it.
+    None: the newest run that was started in this directory; to look at one (not ``steering``), else the newest of all;
+    to end one (``ending``), if that one has ended, the only one here that is alive. Of several runs with one name, the
+    newest; to steer one, the only one that is alive. Which run was taken is said, unless the command shows it.
     """
     index = index_of(runs_dir)
     if token is None:
-        return _newest(index.entries(), runs_dir, steering=steering)
+        return _newest(index.entries(), runs_dir, steering=steering, ending=ending)
     if token.isdecimal() and (held := _by_job(token, index)) is not None:
         return held
     match index.find(token):
@@ -83,16 +84,33 @@ def find(token: str | None, runs_dir: str | None = None, *, steering: bool = Fal
             raise UserError("no such run", f"no run {token!r}{_where(runs_dir)}", hint, NO_SUCH_RUN)
 
 
-def _newest(entries: Sequence[IndexEntry], runs_dir: str | None, *, steering: bool) -> RunPaths:
+def _newest(entries: Sequence[IndexEntry], runs_dir: str | None, *, steering: bool, ending: bool) -> RunPaths:
     if not entries:
         raise UserError("no such run", f"no run yet{_where(runs_dir)}", "gangrun run starts one", NO_SUCH_RUN)
-    here = [] if runs_dir else [entry for entry in entries if entry.directory == _working_directory()]
+    here = entries if runs_dir else [entry for entry in entries if entry.directory == _working_directory()]
     found = (here or entries)[0]
-    if steering:
-        whose = f"run{_where(runs_dir)}" if runs_dir else "of your runs"
-        whose = "run that was started in this directory" if here else whose
-        _say(f"taking {one_line(found.run)} ({one_line(found.name)}), the newest {whose}")
+    named = f"{one_line(found.run)} ({one_line(found.name)})"
+    if not steering:
+        return RunPaths(Path(found.path))
+    if not here:
+        words, hint = "no run was started in this directory", f"name the run (the newest is {named})"
+        raise UserError("no such run", words, hint, NO_SUCH_RUN)
+    whose = f"run{_where(runs_dir)}" if runs_dir else "run that was started in this directory"
+    alive = [] if not ending or _is_alive(_liveness(found)) else [e for e in here[1:] if _is_alive(_liveness(e))]
+    if len(alive) > 1:
+        words = f"the newest {whose} is not alive, and several older ones are; name one by its id:"
+        raise UserError("ambiguous run", words, _listed(alive), NO_SUCH_RUN)
+    if alive:
+        found = alive[0]
+        named = f"{one_line(found.run)} ({one_line(found.name)})"
+        _say(f"taking {named}, the only {whose} that is alive")
+    else:
+        _say(f"taking {named}, the newest {whose}")
     return RunPaths(Path(found.path))
+
+
+def _is_alive(liveness: RunLiveness) -> bool:
+    return liveness not in (RunLiveness.ENDED, RunLiveness.ABANDONED)
 
 
 def _working_directory() -> str:
@@ -158,7 +176,7 @@ def _one_of_a_name(entries: Sequence[IndexEntry], *, steering: bool) -> RunPaths
     if steering:
         lives = {entry.run: _liveness(entry) for entry in entries}
         going = [entry for entry in entries if lives[entry.run] is not RunLiveness.ENDED]
-        alive = [entry for entry in going if lives[entry.run] is not RunLiveness.ABANDONED]
+        alive = [entry for entry in going if _is_alive(lives[entry.run])]
         if len(alive or going) > 1:
             which = "are alive" if alive else "have not ended"
             words = f"several runs named {taken.name!r} {which}; name one by its id:"

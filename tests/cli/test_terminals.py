@@ -32,7 +32,7 @@ def ended(child: pexpect.spawn) -> int:
 @pytest.mark.parametrize(("answer", "code", "marked"), [("y", 0, True), ("n", 130, False)])
 def test_cancel_without_a_run_asks(runs: Path, home: Path, answer: str, code: int, marked: bool) -> None:
     story = Builder(runs).supervisor().up().owner()
-    child = terminal("cancel")
+    child = terminal("cancel", "--runs-dir", str(runs))
     child.expect(r"Cancel 20261118-110640-abcde \(train\)\?")
     child.sendline(answer)
     assert ended(child) == code

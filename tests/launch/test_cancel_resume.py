@@ -113,9 +113,9 @@ def test_cancel_of_a_run_that_has_ended_changes_nothing(runs: Path, gangrun: Cal
 
 def test_cancel_without_a_run_is_not_guessed_where_nobody_can_be_asked(runs: Path, gangrun: Call) -> None:
     story = Builder(runs).supervisor().up().owner()
-    assert gangrun("cancel").code == 2
+    assert gangrun("cancel", "--runs-dir", str(runs)).code == 2
     assert not story.paths.cancelled.exists()
-    assert gangrun("cancel", "-y").code == 0
+    assert gangrun("cancel", "-y", "--runs-dir", str(runs)).code == 0
     assert story.paths.cancelled.exists()
 
 
@@ -156,7 +156,7 @@ def test_resume_leaves_alone_what_runs_or_has_succeeded(runs: Path, gangrun: Cal
         said = gangrun("resume", name, "--json")
         assert said.code == 2
         assert said.error["kind"] == kind, name
-    assert gangrun("resume").code == 2
+    assert gangrun("resume", "--runs-dir", str(runs)).code == 2
     assert gangrun("resume", "done", "--max-restarts", "many").code == 2
 
 

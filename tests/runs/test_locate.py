@@ -91,14 +91,36 @@ def test_without_a_name_the_newest_run_of_this_directory_is_meant(
     mine = cancelled(here, run="20261118-100000-aaaaa", name="mine").indexed(index)
     newest = cancelled(elsewhere, run="20261118-100000-bbbbb", name="other", now=BEGAN + 9).indexed(index)
     assert gangrun("status", "--json").json["run"] == newest.run
-    said = gangrun("cancel", "-y")
-    assert f"taking {newest.run} (other), the newest of your runs" in said.err
+    for steer in (("cancel", "-y"), ("resume", "-q")):
+        said = gangrun(*steer)
+        assert (said.code, "no run was started in this directory" in said.err) == (5, True), steer
+        assert f"name the run (the newest is {newest.run} (other))" in said.err
     monkeypatch.chdir(here)
     for command in ("status", "explain"):
         assert gangrun(command, "--json").json["run"] == mine.run
     for words in (("cancel", "-y"), ("resume", "--resume", "7")):
         assert f"taking {mine.run} (mine), the newest run that was started in this directory" in gangrun(*words).err
     assert gangrun("cancel", "-y", "--json", "--runs-dir", str(elsewhere)).json["status"]["run"] == newest.run
+
+
+def test_cancel_without_a_name_takes_the_only_run_of_this_directory_that_is_alive(
+    runs: Path, gangrun: Call, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def older(letter: str) -> Builder:
+        return Builder(runs, run=f"20261118-100000-{letter * 5}").supervisor().up().owner(host="another-host")
+
+    alive, ended = older("a"), cancelled(runs, run="20261118-100000-ccccc", now=BEGAN + 9)
+    monkeypatch.chdir(runs)
+    monkeypatch.setenv("GANGRUN_RUNS_DIR", str(runs))
+    assert f"taking {ended.run} (train), the newest run" in gangrun("resume", "--resume", "7").err
+    said = gangrun("cancel", "-y", "--no-wait", "--runs-dir", str(runs))
+    assert f"taking {alive.run} (train), the only run in {runs} that is alive" in said.err
+    assert alive.paths.cancelled.exists()
+    other = older("b")
+    said = gangrun("cancel", "-y")
+    assert (said.code, other.paths.cancelled.exists()) == (5, False)
+    assert "is not alive, and several older ones are; name one by its id:" in said.err
+    assert alive.run in said.err and other.run in said.err
 
 
 def test_runs_dir_looks_there_only(runs: Path, gangrun: Call, home: Path) -> None:

@@ -162,7 +162,7 @@ def _returned(moved: str, path: str) -> str:
     """Bring back what was moved by mistake, unless its name is taken by then; says which."""
     if not os.path.lexists(path):
         os.rename(moved, path)
-        return " gangrun had moved the new save, has brought it back, and chooses again"
+        return " gangrun had moved the newer save by mistake, has put it back, and chooses a checkpoint again"
     undo = f"mv -nT -- {shlex.quote(moved)} {shlex.quote(path)}"
     return f" gangrun moved the new save, and a third one has taken its name; to bring the moved one back: {undo}"
 

@@ -151,7 +151,7 @@ SETTINGS: tuple[Setting, ...] = (
         "save_signal", SIGNAL, CHECKPOINTS, "Signal that makes the script save, such as USR1", "", into="save_signal"
     ),
     Setting(
-        "save_lead", TIME, CHECKPOINTS, "Tell ranks to save TIME before the time limit", None, "policy.save_lead_s",
+        "save_lead", TIME, CHECKPOINTS, "Ask ranks to save this long before the time limit", None, "policy.save_lead_s",
         told_default="checkpoint_grace",
     ),
     Setting("join_within", TIME, RECOVERY, "Time limit for nodes to connect", told_default="60s; in a Slurm job 5m"),

@@ -190,7 +190,11 @@ class HealthWatch:
             return "the python package nvidia-ml-py is not installed"
         watch = XidWatch(EventWatch(), lambda *event: self._heard.put(("xid", event)), self._clock)
         watch.start()
-        return watch.trouble if watch.opened(OPEN_WITHIN_S) else f"the driver has not answered in {OPEN_WITHIN_S:g} s"
+        return (
+            watch.trouble
+            if watch.opened(OPEN_WITHIN_S)
+            else f"the NVIDIA driver has not answered for {OPEN_WITHIN_S:g} s"
+        )
 
     def _told(self, said: Mapping[str, Any]) -> None:
         if said.get("op") == "gang":

@@ -39,9 +39,7 @@ def named(given: Any) -> Mapping[str, Any]:
     if given is None:
         return {}
     if not isinstance(given, Mapping) or not all(isinstance(name, str) and name for name in given):
-        raise TypeError(
-            f'extra is a dictionary of names and what they stand for, as {{"ema": ema}}, not {_kind(given)}'
-        )
+        raise TypeError(f'extra must map names to what is saved under them, as {{"ema": ema}}, not {_kind(given)}')
     return given
 
 

@@ -93,7 +93,7 @@ def test_what_vanished_meanwhile_was_not_moved(tmp_path: Path) -> None:
     ("event", "name", "said"),
     [
         ("os.mkdir", "run-1-1", "gangrun leaves it in place and chooses a checkpoint again"),
-        ("os.rename", "step-40", "gangrun had moved the new save, has brought it back"),
+        ("os.rename", "step-40", "gangrun had moved the newer save by mistake, has put it back"),
     ],
     ids=["before it looks again", "between its look and the rename"],
 )

@@ -73,7 +73,8 @@ def test_a_gpu_without_any_margin_for_minutes_is_broken() -> None:
     looks = [replace(heated(92, 90, margin_c=margin), at=60.0 * k) for k, margin in enumerate((0, -1, 0, 0, -2, 0))]
     assert verdict_after("gpu_temperature", looks).severity is Severity.FAIL
     assert (
-        "without any margin before it slows down (now 92 °C) is 5 min" in verdict_after("gpu_temperature", looks).words
+        "time at the temperature at which it slows down (now 92 °C) is 5 min"
+        in verdict_after("gpu_temperature", looks).words
     )
     assert verdict_after("gpu_temperature", looks[:5]).severity is Severity.WARN
     cooled = [*looks[:3], replace(heated(92, 90, margin_c=1), at=170.0), *looks[3:]]

@@ -120,7 +120,7 @@ BROKEN = [
     ("gpu_temperature", "gpu1__margin", 2, Severity.WARN, "before it slows down is 2 °C (limit: at least 5"),
     ("gpu_pcie", "gpu1__width", 8, Severity.FAIL, "number of PCIe lanes is 8 (limit: at least 16)"),
     ("gpu_fabric", "gpu0__fabric", "2 0 0", Severity.WARN, "still joining"),
-    ("gpu_fabric", "gpu0__fabric", "3 0 2", Severity.FAIL, "gpu 0: health is 2, which is not well"),
+    ("gpu_fabric", "gpu0__fabric", "3 0 2", Severity.FAIL, "gpu 0: fabric health is 2 (not healthy)"),
     ("gpu_fabric", "gpu0__fabric", "3 0 2 1", Severity.FAIL, "gpu 0: its bandwidth is degraded in the NVLink fabric"),
     ("gpu_fabric", "gpu0__fabric", "3 1 2", Severity.FAIL, "Fabric Manager"),
     ("gpu_fabric", "gpu0__fabric", "3 0 0 1", Severity.FAIL, "gpu 0: its bandwidth is degraded"),

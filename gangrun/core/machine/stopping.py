@@ -61,7 +61,7 @@ def checkpoint_seen(state: RunState, event: CheckpointSeen, now: float, policy: 
     told_to = state.underway.saving and event.told
     if decision.outcome is not Outcome.APPLIED or not told_to or step < state.attempt.step:
         return decision
-    reason = f"{decision.reason}, as ranks were told to save: stopping all of them"
+    reason = f"{decision.reason}; this is the checkpoint that ranks were told to save, so all of them are stopped now"
     new = with_deadline(decision.state, "stop", now + stop_bound_s(policy, checkpoint_first=False))
     stop = stop_gang(new, now, policy, reason, checkpoint_first=False)
     return stay(new, reason, stop, underway=replace(new.underway, saving=False))

@@ -80,7 +80,7 @@ def _hot(
 
 
 TEMPERATURE = (
-    _hot("too_hot_s", HOT_FOR_S, "time without any margin before it slows down (now {temperature_c})", COOLING,
+    _hot("too_hot_s", HOT_FOR_S, "time at the temperature at which it slows down (now {temperature_c})", COOLING,
          Breaks.AT_LEAST, FAIL),
     _hot("degrees_left_c", "margin_warn_c", "temperature is {temperature_c}, and the margin before it slows down",
          COOLING, Breaks.BELOW),
@@ -267,7 +267,7 @@ def _fabric(look: CheckLook, place: str, state: float) -> Finding | None:
         return None
     if joined:
         severity = FAIL if unwell or any(fatal for _, fatal in wrong) else WARN
-        what = " and ".join(words for words, _ in wrong) or f"health is {summary:.0f}, which is not well"
+        what = " and ".join(words for words, _ in wrong) or f"fabric health is {summary:.0f} (not healthy)"
         sentence = f"{place}: {what} in the NVLink fabric"
         return look.found(severity, place, sentence, mask, None, Needs.ADMIN, CauseClass.EITHER)
     if state == FABRIC_IN_PROGRESS:

@@ -6,7 +6,9 @@ every second. The scheduler is asked now and then, before the journal is read, s
 
 from __future__ import annotations
 
-from gangrun.adapters.fs.disk import Disk
+from collections.abc import Callable
+
+from gangrun.adapters.fs.disk import REFUSED, Disk
 from gangrun.adapters.fs.journal import JournalFollower
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.core.model import RunState
@@ -27,6 +29,7 @@ from gangrun.wire.record import Record, advance, state_of
 
 ASK_EVERY_S = 10.0
 ANEW_AFTER_S = 2.0
+UNREADABLE_FOR_S = 60.0  # an EIO or ESTALE mostly passes
 QUIET_AFTER_S = 15.0  # a supervisor that lives writes every 5 s
 
 
@@ -68,21 +71,41 @@ class JournalReplay:
 class Follower:
     """One run, looked at as often as you like.
 
-    ``curious``: about its jobs too while a supervisor writes; ``scheduler=False``: the caller asks it.
+    ``curious``: about its jobs too while a supervisor writes; ``scheduler=False``: the caller asks it. ``now`` says
+    how long the run directory has been unreadable.
     """
 
-    def __init__(self, paths: RunPaths, *, curious: bool = False, scheduler: bool = True) -> None:
+    def __init__(
+        self, paths: RunPaths, *, curious: bool = False, scheduler: bool = True, now: Callable[[], float] = steady_now
+    ) -> None:
+        self._now = now
+        self._good: RunSnapshot | None = None
+        self._failing_since: float | None = None
         self._paths, self._curious, self._scheduler = paths, curious, scheduler
-        disk = Disk()
-        self._spec = spec_of(paths, disk)
-        self._journal = JournalReplay(paths, disk, newest_only=True)
+        self._spec = spec_of(paths, Disk())
+        self._journal = JournalReplay(paths, Disk(), newest_only=True)
         self._kept: dict[str, Record] = {}
         self._queue: Queue | None = None
         self._known: tuple[Record, ...] = ()  # the newest record when it was asked
         self._asked_at = self._ask_at = 0.0
 
     def look(self) -> RunSnapshot:
-        """The run as it is now. Of its records only those that a status needs are kept."""
+        """The run as it is now, or as it was if its directory has been unreadable for less than a minute.
+
+        ``OSError``: at the first look, or for longer. Of its records only those that a status needs are kept.
+        """
+        try:
+            self._good, self._failing_since = self._look(), None
+        except REFUSED:
+            raise
+        except OSError:
+            since = self._failing_since = self._now() if self._failing_since is None else self._failing_since
+            if self._good is None or self._now() >= since + UNREADABLE_FOR_S:
+                raise
+            self._journal = JournalReplay(self._paths, Disk(), newest_only=True)  # the old one may have lost records
+        return self._good
+
+    def _look(self) -> RunSnapshot:
         run = self._read()
         if not self._scheduler or not concerns_scheduler(run):
             return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -177,6 +178,41 @@ def test_looking_again_tells_the_same_as_looking_anew(runs: Path) -> None:
     assert status_of(follower.look(), BEGAN).supervisor == SupervisorStatus(term=2, node="n0")
     story.finished()
     assert follower.look().ended
+
+
+def test_looking_again_outlives_a_file_system_that_fails_for_a_while(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gangrun.adapters.fs.disk import Disk
+    from gangrun.core.events import ProgressMarked
+    from gangrun.runs.follow import Follower
+
+    story, now, broken = running(runs), 0.0, ""
+
+    def before(self: Disk, op: str, path: Path) -> None:
+        if broken and (op, path.name) in (("read", broken), ("names", broken)):
+            raise OSError(errno.ESTALE, "Stale file handle", str(path))
+
+    monkeypatch.setattr(Disk, "before", before)
+    follower = Follower(story.paths, now=lambda: now)
+    good = follower.look()
+    story.on(ProgressMarked(0, 5), 60)
+    story.paths.journal(2).touch()
+    broken = story.paths.journal(2).name  # the first journal's new records were read by then
+    assert follower.look() == good
+    broken = ""
+    good = follower.look()
+    assert status_of(good, BEGAN) == status_of(read(story.paths), BEGAN)
+    broken = story.paths.jobs.name
+    now = 100.0
+    assert follower.look() == good
+    now = 159.0
+    assert follower.look() == good
+    now = 160.0
+    with pytest.raises(OSError, match="Stale"):
+        follower.look()
+    with pytest.raises(OSError, match="Stale"):
+        Follower(story.paths).look()
 
 
 def node(name: str, tested: str = "", trial: str = "") -> Node:

@@ -238,8 +238,15 @@ class Observer(threading.Thread):
         self.ended = False  # before these eyes: one that is taken up again had ended before
 
     def catch_up(self, *, joins: bool = False) -> None:
-        """A run that is taken up, or looked at, again has a story already; it is not told twice. Before ``start``."""
-        self._journal.poll()
+        """A run that is taken up, or looked at, again has a story already; it is not told twice. Before ``start``.
+
+        ``OSError`` only for one who ``joins``: an owner holds the run by now, and goes on whatever can be shown.
+        """
+        try:
+            self._journal.poll()
+        except OSError:
+            if joins:
+                raise
         state = self._journal.state()
         if state is not None:
             self._view.pass_over(state, joins=joins)

@@ -22,8 +22,8 @@ from pathlib import Path
 import msgspec
 
 from gangrun.adapters.clock import SystemClock
-from gangrun.adapters.fs.disk import Disk
-from gangrun.adapters.fs.job_claims import Claimed, JobClaim, JobClaims, insist
+from gangrun.adapters.fs.disk import REFUSED, Disk
+from gangrun.adapters.fs.job_claims import Asking, Claimed, JobClaim, JobClaims
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.adapters.slurm import step
 from gangrun.adapters.slurm.commands import ToolProcess, Tools
@@ -35,6 +35,7 @@ from gangrun.entry.wiring import own_command
 from gangrun.launch.node_spec import warden_spec
 from gangrun.launch.owner import Cancelling
 from gangrun.launch.slurm_batch_job import Absent, Allocation, note_absent
+from gangrun.ports import Clock
 from gangrun.runs.follow import JournalReplay
 from gangrun.runs.rank_output import lost_output
 from gangrun.wire.spec import RunSpec
@@ -87,6 +88,7 @@ class JobStep:
     over: Callable[[], bool]
     say: Callable[[str], None]
     disk: Disk = field(default_factory=Disk)
+    clock: Clock = field(default_factory=SystemClock)
     part: StepPart = StepPart.STEP
     _step: Step | None = None
     _resort: ToolProcess | None = None
@@ -95,6 +97,9 @@ class JobStep:
     _said_bytes: Mapping[str, int] = field(default_factory=dict)  # node -> what it had said before this launch
     _noted: tuple[Absent, ...] = ()
     _settled_count: int = 0
+    _asking: Asking | None = None  # for the claim of a new launch, which the file system has not answered yet
+    _ask_at: float = 0.0
+    _cancelled: bool = False
 
     def start(self) -> None:
         """Launch on all nodes of the job; ``OSError`` where there is no srun."""
@@ -121,7 +126,8 @@ class JobStep:
                 self.part = StepPart.OVER
 
     def interrupt(self) -> None:
-        """Tell every agent to cancel."""
+        """Tell every agent to cancel; where none lives, a supervisor of last resort finds the mark."""
+        self._cancelled = True
         if self._step is not None and self.part is StepPart.STEP:
             self._step.cancel("INT")
 
@@ -135,7 +141,9 @@ class JobStep:
 
     def kill(self) -> None:
         """No more grace: Slurm kills all that the step has, on every node."""
-        if self._step is not None and self.part is StepPart.STEP:
+        if self._asking is not None and self.part is StepPart.STEP:
+            self.part = StepPart.OVER  # its step has ended
+        elif self._step is not None and self.part is StepPart.STEP:
             self._step.cancel()
         elif self._resort is not None:
             self._resort.send_signal(signal.SIGKILL)
@@ -176,9 +184,13 @@ class JobStep:
             return
         unreached = {left.node for left in step.left if left.unreached}
         rest = tuple(node for node in self._nodes if node not in unreached)
-        if unreached and rest and self.claim.launch + 1 < LAUNCHES_MAX:
-            self.say(f"srun cannot reach {fold(unreached)}: launching on {fold(rest)}")
-            if self._claimed_again():
+        if unreached and rest and self.claim.launch + 1 < LAUNCHES_MAX and not self._cancelled:
+            if self._asking is None:
+                self.say(f"srun cannot reach {fold(unreached)}: launching on {fold(rest)}")
+            claimed = self._claimed_again()
+            if claimed is None:
+                return
+            if claimed:
                 self._noted = ()
                 self._absent = {name: one for name, one in self._absent.items() if one.scheduler}
                 self._launch(rest)
@@ -189,10 +201,25 @@ class JobStep:
         self._resort = ToolProcess(last_resort_argv(self.paths, self.claim, self.allocation), self.variables)
         self.part = StepPart.LAST_RESORT
 
-    def _claimed_again(self) -> bool:
-        """A new launch is a new stay: what is left of the last one's supervisor must not hold it."""
+    def _claimed_again(self) -> bool | None:
+        """A new launch is a new stay: what is left of the last one's supervisor must not hold it.
+
+        None: not known yet. The next turn asks again, so that a person is heard meanwhile.
+        """
+        asking = self._asking = self._asking or Asking(self.say)
+        if self.clock.now() < self._ask_at:
+            return None
         wish = msgspec.structs.replace(self.claim, launch=self.claim.launch + 1)
-        if not isinstance(insist(lambda: JobClaims(self.paths, self.disk).claim(wish), self.say), Claimed):
+        try:
+            claimed = JobClaims(self.paths, self.disk).claim(wish)
+        except REFUSED as error:
+            self.say(f"cannot launch again: {error}")
+            claimed = None
+        except OSError as error:
+            self._ask_at = self.clock.now() + asking.pause_s(error)
+            return None
+        self._asking, self._ask_at = None, 0.0
+        if not isinstance(claimed, Claimed):
             return False
         self.claim = wish
         return True
@@ -262,6 +289,7 @@ class JobOwner:
         steps = JobStep(
             self.spec, self.paths, self.claim, self.allocation, self.variables, self.extra,
             over=lambda: is_over(observer.state(), steps.claim), say=view.say, disk=self.disk,
+            clock=self.clock,
         )  # fmt: skip
         cancelling = Cancelling(
             self.paths, self.disk, self.clock, view.say, observer.state,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import json
+import os
 from typing import cast
 
 import msgspec
@@ -16,6 +17,7 @@ from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.adapters.slurm.commands import Answer, Tools
 from gangrun.adapters.slurm.scheduler import JobFacts, SchedulerSilent, SlurmScheduler
 from gangrun.core.model import Ending, Phase, RunState, Shape
+from gangrun.display.live_view import LiveView, Observer
 from gangrun.entry import slurm_job as job_main
 from gangrun.errors import UserError
 from gangrun.launch import slurm_allocation as held
@@ -31,13 +33,20 @@ from gangrun.launch.slurm_batch_job import (
     allocation_of,
     note_absent,
 )
+from gangrun.runs.follow import JournalReplay
 from gangrun.wire.spec import RunSpec
 from gangrun.wire.submission import Submission
+from tests.faults.disk import PausableDisk
+from tests.fs.bench import HandClock
 from tests.runs.stories import running, succeeded
 from tests.slurm_parts.captured import VERSIONS, shown
 from tests.waiting import until
 
 CLAIM = JobClaim(1, "12", 0, "n1", 100, 5)
+SPEC = RunSpec(
+    run="r", name="r", world="slurm", command=("true",), python=False, working_directory="/", nodes=(),
+    nodes_count=2, nodes_min_count=2, slots_per_node=1, ranks_per_slot=1,
+)  # fmt: skip
 FACTS = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n[1-3]"}
 
 
@@ -142,6 +151,89 @@ def test_an_allocation_is_read_from_the_jobs_environment():
     assert found == Allocation("12", 2, ("n1", "n2", "n3"), "login", 4)
     with pytest.raises(KeyError):
         allocation_of({}, "login")
+
+
+class Refusing(Disk):
+    """Makes no claim while ``error`` is set."""
+
+    error = 0
+
+    def write_new(self, path, data, mode=0o600):
+        if self.error:
+            raise OSError(self.error, os.strerror(self.error), str(path))
+        super().write_new(path, data, mode)
+
+
+@pytest.fixture
+def unreached(tmp_path, monkeypatch):
+    """A job whose srun reached one node of three, and a disk that refuses the claim of the next launch."""
+    srun = tmp_path / "srun"
+    srun.write_text("#!/bin/sh\necho 'srun: error: Task launch for StepId=12.0 failed on node n3: lost' >&2\nexit 1\n")
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    paths, clock, disk = RunPaths(tmp_path / "run"), HandClock(), Refusing()
+    told: list[str] = []
+    paths.jobs.mkdir(parents=True)
+    steps = job_owner.JobStep(
+        SPEC, paths, CLAIM, Allocation("12", 0, ("n1", "n2", "n3"), "n1", None), dict(os.environ), (),
+        over=lambda: False, say=told.append, disk=disk, clock=clock,
+    )  # fmt: skip
+    steps.start()
+    step = steps._step
+    assert step is not None
+    until(lambda: step.ended is not None, 20, "srun has ended")
+    yield steps, disk, clock, told
+    steps.leave()
+    last, resort = steps._step, steps._resort
+    until(lambda: last is None or last.ended is not None, 20, "srun has left")
+    if resort is not None:
+        list(resort.lines())
+        until(lambda: resort.poll() is not None, 20, "the last resort has left")
+
+
+def test_a_claim_that_the_file_system_does_not_answer_is_asked_for_once_a_turn(unreached):
+    steps, disk, clock, told = unreached
+    disk.error = errno.EIO
+    for _ in range(5):
+        steps.turn()
+        clock.at += 1.0
+    assert [word for word in told if "asking again" in word or "launching on" in word] == told[-2:], told
+    assert (steps.part, steps.claim.launch) == (job_owner.StepPart.STEP, 0)
+    disk.error = 0
+    clock.at += 10.0
+    steps.turn()
+    assert (steps.part, steps.claim.launch) == (job_owner.StepPart.STEP, 1)
+
+
+@pytest.mark.parametrize(("signal", "part"), [("interrupt", "LAST_RESORT"), ("kill", "OVER")])
+def test_a_cancel_is_heeded_while_the_file_system_refuses_the_claim(unreached, signal, part):
+    steps, disk, _, _ = unreached
+    disk.error = errno.ESTALE
+    steps.turn()
+    getattr(steps, signal)()
+    if signal == "interrupt":
+        steps.turn()
+    assert steps.part is job_owner.StepPart[part]
+
+
+def test_a_claim_that_is_refused_for_good_leaves_the_last_resort(unreached):
+    steps, disk, _, told = unreached
+    disk.error = errno.EACCES
+    steps.turn()
+    assert steps.part is job_owner.StepPart.LAST_RESORT
+    assert any("cannot launch again" in word for word in told)
+
+
+def test_an_owner_goes_on_where_the_story_so_far_cannot_be_read(tmp_path):
+    disk, clock = PausableDisk(), HandClock()
+    disk.fail(errno.ESTALE, looking_too=True)
+    paths = RunPaths(tmp_path)
+    view = LiveView(log_of=paths.node_log, live_of=lambda term: {}, wall=clock.wall)
+    observer = Observer(JournalReplay(paths, disk), clock, view)
+    observer.catch_up()
+    assert observer.state() is None
+    with pytest.raises(OSError, match="Stale"):
+        observer.catch_up(joins=True)
 
 
 def test_absent_nodes_are_told_once_each(tmp_path):
@@ -289,13 +381,9 @@ def test_srun_is_given_what_the_user_asked_of_it():
 
 
 def test_the_step_of_a_run_names_the_roster_and_the_founder(tmp_path):
-    spec = RunSpec(
-        run="r", name="r", world="slurm", command=("true",), python=False, working_directory="/", nodes=(),
-        nodes_count=2, nodes_min_count=2, slots_per_node=1, ranks_per_slot=1,
-    )  # fmt: skip
     allocation = Allocation("12", 0, ("n1", "n2", "n3"), "n1", None)
-    words = job_owner.step_argv(spec, RunPaths(tmp_path), CLAIM, allocation, ("n2", "n3"), ())
+    words = job_owner.step_argv(SPEC, RunPaths(tmp_path), CLAIM, allocation, ("n2", "n3"), ())
     told = json.loads(words[-2])
     assert told["agent"][-4:] == ["--roster", "n[1-3]", "--founder", "n2"]
     assert "--nodelist=n[2-3]" in words
-    assert told["agent_start_s"] == spec.policy.join_within_s, "an agent may import for as long as it may take to join"
+    assert told["agent_start_s"] == SPEC.policy.join_within_s, "an agent may import for as long as it may take to join"

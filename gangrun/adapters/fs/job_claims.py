@@ -42,19 +42,33 @@ def insist(operation: Callable[[], T], say: Callable[[str], None], wait: Callabl
     What will never get better (``REFUSED``) is raised. There is no other bound: whoever gives up here leaves a run that
     nobody else goes on with.
     """
-    said, pause_s = "", INSIST_FIRST_S
+    asking = Asking(say)
     while True:
         try:
             return operation()
         except REFUSED:
             raise
         except OSError as error:
-            why = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
-        if why != said:
-            say(f"the run directory does not answer as it should ({why}): nothing is started, asking again")
-            said = why
+            pause_s = asking.pause_s(error)
         wait(pause_s)
-        pause_s = min(2 * pause_s, INSIST_MAX_S)
+
+
+@dataclass(slots=True)
+class Asking:
+    """What is said of errors between two tries, and how long to wait: for ``insist``, and for who must not sleep."""
+
+    say: Callable[[str], None]
+    _said: str = ""
+    _pause_s: float = INSIST_FIRST_S
+
+    def pause_s(self, error: OSError) -> float:
+        """Before the next try."""
+        why = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+        if why != self._said:
+            self.say(f"the run directory does not answer as it should ({why}): nothing is started, asking again")
+            self._said = why
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, INSIST_MAX_S)
+        return pause_s
 
 
 def temporary_tag(host: str, job: str, pid: int, start_ticks: int) -> str:

@@ -5,7 +5,8 @@ another load without any error. Renamed away, late writes of a dead attempt land
 
 A supervisor may sleep between judging a directory and renaming it. Meanwhile another one takes over, and its attempt
 commits a good checkpoint of the same name. So what is renamed must be what was judged: its identity is compared before
-the rename and after it, and a directory that was moved by mistake goes back at once.
+the rename and after it, and a directory that was moved by mistake goes back at once. Some mounts of object stores give
+what is renamed new inodes; there the size and the time of its marker are what is compared after it.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import json
 import os
 import re
 import shlex
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gangrun.checkpoint.records import sync_directory, write_json
 from gangrun.checkpoint.scan import MACHINE_FOLDER, Identity, StorageUnreadable
 from gangrun.core.checkpoints.resume import Candidate, Kind, shown
+from gangrun.wire.manifest import MANIFEST_NAME
 
 FOLDER_NAME = "set-aside"
 RECORD_NAME = "moved.json"
@@ -147,9 +150,9 @@ def move(source: str, target: str, judged: Identity | None) -> bool:
     try:
         os.rename(source, target)
     except OSError:
-        if _identity_or_none(target) != before:
+        if os.path.lexists(source) or not _arrived(target, before):
             raise
-    if _identity_or_none(target) != before:
+    if not _arrived(target, before):
         raise StorageUnreadable(_replaced_words(source) + _returned(target, source))
     return True
 
@@ -167,11 +170,31 @@ def _returned(moved: str, path: str) -> str:
     return f" gangrun moved the new save, and a third one has taken its name; to bring the moved one back: {undo}"
 
 
-def _identity_or_none(path: str) -> Identity | None:
+def _arrived(target: str, before: Identity) -> bool:
+    """Whether what bore this identity before the rename is here after it."""
     try:
-        return Identity.of(path)
+        after = Identity.of(target)
     except FileNotFoundError:
-        return None
+        return False
+    if after == before:
+        return True
+    same_marker = (after.marker and after.marker[1:]) == (before.marker and before.marker[1:])
+    return same_marker and not _keeps_inodes(os.path.dirname(target))
+
+
+def _keeps_inodes(folder: str) -> bool:
+    """Whether a rename in there keeps them, found out by one; True if that cannot be tried."""
+    try:
+        with tempfile.TemporaryDirectory(prefix=".gangrun-trial-", dir=folder, ignore_cleanup_errors=True) as trial:
+            first, second = os.path.join(trial, "1"), os.path.join(trial, "2")
+            os.mkdir(first)
+            with open(os.path.join(first, MANIFEST_NAME), "xb"):
+                pass  # a marker, whose inode is compared too
+            before = Identity.of(first)
+            os.rename(first, second)
+            return Identity.of(second) == before
+    except OSError:
+        return True
 
 
 def _row(moved: Moved) -> dict[str, object]:

@@ -141,6 +141,63 @@ def test_what_cannot_go_back_is_told_with_the_command_that_brings_it_back(
     assert bears(str(tmp_path / "step-40"), NONCES[1])
 
 
+def copying(source: str, target: str) -> None:
+    """As a mount of an object store renames: all files of the new name are new ones, with the old times."""
+    shutil.copytree(source, target)
+    shutil.rmtree(source)
+
+
+def test_what_gets_new_inodes_by_its_rename_is_moved_and_pruned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, older = commit(tmp_path, 0, 40), commit(tmp_path, 0, 20)
+    staging = Staging(str(tmp_path), "run-1", 1, 0, f"{0:016x}")
+    monkeypatch.setattr(os, "rename", copying)
+    (moved,) = aside(tmp_path, old, "0")
+    staging.prune(str(older), Identity.of(str(older)))
+    assert sorted(os.listdir(tmp_path)) == [".gangrun"] and bears(moved.now_at, NONCES[0])
+    assert sorted(os.listdir(os.path.dirname(moved.now_at))) == ["moved.json", "step-40"]
+    assert not os.listdir(os.path.join(staging.path, "trash"))
+
+
+def test_a_rename_by_copies_that_broke_off_was_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = commit(tmp_path, 0, 40)
+
+    def half(source: str, target: str) -> None:
+        if source != str(old):
+            return copying(source, target)
+        shutil.copytree(source, target)
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "rename", half)
+    with pytest.raises(StorageUnreadable, match=r"cannot be moved out of the way \(Input/output error\)"):
+        aside(tmp_path, old, "0")
+    assert bears(str(old), NONCES[0])
+
+
+@pytest.mark.parametrize("by", ["inodes", "the marker"])
+def test_another_save_goes_back_by_what_tells_it_from_the_judged_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """By inodes where a rename keeps them, though size and time are the same; by size and time where it does not."""
+    old, rename = commit(tmp_path, 0, 40), os.rename
+    judged = {str(old): Identity.of(str(old))}
+    time_ns = os.stat(old / "gangrun.json").st_mtime_ns + (by == "the marker")
+
+    def overtaken(source: str, target: str) -> None:
+        shutil.copytree(source, tmp_path / "of another")
+        os.utime(tmp_path / "of another" / "gangrun.json", ns=(time_ns, time_ns))
+        shutil.rmtree(source)
+        rename(tmp_path / "of another", source)
+        monkeypatch.setattr(os, "rename", rename if by == "inodes" else copying)
+        os.rename(source, target)
+
+    monkeypatch.setattr(os, "rename", overtaken)
+    with pytest.raises(StorageUnreadable, match="has put it back"):
+        moving.set_aside(str(tmp_path), [candidate(old)], "0", judged)
+    assert bears(str(old), NONCES[0])
+
+
 def test_the_resume_link_is_replaced_in_one_step(tmp_path: Path) -> None:
     point_resume_link(str(tmp_path), None)
     (tmp_path / f"resume.{os.getpid()}").touch()  # left by one that died

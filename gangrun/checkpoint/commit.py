@@ -240,9 +240,10 @@ def _keeps_out(folder: str) -> bool:
     trial = os.path.join(folder, _TRIAL)
     try:
         os.mkdir(trial)
-    except FileExistsError:
-        return False
     except (PermissionError, FileNotFoundError):
         return True
-    os.rmdir(trial)
+    except OSError:  # a full disk, for one, does not show that the mode binds; a rename needs no space
+        return False
+    with contextlib.suppress(OSError):  # another supervisor may have renamed the staging away by now
+        os.rmdir(trial)
     return False

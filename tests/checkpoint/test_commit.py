@@ -173,6 +173,33 @@ def test_a_save_that_could_not_replace_the_older_one_is_abandoned_whole(
     assert os.listdir(one.path) == ["trash"] and not os.listdir(os.path.join(one.path, "trash"))
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_seal_that_cannot_be_tried_for_want_of_space_is_made_by_another_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    old = staging(tmp_path)
+
+    def full(path: str) -> None:
+        raise OSError(number, os.strerror(number), path)
+
+    monkeypatch.setattr(os, "mkdir", full)
+    seal_staging(str(tmp_path), "run-1", 1)
+    assert os.listdir(os.path.dirname(old.path)) == [os.path.basename(old.path) + ".sealed"]
+
+
+def test_two_may_seal_by_another_name_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, mkdir = staging(tmp_path), os.mkdir
+
+    def overtaken(path: str) -> None:
+        os.chmod(os.path.dirname(path), 0o700)  # as where modes do not bind
+        mkdir(path)
+        os.rename(old.path, old.path + ".sealed")
+
+    monkeypatch.setattr(os, "mkdir", overtaken)
+    seal_staging(str(tmp_path), "run-1", 1)
+    assert os.listdir(os.path.dirname(old.path)) == [os.path.basename(old.path) + ".sealed"]
+
+
 def test_what_is_replaced_goes_back_if_the_new_save_cannot_take_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gangrun.checkpoint.formats.dcp_metadata import METADATA_NAME
@@ -108,23 +109,26 @@ def step_pattern(text: str = DEFAULT_PATTERN) -> StepPattern:
 
 def list_steps(directory: str, pattern: StepPattern) -> list[StepDirectory]:
     """All step directories, newest first; a directory that is not there yet has none. Raises ``StorageUnreadable``."""
-    found = []
+    return list(steps_newest_first(directory, pattern))
+
+
+def steps_newest_first(directory: str, pattern: StepPattern) -> Iterator[StepDirectory]:
+    """As ``list_steps``, but each step directory is looked into only when the caller comes to it."""
     try:
         with os.scandir(directory) as names:
             listed = list(names)
     except FileNotFoundError:
-        return []
+        return
     except OSError as error:
         raise StorageUnreadable(
             f"checkpoint directory {shown(directory)} cannot be read ({os.strerror(error.errno or 0)}): "
             "gangrun does not know which checkpoints exist"
         ) from None
-    for item in listed:
-        step = None if item.name == MACHINE_FOLDER else pattern.step_of(item.name)
-        one = None if step is None else look_at(step, item.path, is_link=item.is_symlink())
-        if one is not None:
-            found.append(one)
-    return sorted(found, key=lambda s: (s.step, s.name), reverse=True)
+    steps = ((pattern.step_of(item.name), item) for item in listed if item.name != MACHINE_FOLDER)
+    known = [(step, item) for step, item in steps if step is not None]
+    for step, item in sorted(known, key=lambda one: (one[0], one[1].name), reverse=True):
+        if (found := look_at(step, item.path, is_link=item.is_symlink())) is not None:
+            yield found
 
 
 def look_at(step: int, path: str, *, is_link: bool | None = None) -> StepDirectory | None:

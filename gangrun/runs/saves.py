@@ -55,15 +55,15 @@ def newest_on_disk(directory: str, pattern: str, began: float, ended: float) -> 
     No two runs save to one directory at once, so a run that has ended wrote it. A supervisor looks every half minute
     and need not have seen the last one.
     """
-    from gangrun.checkpoint.scan import BadPattern, StorageUnreadable, list_steps, step_pattern  # not for a live run
+    from gangrun.checkpoint import scan  # not for a live run
 
     def look() -> tuple[int, str, float] | None:
         try:
-            for one in list_steps(directory, step_pattern(pattern)):
+            for one in scan.steps_newest_first(directory, scan.step_pattern(pattern)):
                 at = os.stat(one.path).st_mtime
                 if one.committed and not one.unreadable and began - CLOCKS_DIFFER_S <= at <= ended + CLOCKS_DIFFER_S:
                     return one.step, one.path, at
-        except (OSError, StorageUnreadable, BadPattern):
+        except (OSError, scan.StorageUnreadable, scan.BadPattern):
             pass  # then what the journal says is all that is known
         return None
 

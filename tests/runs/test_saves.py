@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gangrun.runs.saves import read_saves
+import pytest
+
+from gangrun.runs.saves import newest_on_disk, read_saves
 from gangrun.wire.saves import SIZE_BYTES, SavesTold, encode
 from tests.command_line import Call
 from tests.runs.builder import BEGAN, Builder
@@ -40,6 +42,27 @@ def test_how_often_and_why_is_shown_and_a_failed_save_is_warned_of(runs: Path, t
         saves = gangrun(command, "--json").json["saves"]
         assert saves["failed"] == {"step": 60, "at": BEGAN, "why": "step 60 was not saved: full", "in_a_row": 3}
         assert (saves["saved_step"], saves["saved_at"]) == (None, None)
+
+
+def test_the_newest_checkpoint_is_found_without_a_look_into_older_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2, 10, 11):
+        (tmp_path / f"step-{step}").mkdir()
+        if step != 11:  # which is unfinished
+            (tmp_path / f"step-{step}" / ".metadata").touch()
+    looked: list[str] = []
+    listdir = os.listdir
+
+    def listed(path: str) -> list[str]:
+        looked.append(os.path.basename(path))
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", listed)
+    now = (tmp_path / "step-10").stat().st_mtime
+    found = newest_on_disk(str(tmp_path), r"step-(\d+)", now - 1, now + 1)
+    assert found is not None and found[0] == 10
+    assert looked == ["step-11", "step-10"]
 
 
 def test_what_is_no_news_is_not_believed_nor_followed(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import click
+import msgspec
 
 from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.fs.disk import Disk
@@ -35,6 +36,7 @@ from gangrun.launch.owner import LAST_LOOK_WITHIN_S, Cancelling, in_background, 
 from gangrun.node import processes
 from gangrun.runs.follow import JournalReplay
 from gangrun.runs.locate import entries_of
+from gangrun.runs.status import SCHEMA
 from gangrun.wire.spec import RunSpec
 
 LOOK_EVERY_S = 0.1
@@ -44,6 +46,15 @@ DRAIN_WITHIN_S = 1.0
 LETS_GO_WITHIN_S = 5.0
 EXPLAINED_WITHIN_S = 2.0
 NEVER = float("inf")
+
+
+class DetachedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``run --detach --json`` prints: the run that goes on in the background."""
+
+    schema: int = SCHEMA
+    run: str
+    name: str
+    directory: str
 
 
 def start(wish: ResolvedRequest) -> int:
@@ -67,7 +78,7 @@ def start(wish: ResolvedRequest) -> int:
         return own(spec, paths, wish.everything, as_json=request.as_json, quiet=request.quiet)
     in_background(paths.owner_log, lambda begun: own(spec, paths, wish.everything, quiet=True, begun=begun))
     if request.as_json:
-        echo_json({"run": paths.run, "directory": str(paths.root)})
+        echo_json(DetachedRun(run=paths.run, name=spec.name, directory=str(paths.root)))
     else:
         click.echo(f"run {paths.run} ({clean(spec.name)}) goes on in the background, in {paths.root}")
         click.echo(f"  gangrun attach {paths.run} shows it; gangrun cancel {paths.run} ends it")

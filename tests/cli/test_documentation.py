@@ -20,6 +20,7 @@ from gangrun.config.settings import GROUPS, SETTINGS, Setting
 from gangrun.config.slurm_options import ALL_SETTINGS
 from gangrun.core.policy import HangPolicy, Policy, Timing
 from gangrun.display.explain_page import Explanation
+from gangrun.launch.local import DetachedRun
 from gangrun.launch.node_history import ClearedNodes, KnownNodes
 from gangrun.launch.prune import PruneReport
 from gangrun.launch.slurm_resume import ResumedRun
@@ -137,6 +138,7 @@ PRINTED: dict[str, type[msgspec.Struct]] = {
     "nodes clear": ClearedNodes,
     "prune": PruneReport,
     "resume (on Slurm)": ResumedRun,
+    "run --detach": DetachedRun,
     "status": Status,
     "status --all": RunList,
     "submit": SubmittedRun,

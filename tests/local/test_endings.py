@@ -69,6 +69,7 @@ def test_a_detached_run_goes_on_and_attach_shows_it_to_its_end(box: Box) -> None
     script = box.script(STEPPER)
     words = ("--runs-dir", str(box.runs), "--nproc-per-node", "2", "--json", script, box.work / "steps", "30", "0.05")
     told = json.loads(box.gangrun("run", "--detach", *map(str, words)).stdout)
+    assert told.keys() == {"schema", "run", "name", "directory"}
     box.wait_for_step(5, deadline_s=60)
     with subprocess.Popen(
         [*PLAIN, "attach", told["run"], "--runs-dir", str(box.runs)], cwd=box.work, env=box.environment, text=True,

@@ -71,7 +71,8 @@ class Cancelling:
         wake_write.setblocking(False)
         signal.set_wakeup_fd(wake_write.fileno(), warn_on_full_buffer=False)
         self._keep = wake_write
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        for signum in (signal.SIGINT, signal.SIGTERM, *(() if under_nohup else (signal.SIGHUP,))):
             signal.signal(signum, lambda number, _frame: self.note(number))
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         return wake_read
@@ -131,7 +132,8 @@ class Cancelling:
         self._marked_by = self.clock.now() + MARKED_WITHIN_S
         self._marking = threading.Thread(target=self._mark, args=(by,), name="cancel mark", daemon=True)
         self._marking.start()
-        self.say(f"{by}: stopping all ranks; a second {by} kills them")
+        again = "Ctrl-C or SIGTERM" if name == "SIGHUP" else f"a second {by}"
+        self.say(f"{by}: stopping all ranks; {again} kills them")
 
     def _mark(self, by: str) -> None:
         try:
@@ -224,32 +226,46 @@ def attached(paths: RunPaths, variables: Mapping[str, str], *, quiet: bool) -> i
 
 def in_background(log: Path, own: Callable[[Callable[[], None]], int]) -> None:
     """Have ``own(begun)`` done by a process without a terminal, which writes into ``log``. Returns once it called
-    ``begun``; a ``UserError`` of before is raised here.
+    ``begun``; a ``UserError`` of before is raised here. Interrupted before, it starts nothing.
     """
     read, write = os.pipe()
     child = os.fork()
     if child:
         os.close(write)
         with os.fdopen(read, "rb") as pipe:
-            told = json.loads(pipe.read() or b'["system", "the process in the background died", "", 3]')
+            try:
+                heard = pipe.read()
+            except BaseException:  # Ctrl-C reaches this process only: the other has left the terminal
+                os.kill(child, signal.SIGINT)
+                os.waitpid(child, 0)
+                raise
+        told = json.loads(heard or b'["system", "the process in the background died", "", 3]')
         if told:
             os.waitpid(child, 0)
             raise UserError(*told)
         return
 
+    answer: list[int] = [write]  # empty once it was given
+
     def tell(words: list[object]) -> None:
-        os.write(write, json.dumps(words).encode())
-        os.close(write)
+        fd = answer.pop()
+        os.write(fd, json.dumps(words).encode())
+        os.close(fd)
 
     code = 1
     try:
+        os.close(read)  # or nobody would notice that the other end is gone
         os.setsid()
         null, file = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         for fd, into in ((0, null), (1, file), (2, file)):
             os.dup2(into, fd)
         code = own(lambda: tell([]))
     except UserError as error:
-        tell([error.kind, error.message, error.hint, error.code])
-    except BaseException:  # noqa: BLE001 - a forked child must never go on as its parent
+        if answer:
+            tell([error.kind, error.message, error.hint, error.code])
+        else:
+            os.write(2, f"{error.message}\n".encode("utf-8", "backslashreplace"))
+    except BaseException:  # noqa: BLE001 - it goes into the log
         traceback.print_exc()
-    os._exit(code)
+    finally:
+        os._exit(code)  # a forked child must never go on as its parent

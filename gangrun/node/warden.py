@@ -18,7 +18,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing costs a megabyte that a warden does not have to spend
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from typing import Any
 if TYPE_CHECKING or __name__ != "__main__":
     from gangrun.node import processes
@@ -204,8 +204,7 @@ class Warden:
             elif self._writer is not None and pid == self._writer.pid:
                 self._writer.pid = 0
                 if not self._leaving and self._may_start("log writer"):
-                    self._writer.start()
-                    self._tell({"op": "own_pids", "pids": self._own_pids()})
+                    self._start_again("log writer", self._writer.start)
             elif pid in self._supervisors:
                 term = self._supervisors.pop(pid)
                 self._tell({"op": "supervisor_exited", "code": code, "term": term, "pid": pid})
@@ -309,10 +308,18 @@ class Warden:
     def _replace_keeper(self, code: int) -> None:
         """The next one has the same name, by which the agent and the ranks find it when they save again."""
         self._say(f"the keeper of checkpoints in memory ended ({code}): they are lost, those on disk are not")
-        if self._may_start("keeper"):
-            self._start_keeper()
-            self._tell({"op": "own_pids", "pids": self._own_pids()})
+        if self._may_start("keeper") and self._start_again("keeper", self._start_keeper):
             self._say("an empty keeper was started in its place: the next checkpoint is kept in memory again")
+
+    def _start_again(self, what: str, start: Callable[[], None]) -> bool:
+        """Whether it runs again. Where no process can be made the node does without: its ranks go on."""
+        try:
+            start()
+        except OSError as error:
+            self._say(f"the {what} cannot be started again ({error.strerror or error}): this node goes on without it")
+            return False
+        self._tell({"op": "own_pids", "pids": self._own_pids()})
+        return True
 
     def _start_keeper(self) -> None:
         if self._memory_bytes is None:

@@ -128,7 +128,7 @@ def test_a_closed_terminal_asks_once_and_hurries_nobody(tmp_path: Path) -> None:
     for _ in range(3):
         owner.cancelling.note(signal.SIGHUP)
         owner.cancelling.turn()
-    owner.says("SIGHUP (the terminal was closed): stopping all ranks; a second")
+    owner.says("SIGHUP (the terminal was closed): stopping all ranks; Ctrl-C or SIGTERM kills them")
     assert (owner.cancelling.signals, owner.kills_count) == ([signal.SIGHUP], 0)
     owner.gets(signal.SIGINT)
     assert owner.kills_count == 1, "that was meant"
@@ -142,3 +142,21 @@ def test_a_terminal_that_is_closed_after_ctrl_c_kills_nobody(tmp_path: Path) -> 
     owner.cancelling.note(signal.SIGHUP)
     owner.cancelling.turn()
     assert (owner.kills_count, owner.cancelling.meant) == (0, True)
+
+
+def test_under_nohup_a_closed_terminal_is_not_heard(tmp_path: Path) -> None:
+    kept = {
+        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+    }
+    made = Owner(tmp_path, None).cancelling
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        made.listen().close()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) is not kept[signal.SIGTERM]
+    finally:
+        signal.set_wakeup_fd(-1)
+        if made._keep is not None:
+            made._keep.close()
+        for number, handler in kept.items():
+            signal.signal(number, handler)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import textwrap
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,8 +84,8 @@ def test_a_detached_run_goes_on_and_attach_shows_it_to_its_end(box: Box) -> None
     box.may_end.touch()
     end = box.gangrun("attach", told["run"], "--runs-dir", str(box.runs))
     assert (end.returncode, "step 29" in end.stdout, "SUCCEEDED" in end.stdout) == (0, True, True), end
-    assert "all ranks finished" in (Path(told["directory"]) / "logs" / "owner.out").read_text()
     until(lambda: not box.left(), 20, "all have left")
+    assert "all ranks finished" in (Path(told["directory"]) / "logs" / "owner.out").read_text()
     again = box.gangrun("run", "--detach", *map(str, ("--nodes", "2", *words)), check=False)
     assert again.returncode == 2 and "--local-hosts" in again.stdout
 
@@ -96,6 +97,36 @@ def test_what_a_run_in_the_background_is_refused_is_told_at_the_terminal(tmp_pat
     with pytest.raises(UserError) as told:
         in_background(tmp_path / "log", own)
     assert (told.value.kind, told.value.hint, told.value.code) == ("busy", "gangrun status shows it", 3)
+
+
+def test_ctrl_c_before_a_run_goes_on_in_the_background_starts_nothing(tmp_path: Path) -> None:
+    def own(begun: Callable[[], None]) -> int:
+        (tmp_path / "coming").write_text(str(os.getpid()))
+        (tmp_path / "coming").rename(tmp_path / "waits")
+        threading.Event().wait(60)  # for another run that may save to the same directory
+        (tmp_path / "trains").touch()
+        begun()
+        return 0
+
+    def interrupt() -> None:
+        until((tmp_path / "waits").exists, 10, "the wait")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        in_background(tmp_path / "log", own)
+    assert not Path("/proc", (tmp_path / "waits").read_text()).exists()
+    assert not (tmp_path / "trains").exists()
+
+
+def test_an_error_after_a_run_has_begun_in_the_background_is_in_its_log_only(tmp_path: Path) -> None:
+    def own(begun: Callable[[], None]) -> int:
+        begun()
+        raise UserError("busy", "no more", "", 3)
+
+    in_background(tmp_path / "log", own)
+    os.wait()
+    assert (tmp_path / "log").read_text() == "no more\n"
 
 
 def test_agents_that_join_after_the_run_has_ended_leave_with_it(box: Box) -> None:

@@ -167,6 +167,24 @@ def test_a_disk_that_refuses_is_tried_again_and_the_loss_is_told(start: Start, t
     assert "[n0:rank7] lost" not in pipes.text()
 
 
+def test_a_copy_that_alone_is_refused_loses_nothing(tmp_path: Path) -> None:
+    said: list[str] = []
+    (tmp_path / "rank-7.log").mkdir()
+    logs = RankLogs("n0", tmp_path, LogSpec(per_rank=True), boottime, say=said.append)
+    read, write = os.pipe()
+    err_read, err_write = os.pipe()
+    logs.add(7, read, err_read)
+    for number in range(3):
+        os.write(write, b"line %d\n" % number)
+        until(lambda: logs.output_bytes(7) == 7 * (number + 1) and not logs._spooled_bytes, 5, "it to be tried")  # noqa: B023
+    os.close(write)
+    os.close(err_write)
+    assert logs.close(5)
+    assert (tmp_path / "n0.log").read_text() == "".join(f"[n0:rank7] line {number}\n" for number in range(3))
+    assert not (tmp_path / f"n0.log{LOST}").exists()
+    assert len(said) == 1 and "rank-7.log cannot be written" in said[0]
+
+
 @pytest.mark.root
 def test_a_full_disk_loses_no_line_of_a_rank_that_is_shown(tmp_path: Path) -> None:
     """It takes a part of what is written, then nothing, then all again: each line is in the log or was shown, once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from gangrun.core.policy import Timing
 from gangrun.core.protocol.lease import warden_must_kill
 from gangrun.node import lease, warden
 from gangrun.node.processes import become_subreaper, boottime_ns, descendants, kill_until_none, process_table
+from gangrun.node.speech import LogWriter
 from tests.faults.disk import FreezableDisk
 from tests.local_parts.gang import ROOT, STRAY, boottime, lives, number_in, reap
 from tests.waiting import stays, until
@@ -181,6 +183,31 @@ def test_who_serves_the_node_is_started_again(nodes: Any, pid_of: str) -> None:
     node.agent(1)
     assert all(map(lives, now))
     until(lambda: "the agent died" in node.said(), 5, "the log to be written on")
+
+
+@pytest.mark.parametrize("what", ["keeper", "log writer"])
+def test_where_no_process_can_be_made_the_node_goes_on_without(
+    what: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made = warden.Warden({"agent": [], "node": "n0", "memory_bytes": 1 << 20})
+    with subprocess.Popen(["true"]) as child:
+        if what == "keeper":
+            made._keeper = child.pid
+        else:
+            made._writer = object.__new__(LogWriter)
+            made._writer.pid = child.pid
+
+        def no_fork() -> int:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+        monkeypatch.setattr(os, "fork", no_fork)
+
+        def is_reaped() -> bool:
+            made._reap()
+            return not made._own_pids()
+
+        until(is_reaped, 5, "the end of it")
+    assert f"the {what} cannot be started again (Resource temporarily unavailable)" in capfd.readouterr().err
 
 
 def test_a_keeper_that_cannot_live_is_given_up(nodes: Any) -> None:

@@ -100,6 +100,7 @@ class PretendSlurm(Tools):
         self.down = False  # nobody answers
         self.instead: dict[str, list[Answer]] = {}  # by the first words of a request: answers to give first
         self.costs_s = 0.0
+        self.tells_no_time = False  # what shows its configuration is refused
         self.behind_s = 0.0  # how much the controller's clock was set back
 
     def add(self, job: PretendJob) -> PretendJob:
@@ -140,6 +141,8 @@ class PretendSlurm(Tools):
 
     def _scontrol(self, argv: Sequence[str]) -> Answer:
         if argv[1:3] == ("show", "config"):
+            if self.tells_no_time:
+                return Answer(1, err="slurm_load_ctl_conf error: Access/permission denied\n")
             as_of = stamp(self.time.wall() - self.time.wall_off_s - self.behind_s)
             return Answer(0, f"Configuration data as of {as_of}\nKillWait                = 6 sec\n")
         if argv[1:3] == ("show", "partition"):

@@ -112,6 +112,15 @@ def test_the_controllers_own_clock_is_followed() -> None:
     assert notice.kind is NoticeKind.TIME_LIMIT and at == 100.0 + 7200.0 - LEAD_S
 
 
+def test_a_controller_that_does_not_show_its_clock_leaves_this_nodes() -> None:
+    world = World()
+    world.slurm.tells_no_time = True
+    world.turn_until(3800.0)
+    assert world.posted == [(100.0 + 3600.0 - LEAD_S, Notice(NoticeKind.TIME_LIMIT, LEAD_S))]
+    (told,) = world.said
+    assert "judged by this node's clock" in told
+
+
 def test_a_short_job_trains_half_of_its_time() -> None:
     world = World(limit_s=60.0)
     world.turn_until(170.0)
@@ -281,7 +290,7 @@ def test_who_asks_gets_an_answer_even_if_it_was_told_before() -> None:
 
 def test_slurm_need_not_say_how_long_it_waits() -> None:
     world = World()
-    world.slurm.instead["scontrol show config"] = [Answer(1, err="no")] * 2
+    world.slurm.tells_no_time = True
     world.time.later(31.0, lambda: setattr(world.me, "state", "COMPLETING"))
     assert world.signalled(31.0)[0][1] == Notice(NoticeKind.CANCEL, 30.0)
 

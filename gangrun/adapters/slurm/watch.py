@@ -1,8 +1,9 @@
 """This job's own end, seen coming: the time limit, a preemption, and why SIGTERM came.
 
 A thread that asks Slurm every ten seconds, and at once when an agent was signalled. What it finds it posts as
-``core.events.Notice``: each kind once, and an answer whenever it was asked. The wall clock of this node is never asked:
-when the job ends is by the controller's, which is asked too, and from one answer to the next BOOTTIME counts.
+``core.events.Notice``: each kind once, and an answer whenever it was asked. When the
+job ends is by the controller's clock, which is asked too, and from one answer to the next BOOTTIME counts. The wall
+clock of this node stands in only where Slurm answers, but does not show the controller's.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from gangrun.ports import Clock
 FIRST_LOOK_S = 1.0
 LOOK_EVERY_S = 10.0
 CONTROLLER_EVERY_S = 60.0
+CONTROLLER_TRIES_COUNT = 3  # then this node's own wall clock has to do
 TRIES_COUNT = 4  # of a definite answer that tells nothing: a signal can be there before the state
 TRY_EVERY_S = 0.3
 ANSWER_WITHIN_S = 3.0
@@ -69,6 +71,7 @@ class JobWatch(threading.Thread):
         self._end_wall: float | None = None  # as Slurm shows it
         self._controller = Controller()
         self._wall_at_zero: float | None = None  # what the controller's clock showed when ours was 0
+        self._no_clock_count = 0  # looks at which Slurm answered, and did not show the controller's clock
         self._look_at = self._controller_at = clock.now() + FIRST_LOOK_S
         self._silent = ""
 
@@ -118,10 +121,19 @@ class JobWatch(threading.Thread):
         self._look_at = self._clock.now() + LOOK_EVERY_S
         facts, answered = self._seen()
         if answered and self._clock.now() >= self._controller_at:
-            self._controller_at = self._clock.now() + CONTROLLER_EVERY_S
             self._set_clock()
+            if self._wall_at_zero is None:
+                self._do_without_clock()
+            else:
+                self._controller_at = self._clock.now() + CONTROLLER_EVERY_S
         if facts is not None and facts.runs and facts.preempted:
             self._tell(NoticeKind.PREEMPTION, self._grace_s(facts))
+
+    def _do_without_clock(self) -> None:
+        self._no_clock_count += 1
+        if self._no_clock_count == CONTROLLER_TRIES_COUNT:
+            self._wall_at_zero = self._clock.wall() - self._clock.now()
+            self._say("scontrol show config does not tell Slurm's time: the time limit is judged by this node's clock")
 
     def _set_clock(self) -> None:
         """Also where the controller's was set meanwhile: it ends the job by it."""

@@ -146,6 +146,7 @@ class RankLogs:
         self._shown = tuple(f"[{node}:rank{rank}] ".encode() for rank in shown)
         self._show, self._say = show, say
         self._lost_bytes = 0  # in all
+        self._copies_refused = False  # said once
         self._spec = spec
         self._now = now
         self._spool_max_bytes = spool_max_bytes
@@ -347,7 +348,7 @@ class RankLogs:
                 batch = list(self._lines)
                 self._lines.clear()
             ended = any(rank == -2 for rank, _ in batch)
-            size_bytes = sum(len(line) for rank, line in batch if rank != -1)
+            size_bytes = sum(len(line) for rank, line in batch if rank != -1)  # of the spool
             chunks, refused = self._chunks(batch), b""
             try:
                 if trouble:
@@ -362,15 +363,16 @@ class RankLogs:
                     except OSError:
                         refused = self._log.refused
                         raise
-                self._write_by_rank(batch)
             except OSError as error:  # full, read-only, stale: the ranks go on, and the log says later what is missing
                 trouble = error.strerror or str(error)
                 refused = b"".join([refused, *chunks])
-                lost_bytes += len(refused) or size_bytes
+                lost_bytes += len(refused)
                 self._lose(refused, trouble)
                 self._close_files()
                 if not ended:
                     threading.Event().wait(RETRY_AFTER_S)
+            else:
+                self._write_by_rank(batch)
             with self._changed:
                 self._spooled_bytes -= size_bytes
         self._lost_bytes += self._dropped_bytes
@@ -417,10 +419,17 @@ class RankLogs:
         return [b"".join(chunk) for chunk in chunks if chunk]
 
     def _write_by_rank(self, batch: list[tuple[int, bytes]]) -> None:
+        """A copy of what the node's log has by now; where only it is refused, nothing is lost."""
         if self._spec.per_rank:
             for rank in sorted({rank for rank, _ in batch if rank >= 0}):
                 log = self._rank_logs.get(rank) or self._rank_logs.setdefault(rank, self._capped(f"rank-{rank}.log"))
-                log.write(b"".join(line for owner, line in batch if owner == rank))
+                try:
+                    log.write(b"".join(line for owner, line in batch if owner == rank))
+                except OSError as error:
+                    if not self._copies_refused:
+                        why = error.strerror or str(error)
+                        self._say(f"{log.path} cannot be written ({why}); {self._log.path} has all its lines")
+                    self._copies_refused = True
 
     def _close_files(self) -> None:
         for log in (self._log, *self._rank_logs.values()):

@@ -98,6 +98,7 @@ class ErrorReport:
     signature: str = ""
     traceback: str = ""  # of the first ranks that fell only: ``running.abridged``
     collective: bool = False  # a victim's error: a peer was gone first
+    chain: tuple[str, ...] = ()  # its causes as "Kind: message", outermost first; texts too: ``running.abridged``
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,8 @@ class RankExit:
     error: ErrorReport | None = None
     at: float = 0.0
     step: int = -1  # the last step that it reported; -1: it reported none
+    tail: tuple[str, ...] = ()  # the lines of its stderr that tell most; texts too: ``running.abridged``
+    written_at: float = 0.0  # when its error was written; 0.0: nobody knows
 
 
 @dataclass(frozen=True, slots=True)

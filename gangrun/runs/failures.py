@@ -104,8 +104,10 @@ def _report(paths: RunPaths, attempt: int, rank: int, disk: Disk) -> ErrorReport
         return None
     if not isinstance(found, dict):
         return None
-    words = {name: str(found.get(name, "")) for name in ("message", "signature", "traceback")}
-    return ErrorReport(kind=str(found.get("type", "")), collective=bool(found.get("collective")), **words)
+    kind, message, signature, traceback = (
+        str(found.get(name, "")) for name in ("type", "message", "signature", "traceback")
+    )
+    return ErrorReport(kind, message, signature, traceback, bool(found.get("collective")))
 
 
 def first_of(exits: Sequence[RankExit]) -> RankExit | None:

@@ -742,6 +742,26 @@ def test_the_rank_that_fell_first_keeps_its_text_however_late_its_word_comes():
     assert late == replace(BUG, message="", traceback="")
 
 
+def test_ranks_without_python_have_their_last_lines_only_so_long_as_others_have_texts():
+    life = Life(nodes=2, ranks=40).running()
+    for rank in range(60):
+        tail = (f"rank {rank}: NCCL WARN something", "Aborted (core dumped)")
+        died = RankExit(rank, life.names[rank // life.ranks], signal=6, at=100.0 + rank, tail=tail, written_at=99.0)
+        life.on(abridged(life.state, RankExited(0, died)))
+    tails = [one.tail for one in life.state.attempt.evidence.exits]
+    assert all(tails[:32]) and not any(tails[32:])
+    assert {one.written_at for one in life.state.attempt.evidence.exits} == {99.0}, "the order stays whole"
+
+
+def test_causes_of_an_error_are_texts_too():
+    life = Life(nodes=2, ranks=40).running()
+    caused = replace(BUG, chain=("OSError: [Errno 107] Transport endpoint is not connected: '/mnt/data'",))
+    for rank in range(40):
+        life.on(fell(life, rank, caused, 100.0 + rank))
+    errors = [one.error for one in life.state.attempt.evidence.exits]
+    assert errors[0] == caused and errors[32] == replace(BUG, message="", traceback="")
+
+
 def test_a_late_word_of_an_older_attempt_brings_no_text():
     life = Life().running()
     assert fell(life, 0, BUG, 100.0, attempt=7).exit.error == replace(BUG, traceback="")

@@ -18,6 +18,7 @@ from gangrun.core.events import CheckpointSeen, NodeSilent, ProgressStalled, Ran
 from gangrun.core.machine.succession import first_state
 from gangrun.core.model import (
     CheckpointRef,
+    ErrorReport,
     Evidence,
     Hang,
     Level,
@@ -141,6 +142,13 @@ def test_any_patch_gives_a_state_or_is_refused(patch: dict[str, Any]) -> None:
 def test_events_and_actions_come_back_as_they_were() -> None:
     died = RankExited(3, RankExit(1, "n1", None, 9, True, False, None, 4.5))
     assert kinds.event_of("RankExited", wire.builtins(died)) == died
+    error = ErrorReport("RuntimeError", "save failed", "s", "Traceback ...", False, ("OSError: [Errno 28] full: '/a'",))
+    raised = RankExited(3, RankExit(1, "n1", 1, error=error, at=4.5, tail=("a", "RuntimeError: x"), written_at=4.25))
+    assert kinds.event_of("RankExited", wire.sparse(raised)) == raised
+    older = {"kind": "RuntimeError", "message": "save failed", "signature": "s", "traceback": "Traceback ..."}
+    plain = {"attempt": 3, "exit": {"rank": 1, "node": "n1", "code": 1, "error": older, "at": 4.5}}
+    of_older = RankExit(1, "n1", 1, error=replace(error, chain=()), at=4.5)
+    assert kinds.event_of("RankExited", plain) == RankExited(3, of_older), "an older journal has none of these fields"
     start = StartGang(1, seated(["n0", "n1"], Shape(2, 2, 2, 1)), CheckpointRef(4, "/c/step-4", Level.VERIFIED))
     written = kinds.act(start, 7)
     assert (written.kind, written.n) == ("StartGang", 7)

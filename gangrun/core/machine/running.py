@@ -62,13 +62,19 @@ def abridged(state: RunState, event: RankExited) -> RankExited:
     The rank that fell before all others keeps it, however late its word comes. All have it in their own reports too.
     """
     died, error, evidence = event.exit, event.exit.error, state.attempt.evidence
-    told = [one for one in evidence.exits[:TEXTS_LOOKED_MAX_COUNT] if one.error is not None and one.error.traceback]
+    told = [one for one in evidence.exits[:TEXTS_LOOKED_MAX_COUNT] if _has_text(one)]
     stale = event.attempt != state.attempt.number
-    if error is None or (not stale and (len(told) < TEXTS_MAX_COUNT or _fell_first(died, evidence))):
+    if not stale and (len(told) < TEXTS_MAX_COUNT or _fell_first(died, evidence)):
         return event
-    known = any(one.error is not None and one.error.signature == error.signature for one in told)
-    message = "" if known and error.signature else one_line(error.message)[:MESSAGE_MAX_CHARS]
-    return replace(event, exit=replace(died, error=replace(error, message=message, traceback="")))
+    if error is not None:
+        known = any(one.error is not None and one.error.signature == error.signature for one in told)
+        message = "" if known and error.signature else one_line(error.message)[:MESSAGE_MAX_CHARS]
+        error = replace(error, message=message, traceback="", chain=())
+    return replace(event, exit=replace(died, error=error, tail=()))
+
+
+def _has_text(died: RankExit) -> bool:
+    return bool(died.tail) or (died.error is not None and bool(died.error.traceback))
 
 
 def _fell_first(died: RankExit, evidence: Evidence) -> bool:

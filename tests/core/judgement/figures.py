@@ -1,0 +1,107 @@
+"""What was right of each played case, and the figures over many.
+
+``python -m tests.core.judgement.figures`` prints them; with ``--wrong`` also each case that is judged wrongly, and why.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+
+from tests.core.judgement.case import CLASSES, Case, read_all
+from tests.core.judgement.player import Played, play
+
+COLUMNS = ("cause", "node", "restarts", "outcome")
+SPARES = (0, 1)
+TITLES = {0: "3 nodes, no spare", 1: "4 nodes, 1 spare"}
+Run = tuple[Case, Played]
+
+
+def wrong(case: Case, played: Played) -> dict[str, str]:
+    """The columns that are wrong, each with what was expected and what came."""
+    found = {}
+    if played.concluded not in case.labels:
+        found["cause"] = f"{case.header['class']} expected, {played.concluded or 'nothing'} concluded"
+    sick, out = {case.sick} - {""}, played.excluded
+    if out - sick or (case.leave_out == "sick" and out != sick) or (case.leave_out == "none" and out):
+        wanted = {"sick": ", ".join(sick), "none": "none", "either": "at most the sick one"}[case.leave_out]
+        found["node"] = f"{wanted} expected to be left out, {', '.join(sorted(out)) or 'none'} was"
+    if played.restarts_count not in case.restarts:
+        found["restarts"] = f"{case.header['restarts']} restarts expected, {played.restarts_count} made"
+    outcome, _, failure = case.header["outcome"].partition(" ")
+    came = "succeeds" if played.succeeded else f"fails {played.failure}"
+    if not came.startswith(outcome) or (failure and failure != played.failure):
+        found["outcome"] = f"{case.header['outcome']} expected, {came} came"
+    return found
+
+
+def healthy_excluded(case: Case, played: Played) -> frozenset[str]:
+    """The nodes that were left out for nothing."""
+    return played.excluded - {case.sick}
+
+
+def sick_left_in(case: Case, played: Played) -> bool:
+    """Whether a node that had to be left out was not."""
+    return case.leave_out == "sick" and case.sick not in played.excluded
+
+
+def table(folders: dict[str, dict[int, list[Run]]]) -> list[str]:
+    """The figures as a Markdown table: a column for each set of cases and each number of nodes."""
+    runs = [(f"{name}, {TITLES[spares]}", of[spares]) for name, of in folders.items() for spares in SPARES]
+    lines = ["| | " + " | ".join(title for title, _ in runs) + " |", "|---|" + "---|" * len(runs)]
+
+    def row(name: str, cells: Sequence[str]) -> None:
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+
+    row("cases", [str(len(of)) for _, of in runs])
+    for column in COLUMNS:
+        row(f"{column} right", [_share([column not in wrong(*run) for run in of]) for _, of in runs])
+    row("everything right", [_share([not wrong(*run) for run in of]) for _, of in runs])
+    row("healthy nodes excluded", [str(sum(len(healthy_excluded(*run)) for run in of)) for _, of in runs])
+    sick = [([sick_left_in(*run) for run in of], sum(run[0].leave_out == "sick" for run in of)) for _, of in runs]
+    row("sick nodes left in", [f"{sum(left)} of {count}" for left, count in sick])
+    return lines
+
+
+def _share(right: Sequence[bool]) -> str:
+    return f"{100 * sum(right) / max(1, len(right)):.1f} %"
+
+
+def confusion(runs: Sequence[Run]) -> list[str]:
+    """The classes that are expected, and what was concluded of each, with the number of runs."""
+    counts: dict[str, Counter[str]] = {label: Counter() for label in CLASSES}
+    for case, played in runs:
+        right = played.concluded in case.labels
+        counts[played.concluded if right else case.labels[0]][played.concluded or "nothing"] += 1
+    lines = ["| expected | concluded rightly | concluded wrongly |", "|---|---|---|"]
+    for label, concluded in counts.items():
+        others = [f"{other}: {count}" for other, count in sorted(concluded.items()) if other != label]
+        if concluded:
+            lines.append(f"| {label} | {concluded[label]} of {concluded.total()} | {', '.join(others) or 'none'} |")
+    return lines
+
+
+def played_all(folder: str) -> dict[int, list[Run]]:
+    """Every case of a folder, played with each number of spares."""
+    cases = read_all(folder)
+    return {spares: [(case, play(case, spares)) for case in cases] for spares in SPARES}
+
+
+def main() -> None:
+    """Print the figures of the folders named; without a name, of the development cases."""
+    named = [word for word in sys.argv[1:] if not word.startswith("-")] or ["cases"]
+    folders = {name: played_all(name) for name in named}
+    lines = table(folders)
+    for of in folders.values():
+        lines += confusion([run for runs in of.values() for run in runs])
+        for spares, runs in of.items():
+            for case, played in runs:
+                if "--wrong" in sys.argv and (found := wrong(case, played)):
+                    lines.append(f"{case.file} ({TITLES[spares]}): {'; '.join(found.values())}")
+                    lines.append(f"    {' > '.join(played.causes)}: {played.reason}")
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

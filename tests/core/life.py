@@ -182,10 +182,11 @@ class Life:
 
     def died(
         self, rank: int, *, code: int | None = 1, signal: int | None = None, error: ErrorReport | None = None,
-        oom: bool = False, by_us: bool = False,
+        oom: bool = False, by_us: bool = False, step: int = -1,
     ) -> RankExited:  # fmt: skip
         node = self.names[rank // self.ranks]
-        return RankExited(self.state.attempt.number, RankExit(rank, node, code, signal, oom, by_us, error, self.now))
+        died = RankExit(rank, node, code, signal, oom, by_us, error, self.now, step)
+        return RankExited(self.state.attempt.number, died)
 
     def exit(self, rank: int, **how: Any) -> RunState:
         return self.on(self.died(rank, **how))

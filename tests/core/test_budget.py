@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangrun.core.model import Budget, Cause, Failure, Sighting, Verdict
+from gangrun.core.events import GangStarted
+from gangrun.core.model import Budget, Cause, CheckpointRef, Failure, Phase, Sighting, Verdict
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import budget
+from tests.core.life import Life, saved
 
 POLICY = Policy()
 
@@ -88,10 +90,42 @@ def test_refill_by_progress_only() -> None:
         replace(Budget(), mark=50, sightings=(Sighting("old", 0, 59, ()), Sighting("new", 1, 60, ()))),
         [Cause.SIGNAL] * 3,
     )
-    assert budget.refill(spent, 50) is spent and budget.refill(spent, 49) is spent
-    full = budget.refill(spent, 60)
+    assert budget.refill(spent, 50, 50) is spent and budget.reach(spent, 49, 50) is spent
+    full = budget.refill(spent, 60, 59)
     assert (full.used, full.mark, full.total_count) == ({}, 60, 3)
-    assert [sighting.signature for sighting in full.sightings] == ["new"], "the code got past where the old one was"
+    assert full.sightings == spent.sightings, "the next attempt may come back to the old one"
+    passed = budget.reach(spent, 60, 59)
+    assert (passed.used, passed.mark, passed.total_count) == ({}, 60, 3)
+    assert [sighting.signature for sighting in passed.sightings] == ["new"], "the code got past where the old one was"
+    assert budget.reach(full, 40, 20).mark == 60, "a new checkpoint below what was observed is progress too"
+
+
+def killed_at(steps: list[int], checkpoint: CheckpointRef | None) -> Life:
+    """A rank is killed at each of these steps, in one attempt after another, all from the same checkpoint."""
+    life = Life(policy=Policy(restarts_max_count=1)).running(checkpoint)
+    for attempt, at_step in enumerate(steps):
+        life.exit(attempt % 2, code=None, signal=9, step=at_step)
+        life.stopped()
+        if life.phase is Phase.FAILED:
+            break
+        life.again(checkpoint)
+        life.on(GangStarted(attempt + 1))
+    return life
+
+
+@pytest.mark.parametrize("checkpoint", [None, saved(10)])
+def test_a_run_that_falls_at_ever_higher_steps_makes_progress(checkpoint: CheckpointRef | None) -> None:
+    life = killed_at([16, 24, 37], checkpoint)
+    assert life.phase is Phase.RUNNING
+    assert life.state.budget.mark == 37 and life.state.budget.total_count == 3
+
+
+@pytest.mark.parametrize("steps", [[16, 16], [37, 24]])
+@pytest.mark.parametrize("checkpoint", [None, saved(10)])
+def test_a_run_that_falls_where_it_has_been_makes_none(checkpoint: CheckpointRef | None, steps: list[int]) -> None:
+    life = killed_at(steps, checkpoint)
+    assert life.phase is Phase.FAILED
+    life.says(f"1 of 1 spent since step {steps[0]}")
 
 
 @given(st.lists(st.tuples(st.sampled_from(list(Cause)), st.integers(-1, 30)), max_size=60))
@@ -100,7 +134,7 @@ def test_never_more_than_the_total_without_a_higher_step(happenings: list[tuple[
     since = 0
     for attempt, (cause, step) in enumerate(happenings):
         higher = step > now.mark
-        now = budget.refill(now, step)
+        now = budget.refill(now, step, now.mark)
         since = 0 if higher else since
         mark = now.mark
         now, ruling = budget.charge(now, verdict(cause), attempt, step, POLICY)

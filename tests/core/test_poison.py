@@ -145,8 +145,10 @@ def test_a_spent_budget_puts_it_back_too_and_another_failure_does_not() -> None:
     for error, back in ((BUG, (saved(40).path,)), (replace(BUG, signature="other"), ())):
         life = poisoned(Policy(restarts_max_count=1))
         life.again(saved(30))
+        had_reached = replace(life.state.checkpoints, observed_step=80)  # so 71 is no progress
+        life.state = replace(life.state, checkpoints=had_reached)
         fails(life, 71, error)
-        assert life.phase is Phase.FAILED
+        assert (life.phase, life.state.ending.failure) == (Phase.FAILED, Failure.BUDGET)
         assert life.last(EndJob).put_back == back, life.reason
 
 

@@ -209,7 +209,7 @@ def test_a_bad_spare_is_not_blamed_for_what_the_gang_does_and_not_taken_either()
 # ---- steps, checkpoints ------------------------------------------------------------------------------------------
 
 
-def test_steps_refill_the_budget_only_while_no_checkpoint_is_known() -> None:
+def test_steps_that_no_attempt_had_reached_refill_the_budget_as_newer_checkpoints_do() -> None:
     life = Life().running()
     life.exit(0, code=None, signal=9)
     life.stopped()
@@ -225,10 +225,16 @@ def test_steps_refill_the_budget_only_while_no_checkpoint_is_known() -> None:
     life.stopped()
     life.again(saved(5))
     life.on(GangStarted(2))
+    life.mark(7)
+    assert life.state.budget.used, "an attempt had reached that step"
     life.mark(90)
-    assert life.state.budget.used, "a checkpoint is known: steps alone are no progress any more"
-    life.save(6)
-    assert life.state.budget.used, "below the mark"
+    assert not life.state.budget.used
+    life.exit(0, code=None, signal=9)
+    life.stopped()
+    life.again(saved(5))
+    life.on(GangStarted(3))
+    life.save(5)
+    assert life.state.budget.used, "of the checkpoint that is known"
     life.save(8)
     life.says("step 8", "verified")
     assert not life.state.budget.used

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import textwrap
 import time
 from pathlib import Path
 
@@ -43,6 +44,22 @@ def test_when_the_owner_is_killed_nothing_stays_and_the_run_can_be_taken_up_agai
     assert done.returncode == 0, done.stderr + box.told()
     assert box.status()["state"] == "SUCCEEDED"
     assert not list(memory.glob("gangrun-*/*")), box.told()
+
+
+DIES_FARTHER_ON = """
+    def hook(step):
+        gangrun.step(step)
+        if rank == 0 and attempt < 5 and step == (16, 24, 37, 45, 45)[attempt]: os.kill(os.getpid(), 9)
+"""
+
+
+def test_each_step_that_no_attempt_had_reached_is_progress(box: Box) -> None:
+    """One restart is allowed. Four deaths are each farther on than the last; the fifth is where the fourth was."""
+    box.step(2, "--max-restarts", "1", steps=60, pace=0.01, hook=f"import gangrun\n{textwrap.dedent(DIES_FARTHER_ON)}")
+    assert box.end() == 1, box.told()
+    status = box.status()
+    assert (status["state"], status["failure"], len(status["attempts"])) == ("FAILED", "budget", 5), box.told()
+    assert "1 of 1 spent since step 45" in status["reason"]
 
 
 def cpu_s(pid: int) -> float:

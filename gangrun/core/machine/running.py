@@ -162,7 +162,7 @@ def first_step(state: RunState, event: FirstStepSeen, now: float, policy: Policy
 
 
 def progress(state: RunState, event: ProgressMarked, now: float, policy: Policy) -> Decision:
-    """Steps go on; they refill the budget only where no checkpoint is known to measure by."""
+    """Steps go on. Where no checkpoint is known, failures at lower steps are forgotten too."""
     del now, policy
     if not may_hold_ranks(state):
         return refused(state, NOT_LAUNCHED)
@@ -171,10 +171,9 @@ def progress(state: RunState, event: ProgressMarked, now: float, policy: Policy)
         was_told = "stacks" not in state.timers.deadlines  # who only observes has said that it hangs
         state, reason = no_hang(state), f"step {event.step}: it goes on, so it was no hang"
     state = at_step(state, event.step)
-    refilled = state.budget
-    if state.checkpoints.best_step < 0:
-        refilled = budget.refill(state.budget, state.checkpoints.observed_step)
-    return stay(state, reason, budget=refilled, loud=was_told)
+    passed = state.checkpoints.best_step < 0
+    kept = budget.forget(state.budget, state.checkpoints.observed_step) if passed else state.budget
+    return stay(state, reason, budget=kept, loud=was_told)
 
 
 def checkpoint_seen(state: RunState, event: CheckpointSeen, now: float, policy: Policy) -> Decision:
@@ -194,7 +193,7 @@ def checkpoint_seen(state: RunState, event: CheckpointSeen, now: float, policy: 
             best_step=max(state.checkpoints.best_step, seen.step),
             observed_step=max(state.checkpoints.observed_step, seen.step),
         ),
-        budget=budget.refill(state.budget, seen.step),
+        budget=budget.reach(state.budget, seen.step, state.checkpoints.best_step),
     )
 
 

@@ -141,7 +141,7 @@ def resume_chosen(state: RunState, event: ResumeChosen, now: float, policy: Poli
             newest=chosen or state.checkpoints.newest,
             best_step=max(state.checkpoints.best_step, chosen.step if chosen else -1),
         ),
-        budget=budget.refill(state.budget, chosen.step) if chosen else state.budget,  # no look may have met it before
+        budget=budget.reach(state.budget, chosen.step if chosen else -1, state.checkpoints.best_step),
         attempts=(*state.attempts[:-1], record),
         roster=replace(state.roster, waited_for_nodes=False),
         tries_count=0,

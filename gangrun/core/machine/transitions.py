@@ -29,6 +29,7 @@ from gangrun.core.model import (
 )
 from gangrun.core.policy import Policy
 from gangrun.core.protocol.lease import fence_wait_s
+from gangrun.core.recovery import budget
 
 # Of the time until the nodes are taken away, for what comes after the stop: the record, the next job.
 LEAVE_S, LEAVE_SHARE_MAX = 5.0, 1 / 3
@@ -182,13 +183,15 @@ def fenced(state: RunState, nodes: Iterable[str], until: float, now: float) -> R
 
 
 def at_step(state: RunState, step: int) -> RunState:
-    """The state that knows that this attempt got to ``step`` at least."""
+    """The state that knows that this attempt got to ``step`` at least; one that no attempt had reached is progress."""
     if step <= state.attempt.step:
         return state
+    known_step = state.checkpoints.observed_step
     return replace(
         state,
         attempt=replace(state.attempt, step=step),
-        checkpoints=replace(state.checkpoints, observed_step=max(state.checkpoints.observed_step, step)),
+        checkpoints=replace(state.checkpoints, observed_step=max(known_step, step)),
+        budget=budget.refill(state.budget, step, known_step),
     )
 
 

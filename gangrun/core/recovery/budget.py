@@ -1,7 +1,9 @@
 """How often the gang may be restarted, and after how long.
 
-Each cause has its own count since the last progress; progress alone refills it, never time: a newer valid checkpoint,
-or, where none is known, a step that no attempt had reached. Called by ``lifecycle`` after each verdict.
+Each cause has its own count since the last progress; progress alone refills it, never time. Progress is a valid
+checkpoint above every one before it, or a step that no attempt had reached. Attempts that resume from one checkpoint
+and fall at steps 16, 24 and 37 make progress each time; attempts that all fall at step 16 make none after the first.
+Called by ``lifecycle`` after each verdict.
 """
 
 from __future__ import annotations
@@ -85,15 +87,21 @@ def backoff_s(failures_count: int, policy: Policy, run: str, attempt: int) -> fl
     return min(policy.backoff_max_s, doubled * (1 - JITTER_SHARE + 2 * JITTER_SHARE * share))
 
 
-def refill(budget: Budget, step: int) -> Budget:
-    """Progress to ``step``: all counts back to zero, if it is above every step that counted so far.
-
-    ``step`` is the highest valid checkpoint's, or the highest observed one while no checkpoint is known.
+def refill(budget: Budget, step: int, known_step: int) -> Budget:
+    """All counts back to zero if ``step`` is above ``known_step``, the highest of its kind: valid checkpoint's or
+    observed one. What was seen to fail is remembered.
     """
-    if step <= budget.mark:
-        return budget
-    kept = tuple(sighting for sighting in budget.sightings if sighting.step >= step)
-    return replace(budget, used={}, mark=step, sightings=kept)
+    return replace(budget, used={}, mark=max(budget.mark, step)) if step > known_step else budget
+
+
+def reach(budget: Budget, step: int, best_step: int) -> Budget:
+    """``refill`` by a valid checkpoint. No attempt comes back to failures at lower steps, so they are forgotten."""
+    return forget(refill(budget, step, best_step), step) if step > best_step else budget
+
+
+def forget(budget: Budget, step: int) -> Budget:
+    """The budget without failures that were seen below ``step``: the code got past them."""
+    return replace(budget, sightings=tuple(sighting for sighting in budget.sightings if sighting.step >= step))
 
 
 def sighting_of(verdict: Verdict, attempt: int, step: int, loaded_step: int = -1) -> Sighting | None:

@@ -107,11 +107,11 @@ def budget_never_runs_out() -> Swaps:
     return tuple((module, "charge", charge) for module in (budget, choose) if hasattr(module, "charge"))
 
 
-@mutant("the budget is refilled only above the run's highest valid step", "10", "I14", "I10")
+@mutant("the budget is refilled only above the highest checkpoint or observed step", "10", "I14", "I10")
 def any_progress_refills() -> Swaps:
     """Every step refills it, also those that were made before."""
     original = budget.refill
-    return ((budget, "refill", lambda spent, step: original(replace(spent, mark=-1), step)),)
+    return ((budget, "refill", lambda spent, step, known_step: original(spent, step, -1)),)
 
 
 @mutant("exclusions are capped", "10", "I9")

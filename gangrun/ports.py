@@ -192,6 +192,11 @@ class Jobs(Protocol):
         among the nodes that are lost, since no batch script will. Answer with ``ActDone`` or ``ActFailed``.
         """
 
+    def look(self) -> None:
+        """A node is silent: see at once which nodes the scheduler took out of this job, and post each, once, as
+        ``NodeAbsent``. Never blocks.
+        """
+
     def runs_at(self) -> float:
         """When (``Clock.now``) the scheduler last held this very job for running, so that it had begun no other job of
         the run; -infinity: never; infinity: there is no scheduler that could. Never blocks.

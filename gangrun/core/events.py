@@ -78,11 +78,14 @@ class NodeHeard:
 
 @dataclass(frozen=True, slots=True)
 class NodeAbsent:
-    """The job's launcher knows that no agent will come from this node. ``scheduler``: it could start nothing there."""
+    """No agent will come from this node: the job's launcher knows it (``scheduler``: it could start nothing there), or
+    the scheduler has taken the node out of the job (``taken``), whatever runs there.
+    """
 
     node: str
     why: str
     scheduler: bool = False
+    taken: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -324,6 +324,7 @@ class Node:
     due: str = ""  # why it is relieved at the next checkpoint, where one is
     trial: str = ""  # why its devices are put to work before it is used again
     tested: str = ""  # what they did when they were put to work last, where all came out right
+    taken: str = ""  # how the scheduler took it out of this job, if it did
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,10 +342,13 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """Why no agent comes from a node; ``scheduler``: it could start nothing there, else what it started failed."""
+    """Why no agent comes from a node; ``scheduler``: it could start nothing there, else what it started failed;
+    ``taken``: the scheduler took it out of the job.
+    """
 
     why: str
     scheduler: bool = False
+    taken: bool = False
 
 
 @dataclass(frozen=True, slots=True)

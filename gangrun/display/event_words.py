@@ -119,6 +119,8 @@ def _of_nodes(
             return f"{event.node} is lost, no heartbeat for {max(0.0, at - event.since):.0f} s: {event.why}"
         case ev.NodeHeard():
             return f"{event.node} sends heartbeats again"
+        case ev.NodeAbsent(taken=True):
+            return event.why
         case ev.NodeAbsent():
             whose = "the scheduler started nothing on" if event.scheduler else "no agent connected from"
             return f"{whose} {event.node}: {event.why}"

@@ -112,6 +112,9 @@ class NoScheduler:
         del lost
         self._mailbox.post(Stamped(ActDone(act, type(action).__name__)))
 
+    def look(self) -> None:
+        """Nobody takes a node out of this job."""
+
     def runs_at(self) -> float:
         """Only this job's own end lets another begin."""
         return float("inf")
@@ -125,6 +128,7 @@ def jobs_of(
     mailbox: QueueMailbox,
     policy: Policy,
     all_heard: Callable[[], bool],
+    roster: tuple[str, ...],
 ) -> NoScheduler | SlurmSide:
     """The scheduler, if this world has one."""
     if spec.world == "local":
@@ -134,7 +138,7 @@ def jobs_of(
     survive_signals()
     holder = _holder(paths, disk)
     assert holder is not None, "the batch script claims the job's place before it starts anything"
-    return side_of(paths, disk, clock, mailbox, policy, holder, all_heard, _say)
+    return side_of(paths, disk, clock, mailbox, policy, holder, all_heard, _say, roster)
 
 
 def _hears_all(loop: Loop, arguments: SupervisorArguments) -> bool:
@@ -333,7 +337,7 @@ def main(words: list[str]) -> int:
         spec, keys = known(lambda: (read_spec(disk, paths), read_client_key(paths.client_key)))
         order = known(lambda: read_resume_order(disk, paths, arguments.seq))
         policy = policy_of(spec, order)
-        jobs = known(lambda: jobs_of(spec, paths, disk, clock, mailbox, policy, all_heard))
+        jobs = known(lambda: jobs_of(spec, paths, disk, clock, mailbox, policy, all_heard, arguments.roster))
         radio = radio_of(spec, keys.public, greeter, mailbox)
         excludes = spec.is_scheduled and spec.health.enabled  # on one box there is no other node to take
         others = OtherRuns(spec.run, clock.wall, _say) if excludes else None

@@ -70,6 +70,10 @@ class SlurmSide:
         """``ports.Jobs.submit``."""
         self.jobs.submit(act, action)
 
+    def look(self) -> None:
+        """``ports.Jobs.look``."""
+        self.watch.look()
+
     def runs_at(self) -> float:
         """``ports.Jobs.runs_at``."""
         return self.watch.runs_at
@@ -118,6 +122,7 @@ def side_of(
     claim: JobClaim,
     all_heard: Callable[[], bool],
     say: Callable[[str], None],
+    roster: tuple[str, ...],
 ) -> SlurmSide:
     """Everything put together, nothing started."""
     submission = read_submission(disk, paths)
@@ -136,8 +141,9 @@ def side_of(
     )  # fmt: skip
     lead_s = policy.lead_s + policy.stop_grace_s + LEAD_SLACK_S
     watch = JobWatch(
-        scheduler, job=claim.job, restarts_count=claim.restart, lead_s=lead_s, post=mailbox.post, clock=clock, say=say
-    )
+        scheduler, job=claim.job, restarts_count=claim.restart, lead_s=lead_s, post=mailbox.post, clock=clock, say=say,
+        nodes=roster,
+    )  # fmt: skip
     watcher = AbsentWatch(paths, disk, claim.token, absent)
     return SlurmSide(paths, disk, clock, mailbox, claim, submission, scheduler, jobs, watch, watcher, say)
 

@@ -80,6 +80,7 @@ class Kind(Enum):
     SLURM_SUSPEND = "scontrol suspend and resume"
     SLURM_REQUEUE = "the job is requeued under its id"
     SLURM_GIVES_UP = "the job is requeued under its id, and its nodes, which Slurm does not reach, live on"
+    SLURM_TAKES = "Slurm counts a good node as DOWN: it kills what runs there and takes the node out of the job"
     BATCH_LOST = "the batch host is lost"
     SCANCEL = "scancel without our knowledge"
     CANCEL = "gangrun cancel"
@@ -336,6 +337,11 @@ def _sick(world: Cluster, node: SimNode, fault: Fault) -> None:
         node.agent.finds(fatal=fault.kind is Kind.SICK)
 
 
+def _take(world: Cluster, node: SimNode, fault: Fault) -> None:
+    del fault
+    world.scheduler.take(node)
+
+
 def _drift(world: Cluster, node: SimNode, fault: Fault) -> None:
     node.clock.change_rate(world.timeline.now, 1.0 + fault.amount)
     node.warden.replan()
@@ -548,6 +554,7 @@ _NODE: dict[Kind, Callable[[Cluster, SimNode, Fault], None]] = {
     Kind.PAUSE_NODE: _pause_node,
     Kind.SUSPEND_NODE: _pause_node,
     Kind.SLOW_KILL: _slow_kill,
+    Kind.SLURM_TAKES: _take,
     Kind.SICK: _sick,
     Kind.POOR: _sick,
     Kind.DRIFT: _drift,

@@ -20,6 +20,7 @@ from gangrun.core.events import (
     DeadlinePassed,
     Event,
     NodeLost,
+    NodeSilent,
     ProgressStalled,
     Stamped,
 )
@@ -274,6 +275,8 @@ class Loop:
             self.progress.begin(state.attempt.number, now)
         elif before.phase is Phase.RUNNING:
             self.progress.end()
+        if isinstance(event, NodeSilent | NodeLost):
+            self._jobs.look()
         if isinstance(event, NodeLost):
             self._commands.look_again(now)
 

@@ -8,6 +8,7 @@ from gangrun.core.actions import StopGang, SubmitSuccessor
 from gangrun.core.events import (
     ActDone,
     AgentJoined,
+    FindingRaised,
     GangStarted,
     NodeAbsent,
     NodeChecked,
@@ -19,7 +20,7 @@ from gangrun.core.events import (
 )
 from gangrun.core.model import Failure, Phase
 from gangrun.core.policy import Policy
-from tests.core.life import Life, saved
+from tests.core.life import Life, fatal, saved
 
 SCHEDULER = Policy(can_requeue=True)
 EXECVE = "execve(): /x/python: No such file or directory"
@@ -237,6 +238,91 @@ def test_a_job_that_only_ends_takes_no_interest() -> None:
     assert life.state.ending.leaving
     absent(life, "n0", "n1")
     assert (life.phase, life.state.ending.leaving) == (Phase.PENDING, True)
+
+
+# ---- the scheduler takes a good node for dead --------------------------------------------------------------------
+
+
+def taken(life: Life, name: str) -> None:
+    life.on(NodeAbsent(name, f"Slurm took {name} out of job 7", scheduler=True, taken=True))
+
+
+def silenced(life: Life, name: str) -> None:
+    life.on(NodeSilent(name, life.now))
+    life.on(NodeLost(name, life.now, "no other node reaches it"))
+
+
+def test_a_node_that_the_scheduler_took_is_not_excluded_for_its_silence() -> None:
+    life = of_job(3).running()
+    life.on(NodeSilent("n1", life.now))
+    taken(life, "n1")
+    life.on(NodeLost("n1", life.now, "no other node reaches it"))
+    life.stopped(presumed=(("n1", "law 1"),))
+    life.says("no heartbeat from n1", "not excluded, as Slurm took n1 out of job 7", "2 nodes usable, 3 needed")
+    assert life.last(SubmitSuccessor).exclude == ()
+    assert life.state.health.excluded == {}
+
+
+def test_nobody_waits_for_it_and_a_spare_takes_its_place() -> None:
+    for policy in (SCHEDULER, Policy()):
+        life = of_job(2, policy=policy, spares=1)
+        life.join("n0", "n1", "n2")
+        for name in ("n0", "n1", "n2"):
+            life.on(NodeChecked(name, True))
+        life.again()
+        life.on(GangStarted(0))
+        taken(life, "n1")
+        silenced(life, "n1")
+        life.stopped()
+        life.again()
+        assert life.started().placement.nodes == ("n0", "n2")
+        assert life.state.health.excluded == {}
+
+
+def test_an_agent_that_answers_outweighs_the_schedulers_word() -> None:
+    life = of_job(2).running()
+    taken(life, "n1")
+    life.says("Slurm took n1 out of job 7; its agent answers, so n1 is used all the same")
+    assert life.phase is Phase.RUNNING
+    life.ignored(NodeAbsent("n1", "once more", scheduler=True, taken=True), "n1 has joined")
+
+
+def test_what_broke_on_it_excludes_it_all_the_same() -> None:
+    life = of_job(3).running()
+    life.on(FindingRaised(fatal("n1")))
+    taken(life, "n1")
+    silenced(life, "n1")
+    life.stopped()
+    assert life.last(SubmitSuccessor).exclude == ("n1",)
+
+
+def test_where_nobody_can_prove_that_its_ranks_are_gone_it_is_not_excluded_either() -> None:
+    life = of_job(3).running()
+    taken(life, "n1")
+    silenced(life, "n1")
+    life.due("stop")
+    while life.phase is Phase.STOPPING:
+        life.due("stop")
+    assert life.last(SubmitSuccessor).exclude == ()
+
+
+def test_a_node_that_was_taken_before_it_joined_is_absent_and_no_more() -> None:
+    life = of_job(3)
+    life.join("n0", "n1")
+    taken(life, "n2")
+    life.says("2 of 3 nodes joined", "n2 did not: Slurm took n2 out of job 7")
+    assert life.last(SubmitSuccessor).exclude == ()
+    life = of_job(1)
+    taken(life, "n0")
+    assert life.count(SubmitSuccessor) == 1, "another node may be had"
+
+
+def test_a_node_that_only_the_scheduler_does_not_reach_is_excluded_until_the_scheduler_knows() -> None:
+    life = of_job(3)
+    life.join("n0", "n1")
+    absent(life, "n2", why="Communication connection failure", scheduler=True)
+    life.says("n2 left out for 0.5 h")
+    assert life.last(SubmitSuccessor).exclude == ("n2",)
 
 
 # ---- jobs are counted --------------------------------------------------------------------------------------------

@@ -117,6 +117,23 @@ def test_a_successor_whose_nodes_die_before_it_begins_is_told_and_resume_goes_on
     cluster.assert_clean(20)
 
 
+def test_a_good_node_that_slurm_counts_as_down_for_a_moment_is_not_excluded(cluster: Cluster, run: Run) -> None:
+    """Slurm kills what runs there and takes the node out of the job; a second later the node is idle again."""
+    run.step(3, 1, "-w", "n[1-3]", steps=9999, every=5, hook=TWENTY_MORE)
+    run.wait_for_step(12)
+    (first,) = run.jobs()
+    taken = next(host for host, _ in run.ranks().values() if host != first["BatchHost"])
+    cluster.declare_down(taken)
+    status = run.end()
+    assert status["excluded"] == []
+    assert f"not excluded, as Slurm took {taken} out of job {first['JobId']}" in run.explain()
+    assert [job["ExcNodeList"] for job in run.jobs()] == ["(null)", "(null)"]
+    assert status["attempts"][1]["resumed_from_step"] >= 10
+    assert attempts_that_stepped(run.rows()) == [0, 1]
+    run.assert_undisturbed()
+    cluster.assert_clean(20)
+
+
 LEASE_ENDS_WITHIN_S = 15 * 1.01 + 1 + 0.25  # of a node's last word: --fence-after, its drift, a kill, a warden's wake
 
 

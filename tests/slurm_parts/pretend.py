@@ -83,6 +83,7 @@ class PretendJob:
     preempt_wall: float | None = None
     excluded: str = ""
     dependency: str = "(null)"
+    nodes: str = "n[1-2]"
 
 
 def stamp(wall: float | None) -> str:
@@ -176,6 +177,6 @@ def shown(job: PretendJob) -> str:
         f"   StartTime={stamp(job.start_wall)} EndTime={stamp(job.end_wall)} Deadline=N/A\n"
         f"   PreemptEligibleTime=Unknown{preempted}\n"
         f"   ReqNodeList=(null) ExcNodeList={job.excluded or '(null)'}\n"
-        "   NodeList=n[1-2]\n   BatchHost=n1\n"
+        f"   NodeList={job.nodes or '(null)'}\n   BatchHost=n1\n"
         f"   Comment={job.comment}\n"
     )

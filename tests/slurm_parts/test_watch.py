@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gangrun.adapters.slurm.commands import Answer
 from gangrun.adapters.slurm.scheduler import SlurmScheduler
 from gangrun.adapters.slurm.watch import UNLIMITED_S, JobWatch
-from gangrun.core.events import Notice, NoticeKind
+from gangrun.core.events import NodeAbsent, Notice, NoticeKind
 from tests.slurm_parts.pretend import UNREACHABLE, PretendBell, PretendJob, PretendSlurm, PretendTime
 from tests.waiting import until
 
@@ -29,7 +31,7 @@ class World:
         self.watch = JobWatch(
             SlurmScheduler(self.slurm), job="7", restarts_count=restarts, lead_s=LEAD_S, clock=self.time,
             post=lambda stamped: self.posted.append((self.time.now(), stamped.event)),  # type: ignore[arg-type]
-            say=self.said.append, bells=lambda: PretendBell(self.time),
+            say=self.said.append, bells=lambda: PretendBell(self.time), nodes=("n1", "n2"),
         )  # fmt: skip
 
     def turn_until(self, at: float) -> None:
@@ -75,6 +77,28 @@ def test_slurm_confirms_this_stay_of_the_job_and_no_other() -> None:
     world.me.restarts = 0
     world.turn_until(175.0)
     assert world.watch.runs_at > 165.0
+
+
+def test_a_node_that_slurm_takes_out_of_the_job_is_told_once() -> None:
+    world = World()
+    world.turn_until(101.0)
+    world.me.nodes = "n2"
+    world.time.later(3.0, world.watch.look)
+    world.turn_until(104.5)
+    gone = NodeAbsent("n1", "Slurm took n1 out of job 7", scheduler=True, taken=True)
+    assert world.posted == [(104.0, gone)], "at once, as a node was silent"
+    world.turn_until(150.0)
+    assert len(world.posted) == 1
+
+
+@pytest.mark.parametrize("other", [{"restarts": 1}, {"state": "COMPLETING"}, {"nodes": ""}])
+def test_the_nodes_of_another_stay_or_of_an_end_tell_nothing(other: dict[str, Any]) -> None:
+    world = World()
+    world.me.nodes = "n2"
+    for name, value in other.items():
+        setattr(world.me, name, value)
+    world.turn_until(150.0)
+    assert not [event for _, event in world.posted if isinstance(event, NodeAbsent)]
 
 
 def test_the_time_limit_is_told_once_and_in_time() -> None:

@@ -269,6 +269,9 @@ class NoJobs:
         if self.answers:
             self.post(Stamped(ActDone(act, EndJob.__name__)))
 
+    def look(self) -> None:
+        """Nothing was taken."""
+
     def runs_at(self) -> float:
         """As the test says."""
         return self.confirmed_at

@@ -1,9 +1,10 @@
 """This job's own end, seen coming: the time limit, a preemption, and why SIGTERM came.
 
 A thread that asks Slurm every ten seconds, and at once when an agent was signalled. What it finds it posts as
-``core.events.Notice``: each kind once, and an answer whenever it was asked. When the
-job ends is by the controller's clock, which is asked too, and from one answer to the next BOOTTIME counts. The wall
-clock of this node stands in only where Slurm answers, but does not show the controller's.
+``core.events.Notice``: each kind once, and an answer whenever it was asked. A node that Slurm takes out of the job (it
+counts the node as DOWN, whether it is or not) is posted once, as ``NodeAbsent``. When the job ends is by the
+controller's clock, which is asked too, and from one answer to the next BOOTTIME counts. The wall clock of this node
+stands in only where Slurm answers, but does not show the controller's.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from gangrun.adapters.slurm.scheduler import Controller, JobFacts, SchedulerSilent, SlurmScheduler
-from gangrun.core.events import Notice, NoticeKind, Stamped
+from gangrun.core.events import NodeAbsent, Notice, NoticeKind, Stamped
 from gangrun.ports import Clock
 
 FIRST_LOOK_S = 1.0
@@ -57,8 +58,11 @@ class JobWatch(threading.Thread):
         clock: Clock,
         say: Callable[[str], None] = lambda sentence: None,
         bells: Callable[[], Bell] = threading.Event,
+        nodes: tuple[str, ...] = (),
     ) -> None:
-        """``lead_s``: so long before the time limit the ranks must begin to save (at most half of the job's time)."""
+        """``lead_s``: so long before the time limit the ranks must begin to save (at most half of the job's time).
+        ``nodes``: those that the job began with; of each that Slurm takes out of it is told.
+        """
         super().__init__(name="slurm-watch", daemon=True)
         self.facts: JobFacts | None = None  # as last seen; replaced, never changed
         self.runs_at = -NEVER  # when Slurm was last asked and said that this stay of the job runs
@@ -74,8 +78,14 @@ class JobWatch(threading.Thread):
         self._no_clock_count = 0  # looks at which Slurm answered, and did not show the controller's clock
         self._look_at = self._controller_at = clock.now() + FIRST_LOOK_S
         self._silent = ""
+        self._nodes = nodes
 
     # ---- from other threads ----
+
+    def look(self) -> None:
+        """Ask Slurm at once how the job stands."""
+        self._look_at = self._clock.now()
+        self._wake.set()
 
     def ask_why(self) -> None:
         """SIGTERM has reached an agent: find out why, and post it. Asked again before the answer, it is one answer."""
@@ -126,8 +136,18 @@ class JobWatch(threading.Thread):
                 self._do_without_clock()
             else:
                 self._controller_at = self._clock.now() + CONTROLLER_EVERY_S
-        if facts is not None and facts.runs and facts.preempted:
+        if facts is None or not facts.runs:
+            return
+        if facts.nodes and facts.restarts_count == self._restarts_count:
+            self._tell_taken(facts.nodes)
+        if facts.preempted:
             self._tell(NoticeKind.PREEMPTION, self._grace_s(facts))
+
+    def _tell_taken(self, left: tuple[str, ...]) -> None:
+        for node in [node for node in self._nodes if node not in left]:
+            why = f"Slurm took {node} out of job {self._job}"
+            self._post(Stamped(NodeAbsent(node, why, scheduler=True, taken=True)))
+        self._nodes = tuple(node for node in self._nodes if node in left)
 
     def _do_without_clock(self) -> None:
         self._no_clock_count += 1

@@ -16,24 +16,31 @@ from gangrun.core.events import NodeAbsent
 from gangrun.core.machine.transitions import finish, ignored, stay
 from gangrun.core.model import Absence, Failure, Phase, Roster, RunState
 from gangrun.core.nodes import quarantine, standing
+from gangrun.core.nodes.roster import with_nodes
 from gangrun.core.nodeset import fold, natural_sort
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import choose
 from gangrun.core.text import listed, one_line
 
 UNKNOWN = "nobody knows why"
+UNREACHED_S = 1800.0  # of a node that only the scheduler does not reach: by then it does not hand that node out itself
 _NUMBER = re.compile(r"[0-9]+")
 
 
 def noted(state: RunState, event: NodeAbsent) -> Decision:
     """In any phase: what is known of a node that is not here."""
-    if event.node in state.roster.nodes:
-        return ignored(state, f"{event.node} has joined: what became of it shows in its beats ({one_line(event.why)})")
-    absence = Absence(event.why, event.scheduler)
+    node, why = state.roster.nodes.get(event.node), one_line(event.why)
+    if node is not None and (not event.taken or node.taken):
+        return ignored(state, f"{event.node} has joined: what became of it shows in its beats ({why})")
+    if node is not None:
+        away = node.lost or node.silent_since is not None
+        state = with_nodes(state, {event.node: replace(node, taken=event.why)})
+        return stay(state, why if away else f"{why}; its agent answers, so {event.node} is used all the same")
+    absence = Absence(event.why, event.scheduler, event.taken)
     if state.roster.absent.get(event.node) == absence:
         return ignored(state, f"known: {event.node} does not come")
     roster = replace(state.roster, absent={**state.roster.absent, event.node: absence})
-    return stay(state, f"{event.node} does not come: {one_line(event.why)}", roster=roster)
+    return stay(state, f"{event.node} does not come: {why}", roster=roster)
 
 
 def missing(roster: Roster) -> tuple[str, ...]:
@@ -82,13 +89,15 @@ def too_few(state: RunState, now: float, policy: Policy, reason: str) -> Decisio
         absence = state.roster.absent.get(those[0])
         everywhere = len(those) == count and (count > 1 or (absence is not None and not absence.scheduler))
         many = standing.are_many(len(those), count, policy)
-        if absence is not None and (everywhere or many):
+        if absence is not None and not absence.taken and (everywhere or many):
             failure = Failure.SCHEDULER if absence.scheduler else Failure.SCRIPT
             who = "no node could start" if everywhere else f"{len(those)} of {count} nodes could not start"
             return finish(state, Phase.FAILED, now, f"{who}: {why}", failure)
-        if everywhere or many or not policy.can_requeue:
-            continue  # of a cause that nobody knows, and many have, no node is guilty
-        state, left_out = quarantine.leave_out(state, those, f"did not join: {why}", now, policy)
+        if everywhere or many or not policy.can_requeue or (absence is not None and absence.taken):
+            continue  # of a cause that nobody knows, and many have, no node is guilty; nor is one that was taken
+        brief = absence is not None and absence.scheduler
+        bounded = replace(policy, exclusion_s=min(policy.exclusion_s, UNREACHED_S)) if brief else policy
+        state, left_out = quarantine.leave_out(state, those, f"did not join: {why}", now, bounded)
         reason += f"; {left_out}"
     return choose.too_few_nodes(state, now, policy, reason)
 

@@ -29,6 +29,7 @@ class StandingKind(Enum):
 
     EXCLUDED = "excluded"  # for a time, over jobs
     AWAY = "away"  # silent or lost
+    TAKEN = "taken"  # silent or lost, and out of the job for the scheduler
     BROKEN = "broken"  # a check or a finding says so, in this job
     UNDER_TEST = "under test"  # its devices are put to work before it is used again
     TOO_SMALL = "too small"
@@ -69,6 +70,8 @@ def standing_of(node: Node, excluded: Mapping[str, Exclusion], shape: Shape) -> 
     if out is not None:
         return NodeStanding(StandingKind.EXCLUDED, f"excluded ({one_line(out.reason)})", found, out.until)
     if node.lost or node.silent_since is not None:
+        if node.taken:
+            return NodeStanding(StandingKind.TAKEN, f"lost ({one_line(node.taken)})", found)
         return NodeStanding(StandingKind.AWAY, "lost" if node.lost else "silent", found)
     if node.checked is False:
         return NodeStanding(StandingKind.BROKEN, f"failed its check ({one_line(node.check_reason)})", found)
@@ -85,6 +88,7 @@ def standing_of(node: Node, excluded: Mapping[str, Exclusion], shape: Shape) -> 
 _USES = {
     StandingKind.EXCLUDED: Use.NOT,
     StandingKind.AWAY: Use.WAIT,
+    StandingKind.TAKEN: Use.NOT,  # nothing can be started there in this job
     StandingKind.BROKEN: Use.NOT,
     StandingKind.UNDER_TEST: Use.TEST,
     StandingKind.TOO_SMALL: Use.NOT,

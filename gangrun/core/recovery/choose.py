@@ -17,6 +17,7 @@ from gangrun.core.nodes.standing import Use
 from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import blame, budget
+from gangrun.core.text import listed, one_line
 
 
 def judge(state: RunState, now: float, policy: Policy) -> Decision:
@@ -84,7 +85,8 @@ def _weigh(state: RunState, now: float, policy: Policy) -> _Judged:
         ),
         attempts=close_attempt(state, now, verdict.cause.value, verdict.sentence),
     )
-    sentence = f"{verdict.sentence}; {left_out}" if left_out else verdict.sentence
+    taken = listed([one_line(state.roster.nodes[name].taken) for name in verdict.blamed if _is_taken(state, name)])
+    sentence = "; ".join(filter(None, (verdict.sentence, left_out, taken and f"not excluded, as {taken}")))
     state = device_test.begun(state, accused, f"attempt {state.attempt.number}: {verdict.cause.value}")
     return _Judged(state, verdict, ruling, sentence + device_test.told(state, accused, now))
 
@@ -108,16 +110,26 @@ def leave_behind(state: RunState, now: float, policy: Policy, reason: str) -> De
     """
     if not policy.can_requeue or policy.observe:
         return finish(state, Phase.FAILED, now, reason, Failure.NODE)
-    bad = [found.node for found in state.attempt.evidence.findings if found.fatal] + list(state.attempt.evidence.silent)
+    bad = [found.node for found in state.attempt.evidence.findings if found.fatal]
+    bad += [name for name in state.attempt.evidence.silent if not _is_taken(state, name)]
     state, left_out = quarantine.leave_out(state, bad, reason, now, policy)
     return requeue(state, now, policy, f"{reason}; {left_out}" if left_out else reason)
+
+
+def _is_taken(state: RunState, name: str) -> bool:
+    """Is it only silent, and did the scheduler take it out of the job? Then its word says why, and the scheduler hands
+    the node out again when the node answers it. A node of which nobody knows why it is silent is excluded.
+    """
+    node = state.roster.nodes.get(name)
+    found = any(one.fatal and one.node == name for one in state.attempt.evidence.findings)
+    return node is not None and bool(node.taken) and name in state.attempt.evidence.silent and not found
 
 
 def _guilty(state: RunState, verdict: Verdict, now: float, policy: Policy) -> tuple[str, ...]:
     """Whom to leave out. Nodes that may be innocent go only where the gang can do without them: a silent one may have
     been asleep, and one against which there is nothing but that ranks fell there first may be as good as any.
     """
-    blamed = verdict.blamed
+    blamed = tuple(name for name in verdict.blamed if not _is_taken(state, name))
     doubtful = blamed if verdict.cause is Cause.NODE_SILENT else blame.on_suspicion_only(verdict)
     if not doubtful or policy.can_requeue:
         return blamed

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from gangrun.core.actions import Action, EndJob, SubmitSuccessor
-from gangrun.core.events import ActDone, ActFailed, ActUnknown, Notice, NoticeKind, Stamped
+from gangrun.core.events import ActDone, ActFailed, ActUnknown, NodeAbsent, Notice, NoticeKind, Stamped
 from gangrun.core.model import TERMINAL, Phase
 from gangrun.sim.body.node import SimNode
 from gangrun.sim.body.supervisor import SimSupervisor
@@ -44,6 +44,7 @@ class Job:
     state: JobState = JobState.PENDING
     restart: int = 0
     nodes: list[SimNode] = field(default_factory=list)
+    taken: tuple[str, ...] = ()  # what it began with and does not have any more
     owned: bool = False  # its batch script passed the claim
     submitted_at: float = 0.0
     ended_at: float = 0.0
@@ -196,6 +197,14 @@ class SimScheduler:
             job.restart += 1
             self.world.timeline.after(QUEUE_S, lambda: self.start(job))
 
+    def take(self, node: SimNode) -> None:
+        """It counts a good node as DOWN: its job goes on without it, and all of the job that runs there is killed."""
+        job = self.job_of(node.job)
+        if job is not None and job.state is JobState.RUNNING and len(job.nodes) > 1:
+            job.nodes.remove(node)
+            job.taken += (node.name,)
+            node.leave()
+
     def runs(self, token: str) -> bool:
         """Does the controller answer, and say that this stay of a job has its nodes?"""
         return self.world.timeline.now >= self.moods.down_until and self.world.job_lives(token)
@@ -281,6 +290,16 @@ class SimJobs:
     def ask_why(self) -> None:
         """Squeue and scontrol take their time."""
         self.supervisor.timeline.after(ANSWERS_AFTER_S, lambda: self.supervisor.when_awake(self._answer))
+
+    def look(self) -> None:
+        """The same."""
+        self.supervisor.timeline.after(ANSWERS_AFTER_S, lambda: self.supervisor.when_awake(self._tell_taken))
+
+    def _tell_taken(self) -> None:
+        job = self.scheduler.job_of(self.supervisor.node.job)
+        if job is not None and self.supervisor.timeline.now >= self.scheduler.moods.down_until:
+            for node in job.taken:
+                self.supervisor.post(Stamped(NodeAbsent(node, f"taken out of {job.id}", scheduler=True, taken=True)))
 
     def _answer(self) -> None:
         job = self.scheduler.job_of(self.supervisor.node.job)

@@ -6,6 +6,7 @@ from typing import Any
 
 from gangrun.core.machine import stopping
 from gangrun.core.machine.transitions import stay
+from gangrun.core.recovery import choose
 from gangrun.sim import cluster
 from gangrun.sim.body import scheduler
 from gangrun.sim.engine import disk
@@ -145,3 +146,9 @@ def forgets_the_cancel() -> Swaps:
 def one_port_for_all() -> Swaps:
     """Every attempt meets at the same port."""
     return ((cluster.Cluster, "new_port", lambda self: 20000),)
+
+
+@mutant("a node that the scheduler took out of the job is not excluded for its silence", "4", "I9")
+def excludes_what_slurm_took() -> Swaps:
+    """Whoever is silent is excluded, whatever the scheduler says."""
+    return ((choose, "_is_taken", lambda state, name: False),)

@@ -31,6 +31,7 @@ SEEDS: dict[str, tuple[int, ...]] = {
     "ends_with_its_memory": (0, 1, 2),
     "events_count_twice": (0, 6, 7),
     "every_job_passes": (0, 3, 6),
+    "excludes_what_slurm_took": (0, 1, 2),
     "excludes_without_a_cap": (2, 3, 7),
     "forgets_once_said": (0, 1, 2),
     "forgets_the_cancel": (40, 46, 145),

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from gangrun.sim import Behaviour, FaultPlan, Kind, Script, Setup, World
 from gangrun.sim.engine.process import SimProcess
+from gangrun.sim.faults import HOLDER
 from tests.sim.canaries.recipes import recipe
 
 FALLS_ALONE = Script(steps_count=30, victims_after_s=0.0)
@@ -274,3 +275,12 @@ def sleeps_through_the_cancel(rng: random.Random, seed: int) -> World:
 
     plan = FaultPlan().fail_at(rng.uniform(4.0, 8.0), Kind.CANCEL)
     return World(Setup.of(3), plan, seed_of(rng), probe=probe)
+
+
+@recipe("excludes_what_slurm_took")
+def slurm_takes_a_good_node(rng: random.Random, seed: int) -> World:
+    """Of a job that needs every node there is. The node is free again at once."""
+    nodes_count = (2, 3, 4)[seed % 3]
+    node = rng.choice((HOLDER, *range(nodes_count)))
+    plan = FaultPlan().fail_at(rng.uniform(0.5, 20.0), Kind.SLURM_TAKES, node=node)
+    return World(Setup.of(nodes_count, script=Script(steps_count=400), requeue=True), plan, rng.randrange(10**6))

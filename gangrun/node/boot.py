@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 STACK_SIGNAL_OFFSET = 4  # SIGRTMIN + 4
 TEXT_MAX_CHARS = 32 * 1024
 SIGNATURE_FRAMES_COUNT = 6
+CHAIN_MAX_COUNT = 8
+CAUSE_MAX_CHARS = 300
 EXIT_ORPHANED = 143
 
 # Errors of a rank whose peer was gone first: the death to explain is another one's.
@@ -36,7 +38,6 @@ VICTIM_TYPES = (
     "DistStoreError",
     "DistError",
     "ConnectionResetError",
-    "BrokenPipeError",
 )
 VICTIM_WORDS = (
     "connection closed by peer",
@@ -129,6 +130,39 @@ def _without_boot(traceback: TracebackType | None) -> TracebackType | None:
     return traceback
 
 
+def _words(error: BaseException) -> tuple[str, str]:
+    """Kind and message. An OSError keeps its number and its file: its class alone would tell a lost mount as a broken
+    pipe (108) or a time-out (110).
+    """
+    kind = type(error).__qualname__
+    if type(error).__module__ not in ("builtins", "__main__"):
+        kind = type(error).__module__ + "." + kind
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001 - a user's __str__ may do anything
+        message = "<no message: str() of the exception failed>"
+    if isinstance(error, OSError) and isinstance(error.errno, int):
+        if f"rrno {error.errno}]" not in message:
+            message = f"[Errno {error.errno}] {message}"
+        if error.filename is not None and str(error.filename) not in message:
+            message = f"{message}: {error.filename!r}"
+    return kind, message
+
+
+def _chain(error: BaseException) -> list[str]:
+    """What caused it, from the outermost inwards."""
+    chain: list[str] = []
+    seen = {id(error)}
+    while len(chain) < CHAIN_MAX_COUNT:
+        cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if cause is None or id(cause) in seen:
+            break
+        seen.add(id(cause))
+        chain.append(" ".join(": ".join(_words(cause)).split())[:CAUSE_MAX_CHARS])
+        error = cause
+    return chain
+
+
 def _report(error: BaseException) -> None:
     """Write the exception that ends this rank to GANGRUN_ERROR_FILE, whole or not at all."""
     path = os.environ.get("GANGRUN_ERROR_FILE", "")
@@ -138,14 +172,9 @@ def _report(error: BaseException) -> None:
     import time
     import traceback
 
+    written_at = time.clock_gettime(time.CLOCK_BOOTTIME)
     trace = _without_boot(error.__traceback__)
-    kind = type(error).__qualname__
-    if type(error).__module__ not in ("builtins", "__main__"):
-        kind = type(error).__module__ + "." + kind
-    try:
-        message = str(error)
-    except Exception:  # noqa: BLE001 - a user's __str__ may do anything
-        message = "<no message: str() of the exception failed>"
+    kind, message = _words(error)
     text = "".join(traceback.format_exception(type(error), error, trace))
     frames = [(frame.filename, frame.name, frame.lineno) for frame in traceback.extract_tb(trace)]
     if isinstance(error, SyntaxError):
@@ -156,9 +185,10 @@ def _report(error: BaseException) -> None:
         "traceback": text[-TEXT_MAX_CHARS:],
         "signature": signature(kind, frames),
         "collective": looks_collective(kind, message),
+        "chain": _chain(error),
+        "written_at": written_at,
         "rank": int(os.environ.get("RANK", "-1")),
         "pid": os.getpid(),
-        "time": time.time(),
     }
     temporary = f"{path}.{os.getpid()}"
     with open(temporary, "w", encoding="utf-8", errors="backslashreplace") as file:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -109,7 +110,17 @@ def test_it_runs_on_every_python_a_user_may_have(place: Path, version: str) -> N
 def test_the_exception_is_written_down(place: Path) -> None:
     run(place, "script.py", "import socket\nraise socket.timeout('no')")
     report = json.loads((place / "error.json").read_text())
-    assert set(report) == {"type", "message", "traceback", "signature", "collective", "rank", "pid", "time"}
+    assert set(report) == {
+        "type",
+        "message",
+        "traceback",
+        "signature",
+        "collective",
+        "chain",
+        "rank",
+        "pid",
+        "written_at",
+    }
     assert (report["message"], report["rank"], report["collective"]) == ("no", 2, False)
     assert report["traceback"].startswith("Traceback (most recent call last):\n")
     assert "node/boot.py" not in report["traceback"]
@@ -119,6 +130,43 @@ def test_the_exception_is_written_down(place: Path) -> None:
     run(place, "script.py", "\nimport socket\nraise socket.timeout('no')")
     assert json.loads((place / "error.json").read_text())["signature"] != before
     assert list(place.glob("error.json.*")) == []
+
+
+CAUSES = """
+def load():
+    try:
+        raise OSError(107, "Transport endpoint is not connected", "/mnt/data/shard-1")
+    except OSError as error:
+        raise ValueError("bad\\nshard") from error
+try:
+    load()
+except ValueError:
+    raise RuntimeError("epoch 3")
+"""
+
+
+def test_the_causes_are_written_down_and_an_os_error_keeps_its_number_and_file(place: Path) -> None:
+    run(place, "script.py", CAUSES)
+    report = json.loads((place / "error.json").read_text())
+    assert report["message"] == "epoch 3"
+    assert report["chain"] == [
+        "ValueError: bad shard",
+        "OSError: [Errno 107] Transport endpoint is not connected: '/mnt/data/shard-1'",
+    ]
+    run(place, "script.py", CAUSES.replace('"epoch 3")', '"epoch 3") from None'))
+    assert json.loads((place / "error.json").read_text())["chain"] == []
+    told = "class Gone(OSError):\n  def __str__(self): return 'the shard is gone'\nraise Gone(110, 'x', '/mnt/a')"
+    run(place, "script.py", told)
+    assert json.loads((place / "error.json").read_text())["message"] == "[Errno 110] the shard is gone: '/mnt/a'"
+    run(place, "script.py", "e = KeyError('k')\nf = ValueError('v')\ne.__cause__, f.__cause__ = f, e\nraise e")
+    assert json.loads((place / "error.json").read_text())["chain"] == ["ValueError: v"], "a circle ends"
+
+
+def test_when_the_error_was_written_is_on_the_agents_clock(place: Path) -> None:
+    began = time.clock_gettime(time.CLOCK_BOOTTIME)
+    run(place, "script.py", "import atexit, time\natexit.register(time.sleep, 0.2)\nraise ValueError('bad')")
+    written_at = json.loads((place / "error.json").read_text())["written_at"]
+    assert began <= written_at <= time.clock_gettime(time.CLOCK_BOOTTIME) - 0.2, "not when the process ended"
 
 
 def test_an_error_file_that_cannot_be_written_changes_nothing_but_a_line(place: Path) -> None:
@@ -137,7 +185,10 @@ def test_an_error_file_that_cannot_be_written_changes_nothing_but_a_line(place: 
         ("RuntimeError", "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [::1]", True),
         ("RuntimeError", "[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv", True),
         ("ConnectionResetError", "[Errno 104] Connection reset by peer", True),
-        ("BrokenPipeError", "[Errno 32] Broken pipe", True),
+        ("RuntimeError", "[gloo/transport/tcp/pair.cc:446] writev: Broken pipe", True),
+        ("BrokenPipeError", "[Errno 32] Broken pipe", False),
+        ("BrokenPipeError", "[Errno 108] Cannot send after transport endpoint shutdown: '/mnt/data/shard-1'", False),
+        ("TimeoutError", "[Errno 110] Connection timed out: '/mnt/data/shard-1'", False),
         ("torch.distributed.DistNetworkError", "port: 1 EADDRINUSE: address already in use", False),
         ("torch.distributed.DistBackendError", "NCCL error: invalid usage", False),
         ("torch.OutOfMemoryError", "CUDA out of memory", False),

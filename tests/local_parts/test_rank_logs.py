@@ -69,7 +69,7 @@ def test_lines_are_prefixed_and_the_tail_of_stderr_is_kept_apart(start: Start) -
         "[n0:rank7] one",
         "[n0:rank7] two",
     ]
-    assert pipes.logs.stderr_tail(7) == ["bad \\xff\\xfe byte"]
+    assert [line for _, line in pipes.logs.stderr_tail(7)] == ["bad \\xff\\xfe byte"]
     assert pipes.logs.output_bytes(7) == 21
 
 
@@ -230,7 +230,7 @@ def test_pipes_that_something_else_holds_hold_up_neither_the_last_words_nor_the_
     pipes = start()
     os.write(pipes.err, b"x" * 300_000 + b"\nlast words\nand no newline")
     assert pipes.logs.wait_read(7, 60)
-    assert pipes.logs.stderr_tail(7)[-2:] == ["last words", "and no newline"]
+    assert [line for _, line in pipes.logs.stderr_tail(7)[-2:]] == ["last words", "and no newline"]
     assert pipes.logs.close(60)
     assert "last words\n[n0:rank7] and no newline\n" in pipes.text()
     assert pipes.logs.wait_read(7, 60), "who asks afterwards does not wait"

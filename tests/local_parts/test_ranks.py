@@ -26,7 +26,7 @@ from tests.local_parts.gang import (
     order,
     stop_order,
 )
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 READY = "print('ready', flush=True)\n"
 SLEEP = READY + "time.sleep(600)\n"
@@ -82,6 +82,43 @@ def test_a_traceback_of_a_wrapped_python_is_found_on_stderr_with_the_same_signat
     assert how.error.signature == direct.error.signature
     assert how.error.collective
     assert direct.error.collective
+
+
+def test_an_exception_stays_the_error_of_a_rank_that_crashes_while_it_ends(tmp_path: Path) -> None:
+    crash = "import atexit, os, time\natexit.register(os.abort)\natexit.register(time.sleep, 0.2)\n"
+    with gang(tmp_path, crash + "raise ValueError('bad')\n") as made:
+        made.gang.launch(order(1))
+        how = made.next_fact(facts.RankEnded).exit
+    assert (how.signal, how.error and how.error.kind) == (signal.SIGABRT, "ValueError")
+    assert 0.2 <= how.at - how.written_at < 10 * PATIENCE
+    assert "Fatal Python error: Aborted" in how.tail
+    assert not any("ValueError" in line for line in how.tail)
+
+
+def test_the_last_lines_of_a_native_crash_are_kept_before_thousands_of_frames(tmp_path: Path) -> None:
+    said = "terminate called after throwing an instance of 'c10::DistBackendError'"
+    script = f"""
+        import os, sys
+        sys.stderr.write({said!r} + "\\n")
+        for n in range(3000):
+            sys.stderr.write(f"frame #{{n}}: c10::Error::Error() + 0x{{n:x}} (0x7f in /lib/libc10.so)\\n")
+        sys.stderr.flush()
+        os.abort()
+    """
+    with gang(tmp_path, textwrap.dedent(script)) as made:
+        made.gang.launch(order(1))
+        how = made.next_fact(facts.RankEnded).exit
+    assert (how.signal, how.error) == (signal.SIGABRT, None)
+    assert said in how.tail and 0 < how.written_at <= how.at
+
+
+def test_a_command_without_python_leaves_its_last_lines(tmp_path: Path) -> None:
+    command = ("sh", "-c", "echo fine >&2; echo train: libcudart.so.12: not found >&2; exit 127")
+    with harness(Harness(tmp_path, command, through_boot=False)) as made:
+        made.gang.launch(order(1))
+        how = made.next_fact(facts.RankEnded).exit
+    assert (how.code, how.error) == (127, None)
+    assert how.tail == ("fine", "train: libcudart.so.12: not found")
 
 
 def test_a_script_stuck_in_c_code_is_stopped_without_waiting_for_the_grace(tmp_path: Path) -> None:

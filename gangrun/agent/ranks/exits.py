@@ -13,7 +13,8 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +23,7 @@ import msgspec
 from gangrun.agent.ranks.environment import RankFiles
 from gangrun.agent.ranks.logs import RankLogs
 from gangrun.core.model import ErrorReport, RankExit
-from gangrun.node.boot import TEXT_MAX_CHARS, looks_collective, signature
+from gangrun.node.boot import CAUSE_MAX_CHARS, CHAIN_MAX_COUNT, TEXT_MAX_CHARS, looks_collective, signature
 from gangrun.node.processes import Proc
 from gangrun.wire.messages import LiveRank
 from gangrun.wire.progress import ProgressPage
@@ -32,12 +33,27 @@ _LAST = re.compile(
     r"^(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Warning|Timeout|[A-Z]\w*))(?:: (?P<message>.*))?$"
 )
 _START = "Traceback (most recent call last):"
+_LINKS = (  # what Python writes between an exception and its cause, which it writes first
+    "The above exception was the direct cause of the following exception:",
+    "During handling of the above exception, another exception occurred:",
+)
+_PREFIX = re.compile(r"^\[rank\d+\]:[ ]?")  # torch puts this before each line of a traceback
+_IGNORED = "Exception ignored in"  # the traceback below it ends no process
 REPORT_MAX_BYTES = 1024 * 1024
+TAIL_LINES_COUNT, TAIL_MAX_BYTES, TAIL_LINE_MAX_CHARS = 20, 4096, 600
+FRESH_S = 60.0  # what was written longer before the end did not end it: a handled exception, an old warning
+PAUSE_S = 1.0  # so long without a line parts two bursts
+# What native code, CUDA, NCCL, a shell and Python itself write before a process ends.
+_TELLING = re.compile(
+    r"error|exception|fatal|abort|fail|assert|nccl|cuda|watchdog|timed? ?out|terminate called|what\(\):|core dumped"
+    r"|killed|segmentation|illegal|refused|denied|no such|cannot|not found|out of memory|no space",
+    re.IGNORECASE,
+)
 
 
-def read_error(files: RankFiles, stderr_tail: Sequence[str]) -> ErrorReport | None:
+def read_error(files: RankFiles, stderr: Sequence[str]) -> ErrorReport | None:
     """The best account there is; None if the rank left none."""
-    return _of_boot(files.error) or _of_torchelastic(files.torchelastic_error) or parse_traceback(stderr_tail)
+    return _of_boot(_load(files.error)) or _of_torchelastic(files.torchelastic_error) or parse_traceback(stderr)
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -50,16 +66,17 @@ def _load(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _of_boot(path: Path) -> ErrorReport | None:
-    found = _load(path)
+def _of_boot(found: dict[str, Any]) -> ErrorReport | None:
     if not found:
         return None
+    chain = found.get("chain")
     return ErrorReport(
         kind=str(found.get("type", "")),
         message=str(found.get("message", "")),
         signature=str(found.get("signature", "")),
         traceback=str(found.get("traceback", "")),
         collective=bool(found.get("collective", False)),
+        chain=tuple(map(str, chain)) if isinstance(chain, list) else (),
     )
 
 
@@ -82,17 +99,46 @@ def _of_torchelastic(path: Path) -> ErrorReport | None:
     return ErrorReport(kind, rest, signature(kind, []), trace[-TEXT_MAX_CHARS:], looks_collective(kind, rest))
 
 
+@dataclass(frozen=True, slots=True)
+class _Traceback:
+    """One that stands in lines ``first`` to ``last``."""
+
+    first: int
+    last: int
+    error: ErrorReport
+
+    @property
+    def words(self) -> str:
+        """As an entry of a chain."""
+        return f"{self.error.kind}: {self.error.message}"[:CAUSE_MAX_CHARS]
+
+
 def parse_traceback(lines: Sequence[str]) -> ErrorReport | None:
-    """The last Python traceback in these lines; None if there is none that is whole."""
-    starts = [index for index, line in enumerate(lines) if line.strip() == _START]
-    for start in reversed(starts):
-        found = _parse_at(lines, start)
-        if found is not None:
-            return found
-    return None
+    """The last Python traceback in these lines with the causes before it; None if there is none that is whole."""
+    found = _tracebacks(lines)
+    return found[-1].error if found else None
 
 
-def _parse_at(lines: Sequence[str], start: int) -> ErrorReport | None:
+def _tracebacks(lines: Sequence[str]) -> list[_Traceback]:
+    """All that are whole and may have ended a process, each with its chain of causes."""
+    lines = [_PREFIX.sub("", line) for line in lines]
+    found: list[_Traceback] = []
+    for start in [index for index, line in enumerate(lines) if line.strip() == _START]:
+        if start and lines[start - 1].lstrip().startswith(_IGNORED):
+            continue
+        one = _parse_at(lines, start)
+        if one is None:
+            continue
+        before = found[-1] if found else None
+        if before is not None and any(line.strip() in _LINKS for line in lines[before.last + 1 : start]):
+            chain = (before.words, *before.error.chain)[:CHAIN_MAX_COUNT]
+            text = "\n".join(lines[before.first : one.last + 1])[-TEXT_MAX_CHARS:]
+            one = _Traceback(before.first, one.last, replace(one.error, chain=chain, traceback=text))
+        found.append(one)
+    return found
+
+
+def _parse_at(lines: Sequence[str], start: int) -> _Traceback | None:
     frames: list[tuple[str, str, int | None]] = []
     indent = lines[start][: len(lines[start]) - len(lines[start].lstrip())]
     for index in range(start + 1, len(lines)):
@@ -102,14 +148,65 @@ def _parse_at(lines: Sequence[str], start: int) -> ErrorReport | None:
             frames.append((frame["file"], frame["function"] or "", int(frame["line"])))
         elif line and not line[0].isspace():
             last = _LAST.match(line)
+            if last is None and frames:
+                continue  # another thread's line got in between
             if last is None:
                 return None
             kind, message = last["kind"], last["message"] or ""
-            text = "\n".join(lines[start : index + 1])
-            return ErrorReport(
-                kind, message, signature(kind, frames), text[-TEXT_MAX_CHARS:], looks_collective(kind, message)
-            )
+            text = "\n".join(lines[start : index + 1])[-TEXT_MAX_CHARS:]
+            error = ErrorReport(kind, message, signature(kind, frames), text, looks_collective(kind, message))
+            return _Traceback(start, index, error)
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class LastWords:
+    """What a rank wrote before it ended: its error, the lines of stderr that tell most, and when it began to."""
+
+    error: ErrorReport | None = None
+    tail: tuple[str, ...] = ()
+    written_at: float = 0.0  # 0.0: nobody knows
+    reported: bool = False  # its error is what a rank writes as the last thing before it ends
+
+
+def last_words(files: RankFiles, stderr: Sequence[tuple[float, str]], ended_at: float) -> LastWords:
+    """All that is known of why this rank ended. ``stderr``: its newest lines and when they were read."""
+    fresh = [(at, line) for at, line in stderr if at >= ended_at - FRESH_S]
+    lines = [line for _, line in fresh]
+    report = _load(files.error)
+    error = read_error(files, lines)
+    in_error = set(error.traceback.splitlines()) if error is not None else set()
+    tail = telling([line for line in lines if _PREFIX.sub("", line) not in in_error])
+    written_at = report.get("written_at")
+    if isinstance(written_at, float) and 0.0 < written_at <= ended_at:
+        return LastWords(error, tail, round(written_at, 3), reported=True)
+    return LastWords(error, tail, round(_written_at(fresh), 3))
+
+
+def _written_at(stderr: Sequence[tuple[float, str]]) -> float:
+    """When the first line of the last traceback came, or the first line of the last burst that tells of an error."""
+    found = _tracebacks([line for _, line in stderr])
+    if found:
+        return stderr[found[-1].first][0]
+    begin = next((i for i in range(len(stderr) - 1, 0, -1) if stderr[i][0] - stderr[i - 1][0] > PAUSE_S), 0)
+    return next((at for at, line in stderr[begin:] if _TELLING.search(line)), 0.0)
+
+
+def telling(lines: Sequence[str]) -> tuple[str, ...]:
+    """Of these lines those that tell most, in their order: the last ones, and the first and last that name an error."""
+    kept = [line[:TAIL_LINE_MAX_CHARS] for line in lines if line.strip()]
+    kept = list(reversed(dict.fromkeys(reversed(kept))))  # what is said again counts where it was said last
+    telling_ones = [index for index, line in enumerate(kept) if _TELLING.search(line)]
+    last_ones = range(len(kept) - 1, -1, -1)
+    ranked = [index for three in zip_longest(telling_ones, reversed(telling_ones), last_ones) for index in three]
+    chosen: dict[int, str] = {}
+    left_bytes = TAIL_MAX_BYTES
+    for index in dict.fromkeys(index for index in ranked if index is not None):
+        size_bytes = len(kept[index].encode())
+        if len(chosen) < TAIL_LINES_COUNT and size_bytes <= left_bytes:
+            chosen[index] = kept[index]
+            left_bytes -= size_bytes
+    return tuple(chosen[index] for index in sorted(chosen))
 
 
 class OomCounter:
@@ -204,7 +301,7 @@ def watch(
         orphaned()
         rank.ended.set()
         logs.wait_read(rank.rank, READ_WITHIN_S)
-        failed = code != 0
+        words = last_words(rank.files, logs.stderr_tail(rank.rank), at) if code != 0 else LastWords()
         how = RankExit(
             rank=rank.rank,
             node=rank.node,
@@ -212,9 +309,11 @@ def watch(
             signal=-code if code < 0 else None,
             oom_kill=code == -9 and oom.killed_since(),
             by_us=ours,
-            error=read_error(rank.files, logs.stderr_tail(rank.rank)) if failed else None,
+            error=words.error,
             at=at,
             step=last_step,
+            tail=() if ours else words.tail,
+            written_at=words.written_at,
         )
         tell(how)
 

@@ -16,6 +16,7 @@ any moment.
 from __future__ import annotations
 
 import os
+import re
 import selectors
 import threading
 from collections import deque
@@ -108,6 +109,8 @@ SPOOL_MAX_BYTES = 16 * 1024 * 1024
 TAIL_LINES_COUNT = 400
 TAIL_MAX_BYTES = 64 * 1024
 RETRY_AFTER_S = 1.0
+# Of a native backtrace or a dump of all threads no line is remembered: hundreds follow the few that say what happened.
+_NATIVE_FRAME = re.compile(rb"\s*(?:\[rank\d+\]:\s*)?(?:(?:frame )?#\d+[: ]|File \".*\", line \d+ in )")
 LOST = ".lost"  # after the name of a log: says what is missing in it
 
 
@@ -123,7 +126,7 @@ class _Stream:
 @dataclass(slots=True)
 class _RankOutput:
     output_bytes: int = 0
-    tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES_COUNT))
+    tail: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=TAIL_LINES_COUNT))
     tail_bytes: int = 0
 
 
@@ -189,8 +192,8 @@ class RankLogs:
         output = self._ranks.get(rank)
         return output.output_bytes if output else 0
 
-    def stderr_tail(self, rank: int) -> list[str]:
-        """The newest lines of its stderr."""
+    def stderr_tail(self, rank: int) -> list[tuple[float, str]]:
+        """The newest lines of its stderr, and when they were read; native backtraces left out."""
         output = self._ranks.get(rank)
         return list(output.tail) if output else []
 
@@ -311,13 +314,15 @@ class RankLogs:
             self._spool(stream.rank, part + b"\n")
 
     def _remember(self, output: _RankOutput, line: bytes) -> None:
+        if _NATIVE_FRAME.match(line):
+            return
         text = line.decode("utf-8", "backslashreplace")[: TAIL_MAX_BYTES // 8]
         if len(output.tail) == TAIL_LINES_COUNT:
-            output.tail_bytes -= len(output.tail[0])
-        output.tail.append(text)
+            output.tail_bytes -= len(output.tail[0][1])
+        output.tail.append((self._now(), text))
         output.tail_bytes += len(text)
         while output.tail_bytes > TAIL_MAX_BYTES:
-            output.tail_bytes -= len(output.tail.popleft())
+            output.tail_bytes -= len(output.tail.popleft()[1])
 
     def _spool(self, rank: int, line: bytes) -> None:
         with self._changed:

@@ -1,0 +1,128 @@
+"""What is kept of a rank's last words: the error, its causes, the lines that tell most, and when they were written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from gangrun.agent.ranks.environment import RankFiles
+from gangrun.agent.ranks.exits import TAIL_LINES_COUNT, TAIL_MAX_BYTES, LastWords, last_words, parse_traceback, telling
+
+WATCHDOG = """\
+[rank1]:[E1121 10:00:01.1 ProcessGroupNCCL.cpp:632] [Rank 1] Watchdog caught collective operation timeout: \
+WorkNCCL(SeqNum=5, OpType=ALLREDUCE, NumelIn=1048576, NumelOut=1048576, Timeout(ms)=600000) ran for 600029 milliseconds
+[rank1]:[E1121 10:00:01.2 ProcessGroupNCCL.cpp:684] [Rank 1] Some NCCL operations have failed or timed out.
+[rank1]:[E1121 10:00:01.3 ProcessGroupNCCL.cpp:1896] [PG ID 0 PG GUID 0 Rank 1] Process group watchdog thread \
+terminated with exception: CUDA error: an illegal memory access was encountered
+terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [PG ID 0 PG GUID 0 Rank 1] Process group watchdog thread terminated with exception: CUDA error
+Exception raised from c10_cuda_check_implementation at /pytorch/c10/cuda/CUDAException.cpp:43 (most recent call first):
+"""
+ESTALE = "OSError: [Errno 116] Stale file handle: '/mnt/data/shard-7'"
+CAUSED = f"""\
+Traceback (most recent call last):
+  File "data.py", line 7, in read
+    return open(path).read()
+{ESTALE}
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "train.py", line 30, in <module>
+    batch = next(loader)
+  File "data.py", line 9, in read
+    raise RuntimeError("no batch") from error
+RuntimeError: no batch
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> RankFiles:
+    return RankFiles(**{name: tmp_path / name for name in RankFiles.__slots__})
+
+
+def words(files: RankFiles, lines: Sequence[str], ended_at: float = 100.0, ago_s: float = 1.0) -> LastWords:
+    """Lines that came 1 ms apart, the first ``ago_s`` before the end."""
+    return last_words(files, [(ended_at - ago_s + i / 1000, line) for i, line in enumerate(lines)], ended_at)
+
+
+def test_a_traceback_has_its_causes_and_what_comes_after_it_does_not_hide_it(files: RankFiles) -> None:
+    after = ["/usr/lib/python3/resource_tracker.py:224: UserWarning: 1 leaked semaphore", "W1121 closing"]
+    found = words(files, ["before", *CAUSED.splitlines(), *after])
+    assert found.error is not None
+    assert (found.error.kind, found.error.message, found.error.chain) == ("RuntimeError", "no batch", (ESTALE,))
+    assert found.error.traceback == CAUSED.rstrip()
+    assert found.tail == ("before", *after), "a traceback is not kept twice"
+    assert found.written_at == 99.001
+
+
+def test_torch_puts_the_rank_before_each_line(files: RankFiles) -> None:
+    plain = parse_traceback(CAUSED.splitlines())
+    assert plain is not None
+    found = words(files, [f"[rank3]: {line}" for line in CAUSED.splitlines()])
+    assert found.error == plain and found.tail == ()
+
+
+def test_a_line_of_another_thread_amid_a_traceback_does_not_hide_it() -> None:
+    lines = CAUSED.splitlines()
+    lines.insert(-3, "WARNING:root:prefetch is slow")
+    found = parse_traceback(lines)
+    assert found is not None and (found.kind, found.message) == ("RuntimeError", "no batch")
+
+
+def test_what_ended_nothing_is_no_error(files: RankFiles) -> None:
+    ignored = ["Exception ignored in: <function Pool.__del__ at 0x7f>", *CAUSED.splitlines()[:4]]
+    assert words(files, ignored).error is None
+    both = words(files, [*CAUSED.splitlines(), *ignored]).error
+    assert both is not None and both.message == "no batch", "a destructor's comes after the cause"
+    handled = words(files, [*CAUSED.splitlines(), "going on"], ago_s=3600.0)
+    assert handled == LastWords(), "an hour before the end it was handled"
+
+
+def test_the_tail_holds_what_matters_however_long_a_backtrace_follows(files: RankFiles) -> None:
+    backtrace = [f"/lib/libtorch_{n}.so(+0x{n:x}) [0x7f]" for n in range(200)]
+    found = words(files, [*[f"loading shard {n}" for n in range(30)], *WATCHDOG.splitlines(), *backtrace, "Aborted"])
+    assert found.error is None
+    assert len(found.tail) <= TAIL_LINES_COUNT and sum(map(len, found.tail)) <= TAIL_MAX_BYTES
+    assert set(WATCHDOG.splitlines()) <= set(found.tail)
+    assert found.tail[-1] == "Aborted"
+    assert found.written_at == 99.03, "the first line that tells of the error"
+
+
+def test_a_progress_bar_tells_nothing_of_when_the_error_was_written(files: RankFiles) -> None:
+    assert words(files, [f"{n}%|####  | {n}/100" for n in range(100)]).written_at == 0.0
+    stderr = [(50.0, "NCCL WARN something long ago"), (99.0, "loss 1.0"), (99.5, "CUDA error: device-side assert")]
+    assert last_words(files, stderr, 100.0).written_at == 99.5
+    assert last_words(files, [], 100.0) == LastWords()
+
+
+def test_lines_are_cut_and_said_once() -> None:
+    assert telling(["error A", "", "error B", "error A"]) == ("error B", "error A")
+    long = telling(["x" * 10_000, *[f"{n} error " + 500 * "é" for n in range(40)], "the end"])
+    assert long[-1] == "the end"
+    assert sum(len(line.encode()) for line in long) <= TAIL_MAX_BYTES
+
+
+def test_the_report_of_the_rank_itself_decides_whatever_crashes_after_it(files: RankFiles) -> None:
+    report = {"type": "ValueError", "message": "bad", "traceback": "T\nValueError: bad", "signature": "s",
+              "chain": ["KeyError: 'k'"], "written_at": 98.7654}  # fmt: skip
+    files.error.write_text(json.dumps(report))
+    found = words(files, [*CAUSED.splitlines(), "free(): invalid pointer", "Fatal Python error: Aborted"])
+    assert found.error is not None and (found.error.message, found.error.chain) == ("bad", ("KeyError: 'k'",))
+    assert found.tail[-2:] == ("free(): invalid pointer", "Fatal Python error: Aborted")
+    assert (found.written_at, found.reported) == (98.765, True)
+    for nonsense in (None, "soon", 1e9, -1.0):
+        files.error.write_text(json.dumps({**report, "written_at": nonsense, "chain": nonsense}))
+        found = words(files, ["x"])
+        assert found.error is not None and found.error.chain == ()
+        assert (found.written_at, found.reported) == (0.0, False)
+
+
+def test_what_torchs_record_wrote_has_its_causes_too(files: RankFiles) -> None:
+    told = {"message": "RuntimeError: no batch", "extraInfo": {"py_callstack": CAUSED, "timestamp": "1"}}
+    files.torchelastic_error.write_text(json.dumps({"message": told}))
+    found = words(files, [])
+    assert found.error is not None and found.error.chain == (ESTALE,)

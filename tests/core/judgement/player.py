@@ -10,7 +10,7 @@ import heapq
 from dataclasses import dataclass, replace
 from itertools import count
 
-from gangrun.agent.ranks.exits import parse_traceback
+from gangrun.agent.ranks.exits import parse_traceback, telling
 from gangrun.core.actions import (
     CheckNodes,
     ChooseResume,
@@ -51,7 +51,6 @@ ATTEMPTS_MAX_COUNT = 14
 EVENTS_MAX_COUNT = 3000
 REPORTED_AFTER_S = 0.02  # from a rank's end to the supervisor
 KILLED_AFTER_S = 0.01  # from the supervisor's word to the ranks' end
-TAIL_LINES = 20
 SHOWN_AFTER_S = 60.0  # a rank trains so long before it falls
 
 
@@ -272,19 +271,13 @@ class _World:
         step: int,
     ) -> RankExit:  # fmt: skip
         lines = self._filled(text, rank).splitlines()
+        error = reported(lines)
+        told = set(error.traceback.splitlines()) if error is not None else set()
+        tail = telling([line for line in lines if line not in told])
+        written_at = written if lines else 0.0
         return RankExit(
-            rank,
-            self.holders[rank],
-            code,
-            signal,
-            oom,
-            False,
-            reported(lines),
-            at,
-            step,
-            tuple(lines[-TAIL_LINES:]),
-            written if lines else 0.0,
-        )
+            rank, self.holders[rank], code, signal, oom, False, error, at, step, tail, written_at
+        )  # fmt: skip
 
     def _filled(self, text: str, rank: int) -> str:
         sick = self.case.sick or self.holders[self._fallers()[0]]
@@ -357,4 +350,5 @@ def reported(lines: list[str]) -> ErrorReport | None:
             break
         more.append(line)
     message = "\n".join([error.message, *more])
-    return replace(error, message=message, collective=looks_collective(error.kind, message))
+    text = "\n".join([error.traceback, *more])
+    return replace(error, message=message, traceback=text, collective=looks_collective(error.kind, message))

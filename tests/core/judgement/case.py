@@ -105,6 +105,7 @@ def read(path: Path) -> Case:
     text, _, others = body.partition("=== others\n")
     case = Case(path.stem, header, text.rstrip(), others.rstrip())
     assert set(case.labels) <= set(CLASSES) and case.sticks[0] in STICKS, f"{path.name}: {header}"
+    assert header.get("falls") != "node" or case.sick, f"{path.name}: the ranks of which node?"
     assert header["source"].startswith("https://") and case.restarts, path.name
     assert header["outcome"].split()[0] in {"succeeds", "fails"}, path.name
     return case

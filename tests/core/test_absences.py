@@ -43,10 +43,10 @@ def test_the_reason_names_who_did_not_join_and_what_is_known_of_them() -> None:
     life = of_job()
     life.join("n0")
     absent(life, "n2")
-    life.says("n2 does not come", "No such file")
+    life.says("n2 will not join", "No such file")
     assert life.phase is Phase.PENDING
     life.due("join")
-    life.says("1 of 3 nodes joined within 60 s (n0)", "n1 did not: nobody knows why", f"n2 did not: {EXECVE}")
+    life.says("1 of 3 nodes joined within 60 s (n0)", "n1 did not join: the reason is", f"n2 did not join: {EXECVE}")
 
 
 def test_once_all_that_are_missing_are_accounted_for_nobody_is_waited_for() -> None:
@@ -54,7 +54,7 @@ def test_once_all_that_are_missing_are_accounted_for_nobody_is_waited_for() -> N
     life.join("n0", "n1")
     absent(life, "n2")
     life.says(
-        f"2 of 3 nodes joined (n[0-1]); n2 did not: {EXECVE}", "n2 left out", "the next job of this run without n2"
+        f"2 of 3 nodes joined (n[0-1]); n2 did not join: {EXECVE}", "n2 excluded", "the next job of this run without n2"
     )
     assert life.last(SubmitSuccessor).exclude == ("n2",)
     assert life.state.health.excluded["n2"].reason == f"did not join: {EXECVE}"
@@ -152,7 +152,7 @@ def test_a_node_that_never_said_anything_is_left_out_too() -> None:
     life.join("n0", "n1", "n2")
     life.due("join")
     assert life.last(SubmitSuccessor).exclude == ("n3",)
-    life.says("n3 did not: nobody knows why")
+    life.says("n3 did not join: the reason is not known")
 
 
 @pytest.mark.parametrize(("scheduler", "failure"), [(False, Failure.SCRIPT), (True, Failure.SCHEDULER)])
@@ -192,7 +192,7 @@ def test_a_single_node_on_which_the_scheduler_could_start_nothing_is_exchanged()
 def test_where_nobody_came_and_nobody_knows_why_nobody_is_blamed() -> None:
     life = of_job()
     life.due("join")
-    life.says("0 of 3 nodes joined", "nobody knows why")
+    life.says("0 of 3 nodes joined", "the reason is not known")
     assert life.last(SubmitSuccessor).exclude == ()
 
 
@@ -211,7 +211,7 @@ def test_without_a_scheduler_it_ends_with_the_words() -> None:
     absent(life, "n1", why="a")
     absent(life, "n2", why="b")
     assert life.phase is Phase.FAILED
-    life.says("1 of 3 nodes joined", "n1 did not: a", "n2 did not: b")
+    life.says("1 of 3 nodes joined", "n1 did not join: a", "n2 did not join: b")
 
 
 def test_what_is_known_of_nodes_is_kept_in_any_phase_and_not_believed_of_those_that_are_here() -> None:
@@ -310,7 +310,7 @@ def test_a_node_that_was_taken_before_it_joined_is_absent_and_no_more() -> None:
     life = of_job(3)
     life.join("n0", "n1")
     taken(life, "n2")
-    life.says("2 of 3 nodes joined", "n2 did not: Slurm took n2 out of job 7")
+    life.says("2 of 3 nodes joined", "n2 did not join: Slurm took n2 out of job 7")
     assert life.last(SubmitSuccessor).exclude == ()
     life = of_job(1)
     taken(life, "n0")
@@ -321,7 +321,7 @@ def test_a_node_that_only_the_scheduler_does_not_reach_is_excluded_until_the_sch
     life = of_job(3)
     life.join("n0", "n1")
     absent(life, "n2", why="Communication connection failure", scheduler=True)
-    life.says("n2 left out for 0.5 h")
+    life.says("n2 excluded for 0.5 h")
     assert life.last(SubmitSuccessor).exclude == ("n2",)
 
 
@@ -378,7 +378,7 @@ def test_nobody_is_left_of_a_gang_so_it_goes_on_in_another_job() -> None:
     last_resort(life)
     assert life.phase is Phase.STOPPING
     assert isinstance(life.actions[0], StopGang)
-    life.says("all that its job had on its nodes has ended")
+    life.says("all gangrun processes on the job's nodes have ended")
     assert all(node.lost for node in life.state.roster.nodes.values())
     life.stopped(presumed=(("n0", "law 1"), ("n1", "law 1")))
     assert life.state.underway.submitting, "nobody is waited for"
@@ -461,7 +461,7 @@ def test_whoever_is_alone_in_two_jobs_is_left_out_instead_of_yet_another_neighbo
     ends_waiting(life, "n0", of=("n0", "n1"))
     assert submits(life) == ("n1",)
     ends_waiting(life, "n0", of=("n0", "n2"))
-    life.says("no other node of two jobs came to it", "n0 left out")
+    life.says("no other node joined it in two jobs", "n0 excluded")
     assert submits(life) == ("n0", "n1")
     life.on(TermTaken(4, "j4", (), (), -1, ("n2", "n3")))
     life.join("n2", "n3")

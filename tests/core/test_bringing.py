@@ -133,7 +133,7 @@ def test_a_grace_is_never_passed() -> None:
     one.now += 29.0
     one.stopped()
     assert one.state.underway.submitting
-    one.says("no time is left to write to disk what only memory holds")
+    one.says("no time is left to write the newest in-memory step to disk")
 
 
 def test_a_job_that_comes_back_by_itself_leaves_its_memory_on_disk_too() -> None:
@@ -263,7 +263,7 @@ def test_the_last_resort_has_nobody_to_ask() -> None:
     one = cancelled(life(scheduler=True))
     took_over(one, alone=True)
     assert one.phase is Phase.CANCELLED
-    one.says("nobody is left whose memory could be asked")
+    one.says("no node is left that could hold a step in memory")
 
 
 def test_another_job_does_not_undo_what_was_decided() -> None:

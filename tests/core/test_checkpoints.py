@@ -99,9 +99,7 @@ def test_committed_and_none_valid_stops_the_run() -> None:
 def test_the_journal_remembers_what_the_directory_lost(there: list[Candidate]) -> None:
     choice = choose(there, AUTO, journal_best_step=10)
     assert isinstance(choice, NothingValid)
-    assert choice.reason.startswith(
-        "step 10 was committed according to the journal but no committed checkpoint is there"
-    )
+    assert choice.reason.startswith("step 10 was committed according to the journal but no committed checkpoint exists")
     assert choice.reason.endswith("not starting again from zero")
 
 
@@ -168,13 +166,13 @@ def test_a_step_on_request() -> None:
     absent = choose([good(n) for n in (3, 4, 5, 6)], wanted)
     assert (
         absent.reason
-        == "cannot resume from step 2, as asked: there is none; the committed steps are 6, 5, 4 and 1 more"
+        == "cannot resume from step 2, as asked: it does not exist; the committed steps are 6, 5, 4 and 1 more"
     )
     absent = choose([good(3)], wanted)
     assert absent.reason.endswith("the committed steps are 3")
     nothing = choose([unfinished(1)], wanted)
     assert nothing == NothingValid(
-        "cannot resume from step 2, as asked: there is none; no committed checkpoint is there"
+        "cannot resume from step 2, as asked: it does not exist; no committed checkpoint exists"
     )
 
 

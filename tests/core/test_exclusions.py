@@ -70,7 +70,7 @@ def test_a_node_that_fails_at_the_gate_is_left_out_of_the_next_job() -> None:
     life = checking()
     life.on(lost("n1"))
     checked(life)
-    life.says("n1", "gpu 3 of n1 is lost (gpu_lost)", "left out for 24 h")
+    life.says("n1", "gpu 3 of n1 is lost (gpu_lost)", "excluded for 24 h")
     assert life.last(SubmitSuccessor).exclude == ("n1",)
     assert life.state.attempt.number == -1, "no rank was started"
     assert not any(isinstance(asked, StartGang) for asked in life.asked)
@@ -418,10 +418,10 @@ def test_the_third_in_an_hour_stays() -> None:
     assert done.excluded == dict.fromkeys(("n1", "n2"), Exclusion("XID 79", 100.0, 100.0 + DAY_S))
     assert (
         done.sentence
-        == "n[1-2] left out for 24 h; n3 is blamed but stays in use: at most 2 nodes may be left out within an hour"
+        == "n[1-2] excluded for 24 h; n3 is blamed but stays in use: at most 2 nodes may be excluded within an hour"
     )
     later = quarantine.exclude(done.excluded, ["n3"], "XID 79", 100.0 + 3600.0, POLICY, 10)
-    assert later.taken == ("n3",) and later.refused == () and later.sentence == "n3 left out for 24 h"
+    assert later.taken == ("n3",) and later.refused == () and later.sentence == "n3 excluded for 24 h"
 
 
 def test_blamed_again_is_longer_not_more() -> None:
@@ -481,7 +481,7 @@ def without_n1() -> Life:
     life.on(GangStarted(life.state.attempt.number))
     life.on(gpu_lost("n1"))
     life.stopped()
-    life.says("n1 left out until it has booted and passed its checks")
+    life.says("n1 excluded until it has booted and passed its checks")
     life.again()
     life.on(GangStarted(life.state.attempt.number))
     assert life.started().placement.nodes == ("n0", "s0")
@@ -504,7 +504,7 @@ def test_one_that_has_booted_and_passes_is_taken_back_and_it_is_said() -> None:
     life.on(AgentRejoined("n1", "i2", "another boot", 2))
     assert set(standing.active(life.state.health.excluded, life.now)) == {"n1"}, "a boot alone proves nothing"
     restart(life, "n1")
-    life.says("n1 has booted anew and passed its checks, so it is taken back (hardware failed on n1")
+    life.says("n1 has booted anew and passed its checks, so it is used again (hardware failed on n1")
     assert not standing.active(life.state.health.excluded, life.now)
 
 
@@ -513,7 +513,7 @@ def test_an_agent_that_came_back_in_the_same_boot_changes_nothing() -> None:
     life.on(AgentRejoined("n1", "i2", "b-n1", 2))
     restart(life, "n1")
     assert set(standing.active(life.state.health.excluded, life.now)) == {"n1"}
-    assert "taken back" not in life.reason
+    assert "used again" not in life.reason
 
 
 def test_what_is_known_outlives_the_end_of_the_run() -> None:
@@ -552,9 +552,9 @@ def test_one_that_has_booted_is_put_to_work_before_ranks_start_there() -> None:
     assert life.phase is Phase.CHECKING
     life.on(NodeChecked("n0", True, tested=CLEAN))
     life.says(
-        "n0 was left out until it had booted (hardware failed on n0", f"and its devices work: {CLEAN}; n0 has booted"
+        "n0 was excluded until it had booted (hardware failed on n0", f"and its devices work: {CLEAN}; n0 has booted"
     )
-    life.says("passed its checks, so it is taken back", "starting attempt 1")
+    life.says("passed its checks, so it is used again", "starting attempt 1")
     assert life.state.health.suspected_at == {}
 
 
@@ -565,7 +565,7 @@ def test_one_that_has_booted_is_put_to_work_before_ranks_start_there() -> None:
             NodeChecked("n0", False, "gpu 1 computed 3 numbers wrong"),
             "), and failed: gpu 1 computed 3 numbers wrong",
         ),
-        (None, "it was left out until it had booted (hardware failed on n0"),
+        (None, "it was excluded until it had booted (hardware failed on n0"),
     ],
 )
 def test_one_that_has_booted_and_fails_or_says_nothing_stays_out(answer: NodeChecked | None, words: str) -> None:
@@ -592,7 +592,7 @@ def test_one_that_has_booted_and_fails_or_says_nothing_stays_out(answer: NodeChe
         (
             SLURM,
             NodeChecked("n0", True),
-            "n0 passed its checks; n0 has booted anew and passed its checks, so it is taken",
+            "n0 passed its checks; n0 has booted anew and passed its checks, so it is used",
         ),
     ],
 )
@@ -608,7 +608,7 @@ def test_one_of_which_the_scheduler_was_wrong_is_looked_for_in_a_later_boot_only
     life.on(NodeChecked("n0", True))
     life.says("0 nodes usable")
     assert life.last(SubmitSuccessor).if_booted == (("n0", 0.0),), "it was seen in the bad boot a moment ago"
-    assert "taken back" not in life.reason
+    assert "used again" not in life.reason
 
 
 def asks_for_a_reset(node: str) -> FindingRaised:
@@ -634,8 +634,8 @@ def test_one_that_was_reset_is_taken_back_in_the_same_boot(found: str) -> None:
     assert life.actions == (CheckNodes(("n1",)), CheckNodes(("n0",), THOROUGH))
     life.on(NodeChecked("n1", True))
     life.on(NodeChecked("n0", True, tested=CLEAN))
-    life.says("n0 was left out until it had booted, or been reset (", f"and its devices work: {CLEAN}")
-    life.says("n0 was reset, as its sign is gone, and passed its checks, so it is taken back (", "starting attempt")
+    life.says("n0 was excluded until it had booted, or been reset (", f"and its devices work: {CLEAN}")
+    life.says("n0 was reset, as its sign is gone, and passed its checks, so it is used again (", "starting attempt")
     assert not standing.active(life.state.health.excluded, life.now)
     assert life.state.health.excluded["n0"].returns_count == 1
 
@@ -703,9 +703,9 @@ OUT = Exclusion("gpu 3 is lost", 0.0, DAY_S, True, "bad")
     ("entry", "boot_id", "checked", "at", "words", "is_out"),
     [
         (OUT, "bad", True, 5.0, "", True),
-        (OUT, "bad", True, DAY_S, "has not booted since, so it stays out (gpu 3 is lost)", True),
+        (OUT, "bad", True, DAY_S, "has not booted since, so it stays excluded (gpu 3 is lost)", True),
         (OUT, "bad", True, WEEK_S, "", False),
-        (OUT, "new", True, 5.0, "is taken back", False),
+        (OUT, "new", True, 5.0, "is used again", False),
         (OUT, "new", None, DAY_S, "did not cure it", True),
         (OUT, "new", False, DAY_S, "did not cure it", True),
         (replace(OUT, returns_count=2), "new", True, 5.0, "", True),

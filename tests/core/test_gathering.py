@@ -77,7 +77,7 @@ def test_nodes_that_fall_silent_before_the_start_are_noted_and_heard_again() -> 
     life.says("n1", "its probes failed")
     assert life.state.roster.nodes["n1"].lost
     life.on(NodeHeard("n1"))
-    life.says("n1", "heard again")
+    life.says("n1 sends heartbeats again")
     assert not life.state.roster.nodes["n1"].lost
     life.on(NodeSilent("x9", life.now))
     assert "x9" not in life.state.roster.nodes
@@ -164,7 +164,7 @@ def test_a_checker_that_does_not_answer_excludes_nobody() -> None:
     life.on(NodeChecked("n0", True))
     life.due("check")
     assert life.phase is Phase.STARTING
-    life.says("n1", "unknown is not bad")
+    life.says("no answer from the checks on n1", "does not count against a node")
     life.again()
     assert life.started().placement.nodes == ("n0", "n1")
 

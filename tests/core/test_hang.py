@@ -154,7 +154,7 @@ def test_spinning_without_a_word_trips_in_the_end() -> None:
     assert gang.seconds(3599, busy) is None
     assert isinstance(gang.verdict, Quiet) and gang.verdict.sentence.endswith("at step 19, but ranks are busy")
     stall = gang.seconds(5, busy)
-    assert stall is not None and stall.sentence.endswith("ranks are busy without a word")
+    assert stall is not None and stall.sentence.endswith("ranks are busy but report no progress")
 
 
 def test_a_start_that_never_comes_trips_at_the_start_up_limit() -> None:
@@ -329,7 +329,8 @@ def test_a_node_that_is_not_heard_keeps_everybody_innocent() -> None:
         verdict = gang.watch.judge(gang.now)
         assert isinstance(verdict, Quiet)
     assert isinstance(verdict, Quiet)
-    assert verdict.sentence == "no sign of progress for 200 s; 1 node not heard lately, so nobody is called hung"
+    silent = "1 node sent no recent heartbeat, so no rank counts as hung"
+    assert verdict.sentence == f"no sign of progress for 200 s; {silent}"
     assert verdict.next_at == gang.now + 5.0
     assert gang.seconds(1, idle) is not None, "heard again, and nothing had moved"
 

@@ -123,7 +123,7 @@ def test_a_second_soft_one_in_the_next_attempt_moves_the_gang() -> None:
     life.on(FindingRaised(xid("n1", "GPU-7", 94, SOFT)), after_s=120.0)
     assert life.phase is Phase.STOPPING
     life.stopped()
-    life.says("hardware failed on n1", "GPU-7 had it 2 times", "left out until it has booted")
+    life.says("hardware failed on n1", "GPU-7 had it 2 times", "excluded until it has booted")
     assert life.state.health.excluded["n1"].boot_id == "b-n1"
 
 

@@ -356,7 +356,8 @@ def test_a_save_is_asked_for_where_it_may_succeed(found: NodeFinding, saves: boo
     life.on(FindingRaised(found))
     assert life.phase is Phase.STOPPING
     assert life.last(StopGang).checkpoint_first is life.state.underway.saving is saves
-    life.says(found.sentence, "saving first" if saves else "stopping at once, as ranks there cannot save any more")
+    at_once = "all ranks stop at once, because ranks on this node cannot save"
+    life.says(found.sentence, "the ranks save first" if saves else at_once)
 
 
 def test_every_number_that_takes_a_gpu_away_is_a_hard_one() -> None:
@@ -432,7 +433,7 @@ def test_a_wait_for_nodes_ends_when_enough_are_back() -> None:
     assert life.phase is Phase.WAITING
     life.says("n[1-2]", "waiting up to")
     life.on(NodeHeard("n1"))
-    life.says("n1 is heard again", "2 nodes usable, 3 needed")
+    life.says("n1 sends heartbeats again", "2 nodes usable, 3 needed")
     life.on(NodeHeard("n2"))
     assert life.phase is Phase.STARTING
 

@@ -52,7 +52,7 @@ def test_an_agents_word_alone_stops_nothing_and_no_answer_stops_all(phase: Phase
     life = at(phase)
     due = dict(life.state.timers.deadlines)
     asks(life)
-    life.says("told to end; asking the scheduler why")
+    life.says("received SIGTERM; asking the scheduler for the reason")
     assert (life.phase, life.actions) == (phase, ())
     assert set(life.state.timers.deadlines) == {*due, WHY}
     assert life.state.timers.deadlines[WHY].at == life.now + 15.0
@@ -75,7 +75,7 @@ def test_after_the_end_nobody_asks(phase: Phase) -> None:
 def test_it_says_on_which_node() -> None:
     life = Life(policy=SCHEDULER).running()
     life.on(Notice(NoticeKind.UNKNOWN, 30.0, asking=True), origin=ON_N1)
-    life.says("n1 was told to end")
+    life.says("n1 received SIGTERM")
 
 
 @pytest.mark.parametrize("kind", list(NoticeKind))
@@ -224,7 +224,7 @@ def test_a_hang_is_told_with_what_would_follow_and_training_goes_on() -> None:
     assert "stacks" not in life.state.timers.deadlines
     life.ignored(StacksTaken(0, ()), "nobody asked")
     life.mark(6)
-    life.says("no hang")
+    life.says("the ranks do not hang")
     assert (life.state.reason, life.state.attempt.evidence.hang) == (life.reason, None)
 
 

@@ -105,7 +105,7 @@ def test_the_one_before_it_is_taken_and_the_run_goes_on() -> None:
     life = poisoned()
     life.says(
         "ValueError: bad batch",
-        "2 times the same within 10 steps of loading step 40",
+        "2 times within 10 steps of loading step 40",
         "never after loading another",
         "in place",
     )
@@ -131,7 +131,7 @@ def test_if_the_older_one_fails_too_it_was_the_code_and_nothing_is_lost() -> Non
     life.again(saved(30))
     fails(life, 31)
     assert (life.phase, life.state.ending.failure) == (Phase.FAILED, Failure.SCRIPT)
-    life.says("the cause is the code", "Traceback ...", "step 40, set aside on that suspicion, is put back")
+    life.says("the cause is the code", "Traceback ...", "step 40, which gangrun had set aside, is put back")
     assert life.last(EndJob).put_back == (saved(40).path,)
     assert life.state.checkpoints.poisoned == ()
     assert life.state.checkpoints.newest == saved(40), "it is the newest again"
@@ -426,21 +426,21 @@ def test_what_is_told_of_the_second_one() -> None:
     told = story(bad_from(300, 2), [100, 200, 300, 400], resumed_well=True).play(3)
     said = told.life.state.attempts[-2].reason
     for words in (
-        "within 10 steps of loading step 300 and before that step 400",
-        "sooner",
+        "within 10 steps of loading step 300, and before that step 400",
+        "each time after fewer steps",
         "step 300 counts as poisoned",
     ):
         assert words in said, said
     first, second = told.life.state.checkpoints.poisoned[0], told.life.state.checkpoints.condemned
     assert second is not None
-    assert ("2 times" in first.why, "once, as with newer ones before" in second.why) == (True, True)
+    assert ("2 times" in first.why, "once, as it did with newer checkpoints" in second.why) == (True, True)
 
 
 def test_more_than_may_be_set_aside_ends_the_run_and_all_come_back() -> None:
     told = story(bad_from(0, 2), [50, 100, 200, 300, 400], resumed_well=True).play()
     assert told.loaded == [400, 400, 300, 200, 100]
     assert told.life.phase is Phase.FAILED
-    told.life.says("the cause is the code", "step 400, step 300, step 200, set aside on that suspicion, is put back")
+    told.life.says("the cause is the code", "step 400, step 300, step 200, which gangrun had set aside, is put back")
     assert told.life.last(EndJob).put_back == tuple(saved(step).path for step in (400, 300, 200))
     assert told.life.state.checkpoints.newest == saved(400)
 
@@ -449,7 +449,7 @@ def test_without_an_older_one_nothing_shows_that_it_was_the_checkpoints_and_all_
     told = story(bad_from(0, 2), [300, 400], resumed_well=True).play()
     assert told.loaded == [400, 400, 300]
     assert (told.life.phase, told.life.state.ending.failure) == (Phase.FAILED, Failure.SCRIPT)
-    told.life.says("step 300 counts as poisoned", "none of 1", "step 400, set aside on that suspicion, is put back")
+    told.life.says("step 300 counts as poisoned", "none of 1", "step 400, which gangrun had set aside, is put back")
     assert told.life.last(EndJob).put_back == (saved(400).path,)
 
 
@@ -489,7 +489,7 @@ def test_what_was_saved_on_the_way_goes_too_and_comes_back_with_it() -> None:
     life.on(AttemptSealed(life.state.attempt.number))
     second = life.last(ChooseResume).condemned
     assert second is not None
-    assert (second.step, second.first_step, second.why[-30:]) == (300, 300, "once, as with newer ones before"[-30:])
+    assert (second.step, second.first_step, second.why[-30:]) == (300, 300, "as it did with newer checkpoints"[-30:])
 
 
 def test_who_was_lost_came_as_far_as_what_the_next_one_loaded() -> None:

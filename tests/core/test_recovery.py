@@ -23,7 +23,7 @@ def test_in_place_with_a_spare_and_smaller() -> None:
     life.join("s0")
     life.on(NodeLost("n1", 90.0, "its lease is over"))
     life.stopped()
-    life.says("no heartbeat from n1", "left out for 24 h", "restarting on n0,s0")
+    life.says("no heartbeat from n1", "excluded for 24 h", "restarting on n0,s0")
 
     life = Life(2, at_least=1).running()
     life.on(NodeLost("n1", 90.0, "its lease is over"))

@@ -63,7 +63,7 @@ def test_a_spare_takes_the_place_of_a_suspect_at_the_next_checkpoint_and_not_bef
     assert life.phase is Phase.RUNNING
     budget = life.state.budget
     life.save(10)
-    life.says("checkpoint of step 10", "s0 takes the place of n1", "a suspect that still works", PENDING, "saved first")
+    life.says("checkpoint of step 10", "s0 takes the place of n1, a suspect that still works", PENDING, "save first")
     stop = life.last(StopGang)
     assert (life.phase, stop.checkpoint_first, stop.grace_s) == (Phase.STOPPING, True, life.policy.stop_grace_s)
     life.stopped()
@@ -83,7 +83,7 @@ def test_nobody_is_relieved_again_and_again() -> None:
     life.save(20)
     assert life.phase is Phase.RUNNING, "there is no spare any more"
     life.on(FindingRaised(poor("n1")))
-    life.says("n1", "it goes on: no healthy node is free to take its place")
+    life.says("n1", "it stays in use: no healthy node is free to take its place")
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_policy_turns_it_off_and_who_observes_only_tells() -> None:
     assert life.phase is Phase.RUNNING
     life = with_spares(policy=Policy(observe=True))
     life.on(FindingRaised(poor("n1")))
-    life.says("observing only, so it goes on; else it would be replaced by s0 at the next checkpoint")
+    life.says("observing only, so it stays in use; else it would be replaced by s0 at the next checkpoint")
     life.save(10)
     assert (life.phase, life.count(StopGang)) == (Phase.RUNNING, 0)
 
@@ -229,7 +229,7 @@ def test_a_silent_node_is_not_mistaken_for_the_suspect() -> None:
     life.save(10)
     assert life.phase is Phase.RUNNING
     life.on(FindingRaised(poor("n1")))
-    life.says("it goes on: n0 cannot be used now")
+    life.says("it stays in use: n0 cannot be used now")
 
 
 @pytest.mark.parametrize(

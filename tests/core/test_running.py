@@ -68,7 +68,7 @@ def stall(life: Life) -> None:
     [
         ({"code": 3}, "exit code 3"),
         ({"code": None, "signal": 9}, "signal 9"),
-        ({"code": None, "signal": 9, "oom": True}, "killed for memory"),
+        ({"code": None, "signal": 9, "oom": True}, "its cgroup reached its memory limit"),
         ({"error": BUG}, "ValueError: bad batch"),
         ({"error": ErrorReport("KeyError", "", "s", "", False)}, "KeyError"),
         (
@@ -122,7 +122,7 @@ def test_a_silent_node_is_a_suspect_whom_others_are_asked_about() -> None:
     life.says("n1", "6 s", "asking other nodes")
     assert life.state.reason == life.reason
     life.on(NodeHeard("n1"))
-    assert life.state.reason == "n1 is heard again", "the suspicion must not stay what people read"
+    assert life.state.reason == "n1 sends heartbeats again", "the suspicion must not stay what people read"
     assert life.state.roster.nodes["n1"].silent_since is None
 
 
@@ -289,7 +289,7 @@ def test_a_step_while_stacks_are_taken_proves_that_it_was_no_hang() -> None:
     assert life.state.attempt.evidence.hang is not None, "the same step is no progress"
     timer = life.state.timers.deadlines["stacks"]
     life.mark(8)
-    life.says("step 8", "no hang")
+    life.says("step 8 was reported", "the ranks do not hang")
     life.ignored(StacksTaken(0, STACKS), "nobody asked")
     life.ignored(DeadlinePassed("stacks", timer.generation), "already over")
     assert life.phase is Phase.RUNNING
@@ -499,7 +499,7 @@ def test_a_stop_that_nobody_can_prove_ends_the_run_and_fences_the_next(after: Af
         assert life.actions == (StopGang(0, 0.0, False, life.reason),)
     life.due("stop")
     assert life.phase is ends
-    life.says("nobody can prove", "attempt 0")
+    life.says("gangrun cannot prove", "attempt 0")
     assert life.state.fence.until > life.now + life.policy.timing.fence_after_s
     assert life.state.ending.failure is (Failure.NODE if ends is Phase.FAILED else None)
 
@@ -509,7 +509,7 @@ def test_a_stop_that_nobody_can_prove_leaves_the_job_to_its_nodes_where_there_is
     life.on(StopTimedOut(0, "n1", ("python[7]",)))
     for _ in range(4):
         life.due("stop")
-    life.says("nobody can prove", "n1 left out", "the next job of this run without n1")
+    life.says("gangrun cannot prove", "n1 excluded", "the next job of this run without n1")
     assert life.last(SubmitSuccessor).exclude == ("n1",)
     assert life.state.fence.nodes == ("n0", "n1")
     assert life.state.fence.until > life.now + life.policy.timing.fence_after_s

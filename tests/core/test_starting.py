@@ -333,7 +333,7 @@ def test_a_job_that_only_ends_takes_nobody_in() -> None:
     life.stopped()
     life.on(ActDone((1, 9), "SubmitSuccessor"))
     assert life.state.ending.leaving
-    life.ignored(AgentJoined("n0", "i2", "b", 2), "n0", "goes on in another")
+    life.ignored(AgentJoined("n0", "i2", "b", 2), "n0", "continues in another job")
     asked = life.count(SubmitSuccessor)
     life.on(Notice(NoticeKind.PREEMPTION, 30.0))
     assert life.count(SubmitSuccessor) == asked, "one successor is enough"

@@ -114,7 +114,7 @@ def test_a_gang_that_lives_is_adopted_whatever_has_not_answered_yet() -> None:
     life = Life().running()
     taken(life, inventories=held(life, 0, 0, 1)[:1])
     assert life.phase is Phase.RUNNING
-    life.says("adopted attempt 0", "2 of 4", "not heard yet: n1")
+    life.says("adopted attempt 0", "2 of 4", "no report yet from n1")
 
 
 def test_a_gang_of_which_a_node_knows_nothing_any_more_is_stopped_and_judged() -> None:

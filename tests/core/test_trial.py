@@ -117,7 +117,7 @@ def test_a_node_that_joins_while_others_are_tested_has_the_time_for_it() -> None
     assert life.state.timers.deadlines["check"].at == pytest.approx(life.now + 120.0)
     life.on(AgentJoined("s0", "i-s0", "b-s0", 1))
     life.due("check")
-    life.says("no answer from the checks on n[0-1],s0 in 120 s: unknown is not bad", "starting attempt 0")
+    life.says("no answer from the checks on n[0-1],s0 in 120 s, which does not count against a node", "attempt 0")
 
 
 def test_the_time_for_tests_is_some() -> None:
@@ -147,7 +147,7 @@ def test_the_gang_waits_for_a_suspect_that_it_needs_and_takes_it_back_clean() ->
 def test_a_suspect_that_fails_is_left_out_before_the_gang_starts() -> None:
     life = suspected()
     life.on(broken("n1"))
-    life.says("n1: gpu 1 of n1 computed 3 numbers wrong", "left out for 24 h")
+    life.says("n1: gpu 1 of n1 computed 3 numbers wrong", "excluded for 24 h")
     assert life.last(SubmitSuccessor).exclude == ("n1",)
     assert life.count(StartGang) == 1
     life = suspected()
@@ -158,7 +158,7 @@ def test_a_suspect_that_fails_is_left_out_before_the_gang_starts() -> None:
 
 def test_where_the_gang_is_whole_without_it_nobody_waits() -> None:
     life = suspected(spares=("s0",))
-    life.says("devices of n1 are tested meanwhile, and others take part", "restarting on n[0,2],s0")
+    life.says("devices of n1 are tested meanwhile; other nodes take part", "restarting on n[0,2],s0")
     assert life.phase is Phase.STARTING
     assert CheckNodes(("n1",), device_test.THOROUGH) in life.actions
     go_on(life)
@@ -206,7 +206,7 @@ def test_a_second_time_it_is_tested_and_a_third_time_left_out_although_it_was_cl
     life.on(NodeChecked("n1", True, tested=CLEAN))
     go_on(life)
     fall(life)
-    life.says("n1 was suspected for the 3rd time, so it is blamed; n1 left out for 24 h")
+    life.says("n1 was suspected for the 3rd time, so it is blamed; n1 excluded for 24 h")
     assert set(life.state.health.excluded) == {"n1"}
 
 
@@ -227,7 +227,7 @@ def test_where_nobody_could_tell_the_suspicion_alone_counts(times: int) -> None:
 def test_one_that_does_not_answer_is_left_out_and_holds_nobody_up() -> None:
     life = suspected()
     life.due("check")
-    life.says("n1: it was suspected (attempt 0: signal), and has not answered whether its devices work; n1 left out")
+    life.says("n1: it was suspected (attempt 0: signal), and its device test has not answered; n1 excluded")
     assert life.last(SubmitSuccessor).exclude == ("n1",)
     life = suspected(policy=TRIES)
     life.due("check")

@@ -133,7 +133,7 @@ def test_a_suspects_answer_is_told_while_others_train(runs: Path, gangrun: Call)
     story.on(NodeChecked("n1", True, tested=CLEAN))
     said = " ".join(gangrun("explain").out.split())
     assert "started the checks of n[0-1], with a device test" in said
-    assert "devices of n1 are tested meanwhile, and others take part" in said
+    assert "devices of n1 are tested meanwhile; other nodes take part" in said
     assert f"n1 was suspected (attempt 0: signal), and its devices work: {CLEAN}; it may be used again" in said
     tests = gangrun("status", "--json").json["tests"]
     assert [(one["node"], one["state"]) for one in tests] == [("n0", "passed"), ("n1", "passed"), ("s0", "passed")]

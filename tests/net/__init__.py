@@ -1,1 +1,1 @@
-"""Real ZeroMQ over the loopback: who is admitted, what is dropped, what is heard again."""
+"""Real ZeroMQ over the loopback: who is admitted, what is dropped, what sends heartbeats again."""

@@ -124,7 +124,7 @@ def test_one_that_has_booted_is_in_the_next_job_again_and_is_used_where_that_cur
     assert any(one in attempt.nodes for attempt in later) is repaired
     if repaired:
         assert state.phase is Phase.SUCCEEDED, state.reason
-        assert any(f"{one} was left out until it had booted" in r and "its devices work" in r for r in told), told
+        assert any(f"{one} was excluded until it had booted" in r and "its devices work" in r for r in told), told
 
 
 @pytest.mark.parametrize("seed", range(3))

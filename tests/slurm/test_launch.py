@@ -27,10 +27,10 @@ def test_nodes_that_do_not_come_are_done_without(cluster: Cluster, run: Run) -> 
     status = run.end(deadline_s=40)  # nobody waited for the time to join to pass
     assert [(one["job"], one["nodes"]) for one in status["attempts"]] == [(told["job"], ["n1"])]
     log = (run.root / ".gangrun" / "processes-n1.log").read_text()
-    assert "n2 does not come: Exited with exit code 1: " in log
+    assert "n2 will not join: Exited with exit code 1: " in log
     assert "No module named 'gangrun" in log
-    assert "n3 does not come: Exited with exit code 74: this node cannot open a file in the run directory: " in log
-    assert "n4 does not come: Communication connection failure" in log
+    assert "n3 will not join: Exited with exit code 74: this node cannot open a file in the run directory: " in log
+    assert "n4 will not join: Communication connection failure" in log
     usable = len(os.sched_getaffinity(0))
     assert (run.steps / "cpus").read_text() == f"{usable} {CPUS_COUNT}"
     assert ("of the 16 CPUs asked for" in log) == (usable < CPUS_COUNT)

@@ -39,7 +39,7 @@ def first(before: RunState, decision: Decision, now: float, policy: Policy) -> D
         return decision
     within_s = _within_s(state, state.phase, now, policy)
     if within_s < LEAST_S:
-        reason = f"{decision.reason}; no time is left to write to disk what only memory holds"
+        reason = f"{decision.reason}; no time is left to write the newest in-memory step to disk"
         return replace(decision, reason=reason, state=replace(state, reason=reason))
     what = f"first the newest in-memory checkpoint is written to disk, which may take up to {within_s:.0f} s"
     return enter(
@@ -66,10 +66,10 @@ def flush(state: RunState, event: FlushDue, now: float, policy: Policy) -> Decis
     del now, policy
     assert state.attempt.placement is not None
     if event.step <= state.checkpoints.disk_step:
-        return ignored(state, f"step {event.step} is not newer than what is on disk")
+        return ignored(state, f"step {event.step} is not newer than the newest checkpoint on disk")
     nodes = tuple(sorted(name for name in state.attempt.placement.nodes if not state.roster.nodes[name].lost))
     action = BringSteps(state.attempt.number, state.checkpoints.disk_step, END_WITHIN_S, nodes, flush=True)
-    return stay(state, f"step {event.step} is in memory only: bringing it to the disk while ranks train on", action)
+    return stay(state, f"step {event.step} is only in memory: gangrun writes it to disk while the ranks train", action)
 
 
 def again(state: RunState, now: float) -> BringSteps:
@@ -99,7 +99,7 @@ def sentence(event: StepBrought) -> str:
 
 def time_is_up(state: RunState, now: float, policy: Policy) -> Decision:
     """WAITING: it is given up."""
-    return go_on(state, now, policy, "what only memory holds could not be written to disk in time")
+    return go_on(state, now, policy, "the newest in-memory step could not be written to disk in time")
 
 
 def go_on(state: RunState, now: float, policy: Policy, told: str) -> Decision:
@@ -123,7 +123,7 @@ def cancel(state: RunState, by: str, now: float, policy: Policy) -> Decision:
     held = state.underway.bringing
     assert held is not None
     if held.then is Phase.CANCELLED:
-        reason = f"cancelled again by {by}; what only memory holds goes with the job"
+        reason = f"cancelled again by {by}; the steps that only memory holds are lost with the job"
         return finish(state, Phase.CANCELLED, now, reason)
     reason = f"cancelled by {by}"
     cancelled = replace(held, then=Phase.CANCELLED, reason=reason)

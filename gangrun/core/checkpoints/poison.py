@@ -163,13 +163,13 @@ def verdict(failed: Verdict, load: Load, times: int, policy: Policy) -> Verdict:
     soon = f"within {policy.poison_after_steps} steps of loading"
     if newer:
         sentence = (
-            f"{failed.sentence}, the same {soon} step {load.step} and before that {listed(newer)}, each time sooner"
-            f" than with a newer one, where other attempts did well: step {load.step} counts as poisoned too"
+            f"{failed.sentence}; the run failed in this way {soon} step {load.step}, and before that {listed(newer)},"
+            f" each time after fewer steps, while other attempts did well: step {load.step} counts as poisoned too"
         )
     else:
         sentence = (
-            f"{failed.sentence}, {times} times the same {soon} step {load.step}, and never after loading another:"
-            f" step {load.step} counts as poisoned"
+            f"{failed.sentence}; the run failed in this way {times} times {soon} step {load.step}, and never after"
+            f" loading another checkpoint: step {load.step} counts as poisoned"
         )
     return Verdict(Cause.POISONED, Failure.SCRIPT, (), (), failed.signature, sentence)
 
@@ -182,8 +182,8 @@ def condemn(state: RunState, judged: Verdict, traceback: str, policy: Policy) ->
     same = [one for one in state.budget.sightings if one.signature == judged.signature]
     family = [one for one in same if not _of_a_poisoned_one(one, load)]
     times, since = len(family), min(one.loaded_step for one in family)
-    often = f"{times} times" if times > 1 else "once, as with newer ones before"
-    why = f"whoever loaded it failed in the same way within {policy.poison_after_steps} steps, {often}"
+    often = f"{times} times" if times > 1 else "once, as it did with newer checkpoints"
+    why = f"every attempt that loaded it failed in the same way within {policy.poison_after_steps} steps, {often}"
     loaded, failed = state.attempt.resume, traceback or judged.sentence
     number = state.attempt.number
     poison = Poisoned(loaded.step, loaded.path, judged.signature, number, why, failed, loaded.level, since)
@@ -218,7 +218,7 @@ def cleared(state: RunState, signature: str) -> tuple[RunState, str]:
         return state, ""
     guilty = tuple(one for one in saved.poisoned if one not in innocent)
     names = listed([f"step {one.step}" for one in innocent])
-    words = f"; nothing shows that a checkpoint caused it: {names}, set aside on that suspicion, is put back"
+    words = f"; no checkpoint is shown to be the cause, so {names}, which gangrun had set aside, is put back"
     there = [CheckpointRef(one.step, one.path, one.level) for one in innocent]
     newest = max((*there, *([saved.newest] if saved.newest else [])), key=lambda one: one.step)
     saved = replace(saved, poisoned=guilty, cleared=tuple(one.path for one in innocent), newest=newest)

@@ -164,8 +164,8 @@ def _requested(
     if refused:
         return NothingValid(f"cannot resume from {named}, as asked: {refused[0].why}", tuple(refused))
     steps = [c.step for c in newest_first if c.committed]
-    there = f"the committed steps are {_steps(steps)}" if steps else "no committed checkpoint is there"
-    return NothingValid(f"cannot resume from {named}, as asked: there is none; {there}")
+    there = f"the committed steps are {_steps(steps)}" if steps else "no committed checkpoint exists"
+    return NothingValid(f"cannot resume from {named}, as asked: it does not exist; {there}")
 
 
 def _newest_valid(
@@ -178,7 +178,7 @@ def _newest_valid(
     in_use = []
     for candidate in newest_first:
         if (candidate.step, candidate.nonce) in ignored:
-            why = "set aside from use by an earlier resume request of this run"
+            why = "ruled out by an earlier resume request of this run"
         else:
             in_use.append(candidate)
             why = _refusal(candidate, sealed)
@@ -196,7 +196,7 @@ def _nothing_valid(in_use: list[Candidate], passed: list[PassedOver], best_step:
         head = f"none of {_count(len(committed), 'committed checkpoint')} may be resumed from"
         return NothingValid(f"{head}{_passed_words(of_these)}; not starting again from zero", tuple(passed))
     if best_step >= 0:
-        head = f"step {best_step} was committed according to the journal but no committed checkpoint is there now"
+        head = f"step {best_step} was committed according to the journal but no committed checkpoint exists now"
         return NothingValid(f"{head}{_passed_words(passed)}; not starting again from zero", tuple(passed))
     return FromZero(
         f"starting from the beginning: no checkpoint was ever committed{_passed_words(passed)}", tuple(passed)

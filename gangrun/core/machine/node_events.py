@@ -33,7 +33,7 @@ def _holds_ranks(state: RunState, node: str) -> bool:
 def joined(state: RunState, event: events.AgentJoined | events.AgentRejoined, now: float, policy: Policy) -> Decision:
     """An agent came, or a new one took its place: then the ranks of the old one are dead."""
     if state.ending.leaving:
-        return ignored(state, f"{event.node} joined a job that ends: the run goes on in another")
+        return ignored(state, f"{event.node} joined, but this job ends: the run continues in another job")
     state = roster.joined(state, event)
     reason = f"{event.node} joined"
     if isinstance(event, events.AgentRejoined):
@@ -89,7 +89,7 @@ def heard(state: RunState, event: events.NodeHeard, now: float, policy: Policy) 
     was_away = event.node in state.roster.nodes and state.roster.nodes[event.node].silent_since is not None
     loud = state.phase is Phase.RUNNING and was_away and roster.in_gang(state, event.node)
     state = roster.heard(state, event.node)
-    reason = f"{event.node} is heard again"
+    reason = f"{event.node} sends heartbeats again"
     if state.phase is Phase.WAITING:
         return waiting.go_on_if_enough(state, now, policy, reason)
     return stay(state, reason, loud=loud)
@@ -153,7 +153,8 @@ def finding(state: RunState, event: events.FindingRaised, now: float, policy: Po
     if state.phase is not Phase.RUNNING:
         return stop_or_note(state, now, policy, sentence, evidence)
     save = can_save(found)
-    how = "saving first, as the GPU still computes" if save else "stopping at once, as ranks there cannot save any more"
+    at_once = "all ranks stop at once, because ranks on this node cannot save"
+    how = "the ranks save first, because the GPU still works" if save else at_once
     return stop_all(state, now, policy, After.JUDGE, f"{sentence}; {how}", evidence, checkpoint_first=save)
 
 

@@ -49,7 +49,7 @@ MESSAGE_MAX_CHARS = 200
 def how_it_ended(died: RankExit) -> str:
     """A rank's end in a few words."""
     if died.oom_kill:
-        return "killed for memory by its own cgroup"
+        return "killed because its cgroup reached its memory limit"
     if died.error is not None:
         message = died.error.message.splitlines()[0] if died.error.message else ""
         return f"{died.error.kind}: {message}" if message else died.error.kind
@@ -152,7 +152,8 @@ def first_step(state: RunState, event: FirstStepSeen, now: float, policy: Policy
         return refused(state, NOT_LAUNCHED)
     resumed = state.attempt.resume.step if state.attempt.resume else -1
     if event.step < resumed:
-        reason = f"it started over: the first step seen is {event.step}, though it was to resume from step {resumed}"
+        first = f"its first step is {event.step}, but it was told to resume from step {resumed}"
+        reason = f"the script started over: {first}"
         evidence = replace(state.attempt.evidence, started_over=(event.step, resumed))
         if policy.observe:
             told = observed(state, evidence, reason, now, policy)
@@ -169,7 +170,7 @@ def progress(state: RunState, event: ProgressMarked, now: float, policy: Policy)
     reason, was_told = f"step {event.step}", False
     if state.phase is Phase.RUNNING and state.attempt.evidence.hang is not None and event.step > state.attempt.step:
         was_told = "stacks" not in state.timers.deadlines  # who only observes has said that it hangs
-        state, reason = no_hang(state), f"step {event.step}: it goes on, so it was no hang"
+        state, reason = no_hang(state), f"step {event.step} was reported, so the ranks do not hang"
     state = at_step(state, event.step)
     passed = state.checkpoints.best_step < 0
     kept = budget.forget(state.budget, state.checkpoints.observed_step) if passed else state.budget
@@ -205,9 +206,9 @@ def checkpoint_reached(state: RunState, event: CheckpointSeen, now: float, polic
 def stalled(state: RunState, event: ProgressStalled, now: float, policy: Policy) -> Decision:
     """No progress: see where every rank stands before anything is killed."""
     if state.store_stalled_since is not None:
-        return ignored(state, "the run directory does not answer, which may be all that the ranks wait for")
+        return ignored(state, "the run directory does not answer, and the ranks may wait only for it")
     if "stacks" in state.timers.deadlines:
-        return ignored(state, "this stall is being looked at")
+        return ignored(state, "the stacks for this stall are already being taken")
     hang = Hang(event.stalled_s, event.limit_s, event.observations)
     reason = f"no progress for {event.stalled_s:.0f} s (limit {event.limit_s:.0f} s); taking the stacks of all ranks"
     state = with_deadline(state, "stacks", now + policy.stacks_within_s)
@@ -222,7 +223,7 @@ def stacks_taken(state: RunState, event: StacksTaken, now: float, policy: Policy
         return ignored(state, "nobody asked for stacks in this attempt")
     evidence = replace(state.attempt.evidence, hang=replace(hang, stacks=event.stacks))
     if stopping:  # a rank fell by itself meanwhile
-        return stay(with_evidence(state, evidence), "stacks are in")
+        return stay(with_evidence(state, evidence), "the stacks of the ranks have arrived")
     return _stop_hung(state, evidence, hang, now, policy)
 
 

@@ -78,7 +78,8 @@ def check_deadline(state: RunState, event: DeadlinePassed, now: float, policy: P
     late = device_test.overdue(state, now, policy)
     state, waiting = late.state, device_test.awaited(late.state, now)
     unknown = (
-        f"no answer from the checks on {fold(waiting)} in {device_test.within_s(asked, policy):g} s: unknown is not bad"
+        f"no answer from the checks on {fold(waiting)} in {device_test.within_s(asked, policy):g} s,"
+        " which does not count against a node"
     )
     why = "; ".join(filter(None, (late.sentence, unknown if waiting else "")))
     return choose.begin_attempt(state, now, policy, why)
@@ -158,7 +159,7 @@ def none_valid(state: RunState, event: NoneValid, now: float, policy: Policy) ->
     if condemned is not None:  # nothing was moved
         state = replace(state, checkpoints=replace(state.checkpoints, condemned=None))
         state, also = poison.cleared(state, condemned.signature)
-        reason = f"{poison.told(condemned)}; no other may be taken instead: {event.reason}{also}"
+        reason = f"{poison.told(condemned)}; no other checkpoint can be used instead: {event.reason}{also}"
         return finish(state, Phase.FAILED, now, reason, Failure.SCRIPT)
     return finish(state, Phase.FAILED, now, event.reason, Failure.STORAGE)
 
@@ -166,7 +167,7 @@ def none_valid(state: RunState, event: NoneValid, now: float, policy: Policy) ->
 def act_failed(state: RunState, event: ActFailed, now: float, policy: Policy) -> Decision:
     """STARTING: sealing or choosing was refused by the file system."""
     if state.underway.stage is StartStage.LAUNCHING or event.what not in {SealAttempts.__name__, ChooseResume.__name__}:
-        return ignored(state, f"{event.what} failed, for which nobody waits now: {event.why}")
+        return ignored(state, f"{event.what} failed, but gangrun no longer waits for it: {event.why}")
     return choose.storage_trouble(state, now, policy, f"{event.what} failed: {event.why}")
 
 

@@ -134,7 +134,7 @@ def stop_deadline(state: RunState, event: DeadlinePassed, now: float, policy: Po
     del event
     rounds = state.tries_count + 1
     if rounds > STOP_ROUNDS_MAX:
-        reason = f"nobody can prove that all ranks of attempt {state.attempt.number} are gone: {state.reason}"
+        reason = f"gangrun cannot prove that all ranks of attempt {state.attempt.number} are gone: {state.reason}"
         names = state.attempt.placement.nodes if state.attempt.placement else ()
         unproven = fenced(state, names, now + stop_bound_s(policy, checkpoint_first=False), now)
         match state.underway.after:
@@ -146,7 +146,7 @@ def stop_deadline(state: RunState, event: DeadlinePassed, now: float, policy: Po
                 return choose.come_back(unproven, now, policy, reason)
             case _:
                 return choose.leave_behind(unproven, now, policy, reason)
-    reason = f"ranks of attempt {state.attempt.number} are still not proven gone; asking again"
+    reason = f"ranks of attempt {state.attempt.number} may still live; ordering the stop again"
     reason += f" ({rounds} of {STOP_ROUNDS_MAX})"
     state = with_deadline(state, "stop", now + stop_bound_s(policy, checkpoint_first=False))
     stop = StopGang(state.attempt.number, 0.0, False, reason)
@@ -230,10 +230,10 @@ def _after_notice(event: Notice) -> After:
 def told_to_end(state: RunState, event: Notice, node: str, now: float) -> Decision:
     """An agent was told to end, and the scheduler is being asked why."""
     if state.phase in TERMINAL or WHY in state.timers.deadlines:
-        return ignored(state, f"{node} was told to end too; the scheduler is being asked why")
+        return ignored(state, f"{node} received SIGTERM too; the scheduler has been asked for the reason")
     state = with_deadline(state, WHY, now + ANSWER_SHARE * event.grace_s)
     ending = replace(state.ending, gone_at=now + event.grace_s)
-    return stay(state, f"{node} was told to end; asking the scheduler why", ending=ending)
+    return stay(state, f"{node} received SIGTERM; asking the scheduler for the reason", ending=ending)
 
 
 def as_meant(state: RunState, event: Event, now: float) -> tuple[RunState, Event]:

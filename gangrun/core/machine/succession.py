@@ -86,7 +86,7 @@ def term_taken(state: RunState, event: TermTaken, now: float, policy: Policy) ->
     if another_job:
         return _in_another_job(new, now, policy, who)
     if new.underway.bringing is not None and event.alone:
-        return flush_to_disk.go_on(new, now, policy, f"{who}, and nobody is left whose memory could be asked")
+        return flush_to_disk.go_on(new, now, policy, f"{who}, and no node is left that could hold a step in memory")
     if new.underway.bringing is not None:
         return stay(new, who, *redrive(new, now, policy))
     if event.alone and not new.underway.submitting:
@@ -110,7 +110,7 @@ def term_taken(state: RunState, event: TermTaken, now: float, policy: Policy) ->
 
 def _alone(state: RunState, now: float, policy: Policy, who: str) -> Decision:
     """The last resort: nobody is left to beat, so all nodes count as lost; then as whenever too few are left."""
-    reason = f"{who}, since all that its job had on its nodes has ended"
+    reason = f"{who}, because all gangrun processes on the job's nodes have ended"
     gone = {name: replace(node, lost=True, silent_since=now) for name, node in state.roster.nodes.items()}
     state = replace(state, roster=replace(state.roster, nodes=gone))
     if state.phase is Phase.PENDING:  # what the launcher knows of each node is being read
@@ -152,7 +152,7 @@ def _adopt(state: RunState, event: TermTaken, now: float, policy: Policy, who: s
     answered = f"{ranks} of {state.attempt.placement.world_size} ranks reported in"
     what = f"{who} and adopted attempt {state.attempt.number} ({answered})"
     if missing:
-        what += f"; not heard yet: {', '.join(missing)}"
+        what += f"; no report yet from {', '.join(missing)}"
     return stay(_with_time(state, now + policy.stacks_within_s), what, *redrive(state, now, policy))
 
 

@@ -28,7 +28,7 @@ def deadline(state: RunState, event: DeadlinePassed, now: float, policy: Policy)
         case "submit":
             return _submit_again(state, now, policy)
         case "nodes":
-            return choose.begin_checks(state, now, policy, "nobody came back in time")
+            return choose.begin_checks(state, now, policy, "no node came back in time")
         case _:
             return choose.begin_checks(state, now, policy, "the wait is over")
 
@@ -46,7 +46,7 @@ def go_on_if_enough(state: RunState, now: float, policy: Policy, reason: str) ->
 def submitted(state: RunState, event: ActDone, now: float, policy: Policy) -> Decision:
     """The successor is in the queue: this job may end."""
     if not _waits_for(state, event.what):
-        return refused(state, f"nobody waits for {event.what}")
+        return refused(state, f"gangrun no longer waits for {event.what}")
     back = f"; {fold(event.booted)} has rebooted; if it is in that job, it is tested first" if event.booted else ""
     if event.same_job:
         return choose.come_back(state, now, policy, f"{state.reason}{back}")
@@ -60,7 +60,7 @@ def not_submitted(state: RunState, event: ActFailed | ActUnknown, now: float, po
     A timeout is not a no: the performer looks the job up by its comment before it asks again.
     """
     if not _waits_for(state, event.what):
-        return refused(state, f"nobody waits for {event.what}")
+        return refused(state, f"gangrun no longer waits for {event.what}")
     unknown = isinstance(event, ActUnknown)
     what = "it is not known whether the scheduler took" if unknown else "the scheduler refused"
     wait_s = _ask_again_in_s(state, policy)

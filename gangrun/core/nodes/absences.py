@@ -22,7 +22,7 @@ from gangrun.core.policy import Policy
 from gangrun.core.recovery import choose
 from gangrun.core.text import listed, one_line
 
-UNKNOWN = "nobody knows why"
+UNKNOWN = "the reason is not known"
 UNREACHED_S = 1800.0  # of a node that only the scheduler does not reach: by then it does not hand that node out itself
 _NUMBER = re.compile(r"[0-9]+")
 
@@ -31,16 +31,16 @@ def noted(state: RunState, event: NodeAbsent) -> Decision:
     """In any phase: what is known of a node that is not here."""
     node, why = state.roster.nodes.get(event.node), one_line(event.why)
     if node is not None and (not event.taken or node.taken):
-        return ignored(state, f"{event.node} has joined: what became of it shows in its beats ({why})")
+        return ignored(state, f"{event.node} has joined, so its own heartbeats decide ({why})")
     if node is not None:
         away = node.lost or node.silent_since is not None
         state = with_nodes(state, {event.node: replace(node, taken=event.why)})
         return stay(state, why if away else f"{why}; its agent answers, so {event.node} is used all the same")
     absence = Absence(event.why, event.scheduler, event.taken)
     if state.roster.absent.get(event.node) == absence:
-        return ignored(state, f"known: {event.node} does not come")
+        return ignored(state, f"it is already known that {event.node} will not join")
     roster = replace(state.roster, absent={**state.roster.absent, event.node: absence})
-    return stay(state, f"{event.node} does not come: {why}", roster=roster)
+    return stay(state, f"{event.node} will not join: {why}", roster=roster)
 
 
 def missing(roster: Roster) -> tuple[str, ...]:
@@ -55,12 +55,12 @@ def nobody_else_comes(roster: Roster) -> bool:
 
 def told(roster: Roster) -> str:
     """Who is missing and what is known of that, in words; "" where nobody is."""
-    words = [f"{fold(names)} did not: {why}" for why, names in _by_cause(roster, missing(roster)).items()]
+    words = [f"{fold(names)} did not join: {why}" for why, names in _by_cause(roster, missing(roster)).items()]
     return f"; {listed(words)}" if words else ""
 
 
 def _lone(state: RunState) -> str:
-    """The one node that came, where nobody knows why no other did: perhaps it is the one that is cut off; else ""."""
+    """The only node that joined, if the others are missing for an unknown reason: it may be cut off; else ""."""
     nodes, absent = state.roster.nodes, state.roster.absent
     unknown = [name for name in missing(state.roster) if name not in absent]
     lone = len(nodes) == 1 and state.shape.nodes_count > 1 and (unknown or not absent)
@@ -75,7 +75,7 @@ def too_few(state: RunState, now: float, policy: Policy, reason: str) -> Decisio
     lone = _lone(state)
     if lone and policy.can_requeue:
         if standing.unfaded(state.health, now).get(lone):
-            why = "no other node of two jobs came to it"
+            why = "no other node joined it in two jobs"
             state, left_out = quarantine.leave_out(state, (lone,), why, now, policy)
             return choose.too_few_nodes(state, now, policy, f"{reason}; {why}: {left_out}")
         health = state.health

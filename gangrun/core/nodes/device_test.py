@@ -102,7 +102,7 @@ def told(state: RunState, names: tuple[str, ...], now: float) -> str:
     """What happens to them, in words; "" where nobody is on trial."""
     if not names:
         return ""
-    first = "first" if set(names) & set(needed(state, now)) else "meanwhile, and others take part"
+    first = "first" if set(names) & set(needed(state, now)) else "meanwhile; other nodes take part"
     return f"; the devices of {fold(natural_sort(names))} are tested {first}"
 
 
@@ -148,7 +148,7 @@ def overdue(state: RunState, now: float, policy: Policy) -> Answered:
     """Those on trial that were waited for have not answered at all: that counts against them."""
     names, sentences = needed(state, now), []
     for name in names:
-        why = f"{_because('it', state.roster.nodes[name])}, and has not answered whether its devices work"
+        why = f"{_because('it', state.roster.nodes[name])}, and its device test has not answered"
         failed = roster.checked(state, NodeChecked(name, False, why))
         done = _left_out(failed, name, f"{name}: {why}", now, policy)
         state = done.state

@@ -89,7 +89,7 @@ def _plan(state: RunState, before: Placement, now: float, policy: Policy) -> _Pl
         return _Plan(why_not="no healthy node is free to take its place")
     gone = [name for name in leaving if not state.roster.nodes[name].poor]
     if gone:
-        return _Plan(why_not=f"{fold(gone)} cannot be used now either, which is to be settled first")
+        return _Plan(why_not=f"{fold(gone)} cannot be used now either; gangrun settles that first")
     cap = quarantine.cap_count(len(state.roster.nodes), policy)
     moves = [one for one in state.attempts if one.outcome == MOVED and (one.ended or 0.0) > now - quarantine.HOUR_S]
     if len(moves) >= cap:
@@ -105,9 +105,9 @@ def foreseen(state: RunState, name: str, now: float, policy: Policy) -> str:
         return ""
     plan = _plan(state, state.attempt.placement, now, policy)
     if plan.why_not:
-        return f"; it goes on: {plan.why_not}"
+        return f"; it stays in use: {plan.why_not}"
     what = f"replaced by {fold(plan.coming)} at the next checkpoint"
-    return f"; observing only, so it goes on; else it would be {what}" if policy.observe else f"; it is {what}"
+    return f"; observing only, so it stays in use; else it would be {what}" if policy.observe else f"; it is {what}"
 
 
 def at_checkpoint(decision: Decision, now: float, policy: Policy) -> Decision:
@@ -128,8 +128,8 @@ def at_checkpoint(decision: Decision, now: float, policy: Policy) -> Decision:
     told = "; ".join(f"{name}: {why[name]}" for name in plan.leaving[:NAMES_COUNT])
     who = "suspects that still work" if len(plan.leaving) > 1 else "a suspect that still works"
     reason = (
-        f"{decision.reason}; {fold(plan.coming)} takes the place of {fold(plan.leaving)}, {who}, and what was trained"
-        f" since is saved first where the script can ({told})"
+        f"{decision.reason}; {fold(plan.coming)} takes the place of {fold(plan.leaving)}, {who}; the script is asked to"
+        f" save first ({told})"
     )
     return stop_all(state, now, policy, After.MOVE, reason, checkpoint_first=True)
 

@@ -85,12 +85,13 @@ def exclude(
         else:
             refused.append(name)
     to_boot = [name for name in taken if after[name].boot_id]
-    told = [f"{fold(to_boot)} left out until it has booted and passed its checks, a week at most"] if to_boot else []
+    cured = "until it has booted and passed its checks, at most for a week"
+    told = [f"{fold(to_boot)} excluded {cured}"] if to_boot else []
     if len(taken) > len(to_boot):
-        told.append(f"{fold(set(taken) - set(to_boot))} left out for {policy.exclusion_s / HOUR_S:g} h")
+        told.append(f"{fold(set(taken) - set(to_boot))} excluded for {policy.exclusion_s / HOUR_S:g} h")
     if refused:
         told.append(
-            f"{fold(refused)} is blamed but stays in use: at most {counted(cap, 'node')} may be left out within an hour"
+            f"{fold(refused)} is blamed but stays in use: at most {counted(cap, 'node')} may be excluded within an hour"
         )
     return Quarantined(after, tuple(taken), tuple(refused), "; ".join(told))
 
@@ -161,11 +162,11 @@ def reviewed(state: RunState, now: float, policy: Policy, passed: str = "") -> t
                 entry, until=now, hardware=False, boot_id="", returns_count=returns_count, shows_reset=False
             )
             how = "has booted anew" if booted else "was reset, as its sign is gone,"
-            back.append(f"{name} {how} and passed its checks, so it is taken back ({one_line(entry.reason)})")
+            back.append(f"{name} {how} and passed its checks, so it is used again ({one_line(entry.reason)})")
         elif now >= entry.until:
             after[name] = replace(after[name], until=min(now + policy.exclusion_s, entry.since + WEEK_S))
             why = "has not booted since" if node.boot_id == entry.boot_id else "has booted, which did not cure it"
-            stay.append(f"{name} {why}, so it stays out ({one_line(entry.reason)})")
+            stay.append(f"{name} {why}, so it stays excluded ({one_line(entry.reason)})")
     if after != state.health.excluded:
         state = replace(state, health=replace(state.health, excluded=after))
     return state, listed(back + stay)

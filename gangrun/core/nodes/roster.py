@@ -14,7 +14,7 @@ from gangrun.core.model import Exclusion, Node, NodeFinding, RunState
 from gangrun.core.nodes.quarantine import comes_back
 from gangrun.core.text import one_line
 
-LEFT_OUT = "left out until it had booted"
+LEFT_OUT = "excluded until it had booted"
 
 
 def _cure(entry: Exclusion) -> str:
@@ -23,7 +23,7 @@ def _cure(entry: Exclusion) -> str:
 
 def joined(state: RunState, event: AgentJoined | AgentRejoined) -> RunState:
     """The roster with this agent in it; the same boot of the same node keeps the preflight it has passed. One that was
-    left out until it had booted, and has, is on trial.
+    excluded until it had booted, and has, is on trial.
     """
     old = state.roster.nodes.get(event.node)
     same_boot = old is not None and old.boot_id == event.boot_id

@@ -118,7 +118,7 @@ def leave_behind(state: RunState, now: float, policy: Policy, reason: str) -> De
 
 def _is_taken(state: RunState, name: str) -> bool:
     """Is it only silent, and did the scheduler take it out of the job? Then its word says why, and the scheduler hands
-    the node out again when the node answers it. A node of which nobody knows why it is silent is excluded.
+    the node out again when the node answers it. A node of which the reason is not known it is silent is excluded.
     """
     node = state.roster.nodes.get(name)
     found = any(one.fatal and one.node == name for one in state.attempt.evidence.findings)

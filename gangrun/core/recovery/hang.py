@@ -252,7 +252,7 @@ class HangWatch:
             return Quiet(min(soon, self._sign_at + limit_s), limit_s, warning)
         stale = [node for node, at in self._heard_at.items() if now - at > STALE_AFTER_S]
         if stale:
-            why = f"{counted(len(stale), 'node')} not heard lately, so nobody is called hung"
+            why = f"{counted(len(stale), 'node')} sent no recent heartbeat, so no rank counts as hung"
             return Quiet(now + LOOK_AGAIN_S, limit_s, f"no sign of progress for {stalled_s:.0f} s; {why}")
         evidence = self._evidence(now, stalled_s)
         if not evidence:
@@ -279,7 +279,7 @@ class HangWatch:
         # hung in the end; the user's own time-out says when that is. One that never spoke cannot be told apart.
         said = self.policy.timeout_s is not None
         if self.steady and (said or stalled_s >= self.policy.steady_max_s):
-            return "ranks are busy without a word"
+            return "ranks are busy but report no progress"
         return ""
 
     def observations(self) -> tuple[RankObservation, ...]:

@@ -259,7 +259,7 @@ def the_same_again(rng: random.Random, seed: int) -> World:
 
 @recipe("excludes_without_a_cap")
 def nodes_go_one_by_one(rng: random.Random, seed: int) -> World:
-    """More nodes are to blame, one after the other, than may be left out within an hour."""
+    """More nodes are to blame, one after the other, than may be excluded within an hour."""
     del seed
     setup = Setup.of(3, script=Script(steps_count=400), requeue=True)
     setup = replace(setup, pool_count=12)

@@ -19,7 +19,8 @@ it), ``stall`` (s without progress until the watch speaks), ``stacks`` (``frame 
 (steps by which the ranks that hang are behind).
 
 What is expected: ``restarts`` (``1`` or ``0-2``), ``outcome`` (``succeeds``, ``fails`` or ``fails script``), ``leave
-out`` (``sick``, ``none`` or ``either``; by default ``sick`` for what sticks to a node).
+out`` (``sick``: that node is excluded; ``aside``: it is, or holds no rank in the end; ``none``). By default ``sick``
+for what sticks to a node, and ``aside`` if the evidence does not decide what it is.
 
 In a text ``{rank}``, ``{node}``, ``{sick}`` (the node), ``{sick rank}`` and ``{ip}`` (that node's address) are filled.
 """
@@ -74,7 +75,8 @@ class Case:
     @property
     def leave_out(self) -> str:
         """Whether the sick node is to be excluded."""
-        return self.header.get("leave out", "sick" if self.sick else "none")
+        sure = "sick" if len(self.labels) == 1 else "aside"
+        return self.header.get("leave out", sure if self.sick else "none")
 
     @property
     def restarts(self) -> range:

@@ -7,6 +7,7 @@ nodes. What an agent would make of a rank's text, it makes by the agent's own re
 from __future__ import annotations
 
 import heapq
+import signal
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -63,6 +64,7 @@ class Played:
     succeeded: bool
     failure: str  # whose it was, "" for a run that succeeded
     excluded: frozenset[str]
+    last_nodes: frozenset[str]  # of the newest attempt
     jobs_count: int
     reason: str  # of the newest verdict
 
@@ -92,15 +94,15 @@ def class_of(causes: tuple[str, ...]) -> str:
     return _CLASS_OF.get(named[-1], named[-1])
 
 
-def play(case: Case, spares: int) -> Played:
-    """Play it on three nodes and so many spares."""
-    return _World(case, spares).played()
+def play(case: Case, spares: int, *, tests: bool = True) -> Played:
+    """Play it on three nodes and so many spares. ``tests``: suspects are tested, and nobody can tell how that went."""
+    return _World(case, spares, tests).played()
 
 
 class _World:
-    def __init__(self, case: Case, spares: int) -> None:
+    def __init__(self, case: Case, spares: int, tests: bool) -> None:
         self.case = case
-        self.life = Life(GANG_NODES, RANKS_PER_NODE, Policy(can_requeue=True))
+        self.life = Life(GANG_NODES, RANKS_PER_NODE, Policy(can_requeue=True, test_suspects=tests))
         self.life.names = [f"n{number}" for number in range(GANG_NODES + spares)]
         self.fresh = count(10)
         self.order = count()
@@ -125,6 +127,7 @@ class _World:
             state.phase is Phase.SUCCEEDED,
             state.ending.failure.value if isinstance(state.ending.failure, Failure) else "",
             frozenset(active(state.health.excluded, self.life.now)),
+            frozenset(self.holders.values()),
             self.jobs,
             ended[-1].reason if ended else state.reason,
         )
@@ -162,7 +165,7 @@ class _World:
             case StartGang():
                 self._start(action)
             case StopGang():
-                self._stop(action.attempt)
+                self._stop(action.attempt, getattr(action, "settle_s", 0.3))
             case TakeStacks():
                 self._at(now + 1, StacksTaken(action.attempt, self._stacks()))
             case SubmitSuccessor():
@@ -235,7 +238,7 @@ class _World:
 
     def _fall(self, attempt: int, step: int, at: float) -> None:
         header, fallers = self.case.header, self._fallers()
-        code, signal = exit_of(header.get("exit", "1")) if header.get("exit") != "none" else (None, None)
+        code, number = exit_of(header.get("exit", "1")) if header.get("exit") != "none" else (None, None)
         apart_s, slow_s = self.case.number("apart", 3) / 1000, self.case.number("slow end") / 1000
         for index, rank in enumerate(fallers):
             written = at + index * apart_s
@@ -245,21 +248,21 @@ class _World:
                 self._at(ends + REPORTED_AFTER_S, RankFinished(attempt, rank, self.holders[rank], ends, step))
             elif header.get("exit") != "none":
                 oom = header.get("oom") == "yes" and index == 0
-                self._end(attempt, self._exit(rank, code, signal, oom, self.case.text, ends, written, step))
+                self._end(attempt, self._exit(rank, code, number, oom, self.case.text, ends, written, step))
         if "others" in header and header["others"] != "none":
             self._others(attempt, step, at + self.case.number("others") / 1000, fallers)
         if "stall" in header:
             self._at(at + self.case.number("stall"), self._stalled(attempt, step, fallers))
 
     def _others(self, attempt: int, step: int, at: float, fallers: list[int]) -> None:
-        code, signal = exit_of(self.case.header.get("others exit", "1"))
+        code, number = exit_of(self.case.header.get("others exit", "1"))
         silent = fallers if self.case.header.get("exit") == "none" else []
         others = [rank for rank in reversed(self.holders) if rank not in fallers and rank not in silent]
         for index, rank in enumerate(others):
             written = at + 0.004 * index
             self._end(
                 attempt,
-                self._exit(rank, code, signal, False, self.case.others_text, written + 0.005, written, step),
+                self._exit(rank, code, number, False, self.case.others_text, written + 0.005, written, step),
             )
 
     def _end(self, attempt: int, rank_exit: RankExit) -> None:
@@ -267,7 +270,7 @@ class _World:
         self._at(rank_exit.at + REPORTED_AFTER_S, RankExited(attempt, rank_exit))
 
     def _exit(
-        self, rank: int, code: int | None, signal: int | None, oom: bool, text: str, at: float, written: float,
+        self, rank: int, code: int | None, number: int | None, oom: bool, text: str, at: float, written: float,
         step: int,
     ) -> RankExit:  # fmt: skip
         lines = self._filled(text, rank).splitlines()
@@ -276,7 +279,7 @@ class _World:
         tail = telling([line for line in lines if line not in told])
         written_at = written if lines else 0.0
         return RankExit(
-            rank, self.holders[rank], code, signal, oom, False, error, at, step, tail, written_at
+            rank, self.holders[rank], code, number, oom, False, error, at, step, tail, written_at
         )  # fmt: skip
 
     def _filled(self, text: str, rank: int) -> str:
@@ -311,27 +314,29 @@ class _World:
             if rank not in self.finished
         )
 
-    def _stop(self, attempt: int) -> None:
-        """All ranks that have not ended by themselves until the word reaches them are killed."""
-        now = self.life.now
-        dead_at = now + KILLED_AFTER_S
-        past = {rank for rank, end in self.ending.items() if end.at <= dead_at}
-        past |= {rank for rank, at in self.finished.items() if at <= dead_at}
-        self.queue = [one for one in self.queue if not self._is_undone(one[2], past)]
+    def _stop(self, attempt: int, settle_s: float) -> None:
+        """Ranks that fall by themselves until the settle is over tell their own story, all others are killed."""
+        over_at = self.life.now + KILLED_AFTER_S + settle_s
+        fell = {rank for rank, end in self.ending.items() if (end.written_at or end.at) <= over_at}
+        slow = {rank for rank in fell if self.ending[rank].at > over_at}
+        ended = (fell - slow) | {rank for rank, at in self.finished.items() if at <= over_at}
+        self.queue = [one for one in self.queue if not self._is_undone(one[2], ended)]
         heapq.heapify(self.queue)
+        for rank in slow:  # its error is written, and SIGTERM ends what is left of it
+            cut = replace(self.ending[rank], at=over_at, code=None, signal=signal.SIGTERM)
+            self._end(attempt, cut)
         for rank, node in self.holders.items():
-            if rank not in past:
-                self.ending[rank] = RankExit(rank, node, None, 15, by_us=True, at=dead_at)
-                self._at(dead_at + REPORTED_AFTER_S, RankExited(attempt, self.ending[rank]))
-        self._at(now + 1, GangStopped(attempt))
+            if rank not in ended | slow:
+                self._end(attempt, RankExit(rank, node, None, signal.SIGTERM, by_us=True, at=over_at))
+        self._at(over_at + 1, GangStopped(attempt))
 
     @staticmethod
-    def _is_undone(event: Event, past: set[int]) -> bool:
+    def _is_undone(event: Event, ended: set[int]) -> bool:
         match event:
             case RankExited():
-                return event.exit.rank not in past
+                return event.exit.rank not in ended
             case RankFinished():
-                return event.rank not in past
+                return event.rank not in ended
             case ProgressMarked() | ProgressStalled() | GangStarted():
                 return True
             case _:

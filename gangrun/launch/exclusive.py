@@ -32,7 +32,7 @@ GIVES_WAY_WITHIN_S = 20.0  # it had only begun: on the busiest machine it is gon
 SILENT_S = 30.0  # a supervisor that lives writes every 5 s
 BEGINS_S = 120.0  # from a job's claim to its supervisor's first record
 TOLD_WITHIN_S = 600.0
-LONG_OVER_S = 7200.0  # no clock of a cluster is that wrong: of a run so silent nothing more is expected
+LONG_OVER_S = 48 * 3600.0  # two hosts that disagree on their time zones are 26 h apart at most
 LOOK_EVERY_S = 1.0
 ANSWERS_WITHIN_S = 60.0
 
@@ -103,7 +103,7 @@ class _Look:
 
     reading: RunSnapshot
     life: bool | None  # None: only what it writes can tell
-    silent_for_s: float  # by clocks that may be wrong, in either direction
+    silent_for_s: float  # by clocks that may be wrong; 0: the clocks cannot tell
 
 
 @dataclass(slots=True)
@@ -145,7 +145,7 @@ def _look(paths: RunPaths, wall: float) -> _Look | None:
     signs = [paths.jobs.stat().st_mtime] if begins(reading) else []
     if (last := reading.last_sign()) is not None:
         signs.append(last)
-    return _Look(reading, lives_now(reading), min((abs(wall - sign) for sign in signs), default=0.0))
+    return _Look(reading, lives_now(reading), max(0.0, min((wall - sign for sign in signs), default=0.0)))
 
 
 def _signs(other: RunSnapshot) -> tuple[object, ...]:

@@ -118,7 +118,7 @@ def alone(mine: Builder, other: Builder, passing: Passing) -> bool:
     return True
 
 
-@pytest.mark.parametrize("ahead_s", [-HOUR_S, 0.0, HOUR_S])
+@pytest.mark.parametrize("ahead_s", [-26 * HOUR_S, -6 * HOUR_S, -HOUR_S, 0.0, HOUR_S, 6 * HOUR_S, 26 * HOUR_S])
 def test_what_still_writes_lives_whatever_the_clocks_say(runs: Path, ahead_s: float) -> None:
     other, mine = far(runs), begun(runs, "aaaaa")
     counter = Counter(Disk(), other.paths, other.term)
@@ -138,6 +138,8 @@ def test_what_still_writes_lives_whatever_the_clocks_say(runs: Path, ahead_s: fl
         (-HOUR_S, 0, SILENT_S),
         (0.0, 0, SILENT_S),
         (HOUR_S, 0, SILENT_S),
+        (6 * HOUR_S, 0, SILENT_S),
+        (-LONG_OVER_S - HOUR_S, 0, SILENT_S),  # a sign from the future says nothing about how old it is
         (0.0, 10, 10 + SILENT_S),  # killed while we looked
         (LONG_OVER_S + HOUR_S, 0, 0.0),
     ],

@@ -190,7 +190,7 @@ WEIGHTS: dict[Kind, tuple[int, tuple[float, ...], tuple[float, ...]]] = {
     Kind.REORDER: (2, LONG, (0.0,)),
     Kind.LOSE: (2, LONG, (0.1, 0.5)),
     Kind.DRIFT: (2, (0.0,), (-0.01, 0.01)),
-    Kind.WALL_JUMP: (2, (0.0,), (-3600.0, 3600.0)),
+    Kind.WALL_JUMP: (2, (0.0,), (-21600.0, 21600.0)),
     Kind.FS_STALL: (4, (3.0, 20.0, 20.0), (0.0,)),
     Kind.FS_FULL: (2, (3.0, 20.0), (0.0,)),
     Kind.FS_READ_ONLY: (2, (3.0, 20.0), (0.0,)),

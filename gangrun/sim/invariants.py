@@ -40,6 +40,7 @@ BIG_NODES_COUNT = 16
 EventKey = tuple[str, str, int]  # node, incarnation, seq of an event
 PROMISES_ARE_FRESH_S = 2.0  # later some may have been taken back, as they may
 STOP_SAID_WITHIN_S = 5.0
+RUN_CLOCK_SLACK_S = 3600.0  # drift, and a disk that stalled under the records so far
 
 
 class InvariantBroken(AssertionError):
@@ -68,6 +69,7 @@ class Checker(Checks):
         self._applied: dict[tuple[str, str, int], list[tuple[int, int]]] = {}
         self._states: dict[int, RunState] = {}
         self._at = float("-inf")
+        self._ahead_s: float | None = None  # how far the run clock was ahead of the world's, at most
         self._owner_seen_at = 0.0
         self._claims_of_seq: dict[int, str] = {}
         self.cancel_asked = False  # set by whoever cancels without the marker
@@ -170,6 +172,7 @@ class Checker(Checks):
         if record.at < self._at - 1e-6:
             self.broken("I10", f"the run clock went back from {self._at:.3f} to {record.at:.3f}")
         self._at = record.at
+        self._run_clock_is_no_faster(record.at)
         if record.kind == "GangStopped" and record.outcome == "applied" and record.term == max(self.world.disk.claims):
             self.node_empty.presumed(record)
         if record.kind in {"CancelRequested", "ResumeRequested"} and record.outcome == "applied":
@@ -198,6 +201,14 @@ class Checker(Checks):
             if term == record.term or n < born_from.get(term, 0):
                 self.broken("I12", f"event {seq} of {key[1]} ({record.kind}) was applied twice")
         self._applied[key].append((record.term, record.n))
+
+    def _run_clock_is_no_faster(self, at: float) -> None:
+        """Deadlines and exclusions end by the run clock. A record is written at its time or later."""
+        ahead_s = at - self.world.timeline.now
+        before_s = ahead_s if self._ahead_s is None else self._ahead_s
+        if ahead_s > before_s + RUN_CLOCK_SLACK_S:
+            self.broken("I10", f"the run clock jumped ahead by {ahead_s - before_s:.0f} s that did not pass")
+        self._ahead_s = max(before_s, ahead_s)
 
     def _of_this_attempt(self, record: Record) -> None:
         if self._plain is None or record.outcome != "applied":

@@ -62,9 +62,13 @@ class RunClock:
     boot_start: float
 
     @staticmethod
-    def starting(last_recorded: float, wall: float, boot: float) -> RunClock:
-        """The clock of a term that starts now."""
-        return RunClock(max(last_recorded, wall), boot)
+    def starting(last_recorded: float, wall: float, boot: float, quiet_s: float | None) -> RunClock:
+        """The clock of a term that starts now, ``quiet_s`` after the last record; None: only ``wall`` tells.
+
+        A wall clock that is ahead would end waits and exclusions at once, so it counts only up to ``quiet_s``.
+        """
+        passed_s = max(0.0, wall - last_recorded)
+        return RunClock(last_recorded + (passed_s if quiet_s is None else min(passed_s, quiet_s)), boot)
 
     def at(self, boot: float) -> float:
         """The run's time at that CLOCK_BOOTTIME."""

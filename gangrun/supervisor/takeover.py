@@ -67,7 +67,8 @@ def take(
     state = _replayed(history)
     boot, wall = clock.now(), clock.wall()
     last_recorded = max((record.at for record in history.records), default=0.0)
-    run_clock = RunClock.starting(last_recorded, wall, boot)
+    quiet_s = None if history.quiet_s is None else history.quiet_s + boot - opened
+    run_clock = RunClock.starting(last_recorded, wall, boot, quiet_s)
     notes = (*warnings, *history.notes)
     opened_at = run_clock.at(opened)
     if state is None:

@@ -93,6 +93,7 @@ class History:
     notes: tuple[str, ...] = ()
     ticketed_attempt: int = -1  # as in ``Inherited``, over all terms
     started_attempt: int = -1
+    quiet_s: float | None = None  # from the newest record to the reader's claim, as the file system stamps both
 
     def lost(self) -> tuple[str, ...] | None:
         """As in ``Inherited``, over all terms."""

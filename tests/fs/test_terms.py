@@ -241,6 +241,19 @@ def test_history_refuses_what_cannot_be_gone_on_from(tmp_path: Path) -> None:
         terms_of(paths).history(2)
 
 
+def test_the_file_system_tells_how_long_nothing_was_written(tmp_path: Path) -> None:
+    paths = new_run(tmp_path)
+    terms = terms_of(paths)
+    assert terms.history(1).quiet_s is None
+    paths.journal(1).write_bytes(wire_record.encode(snapshot(1)))
+    assert terms.history(2).quiet_s is None, "there is no claim to compare with"
+    assert terms.claim(claim_of(2, paths))
+    claimed = paths.claim(2).stat().st_mtime
+    for quiet_s, found_s in ((300.0, 300.0), (-300.0, 0.0)):
+        os.utime(paths.journal(1), (claimed, claimed - quiet_s))
+        assert terms.history(2).quiet_s == pytest.approx(found_s)
+
+
 # ---- what a takeover costs ----
 
 TAKEOVER_OPERATIONS_MAX_COUNT = 30

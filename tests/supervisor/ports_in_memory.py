@@ -65,6 +65,7 @@ class MemoryDisk:
     journals: dict[int, list[bytes]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     started_attempt: int = -1
+    quiet_s: float | None = None  # what the file system's stamps say
     cancelled_by: str = ""
 
     def records(self, term: int) -> list[Record]:
@@ -108,7 +109,9 @@ class MemoryTerms:
     def history(self, before: int) -> History:
         """All earlier journals."""
         records = [record for term in sorted(self.disk.journals) if term < before for record in self.disk.records(term)]
-        return History(tuple(records), self.disk.notes, started_attempt=self.disk.started_attempt)
+        return History(
+            tuple(records), self.disk.notes, started_attempt=self.disk.started_attempt, quiet_s=self.disk.quiet_s
+        )
 
 
 @dataclass(slots=True)

@@ -145,6 +145,26 @@ def test_the_run_clock_never_goes_back_and_a_fence_never_shrinks() -> None:
     assert kept.fence.until == pytest.approx(last + 3630.0)
 
 
+@pytest.mark.parametrize(
+    ("ahead_s", "quiet_s", "passed_s"),
+    [
+        (6 * 3600.0, 40.0, 40.0),  # a wrong wall clock here: no wait and no exclusion is over at once
+        (-6 * 3600.0, 40.0, 0.0),
+        (40.0, 6 * 3600.0, 40.0),
+        (40.0, None, 40.0),
+    ],
+)
+def test_the_run_clock_goes_no_further_than_the_files_say(
+    ahead_s: float, quiet_s: float | None, passed_s: float
+) -> None:
+    desk = Desk()
+    last = desk.running().state.updated_at
+    desk.clock.epoch += last + ahead_s - desk.clock.wall()
+    desk.disk.quiet_s = quiet_s
+    opening = take(MemoryTerms(desk.disk), desk.clock, desk.facts, desk.policy, offer=desk.offer)
+    assert opening.run_start == pytest.approx(last + passed_s)
+
+
 def test_counter_watch() -> None:
     watch = CounterWatch(Timing())
     assert watch.look(4, True, 0.0) is None

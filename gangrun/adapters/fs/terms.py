@@ -293,7 +293,18 @@ class FsTerms:
                     f"term {ticket.term} took the ticket of act {ticket.n} ({ticket.kind or 'unknown'}), but its record"
                     " is gone: the journal's end was lost after it was durable"
                 )
-        return replace(found, notes=tuple(notes), ticketed_attempt=attempt, started_attempt=started)
+        quiet_s = self._quiet_s(found, before)
+        return replace(found, notes=tuple(notes), ticketed_attempt=attempt, started_attempt=started, quiet_s=quiet_s)
+
+    def _quiet_s(self, found: History, claimed: int) -> float | None:
+        """How long after the newest record term ``claimed`` was claimed: both files bear one file server's time."""
+        if not found.records:
+            return None
+        try:
+            last = self.disk.lstat(self.paths.journal(found.records[-1].term)).st_mtime
+            return max(0.0, self.disk.lstat(self.paths.claim(claimed)).st_mtime - last)
+        except OSError:
+            return None
 
     def _tickets(self, terms: Iterable[int], recorded: Mapping[tuple[int, int], Act]) -> Iterator[Ticket]:
         """Only a ticket whose record is gone is opened: there may be thousands, and each costs a file operation."""

@@ -64,6 +64,7 @@ class SimDisk:
         self.claims: dict[int, tuple[float, Claim]] = {}
         self.acts: dict[int, Acts] = {}
         self.journals: dict[int, list[JournalLine]] = {}
+        self.written: dict[int, float] = {}  # when a line was last appended to each
         self.counters: dict[int, float] = {}
         self.lineage: dict[int, dict[int, int]] = {}  # term -> how much of each earlier journal it was born from
         self.job_claims: dict[int, SimJobClaim] = {}
@@ -106,6 +107,7 @@ class SimDisk:
     def append(self, record: Record, *, torn: bool = False) -> None:
         """Append a line to its term's journal."""
         self.journals.setdefault(record.term, []).append(JournalLine(record, torn))
+        self.written[record.term] = self.timeline.now
         if not torn:
             self.on_record(record)
 
@@ -298,7 +300,9 @@ class SimTerms:
                 started = max(started, acts.started_attempt)
                 count += 2 + sum((term, n) not in recorded for n in acts.tickets)
         self.process.wait_until(self.mount.ready_at(count) - LATENCY_S)
-        return History(tuple(records), tuple(notes), named, started)
+        claimed = self.disk.claims.get(before)
+        quiet_s = max(0.0, claimed[0] - self.disk.written[records[-1].term]) if records and claimed else None
+        return History(tuple(records), tuple(notes), named, started, quiet_s)
 
 
 class SimStore:

@@ -93,7 +93,14 @@ def forgets_once_said() -> Swaps:
 def run_clock_is_the_wall() -> Swaps:
     """At a term's start it is the wall clock, whatever was recorded."""
     clock = opening.RunClock
-    return ((clock, "starting", staticmethod(lambda last, wall, boot: clock(wall, boot))),)
+    return ((clock, "starting", staticmethod(lambda last, wall, boot, quiet_s: clock(wall, boot))),)
+
+
+@mutant("the run clock never jumps ahead", "6", "I10")
+def run_clock_believes_the_wall() -> Swaps:
+    """At a term's start it goes to the wall clock, however long ago the last record was written."""
+    clock = opening.RunClock
+    return ((clock, "starting", staticmethod(lambda last, wall, boot, quiet_s: clock(max(last, wall), boot))),)
 
 
 @mutant("each cause has a budget of restarts", "10", "I14", "state")

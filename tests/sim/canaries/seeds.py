@@ -70,6 +70,7 @@ SEEDS: dict[str, tuple[int, ...]] = {
     "read_before_seal": (2, 9, 10),
     "replaced_agents_count": (11, 17, 19),
     "requeued_job_loses_its_place": (4, 31, 43),
+    "run_clock_believes_the_wall": (1, 2, 4),
     "run_clock_is_the_wall": (5, 7, 8),
     "running_when_the_first_launched": (55, 59, 65),
     "snapshot_without_marks": (30, 42, 49),

@@ -245,6 +245,15 @@ def clocks_are_wrong(rng: random.Random, seed: int) -> World:
     return World(Setup.of(3), plan.fail_at(rng.uniform(6.0, 20.0), Kind.KILL_NODE), rng.randrange(10**6))
 
 
+@recipe("run_clock_believes_the_wall")
+def a_clock_is_six_hours_ahead(rng: random.Random, seed: int) -> World:
+    """All hosts but the first live hours later, or earlier; the first one fails."""
+    plan = FaultPlan()
+    for node in (1, 2):
+        plan = plan.fail_at(1.0, Kind.WALL_JUMP, node=node, amount=21600.0 if seed % 3 else -21600.0)
+    return World(Setup.of(3), plan.fail_at(rng.uniform(6.0, 20.0), Kind.KILL_NODE), rng.randrange(10**6))
+
+
 @recipe("budget_never_runs_out")
 def the_same_again(rng: random.Random, seed: int) -> World:
     """A script that fails in every attempt, a little differently each time."""

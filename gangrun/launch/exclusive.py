@@ -127,7 +127,7 @@ class _Watched:
         if look is None or look.life is False:
             return False
         self.reading = look.reading
-        if look.life or (before is not None and _signs(before) != _signs(look.reading)):
+        if look.life or (before is not None and before.signs() != look.reading.signs()):
             self.lives, self.sign_at = True, now
         elif before is None and look.silent_for_s > LONG_OVER_S:
             return False
@@ -146,15 +146,6 @@ def _look(paths: RunPaths, wall: float) -> _Look | None:
     if (last := reading.last_sign()) is not None:
         signs.append(last)
     return _Look(reading, lives_now(reading), max(0.0, min((wall - sign for sign in signs), default=0.0)))
-
-
-def _signs(other: RunSnapshot) -> tuple[object, ...]:
-    newest = other.records[-1] if other.records else None
-    return (
-        other.owner,
-        None if newest is None else (newest.term, newest.n),
-        other.live,
-    )
 
 
 def _silence_s(spec: RunSpec, other: RunSnapshot) -> float:

@@ -19,7 +19,7 @@ from gangrun.runs.follow import Follower
 from gangrun.runs.jobs import ask, slurm
 from gangrun.runs.slurm_queue import Queue, RunJob
 from gangrun.runs.snapshot import RunSnapshot, read, with_queue
-from gangrun.runs.times import pause, steady_now, wall_now
+from gangrun.runs.times import pause, steady_now
 
 LOOK_EVERY_S = 0.5
 ASK_EVERY_S = 1.0
@@ -65,8 +65,11 @@ class CancelJobs:
         ended_at: float | None = None
         silent_since: float | None = None
         had_nodes, completing_since = False, float("inf")
+        signs, sign_at = self.first.signs(), began_at
         while True:
             reading = follower.look()
+            if reading.signs() != signs:  # by no clock but ours: that of the supervisor's host may be wrong
+                signs, sign_at = reading.signs(), steady_now()
             if reading.ended and ended_at is None:
                 ended_at = steady_now()
             silent = ""
@@ -78,7 +81,7 @@ class CancelJobs:
                 if _is_done(reading, queue, had_nodes=had_nodes, stuck=stuck):
                     return reading
                 had_nodes = bool(queue.active)  # whoever had nodes may just have asked for one more job
-                self._scancel(queue, kill=self.now or self._is_late(reading, began_at, ended_at))
+                self._scancel(queue, kill=self.now or self._is_late(began_at, ended_at, sign_at))
                 silent_since = None
             except SchedulerSilent as error:
                 silent_since, silent, queue = silent_since or steady_now(), str(error), Queue()
@@ -105,13 +108,11 @@ class CancelJobs:
         if fresh:
             self.say(f"scancel of {_named(sorted(fresh))}")
 
-    def _is_late(self, reading: RunSnapshot, began_at: float, ended_at: float | None) -> bool:
+    def _is_late(self, began_at: float, ended_at: float | None, sign_at: float) -> bool:
         """Will nobody end the job that has nodes?"""
         if ended_at is not None:
             return steady_now() - ended_at > LEAVES_WITHIN_S
-        waited_s, last = steady_now() - began_at, reading.last_sign()
-        heeded = last is not None and wall_now() - last < HEEDED_WITHIN_S
-        return waited_s > self.patience_s or (waited_s > HEEDED_WITHIN_S and not heeded)
+        return steady_now() - began_at > self.patience_s or steady_now() - sign_at > HEEDED_WITHIN_S
 
     def _give_up(self, silent: str, silent_since: float | None, queue: Queue, give_up_at: float) -> None:
         spent = steady_now() >= give_up_at

@@ -59,6 +59,11 @@ class RunSnapshot:
             signs.append(self.live.wall)
         return max(signs, default=None)
 
+    def signs(self) -> tuple[object, ...]:
+        """What changes while anything of the run lives, whatever its clocks say."""
+        newest = self.records[-1] if self.records else None
+        return (self.owner, None if newest is None else (newest.term, newest.n), self.live)
+
 
 @contextmanager
 def patience(what: str) -> Iterator[None]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.journal import Counter
 from gangrun.adapters.fs.run_dir import mark_cancelled, read_cancelled
 from gangrun.core.events import CancelRequested
 from gangrun.launch.slurm_cancel import _is_done
@@ -21,7 +22,7 @@ from tests.command_line import Call
 from tests.runs.builder import Builder
 from tests.runs.slurm_stories import NAME, held, job, leaving, submitted
 from tests.slurm_parts.pretend_tools import PretendTools
-from tests.waiting import until
+from tests.waiting import stays, until
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +86,30 @@ def test_a_job_that_runs_is_left_to_its_supervisor(runs: Path, gangrun: Call, to
     ending.join()
     assert said.code == 0
     assert "has ended: CANCELLED, cancelled by eve" in said.out
+    assert tools.calls("scancel") == []
+
+
+def test_a_supervisor_that_saves_is_left_its_time_whatever_its_clock_says(
+    runs: Path, gangrun: Call, tools: PretendTools
+) -> None:
+    story = held(runs)
+    job(tools, story, 12, "RUNNING", nodes="n[0-1]")
+    counter = Counter(Disk(), story.paths, story.term)
+
+    def writes() -> bool:
+        counter.write({}, 1.0)
+        return True
+
+    def save_and_obey() -> None:
+        until(story.paths.cancelled.exists, 20, "the mark")
+        stays(writes, 1.0, "three times as long as a supervisor may be silent")
+        obey(tools, story)
+
+    ending = threading.Thread(target=save_and_obey)
+    ending.start()
+    said = gangrun("cancel", "train")
+    ending.join()
+    assert said.code == 0
     assert tools.calls("scancel") == []
 
 

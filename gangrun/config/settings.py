@@ -142,6 +142,10 @@ SETTINGS: tuple[Setting, ...] = (
         "hang_timeout", TIME, RECOVERY, "Treat no progress for TIME as a hang", None, "policy.hang.timeout_s",
         told_default="learned from the run", zero="never",
     ),
+    Setting(
+        "settle", TIME, RECOVERY, "Once a rank fails, time for others to report their own error before SIGTERM",
+        0.3, "policy.settle_s", zero="off",
+    ),
     Setting("stop_grace", TIME, RECOVERY, "Time between SIGTERM and SIGKILL", 10.0, "policy.stop_grace_s"),
     Setting(
         "checkpoint_grace", TIME, CHECKPOINTS, "Time to save before a stop, for scripts that ask for it",

@@ -59,6 +59,7 @@ class StopGang:
     checkpoint_first: bool
     why: str
     checkpoint_grace_s: float | None = None  # for that checkpoint; None: as the policy says
+    settle_s: float = 0.0  # before anything else: ranks that fail at this moment write their own error
 
 
 @dataclass(frozen=True, slots=True)

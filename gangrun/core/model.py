@@ -117,6 +117,11 @@ class RankExit:
     tail: tuple[str, ...] = ()  # the lines of its stderr that tell most; texts too: ``running.abridged``
     written_at: float = 0.0  # when its error was written; 0.0: nobody knows
 
+    @property
+    def fell_at(self) -> float:
+        """When it failed, as far as is known: destructors may keep a process long after its error."""
+        return self.written_at or self.at
+
 
 @dataclass(frozen=True, slots=True)
 class RankObservation:

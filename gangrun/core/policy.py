@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+SETTLE_MAX_S = 10.0
+
 
 class PolicyError(ValueError):
     """A knob has a value that cannot work; the message says which, why, and what would."""
@@ -59,6 +61,7 @@ class Policy:
     test_suspects: bool = False  # put those of suspected nodes to work before they are used again
     start_within_s: float = 120.0
     choose_within_s: float = 1800.0
+    settle_s: float = 0.3  # once a rank fails, before the others get SIGTERM; 0: none
     stop_grace_s: float = 10.0
     stop_within_s: float = 60.0
     checkpoint_grace_s: float = 60.0
@@ -123,6 +126,10 @@ def check(policy: Policy) -> None:
         )
     if policy.save_lead_s is not None and not policy.save_lead_s >= 0:
         raise PolicyError(f"save_lead_s = {policy.save_lead_s} must not be negative")
+    if not 0 <= policy.settle_s <= SETTLE_MAX_S:
+        raise PolicyError(
+            f"settle_s = {policy.settle_s} must be from 0 (off) to {SETTLE_MAX_S:g}: each restart waits for it"
+        )
     if policy.poison_after_steps < 0:
         raise PolicyError(f"poison_after_steps = {policy.poison_after_steps} must not be negative (0 turns it off)")
     if policy.poison_times_count < 2:

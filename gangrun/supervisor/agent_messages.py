@@ -276,16 +276,21 @@ class AgentMessages:
             try:
                 if event.kind not in FROM_AGENTS:
                     raise RecordError(f"{event.kind!r} is not for agents to say")
-                stamped = self._heard(Stamped(event_of(event.kind, event.data), origin), now)
+                stamped = self._heard(row, Stamped(event_of(event.kind, event.data), origin), now)
             except RecordError as error:
                 supervisor.malformed(row.node, row.incarnation, event, str(error), now)
                 continue
             supervisor.decide(stamped, now)
 
-    def _heard(self, stamped: Stamped, now: float) -> Stamped:
-        """A signal does not say why: where a scheduler can be asked, it is. Of many ranks few keep their texts."""
+    def _heard(self, row: Row, stamped: Stamped, now: float) -> Stamped:
+        """A signal does not say why: where a scheduler can be asked, it is. Of many ranks few keep their texts, and
+        the order in which ranks of different nodes fell is told by one clock.
+        """
         event = stamped.event
         if isinstance(event, RankExited):
+            died = event.exit
+            at, written_at = row.on_run_clock(died.at), row.on_run_clock(died.written_at)
+            event = replace(event, exit=replace(died, at=at, written_at=written_at))
             return replace(stamped, event=abridged(self._supervisor.state, event))
         if not isinstance(event, Notice) or event.kind is not NoticeKind.UNKNOWN or self._facts.asks_why is None:
             return stamped

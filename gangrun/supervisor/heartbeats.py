@@ -24,7 +24,7 @@ side would long have taken the term.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -37,6 +37,7 @@ from gangrun.core.protocol.lease import leader_lease_ends_at, proof_lasts_s, unc
 from gangrun.wire.messages import AgentEvent, Beat, Hello, PeerAddress, Probe, ProbeResult, RankSample
 
 NEVER = float("inf")
+CLOCKS_KEPT_COUNT = 60  # beats; of a host that was paused the clock is right again after so many
 LATE_BEATS = 3.0  # a beat that echoes an older word of ours than this many beats lay in a queue
 
 
@@ -60,6 +61,11 @@ class Row:
     empty: bool = True
     attempt: int = -1
     readings: tuple[RankSample, ...] = ()
+    clocks_apart: deque[float] = field(default_factory=lambda: deque(maxlen=CLOCKS_KEPT_COUNT))
+
+    def on_run_clock(self, boottime: float) -> float:
+        """A time of its host as one of ours, to within the quickest way of its last beats; 0.0 is no time."""
+        return boottime + min(self.clocks_apart, default=0.0) if boottime else 0.0
 
     @property
     def node(self) -> str:
@@ -135,6 +141,7 @@ class Heartbeats:
             self.dropped["beat said before"] += 1
             return None
         row.seq = said.seq
+        row.clocks_apart.append(now - said.boottime)
         row.attempt = said.attempt
         row.empty = said.empty
         row.readings = said.readings

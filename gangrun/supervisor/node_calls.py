@@ -356,6 +356,7 @@ class StopCall(NodeCall):
                 checkpoint_first=action.checkpoint_first,
                 checkpoint_grace_s=policy.checkpoint_grace_s if saves_s is None else saves_s,
                 why=action.why,
+                settle_s=action.settle_s,
             )
 
         self.ask(node, command, now)

@@ -220,6 +220,7 @@ class Stop(_Message, frozen=True, tag=True):
     checkpoint_first: bool
     checkpoint_grace_s: float
     why: str
+    settle_s: float = 0.0  # wait before anything else, as long as a rank here lives
 
 
 class Stacks(_Message, frozen=True, tag=True):

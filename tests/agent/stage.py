@@ -41,16 +41,24 @@ def launch(attempt: int, term: int = 1, n: int = 0) -> Launch:
     return Launch(term, (term, n or 200 + attempt), attempt, 2, 0, 1, (0, 1), (0, 1), "h", 2000, ("n1",))
 
 
-def stop(attempt: int, term: int = 1, n: int = 0, grace_s: float = 10.0, save: bool = False) -> Stop:
-    return Stop(term, (term, n or 300 + attempt), attempt, grace_s, save, 60.0, "because")
+def stop(attempt: int, term: int = 1, n: int = 0, grace_s: float = 10.0, save: bool = False,
+         settle_s: float = 0.0) -> Stop:  # fmt: skip
+    return Stop(term, (term, n or 300 + attempt), attempt, grace_s, save, 60.0, "because", settle_s)
 
 
 def live(*ranks: int) -> tuple[LiveRank, ...]:
     return tuple(LiveRank(rank, 1000 + rank, 5) for rank in ranks)
 
 
-def died(rank: int, code: int | None = None, by_us: bool = False, signal: int | None = None) -> RankExit:
-    return RankExit(rank, "n1", code, signal, False, by_us, None, 0.0)
+def died(
+    rank: int,
+    code: int | None = None,
+    by_us: bool = False,
+    signal: int | None = None,
+    at: float = 0.0,
+    written: float = 0.0,
+) -> RankExit:
+    return RankExit(rank, "n1", code, signal, False, by_us, None, at, written_at=written)
 
 
 class Stage:

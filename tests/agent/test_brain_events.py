@@ -90,10 +90,25 @@ def test_deaths_that_are_our_own_doing_are_marked_and_no_success(why, ended):
     if why == "lease":
         stage.now = stage.brain.lease_deadline
     stage.take()
-    stage.local(facts.RankEnded(0, died(0, by_us=why == "it said so", **ended)))
+    stage.local(facts.RankEnded(0, died(0, by_us=why == "it said so", at=stage.now, **ended)))
     [event] = stage.brain.beat(stage.now).events
     assert event.kind == "RankExited"
     assert event.data["exit"]["by_us"] is True
+
+
+@pytest.mark.parametrize(
+    ("at", "written", "ours"), [(0.2, 0.0, False), (0.4, 0.0, True), (5.0, 0.2, False), (5.0, 0.4, True)]
+)
+def test_what_failed_before_the_ranks_were_really_stopped_failed_of_itself(at, written, ours):
+    """However long its destructors kept it, and however late we hear of it."""
+    stage = Stage().follow().run(0)
+    began = stage.now
+    stage.sup(stop(0, settle_s=0.3))
+    stage.take()
+    stage.local(facts.RankEnded(0, died(0, code=1, at=began + at, written=written and began + written)))
+    [event] = stage.brain.beat(stage.now).events
+    assert event.data["exit"]["by_us"] is ours
+    stage.local(facts.RanksStopped(0, True, ()))
 
 
 def test_a_death_before_the_welcome_is_kept():

@@ -18,6 +18,8 @@ from gangrun.core.policy import Policy, PolicyError, Timing
         ({"timing": Timing(leader_lease_s=4.96)}, "two supervisors could act at once"),
         ({"timing": Timing(fence_after_s=17.0)}, "a takeover would kill good ranks"),
         ({"save_lead_s": -1.0}, "save_lead_s = -1.0 must not be negative"),
+        ({"settle_s": -0.1}, "settle_s = -0.1 must be from 0"),
+        ({"settle_s": 10.1}, "settle_s = 10.1 must be from 0 .* to 10: each restart waits"),
         ({"restarts_max_count": -1}, "restarts_max_count = -1 must not be negative"),
     ],
 )
@@ -28,6 +30,8 @@ def test_refused(changes: dict[str, Any], words: str) -> None:
 
 def test_the_edges_hold() -> None:
     Policy(timing=Timing(leader_lease_s=4.95, fence_after_s=17.1), restarts_max_count=0)
+    Policy(settle_s=0.0)
+    Policy(settle_s=10.0)
 
 
 def test_saving_begins_as_long_before_the_end_as_it_may_take_unless_told_otherwise() -> None:

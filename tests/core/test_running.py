@@ -86,6 +86,31 @@ def test_a_rank_that_falls_stops_all_and_is_named(how: dict[str, object], words:
     assert (stop.attempt, stop.grace_s, stop.checkpoint_first) == (0, life.policy.stop_grace_s, False)
 
 
+@pytest.mark.parametrize(
+    ("ago_s", "written_ago_s", "settles_s"),
+    [(0.0, 0.0, 0.3), (0.1, 0.0, 0.2), (0.05, 0.1, 0.2), (5.0, 0.0, 0.0), (-1.0, 0.0, 0.3)],
+)
+def test_once_a_rank_fails_the_others_have_a_moment_to_report_their_own_error(
+    ago_s: float, written_ago_s: float, settles_s: float
+) -> None:
+    life = Life().running()
+    written_at = life.now - written_ago_s if written_ago_s else 0.0
+    died = RankExit(2, "n1", 1, error=BUG, at=life.now - ago_s, written_at=written_at)
+    life.on(RankExited(0, died), after_s=0.0)
+    assert life.last(StopGang).settle_s == pytest.approx(settles_s)
+    life.on(RankExited(0, RankExit(0, "n0", 1, error=BUG, at=life.now)))
+    assert len(life.state.attempt.evidence.exits) == 2 and not life.actions
+
+
+def test_nothing_settles_where_no_rank_failed_or_nobody_wants_it() -> None:
+    life = Life().running()
+    life.on(CancelRequested("someone"))
+    assert life.last(StopGang).settle_s == 0.0
+    off = Life(policy=replace(Policy(), settle_s=0.0)).running()
+    off.exit(2)
+    assert off.last(StopGang).settle_s == 0.0
+
+
 def test_the_last_rank_to_finish_ends_the_run_and_early_ones_are_mentioned() -> None:
     life = Life().running()
     life.mark(12)

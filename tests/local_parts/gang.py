@@ -69,9 +69,11 @@ def order(ranks_count: int = 1, attempt: int = 0, **changes: object) -> Launch:
     return Launch(**fields)  # type: ignore[arg-type]
 
 
-def stop_order(grace_s: float = 10.0, checkpoint_first: bool = False, checkpoint_grace_s: float = 30.0) -> Stop:
+def stop_order(
+    grace_s: float = 10.0, checkpoint_first: bool = False, checkpoint_grace_s: float = 30.0, settle_s: float = 0.0
+) -> Stop:
     """Stop everything."""
-    return Stop(1, (1, 2), 99, grace_s, checkpoint_first, checkpoint_grace_s, "test")
+    return Stop(1, (1, 2), 99, grace_s, checkpoint_first, checkpoint_grace_s, "test", settle_s)
 
 
 class Harness:

@@ -121,6 +121,63 @@ def test_a_command_without_python_leaves_its_last_lines(tmp_path: Path) -> None:
     assert how.tail == ("fine", "train: libcudart.so.12: not found")
 
 
+RAISES = (
+    READY
+    + """
+import os, pathlib, time
+go = pathlib.Path("go")
+while not go.exists(): time.sleep(0.01)
+"""
+)
+
+
+def test_ranks_that_fail_while_a_stop_settles_fail_of_themselves(tmp_path: Path) -> None:
+    """One ends at once, one is kept by its destructors, one never fails: only the last falls because of us."""
+    script = RAISES + textwrap.dedent("""
+        import atexit
+        rank = int(os.environ["RANK"])
+        if rank == 2: time.sleep(600)
+        if rank == 1: atexit.register(time.sleep, 600)
+        raise ValueError(f"bad {rank}")
+    """)
+    settle_s = 3.0 * PATIENCE
+    with gang(tmp_path, script) as made:
+        made.gang.launch(order(3))
+        made.ready(3)
+        began = boottime()
+        made.gang.stop(stop_order(GRACE_S, settle_s=settle_s))
+        (tmp_path / "go").touch()
+        exits = [made.next_fact(facts.RankEnded, settle_s + 20).exit for _ in range(3)]
+        assert made.next_fact(facts.RanksStopped).ok
+    ends = {how.rank: how for how in exits}
+    assert [ends[rank].by_us for rank in range(3)] == [False, False, True]
+    assert ends[1].error is not None and ends[1].error.message == "bad 1"
+    assert ends[1].at - began >= settle_s > ends[1].written_at - began, "its error is older than its end"
+    assert ends[2].error is None and ends[2].tail == ()
+
+
+def test_a_stop_settles_no_longer_than_ranks_live(tmp_path: Path) -> None:
+    with gang(tmp_path, RAISES + "raise ValueError('bad')\n") as made:
+        made.gang.launch(order(2))
+        made.ready(2)
+        began = boottime()
+        made.gang.stop(stop_order(GRACE_S, settle_s=GRACE_S))
+        (tmp_path / "go").touch()
+        made.next_fact(facts.RanksStopped, NO_GRACE_S)
+        assert boottime() - began < NO_GRACE_S
+        assert [how.exit.by_us for how in made.seen if isinstance(how, facts.RankEnded)] == [False, False]
+
+
+def test_a_second_stop_ends_the_settling(tmp_path: Path) -> None:
+    with gang(tmp_path, "import time\n" + SLEEP) as made:
+        made.gang.launch(order(1))
+        made.ready()
+        made.gang.stop(stop_order(GRACE_S, settle_s=GRACE_S))
+        made.gang.stop(stop_order(0.0))
+        assert made.next_fact(facts.RanksStopped, NO_GRACE_S).ok
+        assert made.next_fact(facts.RankEnded).exit.by_us
+
+
 def test_a_script_stuck_in_c_code_is_stopped_without_waiting_for_the_grace(tmp_path: Path) -> None:
     script = "import ctypes\n" + READY + "ctypes.PyDLL(None).pause()\n"  # with the interpreter lock held
     with gang(tmp_path, script) as made:

@@ -33,6 +33,27 @@ def killed(desk: Desk, seq: int = 1) -> None:
     desk.turn_all()
 
 
+def test_the_order_in_which_ranks_of_two_hosts_fell_is_told_by_one_clock() -> None:
+    """Uptimes differ by days: the rank of the host that booted last did not fall first for that."""
+    desk = Desk()
+    desk.running()
+    uptimes = {"n0": 9e5, "n1": 50.0}
+    for node, rank, ago_s in (("n1", 2, 0.5), ("n0", 1, 0.8)):
+        agent = desk.agents[node]
+        boot = desk.clock.boot + uptimes[node]
+        exit_of = {**HOW, "node": node, "rank": rank, "at": boot - ago_s, "written_at": boot - ago_s - 0.1}
+        agent.tell(1, "RankExited", {"attempt": 0, "exit": exit_of})
+        agent.beat(boottime=boot)
+    desk.turn_all()
+    told = [record for record in desk.disk.records(1) if record.kind == "RankExited"]
+    ends = {record.event["exit"]["rank"]: record.event["exit"] for record in told}
+    assert ends[2]["at"] - ends[1]["at"] == pytest.approx(0.3, abs=1e-3)
+    assert ends[1]["at"] - ends[1]["written_at"] == pytest.approx(0.1, abs=1e-3)
+    assert told[0].at - ends[2]["at"] == pytest.approx(0.5, abs=1e-3)
+    [verdict] = [record.reason for record in desk.disk.records(1) if record.kind == "GangStopped"]
+    assert verdict.startswith("rank 1 on n0")
+
+
 def test_a_fresh_run_gets_to_running_and_the_journal_is_the_state() -> None:
     desk = Desk()
     loop = desk.running()

@@ -209,14 +209,14 @@ class AgentBrain:
                 self._probes[message.target.node] = now + self.config.timing.beat_every_s
                 return [effects.SendPeer(message.target, Ping(self.config.node, self.lease.term_max))]
             case Farewell():
-                done = self.orders.take(message, self.outbox.full)
+                done = self.orders.take(message, self.outbox.full, now)
                 return done + self.departure.begin(message.exit_code, message.reason, now)
             case Prepare() | Launch() | Stop() | Stacks() | CheckNode() | Recover() | VerifyShare():
                 if self.departure.begun and isinstance(message, Prepare | Launch):
                     return []
                 if isinstance(message, Prepare | Launch) and not self.lease.live(now):
                     return self._say(self.beat(now))  # first an ack, then ranks; the command is said again
-                return self.orders.take(message, self.outbox.full)
+                return self.orders.take(message, self.outbox.full, now)
 
     def from_peer(self, message: BetweenAgents, now: float, route: bytes = b"") -> list[Effect]:
         """A message of another agent, or of a new supervisor (``Dial``); ``route`` leads back to it."""

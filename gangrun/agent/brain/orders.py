@@ -10,6 +10,7 @@ memory. What keeps two gangs apart on one node:
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import replace
 from typing import Any
@@ -51,6 +52,7 @@ class Orders:
         self.floor = -1
         self.alive: dict[int, LiveRank] = {}
         self.dirty = False  # since a launch, until a stop or a ``Prepare`` says that nothing is left
+        self._stops_at = math.inf  # what failed before fell of itself
         self._prepared: tuple[int, int] | None = None  # (term, attempt)
         self._in_hand: dict[Key, Command] = {}
         self._answers: OrderedDict[Key, CommandResult] = OrderedDict()
@@ -70,7 +72,7 @@ class Orders:
         """No rank of any attempt, nor any descendant of one, is left here."""
         return not self.dirty
 
-    def take(self, command: Command | Farewell, outbox_full: bool) -> list[Effect]:
+    def take(self, command: Command | Farewell, outbox_full: bool, now: float) -> list[Effect]:
         """Obey, refuse or repeat; the caller has checked the term and the lease."""
         key = _key(command)
         if key in self._answers:
@@ -83,7 +85,7 @@ class Orders:
             case Launch():
                 return self._launch(command, outbox_full)
             case Stop():
-                return self._stop(command)
+                return self._stop(command, now)
             case Stacks() | CheckNode() | Recover() | VerifyShare():
                 self._in_hand[key] = command
                 return [command]
@@ -114,12 +116,13 @@ class Orders:
         if why:
             return [self._answer(command, False, why)]
         self.floor = self.attempt = command.attempt
+        self._stops_at = math.inf
         self._prepared = None
         self.dirty = True
         self._in_hand[_key(command)] = command
         return [command]
 
-    def _stop(self, command: Stop) -> list[Effect]:
+    def _stop(self, command: Stop, now: float) -> list[Effect]:
         if command.attempt < self.attempt:
             # what was launched since was launched on an empty node; it is not this command's to stop
             return [self._answer(command, True)]
@@ -131,6 +134,7 @@ class Orders:
             isinstance(other, Stop) and other.attempt >= command.attempt and _patience_s(other) <= _patience_s(command)
             for other in self._in_hand.values()
         )
+        self._stops_at = min(self._stops_at, now + command.settle_s)
         self._in_hand[_key(command)] = command
         return [] if covered else [command]
 
@@ -166,7 +170,8 @@ class Orders:
         if fact.attempt != self.attempt:
             return None
         self.alive.pop(fact.exit.rank, None)
-        return replace(fact.exit, by_us=fact.exit.by_us or self.stopping or not lease_live)
+        stopped = self.stopping and fact.exit.fell_at >= self._stops_at
+        return replace(fact.exit, by_us=fact.exit.by_us or stopped or not lease_live)
 
     def on_stopped(self, fact: facts.RanksStopped) -> list[Effect]:
         """Nothing up to ``fact.attempt`` is left, or what is left cannot be killed."""

@@ -275,6 +275,7 @@ class WatchedRank:
     files: RankFiles
     through_boot: bool  # started by node/boot.py, which knows our signals
     ended: threading.Event = field(default_factory=threading.Event)
+    told: threading.Event = field(default_factory=threading.Event)  # how it ended
 
     @property
     def live(self) -> LiveRank:
@@ -286,22 +287,25 @@ def watch(
     rank: WatchedRank,
     logs: RankLogs,
     oom: OomCounter,
-    by_us: Callable[[], bool],
+    stopped_at: Callable[[], float],
     now: Callable[[], float],
     tell: Callable[[RankExit], None],
     orphaned: Callable[[], None] = lambda: None,
 ) -> None:
-    """Start the thread; ``tell`` is called from it, once. ``orphaned``, too, at the very moment of the death: workers
-    that end because their rank did must be noted before they are gone.
+    """Start the thread; ``tell`` is called from it, once. What fails from ``stopped_at`` on does so because of us.
+
+    ``orphaned`` is called from it too, at the very moment of the death: workers that end because their rank did must be
+    noted before they are gone.
     """
 
     def wait() -> None:
         code = rank.child.wait()
-        at, ours, last_step = now(), by_us(), rank.slot.read().step
+        at, last_step = now(), rank.slot.read().step
         orphaned()
         rank.ended.set()
         logs.wait_read(rank.rank, READ_WITHIN_S)
         words = last_words(rank.files, logs.stderr_tail(rank.rank), at) if code != 0 else LastWords()
+        ours = (words.written_at if words.reported else at) >= stopped_at()
         how = RankExit(
             rank=rank.rank,
             node=rank.node,
@@ -316,5 +320,6 @@ def watch(
             written_at=words.written_at,
         )
         tell(how)
+        rank.told.set()
 
     threading.Thread(target=wait, name=f"rank {rank.rank}", daemon=True).start()

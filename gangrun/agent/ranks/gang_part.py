@@ -7,6 +7,7 @@ stop, stacks, the cleanup) run in threads of their own.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 
 from gangrun.agent.brain import facts
 from gangrun.agent.ranks.environment import AttemptFiles, GangSpec, RankPlace, rank_environment, tag_prefix
-from gangrun.agent.ranks.exits import OomCounter, WatchedRank, watch
+from gangrun.agent.ranks.exits import READ_WITHIN_S, OomCounter, WatchedRank, watch
 from gangrun.agent.ranks.logs import RankLogs
 from gangrun.agent.ranks.observe import new_children, reading, take_stacks
 from gangrun.agent.ranks.stop import OwnProcesses, StopLadder, describe, free_port, job_of
@@ -60,7 +61,7 @@ class _Gang:
         self.ranks: dict[int, WatchedRank] = {}
         self.seen: dict[int, Proc] = {}  # children that ranks were seen to have, by pid
         self.orphan_pids: set[int] = set()  # what the warden had just inherited when a rank died
-        self.stopping = False
+        self.stopped_at = math.inf  # from then on ranks fall because of us
 
     def alive(self) -> list[WatchedRank]:
         """Those whose process has not ended."""
@@ -134,7 +135,7 @@ class RankGang:
                 started,
                 gang.logs,
                 gang.oom,
-                lambda: gang.stopping,
+                lambda: gang.stopped_at,
                 self._now,
                 lambda how: self._tell(facts.RankEnded(gang.attempt, how)),
                 lambda: gang.orphan_pids.update(new_children(spec.warden_pid, {}) if spec.warden_pid else ()),
@@ -176,12 +177,13 @@ class RankGang:
 
     def _undo(self, gang: _Gang) -> None:
         """A launch failed half way: none of its ranks may be left."""
-        gang.stopping = True
+        gang.stopped_at = 0.0
         started = list(gang.ranks.values())
         kill_until_none(lambda: self._family.find([rank.proc for rank in started]), SLATE_WITHIN_S, _nothing)
         for rank in started:
             rank.child.wait()
             rank.ended.set()
+            rank.told.set()
 
     def _forget(self, within_s: float = LOGS_CLOSE_WITHIN_S) -> bool:
         """Let go of a gang that has ended; False if the disk did not take in time all that it printed."""
@@ -236,6 +238,8 @@ class RankGang:
     def stop(self, command: Stop) -> None:
         """Stop all ranks of every attempt; ``facts.RanksStopped``. A second call while one runs means: sooner."""
         if self._ladder is not None:
+            if self._gang is not None:
+                self._gang.stopped_at = min(self._gang.stopped_at, self._now())
             if command.grace_s > 0:
                 self._ladder.saved()
             else:
@@ -244,13 +248,16 @@ class RankGang:
         gang = self._gang
         ranks = list(gang.ranks.values()) if gang else []
         if gang is not None:
-            gang.stopping = True
+            gang.stopped_at = min(gang.stopped_at, self._now() + command.settle_s)
         known = tuple(gang.seen.values()) if gang else ()
         orphan_pids = tuple(gang.orphan_pids) if gang else ()
         ladder = self._ladder = StopLadder(ranks, self._family, known, self._now, orphan_pids, self._spec.save_signal)
 
         def stop() -> None:
             leftovers = ladder.run(command)
+            until = self._now() + READ_WITHIN_S
+            for rank in ranks:  # how they ended is evidence, and must not come after the word that all did
+                rank.told.wait(max(0.0, until - self._now()) if rank.ended.is_set() else 0.0)
             self._ladder = None
             alive = self._family.find([rank.proc for rank in ranks])
             self._tell(facts.RanksStopped(command.attempt, not alive, leftovers))
@@ -276,7 +283,7 @@ class RankGang:
     def kill_now(self) -> None:
         """SIGKILL to every rank, without asking; the rest is ``stop``'s."""
         if self._gang is not None:
-            self._gang.stopping = True
+            self._gang.stopped_at = min(self._gang.stopped_at, self._now())
             for rank in self._gang.alive():
                 kill(rank.proc)
 

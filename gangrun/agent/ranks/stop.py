@@ -231,6 +231,7 @@ class StopLadder:
     def run(self, command: Stop) -> tuple[str, ...]:
         """Stop; what could not be killed, in words."""
         self._look()
+        self._settle(command.settle_s)
         if command.checkpoint_first and not any(target.ended.is_set() for target in self._targets):
             self._let_save(command.checkpoint_grace_s)  # with one gone the others could only wait for it
         alive = [target for target in self._targets if not target.ended.is_set()]
@@ -238,6 +239,15 @@ class StopLadder:
             self._look()
             self._terminate(alive, command.grace_s)
         return self._kill_all()
+
+    def _settle(self, within_s: float) -> None:
+        """Let ranks that fail by themselves at this moment do so; any hurry cuts it short."""
+        until = self._now() + within_s
+        while self._now() < until and not self._saved.is_set():
+            alive = next((target for target in self._targets if not target.ended.is_set()), None)
+            if alive is None:
+                return
+            alive.ended.wait(POLL_S)
 
     def _look(self) -> None:
         """Remember what is ours while it lives: pids and shared memory are harder to prove afterwards."""

@@ -78,10 +78,10 @@ def _has_text(died: RankExit) -> bool:
 
 
 def _fell_first(died: RankExit, evidence: Evidence) -> bool:
-    """Is it the first that ended of itself, by when that was seen?"""
+    """Is it the first that failed of itself?"""
     if is_victim(died):
         return False
-    return all(is_victim(other) or (died.at, died.rank) < (other.at, other.rank) for other in evidence.exits)
+    return all(is_victim(other) or (died.fell_at, died.rank) < (other.fell_at, other.rank) for other in evidence.exits)
 
 
 def rank_exited(state: RunState, event: RankExited, now: float, policy: Policy) -> Decision:
@@ -96,9 +96,9 @@ def rank_exited(state: RunState, event: RankExited, now: float, policy: Policy) 
     reason = f"rank {died.rank} on {died.node} ended{when} ({how_it_ended(died)})"
     if died.by_us and state.phase is Phase.STOPPING:
         return stay(state, reason)  # says nothing of a cause, and would make each of thousands of records longer
-    return stop_or_note(
-        state, now, policy, reason, replace(state.attempt.evidence, exits=(*state.attempt.evidence.exits, died))
-    )
+    evidence = replace(state.attempt.evidence, exits=(*state.attempt.evidence.exits, died))
+    since_s = min(max(0.0, now - died.fell_at), policy.settle_s)
+    return stop_or_note(state, now, policy, reason, evidence, policy.settle_s - since_s)
 
 
 def rank_finished(state: RunState, event: RankFinished, now: float, policy: Policy) -> Decision:

@@ -122,10 +122,11 @@ def stop_all(
     evidence: Evidence | None = None,
     *,
     checkpoint_first: bool = False,
+    settle_s: float = 0.0,
 ) -> Decision:
     """Stop every rank, then do ``after``."""
     reason += _cut_short(state, now, policy) if checkpoint_first else ""
-    stop = stop_gang(state, now, policy, reason, checkpoint_first)
+    stop = replace(stop_gang(state, now, policy, reason, checkpoint_first), settle_s=settle_s)
     return enter(
         state if evidence is None else with_evidence(state, evidence),
         Phase.STOPPING,
@@ -137,11 +138,13 @@ def stop_all(
     )
 
 
-def stop_or_note(state: RunState, now: float, policy: Policy, reason: str, evidence: Evidence) -> Decision:
+def stop_or_note(
+    state: RunState, now: float, policy: Policy, reason: str, evidence: Evidence, settle_s: float = 0.0
+) -> Decision:
     """Something fell: stop every rank and judge; if they are being stopped already it is evidence only."""
     if state.phase is Phase.STOPPING:
         return stay(with_evidence(state, evidence), reason)
-    return stop_all(state, now, policy, After.JUDGE, f"{reason}; stopping all ranks", evidence)
+    return stop_all(state, now, policy, After.JUDGE, f"{reason}; stopping all ranks", evidence, settle_s=settle_s)
 
 
 def stop_gang(state: RunState, now: float, policy: Policy, reason: str, checkpoint_first: bool) -> StopGang:

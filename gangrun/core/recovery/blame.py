@@ -124,7 +124,7 @@ def is_victim(rank_exit: RankExit) -> bool:
 def _first_to_fall(evidence: Evidence) -> RankExit | None:
     """The first rank that ended of itself: whoever ended later may be its victim."""
     own = [rank_exit for rank_exit in evidence.exits if not is_victim(rank_exit)]
-    return min(own, key=lambda rank_exit: (rank_exit.at, rank_exit.rank)) if own else None
+    return min(own, key=lambda rank_exit: (rank_exit.fell_at, rank_exit.rank)) if own else None
 
 
 # ---- nodes -----------------------------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ def lost_peers(
     victims: Sequence[RankExit], hang: Hang | None, *, attempt_step: int, world_size: int, finished: frozenset[int]
 ) -> Verdict:
     """Blames no node: of all that were heard nobody fell of itself."""
-    first = min(victims, key=lambda rank_exit: (rank_exit.at, rank_exit.rank))
+    first = min(victims, key=lambda rank_exit: (rank_exit.fell_at, rank_exit.rank))
     said = f": {one_line(first.error.message)}" if first.error is not None else ""
     at_step = f" at step {attempt_step}" if attempt_step >= 0 else ""
     lost = f"{counted(len(victims), 'rank')} lost a peer in a collective{at_step}"

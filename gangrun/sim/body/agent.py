@@ -452,4 +452,4 @@ class Deeds:
 
         began = self.timeline.now
         alive = any(rank.alive for rank in self.node.ranks)
-        self.timeline.after(STOP_S if alive else 0.001, lambda: self.agent.when_awake(look))
+        self.timeline.after(command.settle_s + STOP_S if alive else 0.001, lambda: self.agent.when_awake(look))

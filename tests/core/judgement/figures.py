@@ -1,6 +1,7 @@
 """What was right of each played case, and the figures over many.
 
-``python -m tests.core.judgement.figures`` prints them; with ``--wrong`` also each case that is judged wrongly, and why.
+``python -m tests.core.judgement.figures [held_out]`` prints them; ``--wrong`` lists the cases that are judged wrongly,
+too.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 
 from tests.core.judgement.case import CLASSES, Case, read_all
 from tests.core.judgement.player import Played, play
@@ -83,10 +85,11 @@ def confusion(runs: Sequence[Run]) -> list[str]:
     return lines
 
 
-def played_all(folder: str) -> dict[int, list[Run]]:
+@cache
+def played_all(folder: str, *, tests: bool = True) -> dict[int, list[Run]]:
     """Every case of a folder, played with each number of spares."""
     cases = read_all(folder)
-    return {spares: [(case, play(case, spares)) for case in cases] for spares in SPARES}
+    return {spares: [(case, play(case, spares, tests=tests)) for case in cases] for spares in SPARES}
 
 
 def main() -> None:

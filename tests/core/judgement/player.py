@@ -94,14 +94,21 @@ def class_of(causes: tuple[str, ...]) -> str:
     return _CLASS_OF.get(named[-1], named[-1])
 
 
-def play(case: Case, spares: int, *, tests: bool = True) -> Played:
-    """Play it on three nodes and so many spares. ``tests``: suspects are tested, and nobody can tell how that went."""
-    return _World(case, spares, tests).played()
+def play(case: Case, spares: int, *, tests: bool = True, turn: int = 0) -> Played:
+    """Play it on three nodes and so many spares.
+
+    Args:
+        case: What happens.
+        spares: How many nodes hold no ranks at first.
+        tests: Suspects are tested, and nobody can tell how that went.
+        turn: Which rank falls first where all fall at once.
+    """
+    return _World(case, spares, tests, turn).played()
 
 
 class _World:
-    def __init__(self, case: Case, spares: int, tests: bool) -> None:
-        self.case = case
+    def __init__(self, case: Case, spares: int, tests: bool, turn: int) -> None:
+        self.case, self.turn = case, turn
         self.life = Life(GANG_NODES, RANKS_PER_NODE, Policy(can_requeue=True, test_suspects=tests))
         self.life.names = [f"n{number}" for number in range(GANG_NODES + spares)]
         self.fresh = count(10)
@@ -232,7 +239,7 @@ class _World:
             return [rank for rank in self.holders if rank not in (sick or [number])]
         if falls == ["all"]:  # who is first changes from attempt to attempt
             ranks = list(self.holders)
-            turn = 2 * self.launched % WORLD_SIZE
+            turn = (2 * self.launched + self.turn) % WORLD_SIZE
             return ranks[turn:] + ranks[:turn]
         return [int(number) for number in falls[1:]]
 

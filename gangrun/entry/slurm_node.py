@@ -1,22 +1,38 @@
 """What srun starts on each node of a job: finds out which node this is, and becomes its warden.
 
-Every task of a step is started with the same words; only the environment tells the nodes apart.
+Every task of a step is started with the same words; only the environment tells the nodes apart. A step is started
+again if srun or a warden was killed, so a warden of the job may live here already. Each node has one place for a warden
+of a job: a name that the kernel gives to one process, and frees when that process dies. A later task waits for the
+place. Then it kills what the last warden left: ranks die with their agent, what they started may not. Only then does it
+begin, for its agent's first word says that no rank lives here.
 """
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import os
+import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
+from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.job_claims import JobClaim, wait
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.config import environment
-from gangrun.launch.node_spec import filled
-from gangrun.node import warden
+from gangrun.launch.node_spec import WARDEN_KILLED, filled
+from gangrun.node import processes, warden
 
 EXIT_NO_NODE = 78
 EXIT_NO_LOG = 74
+EXIT_NOT_EMPTY = 73
+LOOK_AGAIN_S = 0.25
+KILL_WITHIN_S = 5.0
+RUN_DIR, JOB_ID = "GANGRUN_RUN_DIR", "SLURM_JOB_ID"
 
 
 def speak_into(log: Path) -> str:
@@ -34,18 +50,79 @@ def speak_into(log: Path) -> str:
     return ""
 
 
+def take_place(of: str, wait: Callable[[float], None] = wait) -> tuple[int, bool]:
+    """The place ``of`` (run, job, node) as a file descriptor, and whether another process had it first."""
+    name = hashlib.sha256(of.encode("utf-8", "surrogateescape")).hexdigest()
+    holder, had_to_wait = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), False
+    while True:
+        try:
+            holder.bind(f"\0gangrun-warden-{os.getuid()}-{name}")
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            had_to_wait = True
+            wait(LOOK_AGAIN_S)
+        else:
+            return holder.detach(), had_to_wait
+
+
+def clear(root: str, job: str) -> list[str]:
+    """Kill all that an earlier warden of this run and job left on this node; what does not die, in words."""
+    me = os.getpid()
+
+    def left() -> list[processes.Proc]:
+        table = processes.process_table().values()
+        return [p for p in table if p.pid != me and processes.is_alive(p) and _came_from(p.pid, root, job)]
+
+    return [str(proc) for proc in processes.kill_until_none(left, KILL_WITHIN_S, lambda: None)]
+
+
+def _came_from(pid: int, root: str, job: str) -> bool:
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return {f"{RUN_DIR}={root}".encode(), f"{JOB_ID}={job}".encode()} <= set(variables)
+
+
+def _is_wanted(paths: RunPaths, claim: JobClaim) -> bool:
+    """Does the run want more of this job? If nobody can say: yes."""
+    from gangrun.adapters.fs.journal import JournalReader
+    from gangrun.launch.slurm_job_owner import is_over
+    from gangrun.wire.record import RecordError, replay
+
+    try:
+        return not is_over(replay(JournalReader(paths, Disk()).read(newest_only=True).records), claim)
+    except (OSError, RecordError):
+        return True
+
+
 def main(words: list[str]) -> int:
-    """``SPEC RUN_DIR``: the warden's spec as JSON, and what its processes find in GANGRUN_RUN_DIR."""
+    """``SPEC RUN_DIR CLAIM``: the warden's spec, what its processes find in GANGRUN_RUN_DIR, the job's claim."""
     variables = environment.all_variables()
     node = variables.get("SLURMD_NODENAME", "")
     if not node:
         os.write(2, b"SLURMD_NODENAME is not set: this is started by srun, on each node of a job\n")
         return EXIT_NO_NODE
-    why = speak_into(RunPaths(Path(words[1])).process_log(node))
+    root, claim = words[1], msgspec.json.decode(words[2], type=JobClaim)
+    paths = RunPaths(Path(root))
+    why = speak_into(paths.process_log(node))
     if why:
         os.write(2, f"{why}\n".encode("utf-8", "replace"))
         return EXIT_NO_LOG
+    place, had_to_wait = take_place(f"{root}\0{claim.token}\0{node}")
+    if had_to_wait and not _is_wanted(paths, claim):
+        return 0
+    if left := clear(root, claim.job):
+        told = (
+            f"[{node}:warden] SIGKILL does not end {', '.join(left)}, which an earlier warden left: nothing is started"
+        )
+        os.write(2, f"{told}\n".encode("utf-8", "replace"))
+        return EXIT_NOT_EMPTY
     spec = {key: filled(value, node) for key, value in json.loads(words[0]).items()}
-    command = warden.argv(sys.executable, {**spec, "writes_log": True})
-    os.execve(command[0], command, {**variables, "GANGRUN_RUN_DIR": words[1]})  # noqa: S606 - no shell is the point
+    if had_to_wait:
+        spec["previous_died"] = WARDEN_KILLED
+    command = warden.argv(sys.executable, {**spec, "writes_log": True, "place_fd": place})
+    os.set_inheritable(place, True)
+    os.execve(command[0], command, {**variables, RUN_DIR: root})  # noqa: S606 - no shell is the point
     raise AssertionError("unreachable")

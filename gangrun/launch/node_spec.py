@@ -10,6 +10,7 @@ from gangrun.entry.wiring import own_command
 from gangrun.wire.spec import RunSpec
 
 NODE = "{node}"  # stands for the name of the node, which the first process there puts in
+WARDEN_KILLED = "its warden was killed"  # how the agent before ended, told to a warden that takes a dead one's place
 
 
 def warden_spec(

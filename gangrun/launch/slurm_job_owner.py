@@ -1,9 +1,9 @@
 """One stay of one job, seen from its launcher: the step runs, the run is watched, the end is told.
 
 Owners are the batch script and ``gangrun run`` in an allocation. There Ctrl-C cancels, and Slurm is asked what a
-SIGTERM means. The step is started anew without nodes that srun cannot reach, and is followed by a supervisor of last
-resort if the nodes are gone and nothing is decided yet. The owner decides nothing about the run: it makes sure that a
-supervisor does, and that this supervisor knows what srun said.
+SIGTERM means. The step is started anew without nodes that srun cannot reach. A warden or an srun that was killed is
+started again. A supervisor of last resort follows if the nodes are gone and nothing is decided yet. The owner decides
+nothing about the run: it makes sure that a supervisor does, and that this supervisor knows what srun said.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gangrun.core.model import EXIT_CODES, TERMINAL, RunState
 from gangrun.core.nodeset import fold
 from gangrun.display.live_view import LiveView, Observer
 from gangrun.entry.wiring import own_command
-from gangrun.launch.node_spec import warden_spec
+from gangrun.launch.node_spec import WARDEN_KILLED, warden_spec
 from gangrun.launch.owner import Cancelling
 from gangrun.launch.slurm_batch_job import Absent, Allocation, note_absent
 from gangrun.ports import Clock
@@ -63,6 +63,8 @@ def code_of(state: RunState | None, claim: JobClaim) -> int:
 
 
 LAUNCHES_MAX = 4
+STARTS_AGAIN_MAX = 5  # of srun, and of each node's warden: something outside kills them
+ENDED_BY_ITSELF = ("Exited with exit code", "Terminated")  # srun's words; "Killed" is how a killed one ends
 LAST_WORDS_BYTES = 2000
 LAST_LINES_COUNT = 2
 
@@ -76,8 +78,32 @@ class StepPart(Enum):
 
 
 @dataclass(slots=True)
+class StepLaunch:
+    """One srun, and what is known of the nodes on which it started something."""
+
+    step: Step
+    nodes: tuple[str, ...]
+    said_bytes: Mapping[str, int]  # node -> what it had said before this launch
+    settled_count: int = 0
+    heard: set[str] = field(default_factory=set)  # nodes whose task has ended
+
+    def why(self, paths: RunPaths, left: Left) -> str:
+        """How the task on a node ended, with its last words."""
+        if left.unreached:
+            return left.how
+        task = self.nodes.index(left.node) if left.node in self.nodes else -1
+        last = self.step.last_words(task) or last_words(paths.process_log(left.node), self.said_bytes.get(left.node, 0))
+        return f"{left.how}: {last}" if last else left.how
+
+
+@dataclass(slots=True)
 class JobStep:
-    """``over`` says whether the run still wants this job; ``say`` shows a sentence to people."""
+    """``over`` says whether the run still wants this job; ``say`` shows a sentence to people.
+
+    The first srun starts a warden on each node. One more starts a killed warden again on its node. If srun itself is
+    killed, the wardens live on: one more srun starts their successors, who wait on each node until the warden there
+    ends. So nothing that lives is stopped, and the end of each warden is heard of again.
+    """
 
     spec: RunSpec
     paths: RunPaths
@@ -90,36 +116,49 @@ class JobStep:
     disk: Disk = field(default_factory=Disk)
     clock: Clock = field(default_factory=SystemClock)
     part: StepPart = StepPart.STEP
-    _step: Step | None = None
+    launches: list[StepLaunch] = field(default_factory=list)  # whose srun lives
     _resort: ToolProcess | None = None
     _absent: dict[str, Absent] = field(default_factory=dict)
     _nodes: tuple[str, ...] = ()
-    _said_bytes: Mapping[str, int] = field(default_factory=dict)  # node -> what it had said before this launch
     _noted: tuple[Absent, ...] = ()
-    _settled_count: int = 0
+    _left: list[Left] = field(default_factory=list)  # of launches that have ended
+    _words: list[str] = field(default_factory=list)
+    _starts_count: dict[str, int] = field(default_factory=dict)  # again: of srun, or of a node's warden
     _asking: Asking | None = None  # for the claim of a new launch, which the file system has not answered yet
     _ask_at: float = 0.0
     _cancelled: bool = False
 
     def start(self) -> None:
         """Launch on all nodes of the job; ``OSError`` where there is no srun."""
-        self._launch(self.allocation.nodes)
+        self._launch_all(self.allocation.nodes)
 
-    def _launch(self, nodes: tuple[str, ...]) -> None:
-        words = step_argv(self.spec, self.paths, self.claim, self.allocation, nodes, self.extra)
-        self._nodes, self._settled_count = nodes, 0
-        self._said_bytes = said_bytes(self.paths, nodes)
-        self._step = Step(words, self.variables, self.allocation.job, Tools(self.variables))
-        self._step.start()
+    def _launch_all(self, nodes: tuple[str, ...]) -> None:
+        self._nodes, self._left, self._words = nodes, [], []
+        self._launch(nodes)
+
+    def _launch(self, nodes: tuple[str, ...], previous_died: str = "") -> None:
+        words = step_argv(
+            self.spec, self.paths, self.claim, self.allocation, nodes, self.extra, self._nodes[0], previous_died
+        )
+        step = Step(words, self.variables, self.allocation.job, Tools(self.variables))
+        launch = StepLaunch(step, nodes, said_bytes(self.paths, nodes))
+        step.start()
+        self.launches.append(launch)
 
     def turn(self) -> None:
         """Take in what happened since the last turn."""
         if self.part is StepPart.STEP:
-            assert self._step is not None
-            code = self._step.ended
-            self._hear(self._step, ended=code is not None)
-            if code is not None:
-                self._after_step(self._step)
+            for launch in tuple(self.launches):
+                code = launch.step.ended
+                self._hear(launch, ended=code is not None)
+                if code is not None:
+                    self.launches.remove(launch)
+                    self._left += launch.step.left
+                    self._words += launch.step.words
+                    if code < 0:
+                        self._follow(launch, code)
+            if not self.launches:
+                self._after_step()
         elif self.part is StepPart.LAST_RESORT:
             assert self._resort is not None
             if self._resort.poll() is not None:
@@ -128,13 +167,13 @@ class JobStep:
     def interrupt(self) -> None:
         """Tell every agent to cancel; where none lives, a supervisor of last resort finds the mark."""
         self._cancelled = True
-        if self._step is not None and self.part is StepPart.STEP:
-            self._step.cancel("INT")
+        if self.launches and self.part is StepPart.STEP:
+            self.launches[0].step.cancel("INT")
 
     def leave(self) -> None:
         """The run is over. Srun waits for a node that is gone until Slurm believes it; nobody else has to."""
-        if self._step is not None:
-            self._step.kill()
+        for launch in self.launches:
+            launch.step.kill()
         if self._resort is not None:
             self._resort.send_signal(signal.SIGKILL)
         self.part = StepPart.OVER
@@ -143,21 +182,25 @@ class JobStep:
         """No more grace: Slurm kills all that the step has, on every node."""
         if self._asking is not None and self.part is StepPart.STEP:
             self.part = StepPart.OVER  # its step has ended
-        elif self._step is not None and self.part is StepPart.STEP:
-            self._step.cancel()
+        elif self.launches and self.part is StepPart.STEP:
+            self._cancelled = True
+            self.launches[0].step.cancel()
         elif self._resort is not None:
             self._resort.send_signal(signal.SIGKILL)
 
-    # ---- nodes that are missing ----
+    # ---- nodes that are missing, wardens and sruns that were killed ----
 
-    def _hear(self, step: Step, ended: bool) -> None:
+    def _hear(self, launch: StepLaunch, ended: bool) -> None:
         """A node's last words may come a moment after srun tells of its end: what is new now is noted next time."""
-        settled = step.left[: None if ended else self._settled_count]
-        self._settled_count = len(step.left)
+        settled = launch.step.left[: None if ended else launch.settled_count]
+        launch.settled_count = len(launch.step.left)
         unreached = [left for left in settled if left.unreached]
         for left in unreached or settled:  # where srun does not reach one node, it kills what began on the others
-            if left.node not in self._absent:
-                self._absent[left.node] = Absent(left.node, self._why(step, left), left.unreached)
+            if left.node in launch.heard:
+                continue
+            launch.heard.add(left.node)
+            if not self._started_again(left) and left.node not in self._absent:
+                self._absent[left.node] = Absent(left.node, launch.why(self.paths, left), left.unreached)
         found = tuple(self._absent.values())
         if found == self._noted or self.over():
             return
@@ -167,22 +210,42 @@ class JobStep:
             self.say(f"cannot record why {fold(self._absent)} did not connect: {error}")
         self._noted = found
 
-    def _why(self, step: Step, left: Left) -> str:
-        if left.unreached:
-            return left.how
-        task = self._nodes.index(left.node) if left.node in self._nodes else -1
-        last = step.last_words(task) or last_words(
-            self.paths.process_log(left.node), self._said_bytes.get(left.node, 0)
+    def _started_again(self, left: Left) -> bool:
+        """A warden ends by itself with an exit code. One that was killed is started again while its node lives."""
+        if left.unreached or left.how.startswith(ENDED_BY_ITSELF) or self._cancelled or self.over():
+            return False
+        return self._start_again(
+            left.node, (left.node,), f"the warden on {left.node} was killed ({left.how}): starting it again in this job"
         )
-        return f"{left.how}: {last}" if last else left.how
 
-    # ---- when srun has ended ----
+    def _follow(self, launch: StepLaunch, code: int) -> None:
+        """Srun was killed. What it started lives on, unheard."""
+        rest = tuple(node for node in launch.nodes if node not in launch.heard)
+        if rest and not self.over():
+            how = signal.Signals(-code).name
+            self._start_again(
+                "srun", rest, f"srun was killed ({how}), and what it started on {fold(rest)} lives on: following it"
+            )
 
-    def _after_step(self, step: Step) -> None:
+    def _start_again(self, what: str, nodes: tuple[str, ...], sentence: str) -> bool:
+        count = self._starts_count[what] = self._starts_count.get(what, 0) + 1
+        if count > STARTS_AGAIN_MAX:
+            return False
+        self.say(sentence)
+        try:
+            self._launch(nodes, WARDEN_KILLED)
+        except OSError as error:
+            self.say(f"cannot start srun again: {error.strerror or error}")
+            return False
+        return True
+
+    # ---- when every srun has ended ----
+
+    def _after_step(self) -> None:
         if self.over():
             self.part = StepPart.OVER
             return
-        unreached = {left.node for left in step.left if left.unreached}
+        unreached = {left.node for left in self._left if left.unreached}
         rest = tuple(node for node in self._nodes if node not in unreached)
         if unreached and rest and self.claim.launch + 1 < LAUNCHES_MAX and not self._cancelled:
             if self._asking is None:
@@ -193,9 +256,9 @@ class JobStep:
             if claimed:
                 self._noted = ()
                 self._absent = {name: one for name, one in self._absent.items() if one.scheduler}
-                self._launch(rest)
+                self._launch_all(rest)
                 return
-        told = "; ".join(step.words[-3:])
+        told = "; ".join(self._words[-3:])
         undecided = "all agents have ended, and no supervisor has decided what comes next"
         self.say(f"{undecided} ({told or 'srun said nothing'}): deciding here")
         self._resort = ToolProcess(last_resort_argv(self.paths, self.claim, self.allocation), self.variables)
@@ -251,10 +314,14 @@ def step_argv(
     allocation: Allocation,
     nodes: tuple[str, ...],
     extra: tuple[str, ...],
+    founder: str,
+    previous_died: str = "",
 ) -> list[str]:
     """The command line of srun for these nodes of the allocation; all of it are the roster."""
-    told = warden_spec(spec, paths, claim.token, claim.seq, nodes[0], roster=fold(allocation.nodes))
-    command = own_command("gangrun.entry.slurm_node", [json.dumps(told), str(paths.root)], sys.executable)
+    told = warden_spec(spec, paths, claim.token, claim.seq, founder, roster=fold(allocation.nodes))
+    told["previous_died"] = previous_died
+    words = [json.dumps(told), str(paths.root), msgspec.json.encode(claim).decode()]
+    command = own_command("gangrun.entry.slurm_node", words, sys.executable)
     return step.argv(step.StepShape(nodes, allocation.cpus_per_task, extra), command)
 
 

@@ -68,7 +68,8 @@ class Warden:
 
     Spec: agent, supervisor (argv lists), node, lease_s, poll_s, agent_start_s, life_fd, pdeathsig, restarts_max_count,
     restarts_window_s, supervisor_linger_s, memory_bytes (of checkpoints kept in memory; 0: as the node has, none: off),
-    writes_log (standard error is a file of a disk that may stand still).
+    writes_log (standard error is a file of a disk that may stand still), previous_died (of the agent before, if this
+    warden takes a dead one's place), place_fd (held for life, so that no other warden of the job begins here).
     """
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
@@ -81,7 +82,10 @@ class Warden:
         self._restarts_max_count = int(spec.get("restarts_max_count", 5))
         self._window_ns = int(float(spec.get("restarts_window_s", 60.0)) * 1e9)
         self._linger_s = float(spec.get("supervisor_linger_s", 30.0))
+        self._previous_died = str(spec.get("previous_died", ""))
         self._life_fd = int(spec.get("life_fd", -1))
+        if (place_fd := int(spec.get("place_fd", -1))) >= 0:
+            os.set_inheritable(place_fd, False)  # ours alone: a child that outlives us must not keep it
         self._lease_fd = os.memfd_create("gangrun-lease")
         os.ftruncate(self._lease_fd, LEASE_SIZE_BYTES)
         self._lease = Lease(self._lease_fd)
@@ -116,7 +120,7 @@ class Warden:
             self._writer = LogWriter()
         self._listen()
         self._start_keeper()
-        self._start_agent("")
+        self._start_agent(self._previous_died)
         while True:
             self._turn()
             if self._life_lost or len(self._askings.signals) > 1:

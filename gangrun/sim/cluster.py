@@ -162,6 +162,10 @@ class Cluster(Surroundings):
         """The job's task on the node ended."""
         self.scheduler.node_left(node)
 
+    def warden_killed(self, node: SimNode) -> None:
+        """The warden was killed on a node that lives."""
+        self.scheduler.warden_killed(node)
+
     def node_lost(self, node: SimNode) -> None:
         """The node died; the job goes on without it (``--no-kill``)."""
         job = self.scheduler.job_of(node.job)

@@ -32,6 +32,7 @@ class Kind(Enum):
     PAUSE_AGENT = "pause agent"
     KILL_WARDEN = "kill warden"
     PAUSE_WARDEN = "pause warden"
+    KILL_SRUN = "kill srun, the next one follows for_s later"
     KILL_RANK = "kill rank"
     PAUSE_RANK = "pause rank"
     EXIT_RANK = "rank exits with amount"
@@ -294,10 +295,9 @@ def _pause_agent(world: Cluster, node: SimNode, fault: Fault) -> None:
 
 
 def _kill_warden(world: Cluster, node: SimNode, fault: Fault) -> None:
-    """Agent and supervisor have its death signal, ranks have the agent's; the job's task on the node is over."""
     del world, fault
     if node.warden.alive and node.job:
-        node.leave()
+        node.kill_warden()
 
 
 def _pause_warden(world: Cluster, node: SimNode, fault: Fault) -> None:
@@ -495,6 +495,8 @@ def _to_jobs(world: Cluster, fault: Fault) -> None:
                 world.unpark_all()
                 for node in job.nodes:
                     node.pause(fault.for_s, machine=False)
+            case Kind.KILL_SRUN:
+                world.scheduler.srun_killed(job, fault.for_s)
             case Kind.SLURM_REQUEUE:
                 world.scheduler.requeue(job)
             case Kind.SLURM_GIVES_UP:
@@ -591,6 +593,7 @@ _SLURM = (
     Kind.SLURM_NEVER,
     Kind.SLURM_HELD,
     Kind.SLURM_SUSPEND,
+    Kind.KILL_SRUN,
     Kind.SLURM_REQUEUE,
     Kind.SLURM_GIVES_UP,
     Kind.BATCH_LOST,

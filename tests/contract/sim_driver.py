@@ -182,10 +182,7 @@ class SimDriver:
         self._injure(Kind.KILL_AGENT, node=node)
 
     def kill_warden(self, node: int) -> None:
-        """The launcher of this world is told at once, and starts the node's part again, as ``gangrun run`` does."""
-        host = self.world.nodes[node]
-        host.kill()
-        host.restart()
+        self._injure(Kind.KILL_WARDEN, node=node)
 
     def kill_supervisor(self) -> None:
         self._injure(Kind.KILL_SUPERVISOR, node=self._holder())

@@ -131,6 +131,20 @@ def test_a_lost_node_that_comes_back_ends_the_wait() -> None:
     assert life.state.phase is Phase.STARTING
 
 
+@pytest.mark.parametrize(
+    ("boot", "after_s", "cause"),
+    [("b-n1", 10.0, "agent died"), ("another boot", 10.0, "node silent"), ("b-n1", 31.0, "node silent")],
+)
+def test_a_node_whose_agent_comes_back_within_its_lease_was_never_away(boot: str, after_s: float, cause: str) -> None:
+    life = Life(3, policy=Policy(can_requeue=True)).running()
+    life.on(NodeLost("n1", life.now, "no other node reaches it"))
+    life.on(AgentRejoined("n1", "i2", boot, 2, "its warden was killed"), after_s=after_s)
+    life.says("the agent on n1 was restarted: its warden was killed; its ranks died with it")
+    life.stopped()
+    assert life.state.attempts[0].outcome == cause
+    assert list(life.state.health.excluded) == ([] if cause == "agent died" else ["n1"])
+
+
 def test_a_lost_node_is_replaced_by_a_spare() -> None:
     life = Life()
     life.state = replace(life.state, shape=Shape(2, 2, 2, 1))

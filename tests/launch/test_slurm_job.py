@@ -6,6 +6,7 @@ import errno
 import itertools
 import json
 import os
+from functools import partial
 from typing import cast
 
 import msgspec
@@ -179,13 +180,12 @@ def unreached(tmp_path, monkeypatch):
         over=lambda: False, say=told.append, disk=disk, clock=clock,
     )  # fmt: skip
     steps.start()
-    step = steps._step
-    assert step is not None
-    until(lambda: step.ended is not None, 20, "srun has ended")
+    (first,) = steps.launches
+    until(lambda: first.step.ended is not None, 20, "srun has ended")
     yield steps, disk, clock, told
     steps.leave()
-    last, resort = steps._step, steps._resort
-    until(lambda: last is None or last.ended is not None, 20, "srun has left")
+    resort = steps._resort
+    until(lambda: all(one.step.ended is not None for one in steps.launches), 20, "srun has left")
     if resort is not None:
         list(resort.lines())
         until(lambda: resort.poll() is not None, 20, "the last resort has left")
@@ -222,6 +222,89 @@ def test_a_claim_that_is_refused_for_good_leaves_the_last_resort(unreached):
     steps.turn()
     assert steps.part is job_owner.StepPart.LAST_RESORT
     assert any("cannot launch again" in word for word in told)
+
+
+STAYS = """#!/bin/sh
+echo "$@" | grep -o 'nodelist=[^ ]*' >>"$0.calls"
+if [ -e "$0.says" ]; then cat "$0.says" >&2; rm "$0.says"; fi
+exec sleep 600
+"""
+
+
+@pytest.fixture
+def standing(tmp_path, monkeypatch):
+    """A job of three nodes whose sruns stay; what the first one says, and the nodes that each was asked for."""
+    srun = tmp_path / "srun"
+    srun.write_text(STAYS)
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    paths, told = RunPaths(tmp_path / "run"), list[str]()
+    paths.jobs.mkdir(parents=True)
+    steps = job_owner.JobStep(
+        SPEC, paths, CLAIM, Allocation("12", 0, ("n1", "n2", "n3"), "n1", None), dict(os.environ), (),
+        over=lambda: False, say=told.append,
+    )  # fmt: skip
+
+    def asked():
+        """Once each srun that lives has written it down; a turn is taken before each look."""
+
+        def all_asked():
+            steps.turn()
+            calls = (tmp_path / "srun.calls").read_text().split() if (tmp_path / "srun.calls").exists() else []
+            return [call.removeprefix("nodelist=") for call in calls]
+
+        return all_asked
+
+    yield steps, tmp_path / "srun.says", asked(), told
+    steps.leave()
+    until(lambda: all(one.step.ended is not None for one in steps.launches), 20, "every srun has left")
+    if (resort := steps._resort) is not None:
+        list(resort.lines())
+        until(lambda: resort.poll() is not None, 20, "the last resort has left")
+
+
+@pytest.mark.parametrize("how", ["Killed", "Segmentation fault (core dumped)", "Out Of Memory"])
+def test_a_killed_warden_is_started_again_on_its_node(standing, how):
+    steps, says, asked, told = standing
+    says.write_text(f"srun: error: n2: task 1: {how}\n")
+    steps.start()
+    until(lambda: asked() == ["n[1-3]", "n2"], 20, f"n2 is asked for again {told}")
+    assert told == [f"the warden on n2 was killed ({how}): starting it again in this job"]
+    assert absent_nodes(Disk(), steps.paths, CLAIM.token) == ()
+
+
+def test_a_warden_that_ends_by_itself_is_not_started_again(standing):
+    steps, says, asked, told = standing
+    says.write_text("srun: error: n2: task 1: Exited with exit code 70\nsrun: error: n3: task 2: Terminated\n")
+    steps.start()
+    until(lambda: asked() and absent_nodes(Disk(), steps.paths, CLAIM.token), 20, "both are absent")
+    assert [one.node for one in absent_nodes(Disk(), steps.paths, CLAIM.token)] == ["n2", "n3"]
+    assert (asked(), told) == (["n[1-3]"], [])
+
+
+def test_an_srun_that_is_killed_is_followed_by_another_on_the_nodes_that_it_left(standing):
+    steps, says, asked, told = standing
+    says.write_text("srun: error: n2: task 1: Exited with exit code 70\n")
+    steps.start()
+    until(lambda: asked() and absent_nodes(Disk(), steps.paths, CLAIM.token), 20, "n2 is absent")
+    for count in range(1, job_owner.STARTS_AGAIN_MAX + 1):
+        steps.launches[0].step.kill()
+        wanted = ["n[1-3]"] + count * ["n[1,3]"]
+        until(partial(lambda wanted: asked() == wanted, wanted), 20, f"another srun {told}")
+        assert steps.part is job_owner.StepPart.STEP
+    assert told[0] == "srun was killed (SIGKILL), and what it started on n[1,3] lives on: following it"
+    steps.launches[0].step.kill()
+    until(lambda: bool(asked()) and steps.part is job_owner.StepPart.LAST_RESORT, 20, "no srun is followed for ever")
+
+
+def test_an_srun_that_is_killed_when_the_run_is_over_is_not_followed(standing):
+    steps, _, asked, told = standing
+    steps.start()
+    until(lambda: asked() == ["n[1-3]"], 20, "srun")
+    steps.over = lambda: True
+    steps.launches[0].step.kill()
+    until(lambda: bool(asked()) and steps.part is job_owner.StepPart.OVER, 20, "over")
+    assert told == []
 
 
 def test_an_owner_goes_on_where_the_story_so_far_cannot_be_read(tmp_path):
@@ -382,8 +465,8 @@ def test_srun_is_given_what_the_user_asked_of_it():
 
 def test_the_step_of_a_run_names_the_roster_and_the_founder(tmp_path):
     allocation = Allocation("12", 0, ("n1", "n2", "n3"), "n1", None)
-    words = job_owner.step_argv(SPEC, RunPaths(tmp_path), CLAIM, allocation, ("n2", "n3"), ())
-    told = json.loads(words[-2])
+    words = job_owner.step_argv(SPEC, RunPaths(tmp_path), CLAIM, allocation, ("n2", "n3"), (), "n2")
+    told = json.loads(words[-3])
     assert told["agent"][-4:] == ["--roster", "n[1-3]", "--founder", "n2"]
     assert "--nodelist=n[2-3]" in words
     assert told["agent_start_s"] == SPEC.policy.join_within_s, "an agent may import for as long as it may take to join"

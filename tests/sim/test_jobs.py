@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 
-from gangrun.core.model import Phase
+from gangrun.core.model import Phase, RunState
 from gangrun.sim import FaultPlan, Kind, Script, Setup, World
 
 SCRIPT = Script(steps_count=60, victims_after_s=0.5)
 
 
-def with_spare_nodes(nodes_count: int, plan: FaultPlan, **setup: object) -> World:
+def with_spare_nodes(nodes_count: int, plan: FaultPlan, seed: int = 3, **setup: object) -> World:
     usual = Setup.of(nodes_count, script=SCRIPT, requeue=True)
-    return World(replace(usual, pool_count=2 * nodes_count, **setup), plan, seed=3)  # type: ignore[arg-type]
+    return World(replace(usual, pool_count=2 * nodes_count, **setup), plan, seed)  # type: ignore[arg-type]
 
 
 def began_at(world: World, kind: str, job: str) -> float:
@@ -58,10 +60,62 @@ def test_where_most_nodes_are_lost_the_one_that_is_left_sees_to_the_next_job(los
 
 
 def all_leave(at_s: float, nodes_count: int) -> FaultPlan:
+    """Agent after agent dies, until each warden gives up."""
     plan = FaultPlan()
     for node in range(nodes_count):
-        plan = plan.fail_at(at_s + 0.1 * node, Kind.KILL_WARDEN, node=node)
+        for count in range(12):
+            plan = plan.fail_at(at_s + 0.1 * node + 0.35 * count, Kind.KILL_AGENT, node=node)
     return plan
+
+
+def wardens_die(at_s: float, nodes: Iterable[int], apart_s: float = 0.1) -> FaultPlan:
+    plan = FaultPlan()
+    for place, node in enumerate(nodes):
+        plan = plan.fail_at(at_s + apart_s * place, Kind.KILL_WARDEN, node=node)
+    return plan
+
+
+def ends_well_in_one_job(world: World) -> RunState:
+    outcome = world.run()
+    assert outcome.state is not None and outcome.state.phase is Phase.SUCCEEDED, world.story()
+    assert len(world.scheduler.jobs) == 1, world.story()
+    assert not outcome.state.health.excluded and not outcome.state.fence.nodes, world.story()
+    return outcome.state
+
+
+@pytest.mark.parametrize("nodes", [(1,), (0,), (0, 1, 2)], ids=["one", "the supervisor's", "all"])
+@pytest.mark.parametrize("at_s", [2.5, 3.0, 12.0])
+def test_killed_wardens_are_started_again_in_the_same_job(at_s: float, nodes: tuple[int, ...]) -> None:
+    state = ends_well_in_one_job(with_spare_nodes(3, wardens_die(at_s, nodes)))
+    assert len(state.attempts) <= 2
+
+
+@pytest.mark.parametrize("for_s", [0.5, 3.0, 60.0])
+def test_a_killed_srun_costs_nothing(for_s: float) -> None:
+    state = ends_well_in_one_job(with_spare_nodes(3, FaultPlan().fail_at(12.0, Kind.KILL_SRUN, for_s=for_s)))
+    assert len(state.attempts) == 1
+
+
+@pytest.mark.parametrize("for_s", [0.5, 3.0])
+def test_a_warden_that_dies_unheard_is_started_again_by_the_next_srun(for_s: float) -> None:
+    plan = FaultPlan().fail_at(12.0, Kind.KILL_SRUN, for_s=for_s) | wardens_die(12.2, (1,))
+    state = ends_well_in_one_job(with_spare_nodes(3, plan))
+    assert [one.outcome for one in state.attempts] == ["agent died", "succeeded"]
+
+
+@pytest.mark.parametrize("first_seed", range(0, 60, 20))
+def test_wardens_and_sruns_die_among_other_faults(first_seed: int) -> None:
+    for seed in range(first_seed, first_seed + 20):
+        rng = random.Random(f"wardens {seed}")
+        plan = FaultPlan.random(seed, 3, 3, within_s=30.0)
+        for _ in range(rng.choice((1, 2, 3))):
+            at_s, node = rng.uniform(1.0, 25.0), rng.randrange(3)
+            plan = plan.fail_at(at_s, Kind.KILL_WARDEN, node=node)
+            if rng.random() < 0.5:
+                plan = plan.fail_at(at_s - rng.uniform(0.0, 1.0), Kind.KILL_SRUN, for_s=rng.choice((0.5, 3.0, 10.0)))
+            if rng.random() < 0.3:
+                plan = plan.fail_at(at_s - 0.1, Kind.SLOW_KILL, node=node, for_s=30.0, amount=0.9)
+        with_spare_nodes(3, plan, seed).run()
 
 
 @pytest.mark.parametrize("at_s", [2.5, 3.0, 12.0])

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from gangrun.node.processes import read_proc
 from tests.slurm import reach
 from tests.slurm.place import PATH, free_uid, leave_place, missing, take_place
 from tests.slurm.room import Process, Room, tell
@@ -276,6 +277,16 @@ class Cluster:
         for pid in pids:
             tell(pid, number)
         return pids
+
+    def warden_on(self, name: str) -> int:
+        """Its pid: the one whose parent is none, as each child of a warden begins as its copy."""
+
+        def found() -> int:
+            table = {one.pid for one in self.processes_on(name, r"^(?!\S*srun ).*warden\.py")}
+            first = [pid for pid in table if (proc := read_proc(pid)) is not None and proc.parent not in table]
+            return first[0] if len(first) == 1 else 0
+
+        return until(found, 20, lambda: f"one warden on {name}: {self.processes_on(name)}")
 
     # ---- breaking Slurm ----
 

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import re
+import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -46,8 +47,6 @@ class SlurmDriver(RealDriver):
     cannot: Mapping[Injection, str] = {
         Injection.REBOOT_NODE: "Slurm starts nothing again on a node that was off: the run goes on with another one, "
         "or in another job. What follows is for tests/slurm/test_nodes.py",
-        Injection.KILL_WARDEN: "the warden is what srun started: without it the node is silent for the rest of its "
-        "job, and is left out as every silent node is",
     }
 
     def __init__(self, scenario: Scenario, folder: Path) -> None:
@@ -115,6 +114,9 @@ class SlurmDriver(RealDriver):
             return [one.pid for host in self.cluster.names for one in self.cluster.processes_on(host, pattern)]
 
         return max(until(found, 20, lambda: f"a supervisor\n{self.told()}"))
+
+    def kill_warden(self, node: int) -> None:
+        os.kill(self.cluster.warden_on(self.node(node)), signal.SIGKILL)
 
     def reboot_node(self, node: int) -> None:
         raise NotImplementedError(self.cannot[Injection.REBOOT_NODE])

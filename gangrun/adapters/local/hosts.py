@@ -49,9 +49,9 @@ class LocalHosts:
         processes.become_subreaper()
         self._life_read, self._life_write = os.pipe()
 
-    def start(self, node: str) -> None:
-        """Start the warden of one host."""
-        spec = {**self.specs[node], "life_fd": self._life_read}
+    def start(self, node: str, previous_died: str = "") -> None:
+        """Start the warden of one host; ``previous_died``: how the agent before ended, if there was one."""
+        spec = {**self.specs[node], "life_fd": self._life_read, "previous_died": previous_died}
         words_read, words_write = os.pipe()
         os.set_blocking(words_write, False)  # whoever speaks must not wait for us, nor for our disk
         try:

@@ -34,12 +34,18 @@ def joined(state: RunState, event: events.AgentJoined | events.AgentRejoined, no
     """An agent came, or a new one took its place: then the ranks of the old one are dead."""
     if state.ending.leaving:
         return ignored(state, f"{event.node} joined, but this job ends: the run continues in another job")
+    before = state.roster.nodes.get(event.node)
     state = roster.joined(state, event)
     reason = f"{event.node} joined"
     if isinstance(event, events.AgentRejoined):
         reason = f"the agent on {event.node} was restarted{': ' + event.why if event.why else ''}"
         if _holds_ranks(state, event.node):
-            died = replace(state.attempt.evidence, agents_died=(*state.attempt.evidence.agents_died, event.node))
+            evidence = state.attempt.evidence
+            died = replace(evidence, agents_died=(*evidence.agents_died, event.node))
+            since = evidence.silent.get(event.node, now)
+            if before is not None and before.boot_id == event.boot_id and now - since < policy.timing.fence_after_s:
+                # The node never was away: nobody spoke there until the agent had a successor.
+                died = replace(died, silent={name: at for name, at in evidence.silent.items() if name != event.node})
             return stop_or_note(state, now, policy, f"{reason}; its ranks died with it", died)
         reason += "; it held no ranks" if state.phase in _GANG_UP else ""
     match state.phase:

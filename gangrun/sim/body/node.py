@@ -183,12 +183,12 @@ class SimNode:
 
     # ---- life ---------------------------------------------------------------------------------------------------
 
-    def begin_job(self, job: str, *, founder: bool) -> None:
+    def begin_job(self, job: str, *, founder: bool, previous_died: str = "") -> None:
         """The step starts here: a warden, and through it an agent."""
         self.job, self.founder = job, founder
         self.exit_code = None
         self.warden = SimWarden(self)
-        self.warden.start_agent("")
+        self.warden.start_agent(previous_died)
 
     def new_agent(self, previous_died: str) -> None:
         """The agent's process is up."""
@@ -218,6 +218,14 @@ class SimNode:
             self._died(rank, None, 9, None)
         self.agent = None
         self.world.node_left(self)
+
+    def kill_warden(self) -> None:
+        """Agent and supervisor have its death signal, ranks have the agent's: they die as soon as a kill takes."""
+        for process in self.processes():
+            process.kill()
+        self.agent = None
+        self.kill_ranks("their agent's end")
+        self.world.warden_killed(self)
 
     def processes(self) -> list[SimProcess]:
         """All of ours here but ranks."""

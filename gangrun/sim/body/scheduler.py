@@ -23,6 +23,9 @@ ANSWERS_AFTER_S = 1.0
 QUEUE_S, LOOK_AGAIN_S, LOOK_FOR_S, KILL_WAIT_S = 2.0, 5.0, 30.0, 30.0
 SUPERVISOR_START_S = 0.3
 ASK_AGAIN_S = 1.0
+WARDEN_AGAIN_S, EMPTY_LOOK_S, EMPTY_WITHIN_S = 0.5, 0.25, 5.0
+WARDENS_MAX_COUNT = 5  # of one node
+WARDEN_KILLED = "its warden was killed"
 
 
 class JobState(Enum):
@@ -49,7 +52,9 @@ class Job:
     submitted_at: float = 0.0
     ended_at: float = 0.0
     why: NoticeKind = NoticeKind.UNKNOWN  # it is being taken away
+    wardens_count: dict[str, int] = field(default_factory=dict)  # node -> started again so often
     pid: int = 0  # of its batch script
+    deaf_until: float = 0.0  # its srun was killed, so the batch script hears of no warden's end
 
     @property
     def token(self) -> str:
@@ -71,6 +76,9 @@ class Moods:
 
 class SimScheduler:
     """All jobs of the run."""
+
+    clears_nodes = True  # a warden begins once nothing of the last one lives
+    has_places = True  # and once the last one is dead
 
     def __init__(self, world: Surroundings) -> None:
         """No job yet."""
@@ -208,6 +216,55 @@ class SimScheduler:
     def runs(self, token: str) -> bool:
         """Does the controller answer, and say that this stay of a job has its nodes?"""
         return self.world.timeline.now >= self.moods.down_until and self.world.job_lives(token)
+
+    def warden_killed(self, node: SimNode) -> None:
+        """Srun tells the batch script of it, which starts another there."""
+        job, after_s = self.job_of(node.job), WARDEN_AGAIN_S
+        if job is None:
+            node.leave()
+        elif self.world.timeline.now >= job.deaf_until:
+            self._place_is_free(job, node, after_s)
+
+    def srun_killed(self, job: Job, for_s: float) -> None:
+        """Wardens live on. The next srun's tasks wait beside them: each takes the place of one that is dead."""
+        token = job.token
+        job.deaf_until = max(job.deaf_until, self.world.timeline.now + for_s)
+
+        def follow() -> None:
+            if job.state is JobState.RUNNING and job.token == token and self.world.timeline.now >= job.deaf_until:
+                for node in job.nodes:
+                    if node.up and node.job == token and not (self.has_places and node.warden.alive):
+                        self._place_is_free(job, node, 0.0)
+
+        self.world.timeline.at(job.deaf_until, follow)
+
+    def _place_is_free(self, job: Job, node: SimNode, after_s: float) -> None:
+        """The next warden begins once nothing of the last one lives; where that takes too long, the task gives up."""
+        token, dead = job.token, node.warden
+        give_up_at = self.world.timeline.now + after_s + EMPTY_WITHIN_S
+
+        def begin() -> None:
+            if job.state is not JobState.RUNNING or node.job != token or not node.up or node.warden is not dead:
+                return
+            count = job.wardens_count[node.name] = job.wardens_count.get(node.name, 0) + 1
+            if self._owner_is_gone(job) or count > WARDENS_MAX_COUNT:
+                node.leave()
+            else:
+                node.begin_job(token, founder=node is job.nodes[0], previous_died=WARDEN_KILLED)
+
+        def look() -> None:
+            if not (self.clears_nodes and self.has_places and any(rank.alive for rank in node.ranks)):
+                begin()
+            elif self.world.timeline.now < give_up_at:
+                self.world.timeline.after(EMPTY_LOOK_S, look)
+            elif node.job == token and node.warden is dead:
+                node.leave()
+
+        self.world.timeline.after(after_s, look)
+
+    def _owner_is_gone(self, job: Job) -> bool:
+        """On a box without a scheduler the owner is the person's own process, which no node takes along."""
+        return self.world.setup.policy.can_requeue and not job.nodes[0].up
 
     def node_left(self, node: SimNode) -> None:
         """Its task ended; with the last one the job ends, unless nobody has decided yet what is to follow."""

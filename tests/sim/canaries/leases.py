@@ -8,7 +8,7 @@ from gangrun.agent.brain import line
 from gangrun.core.machine import succession
 from gangrun.core.protocol import lease
 from gangrun.sim import faults
-from gangrun.sim.body import node
+from gangrun.sim.body import node, scheduler
 from gangrun.sim.body.agent import SimAgent
 from gangrun.sim.engine.disk import SimStandardError
 from gangrun.sim.engine.process import ProcessKilled
@@ -191,6 +191,18 @@ def all_outlive_the_warden() -> Swaps:
         at.warden.kill()
 
     return ((faults, "_NODE", _faults(KILL_WARDEN=kill_warden)),)
+
+
+@mutant("a node has one warden of a job", "2", "I16")
+def second_warden_beside_the_first() -> Swaps:
+    """What the next srun starts begins at once on each node, whoever lives there."""
+    return ((scheduler.SimScheduler, "has_places", False),)
+
+
+@mutant("a warden begins only once nothing of the last one lives", "2", "I16")
+def warden_begins_beside_old_ranks() -> Swaps:
+    """It begins at once, and its agent says that the node is empty."""
+    return ((scheduler.SimScheduler, "clears_nodes", False),)
 
 
 # ---- law 1 -----------------------------------------------------------------------------------------------------------

@@ -73,6 +73,7 @@ SEEDS: dict[str, tuple[int, ...]] = {
     "run_clock_believes_the_wall": (1, 2, 4),
     "run_clock_is_the_wall": (5, 7, 8),
     "running_when_the_first_launched": (55, 59, 65),
+    "second_warden_beside_the_first": (0, 1, 2),
     "snapshot_without_marks": (30, 42, 49),
     "staging_stays_open": (1, 4, 7),
     "starts_unlooked": (0, 1, 2),
@@ -84,6 +85,7 @@ SEEDS: dict[str, tuple[int, ...]] = {
     "ticket_before_record": (0, 1, 2),
     "wait_without_drift": (1, 2, 6),
     "wait_without_kill": (0, 1, 2),
+    "warden_begins_beside_old_ranks": (1, 2, 3),
     "warden_never_kills": (0, 1, 2),
     "warden_speaks_first": (0, 1, 2),
 }

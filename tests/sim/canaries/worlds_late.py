@@ -56,12 +56,14 @@ def news_for_a_stopped_leader(rng: random.Random, seed: int) -> World:
 
 @recipe("no_last_resort")
 def every_node_leaves(rng: random.Random, seed: int) -> World:
-    """Warden after warden dies, within a moment."""
+    """Agent after agent dies, until each warden gives up."""
     del seed
     plan = FaultPlan()
     at_s = rng.uniform(2.5, 12.0)
     for node in range(3):
-        plan = plan.fail_at(at_s + rng.uniform(0.0, 2.0), Kind.KILL_WARDEN, node=node)
+        first_s = at_s + rng.uniform(0.0, 2.0)
+        for count in range(12):
+            plan = plan.fail_at(first_s + 0.35 * count, Kind.KILL_AGENT, node=node)
     return World(replace(Setup.of(3, requeue=True), pool_count=6), plan, rng.randrange(10**6))
 
 
@@ -172,6 +174,24 @@ def an_agent_dies_and_kills_are_slow(rng: random.Random, seed: int) -> World:
     return World(
         Setup.of(3), plan.fail_at(at_s + rng.uniform(0.1, 5.0), Kind.KILL_AGENT, node=node), rng.randrange(10**6)
     )
+
+
+@recipe("second_warden_beside_the_first")
+def srun_dies(rng: random.Random, seed: int) -> World:
+    """Nothing else."""
+    del seed
+    plan = FaultPlan().fail_at(rng.uniform(8.0, 12.0), Kind.KILL_SRUN, for_s=rng.uniform(0.5, 3.0))
+    return World(Setup.of(3, requeue=True), plan, seed_of(rng))
+
+
+@recipe("warden_begins_beside_old_ranks")
+def a_warden_dies_and_kills_are_slow(rng: random.Random, seed: int) -> World:
+    """SIGKILL takes three seconds, longer than srun needs to start another warden."""
+    del seed
+    at_s, node = rng.uniform(8.0, 12.0), rng.choice((0, 1, 2))
+    plan = FaultPlan().fail_at(at_s, Kind.SLOW_KILL, node=node, for_s=30.0, amount=3.0)
+    plan = plan.fail_at(at_s + rng.uniform(0.1, 5.0), Kind.KILL_WARDEN, node=node)
+    return World(Setup.of(3, requeue=True), plan, seed_of(rng))
 
 
 @recipe("all_outlive_the_warden")

@@ -1,0 +1,73 @@
+"""The first process on a node of a job: one place for a warden, and nothing left of the last one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gangrun.entry import slurm_node
+
+
+def test_a_place_is_taken_by_one_at_a_time(tmp_path: Path) -> None:
+    first, had_to_wait = slurm_node.take_place(f"{tmp_path}\0job\0n1")
+    assert not had_to_wait
+    other, had_to_wait = slurm_node.take_place(f"{tmp_path}\0job\0n2")
+    assert not had_to_wait, "of another node"
+    os.close(other)
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            os.close(first)
+
+    second, had_to_wait = slurm_node.take_place(f"{tmp_path}\0job\0n1", wait)
+    os.close(second)
+    assert had_to_wait and len(waits) == 2
+
+
+HOLDS = """
+import os, sys
+from gangrun.entry import slurm_node
+place, _ = slurm_node.take_place(sys.argv[1])
+os.set_inheritable(place, True)
+os.execv("/bin/sh", ["sh", "-c", "echo has it; read line"])
+"""
+
+
+@pytest.mark.processes
+def test_whoever_is_executed_in_a_holders_place_has_it_until_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDS, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"has it\n"
+        waits: list[float] = []
+
+        def wait(seconds: float) -> None:
+            waits.append(seconds)
+            holder.kill()
+            holder.wait()
+
+        place, had_to_wait = slurm_node.take_place(str(tmp_path), wait)
+        os.close(place)
+    assert had_to_wait and len(waits) == 1
+
+
+@pytest.mark.processes
+def test_all_that_a_warden_left_is_killed_and_nothing_else(tmp_path: Path) -> None:
+    def sleeper(root: str, job: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(["sleep", "600"], env={"GANGRUN_RUN_DIR": root, "SLURM_JOB_ID": job, "PATH": "/bin"})
+
+    root = str(tmp_path)
+    left, *others = sleeper(root, "12"), sleeper(root, "13"), sleeper(f"{root}x", "12")
+    try:
+        assert slurm_node.clear(root, "12") == []
+        assert left.wait(10) == -9
+        assert [other.poll() for other in others] == [None, None]
+    finally:
+        for one in (left, *others):
+            one.kill()
+            one.wait()

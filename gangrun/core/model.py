@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from gangrun.core.versions import Ranks
+
 
 class Phase(Enum):
     """Where a run stands; the values are what users read."""
@@ -460,7 +462,7 @@ class Attempt:
     placement: Placement | None = None
     resume: CheckpointRef | None = None
     evidence: Evidence = field(default_factory=Evidence)
-    finished: frozenset[int] = frozenset()  # ranks that ended with 0
+    finished: Ranks = field(default_factory=Ranks)  # that ended with 0
     step: int = -1  # highest step seen in it
 
 

@@ -267,9 +267,8 @@ class Checker(Checks):
             return
         for sentence in invariants.check(before, state, supervisor.policy):
             self.broken(sentence[:3] if sentence.startswith("I") else "state", sentence)
-        durable = loop.journal.durable
         if (
-            durable is not None
+            loop.journal.durable_nodes is not None
             and self._plain is not None
             and self._plain_at[0] == supervisor.term
             and not len(loop.journal)
@@ -479,7 +478,7 @@ class Safety:
                 continue
             if world.clocks_stopped(other.node) or other.node.job != supervisor.node.job:
                 continue
-            counted = roster_of(loop.state)
+            counted = roster_of(loop.state.roster.nodes)
             if 2 * len(counted & set(supervisor.promises)) <= len(counted):
                 continue  # it had given most of these up as lost before: the seal ends its term, and law 5 the wait
             now = loop.run_clock.at(other.clock.now())

@@ -250,16 +250,17 @@ class AgentMessages:
         return attempt >= 0 and (attempt < state.attempt.number or state.phase not in HOLDING)
 
     def _journalled(self, row: Row) -> int:
-        durable = self._tables.journal.durable
-        incarnation, seq = ("", 0) if durable is None else durable.marks.get(row.node, ("", 0))
+        incarnation, seq = self._tables.journal.durable_marks.get(row.node, ("", 0))
         return seq if incarnation == row.incarnation else 0
 
     def _count(self, now: float) -> None:
         supervisor, tables = self._supervisor, self._tables
         self._count_at = now + self._beat_every_s
         # A successor reads the roster on disk: a loss that is not there yet must not make its majority smaller.
-        durable = tables.journal.durable
-        self._roster_count = max(1, len(roster_of(supervisor.state)), 0 if durable is None else len(roster_of(durable)))
+        counts = [
+            len(roster_of(nodes)) for nodes in (supervisor.state.roster.nodes, tables.journal.durable_nodes or {})
+        ]
+        self._roster_count = max(1, *counts)
         rows = tables.beats.rows
         names = candidates(
             {n: node for n, node in supervisor.state.roster.nodes.items() if n in rows}, self._facts.node

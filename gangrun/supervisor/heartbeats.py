@@ -172,9 +172,9 @@ COUNT_ALWAYS_MAX = 100
 Nodes = Mapping[str, Node]
 
 
-def roster_of(state: RunState) -> frozenset[str]:
+def roster_of(nodes: Nodes) -> frozenset[str]:
     """The agents that count: joined and not lost."""
-    return frozenset(name for name, node in state.roster.nodes.items() if not node.lost)
+    return frozenset([name for name, node in nodes.items() if not node.lost])
 
 
 class Leadership:
@@ -386,7 +386,7 @@ class Silence:
         """
         recently = now - self._timing.counter_still_s
         lately = now - self._timing.leader_lease_s  # sooner than silence shows: a cut takes many at once
-        alive, suspects, heard = roster_of(state), self.suspects, self._beats.heard
+        alive, suspects, heard = roster_of(state.roster.nodes), self.suspects, self._beats.heard
         counted = [n for n in state.roster.nodes if n in alive or (n in suspects and suspects[n].since > recently)]
         return 2 * sum(heard.get(name, lately) > lately for name in counted) < len(counted)
 

@@ -16,8 +16,9 @@ import msgspec
 
 from gangrun.core.actions import TICKETED, Action, Decision
 from gangrun.core.events import ProgressStalled, Stamped, StoreBack, StoreStalled
-from gangrun.core.model import Outcome, RunState
+from gangrun.core.model import Node, Outcome, RunState
 from gangrun.core.policy import Timing
+from gangrun.core.versions import Table
 from gangrun.ports import Store
 from gangrun.wire import kinds
 from gangrun.wire import record as wire_record
@@ -30,8 +31,10 @@ class Written:
 
     n: int
     at: float
-    state: RunState
     acts: tuple[tuple[Action, int], ...]  # each with its ticket, 0 where it needs none
+    nodes: Mapping[str, Node]
+    marks: Mapping[str, tuple[str, int]]  # that are new; all of them if ``afresh``
+    afresh: bool
 
 
 class JournalQueue:
@@ -39,7 +42,9 @@ class JournalQueue:
 
     def __init__(self, store: Store, term: int) -> None:
         self.term = term
-        self.durable: RunState | None = None  # the state as of the newest record on disk
+        # As of the newest record on disk. Whole states would be kept for each of thousands of records on their way.
+        self.durable_nodes: Mapping[str, Node] | None = None
+        self.durable_marks: dict[str, tuple[str, int]] = {}
         self.trouble = ""  # why the oldest record is not on disk yet, as the store says
         self._store = store
         self._next_n = 0
@@ -65,7 +70,7 @@ class JournalQueue:
             "Snapshot", state, state, at, wall,
             event=wire_record.builtins(carried), reason=reason, patch=wire_record.snapshot(state),
         )  # fmt: skip
-        self._commit(record, Written(record.n, at, state, ()))
+        self._commit(record, None, state)
 
     def write(self, before: RunState, stamped: Stamped, decision: Decision, at: float, wall: float) -> Written:
         """One event and what was decided of it."""
@@ -79,9 +84,7 @@ class JournalQueue:
             actions=tuple(kinds.act(a, n) for a, n in acts),
         )  # fmt: skip
         record = msgspec.structs.replace(record, patch=wire_record.change(before, decision.state, record))
-        written = Written(record.n, at, decision.state, acts)
-        self._commit(record, written)
-        return written
+        return self._commit(record, before, decision.state, acts)
 
     def malformed(
         self, before: RunState, after: RunState, what: Mapping[str, object], why: str, at: float, wall: float
@@ -91,12 +94,12 @@ class JournalQueue:
             "Malformed", before, after, at, wall,
             event=dict(what), outcome=Outcome.REFUSED.value, reason=why, patch=wire_record.diff(before, after),
         )  # fmt: skip
-        self._commit(record, Written(record.n, at, after, ()))
+        self._commit(record, before, after)
 
     def look(self, state: RunState, reason: str, at: float, wall: float) -> int:
         """A record that changes nothing: once it is durable, the disk is known to answer."""
         record = self._record("Looking", state, state, at, wall, reason=reason)
-        self._commit(record, Written(record.n, at, state, ()))
+        self._commit(record, state, state)
         return record.n
 
     def stored(self, n: int) -> list[Written]:
@@ -104,8 +107,12 @@ class JournalQueue:
         done: list[Written] = []
         while self._pending and self._pending[0].n <= n:
             done.append(self._pending.popleft())
+        for written in done:
+            if written.afresh:
+                self.durable_marks.clear()
+            self.durable_marks.update(written.marks)
         if done:
-            self.durable = done[-1].state
+            self.durable_nodes = done[-1].nodes
             self.trouble = ""
         return done
 
@@ -117,9 +124,17 @@ class JournalQueue:
             was=was.phase.value, phase=now.phase.value, **rest,
         )  # fmt: skip
 
-    def _commit(self, record: Record, written: Written) -> None:
+    def _commit(
+        self, record: Record, before: RunState | None, after: RunState, acts: tuple[tuple[Action, int], ...] = ()
+    ) -> Written:
+        was, marks = None if before is None else before.marks, after.marks
+        changed = was.changed_in(marks) if isinstance(was, Table) else None
+        afresh = changed is None and was is not marks
+        new = dict(marks) if afresh else {node: marks[node] for node in changed or ()}
+        written = Written(record.n, record.at, acts, after.roster.nodes, new, afresh)
         self._pending.append(written)
-        self._store.commit(record, tuple(n for _, n in written.acts if n))
+        self._store.commit(record, tuple(n for _, n in acts if n))
+        return written
 
 
 NEVER = float("inf")

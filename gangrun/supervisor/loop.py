@@ -27,6 +27,7 @@ from gangrun.core.events import (
 from gangrun.core.machine import lifecycle
 from gangrun.core.model import Outcome, Phase, RunState
 from gangrun.core.policy import Policy
+from gangrun.core.versions import with_entries
 from gangrun.ports import (
     AgentSaid,
     Checkpoints,
@@ -251,7 +252,7 @@ class Loop:
     def malformed(self, node: str, incarnation: str, event: AgentEvent, why: str, now: float) -> None:
         """An event that cannot be read is counted and journalled, or its agent would repeat it for ever."""
         before = self.state
-        self.state = replace(before, marks={**before.marks, node: (incarnation, event.seq)})
+        self.state = replace(before, marks=with_entries(before.marks, {node: (incarnation, event.seq)}))
         what = {"node": node, "seq": event.seq, "kind": event.kind}
         self.journal.malformed(before, self.state, what, why, now, self._clock.wall())
         self._due = None
@@ -266,7 +267,7 @@ class Loop:
         if self.facts.note_nodes is not None:
             self.facts.note_nodes(before, state)
         if state.roster.nodes is not before.roster.nodes:
-            if before.roster.nodes and not state.roster.nodes:
+            if not state.roster.nodes and before.roster.nodes:
                 self.silence.clear()
                 self.beats.forget_all()
             self.count_rosters()
@@ -282,7 +283,7 @@ class Loop:
 
     def count_rosters(self) -> None:
         """Whose beats make a majority: of the roster as decided, and as a successor would read it."""
-        durable = self._opening_nodes if self.journal.durable is None else self.journal.durable.roster.nodes
+        durable = self._opening_nodes if self.journal.durable_nodes is None else self.journal.durable_nodes
         self.leadership.rosters(self._opening_nodes if self.takeover.gathering else self.state.roster.nodes, durable)
 
     def _stored(self, n: int, now: float, withheld: tuple[type[Action], ...] = (StopGang,)) -> None:

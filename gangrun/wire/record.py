@@ -13,7 +13,7 @@ import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from itertools import compress, islice
+from itertools import chain, compress, islice
 from operator import is_, is_not
 from typing import Any
 
@@ -33,8 +33,9 @@ from gangrun.core.model import (
     Timers,
     Underway,
 )
+from gangrun.core.versions import Ranks, Table
 
-SCHEMA = 3  # of 2: patches hold lists whole, and what an agent's record says of its origin too
+SCHEMA = 4  # of 3: ranks that ended with 0 as numbers only; of 2: lists whole, and an event's origin in patches too
 _CRC = b',"crc":"'
 
 
@@ -232,9 +233,23 @@ def _news(name: str, old: Any, new: Any) -> dict[str, Any]:
             return {f"{name}+": {"from": kept_count, "items": items}}
         case dict(), dict() if name == "silent":
             return {f"{name}+": _entries(old, new)}
-        case frozenset(), frozenset() if old < new:
-            return {f"{name}+": sorted(new - old)}
+        case Ranks(), Ranks():
+            came = new.since(old)
+            return {f"{name}+": _plain_ranks(came)} if came else {name: _plain_ranks(new)}
+        case _:
+            pass
     return {name: builtins(new)}
+
+
+def _plain_ranks(ranks: Ranks) -> list[int | list[int]]:
+    """Numbers, and ranges as pairs."""
+    return [first if first == last else [first, last] for first, last in ranks.spans]
+
+
+def _hook(kind: type, plain: Any) -> Any:
+    """Ranks from numbers and pairs, in any order: that is how records add to them."""
+    assert kind is Ranks
+    return Ranks.of(chain.from_iterable((one,) if isinstance(one, int) else range(one[0], one[1] + 1) for one in plain))
 
 
 def _same_beginning(old: tuple[Any, ...], new: tuple[Any, ...]) -> int:
@@ -277,6 +292,8 @@ def snapshot(state: RunState) -> dict[str, Any]:
     flat = {name: getattr(state, name) for name in _UNGROUPED}
     for group, names in _GROUPS.items():
         flat |= {stored: getattr(getattr(state, group), name) for name, stored in names.items()}
+    flat |= {name: dict(held) for name, held in flat.items() if isinstance(held, Table)}
+    flat["finished"] = _plain_ranks(state.attempt.finished)
     return builtins(flat)  # type: ignore[no-any-return]
 
 
@@ -297,6 +314,9 @@ def _entries(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
     Asked by identity first, and in C: with thousands of nodes nearly all entries are the very same objects.
     """
+    known = old.changed_in(new) if isinstance(old, Table) else None
+    if known is not None:
+        return {key: builtins(new[key]) for key, was in known.items() if was != new[key]}
     gone: list[str] = []
     if len(old) <= len(new) and all(map(is_, old, new)):  # the same keys, and maybe more behind them
         changed = [*compress(new, map(is_not, old.values(), new.values())), *islice(new, len(old), None)]
@@ -378,8 +398,8 @@ def state_of(plain: Mapping[str, Any]) -> RunState:
     for group, names in _GROUPS.items():
         state[group] = {name: plain[stored] for name, stored in names.items() if stored in plain}
     try:
-        return msgspec.convert(state, RunState)
-    except msgspec.ValidationError as error:
+        return msgspec.convert(state, RunState, dec_hook=_hook)
+    except (msgspec.ValidationError, TypeError, LookupError) as error:
         raise RecordError(f"snapshot: {error}") from error
 
 

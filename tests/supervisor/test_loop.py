@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
-from gangrun.core.events import AgentJoined, CancelRequested, FlushDue, Stamped
+from gangrun.core.events import AgentJoined, CancelRequested, FlushDue, RankFinished, Stamped
 from gangrun.core.model import Outcome, Phase, RunState, SavedProgress, Shape
 from gangrun.core.policy import Policy
 from gangrun.ports import StoreTrouble
@@ -417,3 +419,28 @@ def test_without_the_setting_nothing_is_flushed() -> None:
     progress.begin(0, 100.0)
     progress.observe(row(9, 8), 161.0)
     assert (made.due(RUNS), made.look(RUNS, 1e6)) == (NEVER, [])
+
+
+def test_records_on_their_way_keep_no_states() -> None:
+    """Else the end of 16,384 ranks, whose records all wait for a disk that stands still, takes gigabytes."""
+    desk = Desk(nodes=8, shape=Shape(8, 8, 8, 1), addresses={})
+    desk.open()
+    for agent in desk.agents.values():
+        agent.hello(slots_count=8)
+    desk.turn_all()
+    desk.pass_s(3.0)
+    assert desk.loop.state.phase is Phase.RUNNING
+    desk.store.stalled = True
+    for agent in desk.agents.values():
+        for seq, rank in enumerate(agent.ranks, start=1):
+            agent.tell(seq, "RankFinished", msgspec.to_builtins(RankFinished(0, rank, agent.node, 1.0)))
+        agent.ranks = ()
+        agent.beat()
+    desk.turn_all()
+    assert len(desk.loop.journal) >= 64 and len(desk.loop.state.attempt.finished) == 64
+    gc.collect()
+    assert sum(isinstance(one, RunState) for one in gc.get_objects()) < 32
+    desk.store.flush()
+    desk.turn_all()
+    assert desk.loop.journal.durable_marks == desk.loop.state.marks
+    assert desk.loop.journal.durable_nodes is desk.loop.state.roster.nodes

@@ -32,6 +32,7 @@ from gangrun.core.model import (
 )
 from gangrun.core.nodes.placement import seated
 from gangrun.core.policy import Policy
+from gangrun.core.versions import Ranks
 from gangrun.wire import kinds
 from gangrun.wire import record as wire
 from gangrun.wire.record import NewerSchema, Record, RecordError, TornRecord
@@ -90,7 +91,7 @@ def test_a_line_of_schema_1_is_read_without_the_fields_that_went() -> None:
 
 def test_a_line_of_a_newer_gangrun_is_not_guessed_at() -> None:
     newer = sealed(msgspec.json.encode({"v": wire.SCHEMA + 1, "something": "new"})[:-1])
-    with pytest.raises(NewerSchema, match="schema 4 is newer"):
+    with pytest.raises(NewerSchema, match=f"schema {wire.SCHEMA + 1} is newer"):
         wire.decode(newer)
 
 
@@ -315,16 +316,30 @@ def test_what_grows_is_cut_where_it_begins_to_differ() -> None:
     ]
     plain: dict[str, Any] | None = wire.snapshot(state)
     for evidence in steps:
-        after = replace(state, attempt=replace(state.attempt, evidence=evidence, finished=frozenset(range(len(exits)))))
+        after = replace(state, attempt=replace(state.attempt, evidence=evidence, finished=Ranks.of(range(len(exits)))))
         patch = wire.diff(state, after)
         plain = wire.advance(plain, (Record(wire.SCHEMA, 1, 1, 0.0, 0.0, "Looking", patch=patch),))
         assert plain is not None and wire.state_of(plain) == after
         state = after
-    finished = replace(state, attempt=replace(state.attempt, finished=state.attempt.finished | {9}))
+    finished = replace(state, attempt=replace(state.attempt, finished=state.attempt.finished.added(9)))
     assert wire.diff(state, finished) == {"finished+": [9]}
-    assert wire.diff(finished, replace(finished, attempt=replace(finished.attempt, finished=frozenset()))) == {
+    assert wire.diff(finished, replace(finished, attempt=replace(finished.attempt, finished=Ranks()))) == {
         "finished": []
     }
+
+
+def test_ranks_that_ended_are_ranges_and_were_numbers() -> None:
+    """Schema 3 had each number; records of any schema add to what is there."""
+    state = Life(ranks=8).running(saved(4)).state
+    many = replace(state, attempt=replace(state.attempt, finished=Ranks.of((0, 1, 2, 5))))
+    assert wire.snapshot(many)["finished"] == [[0, 2], 5] and wire.diff(state, many) == {"finished+": [[0, 2], 5]}
+    for written in ([0, 1, 2, 5], [[0, 2], 5]):
+        first = Record(3, 1, 0, 0.0, 0.0, "Snapshot", patch={**wire.snapshot(state), "finished": written})
+        later = wire.replay([first, Record(3, 1, 1, 0.0, 0.0, "RankFinished", patch={"finished+": [3]})])
+        assert later is not None and later.attempt.finished == {0, 1, 2, 3, 5}
+    for broken in (["x"], [[1]], 7):
+        with pytest.raises(RecordError, match="snapshot"):
+            wire.state_of({**wire.snapshot(state), "finished": broken})
 
 
 def test_a_journal_of_the_schema_before_is_read_as_it_was() -> None:

@@ -38,6 +38,7 @@ from gangrun.core.machine import node_events, running, starting, stopping, succe
 from gangrun.core.machine.transitions import WHY, ignored, refused, stay, with_deadline, without_deadline
 from gangrun.core.model import TERMINAL, Outcome, Phase, RunState
 from gangrun.core.policy import Policy
+from gangrun.core.versions import with_entries
 
 Handler = Callable[[RunState, Any, float, Policy], Decision]
 
@@ -323,4 +324,4 @@ def mark(state: RunState, stamped: e.Stamped) -> RunState:
     seq = max(newest, origin.seq) if incarnation == origin.incarnation else origin.seq
     if (incarnation, newest) == (origin.incarnation, seq):
         return state
-    return replace(state, marks={**state.marks, origin.node: (origin.incarnation, seq)})
+    return replace(state, marks=with_entries(state.marks, {origin.node: (origin.incarnation, seq)}))

@@ -109,7 +109,7 @@ def rank_finished(state: RunState, event: RankFinished, now: float, policy: Poli
     if not may_hold_ranks(state):
         return refused(state, NOT_LAUNCHED)
     state = at_step(state, event.step)
-    finished = state.attempt.finished | {event.rank}
+    finished = state.attempt.finished.added(event.rank)
     if state.phase is Phase.STOPPING:  # perhaps of an attempt that only the nodes know, whose placement nobody does
         return stay(
             state,

@@ -46,6 +46,7 @@ from gangrun.core.model import TERMINAL, After, Budget, Evidence, NodeFinding, N
 from gangrun.core.nodes import planned_replacement, quarantine, roster
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import budget, choose
+from gangrun.core.versions import Ranks
 
 ANSWER_SHARE = 0.5  # of the time until the nodes go; the rest is for the stop
 _ENDS_THE_RUN = {NoticeKind.CANCEL: "the scheduler", NoticeKind.UNKNOWN: "a signal"}  # by whom it is cancelled
@@ -262,7 +263,7 @@ def resume_requested(state: RunState, event: ResumeRequested, now: float, policy
         roster=replace(state.roster, nodes={}, absent={}, waited_for_nodes=False),
         budget=Budget(total_count=state.budget.total_count, mark=state.budget.mark),
         health=NodeHealth(excluded=quarantine.kept(state.health.excluded, now), reports=state.health.reports),
-        attempt=replace(state.attempt, evidence=Evidence(), finished=frozenset()),
+        attempt=replace(state.attempt, evidence=Evidence(), finished=Ranks()),
         checkpoints=replace(state.checkpoints, resume_request=event.resume_request),
         tries_count=0,
     )

@@ -35,6 +35,7 @@ from gangrun.core.nodes import absences, device_test, roster
 from gangrun.core.policy import Policy
 from gangrun.core.protocol.lease import fence_after_seal_s
 from gangrun.core.recovery import choose
+from gangrun.core.versions import Ranks
 
 ABSENT_WITHIN_S = 5.0  # so long the last resort waits for what the job's launcher knows of its nodes
 
@@ -182,7 +183,7 @@ def _in_another_job(state: RunState, now: float, policy: Policy, who: str) -> De
         ending=replace(state.ending, gone_at=None, leaving=False),
         roster=replace(state.roster, nodes={}, absent={}, waited_for_nodes=False),
         attempts=close_attempt(state, now, "job ended", "the job that held it ended"),
-        attempt=replace(state.attempt, evidence=Evidence(), finished=frozenset()),
+        attempt=replace(state.attempt, evidence=Evidence(), finished=Ranks()),
         tries_count=0,
     )
 

@@ -69,7 +69,9 @@ def begun(state: RunState, names: tuple[str, ...], why: str) -> RunState:
 
 def on_trial(state: RunState) -> tuple[str, ...]:
     """Those that have not answered yet."""
-    return tuple(name for name in roster.unchecked(state) if state.roster.nodes[name].trial)
+    return tuple(
+        [name for name, node in state.roster.nodes.items() if node.trial and node.checked is None and not node.lost]
+    )
 
 
 def asked_again(state: RunState, policy: Policy) -> tuple[CheckNodes, ...]:
@@ -79,7 +81,10 @@ def asked_again(state: RunState, policy: Policy) -> tuple[CheckNodes, ...]:
 
 def needed(state: RunState, now: float) -> tuple[str, ...]:
     """Nodes on trial that must be waited for: without them the gang is not whole."""
-    names = on_trial(state)
+    return _needed(state, on_trial(state), now)
+
+
+def _needed(state: RunState, names: tuple[str, ...], now: float) -> tuple[str, ...]:
     if not names:
         return ()
     placed = placement.place_now(state, now, anew=True)
@@ -89,8 +94,9 @@ def needed(state: RunState, now: float) -> tuple[str, ...]:
 
 def awaited(state: RunState, now: float) -> tuple[str, ...]:
     """Every node whose answer is waited for before the gang starts."""
-    beside = set(on_trial(state)) - set(needed(state, now))
-    return tuple(name for name in roster.unchecked(state) if name not in beside)
+    names, tried = roster.unchecked(state), on_trial(state)
+    beside = set(tried).difference(_needed(state, tried, now))
+    return tuple([name for name in names if name not in beside]) if beside else names
 
 
 def in_prospect(state: RunState, now: float) -> Mapping[str, Node]:

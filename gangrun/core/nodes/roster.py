@@ -13,6 +13,7 @@ from gangrun.core.events import AgentJoined, AgentRejoined, NodeChecked, NodeLos
 from gangrun.core.model import Exclusion, Node, NodeFinding, RunState
 from gangrun.core.nodes.quarantine import comes_back
 from gangrun.core.text import one_line
+from gangrun.core.versions import with_entries
 
 LEFT_OUT = "excluded until it had booted"
 
@@ -95,7 +96,8 @@ def in_gang(state: RunState, name: str) -> bool:
 
 def with_nodes(state: RunState, changed: Mapping[str, Node]) -> RunState:
     """The state with these nodes as they are now."""
-    return replace(state, roster=replace(state.roster, nodes={**state.roster.nodes, **changed})) if changed else state
+    nodes = with_entries(state.roster.nodes, changed)
+    return replace(state, roster=replace(state.roster, nodes=nodes)) if changed else state
 
 
 def _with(state: RunState, name: str, **changes: object) -> RunState:

@@ -8,6 +8,7 @@ innocent. ``signatures`` knows a failure that came before; ``blame_hang`` reads 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from gangrun.core.checkpoints import poison
@@ -44,7 +45,7 @@ class _Scene:
     placement: Placement | None
     nodes_count: int
     policy: Policy
-    finished: frozenset[int]
+    finished: AbstractSet[int]
 
     @property
     def world_size(self) -> int:
@@ -63,7 +64,7 @@ def judge(
     nodes_count: int,
     policy: Policy,
     load: poison.Load | None = None,
-    finished: frozenset[int] = frozenset(),
+    finished: AbstractSet[int] = frozenset(),
 ) -> Verdict:
     """Weigh the evidence of one failure. ``finished``: the ranks that had ended with 0.
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from gangrun.core.model import Cause, Failure, Hang, RankExit, RankObservation, RankStack, Verdict
@@ -129,7 +130,7 @@ _LEFT_EARLY = "a rank ended with 0 before the others"
 
 
 def lost_peers(
-    victims: Sequence[RankExit], hang: Hang | None, *, attempt_step: int, world_size: int, finished: frozenset[int]
+    victims: Sequence[RankExit], hang: Hang | None, *, attempt_step: int, world_size: int, finished: AbstractSet[int]
 ) -> Verdict:
     """Blames no node: of all that were heard nobody fell of itself."""
     first = min(victims, key=lambda rank_exit: (rank_exit.fell_at, rank_exit.rank))
@@ -146,6 +147,6 @@ def lost_peers(
     return Verdict(Cause.VICTIMS_ONLY, Failure.SCRIPT, (), (), "", f"{whole}; which rank left them is not known")
 
 
-def ended_words(finished: frozenset[int]) -> str:
+def ended_words(finished: AbstractSet[int]) -> str:
     """``rank 1, rank 2 ended with exit code 0``."""
     return f"{listed([f'rank {rank}' for rank in sorted(finished)])} ended with exit code 0"

@@ -18,6 +18,7 @@ from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import blame, budget
 from gangrun.core.text import listed, one_line
+from gangrun.core.versions import Ranks
 
 
 def judge(state: RunState, now: float, policy: Policy) -> Decision:
@@ -209,7 +210,7 @@ def begin_attempt(state: RunState, now: float, policy: Policy, why: str) -> Deci
         SealAttempts(number),
         deadlines={"seal": now + policy.choose_within_s},
         underway=Underway(stage=StartStage.SEALING),
-        attempt=replace(state.attempt, number=number, evidence=Evidence(), finished=frozenset(), step=-1),
+        attempt=replace(state.attempt, number=number, evidence=Evidence(), finished=Ranks(), step=-1),
         attempts=attempts,
         checkpoints=replace(state.checkpoints, steps_told=state.checkpoints.steps_told or state.attempt.step >= 0),
     )

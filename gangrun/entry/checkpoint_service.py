@@ -7,6 +7,7 @@ keeps this thread waiting and nothing else; questions are answered in order, and
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -146,7 +147,7 @@ class CheckpointService:
         self._looks = 0
         self._prepared: set[str] = set()
         self._adopted: dict[int, str] = {}  # step -> where it was before it came to the disk
-        self._told_at: float | None = None  # wall time at which ranks were told to save
+        self._told_at: float | None = None  # by the file server: when ranks were told to save
         self._thread = threading.Thread(target=self._main, name="checkpoints", daemon=True)
         self._thread.start()
 
@@ -187,8 +188,9 @@ class CheckpointService:
             self._questions.put(partial(self._look, above_step))
 
     def await_save(self) -> None:
-        """By the clocks of hosts: where they differ a save from just before may count, or one from just after not."""
-        self._told_at = wall_now()
+        """A save from just before may count."""
+        if self._directory:
+            self._questions.put(partial(self._await_save, steady_now()))
 
     def close(self, within_s: float) -> None:
         """Take no more questions; those that were asked are answered within this time."""
@@ -264,6 +266,15 @@ class CheckpointService:
             point_resume_link(self._run_directory, ref.path if ref else None)
         except OSError:
             return  # a convenience for people: the ranks are told by their environment
+
+    def _await_save(self, asked_at: float) -> None:
+        """This host's clock may be hours wrong, so the stamp of a new file tells the file server's time."""
+        try:
+            with tempfile.TemporaryFile(dir=self._directory) as file:
+                now = os.fstat(file.fileno()).st_ctime
+        except OSError:
+            now = wall_now()
+        self._told_at = now - (steady_now() - asked_at)
 
     def _look(self, above_step: int) -> Event | None:
         self._looks = 0

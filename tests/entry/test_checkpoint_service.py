@@ -12,6 +12,7 @@ from gangrun.checkpoint.scan import DEFAULT_PATTERN
 from gangrun.core.actions import ChooseResume
 from gangrun.core.events import AttemptSealed, CheckpointSeen, ResumeChosen, Stamped
 from gangrun.entry.checkpoint_service import CLOCKS_DIFFER_S, CheckpointService
+from gangrun.runs.times import wall_now
 from tests.waiting import stays, until
 
 TINY = Path(__file__).resolve().parents[1] / "contract" / "tiny_dcp"
@@ -54,7 +55,11 @@ def asked(tmp_path: Path) -> Iterator[Asked]:
     made.service.close(10)
 
 
-def test_what_was_committed_before_the_word_is_not_what_was_told(asked: Asked) -> None:
+@pytest.mark.parametrize("wrong_s", [-21600.0, 0.0, 21600.0])
+def test_what_was_committed_before_the_word_is_not_what_was_told(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch, wrong_s: float
+) -> None:
+    monkeypatch.setattr("gangrun.entry.checkpoint_service.wall_now", lambda: wall_now() + wrong_s)
     asked.save(10)
     assert asked.seen(-1) == (10, False)
     asked.save(20)

@@ -10,6 +10,7 @@ import pytest
 
 from gangrun.core.model import Phase, RunState
 from gangrun.sim import FaultPlan, Kind, Script, Setup, World
+from tests.sim.time_limit import watched
 
 SCRIPT = Script(steps_count=60, victims_after_s=0.5)
 
@@ -57,6 +58,23 @@ def test_where_most_nodes_are_lost_the_one_that_is_left_sees_to_the_next_job(los
     assert second.submitted_at < 12.0 + 160.0
     took_s = began_at(world, "GangStarted", second.id) - began_at(world, "TermTaken", second.id)
     assert took_s < 5.0
+
+
+@pytest.mark.parametrize("jump_s", [-21600.0, 0.0, 21600.0])
+@pytest.mark.parametrize(("node", "at_s"), [(None, 1.0), (0, 1.0), (0, 100.0), (1, 150.0)])
+def test_a_job_has_all_of_its_time_whatever_the_wall_clocks_say(jump_s: float, node: int | None, at_s: float) -> None:
+    plan = FaultPlan()
+    for one in range(3) if node is None else (node,):
+        plan = plan.fail_at(at_s, Kind.WALL_JUMP, node=one, amount=jump_s)
+    plan = plan.fail_at(60.0, Kind.KILL_SUPERVISOR)
+    setup = replace(Setup.of(3, script=Script(steps_count=700), requeue=True), time_limit_s=600.0)
+    world = watched(World(setup, plan, seed=3))
+    outcome = world.run()
+    assert outcome.state is not None and outcome.state.phase is Phase.SUCCEEDED, world.story()
+    first = world.scheduler.jobs[0]
+    lead_s = world.setup.policy.lead_s + world.setup.policy.stop_grace_s
+    assert 600.0 - lead_s - 10.0 < first.ended_at - first.began_at < 600.0, "it used its time, and saved in time"
+    assert len(world.scheduler.jobs) == 2
 
 
 def all_leave(at_s: float, nodes_count: int) -> FaultPlan:

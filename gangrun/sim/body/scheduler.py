@@ -8,6 +8,7 @@ twice, never, or under the same id again. The rules that must survive them (look
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -26,6 +27,7 @@ ASK_AGAIN_S = 1.0
 WARDEN_AGAIN_S, EMPTY_LOOK_S, EMPTY_WITHIN_S = 0.5, 0.25, 5.0
 WARDENS_MAX_COUNT = 5  # of one node
 WARDEN_KILLED = "its warden was killed"
+WATCH_EVERY_S = 5.0
 
 
 class JobState(Enum):
@@ -50,6 +52,7 @@ class Job:
     taken: tuple[str, ...] = ()  # what it began with and does not have any more
     owned: bool = False  # its batch script passed the claim
     submitted_at: float = 0.0
+    began_at: float = 0.0
     ended_at: float = 0.0
     why: NoticeKind = NoticeKind.UNKNOWN  # it is being taken away
     wardens_count: dict[str, int] = field(default_factory=dict)  # node -> started again so often
@@ -88,6 +91,7 @@ class SimScheduler:
         self.uses_link = True
         self.checks_cancelled = True
         self.looks_before_retry = True
+        self.watch_of: Callable[[SimSupervisor, Job], Callable[[], object]] | None = None  # who sees the limit coming
 
     # ---- sbatch, squeue, scancel --------------------------------------------------------------------------------
 
@@ -124,10 +128,23 @@ class SimScheduler:
             self._end(job)
         if job.state is not JobState.RUNNING:
             return
-        job.why = NoticeKind.CANCEL
+        self._terminate(job, NoticeKind.CANCEL)
+
+    def _terminate(self, job: Job, why: NoticeKind) -> None:
+        job.why = why
         for node in job.nodes:
             self.world.terminate(node, 15)
         self.world.timeline.after(KILL_WAIT_S, lambda: self.kill(job))
+
+    def _limit(self, job: Job) -> None:
+        stay, limit_s = job.restart, self.world.setup.time_limit_s
+
+        def over() -> None:
+            if job.state is JobState.RUNNING and job.restart == stay:
+                self._terminate(job, NoticeKind.TIME_LIMIT)
+
+        if limit_s:
+            self.world.timeline.after(limit_s, over)
 
     def kill(self, job: Job) -> None:
         """The allocation is taken away."""
@@ -149,7 +166,8 @@ class SimScheduler:
         if len(free) < count:
             self.world.timeline.after(5.0, lambda: self.start(job))
             return
-        job.state = JobState.RUNNING
+        job.state, job.began_at = JobState.RUNNING, self.world.timeline.now
+        self._limit(job)
         job.nodes = free[:count]
         for node in job.nodes:
             node.job = job.token
@@ -335,6 +353,13 @@ class SimJobs:
         """For one supervisor's process."""
         self.scheduler = scheduler
         self.supervisor = supervisor
+        job = scheduler.job_of(supervisor.node.job)
+        if job is not None and scheduler.watch_of is not None:
+            self._turn(scheduler.watch_of(supervisor, job))
+
+    def _turn(self, watch: Callable[[], object]) -> None:
+        watch()
+        self.supervisor.timeline.after(WATCH_EVERY_S, lambda: self.supervisor.when_awake(lambda: self._turn(watch)))
 
     def submit(self, act: tuple[int, int], action: Action) -> None:
         """Look for our comment, adopt what is there, else sbatch; a timeout is unknown, so look again."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gangrun.adapters.slurm import watch
 from gangrun.core.machine import stopping
 from gangrun.core.machine.transitions import stay
 from gangrun.core.recovery import choose
@@ -24,6 +25,16 @@ def ignores_the_marker() -> Swaps:
         original(self, job)
 
     return ((scheduler.SimScheduler, "batch", batch),)
+
+
+@mutant("the time limit is counted by Slurm's clock", "4", "I14")
+def time_limit_by_the_wall() -> Swaps:
+    """How long a job has left is counted by the wall clock of the supervisor's host."""
+
+    def left_s(self: Any, wall: float | None) -> float | None:
+        return None if wall is None else wall - self._clock.wall()
+
+    return ((watch.JobWatch, "_left_s", left_s),)
 
 
 @mutant("a place in the sequence is claimed by link, the loser exits", "4", "I7", "I1")

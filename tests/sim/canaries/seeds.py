@@ -83,6 +83,7 @@ SEEDS: dict[str, tuple[int, ...]] = {
     "submits_again_blindly": (0, 2, 3),
     "supervisor_waits_for_its_log": (0, 1, 2),
     "ticket_before_record": (0, 1, 2),
+    "time_limit_by_the_wall": (1, 2, 4),
     "wait_without_drift": (1, 2, 6),
     "wait_without_kill": (0, 1, 2),
     "warden_begins_beside_old_ranks": (1, 2, 3),

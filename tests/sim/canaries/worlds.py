@@ -11,6 +11,7 @@ from dataclasses import replace
 from gangrun.sim import Behaviour, FaultPlan, Kind, Script, Setup, World
 from gangrun.sim.engine.process import SimProcess
 from tests.sim.canaries.recipes import recipe
+from tests.sim.time_limit import watched
 
 
 def anything(rng: random.Random, seed: int) -> World:
@@ -252,6 +253,19 @@ def a_clock_is_six_hours_ahead(rng: random.Random, seed: int) -> World:
     for node in (1, 2):
         plan = plan.fail_at(1.0, Kind.WALL_JUMP, node=node, amount=21600.0 if seed % 3 else -21600.0)
     return World(Setup.of(3), plan.fail_at(rng.uniform(6.0, 20.0), Kind.KILL_NODE), rng.randrange(10**6))
+
+
+@recipe("time_limit_by_the_wall")
+def a_time_limit_and_wrong_clocks(rng: random.Random, seed: int) -> World:
+    """Jobs have ten minutes, which the clocks of hosts put hours away."""
+    plan = FaultPlan()
+    for node in range(5):
+        plan = plan.fail_at(
+            rng.uniform(1.0, 300.0), Kind.WALL_JUMP, node=node, amount=21600.0 if seed % 3 else -21600.0
+        )
+    setup = Setup.of(3, script=Script(steps_count=700), requeue=True)
+    plan = plan.fail_at(rng.uniform(6.0, 400.0), Kind.KILL_SUPERVISOR)
+    return watched(World(replace(setup, time_limit_s=600.0), plan, rng.randrange(10**6)))
 
 
 @recipe("budget_never_runs_out")

@@ -134,15 +134,15 @@ def logs(run: str | None, runs_dir: str | None, *, follow: bool, errors: bool, a
     paths, color = find(run, runs_dir), look_now().color
     if errors:
         from gangrun.display.explain_page import failure_page
-        from gangrun.runs.failures import failures_of, groups_in
+        from gangrun.runs.failures import failure_in, failures_of
         from gangrun.runs.rank_output import tail_of
 
         reading = read(paths, timeline=True)
-        attempts, number, groups = groups_in(reading, attempt, wanted)
+        failure = failure_in(reading, attempt, wanted)
         if as_json:
-            return _json(failures_of(reading.spec.run, attempts, number, groups))
-        tails = {group.exit.rank: tail_of(paths, number, group.exit.rank) for group in groups[:1]}
-        click.echo("\n".join(failure_page(attempts, number, groups, tails, color=color)), color=color)
+            return _json(failures_of(reading.spec.run, failure))
+        tails = {one.exit.rank: tail_of(paths, failure.number, one.exit.rank) for one in failure.groups[:1]}
+        click.echo("\n".join(failure_page(failure, tails, color=color)), color=color)
         return 0
     newest = attempt if attempt is not None else newest_attempt(paths, wait_for_it=follow)
     lines = written(paths, wanted, newest, tail)

@@ -13,7 +13,7 @@ from gangrun.display import event_words
 from gangrun.display.status_page import PageFormat, excluded_lines, failure_words
 from gangrun.display.text import block, clean, log_line, phase_word, styled, wrapped
 from gangrun.display.times import clock_words, date_words, span_words
-from gangrun.runs.failures import SameEnd
+from gangrun.runs.failures import AttemptFailure, SameEnd
 from gangrun.runs.saves import SavesStatus
 from gangrun.runs.snapshot import RunSnapshot
 from gangrun.runs.status import SCHEMA, AttemptStatus, ExcludedNode, status_of
@@ -259,46 +259,72 @@ def _closing(told: Explanation, look: PageFormat) -> list[str]:
 # ---- who failed first ----
 
 
-def failure_page(
-    attempts: Sequence[int],
-    attempt: int,
-    groups: Sequence[SameEnd],
-    tails: Mapping[int, Sequence[str]],
-    *,
-    color: bool,
-) -> list[str]:
-    """Who failed first in this attempt, how its other ranks ended, and which other ``attempts`` had failures.
+def failure_page(failure: AttemptFailure, tails: Mapping[int, Sequence[str]], *, color: bool) -> list[str]:
+    """The verdict on this attempt, who hung or failed first, and how its other ranks ended.
 
     ``tails`` are the last lines of ranks that left no traceback.
     """
-    told: list[str] = []
-    others = [str(number) for number in attempts if number != attempt]
-    if not groups:
-        where = f" in attempt {attempt}" if attempt >= 0 else ""
+    others = [str(number) for number in failure.attempts if number != failure.number]
+    if not failure.groups and not failure.hung:
+        where = f" in attempt {failure.number}" if failure.number >= 0 else ""
         return [f"no rank failed{where}" + (f"; ranks failed in attempts {', '.join(others)}" if others else "")]
-    for number, group in enumerate(groups):
-        died = group.exit
-        if number == 0:
-            where = f"rank {died.rank} on {clean(died.node)}"
-            head = f"first to fail in attempt {attempt}: {where}: {clean(event_words.exit_words(died))}"
-            rest = [rank for rank in group.ranks if rank != died.rank]
-            same = [f"the same: {event_words.ranks_words(rest)}"] if rest else []
-        else:
-            victims = " (a peer exited first)" if group.victim and not died.by_us else ""
-            head, same = f"{event_words.ranks_words(group.ranks)}{victims}: {clean(event_words.exit_words(died))}", []
-        told += [styled(head, "red" if number == 0 else "bold", color), *same]
-        if died.error and died.error.traceback:
-            told += ["", *("    " + line for line in block(died.error.traceback.rstrip()).split("\n"))]
-        elif died.rank in tails:
-            tail = tails[died.rank]
-            last = "; its last lines:" if tail else " and no output"
-            told += [
-                "",
-                f"  rank {died.rank} left no traceback{last}",
-                *("    " + log_line(line, color) for line in tail),
-            ]
-        told.append("")
+    told = [f"verdict on attempt {failure.number}: {clean(failure.verdict)}", ""] if failure.verdict else []
+    told += culprit_lines(failure, tails, color=color)
+    told += _hung_lines(failure) if failure.hung else []
+    for group in failure.groups[_culprits_count(failure) :]:
+        told += ["", styled(_group_head(group), "bold", color), *_traceback(group)]
     if others:
         which = "attempt" if len(others) == 1 else "attempts"
-        told.append(f"ranks failed in {which} {', '.join(others)} too: --attempt K shows them")
-    return told if others else told[:-1]
+        told += ["", f"ranks failed in {which} {', '.join(others)} too: --attempt K shows them"]
+    return told
+
+
+def closing_lines(failure: AttemptFailure, tails: Mapping[int, Sequence[str]], *, color: bool) -> list[str]:
+    """What ``gangrun run`` shows below a failed run: the culprit with its traceback, and the others in a line each."""
+    rest = [_group_head(group) for group in failure.groups[_culprits_count(failure) :]]
+    return [*culprit_lines(failure, tails, color=color), *_hung_lines(failure), *rest]
+
+
+def _culprits_count(failure: AttemptFailure) -> int:
+    """Groups that are the story themselves: the first, unless its ranks only fell because of us."""
+    return int(bool(failure.groups) and not failure.groups[0].exit.by_us)
+
+
+def culprit_lines(failure: AttemptFailure, tails: Mapping[int, Sequence[str]], *, color: bool) -> list[str]:
+    """Who failed first and how; nothing if no rank fell of itself."""
+    if not _culprits_count(failure):
+        return []
+    group, died = failure.groups[0], failure.groups[0].exit
+    victim = " (a peer exited first)" if group.victim else ""
+    where = f"rank {died.rank} on {clean(died.node)}"
+    head = f"first to fail in attempt {failure.number}: {where}{victim}: {clean(event_words.exit_words(died))}"
+    rest = [rank for rank in group.ranks if rank != died.rank]
+    told = [styled(head, "red", color), *([f"the same: {event_words.ranks_words(rest)}"] if rest else [])]
+    tail = died.tail or tails.get(died.rank, ())
+    if died.error and died.error.traceback:
+        told += _traceback(group)
+    elif tail or died.rank in tails:
+        told += ["", f"  rank {died.rank} left no traceback{'; its last lines:' if tail else ' and no output'}"]
+        told += ["    " + log_line(line, color) for line in tail]
+    return told
+
+
+def _hung_lines(failure: AttemptFailure) -> list[str]:
+    return [
+        f"rank {one.rank} on {clean(one.node)} hung"
+        + (f" in {clean(one.frame)}" if one.frame else "")
+        + (f"; its stack: {clean(one.path)}" if one.path else "")
+        for one in failure.hung
+    ]
+
+
+def _group_head(group: SameEnd) -> str:
+    victims = " (a peer exited first)" if group.victim and not group.exit.by_us else ""
+    return f"{event_words.ranks_words(group.ranks)}{victims}: {clean(event_words.exit_words(group.exit))}"
+
+
+def _traceback(group: SameEnd) -> list[str]:
+    error = group.exit.error
+    if error is None or not error.traceback:
+        return []
+    return ["", *("    " + line for line in block(error.traceback.rstrip()).split("\n"))]

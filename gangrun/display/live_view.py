@@ -14,7 +14,7 @@ import errno
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,16 +22,17 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from gangrun.core.model import TERMINAL, RunState
+from gangrun.core.model import TERMINAL, Phase, RunState
 from gangrun.display.status_page import PageFormat, page
 from gangrun.display.text import clean, log_line
 from gangrun.display.times import clock_words
+from gangrun.errors import UserError
 from gangrun.ports import Clock
 from gangrun.runs.follow import Follower, JournalReplay
 from gangrun.runs.rank_output import LogTail
 from gangrun.runs.status import Status, status_of
 from gangrun.runs.times import pause, wall_now
-from gangrun.wire.record import Record
+from gangrun.wire.record import Record, RecordError
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -76,6 +77,7 @@ class LiveView:
     err: TextIO = field(default_factory=lambda: sys.stderr)
     terminal: bool = False  # draw a live line on ``err``
     quiet_ranks: bool = False
+    closing: Callable[[], Sequence[str]] = list  # what stands below the last sentence of a failed run
     refused: deque[str] = field(default_factory=lambda: deque(maxlen=REFUSED_MAX_COUNT))  # lines the disk did not take
     _live: Live | None = None
     _tails: dict[tuple[int, str], LogTail] = field(default_factory=dict)
@@ -83,6 +85,7 @@ class LiveView:
     _shown: tuple[str, ...] = ()
     _drawn: str = ""
     _attempt: int = -1
+    _end: Record | None = None
     _began: float = 0.0
     emitted_count: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)  # the owner speaks beside its observer
@@ -100,7 +103,10 @@ class LiveView:
             return
         if record.kind in QUIET and not ended and not _of_tests(record):
             return
-        if record.was != record.phase or "reason" in record.patch:
+        if ended:
+            self._end = record  # told below the last output of the ranks
+        elif record.was != record.phase or "reason" in record.patch:
+            self._end = None
             self.say(record.reason, record.wall)
 
     def pass_over(self, state: RunState, *, joins: bool = False) -> None:
@@ -124,6 +130,11 @@ class LiveView:
         """The last lines, and the live one gone."""
         while self._drain():
             pass
+        if self._end is not None:
+            self.say(self._end.reason, self._end.wall)
+            with contextlib.suppress(OSError, RecordError, UserError):
+                for line in self.closing() if self._end.phase == Phase.FAILED.value else ():
+                    self._emit(self.err, line)
         if self._live is not None:
             self._live.stop()
             self._live = None

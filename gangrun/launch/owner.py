@@ -31,7 +31,10 @@ from gangrun.display.live_view import LiveView, Observer
 from gangrun.errors import UserError
 from gangrun.launch.stop import tell_end, wait_for_end
 from gangrun.ports import Clock
+from gangrun.runs.failures import failure_in
 from gangrun.runs.follow import JournalReplay
+from gangrun.runs.rank_output import Wanted, tail_of
+from gangrun.runs.snapshot import read
 
 HEEDED_WITHIN_S = 15.0  # a takeover and more
 MARKED_WITHIN_S = 2.0  # a disk that takes longer stands still
@@ -196,7 +199,21 @@ def shown(paths: RunPaths, variables: Mapping[str, str], *, as_json: bool, quiet
         out=sys.stderr if as_json else sys.stdout,
         terminal=sys.stderr.isatty() and variables.get("TERM", "") != "dumb",
         quiet_ranks=quiet,
+        closing=lambda: closing(paths),
     )
+
+
+def closing(paths: RunPaths) -> list[str]:
+    """Who failed first in the last attempt of a run, and where all is shown."""
+    from gangrun.display.explain_page import closing_lines
+
+    reading = read(paths, timeline=True)
+    failure = failure_in(reading, reading.state.attempt.number if reading.state else None, Wanted())
+    if not failure.groups and not failure.hung:
+        return []
+    tails = {one.exit.rank: tail_of(paths, failure.number, one.exit.rank) for one in failure.groups[:1]}
+    more = f"gangrun logs --errors {paths.run} shows all tracebacks"
+    return [*closing_lines(failure, tails, color=sys.stderr.isatty()), more]
 
 
 def tell_json(paths: RunPaths) -> None:

@@ -6,25 +6,23 @@ noticed that a peer was gone, come last.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import msgspec
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.journal import read_ranks
-from gangrun.adapters.fs.run_dir import RunPaths
-from gangrun.core.events import RankExited
-from gangrun.core.model import ErrorReport, Phase, RankExit
+from gangrun.core.events import ProgressMarked, ProgressStalled, RankExited, StacksTaken
+from gangrun.core.model import Hang, Phase, RankExit, RankStack
+from gangrun.core.recovery import blame_hang
 from gangrun.core.text import signal_name
 from gangrun.runs.rank_output import Wanted
 from gangrun.runs.snapshot import RunSnapshot
 from gangrun.runs.status import SCHEMA, RankStatus
 from gangrun.wire.kinds import event_of
 from gangrun.wire.record import Record, RecordError
-
-REPORT_MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,36 +90,19 @@ def rank_statuses(run: RunSnapshot) -> tuple[RankStatus, ...]:
     return tuple(sorted(found, key=lambda one: one.rank))
 
 
-def with_reports(paths: RunPaths, attempt: int, exits: Sequence[RankExit], disk: Disk) -> list[RankExit]:
-    """The same, with the ranks' own reports where the journal has none."""
-    return [one if one.error else replace(one, error=_report(paths, attempt, one.rank, disk)) for one in exits]
-
-
-def _report(paths: RunPaths, attempt: int, rank: int, disk: Disk) -> ErrorReport | None:
-    try:
-        found: Any = msgspec.json.decode(disk.read(paths.error(attempt, rank), limit=REPORT_MAX_BYTES))
-    except (OSError, msgspec.DecodeError):
-        return None
-    if not isinstance(found, dict):
-        return None
-    kind, message, signature, traceback = (
-        str(found.get(name, "")) for name in ("type", "message", "signature", "traceback")
-    )
-    return ErrorReport(kind, message, signature, traceback, bool(found.get("collective")))
-
-
 def first_of(exits: Sequence[RankExit]) -> RankExit | None:
     """The one that fell first of itself; if all are victims, the one that was seen first."""
-    ordered = sorted(exits, key=lambda one: one.at)
+    ordered = sorted(exits, key=lambda one: (one.fell_at, one.rank))
     of_itself = [one for one in ordered if not one.by_us and not (one.error and one.error.collective)]
     return next(iter(of_itself or ordered), None)
 
 
-def groups_of(exits: Sequence[RankExit]) -> list[SameEnd]:
-    """Distinct ends, the first failing rank's first, victims' last."""
+def groups_of(exits: Sequence[RankExit], node: str | None = None) -> list[SameEnd]:
+    """Distinct ends on ``node`` (None: on all), the first failing rank's first, victims' last."""
+    exits = [one for one in exits if node in (None, one.node)]
     first = first_of(exits)
     by_kind: dict[tuple[object, ...], list[RankExit]] = {}
-    for one in sorted(exits, key=lambda one: (one is not first, one.at)):
+    for one in sorted(exits, key=lambda one: (one is not first, one.fell_at)):
         by_kind.setdefault(_key(one), []).append(one)
     groups = [SameEnd(tuple(sorted(one.rank for one in same)), _told(same)) for same in by_kind.values()]
     return sorted(groups, key=lambda group: (group.exit is not first, group.victim))
@@ -162,6 +143,15 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
     error: RankError | None
 
 
+class HungRank(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank that a hang names: where it stands, and the file with its whole stack."""
+
+    rank: int
+    node: str
+    frame: str
+    stack: str
+
+
 class Failures(msgspec.Struct, frozen=True, kw_only=True):
     """What ``logs --errors --json`` prints of one attempt."""
 
@@ -169,13 +159,18 @@ class Failures(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     attempts_with_failures: tuple[int, ...]
     attempt: int
+    verdict: str
+    hung: tuple[HungRank, ...]
     failures: tuple[RankFailure, ...]
 
 
-def failures_of(run: str, attempts: Iterable[int], attempt: int, groups: Sequence[SameEnd]) -> Failures:
-    """The failures of one attempt as JSON."""
-    failures = tuple(_failure(group) for group in groups)
-    return Failures(run=run, attempts_with_failures=tuple(sorted(attempts)), attempt=attempt, failures=failures)
+def failures_of(run: str, failure: AttemptFailure) -> Failures:
+    """The failure of one attempt as JSON."""
+    hung = tuple(HungRank(rank=one.rank, node=one.node, frame=one.frame, stack=one.path) for one in failure.hung)
+    return Failures(
+        run=run, attempts_with_failures=failure.attempts, attempt=failure.number, verdict=failure.verdict, hung=hung,
+        failures=tuple(_failure(group) for group in failure.groups),
+    )  # fmt: skip
 
 
 def _failure(group: SameEnd) -> RankFailure:
@@ -187,20 +182,55 @@ def _failure(group: SameEnd) -> RankFailure:
     )  # fmt: skip
 
 
-def groups_in(reading: RunSnapshot, attempt: int | None, wanted: Wanted) -> tuple[list[int], int, list[SameEnd]]:
-    """(attempts with failures, the attempt that was looked at, how its wanted ranks ended)."""
-    by_attempt = exits_of(reading.records)
-    number = attempt if attempt is not None else max(by_attempt, default=-1)
-    exits = with_reports(reading.paths, number, by_attempt.get(number, []), Disk())
-    chosen = [
-        one for one in exits if (wanted.ranks is None or one.rank in wanted.ranks) and wanted.node in (None, one.node)
-    ]
-    groups = [replace(group, exit=_with_text(reading.paths, number, group.exit)) for group in groups_of(chosen)]
-    return sorted(by_attempt), number, groups
+@dataclass(frozen=True, slots=True)
+class AttemptFailure:
+    """What is known of how one attempt failed: its verdict, who hung, and how its wanted ranks ended."""
+
+    attempts: tuple[int, ...]  # that had failures
+    number: int
+    verdict: str  # the sentence that was concluded, "" while nothing is
+    hung: tuple[RankStack, ...]  # the ranks that a stall names; without a stack their frame is empty
+    groups: tuple[SameEnd, ...]
 
 
-def _with_text(paths: RunPaths, attempt: int, died: RankExit) -> RankExit:
-    """The journal has the texts of the first ranks only; the others' are in their own reports."""
-    if died.error is None or died.error.traceback:
-        return died
-    return replace(died, error=_report(paths, attempt, died.rank, Disk()) or died.error)
+def failure_in(reading: RunSnapshot, attempt: int | None, wanted: Wanted) -> AttemptFailure:
+    """The failure of ``attempt``, or of the newest attempt that had one."""
+    by_attempt, hangs = exits_of(reading.records), _hangs_of(reading.records)
+    failed = sorted({*by_attempt, *hangs})
+    number = attempt if attempt is not None else max(failed, default=-1)
+    exits = by_attempt.get(number, [])
+    groups = groups_of([one for one in exits if wanted.ranks is None or one.rank in wanted.ranks], wanted.node)
+    first = first_of(exits)
+    fell = first is not None and not first.by_us
+    hung = _named(hangs[number]) if number in hangs and not fell else ()
+    closed = reading.state.attempts if reading.state is not None else ()
+    verdict = next((one.reason for one in closed if one.number == number and one.ended is not None), "")
+    return AttemptFailure(tuple(failed), number, verdict, hung, tuple(groups))
+
+
+def _hangs_of(records: Iterable[Record]) -> dict[int, Hang]:
+    """The stall of each attempt that ended in one."""
+    found: dict[int, Hang] = {}
+    for record in records:
+        if record.outcome != "applied" or record.kind not in {"ProgressStalled", "StacksTaken", "ProgressMarked"}:
+            continue
+        with contextlib.suppress(RecordError):
+            match event_of(record.kind, record.event):
+                case ProgressStalled() as seen:
+                    found[seen.attempt] = Hang(seen.stalled_s, seen.limit_s, seen.observations)
+                case StacksTaken() as seen if seen.attempt in found:
+                    found[seen.attempt] = replace(found[seen.attempt], stacks=seen.stacks)
+                case ProgressMarked() as seen:
+                    found.pop(seen.attempt, None)
+                case _:
+                    pass
+    return found
+
+
+def _named(hang: Hang) -> tuple[RankStack, ...]:
+    """The stacks of the ranks that differ from the others, as blame sees it; of all ranks if none differs."""
+    named = blame_hang.differing(hang)
+    stacks = {stack.rank: stack for stack in hang.stacks}
+    if not named:
+        return hang.stacks
+    return tuple(stacks.get(one.rank, RankStack(one.rank, one.node, "", "")) for one in named)

@@ -24,7 +24,7 @@ from gangrun.core.model import (
 )
 from gangrun.core.nodes import standing
 from gangrun.core.policy import Policy
-from gangrun.core.recovery import blame
+from gangrun.core.recovery import blame, blame_hang
 
 # ---- evidence in few words -------------------------------------------------------------------------------------------
 
@@ -532,6 +532,26 @@ def test_a_hang_of_those_that_are_left_does_not_speak_of_all_nor_of_the_step_of_
     verdict = judge(Evidence(hang=Hang(130.0, 120.0, left, where)))
     assert verdict.sentence == f"no progress for 130 s (limit 120 s) {words}"
     assert verdict.suspects == ()
+
+
+@pytest.mark.parametrize(
+    ("states", "steps", "frames", "named"),
+    [
+        ("SSTS", (5, 5, 5, 5), ("a", "a", "a", "a"), [2]),
+        ("SDSS", (5, 5, 5, 5), ("a", "a", "a", "b"), [1]),
+        ("SSSS", (4, 5, 5, 5), ("a", "a", "a", "b"), [3]),
+        ("SSSS", (4, 5, 5, 5), ("a", "a", "a", "a"), [0]),
+        ("SSSS", (5, 5, 5, 5), ("a", "a", "a", "a"), []),
+    ],
+)
+def test_who_differs_in_a_hang_is_whom_its_verdict_names(
+    states: str, steps: tuple[int, ...], frames: tuple[str, ...], named: list[int]
+) -> None:
+    seen = tuple(RankObservation(rank, f"n{rank}", states[rank], steps[rank], 0.0) for rank in range(4))
+    hang = Hang(130.0, 120.0, seen, tuple(RankStack(rank, f"n{rank}", frames[rank], "") for rank in range(4)))
+    assert [one.rank for one in blame_hang.differing(hang)] == named
+    suspects = blame_hang.verdict(hang, 5).suspects
+    assert suspects == tuple(f"n{rank}" for rank in named)
 
 
 def test_hang_with_two_ranks_names_whoever_waits_for_nobody() -> None:

@@ -249,7 +249,7 @@ def test_every_path_is_inside_the_run(tmp_path: Path) -> None:
     every = [
         *(getattr(paths, name) for name in ("spec", "client_key", "logs", "resume", "cancelled")),
         *(paths.claim(1), paths.acts(1), paths.acts_kept(1), paths.ticket(1, 2), paths.counter(1), paths.journal(1)),
-        *(paths.job(1), paths.job(1, 2), paths.error(1, 2), paths.stacks(1, 2)),
+        *(paths.job(1), paths.job(1, 2), paths.stacks(1, 2)),
     ]
     assert len(set(every)) == len(every)
     assert all(path.is_relative_to(paths.root) for path in every)

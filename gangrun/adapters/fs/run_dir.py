@@ -140,10 +140,6 @@ class RunPaths:
         """What a job's batch script and its launcher said."""
         return self.logs / f"job-{job}.out"
 
-    def error(self, attempt: int, rank: int) -> Path:
-        """A rank's own account of its death."""
-        return self.machine / "errors" / str(attempt) / f"rank-{rank}.json"
-
     def counters(self, node: str) -> Path:
         """What a node's hardware had counted when it was last looked at."""
         return self.machine / "health" / f"{file_name(node)}.json"

@@ -109,7 +109,8 @@ SPOOL_MAX_BYTES = 16 * 1024 * 1024
 TAIL_LINES_COUNT = 400
 TAIL_MAX_BYTES = 64 * 1024
 RETRY_AFTER_S = 1.0
-# Of a native backtrace or a dump of all threads no line is remembered: hundreds follow the few that say what happened.
+# Of a native backtrace or a dump of all threads few lines are remembered: hundreds follow those that say what happened.
+FRAMES_KEPT_COUNT = 4
 _NATIVE_FRAME = re.compile(rb"\s*(?:\[rank\d+\]:\s*)?(?:(?:frame )?#\d+[: ]|File \".*\", line \d+ in )")
 LOST = ".lost"  # after the name of a log: says what is missing in it
 
@@ -128,6 +129,7 @@ class _RankOutput:
     output_bytes: int = 0
     tail: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=TAIL_LINES_COUNT))
     tail_bytes: int = 0
+    frames_count: int = 0  # of a backtrace that is being written
 
 
 class RankLogs:
@@ -193,7 +195,7 @@ class RankLogs:
         return output.output_bytes if output else 0
 
     def stderr_tail(self, rank: int) -> list[tuple[float, str]]:
-        """The newest lines of its stderr, and when they were read; native backtraces left out."""
+        """The newest lines of its stderr, and when they were read; of a native backtrace the first frames only."""
         output = self._ranks.get(rank)
         return list(output.tail) if output else []
 
@@ -314,7 +316,8 @@ class RankLogs:
             self._spool(stream.rank, part + b"\n")
 
     def _remember(self, output: _RankOutput, line: bytes) -> None:
-        if _NATIVE_FRAME.match(line):
+        output.frames_count = output.frames_count + 1 if _NATIVE_FRAME.match(line) else 0
+        if output.frames_count > FRAMES_KEPT_COUNT:
             return
         text = line.decode("utf-8", "backslashreplace")[: TAIL_MAX_BYTES // 8]
         if len(output.tail) == TAIL_LINES_COUNT:

@@ -93,6 +93,15 @@ def odd_by_stack(stacks: Sequence[RankStack]) -> tuple[list[RankStack], str]:
     return [], frame if 2 * most > len(told) else ""
 
 
+def differing(hang: Hang) -> Sequence[RankObservation | RankStack]:
+    """The ranks that the verdict on this stall names; none if all stand alike."""
+    for states in (STOPPED, (STUCK,)):
+        held = [seen for seen in hang.observations if seen.state in states]
+        if held:
+            return held
+    return odd_by_stack(hang.stacks)[0] or behind_by_step(hang.observations)
+
+
 def behind_by_step(observations: Sequence[RankObservation]) -> list[RankObservation]:
     """The few ranks whose step is below everybody else's; none where steps are equal or not reported."""
     steps = [seen.step for seen in observations]

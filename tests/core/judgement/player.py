@@ -172,7 +172,7 @@ class _World:
             case StartGang():
                 self._start(action)
             case StopGang():
-                self._stop(action.attempt, getattr(action, "settle_s", 0.3))
+                self._stop(action.attempt, action.settle_s)
             case TakeStacks():
                 self._at(now + 1, StacksTaken(action.attempt, self._stacks()))
             case SubmitSuccessor():

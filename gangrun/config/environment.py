@@ -15,7 +15,8 @@ RUNS_DIR = "gangrun_runs"  # where runs lie if nobody says otherwise
 PREFIX = "GANGRUN_"
 # what we set for ranks and our own processes is not the user's configuration
 OWN_VARIABLES = frozenset(
-    PREFIX + name for name in ("RUN", "RUN_DIR", "ATTEMPT", "MEMORY", "MEMORY_PARITY", "RESUME_STEP", "PROGRESS_SLOT")
+    PREFIX + name
+    for name in ("RUN", "RUN_DIR", "STAY", "ATTEMPT", "MEMORY", "MEMORY_PARITY", "RESUME_STEP", "PROGRESS_SLOT")
 )
 _VARIABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 

@@ -33,6 +33,7 @@ EXIT_NOT_EMPTY = 73
 LOOK_AGAIN_S = 0.25
 KILL_WITHIN_S = 5.0
 RUN_DIR, JOB_ID = "GANGRUN_RUN_DIR", "SLURM_JOB_ID"
+STAY = "GANGRUN_STAY"  # the stay of a job whose warden all this comes from
 
 
 def speak_into(log: Path) -> str:
@@ -66,23 +67,26 @@ def take_place(of: str, wait: Callable[[float], None] = wait) -> tuple[int, bool
             return holder.detach(), had_to_wait
 
 
-def clear(root: str, job: str) -> list[str]:
-    """Kill all that an earlier warden of this run and job left on this node; what does not die, in words."""
-    me = os.getpid()
+def clear(root: str, claim: JobClaim) -> list[str]:
+    """Kill all that an earlier warden of this stay left on this node; what does not die, in words.
+
+    What a supervisor or a rank submitted inherits their variables, the next job's batch script too: it is of another
+    job, or its own stay is not in its variables.
+    """
+    me, marks = os.getpid(), {f"{RUN_DIR}={root}", f"{STAY}={claim.token}", f"{JOB_ID}={claim.job}"}
 
     def left() -> list[processes.Proc]:
         table = processes.process_table().values()
-        return [p for p in table if p.pid != me and processes.is_alive(p) and _came_from(p.pid, root, job)]
+        return [p for p in table if p.pid != me and processes.is_alive(p) and marks <= _variables(p.pid)]
 
     return [str(proc) for proc in processes.kill_until_none(left, KILL_WITHIN_S, lambda: None)]
 
 
-def _came_from(pid: int, root: str, job: str) -> bool:
+def _variables(pid: int) -> set[str]:
     try:
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return {os.fsdecode(one) for one in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")}
     except OSError:
-        return False
-    return {f"{RUN_DIR}={root}".encode(), f"{JOB_ID}={job}".encode()} <= set(variables)
+        return set()
 
 
 def _is_wanted(paths: RunPaths, claim: JobClaim) -> bool:
@@ -113,7 +117,7 @@ def main(words: list[str]) -> int:
     place, had_to_wait = take_place(f"{root}\0{claim.token}\0{node}")
     if had_to_wait and not _is_wanted(paths, claim):
         return 0
-    if left := clear(root, claim.job):
+    if left := clear(root, claim):
         told = (
             f"[{node}:warden] SIGKILL does not end {', '.join(left)}, which an earlier warden left: nothing is started"
         )
@@ -124,5 +128,5 @@ def main(words: list[str]) -> int:
         spec["previous_died"] = WARDEN_KILLED
     command = warden.argv(sys.executable, {**spec, "writes_log": True, "place_fd": place})
     os.set_inheritable(place, True)
-    os.execve(command[0], command, {**variables, RUN_DIR: root})  # noqa: S606 - no shell is the point
+    os.execve(command[0], command, {**variables, RUN_DIR: root, STAY: claim.token})  # noqa: S606 - no shell is the point
     raise AssertionError("unreachable")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gangrun.adapters.fs.job_claims import JobClaim
 from gangrun.entry import slurm_node
 
 
@@ -58,15 +59,20 @@ def test_whoever_is_executed_in_a_holders_place_has_it_until_killed(tmp_path: Pa
 
 @pytest.mark.processes
 def test_all_that_a_warden_left_is_killed_and_nothing_else(tmp_path: Path) -> None:
-    def sleeper(root: str, job: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(["sleep", "600"], env={"GANGRUN_RUN_DIR": root, "SLURM_JOB_ID": job, "PATH": "/bin"})
+    root, claim = str(tmp_path), JobClaim(0, "12", 1, "n1", 100, 5)
 
-    root = str(tmp_path)
-    left, *others = sleeper(root, "12"), sleeper(root, "13"), sleeper(f"{root}x", "12")
+    def sleeper(**other: str) -> subprocess.Popen[bytes]:
+        marks = {"GANGRUN_RUN_DIR": root, "GANGRUN_STAY": claim.token, "SLURM_JOB_ID": "12", "PATH": "/bin", **other}
+        return subprocess.Popen(["sleep", "600"], env=marks)
+
+    left = sleeper()
+    submitted = sleeper(SLURM_JOB_ID="13")
+    batch_script = sleeper(GANGRUN_STAY="11")  # of this very job, which the supervisor of job 11 submitted
+    others = submitted, batch_script, sleeper(GANGRUN_RUN_DIR=f"{root}x")
     try:
-        assert slurm_node.clear(root, "12") == []
+        assert slurm_node.clear(root, claim) == []
         assert left.wait(10) == -9
-        assert [other.poll() for other in others] == [None, None]
+        assert [other.poll() for other in others] == [None] * 3
     finally:
         for one in (left, *others):
             one.kill()

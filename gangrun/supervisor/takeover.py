@@ -287,6 +287,7 @@ class TakeoverGather:
         highest = max(self._opening.highest_attempt, started)
         expected = facts.expected or tuple(facts.addresses)
         taken = TermTaken(self._opening.term, facts.job, held, missing, highest, expected, facts.alone, facts.seq)
-        if facts.resumed is not None and state.phase in TERMINAL and state.job != facts.job:
+        is_new = state.phase in TERMINAL or state.seq < facts.seq  # a job that began again was asked once
+        if facts.resumed is not None and is_new and state.job != facts.job:
             return [facts.resumed, taken]
         return [taken]

@@ -33,6 +33,7 @@ from gangrun.core.events import (
     StoreStalled,
     TermTaken,
 )
+from gangrun.core.machine.transitions import may_hold_ranks
 from gangrun.core.model import TERMINAL, After, Exclusion, Inventory, Outcome, Phase, RankAlive, StartStage
 from gangrun.core.policy import Policy
 from tests.core.life import BUG, Life, at, saved
@@ -351,7 +352,42 @@ def test_only_what_has_ended_is_taken_up_again_and_afresh(phase: Phase) -> None:
 @pytest.mark.parametrize("phase", [phase for phase in Phase if phase not in TERMINAL])
 def test_a_run_that_lives_is_not_resumed(phase: Phase) -> None:
     life = at(phase)
-    life.refused(ResumeRequested("a person", "k", 1), "cancel it first")
+    life.refused(ResumeRequested("a person", "j", 1), "cancel it first")
+
+
+@pytest.mark.parametrize("phase", [phase for phase in Phase if phase not in TERMINAL])
+def test_a_run_whose_job_was_lost_is_taken_up_as_it_was_asked_for(phase: Phase) -> None:
+    """Ranks of the lost job may live: other nodes wait for their leases."""
+    life = at(phase)
+    held = may_hold_ranks(life.state)
+    life.on(ResumeRequested("a person", "k", 1, "40"))
+    assert (life.phase, life.state.job, life.state.seq, life.state.budget.used) == (Phase.PENDING, "k", 1, {})
+    assert life.state.fence.nodes == (("n0", "n1") if held else ())
+    assert all(attempt.ended is not None for attempt in life.state.attempts)
+    taken(life, job="k")
+    life.checked()
+    if life.phase is Phase.CHECKING or life.phase is Phase.WAITING:
+        life.due("backoff")
+    life.on(AttemptSealed(life.state.attempt.number))
+    assert life.last(ChooseResume).request == "40"
+
+
+def test_a_job_that_was_leaving_when_it_was_lost_does_not_end_the_next_one() -> None:
+    life = at(Phase.WAITING)
+    life.on(ActDone((1, 9), "SubmitSuccessor"))
+    assert life.state.ending.leaving
+    life.on(ResumeRequested("a person", "k", 2))
+    taken(life, job="k")
+    assert (life.phase, life.count(EndJob)) == (Phase.PENDING, 1)
+
+
+def test_a_run_all_of_whose_ranks_finished_before_its_job_was_lost_has_succeeded() -> None:
+    life = Life(1, 1).running()
+    life.finish(0)
+    assert life.phase is Phase.STOPPING
+    life.refused(ResumeRequested("a person", "k", 1), "all ranks had finished")
+    taken(life, job="k")
+    assert life.phase is Phase.SUCCEEDED
 
 
 def test_a_run_cancelled_while_it_asked_for_a_job_has_forgotten_that_when_it_is_resumed() -> None:

@@ -4,9 +4,12 @@ were told.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import shlex
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -141,6 +144,22 @@ def test_none_valid_stops_the_run_and_never_starts_from_zero(resuming: Resuming)
 def test_resume_step_takes_that_one(resuming: Resuming) -> None:
     resuming.put(10, 20, 30).run("--resume", "20", DIE_IN="0")
     assert [resuming.told(attempt)["step"] for attempt in (0, 1)] == ["20", "20"]
+
+
+def test_a_run_that_lost_all_its_processes_resumes_from_the_step_that_is_asked_for(resuming: Resuming) -> None:
+    box = resuming.box
+    resuming.put(10, 20).start(FIRST_STEP="20", STEPS="100000")
+    box.until_status("that it trains", lambda found: found["step"] is not None and found["step"] > 25)
+    for pid in box.left():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    box.end()
+    run = box.status()["run"]
+    box.environment["RUN_ROOT"] = str(box.runs)
+    done = box.gangrun("resume", run, "--resume", "10", "--runs-dir", str(box.runs), check=False)
+    assert done.returncode == 0, done.stderr + box.told()
+    assert resuming.told(1)["step"] == "10"
+    assert [one["resumed_from_step"] for one in box.status()["attempts"]] == [20, 10]
 
 
 def test_a_script_that_starts_over_is_stopped(resuming: Resuming) -> None:

@@ -117,6 +117,21 @@ def test_a_successor_whose_nodes_die_before_it_begins_is_told_and_resume_goes_on
     cluster.assert_clean(20)
 
 
+def test_a_run_that_lost_all_its_processes_resumes_from_the_step_that_is_asked_for(cluster: Cluster, run: Run) -> None:
+    run.step(2, 1, "-w", "n[1-2]", steps=9999, every=5, hook=TWENTY_MORE)
+    run.wait_for_step(16)
+    (first,) = run.jobs()
+    for name in ("n2", "n1"):
+        cluster.kill_on(name, "")
+    cluster.wait_job(first["JobId"], "FAILED")
+    run.wait("that nobody is left", lambda status: bool(status["abandoned"]))
+    run.gangrun("resume", run.id, "--resume", "5", env={"HOOK": TWENTY_MORE, "TINY": str(TINY), "MAY_END": ""})
+    status = run.end(deadline_s=150)
+    assert [one["resumed_from_step"] for one in status["attempts"]] == [None, 5]
+    assert [one["job"] for one in status["attempts"]] == [job["JobId"] for job in run.jobs()]
+    cluster.assert_clean(20)
+
+
 def test_a_good_node_that_slurm_counts_as_down_for_a_moment_is_not_excluded(cluster: Cluster, run: Run) -> None:
     """Slurm kills what runs there and takes the node out of the job; a second later the node is idle again."""
     run.step(3, 1, "-w", "n[1-3]", steps=9999, every=5, hook=TWENTY_MORE)

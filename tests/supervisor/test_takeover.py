@@ -364,6 +364,22 @@ def test_a_resumed_run_begins_anew_in_its_new_job() -> None:
     assert again.state.phase is Phase.RUNNING and any(isinstance(m, Ack) and m.term == 3 for m in desk.agents["n1"].got)
 
 
+def test_a_run_that_was_abandoned_resumes_from_the_step_that_was_asked_for_once() -> None:
+    """Its job was lost in the middle. The same job under its own id again, or a later term of it, asks no more."""
+    desk = Desk(nodes=2)
+    desk.running()
+    desk.facts = replace(desk.facts, job="j2", seq=1, resumed=ResumeRequested("a person", "j2", 1, "40"))
+    loop = desk.open()
+    desk.pass_s(5.0)
+    assert loop.state.checkpoints.resume_request == "40"
+    assert loop.state.job == "j2" and loop.state.phase is Phase.PENDING
+    desk.facts = replace(desk.facts, job="j2r1", resumed=ResumeRequested("a person", "j2r1", 1, "30"))
+    again = desk.open()
+    desk.pass_s(5.0)
+    assert again.state.job == "j2r1"
+    assert again.state.checkpoints.resume_request == "40"
+
+
 def test_nodes_that_were_lost_are_not_waited_for_nor_heard_by_mistake() -> None:
     desk = Desk(nodes=4)
     desk.running()

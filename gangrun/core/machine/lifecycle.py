@@ -121,7 +121,7 @@ _EVERYWHERE: Row = {
     e.FlushDue: Late("no rank trains on"),
     e.CancelRequested: On(stopping.cancel_requested, (Phase.WAITING, Phase.CANCELLED)),
     e.Notice: On(stopping.notice, _ENDS),
-    e.ResumeRequested: Refusal("the run has not ended: cancel it first, or let it go on"),
+    e.ResumeRequested: On(stopping.resume_requested, (Phase.PENDING,)),
     e.ActDone: Late("an act was done that nobody waits for"),
     e.ActFailed: Late("an act failed that nobody waits for"),
     e.ActUnknown: Late("an act that nobody waits for may or may not have happened"),

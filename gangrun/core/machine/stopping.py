@@ -33,7 +33,9 @@ from gangrun.core.machine.transitions import (
     fenced,
     finish,
     ignored,
+    left_by_its_job,
     may_hold_ranks,
+    refused,
     stay,
     stop_all,
     stop_bound_s,
@@ -42,11 +44,10 @@ from gangrun.core.machine.transitions import (
     with_evidence,
     without_deadline,
 )
-from gangrun.core.model import TERMINAL, After, Budget, Evidence, NodeFinding, NodeHealth, Outcome, Phase, RunState
+from gangrun.core.model import TERMINAL, After, Budget, NodeFinding, NodeHealth, Outcome, Phase, RunState
 from gangrun.core.nodes import planned_replacement, quarantine, roster
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import budget, choose
-from gangrun.core.versions import Ranks
 
 ANSWER_SHARE = 0.5  # of the time until the nodes go; the rest is for the stop
 _ENDS_THE_RUN = {NoticeKind.CANCEL: "the scheduler", NoticeKind.UNKNOWN: "a signal"}  # by whom it is cancelled
@@ -251,19 +252,23 @@ def as_meant(state: RunState, event: Event, now: float) -> tuple[RunState, Event
 
 
 def resume_requested(state: RunState, event: ResumeRequested, now: float, policy: Policy) -> Decision:
-    """A person takes the run up again: a fresh budget, and exclusions only as long as they last."""
+    """A person takes the run up again, in another job: a fresh budget, and exclusions only as long as they last. A run
+    that has not ended was abandoned by its job, as nobody may resume one that lives.
+    """
+    if state.phase not in TERMINAL and event.job == state.job:
+        return refused(state, "the run has not ended: cancel it first, or let it go on")
+    if state.phase not in TERMINAL and state.underway.after is After.SUCCEED:
+        return refused(state, "all ranks had finished before their job ended: nothing is left to do")
+    state = left_by_its_job(state, now, policy)
     return enter(
         state,
         Phase.PENDING,
         f"resumed by {event.by}; waiting for nodes",
         deadlines={"join": now + policy.join_within_s},
-        ending=replace(state.ending, gone_at=None, failure=None, cancelled_by=""),
+        ending=replace(state.ending, failure=None, cancelled_by=""),
         job=event.job,
         seq=max(state.seq, event.seq),
-        roster=replace(state.roster, nodes={}, absent={}, waited_for_nodes=False),
         budget=Budget(total_count=state.budget.total_count, mark=state.budget.mark),
         health=NodeHealth(excluded=quarantine.kept(state.health.excluded, now), reports=state.health.reports),
-        attempt=replace(state.attempt, evidence=Evidence(), finished=Ranks()),
         checkpoints=replace(state.checkpoints, resume_request=event.resume_request),
-        tries_count=0,
     )

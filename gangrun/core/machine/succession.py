@@ -19,23 +19,19 @@ from gangrun.core.checkpoints import flush_to_disk
 from gangrun.core.events import TermTaken
 from gangrun.core.machine.transitions import (
     WHY,
-    close_attempt,
     enter,
-    fenced,
     finish,
+    left_by_its_job,
     may_hold_ranks,
     stay,
     stop_all,
     stop_gang,
     with_deadline,
-    without_deadline,
 )
 from gangrun.core.model import EXIT_CODES, TERMINAL, After, Evidence, Phase, RunState, StartStage, Underway
 from gangrun.core.nodes import absences, device_test, roster
 from gangrun.core.policy import Policy
-from gangrun.core.protocol.lease import fence_after_seal_s
 from gangrun.core.recovery import choose
-from gangrun.core.versions import Ranks
 
 ABSENT_WITHIN_S = 5.0  # so long the last resort waits for what the job's launcher knows of its nodes
 
@@ -164,7 +160,6 @@ def _whole(state: RunState, event: TermTaken) -> bool:
 
 
 def _in_another_job(state: RunState, now: float, policy: Policy, who: str) -> Decision:
-    """The old job's ranks can no longer be asked: staging seals and leases keep them apart from the next gang."""
     reason = f"{who} in job {state.job}; waiting for its nodes"
     if state.underway.after is After.CANCEL:
         return finish(state, Phase.CANCELLED, now, f"cancelled by {state.ending.cancelled_by}")
@@ -172,20 +167,8 @@ def _in_another_job(state: RunState, now: float, policy: Policy, who: str) -> De
         return finish(state, Phase.SUCCEEDED, now, "all ranks finished before their job ended")
     if state.underway.bringing is not None and state.underway.bringing.then in TERMINAL:
         return finish(state, state.underway.bringing.then, now, state.underway.bringing.reason, state.ending.failure)
-    if may_hold_ranks(state):
-        held = state.attempt.placement.nodes if state.attempt.placement else ()
-        state = fenced(state, held, now + fence_after_seal_s(policy.timing), now)
-    return enter(
-        without_deadline(state, WHY),
-        Phase.PENDING,
-        reason,
-        deadlines={"join": now + (ABSENT_WITHIN_S if state.roster.alone else policy.join_within_s)},
-        ending=replace(state.ending, gone_at=None, leaving=False),
-        roster=replace(state.roster, nodes={}, absent={}, waited_for_nodes=False),
-        attempts=close_attempt(state, now, "job ended", "the job that held it ended"),
-        attempt=replace(state.attempt, evidence=Evidence(), finished=Ranks()),
-        tries_count=0,
-    )
+    join_at = now + (ABSENT_WITHIN_S if state.roster.alone else policy.join_within_s)
+    return enter(left_by_its_job(state, now, policy), Phase.PENDING, reason, deadlines={"join": join_at})
 
 
 def first_state(state: RunState, now: float, policy: Policy) -> RunState:

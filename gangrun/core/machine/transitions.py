@@ -28,8 +28,9 @@ from gangrun.core.model import (
     Underway,
 )
 from gangrun.core.policy import Policy
-from gangrun.core.protocol.lease import fence_wait_s
+from gangrun.core.protocol.lease import fence_after_seal_s, fence_wait_s
 from gangrun.core.recovery import budget
+from gangrun.core.versions import Ranks
 
 # Of the time until the nodes are taken away, for what comes after the stop: the record, the next job.
 LEAVE_S, LEAVE_SHARE_MAX = 5.0, 1 / 3
@@ -183,6 +184,23 @@ def fenced(state: RunState, nodes: Iterable[str], until: float, now: float) -> R
     kept = state.fence.nodes if state.fence.until > now else ()
     names = tuple(sorted({*kept, *nodes}))
     return replace(state, fence=Fence(max(until, state.fence.until) if names else 0.0, names))
+
+
+def left_by_its_job(state: RunState, now: float, policy: Policy) -> RunState:
+    """The state as another job finds it. Ranks of the last one can no longer be asked: staging seals and leases keep
+    them apart from the next gang.
+    """
+    if may_hold_ranks(state):
+        held = state.attempt.placement.nodes if state.attempt.placement else ()
+        state = fenced(state, held, now + fence_after_seal_s(policy.timing), now)
+    return replace(
+        without_deadline(state, WHY),
+        ending=replace(state.ending, gone_at=None, leaving=False),
+        roster=replace(state.roster, nodes={}, absent={}, waited_for_nodes=False),
+        attempts=close_attempt(state, now, "job ended", "the job that held it ended"),
+        attempt=replace(state.attempt, evidence=Evidence(), finished=Ranks()),
+        tries_count=0,
+    )
 
 
 def at_step(state: RunState, step: int) -> RunState:

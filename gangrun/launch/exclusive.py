@@ -23,7 +23,7 @@ from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, read_spec
 from gangrun.display.text import clean
 from gangrun.errors import NO_SUCH_RUN, UserError
 from gangrun.runs.liveness import begins, lives_now
-from gangrun.runs.snapshot import RunSnapshot, patience, read
+from gangrun.runs.snapshot import RunSnapshot, ask_scheduler, patience, read, with_queue
 from gangrun.runs.times import pause, steady_now, wall_now
 from gangrun.wire.spec import RunSpec, SpecError
 
@@ -31,6 +31,7 @@ LASTS_S = 30.0  # a chained job may begin while the last words of the one before
 GIVES_WAY_WITHIN_S = 20.0  # it had only begun: on the busiest machine it is gone by then
 SILENT_S = 30.0  # a supervisor that lives writes every 5 s
 BEGINS_S = 120.0  # from a job's claim to its supervisor's first record
+ASK_EVERY_S = 10.0  # the scheduler, of a job that has claimed and not begun
 TOLD_WITHIN_S = 600.0
 LONG_OVER_S = 48 * 3600.0  # two hosts that disagree on their time zones are 26 h apart at most
 LOOK_EVERY_S = 1.0
@@ -114,11 +115,15 @@ class _Watched:
     sign_at: float  # by our clock: since then it has shown nothing new
     lives: bool = False
     reading: RunSnapshot | None = None
+    ask_at: float = 0.0  # whether the job of a claim that nothing follows is over
 
     def may_live(self, spec: RunSpec, time: Time) -> bool:
         """Another look; False: it does not live, or has been silent for too long."""
-        look, why = _bounded(lambda: _look(self.paths, time.wall()), time)
+        asks = time.now() >= self.ask_at
+        look, why = _bounded(lambda: _look(self.paths, time.wall(), asks=asks), time)
         now, before = time.now(), self.reading
+        if asks:
+            self.ask_at = now + ASK_EVERY_S
         if why:
             if now - self.sign_at < SILENT_S:
                 return True
@@ -134,18 +139,24 @@ class _Watched:
         return now - self.sign_at < _silence_s(spec, look.reading)
 
 
-def _look(paths: RunPaths, wall: float) -> _Look | None:
-    """None: it is gone."""
+def _look(paths: RunPaths, wall: float, *, asks: bool = True) -> _Look | None:
+    """None: it is gone. ``asks``: also the scheduler, of a job that has claimed its place and not begun: one that was
+    killed there left nothing else that tells.
+    """
     try:
         reading = read(paths)
     except UserError as error:
         if error.code == NO_SUCH_RUN:
             return None
         raise
+    life = lives_now(reading)
+    if asks and life is None and reading.spec.is_scheduled and begins(reading):
+        is_over = with_queue(reading, ask_scheduler(reading)).owner_alive is False
+        life = False if is_over else None
     signs = [paths.jobs.stat().st_mtime] if begins(reading) else []
     if (last := reading.last_sign()) is not None:
         signs.append(last)
-    return _Look(reading, lives_now(reading), max(0.0, min((wall - sign for sign in signs), default=0.0)))
+    return _Look(reading, life, max(0.0, min((wall - sign for sign in signs), default=0.0)))
 
 
 def _silence_s(spec: RunSpec, other: RunSnapshot) -> float:

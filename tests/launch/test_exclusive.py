@@ -196,6 +196,35 @@ def test_a_claim_that_nothing_follows_is_no_hindrance_for_ever(runs: Path) -> No
     assert alone(mine, other, told) and told.at == 0
 
 
+@pytest.mark.parametrize(("state", "within_s"), [("FAILED", 0), ("", 0), ("RUNNING", BEGINS_S)])
+def test_a_claim_whose_job_slurm_knows_to_be_over_is_no_hindrance(
+    runs: Path, tools: PretendTools, state: str, within_s: float
+) -> None:
+    """It was killed between its claim and its first record, and Slurm may have forgotten it."""
+    other, passing = claimed(runs, "bbbbb")
+    if state:
+        job(tools, other, 12, state)
+    mine = begun(runs, "aaaaa")
+    assert alone(mine, other, passing)
+    assert passing.at == within_s
+
+
+def test_a_claim_whose_job_is_killed_while_it_is_looked_at_is_soon_no_hindrance(
+    runs: Path, tools: PretendTools
+) -> None:
+    other, passing = claimed(runs, "bbbbb")
+    job(tools, other, 12, "RUNNING")
+
+    def happens(at: float) -> None:
+        if at == 15:
+            job(tools, other, 12, "FAILED")
+
+    passing.happens = happens
+    assert alone(begun(runs, "aaaaa"), other, passing)
+    assert passing.at == 20
+    assert len(tools.calls()) < 10, "Slurm is asked now and then"
+
+
 def test_of_two_jobs_that_begin_at_once_one_looks_for_longer(runs: Path) -> None:
     other, passing = claimed(runs, "aaaaa")
     mine = begun(runs, "bbbbb")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+from pathlib import Path
 
 from tests.slurm import reach
 from tests.slurm.cluster import Cluster
@@ -65,3 +67,28 @@ def test_a_cluster_without_gangrun_says_so(cluster: Cluster, run: Run) -> None:
     cluster.wait_job(told["job"], "FAILED")
     until(lambda: "No module named 'gangrun" in run.status()["reason"], 10, lambda: f"the reason\n{run.status()}")
     cluster.assert_clean(10)
+
+
+BEGUN_WITHIN_S = 30.0  # of its job's claim; other runs waited 120 s or 240 s for one that had claimed and not begun
+
+
+def test_a_job_that_was_killed_between_its_claim_and_its_first_record_holds_up_no_other_run(
+    cluster: Cluster, run: Run
+) -> None:
+    """Both save to one directory. Of the first nothing tells that it is over, but Slurm."""
+    cluster.site.program(run.folder / "srun", "#!/bin/sh\nexec sleep infinity\n")
+    place = str(run.saves_made())
+    asked = ["--checkpoint-dir", place, "-w", "n1"]
+    path = shlex.quote(f"{run.folder}:{Path(reach.PYTHON).parent}")
+    told = run.step(1, 1, *asked, "--setup", f"export PATH={path}:$PATH")
+    until((run.root / ".gangrun/jobs/0.json").exists, 40, run.told)
+    cluster.kill_on("n1", "")
+    cluster.wait_job(told["job"], "FAILED")
+    assert not [*run.root.glob(".gangrun/journal/*")]
+    other = Run(cluster, "the other")
+    other.step(1, 1, *asked, steps=10)
+    status = other.end()
+    claimed_at = (other.root / ".gangrun/jobs/0.json").stat().st_mtime
+    assert status["attempts"][0]["started"] - claimed_at < BEGUN_WITHIN_S
+    assert "checking whether it is still alive" not in (other.root / f"logs/job-{status['job']}.out").read_text()
+    cluster.assert_clean(20)

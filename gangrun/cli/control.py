@@ -80,11 +80,13 @@ def cancel(
     help="Restarts allowed from now on (default the run's own limit).",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Do not show the ranks' output.")
+@click.option("--detach", is_flag=True, help="Go on in the background; gangrun attach shows the run.")
 @json_option
 @runs_dir_option
 def resume(
-    run: str | None, request: str, max_restarts: int | None, quiet: bool, as_json: bool, runs_dir: str | None
-) -> int:
+    run: str | None, request: str, max_restarts: int | None, quiet: bool, detach: bool, as_json: bool,
+    runs_dir: str | None,
+) -> int:  # fmt: skip
     """Continue a run that failed, was cancelled, or lost all its processes.
 
     The run resumes from its newest valid checkpoint, and its restarts are counted from 0 again. A run that was started
@@ -94,7 +96,7 @@ def resume(
     """
     from gangrun.launch.resume import resume as resumed
 
-    return resumed(run, runs_dir, request, max_restarts, quiet=quiet, as_json=as_json)
+    return resumed(run, runs_dir, request, max_restarts, quiet=quiet, as_json=as_json, detach=detach)
 
 
 @click.command("attach")

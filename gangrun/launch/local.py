@@ -49,7 +49,7 @@ NEVER = float("inf")
 
 
 class DetachedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``run --detach --json`` prints: the run that goes on in the background."""
+    """What ``--detach --json`` prints of ``run`` and ``resume``: the run that goes on in the background."""
 
     schema: int = SCHEMA
     run: str
@@ -76,8 +76,25 @@ def start(wish: ResolvedRequest) -> int:
     paths, spec = make_run(disk, wish.runs_dir, draft, wall)
     if not request.detach:
         return own(spec, paths, wish.everything, as_json=request.as_json, quiet=request.quiet)
-    in_background(paths.owner_log, lambda begun: own(spec, paths, wish.everything, quiet=True, begun=begun))
-    if request.as_json:
+    return own_in_background(spec, paths, wish.everything, as_json=request.as_json)
+
+
+def own_in_background(
+    spec: RunSpec,
+    paths: RunPaths,
+    variables: Mapping[str, str],
+    *,
+    as_json: bool,
+    over: JobClaim | None = None,
+    ready: Callable[[int], None] | None = None,
+) -> int:
+    """``own`` by a process without a terminal; returns once that has begun."""
+
+    def owned(begun: Callable[[], None]) -> int:
+        return own(spec, paths, variables, quiet=True, over=over, ready=ready, begun=begun)
+
+    in_background(paths.owner_log, owned)
+    if as_json:
         echo_json(DetachedRun(run=paths.run, name=spec.name, directory=str(paths.root)))
     else:
         click.echo(f"run {paths.run} ({clean(spec.name)}) goes on in the background, in {paths.root}")

@@ -36,9 +36,12 @@ LETS_GO_WITHIN_S = 10.0
 
 
 def resume(
-    run: str | None, runs_dir: str | None, request: str, max_restarts: int | None, *, quiet: bool, as_json: bool
-) -> int:
-    """Continue a run here, or ask for its next job; ``max_restarts`` None keeps the run's own."""
+    run: str | None, runs_dir: str | None, request: str, max_restarts: int | None, *, quiet: bool, as_json: bool,
+    detach: bool = False,
+) -> int:  # fmt: skip
+    """Continue a run here (``detach``: in the background), or ask for its next job; ``max_restarts`` None keeps the
+    run's own.
+    """
     order = ResumeOrder(by=environment.user_name(), request=request, restarts_max_count=max_restarts)
     paths = find(run, runs_dir, steering=True)
     reading = read(paths)
@@ -54,7 +57,7 @@ def resume(
 
         return resume_job(reading, order, variables, partial(leave_resume_order, disk, paths), as_json=as_json)
     refuse_company(reading.spec, lambda: entries_of(None))
-    from gangrun.launch.local import own
+    from gangrun.launch.local import own, own_in_background
 
     def ready(seq: int) -> None:
         leave_resume_order(disk, paths, msgspec.structs.replace(order, seq=seq))
@@ -62,6 +65,8 @@ def resume(
             clear_cancelled(disk, paths)
 
     over = reading.owner if reading.ended else None
+    if detach:
+        return own_in_background(reading.spec, paths, variables, as_json=as_json, over=over, ready=ready)
     return own(reading.spec, paths, variables, as_json=as_json, quiet=quiet, over=over, ready=ready)
 
 

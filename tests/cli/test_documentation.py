@@ -138,7 +138,7 @@ PRINTED: dict[str, type[msgspec.Struct]] = {
     "nodes clear": ClearedNodes,
     "prune": PruneReport,
     "resume (on Slurm)": ResumedRun,
-    "run --detach": DetachedRun,
+    "run --detach, resume --detach": DetachedRun,
     "status": Status,
     "status --all": RunList,
     "submit": SubmittedRun,

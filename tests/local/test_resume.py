@@ -156,8 +156,11 @@ def test_a_run_that_lost_all_its_processes_resumes_from_the_step_that_is_asked_f
     box.end()
     run = box.status()["run"]
     box.environment["RUN_ROOT"] = str(box.runs)
-    done = box.gangrun("resume", run, "--resume", "10", "--runs-dir", str(box.runs), check=False)
+    words = ("--resume", "10", "--detach", "--json", "--runs-dir", str(box.runs))
+    done = box.gangrun("resume", run, *words, check=False)
     assert done.returncode == 0, done.stderr + box.told()
+    assert json.loads(done.stdout)["run"] == run
+    assert box.gangrun("wait", run, "--runs-dir", str(box.runs)).returncode == 0
     assert resuming.told(1)["step"] == "10"
     assert [one["resumed_from_step"] for one in box.status()["attempts"]] == [20, 10]
 

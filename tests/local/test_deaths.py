@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import textwrap
@@ -65,6 +66,31 @@ def test_each_step_that_no_attempt_had_reached_is_progress(box: Box) -> None:
 def cpu_s(pid: int) -> float:
     """CPU seconds of all threads, to the nanosecond."""
     return sum(int(one.read_text().split()[0]) for one in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+
+
+FAIL_TOGETHER = """
+    import os, pathlib, time
+    rank, fell = int(os.environ["RANK"]), pathlib.Path("fell")
+    if rank == 2: time.sleep(600)
+    if rank == 0: fell.touch()
+    while not fell.exists(): time.sleep(0.01)
+    time.sleep(4 * rank)
+    raise ValueError("loss is nan")
+"""
+
+
+@pytest.mark.parametrize("settle_s", [0, 8])
+def test_ranks_that_fail_a_moment_later_are_culprits_too_if_a_stop_settles(box: Box, settle_s: int) -> None:
+    """Without it who was quick decides; rank 2, which never fails, is stopped by gangrun each time."""
+    box.start("--nproc-per-node", "3", "--max-restarts", "0", "--settle", str(settle_s), box.script(FAIL_TOGETHER))
+    assert box.end() == 1, box.told()
+    found = json.loads(box.gangrun("logs", "--errors", "--json", "--runs-dir", str(box.runs)).stdout)
+    culprits, *others = found["failures"]
+    assert culprits["ranks"] == ([0, 1] if settle_s else [0]), box.told()
+    assert [(one["ranks"], one["stopped_by_us"]) for one in others] == [([2] if settle_s else [1, 2], True)]
+    assert found["verdict"].startswith("rank 0 on ") and "ValueError: loss is nan" in found["verdict"]
+    out = box.out.read_text() + box.err.read_text()
+    assert out.count("first to fail in attempt 0: rank 0 on ") == 1
 
 
 @pytest.mark.serial

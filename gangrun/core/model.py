@@ -79,6 +79,30 @@ class Cause(Enum):
     POISONED = "poisoned checkpoint"  # the same failure, and only of those who loaded this one
     STARTED_OVER = "started over"
     STORAGE = "storage"
+    USAGE = "usage"  # wrong arguments, or a script or module that Python cannot read
+    ENVIRONMENT = "environment"  # what is installed does not fit, on all nodes
+    GPU_MEMORY = "gpu memory"
+    FOREIGN_PROCESS = "foreign process"  # another program holds the GPU's memory
+    LOCAL_DISK = "local disk"
+    CPU = "cpu"  # an instruction that the CPU of one node does not have
+    NETWORK = "network"
+    SERVICE = "service"  # one outside the gang does not answer
+    PORT = "port"  # it is in use
+    TEARDOWN = "teardown"  # a crash of the interpreter as it ended
+    KILLED = "killed"  # by a signal from outside
+
+
+class Cure(Enum):
+    """What follows from a failure whose text is known."""
+
+    RESTART = "restart; a rank that falls first twice is moved to another node once"
+    ONCE = "restart once; the same again ends the run"
+    END = "end the run, if it made no progress"
+    WAIT = "wait and try again until the budget is spent"
+    EXCLUDE = "exclude the node if another can take its place"
+    TEST = "restart, and test the node"
+    MOVE = "move the rank to another node"
+    VICTIM = "look for the rank that others lost"
 
 
 class Level(Enum):
@@ -118,6 +142,7 @@ class RankExit:
     step: int = -1  # the last step that it reported; -1: it reported none
     tail: tuple[str, ...] = ()  # the lines of its stderr that tell most; texts too: ``running.abridged``
     written_at: float = 0.0  # when its error was written; 0.0: nobody knows
+    mark: str = ""  # which row of ``error_rules`` its text matched; "-": none; "": nobody looked yet
 
     @property
     def fell_at(self) -> float:
@@ -272,6 +297,11 @@ class Seat:
     first_rank: int
     ranks_count: int
 
+    @property
+    def ranks(self) -> range:
+        """The ranks that it holds."""
+        return range(self.first_rank, self.first_rank + self.ranks_count)
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -345,6 +375,10 @@ class Verdict:
     signature: str  # "" when there is nothing that could repeat
     sentence: str
     final: bool = False  # no other node would cure it
+    cure: Cure = Cure.RESTART
+    rank: int = -1  # the one that fell first, if it may be its node's fault or its own
+    moves: bool = False  # that rank goes to another node, to tell the two apart
+    cleared: tuple[str, ...] = ()  # nodes that are innocent after all
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,6 +404,18 @@ class Exclusion:
     returns_count: int = 0  # so often it was taken back before its time was up, after another boot
     seen_at: float = 0.0  # when it was last seen in the boot that was bad, in a later job; 0: not since
     shows_reset: bool = False  # clean checks in the same boot are a cure, too: they would still see what was wrong
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A rank that fell first twice on one node runs on another node once, to tell the node from the code."""
+
+    rank: int
+    node: str  # on which it fell
+    other: str  # on which it runs next
+    attempt: int  # after which it was moved
+    step: int  # the highest that the run had reached, -1 unknown
+    signature: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -485,6 +531,7 @@ class NodeHealth:
     suspected_at: Mapping[str, float] = field(default_factory=dict)  # when last: suspicion fades
     excluded: Mapping[str, Exclusion] = field(default_factory=dict)
     reports: Mapping[str, Reported] = field(default_factory=dict)  # of GPUs' drivers, by GPU and number
+    move: Move | None = None  # whose outcome is open
 
 
 @dataclass(frozen=True, slots=True)

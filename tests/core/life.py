@@ -40,6 +40,7 @@ from gangrun.core.model import (
     RunState,
     Shape,
 )
+from gangrun.core.nodes.placement import node_of_rank
 from gangrun.core.policy import Policy
 
 Kind = TypeVar("Kind")
@@ -184,7 +185,7 @@ class Life:
         self, rank: int, *, code: int | None = 1, signal: int | None = None, error: ErrorReport | None = None,
         oom: bool = False, by_us: bool = False, step: int = -1,
     ) -> RankExited:  # fmt: skip
-        node = self.names[rank // self.ranks]
+        node = self.holder(rank)
         died = RankExit(rank, node, code, signal, oom, by_us, error, self.now, step)
         return RankExited(self.state.attempt.number, died)
 
@@ -193,7 +194,12 @@ class Life:
 
     def finish(self, *ranks: int) -> None:
         for rank in ranks:
-            self.on(RankFinished(self.state.attempt.number, rank, self.names[rank // self.ranks], self.now))
+            self.on(RankFinished(self.state.attempt.number, rank, self.holder(rank), self.now))
+
+    def holder(self, rank: int) -> str:
+        """The node of a rank: ranks may have been moved."""
+        placement = self.state.attempt.placement
+        return (node_of_rank(placement, rank) if placement else "") or self.names[rank // self.ranks]
 
     def mark(self, at_step: int) -> None:
         self.on(ProgressMarked(self.state.attempt.number, at_step))

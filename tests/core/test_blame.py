@@ -40,6 +40,7 @@ def placed(*names: str, per_node: int = 2) -> Placement:
     return Placement(seats, per_node * len(names))
 
 
+FULL = "known: storage-full"
 TWO = placed("n1", "n2")
 
 
@@ -113,7 +114,7 @@ def test_own_exception_blames_nobody() -> None:
     [
         (
             fell(signal=9),
-            Cause.SIGNAL,
+            Cause.KILLED,
             (
                 "rank 1 on n1 was killed by SIGKILL (9) at step 120; who sent it is not known,"
                 " but it was not the job's memory limit"
@@ -121,7 +122,7 @@ def test_own_exception_blames_nobody() -> None:
         ),
         (
             fell(signal=15),
-            Cause.SIGNAL,
+            Cause.KILLED,
             "rank 1 on n1 was killed by SIGTERM (15) at step 120; who sent it is not known",
         ),
         (fell(signal=11), Cause.SIGNAL, "rank 1 on n1 was killed by SIGSEGV (11) at step 120"),
@@ -170,10 +171,10 @@ def test_same_exception_on_two_nodes_at_once_suspects_no_node() -> None:
 
 @pytest.mark.parametrize(
     ("number", "signature"),
-    [(28, "sig-a"), (30, "sig-a"), (122, "sig-a"), (5, ""), (116, "")],
+    [(28, FULL), (30, FULL), (122, FULL), (5, ""), (121, "")],
 )
 def test_storage_speaks_through_an_exception(number: int, signature: str) -> None:
-    full = error(f"[Errno {number}] said the disk: '/scratch/x'", kind="OSError")
+    full = error(f"[Errno {number}] said the disk", kind="OSError")
     verdict = judge(Evidence(exits=(fell(report=full),)))
     assert (verdict.cause, verdict.failure, verdict.suspects, verdict.signature) == (
         Cause.STORAGE,
@@ -187,12 +188,13 @@ def test_storage_speaks_through_an_exception(number: int, signature: str) -> Non
     ("kind", "message", "cause", "signature"),
     [
         ("gangrun.training.state.CheckpointError", "step 9 was not saved: rank 0: No space left on device",
-         Cause.STORAGE, "sig-a"),
+         Cause.STORAGE, FULL),
         ("CheckpointError", "step 9 was not saved: rank 3: Stale file handle", Cause.STORAGE, ""),
         ("torch.distributed.checkpoint.api.CheckpointException", "ranks 0\nOSError: [Errno 28] No space left on device",
-         Cause.STORAGE, "sig-a"),
+         Cause.STORAGE, FULL),
         ("CheckpointError", "step 9 is damaged: a checksum does not hold", Cause.RANK_ERROR, "sig-a"),
-        ("RuntimeError", "the log says: No space left on device", Cause.RANK_ERROR, "sig-a"),
+        ("RuntimeError", "write(): fd 29 failed with No space left on device", Cause.STORAGE, FULL),
+        ("ValueError", "the log has a gap", Cause.RANK_ERROR, "sig-a"),
     ],
 )  # fmt: skip
 def test_storage_speaks_through_what_saves(kind: str, message: str, cause: Cause, signature: str) -> None:
@@ -202,7 +204,7 @@ def test_storage_speaks_through_what_saves(kind: str, message: str, cause: Cause
 
 def test_full_disk_twice_stops_as_storage() -> None:
     full = error("[Errno 28] No space left on device", kind="OSError")
-    verdict = judge(Evidence(exits=(fell(report=full),)), sightings=(Sighting("sig-a", 2, 120, ()),))
+    verdict = judge(Evidence(exits=(fell(report=full),)), sightings=(Sighting(FULL, 2, 120, ()),))
     assert verdict.final and verdict.failure is Failure.STORAGE and "the cause is the storage" in verdict.sentence
 
 
@@ -347,7 +349,7 @@ def test_start_failed_twice_in_the_same_way_on_one_box_is_final() -> None:
     first = judge(Evidence(start_failed=("n1", "pid 123: no such file")), nodes_count=1, step=-1)
     before = blame_sighting(first, 0, -1)
     again = judge(Evidence(start_failed=("n1", "pid 456: no such file")), nodes_count=1, step=-1, sightings=(before,))
-    assert again.final and "the cause is the set-up" in again.sentence and again.failure is Failure.SCRIPT
+    assert again.final and "the cause is the environment" in again.sentence and again.failure is Failure.SCRIPT
     evidence = Evidence(start_failed=("n1", "pid 456: no such file"))
     assert not judge(evidence, nodes_count=2, step=-1, sightings=(before,)).final, "perhaps this node's"
     elsewhere = Evidence(start_failed=("n2", "pid 456: no such file"))
@@ -425,8 +427,9 @@ def test_a_report_without_signature_gets_one_from_its_words() -> None:
     assert again.final and again.sentence.endswith("another attempt would fail too")
 
 
-def test_first_to_fall_twice_goes_though_it_looked_innocent() -> None:
-    evidence = Evidence(exits=(fell(signal=9),))
+def test_poor_hardware_that_ranks_fell_on_twice_goes() -> None:
+    poor = NodeFinding("n1", "gpu_clock", False, "slow", 9.0, poor=True)
+    evidence = Evidence(exits=(fell(signal=11),), findings=(poor,))
     verdict = judge(evidence, suspicion={"n1": 1, "n2": 4}, nodes_count=3)
     assert (verdict.blamed, blame.on_suspicion_only(verdict)) == (("n1",), ("n1",))
     assert verdict.sentence.endswith("n1 was suspected for the 2nd time, so it is blamed")
@@ -434,10 +437,28 @@ def test_first_to_fall_twice_goes_though_it_looked_innocent() -> None:
     assert judge(evidence, suspicion={"n2": 4}, nodes_count=3).blamed == ()
     assert judge(evidence, suspicion={"n1": 4}, nodes_count=2).blamed == (), "no spare: it stays"
     assert judge(evidence, suspicion={"n1": 4}, nodes_count=2, policy=Policy(can_requeue=True)).blamed == ("n1",)
-    assert judge(evidence, suspicion={"n1": 4}, nodes_count=2, placement=None).blamed == ("n1",)
     assert judge(evidence, suspicion={"n1": 4}, nodes_count=1).blamed == (), "there is no other node"
     hard = NodeFinding("n1", "xid", True, "XID 79", 9.0)
     assert blame.on_suspicion_only(judge(Evidence(findings=(hard,)), suspicion={"n1": 1})) == ()
+
+
+@pytest.mark.parametrize(
+    ("exit_", "nodes_count", "moves"),
+    [
+        (fell(signal=11), 2, True),
+        (fell(code=17), 2, True),
+        (fell(report=error(kind="RuntimeError")), 2, True),
+        (fell(report=error()), 2, False),  # Python raises it for a bug
+        (fell(signal=9), 2, False),  # somebody sent it
+        (fell(signal=11), 1, False),
+    ],
+)
+def test_a_rank_that_falls_first_twice_is_moved_not_its_node_excluded(
+    exit_: RankExit, nodes_count: int, moves: bool
+) -> None:
+    placement = TWO if nodes_count == 2 else placed("n1", per_node=4)
+    verdict = judge(Evidence(exits=(exit_,)), suspicion={"n1": 1}, nodes_count=nodes_count, placement=placement)
+    assert (verdict.moves, verdict.blamed) == (moves, ())
 
 
 def test_suspicion_grows_with_suspects_and_ends_with_blame() -> None:
@@ -578,12 +599,12 @@ def test_same_deadlock_at_the_same_step_is_the_codes() -> None:
 @pytest.mark.parametrize(
     ("before", "nodes_count", "final"),
     [
-        (Sighting("device: sig-a", 2, 120, ("n1",)), 2, False),  # the same node of several: perhaps its GPU
-        (Sighting("device: sig-a", 2, 120, ("n2",)), 2, True),  # two sick GPUs with one traceback: the code
-        (Sighting("device: sig-a", 2, 120, ("n1",)), 1, True),
+        (Sighting("device: gpu-fault", 2, 120, ("n1",)), 2, False),  # the same node of several: perhaps its GPU
+        (Sighting("device: gpu-fault", 2, 120, ("n2",)), 2, True),  # two sick GPUs with one traceback: the code
+        (Sighting("device: gpu-fault", 2, 120, ("n1",)), 1, True),
     ],
 )
 def test_what_a_sick_gpu_says_is_not_the_codes_at_once(before: Sighting, nodes_count: int, final: bool) -> None:
     report = error("CUDA error: an illegal memory access was encountered", kind="RuntimeError")
     verdict = judge(Evidence(exits=(fell(report=report),)), sightings=(before,), nodes_count=nodes_count)
-    assert verdict.final is final and verdict.signature == "device: sig-a"
+    assert verdict.final is final and verdict.signature == "device: gpu-fault"

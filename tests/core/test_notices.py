@@ -268,7 +268,7 @@ def test_a_rank_that_dies_ends_the_run_with_its_own_result() -> None:
     life.stopped()
     assert (life.phase, life.state.ending.failure) == (Phase.FAILED, Failure.SCRIPT)
     life.says("rank 0 on n0", "SIGKILL", "restarting in place", "observing only")
-    assert life.state.attempts[0].outcome == "signal"
+    assert life.state.attempts[0].outcome == "killed"
 
 
 def test_nobody_is_excluded_for_what_a_rank_died_of() -> None:

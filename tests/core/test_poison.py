@@ -199,18 +199,6 @@ def test_whoever_says_what_to_resume_from_gets_it() -> None:
     assert (life.state.checkpoints.condemned, life.state.checkpoints.poisoned) == (None, ())
 
 
-def test_a_node_that_may_be_the_reason_goes_first() -> None:
-    life = Life().launching(saved(40))
-    life.join("s0")
-    fails(life, 42, rank=2)
-    life.again(saved(40))
-    fails(life, 42, rank=2)
-    assert life.state.checkpoints.condemned is None and "n1" in life.state.health.excluded, life.reason
-    life.again(saved(40))
-    fails(life, 42)
-    assert life.state.checkpoints.condemned is not None, "on another node too"
-
-
 def test_poor_hardware_just_before_is_not_the_checkpoints() -> None:
     life = Life().launching(saved(40))
     fails(life, 42)

@@ -51,21 +51,6 @@ def test_a_silent_node_that_nothing_can_replace_is_not_excluded() -> None:
     life.says("n1", "to come back")
 
 
-def test_a_node_that_fell_first_twice_goes_where_another_can_take_its_place() -> None:
-    life = Life().running()
-    life.join("s0")
-    for kind in ("ValueError", "KeyError"):
-        life.exit(2, error=type(BUG)(kind, "x", kind, "", False))
-        life.stopped()
-        if life.phase is Phase.CHECKING:
-            life.due("check")
-        if life.phase is Phase.STARTING:
-            life.again()
-            life.on(GangStarted(life.state.attempt.number))
-    assert "n1" in life.state.health.excluded
-    life.says("n1", "for the 2nd time")
-
-
 def test_suspicion_alone_takes_no_node_that_the_gang_needs() -> None:
     life = Life(2, policy=Policy(restarts_max_count=9)).running()
     for kind in ("ValueError", "KeyError", "TypeError"):

@@ -36,7 +36,7 @@ from gangrun.core.machine.transitions import (
 from gangrun.core.model import After, Evidence, Hang, Phase, RankExit, RunState
 from gangrun.core.nodes import planned_replacement
 from gangrun.core.policy import Policy
-from gangrun.core.recovery import blame_hang, budget
+from gangrun.core.recovery import blame_hang, budget, error_rules, move
 from gangrun.core.recovery.blame import is_victim
 from gangrun.core.text import all_of, listed, one_line
 
@@ -61,11 +61,11 @@ def abridged(state: RunState, event: RankExited) -> RankExited:
 
     The rank that fell before all others keeps it, however late its word comes. All have it in their own reports too.
     """
-    died, error, evidence = event.exit, event.exit.error, state.attempt.evidence
+    died, error, evidence = error_rules.marked(event.exit), event.exit.error, state.attempt.evidence
     told = [one for one in evidence.exits[:TEXTS_LOOKED_MAX_COUNT] if _has_text(one)]
     stale = event.attempt != state.attempt.number
     if not stale and (len(told) < TEXTS_MAX_COUNT or _fell_first(died, evidence)):
-        return event
+        return replace(event, exit=died)
     if error is not None:
         known = any(one.error is not None and one.error.signature == error.signature for one in told)
         message = "" if known and error.signature else one_line(error.message)[:MESSAGE_MAX_CHARS]
@@ -163,8 +163,9 @@ def first_step(state: RunState, event: FirstStepSeen, now: float, policy: Policy
 
 
 def progress(state: RunState, event: ProgressMarked, now: float, policy: Policy) -> Decision:
-    """Steps go on. Where no checkpoint is known, failures at lower steps are forgotten too."""
-    del now, policy
+    """Steps go on, past those at which a rank fell that was moved. Where no checkpoint is known, failures at lower
+    steps are forgotten too.
+    """
     if not may_hold_ranks(state):
         return refused(state, NOT_LAUNCHED)
     reason, was_told = f"step {event.step}", False
@@ -174,7 +175,8 @@ def progress(state: RunState, event: ProgressMarked, now: float, policy: Policy)
     state = at_step(state, event.step)
     passed = state.checkpoints.best_step < 0
     kept = budget.forget(state.budget, state.checkpoints.observed_step) if passed else state.budget
-    return stay(state, reason, budget=kept, loud=was_told)
+    state, moved = move.passed(replace(state, budget=kept), now, policy)
+    return stay(state, reason + moved, loud=was_told or bool(moved))
 
 
 def checkpoint_seen(state: RunState, event: CheckpointSeen, now: float, policy: Policy) -> Decision:

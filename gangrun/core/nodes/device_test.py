@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from gangrun.core.actions import CheckNodes
 from gangrun.core.events import NodeChecked
-from gangrun.core.model import Node, Placement, RunState, Verdict, traits_of
+from gangrun.core.model import Cure, Node, Placement, RunState, Verdict, traits_of
 from gangrun.core.nodes import placement, quarantine, roster, standing
 from gangrun.core.nodeset import fold, natural_sort
 from gangrun.core.policy import Policy
@@ -44,9 +44,12 @@ def within_s(asked: tuple[CheckNodes, ...], policy: Policy) -> float:
 
 
 def accused(state: RunState, verdict: Verdict, now: float, policy: Policy) -> tuple[str, ...]:
-    """Suspects that a test may clear: those that would go on suspicion alone, and those whose hardware was poor."""
-    if not policy.test_suspects or policy.observe or verdict.final:
+    """Suspects that a test may clear: those that would go on suspicion alone, those whose hardware was poor, and those
+    of whose devices the failure itself speaks. What only a machine can cause needs no test.
+    """
+    if not policy.test_suspects or policy.observe or verdict.final or verdict.cure is Cure.EXCLUDE:
         return ()
+    asked = verdict.moves or verdict.cure is Cure.TEST
     found = standing.recent(state.attempt.evidence.findings, now)
     poor = {one.node for one in found if one.poor and not traits_of(one.check).is_storage}
     before = standing.unfaded(state.health, now)
@@ -54,7 +57,7 @@ def accused(state: RunState, verdict: Verdict, now: float, policy: Policy) -> tu
     return tuple(
         name
         for name in verdict.suspects
-        if (name in poor or name in verdict.blamed)
+        if (asked or name in poor or name in verdict.blamed)
         and before.get(name, 0) < SUSPICIONS_MAX_COUNT
         and name in stand
         and stand[name].usable

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from gangrun.core.model import Exclusion, Node, Placement, RunState, Seat, Shape, Slot
+from gangrun.core.model import Exclusion, Move, Node, Placement, RunState, Seat, Shape, Slot
 from gangrun.core.nodes.standing import NodeStanding, active, standing_of, use_of
 from gangrun.core.nodeset import fold, natural_sort
 from gangrun.core.text import counted
@@ -56,7 +56,26 @@ def place(
 def place_now(state: RunState, now: float, *, anew: bool = False) -> Placement | NotEnough:
     """The nodes of this job, those of the last attempt first; ``anew``: whoever had ranks before."""
     out = active(state.health.excluded, now)
-    return place(state.roster.nodes, out, state.shape, None if anew else state.attempt.placement)
+    return place(state.roster.nodes, out, state.shape, None if anew else preferred(state))
+
+
+def preferred(state: RunState) -> Placement | None:
+    """Who had ranks before, after the move that was decided: so the next gang is seated."""
+    before, move = state.attempt.placement, state.health.move
+    if before is None or move is None or is_moved(move, before):
+        return before
+    seats = {move.node: move.other, move.other: move.node}
+    return seated([seats.get(name, name) for name in before.nodes], state.shape)
+
+
+def is_moved(move: Move, placement: Placement) -> bool:
+    """Does that rank run on another node than the one on which it fell?"""
+    return node_of_rank(placement, move.rank) != move.node
+
+
+def node_of_rank(placement: Placement, rank: int) -> str:
+    """The node that holds a rank; "" if none does."""
+    return next((seat.slot.node for seat in placement.seats if rank in seat.ranks), "")
 
 
 def seated(names: Collection[str], shape: Shape) -> Placement:
@@ -79,7 +98,9 @@ def can_do_without(state: RunState, names: Collection[str], now: float) -> bool:
 def how_restarted(before: Placement | None, after: Placement) -> str:
     """The way from one placement to the next, in words."""
     if before is None or set(after.nodes) == set(before.nodes):
-        return "restarting in place"
+        return (
+            "restarting in place" if before is None or after.nodes == before.nodes else "restarting on the same nodes"
+        )
     smaller = " smaller," if len(after.nodes) < len(before.nodes) else ""
     return f"restarting{smaller} on {fold(after.nodes)}"
 

@@ -2,7 +2,8 @@
 
 Order of trust: what the hardware says, silence, an agent's death, the first rank that fell of itself, then where
 everybody stood. A victim's collective error never counts against its own node, and nobody is blamed who may be
-innocent. ``signatures`` knows a failure that came before; ``blame_hang`` reads a stall; ``lifecycle`` asks.
+innocent. ``error_rules`` reads what a rank wrote, ``signatures`` knows a failure that came before, ``blame_hang`` reads
+a stall, ``move`` compares a rank with its node; ``lifecycle`` asks.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from dataclasses import dataclass, replace
 from gangrun.core.checkpoints import poison
 from gangrun.core.model import (
     Cause,
-    ErrorReport,
+    Cure,
     Evidence,
     Failure,
+    Move,
     Placement,
     RankExit,
     Sighting,
@@ -27,14 +29,17 @@ from gangrun.core.nodes.placement import ranks_of_node
 from gangrun.core.nodes.standing import shared_by_check, shared_nodes
 from gangrun.core.nodeset import fold, natural_sort
 from gangrun.core.policy import Policy
-from gangrun.core.recovery import blame_hang, signatures
+from gangrun.core.recovery import blame_hang, error_rules, move, signatures
+from gangrun.core.recovery.error_rules import Rule, Spread
 from gangrun.core.text import counted, finding_told, last_lines, listed, one_line, signal_name
 
-SHELL_SIGNAL_BASE = 128  # a shell says 128 + N for a child killed by signal N
 SIGKILL = 9
+NO_RANK = -1  # a verdict that speaks of no rank that may be moved
 # From outside: operator, scheduler, another process. These tell nothing about the code, so they never "repeat".
 OUTSIDE_SIGNALS = frozenset({1, 2, 3, 9, 10, 12, 13, 14, 15, 19, 20, 21, 22, 24, 25})
-MAY_BE_HARDWARE = frozenset({Cause.RANK_ERROR, Cause.SIGNAL, Cause.HANG, Cause.VICTIMS_ONLY, Cause.START_FAILED})
+MAY_BE_HARDWARE = frozenset(
+    {Cause.RANK_ERROR, Cause.SIGNAL, Cause.KILLED, Cause.HANG, Cause.VICTIMS_ONLY, Cause.START_FAILED}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,11 @@ class _Scene:
         """How many ranks there were; 0 where nobody knows."""
         return self.placement.world_size if self.placement is not None else 0
 
+    @property
+    def gang_nodes_count(self) -> int:
+        """How many nodes had ranks."""
+        return len(self.placement.nodes) if self.placement is not None else self.nodes_count
+
 
 def judge(
     evidence: Evidence,
@@ -65,24 +75,33 @@ def judge(
     policy: Policy,
     load: poison.Load | None = None,
     finished: AbstractSet[int] = frozenset(),
+    moved: Move | None = None,
 ) -> Verdict:
-    """Weigh the evidence of one failure. ``finished``: the ranks that had ended with 0.
+    """Weigh the evidence of one failure. ``finished``: the ranks that had ended with 0. ``moved``: the rank that was
+    moved to another node because it had fallen first twice.
 
     A node that is in both ``blamed`` and ``suspects`` goes on suspicion alone: leave it out only if the gang can do
     without it (``placement.can_do_without``).
     """
     scene = _Scene(attempt_step, placement, nodes_count, policy, finished)
     verdict = _first_impression(evidence, scene)
+    if verdict.final:
+        return verdict
+    compared = move.compared(verdict, moved, placement, suspicion)
+    if compared is not None:
+        return compared
     again = signatures.seen_before(verdict, sightings, attempt, attempt_step, nodes_count)
     on_hardware = _on_poor_hardware(verdict, evidence, scene)
-    weighed = _fell_first_again(on_hardware, suspicion, scene)
-    innocent = on_hardware is verdict and not weighed.blamed  # another node tells first
-    times = poison.times_count(verdict, sightings, load, attempt_step, policy) if on_hardware is verdict else 0
-    if load is not None and innocent and times >= policy.poison_times_count:
+    is_poor = on_hardware is not verdict
+    times = 0 if is_poor else poison.times_count(verdict, sightings, load, attempt_step, policy)
+    weighed = _fell_first_again(on_hardware, suspicion, scene, is_poor=is_poor)
+    if load is not None and times >= policy.poison_times_count:
         return poison.verdict(verdict, load, times, policy)
     if again is not None and not times:
+        if _is_open(verdict, again, attempt_step) and _replaceable(scene):
+            return replace(verdict, moves=True)
         return _same_again(verdict, again, _first_to_fall(evidence), attempt_step)
-    return weighed
+    return replace(weighed, moves=weighed.moves and not times)
 
 
 def _first_impression(evidence: Evidence, scene: _Scene) -> Verdict:
@@ -107,7 +126,7 @@ def _first_impression(evidence: Evidence, scene: _Scene) -> Verdict:
             victims,
             evidence.hang,
             attempt_step=scene.attempt_step,
-            world_size=scene.world_size,
+            placement=scene.placement,
             finished=scene.finished,
         )
     if evidence.hang is not None:
@@ -119,7 +138,10 @@ def _first_impression(evidence: Evidence, scene: _Scene) -> Verdict:
 
 def is_victim(rank_exit: RankExit) -> bool:
     """Did it end because others had, or because we stopped it?"""
-    return rank_exit.by_us or (rank_exit.error is not None and rank_exit.error.collective)
+    rule = error_rules.rule_of(rank_exit)
+    if rank_exit.by_us or rule is not None:
+        return rank_exit.by_us or (rule is not None and rule.few is Cure.VICTIM)
+    return rank_exit.error is not None and rank_exit.error.collective
 
 
 def _first_to_fall(evidence: Evidence) -> RankExit | None:
@@ -214,54 +236,73 @@ def _started_over(first_step: int, resumed_step: int) -> Verdict:
 
 def _fell(first: RankExit, evidence: Evidence, scene: _Scene) -> Verdict:
     """One rank ended of itself before all others: it is the story, its node is innocent so far."""
-    who = f"rank {first.rank} on {first.node}"
-    suspects = () if _everywhere(first, evidence) else (first.node,)
-    step = _at_step(scene)
+    who, step = f"rank {first.rank} on {first.node}", _at_step(scene)
+    spread = error_rules.spread_of(first, evidence.exits, scene.gang_nodes_count, scene.policy.shared_fault_share)
     if first.oom_kill:
         sentence = f"{who} ran out of memory{step}: the job's memory cgroup killed it ({_how(first)})"
-        return Verdict(Cause.OOM, Failure.SCRIPT, (), (), signatures.OOM_SIGNATURE, sentence)
-    if first.error is not None:
-        return _raised(first, first.error, who, suspects, step)
-    if first.signal is not None:
-        sentence = f"{who} was killed by {signal_name(first.signal)}{step}{_nobody_said_why(first.signal)}"
-        outside = first.signal in OUTSIDE_SIGNALS
-        signature = "" if outside else signatures.signal_signature(first.signal)
-        return Verdict(Cause.SIGNAL, Failure.SCRIPT, (), suspects, signature, sentence)
+        signature = signatures.everywhere(signatures.OOM_SIGNATURE, spread.is_many)
+        return Verdict(Cause.OOM, Failure.SCRIPT, (), (), signature, sentence)
     if first.code == 0:
         sentence = f"{who} ended with exit code 0{step} while the others ran on"
         return Verdict(Cause.LEFT_EARLY, Failure.SCRIPT, (), (), signatures.exit_signature(0), sentence)
-    sentence = f"{who} ended with {_how(first)}{step} and no traceback"
-    return Verdict(Cause.RANK_ERROR, Failure.SCRIPT, (), suspects, signatures.exit_signature(first.code), sentence)
+    rule = error_rules.rule_of(first)
+    if rule is not None:
+        return _by_rule(first, rule, spread, f"{who} {_ended(first, step)}", scene)
+    suspects = (first.node,) if len(spread.nodes) == 1 else ()
+    cause = Cause.RANK_ERROR
+    signature = signatures.everywhere(signatures.exit_signature(first.code), spread.is_many)
+    sentence = f"{who} {_ended(first, step)}"
+    if first.error is not None:
+        signature = signatures.error_signature(first.error)
+    elif first.signal is not None:
+        outside = first.signal in OUTSIDE_SIGNALS
+        cause = Cause.KILLED if outside else Cause.SIGNAL
+        signature = signatures.everywhere(signatures.signal_signature(first.signal), spread.is_many)
+        signature = "" if outside else signature
+        sentence += _nobody_said_why(first.signal)
+    movable = len(suspects) == 1 and signature and not error_rules.is_plain(first)
+    return Verdict(cause, Failure.SCRIPT, (), suspects, signature, sentence, rank=first.rank if movable else NO_RANK)
 
 
-def _raised(first: RankExit, error: ErrorReport, who: str, suspects: tuple[str, ...], step: str) -> Verdict:
-    passing = signatures.may_pass(error)
-    storage = passing or signatures.is_full(error)
-    cause, failure = (Cause.STORAGE, Failure.STORAGE) if storage else (Cause.RANK_ERROR, Failure.SCRIPT)
-    sentence = f"{who} raised {one_line(error.kind)}: {one_line(error.message)}{step} ({_how(first)})"
-    signature = "" if passing else signatures.error_signature(error)
-    return Verdict(cause, failure, (), () if storage else suspects, signature, sentence)
+def _ended(first: RankExit, step: str) -> str:
+    """``raised ValueError: bad batch at step 7 (exit code 1)``."""
+    if first.error is not None:
+        return f"raised {one_line(first.error.kind)}: {one_line(first.error.message)}{step} ({_how(first)})"
+    said = f": {one_line(first.tail[-1])}" if first.tail else ""
+    if first.signal is not None:
+        return f"was killed by {signal_name(first.signal)}{step}{said}"
+    return f"ended with {_how(first)}{step} and no traceback{said}"
 
 
-def _everywhere(first: RankExit, evidence: Evidence) -> bool:
-    """Did ranks on another node end in the very same way? Then no node is to be suspected."""
-    if first.error is None:
-        return False
-    return any(
-        other.node != first.node and other.error is not None and other.error.signature == first.error.signature
-        for other in evidence.exits
-    )
+_OF_NODES = frozenset({Cure.EXCLUDE, Cure.TEST, Cure.RESTART, Cure.MOVE})
+_NODES_OWN = frozenset({Cause.HARDWARE, Cause.CPU, Cause.LOCAL_DISK, Cause.NETWORK})
+_WHOSE = {
+    **dict.fromkeys((Cause.STORAGE, Cause.LOCAL_DISK), Failure.STORAGE),
+    **dict.fromkeys((Cause.ENVIRONMENT, Cause.FOREIGN_PROCESS, Cause.PORT), Failure.NODE),
+    **dict.fromkeys((Cause.HARDWARE, Cause.CPU, Cause.NETWORK), Failure.NODE),
+    Cause.SERVICE: Failure.SCHEDULER,
+}  # fmt: skip
 
 
-def _how(rank_exit: RankExit) -> str:
-    if rank_exit.signal is not None:
-        return signal_name(rank_exit.signal)
-    code = rank_exit.code
-    if code is None:
-        return "an unknown exit code"
-    if code > SHELL_SIGNAL_BASE and signal_name(code - SHELL_SIGNAL_BASE).startswith("SIG"):
-        return f"exit code {code} (how a shell reports {signal_name(code - SHELL_SIGNAL_BASE)})"
-    return f"exit code {code}"
+def _by_rule(first: RankExit, rule: Rule, spread: Spread, ended: str, scene: _Scene) -> Verdict:
+    """What a known text means on so many nodes."""
+    is_alone = scene.gang_nodes_count == 1 and rule.few not in {Cure.EXCLUDE, Cure.TEST}
+    cure, cause = (rule.many if spread.is_many or is_alone else rule.few), rule.cause
+    if cure is Cure.END and scene.attempt_step >= 0:
+        cure = Cure.ONCE  # it had worked
+    if spread.is_many and cause in _NODES_OWN:
+        cause = Cause.STORAGE if cure is Cure.WAIT else Cause.ENVIRONMENT
+    blamed = spread.nodes if cure is Cure.EXCLUDE else ()
+    suspects = spread.nodes if cure in _OF_NODES and not spread.is_many else ()
+    failure = _WHOSE.get(cause, Failure.SCRIPT)
+    sentence = f"{ended}; {error_rules.concluded(rule, cure, spread, first)}"
+    signature = signatures.rule_signature(rule.name, cure, first.error)
+    rank = first.rank if len(suspects) == 1 and not blamed else NO_RANK
+    moves = cure is Cure.MOVE and rank != NO_RANK and _replaceable(scene)
+    return Verdict(cause, failure, blamed, suspects, signature, sentence, cure is Cure.END, cure, rank, moves)
+
+
+_how = error_rules.how_it_ended
 
 
 def _nobody_said_why(signal: int) -> str:
@@ -286,11 +327,12 @@ def _same_again(verdict: Verdict, before: Sighting, first: RankExit | None, atte
     else:
         where = "without any progress between"
     told = _traceback_of(first)
-    whose = {Failure.STORAGE: "storage", Failure.NODE: "set-up"}.get(verdict.failure, "code")
+    whose = {Failure.STORAGE: "storage", Failure.NODE: "environment"}.get(verdict.failure, "code")
     again = f"as in attempt {before.attempt}, {where}: the cause is the {whose}, so another attempt would fail too"
     sentence = f"{verdict.sentence}, {again}{f': {told}' if told else ''}"
     failure = Failure.STORAGE if verdict.failure is Failure.STORAGE else Failure.SCRIPT
-    return Verdict(Cause.SAME_AGAIN, failure, (), (), verdict.signature, sentence, final=True)
+    cleared = before.nodes if verdict.cure is Cure.EXCLUDE else ()  # it was taken for that node's own
+    return Verdict(Cause.SAME_AGAIN, failure, (), (), verdict.signature, sentence, final=True, cleared=cleared)
 
 
 def _traceback_of(first: RankExit | None) -> str:
@@ -318,15 +360,34 @@ def _on_poor_hardware(verdict: Verdict, evidence: Evidence, scene: _Scene) -> Ve
     return replace(verdict, suspects=suspects, sentence=f"{verdict.sentence}; just before, {told}")
 
 
-def _fell_first_again(verdict: Verdict, suspicion: Mapping[str, int], scene: _Scene) -> Verdict:
-    """A node that was first to fall before goes now, however innocent it looked each time.
+_POINTS_AT_NODE = frozenset({Cause.START_FAILED, Cause.AGENT_DIED, Cause.HANG, Cause.VICTIMS_ONLY})
+
+
+def _is_open(verdict: Verdict, before: Sighting, attempt_step: int) -> bool:
+    """May the same failure once more still be one node's? It may if no other node showed it, nor the same step."""
+    may_be_its = verdict.cure in {Cure.RESTART, Cure.MOVE} and verdict.rank >= 0 and bool(verdict.suspects)
+    return may_be_its and before.nodes == verdict.suspects and not before.step == attempt_step >= 0
+
+
+def _replaceable(scene: _Scene) -> bool:
+    """Is there another node, in this job or the next, on which a rank can run?"""
+    return scene.nodes_count > 1 or scene.policy.can_requeue
+
+
+def _fell_first_again(verdict: Verdict, suspicion: Mapping[str, int], scene: _Scene, *, is_poor: bool) -> Verdict:
+    """A node on which ranks fell first before. A rank that would fall on any node looks the same, so the rank is moved
+    to another node once. If poor hardware, a failed start, a stuck rank or the peers point at the node, the node goes.
 
     Only where another can take its place, be it in the next job: a suspicion is no reason to end a run.
     """
     known = tuple(name for name in verdict.suspects if suspicion.get(name, 0) > 0)
-    in_use_count = len(scene.placement.nodes) if scene.placement is not None else 1
-    replaceable = scene.nodes_count > in_use_count or (scene.policy.can_requeue and scene.nodes_count > 1)
-    if not known or not replaceable or verdict.final:
+    if not known or verdict.final or verdict.blamed:
+        return verdict
+    if verdict.rank >= 0 and not is_poor:
+        return replace(verdict, moves=_replaceable(scene))
+    if not is_poor and verdict.cause not in _POINTS_AT_NODE:
+        return verdict
+    if scene.nodes_count <= scene.gang_nodes_count and not (scene.policy.can_requeue and scene.nodes_count > 1):
         return verdict
     times = max(suspicion[name] for name in known) + 1
     sentence = f"{verdict.sentence}; {fold(known)} was suspected for the {_nth(times)} time, so it is blamed"

@@ -10,12 +10,14 @@ that left, or a rank had ended with 0 while others still trained: a data set tha
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
-from gangrun.core.model import Cause, Failure, Hang, RankExit, RankObservation, RankStack, Verdict
+from gangrun.core.model import Cause, Cure, Failure, Hang, Placement, RankExit, RankObservation, RankStack, Verdict
+from gangrun.core.nodes.placement import node_of_rank
 from gangrun.core.recovery.signatures import hang_signature
 from gangrun.core.text import counted, listed, one_line
 
@@ -63,7 +65,10 @@ def verdict(hang: Hang, attempt_step: int, world_size: int = 0) -> Verdict:
         ahead = max(seen.step for seen in hang.observations)
         words = f"{_ranks(behind)} at step {behind[0].step} while the others reached {ahead}"
         return _verdict(f"{head}: {words}", behind, hang_signature(frame))
-    return _verdict(f"{head}: {_alike(hang, frame, bool(gone))}", [], hang_signature(frame))
+    sentence = f"{head}: {_alike(hang, frame, bool(gone))}"
+    if gone and (not frame or _waits(frame)):
+        return Verdict(Cause.LEFT_EARLY, Failure.SCRIPT, (), (), _LEFT_EARLY, sentence)
+    return _verdict(sentence, [], hang_signature(frame))
 
 
 def _alike(hang: Hang, frame: str, some_ended: bool) -> str:
@@ -132,28 +137,70 @@ def _verdict(
 ) -> Verdict:
     nodes = _nodes(named)
     failure = Failure.STORAGE if storage else Failure.SCRIPT
-    return Verdict(Cause.HANG, failure, (), nodes if len(nodes) == 1 else (), signature, sentence)
+    rank = named[0].rank if len(nodes) == 1 and signature else -1  # whoever is stopped or stuck is so by its node
+    return Verdict(Cause.HANG, failure, (), nodes if len(nodes) == 1 else (), signature, sentence, rank=rank)
 
 
 _LEFT_EARLY = "a rank ended with 0 before the others"
 
 
 def lost_peers(
-    victims: Sequence[RankExit], hang: Hang | None, *, attempt_step: int, world_size: int, finished: AbstractSet[int]
+    victims: Sequence[RankExit],
+    hang: Hang | None,
+    *,
+    attempt_step: int,
+    placement: Placement | None,
+    finished: AbstractSet[int],
 ) -> Verdict:
-    """Blames no node: of all that were heard nobody fell of itself."""
+    """Blames no node: of all that were heard nobody fell of itself. It suspects the rank that the others miss."""
     first = min(victims, key=lambda rank_exit: (rank_exit.fell_at, rank_exit.rank))
     said = f": {one_line(first.error.message)}" if first.error is not None else ""
     at_step = f" at step {attempt_step}" if attempt_step >= 0 else ""
     lost = f"{counted(len(victims), 'rank')} lost a peer in a collective{at_step}"
     whole = f"{lost}, rank {first.rank} on {first.node} first{said}"
     if hang is not None:
-        stood = verdict(hang, attempt_step, world_size)
+        stood = verdict(hang, attempt_step, placement.world_size if placement is not None else 0)
         return replace(stood, cause=Cause.VICTIMS_ONLY, sentence=f"{whole}; {stood.sentence}")
     if finished:
         sentence = f"{ended_words(finished)} while others still trained; then {whole}"
         return Verdict(Cause.LEFT_EARLY, Failure.SCRIPT, (), (), _LEFT_EARLY, sentence)
-    return Verdict(Cause.VICTIMS_ONLY, Failure.SCRIPT, (), (), "", f"{whole}; which rank left them is not known")
+    rank, why = _missed(victims, placement) if placement is not None else (-1, "")
+    if placement is None or rank < 0:
+        return Verdict(Cause.VICTIMS_ONLY, Failure.SCRIPT, (), (), "", f"{whole}; which rank left them is not known")
+    node = node_of_rank(placement, rank)
+    sentence = f"{whole}; rank {rank} on {node} is suspected, as {why}"
+    return Verdict(Cause.VICTIMS_ONLY, Failure.SCRIPT, (), (node,), "", sentence, cure=Cure.TEST, rank=rank)
+
+
+_PEER = re.compile(r"\bpeer \[?([a-z][\w.-]*)\]?[<:]\d", re.IGNORECASE)
+_RANKS = re.compile(r"\branks? ([\d, ]+) failed to pass|\b(?:from|for) rank (\d+)", re.IGNORECASE)
+SPEAKERS_MIN_COUNT = 2  # nodes whose ranks lost a peer, before the silence of another says something
+
+
+def _missed(victims: Sequence[RankExit], placement: Placement) -> tuple[int, str]:
+    """The rank that others name and that names nobody, or one of the only node of which no rank spoke; or -1."""
+    holders = {rank: seat.slot.node for seat in placement.seats for rank in seat.ranks}
+    names = {died.rank: set(_named(died, placement)) - {died.rank} for died in victims}
+    who_names = {died.node for died in victims if names[died.rank]}
+    named = sorted({rank for others in names.values() for rank in others if holders[rank] not in who_names})
+    if len({holders[rank] for rank in named}) == 1:
+        return named[0], "other ranks name it or its node"
+    silent = [rank for rank in holders if rank not in names]
+    nodes = {holders[rank] for rank in silent}
+    speakers = {died.node for died in victims} - nodes
+    if len(nodes) == 1 and len(speakers) >= SPEAKERS_MIN_COUNT:
+        return silent[0], "all others said that they lost a peer, and it said nothing"
+    return -1, ""
+
+
+def _named(died: RankExit, placement: Placement) -> Iterator[int]:
+    """The ranks that its text names; the first rank of a node that it names."""
+    text = "\n".join((died.error.message if died.error is not None else "", *died.tail))
+    for host in _PEER.findall(text):
+        name = host.partition(".")[0]
+        yield from (seat.first_rank for seat in placement.seats if seat.slot.node == name != died.node)
+    for ranks, rank in _RANKS.findall(text):
+        yield from (number for word in (ranks or rank).split(",") if (number := int(word)) < placement.world_size)
 
 
 def ended_words(finished: AbstractSet[int]) -> str:

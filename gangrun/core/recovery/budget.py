@@ -11,12 +11,15 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass, replace
 
-from gangrun.core.model import Budget, Cause, Sighting, Verdict
+from gangrun.core.model import Budget, Cause, Cure, Sighting, Verdict
 from gangrun.core.policy import Policy
 
 TOTAL_FACTOR = 3  # all causes together, since the last progress, as a multiple of the limit of one
 LENIENT_FACTOR = 2
-LENIENT = frozenset({Cause.VICTIMS_ONLY, Cause.AGENT_DIED, Cause.NODE_SILENT, Cause.HARDWARE})
+LENIENT = frozenset(
+    {Cause.VICTIMS_ONLY, Cause.AGENT_DIED, Cause.NODE_SILENT, Cause.HARDWARE, Cause.NETWORK}
+    | {Cause.SERVICE, Cause.PORT, Cause.STORAGE}
+)
 JITTER_SHARE = 0.2
 SIGHTINGS_MAX_COUNT = 32
 FREE_STARTS = "free starts"  # nobody's fault: counted beside the causes, and not with them
@@ -57,7 +60,8 @@ def charge(
     if total >= total_limit:
         spent = f"no restart is left: {total} of {total_limit} spent over all causes {since}"
         return remembered, Ruling(False, 0.0, spent)
-    wait_s = backoff_s(used + 1, policy, run, attempt)
+    passes = verdict.cure is Cure.WAIT  # then even the first try is not made at once
+    wait_s = backoff_s(used + 1 + passes, policy, run, attempt)
     after = replace(remembered, used={**budget.used, key: used + 1}, total_count=budget.total_count + 1)
     when = f" in {wait_s:.1f} s" if wait_s else ""
     return after, Ruling(True, wait_s, f"restart {used + 1} of {limit} for this cause ({key}) {since}{when}")

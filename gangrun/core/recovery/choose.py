@@ -16,7 +16,7 @@ from gangrun.core.nodes import device_test, placement, quarantine, roster, stand
 from gangrun.core.nodes.standing import Use
 from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
-from gangrun.core.recovery import blame, budget
+from gangrun.core.recovery import blame, budget, move
 from gangrun.core.text import listed, one_line
 from gangrun.core.versions import Ranks
 
@@ -67,6 +67,7 @@ def _weigh(state: RunState, now: float, policy: Policy) -> _Judged:
         policy=policy,
         load=poison.load_of(state),
         finished=state.attempt.finished,
+        moved=state.health.move,
     )
     loaded_step = state.attempt.resume.step if state.attempt.resume else -1
     charged, ruling = budget.charge(
@@ -75,6 +76,9 @@ def _weigh(state: RunState, now: float, policy: Policy) -> _Judged:
     accused = device_test.accused(state, verdict, now, policy)
     guilty = [name for name in _guilty(state, verdict, now, policy) if name not in accused]
     fatal = [found for found in state.attempt.evidence.findings if found.fatal]
+    if verdict.final or not ruling.allowed:  # the run ends: nobody is excluded but for what was measured
+        measured = {found.node for found in fatal}
+        accused, guilty = (), [name for name in guilty if name in measured]
     state, left_out = quarantine.leave_out(state, guilty, verdict.sentence, now, policy, fatal)
     state = replace(
         state,
@@ -86,10 +90,12 @@ def _weigh(state: RunState, now: float, policy: Policy) -> _Judged:
         ),
         attempts=close_attempt(state, now, verdict.cause.value, verdict.sentence),
     )
+    state = move.settled(state, verdict, guilty)
+    state, moves = move.begun(state, verdict, now) if ruling.allowed else (state, "")
     taken = listed([one_line(state.roster.nodes[name].taken) for name in verdict.blamed if _is_taken(state, name)])
     sentence = "; ".join(filter(None, (verdict.sentence, left_out, taken and f"not excluded, as {taken}")))
     state = device_test.begun(state, accused, f"attempt {state.attempt.number}: {verdict.cause.value}")
-    return _Judged(state, verdict, ruling, sentence + device_test.told(state, accused, now))
+    return _Judged(state, verdict, ruling, sentence + moves + device_test.told(state, accused, now))
 
 
 def _conclude(judged: _Judged, now: float, policy: Policy) -> Decision:
@@ -141,8 +147,8 @@ def _guilty(state: RunState, verdict: Verdict, now: float, policy: Policy) -> tu
 
 def _climb(state: RunState, verdict: Verdict, sentence: str, backoff_s: float, now: float, policy: Policy) -> Decision:
     before = state.attempt.placement
-    nodes = device_test.in_prospect(state, now)
-    placed = placement.place(nodes, standing.active(state.health.excluded, now), state.shape, prefer=before)
+    nodes, prefer = device_test.in_prospect(state, now), placement.preferred(state)
+    placed = placement.place(nodes, standing.active(state.health.excluded, now), state.shape, prefer=prefer)
     if isinstance(placed, placement.NotEnough):
         return too_few_nodes(state, now, policy, f"{sentence}; {placed.why}", verdict.failure)
     how = placement.how_restarted(before, placed)

@@ -2,23 +2,21 @@
 
 A signature is what must be equal for two failures to count as the same one. Tracebacks carry their own; exit codes and
 fault signals say less, so they count only at the same known step; what comes from outside the code has none.
-
-Also here: whether what a rank raised is the storage's doing. An ``OSError`` begins with its number. A save wraps it: in
-gangrun's ``CheckpointError`` and torch's ``CheckpointException`` the system's words stand somewhere in the message.
 """
 
 from __future__ import annotations
 
 import re
 
-from gangrun.core.model import ErrorReport, Sighting, Verdict
+from gangrun.core.model import Cure, ErrorReport, Sighting, Verdict
 from gangrun.core.text import one_line, signal_name
 
 OOM_SIGNATURE = "weak: out of memory"
 _WEAK = "weak: "  # counts at the same known step only
 _DEVICE = "device: "  # an exception that a sick GPU raises too: on the same one of several nodes it proves nothing
 _START = "start: "  # so may a node on which nothing can be started
-_DEVICE_WORDS = ("cuda error", "cudnn", "cublas", "nccl error", "ecc error", "hip error", "device-side")
+_DEVICE_WORDS = ("cuda error", "cudnn", "cublas", "nccl error", "hip error")
+_MACHINE = "machine: "  # only a machine causes it: on another node at once it is the environment's
 _NUMBER = re.compile(r"[0-9]+")
 
 
@@ -27,6 +25,21 @@ def error_signature(error: ErrorReport) -> str:
     own = error.signature or f"error: {_plain(f'{error.kind}: {error.message}')}"
     said = error.message.lower()
     return f"{_DEVICE}{own}" if any(word in said for word in _DEVICE_WORDS) else own
+
+
+def rule_signature(name: str, cure: Cure, error: ErrorReport | None) -> str:
+    """Of an end whose text is known by a row of ``error_rules``; "" for what passes with time."""
+    match cure:
+        case Cure.WAIT:
+            return ""
+        case Cure.EXCLUDE:
+            return f"{_MACHINE}{name}"
+        case Cure.TEST:
+            return f"{_DEVICE}{name}"
+        case Cure.RESTART | Cure.MOVE if error is not None:
+            return error_signature(error)
+        case _:
+            return f"known: {name}"
 
 
 def start_signature(why: str) -> str:
@@ -44,6 +57,11 @@ def exit_signature(code: int | None) -> str:
     return f"{_WEAK}exit code {code}"
 
 
+def everywhere(signature: str, is_many: bool) -> str:
+    """The same, as seen on many nodes at once: then it says more than one weak sign."""
+    return f"everywhere: {signature.removeprefix(_WEAK)}" if is_many else signature
+
+
 def hang_signature(frame: str) -> str:
     """Where a stall was; "" where nobody knows."""
     return f"{_WEAK}hang in {_plain(frame)}" if frame else ""
@@ -51,7 +69,7 @@ def hang_signature(frame: str) -> str:
 
 def may_be_the_nodes(signature: str) -> bool:
     """Whether what failed need not be the code's: a device, a start, memory; or nothing that could be known again."""
-    return not signature or signature.startswith((_DEVICE, _START)) or signature == OOM_SIGNATURE
+    return not signature or signature.startswith((_DEVICE, _START, _MACHINE)) or signature == OOM_SIGNATURE
 
 
 def is_weak(signature: str) -> bool:
@@ -72,6 +90,10 @@ def seen_before(
     for sighting in reversed(sightings):
         if sighting.signature != verdict.signature or sighting.attempt == attempt:
             continue
+        if verdict.signature.startswith(_MACHINE) and (
+            set(verdict.suspects) & set(sighting.nodes) or attempt_step > sighting.step
+        ):
+            continue
         same_place = not verdict.suspects or not sighting.nodes or set(verdict.suspects) & set(sighting.nodes)
         if verdict.signature.startswith((_DEVICE, _START)) and same_place and nodes_count > 1:
             continue
@@ -85,25 +107,3 @@ def seen_before(
 
 def _plain(text: str) -> str:
     return _NUMBER.sub("N", one_line(text))
-
-
-_FULL_ERRNOS = ("[Errno 28]", "[Errno 30]", "[Errno 122]")  # ENOSPC EROFS EDQUOT
-_PASSING_ERRNOS = ("[Errno 5]", "[Errno 116]")  # EIO ESTALE
-_FULL_WORDS = ("No space left on device", "Read-only file system", "Disk quota exceeded")
-_PASSING_WORDS = ("Input/output error", "Stale file handle")
-_SAVING = "Checkpoint"  # how the kinds of errors begin that are raised by whatever saves
-
-
-def is_full(error: ErrorReport) -> bool:
-    """A full or read-only place: waiting does not cure it."""
-    return _tells(error, _FULL_ERRNOS, _FULL_WORDS)
-
-
-def may_pass(error: ErrorReport) -> bool:
-    """Storage that did not answer as it should."""
-    return _tells(error, _PASSING_ERRNOS, _PASSING_WORDS)
-
-
-def _tells(error: ErrorReport, errnos: tuple[str, ...], words: tuple[str, ...]) -> bool:
-    wrapped = error.kind.rpartition(".")[2].startswith(_SAVING)
-    return error.message.startswith(errnos) or (wrapped and any(word in error.message for word in (*errnos, *words)))

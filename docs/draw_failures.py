@@ -1,0 +1,66 @@
+"""Draws docs/failures.md from gangrun/core/recovery/error_rules.py:  python docs/draw_failures.py [--check]."""
+
+import sys
+from pathlib import Path
+
+from gangrun.core.model import Cure
+from gangrun.core.policy import Policy
+from gangrun.core.recovery import budget
+from gangrun.core.recovery.error_rules import RULES, Rule
+
+PAGE = Path(__file__).parent / "failures.md"
+HEAD = """# What gangrun concludes from an error text
+
+Drawn by `docs/draw_failures.py` from the table in `gangrun/core/recovery/error_rules.py`; a test keeps the two equal.
+
+When a rank fails, gangrun reads its exception, the causes of that exception, and the last lines of its stderr. The
+first row that matches counts. A row that also fits a victim counts only if no other text tells more.
+
+A row has two cures: one for a failure on one node or on at most 20 % of the nodes, one for the same failure on more
+nodes. What only a machine can cause is the node's on one node, and the environment's on many.
+
+| cure | what gangrun does |
+|---|---|
+| restart | It restarts the ranks. If ranks fall first on the same node twice, it moves the rank to another node. |
+| once | It restarts once. The same failure again ends the run. |
+| end | It ends the run at once if the attempt made no step; else as *once*. |
+| wait | It waits and tries again, with pauses that double, until the budget is spent. |
+| exclude | It excludes the node if another node can take its place, and restarts. |
+| test | It restarts and has the devices of the node tested, if tests are on. |
+| move | It moves the rank to another node at once. |
+| victim | It looks for the rank that others lost: one that they name, or the only node that said nothing. |
+
+A moved rank is an experiment:
+
+- If it falls on the other node too, its code or data is at fault. The run ends and no node is excluded.
+- If another rank falls first on the first node, gangrun excludes that node.
+- If the rank went to a spare and the run comes past the step of the failure, gangrun excludes the first node, unless a
+  test of its devices came out clean.
+
+A rank with an exception that Python itself raises for a bug (`ValueError`, `KeyError`, ...) is not moved. Neither is a
+rank that somebody killed. A verdict that ends the run excludes nobody, except for what a check measured.
+
+*Budget*: how many restarts this cause gets without progress, by default.
+
+| text that tells of | cause | on one node | on many nodes | budget | source |
+|---|---|---|---|---|---|
+"""
+
+
+def row(rule: Rule) -> str:
+    """One row of the table."""
+    count = {Cure.END: 0, Cure.ONCE: 1}.get(rule.few, budget.limit_count(rule.cause, Policy()))
+    cells = (rule.says, rule.cause.value, rule.few.name.lower(), rule.many.name.lower(), str(count), rule.source)
+    return f"| {' | '.join(cells)} |"
+
+
+def page() -> str:
+    """The whole page."""
+    return HEAD + "\n".join(row(rule) for rule in RULES) + "\n"
+
+
+if __name__ == "__main__":
+    drawn = page()
+    if "--check" in sys.argv:
+        sys.exit(PAGE.read_text() != drawn)
+    PAGE.write_text(drawn)

@@ -1,0 +1,350 @@
+"""What the text of a failure tells: one table, from a pattern to a cause and a cure.
+
+Each row has a pattern, the cause that it shows, and two cures: one for a failure on one node or a few, one for the
+same failure on many nodes at once. What only a machine can cause is the machine's on one node, and the environment's or
+the code's on all. Rows stand in order: the first that matches counts. ``rule_of`` tries kind and message, the causes
+of the exception, and how the process ended with the last lines of its stderr. A row that fits a victim too counts only
+if no other text tells more. ``docs/failures.md`` is generated from this table.
+
+A mark is the name of the row that a rank's end matched. It is made when the end is heard, and stays when texts are
+dropped, so that thousands of ends can be compared.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from gangrun.core.model import Cause, Cure, RankExit
+from gangrun.core.nodeset import fold, natural_sort
+from gangrun.core.text import signal_name
+
+TEXT_MAX_CHARS = 4000  # what a rank's exception says first tells most
+SHELL_SIGNAL_BASE = 128  # a shell says 128 + N for a child killed by signal N
+NO_RULE = "-"  # the mark of an end whose text matched no row
+CUDA_DOCS = "CUDA runtime API, cudaError_t"
+CU_DRIVER_DOCS = "CUDA driver API, CUresult"
+NCCL_DOCS = "NCCL user guide, ncclResult_t and troubleshooting"
+GLOO_SOURCE = "gloo, TCP transport"
+TORCH_SOURCE = "PyTorch, c10d"
+ERRNO = "errno(3)"
+HTTP = "RFC 9110, RFC 6585"
+
+RESTART, ONCE, END, WAIT = Cure.RESTART, Cure.ONCE, Cure.END, Cure.WAIT
+EXCLUDE, TEST, MOVE, VICTIM = Cure.EXCLUDE, Cure.TEST, Cure.MOVE, Cure.VICTIM
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row: what the text says, in words, and what follows from it."""
+
+    name: str
+    says: str
+    pattern: str
+    cause: Cause
+    few: Cure  # seen on one node, or on a few of many
+    many: Cure  # seen on many nodes at once
+    source: str
+
+
+_LOCAL_PATH = (
+    r"['\"]?/(tmp|var|dev/shm|run|local|localscratch|localdisk|nvme|ssd|raid|root|opt|usr"
+    r"|mnt/(local|nvme|ssd|resource|disks?))\b"
+)
+_PLACES = (
+    r"(gloo|nccl|c10d|tcpstore|torch\.distributed|processgroup|store->|rendezvous|dist(backend|network|store)?error)"
+)
+_LOST = (
+    r"(connection (closed|reset|refused|timed out)|closed by (remote )?peer|reset by peer|broken pipe|socket closed|"
+    r"timed? ?out|recv 0 bytes|got 0 bytes|failed to recv|no route to host|remote process exited|was aborted|"
+    r"read error|writev|connectfullmesh failed|connect(ion)? timeout|bytes failed|recvvalue failed)"
+)
+
+RULES: tuple[Rule, ...] = (
+    # ---- devices and drivers: only a machine can cause these -------------------------------------------------------
+    Rule("gpu-ecc", "an uncorrectable memory or NVLink error of a GPU",
+         r"uncorrectable (ecc|nvlink)|ecc_?uncorrectable|nvlink_?uncorrectable|double.bit ecc|ecc error encountered",
+         Cause.HARDWARE, EXCLUDE, ONCE, CUDA_DOCS),
+    Rule("gpu-lost", "a GPU that is lost or needs a reset",
+         r"gpu (is lost|has fallen|requires reset)|fallen off the bus|gpu_is_lost|unable to determine the device handle"
+         r"|reset_required|reboot the system to recover|cudaerrorhardwarestackerror|hardware stack error"
+         r"|\bxid\b.{0,40}\b(48|79|95|119|120)\b|error 719.{0,80}nvlink",
+         Cause.HARDWARE, EXCLUDE, ONCE, "NVML API, nvmlReturn_t"),
+    Rule("gpu-fabric", "an NVSwitch fabric that is not ready",
+         r"system not yet initialized|systemnotready|system_not_ready|error 802|fabric manager (is not|never|not run)",
+         Cause.HARDWARE, EXCLUDE, END, CUDA_DOCS),
+    Rule("driver-mismatch", "a driver that does not fit its libraries",
+         r"driver/library version mismatch|rm_version_mismatch|nvidia driver on your system is too old"
+         r"|driver version is insufficient"
+         r"|unsupported display driver ?/ ?cuda driver|systemdrivermismatch|system_driver_mismatch|insufficientdriver"
+         r"|forward compatibility was attempted on non.supported|compatnotsupportedondevice",
+         Cause.HARDWARE, EXCLUDE, END, CUDA_DOCS),
+    Rule("gpu-missing", "a GPU that the process does not see",
+         r"no cuda.capable device|no cuda gpus are available|error_?no_?device|found no nvidia driver"
+         r"|couldn't communicate with the nvidia driver|nvidia-smi has failed|failed to initialize nvml"
+         r"|nvml_error_(driver_not_loaded|library_not_found|unknown)"
+         r"|driver initialization failed|cudaerrorinitializationerror|cuda error: initialization error"
+         r"|libcuda\.so[.\d]*: cannot open|no devices? (was|were) found"
+         r"|cuda (driver )?unknown error|setting the available devices to be zero",
+         Cause.HARDWARE, EXCLUDE, END, CUDA_DOCS),
+    Rule("gpu-ordinal", "a GPU number that the node does not have", r"invalid device ordinal|error_?invalid_?device\b",
+         Cause.HARDWARE, EXCLUDE, END, CUDA_DOCS),
+    Rule("gpu-busy", "a GPU that is busy or unavailable",
+         r"devices?(\(s\))? (is|are|is/are) busy or unavailable|devicesunavailable|devices_unavailable"
+         r"|device already in use",
+         Cause.HARDWARE, EXCLUDE, ONCE, CUDA_DOCS),
+    Rule("foreign-process", "GPU memory that another program holds", r"(?!x)x",  # ``_foreign`` reads the numbers
+         Cause.FOREIGN_PROCESS, EXCLUDE, ONCE, "PyTorch, caching allocator"),
+    Rule("rdma-missing", "a missing InfiniBand device",
+         r"net/ib ?: ?no (device|active|ib)|no ib devices? found|failed to open ib|ibv_(open_device|get_device_list)"
+         r"|unable to open (hca|device).{0,40}mlx|no active ib port|no usable (ib|rdma)|no infiniband device",
+         Cause.NETWORK, EXCLUDE, END, NCCL_DOCS),
+    Rule("rdma-memory", "a limit on locked memory, or RDMA queues that cannot be made",
+         r"(ibv_(reg_mr|create_qp|create_cq|alloc_pd)\w*).{0,60}(fail|error|cannot)|rlimit_memlock|max locked memory"
+         r"|memlock|memory registration failed",
+         Cause.HARDWARE, EXCLUDE, END, NCCL_DOCS),
+    Rule("no-interface", "a network interface that the node does not have",
+         r"no socket interface found|unable to find (interface|address) for|no interface found",
+         Cause.NETWORK, EXCLUDE, END, NCCL_DOCS),
+    Rule("cpu-instruction", "an instruction that the CPU does not have",
+         r"\bsigill\b|illegal instruction \(core|illegal instruction$",
+         Cause.CPU, EXCLUDE, ONCE, "signal(7)"),
+    # ---- bugs that another node does not cure ----------------------------------------------------------------------
+    Rule("device-assert", "an assertion of a kernel, such as an index out of range",
+         r"device.side assert\b|assertion `.{1,200}` failed", Cause.RANK_ERROR, ONCE, ONCE, CUDA_DOCS),
+    Rule("no-kernel", "a GPU for which the program has no code",
+         r"no kernel image|nokernelimagefordevice|not compatible with the current pytorch|unsupported gpu architecture",
+         Cause.ENVIRONMENT, ONCE, END, CUDA_DOCS),
+    Rule("cuda-fork", "CUDA used after a fork", r"re-initialize cuda in forked", Cause.RANK_ERROR, END, END,
+         "PyTorch, torch.cuda"),
+    Rule("cuda-not-built", "a PyTorch without CUDA", r"not compiled with cuda|built without nccl|doesn't have nccl",
+         Cause.ENVIRONMENT, ONCE, END, "PyTorch, torch.cuda"),
+    Rule("gpu-memory", "too little GPU memory",
+         r"cuda out of memory|cuda error: out of memory|cuda runtime error \(2\)|cudaerrormemoryallocation"
+         r"|cuda_error_out_of_memory|cublas_status_alloc_failed|cuda failure 2\b|cuda failure 'out of memory'"
+         r"|hip out of memory|cuda\.outofmemoryerror|torch\.outofmemoryerror|outofmemoryerror: (cuda|hip)",
+         Cause.GPU_MEMORY, ONCE, ONCE, CUDA_DOCS),
+    Rule("nccl-usage", "a wrong use of NCCL",
+         r"ncclinvalid(usage|argument)|duplicate gpu detected|invalid usage", Cause.RANK_ERROR, ONCE, ONCE, NCCL_DOCS),
+    Rule("usage", "wrong arguments",
+         r"^usage: |\berror: (unrecognized arguments|the following arguments are required|argument .+: )"
+         r"|no such option: -|missing required (argument|option)|unrecognized arguments: ",
+         Cause.USAGE, END, END, "argparse"),
+    Rule("syntax", "a script that Python cannot read", r"^(syntaxerror|indentationerror|taberror)\b",
+         Cause.USAGE, ONCE, END, "Python language reference"),
+    Rule("import", "a module that cannot be imported", r"^(modulenotfounderror|importerror)\b|no module named ",
+         Cause.USAGE, MOVE, END, "Python language reference"),
+    Rule("script-missing", "a script that is not there", r"can't open file '|gangrun: cannot run ",
+         Cause.USAGE, MOVE, END, "Python command line"),
+    Rule("library", "a shared library that is missing or too old",
+         r"cannot open shared object file|undefined symbol: |version `(glibc|glibcxx|cxxabi)_[\d.]+' not found",
+         Cause.ENVIRONMENT, MOVE, END, "ld.so(8)"),
+    # ---- sick device or code: both raise these ---------------------------------------------------------------------
+    Rule("gpu-fault", "a fault of a kernel, by a bug or by a sick GPU",
+         r"unspecified launch failure|launchfailure|launch_failed|illegal memory access|illegaladdress|illegal_address"
+         r"|an illegal instruction was encountered|launch timed out|misaligned address|invalid program counter"
+         r"|cuda error: unknown error|mapping of buffer object failed|cudnn_status_(execution_failed|internal_error"
+         r"|mapping_error)|cublas_status_(execution_failed|internal_error|not_initialized)|cufft_\w*_error"
+         r"|cuda error: (operation|device).{0,40}(not permitted|unavailable)|unable to find an engine|cusolver_status",
+         Cause.RANK_ERROR, TEST, ONCE, "CUDA runtime API; the node's or the program's by the table of driver reports"),
+    # ---- storage ---------------------------------------------------------------------------------------------------
+    Rule("worker-memory", "too little shared memory for the workers of a DataLoader",
+         r"out of shared memory|insufficient shared memory|killed by signal: bus error", Cause.OOM, MOVE, ONCE,
+         "PyTorch, DataLoader"),
+    Rule("shared-memory", "no room in the node's shared memory",
+         r"unable to (open|allocate|resize) (a )?(shared memory|shm)|unable to write to file </torch_"
+         r"|/dev/shm.{0,200}(no space|cannot allocate)|(no space|cannot allocate|failed|error).{0,200}/dev/shm",
+         Cause.LOCAL_DISK, EXCLUDE, ONCE, "shm_overview(7)"),
+    Rule("no-tmpdir", "no usable directory for temporary files", r"no usable temporary directory",
+         Cause.LOCAL_DISK, EXCLUDE, ONCE, "Python tempfile"),
+    Rule("local-disk", "a local disk that is full, read-only or broken",
+         r"(errno (28|30|5|122)\]|no space left|read-only file system|input/output error|quota exceeded).{0,120}"
+         + _LOCAL_PATH + r"|structure needs cleaning|errno (117|74)\]",
+         Cause.LOCAL_DISK, EXCLUDE, WAIT, ERRNO),
+    Rule("mount-gone", "a mount that is gone",
+         r"errno (116|112|121|107|108|110|19)\][^\n]*: ['\"]/|mount point.{0,40}(gone|not mounted|does not exist)"
+         r"|(stale (nfs )?file handle|host is down|remote i/o error|transport endpoint is not connected"
+         r"|transport endpoint shutdown|connection timed out|no such device): ['\"]?/",
+         Cause.STORAGE, EXCLUDE, WAIT, ERRNO),
+    Rule("storage-full", "storage that is full or read-only",
+         r"^(\S+: )?\[errno (28|30|122)\]|no space left on device|disk quota exceeded|storagefull|code: (28|30|122)\b"
+         r"|(oserror|checkpoint\w*|error).{0,200}read-only file system",
+         Cause.STORAGE, ONCE, ONCE, ERRNO),
+    Rule("storage-error", "storage that does not answer as it should",
+         r"errno (5|107|108|112|116|121|512)\]|input/output error|stale (nfs )?file handle|remote i/o error"
+         r"|transport endpoint (is not connected|shutdown)|no locks available"
+         r"|unable to (synchronously )?(lock|open) file.{0,80}(errno = (5|11|37)|unavailable)",
+         Cause.STORAGE, WAIT, WAIT, ERRNO),
+    Rule("save-failed", "a file that could not be written",
+         r"pytorchstreamwriter failed|write\(\): fd \d+ failed|unexpected pos \d+|basic_ios::clear|iostream error"
+         r"|enforce fail at inline_container",
+         Cause.STORAGE, WAIT, WAIT, "PyTorch, zip writer"),
+    # ---- the network between ranks: most of these are victims' -----------------------------------------------------
+    Rule("ib-completion", "an InfiniBand peer that does not answer",
+         r"got completion (from peer|with error).{0,200}(status=1[23]|vendor err 129)|ib(v)?_wc_(rnr_)?retry_exc",
+         Cause.NETWORK, VICTIM, VICTIM, NCCL_DOCS),
+    Rule("nccl-watchdog", "a collective that did not end in time",
+         r"watchdog caught collective|heartbeat ?monitor|watchdog thread (got stuck|terminated)|failed or timed out"
+         r"|taking the entire process down|ran for \d+ milliseconds before timing out|monitoredbarrier",
+         Cause.VICTIMS_ONLY, VICTIM, VICTIM, TORCH_SOURCE),
+    Rule("nccl-remote", "a peer that NCCL lost",
+         r"ncclremoteerror|remote process exited or there was a network error|communicator was aborted"
+         r"|ncclsystemerror|unhandled system error|net/socket.{0,80}(reset|refused|timed out|closed)",
+         Cause.VICTIMS_ONLY, VICTIM, VICTIM, NCCL_DOCS),
+    Rule("nccl-cuda", "a CUDA error inside NCCL", r"ncclunhandledcudaerror|unhandled cuda error",
+         Cause.RANK_ERROR, TEST, ONCE, NCCL_DOCS),
+    Rule("peer-lost", "a peer or the store that closed its connection",
+         r"\A(?=[\s\S]*?" + _PLACES + r")(?=[\s\S]*?" + _LOST + r")",
+         Cause.VICTIMS_ONLY, VICTIM, VICTIM, GLOO_SOURCE),
+    # ---- services outside the gang: they pass ----------------------------------------------------------------------
+    Rule("port", "a port that is in use", r"address already in use|eaddrinuse|errno 98\]",
+         Cause.PORT, WAIT, WAIT, ERRNO),
+    Rule("service", "a service outside the gang that does not answer",
+         r"\b(5\d\d|429) (server error|client error|internal server|bad gateway|service (temporarily )?unavailable"
+         r"|gateway time.?out|too many requests)|too many requests|rate limit|max retries exceeded|slowdown|slow down"
+         r"|reduce your request rate|read timed out|(connect|read)timeout|newconnectionerror|failed to resolve"
+         r"|name or service not known|temporary failure in name resolution|getaddrinfo|gaierror|couldn't connect to"
+         r"|could not connect to|localentrynotfound|remote end closed connection|remotedisconnected|incompleteread"
+         r"|(ssl|tls).{0,60}(eof|handshake)|service ?unavailable|throttling|endpointconnectionerror|requesttimeout"
+         r"|connectionrefusederror|connection refused|errno (101|111|113)\]|connection aborted|connectionreseterror"
+         r"|internalerror\) when calling|bad gateway|gateway time.?out|connection (error|timed out).{0,80}(http|url)"
+         r"|status[ _]code:? (5\d\d|429)|commerror|deadline_?exceeded|econnre(set|fused)|clientconnectorerror"
+         r"|serverdisconnected|service is currently unavailable|network is unreachable|no route to host",
+         Cause.SERVICE, WAIT, WAIT, HTTP),
+    # ---- memory of the host, and crashes after the end -------------------------------------------------------------
+    Rule("host-memory", "too little memory of the node",
+         r"^memoryerror\b|can't allocate memory|cannot allocate memory|std::bad_alloc|errno 12\]"
+         r"|dataloader worker.{0,60}(killed by signal: killed|exited unexpectedly)"
+         r"|unable to allocate .{1,40} for an array",
+         Cause.OOM, ONCE, ONCE, ERRNO),
+    Rule("teardown", "a crash of the interpreter as it ended",
+         r"at interpreter shutdown|interpreter is (shutting|finalizing)|terminate called without an active exception"
+         r"|_enter_buffered_busy|finalizing \(tstate|py_finalize|cuda.{0,20}driver shutting down",
+         Cause.TEARDOWN, RESTART, ONCE, "CPython, Py_FinalizeEx"),
+)  # fmt: skip
+BY_NAME = {rule.name: rule for rule in RULES}
+_PATTERNS = tuple((rule, re.compile(rule.pattern, re.IGNORECASE | re.MULTILINE)) for rule in RULES)
+_VAGUE = frozenset({rule.name for rule in RULES if rule.few in (VICTIM, TEST)} | {"save-failed"})
+# Beside an exception only these count in stderr, where warnings of all kinds stand too; beside a plain one none.
+_BESIDE = frozenset({Cause.HARDWARE, Cause.NETWORK, Cause.CPU, Cause.RANK_ERROR, Cause.ENVIRONMENT, Cause.GPU_MEMORY})
+_PLAIN_KINDS = frozenset(
+    {"ValueError", "TypeError", "KeyError", "IndexError", "AttributeError", "NameError", "ZeroDivisionError"}
+    | {"StopIteration", "UnboundLocalError", "RecursionError", "FloatingPointError", "OverflowError"}
+)  # fmt: skip
+_OTHERS_HOLD = re.compile(r"process (\d+) has ([\d.]+) gib memory in use", re.IGNORECASE)
+_HOLDS = re.compile(r"this process has ([\d.]+) (gib|mib) memory in use", re.IGNORECASE)
+
+
+def marked(died: RankExit) -> RankExit:
+    """The same end with its mark."""
+    if died.mark:
+        return died
+    rule = rule_of(died)
+    return replace(died, mark=rule.name if rule is not None else NO_RULE)
+
+
+def rule_of(died: RankExit) -> Rule | None:
+    """The row that this end matches: by its mark, else by its texts."""
+    if died.mark:
+        return BY_NAME.get(died.mark)
+    vague: Rule | None = None
+    for text, beside in _texts(died):
+        found = _match(text, beside)
+        if found is not None and found.name not in _VAGUE:
+            return found
+        vague = vague or found
+    return vague
+
+
+def is_plain(died: RankExit) -> bool:
+    """Is it an exception that Python itself raises for a bug?"""
+    return died.error is not None and died.error.kind.rpartition(".")[2] in _PLAIN_KINDS
+
+
+def _texts(died: RankExit) -> Iterator[tuple[str, bool]]:
+    """What is looked at, in order; with it whether it only stands beside an exception."""
+    error = died.error
+    if error is not None:
+        yield f"{error.kind}: {error.message}"[:TEXT_MAX_CHARS], False
+        if is_plain(died):
+            return
+        for cause in error.chain:
+            yield cause[:TEXT_MAX_CHARS], False
+    yield "\n".join(died.tail), error is not None
+    if error is None:
+        yield how_it_ended(died), False
+
+
+def _match(text: str, beside: bool) -> Rule | None:
+    for rule, pattern in _PATTERNS:
+        if (not beside or rule.cause in _BESIDE) and pattern.search(text):
+            return BY_NAME["foreign-process"] if rule.cause is Cause.GPU_MEMORY and foreign_process(text) else rule
+    return None
+
+
+def foreign_process(text: str) -> str:
+    """The process that holds more of the GPU than the one that found no memory, in words; "" if none does."""
+    own, others = _HOLDS.search(text), _OTHERS_HOLD.findall(text)
+    if own is None or not others:
+        return ""
+    own_gib = float(own[1]) / (1024 if own[2].lower() == "mib" else 1)
+    pid, gib = max(others, key=lambda other: float(other[1]))
+    return f"process {pid} holds {gib} GiB of it" if float(gib) > own_gib else ""
+
+
+def how_it_ended(died: RankExit) -> str:
+    """``exit code 1`` or ``SIGSEGV (11)``."""
+    if died.signal is not None:
+        return signal_name(died.signal)
+    code = died.code
+    if code is None:
+        return "an unknown exit code"
+    if code > SHELL_SIGNAL_BASE and signal_name(code - SHELL_SIGNAL_BASE).startswith("SIG"):
+        return f"exit code {code} (how a shell reports {signal_name(code - SHELL_SIGNAL_BASE)})"
+    return f"exit code {code}"
+
+
+# ---- how far it is spread --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """On which nodes the same was seen in one failure, and whether they are too many to be each node's own."""
+
+    nodes: tuple[str, ...]
+    is_many: bool
+
+
+def spread_of(first: RankExit, exits: Iterable[RankExit], nodes_count: int, share_max: float) -> Spread:
+    """How many of the gang's nodes show what ``first`` shows: the same mark, or without one the same signature."""
+    nodes = tuple(natural_sort({first.node} | {other.node for other in exits if _is_same(first, other)}))
+    return Spread(nodes, len(nodes) > 1 and len(nodes) > share_max * nodes_count)
+
+
+def _is_same(one: RankExit, other: RankExit) -> bool:
+    rule, other_rule = rule_of(one), rule_of(other)
+    if rule is not None:
+        return other_rule is not None and (other_rule is rule or other_rule.cause is rule.cause)
+    if one.error is not None and other.error is not None:
+        return one.error.signature == other.error.signature
+    return one.error is other.error and (one.code, one.signal) == (other.code, other.signal)
+
+
+def concluded(rule: Rule, cure: Cure, spread: Spread, first: RankExit) -> str:
+    """What the row means for the run, in words."""
+    where = f"{fold(spread.nodes)} only" if len(spread.nodes) == 1 else f"{len(spread.nodes)} nodes at once"
+    foreign = foreign_process(first.error.message) if rule.name == "foreign-process" and first.error else ""
+    shown = f"that is {rule.says}{f' ({foreign})' if foreign else ''}, seen on {where}"
+    return f"{shown}: {_MEANING[cure]}"
+
+
+_MEANING = {
+    Cure.RESTART: "the code's or the node's",
+    Cure.ONCE: "another node would not cure it, and the same again ends the run",
+    Cure.END: "no restart would cure it",
+    Cure.WAIT: "it may pass with time",
+    Cure.EXCLUDE: "the node's own",
+    Cure.MOVE: "the code's or the node's, so the rank runs on another node next",
+    Cure.TEST: "the code's or a sick device's",
+}

@@ -1,0 +1,108 @@
+"""A rank that fell first twice on one node, and the experiment that tells the node from the code.
+
+A rank may fall first because of its node, or because of its code or data: both look the same as long as it stays where
+it is. So it is moved to another node once: to a free one, else it changes places with the ranks of another node of the
+gang. If it falls there too, the code or the data is at fault and the first node is innocent. If another rank falls
+first on the first node, the node is at fault. If the gang comes past the step, the node that it left is excluded,
+unless a test of its devices came out clean. A node that is still in the gang stays.
+
+``blame`` asks ``compared``, ``choose`` begins a move, ``placement`` seats it, and ``running`` tells of progress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from gangrun.core.model import Cause, Cure, Failure, Move, Placement, RunState, Verdict
+from gangrun.core.nodes import quarantine, standing
+from gangrun.core.nodes.placement import is_moved, node_of_rank, ranks_of_node
+from gangrun.core.nodes.standing import Use
+from gangrun.core.policy import Policy
+
+
+def compared(
+    verdict: Verdict, moved: Move | None, placement: Placement | None, suspicion: Mapping[str, int]
+) -> Verdict | None:
+    """What the newest failure tells after a move; None if it tells nothing of it, or the suspicion has faded."""
+    if moved is None or placement is None or verdict.rank < 0 or not is_moved(moved, placement):
+        return None
+    if moved.node not in suspicion:
+        return None
+    here = node_of_rank(placement, moved.rank)
+    if verdict.suspects == (moved.node,):
+        sentence = (
+            f"{verdict.sentence}; rank {moved.rank} fell first on {moved.node} twice, now runs on {here} and did not"
+            f" fall: {moved.node} is at fault"
+        )
+        cause = Cause.HARDWARE if verdict.cure is Cure.TEST else verdict.cause
+        return replace(verdict, cause=cause, failure=Failure.NODE, blamed=(moved.node,), sentence=sentence)
+    if verdict.suspects != (here,) or verdict.rank not in ranks_of_node(placement, here) or not verdict.signature:
+        return None
+    sentence = (
+        f"{verdict.sentence}, as on {moved.node} before: the rank falls on either node, so its code or its data is at"
+        f" fault and {moved.node} is innocent"
+    )
+    return Verdict(
+        Cause.SAME_AGAIN, Failure.SCRIPT, (), (), verdict.signature, sentence, final=True, cleared=(moved.node, here)
+    )
+
+
+def begun(state: RunState, verdict: Verdict, now: float) -> tuple[RunState, str]:
+    """The state in which the rank is to be moved, and the words for it; the same state if there is no other node."""
+    placement = state.attempt.placement
+    under_way = state.health.move is not None and placement is not None and is_moved(state.health.move, placement)
+    if not verdict.moves or placement is None or under_way:
+        return state, ""
+    node = verdict.suspects[0]
+    others = _others(state, node, now)
+    if not others:
+        return state, ""
+    other, rank = others[0], verdict.rank
+    decided = Move(rank, node, other, state.attempt.number, state.checkpoints.observed_step, verdict.signature)
+    swaps = f", whose ranks move to {node}," if other in placement.nodes else ""
+    words = f"; rank {rank} of {node} moves to {other}{swaps} to tell the node from the code"
+    return replace(state, health=replace(state.health, move=decided)), words
+
+
+def _others(state: RunState, node: str, now: float) -> list[str]:
+    """Nodes to which the rank may go, the best first: healthy, free, and not suspected."""
+    held = state.attempt.placement.nodes if state.attempt.placement is not None else ()
+    suspicion = standing.unfaded(state.health, now)
+    stand = {name: standing.use_of(one) for name, one in standing.standings(state, now).items()}
+    usable = [name for name, use in stand.items() if name != node and use in standing.USABLE]
+    return sorted(usable, key=lambda name: (stand[name] is not Use.AS_ANY, name in held, suspicion.get(name, 0), name))
+
+
+def passed(state: RunState, now: float, policy: Policy) -> tuple[RunState, str]:
+    """The gang came past the step at which the rank had fallen: the move has its outcome."""
+    moved, placement = state.health.move, state.attempt.placement
+    if moved is None or placement is None or not is_moved(moved, placement) or state.attempt.step <= moved.step:
+        return state, ""
+    if moved.node in placement.nodes:  # it is still put to the test
+        return state, ""
+    state = replace(state, health=replace(state.health, move=None))
+    node = state.roster.nodes.get(moved.node)
+    if not moved.signature or node is None or node.tested or policy.observe:
+        return state, ""
+    reason = (
+        f"rank {moved.rank} fell first on {moved.node} twice, and on {moved.other} it came past step {moved.step}"
+        if moved.step >= 0
+        else f"rank {moved.rank} fell first on {moved.node} twice, and on {moved.other} it made progress"
+    )
+    state, told = quarantine.leave_out(state, [moved.node], reason, now, policy)
+    return state, f"; {reason}: {told}"
+
+
+def settled(state: RunState, verdict: Verdict, names: Iterable[str]) -> RunState:
+    """The state without a move that a verdict answered, and without suspicion of whoever it cleared or excluded."""
+    health, moved = state.health, state.health.move
+    back = set(health.excluded) & set(verdict.cleared)
+    if back:  # it was for a failure that another node shows too
+        kept = {name: entry for name, entry in health.excluded.items() if name not in back}
+        state = replace(state, health=replace(health, excluded=kept))
+    gone = {*verdict.cleared, *names}
+    if moved is None or (moved.node not in gone and not verdict.final):
+        return state
+    suspicion = {name: count for name, count in state.health.suspicion.items() if name not in verdict.cleared}
+    return replace(state, health=replace(state.health, move=None, suspicion=suspicion))

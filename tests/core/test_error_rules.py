@@ -1,0 +1,182 @@
+"""What the texts of failures tell: every row of the table, how far a failure is spread, and what follows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gangrun.core.model import Cause, Cure, ErrorReport, Evidence, Failure, RankExit
+from gangrun.core.recovery import error_rules
+from gangrun.core.recovery.error_rules import RULES, rule_of
+from tests.core.test_blame import error, fell, judge, placed
+
+THREE = placed("n1", "n2", "n3")
+
+TEXTS: dict[str, tuple[str, str]] = {
+    "gpu-ecc": ("RuntimeError", "CUDA error: uncorrectable ECC error encountered"),
+    "gpu-lost": ("NVMLError", "GPU is lost"),
+    "gpu-fabric": ("RuntimeError", "Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized"),
+    "driver-mismatch": ("RuntimeError", "Failed to initialize NVML: Driver/library version mismatch"),
+    "gpu-missing": ("RuntimeError", "No CUDA GPUs are available"),
+    "gpu-ordinal": ("RuntimeError", "CUDA error: invalid device ordinal"),
+    "gpu-busy": ("RuntimeError", "CUDA error: CUDA-capable device(s) is/are busy or unavailable"),
+    "foreign-process": (
+        "torch.OutOfMemoryError",
+        "CUDA out of memory. Process 4711 has 70.50 GiB memory in use. This process has 512.00 MiB memory in use.",
+    ),
+    "rdma-missing": ("torch.distributed.DistBackendError", "NCCL error. NET/IB : No device found."),
+    "rdma-memory": ("RuntimeError", "ibv_create_cq failed with error Cannot allocate memory"),
+    "no-interface": ("DistBackendError", "Bootstrap : no socket interface found"),
+    "device-assert": ("RuntimeError", "CUDA error: device-side assert triggered"),
+    "no-kernel": ("RuntimeError", "CUDA error: no kernel image is available for execution on the device"),
+    "cuda-fork": ("RuntimeError", "Cannot re-initialize CUDA in forked subprocess."),
+    "cuda-not-built": ("AssertionError", "Torch not compiled with CUDA enabled"),
+    "gpu-memory": ("torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB."),
+    "nccl-usage": ("DistBackendError", "ncclInvalidUsage: Duplicate GPU detected : rank 0 and rank 1"),
+    "usage": ("ArgumentError", "error: unrecognized arguments: --lr"),
+    "syntax": ("SyntaxError", "invalid syntax (train.py, line 3)"),
+    "import": ("ModuleNotFoundError", "No module named 'flash_attn'"),
+    "library": ("OSError", "libcudart.so.12: cannot open shared object file: No such file or directory"),
+    "gpu-fault": ("RuntimeError", "CUDA error: an illegal memory access was encountered"),
+    "worker-memory": ("RuntimeError", "DataLoader worker (pid 7) is killed by signal: Bus error."),
+    "shared-memory": ("RuntimeError", "unable to write to file </torch_995_2167858072>"),
+    "no-tmpdir": ("FileNotFoundError", "[Errno 2] No usable temporary directory found in ['/tmp', '/var/tmp']"),
+    "local-disk": ("OSError", "[Errno 28] No space left on device: '/tmp/cache/x'"),
+    "mount-gone": ("OSError", "[Errno 107] Transport endpoint is not connected: '/mnt/data'"),
+    "storage-full": ("OSError", "[Errno 122] Disk quota exceeded"),
+    "storage-error": ("OSError", "[Errno 5] Input/output error"),
+    "save-failed": ("RuntimeError", "PytorchStreamWriter failed writing file data/12: file write failed"),
+    "ib-completion": ("DistBackendError", "NET/IB : Got completion from peer n2<5> with status=12 vendor err 129"),
+    "nccl-watchdog": ("DistBackendError", "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)"),
+    "nccl-remote": ("DistBackendError", "ncclRemoteError: A call failed possibly due to a network error"),
+    "nccl-cuda": ("DistBackendError", "ncclUnhandledCudaError: Call to CUDA function failed."),
+    "peer-lost": ("RuntimeError", "[gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.3]:21734"),
+    "port": ("OSError", "[Errno 98] Address already in use"),
+    "service": ("HTTPError", "503 Server Error: Service Unavailable for url: https://hub/x"),
+    "host-memory": ("MemoryError", "Unable to allocate 3.1 GiB for an array"),
+    "teardown": ("RuntimeError", "cannot schedule new futures at interpreter shutdown"),
+}  # fmt: skip
+
+
+def raised(kind: str, message: str, node: str = "n1", rank: int = 0) -> RankExit:
+    return fell(rank, node, report=error(message, kind=kind, sig="same"), at=10.0 + rank)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_each_row_knows_its_text(name: str) -> None:
+    found = rule_of(raised(*TEXTS[name]))
+    assert found is not None and found.name == name
+
+
+def test_every_row_has_a_text_here_and_a_name_of_its_own() -> None:
+    elsewhere = {"cpu-instruction", "script-missing"}  # they stand in no exception
+    assert set(TEXTS) | elsewhere == {rule.name for rule in RULES}
+    assert len(error_rules.BY_NAME) == len(RULES)
+    assert all(rule.says and rule.source for rule in RULES)
+
+
+def test_what_stands_in_stderr_counts_where_no_exception_tells_more() -> None:
+    assert rule_of(fell(signal=4)) is error_rules.BY_NAME["cpu-instruction"]
+    assert rule_of(fell(code=132)) is error_rules.BY_NAME["cpu-instruction"]
+    assert (
+        rule_of(replace(fell(code=2), tail=("python: can't open file 'x.py'",)))
+        is (error_rules.BY_NAME["script-missing"])
+    )
+    watchdog = ("Watchdog caught collective operation timeout", "CUDA error: uncorrectable ECC error encountered")
+    assert rule_of(replace(fell(signal=6), tail=watchdog)) is error_rules.BY_NAME["gpu-ecc"]
+    assert rule_of(replace(fell(signal=6), tail=watchdog[:1])) is error_rules.BY_NAME["nccl-watchdog"]
+    assert rule_of(fell(code=3)) is None
+
+
+def test_a_warning_beside_an_exception_is_not_its_cause() -> None:
+    old = ("UserWarning: The NVIDIA driver on your system is too old", "Read timed out.")
+    assert rule_of(replace(fell(report=error(kind="ValueError")), tail=old)) is None, "Python raised it for a bug"
+    assert rule_of(replace(fell(report=error(kind="RuntimeError")), tail=old[1:])) is None
+    beside = rule_of(replace(fell(report=error(kind="RuntimeError")), tail=old))
+    assert beside is error_rules.BY_NAME["driver-mismatch"]
+
+
+def test_the_causes_of_an_exception_count() -> None:
+    report = ErrorReport(
+        "CheckpointException", "rank 0 failed", "s", "", False, ("OSError: [Errno 116] Stale file handle",)
+    )
+    assert rule_of(fell(report=report)) is error_rules.BY_NAME["storage-error"]
+
+
+def test_a_mark_stays_when_the_text_is_gone() -> None:
+    marked = error_rules.marked(raised(*TEXTS["gpu-ecc"]))
+    assert marked.mark == "gpu-ecc" and error_rules.marked(marked) is marked
+    assert rule_of(replace(marked, error=None)) is error_rules.BY_NAME["gpu-ecc"]
+    unknown = error_rules.marked(fell(code=3))
+    assert unknown.mark == error_rules.NO_RULE and rule_of(unknown) is None
+
+
+def test_who_holds_the_memory() -> None:
+    held = "Process 7 has 3.00 GiB memory in use. Process 8 has 30.00 GiB memory in use."
+    assert error_rules.foreign_process(f"{held} this process has 5.00 GiB memory in use") == (
+        "process 8 holds 30.00 GiB of it"
+    )
+    assert error_rules.foreign_process(f"{held} this process has 40.00 GiB memory in use") == ""
+    assert error_rules.foreign_process(held) == "", "that may be the process itself"
+
+
+# ---- how far it is spread, and what follows --------------------------------------------------------------------------
+
+
+def on(nodes: str, name: str, step: int = 120) -> tuple[Cause, Cure, tuple[str, ...], bool]:
+    exits = tuple(raised(*TEXTS[name], node=f"n{digit}", rank=2 * index) for index, digit in enumerate(nodes))
+    verdict = judge(Evidence(exits=exits), placement=THREE, nodes_count=3, step=step)
+    return verdict.cause, verdict.cure, verdict.blamed, verdict.final
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "step", "cause", "cure", "blamed", "final"),
+    [
+        ("gpu-ecc", "1", 120, Cause.HARDWARE, Cure.EXCLUDE, ("n1",), False),
+        ("gpu-missing", "123", -1, Cause.ENVIRONMENT, Cure.END, (), True),
+        ("gpu-missing", "123", 120, Cause.ENVIRONMENT, Cure.ONCE, (), False),
+        ("usage", "1", -1, Cause.USAGE, Cure.END, (), True),
+        ("import", "123", -1, Cause.USAGE, Cure.END, (), True),
+        ("import", "1", -1, Cause.USAGE, Cure.MOVE, (), False),
+        ("local-disk", "1", 120, Cause.LOCAL_DISK, Cure.EXCLUDE, ("n1",), False),
+        ("local-disk", "12", 120, Cause.STORAGE, Cure.WAIT, (), False),
+        ("service", "1", -1, Cause.SERVICE, Cure.WAIT, (), False),
+        ("gpu-fault", "1", 120, Cause.RANK_ERROR, Cure.TEST, (), False),
+    ],
+)
+def test_few_nodes_and_many(
+    name: str, nodes: str, step: int, cause: Cause, cure: Cure, blamed: tuple[str, ...], final: bool
+) -> None:
+    assert on(nodes, name, step) == (cause, cure, blamed, final)
+
+
+def test_the_verdict_says_what_and_where() -> None:
+    ecc = Evidence(exits=(raised(*TEXTS["gpu-ecc"]),))
+    assert judge(ecc, placement=THREE, nodes_count=3).sentence == (
+        "rank 0 on n1 raised RuntimeError: CUDA error: uncorrectable ECC error encountered at step 120 (exit code 1);"
+        " that is an uncorrectable memory or NVLink error of a GPU, seen on n1 only: the node's own"
+    )
+    foreign = Evidence(exits=(raised(*TEXTS["foreign-process"]),))
+    assert "that another program holds (process 4711 holds 70.50 GiB of it), seen on n1 only" in judge(foreign).sentence
+    both = Evidence(exits=(raised(*TEXTS["usage"]), raised(*TEXTS["usage"], node="n2", rank=2)))
+    assert judge(both, step=-1).sentence.endswith("seen on 2 nodes at once: no restart would cure it")
+    tail = replace(fell(signal=11), tail=("Fatal Python error: Segmentation fault",))
+    assert judge(Evidence(exits=(tail,))).sentence.endswith("Fatal Python error: Segmentation fault")
+
+
+def test_what_one_node_was_excluded_for_is_the_environments_if_the_next_shows_it_too() -> None:
+    first = judge(Evidence(exits=(raised(*TEXTS["gpu-missing"]),)), step=-1, attempt=1, nodes_count=3)
+    before = error_rules_sighting(first, 1, -1)
+    other = Evidence(exits=(raised(*TEXTS["gpu-missing"], node="n2", rank=2),))
+    again = judge(other, step=-1, attempt=2, sightings=(before,), nodes_count=3)
+    assert again.final and again.cleared == ("n1",) and again.failure is Failure.SCRIPT
+    assert not judge(other, step=5, attempt=2, sightings=(before,), nodes_count=3).final, "it came farther"
+    same = Evidence(exits=(raised(*TEXTS["gpu-missing"]),))
+    assert not judge(same, step=-1, attempt=2, sightings=(before,), nodes_count=3).final
+
+
+def error_rules_sighting(verdict, attempt, step):  # type: ignore[no-untyped-def]
+    from gangrun.core.model import Sighting
+
+    return Sighting(verdict.signature, attempt, step, verdict.blamed)

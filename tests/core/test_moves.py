@@ -1,0 +1,155 @@
+"""A rank that falls first twice is moved to another node once; what comes of it tells the node from the code."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gangrun.core.events import CheckpointSeen, GangStarted, NodeChecked
+from gangrun.core.model import Cause, ErrorReport, Failure, Phase
+from gangrun.core.policy import Policy
+from gangrun.core.recovery import move
+from tests.core.life import Life, saved
+
+SLURM = Policy(can_requeue=True, restarts_max_count=9)
+ODD = ErrorReport("RuntimeError", "numbers do not add up", "odd", "Traceback ...", False)
+
+
+def go_on(life: Life) -> None:
+    if life.phase is Phase.WAITING:
+        life.due("backoff")
+    if life.phase is Phase.CHECKING:
+        life.due("check")
+    life.again()
+    life.on(GangStarted(life.state.attempt.number))
+
+
+def falls(life: Life, rank: int = 2, error: ErrorReport | None = ODD, at_step: int | None = None) -> None:
+    if at_step is not None:
+        life.mark(at_step)
+    life.exit(rank, error=error, code=17)
+    life.stopped()
+
+
+def twice(*spares: str, policy: Policy = SLURM) -> Life:
+    """Rank 2 on n1 fell first twice."""
+    life = Life(3, 2, policy).running()
+    for name in spares:
+        life.join(name)
+        life.on(NodeChecked(name, True))
+    falls(life, at_step=10)
+    go_on(life)
+    falls(life, at_step=20)
+    return life
+
+
+def test_without_a_spare_two_nodes_change_places() -> None:
+    life = twice()
+    life.says("rank 2 of n1 moves to n0, whose ranks move to n1, to tell the node from the code", "on the same nodes")
+    assert not life.state.health.excluded
+    go_on(life)
+    assert life.started().placement.nodes == ("n1", "n0", "n2")
+
+
+def test_if_the_rank_falls_there_too_the_run_ends_and_the_node_is_innocent() -> None:
+    life = twice()
+    go_on(life)
+    falls(life)
+    life.says("rank 2 on n0", "as on n1 before", "its code or its data is at fault and n1 is innocent")
+    assert (life.phase, life.state.ending.failure) == (Phase.FAILED, Failure.SCRIPT)
+    assert (life.state.health.excluded, life.state.health.suspicion, life.state.health.move) == ({}, {}, None)
+    assert life.state.attempts[-1].outcome == Cause.SAME_AGAIN.value
+
+
+def test_if_another_rank_falls_on_the_node_it_is_excluded() -> None:
+    life = twice()
+    go_on(life)
+    falls(life, rank=0, at_step=30)
+    life.says("rank 0 on n1", "now runs on n0 and did not fall: n1 is at fault; n1 excluded for 24 h")
+    assert set(life.state.health.excluded) == {"n1"} and life.state.health.move is None
+    assert life.state.underway.submitting
+
+
+def test_if_a_rank_falls_elsewhere_that_tells_nothing() -> None:
+    life = twice()
+    go_on(life)
+    falls(life, rank=4, at_step=30)
+    assert not life.state.health.excluded and life.state.health.move is not None and life.phase is Phase.STARTING
+
+
+def test_with_a_spare_the_rank_goes_there_and_the_node_is_excluded_once_the_run_came_past() -> None:
+    life = twice("s0")
+    life.says("rank 2 of n1 moves to s0 to tell", "restarting on n[0,2],s0")
+    go_on(life)
+    assert life.started().placement.nodes == ("n0", "s0", "n2")
+    life.mark(15)
+    assert not life.state.health.excluded, "it has fallen at step 20"
+    life.mark(21)
+    life.says("rank 2 fell first on n1 twice, and on s0 it came past step 20: n1 excluded for 24 h")
+    assert set(life.state.health.excluded) == {"n1"} and life.state.health.move is None
+
+
+def test_a_checkpoint_past_the_step_is_no_outcome_before_a_report_says_so() -> None:
+    life = twice("s0")
+    go_on(life)
+    life.on(CheckpointSeen(saved(25)))
+    assert not life.state.health.excluded
+
+
+def test_a_node_whose_devices_were_tested_stays() -> None:
+    life = twice("s0")
+    go_on(life)
+    node = replace(life.state.roster.nodes["n1"], tested="48 products right")
+    life.state = replace(life.state, roster=replace(life.state.roster, nodes={**life.state.roster.nodes, "n1": node}))
+    life.mark(21)
+    assert not life.state.health.excluded and life.state.health.move is None
+
+
+def test_a_suspicion_that_has_faded_tells_nothing() -> None:
+    life = twice()
+    go_on(life)
+    life.now += 3 * 24 * 3600.0
+    falls(life, rank=0, at_step=30)
+    assert not life.state.health.excluded
+
+
+def test_nobody_moves_where_there_is_nowhere_to_go() -> None:
+    life = Life(1, 2, SLURM).running()
+    falls(life, at_step=10, rank=0)
+    go_on(life)
+    falls(life, at_step=20, rank=0)
+    assert life.state.health.move is None and "moves to" not in life.reason
+
+
+def test_without_steps_the_outcome_is_told_too() -> None:
+    life = Life(3, 2, SLURM).running()
+    life.join("s0")
+    life.on(NodeChecked("s0", True))
+    falls(life, error=None)
+    go_on(life)
+    falls(life, error=None)
+    go_on(life)
+    life.mark(0)
+    life.says("on s0 it made progress: n1 excluded for 24 h")
+
+
+def test_the_same_failure_on_one_node_only_proves_nothing_of_the_code() -> None:
+    life = Life(3, 2, SLURM).running()
+    falls(life)
+    go_on(life)
+    falls(life)
+    life.says("rank 2 of n1 moves to n0")
+    assert life.phase is Phase.WAITING
+
+
+def test_a_suspect_that_is_moved_away_is_tested() -> None:
+    life = twice("s0", policy=replace(SLURM, test_suspects=True))
+    life.says("the devices of n1 are tested meanwhile")
+
+
+@pytest.mark.parametrize("rank", [0, 5])
+def test_a_verdict_of_no_rank_is_not_compared(rank: int) -> None:
+    life = twice()
+    assert life.state.health.move is not None
+    assert move.passed(life.state, life.now, SLURM) == (life.state, ""), f"not moved yet, whatever rank {rank} does"

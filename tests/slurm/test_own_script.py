@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 
 from tests.slurm.cluster import Cluster
 from tests.slurm.harness import GANGRUN, SHORT, STEPPER, TINY, Run, attempts_that_stepped
@@ -83,4 +84,36 @@ def test_in_salloc_it_uses_all_nodes_and_ends_with_its_story(cluster: Cluster, r
     assert attempts_that_stepped(run.rows()) == [0, 1]
     assert {row.host for row in run.rows()} == set(nodes[0])
     assert cluster.calls("sbatch") == []
+    cluster.assert_clean(30)
+
+
+SAVES_AT_TERM = """
+def saves(*_):
+    time.sleep(1)
+    (folder / f"saved-{rank}").touch()
+    os._exit(0)
+signal.signal(signal.SIGTERM, saves)
+"""
+
+
+def test_a_closed_terminal_in_salloc_cancels_once_and_the_ranks_save(cluster: Cluster, run: Run) -> None:
+    """A shell may pass SIGHUP on more than once. Salloc would give its nodes up at once: it gets none."""
+    words = ["salloc", "-N", "2", *GANGRUN, "run", "-q", *SHORT, "--nproc-per-node", "1"]
+    said = run.folder / "said"
+    with said.open("wb") as err:
+        salloc = cluster.popen(
+            [*words, run.script(STEPPER), run.steps, "9999", "0.05", "0"],
+            cwd=run.folder, env={"TINY": str(TINY), "HOOK": SAVES_AT_TERM, "MAY_END": ""}, stdout=err, stderr=err,
+        )  # fmt: skip
+        (run.root,) = until(lambda: [*run.folder.glob("gangrun_runs/*")], 60, said.read_text)
+        run.id = run.root.name
+        run.wait_for_step(5)
+        for _ in range(2):
+            cluster.kill_on("login", r"^\S*python\S* .*gangrun run", signal.SIGHUP)
+        status = run.end("CANCELLED")
+        salloc.wait(60 * PATIENCE)
+    assert "SIGHUP (the terminal was closed)" in status["reason"] and "killing all ranks" not in said.read_text(), (
+        said.read_text()
+    )
+    assert {path.name for path in run.steps.glob("saved-*")} == {"saved-0", "saved-1"}, said.read_text()
     cluster.assert_clean(30)

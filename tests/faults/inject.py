@@ -34,6 +34,7 @@ def inject(entry: str) -> None:
     """Prepare this process, which is about to become ``entry``."""
     from gangrun.adapters.clock import SystemClock
     from gangrun.entry import wiring
+    from gangrun.node import processes
     from tests.faults.disk import FatalDisk, PausableDisk
 
     class SteeredClock(SystemClock):
@@ -50,6 +51,7 @@ def inject(entry: str) -> None:
     changes: dict[str, Any] = {"own_command": own_command}
     if os.environ.get("FAULT_WALL_OFFSET"):
         changes["clock_of"] = SteeredClock
+        processes.wall_s = SteeredClock().wall
     if control := os.environ.get("FAULT_DISK_CONTROL"):
         changes["disk_of"] = lambda paths: PausableDisk(Path(control), only_under=paths.root)
     if (position := os.environ.get("FAULT_KILL_AT")) and entry == "gangrun.entry.supervisor":

@@ -87,6 +87,7 @@ class Box:
             "MAY_END": str(self.may_end),
         }
         self.process: subprocess.Popen[bytes] | None = None
+        self.through: list[str] = []
 
     def script(self, text: str, name: str = "train.py") -> Path:
         """A script in the work folder."""
@@ -95,11 +96,11 @@ class Box:
         return path
 
     def start(self, *arguments: str | Path, environment: dict[str, str] | None = None) -> None:
-        """``gangrun run`` with these arguments, in the background."""
+        """``gangrun run`` with these arguments, in the background, started by the command ``through``."""
         environment = {**self.environment, **(environment or {})}
         with self.out.open("ab") as out, self.err.open("ab") as err:
             self.process = subprocess.Popen(
-                [*gangrun(environment), "run", "--runs-dir", str(self.runs), *map(str, arguments)],
+                [*self.through, *gangrun(environment), "run", "--runs-dir", str(self.runs), *map(str, arguments)],
                 cwd=self.work, env=environment, stdout=out, stderr=err,
                 start_new_session=True,
             )  # fmt: skip

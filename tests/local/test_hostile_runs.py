@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -245,3 +246,25 @@ def test_a_low_limit_of_open_files_is_raised_or_refused_in_words(box: Box) -> No
     assert "ulimit -Hn" in told, box.told()
     assert "Traceback" not in told, told
     assert str(ROOT) not in told
+
+
+ELSEWHERE = ["unshare", "--uts", "sh", "-c", 'hostname elsewhere; exec "$@"', "sh"]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("ahead_s", [-21600, 21600])
+def test_a_run_of_a_host_whose_clock_is_wrong_is_not_joined(boxes: Callable[[str], Box], ahead_s: int) -> None:
+    first, second = boxes("first"), boxes("second")
+    first.through = ELSEWHERE  # its processes cannot be looked for by those of another host
+    saves, wall = first.work / "saves", first.folder / "wall"
+    saves.mkdir()
+    wall.write_text(str(ahead_s))
+    first.environment["FAULT_WALL_OFFSET"] = str(wall)
+    second.environment["XDG_STATE_HOME"] = first.environment["XDG_STATE_HOME"]
+    first.step(1, "--checkpoint-dir", str(saves), steps=10_000)
+    first.wait_for_step(5, deadline_s=60)
+    second.step(1, "--checkpoint-dir", str(saves), steps=10)
+    assert second.end(90) != 0, second.told()
+    assert f"saves to {saves}, and has not ended" in second.err.read_text()
+    assert not second.rows(), "no rank of the second run began"
+    first.interrupt()

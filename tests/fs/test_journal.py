@@ -29,7 +29,7 @@ from gangrun.adapters.fs.journal import (
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.wire import record as wire_record
 from gangrun.wire.record import Record
-from tests.fs.bench import fork, new_run, note, snapshot
+from tests.fs.bench import TriggerDisk, fork, new_run, note, snapshot
 
 DISK = Disk()
 
@@ -379,3 +379,22 @@ def test_a_follower_says_where_the_story_breaks_and_goes_on_with_the_next_term(t
     assert follower.poll() == records_of(1, 1) + records_of(2, 2)
     assert len(follower.notes()) == 1
     assert "line 2: cut off: no checksum at its end; records from 1 on are missing" in follower.notes()[0]
+
+
+def test_a_read_that_fails_loses_nothing_that_was_read_before_it(tmp_path: Path) -> None:
+    paths = new_run(tmp_path)
+    for term in (1, 2):
+        paths.journal(term).write_bytes(wire_record.encode(snapshot(term)) + wire_record.encode(note(term, 1)))
+
+    def fail() -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    counted = TriggerDisk()
+    assert len(JournalFollower(paths, counted).poll()) == 4
+    for k in range(counted.count):
+        disk = TriggerDisk(k=k, act=fail)
+        follower = JournalFollower(paths, disk)
+        with pytest.raises(OSError, match="Input"):
+            follower.poll()
+        seen = follower.poll()
+        assert [(record.term, record.n) for record in seen] == [(1, 0), (1, 1), (2, 0), (2, 1)], disk.log

@@ -276,18 +276,19 @@ class JournalFollower:
     newest_only: bool = False  # begin at the newest snapshot: all that the state needs, none of the story
     _files: dict[int, _Followed] = field(default_factory=dict)
     _term: int = -1
+    _read: list[Record] = field(default_factory=list)  # not given yet
 
     def poll(self) -> list[Record]:
         """Whole lines that came since; a half-written last line is left for the next time."""
         if self.newest_only and self._term < 0:
             self._leap()
-        result: list[Record] = []
         # Seen first, read afterwards: whatever a newer holder read before its snapshot is in the older files by now.
         for term in self._candidates():
             fresh = list(self._fresh(term))
             if fresh:
                 self._term = term
-            result.extend(fresh)
+            self._read.extend(fresh)  # stays here if the next term cannot be read
+        result, self._read = self._read, []
         return result
 
     def _leap(self) -> None:

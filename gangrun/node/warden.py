@@ -15,6 +15,7 @@ import selectors
 import signal
 import socket
 import sys
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing costs a megabyte that a warden does not have to spend
@@ -35,6 +36,7 @@ ENV_MEMORY = "GANGRUN_MEMORY"  # the name of the keeper of checkpoints in memory
 EXIT_AGENT_LOST, EXIT_LIFE_LINE_LOST = 70, 71
 SUPERVISORS_MAX_COUNT = 3
 KILL_WITHIN_S = 5.0  # a process that outlives SIGKILL by this is in D state: named, not waited for
+AGENT_WITHIN_S, TRY_AGAIN_S = 10.0, 0.2  # while no process can be made
 LAST_WORDS_WITHIN_S = 2.0  # what the log writer gets for them; a disk that stands still is not waited for
 
 
@@ -119,8 +121,9 @@ class Warden:
         if self._writes_log:
             self._writer = LogWriter()
         self._listen()
-        self._start_keeper()
-        self._start_agent(self._previous_died)
+        self._start_again("keeper", self._start_keeper)
+        if not self._start_agent(self._previous_died):
+            return self._leave(EXIT_AGENT_LOST)
         while True:
             self._turn()
             if self._life_lost or len(self._askings.signals) > 1:
@@ -272,8 +275,7 @@ class Warden:
         self._say(f"the agent died ({how}): its ranks are dead, starting it again")
         if not self._may_start("agent"):
             return EXIT_AGENT_LOST
-        self._start_agent(how)
-        return None
+        return None if self._start_agent(how) else EXIT_AGENT_LOST
 
     def _may_start(self, what: str) -> bool:
         """Start it once more? Not if too many of its kind died lately. Counts as a start."""
@@ -285,7 +287,8 @@ class Warden:
         self._starts_ns[what] = [*recent, now_ns]
         return True
 
-    def _start_agent(self, previous_died: str) -> None:
+    def _start_agent(self, previous_died: str) -> bool:
+        """Whether it was started; no rank lives meanwhile, so there is time to try."""
         if self._link is not None:
             self._selector.unregister(self._link)
             self._link.close()
@@ -301,13 +304,29 @@ class Warden:
             ENV_MEMORY: self._keeper_name,
         }
         self._agent_since_ns = processes.boottime_ns()
-        self._agent = self._spawn(self._agent_argv, environ, (self._lease_fd, theirs.fileno()), _NOTICES)
+        while (agent := self._try_agent(environ, theirs.fileno())) is None:
+            if processes.boottime_ns() > self._agent_since_ns + int(AGENT_WITHIN_S * 1e9):
+                self._say(f"the agent could not be started for {AGENT_WITHIN_S:g} s: giving up")
+                self._link = None
+                ours.close()
+                theirs.close()
+                return False
+            time.sleep(TRY_AGAIN_S)
+        self._agent = agent
         theirs.close()
         self._link = ours
         self._selector.register(ours, selectors.EVENT_READ)
         hello = {"op": "hello", "previous_died": previous_died, "supervisor_pids": list(self._supervisors)}
         self._tell({**hello, "leftovers": self._leftovers, "own_pids": self._own_pids()})
         self._incarnation += 1
+        return True
+
+    def _try_agent(self, environ: Mapping[str, str], link_fd: int) -> int | None:
+        try:
+            return self._spawn(self._agent_argv, environ, (self._lease_fd, link_fd), _NOTICES)
+        except OSError as error:  # no memory, or too many processes: often over within a second
+            self._say(f"the agent cannot be started ({error.strerror or error}): trying again")
+            return None
 
     def _replace_keeper(self, code: int) -> None:
         """The next one has the same name, by which the agent and the ranks find it when they save again."""
@@ -316,11 +335,11 @@ class Warden:
             self._say("an empty keeper was started in its place: the next checkpoint is kept in memory again")
 
     def _start_again(self, what: str, start: Callable[[], None]) -> bool:
-        """Whether it runs again. Where no process can be made the node does without: its ranks go on."""
+        """Whether it runs. If no process can be made, the node does without: its ranks go on."""
         try:
             start()
         except OSError as error:
-            self._say(f"the {what} cannot be started again ({error.strerror or error}): this node goes on without it")
+            self._say(f"the {what} cannot be started ({error.strerror or error}): this node goes on without it")
             return False
         self._tell({"op": "own_pids", "pids": self._own_pids()})
         return True
@@ -340,7 +359,12 @@ class Warden:
             return
         promises = json.dumps(message.get("promises", []))
         command = [*self._supervisor_argv, "--term-min", str(term), "--promises", promises]
-        pid = self._spawn(command, dict(os.environ), (), (*_ENDS, *_NOTICES))
+        try:
+            pid = self._spawn(command, dict(os.environ), (), (*_ENDS, *_NOTICES))
+        except OSError as error:
+            why = f"no process can be made: {error.strerror or error}"
+            self._tell({"op": "supervisor_refused", "why": why, "term": term})
+            return
         self._supervisors[pid] = term
         self._tell({"op": "supervisor_started", "term": term, "pid": pid})
 

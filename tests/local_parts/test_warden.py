@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -207,7 +208,51 @@ def test_where_no_process_can_be_made_the_node_goes_on_without(
             return not made._own_pids()
 
         until(is_reaped, 5, "the end of it")
-    assert f"the {what} cannot be started again (Resource temporarily unavailable)" in capfd.readouterr().err
+    assert f"the {what} cannot be started (Resource temporarily unavailable)" in capfd.readouterr().err
+
+
+def no_process_can_be_made(monkeypatch: pytest.MonkeyPatch, times: float) -> None:
+    """For so many forks; the next ones work."""
+    forks, left = os.fork, [times]
+
+    def fork() -> int:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return forks()
+
+    monkeypatch.setattr(os, "fork", fork)
+
+
+def test_where_no_supervisor_can_be_made_the_agent_hears_of_it_and_ranks_live_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = warden.Warden({"agent": [], "node": "n0", "supervisor": ["true"]})
+    made._link, agents = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    agents.setblocking(False)
+    no_process_can_be_made(monkeypatch, 1)
+    made._start_supervisor({"term_min": 3, "promises": []})
+    (told,) = warden.receive(agents)[:1]
+    assert told == {
+        "op": "supervisor_refused", "why": "no process can be made: Resource temporarily unavailable", "term": 3,
+    }  # fmt: skip
+    assert not made._supervisors
+    made._link.close()
+    agents.close()
+
+
+@pytest.mark.parametrize(("times", "starts"), [(3, True), (float("inf"), False)])
+def test_an_agent_is_tried_again_while_no_process_can_be_made(
+    times: float, starts: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(warden, "AGENT_WITHIN_S", 60.0 if starts else 0.5)
+    made = warden.Warden({"agent": ["true"], "node": "n0"})
+    no_process_can_be_made(monkeypatch, times)
+    assert made._start_agent("") is starts
+    if made._link is not None:
+        os.waitpid(made._agent, 0)
+        made._link.close()
+    assert "the agent cannot be started (Resource temporarily unavailable): trying again" in capfd.readouterr().err
 
 
 def test_a_keeper_that_cannot_live_is_given_up(nodes: Any) -> None:

@@ -242,6 +242,11 @@ class Cluster:
         self._shaken = True
         self.room.cut_one_way(name, direction)
 
+    def part(self, name: str, other: str) -> None:
+        """The two do not reach each other; all others reach both."""
+        self._shaken = True
+        self.room.part(name, other)
+
     def heal(self, name: str) -> None:
         self.room.heal(name)
 

@@ -147,6 +147,13 @@ class Room:
             case _:
                 raise ValueError(f"direction is 'in' or 'out', not {direction!r}")
 
+    def part(self, name: str, other: str) -> None:
+        """The two do not reach each other; all others reach both."""
+        for one, far in ((name, other), (other, name)):
+            if self.is_on(one):
+                route = ("ip", "route", "replace", "blackhole", f"{self.hosts[far].address}/32")
+                self._in(self.hosts[one], *route)
+
     def throttle(self, name: str, rate: str) -> None:
         """Both ways of its cable carry no more than this (``4mbit``), by a token bucket."""
         words = f"qdisc replace dev {{}} root tbf rate {rate} burst 16kb latency 400ms"
@@ -160,6 +167,7 @@ class Room:
         self._switch(f"link set {name} up")
         self._tc(f"qdisc del dev {name} root", check=False)
         self._in(self.hosts[name], "tc", "qdisc", "del", "dev", "eth0", "root", check=False)
+        self._in(self.hosts[name], "ip", "route", "flush", "type", "blackhole", check=False)
 
     # ---- processes ----
 

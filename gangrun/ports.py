@@ -198,8 +198,8 @@ class Jobs(Protocol):
         """
 
     def runs_at(self) -> float:
-        """When (``Clock.now``) the scheduler last held this very job for running, so that it had begun no other job of
-        the run; -infinity: never; infinity: there is no scheduler that could. Never blocks.
+        """When (``Clock.now``) the scheduler last held this very stay of the job for running, so that nothing had taken
+        its place; -infinity: never; infinity: there is no scheduler that could. Never blocks.
         """
 
 

@@ -27,6 +27,7 @@ from gangrun.adapters.fs.job_claims import Asking, Claimed, JobClaim, JobClaims
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.adapters.slurm import step
 from gangrun.adapters.slurm.commands import ToolProcess, Tools
+from gangrun.adapters.slurm.scheduler import SchedulerRefused, SchedulerSilent, SlurmScheduler
 from gangrun.adapters.slurm.step import Left, Step
 from gangrun.core.model import EXIT_CODES, TERMINAL, RunState
 from gangrun.core.nodeset import fold
@@ -65,6 +66,8 @@ def code_of(state: RunState | None, claim: JobClaim) -> int:
 LAUNCHES_MAX = 4
 STARTS_AGAIN_MAX = 5  # of srun, and of each node's warden: something outside kills them
 ENDED_BY_ITSELF = ("Exited with exit code", "Terminated")  # srun's words; "Killed" is how a killed one ends
+RESORTS_MAX = 4  # supervisors of last resort, if each is killed
+MARKED_WITHIN_S, MARK_AGAIN_S = 3.0, 2.0
 LAST_WORDS_BYTES = 2000
 LAST_LINES_COUNT = 2
 
@@ -126,6 +129,9 @@ class JobStep:
     _starts_count: dict[str, int] = field(default_factory=dict)  # again: of srun, or of a node's warden
     _asking: Asking | None = None  # for the claim of a new launch, which the file system has not answered yet
     _ask_at: float = 0.0
+    _marked: JobClaim | None = None  # the stay that Slurm was told is over
+    _silent: str = ""
+    _resorts_count: int = 0
     _cancelled: bool = False
 
     def start(self) -> None:
@@ -161,7 +167,10 @@ class JobStep:
                 self._after_step()
         elif self.part is StepPart.LAST_RESORT:
             assert self._resort is not None
-            if self._resort.poll() is not None:
+            code = self._resort.poll()
+            if code is not None and code < 0 and self._resorts_count < RESORTS_MAX and not self.over():
+                self._decide_here(f"the supervisor of last resort was killed ({signal.Signals(-code).name})")
+            elif code is not None:
                 self.part = StepPart.OVER
 
     def interrupt(self) -> None:
@@ -180,13 +189,13 @@ class JobStep:
 
     def kill(self) -> None:
         """No more grace: Slurm kills all that the step has, on every node."""
-        if self._asking is not None and self.part is StepPart.STEP:
-            self.part = StepPart.OVER  # its step has ended
-        elif self.launches and self.part is StepPart.STEP:
+        if self.launches and self.part is StepPart.STEP:
             self._cancelled = True
             self.launches[0].step.cancel()
-        elif self._resort is not None:
+            return
+        if self._resort is not None:
             self._resort.send_signal(signal.SIGKILL)
+        self.part = StepPart.OVER
 
     # ---- nodes that are missing, wardens and sruns that were killed ----
 
@@ -242,6 +251,8 @@ class JobStep:
     # ---- when every srun has ended ----
 
     def _after_step(self) -> None:
+        if not self._cancelled and not self.over() and not self._is_marked():
+            return
         if self.over():
             self.part = StepPart.OVER
             return
@@ -260,9 +271,37 @@ class JobStep:
                 return
         told = "; ".join(self._words[-3:])
         undecided = "all agents have ended, and no supervisor has decided what comes next"
-        self.say(f"{undecided} ({told or 'srun said nothing'}): deciding here")
+        self._decide_here(f"{undecided} ({told or 'srun said nothing'})")
+
+    def _decide_here(self, why: str) -> None:
+        self.say(f"{why}: deciding here")
         self._resort = ToolProcess(last_resort_argv(self.paths, self.claim, self.allocation), self.variables)
+        self._resorts_count += 1
         self.part = StepPart.LAST_RESORT
+
+    def _is_marked(self) -> bool:
+        """Has Slurm noted that this step is over? False: the next turn asks again.
+
+        Without that note a supervisor on nodes that srun lost would acknowledge for as long as Slurm says "running".
+        """
+        if self._marked == self.claim or self.clock.now() < self._ask_at:
+            return self._marked == self.claim
+        scheduler, stay = SlurmScheduler(Tools(self.variables)), self.claim
+        try:
+            scheduler.mark_over(stay.job, stay.restart, stay.launch, MARKED_WITHIN_S)
+        except SchedulerRefused as error:
+            why = f"Slurm refuses to note in the comment of job {stay.job} that its step is over: {error}"
+            self.say(f"{why}; this job starts nothing more, and gangrun resume {self.spec.run} continues the run")
+            self.part = StepPart.OVER
+            return False
+        except SchedulerSilent as error:
+            if self._silent != str(error):
+                self._silent = str(error)
+                self.say(f"the step has ended, and Slurm could not be told: {error}; trying again")
+            self._ask_at = self.clock.now() + MARK_AGAIN_S
+            return False
+        self._marked, self._ask_at = stay, 0.0
+        return True
 
     def _claimed_again(self) -> bool | None:
         """A new launch is a new stay: what is left of the last one's supervisor must not hold it.

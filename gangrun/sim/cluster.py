@@ -91,7 +91,7 @@ class Cluster(Surroundings):
         term_min: int,
         promises: tuple[str, ...],
         promised_at: float,
-        alone: Callable[[], None] | None = None,
+        alone: Callable[[bool], None] | None = None,
     ) -> SimSupervisor:
         """A supervisor's process begins; ``alone``: the last resort of its job, and who hears of its end."""
         del promised_at

@@ -80,8 +80,9 @@ class Kind(Enum):
     SLURM_HELD = "the next job is held for that long"
     SLURM_SUSPEND = "scontrol suspend and resume"
     SLURM_REQUEUE = "the job is requeued under its id"
-    SLURM_GIVES_UP = "the job is requeued under its id, and its nodes, which Slurm does not reach, live on"
+    SLURM_GIVES_UP = "the job is requeued under its id; its nodes live on until Slurm reaches them again, after for_s"
     SLURM_TAKES = "Slurm counts a good node as DOWN: it kills what runs there and takes the node out of the job"
+    STEP_LOST = "for srun all nodes have left, and what runs on them lives on"
     BATCH_LOST = "the batch host is lost"
     SCANCEL = "scancel without our knowledge"
     CANCEL = "gangrun cancel"
@@ -500,7 +501,9 @@ def _to_jobs(world: Cluster, fault: Fault) -> None:
             case Kind.SLURM_REQUEUE:
                 world.scheduler.requeue(job)
             case Kind.SLURM_GIVES_UP:
-                world.scheduler.give_up(job)
+                world.scheduler.give_up(job, fault.for_s)
+            case Kind.STEP_LOST:
+                world.scheduler.lose_step(job)
             case Kind.BATCH_LOST:
                 world.scheduler.kill(job)
             case Kind.SCANCEL:
@@ -596,6 +599,7 @@ _SLURM = (
     Kind.KILL_SRUN,
     Kind.SLURM_REQUEUE,
     Kind.SLURM_GIVES_UP,
+    Kind.STEP_LOST,
     Kind.BATCH_LOST,
     Kind.SCANCEL,
 )

@@ -11,10 +11,10 @@ only if beats lie in a queue: old ones, delivered late, say nothing about now.
 Leadership (law 3): a supervisor acks and acts only while more than half of the roster beat to it within the leader
 lease D. And (law 5) only if it was lately seen not to be sealed: the next holder counts from the seal on how long ranks
 may live by its acks. While it hears all of the roster no node of its job has taken its term, but the next job may have:
-then a look that is not quite so new is enough, or the scheduler's word that this very job runs. The newest word of
-this supervisor that the agent had when it sent the beat (the echoed ``stamp``) counts, not the beat's arrival: a beat
-that lay in a queue while its agent promised itself to another supervisor proves nothing. The majority must hold in
-the roster as it is and in the one on disk, which a successor would count.
+then a look that is not quite so new is enough, or the scheduler's word that this very stay of the job runs. The newest
+word of this supervisor that the agent had when it sent the beat (the echoed ``stamp``) counts, not the beat's arrival:
+a beat that lay in a queue while its agent promised itself to another supervisor proves nothing. The majority must hold
+in the roster as it is and in the one on disk, which a successor would count.
 
 Silence: a node that is silent for S is a suspect, and other agents are asked whether they reach it. It is *lost* when
 the gang it belongs to has halted too, when no other node reaches it, or when its lease is over. The judge must not be

@@ -228,7 +228,7 @@ class TakeoverGather:
         share = ENDED_SHARE if state.phase in TERMINAL or state.ending.leaving else GATHER_SHARE
         self.until = opening.run_start + share * timing.takeover_after_s
         self.floor: float | None = None  # by then the last supervisor had acked for the last time
-        if facts.alone:  # for the launcher all tasks of the job have ended, whether or not it reaches their nodes
+        if facts.alone:  # the launcher lost all tasks, which may live on; it told the scheduler so before this seal
             self.floor = opening.run_start + lease.last_ack_of_lost_job_s(timing)
         self._facts = facts
         self._opening = opening

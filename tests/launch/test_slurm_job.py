@@ -6,6 +6,7 @@ import errno
 import itertools
 import json
 import os
+import signal
 from functools import partial
 from typing import cast
 
@@ -165,12 +166,23 @@ class Refusing(Disk):
         super().write_new(path, data, mode)
 
 
+# Answers, unless its folder has a file ``show-says`` or ``update-says``; what it was asked last is in ``asked``.
+SCONTROL = """#!/bin/sh
+if [ -e {folder}/$1-says ]; then cat {folder}/$1-says >&2; exit 1; fi
+echo "$*" >{folder}/asked
+printf 'JobId=12 JobName=r\\n   UserId=jane(1)\\n   JobState=RUNNING Restarts=0\\n   Comment=gr:r:1\\n'
+"""
+
+
 @pytest.fixture
 def unreached(tmp_path, monkeypatch):
     """A job whose srun reached one node of three, and a disk that refuses the claim of the next launch."""
     srun = tmp_path / "srun"
     srun.write_text("#!/bin/sh\necho 'srun: error: Task launch for StepId=12.0 failed on node n3: lost' >&2\nexit 1\n")
     srun.chmod(0o755)
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(SCONTROL.format(folder=tmp_path))
+    scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     paths, clock, disk = RunPaths(tmp_path / "run"), HandClock(), Refusing()
     told: list[str] = []
@@ -205,13 +217,13 @@ def test_a_claim_that_the_file_system_does_not_answer_is_asked_for_once_a_turn(u
     assert (steps.part, steps.claim.launch) == (job_owner.StepPart.STEP, 1)
 
 
-@pytest.mark.parametrize(("signal", "part"), [("interrupt", "LAST_RESORT"), ("kill", "OVER")])
-def test_a_cancel_is_heeded_while_the_file_system_refuses_the_claim(unreached, signal, part):
+@pytest.mark.parametrize(("order", "part"), [("interrupt", "LAST_RESORT"), ("kill", "OVER")])
+def test_a_cancel_is_heeded_while_the_file_system_refuses_the_claim(unreached, order, part):
     steps, disk, _, _ = unreached
     disk.error = errno.ESTALE
     steps.turn()
-    getattr(steps, signal)()
-    if signal == "interrupt":
+    getattr(steps, order)()
+    if order == "interrupt":
         steps.turn()
     assert steps.part is job_owner.StepPart[part]
 
@@ -237,6 +249,9 @@ def standing(tmp_path, monkeypatch):
     srun = tmp_path / "srun"
     srun.write_text(STAYS)
     srun.chmod(0o755)
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(SCONTROL.format(folder=tmp_path))
+    scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     paths, told = RunPaths(tmp_path / "run"), list[str]()
     paths.jobs.mkdir(parents=True)
@@ -305,6 +320,51 @@ def test_an_srun_that_is_killed_when_the_run_is_over_is_not_followed(standing):
     steps.launches[0].step.kill()
     until(lambda: bool(asked()) and steps.part is job_owner.StepPart.OVER, 20, "over")
     assert told == []
+
+
+def test_slurm_is_told_of_a_steps_end_before_anybody_takes_its_place(unreached, tmp_path):
+    steps, _, clock, told = unreached
+    says = tmp_path / "show-says"
+    says.write_text("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+    for _ in range(5):
+        steps.turn()
+        clock.at += 1.0
+    assert (steps.part, steps.claim.launch) == (job_owner.StepPart.STEP, 0)
+    assert len([word for word in told if "could not be told" in word]) == 1, told
+    says.unlink()
+    clock.at += 10.0
+    steps.turn()
+    assert steps.claim.launch == 1
+    assert (tmp_path / "asked").read_text() == "update JobId=12 Comment=gr:r:1+over:0.0\n"
+
+
+def test_a_slurm_that_refuses_the_word_leaves_the_run_to_a_job_of_its_own(unreached, tmp_path):
+    steps, _, _, told = unreached
+    (tmp_path / "update-says").write_text("slurm_update error: Access/permission denied")
+    steps.turn()
+    assert (steps.part, steps.claim.launch) == (job_owner.StepPart.OVER, 0)
+    assert any("Access/permission denied" in word for word in told), told
+
+
+def has_ended(process):
+    return process.poll() is not None
+
+
+def test_a_supervisor_of_last_resort_that_is_killed_is_started_again(unreached):
+    steps, disk, _, told = unreached
+    disk.error = errno.EACCES
+    steps.turn()
+    killed = []
+    for _ in range(job_owner.RESORTS_MAX):
+        killed.append(resort := steps._resort)
+        assert steps.part is job_owner.StepPart.LAST_RESORT
+        resort.send_signal(signal.SIGKILL)
+        until(partial(has_ended, resort), 20, "it was killed")
+        steps.turn()
+    assert steps.part is job_owner.StepPart.OVER
+    assert len([word for word in told if "was killed (SIGKILL)" in word]) == job_owner.RESORTS_MAX - 1
+    for resort in killed[:-1]:
+        list(resort.lines())
 
 
 def test_an_owner_goes_on_where_the_story_so_far_cannot_be_read(tmp_path):

@@ -160,7 +160,9 @@ class PretendSlurm(Tools):
                 key, _, value = argv[3].partition("=")
                 if key == "ExcNodeList" and found.state == "RUNNING":
                     return Answer(1, err="Job is no longer pending execution for job 7\n")
-                setattr(found, {"ExcNodeList": "excluded", "Dependency": "dependency"}[key], value)
+                setattr(
+                    found, {"ExcNodeList": "excluded", "Dependency": "dependency", "Comment": "comment"}[key], value
+                )
             case _:
                 raise AssertionError(argv)
         return Answer(0)

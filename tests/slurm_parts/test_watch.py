@@ -28,8 +28,9 @@ class World:
         self.me = self.slurm.add(PretendJob("7", state="RUNNING", start_wall=now, end_wall=end, restarts=restarts))
         self.posted: list[tuple[float, Notice]] = []
         self.said: list[str] = []
+        self.scheduler = SlurmScheduler(self.slurm)
         self.watch = JobWatch(
-            SlurmScheduler(self.slurm), job="7", restarts_count=restarts, lead_s=LEAD_S, clock=self.time,
+            self.scheduler, job="7", restarts_count=restarts, lead_s=LEAD_S, clock=self.time,
             post=lambda stamped: self.posted.append((self.time.now(), stamped.event)),  # type: ignore[arg-type]
             say=self.said.append, bells=lambda: PretendBell(self.time), nodes=("n1", "n2"),
         )  # fmt: skip
@@ -76,7 +77,33 @@ def test_slurm_confirms_this_stay_of_the_job_and_no_other() -> None:
     assert world.watch.runs_at == 131.0, "it is another stay of the job that runs"
     world.me.restarts = 0
     world.turn_until(175.0)
-    assert world.watch.runs_at > 165.0
+    assert (confirmed_at := world.watch.runs_at) > 165.0
+    world.me.comment = "mine"
+    world.scheduler.mark_over("7", 0, 0, 3.0)
+    world.turn_until(195.0)
+    assert world.watch.runs_at == confirmed_at, "for its launcher this stay is over"
+    assert world.watch.facts is not None and world.watch.facts.comment == "mine"
+
+
+@pytest.mark.parametrize(
+    ("over", "stay", "runs"),
+    [
+        ((), (0, 0), True), ((0, 0), (0, 0), False), ((0, 0), (0, 1), True), ((0, 1), (0, 0), False),
+        ((0, 3), (1, 0), True),  # the comment outlives a requeue
+    ],
+)  # fmt: skip
+def test_a_stay_whose_step_is_over_is_no_longer_confirmed(
+    over: tuple[int, ...], stay: tuple[int, int], runs: bool
+) -> None:
+    world = World(restarts=stay[0])
+    world.me.comment = "gr:r1:0"
+    for restart, launch in ((0, 0), over) if over else ():
+        world.scheduler.mark_over("7", restart, launch, 3.0)
+    seen = world.scheduler.job("7")
+    (queued,) = world.scheduler.mine()
+    assert seen is not None
+    assert seen.stay_runs(*stay) is runs
+    assert (seen.comment, queued.comment, queued.over) == ("gr:r1:0", "gr:r1:0", seen.over)
 
 
 def test_a_node_that_slurm_takes_out_of_the_job_is_told_once() -> None:

@@ -39,6 +39,7 @@ _AS_OF = re.compile(r"^Configuration data as of (\S+)", re.MULTILINE)
 _NODE_STATE = re.compile(r"^ *State=([A-Z]+)", re.MULTILINE)
 _BOOT_TIME = re.compile(r"^NodeName=(\S+) .*? BootTime=(\S+)", re.MULTILINE)
 _GRACE_TIME = re.compile(r"\bGraceTime=([0-9]+)")
+_OVER = re.compile(r"\+over:([0-9]+)\.([0-9]+)$")  # at the end of a comment: see ``mark_over``
 _WORDS = re.compile(r"([A-Za-z][\w/:.&*]*)=(\S*)")
 # These lines hold one value, which is free text or may hold blanks.
 _WHOLE_LINES = ("Comment", "AdminComment", "SystemComment", "Command", "WorkDir", "StdErr", "StdIn", "StdOut", "Extra")
@@ -60,6 +61,7 @@ class JobFacts:
     job: str
     name: str = ""
     comment: str = ""
+    over: tuple[int, int] = (-1, -1)  # the newest stay (restart, launch) whose step has ended: see ``mark_over``
     user: str = ""
     state: str = ""  # Slurm's word: PENDING, RUNNING, COMPLETING, COMPLETED, ...
     reason: str = ""  # Slurm's word, "" where there is none
@@ -80,6 +82,10 @@ class JobFacts:
     def runs(self) -> bool:
         """Its processes have not been told to end, or only by way of warning."""
         return self.state in RUNS
+
+    def stay_runs(self, restart: int, launch: int) -> bool:
+        """Does this stay of the job run, for Slurm and for the job's launcher?"""
+        return self.runs and self.restarts_count == restart and self.over < (restart, launch)
 
     @property
     def ended(self) -> bool:
@@ -129,10 +135,12 @@ def read_job(text: str) -> JobFacts:
 
 def _from_scontrol(job: str, name: str, found: dict[str, str]) -> JobFacts:
     code, _, killed_by = found.get("ExitCode", "").partition(":")
+    comment, over = _commented(found.get("Comment", ""))
     return JobFacts(
         job=job,
         name=name,
-        comment=_said(found.get("Comment", "")),
+        comment=comment,
+        over=over,
         user=found.get("UserId", "").partition("(")[0],
         state=found.get("JobState", "").partition(",")[0],
         reason=_said(found.get("Reason", "")),
@@ -159,11 +167,13 @@ def read_queue(text: str) -> tuple[JobFacts, ...]:
         if len(fields) < len(COLUMNS):
             continue
         job, user, state, reason, nodes, batch_host, end, excluded, dependency, partition, name = fields[:11]
+        comment, over = _commented(FIELD.join(fields[11:]))
         jobs.append(
             JobFacts(
                 job=job,
                 name=name,
-                comment=_said(FIELD.join(fields[11:])),
+                comment=comment,
+                over=over,
                 user=user,
                 state=state,
                 reason=_said(reason).replace(" ", "_"),  # as scontrol has it
@@ -181,6 +191,13 @@ def read_queue(text: str) -> tuple[JobFacts, ...]:
 def _said(value: str) -> str:
     value = value.strip()
     return "" if value in NOTHING else value
+
+
+def _commented(value: str) -> tuple[str, tuple[int, int]]:
+    """A comment, and the stay that ``mark_over`` named behind it."""
+    comment = _said(value)
+    match = _OVER.search(comment)
+    return (comment, (-1, -1)) if match is None else (comment[: match.start()], (int(match[1]), int(match[2])))
 
 
 def _count(value: str) -> int:
@@ -306,6 +323,12 @@ class SlurmScheduler:
     def set_dependency(self, job: str, dependency: str) -> None:
         """Replace what a pending job waits for."""
         self._ask(("scontrol", "update", f"JobId={job}", f"Dependency={dependency}"))
+
+    def mark_over(self, job: str, restart: int, launch: int, within_s: float) -> None:
+        """Write into the job's comment that the step of this stay has ended, wherever its processes may live on."""
+        facts = self.job(job, within_s=within_s)
+        comment = f"{'' if facts is None else facts.comment}+over:{restart}.{launch}"
+        self._ask(("scontrol", "update", f"JobId={job}", f"Comment={comment}"), within_s)
 
     def _ask(self, argv: Sequence[str], within_s: float | None = None) -> None:
         try:

@@ -22,7 +22,7 @@ from gangrun.sim.engine.disk import Mount, SimJobClaim
 
 ANSWERS_AFTER_S = 1.0
 QUEUE_S, LOOK_AGAIN_S, LOOK_FOR_S, KILL_WAIT_S = 2.0, 5.0, 30.0, 30.0
-SUPERVISOR_START_S = 0.3
+SUPERVISOR_START_S, RESORTS_MAX_COUNT = 0.3, 4
 ASK_AGAIN_S = 1.0
 WARDEN_AGAIN_S, EMPTY_LOOK_S, EMPTY_WITHIN_S = 0.5, 0.25, 5.0
 WARDENS_MAX_COUNT = 5  # of one node
@@ -58,6 +58,7 @@ class Job:
     wardens_count: dict[str, int] = field(default_factory=dict)  # node -> started again so often
     pid: int = 0  # of its batch script
     deaf_until: float = 0.0  # its srun was killed, so the batch script hears of no warden's end
+    over: str = ""  # the newest stay whose step has ended, as its comment says
 
     @property
     def token(self) -> str:
@@ -216,12 +217,21 @@ class SimScheduler:
             job.restart += 1
             self.world.timeline.after(QUEUE_S, lambda: self.start(job))
 
-    def give_up(self, job: Job) -> None:
-        """Its nodes do not answer: the same id waits again, and what lives on them lives on."""
-        if job.state is JobState.RUNNING:
-            job.state, job.owned = JobState.PENDING, False
-            job.restart += 1
-            self.world.timeline.after(QUEUE_S, lambda: self.start(job))
+    def give_up(self, job: Job, for_s: float) -> None:
+        """Its nodes do not answer: the same id waits again, and what lives on them is killed once they answer."""
+        if job.state is not JobState.RUNNING or not self.world.setup.policy.can_requeue:
+            return
+        nodes, stay = job.nodes, job.token
+        job.state, job.owned = JobState.PENDING, False
+        job.restart += 1
+
+        def reached_again() -> None:
+            for node in nodes:
+                if node.job == stay:
+                    node.leave()
+
+        self.world.timeline.after(QUEUE_S, lambda: self.start(job))
+        self.world.timeline.after(for_s, reached_again)
 
     def take(self, node: SimNode) -> None:
         """It counts a good node as DOWN: its job goes on without it, and all of the job that runs there is killed."""
@@ -232,8 +242,10 @@ class SimScheduler:
             node.leave()
 
     def runs(self, token: str) -> bool:
-        """Does the controller answer, and say that this stay of a job has its nodes?"""
-        return self.world.timeline.now >= self.moods.down_until and self.world.job_lives(token)
+        """Does the controller answer, and say that this stay of a job has its nodes, and its step?"""
+        job = self.job_of(token)
+        answers = self.world.timeline.now >= self.moods.down_until
+        return answers and job is not None and job.over != token and self.world.job_lives(token)
 
     def warden_killed(self, node: SimNode) -> None:
         """Srun tells the batch script of it, which starts another there."""
@@ -296,26 +308,46 @@ class SimScheduler:
         ):
             self._end(job)
 
+    def lose_step(self, job: Job) -> None:
+        """For srun all nodes of the job have left, whatever lives there."""
+        if job.state is JobState.RUNNING:
+            self.last_resort(job)
+
     def last_resort(self, job: Job) -> bool:
-        """The batch script starts a supervisor beside it where all have left and the run still wants something."""
+        """The batch script starts a supervisor beside it where all have left and the run still wants something.
+
+        First the job's comment says that its step is over. Where that supervisor is killed, another is started.
+        """
         host, state = job.nodes[0], self.world.newest_state()
         decided = state is not None and (
             state.seq > job.seq or (state.job == job.token and (state.ending.leaving or state.phase in TERMINAL))
         )
-        if decided or not host.up or not job.owned or not self.world.setup.policy.can_requeue:
+        if decided or not host.up or not job.owned:
             return False
         host.job = job.token
+        self._decide_there(job, host, RESORTS_MAX_COUNT)
+        return True
 
-        def over() -> None:
-            if job.state is JobState.RUNNING and host.job == job.token:
-                self._end(job)
+    def _decide_there(self, job: Job, host: SimNode, left_count: int) -> None:
+        stay = job.token
+
+        def here() -> bool:
+            return job.state is JobState.RUNNING and host.job == stay == job.token
+
+        def over(killed: bool) -> None:
+            if here() and killed and host.up and left_count > 1:
+                self._decide_there(job, host, left_count - 1)
+            elif here():
+                self.kill(job)
 
         def begin() -> None:
-            if job.state is JobState.RUNNING and host.up and host.job == job.token:
+            if here() and host.up and self.world.timeline.now < self.moods.down_until:
+                self.world.timeline.after(ASK_AGAIN_S, begin)
+            elif here() and host.up:
+                job.over = stay
                 host.supervisors.append(self.world.new_supervisor(host, 0, (), 0.0, alone=over))
 
         self.world.timeline.after(SUPERVISOR_START_S, begin)
-        return True
 
     def _end(self, job: Job) -> None:
         job.state = JobState.ENDED
@@ -353,6 +385,7 @@ class SimJobs:
         """For one supervisor's process."""
         self.scheduler = scheduler
         self.supervisor = supervisor
+        self.stay = supervisor.node.job
         job = scheduler.job_of(supervisor.node.job)
         if job is not None and scheduler.watch_of is not None:
             self._turn(scheduler.watch_of(supervisor, job))
@@ -396,10 +429,8 @@ class SimJobs:
         self.supervisor.post(Stamped(ActDone(act, EndJob.__name__)))
 
     def runs_at(self) -> float:
-        """As the controller says now; on a box without one no other job begins."""
-        if not self.supervisor.policy.can_requeue:
-            return math.inf
-        return self.supervisor.clock.now() if self.scheduler.runs(self.supervisor.node.job) else -math.inf
+        """As the controller says now."""
+        return self.supervisor.clock.now() if self.scheduler.runs(self.stay) else -math.inf
 
     def _try(self, act: tuple[int, int], action: SubmitSuccessor, what: str, until: float) -> None:
         scheduler, supervisor = self.scheduler, self.supervisor

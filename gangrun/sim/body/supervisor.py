@@ -57,9 +57,9 @@ class SimSupervisor(SupervisorBody):
     """One supervisor, from its birth to its exit code."""
 
     def __init__(
-        self, node: SimNode, term_min: int, promises: tuple[str, ...], alone: Callable[[], None] | None = None
+        self, node: SimNode, term_min: int, promises: tuple[str, ...], alone: Callable[[bool], None] | None = None
     ) -> None:
-        """Started just now by the node's warden, or (``alone``, told of the end) by the job's batch script."""
+        """Started just now by the node's warden, or by the job's batch script: ``alone(killed)`` hears of its end."""
         super().__init__(node.timeline, f"supervisor on {node.name}", node.world.new_pid())
         self.node = node
         self.world = node.world
@@ -345,8 +345,9 @@ class SimSupervisor(SupervisorBody):
         super().kill()
         if self.exit_code is None and self.store is not None:
             self.store.killed()
-        if self.alone is not None:
-            self.timeline.after(0.0, self.alone)
+        if (alone := self.alone) is not None:
+            killed = self.exit_code is None
+            self.timeline.after(0.0, lambda: alone(killed))
         if self.exit_code is None:
             self.node.warden.supervisor_exited(-9, self.term_min)
 

@@ -111,7 +111,7 @@ class Surroundings(ABC):
         term_min: int,
         promises: tuple[str, ...],
         promised_at: float,
-        alone: Callable[[], None] | None = None,
+        alone: Callable[[bool], None] | None = None,
     ) -> SupervisorBody: ...
     @abstractmethod
     def supervisor_at(self, endpoint: str) -> SupervisorBody | None: ...

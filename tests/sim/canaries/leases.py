@@ -70,6 +70,12 @@ def acks_for_ever_if_all_are_heard() -> Swaps:
     return ((heartbeats.Leadership, "holds", holds),)
 
 
+@mutant("law 5: Slurm's word that a job runs ends with the job's step", "2", "I3", "I16")
+def slurms_word_outlives_the_step() -> Swaps:
+    """It counts as long as the job has its nodes, whatever its batch script says of their step."""
+    return ((scheduler.SimScheduler, "runs", lambda self, token: self.world.job_lives(token)),)
+
+
 @mutant("law 5: the next job waits for as long as a holder that hears everybody may have acked", "2", "I3", "I16")
 def next_job_waits_for_a_proof_only() -> Swaps:
     """It waits as if every holder needed to see that it is not sealed."""

@@ -74,6 +74,7 @@ SEEDS: dict[str, tuple[int, ...]] = {
     "run_clock_is_the_wall": (5, 7, 8),
     "running_when_the_first_launched": (55, 59, 65),
     "second_warden_beside_the_first": (0, 1, 2),
+    "slurms_word_outlives_the_step": (0, 1, 2),
     "snapshot_without_marks": (30, 42, 49),
     "staging_stays_open": (1, 4, 7),
     "starts_unlooked": (0, 1, 2),

@@ -105,11 +105,26 @@ def slurm_gives_up_nodes_that_train_on(rng: random.Random, seed: int) -> World:
     """Neither Slurm nor the storage reaches the job, all of whose nodes hear each other; the job is requeued."""
     nodes_count, at_s = (1, 2, 4)[seed % 3], rng.uniform(8.0, 12.0)
     given_up_at_s = at_s + rng.uniform(20.0, 40.0)
-    plan = FaultPlan().fail_at(given_up_at_s, Kind.SLURM_GIVES_UP)
+    plan = FaultPlan().fail_at(given_up_at_s, Kind.SLURM_GIVES_UP, for_s=300.0)
     for node in range(nodes_count):
         plan = plan.fail_at(at_s + rng.uniform(0.0, 1.0), Kind.FS_STALL, node=node, for_s=300.0)
     setup = Setup.of(nodes_count, script=Script(steps_count=400), requeue=True)
     return World(replace(setup, pool_count=2 * nodes_count), plan, rng.randrange(10**6))
+
+
+@recipe("slurms_word_outlives_the_step")
+def srun_loses_nodes_that_train_on(rng: random.Random, seed: int) -> World:
+    """The holder, off the batch host, reaches Slurm and its nodes and not the storage; for srun all have left."""
+    nodes_count, at_s = 2 + seed % 3, rng.uniform(8.0, 12.0)
+    plan = FaultPlan()
+    for count in range(12):  # until the warden gives up: with it goes the first supervisor
+        plan = plan.fail_at(at_s + 0.35 * count, Kind.KILL_AGENT, node=0)
+    at_s += 200.0
+    for node in range(1, nodes_count + 1):
+        plan = plan.fail_at(at_s + rng.uniform(0.0, 1.0), Kind.FS_STALL, node=node, for_s=400.0)
+    plan = plan.fail_at(at_s + rng.uniform(2.0, 30.0), Kind.STEP_LOST)
+    setup = Setup.of(nodes_count, script=Script(steps_count=600), requeue=True)
+    return World(replace(setup, spares_count=1, pool_count=3 * nodes_count), plan, seed_of(rng))
 
 
 @recipe("promises_too_early")

@@ -197,12 +197,14 @@ WEIGHTS: dict[Kind, tuple[int, tuple[float, ...], tuple[float, ...]]] = {
     Kind.FS_FULL: (2, (3.0, 20.0), (0.0,)),
     Kind.FS_READ_ONLY: (2, (3.0, 20.0), (0.0,)),
     Kind.FS_ERROR: (2, (0.6, 3.0, 20.0), (0.0,)),
+    Kind.FS_SLOW: (3, LONG, (0.02, 0.2, 1.0)),
     Kind.FS_STALE: (2, (60.0,), (0.0,)),
     Kind.FS_LOST_REPLY: (3, (0.0,), (0.0,)),
     Kind.FS_TORN_TAIL: (2, (0.0,), (0.0,)),
     Kind.FS_LATE_WRITE: (2, (2.0, 15.0), (0.0,)),
     Kind.FLIP_CHECKPOINT: (2, (0.0,), (0.0,)),
     Kind.TEAR_CHECKPOINT: (2, (0.0,), (0.0,)),
+    Kind.SLURM_GIVES_UP: (2, (20.0, 60.0, 150.0), (0.0,)),
     Kind.CANCEL: (1, (0.0,), (0.0,)),
 }
 # For which every node that is up can still be asked what is in its memory, and write it.
@@ -212,7 +214,7 @@ MISSES_NO_MEMORY = frozenset(
         Kind.KILL_SUPERVISOR, Kind.KILL_AGENT, Kind.KILL_NODE, Kind.WALL_JUMP, Kind.DRIFT, Kind.FS_NO_MODES,
     }
 )  # fmt: skip
-EVERYWHERE = frozenset({Kind.FS_STALL, Kind.FS_FULL, Kind.FS_READ_ONLY, Kind.FS_ERROR})
+EVERYWHERE = frozenset({Kind.FS_STALL, Kind.FS_FULL, Kind.FS_READ_ONLY, Kind.FS_SLOW, Kind.FS_ERROR})
 _KINDS = tuple(WEIGHTS)
 _CUMULATED = tuple(sum(WEIGHTS[kind][0] for kind in _KINDS[: i + 1]) for i in range(len(_KINDS)))
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from gangrun.core.model import TERMINAL, Phase
-from gangrun.sim import FaultPlan, Kind, Script, Setup, World
+from gangrun.sim import FaultPlan, InvariantBroken, Kind, Script, Setup, World
 from gangrun.sim.engine.process import SimProcess
 
 
@@ -138,3 +139,42 @@ def test_a_holder_that_gave_the_others_up_as_lost_leads_alone_until_it_is_sealed
     setup = replace(Setup.of(4, script=Script(steps_count=40), requeue=True), pool_count=8)
     outcome = World(setup, plan, 131 + seed).run()
     assert outcome.state is not None and outcome.state.phase is Phase.SUCCEEDED
+
+
+@pytest.mark.parametrize("read_before", [True, False])
+def test_the_run_clock_need_not_know_of_a_record_that_came_after_the_next_term_had_read(read_before):
+    """Two hosts' clocks differ by milliseconds, and the next term begins by its own."""
+    world = World(Setup.of(1))
+    world.start()
+    world.run_until(10.0)
+    last = world.checker.records[-1]
+    if read_before:
+        world.disk.lineage[2] = {1: len(world.disk.journals[1])}
+    world.checker.record(msgspec.structs.replace(last, n=last.n + 1, at=last.at + 0.003))
+    snapshot = msgspec.structs.replace(world.checker.records[0], term=2, at=last.at)
+    if read_before:
+        world.checker.record(snapshot)
+    else:
+        with pytest.raises(InvariantBroken, match="I10"):
+            world.checker.record(snapshot)
+
+
+@pytest.mark.parametrize(("requeue", "phase"), [(False, Phase.FAILED), (True, Phase.SUCCEEDED)])
+@pytest.mark.parametrize("resort_is_killed", [False, True])
+def test_a_run_on_one_node_whose_warden_gives_up_is_decided(requeue, phase, resort_is_killed):
+    """By the supervisor of last resort, which the batch script starts again if it is killed itself."""
+    plan = FaultPlan()
+    for count in range(12):
+        plan = plan.fail_at(12.0 + 0.35 * count, Kind.KILL_AGENT, node=0)
+    killed: list[SimProcess] = []
+
+    def probe(process: SimProcess, label: str) -> None:
+        if resort_is_killed and label == "before fsync 0" and process.timeline.now > 12.0 and not killed:
+            killed.append(process)
+            process.kill()
+
+    world = World(Setup.of(1, script=Script(steps_count=40), requeue=requeue), plan, 1, probe=probe)
+    outcome = world.run()
+    assert outcome.state is not None and outcome.state.phase is phase, outcome.state
+    resorts = [supervisor for supervisor in world.supervisors if supervisor.alone is not None]
+    assert len(resorts) == 1 + resort_is_killed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gangrun.agent.brain import line
-from gangrun.core.machine import succession
+from gangrun.core.machine import transitions
 from gangrun.core.protocol import lease
 from gangrun.sim import faults
 from gangrun.sim.body import node, scheduler
@@ -83,7 +83,7 @@ def next_job_waits_for_a_proof_only() -> Swaps:
     def after_seal_s(timing: Any) -> float:
         return lease.last_ack_after_seal_s(timing) + timing.leader_lease_s + lease.fence_wait_s(timing)
 
-    return ((succession, "fence_after_seal_s", after_seal_s),)
+    return ((transitions, "fence_after_seal_s", after_seal_s),)
 
 
 @mutant("law 3: D(1 + drift) < T", "2", "I1", "I16")

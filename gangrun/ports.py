@@ -62,6 +62,7 @@ class AgentSaid:
 
     peer: bytes
     message: object
+    at: float | None = None  # ``Clock.now`` when it came in, which may be long before it is read; None: not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -277,7 +277,9 @@ def policy_of(spec: RunSpec, order: ResumeOrder | None) -> Policy:
     return replace(spec.policy, restarts_max_count=order.restarts_max_count)
 
 
-def radio_of(spec: RunSpec, client_public: str, greeter: Greeter, mailbox: QueueMailbox) -> RouterRadio:
+def radio_of(
+    spec: RunSpec, client_public: str, greeter: Greeter, mailbox: QueueMailbox, now: Callable[[], float]
+) -> RouterRadio:
     """The radio; what it hears goes into the mailbox, past the greeter."""
 
     def heard(items: Sequence[Item]) -> None:
@@ -285,7 +287,7 @@ def radio_of(spec: RunSpec, client_public: str, greeter: Greeter, mailbox: Queue
             greeter.hear(item, radio)
         mailbox.post_many(items)
 
-    radio = RouterRadio(spec.run, client_public, own_address(spec, environment.all_variables()), heard)
+    radio = RouterRadio(spec.run, client_public, own_address(spec, environment.all_variables()), heard, now)
     return radio
 
 
@@ -338,7 +340,7 @@ def main(words: list[str]) -> int:
         order = known(lambda: read_resume_order(disk, paths, arguments.seq))
         policy = policy_of(spec, order)
         jobs = known(lambda: jobs_of(spec, paths, disk, clock, mailbox, policy, all_heard, arguments.roster))
-        radio = radio_of(spec, keys.public, greeter, mailbox)
+        radio = radio_of(spec, keys.public, greeter, mailbox, clock.now)
         excludes = spec.is_scheduled and spec.health.enabled  # on one box there is no other node to take
         others = OtherRuns(spec.run, clock.wall, _say) if excludes else None
         facts = facts_of(arguments, spec, order, jobs.ask_why, mark_cancel, others.note if others else None)

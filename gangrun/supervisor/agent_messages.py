@@ -117,12 +117,12 @@ class AgentMessages:
         self._beat_every_s = timing.beat_every_s
         self._fresh_s = FRESH_SHARE * timing.leader_lease_s
 
-    def open(self, letter: AgentSaid, now: float) -> None:
-        """One message of one agent."""
+    def open(self, letter: AgentSaid, now: float, came_at: float) -> None:
+        """One message of one agent, which may have waited in our own queue since ``came_at``."""
         said = letter.message
         match said:
             case Beat():
-                self._beat(said, now)
+                self._beat(said, now, came_at)
             case Hello():
                 self._hello(said, letter.peer, now)
             case CommandResult():
@@ -198,18 +198,18 @@ class AgentMessages:
 
     # ---- beats ----
 
-    def _beat(self, said: Beat, now: float) -> None:
+    def _beat(self, said: Beat, now: float, came_at: float) -> None:
         supervisor, tables = self._supervisor, self._tables
         if said.term_max > supervisor.term:
             supervisor.leave(f"{said.node} knows of term {said.term_max}")
             return
-        row = tables.beats.beat(said, now)
+        row = tables.beats.beat(said, came_at)
         if row is None:
             return
         tables.leadership.heard(row.node, row.sent_after)
         if not tables.takeover.gathering:
             if row.node in tables.silence.suspects:
-                supervisor.tell(tables.silence.heard(row.node, now), now)
+                supervisor.tell(tables.silence.heard(row.node, came_at), now)
             tables.progress.observe(row, now)
             if said.events:
                 self._events(row, said.events, now)

@@ -57,7 +57,6 @@ from gangrun.wire.record import Inherited
 
 NEVER = float("inf")
 OVERDUE_S = 1.0  # woken this much too late: this process, or its machine, was paused
-TURNS_PER_JUDGE_MAX = 4096  # so many letters in a row and the queue still not empty: judge silence all the same
 
 
 class Loop:
@@ -104,7 +103,7 @@ class Loop:
         )
         self._fired: set[tuple[str, int]] = set()
         self.stall = StorageStall(self.journal, timing)
-        self._judge_backlog = 0
+        self._read_until = now  # all that came in before this instant has been read
         self._turned_at = self._live_at = now
         self._polling = CheckpointPolling(checkpoints, facts, self.state, now, self.progress)
         self._due: float | None = None
@@ -168,14 +167,17 @@ class Loop:
         if self.exit_code is None:
             self._drain_ready(now)
             if now >= self.run_clock.at(self.deadline()):
-                self._sweep(now, isinstance(item, Woken))
+                self._sweep(now)
         self._turned_at = self._now()
         return self.exit_code is None
 
     def _take(self, item: Item, now: float) -> None:
         match item:
             case AgentSaid():
-                self._messages.open(item, now)
+                came_at = now
+                if item.at is not None:
+                    came_at = self._read_until = min(now, self.run_clock.at(item.at))
+                self._messages.open(item, now, came_at)
             case Stamped():
                 self._outside(item, now)
             case Stored():
@@ -193,7 +195,7 @@ class Loop:
                 self._commands.verify(item, self.state, now)
                 self._due = None
             case Woken():
-                pass
+                self._read_until = now
 
     def leave(self, why: str) -> None:
         """A newer term exists, or this one's acts are sealed: nothing more is said or done."""
@@ -309,7 +311,7 @@ class Loop:
 
     # ---- what is due ----
 
-    def _sweep(self, now: float, queue_empty: bool) -> None:
+    def _sweep(self, now: float) -> None:
         self._due = None
         self._judge_stall(now)
         if self.takeover.gathering:
@@ -318,7 +320,7 @@ class Loop:
                 self.count_rosters()
                 self._messages.gathered(now)
             return
-        self._judge_silence(now, queue_empty)
+        self._judge_silence(now)
         for name, due in sorted(self.state.timers.deadlines.items()):
             if now >= due.at and (name, due.generation) not in self._fired:
                 self._fired.add((name, due.generation))
@@ -332,7 +334,7 @@ class Loop:
             self._say(f"supervisor #{self.term} ends: {self._commands.ending.reason}")
 
     def _judge_stall(self, now: float) -> None:
-        stalled = self.stall.begun(now)
+        stalled = self.stall.begun(self._read_until)
         if stalled is not None:
             self.progress.suspend(now)
             self.decide(Stamped(stalled), now)
@@ -346,14 +348,10 @@ class Loop:
             else:
                 self.decide(Stamped(event), now)
 
-    def _judge_silence(self, now: float, queue_empty: bool) -> None:
-        if now < self.silence.next_at:
-            return
-        self._judge_backlog += 1
-        if not queue_empty and self._judge_backlog < TURNS_PER_JUDGE_MAX:
-            return  # the beats that prove somebody alive may be next in the queue
-        self._judge_backlog = 0
-        self.tell(self.silence.tick(self.state, now, self.progress.halted(now)), now)
+    def _judge_silence(self, now: float) -> None:
+        """As of what has been read: the heartbeats that prove a node alive may be next in the queue."""
+        if self._read_until >= self.silence.next_at:
+            self.tell(self.silence.tick(self.state, self._read_until, self.progress.halted(now)), now)
 
     def _prove(self) -> None:
         self.leadership.proven(self.run_clock.at(self._store.seen_open_at()))

@@ -27,7 +27,7 @@ class Supervisor:
     def __init__(self, keys: KeyPair = KEYS) -> None:
         self.clock = SystemClock()
         self.mailbox = QueueMailbox(self.clock)
-        self.radio = RouterRadio(RUN, keys.public, HOST, self.mailbox.post_many)
+        self.radio = RouterRadio(RUN, keys.public, HOST, self.mailbox.post_many, self.clock.now)
         self.radio.start()
 
     def next(self, within_s: float = 60.0) -> AgentSaid:

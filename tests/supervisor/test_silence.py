@@ -9,7 +9,8 @@ import pytest
 
 from gangrun.core.model import Phase
 from gangrun.core.policy import Policy
-from gangrun.wire.messages import Probe, ProbeResult
+from gangrun.ports import AgentSaid
+from gangrun.wire.messages import Beat, Probe, ProbeResult
 from tests.supervisor.desk import Desk
 
 
@@ -194,3 +195,24 @@ def test_readings_feed_the_hang_watch_and_a_stalled_journal_suspends_it() -> Non
     assert "ProgressStalled" not in desk.kinds() and "no sign of progress" in loop.progress.warning
     desk.pass_s(30.0)
     assert "ProgressStalled" in desk.kinds()
+
+
+@pytest.mark.parametrize("speaks", [True, False])
+def test_a_queue_that_is_never_empty_makes_nobody_silent_and_hides_nobody(speaks: bool) -> None:
+    """Thousands of letters wait, as at the start of a large job; when each came in is what counts."""
+    desk = Desk()
+    loop = desk.running()
+    began = desk.clock.boot
+    n0, n1 = desk.agents["n0"], desk.agents["n1"]
+    waiting = [(n1, 0.5)] * 12_000 + [(agent, 0.5 + s) for s in range(7) for agent in ([n0, n1] if speaks else [n1])]
+    for agent, came_s in waiting:
+        agent.seq += 1
+        echo = loop.run_clock.at(began + max(0.0, came_s - 1.0))
+        said = Beat(agent.node, "i1", agent.seq, began + came_s, 0, 0, False, echo=echo)
+        desk.mailbox.post(AgentSaid(agent.node.encode(), said, began + came_s))
+    while len(desk.mailbox.items) > 1:
+        desk.clock.boot += 8.0 / len(waiting)
+        loop.turn()
+    assert desk.mailbox.items, "the queue was never empty"
+    assert ("NodeSilent" in desk.kinds()) is not speaks
+    assert set(loop.silence.suspects) == (set() if speaks else {"n0"})

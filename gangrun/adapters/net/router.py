@@ -27,12 +27,15 @@ CLOSE_WITHIN_S = 2.0
 class RouterRadio:
     """``ports.Radio``, and the source of ``AgentSaid``."""
 
-    def __init__(self, run: str, client_public: str, host: str, post: Callable[[Sequence[Item]], None]) -> None:
+    def __init__(
+        self, run: str, client_public: str, host: str, post: Callable[[Sequence[Item]], None], now: Callable[[], float]
+    ) -> None:
         """Bind to a free port of ``host``, an address of one interface; ``start`` begins to read."""
         self.nofile_soft, self.nofile_hard = raise_nofile()
         self.stats: Counter[str] = Counter()
         self._run = run
         self._post = post
+        self._now = now
         self._peers: dict[str, bytes] = {}
         self._outgoing: deque[tuple[bytes, bytes]] = deque()
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -122,6 +125,7 @@ class RouterRadio:
 
     def _hear(self) -> None:
         heard: list[Item] = []
+        now = self._now()
         for _ in range(BATCH_MAX_COUNT):
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
@@ -134,7 +138,7 @@ class RouterRadio:
             if message is None:
                 continue
             if isinstance(message, FromAgent):
-                heard.append(AgentSaid(frames[0], message))
+                heard.append(AgentSaid(frames[0], message, now))
             else:
                 self.stats["not an agent's message"] += 1
         self._post(heard)

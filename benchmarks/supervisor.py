@@ -2,6 +2,8 @@
 
 The budget is half a core for 10,000 agents that beat once a second: under 50 us of CPU a beat, with all that is due in
 between (the hang watch, silence, the counter file). The gang is started as any other is: hello, check, prepare, launch.
+Then one rank fails and all start again, and at last all ranks end. No turn of the loop may take longer than 0.5 s.
+Everything but the loop is in memory; ``fleet.py`` has the same with a real process, real sockets and a real disk.
 """
 
 from __future__ import annotations
@@ -15,10 +17,13 @@ from time import process_time  # other processes of the machine do not count
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from gangrun.core.model import Phase, Shape
+import msgspec
+
+from gangrun.core.events import RankExited, RankFinished
+from gangrun.core.model import ErrorReport, Phase, RankExit, Shape
 from gangrun.core.policy import Policy
 from gangrun.ports import AgentSaid, Item, Woken
-from gangrun.wire.messages import Ack, Beat, RankSample
+from gangrun.wire.messages import Ack, AgentEvent, Beat, RankSample
 from tests.supervisor.desk import Desk, HandAgent
 from tests.supervisor.ports_in_memory import MemoryRadio
 
@@ -28,6 +33,8 @@ SECONDS = 30
 
 class Ears(HandAgent):
     """Obeys, and remembers nothing but the echo."""
+
+    told_count = 0
 
     def hear(self, message: object) -> None:
         """An ack costs the far end nothing here."""
@@ -41,7 +48,18 @@ class Ears(HandAgent):
         """The beat of one second of training."""
         self.seq += 1
         readings = tuple(RankSample(rank, second, 2, second, second * 100, second * 0.9, "R", 0) for rank in self.ranks)
-        return Beat(self.node, "i1", self.seq, self.desk.clock.boot, 0, self.attempt, False, readings, (), self.echo)
+        return Beat(
+            self.node,
+            "i1",
+            self.seq,
+            self.desk.clock.boot,
+            0,
+            self.attempt,
+            False,
+            readings,
+            (),
+            self.echo,
+        )
 
 
 class Bench:
@@ -57,15 +75,58 @@ class Bench:
         assert isinstance(self.desk.radio, MemoryRadio)
         self.agents: list[Ears] = [agent for agent in self.desk.agents.values() if isinstance(agent, Ears)]
 
+    longest_s = 0.0
+
     def drain(self) -> float:
         """CPU seconds until the mailbox is empty."""
         self.desk.mailbox.stop_at = self.desk.clock.boot
-        began = process_time()
+        began = at = process_time()
         while self.box:
             self.loop.turn()
-        took_s = process_time() - began
+            before, at = at, process_time()
+            self.longest_s = max(self.longest_s, at - before)
         self.desk.radio.sent.clear()
-        return took_s
+        return at - began
+
+    def part(self, name: str, took_s: float, count: int) -> None:
+        """Print what a part took."""
+        each = f"{took_s / count * 1e6:.0f} us each, longest turn {self.longest_s:.3f} s"
+        sys.stdout.write(f"{name}: {took_s:.1f} s of processor time for {count}, {each}\n")
+        self.longest_s = 0.0
+
+    def until_running(self) -> float:
+        """CPU seconds until all train."""
+        took_s = 0.0
+        for _ in range(SECONDS):
+            took_s += self.second(0)
+            if self.loop.state.phase is Phase.RUNNING:
+                return took_s
+        raise AssertionError((self.loop.state.phase, self.loop.state.reason))
+
+    def say(self, agent: Ears, events: list[RankExited | RankFinished]) -> None:
+        """Events on a heartbeat; none of the agent's ranks is left if all of them ended."""
+        agent.seq += 1
+        told = [
+            AgentEvent(i, type(one).__name__, msgspec.to_builtins(one))
+            for i, one in enumerate(events, start=agent.told_count + 1)
+        ]
+        agent.told_count += len(told)
+        if isinstance(events[0], RankFinished):
+            agent.ranks = ()
+        boot, gone = self.desk.clock.boot, not agent.ranks
+        said = Beat(
+            agent.node,
+            "i1",
+            agent.seq,
+            boot,
+            0,
+            agent.attempt,
+            gone,
+            (),
+            tuple(told),
+            agent.echo,
+        )
+        self.box.append(AgentSaid(agent.node.encode(), said))
 
     def second(self, number: int) -> float:
         """All beats of one second, and whatever else is due in it."""
@@ -84,14 +145,8 @@ def main() -> None:
     bench = Bench(count)
     for agent in bench.agents:
         agent.hello(slots_count=RANKS_PER_NODE)
-    took_s = bench.drain()
-    sys.stdout.write(f"hello: {took_s / count * 1e6:.0f} us each, with the records of {count} joins\n")
-    took_s, seconds_count = 0.0, 0
-    while bench.loop.state.phase is not Phase.RUNNING:
-        took_s += bench.second(0)
-        seconds_count += 1
-        assert seconds_count < SECONDS, (bench.loop.state.phase, bench.loop.state.reason)
-    sys.stdout.write(f"checks, prepare and launch of {count} nodes: {took_s:.1f} s\n")
+    bench.part("hello", bench.drain(), count)
+    bench.part("checks, prepare and launch", bench.until_running(), count)
     samples = [bench.second(number) for number in range(1, SECONDS)]
     assert bench.loop.state.phase is Phase.RUNNING, bench.loop.state.reason
     typical, worst = statistics.median(samples), max(samples)
@@ -99,6 +154,21 @@ def main() -> None:
         f"training, {RANKS_PER_NODE} ranks a node, hang watch and all: {typical / count * 1e6:.1f} us a beat,"
         f" {100 * typical:.0f} % of a core for {count} agents, worst second {100 * worst:.0f} %\n"
     )
+    bench.longest_s = 0.0
+    bench.desk.clock.boot += 1.0
+    broken = bench.agents[count // 2]
+    error = ErrorReport("RuntimeError", "CUDA error", "RuntimeError@t.py:7", "Traceback\n", False)
+    bench.say(broken, [RankExited(0, RankExit(broken.ranks[0], broken.node, 1, error=error))])
+    took_s = bench.drain()
+    bench.part("one failure, stop and restart", took_s + bench.until_running(), count)
+    bench.desk.clock.boot += 1.0
+    for agent in bench.agents:
+        bench.say(
+            agent,
+            [RankFinished(agent.attempt, rank, agent.node, 1.0, SECONDS) for rank in agent.ranks],
+        )
+    bench.part("end of all ranks", bench.drain(), count * RANKS_PER_NODE)
+    assert bench.loop.state.phase is Phase.SUCCEEDED, bench.loop.state.reason
 
 
 if __name__ == "__main__":

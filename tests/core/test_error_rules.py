@@ -54,6 +54,8 @@ TEXTS: dict[str, tuple[str, str]] = {
     "peer-lost": ("RuntimeError", "[gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.3]:21734"),
     "port": ("OSError", "[Errno 98] Address already in use"),
     "service": ("HTTPError", "503 Server Error: Service Unavailable for url: https://hub/x"),
+    "open-files": ("OSError", "[Errno 24] Too many open files"),
+    "killed": ("SignalException", "Process 2920830 got signal: 1"),
     "host-memory": ("MemoryError", "Unable to allocate 3.1 GiB for an array"),
     "teardown": ("RuntimeError", "cannot schedule new futures at interpreter shutdown"),
 }  # fmt: skip
@@ -112,13 +114,30 @@ def test_a_mark_stays_when_the_text_is_gone() -> None:
     assert unknown.mark == error_rules.NO_RULE and rule_of(unknown) is None
 
 
-def test_who_holds_the_memory() -> None:
-    held = "Process 7 has 3.00 GiB memory in use. Process 8 has 30.00 GiB memory in use."
-    assert error_rules.foreign_process(f"{held} this process has 5.00 GiB memory in use") == (
-        "process 8 holds 30.00 GiB of it"
-    )
-    assert error_rules.foreign_process(f"{held} this process has 40.00 GiB memory in use") == ""
-    assert error_rules.foreign_process(held) == "", "that may be the process itself"
+HELD_BY = {
+    "process 8 holds 30 GiB of it": (
+        "Process 7 has 3.00 GiB memory in use. Process 8 has 30.00 GiB memory in use. this process has 5.00 GiB memory"
+        " in use"
+    ),
+    "process 5 holds 10.85 GiB of it": (
+        "a total capacty of 11.91 GiB of which 300.06 MiB is free. Process 5 has 10.85 GiB memory in use. Process 6 has"
+        " 501.00 MiB memory in use. Of the allocated memory 80.00 MiB is allocated by PyTorch"
+    ),
+    "another program holds 7.8 GiB of it": (
+        "(GPU 0; 7.92 GiB total capacity; 69.17 MiB already allocated; 24.56 MiB free; 86.00 MiB reserved in total)"
+    ),
+}
+HELD_BY_ITSELF = (
+    "Process 8 has 30.00 GiB memory in use.",
+    "Process 8 has 30.00 GiB memory in use. this process has 40.00 GiB memory in use",
+    "total capacty of 14.75 GiB of which 235.06 MiB is free. Process 2 has 14.5 GiB. 14 GiB is allocated by PyTorch",
+    "(GPU 0; 23.65 GiB total capacity; 20.00 GiB already allocated; 1.66 GiB free; 21.00 GiB reserved in total)",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("who", "text"), [*HELD_BY.items(), *(("", text) for text in HELD_BY_ITSELF)])
+def test_who_holds_the_memory(who: str, text: str) -> None:
+    assert error_rules.foreign_process(text) == who
 
 
 # ---- how far it is spread, and what follows --------------------------------------------------------------------------
@@ -158,7 +177,7 @@ def test_the_verdict_says_what_and_where() -> None:
         " that is an uncorrectable memory or NVLink error of a GPU, seen on n1 only: the node's own"
     )
     foreign = Evidence(exits=(raised(*TEXTS["foreign-process"]),))
-    assert "that another program holds (process 4711 holds 70.50 GiB of it), seen on n1 only" in judge(foreign).sentence
+    assert "that another program holds (process 4711 holds 70.5 GiB of it), seen on n1 only" in judge(foreign).sentence
     both = Evidence(exits=(raised(*TEXTS["usage"]), raised(*TEXTS["usage"], node="n2", rank=2)))
     assert judge(both, step=-1).sentence.endswith("seen on 2 nodes at once: no restart would cure it")
     tail = replace(fell(signal=11), tail=("Fatal Python error: Segmentation fault",))

@@ -100,7 +100,9 @@ def judge(
     if again is not None and not times:
         if _is_open(verdict, again, attempt_step) and _replaceable(scene):
             return replace(verdict, moves=True)
-        return _same_again(verdict, again, _first_to_fall(evidence), attempt_step)
+        elsewhere = {name for one in sightings if one.signature == verdict.signature for name in one.nodes}
+        cleared = tuple(natural_sort(elsewhere - set(verdict.suspects)))  # it was taken for those nodes' own
+        return replace(_same_again(verdict, again, _first_to_fall(evidence), attempt_step), cleared=cleared)
     return replace(weighed, moves=weighed.moves and not times)
 
 
@@ -331,8 +333,7 @@ def _same_again(verdict: Verdict, before: Sighting, first: RankExit | None, atte
     again = f"as in attempt {before.attempt}, {where}: the cause is the {whose}, so another attempt would fail too"
     sentence = f"{verdict.sentence}, {again}{f': {told}' if told else ''}"
     failure = Failure.STORAGE if verdict.failure is Failure.STORAGE else Failure.SCRIPT
-    cleared = before.nodes if verdict.cure is Cure.EXCLUDE else ()  # it was taken for that node's own
-    return Verdict(Cause.SAME_AGAIN, failure, (), (), verdict.signature, sentence, final=True, cleared=cleared)
+    return Verdict(Cause.SAME_AGAIN, failure, (), (), verdict.signature, sentence, final=True)
 
 
 def _traceback_of(first: RankExit | None) -> str:
@@ -381,6 +382,8 @@ def _fell_first_again(verdict: Verdict, suspicion: Mapping[str, int], scene: _Sc
     Only where another can take its place, be it in the next job: a suspicion is no reason to end a run.
     """
     known = tuple(name for name in verdict.suspects if suspicion.get(name, 0) > 0)
+    if verdict.cause is Cause.VICTIMS_ONLY and verdict.rank >= 0 and scene.nodes_count == scene.gang_nodes_count > 1:
+        return replace(verdict, moves=True)  # nodes that change places cost no more than a restart
     if not known or verdict.final or verdict.blamed:
         return verdict
     if verdict.rank >= 0 and not is_poor:

@@ -84,6 +84,7 @@ RULES: tuple[Rule, ...] = (
          r"no cuda.capable device|no cuda gpus are available|error_?no_?device|found no nvidia driver"
          r"|couldn't communicate with the nvidia driver|nvidia-smi has failed|failed to initialize nvml"
          r"|nvml_error_(driver_not_loaded|library_not_found|unknown)"
+         r"|nvml shared library not found|libnvidia-ml|cuda runtime error \(3\)"
          r"|driver initialization failed|cudaerrorinitializationerror|cuda error: initialization error"
          r"|libcuda\.so[.\d]*: cannot open|no devices? (was|were) found"
          r"|cuda (driver )?unknown error|setting the available devices to be zero",
@@ -97,12 +98,14 @@ RULES: tuple[Rule, ...] = (
     Rule("foreign-process", "GPU memory that another program holds", r"(?!x)x",  # ``_foreign`` reads the numbers
          Cause.FOREIGN_PROCESS, EXCLUDE, ONCE, "PyTorch, caching allocator"),
     Rule("rdma-missing", "a missing InfiniBand device",
-         r"net/ib ?: ?no (device|active|ib)|no ib devices? found|failed to open ib|ibv_(open_device|get_device_list)"
-         r"|unable to open (hca|device).{0,40}mlx|no active ib port|no usable (ib|rdma)|no infiniband device",
-         Cause.NETWORK, EXCLUDE, END, NCCL_DOCS),
+         r"/sys/class/infiniband|net/ib ?: ?no (device|active|ib)|no ib devices? found|failed to open ib"
+         r"|ibv_(open_device|get_device_list)"
+         r"|unable to open (hca|device).{0,40}mlx|no active ib port|no usable (ib|rdma)|no infiniband device"
+         r"|network ib not found|open libibverbs|ibv_modify_qp.{0,60}no such device",
+         Cause.HARDWARE, EXCLUDE, END, NCCL_DOCS),
     Rule("rdma-memory", "a limit on locked memory, or RDMA queues that cannot be made",
          r"(ibv_(reg_mr|create_qp|create_cq|alloc_pd)\w*).{0,60}(fail|error|cannot)|rlimit_memlock|max locked memory"
-         r"|memlock|memory registration failed",
+         r"|memlock|memory registration failed|unable to register memory",
          Cause.HARDWARE, EXCLUDE, END, NCCL_DOCS),
     Rule("no-interface", "a network interface that the node does not have",
          r"no socket interface found|unable to find (interface|address) for|no interface found",
@@ -115,7 +118,7 @@ RULES: tuple[Rule, ...] = (
          r"device.side assert\b|assertion `.{1,200}` failed", Cause.RANK_ERROR, ONCE, ONCE, CUDA_DOCS),
     Rule("no-kernel", "a GPU for which the program has no code",
          r"no kernel image|nokernelimagefordevice|not compatible with the current pytorch|unsupported gpu architecture",
-         Cause.ENVIRONMENT, ONCE, END, CUDA_DOCS),
+         Cause.ENVIRONMENT, EXCLUDE, END, CUDA_DOCS),
     Rule("cuda-fork", "CUDA used after a fork", r"re-initialize cuda in forked", Cause.RANK_ERROR, END, END,
          "PyTorch, torch.cuda"),
     Rule("cuda-not-built", "a PyTorch without CUDA", r"not compiled with cuda|built without nccl|doesn't have nccl",
@@ -192,10 +195,12 @@ RULES: tuple[Rule, ...] = (
          r"ncclremoteerror|remote process exited or there was a network error|communicator was aborted"
          r"|ncclsystemerror|unhandled system error|net/socket.{0,80}(reset|refused|timed out|closed)",
          Cause.VICTIMS_ONLY, VICTIM, VICTIM, NCCL_DOCS),
-    Rule("nccl-cuda", "a CUDA error inside NCCL", r"ncclunhandledcudaerror|unhandled cuda error",
-         Cause.RANK_ERROR, TEST, ONCE, NCCL_DOCS),
+    Rule("nccl-cuda", "a CUDA error inside NCCL",
+         r"ncclunhandledcudaerror|unhandled cuda error|peer access is not supported",
+         Cause.HARDWARE, MOVE, ONCE, NCCL_DOCS),
     Rule("peer-lost", "a peer or the store that closed its connection",
-         r"\A(?=[\s\S]*?" + _PLACES + r")(?=[\s\S]*?" + _LOST + r")",
+         r"\A(?=[\s\S]*?" + _PLACES + r")(?=[\s\S]*?" + _LOST + r")"
+         r"|\Aruntimeerror: (socket timeout|connect\(\) timed out|connection reset by peer)",
          Cause.VICTIMS_ONLY, VICTIM, VICTIM, GLOO_SOURCE),
     # ---- services outside the gang: they pass ----------------------------------------------------------------------
     Rule("port", "a port that is in use", r"address already in use|eaddrinuse|errno 98\]",
@@ -207,12 +212,20 @@ RULES: tuple[Rule, ...] = (
          r"|name or service not known|temporary failure in name resolution|getaddrinfo|gaierror|couldn't connect to"
          r"|could not connect to|localentrynotfound|remote end closed connection|remotedisconnected|incompleteread"
          r"|(ssl|tls).{0,60}(eof|handshake)|service ?unavailable|throttling|endpointconnectionerror|requesttimeout"
-         r"|connectionrefusederror|connection refused|errno (101|111|113)\]|connection aborted|connectionreseterror"
+         r"|connectionrefusederror|connection refused|errno (101|104|110|111|113)\]|connection aborted"
+         r"|connectionreseterror"
          r"|internalerror\) when calling|bad gateway|gateway time.?out|connection (error|timed out).{0,80}(http|url)"
          r"|status[ _]code:? (5\d\d|429)|commerror|deadline_?exceeded|econnre(set|fused)|clientconnectorerror"
-         r"|serverdisconnected|service is currently unavailable|network is unreachable|no route to host",
+         r"|serverdisconnected|connection was closed|connectionclosederror|unavailableerror|timeout was reached"
+         r"|curl.{0,30}(code|error) (6|7|28|35|52|56)\b"
+         r"|service is currently unavailable|network is unreachable|no route to host",
          Cause.SERVICE, WAIT, WAIT, HTTP),
     # ---- memory of the host, and crashes after the end -------------------------------------------------------------
+    Rule("open-files", "too many open files", r"errno 2[34]\]|too many open files",
+         Cause.ENVIRONMENT, MOVE, ONCE, ERRNO),
+    Rule("killed", "a process that somebody killed",
+         r"signalexception: process \d+ got signal|terminated with signal sig(kill|term|hup|int)\b",
+         Cause.KILLED, WAIT, WAIT, "signal(7)"),
     Rule("host-memory", "too little memory of the node",
          r"^memoryerror\b|can't allocate memory|cannot allocate memory|std::bad_alloc|errno 12\]"
          r"|dataloader worker.{0,60}(killed by signal: killed|exited unexpectedly)"
@@ -225,15 +238,24 @@ RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 BY_NAME = {rule.name: rule for rule in RULES}
 _PATTERNS = tuple((rule, re.compile(rule.pattern, re.IGNORECASE | re.MULTILINE)) for rule in RULES)
-_VAGUE = frozenset({rule.name for rule in RULES if rule.few in (VICTIM, TEST)} | {"save-failed"})
+_VAGUE = frozenset(
+    {rule.name for rule in RULES if rule.few in (VICTIM, TEST)} | {"save-failed", "nccl-cuda", "nccl-usage"}
+)
 # Beside an exception only these count in stderr, where warnings of all kinds stand too; beside a plain one none.
 _BESIDE = frozenset({Cause.HARDWARE, Cause.NETWORK, Cause.CPU, Cause.RANK_ERROR, Cause.ENVIRONMENT, Cause.GPU_MEMORY})
 _PLAIN_KINDS = frozenset(
     {"ValueError", "TypeError", "KeyError", "IndexError", "AttributeError", "NameError", "ZeroDivisionError"}
     | {"StopIteration", "UnboundLocalError", "RecursionError", "FloatingPointError", "OverflowError"}
 )  # fmt: skip
-_OTHERS_HOLD = re.compile(r"process (\d+) has ([\d.]+) gib memory in use", re.IGNORECASE)
-_HOLDS = re.compile(r"this process has ([\d.]+) (gib|mib) memory in use", re.IGNORECASE)
+_SIZE = r"([\d.]+) ([gm])ib"
+_HOLDER = re.compile(rf"process (\d+) has {_SIZE} memory in use", re.IGNORECASE)
+_TOTAL = re.compile(rf"{_SIZE} total capacity|total capaci?ty of {_SIZE}", re.IGNORECASE)
+_FREE = re.compile(rf"{_SIZE} free|of which {_SIZE} is free", re.IGNORECASE)
+_OWN = re.compile(rf"this process has {_SIZE} memory in use", re.IGNORECASE)
+_OF_TORCH = re.compile(
+    rf"{_SIZE} (?:reserved in total|already allocated)|{_SIZE} is allocated by pytorch", re.IGNORECASE
+)
+FOREIGN_MIN_SHARE = 0.3  # of the GPU's memory: contexts of CUDA hold less
 
 
 def marked(died: RankExit) -> RankExit:
@@ -284,13 +306,29 @@ def _match(text: str, beside: bool) -> Rule | None:
 
 
 def foreign_process(text: str) -> str:
-    """The process that holds more of the GPU than the one that found no memory, in words; "" if none does."""
-    own, others = _HOLDS.search(text), _OTHERS_HOLD.findall(text)
-    if own is None or not others:
+    """Who holds more of the GPU than the process that found no memory, in words; "" if nobody does."""
+    holders = [(_gib(gib, unit), pid) for pid, gib, unit in _HOLDER.findall(text)]
+    total, free = _largest(_TOTAL, text), _largest(_FREE, text)
+    own = _largest(_OWN, text) or _largest(_OF_TORCH, text)
+    if own <= 0 or (not total and not _OWN.search(text)):
         return ""
-    own_gib = float(own[1]) / (1024 if own[2].lower() == "mib" else 1)
-    pid, gib = max(others, key=lambda other: float(other[1]))
-    return f"process {pid} holds {gib} GiB of it" if float(gib) > own_gib else ""
+    held = total - free - own if total else max((gib for gib, _ in holders), default=0.0)
+    if held <= own or held < FOREIGN_MIN_SHARE * total:
+        return ""
+    pid = max(holders)[1] if holders else ""
+    return (
+        f"process {pid} holds {max(holders)[0]:g} GiB of it" if pid else f"another program holds {held:.1f} GiB of it"
+    )
+
+
+def _largest(pattern: re.Pattern[str], text: str) -> float:
+    """The largest size that the pattern finds, in GiB; 0.0: none."""
+    found = [[word for word in groups if word] for groups in pattern.findall(text)]
+    return max((_gib(*words) for words in found), default=0.0)
+
+
+def _gib(number: str, unit: str) -> float:
+    return float(number) / (1024 if unit.lower() == "m" else 1)
 
 
 def how_it_ended(died: RankExit) -> str:

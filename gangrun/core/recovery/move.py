@@ -35,7 +35,8 @@ def compared(
             f"{verdict.sentence}; rank {moved.rank} fell first on {moved.node} twice, now runs on {here} and did not"
             f" fall: {moved.node} is at fault"
         )
-        cause = Cause.HARDWARE if verdict.cure is Cure.TEST else verdict.cause
+        is_device = verdict.cure is Cure.TEST and verdict.cause is Cause.RANK_ERROR
+        cause = Cause.HARDWARE if is_device else verdict.cause
         return replace(verdict, cause=cause, failure=Failure.NODE, blamed=(moved.node,), sentence=sentence)
     if verdict.suspects != (here,) or verdict.rank not in ranks_of_node(placement, here) or not verdict.signature:
         return None
@@ -83,7 +84,7 @@ def passed(state: RunState, now: float, policy: Policy) -> tuple[RunState, str]:
         return state, ""
     state = replace(state, health=replace(state.health, move=None))
     node = state.roster.nodes.get(moved.node)
-    if not moved.signature or node is None or node.tested or policy.observe:
+    if node is None or node.tested or policy.observe:
         return state, ""
     reason = (
         f"rank {moved.rank} fell first on {moved.node} twice, and on {moved.other} it came past step {moved.step}"
@@ -97,7 +98,7 @@ def passed(state: RunState, now: float, policy: Policy) -> tuple[RunState, str]:
 def settled(state: RunState, verdict: Verdict, names: Iterable[str]) -> RunState:
     """The state without a move that a verdict answered, and without suspicion of whoever it cleared or excluded."""
     health, moved = state.health, state.health.move
-    back = set(health.excluded) & set(verdict.cleared)
+    back = {name for name in verdict.cleared if name in health.excluded and not health.excluded[name].hardware}
     if back:  # it was for a failure that another node shows too
         kept = {name: entry for name, entry in health.excluded.items() if name not in back}
         state = replace(state, health=replace(health, excluded=kept))

@@ -11,29 +11,9 @@ from tests.core.judgement.player import play
 # Development cases that are judged wrongly today, by why. A case that is judged rightly must leave the list.
 KNOWN_WRONG: dict[str, tuple[str, ...]] = {
     "no rule tells it yet": (
-        "device-hca-gone",
-        "device-ib-modify-qp-no-device",
-        "device-ib-no-device-found",
-        "device-ib-verbs-library-missing",
-        "device-init-error-3",
+        "code-too-many-files-lite-mono",
         "device-libcudnn-on-one-partition",
-        "device-libnvidia-ml-missing",
-        "device-memlock-one-node-ofi",
-        "device-nccl-unhandled-cuda-one-node",
-        "device-nccl-unhandled-cuda-restormer-one-node",
-        "device-no-kernel-other-gpu-on-one-node",
-        "device-peer-access-unsupported-one-node",
         "environment-module-on-one-node-only",
-        "environment-too-many-files-one-node-limit",
-        "foreign-process-both-gpus",
-        "foreign-process-old-wording",
-        "foreign-process-zombie-nothing-allocated",
-        "killed-signal-exception",
-        "killed-spawned-child",
-        "network-store-timeout-wait",
-        "service-dataset-url-110",
-        "service-s3-connection-closed-while-saving",
-        "service-s3-curl-28",
     ),
 }
 _WRONG = {name: why for why, names in KNOWN_WRONG.items() for name in names}

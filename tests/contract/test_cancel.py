@@ -44,8 +44,8 @@ MOMENTS: dict[str, Callable[[WorldDriver], object]] = {
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_cancel_at_any_moment_ends_cancelled_and_nothing_comes_back(run: Runs, moment: str) -> None:
-    dying = range(8) if moment == "a pause between attempts" else ()  # pauses grow, until one is long enough to be seen
-    does = tuple(Does(How.KILL, step=5 + n, rank=n % 2, attempts=frozenset({n})) for n in dying)
+    dying = range(8) if moment == "a pause between attempts" else ()  # earlier each time: no progress, so pauses grow
+    does = tuple(Does(How.KILL, step=15 - n, rank=n % 2, attempts=frozenset({n})) for n in dying)
     one = run(Scenario(nodes=2, ranks_per_node=1, steps=ENDLESS, does=does, max_restarts=10))
     MOMENTS[moment](one)
     one.cancel()
@@ -79,7 +79,7 @@ def test_a_cancelled_run_is_taken_up_again_from_its_checkpoint(run: Runs) -> Non
 
 @pytest.mark.needs(Injection.RESUME)
 def test_a_run_with_a_spent_budget_gets_a_new_one_when_it_is_taken_up_again(run: Runs) -> None:
-    does = tuple(Does(How.KILL, step=5 + n, rank=n % 2, attempts=frozenset({n})) for n in range(3))
+    does = tuple(Does(How.KILL, step=9 - n, rank=n % 2, attempts=frozenset({n})) for n in range(3))
     one = run(Scenario(does=does, max_restarts=1, steps=30))
     status = ended(one, 1, "FAILED")
     assert status["failure"] == "budget" and len(status["attempts"]) == 2

@@ -65,7 +65,7 @@ def test_the_same_bug_twice_stops_the_run_with_its_traceback_and_excludes_nobody
 
 
 def test_deaths_that_nobody_explains_spend_the_budget(run: Runs) -> None:
-    does = tuple(Does(How.KILL, step=4 + n, rank=n % 2, attempts=frozenset({n})) for n in range(5))
+    does = tuple(Does(How.KILL, step=9 - n, rank=n % 2, attempts=frozenset({n})) for n in range(5))
     one = run(Scenario(does=does, max_restarts=1))
     status = ended(one, 1, "FAILED")
     assert status["failure"] == "budget"

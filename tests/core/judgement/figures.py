@@ -1,14 +1,14 @@
 """What was right of each played case, and the figures over many.
 
 ``python -m tests.core.judgement.figures [held_out]`` prints them; ``--wrong`` lists the cases that are judged wrongly,
-too.
+too, and ``--page`` prints docs/judgement.md instead.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 from tests.core.judgement.case import CLASSES, Case, read_all
@@ -92,8 +92,72 @@ def played_all(folder: str, *, tests: bool = True) -> dict[int, list[Run]]:
     return {spares: [(case, play(case, spares, tests=tests)) for case in cases] for spares in SPARES}
 
 
+PAGE = """# How failures are judged
+
+gangrun reads the error texts of the ranks, and concludes what failed, which node is at fault and what cures it. This
+page shows how often it is right. `tests/core/judgement/` has {count} failures from public threads and documentation as
+text files: the real error text, its source, what the failure sticks to (a node, a rank, a step, everything, or the
+first attempts only), and what a senior engineer would conclude from that evidence. A player runs each one through the
+real decision core, attempt after attempt: 3 nodes with 2 ranks each, without a spare and with one. A scheduler gives
+the next job other nodes. Ranks fall in the order of life: victims may speak first, and destructors keep a process long
+after its error.
+
+The *development* cases were read while the rules were written. The *held-out* cases are from other threads, and whoever
+wrote the rules did not read them.
+
+This page is written by `python -m tests.core.judgement.figures --page > docs/judgement.md`; a test keeps it equal to
+what the player sees.
+
+## Figures
+
+{table}
+
+How to read the rows:
+
+- **cause**: the class of the newest verdict. "Same failure again" has the class of what came again.
+- **node**: the sick node is excluded, and no healthy node is. If the evidence does not decide, it is enough that the
+  sick node holds no rank in the end.
+- **restarts**: as many as the label allows. A bug ends the run soon, a service that passes gets its time.
+- **outcome**: the run succeeds, or ends with the failure of the label.
+- **sick nodes left in**: of the runs in which a node is sick.
+
+A test names each case that excludes a healthy node, with and without tests of suspected nodes.
+
+## Classes, development cases
+
+{development}
+
+## Classes, held-out cases
+
+{held_out}
+
+## Development cases that are judged wrongly
+
+{wrong}
+"""
+
+
+def page(known_wrong: Mapping[str, Sequence[str]]) -> str:
+    """``docs/judgement.md``."""
+    folders = {"development": played_all("cases"), "held out": played_all("held_out")}
+    runs = {name: [run for runs in of.values() for run in runs] for name, of in folders.items()}
+    named = [f"- {why}: {', '.join(f'`{name}`' for name in sorted(names))}" for why, names in known_wrong.items()]
+    return PAGE.format(
+        count=sum(len(of[0]) for of in folders.values()),
+        table="\n".join(table(folders)),
+        development="\n".join(confusion(runs["development"])),
+        held_out="\n".join(confusion(runs["held out"])),
+        wrong="\n".join(named) or "None.",
+    )
+
+
 def main() -> None:
     """Print the figures of the folders named; without a name, of the development cases."""
+    if "--page" in sys.argv:
+        from tests.core.judgement.test_judgement import KNOWN_WRONG
+
+        sys.stdout.write(page(KNOWN_WRONG))
+        return
     named = [word for word in sys.argv[1:] if not word.startswith("-")] or ["cases"]
     folders = {name: played_all(name) for name in named}
     lines = table(folders)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.core.judgement.case import Case, read_all
-from tests.core.judgement.figures import SPARES, TITLES, wrong
+from tests.core.judgement.figures import SPARES, TITLES, healthy_excluded, page, played_all, wrong
 from tests.core.judgement.player import play
+
+DOCS_PAGE = Path(__file__).parents[3] / "docs" / "judgement.md"
 
 # Development cases that are judged wrongly today, by why. A case that is judged rightly must leave the list.
 KNOWN_WRONG: dict[str, tuple[str, ...]] = {
-    "no rule tells it yet": (
-        "code-too-many-files-lite-mono",
-        "device-libcudnn-on-one-partition",
-        "environment-module-on-one-node-only",
-    ),
+    "with a spare, a node is excluded for a limit that one rank meets twice": ("code-too-many-files-lite-mono",),
 }
 _WRONG = {name: why for why, names in KNOWN_WRONG.items() for name in names}
+KNOWN_TO_EXCLUDE = {"code-too-many-files-lite-mono"}  # a limit that one rank meets twice looks like its node's
 BOTH = [*read_all("cases"), *read_all("held_out")]
 
 
@@ -40,7 +41,20 @@ def test_no_case_is_in_both_parts() -> None:
     assert not sources[0] & sources[1], "whoever writes rules must not have read what checks them"
 
 
+@pytest.mark.parametrize("tests", [True, False], ids=["tests of suspects", "no tests"])
+@pytest.mark.parametrize("folder", ["cases", "held_out"])
+def test_no_healthy_node_is_excluded(folder: str, tests: bool) -> None:
+    runs = [run for runs in played_all(folder, tests=tests).values() for run in runs]
+    found = {case.file for case, played in runs if healthy_excluded(case, played)}
+    assert found == (KNOWN_TO_EXCLUDE if folder == "cases" else set())
+
+
 @pytest.mark.parametrize("case", [case for case in BOTH if case.header.get("falls") == "all"], ids=lambda c: c.file)
 def test_it_does_not_matter_which_of_many_ranks_falls_first(case: Case) -> None:
     seen = [play(case, 1, turn=turn) for turn in (0, 1, 4)]
     assert len({(one.concluded, one.restarts_count, one.succeeded, one.excluded) for one in seen}) == 1, seen
+
+
+def test_the_page_tells_what_the_player_sees() -> None:
+    told = "python -m tests.core.judgement.figures --page > docs/judgement.md"
+    assert DOCS_PAGE.read_text("utf-8") == page(KNOWN_WRONG), told

@@ -46,7 +46,7 @@ def where_to_ask(text: str | None, variables: Mapping[str, str], tools: Tools, o
     try:
         there = nodes_of_job(tools, job) if job else known_nodes(tools)
     except Unasked as error:
-        hint = "--nodes asks other nodes through srun; without it this node is looked at"
+        hint = "check only this node: gangrun health without --nodes"
         raise UserError("slurm", f"Slurm cannot be asked: {error}", hint, SCHEDULER) from error
     strange = [node for node in nodes if node not in there]
     if strange:

@@ -50,7 +50,7 @@ def every(steps: Any, seconds: Any, prefix: str = "") -> Every | None:
     if steps is not None:
         count = _whole(steps, every_steps)
         if count < 1:
-            raise ValueError(f"{every_steps} is a positive number, not {steps!r}")
+            raise ValueError(f"{every_steps} must be a positive number, not {steps!r}")
         if seconds is not None and not auto:
             raise ValueError(f"give {every_steps} or {every_s}, not both")
         return Every(steps=count)

@@ -39,7 +39,7 @@ NAN, ENDLESS = float("nan"), float("inf")
         ({"extra": MODEL}, TypeError, "extra must map names to what .* not a Linear"),
         ({"extra": {3: MODEL}}, TypeError, "extra must map names"),
         ({"extra": {"lr": 0.1}}, TypeError, "extra.lr has no state_dict.* it is a float"),
-        ({"every_steps": 0}, ValueError, "every_steps is a positive number, not 0"),
+        ({"every_steps": 0}, ValueError, "every_steps must be a positive number, not 0"),
         ({"every_steps": 2.5}, TypeError, "every_steps is a whole number, not 2.5"),
         ({"every_steps": True}, TypeError, "every_steps is a whole number, not True"),
         ({"every_steps": 5, "every_s": 60}, ValueError, "give every_steps or every_s, not both"),

@@ -44,7 +44,7 @@ def test_a_node_without_room_for_parity_leaves_its_group_unprotected_and_the_ste
 ) -> None:
     nodes = nodes_of(10**9, 10**9, 7 * 10**6)  # its part of the step are 5.5 MB, and parity 2.7
     (said,) = nodes.train(1, parity="2+1")
-    assert "have no parity: rank 2:" in said and "--memory-limit" in said
+    assert "not protected by parity: rank 2:" in said and "--memory-limit" in said
     whole = nodes.whole_of(0, 1, 2)
     assert whole is not None and not whole.rebuild
     assert nodes.whole_of(0, 1) is None

@@ -168,7 +168,7 @@ class _Trial:
             self.disk.close(self.disk.create(folder / "late"))
         except OSError as error:
             return "" if error.errno in (errno.EACCES, errno.EPERM) else _why(error)
-        return "running as root, whom modes do not bind" if os.geteuid() == 0 else "a file was created in it"
+        return "file permissions do not restrict root" if os.geteuid() == 0 else "a file was created in it"
 
     def _free(self) -> int:
         try:

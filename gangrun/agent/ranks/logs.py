@@ -436,7 +436,7 @@ class RankLogs:
                 except OSError as error:
                     if not self._copies_refused:
                         why = error.strerror or str(error)
-                        self._say(f"{log.path} cannot be written ({why}); {self._log.path} has all its lines")
+                        self._say(f"cannot write {log.path} ({why}); {self._log.path} holds the same lines")
                     self._copies_refused = True
 
     def _close_files(self) -> None:

@@ -49,7 +49,7 @@ def lambert_w0(x: float) -> float:
 def optimum_s(stall_s: float, mtbf_s: float) -> float:
     """Seconds of training between two saves that waste least; ``stall_s`` per save, ``mtbf_s`` of the whole job."""
     if stall_s <= 0 or mtbf_s <= 0:
-        raise ValueError("stall and mean time between failures are positive times")
+        raise ValueError("the stall time and the mean time between failures must be positive")
     ratio = stall_s / mtbf_s
     if ratio < 1e-9:  # exp(-ratio - 1) is no longer told apart from 1/e; Young's formula is exact there
         return math.sqrt(2 * stall_s * mtbf_s)

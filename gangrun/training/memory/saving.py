@@ -111,7 +111,9 @@ class MemorySaving:
             return _Guarded("", 0)
         troubles = ranks.to_first(Copying(self._kept, ranks, distance_count).copy(name, mine.rows))
         trouble = ranks.from_first(next((f"rank {n}: {why}" for n, why in enumerate(troubles) if why), ""))
-        return _Guarded(f"steps in memory have no copy on another node: {trouble}" if trouble else "", int(not trouble))
+        return _Guarded(
+            f"checkpoints in memory have no copy on another node: {trouble}" if trouble else "", int(not trouble)
+        )
 
     def _coded(self, name: StepName, files: list[tuple[CodedFile, ...]], ranks: RankGroup) -> _Guarded:
         """Parity of each group of nodes on other nodes of it."""
@@ -128,7 +130,7 @@ class MemorySaving:
         if ranks.rank == 0:
             records, trouble = records_of(plan, name, files, told)
             if trouble:
-                warning, losses_count = f"steps in memory have no parity: {trouble}", 0
+                warning, losses_count = f"checkpoints in memory are not protected by parity: {trouble}", 0
             elif losses_count < parity_count:
                 warning = (
                     f"steps in memory survive the loss of {losses_count} of the nodes that this attempt has, "

@@ -273,14 +273,13 @@ def last_words_come_late(rng: random.Random, seed: int) -> World:
 
 @recipe("any_progress_refills")
 def a_few_steps_and_again(rng: random.Random, seed: int) -> World:
-    """Each attempt makes a few steps, then fails, a little differently each time."""
+    """Each attempt makes a few steps, then fails, a little differently each time; its rank has no other node."""
     del seed
     again = tuple(
-        Behaviour(step=rng.randrange(2, 6), rank=rng.randrange(3), code=rng.randrange(1, 100), attempts=frozenset({n}))
-        for n in range(200)
+        Behaviour(step=rng.randrange(2, 6), code=rng.randrange(1, 100), attempts=frozenset({n})) for n in range(200)
     )
     script = Script(steps_count=30, checkpoint_every_count=0, behaviours=again, victims_after_s=0.0)
-    setup = Setup.of(2, script=script)
+    setup = Setup.of(1, script=script)
     policy = replace(setup.policy, progress_mark_every_s=1.0)
     return World(replace(setup, policy=policy), FaultPlan(), seed_of(rng))
 

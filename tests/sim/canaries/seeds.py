@@ -9,7 +9,7 @@ SEEDS: dict[str, tuple[int, ...]] = {
     "acts_in_a_stall": (0, 1, 2),
     "adopts_half_a_gang": (9, 11, 13),
     "agent_starts_beside_old_ranks": (0, 1, 2),
-    "agents_hear_every_term": (111, 126, 139),
+    "agents_hear_every_term": (55, 241, 279),
     "all_outlive_the_warden": (0, 1, 2),
     "ambiguous_claim_is_believed": (5, 7, 8),
     "an_error_is_a_cancel": (3, 21, 27),

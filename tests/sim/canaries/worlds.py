@@ -40,7 +40,7 @@ def holder_stopped_with_its_clock(rng: random.Random, seed: int) -> World:
     """Its machine is paused while a restart is under way, so that it wakes believing that it still leads."""
     del seed
     plan = FaultPlan().fail_at(10.0, Kind.KILL_RANK, rank=rng.randrange(1, 4))
-    plan = plan.fail_at(10.0 + rng.uniform(0.0, 0.6), Kind.PAUSE_NODE, node=0, for_s=rng.uniform(6.5, 12.0))
+    plan = plan.fail_at(10.0 + rng.uniform(0.0, 1.2), Kind.PAUSE_NODE, node=0, for_s=rng.uniform(6.5, 12.0))
     return World(Setup.of(4), plan, rng.randrange(10**6))
 
 

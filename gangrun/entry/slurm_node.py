@@ -4,7 +4,8 @@ Every task of a step is started with the same words; only the environment tells 
 again if srun or a warden was killed, so a warden of the job may live here already. Each node has one place for a warden
 of a job: a name that the kernel gives to one process, and frees when that process dies. A later task waits for the
 place. Then it kills what the last warden left: ranks die with their agent, what they started may not. Only then does it
-begin, for its agent's first word says that no rank lives here.
+begin, for its agent's first word says that no rank lives here. While it waits, signals that Slurm sends to all tasks
+are not for it.
 """
 
 from __future__ import annotations
@@ -13,18 +14,20 @@ import errno
 import hashlib
 import json
 import os
+import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import JobClaim, wait
-from gangrun.adapters.fs.run_dir import RunPaths
+from gangrun.adapters.fs.run_dir import RunPaths, read_cancelled
 from gangrun.config import environment
-from gangrun.launch.node_spec import WARDEN_KILLED, filled
+from gangrun.launch.node_spec import EXIT_WAITED, WARDEN_KILLED, filled
 from gangrun.node import processes, warden
 
 EXIT_NO_NODE = 78
@@ -51,6 +54,26 @@ def speak_into(log: Path) -> str:
     return ""
 
 
+@contextmanager
+def only_waiting() -> Iterator[None]:
+    """A signal to end ends this process with ``EXIT_WAITED``; others that Slurm may send to all tasks do nothing."""
+
+    def leave(*_: object) -> None:
+        os._exit(EXIT_WAITED)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGINT)}
+    deaf = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+    before |= {number: signal.signal(number, signal.SIG_IGN) for number in deaf}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def stay_of(claim: JobClaim) -> str:
+    """This stay of the job on its nodes, whichever launch of its step it is."""
+    return f"{claim.job}r{claim.restart}"
+
+
 def take_place(of: str, wait: Callable[[float], None] = wait) -> tuple[int, bool]:
     """The place ``of`` (run, job, node) as a file descriptor, and whether another process had it first."""
     name = hashlib.sha256(of.encode("utf-8", "surrogateescape")).hexdigest()
@@ -73,7 +96,7 @@ def clear(root: str, claim: JobClaim) -> list[str]:
     What a supervisor or a rank submitted inherits their variables, the next job's batch script too: it is of another
     job, or its own stay is not in its variables.
     """
-    me, marks = os.getpid(), {f"{RUN_DIR}={root}", f"{STAY}={claim.token}", f"{JOB_ID}={claim.job}"}
+    me, marks = os.getpid(), {f"{RUN_DIR}={root}", f"{STAY}={stay_of(claim)}", f"{JOB_ID}={claim.job}"}
 
     def left() -> list[processes.Proc]:
         table = processes.process_table().values()
@@ -90,12 +113,14 @@ def _variables(pid: int) -> set[str]:
 
 
 def _is_wanted(paths: RunPaths, claim: JobClaim) -> bool:
-    """Does the run want more of this job? If nobody can say: yes."""
+    """Does the run want more of this job? If nobody can say: yes, as the supervisor looks again."""
     from gangrun.adapters.fs.journal import JournalReader
     from gangrun.launch.slurm_job_owner import is_over
     from gangrun.wire.record import RecordError, replay
 
     try:
+        if read_cancelled(Disk(), paths) is not None:
+            return False
         return not is_over(replay(JournalReader(paths, Disk()).read(newest_only=True).records), claim)
     except (OSError, RecordError):
         return True
@@ -114,7 +139,8 @@ def main(words: list[str]) -> int:
     if why:
         os.write(2, f"{why}\n".encode("utf-8", "replace"))
         return EXIT_NO_LOG
-    place, had_to_wait = take_place(f"{root}\0{claim.token}\0{node}")
+    with only_waiting():
+        place, had_to_wait = take_place(f"{root}\0{stay_of(claim)}\0{node}")
     if had_to_wait and not _is_wanted(paths, claim):
         return 0
     if left := clear(root, claim):
@@ -128,5 +154,5 @@ def main(words: list[str]) -> int:
         spec["previous_died"] = WARDEN_KILLED
     command = warden.argv(sys.executable, {**spec, "writes_log": True, "place_fd": place})
     os.set_inheritable(place, True)
-    os.execve(command[0], command, {**variables, RUN_DIR: root, STAY: claim.token})  # noqa: S606 - no shell is the point
+    os.execve(command[0], command, {**variables, RUN_DIR: root, STAY: stay_of(claim)})  # noqa: S606 - no shell is the point
     raise AssertionError("unreachable")

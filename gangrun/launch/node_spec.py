@@ -10,6 +10,7 @@ from gangrun.entry.wiring import own_command
 from gangrun.wire.spec import RunSpec
 
 NODE = "{node}"  # stands for the name of the node, which the first process there puts in
+EXIT_WAITED = 71  # of a task that only waited for a place that a living warden has
 WARDEN_KILLED = "its warden was killed"  # how the agent before ended, told to a warden that takes a dead one's place
 
 

@@ -31,9 +31,10 @@ from gangrun.adapters.slurm.scheduler import SchedulerRefused, SchedulerSilent, 
 from gangrun.adapters.slurm.step import Left, Step
 from gangrun.core.model import EXIT_CODES, TERMINAL, RunState
 from gangrun.core.nodeset import fold
+from gangrun.core.text import signal_name
 from gangrun.display.live_view import LiveView, Observer
 from gangrun.entry.wiring import own_command
-from gangrun.launch.node_spec import WARDEN_KILLED, warden_spec
+from gangrun.launch.node_spec import EXIT_WAITED, WARDEN_KILLED, warden_spec
 from gangrun.launch.owner import Cancelling
 from gangrun.launch.slurm_batch_job import Absent, Allocation, note_absent
 from gangrun.ports import Clock
@@ -65,6 +66,8 @@ def code_of(state: RunState | None, claim: JobClaim) -> int:
 
 LAUNCHES_MAX = 4
 STARTS_AGAIN_MAX = 5  # of srun, and of each node's warden: something outside kills them
+FOLLOW_FIRST_S, FOLLOW_FACTOR = 2.0, 4.0  # pauses before the second and each later srun that follows
+ONLY_WAITED = f"Exited with exit code {EXIT_WAITED}"  # the warden beside whom that task waited may live on
 ENDED_BY_ITSELF = ("Exited with exit code", "Terminated")  # srun's words; "Killed" is how a killed one ends
 RESORTS_MAX = 4  # supervisors of last resort, if each is killed
 MARKED_WITHIN_S, MARK_AGAIN_S = 3.0, 2.0
@@ -87,6 +90,8 @@ class StepLaunch:
     step: Step
     nodes: tuple[str, ...]
     said_bytes: Mapping[str, int]  # node -> what it had said before this launch
+    founds: bool = False  # on all nodes of the step, none of which has a warden
+    follows: bool = False  # one that was killed: its tasks wait beside wardens that live
     settled_count: int = 0
     heard: set[str] = field(default_factory=set)  # nodes whose task has ended
 
@@ -127,11 +132,14 @@ class JobStep:
     _left: list[Left] = field(default_factory=list)  # of launches that have ended
     _words: list[str] = field(default_factory=list)
     _starts_count: dict[str, int] = field(default_factory=dict)  # again: of srun, or of a node's warden
+    _unheard: tuple[str, ...] = ()  # nodes whose warden may live, and no srun hears of its end
+    _follow_at: float = 0.0
     _asking: Asking | None = None  # for the claim of a new launch, which the file system has not answered yet
     _ask_at: float = 0.0
     _marked: JobClaim | None = None  # the stay that Slurm was told is over
     _silent: str = ""
     _resorts_count: int = 0
+    _resort_at: float = 0.0  # if none could be started
     _cancelled: bool = False
 
     def start(self) -> None:
@@ -140,14 +148,16 @@ class JobStep:
 
     def _launch_all(self, nodes: tuple[str, ...]) -> None:
         self._nodes, self._left, self._words = nodes, [], []
-        self._launch(nodes)
+        self._launch(nodes, founds=True)
 
-    def _launch(self, nodes: tuple[str, ...], previous_died: str = "") -> None:
+    def _launch(
+        self, nodes: tuple[str, ...], previous_died: str = "", *, founds: bool = False, follows: bool = False
+    ) -> None:
         words = step_argv(
             self.spec, self.paths, self.claim, self.allocation, nodes, self.extra, self._nodes[0], previous_died
         )
         step = Step(words, self.variables, self.allocation.job, Tools(self.variables))
-        launch = StepLaunch(step, nodes, said_bytes(self.paths, nodes))
+        launch = StepLaunch(step, nodes, said_bytes(self.paths, nodes), founds, follows)
         step.start()
         self.launches.append(launch)
 
@@ -159,17 +169,19 @@ class JobStep:
                 self._hear(launch, ended=code is not None)
                 if code is not None:
                     self.launches.remove(launch)
-                    self._left += launch.step.left
+                    self._left += launch.step.left if launch.founds else []
                     self._words += launch.step.words
-                    if code < 0:
-                        self._follow(launch, code)
-            if not self.launches:
+                    if code < 0 or launch.follows:
+                        self._note_unheard(launch, code)
+            if self._unheard:
+                self._follow()
+            elif not self.launches:
                 self._after_step()
         elif self.part is StepPart.LAST_RESORT:
             assert self._resort is not None
             code = self._resort.poll()
             if code is not None and code < 0 and self._resorts_count < RESORTS_MAX and not self.over():
-                self._decide_here(f"the supervisor of last resort was killed ({signal.Signals(-code).name})")
+                self._decide_here(f"the supervisor of last resort was killed by {signal_name(-code)}")
             elif code is not None:
                 self.part = StepPart.OVER
 
@@ -204,11 +216,13 @@ class JobStep:
         settled = launch.step.left[: None if ended else launch.settled_count]
         launch.settled_count = len(launch.step.left)
         unreached = [left for left in settled if left.unreached]
-        for left in unreached or settled:  # where srun does not reach one node, it kills what began on the others
-            if left.node in launch.heard:
-                continue
-            launch.heard.add(left.node)
-            if not self._started_again(left) and left.node not in self._absent:
+        new = [left for left in unreached or settled if left.node not in launch.heard and left.how != ONLY_WAITED]
+        launch.heard.update(left.node for left in new)  # if srun does not reach one node, it kills what began elsewhere
+        again = [left for left in new if self._may_start_again(left)]
+        if not again or not self._started_again(again):
+            again = []
+        for left in new:
+            if left not in again and left.node not in self._absent:
                 self._absent[left.node] = Absent(left.node, launch.why(self.paths, left), left.unreached)
         found = tuple(self._absent.values())
         if found == self._noted or self.over():
@@ -219,34 +233,50 @@ class JobStep:
             self.say(f"cannot record why {fold(self._absent)} did not connect: {error}")
         self._noted = found
 
-    def _started_again(self, left: Left) -> bool:
+    def _may_start_again(self, left: Left) -> bool:
         """A warden ends by itself with an exit code. One that was killed is started again while its node lives."""
         if left.unreached or left.how.startswith(ENDED_BY_ITSELF) or self._cancelled or self.over():
             return False
-        return self._start_again(
-            left.node, (left.node,), f"the warden on {left.node} was killed ({left.how}): starting it again in this job"
-        )
+        count = self._starts_count[left.node] = self._starts_count.get(left.node, 0) + 1
+        return count <= STARTS_AGAIN_MAX
 
-    def _follow(self, launch: StepLaunch, code: int) -> None:
-        """Srun was killed. What it started lives on, unheard."""
-        rest = tuple(node for node in launch.nodes if node not in launch.heard)
-        if rest and not self.over():
-            how = signal.Signals(-code).name
-            self._start_again(
-                "srun", rest, f"srun was killed ({how}), and what it started on {fold(rest)} lives on: following it"
-            )
+    def _started_again(self, killed: list[Left]) -> bool:
+        """One srun for all wardens that were killed at once."""
+        nodes = tuple(left.node for left in killed)
+        who = f"the warden on {fold(nodes)} was" if len(nodes) == 1 else f"the wardens on {fold(nodes)} were"
+        self.say(f"{who} killed ({killed[0].how}): starting {'it' if len(nodes) == 1 else 'them'} again in this job")
+        return self._launched(nodes)
 
-    def _start_again(self, what: str, nodes: tuple[str, ...], sentence: str) -> bool:
-        count = self._starts_count[what] = self._starts_count.get(what, 0) + 1
-        if count > STARTS_AGAIN_MAX:
-            return False
-        self.say(sentence)
+    def _launched(self, nodes: tuple[str, ...], *, follows: bool = False) -> bool:
         try:
-            self._launch(nodes, WARDEN_KILLED)
+            self._launch(nodes, WARDEN_KILLED, follows=follows)
         except OSError as error:
             self.say(f"cannot start srun again: {error.strerror or error}")
             return False
         return True
+
+    def _note_unheard(self, launch: StepLaunch, code: int) -> None:
+        """Srun was killed, or the one that followed it has ended. What was started lives on, unheard."""
+        rest = {node for node in launch.nodes if node not in launch.heard}
+        if not rest or self.over() or self._cancelled:
+            return
+        count = self._starts_count["srun"] = self._starts_count.get("srun", 0) + 1
+        if count > STARTS_AGAIN_MAX:
+            return
+        pause_s = FOLLOW_FIRST_S * FOLLOW_FACTOR ** (count - 2) if count > 1 else 0.0
+        self._unheard = tuple(node for node in self._nodes if node in rest.union(self._unheard))
+        self._follow_at = self.clock.now() + pause_s
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        when = f" in {pause_s:.0f} s" if pause_s else ""
+        self.say(f"srun {how}, and what it started on {fold(self._unheard)} may live on: following it{when}")
+
+    def _follow(self) -> None:
+        """Start the srun whose tasks wait beside those wardens, once its pause is over."""
+        if self.over() or self._cancelled:
+            self._unheard = ()
+        elif self.clock.now() >= self._follow_at:
+            nodes, self._unheard = self._unheard, ()
+            self._launched(nodes, follows=True)
 
     # ---- when every srun has ended ----
 
@@ -274,8 +304,15 @@ class JobStep:
         self._decide_here(f"{undecided} ({told or 'srun said nothing'})")
 
     def _decide_here(self, why: str) -> None:
+        if self.clock.now() < self._resort_at:
+            return
         self.say(f"{why}: deciding here")
-        self._resort = ToolProcess(last_resort_argv(self.paths, self.claim, self.allocation), self.variables)
+        try:
+            self._resort = ToolProcess(last_resort_argv(self.paths, self.claim, self.allocation), self.variables)
+        except OSError as error:  # no memory for a fork, no file descriptor: the next turn tries again
+            self.say(f"cannot start the supervisor of last resort: {error.strerror or error}; trying again")
+            self._resort_at = self.clock.now() + MARK_AGAIN_S
+            return
         self._resorts_count += 1
         self.part = StepPart.LAST_RESORT
 

@@ -45,9 +45,10 @@ class Voice:
 class LogWriter:
     """Makes standard output and error of this process, and of all that it starts, a pipe into what they were before."""
 
-    def __init__(self) -> None:
-        """Only while this process has one thread: it forks."""
+    def __init__(self, not_its: tuple[int, ...] = ()) -> None:
+        """``start`` it only while this process has one thread: it forks. ``not_its``: files that it must not keep."""
         self.pid = 0
+        self._not_its = not_its
         self._log = fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, 3)
         self._read, write = os.pipe()
         try:
@@ -58,7 +59,6 @@ class LogWriter:
         for fd in (1, 2):
             os.dup2(write, fd)
         os.close(write)
-        self.start()
 
     def start(self) -> None:
         """Have the pipe read by a process of its own, again if it was killed."""
@@ -70,6 +70,8 @@ class LogWriter:
             signal.set_wakeup_fd(-1)
             for signum in DEAF:
                 signal.signal(signum, signal.SIG_IGN)
+            for fd in self._not_its:
+                os.close(fd)
             for fd in (1, 2):  # or it would wait for its own end
                 os.dup2(self._log, fd)
             _copy(self._read, self._log)

@@ -86,8 +86,9 @@ class Warden:
         self._linger_s = float(spec.get("supervisor_linger_s", 30.0))
         self._previous_died = str(spec.get("previous_died", ""))
         self._life_fd = int(spec.get("life_fd", -1))
-        if (place_fd := int(spec.get("place_fd", -1))) >= 0:
-            os.set_inheritable(place_fd, False)  # ours alone: a child that outlives us must not keep it
+        self._place_fd = int(spec.get("place_fd", -1))
+        if self._place_fd >= 0:
+            os.set_inheritable(self._place_fd, False)  # ours alone: a child that outlives us must not keep it
         self._lease_fd = os.memfd_create("gangrun-lease")
         os.ftruncate(self._lease_fd, LEASE_SIZE_BYTES)
         self._lease = Lease(self._lease_fd)
@@ -119,7 +120,8 @@ class Warden:
         """Watch until the end; the exit code."""
         processes.become_subreaper()
         if self._writes_log:
-            self._writer = LogWriter()
+            self._writer = LogWriter((self._place_fd,) if self._place_fd >= 0 else ())
+            self._start_again("log writer", self._writer.start)
         self._listen()
         self._start_again("keeper", self._start_keeper)
         if not self._start_agent(self._previous_died):

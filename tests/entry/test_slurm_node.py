@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gangrun.adapters.fs.job_claims import JobClaim
 from gangrun.entry import slurm_node
+from gangrun.launch.node_spec import EXIT_WAITED
 
 
 def test_a_place_is_taken_by_one_at_a_time(tmp_path: Path) -> None:
@@ -62,12 +65,12 @@ def test_all_that_a_warden_left_is_killed_and_nothing_else(tmp_path: Path) -> No
     root, claim = str(tmp_path), JobClaim(0, "12", 1, "n1", 100, 5)
 
     def sleeper(**other: str) -> subprocess.Popen[bytes]:
-        marks = {"GANGRUN_RUN_DIR": root, "GANGRUN_STAY": claim.token, "SLURM_JOB_ID": "12", "PATH": "/bin", **other}
+        marks = {"GANGRUN_RUN_DIR": root, "GANGRUN_STAY": "12r1", "SLURM_JOB_ID": "12", "PATH": "/bin", **other}
         return subprocess.Popen(["sleep", "600"], env=marks)
 
     left = sleeper()
     submitted = sleeper(SLURM_JOB_ID="13")
-    batch_script = sleeper(GANGRUN_STAY="11")  # of this very job, which the supervisor of job 11 submitted
+    batch_script = sleeper(GANGRUN_STAY="11r0")  # of this very job, which the supervisor of job 11 submitted
     others = submitted, batch_script, sleeper(GANGRUN_RUN_DIR=f"{root}x")
     try:
         assert slurm_node.clear(root, claim) == []
@@ -77,3 +80,31 @@ def test_all_that_a_warden_left_is_killed_and_nothing_else(tmp_path: Path) -> No
         for one in (left, *others):
             one.kill()
             one.wait()
+
+
+def test_each_launch_of_a_stay_has_the_same_place() -> None:
+    claim = JobClaim(0, "12", 1, "n1", 100, 5)
+    assert slurm_node.stay_of(claim) == slurm_node.stay_of(msgspec.structs.replace(claim, launch=2)) == "12r1"
+    assert slurm_node.stay_of(msgspec.structs.replace(claim, restart=2)) == "12r2"
+
+
+WAITS = """
+import sys
+from gangrun.entry import slurm_node
+with slurm_node.only_waiting():
+    print("waits", flush=True)
+    slurm_node.take_place(sys.argv[1])
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_task_that_waits_tells_that_it_only_waited(tmp_path: Path, number: signal.Signals) -> None:
+    place, _ = slurm_node.take_place(str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", WAITS, str(tmp_path)], stdout=subprocess.PIPE) as waiting:
+        assert waiting.stdout is not None and waiting.stdout.readline() == b"waits\n"
+        for harmless in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+            waiting.send_signal(harmless)
+        waiting.send_signal(number)
+        assert waiting.wait(10) == EXIT_WAITED
+    os.close(place)

@@ -239,6 +239,7 @@ def test_a_claim_that_is_refused_for_good_leaves_the_last_resort(unreached):
 STAYS = """#!/bin/sh
 echo "$@" | grep -o 'nodelist=[^ ]*' >>"$0.calls"
 if [ -e "$0.says" ]; then cat "$0.says" >&2; rm "$0.says"; fi
+if [ -e "$0.ends" ]; then rm "$0.ends"; exit 1; fi
 exec sleep 600
 """
 
@@ -255,9 +256,10 @@ def standing(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     paths, told = RunPaths(tmp_path / "run"), list[str]()
     paths.jobs.mkdir(parents=True)
+    clock = HandClock()
     steps = job_owner.JobStep(
         SPEC, paths, CLAIM, Allocation("12", 0, ("n1", "n2", "n3"), "n1", None), dict(os.environ), (),
-        over=lambda: False, say=told.append,
+        over=lambda: False, say=told.append, clock=clock,
     )  # fmt: skip
 
     def asked():
@@ -305,11 +307,46 @@ def test_an_srun_that_is_killed_is_followed_by_another_on_the_nodes_that_it_left
     for count in range(1, job_owner.STARTS_AGAIN_MAX + 1):
         steps.launches[0].step.kill()
         wanted = ["n[1-3]"] + count * ["n[1,3]"]
+        until(partial(lambda count: asked() and len(told) == count, count), 20, "its end is heard")
+        steps.clock.at += 200.0
         until(partial(lambda wanted: asked() == wanted, wanted), 20, f"another srun {told}")
         assert steps.part is job_owner.StepPart.STEP
-    assert told[0] == "srun was killed (SIGKILL), and what it started on n[1,3] lives on: following it"
+    assert told[0] == "srun was killed by SIGKILL (9), and what it started on n[1,3] may live on: following it"
+    assert told[1].endswith("following it in 2 s")
     steps.launches[0].step.kill()
     until(lambda: bool(asked()) and steps.part is job_owner.StepPart.LAST_RESORT, 20, "no srun is followed for ever")
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        "srun: error: Task launch for StepId=12.1 failed on node n3: lost",
+        "srun: error: Unable to create step for job 12: Slurm backup controller in standby mode",
+        "srun: error: n1: task 0: Exited with exit code 71",
+    ],
+)
+def test_a_following_srun_that_ends_is_no_end_of_the_wardens_that_it_waited_beside(standing, says):
+    """They live: no other step begins there, and nobody decides in their supervisor's place."""
+    steps, said, asked, told = standing
+    steps.start()
+    until(lambda: asked() == ["n[1-3]"], 20, "srun")
+    said.write_text(f"{says}\n")
+    said.with_name("srun.ends").touch()
+    steps.launches[0].step.kill()
+    until(lambda: asked() and any("ended with exit code 1" in word for word in told), 20, f"the second ended {told}")
+    assert (steps.part, steps.claim.launch) == (job_owner.StepPart.STEP, 0)
+    steps.clock.at += 200.0
+    rest = "n[1-2]" if "n3" in says else "n[1-3]"
+    until(lambda: asked() == ["n[1-3]", "n[1-3]", rest], 20, f"a third follows {told}")
+
+
+def test_wardens_that_are_killed_at_once_are_started_again_by_one_srun(standing):
+    steps, says, asked, told = standing
+    says.write_text("srun: error: n[1-3]: tasks 0-2: Killed\n")
+    steps.start()
+    until(lambda: len(asked()) == 2, 20, f"one more srun {told}")
+    assert sorted(asked()) == ["n[1-3]", "n[1-3]"]
+    assert told == ["the wardens on n[1-3] were killed (Killed): starting them again in this job"]
 
 
 def test_an_srun_that_is_killed_when_the_run_is_over_is_not_followed(standing):
@@ -362,7 +399,7 @@ def test_a_supervisor_of_last_resort_that_is_killed_is_started_again(unreached):
         until(partial(has_ended, resort), 20, "it was killed")
         steps.turn()
     assert steps.part is job_owner.StepPart.OVER
-    assert len([word for word in told if "was killed (SIGKILL)" in word]) == job_owner.RESORTS_MAX - 1
+    assert len([word for word in told if "was killed by SIGKILL (9)" in word]) == job_owner.RESORTS_MAX - 1
     for resort in killed[:-1]:
         list(resort.lines())
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gangrun.core.model import Cause, Cure, ErrorReport, Evidence, Failure, RankExit
+from gangrun.core.policy import Policy
 from gangrun.core.recovery import error_rules
 from gangrun.core.recovery.error_rules import RULES, rule_of
 from tests.core.test_blame import error, fell, judge, placed
@@ -199,3 +200,26 @@ def error_rules_sighting(verdict, attempt, step):  # type: ignore[no-untyped-def
     from gangrun.core.model import Sighting
 
     return Sighting(verdict.signature, attempt, step, verdict.blamed)
+
+
+BOX = placed("n1")
+
+
+def missing(*ranks: int) -> Evidence:
+    return Evidence(exits=tuple(raised(*TEXTS["gpu-missing"], rank=rank) for rank in ranks))
+
+
+def test_with_one_node_and_no_other_to_take_its_place_nobody_waits_for_a_machine_to_change() -> None:
+    """All ranks see no GPU: the end. Some see none: one restart, and the same again is the end."""
+    every = judge(missing(0, 1), placement=BOX, nodes_count=1, step=-1)
+    assert (every.cause, every.cure, every.final, every.blamed) == (Cause.ENVIRONMENT, Cure.END, True, ())
+    assert every.sentence.endswith("that is a GPU that the process does not see: no restart would cure it")
+    some = judge(missing(1), placement=BOX, nodes_count=1, step=-1)
+    assert (some.cause, some.cure, some.final, some.blamed) == (Cause.HARDWARE, Cure.ONCE, False, ())
+    later = judge(missing(0, 1), placement=BOX, nodes_count=1, step=120)
+    assert (later.cure, later.final, later.blamed) == (Cure.ONCE, False, ()), "it had worked"
+
+
+def test_with_one_node_of_a_scheduler_another_node_shows_whose_it_is() -> None:
+    verdict = judge(missing(0, 1), placement=BOX, nodes_count=1, step=-1, policy=Policy(can_requeue=True))
+    assert (verdict.cure, verdict.blamed, verdict.final) == (Cure.EXCLUDE, ("n1",), False)

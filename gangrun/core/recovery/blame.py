@@ -288,8 +288,12 @@ _WHOSE = {
 
 def _by_rule(first: RankExit, rule: Rule, spread: Spread, ended: str, scene: _Scene) -> Verdict:
     """What a known text means on so many nodes."""
-    is_alone = scene.gang_nodes_count == 1 and rule.few not in {Cure.EXCLUDE, Cure.TEST}
+    has_one_node = scene.gang_nodes_count == 1
+    is_alone = has_one_node and rule.few not in {Cure.EXCLUDE, Cure.TEST}
     cure, cause = (rule.many if spread.is_many or is_alone else rule.few), rule.cause
+    if has_one_node and cure is Cure.EXCLUDE and not _replaceable(scene):  # no other node can show whose it is
+        everywhere = spread.ranks_count >= scene.world_size > 0
+        cure, cause = (Cure.END, Cause.ENVIRONMENT) if everywhere else (Cure.ONCE, cause)
     if cure is Cure.END and scene.attempt_step >= 0:
         cure = Cure.ONCE  # it had worked
     if spread.is_many and cause in _NODES_OWN:
@@ -297,7 +301,7 @@ def _by_rule(first: RankExit, rule: Rule, spread: Spread, ended: str, scene: _Sc
     blamed = spread.nodes if cure is Cure.EXCLUDE else ()
     suspects = spread.nodes if cure in _OF_NODES and not spread.is_many else ()
     failure = _WHOSE.get(cause, Failure.SCRIPT)
-    sentence = f"{ended}; {error_rules.concluded(rule, cure, spread, first)}"
+    sentence = f"{ended}; {error_rules.concluded(rule, cure, spread, first, has_one_node=has_one_node)}"
     signature = signatures.rule_signature(rule.name, cure, first.error)
     rank = first.rank if len(suspects) == 1 and not blamed else NO_RANK
     moves = cure is Cure.MOVE and rank != NO_RANK and _replaceable(scene)

@@ -348,16 +348,18 @@ def how_it_ended(died: RankExit) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """On which nodes the same was seen in one failure, and whether they are too many to be each node's own."""
+    """Nodes and ranks that show the same in one failure, and whether the nodes are too many to be each one's own."""
 
     nodes: tuple[str, ...]
+    ranks_count: int
     is_many: bool
 
 
 def spread_of(first: RankExit, exits: Iterable[RankExit], nodes_count: int, share_max: float) -> Spread:
     """How many of the gang's nodes show what ``first`` shows: the same mark, or without one the same signature."""
-    nodes = tuple(natural_sort({first.node} | {other.node for other in exits if _is_same(first, other)}))
-    return Spread(nodes, len(nodes) > 1 and len(nodes) > share_max * nodes_count)
+    same = {first.rank: first.node} | {other.rank: other.node for other in exits if _is_same(first, other)}
+    nodes = tuple(natural_sort(set(same.values())))
+    return Spread(nodes, len(same), len(nodes) > 1 and len(nodes) > share_max * nodes_count)
 
 
 def _is_same(one: RankExit, other: RankExit) -> bool:
@@ -369,11 +371,13 @@ def _is_same(one: RankExit, other: RankExit) -> bool:
     return one.error is other.error and (one.code, one.signal) == (other.code, other.signal)
 
 
-def concluded(rule: Rule, cure: Cure, spread: Spread, first: RankExit) -> str:
+def concluded(rule: Rule, cure: Cure, spread: Spread, first: RankExit, *, has_one_node: bool) -> str:
     """What the row means for the run, in words."""
-    where = f"{fold(spread.nodes)} only" if len(spread.nodes) == 1 else f"{len(spread.nodes)} nodes at once"
+    where = f", seen on {len(spread.nodes)} nodes at once"
+    if len(spread.nodes) == 1:  # with one node there is none to compare with
+        where = "" if has_one_node else f", seen on {fold(spread.nodes)} only"
     foreign = foreign_process(first.error.message) if rule.name == "foreign-process" and first.error else ""
-    shown = f"that is {rule.says}{f' ({foreign})' if foreign else ''}, seen on {where}"
+    shown = f"that is {rule.says}{f' ({foreign})' if foreign else ''}{where}"
     return f"{shown}: {_MEANING[cure]}"
 
 

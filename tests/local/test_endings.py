@@ -17,6 +17,7 @@ import pytest
 from gangrun.errors import UserError
 from gangrun.launch.local import LETS_GO_WITHIN_S
 from gangrun.launch.owner import in_background
+from gangrun.node.processes import is_alive, read_proc
 from tests.faults.inject import PLAIN
 from tests.health.test_nvml import Library, build, library  # noqa: F401 - fixtures
 from tests.local.harness import PACE_S, STEPPER, Box
@@ -115,7 +116,8 @@ def test_ctrl_c_before_a_run_goes_on_in_the_background_starts_nothing(tmp_path: 
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
         in_background(tmp_path / "log", own)
-    assert not Path("/proc", (tmp_path / "waits").read_text()).exists()
+    pid = int((tmp_path / "waits").read_text())
+    until(lambda: (proc := read_proc(pid)) is None or not is_alive(proc), 20, "it has ended")
     assert not (tmp_path / "trains").exists()
 
 

@@ -61,8 +61,7 @@ def take_place() -> tuple[Path, IO[str]]:
         lock, owner = lock_of(place)
         if lock is None:
             owners.append(owner)
-        elif taken is None:
-            shutil.rmtree(place, ignore_errors=True)
+        elif taken is None and emptied(place):
             lock.truncate(0)
             lock.write(f"pid {os.getpid()} in {reach.ROOT}")
             lock.flush()
@@ -74,9 +73,18 @@ def take_place() -> tuple[Path, IO[str]]:
     return taken
 
 
+def emptied(place: Path) -> bool:
+    """Remove the folder, and what a killed test left mounted in it. False if something of it cannot be removed."""
+    mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    for mounted in sorted((point for point in mounts if Path(point).is_relative_to(place)), reverse=True):
+        subprocess.run(["umount", "--lazy", mounted], timeout=100, check=False)
+    shutil.rmtree(place, ignore_errors=True)
+    return not place.exists()
+
+
 def leave_place(place: Path, lock: IO[str]) -> None:
     """Nothing of it stays."""
-    shutil.rmtree(place, ignore_errors=True)
+    emptied(place)
     Path(lock.name).unlink(missing_ok=True)
     lock.close()
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.slurm import reach
 from tests.slurm.cluster import Cluster
-from tests.slurm.place import leave_place, lock_of
+from tests.slurm.place import emptied, leave_place, lock_of
 from tests.waiting import until
 
 
@@ -69,3 +69,12 @@ def cmdline(entry: Path) -> bytes:
         return (entry / "cmdline").read_bytes()
     except OSError:
         return b""
+
+
+@pytest.mark.root
+def test_what_a_killed_test_left_mounted_in_a_place_is_removed_with_it(tmp_path: Path) -> None:
+    mounted = tmp_path / "place" / "home"
+    mounted.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(mounted)], check=True)
+    assert emptied(tmp_path / "place")
+    assert not (tmp_path / "place").exists()

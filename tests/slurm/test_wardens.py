@@ -66,7 +66,7 @@ def steps_on(run: Run) -> Callable[[], bool]:
 
 def test_a_killed_srun_costs_no_step_and_wardens_are_watched_all_the_same(cluster: Cluster, run: Run) -> None:
     """The second srun waits beside each warden. It takes the place of one that is killed, and of no other."""
-    job = run.step(3, 1, steps=350, every=5, stays=True)["job"]
+    job = run.step(3, 1, steps=900, every=5, hook="pace = 0 if attempt else pace", stays=True)["job"]
     run.wait_for_step(12)
     host = run.jobs()[0]["BatchHost"]
     for _ in range(2):

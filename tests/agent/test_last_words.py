@@ -99,6 +99,15 @@ def test_a_progress_bar_tells_nothing_of_when_the_error_was_written(files: RankF
     assert last_words(files, [], 100.0) == LastWords()
 
 
+def test_an_error_that_a_victim_handled_does_not_make_it_fall_first(files: RankFiles) -> None:
+    """It logged a retry 40 s before its end, and then lost a peer that had failed 1 s before."""
+    retried = [(60.0 + i / 1000, line) for i, line in enumerate(CAUSED.splitlines())]
+    found = last_words(files, [*retried, (99.9, "Connection closed by peer [10.0.0.3]:21734")], 100.0)
+    assert found.written_at == 0.0 or found.written_at > 99.0, "its culprit wrote at 99.0"
+    warned = [(60.0, "NCCL WARN retrying"), *((60.0 + s, f"step {s}") for s in range(1, 40))]
+    assert last_words(files, warned, 100.0).written_at == 0.0
+
+
 def test_lines_are_cut_and_said_once() -> None:
     assert telling(["error A", "", "error B", "error A"]) == ("error B", "error A")
     long = telling(["x" * 10_000, *[f"{n} error " + 500 * "é" for n in range(40)], "the end"])

@@ -57,7 +57,7 @@ def test_the_same_bug_twice_stops_the_run_with_its_traceback_and_excludes_nobody
     one = run(Scenario(does=(Does(How.RAISE, step=5, rank=1, attempts=EVERY_TIME),)))
     status = ended(one, 1, "FAILED")
     assert status["failure"] == "script"
-    evidence(status["reason"], "rank 1", "RuntimeError: boom", "as in attempt 0", "the cause is the code")
+    evidence(status["reason"], "rank 1", "RuntimeError: boom", "attempt 0 failed", "the code is at fault")
     assert re.search(r'Traceback|File ".*", line', status["reason"]), status["reason"]
     assert len(status["attempts"]) == 2 and status["excluded"] == []
     one_gang(one)

@@ -205,7 +205,7 @@ def test_storage_speaks_through_what_saves(kind: str, message: str, cause: Cause
 def test_full_disk_twice_stops_as_storage() -> None:
     full = error("[Errno 28] No space left on device", kind="OSError")
     verdict = judge(Evidence(exits=(fell(report=full),)), sightings=(Sighting(FULL, 2, 120, ()),))
-    assert verdict.final and verdict.failure is Failure.STORAGE and "the cause is the storage" in verdict.sentence
+    assert verdict.final and verdict.failure is Failure.STORAGE and "the storage is at fault" in verdict.sentence
 
 
 def test_foreign_text_stays_on_one_line() -> None:
@@ -242,7 +242,7 @@ def test_victims_name_the_ranks_that_ended_with_0_before_them() -> None:
         " at step 120, rank 0 on n1 first: [../gloo/pair.cc:534] Connection closed by peer"
     )
     again = judge(evidence, finished=frozenset({1}), sightings=(Sighting(verdict.signature, 2, 120, ()),))
-    assert again.final and again.failure is Failure.SCRIPT and "the cause is the code" in again.sentence
+    assert again.final and again.failure is Failure.SCRIPT and "the code is at fault" in again.sentence
     farther = judge(evidence, finished=frozenset({1}), sightings=(Sighting(verdict.signature, 2, 60, ()),))
     assert not farther.final, "a run that gets on is given another try"
 
@@ -349,7 +349,7 @@ def test_start_failed_twice_in_the_same_way_on_one_box_is_final() -> None:
     first = judge(Evidence(start_failed=("n1", "pid 123: no such file")), nodes_count=1, step=-1)
     before = blame_sighting(first, 0, -1)
     again = judge(Evidence(start_failed=("n1", "pid 456: no such file")), nodes_count=1, step=-1, sightings=(before,))
-    assert again.final and "the cause is the environment" in again.sentence and again.failure is Failure.SCRIPT
+    assert again.final and "the environment is at fault" in again.sentence and again.failure is Failure.SCRIPT
     evidence = Evidence(start_failed=("n1", "pid 456: no such file"))
     assert not judge(evidence, nodes_count=2, step=-1, sightings=(before,)).final, "perhaps this node's"
     elsewhere = Evidence(start_failed=("n2", "pid 456: no such file"))
@@ -385,7 +385,8 @@ def test_same_traceback_again(before: Sighting, step: int, nodes_count: int, fin
     assert verdict.final is final
     if final:
         assert (verdict.cause, verdict.failure, verdict.blamed) == (Cause.SAME_AGAIN, Failure.SCRIPT, ())
-        assert "as in attempt 2" in verdict.sentence and "f() | ValueError: bad batch 17" in verdict.sentence
+        assert "attempt 2 failed in the same way" in verdict.sentence
+        assert "f() | ValueError: bad batch 17" in verdict.sentence
 
 
 def test_same_again_says_where() -> None:
@@ -395,7 +396,7 @@ def test_same_again_says_where() -> None:
 
     assert "at the same step (120)" in said(Sighting("sig-a", 2, 120, ("n1",)))
     assert "on another node (n2 before, n1 now)" in said(Sighting("sig-a", 2, 90, ("n2",)))
-    assert "without any progress between" in said(Sighting("sig-a", 2, 130, ("n1",)), nodes_count=1)
+    assert "with no progress since" in said(Sighting("sig-a", 2, 130, ("n1",)), nodes_count=1)
 
 
 @pytest.mark.parametrize(

@@ -175,12 +175,12 @@ def test_the_verdict_says_what_and_where() -> None:
     ecc = Evidence(exits=(raised(*TEXTS["gpu-ecc"]),))
     assert judge(ecc, placement=THREE, nodes_count=3).sentence == (
         "rank 0 on n1 raised RuntimeError: CUDA error: uncorrectable ECC error encountered at step 120 (exit code 1);"
-        " that is an uncorrectable memory or NVLink error of a GPU, seen on n1 only: the node's own"
+        " this means an uncorrectable memory or NVLink error of a GPU, on n1 only: n1 is at fault"
     )
     foreign = Evidence(exits=(raised(*TEXTS["foreign-process"]),))
-    assert "that another program holds (process 4711 holds 70.5 GiB of it), seen on n1 only" in judge(foreign).sentence
+    assert judge(foreign).sentence.endswith("(process 4711 holds 70.5 GiB of it), on n1 only: n1 is at fault")
     both = Evidence(exits=(raised(*TEXTS["usage"]), raised(*TEXTS["usage"], node="n2", rank=2)))
-    assert judge(both, step=-1).sentence.endswith("seen on 2 nodes at once: no restart would cure it")
+    assert judge(both, step=-1).sentence.endswith("wrong arguments, on 2 nodes at once: a restart would not help")
     tail = replace(fell(signal=11), tail=("Fatal Python error: Segmentation fault",))
     assert judge(Evidence(exits=(tail,))).sentence.endswith("Fatal Python error: Segmentation fault")
 
@@ -213,7 +213,7 @@ def test_with_one_node_and_no_other_to_take_its_place_nobody_waits_for_a_machine
     """All ranks see no GPU: the end. Some see none: one restart, and the same again is the end."""
     every = judge(missing(0, 1), placement=BOX, nodes_count=1, step=-1)
     assert (every.cause, every.cure, every.final, every.blamed) == (Cause.ENVIRONMENT, Cure.END, True, ())
-    assert every.sentence.endswith("that is a GPU that the process does not see: no restart would cure it")
+    assert every.sentence.endswith("this means a GPU that the process does not see: a restart would not help")
     some = judge(missing(1), placement=BOX, nodes_count=1, step=-1)
     assert (some.cause, some.cure, some.final, some.blamed) == (Cause.HARDWARE, Cure.ONCE, False, ())
     later = judge(missing(0, 1), placement=BOX, nodes_count=1, step=120)

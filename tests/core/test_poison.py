@@ -131,7 +131,7 @@ def test_if_the_older_one_fails_too_it_was_the_code_and_nothing_is_lost() -> Non
     life.again(saved(30))
     fails(life, 31)
     assert (life.phase, life.state.ending.failure) == (Phase.FAILED, Failure.SCRIPT)
-    life.says("the cause is the code", "Traceback ...", "step 40, which gangrun had set aside, is put back")
+    life.says("the code is at fault", "Traceback ...", "step 40, which gangrun had set aside, is put back")
     assert life.last(EndJob).put_back == (saved(40).path,)
     assert life.state.checkpoints.poisoned == ()
     assert life.state.checkpoints.newest == saved(40), "it is the newest again"
@@ -158,7 +158,7 @@ def test_a_bug_that_is_as_old_as_the_run_stops_it_at_once() -> None:
     life.again(saved(40))
     fails(life, 42)
     assert life.phase is Phase.FAILED
-    life.says("the cause is the code", "Traceback ...")
+    life.says("the code is at fault", "Traceback ...")
     assert life.last(EndJob).put_back == ()
 
 
@@ -428,7 +428,7 @@ def test_more_than_may_be_set_aside_ends_the_run_and_all_come_back() -> None:
     told = story(bad_from(0, 2), [50, 100, 200, 300, 400], resumed_well=True).play()
     assert told.loaded == [400, 400, 300, 200, 100]
     assert told.life.phase is Phase.FAILED
-    told.life.says("the cause is the code", "step 400, step 300, step 200, which gangrun had set aside, is put back")
+    told.life.says("the code is at fault", "step 400, step 300, step 200, which gangrun had set aside, is put back")
     assert told.life.last(EndJob).put_back == tuple(saved(step).path for step in (400, 300, 200))
     assert told.life.state.checkpoints.newest == saved(400)
 
@@ -453,7 +453,7 @@ def test_what_the_run_came_past_stays_set_aside_whatever_ends_it() -> None:
     life.on(GangStarted(life.state.attempt.number))
     falls(life, 901)
     assert life.phase is Phase.FAILED
-    life.says("the cause is the code")
+    life.says("the code is at fault")
     assert "put back" not in life.reason
     assert [one.step for one in life.state.checkpoints.poisoned] == [400]
 

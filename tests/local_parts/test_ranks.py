@@ -58,6 +58,7 @@ def test_an_exception_comes_with_its_signature_the_same_on_all_ranks(tmp_path: P
         errors = [how.error for how in exits if how.error]
         assert [how.code for how in exits] == [1, 1]
         assert {error.kind for error in errors} == {"ValueError"}
+        assert [how.mark for how in exits] == ["-", "-"], "the supervisor need not match their texts"
         assert len({error.message for error in errors}) == 2
         assert len({error.signature for error in errors}) == 1
         assert "in deep" in errors[0].traceback
@@ -109,7 +110,7 @@ def test_the_last_lines_of_a_native_crash_are_kept_before_thousands_of_frames(tm
         made.gang.launch(order(1))
         how = made.next_fact(facts.RankEnded).exit
     assert (how.signal, how.error) == (signal.SIGABRT, None)
-    assert said in how.tail and 0 < how.written_at <= how.at
+    assert how.mark == "-" and said in how.tail and 0 < how.written_at <= how.at
 
 
 def test_a_command_without_python_leaves_its_last_lines(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ One thread per rank waits in waitpid: nothing is polled, no kernel feature is ne
 blame needs, is the order in which the kernel tells them.
 
 The reason comes from what the rank left: its error report, torch's, or the tail of its stderr. Reads node-local files
-and cgroup counters only; nothing is concluded here, blame is core's. The words and the signature are those of
-``gangrun.node.boot``, so that both ways of learning of one failure name it the same.
+and cgroup counters only; nothing is concluded here, blame is core's: core's table marks the end. The words and the
+signature are those of ``gangrun.node.boot``, so that both ways of learning of one failure name it the same.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import msgspec
 from gangrun.agent.ranks.environment import RankFiles
 from gangrun.agent.ranks.logs import RankLogs
 from gangrun.core.model import ErrorReport, RankExit
+from gangrun.core.recovery.error_rules import marked
 from gangrun.node.boot import CAUSE_MAX_CHARS, CHAIN_MAX_COUNT, TEXT_MAX_CHARS, looks_collective, signature
 from gangrun.node.processes import Proc
 from gangrun.wire.messages import LiveRank
@@ -42,6 +43,8 @@ _IGNORED = "Exception ignored in"  # the traceback below it ends no process
 REPORT_MAX_BYTES = 1024 * 1024
 TAIL_LINES_COUNT, TAIL_MAX_BYTES, TAIL_LINE_MAX_CHARS = 20, 4096, 600
 FRESH_S = 60.0  # what was written longer before the end did not end it: a handled exception, an old warning
+# A victim that logs a handled error and ends within the next minute would else seem to fall before its culprit.
+WRITTEN_WITHIN_S = 5.0
 PAUSE_S = 1.0  # so long without a line parts two bursts
 # What native code, CUDA, NCCL, a shell and Python itself write before a process ends.
 _TELLING = re.compile(
@@ -180,7 +183,8 @@ def last_words(files: RankFiles, stderr: Sequence[tuple[float, str]], ended_at: 
     written_at = report.get("written_at")
     if isinstance(written_at, float) and 0.0 < written_at <= ended_at:
         return LastWords(error, tail, round(written_at, 3), reported=True)
-    return LastWords(error, tail, round(_written_at(fresh), 3))
+    newest = [(at, line) for at, line in fresh if at >= ended_at - WRITTEN_WITHIN_S]
+    return LastWords(error, tail, round(_written_at(newest), 3))
 
 
 def _written_at(stderr: Sequence[tuple[float, str]]) -> float:
@@ -319,7 +323,7 @@ def watch(
             tail=() if ours else words.tail,
             written_at=words.written_at,
         )
-        tell(how)
+        tell(marked(how))  # here, since the supervisor may hear of thousands of ends at once
         rank.told.set()
 
     threading.Thread(target=wait, name=f"rank {rank.rank}", daemon=True).start()

@@ -327,15 +327,16 @@ def _at_step(scene: _Scene) -> str:
 def _same_again(verdict: Verdict, before: Sighting, first: RankExit | None, attempt_step: int) -> Verdict:
     """The same failure as in an earlier attempt: no restart will cure it."""
     if before.step == attempt_step >= 0:
-        where = f"at the same step ({attempt_step})"
+        where = f" at the same step ({attempt_step})"
     elif verdict.suspects and before.nodes and not set(verdict.suspects) & set(before.nodes):
-        where = f"on another node ({fold(before.nodes)} before, {fold(verdict.suspects)} now)"
+        where = f" on another node ({fold(before.nodes)} before, {fold(verdict.suspects)} now)"
     else:
-        where = "without any progress between"
+        where = ", with no progress since"
     told = _traceback_of(first)
     whose = {Failure.STORAGE: "storage", Failure.NODE: "environment"}.get(verdict.failure, "code")
-    again = f"as in attempt {before.attempt}, {where}: the cause is the {whose}, so another attempt would fail too"
-    sentence = f"{verdict.sentence}, {again}{f': {told}' if told else ''}"
+    again = f"attempt {before.attempt} failed in the same way{where}"
+    sentence = f"{verdict.sentence}; {again}: the {whose} is at fault, so another attempt would fail too"
+    sentence += f": {told}" if told else ""
     failure = Failure.STORAGE if verdict.failure is Failure.STORAGE else Failure.SCRIPT
     return Verdict(Cause.SAME_AGAIN, failure, (), (), verdict.signature, sentence, final=True)
 

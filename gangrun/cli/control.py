@@ -31,7 +31,7 @@ def cancel(
 ) -> int:
     """End a run for good: stop all its ranks and cancel its jobs.
 
-    If the script asked for a warning before a stop, the script can save a checkpoint first. Pending jobs of the run
+    A script that reads `asked.checkpoint` or uses a Checkpointer saves a checkpoint first. Pending jobs of the run
     are cancelled at once. A running job is cancelled when its ranks have ended. `gangrun resume` continues a cancelled
     run. Without RUN the newest run that was started in this directory is meant, or the only one of them that is alive.
     """

@@ -148,7 +148,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("stop_grace", TIME, RECOVERY, "Time between SIGTERM and SIGKILL", 10.0, "policy.stop_grace_s"),
     Setting(
-        "checkpoint_grace", TIME, CHECKPOINTS, "Time to save before a stop, for scripts that ask for it",
+        "checkpoint_grace", TIME, CHECKPOINTS, "Time to save before a stop, for scripts that save when asked",
         60.0, "policy.checkpoint_grace_s",
     ),
     Setting(

@@ -106,8 +106,9 @@ class GangCommands:
         policy: Policy,
         empty_at: Callable[[str], float],
         checkpoints: Checkpoints,
+        save_step: Callable[[float], int],
     ) -> None:
-        """``empty_at``: from when on law 1 presumes a node empty."""
+        """``empty_at``: from when on law 1 presumes a node empty. ``save_step``: what all ranks can still save."""
         self.ending: EndJob | None = None
         self.job_ended = False  # the scheduler's side of the end is done, or is not waited for any more
         self._board = board
@@ -116,6 +117,7 @@ class GangCommands:
         self._policy = policy
         self._empty_at = empty_at
         self._checkpoints = checkpoints
+        self._save_step = save_step
         self._start: StartCall | None = None
         self._stop: StopCall | None = None
         self._stacks: StacksCall | None = None
@@ -148,7 +150,7 @@ class GangCommands:
             state.attempt.placement.nodes if state.attempt.placement else state.roster.nodes
         )  # unknown where: anywhere
         doubtful = {row.node for row in self._rows.values() if not row.empty or row.hello.launching}
-        self._stop.begin(action, held | doubtful, now)
+        self._stop.begin(action, held | doubtful, now, self._save_step(now) if action.checkpoint_first else -1)
 
     def stacks(self, action: TakeStacks, state: RunState, now: float) -> None:
         """Take all ranks' stacks."""

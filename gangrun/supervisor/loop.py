@@ -92,7 +92,9 @@ class Loop:
         self.progress = GangProgress(policy, now)
         self.takeover = TakeoverGather(facts, opening, timing, self.beats.rows)
         board = CommandRetry(radio.send, opening.term, self.journal.number, self.leadership.holds, timing)
-        self._commands = GangCommands(board, self.beats.rows, facts, policy, self.takeover.empty_at, checkpoints)
+        self._commands = GangCommands(
+            board, self.beats.rows, facts, policy, self.takeover.empty_at, checkpoints, self.progress.save_step
+        )
         self._radio = radio
         tables = AgentTables(
             self.beats, self.leadership, self.silence, self.progress, self.takeover, self._commands, self.journal

@@ -325,6 +325,7 @@ class StopCall(NodeCall):
         self._placement = placement
         self._empty_at = empty_at
         self._action: StopGang | None = None
+        self._save_step = -1
         self._waiting: set[str] = set()
         self._answered: set[str] = set()
         self._presumed: dict[str, str] = {}
@@ -332,10 +333,10 @@ class StopCall(NodeCall):
         self._timed_out: set[str] = set()
         self._ask_again: dict[str, float] = {}
 
-    def begin(self, action: StopGang, nodes: Iterable[str], now: float) -> None:
-        """Ask, or ask again with other words: less grace, for instance."""
+    def begin(self, action: StopGang, nodes: Iterable[str], now: float, save_step: int) -> None:
+        """Ask, or ask again with other words: less grace, for instance. All nodes are told the same step to save."""
         self.leave(set(self._open.values()))
-        self._action, self.attempt = action, action.attempt
+        self._action, self.attempt, self._save_step = action, action.attempt, save_step
         self._waiting |= set(nodes) - self._answered - self._presumed.keys()
         for node in sorted(self._waiting):
             self._ask_stop(node, now)
@@ -357,6 +358,7 @@ class StopCall(NodeCall):
                 checkpoint_grace_s=policy.checkpoint_grace_s if saves_s is None else saves_s,
                 why=action.why,
                 settle_s=action.settle_s,
+                save_step=self._save_step,
             )
 
         self.ask(node, command, now)

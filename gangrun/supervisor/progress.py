@@ -10,6 +10,7 @@ for ``flush_every_s``, whoever writes there, and memory has a newer step.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Any
 
@@ -29,6 +30,7 @@ HALTED_BEATS = 2.0
 HALTED_FACTOR = 3.0  # a gang that makes no step for three of its longest recent intervals has halted
 INTERVALS_COUNT = 16
 JUDGE_AGAIN_S = 1.0
+UNSEEN_BEATS = 1.0  # that a command takes to reach all ranks
 
 
 class GangProgress:
@@ -119,6 +121,20 @@ class GangProgress:
     def kept_step(self) -> int:
         """The newest step that is whole in the nodes' memory, as ranks say; -1: none."""
         return self._kept[0]
+
+    def save_step(self, now: float) -> int:
+        """A step that no rank has done when it hears of this, so that all ranks save the same one; -1: none is known.
+
+        What ranks may do unseen: since the newest heartbeat, and while a command is on its way. They step no faster
+        than the fastest interval seen; slow steps are counted from when the newest one was seen.
+        """
+        if self._top < 0 or self._advanced_at is None:
+            return -1
+        beat_s = self._policy.timing.beat_every_s
+        step_s = min(self._intervals, default=beat_s / (1 + self._top - max(0, self._first)))
+        unseen_s = (1 + UNSEEN_BEATS) * beat_s
+        since_s = now - self._advanced_at + unseen_s
+        return self._top + 1 + min(math.floor(since_s / step_s), math.ceil(unseen_s / step_s))
 
     def halted(self, now: float) -> bool | None:
         """Has the gang stopped stepping? None: it reports no steps, so nobody knows."""

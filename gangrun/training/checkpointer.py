@@ -237,7 +237,7 @@ class Checkpointer:
                 self.save(step)
         if self._memory is not None and self._memory_schedule.after(step, asked=False, stop=False).save:
             self._keep(step)
-        return Requests(stop=agreed.stop, checkpoint=False)
+        return Requests(stop=agreed.stop)
 
     def _schedule_is_behind(self) -> bool:
         """Both buffers are being written: this save would make training wait for a disk that is slower than it."""

@@ -36,10 +36,20 @@ PHASES: dict[object, int] = {
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """What gangrun asks for after this step. ``checkpoint`` is true once for each time it is asked."""
+    """What gangrun asks for after this step: ``stop`` and ``checkpoint``."""
 
     stop: bool = False
-    checkpoint: bool = False
+    save: bool = False
+
+    @property
+    def checkpoint(self) -> bool:
+        """Whether to save now; true once for each request, on all ranks at the same step.
+
+        A script that reads it saves when asked: from then on a stop that leaves time waits for that save.
+        """
+        if _state is not None and not _state.reads:
+            save_on_stop()
+        return self.save
 
     def __bool__(self) -> bool:
         return self.stop or self.checkpoint
@@ -61,6 +71,7 @@ class _State:
         self.told = 0  # newest generation of a checkpoint request that the script was told of
         self.pending = False  # told, and not yet known to be done
         self.held = False  # a Checkpointer says itself when it is done, which the next step does not say
+        self.reads = False  # the script reads requests to save, and the agent was told so
         self.report: Report = _report_nothing if words is None else _first_reporter(words, self)
 
     def handled(self) -> None:
@@ -129,10 +140,12 @@ def _reporter(words: progress.Words, state: _State) -> Report:
             state.handled()
         if asked == asked_before:
             return again
+        if ints[w_step] < ints[progress.W_SAVE_STEP] and not asked & StepRequest.STOP:
+            return again  # ranks may hear of it at different steps, and all of them have to save the same one
         asked_before = asked
         again = Requests(stop=bool(asked & _STOPS))
-        checkpoint = bool(asked & StepRequest.CHECKPOINT_NOW) and state.tell(asked >> progress.GENERATION_SHIFT)
-        return Requests(stop=again.stop, checkpoint=checkpoint) if checkpoint else again
+        save = bool(asked & StepRequest.CHECKPOINT_NOW) and state.tell(asked >> progress.GENERATION_SHIFT)
+        return Requests(stop=again.stop, save=True) if save else again
 
     return report
 
@@ -196,7 +209,8 @@ def step(
             ``step(n, phase="eval")`` is not taken for a hang.
 
     Returns:
-        ``stop`` (leave the loop; stays true) and ``checkpoint`` (save now; true once for each request).
+        ``stop`` (leave the loop; stays true) and ``checkpoint`` (save now; true once for each request). Both become
+        true on all ranks at the same step.
 
     Raises:
         KeyError: ``phase`` is none of these.
@@ -267,8 +281,9 @@ def hold_requests() -> None:
 
 def save_on_stop(*, wanted: bool = True) -> None:
     """Say, once, that this script saves when asked: then a first Ctrl-C, a preemption or a planned stop asks for a
-    checkpoint through ``step()`` and waits for it, instead of stopping at once.
+    checkpoint through ``step()`` and waits for it, instead of stopping at once. Reading ``checkpoint`` says it too.
     """
-    words = (_state or _attach()).words
-    if words is not None:
-        words.ints[progress.W_SAVES_ON_STOP] = int(wanted)
+    state = _state or _attach()
+    state.reads = True
+    if state.words is not None:
+        state.words.ints[progress.W_SAVES_ON_STOP] = int(wanted)

@@ -221,6 +221,7 @@ class Stop(_Message, frozen=True, tag=True):
     checkpoint_grace_s: float
     why: str
     settle_s: float = 0.0  # wait before anything else, as long as a rank here lives
+    save_step: int = -1  # with ``checkpoint_first``: the step that all ranks are to save; -1: their next one
 
 
 class Stacks(_Message, frozen=True, tag=True):

@@ -17,7 +17,8 @@ Layout, version 1: 256 bytes, native byte order (both ends are on one machine), 
        8  script  grad_norm               f64  NaN: never reported
        9  script  first_step              i64  the first step reported; -1: none yet
       16  agent   requests                i64  generation << 8 | StepRequest bits; one word, so never half of one
-      24  script  saves_on_stop           i64  1: the script will save when asked (``gangrun.save_on_stop()``)
+      17  agent   save_step               i64  the request counts from this step on, which all ranks share; -1: at once
+      24  script  saves_on_stop           i64  1: the script reads requests to save, so it will save when asked
       25  script  handled                 i64  newest generation of requests that the script is done with
       26  script  kept                    i64  1 + the newest step that is whole in the nodes' memory; 0: none
       27  script  kept_losses             i64  so many nodes may be lost, and it still is
@@ -38,6 +39,7 @@ SIZE_BYTES = 256
 MAGIC = int.from_bytes(struct.pack("=6sH", b"GRSLOT", VERSION), "little", signed=True)
 (W_MAGIC, W_RANK, W_OWNER, W_SEQ, W_STEP, W_PHASE, W_AT, W_LOSS, W_GRAD_NORM, W_FIRST_STEP) = range(10)
 W_REQUESTS = 16
+W_SAVE_STEP = 17
 W_SAVES_ON_STOP = 24
 W_HANDLED = 25
 W_KEPT = 26
@@ -164,9 +166,10 @@ class ProgressPage:
             torn=torn,
         )
 
-    def ask(self, what: StepRequest) -> int:
-        """Leave a request, replacing the one before; its generation."""
+    def ask(self, what: StepRequest, save_step: int = -1) -> int:
+        """Leave a request that counts from ``save_step`` on, replacing the one before; its generation."""
         self._generation += 1
+        self._words.ints[W_SAVE_STEP] = save_step
         self._words.ints[W_REQUESTS] = self._generation << GENERATION_SHIFT | int(what)
         return self._generation
 

@@ -73,6 +73,27 @@ def test_a_checkpoint_is_asked_for_once_and_known_when_done(slot: ProgressPage) 
     assert not step.should_stop()
 
 
+def test_a_request_counts_from_the_step_that_all_ranks_are_to_save(slot: ProgressPage) -> None:
+    generation = slot.ask(StepRequest.CHECKPOINT_NOW | StepRequest.STOP_AFTER_STEP, save_step=6)
+    assert not step.step(4) and not step.step(5)
+    asked = step.step(7)  # a script may count by twos
+    assert (asked.checkpoint, asked.stop, slot.read().handled_generation) == (True, True, 0)
+    assert not step.step(8).checkpoint
+    assert slot.read().handled_generation == generation
+    slot.ask(StepRequest.CHECKPOINT_NOW, save_step=100)
+    assert step.should_checkpoint(), "a Checkpointer agrees on the step by itself"
+    slot.ask(StepRequest.STOP | StepRequest.STOP_AFTER_STEP)
+    assert step.step(9).stop
+
+
+def test_a_script_that_reads_requests_to_save_says_so_by_reading(slot: ProgressPage) -> None:
+    asked = step.step(1)
+    assert not asked.stop
+    assert not slot.read().saves_on_stop
+    assert not asked.checkpoint
+    assert slot.read().saves_on_stop
+
+
 def test_a_script_can_say_that_it_saves_when_asked(slot: ProgressPage) -> None:
     step.save_on_stop()
     assert slot.read().saves_on_stop

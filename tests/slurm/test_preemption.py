@@ -7,6 +7,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.slurm import reach
 from tests.slurm.better import NODES, Better
 from tests.slurm.cluster import Cluster
@@ -23,12 +25,25 @@ def save(*_):
 signal.signal(signal.SIGUSR1, save)
 pace = 0 if attempt else pace
 """
-SAVING = ("--save-signal", "USR1", "--checkpoint-grace", "10", "--stop-grace", "2")
+# The README's two lines: all ranks take part in the save, so they have to hear of it at the same step.
+READS = """
+import gangrun
+def hook(step):
+    if step == start or not gangrun.step(step - 1).checkpoint: return
+    (meet / f"saving-{step}.{rank}").touch()
+    while not all((meet / f"saving-{step}.{r}").exists() for r in range(world)): time.sleep(0.01)
+    if rank == 0:
+        shutil.copytree(os.environ["TINY"], saves / "unfinished")
+        (saves / "unfinished").rename(saves / f"step-{step}")
+pace = 0 if attempt else pace
+"""
+SAVING = ("--checkpoint-grace", "10", "--stop-grace", "2")
+ASKED = pytest.mark.parametrize("hook", [SAVES, READS], ids=["by a signal", "by gangrun.step"])
 
 
 def saving(run: Run, *options: str, steps: int = 60, hook: str = SAVES, env: Mapping[str, str] | None = None) -> str:
     """A run on n1 and n2 that saves when it is told so, and never else; its first job."""
-    kept = ("--checkpoint-dir", str(run.saves))
+    kept = ("--checkpoint-dir", str(run.saves), *(() if hook is READS else ("--save-signal", "USR1")))
     told = run.step(2, 2, "-w", NODES, *SAVING, *kept, *options, steps=steps, pace=0.05, hook=hook, env=env, stays=True)
     run.wait_for_step(5)
     return str(told["job"])
@@ -45,8 +60,9 @@ def went_on(run: Run, status: dict[str, Any], why: str) -> None:
     assert {row.step for row in run.rows() if row.attempt == 1} == set(range(saved, 60))
 
 
-def test_preempted_by_cancel(cluster: Cluster, run: Run, better: Better) -> None:
-    job = saving(run, "-p", "low-cancel")
+@ASKED
+def test_preempted_by_cancel(cluster: Cluster, run: Run, better: Better, hook: str) -> None:
+    job = saving(run, "-p", "low-cancel", hook=hook)
     better.take()
     better.has_them()
     status = run.wait("what the next job waits for", lambda seen: seen["scheduler"]["reason"] == "Resources", 20)
@@ -114,11 +130,12 @@ def test_requeued_by_an_admin(cluster: Cluster, run: Run) -> None:
     cluster.assert_clean(10)
 
 
-def test_time_limit(cluster: Cluster, run: Run) -> None:
+@ASKED
+def test_time_limit(cluster: Cluster, run: Run, hook: str) -> None:
     """By Slurm's clock: that of the nodes is six hours ahead, as if the job had ended long ago."""
     ahead = run.folder / "ahead"
     ahead.write_text(str(6 * 3600))
-    job = saving(run, "-t", "1", steps=700, env={"FAULT_WALL_OFFSET": str(ahead)})
+    job = saving(run, "-t", "1", steps=700, hook=hook, env={"FAULT_WALL_OFFSET": str(ahead)})
     status = run.end()
     first, second = status["attempts"]
     assert max(row.step for row in run.rows() if row.attempt == 0) > 100, "it trained for half of its time"

@@ -16,7 +16,7 @@ from gangrun.core.policy import Policy
 from gangrun.ports import StoreTrouble
 from gangrun.supervisor.heartbeats import Row
 from gangrun.supervisor.opening import EXIT_DEPOSED, RunFacts
-from gangrun.supervisor.progress import NEVER, CheckpointPolling, GangProgress
+from gangrun.supervisor.progress import NEVER, UNSEEN_BEATS, CheckpointPolling, GangProgress
 from gangrun.wire.messages import Ack, Farewell, Hello, Launch, PeerAddress, Prepare, RankSample, Stop
 from gangrun.wire.record import replay
 from gangrun.wire.spec import CheckpointSpec
@@ -315,6 +315,26 @@ def test_first_step_and_marks() -> None:
             agent.step = step
         desk.pass_s(1.0)
     assert 2 <= desk.kinds().count("ProgressMarked") <= 3
+
+
+@pytest.mark.parametrize("step_s", [0.02, 1.0, 7.0])
+def test_all_nodes_are_told_to_save_one_step_that_none_of_them_has_done(step_s: float) -> None:
+    """However steps and heartbeats fall: after a heartbeat ranks train on, unseen, while the command is on its way."""
+    for stopped_s in (0.0, 0.3, 0.9):
+        desk = Desk()
+        desk.running()
+        began = desk.clock.boot
+        while desk.clock.boot - began < 45.0 + stopped_s:
+            for agent in desk.agents.values():
+                agent.step = int((desk.clock.boot - began) / step_s)
+            desk.pass_s(0.1)
+        reached = int((desk.clock.boot + UNSEEN_BEATS - began) / step_s)
+        desk.mailbox.post(Stamped(CancelRequested("ada")))
+        desk.turn_all()
+        stops = [agent.heard(Stop) for agent in desk.agents.values() if agent.heard(Stop)]
+        steps = {stop.save_step for heard in stops for stop in heard}
+        assert len(stops) > 1 and len(steps) == 1
+        assert reached < steps.pop() <= reached + 2 + 2.5 / step_s
 
 
 def test_run_turns_until_it_is_over() -> None:

@@ -217,10 +217,6 @@ class RankGang:
             if not rank.ended.is_set()
         )
 
-    def wants_checkpoint_on_stop(self) -> bool:
-        """Whether any rank said ``gangrun.save_on_stop()``."""
-        return self._gang is not None and any(rank.slot.read().saves_on_stop for rank in self._gang.alive())
-
     def take_stacks(self, command: Stacks, within_s: float) -> None:
         """Ask all live ranks where they stand; ``StacksTaken``."""
         gang = self._gang
@@ -251,7 +247,10 @@ class RankGang:
             gang.stopped_at = min(gang.stopped_at, self._now() + command.settle_s)
         known = tuple(gang.seen.values()) if gang else ()
         orphan_pids = tuple(gang.orphan_pids) if gang else ()
-        ladder = self._ladder = StopLadder(ranks, self._family, known, self._now, orphan_pids, self._spec.save_signal)
+        ladder = self._ladder = StopLadder(
+            ranks, self._family, known, self._now, orphan_pids, self._spec.save_signal,
+            commits_are_seen=self._spec.checkpoint.looks_every_s > 0,
+        )  # fmt: skip
 
         def stop() -> None:
             leftovers = ladder.run(command)

@@ -187,6 +187,19 @@ def job_of(environment: Mapping[str, str]) -> str:
     return environment.get(JOB_ID, "")
 
 
+def ask_to_save(targets: Collection[WatchedRank], step: int, more: StepRequest) -> dict[int, int]:
+    """Ask ranks to save ``step``; the request's generation by rank, {} if no script reads requests.
+
+    -1: the supervisor knows of no step yet, so one is chosen that no rank here has done when it hears of it.
+    """
+    slots = {target.rank: target.slot.read() for target in targets}
+    if not any(slot.saves_on_stop for slot in slots.values()):
+        return {}
+    newest = max(slot.step for slot in slots.values())
+    step = newest + 2 if step < 0 <= newest else step
+    return {target.rank: target.slot.ask(StepRequest.CHECKPOINT_NOW | more, step) for target in targets}
+
+
 POLL_S = 0.01
 KILL_WITHIN_S = 5.0
 CLEAN_WITHIN_S = 1.0  # for Python's own tracker of shared memory, once all else is dead
@@ -204,15 +217,18 @@ class StopLadder:
         now: Callable[[], float],
         orphan_pids: Iterable[int] = (),
         save_signal: int = 0,
+        commits_are_seen: bool = True,
     ) -> None:
         """``known``: processes that were seen to come from the ranks, dead or alive. ``orphan_pids``: some that may
         have; they are not killed for that, but what they left in shared memory goes once they are dead.
+        ``commits_are_seen``: ``saved`` is called once the checkpoint that ranks were told to save is whole.
         """
         self._orphan_pids = frozenset(orphan_pids)
         self._targets = targets
         self._family = family
         self._now = now
         self._save_signal = save_signal
+        self._commits_are_seen = commits_are_seen
         self._hurried = threading.Event()
         self._saved = threading.Event()
         self._pause = threading.Event()
@@ -233,7 +249,7 @@ class StopLadder:
         self._look()
         self._settle(command.settle_s)
         if command.checkpoint_first and not any(target.ended.is_set() for target in self._targets):
-            self._let_save(command.checkpoint_grace_s)  # with one gone the others could only wait for it
+            self._let_save(command)  # with one gone the others could only wait for it
         alive = [target for target in self._targets if not target.ended.is_set()]
         if alive and not self._hurried.is_set():
             self._look()
@@ -255,23 +271,26 @@ class StopLadder:
         self._came_from_ranks |= {proc.pid: proc for proc in found}
         self._segments |= mapped_segments(found)
 
-    def _let_save(self, within_s: float) -> None:
+    def _let_save(self, command: Stop) -> None:
         """StepRequest as the script wants to be asked; wait for those that can hear it."""
-        asked = any(target.slot.read().saves_on_stop for target in self._targets)
-        if asked:
-            for target in self._targets:
-                target.slot.ask(StepRequest.CHECKPOINT_NOW | StepRequest.STOP_AFTER_STEP)
+        asked = ask_to_save(self._targets, command.save_step, StepRequest.STOP_AFTER_STEP)
         sizes = {target.proc.pid: _size(target.files.signals) for target in self._targets}
         waiting = [target for target in self._targets if self._send_save(target) or asked]
-        until = self._now() + within_s
+        until = self._now() + command.checkpoint_grace_s
         while waiting and self._now() < until and not self._saved.is_set():
-            waiting = [
-                target
-                for target in waiting
-                if not target.ended.is_set() and (asked or _size(target.files.signals) == sizes[target.proc.pid])
-            ]
+            waiting = [target for target in waiting if not target.ended.is_set()]
+            if asked and not self._commits_are_seen and all(self._is_done(one, asked[one.rank]) for one in waiting):
+                return
+            if not asked:
+                waiting = [one for one in waiting if _size(one.files.signals) == sizes[one.proc.pid]]
             if waiting:
                 waiting[0].ended.wait(POLL_S)
+
+    @staticmethod
+    def _is_done(target: WatchedRank, generation: int) -> bool:
+        """Whether its script trains on after it heard of the request, or reads none."""
+        slot = target.slot.read()
+        return slot.handled_generation >= generation or not slot.saves_on_stop
 
     def _send_save(self, target: WatchedRank) -> bool:
         """Whether anything of this rank heard the save signal. A wrapper would die of it: what it runs gets it."""

@@ -1,0 +1,82 @@
+"""The README's two lines: a script that reads ``asked.checkpoint`` is asked to save at every stop that leaves time."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from tests.health.test_nvml import Library, build, library  # noqa: F401 - fixtures
+from tests.local.harness import Box
+from tests.waiting import until
+
+# All ranks take part in a save, as with a collective: two that save different steps wait for each other until the grace
+# is over. The ranks meet before each step, so that none is ahead of another by more than one.
+SAVES = """
+import gangrun
+def hook(step):
+    done = step - 1
+    if done < 0 or not gangrun.step(done, 0.5).checkpoint:
+        return
+    (folder / f"saving-{done}.{rank}").touch()
+    while not all((folder / f"saving-{done}.{r}").exists() for r in range(world)):
+        time.sleep(0.01)
+    (folder / f"saved-{done}.{rank}").touch()
+"""
+GRACE_S = 300  # nothing here waits for its end
+OPTIONS = ("--checkpoint-grace", str(GRACE_S))
+
+
+def train(box: Box, *options: str) -> None:
+    """Two ranks on each node that save when they are asked to."""
+    box.step(2, *OPTIONS, *options, steps=10_000, pace=0.02, hook=SAVES)
+    box.wait_for_step(5, deadline_s=60)
+
+
+def saved(box: Box) -> dict[int, set[int]]:
+    """Step -> the ranks that saved it."""
+    found: dict[int, set[int]] = {}
+    for path in (box.work / "steps").glob("saved-*"):
+        step, rank = path.name.removeprefix("saved-").split(".")
+        found.setdefault(int(step), set()).add(int(rank))
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_signal_to_the_launcher(box: Box, number: signal.Signals) -> None:
+    train(box)
+    assert box.process is not None
+    box.process.send_signal(number)
+    assert box.end(60) == (130 if number is signal.SIGINT else 143), box.told()
+    assert list(saved(box).values()) == [{0, 1}], box.told()
+    assert box.status()["state"] == "CANCELLED"
+
+
+def test_gangrun_cancel_of_ranks_on_two_nodes_that_save_one_step(box: Box) -> None:
+    train(box, "--nodes", "2", "--local-hosts")
+    assert box.gangrun("cancel", "-y", "--runs-dir", str(box.runs)).returncode == 0, box.told()
+    assert box.end(60) == 130, box.told()
+    assert list(saved(box).values()) == [{0, 1, 2, 3}], box.told()
+
+
+def test_a_script_that_never_asks_is_not_waited_for(box: Box) -> None:
+    box.step(2, *OPTIONS, steps=10_000, hook=SAVES.replace(".checkpoint", ".stop"))
+    box.wait_for_step(5, deadline_s=60)
+    box.interrupt(deadline_s=60)
+    assert not saved(box)
+
+
+@pytest.mark.compiler
+def test_a_gpu_that_is_about_to_fail(box: Box, library: Callable[..., Library]) -> None:  # noqa: F811
+    driver = library()
+    driver.say()
+    (box.work / "gangrun.toml").write_text("[health]\npreflight_within_s = 60\n")  # however busy the machine is
+    hardware = {name: driver.environment[name] for name in ("LD_LIBRARY_PATH", "FAKE_NVML")}
+    box.environment.update({**hardware, "GANGRUN_NO_HEALTH": "0"})
+    train(box)
+    driver.say(changes={"event0": "1 8 64"})
+    until(lambda: saved(box), 60, lambda: f"a save\n{box.told()}")
+    box.until_status("the cause", lambda found: found["attempts"][0]["outcome"] != "running", 60)
+    assert list(saved(box).values()) == [{0, 1}], box.told()
+    assert "the ranks save first, because the GPU still works" in box.explain()

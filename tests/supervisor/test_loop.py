@@ -459,7 +459,7 @@ def test_records_on_their_way_keep_no_states() -> None:
     desk.turn_all()
     assert len(desk.loop.journal) >= 64 and len(desk.loop.state.attempt.finished) == 64
     gc.collect()
-    assert sum(isinstance(one, RunState) for one in gc.get_objects()) < 32
+    assert sum(type(one) is RunState for one in gc.get_objects()) < 32  # isinstance asks torch's objects, which warn
     desk.store.flush()
     desk.turn_all()
     assert desk.loop.journal.durable_marks == desk.loop.state.marks

@@ -16,7 +16,7 @@ SUBMIT_COMMON = (
     "nproc_per_node", "setup", "nodes", "gpus_per_node", "spares", "partition", "time", "checkpoint_dir",
     "max_restarts", "dry_run",
 )  # fmt: skip
-MORE_FLAGS = {"nodes": ("-N", "--nnodes"), "name": ("-J", "--job-name")}
+MORE_FLAGS = {"nodes": ("-N",), "name": ("-J", "--job-name")}
 SUBMIT_SETTINGS = (
     *(replace(row, flags=MORE_FLAGS.get(row.name, row.flags)) for row in SETTINGS if row.name != "local_hosts"),
     *SLURM_SETTINGS,

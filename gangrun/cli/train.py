@@ -11,6 +11,16 @@ from click.core import ParameterSource
 
 from gangrun.cli.options import Grouped, GroupedCommand, Typed
 from gangrun.config.environment import all_variables
+from gangrun.config.launchers import (
+    LACKED,
+    MODULE,
+    NEEDLESS,
+    NO_PYTHON,
+    TORCHRUN,
+    VALUELESS,
+    named,
+    settings_of,
+)
 from gangrun.config.settings import GROUPS, OUTPUT, PLACES, SETTINGS, TRAINING, Setting
 from gangrun.display.text import clean
 from gangrun.errors import UserError
@@ -19,7 +29,12 @@ if TYPE_CHECKING:
     from gangrun.config.request import ResolvedRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
-IGNORED_TORCHRUN = ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "monitor_interval", "start_method", "role")
+# what torchrun has and gangrun has not, by the name that click hands over
+TORCHRUN_ONLY = {
+    spelled: "torchrun_" + spelled.split()[-1].replace("-", "_")
+    for spelled, meaning in TORCHRUN.items()
+    if meaning not in (MODULE, NO_PYTHON) and spelled not in ("nproc-per-node", "max-restarts")
+}
 # options come before the command; torchrun spells them with underscores, and click hands names over without dashes
 CONTEXT = {"allow_interspersed_args": False, "token_normalize_func": lambda name: name.replace("_", "-")}
 RUN_COMMON = (
@@ -47,7 +62,10 @@ def training_options(settings: Iterable[Setting]) -> Callable[[F], F]:
         click.option("--config", "config_file", help="File of settings, stronger than the others.", **path),
         *(_setting_option(row) for row in settings if not row.in_files_only),
         click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND..."),
-        *(click.option("--" + name.replace("_", "-"), name, default=None, hidden=True) for name in IGNORED_TORCHRUN),
+        *(
+            click.option("--" + spelled.split()[-1], name, default=None, hidden=True, is_flag=spelled in VALUELESS)
+            for spelled, name in TORCHRUN_ONLY.items()
+        ),
         click.pass_context,
     ]  # fmt: skip
 
@@ -78,17 +96,22 @@ def request_of(
     """The words put in order and understood; only what was typed counts as a flag."""
     from gangrun.config.request import Request, resolved  # not for --help
 
-    if ignored := [name for name in IGNORED_TORCHRUN if options[name] is not None]:
-        names = ", ".join("--" + name.replace("_", "-") for name in ignored)
-        click.echo(f"gangrun: gangrun ignores {names}, because it connects the ranks itself", err=True)
+    torchrun = {spelled: options[name] for spelled, name in TORCHRUN_ONLY.items() if options[name] is not None}
+    for meaning, why in (
+        (NEEDLESS, "because it starts and connects the ranks itself"),
+        (LACKED, "having no such thing"),
+    ):
+        if names := named(torchrun, TORCHRUN, meaning):
+            click.echo(f"gangrun: gangrun ignores {', '.join(names)}, {why}", err=True)
     words: tuple[str, ...] = options["words"]
     if options["module"] and not words:
         raise UserError("usage", "-m needs a module", f"for example: {ctx.command_path} -m my.trainer")
     known = {row.name for row in settings if not row.in_files_only}
+    typed = {name: options[name] for name in known if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     request = Request(
         words=words[1:] if options["module"] else words,
         module=words[0] if options["module"] else "",
-        flags={name: options[name] for name in known if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE},
+        flags={**settings_of("gangrun run", TORCHRUN, torchrun), **typed},
         submits=submits,
         **{
             name: options[name]
@@ -108,12 +131,12 @@ def request_of(
 @flag("--detach", group=PLACES, help="Go on in the background; gangrun attach shows the run.")
 @flag("-q", "--quiet", group=OUTPUT, help="Do not show the ranks' output.")
 @flag("--json", "as_json", group=OUTPUT, help="Print the final status as one JSON object.")
-@click.option("--standalone", is_flag=True, hidden=True)
 def run(ctx: click.Context, /, **options: Any) -> int:
     """Train here: start all ranks, watch them, and recover them after failures.
 
     Here means this machine, or all nodes of the Slurm job that you are in (salloc, or your own batch script). Options
-    come before COMMAND. A .py file runs with the python of your environment. torchrun's options are understood.
+    come before COMMAND. A .py file runs with the python of your environment. torchrun's options are understood. COMMAND
+    may be a line of torchrun, accelerate launch, deepspeed or fabric run: gangrun starts its ranks instead.
 
     \b
       gangrun run --nproc-per-node 4 train.py --lr 3e-4

@@ -9,13 +9,14 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from gangrun import __version__
 from gangrun.checkpoint.scan import is_checkpoint
 from gangrun.config import environment
+from gangrun.config.launchers import meant_for_gangrun, taken_apart
 from gangrun.config.layers import BY_NAME, DEFAULT, Value, layered, unknown_variables, usual_files
 from gangrun.config.secrets import is_secret, redacted, secret_names
 from gangrun.core.policy import HangPolicy, Policy, PolicyError, Timing
@@ -105,10 +106,24 @@ def resolved(request: Request, variables: Mapping[str, str]) -> ResolvedRequest:
     settings = layered(request.flags, variables, usual_files(request.config_file))
     there = bool(request.submits and settings["setup"].value)
     python_here = "python" if there else environment.python_of(variables)
+    typed = ("python", "-m", request.module, *request.words) if request.module else request.words
+    line = None if request.no_python else taken_apart(typed, None if there else python_here)
+    if line is not None:
+        flags = {**line.settings, **request.flags}  # what gangrun itself was told is stronger
+        settings = layered(flags, variables, usual_files(request.config_file))
+        request = replace(request, words=line.words, module=line.module, no_python=line.no_python, flags=flags)
     argv, python = command_of(request.words, request.module, request.no_python, python_here, look=not there)
     added = environment.added_variables(request.env_pairs, request.env_files, variables)
-    warnings = (*unknown_variables(variables), *_secrets_told(request.words))
-    return ResolvedRequest(request, settings, variables, argv, python, added, warnings)
+    told = [] if line is None else [line.told]
+    warnings = (*told, *unknown_variables(variables), *_misplaced_told(request.words), *_secrets_told(request.words))
+    variables_told = {} if line is None else line.variables
+    return ResolvedRequest(request, settings, variables, argv, python, {**variables_told, **added}, warnings)
+
+
+def _misplaced_told(words: tuple[str, ...]) -> Iterator[str]:
+    if names := meant_for_gangrun(words, [flag for row in BY_NAME.values() for flag in (row.flag, *row.flags)]):
+        after = f"{', '.join(names)} after {words[0]} goes to the script, not to gangrun"
+        yield f"{after};\nput what is meant for gangrun before {words[0]}"
 
 
 def _secrets_told(words: tuple[str, ...]) -> Iterator[str]:

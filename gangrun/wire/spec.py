@@ -9,6 +9,7 @@ import msgspec
 from gangrun.core.policy import Policy
 
 SCHEMA = 1
+LOCAL_RANK = "{LOCAL_RANK}"  # what stands for it in a word that a launcher adds to the command of each rank
 
 
 class SpecError(ValueError):

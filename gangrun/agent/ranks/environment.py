@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -25,7 +26,7 @@ from pathlib import Path
 
 from gangrun.node import boot
 from gangrun.wire.messages import Launch
-from gangrun.wire.spec import CheckpointSpec, LogSpec
+from gangrun.wire.spec import LOCAL_RANK, CheckpointSpec, LogSpec
 
 HELD = ".held"  # locked by whoever uses the directory that it lies in: no lock outlives its process
 HOLD_TRIES_COUNT, HOLD_AGAIN_S = 50, 0.02
@@ -201,14 +202,6 @@ class GangSpec:
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     save_signal: int = 0  # what the script saves on, 0: none
 
-    @property
-    def argv(self) -> list[str]:
-        """What is executed for every rank."""
-        here = boot.__file__
-        if self.through_boot:
-            return [self.interpreter, here, *self.command]
-        return [sys.executable, "-E", "-s", "-S", here, "--exec", *self.command]
-
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
@@ -222,6 +215,20 @@ class RankPlace:
     def rank(self) -> int:
         """Its number in the world."""
         return self.order.ranks[self.local_rank]
+
+    @property
+    def argv(self) -> list[str]:
+        """What is executed for it."""
+        spec, here = self.spec, boot.__file__
+        command = [self._own(word) for word in spec.command]
+        if spec.through_boot:
+            return [spec.interpreter, here, *command]
+        return [sys.executable, "-E", "-s", "-S", here, "--exec", *command]
+
+    def _own(self, word: str) -> str:
+        """``--local_rank=3``, as the launcher that this command was taken from adds it to each rank's."""
+        told = re.fullmatch(rf"(--local[-_]rank=){re.escape(LOCAL_RANK)}", word)
+        return f"{told[1]}{self.local_rank}" if told else word
 
     @property
     def tag(self) -> str:

@@ -156,7 +156,7 @@ class RankGang:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
         try:
             child = subprocess.Popen(
-                spec.argv,
+                place.argv,
                 env=environment,
                 cwd=spec.working_directory,
                 stdin=subprocess.DEVNULL,

@@ -13,8 +13,9 @@ HEAD = """# What gangrun concludes from an error text
 
 Drawn by `docs/draw_failures.py` from the table in `gangrun/core/recovery/error_rules.py`; a test keeps the two equal.
 
-When a rank fails, gangrun reads its exception, the causes of that exception, and the last lines of its stderr. The
-first row that matches counts. A row that also fits a victim counts only if no other text tells more.
+When a rank fails, gangrun reads its exception, the causes of that exception, and the last lines of its stderr. If the
+exception only says that another process failed (`ChildFailedError`, ...), the last lines decide. The first row that
+matches counts. A row that also fits a victim counts only if no other text tells more.
 
 A row has two cures: one for a failure on one node or on at most 20 % of the nodes, one for the same failure on more
 nodes. What only a machine can cause is the node's on one node, and the environment's on many.
@@ -22,12 +23,12 @@ nodes. What only a machine can cause is the node's on one node, and the environm
 | cure | what gangrun does |
 |---|---|
 | restart | It restarts the ranks. If ranks fall first on the same node twice, it moves the rank to another node. |
-| once | It restarts once. The same failure again ends the run. |
+| once | It restarts once. The same failure again ends the run. On one node before the first step: as *restart*. |
 | end | It ends the run at once if the attempt made no step; else as *once*. |
 | wait | It waits and tries again, with pauses that double, until the budget is spent. |
 | exclude | It excludes the node if another node can take its place, and restarts. |
 | test | It restarts and has the devices of the node tested, if tests are on. |
-| move | It moves the rank to another node at once. |
+| move | It moves the rank to another node at once; after the first step, only if all ranks of the node fell. |
 | victim | It looks for the rank that others lost: one that they name, or the only node that said nothing. |
 
 A moved rank is an experiment:
@@ -37,8 +38,9 @@ A moved rank is an experiment:
 - If the rank went to a spare and the run comes past the step of the failure, gangrun excludes the first node, unless a
   test of its devices came out clean.
 
-A rank with an exception that Python itself raises for a bug (`ValueError`, `KeyError`, ...) is not moved. Neither is a
-rank that somebody killed. A verdict that ends the run excludes nobody, except for what a check measured.
+A rank with an exception that Python itself raises for a bug (`ValueError`, `KeyError`, ...) is not moved, unless all
+ranks of one node raise it before the first step. A rank that somebody killed is not moved either. A verdict that ends
+the run excludes nobody, except for what a check measured.
 
 *Budget*: how many restarts this cause gets without progress, by default.
 

@@ -134,9 +134,9 @@ def test_own_exception_blames_nobody() -> None:
         ),
         (fell(code=3), Cause.RANK_ERROR, "rank 1 on n1 ended with exit code 3 at step 120 and no traceback"),
         (
-            fell(code=137),
+            fell(code=139),
             Cause.RANK_ERROR,
-            "rank 1 on n1 ended with exit code 137 (how a shell reports SIGKILL (9)) at step 120 and no traceback",
+            "rank 1 on n1 ended with exit code 139 (how a shell reports SIGSEGV (11)) at step 120 and no traceback",
         ),
         (fell(code=250), Cause.RANK_ERROR, "rank 1 on n1 ended with exit code 250 at step 120 and no traceback"),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -59,6 +60,16 @@ TEXTS: dict[str, tuple[str, str]] = {
     "killed": ("SignalException", "Process 2920830 got signal: 1"),
     "host-memory": ("MemoryError", "Unable to allocate 3.1 GiB for an array"),
     "teardown": ("RuntimeError", "cannot schedule new futures at interpreter shutdown"),
+    "memory-error": ("OSError", "[Errno 133] Memory page has hardware error"),
+    "gpu-unknown": ("RuntimeError", "CUDA error: unknown error"),
+    "rdma-local": ("DistBackendError", "NET/IB : Got completion from peer n2<5> with status=4 vendor err 81"),
+    "cuda-usage": ("RuntimeError", "CUDA error: invalid configuration argument"),
+    "toolchain": ("RuntimeError", "Failed to find C compiler. Please specify via CC environment variable."),
+    "nccl-internal": ("DistBackendError", "ncclInternalError: Internal check failed."),
+    "loader-timeout": ("RuntimeError", "DataLoader timed out after 60 seconds"),
+    "offline": ("OfflineModeIsEnabled", "Cannot reach https://huggingface.co/x: offline mode is enabled."),
+    "certificate": ("SSLError", "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed"),
+    "container": ("RuntimeError", "OCI runtime create failed"),
 }  # fmt: skip
 
 
@@ -105,6 +116,48 @@ def test_the_causes_of_an_exception_count() -> None:
         "CheckpointException", "rank 0 failed", "s", "", False, ("OSError: [Errno 116] Stale file handle",)
     )
     assert rule_of(fell(report=report)) is error_rules.BY_NAME["storage-error"]
+
+
+# What libraries write: the row, or "-" for what it must not know, and the exception. ``\\n``: a new line.
+SAID = (Path(__file__).parent / "judgement" / "said.txt").read_text().splitlines()
+
+
+@pytest.mark.parametrize("line", SAID)
+def test_what_libraries_write_is_known_by_the_right_row(line: str) -> None:
+    name, _, text = line.replace("\\n", "\n").partition(" | ")
+    kind, _, message = text.partition(": ")
+    assert error_rules.marked(raised(kind.removesuffix(":"), message)).mark == name
+
+
+WRITTEN: tuple[tuple[str, int, str], ...] = (
+    ("script-missing", 127, "bash: line 1: accelerate: command not found"),
+    ("script-missing", 126, ""),
+    ("script-missing", 1, "Fatal Python error: init_fs_encoding: failed to get the Python codec of the filesystem"),
+    ("killed", 137, ""),
+    ("killed", 143, "Terminated"),
+    ("killed", 1, "failed (exitcode: -9) local_rank: 2 (pid: 161617) of binary: /opt/env/bin/python3.11"),
+    ("killed", 1, "slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO PREEMPTION ***"),
+    ("cpu-instruction", 132, ""),
+    ("-", 139, ""),
+    ("host-memory", 1, "slurmstepd: error: Detected 1 oom_kill event in StepId=1.0."),
+    ("gpu-missing", 1, "nvidia-container-cli: initialization error: nvml error: driver not loaded"),
+    ("gpu-lost", 1, "NVRM: Xid (PCI:0000:3b:00): 79, pid=123, GPU has fallen off the bus."),
+    ("-", 1, "NVRM: Xid (PCI:0000:79:00): 31, pid=123, name=python"),
+    ("container", 1, "slurmstepd: error: pyxis: container start failed with error code: 1"),
+    ("library", 127, "error while loading shared libraries: libpython3.11.so.1.0: cannot open shared object file"),
+    ("-", 1, "NCCL INFO NET/Plugin : dlerror=libnccl-net.so: cannot open shared object file: No such file"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "code", "line"), WRITTEN)
+def test_what_stands_before_the_end_is_known_by_the_right_row(name: str, code: int, line: str) -> None:
+    assert error_rules.marked(replace(fell(code=code), tail=(line,))).mark == name
+
+
+def test_an_exception_that_only_says_that_another_process_failed_leaves_its_words_to_stderr() -> None:
+    report = error("", kind="torch.distributed.elastic.multiprocessing.errors.ChildFailedError")
+    inner = replace(fell(report=report), tail=("RuntimeError: DataLoader timed out after 60 seconds",))
+    assert rule_of(inner) is error_rules.BY_NAME["loader-timeout"]
 
 
 def test_a_mark_stays_when_the_text_is_gone() -> None:

@@ -262,8 +262,15 @@ def _fell(first: RankExit, evidence: Evidence, scene: _Scene) -> Verdict:
         signature = signatures.everywhere(signatures.signal_signature(first.signal), spread.is_many)
         signature = "" if outside else signature
         sentence += _nobody_said_why(first.signal)
-    movable = len(suspects) == 1 and signature and not error_rules.is_plain(first)
+    is_nodes = scene.attempt_step < 0 and _is_whole_node(first, spread, scene)
+    movable = len(suspects) == 1 and signature and (is_nodes or not error_rules.is_plain(first))
     return Verdict(cause, Failure.SCRIPT, (), suspects, signature, sentence, rank=first.rank if movable else NO_RANK)
+
+
+def _is_whole_node(first: RankExit, spread: Spread, scene: _Scene) -> bool:
+    """Did all ranks of its node show the same, and none elsewhere?"""
+    ranks = ranks_of_node(scene.placement, first.node) if scene.placement is not None else range(0)
+    return spread.nodes == (first.node,) and 1 < len(ranks) == spread.ranks_count < scene.world_size
 
 
 def _ended(first: RankExit, step: str) -> str:
@@ -288,6 +295,8 @@ _WHOSE = {
 
 def _by_rule(first: RankExit, rule: Rule, spread: Spread, ended: str, scene: _Scene) -> Verdict:
     """What a known text means on so many nodes."""
+    if rule.name == "foreign-process" and spread.is_many:  # who shares the GPUs of many nodes is the gang itself
+        rule = error_rules.BY_NAME["gpu-memory"]
     has_one_node = scene.gang_nodes_count == 1
     is_alone = has_one_node and rule.few not in {Cure.EXCLUDE, Cure.TEST}
     cure, cause = (rule.many if spread.is_many or is_alone else rule.few), rule.cause
@@ -296,6 +305,10 @@ def _by_rule(first: RankExit, rule: Rule, spread: Spread, ended: str, scene: _Sc
         cure, cause = (Cure.END, Cause.ENVIRONMENT) if everywhere else (Cure.ONCE, cause)
     if cure is Cure.END and scene.attempt_step >= 0:
         cure = Cure.ONCE  # it had worked
+    if cure is Cure.ONCE and not (spread.is_many or has_one_node) and scene.attempt_step < 0:
+        cure = Cure.RESTART  # ranks on other nodes came past that point
+    if cure is Cure.MOVE and scene.attempt_step >= 0 and not _is_whole_node(first, spread, scene):
+        cure = Cure.RESTART  # one rank's own limit looks like this, and it had worked
     if spread.is_many and cause in _NODES_OWN:
         cause = Cause.STORAGE if cure is Cure.WAIT else Cause.ENVIRONMENT
     blamed = spread.nodes if cure is Cure.EXCLUDE else ()

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
-from gangrun.core.model import Cause, Cure, RankExit
+from gangrun.core.model import Cause, Cure, ErrorReport, RankExit
 from gangrun.core.nodeset import fold, natural_sort
 from gangrun.core.text import signal_name
 
@@ -51,51 +51,76 @@ class Rule:
 
 
 _LOCAL_PATH = (
-    r"['\"]?/(tmp|var|dev/shm|run|local|localscratch|localdisk|nvme|ssd|raid|root|opt|usr"
-    r"|mnt/(local|nvme|ssd|resource|disks?))\b"
+    r"['\"]?/(tmp|var|dev/shm|run|l(ocal)?[_-]?scratch|local\w*|scratch[_/-]local|(nvme|ssd|raid|disk)\d*|root|opt|usr"
+    r"|mnt/(local|nvme|ssd|resource|disks?)\d*)\b"
 )
 _PLACES = (
-    r"(gloo|nccl|c10d|tcpstore|torch\.distributed|processgroup|store->|rendezvous|dist(backend|network|store)?error)"
+    r"(gloo|nccl|net/(ib|ofi|socket)|\bucx\b|ucp_ep|libfabric|c10d|tcpstore|torch\.distributed|processgroup|store->"
+    r"|rendezvous|dist(backend|network|store)?error|opal error|pmix error|orte)"
 )
 _LOST = (
     r"(connection (closed|reset|refused|timed out)|closed by (remote )?peer|reset by peer|broken pipe|socket closed|"
     r"timed? ?out|recv 0 bytes|got 0 bytes|failed to recv|no route to host|remote process exited|was aborted|"
-    r"read error|writev|connectfullmesh failed|connect(ion)? timeout|bytes failed|recvvalue failed)"
+    r"read error|writev|connectfullmesh failed|connect(ion)? timeout|bytes failed|recvvalue failed|unresponsive re"
+    r"|retry (count|counter)? ?exceeded|unreachable|lost communication|failed to connect|completed with error|(recv"
+    r"|send) failed)"
 )
 
 RULES: tuple[Rule, ...] = (
     # ---- devices and drivers: only a machine can cause these -------------------------------------------------------
     Rule("gpu-ecc", "an uncorrectable memory or NVLink error of a GPU",
-         r"uncorrectable (ecc|nvlink)|ecc_?uncorrectable|nvlink_?uncorrectable|double.bit ecc|ecc error encountered",
+         r"uncorrectable (ecc|nvlink)|ecc_?uncorrectable|nvlink_?uncorrectable|double.bit ecc|ecc error encountered"
+         r"|row.?remap\w* (fail|pending)|error_?contained\b|nvlink.{0,30}(fatal|is down|inactive)",
          Cause.HARDWARE, EXCLUDE, ONCE, CUDA_DOCS),
     Rule("gpu-lost", "a GPU that is lost or needs a reset",
-         r"gpu (is lost|has fallen|requires reset)|fallen off the bus|gpu_is_lost|unable to determine the device handle"
-         r"|reset_required|reboot the system to recover|cudaerrorhardwarestackerror|hardware stack error"
-         r"|\bxid\b.{0,40}\b(48|79|95|119|120)\b|error 719.{0,80}nvlink",
+         r"gpu (is lost|has fallen|requires reset)|fallen off the bus|gpu_?is_?lost"
+         r"|unable to determine the device handle"
+         r"|reset_?required|reboot the system to recover|hardware_?stack_?error|hardware stack error"
+         r"|\bxid\b( \(pci:[^)]*\))?[ :=]+(48|62|64|74|79|95|109|110|119|120|140|143|14[4-9]|15[0-6])\b"
+         r"|error 719.{0,80}nvlink|hw exception by gpu",
          Cause.HARDWARE, EXCLUDE, ONCE, "NVML API, nvmlReturn_t"),
     Rule("gpu-fabric", "an NVSwitch fabric that is not ready",
          r"system not yet initialized|systemnotready|system_not_ready|error 802|fabric manager (is not|never|not run)",
          Cause.HARDWARE, EXCLUDE, END, CUDA_DOCS),
+    Rule("memory-error", "an uncorrectable error of the node's memory",
+         r"errno 133\]|memory page has hardware error|bus_mceerr|hardware memory error|machine check exception",
+         Cause.HARDWARE, EXCLUDE, ONCE, ERRNO),
     Rule("driver-mismatch", "a driver that does not fit its libraries",
          r"driver/library version mismatch|rm_version_mismatch|nvidia driver on your system is too old"
-         r"|driver version is insufficient"
+         r"|driver version is insufficient|not supported in the installed cuda driver|requires_?newer_?driver"
+         r"|unsupported toolchain|unsupported_?ptx_?version|api mismatch: the client|stub library"
+         r"|(cuda|nvidia) driver.{0,40}too old|update your (gpu|nvidia) driver"
+         r"|ptx jit compiler library not found|jit_?compiler_?not_?found|libnvidia-ptxjitcompiler"
          r"|unsupported display driver ?/ ?cuda driver|systemdrivermismatch|system_driver_mismatch|insufficientdriver"
          r"|forward compatibility was attempted on non.supported|compatnotsupportedondevice",
          Cause.HARDWARE, EXCLUDE, END, CUDA_DOCS),
     Rule("gpu-missing", "a GPU that the process does not see",
          r"no cuda.capable device|no cuda gpus are available|error_?no_?device|found no nvidia driver"
+         r"|\b(no|0) ((cuda|nvidia)[ -])?(gpus?|accelerators?)( devices?)? (is |are |was |were )?"
+         r"(found|available|detected|visible|present)|no supported gpu|no gpu/tpu found"
+         r"|cuda (is |was )?(not |un)(available|initialized|found)|cuda\.is_available\(\) (is|returned|==) ?false"
+         r"|cuda is required|requires? (a |an |at least (one|1) )?((cuda|nvidia)[ -])*gpus?\b.{0,30}(not|none|but|cpu)"
+         r"|setup doesn't support bf16/gpu|machine only has|gpu access blocked|gpu memory access fault"
+         r"|os call failed|error_?operating_?system|device_?not_?licensed|nvml.{0,40}insufficient permissions"
+         r"|nvml_success == .{0,120}internal assert|nvidia-container-cli|could not select device driver"
          r"|couldn't communicate with the nvidia driver|nvidia-smi has failed|failed to initialize nvml"
-         r"|nvml_error_(driver_not_loaded|library_not_found|unknown)"
+         r"|nvml_?error_?(driver_?not_?loaded|library_?not_?found|unknown|uninitialized)|nvml.{0,30}driver not loaded"
          r"|nvml shared library not found|libnvidia-ml|cuda runtime error \(3\)"
          r"|driver initialization failed|cudaerrorinitializationerror|cuda error: initialization error"
-         r"|libcuda\.so[.\d]*: cannot open|no devices? (was|were) found"
+         r"|libcuda(debugger)?\.so[.\d]*: cannot open|libnvidia-[\w-]+\.so[.\d]*: cannot open|no devices? (was"
+         r"|were) found"
          r"|cuda (driver )?unknown error|setting the available devices to be zero",
          Cause.HARDWARE, EXCLUDE, END, CUDA_DOCS),
-    Rule("gpu-ordinal", "a GPU number that the node does not have", r"invalid device ordinal|error_?invalid_?device\b",
+    Rule("gpu-unknown", "an unknown error of the GPU's driver",
+         r"(cuda|cuda runtime|cuda driver|triton|nvrtc)[^\n]{0,20}(error|failure)[^\n]{0,30}\bunknown error"
+         r"|cuda_?error_?unknown",
+         Cause.HARDWARE, EXCLUDE, ONCE, CUDA_DOCS),
+    Rule("gpu-ordinal", "a GPU number that the node does not have", r"invalid device ordinal|error_?invalid_?device\b"
+         r"|cuda device \d+ but torch\.cuda\.device_count\(\) is|^assertionerror: invalid device id",
          Cause.HARDWARE, EXCLUDE, END, CUDA_DOCS),
     Rule("gpu-busy", "a GPU that is busy or unavailable",
          r"devices?(\(s\))? (is|are|is/are) busy or unavailable|devicesunavailable|devices_unavailable"
-         r"|device already in use",
+         r"|device already in use|\bmps (client|server|control)\b",
          Cause.HARDWARE, EXCLUDE, ONCE, CUDA_DOCS),
     Rule("foreign-process", "GPU memory that another program holds", r"(?!x)x",  # ``_foreign`` reads the numbers
          Cause.FOREIGN_PROCESS, EXCLUDE, ONCE, "PyTorch, caching allocator"),
@@ -103,32 +128,48 @@ RULES: tuple[Rule, ...] = (
          r"/sys/class/infiniband|net/ib ?: ?no (device|active|ib)|no ib devices? found|failed to open ib"
          r"|ibv_(open_device|get_device_list)"
          r"|unable to open (hca|device).{0,40}mlx|no active ib port|no usable (ib|rdma)|no infiniband device"
-         r"|network ib not found|open libibverbs|ibv_modify_qp.{0,60}no such device",
+         r"|network ib not found|open libibverbs|lib(ibverbs|mlx\d|rdmacm|efa)[\w.-]*: cannot open"
+         r"|ibv_modify_qp.{0,60}no such device",
          Cause.HARDWARE, EXCLUDE, END, NCCL_DOCS),
     Rule("rdma-memory", "a limit on locked memory, or RDMA queues that cannot be made",
          r"(ibv_(reg_mr|create_qp|create_cq|alloc_pd)\w*).{0,60}(fail|error|cannot)|rlimit_memlock|max locked memory"
          r"|memlock|memory registration failed|unable to register memory",
          Cause.HARDWARE, EXCLUDE, END, NCCL_DOCS),
+    Rule("rdma-local", "an error of the node's own InfiniBand device",
+         r"ib_wc_loc_\w+|got completion.{0,200}(status=|error )[124]\b|async (fatal )?event.{0,60}(catastrophic|fatal)",
+         Cause.HARDWARE, EXCLUDE, ONCE, NCCL_DOCS),
     Rule("no-interface", "a network interface that the node does not have",
-         r"no socket interface found|unable to find (interface|address) for|no interface found",
+         r"no socket interface found|unable to find (interface|address) for|no interface found|ifa != nullptr"
+         r"|no eligible providers were found|errno 19\] no such device\s*$",
          Cause.NETWORK, EXCLUDE, END, NCCL_DOCS),
     Rule("cpu-instruction", "an instruction that the CPU does not have",
-         r"\bsigill\b|illegal instruction \(core|illegal instruction$",
+         r"\bsigill\b|illegal instruction \(core|(^|signal: |error: )illegal instruction\.?\s*$",
          Cause.CPU, EXCLUDE, ONCE, "signal(7)"),
     # ---- bugs that another node does not cure ----------------------------------------------------------------------
     Rule("device-assert", "an assertion of a kernel, such as an index out of range",
          r"device.side assert\b|assertion `.{1,200}` failed", Cause.RANK_ERROR, ONCE, ONCE, CUDA_DOCS),
     Rule("no-kernel", "a GPU for which the program has no code",
-         r"no kernel image|nokernelimagefordevice|not compatible with the current pytorch|unsupported gpu architecture",
+         r"no kernel image|no_?kernel_?image|not compatible with the current pytorch|unsupported gpu architecture"
+         r"|no_?binary_?for_?gpu|invalid device function|(device )?kernel image is invalid|ptx jit compilation failed"
+         r"|invalid_?(ptx|kernel_?image)\b|arch_mismatch|ptxas (fatal|error)|requires? (a )?(gpu|device)s? with "
+         r"(compute )?capability|only supports? .{0,40}(gpus? or newer|architectures?|compute capability)",
          Cause.ENVIRONMENT, EXCLUDE, END, CUDA_DOCS),
+    Rule("cuda-usage", "a wrong use of CUDA",
+         r"cuda error: (invalid (configuration argument|resource handle|argument|device context|pitch argument)"
+         r"|too many (resources requested|blocks in cooperative)|named symbol not found|peer access)"
+         r"|stream is capturing|during capture|stream_?capture|capture_?(unsupported|invalidated)"
+         r"|cooperative_?launch_?too_?large"
+         r"|launch_?out_?of_?resources",
+         Cause.RANK_ERROR, RESTART, ONCE, CUDA_DOCS),
     Rule("cuda-fork", "CUDA used after a fork", r"re-initialize cuda in forked", Cause.RANK_ERROR, END, END,
          "PyTorch, torch.cuda"),
     Rule("cuda-not-built", "a PyTorch without CUDA", r"not compiled with cuda|built without nccl|doesn't have nccl",
-         Cause.ENVIRONMENT, ONCE, END, "PyTorch, torch.cuda"),
+         Cause.ENVIRONMENT, MOVE, END, "PyTorch, torch.cuda"),
     Rule("gpu-memory", "too little GPU memory",
-         r"cuda out of memory|cuda error: out of memory|cuda runtime error \(2\)|cudaerrormemoryallocation"
-         r"|cuda_error_out_of_memory|cublas_status_alloc_failed|cuda failure 2\b|cuda failure 'out of memory'"
-         r"|hip out of memory|cuda\.outofmemoryerror|torch\.outofmemoryerror|outofmemoryerror: (cuda|hip)",
+         r"\b(cuda|hip|gpu|triton|xpu)\b[^\n]{0,60}\bout of memory|cuda runtime error \(2\)|cudaerrormemoryallocation"
+         r"|error_out_of_memory|(cublas|cudnn|cusparse|cusolver|cufft)_\w*(alloc_failed|insufficient_resources)"
+         r"|cuda failure 2\b|(cuda|torch)\.outofmemoryerror|outofmemoryerror: (cuda|hip)"
+         r"|resource_?exhausted.{0,80}alloc",
          Cause.GPU_MEMORY, ONCE, ONCE, CUDA_DOCS),
     Rule("nccl-usage", "a wrong use of NCCL",
          r"ncclinvalid(usage|argument)|duplicate gpu detected|invalid usage", Cause.RANK_ERROR, ONCE, ONCE, NCCL_DOCS),
@@ -137,21 +178,34 @@ RULES: tuple[Rule, ...] = (
          r"|no such option: -|missing required (argument|option)|unrecognized arguments: ",
          Cause.USAGE, END, END, "argparse"),
     Rule("syntax", "a script that Python cannot read", r"^(syntaxerror|indentationerror|taberror)\b",
-         Cause.USAGE, ONCE, END, "Python language reference"),
-    Rule("import", "a module that cannot be imported", r"^(modulenotfounderror|importerror)\b|no module named ",
          Cause.USAGE, MOVE, END, "Python language reference"),
-    Rule("script-missing", "a script that is not there", r"can't open file '|gangrun: cannot run ",
-         Cause.USAGE, MOVE, END, "Python command line"),
     Rule("library", "a shared library that is missing or too old",
-         r"cannot open shared object file|undefined symbol: |version `(glibc|glibcxx|cxxabi)_[\d.]+' not found",
+         r"^(?![^\n]*(plugin|could not load dynamic library|dlerror))[^\n]*cannot open shared object file"
+         r"|undefined symbol: |version `\w+_[\d.]+' not found|in static tls block|shared object initialization failed"
+         r"|cudnn version incompatib|version_mismatch|sublibrary_loading_failed|mismatched nccl version"
+         r"|cuda setup failed|cuda version \([\d.]+\) mismatches|was not built with slurm",
          Cause.ENVIRONMENT, MOVE, END, "ld.so(8)"),
+    Rule("import", "a module that cannot be imported", r"^(modulenotfounderror|importerror)\b|(^|error|failed"
+         r"|because|: )[^\n]{0,200}no module named ",
+         Cause.USAGE, MOVE, END, "Python language reference"),
+    Rule("script-missing", "a script that is not there", r"can't open file '|gangrun: cannot run "
+         r"|^exit code 12[67]$|bad interpreter: |execve\(\): "
+         r"|^fatal python error: (init|py_?initialize)",
+         Cause.USAGE, MOVE, END, "Python command line"),
+    Rule("toolchain", "a compiler or build tool that is missing or fails",
+         r"failed to find c compiler|python\.h: no such file|cuda_home environment variable is not set|nvcc: not found"
+         r"|ninja is required|error building extension|unable to jit load|no (c\+\+|c|cuda) compiler|gcc failed with",
+         Cause.ENVIRONMENT, MOVE, END, "PyTorch, cpp_extension; Triton"),
     # ---- sick device or code: both raise these ---------------------------------------------------------------------
     Rule("gpu-fault", "a fault of a kernel, by a bug or by a sick GPU",
-         r"unspecified launch failure|launchfailure|launch_failed|illegal memory access|illegaladdress|illegal_address"
-         r"|an illegal instruction was encountered|launch timed out|misaligned address|invalid program counter"
-         r"|cuda error: unknown error|mapping of buffer object failed|cudnn_status_(execution_failed|internal_error"
-         r"|mapping_error)|cublas_status_(execution_failed|internal_error|not_initialized)|cufft_\w*_error"
-         r"|cuda error: (operation|device).{0,40}(not permitted|unavailable)|unable to find an engine|cusolver_status",
+         r"unspecified launch failure|launch_?failure|launch_?failed|illegal memory access|illegal_?address"
+         r"|an illegal instruction was encountered|error_?illegal_?instruction|launch (timed out|and was terminated)"
+         r"|launch_?timeout|misaligned[ _]?address|invalid program counter|invalid_?(pc|program_?counter)\b"
+         r"|(global|shared) address space|mapping of buffer object failed|map_?buffer_?object|context is destroyed"
+         r"|cudnn_status_(execution_failed|internal_error|mapping_error|not_initialized)"
+         r"|cublas_status_(execution_failed|internal_error|not_initialized|mapping_error)|cufft_\w*_error"
+         r"|cuda error: (operation|device).{0,40}(not (permitted|supported)|unavailable)|unable to find an engine"
+         r"|cusolver_status|cusparse_status_\w+_(failed|error)|external_?device|memory access fault by gpu|gpu hang",
          Cause.RANK_ERROR, TEST, ONCE, "CUDA runtime API; the node's or the program's by the table of driver reports"),
     # ---- storage ---------------------------------------------------------------------------------------------------
     Rule("worker-memory", "too little shared memory for the workers of a DataLoader",
@@ -159,7 +213,8 @@ RULES: tuple[Rule, ...] = (
          "PyTorch, DataLoader"),
     Rule("shared-memory", "no room in the node's shared memory",
          r"unable to (open|allocate|resize) (a )?(shared memory|shm)|unable to write to file </torch_"
-         r"|/dev/shm.{0,200}(no space|cannot allocate)|(no space|cannot allocate|failed|error).{0,200}/dev/shm",
+         r"|/dev/shm.{0,200}(no space|cannot allocate)|(no space|cannot allocate|failed|error).{0,200}/dev/shm"
+         r"|posix_fallocate failed",
          Cause.LOCAL_DISK, EXCLUDE, ONCE, "shm_overview(7)"),
     Rule("no-tmpdir", "no usable directory for temporary files", r"no usable temporary directory",
          Cause.LOCAL_DISK, EXCLUDE, ONCE, "Python tempfile"),
@@ -168,17 +223,20 @@ RULES: tuple[Rule, ...] = (
          + _LOCAL_PATH + r"|structure needs cleaning|errno (117|74)\]",
          Cause.LOCAL_DISK, EXCLUDE, WAIT, ERRNO),
     Rule("mount-gone", "a mount that is gone",
-         r"errno (116|112|121|107|108|110|19)\][^\n]*: ['\"]/|mount point.{0,40}(gone|not mounted|does not exist)"
+         r"errno (6|103|107|108|110|112|116|121|19|70|71)\][^\n]*: ['\"]/|mount point.{0,40}(gone|not mounted"
+         r"|does not exist)"
          r"|(stale (nfs )?file handle|host is down|remote i/o error|transport endpoint is not connected"
          r"|transport endpoint shutdown|connection timed out|no such device): ['\"]?/",
          Cause.STORAGE, EXCLUDE, WAIT, ERRNO),
     Rule("storage-full", "storage that is full or read-only",
          r"^(\S+: )?\[errno (28|30|122)\]|no space left on device|disk quota exceeded|storagefull|code: (28|30|122)\b"
+         r"|database or disk is full|readonly database"
          r"|(oserror|checkpoint\w*|error).{0,200}read-only file system",
          Cause.STORAGE, ONCE, ONCE, ERRNO),
     Rule("storage-error", "storage that does not answer as it should",
-         r"errno (5|107|108|112|116|121|512)\]|input/output error|stale (nfs )?file handle|remote i/o error"
-         r"|transport endpoint (is not connected|shutdown)|no locks available"
+         r"errno (5|37|70|71|107|108|112|116|121|512|52[1-9])\]|input/output error|stale (nfs )?file handle"
+         r"|remote i/o error|disk i/o error|communication error on send|errno = 5\b"
+         r"|transport endpoint (is not connected|shutdown)|no locks available|errno (16|26|39)\][^\n]*(\.nfs|busy)"
          r"|unable to (synchronously )?(lock|open) file.{0,80}(errno = (5|11|37)|unavailable)",
          Cause.STORAGE, WAIT, WAIT, ERRNO),
     Rule("save-failed", "a file that could not be written",
@@ -187,11 +245,12 @@ RULES: tuple[Rule, ...] = (
          Cause.STORAGE, WAIT, WAIT, "PyTorch, zip writer"),
     # ---- the network between ranks: most of these are victims' -----------------------------------------------------
     Rule("ib-completion", "an InfiniBand peer that does not answer",
-         r"got completion (from peer|with error).{0,200}(status=1[23]|vendor err 129)|ib(v)?_wc_(rnr_)?retry_exc",
+         r"got completion (from peer|with error).{0,200}((status=|error )\d|vendor[ _]err)|ib(v)?_wc_(rnr_)?retry_exc",
          Cause.NETWORK, VICTIM, VICTIM, NCCL_DOCS),
     Rule("nccl-watchdog", "a collective that did not end in time",
          r"watchdog caught collective|heartbeat ?monitor|watchdog thread (got stuck|terminated)|failed or timed out"
-         r"|taking the entire process down|ran for \d+ milliseconds before timing out|monitoredbarrier",
+         r"|taking the entire process down|ran for \d+ milliseconds before timing out|monitoredbarrier"
+         r"|caught collective operation timeout",
          Cause.VICTIMS_ONLY, VICTIM, VICTIM, TORCH_SOURCE),
     Rule("nccl-remote", "a peer that NCCL lost",
          r"ncclremoteerror|remote process exited or there was a network error|communicator was aborted"
@@ -202,11 +261,26 @@ RULES: tuple[Rule, ...] = (
          Cause.HARDWARE, MOVE, ONCE, NCCL_DOCS),
     Rule("peer-lost", "a peer or the store that closed its connection",
          r"\A(?=[\s\S]*?" + _PLACES + r")(?=[\s\S]*?" + _LOST + r")"
-         r"|\Aruntimeerror: (socket timeout|connect\(\) timed out|connection reset by peer)",
+         r"|\Aruntimeerror: (socket timeout|connect\(\) timed out|connection reset by peer|broken pipe"
+         r"|stop_?waiting response|timed out after \d+ seconds waiting for clients)"
+         r"|client socket has (timed out|failed to connect)|mpi_abort was invoked",
          Cause.VICTIMS_ONLY, VICTIM, VICTIM, GLOO_SOURCE),
+    Rule("nccl-internal", "an internal error of NCCL", r"ncclinternalerror"
+         r"|internal error - please report this issue to",
+         Cause.NETWORK, MOVE, ONCE, NCCL_DOCS),
+    Rule("loader-timeout", "a DataLoader or a queue that gave no batch in time",
+         r"dataloader timed out after|worker timed out after \d+ seconds", Cause.HANG, RESTART, ONCE,
+         "PyTorch, DataLoader"),
     # ---- services outside the gang: they pass ----------------------------------------------------------------------
-    Rule("port", "a port that is in use", r"address already in use|eaddrinuse|errno 98\]",
+    Rule("port", "a port that is in use", r"address already in use|eaddrinuse|errno 9[89]\]"
+         r"|cannot assign requested address",
          Cause.PORT, WAIT, WAIT, ERRNO),
+    Rule("offline", "a file of a hub that may not be asked",
+         r"offline_?mode_?(is_?)?enabled|offline mode is enabled|outgoing traffic has been disabled",
+         Cause.ENVIRONMENT, MOVE, END, "Hugging Face hub"),
+    Rule("certificate", "a server's certificate that the node does not accept",
+         r"certificate.verify.failed|certificate has expired|certificate is not yet valid",
+         Cause.ENVIRONMENT, MOVE, ONCE, "OpenSSL"),
     Rule("service", "a service outside the gang that does not answer",
          r"\b(5\d\d|429) (server error|client error|internal server|bad gateway|service (temporarily )?unavailable"
          r"|gateway time.?out|too many requests)|too many requests|rate limit|max retries exceeded|slowdown|slow down"
@@ -220,16 +294,30 @@ RULES: tuple[Rule, ...] = (
          r"|status[ _]code:? (5\d\d|429)|commerror|deadline_?exceeded|econnre(set|fused)|clientconnectorerror"
          r"|serverdisconnected|connection was closed|connectionclosederror|unavailableerror|timeout was reached"
          r"|curl.{0,30}(code|error) (6|7|28|35|52|56)\b"
-         r"|service is currently unavailable|network is unreachable|no route to host",
+         r"|service is currently unavailable|network is unreachable|no route to host|could not resolve|proxyerror"
+         r"|(http|status|code|error|response)\W{0,3}(code|error)?\W{0,3}(429|50[0234])\b|server ?busy|operationtimedout"
+         r"|(can't|cannot|couldn't|could not|unable to|failed to) connect to|all connection attempts failed"
+         r"|^(socket\.timeout|timeouterror): .{0,20}timed out|protocolerror|chunkedencodingerror",
          Cause.SERVICE, WAIT, WAIT, HTTP),
     # ---- memory of the host, and crashes after the end -------------------------------------------------------------
-    Rule("open-files", "too many open files", r"errno 2[34]\]|too many open files",
+    Rule("open-files", "too many open files, processes or threads", r"errno 2[34]\]|too many open files"
+         r"|items of ancdata|can't start new thread"
+         r"|(pthread_create|fork|thread creation)[^\n]{0,60}(failed|unavailable)|errno 11\] resource temporarily",
          Cause.ENVIRONMENT, MOVE, ONCE, ERRNO),
+    Rule("container", "a container that does not start",
+         r"\b(pyxis|enroot[-\w]*): |^fatal: +(container|while|could not open image|unable to handle)|oci runtime"
+         r"|unsquashfs|squashfuse|docker: error response",
+         Cause.ENVIRONMENT, MOVE, ONCE, "enroot, pyxis, Apptainer"),
     Rule("killed", "a process that somebody killed",
-         r"signalexception: process \d+ got signal|terminated with signal sig(kill|term|hup|int)\b",
+         r"signalexception: process \d+ got signal|(terminated|died|reports|exited|killed) (with|by)?( signal)?[ :<(]*"
+         r"(signals\.)?sig(kill|term|hup|int)\b|killed by signal: (terminated|hangup|interrupt)|^keyboardinterrupt\b"
+         r"|exitcode *: -(1|2|9|15)\b|signal (1|2|9|15) \(sig\w+\) received|return code = -(9|15)\b"
+         r"|cancelled at .{0,80}(preemption|signal)",
          Cause.KILLED, WAIT, WAIT, "signal(7)"),
     Rule("host-memory", "too little memory of the node",
-         r"^memoryerror\b|can't allocate memory|cannot allocate memory|std::bad_alloc|errno 12\]"
+         r"^(\S+\.)?_?(array)?memoryerror\b|can't allocate memory|cannot allocate memory|std::bad_alloc|errno 12\]"
+         r"|not enough memory|oom.kill|out.of.memory (handler|killer)|out of memory: killed|low on memory"
+         r"|exceeded (job|step) memory limit|unable to mmap"
          r"|dataloader worker.{0,60}(killed by signal: killed|exited unexpectedly)"
          r"|unable to allocate .{1,40} for an array",
          Cause.OOM, ONCE, ONCE, ERRNO),
@@ -240,10 +328,13 @@ RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 BY_NAME = {rule.name: rule for rule in RULES}
 _VAGUE = frozenset(
-    {rule.name for rule in RULES if rule.few in (VICTIM, TEST)} | {"save-failed", "nccl-cuda", "nccl-usage"}
+    {rule.name for rule in RULES if rule.few in (VICTIM, TEST)}
+    | {"save-failed", "nccl-cuda", "nccl-usage", "nccl-internal"}
 )
 # Beside an exception only these count in stderr, where warnings of all kinds stand too; beside a plain one none.
 _BESIDE = frozenset({Cause.HARDWARE, Cause.NETWORK, Cause.CPU, Cause.RANK_ERROR, Cause.ENVIRONMENT, Cause.GPU_MEMORY})
+# These say only that another process failed, whose own words are among the last lines of stderr.
+_OF_ANOTHER = frozenset({"ChildFailedError", "CalledProcessError", "ProcessRaisedException", "ProcessExitedException"})
 _PLAIN_KINDS = frozenset(
     {"ValueError", "TypeError", "KeyError", "IndexError", "AttributeError", "NameError", "ZeroDivisionError"}
     | {"StopIteration", "UnboundLocalError", "RecursionError", "FloatingPointError", "OverflowError"}
@@ -282,7 +373,11 @@ def rule_of(died: RankExit) -> Rule | None:
 
 def is_plain(died: RankExit) -> bool:
     """Is it an exception that Python itself raises for a bug?"""
-    return died.error is not None and died.error.kind.rpartition(".")[2] in _PLAIN_KINDS
+    return died.error is not None and _class_of(died.error) in _PLAIN_KINDS
+
+
+def _class_of(error: ErrorReport) -> str:
+    return error.kind.rpartition(".")[2]
 
 
 def _texts(died: RankExit) -> Iterator[tuple[str, bool]]:
@@ -294,7 +389,7 @@ def _texts(died: RankExit) -> Iterator[tuple[str, bool]]:
             return
         for cause in error.chain:
             yield cause[:TEXT_MAX_CHARS], False
-    yield "\n".join(died.tail), error is not None
+    yield "\n".join(died.tail), error is not None and _class_of(error) not in _OF_ANOTHER
     if error is None:
         yield how_it_ended(died), False
 

@@ -13,11 +13,8 @@ from tests.core.judgement.player import play
 DOCS_PAGE = Path(__file__).parents[3] / "docs" / "judgement.md"
 
 # Development cases that are judged wrongly today, by why. A case that is judged rightly must leave the list.
-KNOWN_WRONG: dict[str, tuple[str, ...]] = {
-    "with a spare, a node is excluded for a limit that one rank meets twice": ("code-too-many-files-lite-mono",),
-}
+KNOWN_WRONG: dict[str, tuple[str, ...]] = {}
 _WRONG = {name: why for why, names in KNOWN_WRONG.items() for name in names}
-KNOWN_TO_EXCLUDE = {"code-too-many-files-lite-mono"}  # a limit that one rank meets twice looks like its node's
 BOTH = [*read_all("cases"), *read_all("held_out")]
 
 
@@ -46,7 +43,7 @@ def test_no_case_is_in_both_parts() -> None:
 def test_no_healthy_node_is_excluded(folder: str, tests: bool) -> None:
     runs = [run for runs in played_all(folder, tests=tests).values() for run in runs]
     found = {case.file for case, played in runs if healthy_excluded(case, played)}
-    assert found == (KNOWN_TO_EXCLUDE if folder == "cases" else set())
+    assert not found
 
 
 @pytest.mark.parametrize("case", [case for case in BOTH if case.header.get("falls") == "all"], ids=lambda c: c.file)

@@ -69,11 +69,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes of all files together, the manifest excepted."""
         return sum(row.size for row in self.files)
 
-    @property
-    def linked_bytes(self) -> int:
-        """Bytes of those files that were not written again: they are an older checkpoint's too."""
-        return sum(row.size for row in self.files if row.linked_from)
-
 
 def crcs_text(crcs: list[int]) -> str:
     """CRC32 values as they stand in a row."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangrun.core.checkpoints.cadence import cadence, efficiency, lambert_w0, observed_mtbf_s, optimum_s
+from gangrun.core.checkpoints.cadence import cadence, lambert_w0, observed_mtbf_s, optimum_s
 from gangrun.core.checkpoints.resume import (
     PATIENCE_MIN_S,
     Candidate,
@@ -349,6 +349,12 @@ TABLE = [
     (14 * MINUTE, 5, 120, 1.47, 0.7755, 0.0513),
     (15 * MINUTE, 300, 600, 9.17, 0.1997, 0.0273),
 ]
+
+
+def efficiency(interval_s: float, stall_s: float, mtbf_s: float, restart_s: float) -> float:
+    """The share of time that is training that lasts, by the complete model."""
+    lost = math.exp(restart_s / mtbf_s) * math.expm1((interval_s + stall_s) / mtbf_s)
+    return interval_s / (mtbf_s * lost)
 
 
 @pytest.mark.parametrize(("mtbf_s", "stall_s", "restart_s", "best_min", "at_best", "at_hour"), TABLE)

@@ -207,7 +207,6 @@ def test_a_file_descriptor_ends_the_wait():
         two.send(b"x")
         net.wait(5.0)
         assert one.recv(8) == b"x"
-        net.unwatch(one.fileno())
 
 
 def test_more_agents_than_a_low_soft_limit_would_allow_are_all_heard():

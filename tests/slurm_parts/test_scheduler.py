@@ -307,14 +307,13 @@ def test_what_is_asked_of_slurm_in_its_words() -> None:
     slurm.cancel(())
     slurm.cancel(("5",), within_s=1.5)
     slurm.requeue("5")
-    slurm.requeue_hold("5")
     slurm.release("5")
     slurm.set_excluded("5", ("n2", "m1"))
     slurm.set_excluded("5", ())
     slurm.set_dependency("7", "afterok:6")
     slurm.start_now("7")
     assert tools.asked == [
-        ("scancel", "5", "6"), ("scancel", "5"), ("scontrol", "requeue", "5"), ("scontrol", "requeuehold", "5"),
+        ("scancel", "5", "6"), ("scancel", "5"), ("scontrol", "requeue", "5"),
         ("scontrol", "release", "5"), ("scontrol", "update", "JobId=5", "ExcNodeList=n2,m1"),
         ("scontrol", "update", "JobId=5", "ExcNodeList="), ("scontrol", "update", "JobId=7", "Dependency=afterok:6"),
         ("scontrol", "update", "JobId=7", "StartTime=now+3"),

@@ -48,8 +48,7 @@ def linked(root: Path, step: int) -> dict[str, str]:
 
 
 def written_bytes(root: Path, step: int) -> int:
-    manifest = read_manifest(str(root / f"step-{step}"))
-    return manifest.data_bytes - manifest.linked_bytes
+    return sum(row.size for row in read_manifest(str(root / f"step-{step}")).files if not row.linked_from)
 
 
 def holds(root: Path, step: int, model: nn.Module) -> bool:

@@ -66,7 +66,8 @@ def test_all_files_are_durable_before_the_commit_and_few_are_open_at_once(
         assert opened(tmp_path) == []
         monkeypatch.setattr(os, "fsync", fsync)
         ckpt.save(1, wait=True)
-    assert read_manifest(str(tmp_path / "step-1")).linked_bytes, "what was written one after the other is known again"
+    again = [row for row in read_manifest(str(tmp_path / "step-1")).files if row.linked_from]
+    assert again, "what was written one after the other is known again"
     assert all(one.valid for one in CheckpointRoom(str(tmp_path)).survey(Depth.ALL))
 
 

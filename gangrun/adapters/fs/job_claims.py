@@ -252,7 +252,7 @@ def _words(holder: JobClaim) -> str:
     return f"place {holder.seq} is held by job {holder.job} (process {holder.pid} on {holder.host})"
 
 
-# ---- the numbers that sbatch gave the jobs: one that never began leaves nothing else, and Slurm forgets it ----
+# ---- the numbers that the scheduler gave the jobs: a job that never began leaves no other trace ----
 
 ID_BYTES_MAX = 64
 

@@ -205,11 +205,6 @@ class AgentNet:
         """``wait`` also returns when this becomes readable."""
         self._watched.append(fd)
 
-    def unwatch(self, fd: int) -> None:
-        """Not any more: the other side has gone, and it would be readable for ever."""
-        if fd in self._watched:
-            self._watched.remove(fd)
-
     def wait(self, timeout_s: float) -> None:
         """Until something came or the time is over; admits peers meanwhile."""
         poller = zmq.Poller()

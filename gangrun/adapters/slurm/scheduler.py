@@ -301,10 +301,6 @@ class SlurmScheduler:
         """Back into the queue under the same id; the job's processes get SIGTERM about 20 ms later."""
         self._ask(("scontrol", "requeue", job))
 
-    def requeue_hold(self, job: str) -> None:
-        """The same, but held until ``release``: for ever if nobody comes."""
-        self._ask(("scontrol", "requeuehold", job))
-
     def release(self, job: str) -> None:
         """Let a held job go."""
         self._ask(("scontrol", "release", job))

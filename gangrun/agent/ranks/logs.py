@@ -27,12 +27,6 @@ from pathlib import Path
 from gangrun.wire.spec import LogSpec
 
 
-def log_parts(path: Path) -> list[Path]:
-    """The files of a log that are there, in the order in which to read them."""
-    parts = [path, path.with_name(path.name + ".tail.1"), path.with_name(path.name + ".tail")]
-    return [part for part in parts if part.exists()]
-
-
 class CappedLog:
     """One log; OSError comes through, and a later write tries again."""
 

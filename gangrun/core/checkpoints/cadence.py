@@ -56,12 +56,6 @@ def optimum_s(stall_s: float, mtbf_s: float) -> float:
     return mtbf_s * (1 + lambert_w0(-math.exp(-ratio - 1)))
 
 
-def efficiency(interval_s: float, stall_s: float, mtbf_s: float, restart_s: float) -> float:
-    """The share of time that is training that lasts, by the complete model."""
-    lost = math.exp(restart_s / mtbf_s) * math.expm1((interval_s + stall_s) / mtbf_s)
-    return interval_s / (mtbf_s * lost)
-
-
 def observed_mtbf_s(trained_s: float, failures_count: int, prior_s: float = MTBF_BEFORE_EVIDENCE_S) -> float:
     """What to expect after so many failures in so much training: the prior counts as one failure in its time."""
     return (prior_s + max(0.0, trained_s)) / (1 + max(0, failures_count))

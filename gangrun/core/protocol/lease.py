@@ -110,17 +110,10 @@ def _holds_whole_replica(held: Collection[int], world_size: int, replica_ranks_c
     )
 
 
-def leader_may_act(acked_at: Mapping[str, float], roster_count: int, now: float, timing: Timing) -> bool:
-    """Supervisor's clock: have more than half of the roster's beats been acked within D? (law 3)
-
-    ``acked_at``: per agent, when the beat that was acked newest *arrived*.
-    """
-    fresh = sum(at + timing.leader_lease_s >= now for at in acked_at.values())
-    return 2 * fresh > roster_count
-
-
 def leader_lease_ends_at(acked_at: Mapping[str, float], roster_count: int, timing: Timing) -> float | None:
-    """Supervisor's clock: the last instant at which ``leader_may_act`` holds if no more beats come; None: never did."""
+    """Supervisor's clock: the last instant at which more than half of the roster's beats have been acked within D, if
+    no more beats come (law 3); None: there was none. ``acked_at``: per agent, when its newest acked beat *arrived*.
+    """
     newest_first = sorted(acked_at.values(), reverse=True)
     need = roster_count // 2 + 1
     return newest_first[need - 1] + timing.leader_lease_s if len(newest_first) >= need else None

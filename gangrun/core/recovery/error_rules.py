@@ -26,7 +26,6 @@ TEXT_MAX_CHARS = 4000  # what a rank's exception says first tells most
 SHELL_SIGNAL_BASE = 128  # a shell says 128 + N for a child killed by signal N
 NO_RULE = "-"  # the mark of an end whose text matched no row
 CUDA_DOCS = "CUDA runtime API, cudaError_t"
-CU_DRIVER_DOCS = "CUDA driver API, CUresult"
 NCCL_DOCS = "NCCL user guide, ncclResult_t and troubleshooting"
 GLOO_SOURCE = "gloo, TCP transport"
 TORCH_SOURCE = "PyTorch, c10d"

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from gangrun.sim.engine.clock import Timeline
 
 LATENCY_S = 0.0008
-HELD_MAX_COUNT = 64
 
 
 @dataclass(slots=True)

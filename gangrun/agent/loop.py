@@ -26,6 +26,7 @@ from gangrun.node.processes import Askings
 from gangrun.ports import Clock
 from gangrun.wire.messages import (
     Ack,
+    AskSave,
     CheckNode,
     Command,
     Launch,
@@ -208,6 +209,8 @@ class AgentLoop:
                 self._ranks.stop(command)
             case Stacks():
                 self._ranks.take_stacks(command, self._stacks_within_s)
+            case AskSave():
+                self._disk_task(command, partial(self._ranks.save, command))
             case CheckNode():
                 self._run_check(command.tests)
             case VerifyShare():
@@ -257,7 +260,7 @@ class AgentLoop:
         except OSError as error:
             self._say(f"the warden does not hear: {error}")
 
-    def _disk_task(self, command: Recover | VerifyShare, answer: Callable[[], facts.Fact]) -> None:
+    def _disk_task(self, command: AskSave | Recover | VerifyShare, answer: Callable[[], facts.Fact]) -> None:
         kind = f"{type(command).__name__} {command.term}.{command.act}"
         self._tasks.ask(kind, answer, lambda error: facts.DiskTaskDone(command, False, str(error)))
 

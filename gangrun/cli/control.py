@@ -1,4 +1,4 @@
-"""``gangrun cancel``, ``resume`` and ``wait``: end a run, continue one, wait for the end of one."""
+"""``gangrun cancel``, ``checkpoint``, ``resume`` and ``wait``: have a run end, save, continue; wait for its end."""
 
 from __future__ import annotations
 
@@ -60,6 +60,26 @@ def cancel(
         truth = run_state(last, wall_now())
         ended = last.ended or (truth.ended and last.queue is not None)
         click.echo(clean(words) + (f": {truth.state}, {clean(truth.reason)}" if ended else ""))
+    return DONE
+
+
+@click.command("checkpoint")
+@run_argument
+@click.option("--wait/--no-wait", "waits", default=True, help="Wait until the checkpoint is saved (default).")
+@click.option("--timeout", "timeout_s", type=TIME, help="Stop waiting after TIME (default never).")
+@json_option
+@runs_dir_option
+def checkpoint(run: str | None, waits: bool, timeout_s: float | None, as_json: bool, runs_dir: str | None) -> int:
+    """Have all ranks save a checkpoint now, and train on.
+
+    For scripts that read `asked.checkpoint` or use a Checkpointer. Without RUN the newest run that was started in this
+    directory is meant, or the only one of them that is alive.
+    """
+    report = stop.save_now(read(find(run, runs_dir, steering=True)), timeout_s, waits=waits)
+    if as_json:
+        echo_json(report)
+    else:
+        click.echo(clean(report.message))
     return DONE
 
 

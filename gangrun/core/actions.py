@@ -70,6 +70,14 @@ class TakeStacks:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveGang:
+    """Ask all ranks for a checkpoint while they train on; ``SaveAnswered``. Asked twice, it is saved twice."""
+
+    attempt: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeNode:
     """Ask other agents whether they reach this one; the answer shows in a later ``NodeSilent``."""
 
@@ -120,6 +128,7 @@ Action = (
     | StartGang
     | StopGang
     | TakeStacks
+    | SaveGang
     | ProbeNode
     | BringSteps
     | SubmitSuccessor

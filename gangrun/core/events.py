@@ -249,6 +249,24 @@ class FlushDue:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveRequested:
+    """``gangrun checkpoint``: ranks save and train on. ``key`` names the order, for whoever waits for its answer."""
+
+    by: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class SaveAnswered:
+    """All ranks that read requests saved ``step``; or ``why`` they did not."""
+
+    attempt: int
+    key: str
+    step: int = -1
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class CancelRequested:
     """Someone asked for the end: Ctrl-C in ``run``, ``gangrun cancel``, scancel."""
 
@@ -368,6 +386,8 @@ Event = (
     | CheckpointSeen
     | StepBrought
     | FlushDue
+    | SaveRequested
+    | SaveAnswered
     | CancelRequested
     | Notice
     | ResumeRequested

@@ -56,7 +56,14 @@ def exit_words(died: RankExit) -> str:
 def seen(event: ev.Event, at: float) -> str:
     """What happened; ``at`` is when, on the run clock."""
     match event:
-        case ev.AgentJoined() | ev.AgentRejoined() | ev.TermTaken() | ev.ResumeRequested() | ev.CancelRequested():
+        case (
+            ev.AgentJoined()
+            | ev.AgentRejoined()
+            | ev.TermTaken()
+            | ev.ResumeRequested()
+            | ev.CancelRequested()
+            | ev.SaveRequested()
+        ):
             return _of_people_and_processes(event)
         case ev.NodeSilent() | ev.NodeLost() | ev.NodeHeard() | ev.NodeAbsent() | ev.NodeChecked() | ev.FindingRaised():
             return _of_nodes(event, at)
@@ -64,6 +71,8 @@ def seen(event: ev.Event, at: float) -> str:
             return _of_checkpoints(event)
         case ev.StepBrought():
             return flush_to_disk.sentence(event)
+        case ev.SaveAnswered():
+            return f"the ranks did not save: {event.why}" if event.why else f"the ranks saved step {event.step}"
         case ev.FlushDue():
             return f"no checkpoint has reached the disk for a while, and memory holds step {event.step}"
         case ev.GangStarted() | ev.GangStartFailed() | ev.GangStopped() | ev.StopTimedOut():
@@ -83,7 +92,12 @@ def seen(event: ev.Event, at: float) -> str:
 
 
 def _of_people_and_processes(
-    event: ev.AgentJoined | ev.AgentRejoined | ev.TermTaken | ev.ResumeRequested | ev.CancelRequested,
+    event: ev.AgentJoined
+    | ev.AgentRejoined
+    | ev.TermTaken
+    | ev.ResumeRequested
+    | ev.CancelRequested
+    | ev.SaveRequested,
 ) -> str:
     match event:
         case ev.AgentJoined():
@@ -99,6 +113,8 @@ def _of_people_and_processes(
             return f"{event.by} resumed the run (from: {event.resume_request})"
         case ev.CancelRequested():
             return f"{event.by} cancelled the run"
+        case ev.SaveRequested():
+            return f"{event.by} asked for a checkpoint"
 
 
 def _inventories(inventories: Iterable[Inventory]) -> str:
@@ -235,6 +251,8 @@ def done(action: act.Action) -> str:
             return f"stopped all ranks ({action.grace_s:g} s grace{save})"
         case act.TakeStacks():
             return "took the stacks of all ranks"
+        case act.SaveGang():
+            return "asked all ranks to save and to train on"
         case act.ProbeNode():
             return f"asked other nodes whether they reach {action.node}"
         case act.BringSteps():

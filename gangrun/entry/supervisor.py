@@ -20,7 +20,14 @@ from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import JobClaim, JobClaims, insist
 from gangrun.adapters.fs.journal import read_counter
-from gangrun.adapters.fs.run_dir import ResumeOrder, RunPaths, read_cancelled, read_resume_order, read_spec
+from gangrun.adapters.fs.run_dir import (
+    ResumeOrder,
+    RunPaths,
+    read_cancelled,
+    read_resume_order,
+    read_save_order,
+    read_spec,
+)
 from gangrun.adapters.fs.store import FsStore
 from gangrun.adapters.fs.terms import FsTerms
 from gangrun.adapters.local.validator import validator_of
@@ -30,7 +37,7 @@ from gangrun.adapters.net.router import QueueMailbox, RouterRadio
 from gangrun.checkpoint.memory_tier.recover_from_memory import staging_of
 from gangrun.config import environment
 from gangrun.core.actions import Action, EndJob
-from gangrun.core.events import ActDone, ActFailed, CancelRequested, ResumeRequested, Stamped
+from gangrun.core.events import ActDone, ActFailed, CancelRequested, ResumeRequested, SaveRequested, Stamped
 from gangrun.core.model import RunState, Shape
 from gangrun.core.nodeset import unfold
 from gangrun.core.policy import Policy
@@ -146,12 +153,16 @@ def _hears_all(loop: Loop, arguments: SupervisorArguments) -> bool:
     return not loop.silence.suspects and set(arguments.roster) <= set(loop.beats.rows)
 
 
-class CancelWatch(threading.Thread):
-    """Looks for the mark that every cancel makes first; one file, one reader, whatever the number of nodes."""
+class OrderWatch(threading.Thread):
+    """Looks for what people ask through the run directory: a checkpoint, and the mark that every cancel makes first.
+
+    One reader, whatever the number of nodes.
+    """
 
     def __init__(self, paths: RunPaths, disk: Disk, mailbox: QueueMailbox) -> None:
-        super().__init__(name="cancel-watch", daemon=True)
+        super().__init__(name="order-watch", daemon=True)
         self._paths, self._disk, self._mailbox = paths, disk, mailbox
+        self._known = ""  # the newest order to save
         self.over = threading.Event()
 
     def run(self) -> None:
@@ -159,8 +170,12 @@ class CancelWatch(threading.Thread):
         while not self.over.wait(CANCEL_LOOK_S):
             try:
                 mark = read_cancelled(self._disk, self._paths)
+                order = read_save_order(self._disk, self._paths)
             except OSError:
                 continue  # not known: look again
+            if order is not None and order.key != self._known:
+                self._known = order.key
+                self._mailbox.post(Stamped(SaveRequested(order.by, order.key)))
             if mark is not None and not self.over.is_set():
                 self._mailbox.post(Stamped(CancelRequested(mark.by)))
                 return
@@ -315,7 +330,7 @@ def main(words: list[str]) -> int:
     arguments = arguments_of(words)
     clock, paths = clock_of(), RunPaths(arguments.run_dir)
     disk, mailbox = disk_of(paths), QueueMailbox(clock)
-    terms, watch = FsTerms(paths, clock, disk), CancelWatch(paths, disk, mailbox)
+    terms, watch = FsTerms(paths, clock, disk), OrderWatch(paths, disk, mailbox)
     loop: Loop | None = None
     greeter = Greeter(arguments.job)
 

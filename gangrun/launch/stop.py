@@ -6,26 +6,32 @@ of it. A process is signalled only if it is surely the owner: number and start t
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import click
 import msgspec
 
 from gangrun.adapters.fs.disk import Disk
-from gangrun.adapters.fs.run_dir import RunPaths, mark_cancelled
+from gangrun.adapters.fs.run_dir import RunPaths, SaveOrder, leave_save_order, mark_cancelled
 from gangrun.config import environment
+from gangrun.core.model import Phase
 from gangrun.display.text import clean, echo_json
 from gangrun.display.times import span_words
 from gangrun.errors import UNKNOWN, UserError
 from gangrun.node import processes
-from gangrun.runs.follow import Follower
+from gangrun.runs.follow import Follower, JournalReplay
 from gangrun.runs.liveness import is_abandoned
 from gangrun.runs.snapshot import RunSnapshot, read
 from gangrun.runs.state import run_state
 from gangrun.runs.status import SCHEMA, Status, status_of
 from gangrun.runs.times import pause, steady_now, wall_now
+from gangrun.wire.record import Record
 
 LOOK_EVERY_S = 0.2
 SLACK_S = 30.0  # beyond the run's own grace periods
@@ -113,6 +119,110 @@ def cancel(
         return last, f"{run}: the process that ran it is gone, and so are all ranks"
     hint = f"the cancel stays in force; gangrun status {run} shows what still runs"
     raise UserError("not yet", f"{run} has not ended yet", hint, UNKNOWN)
+
+
+class SaveReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``checkpoint --json`` prints. ``step``: newest step saved on request; -1: none is known."""
+
+    schema: int = SCHEMA
+    message: str
+    step: int = -1
+    path: str = ""
+
+
+HEARD_WITHIN_S = 30.0  # a supervisor that lives looks for orders four times a second; its successor takes 20 s
+SEEN_WITHIN_S = 15.0  # between a save and its verification, for a checkpoint that gangrun can judge
+
+
+def save_now(reading: RunSnapshot, timeout_s: float | None, *, waits: bool) -> SaveReport:
+    """Have all ranks save while they train on; ``UserError`` if nothing was saved."""
+    paths, run = reading.paths, clean(reading.spec.run)
+    _demand_alive(reading, run)
+    disk, key = Disk(), secrets.token_hex(8)
+    journal = JournalReplay(paths, disk, newest_only=True)
+    journal.poll()
+    leave_save_order(disk, paths, SaveOrder(f"{environment.user_name()} (gangrun checkpoint)", key))
+    try:
+        return _answered(reading, journal, key, timeout_s, waits=waits)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            disk.unlink(paths.save_order)
+
+
+def _demand_alive(reading: RunSnapshot, run: str) -> None:
+    truth = run_state(reading, wall_now())
+    if truth.ended or truth.abandoned:
+        why = f"has ended: {truth.state}, {clean(truth.reason)}" if truth.ended else "is run by no process any more"
+        raise UserError("ended", f"{run} {why}", f"gangrun checkpoints {run} lists what it saved")
+
+
+@dataclass(slots=True)
+class _SaveWatch:
+    """What the journal says of one order to save."""
+
+    run: str
+    directory: str
+    key: str
+    heard: bool = False
+    step: int = -1
+    seen_until: float | None = None  # the ranks have saved: until then the checkpoint is waited for
+    seen: dict[str, Any] | None = None
+
+    def take(self, record: Record) -> None:
+        """One record; ``UserError`` if it says that nothing is saved."""
+        event = record.event or {}
+        if record.kind == "CheckpointSeen" and self.heard and record.outcome == "applied":
+            self.seen = event["checkpoint"]
+        if event.get("key") != self.key:
+            return
+        self.heard = True
+        hint = f"gangrun status {self.run} shows its state"
+        if record.kind == "SaveRequested" and record.outcome != "applied":
+            raise UserError("not saved", f"{self.run}: {clean(record.reason)}", hint)
+        if record.kind == "SaveAnswered":
+            if why := event.get("why"):
+                raise UserError("not saved", f"{self.run}: {clean(why)}", hint)
+            self.step = event["step"]
+            self.seen_until = steady_now() + (SEEN_WITHIN_S if self.directory else 0.0)
+
+    def report(self) -> SaveReport | None:
+        """What was saved, once that is known."""
+        if self.seen_until is None:
+            return None
+        if self.seen is not None and self.seen["step"] >= self.step:
+            step, path = self.seen["step"], self.seen["path"]
+            words = f"step {step} is saved ({self.seen['level']}) in {path}"
+            return SaveReport(message=f"{self.run}: {words}", step=step, path=path)
+        if steady_now() < self.seen_until:
+            return None
+        unseen = f"gangrun sees no new checkpoint in {self.directory}"
+        words = unseen if self.directory else "gangrun knows no checkpoint directory to look into"
+        return SaveReport(message=f"{self.run}: the script saved at step {self.step}; {words}", step=self.step)
+
+
+def _answered(
+    reading: RunSnapshot, journal: JournalReplay, key: str, timeout_s: float | None, *, waits: bool
+) -> SaveReport:
+    run, began_at = clean(reading.spec.run), steady_now()
+    watch = _SaveWatch(run, reading.spec.checkpoint.directory, key)
+    hint = f"gangrun status {run} shows its state"
+    while True:
+        for record in journal.poll():
+            watch.take(record)
+        if watch.heard and not waits:
+            return SaveReport(message=f"{run}: all ranks are asked to save")
+        if report := watch.report():
+            return report
+        state, for_s = journal.state(), steady_now() - began_at
+        if watch.heard and watch.seen_until is None and state is not None and state.phase is not Phase.RUNNING:
+            raise UserError("not saved", f"{run}: {clean(state.reason)}", hint)
+        if not watch.heard and for_s >= HEARD_WITHIN_S:
+            words = f"{run}: its supervisor did not answer within {HEARD_WITHIN_S:g} s"
+            raise UserError("no answer", words, hint, UNKNOWN)
+        if timeout_s is not None and for_s >= timeout_s:
+            words = f"{run}: the save has not ended within {timeout_s:g} s; the ranks may still save"
+            raise UserError("not yet", words, hint, UNKNOWN)
+        pause(LOOK_EVERY_S)
 
 
 def tell_end(paths: RunPaths, timeout_s: float | None, *, as_json: bool) -> int:

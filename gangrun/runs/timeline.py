@@ -27,8 +27,8 @@ TELLING = frozenset(
     {
         "ActFailed", "ActUnknown", "AgentRejoined", "CancelRequested", "FindingRaised", "FirstStepSeen",
         "GangStartFailed", "GangStopped", "NodeAbsent", "NodeHeard", "NodeLost", "NodeSilent", "NoneValid", "Notice",
-        "ProgressStalled", "RankExited", "ResumeChosen", "ResumeRequested", "StacksTaken",
-        "StepBrought", "StopTimedOut", "StoreBack", "StoreStalled", "TermTaken",
+        "ProgressStalled", "RankExited", "ResumeChosen", "ResumeRequested", "SaveAnswered", "SaveRequested",
+        "StacksTaken", "StepBrought", "StopTimedOut", "StoreBack", "StoreStalled", "TermTaken",
     }
 )  # fmt: skip
 OWN_PATCH = frozenset({"excluded", "failure", "suspicion"})  # a change of these is never passed over

@@ -18,6 +18,7 @@ from gangrun.core.actions import (
     ChooseResume,
     EndJob,
     ProbeNode,
+    SaveGang,
     SealAttempts,
     StartGang,
     StopGang,
@@ -37,6 +38,7 @@ from gangrun.supervisor.node_calls import (
     CheckCall,
     CommandRetry,
     NodeCall,
+    SaveCall,
     StacksCall,
     StartCall,
     StopCall,
@@ -121,6 +123,7 @@ class GangCommands:
         self._start: StartCall | None = None
         self._stop: StopCall | None = None
         self._stacks: StacksCall | None = None
+        self._saves: list[SaveCall] = []
         self._check = CheckCall(board)
         self._recover: RecoverCall | None = None
         self._verify: VerifyCall | None = None
@@ -142,7 +145,7 @@ class GangCommands:
     def stop(self, action: StopGang, state: RunState, now: float) -> None:
         """Stop all ranks."""
         self._stopped_through = max(self._stopped_through, action.attempt)
-        _end(self._start, self._stacks)
+        _end(self._start, self._stacks, *self._saves)
         if self._stop is None or self._stop.over or self._stop.attempt != action.attempt:
             _end(self._stop)
             self._stop = StopCall(self._board, self._facts, self._policy, state.attempt.placement, self._empty_at)
@@ -158,6 +161,12 @@ class GangCommands:
         nodes = tuple(n for n in (state.attempt.placement.nodes if state.attempt.placement else ()) if n in self._rows)
         self._stacks = StacksCall(self._board, action.attempt, nodes, self._policy, now)
 
+    def save(self, action: SaveGang, state: RunState, now: float) -> None:
+        """Have all ranks save and train on."""
+        placed = state.attempt.placement.nodes if state.attempt.placement else ()
+        call = SaveCall(self._board, action, placed, self._save_step(now), now)
+        self._saves = [*(one for one in self._saves if not one.over), call]
+
     def check(self, action: CheckNodes, now: float) -> None:
         """Have nodes prove themselves."""
         self._check.ask_all(action.nodes, action.tests, now)
@@ -167,7 +176,7 @@ class GangCommands:
         self.ending = action
         self._board.final = True
         self._job_until = now + JOB_ENDS_WITHIN_S
-        _end(self._start, self._stop, self._stacks, self._check, self._recover, self._verify)
+        _end(self._start, self._stop, self._stacks, *self._saves, self._check, self._recover, self._verify)
         self._farewell = FarewellCall(self._board, action, self._rows, self._policy.timing, now)
 
     def recover(self, action: SealAttempts | BringSteps, state: RunState, now: float) -> None:
@@ -262,7 +271,7 @@ class GangCommands:
 
     def _calls(self) -> list[NodeCall]:
         calls: tuple[NodeCall | None, ...] = (
-            self._start, self._stop, self._stacks, self._check, self._recover, self._verify, self._chase,
+            self._start, self._stop, self._stacks, *self._saves, self._check, self._recover, self._verify, self._chase,
             self._farewell,
         )  # fmt: skip
         return [call for call in calls if call is not None and not call.over]
@@ -349,6 +358,8 @@ class Dispatch:
                 commands.stop(action, state, now)
             case TakeStacks():
                 commands.stacks(action, state, now)
+            case SaveGang():
+                commands.save(action, state, now)
             case CheckNodes():
                 commands.check(action, now)
             case SealAttempts() | BringSteps():

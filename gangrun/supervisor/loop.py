@@ -22,6 +22,7 @@ from gangrun.core.events import (
     NodeLost,
     NodeSilent,
     ProgressStalled,
+    SaveAnswered,
     Stamped,
 )
 from gangrun.core.machine import lifecycle
@@ -280,6 +281,8 @@ class Loop:
             self.progress.begin(state.attempt.number, now)
         elif before.phase is Phase.RUNNING:
             self.progress.end()
+        if isinstance(event, SaveAnswered):
+            self._polling.look_soon(now)
         if isinstance(event, NodeSilent | NodeLost):
             self._jobs.look()
         if isinstance(event, NodeLost):

@@ -14,8 +14,17 @@ from dataclasses import dataclass
 
 import msgspec
 
-from gangrun.core.actions import StartGang, StopGang
-from gangrun.core.events import Event, GangStarted, GangStartFailed, GangStopped, NodeChecked, StacksTaken, StopTimedOut
+from gangrun.core.actions import SaveGang, StartGang, StopGang
+from gangrun.core.events import (
+    Event,
+    GangStarted,
+    GangStartFailed,
+    GangStopped,
+    NodeChecked,
+    SaveAnswered,
+    StacksTaken,
+    StopTimedOut,
+)
 from gangrun.core.machine.transitions import stop_bound_s
 from gangrun.core.model import Placement, RankStack
 from gangrun.core.policy import Policy, Timing
@@ -23,11 +32,13 @@ from gangrun.core.protocol import lease
 from gangrun.ports import VerifyAsked
 from gangrun.supervisor.opening import RunFacts
 from gangrun.wire.messages import (
+    AskSave,
     CheckAnswer,
     CheckNode,
     CommandResult,
     Launch,
     Prepare,
+    SaveAnswer,
     Stacks,
     StacksAnswer,
     StartAnswer,
@@ -284,6 +295,36 @@ class StacksCall(NodeCall):
     def _taken(self) -> list[Event]:
         self.end()
         return [StacksTaken(self.attempt, tuple(sorted(self._stacks, key=lambda stack: stack.rank)))]
+
+
+class SaveCall(NodeCall):
+    """Have all ranks save one step and train on; a node that is lost ends it without an answer of its own."""
+
+    def __init__(self, board: CommandRetry, action: SaveGang, nodes: tuple[str, ...], step: int, now: float) -> None:
+        super().__init__(board, now + LOOK_AGAIN_S)
+        self._action, self._step, self._saved, self._why = action, -1, False, "no node answered"
+        for node in nodes:
+            self.ask(node, lambda act: AskSave(board.term, act, action.attempt, step), now)
+
+    def _take(self, node: str, result: CommandResult, now: float) -> list[Event]:
+        """The ranks of one node have saved, or did not: rank 0 alone may read requests."""
+        del now
+        if isinstance(result.answer, SaveAnswer):
+            self._saved, self._step = True, max(self._step, result.answer.step)
+        else:
+            self._why = f"{node}: {refusal_of(result)}"
+        return [] if self._open else self._answered()
+
+    def tick(self, now: float, silent: Collection[str], lost: Collection[str]) -> list[Event]:
+        """A node that is lost will not answer."""
+        del silent
+        self.deadline = now + LOOK_AGAIN_S
+        return [] if not self.leave(lost) or self._open else self._answered()
+
+    def _answered(self) -> list[Event]:
+        self.end()
+        attempt, key = self._action.attempt, self._action.key
+        return [SaveAnswered(attempt, key, self._step) if self._saved else SaveAnswered(attempt, key, why=self._why)]
 
 
 class CheckCall(NodeCall):

@@ -247,6 +247,10 @@ class CheckpointPolling:
         if state.underway.saving and not before.underway.saving:
             self._await_save(now)
 
+    def look_soon(self, now: float) -> None:
+        """Ranks have just saved."""
+        self._at = min(self._at, now)
+
     def _await_save(self, now: float) -> None:
         if self._every_s > 0:
             self._checkpoints.await_save()

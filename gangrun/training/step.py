@@ -69,6 +69,7 @@ class _State:
     def __init__(self, words: progress.Words | None) -> None:
         self.words = words
         self.told = 0  # newest generation of a checkpoint request that the script was told of
+        self.told_at = -1  # at this step
         self.pending = False  # told, and not yet known to be done
         self.held = False  # a Checkpointer says itself when it is done, which the next step does not say
         self.reads = False  # the script reads requests to save, and the agent was told so
@@ -77,14 +78,16 @@ class _State:
     def handled(self) -> None:
         """What the script was told of is done."""
         if self.words is not None and self.pending:
+            saved = self.words.ints[progress.W_STEP] if self.held else self.told_at
+            self.words.ints[progress.W_SAVED] = saved + 1
             self.words.ints[progress.W_HANDLED] = self.told
             self.pending = False
 
     def tell(self, generation: int) -> bool:
         """Note that the script is told of this request; False if it was before."""
-        if generation <= self.told:
+        if generation <= self.told or self.words is None:
             return False
-        self.told, self.pending = generation, True
+        self.told, self.told_at, self.pending = generation, self.words.ints[progress.W_STEP], True
         return True
 
 

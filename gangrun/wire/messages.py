@@ -127,13 +127,19 @@ class CheckAnswer(_Message, frozen=True, tag=True):
     tested: str
 
 
+class SaveAnswer(_Message, frozen=True, tag=True):
+    """To ``AskSave``: the step that the ranks saved."""
+
+    step: int
+
+
 class MemoryAnswer(_Message, frozen=True, tag=True):
     """To ``Recover`` without ``into``."""
 
     steps: tuple[Holding, ...]
 
 
-Answer = StartAnswer | StopAnswer | StacksAnswer | CheckAnswer | MemoryAnswer
+Answer = StartAnswer | StopAnswer | StacksAnswer | CheckAnswer | SaveAnswer | MemoryAnswer
 
 
 class CommandResult(_Message, frozen=True, tag=True):
@@ -232,6 +238,15 @@ class Stacks(_Message, frozen=True, tag=True):
     attempt: int
 
 
+class AskSave(_Message, frozen=True, tag=True):
+    """Have all ranks save ``save_step`` (-1: their next one) and train on; see ``SaveAnswer``."""
+
+    term: int
+    act: tuple[int, int]
+    attempt: int
+    save_step: int
+
+
 class CheckNode(_Message, frozen=True, tag=True):
     """Run the preflight, by ``tests`` with devices at work; see ``CheckAnswer``."""
 
@@ -296,7 +311,7 @@ class Rejected(_Message, frozen=True, tag=True):
     why: str
 
 
-Command = Prepare | Launch | Stop | Stacks | CheckNode | Recover | VerifyShare
+Command = Prepare | Launch | Stop | Stacks | AskSave | CheckNode | Recover | VerifyShare
 ToAgent = Welcome | Ack | Command | Probe | Farewell | Rejected
 
 

@@ -22,6 +22,7 @@ Layout, version 1: 256 bytes, native byte order (both ends are on one machine), 
       25  script  handled                 i64  newest generation of requests that the script is done with
       26  script  kept                    i64  1 + the newest step that is whole in the nodes' memory; 0: none
       27  script  kept_losses             i64  so many nodes may be lost, and it still is
+      28  script  saved                   i64  1 + the step that was saved for request ``handled``; 0: none
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ W_SAVES_ON_STOP = 24
 W_HANDLED = 25
 W_KEPT = 26
 W_KEPT_LOSSES = 27
+W_SAVED = 28
 GENERATION_SHIFT = 8
 READS_MAX_COUNT = 64
 
@@ -88,6 +90,7 @@ class SlotReading:
     first_step: int = -1
     kept_step: int = -1
     kept_losses_count: int = 0
+    saved_step: int = -1
     torn: bool = False
 
 
@@ -144,7 +147,7 @@ class ProgressPage:
         return self._reading(before, torn=True)
 
     def _once(self) -> tuple[int, ...]:
-        return tuple(self._words.ints[: W_KEPT_LOSSES + 1])
+        return tuple(self._words.ints[: W_SAVED + 1])
 
     @staticmethod
     def _reading(words: tuple[int, ...], *, torn: bool) -> SlotReading:
@@ -163,6 +166,7 @@ class ProgressPage:
             first_step=words[W_FIRST_STEP],
             kept_step=words[W_KEPT] - 1,
             kept_losses_count=words[W_KEPT_LOSSES],
+            saved_step=words[W_SAVED] - 1,
             torn=torn,
         )
 

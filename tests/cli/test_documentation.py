@@ -25,7 +25,7 @@ from gangrun.launch.node_history import ClearedNodes, KnownNodes
 from gangrun.launch.prune import PruneReport
 from gangrun.launch.slurm_resume import ResumedRun
 from gangrun.launch.slurm_submit import DryRun, SubmittedRun
-from gangrun.launch.stop import CancelReport
+from gangrun.launch.stop import CancelReport, SaveReport
 from gangrun.runs.checkpoints import CheckpointList
 from gangrun.runs.failures import Failures
 from gangrun.runs.snapshot import read
@@ -130,6 +130,7 @@ def test_every_exit_code_is_told() -> None:
 
 PRINTED: dict[str, type[msgspec.Struct]] = {
     "cancel": CancelReport,
+    "checkpoint": SaveReport,
     "checkpoints": CheckpointList,
     "config": ConfigReport,
     "explain": Explanation,

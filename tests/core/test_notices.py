@@ -1,10 +1,10 @@
-"""Notices of the scheduler, and runs that only observe."""
+"""Notices of the scheduler, what people ask of a run that trains, and runs that only observe."""
 
 from __future__ import annotations
 
 import pytest
 
-from gangrun.core.actions import StopGang, TakeStacks
+from gangrun.core.actions import SaveGang, StopGang, TakeStacks
 from gangrun.core.events import (
     DeadlinePassed,
     FindingRaised,
@@ -14,6 +14,8 @@ from gangrun.core.events import (
     NoticeKind,
     ProgressStalled,
     RankExited,
+    SaveAnswered,
+    SaveRequested,
     StacksTaken,
     StoreBack,
     StoreStalled,
@@ -286,3 +288,17 @@ def test_what_would_have_ended_the_run_anyway_ends_it_the_same() -> None:
     life.stopped()
     assert (life.phase, life.state.ending.failure) == (Phase.FAILED, Failure.BUDGET)
     assert "observing" not in life.reason
+
+
+def test_a_person_asks_for_a_checkpoint_while_ranks_train() -> None:
+    life = Life(2)
+    life.refused(SaveRequested("ada", "k"), "no rank trains now")
+    life.running()
+    life.on(SaveRequested("ada", "k"))
+    assert (life.phase, life.actions) == (Phase.RUNNING, (SaveGang(0, "k"),))
+    life.says("ada asked for a checkpoint")
+    life.on(SaveAnswered(0, "k", 7))
+    life.says("saved when asked, at step 7")
+    life.on(SaveAnswered(0, "k", why="rank 1 ended before all ranks had saved"))
+    life.says("no checkpoint was saved on request: rank 1 ended")
+    life.ignored(SaveAnswered(1, "k", 7), "of attempt 1")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,3 +83,51 @@ def test_a_gpu_that_is_about_to_fail(box: Box, library: Callable[..., Library]) 
     box.until_status("the cause", lambda found: found["attempts"][0]["outcome"] != "running", 60)
     assert list(saved(box).values()) == [{0, 1}], box.told()
     assert "the ranks save first, because the GPU still works" in box.explain()
+
+
+def test_gangrun_checkpoint_saves_now_and_ranks_train_on(box: Box) -> None:
+    train(box, "--nodes", "2", "--local-hosts")
+    told: dict[str, Any] = {}
+    for count in (1, 2):
+        told = json.loads(box.gangrun("checkpoint", "--json", "--runs-dir", str(box.runs)).stdout)
+        assert len(saved(box)) == count
+        assert saved(box)[told["step"]] == {0, 1, 2, 3}
+        assert f"the script saved at step {told['step']}; gangrun knows no checkpoint directory" in told["message"]
+    box.wait_for_step(told["step"] + 5)
+    story = box.explain()
+    assert "(gangrun checkpoint) asked for a checkpoint; asking all ranks to save and to train on" in story
+    box.interrupt(deadline_s=60)
+    assert len(saved(box)) == 3
+    ended = box.gangrun("checkpoint", box.run_dir().name, "--runs-dir", str(box.runs), check=False)
+    assert ended.returncode == 2 and "has ended: CANCELLED" in ended.stderr
+
+
+def test_gangrun_checkpoint_tells_why_nothing_is_saved(box: Box) -> None:
+    box.step(2, *OPTIONS, steps=10_000, hook=SAVES.replace(".checkpoint", ".stop"))
+    box.wait_for_step(5, deadline_s=60)
+    told = box.gangrun("checkpoint", "--runs-dir", str(box.runs), check=False)
+    assert told.returncode == 2 and "the script reads no request to save" in told.stderr
+    box.interrupt(deadline_s=60)
+
+
+CHECKPOINTER = """
+import os, sys, time, torch, torch.distributed as dist, gangrun
+dist.init_process_group("gloo")
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+with gangrun.Checkpointer(sys.argv[1], model=model, optimizer=optimizer, every_steps=100_000) as saver:
+    step = saver.resume()
+    while not saver.step(step, 0.5).stop:
+        step += 1
+        time.sleep(0.02)
+"""
+
+
+def test_gangrun_checkpoint_of_a_checkpointer_is_verified(box: Box) -> None:
+    saves = box.work / "saves"
+    box.start("--nproc-per-node", "2", "--checkpoint-dir", saves, box.script(CHECKPOINTER), saves)
+    box.until_status("steps", lambda found: (found["step"] or 0) > 5, 120)
+    told = json.loads(box.gangrun("checkpoint", "--json", "--runs-dir", str(box.runs)).stdout)
+    assert told["path"] == str(saves / f"step-{told['step']}")
+    assert f"step {told['step']} is saved (verified)" in told["message"] and Path(told["path"]).is_dir()
+    box.interrupt(deadline_s=120)

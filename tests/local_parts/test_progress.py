@@ -79,7 +79,7 @@ def test_a_request_counts_from_the_step_that_all_ranks_are_to_save(slot: Progres
     asked = step.step(7)  # a script may count by twos
     assert (asked.checkpoint, asked.stop, slot.read().handled_generation) == (True, True, 0)
     assert not step.step(8).checkpoint
-    assert slot.read().handled_generation == generation
+    assert (slot.read().handled_generation, slot.read().saved_step) == (generation, 7)
     slot.ask(StepRequest.CHECKPOINT_NOW, save_step=100)
     assert step.should_checkpoint(), "a Checkpointer agrees on the step by itself"
     slot.ask(StepRequest.STOP | StepRequest.STOP_AFTER_STEP)

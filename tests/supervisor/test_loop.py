@@ -10,14 +10,25 @@ from typing import Any
 import msgspec
 import pytest
 
-from gangrun.core.events import AgentJoined, CancelRequested, FlushDue, RankFinished, Stamped
+from gangrun.core.events import AgentJoined, CancelRequested, FlushDue, RankFinished, SaveRequested, Stamped
 from gangrun.core.model import Outcome, Phase, RunState, SavedProgress, Shape
 from gangrun.core.policy import Policy
 from gangrun.ports import StoreTrouble
 from gangrun.supervisor.heartbeats import Row
 from gangrun.supervisor.opening import EXIT_DEPOSED, RunFacts
 from gangrun.supervisor.progress import NEVER, UNSEEN_BEATS, CheckpointPolling, GangProgress
-from gangrun.wire.messages import Ack, Farewell, Hello, Launch, PeerAddress, Prepare, RankSample, Stop
+from gangrun.wire.messages import (
+    Ack,
+    AskSave,
+    Farewell,
+    Hello,
+    Launch,
+    PeerAddress,
+    Prepare,
+    RankSample,
+    SaveAnswer,
+    Stop,
+)
 from gangrun.wire.record import replay
 from gangrun.wire.spec import CheckpointSpec
 from tests.supervisor.desk import Desk
@@ -335,6 +346,30 @@ def test_all_nodes_are_told_to_save_one_step_that_none_of_them_has_done(step_s: 
         steps = {stop.save_step for heard in stops for stop in heard}
         assert len(stops) > 1 and len(steps) == 1
         assert reached < steps.pop() <= reached + 2 + 2.5 / step_s
+
+
+def test_ranks_save_on_request_of_a_person_and_train_on() -> None:
+    desk = Desk()
+    loop = desk.running()
+    n0, n1 = desk.agents.values()
+    desk.mailbox.post(Stamped(SaveRequested("ada", "k1")))
+    desk.mailbox.post(Stamped(SaveRequested("eve", "k2")))  # while the first one waits
+    desk.turn_all()
+    (first, second), others = n0.heard(AskSave), n1.heard(AskSave)
+    assert [one.save_step for one in (first, second, *others)] == [-1] * 4
+    n0.answer(first, answer=SaveAnswer(7))
+    desk.turn_all()
+    assert "SaveAnswered" not in desk.kinds(), "n1 has not answered"
+    n1.answer(others[0], False, "the script reads none")  # rank 0 alone may read requests
+    n0.answer(second, False, "the script reads none")
+    desk.turn_all()
+    assert "all ranks that read requests saved when asked, at step 7" in desk.says
+    n1.beating = n1.obeys = False  # its answer never comes
+    desk.pass_s(40.0)
+    assert "SaveRequested in STOPPING: no rank trains now" not in desk.says
+    desk.mailbox.post(Stamped(SaveRequested("ada", "k3")))
+    desk.turn_all()
+    assert loop.state.phase is not Phase.RUNNING and desk.kinds().count("SaveAnswered") == 1
 
 
 def test_run_turns_until_it_is_over() -> None:

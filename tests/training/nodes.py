@@ -14,7 +14,7 @@ from gangrun.checkpoint.memory_tier.keeper_client import KeeperClient, KeeperRef
 from gangrun.checkpoint.memory_tier.recover_from_memory import adopt
 from gangrun.core.checkpoints.memory import Holding, WholeStep, newest_whole
 from gangrun.node import memory_keeper
-from gangrun.wire.messages import Recover
+from gangrun.wire.messages import MemoryAnswer, Recover
 from tests.waiting import until
 
 # What is slow to import is imported once for all ranks.
@@ -98,7 +98,7 @@ class Nodes:
         """As a supervisor asks the agent there."""
         told = recover(self.names[node], command)
         assert told.ok, told.why
-        return told.answer.steps if told.answer else ()
+        return told.answer.steps if isinstance(told.answer, MemoryAnswer) else ()
 
     def whole_of(self, *left: int, attempt: int = 0) -> WholeStep | None:
         """The newest step that these nodes have together."""

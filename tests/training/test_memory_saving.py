@@ -26,7 +26,7 @@ from gangrun.training import step as progress  # noqa: E402
 from gangrun.training.checkpointer import CheckpointWarning  # noqa: E402
 from gangrun.training.save import saver  # noqa: E402
 from gangrun.wire.manifest import MANIFEST_NAME  # noqa: E402
-from gangrun.wire.messages import Recover  # noqa: E402
+from gangrun.wire.messages import MemoryAnswer, Recover  # noqa: E402
 from gangrun.wire.progress import ProgressPage  # noqa: E402
 from tests.training.harness import steps_in  # noqa: E402
 from tests.training.nodes import started_keeper  # noqa: E402
@@ -34,7 +34,7 @@ from tests.waiting import until  # noqa: E402
 
 
 def steps_of(fact: DiskTaskDone) -> tuple[Holding, ...]:
-    return fact.answer.steps if fact.answer else ()
+    return fact.answer.steps if isinstance(fact.answer, MemoryAnswer) else ()
 
 
 class Node:

@@ -181,6 +181,11 @@ class RunPaths:
         """Once this exists nothing starts any more."""
         return self.root / "cancelled"
 
+    @property
+    def save_order(self) -> Path:
+        """What ``gangrun checkpoint`` asks, as long as it waits for the answer."""
+        return self.machine / "save-order.json"
+
     def resume_order(self, seq: int) -> Path:
         """What ``gangrun resume`` asks of job ``seq``."""
         return self.machine / f"resume-{seq}.json"
@@ -357,6 +362,26 @@ def resume_order_seqs(paths: RunPaths) -> list[int]:
     """The jobs that ``gangrun resume`` asked something of."""
     numbers = (path.stem.removeprefix("resume-") for path in paths.machine.glob("resume-*.json"))
     return [int(number) for number in numbers if number.isdecimal()]
+
+
+class SaveOrder(msgspec.Struct, frozen=True):
+    """Who asks for a checkpoint now; ``key`` is different for each order."""
+
+    by: str
+    key: str
+
+
+def leave_save_order(disk: Disk, paths: RunPaths, order: SaveOrder) -> None:
+    """Write it down whole; it replaces one that somebody else still waits for."""
+    disk.replace(paths.save_order, msgspec.json.encode(order) + b"\n", paths.temporary(paths.save_order, order.key))
+
+
+def read_save_order(disk: Disk, paths: RunPaths) -> SaveOrder | None:
+    """The newest order; None: there is none, or none that makes sense. ``OSError``: not known."""
+    try:
+        return msgspec.json.decode(disk.read(paths.save_order), type=SaveOrder)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None
 
 
 class CancelMark(msgspec.Struct, frozen=True):

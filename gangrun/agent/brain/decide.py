@@ -27,6 +27,7 @@ from gangrun.core.events import (
 )
 from gangrun.wire.messages import (
     Ack,
+    AskSave,
     Beat,
     BetweenAgents,
     CheckNode,
@@ -211,7 +212,7 @@ class AgentBrain:
             case Farewell():
                 done = self.orders.take(message, self.outbox.full, now)
                 return done + self.departure.begin(message.exit_code, message.reason, now)
-            case Prepare() | Launch() | Stop() | Stacks() | CheckNode() | Recover() | VerifyShare():
+            case Prepare() | Launch() | Stop() | Stacks() | AskSave() | CheckNode() | Recover() | VerifyShare():
                 if self.departure.begun and isinstance(message, Prepare | Launch):
                     return []
                 if isinstance(message, Prepare | Launch) and not self.lease.live(now):

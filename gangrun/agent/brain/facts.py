@@ -7,7 +7,17 @@ from dataclasses import dataclass, field
 from gangrun.core.events import StacksTaken
 from gangrun.core.model import NodeFinding, RankExit
 from gangrun.core.policy import Timing
-from gangrun.wire.messages import Dial, LiveRank, MemoryAnswer, PeerAddress, RankSample, Recover, VerifyShare
+from gangrun.wire.messages import (
+    AskSave,
+    Dial,
+    LiveRank,
+    MemoryAnswer,
+    PeerAddress,
+    RankSample,
+    Recover,
+    SaveAnswer,
+    VerifyShare,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +128,12 @@ class FindingReported:
 
 @dataclass(frozen=True, slots=True)
 class DiskTaskDone:
-    """``Recover`` or ``VerifyShare`` ended; ``answer`` goes back to the supervisor."""
+    """``AskSave``, ``Recover`` or ``VerifyShare`` ended; ``answer`` goes back to the supervisor."""
 
-    command: Recover | VerifyShare
+    command: AskSave | Recover | VerifyShare
     ok: bool
     why: str = ""
-    answer: MemoryAnswer | None = None
+    answer: MemoryAnswer | SaveAnswer | None = None
 
 
 @dataclass(frozen=True, slots=True)

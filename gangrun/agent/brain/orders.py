@@ -21,6 +21,7 @@ from gangrun.core.events import StacksTaken
 from gangrun.core.model import RankExit
 from gangrun.wire.messages import (
     Answer,
+    AskSave,
     CheckAnswer,
     CheckNode,
     Command,
@@ -86,7 +87,7 @@ class Orders:
                 return self._launch(command, outbox_full)
             case Stop():
                 return self._stop(command, now)
-            case Stacks() | CheckNode() | Recover() | VerifyShare():
+            case Stacks() | AskSave() | CheckNode() | Recover() | VerifyShare():
                 self._in_hand[key] = command
                 return [command]
             case Farewell():

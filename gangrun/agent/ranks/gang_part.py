@@ -22,11 +22,20 @@ from gangrun.agent.ranks.environment import AttemptFiles, GangSpec, RankPlace, r
 from gangrun.agent.ranks.exits import READ_WITHIN_S, OomCounter, WatchedRank, watch
 from gangrun.agent.ranks.logs import RankLogs
 from gangrun.agent.ranks.observe import new_children, reading, take_stacks
-from gangrun.agent.ranks.stop import OwnProcesses, StopLadder, describe, free_port, job_of
+from gangrun.agent.ranks.stop import (
+    POLL_S,
+    OwnProcesses,
+    StopLadder,
+    ask_to_save,
+    describe,
+    free_port,
+    has_saved,
+    job_of,
+)
 from gangrun.core.events import StacksTaken
 from gangrun.node.processes import Proc, kill, kill_until_none, read_proc
-from gangrun.wire.messages import Launch, LiveRank, Prepare, RankSample, Stacks, Stop
-from gangrun.wire.progress import ProgressPage
+from gangrun.wire.messages import AskSave, Launch, LiveRank, Prepare, RankSample, SaveAnswer, Stacks, Stop
+from gangrun.wire.progress import ProgressPage, StepRequest
 
 SLATE_WITHIN_S = 5.0
 LOGS_CLOSE_WITHIN_S = 2.0  # between two attempts, when the agent has to beat
@@ -228,6 +237,21 @@ class RankGang:
             self._tell(StacksTaken(command.attempt, stacks))
 
         threading.Thread(target=ask, name="stacks", daemon=True).start()
+
+    def save(self, command: AskSave) -> facts.DiskTaskDone:
+        """Have all ranks save while they train on; waits for it, in a thread of the caller's."""
+        gang, pause = self._gang, threading.Event()
+        alive = gang.alive() if gang is not None and gang.attempt == command.attempt else []
+        asked = ask_to_save(alive, command.save_step, StepRequest.NOTHING)
+        if not asked:
+            why = "the script reads no request to save (asked.checkpoint of gangrun.step, or gangrun.Checkpointer)"
+            return facts.DiskTaskDone(command, False, why)
+        while not all(has_saved(rank, asked[rank.rank]) for rank in alive):
+            gone = next((rank for rank in alive if rank.ended.wait(POLL_S)), None)
+            if gone is not None:
+                return facts.DiskTaskDone(command, False, f"rank {gone.rank} ended before all ranks had saved")
+            pause.wait(POLL_S)
+        return facts.DiskTaskDone(command, True, answer=SaveAnswer(max(rank.slot.read().saved_step for rank in alive)))
 
     # ---- stopping --------------------------------------------------------------------------------------------------
 

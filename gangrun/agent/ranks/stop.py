@@ -200,6 +200,12 @@ def ask_to_save(targets: Collection[WatchedRank], step: int, more: StepRequest) 
     return {target.rank: target.slot.ask(StepRequest.CHECKPOINT_NOW | more, step) for target in targets}
 
 
+def has_saved(target: WatchedRank, generation: int) -> bool:
+    """Whether its script trains on after it heard of the request, or reads none."""
+    slot = target.slot.read()
+    return slot.handled_generation >= generation or not slot.saves_on_stop
+
+
 POLL_S = 0.01
 KILL_WITHIN_S = 5.0
 CLEAN_WITHIN_S = 1.0  # for Python's own tracker of shared memory, once all else is dead
@@ -279,18 +285,12 @@ class StopLadder:
         until = self._now() + command.checkpoint_grace_s
         while waiting and self._now() < until and not self._saved.is_set():
             waiting = [target for target in waiting if not target.ended.is_set()]
-            if asked and not self._commits_are_seen and all(self._is_done(one, asked[one.rank]) for one in waiting):
+            if asked and not self._commits_are_seen and all(has_saved(one, asked[one.rank]) for one in waiting):
                 return
             if not asked:
                 waiting = [one for one in waiting if _size(one.files.signals) == sizes[one.proc.pid]]
             if waiting:
                 waiting[0].ended.wait(POLL_S)
-
-    @staticmethod
-    def _is_done(target: WatchedRank, generation: int) -> bool:
-        """Whether its script trains on after it heard of the request, or reads none."""
-        slot = target.slot.read()
-        return slot.handled_generation >= generation or not slot.saves_on_stop
 
     def _send_save(self, target: WatchedRank) -> bool:
         """Whether anything of this rank heard the save signal. A wrapper would die of it: what it runs gets it."""

@@ -119,6 +119,8 @@ _EVERYWHERE: Row = {
     e.CheckpointSeen: On(running.checkpoint_seen),
     e.StepBrought: On(flush_to_disk.brought),
     e.FlushDue: Late("no rank trains on"),
+    e.SaveRequested: Refusal("no rank trains now"),
+    e.SaveAnswered: Late("no rank trains on"),
     e.CancelRequested: On(stopping.cancel_requested, (Phase.WAITING, Phase.CANCELLED)),
     e.Notice: On(stopping.notice, _ENDS),
     e.ResumeRequested: On(stopping.resume_requested, (Phase.PENDING,)),
@@ -201,6 +203,8 @@ TABLE: Mapping[Phase, Row] = {
         e.RankFinished: On(running.rank_finished, _STOPS),
         e.FirstStepSeen: On(running.first_step, _STOPS),
         e.FlushDue: On(flush_to_disk.flush),
+        e.SaveRequested: On(running.save_requested),
+        e.SaveAnswered: On(running.save_answered),
         e.ProgressMarked: On(running.progress),
         e.ProgressStalled: On(running.stalled),
         e.StacksTaken: On(running.stacks_taken, _STOPS),
@@ -285,7 +289,7 @@ def step(state: RunState, stamped: e.Stamped, now: float, policy: Policy) -> Dec
     return Decision(marked, decision.actions, decision.reason, decision.outcome)
 
 
-_OF_AN_ATTEMPT = (*_OF_RANKS, e.FlushDue)
+_OF_AN_ATTEMPT = (*_OF_RANKS, e.FlushDue, e.SaveAnswered)
 
 
 def stale(state: RunState, stamped: e.Stamped) -> str:

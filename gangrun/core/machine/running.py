@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gangrun.core.actions import Decision, TakeStacks
+from gangrun.core.actions import Decision, SaveGang, TakeStacks
 from gangrun.core.events import (
     CheckpointSeen,
     DeadlinePassed,
@@ -18,6 +18,8 @@ from gangrun.core.events import (
     ProgressStalled,
     RankExited,
     RankFinished,
+    SaveAnswered,
+    SaveRequested,
     StacksTaken,
 )
 from gangrun.core.machine.node_events import observed
@@ -203,6 +205,21 @@ def checkpoint_seen(state: RunState, event: CheckpointSeen, now: float, policy: 
 def checkpoint_reached(state: RunState, event: CheckpointSeen, now: float, policy: Policy) -> Decision:
     """RUNNING: the same, and the moment at which the least is lost by letting others take the place of suspects."""
     return planned_replacement.at_checkpoint(checkpoint_seen(state, event, now, policy), now, policy)
+
+
+def save_requested(state: RunState, event: SaveRequested, now: float, policy: Policy) -> Decision:
+    """A person wants a checkpoint now."""
+    del now, policy
+    reason = f"{event.by} asked for a checkpoint; asking all ranks to save and to train on"
+    return stay(state, reason, SaveGang(state.attempt.number, event.key))
+
+
+def save_answered(state: RunState, event: SaveAnswered, now: float, policy: Policy) -> Decision:
+    """What became of that; the checkpoint itself is seen in its directory."""
+    del now, policy
+    if event.why:
+        return stay(state, f"no checkpoint was saved on request: {event.why}")
+    return stay(state, f"all ranks that read requests saved when asked, at step {event.step}")
 
 
 def stalled(state: RunState, event: ProgressStalled, now: float, policy: Policy) -> Decision:

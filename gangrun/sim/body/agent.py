@@ -24,6 +24,7 @@ from gangrun.sim.engine.disk import Mount
 from gangrun.sim.engine.process import SimProcess
 from gangrun.wire.messages import (
     Ack,
+    AskSave,
     BetweenAgents,
     CheckNode,
     Command,
@@ -35,6 +36,7 @@ from gangrun.wire.messages import (
     Prepare,
     RankSample,
     Recover,
+    SaveAnswer,
     Stacks,
     Stop,
     ToAgent,
@@ -46,6 +48,7 @@ OUTCOMES = (facts.NodePrepared, facts.RanksLaunched, facts.RankEnded, facts.Chec
 COMMANDS = (Prepare, Launch, CheckNode, Stacks)
 
 PREPARE_S, LAUNCH_S, STOP_S, STACKS_S, CHECK_S, TESTS_S, BRING_S, READ_S = 0.02, 0.1, 0.3, 0.2, 0.05, 20.0, 0.4, 0.6
+SAVE_S = 0.5
 
 
 class Warden(Protocol):
@@ -355,6 +358,8 @@ class Deeds:
                     if rank.alive
                 )
                 self.timeline.after(STACKS_S, lambda: self.agent.tell(StacksTaken(attempt, stacks)))
+            case AskSave():
+                self.timeline.after(SAVE_S, lambda: self._saved(command))
             case CheckNode():
                 tests = command.tests
                 self.timeline.after(TESTS_S if tests else CHECK_S, lambda: self._checked(tests))
@@ -362,6 +367,11 @@ class Deeds:
                 self._read_share(command)
             case Recover():
                 self._recover(command)
+
+    def _saved(self, command: AskSave) -> None:
+        trains = any(rank.alive and rank.of[1] == command.attempt for rank in self.node.ranks)
+        why, answer = ("", SaveAnswer(command.save_step)) if trains else ("a rank ended before it had saved", None)
+        self.agent.tell(facts.DiskTaskDone(command, trains, why, answer))
 
     def _checked(self, tests: str) -> None:
         sick = self.node.name in self.world.sick

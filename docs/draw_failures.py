@@ -29,7 +29,7 @@ nodes. What only a machine can cause is the node's on one node, and the environm
 | exclude | It excludes the node if another node can take its place, and restarts. |
 | test | It restarts and has the devices of the node tested, if tests are on. |
 | move | It moves the rank to another node at once; after the first step, only if all ranks of the node fell. |
-| victim | It looks for the rank that others lost: one that they name, or the only node that said nothing. |
+| victim | It looks for the rank that others lost: one whose rank, node or address they name, or the only silent node. |
 
 A moved rank is an experiment:
 

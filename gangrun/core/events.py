@@ -39,6 +39,7 @@ class AgentJoined:
     incarnation: str
     boot_id: str
     slots_count: int
+    addresses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class AgentRejoined:
     boot_id: str
     slots_count: int
     why: str = ""
+    addresses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -362,6 +362,7 @@ class Node:
     trial: str = ""  # why its devices are put to work before it is used again
     tested: str = ""  # what they did when they were put to work last, where all came out right
     taken: str = ""  # how the scheduler took it out of this job, if it did
+    addresses: tuple[str, ...] = ()  # of its interfaces: error texts name them
 
 
 @dataclass(frozen=True, slots=True)

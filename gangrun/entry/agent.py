@@ -23,6 +23,7 @@ from gangrun.adapters.fs.terms import FsTerms
 from gangrun.adapters.local import box
 from gangrun.adapters.net.agent_net import AgentNet
 from gangrun.adapters.net.curve import KeyRefused, read_client_key
+from gangrun.adapters.net.interface import addresses
 from gangrun.agent.background_tasks import MemoryTasks
 from gangrun.agent.brain import facts
 from gangrun.agent.brain.decide import AgentBrain
@@ -85,6 +86,7 @@ def config_of(
         founder=arguments.founder,
         previous_died=previous_died,
         nofile_hard=net.nofile_hard,
+        addresses=addresses(),
     )
 
 

@@ -177,10 +177,11 @@ class AgentMessages:
         if known is not None and known.incarnation == row.incarnation:
             return tables.silence.heard(row.node, now) if row.node in tables.silence.suspects else []
         tables.silence.joined(row.node)
+        said = row.hello
         if known is None:
-            return [AgentJoined(row.node, row.incarnation, row.hello.boot_id, row.hello.slots_count)]
+            return [AgentJoined(row.node, row.incarnation, said.boot_id, said.slots_count, said.addresses)]
         return [
-            AgentRejoined(row.node, row.incarnation, row.hello.boot_id, row.hello.slots_count, row.hello.previous_died)
+            AgentRejoined(row.node, row.incarnation, said.boot_id, said.slots_count, said.previous_died, said.addresses)
         ]
 
     def gathered(self, now: float) -> None:

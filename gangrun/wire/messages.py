@@ -85,6 +85,7 @@ class Hello(_Message, frozen=True, tag=True):
     launching: bool = False  # told to start ``attempt`` and still at it
     previous_died: str = ""  # why the agent before this one on the node ended, "" for the first
     nofile_hard: int = 0
+    addresses: tuple[str, ...] = ()  # of the node's interfaces
 
 
 class Beat(_Message, frozen=True, tag=True):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from gangrun.core.events import AgentJoined
 from gangrun.core.model import (
     Cause,
     ErrorReport,
@@ -22,9 +23,10 @@ from gangrun.core.model import (
     Slot,
     Verdict,
 )
-from gangrun.core.nodes import standing
+from gangrun.core.nodes import roster, standing
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import blame, blame_hang
+from tests.core.life import Life
 
 # ---- evidence in few words -------------------------------------------------------------------------------------------
 
@@ -224,6 +226,48 @@ def test_only_victims_blame_nobody() -> None:
         "2 ranks lost a peer in a collective at step 120, rank 0 on n1 first:"
         " [../gloo/pair.cc:534] Connection closed by peer; which rank left them is not known"
     )
+
+
+ADDRESSES = {"10.0.0.3": "n3", "fe80::966d:ae03:8b:df54": "n3", "10.0.0.1": "n1"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.3]:12345",
+        "[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [::ffff:10.0.0.3]:12345",
+        "NET/IB : Got completion from peer 10.0.0.3<54862> with status=12 opcode=0 len=0 vendor err 129",
+        "NET/IB : Got completion from peer fe80::966d:ae03:8b:df54%ib0<33397> with error 12, vendor err 129",
+        "NCCL WARN Call to recv from 10.0.0.3<33759> failed : Connection reset by peer",
+        "socketStartConnect: Connect to 10.0.0.3<39537> failed : NCCL socket closed, Connection refused",
+        "socketProgress: Connection closed by remote peer n3.cluster.example<49152>",
+        "[c10d] sendBytes failed on SocketImpl(fd=6, addr=[::ffff:10.0.0.1]:5476, remote=[::ffff:10.0.0.3]:29500)",
+        "[c10d] The client socket has timed out after 600s while trying to connect to (n3, 29500).",
+    ],
+)
+def test_the_node_whose_address_others_name_is_the_one_to_look_at(text: str) -> None:
+    lost = error(text, kind="torch.distributed.DistBackendError", sig="lost", collective=True)
+    exits = (fell(0, "n1", report=lost), replace(victim(2, "n2"), at=10.5))
+    verdict = blame.judge(
+        Evidence(exits=exits),
+        attempt=3,
+        attempt_step=120,
+        placement=placed("n1", "n2", "n3", "n4"),
+        sightings=(),
+        suspicion={},
+        nodes_count=4,
+        policy=POLICY,
+        addresses=ADDRESSES,
+    )
+    assert (verdict.cause, verdict.suspects, verdict.rank) == (Cause.VICTIMS_ONLY, ("n3",), 4), verdict.sentence
+    assert verdict.sentence.endswith("rank 4 on n3 is suspected, as other ranks name it or its node")
+
+
+def test_an_address_that_several_nodes_have_names_none() -> None:
+    life = Life(2)
+    for name, own in (("n0", "10.0.0.1"), ("n1", "10.0.0.2")):
+        life.on(AgentJoined(name, f"i-{name}", f"b-{name}", 2, (own, "172.17.0.1")))
+    assert roster.named_by(life.state) == {"10.0.0.1": "n0", "10.0.0.2": "n1"}
 
 
 def test_victims_name_the_rank_that_a_stall_names() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gangrun.adapters.net.interface import unanswered
+from gangrun.adapters.net.interface import LOOPBACK, addresses, towards, unanswered
 from gangrun.adapters.slurm.commands import Answer, Tools
 from gangrun.adapters.slurm.step import Heard, Where, lines_of, on_each, once_argv
 from gangrun.cli.main import main
@@ -225,3 +225,10 @@ def test_a_run_is_looked_at_by_its_path(tmp_path: Path, capsys: pytest.CaptureFi
     assert (ended.value.code, told["exit_code"], told["run"]) == (0, 0, built.run)
     assert {one["node"] for one in told["nodes"]} == {"n0", "n1"}
     assert "the run's journal holds" in told["note"]
+
+
+def test_the_address_by_which_others_reach_this_host_is_among_its_own() -> None:
+    own = addresses()
+    assert LOOPBACK not in own and "::1" not in own
+    reached = towards("192.0.2.1")
+    assert reached == LOOPBACK or reached in own

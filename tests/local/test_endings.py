@@ -14,12 +14,14 @@ from pathlib import Path
 import pexpect
 import pytest
 
+from gangrun.adapters.net.interface import addresses
 from gangrun.errors import UserError
 from gangrun.launch.local import LETS_GO_WITHIN_S
 from gangrun.launch.owner import in_background
 from gangrun.node.processes import is_alive, read_proc
 from tests.faults.inject import PLAIN
 from tests.health.test_nvml import Library, build, library  # noqa: F401 - fixtures
+from tests.local.evidence import journal
 from tests.local.harness import PACE_S, STEPPER, Box
 from tests.waiting import until
 
@@ -35,6 +37,8 @@ def test_a_second_ctrl_c_does_not_wait_for_a_rank_that_will_not_stop(box: Box) -
     assert box.end(30) == 130, box.told()
     assert not box.left()
     assert box.status()["state"] == "CANCELLED"
+    joined = next(record.event for record in journal(box) if record.kind == "AgentJoined")
+    assert tuple(joined.get("addresses", ())) == addresses(), "texts of ranks may name its node by these"
 
 
 SAVES_AT_TERM = """

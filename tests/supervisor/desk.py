@@ -78,6 +78,7 @@ class HandAgent:
             attempt=self.attempt,
             ranks=tuple(LiveRank(rank, 100 + rank, 1) for rank in self.ranks),
             peer=PeerAddress(self.node, f"tcp://{self.node}", "key"),
+            addresses=(f"address of {self.node}",),
         )
         self.post(Hello(**{**{f: getattr(said, f) for f in said.__struct_fields__}, **changes}))
 

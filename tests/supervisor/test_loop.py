@@ -71,6 +71,7 @@ def test_a_fresh_run_gets_to_running_and_the_journal_is_the_state() -> None:
     desk = Desk()
     loop = desk.running()
     assert loop.state.attempt.number == 0
+    assert loop.state.roster.nodes["n0"].addresses == ("address of n0",)
     assert replay(desk.disk.records(1)) == loop.state
     assert desk.kinds()[:3] == ["Snapshot", "TermTaken", "AgentJoined"]
 

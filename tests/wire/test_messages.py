@@ -52,7 +52,7 @@ from gangrun.wire.messages import (
 PEER = PeerAddress("n1", "tcp://10.0.0.1:4711", "key")
 HOLDING = Holding(7, "ab", ("0", "m"), 3, ("p0",), (HeldCode((("0",), ("1",)), (HeldStripe((0, 1), ("p0",)),)),))
 SAMPLES: tuple[Message, ...] = (
-    Hello("n1", "j", "b", "i", 3, 8, 2, (LiveRank(0, 17, 99),), PEER, True, "signal 9", 4096),
+    Hello("n1", "j", "b", "i", 3, 8, 2, (LiveRank(0, 17, 99),), PEER, True, "signal 9", 4096, ("10.0.0.1",)),
     Beat(
         "n1",
         "i",

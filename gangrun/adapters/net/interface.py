@@ -7,7 +7,11 @@ Standard library only: the command line imports this, and must not pay for ZeroM
 
 from __future__ import annotations
 
+import fcntl
 import socket
+import struct
+from ipaddress import IPv6Address
+from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
 ANY_PORT = 9  # discard; nothing is sent
@@ -25,6 +29,27 @@ def towards(launcher: str) -> str:
         if not found.startswith(("127.", "0.")):
             return found
     return LOOPBACK
+
+
+SIOCGIFADDR = 0x8915
+INET6 = Path("/proc/net/if_inet6")
+
+
+def addresses() -> tuple[str, ...]:
+    """This host's addresses, as texts name them; none of the loopback interface."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(asked, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                continue  # an interface without an IPv4 address
+            found.append(socket.inet_ntoa(answer[20:24]))
+    try:
+        found += [str(IPv6Address(bytes.fromhex(line.split()[0]))) for line in INET6.read_text().splitlines()]
+    except OSError:
+        pass  # a host without IPv6
+    return tuple(dict.fromkeys(one for one in found if not one.startswith("127.") and one != "::1"))
 
 
 TRIES_COUNT = 2

@@ -292,6 +292,7 @@ class AgentBrain:
             launching=orders.launching,
             previous_died=config.previous_died,
             nofile_hard=config.nofile_hard,
+            addresses=config.addresses,
         )
 
     def beat(self, now: float) -> Beat:

@@ -35,6 +35,7 @@ class AgentConfig:
     founder: bool = False  # has the first supervisor of the job made
     previous_died: str = ""
     nofile_hard: int = 0
+    addresses: tuple[str, ...] = ()
     notice_grace_s: float = 90.0  # with no supervisor that acks, leave so long after a signal
     leave_within_s: float = 15.0
 

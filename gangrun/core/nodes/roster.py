@@ -6,6 +6,7 @@ Each function takes an event about a node and returns the state as it is afterwa
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -39,8 +40,16 @@ def joined(state: RunState, event: AgentJoined | AgentRejoined) -> RunState:
         poor=old.poor if same_boot and old is not None else "",
         due=old.due if same_boot and old is not None else "",
         trial=old.trial if same_boot and old is not None else back,
+        addresses=event.addresses,
     )
     return with_nodes(state, {event.node: node})
+
+
+def named_by(state: RunState) -> dict[str, str]:
+    """Address -> node. What several nodes have, as that of a container's bridge, names none of them."""
+    pairs = [(address, node.name) for node in state.roster.nodes.values() for address in node.addresses]
+    counts = Counter(address for address, _ in pairs)
+    return {address: name for address, name in pairs if counts[address] == 1}
 
 
 def silent(state: RunState, event: NodeSilent) -> RunState:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from gangrun.core.checkpoints import poison
 from gangrun.core.model import (
@@ -51,6 +52,7 @@ class _Scene:
     nodes_count: int
     policy: Policy
     finished: AbstractSet[int]
+    addresses: Mapping[str, str]
 
     @property
     def world_size(self) -> int:
@@ -76,14 +78,15 @@ def judge(
     load: poison.Load | None = None,
     finished: AbstractSet[int] = frozenset(),
     moved: Move | None = None,
+    addresses: Mapping[str, str] = MappingProxyType({}),
 ) -> Verdict:
     """Weigh the evidence of one failure. ``finished``: the ranks that had ended with 0. ``moved``: the rank that was
-    moved to another node because it had fallen first twice.
+    moved to another node because it had fallen first twice. ``addresses``: which node a text means by an address.
 
     A node that is in both ``blamed`` and ``suspects`` goes on suspicion alone: leave it out only if the gang can do
     without it (``placement.can_do_without``).
     """
-    scene = _Scene(attempt_step, placement, nodes_count, policy, finished)
+    scene = _Scene(attempt_step, placement, nodes_count, policy, finished, addresses)
     verdict = _first_impression(evidence, scene)
     if verdict.final:
         return verdict
@@ -130,6 +133,7 @@ def _first_impression(evidence: Evidence, scene: _Scene) -> Verdict:
             attempt_step=scene.attempt_step,
             placement=scene.placement,
             finished=scene.finished,
+            addresses=scene.addresses,
         )
     if evidence.hang is not None:
         return blame_hang.verdict(evidence.hang, scene.attempt_step, scene.world_size)

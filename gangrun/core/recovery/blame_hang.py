@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
@@ -151,6 +151,7 @@ def lost_peers(
     attempt_step: int,
     placement: Placement | None,
     finished: AbstractSet[int],
+    addresses: Mapping[str, str],
 ) -> Verdict:
     """Blames no node: of all that were heard nobody fell of itself. It suspects the rank that the others miss."""
     first = min(victims, key=lambda rank_exit: (rank_exit.fell_at, rank_exit.rank))
@@ -164,7 +165,7 @@ def lost_peers(
     if finished:
         sentence = f"{ended_words(finished)} while others still trained; then {whole}"
         return Verdict(Cause.LEFT_EARLY, Failure.SCRIPT, (), (), _LEFT_EARLY, sentence)
-    rank, why = _missed(victims, placement) if placement is not None else (-1, "")
+    rank, why = _missed(victims, placement, addresses) if placement is not None else (-1, "")
     if placement is None or rank < 0:
         return Verdict(Cause.VICTIMS_ONLY, Failure.SCRIPT, (), (), "", f"{whole}; which rank left them is not known")
     node = node_of_rank(placement, rank)
@@ -172,15 +173,22 @@ def lost_peers(
     return Verdict(Cause.VICTIMS_ONLY, Failure.SCRIPT, (), (node,), "", sentence, cure=Cure.TEST, rank=rank)
 
 
-_PEER = re.compile(r"\bpeer \[?([a-z][\w.-]*)\]?[<:]\d", re.IGNORECASE)
+# As gloo writes it, peer [10.0.0.3]:12345; NCCL, from n2<49152> and peer fe80::1%ib0<5>; c10d, to (n0, 29500) and
+# remote=[::ffff:10.0.0.3]:29500.
+_PEER = re.compile(
+    r"(?:\b(?:peer|from|to) \[?|remote=\[?|\()(?:::ffff:)?((?:[0-9a-f]*:){2,7}[0-9a-f]*|[\w.-]+)(?:%\w+)?"
+    r"(?:<\d|\]?:\d|, ?\d+\))",
+    re.IGNORECASE,
+)
 _RANKS = re.compile(r"\branks? ([\d, ]+) failed to pass|\b(?:from|for) rank (\d+)", re.IGNORECASE)
 SPEAKERS_MIN_COUNT = 2  # nodes whose ranks lost a peer, before the silence of another says something
 
 
-def _missed(victims: Sequence[RankExit], placement: Placement) -> tuple[int, str]:
+def _missed(victims: Sequence[RankExit], placement: Placement, addresses: Mapping[str, str]) -> tuple[int, str]:
     """The rank that others name and that names nobody, or one of the only node of which no rank spoke; or -1."""
     holders = {rank: seat.slot.node for seat in placement.seats for rank in seat.ranks}
-    names = {died.rank: set(_named(died, placement)) - {died.rank} for died in victims}
+    first_ranks = {seat.slot.node: seat.first_rank for seat in reversed(placement.seats)}
+    names = {died.rank: set(_named(died, first_ranks, len(holders), addresses)) - {died.rank} for died in victims}
     who_names = {died.node for died in victims if names[died.rank]}
     named = sorted({rank for others in names.values() for rank in others if holders[rank] not in who_names})
     if len({holders[rank] for rank in named}) == 1:
@@ -193,14 +201,17 @@ def _missed(victims: Sequence[RankExit], placement: Placement) -> tuple[int, str
     return -1, ""
 
 
-def _named(died: RankExit, placement: Placement) -> Iterator[int]:
-    """The ranks that its text names; the first rank of a node that it names."""
+def _named(
+    died: RankExit, first_ranks: Mapping[str, int], world_size: int, addresses: Mapping[str, str]
+) -> Iterator[int]:
+    """The ranks that its text names; the first rank of a node that it names, or whose address."""
     text = "\n".join((died.error.message if died.error is not None else "", *died.tail))
     for host in _PEER.findall(text):
-        name = host.partition(".")[0]
-        yield from (seat.first_rank for seat in placement.seats if seat.slot.node == name != died.node)
+        name = addresses.get(host.lower(), host.partition(".")[0])
+        if name != died.node and name in first_ranks:
+            yield first_ranks[name]
     for ranks, rank in _RANKS.findall(text):
-        yield from (number for word in (ranks or rank).split(",") if (number := int(word)) < placement.world_size)
+        yield from (number for word in (ranks or rank).split(",") if (number := int(word)) < world_size)
 
 
 def ended_words(finished: AbstractSet[int]) -> str:

@@ -68,6 +68,7 @@ def _weigh(state: RunState, now: float, policy: Policy) -> _Judged:
         load=poison.load_of(state),
         finished=state.attempt.finished,
         moved=state.health.move,
+        addresses=roster.named_by(state),
     )
     loaded_step = state.attempt.resume.step if state.attempt.resume else -1
     charged, ruling = budget.charge(

@@ -194,7 +194,7 @@ class _World:
         taken = TermTaken(state.term + 1, job, (), (), state.attempt.number, tuple(names), seq=self.jobs - 1)
         self._tell(self.life.now, taken)
         for name in names:
-            self._at(self.life.now, AgentJoined(name, f"{job}-{name}", f"b-{name}", RANKS_PER_NODE))
+            self._at(self.life.now, AgentJoined(name, f"{job}-{name}", f"b-{name}", RANKS_PER_NODE, (_address(name),)))
 
     # ---- an attempt --------------------------------------------------------------------------------------------------
 
@@ -297,7 +297,7 @@ class _World:
             "{node}": self.holders[rank],
             "{sick}": sick,
             "{sick rank}": str(silent[0] if silent else 0),
-            "{ip}": f"10.0.0.{int(sick[1:]) + 1}",
+            "{ip}": _address(sick),
         }
         for name, word in words.items():
             text = text.replace(name, word)
@@ -348,6 +348,10 @@ class _World:
                 return True
             case _:
                 return False
+
+
+def _address(node: str) -> str:
+    return f"10.0.0.{int(node[1:]) + 1}"
 
 
 def reported(lines: list[str]) -> ErrorReport | None:

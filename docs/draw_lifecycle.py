@@ -14,6 +14,7 @@ Drawn by `docs/draw_lifecycle.py` from the table in `gangrun/core/machine/lifecy
 A run begins in PENDING and ends in SUCCEEDED, FAILED or CANCELLED. Every other phase has a deadline or a named outside
 event that ends it. Nothing starts ranks but STARTING, and nothing leaves STOPPING before every rank is proven gone.
 
+<!-- not run: a diagram -->
 ```mermaid
 stateDiagram-v2
     [*] --> PENDING

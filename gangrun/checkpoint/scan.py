@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from gangrun.checkpoint.formats.dcp_metadata import METADATA_NAME
 from gangrun.checkpoint.formats.safetensors import INDEX_SUFFIX, SUFFIX
 from gangrun.core.checkpoints.resume import Kind, shown
+from gangrun.frameworks.layouts import Entry
 from gangrun.wire.manifest import MANIFEST_NAME
 
 MACHINE_FOLDER = ".gangrun"
@@ -129,6 +130,16 @@ def steps_newest_first(directory: str, pattern: StepPattern) -> Iterator[StepDir
     for step, item in sorted(known, key=lambda one: (one[0], one[1].name), reverse=True):
         if (found := look_at(step, item.path, is_link=item.is_symlink())) is not None:
             yield found
+
+
+def strangers(directory: str, pattern: StepPattern) -> list[Entry]:
+    """What else is there, for a sentence: every name that is no step directory's. [] if it cannot be listed."""
+    try:
+        with os.scandir(directory) as names:
+            listed = [Entry(item.name, item.is_dir()) for item in names if item.name != MACHINE_FOLDER]
+    except OSError:
+        return []
+    return [entry for entry in listed if not entry.is_directory or pattern.step_of(entry.name) is None]
 
 
 def look_at(step: int, path: str, *, is_link: bool | None = None) -> StepDirectory | None:

@@ -24,6 +24,7 @@ from gangrun.checkpoint.scan import (
     list_steps,
     look_at,
     step_pattern,
+    strangers,
 )
 from gangrun.checkpoint.set_aside import Moved, put_back, set_aside, to_move
 from gangrun.checkpoint.validator_verdict import Validator, ValidatorVerdicts
@@ -42,6 +43,7 @@ from gangrun.core.checkpoints.resume import (
     shown,
 )
 from gangrun.core.model import Poisoned
+from gangrun.frameworks import layouts
 
 LINK_NAME = "resume"
 _TOLD_EVERY_BYTES = 64 * 1024 * 1024
@@ -111,6 +113,10 @@ class CheckpointRoom:
         self._notes = []
         return self._judge_all(depth, lambda candidate: True)
 
+    def unjudged(self) -> str:
+        """What is there that gangrun cannot judge, in words; "" if there is nothing."""
+        return layouts.told(strangers(self.directory, self._pattern))
+
     def put_back(self, run: str, paths: Sequence[str]) -> tuple[str, ...]:
         """Bring back what this run set aside from these paths; which came back. Raises ``StorageUnreadable``."""
         return put_back(self.directory, run, paths)
@@ -175,7 +181,10 @@ class CheckpointRoom:
         request, candidates = self._gather(request, record, sealed, condemned)
         if sealed is not None:  # what lies elsewhere is no commit of this run, so no list of commits can name it
             sealed |= {(c.step, c.nonce or "") for c in candidates if os.path.dirname(c.path) != self.directory}
-        choice = choose(candidates, request, journal_best_step=journal_best_step, sealed=sealed, ignored=record.ignored)
+        choice = choose(
+            candidates, request, journal_best_step=journal_best_step, sealed=sealed, ignored=record.ignored,
+            unjudged=self.unjudged(),
+        )  # fmt: skip
         if isinstance(choice, NothingValid):
             self._demand_readable(choice, candidates)
             return Resume(choice, notes=tuple(self._notes))

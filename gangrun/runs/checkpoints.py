@@ -102,7 +102,9 @@ def surveyed(
     except StorageUnreadable as error:
         raise UserError("storage", str(error), "check that the file system responds", UNKNOWN) from error
     hopeful = [replace(one, valid=True) if _is_unread(one) else one for one in found]
-    choice = choose(hopeful, ResumeRequest(), journal_best_step=place.best_step, ignored=record.ignored)
+    choice = choose(
+        hopeful, ResumeRequest(), journal_best_step=place.best_step, ignored=record.ignored, unjudged=room.unjudged()
+    )
     ref = choice.checkpoint if isinstance(choice, Chosen) else None
     chosen = None if ref is None else ResumeCandidate(step=ref.step, path=ref.path, level=ref.level.value)
     return CheckpointList(

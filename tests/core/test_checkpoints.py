@@ -85,6 +85,17 @@ def test_never_committed_means_from_the_beginning() -> None:
     assert "step 3: unfinished (never committed)" in choice.reason
 
 
+def test_what_gangrun_cannot_judge_is_never_called_no_checkpoint() -> None:
+    held = "gangrun cannot judge latest.pt (looks like torch.save)"
+    choice = choose([unfinished(3)], AUTO, unjudged=held)
+    words = f"the script itself decides what to load: {held} (passed over: step 3: unfinished (never committed))"
+    assert choice == FromZero(words, choice.passed_over if isinstance(choice, FromZero) else ())
+    unknown = "the script itself decides what to load, whose format gangrun does not know"
+    assert choose([alien(2)], AUTO).reason.startswith(unknown)
+    assert isinstance(choose([good(1)], AUTO, unjudged=held), Chosen)
+    assert isinstance(choose([bad(1)], AUTO, unjudged=held), NothingValid)
+
+
 def test_committed_and_none_valid_stops_the_run() -> None:
     choice = choose([bad(7), bad(8), unfinished(9)], AUTO)
     assert isinstance(choice, NothingValid)

@@ -85,7 +85,7 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class FromZero:
-    """Start at the beginning: the user said so, or no checkpoint was ever committed."""
+    """Give the script no checkpoint: the user said so, or gangrun knows of none that was ever committed."""
 
     reason: str
     passed_over: tuple[PassedOver, ...] = ()
@@ -120,12 +120,14 @@ def choose(
     journal_best_step: int = -1,
     sealed: frozenset[tuple[int, str]] | None = None,
     ignored: frozenset[tuple[int, str | None]] = frozenset(),
+    unjudged: str = "",
 ) -> Choice:
     """Pick the resume point.
 
     ``journal_best_step``: the highest step the run's journal knows as valid, -1 for none. ``sealed``: the (step, nonce)
     commits known to the journal, outside of which no gangrun checkpoint counts; None where that is not kept.
     ``ignored``: (step, nonce) of checkpoints that an earlier explicit request of this run put out of use.
+    ``unjudged``: what else is in the directory, in words, if anything is.
     """
     newest_first = sorted(candidates, key=lambda c: (c.step, c.path), reverse=True)
     match wanted.kind:
@@ -134,7 +136,7 @@ def choose(
         case ResumeKind.STEP | ResumeKind.PATH:
             return _requested(newest_first, wanted, sealed)
         case ResumeKind.AUTO:  # pragma: no branch - the enum has no other member
-            return _newest_valid(newest_first, journal_best_step, sealed, ignored)
+            return _newest_valid(newest_first, journal_best_step, sealed, ignored, unjudged)
 
 
 def _asked_for_zero(newest_first: list[Candidate]) -> FromZero:
@@ -173,6 +175,7 @@ def _newest_valid(
     journal_best_step: int,
     sealed: frozenset[tuple[int, str]] | None,
     ignored: frozenset[tuple[int, str | None]],
+    unjudged: str,
 ) -> Choice:
     passed: list[PassedOver] = []
     in_use = []
@@ -186,10 +189,12 @@ def _newest_valid(
             reason = f"resuming from step {candidate.step}: {_level_words(candidate)}{_passed_words(passed)}"
             return Chosen(_ref(candidate), reason, tuple(passed), candidate.nonce)
         passed.append(PassedOver(candidate.step, candidate.path, why))
-    return _nothing_valid(in_use, passed, journal_best_step)
+    return _nothing_valid(in_use, passed, journal_best_step, unjudged)
 
 
-def _nothing_valid(in_use: list[Candidate], passed: list[PassedOver], best_step: int) -> FromZero | NothingValid:
+def _nothing_valid(
+    in_use: list[Candidate], passed: list[PassedOver], best_step: int, unjudged: str
+) -> FromZero | NothingValid:
     committed = [c for c in in_use if c.committed]
     if committed:
         of_these = [p for p in passed if any(p.path == c.path for c in committed)]
@@ -198,6 +203,10 @@ def _nothing_valid(in_use: list[Candidate], passed: list[PassedOver], best_step:
     if best_step >= 0:
         head = f"step {best_step} was committed according to the journal but no committed checkpoint exists now"
         return NothingValid(f"{head}{_passed_words(passed)}; not starting again from zero", tuple(passed))
+    if unjudged or any(c.kind is Kind.UNKNOWN for c in in_use):
+        strange = f": {unjudged}" if unjudged else ", whose format gangrun does not know"
+        reason = f"the script itself decides what to load{strange}{_passed_words(passed)}"
+        return FromZero(reason, tuple(passed))
     return FromZero(
         f"starting from the beginning: no checkpoint was ever committed{_passed_words(passed)}", tuple(passed)
     )

@@ -1,0 +1,1 @@
+"""Other people's checkpoints: what they are called, and which framework writes them so. No file is opened here."""

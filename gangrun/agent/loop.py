@@ -30,6 +30,7 @@ from gangrun.wire.messages import (
     CheckNode,
     Command,
     Launch,
+    MeetPeer,
     MemoryAnswer,
     Prepare,
     Recover,
@@ -57,7 +58,7 @@ class AgentLoop:
         warden: AgentEnd,
         ranks: RankGang,
         find_term: Callable[[], facts.TermFound],
-        check: Callable[[str], facts.Checked],
+        check: Callable[[str, tuple[MeetPeer, ...]], facts.Checked],
         say: Callable[[str], None],
         health: Health | None = None,
         skew: ClockSkew | None = None,
@@ -212,7 +213,7 @@ class AgentLoop:
             case AskSave():
                 self._disk_task(command, partial(self._ranks.save, command))
             case CheckNode():
-                self._run_check(command.tests)
+                self._run_check(command)
             case VerifyShare():
                 self._disk_task(command, partial(self._verify.answer, command))
             case Recover():
@@ -247,11 +248,12 @@ class AgentLoop:
             return
         self._local(facts.RanksLaunched(attempt, True, ranks=ranks))
 
-    def _run_check(self, tests: str) -> None:
+    def _run_check(self, command: CheckNode) -> None:
+        tests, meetings = command.tests, command.meetings
         self._tasks.ask(
-            f"check {tests}",
-            lambda: replace(self._check(tests), tests=tests),
-            lambda error: facts.Checked(False, str(error), tests=tests),
+            f"check {tests} {meetings}",
+            lambda: replace(self._check(tests, meetings), tests=tests, meetings=meetings),
+            lambda error: facts.Checked(False, str(error), tests=tests, meetings=meetings),
         )
 
     def _tell_warden(self, message: dict[str, Any]) -> None:

@@ -14,11 +14,12 @@ from gangrun.core.model import CheckpointRef, Outcome, Phase, Placement, Poisone
 @dataclass(frozen=True, slots=True)
 class CheckNodes:
     """Ask these nodes to prove themselves; each answers with ``NodeChecked``. ``tests``: how hard devices are put to
-    work for it (``trial.QUICK``, ``trial.THOROUGH``; "" not at all).
+    work for it (``trial.QUICK``, ``trial.THOROUGH``; "" not at all). ``rounds``: the pairs that meet before it.
     """
 
     nodes: tuple[str, ...]
     tests: str = ""
+    rounds: tuple[tuple[tuple[str, str], ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from enum import Enum
 from gangrun.core.model import (
     CheckpointRef,
     Inventory,
+    Met,
     NodeFinding,
     Origin,
     RankExit,
@@ -92,12 +93,15 @@ class NodeAbsent:
 
 @dataclass(frozen=True, slots=True)
 class NodeChecked:
-    """Preflight of one node ended. ``tested``: what its devices did, where all that they were put to came out right."""
+    """Preflight of one node ended. ``tested``: what its devices did, where all that they were put to came out right.
+    ``met``: how it got through to other nodes, if that was asked.
+    """
 
     node: str
     ok: bool
     reason: str = ""
     tested: str = ""
+    met: tuple[Met, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

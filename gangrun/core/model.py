@@ -103,6 +103,7 @@ class Cure(Enum):
     TEST = "restart, and test the node"
     MOVE = "move the rank to another node"
     VICTIM = "look for the rank that others lost"
+    MEET = "look for the rank that others lost; if none is found, test the network between the nodes"
 
 
 class Level(Enum):
@@ -525,6 +526,22 @@ class Roster:
 
 
 @dataclass(frozen=True, slots=True)
+class Met:
+    """How one node got through to another; ``error``: why it did not."""
+
+    partner: str
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkTest:
+    """Nodes that meet in pairs before the next attempt, the most suspected first, and what came of it so far."""
+
+    nodes: tuple[str, ...]
+    met: Mapping[str, tuple[Met, ...]] = field(default_factory=dict)  # of those that have answered
+
+
+@dataclass(frozen=True, slots=True)
 class NodeHealth:
     """What is remembered of nodes from one job to the next."""
 
@@ -533,6 +550,7 @@ class NodeHealth:
     excluded: Mapping[str, Exclusion] = field(default_factory=dict)
     reports: Mapping[str, Reported] = field(default_factory=dict)  # of GPUs' drivers, by GPU and number
     move: Move | None = None  # whose outcome is open
+    network: NetworkTest | None = None  # whose outcome is open
 
 
 @dataclass(frozen=True, slots=True)

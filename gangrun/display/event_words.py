@@ -142,6 +142,9 @@ def _of_nodes(
             return f"{whose} {event.node}: {event.why}"
         case ev.NodeChecked():
             how = ", with a device test" if event.tested else ""
+            lost = [one.partner for one in event.met if one.error]
+            reached = f"does not reach {fold(lost)}" if lost else f"reaches {fold(one.partner for one in event.met)}"
+            how += f"; it {reached} over the network" if event.met else ""
             return f"the checks of {event.node} {'passed' if event.ok else 'failed: ' + event.reason}{how}"
         case ev.FindingRaised(finding=found):
             return f"check {found.check} on {found.node}: {found.sentence}"
@@ -235,6 +238,7 @@ def done(action: act.Action) -> str:
     match action:
         case act.CheckNodes(nodes=nodes):
             at_work = ", with a device test" if action.tests else ""
+            at_work += ", with a network test" if action.rounds else ""
             return f"started the checks of {fold(nodes)}{at_work}"
         case act.SealAttempts():
             return f"sealed staging of all attempts before {action.attempt}"

@@ -11,7 +11,7 @@ import select
 import signal
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gangrun.adapters.clock import SystemClock
@@ -36,10 +36,10 @@ from gangrun.agent.ranks.gang_part import People, RankGang
 from gangrun.agent.surroundings import AgentEnd
 from gangrun.config import environment
 from gangrun.core.nodeset import unfold
-from gangrun.entry.agent_health import AgentHealth
+from gangrun.entry.agent_health import AgentHealth, all_met
 from gangrun.entry.wiring import clock_of, disk_of, own_address, tell, tell_dropped, tell_output
 from gangrun.node.warden import ENV_MEMORY
-from gangrun.wire.messages import Dial
+from gangrun.wire.messages import Dial, MeetPeer
 from gangrun.wire.spec import RunSpec
 
 EXIT_UNUSABLE = 78
@@ -197,11 +197,13 @@ def main(words: list[str]) -> int:
         ours = (*told.supervisor_pids, *told.own_pids) if loop is None else (*loop.supervisor_pids, *loop.own_pids)
         return ours if health is None else (*ours, *health.pids())
 
-    def checked(tests: str) -> facts.Checked:
+    def checked(tests: str, meetings: tuple[MeetPeer, ...]) -> facts.Checked:
+        python = spec.command[0] if spec.python else ""
+        met = all_met(meetings, python, environment.all_variables(), clock.now)  # first: others wait for it
         ranks_count = spec.slots_per_node * spec.ranks_per_slot
         directory = spec.checkpoint.directory
         found = check(paths, clock, net.nofile_hard, nodes_count, ranks_count, incarnation, skew.words, directory)
-        return found if health is None else health.gate(found, tests)
+        return replace(found if health is None else health.gate(found, tests), met=met)
 
     loop = AgentLoop(
         brain=brain,

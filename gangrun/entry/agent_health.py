@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +15,21 @@ from typing import Any
 import msgspec
 
 from gangrun.adapters.fs.run_dir import RunPaths
+from gangrun.adapters.local.box import gpus_count
 from gangrun.adapters.local.health_child import HealthChild
+from gangrun.adapters.net.interface import unanswered
 from gangrun.agent.brain.facts import Checked, FindingReported
-from gangrun.core.model import NodeFinding
+from gangrun.core.model import Met, NodeFinding
 from gangrun.core.nodes.device_test import QUICK, THOROUGH
+from gangrun.core.nodes.network_test import ROUND_S
+from gangrun.entry.health_children import exchanged
 from gangrun.health.framework.evidence import bars_a_start
 from gangrun.health.gpu import devices as gpu_devices
+from gangrun.wire.messages import MeetPeer
 from gangrun.wire.spec import RunSpec
 
+ANSWERS_WITHIN_S = 5.0
+_OWN_TROUBLE = re.compile(r"in use|out of memory|no module|not found", re.IGNORECASE)  # says nothing of a partner
 GATE_SHARE = 0.5  # of the time for checks: where thousands of nodes load python from one disk, beginning takes long
 
 
@@ -97,6 +106,33 @@ class AgentHealth:
             return replace(msgspec.convert({"node": self._node, **plain}, NodeFinding), node=self._node)
         except msgspec.ValidationError:
             return None
+
+
+def all_met(
+    meetings: Sequence[MeetPeer], python: str, variables: Mapping[str, str], now: Callable[[], float]
+) -> tuple[Met, ...]:
+    """How this node gets through to each of these: does the host answer, and with GPUs does NCCL exchange data? What
+    could not be measured is left out. ``python``: the one with torch, "" if the script is not Python.
+    """
+    if not meetings:
+        return ()
+    began, reached = now(), {}
+    with ThreadPoolExecutor(len(meetings)) as threads:
+        words = threads.map(lambda one: unanswered(one.address, one.port, ANSWERS_WITHIN_S), meetings)
+        reached = {one.partner: Met(one.partner, why) for one, why in zip(meetings, words, strict=True)}
+    if not (gpus_count(variables) and python):
+        return tuple(reached.values())
+    for one in sorted(meetings, key=lambda one: one.turn):
+        if reached[one.partner].error:
+            continue
+        within_s = max(1.0, began + (one.turn + 1) * ROUND_S - now())
+        asked = {"rank": int(not one.is_first), "host": one.host, "port": one.port, "gpu": True}
+        told = exchanged(python, {**asked, "within_s": within_s - 1.0}, within_s, variables, now)
+        if told.get("began") and "error" in told and not _OWN_TROUBLE.search(str(told["error"])):
+            reached[one.partner] = Met(one.partner, str(told["error"]))
+        elif "error" in told:
+            del reached[one.partner]
+    return tuple(reached.values())
 
 
 def watch_spec(spec: RunSpec, node: str, run_directory: Path, variables: Mapping[str, str]) -> dict[str, Any]:

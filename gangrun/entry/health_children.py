@@ -21,6 +21,7 @@ from gangrun.health.framework.readings import text_of
 from gangrun.health.gpu.dcgm import WITHIN_S
 
 PROGRAM = Path(__file__).resolve().parents[1] / "health" / "active" / "device_child.py"
+PAIR_PROGRAM = PROGRAM.with_name("pair_child.py")
 SECONDS = {"quick": (0.3, 0.25, 1 << 27), "deep": (20.0, 0.8, 1 << 50)}  # each test, share of memory, at most so much
 GPU_SHARE = 0.8
 SUM_BYTES = {"cpu": 8 << 20, "gpu": 256 << 20}
@@ -128,6 +129,17 @@ def _versions(values: dict[str, dict[str, Any]]) -> dict[str, str]:
         if driver:
             one["driver"] = driver
     return {"torch": torch}
+
+
+def exchanged(
+    python: str, asked: Mapping[str, Any], within_s: float, variables: Mapping[str, str], now: Callable[[], float]
+) -> dict[str, Any]:
+    """What a partner and this node measured between them, or an ``error``; ``began``: torch was there in time."""
+    [said] = together([[python, str(PAIR_PROGRAM), json.dumps(asked)]], variables, within_s, now)
+    told: dict[str, Any] = {}
+    for line in _lines(said.out):
+        told.update(line)
+    return told if {"error", "bytes_per_s"} & told.keys() else {**told, "error": said.last_words or "no answer in time"}
 
 
 def _lines(out: str) -> list[dict[str, Any]]:

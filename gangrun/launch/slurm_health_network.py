@@ -1,7 +1,7 @@
 """``gangrun health --network``: nodes in pairs, then in other pairs, so that a slow one can be named.
 
 Here srun starts one process a node; that one meets its partners in ``pair_child``, a program with torch, one process a
-meeting, killed at its deadline. ``health.network.pairs`` says who meets whom, and what follows.
+meeting, killed at its deadline. ``core.nodes.meetings`` says who meets whom, and what follows.
 """
 
 from __future__ import annotations
@@ -10,26 +10,24 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.local.box import gpus_count
-from gangrun.adapters.local.children import together
 from gangrun.adapters.net.interface import unanswered
 from gangrun.adapters.slurm.commands import Tools
 from gangrun.adapters.slurm.step import Heard, Unasked, Where, on_each
 from gangrun.config import environment
+from gangrun.core.nodes.meetings import Conclusion, Meeting, Pair, conclusion, confirming, rounds_of
 from gangrun.display.health_page import NodeReport
+from gangrun.entry.health_children import exchanged
 from gangrun.entry.wiring import own_command
 from gangrun.errors import SCHEDULER, UserError
-from gangrun.health.network.pairs import Conclusion, Meeting, Pair, conclusion, confirming, rounds_of
+from gangrun.supervisor.node_calls import FIRST_PORT, PORTS_COUNT
 
-PROGRAM = Path(__file__).resolve().parents[1] / "health" / "active" / "pair_child.py"
 MEETS_WITHIN_S = 40.0  # one meeting, and python and torch begin in that time, too
 STARTS_WITHIN_S = 15.0
 ANSWERS_WITHIN_S = 5.0
-FIRST_PORT, PORTS_COUNT = 23_000, 5_000  # below those that kernels hand out by themselves
 SHARE = 0.5
 ERROR_MAX_CHARS = 160
 Rounds = Sequence[Sequence[Pair]]
@@ -124,20 +122,8 @@ def main(words: Sequence[str]) -> int:
         }
         told: dict[str, Any] = {"error": unanswered(peer, port, ANSWERS_WITHIN_S)}
         if not told["error"]:
-            command = [environment.python_of(variables), str(PROGRAM), json.dumps(asked)]
-            [said] = together([command], variables, max(1.0, ends_at - clock.now()), clock.now)
-            told = _result(said.out) or {"error": said.last_words or "no answer in time"}
+            within_s = max(1.0, ends_at - clock.now())
+            told = exchanged(environment.python_of(variables), asked, within_s, variables, clock.now)
         sys.stdout.write(json.dumps({"round": number, "pair": pair, "node": node, **told}) + "\n")
         sys.stdout.flush()
     return 0
-
-
-def _result(out: str) -> dict[str, Any]:
-    for line in reversed(out.splitlines()):
-        try:
-            plain = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(plain, dict):
-            return plain
-    return {}

@@ -103,7 +103,8 @@ def _matters(record: Record) -> bool:
     if record.kind == "RankExited":
         return not _one_of_many(record.event)
     if record.kind == "NodeChecked":  # a suspect's answer matters, and so does a failure
-        return not record.event.get("ok", True) or "suspected_at" in record.patch
+        lost = any(isinstance(one, dict) and one.get("error") for one in record.event.get("met", ()))
+        return lost or not record.event.get("ok", True) or "suspected_at" in record.patch
     if record.kind == "StepBrought":  # while ranks train it comes every few minutes
         return bool(record.event.get("why")) or record.phase != "RUNNING"
     return record.kind in TELLING

@@ -50,6 +50,7 @@ class Cluster(Surroundings):
         self.upgraded = False
         self.journal_damaged = False  # decisions were lost, so what follows may contradict them
         self.sick: set[str] = set()
+        self.bad_links: set[frozenset[str]] = set()
         self.resumed: dict[str, ResumeRequested] = {}
         self.supervisors: list[SimSupervisor] = []
         self._agents: dict[str, SimAgent] = {}

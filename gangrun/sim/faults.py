@@ -55,6 +55,8 @@ class Kind(Enum):
     REORDER = "messages of the node come out of order"
     LOSE = "amount of the node's messages are lost"
     SICK = "a check on the node finds it broken, now and each time that it is asked"
+    BAD_NIC = "the node's ranks reach no rank on other nodes, and neither does its network test; heartbeats get through"
+    BAD_LINK = "as that, between the node and the next one only"
     POOR = "a check on the node finds its hardware poor"
     DRIFT = "the node's clock runs at 1 + amount"
     WALL_JUMP = "the node's wall clock jumps by amount"
@@ -158,6 +160,9 @@ class FaultPlan:
             faults.append(Fault(faults[0].at_s, Kind.PAUSE_AT_MOVE, for_s=rng.choice(LONG)))
         return FaultPlan(tuple(sorted(faults, key=lambda fault: fault.at_s)))
 
+
+LOSES_EVERY_S = 5.0
+NCCL_LOST = "NCCL error: ncclRemoteError: A call failed possibly due to a network error or a remote process exiting"
 
 SHORT = (0.05, 0.5, 2.0, 4.0, 6.0, 12.0)
 LONG = (6.0, 12.0, 20.0, 31.0, 40.0)
@@ -338,6 +343,29 @@ def _sick(world: Cluster, node: SimNode, fault: Fault) -> None:
         world.sick.add(node.name)
     if node.agent is not None:
         node.agent.finds(fatal=fault.kind is Kind.SICK)
+
+
+def _bad_link(world: Cluster, node: SimNode, fault: Fault) -> None:
+    """All ranks whose gang needs the link say that they lost a peer, now and in each later gang."""
+    other = world.nodes[(world.nodes.index(node) + 1) % len(world.nodes)].name
+    link = frozenset({node.name} if fault.kind is Kind.BAD_NIC else {node.name, other})
+    world.bad_links.add(link)
+    error = ErrorReport(
+        "torch.distributed.DistBackendError", NCCL_LOST, "DistBackendError@train.py:17", NCCL_LOST, True
+    )
+
+    def lose() -> None:
+        if link not in world.bad_links:
+            return  # somebody has put it right
+        for gang in world.gangs:
+            members = [one for _, one in sorted(gang.members.items()) if one.alive]
+            hosts = {one.host.name for one in members}
+            if gang.stepping and link <= hosts and len(hosts) > 1:
+                for member in members:
+                    member.host.rank_ended(member, 1, None, error=error)
+        world.timeline.after(LOSES_EVERY_S, lose)
+
+    lose()
 
 
 def _take(world: Cluster, node: SimNode, fault: Fault) -> None:
@@ -564,6 +592,8 @@ _NODE: dict[Kind, Callable[[Cluster, SimNode, Fault], None]] = {
     Kind.SLURM_TAKES: _take,
     Kind.SICK: _sick,
     Kind.POOR: _sick,
+    Kind.BAD_NIC: _bad_link,
+    Kind.BAD_LINK: _bad_link,
     Kind.DRIFT: _drift,
     Kind.WALL_JUMP: _wall_jump,
 }

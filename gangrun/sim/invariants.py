@@ -437,6 +437,12 @@ class Checker(Checks):
         phase = None if state is None else state.phase
         if world.disk.cancelled_at is not None and not world.scheduler.running():
             return  # taken away in the middle of stopping: the marker says how it ended
+        if state is not None and world.bad_links and world.setup.policy.test_suspects:
+            innocent = set(state.health.excluded) - {name for link in world.bad_links for name in link}
+            if innocent:
+                self.broken("I9", f"{sorted(innocent)} are excluded, and only the network of {world.bad_links} is bad")
+            if phase is Phase.FAILED and world.setup.spares_count:
+                self.broken("I14", f"the run failed although it can do without one node of {world.bad_links}")
         if phase in TERMINAL:
             if world.scheduler.running():
                 self.broken("I14", f"the run is {state.phase.value if state else ''} and jobs still hold nodes")

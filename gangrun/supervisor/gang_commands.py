@@ -169,7 +169,7 @@ class GangCommands:
 
     def check(self, action: CheckNodes, now: float) -> None:
         """Have nodes prove themselves."""
-        self._check.ask_all(action.nodes, action.tests, now)
+        self._check.ask_all(action, self._facts.addresses, now)
 
     def end(self, action: EndJob, now: float) -> None:
         """Let all agents go."""

@@ -9,12 +9,12 @@ A ``NodeCall`` turns the answers of several nodes into one event for the core: t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
-from gangrun.core.actions import SaveGang, StartGang, StopGang
+from gangrun.core.actions import CheckNodes, SaveGang, StartGang, StopGang
 from gangrun.core.events import (
     Event,
     GangStarted,
@@ -37,6 +37,7 @@ from gangrun.wire.messages import (
     CheckNode,
     CommandResult,
     Launch,
+    MeetPeer,
     Prepare,
     SaveAnswer,
     Stacks,
@@ -330,16 +331,33 @@ class SaveCall(NodeCall):
 class CheckCall(NodeCall):
     """Preflight; each node's answer is an event of its own, and the core keeps the deadline. Never over."""
 
-    def ask_all(self, nodes: tuple[str, ...], tests: str, now: float) -> None:
+    def ask_all(self, action: CheckNodes, addresses: Mapping[str, str], now: float) -> None:
         """These nodes too."""
-        for node in nodes:
-            self.ask(node, lambda act: CheckNode(self._board.term, act, tests), now)
+        for node in action.nodes:
+            meetings = tuple(meetings_of(node, action.rounds, addresses, self._board.term))
+            self.ask(node, lambda act, ms=meetings: CheckNode(self._board.term, act, action.tests, ms), now)  # type: ignore[misc]
 
     def _take(self, node: str, result: CommandResult, now: float) -> list[Event]:
         """One node proved itself, or did not."""
         del now
-        tested = result.answer.tested if isinstance(result.answer, CheckAnswer) else ""
-        return [NodeChecked(node, result.ok, result.why, tested)]
+        answer = result.answer if isinstance(result.answer, CheckAnswer) else CheckAnswer("")
+        return [NodeChecked(node, result.ok, result.why, answer.tested, answer.met)]
+
+
+FIRST_PORT, PORTS_COUNT = 23_000, 5_000  # below those that kernels hand out by themselves
+
+
+def meetings_of(
+    node: str, rounds: tuple[tuple[tuple[str, str], ...], ...], addresses: Mapping[str, str], salt: int
+) -> Iterator[MeetPeer]:
+    """What one node is told of its pairs; each pair has a port of its own, as nodes may share a host."""
+    pairs = [(number, pair) for number, one in enumerate(rounds) for pair in one]
+    for index, (number, pair) in enumerate(pairs):
+        if node in pair:
+            partner = pair[1 - pair.index(node)]
+            port = FIRST_PORT + (salt * 31 + index * 7) % PORTS_COUNT
+            where, host = (addresses.get(name, name) for name in (partner, pair[0]))
+            yield MeetPeer(partner, where, host, port, node == pair[0], number)
 
 
 class StopCall(NodeCall):

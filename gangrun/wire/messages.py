@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from gangrun.core.checkpoints.memory import Holding
-from gangrun.core.model import RankStack
+from gangrun.core.model import Met, RankStack
 
 SCHEMA = 2
 SIZE_MAX_BYTES = 8 * 1024 * 1024
@@ -123,9 +123,10 @@ class StacksAnswer(_Message, frozen=True, tag=True):
 
 
 class CheckAnswer(_Message, frozen=True, tag=True):
-    """To ``CheckNode`` with device tests: what the devices did, if all came out right."""
+    """To ``CheckNode`` with tests: what the devices did, if all came out right; how the node got through to others."""
 
     tested: str
+    met: tuple[Met, ...] = ()
 
 
 class SaveAnswer(_Message, frozen=True, tag=True):
@@ -248,12 +249,26 @@ class AskSave(_Message, frozen=True, tag=True):
     save_step: int
 
 
+class MeetPeer(msgspec.Struct, frozen=True):
+    """Meet ``partner`` at ``address``. With GPUs the two exchange data through ``host`` and ``port``, the first of them
+    as rank 0; ``turn`` counts from 0, and each has the same time.
+    """
+
+    partner: str
+    address: str
+    host: str
+    port: int
+    is_first: bool
+    turn: int
+
+
 class CheckNode(_Message, frozen=True, tag=True):
-    """Run the preflight, by ``tests`` with devices at work; see ``CheckAnswer``."""
+    """Run the preflight, by ``tests`` with devices at work, after the meetings; see ``CheckAnswer``."""
 
     term: int
     act: tuple[int, int]
     tests: str = ""
+    meetings: tuple[MeetPeer, ...] = ()
 
 
 class Probe(_Message, frozen=True, tag=True):

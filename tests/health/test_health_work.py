@@ -15,12 +15,16 @@ from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.local.box import cpus_count
 from gangrun.adapters.local.health_child import HealthChild
 from gangrun.agent.brain.facts import Checked
+from gangrun.core.model import Met
 from gangrun.core.nodes.device_test import QUICK, THOROUGH
-from gangrun.entry.agent_health import AgentHealth
+from gangrun.core.nodes.meetings import rounds_of_few
+from gangrun.entry.agent_health import AgentHealth, all_met
 from gangrun.health.framework.check import CheckVerdict, NodeFacts, Severity
 from gangrun.health.framework.rounds import HealthSurroundings
 from gangrun.health.gpu import dcgm
 from gangrun.launch.health_here import DeviceTestResult, at_the_gate, baseline_of, summed_up
+from gangrun.supervisor.node_calls import meetings_of
+from gangrun.wire.messages import MeetPeer
 from tests.health.looks import POLICY
 from tests.local.evidence import alive
 from tests.waiting import until
@@ -223,3 +227,30 @@ def test_tests_end_with_whoever_asked_for_them(tmp_path: Path) -> None:
     checker.kill()
     checker.wait()
     until(lambda: not any(alive(pid) for pid in born), 20, lambda: f"the end of {born}")
+
+
+def test_a_node_says_whom_it_reaches_and_leaves_out_what_it_could_not_measure() -> None:
+    meetings = [
+        MeetPeer("n1", "127.0.0.1", "127.0.0.1", 23_456, True, 0),
+        MeetPeer("n2", "no-such-host.invalid", "127.0.0.1", 23_457, True, 1),
+    ]
+    here, away = all_met(meetings, "", {}, SystemClock().now)
+    assert here == Met("n1")
+    assert away.partner == "n2"
+    assert away.error.startswith("no-such-host.invalid does not answer: ")
+    assert all_met((), "", {}, SystemClock().now) == ()
+
+
+def test_both_nodes_of_a_pair_are_told_the_same_place_to_meet() -> None:
+    rounds = rounds_of_few(("n0", "n1", "n2", "n3"))
+    addresses = {name: f"10.0.0.{k}" for k, name in enumerate(("n0", "n1", "n2", "n3"))}
+    told = {name: tuple(meetings_of(name, rounds, addresses, 7)) for name in addresses}
+    places = {(one.host, one.port) for mine in told.values() for one in mine}
+    assert len(places) == 6, "six pairs, each with a port of its own"
+    for name, mine in told.items():
+        assert [one.turn for one in mine] == [0, 1, 2]
+        for one in mine:
+            (back,) = [other for other in told[one.partner] if other.partner == name]
+            assert (one.host, one.port, one.turn, one.is_first) == (back.host, back.port, back.turn, not back.is_first)
+            assert one.address == addresses[one.partner]
+            assert one.host == (addresses[name] if one.is_first else one.address)

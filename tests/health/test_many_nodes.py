@@ -15,9 +15,9 @@ from gangrun.adapters.slurm.step import Heard, Where, lines_of, on_each, once_ar
 from gangrun.cli.main import main
 from gangrun.core.events import FindingRaised
 from gangrun.core.model import NodeFinding
+from gangrun.core.nodes.meetings import Meeting
 from gangrun.display.health_page import NodeReport, compared, nodes_as_plain, nodes_exit_code, nodes_page
 from gangrun.errors import UserError
-from gangrun.health.network.pairs import Meeting
 from gangrun.launch.health_here import HealthQuery
 from gangrun.launch.slurm_health_network import gathered
 from gangrun.launch.slurm_health_nodes import ask, merged, recorded, said_by, where_to_ask, words_of

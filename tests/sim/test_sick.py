@@ -154,3 +154,29 @@ def test_no_promise_breaks_when_hardware_does_too(seed: int) -> None:
     world = World(setup, plan.fail_at(12.0, Kind.POOR, node=seed + 1), seed)
     world.run()
     assert world.newest_state() is not None
+
+
+@pytest.mark.parametrize("kind", [Kind.BAD_NIC, Kind.BAD_LINK])
+@pytest.mark.parametrize("seed", range(3))
+def test_nodes_meet_after_a_lost_connection_and_only_one_that_failed_goes(kind: Kind, seed: int) -> None:
+    setup = replace(tried(Setup.of(4, script=STEPS, requeue=True)), spares_count=1)
+    world = World(setup, FaultPlan().fail_at(12.0, kind, node=1), seed)
+    world.run()
+    state = world.newest_state()
+    assert state is not None
+    assert state.phase is Phase.SUCCEEDED, state.reason
+    names = [node.name for node in world.nodes]
+    assert len(state.health.excluded) == 1
+    assert set(state.health.excluded) <= ({names[1]} if kind is Kind.BAD_NIC else {names[1], names[2]})
+    assert len(state.attempts) == 2
+
+
+def test_a_connection_that_was_lost_once_excludes_nobody() -> None:
+    world = World(tried(Setup.of(4, script=STEPS)), FaultPlan().fail_at(12.0, Kind.BAD_NIC, node=1), 3)
+    world.timeline.at(13.0, world.bad_links.clear)
+    world.run()
+    state = world.newest_state()
+    assert state is not None
+    assert state.phase is Phase.SUCCEEDED, state.reason
+    assert state.health.excluded == {}
+    assert len(state.attempts) == 2

@@ -253,3 +253,43 @@ def test_slurm_says_when_a_node_has_booted(cluster: Cluster) -> None:
     slurm, now = SlurmScheduler(UsersTools(cluster)), SystemClock().wall()
     assert slurm.booted_since({"n1": 0.0, "n2": now, "n9": 0.0, "n3": 0.0}) == (), "one is no node: nothing is known"
     assert slurm.booted_since({"n1": 0.0, "n2": now, "n3": 0.0}) == ("n1", "n3")
+
+
+LOSES_PEERS = """
+def hook(step):
+    if attempt == 0 and (folder / "fail").exists():
+        from torch.distributed import DistBackendError
+        raise DistBackendError(
+            "NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1970, remote process exited or there"
+            " was a network error, NCCL version 2.19.3\\nncclRemoteError: A call failed possibly due to a network error"
+            " or a remote process exiting prematurely.\\nLast error:\\nsocketProgress: Connection closed by remote peer"
+        )
+if attempt: steps = start + 20
+"""
+
+
+@pytest.mark.timeout(240)
+def test_nodes_meet_by_themselves_after_ranks_lost_each_other(cluster: Cluster, run: Run) -> None:
+    """One node reaches only the supervisor's host, and all ranks say the same. It goes, and the spare comes."""
+    run.step(3, 1, "--spares", "1", steps=9999, every=5, hook=LOSES_PEERS, env={"GANGRUN_NO_HEALTH": "0"})
+    run.wait_for_step(8)
+    (job,) = run.jobs()
+    nodes = {host for host, _ in run.ranks().values()}
+    cut = next(host for host in sorted(nodes) if host != job["BatchHost"])
+    peers = [host for host in cluster.room.hosts if host not in (cut, job["BatchHost"]) and host.startswith("n")]
+    for peer in peers:
+        cluster.room.run(cut, "ip", "route", "add", "blackhole", f"{cluster.room.hosts[peer].address}/32")
+    try:
+        (run.steps / "fail").touch()
+        status = run.end(deadline_s=120)
+    finally:
+        for peer in peers:
+            cluster.room.run(cut, "ip", "route", "del", "blackhole", f"{cluster.room.hosts[peer].address}/32")
+    assert [one["node"] for one in status["excluded"]] == [cut]
+    assert [one["job"] for one in status["attempts"]] == [job["JobId"]] * 2
+    assert cut not in {row.host for row in run.rows() if row.attempt}
+    story = " ".join(run.explain().split())
+    assert "is tested first" in story
+    assert "the network test failed between" in story
+    assert f"{cut} excluded" in story
+    cluster.assert_clean(20)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gangrun.core.events import StacksTaken
-from gangrun.core.model import NodeFinding, RankExit
+from gangrun.core.model import Met, NodeFinding, RankExit
 from gangrun.core.policy import Timing
 from gangrun.wire.messages import (
     AskSave,
     Dial,
     LiveRank,
+    MeetPeer,
     MemoryAnswer,
     PeerAddress,
     RankSample,
@@ -104,12 +105,16 @@ class RanksStopped:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """``CheckNode`` ended, one that asked for ``tests``; ``tested``: what devices did, where all came out right."""
+    """``CheckNode`` ended, one that asked for ``tests`` and ``meetings``; ``tested``: what devices did, where all came
+    out right; ``met``: how the node got through to others.
+    """
 
     ok: bool
     why: str = ""
     tested: str = ""
     tests: str = ""
+    meetings: tuple[MeetPeer, ...] = ()
+    met: tuple[Met, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,8 +193,9 @@ class Orders:
 
     def on_checked(self, fact: facts.Checked) -> list[Effect]:
         """The preflight ended."""
-        tested = CheckAnswer(fact.tested) if fact.tested else None
-        found = [one for one in self._in_hand.values() if isinstance(one, CheckNode) and one.tests == fact.tests]
+        tested = CheckAnswer(fact.tested, fact.met) if fact.tested or fact.met else None
+        asked = [one for one in self._in_hand.values() if isinstance(one, CheckNode)]
+        found = [one for one in asked if (one.tests, one.meetings) == (fact.tests, fact.meetings)]
         return [self._answer(command, fact.ok, fact.why, tested) for command in found]
 
     def on_disk_used(self, fact: facts.DiskTaskDone) -> list[Effect]:

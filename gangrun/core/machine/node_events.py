@@ -15,7 +15,7 @@ from gangrun.core.actions import Decision, ProbeNode
 from gangrun.core.machine import starting, waiting
 from gangrun.core.machine.transitions import ignored, may_hold_ranks, stay, stop_all, stop_or_note, with_evidence
 from gangrun.core.model import After, Evidence, NodeFinding, Phase, RunState, traits_of
-from gangrun.core.nodes import absences, device_test, history, planned_replacement, roster, standing
+from gangrun.core.nodes import absences, device_test, history, network_test, planned_replacement, roster, standing
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import choose
 from gangrun.core.text import finding_told
@@ -128,6 +128,7 @@ def checked(state: RunState, event: events.NodeChecked, now: float, policy: Poli
         return ignored(state, "nodes are not being checked now")
     else:
         state, reason = roster.checked(state, event), f"{event.node} {roster.checks_told(event)}"
+    state = network_test.heard(state, event)
     return starting.when_checked(state, now, policy, reason) if state.phase is Phase.CHECKING else stay(state, reason)
 
 

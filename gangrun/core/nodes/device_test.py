@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from gangrun.core.actions import CheckNodes
 from gangrun.core.events import NodeChecked
 from gangrun.core.model import Cure, Node, Placement, RunState, Verdict, traits_of
-from gangrun.core.nodes import placement, quarantine, roster, standing
+from gangrun.core.nodes import network_test, placement, quarantine, roster, standing
 from gangrun.core.nodeset import fold, natural_sort
 from gangrun.core.policy import Policy
 from gangrun.core.text import one_line
@@ -29,15 +29,17 @@ def ask(state: RunState, names: tuple[str, ...], policy: Policy) -> tuple[CheckN
     """What these nodes are asked to prove: those on trial at work, the others by policy."""
     accused = tuple(name for name in names if state.roster.nodes[name].trial and policy.test_suspects)
     others = tuple(name for name in names if name not in accused)
-    asked = [CheckNodes(others, QUICK if policy.test_at_start else "")] if others else []
-    return (*asked, *([CheckNodes(accused, THOROUGH)] if accused else []))
+    rounds = network_test.rounds(state, names)
+    asked = [CheckNodes(others, QUICK if policy.test_at_start else "", rounds)] if others else []
+    return (*asked, *([CheckNodes(accused, THOROUGH, rounds)] if accused else []))
 
 
 def within_s(asked: tuple[CheckNodes, ...], policy: Policy) -> float:
     """How long the answers may take."""
     kinds = {one.tests for one in asked}
     turns = 2 if THOROUGH in kinds else 1 if QUICK in kinds else 0
-    return policy.check_within_s + turns * policy.tests_within_s
+    meets_s = network_test.WITHIN_S if any(one.rounds for one in asked) else 0.0
+    return policy.check_within_s + turns * policy.tests_within_s + meets_s
 
 
 # ---- who -------------------------------------------------------------------------------------------------------------
@@ -59,6 +61,7 @@ def accused(state: RunState, verdict: Verdict, now: float, policy: Policy) -> tu
         for name in verdict.suspects
         if (asked or name in poor or name in verdict.blamed)
         and before.get(name, 0) < SUSPICIONS_MAX_COUNT
+        and name not in network_test.unanswered(state)
         and name in stand
         and stand[name].usable
     )

@@ -146,7 +146,7 @@ def is_victim(rank_exit: RankExit) -> bool:
     """Did it end because others had, or because we stopped it?"""
     rule = error_rules.rule_of(rank_exit)
     if rank_exit.by_us or rule is not None:
-        return rank_exit.by_us or (rule is not None and rule.few is Cure.VICTIM)
+        return rank_exit.by_us or (rule is not None and rule.few in error_rules.VICTIMS)
     return rank_exit.error is not None and rank_exit.error.collective
 
 

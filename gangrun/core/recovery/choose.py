@@ -12,7 +12,7 @@ from gangrun.core.actions import CheckNodes, Decision, EndJob, SealAttempts, Sub
 from gangrun.core.checkpoints import poison
 from gangrun.core.machine.transitions import close_attempt, enter, finish, is_unlaunched
 from gangrun.core.model import AttemptRecord, Cause, Evidence, Failure, Phase, RunState, StartStage, Underway, Verdict
-from gangrun.core.nodes import device_test, placement, quarantine, roster, standing
+from gangrun.core.nodes import device_test, network_test, placement, quarantine, roster, standing
 from gangrun.core.nodes.standing import Use
 from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
@@ -74,6 +74,7 @@ def _weigh(state: RunState, now: float, policy: Policy) -> _Judged:
     charged, ruling = budget.charge(
         state.budget, verdict, state.attempt.number, state.attempt.step, policy, state.run, loaded_step
     )
+    state, meets = network_test.begun(state, verdict, now, policy) if ruling.allowed else (state, "")
     accused = device_test.accused(state, verdict, now, policy)
     guilty = [name for name in _guilty(state, verdict, now, policy) if name not in accused]
     fatal = [found for found in state.attempt.evidence.findings if found.fatal]
@@ -96,7 +97,7 @@ def _weigh(state: RunState, now: float, policy: Policy) -> _Judged:
     taken = listed([one_line(state.roster.nodes[name].taken) for name in verdict.blamed if _is_taken(state, name)])
     sentence = "; ".join(filter(None, (verdict.sentence, left_out, taken and f"not excluded, as {taken}")))
     state = device_test.begun(state, accused, f"attempt {state.attempt.number}: {verdict.cause.value}")
-    return _Judged(state, verdict, ruling, sentence + moves + device_test.told(state, accused, now))
+    return _Judged(state, verdict, ruling, sentence + moves + device_test.told(state, accused, now) + meets)
 
 
 def _conclude(judged: _Judged, now: float, policy: Policy) -> Decision:
@@ -188,9 +189,10 @@ def begin_attempt(state: RunState, now: float, policy: Policy, why: str) -> Deci
     held = _fence_holds(state, now)
     if held:
         return enter(state, Phase.WAITING, f"{why}; {held}", deadlines={"backoff": state.fence.until})
+    state, met = network_test.concluded(state, now, policy)
     state, back = quarantine.reviewed(state, now, policy)
     weighed = quarantine.weigh(state, now, policy)
-    why = "; ".join(filter(None, (why, back, weighed.sentence)))
+    why = "; ".join(filter(None, (why, met, back, weighed.sentence)))
     if weighed.look_again:
         return look_again(weighed.state, now, policy, why)
     state = weighed.state

@@ -33,7 +33,8 @@ ERRNO = "errno(3)"
 HTTP = "RFC 9110, RFC 6585"
 
 RESTART, ONCE, END, WAIT = Cure.RESTART, Cure.ONCE, Cure.END, Cure.WAIT
-EXCLUDE, TEST, MOVE, VICTIM = Cure.EXCLUDE, Cure.TEST, Cure.MOVE, Cure.VICTIM
+EXCLUDE, TEST, MOVE, VICTIM, MEET = Cure.EXCLUDE, Cure.TEST, Cure.MOVE, Cure.VICTIM, Cure.MEET
+VICTIMS = (VICTIM, MEET)  # cures of rows that say what a peer of a failed rank says
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +246,7 @@ RULES: tuple[Rule, ...] = (
     # ---- the network between ranks: most of these are victims' -----------------------------------------------------
     Rule("ib-completion", "an InfiniBand peer that does not answer",
          r"got completion (from peer|with error).{0,200}((status=|error )\d|vendor[ _]err)|ib(v)?_wc_(rnr_)?retry_exc",
-         Cause.NETWORK, VICTIM, VICTIM, NCCL_DOCS),
+         Cause.NETWORK, MEET, MEET, NCCL_DOCS),
     Rule("nccl-watchdog", "a collective that did not end in time",
          r"watchdog caught collective|heartbeat ?monitor|watchdog thread (got stuck|terminated)|failed or timed out"
          r"|taking the entire process down|ran for \d+ milliseconds before timing out|monitoredbarrier"
@@ -254,7 +255,7 @@ RULES: tuple[Rule, ...] = (
     Rule("nccl-remote", "a peer that NCCL lost",
          r"ncclremoteerror|remote process exited or there was a network error|communicator was aborted"
          r"|ncclsystemerror|unhandled system error|net/socket.{0,80}(reset|refused|timed out|closed)",
-         Cause.VICTIMS_ONLY, VICTIM, VICTIM, NCCL_DOCS),
+         Cause.VICTIMS_ONLY, MEET, MEET, NCCL_DOCS),
     Rule("nccl-cuda", "a CUDA error inside NCCL",
          r"ncclunhandledcudaerror|unhandled cuda error|peer access is not supported",
          Cause.HARDWARE, MOVE, ONCE, NCCL_DOCS),
@@ -263,7 +264,7 @@ RULES: tuple[Rule, ...] = (
          r"|\Aruntimeerror: (socket timeout|connect\(\) timed out|connection reset by peer|broken pipe"
          r"|stop_?waiting response|timed out after \d+ seconds waiting for clients)"
          r"|client socket has (timed out|failed to connect)|mpi_abort was invoked",
-         Cause.VICTIMS_ONLY, VICTIM, VICTIM, GLOO_SOURCE),
+         Cause.VICTIMS_ONLY, MEET, MEET, GLOO_SOURCE),
     Rule("nccl-internal", "an internal error of NCCL", r"ncclinternalerror"
          r"|internal error - please report this issue to",
          Cause.NETWORK, MOVE, ONCE, NCCL_DOCS),
@@ -327,7 +328,7 @@ RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 BY_NAME = {rule.name: rule for rule in RULES}
 _VAGUE = frozenset(
-    {rule.name for rule in RULES if rule.few in (VICTIM, TEST)}
+    {rule.name for rule in RULES if rule.few in (*VICTIMS, TEST)}
     | {"save-failed", "nccl-cuda", "nccl-usage", "nccl-internal"}
 )
 # Beside an exception only these count in stderr, where warnings of all kinds stand too; beside a plain one none.

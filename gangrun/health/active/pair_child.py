@@ -69,6 +69,8 @@ def main() -> None:
     try:
         import torch
 
+        sys.stdout.write(json.dumps({"began": True}) + "\n")
+        sys.stdout.flush()
         told = meet(torch, json.loads(sys.argv[1]))
     except Exception as error:  # noqa: BLE001 - whatever it was, the other rounds need its words
         told = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}

@@ -15,7 +15,7 @@ from gangrun.agent.brain import effects, facts
 from gangrun.agent.brain.decide import AgentBrain, AgentConfig
 from gangrun.agent.brain.effects import Effect
 from gangrun.core.events import StacksTaken
-from gangrun.core.model import ErrorReport, NodeFinding, RankStack
+from gangrun.core.model import ErrorReport, Met, NodeFinding, RankStack
 from gangrun.sim.body.gang import SimRank, exit_of
 from gangrun.sim.body.memory import SimKept, holdings
 from gangrun.sim.body.surroundings import Line, SupervisorBody, Surroundings
@@ -361,8 +361,7 @@ class Deeds:
             case AskSave():
                 self.timeline.after(SAVE_S, lambda: self._saved(command))
             case CheckNode():
-                tests = command.tests
-                self.timeline.after(TESTS_S if tests else CHECK_S, lambda: self._checked(tests))
+                self.timeline.after(TESTS_S if command.tests else CHECK_S, lambda: self._checked(command))
             case VerifyShare():
                 self._read_share(command)
             case Recover():
@@ -373,12 +372,17 @@ class Deeds:
         why, answer = ("", SaveAnswer(command.save_step)) if trains else ("a rank ended before it had saved", None)
         self.agent.tell(facts.DiskTaskDone(command, trains, why, answer))
 
-    def _checked(self, tests: str) -> None:
+    def _checked(self, command: CheckNode) -> None:
+        tests, lost = command.tests, self.world.lost_pairs
+        partners = [one.partner for one in command.meetings]
+        met = tuple(Met(name, "timed out" if lost(self.node.name, name) else "") for name in partners)
         sick = self.node.name in self.world.sick
         if sick:
             self.agent.finds(fatal=True)
         tested = "all came out right" if tests and not sick else ""
-        self.agent.tell(facts.Checked(not sick, "a GPU fell off the bus" if sick else "", tested, tests))
+        self.agent.tell(
+            facts.Checked(not sick, "a GPU fell off the bus" if sick else "", tested, tests, command.meetings, met)
+        )
 
     def _recover(self, command: Recover) -> None:
         """What is in memory is known at once; what is written is there when the disk has it."""

@@ -96,7 +96,12 @@ class Surroundings(ABC):
     gangs: list[SimGang]
     nodes: Any
     sick: set[str]  # nodes whose hardware is broken, until they are repaired, which nobody does
+    bad_links: set[frozenset[str]]  # two nodes whose ranks do not reach each other, or one that reaches nobody
     resumed: dict[str, Any]  # job -> what a person asked of it
+
+    def lost_pairs(self, node: str, partner: str) -> bool:
+        """Do data of ranks get lost between these two?"""
+        return any(link <= {node, partner} for link in self.bad_links)
 
     @abstractmethod
     def new_pid(self) -> int: ...

@@ -9,7 +9,7 @@ import msgspec
 
 from gangrun.agent.brain import line
 from gangrun.core.machine import lifecycle
-from gangrun.core.nodes import placement, quarantine
+from gangrun.core.nodes import meetings, network_test, placement, quarantine
 from gangrun.core.recovery import budget, choose
 from gangrun.sim.body.agent import SimAgent
 from gangrun.supervisor import agent_messages, heartbeats, opening, takeover
@@ -131,6 +131,23 @@ def excludes_without_a_cap() -> Swaps:
         return original(excluded, names, reason, now, uncapped, nodes_count, *more)
 
     return ((quarantine, "exclude", exclude),)
+
+
+@mutant("nodes whose ranks lost a connection meet before the next attempt", "10", "I14")
+def nobody_meets() -> Swaps:
+    """The next attempt starts in place."""
+    return ((network_test, "begun", lambda state, *more: (state, "")),)
+
+
+@mutant("a failed pair accuses two nodes, and only one that fails with all goes", "10", "I9")
+def first_of_a_failed_pair_goes() -> Swaps:
+    """The first node of the first pair that failed goes."""
+
+    def named(first: Any, *args: Any, **kwargs: Any) -> Any:
+        bad = [one.pair[0] for one in first if one.error]
+        return meetings.Conclusion(tuple(meetings.Named(name, "it failed", True) for name in bad[:1]), (), "it failed")
+
+    return ((meetings, "conclusion", named),)
 
 
 @mutant("an excluded node is in no attempt", "10", "I9")

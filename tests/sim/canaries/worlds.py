@@ -293,6 +293,16 @@ def nodes_go_one_by_one(rng: random.Random, seed: int) -> World:
     return World(setup, plan, rng.randrange(10**6))
 
 
+@recipe("nobody_meets", "first_of_a_failed_pair_goes")
+def a_node_loses_its_network(rng: random.Random, seed: int) -> World:
+    """Ranks on one node reach no rank on other nodes, and a spare is free."""
+    setup = Setup.of(4, script=Script(steps_count=30), requeue=True)
+    setup = replace(setup, spares_count=1, policy=replace(setup.policy, test_suspects=True))
+    kind = (Kind.BAD_NIC, Kind.BAD_LINK)[seed % 2]
+    plan = FaultPlan().fail_at(rng.uniform(8.0, 16.0), kind, node=rng.randrange(1, 3))
+    return World(setup, plan, rng.randrange(10**6))
+
+
 @recipe("an_error_is_a_cancel", "leaves_after_an_error", "lost_reply_is_anothers_claim")
 def the_next_job_meets_an_error(rng: random.Random, seed: int) -> World:
     """A node is lost; when the next job has its nodes the run directory fails for a while, or loses a reply."""

@@ -2,7 +2,7 @@
 
 A bad pair accuses two nodes. So each node meets two others, along a ring; only a node whose pairs were all bad is a
 suspect, and only one that is bad with a partner known to be good is named. Where no pair was good nobody is named: then
-it is not a node.
+it is not a node. A bad pair of two nodes that each had a good one is a link.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 Pair = tuple[str, str]
+ALL_MEET_COUNT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,15 @@ class Conclusion:
     named: tuple[Named, ...]
     doubtful: tuple[str, ...]
     sentence: str
+    links: tuple[Pair, ...] = ()  # bad pairs of nodes that are good with others
+
+
+def rounds_of_few(nodes: Sequence[str]) -> tuple[tuple[Pair, ...], ...]:
+    """As ``rounds_of``, and of four nodes each meets each of the others, in three rounds."""
+    if len(nodes) != ALL_MEET_COUNT:
+        return rounds_of(nodes)
+    a, b, c, d = nodes
+    return (((a, b), (c, d)), ((b, c), (d, a)), ((a, c), (b, d)))
 
 
 def rounds_of(nodes: Sequence[str]) -> tuple[tuple[Pair, ...], ...]:
@@ -113,7 +123,9 @@ def conclusion(first: Sequence[Meeting], share: float, again: Sequence[Meeting] 
         else:
             doubtful.append(node)
     if not suspects:
-        return Conclusion((), (), f"{told}: every node had a good pair")
+        links = tuple(one.pair for one in meetings if is_bad(one, usual, share))
+        bad = f", but {' and '.join('-'.join(pair) for pair in links)} did not" if links else ""
+        return Conclusion((), (), f"{told}: every node had a good pair{bad}", links)
     if not good:
         whose = "the two nodes or what lies between them" if len(suspects) == 2 else "the network rather than a node"
         return Conclusion((), tuple(doubtful), f"{told}: no pair was good, so it is {whose}; nobody is named")

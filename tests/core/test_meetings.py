@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gangrun.health.network.pairs import Conclusion, Meeting, Pair, conclusion, confirming, is_bad, rounds_of, typical
+from gangrun.core.nodes.meetings import Conclusion, Meeting, Pair, conclusion, confirming, is_bad, rounds_of, typical
 
 SHARE = 0.5
 FAST = 1e9

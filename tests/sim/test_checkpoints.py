@@ -149,3 +149,18 @@ def test_a_supervisor_that_is_lost_on_the_way_brings_none_back(late_s: float) ->
     for attempt in quiet.attempts[2:4]:
         assert attempt.ended is not None
         played(World(setup, FaultPlan().fail_at(attempt.ended + late_s, Kind.KILL_SUPERVISOR, node=HOLDER), 1))
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_all_ranks_save_one_step_however_late_a_node_hears_of_it(seed: int) -> None:
+    """A save of all ranks waits for each of them, so it succeeds only if all were told the same step."""
+    rng = random.Random(f"asked {seed}")
+    step_s = rng.choice((0.004, 0.05, 0.7, 5.0))
+    script = Script(step_s=step_s, steps_count=10**6, checkpoint_every_count=0, saves_when_asked=True)
+    late = FaultPlan().fail_at(10.0, Kind.DELAY, node=rng.randrange(4), for_s=90.0, amount=rng.uniform(0.0, 0.45))
+    plan = late.fail_at(rng.uniform(20.0, 40.0), Kind.CANCEL)
+    world = World(Setup.of(4, ranks_per_node=2, script=script), plan, seed)
+    done = world.run()
+    assert done.state is not None and done.state.phase is Phase.CANCELLED, world.story()
+    (saved,) = world.checkpoint_fs.saved.values()
+    assert saved.whole and done.took_s < 60.0, "nothing waited for the end of the grace"

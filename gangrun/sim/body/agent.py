@@ -465,5 +465,10 @@ class Deeds:
                 self.timeline.after(0.5, lambda: self.agent.when_awake(look))
 
         began = self.timeline.now
-        alive = any(rank.alive for rank in self.node.ranks)
-        self.timeline.after(command.settle_s + STOP_S if alive else 0.001, lambda: self.agent.when_awake(look))
+        alive = [rank for rank in self.node.ranks if rank.alive]
+        stops_s = command.settle_s + STOP_S if alive else 0.001
+        gang = alive[0].gang if alive and command.checkpoint_first else None
+        if gang is not None and gang.script.saves_when_asked:
+            stops_s += command.checkpoint_grace_s
+            self.timeline.after(command.settle_s, lambda: gang.ask(self.node.name, command.save_step))
+        self.timeline.after(stops_s, lambda: self.agent.when_awake(look))

@@ -44,6 +44,7 @@ class Script:
     memory_every_count: int = 0  # steps between saves to the nodes' memory; 0: none
     save_s: float = 0.3
     foreign: bool = False  # saves under the final name by itself
+    saves_when_asked: bool = False  # all ranks save a step together when they are told to, and train on
     victims_after_s: float = 3.0  # a peer of a dead rank fails with a collective error; 0: never
     behaviours: tuple[Behaviour, ...] = ()
 
@@ -137,6 +138,7 @@ class SimGang:
         self.reachable: Callable[[SimGang], bool] = lambda gang: True
         self.keep: Callable[[SimGang, int], None] = lambda gang, step: None
         self.kept_step = -1  # newest in the nodes' memory, as its ranks know
+        self.asked: dict[str, int] = {}  # node -> the step that its ranks were told to save
         self._progress = _Progress(step=float(max(0, resume_step)))
         self._ready_at = 0.0
         self._due: Scheduled | None = None
@@ -212,11 +214,28 @@ class SimGang:
                 self._due.cancel()
             self.hooks.changed(self)
 
+    def ask(self, node: str, step: int) -> None:
+        """One node's ranks are told to save this step, or their next one if they have done it."""
+        self.asked[node] = max(step, self.step() + 1)
+        if self._due is not None and self.stepping:
+            self._due.cancel()
+            self._plan()
+
+    def _save_as_asked(self, step: int) -> None:
+        """A save of all ranks: those that were told of another step, or of none yet, train on, and all of them wait."""
+        agreed = {self.asked.get(rank.host.name) for rank in self.members.values()} == {step}
+        self.asked = {}
+        if agreed:
+            self._save(step)
+        else:
+            self.hung = True
+            self.update()
+
     def _milestone(self) -> int:
         """The next step at which anything happens."""
         script, at = self.script, self.step()
         every = script.checkpoint_every_count
-        found = [script.steps_count]
+        found = [script.steps_count, *self.asked.values()]
         if every:
             found.append((max(at, self._progress.saved_step) // every + 1) * every)
         if script.memory_every_count:
@@ -245,6 +264,10 @@ class SimGang:
                 self._do(behaviour)
                 if done.since is None:
                     return
+        if step in self.asked.values():
+            self._save_as_asked(step)
+            if done.since is None:
+                return
         if step >= self.script.steps_count:
             for rank in list(self.members.values()):
                 rank.host.rank_ended(rank, 0, None, error=None)

@@ -141,8 +141,8 @@ def side_of(
     )  # fmt: skip
     lead_s = policy.lead_s + policy.stop_grace_s + LEAD_SLACK_S
     watch = JobWatch(
-        scheduler, job=claim.job, restarts_count=claim.restart, launch=claim.launch, lead_s=lead_s, post=mailbox.post,
-        clock=clock, say=say, nodes=roster,
+        scheduler, run=paths.run, job=claim.job, restarts_count=claim.restart, launch=claim.launch, lead_s=lead_s,
+        post=mailbox.post, clock=clock, say=say, nodes=roster,
     )  # fmt: skip
     watcher = AbsentWatch(paths, disk, claim.token, absent)
     return SlurmSide(paths, disk, clock, mailbox, claim, submission, scheduler, jobs, watch, watcher, say)

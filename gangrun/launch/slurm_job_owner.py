@@ -325,7 +325,7 @@ class JobStep:
             return self._marked == self.claim
         scheduler, stay = SlurmScheduler(Tools(self.variables)), self.claim
         try:
-            scheduler.mark_over(stay.job, stay.restart, stay.launch, MARKED_WITHIN_S)
+            scheduler.mark_over(self.paths.run, stay.job, stay.restart, stay.launch, MARKED_WITHIN_S)
         except SchedulerRefused as error:
             why = f"Slurm refuses to note in the comment of job {stay.job} that its step is over: {error}"
             self.say(f"{why}; this job starts nothing more, and gangrun resume {self.spec.run} continues the run")

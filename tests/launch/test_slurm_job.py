@@ -372,7 +372,7 @@ def test_slurm_is_told_of_a_steps_end_before_anybody_takes_its_place(unreached, 
     clock.at += 10.0
     steps.turn()
     assert steps.claim.launch == 1
-    assert (tmp_path / "asked").read_text() == "update JobId=12 Comment=gr:r:1+over:0.0\n"
+    assert (tmp_path / "asked").read_text() == "update JobId=12 Comment=gr:r:1+over:run:0.0\n"
 
 
 def test_a_slurm_that_refuses_the_word_leaves_the_run_to_a_job_of_its_own(unreached, tmp_path):

@@ -71,8 +71,8 @@ def watched(world: World) -> World:
 
         policy, controller = supervisor.policy, SimController(scheduler)
         watch = JobWatch(
-            controller, job=job.id, restarts_count=job.restart, lead_s=policy.lead_s + policy.stop_grace_s,  # type: ignore[arg-type]
-            post=post, clock=supervisor.clock, bells=Bell,
+            controller, run="r", job=job.id, restarts_count=job.restart,  # type: ignore[arg-type]
+            lead_s=policy.lead_s + policy.stop_grace_s, post=post, clock=supervisor.clock, bells=Bell,
         )  # fmt: skip
         return watch.turn
 

@@ -69,11 +69,13 @@ def test_a_job_as_slurm_shows_it(run: Run) -> None:
     controller = run.slurm.controller()
     assert controller.kill_wait_s == KILL_WAIT_S
     assert controller.wall is not None and abs(controller.wall - SystemClock().wall()) < 30
-    assert shown.stay_runs(0, 0) and not shown.stay_runs(1, 0)
-    run.slurm.mark_over(job, 0, 0, 10.0)
+    assert shown.stay_runs(run.name, 0, 0) and not shown.stay_runs(run.name, 1, 0)
+    run.slurm.mark_over(run.name, job, 0, 0, 10.0)
+    run.slurm.mark_over("other", job, 0, 1, 10.0)
     shown, (listed,) = run.slurm.job(job), run.slurm.jobs_named(f"train.{run.name}")
-    assert shown is not None and (shown.stay_runs(0, 0), shown.stay_runs(0, 1)) == (False, True)
-    assert shown.comment == listed.comment == f"gr:{run.name}:0" and shown.over == listed.over == (0, 0)
+    assert shown is not None and [shown.stay_runs(run.name, 0, launch) for launch in (0, 1)] == [False, True]
+    assert shown.comment == listed.comment == f"gr:{run.name}:0"
+    assert shown.over == listed.over == ((run.name, 0, 0), ("other", 0, 1))
     run.slurm.cancel((job,))
     run.slurm.cancel((job,))  # on its way out already
     assert run.cluster.wait_job(job, "CANCELLED")

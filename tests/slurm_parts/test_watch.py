@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from gangrun.adapters.slurm.commands import Answer
-from gangrun.adapters.slurm.scheduler import SlurmScheduler
+from gangrun.adapters.slurm.commands import Answer, Tools
+from gangrun.adapters.slurm.scheduler import SchedulerSilent, SlurmScheduler
 from gangrun.adapters.slurm.watch import UNLIMITED_S, JobWatch
 from gangrun.core.events import NodeAbsent, Notice, NoticeKind
 from tests.slurm_parts.pretend import UNREACHABLE, PretendBell, PretendJob, PretendSlurm, PretendTime
@@ -30,7 +32,7 @@ class World:
         self.said: list[str] = []
         self.scheduler = SlurmScheduler(self.slurm)
         self.watch = JobWatch(
-            self.scheduler, job="7", restarts_count=restarts, lead_s=LEAD_S, clock=self.time,
+            self.scheduler, run="r1", job="7", restarts_count=restarts, lead_s=LEAD_S, clock=self.time,
             post=lambda stamped: self.posted.append((self.time.now(), stamped.event)),  # type: ignore[arg-type]
             say=self.said.append, bells=lambda: PretendBell(self.time), nodes=("n1", "n2"),
         )  # fmt: skip
@@ -79,7 +81,7 @@ def test_slurm_confirms_this_stay_of_the_job_and_no_other() -> None:
     world.turn_until(175.0)
     assert (confirmed_at := world.watch.runs_at) > 165.0
     world.me.comment = "mine"
-    world.scheduler.mark_over("7", 0, 0, 3.0)
+    world.scheduler.mark_over("r1", "7", 0, 0, 3.0)
     world.turn_until(195.0)
     assert world.watch.runs_at == confirmed_at, "for its launcher this stay is over"
     assert world.watch.facts is not None and world.watch.facts.comment == "mine"
@@ -98,12 +100,50 @@ def test_a_stay_whose_step_is_over_is_no_longer_confirmed(
     world = World(restarts=stay[0])
     world.me.comment = "gr:r1:0"
     for restart, launch in ((0, 0), over) if over else ():
-        world.scheduler.mark_over("7", restart, launch, 3.0)
+        world.scheduler.mark_over("r1", "7", restart, launch, 3.0)
     seen = world.scheduler.job("7")
     (queued,) = world.scheduler.mine()
     assert seen is not None
-    assert seen.stay_runs(*stay) is runs
+    assert seen.stay_runs("r1", *stay) is runs
     assert (seen.comment, queued.comment, queued.over) == ("gr:r1:0", "gr:r1:0", seen.over)
+
+
+def test_two_runs_in_one_job_end_their_steps_each_for_itself() -> None:
+    world = World()
+    world.me.comment = "mine+over:x"
+    scheduler = world.scheduler
+    for run, restart, launch in (("r1", 0, 1), ("r2", 0, 0), ("r1", 0, 0), ("r2", 0, 1)):
+        scheduler.mark_over(run, "7", restart, launch, 3.0)
+    assert world.me.comment == "mine+over:x+over:r1:0.1+over:r2:0.1"
+    seen = scheduler.job("7")
+    assert seen is not None and seen.comment == "mine+over:x"
+    assert [seen.stay_runs(run, 0, 1) for run in ("r1", "r2", "r3")] == [False, False, True]
+    world.turn_until(125.0)
+    assert world.watch.runs_at == float("-inf"), "this stay is over"
+
+
+def test_the_mark_of_another_run_in_the_job_ends_no_stay_of_mine() -> None:
+    world = World()
+    world.scheduler.mark_over("r2", "7", 0, 5, 3.0)
+    world.turn_until(125.0)
+    assert world.watch.runs_at > 100.0
+
+
+def test_two_runs_in_one_job_do_not_write_its_comment_at_once() -> None:
+    """One would write over what the other has written since it read."""
+    world, inner, met = World(), World(), []
+
+    def run(argv: Sequence[str], within_s: float) -> Answer:
+        if argv[1] == "update":
+            with pytest.raises(SchedulerSilent, match="another run"):
+                inner.scheduler.mark_over("r2", "7", 0, 0, 3.0)
+            met.append(argv)
+        return world.slurm.run(argv, within_s)
+
+    SlurmScheduler(cast(Tools, SimpleNamespace(run=run))).mark_over("r1", "7", 0, 0, 3.0)
+    assert met and not inner.me.comment
+    inner.scheduler.mark_over("r2", "7", 0, 0, 3.0)
+    assert inner.me.comment == "+over:r2:0.0"
 
 
 def test_a_node_that_slurm_takes_out_of_the_job_is_told_once() -> None:
@@ -371,7 +411,9 @@ def test_the_thread_ends_when_closed() -> None:
     slurm = PretendSlurm(time)
     slurm.add(PretendJob("7", state="COMPLETING", start_wall=0.0))
     posted: list[object] = []
-    watch = JobWatch(SlurmScheduler(slurm), job="7", restarts_count=0, lead_s=1.0, post=posted.append, clock=time)
+    watch = JobWatch(
+        SlurmScheduler(slurm), run="r1", job="7", restarts_count=0, lead_s=1.0, post=posted.append, clock=time
+    )
     watch.start()
     watch.ask_why()
     until(lambda: posted, 10, "a notice")

@@ -6,7 +6,9 @@ Blocks up to ``within_s`` a question: never call it from the supervisor's loop.
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -39,7 +41,7 @@ _AS_OF = re.compile(r"^Configuration data as of (\S+)", re.MULTILINE)
 _NODE_STATE = re.compile(r"^ *State=([A-Z]+)", re.MULTILINE)
 _BOOT_TIME = re.compile(r"^NodeName=(\S+) .*? BootTime=(\S+)", re.MULTILINE)
 _GRACE_TIME = re.compile(r"\bGraceTime=([0-9]+)")
-_OVER = re.compile(r"\+over:([0-9]+)\.([0-9]+)$")  # at the end of a comment: see ``mark_over``
+_OVER = re.compile(r"\+over:([^+:\s]+):([0-9]+)\.([0-9]+)$")  # at the end of a comment: see ``mark_over``
 _WORDS = re.compile(r"([A-Za-z][\w/:.&*]*)=(\S*)")
 # These lines hold one value, which is free text or may hold blanks.
 _WHOLE_LINES = ("Comment", "AdminComment", "SystemComment", "Command", "WorkDir", "StdErr", "StdIn", "StdOut", "Extra")
@@ -61,7 +63,7 @@ class JobFacts:
     job: str
     name: str = ""
     comment: str = ""
-    over: tuple[int, int] = (-1, -1)  # the newest stay (restart, launch) whose step has ended: see ``mark_over``
+    over: tuple[tuple[str, int, int], ...] = ()  # (run, restart, launch), see ``mark_over``
     user: str = ""
     state: str = ""  # Slurm's word: PENDING, RUNNING, COMPLETING, COMPLETED, ...
     reason: str = ""  # Slurm's word, "" where there is none
@@ -83,9 +85,13 @@ class JobFacts:
         """Its processes have not been told to end, or only by way of warning."""
         return self.state in RUNS
 
-    def stay_runs(self, restart: int, launch: int) -> bool:
-        """Does this stay of the job run, for Slurm and for the job's launcher?"""
-        return self.runs and self.restarts_count == restart and self.over < (restart, launch)
+    def is_over(self, run: str, restart: int, launch: int) -> bool:
+        """Has the launcher of this run noted that its step of this stay has ended?"""
+        return any(name == run and (restart, launch) <= tuple(stay) for name, *stay in self.over)
+
+    def stay_runs(self, run: str, restart: int, launch: int) -> bool:
+        """Does this stay of the job run, for Slurm and for the run's launcher?"""
+        return self.runs and self.restarts_count == restart and not self.is_over(run, restart, launch)
 
     @property
     def ended(self) -> bool:
@@ -193,11 +199,13 @@ def _said(value: str) -> str:
     return "" if value in NOTHING else value
 
 
-def _commented(value: str) -> tuple[str, tuple[int, int]]:
-    """A comment, and the stay that ``mark_over`` named behind it."""
-    comment = _said(value)
-    match = _OVER.search(comment)
-    return (comment, (-1, -1)) if match is None else (comment[: match.start()], (int(match[1]), int(match[2])))
+def _commented(value: str) -> tuple[str, tuple[tuple[str, int, int], ...]]:
+    """A comment, and the stays that ``mark_over`` named behind it."""
+    comment, over = _said(value), list[tuple[str, int, int]]()
+    while match := _OVER.search(comment):
+        over.insert(0, (match[1], int(match[2]), int(match[3])))
+        comment = comment[: match.start()]
+    return comment, tuple(over)
 
 
 def _count(value: str) -> int:
@@ -320,11 +328,23 @@ class SlurmScheduler:
         """Replace what a pending job waits for."""
         self._ask(("scontrol", "update", f"JobId={job}", f"Dependency={dependency}"))
 
-    def mark_over(self, job: str, restart: int, launch: int, within_s: float) -> None:
-        """Write into the job's comment that the step of this stay has ended, wherever its processes may live on."""
-        facts = self.job(job, within_s=within_s)
-        comment = f"{'' if facts is None else facts.comment}+over:{restart}.{launch}"
-        self._ask(("scontrol", "update", f"JobId={job}", f"Comment={comment}"), within_s)
+    def mark_over(self, run: str, job: str, restart: int, launch: int, within_s: float) -> None:
+        """Write into the job's comment that this run's step of this stay has ended, wherever its processes live on.
+
+        Other runs of the job keep their marks. Two that write at once would lose one: a name that the kernel gives to
+        one process is held meanwhile.
+        """
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as turn:
+            try:
+                turn.bind(f"\0gangrun-comment-{os.getuid()}-{job}")
+            except OSError as error:
+                raise SchedulerSilent(f"another run writes the comment of job {job} ({error.strerror})") from None
+            facts = self.job(job, within_s=within_s) or JobFacts(job=job)
+            if facts.is_over(run, restart, launch):
+                return
+            marks = [*(mark for mark in facts.over if mark[0] != run), (run, restart, launch)]
+            comment = facts.comment + "".join(f"+over:{name}:{first}.{last}" for name, first, last in marks)
+            self._ask(("scontrol", "update", f"JobId={job}", f"Comment={comment}"), within_s)
 
     def _ask(self, argv: Sequence[str], within_s: float | None = None) -> None:
         try:

@@ -51,6 +51,7 @@ class JobWatch(threading.Thread):
         self,
         scheduler: SlurmScheduler,
         *,
+        run: str,
         job: str,
         restarts_count: int,
         launch: int = 0,
@@ -67,7 +68,7 @@ class JobWatch(threading.Thread):
         super().__init__(name="slurm-watch", daemon=True)
         self.facts: JobFacts | None = None  # as last seen; replaced, never changed
         self.runs_at = -NEVER  # when Slurm was last asked and said that this stay of the job runs
-        self._scheduler, self._job, self._lead_s = scheduler, job, lead_s
+        self._scheduler, self._run, self._job, self._lead_s = scheduler, run, job, lead_s
         self._restarts_count, self._launch = restarts_count, launch
         self._post, self._clock, self._say = post, clock, say
         self._wake, self._over = bells(), bells()
@@ -176,7 +177,7 @@ class JobWatch(threading.Thread):
         self._silent = ""
         if facts is not None:
             self.facts = facts
-            if facts.stay_runs(self._restarts_count, self._launch):
+            if facts.stay_runs(self._run, self._restarts_count, self._launch):
                 self.runs_at = asked_at
             if facts.runs and not facts.preempted:
                 self._end_wall = facts.end_wall

@@ -12,7 +12,6 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TextIO
 
 WIDTH_MIN, WIDTH_MAX, WIDTH_ELSEWHERE = 40, 120, 100
 LAST_CHARS, COLUMN_CHARS_MIN = 16, 8  # of a table's last column, and of one that gives way
@@ -60,19 +59,14 @@ def _spelled(char: str) -> str:
     return "\\" + {"\n": "n", "\r": "r", "\t": "t", "\x1b": "e"}.get(char, ascii(char)[2:-1])
 
 
-def width(stream: TextIO | None = None) -> int:
+def width() -> int:
     """Columns to fill: $COLUMNS, else the terminal's, else as much as reads well in a file."""
-    columns = shutil.get_terminal_size((WIDTH_ELSEWHERE, 24)).columns
-    stream = stream or sys.stdout
-    if not stream.isatty() and columns <= 0:
-        columns = WIDTH_ELSEWHERE
-    return max(WIDTH_MIN, min(WIDTH_MAX, columns))
+    return max(WIDTH_MIN, min(WIDTH_MAX, shutil.get_terminal_size((WIDTH_ELSEWHERE, 24)).columns))
 
 
-def welcomes_color(variables: Mapping[str, str], stream: TextIO | None = None) -> bool:
+def welcomes_color(variables: Mapping[str, str]) -> bool:
     """A terminal that is not dumb, and nobody who said NO_COLOR."""
-    stream = stream or sys.stdout
-    return stream.isatty() and not variables.get("NO_COLOR") and variables.get("TERM", "") != "dumb"
+    return sys.stdout.isatty() and not variables.get("NO_COLOR") and variables.get("TERM", "") != "dumb"
 
 
 def styled(text: str, style: str, color: bool) -> str:

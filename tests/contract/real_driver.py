@@ -19,12 +19,10 @@ TINY = Path(__file__).with_name("tiny_dcp")  # a checkpoint of four numbers, as 
 PAYLOAD = "__0_0.distcp"
 PACE_S = 0.05
 
-# Runs in each rank before its first step (see the STEPPER of either harness, whose names it uses).
+# Runs in each rank before its first step (see tests.stepper, whose names it uses).
 HOOK = """
-import json, shutil, signal
 does = json.loads(os.environ["CONTRACT_DOES"])
 every, saves = int(os.environ["CONTRACT_EVERY"]), Path(os.environ["CONTRACT_SAVES"])
-(meet / f"up.{rank}").touch()
 def do(one):
     if one["how"] == "EXIT": os._exit(one["code"])
     if one["how"] == "RAISE": raise RuntimeError("boom")
@@ -34,10 +32,6 @@ def hook(done):
     for one in does:
         if (one["rank"], one["step"]) == (rank, done) and (one["attempts"] is None or attempt in one["attempts"]):
             do(one)
-    if rank == 0 and every and done > start and done % every == 0 and not (saves / f"step-{done}").exists():
-        shutil.rmtree(saves / "unfinished", ignore_errors=True)
-        shutil.copytree(os.environ["CONTRACT_TINY"], saves / "unfinished")
-        (saves / "unfinished").rename(saves / f"step-{done}")
 """
 
 
@@ -68,7 +62,7 @@ class RealDriver:
         ]
         return {
             "CONTRACT_DOES": json.dumps(does), "CONTRACT_EVERY": str(shape.checkpoint_every),
-            "CONTRACT_SAVES": str(self._saves), "CONTRACT_TINY": str(TINY), "HOOK": HOOK,
+            "CONTRACT_SAVES": str(self._saves), "TINY": str(TINY), "HOOK": HOOK,
         }  # fmt: skip
 
     def _options(self) -> list[str]:

@@ -13,37 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.inject import gangrun
+from tests.stepper import STEPPER
 from tests.waiting import PATIENCE, until
 
 ROOT = Path(__file__).resolve().parents[2]
 PACE_S = 0.05
-
-# A gang without torch: every rank steps until all files of the step are there, as a collective would make it. The last
-# step is done once the test waits for the end: however slow the machine, no run is over before the test did its part.
-STEPPER = """
-import os, sys, time
-from pathlib import Path
-rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-folder, steps, pace = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-meet = folder / f"attempt-{attempt}"
-meet.mkdir(parents=True, exist_ok=True)
-start = int(os.environ.get("GANGRUN_RESUME_STEP") or 0)
-def hook(step): pass
-exec(os.environ.get("HOOK", ""))
-for step in range(start, steps):
-    while step == steps - 1 and not os.path.exists(os.environ.get("MAY_END") or "/"):
-        time.sleep(0.01)
-    hook(step)
-    (meet / f"{step}.{rank}").touch()
-    while not all((meet / f"{step}.{r}").exists() for r in range(world)):
-        time.sleep(0.01)
-    with open(folder / f"rank-{rank}.log", "a", buffering=1) as log:
-        log.write(f"{attempt} {step} {time.monotonic()} {os.getpid()}\\n")
-    if pace:
-        print(f"step {step}", flush=True)
-        time.sleep(pace)
-"""
 
 
 def processes_of(mark: str) -> dict[int, dict[str, str]]:
@@ -109,7 +83,7 @@ class Box:
         """Start the torch-free gang."""
         script = self.script(STEPPER)
         self.start(
-            "--nproc-per-node", str(ranks), *options, script, self.work / "steps", str(steps), str(pace),
+            "--nproc-per-node", str(ranks), *options, script, self.work / "steps", str(steps), str(pace), "0",
             environment={"HOOK": textwrap.dedent(hook)},
         )  # fmt: skip
 
@@ -119,7 +93,7 @@ class Box:
             lines = whole_lines(self.work / "steps" / f"rank-{rank}.log")
         except OSError:
             return []
-        return [(int(a), int(s), float(t), int(p)) for a, s, t, p in (line.split() for line in lines)]
+        return [(int(a), int(s), float(t), int(p)) for a, s, t, p, _ in (line.split() for line in lines)]
 
     def wait_for_step(self, step: int, attempt: int = 0, rank: int = 0, deadline_s: float = 30.0) -> None:
         """Until ``rank`` has done ``step`` in ``attempt`` (or a later one)."""

@@ -22,7 +22,8 @@ from gangrun.node.processes import is_alive, read_proc
 from tests.faults.inject import PLAIN
 from tests.health.test_nvml import Library, build, library  # noqa: F401 - fixtures
 from tests.local.evidence import journal
-from tests.local.harness import PACE_S, STEPPER, Box
+from tests.local.harness import PACE_S, Box
+from tests.stepper import STEPPER
 from tests.waiting import until
 
 
@@ -56,7 +57,7 @@ def test_a_terminal_that_is_closed_cancels_once_and_the_ranks_save(box: Box) -> 
     script = box.script(STEPPER)
     words = ["run", "-q", "--runs-dir", str(box.runs), "--nproc-per-node", "2", "--stop-grace", "60", str(script)]
     terminal = pexpect.spawn(
-        PLAIN[0], [*PLAIN[1:], *words, str(box.work / "steps"), "1000", "0.05"], cwd=str(box.work), timeout=60,
+        PLAIN[0], [*PLAIN[1:], *words, str(box.work / "steps"), "1000", "0.05", "0"], cwd=str(box.work), timeout=60,
         env={**box.environment, "TERM": "xterm", "HOOK": textwrap.dedent(SAVES_AT_TERM)},
     )  # fmt: skip
     box.wait_for_step(5, deadline_s=60)
@@ -73,7 +74,8 @@ def test_a_terminal_that_is_closed_cancels_once_and_the_ranks_save(box: Box) -> 
 
 def test_a_detached_run_goes_on_and_attach_shows_it_to_its_end(box: Box) -> None:
     script = box.script(STEPPER)
-    words = ("--runs-dir", str(box.runs), "--nproc-per-node", "2", "--json", script, box.work / "steps", "30", "0.05")
+    steps = (script, box.work / "steps", "30", "0.05", "0")
+    words = ("--runs-dir", str(box.runs), "--nproc-per-node", "2", "--json", *steps)
     told = json.loads(box.gangrun("run", "--detach", *map(str, words)).stdout)
     assert told.keys() == {"schema", "run", "name", "directory"}
     box.wait_for_step(5, deadline_s=60)

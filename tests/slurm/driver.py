@@ -18,8 +18,9 @@ import pytest
 from tests.contract.driver import Injection, Scenario, Status, Stepped
 from tests.contract.real_driver import PACE_S, RealDriver
 from tests.slurm.cluster import Cluster, shared
-from tests.slurm.harness import GANGRUN, STEPPER, TINY, Run
+from tests.slurm.harness import GANGRUN, Run
 from tests.slurm.place import missing
+from tests.stepper import STEPPER
 from tests.waiting import until
 
 NOT_WARDEN = r"^(?!.*warden\.py)(?!\S*srun ).*"  # their command lines hold those of the agent and the supervisor too
@@ -59,7 +60,6 @@ class SlurmDriver(RealDriver):
         self._environment = {
             **self._told_to_ranks(),
             "MAY_END": str(run.may_end),
-            "TINY": str(TINY),  # HOOK sets what the harness names ``every`` too
             "FAULT_WALL_OFFSET": str(self._wall),
         }
 

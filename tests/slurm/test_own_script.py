@@ -7,8 +7,9 @@ import shlex
 import signal
 
 from tests.slurm.cluster import Cluster
-from tests.slurm.harness import GANGRUN, SHORT, STEPPER, TINY, Run, attempts_that_stepped
+from tests.slurm.harness import GANGRUN, SHORT, TINY, Run, attempts_that_stepped
 from tests.slurm.test_preemption import comes_back
+from tests.stepper import STEPPER
 from tests.waiting import PATIENCE, until
 
 SCRIPT = """#!/bin/bash

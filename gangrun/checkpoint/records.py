@@ -150,7 +150,11 @@ def _load(path: str) -> dict[str, _Row]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
-            return msgspec.json.decode(file.read(_READ_MAX_BYTES), type=_VerifiedFile).checkpoints
+            data = file.read(_READ_MAX_BYTES)
+        try:
+            return msgspec.json.decode(data, type=_VerifiedFile).checkpoints
+        except msgspec.DecodeError:  # also for a file name that is no UTF-8, which json reads, at half the speed
+            return msgspec.convert(json.loads(data), _VerifiedFile).checkpoints
     except (OSError, ValueError, RecursionError):
         return {}
 

@@ -15,6 +15,7 @@ import pytest
 
 from gangrun.checkpoint import store
 from gangrun.checkpoint.formats import dcp
+from gangrun.checkpoint.records import VerifiedBefore
 from gangrun.checkpoint.scan import BadPattern, StorageUnreadable, list_steps, step_pattern
 from gangrun.checkpoint.store import CheckpointRoom, Depth, Resume, VerifyProgress
 from gangrun.core.checkpoints.resume import Chosen, FromZero, Kind, NothingValid, ResumeRequest, parse_resume
@@ -340,6 +341,16 @@ def test_unreadable_memory_is_no_memory(copy: Copy, monkeypatch: pytest.MonkeyPa
     assert CheckpointRoom(str(root)).survey(Depth.ALL)[1].level is Level.VERIFIED
     assert reads.take() == ["step-20", "step-10"]
     assert json.loads((root / ".gangrun" / "verified.json").read_bytes())["schema"] == 2
+
+
+def test_a_file_name_that_is_no_utf_8_is_remembered_with_all_others(tmp_path: Path) -> None:
+    name = os.fsdecode(b"weights-\xff.bin")
+    judged = {one: dcp.Judgement(Level.VERIFIED, "", True, ((one, (1, 2, 3, 4)),), "", 1, 1) for one in (name, "a")}
+    before = VerifiedBefore(str(tmp_path))
+    for step, one in judged.items():
+        before.remember(step, one)
+    assert before.save() == ""
+    assert VerifiedBefore(str(tmp_path))._known == judged
 
 
 def test_a_memory_that_cannot_be_written_costs_only_time(copy: Copy, tmp_path: Path) -> None:

@@ -158,6 +158,21 @@ def test_a_node_that_slurm_takes_out_of_the_job_is_told_once() -> None:
     assert len(world.posted) == 1
 
 
+def test_a_node_that_slurm_takes_as_the_watch_closes_is_not_told() -> None:
+    world = World()
+    world.turn_until(101.0)
+    world.me.nodes = "n2"
+    ask = world.slurm.run
+
+    def answer(argv: Sequence[str], within_s: float) -> Answer:
+        world.watch.close()
+        return ask(argv, within_s)
+
+    world.slurm.run = answer  # type: ignore[method-assign]
+    world.turn_until(150.0)
+    assert world.posted == []
+
+
 @pytest.mark.parametrize("other", [{"restarts": 1}, {"state": "COMPLETING"}, {"nodes": ""}])
 def test_the_nodes_of_another_stay_or_of_an_end_tell_nothing(other: dict[str, Any]) -> None:
     world = World()

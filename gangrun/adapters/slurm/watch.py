@@ -147,6 +147,8 @@ class JobWatch(threading.Thread):
             self._tell(NoticeKind.PREEMPTION, self._grace_s(facts))
 
     def _tell_taken(self, left: tuple[str, ...]) -> None:
+        if self._over.is_set():
+            return
         for node in [node for node in self._nodes if node not in left]:
             why = f"Slurm took {node} out of job {self._job}"
             self._post(Stamped(NodeAbsent(node, why, scheduler=True, taken=True)))

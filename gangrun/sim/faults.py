@@ -83,7 +83,7 @@ class Kind(Enum):
     SLURM_SUSPEND = "scontrol suspend and resume"
     SLURM_REQUEUE = "the job is requeued under its id"
     SLURM_GIVES_UP = "the job is requeued under its id; its nodes live on until Slurm reaches them again, after for_s"
-    SLURM_TAKES = "Slurm counts a good node as DOWN: it kills what runs there and takes the node out of the job"
+    NODE_TAKEN = "Slurm counts a good node as DOWN: it kills what runs there and takes the node out of the job"
     STEP_LOST = "for srun all nodes have left, and what runs on them lives on"
     BATCH_LOST = "the batch host is lost"
     SCANCEL = "scancel without our knowledge"
@@ -589,7 +589,7 @@ _NODE: dict[Kind, Callable[[Cluster, SimNode, Fault], None]] = {
     Kind.PAUSE_NODE: _pause_node,
     Kind.SUSPEND_NODE: _pause_node,
     Kind.SLOW_KILL: _slow_kill,
-    Kind.SLURM_TAKES: _take,
+    Kind.NODE_TAKEN: _take,
     Kind.SICK: _sick,
     Kind.POOR: _sick,
     Kind.BAD_NIC: _bad_link,

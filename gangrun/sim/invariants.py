@@ -260,9 +260,9 @@ class Checker(Checks):
         if state is before:
             return
         self._states[supervisor.pid] = state
-        only_taken = len(self.plan.faults) and all(fault.kind is Kind.SLURM_TAKES for fault in self.plan)
+        only_taken = len(self.plan.faults) and all(fault.kind is Kind.NODE_TAKEN for fault in self.plan)
         if state.health.excluded and only_taken:
-            self.broken("I9", f"{sorted(state.health.excluded)} are excluded, and only Slurm counted them as DOWN")
+            self.broken("I9", f"{sorted(state.health.excluded)} are excluded, though only the scheduler took them")
         changed = before is None or before.phase is not state.phase or before.attempt.number != state.attempt.number
         if self._big and not changed:
             return

@@ -316,5 +316,5 @@ def slurm_takes_a_good_node(rng: random.Random, seed: int) -> World:
     """Of a job that needs every node there is. The node is free again at once."""
     nodes_count = (2, 3, 4)[seed % 3]
     node = rng.choice((HOLDER, *range(nodes_count)))
-    plan = FaultPlan().fail_at(rng.uniform(0.5, 20.0), Kind.SLURM_TAKES, node=node)
+    plan = FaultPlan().fail_at(rng.uniform(0.5, 20.0), Kind.NODE_TAKEN, node=node)
     return World(Setup.of(nodes_count, script=Script(steps_count=400), requeue=True), plan, rng.randrange(10**6))

@@ -66,10 +66,11 @@ TEXTS: dict[str, tuple[str, str]] = {
     "cuda-usage": ("RuntimeError", "CUDA error: invalid configuration argument"),
     "toolchain": ("RuntimeError", "Failed to find C compiler. Please specify via CC environment variable."),
     "nccl-internal": ("DistBackendError", "ncclInternalError: Internal check failed."),
-    "loader-timeout": ("RuntimeError", "DataLoader timed out after 60 seconds"),
+    "timeout": ("RuntimeError", "DataLoader timed out after 60 seconds"),
     "offline": ("OfflineModeIsEnabled", "Cannot reach https://huggingface.co/x: offline mode is enabled."),
     "certificate": ("SSLError", "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed"),
     "container": ("RuntimeError", "OCI runtime create failed"),
+    "gpu-other": ("RuntimeError", "CUDA error: something that is new"),
 }  # fmt: skip
 
 
@@ -137,6 +138,10 @@ WRITTEN: tuple[tuple[str, int, str], ...] = (
     ("killed", 143, "Terminated"),
     ("killed", 1, "failed (exitcode: -9) local_rank: 2 (pid: 161617) of binary: /opt/env/bin/python3.11"),
     ("killed", 1, "slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO PREEMPTION ***"),
+    ("killed", 1, "train.sh: line 3: 12345 Killed                  python train.py"),
+    ("killed", 1, "Received SIGTERM, shutting down"),
+    ("killed", 1, "srun: error: n1: task 0: Exited with exit code 143"),
+    ("timeout", 1, "Timeout (0:30:00)!"),
     ("cpu-instruction", 132, ""),
     ("-", 139, ""),
     ("host-memory", 1, "slurmstepd: error: Detected 1 oom_kill event in StepId=1.0."),
@@ -157,7 +162,22 @@ def test_what_stands_before_the_end_is_known_by_the_right_row(name: str, code: i
 def test_an_exception_that_only_says_that_another_process_failed_leaves_its_words_to_stderr() -> None:
     report = error("", kind="torch.distributed.elastic.multiprocessing.errors.ChildFailedError")
     inner = replace(fell(report=report), tail=("RuntimeError: DataLoader timed out after 60 seconds",))
-    assert rule_of(inner) is error_rules.BY_NAME["loader-timeout"]
+    assert rule_of(inner) is error_rules.BY_NAME["timeout"]
+
+
+def test_a_bug_in_code_that_handles_an_error_does_not_hide_the_error() -> None:
+    ecc = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+    report = replace(error(kind="AttributeError"), chain=(ecc,))
+    assert rule_of(fell(report=report)) is error_rules.BY_NAME["gpu-ecc"]
+    handled = replace(report, chain=("ModuleNotFoundError: No module named 'apex'", "TimeoutError: x"))
+    assert rule_of(fell(report=handled)) is None, "to try another way is no cause"
+
+
+def test_whoever_was_killed_did_not_end_of_what_it_had_raised_before() -> None:
+    verdict = judge(Evidence(exits=(fell(signal=9, report=error()),)))
+    assert (verdict.cause, verdict.signature) == (Cause.KILLED, "")
+    aborted = judge(Evidence(exits=(fell(signal=6, report=error()),)))
+    assert (aborted.cause, aborted.signature) == (Cause.RANK_ERROR, "sig-a")
 
 
 def test_a_mark_stays_when_the_text_is_gone() -> None:

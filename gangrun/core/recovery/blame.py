@@ -37,6 +37,7 @@ from gangrun.core.text import counted, finding_told, last_lines, listed, one_lin
 SIGKILL = 9
 NO_RANK = -1  # a verdict that speaks of no rank that may be moved
 # From outside: operator, scheduler, another process. These tell nothing about the code, so they never "repeat".
+KILLS = frozenset({1, 2, SIGKILL})  # an exception ends no process so: somebody did, whatever was raised before
 OUTSIDE_SIGNALS = frozenset({1, 2, 3, 9, 10, 12, 13, 14, 15, 19, 20, 21, 22, 24, 25})
 MAY_BE_HARDWARE = frozenset(
     {Cause.RANK_ERROR, Cause.SIGNAL, Cause.KILLED, Cause.HANG, Cause.VICTIMS_ONLY, Cause.START_FAILED}
@@ -258,7 +259,7 @@ def _fell(first: RankExit, evidence: Evidence, scene: _Scene) -> Verdict:
     cause = Cause.RANK_ERROR
     signature = signatures.everywhere(signatures.exit_signature(first.code), spread.is_many)
     sentence = f"{who} {_ended(first, step)}"
-    if first.error is not None:
+    if first.error is not None and first.signal not in KILLS:
         signature = signatures.error_signature(first.error)
     elif first.signal is not None:
         outside = first.signal in OUTSIDE_SIGNALS

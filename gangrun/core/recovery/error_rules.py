@@ -70,6 +70,7 @@ RULES: tuple[Rule, ...] = (
     # ---- devices and drivers: only a machine can cause these -------------------------------------------------------
     Rule("gpu-ecc", "an uncorrectable memory or NVLink error of a GPU",
          r"uncorrectable (ecc|nvlink)|ecc_?uncorrectable|nvlink_?uncorrectable|double.bit ecc|ecc error encountered"
+         r"|\becc\b[^\n]{0,30}(error|fail)|page retirement"
          r"|row.?remap\w* (fail|pending)|error_?contained\b|nvlink.{0,30}(fatal|is down|inactive)",
          Cause.HARDWARE, EXCLUDE, ONCE, CUDA_DOCS),
     Rule("gpu-lost", "a GPU that is lost or needs a reset",
@@ -80,7 +81,8 @@ RULES: tuple[Rule, ...] = (
          r"|error 719.{0,80}nvlink|hw exception by gpu",
          Cause.HARDWARE, EXCLUDE, ONCE, "NVML API, nvmlReturn_t"),
     Rule("gpu-fabric", "an NVSwitch fabric that is not ready",
-         r"system not yet initialized|systemnotready|system_not_ready|error 802|fabric manager (is not|never|not run)",
+         r"system not yet initialized|systemnotready|system_not_ready|error 802|fabric manager (is not|never|not run)"
+         r"|nvlink sharp|multicast memory|\bimex\b[^\n]{0,60}(fail|error|not)|cannot be performed in the present state",
          Cause.HARDWARE, EXCLUDE, END, CUDA_DOCS),
     Rule("memory-error", "an uncorrectable error of the node's memory",
          r"errno 133\]|memory page has hardware error|bus_mceerr|hardware memory error|machine check exception",
@@ -106,6 +108,12 @@ RULES: tuple[Rule, ...] = (
          r"|couldn't communicate with the nvidia driver|nvidia-smi has failed|failed to initialize nvml"
          r"|nvml_?error_?(driver_?not_?loaded|library_?not_?found|unknown|uninitialized)|nvml.{0,30}driver not loaded"
          r"|nvml shared library not found|libnvidia-ml|cuda runtime error \(3\)"
+         r"|failed call to cuinit|cuinit\W[^\n]{0,40}fail|error_?not_?initialized"
+         r"|cudagetdevicecount|cuda\w+\(\)( on gpu:\d+)? failed\. status|nvml\w*\([^\n]{0,60}(failed|error)"
+         r"|(device|gpu) handle[^\n]{0,60}unknown error|not enough (gpus|cuda devices)"
+         r"|\bfound (only )?\d+ (cuda )?gpus?\b"
+         r"|(expected|requested|needs?|requires?) \d+ (cuda |nvidia )?gpus?\b[^\n]{0,60}(but|only|found|available"
+         r"|have|got)"
          r"|driver initialization failed|cudaerrorinitializationerror|cuda error: initialization error"
          r"|libcuda(debugger)?\.so[.\d]*: cannot open|libnvidia-[\w-]+\.so[.\d]*: cannot open|no devices? (was"
          r"|were) found"
@@ -155,11 +163,10 @@ RULES: tuple[Rule, ...] = (
          r"(compute )?capability|only supports? .{0,40}(gpus? or newer|architectures?|compute capability)",
          Cause.ENVIRONMENT, EXCLUDE, END, CUDA_DOCS),
     Rule("cuda-usage", "a wrong use of CUDA",
-         r"cuda error: (invalid (configuration argument|resource handle|argument|device context|pitch argument)"
-         r"|too many (resources requested|blocks in cooperative)|named symbol not found|peer access)"
-         r"|stream is capturing|during capture|stream_?capture|capture_?(unsupported|invalidated)"
-         r"|cooperative_?launch_?too_?large"
-         r"|launch_?out_?of_?resources",
+         r"invalid configuration argument|invalid resource handle|invalid device context|invalid pitch argument"
+         r"|(cuda|hip)( runtime)? (error|failure)[^\n]{0,8} (invalid argument|peer access|named symbol not found)"
+         r"|too many (resources requested|blocks in cooperative)|stream is capturing|during capture|stream_?capture"
+         r"|capture_?(unsupported|invalidated)|cooperative_?launch_?too_?large|launch_?out_?of_?resources",
          Cause.RANK_ERROR, RESTART, ONCE, CUDA_DOCS),
     Rule("cuda-fork", "CUDA used after a fork", r"re-initialize cuda in forked", Cause.RANK_ERROR, END, END,
          "PyTorch, torch.cuda"),
@@ -268,9 +275,6 @@ RULES: tuple[Rule, ...] = (
     Rule("nccl-internal", "an internal error of NCCL", r"ncclinternalerror"
          r"|internal error - please report this issue to",
          Cause.NETWORK, MOVE, ONCE, NCCL_DOCS),
-    Rule("loader-timeout", "a DataLoader or a queue that gave no batch in time",
-         r"dataloader timed out after|worker timed out after \d+ seconds", Cause.HANG, RESTART, ONCE,
-         "PyTorch, DataLoader"),
     # ---- services outside the gang: they pass ----------------------------------------------------------------------
     Rule("port", "a port that is in use", r"address already in use|eaddrinuse|errno 9[89]\]"
          r"|cannot assign requested address",
@@ -299,6 +303,11 @@ RULES: tuple[Rule, ...] = (
          r"|(can't|cannot|couldn't|could not|unable to|failed to) connect to|all connection attempts failed"
          r"|^(socket\.timeout|timeouterror): .{0,20}timed out|protocolerror|chunkedencodingerror",
          Cause.SERVICE, WAIT, WAIT, HTTP),
+    Rule("timeout", "a wait that took too long, such as for a batch or a lock",
+         r"dataloader timed out after|worker timed out after \d+ seconds|^timeout \(\d+:\d\d:\d\d\)!"
+         r"|^(\S+\.)?(timeouterror|brokenbarriererror|gettimeouterror)\b|\A\S+\.(timeout|empty): "
+         r"|stalled (ops|ranks|tensor)"
+         r"|shut ?down due to stall", Cause.HANG, RESTART, ONCE, "PyTorch, DataLoader; Python, faulthandler"),
     # ---- memory of the host, and crashes after the end -------------------------------------------------------------
     Rule("open-files", "too many open files, processes or threads", r"errno 2[34]\]|too many open files"
          r"|items of ancdata|can't start new thread"
@@ -311,8 +320,9 @@ RULES: tuple[Rule, ...] = (
     Rule("killed", "a process that somebody killed",
          r"signalexception: process \d+ got signal|(terminated|died|reports|exited|killed) (with|by)?( signal)?[ :<(]*"
          r"(signals\.)?sig(kill|term|hup|int)\b|killed by signal: (terminated|hangup|interrupt)|^keyboardinterrupt\b"
-         r"|exitcode *: -(1|2|9|15)\b|signal (1|2|9|15) \(sig\w+\) received|return code = -(9|15)\b"
-         r"|cancelled at .{0,80}(preemption|signal)",
+         r"|(exit ?code|exit status|return ?code)\W{0,4}(-(1|2|9|15)|129|130|137|143)\b|cancelled at \d"
+         r"|signal (1|2|9|15) \(sig\w+\) received|(received|caught|got) (a )?(signals?[ .:]*)?(15|sig(term|int|hup))\b"
+         r"|^(killed|terminated|hangup)$|: line \d+: +\d+ (killed|terminated|hangup)\b",
          Cause.KILLED, WAIT, WAIT, "signal(7)"),
     Rule("host-memory", "too little memory of the node",
          r"^(\S+\.)?_?(array)?memoryerror\b|can't allocate memory|cannot allocate memory|std::bad_alloc|errno 12\]"
@@ -325,14 +335,21 @@ RULES: tuple[Rule, ...] = (
          r"at interpreter shutdown|interpreter is (shutting|finalizing)|terminate called without an active exception"
          r"|_enter_buffered_busy|finalizing \(tstate|py_finalize|cuda.{0,20}driver shutting down",
          Cause.TEARDOWN, RESTART, ONCE, "CPython, Py_FinalizeEx"),
+    Rule("gpu-other", "an error of CUDA, HIP or the driver that is not known to be a bug",
+         r"\b(cuda|cudart|hip|triton)( runtime| driver)? (error|failure)|\b(cuda|hip)error[a-z]|\bcuda_error_",
+         Cause.HARDWARE, MOVE, ONCE, CUDA_DOCS),
 )  # fmt: skip
 BY_NAME = {rule.name: rule for rule in RULES}
 _VAGUE = frozenset(
     {rule.name for rule in RULES if rule.few in (*VICTIMS, TEST)}
-    | {"save-failed", "nccl-cuda", "nccl-usage", "nccl-internal"}
+    | {"save-failed", "nccl-cuda", "nccl-usage", "nccl-internal", "gpu-other"}
 )
-# Beside an exception only these count in stderr, where warnings of all kinds stand too; beside a plain one none.
-_BESIDE = frozenset({Cause.HARDWARE, Cause.NETWORK, Cause.CPU, Cause.RANK_ERROR, Cause.ENVIRONMENT, Cause.GPU_MEMORY})
+# Beside an exception only these count in stderr, where warnings of all kinds stand too. Beside a plain one they count
+# in its causes only: code that handles an error may have a bug of its own.
+_BESIDE = frozenset(
+    {Cause.HARDWARE, Cause.NETWORK, Cause.CPU, Cause.RANK_ERROR, Cause.ENVIRONMENT, Cause.GPU_MEMORY}
+    | {Cause.KILLED, Cause.OOM}
+)
 # These say only that another process failed, whose own words are among the last lines of stderr.
 _OF_ANOTHER = frozenset({"ChildFailedError", "CalledProcessError", "ProcessRaisedException", "ProcessExitedException"})
 _PLAIN_KINDS = frozenset(
@@ -385,10 +402,10 @@ def _texts(died: RankExit) -> Iterator[tuple[str, bool]]:
     error = died.error
     if error is not None:
         yield f"{error.kind}: {error.message}"[:TEXT_MAX_CHARS], False
+        for cause in error.chain:
+            yield cause[:TEXT_MAX_CHARS], is_plain(died)
         if is_plain(died):
             return
-        for cause in error.chain:
-            yield cause[:TEXT_MAX_CHARS], False
     yield "\n".join(died.tail), error is not None and _class_of(error) not in _OF_ANOTHER
     if error is None:
         yield how_it_ended(died), False
@@ -397,7 +414,8 @@ def _texts(died: RankExit) -> Iterator[tuple[str, bool]]:
 def _match(text: str, beside: bool) -> Rule | None:
     text = text.lower()  # four times as fast as patterns that ignore the case
     for rule, pattern in _patterns():
-        if (not beside or rule.cause in _BESIDE) and pattern.search(text):
+        counts = not beside or (rule.cause in _BESIDE and rule.name != "gpu-other")
+        if counts and pattern.search(text):
             return BY_NAME["foreign-process"] if rule.cause is Cause.GPU_MEMORY and foreign_process(text) else rule
     return None
 

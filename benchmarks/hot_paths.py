@@ -126,6 +126,24 @@ def decision() -> dict:
     }
 
 
+def printed_line() -> dict:
+    """The search for a step in a line that a rank printed, beside the pass through the log writer's splitting."""
+    from gangrun.agent.ranks.log_steps import LogSteps
+
+    lines = [
+        b"2025-01-02 10:11:12,345 INFO torch.distributed: rank 3 has joined the process group at 10.0.0.7:29500",
+        b'[rank3]:   File "/home/a/train.py", line 118, in forward: hidden = self.norm(hidden + residual)',
+        b"GPU 0: 71 C, 640 W, memory 71.3 GiB of 79.1 GiB used; batch shape (8, 4096), dtype bfloat16, lr 3.0e-4",
+    ]
+    steps = LogSteps()
+    data = b"\n".join(lines)
+    return {
+        "ours_s": per_call_s(lambda: [steps.read(line) for line in lines], 20000) / len(lines),
+        "yardstick_s": per_call_s(lambda: [line.decode() for line in data.split(b"\n")], 20000) / len(lines),
+        "yardstick": "splitting off and decoding the line",
+    }
+
+
 def measure() -> dict:
     rows = {
         "gangrun.step()": step_report,
@@ -133,6 +151,7 @@ def measure() -> dict:
         "start-up": start_up,
         "status loaded": look,
         "decision": decision,
+        "printed line": printed_line,
     }
     return {name: call() for name, call in rows.items()}
 

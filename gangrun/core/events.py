@@ -184,10 +184,11 @@ class FirstStepSeen:
 
 @dataclass(frozen=True, slots=True)
 class ProgressMarked:
-    """The gang got to ``step``; sent at most once per ``progress_mark_every_s``."""
+    """The gang got to ``step``; sent at most once per ``progress_mark_every_s``. ``printed``: nobody reported it."""
 
     attempt: int
     step: int
+    printed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

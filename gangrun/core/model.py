@@ -144,6 +144,7 @@ class RankExit:
     tail: tuple[str, ...] = ()  # the lines of its stderr that tell most; texts too: ``running.abridged``
     written_at: float = 0.0  # when its error was written; 0.0: nobody knows
     mark: str = ""  # which row of ``error_rules`` its text matched; "-": none; "": nobody looked yet
+    log_step: int = -1  # the highest that it printed, if it reported none
 
     @property
     def fell_at(self) -> float:
@@ -568,6 +569,7 @@ class SavedProgress:
     newest: CheckpointRef | None = None  # of those in use
     best_step: int = -1  # highest step of a checkpoint that was valid
     observed_step: int = -1  # highest step seen in any attempt
+    logged_step: int = -1  # highest step that ranks printed in any attempt; it may count from 1 in each of them
     steps_told: bool = False  # an earlier attempt reported steps, so one that reports none did not get to any
     resume_request: str = "auto"  # auto | none | a step | a path; "auto" again after the first attempt
     condemned: Poisoned | None = None  # the next choice sets it aside

@@ -193,7 +193,8 @@ def _of_ranks(event: ev.RankExited | ev.RankFinished) -> str:
 def _of_progress(event: ev.FirstStepSeen | ev.ProgressMarked | ev.ProgressStalled | ev.StacksTaken) -> str:
     match event:
         case ev.FirstStepSeen() | ev.ProgressMarked():
-            return f"step {event.step} was reported"
+            printed = isinstance(event, ev.ProgressMarked) and event.printed
+            return f"step {event.step} was {'printed' if printed else 'reported'}"
         case ev.ProgressStalled():
             where = _observations(event.observations)
             return f"no sign of progress for {event.stalled_s:.0f} s (limit {event.limit_s:.0f} s){where}"

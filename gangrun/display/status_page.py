@@ -132,7 +132,8 @@ def _facts(status: Status, look: PageFormat) -> list[tuple[str, str]]:
         facts.append(("ended", when_words(status.updated, look.now, look.zone) + lasted))
     if status.failure:
         facts.append(("failure", clean(status.failure)))
-    step = "none seen yet" if status.step is None else str(status.step)
+    printed = "none seen yet" if status.log_step is None else f"{status.log_step} (from the log)"
+    step = printed if status.step is None else str(status.step)
     loss = "" if status.loss is None else f", loss {status.loss:.5g}"
     facts.append(("step", step + loss))
     facts.append(("checkpoint", _checkpoint(status.checkpoint, look)))

@@ -140,6 +140,7 @@ class Status(msgspec.Struct, kw_only=True):
     tests: tuple[DeviceTestStatus, ...] = ()
     step: int | None = None
     loss: float | None = None
+    log_step: int | None = None  # that ranks printed, if they report none
     checkpoint: CheckpointStatus | None = None
     memory_step: int | None = None
     memory_bears: MemoryProtection | None = None
@@ -233,6 +234,10 @@ def _add_state(status: Status, reading: RunSnapshot, state: RunState) -> None:
     )
     status.tests = tuple(device_tests(state.roster.nodes))
     status.step = _step(state, fresh)
+    if status.step is None:
+        newest = fresh.get("log_step")
+        printed = max(state.checkpoints.logged_step, newest if isinstance(newest, int) else -1)
+        status.log_step = printed if printed >= 0 else None
     status.loss = float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None
     status.checkpoint = _checkpoint(state.checkpoints.newest, reading)
     status.memory_step = memory_step(reading, state)

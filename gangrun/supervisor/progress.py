@@ -51,7 +51,7 @@ class GangProgress:
         self._phases: dict[str, int] = {}
         self._readings: dict[str, tuple[RankSample, ...]] = {}  # by node, as of its newest beat
         self._ranks_at = now
-        self._top = self._first = -1
+        self._top = self._first = self._printed = self._printed_told = -1
         self._kept = -1, 0  # the newest step in memory, and how many lost nodes it bears
         self._loss: float | None = None
         self._advanced_at: float | None = None
@@ -107,6 +107,7 @@ class GangProgress:
                 self._first = first
         self._loss = next((reading.loss for reading in row.readings if reading.rank == 0), self._loss)
         self._kept = max(self._kept, *((reading.kept_step, reading.kept_losses_count) for reading in row.readings))
+        self._printed = max(self._printed, *(reading.log_step for reading in row.readings))
         steps = [reading.step for reading in row.readings]
         top = max(steps)
         self._steps[row.node] = (min(steps), top)
@@ -149,7 +150,8 @@ class GangProgress:
             return NEVER
         if self.first_step_due:
             return -NEVER
-        return min(self._judge_at, self._mark_at if self._top > self._marked else NEVER)
+        marks = self._top > self._marked or self._prints_farther
+        return min(self._judge_at, self._mark_at if marks else NEVER)
 
     def tick(self, state: RunState, now: float) -> list[Event]:
         """Whatever the steps ask to be recorded."""
@@ -164,9 +166,18 @@ class GangProgress:
             self._marked = self._top
             self._mark_at = now + self._policy.progress_mark_every_s
             told.append(ProgressMarked(state.attempt.number, self._top))
+        if now >= self._mark_at and self._prints_farther:
+            self._printed_told = self._printed
+            self._mark_at = now + self._policy.progress_mark_every_s
+            told.append(ProgressMarked(state.attempt.number, self._printed, printed=True))
         if now >= self._judge_at:
             told.extend(self._judged(state, now))
         return told
+
+    @property
+    def _prints_farther(self) -> bool:
+        """Did ranks that report no step print one that was not told yet?"""
+        return self._top < 0 and self._printed > self._printed_told
 
     @property
     def first_step_due(self) -> bool:
@@ -210,6 +221,7 @@ class GangProgress:
             "attempt": state.attempt.number,
             "step": self._top if self._top >= 0 else state.attempt.step,
             "step_min": min(known) if known else -1,
+            **({"log_step": self._printed} if self._top < 0 <= self._printed else {}),
             "loss": self._loss,
             "kept_step": self._kept[0],
             "kept_losses_count": self._kept[1],

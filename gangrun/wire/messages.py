@@ -57,6 +57,7 @@ class RankSample(msgspec.Struct, frozen=True, array_like=True):
     kept_step: int = -1  # the newest step that is whole in the nodes' memory, as this rank knows
     kept_losses_count: int = 0  # so many nodes may be lost, and it still is
     pid: int = 0  # of its first process; 0 from an older agent
+    log_step: int = -1  # that it printed, if it reports none
 
 
 class AgentEvent(msgspec.Struct, frozen=True):

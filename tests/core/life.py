@@ -183,10 +183,10 @@ class Life:
 
     def died(
         self, rank: int, *, code: int | None = 1, signal: int | None = None, error: ErrorReport | None = None,
-        oom: bool = False, by_us: bool = False, step: int = -1,
+        oom: bool = False, by_us: bool = False, step: int = -1, log_step: int = -1,
     ) -> RankExited:  # fmt: skip
         node = self.holder(rank)
-        died = RankExit(rank, node, code, signal, oom, by_us, error, self.now, step)
+        died = RankExit(rank, node, code, signal, oom, by_us, error, self.now, step, log_step=log_step)
         return RankExited(self.state.attempt.number, died)
 
     def exit(self, rank: int, **how: Any) -> RunState:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangrun.core.events import GangStarted
+from gangrun.core.events import GangStarted, ProgressMarked
 from gangrun.core.model import Budget, Cause, CheckpointRef, Failure, Phase, Sighting, Verdict
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import budget
@@ -118,6 +118,33 @@ def test_a_run_that_falls_at_ever_higher_steps_makes_progress(checkpoint: Checkp
     life = killed_at([16, 24, 37], checkpoint)
     assert life.phase is Phase.RUNNING
     assert life.state.budget.mark == 37 and life.state.budget.total_count == 3
+
+
+def test_a_step_that_ranks_only_print_refills_the_budget_and_counts_for_nothing_else() -> None:
+    life = Life(policy=Policy(restarts_max_count=1)).running()
+    for attempt, at_step in enumerate((16, 24)):
+        life.on(ProgressMarked(attempt, at_step - 8, printed=True))
+        life.says(f"a rank printed step {at_step - 8}")
+        life.exit(0, code=None, signal=9, log_step=at_step)
+        life.stopped()
+        life.again()
+        life.on(GangStarted(attempt + 1))
+    assert life.state.budget.mark == 24
+    assert (life.state.attempt.step, life.state.checkpoints.observed_step) == (-1, -1)
+    life.mark(5)
+    life.on(ProgressMarked(2, 99, printed=True))
+    assert life.state.checkpoints.logged_step == 24, "a rank reports steps"
+
+
+def test_a_step_that_ranks_printed_before_is_no_progress() -> None:
+    life = Life(policy=Policy(restarts_max_count=1)).running()
+    life.exit(0, code=None, signal=9, log_step=16)
+    life.stopped()
+    life.again()
+    life.on(GangStarted(1))
+    life.exit(0, code=None, signal=9, log_step=16)
+    life.stopped()
+    life.says("1 of 1 spent since step 16")
 
 
 @pytest.mark.parametrize("steps", [[16, 16], [37, 24]])

@@ -63,6 +63,34 @@ def test_each_step_that_no_attempt_had_reached_is_progress(box: Box) -> None:
     assert "1 of 1 spent since step 45" in status["reason"]
 
 
+PRINTS_FARTHER = """
+    import os, time
+    rank, attempt = int(os.environ["RANK"]), int(os.environ["GANGRUN_ATTEMPT"])
+    deaths = {deaths}
+    for step in range(60):
+        if rank == 0: print(f"step {{step}}/60 | loss {{2.5 - step / 100:.2f}}", flush=True)
+        time.sleep(0.01)
+        if rank == 0 and attempt < len(deaths) and step == deaths[attempt]: os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("deaths", [(16, 24, 37), (16, 16, 16)])
+def test_a_step_that_only_the_log_shows_is_progress_if_no_attempt_had_reached_it(
+    box: Box, deaths: tuple[int, ...]
+) -> None:
+    box.start("--max-restarts", "2", "--nproc-per-node", "2", box.script(PRINTS_FARTHER.format(deaths=deaths)))
+    goes_on = len(set(deaths)) > 1
+    assert box.end() == (0 if goes_on else 1), box.told()
+    status = box.status()
+    if goes_on:
+        assert len(status["attempts"]) == 4, box.told()
+        assert (status["state"], status["restarts"]) == ("SUCCEEDED", 3), box.told()
+        assert status["log_step"] >= 37
+    else:
+        assert status["failure"] == "budget", box.told()
+        assert "2 of 2 spent since step 16" in status["reason"]
+
+
 def cpu_s(pid: int) -> float:
     """CPU seconds of all threads, to the nanosecond."""
     return sum(int(one.read_text().split()[0]) for one in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9

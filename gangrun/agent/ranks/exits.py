@@ -320,6 +320,7 @@ def watch(
             error=words.error,
             at=at,
             step=last_step,
+            log_step=logs.step(rank.rank) if last_step < 0 else -1,
             tail=() if ours else words.tail,
             written_at=words.written_at,
         )

@@ -221,7 +221,7 @@ class RankGang:
         for rank in gang.alive():
             gang.seen |= new_children(rank.proc.pid, gang.seen)
         return tuple(
-            reading(n, rank.proc.pid, rank.slot.read(), gang.logs.output_bytes(n), wrapped=wrapped)
+            reading(n, rank.proc.pid, rank.slot.read(), gang.logs, wrapped=wrapped)
             for n, rank in gang.ranks.items()
             if not rank.ended.is_set()
         )

@@ -24,6 +24,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gangrun.agent.ranks.log_steps import LogSteps
 from gangrun.wire.spec import LogSpec
 
 
@@ -124,6 +125,7 @@ class _RankOutput:
     tail: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=TAIL_LINES_COUNT))
     tail_bytes: int = 0
     frames_count: int = 0  # of a backtrace that is being written
+    steps: LogSteps = field(default_factory=LogSteps)
 
 
 class RankLogs:
@@ -187,6 +189,16 @@ class RankLogs:
         """How much the rank has printed."""
         output = self._ranks.get(rank)
         return output.output_bytes if output else 0
+
+    def step(self, rank: int) -> int:
+        """The highest step that the rank has printed; -1: none."""
+        output = self._ranks.get(rank)
+        return output.steps.step if output else -1
+
+    def loss(self, rank: int) -> float | None:
+        """The loss beside that step, if it is there."""
+        output = self._ranks.get(rank)
+        return output.steps.loss if output else None
 
     def stderr_tail(self, rank: int) -> list[tuple[float, str]]:
         """The newest lines of its stderr, and when they were read; of a native backtrace the first frames only."""
@@ -305,6 +317,7 @@ class RankLogs:
             line = next((part for part in reversed(line.split(b"\r")) if part), b"")
         for start in range(0, len(line) or 1, LINE_MAX_BYTES):
             part = _printable(line[start : start + LINE_MAX_BYTES])
+            self._ranks[stream.rank].steps.read(part)
             if stream.is_stderr:
                 self._remember(self._ranks[stream.rank], part)
             self._spool(stream.rank, part + b"\n")

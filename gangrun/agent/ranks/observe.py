@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from gangrun.agent.ranks.exits import WatchedRank
+from gangrun.agent.ranks.logs import RankLogs
 from gangrun.core.model import RankStack
 from gangrun.node.boot import STACK_SIGNAL_OFFSET
 from gangrun.node.processes import Proc, kill, read_proc
@@ -29,8 +30,10 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 TREE_MAX_COUNT = 64
 
 
-def reading(rank: int, pid: int, slot: SlotReading, output_bytes: int, *, wrapped: bool) -> RankSample:
-    """One sample. ``wrapped``: a command of its own (a shell, a container), whose children do the work."""
+def reading(rank: int, pid: int, slot: SlotReading, logs: RankLogs, *, wrapped: bool) -> RankSample:
+    """One sample, in which what the script reports counts more than what it prints. ``wrapped``: a command of its own
+    (a shell, a container), whose children do the work.
+    """
     proc = read_proc(pid)
     procs = [] if proc is None else _tree(proc) if wrapped else [proc]
     return RankSample(
@@ -38,14 +41,15 @@ def reading(rank: int, pid: int, slot: SlotReading, output_bytes: int, *, wrappe
         step=slot.step,
         phase=slot.phase,
         slot_writes_count=slot.writes_count,
-        output_bytes=output_bytes,
+        output_bytes=logs.output_bytes(rank),
         cpu_s=sum(one.cpu_ticks for one in procs) / TICKS_PER_S,
         state=_state(procs) if procs else "X",
         first_step=slot.first_step,
         kept_step=slot.kept_step,
         kept_losses_count=slot.kept_losses_count,
-        loss=slot.loss if math.isfinite(slot.loss) else None,
+        loss=slot.loss if math.isfinite(slot.loss) else logs.loss(rank) if slot.step < 0 else None,
         pid=pid,
+        log_step=logs.step(rank) if slot.step < 0 else -1,
     )
 
 

@@ -24,6 +24,7 @@ from gangrun.core.events import (
 )
 from gangrun.core.machine.node_events import observed
 from gangrun.core.machine.transitions import (
+    at_log_step,
     at_step,
     ignored,
     may_hold_ranks,
@@ -93,7 +94,7 @@ def rank_exited(state: RunState, event: RankExited, now: float, policy: Policy) 
         return refused(state, NOT_LAUNCHED)
     if any(other.rank == died.rank for other in state.attempt.evidence.exits):
         return ignored(state, f"rank {died.rank} is already known to have ended")
-    state = at_step(state, died.step)
+    state = at_log_step(at_step(state, died.step), died.log_step)
     when = " while ranks were starting" if state.phase is Phase.STARTING else ""
     reason = f"rank {died.rank} on {died.node} ended{when} ({how_it_ended(died)})"
     if died.by_us and state.phase is Phase.STOPPING:
@@ -170,6 +171,8 @@ def progress(state: RunState, event: ProgressMarked, now: float, policy: Policy)
     """
     if not may_hold_ranks(state):
         return refused(state, NOT_LAUNCHED)
+    if event.printed:
+        return stay(at_log_step(state, event.step), f"a rank printed step {event.step}")
     reason, was_told = f"step {event.step}", False
     if state.phase is Phase.RUNNING and state.attempt.evidence.hang is not None and event.step > state.attempt.step:
         was_told = "stacks" not in state.timers.deadlines  # who only observes has said that it hangs

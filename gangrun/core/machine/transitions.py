@@ -216,6 +216,17 @@ def at_step(state: RunState, step: int) -> RunState:
     )
 
 
+def at_log_step(state: RunState, step: int) -> RunState:
+    """The state that knows that ranks printed ``step``. It refills the budget and counts for nothing else: what a line
+    says may count from 1 in each attempt.
+    """
+    known_step = state.checkpoints.logged_step
+    if step <= known_step or state.attempt.step >= 0:
+        return state
+    refilled = budget.refill(state.budget, step, known_step)
+    return replace(state, checkpoints=replace(state.checkpoints, logged_step=step), budget=refilled)
+
+
 def is_unlaunched(state: RunState) -> bool:
     """Is the newest attempt one that was opened, but of which no start was decided?"""
     newest = state.attempts[-1] if state.attempts else None

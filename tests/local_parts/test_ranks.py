@@ -251,6 +251,34 @@ def test_the_checkpoint_is_asked_for_first_where_the_script_wants_that(tmp_path:
         assert sorted(path.name for path in tmp_path.glob("saved-*")) == ["saved-0", "saved-1"]
 
 
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_script_that_leaves_after_its_save_ends_by_itself_and_one_that_trains_on_is_stopped(
+    tmp_path: Path, leaves: bool
+) -> None:
+    """Without a checkpoint directory nobody sees the save, so what the script does next tells that it is done."""
+    script = textwrap.dedent("""
+        from gangrun.training import step
+        step.hold_requests()
+        step.save_on_stop()
+        print('ready', flush=True)
+        for n in range(100000):
+            step.step(n, 0.5)
+            if step.should_checkpoint():
+                step.checkpoint_saved()
+                if len(sys.argv) > 1: break
+            time.sleep(0.01)
+        time.sleep(1.0)
+        pathlib.Path('exported').touch()
+    """)
+    with gang(tmp_path, script, *(["leave"] if leaves else [])) as made:
+        made.gang.launch(order(1))
+        made.ready()
+        until(lambda: made.gang.readings()[0].step > 3, 10, "steps to be read")
+        made.gang.stop(stop_order(checkpoint_first=True, checkpoint_grace_s=GRACE_S))
+        assert made.next_fact(facts.RanksStopped, NO_GRACE_S).ok
+        assert (tmp_path / "exported").exists() is leaves
+
+
 def test_no_descendant_outlives_a_stop_even_one_that_left_group_and_session(tmp_path: Path) -> None:
     with gang(tmp_path, "stray('stray')\n" + SLEEP) as made:
         (rank,) = made.gang.launch(order(1))

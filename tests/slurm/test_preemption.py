@@ -147,6 +147,17 @@ def test_time_limit(cluster: Cluster, run: Run, hook: str) -> None:
     cluster.assert_clean(10)
 
 
+def test_gangrun_checkpoint_saves_now_and_ranks_train_on(cluster: Cluster, run: Run) -> None:
+    saving(run, steps=2000, hook=READS)
+    told = run.gangrun("checkpoint", run.id)
+    (step,) = run.saved()
+    assert f"step {step} is saved (verified) in {run.saves / f'step-{step}'}" in told
+    run.wait_for_step(step + 5)
+    run.gangrun("cancel", "-y", run.id)
+    assert len(run.status()["attempts"]) == 1
+    cluster.assert_clean(10)
+
+
 # As if what the batch script became had crashed, once: it ends with a code of its own, and nobody has decided anything.
 CRASHES = """exec() { command "$@" & while kill -0 $! 2>/dev/null; do mv GO gone 2>/dev/null && exit 3; sleep 0.1; done
 wait $!; exit $?; }"""

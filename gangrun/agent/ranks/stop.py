@@ -201,9 +201,15 @@ def ask_to_save(targets: Collection[WatchedRank], step: int, more: StepRequest) 
 
 
 def has_saved(target: WatchedRank, generation: int) -> bool:
-    """Whether its script trains on after it heard of the request, or reads none."""
+    """Whether its script is done with the request, or reads none."""
     slot = target.slot.read()
     return slot.handled_generation >= generation or not slot.saves_on_stop
+
+
+def _trains_on(target: WatchedRank, generation: int) -> bool:
+    """Whether its script steps on after that: one that leaves its loop ends by itself."""
+    slot = target.slot.read()
+    return has_saved(target, generation) and (slot.step > slot.saved_step or not slot.saves_on_stop)
 
 
 POLL_S = 0.01
@@ -285,7 +291,7 @@ class StopLadder:
         until = self._now() + command.checkpoint_grace_s
         while waiting and self._now() < until and not self._saved.is_set():
             waiting = [target for target in waiting if not target.ended.is_set()]
-            if asked and not self._commits_are_seen and all(has_saved(one, asked[one.rank]) for one in waiting):
+            if asked and not self._commits_are_seen and all(_trains_on(one, asked[one.rank]) for one in waiting):
                 return
             if not asked:
                 waiting = [one for one in waiting if _size(one.files.signals) == sizes[one.proc.pid]]

@@ -3,7 +3,8 @@
 The agents are two processes with a real socket for each agent. They speak the real protocol: CURVE, hello, heartbeats
 every second with eight ranks' samples, answers to commands, events until they are journalled. They start no ranks.
 
-One run goes through start, training, a silent node, one failed rank with the restart of all, and the end of all ranks.
+One run goes through start, training, a silent node, half of all nodes silent and back, one failed rank with the restart
+of all, and the end of all ranks.
 Budgets: half a core while all train, a silent node found within ``silence_after_s`` and a heartbeat, and a loop that
 no single turn blocks for more than 0.5 s. A turn is timed in the supervisor's own loop, by a mailbox that notes when
 the loop comes back to it. Processor seconds come from /proc, so a busy machine does not count.
@@ -12,9 +13,11 @@ the loop comes back to it. Processor seconds come from /proc, so a busy machine 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import select
+import signal
 import statistics
 import subprocess
 import sys
@@ -49,7 +52,7 @@ from tests.runs.builder import Builder
 
 RANKS_PER_NODE = 8
 AGENT_PROCESSES_COUNT = 2
-READINGS_COUNT, READING_S = 5, 6.0
+READINGS_COUNT, READING_S, HICCUP_S = 5, 6.0, 7.0
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 TRACEBACK = "Traceback (most recent call last):\n" + "  a line of some file of torch\n" * 100
 WITHIN_S = 400.0
@@ -377,13 +380,21 @@ class Bench:
 
     def cpu_s(self) -> float:
         """Processor seconds of the supervisor, all threads."""
-        words = Path(f"/proc/{self.supervisor.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(words[11]) + int(words[12])) / TICKS_PER_S
+        try:
+            words = Path(f"/proc/{self.supervisor.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        except FileNotFoundError:  # it has ended meanwhile
+            return self.cpu_known_s
+        self.cpu_known_s = (int(words[11]) + int(words[12])) / TICKS_PER_S
+        return self.cpu_known_s
+
+    cpu_known_s = memory_known_mb = 0.0
 
     def memory_mb(self) -> float:
         """The most that the supervisor had."""
-        lines = Path(f"/proc/{self.supervisor.pid}/status").read_text().splitlines()
-        return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1e3
+        with contextlib.suppress(FileNotFoundError, StopIteration):  # it has ended meanwhile
+            lines = Path(f"/proc/{self.supervisor.pid}/status").read_text().splitlines()
+            self.memory_known_mb = int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1e3
+        return self.memory_known_mb
 
     def turn(self) -> tuple[float, float]:
         """The longest turn since this was asked last: seconds, and processor seconds of its thread."""
@@ -440,6 +451,22 @@ class Bench:
         print(f"silent nodes found after {', '.join(f'{s:.1f}' for s in late)} s; others suspected: {len(others)}")
         self.ask("speak", answered=False)
 
+    def hiccup(self) -> None:
+        """Half of all agents say nothing for a while, as behind a switch that starts anew, and come back."""
+        before = self.cpu_s()
+        self.turn()
+        self.fleets[0].send_signal(signal.SIGSTOP)
+        time.sleep(HICCUP_S)
+        self.fleets[0].send_signal(signal.SIGCONT)
+        self.ask("state")
+        time.sleep(READING_S)
+        wall, cpu = self.turn()
+        print(
+            f"half of the nodes silent for {HICCUP_S:g} s: {self.cpu_s() - before:.1f} s of processor time in"
+            f" {HICCUP_S + READING_S:g} s, longest turn {wall:.2f} s ({cpu:.2f} s of processor time)",
+            flush=True,
+        )
+
     def close(self) -> None:
         """End all."""
         for fleet in self.fleets:
@@ -475,6 +502,7 @@ def main() -> None:
             bench.phase("start", lambda: bench.all_are("running"))
             bench.training()
             bench.silence()
+            bench.hiccup()
             bench.ask("fail", answered=False)
             bench.phase(
                 "stop of all",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 
 from gangrun.core.versions import Ranks
 
@@ -305,17 +306,25 @@ class Seat:
         return range(self.first_rank, self.first_rank + self.ranks_count)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, so that what it derives is kept: each event asks for it, and it is long
 class Placement:
     """Which slots hold which ranks; seats are in rank order and ranks of a node are contiguous."""
 
     seats: tuple[Seat, ...]
     world_size: int
 
-    @property
+    @cached_property
     def nodes(self) -> tuple[str, ...]:
         """Nodes in rank order, each once."""
-        return tuple(dict.fromkeys(seat.slot.node for seat in self.seats))
+        return tuple(self._nodes)
+
+    @cached_property
+    def _nodes(self) -> dict[str, None]:
+        return dict.fromkeys(seat.slot.node for seat in self.seats)
+
+    def holds(self, node: str) -> bool:
+        """Does this node hold ranks?"""
+        return node in self._nodes
 
 
 @dataclass(frozen=True, slots=True)

@@ -397,7 +397,7 @@ class Silence:
             return ""
         if now >= lease.presumed_empty_at(suspect.since, self._timing):
             return f"silent for {silent_s:.0f} s, its lease is over"
-        in_gang = state.attempt.placement is not None and node in state.attempt.placement.nodes
+        in_gang = state.attempt.placement is not None and state.attempt.placement.holds(node)
         if in_gang and halted:
             return f"silent for {silent_s:.0f} s, and the gang makes no steps any more"
         if halted is not False and suspect.unreached(now, self._probe_wait_s):

@@ -21,6 +21,9 @@ from gangrun.ports import AgentSaid, Clock, Item, Woken
 from gangrun.wire.messages import FromAgent, Message, encode
 
 BATCH_MAX_COUNT = 512
+# From so many messages a second on, the thread lets some gather before it reads: each wake-up of it, of the loop and of
+# libzmq's thread costs as much as a message.
+CROWD_PER_S, GATHERS_MS = 1000, 5
 CLOSE_WITHIN_S = 2.0
 
 
@@ -40,6 +43,7 @@ class RouterRadio:
         self._outgoing: deque[tuple[bytes, bytes]] = deque()
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._closing = False
+        self._crowd_since, self._crowd_count, self._crowded = now(), 0, False
         keys = new_key_pair()
         self.server_key = keys.public
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -108,6 +112,8 @@ class RouterRadio:
             self._say()
             if self._socket in ready:
                 self._hear()
+            if self._crowded:
+                self._gate.socket.poll(GATHERS_MS)  # new connections are answered at once
         self._say()
         self._gate.close()
         self._socket.close(self._flush_ms)
@@ -142,6 +148,13 @@ class RouterRadio:
             else:
                 self.stats["not an agent's message"] += 1
         self._post(heard)
+        self._count(len(heard), now)
+
+    def _count(self, heard_count: int, now: float) -> None:
+        self._crowd_count += heard_count
+        if now - self._crowd_since >= 1.0:
+            self._crowded = self._crowd_count >= CROWD_PER_S
+            self._crowd_since, self._crowd_count = now, 0
 
 
 WAIT_MAX_S = 1.0  # a queue's time-out stands still while the machine is suspended; the run's clock does not

@@ -99,7 +99,7 @@ def _plan(state: RunState, before: Placement, now: float, policy: Policy) -> _Pl
 
 def foreseen(state: RunState, name: str, now: float, policy: Policy) -> str:
     """What will become of a node of the gang of which this was just heard, in words; "" where nothing does."""
-    if state.attempt.placement is None or name not in state.attempt.placement.nodes or not policy.move_suspects:
+    if state.attempt.placement is None or not state.attempt.placement.holds(name) or not policy.move_suspects:
         return ""
     if not state.roster.nodes[name].due:
         return ""

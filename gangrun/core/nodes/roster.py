@@ -100,7 +100,7 @@ def unchecked(state: RunState) -> tuple[str, ...]:
 
 def in_gang(state: RunState, name: str) -> bool:
     """Does the current placement use this node?"""
-    return state.attempt.placement is not None and name in state.attempt.placement.nodes
+    return state.attempt.placement is not None and state.attempt.placement.holds(name)
 
 
 def with_nodes(state: RunState, changed: Mapping[str, Node]) -> RunState:

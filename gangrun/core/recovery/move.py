@@ -61,7 +61,7 @@ def begun(state: RunState, verdict: Verdict, now: float) -> tuple[RunState, str]
         return state, ""
     other, rank = others[0], verdict.rank
     decided = Move(rank, node, other, state.attempt.number, state.checkpoints.observed_step, verdict.signature)
-    swaps = f", whose ranks move to {node}," if other in placement.nodes else ""
+    swaps = f", whose ranks move to {node}," if placement.holds(other) else ""
     words = f"; rank {rank} of {node} moves to {other}{swaps} to tell the node from the code"
     return replace(state, health=replace(state.health, move=decided)), words
 
@@ -80,7 +80,7 @@ def passed(state: RunState, now: float, policy: Policy) -> tuple[RunState, str]:
     moved, placement = state.health.move, state.attempt.placement
     if moved is None or placement is None or not is_moved(moved, placement) or state.attempt.step <= moved.step:
         return state, ""
-    if moved.node in placement.nodes:  # it is still put to the test
+    if placement.holds(moved.node):  # it is still put to the test
         return state, ""
     state = replace(state, health=replace(state.health, move=None))
     node = state.roster.nodes.get(moved.node)

@@ -46,6 +46,9 @@ def resume(
     paths = find(run, runs_dir, steering=True)
     reading = read(paths)
     in_slurm = reading.spec.is_scheduled
+    if detach and in_slurm:
+        hint = "leave --detach out: Slurm starts the run, and gangrun resume returns at once"
+        raise UserError("usage", f"--detach: run {clean(reading.spec.run)} belongs to Slurm", hint)
     refuse_unfindable(request, reading.spec.checkpoint.directory)
     _may_go_on(reading, asks_slurm=in_slurm)
     _whole(paths)

@@ -239,6 +239,17 @@ def wish_of(story: Builder, seq: int) -> dict[str, Any]:
     return dict(json.loads((story.paths.machine / f"resume-{seq}.json").read_text()))
 
 
+def test_a_run_of_slurms_is_not_resumed_in_the_background(runs: Path, gangrun: Call, tools: PretendTools) -> None:
+    story = leaving(runs, now=wall_now() - 600)
+    mark_cancelled(Disk(), story.paths, "eve", 0.0)
+    said = gangrun("resume", "train", "--detach")
+    assert (said.code, said.out) == (2, "")
+    assert "--detach: run" in said.err
+    assert "leave --detach out" in said.err
+    assert story.paths.cancelled.exists()
+    assert not tools.read()["jobs"]
+
+
 def test_resume_asks_for_one_more_job_without_the_nodes_that_are_excluded(
     runs: Path, gangrun: Call, tools: PretendTools
 ) -> None:

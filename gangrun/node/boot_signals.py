@@ -90,7 +90,7 @@ def _survive(file: int) -> None:
     ours = []
     for number in sorted(HELD):
         if _getsignal(number) is signal.SIG_DFL:  # ignored by whoever started all this: stays ignored
-            _ignore_beneath(number)
+            _survive_beneath(number)
             faulthandler.register(number, file=file, all_threads=False, chain=False)
             ours.append(number)
     _follow_forks(ours)
@@ -98,14 +98,16 @@ def _survive(file: int) -> None:
     _hold_own_handlers(file, ours)
 
 
-def _ignore_beneath(number: int) -> None:
+def _survive_beneath(number: int) -> None:
     """What faulthandler brings back when the interpreter winds up: a rank that has done all must not die of it then.
-    Python is not told, so that ``signal.getsignal`` says SIG_DFL as a script expects.
+    Python is not told, so that ``signal.getsignal`` says SIG_DFL as a script expects. A C function that does nothing
+    stands there, since SIG_IGN would drop a signal that waits: one that came before Python ran.
     """
     try:
         import ctypes
 
-        ctypes.CDLL(None).signal(number, ctypes.c_void_p(1))  # SIG_IGN
+        libc = ctypes.CDLL(None)
+        libc.signal(number, ctypes.cast(libc.abs, ctypes.c_void_p))
     except (ImportError, OSError, AttributeError):
         pass
 

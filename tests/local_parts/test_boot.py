@@ -201,9 +201,19 @@ def test_a_victims_error_is_told_from_an_own_one(kind: str, message: str, victim
     assert boot.looks_collective(kind, message) is victim
 
 
-def start(place: Path, body: str) -> subprocess.Popen[str]:
+AFTER_A_SIGNAL = """
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {{{number}}})
+os.kill(os.getpid(), {number})
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def start(place: Path, body: str, early: int = 0) -> subprocess.Popen[str]:
+    """``early``: a signal that came before Python ran, while the agent held it back."""
     (place / "waits.py").write_text(body)
-    command = [sys.executable, boot.__file__, "waits.py"]
+    before = ["-c", AFTER_A_SIGNAL.format(number=early)] if early else []
+    command = [sys.executable, *before, boot.__file__, "waits.py"]
     child = subprocess.Popen(command, cwd=place, env=environ(place), stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     if child.stdout.readline() != "ready\n":
@@ -223,6 +233,15 @@ def test_a_stray_signal_is_survived_and_written_down(place: Path, number: signal
     child.send_signal(number)
     until(lambda: "waits.py" in (place / "signals").read_text(), 5, "the note")
     stays(lambda: child.poll() is None, 0.2, "it lives")
+    end(child)
+
+
+@pytest.mark.parametrize("number", [int(signal.SIGTERM), int(signal.SIGUSR1), int(signal.SIGUSR2)])
+def test_a_signal_that_came_before_python_ran_is_written_down_too(place: Path, number: int) -> None:
+    """Else the agent would wait the whole grace for a rank that never heard of the stop."""
+    child = start(place, "import time\nprint('ready', flush=True)\ntime.sleep(600)\n", early=number)
+    until(lambda: (place / "signals").read_text(), 5, "the note")
+    assert child.poll() is None
     end(child)
 
 

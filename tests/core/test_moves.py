@@ -62,6 +62,14 @@ def test_if_the_rank_falls_there_too_the_run_ends_and_the_node_is_innocent() -> 
     assert life.state.attempts[-1].outcome == Cause.SAME_AGAIN.value
 
 
+def test_if_the_rank_falls_there_of_something_else_that_tells_nothing() -> None:
+    life = twice()
+    go_on(life)
+    falls(life, error=ErrorReport("RuntimeError", "of another kind", "other", "Traceback ...", False))
+    assert not life.state.health.excluded and life.state.health.move is not None
+    assert life.phase is Phase.WAITING, "as after any failure without progress"
+
+
 def test_if_another_rank_falls_on_the_node_it_is_excluded() -> None:
     life = twice()
     go_on(life)

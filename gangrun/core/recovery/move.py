@@ -38,7 +38,9 @@ def compared(
         is_device = verdict.cure is Cure.TEST and verdict.cause is Cause.RANK_ERROR
         cause = Cause.HARDWARE if is_device else verdict.cause
         return replace(verdict, cause=cause, failure=Failure.NODE, blamed=(moved.node,), sentence=sentence)
-    if verdict.suspects != (here,) or verdict.rank not in ranks_of_node(placement, here) or not verdict.signature:
+    if verdict.suspects != (here,) or verdict.rank not in ranks_of_node(placement, here):
+        return None
+    if not verdict.signature or verdict.signature != moved.signature:  # another failure says nothing about the first
         return None
     sentence = (
         f"{verdict.sentence}, as on {moved.node} before: the rank falls on either node, so its code or its data is at"

@@ -30,6 +30,7 @@ HALTED_BEATS = 2.0
 HALTED_FACTOR = 3.0  # a gang that makes no step for three of its longest recent intervals has halted
 INTERVALS_COUNT = 16
 JUDGE_AGAIN_S = 1.0
+PACE_BEATS = 2.0  # so much time at least tells how fast the gang steps
 UNSEEN_BEATS = 1.0  # that a command takes to reach all ranks
 
 
@@ -56,6 +57,8 @@ class GangProgress:
         self._loss: float | None = None
         self._advanced_at: float | None = None
         self._intervals: deque[float] = deque(maxlen=INTERVALS_COUNT)
+        self._pace_from: tuple[float, int] | None = None  # when, and at which step
+        self._step_times: deque[float] = deque(maxlen=INTERVALS_COUNT)  # each a mean over ``PACE_BEATS`` or more
         self._marked = -1
         self._mark_at = now + self._policy.progress_mark_every_s
 
@@ -117,6 +120,16 @@ class GangProgress:
                 self._intervals.append((now - self._advanced_at) / (top - self._top if self._top >= 0 else 1))
             self._top = top
             self._advanced_at = now
+            self._measure_pace(now)
+
+    def _measure_pace(self, now: float) -> None:
+        """Over some heartbeats: nodes may tell of two steps at one moment, and a stalled loop hears many at once."""
+        if self._pace_from is None:
+            self._pace_from = now, self._top
+        began_at, step = self._pace_from
+        if now - began_at >= PACE_BEATS * self._policy.timing.beat_every_s:
+            self._step_times.append((now - began_at) / (self._top - step))
+            self._pace_from = now, self._top
 
     @property
     def kept_step(self) -> int:
@@ -127,12 +140,12 @@ class GangProgress:
         """A step that no rank has done when it hears of this, so that all ranks save the same one; -1: none is known.
 
         What ranks may do unseen: since the newest heartbeat, and while a command is on its way. They step no faster
-        than the fastest interval seen; slow steps are counted from when the newest one was seen.
+        than the fastest pace seen; slow steps are counted from when the newest one was seen.
         """
         if self._top < 0 or self._advanced_at is None:
             return -1
         beat_s = self._policy.timing.beat_every_s
-        step_s = min(self._intervals, default=beat_s / (1 + self._top - max(0, self._first)))
+        step_s = min(self._step_times, default=beat_s / (1 + self._top - max(0, self._first)))
         unseen_s = (1 + UNSEEN_BEATS) * beat_s
         since_s = now - self._advanced_at + unseen_s
         return self._top + 1 + min(math.floor(since_s / step_s), math.ceil(unseen_s / step_s))

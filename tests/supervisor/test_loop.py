@@ -349,6 +349,20 @@ def test_all_nodes_are_told_to_save_one_step_that_none_of_them_has_done(step_s: 
         assert reached < steps.pop() <= reached + 2 + 2.5 / step_s
 
 
+def test_two_steps_that_two_nodes_tell_of_at_one_moment_put_the_save_off_by_no_more_than_others() -> None:
+    desk = Desk()
+    desk.running()
+    for step in range(0, 40, 2):
+        for agent, more in zip(desk.agents.values(), (0, 1), strict=False):
+            agent.step = step + more
+        desk.pass_s(2.0)
+    desk.mailbox.post(Stamped(CancelRequested("ada")))
+    desk.turn_all()
+    steps = {stop.save_step for agent in desk.agents.values() for stop in agent.heard(Stop)}
+    assert len(steps) == 1
+    assert 39 < steps.pop() <= 45
+
+
 def test_ranks_save_on_request_of_a_person_and_train_on() -> None:
     desk = Desk()
     loop = desk.running()

@@ -112,6 +112,18 @@ def test_a_warning_beside_an_exception_is_not_its_cause() -> None:
     assert beside is error_rules.BY_NAME["driver-mismatch"]
 
 
+def test_what_libraries_remark_at_every_start_is_no_evidence() -> None:
+    remarks = (
+        "INFO:root:Found 8 GPUs on this node",
+        "libibverbs: Warning: RLIMIT_MEMLOCK is 65536 bytes.",
+        "n1:77:77 [0] NCCL INFO NET/IB : No device found.",
+        "INFO: NVLink SHARP disabled",
+    )
+    assert rule_of(replace(fell(report=error(kind="RuntimeError")), tail=remarks)) is None
+    assert rule_of(replace(fell(signal=9), tail=remarks)) == rule_of(fell(signal=9))
+    assert rule_of(replace(fell(), tail=("n1:77:77 [0] NCCL WARN NET/IB : No device found.",))) is not None
+
+
 def test_the_causes_of_an_exception_count() -> None:
     report = ErrorReport(
         "CheckpointException", "rank 0 failed", "s", "", False, ("OSError: [Errno 116] Stale file handle",)

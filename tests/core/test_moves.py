@@ -79,6 +79,15 @@ def test_if_another_rank_falls_on_the_node_it_is_excluded() -> None:
     assert life.state.underway.submitting
 
 
+def test_if_another_rank_falls_on_the_node_of_something_else_that_tells_nothing() -> None:
+    life = twice()
+    go_on(life)
+    falls(
+        life, rank=0, error=ErrorReport("RuntimeError", "of another kind", "other", "Traceback ...", False), at_step=30
+    )
+    assert not life.state.health.excluded and life.state.health.move is not None
+
+
 def test_if_a_rank_falls_elsewhere_that_tells_nothing() -> None:
     life = twice()
     go_on(life)

@@ -299,7 +299,8 @@ RULES: tuple[Rule, ...] = (
          r"|serverdisconnected|connection was closed|connectionclosederror|unavailableerror|timeout was reached"
          r"|curl.{0,30}(code|error) (6|7|28|35|52|56)\b"
          r"|service is currently unavailable|network is unreachable|no route to host|could not resolve|proxyerror"
-         r"|(http|status|code|error|response)\W{0,3}(code|error)?\W{0,3}(429|50[0234])\b|server ?busy|operationtimedout"
+         r"|(http\w*|status|response|(?<![a-z])(code|error))\W{0,3}(code|error)?\W{0,3}(429|50[0234])\b|server ?busy"
+         r"|operationtimedout"
          r"|(can't|cannot|couldn't|could not|unable to|failed to) connect to|all connection attempts failed"
          r"|^(socket\.timeout|timeouterror): .{0,20}timed out|protocolerror|chunkedencodingerror",
          Cause.SERVICE, WAIT, WAIT, HTTP),
@@ -397,6 +398,10 @@ def _class_of(error: ErrorReport) -> str:
     return error.kind.rpartition(".")[2]
 
 
+# A line that a library writes on every node at its start, such as how many GPUs it found.
+_REMARK = re.compile(r"\b(INFO|DEBUG)\b|libibverbs: Warning")
+
+
 def _texts(died: RankExit) -> Iterator[tuple[str, bool]]:
     """What is looked at, in order; with it whether it only stands beside an exception."""
     error = died.error
@@ -406,7 +411,8 @@ def _texts(died: RankExit) -> Iterator[tuple[str, bool]]:
             yield cause[:TEXT_MAX_CHARS], is_plain(died)
         if is_plain(died):
             return
-    yield "\n".join(died.tail), error is not None and _class_of(error) not in _OF_ANOTHER
+    said = "\n".join([line for line in died.tail if not _REMARK.search(line)])
+    yield said, error is not None and _class_of(error) not in _OF_ANOTHER
     if error is None:
         yield how_it_ended(died), False
 

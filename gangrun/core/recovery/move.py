@@ -27,8 +27,8 @@ def compared(
     """What the newest failure tells after a move; None if it tells nothing of it, or the suspicion has faded."""
     if moved is None or placement is None or verdict.rank < 0 or not is_moved(moved, placement):
         return None
-    if moved.node not in suspicion:
-        return None
+    if moved.node not in suspicion or verdict.signature != moved.signature:
+        return None  # another failure says nothing about the first one
     here = node_of_rank(placement, moved.rank)
     if verdict.suspects == (moved.node,):
         sentence = (
@@ -40,7 +40,7 @@ def compared(
         return replace(verdict, cause=cause, failure=Failure.NODE, blamed=(moved.node,), sentence=sentence)
     if verdict.suspects != (here,) or verdict.rank not in ranks_of_node(placement, here):
         return None
-    if not verdict.signature or verdict.signature != moved.signature:  # another failure says nothing about the first
+    if not verdict.signature:
         return None
     sentence = (
         f"{verdict.sentence}, as on {moved.node} before: the rank falls on either node, so its code or its data is at"

@@ -64,10 +64,9 @@ def test_gangrun_cancel_of_ranks_on_two_nodes_that_save_one_step(box: Box) -> No
 
 
 def test_a_script_that_never_asks_is_not_waited_for(box: Box) -> None:
-    box.step(2, *OPTIONS, steps=10_000, hook=SAVES.replace(".checkpoint", ".stop"))
+    box.step(2, *OPTIONS, steps=10_000, hook="import gangrun\ndef hook(step): gangrun.step(step, 0.5)")
     box.wait_for_step(5, deadline_s=60)
-    box.interrupt(deadline_s=60)
-    assert not saved(box)
+    box.interrupt(deadline_s=60)  # on a busy machine, too, far sooner than after the grace
 
 
 @pytest.mark.compiler

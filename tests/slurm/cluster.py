@@ -277,10 +277,13 @@ class Cluster:
         return [one for one in ours if re.search(pattern, one.command)]
 
     def kill_on(self, name: str, pattern: str, number: int = signal.SIGKILL) -> list[int]:
-        """Signal them; which they were."""
+        """Signal them; which they were. To end, they are stopped first: none sees another one's end (srun has a helper
+        that cancels the step if it outlives it).
+        """
         pids = [one.pid for one in self.processes_on(name, pattern)]
-        for pid in pids:
-            tell(pid, number)
+        for told in (signal.SIGSTOP, number) if number == signal.SIGKILL else (number,):
+            for pid in pids:
+                tell(pid, told)
         return pids
 
     def warden_on(self, name: str) -> int:

@@ -72,7 +72,7 @@ def test_a_killed_srun_costs_no_step_and_wardens_are_watched_all_the_same(cluste
     for _ in range(2):
         end_srun(cluster, run, host)
         for _ in range(3):
-            until(steps_on(run), 3, "ranks step on")
+            until(steps_on(run), 3, run.told)
     victim = run.host_of(2)
     os.kill(cluster.warden_on(victim), signal.SIGKILL)
     run.wait_for_step(0, attempt=1)

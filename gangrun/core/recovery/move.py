@@ -40,8 +40,6 @@ def compared(
         return replace(verdict, cause=cause, failure=Failure.NODE, blamed=(moved.node,), sentence=sentence)
     if verdict.suspects != (here,) or verdict.rank not in ranks_of_node(placement, here):
         return None
-    if not verdict.signature:
-        return None
     sentence = (
         f"{verdict.sentence}, as on {moved.node} before: the rank falls on either node, so its code or its data is at"
         f" fault and {moved.node} is innocent"

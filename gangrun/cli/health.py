@@ -59,7 +59,7 @@ WAIT_MAX_S = 600.0
 @click.option("-a", "--all", "everything", is_flag=True, help="Also show the checks that could not be measured.")
 @click.option("-q", "--quiet", is_flag=True, help="Show only warnings and failures.")
 @click.option(
-    "--reason", is_flag=True, help="Print the failures on one line, to be a reason in Slurm; nothing if all passed."
+    "--reason", is_flag=True, help="Print only the failures, on one line, as `scontrol update ... reason=` takes it."
 )
 @click.option("--fs-root", default="/", hidden=True, help="Directory that holds /sys and /proc.")
 @json_option

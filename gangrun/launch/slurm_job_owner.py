@@ -308,7 +308,8 @@ class JobStep:
             return
         self.say(f"{why}: deciding here")
         try:
-            self._resort = ToolProcess(last_resort_argv(self.paths, self.claim, self.allocation), self.variables)
+            argv = last_resort_argv(self.paths, self.claim, self.allocation)
+            self._resort = ToolProcess(argv, self.variables, heard=False)
         except OSError as error:  # no memory for a fork, no file descriptor: the next turn tries again
             self.say(f"cannot start the supervisor of last resort: {error.strerror or error}; trying again")
             self._resort_at = self.clock.now() + MARK_AGAIN_S

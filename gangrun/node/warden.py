@@ -9,6 +9,7 @@ What agent and warden share stands here.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -294,41 +295,42 @@ class Warden:
         if self._link is not None:
             self._selector.unregister(self._link)
             self._link.close()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
+            self._link = None
         self._lease.clear()
         self._expired = False
-        environ = {
-            **os.environ,
-            ENV_LEASE_FD: str(self._lease_fd),
-            ENV_LINK_FD: str(theirs.fileno()),
-            ENV_INCARNATION: str(self._incarnation),
-            ENV_MEMORY: self._keeper_name,
-        }
         self._agent_since_ns = processes.boottime_ns()
-        while (agent := self._try_agent(environ, theirs.fileno())) is None:
+        while (started := self._try_agent()) is None:
             if processes.boottime_ns() > self._agent_since_ns + int(AGENT_WITHIN_S * 1e9):
                 self._say(f"the agent could not be started for {AGENT_WITHIN_S:g} s: giving up")
-                self._link = None
-                ours.close()
-                theirs.close()
                 return False
             time.sleep(TRY_AGAIN_S)
-        self._agent = agent
-        theirs.close()
-        self._link = ours
-        self._selector.register(ours, selectors.EVENT_READ)
+        self._agent, self._link = started
+        self._selector.register(self._link, selectors.EVENT_READ)
         hello = {"op": "hello", "previous_died": previous_died, "supervisor_pids": list(self._supervisors)}
         self._tell({**hello, "leftovers": self._leftovers, "own_pids": self._own_pids()})
         self._incarnation += 1
         return True
 
-    def _try_agent(self, environ: Mapping[str, str], link_fd: int) -> int | None:
-        try:
-            return self._spawn(self._agent_argv, environ, (self._lease_fd, link_fd), _NOTICES)
-        except OSError as error:  # no memory, or too many processes: often over within a second
-            self._say(f"the agent cannot be started ({error.strerror or error}): trying again")
-            return None
+    def _try_agent(self) -> tuple[int, socket.socket] | None:
+        """The agent's pid and our end of its link; None if either cannot be made: often that is over in a second."""
+        with contextlib.ExitStack() as undone:
+            try:
+                ours, theirs = map(undone.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                ours.setblocking(False)
+                environ = {
+                    **os.environ,
+                    ENV_LEASE_FD: str(self._lease_fd),
+                    ENV_LINK_FD: str(theirs.fileno()),
+                    ENV_INCARNATION: str(self._incarnation),
+                    ENV_MEMORY: self._keeper_name,
+                }
+                agent = self._spawn(self._agent_argv, environ, (self._lease_fd, theirs.fileno()), _NOTICES)
+            except OSError as error:  # no memory, no file descriptor, or too many processes
+                self._say(f"the agent cannot be started ({error.strerror or error}): trying again")
+                return None
+            undone.pop_all()
+        theirs.close()
+        return agent, ours
 
     def _replace_keeper(self, code: int) -> None:
         """The next one has the same name, by which the agent and the ranks find it when they save again."""

@@ -308,7 +308,7 @@ class CheckpointReader:
 
 def _inside(path: str) -> str:
     if not is_inside(path):
-        raise CheckpointError(f"the checkpoint's description points outside its directory: {path!r}")
+        raise CheckpointError(f"the checkpoint's .metadata file names a file outside its directory: {path!r}")
     return path
 
 

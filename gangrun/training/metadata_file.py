@@ -79,7 +79,7 @@ class _Restricted(pickle.Unpickler):
             return _member
         if f"{module}.{name}" not in ALLOWED:
             raise pickle.UnpicklingError(
-                f"{module}.{name} may not stand in the description of a checkpoint, so it is not loaded"
+                f"{module}.{name} is not a class that a .metadata file may hold, so gangrun does not load the file"
             )
         return super().find_class(module, name)
 
@@ -87,5 +87,5 @@ class _Restricted(pickle.Unpickler):
 def _member(of: Any, name: str) -> Any:
     """``getattr``, for enumerations only."""
     if not hasattr(of, "__members__"):
-        raise pickle.UnpicklingError("only members of enumerations may be asked for")
+        raise pickle.UnpicklingError("a .metadata file may look up attributes of enumerations only")
     return of.__members__[name]

@@ -241,6 +241,26 @@ def test_where_no_supervisor_can_be_made_the_agent_hears_of_it_and_ranks_live_on
     agents.close()
 
 
+def test_an_agent_is_tried_again_while_its_link_cannot_be_made(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    socketpair, left = socket.socketpair, [3]
+
+    def refused(*how: int) -> tuple[socket.socket, socket.socket]:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return socketpair(*how)
+
+    monkeypatch.setattr(socket, "socketpair", refused)
+    made = warden.Warden({"agent": ["true"], "node": "n0"})
+    assert made._start_agent("")
+    os.waitpid(made._agent, 0)
+    assert made._link is not None
+    made._link.close()
+    assert capfd.readouterr().err.count("the agent cannot be started (Too many open files): trying again") == 3
+
+
 @pytest.mark.parametrize(("times", "starts"), [(3, True), (float("inf"), False)])
 def test_an_agent_is_tried_again_while_no_process_can_be_made(
     times: float, starts: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

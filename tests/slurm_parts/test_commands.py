@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.adapters.slurm.commands import NOT_FOUND, Answer, Tools, clean
+from gangrun.adapters.slurm.commands import NOT_FOUND, Answer, ToolProcess, Tools, clean
 from gangrun.node.processes import read_proc
 from tests.waiting import until
 
@@ -117,3 +117,11 @@ def test_bytes_that_are_no_text_are_replaced(tmp_path: Path) -> None:
 )
 def test_words_are_one_line(answer: Answer, words: str) -> None:
     assert answer.words == words
+
+
+def test_a_process_whose_words_nobody_reads_speaks_where_we_do_and_never_waits(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    process = ToolProcess(["sh", "-c", "yes said | head -c 200000 >&2"], os.environ, heard=False)
+    until(lambda: process.poll() == 0, 10, "its end")
+    assert capfd.readouterr().err.count("said") == 40000

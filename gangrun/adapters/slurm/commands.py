@@ -69,19 +69,20 @@ class Tools:
 
 
 class ToolProcess:
-    """A tool that stays as long as its work lasts (srun). Its words come on stderr.
+    """A tool that stays as long as its work lasts (srun). Its words come on stderr, to ``lines`` if they are ``heard``.
 
-    In a session of its own: a terminal's Ctrl-C is for the one who owns the run, and srun would hand it on.
+    Else they go where this process writes its own: nobody would read a pipe. In a session of its own: a terminal's
+    Ctrl-C is for the one who owns the run, and srun would hand it on.
     """
 
-    def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, argv: Sequence[str], environment: Mapping[str, str], heard: bool = True) -> None:
         """Start it; ``OSError`` where it is not there."""
         self._process = subprocess.Popen(
             list(argv),
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.PIPE if heard else None,
             start_new_session=True,
         )
 

@@ -65,7 +65,7 @@ def not_submitted(state: RunState, event: ActFailed | ActUnknown, now: float, po
     what = "it is not known whether the scheduler took" if unknown else "the scheduler refused"
     wait_s = _ask_again_in_s(state, policy)
     if wait_s > policy.waiting_max_s:
-        reason = f"{what} the next job: {event.why}; asked {state.tries_count} times"
+        reason = f"{what} the next job: {event.why}; gangrun asked {state.tries_count} times"
         return finish(state, Phase.FAILED, now, reason, Failure.SCHEDULER)
     wait_s = max(LOOK_AGAIN_S, wait_s) if unknown else wait_s
     reason = f"{what} the next job: {event.why}; asking again in {wait_s:.0f} s"
@@ -75,7 +75,9 @@ def not_submitted(state: RunState, event: ActFailed | ActUnknown, now: float, po
 def _submit_again(state: RunState, now: float, policy: Policy) -> Decision:
     """Ask again, at most so often that even a scheduler that never answers ends the wait."""
     if _ask_again_in_s(state, policy) > policy.waiting_max_s:
-        reason = f"the scheduler did not answer in {policy.waiting_max_s:.0f} s, asked {state.tries_count} times"
+        reason = (
+            f"the scheduler did not answer in {policy.waiting_max_s:.0f} s; gangrun asked {state.tries_count} times"
+        )
         return finish(state, Phase.FAILED, now, reason, Failure.SCHEDULER)
     action = choose.successor(state, now, state.reason)
     state = with_deadline(state, "submit", now + policy.waiting_max_s)

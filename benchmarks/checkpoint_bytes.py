@@ -1,4 +1,5 @@
 """What one core does with a checkpoint's bytes: verifying, choosing among a hundred, parity; beside bare reads.
+A file of torch.save is verified beside ``zipfile.testzip`` and ``torch.load``.
 
 Speeds are bytes per second of processor time, medians of interleaved rounds, so that neighbours on the machine count
 for little. Run:  python benchmarks/checkpoint_bytes.py [--megabytes 2048] [--rounds 9] [--folder DIR] [--json FILE]
@@ -13,6 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gangrun.checkpoint import mapped_crc
 from gangrun.checkpoint.formats import manifest
+from gangrun.checkpoint.formats.one_file import judge_file
 from gangrun.checkpoint.formats.torch_zip import BUFFER_BYTES, crc32
 from gangrun.checkpoint.parity import field
 from gangrun.checkpoint.parity.code import Span, rebuild
@@ -104,6 +107,30 @@ def verifying(folder: Path, megabytes: int, rounds: int) -> dict[str, float]:
     }
 
 
+def one_file(path: Path, megabytes: int, rounds: int) -> dict[str, float]:
+    """The same file of 24 tensors, judged by gangrun, by the standard library, and loaded by torch, in turn."""
+    import torch
+
+    torch.save({str(number): torch.randn(megabytes * 1024 * 1024 // 96) for number in range(24)}, path)
+    size = path.stat().st_size
+
+    def testzip() -> None:
+        with zipfile.ZipFile(path) as archive:
+            assert archive.testzip() is None
+
+    def judged() -> None:
+        assert judge_file(str(path)).valid
+
+    works = {
+        "one file judged, GB/s": judged,
+        "one file, zipfile.testzip, GB/s": testzip,
+        "one file, torch.load, GB/s": lambda: torch.load(path),
+    }
+    speeds = {name: size / seconds / 1e9 for name, seconds in rounds_of(works, rounds).items()}
+    path.unlink()
+    return speeds
+
+
 def choosing(folder: Path, count: int, files_count: int) -> dict[str, float]:
     """Seconds by the clock: screening a hundred, nothing being remembered of them; then choosing the newest valid."""
     files = {".metadata": b"m", **{f"__{rank}_0.distcp": os.urandom(4096) for rank in range(files_count)}}
@@ -153,7 +180,12 @@ def measure(megabytes: int = 2048, rounds: int = 9, folder: str | None = None) -
         one, hundred = Path(place) / "one", Path(place) / "hundred"
         one.mkdir()
         hundred.mkdir()
-        return {**verifying(one, megabytes, rounds), **choosing(hundred, 100, 64), **parity(megabytes // 4, rounds)}
+        return {
+            **verifying(one, megabytes, rounds),
+            **one_file(Path(place) / "latest.pt", megabytes, rounds),
+            **choosing(hundred, 100, 64),
+            **parity(megabytes // 4, rounds),
+        }
 
 
 def table(found: dict[str, float]) -> str:

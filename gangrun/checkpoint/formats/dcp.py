@@ -48,6 +48,10 @@ class UnreadableFile(Exception):
     """The storage refused to show a file: nothing is known about its content."""
 
 
+class UnknownFormat(Exception):
+    """Nothing in a file's format tells whether it is whole; the message says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """What is known of a directory. ``level`` None: not even whole; ``why`` says what is wrong, or why not verified."""
@@ -60,6 +64,7 @@ class Judgement:
     entry_count: int = 0
     data_bytes: int = 0
     unreadable: bool = False
+    unknown: bool = False  # nothing in its format tells whether it is whole
 
     @property
     def nonce(self) -> str | None:
@@ -86,6 +91,8 @@ def judged(look: Callable[P, Judgement]) -> Callable[P, Judgement]:
             return Judgement(None, str(found))
         except UnreadableFile as found:
             return Judgement(None, str(found), unreadable=True)
+        except UnknownFormat as found:
+            return Judgement(None, str(found), unknown=True)
 
     return judge
 

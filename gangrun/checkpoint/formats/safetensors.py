@@ -30,7 +30,7 @@ _ITEM_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
     "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
 }  # fmt: skip
-_NO_CHECKSUMS = "safetensors carry no checksums"
+NO_CHECKSUMS = "safetensors carry no checksums"
 
 Shards = dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]]  # tensor -> (offsets, sizes) of its pieces
 
@@ -46,10 +46,10 @@ def verify(directory: str) -> Judgement:
     pieces: Shards = {}
     for name in sorted(files):
         marks.append((name, mark_of(directory, name)))
-        _header(directory, name, marks[-1][1][0], pieces)
+        read_header(directory, name, marks[-1][1][0], pieces)
     _demand_covered(pieces, sharded=all(name.startswith(_SHARD_PREFIX) for name in files))
     size = sum(mark[0] for _, mark in marks)
-    return Judgement(Level.COMPLETE, _NO_CHECKSUMS, True, tuple(marks), None, len(pieces), size)
+    return Judgement(Level.COMPLETE, NO_CHECKSUMS, True, tuple(marks), None, len(pieces), size)
 
 
 def _listed(directory: str) -> list[str]:
@@ -59,22 +59,23 @@ def _listed(directory: str) -> list[str]:
 
 def _indexed(directory: str, names: Iterable[str]) -> list[str]:
     """The files that an index promises."""
-    found: dict[str, None] = {}
-    for name in names:
-        if not name.endswith(INDEX_SUFFIX):
-            continue
-        mark_of(directory, name)
-        with opened(directory, name) as descriptor, told(name):
-            data = os.read(descriptor, _HEADER_MAX_BYTES)
-        try:
-            promised = json.loads(data)["weight_map"].values()
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise BadFile(f"{shown(name)} is torn or is no index") from None
-        for file in promised:
-            if not isinstance(file, str) or not is_inside(file):
-                raise BadFile(f"{shown(name)} points outside its directory")
-            found[file] = None
-    return list(found)
+    indexes = (promised(directory, name) for name in names if name.endswith(INDEX_SUFFIX))
+    return list(dict.fromkeys(file for index in indexes for file in index.values()))
+
+
+def promised(directory: str, name: str) -> dict[str, str]:
+    """What an index of shards says: tensor -> the file that holds it, inside the directory."""
+    mark_of(directory, name)
+    with opened(directory, name) as descriptor, told(name):
+        data = os.read(descriptor, _HEADER_MAX_BYTES)
+    try:
+        found = dict(json.loads(data)["weight_map"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise BadFile(f"{shown(name)} is torn or is no index") from None
+    for file in found.values():
+        if not isinstance(file, str) or not is_inside(file):
+            raise BadFile(f"{shown(name)} points outside its directory")
+    return found
 
 
 def _demand_counted(files: Iterable[str]) -> None:
@@ -90,7 +91,7 @@ def _demand_counted(files: Iterable[str]) -> None:
             raise BadFile(f"{shown(f'{stem}{absent[0]:05d}-of-{total:05d}{SUFFIX}')} is missing")
 
 
-def _header(directory: str, name: str, size: int, pieces: Shards) -> None:
+def read_header(directory: str, name: str, size: int, pieces: Shards) -> None:
     """One file's header: its tensors fill it from end to end."""
     with opened(directory, name) as descriptor, told(name):
         first = os.pread(descriptor, 8, 0)

@@ -23,6 +23,7 @@ except ImportError:  # pragma: no cover - every platform we test on has it
 __all__ = [
     "BUFFER_BYTES",
     "ArchiveReading",
+    "Compressed",
     "Damaged",
     "Source",
     "crc32",
@@ -43,11 +44,16 @@ _CENTRAL = struct.Struct("<4s6H3L5H2L")
 _LOCAL = struct.Struct("<4s5H3L2H")
 _TORCH_FLAGS = 0x0808  # data descriptor, utf-8 name
 _FOLDER_BIT = 0x10  # torch reads such a member as empty and leaves the tensor as it finds it, without a word
+_DEFLATED, _TORCHSCRIPT = 8, b"/code/"
 _FULL_16, _FULL_32 = 0xFFFF, 0xFFFFFFFF
 
 
 class Damaged(Exception):
     """The archive is not as it was written; the message says where it shows."""
+
+
+class Compressed(Damaged):
+    """It holds TorchScript, whose code torch compresses: no archive of tensors, and not read here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +220,8 @@ def _members(directory: bytes, count: int) -> list[_Member]:
         magic, _, _, flags, method, _, _, crc, packed, size, names, extras, comments, disk, _, kind, header_at = found
         name_at = position + _CENTRAL.size
         position = name_at + names + extras + comments
+        if method == _DEFLATED and _TORCHSCRIPT in directory[name_at : name_at + names]:
+            raise Compressed("it is TorchScript, whose code is compressed")
         if magic != b"PK\x01\x02" or method or flags & ~_TORCH_FLAGS or disk or position > len(directory):
             raise Damaged("the directory of its archive is damaged")
         if kind & _FOLDER_BIT:

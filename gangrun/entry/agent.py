@@ -38,6 +38,7 @@ from gangrun.config import environment
 from gangrun.core.nodeset import unfold
 from gangrun.entry.agent_health import AgentHealth, all_met
 from gangrun.entry.wiring import clock_of, disk_of, own_address, tell, tell_dropped, tell_output
+from gangrun.node import processes
 from gangrun.node.warden import ENV_MEMORY
 from gangrun.wire.messages import Dial, MeetPeer
 from gangrun.wire.spec import RunSpec
@@ -118,12 +119,13 @@ def people_of(spec: RunSpec, node: str) -> People:
     return People(show, lambda sentence: tell(f"{node}:agent", sentence, urgent=True))
 
 
-def find_term(paths: RunPaths, clock: SystemClock, disk: Disk) -> facts.TermFound:
+def find_term(paths: RunPaths, clock: SystemClock, disk: Disk, node: str) -> facts.TermFound:
     """The newest claim, as an address."""
     claim = FsTerms(paths, clock, disk).newest()
     if claim is None:
         return facts.TermFound(None)
-    return facts.TermFound(Dial(claim.term, claim.endpoint, claim.server_key), claim.job)
+    ended = claim.node == node and processes.has_ended(claim.pid, claim.start_ticks)
+    return facts.TermFound(Dial(claim.term, claim.endpoint, claim.server_key), claim.job, ended)
 
 
 def check(
@@ -211,7 +213,7 @@ def main(words: list[str]) -> int:
         net=net,
         warden=warden,
         ranks=RankGang(gang_of(spec, paths, arguments.node), clock.now, no_ranks, people_of(spec, arguments.node)),
-        find_term=lambda: find_term(paths, clock, disk),
+        find_term=lambda: find_term(paths, clock, disk, arguments.node),
         check=checked,
         say=lambda sentence: _say(arguments.node, sentence),
         health=health,

@@ -229,8 +229,7 @@ def _is_dead(claim: Claim, node: str) -> bool:
     """Is the holder's process gone, as far as this host can tell for sure?"""
     if claim.node != node and not claim.job.startswith(f"local-{processes.host_name()}-"):
         return False
-    proc = processes.read_proc(claim.pid)
-    return proc is None or proc.start_ticks != claim.start_ticks or proc.state == "Z"
+    return processes.has_ended(claim.pid, claim.start_ticks)
 
 
 def _is_down(node: str) -> bool:

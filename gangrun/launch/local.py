@@ -162,10 +162,7 @@ def nodes_of(settings: Mapping[str, Value]) -> tuple[str, ...]:
 
 
 def _owner_gone(claim: JobClaim) -> bool:
-    if claim.host != processes.host_name():
-        return False
-    proc = processes.read_proc(claim.pid)
-    return proc is None or proc.start_ticks != claim.start_ticks or proc.state == "Z"
+    return claim.host == processes.host_name() and processes.has_ended(claim.pid, claim.start_ticks)
 
 
 def launcher(

@@ -60,6 +60,12 @@ def read_proc(pid: int) -> Proc | None:
         return None
 
 
+def has_ended(pid: int, start_ticks: int) -> bool:
+    """Whether that process of this host is gone, whoever has its number now."""
+    proc = read_proc(pid)
+    return proc is None or proc.start_ticks != start_ticks or not is_alive(proc)
+
+
 def process_table() -> dict[int, Proc]:
     """All processes that we may see, by pid."""
     found = (read_proc(int(name)) for name in os.listdir("/proc") if name.isdigit())

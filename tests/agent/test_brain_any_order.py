@@ -50,7 +50,7 @@ local = st.one_of(
     st.builds(facts.RanksLaunched, attempts, st.booleans(), st.just(""), st.just(live(0, 1))),
     st.builds(facts.RankEnded, attempts, st.builds(died, st.integers(0, 1), st.integers(0, 1))),
     st.builds(facts.RanksStopped, attempts, st.booleans()),
-    st.builds(facts.TermFound, st.none() | st.builds(dial, terms), st.sampled_from(["job", "other"])),
+    st.builds(facts.TermFound, st.none() | st.builds(dial, terms), st.sampled_from(["job", "other"]), st.booleans()),
     st.builds(facts.SupervisorExited, st.sampled_from([0, 1, 75]), terms),
     st.builds(facts.Checked, st.booleans()),
 )

@@ -290,6 +290,24 @@ def test_who_is_no_candidate_does_so_later_since_all_who_are_may_be_gone():
     assert [(e.term_min, e.promises) for e in stage.only(effects.SpawnSupervisor)] == [(2, ())]
 
 
+@pytest.mark.parametrize(("ended", "after_s"), [(True, 1.5 * T), (False, TIMING.counter_still_s)])
+def test_a_restarted_agent_that_sees_the_holder_gone_asks_as_soon_as_a_majority_has_had_its_turn(ended, after_s):
+    stage = Stage(roster_count=3)
+    stage.local(facts.TermFound(dial(4), "job", holder_ended=ended))
+    stage.pass_s(after_s - 0.5)
+    assert not stage.only(effects.SpawnSupervisor)
+    stage.pass_s(11.0)
+    assert [(e.term_min, e.promises) for e in stage.only(effects.SpawnSupervisor)] == [(5, ())]
+
+
+def test_a_newer_term_than_the_one_whose_holder_is_gone_is_believed():
+    stage = Stage(roster_count=3)
+    stage.local(facts.TermFound(dial(4), "job", holder_ended=True))
+    stage.peer(dial(5))
+    stage.pass_s(TIMING.counter_still_s - 1.0)
+    assert not stage.only(effects.SpawnSupervisor)
+
+
 def test_many_who_are_no_candidates_do_not_do_so_all_at_once():
     first_s = []
     for i in range(12):

@@ -10,6 +10,7 @@ import pytest
 
 from gangrun.core.model import Phase, RunState
 from gangrun.sim import FaultPlan, Kind, Script, Setup, World
+from gangrun.sim.engine.clock import EPOCH_S
 from tests.sim.time_limit import watched
 
 SCRIPT = Script(steps_count=60, victims_after_s=0.5)
@@ -106,6 +107,9 @@ def ends_well_in_one_job(world: World) -> RunState:
 def test_killed_wardens_are_started_again_in_the_same_job(at_s: float, nodes: tuple[int, ...]) -> None:
     state = ends_well_in_one_job(with_spare_nodes(3, wardens_die(at_s, nodes)))
     assert len(state.attempts) <= 2
+    assert max(one.started for one in state.attempts) < EPOCH_S + at_s + 20.0, (
+        "nobody waited for a counter to stand still"
+    )
 
 
 @pytest.mark.parametrize("for_s", [0.5, 3.0, 60.0])

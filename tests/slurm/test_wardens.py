@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from gangrun.node import processes
 from tests.slurm.cluster import Cluster
 from tests.slurm.harness import Run, attempts_that_stepped
 from tests.waiting import stays, until
@@ -51,6 +52,19 @@ def end_srun(cluster: Cluster, run: Run, host: str) -> None:
     """And wait for the next one."""
     before = {*cluster.kill_on(host, SRUN)}
     until(lambda: {one.pid for one in cluster.processes_on(host, SRUN)} - before, 20, run.told)
+
+
+def test_the_end_of_the_step_with_its_srun_is_started_again_in_the_same_job(cluster: Cluster, run: Run) -> None:
+    """Of srun's two processes one ends the step if the other dies: all wardens are killed, the supervisor with them."""
+    job = run.step(3, 1, steps=300, every=5, hook="pace = 0 if attempt else pace", stays=True)["job"]
+    run.wait_for_step(12)
+    both = {one.pid for one in cluster.processes_on(run.jobs()[0]["BatchHost"], SRUN)}
+    (first,) = [pid for pid in both if (proc := processes.read_proc(pid)) and proc.parent not in both]
+    killed_at = processes.wall_s()
+    os.kill(first, signal.SIGKILL)
+    again = run.wait_for_step(0, attempt=1, deadline_s=90)
+    assert again.at - killed_at < 30, "nobody waited for a lease, or for a counter to stand still for a minute"
+    goes_on(cluster, run, job, [0, 1])
 
 
 def steps_on(run: Run) -> Callable[[], bool]:

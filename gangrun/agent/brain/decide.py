@@ -376,6 +376,8 @@ class AgentBrain:
             if self.follow.asked.unwanted if line is None else fact.claim.term > line.term:
                 return self.departure.begin(0, f"the run went on in job {fact.job}", now)
             return self.follow.found_none(self.lease, fact.claim.term, now)
+        if fact.holder_ended:
+            self.follow.ended_term = fact.claim.term
         return self._dial(fact.claim, now)
 
     def _not_followed(self, term: int, now: float) -> list[Effect]:

@@ -52,10 +52,14 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class TermFound:
-    """What ``FindTerm`` read: the newest claim as an address and the job it is of, or None (yet)."""
+    """What ``FindTerm`` read: the newest claim as an address and the job it is of, or None (yet).
+
+    ``holder_ended``: the claim was made on this node, and the process that made it is gone.
+    """
 
     claim: Dial | None
     job: str = ""
+    holder_ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,9 @@
    and is in no majority's way. It is asked for soon where too few of a small roster answer (two nodes, one gone), else
    when two candidates would have had their promises. An agent that knows nobody, as it was restarted, asks for one
    after ``counter_still_s``, all others after twice as long, spread over minutes where they are many: the candidates'
-   rack may be lost.
+   rack may be lost. If the restarted agent sees that the newest term's holder was a process of its own node and is
+   gone, it asks after 1.5 x ``takeover_after_s``: a majority that knows the holder has claimed by then, and agents
+   that know nobody read ``terms/`` soon after.
    One that was asked for and claims nothing for so long has been stopped: where nobody else can, another is asked for.
    Last resort against a lost ``Dial``: read ``terms/`` again, at most once in 5, 10 .. 60 s.
 """
@@ -115,6 +117,7 @@ RESORT_FIRST_S, RESORT_MAX_S = 5.0, 60.0
 SPREAD_NODES_COUNT = 16
 WATCH_SOON_TAKEOVERS = 2  # late answers have come by then
 WATCH_AFTER_TAKEOVERS = 4  # two candidates have had their promises by then, and a supervisor that need not watch
+ENDED_AFTER_TAKEOVERS = 1.5
 VARIES_SHARE = 0.5
 
 
@@ -152,6 +155,7 @@ class Follow:
         self._find_s = FIND_FIRST_S
         self._resort_at = 0.0
         self._resort_s = RESORT_FIRST_S
+        self.ended_term = 0  # the newest whose holder is known to be gone
         self._lives_at = 0.0  # when another candidate proved that the supervisor does
         self._too_few = False  # all of the roster were asked, and those that answered are no majority
         # spreads the agents that know nobody, so that not all ask for a supervisor in the same second
@@ -389,6 +393,8 @@ class Follow:
         if self._is_candidate(self.me.node) and self.roster_count > 1:
             takeovers = WATCH_SOON_TAKEOVERS if self._too_few else WATCH_AFTER_TAKEOVERS
             since, after_s = max(since, self._lives_at), takeovers * self.timing.takeover_after_s
+        elif self.ended_term == lease.term_max > 0:
+            after_s = ENDED_AFTER_TAKEOVERS * self.timing.takeover_after_s
         elif self._is_candidate(self.me.node) or not self.candidates:
             after_s = self.timing.counter_still_s + self._spread_s
         else:

@@ -429,7 +429,8 @@ class Deeds:
             self.agent.tell(facts.TermFound(None))
             return
         claim = claims[max(claims)]
-        self.agent.tell(facts.TermFound(Dial(claim.term, claim.endpoint, claim.server_key), claim.job))
+        ended = claim.node == self.node.name and not self.world.lives(claim.pid)
+        self.agent.tell(facts.TermFound(Dial(claim.term, claim.endpoint, claim.server_key), claim.job, ended))
 
     def _prepared(self, command: Prepare) -> None:
         left = [rank.name for rank in self.node.ranks if rank.alive]

@@ -3,9 +3,10 @@
 Every task of a step is started with the same words; only the environment tells the nodes apart. A step is started
 again if srun or a warden was killed, so a warden of the job may live here already. Each node has one place for a warden
 of a job: a name that the kernel gives to one process, and frees when that process dies. A later task waits for the
-place. Then it kills what the last warden left: ranks die with their agent, what they started may not. Only then does it
-begin, for its agent's first word says that no rank lives here. While it waits, signals that Slurm sends to all tasks
-are not for it.
+place. A warden that ends by itself tells the waiting task its exit code, and the task ends with that code. After a
+warden that was killed, the task kills what that warden left: ranks die with their agent, what they started may not.
+Only then does it begin, for its agent's first word says that no rank lives here. While it waits, signals that Slurm
+sends to all tasks are not for it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -27,7 +29,7 @@ from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import JobClaim, wait
 from gangrun.adapters.fs.run_dir import RunPaths, read_cancelled
 from gangrun.config import environment
-from gangrun.launch.node_spec import EXIT_WAITED, WARDEN_KILLED, filled
+from gangrun.launch.node_spec import EXIT_WAITED, WARDEN_GONE, filled
 from gangrun.node import processes, warden
 
 EXIT_NO_NODE = 78
@@ -35,6 +37,7 @@ EXIT_NO_LOG = 74
 EXIT_NOT_EMPTY = 73
 LOOK_AGAIN_S = 0.25
 KILL_WITHIN_S = 5.0
+WAITING_MAX_COUNT = 16
 RUN_DIR, JOB_ID = "GANGRUN_RUN_DIR", "SLURM_JOB_ID"
 STAY = "GANGRUN_STAY"  # the stay of a job whose warden all this comes from
 
@@ -74,20 +77,42 @@ def stay_of(claim: JobClaim) -> str:
     return f"{claim.job}r{claim.restart}"
 
 
-def take_place(of: str, wait: Callable[[float], None] = wait) -> tuple[int, bool]:
-    """The place ``of`` (run, job, node) as a file descriptor, and whether another process had it first."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A node's place of a warden. ``waited``: another process had it first; its exit code, if it told one."""
+
+    fd: int
+    waited: bool = False
+    code: int | None = None
+
+
+def take_place(of: str, wait: Callable[[float], None] = wait) -> Place:
+    """The place ``of`` (run, job, node). A warden that ends by itself tells its exit code to those that wait."""
     name = hashlib.sha256(of.encode("utf-8", "surrogateescape")).hexdigest()
-    holder, had_to_wait = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), False
-    while True:
-        try:
-            holder.bind(f"\0gangrun-warden-{os.getuid()}-{name}")
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-            had_to_wait = True
-            wait(LOOK_AGAIN_S)
-        else:
-            return holder.detach(), had_to_wait
+    address = f"\0gangrun-warden-{os.getuid()}-{name}"
+    holder, words = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    waited = connected = False
+    words.setblocking(False)
+    with words:
+        while True:
+            try:
+                holder.bind(address)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                waited = True
+                connected = connected or words.connect_ex(address) == 0
+                wait(LOOK_AGAIN_S)
+            else:
+                holder.listen(WAITING_MAX_COUNT)
+                return Place(holder.detach(), waited, _code_in(words) if connected else None)
+
+
+def _code_in(words: socket.socket) -> int | None:
+    try:
+        return int(words.recv(16))
+    except (OSError, ValueError):
+        return None  # it was killed, or it crashed
 
 
 def clear(root: str, claim: JobClaim) -> list[str]:
@@ -140,19 +165,21 @@ def main(words: list[str]) -> int:
         os.write(2, f"{why}\n".encode("utf-8", "replace"))
         return EXIT_NO_LOG
     with only_waiting():
-        place, had_to_wait = take_place(f"{root}\0{stay_of(claim)}\0{node}")
-    if had_to_wait and not _is_wanted(paths, claim):
+        place = take_place(f"{root}\0{stay_of(claim)}\0{node}")
+    spec = {key: filled(value, node) for key, value in json.loads(words[0]).items()}
+    if (place.waited or spec["previous_died"]) and not _is_wanted(paths, claim):
         return 0
+    if place.code is not None:  # a warden that ended by itself is not started again, whichever srun heard of it
+        return place.code
     if left := clear(root, claim):
         told = (
             f"[{node}:warden] SIGKILL does not end {', '.join(left)}, which an earlier warden left: nothing is started"
         )
         os.write(2, f"{told}\n".encode("utf-8", "replace"))
         return EXIT_NOT_EMPTY
-    spec = {key: filled(value, node) for key, value in json.loads(words[0]).items()}
-    if had_to_wait:
-        spec["previous_died"] = WARDEN_KILLED
-    command = warden.argv(sys.executable, {**spec, "writes_log": True, "place_fd": place})
-    os.set_inheritable(place, True)
+    if place.waited:
+        spec["previous_died"] = WARDEN_GONE
+    command = warden.argv(sys.executable, {**spec, "writes_log": True, "place_fd": place.fd})
+    os.set_inheritable(place.fd, True)
     os.execve(command[0], command, {**variables, RUN_DIR: root, STAY: stay_of(claim)})  # noqa: S606 - no shell is the point
     raise AssertionError("unreachable")

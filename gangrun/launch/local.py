@@ -31,7 +31,7 @@ from gangrun.entry.wiring import disk_of, output_part, urgent_part
 from gangrun.errors import UserError
 from gangrun.launch.create import make_run, put_in_index, unmade
 from gangrun.launch.exclusive import give_way, refuse_company
-from gangrun.launch.node_spec import WARDEN_KILLED, warden_spec
+from gangrun.launch.node_spec import warden_killed, warden_spec
 from gangrun.launch.owner import LAST_LOOK_WITHIN_S, Cancelling, in_background, shown, tell_json
 from gangrun.node import processes
 from gangrun.runs.follow import JournalReplay
@@ -271,7 +271,7 @@ class Launcher:
                 self._ended_badly.append((self.clock.now() + EXPLAINED_WITHIN_S, words))
                 continue
             self.view.say(f"the warden of {gone.node} was killed ({how}): starting it again")
-            self.hosts.start(gone.node, WARDEN_KILLED)
+            self.hosts.start(gone.node, warden_killed(-gone.code))
 
     def _tell_bad_ends(self, before: float) -> None:
         """A warden whose run failed ends with the run's own code, mostly before its last record is read here."""

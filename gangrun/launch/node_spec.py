@@ -6,12 +6,13 @@ import sys
 from typing import Any
 
 from gangrun.adapters.fs.run_dir import RunPaths
+from gangrun.core.text import signal_name
 from gangrun.entry.wiring import own_command
 from gangrun.wire.spec import RunSpec
 
 NODE = "{node}"  # stands for the name of the node, which the first process there puts in
 EXIT_WAITED = 71  # of a task that only waited for a place that a living warden has
-WARDEN_KILLED = "its warden was killed"  # how the agent before ended, told to a warden that takes a dead one's place
+WARDEN_GONE = "its warden was killed or crashed"  # the warden said no exit code, and nobody heard of a signal
 
 
 def warden_spec(
@@ -41,6 +42,11 @@ def warden_spec(
     if roster:
         told["agent_start_s"] = spec.policy.join_within_s  # hundreds of agents import from one file system
     return told
+
+
+def warden_killed(number: int) -> str:
+    """How the agent before ended, told to the warden that takes a dead one's place."""
+    return f"its warden was killed by {signal_name(number)}"
 
 
 def filled(value: Any, node: str) -> Any:

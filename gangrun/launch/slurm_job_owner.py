@@ -34,7 +34,7 @@ from gangrun.core.nodeset import fold
 from gangrun.core.text import signal_name
 from gangrun.display.live_view import LiveView, Observer
 from gangrun.entry.wiring import own_command
-from gangrun.launch.node_spec import EXIT_WAITED, WARDEN_KILLED, warden_spec
+from gangrun.launch.node_spec import EXIT_WAITED, WARDEN_GONE, warden_killed, warden_spec
 from gangrun.launch.owner import Cancelling
 from gangrun.launch.slurm_batch_job import Absent, Allocation, note_absent
 from gangrun.ports import Clock
@@ -245,11 +245,12 @@ class JobStep:
         nodes = tuple(left.node for left in killed)
         who = f"the warden on {fold(nodes)} was" if len(nodes) == 1 else f"the wardens on {fold(nodes)} were"
         self.say(f"{who} killed ({killed[0].how}): starting {'it' if len(nodes) == 1 else 'them'} again in this job")
-        return self._launched(nodes)
+        hows = {left.how for left in killed}
+        return self._launched(nodes, how_killed(hows.pop()) if len(hows) == 1 else WARDEN_GONE)
 
-    def _launched(self, nodes: tuple[str, ...], *, follows: bool = False) -> bool:
+    def _launched(self, nodes: tuple[str, ...], previous_died: str, *, follows: bool = False) -> bool:
         try:
-            self._launch(nodes, WARDEN_KILLED, follows=follows)
+            self._launch(nodes, previous_died, follows=follows)
         except OSError as error:
             self.say(f"cannot start srun again: {error.strerror or error}")
             return False
@@ -276,7 +277,7 @@ class JobStep:
             self._unheard = ()
         elif self.clock.now() >= self._follow_at:
             nodes, self._unheard = self._unheard, ()
-            self._launched(nodes, follows=True)
+            self._launched(nodes, WARDEN_GONE, follows=True)
 
     # ---- when every srun has ended ----
 
@@ -382,6 +383,13 @@ def last_words(log: Path, said_bytes: int = 0) -> str:
         return ""
     lines = [line.strip() for line in data.decode("utf-8", "replace").splitlines() if line.strip()]
     return "; ".join(lines[-LAST_LINES_COUNT:])
+
+
+def how_killed(how: str) -> str:
+    """How a warden ended, from srun's words, such as "Killed" or "Segmentation fault (core dumped)"."""
+    words = how.removesuffix("(core dumped)").strip()
+    number = next((number for number in signal.valid_signals() if signal.strsignal(number) == words), None)
+    return WARDEN_GONE if number is None else warden_killed(number)
 
 
 def step_argv(

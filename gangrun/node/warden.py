@@ -420,7 +420,23 @@ class Warden:
             while writer.pid and processes.boottime_ns() < until_ns:
                 self._selector.select(0.05)  # SIGCHLD rings
                 self._reap()
+        if self._place_fd >= 0:
+            self._tell_waiting(code)
         return code
+
+    def _tell_waiting(self, code: int) -> None:
+        """To those that wait for our place: we end by ourselves. A warden that is killed says nothing."""
+        with socket.socket(fileno=self._place_fd) as place:
+            place.setblocking(False)
+            while True:
+                try:
+                    waiting = place.accept()[0]
+                except OSError:  # nobody else waits
+                    return
+                try:
+                    waiting.send(str(code).encode())
+                except OSError:
+                    pass  # that one is gone too
 
 
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -108,7 +108,7 @@ def test_a_killed_warden_leaves_no_rank_and_the_gang_comes_back(run: Runs) -> No
     one.wait_until("its ranks are dead", lambda: not one.alive(before[1]), 5)
     assert ended(one, 0, "SUCCEEDED")["excluded"] == []
     assert one_gang(one) == [0, 1]
-    evidence(one.explain(), "its warden was killed; its ranks died with it")
+    evidence(one.explain(), "its warden was killed by SIGKILL (9); its ranks died with it")
 
 
 def replaced(one: WorldDriver, injury: Callable[[], int | None]) -> None:

@@ -17,28 +17,28 @@ from gangrun.launch.node_spec import EXIT_WAITED
 
 
 def test_a_place_is_taken_by_one_at_a_time(tmp_path: Path) -> None:
-    first, had_to_wait = slurm_node.take_place(f"{tmp_path}\0job\0n1")
-    assert not had_to_wait
-    other, had_to_wait = slurm_node.take_place(f"{tmp_path}\0job\0n2")
-    assert not had_to_wait, "of another node"
-    os.close(other)
+    first = slurm_node.take_place(f"{tmp_path}\0job\0n1")
+    assert not first.waited
+    other = slurm_node.take_place(f"{tmp_path}\0job\0n2")
+    assert not other.waited, "of another node"
+    os.close(other.fd)
     waits: list[float] = []
 
     def wait(seconds: float) -> None:
         waits.append(seconds)
         if len(waits) == 2:
-            os.close(first)
+            os.close(first.fd)
 
-    second, had_to_wait = slurm_node.take_place(f"{tmp_path}\0job\0n1", wait)
-    os.close(second)
-    assert had_to_wait and len(waits) == 2
+    second = slurm_node.take_place(f"{tmp_path}\0job\0n1", wait)
+    os.close(second.fd)
+    assert (second.waited, second.code, len(waits)) == (True, None, 2)
 
 
 HOLDS = """
 import os, sys
 from gangrun.entry import slurm_node
-place, _ = slurm_node.take_place(sys.argv[1])
-os.set_inheritable(place, True)
+place = slurm_node.take_place(sys.argv[1])
+os.set_inheritable(place.fd, True)
 os.execv("/bin/sh", ["sh", "-c", "echo has it; read line"])
 """
 
@@ -55,9 +55,45 @@ def test_whoever_is_executed_in_a_holders_place_has_it_until_killed(tmp_path: Pa
             holder.kill()
             holder.wait()
 
-        place, had_to_wait = slurm_node.take_place(str(tmp_path), wait)
-        os.close(place)
-    assert had_to_wait and len(waits) == 1
+        place = slurm_node.take_place(str(tmp_path), wait)
+        os.close(place.fd)
+    assert (place.waited, place.code, len(waits)) == (True, None, 1)
+
+
+WARDEN = """
+import os, sys
+from gangrun.entry import slurm_node
+from gangrun.node import warden
+place = slurm_node.take_place(sys.argv[1])
+os.set_inheritable(place.fd, True)
+print("has it", flush=True)
+spec = {"agent": ["sh", "-c", "read line"], "place_fd": place.fd, "restarts_max_count": 0}
+command = warden.argv(sys.executable, spec)
+os.execv(command[0], command)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("killed", "code"), [(False, 70), (True, None)])
+def test_a_warden_that_ends_by_itself_tells_its_exit_code_to_those_that_wait(
+    tmp_path: Path, killed: bool, code: int | None
+) -> None:
+    command = [sys.executable, "-c", WARDEN, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None and holder.stdin is not None and holder.stdout.readline() == b"has it\n"
+        stdin = holder.stdin
+
+        def wait(seconds: float) -> None:
+            del seconds
+            if killed:
+                holder.kill()
+            else:
+                stdin.close()  # its agent ends, and none may be started again
+            holder.wait()
+
+        place = slurm_node.take_place(str(tmp_path), wait)
+        os.close(place.fd)
+    assert (place.waited, place.code) == (True, code)
 
 
 @pytest.mark.processes
@@ -100,11 +136,11 @@ with slurm_node.only_waiting():
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_task_that_waits_tells_that_it_only_waited(tmp_path: Path, number: signal.Signals) -> None:
-    place, _ = slurm_node.take_place(str(tmp_path))
+    place = slurm_node.take_place(str(tmp_path))
     with subprocess.Popen([sys.executable, "-c", WAITS, str(tmp_path)], stdout=subprocess.PIPE) as waiting:
         assert waiting.stdout is not None and waiting.stdout.readline() == b"waits\n"
         for harmless in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
             waiting.send_signal(harmless)
         waiting.send_signal(number)
         assert waiting.wait(10) == EXIT_WAITED
-    os.close(place)
+    os.close(place.fd)

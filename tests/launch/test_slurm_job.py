@@ -199,7 +199,6 @@ def unreached(tmp_path, monkeypatch):
     resort = steps._resort
     until(lambda: all(one.step.ended is not None for one in steps.launches), 20, "srun has left")
     if resort is not None:
-        list(resort.lines())
         until(lambda: resort.poll() is not None, 20, "the last resort has left")
 
 
@@ -276,17 +275,24 @@ def standing(tmp_path, monkeypatch):
     steps.leave()
     until(lambda: all(one.step.ended is not None for one in steps.launches), 20, "every srun has left")
     if (resort := steps._resort) is not None:
-        list(resort.lines())
         until(lambda: resort.poll() is not None, 20, "the last resort has left")
 
 
-@pytest.mark.parametrize("how", ["Killed", "Segmentation fault (core dumped)", "Out Of Memory"])
-def test_a_killed_warden_is_started_again_on_its_node(standing, how):
+@pytest.mark.parametrize(
+    ("how", "told_as"),
+    [
+        ("Killed", "its warden was killed by SIGKILL (9)"),
+        ("Segmentation fault (core dumped)", "its warden was killed by SIGSEGV (11)"),
+        ("Out Of Memory", "its warden was killed or crashed"),
+    ],
+)
+def test_a_killed_warden_is_started_again_on_its_node(standing, how, told_as):
     steps, says, asked, told = standing
     says.write_text(f"srun: error: n2: task 1: {how}\n")
     steps.start()
     until(lambda: asked() == ["n[1-3]", "n2"], 20, f"n2 is asked for again {told}")
     assert told == [f"the warden on n2 was killed ({how}): starting it again in this job"]
+    assert f'"previous_died": "{told_as}"' in " ".join(steps.launches[-1].step.argv)
     assert absent_nodes(Disk(), steps.paths, CLAIM.token) == ()
 
 
@@ -391,17 +397,14 @@ def test_a_supervisor_of_last_resort_that_is_killed_is_started_again(unreached):
     steps, disk, _, told = unreached
     disk.error = errno.EACCES
     steps.turn()
-    killed = []
     for _ in range(job_owner.RESORTS_MAX):
-        killed.append(resort := steps._resort)
+        resort = steps._resort
         assert steps.part is job_owner.StepPart.LAST_RESORT
         resort.send_signal(signal.SIGKILL)
         until(partial(has_ended, resort), 20, "it was killed")
         steps.turn()
     assert steps.part is job_owner.StepPart.OVER
     assert len([word for word in told if "was killed by SIGKILL (9)" in word]) == job_owner.RESORTS_MAX - 1
-    for resort in killed[:-1]:
-        list(resort.lines())
 
 
 def test_an_owner_goes_on_where_the_story_so_far_cannot_be_read(tmp_path):

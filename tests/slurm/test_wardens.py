@@ -45,7 +45,8 @@ def test_a_killed_warden_is_started_again_on_its_node(cluster: Cluster, run: Run
     run.wait_for_step(0, attempt=1)
     assert leads or not cluster.processes_on(host, "sleep 4242")
     goes_on(cluster, run, job, [0, 1])
-    assert f"the agent on {host} was restarted: its warden was killed; its ranks died with it" in run.explain()
+    told = f"the agent on {host} was restarted: its warden was killed by SIGKILL (9); its ranks died with it"
+    assert told in run.explain()
 
 
 def end_srun(cluster: Cluster, run: Run, host: str) -> None:
@@ -65,6 +66,7 @@ def test_the_end_of_the_step_with_its_srun_is_started_again_in_the_same_job(clus
     again = run.wait_for_step(0, attempt=1, deadline_s=90)
     assert again.at - killed_at < 30, "nobody waited for a lease, or for a counter to stand still for a minute"
     goes_on(cluster, run, job, [0, 1])
+    assert run.explain().count("its warden was killed or crashed; its ranks died with it") == 3
 
 
 def steps_on(run: Run) -> Callable[[], bool]:

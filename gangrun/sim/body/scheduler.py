@@ -26,7 +26,7 @@ SUPERVISOR_START_S, RESORTS_MAX_COUNT = 0.3, 4
 ASK_AGAIN_S = 1.0
 WARDEN_AGAIN_S, EMPTY_LOOK_S, EMPTY_WITHIN_S = 0.5, 0.25, 5.0
 WARDENS_MAX_COUNT = 5  # of one node
-WARDEN_KILLED = "its warden was killed"
+WARDEN_KILLED = "its warden was killed by SIGKILL (9)"
 WATCH_EVERY_S = 5.0
 
 

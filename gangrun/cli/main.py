@@ -24,6 +24,7 @@ from gangrun.errors import DONE, INTERRUPTED, UNKNOWN, USAGE, UserError, did_you
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("gangrun.cli.train", "Train on this machine and recover from failures."),
     "submit": ("gangrun.cli.submit", "Submit a training run to Slurm."),
+    "convert": ("gangrun.cli.submit", "Print a batch script with a gangrun run line in it."),
     "status": ("gangrun.cli.view", "Show a run: its state, nodes, step and checkpoint."),
     "explain": ("gangrun.cli.view", "Show every decision: what was seen, concluded, done."),
     "attach": ("gangrun.cli.control", "Show a run as gangrun run does, until it ends."),
@@ -48,6 +49,7 @@ MEANT = {
     "run --detach": "detach background bg nohup daemon",
     "attach": "reattach join fg foreground connect",
     "submit": "batch schedule enqueue",
+    "convert": "migrate sbatch port",
     "cancel": "stop kill abort end terminate delete",
     "resume": "restart continue retry requeue",
     "logs": "log tail output stdout errors",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 F = TypeVar("F", bound=Callable[..., Any])
+TYPED = "gangrun.typed"  # the words of a command line, in ``click.Context.meta``
 
 
 def run_argument(function: F) -> F:
@@ -86,6 +87,11 @@ class GroupedCommand(click.Command):
                 help="Show every option.",
             )
         )  # fmt: skip
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep the words as they were typed: a batch script may bring more options."""
+        ctx.meta[TYPED] = tuple(args)
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """One section for each group."""

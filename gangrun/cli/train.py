@@ -36,7 +36,10 @@ TORCHRUN_ONLY = {
     if meaning not in (MODULE, NO_PYTHON) and spelled not in ("nproc-per-node", "max-restarts")
 }
 # options come before the command; torchrun spells them with underscores, and click hands names over without dashes
-CONTEXT = {"allow_interspersed_args": False, "token_normalize_func": lambda name: name.replace("_", "-")}
+CONTEXT: dict[str, Any] = {
+    "allow_interspersed_args": False,
+    "token_normalize_func": lambda name: name.replace("_", "-"),
+}
 RUN_COMMON = (
     "module", "env_pairs", "nproc_per_node", "checkpoint_dir", "resume", "max_restarts", "hang_timeout", "no_health",
     "name", "quiet",
@@ -91,7 +94,13 @@ def _setting_option(row: Setting) -> Callable[[F], F]:
 
 
 def request_of(
-    ctx: click.Context, options: Mapping[str, Any], settings: Iterable[Setting], *, submits: bool = False
+    ctx: click.Context,
+    options: Mapping[str, Any],
+    settings: Iterable[Setting],
+    *,
+    submits: bool = False,
+    body: str = "",
+    raw_words: tuple[str, ...] = (),
 ) -> ResolvedRequest:
     """The words put in order and understood; only what was typed counts as a flag."""
     from gangrun.config.request import Request, resolved  # not for --help
@@ -113,6 +122,8 @@ def request_of(
         module=words[0] if options["module"] else "",
         flags={**settings_of("gangrun run", TORCHRUN, torchrun), **typed},
         submits=submits,
+        body=body,
+        raw_words=raw_words,
         **{
             name: options[name]
             for name in ("no_python", "env_pairs", "env_files", "config_file", "as_json", "quiet", "here", "detach")

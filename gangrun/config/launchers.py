@@ -61,6 +61,8 @@ import json, os, sys
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils import launch
 args = launch_command_parser().parse_args(sys.argv[1:])
+if (args.num_machines or 1) > 1:
+    args.main_process_ip = args.main_process_ip or "localhost"
 args, defaults, precision_from_file = _validate_launch_command(args)
 args.main_process_port, args.machine_rank = 0, args.machine_rank or 0
 sets = args.use_fsdp or args.use_megatron_lm or args.multi_gpu
@@ -165,7 +167,9 @@ def _flag(name: str, value: str) -> tuple[str, ...]:
     return (flag,) if value == "true" else (flag, value)
 
 
-def _given(launcher: str, table: Mapping[str, str], words: tuple[str, ...]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def option_words(
+    launcher: str, table: Mapping[str, str], words: tuple[str, ...]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
     """(value by option as the table spells it, the script and its arguments), read as argparse in the launcher does."""
     import argparse
 
@@ -222,7 +226,7 @@ def _read(
 ) -> LauncherLine:
     from gangrun.wire.spec import LOCAL_RANK
 
-    given, command = _given(launcher, table, words)
+    given, command = option_words(launcher, table, words)
     meanings = {table[spelled] for spelled in given}
     if local_rank and NO_LOCAL_RANK not in meanings:
         command = (command[0], local_rank + LOCAL_RANK, *command[1:])
@@ -253,7 +257,7 @@ def _torchrun(
 
 def _lightning(launcher: str, words: tuple[str, ...], interpreter: tuple[str, ...]) -> LauncherLine:
     """Fabric reads the options as ``LT_*``; ``--devices`` counts ranks, or lists the GPUs of a node."""
-    given, _ = _given(launcher, LIGHTNING, words)
+    given, _ = option_words(launcher, LIGHTNING, words)
     devices = given.get("devices", "1")
     if not re.fullmatch(r"[1-9]\d*|auto", devices):
         way = "give their number, and choose GPUs with CUDA_VISIBLE_DEVICES"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from gangrun.config import environment
 from gangrun.config.launchers import meant_for_gangrun, taken_apart
 from gangrun.config.layers import BY_NAME, DEFAULT, Value, layered, unknown_variables, usual_files
 from gangrun.config.secrets import is_secret, redacted, secret_names
+from gangrun.config.slurm_script import literal
 from gangrun.core.policy import HangPolicy, Policy, PolicyError, Timing
 from gangrun.errors import UserError
 from gangrun.wire.spec import CheckpointSpec, HealthSpec, LogSpec, RunSpec
@@ -43,6 +45,8 @@ class Request:
     detach: bool = False  # the run goes on in the background
     submits: bool = False  # setup lines run before the command
     here: bool = False  # on this machine, whatever a scheduler has to do with it
+    body: str = ""  # of the user's batch script: shell text that runs before the command, in each job
+    raw_words: tuple[str, ...] = ()  # module and words as that script has them, for the shell to expand
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,7 @@ class ResolvedRequest:
     python: bool
     added: Mapping[str, str]  # --env and --env-file
     warnings: tuple[str, ...]
+    line: str = ""  # the command in the shell's words, if a batch script of the user's leads to it
 
     @property
     def runs_dir(self) -> Path:
@@ -104,20 +109,49 @@ def resolved(request: Request, variables: Mapping[str, str]) -> ResolvedRequest:
     Setup lines may bring the command, or another python, only where the job runs: then neither is looked for here.
     """
     settings = layered(request.flags, variables, usual_files(request.config_file))
-    there = bool(request.submits and settings["setup"].value)
+    there = bool(request.submits and (settings["setup"].value or request.body))
+    raw_words = request.raw_words
+    typed_words = (request.module, *request.words) if request.module else request.words
     python_here = "python" if there else environment.python_of(variables)
+    asked_here = environment.python_of(variables) if request.body or not there else None
     typed = ("python", "-m", request.module, *request.words) if request.module else request.words
-    line = None if request.no_python else taken_apart(typed, None if there else python_here)
+    line = None if request.no_python else taken_apart(typed, asked_here)
     if line is not None:
         flags = {**line.settings, **request.flags}  # what gangrun itself was told is stronger
         settings = layered(flags, variables, usual_files(request.config_file))
         request = replace(request, words=line.words, module=line.module, no_python=line.no_python, flags=flags)
-    argv, python = command_of(request.words, request.module, request.no_python, python_here, look=not there)
+    argv, python = command_of(
+        request.words, request.module, request.no_python, python_here, look=not there, anywhere=bool(request.body)
+    )
     added = environment.added_variables(request.env_pairs, request.env_files, variables)
     told = [] if line is None else [line.told]
     warnings = (*told, *unknown_variables(variables), *_misplaced_told(request.words), *_secrets_told(request.words))
     variables_told = {} if line is None else line.variables
-    return ResolvedRequest(request, settings, variables, argv, python, {**variables_told, **added}, warnings)
+    shell_line = _shell_line(raw_words, typed_words, argv, python) if raw_words else ""
+    return ResolvedRequest(
+        request, settings, variables, argv, python, {**variables_told, **added}, warnings, shell_line
+    )
+
+
+def _shell_line(raw_words: tuple[str, ...], words: tuple[str, ...], argv: tuple[str, ...], python: bool) -> str:
+    """The command in the shell's words: as a script has them, since its variables may stand in them.
+
+    Args:
+        raw_words: the command as the script has it.
+        words: the same, each as far as it is known before the job runs.
+        argv: what gangrun makes of ``words``; their last ones are the script's own arguments.
+        python: whether ranks start through the boot file.
+    """
+    pairs = zip(reversed(words), reversed(argv), strict=False)
+    same_count = next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(words), len(argv)))
+    own_count = len(argv) - same_count
+    first_count = len(raw_words) - same_count + (own_count <= python)
+    first = zip(raw_words[:first_count], words, strict=False)
+    unknown = next((raw for raw, known in first if raw == known and literal(raw) is None), None)
+    if unknown is not None:
+        way = "write it out; the arguments of the script alone may hold variables"
+        raise UserError("usage", f"gangrun must know what {unknown} is before the job runs", way)
+    return " ".join((*map(shlex.quote, argv[:own_count]), *raw_words[len(raw_words) - same_count :]))
 
 
 def _misplaced_told(words: tuple[str, ...]) -> Iterator[str]:
@@ -144,11 +178,12 @@ def name_of(argv: tuple[str, ...], module: str, python: bool) -> str:
 
 
 def command_of(
-    words: tuple[str, ...], module: str, no_python: bool, python: str, *, look: bool = True
+    words: tuple[str, ...], module: str, no_python: bool, python: str, *, look: bool = True, anywhere: bool = False
 ) -> tuple[tuple[str, ...], bool]:
     """(argv of a rank, does it start through boot.py): ``-m MODULE``, a ``.py`` file, ``python …``, or any command.
 
-    Without ``look`` a command need not be on this machine's PATH.
+    Without ``look`` a command need not be on this machine's PATH. A script may be ``anywhere`` if the job's shell says
+    where it runs.
     """
     if module:
         return (python, "-m", module, *words), True
@@ -157,7 +192,7 @@ def command_of(
         raise UserError("usage", "no script or command was given", hint)
     first, rest = words[0], words[1:]
     if first.endswith(".py") and not no_python:
-        if not Path(first).is_file():
+        if not (Path(first).is_file() or anywhere):
             raise UserError("usage", f"no such script: {first}", f"gangrun looked in {Path.cwd()}")
         return (python, *words), True
     if look and shutil.which(first) is None:

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import insist
@@ -41,7 +43,7 @@ from gangrun.entry.wiring import clock_of, disk_of, own_address, tell, tell_drop
 from gangrun.node import processes
 from gangrun.node.warden import ENV_MEMORY
 from gangrun.wire.messages import Dial, MeetPeer
-from gangrun.wire.spec import RunSpec
+from gangrun.wire.spec import JobLine, RunSpec
 
 EXIT_UNUSABLE = 78
 HELLO_WITHIN_MS = 2000
@@ -56,6 +58,7 @@ class AgentArguments:
     job: str
     founder: bool
     roster: tuple[str, ...]  # the nodes of this job; empty: those of the spec
+    line: JobLine | None = None
 
 
 def arguments_of(words: list[str]) -> AgentArguments:
@@ -67,8 +70,11 @@ def arguments_of(words: list[str]) -> AgentArguments:
     parser.add_argument("--seq", type=int, default=0)
     parser.add_argument("--founder", default="", help="the node that has the job's first supervisor made")
     parser.add_argument("--roster", default="")
+    parser.add_argument("--line", default="", help="what the job's shell made of the run's command, as JSON")
     found = parser.parse_args(words)
-    return AgentArguments(found.run_dir, found.node, found.job, found.founder == found.node, unfold(found.roster))
+    line = msgspec.json.decode(found.line, type=JobLine) if found.line else None
+    is_founder = found.founder == found.node
+    return AgentArguments(found.run_dir, found.node, found.job, is_founder, unfold(found.roster), line)
 
 
 def config_of(
@@ -181,6 +187,7 @@ def main(words: list[str]) -> int:
     except (OSError, RunDirError, KeyRefused) as error:
         _say(arguments.node, str(error))
         return EXIT_UNUSABLE
+    spec = spec.with_line(arguments.line) if arguments.line is not None else spec
     threading.Thread(target=_sweep, args=(arguments.node,), name="sweep", daemon=True).start()
     incarnation = os.urandom(6).hex()
     nodes_count = len(arguments.roster or spec.nodes)

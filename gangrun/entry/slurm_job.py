@@ -43,7 +43,7 @@ from gangrun.launch.slurm_job_owner import EXIT_ELSEWHERE, EXIT_UNUSABLE, JobOwn
 from gangrun.node import processes
 from gangrun.runs.locate import entries_of
 from gangrun.wire.record import RecordError, replay
-from gangrun.wire.spec import RunSpec, SpecError
+from gangrun.wire.spec import JobLine, RunSpec, SpecError
 from gangrun.wire.submission import Submission, SubmissionError
 
 EXIT_CANCELLED = 130
@@ -68,7 +68,11 @@ def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="gangrun-job")
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--seq", type=int, required=True)
-    found = parser.parse_args(words)
+    parser.add_argument("--directory", default="", help="where the user's batch script stood at its gangrun run line")
+    own, command = words, []
+    if "--" in words:
+        own, command = words[: words.index("--")], words[words.index("--") + 1 :]
+    found = parser.parse_args(own)
     paths, variables = RunPaths(found.run_dir), environment.all_variables()
     disk, clock = disk_of(paths), clock_of()
     try:
@@ -84,6 +88,8 @@ def main(words: list[str]) -> int:
         return _leave(EXIT_UNUSABLE, f"this is not the environment of a Slurm job: {error}")
     if isinstance(taken, int):
         return taken
+    if command:
+        spec = spec.with_line(JobLine(found.directory, tuple(command)))
     if why := _company(spec):
         told = f"nothing is started: {why}"
         _note(paths, disk, taken.seq, told)

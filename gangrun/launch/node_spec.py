@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import msgspec
+
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.core.text import signal_name
 from gangrun.entry.wiring import own_command
-from gangrun.wire.spec import RunSpec
+from gangrun.wire.spec import JobLine, RunSpec
 
 NODE = "{node}"  # stands for the name of the node, which the first process there puts in
 EXIT_WAITED = 71  # of a task that only waited for a place that a living warden has
@@ -31,8 +33,10 @@ def warden_spec(
     """
     common = ["--run-dir", str(paths.root), "--node", node, "--job", job, "--seq", str(seq)]
     common += ["--roster", roster] if roster else []
+    line = JobLine(spec.working_directory, spec.command)
+    told_line = ["--line", msgspec.json.encode(line).decode()] if spec.shell else []
     told: dict[str, object] = {
-        "agent": own_command("gangrun.entry.agent", [*common, "--founder", founder], sys.executable),
+        "agent": own_command("gangrun.entry.agent", [*common, "--founder", founder, *told_line], sys.executable),
         "supervisor": own_command("gangrun.entry.supervisor", common, sys.executable),
         "node": node,
         "lease_s": spec.policy.timing.fence_after_s,

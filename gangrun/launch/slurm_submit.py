@@ -31,6 +31,7 @@ from gangrun.adapters.fs.run_dir import (
     read_spec,
     write_submission,
 )
+from gangrun.adapters.slurm.commands import NOT_FOUND
 from gangrun.checkpoint.scan import StorageUnreadable, list_steps, step_pattern
 from gangrun.config.request import Request, ResolvedRequest, ranks_of
 from gangrun.config.slurm_options import gpus_count
@@ -153,7 +154,7 @@ def _wish(found: ResolvedRequest, wall: float) -> PendingRun:
     ranks = ranks_of(found.value("nproc_per_node"), gpus, int(found.value("cpus_per_task") or 0), here=False)
     draft = found.draft(
         wall, world="slurm", nodes=(), nodes_count=nodes, spares_count=spares, slots_per_node=1,
-        ranks_per_slot=ranks, can_requeue=found.value("requeue") is not Requeue.NONE,
+        ranks_per_slot=ranks, can_requeue=found.value("requeue") is not Requeue.NONE, shell=bool(found.line),
     )  # fmt: skip
     asked = found.fields("submission")
     if draft.health.enabled:
@@ -164,6 +165,8 @@ def _wish(found: ResolvedRequest, wall: float) -> PendingRun:
         python=sys.executable,
         working_directory=draft.working_directory,
         needs_python=draft.command[0] == "python",
+        script=found.request.body,
+        line=found.line,
         **asked,
     )
     try:
@@ -171,10 +174,21 @@ def _wish(found: ResolvedRequest, wall: float) -> PendingRun:
     except UnicodeEncodeError as error:
         words = os.fsencode(error.object).decode("utf-8", "backslashreplace")
         raise UserError("usage", f"{words!r} is not valid UTF-8, so it cannot be stored with the run") from error
+    if found.request.body:
+        _refuse_unfinished(found)
     _warn_of_places(found, draft)
     _warn_of_cpus(draft, submission)
     tell_of_company(draft)
     return PendingRun(found, draft, submission)
+
+
+def _refuse_unfinished(found: ResolvedRequest) -> None:
+    """The shell text before the ``gangrun run`` line must be complete: the line cannot stand in an ``if``."""
+    looked = tools_of(found.everything).run(("bash", "-n", "-c", found.request.body), LOOK_FOR_S)
+    if looked.code > 0 and looked.code != NOT_FOUND:
+        said = looked.err.strip().splitlines()[-1:] or ["no word"]
+        words = f"the batch script is not complete up to its gangrun run line: {said[0]}"
+        raise UserError("usage", words, "keep that line outside of if, loops, functions and quotes")
 
 
 def tell_of_company(spec: RunSpec) -> None:

@@ -58,6 +58,13 @@ class HealthSpec(msgspec.Struct, frozen=True):
     commands: dict[str, Any] = {}  # the site's own checks, as ``[health.commands]`` has them
 
 
+class JobLine(msgspec.Struct, frozen=True):
+    """What the shell of one job makes of the run's command, and where it stood then."""
+
+    directory: str
+    words: tuple[str, ...]
+
+
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One run as it was asked for."""
 
@@ -67,6 +74,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     world: str  # "local" | "slurm"
     command: tuple[str, ...]  # argv as the ranks are to run it
     python: bool  # starts through node/boot.py
+    shell: bool = False  # a batch script of the user's makes each job's command and directory: here is how it reads
     save_signal: str = ""  # what the script saves on ("USR1"), sent to each rank before a stop in which it may save
     working_directory: str
     nodes: tuple[str, ...]  # local hosts by name; under a scheduler each job has its own
@@ -85,6 +93,10 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     created_wall: float = 0.0
     created_by: str = ""
     gangrun_version: str = ""
+
+    def with_line(self, line: JobLine) -> RunSpec:
+        """The spec with what the shell of a job made of command and directory."""
+        return msgspec.structs.replace(self, command=line.words, working_directory=line.directory)
 
     @property
     def is_scheduled(self) -> bool:

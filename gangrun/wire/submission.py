@@ -49,6 +49,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     sbatch: tuple[tuple[str, str | None], ...] = ()  # passed on as they are; None: a flag without value
     srun: tuple[tuple[str, str | None], ...] = ()
     setup: tuple[str, ...] = ()  # shell lines, run before anything of ours
+    script: str = ""  # shell text of the user's batch script up to its gangrun run line, run after the setup lines
+    line: str = ""  # COMMAND as the job's shell is to expand it, if there is such a script
     needs_python: bool = False  # the ranks' command is whatever ``python`` the setup lines leave on PATH
     requeue: Requeue = Requeue.RESUBMIT
 

@@ -85,7 +85,7 @@ def of(language: str) -> list[Block]:
 
 
 def test_no_block_is_left_out_and_those_that_cannot_run_are_counted() -> None:
-    assert {block.language for block in RUN} == {"console", "json", "python", "toml"}
+    assert {block.language for block in RUN} == {"bash", "console", "json", "python", "toml"}
     marked = [block.page for block in BLOCKS if block.why_not]
     assert {page: marked.count(page) for page in marked} == NOT_RUN
     fences = sum(page.read_text("utf-8").count("\n```") for page in PAGES)
@@ -121,7 +121,7 @@ def test_a_command_of_a_block_parses(home: Path, block: Block) -> None:
     for words in commands_of(block.text):
         match words:
             case ["gangrun", *rest]:
-                parse(rest)
+                parse([word for word in rest if not word.startswith(">")])
             case ["make", target]:
                 assert f"\n{target}:" in (ROOT / "Makefile").read_text()
             case ["pip", "install", "."] | ["source"]:
@@ -166,6 +166,13 @@ def test_a_file_of_settings_is_taken_without_a_warning(home: Path, gangrun: Call
     Path("gangrun.toml").write_text(block.text)
     told = gangrun("config", "--json")
     assert (told.code, told.json["warnings"]) == (0, []), told.out
+
+
+@pytest.mark.parametrize("block", of("bash"), ids=str)
+def test_a_batch_script_would_be_submitted(home: Path, gangrun: Call, block: Block) -> None:
+    Path("train.sbatch").write_text(block.text)
+    told = gangrun("submit", "--dry-run", "train.sbatch")
+    assert (told.code, "gangrun.entry.slurm_job" in told.out) == (0, True), told.out
 
 
 @pytest.mark.processes

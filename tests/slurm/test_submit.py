@@ -165,3 +165,42 @@ def test_ctrl_c_while_sbatch_hangs(cluster: Cluster, folder: Path) -> None:
     until(lambda: started.poll() is not None, 20, "it has left")
     (run,) = runs(folder)
     assert (run / "cancelled").exists()
+
+
+SHOWS = """
+import json, os, sys
+print("SAW " + json.dumps([sys.argv[1:], os.path.basename(os.getcwd()), os.environ["FOO"]]))
+sys.exit(0 if os.path.exists("fixed") else 7)
+"""
+
+
+def test_a_batch_script_is_submitted_and_each_job_runs_it_again(cluster: Cluster) -> None:
+    folder = cluster.folder("batch script")
+    (folder / "deeper").mkdir()
+    (folder / "deeper" / "train.py").write_text(SHOWS)
+    (folder / "train.sbatch").write_text(
+        f"""#!/bin/bash
+#SBATCH --job-name=mine --nodes=3
+#SBATCH --ntasks-per-node=2 --output=nowhere-%j.out
+cd deeper
+export PATH={Path(reach.PYTHON).parent}:$PATH
+ARGS=(--name "two words" --job)
+export FOO=bar
+gangrun run --max-restarts 0 python train.py "${{ARGS[@]}}" "$1" "$SLURM_JOB_ID"
+"""
+    )
+    done = submit(cluster, folder, "-N", "1", "--wait", "train.sbatch", "the first", within_s=100)
+    assert done.returncode == 1, (done, cluster.told())
+    assert "FAILED" in done.stdout
+    (run,) = runs(folder)
+    (folder / "deeper" / "fixed").touch()
+    cluster.user_run([*gangrun(None), "resume", run.name], cwd=folder)
+    again = cluster.user_run([*gangrun(None), "wait", run.name], cwd=folder, check=False, within_s=100)
+    assert again.returncode == 0, (again, cluster.told())
+    jobs = sorted(path.stem.removeprefix("job-") for path in (run / "logs").glob("job-*.out"))
+    text = "".join(path.read_text() for path in sorted(run.glob("logs/*/*.log")))
+    saw = [json.loads(line.partition("SAW ")[2]) for line in text.splitlines() if "SAW " in line]
+    expected = [[["--name", "two words", "--job", "the first", job], "deeper", "bar"] for job in jobs]
+    assert len(jobs) == 2
+    assert sorted(saw) == sorted(expected * 2), (saw, cluster.told())  # two ranks in each of two jobs
+    cluster.assert_clean(10)

@@ -15,7 +15,7 @@ from gangrun.core.policy import HangPolicy, Policy, Timing
 from gangrun.wire import record as claims
 from gangrun.wire import spec as specs
 from gangrun.wire.record import Claim, ClaimError
-from gangrun.wire.spec import CheckpointSpec, LogSpec, RunSpec, SpecError
+from gangrun.wire.spec import CheckpointSpec, JobLine, LogSpec, RunSpec, SpecError
 
 SPEC = RunSpec(
     run="20261121-065001-k3f9",
@@ -50,6 +50,12 @@ def test_a_claim_comes_back_as_it_was() -> None:
 
 def changed(**fields: Any) -> bytes:
     return msgspec.json.encode({**msgspec.json.decode(specs.encode(SPEC)), **fields})
+
+
+def test_a_job_whose_shell_makes_the_command_says_where_and_what() -> None:
+    told = SPEC.with_line(JobLine("/deeper", ("python", "train.py", "--job", "7")))
+    assert (told.working_directory, told.command[-1]) == ("/deeper", "7")
+    assert told.with_line(JobLine(SPEC.working_directory, SPEC.command)) == SPEC
 
 
 @pytest.mark.parametrize(

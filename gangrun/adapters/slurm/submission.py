@@ -108,7 +108,8 @@ def script(
             "requeue" if submission.requeue is Requeue.SAME_JOB else "no-requeue": True,
         },
     )
-    text = executor.text(shlex.join(command))
+    line = f' --directory "$PWD" -- {submission.line}' if submission.line else ""
+    text = executor.text(shlex.join(command) + line)
     _readable(text)
     return text
 
@@ -251,6 +252,12 @@ def _setup(submission: Submission, places: Places, seq: int) -> list[str]:
             "  gangrun_code=$?",
             '  [ "$gangrun_code" -eq 0 ] || gangrun_stop "the setup line [$gangrun_line] failed (exit code $gangrun_code)"',  # noqa: E501 - as in the script
             "done",
+            "trap - EXIT",
+        ]
+    if submission.script:
+        lines += [
+            "trap 'gangrun_stop \"the batch script ended before its gangrun run line (exit code $?)\"' EXIT",
+            *submission.script.split("\n"),
             "trap - EXIT",
         ]
     lines += [

@@ -70,7 +70,8 @@ FOLLOW_FIRST_S, FOLLOW_FACTOR = 2.0, 4.0  # pauses before the second and each la
 ONLY_WAITED = f"Exited with exit code {EXIT_WAITED}"  # the warden beside whom that task waited may live on
 ENDED_BY_ITSELF = ("Exited with exit code", "Terminated")  # srun's words; "Killed" is how a killed one ends
 RESORTS_MAX = 4  # supervisors of last resort, if each is killed
-MARKED_WITHIN_S, MARK_AGAIN_S = 3.0, 2.0
+ASKED_WITHIN_S = MARKED_WITHIN_S = 3.0
+MARK_AGAIN_S = 2.0
 LAST_WORDS_BYTES = 2000
 LAST_LINES_COUNT = 2
 
@@ -140,7 +141,7 @@ class JobStep:
     _silent: str = ""
     _resorts_count: int = 0
     _resort_at: float = 0.0  # if none could be started
-    _cancelled: bool = False
+    _cancelled: bool = False  # by a person, or Slurm ends the job
 
     def start(self) -> None:
         """Launch on all nodes of the job; ``OSError`` where there is no srun."""
@@ -219,6 +220,8 @@ class JobStep:
         new = [left for left in unreached or settled if left.node not in launch.heard and left.how != ONLY_WAITED]
         launch.heard.update(left.node for left in new)  # if srun does not reach one node, it kills what began elsewhere
         again = [left for left in new if self._may_start_again(left)]
+        if again and self._job_ends():
+            return  # Slurm kills what the job has, so these ends say nothing of their nodes
         if not again or not self._started_again(again):
             again = []
         for left in new:
@@ -239,6 +242,19 @@ class JobStep:
             return False
         count = self._starts_count[left.node] = self._starts_count.get(left.node, 0) + 1
         return count <= STARTS_AGAIN_MAX
+
+    def _job_ends(self) -> bool:
+        """Has Slurm begun to end this stay of the job? If Slurm is silent: no, since srun asks it as well."""
+        try:
+            facts = SlurmScheduler(Tools(self.variables)).job(self.claim.job, within_s=ASKED_WITHIN_S)
+        except SchedulerSilent:
+            return False
+        if facts is not None and facts.runs and facts.restarts_count == self.claim.restart:
+            return False
+        shown = f"is {facts.state}" if facts is not None else "is gone"
+        self.say(f"job {self.claim.job} {shown} in Slurm: no warden is started again")
+        self._cancelled = True
+        return True
 
     def _started_again(self, killed: list[Left]) -> bool:
         """One srun for all wardens that were killed at once."""
@@ -275,7 +291,7 @@ class JobStep:
         """Start the srun whose tasks wait beside those wardens, once its pause is over."""
         if self.over() or self._cancelled:
             self._unheard = ()
-        elif self.clock.now() >= self._follow_at:
+        elif self.clock.now() >= self._follow_at and not self._job_ends():
             nodes, self._unheard = self._unheard, ()
             self._launched(nodes, WARDEN_GONE, follows=True)
 

@@ -296,6 +296,27 @@ def test_a_killed_warden_is_started_again_on_its_node(standing, how, told_as):
     assert absent_nodes(Disk(), steps.paths, CLAIM.token) == ()
 
 
+@pytest.mark.parametrize(
+    ("shown", "said"),
+    [
+        ("JobState=COMPLETING Restarts=0", "job 12 is COMPLETING in Slurm: no warden is started again"),
+        ("JobState=RUNNING Restarts=1", "job 12 is RUNNING in Slurm: no warden is started again"),
+    ],
+)
+def test_no_warden_is_started_again_once_slurm_ends_the_job(standing, tmp_path, shown, said):
+    """A cancelled run would come back, and a node on which Slurm killed everything would look broken."""
+    steps, says, asked, told = standing
+    words = f"JobId=12 JobName=r\\n   UserId=jane(1)\\n   {shown}\\n"
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\nprintf '{words}'\n")
+    says.write_text("srun: error: n2: task 1: Killed\n")
+    steps.start()
+    until(lambda: asked() and told == [said], 20, f"it is told {told}")
+    assert asked() == ["n[1-3]"]
+    assert absent_nodes(Disk(), steps.paths, CLAIM.token) == ()
+    steps.launches[0].step.kill()
+    until(lambda: bool(asked()) and steps.part is job_owner.StepPart.LAST_RESORT, 20, "no srun follows")
+
+
 def test_a_warden_that_ends_by_itself_is_not_started_again(standing):
     steps, says, asked, told = standing
     says.write_text("srun: error: n2: task 1: Exited with exit code 70\nsrun: error: n3: task 2: Terminated\n")

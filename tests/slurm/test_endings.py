@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,23 @@ def test_scancel_of_the_running_job(cluster: Cluster, run: Run) -> None:
     cluster.wait_job(after, "COMPLETED")
     assert len(run.jobs()) == 1
     over_for_good(cluster, run)
+
+
+def test_no_warden_is_started_again_while_scancel_ends_the_job(cluster: Cluster, run: Run) -> None:
+    """The rank ignores SIGTERM, so the end takes as long as Slurm lets it."""
+    job = run.step(3, 1, hook="__import__('signal').signal(15, lambda *_: None)", stays=True)["job"]
+    run.wait_for_step(5)
+    host = run.host_of(2)
+    warden = cluster.warden_on(host)
+    cluster.user_run(["scancel", job])
+    os.kill(warden, signal.SIGKILL)
+    stays(lambda: not cluster.processes_on(host, r"warden\.py|slurm_node"), SOON_S, "no warden comes back")
+    cluster.wait_job(job, "CANCELLED")
+    cluster.assert_clean(15)
+    told = (run.root / "logs" / f"job-{job}.out").read_text()
+    assert f"job {job} is COMPLETING in Slurm: no warden is started again" in told
+    assert "again in this job" not in told
+    assert run.status()["state"] == "CANCELLED"
 
 
 def test_scancel_of_the_job_that_was_to_follow(cluster: Cluster, run: Run, better: Better) -> None:

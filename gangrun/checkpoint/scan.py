@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gangrun.checkpoint.formats.dcp_metadata import METADATA_NAME
 from gangrun.checkpoint.formats.safetensors import INDEX_SUFFIX, SUFFIX
 from gangrun.core.checkpoints.resume import Kind, shown
 from gangrun.frameworks.layouts import Entry
 from gangrun.wire.manifest import MANIFEST_NAME
+from gangrun.wire.spec import CheckpointSpec
 
 MACHINE_FOLDER = ".gangrun"
 STEP_MAX = 10**18
@@ -50,6 +52,8 @@ class Identity:
     def of(path: str) -> Identity:
         """Of what bears the name now; symbolic links are not followed. Raises OSError."""
         facts, marker = os.lstat(path), None
+        if stat.S_ISREG(facts.st_mode):
+            return Identity(facts.st_dev, facts.st_ino, (facts.st_ino, facts.st_size, facts.st_mtime_ns))
         for name in (MANIFEST_NAME, METADATA_NAME):
             try:
                 found = os.lstat(f"{path}/{name}")
@@ -71,6 +75,27 @@ class StepDirectory:
     committed: bool
     why: str = ""  # why it is unknown, or not committed
     unreadable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OneFile:
+    """A file that the script overwrites with each save, and the copies that gangrun keeps: ``NAME.1`` is the newest.
+
+    Nothing in it tells its step. Its number is the time of the save, in ms.
+    """
+
+    name: str
+    copies_count: int = 0
+
+    @property
+    def text(self) -> str:
+        return self.name
+
+    def copy_name(self, number: int) -> str:
+        return f"{self.name}.{number}"
+
+    def step_of(self, name: str) -> None:
+        """No name tells it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +133,24 @@ def step_pattern(text: str = DEFAULT_PATTERN) -> StepPattern:
     return StepPattern(text, compiled, 1)
 
 
-def list_steps(directory: str, pattern: StepPattern) -> list[StepDirectory]:
+Naming = StepPattern | OneFile
+
+
+def naming_of(asked: CheckpointSpec) -> Naming:
+    """How a run's checkpoints are named: by a pattern, or one file; ``BadPattern`` says what is wrong."""
+    return OneFile(asked.file, asked.copies_count) if asked.file else step_pattern(asked.pattern)
+
+
+def list_steps(directory: str, pattern: Naming) -> list[StepDirectory]:
     """All step directories, newest first; a directory that is not there yet has none. Raises ``StorageUnreadable``."""
     return list(steps_newest_first(directory, pattern))
 
 
-def steps_newest_first(directory: str, pattern: StepPattern) -> Iterator[StepDirectory]:
+def steps_newest_first(directory: str, pattern: Naming) -> Iterator[StepDirectory]:
     """As ``list_steps``, but each step directory is looked into only when the caller comes to it."""
+    if isinstance(pattern, OneFile):
+        yield from _saves_of(directory, pattern)
+        return
     try:
         with os.scandir(directory) as names:
             listed = list(names)
@@ -132,8 +168,34 @@ def steps_newest_first(directory: str, pattern: StepPattern) -> Iterator[StepDir
             yield found
 
 
-def strangers(directory: str, pattern: StepPattern) -> list[Entry]:
+def _saves_of(directory: str, file: OneFile) -> Iterator[StepDirectory]:
+    """The file, then its copies, newest first. What bears the name is what the script loads: no copy is newer."""
+    names = [file.name, *(file.copy_name(number) for number in range(1, file.copies_count + 1))]
+    found = [one for name in names if (one := look_at_file(os.path.join(directory, name))) is not None]
+    if found and found[0].name == file.name:
+        found = [replace(one, step=min(one.step, found[0].step)) for one in found]
+    yield from sorted(found, key=lambda one: (one.step, one.name == file.name), reverse=True)
+
+
+def look_at_file(path: str) -> StepDirectory | None:
+    """What stands under a file's name, with the time of its save as its step; None if there is nothing."""
+    try:
+        facts = os.lstat(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StorageUnreadable(f"{shown(path)} cannot be looked at ({os.strerror(error.errno or 0)})") from None
+    step, name = facts.st_mtime_ns // 10**6, os.path.basename(path)
+    if not stat.S_ISREG(facts.st_mode):
+        what = "a symbolic link, which is not followed" if stat.S_ISLNK(facts.st_mode) else "not a regular file"
+        return StepDirectory(step, name, path, Kind.UNKNOWN, False, f"it is {what}")
+    return StepDirectory(step, name, path, Kind.FILE, True)
+
+
+def strangers(directory: str, pattern: Naming) -> list[Entry]:
     """What else is there, for a sentence: every name that is no step directory's. [] if it cannot be listed."""
+    if isinstance(pattern, OneFile):
+        return []  # the user has said which file counts
     try:
         with os.scandir(directory) as names:
             listed = [Entry(item.name, item.is_dir()) for item in names if item.name != MACHINE_FOLDER]

@@ -15,14 +15,18 @@ from threading import Lock
 
 from gangrun.checkpoint.formats import manifest, safetensors
 from gangrun.checkpoint.formats.dcp import Judgement, screen, verify
+from gangrun.checkpoint.formats.one_file import judge_file, screen_file
+from gangrun.checkpoint.kept_copies import KeptCopies
 from gangrun.checkpoint.records import RequestRecord, VerifiedBefore, load_record, save_record
 from gangrun.checkpoint.scan import (
     Identity,
+    Naming,
+    OneFile,
     StepDirectory,
-    StepPattern,
     StorageUnreadable,
     list_steps,
     look_at,
+    look_at_file,
     step_pattern,
     strangers,
 )
@@ -84,21 +88,25 @@ class CheckpointRoom:
     def __init__(
         self,
         directory: str,
-        pattern: StepPattern | None = None,
+        pattern: Naming | None = None,
         *,
         run_directory: str | None = None,
         threads_count: int = 4,
         progress: Callable[[VerifyProgress], None] | None = None,
         validator: Validator | None = None,
         verify_all: VerifyAll | None = None,
+        copies: KeptCopies | None = None,
     ) -> None:
         """``run_directory`` keeps explicit resume requests. Reading threads call ``progress``, one at a time.
         ``validator`` judges checkpoints that were found valid, and those of an unknown format. ``verify_all`` shares
-        the reading with other nodes or ranks.
+        the reading with other nodes or ranks. ``copies``: where the pattern is one file, who copies it.
         """
         self._prove_all = verify_all
         self.directory = os.path.abspath(directory)
         self._pattern = pattern or step_pattern()
+        self._copies = copies
+        if copies is None and isinstance(self._pattern, OneFile):
+            self._copies = KeptCopies(self.directory, self._pattern)
         self._run_directory = run_directory
         self._threads_count = threads_count
         self._progress = progress
@@ -112,6 +120,11 @@ class CheckpointRoom:
         """Every step directory, newest first, judged to this depth. Raises ``StorageUnreadable``."""
         self._notes = []
         return self._judge_all(depth, lambda candidate: True)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences for the log, of the newest look."""
+        return tuple(self._notes)
 
     def unjudged(self) -> str:
         """What is there that gangrun cannot judge, in words; "" if there is nothing."""
@@ -138,6 +151,7 @@ class CheckpointRoom:
         Made to be asked again and again while ranks run: a save that was found damaged is not read a second time.
         """
         self._notes = []
+        self._keep_copy()
         ignored = self._record().ignored
         for found in list_steps(self.directory, self._pattern):
             if found.step <= step:
@@ -165,11 +179,13 @@ class CheckpointRoom:
         journal_best_step: int = -1,
         sealed: frozenset[tuple[int, str]] | None = None,
         condemned: Poisoned | None = None,
+        *,
+        first: bool = True,
     ) -> Resume:
         """Choose the resume point of an attempt and move what is unfinished or invalid above it out of the way.
 
-        ``condemned`` is not chosen, and moved too. Nothing is moved when the run has to stop. Raises
-        ``StorageUnreadable`` where nobody can tell, or nothing moves.
+        ``condemned`` is not chosen, and moved too. ``first``: no rank of this run has written here. Nothing is moved
+        when the run has to stop. Raises ``StorageUnreadable`` where nobody can tell, or nothing moves.
         """
         self._notes = []
         record = self._record() if request.kind is ResumeKind.AUTO else RequestRecord()
@@ -179,6 +195,9 @@ class CheckpointRoom:
             why = f"{shown(condemned.path)} is not in the checkpoint directory, where another could be taken instead"
             return Resume(NothingValid(why), notes=tuple(self._notes))
         request, candidates = self._gather(request, record, sealed, condemned)
+        if self._copies is not None:
+            never_whole = journal_best_step < 0 and not first  # the run was killed in the middle of its first save
+            candidates = _of_one_file(candidates, self._copies.path, never_whole=never_whole)
         if sealed is not None:  # what lies elsewhere is no commit of this run, so no list of commits can name it
             sealed |= {(c.step, c.nonce or "") for c in candidates if os.path.dirname(c.path) != self.directory}
         choice = choose(
@@ -187,13 +206,42 @@ class CheckpointRoom:
         )  # fmt: skip
         if isinstance(choice, NothingValid):
             self._demand_readable(choice, candidates)
-            return Resume(choice, notes=tuple(self._notes))
+            return Resume(_with_hint(choice, self._copies), notes=tuple(self._notes))
         if request.kind is not ResumeKind.AUTO and self._run_directory is not None:
             save_record(self._run_directory, _record_of(choice, candidates, journal_best_step))
         resume_step = choice.checkpoint.step if isinstance(choice, Chosen) else -1
         ours = [c for c in candidates if os.path.dirname(c.path) == self.directory]
-        moved = set_aside(self.directory, to_move(ours, resume_step), attempt, self._judged)
-        return Resume(choice, moved, tuple(self._notes))
+        moving = to_move(ours, resume_step)
+        if isinstance(choice, Chosen) and self._copies is not None and choice.checkpoint.path != self._copies.path:
+            return self._step_back(
+                choice, self._copies, [c for c in ours if c in moving or c.path == self._copies.path], attempt
+            )
+        return Resume(choice, set_aside(self.directory, moving, attempt, self._judged), tuple(self._notes))
+
+    def _step_back(self, choice: Chosen, copies: KeptCopies, moving: list[Candidate], attempt: str) -> Resume:
+        """Give the script a copy of that copy under the name that it loads; what bore the name is set aside."""
+        ref = choice.checkpoint
+        try:
+            put_in_place = copies.put_in_place(ref.path)
+            moved = set_aside(self.directory, moving, attempt, self._judged)
+            put_in_place()
+        except OSError as error:
+            why = f"{shown(ref.path)} cannot be put back as {shown(copies.file.name)} ({error.strerror})"
+            raise StorageUnreadable(why) from None
+        reason = f"{choice.reason}; gangrun put {shown(os.path.basename(ref.path))} back as {shown(copies.file.name)}"
+        chosen = replace(choice, checkpoint=replace(ref, path=copies.path), reason=reason)
+        return Resume(chosen, moved, tuple(self._notes))
+
+    def _keep_copy(self) -> None:
+        """Copy the file, if it is whole and there is no copy of it yet."""
+        if self._copies is None or not self._copies.file.copies_count:
+            return
+        found = look_at_file(self._copies.path)
+        if found is None or not self._judge(found, lambda c: (c.path, c.nonce) not in self._seen_damaged).valid:
+            return
+        if trouble := self._copies.keep(self._judged[found.path]):
+            self._notes.append(trouble)
+        self._save_memory()
 
     def _record(self) -> RequestRecord:
         return RequestRecord() if self._run_directory is None else load_record(self._run_directory)
@@ -240,7 +288,9 @@ class CheckpointRoom:
         found = None if step is None else look_at(step, path)
         if found is not None:
             return [self._judge(found, lambda candidate: True, remembered=False)]
-        if not os.path.isdir(path):
+        if isinstance(self._pattern, OneFile):
+            why = f"it is neither {shown(self._pattern.name)} nor one of the copies that --keep-copies allows"
+        elif not os.path.isdir(path):
             why = "it is missing, or is not a directory"
         else:
             why = f"its name does not tell its step (checkpoint pattern {shown(self._pattern.text)})"
@@ -272,9 +322,14 @@ class CheckpointRoom:
         if found.kind is Kind.UNKNOWN or not found.committed:
             strange = _unjudged(found)
             return self._opinions.of_unknown(found, strange) if deep(strange) else strange
-        judged = self._memory.recall(found.name, found.path) if remembered else None
+        place = os.path.dirname(found.path) if found.kind is Kind.FILE else found.path
+        judged = self._memory.recall(found.name, place) if remembered else None
         if judged is None:
             judged = _screen(found)
+        if judged.unknown:
+            found = replace(found, kind=Kind.UNKNOWN, committed=False, why=judged.why)
+            strange = _unjudged(found)
+            return self._opinions.of_unknown(found, strange) if deep(strange) else strange
         if judged.level is not None and not judged.deep and deep(_candidate(found, judged)):
             total = judged.data_bytes
             judged = self._verify(found, self._ticker(found, judged))
@@ -288,6 +343,8 @@ class CheckpointRoom:
     def _verify(self, found: StepDirectory, tick: Callable[[int], None] | None) -> Judgement:
         if found.kind is Kind.GANGRUN:
             return manifest.verify(found.path, found.step, tick, self._threads_count, self._prove_all)
+        if found.kind is Kind.FILE:
+            return judge_file(found.path, tick or (lambda count: None))
         if found.kind is Kind.SAFETENSORS:
             return safetensors.verify(found.path)
         return verify(found.path, tick, self._threads_count, self._prove_all)
@@ -327,6 +384,8 @@ class CheckpointRoom:
 def _screen(found: StepDirectory) -> Judgement:
     if found.kind is Kind.GANGRUN:
         return manifest.screen(found.path, found.step)
+    if found.kind is Kind.FILE:
+        return screen_file(found.path)
     if found.kind is Kind.SAFETENSORS:
         return safetensors.verify(found.path)
     return screen(found.path)
@@ -358,6 +417,26 @@ def _candidate(found: StepDirectory, judged: Judgement) -> Candidate:
         judged=not unread,
         unreadable=judged.unreadable,
     )
+
+
+def _of_one_file(candidates: list[Candidate], path: str, *, never_whole: bool) -> list[Candidate]:
+    """A file that nobody can judge hides its copies. A torn one that was ``never_whole`` was never committed."""
+    if any(c.path == path and c.kind is Kind.UNKNOWN for c in candidates):
+        return [c for c in candidates if c.path == path]
+    torn = [c for c in candidates if never_whole and c.level is None and not c.unreadable]
+    return [replace(c, committed=False) if c in torn else c for c in candidates]
+
+
+def _with_hint(choice: NothingValid, copies: KeptCopies | None) -> NothingValid:
+    """What a person can do where only a torn file is left."""
+    if copies is None:
+        return choice
+    first = copies.file.copy_name(1)
+    if not copies.file.copies_count and os.path.lexists(os.path.join(copies.directory, first)):
+        hint = f"{shown(first)} is there: --keep-copies 1 lets gangrun step back to it"
+    else:
+        hint = f"to begin anew, move {shown(copies.file.name)} away"
+    return replace(choice, reason=f"{choice.reason}; {hint}")
 
 
 def _is_poisoned(candidate: Candidate, condemned: Poisoned | None) -> bool:

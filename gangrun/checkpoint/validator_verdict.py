@@ -80,10 +80,13 @@ class ValidatorVerdicts:
 
 
 def _stamp(path: str) -> str | None:
-    """Tells one content of a directory from another, as far as names and times do."""
+    """Tells one content of a directory, or of a file, from another, as far as names and times do."""
     try:
-        with os.scandir(path) as entries:
-            facts = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
+        if not os.path.isdir(path):
+            facts = [("", os.lstat(path))]
+        else:
+            with os.scandir(path) as entries:
+                facts = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
     except OSError:
         return None
     return repr(sorted((name, fact.st_size, fact.st_mtime_ns, fact.st_ino) for name, fact in facts))

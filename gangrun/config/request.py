@@ -252,17 +252,25 @@ def refuse_unfindable(resume: str, directory: str) -> None:
 
 def _refuse_unusable(settings: Mapping[str, Value], world: str) -> None:
     """What would be passed over in silence, or tried again and again as storage that may come back."""
-    directory, validator = settings["checkpoint_dir"].value, settings["validator"].value
-    path, wrong, hint = os.path.expanduser(directory), "", "give --checkpoint-dir"
+    validator = settings["validator"].value
+    directory, file = checkpoint_place(settings)
+    named, wrong, hint = settings["checkpoint_dir"].value or directory, "", "give --checkpoint-dir"
     unkept = [settings[name].origin for name in ("memory_limit", "memory_protection", "flush_every")]
     unkept = [where for where in unkept if where.startswith(("--", environment.PREFIX))]  # a file is for other runs too
-    if os.path.exists(path) and not os.path.isdir(path):
+    if os.path.exists(directory) and not os.path.isdir(directory):
         wrong, hint = (
-            f"--checkpoint-dir {directory} is not a directory",
+            f"--checkpoint-dir {named} is not a directory",
             "give the directory that contains the step-N directories",
         )
-    elif directory and is_checkpoint(path):
-        wrong, hint = f"--checkpoint-dir {directory} is itself a checkpoint", "name the directory that holds it"
+    elif file and os.path.isdir(os.path.join(directory, file)):
+        wrong, hint = f"--checkpoint-file {os.path.join(directory, file)} is a directory", "use --checkpoint-dir for it"
+    elif file and settings["memory_checkpoints"].value:
+        wrong = "--memory-checkpoints keeps the saves of gangrun.Checkpointer, and not --checkpoint-file"
+        hint = "leave one of them out"
+    elif settings["keep_copies"].value and not file:
+        wrong, hint = "--keep-copies copies one file, and no --checkpoint-file is given", "add --checkpoint-file"
+    elif directory and not file and is_checkpoint(directory):
+        wrong, hint = f"--checkpoint-dir {named} is itself a checkpoint", "name the directory that holds it"
     elif validator and not directory:
         wrong = "--validator needs a checkpoint directory"
     elif validator and world == "local" and shutil.which(validator[0]) is None:
@@ -277,9 +285,23 @@ def _refuse_unusable(settings: Mapping[str, Value], world: str) -> None:
         raise UserError("usage", wrong, hint)
 
 
+def checkpoint_place(settings: Mapping[str, Value]) -> tuple[str, str]:
+    """The checkpoint directory as an absolute path, "" if there is none; the file in it that counts, "" for all."""
+    directory, file = settings["checkpoint_dir"].value, settings["checkpoint_file"].value
+    place = Path(directory).expanduser().absolute() if directory else None
+    if not file:
+        return str(place or ""), ""
+    path = Path(file).expanduser()
+    whole = place / path if place and path.parent == Path() else path.absolute()
+    if place and whole.parent != place:
+        words = f"--checkpoint-file {file} is not in --checkpoint-dir {directory}"
+        raise UserError("usage", words, "leave --checkpoint-dir out: it is the file's directory")
+    return str(whole.parent), whole.name
+
+
 def spec_of(settings: Mapping[str, Value], *, can_requeue: bool = False, **rest: Any) -> RunSpec:
     """The spec as every process will read it."""
-    directory, health = settings["checkpoint_dir"].value, settings["health"].value
+    (directory, file), health = checkpoint_place(settings), settings["health"].value
     refuse_unfindable(settings["resume"].value, directory)
     _refuse_unusable(settings, rest["world"])
     nodes_count = rest.get("nodes_count", 0) or len(rest["nodes"])
@@ -290,7 +312,8 @@ def spec_of(settings: Mapping[str, Value], *, can_requeue: bool = False, **rest:
     return RunSpec(
         nodes_min_count=nodes_min,
         checkpoint=CheckpointSpec(
-            directory=str(Path(directory).expanduser().absolute()) if directory else "",
+            directory=directory,
+            file=file,
             memory_parity=settings["memory_protection"].value.replace("copy", ""),
             **fields_of(settings, "checkpoint"),
         ),

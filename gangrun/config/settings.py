@@ -100,6 +100,14 @@ SETTINGS: tuple[Setting, ...] = (
         r"step-(\d+)", "checkpoint.pattern",
     ),
     Setting(
+        "checkpoint_file", ValueKind(parsers.text, "FILE"), CHECKPOINTS,
+        "File that the script overwrites with each save; a path, or a name in --checkpoint-dir", "",
+    ),
+    Setting(
+        "keep_copies", COUNT, CHECKPOINTS, "Copies of --checkpoint-file to keep; each costs its size, once a save",
+        0, "checkpoint.copies_count", zero="none",
+    ),
+    Setting(
         "reading_share", SIZE, CHECKPOINTS, "Minimum bytes per node when nodes verify a checkpoint in parallel",
         256 << 20, "checkpoint.reading_share_bytes", zero="one node reads all",
     ),

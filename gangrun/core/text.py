@@ -7,10 +7,12 @@ Used by ``blame``, ``placement``, ``budget`` and ``hang``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime, timezone
 
 from gangrun.core.model import NodeFinding
 
 MESSAGE_CHARS_COUNT = 240
+SAVE_TIMES = range(10**12, 10**14)  # in ms since 1970; no training gets to so many steps
 NAMES_COUNT = 3  # a sentence names this many, then says how many more
 
 _SIGNALS = (  # noqa: SIM905 - a list would fill a page
@@ -44,6 +46,29 @@ def last_lines(text: str, count: int = 3) -> str:
 def finding_told(found: NodeFinding) -> str:
     """``n3: gpu 1 is lost (gpu_lost)``."""
     return f"{found.node}: {one_line(found.sentence)} ({found.check})"
+
+
+def step_words(step: int) -> str:
+    """``step 40``. A file that the script overwrites tells no step: ``step`` is then the time of its save, in ms."""
+    if not is_save_time(step):
+        return f"step {step}"
+    saved = datetime.fromtimestamp(step / 1000, timezone.utc)
+    return f"the save of {saved:%Y-%m-%d %H:%M:%S} UTC (step not known)"
+
+
+def is_save_time(step: int) -> bool:
+    """Is this the time of a save, which stands for a step that is not known?"""
+    return step in SAVE_TIMES
+
+
+def known_step(step: int) -> int:
+    """The step, -1 if it is not known."""
+    return -1 if is_save_time(step) else step
+
+
+def step_or_none(step: int) -> int | None:
+    """The step as JSON has it."""
+    return None if is_save_time(step) else step
 
 
 def counted(number: int, noun: str) -> str:

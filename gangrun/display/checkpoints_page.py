@@ -10,6 +10,7 @@ from typing import Any
 
 from gangrun.checkpoint.store import VerifyProgress
 from gangrun.core.checkpoints.resume import Kind
+from gangrun.core.text import step_words
 from gangrun.display.status_page import PageFormat, look_now
 from gangrun.display.text import clean, size_words, styled, table, wrapped
 from gangrun.display.times import ago_words
@@ -31,7 +32,7 @@ def progress_bars(*, shown: bool) -> Iterator[Callable[[VerifyProgress], None] |
     from rich.progress import Progress as Bars
 
     columns = (
-        TextColumn("step {task.fields[step]}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
+        TextColumn("{task.fields[step]}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
         TimeRemainingColumn(compact=True),
     )  # fmt: skip
     tasks: dict[str, Any] = {}
@@ -39,7 +40,7 @@ def progress_bars(*, shown: bool) -> Iterator[Callable[[VerifyProgress], None] |
 
         def progress(one: VerifyProgress) -> None:
             if one.path not in tasks:
-                tasks[one.path] = bars.add_task("", total=one.total_bytes, step=one.step)
+                tasks[one.path] = bars.add_task("", total=one.total_bytes, step=step_words(one.step))
             bars.update(tasks[one.path], completed=one.done_bytes)
 
         yield progress
@@ -69,7 +70,7 @@ def _rows(found: CheckpointList, look: PageFormat) -> list[tuple[str, ...]]:
 def _row(one: ListedCheckpoint, look: PageFormat, tier: str) -> tuple[str, ...]:
     valid = "unread" if one.valid is None else "yes" if one.valid else "no" if one.committed else "unfinished"
     return (
-        str(one.step),
+        "-" if one.step is None else str(one.step),
         valid,
         one.level or ("?" if one.kind == Kind.UNKNOWN.value else "-"),
         tier,

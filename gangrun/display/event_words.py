@@ -13,7 +13,7 @@ from gangrun.core import events as ev
 from gangrun.core.checkpoints import flush_to_disk
 from gangrun.core.model import CheckpointRef, Inventory, RankExit, RankObservation, RankStack
 from gangrun.core.nodeset import fold
-from gangrun.core.text import counted, listed, one_line, signal_name
+from gangrun.core.text import counted, listed, one_line, signal_name, step_words
 from gangrun.runs.failures import RANK_STATES
 
 _DEADLINES = {
@@ -164,7 +164,7 @@ def _of_checkpoints(event: ev.AttemptSealed | ev.ResumeChosen | ev.NoneValid | e
 
 
 def _checkpoint(ref: CheckpointRef) -> str:
-    return f"step {ref.step}, {ref.level.value}, {ref.path}"
+    return f"{step_words(ref.step)}, {ref.level.value}, {ref.path}"
 
 
 def _of_the_gang(event: ev.GangStarted | ev.GangStartFailed | ev.GangStopped | ev.StopTimedOut) -> str:
@@ -244,12 +244,12 @@ def done(action: act.Action) -> str:
         case act.SealAttempts():
             return f"sealed staging of all attempts before {action.attempt}"
         case act.ChooseResume():
-            known = f", known best: step {action.best_step}" if action.best_step >= 0 else ""
+            known = f", known best: {step_words(action.best_step)}" if action.best_step >= 0 else ""
             back = f"put back {listed(action.put_back)} and " if action.put_back else ""
-            without = f" without step {action.condemned.step}" if action.condemned else ""
+            without = f" without {step_words(action.condemned.step)}" if action.condemned else ""
             return f"{back}looked for the checkpoint to resume from ({action.request}{known}){without}"
         case act.StartGang(placement=placed, resume=resume):
-            origin = f"from step {resume.step}" if resume else "from the beginning"
+            origin = f"from {step_words(resume.step)}" if resume else "from the beginning"
             return f"started {counted(placed.world_size, 'rank')} on {fold(placed.nodes)} {origin}"
         case act.StopGang():
             save = ", a checkpoint first if the script can" if action.checkpoint_first else ""

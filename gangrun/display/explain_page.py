@@ -8,7 +8,7 @@ import msgspec
 
 from gangrun.core.events import ResumeChosen
 from gangrun.core.nodeset import NodesetError, fold
-from gangrun.core.text import counted
+from gangrun.core.text import counted, step_words
 from gangrun.display import event_words
 from gangrun.display.status_page import PageFormat, excluded_lines, failure_words
 from gangrun.display.text import block, clean, log_line, phase_word, styled, wrapped
@@ -132,7 +132,8 @@ def _meanwhile(seen: Meanwhile) -> str:
     if seen.steps:
         told.append(f"step {max(seen.steps)} was reached")
     if seen.checkpoints:
-        told.append(f"{counted(len(seen.checkpoints), 'checkpoint')} seen, newest of step {max(seen.checkpoints)}")
+        newest = step_words(max(seen.checkpoints))
+        told.append(f"{counted(len(seen.checkpoints), 'checkpoint')} seen, newest of {newest}")
     if seen.exits:
         told.append(f"{event_words.ranks_words(seen.exits)} ended too")
     if seen.finished:
@@ -211,7 +212,11 @@ def _folded(nodes: Sequence[str]) -> str:
 def _heading(number: int, attempt: AttemptStatus | None, look: PageFormat) -> str:
     if attempt is None:
         return f"attempt {number}"
-    origin = f"from step {attempt.resumed_from_step}" if attempt.resumed_from_step is not None else "from the start"
+    origin = "from the start"
+    if attempt.resumed_from_step is not None:
+        origin = f"from step {attempt.resumed_from_step}"
+    elif attempt.resumed_from_save is not None:
+        origin = f"from {step_words(round(1000 * attempt.resumed_from_save))}"
     nodes = f" on {clean(fold(attempt.nodes))}" if attempt.nodes else ""
     text = f"attempt {number}{nodes}, {origin}: {clean(attempt.outcome)} "
     return text + "─" * max(0, min(look.columns, 80) - len(text))
@@ -229,7 +234,7 @@ def _entry(entry: ExplainedRecord, look: PageFormat, *, everything: bool) -> lis
     lines += _labelled("seen", [entry.seen], look)
     label = "concluded" if entry.outcome == "applied" else clean(entry.outcome)
     lines += _labelled(label, [entry.concluded], look)
-    lines += _labelled("", [f"step {one.step} was passed over: {one.why}" for one in entry.passed_over], look)
+    lines += _labelled("", [f"{step_words(one.step)} was passed over: {one.why}" for one in entry.passed_over], look)
     tickets = [f" (ticket {n})" if n and everything else "" for n in entry.tickets]
     return lines + _labelled("done", [a + b for a, b in zip(entry.done, tickets, strict=True)], look)
 

@@ -182,7 +182,8 @@ def _checkpoint(checkpoint: CheckpointStatus | None, look: PageFormat) -> str:
     if checkpoint is None:
         return "none known"
     seen = f", seen {ago_words(checkpoint.seen, look.now)}" if checkpoint.seen else ""
-    return f"step {checkpoint.step}, {checkpoint.level}{seen}, {clean(checkpoint.path)}"
+    step = "step not known" if checkpoint.step is None else f"step {checkpoint.step}"
+    return f"{step}, {checkpoint.level}{seen}, {clean(checkpoint.path)}"
 
 
 def device_words(tests: Sequence[DeviceTestStatus]) -> str:
@@ -243,7 +244,8 @@ def _attempts(status: Status, look: PageFormat) -> list[str]:
 def _attempt(one: AttemptStatus, until: float, told_above: str, look: PageFormat) -> tuple[str, ...]:
     ended = one.ended if one.ended is not None else until
     lasted = span_words(ended - one.started)
-    origin = "-" if one.resumed_from_step is None else str(one.resumed_from_step)
+    known = "-" if one.resumed_from_save is None else "not known"
+    origin = known if one.resumed_from_step is None else str(one.resumed_from_step)
     outcome = clean(one.outcome)
     told = f"{outcome}: {clean(one.reason)}" if one.reason else outcome
     if one.reason and one.reason == told_above:

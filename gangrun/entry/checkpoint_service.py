@@ -16,8 +16,9 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from gangrun.checkpoint.commit import seal_staging
+from gangrun.checkpoint.kept_copies import KeptCopies
 from gangrun.checkpoint.memory_tier.recover_from_memory import adopt, discard, open_staging
-from gangrun.checkpoint.scan import StorageUnreadable, step_pattern
+from gangrun.checkpoint.scan import Naming, OneFile, StorageUnreadable
 from gangrun.checkpoint.store import CheckpointRoom, point_resume_link
 from gangrun.checkpoint.validator_verdict import Validator
 from gangrun.checkpoint.verification import Tick, Verification, verify_share
@@ -26,6 +27,7 @@ from gangrun.core.checkpoints.resume import Chosen, NothingValid, parse_resume, 
 from gangrun.core.events import AttemptSealed, CheckpointSeen, Event, NoneValid, ResumeChosen, Stamped, StepBrought
 from gangrun.core.model import CheckpointRef
 from gangrun.core.nodeset import fold
+from gangrun.core.text import step_words
 from gangrun.display.text import size_words
 from gangrun.entry.wiring import tell
 from gangrun.ports import VerifyAsked
@@ -128,22 +130,29 @@ class CheckpointService:
     def __init__(
         self,
         directory: str,
-        pattern: str,
+        naming: Naming,
         run: str,
         run_directory: str,
         post: Callable[[Stamped], None],
         validator: Validator | None = None,
         reading: NodesVerification | None = None,
+        holds_term: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``reading``: how other nodes read with this one; None: they do not."""
+        """``reading``: how other nodes read with this one; None: they do not. ``holds_term``: has no other supervisor
+        taken over?
+        """
         self._directory, self._run, self._run_directory, self._post = directory, run, run_directory, post
         self._reading = reading or NodesVerification(lambda asked: None, 0, steady_now)
+        self._questions: SimpleQueue[Callable[[], Event | None] | None] = SimpleQueue()
+        copies = None
+        if isinstance(naming, OneFile):
+            copies = KeptCopies(directory, naming, holds_term, lambda: not self._questions.empty())
         # one room for all questions: it remembers which damaged save it has read already
         self._room = CheckpointRoom(
-            directory, step_pattern(pattern), run_directory=run_directory, validator=validator,
-            verify_all=self._reading.verify_all,
+            directory, naming, run_directory=run_directory, validator=validator,
+            verify_all=self._reading.verify_all, copies=copies,
         )  # fmt: skip
-        self._questions: SimpleQueue[Callable[[], Event | None] | None] = SimpleQueue()
+        self._told: set[str] = set()
         self._looks = 0
         self._prepared: set[str] = set()
         self._adopted: dict[int, str] = {}  # step -> where it was before it came to the disk
@@ -245,13 +254,16 @@ class CheckpointService:
             known = sealed | set(self._room.commits(back))
             with self._reading.shared():
                 found = self._room.choose_and_set_aside(
-                    parse_resume(asked.request), f"{self._run}-{asked.attempt}", asked.best_step, known, asked.condemned
-                )
+                    parse_resume(asked.request), f"{self._run}-{asked.attempt}", asked.best_step, known,
+                    asked.condemned, first=asked.attempt == 0,
+                )  # fmt: skip
         except StorageUnreadable as error:
             return NoneValid(asked.attempt, str(error), storage=True)
         choice = found.choice
         passed = tuple((one.step, one.why) for one in choice.passed_over)
-        undo = "".join(f"; set aside step {moved.step} ({moved.why}), undo with: {moved.undo}" for moved in found.moved)
+        undo = "".join(
+            f"; set aside {step_words(moved.step)} ({moved.why}), undo with: {moved.undo}" for moved in found.moved
+        )
         if isinstance(choice, NothingValid):
             return NoneValid(asked.attempt, choice.reason)
         ref = choice.checkpoint if isinstance(choice, Chosen) else None
@@ -282,6 +294,9 @@ class CheckpointService:
             candidate = self._room.newest_valid_above(above_step)
         except StorageUnreadable:
             return None
+        for note in set(self._room.notes) - self._told:
+            tell("supervisor", note)
+            self._told.add(note)
         if candidate is None or candidate.level is None:
             return None
         told = self._told_at is not None and _finished_at(candidate.path) >= self._told_at - CLOCKS_DIFFER_S
@@ -291,6 +306,8 @@ class CheckpointService:
 def _finished_at(path: str) -> float:
     """When the last of it was written or renamed; not st_mtime, which a copy keeps."""
     try:
+        if not os.path.isdir(path):
+            return os.stat(path).st_ctime
         with os.scandir(path) as entries:
             return max([os.stat(path).st_ctime, *(entry.stat(follow_symlinks=False).st_ctime for entry in entries)])
     except OSError:

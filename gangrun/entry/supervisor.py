@@ -35,6 +35,7 @@ from gangrun.adapters.net.curve import read_client_key
 from gangrun.adapters.net.interface import LOOPBACK
 from gangrun.adapters.net.router import QueueMailbox, RouterRadio
 from gangrun.checkpoint.memory_tier.recover_from_memory import staging_of
+from gangrun.checkpoint.scan import naming_of
 from gangrun.config import environment
 from gangrun.core.actions import Action, EndJob
 from gangrun.core.events import ActDone, ActFailed, CancelRequested, ResumeRequested, SaveRequested, Stamped
@@ -314,13 +315,23 @@ def claim_of(spec: RunSpec, arguments: SupervisorArguments, radio: RouterRadio, 
     )
 
 
-def checkpoints_of(spec: RunSpec, paths: RunPaths, mailbox: QueueMailbox, clock: SystemClock) -> CheckpointService:
+def checkpoints_of(
+    spec: RunSpec, paths: RunPaths, mailbox: QueueMailbox, clock: SystemClock, term: int
+) -> CheckpointService:
     """The checkpoint directory, which all nodes read."""
     found = spec.checkpoint
+
+    def holds_term() -> bool:
+        try:
+            return FsTerms(paths, clock, disk_of(paths)).highest() <= term
+        except OSError:
+            return False  # nobody can tell
+
     return CheckpointService(
-        found.directory, found.pattern, spec.run, str(paths.root), mailbox.post,
+        found.directory, naming_of(found), spec.run, str(paths.root), mailbox.post,
         validator_of(found.validator, found.validator_within_s, environment.all_variables(), spec.working_directory),
         NodesVerification(mailbox.post, found.reading_share_bytes, clock.now),
+        holds_term,
     )  # fmt: skip
 
 
@@ -376,7 +387,7 @@ def main(words: list[str]) -> int:
     if others is not None:
         opening = replace(opening, state=others.added(opening.state, opening.run_start))
     store = FsStore(paths, opening.term, mailbox.post, clock, disk, policy.timing.counter_every_s)
-    checkpoints = checkpoints_of(spec, paths, mailbox, clock)
+    checkpoints = checkpoints_of(spec, paths, mailbox, clock, opening.term)
     loop = Loop(
         clock=clock, mailbox=mailbox, store=store, radio=radio, checkpoints=checkpoints, jobs=jobs,
         policy=policy, facts=facts, opening=opening, say=_say,

@@ -1,7 +1,8 @@
 """Whose checkpoints the entries of a directory are, by their names; and which option would make gangrun judge them.
 
 A table and pure functions. What gangrun can judge today: directories with DCP files (torchtitan, Megatron's
-torch_dist, sharded Lightning) or safetensors (Hugging Face); anything else only by a command of the user's.
+torch_dist, sharded Lightning) or safetensors (Hugging Face), and one file that its script overwrites; anything else
+only by a command of the user's.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Layout:
     is_directory: bool
     pattern: str = ""
     validated: bool = False  # its format says nothing to gangrun, so a validator must judge it
+    overwritten: bool = False  # it may be one file that each save overwrites
 
     def holds(self, entry: Entry) -> bool:
         """Is this one of its checkpoints?"""
@@ -39,6 +41,8 @@ class Layout:
     @property
     def option(self) -> str:
         """What makes gangrun judge them."""
+        if self.overwritten:
+            return "--checkpoint-file FILE lets gangrun judge one that the script overwrites"
         if not self.pattern:
             return "gangrun judges only directories, one for each step"
         more = f" and {_VALIDATOR}" if self.validated else ""
@@ -49,8 +53,8 @@ def _directories(framework: str, names: str, pattern: str, *, validated: bool = 
     return Layout(framework, re.compile(names), True, pattern, validated)
 
 
-def _files(framework: str, names: str) -> Layout:
-    return Layout(framework, re.compile(names), False)
+def _files(framework: str, names: str, *, overwritten: bool = False) -> Layout:
+    return Layout(framework, re.compile(names), False, overwritten=overwritten)
 
 
 LAYOUTS = (
@@ -66,9 +70,9 @@ LAYOUTS = (
     _files("DeepSpeed", r"latest"),
     _files("Megatron", r"latest_checkpointed_iteration\.txt"),
     _files("Composer", r"ep\d+-ba\d+(?:-rank\d+)?(?:\.\w+)*|latest-rank\d+(?:\.\w+)*"),
-    _files("Lightning", r".*\.ckpt"),
-    _files("torch.save", r".*\.(?:pt|pth|bin|pth\.tar)(?:\.\d+)?"),
-    _files("safetensors", r".*\.safetensors"),
+    _files("Lightning", r".*\.ckpt", overwritten=True),
+    _files("torch.save", r".*\.(?:pt|pth|bin|pth\.tar)(?:\.\d+)?", overwritten=True),
+    _files("safetensors", r".*\.safetensors", overwritten=True),
     _files("torch.distributed.checkpoint in this very directory", r"\.metadata|__\d+_\d+\.distcp"),
 )
 

@@ -32,9 +32,10 @@ from gangrun.adapters.fs.run_dir import (
     write_submission,
 )
 from gangrun.adapters.slurm.commands import NOT_FOUND
-from gangrun.checkpoint.scan import StorageUnreadable, list_steps, step_pattern
+from gangrun.checkpoint.scan import StorageUnreadable, list_steps, naming_of
 from gangrun.config.request import Request, ResolvedRequest, ranks_of
 from gangrun.config.slurm_options import gpus_count
+from gangrun.core.text import step_words
 from gangrun.display.text import clean, echo_json
 from gangrun.display.times import ago_words
 from gangrun.errors import SCHEDULER, UNKNOWN, UserError
@@ -319,7 +320,7 @@ def resume_point(spec: RunSpec, known: Iterable[IndexEntry], now: float) -> tupl
     directory = spec.checkpoint.directory
     if not directory:
         return None, "nothing: no --checkpoint-dir is given"
-    found = list_steps(directory, step_pattern(spec.checkpoint.pattern))
+    found = list_steps(directory, naming_of(spec.checkpoint))
     newest = next((one for one in found if one.committed and not one.unreadable), None)
     if newest is None:
         return None, clean(f"nothing: no checkpoint in {directory} yet")
@@ -330,7 +331,7 @@ def resume_point(spec: RunSpec, known: Iterable[IndexEntry], now: float) -> tupl
     run, name = _author(spec, islice(known, RUNS_MAX_COUNT), facts.st_mtime)
     user = _user(facts.st_uid)
     whose = f"run {run} ({name})" if run else f"user {user}"
-    words = f"step {newest.step}, saved {ago_words(facts.st_mtime, now)} by {whose}: {newest.path}"
+    words = f"{step_words(newest.step)}, saved {ago_words(facts.st_mtime, now)} by {whose}: {newest.path}"
     return NewestCheckpoint(step=newest.step, path=newest.path, run=run or None, user=user), clean(words)
 
 

@@ -21,6 +21,7 @@ from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import RunPaths, SaveOrder, leave_save_order, mark_cancelled
 from gangrun.config import environment
 from gangrun.core.model import Phase
+from gangrun.core.text import step_or_none, step_words
 from gangrun.display.text import clean, echo_json
 from gangrun.display.times import span_words
 from gangrun.errors import UNKNOWN, UserError
@@ -191,8 +192,8 @@ class _SaveWatch:
             return None
         if self.seen is not None and self.seen["step"] >= self.step:
             step, path = self.seen["step"], self.seen["path"]
-            words = f"step {step} is saved ({self.seen['level']}) in {path}"
-            return SaveReport(message=f"{self.run}: {words}", step=step, path=path)
+            words = f"{step_words(step)} is saved ({self.seen['level']}) in {path}"
+            return SaveReport(message=f"{self.run}: {words}", step=step_or_none(step) or self.step, path=path)
         if steady_now() < self.seen_until:
             return None
         unseen = f"gangrun sees no new checkpoint in {self.directory}"

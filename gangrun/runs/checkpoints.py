@@ -11,16 +11,20 @@ import msgspec
 
 from gangrun.adapters.fs.run_dir import MACHINE_DIR
 from gangrun.checkpoint.records import RequestRecord, load_record
-from gangrun.checkpoint.scan import DEFAULT_PATTERN, BadPattern, StorageUnreadable, is_checkpoint, step_pattern
+from gangrun.checkpoint.scan import DEFAULT_PATTERN, BadPattern, Naming, StorageUnreadable, is_checkpoint, naming_of
 from gangrun.checkpoint.store import CheckpointRoom, Depth, VerifyProgress
 from gangrun.checkpoint.validator_verdict import Validator
 from gangrun.config import environment
 from gangrun.config.layers import layered, usual_files
-from gangrun.core.checkpoints.resume import Candidate, Chosen, ResumeRequest, choose
+from gangrun.core.checkpoints.resume import Candidate, Chosen, Kind, ResumeRequest, choose
+from gangrun.core.text import step_or_none
 from gangrun.errors import NO_SUCH_RUN, UNKNOWN, UserError
 from gangrun.runs.locate import find
 from gangrun.runs.snapshot import patience, read
 from gangrun.runs.status import SCHEMA, memory_step
+from gangrun.wire.spec import CheckpointSpec
+
+COPIES_MAX_COUNT = 99  # that are looked for beside a file which no run names
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +40,27 @@ class CheckpointPlace:
     validator: tuple[str, ...] = ()
     validator_within_s: float = 600.0
     working_directory: str | None = None
+    file: str = ""  # in it, the one that is overwritten with each save
+    copies_count: int = COPIES_MAX_COUNT
+
+    @property
+    def naming(self) -> Naming:
+        """How its checkpoints are named; raises ``BadPattern``."""
+        return naming_of(CheckpointSpec(pattern=self.pattern, file=self.file, copies_count=self.copies_count))
 
 
 class ResumeCandidate(msgspec.Struct, frozen=True, kw_only=True):
-    """The checkpoint that a run would resume from."""
+    """The checkpoint that a run would resume from. ``step`` is null where a file tells none."""
 
-    step: int
+    step: int | None
     path: str
     level: str
 
 
 class ListedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One checkpoint directory; what the directory does not show is null."""
+    """One checkpoint; what it does not show is null."""
 
-    step: int
+    step: int | None
     level: str | None
     valid: bool | None  # None: whole by its structure, and its bytes are not verified yet
     why_not: str
@@ -91,7 +102,7 @@ def surveyed(
     try:
         with patience(place.directory):
             room = CheckpointRoom(
-                place.directory, step_pattern(place.pattern), run_directory=place.run_directory or None,
+                place.directory, place.naming, run_directory=place.run_directory or None,
                 progress=progress,
                 validator=validator,
             )  # fmt: skip
@@ -106,7 +117,7 @@ def surveyed(
         hopeful, ResumeRequest(), journal_best_step=place.best_step, ignored=record.ignored, unjudged=room.unjudged()
     )
     ref = choice.checkpoint if isinstance(choice, Chosen) else None
-    chosen = None if ref is None else ResumeCandidate(step=ref.step, path=ref.path, level=ref.level.value)
+    chosen = None if ref is None else ResumeCandidate(step=step_or_none(ref.step), path=ref.path, level=ref.level.value)
     return CheckpointList(
         directory=place.directory, run=place.run or None, verified=verify, memory_step=place.memory_step,
         resume_from=chosen, reason=choice.reason, checkpoints=tuple(map(_listed, found)),
@@ -139,6 +150,9 @@ def _directory(where: str | None, pattern: str | None) -> CheckpointPlace | None
                 f"list the directory that holds it: gangrun checkpoints {above}",
             )
         return CheckpointPlace(os.path.abspath(where), pattern or DEFAULT_PATTERN)
+    if where is not None and os.path.isfile(where):
+        folder, name = os.path.split(os.path.abspath(where))
+        return CheckpointPlace(folder, DEFAULT_PATTERN, file=name)
     if where is not None and os.sep in where and not os.path.exists(where):
         hint = "gangrun status --all lists the runs"
         raise UserError("no checkpoints", f"{where} is neither a directory nor a run", hint, NO_SUCH_RUN)
@@ -155,7 +169,7 @@ def _of_run(where: str | None, pattern: str | None, runs_dir: str | None) -> Che
     best, in_memory = (state.checkpoints.best_step, memory_step(reading, state)) if state else (-1, None)
     return CheckpointPlace(
         asked.directory, pattern or asked.pattern, reading.spec.run, str(reading.paths.root), best, in_memory,
-        asked.validator, asked.validator_within_s, reading.spec.working_directory,
+        asked.validator, asked.validator_within_s, reading.spec.working_directory, asked.file, asked.copies_count,
     )  # fmt: skip
 
 
@@ -174,15 +188,19 @@ def _listed(one: Candidate) -> ListedCheckpoint:
     shared_bytes: int | None = None
     changed: float | None = None
     try:
-        with os.scandir(one.path) as entries:
-            facts = [entry.stat(follow_symlinks=False) for entry in entries if entry.is_file(follow_symlinks=False)]
+        if one.kind is Kind.FILE or not os.path.isdir(one.path):
+            facts = [os.lstat(one.path)]
+        else:
+            with os.scandir(one.path) as entries:
+                facts = [entry.stat(follow_symlinks=False) for entry in entries if entry.is_file(follow_symlinks=False)]
         changed = max((fact.st_mtime for fact in facts), default=os.lstat(one.path).st_mtime)
         size_bytes = sum(fact.st_size for fact in facts)
         shared_bytes = sum(fact.st_size for fact in facts if fact.st_nlink > 1)
     except OSError:
         pass  # it was removed just now, or may not be read
     return ListedCheckpoint(
-        step=one.step, level=one.level.value if one.level else None, valid=None if _is_unread(one) else one.valid,
-        why_not=one.why_not, kind=one.kind.value, committed=one.committed, tier="disk", size_bytes=size_bytes,
-        shared_bytes=shared_bytes, changed=changed, path=one.path,
+        step=step_or_none(one.step), level=one.level.value if one.level else None,
+        valid=None if _is_unread(one) else one.valid, why_not=one.why_not, kind=one.kind.value,
+        committed=one.committed, tier="disk", size_bytes=size_bytes, shared_bytes=shared_bytes, changed=changed,
+        path=one.path,
     )  # fmt: skip

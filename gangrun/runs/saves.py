@@ -14,6 +14,7 @@ import msgspec
 
 from gangrun.runs.snapshot import patience
 from gangrun.wire.saves import NAME, SIZE_BYTES, SavesTold, decode
+from gangrun.wire.spec import CheckpointSpec
 
 
 class FailedSave(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +50,7 @@ def read_saves(directory: str, run: str) -> SavesTold | None:
     return _in_time(directory, lambda: _read(path))
 
 
-def newest_on_disk(directory: str, pattern: str, began: float, ended: float) -> tuple[int, str, float] | None:
+def newest_on_disk(asked: CheckpointSpec, began: float, ended: float) -> tuple[int, str, float] | None:
     """Step, path and time of the newest committed checkpoint that was written between these times, if there is one.
 
     No two runs save to one directory at once, so a run that has ended wrote it. A supervisor looks every half minute
@@ -59,7 +60,7 @@ def newest_on_disk(directory: str, pattern: str, began: float, ended: float) -> 
 
     def look() -> tuple[int, str, float] | None:
         try:
-            for one in scan.steps_newest_first(directory, scan.step_pattern(pattern)):
+            for one in scan.steps_newest_first(asked.directory, scan.naming_of(asked)):
                 at = os.stat(one.path).st_mtime
                 if one.committed and not one.unreadable and began - CLOCKS_DIFFER_S <= at <= ended + CLOCKS_DIFFER_S:
                     return one.step, one.path, at
@@ -67,7 +68,7 @@ def newest_on_disk(directory: str, pattern: str, began: float, ended: float) -> 
             pass  # then what the journal says is all that is known
         return None
 
-    return _in_time(directory, look)
+    return _in_time(asked.directory, look)
 
 
 def _in_time(directory: str, look: Callable[[], T | None]) -> T | None:

@@ -18,6 +18,7 @@ from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.core.model import TERMINAL, AttemptRecord, CheckpointRef, Node, RunState
 from gangrun.core.nodes.standing import active
 from gangrun.core.nodeset import natural_sort
+from gangrun.core.text import is_save_time, step_or_none
 from gangrun.errors import UserError
 from gangrun.runs.rank_output import lost_output
 from gangrun.runs.saves import SavesStatus, newest_on_disk, saves_status
@@ -39,6 +40,7 @@ class AttemptStatus(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str
     reason: str
     resumed_from_step: int | None
+    resumed_from_save: float | None  # when it was saved, where a file tells no step
 
 
 class ExcludedNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +63,7 @@ class DeviceTestStatus(msgspec.Struct, frozen=True, kw_only=True):
 class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The newest checkpoint that is known to be valid; of a run that has ended, the last one that it committed."""
 
-    step: int
+    step: int | None  # null where the script overwrites one file, which tells no step
     path: str
     level: str
     seen: float | None
@@ -216,10 +218,11 @@ def _add_last(status: Status, reading: RunSnapshot) -> None:
         status.loss = None  # it is that of an earlier step
     if not spec.checkpoint.directory or not status.attempts:
         return
-    found = newest_on_disk(spec.checkpoint.directory, spec.checkpoint.pattern, spec.created_wall, ended)
-    if found is not None and (status.checkpoint is None or found[0] > status.checkpoint.step):
+    found = newest_on_disk(spec.checkpoint, spec.created_wall, ended)
+    newest = reading.state.checkpoints.newest if reading.state is not None else None
+    if found is not None and (newest is None or found[0] > newest.step):
         step, path, at = found
-        status.checkpoint = CheckpointStatus(step=step, path=path, level="unread", seen=at)
+        status.checkpoint = CheckpointStatus(step=step_or_none(step), path=path, level="unread", seen=at)
 
 
 def _add_state(status: Status, reading: RunSnapshot, state: RunState) -> None:
@@ -296,6 +299,8 @@ def _world_size(reading: RunSnapshot) -> int:
 
 
 def _attempt(attempt: AttemptRecord, walls: WallTimes) -> AttemptStatus:
+    step = attempt.resumed_from_step
+    timed = step is not None and is_save_time(step)
     return AttemptStatus(
         number=attempt.number,
         job=_job_number(attempt.job),
@@ -304,7 +309,8 @@ def _attempt(attempt: AttemptRecord, walls: WallTimes) -> AttemptStatus:
         ended=None if attempt.ended is None else walls.wall(attempt.ended),
         outcome=attempt.outcome or ("running" if attempt.nodes else "starting"),
         reason=attempt.reason,
-        resumed_from_step=attempt.resumed_from_step,
+        resumed_from_step=None if timed else step,
+        resumed_from_save=step / 1000 if timed and step is not None else None,
     )
 
 
@@ -350,7 +356,7 @@ def _checkpoint(ref: CheckpointRef | None, reading: RunSnapshot) -> CheckpointSt
     if ref is None:
         return None
     seen = next((r.wall for r in reversed(reading.records) if _names(r.kind, r.event, ref.step)), None)
-    return CheckpointStatus(step=ref.step, path=ref.path, level=ref.level.value, seen=seen)
+    return CheckpointStatus(step=step_or_none(ref.step), path=ref.path, level=ref.level.value, seen=seen)
 
 
 def _names(kind: str, event: Mapping[str, Any], step: int) -> bool:

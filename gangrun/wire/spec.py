@@ -29,6 +29,8 @@ class CheckpointSpec(msgspec.Struct, frozen=True):
 
     directory: str = ""
     pattern: str = r"step-(\d+)"
+    file: str = ""  # in it, the one that the script overwrites with each save; "": the pattern's directories
+    copies_count: int = 0  # of that file, kept by gangrun
     look_every_s: float = 10.0
     validator: tuple[str, ...] = ()  # a command of the user's, as argv
     validator_within_s: float = 600.0

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gangrun.config.layers import layered
+from gangrun.config.request import checkpoint_place
 from tests.command_line import Call
 
 
@@ -54,6 +55,43 @@ def test_mistakes_in_a_file_are_told_with_the_file(home: Path, gangrun: Call, te
     assert said.code == 2
     assert "gangrun.toml" in said.err
     assert words in said.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "place"),
+    [
+        ({}, ("", "")),
+        ({"checkpoint_dir": "ckpt"}, ("{home}/ckpt", "")),
+        ({"checkpoint_file": "latest.pt"}, ("{home}", "latest.pt")),
+        ({"checkpoint_file": "out/latest.pt"}, ("{home}/out", "latest.pt")),
+        ({"checkpoint_dir": "out", "checkpoint_file": "latest.pt"}, ("{home}/out", "latest.pt")),
+        ({"checkpoint_dir": "out", "checkpoint_file": "out/latest.pt"}, ("{home}/out", "latest.pt")),
+        ({"checkpoint_file": "/data/latest.pt"}, ("/data", "latest.pt")),
+    ],
+)
+def test_where_the_checkpoints_are(home: Path, flags: dict[str, str], place: tuple[str, str]) -> None:
+    directory, file = place
+    assert checkpoint_place(layered(flags, {}, ())) == (directory.format(home=home), file)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            "--checkpoint-dir a --checkpoint-file b/latest.pt",
+            "b/latest.pt is not in --checkpoint-dir a",
+        ),
+        ("--checkpoint-file folder", "is a directory"),
+        ("--keep-copies 2", "no --checkpoint-file is given"),
+        ("--checkpoint-file latest.pt --memory-checkpoints", "keeps the saves of gangrun.Checkpointer"),
+        ("--resume 40", "no checkpoint directory is known"),
+    ],
+)
+def test_a_checkpoint_file_that_cannot_be_meant_is_refused(home: Path, gangrun: Call, words: str, told: str) -> None:
+    (home / "folder").mkdir()
+    (home / "train.py").touch()
+    said = gangrun("run", *words.split(), "train.py")
+    assert said.code == 2 and told in said.err, said.err
 
 
 def test_a_misspelt_variable_is_told(home: Path, gangrun: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangrun.core.events import GangStarted, ProgressMarked
+from gangrun.core.events import CheckpointSeen, GangStarted, ProgressMarked
 from gangrun.core.model import Budget, Cause, CheckpointRef, Failure, Phase, Sighting, Verdict
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import budget
@@ -97,7 +97,34 @@ def test_refill_by_progress_only() -> None:
     passed = budget.reach(spent, 60, 59)
     assert (passed.used, passed.mark, passed.total_count) == ({}, 60, 3)
     assert [sighting.signature for sighting in passed.sightings] == ["new"], "the code got past where the old one was"
+    unknown = budget.reach(spent, 1_795_000_000_000, 59)
+    assert (unknown.used, unknown.mark, unknown.sightings) == ({}, 50, spent.sightings)
+    assert budget.reach(spent, 1_795_000_000_000, 1_795_000_000_000) is spent
     assert budget.reach(full, 40, 20).mark == 60, "a new checkpoint below what was observed is progress too"
+
+
+def test_a_save_whose_step_is_not_known_is_progress_and_no_step() -> None:
+    """The script overwrites one file; what stands for its step is the time of the save, in ms."""
+    older, newer = 1_795_000_000_000, 1_795_000_009_000
+    life = Life().running()
+    life.mark(7)
+    life.exit(0, code=None, signal=9)
+    life.stopped()
+    life.again(saved(older))
+    life.on(GangStarted(1))
+    life.first(3)
+    assert life.phase is Phase.RUNNING, "nobody knows at which step it was to begin"
+    life.mark(7)
+    life.exit(0, code=None, signal=9)
+    life.stopped()
+    life.again(saved(older))
+    life.on(GangStarted(2))
+    assert life.state.budget.used
+    life.save(newer)
+    life.says("checkpoint of the save of 2026-11-18 11:06:49 UTC (step not known) is verified")
+    assert (life.state.budget.used, life.state.budget.mark) == ({}, 7)
+    assert (life.state.checkpoints.newest, life.state.checkpoints.observed_step) == (saved(newer), 7)
+    life.ignored(CheckpointSeen(saved(older)), "not newer than the save of 2026-11-18 11:06:49 UTC")
 
 
 def killed_at(steps: list[int], checkpoint: CheckpointRef | None) -> Life:

@@ -29,6 +29,16 @@ from gangrun.core.checkpoints.resume import (
 )
 from gangrun.core.checkpoints.retention import CommittedStep, Keep, for_a_rollback, to_prune
 from gangrun.core.model import CheckpointRef, Level
+from gangrun.core.text import known_step, step_or_none, step_words
+
+
+def test_a_save_time_is_told_as_a_time_and_never_as_a_step() -> None:
+    time = 1_795_000_000_000
+    assert step_words(time) == "the save of 2026-11-18 11:06:40 UTC (step not known)"
+    assert (known_step(time), step_or_none(time)) == (-1, None)
+    for step in (-1, 0, 10**12 - 1, 10**14, 10**18):
+        assert (step_words(step), known_step(step), step_or_none(step)) == (f"step {step}", step, step)
+
 
 # ---- which checkpoint is chosen --------------------------------------------------------------------------------------
 

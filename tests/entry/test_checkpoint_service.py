@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.checkpoint.scan import DEFAULT_PATTERN
+from gangrun.checkpoint.scan import OneFile, step_pattern
 from gangrun.core.actions import ChooseResume
 from gangrun.core.events import AttemptSealed, CheckpointSeen, ResumeChosen, Stamped
 from gangrun.entry.checkpoint_service import CLOCKS_DIFFER_S, CheckpointService
@@ -23,7 +23,7 @@ class Asked:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.said = folder, list[Stamped]()
-        self.service = CheckpointService(str(folder), DEFAULT_PATTERN, "r", str(folder.parent), self.said.append)
+        self.service = CheckpointService(str(folder), step_pattern(), "r", str(folder.parent), self.said.append)
 
     def save(self, step: int, *, whole: bool = True) -> Path:
         path = self.folder / f"step-{step}"
@@ -73,6 +73,25 @@ def test_what_was_committed_before_the_word_is_not_what_was_told(
     torn = asked.save(40) / "__0_0.distcp"
     torn.write_bytes(torn.read_bytes()[: torn.stat().st_size // 2])
     asked.nothing(30)
+
+
+@pytest.mark.parametrize("holds_term", [True, False])
+def test_a_file_is_copied_by_the_newest_supervisor_alone(tmp_path: Path, holds_term: bool) -> None:
+    torch = pytest.importorskip("torch")
+    torch.save({"a": torch.ones(9)}, tmp_path / "latest.pt")
+    file, said = OneFile("latest.pt", 2), list[Stamped]()
+    service = CheckpointService(str(tmp_path), file, "r", str(tmp_path), said.append, holds_term=lambda: holds_term)
+    try:
+        service.await_save()
+        (tmp_path / "latest.pt").touch()
+        service.look(-1)
+        until(lambda: said, 10, "an answer")
+        event = said.pop().event
+        assert isinstance(event, CheckpointSeen) and event.told
+        assert event.checkpoint.path == str(tmp_path / "latest.pt")
+        assert (tmp_path / "latest.pt.1").exists() is holds_term
+    finally:
+        service.close(10)
 
 
 def test_the_next_attempt_knows_nothing_of_that(asked: Asked) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from gangrun.checkpoint.memory_tier.keeper_client import KeeperClient, StepName
 from gangrun.checkpoint.memory_tier.recover_from_memory import bring, staging_of
-from gangrun.checkpoint.scan import DEFAULT_PATTERN
+from gangrun.checkpoint.scan import step_pattern
 from gangrun.core.events import Stamped
 from gangrun.entry.checkpoint_service import CheckpointService
 from gangrun.ports import Checkpoints
@@ -36,7 +36,7 @@ class World(NamedTuple):
 
 def real(folder: Path) -> Iterator[World]:
     said: list[Stamped] = []
-    service = CheckpointService(str(folder), DEFAULT_PATTERN, "r", str(folder), said.append)
+    service = CheckpointService(str(folder), step_pattern(), "r", str(folder), said.append)
 
     def brings(path: str) -> str:
         try:

@@ -72,7 +72,8 @@ def test_a_directory_of_such_names_is_told_with_framework_and_option(tmp_path: P
     assert choice.reason == (
         "the script itself decides what to load: gangrun cannot judge checkpoint-20, checkpoint-30, checkpoint-40 and "
         r"1 more (looks like Hugging Face Trainer; --checkpoint-pattern 'checkpoint-(\d+)' lets gangrun judge them), "
-        "nor latest.pt (looks like torch.save; gangrun judges only directories, one for each step)"
+        "nor latest.pt (looks like torch.save; --checkpoint-file FILE lets gangrun judge one that the script "
+        "overwrites)"
     )
     assert len(list(tmp_path.iterdir())) == 5 + (tmp_path / ".gangrun").exists()
 

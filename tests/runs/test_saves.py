@@ -9,6 +9,7 @@ import pytest
 
 from gangrun.runs.saves import newest_on_disk, read_saves
 from gangrun.wire.saves import SIZE_BYTES, SavesTold, encode
+from gangrun.wire.spec import CheckpointSpec
 from tests.command_line import Call
 from tests.runs.builder import BEGAN, Builder
 from tests.runs.stories import running
@@ -60,7 +61,7 @@ def test_the_newest_checkpoint_is_found_without_a_look_into_older_ones(
 
     monkeypatch.setattr(os, "listdir", listed)
     now = (tmp_path / "step-10").stat().st_mtime
-    found = newest_on_disk(str(tmp_path), r"step-(\d+)", now - 1, now + 1)
+    found = newest_on_disk(CheckpointSpec(str(tmp_path)), now - 1, now + 1)
     assert found is not None and found[0] == 10
     assert looked == ["step-11", "step-10"]
 

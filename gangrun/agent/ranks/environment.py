@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gangrun.core.text import is_save_time
 from gangrun.node import boot
 from gangrun.wire.messages import Launch
 from gangrun.wire.spec import LOCAL_RANK, CheckpointSpec, LogSpec
@@ -291,7 +292,9 @@ def rank_environment(place: RankPlace, files: RankFiles, agent_pid: int) -> dict
     }
     environment.update({name: value for name, value in ours.items() if value})
     if order.resume_path:
-        environment.update(GANGRUN_RESUME=order.resume_path, GANGRUN_RESUME_STEP=str(order.resume_step))
+        environment.update(GANGRUN_RESUME=order.resume_path)
+        if not is_save_time(order.resume_step):
+            environment.update(GANGRUN_RESUME_STEP=str(order.resume_step))
     return environment
 
 

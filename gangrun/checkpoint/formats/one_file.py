@@ -39,26 +39,33 @@ _TORCH_MAGIC = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"  # of
 Finding = tuple[Level, str]  # and why it is not verified
 
 
-def judge_file(path: str, tick: Tick | None = None) -> Judgement:
+def judge_file(path: str, tick: Tick = lambda count: None) -> Judgement:
     """Read one file, and the shards that it names, as deeply as their formats allow; symbolic links are not followed.
 
     ``level`` is None for a torn file, for one that cannot be read (``unreadable``), and for one whose format tells
     nothing (``unknown``); ``why`` names the file, the place and what is wrong. ``tick`` hears of the bytes read.
     """
-    return _judge(os.path.dirname(path) or ".", os.path.basename(path), tick or (lambda count: None))
+    return _judge(os.path.dirname(path) or ".", os.path.basename(path), tick)
+
+
+def screen_file(path: str) -> Judgement:
+    """Look at its structure only: an archive's data is not read."""
+    return _judge(os.path.dirname(path) or ".", os.path.basename(path), None)
 
 
 @judged
-def _judge(directory: str, name: str, tick: Tick) -> Judgement:
+def _judge(directory: str, name: str, tick: Tick | None) -> Judgement:
     marks = {name: mark_of(directory, name)}
     level, why = _read(directory, name, marks, {}, tick)
     if any(mark_of(directory, file) != before for file, before in marks.items()):
         raise BadFile(f"{shown(name)} was written to while it was being read")
-    size = sum(mark[0] for mark in marks.values())
-    return Judgement(level, why, True, tuple(marks.items()), entry_count=len(marks), data_bytes=size)
+    size, (own_size, mtime_ns, *_) = sum(mark[0] for mark in marks.values()), marks[name]
+    deep = tick is not None or bool(why)  # what has no checksums is read as far as it can be
+    save = f"{mtime_ns}-{own_size}"  # a copy of it keeps them
+    return Judgement(level, why, deep, tuple(marks.items()), save, len(marks), size)
 
 
-def _read(directory: str, name: str, marks: dict[str, FileMark], held: Shards, tick: Tick) -> Finding:
+def _read(directory: str, name: str, marks: dict[str, FileMark], held: Shards, tick: Tick | None) -> Finding:
     size = marks[name][0]
     if not size:
         raise BadFile(f"{shown(name)} is empty (torn)")
@@ -73,18 +80,17 @@ def _read(directory: str, name: str, marks: dict[str, FileMark], held: Shards, t
     return _archive(directory, name, size, tick)
 
 
-def _archive(directory: str, name: str, size: int, tick: Tick) -> Finding:
-    source = Source(tick)
+def _archive(directory: str, name: str, size: int, tick: Tick | None) -> Finding:
+    source = Source(tick or (lambda count: None))
     with opened(directory, name) as source.descriptor, told(name):
         try:
             start = source.at(0, min(size, _START_BYTES))
             if looks_like_archive(source, 0, size) or _ARCHIVE.startswith(start[:4]):
-                checksummed = verify_archive(source, 0, size).checksummed
-                return (
-                    (Level.VERIFIED, "") if checksummed else (Level.COMPLETE, "torch.save wrote it without checksums")
-                )
-        except Compressed as found:
-            raise UnknownFormat(f"{shown(name)} cannot be judged: {found}") from None
+                if not verify_archive(source, 0, size, read_data=tick is not None).checksummed:
+                    return Level.COMPLETE, "torch.save wrote it without checksums"
+                return Level.COMPLETE if tick is None else Level.VERIFIED, ""
+        except Compressed as why:
+            raise UnknownFormat(f"{shown(name)} cannot be judged: {why}") from None
         except Damaged as damage:
             raise Damaged(f"{shown(name)} ({size} bytes) is torn or damaged: {damage}") from None
     if start.startswith(_PICKLES):
@@ -95,7 +101,7 @@ def _archive(directory: str, name: str, size: int, tick: Tick) -> Finding:
     raise UnknownFormat(f"{shown(name)} cannot be judged: gangrun does not know its format")
 
 
-def _index(directory: str, name: str, marks: dict[str, FileMark], tick: Tick) -> Finding:
+def _index(directory: str, name: str, marks: dict[str, FileMark], tick: Tick | None) -> Finding:
     """Each shard that it names is there, whole, and holds the tensors that the index finds in it."""
     tensors_of: dict[str, list[str]] = {}
     for tensor, file in promised(directory, name).items():

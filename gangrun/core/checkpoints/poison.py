@@ -26,7 +26,7 @@ from gangrun.core.model import (
 )
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import signatures
-from gangrun.core.text import listed
+from gangrun.core.text import listed, step_words
 
 SET_ASIDE_MAX_COUNT = 3  # in a row: a fourth is not tried for it, as by then something else is likelier
 WHOLE_STEPS_COUNT = 2  # so many steps after a load at least one was made in full, whenever the script tells of it
@@ -159,17 +159,17 @@ def _poisoned_too(load: Load, before: list[Sighting], attempt_step: int, policy:
 
 def verdict(failed: Verdict, load: Load, times: int, policy: Policy) -> Verdict:
     """It is the checkpoint's: no node is suspected, and another try from another one may succeed."""
-    newer = [f"step {one.step}" for one in load.newer if one.signature == failed.signature]
-    soon = f"within {policy.poison_after_steps} steps of loading"
+    newer = [step_words(one.step) for one in load.newer if one.signature == failed.signature]
+    soon, loaded = f"within {policy.poison_after_steps} steps of loading", step_words(load.step)
     if newer:
         sentence = (
-            f"{failed.sentence}; the run failed in this way {soon} step {load.step}, and before that {listed(newer)},"
-            f" each time after fewer steps, while other attempts did well: step {load.step} counts as poisoned too"
+            f"{failed.sentence}; the run failed in this way {soon} {loaded}, and before that {listed(newer)},"
+            f" each time after fewer steps, while other attempts did well: {loaded} counts as poisoned too"
         )
     else:
         sentence = (
-            f"{failed.sentence}; the run failed in this way {times} times {soon} step {load.step}, and never after"
-            f" loading another checkpoint: step {load.step} counts as poisoned"
+            f"{failed.sentence}; the run failed in this way {times} times {soon} {loaded}, and never after"
+            f" loading another checkpoint: {loaded} counts as poisoned"
         )
     return Verdict(Cause.POISONED, Failure.SCRIPT, (), (), failed.signature, sentence)
 
@@ -203,7 +203,7 @@ def set_aside(state: RunState) -> SavedProgress:
 
 def told(condemned: Poisoned) -> str:
     """Why, with the newest failure."""
-    return f"step {condemned.step} counts as poisoned ({condemned.why}: {condemned.failed})"
+    return f"{step_words(condemned.step)} counts as poisoned ({condemned.why}: {condemned.failed})"
 
 
 def cleared(state: RunState, signature: str) -> tuple[RunState, str]:
@@ -217,7 +217,7 @@ def cleared(state: RunState, signature: str) -> tuple[RunState, str]:
     if not innocent:
         return state, ""
     guilty = tuple(one for one in saved.poisoned if one not in innocent)
-    names = listed([f"step {one.step}" for one in innocent])
+    names = listed([step_words(one.step) for one in innocent])
     words = f"; no checkpoint is shown to be the cause, so {names}, which gangrun had set aside, is put back"
     there = [CheckpointRef(one.step, one.path, one.level) for one in innocent]
     newest = max((*there, *([saved.newest] if saved.newest else [])), key=lambda one: one.step)

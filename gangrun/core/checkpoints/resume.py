@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gangrun.core.model import CheckpointRef, Level
+from gangrun.core.text import known_step, step_words
 
 SENTENCE_NAMES_COUNT = 3  # a reason names this many passed-over steps; ``passed_over`` has all of them
 SHOWN_MAX_COUNT = 500
@@ -25,6 +26,7 @@ class Kind(Enum):
 
     DCP = "dcp"  # torch.distributed.checkpoint, plain
     GANGRUN = "gangrun"  # the same with gangrun's manifest; counts only if its commit was sealed
+    FILE = "file"  # one that the script overwrites with each save
     SAFETENSORS = "safetensors"  # Hugging Face's; has no checksums
     CUSTOM = "custom"  # gangrun does not know it; the user's own validator vouches for it
     UNKNOWN = "unknown"  # never touched, never chosen, always mentioned
@@ -129,7 +131,7 @@ def choose(
     ``ignored``: (step, nonce) of checkpoints that an earlier explicit request of this run put out of use.
     ``unjudged``: what else is in the directory, in words, if anything is.
     """
-    newest_first = sorted(candidates, key=lambda c: (c.step, c.path), reverse=True)
+    newest_first = sorted(candidates, key=lambda c: (c.step, -len(c.path), c.path), reverse=True)
     match wanted.kind:
         case ResumeKind.NONE:
             return _asked_for_zero(newest_first)
@@ -160,7 +162,7 @@ def _requested(
         if not why:
             level = _level_words(candidate)
             return Chosen(
-                _ref(candidate), f"resuming from step {candidate.step}, as asked: {level}", (), candidate.nonce
+                _ref(candidate), f"resuming from {step_words(candidate.step)}, as asked: {level}", (), candidate.nonce
             )
         refused.append(PassedOver(candidate.step, candidate.path, why))
     if refused:
@@ -186,7 +188,8 @@ def _newest_valid(
             in_use.append(candidate)
             why = _refusal(candidate, sealed)
         if not why:
-            reason = f"resuming from step {candidate.step}: {_level_words(candidate)}{_passed_words(passed)}"
+            origin = step_words(candidate.step)
+            reason = f"resuming from {origin}: {_level_words(candidate)}{_passed_words(passed)}"
             return Chosen(_ref(candidate), reason, tuple(passed), candidate.nonce)
         passed.append(PassedOver(candidate.step, candidate.path, why))
     return _nothing_valid(in_use, passed, journal_best_step, unjudged)
@@ -201,7 +204,7 @@ def _nothing_valid(
         head = f"none of {_count(len(committed), 'committed checkpoint')} may be resumed from"
         return NothingValid(f"{head}{_passed_words(of_these)}; not starting again from zero", tuple(passed))
     if best_step >= 0:
-        head = f"step {best_step} was committed according to the journal but no committed checkpoint exists now"
+        head = f"{step_words(best_step)} was committed according to the journal but no committed checkpoint exists now"
         return NothingValid(f"{head}{_passed_words(passed)}; not starting again from zero", tuple(passed))
     if unjudged or any(c.kind is Kind.UNKNOWN for c in in_use):
         strange = f": {unjudged}" if unjudged else ", whose format gangrun does not know"
@@ -244,13 +247,13 @@ def _level_words(candidate: Candidate) -> str:
 def _passed_words(passed: list[PassedOver]) -> str:
     if not passed:
         return ""
-    told = "; ".join(f"step {p.step}: {p.why}" for p in passed[:SENTENCE_NAMES_COUNT])
+    told = "; ".join(f"{step_words(p.step)}: {p.why}" for p in passed[:SENTENCE_NAMES_COUNT])
     rest = len(passed) - SENTENCE_NAMES_COUNT
     return f" (passed over: {told}{f'; and {rest} more' if rest > 0 else ''})"
 
 
 def _steps(steps: list[int]) -> str:
-    told = ", ".join(str(s) for s in steps[:SENTENCE_NAMES_COUNT])
+    told = ", ".join(str(s) if known_step(s) == s else step_words(s) for s in steps[:SENTENCE_NAMES_COUNT])
     rest = len(steps) - SENTENCE_NAMES_COUNT
     return f"{told} and {rest} more" if rest > 0 else told
 

@@ -41,7 +41,7 @@ from gangrun.core.nodes import planned_replacement
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import blame_hang, budget, error_rules, move
 from gangrun.core.recovery.blame import is_victim
-from gangrun.core.text import all_of, listed, one_line
+from gangrun.core.text import all_of, known_step, listed, one_line, step_words
 
 NOT_LAUNCHED = "no rank has been launched yet"
 TEXTS_MAX_COUNT = 32  # so many ranks of one failure have their text in the journal
@@ -153,7 +153,7 @@ def first_step(state: RunState, event: FirstStepSeen, now: float, policy: Policy
     """A script that was told to resume and began again would write over what it had."""
     if not may_hold_ranks(state):
         return refused(state, NOT_LAUNCHED)
-    resumed = state.attempt.resume.step if state.attempt.resume else -1
+    resumed = known_step(state.attempt.resume.step) if state.attempt.resume else -1
     if event.step < resumed:
         first = f"its first step is {event.step}, but it was told to resume from step {resumed}"
         reason = f"the script started over: {first}"
@@ -190,16 +190,17 @@ def checkpoint_seen(state: RunState, event: CheckpointSeen, now: float, policy: 
     seen = event.checkpoint
     if seen.step <= state.checkpoints.disk_step:
         return ignored(
-            state, f"the checkpoint of step {seen.step} is not newer than step {state.checkpoints.disk_step}"
+            state,
+            f"the checkpoint of {step_words(seen.step)} is not newer than {step_words(state.checkpoints.disk_step)}",
         )
     return stay(
         state,
-        f"checkpoint of step {seen.step} is {seen.level.value}",
+        f"checkpoint of {step_words(seen.step)} is {seen.level.value}",
         checkpoints=replace(
             state.checkpoints,
             newest=seen,
             best_step=max(state.checkpoints.best_step, seen.step),
-            observed_step=max(state.checkpoints.observed_step, seen.step),
+            observed_step=max(state.checkpoints.observed_step, known_step(seen.step)),
         ),
         budget=budget.reach(state.budget, seen.step, state.checkpoints.best_step),
     )

@@ -25,7 +25,7 @@ from gangrun.core.nodes import absences, device_test, placement, quarantine, ros
 from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import budget, choose
-from gangrun.core.text import counted
+from gangrun.core.text import counted, step_words
 
 NAMED_MAX_COUNT = 256  # more nodes than that are counted, not named
 
@@ -190,7 +190,7 @@ def gang_started(state: RunState, event: GangStarted, now: float, policy: Policy
     if state.underway.stage is not StartStage.LAUNCHING:
         return ignored(state, f"attempt {event.attempt} is not being launched")
     assert state.attempt.placement is not None
-    origin = f"from step {state.attempt.resume.step}" if state.attempt.resume else "from the beginning"
+    origin = f"from {step_words(state.attempt.resume.step)}" if state.attempt.resume else "from the beginning"
     world_size = state.attempt.placement.world_size
     ranks = "1 rank runs" if world_size == 1 else f"all {world_size} ranks run"
     return enter(state, Phase.RUNNING, f"attempt {state.attempt.number}: {ranks} {origin}")

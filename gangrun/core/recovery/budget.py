@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from gangrun.core.model import Budget, Cause, Cure, Sighting, Verdict
 from gangrun.core.policy import Policy
+from gangrun.core.text import is_save_time
 
 TOTAL_FACTOR = 3  # all causes together, since the last progress, as a multiple of the limit of one
 LENIENT_FACTOR = 2
@@ -99,7 +100,11 @@ def refill(budget: Budget, step: int, known_step: int) -> Budget:
 
 
 def reach(budget: Budget, step: int, best_step: int) -> Budget:
-    """``refill`` by a valid checkpoint. No attempt comes back to failures at lower steps, so they are forgotten."""
+    """``refill`` by a valid checkpoint. No attempt comes back to failures at lower steps, so they are forgotten; of a
+    checkpoint whose step is not known it cannot be told which these are.
+    """
+    if is_save_time(step):
+        return replace(budget, used={}, mark=max(budget.mark, 0)) if step > best_step else budget
     return forget(refill(budget, step, best_step), step) if step > best_step else budget
 
 

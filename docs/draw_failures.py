@@ -17,6 +17,15 @@ When a rank fails, gangrun reads its exception, the causes of that exception, an
 exception only says that another process failed (`ChildFailedError`, ...), the last lines decide. The first row that
 matches counts. A row that also fits a victim counts only if no other text tells more.
 
+The exception that ends a Python rank is reported by the rank itself, or the one that its script handled when it left
+with `sys.exit`. A traceback on stderr counts only if the rank left by itself and wrote nothing of its own after it: a
+script may have logged an error and gone on, and helper processes write there too. Which of two errors judges:
+
+- `raise B from A`, or `raise B` as the last act of the handler of A: B, and A explains it.
+- B from code that the handler of A calls: B alone, since A was handled.
+- B from clean-up after A (`finally`, the end of a `with`, a handler that raises again or exits): A.
+- An exception group: its members, those first that did not only lose a peer.
+
 A row has two cures: one for a failure on one node or on at most 20 % of the nodes, one for the same failure on more
 nodes. What only a machine can cause is the node's on one node, and the environment's on many.
 

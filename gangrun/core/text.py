@@ -37,6 +37,12 @@ def one_line(text: str, chars_count: int = MESSAGE_CHARS_COUNT) -> str:
     return folded if len(folded) <= chars_count else folded[: chars_count - 1] + "…"
 
 
+def cut_middle(text: str, chars_count: int) -> str:
+    """Its first and last characters if it is too long: numbers of errors often stand at the end."""
+    half = (chars_count - 1) // 2
+    return text if len(text) <= chars_count else f"{text[: chars_count - 1 - half]}…{text[len(text) - half :]}"
+
+
 def last_lines(text: str, count: int = 3) -> str:
     """The last lines of a traceback, which say what went wrong, on one line and without the markers below them."""
     lines = [line.strip() for line in text.splitlines() if line.strip(" \t^~")]

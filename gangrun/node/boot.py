@@ -28,8 +28,11 @@ STACK_SIGNAL_OFFSET = 4  # SIGRTMIN + 4
 TEXT_MAX_CHARS = 32 * 1024
 SIGNATURE_FRAMES_COUNT = 6
 CHAIN_MAX_COUNT = 8
-CAUSE_MAX_CHARS = 300
+CAUSE_MAX_CHARS = 400
 EXIT_ORPHANED = 143
+EXIT_USAGE = 2  # argparse and click leave with it, and have said why
+
+_error_file = ""  # no child inherits its name: its report would be taken for the rank's
 
 # Errors of a rank whose peer was gone first: the death to explain is another one's.
 VICTIM_TYPES = (
@@ -149,23 +152,100 @@ def _words(error: BaseException) -> tuple[str, str]:
     return kind, message
 
 
-def _chain(error: BaseException) -> list[str]:
-    """What caused it, from the outermost inwards."""
-    chain: list[str] = []
-    seen = {id(error)}
-    while len(chain) < CHAIN_MAX_COUNT:
-        cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-        if cause is None or id(cause) in seen:
-            break
-        seen.add(id(cause))
-        chain.append(" ".join(": ".join(_words(cause)).split())[:CAUSE_MAX_CHARS])
-        error = cause
-    return chain
+def _story(error: BaseException, seen: set[int]) -> list[BaseException]:
+    """The exceptions that explain this end; the first one judges, and that is not always the last raised.
+
+    A group is told by its members, those first that are no victims. What ``raise ... from`` names explains the
+    exception. What Python only notes as "during handling of" does so in two cases (``_role``): the handler raised the
+    exception itself; or clean-up failed, and then the error before it judges. Else it was handled.
+    """
+    if id(error) in seen or len(seen) > CHAIN_MAX_COUNT:
+        return []
+    seen.add(id(error))
+    own: list[BaseException] = []
+    members = getattr(error, "exceptions", None) if type(error).__name__.endswith("ExceptionGroup") else None
+    if isinstance(members, (tuple, list)):
+        for member in sorted(members, key=lambda one: looks_collective(*_words(one))):
+            own += _story(member, seen)
+    own = own or [error]
+    inner, role = error.__cause__, "cause"
+    if inner is None and not error.__suppress_context__ and error.__context__ is not None:
+        inner, role = error.__context__, _role(error, error.__context__)
+    if inner is None or not role:
+        return own
+    return _story(inner, seen) + own if role == "cleanup" else own + _story(inner, seen)
+
+
+def _role(error: BaseException, inner: BaseException) -> str:
+    """What raised ``error`` while ``inner`` was handled: "cleanup", "cause" for a ``raise`` of the handler, or "".
+
+    Clean-up is ``finally``, the end of a ``with``, and a handler whose last act is to raise again or to exit.
+    """
+    import ast
+    import linecache
+
+    frames, place = set(), None
+    trace = inner.__traceback__
+    while trace is not None:
+        frames.add(trace.tb_frame)
+        trace = trace.tb_next
+    trace = error.__traceback__
+    while trace is not None:
+        place = trace if trace.tb_frame in frames else place
+        trace = trace.tb_next
+    if place is None:
+        return ""
+    below, line = place.tb_next, place.tb_lineno
+    if below is not None and below.tb_frame.f_code.co_name in ("__exit__", "__aexit__"):
+        return "cleanup"
+    lines = linecache.getlines(place.tb_frame.f_code.co_filename, place.tb_frame.f_globals)
+    roles: list[tuple[int, str]] = []  # of the blocks around the line, with their sizes
+
+    def block(body: list[ast.stmt], role: str) -> None:
+        size = (body[-1].end_lineno or 0) - body[0].lineno if body else -1
+        if size >= 0 and 0 <= line - body[0].lineno <= size:
+            roles.append((size, role))
+
+    for node in ast.walk(ast.parse("".join(lines))):
+        if isinstance(node, (ast.With, ast.AsyncWith)) and node.lineno <= line < node.body[0].lineno:
+            roles.append((0, "cleanup"))
+        block(getattr(node, "finalbody", []), "cleanup")
+        if isinstance(node, ast.ExceptHandler):
+            last = node.body[-1]
+            block(node.body, "cleanup" if _leaves(last) else "")
+            if isinstance(last, ast.Raise) and last.exc is not None and below is None:
+                block([last], "cause")
+    return min(roles, key=lambda one: (one[0], not one[1]))[1] if roles else ""
+
+
+def _leaves(statement: Any) -> bool:
+    """Is it a plain ``raise``, or a call that ends the process?"""
+    import ast
+
+    if isinstance(statement, ast.Raise):
+        return statement.exc is None
+    call = getattr(statement, "value", None)
+    name = getattr(call, "func", None)
+    return str(getattr(name, "attr", getattr(name, "id", ""))) in ("exit", "_exit", "abort")
+
+
+def _explained(error: BaseException) -> list[BaseException]:
+    """The story, or the error alone: it is read from the user's objects and files, which may be anything."""
+    try:
+        return _story(error, set())
+    except Exception:  # noqa: BLE001 - without its story the error is told nevertheless
+        return [error]
+
+
+def _on_one_line(error: BaseException) -> str:
+    text = " ".join(": ".join(_words(error)).split())
+    half = CAUSE_MAX_CHARS // 2
+    return text if len(text) <= CAUSE_MAX_CHARS else f"{text[:half]}…{text[1 - half :]}"
 
 
 def _report(error: BaseException) -> None:
-    """Write the exception that ends this rank to GANGRUN_ERROR_FILE, whole or not at all."""
-    path = os.environ.get("GANGRUN_ERROR_FILE", "")
+    """Write the exception that ends this rank to the error file, whole or not at all."""
+    path = _error_file
     if not path:
         return
     import json
@@ -173,19 +253,20 @@ def _report(error: BaseException) -> None:
     import traceback
 
     written_at = time.clock_gettime(time.CLOCK_BOOTTIME)
-    trace = _without_boot(error.__traceback__)
-    kind, message = _words(error)
-    text = "".join(traceback.format_exception(type(error), error, trace))
+    text = "".join(traceback.format_exception(type(error), error, _without_boot(error.__traceback__)))
+    first, *others = _explained(error)
+    kind, message = _words(first)
+    trace = _without_boot(first.__traceback__)
     frames = [(frame.filename, frame.name, frame.lineno) for frame in traceback.extract_tb(trace)]
-    if isinstance(error, SyntaxError):
-        frames.append((error.filename or "", "", error.lineno or 0))
+    if isinstance(first, SyntaxError):
+        frames.append((first.filename or "", "", first.lineno or 0))
     report = {
         "type": kind,
         "message": message[:TEXT_MAX_CHARS],
         "traceback": text[-TEXT_MAX_CHARS:],
         "signature": signature(kind, frames),
         "collective": looks_collective(kind, message),
-        "chain": _chain(error),
+        "chain": [_on_one_line(other) for other in others[:CHAIN_MAX_COUNT]],
         "written_at": written_at,
         "rank": int(os.environ.get("RANK", "-1")),
         "pid": os.getpid(),
@@ -196,19 +277,33 @@ def _report(error: BaseException) -> None:
     os.replace(temporary, path)
 
 
+def _report_safely(error: BaseException) -> None:
+    try:
+        _report(error)
+    except Exception as problem:  # noqa: BLE001 - the user's traceback matters more than ours
+        sys.stderr.write(f"gangrun: could not write the error report: {problem!r}\n")
+
+
+def _shown_before(left: SystemExit) -> BaseException | None:
+    """The error whose handler left with a code of failure: the script has shown it in its own way."""
+    if left.code in (None, 0, EXIT_USAGE) or left.__suppress_context__:
+        return None
+    return left.__context__
+
+
 def _run(start: Callable[[], object]) -> None:
     """Run the script; an exception leaves by the interpreter's own door: exit codes, hooks and signals are its own."""
     rank_pid = os.getpid()
     try:
         start()
-    except SystemExit:
+    except SystemExit as left:
+        shown = _shown_before(left)
+        if shown is not None and os.getpid() == rank_pid:
+            _report_safely(shown)
         raise
     except BaseException as error:
         if os.getpid() == rank_pid:  # not in a child by fork that fell out of the script
-            try:
-                _report(error)
-            except Exception as problem:  # noqa: BLE001 - the user's traceback matters more than ours
-                sys.stderr.write(f"gangrun: could not write the error report: {problem!r}\n")
+            _report_safely(error)
         users_hook = sys.excepthook
 
         def hook(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
@@ -286,14 +381,13 @@ def _exec(argv: list[str]) -> NoReturn:
         words = f"cannot run {argv[0]}: {error.strerror}{missing}"
         sys.stderr.write(f"gangrun: {words}\n")
         sys.stderr.flush()
-        try:
-            _report(type(error)(words))
-        except Exception as problem:  # noqa: BLE001 - the words above say it all
-            sys.stderr.write(f"gangrun: could not write the error report: {problem!r}\n")
+        _report_safely(type(error)(words))
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
 def _boot(argv: list[str]) -> None:
+    global _error_file  # noqa: PLW0603 - one process, one name
+    _error_file = os.environ.pop("GANGRUN_ERROR_FILE", "")
     _die_with_agent()
     if not argv or (argv[0] in ("-m", "--exec") and len(argv) < 2):
         sys.stderr.write("usage: node/boot.py SCRIPT ARGS... | -m MODULE ARGS... | --exec COMMAND ARGS...\n")

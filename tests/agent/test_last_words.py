@@ -10,6 +10,7 @@ import pytest
 
 from gangrun.agent.ranks.environment import RankFiles
 from gangrun.agent.ranks.exits import TAIL_LINES_COUNT, TAIL_MAX_BYTES, LastWords, last_words, parse_traceback, telling
+from gangrun.core.model import RankExit
 
 WATCHDOG = """\
 [rank1]:[E1121 10:00:01.1 ProcessGroupNCCL.cpp:632] [Rank 1] Watchdog caught collective operation timeout: \
@@ -44,9 +45,17 @@ def files(tmp_path: Path) -> RankFiles:
     return RankFiles(**{name: tmp_path / name for name in RankFiles.__slots__})
 
 
-def words(files: RankFiles, lines: Sequence[str], ended_at: float = 100.0, ago_s: float = 1.0) -> LastWords:
+def words(
+    files: RankFiles, lines: Sequence[str], ago_s: float = 1.0, *, boot: bool = False, code: int = 1
+) -> LastWords:
     """Lines that came 1 ms apart, the first ``ago_s`` before the end."""
-    return last_words(files, [(ended_at - ago_s + i / 1000, line) for i, line in enumerate(lines)], ended_at)
+    return said(files, [(100.0 - ago_s + i / 1000, line) for i, line in enumerate(lines)], boot=boot, code=code)
+
+
+def said(files: RankFiles, stderr: Sequence[tuple[float, str]], *, boot: bool = False, code: int = 1) -> LastWords:
+    """Of a rank that ended at 100.0; a negative code is a signal."""
+    died = RankExit(0, "n0", code if code >= 0 else None, -code if code < 0 else None, at=100.0)
+    return last_words(files, stderr, died, through_boot=boot)
 
 
 def test_a_traceback_has_its_causes_and_what_comes_after_it_does_not_hide_it(files: RankFiles) -> None:
@@ -95,17 +104,17 @@ def test_the_tail_holds_what_matters_however_long_a_backtrace_follows(files: Ran
 def test_a_progress_bar_tells_nothing_of_when_the_error_was_written(files: RankFiles) -> None:
     assert words(files, [f"{n}%|####  | {n}/100" for n in range(100)]).written_at == 0.0
     stderr = [(50.0, "NCCL WARN something long ago"), (99.0, "loss 1.0"), (99.5, "CUDA error: device-side assert")]
-    assert last_words(files, stderr, 100.0).written_at == 99.5
-    assert last_words(files, [], 100.0) == LastWords()
+    assert said(files, stderr).written_at == 99.5
+    assert said(files, []) == LastWords()
 
 
 def test_an_error_that_a_victim_handled_does_not_make_it_fall_first(files: RankFiles) -> None:
     """It logged a retry 40 s before its end, and then lost a peer that had failed 1 s before."""
     retried = [(60.0 + i / 1000, line) for i, line in enumerate(CAUSED.splitlines())]
-    found = last_words(files, [*retried, (99.9, "Connection closed by peer [10.0.0.3]:21734")], 100.0)
+    found = said(files, [*retried, (99.9, "Connection closed by peer [10.0.0.3]:21734")])
     assert found.written_at == 0.0 or found.written_at > 99.0, "its culprit wrote at 99.0"
     warned = [(60.0, "NCCL WARN retrying"), *((60.0 + s, f"step {s}") for s in range(1, 40))]
-    assert last_words(files, warned, 100.0).written_at == 0.0
+    assert said(files, warned).written_at == 0.0
 
 
 def test_lines_are_cut_and_said_once() -> None:
@@ -135,3 +144,78 @@ def test_what_torchs_record_wrote_has_its_causes_too(files: RankFiles) -> None:
     files.torchelastic_error.write_text(json.dumps({"message": told}))
     found = words(files, [])
     assert found.error is not None and found.error.chain == (ESTALE,)
+    assert words(files, [], boot=True).error is None, "the boot file would have reported it too"
+    assert words(files, [], code=-9).error is None
+
+
+BUG = ["Traceback (most recent call last):", '  File "t.py", line 3, in f', "    x()", "RuntimeError: CUDA error: ECC"]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        BUG,
+        [f"\x1b[31m{line}\x1b[0m" for line in BUG],
+        [f"[rank3]: {line}" for line in BUG],
+        [f"n1: {line}" for line in BUG],
+        [f"2026-11-23 10:00:0{i},12{i} | ERROR | {line}" for i, line in enumerate(BUG)],
+        ["Epoch 0:  50%|█████     | 5/10 [00:01<00:01]" + BUG[0], *BUG[1:]],
+        ["  + Exception Group " + BUG[0], '  |   File "a.py", line 1, in g', "  | ExceptionGroup: two (1)",
+         "  +-+---------------- 1 ----------------", *(f"    | {line}" for line in BUG), "    +------------------"],
+        [BUG[0], "", "> " + BUG[1].strip(), "    x()", "    └ <function x at 0x7f>", "", BUG[3]],
+        ["╭────── Traceback (most recent call last) ──────╮", "│ t.py:3 in f                            │",
+         "│ ❱ 3     x()                            │", "╰────────────────────────╯", BUG[3]],
+    ],
+    ids=["plain", "colours", "torch", "launcher", "logger", "tqdm", "group", "loguru", "rich"],
+)  # fmt: skip
+def test_a_traceback_is_found_in_whatever_dress(lines: list[str]) -> None:
+    plain, found = parse_traceback(BUG), parse_traceback(["before", *lines, "after"])
+    assert found is not None and plain is not None
+    assert (found.kind, found.message, found.signature) == (plain.kind, plain.message, plain.signature)
+
+
+def test_the_error_of_a_data_loaders_worker_stays_in_the_message() -> None:
+    inner = ["Original " + BUG[0], *BUG[1:3], "OSError: [Errno 28] No space left on device"]
+    lines = [*BUG[:3], "OSError: Caught OSError in DataLoader worker process 3.", *inner]
+    found = parse_traceback(lines)
+    assert found is not None and found.message.startswith("Caught OSError") and found.message.endswith("on device")
+
+
+MISSING = "ModuleNotFoundError: No module named 'flash_attn'"
+HANDLED = "During handling of the above exception, another exception occurred:"
+
+
+def test_an_error_that_was_handled_is_no_cause_of_the_next() -> None:
+    missing = [*BUG[:3], MISSING, "", HANDLED, ""]
+    later = [BUG[0], '  File "t.py", line 5, in f', "    train()", '  File "t.py", line 9, in train', "    raise bad"]
+    found = parse_traceback([*missing, *later, "RuntimeError: loss became NaN"])
+    assert found is not None and (found.message, found.chain) == ("loss became NaN", ())
+    told = [BUG[0], '  File "t.py", line 5, in f', '    raise SetupError("install it")', "SetupError: install it"]
+    found = parse_traceback([*missing, *told])
+    assert found is not None and found.chain == (MISSING,)
+
+
+def test_a_traceback_of_a_thread_or_of_a_child_ends_no_rank(files: RankFiles) -> None:
+    for head in ("Exception in thread Thread-1 (load):", "Process SpawnProcess-1:"):
+        found = words(files, [head, *BUG])
+        assert found.error is None and BUG[3] in found.tail, "it is told, since nobody caught it"
+        assert words(files, [head, *BUG], code=-9).tail == (head,)
+
+
+def test_when_a_traceback_on_stderr_tells_of_the_end(files: RankFiles) -> None:
+    """Not of a rank that was killed, nor after the script went on. A wrapper may change the code or become a signal."""
+    for boot, code, ago_s, counts in [
+        (True, 1, 1.0, True), (True, 1, 20.0, False), (True, 3, 1.0, False), (True, -6, 1.0, False),
+        (False, 1, 20.0, True), (False, 5, 1.0, True), (False, 5, 20.0, False), (False, 137, 1.0, False),
+        (False, -9, 1.0, False), (False, -6, 20.0, True), (False, 134, 20.0, True), (False, 255, 1.0, False),
+    ]:  # fmt: skip
+        found = words(files, BUG, ago_s, boot=boot, code=code)
+        assert (found.error is not None) is counts, (boot, code, ago_s)
+        assert found.tail == (), "a survived one is not read as the last words"
+    at = [(90.0, line) for line in BUG]
+    after = ["[W1121 10:00:01.1 ProcessGroupNCCL.cpp:1496] Warning: WARNING: destroy_process_group() was not called",
+             "/usr/lib/python3/resource_tracker.py:224: UserWarning: 1 leaked semaphore", "  warnings.warn(",
+             "wandb: Find logs at: ./wandb", "terminate called without an active", "Aborted"]  # fmt: skip
+    assert said(files, [*at, *((95.0 + i, line) for i, line in enumerate(after))]).error is not None
+    for went_on in ("WARNING:root:retry 2", "step 41 loss 2.0", "Epoch 3:  10%|#   | 1/10"):
+        assert said(files, [*at, (95.0, went_on)]).error is None, went_on

@@ -308,3 +308,13 @@ def test_with_one_node_and_no_other_to_take_its_place_nobody_waits_for_a_machine
 def test_with_one_node_of_a_scheduler_another_node_shows_whose_it_is() -> None:
     verdict = judge(missing(0, 1), placement=BOX, nodes_count=1, step=-1, policy=Policy(can_requeue=True))
     assert (verdict.cure, verdict.blamed, verdict.final) == (Cure.EXCLUDE, ("n1",), False)
+
+
+def test_the_end_of_a_long_message_is_read_too() -> None:
+    frames = "".join(
+        f'  File "/opt/pipeline_{n}.py", line {n}, in stage\n    yield from source({n})\n' for n in range(100)
+    )
+    begun = "Caught OSError in DataLoader worker process 3.\nOriginal Traceback (most recent call last):\n"
+    died = raised("OSError", begun + frames + "OSError: [Errno 28] No space left on device: '/tmp/cache/x'")
+    found = rule_of(died)
+    assert found is not None and found.cause is Cause.LOCAL_DISK

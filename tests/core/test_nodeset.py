@@ -102,6 +102,7 @@ def test_words() -> None:
     ]
     assert wording.one_line(" a\n\tb\x00 é") == "a b\\x00 é"
     assert wording.one_line("x" * 300) == "x" * 239 + "…"
+    assert [wording.cut_middle("abcdefgh", count) for count in (8, 7, 4)] == ["abcdefgh", "abc…fgh", "ab…h"]
     assert wording.last_lines("a\n\nb\n  c\n  ~~^~~\nd\n") == "b | c | d" and wording.last_lines("\n") == ""
     assert [wording.counted(number, "node") for number in (0, 1, 2)] == ["0 nodes", "1 node", "2 nodes"]
     assert wording.listed(["a", "b"]) == "a, b" and wording.listed(list("abcde")) == "a, b, c and 2 more"

@@ -146,20 +146,96 @@ except ValueError:
 
 
 def test_the_causes_are_written_down_and_an_os_error_keeps_its_number_and_file(place: Path) -> None:
-    run(place, "script.py", CAUSES)
+    (place / "two.py").write_text(CAUSES)
+    run(place, "two.py")
     report = json.loads((place / "error.json").read_text())
     assert report["message"] == "epoch 3"
     assert report["chain"] == [
         "ValueError: bad shard",
         "OSError: [Errno 107] Transport endpoint is not connected: '/mnt/data/shard-1'",
     ]
-    run(place, "script.py", CAUSES.replace('"epoch 3")', '"epoch 3") from None'))
+    (place / "two.py").write_text(CAUSES.replace('"epoch 3")', '"epoch 3") from None'))
+    run(place, "two.py")
     assert json.loads((place / "error.json").read_text())["chain"] == []
     told = "class Gone(OSError):\n  def __str__(self): return 'the shard is gone'\nraise Gone(110, 'x', '/mnt/a')"
     run(place, "script.py", told)
     assert json.loads((place / "error.json").read_text())["message"] == "[Errno 110] the shard is gone: '/mnt/a'"
     run(place, "script.py", "e = KeyError('k')\nf = ValueError('v')\ne.__cause__, f.__cause__ = f, e\nraise e")
     assert json.loads((place / "error.json").read_text())["chain"] == ["ValueError: v"], "a circle ends"
+
+
+HANDLING = """
+import contextlib, sys
+class GroupError(RuntimeError): pass
+def destroy(): raise GroupError("NCCL communicator was aborted, torch.distributed")
+@contextlib.contextmanager
+def group():
+    try: yield
+    finally: destroy()
+class Group:
+    def __enter__(self): pass
+    def __exit__(self, *why): destroy()
+def bug(): raise ValueError("bad label -7")
+def missing(): raise ImportError("No module named flash_attn")
+def nan(): raise RuntimeError("loss became NaN")
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "chain"),
+    [
+        ("try: bug()\nfinally:\n  destroy()", "ValueError", ["GroupError"]),
+        ("with group(): bug()", "ValueError", ["GroupError"]),
+        ("with Group(): bug()", "ValueError", ["GroupError"]),
+        ("try: bug()\nexcept Exception:\n  destroy()\n  raise", "ValueError", ["GroupError"]),
+        ("try: bug()\nexcept Exception:\n  destroy()\n  sys.exit(1)", "ValueError", ["GroupError"]),
+        ("try: missing()\nexcept ImportError:\n  nan()", "RuntimeError", []),
+        ("try: missing()\nexcept ImportError:\n  try: nan()\n  finally: destroy()", "RuntimeError", ["GroupError"]),
+        ("try: missing()\nexcept ImportError:\n  if 0: raise\n  nan()", "RuntimeError", []),
+        ("try: missing()\nexcept ImportError:\n  x = 1 / 0", "ZeroDivisionError", []),
+        ("try: missing()\nexcept ImportError:\n  raise KeyError('x')", "KeyError", ["ImportError"]),
+        ("try: missing()\nexcept ImportError:\n  raise KeyError('x') from None", "KeyError", []),
+        ("try: missing()\nexcept ImportError as e:\n  raise KeyError('x') from e", "KeyError", ["ImportError"]),
+        ("try: missing()\nexcept ImportError: print('shown')\nnan()", "RuntimeError", []),
+        ("try: missing()\nexcept ImportError:\n  for x in 1,:\n    raise KeyError(x)", "KeyError", []),
+        ("try: bug()\nexcept ValueError:\n  print('shown'); sys.exit(3)", "ValueError", []),
+    ],
+)
+def test_which_error_judges_when_one_follows_another(place: Path, body: str, kind: str, chain: list[str]) -> None:
+    (place / "two.py").write_text(HANDLING + body + "\n")
+    assert run(place, "two.py") == run(place, "two.py", booted=False)
+    report = json.loads((place / "error.json").read_text())
+    assert (report["type"], [cause.partition(":")[0] for cause in report["chain"]]) == (kind, chain)
+    assert not report["collective"]
+
+
+@pytest.mark.parametrize("left", ["sys.exit(0)", "sys.exit()", "sys.exit(2)", "raise SystemExit(1) from None"])
+def test_who_leaves_without_a_failure_or_has_said_why_reports_none(place: Path, left: str) -> None:
+    (place / "two.py").write_text(HANDLING + f"try: bug()\nexcept ValueError:\n  {left}\n")
+    assert run(place, "two.py") == run(place, "two.py", booted=False)
+    assert not (place / "error.json").exists()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="ExceptionGroup")
+def test_a_group_is_told_by_its_members_and_a_victim_comes_last(place: Path) -> None:
+    victim = "ConnectionResetError('connection reset by peer')"
+    nested = "ExceptionGroup('in', [KeyError('k')])"
+    (place / "two.py").write_text(f"raise ExceptionGroup('out', [{victim}, {nested}, ValueError('v')])")
+    run(place, "two.py")
+    report = json.loads((place / "error.json").read_text())
+    assert (report["type"], report["chain"]) == (
+        "KeyError", ["ValueError: v", "ConnectionResetError: connection reset by peer"],
+    )  # fmt: skip
+    assert "ExceptionGroup: out (3 sub-exceptions)" in report["traceback"]
+
+
+def test_no_child_inherits_where_the_error_is_reported(place: Path) -> None:
+    body = (
+        "import os, subprocess\nassert 'GANGRUN_ERROR_FILE' not in os.environ\nos.execv('/bin/sh', ['sh', '-c', 'env'])"
+    )
+    (place / "two.py").write_text(body)
+    assert "GANGRUN_ERROR_FILE" not in run(place, "two.py")[1]
+    assert "GANGRUN_ERROR_FILE" not in run(place, "--exec", "env")[1]
 
 
 def test_when_the_error_was_written_is_on_the_agents_clock(place: Path) -> None:

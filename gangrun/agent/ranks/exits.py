@@ -23,28 +23,43 @@ import msgspec
 from gangrun.agent.ranks.environment import RankFiles
 from gangrun.agent.ranks.logs import RankLogs
 from gangrun.core.model import ErrorReport, RankExit
-from gangrun.core.recovery.error_rules import marked
+from gangrun.core.recovery.error_rules import SHELL_SIGNAL_BASE, marked
+from gangrun.core.text import cut_middle
 from gangrun.node.boot import CAUSE_MAX_CHARS, CHAIN_MAX_COUNT, TEXT_MAX_CHARS, looks_collective, signature
 from gangrun.node.processes import Proc
 from gangrun.wire.messages import LiveRank
 from gangrun.wire.progress import ProgressPage
 
-_FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+)(?:, in (?P<function>.*))?$')
+_FRAME = re.compile(r'^[\s>]*File "(?P<file>.*)", line (?P<line>\d+)(?:, in (?P<function>.*))?$')
+_RICH_FRAME = re.compile(r"^│ (?P<file>\S.*?):(?P<line>\d+) in (?P<function>\S+)")
 _LAST = re.compile(
     r"^(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Warning|Timeout|[A-Z]\w*))(?:: (?P<message>.*))?$"
 )
-_START = "Traceback (most recent call last):"
+# With what a logger, a launcher or a progress bar puts before it, or as rich frames it.
+_START = re.compile(r"^(?P<prefix>.{0,200}?)(?:Traceback \(most recent call last\):\s*$|╭─+ Traceback \(most recent)")
+_OF_A_WORKER, _OF_A_GROUP = "Original ", "Exception Group "  # before "Traceback"
 _LINKS = (  # what Python writes between an exception and its cause, which it writes first
     "The above exception was the direct cause of the following exception:",
     "During handling of the above exception, another exception occurred:",
 )
 _PREFIX = re.compile(r"^\[rank\d+\]:[ ]?")  # torch puts this before each line of a traceback
+_COLOUR = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
 _IGNORED = "Exception ignored in"  # the traceback below it ends no process
+_OF_A_PART = re.compile(r"^(Exception in thread |Process \S+-\d+:$)")  # nor does one of a thread or of a child
+# What Python, torch, native code and a shell write after the error that ends a process.
+_EPILOGUE = re.compile(
+    r"^(\s|$|[A-Za-z]+Error\b|Exception ignored|Error in |Traceback |terminate called|Fatal Python|free\(\)|double free"
+    r"|corrupted|munmap_chunk|Abort|Segmentation|Killed|Current thread|Thread 0x|Extension modules|wandb: |srun: "
+    r"|slurmstepd|make: |\+-|CUDA kernel errors|For debugging|Compile with|(\[rank\d+\]:)? ?\[[WEF]\d{4} "
+    r"|\S+:\d+:\d+ \[\d+\] NCCL )|[a-z]Warning: |core dumped|leaked|returned non-zero|exit (code|status)|\.so\S*\(\+0x",
+    re.IGNORECASE,
+)
 REPORT_MAX_BYTES = 1024 * 1024
 TAIL_LINES_COUNT, TAIL_MAX_BYTES, TAIL_LINE_MAX_CHARS = 20, 4096, 600
 FRESH_S = 60.0  # what was written longer before the end did not end it: a handled exception, an old warning
 # A victim that logs a handled error and ends within the next minute would else seem to fall before its culprit.
 WRITTEN_WITHIN_S = 5.0
+_CRASHES = (4, 6, 7, 8, 11)  # ILL, ABRT, BUS, FPE, SEGV: a process may raise such a signal itself while it ends
 PAUSE_S = 1.0  # so long without a line parts two bursts
 # What native code, CUDA, NCCL, a shell and Python itself write before a process ends.
 _TELLING = re.compile(
@@ -52,11 +67,6 @@ _TELLING = re.compile(
     r"|killed|segmentation|illegal|refused|denied|no such|cannot|not found|out of memory|no space",
     re.IGNORECASE,
 )
-
-
-def read_error(files: RankFiles, stderr: Sequence[str]) -> ErrorReport | None:
-    """The best account there is; None if the rank left none."""
-    return _of_boot(_load(files.error)) or _of_torchelastic(files.torchelastic_error) or parse_traceback(stderr)
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -109,47 +119,63 @@ class _Traceback:
     first: int
     last: int
     error: ErrorReport
+    opening: str = ""  # the line before it, if that says that it ends no process
 
     @property
     def words(self) -> str:
         """As an entry of a chain."""
-        return f"{self.error.kind}: {self.error.message}"[:CAUSE_MAX_CHARS]
+        return cut_middle(f"{self.error.kind}: {self.error.message}", CAUSE_MAX_CHARS)
 
 
 def parse_traceback(lines: Sequence[str]) -> ErrorReport | None:
     """The last Python traceback in these lines with the causes before it; None if there is none that is whole."""
-    found = _tracebacks(lines)
+    found = [one for one in _tracebacks(lines) if not one.opening]
     return found[-1].error if found else None
 
 
 def _tracebacks(lines: Sequence[str]) -> list[_Traceback]:
-    """All that are whole and may have ended a process, each with its chain of causes."""
-    lines = [_PREFIX.sub("", line) for line in lines]
+    """All that are whole, each with its chain of causes."""
+    lines = [_PREFIX.sub("", _COLOUR.sub("", line)) for line in lines]
     found: list[_Traceback] = []
-    for start in [index for index, line in enumerate(lines) if line.strip() == _START]:
-        if start and lines[start - 1].lstrip().startswith(_IGNORED):
+    for start, line in enumerate(lines):
+        begun = _START.match(line) if "Traceback" in line else None
+        if begun is None or begun["prefix"].endswith(_OF_A_GROUP):
             continue
-        one = _parse_at(lines, start)
+        one = _parse_at(lines, start, begun["prefix"])
         if one is None:
             continue
         before = found[-1] if found else None
-        if before is not None and any(line.strip() in _LINKS for line in lines[before.last + 1 : start]):
-            chain = (before.words, *before.error.chain)[:CHAIN_MAX_COUNT]
+        between = lines[before.last + 1 : start] if before is not None else []
+        if before is not None and begun["prefix"].endswith(_OF_A_WORKER):
+            message = "\n".join([before.error.message, *lines[before.last + 1 : one.last + 1]])
+            found[-1] = replace(before, last=one.last, error=replace(before.error, message=message))
+            continue
+        link = next((link for line in between for link in _LINKS if line.endswith(link)), "")
+        if before is not None and link:
+            explains = link == _LINKS[0] or _wraps(lines[start : one.last + 1])
+            chain = (before.words, *before.error.chain)[:CHAIN_MAX_COUNT] if explains else ()
             text = "\n".join(lines[before.first : one.last + 1])[-TEXT_MAX_CHARS:]
-            one = _Traceback(before.first, one.last, replace(one.error, chain=chain, traceback=text))
+            one = replace(one, first=before.first, error=replace(one.error, chain=chain, traceback=text))
         found.append(one)
     return found
 
 
-def _parse_at(lines: Sequence[str], start: int) -> _Traceback | None:
+def _wraps(lines: Sequence[str]) -> bool:
+    """Does this traceback end in a ``raise``, which tells of the error that was being handled, in its only frame?"""
+    frames = [index for index, line in enumerate(lines) if _FRAME.match(line)]
+    return len(frames) == 1 and lines[frames[0] + 1].lstrip("> |").startswith("raise ")
+
+
+def _parse_at(lines: Sequence[str], start: int, prefix: str) -> _Traceback | None:
     frames: list[tuple[str, str, int | None]] = []
-    indent = lines[start][: len(lines[start]) - len(lines[start].lstrip())]
+    same_prefix = re.compile(r"\d+".join(map(re.escape, re.split(r"\d+", prefix))))
     for index in range(start + 1, len(lines)):
-        line = lines[index].removeprefix(indent)
-        frame = _FRAME.match(line)
+        before = same_prefix.match(lines[index])
+        line = lines[index][before.end() :] if before is not None else lines[index]
+        frame = _FRAME.match(line) or _RICH_FRAME.match(line)
         if frame:
             frames.append((frame["file"], frame["function"] or "", int(frame["line"])))
-        elif line and not line[0].isspace():
+        elif line and not line[0].isspace() and line[0] not in "│╭╰>":
             last = _LAST.match(line)
             if last is None and frames:
                 continue  # another thread's line got in between
@@ -158,7 +184,8 @@ def _parse_at(lines: Sequence[str], start: int) -> _Traceback | None:
             kind, message = last["kind"], last["message"] or ""
             text = "\n".join(lines[start : index + 1])[-TEXT_MAX_CHARS:]
             error = ErrorReport(kind, message, signature(kind, frames), text, looks_collective(kind, message))
-            return _Traceback(start, index, error)
+            head = lines[start - 1].lstrip() if start else ""
+            return _Traceback(start, index, error, head if head.startswith(_IGNORED) or _OF_A_PART.match(head) else "")
     return None
 
 
@@ -172,33 +199,80 @@ class LastWords:
     reported: bool = False  # its error is what a rank writes as the last thing before it ends
 
 
-def last_words(files: RankFiles, stderr: Sequence[tuple[float, str]], ended_at: float) -> LastWords:
-    """All that is known of why this rank ended. ``stderr``: its newest lines and when they were read."""
-    fresh = [(at, line) for at, line in stderr if at >= ended_at - FRESH_S]
+def last_words(
+    files: RankFiles, stderr: Sequence[tuple[float, str]], died: RankExit, *, through_boot: bool
+) -> LastWords:
+    """All that is known of why this rank ended. ``stderr``: its newest lines and when they were read.
+
+    An exception that the boot file reported ended the rank, however it went down after that. A traceback on stderr
+    may have been handled, or be another process's. It counts only if ``_survived`` does not hold for it.
+    """
+    fresh = [(at, line) for at, line in stderr if at >= died.at - FRESH_S]
     lines = [line for _, line in fresh]
+    tracebacks = _tracebacks(lines)
+    shown = next((one for one in reversed(tracebacks) if not one.opening), None)
+    horizon_s = _horizon_s(died, through_boot=through_boot)
+    if shown is not None and _survived(fresh[shown.last :], died.at, horizon_s):
+        shown = None
     report = _load(files.error)
-    error = read_error(files, lines)
-    in_error = set(error.traceback.splitlines()) if error is not None else set()
-    tail = telling([line for line in lines if _PREFIX.sub("", line) not in in_error])
+    error = _of_boot(report) or (shown.error if shown is not None else None)
+    if error is None and horizon_s and not through_boot:
+        error = _of_torchelastic(files.torchelastic_error)  # any process below the rank may have written it
+    told = {
+        index
+        for one in tracebacks
+        if not (horizon_s and _OF_A_PART.match(one.opening))
+        for index in range(one.first, one.last + 1)
+    }
+    rest = [(at, line) for index, (at, line) in enumerate(fresh) if index not in told]
+    tail = telling([line for _, line in rest])
     written_at = report.get("written_at")
-    if isinstance(written_at, float) and 0.0 < written_at <= ended_at:
+    if isinstance(written_at, float) and 0.0 < written_at <= died.at:
         return LastWords(error, tail, round(written_at, 3), reported=True)
-    newest = [(at, line) for at, line in fresh if at >= ended_at - WRITTEN_WITHIN_S]
-    return LastWords(error, tail, round(_written_at(newest), 3))
+    if shown is not None and fresh[shown.first][0] >= died.at - WRITTEN_WITHIN_S:
+        return LastWords(error, tail, round(fresh[shown.first][0], 3))
+    return LastWords(error, tail, round(_written_at([one for one in rest if one[0] >= died.at - WRITTEN_WITHIN_S]), 3))
+
+
+def _horizon_s(died: RankExit, *, through_boot: bool) -> float:
+    """How long before this end a traceback may have been written that tells of it.
+
+    0.0: none does. Killed from outside, a rank has survived all that it wrote. An exception that nobody caught ends
+    Python with code 1, and a rank's own boot file reports it: without a report only ``os._exit(1)`` and ``sys.exit(1)``
+    right after it are left. Behind a wrapper, which may change the code, destructors and ``atexit`` come after it.
+    """
+    number = died.signal or max((died.code or 0) - SHELL_SIGNAL_BASE, 0)
+    if number:
+        return FRESH_S if number in _CRASHES and not through_boot else 0.0
+    if through_boot:
+        return WRITTEN_WITHIN_S if died.code == 1 else 0.0
+    return FRESH_S if died.code == 1 else WRITTEN_WITHIN_S
+
+
+def _survived(since: Sequence[tuple[float, str]], ended_at: float, horizon_s: float) -> bool:
+    """Whether the process went on after the error whose last line is the first of these.
+
+    What follows within ``PAUSE_S`` belongs to its message. After a pause only an epilogue may follow.
+    """
+    newest = since[0][0]
+    if newest < ended_at - horizon_s:
+        return True
+    for at, line in since:
+        if at - newest > PAUSE_S and not _EPILOGUE.search(line):
+            return True
+        newest = at if at - newest <= PAUSE_S else newest
+    return False
 
 
 def _written_at(stderr: Sequence[tuple[float, str]]) -> float:
-    """When the first line of the last traceback came, or the first line of the last burst that tells of an error."""
-    found = _tracebacks([line for _, line in stderr])
-    if found:
-        return stderr[found[-1].first][0]
+    """When the first line of the last burst came that tells of an error."""
     begin = next((i for i in range(len(stderr) - 1, 0, -1) if stderr[i][0] - stderr[i - 1][0] > PAUSE_S), 0)
     return next((at for at, line in stderr[begin:] if _TELLING.search(line)), 0.0)
 
 
 def telling(lines: Sequence[str]) -> tuple[str, ...]:
     """Of these lines those that tell most, in their order: the last ones, and the first and last that name an error."""
-    kept = [line[:TAIL_LINE_MAX_CHARS] for line in lines if line.strip()]
+    kept = [cut_middle(line, TAIL_LINE_MAX_CHARS) for line in lines if line.strip()]
     kept = list(reversed(dict.fromkeys(reversed(kept))))  # what is said again counts where it was said last
     telling_ones = [index for index, line in enumerate(kept) if _TELLING.search(line)]
     last_ones = range(len(kept) - 1, -1, -1)
@@ -308,17 +382,15 @@ def watch(
         orphaned()
         rank.ended.set()
         logs.wait_read(rank.rank, READ_WITHIN_S)
-        words = last_words(rank.files, logs.stderr_tail(rank.rank), at) if code != 0 else LastWords()
+        died = RankExit(rank.rank, rank.node, code if code >= 0 else None, -code if code < 0 else None, at=at)
+        stderr = logs.stderr_tail(rank.rank)
+        words = last_words(rank.files, stderr, died, through_boot=rank.through_boot) if code else LastWords()
         ours = (words.written_at if words.reported else at) >= stopped_at()
-        how = RankExit(
-            rank=rank.rank,
-            node=rank.node,
-            code=code if code >= 0 else None,
-            signal=-code if code < 0 else None,
+        how = replace(
+            died,
             oom_kill=code == -9 and oom.killed_since(),
             by_us=ours,
             error=words.error,
-            at=at,
             step=last_step,
             log_step=logs.step(rank.rank) if last_step < 0 else -1,
             tail=() if ours else words.tail,

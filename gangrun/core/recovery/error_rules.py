@@ -20,9 +20,9 @@ from functools import cache
 
 from gangrun.core.model import Cause, Cure, ErrorReport, RankExit
 from gangrun.core.nodeset import fold, natural_sort
-from gangrun.core.text import signal_name
+from gangrun.core.text import cut_middle, signal_name
 
-TEXT_MAX_CHARS = 4000  # what a rank's exception says first tells most
+TEXT_MAX_CHARS = 4000  # of one text, half from its beginning and half from its end
 SHELL_SIGNAL_BASE = 128  # a shell says 128 + N for a child killed by signal N
 NO_RULE = "-"  # the mark of an end whose text matched no row
 CUDA_DOCS = "CUDA runtime API, cudaError_t"
@@ -406,9 +406,9 @@ def _texts(died: RankExit) -> Iterator[tuple[str, bool]]:
     """What is looked at, in order; with it whether it only stands beside an exception."""
     error = died.error
     if error is not None:
-        yield f"{error.kind}: {error.message}"[:TEXT_MAX_CHARS], False
+        yield cut_middle(f"{error.kind}: {error.message}", TEXT_MAX_CHARS), False
         for cause in error.chain:
-            yield cause[:TEXT_MAX_CHARS], is_plain(died)
+            yield cut_middle(cause, TEXT_MAX_CHARS), is_plain(died)
         if is_plain(died):
             return
     said = "\n".join([line for line in died.tail if not _REMARK.search(line)])

@@ -359,7 +359,8 @@ def reported(lines: list[str]) -> ErrorReport | None:
     error = parse_traceback(lines)
     if error is None:
         return None
-    at = max(index for index, line in enumerate(lines) if line.startswith(error.kind) and error.message in line)
+    begun, *rest = error.message.split("\n")
+    at = max(i for i, line in enumerate(lines) if line.startswith(error.kind) and begun in line) + len(rest)
     more = []
     for line in lines[at + 1 :]:
         if not line.strip() or line.startswith(("[", "terminate called", "Fatal Python error")):

@@ -1,0 +1,121 @@
+"""What real ranks leave, and what of it is taken for their end."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from gangrun.agent.brain import facts
+from gangrun.core.model import RankExit
+from tests.local_parts.gang import Harness, harness, order
+
+SURVIVED = """
+import logging, os, sys, time
+try:
+    raise RuntimeError("Failed to initialize NVML: Driver/library version mismatch")
+except RuntimeError:
+    logging.exception("no metrics")
+"""
+
+
+def ended(directory: Path, script: str, *, through_boot: bool = True) -> RankExit:
+    """How one rank ends that runs this script, by our boot file or as a command of its own."""
+    path = directory / "script.py"
+    path.write_text(textwrap.dedent(script))
+    command = (str(path),) if through_boot else (sys.executable, str(path))
+    with harness(Harness(directory, command, through_boot=through_boot)) as made:
+        made.gang.launch(order(1))
+        return made.next_fact(facts.RankEnded).exit
+
+
+@pytest.mark.parametrize(
+    ("number", "through_boot"),
+    [(signal.SIGKILL, True), (signal.SIGKILL, False), (signal.SIGSEGV, True), (signal.SIGSEGV, False), (15, False)],
+)
+def test_an_error_that_the_script_logged_did_not_end_a_rank_that_was_killed(
+    tmp_path: Path, number: int, through_boot: bool
+) -> None:
+    goes_on = "logging.warning('going on')\ntime.sleep(1.2)\nlogging.warning('step 2')\n"
+    script = SURVIVED + goes_on + f"os.kill(os.getpid(), {int(number)})\n"
+    died = ended(tmp_path, script, through_boot=through_boot)
+    assert (died.signal, died.error) == (number, None) and died.mark != "driver-mismatch"
+    assert not any("NVML" in line for line in died.tail), "nor may its lines be read as the last words"
+
+
+def test_an_error_that_the_script_logged_is_not_why_it_left_with_a_code_of_its_own(tmp_path: Path) -> None:
+    died = ended(tmp_path, SURVIVED + "print('bad label -7', flush=True)\nos._exit(17)\n")
+    assert (died.code, died.error, died.mark) == (17, None, "-")
+
+
+@pytest.mark.parametrize("leave", ["sys.exit(1)", "os._exit(1)", "sys.exit(3)"])
+@pytest.mark.parametrize("through_boot", [True, False])
+def test_an_error_that_the_script_shows_as_the_last_thing_ended_it(
+    tmp_path: Path, leave: str, through_boot: bool
+) -> None:
+    script = f"""
+        import os, sys, traceback
+        try:
+            raise RuntimeError("bad shard 7")
+        except RuntimeError:
+            traceback.print_exc()
+            {leave}
+    """
+    died = ended(tmp_path, script, through_boot=through_boot)
+    assert died.error is not None and (died.error.kind, died.error.message) == ("RuntimeError", "bad shard 7")
+
+
+HELPER = """
+import json, os, subprocess, sys, time
+if len(sys.argv) > 1:
+    told = {"message": "RuntimeError: CUDA error: uncorrectable ECC error", "extraInfo": {"py_callstack": ""}}
+    json.dump({"message": told}, open(os.environ["TORCHELASTIC_ERROR_FILE"], "w"))
+    if "GANGRUN_ERROR_FILE" in os.environ:
+        told = {"type": "RuntimeError", "message": "CUDA error: uncorrectable ECC error"}
+        json.dump(told, open(os.environ["GANGRUN_ERROR_FILE"], "w"))
+    raise RuntimeError("CUDA error: uncorrectable ECC error")
+subprocess.run([sys.executable, __file__, "helper"])
+time.sleep(1.2)
+print("going on", file=sys.stderr, flush=True)
+"""
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "sys.exit(4)"])
+def test_what_a_helper_process_reports_is_not_the_ranks_end(tmp_path: Path, end: str) -> None:
+    assert ended(tmp_path, HELPER + end).error is None
+    assert ended(tmp_path, HELPER + "os.kill(os.getpid(), 9)", through_boot=False).error is None
+
+
+def test_what_a_worker_raises_in_its_rank_is_the_ranks_end(tmp_path: Path) -> None:
+    script = """
+        import multiprocessing
+        def work(n):
+            raise OSError(28, "No space left on device", "/tmp/cache")
+        if __name__ == "__main__":
+            with multiprocessing.get_context("fork").Pool(1) as pool:
+                pool.map(work, [1])
+    """
+    died = ended(tmp_path, script)
+    assert died.error is not None and died.error.kind == "OSError" and "[Errno 28]" in died.error.message
+
+
+def test_what_python_prints_after_the_error_does_not_hide_it(tmp_path: Path) -> None:
+    script = """
+        import atexit, sys, time, warnings
+        def late():
+            time.sleep(1.2)
+            sys.stderr.write("[rank0]:[W1121 10:00:01.1 ProcessGroupNCCL.cpp:1496] Warning: WARNING: "
+                             "destroy_process_group() was not called before program exit\\n")
+            warnings.warn("resource_tracker: There appear to be 3 leaked semaphore objects to clean up")
+        atexit.register(late)
+        class Pool:
+            def __del__(self): raise ValueError("late")
+        pool = Pool()
+        raise RuntimeError("bad shard 7\\nof 9")
+    """
+    died = ended(tmp_path, script, through_boot=False)
+    assert died.error is not None and (died.error.kind, died.error.message) == ("RuntimeError", "bad shard 7")
+    assert died.tail, "people see what came after it"

@@ -173,6 +173,8 @@ def name_of(argv: tuple[str, ...], module: str, python: bool) -> str:
     """A run's name when none was given: the script's or the command's."""
     if module:
         return module.rsplit(".", 1)[-1]
+    if python and argv[1:2] == ("-m",) and len(argv) > 2:  # python -m, typed out
+        return argv[2].rsplit(".", 1)[-1]
     word = argv[1] if python and len(argv) > 1 else argv[0]
     return re.sub(r"\.py$", "", Path(word).name) or "run"
 

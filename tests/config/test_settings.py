@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gangrun.config.layers import layered
-from gangrun.config.request import checkpoint_place
+from gangrun.config.request import checkpoint_place, name_of
 from tests.command_line import Call
 
 
@@ -149,3 +149,14 @@ def test_what_is_said_about_steps_in_memory_that_are_not_kept_is_no_secret(
         monkeypatch.setenv(name, value)
     error = gangrun("run", "--json", *options, "train.py").error
     assert error["kind"] == "usage" and said in error["message"], error
+
+
+@pytest.mark.parametrize(
+    ("argv", "module", "name"),
+    [
+        (("python", "a/train.py"), "", "train"), (("python", "-m", "my.trainer", "-v"), "my.trainer", "trainer"),
+        (("/env/python", "-m", "my.trainer"), "", "trainer"), (("./go.sh", "1"), "", "go.sh"),
+    ],
+)  # fmt: skip
+def test_a_run_is_named_by_what_it_runs(argv: tuple[str, ...], module: str, name: str) -> None:
+    assert name_of(argv, module, argv[0] != "./go.sh") == name

@@ -179,7 +179,7 @@ def test_a_batch_script_would_be_submitted(home: Path, gangrun: Call, block: Blo
 @pytest.mark.parametrize("number", range(len(MADE_UP)), ids=[f"{page}-{n}" for page, n in MADE_UP])
 def test_a_script_runs_as_ranks(tmp_path: Path, number: int) -> None:
     (page, nth), before = list(MADE_UP.items())[number]
-    scripts = of("python")
+    scripts = [block for block in of("python") if "import submitit" not in block.text]
     assert len(scripts) == len(MADE_UP)
     script = tmp_path / "train.py"
     script.write_text(before + [block for block in scripts if block.page == page][nth].text)
@@ -189,3 +189,23 @@ def test_a_script_runs_as_ranks(tmp_path: Path, number: int) -> None:
         words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.processes
+def test_a_script_of_submitits_runs(tmp_path: Path) -> None:
+    (block,) = [block for block in of("python") if "import submitit" in block.text]
+    smaller = {
+        'cluster="gangrun"': 'cluster="gangrun", gangrun_here=True',
+        "nodes=2, tasks_per_node=8": "tasks_per_node=2",
+    }
+    text = block.text
+    for old, new in smaller.items():
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "work.py").write_text(text)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path), "GANGRUN_NO_HEALTH": "1"}
+    done = subprocess.run(
+        [PLAIN[0], "work.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[(0, 0.0003), (1, 0.0003)]" in done.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -203,4 +204,37 @@ gangrun run --max-restarts 0 python train.py "${{ARGS[@]}}" "$1" "$SLURM_JOB_ID"
     expected = [[["--name", "two words", "--job", "the first", job], "deeper", "bar"] for job in jobs]
     assert len(jobs) == 2
     assert sorted(saw) == sorted(expected * 2), (saw, cluster.told())  # two ranks in each of two jobs
+    cluster.assert_clean(10)
+
+
+FUNCTION = """
+import os, signal, sys
+import submitit
+
+def work(folder):
+    env = submitit.JobEnvironment()
+    mark = os.path.join(folder, "died")
+    if env.global_rank == 1 and not os.path.exists(mark):
+        open(mark, "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return env.global_rank, env.num_nodes, env.hostname
+
+executor = submitit.AutoExecutor("pickles", cluster="gangrun")
+executor.update_parameters(nodes=2, tasks_per_node=1, timeout_min=5, name="mine", gangrun_silence_after="2s")
+job = executor.submit(work, os.getcwd())
+print(job.job_id, job.results(), job.state)
+"""
+
+
+def test_a_function_is_submitted_by_submitit_and_survives_the_death_of_a_rank(cluster: Cluster) -> None:
+    folder = cluster.folder("by submitit")
+    (folder / "work.py").write_text(FUNCTION)
+    done = cluster.user_run([reach.PYTHON, "work.py"], cwd=folder, check=False, within_s=100)
+    assert done.returncode == 0, (done, cluster.told())
+    (run,) = runs(folder)
+    found = re.fullmatch(r"(\S+) \[\(0, 2, '(\w+)'\), \(1, 2, '(\w+)'\)\] COMPLETED\n", done.stdout)
+    assert found is not None, done.stdout
+    assert found[1] == run.name
+    assert found[2] != found[3]
+    assert (folder / "died").exists()
     cluster.assert_clean(10)

@@ -8,7 +8,6 @@ Exit codes: 0, 1 and 130 as the run ended; 75 it goes on in another job; 78 a pe
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import sys
 import threading
@@ -38,7 +37,7 @@ from gangrun.display.live_view import LiveView
 from gangrun.entry.wiring import clock_of, disk_of
 from gangrun.errors import UserError
 from gangrun.launch.exclusive import refuse_lasting_company
-from gangrun.launch.slurm_batch_job import Allocation, allocation_of
+from gangrun.launch.slurm_batch_job import Allocation, allocation_of, note_stopped
 from gangrun.launch.slurm_job_owner import EXIT_ELSEWHERE, EXIT_UNUSABLE, JobOwner
 from gangrun.node import processes
 from gangrun.runs.locate import entries_of
@@ -92,7 +91,7 @@ def main(words: list[str]) -> int:
         spec = spec.with_line(JobLine(found.directory, tuple(command)))
     if why := _company(spec):
         told = f"nothing is started: {why}"
-        _note(paths, disk, taken.seq, told)
+        note_stopped(paths, disk, taken.seq, told)
         return _leave(EXIT_UNUSABLE, told)
     view = LiveView(
         log_of=paths.node_log, live_of=lambda term: live_of(disk, paths, term), wall=clock.wall, out=sys.stdout
@@ -173,13 +172,6 @@ def _company(spec: RunSpec) -> str:
     except UserError as error:
         return f"{error.message}; {error.hint}, and then gangrun resume {spec.run}"
     return ""
-
-
-def _note(paths: RunPaths, disk: Disk, seq: int, why: str) -> None:
-    """``gangrun status`` tells it where no supervisor does."""
-    target = paths.setup_failed(seq)
-    with contextlib.suppress(OSError):
-        disk.replace(target, f"{why}\n".encode(), paths.temporary(target, "new"))
 
 
 def _leave(code: int, why: str) -> int:

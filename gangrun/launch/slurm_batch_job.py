@@ -9,6 +9,7 @@ the supervisor reads them, so that the reason that people read says why a node i
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,6 +86,13 @@ class BatchJobs:
 def batch_jobs(paths: RunPaths, tools: Tools) -> BatchJobs:
     """Those of a run that was submitted; ``RunDirError`` or ``SubmissionError`` where it was not, or is damaged."""
     return BatchJobs(paths, read_submission(Disk(), paths), tools)
+
+
+def note_stopped(paths: RunPaths, disk: Disk, seq: int, why: str) -> None:
+    """Why the batch script of job ``seq`` ended: ``gangrun status`` tells it if no supervisor does."""
+    target = paths.setup_failed(seq)
+    with contextlib.suppress(OSError):
+        disk.replace(target, f"{why}\n".encode(), paths.temporary(target, "new"))
 
 
 class Absent(msgspec.Struct, frozen=True):

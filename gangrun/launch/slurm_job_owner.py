@@ -36,7 +36,7 @@ from gangrun.display.live_view import LiveView, Observer
 from gangrun.entry.wiring import own_command
 from gangrun.launch.node_spec import EXIT_WAITED, WARDEN_GONE, warden_killed, warden_spec
 from gangrun.launch.owner import Cancelling
-from gangrun.launch.slurm_batch_job import Absent, Allocation, note_absent
+from gangrun.launch.slurm_batch_job import Absent, Allocation, note_absent, note_stopped
 from gangrun.ports import Clock
 from gangrun.runs.follow import JournalReplay
 from gangrun.runs.rank_output import lost_output
@@ -346,7 +346,9 @@ class JobStep:
             scheduler.mark_over(self.paths.run, stay.job, stay.restart, stay.launch, MARKED_WITHIN_S)
         except SchedulerRefused as error:
             why = f"Slurm refuses to note in the comment of job {stay.job} that its step is over: {error}"
-            self.say(f"{why}; this job starts nothing more, and gangrun resume {self.spec.run} continues the run")
+            why = f"{why}; this job starts nothing more, and gangrun resume {self.spec.run} continues the run"
+            self.say(why)
+            note_stopped(self.paths, self.disk, stay.seq, why)
             self.part = StepPart.OVER
             return False
         except SchedulerSilent as error:
@@ -469,6 +471,9 @@ class JobOwner:
                 signal.signal(signum, lambda _number, _frame: None)
         observer.start()
         steps.start()
+        if refused := SlurmScheduler(Tools(self.variables)).comment_refused(self.claim.job, ASKED_WITHIN_S):
+            then = f"if srun loses all nodes, this job ends, and gangrun resume {self.spec.run} continues the run"
+            view.say(f"Slurm refuses a change of this job's comment ({refused}): {then}")
         self._stay(steps, observer, cancelling)
         if not observer.leave(LAST_LOOK_WITHIN_S):
             view.say(f"some of the last lines are missing here: gangrun logs {self.paths.run} shows all")

@@ -408,6 +408,7 @@ def test_a_slurm_that_refuses_the_word_leaves_the_run_to_a_job_of_its_own(unreac
     steps.turn()
     assert (steps.part, steps.claim.launch) == (job_owner.StepPart.OVER, 0)
     assert any("Access/permission denied" in word for word in told), told
+    assert "Access/permission denied" in steps.paths.setup_failed(CLAIM.seq).read_text()
 
 
 def has_ended(process):

@@ -41,6 +41,25 @@ def test_nodes_that_do_not_come_are_done_without(cluster: Cluster, run: Run) -> 
     cluster.assert_clean(10)
 
 
+def test_a_slurm_that_refuses_comments_is_told_of_before_the_job_ends_for_it(cluster: Cluster, run: Run) -> None:
+    """Without that word a supervisor on lost nodes would believe Slurm that its job runs: no second launch."""
+    refused = 'case "$*" in *Comment=*) echo "slurm_update error: Access/permission denied" >&2; exit 1;; esac'
+    cluster.order("scontrol", f'{refused}; exec $real "$@"')
+    cluster.power_off("n3")
+    job = run.step(3, 1, "-w", "n1", steps=10)["job"]
+    until((run.root / ".gangrun/setup-failed-0").exists, 40, run.told)
+    cluster.declare_down("n3")
+    assert cluster.wait_job(job, "FAILED")["ExitCode"] == "78:0"
+    told = (run.root / f"logs/job-{job}.out").read_text()
+    assert "Slurm refuses a change of this job's comment (slurm_update error: Access/permission denied)" in told
+    assert f"gangrun resume {run.id} continues the run" in run.status()["reason"]
+    cluster.assert_clean(10)
+    cluster.order("scontrol", 'exec $real "$@"')
+    run.gangrun("resume", run.id)
+    status = run.end()
+    assert len(status["attempts"]) == 1
+
+
 def test_nodes_that_do_not_come_and_are_needed_are_left_out_of_the_next_job(cluster: Cluster, run: Run) -> None:
     cluster.hide("n2", reach.ROOT / ".venv")
     cluster.power_off("n3")

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
 from gangrun.adapters.slurm.commands import NOT_FOUND, Answer, Tools
@@ -331,20 +332,40 @@ class SlurmScheduler:
     def mark_over(self, run: str, job: str, restart: int, launch: int, within_s: float) -> None:
         """Write into the job's comment that this run's step of this stay has ended, wherever its processes live on.
 
-        Other runs of the job keep their marks. Two that write at once would lose one: a name that the kernel gives to
-        one process is held meanwhile.
+        Other runs of the job keep their marks.
         """
+        with self._turn_to_comment(job):
+            facts = self.job(job, within_s=within_s) or JobFacts(job=job)
+            if not facts.is_over(run, restart, launch):
+                marks = (*(mark for mark in facts.over if mark[0] != run), (run, restart, launch))
+                self._comment(replace(facts, over=marks), within_s)
+
+    def comment_refused(self, job: str, within_s: float) -> str:
+        """Why Slurm would refuse ``mark_over``, "" if it does not: the job's comment is written as it is."""
+        try:
+            with self._turn_to_comment(job):
+                facts = self.job(job, within_s=within_s)
+                if facts is not None:
+                    self._comment(facts, within_s)
+        except SchedulerRefused as error:
+            return str(error)
+        except SchedulerSilent:
+            pass  # nothing is known
+        return ""
+
+    @contextmanager
+    def _turn_to_comment(self, job: str) -> Iterator[None]:
+        """Two that write at once would lose a mark: a name that the kernel gives to one process is held meanwhile."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as turn:
             try:
                 turn.bind(f"\0gangrun-comment-{os.getuid()}-{job}")
             except OSError as error:
                 raise SchedulerSilent(f"another run writes the comment of job {job} ({error.strerror})") from None
-            facts = self.job(job, within_s=within_s) or JobFacts(job=job)
-            if facts.is_over(run, restart, launch):
-                return
-            marks = [*(mark for mark in facts.over if mark[0] != run), (run, restart, launch)]
-            comment = facts.comment + "".join(f"+over:{name}:{first}.{last}" for name, first, last in marks)
-            self._ask(("scontrol", "update", f"JobId={job}", f"Comment={comment}"), within_s)
+            yield
+
+    def _comment(self, facts: JobFacts, within_s: float) -> None:
+        comment = facts.comment + "".join(f"+over:{name}:{first}.{last}" for name, first, last in facts.over)
+        self._ask(("scontrol", "update", f"JobId={facts.job}", f"Comment={comment}"), within_s)
 
     def _ask(self, argv: Sequence[str], within_s: float | None = None) -> None:
         try:

@@ -420,7 +420,7 @@ class Exclusion:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A rank that fell first twice on one node runs on another node once, to tell the node from the code."""
+    """A rank that fell first on one node runs on another node once, to tell the node from the code."""
 
     rank: int
     node: str  # on which it fell
@@ -428,6 +428,8 @@ class Move:
     attempt: int  # after which it was moved
     step: int  # the highest that the run had reached, -1 unknown
     signature: str
+    times: int = 2  # how often ranks had fallen first on that node
+    is_whole_node: bool = False  # all of the node's several ranks fell, and none because we stopped it
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,3 +170,24 @@ def test_a_verdict_of_no_rank_is_not_compared(rank: int) -> None:
     life = twice()
     assert life.state.health.move is not None
     assert move.passed(life.state, life.now, SLURM) == (life.state, ""), f"not moved yet, whatever rank {rank} does"
+
+
+IMPORT = ErrorReport("ImportError", "No module named 'flash_attn'", "imp", "Traceback ...", False)
+
+
+@pytest.mark.parametrize(("ranks", "excluded"), [((2,), set()), ((2, 3), {"n1"})])
+def test_a_text_that_moves_at_once_excludes_a_node_only_if_all_its_ranks_showed_it(
+    ranks: tuple[int, ...], excluded: set[str]
+) -> None:
+    life = Life(3, 2, SLURM).running()
+    life.join("s0")
+    life.on(NodeChecked("s0", True))
+    for rank in ranks:
+        life.exit(rank, error=IMPORT, code=1)
+    life.stopped()
+    life.says("rank 2 of n1 moves to s0")
+    go_on(life)
+    life.mark(5)
+    assert set(life.state.health.excluded) == excluded
+    assert life.state.health.move is None
+    assert "n1" not in life.started().placement.nodes

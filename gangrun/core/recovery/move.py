@@ -4,7 +4,8 @@ A rank may fall first because of its node, or because of its code or data: both 
 it is. So it is moved to another node once: to a free one, else it changes places with the ranks of another node of the
 gang. If it falls there too, the code or the data is at fault and the first node is innocent. If another rank falls
 first on the first node, the node is at fault. If the gang comes past the step, the node that it left is excluded,
-unless a test of its devices came out clean. A node that is still in the gang stays.
+unless a test of its devices came out clean, or a single rank of it fell only once. A node that is still in the gang
+stays.
 
 ``blame`` asks ``compared``, ``choose`` begins a move, ``placement`` seats it, and ``running`` tells of progress.
 """
@@ -60,7 +61,10 @@ def begun(state: RunState, verdict: Verdict, now: float) -> tuple[RunState, str]
     if not others:
         return state, ""
     other, rank = others[0], verdict.rank
-    decided = Move(rank, node, other, state.attempt.number, state.checkpoints.observed_step, verdict.signature)
+    fell = {one.rank for one in state.attempt.evidence.exits if one.node == node and not one.by_us}
+    ranks, times = ranks_of_node(placement, node), state.health.suspicion.get(node, 1)
+    step, is_whole = state.checkpoints.observed_step, 1 < len(ranks) == len(fell)
+    decided = Move(rank, node, other, state.attempt.number, step, verdict.signature, times, is_whole)
     swaps = f", whose ranks move to {node}," if placement.holds(other) else ""
     words = f"; rank {rank} of {node} moves to {other}{swaps} to tell the node from the code"
     return replace(state, health=replace(state.health, move=decided)), words
@@ -86,11 +90,12 @@ def passed(state: RunState, now: float, policy: Policy) -> tuple[RunState, str]:
     node = state.roster.nodes.get(moved.node)
     if node is None or node.tested or policy.observe:
         return state, ""
-    reason = (
-        f"rank {moved.rank} fell first on {moved.node} twice, and on {moved.other} it came past step {moved.step}"
-        if moved.step >= 0
-        else f"rank {moved.rank} fell first on {moved.node} twice, and on {moved.other} it made progress"
-    )
+    past = f"came past step {moved.step}" if moved.step >= 0 else "made progress"
+    who = f"rank {moved.rank} fell first on {moved.node}"
+    often = " twice" if moved.times > 1 else ", with all its ranks" if moved.is_whole_node else ""
+    reason = f"{who}{often}, and on {moved.other} it {past}"
+    if moved.times < 2 and not moved.is_whole_node:  # a failure that passes by itself looks the same
+        return state, f"; {reason}: {moved.node} holds no rank now, and it stays in the job"
     state, told = quarantine.leave_out(state, [moved.node], reason, now, policy)
     return state, f"; {reason}: {told}"
 

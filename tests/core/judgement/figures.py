@@ -1,6 +1,6 @@
 """What was right of each played case, and the figures over many.
 
-``python -m tests.core.judgement.figures [held_out]`` prints them; ``--wrong`` lists the cases that are judged wrongly,
+``python -m tests.core.judgement.figures [FOLDER]`` prints them; ``--wrong`` lists the cases that are judged wrongly,
 too, and ``--page`` prints docs/judgement.md instead.
 """
 
@@ -103,7 +103,8 @@ the next job other nodes. Ranks fall in the order of life: victims may speak fir
 after its error.
 
 The *development* cases were read while the rules were written. The *held-out* cases are from other threads, and whoever
-wrote the rules did not read them.
+wrote the rules did not read them. The *second held-out* cases were collected when those rules were done, by an author
+who had not read the rules. Log lines of other programs surround their errors.
 
 This page is written by `python -m tests.core.judgement.figures --page > docs/judgement.md`; a test keeps it equal to
 what the player sees.
@@ -140,6 +141,7 @@ A test names each case that excludes a healthy node, with and without tests of s
 def page(known_wrong: Mapping[str, Sequence[str]]) -> str:
     """``docs/judgement.md``."""
     folders = {"development": played_all("cases"), "held out": played_all("held_out")}
+    folders["second held out"] = played_all("held_out_2")
     runs = {name: [run for runs in of.values() for run in runs] for name, of in folders.items()}
     named = [f"- {why}: {', '.join(f'`{name}`' for name in sorted(names))}" for why, names in known_wrong.items()]
     return PAGE.format(

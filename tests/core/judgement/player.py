@@ -7,6 +7,7 @@ nodes. What an agent would make of a rank's text, it makes by the agent's own re
 from __future__ import annotations
 
 import heapq
+import re
 import signal
 from dataclasses import dataclass, replace
 from itertools import count
@@ -84,6 +85,7 @@ _CLASS_OF = {
     "collective error": "network",
 }
 _AGAIN = "same failure again"
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch writes it before each line of a traceback
 
 
 def class_of(causes: tuple[str, ...]) -> str:
@@ -360,6 +362,7 @@ def reported(lines: list[str]) -> ErrorReport | None:
     if error is None:
         return None
     begun, *rest = error.message.split("\n")
+    lines = [_RANK_PREFIX.sub("", line) for line in lines]
     at = max(i for i, line in enumerate(lines) if line.startswith(error.kind) and begun in line) + len(rest)
     more = []
     for line in lines[at + 1 :]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ DOCS_PAGE = Path(__file__).parents[3] / "docs" / "judgement.md"
 # Development cases that are judged wrongly today, by why. A case that is judged rightly must leave the list.
 KNOWN_WRONG: dict[str, tuple[str, ...]] = {}
 _WRONG = {name: why for why, names in KNOWN_WRONG.items() for name in names}
-BOTH = [*read_all("cases"), *read_all("held_out")]
+FOLDERS = ("cases", "held_out", "held_out_2")
+ALL = [case for folder in FOLDERS for case in read_all(folder)]
 
 
 @pytest.mark.parametrize("case", read_all("cases"), ids=lambda case: case.file)
@@ -33,20 +35,21 @@ def test_the_list_of_wrong_ones_names_cases() -> None:
     assert sorted(names) == sorted(set(names) & {case.file for case in read_all("cases")})
 
 
-def test_no_case_is_in_both_parts() -> None:
-    sources = [{case.header["source"] for case in read_all(folder)} for folder in ("cases", "held_out")]
+@pytest.mark.parametrize(("one", "other"), list(combinations(FOLDERS, 2)))
+def test_no_case_is_in_two_parts(one: str, other: str) -> None:
+    sources = [{case.header["source"] for case in read_all(folder)} for folder in (one, other)]
     assert not sources[0] & sources[1], "whoever writes rules must not have read what checks them"
 
 
 @pytest.mark.parametrize("tests", [True, False], ids=["tests of suspects", "no tests"])
-@pytest.mark.parametrize("folder", ["cases", "held_out"])
+@pytest.mark.parametrize("folder", FOLDERS)
 def test_no_healthy_node_is_excluded(folder: str, tests: bool) -> None:
     runs = [run for runs in played_all(folder, tests=tests).values() for run in runs]
     found = {case.file for case, played in runs if healthy_excluded(case, played)}
     assert not found
 
 
-@pytest.mark.parametrize("case", [case for case in BOTH if case.header.get("falls") == "all"], ids=lambda c: c.file)
+@pytest.mark.parametrize("case", [case for case in ALL if case.header.get("falls") == "all"], ids=lambda c: c.file)
 def test_it_does_not_matter_which_of_many_ranks_falls_first(case: Case) -> None:
     seen = [play(case, 1, turn=turn) for turn in (0, 1, 4)]
     assert len({(one.concluded, one.restarts_count, one.succeeded, one.excluded) for one in seen}) == 1, seen

@@ -78,11 +78,14 @@ def main(words: list[str]) -> int:
         spec, submission = insist(lambda: (read_spec(disk, paths), read_submission(disk, paths)), _say)
         allocation = allocation_of(variables, processes.host_name())
         # There is no elsewhere: a job that left after an error of the file system would leave the run to nobody.
-        taken = insist(lambda: _taken(paths, disk, clock, allocation, found.seq, variables), _say)
+        taken = insist(
+            lambda: _taken(paths, disk, clock, allocation, found.seq, variables), _say,
+            within_s=spec.policy.waiting_max_s,
+        )  # fmt: skip
     except (RunDirError, SpecError, SubmissionError) as error:
         return _leave(EXIT_UNUSABLE, str(error))
     except OSError as error:
-        return _leave(EXIT_UNUSABLE, f"nothing is started: {error}")
+        return _leave(EXIT_UNUSABLE, f"nothing is started: {error}; gangrun resume {paths.run} continues the run")
     except (KeyError, NodesetError) as error:
         return _leave(EXIT_UNUSABLE, f"this is not the environment of a Slurm job: {error}")
     if isinstance(taken, int):

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from gangrun.adapters.clock import SystemClock
-from gangrun.adapters.fs.disk import REFUSED, Disk
+from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import Asking, Claimed, JobClaim, JobClaims
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.adapters.slurm import step
@@ -365,18 +365,18 @@ class JobStep:
 
         None: not known yet. The next turn asks again, so that a person is heard meanwhile.
         """
-        asking = self._asking = self._asking or Asking(self.say)
+        asking = self._asking = self._asking or Asking(self.say, self.spec.policy.waiting_max_s)
         if self.clock.now() < self._ask_at:
             return None
         wish = msgspec.structs.replace(self.claim, launch=self.claim.launch + 1)
         try:
             claimed = JobClaims(self.paths, self.disk).claim(wish)
-        except REFUSED as error:
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._ask_at = self.clock.now() + asking.pause_s(error)
+                return None
             self.say(f"cannot launch again: {error}")
             claimed = None
-        except OSError as error:
-            self._ask_at = self.clock.now() + asking.pause_s(error)
-            return None
         self._asking, self._ask_at = None, 0.0
         if not isinstance(claimed, Claimed):
             return False

@@ -103,6 +103,14 @@ def test_an_error_is_no_answer_and_it_is_asked_again_until_there_is_one(tmp_path
         insist(lambda: claims.claim(wish(1)), said.append, wait)
 
 
+def test_an_error_that_lasts_is_raised_in_the_end(tmp_path: Path) -> None:
+    paths, disk, waits = new_run(tmp_path), PausableDisk(), list[float]()
+    disk.fail(errno.ENOSPC)
+    with pytest.raises(OSError, match="No space"):
+        insist(lambda: claims_of(paths, disk).claim(wish()), lambda word: None, waits.append, within_s=100.0)
+    assert 100.0 <= sum(waits) < 110.0
+
+
 def test_what_is_taken_and_cannot_be_seen_or_read(tmp_path: Path) -> None:
     class Blind(Disk):
         def exists(self, path: Path) -> bool:

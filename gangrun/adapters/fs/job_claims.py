@@ -28,6 +28,7 @@ T = TypeVar("T")
 
 UNREADABLE_VOID_AFTER_S = 5.0
 INSIST_FIRST_S, INSIST_MAX_S = 0.25, 10.0
+INSIST_WITHIN_S = 3600.0  # where the policy's ``waiting_max_s`` is not known
 LINK_MISSING = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS})
 
 
@@ -36,18 +37,21 @@ def wait(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
-def insist(operation: Callable[[], T], say: Callable[[str], None], wait: Callable[[float], None] = wait) -> T:
+def insist(
+    operation: Callable[[], T],
+    say: Callable[[str], None],
+    wait: Callable[[float], None] = wait,
+    within_s: float = INSIST_WITHIN_S,
+) -> T:
     """Ask until the file system gives an answer, first soon, then every 10 s; ``say`` hears each new reason once.
 
-    What will never get better (``REFUSED``) is raised. There is no other bound: whoever gives up here leaves a run that
-    nobody else goes on with.
+    What will never get better (``REFUSED``) is raised, and the last error after pauses of ``within_s`` in all: whoever
+    gives up leaves a run that nobody else goes on with, and whoever never does holds its nodes for nothing.
     """
-    asking = Asking(say)
+    asking = Asking(say, within_s)
     while True:
         try:
             return operation()
-        except REFUSED:
-            raise
         except OSError as error:
             pause_s = asking.pause_s(error)
         wait(pause_s)
@@ -58,16 +62,21 @@ class Asking:
     """What is said of errors between two tries, and how long to wait: for ``insist``, and for who must not sleep."""
 
     say: Callable[[str], None]
+    within_s: float = INSIST_WITHIN_S
     _said: str = ""
     _pause_s: float = INSIST_FIRST_S
+    _waited_s: float = 0.0
 
     def pause_s(self, error: OSError) -> float:
-        """Before the next try."""
+        """Before the next try; ``error`` is raised if it never gets better, or the pauses so far are ``within_s``."""
+        if isinstance(error, REFUSED) or self._waited_s >= self.within_s:
+            raise error
         why = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
         if why != self._said:
             self.say(f"the run directory does not answer as it should ({why}): nothing is started, asking again")
             self._said = why
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, INSIST_MAX_S)
+        self._waited_s += pause_s
         return pause_s
 
 

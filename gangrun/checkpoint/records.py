@@ -42,10 +42,10 @@ class _VerifiedFile(msgspec.Struct):
 
 
 class VerifiedBefore:
-    """What was verified in one checkpoint directory."""
+    """What was verified in one checkpoint directory; ``folder`` is gangrun's own."""
 
-    def __init__(self, directory: str) -> None:
-        self._folder = os.path.join(directory, MACHINE_FOLDER)
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
         self._path = os.path.join(self._folder, MEMORY_NAME)
         rows = {name: row for name, row in _load(self._path).items() if row.judged.level and row.judged.marks}
         self._known = {name: row.judged for name, row in rows.items()}

@@ -10,11 +10,14 @@ import os
 import re
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from gangrun.checkpoint.formats.dcp_metadata import METADATA_NAME
+from gangrun.checkpoint.formats.framework_directory import unfinished_words
 from gangrun.checkpoint.formats.safetensors import INDEX_SUFFIX, SUFFIX
 from gangrun.core.checkpoints.resume import Kind, shown
+from gangrun.frameworks.framework import AUTO, Framework, frameworks_of
 from gangrun.frameworks.layouts import Entry
 from gangrun.wire.manifest import MANIFEST_NAME
 from gangrun.wire.spec import CheckpointSpec
@@ -54,7 +57,7 @@ class Identity:
         facts, marker = os.lstat(path), None
         if stat.S_ISREG(facts.st_mode):
             return Identity(facts.st_dev, facts.st_ino, (facts.st_ino, facts.st_size, facts.st_mtime_ns))
-        for name in (MANIFEST_NAME, METADATA_NAME):
+        for name in (MANIFEST_NAME, METADATA_NAME, *(one.marker for one in frameworks_of(AUTO))):
             try:
                 found = os.lstat(f"{path}/{name}")
             except OSError:  # the judgement says what is wrong with it
@@ -75,6 +78,7 @@ class StepDirectory:
     committed: bool
     why: str = ""  # why it is unknown, or not committed
     unreadable: bool = False
+    framework: Framework | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +137,51 @@ def step_pattern(text: str = DEFAULT_PATTERN) -> StepPattern:
     return StepPattern(text, compiled, 1)
 
 
-Naming = StepPattern | OneFile
+@dataclass(frozen=True, slots=True)
+class FrameworkNaming:
+    """As these frameworks name their directories, and else as the pattern says."""
+
+    frameworks: tuple[Framework, ...]
+    pattern: StepPattern
+
+    @property
+    def text(self) -> str:
+        return "|".join((*(one.names.pattern for one in self.frameworks), self.pattern.text))
+
+    def framework_of(self, name: str) -> Framework | None:
+        """Whose directory bears such a name."""
+        return next((one for one in self.frameworks if one.step_of(name) is not None), None)
+
+    def step_of(self, name: str) -> int | None:
+        """The step in a name, or None for a name that is not a step directory's."""
+        framework = self.framework_of(name)
+        return self.pattern.step_of(name) if framework is None else framework.step_of(name)
+
+
+Naming = StepPattern | OneFile | FrameworkNaming
 
 
 def naming_of(asked: CheckpointSpec) -> Naming:
-    """How a run's checkpoints are named: by a pattern, or one file; ``BadPattern`` says what is wrong."""
-    return OneFile(asked.file, asked.copies_count) if asked.file else step_pattern(asked.pattern)
+    """How a run's checkpoints are named: by a pattern, a framework, or one file; raises ``BadPattern``."""
+    if asked.file:
+        return OneFile(asked.file, asked.copies_count)
+    pattern = step_pattern(asked.pattern)
+    return FrameworkNaming(frameworks_of(asked.framework), pattern) if asked.framework else pattern
+
+
+def machine_folder(directory: str, naming: Naming) -> str:
+    """Where gangrun keeps what belongs to this directory.
+
+    Not in a framework's: it may count, rotate or trip over what it finds there. Then it is beside it, unless that is
+    another file system or may not be written: directories are renamed into it.
+    """
+    inside, (parent, name) = os.path.join(directory, MACHINE_FOLDER), os.path.split(directory)
+    if not isinstance(naming, FrameworkNaming):
+        return inside
+    with suppress(OSError):  # one that is not there yet will be made beside it
+        if os.stat(parent).st_dev != os.stat(directory).st_dev or not os.access(parent, os.W_OK):
+            return inside
+    return os.path.join(parent, MACHINE_FOLDER, name)
 
 
 def list_steps(directory: str, pattern: Naming) -> list[StepDirectory]:
@@ -164,7 +207,7 @@ def steps_newest_first(directory: str, pattern: Naming) -> Iterator[StepDirector
     steps = ((pattern.step_of(item.name), item) for item in listed if item.name != MACHINE_FOLDER)
     known = [(step, item) for step, item in steps if step is not None]
     for step, item in sorted(known, key=lambda one: (one[0], one[1].name), reverse=True):
-        if (found := look_at(step, item.path, is_link=item.is_symlink())) is not None:
+        if (found := look_at(step, item.path, pattern, is_link=item.is_symlink())) is not None:
             yield found
 
 
@@ -204,7 +247,25 @@ def strangers(directory: str, pattern: Naming) -> list[Entry]:
     return [entry for entry in listed if not entry.is_directory or pattern.step_of(entry.name) is None]
 
 
-def look_at(step: int, path: str, *, is_link: bool | None = None) -> StepDirectory | None:
+def _framework_there(path: str, inside: list[str], naming: Naming) -> Framework | None:
+    """Whose directory this is; a pattern tells only the name, so a marker there or beside it must tell the rest."""
+    name = os.path.basename(path)
+    if isinstance(naming, FrameworkNaming):
+        return naming.framework_of(name)
+    framework = FrameworkNaming(frameworks_of(AUTO), step_pattern()).framework_of(name)
+    if framework is None or not any(item.endswith(framework.file_suffixes) for item in inside):
+        return framework if framework is not None and framework.marker in inside else None
+    beside = os.path.dirname(path)
+    try:
+        names = [one for one in os.listdir(beside) if framework.step_of(one) is not None]
+    except OSError:
+        names = [name]
+    marked = (framework.marker, framework.facts_file)
+    is_its = any(os.path.lexists(os.path.join(beside, one, mark)) for one in names for mark in marked)
+    return framework if is_its else None
+
+
+def look_at(step: int, path: str, naming: Naming, *, is_link: bool | None = None) -> StepDirectory | None:
     """What stands under one name; None for a plain file, or for what vanished meanwhile."""
     name = os.path.basename(path)
     if os.path.islink(path) if is_link is None else is_link:
@@ -220,6 +281,10 @@ def look_at(step: int, path: str, *, is_link: bool | None = None) -> StepDirecto
         return StepDirectory(step, name, path, Kind.UNKNOWN, True, why, True)
     if MANIFEST_NAME in inside:  # it comes last, so that whatever bears it was committed
         return StepDirectory(step, name, path, Kind.GANGRUN, True)
+    if (framework := _framework_there(path, inside, naming)) is not None:
+        committed = framework.marker in inside
+        why = "" if committed else unfinished_words(framework)
+        return StepDirectory(step, name, path, Kind.FRAMEWORK, committed, why, framework=framework)
     if METADATA_NAME in inside:
         return StepDirectory(step, name, path, Kind.DCP, True)
     if not inside or _UNFINISHED_METADATA in inside or any(item.endswith(_DCP_SUFFIX) for item in inside):

@@ -51,9 +51,11 @@ def to_move(candidates: Iterable[Candidate], above_step: int) -> list[Candidate]
 
 
 def set_aside(
-    directory: str, moving: list[Candidate], attempt: str, judged: Mapping[str, Identity]
+    directory: str, moving: list[Candidate], attempt: str, judged: Mapping[str, Identity], own: str = ""
 ) -> tuple[Moved, ...]:
-    """Move these under ``.gangrun/set-aside/<attempt>/``; ``judged``: by path, what was there as it was judged.
+    """Move these under ``set-aside/<attempt>/`` of gangrun's ``own`` folder, ``.gangrun`` in there if none is given.
+
+    ``judged``: by path, what was there as it was judged.
 
     The intent is on disk before the first rename and stays there as the record of what was moved from where. Raises
     ``StorageUnreadable`` if a directory would not go, or is another one by now: then the checkpoints have to be judged
@@ -62,7 +64,7 @@ def set_aside(
     if not moving:
         return ()
     try:
-        folder = _fresh_folder(os.path.join(directory, MACHINE_FOLDER, FOLDER_NAME), attempt)
+        folder = _fresh_folder(os.path.join(own or os.path.join(directory, MACHINE_FOLDER), FOLDER_NAME), attempt)
         planned = [
             Moved(c.step, c.path, os.path.join(folder, os.path.basename(c.path)), c.why_not or "not valid")
             for c in moving
@@ -79,12 +81,12 @@ def set_aside(
     return moved
 
 
-def put_back(directory: str, run: str, paths: Iterable[str]) -> tuple[str, ...]:
+def put_back(directory: str, run: str, paths: Iterable[str], own: str = "") -> tuple[str, ...]:
     """Bring back what this run moved away from these paths, and together with them for the same reason, where nothing
     took the name meanwhile; which came back. Raises ``StorageUnreadable``: then all that did not come back is still
     where it was.
     """
-    base = os.path.join(directory, MACHINE_FOLDER, FOLDER_NAME)
+    base = os.path.join(own or os.path.join(directory, MACHINE_FOLDER), FOLDER_NAME)
     back = []
     try:
         folders = _folders_of(base, run)

@@ -15,6 +15,7 @@ from threading import Lock
 
 from gangrun.checkpoint.formats import manifest, safetensors
 from gangrun.checkpoint.formats.dcp import Judgement, screen, verify
+from gangrun.checkpoint.formats.framework_directory import judge_directory
 from gangrun.checkpoint.formats.one_file import judge_file, screen_file
 from gangrun.checkpoint.kept_copies import KeptCopies
 from gangrun.checkpoint.records import RequestRecord, VerifiedBefore, load_record, save_record
@@ -27,6 +28,7 @@ from gangrun.checkpoint.scan import (
     list_steps,
     look_at,
     look_at_file,
+    machine_folder,
     step_pattern,
     strangers,
 )
@@ -48,6 +50,7 @@ from gangrun.core.checkpoints.resume import (
 )
 from gangrun.core.model import Poisoned
 from gangrun.frameworks import layouts
+from gangrun.frameworks.framework import AUTO, frameworks_of
 
 LINK_NAME = "resume"
 _TOLD_EVERY_BYTES = 64 * 1024 * 1024
@@ -110,7 +113,8 @@ class CheckpointRoom:
         self._run_directory = run_directory
         self._threads_count = threads_count
         self._progress = progress
-        self._memory = VerifiedBefore(self.directory)
+        self._machine_folder = machine_folder(self.directory, self._pattern)
+        self._memory = VerifiedBefore(self._machine_folder)
         self._opinions = ValidatorVerdicts(validator, self._memory)
         self._seen_damaged: set[tuple[str, str | None]] = set()
         self._notes: list[str] = []
@@ -132,7 +136,7 @@ class CheckpointRoom:
 
     def put_back(self, run: str, paths: Sequence[str]) -> tuple[str, ...]:
         """Bring back what this run set aside from these paths; which came back. Raises ``StorageUnreadable``."""
-        return put_back(self.directory, run, paths)
+        return put_back(self.directory, run, paths, self._machine_folder)
 
     def commits(self, of: Collection[str] | None = None) -> tuple[tuple[int, str], ...]:
         """(step, nonce) of every commit of gangrun's own that stands, by its manifest; or of these paths only. Raises
@@ -216,14 +220,18 @@ class CheckpointRoom:
             return self._step_back(
                 choice, self._copies, [c for c in ours if c in moving or c.path == self._copies.path], attempt
             )
-        return Resume(choice, set_aside(self.directory, moving, attempt, self._judged), tuple(self._notes))
+        if isinstance(choice, Chosen):
+            choice = _taken_for(choice, candidates)
+        return Resume(
+            choice, set_aside(self.directory, moving, attempt, self._judged, self._machine_folder), tuple(self._notes)
+        )
 
     def _step_back(self, choice: Chosen, copies: KeptCopies, moving: list[Candidate], attempt: str) -> Resume:
         """Give the script a copy of that copy under the name that it loads; what bore the name is set aside."""
         ref = choice.checkpoint
         try:
             put_in_place = copies.put_in_place(ref.path)
-            moved = set_aside(self.directory, moving, attempt, self._judged)
+            moved = set_aside(self.directory, moving, attempt, self._judged, self._machine_folder)
             put_in_place()
         except OSError as error:
             why = f"{shown(ref.path)} cannot be put back as {shown(copies.file.name)} ({error.strerror})"
@@ -285,7 +293,7 @@ class CheckpointRoom:
         if any(candidate.path == path for candidate in known):
             return []
         step = self._pattern.step_of(os.path.basename(path))
-        found = None if step is None else look_at(step, path)
+        found = None if step is None else look_at(step, path, self._pattern)
         if found is not None:
             return [self._judge(found, lambda candidate: True, remembered=False)]
         if isinstance(self._pattern, OneFile):
@@ -318,7 +326,7 @@ class CheckpointRoom:
         with suppress(OSError):  # what cannot be seen is not moved
             self._judged[found.path] = Identity.of(found.path)
         if not found.committed:  # by a look before that one
-            found = look_at(found.step, found.path) or found
+            found = look_at(found.step, found.path, self._pattern) or found
         if found.kind is Kind.UNKNOWN or not found.committed:
             strange = _unjudged(found)
             return self._opinions.of_unknown(found, strange) if deep(strange) else strange
@@ -345,6 +353,8 @@ class CheckpointRoom:
             return manifest.verify(found.path, found.step, tick, self._threads_count, self._prove_all)
         if found.kind is Kind.FILE:
             return judge_file(found.path, tick or (lambda count: None))
+        if found.framework is not None:
+            return judge_directory(found.path, found.step, found.framework, tick or (lambda count: None))
         if found.kind is Kind.SAFETENSORS:
             return safetensors.verify(found.path)
         return verify(found.path, tick, self._threads_count, self._prove_all)
@@ -386,6 +396,8 @@ def _screen(found: StepDirectory) -> Judgement:
         return manifest.screen(found.path, found.step)
     if found.kind is Kind.FILE:
         return screen_file(found.path)
+    if found.framework is not None:
+        return judge_directory(found.path, found.step, found.framework)
     if found.kind is Kind.SAFETENSORS:
         return safetensors.verify(found.path)
     return screen(found.path)
@@ -437,6 +449,15 @@ def _with_hint(choice: NothingValid, copies: KeptCopies | None) -> NothingValid:
     else:
         hint = f"to begin anew, move {shown(copies.file.name)} away"
     return replace(choice, reason=f"{choice.reason}; {hint}")
+
+
+def _taken_for(choice: Chosen, candidates: list[Candidate]) -> Chosen:
+    """Say whose checkpoint gangrun takes it for, if it is a framework's."""
+    path = choice.checkpoint.path
+    if not any(c.path == path and c.kind is Kind.FRAMEWORK for c in candidates):
+        return choice
+    titles = [one.title for one in frameworks_of(AUTO) if one.step_of(os.path.basename(path)) is not None]
+    return replace(choice, reason=f"{choice.reason}; taken for a checkpoint of {titles[0]}")
 
 
 def _is_poisoned(candidate: Candidate, condemned: Poisoned | None) -> bool:

@@ -40,14 +40,15 @@ class ConfigReport(msgspec.Struct, frozen=True, kw_only=True):
 @click.option(
     "--checkpoint-pattern", metavar="REGEX", help="Pattern of checkpoint directory names; its group is the step."
 )
+@click.option("--framework", metavar="auto|NAME", help="Framework that saved there, such as hf; auto = by the names.")
 @click.option(
     "--validator", metavar="COMMAND", help="With --verify, also run this command; it exits 0 if valid, 1 if not."
 )
 @json_option
 @runs_dir_option
 def checkpoints(
-    where: str | None, verify: bool, checkpoint_pattern: str | None, validator: str | None, as_json: bool,
-    runs_dir: str | None,
+    where: str | None, verify: bool, checkpoint_pattern: str | None, framework: str | None, validator: str | None,
+    as_json: bool, runs_dir: str | None,
 ) -> int:  # fmt: skip
     """List checkpoints, newest first: valid or not, why not, and which one a run would resume from.
 
@@ -59,7 +60,7 @@ def checkpoints(
     from gangrun.entry.wiring import validator_of
     from gangrun.runs import checkpoints
 
-    place = checkpoints.place_of(where, checkpoint_pattern, validator, runs_dir)
+    place = checkpoints.place_of(where, checkpoint_pattern, validator, runs_dir, framework)
     with progress_bars(shown=verify) as progress:
         judge = validator_of(place.validator, place.validator_within_s, place.working_directory)
         survey = checkpoints.surveyed(place, progress, judge, verify=verify)

@@ -156,6 +156,17 @@ def step_pattern(value: object) -> str:
         raise BadValue(str(error)) from None
 
 
+def framework(value: object) -> str:
+    """auto, or the name of a framework whose checkpoints gangrun knows; "" means none."""
+    from gangrun.frameworks.framework import AUTO, known_names  # not for those who only need a time
+
+    asked, known = str(value).strip().lower(), known_names()
+    if asked and asked not in (AUTO, *known):
+        hint = "use --checkpoint-pattern for directories of torch.distributed.checkpoint, --validator for other formats"
+        raise BadValue(f"gangrun does not know how {value!r} saves; it knows {', '.join((AUTO, *known))}", hint)
+    return asked
+
+
 def memory_protection(value: object) -> str:
     """copy, or K+M such as 8+2: data of K nodes, and the M nodes of a group that may be lost."""
     asked = str(value).strip().lower()

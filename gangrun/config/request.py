@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from gangrun.config.secrets import is_secret, redacted, secret_names
 from gangrun.config.slurm_script import literal
 from gangrun.core.policy import HangPolicy, Policy, PolicyError, Timing
 from gangrun.errors import UserError
+from gangrun.frameworks.framework import Framework, frameworks_of
 from gangrun.wire.spec import CheckpointSpec, HealthSpec, LogSpec, RunSpec
 
 # Where thousands of nodes load python from one file system the last of them take minutes.
@@ -125,6 +127,8 @@ def resolved(request: Request, variables: Mapping[str, str]) -> ResolvedRequest:
     )
     added = environment.added_variables(request.env_pairs, request.env_files, variables)
     told = [] if line is None else [line.told]
+    resume_told = resume_argument_of(settings, argv)[1]
+    told += [resume_told] if resume_told else []
     warnings = (*told, *unknown_variables(variables), *_misplaced_told(request.words), *_secrets_told(request.words))
     variables_told = {} if line is None else line.variables
     shell_line = _shell_line(raw_words, typed_words, argv, python) if raw_words else ""
@@ -273,6 +277,8 @@ def _refuse_unusable(settings: Mapping[str, Value], world: str) -> None:
         wrong, hint = "--keep-copies copies one file, and no --checkpoint-file is given", "add --checkpoint-file"
     elif directory and not file and is_checkpoint(directory):
         wrong, hint = f"--checkpoint-dir {named} is itself a checkpoint", "name the directory that holds it"
+    elif (settings["framework"].value or settings["resume_argument"].value) and not directory:
+        wrong = "--framework and --resume-argument need a checkpoint directory"
     elif validator and not directory:
         wrong = "--validator needs a checkpoint directory"
     elif validator and world == "local" and shutil.which(validator[0]) is None:
@@ -301,6 +307,30 @@ def checkpoint_place(settings: Mapping[str, Value]) -> tuple[str, str]:
     return str(whole.parent), whole.name
 
 
+def resume_argument_of(settings: Mapping[str, Value], argv: tuple[str, ...]) -> tuple[str, str]:
+    """The argument with which the script loads a checkpoint, "" if none is known, and a sentence for the user.
+
+    The script's text is searched for it, since a script that does not take it would end with an error.
+    """
+    given, asked = settings["resume_argument"].value, settings["framework"].value
+    if given or not asked:
+        return given, ""
+    at = next((number for number, word in enumerate(argv) if word.endswith(".py")), len(argv))
+    words, takers = argv[at + 1 :], list[Framework]()
+    with suppress(OSError, IndexError):
+        script = Path(argv[at]).read_text("utf-8", "replace")
+        takers = [one for one in frameworks_of(asked) if one.takes_argument(script)]
+    if len(words) == 1 and words[0].endswith((".json", ".yaml", ".yml")):
+        takers = []  # a file with all arguments: one beside it would not be read as such
+    if not takers:
+        left = (
+            "gangrun finds no argument of the script that loads a checkpoint, so the script itself decides what to load"
+        )
+        return "", f"--framework {asked}: {left};\ngive --resume-argument if it has one"
+    added = takers[0].resume_argument
+    return added, f"--framework {asked}: to resume, gangrun adds {added} PATH to the script's arguments"
+
+
 def spec_of(settings: Mapping[str, Value], *, can_requeue: bool = False, **rest: Any) -> RunSpec:
     """The spec as every process will read it."""
     (directory, file), health = checkpoint_place(settings), settings["health"].value
@@ -316,6 +346,7 @@ def spec_of(settings: Mapping[str, Value], *, can_requeue: bool = False, **rest:
         checkpoint=CheckpointSpec(
             directory=directory,
             file=file,
+            resume_argument=resume_argument_of(settings, rest["command"])[0],
             memory_parity=settings["memory_protection"].value.replace("copy", ""),
             **fields_of(settings, "checkpoint"),
         ),

@@ -100,6 +100,15 @@ SETTINGS: tuple[Setting, ...] = (
         r"step-(\d+)", "checkpoint.pattern",
     ),
     Setting(
+        "framework", ValueKind(parsers.framework, "auto|NAME"), CHECKPOINTS,
+        "Framework that saves there, such as hf; auto = tell it by the names", "", "checkpoint.framework",
+    ),
+    Setting(
+        "resume_argument", ValueKind(parsers.text, "ARGUMENT"), CHECKPOINTS,
+        "Argument of the script that loads a checkpoint; gangrun adds it with the path", "",
+        told_default="the framework's",
+    ),
+    Setting(
         "checkpoint_file", ValueKind(parsers.text, "FILE"), CHECKPOINTS,
         "File that the script overwrites with each save; a path, or a name in --checkpoint-dir", "",
     ),

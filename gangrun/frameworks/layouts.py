@@ -32,6 +32,7 @@ class Layout:
     is_directory: bool
     pattern: str = ""
     validated: bool = False  # its format says nothing to gangrun, so a validator must judge it
+    named: str = ""  # of --framework
     overwritten: bool = False  # it may be one file that each save overwrites
 
     def holds(self, entry: Entry) -> bool:
@@ -43,14 +44,16 @@ class Layout:
         """What makes gangrun judge them."""
         if self.overwritten:
             return "--checkpoint-file FILE lets gangrun judge one that the script overwrites"
+        if self.named:
+            return f"--framework {self.named} lets gangrun judge them"
         if not self.pattern:
             return "gangrun judges only directories, one for each step"
         more = f" and {_VALIDATOR}" if self.validated else ""
         return f"--checkpoint-pattern '{self.pattern}'{more} lets gangrun judge them"
 
 
-def _directories(framework: str, names: str, pattern: str, *, validated: bool = False) -> Layout:
-    return Layout(framework, re.compile(names), True, pattern, validated)
+def _directories(framework: str, names: str, pattern: str, *, validated: bool = False, named: str = "") -> Layout:
+    return Layout(framework, re.compile(names), True, pattern, validated, named)
 
 
 def _files(framework: str, names: str, *, overwritten: bool = False) -> Layout:
@@ -58,7 +61,7 @@ def _files(framework: str, names: str, *, overwritten: bool = False) -> Layout:
 
 
 LAYOUTS = (
-    _directories("Hugging Face Trainer", r"checkpoint-\d+", r"checkpoint-(\d+)"),
+    _directories("Hugging Face Trainer", r"checkpoint-\d+", r"checkpoint-(\d+)", named="hf"),
     _directories("Accelerate", r"checkpoint_\d+", r"checkpoint_(\d+)"),
     _directories("torchtitan", r"step-\d+", r"step-(\d+)"),
     _directories("DeepSpeed", r"global_step\d+", r"global_step(\d+)", validated=True),

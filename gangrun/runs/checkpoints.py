@@ -42,11 +42,15 @@ class CheckpointPlace:
     working_directory: str | None = None
     file: str = ""  # in it, the one that is overwritten with each save
     copies_count: int = COPIES_MAX_COUNT
+    framework: str = ""
 
     @property
     def naming(self) -> Naming:
         """How its checkpoints are named; raises ``BadPattern``."""
-        return naming_of(CheckpointSpec(pattern=self.pattern, file=self.file, copies_count=self.copies_count))
+        asked = CheckpointSpec(
+            pattern=self.pattern, file=self.file, copies_count=self.copies_count, framework=self.framework
+        )
+        return naming_of(asked)
 
 
 class ResumeCandidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,9 +133,13 @@ def _is_unread(one: Candidate) -> bool:
     return one.committed and one.level is not None and not one.judged and not one.valid
 
 
-def place_of(where: str | None, pattern: str | None, validator: str | None, runs_dir: str | None) -> CheckpointPlace:
+def place_of(
+    where: str | None, pattern: str | None, validator: str | None, runs_dir: str | None, framework: str | None = None
+) -> CheckpointPlace:
     """The directory that ``where`` means, or that of the run that it means."""
     place = _directory(where, pattern) or _of_run(where, pattern, runs_dir)
+    if framework is not None:
+        place = replace(place, framework=layered({"framework": framework}, {}, ())["framework"].value)
     if validator is None and place.run:
         return place  # else the flag's, else the one that is configured here
     flags = {} if validator is None else {"validator": validator}
@@ -170,6 +178,7 @@ def _of_run(where: str | None, pattern: str | None, runs_dir: str | None) -> Che
     return CheckpointPlace(
         asked.directory, pattern or asked.pattern, reading.spec.run, str(reading.paths.root), best, in_memory,
         asked.validator, asked.validator_within_s, reading.spec.working_directory, asked.file, asked.copies_count,
+        asked.framework,
     )  # fmt: skip
 
 

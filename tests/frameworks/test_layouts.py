@@ -71,7 +71,7 @@ def test_a_directory_of_such_names_is_told_with_framework_and_option(tmp_path: P
     assert isinstance(choice, FromZero)
     assert choice.reason == (
         "the script itself decides what to load: gangrun cannot judge checkpoint-20, checkpoint-30, checkpoint-40 and "
-        r"1 more (looks like Hugging Face Trainer; --checkpoint-pattern 'checkpoint-(\d+)' lets gangrun judge them), "
+        "1 more (looks like Hugging Face Trainer; --framework hf lets gangrun judge them), "
         "nor latest.pt (looks like torch.save; --checkpoint-file FILE lets gangrun judge one that the script "
         "overwrites)"
     )

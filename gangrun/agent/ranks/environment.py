@@ -222,6 +222,8 @@ class RankPlace:
         """What is executed for it."""
         spec, here = self.spec, boot.__file__
         command = [self._own(word) for word in spec.command]
+        if (argument := spec.checkpoint.resume_argument) and (path := self.order.resume_path):
+            command += [argument + path] if argument.endswith("=") else [argument, path]
         if spec.through_boot:
             return [spec.interpreter, here, *command]
         return [sys.executable, "-E", "-s", "-S", here, "--exec", *command]

@@ -27,6 +27,7 @@ class Kind(Enum):
     DCP = "dcp"  # torch.distributed.checkpoint, plain
     GANGRUN = "gangrun"  # the same with gangrun's manifest; counts only if its commit was sealed
     FILE = "file"  # one that the script overwrites with each save
+    FRAMEWORK = "framework"  # a directory that a framework fills, as a table of facts about it tells
     SAFETENSORS = "safetensors"  # Hugging Face's; has no checksums
     CUSTOM = "custom"  # gangrun does not know it; the user's own validator vouches for it
     UNKNOWN = "unknown"  # never touched, never chosen, always mentioned

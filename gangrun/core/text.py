@@ -59,7 +59,7 @@ def step_words(step: int) -> str:
     if not is_save_time(step):
         return f"step {step}"
     saved = datetime.fromtimestamp(step / 1000, timezone.utc)
-    return f"the save of {saved:%Y-%m-%d %H:%M:%S} UTC (step not known)"
+    return f"the save of {saved:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def is_save_time(step: int) -> bool:

@@ -51,7 +51,7 @@ def page(found: CheckpointList, look: PageFormat) -> list[str]:
     lines = [f"{clean(found.directory)}{'  (of run ' + clean(found.run) + ')' if found.run else ''}"]
     rows = _rows(found, look)
     if not rows:
-        lines.append("  no checkpoints here")
+        lines.append("  no checkpoint that gangrun can judge")
     else:
         lines += ["", *table(_HEAD, rows, look.columns)]
         lines[2] = styled(lines[2], "dim", look.color)
@@ -61,7 +61,8 @@ def page(found: CheckpointList, look: PageFormat) -> list[str]:
 def _rows(found: CheckpointList, look: PageFormat) -> list[tuple[str, ...]]:
     """What is on the disk, and before it what is in memory only: that is newer, or it would have been let go."""
     step = found.memory_step
-    rows = [_row(one, look, f"{one.tier}, {MEMORY}" if one.step == step else one.tier) for one in found.checkpoints]
+    kept = () if step is None else (step,)
+    rows = [_row(one, look, f"{one.tier}, {MEMORY}" if one.step in kept else one.tier) for one in found.checkpoints]
     if step is not None and all(one.step != step for one in found.checkpoints):
         rows.insert(0, (str(step), "-", "-", MEMORY, "-", "-", "-", "-", IN_MEMORY_ONLY))
     return rows

@@ -156,7 +156,8 @@ def _of_checkpoints(event: ev.AttemptSealed | ev.ResumeChosen | ev.NoneValid | e
             return f"staging of all attempts before {event.attempt} is sealed"
         case ev.ResumeChosen():
             chosen = event.checkpoint
-            return "no checkpoint to resume from" if chosen is None else f"a checkpoint: {_checkpoint(chosen)}"
+            none = "gangrun names no checkpoint to the script"
+            return none if chosen is None else f"a checkpoint: {_checkpoint(chosen)}"
         case ev.NoneValid():
             return "the checkpoints could not be read" if event.storage else "no checkpoint may be resumed from"
         case ev.CheckpointSeen():

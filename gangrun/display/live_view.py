@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from gangrun.core.model import TERMINAL, Phase, RunState
+from gangrun.core.text import step_or_none
 from gangrun.display.status_page import PageFormat, page
 from gangrun.display.text import clean, log_line
 from gangrun.display.times import clock_words
@@ -209,7 +210,8 @@ class LiveView:
         if isinstance(live.get("loss"), float):
             parts.append(f"loss {live['loss']:.4g}")
         if state.checkpoints.newest is not None:
-            parts.append(f"checkpoint {state.checkpoints.newest.step}")
+            newest = step_or_none(state.checkpoints.newest.step)
+            parts.append("checkpoint saved" if newest is None else f"checkpoint {newest}")
         if state.budget.total_count:
             parts.append(f"restarts {state.budget.total_count}")
         return " · ".join(parts)

@@ -136,7 +136,8 @@ def _facts(status: Status, look: PageFormat) -> list[tuple[str, str]]:
     step = printed if status.step is None else str(status.step)
     loss = "" if status.loss is None else f", loss {status.loss:.5g}"
     facts.append(("step", step + loss))
-    facts.append(("checkpoint", _checkpoint(status.checkpoint, look)))
+    unjudged = f"none that gangrun can judge: {clean(status.unjudged)}" if status.unjudged else "none known"
+    facts.append(("checkpoint", unjudged if status.checkpoint is None else _checkpoint(status.checkpoint, look)))
     if status.memory_step is not None:
         where = "on the nodes themselves" + memory_words(status.memory_bears)
         facts.append(("in memory", f"step {status.memory_step}, {where}"))
@@ -178,9 +179,7 @@ def _one_job(job: JobStatus, look: PageFormat) -> str:
     return f"{clean(job.job)} {clean(job.state or 'forgotten by Slurm').lower()}{reason}{on}{until}{where}"
 
 
-def _checkpoint(checkpoint: CheckpointStatus | None, look: PageFormat) -> str:
-    if checkpoint is None:
-        return "none known"
+def _checkpoint(checkpoint: CheckpointStatus, look: PageFormat) -> str:
     seen = f", seen {ago_words(checkpoint.seen, look.now)}" if checkpoint.seen else ""
     step = "step not known" if checkpoint.step is None else f"step {checkpoint.step}"
     return f"{step}, {checkpoint.level}{seen}, {clean(checkpoint.path)}"

@@ -32,13 +32,14 @@ from gangrun.adapters.fs.run_dir import (
     write_submission,
 )
 from gangrun.adapters.slurm.commands import NOT_FOUND
-from gangrun.checkpoint.scan import StorageUnreadable, list_steps, naming_of
+from gangrun.checkpoint.scan import StorageUnreadable, list_steps, naming_of, strangers
 from gangrun.config.request import Request, ResolvedRequest, ranks_of
 from gangrun.config.slurm_options import gpus_count
 from gangrun.core.text import step_words
 from gangrun.display.text import clean, echo_json
 from gangrun.display.times import ago_words
 from gangrun.errors import SCHEDULER, UNKNOWN, UserError
+from gangrun.frameworks import layouts
 from gangrun.launch.create import make_run, put_in_index
 from gangrun.launch.exclusive import words_of_company
 from gangrun.launch.node_history import heeded
@@ -320,9 +321,12 @@ def resume_point(spec: RunSpec, known: Iterable[IndexEntry], now: float) -> tupl
     directory = spec.checkpoint.directory
     if not directory:
         return None, "nothing: no --checkpoint-dir is given"
-    found = list_steps(directory, naming_of(spec.checkpoint))
+    naming = naming_of(spec.checkpoint)
+    found = list_steps(directory, naming)
     newest = next((one for one in found if one.committed and not one.unreadable), None)
     if newest is None:
+        if unjudged := layouts.told(strangers(directory, naming)):
+            return None, clean(f"what the script itself loads from {directory}: {unjudged}")
         return None, clean(f"nothing: no checkpoint in {directory} yet")
     try:
         facts = os.stat(newest.path)

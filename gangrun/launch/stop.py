@@ -28,11 +28,13 @@ from gangrun.errors import UNKNOWN, UserError
 from gangrun.node import processes
 from gangrun.runs.follow import Follower, JournalReplay
 from gangrun.runs.liveness import is_abandoned
+from gangrun.runs.saves import unjudged_on_disk
 from gangrun.runs.snapshot import RunSnapshot, read
 from gangrun.runs.state import run_state
 from gangrun.runs.status import SCHEMA, Status, status_of
 from gangrun.runs.times import pause, steady_now, wall_now
 from gangrun.wire.record import Record
+from gangrun.wire.spec import CheckpointSpec
 
 LOOK_EVERY_S = 0.2
 SLACK_S = 30.0  # beyond the run's own grace periods
@@ -162,7 +164,7 @@ class _SaveWatch:
     """What the journal says of one order to save."""
 
     run: str
-    directory: str
+    asked: CheckpointSpec
     key: str
     heard: bool = False
     step: int = -1
@@ -184,7 +186,7 @@ class _SaveWatch:
             if why := event.get("why"):
                 raise UserError("not saved", f"{self.run}: {clean(why)}", hint)
             self.step = event["step"]
-            self.seen_until = steady_now() + (SEEN_WITHIN_S if self.directory else 0.0)
+            self.seen_until = steady_now() + (SEEN_WITHIN_S if self.asked.directory else 0.0)
 
     def report(self) -> SaveReport | None:
         """What was saved, once that is known."""
@@ -196,8 +198,9 @@ class _SaveWatch:
             return SaveReport(message=f"{self.run}: {words}", step=step_or_none(step) or self.step, path=path)
         if steady_now() < self.seen_until:
             return None
-        unseen = f"gangrun sees no new checkpoint in {self.directory}"
-        words = unseen if self.directory else "gangrun knows no checkpoint directory to look into"
+        strange = unjudged_on_disk(self.asked)
+        unseen = f"gangrun sees no new checkpoint in {self.asked.directory}" + (f": {strange}" if strange else "")
+        words = unseen if self.asked.directory else "gangrun knows no checkpoint directory to look into"
         return SaveReport(message=f"{self.run}: the script saved at step {self.step}; {words}", step=self.step)
 
 
@@ -205,7 +208,7 @@ def _answered(
     reading: RunSnapshot, journal: JournalReplay, key: str, timeout_s: float | None, *, waits: bool
 ) -> SaveReport:
     run, began_at = clean(reading.spec.run), steady_now()
-    watch = _SaveWatch(run, reading.spec.checkpoint.directory, key)
+    watch = _SaveWatch(run, reading.spec.checkpoint, key)
     hint = f"gangrun status {run} shows its state"
     while True:
         for record in journal.poll():

@@ -71,6 +71,20 @@ def newest_on_disk(asked: CheckpointSpec, began: float, ended: float) -> tuple[i
     return _in_time(asked.directory, look)
 
 
+def unjudged_on_disk(asked: CheckpointSpec) -> str:
+    """What gangrun cannot judge in the checkpoint directory, in words; "" if nothing is there, or nobody can tell."""
+    from gangrun.checkpoint import scan
+    from gangrun.frameworks import layouts
+
+    def look() -> str:
+        try:
+            return layouts.told(scan.strangers(asked.directory, scan.naming_of(asked)))
+        except scan.BadPattern:
+            return ""
+
+    return _in_time(asked.directory, look) or ""
+
+
 def _in_time(directory: str, look: Callable[[], T | None]) -> T | None:
     """What ``look`` finds there; None if the directory does not answer."""
     if not directory or directory in _silent:

@@ -21,7 +21,7 @@ from gangrun.core.nodeset import natural_sort
 from gangrun.core.text import is_save_time, step_or_none
 from gangrun.errors import UserError
 from gangrun.runs.rank_output import lost_output
-from gangrun.runs.saves import SavesStatus, newest_on_disk, saves_status
+from gangrun.runs.saves import SavesStatus, newest_on_disk, saves_status, unjudged_on_disk
 from gangrun.runs.snapshot import RunSnapshot, concerns_scheduler, read, with_queue
 from gangrun.runs.state import run_state
 from gangrun.runs.times import WallTimes, wall_now
@@ -144,6 +144,7 @@ class Status(msgspec.Struct, kw_only=True):
     loss: float | None = None
     log_step: int | None = None  # that ranks printed, if they report none
     checkpoint: CheckpointStatus | None = None
+    unjudged: str = ""  # if no checkpoint is known: what is in the directory that gangrun cannot judge
     memory_step: int | None = None
     memory_bears: MemoryProtection | None = None
     nodes: tuple[str, ...]
@@ -208,6 +209,8 @@ def status_of(reading: RunSnapshot, now: float) -> Status:
     if truth.ended:
         status.warning = ""
         _add_last(status, reading)
+    if status.checkpoint is None:
+        status.unjudged = unjudged_on_disk(spec.checkpoint)
     return status
 
 

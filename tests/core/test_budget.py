@@ -121,7 +121,7 @@ def test_a_save_whose_step_is_not_known_is_progress_and_no_step() -> None:
     life.on(GangStarted(2))
     assert life.state.budget.used
     life.save(newer)
-    life.says("checkpoint of the save of 2026-11-18 11:06:49 UTC (step not known) is verified")
+    life.says("checkpoint of the save of 2026-11-18 11:06:49 UTC is verified")
     assert (life.state.budget.used, life.state.budget.mark) == ({}, 7)
     assert (life.state.checkpoints.newest, life.state.checkpoints.observed_step) == (saved(newer), 7)
     life.ignored(CheckpointSeen(saved(older)), "not newer than the save of 2026-11-18 11:06:49 UTC")

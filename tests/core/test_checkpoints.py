@@ -34,10 +34,19 @@ from gangrun.core.text import known_step, step_or_none, step_words
 
 def test_a_save_time_is_told_as_a_time_and_never_as_a_step() -> None:
     time = 1_795_000_000_000
-    assert step_words(time) == "the save of 2026-11-18 11:06:40 UTC (step not known)"
+    assert step_words(time) == "the save of 2026-11-18 11:06:40 UTC"
     assert (known_step(time), step_or_none(time)) == (-1, None)
     for step in (-1, 0, 10**12 - 1, 10**14, 10**18):
         assert (step_words(step), known_step(step), step_or_none(step)) == (f"step {step}", step, step)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "best"), [(ResumeRequest(), 10), (ResumeRequest(ResumeKind.STEP, 2), -1), (ResumeRequest(), -1)]
+)
+def test_what_cannot_be_judged_is_named_where_nothing_is_found(wanted: ResumeRequest, best: int) -> None:
+    choice = choose([], wanted, journal_best_step=best, unjudged="gangrun cannot judge latest.pt")
+    assert "gangrun cannot judge latest.pt" in choice.reason
+    assert "never committed" not in choice.reason and "ever committed" not in choice.reason
 
 
 # ---- which checkpoint is chosen --------------------------------------------------------------------------------------

@@ -105,6 +105,17 @@ def test_submitted(tools: Path, home: Path, gangrun: Call, monkeypatch: pytest.M
     assert gangrun("status", "17", "--json").json["run"] == paths.run
 
 
+def test_the_first_attempt_begins_from_what_the_script_loads(tools: Path, home: Path, gangrun: Call) -> None:
+    tool(tools, "sbatch", "echo Submitted batch job 17")
+    (home / "ckpt").mkdir()
+    (home / "ckpt" / "latest.pt").touch()
+    said = gangrun("submit", "--checkpoint-dir", "ckpt", "train.py")
+    told = " ".join(said.out.split())
+    assert (
+        f"what the script itself loads from {home}/ckpt: gangrun cannot judge latest.pt (looks like torch.save" in told
+    )
+
+
 def test_a_job_that_slurm_takes_and_never_starts(tools: Path, home: Path, gangrun: Call) -> None:
     tool(tools, "sbatch", "echo Submitted batch job 17")
     facts = "JobId=17 JobName=x\n   UserId=me(1)\n   JobState=PENDING Reason=PartitionNodeLimit"

@@ -141,6 +141,36 @@ def test_none_valid_stops_the_run_and_never_starts_from_zero(resuming: Resuming)
     assert resuming.save(10).exists()  # a run that stops moves nothing
 
 
+def test_what_gangrun_cannot_judge_is_named_wherever_a_checkpoint_is_spoken_of(box: Box) -> None:
+    folder = box.work / "saves"
+    (folder / "checkpoint-20").mkdir(parents=True)
+    (folder / "latest.pt").write_bytes(b"weights")
+    (folder / "epoch=0-step=500.ckpt").write_bytes(b"weights")
+    box.start("--checkpoint-dir", "saves", "--no-health", "sh", "-c", "exit 3")
+    box.end()
+    where = ("--runs-dir", str(box.runs))
+    resumed = box.gangrun("resume", *where, "--resume", "40", check=False)
+    said = {
+        "run": box.err.read_text(),
+        "explain": box.explain(),
+        "status": box.gangrun("status", *where).stdout,
+        "status --json": box.status()["unjudged"],
+        "checkpoints RUN": box.gangrun("checkpoints", *where).stdout,
+        "checkpoints DIR": box.gangrun("checkpoints", "saves").stdout,
+        "resume": resumed.stdout + resumed.stderr,
+    }
+    for place, text in said.items():
+        words = " ".join(text.split())
+        for told in (
+            "gangrun cannot judge checkpoint-20 (looks like Hugging Face Trainer; --framework hf lets",
+            "nor epoch=0-step=500.ckpt (looks like Lightning; --checkpoint-file FILE lets",
+            "nor latest.pt (looks like torch.save; --checkpoint-file FILE lets",
+        ):
+            assert told in words, (place, text)
+        for wrong in ("ever committed", "no checkpoints here", "none known"):
+            assert wrong not in words, (place, text)
+
+
 def test_resume_step_takes_that_one(resuming: Resuming) -> None:
     resuming.put(10, 20, 30).run("--resume", "20", DIE_IN="0")
     assert [resuming.told(attempt)["step"] for attempt in (0, 1)] == ["20", "20"]

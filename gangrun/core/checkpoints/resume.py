@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gangrun.core.model import CheckpointRef, Level
-from gangrun.core.text import known_step, step_words
+from gangrun.core.text import is_save_time, known_step, step_words
 
 SENTENCE_NAMES_COUNT = 3  # a reason names this many passed-over steps; ``passed_over`` has all of them
 SHOWN_MAX_COUNT = 500
@@ -137,7 +137,7 @@ def choose(
         case ResumeKind.NONE:
             return _asked_for_zero(newest_first)
         case ResumeKind.STEP | ResumeKind.PATH:
-            return _requested(newest_first, wanted, sealed)
+            return _requested(newest_first, wanted, sealed, unjudged)
         case ResumeKind.AUTO:  # pragma: no branch - the enum has no other member
             return _newest_valid(newest_first, journal_best_step, sealed, ignored, unjudged)
 
@@ -153,6 +153,7 @@ def _requested(
     newest_first: list[Candidate],
     wanted: ResumeRequest,
     sealed: frozenset[tuple[int, str]] | None,
+    unjudged: str,
 ) -> Chosen | NothingValid:
     by_step = wanted.kind is ResumeKind.STEP
     named = f"step {wanted.step}" if by_step else shown(wanted.path)
@@ -162,15 +163,14 @@ def _requested(
         why = _refusal(candidate, sealed)
         if not why:
             level = _level_words(candidate)
-            return Chosen(
-                _ref(candidate), f"resuming from {step_words(candidate.step)}, as asked: {level}", (), candidate.nonce
-            )
+            reason = f"resuming from {_origin_words(candidate.step)}, as asked: {level}"
+            return Chosen(_ref(candidate), reason, (), candidate.nonce)
         refused.append(PassedOver(candidate.step, candidate.path, why))
     if refused:
         return NothingValid(f"cannot resume from {named}, as asked: {refused[0].why}", tuple(refused))
     steps = [c.step for c in newest_first if c.committed]
     there = f"the committed steps are {_steps(steps)}" if steps else "no committed checkpoint exists"
-    return NothingValid(f"cannot resume from {named}, as asked: it does not exist; {there}")
+    return NothingValid(f"cannot resume from {named}, as asked: it does not exist; {there}{_besides(unjudged)}")
 
 
 def _newest_valid(
@@ -189,7 +189,7 @@ def _newest_valid(
             in_use.append(candidate)
             why = _refusal(candidate, sealed)
         if not why:
-            origin = step_words(candidate.step)
+            origin = _origin_words(candidate.step)
             reason = f"resuming from {origin}: {_level_words(candidate)}{_passed_words(passed)}"
             return Chosen(_ref(candidate), reason, tuple(passed), candidate.nonce)
         passed.append(PassedOver(candidate.step, candidate.path, why))
@@ -206,7 +206,8 @@ def _nothing_valid(
         return NothingValid(f"{head}{_passed_words(of_these)}; not starting again from zero", tuple(passed))
     if best_step >= 0:
         head = f"{step_words(best_step)} was committed according to the journal but no committed checkpoint exists now"
-        return NothingValid(f"{head}{_passed_words(passed)}; not starting again from zero", tuple(passed))
+        words = f"{head}{_passed_words(passed)}{_besides(unjudged)}; not starting again from zero"
+        return NothingValid(words, tuple(passed))
     if unjudged or any(c.kind is Kind.UNKNOWN for c in in_use):
         strange = f": {unjudged}" if unjudged else ", whose format gangrun does not know"
         reason = f"the script itself decides what to load{strange}{_passed_words(passed)}"
@@ -214,6 +215,10 @@ def _nothing_valid(
     return FromZero(
         f"starting from the beginning: no checkpoint was ever committed{_passed_words(passed)}", tuple(passed)
     )
+
+
+def _besides(unjudged: str) -> str:
+    return f"; {unjudged}" if unjudged else ""
 
 
 def _refusal(candidate: Candidate, sealed: frozenset[tuple[int, str]] | None) -> str:
@@ -237,6 +242,10 @@ def is_listed(candidate: Candidate, sealed: frozenset[tuple[int, str]] | None) -
 
 def _ref(candidate: Candidate) -> CheckpointRef:
     return CheckpointRef(candidate.step, candidate.path, candidate.level or Level.COMPLETE)
+
+
+def _origin_words(step: int) -> str:
+    return f"{step_words(step)}{' (step not known)' if is_save_time(step) else ''}"
 
 
 def _level_words(candidate: Candidate) -> str:

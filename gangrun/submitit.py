@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import signal
 import sys
 import threading
@@ -29,6 +28,7 @@ from gangrun.config.layers import BY_NAME
 from gangrun.core.model import Phase
 from gangrun.errors import UserError
 from gangrun.launch import stop
+from gangrun.runs.jobs import is_scheduler_here
 from gangrun.runs.locate import find
 from gangrun.runs.rank_output import Wanted, attempts_of, written
 from gangrun.runs.snapshot import read
@@ -42,9 +42,7 @@ SAVED_EVERY_S = 0.2
 # submitit's words for how a job is; it takes each other word for an end
 STATES = {Phase.SUCCEEDED.value: "COMPLETED", PENDING: PENDING}
 LOCAL = {row.name for row in settings.SETTINGS}
-SETTINGS = {
-    name: row for name, row in BY_NAME.items() if not row.in_files_only and name not in ("local_hosts", "sbatch")
-}
+SETTINGS = {name: row for name, row in BY_NAME.items() if not row.in_files_only and name != "local_hosts"}
 
 
 class RunWatcher(core.InfoWatcher):  # type: ignore[misc] # submitit has no types
@@ -159,7 +157,7 @@ class GangExecutor(core.PicklingExecutor):  # type: ignore[misc]
         self, folder: str | Path, here: bool | None = None, max_num_timeout: int = 3, max_pickle_size_gb: float = 1.0
     ) -> None:
         super().__init__(folder, max_num_timeout, max_pickle_size_gb)
-        self._here = shutil.which("sbatch") is None if here is None else here
+        self._here = not is_scheduler_here() if here is None else here
         self._throttling = 0.0
 
     @classmethod

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -18,14 +19,19 @@ from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, read_cancelled, r
 from gangrun.adapters.slurm.commands import Tools
 from gangrun.adapters.slurm.scheduler import JobFacts, SchedulerRefused, SchedulerSilent, SlurmScheduler, remembered
 from gangrun.config import environment
-from gangrun.runs.slurm_queue import UNCLAIMED_FOR_S, Queue, RunJob, in_order, place_of
-from gangrun.runs.times import wall_now
+from gangrun.runs.slurm_queue import Queue, RunJob, in_order, place_of
+from gangrun.runs.times import UNCLAIMED_FOR_S, wall_now
 from gangrun.wire.submission import SubmissionError
 
 ANSWER_WITHIN_S = 5.0
 TAIL_BYTES = 4096
 NOTE_CHARS = 500
 _SLURMS_OWN = re.compile(r"^.*(?:Error running slurm prolog|\*\*\* (?:JOB|STEP) .* CANCELLED AT ).*$", re.MULTILINE)
+
+
+def is_scheduler_here() -> bool:
+    """Can a job be submitted from this machine?"""
+    return shutil.which("sbatch") is not None
 
 
 def scheduler_of(tools: Tools) -> SlurmScheduler:

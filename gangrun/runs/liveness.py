@@ -9,8 +9,8 @@ from __future__ import annotations
 from enum import Enum
 
 from gangrun.core.model import TERMINAL
-from gangrun.runs.slurm_queue import UNCLAIMED_FOR_S
 from gangrun.runs.snapshot import RunSnapshot
+from gangrun.runs.times import UNCLAIMED_FOR_S
 
 
 class RunLiveness(Enum):

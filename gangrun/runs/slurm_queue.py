@@ -38,7 +38,6 @@ HOLDS = {
     "ReservationDeleted": "it is held, as its reservation is gone",
     "SPECIAL_EXIT": "it is held after a special exit",
 }
-UNCLAIMED_FOR_S = 60.0  # a job or run that nobody took up this long after it was made will not be taken up by itself
 NODES_FAILED = frozenset({"NODE_FAIL", "BOOT_FAIL"})
 HELD_BY_OTHERS = frozenset({"JobHeldAdmin"})  # a user's release is refused
 _COMMENT = re.compile(r"gr:(?P<run>.+):(?P<seq>[0-9]+)")

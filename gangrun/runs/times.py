@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from gangrun.node import processes
 from gangrun.wire.record import Record
 
+UNCLAIMED_FOR_S = 60.0  # a job or run that nobody took up this long after it was made will not be taken up by itself
+
 
 def wall_now() -> float:
     """Seconds since the epoch."""

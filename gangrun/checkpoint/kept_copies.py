@@ -24,6 +24,7 @@ from gangrun.checkpoint.scan import MACHINE_FOLDER, Identity, OneFile
 from gangrun.core.checkpoints.resume import shown
 
 PIECE_BYTES = 64 * 1024 * 1024
+RENAMES_COUNT = 2  # so many new files in a row: the script renames; one may have been moved there by a person
 _PREFIX = "copying-"
 _NOT_HERE = {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
@@ -42,7 +43,7 @@ class KeptCopies:
     may_rotate: Callable[[], bool] = lambda: True
     give_up: Callable[[], bool] = lambda: False
     _last: Identity | None = None  # of the file, when it was last seen whole
-    _renames: bool = False  # each save was another file
+    _new_files_count: int = 0  # saves that were another file than the one before, in a row
     _in_place: bool = False
 
     @property
@@ -54,11 +55,11 @@ class KeptCopies:
         """Copy what was ``judged`` whole, if there is no copy of it; "", or why there is none."""
         self._learn(judged)
         there = [Identity.of(path) for path in self._names() if os.path.lexists(path)]
-        if any(one.marker and judged.marker and one.marker[1:] == judged.marker[1:] for one in there):
+        if any(self._is_copy(one, judged) for one in there):
             return ""
         made = ""
         try:
-            made = self._made_of(self.path, judged, self.give_up, linked=self._renames)
+            made = self._made_of(self.path, judged, self.give_up, linked=self._new_files_count >= RENAMES_COUNT)
             if not self.may_rotate():
                 raise NotCopied(0, "another supervisor has taken over")
             self._rotate(made, judged)
@@ -84,12 +85,22 @@ class KeptCopies:
 
         return rename
 
+    def forget(self) -> None:
+        """What bears the name may now be another file by gangrun's doing: it says nothing of how the script writes."""
+        self._last, self._new_files_count = None, 0
+
     def _learn(self, seen: Identity) -> None:
         """Does the script rename, or overwrite in place? Once seen in place, its files are never linked."""
         before, self._last = self._last, seen
         if before is not None and before != seen:
             self._in_place = self._in_place or before.inode == seen.inode
-            self._renames = not self._in_place
+            self._new_files_count = 0 if self._in_place else self._new_files_count + 1
+
+    def _is_copy(self, one: Identity, judged: Identity) -> bool:
+        """A link to the file itself is none, if the script overwrites in place."""
+        if one.marker is None or judged.marker is None or one.marker[1:] != judged.marker[1:]:
+            return False
+        return not (self._in_place and one.inode == judged.inode)
 
     def _path(self, name: str) -> str:
         return os.path.join(self.directory, name)

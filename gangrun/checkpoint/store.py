@@ -202,6 +202,7 @@ class CheckpointRoom:
         if self._copies is not None:
             never_whole = journal_best_step < 0 and not first  # the run was killed in the middle of its first save
             candidates = _of_one_file(candidates, self._copies.path, never_whole=never_whole)
+            self._copies.forget()
         if sealed is not None:  # what lies elsewhere is no commit of this run, so no list of commits can name it
             sealed |= {(c.step, c.nonce or "") for c in candidates if os.path.dirname(c.path) != self.directory}
         choice = choose(

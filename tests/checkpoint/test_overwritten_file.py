@@ -233,9 +233,22 @@ def test_links_serve_while_the_script_renames(saved: Saved) -> None:
     saved.save(4)  # in place, so the link holds it too
     saved.seen()
     assert saved.numbers() == {"latest.pt": 4, "latest.pt.1": 4, "latest.pt.2": 2}
+    assert saved.path.stat().st_nlink == 1, "the link would be torn with the next save"
     saved.save(5, renamed=True)
     saved.seen()
     assert saved.path.stat().st_nlink == 1, "once seen in place, never linked again"
+
+
+def test_a_file_that_gangrun_put_in_place_is_no_rename_of_the_scripts(saved: Saved) -> None:
+    saved.save(1)
+    saved.seen()
+    saved.save(2, torn=True)
+    saved.choose()
+    saved.save(3)
+    saved.seen()
+    assert saved.path.stat().st_nlink == 1
+    saved.save(4, torn=True)
+    assert number_in(saved.folder / "latest.pt.1") == 3
 
 
 def test_a_deposed_supervisor_rotates_nothing(saved: Saved) -> None:

@@ -144,7 +144,8 @@ class RankExit:
     step: int = -1  # the last step that it reported; -1: it reported none
     tail: tuple[str, ...] = ()  # the lines of its stderr that tell most; texts too: ``running.abridged``
     written_at: float = 0.0  # when its error was written; 0.0: nobody knows
-    mark: str = ""  # which row of ``error_rules`` its text matched; "-": none; "": nobody looked yet
+    mark: str = ""  # the row of ``error_rules`` that its own words matched; "-": none; "": nobody looked yet
+    shown: tuple[str, ...] = ()  # the rows that lines of its stderr matched, in the table's order
     log_step: int = -1  # the highest that it printed, if it reported none
 
     @property
@@ -268,6 +269,7 @@ class Evidence:
     agents_died: tuple[str, ...] = ()
     start_failed: tuple[str, str] | None = None  # (node or "", why)
     started_over: tuple[int, int] | None = None  # (first step seen, resumed step)
+    shown: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # row -> two nodes at most of ranks we stopped
 
 
 # ---- the run ---------------------------------------------------------------------------------------------------------
@@ -523,6 +525,7 @@ class Attempt:
     resume: CheckpointRef | None = None
     evidence: Evidence = field(default_factory=Evidence)
     finished: Ranks = field(default_factory=Ranks)  # that ended with 0
+    stopped: Ranks = field(default_factory=Ranks)  # that we stopped, and that said what they had written
     step: int = -1  # highest step seen in it
 
 

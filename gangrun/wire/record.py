@@ -198,7 +198,9 @@ _GROUPS: dict[str, dict[str, str]] = {
     }.items()
 }
 _UNGROUPED = tuple(f.name for f in fields(RunState) if f.name not in _GROUPS)
-_MAPPINGS = ("nodes", "absent", "suspicion", "suspected_at", "excluded", "reports", "deadlines", "marks", "silent+")
+_MAPPINGS = (
+    "nodes", "absent", "suspicion", "suspected_at", "excluded", "reports", "deadlines", "marks", "silent+", "shown+",
+)  # fmt: skip
 _GROWING = frozenset({"attempts", "exits", "findings", "agents_died"})
 _AS_EVENT = "event"  # one more item: the one that is in the record's event
 _IMPLIED_SINCE = 3  # the schema since which a record's origin and time are not in its patch again
@@ -231,7 +233,7 @@ def _news(name: str, old: Any, new: Any) -> dict[str, Any]:
             kept_count = _same_beginning(old, new)
             items = [sparse(item) for item in new[kept_count:]]
             return {f"{name}+": {"from": kept_count, "items": items}}
-        case dict(), dict() if name == "silent":
+        case dict(), dict() if name in {"silent", "shown"}:
             return {f"{name}+": _entries(old, new)}
         case Ranks(), Ranks():
             came = new.since(old)
@@ -293,7 +295,7 @@ def snapshot(state: RunState) -> dict[str, Any]:
     for group, names in _GROUPS.items():
         flat |= {stored: getattr(getattr(state, group), name) for name, stored in names.items()}
     flat |= {name: dict(held) for name, held in flat.items() if isinstance(held, Table)}
-    flat["finished"] = _plain_ranks(state.attempt.finished)
+    flat |= {"finished": _plain_ranks(state.attempt.finished), "stopped": _plain_ranks(state.attempt.stopped)}
     return builtins(flat)  # type: ignore[no-any-return]
 
 

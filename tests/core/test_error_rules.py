@@ -61,11 +61,13 @@ TEXTS: dict[str, tuple[str, str]] = {
     "host-memory": ("MemoryError", "Unable to allocate 3.1 GiB for an array"),
     "teardown": ("RuntimeError", "cannot schedule new futures at interpreter shutdown"),
     "memory-error": ("OSError", "[Errno 133] Memory page has hardware error"),
+    "gpu-count": ("AssertionError", "Expected 8 GPUs but found 7"),
     "gpu-unknown": ("RuntimeError", "CUDA error: unknown error"),
     "rdma-local": ("DistBackendError", "NET/IB : Got completion from peer n2<5> with status=4 vendor err 81"),
     "cuda-usage": ("RuntimeError", "CUDA error: invalid configuration argument"),
     "toolchain": ("RuntimeError", "Failed to find C compiler. Please specify via CC environment variable."),
     "nccl-internal": ("DistBackendError", "ncclInternalError: Internal check failed."),
+    "nccl-system": ("DistBackendError", "ncclSystemError: System call (e.g. socket) or external library failed"),
     "timeout": ("RuntimeError", "DataLoader timed out after 60 seconds"),
     "offline": ("OfflineModeIsEnabled", "Cannot reach https://huggingface.co/x: offline mode is enabled."),
     "certificate": ("SSLError", "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed"),
@@ -168,7 +170,8 @@ WRITTEN: tuple[tuple[str, int, str], ...] = (
 
 @pytest.mark.parametrize(("name", "code", "line"), WRITTEN)
 def test_what_stands_before_the_end_is_known_by_the_right_row(name: str, code: int, line: str) -> None:
-    assert error_rules.marked(replace(fell(code=code), tail=(line,))).mark == name
+    rule = rule_of(replace(fell(code=code), tail=(line,)))
+    assert (rule.name if rule is not None else error_rules.NO_RULE) == name
 
 
 def test_an_exception_that_only_says_that_another_process_failed_leaves_its_words_to_stderr() -> None:

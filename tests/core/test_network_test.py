@@ -56,7 +56,7 @@ def answer(life: Life, bad: Mapping[str, tuple[str, ...]]) -> Life:
 
 def test_rows_of_the_table_say_that_a_lost_connection_is_tested() -> None:
     assert {rule.name for rule in BY_NAME.values() if rule.few is Cure.MEET} == {
-        "ib-completion", "nccl-remote", "peer-lost",
+        "ib-completion", "nccl-remote", "nccl-system", "peer-lost",
     }  # fmt: skip
 
 

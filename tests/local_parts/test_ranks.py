@@ -169,6 +169,27 @@ def test_a_stop_settles_no_longer_than_ranks_live(tmp_path: Path) -> None:
         assert [how.exit.by_us for how in made.seen if isinstance(how, facts.RankEnded)] == [False, False]
 
 
+def test_a_rank_that_is_stopped_tells_the_known_lines_that_it_had_written_before(tmp_path: Path) -> None:
+    script = """
+import signal, sys, time
+def end(*_):
+    print("RuntimeError: Unable to open shared memory: /dev/shm is full", file=sys.stderr, flush=True)
+    sys.exit(3)
+signal.signal(signal.SIGTERM, end)
+print("UCX ERROR ibv_create_qp failed: bad address", file=sys.stderr)
+print("ready", file=sys.stderr, flush=True)
+while True:
+    time.sleep(600)
+"""
+    with gang(tmp_path, script) as made:
+        made.gang.launch(order())
+        made.ready()
+        made.gang.stop(stop_order())
+        how = made.next_fact(facts.RankEnded).exit
+    assert (how.code, how.by_us, how.tail) == (3, True, ())
+    assert [entry.partition("/")[0] for entry in how.shown] == ["rdma-memory"], "not what it said as we stopped it"
+
+
 def test_a_second_stop_ends_the_settling(tmp_path: Path) -> None:
     with gang(tmp_path, "import time\n" + SLEEP) as made:
         made.gang.launch(order(1))

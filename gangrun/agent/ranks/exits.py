@@ -56,6 +56,7 @@ _EPILOGUE = re.compile(
 )
 REPORT_MAX_BYTES = 1024 * 1024
 TAIL_LINES_COUNT, TAIL_MAX_BYTES, TAIL_LINE_MAX_CHARS = 20, 4096, 600
+COMPARED_TIMES = 4  # as much of a healthy rank as a tail holds: errors of the failed one take no room there
 FRESH_S = 60.0  # what was written longer before the end did not end it: a handled exception, an old warning
 # A victim that logs a handled error and ends within the next minute would else seem to fall before its culprit.
 WRITTEN_WITHIN_S = 5.0
@@ -270,18 +271,20 @@ def _written_at(stderr: Sequence[tuple[float, str]]) -> float:
     return next((at for at, line in stderr[begin:] if _TELLING.search(line)), 0.0)
 
 
-def telling(lines: Sequence[str]) -> tuple[str, ...]:
-    """Of these lines those that tell most, in their order: the last ones, and the first and last that name an error."""
+def telling(lines: Sequence[str], times: int = 1) -> tuple[str, ...]:
+    """Of these lines those that tell most, in their order: the last ones, and the first and last that name an error.
+    ``times`` as many as a tail holds.
+    """
     kept = [cut_middle(line, TAIL_LINE_MAX_CHARS) for line in lines if line.strip()]
     kept = list(reversed(dict.fromkeys(reversed(kept))))  # what is said again counts where it was said last
     telling_ones = [index for index, line in enumerate(kept) if _TELLING.search(line)]
     last_ones = range(len(kept) - 1, -1, -1)
     ranked = [index for three in zip_longest(telling_ones, reversed(telling_ones), last_ones) for index in three]
     chosen: dict[int, str] = {}
-    left_bytes = TAIL_MAX_BYTES
+    left_bytes = times * TAIL_MAX_BYTES
     for index in dict.fromkeys(index for index in ranked if index is not None):
         size_bytes = len(kept[index].encode())
-        if len(chosen) < TAIL_LINES_COUNT and size_bytes <= left_bytes:
+        if len(chosen) < times * TAIL_LINES_COUNT and size_bytes <= left_bytes:
             chosen[index] = kept[index]
             left_bytes -= size_bytes
     return tuple(chosen[index] for index in sorted(chosen))
@@ -396,7 +399,12 @@ def watch(
             tail=() if ours else words.tail,
             written_at=words.written_at,
         )
-        tell(marked(how))  # here, since the supervisor may hear of thousands of ends at once
+        before = None
+        if ours:
+            since = stopped_at() - 2 * FRESH_S  # a tail of a rank that fell has nothing older
+            fresh = [line for line_at, line in stderr if since <= line_at < stopped_at()]
+            before = telling(fresh, COMPARED_TIMES)
+        tell(marked(how, before))  # here, since the supervisor may hear of thousands of ends at once
         rank.told.set()
 
     threading.Thread(target=wait, name=f"rank {rank.rank}", daemon=True).start()

@@ -7,6 +7,7 @@ events are evidence and nothing else.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from gangrun.core.actions import Decision, SaveGang, TakeStacks
@@ -47,6 +48,7 @@ NOT_LAUNCHED = "no rank has been launched yet"
 TEXTS_MAX_COUNT = 32  # so many ranks of one failure have their text in the journal
 TEXTS_LOOKED_MAX_COUNT = 4 * TEXTS_MAX_COUNT
 MESSAGE_MAX_CHARS = 200
+ROWS_MAX_COUNT = 64  # that ranks showed which we stopped: thousands may each write something else
 
 
 def how_it_ended(died: RankExit) -> str:
@@ -67,6 +69,8 @@ def abridged(state: RunState, event: RankExited) -> RankExited:
     died, error, evidence = error_rules.marked(event.exit), event.exit.error, state.attempt.evidence
     told = [one for one in evidence.exits[:TEXTS_LOOKED_MAX_COUNT] if _has_text(one)]
     stale = event.attempt != state.attempt.number
+    if died.by_us:  # thousands of ranks have written the same
+        died = replace(died, shown=tuple(_news_of(died, evidence)))
     if not stale and (len(told) < TEXTS_MAX_COUNT or _fell_first(died, evidence)):
         return replace(event, exit=died)
     if error is not None:
@@ -74,6 +78,16 @@ def abridged(state: RunState, event: RankExited) -> RankExited:
         message = "" if known and error.signature else one_line(error.message)[:MESSAGE_MAX_CHARS]
         error = replace(error, message=message, traceback="", chain=())
     return replace(event, exit=replace(died, error=error, tail=()))
+
+
+def _news_of(died: RankExit, evidence: Evidence) -> Iterator[str]:
+    """What it had written that fewer than two nodes are known to show."""
+    room_count = ROWS_MAX_COUNT - len(evidence.shown)
+    for entry in died.shown:
+        nodes = evidence.shown.get(entry.removesuffix(error_rules.LAST), ())
+        room_count -= not nodes
+        if died.node not in nodes and len(nodes) < 2 and (nodes or room_count >= 0):
+            yield entry
 
 
 def _has_text(died: RankExit) -> bool:
@@ -98,10 +112,22 @@ def rank_exited(state: RunState, event: RankExited, now: float, policy: Policy) 
     when = " while ranks were starting" if state.phase is Phase.STARTING else ""
     reason = f"rank {died.rank} on {died.node} ended{when} ({how_it_ended(died)})"
     if died.by_us and state.phase is Phase.STOPPING:
-        return stay(state, reason)  # says nothing of a cause, and would make each of thousands of records longer
+        return stay(_with_stopped(state, died), reason)
     evidence = replace(state.attempt.evidence, exits=(*state.attempt.evidence.exits, died))
     since_s = min(max(0.0, now - died.fell_at), policy.settle_s)
     return stop_or_note(state, now, policy, reason, evidence, policy.settle_s - since_s)
+
+
+def _with_stopped(state: RunState, died: RankExit) -> RunState:
+    """Of a rank that we stopped only what it had written counts, and few bytes of that: there are thousands."""
+    if not died.mark:  # its agent did not look
+        return state
+    attempt, known = state.attempt, state.attempt.evidence.shown
+    words = [entry.removesuffix(error_rules.LAST) for entry in _news_of(died, attempt.evidence)]
+    if words:
+        shown = {**known, **{row: (*known.get(row, ()), died.node) for row in words}}
+        attempt = replace(attempt, evidence=replace(attempt.evidence, shown=shown))
+    return replace(state, attempt=replace(attempt, stopped=attempt.stopped.added(died.rank)))
 
 
 def rank_finished(state: RunState, event: RankFinished, now: float, policy: Policy) -> Decision:

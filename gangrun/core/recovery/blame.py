@@ -54,6 +54,7 @@ class _Scene:
     policy: Policy
     finished: AbstractSet[int]
     addresses: Mapping[str, str]
+    stopped: AbstractSet[int]
 
     @property
     def world_size(self) -> int:
@@ -78,16 +79,19 @@ def judge(
     policy: Policy,
     load: poison.Load | None = None,
     finished: AbstractSet[int] = frozenset(),
+    stopped: AbstractSet[int] = frozenset(),
     moved: Move | None = None,
     addresses: Mapping[str, str] = MappingProxyType({}),
 ) -> Verdict:
-    """Weigh the evidence of one failure. ``finished``: the ranks that had ended with 0. ``moved``: the rank that was
-    moved to another node because it had fallen first twice. ``addresses``: which node a text means by an address.
+    """Weigh the evidence of one failure. ``finished``: the ranks that had ended with 0. ``stopped``: those that we
+    stopped. ``moved``: the rank that was moved to another node because it had fallen first twice. ``addresses``: which
+    node a text means by an address.
 
     A node that is in both ``blamed`` and ``suspects`` goes on suspicion alone: leave it out only if the gang can do
     without it (``placement.can_do_without``).
     """
-    scene = _Scene(attempt_step, placement, nodes_count, policy, finished, addresses)
+    scene = _Scene(attempt_step, placement, nodes_count, policy, finished, addresses, stopped)
+    evidence = replace(evidence, exits=error_rules.compared(evidence.exits, evidence.shown))
     verdict = _first_impression(evidence, scene)
     if verdict.final:
         return verdict
@@ -254,7 +258,7 @@ def _fell(first: RankExit, evidence: Evidence, scene: _Scene) -> Verdict:
         return Verdict(Cause.LEFT_EARLY, Failure.SCRIPT, (), (), signatures.exit_signature(0), sentence)
     rule = error_rules.rule_of(first)
     if rule is not None:
-        return _by_rule(first, rule, spread, f"{who} {_ended(first, step)}", scene)
+        return _by_rule(first, rule, spread, f"{who} {_ended(first, step)}", evidence, scene)
     suspects = (first.node,) if len(spread.nodes) == 1 else ()
     cause = Cause.RANK_ERROR
     signature = signatures.everywhere(signatures.exit_signature(first.code), spread.is_many)
@@ -298,13 +302,35 @@ _WHOSE = {
 }  # fmt: skip
 
 
-def _by_rule(first: RankExit, rule: Rule, spread: Spread, ended: str, scene: _Scene) -> Verdict:
+def _is_sure(first: RankExit, rule: Rule, spread: Spread, evidence: Evidence, scene: _Scene) -> bool:
+    """May its node be excluded for this? A line of stderr may be one that all ranks write at their start, or rank 0
+    alone: it counts for less if another rank did not show it too, or most other nodes have not been heard. So do words
+    that the script itself may have chosen, of one rank of several.
+    """
+    said = [entry.removesuffix(error_rules.LAST) for entry in first.shown if entry.startswith(f"{rule.name}/")]
+    alone = spread.ranks_count == 1 and not any(first.node in evidence.shown.get(entry, ()) for entry in said)
+    of_script = rule.name == "gpu-count" or error_rules.is_plain(first)
+    if rule.name in (first.mark, "foreign-process") and not (of_script and alone):
+        return True
+    if alone and (first.rank == 0 or (of_script and not said)):
+        return False
+    heard = {*scene.stopped, *(died.rank for died in evidence.exits)}
+    seats = scene.placement.seats if scene.placement is not None else ()
+    others = {seat.slot.node for seat in seats if seat.slot.node != first.node}
+    silent = {seat.slot.node for seat in seats if not heard.issuperset(seat.ranks)} & others
+    return 2 * len(silent) <= len(others) > 0
+
+
+def _by_rule(first: RankExit, rule: Rule, spread: Spread, ended: str, evidence: Evidence, scene: _Scene) -> Verdict:
     """What a known text means on so many nodes."""
     if rule.name == "foreign-process" and spread.is_many:  # who shares the GPUs of many nodes is the gang itself
         rule = error_rules.BY_NAME["gpu-memory"]
     has_one_node = scene.gang_nodes_count == 1
     is_alone = has_one_node and rule.few not in {Cure.EXCLUDE, Cure.TEST}
     cure, cause = (rule.many if spread.is_many or is_alone else rule.few), rule.cause
+    is_sure = _is_sure(first, rule, spread, evidence, scene)
+    if cure is Cure.EXCLUDE and not is_sure:
+        cure = Cure.RESTART
     if has_one_node and cure is Cure.EXCLUDE and not _replaceable(scene):  # no other node can show whose it is
         everywhere = spread.ranks_count >= scene.world_size > 0
         cure, cause = (Cure.END, Cause.ENVIRONMENT) if everywhere else (Cure.ONCE, cause)
@@ -319,7 +345,7 @@ def _by_rule(first: RankExit, rule: Rule, spread: Spread, ended: str, scene: _Sc
     blamed = spread.nodes if cure is Cure.EXCLUDE else ()
     suspects = spread.nodes if cure in _OF_NODES and not spread.is_many else ()
     failure = _WHOSE.get(cause, Failure.SCRIPT)
-    sentence = f"{ended}; {error_rules.concluded(rule, cure, spread, first, has_one_node=has_one_node)}"
+    sentence = f"{ended}; {error_rules.concluded(rule, cure, spread, first, is_compared=is_sure and not has_one_node)}"
     signature = signatures.rule_signature(rule.name, cure, first.error)
     rank = first.rank if len(suspects) == 1 and not blamed else NO_RANK
     moves = cure is Cure.MOVE and rank != NO_RANK and _replaceable(scene)

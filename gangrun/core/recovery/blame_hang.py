@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from gangrun.core.model import Cause, Cure, Failure, Hang, Placement, RankExit, RankObservation, RankStack, Verdict
 from gangrun.core.nodes.placement import node_of_rank
+from gangrun.core.recovery.error_rules import is_remark
 from gangrun.core.recovery.signatures import hang_signature
 from gangrun.core.text import counted, listed, one_line
 
@@ -205,7 +206,8 @@ def _named(
     died: RankExit, first_ranks: Mapping[str, int], world_size: int, addresses: Mapping[str, str]
 ) -> Iterator[int]:
     """The ranks that its text names; the first rank of a node that it names, or whose address."""
-    text = "\n".join((died.error.message if died.error is not None else "", *died.tail))
+    said = [line for line in died.tail if not is_remark(line)]
+    text = "\n".join((died.error.message if died.error is not None else "", *said))
     for host in _PEER.findall(text):
         name = addresses.get(host.lower(), host.partition(".")[0])
         if name != died.node and name in first_ranks:

@@ -67,6 +67,7 @@ def _weigh(state: RunState, now: float, policy: Policy) -> _Judged:
         policy=policy,
         load=poison.load_of(state),
         finished=state.attempt.finished,
+        stopped=state.attempt.stopped,
         moved=state.health.move,
         addresses=roster.named_by(state),
     )

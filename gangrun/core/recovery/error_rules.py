@@ -3,18 +3,24 @@
 Each row has a pattern, the cause that it shows, and two cures: one for a failure on one node or a few, one for the
 same failure on many nodes at once. What only a machine can cause is the machine's on one node, and the environment's or
 the code's on all. Rows stand in order: the first that matches counts. ``rule_of`` tries kind and message, the causes
-of the exception, and how the process ended with the last lines of its stderr. A row that fits a victim too counts only
+of the exception, how the process ended, and each line of its stderr. A row that fits a victim too counts only
 if no other text tells more. ``docs/failures.md`` is generated from this table.
 
-A mark is the name of the row that a rank's end matched. The rank's agent makes it: to match one end takes
-milliseconds, and the supervisor may hear of thousands at once. It stays when texts are dropped, so that all ends can
-be compared. Patterns are of lower case, as the texts are that they are matched with.
+A line of stderr proves little by itself: libraries write warnings about GPUs and networks on healthy nodes too. So
+ranks that are stopped tell which rows their own lines match, and ``compared`` leaves out what ranks on several nodes
+showed. An exception needs no comparison.
+
+A mark is the name of the row that a rank's own words matched, and ``shown`` has the rows of its stderr. The rank's
+agent makes both: to match one end takes milliseconds, and the supervisor may hear of thousands at once. They stay when
+texts are dropped, so that all ends can be compared. Patterns are of lower case, as the texts are that they are matched
+with.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -24,7 +30,17 @@ from gangrun.core.text import cut_middle, signal_name
 
 TEXT_MAX_CHARS = 4000  # of one text, half from its beginning and half from its end
 SHELL_SIGNAL_BASE = 128  # a shell says 128 + N for a child killed by signal N
-NO_RULE = "-"  # the mark of an end whose text matched no row
+NO_RULE = "-"  # the mark of an end whose own words matched no row
+SHOWN_MAX_COUNT = 8  # rows of a rank's stderr that are sent
+_SENT = frozenset({1, 2, 9, 15})  # signals that a process does not send itself
+_KILLS = {Cause.KILLED, Cause.OOM}
+_NUMBER = re.compile(r"\d+")
+LAST, LAST_LINES_COUNT = "!", 1  # after an entry of ``shown``: it stands in one of the last lines
+SIGABRT = 6
+_LAST_WORDS = re.compile(
+    r"^(\[rank\d+\]:)?\s*what\(\): | WARN (Call to |Cuda failure)|^F\d{4} .*Check failed: "
+)  # said by what fails then
+_NCCL = re.compile(r"NCCL|DistBackendError")
 CUDA_DOCS = "CUDA runtime API, cudaError_t"
 NCCL_DOCS = "NCCL user guide, ncclResult_t and troubleshooting"
 GLOO_SOURCE = "gloo, TCP transport"
@@ -70,8 +86,9 @@ RULES: tuple[Rule, ...] = (
     # ---- devices and drivers: only a machine can cause these -------------------------------------------------------
     Rule("gpu-ecc", "an uncorrectable memory or NVLink error of a GPU",
          r"uncorrectable (ecc|nvlink)|ecc_?uncorrectable|nvlink_?uncorrectable|double.bit ecc|ecc error encountered"
-         r"|\becc\b[^\n]{0,30}(error|fail)|page retirement"
-         r"|row.?remap\w* (fail|pending)|error_?contained\b|nvlink.{0,30}(fatal|is down|inactive)",
+         r"|\becc\b(?![^\n]*(\bkeys?\b|curve|cert|crypt|signature))[^\n]{0,30}(error|fail)|page retirement"
+         r"|row.?remap\w* (fail|pending)|error_?contained\b|invalid access of peer gpu memory"
+         r"|nvlink.{0,30}(fatal|is down|inactive)",
          Cause.HARDWARE, EXCLUDE, ONCE, CUDA_DOCS),
     Rule("gpu-lost", "a GPU that is lost or needs a reset",
          r"gpu (is lost|has fallen|requires reset)|fallen off the bus|gpu_?is_?lost"
@@ -81,54 +98,61 @@ RULES: tuple[Rule, ...] = (
          r"|error 719.{0,80}nvlink|hw exception by gpu",
          Cause.HARDWARE, EXCLUDE, ONCE, "NVML API, nvmlReturn_t"),
     Rule("gpu-fabric", "an NVSwitch fabric that is not ready",
-         r"system not yet initialized|systemnotready|system_not_ready|error 802|fabric manager (is not|never|not run)"
-         r"|nvlink sharp|multicast memory|\bimex\b[^\n]{0,60}(fail|error|not)|cannot be performed in the present state",
+         r"(cuda|error \()[^\n]{0,60}system not yet initialized|systemnotready|system_not_ready|error 802"
+         r"|fabric manager (is not|never|not run)"
+         r"|nvlink sharp|multicast memory|\bimex\b[^\n]{0,60}(fail|error|not)"
+         r"|cuda[^\n]{0,60}cannot be performed in the present state",
          Cause.HARDWARE, EXCLUDE, END, CUDA_DOCS),
     Rule("memory-error", "an uncorrectable error of the node's memory",
          r"errno 133\]|memory page has hardware error|bus_mceerr|hardware memory error|machine check exception",
          Cause.HARDWARE, EXCLUDE, ONCE, ERRNO),
     Rule("driver-mismatch", "a driver that does not fit its libraries",
-         r"driver/library version mismatch|rm_version_mismatch|nvidia driver on your system is too old"
+         r"driver/library version mismatch|rm_?version_?mismatch|nvml/rm version mismatch"
+         r"|nvidia driver on your system is too old"
          r"|driver version is insufficient|not supported in the installed cuda driver|requires_?newer_?driver"
-         r"|unsupported toolchain|unsupported_?ptx_?version|api mismatch: the client|stub library"
+         r"|unsupported toolchain|unsupported_?ptx_?version|api mismatch: the client|driver is a stub library"
          r"|(cuda|nvidia) driver.{0,40}too old|update your (gpu|nvidia) driver"
          r"|ptx jit compiler library not found|jit_?compiler_?not_?found|libnvidia-ptxjitcompiler"
          r"|unsupported display driver ?/ ?cuda driver|systemdrivermismatch|system_driver_mismatch|insufficientdriver"
          r"|forward compatibility was attempted on non.supported|compatnotsupportedondevice",
          Cause.HARDWARE, EXCLUDE, END, CUDA_DOCS),
     Rule("gpu-missing", "a GPU that the process does not see",
-         r"no cuda.capable device|no cuda gpus are available|error_?no_?device|found no nvidia driver"
+         r"no cuda.capable device|no cuda gpus are available|(cuda|hip)_?error_?no_?device|found no nvidia driver"
          r"|\b(no|0) ((cuda|nvidia)[ -])?(gpus?|accelerators?)( devices?)? (is |are |was |were )?"
          r"(found|available|detected|visible|present)|no supported gpu|no gpu/tpu found"
          r"|cuda (is |was )?(not |un)(available|initialized|found)|cuda\.is_available\(\) (is|returned|==) ?false"
-         r"|cuda is required|requires? (a |an |at least (one|1) )?((cuda|nvidia)[ -])*gpus?\b.{0,30}(not|none|but|cpu)"
-         r"|setup doesn't support bf16/gpu|machine only has|gpu access blocked|gpu memory access fault"
-         r"|os call failed|error_?operating_?system|device_?not_?licensed|nvml.{0,40}insufficient permissions"
+         r"|setup doesn't support bf16/gpu|gpu access blocked|gpu memory access fault"
+         r"|cuda[^\n]{0,60}os call failed|cuda_?error_?operating_?system|device_?not_?licensed"
+         r"|nvml.{0,40}insufficient permissions"
          r"|nvml_success == .{0,120}internal assert|nvidia-container-cli|could not select device driver"
          r"|couldn't communicate with the nvidia driver|nvidia-smi has failed|failed to initialize nvml"
          r"|nvml_?error_?(driver_?not_?loaded|library_?not_?found|unknown|uninitialized)|nvml.{0,30}driver not loaded"
          r"|nvml shared library not found|libnvidia-ml|cuda runtime error \(3\)"
-         r"|failed call to cuinit|cuinit\W[^\n]{0,40}fail|error_?not_?initialized"
+         r"|failed call to cuinit|cuinit\W[^\n]{0,40}fail|(cuda|nvml)_?error_?(not_?|un)initialized"
          r"|cudagetdevicecount|cuda\w+\(\)( on gpu:\d+)? failed\. status|nvml\w*\([^\n]{0,60}(failed|error)"
-         r"|(device|gpu) handle[^\n]{0,60}unknown error|not enough (gpus|cuda devices)"
-         r"|\bfound (only )?\d+ (cuda )?gpus?\b"
-         r"|(expected|requested|needs?|requires?) \d+ (cuda |nvidia )?gpus?\b[^\n]{0,60}(but|only|found|available"
-         r"|have|got)"
-         r"|driver initialization failed|cudaerrorinitializationerror|cuda error: initialization error"
-         r"|libcuda(debugger)?\.so[.\d]*: cannot open|libnvidia-[\w-]+\.so[.\d]*: cannot open|no devices? (was"
-         r"|were) found"
+         r"|(device|gpu) handle[^\n]{0,60}unknown error"
+         r"|cuda driver initialization failed|cudaerrorinitializationerror|cuda error: initialization error"
+         r"|libcuda(debugger)?\.so[.\d]*: cannot open|libnvidia-[\w-]+\.so[.\d]*: cannot open"
          r"|cuda (driver )?unknown error|setting the available devices to be zero",
          Cause.HARDWARE, EXCLUDE, END, CUDA_DOCS),
+    Rule("gpu-count", "fewer GPUs than the script wants",  # words of scripts, which may compare them with anything
+         r"machine only has|cuda is required"
+         r"|requires? (a |an |at least (one|1) )?((cuda|nvidia)[ -])*gpus?\b.{0,30}(not|none|but|cpu)"
+         r"|not enough (gpus|cuda devices)|\bfound (only )?\d+ (cuda )?gpus?\b|no devices? (was|were) found"
+         r"|(expected|requested|needs?|requires?) \d+ (cuda |nvidia )?gpus?\b[^\n]{0,60}(but|only|found|available"
+         r"|have|got)",
+         Cause.HARDWARE, EXCLUDE, END, "scripts"),
     Rule("gpu-unknown", "an unknown error of the GPU's driver",
          r"(cuda|cuda runtime|cuda driver|triton|nvrtc)[^\n]{0,20}(error|failure)[^\n]{0,30}\bunknown error"
          r"|cuda_?error_?unknown",
          Cause.HARDWARE, EXCLUDE, ONCE, CUDA_DOCS),
-    Rule("gpu-ordinal", "a GPU number that the node does not have", r"invalid device ordinal|error_?invalid_?device\b"
+    Rule("gpu-ordinal", "a GPU number that the node does not have",
+         r"(cuda|hip|failure)[^\n]{0,80}invalid device ordinal|error_?invalid_?device\b"
          r"|cuda device \d+ but torch\.cuda\.device_count\(\) is|^assertionerror: invalid device id",
          Cause.HARDWARE, EXCLUDE, END, CUDA_DOCS),
     Rule("gpu-busy", "a GPU that is busy or unavailable",
          r"devices?(\(s\))? (is|are|is/are) busy or unavailable|devicesunavailable|devices_unavailable"
-         r"|device already in use|\bmps (client|server|control)\b",
+         r"|thread device already in use|\bmps (client|server|control)\b",
          Cause.HARDWARE, EXCLUDE, ONCE, CUDA_DOCS),
     Rule("foreign-process", "GPU memory that another program holds", r"(?!x)x",  # ``_foreign`` reads the numbers
          Cause.FOREIGN_PROCESS, EXCLUDE, ONCE, "PyTorch, caching allocator"),
@@ -141,13 +165,17 @@ RULES: tuple[Rule, ...] = (
          Cause.HARDWARE, EXCLUDE, END, NCCL_DOCS),
     Rule("rdma-memory", "a limit on locked memory, or RDMA queues that cannot be made",
          r"(ibv_(reg_mr|create_qp|create_cq|alloc_pd)\w*).{0,60}(fail|error|cannot)|rlimit_memlock|max locked memory"
-         r"|memlock|memory registration failed|unable to register memory",
+         r"|memlock"
+         r"|(\b(ib|rdma|ucx|ofi|efa|nccl|hca|gdr)|mlx)[^\n]{0,80}"
+         r"(memory registration failed|unable to register memory)",
          Cause.HARDWARE, EXCLUDE, END, NCCL_DOCS),
     Rule("rdma-local", "an error of the node's own InfiniBand device",
-         r"ib_wc_loc_\w+|got completion.{0,200}(status=|error )[124]\b|async (fatal )?event.{0,60}(catastrophic|fatal)",
+         r"ib_wc_loc_\w+|got completion[^\n]{0,200}(status=|error )[124]\b[^\n]{0,60}\bvendor"
+         r"|async (fatal )?event.{0,60}(catastrophic|fatal)",
          Cause.HARDWARE, EXCLUDE, ONCE, NCCL_DOCS),
     Rule("no-interface", "a network interface that the node does not have",
-         r"no socket interface found|unable to find (interface|address) for|no interface found|ifa != nullptr"
+         r"no socket interface found|unable to find (interface|address) for|ifa != nullptr"
+         r"|net/socket[^\n]{0,20}no interface found"
          r"|no eligible providers were found|errno 19\] no such device\s*$",
          Cause.NETWORK, EXCLUDE, END, NCCL_DOCS),
     Rule("cpu-instruction", "an instruction that the CPU does not have",
@@ -159,8 +187,8 @@ RULES: tuple[Rule, ...] = (
     Rule("no-kernel", "a GPU for which the program has no code",
          r"no kernel image|no_?kernel_?image|not compatible with the current pytorch|unsupported gpu architecture"
          r"|no_?binary_?for_?gpu|invalid device function|(device )?kernel image is invalid|ptx jit compilation failed"
-         r"|invalid_?(ptx|kernel_?image)\b|arch_mismatch|ptxas (fatal|error)|requires? (a )?(gpu|device)s? with "
-         r"(compute )?capability|only supports? .{0,40}(gpus? or newer|architectures?|compute capability)",
+         r"|invalid_?(ptx|kernel_?image)\b|status_arch_mismatch|ptxas (fatal|error)|requires? (a )?(gpu|device)s? with "
+         r"(compute )?capability|only supports? .{0,40}(gpus? or newer|(gpu|cuda) architectures?|compute capability)",
          Cause.ENVIRONMENT, EXCLUDE, END, CUDA_DOCS),
     Rule("cuda-usage", "a wrong use of CUDA",
          r"invalid configuration argument|invalid resource handle|invalid device context|invalid pitch argument"
@@ -255,14 +283,17 @@ RULES: tuple[Rule, ...] = (
          r"got completion (from peer|with error).{0,200}((status=|error )\d|vendor[ _]err)|ib(v)?_wc_(rnr_)?retry_exc",
          Cause.NETWORK, MEET, MEET, NCCL_DOCS),
     Rule("nccl-watchdog", "a collective that did not end in time",
-         r"watchdog caught collective|heartbeat ?monitor|watchdog thread (got stuck|terminated)|failed or timed out"
+         r"watchdog caught collective|heartbeat ?monitor|watchdog (thread )?(got stuck|terminated)"
+         r"|due to processgroupnccl watchdog hang|failed or timed out"
          r"|taking the entire process down|ran for \d+ milliseconds before timing out|monitoredbarrier"
          r"|caught collective operation timeout",
          Cause.VICTIMS_ONLY, VICTIM, VICTIM, TORCH_SOURCE),
     Rule("nccl-remote", "a peer that NCCL lost",
          r"ncclremoteerror|remote process exited or there was a network error|communicator was aborted"
-         r"|ncclsystemerror|unhandled system error|net/socket.{0,80}(reset|refused|timed out|closed)",
+         r"|net/socket.{0,80}(reset|refused|timed out|closed)",
          Cause.VICTIMS_ONLY, MEET, MEET, NCCL_DOCS),
+    Rule("nccl-system", "a system call that failed in NCCL",
+         r"ncclsystemerror|unhandled system error", Cause.VICTIMS_ONLY, MEET, MEET, NCCL_DOCS),
     Rule("nccl-cuda", "a CUDA error inside NCCL",
          r"ncclunhandledcudaerror|unhandled cuda error|peer access is not supported",
          Cause.HARDWARE, MOVE, ONCE, NCCL_DOCS),
@@ -341,6 +372,8 @@ RULES: tuple[Rule, ...] = (
          Cause.HARDWARE, MOVE, ONCE, CUDA_DOCS),
 )  # fmt: skip
 BY_NAME = {rule.name: rule for rule in RULES}
+# What peers say of a lost rank, and ranks that are ended, they all say; all else on all nodes at once ended none.
+COMPARED = tuple(rule for rule in RULES if rule.few not in VICTIMS and rule.cause is not Cause.KILLED)
 _VAGUE = frozenset(
     {rule.name for rule in RULES if rule.few in (*VICTIMS, TEST)}
     | {"save-failed", "nccl-cuda", "nccl-usage", "nccl-internal", "gpu-other"}
@@ -368,25 +401,68 @@ _OF_TORCH = re.compile(
 FOREIGN_MIN_SHARE = 0.3  # of the GPU's memory: contexts of CUDA hold less
 
 
-def marked(died: RankExit) -> RankExit:
-    """The same end with its mark."""
+def marked(died: RankExit, stderr: Iterable[str] | None = None) -> RankExit:
+    """The same end with its marks. ``stderr``: what it had written, if its tail does not have it."""
     if died.mark:
         return died
-    rule = rule_of(died)
-    return replace(died, mark=rule.name if rule is not None else NO_RULE)
+    own, lines = _own(died), died.tail if stderr is None else stderr
+    entries = tuple(_entries(lines, COMPARED if died.by_us else RULES))
+    return replace(died, mark=own.name if own is not None else NO_RULE, shown=entries[:SHOWN_MAX_COUNT])
 
 
 def rule_of(died: RankExit) -> Rule | None:
-    """The row that this end matches: by its mark, else by its texts."""
-    if died.mark:
-        return BY_NAME.get(died.mark)
-    vague: Rule | None = None
-    for text, beside in _texts(died):
-        found = _match(text, beside)
-        if found is not None and found.name not in _VAGUE:
-            return found
-        vague = vague or found
-    return vague
+    """The row that this end matches: by its marks, else by its texts. Of stderr the row that stands first counts."""
+    died = marked(died)
+    own, said = BY_NAME.get(died.mark), next(_counting(died), None)
+    known = [rule for rule in ((own, said) if died.error is not None else (said, own)) if rule is not None]
+    return next((rule for rule in known if rule.name not in _VAGUE), known[0] if known else None)
+
+
+def _counting(died: RankExit) -> Iterator[Rule]:
+    """The rows of its stderr that may tell why it ended, those of its last lines first if there was no exception.
+    Beside an exception that says that a peer was lost, none does.
+    """
+    own, beside = BY_NAME.get(died.mark), died.error is not None and _class_of(died.error) not in _OF_ANOTHER
+    if is_plain(died) or (beside and own is not None and own.few in VICTIMS and own.name != "nccl-system"):
+        return
+    shown = died.shown if beside else sorted(died.shown, key=_by_place)
+    for rule in filter(None, map(_rule_shown, shown)):
+        if rule.cause in _KILLS if is_killed(died) else not beside or _counts_beside(rule):
+            yield rule
+
+
+def _by_place(entry: str) -> tuple[bool, bool]:
+    """The last lines first; a crash as the interpreter ends follows from what stands before it."""
+    rule = _rule_shown(entry)
+    return rule is not None and rule.cause is Cause.TEARDOWN, not entry.endswith(LAST)
+
+
+def _rule_shown(entry: str) -> Rule | None:
+    return BY_NAME.get(entry.partition("/")[0])
+
+
+def is_killed(died: RankExit) -> bool:
+    """Did somebody end it, whatever it had written before?"""
+    return (died.signal or (died.code or 0) - SHELL_SIGNAL_BASE) in _SENT
+
+
+def _counts_beside(rule: Rule) -> bool:
+    return rule.cause in _BESIDE and rule.name != "gpu-other"
+
+
+def _own(died: RankExit) -> Rule | None:
+    """The row of its exception and the causes of that; without one, of how the process ended."""
+    error, last_words = died.error, [line for line in died.tail if _LAST_WORDS.search(line)]
+    texts = [f"{error.kind}: {error.message}", *error.chain] if error is not None else []
+    if error is None or _NCCL.search(texts[0]):
+        texts += last_words
+    if error is None:
+        texts.append(how_it_ended(died))
+    found = [
+        _match(cut_middle(text, TEXT_MAX_CHARS), beside=bool(i) and is_plain(died)) for i, text in enumerate(texts)
+    ]
+    known = [rule for rule in found if rule is not None]
+    return next((rule for rule in known if rule.name not in _VAGUE), known[0] if known else None)
 
 
 def is_plain(died: RankExit) -> bool:
@@ -399,37 +475,46 @@ def _class_of(error: ErrorReport) -> str:
 
 
 # A line that a library writes on every node at its start, such as how many GPUs it found.
-_REMARK = re.compile(r"\b(INFO|DEBUG)\b|libibverbs: Warning")
+_REMARK = re.compile(
+    r"\b(INFO|DEBUG)\b|UCX +WARN\b|libibverbs: Warning|errno: 97 - Address family"
+    r"|The IPv6 network addresses of .* cannot be"
+)
 
 
-def _texts(died: RankExit) -> Iterator[tuple[str, bool]]:
-    """What is looked at, in order; with it whether it only stands beside an exception."""
-    error = died.error
-    if error is not None:
-        yield cut_middle(f"{error.kind}: {error.message}", TEXT_MAX_CHARS), False
-        for cause in error.chain:
-            yield cut_middle(cause, TEXT_MAX_CHARS), is_plain(died)
-        if is_plain(died):
-            return
-    said = "\n".join([line for line in died.tail if not _REMARK.search(line)])
-    yield said, error is not None and _class_of(error) not in _OF_ANOTHER
-    if error is None:
-        yield how_it_ended(died), False
+def is_remark(line: str) -> bool:
+    """Is it a line that a library writes on every node at its start?"""
+    return _REMARK.search(line) is not None
 
 
-def _match(text: str, beside: bool) -> Rule | None:
+def _match(text: str, *, beside: bool = False) -> Rule | None:
     text = text.lower()  # four times as fast as patterns that ignore the case
-    for rule, pattern in _patterns():
-        counts = not beside or (rule.cause in _BESIDE and rule.name != "gpu-other")
-        if counts and pattern.search(text):
+    for rule in RULES:
+        if (not beside or _counts_beside(rule)) and _patterns()[rule.name].search(text):
             return BY_NAME["foreign-process"] if rule.cause is Cause.GPU_MEMORY and foreign_process(text) else rule
     return None
 
 
+def _entries(lines: Iterable[str], rules: Iterable[Rule]) -> Iterator[str]:
+    """Each row that matches a line, in the order of the table, with a checksum of the words that it matched: ranks that
+    write the same write the same words, but for numbers. ``!``: in one of the last lines.
+    """
+    said = [line.lower() for line in lines if not is_remark(line)]
+    for rule in rules:
+        name = rule.name
+        if rule.cause is Cause.GPU_MEMORY and any(map(foreign_process, said)):
+            name = "foreign-process"
+        found = [(at, one[0]) for at, line in enumerate(said) if (one := _patterns()[rule.name].search(line))]
+        last_at = len(said) - LAST_LINES_COUNT
+        words = {
+            f"{name}/{zlib.crc32(_NUMBER.sub('0', one).encode()) & 0xFFFF:04x}": at >= last_at for at, one in found
+        }
+        yield from (f"{entry}{LAST if is_last else ''}" for entry, is_last in words.items())
+
+
 @cache
-def _patterns() -> tuple[tuple[Rule, re.Pattern[str]], ...]:
+def _patterns() -> dict[str, re.Pattern[str]]:
     """Compiled when the first rank falls."""
-    return tuple((rule, re.compile(rule.pattern, re.MULTILINE)) for rule in RULES)
+    return {rule.name: re.compile(rule.pattern, re.MULTILINE) for rule in RULES}
 
 
 def foreign_process(text: str) -> str:
@@ -498,11 +583,50 @@ def _is_same(one: RankExit, other: RankExit) -> bool:
     return one.error is other.error and (one.code, one.signal) == (other.code, other.signal)
 
 
-def concluded(rule: Rule, cure: Cure, spread: Spread, first: RankExit, *, has_one_node: bool) -> str:
+def compared(exits: tuple[RankExit, ...], stopped: Mapping[str, tuple[str, ...]]) -> tuple[RankExit, ...]:
+    """The ends without what their stderr had in common with that of ranks on other nodes: that is what all ranks write
+    at their start. ``stopped``: what ranks showed that we stopped, and on which nodes. What ranks wrote last before
+    they ended without an exception counts on many nodes too, if no rank lived on with it.
+    """
+    exits = tuple(map(marked, exits))
+    seen = dict(stopped)
+    for died in exits:
+        for entry in died.shown:
+            if not _ended_it(died, entry):
+                words = entry.removesuffix(LAST)
+                seen[words] = two_of(seen.get(words, ()), died.node)
+
+    def is_own(died: RankExit, entry: str) -> bool:
+        others = seen.get(entry.removesuffix(LAST), ())
+        return _rule_shown(entry) not in COMPARED or all(node == died.node for node in others)
+
+    return tuple(
+        replace(died, shown=tuple(entry for entry in died.shown if is_own(died, entry))) if died.shown else died
+        for died in exits
+    )
+
+
+def _ended_it(died: RankExit, entry: str) -> bool:
+    """Is it what a rank wrote last, just before it ended without an exception?"""
+    by_itself = died.signal in (None, SIGABRT) and not died.by_us
+    return (
+        entry.endswith(LAST)
+        and died.written_at > 0
+        and by_itself
+        and (died.error is None or _class_of(died.error) in _OF_ANOTHER)
+    )
+
+
+def two_of(nodes: tuple[str, ...], node: str) -> tuple[str, ...]:
+    """With this node, if there are fewer than two: another than any node is among two."""
+    return nodes if node in nodes or len(nodes) > 1 else (*nodes, node)
+
+
+def concluded(rule: Rule, cure: Cure, spread: Spread, first: RankExit, *, is_compared: bool) -> str:
     """What the row means for the run, in words."""
     nodes, count = fold(spread.nodes), len(spread.nodes)
     where = f", on {count} nodes at once" if count > 1 else f", on {nodes} only"
-    if count == 1 and has_one_node:  # there is none to compare with
+    if count == 1 and not is_compared:
         where = ""
     foreign = foreign_process(first.error.message) if rule.name == "foreign-process" and first.error else ""
     means = _MEANING[cure].format(nodes=nodes, are="is" if count == 1 else "are")

@@ -39,6 +39,7 @@ CLASSES = (
     "usage", "code", "gpu memory", "foreign process", "host memory", "device", "cpu", "local disk", "storage",
     "network", "service", "port", "environment", "hang", "left early", "killed", "teardown", "silent rank",
 )  # fmt: skip
+INNOCENT = tuple((Path(__file__).parent / "innocent.txt").read_text().splitlines())  # what stacks write at their start
 STICKS = ("node", "rank", "step", "everywhere", "passes")
 
 

@@ -104,7 +104,12 @@ after its error.
 
 The *development* cases were read while the rules were written. The *held-out* cases are from other threads, and whoever
 wrote the rules did not read them. The *second held-out* cases were collected when those rules were done, by an author
-who had not read the rules. Log lines of other programs surround their errors.
+who had not read the rules. Log lines of other programs surround their errors. Once the figures were known, the rules
+got three official texts of CUDA, NVML and NCCL that had been missing; the five held-out cases that showed this are
+development cases now.
+
+Each rank, healthy or not, first writes five of 75 lines that libraries and launchers write on healthy nodes, such as a
+device that NCCL does not find; one of them stands on one healthy node only.
 
 This page is written by `python -m tests.core.judgement.figures --page > docs/judgement.md`; a test keeps it equal to
 what the player sees.

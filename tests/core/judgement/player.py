@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import re
 import signal
+import zlib
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -43,8 +44,9 @@ from gangrun.core.events import (
 from gangrun.core.model import TERMINAL, ErrorReport, Failure, Phase, RankExit, RankObservation, RankStack
 from gangrun.core.nodes.standing import active
 from gangrun.core.policy import Policy
+from gangrun.core.recovery.error_rules import marked
 from gangrun.node.boot import looks_collective
-from tests.core.judgement.case import Case, exit_of
+from tests.core.judgement.case import INNOCENT, Case, exit_of
 from tests.core.life import Life
 
 GANG_NODES, RANKS_PER_NODE = 3, 2
@@ -53,6 +55,7 @@ ATTEMPTS_MAX_COUNT = 14
 EVENTS_MAX_COUNT = 3000
 REPORTED_AFTER_S = 0.02  # from a rank's end to the supervisor
 KILLED_AFTER_S = 0.01  # from the supervisor's word to the ranks' end
+REMARKS_COUNT = 5  # innocent lines that each rank writes before
 SHOWN_AFTER_S = 60.0  # a rank trains so long before it falls
 
 
@@ -96,7 +99,7 @@ def class_of(causes: tuple[str, ...]) -> str:
     return _CLASS_OF.get(named[-1], named[-1])
 
 
-def play(case: Case, spares: int, *, tests: bool = True, turn: int = 0) -> Played:
+def play(case: Case, spares: int, *, tests: bool = True, turn: int = 0, remarks: int = 0) -> Played:
     """Play it on three nodes and so many spares.
 
     Args:
@@ -104,13 +107,14 @@ def play(case: Case, spares: int, *, tests: bool = True, turn: int = 0) -> Playe
         spares: How many nodes hold no ranks at first.
         tests: Suspects are tested, and nobody can tell how that went.
         turn: Which rank falls first where all fall at once.
+        remarks: From which innocent line on the ranks write theirs.
     """
-    return _World(case, spares, tests, turn).played()
+    return _World(case, spares, tests, turn, remarks).played()
 
 
 class _World:
-    def __init__(self, case: Case, spares: int, tests: bool, turn: int) -> None:
-        self.case, self.turn = case, turn
+    def __init__(self, case: Case, spares: int, tests: bool, turn: int, remarks: int) -> None:
+        self.case, self.turn, self.remarks = case, turn, remarks
         self.life = Life(GANG_NODES, RANKS_PER_NODE, Policy(can_requeue=True, test_suspects=tests))
         self.life.names = [f"n{number}" for number in range(GANG_NODES + spares)]
         self.fresh = count(10)
@@ -285,11 +289,20 @@ class _World:
         lines = self._filled(text, rank).splitlines()
         error = reported(lines)
         told = set(error.traceback.splitlines()) if error is not None else set()
-        tail = telling([line for line in lines if line not in told])
+        tail = telling([*self._remarks(rank), *(line for line in lines if line not in told)])
         written_at = written if lines else 0.0
         return RankExit(
             rank, self.holders[rank], code, number, oom, False, error, at, step, tail, written_at
         )  # fmt: skip
+
+    def _remarks(self, rank: int) -> list[str]:
+        """What a rank wrote before, as ranks do that fail for nothing of it: the same on all, one line on one node."""
+        at = zlib.crc32(self.case.file.encode()) + self.remarks
+        said = [INNOCENT[(at + 17 * index) % len(INNOCENT)] for index in range(REMARKS_COUNT + 1)]
+        away = set(self.holders.values()) - {self.holders[faller] for faller in self._fallers()}
+        if self.holders[rank] != min(away, default=""):
+            said.pop()
+        return said
 
     def _filled(self, text: str, rank: int) -> str:
         sick = self.case.sick or self.holders[self._fallers()[0]]
@@ -336,7 +349,8 @@ class _World:
             self._end(attempt, cut)
         for rank, node in self.holders.items():
             if rank not in ended | slow:
-                self._end(attempt, RankExit(rank, node, None, signal.SIGTERM, by_us=True, at=over_at))
+                stopped = RankExit(rank, node, None, signal.SIGTERM, by_us=True, at=over_at)
+                self._end(attempt, marked(stopped, self._remarks(rank)))
         self._at(over_at + 1, GangStopped(attempt))
 
     @staticmethod

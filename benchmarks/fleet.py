@@ -185,6 +185,8 @@ class LightAgent:
             case wire.Stop():
                 self.ranks = ()
                 self.answer(message, wire.StopAnswer(()))
+            case wire.Probe():
+                self.say(wire.ProbeResult(self.node, message.target.node, True))
             case wire.CheckNode():
                 self.answer(message, None)
             case wire.Farewell():

@@ -2,7 +2,8 @@
 
 The budget is half a core for 10,000 agents that beat once a second: under 50 us of CPU a beat, with all that is due in
 between (the hang watch, silence, the counter file). The gang is started as any other is: hello, check, prepare, launch.
-Then one rank fails and all start again, and at last all ranks end. No turn of the loop may take longer than 0.5 s.
+Then two of five nodes fall silent together and come back, others being asked about each, one rank fails and all start
+again, and at last all ranks end. No turn of the loop may take longer than 0.5 s.
 Everything but the loop is in memory; ``fleet.py`` has the same with a real process, real sockets and a real disk.
 """
 
@@ -23,12 +24,13 @@ from gangrun.core.events import RankExited, RankFinished
 from gangrun.core.model import ErrorReport, Phase, RankExit, Shape
 from gangrun.core.policy import Policy
 from gangrun.ports import AgentSaid, Item, Woken
-from gangrun.wire.messages import Ack, AgentEvent, Beat, RankSample
+from gangrun.wire.messages import Ack, AgentEvent, Beat, Probe, ProbeResult, RankSample
 from tests.supervisor.desk import Desk, HandAgent
 from tests.supervisor.ports_in_memory import MemoryRadio
 
 RANKS_PER_NODE = 8
 SECONDS = 30
+HICCUP_S, BACK_S = 7, 3
 
 
 class Ears(HandAgent):
@@ -40,6 +42,9 @@ class Ears(HandAgent):
         """An ack costs the far end nothing here."""
         if isinstance(message, Ack):
             self.echo = message.stamp
+            return
+        if isinstance(message, Probe):
+            self.post(ProbeResult(self.node, message.target.node, True))
             return
         super().hear(message)
         self.got.clear()
@@ -128,6 +133,17 @@ class Bench:
         )
         self.box.append(AgentSaid(agent.node.encode(), said))
 
+    def hiccup(self, number: int) -> float:
+        """CPU seconds of a hiccup of two nodes of five, and until all are heard again."""
+        everybody = self.agents
+        self.agents = everybody[2 * len(everybody) // 5 :]
+        took_s = sum(self.second(number + i) for i in range(HICCUP_S))
+        assert len(self.loop.silence.suspects) == len(everybody) - len(self.agents)
+        self.agents = everybody
+        took_s += sum(self.second(number + HICCUP_S + i) for i in range(BACK_S))
+        assert not self.loop.silence.suspects
+        return took_s
+
     def second(self, number: int) -> float:
         """All beats of one second, and whatever else is due in it."""
         self.desk.clock.boot += 1.0
@@ -155,6 +171,8 @@ def main() -> None:
         f" {100 * typical:.0f} % of a core for {count} agents, worst second {100 * worst:.0f} %\n"
     )
     bench.longest_s = 0.0
+    took_s = bench.hiccup(SECONDS)
+    bench.part(f"hiccup of two nodes of five within {HICCUP_S + BACK_S} s", took_s, count)
     bench.desk.clock.boot += 1.0
     broken = bench.agents[count // 2]
     error = ErrorReport("RuntimeError", "CUDA error", "RuntimeError@t.py:7", "Traceback\n", False)

@@ -24,10 +24,12 @@ side would long have taken the term.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import Counter, deque
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 
 from gangrun.core.events import Event, NodeHeard, NodeLost, NodeSilent
 from gangrun.core.model import Inventory, Node, Origin, RankAlive, RunState
@@ -284,6 +286,8 @@ class Silence:
         self.lost: set[str] = set()
         self._left: set[str] = set()
         self.next_at = NEVER
+        self._looked_at = -NEVER
+        self._able: list[str] | None = None  # agents that may be asked about others, in order; None: to be found again
         self._beats = beats
         self._timing = timing
         self._term = term
@@ -297,6 +301,7 @@ class Silence:
 
     def adopt(self, state: RunState) -> None:
         """Suspects as the last term left them."""
+        self._able = None
         for name, node in state.roster.nodes.items():
             if node.lost or node.silent_since is not None:
                 self.suspects.setdefault(name, Suspect(node.silent_since or 0.0))
@@ -309,14 +314,17 @@ class Silence:
         self._left.update(self.suspects)
         self.suspects.clear()
         self.lost.clear()
+        self._able = None
 
     def watch(self, now: float) -> None:
         """There is one more agent to listen for."""
+        self._able = None
         self.next_at = min(self.next_at, now + self._timing.silence_after_s)
 
     def joined(self, node: str) -> None:
         """A new agent on the node: nothing is held against it, and joining says that it was heard."""
-        self.suspects.pop(node, None)
+        if self.suspects.pop(node, None) is not None:
+            self._able = None
         self.lost.discard(node)
         self._left.discard(node)
 
@@ -346,23 +354,31 @@ class Silence:
                 self._send(prober, Probe(self._term, peer))
 
     def _probers(self, node: str, state: RunState) -> list[str]:
-        names = sorted(n for n in state.roster.nodes if n != node and n in self._beats.rows and n not in self.suspects)
-        later = [name for name in names if name > node] + [name for name in names if name < node]
-        return later[:PROBERS_COUNT]
+        """The next few in order, from the node on and around; sorted once for all that fall silent together."""
+        if self._able is None:
+            self._able = sorted(self._beats.rows.keys() - self.suspects.keys())
+        able, at = self._able, bisect(self._able, node)
+        around = (able[(at + i) % len(able)] for i in range(len(able)))
+        return list(islice((name for name in around if name in state.roster.nodes), PROBERS_COUNT))
 
     def answered(self, said: ProbeResult) -> None:
         """One prober's word."""
         suspect = self.suspects.get(said.target)
         if suspect is not None and said.node in suspect.answers:
             suspect.answers[said.node] = said.reached
-            self.next_at = float("-inf")
+            # Each look goes through all rows, and of thousands of suspects each has some answers to come.
+            many = len(self.suspects) > COUNT_ALWAYS_MAX
+            soon = self._looked_at + COUNT_COST_S * len(self._beats.rows) if many else -NEVER
+            self.next_at = min(self.next_at, soon)
 
     def tick(self, state: RunState, now: float, halted: bool | None) -> list[Event]:
         """Who fell silent, who is lost. ``halted``: has the gang stopped stepping (None: nobody knows)."""
+        self._looked_at = now
         told: list[Event] = []
         seen = lease.judge_silence(self._beats.heard, self.suspects.keys(), now, self._timing)
         for node, since in seen.newly_silent:
             self.suspects[node] = Suspect(since)
+            self._able = None
             told.append(NodeSilent(node, since))
         for node in seen.newly_heard:
             told.extend(self.heard(node, now))

@@ -21,6 +21,7 @@ from gangrun.config.launchers import (
     named,
     settings_of,
 )
+from gangrun.config.parsers import whole
 from gangrun.config.settings import GROUPS, OUTPUT, PLACES, SETTINGS, TRAINING, Setting
 from gangrun.display.text import clean
 from gangrun.errors import UserError
@@ -126,7 +127,17 @@ def request_of(
         raw_words=raw_words,
         **{
             name: options[name]
-            for name in ("no_python", "env_pairs", "env_files", "config_file", "as_json", "quiet", "here", "detach")
+            for name in (
+                "no_python",
+                "env_pairs",
+                "env_files",
+                "config_file",
+                "as_json",
+                "quiet",
+                "here",
+                "detach",
+                "debug_rank",
+            )
             if name in options
         },
     )
@@ -140,6 +151,10 @@ def request_of(
 @training_options(SETTINGS)
 @flag("--here", group=PLACES, help="Train on this machine alone, even on a login node or in a larger job.")
 @flag("--detach", group=PLACES, help="Go on in the background; gangrun attach shows the run.")
+@click.option(
+    "--debug-rank", type=Typed(whole(0)), metavar="RANK", cls=Grouped, group=TRAINING,
+    help="Give this rank the terminal, for breakpoint(); suspends the hang watch.",
+)  # fmt: skip
 @flag("-q", "--quiet", group=OUTPUT, help="Do not show the ranks' output.")
 @flag("--json", "as_json", group=OUTPUT, help="Print the final status as one JSON object.")
 def run(ctx: click.Context, /, **options: Any) -> int:

@@ -27,6 +27,7 @@ from gangrun.errors import UserError
 from gangrun.frameworks.framework import Framework, frameworks_of
 from gangrun.wire.spec import CheckpointSpec, HealthSpec, LogSpec, RunSpec
 
+DEBUGGED_WITHIN_S = 30 * 86400.0  # ranks that have ended wait for one in a debugger
 # Where thousands of nodes load python from one file system the last of them take minutes.
 JOIN_WITHIN_S = {"local": Policy().join_within_s, "slurm": 300.0}
 
@@ -45,6 +46,7 @@ class Request:
     as_json: bool = False
     quiet: bool = False
     detach: bool = False  # the run goes on in the background
+    debug_rank: int | None = None  # gets the terminal, for a debugger
     submits: bool = False  # setup lines run before the command
     here: bool = False  # on this machine, whatever a scheduler has to do with it
     body: str = ""  # of the user's batch script: shell text that runs before the command, in each job
@@ -101,6 +103,7 @@ class ResolvedRequest:
             created_wall=wall,
             created_by=environment.user_name(),
             gangrun_version=__version__,
+            debug_rank=self.request.debug_rank,
             **shape,
         )
 
@@ -249,6 +252,17 @@ def policy_of(settings: Mapping[str, Value], world: str, *, can_requeue: bool = 
         raise UserError("usage", str(error), hint) from error
 
 
+def _for_a_person(policy: Policy, settings: Mapping[str, Value]) -> Policy:
+    """The policy for a run with a rank in a debugger: nothing may end it for being slow, and it is not started again
+    behind the person's back.
+    """
+    unset = settings["max_restarts"].origin == DEFAULT
+    restarts = 0 if unset else policy.restarts_max_count
+    return replace(
+        policy, hang=HangPolicy(timeout_s=0.0), finish_grace_s=DEBUGGED_WITHIN_S, restarts_max_count=restarts
+    )
+
+
 def refuse_unfindable(resume: str, directory: str) -> None:
     """A step or a path that was asked for must not be passed over in silence: the script would begin anew."""
     if resume not in ("auto", "none") and not directory:
@@ -341,6 +355,7 @@ def spec_of(settings: Mapping[str, Value], *, can_requeue: bool = False, **rest:
     if nodes_min > nodes_count:
         hint = "give at most as many as --nodes"
         raise UserError("usage", f"--min-nodes {nodes_min} is more than --nodes {nodes_count}", hint)
+    policy = policy_of(settings, rest["world"], can_requeue=can_requeue)
     return RunSpec(
         nodes_min_count=nodes_min,
         checkpoint=CheckpointSpec(
@@ -352,7 +367,7 @@ def spec_of(settings: Mapping[str, Value], *, can_requeue: bool = False, **rest:
         ),
         health=HealthSpec(not settings["no_health"].value, health.bounds, health.off, health.commands),
         log=LogSpec(**fields_of(settings, "log")),
-        policy=policy_of(settings, rest["world"], can_requeue=can_requeue),
+        policy=policy if rest.get("debug_rank") is None else _for_a_person(policy, settings),
         **fields_of(settings, ""),
         **rest,
     )

@@ -145,6 +145,8 @@ def _facts(status: Status, look: PageFormat) -> list[tuple[str, str]]:
         facts.append(("saves", clean(status.saves.interval_reason)))
     if status.restarts or len(attempts) > 1:
         facts.append(("restarts", str(status.restarts)))
+    if status.debug_rank is not None:
+        facts.append(("debugging", f"rank {status.debug_rank} has the terminal, so the hang watch is suspended"))
     if words := device_words(status.tests):
         facts.append(("devices", words))
     return facts

@@ -59,6 +59,7 @@ class AgentArguments:
     founder: bool
     roster: tuple[str, ...]  # the nodes of this job; empty: those of the spec
     line: JobLine | None = None
+    terminal: str = ""  # for the rank that is debugged
 
 
 def arguments_of(words: list[str]) -> AgentArguments:
@@ -71,10 +72,12 @@ def arguments_of(words: list[str]) -> AgentArguments:
     parser.add_argument("--founder", default="", help="the node that has the job's first supervisor made")
     parser.add_argument("--roster", default="")
     parser.add_argument("--line", default="", help="what the job's shell made of the run's command, as JSON")
+    parser.add_argument("--terminal", default="", help="terminal for the rank that is debugged")
     found = parser.parse_args(words)
     line = msgspec.json.decode(found.line, type=JobLine) if found.line else None
     is_founder = found.founder == found.node
-    return AgentArguments(found.run_dir, found.node, found.job, is_founder, unfold(found.roster), line)
+    roster = unfold(found.roster)
+    return AgentArguments(found.run_dir, found.node, found.job, is_founder, roster, line, found.terminal)
 
 
 def config_of(
@@ -97,7 +100,7 @@ def config_of(
     )
 
 
-def gang_of(spec: RunSpec, paths: RunPaths, node: str) -> GangSpec:
+def gang_of(spec: RunSpec, paths: RunPaths, node: str, terminal: str) -> GangSpec:
     """What every attempt on this node has in common."""
     interpreter, command = (spec.command[0], spec.command[1:]) if spec.python else ("", spec.command)
     return GangSpec(
@@ -116,6 +119,8 @@ def gang_of(spec: RunSpec, paths: RunPaths, node: str) -> GangSpec:
         warden_pid=os.getppid(),
         checkpoint=spec.checkpoint,
         save_signal=signal.Signals[f"SIG{spec.save_signal}"].value if spec.save_signal else 0,
+        debug_rank=spec.debug_rank,
+        terminal=terminal,
     )
 
 
@@ -219,7 +224,12 @@ def main(words: list[str]) -> int:
         clock=clock,
         net=net,
         warden=warden,
-        ranks=RankGang(gang_of(spec, paths, arguments.node), clock.now, no_ranks, people_of(spec, arguments.node)),
+        ranks=RankGang(
+            gang_of(spec, paths, arguments.node, arguments.terminal),
+            clock.now,
+            no_ranks,
+            people_of(spec, arguments.node),
+        ),
         find_term=lambda: find_term(paths, clock, disk, arguments.node),
         check=checked,
         say=lambda sentence: _say(arguments.node, sentence),

@@ -30,6 +30,7 @@ from gangrun.display.text import clean, echo_json
 from gangrun.entry.wiring import disk_of, output_part, urgent_part
 from gangrun.errors import UserError
 from gangrun.launch.create import make_run, put_in_index, unmade
+from gangrun.launch.debugging import DebugTerminal
 from gangrun.launch.exclusive import give_way, refuse_company
 from gangrun.launch.node_spec import warden_killed, warden_spec
 from gangrun.launch.owner import LAST_LOOK_WITHIN_S, Cancelling, in_background, shown, tell_json
@@ -70,8 +71,12 @@ def start(wish: ResolvedRequest) -> int:
             return slurm_allocation.run_in(held, wish)
         slurm_allocation.refuse_login_node(wish.variables)
     ranks = ranks_of(wish.value("nproc_per_node"), box.gpus_count(wish.variables), box.cpus_count())
-    disk, wall = Disk(), SystemClock().wall()
-    draft = wish.draft(wall, world="local", nodes=nodes_of(wish.settings), slots_per_node=ranks, ranks_per_slot=1)
+    disk, wall, nodes = Disk(), SystemClock().wall(), nodes_of(wish.settings)
+    if request.debug_rank is not None and request.debug_rank >= ranks * len(nodes):
+        words = f"--debug-rank {request.debug_rank}: this run has ranks 0 to {ranks * len(nodes) - 1}"
+        raise UserError("usage", words, "--nproc-per-node says how many ranks a node has")
+    DebugTerminal.of(request.debug_rank, detached=request.detach)  # refused before anything is made
+    draft = wish.draft(wall, world="local", nodes=nodes, slots_per_node=ranks, ranks_per_slot=1)
     refuse_company(draft, lambda: entries_of(None))
     paths, spec = make_run(disk, wish.runs_dir, draft, wall)
     if not request.detach:
@@ -117,7 +122,7 @@ def own(
     that has ended. ``ready(seq)``, of a run that is taken up again, is called before anything is started,
     ``begun()`` once nothing can be refused any more.
     """
-    disk = Disk()
+    disk, terminal = Disk(), DebugTerminal.of(spec.debug_rank)
     host, me = processes.host_name(), processes.read_proc(os.getpid())
     assert me is not None
 
@@ -137,11 +142,15 @@ def own(
     if ready is not None:
         ready(claimed.claim.seq)
     begun()
-    view = shown(paths, variables, as_json=as_json, quiet=quiet)
+    view = shown(paths, variables, as_json=as_json, quiet=quiet or terminal is not None)
+    view.terminal = view.terminal and terminal is None  # a live line would overwrite the debugger's
     view.say(f"run {paths.run} ({spec.name}) in {paths.root}")
+    if terminal is not None:
+        view.say(terminal.words(paths.run))
     if over is not None and over.host != host:
         view.say(f"the run was on {over.host} before; its nodes keep their names: {', '.join(spec.nodes)}")
-    code = launcher(spec, paths, variables, view, job=claimed.claim.job, seq=claimed.claim.seq).run()
+    job, seq = claimed.claim.job, claimed.claim.seq
+    code = launcher(spec, paths, variables, view, job=job, seq=seq, terminal=terminal).run()
     if as_json:
         tell_json(paths)
     return code
@@ -166,7 +175,14 @@ def _owner_gone(claim: JobClaim) -> bool:
 
 
 def launcher(
-    spec: RunSpec, paths: RunPaths, environment: Mapping[str, str], view: LiveView, *, job: str, seq: int
+    spec: RunSpec,
+    paths: RunPaths,
+    environment: Mapping[str, str],
+    view: LiveView,
+    *,
+    job: str,
+    seq: int,
+    terminal: DebugTerminal | None = None,
 ) -> Launcher:
     """The owner of this run's processes on this box."""
     urgent: deque[str] = deque()
@@ -179,14 +195,17 @@ def launcher(
             return False
         return True
 
+    path = terminal.path if terminal is not None else ""
     hosts = LocalHosts(
         python=sys.executable,
-        specs={node: warden_spec(spec, paths, job, seq, spec.nodes[0], node=node) for node in spec.nodes},
+        specs={
+            node: warden_spec(spec, paths, job, seq, spec.nodes[0], node=node, terminal=path) for node in spec.nodes
+        },
         environment={**environment, "GANGRUN_RUN_DIR": str(paths.root)},
         logs={node: paths.process_log(node) for node in spec.nodes},
         hear=hear,
     )
-    return Launcher(paths, hosts, spec.nodes, view, urgent=urgent, disk=disk_of(paths))
+    return Launcher(paths, hosts, spec.nodes, view, urgent=urgent, disk=disk_of(paths), terminal=terminal)
 
 
 @dataclass(slots=True)
@@ -201,6 +220,7 @@ class Launcher:
     clock: SystemClock = field(default_factory=SystemClock)
     observer: Observer = field(init=False)
     urgent: deque[str] = field(default_factory=deque)  # filled from the threads that hear the hosts
+    terminal: DebugTerminal | None = None
     cancelling: Cancelling = field(init=False)
     _removed: bool = False
     _let_go_by: float = NEVER
@@ -215,6 +235,7 @@ class Launcher:
             self.paths, self.disk, self.clock, self.view.say, self.observer.state,
             insist=lambda: self.hosts.signal(signal.SIGINT),  # means cancel; of SIGTERM nobody knows what it means
             kill=self._kill, urgent=self.urgent,
+            passed_on=self.terminal.interrupt if self.terminal is not None else lambda: False,
         )  # fmt: skip
 
     def run(self) -> int:
@@ -246,6 +267,8 @@ class Launcher:
             if not self.observer.leave(LAST_LOOK_WITHIN_S, lambda: len(self.cancelling.signals) > heard_count):
                 self.view.say(f"some of the last lines are missing here: gangrun logs {self.paths.run} shows all")
             self._tell_bad_ends(NEVER)
+            if self.terminal is not None:
+                self.terminal.restore()
         return self.cancelling.code()
 
     def _heed_removal(self) -> None:

@@ -18,7 +18,15 @@ WARDEN_GONE = "its warden was killed or crashed"  # the warden said no exit code
 
 
 def warden_spec(
-    spec: RunSpec, paths: RunPaths, job: str, seq: int, founder: str, *, node: str = NODE, roster: str = ""
+    spec: RunSpec,
+    paths: RunPaths,
+    job: str,
+    seq: int,
+    founder: str,
+    *,
+    node: str = NODE,
+    roster: str = "",
+    terminal: str = "",
 ) -> dict[str, object]:
     """The spec of one node's warden; with ``NODE`` it is the same for all.
 
@@ -30,11 +38,13 @@ def warden_spec(
         founder: the node that has the job's first supervisor made.
         node: the node's name.
         roster: the nodes of the job, folded; "" for those of the spec.
+        terminal: what the rank that is debugged gets, if it is on this node.
     """
     common = ["--run-dir", str(paths.root), "--node", node, "--job", job, "--seq", str(seq)]
     common += ["--roster", roster] if roster else []
     line = JobLine(spec.working_directory, spec.command)
     told_line = ["--line", msgspec.json.encode(line).decode()] if spec.shell else []
+    told_line += ["--terminal", terminal] if terminal else []
     told: dict[str, object] = {
         "agent": own_command("gangrun.entry.agent", [*common, "--founder", founder, *told_line], sys.executable),
         "supervisor": own_command("gangrun.entry.supervisor", common, sys.executable),

@@ -56,6 +56,7 @@ class Cancelling:
     kill: Callable[[], None]
     signals: list[int] = field(default_factory=list)
     urgent: deque[str] = field(default_factory=deque)  # sentences that cannot wait; filled from other threads too
+    passed_on: Callable[[], bool] = lambda: False  # whether a Ctrl-C went to the rank that is debugged
     excuse: Callable[[], str] | None = None  # why a SIGTERM does not mean the run, "" if it does; may take seconds
     meant: bool = False  # a signal to this process did
     by_signal: bool = False  # it was a signal to this process that cancelled the run, not a person elsewhere
@@ -82,6 +83,8 @@ class Cancelling:
 
     def note(self, number: int) -> None:
         """A signal came. A closed terminal asks once, and adds nothing to what was asked before."""
+        if number == signal.SIGINT and not self.meant and self.passed_on():
+            return
         if number != signal.SIGHUP or not (self.meant or signal.SIGHUP in self.signals):
             self.signals.append(number)
 

@@ -85,6 +85,10 @@ def run_in(held: HeldAllocation, wish: ResolvedRequest) -> int:
     """Make the run, or take up the one that an earlier stay of this job began; stay until its end."""
     if shutil.which("srun") is None:
         raise UserError("slurm", "there is no srun here; gangrun needs it to reach the nodes of the job", "", SCHEDULER)
+    if wish.request.debug_rank is not None:
+        words = "--debug-rank gives a rank the terminal of this machine, and the ranks of a Slurm job have none"
+        hint = "in a shell on the node, gangrun run --here --debug-rank trains on that node alone"
+        raise UserError("usage", words, hint)
     disk, wall = Disk(), clock_of().wall()
     draft = _draft(held, wish, wall)
     before = _begun(held, draft)

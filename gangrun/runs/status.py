@@ -144,6 +144,7 @@ class Status(msgspec.Struct, kw_only=True):
     loss: float | None = None
     log_step: int | None = None  # that ranks printed, if they report none
     checkpoint: CheckpointStatus | None = None
+    debug_rank: int | None = None  # has a terminal, so the hang watch is suspended
     unjudged: str = ""  # if no checkpoint is known: what is in the directory that gangrun cannot judge
     memory_step: int | None = None
     memory_bears: MemoryProtection | None = None
@@ -200,7 +201,7 @@ def status_of(reading: RunSnapshot, now: float) -> Status:
         run=spec.run, name=spec.name, world=spec.world, nodes=spec.nodes, world_size=_world_size(reading),
         state=truth.state, reason=truth.reason, failure=truth.failure, exit_code=truth.exit_code,
         abandoned=truth.abandoned, job=_newest_job(reading), scheduler=_scheduler(reading),
-        owner=_owner(reading),
+        owner=_owner(reading), debug_rank=spec.debug_rank,
         created=spec.created_wall, last_sign=reading.last_sign(), directory=str(reading.paths.root),
         saves=saves_status(spec.checkpoint.directory, spec.run), notes=(*reading.notes, *lost_output(reading.paths)),
     )  # fmt: skip

@@ -79,6 +79,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...]  # argv as the ranks are to run it
     python: bool  # starts through node/boot.py
     shell: bool = False  # a batch script of the user's makes each job's command and directory: here is how it reads
+    debug_rank: int | None = None  # has the terminal of the process that owns the run
     save_signal: str = ""  # what the script saves on ("USR1"), sent to each rank before a stop in which it may save
     working_directory: str
     nodes: tuple[str, ...]  # local hosts by name; under a scheduler each job has its own

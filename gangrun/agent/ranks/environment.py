@@ -202,6 +202,8 @@ class GangSpec:
     warden_pid: int = 0
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     save_signal: int = 0  # what the script saves on, 0: none
+    debug_rank: int | None = None
+    terminal: str = ""  # of the person who debugs it, "": there is none on this node
 
 
 @dataclass(frozen=True, slots=True)

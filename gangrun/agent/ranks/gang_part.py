@@ -161,6 +161,9 @@ class RankGang:
         files = gang.files.of(rank)
         slot = ProgressPage(str(files.slot), rank)
         environment = rank_environment(place, files, os.getpid())
+        debugged = spec.terminal if rank == spec.debug_rank else ""
+        # without O_NOCTTY an agent, which leads a session, would get its Ctrl-C
+        terminal = os.open(debugged, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC) if debugged else None
         # inherited: until node/boot.py is ready these signals would kill it
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
         try:
@@ -168,20 +171,23 @@ class RankGang:
                 place.argv,
                 env=environment,
                 cwd=spec.working_directory,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                stdin=subprocess.DEVNULL if terminal is None else terminal,
+                stdout=subprocess.PIPE if terminal is None else terminal,
+                stderr=subprocess.PIPE if terminal is None else terminal,
                 start_new_session=True,
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        assert child.stdout is not None
-        assert child.stderr is not None
+            if terminal is not None:
+                os.close(terminal)
         proc = read_proc(child.pid)
         assert proc is not None, "a child that nobody has waited for is in the table"
-        gang.logs.add(rank, os.dup(child.stdout.fileno()), os.dup(child.stderr.fileno()))
-        child.stdout.close()
-        child.stderr.close()
+        if child.stdout is not None and child.stderr is not None:
+            gang.logs.add(rank, os.dup(child.stdout.fileno()), os.dup(child.stderr.fileno()))
+            child.stdout.close()
+            child.stderr.close()
+        else:
+            gang.logs.say(f"rank {rank} is debugged: what it prints went to {debugged} and is not here")
         gang.ranks[rank] = WatchedRank(rank, spec.node, child, proc, slot, files, spec.through_boot)
 
     def _undo(self, gang: _Gang) -> None:

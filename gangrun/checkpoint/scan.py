@@ -6,6 +6,7 @@ checkpoints": that difference is what keeps a run from starting again from zero.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -28,6 +29,7 @@ DEFAULT_PATTERN = r"step-(\d+)"
 
 _DCP_SUFFIX = ".distcp"
 _UNFINISHED_METADATA = ".metadata.tmp"
+_TRACKER_MAX_BYTES = 4096
 
 
 class StorageUnreadable(Exception):
@@ -57,7 +59,7 @@ class Identity:
         facts, marker = os.lstat(path), None
         if stat.S_ISREG(facts.st_mode):
             return Identity(facts.st_dev, facts.st_ino, (facts.st_ino, facts.st_size, facts.st_mtime_ns))
-        for name in (MANIFEST_NAME, METADATA_NAME, *(one.marker for one in frameworks_of(AUTO))):
+        for name in _telling_files(path):
             try:
                 found = os.lstat(f"{path}/{name}")
             except OSError:  # the judgement says what is wrong with it
@@ -65,6 +67,16 @@ class Identity:
             marker = found.st_ino, found.st_size, found.st_mtime_ns
             break
         return Identity(facts.st_dev, facts.st_ino, marker)
+
+
+def _telling_files(path: str) -> Iterator[str]:
+    """What may tell one save from another in that directory, the most telling first."""
+    yield from (MANIFEST_NAME, METADATA_NAME)
+    tables = frameworks_of(AUTO)
+    yield from (one.marker for one in tables if one.marker)
+    counted = [one for one in tables if not one.marker and one.step_of(os.path.basename(path)) is not None]
+    names = _names_in(path) if counted else []
+    yield from filter(None, (one.telling_file(names) for one in counted))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +91,7 @@ class StepDirectory:
     why: str = ""  # why it is unknown, or not committed
     unreadable: bool = False
     framework: Framework | None = None
+    finished: bool = True  # False: its framework marks no end of a save, so a torn one may never have been whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +257,12 @@ def strangers(directory: str, pattern: Naming) -> list[Entry]:
             listed = [Entry(item.name, item.is_dir()) for item in names if item.name != MACHINE_FOLDER]
     except OSError:
         return []
-    return [entry for entry in listed if not entry.is_directory or pattern.step_of(entry.name) is None]
+    others = [entry for entry in listed if not entry.is_directory or pattern.step_of(entry.name) is None]
+    if not isinstance(pattern, FrameworkNaming):
+        return others
+    there = [one for one in pattern.frameworks if any(one.step_of(entry.name) is not None for entry in listed)]
+    theirs = {name for one in there for name in (*one.leaves, *([one.tracker.name] if one.tracker else []))}
+    return [entry for entry in others if entry.name not in theirs]
 
 
 def _framework_there(path: str, inside: list[str], naming: Naming) -> Framework | None:
@@ -254,15 +272,42 @@ def _framework_there(path: str, inside: list[str], naming: Naming) -> Framework 
         return naming.framework_of(name)
     framework = FrameworkNaming(frameworks_of(AUTO), step_pattern()).framework_of(name)
     if framework is None or not any(item.endswith(framework.file_suffixes) for item in inside):
-        return framework if framework is not None and framework.marker in inside else None
+        return framework if framework is not None and framework.telling_file(inside) else None
     beside = os.path.dirname(path)
+    names = [one for one in _names_in(beside) if framework.step_of(one) is not None]
+    return framework if any(framework.is_in(_names_in(os.path.join(beside, one))) for one in names) else None
+
+
+def _names_in(directory: str) -> list[str]:
     try:
-        names = [one for one in os.listdir(beside) if framework.step_of(one) is not None]
+        return os.listdir(directory)
     except OSError:
-        names = [name]
-    marked = (framework.marker, framework.facts_file)
-    is_its = any(os.path.lexists(os.path.join(beside, one, mark)) for one in names for mark in marked)
-    return framework if is_its else None
+        return []
+
+
+def tracker_text(directory: str, framework: Framework) -> str | None:
+    """What the framework's tracker file says; None if there is no such file. Raises ``StorageUnreadable``."""
+    if framework.tracker is None:
+        return None
+    path = os.path.join(directory, framework.tracker.name)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return os.read(descriptor, _TRACKER_MAX_BYTES).decode("utf-8", "replace")
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            return None
+        raise StorageUnreadable(f"{shown(path)} cannot be read ({os.strerror(error.errno or 0)})") from None
+
+
+def _was_finished(path: str, step: int, framework: Framework) -> bool:
+    """Was this save ever whole? Without a marker, a tracker that names it or a later one says so."""
+    if framework.marker or framework.tracker is None:
+        return True
+    tracked = framework.tracker.step_of(tracker_text(os.path.dirname(path), framework) or "")
+    return tracked is not None and tracked >= step
 
 
 def look_at(step: int, path: str, naming: Naming, *, is_link: bool | None = None) -> StepDirectory | None:
@@ -282,9 +327,10 @@ def look_at(step: int, path: str, naming: Naming, *, is_link: bool | None = None
     if MANIFEST_NAME in inside:  # it comes last, so that whatever bears it was committed
         return StepDirectory(step, name, path, Kind.GANGRUN, True)
     if (framework := _framework_there(path, inside, naming)) is not None:
-        committed = framework.marker in inside
+        committed = not framework.marker or framework.marker in inside
         why = "" if committed else unfinished_words(framework)
-        return StepDirectory(step, name, path, Kind.FRAMEWORK, committed, why, framework=framework)
+        finished = _was_finished(path, step, framework)
+        return StepDirectory(step, name, path, Kind.FRAMEWORK, committed, why, framework=framework, finished=finished)
     if METADATA_NAME in inside:
         return StepDirectory(step, name, path, Kind.DCP, True)
     if not inside or _UNFINISHED_METADATA in inside or any(item.endswith(_DCP_SUFFIX) for item in inside):

@@ -20,6 +20,7 @@ from gangrun.checkpoint.formats.one_file import judge_file, screen_file
 from gangrun.checkpoint.kept_copies import KeptCopies
 from gangrun.checkpoint.records import RequestRecord, VerifiedBefore, load_record, save_record
 from gangrun.checkpoint.scan import (
+    FrameworkNaming,
     Identity,
     Naming,
     OneFile,
@@ -33,6 +34,7 @@ from gangrun.checkpoint.scan import (
     strangers,
 )
 from gangrun.checkpoint.set_aside import Moved, put_back, set_aside, to_move
+from gangrun.checkpoint.tracker import Retold, name_checkpoint, take_away
 from gangrun.checkpoint.validator_verdict import Validator, ValidatorVerdicts
 from gangrun.checkpoint.verification import VerifyAll
 from gangrun.core.checkpoints.resume import (
@@ -83,6 +85,7 @@ class Resume:
     choice: Choice
     moved: tuple[Moved, ...] = ()
     notes: tuple[str, ...] = ()
+    retold: tuple[Retold, ...] = ()  # tracker files that name another checkpoint now
 
 
 class CheckpointRoom:
@@ -223,9 +226,25 @@ class CheckpointRoom:
             )
         if isinstance(choice, Chosen):
             choice = _taken_for(choice, candidates)
-        return Resume(
-            choice, set_aside(self.directory, moving, attempt, self._judged, self._machine_folder), tuple(self._notes)
-        )
+        retold = self._retold(choice, ours, attempt)  # first: a tracker never names what was moved
+        moved = set_aside(self.directory, moving, attempt, self._judged, self._machine_folder)
+        return Resume(choice, moved, tuple(self._notes), retold)
+
+    def _retold(self, choice: Chosen | FromZero, ours: list[Candidate], attempt: str) -> tuple[Retold, ...]:
+        """Let the trackers of the frameworks that saved here name the choice, if it is here."""
+        naming, done = self._pattern, list[Retold | None]()
+        if not isinstance(naming, FrameworkNaming):
+            return ()
+        place = self.directory, self._machine_folder, attempt
+        if isinstance(choice, Chosen):
+            ref = choice.checkpoint
+            framework = naming.framework_of(os.path.basename(ref.path))
+            if framework is not None and os.path.dirname(ref.path) == self.directory:
+                done.append(name_checkpoint(*place, framework, ref.path, ref.step))
+        else:
+            there = {naming.framework_of(os.path.basename(one.path)) for one in ours}
+            done.extend(take_away(*place, one) for one in naming.frameworks if one in there)
+        return tuple(one for one in done if one is not None)
 
     def _step_back(self, choice: Chosen, copies: KeptCopies, moving: list[Candidate], attempt: str) -> Resume:
         """Give the script a copy of that copy under the name that it loads; what bore the name is set aside."""
@@ -347,6 +366,8 @@ class CheckpointRoom:
         if remembered:
             self._memory.remember(found.name, judged)
         candidate = _candidate(found, judged)
+        if not found.finished and judged.level is None and not judged.unreadable:
+            candidate = replace(candidate, committed=False)
         return self._opinions.of(candidate, ask=deep(candidate), name=found.name if remembered else "")
 
     def _verify(self, found: StepDirectory, tick: Callable[[int], None] | None) -> Judgement:

@@ -24,7 +24,7 @@ from gangrun.config.secrets import is_secret, redacted, secret_names
 from gangrun.config.slurm_script import literal
 from gangrun.core.policy import HangPolicy, Policy, PolicyError, Timing
 from gangrun.errors import UserError
-from gangrun.frameworks.framework import Framework, frameworks_of
+from gangrun.frameworks.framework import AUTO, Framework, frameworks_of
 from gangrun.wire.spec import CheckpointSpec, HealthSpec, LogSpec, RunSpec
 
 DEBUGGED_WITHIN_S = 30 * 86400.0  # ranks that have ended wait for one in a debugger
@@ -336,6 +336,8 @@ def resume_argument_of(settings: Mapping[str, Value], argv: tuple[str, ...]) -> 
         takers = [one for one in frameworks_of(asked) if one.takes_argument(script)]
     if len(words) == 1 and words[0].endswith((".json", ".yaml", ".yml")):
         takers = []  # a file with all arguments: one beside it would not be read as such
+    if not takers and asked != AUTO and (tracker := frameworks_of(asked)[0].tracker):
+        return "", f"--framework {asked}: before each attempt, gangrun lets {tracker.name} name the checkpoint to load"
     if not takers:
         left = (
             "gangrun finds no argument of the script that loads a checkpoint, so the script itself decides what to load"

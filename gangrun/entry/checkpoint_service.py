@@ -264,6 +264,7 @@ class CheckpointService:
         undo = "".join(
             f"; set aside {step_words(moved.step)} ({moved.why}), undo with: {moved.undo}" for moved in found.moved
         )
+        undo += "".join(f"; {one.words}, undo with: {one.undo}" for one in found.retold)
         if isinstance(choice, NothingValid):
             return NoneValid(asked.attempt, choice.reason)
         ref = choice.checkpoint if isinstance(choice, Chosen) else None

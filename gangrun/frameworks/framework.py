@@ -18,7 +18,24 @@ from pathlib import Path
 AUTO = "auto"
 _NOT_FRAMEWORKS = {"framework", "layouts"}
 
-Facts = Mapping[str, object]  # by key: what a pickle in the checkpoint says
+Facts = Mapping[str, object]  # by key: what a pickle in the checkpoint says; "" for a value of a kind not read here
+
+
+def no_remark(_names: Collection[str], _facts: Facts) -> str:
+    """Nothing is to be said of a whole one."""
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tracker:
+    """A file beside the checkpoints that tells the framework which one to load.
+
+    It is a hint only: the framework writes it before all ranks are done, or a kill leaves it empty.
+    """
+
+    name: str
+    step_of: Callable[[str], int | None]  # the step that its text names
+    text: Callable[[str, int], str]  # what it must hold to name this checkpoint: its name, its step
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +45,19 @@ class Framework:
     name: str  # of --framework
     title: str
     names: re.Pattern[str]  # of its checkpoint directories; the group is the step
-    marker: str  # rank 0 writes this file last: without it, a checkpoint is unfinished
     file_suffixes: tuple[str, ...]  # files that hold state: each is judged as its kind allows
-    facts_file: str  # a torch.save archive that tells ...
-    facts_keys: tuple[str, ...]  # ... these facts
-    flaw: Callable[[Collection[str], Facts], str]  # by names: what is missing, "" if nothing is
-    remark: Callable[[Collection[str], Facts], str]  # what a whole checkpoint lacks, "" if nothing
-    step_of_marker: Callable[[bytes], int | None]  # the step that the marker file tells
-    resume_argument: str  # makes a script load the path that follows it
-    taken_if: tuple[str, ...]  # a script that holds one of these words takes that argument
+    flaw: Callable[[Collection[str], Facts], str]  # by relative paths: what is missing, "" if nothing is
+    remark: Callable[[Collection[str], Facts], str] = no_remark  # what a whole checkpoint lacks, "" if nothing
+    marker: str = ""  # rank 0 writes this file last: without it, a checkpoint is unfinished; "": there is no such file
+    step_of_marker: Callable[[bytes], int | None] | None = None  # the step that the marker file tells
+    facts_file: re.Pattern[str] | None = None  # the first such path is a torch.save archive that tells ...
+    facts_keys: tuple[str, ...] = ()  # ... these facts
+    facts_needed: tuple[str, ...] = ()  # without these, nobody can tell whether a checkpoint is whole
+    step_key: str = ""  # the fact that is the step
+    resume_argument: str = ""  # makes a script load the path that follows it
+    taken_if: tuple[str, ...] = ()  # a script that holds one of these words takes that argument
+    tracker: Tracker | None = None
+    leaves: tuple[str, ...] = ()  # other files that it puts beside its checkpoints
 
     def step_of(self, name: str) -> int | None:
         """The step in a directory's name; None if the framework names none so."""
@@ -45,7 +66,23 @@ class Framework:
 
     def takes_argument(self, script: str) -> bool:
         """Does this source text take the resume argument? gangrun does not run it to find out."""
-        return any(word in script for word in (self.resume_argument.lstrip("-"), *self.taken_if))
+        words = (self.resume_argument.lstrip("-"), *self.taken_if)
+        return bool(self.resume_argument) and any(word in script for word in words)
+
+    def telling_file(self, paths: Collection[str]) -> str:
+        """The file whose change tells one save from another at the same place, "" if there is none."""
+        if self.marker:
+            return self.marker if self.marker in paths else ""
+        return self.facts_path(paths)
+
+    def is_in(self, names: Collection[str]) -> bool:
+        """Do these files of a directory tell that the framework wrote it?"""
+        return bool(self.telling_file(names) or self.facts_path(names))
+
+    def facts_path(self, paths: Collection[str]) -> str:
+        """The file that tells the facts, "" if there is none."""
+        pattern = self.facts_file
+        return "" if pattern is None else min((path for path in paths if pattern.fullmatch(path)), default="")
 
 
 def known_names() -> list[str]:

@@ -13,15 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from gangrun.checkpoint.scan import naming_of
-from gangrun.checkpoint.store import CheckpointRoom, Depth
+from gangrun.checkpoint.store import Depth
 from gangrun.core.checkpoints.resume import Candidate, Chosen, FromZero, NothingValid, ResumeRequest
 from gangrun.core.model import Level
 from gangrun.frameworks.framework import frameworks_of, known_names
-from gangrun.wire.spec import CheckpointSpec
 from tests.command_line import Call
-
-Torn = Callable[[Path], object]
+from tests.frameworks.damage import cut, flipped, gone, room
 
 
 def save(out: Path, step: int, ranks: int = 1, *, only_model: bool = False) -> Path:
@@ -40,28 +37,6 @@ def save(out: Path, step: int, ranks: int = 1, *, only_model: bool = False) -> P
             torch.save({"cpu": torch.arange(64)}, made / name)
     (made / "trainer_state.json").write_text(json.dumps({"global_step": step, "max_steps": 9}))
     return made
-
-
-def room(out: Path, framework: str = "hf", pattern: str = r"step-(\d+)") -> CheckpointRoom:
-    return CheckpointRoom(str(out), naming_of(CheckpointSpec(framework=framework, pattern=pattern)))
-
-
-def cut(name: str) -> Torn:
-    return lambda made: os.truncate(made / name, (made / name).stat().st_size - 1)
-
-
-def gone(name: str) -> Torn:
-    return lambda made: (made / name).unlink()
-
-
-def flipped(name: str) -> Torn:
-    def flip(made: Path) -> None:
-        data = bytearray((made / name).read_bytes())
-        at = data.index(torch.arange(64).numpy().tobytes())
-        data[at] ^= 1
-        (made / name).write_bytes(data)
-
-    return flip
 
 
 TORN = {
@@ -115,7 +90,7 @@ def test_a_torn_newest_is_moved_out_of_the_trainers_folder_and_the_one_before_is
 
 
 def only(out: Path) -> Candidate:
-    (one,) = room(out).survey(Depth.ALL)
+    (one,) = room(out, "hf").survey(Depth.ALL)
     return one
 
 
@@ -127,7 +102,7 @@ def test_a_whole_one_is_complete_as_safetensors_carry_no_checksums(tmp_path: Pat
 
 def test_a_resume_without_optimizer_state_is_said(tmp_path: Path) -> None:
     save(tmp_path / "out", 6, only_model=True)
-    choice = room(tmp_path / "out").choose_and_set_aside(ResumeRequest(), "run-1").choice
+    choice = room(tmp_path / "out", "hf").choose_and_set_aside(ResumeRequest(), "run-1").choice
     assert isinstance(choice, Chosen)
     assert "no optimizer state (save_only_model), so the Trainer begins with a fresh optimizer" in choice.reason
 
@@ -140,20 +115,20 @@ def test_without_random_state_it_counts_and_that_is_said(tmp_path: Path) -> None
 
 def test_a_folder_of_the_trainer_with_unfinished_saves_only_begins_anew(tmp_path: Path) -> None:
     gone("trainer_state.json")(save(tmp_path / "out", 6))
-    found = room(tmp_path / "out").choose_and_set_aside(ResumeRequest(), "run-1")
+    found = room(tmp_path / "out", "hf").choose_and_set_aside(ResumeRequest(), "run-1")
     assert isinstance(found.choice, FromZero) and len(found.moved) == 1
     assert not os.listdir(tmp_path / "out")
 
 
 def test_one_that_was_finished_and_is_damaged_never_means_zero(tmp_path: Path) -> None:
     flipped("optimizer.pt")(save(tmp_path / "out", 6))
-    found = room(tmp_path / "out").choose_and_set_aside(ResumeRequest(), "run-1")
+    found = room(tmp_path / "out", "hf").choose_and_set_aside(ResumeRequest(), "run-1")
     assert isinstance(found.choice, NothingValid) and not found.moved
 
 
 def test_a_save_in_place_behind_the_old_marker_is_seen(tmp_path: Path) -> None:
     made = save(tmp_path / "out", 6)
-    there = room(tmp_path / "out")
+    there = room(tmp_path / "out", "hf")
     assert [one.valid for one in there.survey(Depth.ALL)] == [True]
     flipped("optimizer.pt")(made)
     (one,) = there.survey(Depth.ALL)

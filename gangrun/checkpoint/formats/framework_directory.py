@@ -11,13 +11,13 @@ import os
 import re
 import struct
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from gangrun.checkpoint.formats import dcp
 from gangrun.checkpoint.formats.dcp import (
     BadFile,
-    FileMark,
     Judgement,
+    UnknownFormat,
     UnreadableFile,
     content_of,
     judged,
@@ -31,39 +31,64 @@ from gangrun.core.model import Level
 from gangrun.frameworks.framework import Facts, Framework
 
 _PICKLE_MAX_BYTES = 64 * 1024 * 1024
+_DEPTH_MAX = 2
 _MEMO = rb"(?:q.|r....|\x94)?"
-_VALUE = rb"(?:(?P<truth>[\x88\x89])|K(?P<one>.)|M(?P<two>..)|J(?P<four>....))"
+_VALUE = rb"(?:(?P<none>N)|(?P<truth>[\x88\x89])|K(?P<one>.)|M(?P<two>..)|J(?P<four>....))?"
 
 
 @judged
 def judge_directory(directory: str, step: int, framework: Framework, tick: Tick | None = None) -> Judgement:
     """Judge it; without ``tick`` no data is read, as far as a structure can be told without it."""
-    with told(os.path.basename(directory)):
-        names = sorted(os.listdir(directory))
-    if framework.marker not in names:
+    paths = frozenset(_paths_in(directory))
+    if framework.marker and framework.marker not in paths:
         raise BadFile(unfinished_words(framework))
-    facts = facts_of(os.path.join(directory, framework.facts_file), framework.facts_keys)
-    if flaw := framework.flaw(names, facts):
+    facts_path = framework.facts_path(paths)
+    facts = facts_of(os.path.join(directory, facts_path), framework.facts_keys) if facts_path else {}
+    if flaw := framework.flaw(paths, facts):
         raise BadFile(flaw)
-    marks = {framework.marker: mark_of(directory, framework.marker)}  # first: it tells this save from another one
-    found_step = framework.step_of_marker(content_of(directory, framework.marker))
-    if found_step != step:
-        tells = "is torn" if found_step is None else f"tells step {found_step}"
-        raise BadFile(f"{framework.marker} {tells}, and the directory is named for step {step}")
-    whys = [remark] if (remark := framework.remark(names, facts)) else []
-    pieces = 0
-    for prefix, one in _parts(directory, names, framework, marks, tick):
+    telling = framework.telling_file(paths)
+    marks = {telling: mark_of(directory, telling)} if telling else {}  # first: it tells this save from another one
+    _demand_step(directory, step, framework, facts)
+    whys = [remark] if (remark := framework.remark(paths, facts)) else []
+    pieces, seen = 0, {framework.marker}
+    for prefix, one in _parts(directory, sorted(os.listdir(directory)), framework, seen, tick):
         if one.level is None and not one.unknown:
             raise UnreadableFile(one.why) if one.unreadable else BadFile(f"{prefix}{one.why}")
-        marks.update((prefix + name, mark) for name, mark in one.marks)
+        for name, mark in one.marks:
+            if marks.setdefault(prefix + name, mark) != mark:
+                raise BadFile(f"{prefix + name} was written to while gangrun read the directory")
+            seen.add(prefix + name)
         pieces += one.entry_count
         if one.why and one.why not in whys:
             whys.append(one.why)
-    if mark_of(directory, framework.marker) != marks[framework.marker]:
-        raise BadFile(f"{framework.marker} was written to while gangrun read the directory")
+    if telling and mark_of(directory, telling) != marks[telling]:
+        raise BadFile(f"{telling} was written to while gangrun read the directory")
+    if absent := next((key for key in framework.facts_needed if not isinstance(facts.get(key), int)), ""):
+        where = facts_path or "no file of it"
+        raise UnknownFormat(f"it cannot be judged: {where} does not tell {absent}")
     level = Level.COMPLETE if whys or tick is None else Level.VERIFIED
     size = sum(mark[0] for mark in marks.values())
     return Judgement(level, "; ".join(whys), tick is not None, tuple(marks.items()), None, pieces, size)
+
+
+def _demand_step(directory: str, step: int, framework: Framework, facts: Facts) -> None:
+    """The step that the files tell must be the one of the directory's name."""
+    where, found_step = framework.marker, facts.get(framework.step_key, step)
+    if framework.step_of_marker is not None:
+        found_step = framework.step_of_marker(content_of(directory, framework.marker))
+    if found_step != step:
+        tells = "is torn" if found_step is None else f"tells step {found_step}"
+        raise BadFile(f"{where or framework.step_key} {tells}, and the directory is named for step {step}")
+
+
+def _paths_in(directory: str, depth: int = 0) -> Iterator[str]:
+    """Relative paths of all files and directories in it; symbolic links are seen and never followed."""
+    with told(os.path.basename(directory)), os.scandir(directory) as items:
+        listed = list(items)
+    for item in listed:
+        yield item.name
+        if depth < _DEPTH_MAX and item.is_dir(follow_symlinks=False):
+            yield from (f"{item.name}/{path}" for path in _paths_in(item.path, depth + 1))
 
 
 def unfinished_words(framework: Framework) -> str:
@@ -72,7 +97,7 @@ def unfinished_words(framework: Framework) -> str:
 
 
 def _parts(
-    directory: str, names: list[str], framework: Framework, seen: dict[str, FileMark], tick: Tick | None
+    directory: str, names: list[str], framework: Framework, seen: Collection[str], tick: Tick | None
 ) -> Iterator[tuple[str, Judgement]]:
     """Each file and directory that holds state: what its marks' names begin with, and its judgement."""
     for name in sorted(names, key=lambda one: (not one.endswith(JSON_INDEX_SUFFIX), one)):
@@ -86,7 +111,7 @@ def _parts(
             if METADATA_NAME in inside or any(one.endswith(".distcp") for one in inside):
                 yield f"{name}/", dcp.screen(path) if tick is None else dcp.verify(path, tick)
                 continue
-            for prefix, one in _parts(path, inside, framework, {}, tick):
+            for prefix, one in _parts(path, inside, framework, (), tick):
                 yield f"{name}/{prefix}", one
 
 
@@ -103,7 +128,7 @@ def facts_of(path: str, keys: tuple[str, ...]) -> Facts:
 
 
 def _values(pickled: bytes, keys: tuple[str, ...]) -> Facts:
-    """Of each key the truth value or the number that follows it, as pickle's protocols from 2 up write them."""
+    """By key: the None, truth value or number that follows it, as pickle's protocols from 2 up write them; else ""."""
     found: dict[str, object] = {}
     for key in keys:
         text = key.encode()
@@ -111,5 +136,10 @@ def _values(pickled: bytes, keys: tuple[str, ...]) -> Facts:
         match = re.search(named + _MEMO + _VALUE, pickled, re.DOTALL)
         if match is not None:
             truth, number = match["truth"], match["one"] or match["two"] or match["four"]
-            found[key] = truth == b"\x88" if truth else int.from_bytes(number, "little", signed=len(number) == 4)
+            if truth is not None:
+                found[key] = truth == b"\x88"
+            elif number is not None:
+                found[key] = int.from_bytes(number, "little", signed=len(number) == 4)
+            else:
+                found[key] = None if match["none"] else ""
     return found

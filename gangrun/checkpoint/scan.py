@@ -74,7 +74,9 @@ def _telling_files(path: str) -> Iterator[str]:
     yield from (MANIFEST_NAME, METADATA_NAME)
     tables = frameworks_of(AUTO)
     yield from (one.marker for one in tables if one.marker)
-    counted = [one for one in tables if not one.marker and one.step_of(os.path.basename(path)) is not None]
+    counted = [
+        one for one in tables if one.facts_file and not one.marker and one.step_of(os.path.basename(path)) is not None
+    ]
     names = _names_in(path) if counted else []
     yield from filter(None, (one.telling_file(names) for one in counted))
 
@@ -269,8 +271,11 @@ def _framework_there(path: str, inside: list[str], naming: Naming) -> Framework 
     """Whose directory this is; a pattern tells only the name, so a marker there or beside it must tell the rest."""
     name = os.path.basename(path)
     if isinstance(naming, FrameworkNaming):
-        return naming.framework_of(name)
+        named = naming.framework_of(name)
+        return None if named is None or named.stores_dcp else named
     framework = FrameworkNaming(frameworks_of(AUTO), step_pattern()).framework_of(name)
+    if framework is not None and framework.stores_dcp:
+        return None
     if framework is None or not any(item.endswith(framework.file_suffixes) for item in inside):
         return framework if framework is not None and framework.telling_file(inside) else None
     beside = os.path.dirname(path)

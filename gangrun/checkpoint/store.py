@@ -14,7 +14,7 @@ from enum import Enum
 from threading import Lock
 
 from gangrun.checkpoint.formats import manifest, safetensors
-from gangrun.checkpoint.formats.dcp import Judgement, screen, verify
+from gangrun.checkpoint.formats.dcp import Judgement, keys_of, screen, verify
 from gangrun.checkpoint.formats.framework_directory import judge_directory
 from gangrun.checkpoint.formats.one_file import judge_file, screen_file
 from gangrun.checkpoint.kept_copies import KeptCopies
@@ -225,7 +225,7 @@ class CheckpointRoom:
                 choice, self._copies, [c for c in ours if c in moving or c.path == self._copies.path], attempt
             )
         if isinstance(choice, Chosen):
-            choice = _taken_for(choice, candidates)
+            choice = _taken_for(choice, candidates, self._pattern)
         retold = self._retold(choice, ours, attempt)  # first: a tracker never names what was moved
         moved = set_aside(self.directory, moving, attempt, self._judged, self._machine_folder)
         return Resume(choice, moved, tuple(self._notes), retold)
@@ -473,13 +473,20 @@ def _with_hint(choice: NothingValid, copies: KeptCopies | None) -> NothingValid:
     return replace(choice, reason=f"{choice.reason}; {hint}")
 
 
-def _taken_for(choice: Chosen, candidates: list[Candidate]) -> Chosen:
-    """Say whose checkpoint gangrun takes it for, if it is a framework's."""
-    path = choice.checkpoint.path
-    if not any(c.path == path and c.kind is Kind.FRAMEWORK for c in candidates):
+def _taken_for(choice: Chosen, candidates: list[Candidate], naming: Naming) -> Chosen:
+    """Say whose checkpoint gangrun takes it for, if it is a framework's; and what it lacks, if only its keys tell."""
+    path, asked = choice.checkpoint.path, isinstance(naming, FrameworkNaming)
+    kind = next((c.kind for c in candidates if c.path == path), Kind.UNKNOWN)
+    if kind is not Kind.FRAMEWORK and not (asked and kind in (Kind.DCP, Kind.SAFETENSORS)):
         return choice
-    titles = [one.title for one in frameworks_of(AUTO) if one.step_of(os.path.basename(path)) is not None]
-    return replace(choice, reason=f"{choice.reason}; taken for a checkpoint of {titles[0]}")
+    known = naming if isinstance(naming, FrameworkNaming) else FrameworkNaming(frameworks_of(AUTO), step_pattern())
+    framework = known.framework_of(os.path.basename(path))
+    if framework is None:
+        return choice
+    words = f"; taken for a checkpoint of {framework.title}"
+    if kind is Kind.DCP and (remark := framework.remark(keys_of(path), {})):
+        words += f"; {remark}"
+    return replace(choice, reason=choice.reason + words)
 
 
 def _is_poisoned(candidate: Candidate, condemned: Poisoned | None) -> bool:

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -331,6 +332,9 @@ def resume_argument_of(settings: Mapping[str, Value], argv: tuple[str, ...]) -> 
         return given, ""
     at = next((number for number, word in enumerate(argv) if word.endswith(".py")), len(argv))
     words, takers = argv[at + 1 :], list[Framework]()
+    module = next((name for flag, name in pairwise(argv) if flag == "-m"), "")
+    if module and at == len(argv):
+        takers = [one for one in frameworks_of(asked) if module in one.modules]
     with suppress(OSError, IndexError):
         script = Path(argv[at]).read_text("utf-8", "replace")
         takers = [one for one in frameworks_of(asked) if one.takes_argument(script)]
@@ -344,7 +348,8 @@ def resume_argument_of(settings: Mapping[str, Value], argv: tuple[str, ...]) -> 
         )
         return "", f"--framework {asked}: {left};\ngive --resume-argument if it has one"
     added = takers[0].resume_argument
-    return added, f"--framework {asked}: to resume, gangrun adds {added} PATH to the script's arguments"
+    shown = added.replace("{path}", "PATH").replace("{step}", "STEP") if "{" in added else f"{added} PATH"
+    return added, f"--framework {asked}: to resume, gangrun adds {shown} to the script's arguments"
 
 
 def spec_of(settings: Mapping[str, Value], *, can_requeue: bool = False, **rest: Any) -> RunSpec:

@@ -16,13 +16,14 @@ from importlib import import_module
 from pathlib import Path
 
 AUTO = "auto"
+_LAST = "dcp"  # its names are those of many others
 _NOT_FRAMEWORKS = {"framework", "layouts"}
 
 Facts = Mapping[str, object]  # by key: what a pickle in the checkpoint says; "" for a value of a kind not read here
 
 
-def no_remark(_names: Collection[str], _facts: Facts) -> str:
-    """Nothing is to be said of a whole one."""
+def nothing(_names: Collection[str], _facts: Facts) -> str:
+    """Nothing is to be said."""
     return ""
 
 
@@ -45,17 +46,19 @@ class Framework:
     name: str  # of --framework
     title: str
     names: re.Pattern[str]  # of its checkpoint directories; the group is the step
-    file_suffixes: tuple[str, ...]  # files that hold state: each is judged as its kind allows
-    flaw: Callable[[Collection[str], Facts], str]  # by relative paths: what is missing, "" if nothing is
-    remark: Callable[[Collection[str], Facts], str] = no_remark  # what a whole checkpoint lacks, "" if nothing
+    file_suffixes: tuple[str, ...] = ()  # files that hold state: each is judged as its kind allows
+    flaw: Callable[[Collection[str], Facts], str] = nothing  # by relative paths: what is missing, "" if nothing is
+    remark: Callable[[Collection[str], Facts], str] = nothing  # what a whole checkpoint lacks, "" if nothing
     marker: str = ""  # rank 0 writes this file last: without it, a checkpoint is unfinished; "": there is no such file
     step_of_marker: Callable[[bytes], int | None] | None = None  # the step that the marker file tells
     facts_file: re.Pattern[str] | None = None  # the first such path is a torch.save archive that tells ...
     facts_keys: tuple[str, ...] = ()  # ... these facts
     facts_needed: tuple[str, ...] = ()  # without these, nobody can tell whether a checkpoint is whole
     step_key: str = ""  # the fact that is the step
-    resume_argument: str = ""  # makes a script load the path that follows it
+    stores_dcp: bool = False  # its directories are torch.distributed.checkpoint's, and judged as such
+    resume_argument: str = ""  # makes a script load the path that follows it, or what stands for {path} and {step}
     taken_if: tuple[str, ...] = ()  # a script that holds one of these words takes that argument
+    modules: tuple[str, ...] = ()  # of ``python -m``, which take it too
     tracker: Tracker | None = None
     leaves: tuple[str, ...] = ()  # other files that it puts beside its checkpoints
 
@@ -66,7 +69,7 @@ class Framework:
 
     def takes_argument(self, script: str) -> bool:
         """Does this source text take the resume argument? gangrun does not run it to find out."""
-        words = (self.resume_argument.lstrip("-"), *self.taken_if)
+        words = (self.resume_argument.lstrip("-").partition("=")[0], *self.taken_if)
         return bool(self.resume_argument) and any(word in script for word in words)
 
     def telling_file(self, paths: Collection[str]) -> str:
@@ -93,6 +96,6 @@ def known_names() -> list[str]:
 
 @cache
 def frameworks_of(name: str) -> tuple[Framework, ...]:
-    """The framework of this name; all for ``auto``, whose names do not overlap; none for ""."""
-    names = known_names() if name == AUTO else [name] if name else []
+    """The framework of this name; for ``auto`` all, of which the first that knows a name counts; none for ""."""
+    names = sorted(known_names(), key=lambda one: one == _LAST) if name == AUTO else [name] if name else []
     return tuple(import_module(f"{__package__}.{one}").FRAMEWORK for one in names)

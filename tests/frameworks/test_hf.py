@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -184,10 +183,13 @@ def test_a_framework_that_gangrun_does_not_know_is_refused(tmp_path: Path, gangr
     assert done.code == 2 and f"it knows auto, {', '.join(known_names())}" in done.err
 
 
+NAMED = {"checkpoint-5": "hf", "global_step5": "deepspeed", "step-5": "torchtitan", "ckpt_5": "dcp"}
+
+
 def test_every_table_is_named_as_its_file_and_takes_no_name_of_another() -> None:
     for name in known_names():
         (table,) = frameworks_of(name)
         assert table.name == name
-    names = ["checkpoint-5"]
-    for name in names:
-        assert len([one for one in frameworks_of("auto") if re.fullmatch(one.names, name)]) == 1
+    for name, whose in NAMED.items():
+        takers = [one.name for one in frameworks_of("auto") if one.names.fullmatch(name)]
+        assert takers[0] == whose and set(takers[1:]) <= {"dcp"}

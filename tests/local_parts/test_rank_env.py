@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gangrun.agent.ranks.environment import GangSpec, RankFiles, RankPlace, rank_environment
 from gangrun.wire.messages import Launch
 from gangrun.wire.spec import CheckpointSpec
@@ -106,3 +108,22 @@ def test_slurms_names_take_the_gangs_shape_and_the_originals_are_kept() -> None:
 def test_outside_a_job_no_slurm_name_appears() -> None:
     seen = environment({"SLURM_CONF": "/etc/slurm.conf"})
     assert {name for name in seen if "SLURM" in name} == {"SLURM_CONF"}
+
+
+@pytest.mark.parametrize(
+    ("argument", "added"),
+    [
+        ("--resume", ["--resume", "/ck/step-40"]),
+        ("ckpt_path=", ["ckpt_path=/ck/step-40"]),
+        ("--checkpoint.load_step={step}", ["--checkpoint.load_step=40"]),
+        ("--load={path}/weights", ["--load=/ck/step-40/weights"]),
+    ],
+)
+def test_the_argument_that_loads_a_checkpoint_comes_last_and_only_with_one(argument: str, added: list[str]) -> None:
+    made = GangSpec(
+        run="run-1", node="n1", command=("train", "--x"), through_boot=False, interpreter="", working_directory="/",
+        inherited={}, environment={}, local_root=Path("/m"), run_directory=Path("/run"),
+        checkpoint=CheckpointSpec(resume_argument=argument),
+    )  # fmt: skip
+    assert RankPlace(made, LAUNCH, 0).argv[-1 - len(added) :] == ["--x", *added]
+    assert RankPlace(made, order(resume_path="", resume_step=-1), 0).argv[-1] == "--x"

@@ -225,7 +225,7 @@ class RankPlace:
         spec, here = self.spec, boot.__file__
         command = [self._own(word) for word in spec.command]
         if (argument := spec.checkpoint.resume_argument) and (path := self.order.resume_path):
-            command += [argument + path] if argument.endswith("=") else [argument, path]
+            command += _resume_words(argument, path, self.order.resume_step)
         if spec.through_boot:
             return [spec.interpreter, here, *command]
         return [sys.executable, "-E", "-s", "-S", here, "--exec", *command]
@@ -257,6 +257,13 @@ def shared_memory_root() -> Path:
         if candidate and os.access(candidate, os.W_OK | os.X_OK):
             return Path(candidate)
     return Path.cwd()
+
+
+def _resume_words(argument: str, path: str, step: int) -> list[str]:
+    """What the script is given to load this checkpoint."""
+    if "{path}" in argument or "{step}" in argument:
+        return [argument.replace("{path}", path).replace("{step}", str(step))]
+    return [argument + path] if argument.endswith("=") else [argument, path]
 
 
 def rank_environment(place: RankPlace, files: RankFiles, agent_pid: int) -> dict[str, str]:

@@ -126,6 +126,15 @@ def read_through(
     return replace(screened, level=Level.VERIFIED, deep=True)
 
 
+def keys_of(directory: str) -> frozenset[str]:
+    """The first words of the keys that it holds; none if its ``.metadata`` cannot be read."""
+    try:
+        metadata = parse_metadata(content_of(directory, METADATA_NAME))
+    except (MetadataRefused, BadFile, UnreadableFile):
+        return frozenset()
+    return frozenset(entry.fqn.partition(".")[0] for entry in metadata.entries)
+
+
 def verification_of(directory: str) -> Verification:
     """What to read of whatever is there now; raises what says that it is not whole, or cannot be seen."""
     return _verification(directory, *_screen(directory))

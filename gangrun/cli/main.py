@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from gangrun import __version__
-from gangrun.display.text import clean
+from gangrun.display.text import clean, let_go
 from gangrun.errors import DONE, INTERRUPTED, UNKNOWN, USAGE, UserError, did_you_mean
 
 # name -> (module, one line for --help), in the order in which --help shows them
@@ -177,29 +177,14 @@ def main(argv: list[str] | None = None) -> None:
     except (click.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
     except (ReaderLeft, BrokenPipeError):
-        _forget_stdout()  # nothing is wrong, and python must not complain at its exit either
+        let_go(sys.stdout)  # nothing is wrong, and python must not complain at its exit either
         sys.exit(0)
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         hint = "check that the file system responds, and that you may read and write there"
         _tell(words, "system", f"{error.strerror or error}{where}", hint)
-        _forget_stdout()  # it may be the one that cannot be written
+        let_go(sys.stdout)  # it may be the one that cannot be written
         sys.exit(UNKNOWN)
-
-
-def _forget_stdout() -> None:
-    """Python writes what is left at its exit; where that cannot work it must not try."""
-    try:
-        sys.stdout.flush()
-    except (OSError, ValueError):
-        _point_at_nothing()
-
-
-def _point_at_nothing() -> None:
-    try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError):
-        return  # it is no file, as under a test
 
 
 def _usage_hint(error: click.ClickException) -> str:

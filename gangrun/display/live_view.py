@@ -25,12 +25,12 @@ import click
 from gangrun.core.model import TERMINAL, Phase, RunState
 from gangrun.core.text import step_or_none
 from gangrun.display.status_page import PageFormat, page
-from gangrun.display.text import clean, log_line
+from gangrun.display.text import clean, let_go, log_line
 from gangrun.display.times import clock_words
 from gangrun.errors import UserError
 from gangrun.ports import Clock
 from gangrun.runs.follow import Follower, JournalReplay
-from gangrun.runs.rank_output import LogTail
+from gangrun.runs.rank_output import LogTail, note_loss
 from gangrun.runs.status import Status, status_of
 from gangrun.runs.times import pause, wall_now
 from gangrun.wire.record import Record, RecordError
@@ -80,6 +80,7 @@ class LiveView:
     quiet_ranks: bool = False
     closing: Callable[[], Sequence[str]] = list  # what stands below the last sentence of a failed run
     refused: deque[str] = field(default_factory=lambda: deque(maxlen=REFUSED_MAX_COUNT))  # lines the disk did not take
+    losses: dict[tuple[int, str], str] = field(default_factory=dict)  # (attempt, node) -> what its log lacks
     _live: Live | None = None
     _tails: dict[tuple[int, str], LogTail] = field(default_factory=dict)
     _joins: bool = False  # it begins in the middle of an attempt
@@ -90,6 +91,8 @@ class LiveView:
     _began: float = 0.0
     emitted_count: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)  # the owner speaks beside its observer
+    _missing_count: int = 0  # lines that a file to which this output goes has refused
+    _missing_why: str = ""
     _closed: set[int] = field(default_factory=set)  # ids of streams whose reader left
 
     def say(self, sentence: str, wall: float | None = None) -> None:
@@ -123,6 +126,7 @@ class LiveView:
         if state is None:
             return False
         is_behind = self._pass_output(state)
+        self._note_losses()
         if self.terminal:
             self._draw(state)
         return is_behind
@@ -131,6 +135,9 @@ class LiveView:
         """The last lines, and the live one gone."""
         while self._drain():
             pass
+        self._note_losses()
+        if self._missing_count:
+            self.say(f"up to {self._missing_count} lines are missing in this output: {self._missing_why}")
         if self._end is not None:
             self.say(self._end.reason, self._end.wall)
             with contextlib.suppress(OSError, RecordError, UserError):
@@ -141,6 +148,11 @@ class LiveView:
             self._live = None
         with contextlib.suppress(OSError, ValueError):
             self.err.flush()
+
+    def let_go(self) -> None:
+        """Nothing is shown any more: the exit code must not tell that a full disk took no output."""
+        for stream in (self.out, self.err):
+            let_go(stream)
 
     def _pass_output(self, state: RunState) -> bool:
         if self.quiet_ranks or state.attempt.placement is None:
@@ -176,6 +188,14 @@ class LiveView:
                 lines = [] if tail.is_behind else lines[-last_count:]
             self._pass_on(lines)
         return is_behind
+
+    def _note_losses(self) -> None:
+        for attempt, node in tuple(self.losses):
+            words = self.losses.pop((attempt, node))
+            try:
+                note_loss(self.log_of(attempt, node), words)
+            except OSError:  # the next look may do better
+                self.losses.setdefault((attempt, node), words)
 
     def _pass_on(self, lines: list[str]) -> None:
         if lines and not self.quiet_ranks:
@@ -234,7 +254,10 @@ class LiveView:
                 stream.write(line + "\n")
                 stream.flush()
         except (OSError, ValueError) as error:
-            if getattr(error, "errno", None) not in REFUSED:  # full: the next line may do better
+            if isinstance(error, OSError) and error.errno in REFUSED:  # full: the next line may do better
+                self._missing_count += line.count("\n") + 1
+                self._missing_why = error.strerror or str(error)
+            else:
                 self._closed.add(id(stream))  # the reader left, or the terminal; the run goes on, and so does its log
 
 

@@ -6,12 +6,15 @@ command prints foreign text through ``clean``, ``block`` or ``log_line`` and not
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TextIO
 
 WIDTH_MIN, WIDTH_MAX, WIDTH_ELSEWHERE = 40, 120, 100
 LAST_CHARS, COLUMN_CHARS_MIN = 16, 8  # of a table's last column, and of one that gives way
@@ -27,6 +30,15 @@ _PHASE_STYLES = {
     "STOPPING": "yellow",
     "WAITING": "yellow",
 }
+
+
+def let_go(stream: TextIO) -> None:
+    """Python writes what is left at its exit, and exits with 120 where that fails: then it must not try."""
+    try:
+        stream.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):  # it is no file, as under a test
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def clean(text: object) -> str:

@@ -39,7 +39,7 @@ from gangrun.agent.surroundings import AgentEnd
 from gangrun.config import environment
 from gangrun.core.nodeset import unfold
 from gangrun.entry.agent_health import AgentHealth, all_met
-from gangrun.entry.wiring import clock_of, disk_of, own_address, tell, tell_dropped, tell_output
+from gangrun.entry.wiring import clock_of, disk_of, own_address, tell, tell_dropped, tell_loss, tell_output
 from gangrun.node import processes
 from gangrun.node.warden import ENV_MEMORY
 from gangrun.wire.messages import Dial, MeetPeer
@@ -124,10 +124,13 @@ def gang_of(spec: RunSpec, paths: RunPaths, node: str, terminal: str) -> GangSpe
     )
 
 
-def people_of(spec: RunSpec, node: str) -> People:
-    """On one box our words reach the person in front of ``gangrun run``; elsewhere they go to the same disk."""
-    show = tell_output if spec.world == "local" else lambda line: None
-    return People(show, lambda sentence: tell(f"{node}:agent", sentence, urgent=True))
+def people_of(node: str) -> People:
+    """Whoever sees what the launcher shows."""
+    return People(
+        tell_output,
+        lambda sentence: tell(f"{node}:agent", sentence, urgent=True),
+        lambda attempt, words: tell_loss(attempt, node, words),
+    )
 
 
 def find_term(paths: RunPaths, clock: SystemClock, disk: Disk, node: str) -> facts.TermFound:
@@ -228,7 +231,7 @@ def main(words: list[str]) -> int:
             gang_of(spec, paths, arguments.node, arguments.terminal),
             clock.now,
             no_ranks,
-            people_of(spec, arguments.node),
+            people_of(arguments.node),
         ),
         find_term=lambda: find_term(paths, clock, disk, arguments.node),
         check=checked,

@@ -40,6 +40,7 @@ from gangrun.launch.exclusive import refuse_lasting_company
 from gangrun.launch.slurm_batch_job import Allocation, allocation_of, note_stopped
 from gangrun.launch.slurm_job_owner import EXIT_ELSEWHERE, EXIT_UNUSABLE, JobOwner
 from gangrun.node import processes
+from gangrun.node.speech import Voice
 from gangrun.runs.locate import entries_of
 from gangrun.wire.record import RecordError, replay
 from gangrun.wire.spec import JobLine, RunSpec, SpecError
@@ -101,7 +102,9 @@ def main(words: list[str]) -> int:
     )
     view.say(f"run {spec.run}: job {taken.token} on {counted(len(allocation.nodes), 'node')}")
     options = srun_options(submission)
-    return JobOwner(spec, paths, taken, allocation, variables, options, disk, clock, view).run()
+    code = JobOwner(spec, paths, taken, allocation, variables, options, disk, clock, view).run()
+    view.let_go()
+    return code
 
 
 def _taken(
@@ -156,7 +159,7 @@ def _was_cancelled(
             facts = scheduler.job(before.job)
         except SchedulerSilent as error:
             if now() >= until:
-                sys.stderr.write(f"gangrun: cannot tell whether job {before.job} was cancelled: {error}; continuing\n")
+                _say(f"cannot tell whether job {before.job} was cancelled: {error}; continuing")
                 return False
             pause.wait(ASK_EVERY_S)
             continue
@@ -182,5 +185,8 @@ def _leave(code: int, why: str) -> int:
     return code
 
 
+_VOICE = Voice()  # the output of the job may lie on the disk that fails
+
+
 def _say(sentence: str) -> None:
-    sys.stderr.write(f"gangrun: {sentence}\n")
+    _VOICE.say(f"gangrun: {sentence}")

@@ -160,6 +160,7 @@ def main(words: list[str]) -> int:
         return EXIT_NO_NODE
     root, claim = words[1], msgspec.json.decode(words[2], type=JobClaim)
     paths = RunPaths(Path(root))
+    launcher_fd = os.dup(2)
     why = speak_into(paths.process_log(node))
     if why:
         os.write(2, f"{why}\n".encode("utf-8", "replace"))
@@ -179,7 +180,9 @@ def main(words: list[str]) -> int:
         return EXIT_NOT_EMPTY
     if place.waited:
         spec["previous_died"] = WARDEN_GONE
-    command = warden.argv(sys.executable, {**spec, "writes_log": True, "place_fd": place.fd})
-    os.set_inheritable(place.fd, True)
+    spec |= {"writes_log": True, "place_fd": place.fd, "launcher_fd": launcher_fd}
+    command = warden.argv(sys.executable, spec)
+    for fd in (place.fd, launcher_fd):
+        os.set_inheritable(fd, True)
     os.execve(command[0], command, {**variables, RUN_DIR: root, STAY: stay_of(claim)})  # noqa: S606 - no shell is the point
     raise AssertionError("unreachable")

@@ -16,12 +16,10 @@ from gangrun.adapters.local import validator
 from gangrun.adapters.local.validator import CommandValidator
 from gangrun.adapters.net.interface import LOOPBACK, towards
 from gangrun.config import environment
-from gangrun.node.speech import Voice
+from gangrun.node.speech import LOSS, OUTPUT, URGENT, Voice
 from gangrun.wire.spec import RunSpec
 
-URGENT = "!] "
-OUTPUT = "[>] "
-OUTPUT_PIECE, OUTPUT_WITHIN_S = 900, 1.0  # letters, of four bytes at most
+OUTPUT_PIECE_BYTES, OUTPUT_WITHIN_S = 800, 1.0  # srun breaks lines of a kibibyte
 STORAGE = "the run directory "  # how every sentence about storage that fails begins
 ROOT = str(Path(__file__).resolve().parents[2])
 _VOICE = Voice()
@@ -61,19 +59,35 @@ def own_command(entry: str, arguments: Sequence[str], python: str) -> list[str]:
 def tell(who: str, sentence: str, *, urgent: bool = False) -> None:
     """One whole line on stderr, which is a pipe that cannot block (``node.speech``); lost and counted if it is full.
 
-    An urgent line is shown to the person in front of ``gangrun run`` at once: the journal, by which all else is told,
-    may be what fails.
+    An urgent line is shown at once by the launcher, ``gangrun run`` or the batch script: the journal, by which all else
+    is told, may be what fails.
     """
     _VOICE.say(f"[{who}{URGENT if urgent else '] '}{sentence}")
 
 
 def tell_output(line: bytes) -> None:
-    """A rank's line that the disk refused, for the person in front of ``gangrun run``; waits a little if need be."""
+    """A rank's line that the disk refused, for whoever sees what the launcher shows; waits a little if need be."""
     text = line.decode("utf-8", "backslashreplace")
     who, _, words = text.partition("] ")
-    for at in range(0, len(words) or 1, OUTPUT_PIECE):
+    while True:
+        piece = words.encode()[:OUTPUT_PIECE_BYTES].decode("utf-8", "ignore")
+        words = words[len(piece) :]
         select.select((), (2,), (), OUTPUT_WITHIN_S)
-        _VOICE.say(f"{OUTPUT}{who}] {words[at : at + OUTPUT_PIECE]}")
+        _VOICE.say(f"{OUTPUT}{who}] {piece}")
+        if not words:
+            return
+
+
+def tell_loss(attempt: int, node: str, words: str) -> None:
+    """How much of what ranks printed is missing in a log, for the launcher: it notes that where status looks."""
+    _VOICE.say(f"{LOSS}{attempt} {node} {words}")
+
+
+def loss_part(line: str) -> tuple[int, str, str] | None:
+    """What ``tell_loss`` was told; None for any other line."""
+    attempt, _, rest = line.removeprefix(LOSS).partition(" ")
+    node, _, words = rest.partition(" ")
+    return (int(attempt), node, words) if line.startswith(LOSS) and attempt.isdecimal() else None
 
 
 def output_part(line: str) -> str:

@@ -27,13 +27,13 @@ from gangrun.config.layers import Value
 from gangrun.config.request import ResolvedRequest, ranks_of
 from gangrun.display.live_view import LiveView, Observer
 from gangrun.display.text import clean, echo_json
-from gangrun.entry.wiring import disk_of, output_part, urgent_part
+from gangrun.entry.wiring import disk_of
 from gangrun.errors import UserError
 from gangrun.launch.create import make_run, put_in_index, unmade
 from gangrun.launch.debugging import DebugTerminal
 from gangrun.launch.exclusive import give_way, refuse_company
 from gangrun.launch.node_spec import warden_killed, warden_spec
-from gangrun.launch.owner import LAST_LOOK_WITHIN_S, Cancelling, in_background, shown, tell_json
+from gangrun.launch.owner import LAST_LOOK_WITHIN_S, Cancelling, hears, in_background, shown, tell_json
 from gangrun.node import processes
 from gangrun.runs.follow import JournalReplay
 from gangrun.runs.locate import entries_of
@@ -151,6 +151,7 @@ def own(
         view.say(f"the run was on {over.host} before; its nodes keep their names: {', '.join(spec.nodes)}")
     job, seq = claimed.claim.job, claimed.claim.seq
     code = launcher(spec, paths, variables, view, job=job, seq=seq, terminal=terminal).run()
+    view.let_go()
     if as_json:
         tell_json(paths)
     return code
@@ -186,15 +187,6 @@ def launcher(
 ) -> Launcher:
     """The owner of this run's processes on this box."""
     urgent: deque[str] = deque()
-
-    def hear(line: str) -> bool:
-        if sentence := urgent_part(line):
-            urgent.append(sentence)
-        elif output := output_part(line):
-            view.refused.append(output)
-            return False
-        return True
-
     path = terminal.path if terminal is not None else ""
     hosts = LocalHosts(
         python=sys.executable,
@@ -203,7 +195,7 @@ def launcher(
         },
         environment={**environment, "GANGRUN_RUN_DIR": str(paths.root)},
         logs={node: paths.process_log(node) for node in spec.nodes},
-        hear=hear,
+        hear=hears(view, urgent),
     )
     return Launcher(paths, hosts, spec.nodes, view, urgent=urgent, disk=disk_of(paths), terminal=terminal)
 

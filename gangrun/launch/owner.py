@@ -28,6 +28,7 @@ from gangrun.adapters.fs.journal import live_of
 from gangrun.adapters.fs.run_dir import RunPaths, mark_cancelled
 from gangrun.core.model import TERMINAL, Phase, RunState
 from gangrun.display.live_view import LiveView, Observer
+from gangrun.entry.wiring import loss_part, output_part, urgent_part
 from gangrun.errors import UserError
 from gangrun.launch.stop import tell_end, wait_for_end
 from gangrun.ports import Clock
@@ -41,6 +42,24 @@ MARKED_WITHIN_S = 2.0  # a disk that takes longer stands still
 MARK_LOOK_EVERY_S = 0.1
 LAST_LOOK_WITHIN_S = 5.0
 KEPT_WITHIN_S = 10.0  # what it gets to come back before nothing tells that the run was cancelled
+
+
+def hears(view: LiveView, urgent: deque[str]) -> Callable[[str], bool]:
+    """What to do with each line of the processes on a node; whether it belongs into their log. From any thread."""
+
+    def hear(line: str) -> bool:
+        if loss := loss_part(line):
+            attempt, node, words = loss
+            view.losses[attempt, node] = words
+            return False
+        if output := output_part(line):
+            view.refused.append(output)
+            return False
+        if sentence := urgent_part(line):
+            urgent.append(sentence)
+        return True
+
+    return hear
 
 
 @dataclass(slots=True)

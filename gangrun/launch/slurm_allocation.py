@@ -6,6 +6,7 @@ is never ended, and only a batch job can be had again (``scontrol requeue``, whi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -154,7 +155,8 @@ def _place(claims: JobClaims, allocation: Allocation) -> tuple[int, JobClaim | N
 
 
 def _say(sentence: str) -> None:
-    click.echo(f"gangrun: {sentence}", err=True)
+    with contextlib.suppress(OSError):  # the output of the job may lie on the disk that fails
+        click.echo(f"gangrun: {sentence}", err=True)
 
 
 def _own(held: HeldAllocation, spec: RunSpec, paths: RunPaths, wish: ResolvedRequest) -> int:
@@ -181,6 +183,7 @@ def _own(held: HeldAllocation, spec: RunSpec, paths: RunPaths, wish: ResolvedReq
         excuse=lambda: excuse(tools_of(wish.variables), allocation.job, allocation.restart),
     )  # fmt: skip
     code = owner.run()
+    view.let_go()
     if request.as_json:
         tell_json(paths)
     return code

@@ -14,6 +14,7 @@ import selectors
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -35,7 +36,7 @@ from gangrun.core.text import signal_name
 from gangrun.display.live_view import LiveView, Observer
 from gangrun.entry.wiring import own_command
 from gangrun.launch.node_spec import EXIT_WAITED, WARDEN_GONE, warden_killed, warden_spec
-from gangrun.launch.owner import Cancelling
+from gangrun.launch.owner import Cancelling, hears
 from gangrun.launch.slurm_batch_job import Absent, Allocation, note_absent, note_stopped
 from gangrun.ports import Clock
 from gangrun.runs.follow import JournalReplay
@@ -122,6 +123,7 @@ class JobStep:
     extra: tuple[str, ...]
     over: Callable[[], bool]
     say: Callable[[str], None]
+    hear: Callable[[str], bool] = lambda line: True  # a line of a node's processes: is it not for people?
     disk: Disk = field(default_factory=Disk)
     clock: Clock = field(default_factory=SystemClock)
     part: StepPart = StepPart.STEP
@@ -157,7 +159,7 @@ class JobStep:
         words = step_argv(
             self.spec, self.paths, self.claim, self.allocation, nodes, self.extra, self._nodes[0], previous_died
         )
-        step = Step(words, self.variables, self.allocation.job, Tools(self.variables))
+        step = Step(words, self.variables, self.allocation.job, Tools(self.variables), hear_task=self.hear)
         launch = StepLaunch(step, nodes, said_bytes(self.paths, nodes), founds, follows)
         step.start()
         self.launches.append(launch)
@@ -456,14 +458,15 @@ class JobOwner:
         view = self.view
         observer = Observer(JournalReplay(self.paths, self.disk), self.clock, view)
         observer.catch_up()
+        urgent = deque[str]()
         steps = JobStep(
             self.spec, self.paths, self.claim, self.allocation, self.variables, self.extra,
-            over=lambda: is_over(observer.state(), steps.claim), say=view.say, disk=self.disk,
-            clock=self.clock,
+            over=lambda: is_over(observer.state(), steps.claim), say=view.say,
+            hear=hears(view, urgent), disk=self.disk, clock=self.clock,
         )  # fmt: skip
         cancelling = Cancelling(
             self.paths, self.disk, self.clock, view.say, observer.state,
-            insist=steps.interrupt, kill=steps.kill, excuse=self.excuse,
+            insist=steps.interrupt, kill=steps.kill, excuse=self.excuse, urgent=urgent,
         )  # fmt: skip
         if not self.foreground:
             for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
@@ -475,6 +478,7 @@ class JobOwner:
             then = f"if srun loses all nodes, this job ends, and gangrun resume {self.spec.run} continues the run"
             view.say(f"Slurm refuses a change of this job's comment ({refused}): {then}")
         self._stay(steps, observer, cancelling)
+        cancelling.say_urgent()
         if not observer.leave(LAST_LOOK_WITHIN_S):
             view.say(f"some of the last lines are missing here: gangrun logs {self.paths.run} shows all")
         for words in lost_output(self.paths):
@@ -495,6 +499,7 @@ class JobOwner:
                     cancelling.turn()
                 else:
                     pause.wait(LOOK_EVERY_S)
+                    cancelling.say_urgent()
                 steps.turn()
                 if give_up_at == float("inf") and is_over(observer.state(), steps.claim):
                     give_up_at = self.clock.now() + LETS_GO_WITHIN_S

@@ -72,7 +72,8 @@ class Warden:
     Spec: agent, supervisor (argv lists), node, lease_s, poll_s, agent_start_s, life_fd, pdeathsig, restarts_max_count,
     restarts_window_s, supervisor_linger_s, memory_bytes (of checkpoints kept in memory; 0: as the node has, none: off),
     writes_log (standard error is a file of a disk that may stand still), previous_died (of the agent before, if this
-    warden takes a dead one's place), place_fd (held for life, so that no other warden of the job begins here).
+    warden takes a dead one's place), place_fd (held for life, so that no other warden of the job begins here),
+    launcher_fd (a pipe to who started it: lines for people, and those that the log refuses, go there).
     """
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
@@ -90,6 +91,9 @@ class Warden:
         self._place_fd = int(spec.get("place_fd", -1))
         if self._place_fd >= 0:
             os.set_inheritable(self._place_fd, False)  # ours alone: a child that outlives us must not keep it
+        self._launcher_fd = int(spec.get("launcher_fd", -1))
+        if self._launcher_fd >= 0:
+            os.set_inheritable(self._launcher_fd, False)
         self._lease_fd = os.memfd_create("gangrun-lease")
         os.ftruncate(self._lease_fd, LEASE_SIZE_BYTES)
         self._lease = Lease(self._lease_fd)
@@ -121,7 +125,7 @@ class Warden:
         """Watch until the end; the exit code."""
         processes.become_subreaper()
         if self._writes_log:
-            self._writer = LogWriter((self._place_fd,) if self._place_fd >= 0 else ())
+            self._writer = LogWriter((self._place_fd,) if self._place_fd >= 0 else (), self._launcher_fd)
             self._start_again("log writer", self._writer.start)
         self._listen()
         self._start_again("keeper", self._start_keeper)

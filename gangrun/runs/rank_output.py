@@ -84,6 +84,12 @@ def lost_output(paths: RunPaths) -> tuple[str, ...]:
     return tuple(told)
 
 
+def note_loss(log: Path, words: str) -> None:
+    """How much is missing in a log, told by its node, whose disk may not have taken a note."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.with_name(f"{log.name}.lost").write_text(words, "utf-8")
+
+
 def parts_of(log: Path) -> list[Path]:
     """The files of one log in the order in which to read them; see ``agent/ranks/capped_log``."""
     names = (log.name, log.name + ".tail.1", log.name + ".tail")

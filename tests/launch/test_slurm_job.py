@@ -129,14 +129,14 @@ def test_a_job_after_one_that_was_cancelled_starts_nothing(tmp_path, slurm, befo
     assert asked(1) is False  # a person wants it all the same
 
 
-def test_a_slurm_that_stays_silent_does_not_hold_a_run_for_ever(tmp_path, capsys):
+def test_a_slurm_that_stays_silent_does_not_hold_a_run_for_ever(tmp_path, capfd):
     paths = RunPaths(tmp_path)
     paths.jobs.mkdir(parents=True)
     paths.job(0).write_bytes(b'{"seq":0,"job":"11","restart":0,"host":"n1","pid":1,"start_ticks":1}')
     ticks = iter((0.0, 1e9))
     silent = cast(SlurmScheduler, Asked("", 5))
     assert not job_main._was_cancelled(paths, Disk(), state(job="11", seq=0), 1, silent, lambda: next(ticks))
-    assert "cannot tell whether job 11 was cancelled: no answer" in capsys.readouterr().err
+    assert "cannot tell whether job 11 was cancelled: no answer" in capfd.readouterr().err
 
 
 def test_the_wardens_spec_is_filled_with_the_nodes_own_name():

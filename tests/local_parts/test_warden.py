@@ -160,6 +160,43 @@ def test_the_fence_does_not_wait_for_the_disk_of_its_log(nodes: Any, disk: Freez
     disk.thaw()
 
 
+@pytest.mark.root
+def test_lines_for_people_and_lines_that_the_log_refuses_go_to_the_launcher(tmp_path: Path) -> None:
+    """A log of one page, a pipe of one page that is read late; then a launcher that is gone."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "none", folder], check=True)
+    try:
+        code = "from gangrun.node.speech import LogWriter; import os, sys\nwriter = LogWriter((), int(sys.argv[1]))\n"
+        code += "writer.start()\nfor line in sys.stdin.buffer: os.write(2, line)\nwriter.finish(); os.wait()"
+        read, write = os.pipe()
+        with (folder / "log").open("ab") as log:
+            words = [sys.executable, "-c", code, str(write)]
+            environ = {**os.environ, "PYTHONPATH": ROOT}
+            speaker = subprocess.Popen(words, stdin=subprocess.PIPE, stderr=log, pass_fds=[write], env=environ)
+        os.close(write)
+        heard = os.fdopen(read, "rb")
+        assert speaker.stdin is not None
+
+        def say(*lines: str) -> None:
+            speaker.stdin.write("".join(f"{line}\n" for line in lines).encode())  # type: ignore[union-attr]
+            speaker.stdin.flush()  # type: ignore[union-attr]
+
+        say("[n0:agent] plain", "[>] [n0:rank0] step 7", "[n0:agent!] the disk is full", "[-] 0 n0 9 bytes")
+        expected = ["[>] [n0:rank0] step 7", "[n0:agent!] the disk is full", "[-] 0 n0 9 bytes"]
+        assert [heard.readline().decode().rstrip() for _ in expected] == expected
+        until(lambda: "the disk is full" in (folder / "log").read_text(), 5, "the log to have it too")
+        assert (folder / "log").read_text() == "[n0:agent] plain\n[n0:agent!] the disk is full\n"
+        say("[n0:agent] " + "x" * 3000, "[n0:agent] " + "y" * 3000)
+        assert "[n0:agent] " in heard.readline().decode(), "what the log did not take"
+        heard.close()
+        say("[n0:agent] " + "z" * 3000)
+        speaker.stdin.close()
+        assert speaker.wait(20) == 0
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
 @pytest.mark.parametrize("pid_of", ["keeper", "log writer"])
 def test_who_serves_the_node_is_started_again(nodes: Any, pid_of: str) -> None:
     """The memory keeper under its name, the log writer at its pipe; and neither is taken for what a rank left."""

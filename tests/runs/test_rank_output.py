@@ -16,6 +16,7 @@ from gangrun.core.policy import Policy
 from gangrun.display.live_view import LiveView, Observer
 from gangrun.launch.owner import closing
 from gangrun.runs.follow import JournalReplay
+from gangrun.runs.rank_output import lost_output
 from gangrun.runs.snapshot import read
 from tests.command_line import Call
 from tests.runs.builder import Builder
@@ -285,6 +286,21 @@ def test_a_stall_that_passed_names_nobody(runs: Path, gangrun: Call) -> None:
     assert gangrun("logs", "--errors").out == "no rank failed\n"
     story.exit(1, signal=11).stopped()
     assert "hung" not in gangrun("logs", "--errors").out
+
+
+def test_a_full_disk_under_the_output_is_told_at_the_end_and_does_not_change_the_exit_code(runs: Path) -> None:
+    story = running(runs)
+    told = io.StringIO()
+    with Path("/dev/full").open("w") as full:
+        view = LiveView(story.paths.node_log, lambda term: {}, lambda: 0.0, full, told)
+        view.tick(story.state)
+        view.refused.append("[n0:rank0] a line that no disk takes")
+        view.losses[0, "n0"] = "38 bytes: No space left on device"
+        view.close()
+        assert "up to 1 lines are missing in this output: No space left on device" in told.getvalue()
+        view.let_go()  # python flushes at its exit, and so does the end of this block: an error here is exit code 120
+    (note,) = lost_output(story.paths)
+    assert note.endswith("missing in logs/0/n0.log (38 bytes: No space left on device)")
 
 
 def test_the_end_of_a_failed_run_is_told_below_the_last_output(runs: Path) -> None:

@@ -260,9 +260,9 @@ class Cluster:
         self._stalled.discard(name)
         self.room.resume(name)
 
-    def hide(self, name: str, path: str | Path) -> None:
-        """An empty folder lies over ``path`` on that host, as where a mount is missing."""
-        self.room.run(name, "mount", "-t", "tmpfs", "tmpfs", str(path))
+    def hide(self, name: str, path: str | Path, options: str = "mode=1777") -> None:
+        """An empty folder lies over ``path`` on that host, as where a mount is missing; ``size=256k``: a small disk."""
+        self.room.run(name, "mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path))
         self._hidden.append((name, str(path)))
 
     def unhide(self, name: str, path: str | Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
+from tests.faults.disk import FreezableDisk
 from tests.slurm.better import Better, waiting
 from tests.slurm.cluster import Cluster, shared
 from tests.slurm.harness import Run
@@ -41,6 +43,21 @@ def cluster(standing_cluster: Cluster) -> Iterator[Cluster]:
 def run(cluster: Cluster, request: pytest.FixtureRequest) -> Run:
     """A user in a new folder, who has submitted nothing yet."""
     return Run(cluster, request.node.name)
+
+
+@pytest.fixture
+def disk(cluster: Cluster, run: Run) -> Iterator[FreezableDisk]:
+    """A file system of 32 MiB for the run directory, mounted on every host."""
+    made = FreezableDisk(run.folder / "frozen")
+    user = run.folder.stat()
+    os.chown(made.folder, user.st_uid, user.st_gid)
+    for host in cluster.room.hosts:
+        cluster.room.run(host, "mount", made.device, str(made.folder))
+    yield made
+    made.thaw()
+    for host in cluster.room.hosts:
+        cluster.room.run(host, "umount", "--lazy", str(made.folder))
+    made.close()
 
 
 @pytest.fixture

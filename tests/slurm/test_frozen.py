@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator
-
-import pytest
 
 from gangrun.adapters.fs.run_dir import RunPaths
 from tests.faults.disk import FreezableDisk
@@ -15,21 +11,6 @@ from tests.slurm.harness import Run
 from tests.waiting import until
 
 FENCE_AFTER_S = 15  # as the harness submits
-
-
-@pytest.fixture
-def disk(cluster: Cluster, run: Run) -> Iterator[FreezableDisk]:
-    """For the run directory, mounted on every host."""
-    made = FreezableDisk(run.folder / "frozen")
-    user = run.folder.stat()
-    os.chown(made.folder, user.st_uid, user.st_gid)
-    for host in cluster.room.hosts:
-        cluster.room.run(host, "mount", made.device, str(made.folder))
-    yield made
-    made.thaw()
-    for host in cluster.room.hosts:
-        cluster.room.run(host, "umount", "--lazy", str(made.folder))
-    made.close()
 
 
 def test_a_gang_trains_on_while_its_run_directory_is_frozen_for_longer_than_a_lease(

@@ -72,6 +72,22 @@ def test_what_tasks_say_is_kept_apart_from_srun():
     assert step.words == [KILLED]
 
 
+def test_what_a_task_says_to_somebody_else_is_no_last_word_of_it():
+    said = ["0: mine", "0: [>] [n1:rank0] step 7", "0: [n1:agent!] the disk is full"]
+    heard: list[str] = []
+
+    def hear(line: str) -> bool:
+        heard.append(line)
+        return not line.startswith("[>] ")
+
+    step = Step([sys.executable, "-c", f"import sys; sys.stderr.write(chr(10).join({said!r}))"], {}, "7", Tools({}))
+    step.hear_task = hear
+    step.start()
+    until(lambda: step.ended == 0, 20, "the step ended")
+    assert heard == ["mine", "[>] [n1:rank0] step 7", "[n1:agent!] the disk is full"]
+    assert step.last_words(0) == "mine; [n1:agent!] the disk is full"
+
+
 def test_no_srun_is_an_error_of_its_own():
     with pytest.raises(FileNotFoundError):
         Step(["/nowhere/srun"], {}, "7", Tools({})).start()

@@ -56,7 +56,7 @@ def argv(shape: StepShape, command: Sequence[str]) -> list[str]:
     return [
         "srun", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={fold(shape.nodes)}",
         "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--overlap", "--input=none", "--cpu-bind=none",
-        f"--job-name={NAME}", "--unbuffered", "--label",
+        f"--job-name={NAME}", "--label",
         *([f"--cpus-per-task={shape.cpus_per_task}"] if shape.cpus_per_task else []),
         *shape.extra,
         *command,
@@ -92,13 +92,16 @@ def environment_of(variables: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(slots=True)
 class Step:
-    """One srun. ``hear`` is called from a thread for each line that it says."""
+    """One srun. ``hear`` is called from a thread for each line that it says, ``hear_task`` for each that a task says:
+    is it the task's own word, or for somebody else?
+    """
 
     argv: Sequence[str]
     environment: Mapping[str, str]
     job: str
     tools: Tools
     hear: Callable[[str], None] = lambda line: None
+    hear_task: Callable[[str], bool] = lambda line: True
     left: list[Left] = field(default_factory=list)
     words: list[str] = field(default_factory=list)  # srun's own
     _said: dict[int, deque[str]] = field(default_factory=dict)
@@ -115,7 +118,7 @@ class Step:
         for line in child.lines():
             task = _TASK.match(line)
             if task is not None:
-                if task["said"].strip():
+                if task["said"].strip() and self.hear_task(task["said"]):
                     kept = self._said.setdefault(int(task["task"]), deque(maxlen=KEPT_OF_TASK_COUNT))
                     kept.append(task["said"].strip())
                 continue

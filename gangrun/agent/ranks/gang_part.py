@@ -16,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 
 from gangrun.agent.brain import facts
 from gangrun.agent.ranks.environment import AttemptFiles, GangSpec, RankPlace, rank_environment, tag_prefix
@@ -50,10 +51,13 @@ class LaunchError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class People:
-    """Who is told what the disk does not take: a line of a rank that is shown to them, and that it does not."""
+    """Who is told what the disk does not take: a line of a rank that is shown to them, that it does not, and of an
+    attempt's log how much is missing.
+    """
 
     show: Callable[[bytes], None] = lambda line: None
     say: Callable[[str], None] = lambda sentence: None
+    lost: Callable[[int, str], None] = lambda attempt, words: None
 
 
 class _Gang:
@@ -65,6 +69,7 @@ class _Gang:
         self.logs = RankLogs(
             spec.node, spec.run_directory / "logs" / str(attempt), spec.log, now,
             shown={0, order.world_size - 1}, show=people.show, say=people.say,
+            lost=partial(people.lost, attempt),
         )  # fmt: skip
         self.oom = OomCounter()
         self.ranks: dict[int, WatchedRank] = {}

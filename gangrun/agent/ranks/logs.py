@@ -15,6 +15,7 @@ any moment.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import selectors
@@ -141,11 +142,14 @@ class RankLogs:
         shown: Collection[int] = (),
         show: Callable[[bytes], None] = lambda line: None,
         say: Callable[[str], None] = lambda sentence: None,
+        lost: Callable[[str], None] = lambda words: None,
     ) -> None:
-        """``show`` gets the lines that the disk refuses of ranks that are ``shown``; ``say`` is told that it does."""
+        """``show`` gets the lines that the disk refuses of ranks that are ``shown``; ``say`` is told that it does, and
+        ``lost``, at first and at the end, how much.
+        """
         self._node = node
         self._shown = tuple(f"[{node}:rank{rank}] ".encode() for rank in shown)
-        self._show, self._say = show, say
+        self._show, self._say, self._lost = show, say, lost
         self._lost_bytes = 0  # in all
         self._copies_refused = False  # said once
         self._spec = spec
@@ -392,28 +396,30 @@ class RankLogs:
                 self._spooled_bytes -= size_bytes
         self._lost_bytes += self._dropped_bytes
         if self._lost_bytes:
-            self._mark_lost(trouble)
+            self._lost(self._mark_lost(trouble))
             self._say(f"{self._lost_bytes} bytes of what ranks printed are missing in {self._log.path}")
         self._close_files()
         self._written.set()
 
     def _lose(self, refused: bytes, why: str) -> None:
         """The disk has not taken these lines: a person still sees those of the ranks that are shown."""
-        if not self._lost_bytes:
+        is_first = not self._lost_bytes
+        if is_first:
             self._say(f"the disk refuses what ranks print ({why}): it will be missing in {self._log.path}")
         self._lost_bytes += len(refused)
-        self._mark_lost(why)
+        words = self._mark_lost(why)
+        if is_first:
+            self._lost(words)
         for line in refused.splitlines():
             if line.startswith(self._shown):
                 self._show(line)
 
-    def _mark_lost(self, why: str) -> None:
-        """For who looks at the run directory; on a full disk the file may stay empty."""
-        try:
-            path = self._log.path.with_name(self._log.path.name + LOST)
-            path.write_text(f"{self._lost_bytes} bytes" + (f": {why}" if why else ""), "utf-8")
-        except OSError:
-            return  # it is tried again with the next loss, and at the end
+    def _mark_lost(self, why: str) -> str:
+        """For who looks at the run directory; on a full disk the file may stay empty. What it says."""
+        words = f"{self._lost_bytes} bytes" + (f": {why}" if why else "")
+        with contextlib.suppress(OSError):  # it is tried again with the next loss, and at the end
+            self._log.path.with_name(self._log.path.name + LOST).write_text(words, "utf-8")
+        return words
 
     def _prefixed(self, rank: int, line: bytes) -> bytes:
         who = f"rank{rank}" if rank >= 0 else "gangrun"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gangrun.adapters.fs.disk import Disk
-from gangrun.adapters.fs.journal import JournalReader, RanksNote, read_counter, read_ranks
+from gangrun.adapters.fs.journal import JournalReader, RanksNote, note_ranks, read_counter, read_ranks
 from gangrun.adapters.fs.run_dir import RunPaths, mark_cancelled
 from gangrun.adapters.fs.store import FsStore, Mail
 from gangrun.adapters.fs.terms import FsTerms
@@ -281,6 +281,17 @@ def test_the_ranks_have_a_file_beside_the_counter(tmp_path: Path) -> None:
     until(lambda: read_ranks(Disk(), desk.paths) == RanksNote(3, rows), 10, "ranks are noted")
     live = read_counter(Disk(), desk.paths, 1)
     assert live is not None and live.live == {"attempt": 3, "step": 12}
+
+
+def test_ranks_that_a_deposed_supervisor_notes_late_hide_no_newer_ones(tmp_path: Path) -> None:
+    paths, old, new = RunPaths(tmp_path), {"n0": [(0, 11, "R", 5)]}, {"n0": [(0, 22, "R", 9)]}
+    paths.machine.mkdir()
+    note_ranks(Disk(), paths, 3, 0, old)
+    note_ranks(Disk(), paths, 4, 0, new)
+    note_ranks(Disk(), paths, 3, 0, old)
+    assert read_ranks(Disk(), paths) == RanksNote(0, new)
+    note_ranks(Disk(), paths, 4, 1, new)
+    assert [path.name for path in paths.ranks.iterdir()] == ["4.json"]
 
 
 def test_the_counter_goes_on_while_the_journal_is_in_trouble(tmp_path: Path) -> None:

@@ -267,7 +267,7 @@ def test_an_ended_run_shows_its_last_step_and_its_last_checkpoint(runs: Path, ga
 def test_ranks_are_shown_with_node_pid_step_and_state(runs: Path, gangrun: Call) -> None:
     story = running(runs)
     rows = {"n0": [(0, 4711, "R", 12), (1, 4712, "D", 11)], "n1": [(2, 4713, "S", 12)]}
-    note_ranks(story.disk, story.paths, 0, rows)
+    note_ranks(story.disk, story.paths, 1, 0, rows)
     found = gangrun("status", "--ranks", "--json").json["ranks"]
     assert [(one["rank"], one["node"], one["pid"], one["step"], one["state"]) for one in found] == [
         (0, "n0", 4711, 12, "running"),
@@ -283,7 +283,7 @@ def test_ranks_are_shown_with_node_pid_step_and_state(runs: Path, gangrun: Call)
     states = {one["rank"]: (one["pid"], one["state"]) for one in found}
     assert states[2] == (4713, "ended (killed by SIGKILL (9))")
     assert states[0] == (4711, "ended (exit code 1)")
-    note_ranks(story.disk, story.paths, 7, rows)  # of another attempt
+    note_ranks(story.disk, story.paths, 1, 7, rows)  # of another attempt
     assert gangrun("status", "--ranks", "--json").json["ranks"][0]["pid"] is None
 
 

@@ -10,6 +10,7 @@ depend on the counter: it is overwritten in place, never fsynced, and may be los
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -389,18 +390,32 @@ class RanksNote(msgspec.Struct, frozen=True):
     nodes: dict[str, list[tuple[int, int, str, int]]]
 
 
-def note_ranks(disk: Disk, paths: RunPaths, attempt: object, nodes: object) -> None:
-    """All of a ``RanksNote``, or nothing."""
+def note_ranks(disk: Disk, paths: RunPaths, term: int, attempt: object, nodes: object) -> None:
+    """All of a ``RanksNote``, or nothing. Each term has its file: a deposed holder replaces no newer note."""
     data = msgspec.json.encode({"attempt": attempt, "nodes": nodes})
-    disk.replace(paths.ranks, data, paths.temporary(paths.ranks, "new"))
+    with contextlib.suppress(FileExistsError):
+        disk.mkdir(paths.ranks)
+    target = _ranks_of(paths, term)
+    disk.replace(target, data, paths.temporary(target, "new"))
+    disk.discard(_ranks_of(paths, old) for old in _noted_terms(disk, paths) if old < term)
 
 
 def read_ranks(disk: Disk, paths: RunPaths) -> RanksNote | None:
-    """What was noted last; None if nothing readable is there."""
+    """What the newest term has noted last; None if nothing readable is there."""
     try:
-        return msgspec.json.decode(disk.read(paths.ranks), type=RanksNote)
+        newest = max(_noted_terms(disk, paths), default=0)
+        return msgspec.json.decode(disk.read(_ranks_of(paths, newest)), type=RanksNote)
     except (OSError, msgspec.MsgspecError):
         return None
+
+
+def _ranks_of(paths: RunPaths, term: int) -> Path:
+    return paths.ranks / f"{term}.json"
+
+
+def _noted_terms(disk: Disk, paths: RunPaths) -> tuple[int, ...]:
+    names = (name.removesuffix(".json") for name in disk.names(paths.ranks) if name.endswith(".json"))
+    return tuple(int(name) for name in names if name.isdecimal())
 
 
 def live_of(disk: Disk, paths: RunPaths, term: int) -> Mapping[str, Any]:

@@ -146,8 +146,8 @@ class RunPaths:
 
     @property
     def ranks(self) -> Path:
-        """The ranks of the newest attempt, as the supervisor saw them last."""
-        return self.machine / "ranks.json"
+        """The ranks of the newest attempt, as the supervisor of a term saw them last: ``<term>.json``."""
+        return self.machine / "ranks"
 
     def process_log(self, node: str) -> Path:
         """Where gangrun's own processes of a node say what no rank and no journal holds."""

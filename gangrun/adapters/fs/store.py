@@ -213,7 +213,7 @@ class FsStore:
             self._counter.write(live, self._clock.wall())
             self._terms.still_open(self._term)
             if ranks is not None:
-                note_ranks(self._disk, self._paths, live.get("attempt"), ranks)
+                note_ranks(self._disk, self._paths, self._term, live.get("attempt"), ranks)
         except OSError:
             return  # its loss is harmless: the journal's trouble is what gets reported
         with self._changed:

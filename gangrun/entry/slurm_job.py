@@ -30,7 +30,7 @@ from gangrun.adapters.slurm.commands import Tools
 from gangrun.adapters.slurm.jobs import repoint
 from gangrun.adapters.slurm.scheduler import SchedulerSilent, SlurmScheduler
 from gangrun.config import environment
-from gangrun.core.model import EXIT_CODES, TERMINAL, RunState
+from gangrun.core.model import EXIT_CODES, TERMINAL, Failure, RunState
 from gangrun.core.nodeset import NodesetError
 from gangrun.core.text import counted
 from gangrun.display.live_view import LiveView
@@ -95,7 +95,7 @@ def main(words: list[str]) -> int:
         spec = spec.with_line(JobLine(found.directory, tuple(command)))
     if why := _company(spec):
         told = f"nothing is started: {why}"
-        note_stopped(paths, disk, taken.seq, told)
+        note_stopped(paths, disk, taken.seq, told, Failure.SCRIPT)
         return _leave(EXIT_UNUSABLE, told)
     view = LiveView(
         log_of=paths.node_log, live_of=lambda term: live_of(disk, paths, term), wall=clock.wall, out=sys.stdout

@@ -21,8 +21,10 @@ from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import note_job_id
 from gangrun.adapters.fs.run_dir import RunPaths, read_submission
 from gangrun.adapters.slurm.commands import Tools
+from gangrun.core.model import Failure
 from gangrun.core.nodeset import unfold
 from gangrun.entry.wiring import own_command
+from gangrun.runs.slurm_queue import stopped_note
 from gangrun.wire.submission import Submission
 
 LOOK_EVERY_S = 0.5
@@ -88,11 +90,11 @@ def batch_jobs(paths: RunPaths, tools: Tools) -> BatchJobs:
     return BatchJobs(paths, read_submission(Disk(), paths), tools)
 
 
-def note_stopped(paths: RunPaths, disk: Disk, seq: int, why: str) -> None:
+def note_stopped(paths: RunPaths, disk: Disk, seq: int, why: str, cause: Failure) -> None:
     """Why the batch script of job ``seq`` ended: ``gangrun status`` tells it if no supervisor does."""
     target = paths.setup_failed(seq)
     with contextlib.suppress(OSError):
-        disk.replace(target, f"{why}\n".encode(), paths.temporary(target, "new"))
+        disk.replace(target, stopped_note(why, cause).encode(), paths.temporary(target, "new"))
 
 
 class Absent(msgspec.Struct, frozen=True):

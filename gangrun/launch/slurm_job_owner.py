@@ -30,7 +30,7 @@ from gangrun.adapters.slurm import step
 from gangrun.adapters.slurm.commands import ToolProcess, Tools
 from gangrun.adapters.slurm.scheduler import SchedulerRefused, SchedulerSilent, SlurmScheduler
 from gangrun.adapters.slurm.step import Left, Step
-from gangrun.core.model import EXIT_CODES, TERMINAL, RunState
+from gangrun.core.model import EXIT_CODES, TERMINAL, Failure, RunState
 from gangrun.core.nodeset import fold
 from gangrun.core.text import signal_name
 from gangrun.display.live_view import LiveView, Observer
@@ -350,7 +350,7 @@ class JobStep:
             why = f"Slurm refuses to note in the comment of job {stay.job} that its step is over: {error}"
             why = f"{why}; this job starts nothing more, and gangrun resume {self.spec.run} continues the run"
             self.say(why)
-            note_stopped(self.paths, self.disk, stay.seq, why)
+            note_stopped(self.paths, self.disk, stay.seq, why, Failure.SCHEDULER)
             self.part = StepPart.OVER
             return False
         except SchedulerSilent as error:

@@ -19,7 +19,8 @@ from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, read_cancelled, r
 from gangrun.adapters.slurm.commands import Tools
 from gangrun.adapters.slurm.scheduler import JobFacts, SchedulerRefused, SchedulerSilent, SlurmScheduler, remembered
 from gangrun.config import environment
-from gangrun.runs.slurm_queue import Queue, RunJob, in_order, place_of
+from gangrun.core.model import Failure
+from gangrun.runs.slurm_queue import Queue, RunJob, in_order, place_of, read_stopped
 from gangrun.runs.times import UNCLAIMED_FOR_S, wall_now
 from gangrun.wire.submission import SubmissionError
 
@@ -118,7 +119,7 @@ def queue_of(paths: RunPaths, run: str, owner: JobClaim | None, found: Iterable[
         newest = ordered[-1]
         began = owner is not None and owner.job == newest.job
         ordered[-1] = replace(newest, began=began, last_words=_last_words(paths, newest.job, began))
-    return Queue(tuple(ordered), stopped=_stopped(paths, ordered[-1].seq if ordered else None))
+    return Queue(tuple(ordered), "", *_stopped(paths, ordered[-1].seq if ordered else None))
 
 
 def run_of(job: str) -> str:
@@ -155,12 +156,12 @@ def _last_words(paths: RunPaths, job: str, began: bool) -> str:
     return str(found[-1]).strip()[:NOTE_CHARS] if found else ""
 
 
-def _stopped(paths: RunPaths, seq: int | None) -> str:
-    """Why the newest batch script ended before it could claim its place; "" where it did not."""
+def _stopped(paths: RunPaths, seq: int | None) -> tuple[str, Failure]:
+    """Why the newest batch script ended before it could claim its place, and the cause; "" where it did not."""
     disk = Disk()
     try:
         newest = JobClaims(paths, disk).highest() + 1 if seq is None else seq
         note = disk.read(paths.setup_failed(newest), limit=NOTE_CHARS)
     except OSError:
-        return ""
-    return " ".join(note.decode("utf-8", "replace").split())
+        return "", Failure.SCRIPT
+    return read_stopped(note.decode("utf-8", "replace"))

@@ -90,6 +90,20 @@ class RunJob:
         return self.reason if self.reason in HOLDS else ""
 
 
+def stopped_note(why: str, cause: Failure) -> str:
+    """What a batch script leaves that stops; its setup lines leave bare words."""
+    return f"[{cause.value}] {why}\n"
+
+
+def read_stopped(note: str) -> tuple[str, Failure]:
+    """Why a batch script stopped, and what caused it."""
+    words = " ".join(note.split())
+    for cause in Failure:
+        if words.startswith(f"[{cause.value}] "):
+            return words.removeprefix(f"[{cause.value}] "), cause
+    return words, Failure.SCRIPT
+
+
 @dataclass(frozen=True, slots=True)
 class Queue:
     """All jobs of the run that Slurm remembers, oldest first; ``silent`` says why it could not be asked."""
@@ -97,6 +111,7 @@ class Queue:
     jobs: tuple[RunJob, ...] = ()
     silent: str = ""
     stopped: str = ""  # why a batch script ended before it began
+    stopped_by: Failure = Failure.SCRIPT
 
     @property
     def waiting(self) -> tuple[RunJob, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gangrun.core.model import EXIT_CODES, Failure, RunState
+from gangrun.core.model import EXIT_CODES, RunState
 from gangrun.runs.liveness import is_abandoned
 from gangrun.runs.slurm_queue import (
     Queue,
@@ -106,7 +106,7 @@ def _is_lost(queue: Queue) -> bool:
 def _without_jobs(run: RunSnapshot, queue: Queue, told: CurrentState, now: float) -> CurrentState:
     """No job of the run is there or to come, and the journal does not say that it has ended."""
     if queue.stopped:
-        return CurrentState(FAILED, queue.stopped, FAILED_CODE, Failure.SCRIPT.value)
+        return CurrentState(FAILED, queue.stopped, FAILED_CODE, queue.stopped_by.value)
     newest = queue.newest
     if newest is not None and was_cancelled(newest):
         return CurrentState(CANCELLED, ended_words(newest), CANCELLED_CODE)

@@ -408,7 +408,8 @@ def test_a_slurm_that_refuses_the_word_leaves_the_run_to_a_job_of_its_own(unreac
     steps.turn()
     assert (steps.part, steps.claim.launch) == (job_owner.StepPart.OVER, 0)
     assert any("Access/permission denied" in word for word in told), told
-    assert "Access/permission denied" in steps.paths.setup_failed(CLAIM.seq).read_text()
+    note = steps.paths.setup_failed(CLAIM.seq).read_text()
+    assert note.startswith("[scheduler] ") and "Access/permission denied" in note
 
 
 def has_ended(process):

@@ -15,7 +15,8 @@ from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import note_job_id
 from gangrun.adapters.fs.run_dir import mark_cancelled
 from gangrun.core.events import CancelRequested
-from gangrun.core.model import Phase
+from gangrun.core.model import Failure, Phase
+from gangrun.launch.slurm_batch_job import note_stopped
 from gangrun.runs.follow import Follower
 from gangrun.runs.slurm_queue import RunJob, ended_words
 from gangrun.runs.snapshot import read
@@ -290,6 +291,16 @@ def test_a_setup_line_that_failed_is_a_failure_of_the_users(runs: Path, gangrun:
     assert gangrun("wait").code == 1
     job(tools, story, 13, "CANCELLED", seq=1)
     assert status(gangrun)["state"] == "CANCELLED"
+
+
+def test_a_job_that_ends_as_slurm_refuses_its_comment_failed_by_the_scheduler(
+    runs: Path, gangrun: Call, tools: PretendTools
+) -> None:
+    story = submitted(runs)
+    job(tools, story, 12, "FAILED", "NonZeroExitCode")
+    note_stopped(story.paths, Disk(), 0, "Slurm refuses to note [it]", Failure.SCHEDULER)
+    found = status(gangrun)
+    assert (found["state"], found["failure"], found["reason"]) == ("FAILED", "scheduler", "Slurm refuses to note [it]")
 
 
 def test_a_mark_with_no_job_left_is_a_cancelled_run(runs: Path, gangrun: Call, tools: PretendTools) -> None:

@@ -209,11 +209,18 @@ def steps_newest_first(directory: str, pattern: Naming) -> Iterator[StepDirector
     if isinstance(pattern, OneFile):
         yield from _saves_of(directory, pattern)
         return
+    for step, item in named_newest_first(directory, pattern):
+        if (found := look_at(step, item.path, pattern, is_link=item.is_symlink())) is not None:
+            yield found
+
+
+def named_newest_first(directory: str, pattern: StepPattern | FrameworkNaming) -> list[tuple[int, os.DirEntry[str]]]:
+    """Every name that the pattern takes for a step; none of them is looked into."""
     try:
         with os.scandir(directory) as names:
             listed = list(names)
     except FileNotFoundError:
-        return
+        return []
     except OSError as error:
         raise StorageUnreadable(
             f"checkpoint directory {shown(directory)} cannot be read ({os.strerror(error.errno or 0)}): "
@@ -221,9 +228,7 @@ def steps_newest_first(directory: str, pattern: Naming) -> Iterator[StepDirector
         ) from None
     steps = ((pattern.step_of(item.name), item) for item in listed if item.name != MACHINE_FOLDER)
     known = [(step, item) for step, item in steps if step is not None]
-    for step, item in sorted(known, key=lambda one: (one[0], one[1].name), reverse=True):
-        if (found := look_at(step, item.path, pattern, is_link=item.is_symlink())) is not None:
-            yield found
+    return sorted(known, key=lambda one: (one[0], one[1].name), reverse=True)
 
 
 def _saves_of(directory: str, file: OneFile) -> Iterator[StepDirectory]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -38,6 +38,9 @@ class SavesStatus(msgspec.Struct, frozen=True, kw_only=True):
     failed: FailedSave | None
 
 
+if TYPE_CHECKING:
+    from gangrun.checkpoint.scan import StepDirectory
+
 T = TypeVar("T")
 CLOCKS_DIFFER_S = 30.0  # between this host, the hosts of the run and the file server
 _WITHIN_S = 10.0
@@ -50,25 +53,54 @@ def read_saves(directory: str, run: str) -> SavesTold | None:
     return _in_time(directory, lambda: _read(path))
 
 
-def newest_on_disk(asked: CheckpointSpec, began: float, ended: float) -> tuple[int, str, float] | None:
-    """Step, path and time of the newest committed checkpoint that was written between these times, if there is one.
-
-    No two runs save to one directory at once, so a run that has ended wrote it. A supervisor looks every half minute
-    and need not have seen the last one.
+class SavedOnDisk:
+    """What checkpoint directories hold. Each is listed once, and each checkpoint's time is asked for once, however many
+    runs saved there.
     """
-    from gangrun.checkpoint import scan  # not for a live run
 
-    def look() -> tuple[int, str, float] | None:
-        try:
-            for one in scan.steps_newest_first(asked.directory, scan.naming_of(asked)):
-                at = os.stat(one.path).st_mtime
-                if one.committed and not one.unreadable and began - CLOCKS_DIFFER_S <= at <= ended + CLOCKS_DIFFER_S:
-                    return one.step, one.path, at
-        except (OSError, scan.StorageUnreadable, scan.BadPattern):
-            pass  # then what the journal says is all that is known
-        return None
+    def __init__(self) -> None:
+        self._named: dict[tuple[str, str, str], list[tuple[int, os.DirEntry[str]]]] = {}
+        self._times: dict[str, float] = {}
 
-    return _in_time(asked.directory, look)
+    def newest(self, asked: CheckpointSpec, began: float, ended: float) -> tuple[int, str, float] | None:
+        """Step, path and time of the newest committed checkpoint that was written between these times, if there is one.
+
+        No two runs save to one directory at once, so a run that has ended wrote it. A supervisor looks every half
+        minute and need not have seen the last one.
+        """
+        from gangrun.checkpoint import scan  # not for a live run
+
+        def look() -> tuple[int, str, float] | None:
+            try:
+                for one, at in self._written(asked, began - CLOCKS_DIFFER_S, ended + CLOCKS_DIFFER_S):
+                    if one.committed and not one.unreadable:
+                        return one.step, one.path, at
+            except (OSError, scan.StorageUnreadable, scan.BadPattern):
+                pass  # then what the journal says is all that is known
+            return None
+
+        return _in_time(asked.directory, look)
+
+    def _written(self, asked: CheckpointSpec, since: float, until: float) -> Iterator[tuple[StepDirectory, float]]:
+        """Checkpoints that changed last between these times, newest first; no other is looked into."""
+        from gangrun.checkpoint import scan
+
+        naming = scan.naming_of(asked)
+        if isinstance(naming, scan.OneFile):
+            for one in scan.steps_newest_first(asked.directory, naming):
+                if since <= (at := os.stat(one.path).st_mtime) <= until:
+                    yield one, at
+            return
+        key = asked.directory, asked.pattern, asked.framework
+        if key not in self._named:
+            self._named[key] = scan.named_newest_first(asked.directory, naming)
+        for step, item in self._named[key]:
+            if item.path not in self._times:
+                self._times[item.path] = os.stat(item.path).st_mtime
+            at = self._times[item.path]
+            found = scan.look_at(step, item.path, naming, is_link=item.is_symlink()) if since <= at <= until else None
+            if found is not None:
+                yield found, at
 
 
 def unjudged_on_disk(asked: CheckpointSpec) -> str:

@@ -21,7 +21,7 @@ from gangrun.core.nodeset import natural_sort
 from gangrun.core.text import is_save_time, step_or_none
 from gangrun.errors import UserError
 from gangrun.runs.rank_output import lost_output
-from gangrun.runs.saves import SavesStatus, newest_on_disk, saves_status, unjudged_on_disk
+from gangrun.runs.saves import SavedOnDisk, SavesStatus, saves_status, unjudged_on_disk
 from gangrun.runs.snapshot import RunSnapshot, concerns_scheduler, read, with_queue
 from gangrun.runs.state import run_state
 from gangrun.runs.times import WallTimes, wall_now
@@ -194,8 +194,10 @@ def final_status(paths: RunPaths) -> str:
     return json.dumps(msgspec.to_builtins(status_of(read(paths, scheduler=True), wall_now())))
 
 
-def status_of(reading: RunSnapshot, now: float) -> Status:
-    """One run's status; ``now`` decides only whether a run that nobody took up counts as abandoned."""
+def status_of(reading: RunSnapshot, now: float, saved: SavedOnDisk | None = None) -> Status:
+    """One run's status; ``now`` decides only whether a run that nobody took up counts as abandoned. ``saved``: what is
+    known of checkpoint directories, where several runs are asked for.
+    """
     spec, truth = reading.spec, run_state(reading, now)
     status = Status(
         run=spec.run, name=spec.name, world=spec.world, nodes=spec.nodes, world_size=_world_size(reading),
@@ -209,20 +211,20 @@ def status_of(reading: RunSnapshot, now: float) -> Status:
         _add_state(status, reading, reading.state)
     if truth.ended:
         status.warning = ""
-        _add_last(status, reading)
+        _add_last(status, reading, saved or SavedOnDisk())
     if status.checkpoint is None:
         status.unjudged = unjudged_on_disk(spec.checkpoint)
     return status
 
 
-def _add_last(status: Status, reading: RunSnapshot) -> None:
+def _add_last(status: Status, reading: RunSnapshot, saved: SavedOnDisk) -> None:
     """What a run that has ended did last: its supervisor need not have seen it."""
     spec, ended = reading.spec, status.last_sign or 0.0
     if reading.live is not None and reading.live.live.get("step") != status.step:
         status.loss = None  # it is that of an earlier step
     if not spec.checkpoint.directory or not status.attempts:
         return
-    found = newest_on_disk(spec.checkpoint, spec.created_wall, ended)
+    found = saved.newest(spec.checkpoint, spec.created_wall, ended)
     newest = reading.state.checkpoints.newest if reading.state is not None else None
     if found is not None and (newest is None or found[0] > newest.step):
         step, path, at = found
@@ -381,7 +383,8 @@ def statuses_of(entries: Sequence[IndexEntry]) -> list[Status | UnreadableRun]:
                 if isinstance(again, RunSnapshot):
                     again = with_queue(again, queue(again.paths, again.spec.run, again.owner))
                 found[k] = again
-    return [status_of(one, wall_now()) if isinstance(one, RunSnapshot) else one for one in found]
+    saved = SavedOnDisk()
+    return [status_of(one, wall_now(), saved) if isinstance(one, RunSnapshot) else one for one in found]
 
 
 def _read_or_why(entry: IndexEntry) -> RunSnapshot | UnreadableRun:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gangrun.runs.saves import newest_on_disk, read_saves
+from gangrun.runs.saves import SavedOnDisk, read_saves
 from gangrun.wire.saves import SIZE_BYTES, SavesTold, encode
 from gangrun.wire.spec import CheckpointSpec
 from tests.command_line import Call
@@ -56,14 +57,41 @@ def test_the_newest_checkpoint_is_found_without_a_look_into_older_ones(
     listdir = os.listdir
 
     def listed(path: str) -> list[str]:
-        looked.append(os.path.basename(path))
+        looked.extend([os.path.basename(path)] if path.startswith(str(tmp_path)) else [])  # not those of an import
         return listdir(path)
 
     monkeypatch.setattr(os, "listdir", listed)
     now = (tmp_path / "step-10").stat().st_mtime
-    found = newest_on_disk(CheckpointSpec(str(tmp_path)), now - 1, now + 1)
+    found = SavedOnDisk().newest(CheckpointSpec(str(tmp_path)), now - 1, now + 1)
     assert found is not None and found[0] == 10
     assert looked == ["step-11", "step-10"]
+
+
+def test_of_a_directory_of_many_runs_each_name_is_looked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``status --all``: its cost grows with the runs and with the checkpoints, not with their product."""
+    runs_count, steps_count, hour_s = 20, 5, 3600.0
+    for number in range(runs_count * steps_count):
+        path = tmp_path / f"step-{number}"
+        path.mkdir()
+        (path / ".metadata").touch()
+        at = number // steps_count * hour_s + 60.0
+        os.utime(path, (at, at))
+    looked: list[str] = []
+    for name in ("stat", "listdir", "scandir"):
+        real = getattr(os, name)
+
+        def counted(path: str, real: Any = real, **more: Any) -> Any:
+            looked.extend([str(path)] if str(path).startswith(str(tmp_path)) else [])
+            return real(path, **more)
+
+        monkeypatch.setattr(os, name, counted)
+    saved = SavedOnDisk()
+    for run in range(runs_count):
+        found = saved.newest(CheckpointSpec(str(tmp_path)), run * hour_s, run * hour_s + 100.0)
+        assert found is not None and found[0] == (run + 1) * steps_count - 1
+    assert len(looked) <= 1 + runs_count * steps_count + runs_count
 
 
 def test_what_is_no_news_is_not_believed_nor_followed(tmp_path: Path) -> None:

@@ -26,6 +26,9 @@ script may have logged an error and gone on, and helper processes write there to
 - B from clean-up after A (`finally`, the end of a `with`, a handler that raises again or exits): A.
 - An exception group: its members, those first that did not only lose a peer.
 
+A line of stderr proves nothing if healthy ranks wrote it too. Nor does it if ranks on other nodes end with the same
+exception, fault signal or exit code (other than 1) without that line, in this attempt or in an earlier one.
+
 A row has two cures: one for a failure on one node or on at most 20 % of the nodes, one for the same failure on more
 nodes. What only a machine can cause is the node's on one node, and the environment's on many.
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from gangrun.core.events import RankExited
 from gangrun.core.machine.running import abridged
-from gangrun.core.model import Cause, Evidence, RankExit, Verdict
+from gangrun.core.model import Cause, ErrorReport, Evidence, RankExit, Verdict
 from gangrun.core.recovery import blame, error_rules
 from gangrun.core.recovery.error_rules import rule_of
 from tests.core.life import Life
@@ -101,6 +104,51 @@ def test_words_of_the_script_itself_exclude_a_node_if_all_its_ranks_say_them() -
     assert (one.cause, one.blamed) == (Cause.HARDWARE, ())
     both = verdict_on(raised(*said, node="n2", rank=2), raised(*said, node="n2", rank=3), stopped=(0, 1, 4, 5))
     assert both.blamed == ("n2",)
+
+
+LOCKED = "max locked memory       (kbytes, -l) unlimited"
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        {"error": ErrorReport("RuntimeError", "CUDA error: an illegal memory access was encountered", "ima")},
+        {"error": ErrorReport("RuntimeError", "sizes do not match", "sizes")},
+        {"code": None, "signal": 11},
+        {"code": 17},
+    ],
+    ids=["a row of its own", "no row", "segv", "exit 17"],
+)
+def test_a_line_of_one_node_does_not_explain_what_ended_ranks_on_the_others_too(ends: dict[str, Any]) -> None:
+    fallen = [replace(fell(rank, f"n{1 + rank // 2}", at=10.0 + rank), **ends) for rank in range(6)]
+    with_line = [error_rules.marked(replace(died, tail=(LOCKED,))) for died in fallen[:2]]
+    everywhere = verdict_on(*with_line, *fallen[2:])
+    assert everywhere.blamed == () and "limit on locked" not in everywhere.sentence
+    alone = verdict_on(*with_line, stopped=(2, 3, 4, 5))
+    assert alone.blamed == ("n1",), "if no other node fails, it may be this line"
+
+
+PEERS = (
+    {"error": ErrorReport("DistBackendError", "NCCL error: unhandled cuda error", "nccl")},
+    {"error": ErrorReport("RuntimeError", "a peer was gone", "gone", collective=True)},
+    {"code": 1},
+    {"code": None, "signal": 6},
+    {"code": 137},
+)
+
+
+@pytest.mark.parametrize("ends", PEERS, ids=["nccl", "collective", "exit 1", "abort", "killed"])
+def test_ranks_that_lost_a_peer_may_end_in_the_same_way_without_its_line(ends: dict[str, Any]) -> None:
+    fallen = [error_rules.marked(replace(fell(rank, f"n{1 + rank // 2}"), **ends)) for rank in range(6)]
+    said = error_rules.marked(replace(fallen[2], mark="", tail=("GPU is lost", "bye")))
+    assert error_rules.compared((*fallen[:2], said, *fallen[3:]), {})[2].shown == said.shown != ()
+
+
+def test_a_rank_that_lost_a_peer_is_a_victim_whatever_else_stands_on_its_stderr() -> None:
+    gone = replace(fell(3, "n2"), error=ErrorReport("DistBackendError", "peer 1 is gone", collective=True))
+    assert blame.is_victim(replace(gone, tail=(NO_GPU,)))
+    known = replace(gone, error=ErrorReport("DistBackendError", "NCCL error 5: ncclInvalidUsage", collective=True))
+    assert not blame.is_victim(known), "what its own words tell counts"
 
 
 def test_memory_that_another_program_holds_is_read_from_stderr_too() -> None:

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from gangrun.core.events import CheckpointSeen, GangStarted, NodeChecked
-from gangrun.core.model import Cause, ErrorReport, Failure, Phase
+from gangrun.core.events import CheckpointSeen, GangStarted, NodeChecked, RankExited
+from gangrun.core.model import Cause, ErrorReport, Failure, Phase, RankExit
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import move
+from gangrun.core.recovery.error_rules import NO_RULE
 from tests.core.life import Life, saved
 
 SLURM = Policy(can_requeue=True, restarts_max_count=9)
@@ -60,6 +61,22 @@ def test_if_the_rank_falls_there_too_the_run_ends_and_the_node_is_innocent() -> 
     assert (life.phase, life.state.ending.failure) == (Phase.FAILED, Failure.SCRIPT)
     assert (life.state.health.excluded, life.state.health.suspicion, life.state.health.move) == ({}, {}, None)
     assert life.state.attempts[-1].outcome == Cause.SAME_AGAIN.value
+
+
+@pytest.mark.parametrize("error", [ODD, None], ids=["error", "exit code"])
+def test_if_the_rank_falls_there_too_a_line_of_that_node_beside_it_explains_nothing(error: ErrorReport | None) -> None:
+    life = Life(3, 2, SLURM).running()
+    for _ in range(2):
+        falls(life, error=error)
+        go_on(life)
+    died = RankExit(2, "n0", 17, error=error, tail=("max locked memory       (kbytes, -l) unlimited", "bye"))
+    life.on(RankExited(life.state.attempt.number, died))
+    for rank in (0, 1, 3, 4, 5):
+        heard = RankExit(rank, life.holder(rank), signal=15, by_us=True, mark=NO_RULE)
+        life.on(RankExited(life.state.attempt.number, heard))
+    life.stopped()
+    life.says("as on n1 before", "n1 is innocent")
+    assert life.phase is Phase.FAILED and not life.state.health.excluded
 
 
 def test_if_the_rank_falls_there_of_something_else_that_tells_nothing() -> None:
@@ -163,6 +180,20 @@ def test_the_same_failure_on_one_node_only_proves_nothing_of_the_code() -> None:
 def test_a_suspect_that_is_moved_away_is_tested() -> None:
     life = twice("s0", policy=replace(SLURM, test_suspects=True))
     life.says("the devices of n1 are tested meanwhile")
+
+
+def test_a_device_that_passes_its_test_each_time_is_told_from_the_code_too() -> None:
+    life = Life(3, 2, replace(SLURM, test_suspects=True)).running()
+    fault = ErrorReport("RuntimeError", "CUDA error: an illegal memory access was encountered", "ima")
+    for _ in range(2):
+        falls(life, error=fault)
+        if life.phase is Phase.WAITING:
+            life.due("backoff")
+        life.now += 20.0
+        life.on(NodeChecked("n1", True, tested="48 products right"))
+        go_on(life)
+    falls(life, rank=0, error=fault)
+    life.says("rank 2 fell first on n1 twice, now runs on n0 and did not fall: n1 is at fault; n1 excluded")
 
 
 @pytest.mark.parametrize("rank", [0, 5])

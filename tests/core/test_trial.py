@@ -197,9 +197,7 @@ def test_a_second_time_it_is_tested_and_a_third_time_left_out_although_it_was_cl
     life = suspected()
     life.on(NodeChecked("n1", True, tested=CLEAN))
     go_on(life)
-    life.state = replace(
-        life.state, health=replace(life.state.health, suspected_at={"n1": life.now})
-    )  # as if it had not faded yet
+    life.now += 600.0
     fall(life)
     life.says("n1 was suspected for the 2nd time", "tested first")
     assert (life.phase, life.state.health.excluded) == (Phase.CHECKING, {})

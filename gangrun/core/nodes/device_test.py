@@ -24,6 +24,8 @@ from gangrun.core.text import one_line
 QUICK, THOROUGH = "quick", "thorough"
 SUSPICIONS_MAX_COUNT = 2  # tested so often; suspected once more, a node goes as if there were no tests
 
+COUNTS_AFTER_PASS_S = 1800.0  # a suspicion and a pass: long enough for the same failure to come again
+
 
 def ask(state: RunState, names: tuple[str, ...], policy: Policy) -> tuple[CheckNodes, ...]:
     """What these nodes are asked to prove: those on trial at work, the others by policy."""
@@ -138,9 +140,8 @@ def answered(state: RunState, event: NodeChecked, now: float, policy: Policy) ->
         stays, _ = quarantine.reviewed(after, now, policy)
         return Answered(stays, f"{because}, and failed: {event.reason}")
     if event.tested:
-        sooner = {
-            n: at - standing.SUSPICION_HALVES_S if n == name else at for n, at in state.health.suspected_at.items()
-        }
+        earlier_s = standing.SUSPICION_HALVES_S - COUNTS_AFTER_PASS_S
+        sooner = {n: at - earlier_s if n == name else at for n, at in state.health.suspected_at.items()}
         sentence = f"{because}, and its devices work: {event.tested}"
         return _cleared(replace(after, health=replace(after.health, suspected_at=sooner)), name, sentence, now, policy)
     unknown = f"{because}, and could not be tested: {event.reason or 'it does not say why'}"

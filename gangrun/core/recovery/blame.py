@@ -93,6 +93,9 @@ def judge(
     scene = _Scene(attempt_step, placement, nodes_count, policy, finished, addresses, stopped)
     evidence = replace(evidence, exits=error_rules.compared(evidence.exits, evidence.shown))
     verdict = _first_impression(evidence, scene)
+    without = _first_impression(_without_lines(evidence), scene) if sightings else verdict
+    if any(one.signature == without.signature and not set(one.nodes) & set(without.suspects) for one in sightings):
+        verdict = without
     if verdict.final:
         return verdict
     compared = move.compared(verdict, moved, placement, suspicion)
@@ -145,6 +148,12 @@ def _first_impression(evidence: Evidence, scene: _Scene) -> Verdict:
     return Verdict(
         Cause.VICTIMS_ONLY, Failure.SCRIPT, (), (), "", f"all ranks ended{_at_step(scene)} and none reported a cause"
     )
+
+
+def _without_lines(evidence: Evidence) -> Evidence:
+    """A line beside a failure does not explain it if the same failure came on another node before."""
+    exits = [replace(died, shown=()) if died.shown and error_rules.own_end(died) else died for died in evidence.exits]
+    return replace(evidence, exits=tuple(exits))
 
 
 def is_victim(rank_exit: RankExit) -> bool:

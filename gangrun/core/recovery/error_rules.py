@@ -33,6 +33,7 @@ SHELL_SIGNAL_BASE = 128  # a shell says 128 + N for a child killed by signal N
 NO_RULE = "-"  # the mark of an end whose own words matched no row
 SHOWN_MAX_COUNT = 8  # rows of a rank's stderr that are sent
 _SENT = frozenset({1, 2, 9, 15})  # signals that a process does not send itself
+_FAULTS = frozenset({4, 7, 8, 11})  # SIGILL, SIGBUS, SIGFPE, SIGSEGV: a peer's end raises none of them
 _KILLS = {Cause.KILLED, Cause.OOM}
 _NUMBER = re.compile(r"\d+")
 LAST, LAST_LINES_COUNT = "!", 1  # after an entry of ``shown``: it stands in one of the last lines
@@ -423,12 +424,19 @@ def _counting(died: RankExit) -> Iterator[Rule]:
     Beside an exception that says that a peer was lost, none does.
     """
     own, beside = BY_NAME.get(died.mark), died.error is not None and _class_of(died.error) not in _OF_ANOTHER
-    if is_plain(died) or (beside and own is not None and own.few in VICTIMS and own.name != "nccl-system"):
+    if is_plain(died) or (beside and _lost_a_peer(died, own)):
         return
     shown = died.shown if beside else sorted(died.shown, key=_by_place)
     for rule in filter(None, map(_rule_shown, shown)):
         if rule.cause in _KILLS if is_killed(died) else not beside or _counts_beside(rule):
             yield rule
+
+
+def _lost_a_peer(died: RankExit, own: Rule | None) -> bool:
+    """Does its exception say so?"""
+    if own is not None:
+        return own.few in VICTIMS and own.name != "nccl-system"
+    return died.error is not None and died.error.collective
 
 
 def _by_place(entry: str) -> tuple[bool, bool]:
@@ -586,24 +594,43 @@ def _is_same(one: RankExit, other: RankExit) -> bool:
 def compared(exits: tuple[RankExit, ...], stopped: Mapping[str, tuple[str, ...]]) -> tuple[RankExit, ...]:
     """The ends without what their stderr had in common with that of ranks on other nodes: that is what all ranks write
     at their start. ``stopped``: what ranks showed that we stopped, and on which nodes. What ranks wrote last before
-    they ended without an exception counts on many nodes too, if no rank lived on with it.
+    they ended without an exception counts on many nodes too, if no rank lived on with it. And what some nodes show
+    explains no end that ranks on other nodes had without it.
     """
     exits = tuple(map(marked, exits))
-    seen = dict(stopped)
+    seen, ends = dict(stopped), dict[tuple[str, str], set[str]]()
     for died in exits:
         for entry in died.shown:
             if not _ended_it(died, entry):
                 words = entry.removesuffix(LAST)
                 seen[words] = two_of(seen.get(words, ()), died.node)
+        for entry in {"", *died.shown}:
+            ends.setdefault((own_end(died), entry.removesuffix(LAST)), set()).add(died.node)
 
     def is_own(died: RankExit, entry: str) -> bool:
         others = seen.get(entry.removesuffix(LAST), ())
         return _rule_shown(entry) not in COMPARED or all(node == died.node for node in others)
 
+    def explains(died: RankExit, entry: str) -> bool:
+        """Not if a rank on another node ended in the same way without it."""
+        end = own_end(died)
+        return not end or ends[end, entry.removesuffix(LAST)] == ends[end, ""]
+
     return tuple(
-        replace(died, shown=tuple(entry for entry in died.shown if is_own(died, entry))) if died.shown else died
+        replace(died, shown=tuple(entry for entry in died.shown if is_own(died, entry) and explains(died, entry)))
+        if died.shown
+        else died
         for died in exits
     )
+
+
+def own_end(died: RankExit) -> str:
+    """How it ended, if a rank that lost this one would end in another way; else ""."""
+    error = died.error
+    if error is not None:
+        return "" if error.collective or _NCCL.search(f"{error.kind}: {error.message}") else error.signature
+    is_own = died.signal in _FAULTS or died.code not in (None, 0, 1)
+    return how_it_ended(died) if is_own and not is_killed(died) else ""
 
 
 def _ended_it(died: RankExit, entry: str) -> bool:

@@ -269,7 +269,8 @@ def strangers(directory: str, pattern: Naming) -> list[Entry]:
         return others
     there = [one for one in pattern.frameworks if any(one.step_of(entry.name) is not None for entry in listed)]
     theirs = {name for one in there for name in (*one.leaves, *([one.tracker.name] if one.tracker else []))}
-    return [entry for entry in others if entry.name not in theirs]
+    marks = tuple(one.unfinished_suffix for one in there if one.unfinished_suffix)
+    return [entry for entry in others if entry.name not in theirs and not entry.name.endswith(marks)]
 
 
 def _framework_there(path: str, inside: list[str], naming: Naming) -> Framework | None:
@@ -316,7 +317,7 @@ def _was_finished(path: str, step: int, framework: Framework) -> bool:
     """Was this save ever whole? Without a marker, a tracker that names it or a later one says so."""
     if framework.marker or framework.tracker is None:
         return True
-    tracked = framework.tracker.step_of(tracker_text(os.path.dirname(path), framework) or "")
+    tracked = framework.tracker.step_of((tracker_text(os.path.dirname(path), framework) or "").strip())
     return tracked is not None and tracked >= step
 
 
@@ -337,8 +338,11 @@ def look_at(step: int, path: str, naming: Naming, *, is_link: bool | None = None
     if MANIFEST_NAME in inside:  # it comes last, so that whatever bears it was committed
         return StepDirectory(step, name, path, Kind.GANGRUN, True)
     if (framework := _framework_there(path, inside, naming)) is not None:
-        committed = not framework.marker or framework.marker in inside
-        why = "" if committed else unfinished_words(framework)
+        mark = framework.unfinished_suffix
+        is_marked = bool(mark) and os.path.lexists(path + mark)
+        committed = not is_marked and (not framework.marker or framework.marker in inside)
+        marked = f"unfinished (never committed): {shown(name + mark)} is there"
+        why = "" if committed else marked if is_marked else unfinished_words(framework)
         finished = _was_finished(path, step, framework)
         return StepDirectory(step, name, path, Kind.FRAMEWORK, committed, why, framework=framework, finished=finished)
     if METADATA_NAME in inside:

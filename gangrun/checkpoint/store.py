@@ -484,9 +484,10 @@ def _taken_for(choice: Chosen, candidates: list[Candidate], naming: Naming) -> C
     if framework is None:
         return choice
     words = f"; taken for a checkpoint of {framework.title}"
-    if kind is Kind.DCP and (remark := framework.remark(keys_of(path), {})):
-        words += f"; {remark}"
-    return replace(choice, reason=choice.reason + words)
+    remarks = [framework.name_remark(os.path.basename(path))]
+    if kind is Kind.DCP:
+        remarks.append(framework.remark(keys_of(path), {}))
+    return replace(choice, reason="; ".join(filter(None, (choice.reason + words, *remarks))))
 
 
 def _is_poisoned(candidate: Candidate, condemned: Poisoned | None) -> bool:

@@ -39,7 +39,7 @@ def name_checkpoint(
     if tracker is None:
         return None
     text, before = tracker.text(os.path.basename(path), step), tracker_text(directory, framework)
-    if before is not None and before.strip() == text:
+    if before is not None and _stripped(before) == text:
         return None
     place = os.path.join(directory, tracker.name)
     words = f"{tracker.name} now names {step_words(step)}"
@@ -59,6 +59,8 @@ def take_away(directory: str, own: str, attempt: str, framework: Framework) -> R
     before = tracker_text(directory, framework)
     if framework.tracker is None or before is None:
         return None
+    if _stripped(before) and framework.tracker.step_of(_stripped(before)) is None:
+        return None  # what it names is no step, such as weights that were converted
     place = os.path.join(directory, framework.tracker.name)
     try:
         kept = _kept(place, own, attempt)
@@ -72,7 +74,12 @@ def take_away(directory: str, own: str, attempt: str, framework: Framework) -> R
 
 
 def _named(before: str | None) -> str:
-    return f"named {shown(before.strip())}" if before and before.strip() else "was empty (torn)"
+    return f"named {shown(_stripped(before))}" if before and _stripped(before) else "was empty (torn)"
+
+
+def _stripped(text: str) -> str:
+    """Without what a power loss leaves."""
+    return text.strip("\0 \r\n\t")
 
 
 def _kept(place: str, own: str, attempt: str) -> str:

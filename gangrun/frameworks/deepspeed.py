@@ -84,7 +84,7 @@ def _remark(paths: Collection[str], facts: Facts) -> str:
 
 
 def _tracked(text: str) -> int | None:
-    match = _NAMES.fullmatch(text.strip())
+    match = _NAMES.fullmatch(text)
     return int(match[1]) if match else None
 
 

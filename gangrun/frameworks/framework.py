@@ -56,6 +56,8 @@ class Framework:
     facts_needed: tuple[str, ...] = ()  # without these, nobody can tell whether a checkpoint is whole
     step_key: str = ""  # the fact that is the step
     stores_dcp: bool = False  # its directories are torch.distributed.checkpoint's, and judged as such
+    name_remark: Callable[[str], str] = lambda _name: ""  # what the framework does not do with one of this name
+    unfinished_suffix: str = ""  # with it, the name of a file beside a checkpoint that is not finished
     resume_argument: str = ""  # makes a script load the path that follows it, or what stands for {path} and {step}
     taken_if: tuple[str, ...] = ()  # a script that holds one of these words takes that argument
     modules: tuple[str, ...] = ()  # of ``python -m``, which take it too

@@ -1,8 +1,7 @@
 """Whose checkpoints the entries of a directory are, by their names; and which option would make gangrun judge them.
 
-A table and pure functions. What gangrun can judge today: directories with DCP files (torchtitan, Megatron's
-torch_dist, sharded Lightning) or safetensors (Hugging Face), and one file that its script overwrites; anything else
-only by a command of the user's.
+A table and pure functions. What gangrun judges: directories of frameworks that have a file here, directories with DCP
+files or safetensors, and one file that its script overwrites; anything else only by a command of the user's.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 NAMES_SHOWN_COUNT = 3
-_VALIDATOR = "a command that judges one (--validator)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +29,6 @@ class Layout:
     names: re.Pattern[str]
     is_directory: bool
     pattern: str = ""
-    validated: bool = False  # its format says nothing to gangrun, so a validator must judge it
     named: str = ""  # of --framework
     overwritten: bool = False  # it may be one file that each save overwrites
 
@@ -48,12 +45,11 @@ class Layout:
             return f"--framework {self.named} lets gangrun judge them"
         if not self.pattern:
             return "gangrun judges only directories, one for each step"
-        more = f" and {_VALIDATOR}" if self.validated else ""
-        return f"--checkpoint-pattern '{self.pattern}'{more} lets gangrun judge them"
+        return f"--checkpoint-pattern '{self.pattern}' lets gangrun judge them"
 
 
-def _directories(framework: str, names: str, pattern: str, *, validated: bool = False, named: str = "") -> Layout:
-    return Layout(framework, re.compile(names), True, pattern, validated, named)
+def _directories(framework: str, names: str, pattern: str, *, named: str = "") -> Layout:
+    return Layout(framework, re.compile(names), True, pattern, named)
 
 
 def _files(framework: str, names: str, *, overwritten: bool = False) -> Layout:
@@ -65,8 +61,8 @@ LAYOUTS = (
     _directories("Accelerate", r"checkpoint_\d+", r"checkpoint_(\d+)"),
     _directories("torchtitan", r"step-\d+", r"step-(\d+)", named="torchtitan"),
     _directories("DeepSpeed", r"global_step\d+", r"global_step(\d+)", named="deepspeed"),
-    _directories("Megatron", r"iter_\d{7,}", r"iter_(\d+)"),
-    _directories("NeMo", r".*step=\d+.*consumed_samples=.*", r".*step=(\d+).*", validated=True),
+    _directories("Megatron", r"iter_\d{7,}", r"iter_(\d+)", named="megatron"),
+    _directories("NeMo", r".*step=\d+.*consumed_samples=.*", r".*step=(\d+).*", named="nemo"),
     _directories("Lightning", r".*\.ckpt", r".*step=(\d+).*\.ckpt"),
     _directories("torchtune", r"(?:dist_)?epoch_\d+", r"(?:dist_)?epoch_(\d+)"),
     _directories("a script with Accelerate", r"(?:step|epoch)_\d+", r"(?:step|epoch)_(\d+)"),

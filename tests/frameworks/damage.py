@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def gone(name: str) -> Damage:
 def all_gone(pattern: str) -> Damage:
     def remove(made: Path) -> None:
         for one in made.glob(pattern):
-            one.unlink()
+            shutil.rmtree(one) if one.is_dir() else os.unlink(one)
 
     return remove
 

@@ -177,13 +177,20 @@ def test_the_command_lists_them(tmp_path: Path, gangrun: Call) -> None:
     shutil.rmtree(tmp_path / "out")
 
 
-@pytest.mark.parametrize("name", ["megatron", "layouts", "../hf", "HF Trainer"])
+@pytest.mark.parametrize("name", ["verl", "layouts", "../hf", "HF Trainer"])
 def test_a_framework_that_gangrun_does_not_know_is_refused(tmp_path: Path, gangrun: Call, name: str) -> None:
     done = gangrun("checkpoints", str(tmp_path), "--framework", name)
     assert done.code == 2 and f"it knows auto, {', '.join(known_names())}" in done.err
 
 
-NAMED = {"checkpoint-5": "hf", "global_step5": "deepspeed", "step-5": "torchtitan", "ckpt_5": "dcp"}
+NAMED = {
+    "checkpoint-5": "hf",
+    "global_step5": "deepspeed",
+    "step-5": "torchtitan",
+    "iter_0000005": "megatron",
+    "ckpt_5": "dcp",
+    "m--step=5-consumed_samples=1.0": "nemo",
+}
 
 
 def test_every_table_is_named_as_its_file_and_takes_no_name_of_another() -> None:

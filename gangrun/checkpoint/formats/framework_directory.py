@@ -100,6 +100,8 @@ def _parts(
     directory: str, names: list[str], framework: Framework, seen: Collection[str], tick: Tick | None
 ) -> Iterator[tuple[str, Judgement]]:
     """Each file and directory that holds state: what its marks' names begin with, and its judgement."""
+    if METADATA_NAME in names or any(one.endswith(".distcp") for one in names):
+        yield "", dcp.screen(directory) if tick is None else dcp.verify(directory, tick)
     for name in sorted(names, key=lambda one: (not one.endswith(JSON_INDEX_SUFFIX), one)):
         path = os.path.join(directory, name)
         if name.endswith(framework.file_suffixes):
@@ -108,9 +110,6 @@ def _parts(
         elif os.path.isdir(path) and not os.path.islink(path):
             with told(name):
                 inside = sorted(os.listdir(path))
-            if METADATA_NAME in inside or any(one.endswith(".distcp") for one in inside):
-                yield f"{name}/", dcp.screen(path) if tick is None else dcp.verify(path, tick)
-                continue
             for prefix, one in _parts(path, inside, framework, (), tick):
                 yield f"{name}/{prefix}", one
 

@@ -18,7 +18,7 @@ from gangrun.checkpoint.formats.dcp_metadata import METADATA_NAME
 from gangrun.checkpoint.formats.framework_directory import unfinished_words
 from gangrun.checkpoint.formats.safetensors import INDEX_SUFFIX, SUFFIX
 from gangrun.core.checkpoints.resume import Kind, shown
-from gangrun.frameworks.framework import AUTO, Framework, frameworks_of
+from gangrun.frameworks.framework import AUTO, FILE, Framework, frameworks_of
 from gangrun.frameworks.layouts import Entry
 from gangrun.wire.manifest import MANIFEST_NAME
 from gangrun.wire.spec import CheckpointSpec
@@ -178,6 +178,8 @@ Naming = StepPattern | OneFile | FrameworkNaming
 
 def naming_of(asked: CheckpointSpec) -> Naming:
     """How a run's checkpoints are named: by a pattern, a framework, or one file; raises ``BadPattern``."""
+    if asked.framework == FILE and not asked.file:
+        raise BadPattern("--framework file judges one file, and no file is named: give --checkpoint-file, or its path")
     if asked.file:
         return OneFile(asked.file, asked.copies_count)
     pattern = step_pattern(asked.pattern)
@@ -267,6 +269,8 @@ def strangers(directory: str, pattern: Naming) -> list[Entry]:
     others = [entry for entry in listed if not entry.is_directory or pattern.step_of(entry.name) is None]
     if not isinstance(pattern, FrameworkNaming):
         return others
+    files = [one.file_names for one in pattern.frameworks if one.file_names is not None]
+    others = [entry for entry in others if not any(names.fullmatch(entry.name) for names in files)]
     there = [one for one in pattern.frameworks if any(one.step_of(entry.name) is not None for entry in listed)]
     theirs = {name for one in there for name in (*one.leaves, *([one.tracker.name] if one.tracker else []))}
     marks = tuple(one.unfinished_suffix for one in there if one.unfinished_suffix)
@@ -278,9 +282,11 @@ def _framework_there(path: str, inside: list[str], naming: Naming) -> Framework 
     name = os.path.basename(path)
     if isinstance(naming, FrameworkNaming):
         named = naming.framework_of(name)
-        return None if named is None or named.stores_dcp else named
+        if named is None or named.stores_dcp(name):
+            return None
+        return named if len(naming.frameworks) == 1 or named.may_hold(inside) else None
     framework = FrameworkNaming(frameworks_of(AUTO), step_pattern()).framework_of(name)
-    if framework is not None and framework.stores_dcp:
+    if framework is not None and framework.stores_dcp(name):
         return None
     if framework is None or not any(item.endswith(framework.file_suffixes) for item in inside):
         return framework if framework is not None and framework.telling_file(inside) else None
@@ -302,13 +308,15 @@ def tracker_text(directory: str, framework: Framework) -> str | None:
         return None
     path = os.path.join(directory, framework.tracker.name)
     try:
+        if framework.tracker.is_link:
+            return os.readlink(path)
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             return os.read(descriptor, _TRACKER_MAX_BYTES).decode("utf-8", "replace")
         finally:
             os.close(descriptor)
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.EISDIR):
+        if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EINVAL):
             return None
         raise StorageUnreadable(f"{shown(path)} cannot be read ({os.strerror(error.errno or 0)})") from None
 
@@ -321,6 +329,16 @@ def _was_finished(path: str, step: int, framework: Framework) -> bool:
     return tracked is not None and tracked >= step
 
 
+def _file_of_framework(step: int, path: str, naming: Naming) -> StepDirectory | None:
+    """A checkpoint that is one file, with its step in its name."""
+    name = os.path.basename(path)
+    framework = naming.framework_of(name) if isinstance(naming, FrameworkNaming) else None
+    if framework is None or framework.file_names is None or not framework.file_names.fullmatch(name):
+        return None
+    finished = _was_finished(path, step, framework)
+    return StepDirectory(step, name, path, Kind.FILE, True, framework=framework, finished=finished)
+
+
 def look_at(step: int, path: str, naming: Naming, *, is_link: bool | None = None) -> StepDirectory | None:
     """What stands under one name; None for a plain file, or for what vanished meanwhile."""
     name = os.path.basename(path)
@@ -329,7 +347,9 @@ def look_at(step: int, path: str, naming: Naming, *, is_link: bool | None = None
         return StepDirectory(step, name, path, Kind.UNKNOWN, False, why)
     try:
         inside = os.listdir(path)
-    except (FileNotFoundError, NotADirectoryError):
+    except NotADirectoryError:
+        return _file_of_framework(step, path, naming)
+    except FileNotFoundError:
         return None
     except OSError as error:
         why = f"it cannot be read ({os.strerror(error.errno or 0)})"

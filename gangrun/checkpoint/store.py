@@ -477,7 +477,7 @@ def _taken_for(choice: Chosen, candidates: list[Candidate], naming: Naming) -> C
     """Say whose checkpoint gangrun takes it for, if it is a framework's; and what it lacks, if only its keys tell."""
     path, asked = choice.checkpoint.path, isinstance(naming, FrameworkNaming)
     kind = next((c.kind for c in candidates if c.path == path), Kind.UNKNOWN)
-    if kind is not Kind.FRAMEWORK and not (asked and kind in (Kind.DCP, Kind.SAFETENSORS)):
+    if kind is not Kind.FRAMEWORK and not (asked and kind in (Kind.DCP, Kind.SAFETENSORS, Kind.FILE)):
         return choice
     known = naming if isinstance(naming, FrameworkNaming) else FrameworkNaming(frameworks_of(AUTO), step_pattern())
     framework = known.framework_of(os.path.basename(path))

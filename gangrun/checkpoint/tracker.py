@@ -44,14 +44,14 @@ def name_checkpoint(
     place = os.path.join(directory, tracker.name)
     words = f"{tracker.name} now names {step_words(step)}"
     try:
-        kept = _kept(place, own, attempt)
-        _replace(place, own, text)
+        kept = "" if tracker.is_link else _kept(place, own, attempt)
+        _replace(place, own, text, is_link=tracker.is_link)
     except OSError as error:
         why = f"{shown(place)} cannot be rewritten ({os.strerror(error.errno or 0)})"
         raise StorageUnreadable(f"{why}: {framework.title} would not load {step_words(step)}") from None
-    if not kept:
+    if before is None and not kept:
         return Retold(f"{words} (it was missing)", f"rm -- {shlex.quote(place)}")
-    return Retold(f"{words} (it {_named(before)})", f"cp -T -- {shlex.quote(kept)} {shlex.quote(place)}")
+    return Retold(f"{words} (it {_named(before)})", _undo(before, kept, place))
 
 
 def take_away(directory: str, own: str, attempt: str, framework: Framework) -> Retold | None:
@@ -63,14 +63,21 @@ def take_away(directory: str, own: str, attempt: str, framework: Framework) -> R
         return None  # what it names is no step, such as weights that were converted
     place = os.path.join(directory, framework.tracker.name)
     try:
-        kept = _kept(place, own, attempt)
+        kept = "" if framework.tracker.is_link else _kept(place, own, attempt)
         os.unlink(place)
         sync_directory(directory)
     except OSError as error:
         why = f"{shown(place)} cannot be moved away ({os.strerror(error.errno or 0)})"
         raise StorageUnreadable(f"{why}: {framework.title} would not begin anew") from None
     words = f"{framework.tracker.name} was moved away (it {_named(before)})"
-    return Retold(words, f"cp -T -- {shlex.quote(kept)} {shlex.quote(place)}")
+    return Retold(words, _undo(before, kept, place))
+
+
+def _undo(before: str | None, kept: str, place: str) -> str:
+    """A link needs no copy: its target is all that it holds."""
+    if kept:
+        return f"cp -T -- {shlex.quote(kept)} {shlex.quote(place)}"
+    return f"ln -sfn -- {shlex.quote(before or '')} {shlex.quote(place)}"
 
 
 def _named(before: str | None) -> str:
@@ -100,7 +107,14 @@ def _kept(place: str, own: str, attempt: str) -> str:
     return kept
 
 
-def _replace(place: str, own: str, text: str) -> None:
+def _replace(place: str, own: str, text: str, *, is_link: bool) -> None:
+    if is_link:
+        os.makedirs(own, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="new-", dir=own) as folder:
+            os.symlink(text, link := os.path.join(folder, "link"))
+            os.replace(link, place)
+        sync_directory(os.path.dirname(place))
+        return
     mode = _MODE
     with suppress(FileNotFoundError):
         mode = stat.S_IMODE(os.lstat(place).st_mode)

@@ -25,7 +25,7 @@ from gangrun.config.secrets import is_secret, redacted, secret_names
 from gangrun.config.slurm_script import literal
 from gangrun.core.policy import HangPolicy, Policy, PolicyError, Timing
 from gangrun.errors import UserError
-from gangrun.frameworks.framework import AUTO, Framework, frameworks_of
+from gangrun.frameworks.framework import AUTO, FILE, Framework, frameworks_of
 from gangrun.wire.spec import CheckpointSpec, HealthSpec, LogSpec, RunSpec
 
 DEBUGGED_WITHIN_S = 30 * 86400.0  # ranks that have ended wait for one in a debugger
@@ -285,6 +285,11 @@ def _refuse_unusable(settings: Mapping[str, Value], world: str) -> None:
         )
     elif file and os.path.isdir(os.path.join(directory, file)):
         wrong, hint = f"--checkpoint-file {os.path.join(directory, file)} is a directory", "use --checkpoint-dir for it"
+    elif file and settings["framework"].value not in ("", AUTO, FILE):
+        wrong = f"--checkpoint-file is one file, and --framework {settings['framework'].value} saves many"
+        hint = "leave one of them out"
+    elif not file and settings["framework"].value == FILE:
+        wrong, hint = "--framework file judges one file, and no file is named", "give --checkpoint-file"
     elif file and settings["memory_checkpoints"].value:
         wrong = "--memory-checkpoints keeps the saves of gangrun.Checkpointer, and not --checkpoint-file"
         hint = "leave one of them out"
@@ -348,7 +353,9 @@ def resume_argument_of(settings: Mapping[str, Value], argv: tuple[str, ...]) -> 
         )
         return "", f"--framework {asked}: {left};\ngive --resume-argument if it has one"
     added = takers[0].resume_argument
-    shown = added.replace("{path}", "PATH").replace("{step}", "STEP") if "{" in added else f"{added} PATH"
+    shown = (
+        added.replace("{path}", "PATH").replace("{step}", "STEP") if "=" in added or "{" in added else f"{added} PATH"
+    )
     return added, f"--framework {asked}: to resume, gangrun adds {shown} to the script's arguments"
 
 

@@ -1,8 +1,7 @@
 """What gangrun has to know of a framework to judge its checkpoints and to resume from them.
 
-Each framework has one file here. The file is named as ``--framework`` names it, and holds a ``FRAMEWORK``: a table of
-facts with small pure functions. So a name whose file does not exist is refused. Nothing here opens a checkpoint:
-``checkpoint`` reads what the table asks for.
+Each framework has one table of facts here, with small pure functions: a ``Framework`` in a file that it may share with
+its kin. A name without a table is refused. Nothing here opens a checkpoint: ``checkpoint`` reads what a table asks for.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 
 AUTO = "auto"
+FILE = "file"
 _LAST = "dcp"  # its names are those of many others
 _NOT_FRAMEWORKS = {"framework", "layouts"}
 
@@ -37,6 +37,7 @@ class Tracker:
     name: str
     step_of: Callable[[str], int | None]  # the step that its text names
     text: Callable[[str, int], str]  # what it must hold to name this checkpoint: its name, its step
+    is_link: bool = False  # a symbolic link to the checkpoint, not a file with a text
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,12 @@ class Framework:
     facts_file: re.Pattern[str] | None = None  # the first such path is a torch.save archive that tells ...
     facts_keys: tuple[str, ...] = ()  # ... these facts
     facts_needed: tuple[str, ...] = ()  # without these, nobody can tell whether a checkpoint is whole
-    step_key: str = ""  # the fact that is the step
-    stores_dcp: bool = False  # its directories are torch.distributed.checkpoint's, and judged as such
+    step_key: str = ""  # the fact that is the step, ...
+    steps_ahead: int = 0  # ... or more than the step in the name by this
+    signs: re.Pattern[str] | None = None  # a file in one, if other frameworks give such names too; None: any content
+    dcp_names: re.Pattern[str] | None = None  # of those that are torch.distributed.checkpoint's, and judged as such
+    file_names: re.Pattern[str] | None = None  # of those that are one file
+    state_beside: str = ""  # a file beside all checkpoints, which belongs to one of them and tells the facts
     name_remark: Callable[[str], str] = lambda _name: ""  # what the framework does not do with one of this name
     unfinished_suffix: str = ""  # with it, the name of a file beside a checkpoint that is not finished
     resume_argument: str = ""  # makes a script load the path that follows it, or what stands for {path} and {step}
@@ -68,6 +73,16 @@ class Framework:
         """The step in a directory's name; None if the framework names none so."""
         match = self.names.fullmatch(name)
         return int(match[1]) if match else None
+
+    def stores_dcp(self, name: str) -> bool:
+        """Is a directory of this name torch.distributed.checkpoint's?"""
+        return self.dcp_names is not None and self.dcp_names.fullmatch(name) is not None
+
+    def may_hold(self, names: Collection[str]) -> bool:
+        """May a directory with these files be its checkpoint, if only its name was looked at before?"""
+        if self.signs is not None and names:
+            return any(self.signs.fullmatch(name) for name in names)
+        return not (".metadata" in names and not self.telling_file(names))
 
     def takes_argument(self, script: str) -> bool:
         """Does this source text take the resume argument? gangrun does not run it to find out."""
@@ -90,14 +105,28 @@ class Framework:
         return "" if pattern is None else min((path for path in paths if pattern.fullmatch(path)), default="")
 
 
+ONE_FILE = Framework(name=FILE, title="one file", names=re.compile(r"(?!)()"))  # --checkpoint-file names it
+
+
+@cache
+def _tables() -> Mapping[str, Framework]:
+    """By name, ``dcp`` last."""
+    modules = (
+        one.name for one in pkgutil.iter_modules([str(Path(__file__).parent)]) if one.name not in _NOT_FRAMEWORKS
+    )
+    found = [ONE_FILE]
+    for module in modules:
+        found += (one for one in vars(import_module(f"{__package__}.{module}")).values() if isinstance(one, Framework))
+    return {one.name: one for one in sorted(found, key=lambda one: (one.name == _LAST, one.name))}
+
+
 def known_names() -> list[str]:
     """What ``--framework`` takes, without ``auto``."""
-    found = (module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
-    return sorted(name for name in found if name not in _NOT_FRAMEWORKS)
+    return sorted(_tables())
 
 
 @cache
 def frameworks_of(name: str) -> tuple[Framework, ...]:
     """The framework of this name; for ``auto`` all, of which the first that knows a name counts; none for ""."""
-    names = sorted(known_names(), key=lambda one: one == _LAST) if name == AUTO else [name] if name else []
-    return tuple(import_module(f"{__package__}.{one}").FRAMEWORK for one in names)
+    tables = _tables()
+    return tuple(tables.values()) if name == AUTO else (tables[name],) if name else ()

@@ -52,8 +52,8 @@ def _directories(framework: str, names: str, pattern: str, *, named: str = "") -
     return Layout(framework, re.compile(names), True, pattern, named)
 
 
-def _files(framework: str, names: str, *, overwritten: bool = False) -> Layout:
-    return Layout(framework, re.compile(names), False, overwritten=overwritten)
+def _files(framework: str, names: str, *, overwritten: bool = False, named: str = "") -> Layout:
+    return Layout(framework, re.compile(names), False, overwritten=overwritten, named=named)
 
 
 LAYOUTS = (
@@ -64,11 +64,12 @@ LAYOUTS = (
     _directories("Megatron", r"iter_\d{7,}", r"iter_(\d+)", named="megatron"),
     _directories("NeMo", r".*step=\d+.*consumed_samples=.*", r".*step=(\d+).*", named="nemo"),
     _directories("Lightning", r".*\.ckpt", r".*step=(\d+).*\.ckpt"),
-    _directories("torchtune", r"(?:dist_)?epoch_\d+", r"(?:dist_)?epoch_(\d+)"),
+    _directories("torchtune", r"(?:dist_)?epoch_\d+", r"(?:dist_)?epoch_(\d+)", named="torchtune"),
     _directories("a script with Accelerate", r"(?:step|epoch)_\d+", r"(?:step|epoch)_(\d+)"),
-    _files("DeepSpeed", r"latest"),
-    _files("Megatron", r"latest_checkpointed_iteration\.txt"),
-    _files("Composer", r"ep\d+-ba\d+(?:-rank\d+)?(?:\.\w+)*|latest-rank\d+(?:\.\w+)*"),
+    _directories("Composer", r"ep\d+-ba\d+", r"ep\d+-ba(\d+)", named="composer"),
+    _files("DeepSpeed", r"latest", named="deepspeed"),
+    _files("Megatron", r"latest_checkpointed_iteration\.txt", named="megatron"),
+    _files("Composer", r"ep\d+-ba\d+-rank\d+(?:\.\w+)*|latest-rank\d+(?:\.\w+)*", named="composer"),
     _files("Lightning", r".*\.ckpt", overwritten=True),
     _files("torch.save", r".*\.(?:pt|pth|bin|pth\.tar)(?:\.\d+)?", overwritten=True),
     _files("safetensors", r".*\.safetensors", overwritten=True),

@@ -1,4 +1,4 @@
-"""Megatron-LM: ``DIR/iter_0000500/`` and the tracker ``DIR/latest_checkpointed_iteration.txt``.
+"""Megatron-LM and NeMo 2. Megatron-LM: ``DIR/iter_0000500/`` and the tracker ``DIR/latest_checkpointed_iteration.txt``.
 
 Order of a save with ``--ckpt-format torch_dist`` (megatron-core 0.16.1): ``common.pt``, each rank's ``.distcp``,
 ``.metadata``, ``metadata.json``, a barrier, and the tracker, which is written in place: a kill may leave it empty.
@@ -10,6 +10,13 @@ Megatron loads what the tracker names and never steps back. If the tracker is to
 none, it begins with random weights and a warning, unless ``--exit-on-missing-checkpoint`` is given.
 
 Signals: with ``--exit-signal-handler``, SIGTERM to any rank makes all ranks save after the step and exit with 0.
+
+NeMo 2 (by its sources of 2025-09): ``checkpoints/NAME--val_loss=2.3-step=N-consumed_samples=S.0[-last]/`` holds
+``weights/``, a directory of megatron-core's distributed format, and ``context/``. An empty file beside it,
+``DIRECTORY-unfinished``, is there while it is written or removed; NeMo deletes directories with that mark when it
+starts. N is one less than the steps that are done. It resumes from the directory ``*-last`` that was changed last, and
+if there is none, begins anew, unless ``resume_from_path`` names one. With PreemptionCallback, SIGTERM to rank 0 makes
+all ranks save and exit with 0.
 """
 
 from __future__ import annotations
@@ -25,7 +32,7 @@ _SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_
 _MODEL, _OPTIMIZER = "model_optim_rng.pt", "distrib_optim.pt"
 
 
-def torch_dist_flaw(paths: Collection[str], prefix: str = "") -> str:
+def _torch_dist_flaw(paths: Collection[str], prefix: str = "") -> str:
     """What a directory of megatron-core's distributed format lacks."""
     if f"{prefix}.metadata" not in paths:
         return f"it has no {prefix}.metadata: its save was cut off"
@@ -34,7 +41,7 @@ def torch_dist_flaw(paths: Collection[str], prefix: str = "") -> str:
     return ""
 
 
-def torch_dist_remark(paths: Collection[str], prefix: str = "") -> str:
+def _torch_dist_remark(paths: Collection[str], prefix: str = "") -> str:
     """What megatron-core may miss in a whole one."""
     if f"{prefix}metadata.json" in paths and f"{prefix}common.pt" not in paths:
         return f"it has no {prefix}common.pt, without which megatron-core up to 0.16 does not load it"
@@ -50,7 +57,7 @@ def _parts(paths: Collection[str]) -> dict[tuple[int, ...], str]:
 def _flaw(paths: Collection[str], facts: Facts) -> str:
     parts = _parts(paths)
     if not parts:
-        return torch_dist_flaw(paths)
+        return _torch_dist_flaw(paths)
     if len({len(numbers) for numbers in parts}) > 1:
         return "its parts (mp_rank_*) are named in two ways: two saves are mixed in it"
     for numbers in product(*(range(max(ranks) + 1) for ranks in zip(*parts, strict=True))):
@@ -71,7 +78,7 @@ def _flaw(paths: Collection[str], facts: Facts) -> str:
 
 def _remark(paths: Collection[str], facts: Facts) -> str:
     if not _parts(paths):
-        return torch_dist_remark(paths)
+        return _torch_dist_remark(paths)
     told = isinstance(facts.get(_SIZES[0]), int)
     return "" if told else "nothing in it tells how many parts (mp_rank_*) its model has"
 
@@ -81,7 +88,7 @@ def _tracked(text: str) -> int | None:
     return int(text) if text.isdecimal() and len(text) <= 18 else None
 
 
-FRAMEWORK = Framework(
+MEGATRON = Framework(
     name="megatron",
     title="Megatron",
     names=re.compile(r"iter_(\d{7,18})"),
@@ -92,4 +99,36 @@ FRAMEWORK = Framework(
     remark=_remark,
     leaves=("progress.txt",),
     tracker=Tracker("latest_checkpointed_iteration.txt", _tracked, lambda name, step: str(step)),
+)
+
+
+def _nemo_flaw(paths: Collection[str], _facts: Facts) -> str:
+    if "weights" not in paths:
+        return "it has no weights/"
+    missing = _torch_dist_flaw(paths, "weights/")
+    return missing or ("" if "context" in paths else "it has no context/, from which NeMo builds the model")
+
+
+def _nemo_remark(paths: Collection[str], _facts: Facts) -> str:
+    return _torch_dist_remark(paths, "weights/")
+
+
+def _nemo_name_remark(name: str) -> str:
+    if name.endswith("-last"):
+        return ""
+    return "its name does not end in -last, so NeMo loads it only if resume.resume_from_path names it"
+
+
+NEMO = Framework(
+    name="nemo",
+    title="NeMo",
+    names=re.compile(r".*[-_]step=(\d{1,18})-.*?consumed_samples=[\d.]+(?:-last)?"),
+    file_suffixes=(".pt", ".json"),
+    facts_file=re.compile(r"weights/\.metadata"),
+    flaw=_nemo_flaw,
+    remark=_nemo_remark,
+    name_remark=_nemo_name_remark,
+    unfinished_suffix="-unfinished",
+    resume_argument="resume.resume_from_path={path}",
+    taken_if=("nemo_run", "run.cli"),
 )

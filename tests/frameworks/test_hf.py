@@ -188,12 +188,16 @@ NAMED = {
     "global_step5": "deepspeed",
     "step-5": "torchtitan",
     "iter_0000005": "megatron",
-    "ckpt_5": "dcp",
     "m--step=5-consumed_samples=1.0": "nemo",
+    "ep1-ba5": "composer",
+    "ep1-ba5-rank0.pt": "composer",
+    "epoch_5": "torchtune",
+    "dist_epoch_5": "torchtune",
+    "ckpt_5": "dcp",
 }
 
 
-def test_every_table_is_named_as_its_file_and_takes_no_name_of_another() -> None:
+def test_every_name_is_of_one_table_and_of_the_last_at_most() -> None:
     for name in known_names():
         (table,) = frameworks_of(name)
         assert table.name == name

@@ -25,6 +25,7 @@ NAMED = [
     ("epoch_3", True, "torchtune", 3),
     ("dist_epoch_3", True, "torchtune", 3),
     ("step_500", True, "a script with Accelerate", 500),
+    ("ep1-ba200", True, "Composer", 200),
     ("latest", False, "DeepSpeed", None),
     ("latest_checkpointed_iteration.txt", False, "Megatron", None),
     ("ep1-ba200-rank0.pt", False, "Composer", None),

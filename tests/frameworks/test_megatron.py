@@ -162,9 +162,9 @@ def test_a_whole_one_without_common_state_is_said(tmp_path: Path, core: Path) ->
 
 def test_parts_are_counted_by_the_arguments_in_them() -> None:
     paths = {"mp_rank_00", "mp_rank_00/model_optim_rng.pt"}
-    assert megatron.FRAMEWORK.flaw(paths, {"tensor_model_parallel_size": 2}).startswith("it has 1 of 2 parts")
-    assert not megatron.FRAMEWORK.flaw(paths, {"tensor_model_parallel_size": 1})
-    assert "nothing in it tells how many parts" in megatron.FRAMEWORK.remark(paths, {})
+    assert megatron.MEGATRON.flaw(paths, {"tensor_model_parallel_size": 2}).startswith("it has 1 of 2 parts")
+    assert not megatron.MEGATRON.flaw(paths, {"tensor_model_parallel_size": 1})
+    assert "nothing in it tells how many parts" in megatron.MEGATRON.remark(paths, {})
 
 
 def nemo(out: Path, step: int, core: Path, last: str = "-last") -> Path:

@@ -261,7 +261,7 @@ def shared_memory_root() -> Path:
 
 def _resume_words(argument: str, path: str, step: int) -> list[str]:
     """What the script is given to load this checkpoint."""
-    if "{path}" in argument or "{step}" in argument:
+    if "{" in argument or ("=" in argument and not argument.endswith("=")):
         return [argument.replace("{path}", path).replace("{step}", str(step))]
     return [argument + path] if argument.endswith("=") else [argument, path]
 

@@ -42,7 +42,7 @@ def judge_directory(directory: str, step: int, framework: Framework, tick: Tick 
     paths = frozenset(_paths_in(directory))
     if framework.marker and framework.marker not in paths:
         raise BadFile(unfinished_words(framework))
-    facts_path = framework.facts_path(paths)
+    facts_path = f"../{framework.state_beside}" if framework.state_beside else framework.facts_path(paths)
     facts = facts_of(os.path.join(directory, facts_path), framework.facts_keys) if facts_path else {}
     if flaw := framework.flaw(paths, facts):
         raise BadFile(flaw)
@@ -51,7 +51,7 @@ def judge_directory(directory: str, step: int, framework: Framework, tick: Tick 
     _demand_step(directory, step, framework, facts)
     whys = [remark] if (remark := framework.remark(paths, facts)) else []
     pieces, seen = 0, {framework.marker}
-    for prefix, one in _parts(directory, sorted(os.listdir(directory)), framework, seen, tick):
+    for prefix, one in _all_parts(directory, framework, seen, tick):
         if one.level is None and not one.unknown:
             raise UnreadableFile(one.why) if one.unreadable else BadFile(f"{prefix}{one.why}")
         for name, mark in one.marks:
@@ -73,12 +73,16 @@ def judge_directory(directory: str, step: int, framework: Framework, tick: Tick 
 
 def _demand_step(directory: str, step: int, framework: Framework, facts: Facts) -> None:
     """The step that the files tell must be the one of the directory's name."""
-    where, found_step = framework.marker, facts.get(framework.step_key, step)
+    where = framework.marker or framework.state_beside or framework.step_key
+    found_step: int | None = step
+    fact = facts.get(framework.step_key)
+    if isinstance(fact, int):
+        found_step = fact - framework.steps_ahead
     if framework.step_of_marker is not None:
         found_step = framework.step_of_marker(content_of(directory, framework.marker))
     if found_step != step:
         tells = "is torn" if found_step is None else f"tells step {found_step}"
-        raise BadFile(f"{where or framework.step_key} {tells}, and the directory is named for step {step}")
+        raise BadFile(f"{where} {tells}, and the directory is named for step {step}")
 
 
 def _paths_in(directory: str, depth: int = 0) -> Iterator[str]:
@@ -94,6 +98,19 @@ def _paths_in(directory: str, depth: int = 0) -> Iterator[str]:
 def unfinished_words(framework: Framework) -> str:
     """Of a checkpoint without its marker."""
     return f"unfinished (never committed): it has no {framework.marker}, which {framework.title} writes last"
+
+
+def _all_parts(
+    directory: str, framework: Framework, seen: Collection[str], tick: Tick | None
+) -> Iterator[tuple[str, Judgement]]:
+    """What belongs to it and lies beside it, and then all that is in it."""
+    if framework.state_beside:
+        path = os.path.join(directory, "..", framework.state_beside)
+        yield (
+            f"../{os.path.dirname(framework.state_beside)}/",
+            screen_file(path) if tick is None else judge_file(path, tick),
+        )
+    yield from _parts(directory, sorted(os.listdir(directory)), framework, seen, tick)
 
 
 def _parts(

@@ -119,6 +119,7 @@ class CheckpointRoom:
         self._machine_folder = machine_folder(self.directory, self._pattern)
         self._memory = VerifiedBefore(self._machine_folder)
         self._opinions = ValidatorVerdicts(validator, self._memory)
+        self._unmarked: set[str] = set()  # paths of what a framework saves without a mark of the end
         self._seen_damaged: set[tuple[str, str | None]] = set()
         self._notes: list[str] = []
         self._judged: dict[str, Identity] = {}  # by path: what was there when it was judged
@@ -202,9 +203,10 @@ class CheckpointRoom:
             why = f"{shown(condemned.path)} is not in the checkpoint directory, where another could be taken instead"
             return Resume(NothingValid(why), notes=tuple(self._notes))
         request, candidates = self._gather(request, record, sealed, condemned)
+        if journal_best_step < 0 and not first:  # the run was killed in the middle of its first save
+            candidates = [replace(c, committed=False) if self._may_be_half(c) else c for c in candidates]
         if self._copies is not None:
-            never_whole = journal_best_step < 0 and not first  # the run was killed in the middle of its first save
-            candidates = _of_one_file(candidates, self._copies.path, never_whole=never_whole)
+            candidates = _of_one_file(candidates, self._copies.path)
             self._copies.forget()
         if sealed is not None:  # what lies elsewhere is no commit of this run, so no list of commits can name it
             sealed |= {(c.step, c.nonce or "") for c in candidates if os.path.dirname(c.path) != self.directory}
@@ -259,6 +261,11 @@ class CheckpointRoom:
         reason = f"{choice.reason}; gangrun put {shown(os.path.basename(ref.path))} back as {shown(copies.file.name)}"
         chosen = replace(choice, checkpoint=replace(ref, path=copies.path), reason=reason)
         return Resume(chosen, moved, tuple(self._notes))
+
+    def _may_be_half(self, candidate: Candidate) -> bool:
+        """Is it torn, and in a format that no file marks as finished?"""
+        torn = candidate.level is None and candidate.judged and not candidate.unreadable
+        return torn and (self._copies is not None or candidate.path in self._unmarked)
 
     def _keep_copy(self) -> None:
         """Copy the file, if it is whole and there is no copy of it yet."""
@@ -343,6 +350,8 @@ class CheckpointRoom:
 
     def _judge(self, found: StepDirectory, deep: Callable[[Candidate], bool], *, remembered: bool = True) -> Candidate:
         self._judged.pop(found.path, None)
+        if found.framework is not None and not found.framework.marker:
+            self._unmarked.add(found.path)
         with suppress(OSError):  # what cannot be seen is not moved
             self._judged[found.path] = Identity.of(found.path)
         if not found.committed:  # by a look before that one
@@ -453,12 +462,10 @@ def _candidate(found: StepDirectory, judged: Judgement) -> Candidate:
     )
 
 
-def _of_one_file(candidates: list[Candidate], path: str, *, never_whole: bool) -> list[Candidate]:
-    """A file that nobody can judge hides its copies. A torn one that was ``never_whole`` was never committed."""
-    if any(c.path == path and c.kind is Kind.UNKNOWN for c in candidates):
-        return [c for c in candidates if c.path == path]
-    torn = [c for c in candidates if never_whole and c.level is None and not c.unreadable]
-    return [replace(c, committed=False) if c in torn else c for c in candidates]
+def _of_one_file(candidates: list[Candidate], path: str) -> list[Candidate]:
+    """A file that nobody can judge hides its copies."""
+    is_unknown = any(c.path == path and c.kind is Kind.UNKNOWN for c in candidates)
+    return [c for c in candidates if c.path == path or not is_unknown]
 
 
 def _with_hint(choice: NothingValid, copies: KeptCopies | None) -> NothingValid:

@@ -140,6 +140,17 @@ def test_one_that_latest_vouched_for_never_means_zero(tmp_path: Path, tracked: s
     assert (out / "latest").read_text() == tracked
 
 
+def test_a_kill_in_the_middle_of_the_runs_first_save_means_begin_anew(tmp_path: Path) -> None:
+    """Rank 0 has written ``latest`` while rank 1 still writes: seen with the real DeepSpeed."""
+    out = tmp_path / "out"
+    cut(SHARD)(save(out, 4))
+    found = room(out, "auto").choose_and_set_aside(ResumeRequest(), "run-1", journal_best_step=4, first=False)
+    assert isinstance(found.choice, NothingValid) and not found.moved, "the journal knows that it was whole"
+    found = room(out, "auto").choose_and_set_aside(ResumeRequest(), "run-1", first=False)
+    assert isinstance(found.choice, FromZero) and len(found.moved) == 1
+    assert os.listdir(out) == ["zero_to_fp32.py"]
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("bf16", [False, True])
 def test_each_stage_is_verified_by_its_checksums(tmp_path: Path, stage: int, bf16: bool) -> None:

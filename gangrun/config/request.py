@@ -351,6 +351,8 @@ def resume_argument_of(settings: Mapping[str, Value], argv: tuple[str, ...]) -> 
         left = (
             "gangrun finds no argument of the script that loads a checkpoint, so the script itself decides what to load"
         )
+        if asked == AUTO:
+            left += ", unless a tracker file of its framework does, which gangrun then sets right"
         return "", f"--framework {asked}: {left};\ngive --resume-argument if it has one"
     added = takers[0].resume_argument
     shown = (

@@ -137,3 +137,12 @@ def test_torchtitan_is_told_the_step_and_other_scripts_are_not(
     done = resolved(request, {})
     assert resume_argument_of(done.settings, done.argv)[0] == added
     assert any("adds --checkpoint.load_step=STEP to the script's" in told for told in done.warnings) is bool(added)
+    assert any("unless a tracker file of its framework does" in told for told in done.warnings) is not bool(added)
+
+
+def test_a_framework_with_a_tracker_needs_no_argument(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("import deepspeed\n")
+    done = resolved(Request(("train.py",), flags={"framework": "deepspeed", "checkpoint_dir": str(tmp_path)}), {})
+    told = "--framework deepspeed: before each attempt, gangrun lets latest name the checkpoint to load"
+    assert told in done.warnings and not resume_argument_of(done.settings, done.argv)[0]

@@ -93,7 +93,6 @@ class StepDirectory:
     why: str = ""  # why it is unknown, or not committed
     unreadable: bool = False
     framework: Framework | None = None
-    finished: bool = True  # False: its framework marks no end of a save, so a torn one may never have been whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,12 +320,13 @@ def tracker_text(directory: str, framework: Framework) -> str | None:
         raise StorageUnreadable(f"{shown(path)} cannot be read ({os.strerror(error.errno or 0)})") from None
 
 
-def _was_finished(path: str, step: int, framework: Framework) -> bool:
+def was_finished(found: StepDirectory) -> bool:
     """Was this save ever whole? Without a marker, a tracker that names it or a later one says so."""
-    if framework.marker or framework.tracker is None:
+    framework = found.framework
+    if framework is None or framework.marker or framework.tracker is None:
         return True
-    tracked = framework.tracker.step_of((tracker_text(os.path.dirname(path), framework) or "").strip())
-    return tracked is not None and tracked >= step
+    tracked = framework.tracker.step_of((tracker_text(os.path.dirname(found.path), framework) or "").strip())
+    return tracked is not None and tracked >= found.step
 
 
 def _file_of_framework(step: int, path: str, naming: Naming) -> StepDirectory | None:
@@ -335,8 +335,7 @@ def _file_of_framework(step: int, path: str, naming: Naming) -> StepDirectory | 
     framework = naming.framework_of(name) if isinstance(naming, FrameworkNaming) else None
     if framework is None or framework.file_names is None or not framework.file_names.fullmatch(name):
         return None
-    finished = _was_finished(path, step, framework)
-    return StepDirectory(step, name, path, Kind.FILE, True, framework=framework, finished=finished)
+    return StepDirectory(step, name, path, Kind.FILE, True, framework=framework)
 
 
 def look_at(step: int, path: str, naming: Naming, *, is_link: bool | None = None) -> StepDirectory | None:
@@ -363,8 +362,7 @@ def look_at(step: int, path: str, naming: Naming, *, is_link: bool | None = None
         committed = not is_marked and (not framework.marker or framework.marker in inside)
         marked = f"unfinished (never committed): {shown(name + mark)} is there"
         why = "" if committed else marked if is_marked else unfinished_words(framework)
-        finished = _was_finished(path, step, framework)
-        return StepDirectory(step, name, path, Kind.FRAMEWORK, committed, why, framework=framework, finished=finished)
+        return StepDirectory(step, name, path, Kind.FRAMEWORK, committed, why, framework=framework)
     if METADATA_NAME in inside:
         return StepDirectory(step, name, path, Kind.DCP, True)
     if not inside or _UNFINISHED_METADATA in inside or any(item.endswith(_DCP_SUFFIX) for item in inside):

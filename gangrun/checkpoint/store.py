@@ -32,6 +32,7 @@ from gangrun.checkpoint.scan import (
     machine_folder,
     step_pattern,
     strangers,
+    was_finished,
 )
 from gangrun.checkpoint.set_aside import Moved, put_back, set_aside, to_move
 from gangrun.checkpoint.tracker import Retold, name_checkpoint, take_away
@@ -375,7 +376,7 @@ class CheckpointRoom:
         if remembered:
             self._memory.remember(found.name, judged)
         candidate = _candidate(found, judged)
-        if not found.finished and judged.level is None and not judged.unreadable:
+        if judged.level is None and not judged.unreadable and not was_finished(found):
             candidate = replace(candidate, committed=False)
         return self._opinions.of(candidate, ask=deep(candidate), name=found.name if remembered else "")
 

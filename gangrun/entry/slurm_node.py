@@ -29,7 +29,7 @@ from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import JobClaim, wait
 from gangrun.adapters.fs.run_dir import RunPaths, read_cancelled
 from gangrun.config import environment
-from gangrun.launch.node_spec import EXIT_WAITED, WARDEN_GONE, filled
+from gangrun.launch.node_spec import EXIT_NOBODY, EXIT_WAITED, WARDEN_GONE, filled
 from gangrun.node import processes, warden
 
 EXIT_NO_NODE = 78
@@ -168,6 +168,8 @@ def main(words: list[str]) -> int:
     with only_waiting():
         place = take_place(f"{root}\0{stay_of(claim)}\0{node}")
     spec = {key: filled(value, node) for key, value in json.loads(words[0]).items()}
+    if spec.pop("only_beside", False) and not place.waited:
+        return EXIT_NOBODY
     if (place.waited or spec["previous_died"]) and not _is_wanted(paths, claim):
         return 0
     if place.code is not None:  # a warden that ended by itself is not started again, whichever srun heard of it

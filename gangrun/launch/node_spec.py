@@ -14,6 +14,7 @@ from gangrun.wire.spec import JobLine, RunSpec
 
 NODE = "{node}"  # stands for the name of the node, which the first process there puts in
 EXIT_WAITED = 71  # of a task that only waited for a place that a living warden has
+EXIT_NOBODY = 72  # of a task that was to wait beside a warden, and there was none
 WARDEN_GONE = "its warden was killed or crashed"  # the warden said no exit code, and nobody heard of a signal
 
 

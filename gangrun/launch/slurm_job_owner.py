@@ -35,7 +35,7 @@ from gangrun.core.nodeset import fold
 from gangrun.core.text import signal_name
 from gangrun.display.live_view import LiveView, Observer
 from gangrun.entry.wiring import own_command
-from gangrun.launch.node_spec import EXIT_WAITED, WARDEN_GONE, warden_killed, warden_spec
+from gangrun.launch.node_spec import EXIT_NOBODY, EXIT_WAITED, WARDEN_GONE, warden_killed, warden_spec
 from gangrun.launch.owner import Cancelling, hears
 from gangrun.launch.slurm_batch_job import Absent, Allocation, note_absent, note_stopped
 from gangrun.ports import Clock
@@ -69,6 +69,8 @@ LAUNCHES_MAX = 4
 STARTS_AGAIN_MAX = 5  # of srun, and of each node's warden: something outside kills them
 FOLLOW_FIRST_S, FOLLOW_FACTOR = 2.0, 4.0  # pauses before the second and each later srun that follows
 ONLY_WAITED = f"Exited with exit code {EXIT_WAITED}"  # the warden beside whom that task waited may live on
+SIGNALLED = 128  # a shell adds the number of the signal
+NOBODY_THERE = f"Exited with exit code {EXIT_NOBODY}"
 ENDED_BY_ITSELF = ("Exited with exit code", "Terminated")  # srun's words; "Killed" is how a killed one ends
 RESORTS_MAX = 4  # supervisors of last resort, if each is killed
 ASKED_WITHIN_S = MARKED_WITHIN_S = 3.0
@@ -94,6 +96,7 @@ class StepLaunch:
     said_bytes: Mapping[str, int]  # node -> what it had said before this launch
     founds: bool = False  # on all nodes of the step, none of which has a warden
     follows: bool = False  # one that was killed: its tasks wait beside wardens that live
+    only_beside: bool = False  # and start none where none lives
     settled_count: int = 0
     heard: set[str] = field(default_factory=set)  # nodes whose task has ended
 
@@ -112,7 +115,9 @@ class JobStep:
 
     The first srun starts a warden on each node. One more starts a killed warden again on its node. If srun itself is
     killed, the wardens live on: one more srun starts their successors, who wait on each node until the warden there
-    ends. So nothing that lives is stopped, and the end of each warden is heard of again.
+    ends. So nothing that lives is stopped, and the end of each warden is heard of again. An srun that ends with an exit
+    code is mostly the end of all its tasks. Not always: a site may have put a script in its place. So one more srun
+    looks whether wardens live, and starts none where none does.
     """
 
     spec: RunSpec
@@ -137,6 +142,7 @@ class JobStep:
     _starts_count: dict[str, int] = field(default_factory=dict)  # again: of srun, or of a node's warden
     _unheard: tuple[str, ...] = ()  # nodes whose warden may live, and no srun hears of its end
     _follow_at: float = 0.0
+    _only_beside: bool = False
     _asking: Asking | None = None  # for the claim of a new launch, which the file system has not answered yet
     _ask_at: float = 0.0
     _marked: JobClaim | None = None  # the stay that Slurm was told is over
@@ -154,13 +160,15 @@ class JobStep:
         self._launch(nodes, founds=True)
 
     def _launch(
-        self, nodes: tuple[str, ...], previous_died: str = "", *, founds: bool = False, follows: bool = False
-    ) -> None:
+        self, nodes: tuple[str, ...], previous_died: str = "", *, founds: bool = False, follows: bool = False,
+        only_beside: bool = False,
+    ) -> None:  # fmt: skip
         words = step_argv(
-            self.spec, self.paths, self.claim, self.allocation, nodes, self.extra, self._nodes[0], previous_died
-        )
+            self.spec, self.paths, self.claim, self.allocation, nodes, self.extra, self._nodes[0], previous_died,
+            only_beside=only_beside,
+        )  # fmt: skip
         step = Step(words, self.variables, self.allocation.job, Tools(self.variables), hear_task=self.hear)
-        launch = StepLaunch(step, nodes, said_bytes(self.paths, nodes), founds, follows)
+        launch = StepLaunch(step, nodes, said_bytes(self.paths, nodes), founds, follows, only_beside)
         step.start()
         self.launches.append(launch)
 
@@ -174,7 +182,7 @@ class JobStep:
                     self.launches.remove(launch)
                     self._left += launch.step.left if launch.founds else []
                     self._words += launch.step.words
-                    if code < 0 or launch.follows:
+                    if code < 0 or launch.follows or not any(left.unreached for left in launch.step.left):
                         self._note_unheard(launch, code)
             if self._unheard:
                 self._follow()
@@ -221,6 +229,7 @@ class JobStep:
         unreached = [left for left in settled if left.unreached]
         new = [left for left in unreached or settled if left.node not in launch.heard and left.how != ONLY_WAITED]
         launch.heard.update(left.node for left in new)  # if srun does not reach one node, it kills what began elsewhere
+        new = [left for left in new if left.how != NOBODY_THERE]
         again = [left for left in new if self._may_start_again(left)]
         if again and self._job_ends():
             return  # Slurm kills what the job has, so these ends say nothing of their nodes
@@ -266,16 +275,18 @@ class JobStep:
         hows = {left.how for left in killed}
         return self._launched(nodes, how_killed(hows.pop()) if len(hows) == 1 else WARDEN_GONE)
 
-    def _launched(self, nodes: tuple[str, ...], previous_died: str, *, follows: bool = False) -> bool:
+    def _launched(
+        self, nodes: tuple[str, ...], previous_died: str, *, follows: bool = False, only_beside: bool = False
+    ) -> bool:
         try:
-            self._launch(nodes, previous_died, follows=follows)
+            self._launch(nodes, previous_died, follows=follows, only_beside=only_beside)
         except OSError as error:
             self.say(f"cannot start srun again: {error.strerror or error}")
             return False
         return True
 
     def _note_unheard(self, launch: StepLaunch, code: int) -> None:
-        """Srun was killed, or the one that followed it has ended. What was started lives on, unheard."""
+        """Srun was killed, or it ended with some tasks' ends untold. What was started may live on, unheard."""
         rest = {node for node in launch.nodes if node not in launch.heard}
         if not rest or self.over() or self._cancelled:
             return
@@ -283,6 +294,9 @@ class JobStep:
         if count > STARTS_AGAIN_MAX:
             return
         pause_s = FOLLOW_FIRST_S * FOLLOW_FACTOR ** (count - 2) if count > 1 else 0.0
+        if not launch.follows and code >= 0:
+            pause_s = max(pause_s, FOLLOW_FIRST_S)  # mostly the run is over, and its last record is not read yet
+        self._only_beside = launch.only_beside or (not launch.follows and 0 <= code <= SIGNALLED)
         self._unheard = tuple(node for node in self._nodes if node in rest.union(self._unheard))
         self._follow_at = self.clock.now() + pause_s
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
@@ -295,7 +309,7 @@ class JobStep:
             self._unheard = ()
         elif self.clock.now() >= self._follow_at and not self._job_ends():
             nodes, self._unheard = self._unheard, ()
-            self._launched(nodes, WARDEN_GONE, follows=True)
+            self._launched(nodes, WARDEN_GONE, follows=True, only_beside=self._only_beside)
 
     # ---- when every srun has ended ----
 
@@ -421,10 +435,12 @@ def step_argv(
     extra: tuple[str, ...],
     founder: str,
     previous_died: str = "",
+    *,
+    only_beside: bool = False,
 ) -> list[str]:
     """The command line of srun for these nodes of the allocation; all of it are the roster."""
     told = warden_spec(spec, paths, claim.token, claim.seq, founder, roster=fold(allocation.nodes))
-    told["previous_died"] = previous_died
+    told |= {"previous_died": previous_died, "only_beside": only_beside}
     words = [json.dumps(told), str(paths.root), msgspec.json.encode(claim).decode()]
     command = own_command("gangrun.entry.slurm_node", words, sys.executable)
     return step.argv(step.StepShape(nodes, allocation.cpus_per_task, extra), command)

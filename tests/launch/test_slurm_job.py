@@ -367,6 +367,27 @@ def test_a_following_srun_that_ends_is_no_end_of_the_wardens_that_it_waited_besi
     until(lambda: asked() == ["n[1-3]", "n[1-3]", rest], 20, f"a third follows {told}")
 
 
+@pytest.mark.parametrize("live", [True, False])
+def test_an_srun_that_ends_by_itself_is_followed_only_beside_wardens_that_live(standing, live):
+    steps, says, asked, told = standing
+    says.write_text("srun: error: n2: task 1: Exited with exit code 70\n")
+    says.with_name("srun.ends").touch()
+    steps.start()
+    until(lambda: asked() and any("exit code 1" in word for word in told), 20, f"its end is heard {told}")
+    assert told == ["srun ended with exit code 1, and what it started on n[1,3] may live on: following it in 2 s"]
+    assert steps.part is job_owner.StepPart.STEP
+    steps.clock.at += 2.0
+    if not live:
+        says.write_text("srun: error: n[1,3]: tasks 0-1: Exited with exit code 72\n")
+        says.with_name("srun.ends").touch()
+    until(lambda: asked()[1:] == ["n[1,3]"], 20, f"another srun {told}")
+    if live:
+        assert '"only_beside": true' in " ".join(steps.launches[-1].step.argv)
+        return
+    until(lambda: bool(asked()) and steps.part is job_owner.StepPart.LAST_RESORT, 20, f"nobody is there {told}")
+    assert [one.node for one in absent_nodes(Disk(), steps.paths, CLAIM.token)] == ["n2"]
+
+
 def test_wardens_that_are_killed_at_once_are_started_again_by_one_srun(standing):
     steps, says, asked, told = standing
     says.write_text("srun: error: n[1-3]: tasks 0-2: Killed\n")

@@ -94,3 +94,17 @@ def test_a_killed_srun_costs_no_step_and_wardens_are_watched_all_the_same(cluste
     run.wait_for_step(0, attempt=1)
     stays(lambda: bool(cluster.warden_on(victim)), 3, "one warden")
     goes_on(cluster, run, job, [0, 1])
+
+
+@pytest.mark.parametrize("code", ["$?", "1"])
+def test_an_srun_of_the_site_that_ends_with_a_code_costs_no_step(cluster: Cluster, run: Run, code: str) -> None:
+    """It is a script around Slurm's, which is killed: the script ends with an exit code."""
+    wrapper = run.script(f'#!/bin/bash\n/usr/bin/srun "$@"\nexit {code}\n', "srun")
+    wrapper.chmod(0o755)
+    path = f"{run.folder}:{cluster.environment()['PATH']}"
+    job = run.step(3, 1, steps=300, every=5, stays=True, env={"PATH": path})["job"]
+    run.wait_for_step(12)
+    end_srun(cluster, run, run.jobs()[0]["BatchHost"])
+    for _ in range(3):
+        until(steps_on(run), 3, run.told)
+    goes_on(cluster, run, job, [0])

@@ -6,6 +6,7 @@ Used by ``blame``, ``placement``, ``budget`` and ``hang``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
@@ -75,6 +76,13 @@ def known_step(step: int) -> int:
 def step_or_none(step: int) -> int | None:
     """The step as JSON has it."""
     return None if is_save_time(step) else step
+
+
+def json_number(value: float | None) -> float | str | None:
+    """A number as JSON can hold it: ``NaN`` and the infinities are words, spelled as Protocol Buffers do."""
+    if value is None or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def counted(number: int, noun: str) -> str:

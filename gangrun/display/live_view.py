@@ -23,15 +23,16 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from gangrun.core.model import TERMINAL, Phase, RunState
-from gangrun.core.text import step_or_none
+from gangrun.core.text import counted, step_or_none
 from gangrun.display.status_page import PageFormat, page
-from gangrun.display.text import clean, let_go, log_line
-from gangrun.display.times import clock_words
+from gangrun.display.text import clean, let_go, log_line, number_words, packed, rate_words, width
+from gangrun.display.times import clock_words, short_span_words
 from gangrun.errors import UserError
 from gangrun.ports import Clock
+from gangrun.runs.figures import figures_of
 from gangrun.runs.follow import Follower, JournalReplay
 from gangrun.runs.rank_output import LogTail, note_loss
-from gangrun.runs.status import Status, status_of
+from gangrun.runs.status import Status, attempt_status, lost_s, status_of
 from gangrun.runs.times import pause, wall_now
 from gangrun.wire.record import Record, RecordError
 
@@ -88,6 +89,7 @@ class LiveView:
     _drawn: str = ""
     _attempt: int = -1
     _end: Record | None = None
+    _checkpoint_seen: dict[object, float] = field(default_factory=dict)  # step -> when
     _began: float = 0.0
     emitted_count: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)  # the owner speaks beside its observer
@@ -102,6 +104,7 @@ class LiveView:
 
     def record(self, record: Record) -> None:
         """One line of the story, when it tells something new."""
+        self.note(record)
         ended = record.was != record.phase and record.phase in ENDS
         if record.outcome != "applied" or record.kind == "Snapshot":
             return
@@ -112,6 +115,13 @@ class LiveView:
         elif record.was != record.phase or "reason" in record.patch:
             self._end = None
             self.say(record.reason, record.wall)
+
+    def note(self, record: Record) -> None:
+        """Remember when a checkpoint was seen, for its age."""
+        if record.kind == "CheckpointSeen":
+            checkpoint = record.event.get("checkpoint")
+            if isinstance(checkpoint, dict):
+                self._checkpoint_seen[checkpoint.get("step")] = record.wall
 
     def pass_over(self, state: RunState, *, joins: bool = False) -> None:
         """What ranks printed up to here was shown by an earlier owner of the run, or, if this view ``joins`` that one,
@@ -207,7 +217,7 @@ class LiveView:
         from rich.live import Live
         from rich.text import Text
 
-        words = self._progress(state)
+        words = "\n".join(packed(self._progress(state), width()))
         if words == self._drawn:
             return  # a line that is painted ten times a second flickers, over ssh above all
         self._drawn = words
@@ -218,23 +228,20 @@ class LiveView:
             self._live.start()
         self._live.update(line, refresh=True)
 
-    def _progress(self, state: RunState) -> str:
-        live = self.live_of(state.term)
-        step = live.get("step", state.attempt.step)
+    def _progress(self, state: RunState) -> list[str]:
         if not self._began:
             self._began = self.wall()
         minutes, seconds = divmod(max(0, int(self.wall() - self._began)), 60)
-        parts = [f"{state.phase.value} {minutes}:{seconds:02d}", f"attempt {max(state.attempt.number, 0)}"]
-        if isinstance(step, int) and step >= 0:
-            parts.append(f"step {step}")
-        if isinstance(live.get("loss"), float):
-            parts.append(f"loss {live['loss']:.4g}")
+        parts = [f"{state.phase.value} {minutes}:{seconds:02d}", *_training_words(state, self.live_of(state.term))]
         if state.checkpoints.newest is not None:
             newest = step_or_none(state.checkpoints.newest.step)
-            parts.append("checkpoint saved" if newest is None else f"checkpoint {newest}")
+            seen = self._checkpoint_seen.get(state.checkpoints.newest.step)
+            age = "" if seen is None else f" {short_span_words(self.wall() - seen)} old"
+            parts.append("checkpoint" + ("" if newest is None else f" {newest}") + (age or " saved"))
         if state.budget.total_count:
-            parts.append(f"restarts {state.budget.total_count}")
-        return " · ".join(parts)
+            lost = lost_s([attempt_status(one, lambda at: at) for one in state.attempts])
+            parts.append(counted(state.budget.total_count, "restart") + f", {short_span_words(lost)} lost")
+        return parts
 
     def _emit(self, stream: TextIO, line: str, style: str = "") -> None:
         if id(stream) in self._closed:
@@ -261,6 +268,25 @@ class LiveView:
                 self._closed.add(id(stream))  # the reader left, or the terminal; the run goes on, and so does its log
 
 
+def _training_words(state: RunState, live: Mapping[str, Any]) -> list[str]:
+    """Step, rate, loss and time left, as far as they are known."""
+    if live.get("attempt", state.attempt.number) != state.attempt.number:
+        live = {}
+    step = next((one for one in (live.get("step"), live.get("log_step")) if isinstance(one, int) and one >= 0), None)
+    step = state.attempt.step if step is None and state.attempt.step >= 0 else step
+    figures, parts = figures_of(live, step), []
+    if step is not None:
+        parts.append(f"step {step}" + ("" if figures.total_steps is None else f"/{figures.total_steps}"))
+    runs = state.phase is Phase.RUNNING
+    if runs and figures.steps_per_s is not None:
+        parts.append(rate_words(figures.steps_per_s, "step"))
+    if figures.loss is not None:
+        parts.append(f"loss {number_words(figures.loss)}")
+    if runs and figures.eta_s is not None:
+        parts.append(f"{short_span_words(figures.eta_s)} left")
+    return parts
+
+
 class Observer(threading.Thread):
     """Shows one run until ``leave``; ``state``, ``removed`` and ``ended`` may be asked from any thread."""
 
@@ -279,7 +305,8 @@ class Observer(threading.Thread):
         ``OSError`` only for one who ``joins``: an owner holds the run by now, and goes on whatever can be shown.
         """
         try:
-            self._journal.poll()
+            for record in self._journal.poll():
+                self._view.note(record)
         except OSError:
             if joins:
                 raise

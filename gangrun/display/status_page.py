@@ -11,7 +11,17 @@ from datetime import tzinfo
 
 from gangrun.config import environment
 from gangrun.core.nodeset import fold
-from gangrun.display.text import clean, phase_word, styled, table, welcomes_color, width, wrapped
+from gangrun.display.text import (
+    clean,
+    number_words,
+    phase_word,
+    rate_words,
+    styled,
+    table,
+    welcomes_color,
+    width,
+    wrapped,
+)
 from gangrun.display.times import ago_words, clock_words, span_words, when_words
 from gangrun.runs.rank_output import LOST_WORDS
 from gangrun.runs.saves import SavesStatus
@@ -132,10 +142,9 @@ def _facts(status: Status, look: PageFormat) -> list[tuple[str, str]]:
         facts.append(("ended", when_words(status.updated, look.now, look.zone) + lasted))
     if status.failure:
         facts.append(("failure", clean(status.failure)))
-    printed = "none seen yet" if status.log_step is None else f"{status.log_step} (from the log)"
-    step = printed if status.step is None else str(status.step)
-    loss = "" if status.loss is None else f", loss {status.loss:.5g}"
-    facts.append(("step", step + loss))
+    facts.append(("step", _step(status)))
+    if words := _training(status):
+        facts.append(("training", words))
     unjudged = f"none that gangrun can judge: {clean(status.unjudged)}" if status.unjudged else "none known"
     facts.append(("checkpoint", unjudged if status.checkpoint is None else _checkpoint(status.checkpoint, look)))
     if status.memory_step is not None:
@@ -144,12 +153,34 @@ def _facts(status: Status, look: PageFormat) -> list[tuple[str, str]]:
     if status.saves is not None:
         facts.append(("saves", clean(status.saves.interval_reason)))
     if status.restarts or len(attempts) > 1:
-        facts.append(("restarts", str(status.restarts)))
+        lost = f"; {span_words(status.lost_s)} lost to failures" if status.lost_s >= 1 else ""
+        facts.append(("restarts", str(status.restarts) + lost))
     if status.debug_rank is not None:
         facts.append(("debugging", f"rank {status.debug_rank} has the terminal, so the hang watch is suspended"))
     if words := device_words(status.tests):
         facts.append(("devices", words))
     return facts
+
+
+def _step(status: Status) -> str:
+    newest = status.log_step if status.step is None else status.step
+    if newest is None:
+        return "none seen yet"
+    told = f"{newest}" + ("" if status.total_steps is None else f" of {status.total_steps}")
+    told += " (from the log)" if status.step is None else ""
+    if status.exit_code is None and status.steps_per_s is not None:
+        told += f", {rate_words(status.steps_per_s, 'step')}"
+    return told + ("" if status.eta_s is None else f", done in {span_words(status.eta_s)}")
+
+
+def _training(status: Status) -> str:
+    """What the script tells beside its step."""
+    told = [] if status.loss is None else [f"loss {number_words(status.loss, 5)}"]
+    if status.grad_norm is not None:
+        told.append(f"gradient norm {number_words(status.grad_norm)}")
+    if status.exit_code is None and status.tokens_per_s is not None:
+        told.append(rate_words(status.tokens_per_s, "token"))
+    return ", ".join(told)
 
 
 def _where(status: Status) -> str:

@@ -130,6 +130,17 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], columns: int, inde
     return lines
 
 
+def packed(parts: Iterable[str], columns: int) -> list[str]:
+    """Short facts with dots between them, on as few lines as it takes."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + 3 + len(part) < columns:
+            lines[-1] += f" · {part}"
+        else:
+            lines.append(part)
+    return lines
+
+
 def size_words(count_bytes: int) -> str:
     """``12.3 GB``: powers of 1000, as disks are sold."""
     number = float(count_bytes)
@@ -138,6 +149,21 @@ def size_words(count_bytes: int) -> str:
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
         number /= 1000
     raise AssertionError("the last unit takes all")
+
+
+def number_words(value: float | str, digits_count: int = 4) -> str:
+    """``2.312``, ``1.2e-05``, ``NaN``: a figure of the training, as JSON has it."""
+    return value if isinstance(value, str) else f"{value:.{digits_count}g}"
+
+
+def rate_words(per_s: float, unit: str) -> str:
+    """``3.2 steps/s``, ``12.5k tokens/s``; what takes longer than a second is ``4.1 s/step``."""
+    if per_s < 1:
+        return f"{1 / per_s:.3g} s/{unit}"
+    for factor, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if per_s >= 10 * factor:
+            return f"{per_s / factor:.3g}{prefix} {unit}s/s"
+    return f"{per_s:.4g} {unit}s/s"
 
 
 def echo_json(value: object) -> None:

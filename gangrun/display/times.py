@@ -40,6 +40,18 @@ def span_words(seconds: float) -> str:
     return f"{whole // 86400} d" + (f" {whole % 86400 // 3600} h" if whole % 86400 >= 3600 else "")
 
 
+def short_span_words(seconds: float) -> str:
+    """``45s``, ``3m20s``, ``2h05m``, ``3d4h``: where room is dear."""
+    whole = int(max(0.0, min(seconds, 1e12)))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < DAY_S:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600}h"
+
+
 def ago_words(wall: float, now: float) -> str:
     """``3 min ago``, or ``in 55 min`` for what is to come."""
     if wall > now + 1:

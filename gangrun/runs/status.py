@@ -6,8 +6,8 @@ of meaning raises it. All times are seconds since the epoch by the wall clock.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from gangrun.core.nodes.standing import active
 from gangrun.core.nodeset import natural_sort
 from gangrun.core.text import is_save_time, step_or_none
 from gangrun.errors import UserError
+from gangrun.runs.figures import figures_of
 from gangrun.runs.rank_output import lost_output
 from gangrun.runs.saves import SavedOnDisk, SavesStatus, saves_status, unjudged_on_disk
 from gangrun.runs.snapshot import RunSnapshot, concerns_scheduler, read, with_queue
@@ -41,6 +42,7 @@ class AttemptStatus(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     resumed_from_step: int | None
     resumed_from_save: float | None  # when it was saved, where a file tells no step
+    last_step: int | None  # the highest that was seen in it, once it has ended
 
 
 class ExcludedNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,7 +143,14 @@ class Status(msgspec.Struct, kw_only=True):
     excluded: tuple[ExcludedNode, ...] = ()
     tests: tuple[DeviceTestStatus, ...] = ()
     step: int | None = None
-    loss: float | None = None
+    loss: float | str | None = None  # "NaN" and the infinities are words: JSON has no such numbers
+    grad_norm: float | str | None = None
+    total_steps: int | None = None
+    steps_per_s: float | None = None
+    eta_s: float | None = None  # until the last step, if nothing fails
+    tokens: int | None = None
+    tokens_per_s: float | None = None
+    lost_s: float = 0.0  # to failures: work done again, and time without ranks
     log_step: int | None = None  # that ranks printed, if they report none
     checkpoint: CheckpointStatus | None = None
     debug_rank: int | None = None  # has a terminal, so the hang watch is suspended
@@ -210,7 +219,7 @@ def status_of(reading: RunSnapshot, now: float, saved: SavedOnDisk | None = None
     if reading.state is not None:
         _add_state(status, reading, reading.state)
     if truth.ended:
-        status.warning = ""
+        status.warning, status.eta_s = "", None
         _add_last(status, reading, saved or SavedOnDisk())
     if status.checkpoint is None:
         status.unjudged = unjudged_on_disk(spec.checkpoint)
@@ -221,7 +230,7 @@ def _add_last(status: Status, reading: RunSnapshot, saved: SavedOnDisk) -> None:
     """What a run that has ended did last: its supervisor need not have seen it."""
     spec, ended = reading.spec, status.last_sign or 0.0
     if reading.live is not None and reading.live.live.get("step") != status.step:
-        status.loss = None  # it is that of an earlier step
+        status.loss = status.grad_norm = None  # they are those of an earlier step
     if not spec.checkpoint.directory or not status.attempts:
         return
     found = saved.newest(spec.checkpoint, spec.created_wall, ended)
@@ -234,8 +243,7 @@ def _add_last(status: Status, reading: RunSnapshot, saved: SavedOnDisk) -> None:
 def _add_state(status: Status, reading: RunSnapshot, state: RunState) -> None:
     """What a supervisor wrote."""
     walls, fresh = WallTimes.of(reading.records), _fresh(reading, state)
-    loss = fresh.get("loss")
-    status.attempts = tuple(_attempt(attempt, walls) for attempt in state.attempts)
+    status.attempts = tuple(attempt_status(attempt, walls.wall) for attempt in state.attempts)
     status.restarts = state.budget.total_count
     status.excluded = tuple(
         ExcludedNode(node=node, reason=why.reason, since=walls.wall(why.since), until=walls.wall(why.until))
@@ -247,7 +255,10 @@ def _add_state(status: Status, reading: RunSnapshot, state: RunState) -> None:
         newest = fresh.get("log_step")
         printed = max(state.checkpoints.logged_step, newest if isinstance(newest, int) else -1)
         status.log_step = printed if printed >= 0 else None
-    status.loss = float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None
+    figures = figures_of(fresh, status.log_step if status.step is None else status.step)
+    for name in figures.__struct_fields__:
+        setattr(status, name, getattr(figures, name))
+    status.lost_s = lost_s(status.attempts)
     status.checkpoint = _checkpoint(state.checkpoints.newest, reading)
     status.memory_step = memory_step(reading, state)
     status.memory_bears = None if status.memory_step is None else _memory_protection(reading, fresh)
@@ -304,20 +315,44 @@ def _world_size(reading: RunSnapshot) -> int:
     return (spec.nodes_count or len(spec.nodes)) * spec.slots_per_node * spec.ranks_per_slot
 
 
-def _attempt(attempt: AttemptRecord, walls: WallTimes) -> AttemptStatus:
+def attempt_status(attempt: AttemptRecord, wall: Callable[[float], float]) -> AttemptStatus:
+    """``wall`` turns moments of the run's clock into those of the wall's."""
     step = attempt.resumed_from_step
     timed = step is not None and is_save_time(step)
     return AttemptStatus(
         number=attempt.number,
         job=_job_number(attempt.job),
         nodes=attempt.nodes,
-        started=walls.wall(attempt.started),
-        ended=None if attempt.ended is None else walls.wall(attempt.ended),
+        started=wall(attempt.started),
+        ended=None if attempt.ended is None else wall(attempt.ended),
         outcome=attempt.outcome or ("running" if attempt.nodes else "starting"),
         reason=attempt.reason,
         resumed_from_step=None if timed else step,
         resumed_from_save=step / 1000 if timed and step is not None else None,
+        last_step=attempt.last_step if attempt.last_step >= 0 else None,
     )
+
+
+def lost_s(attempts: Sequence[AttemptStatus]) -> float:
+    """Seconds that failures have cost: steps that were trained again, and the time between two attempts.
+
+    Of an attempt counts the share of its steps that the next one had to do again; all of it, if it brought the run no
+    farther. What a person cancelled and resumed has cost only its steps.
+    """
+    lost = 0.0
+    for one, after in pairwise(attempts):
+        if one.ended is None:
+            continue
+        if one.outcome != "cancelled":
+            lost += max(0.0, after.started - one.ended)
+        lasted_s = max(0.0, one.ended - one.started)
+        if after.resumed_from_save is not None:
+            lost += min(lasted_s, max(0.0, one.ended - after.resumed_from_save))
+            continue
+        began, kept = (-1 if step is None else step for step in (one.resumed_from_step, after.resumed_from_step))
+        done = max(-1 if one.last_step is None else one.last_step, kept)
+        lost += lasted_s * (1 - max(0, kept - began) / (done - began)) if done > began else lasted_s
+    return lost
 
 
 def device_tests(nodes: Mapping[str, Node]) -> Iterator[DeviceTestStatus]:

@@ -90,7 +90,7 @@ class Loop:
         self.journal = JournalQueue(store, opening.term)
         self.beats = Heartbeats(timing)
         self.silence = Silence(self.beats, timing, opening.term, self._say_leading)
-        self.progress = GangProgress(policy, now)
+        self.progress = GangProgress(policy, now, facts.total_steps)
         self.takeover = TakeoverGather(facts, opening, timing, self.beats.rows)
         board = CommandRetry(radio.send, opening.term, self.journal.number, self.leadership.holds, timing)
         self._commands = GangCommands(

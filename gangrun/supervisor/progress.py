@@ -11,13 +11,16 @@ for ``flush_every_s``, whoever writes there, and memory has a newer step.
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from gangrun.core.events import Event, FirstStepSeen, FlushDue, ProgressMarked, ProgressStalled
 from gangrun.core.model import Phase, RunState
 from gangrun.core.policy import Policy
 from gangrun.core.recovery.hang import HangWatch, Quiet, Stall
+from gangrun.core.text import json_number
 from gangrun.ports import Checkpoints
 from gangrun.supervisor.heartbeats import Row
 from gangrun.supervisor.opening import RunFacts
@@ -31,13 +34,82 @@ HALTED_FACTOR = 3.0  # a gang that makes no step for three of its longest recent
 INTERVALS_COUNT = 16
 JUDGE_AGAIN_S = 1.0
 PACE_BEATS = 2.0  # so much time at least tells how fast the gang steps
+RATE_OVER_S = 60.0
+RATE_POINTS_MIN_COUNT = 3
 UNSEEN_BEATS = 1.0  # that a command takes to reach all ranks
+
+
+class Rate:
+    """How fast a count grows, over the last ``RATE_OVER_S``."""
+
+    def __init__(self) -> None:
+        self._points: deque[tuple[float, int]] = deque()
+
+    def add(self, count: int, now: float) -> None:
+        """The count is so high by now; one that has not grown says nothing."""
+        points = self._points
+        if points and count <= points[-1][1]:
+            return
+        points.append((now, count))
+        while len(points) > RATE_POINTS_MIN_COUNT and now - points[0][0] > RATE_OVER_S:
+            points.popleft()
+
+    def per_s(self, now: float) -> float | None:
+        """None until enough is known. If nothing has come for long, the wait counts too."""
+        if len(self._points) < RATE_POINTS_MIN_COUNT:
+            return None
+        (began_at, first), (newest_at, last) = self._points[0], self._points[-1]
+        over_s, quiet_s = newest_at - began_at, now - newest_at
+        if quiet_s > HALTED_FACTOR * over_s / (len(self._points) - 1):
+            over_s += quiet_s
+        return (last - first) / over_s if over_s > 0 else None
+
+
+class GangFigures:
+    """What ranks tell of their training, for people: the lowest rank that tells it is believed."""
+
+    def __init__(self, total_steps: int = 0) -> None:
+        """``total_steps``: as the user says, which counts more than what ranks tell; 0: not said."""
+        self._asked_total_steps = total_steps
+        self._loss_rank = self._norm_rank = sys.maxsize
+        self._loss: float | None = None
+        self._grad_norm: float | None = None
+        self._total_steps = self._tokens_count = -1
+        self._steps, self._tokens = Rate(), Rate()
+
+    def observe(self, readings: Sequence[RankSample], step: int, now: float) -> None:
+        """One node's ranks; ``step``: the highest of the gang that is reported or printed."""
+        for one in readings:
+            if one.loss is not None and one.rank <= self._loss_rank:
+                self._loss_rank, self._loss = one.rank, one.loss
+            if one.grad_norm is not None and one.rank <= self._norm_rank:
+                self._norm_rank, self._grad_norm = one.rank, one.grad_norm
+            self._total_steps = max(self._total_steps, one.total_steps)
+            self._tokens_count = max(self._tokens_count, one.tokens_count)
+        if step >= 0:
+            self._steps.add(step, now)
+        if self._tokens_count > 0:
+            self._tokens.add(self._tokens_count, now)
+
+    def live(self, now: float) -> dict[str, Any]:
+        """All that is known; the rest is missing."""
+        figures = {
+            "loss": json_number(self._loss),
+            "grad_norm": json_number(self._grad_norm),
+            "total_steps": self._asked_total_steps or (self._total_steps if self._total_steps > 0 else None),
+            "steps_per_s": self._steps.per_s(now),
+            "tokens": self._tokens_count if self._tokens_count > 0 else None,
+            "tokens_per_s": self._tokens.per_s(now),
+        }
+        return {name: value for name, value in figures.items() if value is not None}
 
 
 class GangProgress:
     """One gang's steps, as seen from the supervisor."""
 
-    def __init__(self, policy: Policy, now: float) -> None:
+    def __init__(self, policy: Policy, now: float, total_steps: int = 0) -> None:
+        """``total_steps``: of the whole run, as the user says; 0: not said."""
+        self._total_steps = total_steps
         self.warning = ""  # what the hang watch would tell people now
         self._policy = policy
         self._watch = HangWatch(policy.hang, now)
@@ -54,7 +126,7 @@ class GangProgress:
         self._ranks_at = now
         self._top = self._first = self._printed = self._printed_told = -1
         self._kept = -1, 0  # the newest step in memory, and how many lost nodes it bears
-        self._loss: float | None = None
+        self._figures = GangFigures(self._total_steps)
         self._advanced_at: float | None = None
         self._intervals: deque[float] = deque(maxlen=INTERVALS_COUNT)
         self._pace_from: tuple[float, int] | None = None  # when, and at which step
@@ -108,13 +180,13 @@ class GangProgress:
             first = reading.first_step if reading.first_step >= 0 else reading.step
             if first >= 0 and not 0 <= self._first <= first:
                 self._first = first
-        self._loss = next((reading.loss for reading in row.readings if reading.rank == 0), self._loss)
         self._kept = max(self._kept, *((reading.kept_step, reading.kept_losses_count) for reading in row.readings))
         self._printed = max(self._printed, *(reading.log_step for reading in row.readings))
         steps = [reading.step for reading in row.readings]
         top = max(steps)
         self._steps[row.node] = (min(steps), top)
         self._phases[row.node] = row.readings[0].phase
+        self._figures.observe(row.readings, max(top, self._top) if max(top, self._top) >= 0 else self._printed, now)
         if top > self._top:
             if self._advanced_at is not None:
                 self._intervals.append((now - self._advanced_at) / (top - self._top if self._top >= 0 else 1))
@@ -235,7 +307,7 @@ class GangProgress:
             "step": self._top if self._top >= 0 else state.attempt.step,
             "step_min": min(known) if known else -1,
             **({"log_step": self._printed} if self._top < 0 <= self._printed else {}),
-            "loss": self._loss,
+            **self._figures.live(now),
             "kept_step": self._kept[0],
             "kept_losses_count": self._kept[1],
             "slot_phase": max(self._phases.values(), default=0),

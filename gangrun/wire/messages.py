@@ -58,6 +58,9 @@ class RankSample(msgspec.Struct, frozen=True, array_like=True):
     kept_losses_count: int = 0  # so many nodes may be lost, and it still is
     pid: int = 0  # of its first process; 0 from an older agent
     log_step: int = -1  # that it printed, if it reports none
+    total_steps: int = -1  # of the whole run, as it reports or prints
+    grad_norm: float | None = None
+    tokens_count: int = -1  # that the whole run has trained on
 
 
 class AgentEvent(msgspec.Struct, frozen=True):

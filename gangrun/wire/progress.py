@@ -13,8 +13,8 @@ Layout, version 1: 256 bytes, native byte order (both ends are on one machine), 
        4  script  step                    i64  -1: none yet
        5  script  phase                   i64  TrainingPhase
        6  script  at                      i64  ns of CLOCK_MONOTONIC
-       7  script  loss                    f64  NaN: never reported
-       8  script  grad_norm               f64  NaN: never reported
+       7  script  loss                    f64  the NaN with bits ``NEVER_REPORTED``: none yet; another NaN is a loss
+       8  script  grad_norm               f64  likewise
        9  script  first_step              i64  the first step reported; -1: none yet
       16  agent   requests                i64  generation << 8 | StepRequest bits; one word, so never half of one
       17  agent   save_step               i64  the request counts from this step on, which all ranks share; -1: at once
@@ -23,11 +23,12 @@ Layout, version 1: 256 bytes, native byte order (both ends are on one machine), 
       26  script  kept                    i64  1 + the newest step that is whole in the nodes' memory; 0: none
       27  script  kept_losses             i64  so many nodes may be lost, and it still is
       28  script  saved                   i64  1 + the step that was saved for request ``handled``; 0: none
+      29  script  total_steps             i64  steps of the whole run; 0: not known
+      30  script  tokens                  i64  tokens trained on, over the whole run; 0: not known
 """
 
 from __future__ import annotations
 
-import math
 import mmap
 import os
 import struct
@@ -46,6 +47,9 @@ W_HANDLED = 25
 W_KEPT = 26
 W_KEPT_LOSSES = 27
 W_SAVED = 28
+W_TOTAL_STEPS = 29
+W_TOKENS = 30
+NEVER_REPORTED = 0x7FF8_0000_6E6F_6E65  # as a float it is a NaN that no arithmetic makes
 GENERATION_SHIFT = 8
 READS_MAX_COUNT = 64
 
@@ -83,14 +87,16 @@ class SlotReading:
     step: int
     phase: int
     at_ns: int
-    loss: float
-    grad_norm: float
+    loss: float | None  # None: never reported; NaN is a loss
+    grad_norm: float | None
     saves_on_stop: bool
     handled_generation: int
     first_step: int = -1
     kept_step: int = -1
     kept_losses_count: int = 0
     saved_step: int = -1
+    total_steps: int = -1
+    tokens_count: int = -1
     torn: bool = False
 
 
@@ -130,9 +136,9 @@ class ProgressPage:
             self._words = Words(fd)
         finally:
             os.close(fd)
-        ints, floats = self._words.ints, self._words.floats
+        ints = self._words.ints
         ints[W_RANK], ints[W_STEP], ints[W_FIRST_STEP] = rank, -1, -1
-        floats[W_LOSS] = floats[W_GRAD_NORM] = math.nan
+        ints[W_LOSS] = ints[W_GRAD_NORM] = NEVER_REPORTED
         ints[W_MAGIC] = MAGIC
         self._generation = 0
 
@@ -147,11 +153,10 @@ class ProgressPage:
         return self._reading(before, torn=True)
 
     def _once(self) -> tuple[int, ...]:
-        return tuple(self._words.ints[: W_SAVED + 1])
+        return tuple(self._words.ints[: W_TOKENS + 1])
 
     @staticmethod
     def _reading(words: tuple[int, ...], *, torn: bool) -> SlotReading:
-        loss, grad_norm = struct.unpack("=dd", struct.pack("=qq", words[W_LOSS], words[W_GRAD_NORM]))
         return SlotReading(
             rank=words[W_RANK],
             owner_pid=words[W_OWNER],
@@ -159,14 +164,16 @@ class ProgressPage:
             step=words[W_STEP],
             phase=words[W_PHASE],
             at_ns=words[W_AT],
-            loss=loss,
-            grad_norm=grad_norm,
+            loss=_number(words[W_LOSS]),
+            grad_norm=_number(words[W_GRAD_NORM]),
             saves_on_stop=bool(words[W_SAVES_ON_STOP]),
             handled_generation=words[W_HANDLED],
             first_step=words[W_FIRST_STEP],
             kept_step=words[W_KEPT] - 1,
             kept_losses_count=words[W_KEPT_LOSSES],
             saved_step=words[W_SAVED] - 1,
+            total_steps=words[W_TOTAL_STEPS] or -1,
+            tokens_count=words[W_TOKENS] or -1,
             torn=torn,
         )
 
@@ -182,6 +189,12 @@ class ProgressPage:
         self._words.close()
         if remove:
             Path(self.path).unlink(missing_ok=True)
+
+
+def _number(word: int) -> float | None:
+    """The float that a word holds; None if the script never wrote one."""
+    number: float = struct.unpack("=d", struct.pack("=q", word))[0]
+    return None if word == NEVER_REPORTED else number
 
 
 def attach(path: str) -> Words:

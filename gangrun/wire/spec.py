@@ -88,6 +88,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     nodes_min_count: int
     slots_per_node: int
     ranks_per_slot: int
+    total_steps: int = 0  # of the whole run; 0: as the script tells, if it does
     resume: str = "auto"  # auto | none | a step | a path
     checkpoint: CheckpointSpec = CheckpointSpec()
     log: LogSpec = LogSpec()

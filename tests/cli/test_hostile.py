@@ -196,7 +196,12 @@ def test_journals_with_noise_in_them_end_in_words(noise: bytes, at: int) -> None
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(
     name=st.text(max_size=60),
-    live=st.dictionaries(st.sampled_from(["step", "log_step", "loss", "warning", "attempt"]), JSON),
+    live=st.dictionaries(
+        st.sampled_from(
+            ["step", "log_step", "loss", "warning", "attempt", "total_steps", "steps_per_s", "tokens", "tokens_per_s"]
+        ),
+        JSON,
+    ),
 )
 def test_any_name_and_any_figures(name: str, live: dict) -> None:
     name = name.encode("utf-8", "replace").decode()

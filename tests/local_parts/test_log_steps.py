@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -42,6 +43,62 @@ def test_a_form_that_grows_is_a_step(form: str) -> None:
     assert steps.loss == (2.31 if has_loss else None)
 
 
+TOTALS = {"plain": 1000, "Megatron": 500000, "HF": 1000, "tutorial": 600 * 11, "Lightning of some epochs": 267 * 10}
+FORMS_OF_TOTALS = {
+    **FORMS,
+    "tutorial": lambda n: f"Epoch [2/10], Step [{n}/600], Loss: 2.31",
+    "Lightning of some epochs": lambda n: f"Epoch 3/9: {n}%|## | {n}/267 [00:10<00:12, 11.90it/s, v_num=0]",
+}
+
+
+@pytest.mark.parametrize("form", FORMS_OF_TOTALS)
+def test_the_line_tells_how_many_steps_there_are(form: str) -> None:
+    steps = read(*(FORMS_OF_TOTALS[form](n) for n in (10, 20, 30)))
+    assert steps.total == -1, "no step is believed yet"
+    steps.read(FORMS_OF_TOTALS[form](40).encode())
+    assert steps.total == TOTALS.get(form, -1)
+
+
+MEGATRON = (
+    " [2026-08-22 10:11:12.000000] iteration       {n}/     100 | consumed samples:          160 | elapsed time per"
+    " iteration (ms): 410.1 | learning rate: 1.5E-04 | global batch size:    16 | lm loss: 1.2E+00 | loss scale: 1.0"
+    " | grad norm: 0.412 | number of skipped iterations:   0 | number of nan iterations:   0 |"
+)
+NOT_FINITE = ("step 12 loss nan", "{'loss': nan, 'epoch': 0.1}", "{'loss': 'nan'}", "loss: NaN", "lm loss: -inf |")
+LOSSES: dict[str, tuple[float | None, tuple[str, ...]]] = {
+    "the Trainer's": (2.3, ("{'loss': 2.3, 'grad_norm': 0.5, 'learning_rate': 1e-05, 'epoch': 0.1}",)),
+    "the new Trainer's": (2.3, ("{'loss': '2.3', 'grad_norm': '0.5', 'epoch': '0.1'}",)),
+    "its evaluation's": (2.3, ("{'loss': 2.3, 'epoch': 0.1}", "{'eval_loss': 9.0, 'epoch': 0.1}")),
+    "its last line's": (2.3, ("{'loss': 2.3, 'epoch': 0.1}", "{'train_runtime': 4.2, 'train_loss': 9.0}")),
+    "in a bar": (2.3, (" 40%|####      | 40/100 [00:10<00:15,  3.99it/s, loss=2.3]",)),
+    "Lightning's": (0.2, ("Epoch 1:  40%|####  | 40/100 [00:10<00:15, 3.99it/s, v_num=0, train_loss=0.2]",)),
+    "beside that of validation": (0.2, ("Epoch 1: 40%|# | 40/100 [00:10<00:15, val_loss=9, train_loss=0.2]",)),
+    "Megatron's": (1.2, (MEGATRON.format(n=10),)),
+    "DeepSpeed's": (2.3, ("steps: 10 loss: 2.3 iter time (s): 0.5 samples/sec: 12.0",)),
+    "torchtune's": (2.3, ("Step 12 | loss:2.3 lr:1e-05 tokens_per_second_per_gpu:812.5",)),
+    "Composer's": (2.3, ("[epoch=1][batch=10/100]:", "\t Train loss/train/total: 2.3000")),
+    "in words": (2.3, ("step 10 loss 2.3",)),
+    "a tensor's": (2.3, ("step 10, loss: tensor(2.3, device='cuda:0')",)),
+    "the second line's of a step": (2.3, ("step 10 begins", "step 10 loss 2.3")),
+    "an old one's": (2.3, ("step 10 loss 2.3", "step 3 loss 9.0")),
+    "of another thing": (None, ("loss scale: 65536", "loss_scale=65536", "packet loss: 3.5%", "loss function 3")),
+    "of evaluations": (None, ("val loss: 2", "eval/loss 2", "validation loss=2", "eval step 1 loss 2", "test_loss: 1")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", LOSSES)
+def test_a_loss_is_read_wherever_it_stands(form: str) -> None:
+    loss, lines = LOSSES[form]
+    assert read(*lines).loss == loss
+
+
+@pytest.mark.parametrize("form", NOT_FINITE)
+def test_a_loss_that_is_not_finite_is_told(form: str) -> None:
+    loss = read("step 11 loss 2.3", form).loss
+    assert loss is not None
+    assert not math.isfinite(loss)
+
+
 OTHERS: dict[str, Callable[[int], str]] = {
     "checkpoint shards": lambda n: f"Loading checkpoint shards: {n}%|## | {n}/40 [00:10<00:12,  1.90it/s]",
     "download": lambda n: f"model.safetensors: Downloading: {n}%|## | {n}/40 [00:10<00:12,  1.90it/s]",
@@ -77,4 +134,4 @@ def test_bars_of_epochs_add_up() -> None:
 
 
 def test_nothing_was_printed() -> None:
-    assert (LogSteps().step, LogSteps().loss) == (-1, None)
+    assert (LogSteps().step, LogSteps().total, LogSteps().loss) == (-1, -1, None)

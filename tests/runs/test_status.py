@@ -84,6 +84,14 @@ def test_live_figures_are_newer_than_the_journal_but_only_of_this_attempt(runs: 
     story = running(runs)
     assert gangrun("status", "--json").json["step"] == 12
     assert gangrun("status", "--json").json["loss"] == 2.5
+    story.live(
+        step=13, loss="NaN", total_steps=1013, steps_per_s=2.5, grad_norm=0.5, tokens=10**6, tokens_per_s=20500.0
+    )
+    found = gangrun("status", "--json").json
+    assert (found["loss"], found["eta_s"], found["tokens"]) == ("NaN", 400.0, 10**6)
+    said = gangrun("status").out
+    assert "step        13 of 1013, 2.5 steps/s, done in 6 min\n" in said
+    assert "training    loss NaN, gradient norm 0.5, 20.5k tokens/s\n" in said
     story.live(attempt=7, step=99, loss=1.0)
     assert gangrun("status", "--json").json["step"] == 0
     assert gangrun("status", "--json").json["loss"] is None

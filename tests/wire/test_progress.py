@@ -31,8 +31,7 @@ def test_a_new_slot_says_that_nothing_was_reported(path: str) -> None:
     slot = ProgressPage(path, 3)
     read = slot.read()
     assert (read.rank, read.owner_pid, read.writes_count, read.step, read.phase) == (3, 0, 0, -1, TrainingPhase.UNKNOWN)
-    assert math.isnan(read.loss)
-    assert math.isnan(read.grad_norm)
+    assert (read.loss, read.grad_norm, read.total_steps, read.tokens_count) == (None, None, -1, -1)
     assert not read.torn
     assert Path(path).stat().st_mode & 0o777 == 0o600
     with pytest.raises(FileExistsError):
@@ -51,6 +50,19 @@ def test_what_the_script_writes_the_agent_reads(path: str) -> None:
     words.close()
     slot.close(remove=False)
     assert Path(path).exists()
+
+
+def test_a_loss_that_is_not_a_number_is_a_loss(path: str) -> None:
+    slot = ProgressPage(path, 3)
+    words = progress.attach(path)
+    words.floats[progress.W_LOSS], words.floats[progress.W_GRAD_NORM] = math.nan, -math.inf
+    words.ints[progress.W_TOTAL_STEPS], words.ints[progress.W_TOKENS] = 1000, 2**40
+    read = slot.read()
+    assert read.loss is not None
+    assert math.isnan(read.loss)
+    assert (read.grad_norm, read.total_steps, read.tokens_count) == (-math.inf, 1000, 2**40)
+    words.close()
+    slot.close()
 
 
 def test_a_writer_that_stands_in_the_middle_of_a_record_blocks_nobody(path: str) -> None:

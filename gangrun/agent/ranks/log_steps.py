@@ -1,12 +1,15 @@
-"""The step that a rank prints, for scripts that do not call ``gangrun.step``.
+"""Step, total and loss that a rank prints, for scripts that do not call ``gangrun.step``.
 
-A line counts if it holds a counter (``step 120/1000``, ``iteration  120/ 500000 |``, ``global_step=120``) or a progress
-bar (``120/267 [00:10<00:12``; with ``Epoch 3`` before it, the bars before it count too). Words that tell of anything
-but training, such as ``Loading`` or ``eval``, must not stand before it. A counter is believed once it has grown
-``GROWN_COUNT`` times in this attempt; a value that falls or stays changes nothing. Whether the step is above those of
-earlier attempts is for the core to say.
+A line tells a step if it holds a counter (``step 120/1000``, ``iteration  120/ 500000 |``, ``global_step=120``) or a
+progress bar (``120/267 [00:10<00:12``). With ``Epoch 3`` before ``120/267``, the counts of the epochs before are added.
+Words that tell of anything but training, such as ``Loading`` or ``eval``, must not stand before it. A counter is
+believed once it has grown ``GROWN_COUNT`` times in this attempt; a value that falls or stays changes nothing. Whether
+the step is above those of earlier attempts is for the core to say.
 
-Every line of every rank passes here, so most are dismissed by two searches for a few bytes.
+The loss stands beside a step or in a line of its own (``{'loss': 2.31, 'epoch': 0.1}``); the newest one counts, and the
+loss of an evaluation does not. NaN is a loss too: it is what people need to see.
+
+Every line of every rank passes here, so most are dismissed by three searches for a few bytes.
 """
 
 from __future__ import annotations
@@ -14,59 +17,100 @@ from __future__ import annotations
 import re
 
 GROWN_COUNT = 3
-LINE_MAX_BYTES = 400  # what stands farther on is not a step
+LINE_MAX_BYTES = 400  # what stands farther on is neither step nor loss
+_has_loss, _has_counter = re.compile(rb"oss").search, re.compile(rb"te[pr]").search  # twice as fast as ``in``
 _OF_A_BAR = ord("<")  # between the time it took and the time left
 _COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
 _COUNTER = re.compile(  # begins with letters, which the search skips to
     rb"([SsIi](?:tep|ter(?:ation)?))(?:['\"]?\s*[:=]\s*|\s+|\s*\[\s*)(\d{1,9})(?![\d.]*\d|\w)"
+    rb"(?:\s*/\s*(\d{1,9})(?![\d.]*\d|\w))?"
 )
 _INSIDE_A_NAME = re.compile(rb"(?<![Gg]lobal[ _])(?<![Gg]lobal)(?<=[A-Za-z_])")
 _BAR = re.compile(rb"(\d{1,9})/(\d{1,9}) \[\d+:\d\d(?::\d\d)?<")
-_EPOCH = re.compile(rb"[Ee]poch[ =:]*\[?(\d{1,6})")
+_EPOCH = re.compile(rb"[Ee]poch[ =:]*\[?(\d{1,6})(?:\s*/\s*(\d{1,6}))?")
 _NO_TRAINING = re.compile(
     rb"(?i)load|download|fetch|extract|map\b|mapping|tokeniz|filter|shard|eval|valid|test|predict|infer|generat|sampl"
     rb"|sav(e|ing)|verif|process|pack|resum|restor|warm.?up|compil|profil|per step|every"
 )
-_LOSS = re.compile(rb"(?i)loss\w*['\"]?\s*[:=]?\s*(-?\d+(?:\.\d*)?(?:e[-+]?\d+)?)")
+_LOSS = re.compile(  # matched where the word stands
+    rb"(?<![Vv]al[_ /.])(?<![Vv]alid[_ /.])(?<!validation[_ /.])(?<!Validation[_ /.])(?<![Tt]est[_ /.])"
+    rb"[Ll]oss(?!\w*scal)[\w/.]*['\"]?(\s*[:=]\s*|\s+)(?:tensor\()?['\"]?"
+    rb"([-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|(?:[nN]a[nN]|[iI]nf)\b))(?![\d.]*\s?%)"
+)
+_SUMMARY = b"train_runtime"  # in the Trainer's last line, where the loss is a mean over all steps
+
+
+class _Counted:
+    """A number that grows from line to line."""
+
+    __slots__ = ("grown_count", "total", "value")
+
+    def __init__(self) -> None:
+        self.value, self.total, self.grown_count = -1, -1, 0
+
+    def take(self, line: bytes, start: int, done: int, total: int) -> bool:
+        """Does the line tell of training, and of no step before the newest? ``total`` 0: it names none."""
+        epoch = _EPOCH.search(line, 0, start) if total else None
+        value = done + total * int(epoch[1]) if epoch else done
+        if value < self.value or _NO_TRAINING.search(line, 0, start):
+            return False
+        if value > self.value:
+            self.value = value
+            self.grown_count += 1
+            epochs = int(epoch[2] or 0) + 1 if epoch else 1
+            self.total = total * epochs if total and (epoch is None or epochs > 1) else -1
+        return True
 
 
 class LogSteps:
     """What one rank has printed of its steps in this attempt."""
 
-    __slots__ = ("_bar", "_counter", "_line")
+    __slots__ = ("_bar", "_counter", "loss")
 
     def __init__(self) -> None:
-        self._counter = self._bar = (-1, 0)  # highest value, how often it grew
-        self._line = b""  # the newest in which either grew
+        self._counter, self._bar = _Counted(), _Counted()
+        self.loss: float | None = None  # the newest that it printed
 
     def read(self, line: bytes) -> None:
         """One line, without its newline."""
-        if _OF_A_BAR not in line and (b"te" not in line or (b"tep" not in line and b"ter" not in line)):
+        tells_loss = _has_loss(line)
+        if not tells_loss and _OF_A_BAR not in line and not _has_counter(line):
             return
         line = line[:LINE_MAX_BYTES]
         if b"\x1b" in line:
             line = _COLOUR.sub(b"", line)
         found = next((one for one in _COUNTER.finditer(line) if not _INSIDE_A_NAME.match(line, one.start())), None)
         if found:
-            self._counter = self._grown(self._counter, int(found[2]), line, found.start())
+            trains = self._counter.take(line, found.start(), int(found[2]), int(found[3] or 0))
         elif found := _BAR.search(line):
-            done, total = int(found[1]), int(found[2])
-            epoch = _EPOCH.search(line, 0, found.start())
-            self._bar = self._grown(self._bar, done + total * int(epoch[1]) if epoch else done, line, found.start())
+            trains = self._bar.take(line, found.start(), int(found[1]), int(found[2]))
+        else:
+            trains = True
+        if tells_loss and trains:
+            self._read_loss(line, alone=not found)
 
-    def _grown(self, seen: tuple[int, int], value: int, line: bytes, start: int) -> tuple[int, int]:
-        if value <= seen[0] or _NO_TRAINING.search(line, 0, start):
-            return seen
-        self._line = line
-        return value, seen[1] + 1
+    def _read_loss(self, line: bytes, *, alone: bool) -> None:
+        """``alone``: no step is beside it, so that more must show that it is the loss of training."""
+        at, found = line.find(b"oss"), None
+        while at > 0 and not (found := _LOSS.match(line, at - 1)):
+            at = line.find(b"oss", at + 1)
+        if found is None:
+            return
+        if alone and (not found[1].strip() or _NO_TRAINING.search(line, 0, at) or _SUMMARY in line):
+            return
+        self.loss = float(found[2])
+
+    @property
+    def _believed(self) -> _Counted | None:
+        """A counter rather than a bar."""
+        return next((one for one in (self._counter, self._bar) if one.grown_count > GROWN_COUNT), None)
 
     @property
     def step(self) -> int:
-        """The highest step that is believed, of a counter rather than of a bar; -1: none."""
-        return next((value for value, grown in (self._counter, self._bar) if grown > GROWN_COUNT), -1)
+        """The highest step that is believed; -1: none."""
+        return self._believed.value if self._believed else -1
 
     @property
-    def loss(self) -> float | None:
-        """What the newest line with a step says of the loss."""
-        found = _LOSS.search(self._line)
-        return float(found[1]) if found and self.step >= 0 else None
+    def total(self) -> int:
+        """How many steps there are in all, as the same lines tell; -1: they do not."""
+        return self._believed.total if self._believed else -1

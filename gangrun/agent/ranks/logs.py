@@ -200,9 +200,14 @@ class RankLogs:
         return output.steps.step if output else -1
 
     def loss(self, rank: int) -> float | None:
-        """The loss beside that step, if it is there."""
+        """The newest loss that the rank has printed."""
         output = self._ranks.get(rank)
         return output.steps.loss if output else None
+
+    def total_steps(self, rank: int) -> int:
+        """How many steps it has in all, as it prints; -1: it does not."""
+        output = self._ranks.get(rank)
+        return output.steps.total if output else -1
 
     def stderr_tail(self, rank: int) -> list[tuple[float, str]]:
         """The newest lines of its stderr, and when they were read; of a native backtrace the first frames only."""

@@ -10,7 +10,6 @@ speaks. The whole dump goes into the run directory.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import signal
@@ -47,9 +46,12 @@ def reading(rank: int, pid: int, slot: SlotReading, logs: RankLogs, *, wrapped: 
         first_step=slot.first_step,
         kept_step=slot.kept_step,
         kept_losses_count=slot.kept_losses_count,
-        loss=slot.loss if math.isfinite(slot.loss) else logs.loss(rank) if slot.step < 0 else None,
+        loss=logs.loss(rank) if slot.loss is None else slot.loss,
         pid=pid,
         log_step=logs.step(rank) if slot.step < 0 else -1,
+        total_steps=slot.total_steps if slot.total_steps > 0 else logs.total_steps(rank),
+        grad_norm=slot.grad_norm,
+        tokens_count=slot.tokens_count,
     )
 
 

@@ -1,0 +1,58 @@
+"""How the training goes, in numbers.
+
+``supervisor.progress.GangFigures`` writes them beside the journal. A reader believes none of them:
+the file may be of another version, or damaged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from gangrun.core.text import json_number
+
+NOT_NUMBERS = frozenset({"NaN", "Infinity", "-Infinity"})
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest figures of an attempt; None: not known. The fields of ``Status`` have the same names."""
+
+    loss: float | str | None = None
+    grad_norm: float | str | None = None
+    total_steps: int | None = None
+    steps_per_s: float | None = None
+    eta_s: float | None = None
+    tokens: int | None = None
+    tokens_per_s: float | None = None
+
+
+def figures_of(live: Mapping[str, Any], step: int | None) -> Figures:
+    """What the supervisor wrote last; ``step`` is the newest one."""
+    total, per_s = _count(live.get("total_steps")), _positive(live.get("steps_per_s"))
+    known = total is not None and step is not None and per_s is not None
+    return Figures(
+        loss=_number(live.get("loss")),
+        grad_norm=_number(live.get("grad_norm")),
+        total_steps=total,
+        steps_per_s=per_s,
+        eta_s=max(0, total - step) / per_s if known else None,  # type: ignore[operator]
+        tokens=_count(live.get("tokens")),
+        tokens_per_s=_positive(live.get("tokens_per_s")),
+    )
+
+
+def _number(value: object) -> float | str | None:
+    if isinstance(value, str):
+        return value if value in NOT_NUMBERS else None
+    return json_number(float(value)) if isinstance(value, int | float) else None
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _positive(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) and value > 0 else None

@@ -1,0 +1,79 @@
+"""What the supervisor tells people of the training: figures of the ranks, and how fast the steps come."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from gangrun.supervisor.progress import RATE_OVER_S, GangFigures, Rate
+from gangrun.wire.messages import RankSample
+
+
+def sample(rank: int, **what: float | None) -> RankSample:
+    return RankSample(rank, -1, 2, 0, 0, 0.0, "R", **what)  # type: ignore[arg-type]
+
+
+def rate(*points: tuple[float, int]) -> Rate:
+    made = Rate()
+    for now, count in points:
+        made.add(count, now)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("points", "now", "per_s"),
+    [
+        ([(0.0, 0), (1.0, 2)], 1.0, None),  # two are too few
+        ([(0.0, 0), (1.0, 2), (2.0, 4)], 2.0, 2.0),
+        ([(0.0, 0), (1.0, 2), (2.0, 4)], 4.0, 2.0),  # the next step may be on its way
+        ([(0.0, 0), (1.0, 2), (2.0, 4)], 18.0, 4 / 18),  # nothing has come for long
+        ([(0.0, 0), (0.5, 0), (1.0, 2), (1.5, 1), (2.0, 4)], 2.0, 2.0),  # what does not grow says nothing
+        ([(0.0, 0), (0.0, 2), (0.0, 4)], 0.0, None),  # all at one moment
+        ([(0.0, 0), (300.0, 1), (600.0, 2), (900.0, 3)], 900.0, 1 / 300),  # slow steps
+    ],
+)
+def test_a_rate_is_that_of_the_last_minute(points: list[tuple[float, int]], now: float, per_s: float | None) -> None:
+    assert rate(*points).per_s(now) == per_s
+
+
+def test_what_was_before_the_last_minute_is_forgotten() -> None:
+    made = rate(*((float(k), k) for k in range(100)), *((100.0 + k, 100 + 5 * k) for k in range(int(RATE_OVER_S) + 5)))
+    assert made.per_s(100.0 + RATE_OVER_S + 4) == pytest.approx(5.0)
+
+
+def told(*beats: Sequence[RankSample], asked: int = 0) -> dict[str, object]:
+    figures = GangFigures(asked)
+    for k, readings in enumerate(beats):
+        figures.observe(readings, 10 * k, float(k))
+    return figures.live(float(len(beats)))
+
+
+def test_nothing_is_told_of_what_nobody_knows() -> None:
+    assert told([sample(0)]) == {}
+
+
+def test_the_lowest_rank_that_tells_a_figure_is_believed() -> None:
+    """Megatron's last rank prints the loss, and the others none."""
+    assert told([sample(7, loss=2.0)], [sample(0)])["loss"] == 2.0
+    assert told([sample(0, loss=1.0)], [sample(7, loss=2.0, grad_norm=0.5)]) == {"loss": 1.0, "grad_norm": 0.5}
+    assert (
+        told([sample(7, loss=2.0)], [sample(3, loss=1.0)], [sample(7, loss=2.0)], [sample(3, loss=0.5)])["loss"] == 0.5
+    )
+
+
+def test_a_loss_that_is_no_number_is_a_word_in_json() -> None:
+    found = told([sample(0, loss=math.nan, grad_norm=math.inf)], [sample(0, loss=math.nan, grad_norm=-math.inf)])
+    assert found == {"loss": "NaN", "grad_norm": "-Infinity"}
+    assert told([sample(0, loss=math.nan)], [sample(0, loss=2.0)])["loss"] == 2.0
+
+
+def test_the_end_that_the_user_names_counts_more_than_the_printed_one() -> None:
+    assert told([sample(0, total_steps=100), sample(1, total_steps=200)])["total_steps"] == 200
+    assert told([sample(0, total_steps=100)], asked=500)["total_steps"] == 500
+
+
+def test_tokens_have_a_rate_too() -> None:
+    found = told(*([sample(0, tokens_count=1000 * k)] for k in range(1, 5)))
+    assert (found["tokens"], found["tokens_per_s"], found["steps_per_s"]) == (4000, 1000.0, 10.0)

@@ -73,8 +73,9 @@ class Checkpointer:
         extra: More objects by name; default none. Modules are saved like the model, all others like ``scheduler``.
         every_steps: Save to disk after this many steps; default None.
         every_s: Save to disk after this many seconds. "auto" (the default) weighs the measured stall against the time
-            between failures. None, without ``every_steps``: ranks save to the nodes' memory alone, and gangrun writes
-            a step to the disk every ``--flush-every``; if nothing does that, None means "auto".
+            between failures, and saves a run that does not resume after its first step too. None, without
+            ``every_steps``: ranks save to the nodes' memory alone, and gangrun writes a step to the disk every
+            ``--flush-every``; if nothing does that, None means "auto".
         keep: How many of the newest checkpoints stay (at least 2), or a ``gangrun.Keep``; default None: all of them.
         mtbf_s: Known time between failures of the whole job in seconds, for "auto"; default None: it is learnt.
         full_every: Files whose tensors did not change are shared with the last checkpoint (hard links) by at most this
@@ -141,7 +142,7 @@ class Checkpointer:
         self._schedule = Schedule(every, self._ranks, self._clock, failures_count=attempt, mtbf_s=mtbf_s)
         memory = None if kept is None else memory_saving.MemorySaving(kept, self._staging, self._clock)
         self._memory_schedule = Schedule(
-            memory_every, self._ranks, self._clock, failures_count=attempt, mtbf_s=mtbf_s
+            memory_every, self._ranks, self._clock, failures_count=attempt, mtbf_s=mtbf_s, early=every is None
         )  # fmt: skip
         self._memory, self._memory_failure = memory, ""
         self._saver = Saver(RankGroup(), self._staging, self._clock, writing, keeping, memory, self._save_status())
@@ -196,7 +197,7 @@ class Checkpointer:
         if point is None:
             return 0
         step, trained_s = load.load(point, self._parts, self._data, self._ranks.rank, self._ranks.world_size)
-        self._schedule.trained_before_s = trained_s
+        self._schedule.resumed(trained_s)
         self._steps.resumed_from(step)
         self._keeping.resumed_from(step)
         return step + 1

@@ -109,7 +109,9 @@ def test_steps_that_do_not_count_up_are_refused_in_words(tmp_path: Path) -> None
         with pytest.raises(ValueError, match="step 0 is done already: a checkpoint of step 7 was resumed from"):
             ckpt.step(0)
         ckpt.step(8)
-    assert {path.name for path in tmp_path.glob("step-*")} == {"step-7", "step-8"}
+    assert {path.name for path in tmp_path.glob("step-*")} == {"step-3", "step-7", "step-8"}, (
+        "each run's first, its last"
+    )
 
 
 def test_two_at_once_on_one_directory_are_refused_and_one_after_the_other_is_not(tmp_path: Path) -> None:

@@ -134,7 +134,11 @@ class Clock:
 
 def saves(every: Every, steps: int, step_s: float, **known: float) -> list[float]:
     clock = Clock()
-    schedule = Schedule(every, RankGroup(), clock, failures_count=0, mtbf_s=known.get("mtbf_s"))
+    schedule = Schedule(
+        every, RankGroup(), clock, failures_count=0, mtbf_s=known.get("mtbf_s"), early=bool(known.get("early", True))
+    )
+    if known.get("resumed"):
+        schedule.resumed(1000.0)
     found = []
     for step in range(steps):
         clock.time += step_s
@@ -156,6 +160,13 @@ def test_auto_follows_the_measured_stall() -> None:
     times = saves(Every(), 20_000, 0.5, stall_s=1.0, mtbf_s=10_000)
     gaps = [after - before for before, after in pairwise(times)]
     assert gaps and all(141 <= gap <= 143 for gap in gaps[1:]), gaps[:4]  # 2.35 minutes, and a meeting
+
+
+def test_auto_saves_a_new_run_after_its_first_step_and_no_other_run() -> None:
+    assert saves(Every(), 100, 0.5) == [0.5]
+    assert saves(Every(seconds=60.0), 100, 0.5) == []
+    assert saves(Every(), 100, 0.5, resumed=True) == []
+    assert saves(Every(), 100, 0.5, early=False) == []
 
 
 def test_what_is_asked_is_saved_told_and_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,12 @@
 
 Steps are counted alike everywhere, so "every N steps" needs no talk. Time, requests and stops are seen by each rank
 at a moment of its own; so the ranks meet at agreed steps, about once a second, and do together what any of them has
-seen. At the end nothing is saved while an error is under way: the state may be of half a step, and the other ranks are
+seen.
+
+A run that begins anew and saves at the measured optimum saves once after its first step: an early failure then loses
+nothing, and what a save costs is known from there on.
+
+At the end nothing is saved while an error is under way: the state may be of half a step, and the other ranks are
 elsewhere.
 """
 
@@ -45,9 +50,19 @@ class Schedule:
     """When to save ``every`` so often; None: only when asked."""
 
     def __init__(
-        self, every: Every | None, ranks: RankGroup, clock: Clock, *, failures_count: int, mtbf_s: float | None
+        self,
+        every: Every | None,
+        ranks: RankGroup,
+        clock: Clock,
+        *,
+        failures_count: int,
+        mtbf_s: float | None,
+        early: bool = True,
     ) -> None:
-        """``mtbf_s``: what the user knows of the machine; otherwise it is learnt from ``failures_count``."""
+        """``mtbf_s``: what the user knows of the machine; otherwise it is learnt from ``failures_count``. ``early``:
+        with "auto", the first save is at once.
+        """
+        self._is_early = early and every == Every()
         self._every = every
         self._ranks, self._clock = ranks, clock
         self._failures_count, self._mtbf_s = failures_count, mtbf_s
@@ -84,7 +99,7 @@ class Schedule:
             return Agreed(save=True) if by_count else NOTHING
         now = self._clock.now()
         timed = self._every is not None and not steps_count
-        by_time = timed and now - self._last_save >= self.plan.interval_s
+        by_time = timed and (self._is_early or now - self._last_save >= self.plan.interval_s)
         any_asked, any_stop, due, gap = self._ranks.largest(
             int(asked), int(stop), *((int(by_time), self._gap(now)) if self._ranks.rank == 0 else (0, 0))
         )
@@ -95,6 +110,12 @@ class Schedule:
         """A save was taken; training stood still for so long."""
         self.stall_s = stall_s
         self._last_save = self._clock.now()
+        self._is_early = False
+
+    def resumed(self, trained_s: float) -> None:
+        """Training goes on from a checkpoint, before which it took so long."""
+        self.trained_before_s = trained_s
+        self._is_early = False
 
     def _gap(self, now: float) -> int:
         """Steps until the ranks meet again: about a second's, at most twice as many as the last time."""

@@ -17,11 +17,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from gangrun.core.events import RankExited
 from gangrun.core.model import TERMINAL, Phase, RunState
 from gangrun.core.text import counted, step_or_none
 from gangrun.display.status_page import PageFormat, page
@@ -29,11 +31,13 @@ from gangrun.display.text import clean, let_go, log_line, number_words, packed, 
 from gangrun.display.times import clock_words, short_span_words
 from gangrun.errors import UserError
 from gangrun.ports import Clock
+from gangrun.runs.failures import SameEnd
 from gangrun.runs.figures import figures_of
 from gangrun.runs.follow import Follower, JournalReplay
-from gangrun.runs.rank_output import LogTail, note_loss
+from gangrun.runs.rank_output import LogTail, note_loss, rank_of
 from gangrun.runs.status import Status, attempt_status, lost_s, status_of
 from gangrun.runs.times import pause, wall_now
+from gangrun.wire.kinds import event_of
 from gangrun.wire.record import Record, RecordError
 
 if TYPE_CHECKING:
@@ -45,6 +49,9 @@ LAST_LINES_COUNT = 15  # of each node's ranks, for who looks again
 REFUSED_MAX_COUNT = 100_000  # lines that wait for a terminal
 REFUSED = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EAGAIN})  # by a file that output was sent to
 WATCH_EVERY_S = 1.0
+FOLD_HOLD_S = 3.0
+FOLD_WHOLE_AFTER_S = 0.3  # without another line of its rank
+_BEGINS = "Traceback (most recent call last)"
 GONE_AFTER_S = 10.0  # a run directory that cannot be found for so long was removed, not moved about
 # the last two are told by the supervisor itself, at the time: their records come when the disk is back
 QUIET = frozenset(
@@ -68,6 +75,73 @@ def _of_tests(record: Record) -> bool:
     return record.kind == "NodeChecked" and record.was != record.phase and bool(record.event.get("tested"))
 
 
+@dataclass(frozen=True, slots=True)
+class ShownLine:
+    """A line for the screen."""
+
+    text: str
+    is_error: bool = False  # of the rank that failed first
+
+
+@dataclass(slots=True)
+class _Traceback:
+    lines: list[str]
+    began: float
+    grew: float
+
+
+class ErrorFold:
+    """Tracebacks of one attempt: that of the rank which failed first is red, each victim's is folded to a line.
+
+    A traceback is held until the journal says which rank failed first, for ``FOLD_HOLD_S`` at most. All other lines
+    pass at once.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[int, _Traceback] = {}
+        self._failed_first: int | None = None
+        self._told_error = False
+
+    def failed(self, rank: int) -> None:
+        """This rank ended of itself, and not because of another one."""
+        if self._failed_first is None:
+            self._failed_first = rank
+
+    def take(self, lines: list[str], now: float) -> list[ShownLine]:
+        """New lines; what can be shown now."""
+        shown = []
+        for line in lines:
+            rank = rank_of(line)
+            if rank is None:
+                shown.append(ShownLine(line))
+            elif rank in self._open:
+                self._open[rank].lines.append(line)
+                self._open[rank].grew = now
+            elif _BEGINS in line:
+                self._open[rank] = _Traceback([line], now, now)
+            else:
+                shown.append(ShownLine(line))
+        return shown + self.settled(now)
+
+    def settled(self, now: float, *, end: bool = False) -> list[ShownLine]:
+        """What has been held for long enough; all of it at the ``end``."""
+        shown: list[ShownLine] = []
+        for rank, held in list(self._open.items()):
+            is_known = self._failed_first is not None and now - held.grew >= FOLD_WHOLE_AFTER_S
+            if end or is_known or now - held.began >= FOLD_HOLD_S:
+                del self._open[rank]
+                shown += self._judged(rank, held)
+        return shown
+
+    def _judged(self, rank: int, held: _Traceback) -> list[ShownLine]:
+        first = self._failed_first
+        if first not in (None, rank):
+            prefix = held.lines[0].partition("] ")[0]
+            return [ShownLine(f"{prefix}] ({len(held.lines)} lines folded: rank {first} failed first)")]
+        is_error, self._told_error = first == rank or not self._told_error, True
+        return [ShownLine(line, is_error) for line in held.lines]
+
+
 @dataclass(slots=True)
 class LiveView:
     """Shows one run. ``out`` gets the ranks' output, ``err`` the story; with --json both are stderr."""
@@ -84,8 +158,9 @@ class LiveView:
     losses: dict[tuple[int, str], str] = field(default_factory=dict)  # (attempt, node) -> what its log lacks
     _live: Live | None = None
     _tails: dict[tuple[int, str], LogTail] = field(default_factory=dict)
+    _fold: ErrorFold = field(default_factory=ErrorFold)
     _joins: bool = False  # it begins in the middle of an attempt
-    _shown: tuple[str, ...] = ()
+    _shown: frozenset[int] = frozenset()
     _drawn: str = ""
     _attempt: int = -1
     _end: Record | None = None
@@ -105,6 +180,7 @@ class LiveView:
     def record(self, record: Record) -> None:
         """One line of the story, when it tells something new."""
         self.note(record)
+        self._note_exit(record)
         ended = record.was != record.phase and record.phase in ENDS
         if record.outcome != "applied" or record.kind == "Snapshot":
             return
@@ -122,6 +198,13 @@ class LiveView:
             checkpoint = record.event.get("checkpoint")
             if isinstance(checkpoint, dict):
                 self._checkpoint_seen[checkpoint.get("step")] = record.wall
+
+    def _note_exit(self, record: Record) -> None:
+        if record.kind == "RankExited" and self.terminal:
+            with contextlib.suppress(RecordError):
+                event = event_of(record.kind, record.event)
+                if isinstance(event, RankExited) and not SameEnd((), event.exit).victim:
+                    self._fold.failed(event.exit.rank)
 
     def pass_over(self, state: RunState, *, joins: bool = False) -> None:
         """What ranks printed up to here was shown by an earlier owner of the run, or, if this view ``joins`` that one,
@@ -145,6 +228,7 @@ class LiveView:
         """The last lines, and the live one gone."""
         while self._drain():
             pass
+        self._show(self._fold.settled(self.wall(), end=True))
         self._note_losses()
         if self._missing_count:
             self.say(f"up to {self._missing_count} lines are missing in this output: {self._missing_why}")
@@ -172,8 +256,10 @@ class LiveView:
                 last, run = state.attempt.placement.world_size - 1, clean(state.run)
                 self.say(f"only the output of ranks 0 and {last} is shown here; gangrun logs -f {run} shows all")
             self._drain()
+            self._show(self._fold.settled(self.wall(), end=True))
+            self._fold = ErrorFold()
             self._attempt = state.attempt.number
-            self._shown = tuple(f":rank{rank}]" for rank in sorted({0, state.attempt.placement.world_size - 1}))
+            self._shown = frozenset({0, state.attempt.placement.world_size - 1})
             for node in (state.attempt.placement.nodes[0], state.attempt.placement.nodes[-1]):
                 self._tails.setdefault((state.attempt.number, node), LogTail(self.log_of(state.attempt.number, node)))
         is_behind = self._drain(LAST_LINES_COUNT if self._joins else None)
@@ -192,7 +278,7 @@ class LiveView:
                 fresh = tail.lines()
             except OSError:
                 continue  # unreadable now: the next look may do better
-            lines = [line for line in fresh if any(mark in line.split(" ", 1)[0] for mark in self._shown)]
+            lines = [line for line in fresh if rank_of(line) in self._shown]
             is_behind = is_behind or tail.is_behind
             if last_count is not None:
                 lines = [] if tail.is_behind else lines[-last_count:]
@@ -208,9 +294,18 @@ class LiveView:
                 self.losses.setdefault((attempt, node), words)
 
     def _pass_on(self, lines: list[str]) -> None:
-        if lines and not self.quiet_ranks:
-            color = self.out.isatty()
-            self._emit(self.out, "\n".join(log_line(line, color=color) for line in lines))
+        if self.quiet_ranks:
+            return
+        if self.terminal:
+            self._show(self._fold.take(lines, self.wall()))
+        else:
+            self._show([ShownLine(line) for line in lines])
+
+    def _show(self, lines: list[ShownLine]) -> None:
+        color = self.out.isatty()
+        for is_error, same in groupby(lines, lambda line: line.is_error):
+            text = "\n".join(log_line(line.text, color=color) for line in same)
+            self._emit(self.out, text, style="red" if is_error else "")
 
     def _draw(self, state: RunState) -> None:
         from rich.console import Console

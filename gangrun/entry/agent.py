@@ -12,6 +12,7 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 
 import msgspec
@@ -124,12 +125,13 @@ def gang_of(spec: RunSpec, paths: RunPaths, node: str, terminal: str) -> GangSpe
     )
 
 
-def people_of(node: str) -> People:
+def people_of(node: str, clock: SystemClock) -> People:
     """Whoever sees what the launcher shows."""
     return People(
         tell_output,
         lambda sentence: tell(f"{node}:agent", sentence, urgent=True),
         lambda attempt, words: tell_loss(attempt, node, words),
+        lambda: f"{datetime.fromtimestamp(clock.wall(), tz=timezone.utc).astimezone():%H:%M:%S}",
     )
 
 
@@ -231,7 +233,7 @@ def main(words: list[str]) -> int:
             gang_of(spec, paths, arguments.node, arguments.terminal),
             clock.now,
             no_ranks,
-            people_of(arguments.node),
+            people_of(arguments.node, clock),
         ),
         find_term=lambda: find_term(paths, clock, disk, arguments.node),
         check=checked,

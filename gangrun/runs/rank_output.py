@@ -1,8 +1,8 @@
 """The log files of a run as lines.
 
-One file a node and attempt, each line with its ``[node:rankN] `` prefix; a file that got too long goes on in its tail
-files. Where several nodes are read their lines come node by node, as lines bear no times; while following they come as
-they are written.
+One file a node and attempt, each line with its ``[node:rankN HH:MM:SS] `` prefix; a file that got too long goes on in
+its tail files. Where several nodes are read their lines come node by node; while following they come as they are
+written.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LAST_ROUNDS_COUNT = 2  # after the end, so that the last lines are not missed
 
 CHUNK_BYTES = 1 << 20
 LINE_MAX_BYTES = 1 << 20
-_PREFIX = re.compile(r"^\[(?P<node>[^\]]*):(?:rank(?P<rank>[0-9]{1,9})|gangrun)\] ")
+_PREFIX = re.compile(r"^\[(?P<node>[^\]]*):(?:rank(?P<rank>[0-9]{1,9})|gangrun)(?: [0-9:]{8})?\] ")
 _RANK_LOG = re.compile(r"rank-[0-9]+\.log")
 
 
@@ -47,8 +47,13 @@ class Wanted:
         """Is this line wanted?"""
         if self.ranks is None:
             return True
-        match = _PREFIX.match(line)
-        return match is not None and match["rank"] is not None and int(match["rank"]) in self.ranks
+        return rank_of(line) in self.ranks
+
+
+def rank_of(line: str) -> int | None:
+    """The rank that printed it; None for gangrun's own lines."""
+    match = _PREFIX.match(line)
+    return None if match is None or match["rank"] is None else int(match["rank"])
 
 
 def attempts_of(paths: RunPaths) -> list[int]:

@@ -14,7 +14,7 @@ from gangrun.display.live_view import LiveView
 from gangrun.display.text import packed
 from gangrun.runs.snapshot import read
 from tests.runs.builder import Builder
-from tests.runs.stories import restarted, running
+from tests.runs.stories import failed, restarted, running
 
 FIGURES = {"step": 3120, "total_steps": 120000, "steps_per_s": 3.24, "loss": 2.3125}
 
@@ -77,3 +77,23 @@ def test_figures_of_an_attempt_that_is_over_are_not_shown(runs: Path, monkeypatc
 def test_facts_share_lines_as_long_as_they_fit() -> None:
     assert packed(["a" * 30, "b" * 30, "c" * 30], 80) == ["a" * 30 + " · " + "b" * 30, "c" * 30]
     assert packed(["a" * 100, "b"], 80) == ["a" * 100, "b"]
+
+
+def test_a_victims_traceback_is_folded_on_a_terminal(runs: Path) -> None:
+    """Rank 2 fails first, rank 0 only notices."""
+    story = failed(runs)
+    folder = story.paths.logs / "1"
+    folder.mkdir()
+    victim = ["Traceback (most recent call last):", "  File x", "DistBackendError: peer closed"]
+    lines = ["step 31", *victim]
+    (folder / "n0.log").write_text("".join(f"[n0:rank0 11:09:01] {line}\n" for line in lines))
+    out = io.StringIO()
+    view = LiveView(story.paths.node_log, lambda term: {}, lambda: story.now, out, io.StringIO(), terminal=True)
+    records = read(story.paths, timeline=True).records
+    view.tick(story.state)
+    for record in records:
+        view.record(record)
+    view.tick(story.state)
+    view.close()
+    told = ["[n0:rank0 11:09:01] step 31", "[n0:rank0 11:09:01] (3 lines folded: rank 2 failed first)"]
+    assert out.getvalue().splitlines() == told

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gangrun.agent.ranks.logs import LINE_MAX_BYTES, LOST, CappedLog, RankLogs
+from gangrun.runs.rank_output import rank_of
 from gangrun.wire.spec import LogSpec
 from tests.local_parts.gang import boottime
 from tests.waiting import until
@@ -57,6 +58,23 @@ def start(tmp_path: Path) -> Iterator[Start]:
     for pipes in made:
         pipes.hang_up()
         pipes.logs.close(4.0)
+
+
+def test_a_line_bears_the_time_at_which_it_was_read_whenever_it_is_written(tmp_path: Path) -> None:
+    logs = RankLogs("n0", tmp_path, LogSpec(per_rank=True), boottime, stamp=lambda: "18:27:03")
+    out_read, out = os.pipe()
+    err_read, err = os.pipe()
+    logs.add(3, out_read, err_read)
+    os.write(out, b"step 1\n")
+    logs.say("a word of ours")
+    os.close(out)
+    os.close(err)
+    assert logs.wait_read(3, 60)
+    assert logs.close(60)
+    found = (tmp_path / "n0.log").read_text().splitlines()
+    assert sorted(found) == ["[n0:gangrun 18:27:03] a word of ours", "[n0:rank3 18:27:03] step 1"]
+    assert [rank_of(line) for line in sorted(found)] == [None, 3]
+    assert (tmp_path / "rank-3.log").read_text() == "step 1\n"
 
 
 def test_lines_are_prefixed_and_the_tail_of_stderr_is_kept_apart(start: Start) -> None:

@@ -53,11 +53,14 @@ class LaunchError(RuntimeError):
 class People:
     """Who is told what the disk does not take: a line of a rank that is shown to them, that it does not, and of an
     attempt's log how much is missing.
+
+    ``stamp``: the time of day as people read it, for each line that a rank prints; "" is none.
     """
 
     show: Callable[[bytes], None] = lambda line: None
     say: Callable[[str], None] = lambda sentence: None
     lost: Callable[[int, str], None] = lambda attempt, words: None
+    stamp: Callable[[], str] = lambda: ""
 
 
 class _Gang:
@@ -69,7 +72,7 @@ class _Gang:
         self.logs = RankLogs(
             spec.node, spec.run_directory / "logs" / str(attempt), spec.log, now,
             shown={0, order.world_size - 1}, show=people.show, say=people.say,
-            lost=partial(people.lost, attempt),
+            lost=partial(people.lost, attempt), stamp=people.stamp,
         )  # fmt: skip
         self.oom = OomCounter()
         self.ranks: dict[int, WatchedRank] = {}

@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from gangrun.agent.ranks.log_steps import LogSteps
 from gangrun.wire.spec import LogSpec
@@ -129,6 +130,17 @@ class _RankOutput:
     steps: LogSteps = field(default_factory=LogSteps)
 
 
+class _Line(NamedTuple):
+    """One line with its newline, on its way to the disk; ``rank`` -1: gangrun's own."""
+
+    rank: int
+    text: bytes
+    stamp: str = ""  # when it was read
+
+
+_END = _Line(-2, b"")
+
+
 class RankLogs:
     """The output of the ranks of one attempt on one node."""
 
@@ -143,12 +155,15 @@ class RankLogs:
         show: Callable[[bytes], None] = lambda line: None,
         say: Callable[[str], None] = lambda sentence: None,
         lost: Callable[[str], None] = lambda words: None,
+        stamp: Callable[[], str] = lambda: "",
     ) -> None:
         """``show`` gets the lines that the disk refuses of ranks that are ``shown``; ``say`` is told that it does, and
-        ``lost``, at first and at the end, how much.
+        ``lost``, at first and at the end, how much. ``stamp``: the time of day, which stands before each line; "" is
+        none.
         """
+        self._stamp, self._stamped = stamp, ""  # ... and of what was read last
         self._node = node
-        self._shown = tuple(f"[{node}:rank{rank}] ".encode() for rank in shown)
+        self._shown = tuple(f"[{node}:rank{rank}{end}".encode() for rank in shown for end in "] ")
         self._show, self._say, self._lost = show, say, lost
         self._lost_bytes = 0  # in all
         self._copies_refused = False  # said once
@@ -165,7 +180,7 @@ class RankLogs:
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._closing = self._over = False
         self._asked: deque[tuple[int, threading.Event]] = deque()
-        self._lines: deque[tuple[int, bytes]] = deque()
+        self._lines: deque[_Line] = deque()
         self._spooled_bytes = 0
         self._dropped_count = self._dropped_bytes = 0
         self._changed = threading.Condition()
@@ -226,7 +241,7 @@ class RankLogs:
 
     def say(self, text: str) -> None:
         """A line of gangrun's own in the node's log."""
-        self._spool(-1, text.encode("utf-8", "backslashreplace") + b"\n")
+        self._spool(_Line(-1, text.encode("utf-8", "backslashreplace") + b"\n", self._stamp()))
 
     def close(self, within_s: float) -> bool:
         """Read what is left, write what the disk takes; False if something was not written in time."""
@@ -270,7 +285,7 @@ class RankLogs:
             self._selector.close()
             for _, read in self._asked:
                 read.set()
-            self._lines.append((-2, b""))  # the end
+            self._lines.append(_END)
             self._changed.notify_all()
 
     def _answer(self) -> None:
@@ -298,6 +313,7 @@ class RankLogs:
             self._end(stream)
             return None
         self._ranks[stream.rank].output_bytes += len(data)
+        self._stamped = self._stamp()
         *lines, rest = (stream.partial + data).split(b"\n")
         for line in lines:
             self._take(stream, line)
@@ -329,7 +345,7 @@ class RankLogs:
             self._ranks[stream.rank].steps.read(part)
             if stream.is_stderr:
                 self._remember(self._ranks[stream.rank], part)
-            self._spool(stream.rank, part + b"\n")
+            self._spool(_Line(stream.rank, part + b"\n", self._stamped))
 
     def _remember(self, output: _RankOutput, line: bytes) -> None:
         output.frames_count = output.frames_count + 1 if _NATIVE_FRAME.match(line) else 0
@@ -343,11 +359,12 @@ class RankLogs:
         while output.tail_bytes > TAIL_MAX_BYTES:
             output.tail_bytes -= len(output.tail.popleft()[1])
 
-    def _spool(self, rank: int, line: bytes) -> None:
+    def _spool(self, line: _Line) -> None:
+        size_bytes = len(line.text)
         with self._changed:
-            if self._spooled_bytes + len(line) > self._spool_max_bytes:
+            if self._spooled_bytes + size_bytes > self._spool_max_bytes:
                 self._dropped_count += 1
-                self._dropped_bytes += len(line)
+                self._dropped_bytes += size_bytes
                 return
             if self._dropped_count:
                 note = (
@@ -355,9 +372,9 @@ class RankLogs:
                 )
                 self._lost_bytes += self._dropped_bytes
                 self._dropped_count = self._dropped_bytes = 0
-                self._lines.append((-1, note.encode() + b"\n"))
-            self._lines.append((rank, line))
-            self._spooled_bytes += len(line)
+                self._lines.append(_Line(-1, note.encode() + b"\n", line.stamp))
+            self._lines.append(line)
+            self._spooled_bytes += size_bytes
             self._changed.notify_all()
 
     # ---- the writing thread ----------------------------------------------------------------------------------------
@@ -371,13 +388,13 @@ class RankLogs:
                     self._changed.wait()
                 batch = list(self._lines)
                 self._lines.clear()
-            ended = any(rank == -2 for rank, _ in batch)
-            size_bytes = sum(len(line) for rank, line in batch if rank != -1)  # of the spool
+            ended = any(line is _END for line in batch)
+            size_bytes = sum(len(line.text) for line in batch if line.rank != -1)  # of the spool
             chunks, refused = self._chunks(batch), b""
             try:
                 if trouble:
                     note = f"{lost_bytes} bytes were lost here: {trouble}"
-                    self._log.write(self._prefixed(-1, note.encode() + b"\n"))
+                    self._log.write(self._prefixed(_Line(-1, note.encode() + b"\n", self._stamp())))
                     self._mark_lost(trouble)
                     trouble, lost_bytes = "", 0
                 while chunks:
@@ -426,31 +443,32 @@ class RankLogs:
             self._log.path.with_name(self._log.path.name + LOST).write_text(words, "utf-8")
         return words
 
-    def _prefixed(self, rank: int, line: bytes) -> bytes:
-        who = f"rank{rank}" if rank >= 0 else "gangrun"
-        return f"[{self._node}:{who}] ".encode() + line
+    def _prefixed(self, line: _Line) -> bytes:
+        who = f"rank{line.rank}" if line.rank >= 0 else "gangrun"
+        when = f" {line.stamp}" if line.stamp else ""
+        return f"[{self._node}:{who}{when}] ".encode() + line.text
 
-    def _chunks(self, batch: list[tuple[int, bytes]]) -> list[bytes]:
+    def _chunks(self, batch: list[_Line]) -> list[bytes]:
         """What to write at once: a cap is kept to within one chunk."""
         chunks: list[list[bytes]] = [[]]
         chunk_bytes = 0
-        for rank, line in batch:
-            if rank == -2:
+        for line in batch:
+            if line is _END:
                 continue
             if chunk_bytes > READ_BYTES:
                 chunks.append([])
                 chunk_bytes = 0
-            chunks[-1].append(self._prefixed(rank, line))
-            chunk_bytes += len(line)
+            chunks[-1].append(self._prefixed(line))
+            chunk_bytes += len(line.text)
         return [b"".join(chunk) for chunk in chunks if chunk]
 
-    def _write_by_rank(self, batch: list[tuple[int, bytes]]) -> None:
+    def _write_by_rank(self, batch: list[_Line]) -> None:
         """A copy of what the node's log has by now; where only it is refused, nothing is lost."""
         if self._spec.per_rank:
-            for rank in sorted({rank for rank, _ in batch if rank >= 0}):
+            for rank in sorted({line.rank for line in batch if line.rank >= 0}):
                 log = self._rank_logs.get(rank) or self._rank_logs.setdefault(rank, self._capped(f"rank-{rank}.log"))
                 try:
-                    log.write(b"".join(line for owner, line in batch if owner == rank))
+                    log.write(b"".join(line.text for line in batch if line.rank == rank))
                 except OSError as error:
                     if not self._copies_refused:
                         why = error.strerror or str(error)

@@ -21,12 +21,16 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# public name -> the module that has it
+# public name -> the module that has it. A type checker takes the callbacks for Any: their bases may not be installed.
 _PUBLIC = {
+    "AccelerateTracker": "gangrun.training.integrations.hugging_face",
     "Checkpointer": "gangrun.training.checkpointer",
     "CheckpointError": "gangrun.training.state",
     "CheckpointWarning": "gangrun.training.checkpointer",
     "GlobalBatchSampler": "gangrun.training.sampler",
+    "HuggingFaceCallback": "gangrun.training.integrations.hugging_face",
+    "LightningCallback": "gangrun.training.integrations.trainers",
+    "torchtitan_hook": "gangrun.training.integrations.trainers",
     "Keep": "gangrun.core.checkpoints.retention",
     "step": "gangrun.training.step",
     "resume_info": "gangrun.training.environment",
@@ -34,15 +38,19 @@ _PUBLIC = {
 }
 
 __all__ = [
+    "AccelerateTracker",
     "CheckpointError",
     "CheckpointWarning",
     "Checkpointer",
     "GlobalBatchSampler",
+    "HuggingFaceCallback",
     "Keep",
+    "LightningCallback",
     "ResumePoint",
     "__version__",
     "resume_info",
     "step",
+    "torchtitan_hook",
 ]  # the lazy ones come from _PUBLIC
 
 

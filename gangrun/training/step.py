@@ -16,14 +16,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic_ns  # it is what a slot holds; a port would cost half of the microsecond
-from typing import SupportsFloat, SupportsIndex
+from typing import Any, SupportsFloat, SupportsIndex
 
-from gangrun.training.environment import slot_path
+from gangrun.training.environment import attempt, slot_path
+from gangrun.training.integrations import mark_restart
 from gangrun.wire import progress
 from gangrun.wire.progress import StepRequest, TrainingPhase
 
@@ -55,6 +56,8 @@ class Requests:
         return self.stop or self.checkpoint
 
 
+_LOSSES = ("loss", "train_loss", "train/loss", "training_loss")
+_GRAD_NORMS = ("grad_norm", "train/grad_norm", "gradient_norm")
 NOTHING = Requests()
 Report = Callable[[SupportsIndex, "SupportsFloat | None", "SupportsFloat | None", object], Requests]
 
@@ -108,6 +111,8 @@ def _first_reporter(words: progress.Words, state: _State) -> Report:
     ) -> Requests:
         if words.ints[progress.W_FIRST_STEP] < 0:
             words.ints[progress.W_FIRST_STEP] = step  # type: ignore[call-overload]  # anything with __index__
+            if (restarts_count := attempt()) > 0:
+                mark_restart(restarts_count, words.ints[progress.W_FIRST_STEP])
         requests = report(step, loss, grad_norm, phase)
         state.report = report
         return requests
@@ -221,6 +226,39 @@ def step(
     """
     state = _state or _attach()
     return state.report(step, loss, grad_norm, phase)
+
+
+def report_figures(
+    *,
+    loss: float | None = None,
+    grad_norm: float | None = None,
+    total_steps: int | None = None,
+    tokens: int | None = None,
+) -> None:
+    """Tell figures apart from a step; None says nothing. Totals are of the whole run."""
+    words = (_state or _attach()).words
+    if words is None:
+        return
+    for word, number in ((progress.W_LOSS, loss), (progress.W_GRAD_NORM, grad_norm)):
+        if number is not None:
+            words.floats[word] = number
+    for word, count in ((progress.W_TOTAL_STEPS, total_steps), (progress.W_TOKENS, tokens)):
+        if count is not None:
+            words.ints[word] = max(0, count)
+
+
+def report_logged(values: Mapping[str, Any], tokens: int | None = None) -> None:
+    """Tell gangrun of the loss and the gradient norm among what a script logs, by their usual names."""
+    report_figures(loss=_first(values, _LOSSES), grad_norm=_first(values, _GRAD_NORMS), tokens=tokens)
+
+
+def _first(values: Mapping[str, Any], names: tuple[str, ...]) -> float | None:
+    for name in names:
+        try:
+            return float(values[name])
+        except (KeyError, TypeError, ValueError, RuntimeError):
+            continue  # missing, or no single number
+    return None
 
 
 def mark_phase(phase: TrainingPhase | str) -> None:

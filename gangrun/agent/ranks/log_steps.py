@@ -19,14 +19,14 @@ import re
 GROWN_COUNT = 3
 LINE_MAX_BYTES = 400  # what stands farther on is neither step nor loss
 _has_loss, _has_counter = re.compile(rb"oss").search, re.compile(rb"te[pr]").search  # twice as fast as ``in``
-_OF_A_BAR = ord("<")  # between the time it took and the time left
+_OF_A_BAR, _OF_A_RICH_BAR = ord("<"), 0xE2  # between the time it took and the time left
 _COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
 _COUNTER = re.compile(  # begins with letters, which the search skips to
     rb"([SsIi](?:tep|ter(?:ation)?))(?:['\"]?\s*[:=]\s*|\s+|\s*\[\s*)(\d{1,9})(?![\d.]*\d|\w)"
     rb"(?:\s*/\s*(\d{1,9})(?![\d.]*\d|\w))?"
 )
 _INSIDE_A_NAME = re.compile(rb"(?<![Gg]lobal[ _])(?<![Gg]lobal)(?<=[A-Za-z_])")
-_BAR = re.compile(rb"(\d{1,9})/(\d{1,9}) \[\d+:\d\d(?::\d\d)?<")
+_BAR = re.compile(rb"(\d{1,9})/(\d{1,9}) (?:\[\d+:\d\d(?::\d\d)?<|\d+:\d\d:\d\d \xe2\x80\xa2 )")  # tqdm's, rich's
 _EPOCH = re.compile(rb"[Ee]poch[ =:]*\[?(\d{1,6})(?:\s*/\s*(\d{1,6}))?")
 _NO_TRAINING = re.compile(
     rb"(?i)load|download|fetch|extract|map\b|mapping|tokeniz|filter|shard|eval|valid|test|predict|infer|generat|sampl"
@@ -74,7 +74,7 @@ class LogSteps:
     def read(self, line: bytes) -> None:
         """One line, without its newline."""
         tells_loss = _has_loss(line)
-        if not tells_loss and _OF_A_BAR not in line and not _has_counter(line):
+        if not (tells_loss or _OF_A_BAR in line or _OF_A_RICH_BAR in line or _has_counter(line)):
             return
         line = line[:LINE_MAX_BYTES]
         if b"\x1b" in line:

@@ -23,8 +23,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 from gangrun.agent.ranks.log_steps import LogSteps
 from gangrun.wire.spec import LogSpec
@@ -130,15 +130,14 @@ class _RankOutput:
     steps: LogSteps = field(default_factory=LogSteps)
 
 
-class _Line(NamedTuple):
-    """One line with its newline, on its way to the disk; ``rank`` -1: gangrun's own."""
-
-    rank: int
-    text: bytes
-    stamp: str = ""  # when it was read
+_Line = tuple[int, bytes, str]  # rank, or -1 for gangrun's own; the line with its newline; when it was read
+_END: _Line = (-2, b"", "")
 
 
-_END = _Line(-2, b"")
+@lru_cache(maxsize=64)  # one second has many lines
+def _prefix(node: str, rank: int, stamp: str) -> bytes:
+    who = f"rank{rank}" if rank >= 0 else "gangrun"
+    return f"[{node}:{who}{f' {stamp}' if stamp else ''}] ".encode()
 
 
 class RankLogs:
@@ -241,7 +240,7 @@ class RankLogs:
 
     def say(self, text: str) -> None:
         """A line of gangrun's own in the node's log."""
-        self._spool(_Line(-1, text.encode("utf-8", "backslashreplace") + b"\n", self._stamp()))
+        self._spool((-1, text.encode("utf-8", "backslashreplace") + b"\n", self._stamp()))
 
     def close(self, within_s: float) -> bool:
         """Read what is left, write what the disk takes; False if something was not written in time."""
@@ -345,7 +344,7 @@ class RankLogs:
             self._ranks[stream.rank].steps.read(part)
             if stream.is_stderr:
                 self._remember(self._ranks[stream.rank], part)
-            self._spool(_Line(stream.rank, part + b"\n", self._stamped))
+            self._spool((stream.rank, part + b"\n", self._stamped))
 
     def _remember(self, output: _RankOutput, line: bytes) -> None:
         output.frames_count = output.frames_count + 1 if _NATIVE_FRAME.match(line) else 0
@@ -360,7 +359,7 @@ class RankLogs:
             output.tail_bytes -= len(output.tail.popleft()[1])
 
     def _spool(self, line: _Line) -> None:
-        size_bytes = len(line.text)
+        size_bytes = len(line[1])
         with self._changed:
             if self._spooled_bytes + size_bytes > self._spool_max_bytes:
                 self._dropped_count += 1
@@ -372,7 +371,7 @@ class RankLogs:
                 )
                 self._lost_bytes += self._dropped_bytes
                 self._dropped_count = self._dropped_bytes = 0
-                self._lines.append(_Line(-1, note.encode() + b"\n", line.stamp))
+                self._lines.append((-1, note.encode() + b"\n", line[2]))
             self._lines.append(line)
             self._spooled_bytes += size_bytes
             self._changed.notify_all()
@@ -389,12 +388,12 @@ class RankLogs:
                 batch = list(self._lines)
                 self._lines.clear()
             ended = any(line is _END for line in batch)
-            size_bytes = sum(len(line.text) for line in batch if line.rank != -1)  # of the spool
+            size_bytes = sum(len(text) for rank, text, _ in batch if rank != -1)  # of the spool
             chunks, refused = self._chunks(batch), b""
             try:
                 if trouble:
                     note = f"{lost_bytes} bytes were lost here: {trouble}"
-                    self._log.write(self._prefixed(_Line(-1, note.encode() + b"\n", self._stamp())))
+                    self._log.write(self._prefixed((-1, note.encode() + b"\n", self._stamp())))
                     self._mark_lost(trouble)
                     trouble, lost_bytes = "", 0
                 while chunks:
@@ -444,9 +443,8 @@ class RankLogs:
         return words
 
     def _prefixed(self, line: _Line) -> bytes:
-        who = f"rank{line.rank}" if line.rank >= 0 else "gangrun"
-        when = f" {line.stamp}" if line.stamp else ""
-        return f"[{self._node}:{who}{when}] ".encode() + line.text
+        rank, text, stamp = line
+        return _prefix(self._node, rank, stamp) + text
 
     def _chunks(self, batch: list[_Line]) -> list[bytes]:
         """What to write at once: a cap is kept to within one chunk."""
@@ -459,16 +457,16 @@ class RankLogs:
                 chunks.append([])
                 chunk_bytes = 0
             chunks[-1].append(self._prefixed(line))
-            chunk_bytes += len(line.text)
+            chunk_bytes += len(line[1])
         return [b"".join(chunk) for chunk in chunks if chunk]
 
     def _write_by_rank(self, batch: list[_Line]) -> None:
         """A copy of what the node's log has by now; where only it is refused, nothing is lost."""
         if self._spec.per_rank:
-            for rank in sorted({line.rank for line in batch if line.rank >= 0}):
+            for rank in sorted({rank for rank, _, _ in batch if rank >= 0}):
                 log = self._rank_logs.get(rank) or self._rank_logs.setdefault(rank, self._capped(f"rank-{rank}.log"))
                 try:
-                    log.write(b"".join(line.text for line in batch if line.rank == rank))
+                    log.write(b"".join(text for owner, text, _ in batch if owner == rank))
                 except OSError as error:
                     if not self._copies_refused:
                         why = error.strerror or str(error)

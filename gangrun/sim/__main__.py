@@ -9,7 +9,7 @@ import argparse
 import sys
 
 from gangrun.sim.invariants import InvariantBroken
-from gangrun.sim.sweep import finish, seeded
+from gangrun.sim.sweep import failing, finish, seeded
 
 
 def main(arguments: list[str]) -> int:
@@ -17,11 +17,12 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m gangrun.sim", description="Run one simulated world.")
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--nodes", type=int, default=128)
+    parser.add_argument("--rank-failures", action="store_true", help="ranks fail with error texts, on a few nodes")
     asked = parser.parse_args(arguments)
-    world = seeded(asked.seed, asked.nodes)
+    world = failing(asked.seed) if asked.rank_failures else seeded(asked.seed, asked.nodes)
     broken: InvariantBroken | None = None
     try:
-        finish(world, asked.seed, asked.nodes)
+        world.run() if asked.rank_failures else finish(world, asked.seed, asked.nodes)
     except InvariantBroken as error:
         broken = error
     say = sys.stdout.write

@@ -14,6 +14,7 @@ from gangrun.sim.body.checkpoints import CheckpointFs
 from gangrun.sim.body.gang import GangHooks, SimGang
 from gangrun.sim.body.memory import MemoryTier
 from gangrun.sim.body.node import SimNode
+from gangrun.sim.body.rank_failures import RankFailures
 from gangrun.sim.body.scheduler import SimScheduler
 from gangrun.sim.body.supervisor import SimSupervisor
 from gangrun.sim.body.surroundings import Surroundings
@@ -51,6 +52,8 @@ class Cluster(Surroundings):
         self.journal_damaged = False  # decisions were lost, so what follows may contradict them
         self.sick: set[str] = set()
         self.bad_links: set[frozenset[str]] = set()
+        self.at_fault: set[str] = set()  # nodes that had a fault of their own
+        self.rank_failures = RankFailures(self.timeline, self.rng)
         self.resumed: dict[str, ResumeRequested] = {}
         self.supervisors: list[SimSupervisor] = []
         self._agents: dict[str, SimAgent] = {}
@@ -169,6 +172,7 @@ class Cluster(Surroundings):
 
     def node_lost(self, node: SimNode) -> None:
         """The node died; the job goes on without it (``--no-kill``)."""
+        self.at_fault.add(node.name)
         job = self.scheduler.job_of(node.job)
         if job is not None and not any(n.up and n.job == job.token for n in job.nodes):
             self.scheduler.kill(job)

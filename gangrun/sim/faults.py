@@ -6,6 +6,7 @@ hand, and ``|`` puts two together. ``injure`` does one of them to a world.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from enum import Enum
 from gangrun.core.model import ErrorReport
 from gangrun.sim.body.gang import SimRank
 from gangrun.sim.body.node import SimNode
+from gangrun.sim.body.rank_failures import ALL, BUGS, ERROR_TEXTS, MACHINE, OPEN, REMARKS, LastingFailure
 from gangrun.sim.cluster import Cluster
 from gangrun.sim.engine.network import Trouble
 from gangrun.sim.engine.process import SimProcess
@@ -22,7 +24,9 @@ HOLDER = -1  # as a node: wherever the newest supervisor is when the fault comes
 
 
 class Kind(Enum):
-    """The vocabulary. ``for_s`` is how long, ``amount`` how much; what has neither is over at once."""
+    """The vocabulary. ``for_s`` is how long, ``amount`` how much; what has neither is over at once, but for what makes
+    ranks fail with a text: without ``for_s`` it stays.
+    """
 
     KILL_SUPERVISOR = "kill supervisor"
     PAUSE_SUPERVISOR = "pause supervisor"
@@ -41,6 +45,10 @@ class Kind(Enum):
     OOM_RANK = "rank killed for memory"
     STUCK_RANK = "rank in D state: no kill takes for that long"
     SLOW_KILL = "kills on the node take amount seconds"
+    FAIL_ON_NODE = "ranks on the node fail with text, amount seconds after the start of each gang that has the node"
+    FAIL_RANK = "the rank fails with text wherever it runs, amount seconds after the start of each gang"
+    FAIL_ALL = "all ranks fail with text at once, amount seconds after the start of each gang"
+    REMARK = "ranks on the node, or on all, write text as healthy ranks do, and go on"
     HANG = "one rank waits for ever"
     KILL_NODE = "node lost for good"
     REBOOT_NODE = "node reboots, back after for_s"
@@ -100,11 +108,13 @@ class Fault:
     rank: int = 0
     for_s: float = 0.0
     amount: float = 0.0
+    text: str = ""  # a name in ``rank_failures``
 
     def __str__(self) -> str:
         """For the failure message."""
         where = {None: "all nodes", HOLDER: "the supervisor's node"}.get(self.node, f"node {self.node}")
         more = f", rank {self.rank}" if "rank" in self.kind.value else ""
+        more += f", text {self.text!r}" if self.text else ""
         return f"{self.at_s:.3f} s: {self.kind.value} ({where}{more}, for {self.for_s:g} s, amount {self.amount:g})"
 
 
@@ -123,9 +133,10 @@ class FaultPlan:
         rank: int = 0,
         for_s: float = 0.0,
         amount: float = 0.0,
+        text: str = "",
     ) -> FaultPlan:
         """This plan with one more fault."""
-        return self | FaultPlan((Fault(at_s, kind, node, rank, for_s, amount),))
+        return self | FaultPlan((Fault(at_s, kind, node, rank, for_s, amount, text),))
 
     def __or__(self, other: FaultPlan) -> FaultPlan:
         """Both plans together."""
@@ -159,6 +170,17 @@ class FaultPlan:
             faults.append(Fault(0.0, Kind.FS_NO_MODES, None))
             faults.append(Fault(faults[0].at_s, Kind.PAUSE_AT_MOVE, for_s=rng.choice(LONG)))
         return FaultPlan(tuple(sorted(faults, key=lambda fault: fault.at_s)))
+
+    @staticmethod
+    def random_failures(seed: int, nodes_count: int, ranks_count: int, within_s: float = 40.0) -> FaultPlan:
+        """Ranks that fail with error texts, for one reason or two, and every third time among other faults."""
+        rng = random.Random(f"rank failures {seed}")
+        plan = _failing(rng, nodes_count, ranks_count)
+        if rng.random() < 0.25:
+            plan |= _failing(rng, nodes_count, ranks_count)
+        if rng.random() < 0.33:
+            plan |= FaultPlan((_draw(rng, rng.uniform(0.0, within_s), nodes_count, ranks_count),))
+        return plan
 
 
 LOSES_EVERY_S = 5.0
@@ -235,12 +257,29 @@ def _draw(rng: random.Random, at_s: float, nodes_count: int, ranks_count: int) -
     return Fault(at_s, kind, node, rng.randrange(ranks_count), rng.choice(durations), rng.choice(amounts))
 
 
+def _failing(rng: random.Random, nodes_count: int, ranks_count: int) -> FaultPlan:
+    """One reason for which ranks fail, and what others write beside it."""
+    plan, node, rank = FaultPlan(), rng.randrange(nodes_count), rng.randrange(ranks_count)
+    kind = rng.choice((Kind.FAIL_ON_NODE, Kind.FAIL_RANK, Kind.FAIL_ALL))
+    at_s, amount = rng.choice((0.0, 0.0, rng.uniform(5.0, 30.0))), rng.choice((0.5, 3.5, 5.5, 12.5))
+    for_s = rng.choice((0.0, 0.0, 40.0))
+    texts = {Kind.FAIL_ON_NODE: (*MACHINE, *OPEN), Kind.FAIL_RANK: (*OPEN, *BUGS), Kind.FAIL_ALL: tuple(ERROR_TEXTS)}
+    if kind is Kind.FAIL_ON_NODE:
+        rank = rng.choice((ALL, 0, 1))
+    plan = plan.fail_at(at_s, kind, node=node, rank=rank, for_s=for_s, amount=amount, text=rng.choice(texts[kind]))
+    for _ in range(rng.choice((0, 1, 2))):
+        where = rng.choice((None, rng.randrange(nodes_count)))
+        plan = plan.fail_at(0.0, Kind.REMARK, node=where, text=rng.choice(tuple(REMARKS)))
+    return plan
+
+
 # ---- how each fault is done to a world -------------------------------------------------------------------------------
 
 
 def injure(world: Cluster, fault: Fault) -> None:
     """Do it, to whoever is there now; what is not there cannot be hurt."""
     node = _node(world, fault)
+    world.at_fault |= _whose(world, node, fault)
     if fault.kind in _WORLD:
         _WORLD[fault.kind](world, fault)
     elif node is not None and fault.kind in _NODE:
@@ -251,6 +290,18 @@ def injure(world: Cluster, fault: Fault) -> None:
         rank = _rank(world, fault.rank)
         if rank is not None:
             _RANK[fault.kind](world, rank, fault)
+
+
+def _whose(world: Cluster, node: SimNode | None, fault: Fault) -> set[str]:
+    """The nodes that have a fault of their own from now on, as far as anybody can tell."""
+    if fault.kind in _NOBODYS:
+        return set()
+    if fault.kind in _RANK:
+        rank = _rank(world, fault.rank)
+        return set() if rank is None else {rank.host.name}
+    if fault.kind in _NODE or fault.kind is Kind.FAIL_ON_NODE or (node is not None and fault.kind is not Kind.CUT_HALF):
+        return set() if node is None else {node.name}
+    return {one.name for one in world.nodes}
 
 
 def _node(world: Cluster, fault: Fault) -> SimNode | None:
@@ -419,6 +470,20 @@ def _pause_rank(world: Cluster, rank: SimRank, fault: Fault) -> None:
     if rank.gang is not None:
         rank.gang.update()
         world.timeline.after(fault.for_s, rank.gang.update)
+
+
+def _fail(world: Cluster, fault: Fault) -> None:
+    node = _node(world, fault) if fault.kind is Kind.FAIL_ON_NODE else None
+    rank = None if fault.kind is Kind.FAIL_ALL else fault.rank
+    until = world.timeline.now + (fault.for_s or math.inf)
+    failure = LastingFailure(ERROR_TEXTS[fault.text], "" if node is None else node.name, rank, fault.amount, until)
+    world.rank_failures.begin(failure, world.gangs)
+
+
+def _remark(world: Cluster, fault: Fault) -> None:
+    node = _node(world, fault)
+    for one in world.nodes if node is None else [node]:
+        world.rank_failures.remark(one.name, REMARKS[fault.text])
 
 
 def _hang(world: Cluster, rank: SimRank, fault: Fault) -> None:
@@ -607,6 +672,7 @@ _RANK: dict[Kind, Callable[[Cluster, SimRank, Fault], None]] = {
     Kind.STUCK_RANK: _pause_rank,
     Kind.HANG: _hang,
 }
+_NOBODYS = frozenset({Kind.REMARK, Kind.FAIL_RANK, Kind.FAIL_ALL, Kind.FS_NO_MODES, Kind.PAUSE_AT_MOVE})
 _NETWORK = (Kind.CUT, Kind.CUT_TO, Kind.CUT_FROM, Kind.CUT_HALF, Kind.DELAY, Kind.DUPLICATE, Kind.REORDER, Kind.LOSE)
 _STORAGE = (
     Kind.FS_STALL,
@@ -645,4 +711,8 @@ _WORLD: dict[Kind, Callable[[Cluster, Fault], None]] = {
     Kind.FLIP_CHECKPOINT: _damage,
     Kind.TEAR_CHECKPOINT: _damage,
     Kind.CANCEL: _cancel,
+    Kind.REMARK: _remark,
+    Kind.FAIL_ON_NODE: _fail,
+    Kind.FAIL_RANK: _fail,
+    Kind.FAIL_ALL: _fail,
 }

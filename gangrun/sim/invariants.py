@@ -3,12 +3,12 @@
 Each is checked at the very event that can violate it, not after every event: a ticket, a durable record, a forked rank,
 a commit, a choice, a turn of the loop. Numbers as in ``docs/protocol.md`` section 9. What one state alone can show is
 ``core.invariants``. A broken one raises ``InvariantBroken``. ``Checker`` holds records, tickets and gangs against each
-other; ``Safety`` has what lies between a supervisor and its agents; ``NodeEmpty`` has invariant I16.
+other; ``Safety`` has what lies between a supervisor and its agents; ``NodeEmpty`` has invariant I16, ``Exclusions`` I9.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gangrun.core import events, invariants
@@ -37,6 +37,7 @@ OF_AN_ATTEMPT = frozenset(
     {"RankExited", "RankFinished", "GangStarted", "GangStartFailed", "GangStopped", "ProgressMarked"}
 )
 BIG_NODES_COUNT = 16
+ENDS_BADLY = frozenset({Phase.FAILED.value, Phase.CANCELLED.value})
 EventKey = tuple[str, str, int]  # node, incarnation, seq of an event
 PROMISES_ARE_FRESH_S = 2.0  # later some may have been taken back, as they may
 STOP_SAID_WITHIN_S = 5.0
@@ -76,6 +77,7 @@ class Checker(Checks):
         self._cancelled_n: tuple[int, int] | None = None
         self.safety = Safety(self)
         self.node_empty = NodeEmpty(self)
+        self.exclusions = Exclusions(world, self.broken)
         self._big = world.setup.shape.nodes_count > BIG_NODES_COUNT
 
     def broken(self, which: str, what: str) -> None:
@@ -167,7 +169,8 @@ class Checker(Checks):
         if newest <= self._plain_at:
             return  # a dead client's late write, or a deposed supervisor's: history, not state
         self._of_this_attempt(record)
-        self._plain = wire_record.advance(self._plain, (record,))
+        before, self._plain = self._plain, wire_record.advance(self._plain, (record,))
+        self.exclusions.record(record, before, self._plain)
         self._plain_at = newest
         if not any(later > record.term for later in self.world.disk.lineage):  # else the newest holder has not read it
             if record.at < self._at - 1e-6:
@@ -443,6 +446,7 @@ class Checker(Checks):
                 self.broken("I9", f"{sorted(innocent)} are excluded, and only the network of {world.bad_links} is bad")
             if phase is Phase.FAILED and world.setup.spares_count:
                 self.broken("I14", f"the run failed although it can do without one node of {world.bad_links}")
+        self.exclusions.at_the_end(state, self.plan)
         if phase in TERMINAL:
             if world.scheduler.running():
                 self.broken("I14", f"the run is {state.phase.value if state else ''} and jobs still hold nodes")
@@ -663,3 +667,44 @@ class NodeEmpty:
             self._checker.broken("I2", f"attempt {attempt} counts as stopped and has all its ranks")
         if 0 in held and world.setup.script.foreign:
             self._checker.broken("I4", f"{node.name} still holds rank 0 of attempt {attempt}, which saves by itself")
+
+
+class Exclusions:
+    """Holds each new exclusion against the nodes that have a fault of their own, which nobody in a real run knows (I9).
+
+    Whoever falls because of the code, of what all ranks show, or of a line that healthy ranks write too, falls on an
+    innocent node.
+    """
+
+    def __init__(self, world: Cluster, broken: Callable[[str, str], None]) -> None:
+        """Nobody is excluded yet."""
+        self._world = world
+        self._broken = broken
+
+    def record(self, record: Record, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> None:
+        """A record became durable; ``before`` and ``after``: the states that records make, as they are written."""
+        known = before["excluded"] if before is not None else {}
+        excluded, nodes = (after["excluded"], after["nodes"]) if after is not None else ({}, {})
+        new = {name for name, entry in excluded.items() if entry != known.get(name) and not entry["hardware"]}
+        if not new:
+            return
+        silent = after["evidence"].get("silent") or () if after is not None else ()
+        here = {name for name in new if name in nodes and not nodes[name].get("lost") and name not in silent}
+        if record.phase in ENDS_BADLY and here:
+            self._broken("I9", f"{sorted(here)} are excluded in a verdict that ends the run")
+        world = self._world
+        may_be_guilty = world.at_fault.union(world.sick, world.rank_failures.undecided, *world.bad_links)
+        innocent = new - may_be_guilty
+        if innocent and not self._world.setup.script.behaviours:  # these may stick to a node for two attempts
+            self._broken("I9", f"{sorted(innocent)} are excluded, which had no fault of their own")
+
+    def at_the_end(self, state: RunState | None, plan: FaultPlan) -> None:
+        """Where ranks failed on one node only, and the run could do without it, it succeeded without it."""
+        kinds = {fault.kind for fault in plan}
+        sick = {fault.node for fault in plan if fault.kind is Kind.FAIL_ON_NODE}
+        if state is None or not sick or kinds - {Kind.FAIL_ON_NODE, Kind.REMARK} or len(sick) > 1:
+            return
+        setup = self._world.setup
+        can_do = setup.spares_count > 0 or (setup.policy.can_requeue and len(self._world.nodes) > setup.job_nodes_count)
+        if can_do and state.phase is Phase.FAILED:
+            self._broken("I14", f"the run failed although it can do without node {sick}")

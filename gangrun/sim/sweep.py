@@ -2,11 +2,13 @@
 
 ``seeded(seed, nodes_count)`` is the one way from a number to a world, for the test that runs thousands and for
 ``python -m gangrun.sim``. Most seeds begin *warm*, in a world that already trains, and end once all ranks step
-undisturbed again; every sixteenth goes the whole way, from the first job to the last.
+undisturbed again; every sixteenth goes the whole way, from the first job to the last. ``failing(seed)`` is the way to
+worlds in which ranks fail with error texts; their plans are no part of the others, so that no seed's story changes.
 """
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, replace
 
 from gangrun.core.policy import HangPolicy
@@ -56,6 +58,19 @@ def finish(world: World, seed: int, nodes_count: int) -> WorldOutcome:
     """Let this seed's faults come over a world of its kind. Raises ``InvariantBroken``."""
     world.arm(FaultPlan.random(seed, nodes_count, nodes_count, WITHIN_S), seed)
     return world.run(until_steady=not kind_of(seed).whole)
+
+
+def failing(seed: int) -> World:
+    """A small world in which ranks fail with error texts, from the first job to the last."""
+    rng = random.Random(f"failing {seed}")
+    nodes_count, ranks_per_node, spares_count = rng.choice((2, 3, 4, 6)), rng.choice((1, 1, 2)), rng.choice((0, 1))
+    script, requeue = Script(victims_after_s=rng.choice((0.05, 0.6, 3.0))), rng.random() < 0.5
+    setup = Setup.of(nodes_count, ranks_per_node=ranks_per_node, script=script, requeue=requeue)
+    policy = replace(setup.policy, test_suspects=rng.random() < 0.3)
+    pool_count = nodes_count + (4 if requeue else spares_count)
+    setup = replace(setup, spares_count=spares_count, pool_count=pool_count, policy=policy, label="--rank-failures")
+    plan = FaultPlan.random_failures(seed, nodes_count + spares_count, nodes_count * ranks_per_node)
+    return World(setup, plan, seed)
 
 
 def seeded(seed: int, nodes_count: int) -> World:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gangrun.core.model import Phase, RunState
-from gangrun.sim.body.gang import GangHooks
+from gangrun.sim.body.gang import GangHooks, SimGang, SimRank
 from gangrun.sim.cluster import Cluster
 from gangrun.sim.engine.clock import EPOCH_S
 from gangrun.sim.engine.process import Probe
@@ -45,13 +45,17 @@ class World(Cluster):
         super().__init__(setup, seed, probe)
         self.plan = plan or FaultPlan()
         self.checks = self.checker = Checker(self, self.plan)
-        self.watched = GangHooks(self.checker.stepping, self.gang_changed, self.checker.joined)
+        self.watched = GangHooks(self.checker.stepping, self.gang_changed, self._joined)
         self.disk.on_ticket = self.checker.ticket
         self.disk.on_record = self.checker.record
         self.checkpoint_fs.on_commit = self.checker.committed
         self.checkpoint_fs.on_replaced = self.checker.replaced
         self.checkpoint_fs.on_moved = self.checker.moved
         self.memory.on_release = self.checker.released
+
+    def _joined(self, gang: SimGang, rank: SimRank) -> None:
+        self.checker.joined(gang, rank)
+        self.rank_failures.joined(gang)
 
     # ---- running ------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import replace
 from typing import Protocol
 
 from gangrun.agent.brain import effects, facts
@@ -16,6 +17,7 @@ from gangrun.agent.brain.decide import AgentBrain, AgentConfig
 from gangrun.agent.brain.effects import Effect
 from gangrun.core.events import StacksTaken
 from gangrun.core.model import ErrorReport, Met, NodeFinding, RankStack
+from gangrun.core.recovery.error_rules import marked
 from gangrun.sim.body.gang import SimRank, exit_of
 from gangrun.sim.body.memory import SimKept, holdings
 from gangrun.sim.body.surroundings import Line, SupervisorBody, Surroundings
@@ -291,8 +293,15 @@ class SimAgent(SimProcess):
         self.tell(facts.FindingReported(found))
 
     def rank_ended(self, rank: SimRank, code: int | None, signal: int | None, error: ErrorReport | None) -> None:
-        """A pidfd became readable."""
-        self.tell(facts.RankEnded(rank.of[1], exit_of(rank, code, signal, self.boot(), error)))
+        """A pidfd became readable. Whoever falls once the settle is over does so because of us, and of what it wrote
+        only that counts which it wrote before.
+        """
+        remarks = self.world.rank_failures.remarks(self.node.name)
+        died = exit_of(rank, code, signal, self.boot(), error, remarks)
+        if self.world.rank_failures:
+            died = replace(died, by_us=died.fell_at >= self.deeds.stopped_at(rank.of[1]))
+            died = marked(died, remarks if died.by_us else None)
+        self.tell(facts.RankEnded(rank.of[1], died))
 
     # ---- what goes out ------------------------------------------------------------------------------------------
 
@@ -315,6 +324,11 @@ class Deeds:
         self.world = agent.world
         self.timeline = agent.timeline
         self._pending: list[Launch] = []  # not forked yet
+        self._stops: dict[int, float] = {}  # attempt -> when SIGTERM is due to its ranks, by this node's clock
+
+    def stopped_at(self, attempt: int) -> float:
+        """From when on ranks of this attempt fall because of us."""
+        return min((at for stopped, at in self._stops.items() if stopped >= attempt), default=math.inf)
 
     def do(self, effect: Effect) -> None:
         """One of them."""
@@ -465,7 +479,8 @@ class Deeds:
             else:
                 self.timeline.after(0.5, lambda: self.agent.when_awake(look))
 
-        began = self.timeline.now
+        began, due = self.timeline.now, self.agent.boot() + command.settle_s
+        self._stops[command.attempt] = min(due, self._stops.get(command.attempt, math.inf))
         alive = [rank for rank in self.node.ranks if rank.alive]
         stops_s = command.settle_s + STOP_S if alive else 0.001
         gang = alive[0].gang if alive and command.checkpoint_first else None

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from gangrun.core.model import ErrorReport, RankExit
 from gangrun.sim.body.checkpoints import CheckpointFs, Name
-from gangrun.sim.engine.clock import Scheduled, Timeline
+from gangrun.sim.engine.clock import NodeClock, Scheduled, Timeline
 from gangrun.sim.engine.process import SimProcess
 from gangrun.wire.messages import LiveRank, RankSample
 
@@ -49,11 +49,21 @@ class Script:
     behaviours: tuple[Behaviour, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class WrittenError:
+    """What a rank wrote as it failed: lines of stderr, or an exception; ``at`` by its node's clock, 0.0: nothing."""
+
+    lines: tuple[str, ...]
+    error: ErrorReport | None
+    at: float
+
+
 class Host(Protocol):
     """The node as its ranks see it."""
 
     name: str
     index: int
+    clock: NodeClock
 
     def rank_ended(self, rank: SimRank, code: int | None, signal: int | None, *, error: ErrorReport | None) -> None:
         """Waitpid returned."""
@@ -72,6 +82,8 @@ class SimRank(SimProcess):
         self.agent: object = None  # whose child it is
         self.stuck_until = 0.0
         self.oom = False
+        self.words: WrittenError | None = None
+        self.failing = False  # it comes to no collective any more
 
     def live(self) -> LiveRank:
         """As an inventory lists it."""
@@ -140,6 +152,7 @@ class SimGang:
         self.kept_step = -1  # newest in the nodes' memory, as its ranks know
         self.asked: dict[str, int] = {}  # node -> the step that its ranks were told to save
         self._progress = _Progress(step=float(max(0, resume_step)))
+        self.whole_since = 0.0
         self._ready_at = 0.0
         self._due: Scheduled | None = None
 
@@ -158,6 +171,11 @@ class SimGang:
         """Completes steps now."""
         return self._progress.since is not None
 
+    @property
+    def starting(self) -> bool:
+        """Every rank lives, and has not come to its first step."""
+        return self.whole and self.timeline.now < self._ready_at
+
     def steady_s(self) -> float:
         """For how long it has stepped without a break."""
         return 0.0 if self._progress.since is None else self.timeline.now - self._progress.since
@@ -175,6 +193,7 @@ class SimGang:
         rank.gang = self
         self.hooks.joined(self, rank)
         if self.whole:
+            self.whole_since = self.timeline.now
             self._ready_at = self.timeline.now + self.script.startup_s
             self.timeline.at(self._ready_at, self.update)
 
@@ -187,7 +206,7 @@ class SimGang:
 
     def _victim(self, of: int) -> None:
         rank = self.members.get((of + 1) % self.world_size)
-        if rank is not None and rank.awake and not self.stepping and rank.letter == "R":
+        if rank is not None and rank.awake and not rank.failing and not self.stepping and rank.letter == "R":
             error = ErrorReport("DistBackendError", f"peer {of} is gone", "collective", "...", collective=True)
             rank.host.rank_ended(rank, 1, None, error=error)
 
@@ -314,8 +333,16 @@ class SimGang:
         return RankSample(rank.rank, step, STEPPING, max(0, step), 0, busy, letter, kept_step=self.kept_step)
 
 
-def exit_of(rank: SimRank, code: int | None, signal: int | None, at: float, error: ErrorReport | None) -> RankExit:
-    """How a rank ended, as its agent reports it."""
+def exit_of(
+    rank: SimRank,
+    code: int | None,
+    signal: int | None,
+    at: float,
+    error: ErrorReport | None,
+    remarks: tuple[str, ...] = (),
+) -> RankExit:
+    """How a rank ended, as its agent reports it. ``remarks``: lines that it had written before."""
+    words = rank.words or WrittenError((), error, 0.0)
     return RankExit(
         rank=rank.rank,
         node=rank.host.name,
@@ -323,7 +350,9 @@ def exit_of(rank: SimRank, code: int | None, signal: int | None, at: float, erro
         signal=signal,
         oom_kill=rank.oom,
         by_us=False,
-        error=error,
+        error=words.error or error,
         at=at,
         step=rank.gang.reading(rank).step if rank.gang is not None else -1,
+        tail=(*remarks, *words.lines),
+        written_at=words.at,
     )

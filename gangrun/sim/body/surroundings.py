@@ -15,6 +15,7 @@ from gangrun.core.policy import Policy
 from gangrun.sim.body.checkpoints import CheckpointFs, Name, Saved
 from gangrun.sim.body.gang import SimGang, SimRank
 from gangrun.sim.body.memory import MemoryTier
+from gangrun.sim.body.rank_failures import RankFailures
 from gangrun.sim.engine.clock import Timeline
 from gangrun.sim.engine.disk import SimDisk
 from gangrun.sim.engine.network import Network
@@ -96,6 +97,7 @@ class Surroundings(ABC):
     gangs: list[SimGang]
     nodes: Any
     sick: set[str]  # nodes whose hardware is broken, until they are repaired, which nobody does
+    rank_failures: RankFailures
     bad_links: set[frozenset[str]]  # two nodes whose ranks do not reach each other, or one that reaches nobody
     resumed: dict[str, Any]  # job -> what a person asked of it
 

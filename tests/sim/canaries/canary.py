@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 
 from gangrun.sim import InvariantBroken, World
-from tests.sim.canaries import worlds_late
+from tests.sim.canaries import worlds_judgement, worlds_late
 from tests.sim.canaries.mutants import MUTANTS
 from tests.sim.canaries.recipes import RECIPES
 from tests.sim.canaries.worlds import anything
 
-__all__ = ["MUTANTS", "breaks", "breaks_with", "breaks_without", "world_for", "worlds_late"]
+__all__ = ["MUTANTS", "breaks", "breaks_with", "breaks_without", "world_for", "worlds_judgement", "worlds_late"]
 
 
 def world_for(name: str, seed: int) -> World:

@@ -1,4 +1,4 @@
-"""Mutants of protocol sections 6 and 10: events, run clock, budget, exclusions. Next: ``jobs``."""
+"""Mutants of protocol sections 6 and 10: events, run clock, budget, exclusions. Next: ``judgement``."""
 
 from __future__ import annotations
 

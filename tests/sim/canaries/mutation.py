@@ -2,7 +2,8 @@
 
 Nothing in gangrun has a switch for this. A mutant is a function that returns what to replace by what; ``@mutant`` says
 which rule of ``docs/protocol.md`` that takes out, in which section it stands and which invariants notice.
-Next: ``terms``, ``leases``, ``saves``, ``events`` and ``jobs``, one file of mutants each; ``worlds``, where they show.
+Next: ``terms``, ``leases``, ``saves``, ``events``, ``judgement`` and ``jobs``, one file of mutants each; ``worlds``,
+where they show.
 """
 
 from __future__ import annotations

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 SEEDS: dict[str, tuple[int, ...]] = {
+    "a_line_explains_what_others_share": (0, 8, 13),
+    "a_move_has_no_outcome": (0, 1, 2),
+    "a_moved_rank_proves_its_node_guilty": (0, 1, 2),
+    "a_pass_ends_the_suspicion": (7, 11, 15),
     "acked_before_the_journal": (0, 1, 2),
     "acks_behind_a_still_disk": (2, 5, 8),
     "acks_for_ever_if_all_are_heard": (0, 1, 2),
@@ -31,6 +35,7 @@ SEEDS: dict[str, tuple[int, ...]] = {
     "ends_with_its_memory": (0, 1, 2),
     "events_count_twice": (9, 21, 22),
     "every_job_passes": (0, 3, 6),
+    "excludes_as_the_run_ends": (0, 1, 2),
     "excludes_what_slurm_took": (0, 1, 2),
     "excludes_without_a_cap": (2, 3, 7),
     "first_of_a_failed_pair_goes": (2, 4),
@@ -50,6 +55,7 @@ SEEDS: dict[str, tuple[int, ...]] = {
     "lease_from_receipt": (0, 5, 8),
     "leaves_after_an_error": (15, 21, 25),
     "lets_go_when_it_has_its_own": (0, 1, 2),
+    "lines_are_not_compared": (0, 1, 2),
     "lists_all_that_stands": (0, 1, 4),
     "lost_reply_is_anothers_claim": (11, 26, 35),
     "marks_the_cancel_last": (79, 133, 151),
@@ -58,6 +64,7 @@ SEEDS: dict[str, tuple[int, ...]] = {
     "no_death_signal": (0, 1, 2),
     "no_last_resort": (0, 1, 2),
     "no_seal": (5, 6, 9),
+    "no_settle": (0, 2, 9),
     "no_tickets": (0, 1, 2),
     "nobody_meets": (0, 1, 2),
     "one_port_for_all": (0, 1, 2),
@@ -92,4 +99,5 @@ SEEDS: dict[str, tuple[int, ...]] = {
     "warden_begins_beside_old_ranks": (1, 2, 3),
     "warden_never_kills": (0, 1, 2),
     "warden_speaks_first": (0, 1, 2),
+    "who_falls_first_twice_goes": (0, 1, 3),
 }
